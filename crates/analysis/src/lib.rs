@@ -1,0 +1,1 @@
+//! Analyses that read a model through the engine: the logit lens first.

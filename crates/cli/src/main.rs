@@ -1,0 +1,2 @@
+//! The pellucid command: see through a language model.
+fn main() {}

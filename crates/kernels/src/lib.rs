@@ -1,0 +1,1 @@
+//! CPU mathematics of Pellucid: buffers, threads, matrix products, attention, norms, stored number formats. Knows no model.

@@ -1,0 +1,1 @@
+//! The performance lab: measuring workers that speak one JSON protocol.
