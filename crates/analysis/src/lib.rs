@@ -1,1 +1,3 @@
 //! Analyses that read a model through the engine: the logit lens first.
+
+pub mod lens;

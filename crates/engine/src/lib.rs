@@ -1,5 +1,42 @@
-//! The engine of Pellucid: programs, sites, plans, the executor and generation.
+//! The engine of Pellucid.
+//!
+//! **A model is a list of ops. The named edges between ops are the sites. Everything else reads that list.**
+//!
+//! An [`Architecture`] (plain data, from a family's `config.json`) becomes a [`Program`] (ops and edges). A [`Plan`] says what to see
+//! and what to change; it is checked against the program before anything runs. A [`Model`] walks the list:
+//!
+//! | module | the part it plays |
+//! |---|---|
+//! | [`architecture`] | what a family says about itself |
+//! | [`program`] | ops, edges, and the one place that knows a transformer's order |
+//! | [`point`], [`site`] | the names of everything that can be seen |
+//! | [`plan`] | taps: selection and action, as data |
+//! | [`exec`] | passes, frames, taps at work, captures |
+//! | [`generate`] | decoding with the plan active at every step |
+//! | [`backend`] | who executes ops; `cpu` is the one there is |
 
+pub mod architecture;
+pub mod array;
+pub mod backend;
+mod cpu;
 mod error;
+pub mod exec;
+pub mod generate;
+pub mod plan;
+pub mod point;
+pub mod program;
+pub mod sample;
+pub mod site;
+pub mod weights;
 
+pub use architecture::Architecture;
+pub use array::Array;
 pub use error::{Error, Result};
+pub use exec::{Model, Run, RunOptions};
+pub use generate::{Control, Finish, Generate, Generated, Generation};
+pub use plan::{Action, Callback, Capture, Operand, Phase, Plan, Positions, Reduce, Selected, Tap};
+pub use point::Point;
+pub use program::Program;
+pub use sample::Sampling;
+pub use site::Site;
+pub use weights::{Weight, WeightKind, WeightSpec, Weights};

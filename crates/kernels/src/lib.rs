@@ -1,1 +1,35 @@
-//! CPU mathematics of Pellucid: buffers, threads, matrix products, attention, norms, stored number formats. Knows no model.
+//! CPU mathematics of Pellucid: it knows numbers, threads and memory, and no model.
+//!
+//! One rule shapes everything here: **a row's result does not depend on its neighbours**. Every matrix product uses one
+//! panel layout ([`matrix`]) and one order of accumulation (each output is a single chain of fused multiply-adds
+//! over the inner dimension) whether one row or thousands are multiplied; attention ([`attention`]) tiles keys by
+//! absolute position; threads ([`pool`]) split outputs, never sums. So a row has the same bits alone, in a batch,
+//! in chunks or decoded token by token.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`simd`] | eight lanes of f32, with AVX2 and portable implementations chosen at run time |
+//! | [`pool`] | worker threads that spin, then park |
+//! | [`memory`] | cache-line aligned storage |
+//! | [`encoding`] | how weights are stored in files: f32, f16, bf16 and the ggml block formats |
+//! | [`matrix`], [`matmul`](mod@matmul) | weights in panels, and their products |
+//! | [`attention`] | keys and values in panels, fused and explicit attention |
+//! | [`norm`], [`activation`], [`rope`], [`softmax`](mod@softmax), [`elementwise`] | everything between the products |
+
+pub mod activation;
+pub mod attention;
+pub mod elementwise;
+pub mod encoding;
+pub mod matmul;
+pub mod matrix;
+pub mod memory;
+pub mod norm;
+pub mod pool;
+pub mod rope;
+pub mod simd;
+pub mod softmax;
+mod tile;
+
+pub use matmul::matmul;
+pub use matrix::{DType, Matrix};
+pub use pool::Pool;

@@ -1,0 +1,66 @@
+//! Values that leave the engine: shared, immutable, cheap to clone.
+
+use std::sync::Arc;
+
+/// An immutable array of f32; clones and rows share its memory.
+#[derive(Clone)]
+pub struct Array {
+    shape: Vec<usize>,
+    data: Arc<Vec<f32>>,
+    start: usize,
+    integer: bool,
+}
+
+impl Array {
+    /// An array that owns its values.
+    pub fn new(shape: Vec<usize>, data: Vec<f32>) -> Array {
+        assert_eq!(shape.iter().product::<usize>(), data.len(), "values for every place of {shape:?}");
+        Array { shape, data: Arc::new(data), start: 0, integer: false }
+    }
+
+    /// A view of part of a shared buffer.
+    pub(crate) fn view(shape: Vec<usize>, data: Arc<Vec<f32>>, start: usize) -> Array {
+        assert!(start + shape.iter().product::<usize>() <= data.len(), "a view past the end of its buffer");
+        Array { shape, data, start, integer: false }
+    }
+
+    /// Marks the values as whole numbers.
+    pub(crate) fn with_integer(mut self, integer: bool) -> Array {
+        self.integer = integer;
+        self
+    }
+
+    /// The lengths of its axes.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// The values, last axis fastest.
+    pub fn values(&self) -> &[f32] {
+        &self.data[self.start..self.start + self.shape.iter().product::<usize>()]
+    }
+
+    /// Whether the values are whole numbers (indices).
+    pub fn is_integer(&self) -> bool {
+        self.integer
+    }
+
+    /// One entry of the first axis.
+    pub fn row(&self, index: usize) -> &[f32] {
+        let size: usize = self.shape[1..].iter().product();
+        &self.values()[index * size..][..size]
+    }
+}
+
+impl std::fmt::Debug for Array {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let some = &self.values()[..self.values().len().min(4)];
+        write!(f, "Array{:?} {some:?}…", self.shape)
+    }
+}
+
+impl PartialEq for Array {
+    fn eq(&self, other: &Array) -> bool {
+        self.shape == other.shape && self.values() == other.values()
+    }
+}

@@ -1,0 +1,152 @@
+//! Ops on the CPU, each a few calls of `pellucid-kernels`.
+
+mod attention;
+mod experts;
+
+use crate::backend::Backend;
+use crate::error::Result;
+use crate::exec::{Frame, Taps};
+use crate::program::OpKind;
+use pellucid_kernels::memory::Shared;
+use pellucid_kernels::norm::{gain, normalise};
+use pellucid_kernels::{Pool, activation, elementwise, matmul, rope};
+use std::ops::Range;
+
+/// The CPU backend.
+pub struct Cpu;
+
+impl Backend for Cpu {
+    fn execute(&self, index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()> {
+        let program = frame.program;
+        match &program.ops()[index].kind {
+            OpKind::Embed { table, out } => {
+                let mut value = frame.make(*out);
+                let table = frame.weights.matrix(*table);
+                for (row, &token) in value.chunks_exact_mut(table.cols()).zip(&frame.pass.tokens) {
+                    table.row(token as usize, row);
+                }
+                frame.put(*out, value, taps)
+            }
+            OpKind::Positions { table, offset, out } => {
+                let mut value = frame.make(*out);
+                let table = frame.weights.matrix(*table);
+                for (row, &position) in value.chunks_exact_mut(table.cols()).zip(&frame.pass.positions) {
+                    table.row(position + offset, row);
+                }
+                frame.put(*out, value, taps)
+            }
+            OpKind::MatMul { x, weight, bias, out } => {
+                let mut value = frame.make(*out);
+                let bias = bias.map(|bias| frame.weights.vector(bias));
+                matmul(frame.pool, frame.value(*x), frame.weights.matrix(*weight), bias, &mut value);
+                frame.put(*out, value, taps)
+            }
+            OpKind::Project { .. } => attention::project(index, frame, taps),
+            OpKind::Attention { .. } => attention::attend(index, frame, taps),
+            OpKind::Norm { .. } => norm(index, frame, taps),
+            OpKind::Add { a, b, out } => {
+                // The stream is added to in place unless somebody still needs it as it was.
+                let mut value = frame.reuse(*a, index, taps);
+                elementwise::add(&mut value, frame.value(*b));
+                frame.put(*out, value, taps)
+            }
+            OpKind::Scale { x, by, out } => {
+                let mut value = frame.reuse(*x, index, taps);
+                elementwise::scale(&mut value, *by);
+                frame.put(*out, value, taps)
+            }
+            OpKind::SoftCap { x, cap, out } => {
+                let mut value = frame.reuse(*x, index, taps);
+                in_parts(frame.pool, &mut value, 1, &|_, part| elementwise::soft_cap(part, *cap));
+                frame.put(*out, value, taps)
+            }
+            OpKind::Rotate { x, rope, heads, out } => {
+                let mut value = frame.reuse(*x, index, taps);
+                let (cos, sin) = frame.rotation(*rope);
+                let spec = &program.architecture().ropes[*rope];
+                let (pairs, width) = (spec.frequencies.len(), program.edge(*out).width);
+                in_parts(frame.pool, &mut value, width, &|tokens, part| {
+                    for (token, row) in tokens.zip(part.chunks_exact_mut(width)) {
+                        let (cos, sin) = (&cos[token * pairs..][..pairs], &sin[token * pairs..][..pairs]);
+                        row.chunks_exact_mut(width / heads).for_each(|head| rope::rotate(spec.style, head, cos, sin));
+                    }
+                });
+                frame.put(*out, value, taps)
+            }
+            OpKind::Activate { x, activation, out } => {
+                let mut value = frame.reuse(*x, index, taps);
+                in_parts(frame.pool, &mut value, 1, &|_, part| activation::activate(*activation, part));
+                frame.put(*out, value, taps)
+            }
+            OpKind::Gate { gate, linear, activation, out } => {
+                let mut value = frame.reuse(*gate, index, taps);
+                let linear = frame.value(*linear);
+                in_parts(frame.pool, &mut value, 1, &|range, part| activation::activate_gated(*activation, part, &linear[range]));
+                frame.put(*out, value, taps)
+            }
+            OpKind::Route { .. } => experts::route(index, frame, taps),
+            OpKind::Experts { .. } => experts::run(index, frame, taps),
+            OpKind::Select { x, out } => {
+                let mut value = frame.make(*out);
+                let (x, width) = (frame.value(*x), program.edge(*out).width);
+                for (row, &token) in value.chunks_exact_mut(width).zip(&frame.pass.read) {
+                    row.copy_from_slice(&x[token * width..][..width]);
+                }
+                frame.put(*out, value, taps)
+            }
+        }
+    }
+}
+
+fn norm(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()> {
+    let OpKind::Norm { x, norm, gain: weight, bias, group, scale, normed, out } = &frame.program.ops()[index].kind else {
+        unreachable!("dispatched on the kind")
+    };
+    let group = *group;
+    let (weight, bias) = (weight.map(|w| frame.weights.vector(w)), bias.map(|b| frame.weights.vector(b)));
+    if !taps.touches(*scale) && !taps.touches(*normed) {
+        let mut value = frame.make(*out);
+        let x = frame.value(*x);
+        in_parts(frame.pool, &mut value, group, &|groups, part| {
+            let x = &x[groups.start * group..groups.end * group];
+            // The scales of a few groups at a time live on the stack: nobody reads them.
+            let mut scales = [0.0; 16];
+            for (x, part) in x.chunks(16 * group).zip(part.chunks_mut(16 * group)) {
+                normalise(norm.kind, norm.eps, x, group, part, &mut scales);
+                gain(part, weight, bias, group);
+            }
+        });
+        return frame.put(*out, value, taps);
+    }
+    // Somebody looks inside: the same arithmetic, with the scale and the value before the gain put on their edges.
+    let (mut value, mut scales) = (frame.make(*normed), frame.make(*scale));
+    normalise(norm.kind, norm.eps, frame.value(*x), group, &mut value, &mut scales);
+    let before = scales.clone();
+    frame.put(*scale, scales, taps)?;
+    for (part, (&was, &is)) in value.chunks_exact_mut(group).zip(before.iter().zip(frame.value(*scale))) {
+        if was != is {
+            elementwise::scale(part, was / is);
+        }
+    }
+    frame.put(*normed, value, taps)?;
+    let mut value = frame.copy(*normed);
+    gain(&mut value, weight, bias, group);
+    frame.put(*out, value, taps)
+}
+
+/// Runs `f(range of rows, their values)` over rows of `width`, on all threads when there is enough to do.
+fn in_parts(pool: &Pool, value: &mut [f32], width: usize, f: &(dyn Fn(Range<usize>, &mut [f32]) + Sync)) {
+    const LEAST: usize = 16 * 1024;
+    let rows = value.len() / width;
+    // Parts of whole vectors: where a part ends never changes which lanes a number meets.
+    let each = (LEAST / width).max(1).next_multiple_of(if width == 1 { 8 } else { 1 });
+    if rows <= each {
+        return f(0..rows, value);
+    }
+    let shared = Shared::new(value);
+    pool.run(rows.div_ceil(each), &|task| {
+        let range = task * each..((task + 1) * each).min(rows);
+        // SAFETY: each task has its own rows.
+        f(range.clone(), unsafe { shared.part(range.start * width, range.len() * width) });
+    });
+}

@@ -1,0 +1,196 @@
+//! What a call has captured so far, and the values that some rows keep for others.
+
+use super::pass::Pass;
+use crate::array::Array;
+use crate::plan::{Capture, Chosen, Compiled, CompiledAction, CompiledReduce, Entry};
+use crate::point::Point;
+use crate::program::{Edge, Layout, Program};
+use pellucid_kernels::elementwise::dot;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Captures under way and stashed sources.
+pub(crate) struct Collector {
+    /// By entry and row.
+    gathered: HashMap<(usize, usize), Gathered>,
+    /// By source and row, one value for each chosen position.
+    stash: HashMap<(usize, usize), Vec<Option<Vec<f32>>>>,
+    /// Every row is computed in a single pass.
+    single_pass: bool,
+}
+
+/// One capture of one row.
+enum Gathered {
+    /// The whole value, as it was made.
+    Buffer(Array),
+    /// A line for each chosen position, in a buffer sized beforehand, and which of them are there.
+    Lines { values: Vec<f32>, units: Vec<f32>, there: Vec<bool> },
+    /// A running sum and its count.
+    Sum(Vec<f32>, usize),
+    /// For each chosen query its position and `[heads × keys]`.
+    Attention(Vec<Option<(usize, Vec<f32>)>>),
+}
+
+impl Collector {
+    pub fn new(compiled: &Compiled, single_pass: bool) -> Collector {
+        let mut gathered = HashMap::new();
+        for (index, entry) in compiled.entries.iter().enumerate() {
+            let CompiledAction::Capture(reduce) = &entry.action else { continue };
+            // A whole capture of a single pass takes the buffer itself and needs no room.
+            let takes_buffer = single_pass && entry.whole && matches!(reduce, CompiledReduce::Whole) && compiled.at_edge[entry.edge].last() == Some(&index);
+            if takes_buffer {
+                continue;
+            }
+            for (row, chosen) in entry.rows.iter().enumerate() {
+                if let Some(chosen) = chosen {
+                    gathered.insert((index, row), Gathered::new(entry, reduce, chosen.len()));
+                }
+            }
+        }
+        Collector { gathered, stash: HashMap::new(), single_pass }
+    }
+
+    pub fn takes_buffers(&self) -> bool {
+        self.single_pass
+    }
+
+    /// Shares a whole buffer among the rows of its pass.
+    pub fn hand_over(&mut self, index: usize, entry: &Entry, edge: &Edge, pass: &Pass, value: Vec<f32>) {
+        let value = Arc::new(value);
+        for segment in &pass.segments {
+            let mut places = pass.places(edge.domain, segment);
+            let first = places.next().map_or(0, |(place, _)| place);
+            let shape = entry.columns.shape(edge, places.count() + 1);
+            let array = Array::view(shape, value.clone(), first * edge.width).with_integer(edge.integer);
+            self.gathered.insert((index, segment.row), Gathered::Buffer(array));
+        }
+    }
+
+    
+    pub fn collect(&mut self, index: usize, row: usize, entry: &Entry, reduce: &CompiledReduce, nth: usize, picked: &[f32]) {
+        let width = entry.columns.len();
+        match self.gathered.get_mut(&(index, row)) {
+            Some(Gathered::Sum(sum, count)) => {
+                sum.iter_mut().zip(picked).for_each(|(sum, x)| *sum += x);
+                *count += 1;
+            }
+            Some(Gathered::Lines { values, units, there }) => {
+                there[nth] = true;
+                match reduce {
+                    CompiledReduce::Whole => values[nth * width..][..width].copy_from_slice(picked),
+                    CompiledReduce::Norm => values[nth] = dot(picked, picked).sqrt(),
+                    CompiledReduce::Dot(vector) => values[nth] = dot(picked, vector),
+                    CompiledReduce::TopK(k) => {
+                        let mut order: Vec<usize> = (0..picked.len()).collect();
+                        order.sort_by(|&a, &b| picked[b].total_cmp(&picked[a]));
+                        for (place, &unit) in order.iter().take(*k).enumerate() {
+                            values[nth * k + place] = picked[unit];
+                            units[nth * k + place] = unit as f32;
+                        }
+                    }
+                    CompiledReduce::Mean => {}
+                }
+            }
+            _ => {}
+        }
+    }
+
+    pub fn collect_attention(&mut self, index: usize, row: usize, nth: usize, position: usize, picked: Vec<f32>) {
+        if let Some(Gathered::Attention(lines)) = self.gathered.get_mut(&(index, row)) {
+            lines[nth] = Some((position, picked));
+        }
+    }
+
+    pub fn stash(&mut self, source: usize, row: usize, nth: usize, count: usize, values: Vec<f32>) {
+        self.stash.entry((source, row)).or_insert_with(|| vec![None; count])[nth] = Some(values);
+    }
+
+    /// The stashed value for the `nth` chosen position, or the only one.
+    pub fn stashed(&self, source: usize, row: usize, nth: usize) -> Option<&[f32]> {
+        let values = self.stash.get(&(source, row))?;
+        let nth = if values.len() == 1 { 0 } else { nth };
+        values.get(nth)?.as_deref()
+    }
+
+    /// The captures in the plan's order; rows have computed `lengths` positions.
+    pub fn finish(mut self, program: &Program, compiled: &Compiled, lengths: &[usize]) -> Vec<Capture> {
+        let mut captures = Vec::new();
+        for (index, entry) in compiled.entries.iter().enumerate() {
+            let CompiledAction::Capture(reduce) = &entry.action else { continue };
+            for (row, chosen) in entry.rows.iter().enumerate() {
+                let (Some(chosen), Some(gathered)) = (chosen, self.gathered.remove(&(index, row))) else { continue };
+                let (positions, array, units) = gathered.finish(program.edge(entry.edge), entry, reduce, chosen, row, lengths[row]);
+                captures.push(Capture { site: entry.site, tap: entry.tap, row, positions, array, units });
+            }
+        }
+        captures
+    }
+}
+
+impl Gathered {
+    fn new(entry: &Entry, reduce: &CompiledReduce, count: usize) -> Gathered {
+        let width = match reduce {
+            _ if !entry.heads.is_empty() => return Gathered::Attention(vec![None; count]),
+            CompiledReduce::Whole => entry.columns.len(),
+            CompiledReduce::Mean => return Gathered::Sum(vec![0.0; entry.columns.len()], 0),
+            CompiledReduce::Norm | CompiledReduce::Dot(_) => 1,
+            CompiledReduce::TopK(k) => *k,
+        };
+        let units = if matches!(reduce, CompiledReduce::TopK(_)) { count * width } else { 0 };
+        Gathered::Lines { values: vec![0.0; count * width], units: vec![0.0; units], there: vec![false; count] }
+    }
+
+    fn finish(self, edge: &Edge, entry: &Entry, reduce: &CompiledReduce, chosen: &Chosen, row: usize, length: usize) -> (Vec<usize>, Array, Option<Array>) {
+        let mut positions = chosen.positions();
+        match self {
+            Gathered::Buffer(array) => (positions, array, None),
+            Gathered::Sum(mut sum, count) => {
+                sum.iter_mut().for_each(|x| *x /= count.max(1) as f32);
+                let shape = entry.columns.shape(edge, 1)[1..].to_vec();
+                positions.retain(|&position| position < length);
+                (positions, Array::new(shape, sum), None)
+            }
+            Gathered::Lines { mut values, mut units, there } => {
+                // A generation that ended early computed fewer positions than it might have: close the gaps.
+                let width = values.len() / there.len().max(1);
+                keep(&mut values, &there, width);
+                keep(&mut units, &there, width);
+                let mut there = there.into_iter();
+                positions.retain(|_| there.next().unwrap_or(false));
+                let shape = match reduce {
+                    CompiledReduce::Whole => entry.columns.shape(edge, positions.len()),
+                    CompiledReduce::TopK(k) => vec![positions.len(), *k],
+                    _ => vec![positions.len()],
+                };
+                let units = (!units.is_empty()).then(|| Array::new(shape.clone(), units).with_integer(true));
+                (positions, Array::new(shape, values).with_integer(edge.integer), units)
+            }
+            Gathered::Attention(lines) => {
+                debug_assert_eq!(edge.layout, Layout::QueryKey);
+                let lines: Vec<(usize, Vec<f32>)> = lines.into_iter().flatten().collect();
+                let chosen_keys = entry.keys.as_ref().map(|keys| keys[row].iter().filter(|&&key| key < length).count());
+                let (heads, keys) = (entry.heads.len(), chosen_keys.unwrap_or(length));
+                // Keys past a query were never computed: masked scores are -inf, weights zero.
+                let blank = if entry.site.point == Point::AttnScores { f32::NEG_INFINITY } else { 0.0 };
+                let mut values = vec![blank; heads * lines.len() * keys];
+                for (query, (_, line)) in lines.iter().enumerate() {
+                    let width = line.len() / heads;
+                    for head in 0..heads {
+                        values[(head * lines.len() + query) * keys..][..width].copy_from_slice(&line[head * width..][..width]);
+                    }
+                }
+                let shape = vec![heads, lines.len(), keys];
+                (lines.into_iter().map(|(position, _)| position).collect(), Array::new(shape, values), None)
+            }
+        }
+    }
+}
+
+/// Keeps the lines that are there.
+fn keep(values: &mut Vec<f32>, there: &[bool], width: usize) {
+    if there.iter().all(|&t| t) || values.is_empty() {
+        return;
+    }
+    let kept = there.iter().enumerate().filter(|(_, there)| **there).flat_map(|(line, _)| values[line * width..][..width].to_vec());
+    *values = kept.collect();
+}

@@ -1,0 +1,157 @@
+//! The living values of a pass.
+
+use super::pass::{Pass, RowState};
+use super::taps::Taps;
+use crate::architecture::Architecture;
+use crate::error::Result;
+use crate::program::{EdgeId, Program};
+use crate::weights::Weights;
+use pellucid_kernels::Pool;
+
+/// Buffers that wait to be used again, so that steady work allocates nothing.
+#[derive(Default)]
+pub(crate) struct Arena {
+    free: Vec<Vec<f32>>,
+}
+
+impl Arena {
+    /// A buffer of `len` values, whatever they are.
+    fn take(&mut self, len: usize) -> Vec<f32> {
+        // The smallest that fits, so that large buffers stay for large values.
+        let fits = self.free.iter().enumerate().filter(|(_, buffer)| buffer.capacity() >= len);
+        match fits.min_by_key(|(_, buffer)| buffer.capacity()).map(|(index, _)| index) {
+            Some(index) => {
+                let mut buffer = self.free.swap_remove(index);
+                buffer.resize(len, 0.0);
+                buffer
+            }
+            None => vec![0.0; len],
+        }
+    }
+
+    pub fn give(&mut self, buffer: Vec<f32>) {
+        self.free.push(buffer);
+    }
+}
+
+/// Per-call memory of edges and rotations, kept between passes.
+pub(crate) struct Buffers {
+    values: Vec<Option<Vec<f32>>>,
+    /// For each rotary embedding the cosines and sines of the pass's tokens.
+    rotations: Vec<(Vec<f32>, Vec<f32>)>,
+}
+
+impl Buffers {
+    pub fn new(program: &Program) -> Buffers {
+        let rotations = program.architecture().ropes.iter().map(|_| Default::default()).collect();
+        Buffers { values: (0..program.edge_count()).map(|_| None).collect(), rotations }
+    }
+}
+
+/// What an op sees: the pass, the weights, the rows' caches and the edges alive.
+pub struct Frame<'a> {
+    /// The program that runs.
+    pub program: &'a Program,
+    /// Its weights.
+    pub weights: &'a Weights,
+    /// The threads.
+    pub pool: &'a Pool,
+    /// The tokens.
+    pub pass: &'a Pass,
+    /// The rows of the call.
+    pub rows: &'a mut [RowState],
+    arena: &'a mut Arena,
+    buffers: &'a mut Buffers,
+}
+
+impl<'a> Frame<'a> {
+    pub(crate) fn new(
+        program: &'a Program,
+        weights: &'a Weights,
+        pool: &'a Pool,
+        pass: &'a Pass,
+        rows: &'a mut [RowState],
+        arena: &'a mut Arena,
+        buffers: &'a mut Buffers,
+    ) -> Frame<'a> {
+        Frame { program, weights, pool, pass, rows, arena, buffers }
+    }
+
+    /// Computes the pass's rotations, once for all layers.
+    pub(crate) fn prepare(&mut self, architecture: &Architecture) {
+        for (rope, (cos, sin)) in architecture.ropes.iter().zip(&mut self.buffers.rotations) {
+            cos.clear();
+            sin.clear();
+            for &position in &self.pass.positions {
+                for frequency in &rope.frequencies {
+                    // The angle in f32, as the reference has it; its functions in f64 are exact enough not to matter.
+                    let angle = (position as f32 * frequency) as f64;
+                    cos.push(angle.cos() as f32 * rope.amplitude);
+                    sin.push(angle.sin() as f32 * rope.amplitude);
+                }
+            }
+        }
+    }
+
+    /// Cosines and sines of a rotary embedding, `[tokens, frequencies]`.
+    pub fn rotation(&self, rope: usize) -> (&[f32], &[f32]) {
+        let (cos, sin) = &self.buffers.rotations[rope];
+        (cos, sin)
+    }
+
+    /// The value on an edge.
+    pub fn value(&self, edge: EdgeId) -> &[f32] {
+        self.buffers.values[edge].as_deref().unwrap_or_default()
+    }
+
+    /// Tokens on an edge.
+    pub fn tokens(&self, edge: EdgeId) -> usize {
+        self.pass.len(self.program.edge(edge).domain)
+    }
+
+    /// A buffer for an edge's value.
+    pub fn make(&mut self, edge: EdgeId) -> Vec<f32> {
+        let len = self.tokens(edge) * self.program.edge(edge).width;
+        self.arena.take(len)
+    }
+
+    /// A copy of an edge's value.
+    pub fn copy(&mut self, edge: EdgeId) -> Vec<f32> {
+        let value = self.buffers.values[edge].take().unwrap_or_default();
+        let mut copy = self.arena.take(value.len());
+        copy.copy_from_slice(&value);
+        self.buffers.values[edge] = Some(value);
+        copy
+    }
+
+    /// An edge's value to change: the value itself when op `reader` is the last to need it, else a copy.
+    pub fn reuse(&mut self, edge: EdgeId, reader: usize, taps: &Taps) -> Vec<f32> {
+        if self.program.last_use(edge) == reader && !taps.keeps(edge) { self.take(edge) } else { self.copy(edge) }
+    }
+
+    pub(crate) fn take(&mut self, edge: EdgeId) -> Vec<f32> {
+        self.buffers.values[edge].take().unwrap_or_default()
+    }
+
+    /// Puts a value on its edge; the edge's taps see and change it first.
+    pub fn put(&mut self, edge: EdgeId, mut value: Vec<f32>, taps: &mut Taps) -> Result<()> {
+        if taps.touches(edge) {
+            taps.apply(self.program, self.pass, edge, &mut value)?;
+        }
+        self.buffers.values[edge] = Some(value);
+        Ok(())
+    }
+
+    /// Lets go of what nobody needs after op `index`: to those who captured it, else to the arena.
+    pub(crate) fn release(&mut self, index: usize, taps: &mut Taps, keep: Option<EdgeId>) {
+        for &edge in self.program.dies_at(index) {
+            if Some(edge) == keep {
+                continue;
+            }
+            let Some(value) = self.buffers.values[edge].take() else { continue };
+            if let Some(value) = taps.hand_over(self.program, self.pass, edge, value) {
+                self.arena.give(value);
+            }
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! Execution: passes of tokens walk the op list, taps apply where a plan put them, captures are handed over.
+//!
+//! The story of a call: the plan is compiled (`plan`), the rows are grouped, each group's tokens go through in one or more
+//! passes (`pass.rs`); in a pass each op runs on a [`Frame`] (`frame.rs`) that holds the living edges; every value that is put
+//! on an edge meets the edge's taps (`taps.rs`); what they capture gathers in the [`Collector`] (`collect.rs`).
+
+mod collect;
+mod frame;
+mod pass;
+mod taps;
+
+pub(crate) use collect::Collector;
+pub use frame::Frame;
+pub(crate) use frame::{Arena, Buffers};
+pub use pass::{Pass, RowState, Segment};
+
+use crate::backend::Backend;
+use crate::error::{Error, Result};
+use crate::plan::{Capture, Compiled, Lengths, Plan, compile};
+use crate::point::Point;
+use crate::program::{EdgeId, Program};
+use crate::site::{self, Site};
+use crate::weights::Weights;
+use pass::Wanted;
+use pellucid_kernels::Pool;
+use std::sync::Arc;
+
+/// A program with its weights, ready to run. Cheap to share between threads.
+#[derive(Clone)]
+pub struct Model {
+    program: Arc<Program>,
+    weights: Arc<Weights>,
+    backend: Arc<dyn Backend>,
+    pool: Arc<Pool>,
+}
+
+/// How to run.
+#[derive(Clone, Debug, Default)]
+pub struct RunOptions {
+    /// Tokens of a row that go through at once; the whole prompt where absent. It bounds memory and never changes a number.
+    pub chunk: Option<usize>,
+}
+
+/// What a run gave back.
+#[derive(Debug, Default)]
+pub struct Run {
+    /// What the plan captured, in the plan's order, row by row.
+    pub captures: Vec<Capture>,
+    /// Sites that patterns passed over because their layers do not have them.
+    pub passed_over: Vec<Site>,
+}
+
+impl Run {
+    /// The first capture of a site in a row.
+    pub fn get(&self, site: Site, row: usize) -> Option<&Capture> {
+        self.captures.iter().find(|capture| capture.site == site && capture.row == row)
+    }
+}
+
+impl Model {
+    /// A model that runs on the CPU with the shared threads.
+    pub fn new(program: Program, weights: Weights) -> Model {
+        let weights = weights.with_folded_gains(&program);
+        Model { program: Arc::new(program), weights: Arc::new(weights), backend: Arc::new(crate::cpu::Cpu), pool: Pool::global() }
+    }
+
+    /// The same model on other threads.
+    pub fn with_pool(mut self, pool: Arc<Pool>) -> Model {
+        self.pool = pool;
+        self
+    }
+
+    /// Its program.
+    pub fn program(&self) -> &Program {
+        &self.program
+    }
+
+    /// Its weights.
+    pub fn weights(&self) -> &Weights {
+        &self.weights
+    }
+
+    /// Runs rows of tokens under a plan: one forward pass (or as many as the rows' dependencies need), no padding.
+    pub fn run(&self, inputs: &[Vec<u32>], plan: &Plan, options: &RunOptions) -> Result<Run> {
+        self.check_inputs(inputs, 0)?;
+        let prompts: Vec<usize> = inputs.iter().map(Vec::len).collect();
+        let compiled = compile(&self.program, plan, Lengths { prompts: &prompts, limits: &prompts }, false)?;
+        let mut call = Call::new(self, &compiled, &prompts, options.chunk, false);
+        for group in &compiled.groups {
+            call.prefill(group, inputs, false)?;
+        }
+        Ok(Run { captures: call.collector.finish(&self.program, &compiled, &prompts), passed_over: compiled.passed_over })
+    }
+
+    /// The sites that a text means on this model.
+    pub fn find(&self, text: &str) -> Result<site::Matches> {
+        site::find(&self.program, text)
+    }
+
+    /// Refuses inputs that cannot run, before anything runs.
+    pub(crate) fn check_inputs(&self, inputs: &[Vec<u32>], more: usize) -> Result<()> {
+        let architecture = self.program.architecture();
+        if inputs.is_empty() {
+            return Err(Error::input("there is no input", "give at least one prompt or list of tokens"));
+        }
+        for (row, tokens) in inputs.iter().enumerate() {
+            if tokens.is_empty() {
+                return Err(Error::input(format!("row {row} is empty"), "a row needs at least one token; models with a beginning-of-text token can start from it"));
+            }
+            if let Some(token) = tokens.iter().find(|&&token| token as usize >= architecture.vocab) {
+                return Err(Error::input(
+                    format!("row {row} has token {token}, and the vocabulary has {} tokens", architecture.vocab),
+                    "use tokens of this model's own tokenizer",
+                ));
+            }
+            let length = tokens.len() + more;
+            if let Some(context) = architecture.context.filter(|&context| length > context) {
+                return Err(Error::input(
+                    format!("row {row} would come to {length} positions, and this model has {context}"),
+                    "shorten the prompt or ask for fewer new tokens",
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn logits_edge(&self) -> EdgeId {
+        self.program.edge_of(Site::model(Point::Logits)).unwrap_or_default()
+    }
+}
+
+/// A call under way: the state of its rows and what has been collected.
+pub(crate) struct Call<'a> {
+    model: &'a Model,
+    compiled: &'a Compiled,
+    prompts: &'a [usize],
+    chunk: usize,
+    pub rows: Vec<RowState>,
+    pub collector: Collector,
+    arena: Arena,
+    buffers: Buffers,
+}
+
+impl<'a> Call<'a> {
+    pub fn new(model: &'a Model, compiled: &'a Compiled, prompts: &'a [usize], chunk: Option<usize>, steps_follow: bool) -> Call<'a> {
+        // Sources may lie anywhere in a row, so a plan that has some takes each prompt whole.
+        let chunk = chunk.filter(|_| compiled.sources.is_empty()).unwrap_or(usize::MAX).max(1);
+        let rows = prompts.iter().map(|_| RowState::default()).collect();
+        let collector = Collector::new(compiled, !steps_follow && prompts.iter().all(|&n| n <= chunk));
+        Call { model, compiled, prompts, chunk, rows, collector, arena: Arena::default(), buffers: Buffers::new(model.program()) }
+    }
+
+    /// Room for `positions` positions of a row, so that its cache never moves.
+    pub fn reserve(&mut self, row: usize, positions: usize) {
+        self.rows[row].capacity = positions;
+    }
+
+    /// Takes the prompts of a group through. With `logits` the last position's logits of each row come back, row after row.
+    pub fn prefill(&mut self, group: &[usize], inputs: &[Vec<u32>], logits: bool) -> Result<Vec<f32>> {
+        let mut all = Vec::new();
+        let mut from = 0;
+        let longest = group.iter().map(|&row| inputs[row].len()).max().unwrap_or(0);
+        while from < longest {
+            let to = from.saturating_add(self.chunk).min(longest);
+            let parts = group.iter().filter(|&&row| inputs[row].len() > from).map(|&row| (row, &inputs[row][from..to.min(inputs[row].len())]));
+            let last = self.pass(parts, logits)?;
+            all.extend(last);
+            from = to;
+        }
+        if !logits {
+            return Ok(Vec::new());
+        }
+        // Rows end in different chunks: put them back into the group's order.
+        let width = self.model.program.architecture().vocab;
+        let mut ordered = vec![0.0; group.len() * width];
+        for (row, values) in all {
+            let place = group.iter().position(|&r| r == row).unwrap_or_default();
+            ordered[place * width..][..width].copy_from_slice(&values);
+        }
+        Ok(ordered)
+    }
+
+    /// Takes one token of each given row through and gives the logits, row after row.
+    pub fn step(&mut self, tokens: &[(usize, u32)]) -> Result<Vec<f32>> {
+        let parts = tokens.iter().map(|(row, token)| (*row, std::slice::from_ref(token)));
+        Ok(self.pass(parts, true)?.into_iter().flat_map(|(_, values)| values).collect())
+    }
+
+    /// One pass; gives `(row, logits)` of the rows whose prompt (or step) it ends, if asked.
+    fn pass<'t>(&mut self, parts: impl Iterator<Item = (usize, &'t [u32])>, logits: bool) -> Result<Vec<(usize, Vec<f32>)>> {
+        let program = self.model.program();
+        let wanted = Wanted { compiled: self.compiled, program, prompts: self.prompts, ends: logits };
+        let pass = Pass::new(parts, &self.rows, &wanted);
+        let keep = logits.then(|| self.model.logits_edge());
+        let mut frame = Frame::new(program, &self.model.weights, &self.model.pool, &pass, &mut self.rows, &mut self.arena, &mut self.buffers);
+        frame.prepare(program.architecture());
+        let mut taps = taps::Taps { compiled: self.compiled, collector: &mut self.collector };
+        let values = run_ops(self.model.backend.as_ref(), &mut frame, &mut taps, keep)?;
+        for segment in &pass.segments {
+            self.rows[segment.row].len += segment.count;
+        }
+        let width = program.architecture().vocab;
+        let ended = pass.ends(self.prompts).map(|(row, place)| (row, values[place * width..][..width].to_vec()));
+        let ended = if logits { ended.collect() } else { Vec::new() };
+        if logits {
+            self.arena.give(values);
+        }
+        Ok(ended)
+    }
+}
+
+/// Walks the op list as far as somebody needs it. Gives the value of the edge to keep.
+fn run_ops(backend: &dyn Backend, frame: &mut Frame, taps: &mut taps::Taps, keep: Option<EdgeId>) -> Result<Vec<f32>> {
+    let (program, compiled) = (frame.program, taps.compiled);
+    let mut index = 0;
+    while index < compiled.ops {
+        let op = &program.ops()[index];
+        let skipped = op.layer.filter(|&layer| compiled.skipped[layer] && program.layer_ops(layer).start == index);
+        if let Some(layer) = skipped {
+            // Nobody enters this layer: what leaves it is what came in.
+            let site = |point| program.edge_of(Site::layer(layer, point)).unwrap_or_default();
+            let stream = frame.copy(site(Point::ResidPre));
+            frame.put(site(Point::ResidPost), stream, taps)?;
+            index = program.layer_ops(layer).end;
+            continue;
+        }
+        backend.execute(index, frame, taps)?;
+        frame.release(index, taps, keep);
+        index += 1;
+    }
+    Ok(keep.map(|edge| frame.take(edge)).unwrap_or_default())
+}
+
+pub use taps::Taps;

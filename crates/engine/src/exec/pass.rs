@@ -1,0 +1,101 @@
+//! A pass: some tokens of some rows, packed without padding.
+
+use crate::plan::Compiled;
+use crate::program::{Domain, Program};
+use pellucid_kernels::attention::KvStore;
+
+/// What a row has computed so far.
+#[derive(Default)]
+pub struct RowState {
+    /// Positions computed.
+    pub len: usize,
+    /// Positions to make room for.
+    pub capacity: usize,
+    /// Keys and values, for each layer that has run.
+    pub kv: Vec<Option<KvStore>>,
+}
+
+/// Adjacent tokens of one row.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Segment {
+    /// The row of the call.
+    pub row: usize,
+    /// Absolute position of its first token.
+    pub position: usize,
+    /// How many tokens.
+    pub count: usize,
+    /// Where its first token stands in the pass.
+    pub token: usize,
+}
+
+/// Tokens that go through the ops together.
+#[derive(Clone, Debug, Default)]
+pub struct Pass {
+    /// Its rows.
+    pub segments: Vec<Segment>,
+    /// All tokens, segment after segment.
+    pub tokens: Vec<u32>,
+    /// Their absolute positions.
+    pub positions: Vec<usize>,
+    /// The tokens whose logits somebody reads.
+    pub read: Vec<usize>,
+}
+
+/// Who wants to read the end of the model.
+pub(super) struct Wanted<'a> {
+    pub compiled: &'a Compiled,
+    pub program: &'a Program,
+    pub prompts: &'a [usize],
+    /// Also the last position of each prompt, and every later one.
+    pub ends: bool,
+}
+
+impl Pass {
+    pub(super) fn new<'t>(parts: impl Iterator<Item = (usize, &'t [u32])>, rows: &[RowState], wanted: &Wanted) -> Pass {
+        let mut pass = Pass::default();
+        for (row, tokens) in parts {
+            let (position, token) = (rows[row].len, pass.tokens.len());
+            pass.segments.push(Segment { row, position, count: tokens.len(), token });
+            pass.tokens.extend_from_slice(tokens);
+            pass.positions.extend(position..position + tokens.len());
+            for offset in 0..tokens.len() {
+                let at = position + offset;
+                if wanted.ends && at + 1 >= wanted.prompts[row] || wanted.compiled.reads(wanted.program, row, at) {
+                    pass.read.push(token + offset);
+                }
+            }
+        }
+        pass
+    }
+
+    /// Tokens of an edge's domain.
+    pub fn len(&self, domain: Domain) -> usize {
+        match domain {
+            Domain::All => self.tokens.len(),
+            Domain::Read => self.read.len(),
+        }
+    }
+
+    /// The places of a segment's tokens on an edge: `(place, position)`.
+    pub fn places<'a>(&'a self, domain: Domain, segment: &'a Segment) -> impl Iterator<Item = (usize, usize)> + 'a {
+        let tokens = segment.token..segment.token + segment.count;
+        let position = move |token: usize| segment.position + token - segment.token;
+        let places = match domain {
+            Domain::All => tokens.clone(),
+            Domain::Read => self.read.partition_point(|&t| t < tokens.start)..self.read.partition_point(|&t| t < tokens.end),
+        };
+        places.map(move |place| match domain {
+            Domain::All => (place, position(place)),
+            Domain::Read => (place, position(self.read[place])),
+        })
+    }
+
+    /// The rows whose prompt or step this pass ends, with the place of their last token among those read.
+    pub(super) fn ends<'a>(&'a self, prompts: &'a [usize]) -> impl Iterator<Item = (usize, usize)> + 'a {
+        self.segments.iter().filter_map(move |segment| {
+            let last = segment.token + segment.count - 1;
+            let ended = segment.position + segment.count >= prompts[segment.row];
+            self.read.binary_search(&last).ok().filter(|_| ended).map(|place| (segment.row, place))
+        })
+    }
+}

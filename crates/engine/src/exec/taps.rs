@@ -1,0 +1,234 @@
+//! Taps at work: each value put on an edge is shown to the entries there, in order.
+
+use super::collect::Collector;
+use super::pass::{Pass, Segment};
+use crate::error::{Error, Result};
+use crate::plan::{Compiled, CompiledAction, CompiledReduce, Entry, Selected, Value};
+use crate::program::{EdgeId, Program};
+use pellucid_kernels::elementwise::dot;
+
+/// A compiled plan with what it has collected.
+pub struct Taps<'a> {
+    pub(super) compiled: &'a Compiled,
+    pub(super) collector: &'a mut Collector,
+}
+
+impl Taps<'_> {
+    /// Whether any tap reads or changes an edge.
+    pub fn touches(&self, edge: EdgeId) -> bool {
+        !self.compiled.at_edge[edge].is_empty() || !self.compiled.sources_at[edge].is_empty()
+    }
+
+    /// Whether a tap reads or changes an edge in a row.
+    pub fn touches_row(&self, edge: EdgeId, row: usize) -> bool {
+        let compiled = self.compiled;
+        compiled.at_edge[edge].iter().any(|&i| compiled.entries[i].rows[row].is_some())
+            || compiled.sources_at[edge].iter().any(|&i| compiled.sources[i].rows[row].is_some())
+    }
+
+    /// Whether a tap changes an edge in a row.
+    pub fn edits_row(&self, edge: EdgeId, row: usize) -> bool {
+        let edits = |entry: &Entry| !matches!(entry.action, CompiledAction::Capture(_)) && entry.rows[row].is_some();
+        self.compiled.at_edge[edge].iter().any(|&i| edits(&self.compiled.entries[i]))
+    }
+
+    /// Whether an edge's buffer will be handed over, so that nobody may write into it.
+    pub(super) fn keeps(&self, edge: EdgeId) -> bool {
+        self.whole_capture(edge).is_some()
+    }
+
+    /// The entry that takes an edge's whole buffer: a whole capture after which nothing changes the value.
+    fn whole_capture(&self, edge: EdgeId) -> Option<usize> {
+        let last = *self.compiled.at_edge[edge].last()?;
+        let entry = &self.compiled.entries[last];
+        let whole = entry.whole && matches!(entry.action, CompiledAction::Capture(CompiledReduce::Whole));
+        (whole && self.collector.takes_buffers()).then_some(last)
+    }
+
+    /// Gives a dying value to its whole capture; gives it back when there is none.
+    pub(super) fn hand_over(&mut self, program: &Program, pass: &Pass, edge: EdgeId, value: Vec<f32>) -> Option<Vec<f32>> {
+        match self.whole_capture(edge) {
+            Some(index) => {
+                self.collector.hand_over(index, &self.compiled.entries[index], program.edge(edge), pass, value);
+                None
+            }
+            None => Some(value),
+        }
+    }
+
+    /// Applies the taps of an edge to its value, `[tokens, width]`.
+    pub fn apply(&mut self, program: &Program, pass: &Pass, edge: EdgeId, value: &mut [f32]) -> Result<()> {
+        let (compiled, spec) = (self.compiled, program.edge(edge));
+        let taken = self.whole_capture(edge);
+        for &index in &compiled.at_edge[edge] {
+            let entry = &compiled.entries[index];
+            if Some(index) == taken {
+                continue;
+            }
+            for segment in &pass.segments {
+                let Some(chosen) = &entry.rows[segment.row] else { continue };
+                let places = pass.places(spec.domain, segment).filter_map(|(place, position)| Some((place, position, chosen.place(position)?)));
+                let places: Vec<(usize, usize, usize)> = places.collect();
+                self.apply_row(index, segment.row, &places, spec.width, value)?;
+            }
+        }
+        for &index in &compiled.sources_at[edge] {
+            let source = &compiled.sources[index];
+            for segment in &pass.segments {
+                let Some(chosen) = &source.rows[segment.row] else { continue };
+                for (place, position) in pass.places(spec.domain, segment) {
+                    if let Some(nth) = chosen.place(position) {
+                        let mut values = Vec::with_capacity(source.columns.len());
+                        source.columns.gather(&value[place * spec.width..][..spec.width], &mut values);
+                        self.collector.stash(index, segment.row, nth, chosen.len(), values);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// One entry on the chosen tokens of one row: `(place in the value, position, place in the selection)`.
+    fn apply_row(&mut self, index: usize, row: usize, places: &[(usize, usize, usize)], width: usize, value: &mut [f32]) -> Result<()> {
+        let entry = &self.compiled.entries[index];
+        if let CompiledAction::Call(callback) = &entry.action {
+            let positions: Vec<usize> = places.iter().map(|&(_, position, _)| position).collect();
+            let mut values = Vec::with_capacity(places.len() * entry.columns.len());
+            places.iter().for_each(|&(place, ..)| entry.columns.gather(&value[place * width..][..width], &mut values));
+            if !positions.is_empty() {
+                callback.0(&mut Selected { row, positions: &positions, width: entry.columns.len(), values: &mut values });
+            }
+            for (&(place, ..), values) in places.iter().zip(values.chunks_exact(entry.columns.len())) {
+                entry.columns.scatter(values, &mut value[place * width..][..width]);
+            }
+            return Ok(());
+        }
+        let mut picked = Vec::with_capacity(entry.columns.len());
+        for &(place, _, nth) in places {
+            let token = &mut value[place * width..][..width];
+            picked.clear();
+            entry.columns.gather(token, &mut picked);
+            if let CompiledAction::Capture(reduce) = &entry.action {
+                self.collector.collect(index, row, entry, reduce, nth, &picked);
+            } else {
+                self.edit(entry, row, nth, &mut picked)?;
+                entry.columns.scatter(&picked, token);
+            }
+        }
+        Ok(())
+    }
+
+    /// Changes the selected numbers of one token (or of one head's line of attention).
+    fn edit(&self, entry: &Entry, row: usize, nth: usize, picked: &mut [f32]) -> Result<()> {
+        match &entry.action {
+            CompiledAction::Set(value) => self.with_value(entry, value, row, nth, picked, |x, v| *x = v),
+            CompiledAction::Add(value, scale) => self.with_value(entry, value, row, nth, picked, |x, v| *x += scale * v),
+            CompiledAction::Scale(by) => {
+                picked.iter_mut().for_each(|x| *x *= by);
+                Ok(())
+            }
+            CompiledAction::ProjectOut(v, scale) => {
+                // A direction of a head's width applies to each head.
+                for part in picked.chunks_exact_mut(v.len()) {
+                    let along = (scale - 1.0) * dot(part, v);
+                    part.iter_mut().zip(v).for_each(|(x, v)| *x += along * v);
+                }
+                Ok(())
+            }
+            CompiledAction::Cap(v, min, max) => {
+                for part in picked.chunks_exact_mut(v.len()) {
+                    let along = dot(part, v);
+                    let change = along.clamp(*min, *max) - along;
+                    part.iter_mut().zip(v).for_each(|(x, v)| *x += change * v);
+                }
+                Ok(())
+            }
+            CompiledAction::Capture(_) | CompiledAction::Call(_) => Ok(()),
+        }
+    }
+
+    fn with_value(&self, entry: &Entry, value: &Value, row: usize, nth: usize, picked: &mut [f32], f: impl Fn(&mut f32, f32)) -> Result<()> {
+        let values = match value {
+            Value::Number(number) => {
+                picked.iter_mut().for_each(|x| f(x, *number));
+                return Ok(());
+            }
+            Value::Vector(vector) => vector.as_slice(),
+            Value::Rows(rows) => rows[nth].as_slice(),
+            Value::Source(source) => self.source(entry, *source, row, nth)?,
+        };
+        if values.len() != picked.len() {
+            let problem = format!("the source has {} numbers where row {row} has {}", values.len(), picked.len());
+            return Err(self.at_run_time(entry, problem, "attention can be taken over only between rows of equal length"));
+        }
+        picked.iter_mut().zip(values).for_each(|(x, &v)| f(x, v));
+        Ok(())
+    }
+
+    fn source(&self, entry: &Entry, index: usize, row: usize, nth: usize) -> Result<&[f32]> {
+        let origin = self.compiled.sources[index].read_by[row].unwrap_or(row);
+        self.collector.stashed(index, origin, nth).ok_or_else(|| {
+            let problem = format!("row {origin} has not computed the value that row {row} reads (it ended earlier, or lies later in the text)");
+            self.at_run_time(entry, problem, "choose positions that the source row reaches no later than the row that reads it")
+        })
+    }
+
+    fn at_run_time(&self, entry: &Entry, problem: String, remedy: &str) -> Error {
+        Error::Plan { tap: entry.tap, site: entry.site.to_string(), problem, remedy: remedy.into() }
+    }
+
+    /// Applies the taps of an attention edge to one segment's `[heads, queries, keys]`.
+    pub fn apply_attention(&mut self, program: &Program, segment: &Segment, edge: EdgeId, value: &mut [f32]) -> Result<()> {
+        let (compiled, heads) = (self.compiled, program.edge(edge).width);
+        let keys = segment.position + segment.count;
+        let line = |head: usize, query: usize| (head * segment.count + query) * keys..(head * segment.count + query + 1) * keys;
+        debug_assert_eq!(value.len(), heads * segment.count * keys);
+        for &index in &compiled.at_edge[edge] {
+            let entry = &compiled.entries[index];
+            let Some(chosen) = &entry.rows[segment.row] else { continue };
+            let columns = entry.keys.as_ref().map(|keys_of| keys_of[segment.row].iter().copied().filter(|&key| key < keys).collect::<Vec<_>>());
+            for query in 0..segment.count {
+                let position = segment.position + query;
+                let Some(nth) = chosen.place(position) else { continue };
+                let mut picked = Vec::with_capacity(entry.heads.len() * keys);
+                for &head in &entry.heads {
+                    let line = &value[line(head, query)];
+                    match &columns {
+                        None => picked.extend_from_slice(line),
+                        Some(columns) => picked.extend(columns.iter().map(|&key| line[key])),
+                    }
+                }
+                match &entry.action {
+                    CompiledAction::Capture(_) => {
+                        self.collector.collect_attention(index, segment.row, nth, position, picked);
+                        continue;
+                    }
+                    CompiledAction::Call(callback) => {
+                        let width = picked.len() / entry.heads.len();
+                        callback.0(&mut Selected { row: segment.row, positions: &[position], width, values: &mut picked });
+                    }
+                    _ => self.edit(entry, segment.row, nth, &mut picked)?,
+                }
+                let width = picked.len() / entry.heads.len();
+                for (&head, picked) in entry.heads.iter().zip(picked.chunks_exact(width.max(1))) {
+                    let line = &mut value[line(head, query)];
+                    match &columns {
+                        None => line.copy_from_slice(picked),
+                        Some(columns) => columns.iter().zip(picked).for_each(|(&key, &x)| line[key] = x),
+                    }
+                }
+            }
+        }
+        for &index in &compiled.sources_at[edge] {
+            let source = &compiled.sources[index];
+            let Some(chosen) = &source.rows[segment.row] else { continue };
+            for query in 0..segment.count {
+                if let Some(nth) = chosen.place(segment.position + query) {
+                    let values = source.heads.iter().flat_map(|&head| value[line(head, query)].iter().copied()).collect();
+                    self.collector.stash(index, segment.row, nth, chosen.len(), values);
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,250 @@
+//! Plans: what to see and what to change, as data.
+//!
+//! A [`Plan`] is a list of taps; a [`Tap`] is a site (or pattern), a selection and one action. It serialises to JSON (`json.rs`)
+//! and is checked against a program and its inputs before anything runs (`compile.rs`).
+
+mod compile;
+mod json;
+mod order;
+mod select;
+
+pub(crate) use compile::{Chosen, Compiled, CompiledAction, CompiledReduce, Entry, Lengths, Value, compile};
+pub(crate) use select::Columns;
+pub use select::{Phase, Positions};
+
+use crate::array::Array;
+use std::sync::Arc;
+
+/// What to see and what to change in a run.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Plan {
+    /// Taps on one site apply in this order.
+    pub taps: Vec<Tap>,
+}
+
+/// A site, a selection and an action.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tap {
+    /// Address, pattern or alias.
+    pub site: String,
+    /// Which inputs of the call; all where absent.
+    pub rows: Option<Vec<usize>>,
+    /// Which positions.
+    pub positions: Positions,
+    /// Which phase of a generation.
+    pub phase: Phase,
+    /// Which steps of a generation: step 0 is the last prompt position.
+    pub steps: Option<Positions>,
+    /// Which heads, for sites that have them.
+    pub heads: Option<Vec<usize>>,
+    /// Which units (columns).
+    pub units: Option<Vec<usize>>,
+    /// Which key positions, for attention sites.
+    pub keys: Option<Positions>,
+    /// What to do there.
+    pub action: Action,
+}
+
+/// What a tap does with the values that it selects.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Hand the value over, whole or reduced.
+    Capture(Option<Reduce>),
+    /// Replace it.
+    Set(Operand),
+    /// Add to it.
+    Add {
+        /// What to add, as given.
+        operand: Operand,
+        /// What it is multiplied by first.
+        scale: f32,
+    },
+    /// Multiply it.
+    Scale(f32),
+    /// Replace it by zeros.
+    Zero,
+    /// Replace it by a given mean.
+    MeanAblate(Operand),
+    /// `h + (s − 1)(h·v)v` with `v` of unit length: 0 removes the direction, 1 changes nothing.
+    ProjectOut {
+        /// The direction.
+        vector: Operand,
+        /// What is left of it.
+        scale: f32,
+    },
+    /// `h + (clamp(h·v) − h·v)v` with `v` of unit length.
+    Cap {
+        /// The direction.
+        vector: Operand,
+        /// Least value of `h·v`.
+        min: Option<f32>,
+        /// Largest value of `h·v`.
+        max: Option<f32>,
+    },
+    /// The layer is passed over: what leaves it is what entered it.
+    Skip,
+    /// A Rust closure changes the value.
+    Call(Callback),
+}
+
+/// How a captured value is reduced before it is handed over.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Reduce {
+    /// The mean over the selected positions.
+    Mean,
+    /// The length of each position's vector.
+    Norm,
+    /// The largest values of each position, with their units.
+    TopK(usize),
+    /// The inner product of each position with a vector.
+    Dot(Operand),
+}
+
+/// A value that an action uses.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Operand {
+    /// The same number everywhere.
+    Number(f32),
+    /// One number for each selected unit, the same at every position.
+    Vector(Vec<f32>),
+    /// One vector for each selected position.
+    Rows(Vec<Vec<f32>>),
+    /// A tensor in a safetensors file, `file.safetensors#name`; resolved before compiling.
+    File(String),
+    /// The value of a site in this run.
+    From(FromSite),
+}
+
+/// Another site's value.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct FromSite {
+    /// The source site; the tap's own where absent.
+    pub site: Option<String>,
+    /// The source row or rows; the tap's own row where absent.
+    pub rows: Option<Vec<usize>>,
+    /// The source positions; the tap's own where absent.
+    pub positions: Option<Positions>,
+}
+
+/// What a callback sees: the selected values of one row.
+pub struct Selected<'a> {
+    /// The row of the call.
+    pub row: usize,
+    /// Absolute positions of the selected tokens.
+    pub positions: &'a [usize],
+    /// Numbers for each position (for attention sites: keys for each head and query).
+    pub width: usize,
+    /// The values, position after position, to be read and changed in place.
+    pub values: &'a mut [f32],
+}
+
+/// A closure that changes values.
+#[derive(Clone)]
+pub struct Callback(pub Arc<dyn Fn(&mut Selected<'_>) + Send + Sync>);
+
+impl std::fmt::Debug for Callback {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Callback")
+    }
+}
+
+impl PartialEq for Callback {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+/// A value that a run handed over.
+#[derive(Clone, Debug)]
+pub struct Capture {
+    /// Where it was.
+    pub site: crate::Site,
+    /// Index of the tap that asked for it.
+    pub tap: usize,
+    /// The row that it belongs to.
+    pub row: usize,
+    /// The absolute positions that its first axis runs over (for attention sites: its queries).
+    pub positions: Vec<usize>,
+    /// The values.
+    pub array: Array,
+    /// For a top-k reduction the units of the values.
+    pub units: Option<Array>,
+}
+
+impl Plan {
+    /// A plan that captures whole sites.
+    ///
+    /// ```
+    /// use pellucid_engine::Plan;
+    /// let plan = Plan::capture(["layers.*.resid_post", "logits"]);
+    /// assert_eq!(plan.taps.len(), 2);
+    /// ```
+    pub fn capture<S: Into<String>>(sites: impl IntoIterator<Item = S>) -> Plan {
+        Plan { taps: sites.into_iter().map(|site| Tap::new(site, Action::Capture(None))).collect() }
+    }
+
+    /// The plan with one more tap.
+    pub fn with(mut self, tap: Tap) -> Plan {
+        self.taps.push(tap);
+        self
+    }
+}
+
+impl Tap {
+    /// A tap on all rows and positions.
+    pub fn new(site: impl Into<String>, action: Action) -> Tap {
+        Tap {
+            site: site.into(),
+            rows: None,
+            positions: Positions::All,
+            phase: Phase::All,
+            steps: None,
+            heads: None,
+            units: None,
+            keys: None,
+            action,
+        }
+    }
+
+    /// Only these rows.
+    pub fn rows(mut self, rows: impl IntoIterator<Item = usize>) -> Tap {
+        self.rows = Some(rows.into_iter().collect());
+        self
+    }
+
+    /// Only these positions.
+    pub fn positions(mut self, positions: Positions) -> Tap {
+        self.positions = positions;
+        self
+    }
+
+    /// Only these heads.
+    pub fn heads(mut self, heads: impl IntoIterator<Item = usize>) -> Tap {
+        self.heads = Some(heads.into_iter().collect());
+        self
+    }
+
+    /// Only these units.
+    pub fn units(mut self, units: impl IntoIterator<Item = usize>) -> Tap {
+        self.units = Some(units.into_iter().collect());
+        self
+    }
+
+    /// Only these key positions.
+    pub fn keys(mut self, keys: Positions) -> Tap {
+        self.keys = Some(keys);
+        self
+    }
+
+    /// Only this phase of a generation.
+    pub fn phase(mut self, phase: Phase) -> Tap {
+        self.phase = phase;
+        self
+    }
+
+    /// Only these steps of a generation.
+    pub fn steps(mut self, steps: Positions) -> Tap {
+        self.steps = Some(steps);
+        self
+    }
+}

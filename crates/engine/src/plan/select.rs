@@ -1,0 +1,228 @@
+//! Selections: which positions and columns a tap means.
+
+use crate::program::{Edge, Layout};
+use serde::{Deserialize, Serialize};
+
+/// Which positions of a row. Positions are absolute; negative ones count from the end of the prompt.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub enum Positions {
+    /// Every position.
+    #[default]
+    All,
+    /// The last position of the prompt.
+    Last,
+    /// The prompt.
+    Prompt,
+    /// What was generated.
+    Generated,
+    /// These, in this order.
+    List(Vec<i64>),
+    /// Every `step`-th from `start` up to but not including `end`.
+    Slice {
+        /// First position; the first of all where absent.
+        start: Option<i64>,
+        /// One past the last position; the end where absent.
+        end: Option<i64>,
+        /// Distance.
+        step: usize,
+    },
+    /// Where this text's token stands in the prompt; resolved to a list before compiling.
+    Token(String),
+}
+
+/// Which phase of a generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// Both.
+    #[default]
+    All,
+    /// The prompt's positions.
+    Prefill,
+    /// Generated positions.
+    Decode,
+}
+
+impl Positions {
+    /// The positions meant in a row of `prompt` tokens that may grow to `limit`, in order; or the one that does not exist.
+    pub(crate) fn resolve(&self, prompt: usize, limit: usize) -> Result<Vec<usize>, String> {
+        let absolute = |n: i64| if n < 0 { n + prompt as i64 } else { n };
+        match self {
+            Positions::All => Ok((0..limit).collect()),
+            Positions::Last => Ok(vec![prompt - 1]),
+            Positions::Prompt => Ok((0..prompt).collect()),
+            Positions::Generated => Ok((prompt..limit).collect()),
+            Positions::List(list) => list
+                .iter()
+                .map(|&n| match absolute(n) {
+                    p if p >= 0 && (p as usize) < limit => Ok(p as usize),
+                    _ => Err(format!("position {n} does not exist in a row of {limit} positions ({prompt} of them prompt)")),
+                })
+                .collect(),
+            Positions::Slice { start, end, step } => {
+                let clamp = |n: i64| absolute(n).clamp(0, limit as i64) as usize;
+                let (start, end) = (start.map_or(0, clamp), end.map_or(limit, clamp));
+                Ok((start..end).step_by((*step).max(1)).collect())
+            }
+            Positions::Token(text) => Err(format!("the token {text:?} was not looked up; load the model with a tokenizer, or give positions as numbers")),
+        }
+    }
+
+    /// Reads `last`, `all`, `3`, `-4:`, `2:10:2`, `0,5,-1`; anything else is the text of a token.
+    ///
+    /// ```
+    /// use pellucid_engine::Positions;
+    /// assert_eq!(Positions::parse("-1"), Positions::List(vec![-1]));
+    /// assert_eq!(Positions::parse(" Paris"), Positions::Token(" Paris".into()));
+    /// ```
+    pub fn parse(text: &str) -> Positions {
+        match text {
+            "all" => return Positions::All,
+            "last" => return Positions::Last,
+            "prompt" => return Positions::Prompt,
+            "generated" => return Positions::Generated,
+            _ => {}
+        }
+        if let Some(list) = text.split(',').map(|n| n.trim().parse().ok()).collect::<Option<Vec<i64>>>() {
+            return Positions::List(list);
+        }
+        slice(text).unwrap_or_else(|| Positions::Token(text.to_string()))
+    }
+}
+
+fn slice(text: &str) -> Option<Positions> {
+    let parts: Vec<&str> = text.split(':').map(str::trim).collect();
+    if !(2..=3).contains(&parts.len()) {
+        return None;
+    }
+    let bound = |part: &str| if part.is_empty() { Some(None) } else { part.parse().ok().map(Some) };
+    let step = match parts.get(2) {
+        Some(&"") | None => 1,
+        Some(step) => step.parse().ok().filter(|&step| step > 0)?,
+    };
+    Some(Positions::Slice { start: bound(parts[0])?, end: bound(parts[1])?, step })
+}
+
+impl std::fmt::Display for Positions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Positions::All => f.write_str("all"),
+            Positions::Last => f.write_str("last"),
+            Positions::Prompt => f.write_str("prompt"),
+            Positions::Generated => f.write_str("generated"),
+            Positions::List(list) => f.write_str(&list.iter().map(i64::to_string).collect::<Vec<_>>().join(",")),
+            Positions::Slice { start, end, step } => {
+                let bound = |n: &Option<i64>| n.map(|n| n.to_string()).unwrap_or_default();
+                write!(f, "{}:{}", bound(start), bound(end))?;
+                if *step == 1 { Ok(()) } else { write!(f, ":{step}") }
+            }
+            Positions::Token(text) => f.write_str(text),
+        }
+    }
+}
+
+/// Which of a token's numbers: all, or ranges of columns.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Columns {
+    All(usize),
+    Some { ranges: Vec<std::ops::Range<usize>>, len: usize, shape: Vec<usize> },
+}
+
+impl Columns {
+    /// The columns that heads and units select on an edge, or what is wrong with them.
+    pub(crate) fn new(edge: &Edge, heads: Option<&[usize]>, units: Option<&[usize]>) -> Result<Columns, String> {
+        let all = match (heads, units) {
+            (None, None) => return Ok(Columns::All(edge.width)),
+            (Some(_), Some(_)) => return Err("a tap selects heads or units, not both".into()),
+            (None, Some(units)) => {
+                check(units, edge.width, "unit")?;
+                (units.iter().map(|&u| u..u + 1).collect::<Vec<_>>(), vec![units.len()])
+            }
+            (Some(heads), None) => {
+                let Layout::Heads(count) = edge.layout else {
+                    return Err("this site has no heads".into());
+                };
+                check(heads, count, "head")?;
+                let dim = edge.width / count;
+                (heads.iter().map(|&h| h * dim..(h + 1) * dim).collect(), vec![heads.len(), dim])
+            }
+        };
+        let (ranges, shape) = all;
+        Ok(Columns::Some { len: shape.iter().product(), ranges, shape })
+    }
+
+    /// How many numbers are selected.
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Columns::All(width) => *width,
+            Columns::Some { len, .. } => *len,
+        }
+    }
+
+    /// Appends the selected numbers of one token.
+    pub(crate) fn gather(&self, token: &[f32], out: &mut Vec<f32>) {
+        match self {
+            Columns::All(_) => out.extend_from_slice(token),
+            Columns::Some { ranges, .. } => ranges.iter().for_each(|range| out.extend_from_slice(&token[range.clone()])),
+        }
+    }
+
+    /// Writes the selected numbers of one token back.
+    pub(crate) fn scatter(&self, values: &[f32], token: &mut [f32]) {
+        match self {
+            Columns::All(_) => token.copy_from_slice(values),
+            Columns::Some { ranges, .. } => {
+                let mut at = 0;
+                for range in ranges {
+                    token[range.clone()].copy_from_slice(&values[at..at + range.len()]);
+                    at += range.len();
+                }
+            }
+        }
+    }
+
+    /// The shape of `tokens` tokens' selected numbers on an edge.
+    pub(crate) fn shape(&self, edge: &Edge, tokens: usize) -> Vec<usize> {
+        let inner = match (self, edge.layout) {
+            (Columns::Some { shape, .. }, _) => shape.clone(),
+            (Columns::All(width), Layout::Heads(heads)) => vec![heads, width / heads],
+            (Columns::All(width), _) => vec![*width],
+        };
+        std::iter::once(tokens).chain(inner).collect()
+    }
+}
+
+fn check(chosen: &[usize], count: usize, what: &str) -> Result<(), String> {
+    if chosen.is_empty() {
+        return Err(format!("an empty list of {what}s selects nothing"));
+    }
+    match chosen.iter().find(|&&index| index >= count) {
+        Some(index) => Err(format!("there is no {what} {index}: this site has {count}")),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions_resolve_from_the_prompts_end() {
+        let at = |text: &str| Positions::parse(text).resolve(5, 8);
+        assert_eq!(at("last"), Ok(vec![4]));
+        assert_eq!(at("-2:"), Ok(vec![3, 4, 5, 6, 7]));
+        assert_eq!(at("1:-1"), Ok(vec![1, 2, 3]));
+        assert_eq!(at("generated"), Ok(vec![5, 6, 7]));
+        assert_eq!(at("::3"), Ok(vec![0, 3, 6]));
+        assert_eq!(at("-1,0,7"), Ok(vec![4, 0, 7]));
+        assert!(at("8").unwrap_err().contains("position 8"));
+        assert!(at("-6").unwrap_err().contains("position -6"));
+    }
+
+    #[test]
+    fn positions_are_written_as_they_are_read() {
+        for text in ["all", "last", "prompt", "generated", "3", "-4:", "2:10:2", "0,5,-1", ":-1", " Paris"] {
+            assert_eq!(Positions::parse(text).to_string(), text);
+        }
+    }
+}

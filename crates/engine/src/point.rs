@@ -1,0 +1,258 @@
+//! The points: every kind of activation that can be seen or changed, declared once.
+//!
+//! Parsing, listings, aliases, documentation and refusals all derive from [`Point::ALL`] and [`Point::info`].
+
+/// A kind of activation. A [`crate::Site`] is a point at a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[allow(missing_docs)] // each is documented by its row in `info`
+pub enum Point {
+    Embed,
+    PosEmbed,
+    ResidPre,
+    AttnScale,
+    AttnNormed,
+    AttnIn,
+    Q,
+    K,
+    Value,
+    QNormOut,
+    KNormOut,
+    RotQ,
+    RotK,
+    AttnScores,
+    AttnProbs,
+    Z,
+    HeadOut,
+    AttnOut,
+    AttnOutPost,
+    ResidMid,
+    MlpScale,
+    MlpNormed,
+    MlpIn,
+    MlpPre,
+    MlpPreLinear,
+    MlpAct,
+    RouterLogits,
+    ExpertWeights,
+    ExpertIndices,
+    MlpOut,
+    MlpOutPost,
+    ResidPost,
+    FinalScale,
+    FinalNormed,
+    FinalNorm,
+    LmHead,
+    Logits,
+}
+
+/// Where a point lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// Once in the model.
+    Model,
+    /// Once in each layer that has it.
+    Layer,
+}
+
+/// The row of a point in the table.
+#[derive(Clone, Copy, Debug)]
+pub struct PointInfo {
+    /// Its name.
+    pub name: &'static str,
+    /// Where it lives.
+    pub scope: Scope,
+    /// What it is, in one sentence.
+    pub meaning: &'static str,
+    /// TransformerLens' name of exactly this tensor, `{}` for the layer.
+    pub transformer_lens: Option<&'static str>,
+    /// Why a layer or model may not have it.
+    pub absent_because: &'static str,
+}
+
+const fn model(name: &'static str, meaning: &'static str, tl: Option<&'static str>, absent: &'static str) -> PointInfo {
+    PointInfo { name, scope: Scope::Model, meaning, transformer_lens: tl, absent_because: absent }
+}
+
+const fn layer(name: &'static str, meaning: &'static str, tl: Option<&'static str>, absent: &'static str) -> PointInfo {
+    PointInfo { name, scope: Scope::Layer, meaning, transformer_lens: tl, absent_because: absent }
+}
+
+const ALWAYS: &str = "every model has it";
+const NO_ATTENTION: &str = "this layer has no softmax attention";
+
+impl Point {
+    /// All points in forward order.
+    pub const ALL: [Point; 37] = {
+        use Point::*;
+        [
+            Embed, PosEmbed, ResidPre, AttnScale, AttnNormed, AttnIn, Q, K, Value, QNormOut, KNormOut, RotQ, RotK, AttnScores, AttnProbs, Z,
+            HeadOut, AttnOut, AttnOutPost, ResidMid, MlpScale, MlpNormed, MlpIn, MlpPre, MlpPreLinear, MlpAct, RouterLogits,
+            ExpertWeights, ExpertIndices, MlpOut, MlpOutPost, ResidPost, FinalScale, FinalNormed, FinalNorm, LmHead, Logits,
+        ]
+    };
+
+    /// The point's row in the table.
+    pub const fn info(self) -> PointInfo {
+        match self {
+            Point::Embed => model("embed", "rows of the token embedding table, before any scale or position", Some("hook_embed"), ALWAYS),
+            Point::PosEmbed => model(
+                "pos_embed",
+                "learned absolute position rows",
+                Some("hook_pos_embed"),
+                "this model has no learned absolute positions (rotary and ALiBi models put position into attention)",
+            ),
+            Point::ResidPre => layer("resid_pre", "the stream entering the block", Some("blocks.{}.hook_resid_pre"), ALWAYS),
+            Point::AttnScale => layer(
+                "attn_scale",
+                "what the norm before attention divides by, one number a token",
+                Some("blocks.{}.ln1.hook_scale"),
+                "this layer has no norm before attention",
+            ),
+            Point::AttnNormed => layer(
+                "attn_normed",
+                "the norm before attention, before its gain and bias",
+                Some("blocks.{}.ln1.hook_normalized"),
+                "this layer has no norm before attention",
+            ),
+            Point::AttnIn => layer("attn_in", "what attention is handed", Some("blocks.{}.attn.hook_in"), NO_ATTENTION),
+            Point::Q => layer("q", "queries by head, before any norm or rotation", Some("blocks.{}.attn.hook_q"), NO_ATTENTION),
+            Point::K => layer("k", "keys by key head, before any norm or rotation", Some("blocks.{}.attn.hook_k"), NO_ATTENTION),
+            Point::Value => layer("value", "values by key head", Some("blocks.{}.attn.hook_v"), NO_ATTENTION),
+            Point::QNormOut => layer(
+                "q_norm_out",
+                "queries after the norm of queries, before rotation",
+                Some("blocks.{}.attn.q_norm.hook_out"),
+                "this layer does not norm its queries",
+            ),
+            Point::KNormOut => layer(
+                "k_norm_out",
+                "keys after the norm of keys, before rotation",
+                Some("blocks.{}.attn.k_norm.hook_out"),
+                "this layer does not norm its keys",
+            ),
+            Point::RotQ => layer("rot_q", "queries as attention multiplies them", Some("blocks.{}.attn.hook_rot_q"), NO_ATTENTION),
+            Point::RotK => layer("rot_k", "keys as attention multiplies them", Some("blocks.{}.attn.hook_rot_k"), NO_ATTENTION),
+            Point::AttnScores => layer(
+                "attn_scores",
+                "attention scores, scaled, capped and masked with -inf, before softmax",
+                Some("blocks.{}.attn.hook_attn_scores"),
+                NO_ATTENTION,
+            ),
+            Point::AttnProbs => layer("attn_probs", "attention weights", Some("blocks.{}.attn.hook_pattern"), NO_ATTENTION),
+            Point::Z => layer("z", "input of attention's output projection, by head", Some("blocks.{}.attn.hook_z"), NO_ATTENTION),
+            Point::HeadOut => layer(
+                "head_out",
+                "each head's own write: z of the head times its part of the output projection, without bias",
+                Some("blocks.{}.attn.hook_result"),
+                NO_ATTENTION,
+            ),
+            Point::AttnOut => layer("attn_out", "output of the attention sublayer", Some("blocks.{}.attn.hook_out"), NO_ATTENTION),
+            Point::AttnOutPost => layer(
+                "attn_out_post",
+                "attention's contribution to the stream, after any post-norm and multiplier",
+                Some("blocks.{}.hook_attn_out"),
+                NO_ATTENTION,
+            ),
+            Point::ResidMid => layer(
+                "resid_mid",
+                "the stream between attention and MLP",
+                Some("blocks.{}.hook_resid_mid"),
+                "attention and MLP of this block run in parallel on its input, so no stream lies between them; use resid_pre, attn_out_post or mlp_out_post",
+            ),
+            Point::MlpScale => layer(
+                "mlp_scale",
+                "what the norm before the MLP divides by, one number a token",
+                Some("blocks.{}.ln2.hook_scale"),
+                "this layer has no norm of its own before the MLP",
+            ),
+            Point::MlpNormed => layer(
+                "mlp_normed",
+                "the norm before the MLP, before its gain and bias",
+                Some("blocks.{}.ln2.hook_normalized"),
+                "this layer has no norm of its own before the MLP",
+            ),
+            Point::MlpIn => layer("mlp_in", "what the MLP is handed", Some("blocks.{}.mlp.hook_in"), "this layer has no MLP"),
+            Point::MlpPre => layer(
+                "mlp_pre",
+                "argument of the activation function",
+                Some("blocks.{}.mlp.hook_pre"),
+                "neurons do not exist at block level in a layer of experts; use mlp_in, mlp_out or the router's points",
+            ),
+            Point::MlpPreLinear => layer(
+                "mlp_pre_linear",
+                "the branch of a gated MLP that is multiplied",
+                Some("blocks.{}.mlp.hook_pre_linear"),
+                "this layer's MLP is not a gated one; use mlp_pre or mlp_act",
+            ),
+            Point::MlpAct => layer(
+                "mlp_act",
+                "the neurons: what the down projection reads",
+                Some("blocks.{}.mlp.hook_post"),
+                "neurons do not exist at block level in a layer of experts; use mlp_in, mlp_out or the router's points",
+            ),
+            Point::RouterLogits => layer("router_logits", "router scores over all experts", None, "this layer has no experts"),
+            Point::ExpertWeights => layer("expert_weights", "weights of the chosen experts, largest score first", None, "this layer has no experts"),
+            Point::ExpertIndices => layer(
+                "expert_indices",
+                "which experts were chosen, largest score first",
+                Some("blocks.{}.mlp.hook_expert_indices"),
+                "this layer has no experts",
+            ),
+            Point::MlpOut => layer("mlp_out", "output of the MLP sublayer", Some("blocks.{}.mlp.hook_out"), "this layer has no MLP"),
+            Point::MlpOutPost => layer(
+                "mlp_out_post",
+                "the MLP's contribution to the stream, after any post-norm and multiplier",
+                Some("blocks.{}.hook_mlp_out"),
+                "this layer has no MLP",
+            ),
+            Point::ResidPost => layer("resid_post", "the stream leaving the block", Some("blocks.{}.hook_resid_post"), ALWAYS),
+            Point::FinalScale => {
+                model("final_scale", "what the final norm divides by, one number a token", Some("ln_final.hook_scale"), "this model has no final norm")
+            }
+            Point::FinalNormed => model(
+                "final_normed",
+                "the final norm, before its gain and bias",
+                Some("ln_final.hook_normalized"),
+                "this model has no final norm",
+            ),
+            Point::FinalNorm => model("final_norm", "output of the final norm", None, "this model has no final norm"),
+            Point::LmHead => model("lm_head", "the bare unembedding, before any scale or soft cap", None, ALWAYS),
+            Point::Logits => model("logits", "the model's answer, after scale and soft cap", None, ALWAYS),
+        }
+    }
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        self.info().name
+    }
+
+    /// The point of that name.
+    pub fn named(name: &str) -> Option<Point> {
+        Point::ALL.into_iter().find(|point| point.name() == name)
+    }
+}
+
+impl std::fmt::Display for Point {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_is_complete_and_its_names_are_unique() {
+        for (i, point) in Point::ALL.into_iter().enumerate() {
+            let info = point.info();
+            assert_eq!(Point::named(info.name), Some(point));
+            assert_eq!(point as usize, i, "{point} is out of forward order");
+            assert!(!info.meaning.is_empty() && !info.absent_because.is_empty());
+            if let Some(alias) = info.transformer_lens {
+                assert_eq!(alias.contains("{}"), info.scope == Scope::Layer, "{alias}");
+                assert_eq!(Point::ALL.iter().filter(|p| p.info().transformer_lens == Some(alias)).count(), 1, "{alias}");
+            }
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! A model as a list of ops whose named edges are the sites.
+//!
+//! [`Program::new`] (in `build.rs`) writes the list from an [`Architecture`]. Everything else reads it: the executor walks
+//! it, plans are checked against its edges, the loader asks it which weights exist, `sites` prints it.
+
+mod build;
+mod op;
+
+pub use op::{Expert, Op, OpKind};
+
+use crate::architecture::Architecture;
+use crate::error::Result;
+use crate::site::Site;
+use crate::weights::WeightSpec;
+use std::collections::BTreeMap;
+
+/// Index of an edge in its program.
+pub type EdgeId = usize;
+
+/// Which tokens of a pass an edge covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Domain {
+    /// Every token.
+    All,
+    /// Only the tokens whose logits somebody reads.
+    Read,
+}
+
+/// How one token's values on an edge are laid out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// `[width]`
+    Flat,
+    /// `[heads, width / heads]`
+    Heads(usize),
+    /// One matrix of queries by keys for each head; the edge's width is the number of heads.
+    QueryKey,
+}
+
+/// A value between ops: a matrix with one row a token.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Edge {
+    /// Numbers for each token.
+    pub width: usize,
+    /// Their arrangement.
+    pub layout: Layout,
+    /// Which tokens it covers.
+    pub domain: Domain,
+    /// The values are whole numbers.
+    pub integer: bool,
+    /// The op that makes it.
+    pub made_by: usize,
+}
+
+/// An architecture's ops, edges, sites and weights.
+#[derive(Clone, Debug)]
+pub struct Program {
+    architecture: Architecture,
+    ops: Vec<Op>,
+    edges: Vec<Edge>,
+    weights: Vec<WeightSpec>,
+    sites: BTreeMap<Site, EdgeId>,
+    /// For each edge the last op that reads it.
+    last_use: Vec<usize>,
+    /// For each op the edges that nobody needs after it.
+    dies_at: Vec<Vec<EdgeId>>,
+    /// The first and one past the last op of each layer.
+    layer_ops: Vec<std::ops::Range<usize>>,
+}
+
+impl Program {
+    /// Writes the program of an architecture.
+    pub fn new(architecture: Architecture) -> Result<Program> {
+        build::build(architecture)
+    }
+
+    /// What it was made from.
+    pub fn architecture(&self) -> &Architecture {
+        &self.architecture
+    }
+
+    /// The ops, in the order in which they run.
+    pub fn ops(&self) -> &[Op] {
+        &self.ops
+    }
+
+    /// An edge.
+    pub fn edge(&self, id: EdgeId) -> &Edge {
+        &self.edges[id]
+    }
+
+    /// How many edges there are.
+    pub fn edge_count(&self) -> usize {
+        self.edges.len()
+    }
+
+    /// The weights that it needs.
+    pub fn weights(&self) -> &[WeightSpec] {
+        &self.weights
+    }
+
+    /// Every site, in forward order.
+    pub fn sites(&self) -> impl Iterator<Item = Site> + '_ {
+        let mut sites: Vec<Site> = self.sites.keys().copied().collect();
+        sites.sort_by_key(|site| {
+            let before = site.layer.is_none() && self.edge_of(*site).is_some_and(|edge| self.edges[edge].made_by < self.layer_ops.first().map_or(0, |r| r.start));
+            (if before { 0 } else { site.layer.map_or(usize::MAX, |layer| layer + 1) }, site.point)
+        });
+        sites.into_iter()
+    }
+
+    /// The edge of a site, if the model has it.
+    pub fn edge_of(&self, site: Site) -> Option<EdgeId> {
+        self.sites.get(&site).copied()
+    }
+
+    /// The last op that reads an edge (or the one that makes it, when none does).
+    pub fn last_use(&self, edge: EdgeId) -> usize {
+        self.last_use[edge]
+    }
+
+    /// The edges that nobody needs after op `index`.
+    pub fn dies_at(&self, index: usize) -> &[EdgeId] {
+        &self.dies_at[index]
+    }
+
+    /// The ops of a layer.
+    pub fn layer_ops(&self, layer: usize) -> std::ops::Range<usize> {
+        self.layer_ops[layer].clone()
+    }
+
+    /// The shape of a site's value for `tokens` tokens, as captures have it.
+    pub fn shape(&self, edge: EdgeId, tokens: usize) -> Vec<usize> {
+        let edge = &self.edges[edge];
+        match edge.layout {
+            Layout::Flat => vec![tokens, edge.width],
+            Layout::Heads(heads) => vec![tokens, heads, edge.width / heads],
+            Layout::QueryKey => vec![edge.width, tokens, tokens],
+        }
+    }
+}

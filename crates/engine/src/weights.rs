@@ -1,0 +1,103 @@
+//! A program's weights: what it needs, and what it was given.
+
+use crate::architecture::Gain;
+use crate::program::{OpKind, Program};
+use pellucid_kernels::Matrix;
+
+/// Index of a weight in its program.
+pub type WeightId = usize;
+
+/// What a weight is for, and so how it is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WeightKind {
+    /// Multiplied: `[outputs, inputs]`, kept in panels.
+    Matrix,
+    /// A table of rows that are looked up: kept like a matrix.
+    Table,
+    /// Gains and biases.
+    Vector,
+}
+
+/// A weight that a program needs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WeightSpec {
+    /// Its name, such as `layers.3.attn.q` or `final_norm.gain`.
+    pub name: String,
+    /// `[outputs, inputs]`, or `[length]`.
+    pub shape: Vec<usize>,
+    /// How it is used.
+    pub kind: WeightKind,
+}
+
+/// A weight as the backend uses it.
+pub enum Weight {
+    /// A matrix or table.
+    Matrix(Matrix),
+    /// A vector.
+    Vector(Vec<f32>),
+}
+
+/// All weights of a program, by [`WeightId`].
+pub struct Weights(Vec<Weight>);
+
+impl Weights {
+    /// Takes the weights in the program's order; the loader has checked their shapes.
+    pub fn new(weights: Vec<Weight>) -> Weights {
+        Weights(weights)
+    }
+
+    /// A matrix or table.
+    pub fn matrix(&self, id: WeightId) -> &Matrix {
+        match &self.0[id] {
+            Weight::Matrix(matrix) => matrix,
+            Weight::Vector(_) => unreachable!("the program declared weight {id} a matrix"),
+        }
+    }
+
+    /// A vector.
+    pub fn vector(&self, id: WeightId) -> &[f32] {
+        match &self.0[id] {
+            Weight::Vector(vector) => vector,
+            Weight::Matrix(_) => unreachable!("the program declared weight {id} a vector"),
+        }
+    }
+
+    /// The weights with every gain that is stored as its distance from one made whole, so that a norm only multiplies.
+    pub(crate) fn with_folded_gains(mut self, program: &Program) -> Weights {
+        for op in program.ops() {
+            if let OpKind::Norm { norm, gain: Some(gain), .. } = &op.kind
+                && norm.gain == Gain::OnePlusWeight
+                && let Weight::Vector(vector) = &mut self.0[*gain]
+            {
+                vector.iter_mut().for_each(|x| *x += 1.0);
+            }
+        }
+        self
+    }
+
+    /// Bytes of all weights.
+    pub fn bytes(&self) -> usize {
+        let size = |weight: &Weight| match weight {
+            Weight::Matrix(matrix) => matrix.bytes(),
+            Weight::Vector(vector) => vector.len() * 4,
+        };
+        self.0.iter().map(size).sum()
+    }
+
+    /// The storage formats in use, with the bytes that each takes, largest first.
+    pub fn formats(&self) -> Vec<(String, usize)> {
+        let mut formats: Vec<(String, usize)> = Vec::new();
+        for weight in &self.0 {
+            let (format, bytes) = match weight {
+                Weight::Matrix(matrix) => (matrix.format(), matrix.bytes()),
+                Weight::Vector(vector) => ("f32".into(), vector.len() * 4),
+            };
+            match formats.iter_mut().find(|(name, _)| *name == format) {
+                Some(found) => found.1 += bytes,
+                None => formats.push((format, bytes)),
+            }
+        }
+        formats.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+        formats
+    }
+}

@@ -1,0 +1,301 @@
+//! Activation functions, eight lanes at a time, each a polynomial accurate to a few units in the last place.
+
+use crate::dispatch;
+use crate::simd::{LANES, Simd};
+
+/// The activation functions that models use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Activation {
+    /// `x · sigmoid(x)`, also called swish.
+    Silu,
+    /// GELU by the error function.
+    Gelu,
+    /// GELU by the tanh approximation (`gelu_new`, `gelu_pytorch_tanh`, `gelu_fast`).
+    GeluTanh,
+    /// GELU as `x · sigmoid(1.702 x)`.
+    GeluQuick,
+    /// `max(x, 0)`
+    Relu,
+    /// `max(x, 0)²`
+    ReluSquared,
+    /// `tanh(x)`
+    Tanh,
+    /// `sigmoid(x)`
+    Sigmoid,
+    /// `x`
+    Identity,
+}
+
+/// A function of one vector.
+pub(crate) trait Unary {
+    fn apply<S: Simd>(&self, s: S, x: S::V) -> S::V;
+}
+
+/// `x = f(x)` everywhere; the last lanes go through the same vector code, so a value's result never depends on its place.
+#[inline(always)]
+pub(crate) fn map<S: Simd>(s: S, f: &impl Unary, x: &mut [f32]) {
+    let mut chunks = x.chunks_exact_mut(LANES);
+    for chunk in &mut chunks {
+        // SAFETY: the chunk holds eight floats.
+        unsafe { s.store(chunk.as_mut_ptr(), f.apply(s, s.load(chunk.as_ptr()))) };
+    }
+    let rest = chunks.into_remainder();
+    if !rest.is_empty() {
+        let y = f.apply(s, s.load_part(rest, 0.0));
+        s.store_part(rest, y);
+    }
+}
+
+/// `gate = f(gate) · linear` everywhere.
+#[inline(always)]
+fn map_gated<S: Simd>(s: S, f: &impl Unary, gate: &mut [f32], linear: &[f32]) {
+    assert_eq!(gate.len(), linear.len(), "both branches of a gated MLP have one width");
+    for (gate, linear) in gate.chunks_mut(LANES).zip(linear.chunks(LANES)) {
+        if gate.len() == LANES {
+            // SAFETY: both chunks hold eight floats.
+            unsafe {
+                let y = s.mul(f.apply(s, s.load(gate.as_ptr())), s.load(linear.as_ptr()));
+                s.store(gate.as_mut_ptr(), y);
+            }
+        } else {
+            let y = s.mul(f.apply(s, s.load_part(gate, 0.0)), s.load_part(linear, 0.0));
+            s.store_part(gate, y);
+        }
+    }
+}
+
+/// `e^x`: range reduction by powers of two and a polynomial of degree six; 0 below -87.3, no overflow above 88.3.
+#[inline(always)]
+pub(crate) fn exp<S: Simd>(s: S, x: S::V) -> S::V {
+    let lowest = s.splat(-87.336_54);
+    let clamped = s.max(s.min(x, s.splat(88.376_26)), lowest);
+    let n = s.round(s.mul(clamped, s.splat(std::f32::consts::LOG2_E)));
+    // ln 2 in two parts, so that the reduced argument keeps its low bits.
+    let r = s.fma(n, s.splat(-0.693_359_4), clamped);
+    let r = s.fma(n, s.splat(2.121_944_4e-4), r);
+    let mut p = s.splat(1.987_569_2e-4);
+    for c in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_6e-1, 0.5] {
+        p = s.fma(p, r, s.splat(c));
+    }
+    let y = s.add(s.fma(s.mul(r, r), p, r), s.splat(1.0));
+    let y = s.mul(y, s.pow2(n));
+    s.select_lt(x, lowest, s.splat(0.0), y)
+}
+
+/// `tanh(x)` as a ratio of polynomials; exactly ±1 beyond 7.9 to working precision.
+#[inline(always)]
+pub(crate) fn tanh<S: Simd>(s: S, x: S::V) -> S::V {
+    let x = s.max(s.min(x, s.splat(7.905_311)), s.splat(-7.905_311));
+    let x2 = s.mul(x, x);
+    let mut above = s.splat(-2.760_768_5e-16);
+    for c in [2.000_188e-13, -8.604_672e-11, 5.122_297e-8, 1.485_722_4e-5, 6.372_619e-4, 4.893_524_6e-3] {
+        above = s.fma(above, x2, s.splat(c));
+    }
+    let mut below = s.splat(1.198_258_4e-6);
+    for c in [1.185_347e-4, 2.268_434_6e-3, 4.893_525e-3] {
+        below = s.fma(below, x2, s.splat(c));
+    }
+    s.div(s.mul(x, above), below)
+}
+
+#[inline(always)]
+fn sigmoid<S: Simd>(s: S, x: S::V) -> S::V {
+    let one = s.splat(1.0);
+    s.div(one, s.add(one, exp(s, s.sub(s.splat(0.0), x))))
+}
+
+/// The error function (Abramowitz and Stegun 7.1.26): absolute error below 2e-7.
+#[inline(always)]
+fn erf<S: Simd>(s: S, x: S::V) -> S::V {
+    let zero = s.splat(0.0);
+    let size = s.max(x, s.sub(zero, x));
+    let t = s.div(s.splat(1.0), s.fma(s.splat(0.327_591_1), size, s.splat(1.0)));
+    let mut p = s.splat(1.061_405_4);
+    for c in [-1.453_152, 1.421_413_7, -0.284_496_74, 0.254_829_6] {
+        p = s.fma(p, t, s.splat(c));
+    }
+    let tail = s.mul(s.mul(p, t), exp(s, s.sub(zero, s.mul(size, size))));
+    let y = s.sub(s.splat(1.0), tail);
+    s.select_lt(x, zero, s.sub(zero, y), y)
+}
+
+struct Silu;
+struct Gelu;
+struct GeluTanh;
+struct GeluQuick;
+struct Relu;
+struct ReluSquared;
+struct Tanh;
+struct Sigmoid;
+struct Identity;
+
+impl Unary for Silu {
+    #[inline(always)]
+    fn apply<S: Simd>(&self, s: S, x: S::V) -> S::V {
+        s.mul(x, sigmoid(s, x))
+    }
+}
+impl Unary for Gelu {
+    #[inline(always)]
+    fn apply<S: Simd>(&self, s: S, x: S::V) -> S::V {
+        let half = s.splat(0.5);
+        s.mul(s.mul(x, half), s.add(s.splat(1.0), erf(s, s.mul(x, s.splat(std::f32::consts::FRAC_1_SQRT_2)))))
+    }
+}
+impl Unary for GeluTanh {
+    #[inline(always)]
+    fn apply<S: Simd>(&self, s: S, x: S::V) -> S::V {
+        // sqrt(2 / π) (x + 0.044715 x³)
+        let cubic = s.fma(s.mul(s.splat(0.044_715), s.mul(x, x)), x, x);
+        let inner = s.mul(s.splat(0.797_884_6), cubic);
+        s.mul(s.mul(s.splat(0.5), x), s.add(s.splat(1.0), tanh(s, inner)))
+    }
+}
+impl Unary for GeluQuick {
+    #[inline(always)]
+    fn apply<S: Simd>(&self, s: S, x: S::V) -> S::V {
+        s.mul(x, sigmoid(s, s.mul(s.splat(1.702), x)))
+    }
+}
+impl Unary for Relu {
+    #[inline(always)]
+    fn apply<S: Simd>(&self, s: S, x: S::V) -> S::V {
+        s.max(x, s.splat(0.0))
+    }
+}
+impl Unary for ReluSquared {
+    #[inline(always)]
+    fn apply<S: Simd>(&self, s: S, x: S::V) -> S::V {
+        let y = s.max(x, s.splat(0.0));
+        s.mul(y, y)
+    }
+}
+impl Unary for Tanh {
+    #[inline(always)]
+    fn apply<S: Simd>(&self, s: S, x: S::V) -> S::V {
+        tanh(s, x)
+    }
+}
+impl Unary for Sigmoid {
+    #[inline(always)]
+    fn apply<S: Simd>(&self, s: S, x: S::V) -> S::V {
+        sigmoid(s, x)
+    }
+}
+impl Unary for Identity {
+    #[inline(always)]
+    fn apply<S: Simd>(&self, _: S, x: S::V) -> S::V {
+        x
+    }
+}
+
+/// Calls `$with` with the function that `$activation` names.
+macro_rules! choose {
+    ($activation:expr, $f:ident => $with:expr) => {
+        match $activation {
+            Activation::Silu => { let $f = &Silu; $with }
+            Activation::Gelu => { let $f = &Gelu; $with }
+            Activation::GeluTanh => { let $f = &GeluTanh; $with }
+            Activation::GeluQuick => { let $f = &GeluQuick; $with }
+            Activation::Relu => { let $f = &Relu; $with }
+            Activation::ReluSquared => { let $f = &ReluSquared; $with }
+            Activation::Tanh => { let $f = &Tanh; $with }
+            Activation::Sigmoid => { let $f = &Sigmoid; $with }
+            Activation::Identity => { let $f = &Identity; $with }
+        }
+    };
+}
+
+#[inline(always)]
+fn activate_with<S: Simd>(s: S, activation: Activation, x: &mut [f32]) {
+    choose!(activation, f => map(s, f, x))
+}
+
+#[inline(always)]
+fn activate_gated_with<S: Simd>(s: S, activation: Activation, gate: &mut [f32], linear: &[f32]) {
+    choose!(activation, f => map_gated(s, f, gate, linear))
+}
+
+dispatch! {
+    /// `x = activation(x)`
+    pub fn activate(activation: Activation, x: &mut [f32]) = activate_with
+}
+dispatch! {
+    /// `gate = activation(gate) · linear`
+    pub fn activate_gated(activation: Activation, gate: &mut [f32], linear: &[f32]) = activate_gated_with
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simd::Portable;
+
+    /// By its series where that keeps its digits, by the continued fraction of the complement where it does not.
+    fn erf_reference(x: f64) -> f64 {
+        if x.abs() > 3.0 {
+            let fraction = (1..60).rev().fold(x.abs(), |below, n| x.abs() + n as f64 / 2.0 / below);
+            return x.signum() * (1.0 - (-x * x).exp() / (fraction * std::f64::consts::PI.sqrt()));
+        }
+        let (mut term, mut sum) = (x, x);
+        for n in 1..200 {
+            term *= -x * x / n as f64;
+            sum += term / (2 * n + 1) as f64;
+        }
+        sum * 2.0 / std::f64::consts::PI.sqrt()
+    }
+
+    fn reference(activation: Activation, x: f64) -> f64 {
+        let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+        match activation {
+            Activation::Silu => x * sigmoid(x),
+            Activation::Gelu => 0.5 * x * (1.0 + erf_reference(x / 2f64.sqrt())),
+            Activation::GeluTanh => 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)).tanh()),
+            Activation::GeluQuick => x * sigmoid(1.702 * x),
+            Activation::Relu => x.max(0.0),
+            Activation::ReluSquared => x.max(0.0).powi(2),
+            Activation::Tanh => x.tanh(),
+            Activation::Sigmoid => sigmoid(x),
+            Activation::Identity => x,
+        }
+    }
+
+    #[test]
+    fn activations_agree_with_double_precision_on_both_instruction_sets() {
+        use Activation::*;
+        let xs: Vec<f32> = (-2003..2003).map(|i| i as f32 * 0.01).collect();
+        for activation in [Silu, Gelu, GeluTanh, GeluQuick, Relu, ReluSquared, Tanh, Sigmoid, Identity] {
+            let (mut best, mut portable) = (xs.clone(), xs.clone());
+            activate(activation, &mut best);
+            activate_with(Portable, activation, &mut portable);
+            for (i, &x) in xs.iter().enumerate() {
+                let truth = reference(activation, x as f64) as f32;
+                for (name, y) in [("best", best[i]), ("portable", portable[i])] {
+                    let tolerance = 1e-6 * truth.abs().max(1.0);
+                    assert!((y - truth).abs() <= tolerance, "{activation:?}({x}) = {y} by {name}, should be {truth}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn exp_ends_well_at_both_ends() {
+        let mut out = [0.0; 8];
+        // SAFETY: eight floats.
+        let x = unsafe { Portable.load([f32::NEG_INFINITY, -1e30, -88.0, 0.0, 1.0, 88.0, 1e30, -87.0].as_ptr()) };
+        Portable.store_part(&mut out, exp(Portable, x));
+        assert_eq!(&out[..4], &[0.0, 0.0, 0.0, 1.0]);
+        assert!((out[4] - std::f32::consts::E).abs() < 1e-6 && out[5].is_finite() && out[6].is_finite() && out[7] > 0.0);
+    }
+
+    #[test]
+    fn a_value_does_not_depend_on_its_place() {
+        let x: Vec<f32> = (0..23).map(|i| (i as f32 * 0.7).sin() * 3.0).collect();
+        let mut whole = x.clone();
+        activate(Activation::GeluTanh, &mut whole);
+        for i in 0..x.len() {
+            let mut one = [x[i]];
+            activate(Activation::GeluTanh, &mut one);
+            assert_eq!(one[0].to_bits(), whole[i].to_bits());
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! Fused attention: a running softmax over tiles of keys.
+
+use super::{AttentionShape, HeadTerms, Queries};
+use crate::activation::{Unary, exp, map, tanh};
+use crate::dispatch;
+use crate::memory::Shared;
+use crate::pool::Pool;
+use crate::simd::{LANES, Simd};
+use crate::softmax::ExpMinus;
+use crate::tile::{self, Left, Out, PANEL, Right};
+use std::cell::RefCell;
+
+/// Keys in a tile. Tiles start at multiples of this position for every query, so a query's softmax always runs in the same steps.
+const TILE: usize = 64;
+/// Rows (queries × heads of a group) handled together.
+const ROWS: usize = 48;
+
+/// `out[token] = softmax(q · keys) · values` for every query head; `q` is `[tokens, heads · key_dim]`, `out` `[tokens, heads · value_dim]`.
+pub fn attend(pool: &Pool, shape: &AttentionShape, terms: HeadTerms, q: &[f32], queries: &[Queries], out: &mut [f32]) {
+    let block = (ROWS / shape.group()).max(1);
+    let blocks = |queries: &Queries| queries.count.div_ceil(block);
+    let total: usize = queries.iter().map(blocks).sum();
+    let shared = Shared::new(out);
+    pool.run(total * shape.kv_heads, &|task| {
+        let (mut index, kv_head) = (task / shape.kv_heads, task % shape.kv_heads);
+        let run = queries.iter().find(|queries| {
+            let here = index < blocks(queries);
+            index -= if here { 0 } else { blocks(queries) };
+            here
+        });
+        let Some(run) = run else { return };
+        let first = index * block;
+        let part = Part { run: *run, kv_head, first, count: block.min(run.count - first) };
+        WORKSPACE.with_borrow_mut(|workspace| attend_part(shape, terms, q, part, shared, workspace));
+    });
+}
+
+/// Some queries of one run, for the query heads that share one key head.
+struct Part<'a> {
+    run: Queries<'a>,
+    kv_head: usize,
+    first: usize,
+    count: usize,
+}
+
+#[derive(Default)]
+struct Workspace {
+    q: Vec<f32>,
+    scores: Vec<f32>,
+    sums: Vec<f32>,
+    /// The running maximum and the running sum of a row's softmax.
+    softmax: Vec<(f32, f32)>,
+}
+
+thread_local! {
+    static WORKSPACE: RefCell<Workspace> = RefCell::new(Workspace::default());
+}
+
+dispatch! { fn attend_part(shape: &AttentionShape, terms: HeadTerms, q: &[f32], part: Part, out: Shared<f32>, workspace: &mut Workspace) = attend_part_with }
+
+#[inline(always)]
+fn attend_part_with<S: Simd>(s: S, shape: &AttentionShape, terms: HeadTerms, q: &[f32], part: Part, out: Shared<f32>, workspace: &mut Workspace) {
+    let (group, kv) = (shape.group(), part.run.kv);
+    let (rows, stride) = (part.count * group, kv.value_stride());
+    let position = part.run.position + part.first;
+    let token = part.run.token + part.first;
+    let head = |row: usize| part.kv_head * group + row % group;
+
+    // Row r is query r / group, head r % group of the group.
+    workspace.q.clear();
+    for row in 0..rows {
+        let start = ((token + row / group) * shape.heads + head(row)) * shape.key_dim;
+        workspace.q.extend_from_slice(&q[start..start + shape.key_dim]);
+    }
+    workspace.scores.resize(rows * TILE, 0.0);
+    workspace.sums.clear();
+    workspace.sums.resize(rows * stride, 0.0);
+    workspace.softmax.clear();
+    workspace.softmax.resize(rows, (f32::NEG_INFINITY, 0.0));
+
+    let seen = shape.visible(position).start..shape.visible(position + part.count - 1).end;
+    let mut tile_start = seen.start / TILE * TILE;
+    while tile_start < seen.end {
+        let keys = (seen.end - tile_start).min(TILE);
+        // SAFETY: the store holds the positions up to `seen.end` in whole panels; the workspace was sized above.
+        unsafe {
+            let right = Right { start: kv.keys_from(part.kv_head, tile_start).as_ptr(), step: PANEL, panel: shape.key_dim * PANEL };
+            let left = Left { start: workspace.q.as_ptr(), row: shape.key_dim, col: 1 };
+            let scores = Out { start: workspace.scores.as_mut_ptr(), row: TILE, panel: PANEL };
+            tile::block(s, rows, keys.div_ceil(PANEL), shape.key_dim, left, right, scores, false);
+        }
+        for row in 0..rows {
+            let visible = shape.visible(position + row / group);
+            let visible = visible.start.saturating_sub(tile_start).min(TILE)..visible.end.saturating_sub(tile_start).min(TILE);
+            let scores = &mut workspace.scores[row * TILE..][..TILE];
+            let sums = &mut workspace.sums[row * stride..][..stride];
+            finish_scores(s, shape, terms, head(row), tile_start, scores);
+            scores[..visible.start].fill(f32::NEG_INFINITY);
+            scores[visible.end..].fill(f32::NEG_INFINITY);
+            advance(s, scores, sums, &mut workspace.softmax[row]);
+        }
+        // SAFETY: as above; values of positions below `seen.end` exist, and masked ones are weighted by zero.
+        unsafe {
+            let right = Right { start: kv.values_from(part.kv_head, tile_start).as_ptr(), step: stride, panel: PANEL };
+            let left = Left { start: workspace.scores.as_ptr(), row: TILE, col: 1 };
+            let sums = Out { start: workspace.sums.as_mut_ptr(), row: stride, panel: PANEL };
+            tile::block(s, rows, stride / PANEL, keys, left, right, sums, true);
+        }
+        tile_start += TILE;
+    }
+
+    for row in 0..rows {
+        let (top, mut total) = workspace.softmax[row];
+        if let Some(sinks) = terms.sinks {
+            // Shares are relative to e^top; a sink far above it only makes them small.
+            total += (sinks[head(row)] - top).exp();
+        }
+        // SAFETY: each part owns its tokens' heads.
+        let out = unsafe { out.part(((token + row / group) * shape.heads + head(row)) * shape.value_dim, shape.value_dim) };
+        let share = 1.0 / total;
+        out.iter_mut().zip(&workspace.sums[row * stride..]).for_each(|(y, &x)| *y = x * share);
+    }
+}
+
+struct Cap(f32);
+
+impl Unary for Cap {
+    #[inline(always)]
+    fn apply<S: Simd>(&self, s: S, x: S::V) -> S::V {
+        s.mul(s.splat(self.0), tanh(s, s.div(x, s.splat(self.0))))
+    }
+}
+
+/// From products to scores: scale, soft cap, ALiBi, in this order. `first` is the position of the first key.
+#[inline(always)]
+pub(super) fn finish_scores<S: Simd>(s: S, shape: &AttentionShape, terms: HeadTerms, head: usize, first: usize, scores: &mut [f32]) {
+    scores.iter_mut().for_each(|x| *x *= shape.scale);
+    if let Some(cap) = shape.soft_cap {
+        map(s, &Cap(cap), scores);
+    }
+    if let Some(slopes) = terms.slopes {
+        scores.iter_mut().enumerate().for_each(|(i, x)| *x += slopes[head] * (first + i) as f32);
+    }
+}
+
+/// Takes one tile of scores into the running softmax and turns them into weights relative to the new maximum.
+#[inline(always)]
+fn advance<S: Simd>(s: S, scores: &mut [f32], sums: &mut [f32], running: &mut (f32, f32)) {
+    let mut top = s.splat(f32::NEG_INFINITY);
+    for chunk in scores.chunks_exact(LANES) {
+        // SAFETY: the chunk holds eight floats.
+        top = s.max(top, unsafe { s.load(chunk.as_ptr()) });
+    }
+    let top = running.0.max(s.largest(top));
+    if top == f32::NEG_INFINITY {
+        // Nothing seen so far: no weight in this tile.
+        scores.fill(0.0);
+        return;
+    }
+    map(s, &ExpMinus(top), scores);
+    let mut total = s.splat(0.0);
+    for chunk in scores.chunks_exact(LANES) {
+        // SAFETY: the chunk holds eight floats.
+        total = s.add(total, unsafe { s.load(chunk.as_ptr()) });
+    }
+    if top > running.0 {
+        // SAFETY: the array holds eight floats.
+        let shrink = s.to_array(exp(s, s.splat(running.0 - top)))[0];
+        sums.iter_mut().for_each(|x| *x *= shrink);
+        running.1 *= shrink;
+    }
+    *running = (top, running.1 + s.sum(total));
+}

@@ -1,0 +1,70 @@
+//! Causal attention over cached keys and values.
+//!
+//! [`KvStore`] keeps a row's keys and values as panels, so both products of attention run through the one tile of
+//! [`crate::matmul`](mod@crate::matmul). [`attend`] is fused: it walks the keys in tiles fixed by absolute position with a running softmax
+//! and never holds the score matrix. [`scores`] and [`mix`] are the same attention taken apart, for when somebody wants to see
+//! or change what lies between.
+
+mod explicit;
+mod fused;
+mod store;
+
+pub use explicit::{mix, scores};
+pub use fused::attend;
+pub use store::KvStore;
+
+/// What kind of attention a layer does.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AttentionShape {
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads; each serves `heads / kv_heads` query heads.
+    pub kv_heads: usize,
+    /// Width of a query and of a key.
+    pub key_dim: usize,
+    /// Width of a value.
+    pub value_dim: usize,
+    /// What products of queries and keys are multiplied by.
+    pub scale: f32,
+    /// `cap · tanh(score / cap)`, before the mask.
+    pub soft_cap: Option<f32>,
+    /// A query sees this many positions, itself included.
+    pub window: Option<usize>,
+}
+
+/// Numbers that some attention adds, one for each query head.
+#[derive(Clone, Copy, Default)]
+pub struct HeadTerms<'a> {
+    /// ALiBi: slope times key position is added to a score.
+    pub slopes: Option<&'a [f32]>,
+    /// One more logit in each softmax, whose share nobody receives.
+    pub sinks: Option<&'a [f32]>,
+}
+
+/// A run of adjacent queries of one row.
+#[derive(Clone, Copy)]
+pub struct Queries<'a> {
+    /// The row's keys and values, those of these queries' own positions included.
+    pub kv: &'a KvStore,
+    /// Absolute position of the first query.
+    pub position: usize,
+    /// How many queries.
+    pub count: usize,
+    /// Where the first query stands in the packed activations.
+    pub token: usize,
+}
+
+impl AttentionShape {
+    /// The key positions that a query at `position` sees.
+    pub fn visible(&self, position: usize) -> std::ops::Range<usize> {
+        self.window.map_or(0, |window| (position + 1).saturating_sub(window))..position + 1
+    }
+
+    /// Query heads that share a key head.
+    fn group(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,127 @@
+use super::*;
+use crate::Pool;
+use crate::softmax::softmax;
+use proptest::prelude::*;
+
+fn noise(seed: u64, len: usize) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    (0..len)
+        .map(|_| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            ((state >> 33) as f32 / (1u64 << 30) as f32) - 1.0
+        })
+        .collect()
+}
+
+/// Attention by its definition, in double precision.
+fn naive(shape: &AttentionShape, terms: HeadTerms, q: &[f32], k: &[f32], v: &[f32], tokens: usize) -> Vec<f64> {
+    let group = shape.heads / shape.kv_heads;
+    let mut out = vec![0.0; tokens * shape.heads * shape.value_dim];
+    for t in 0..tokens {
+        for h in 0..shape.heads {
+            let kv = h / group;
+            let score = |j: usize| {
+                let a = &q[(t * shape.heads + h) * shape.key_dim..][..shape.key_dim];
+                let b = &k[(j * shape.kv_heads + kv) * shape.key_dim..][..shape.key_dim];
+                let mut x = a.iter().zip(b).map(|(a, b)| *a as f64 * *b as f64).sum::<f64>() * shape.scale as f64;
+                if let Some(cap) = shape.soft_cap {
+                    x = cap as f64 * (x / cap as f64).tanh();
+                }
+                x + terms.slopes.map_or(0.0, |s| s[h] as f64 * j as f64)
+            };
+            let visible: Vec<usize> = (0..=t).filter(|j| shape.window.is_none_or(|w| t - j < w)).collect();
+            let weights: Vec<f64> = visible.iter().map(|&j| score(j).exp()).collect();
+            let total = weights.iter().sum::<f64>() + terms.sinks.map_or(0.0, |s| (s[h] as f64).exp());
+            for (&j, w) in visible.iter().zip(&weights) {
+                for d in 0..shape.value_dim {
+                    out[(t * shape.heads + h) * shape.value_dim + d] +=
+                        w / total * v[(j * shape.kv_heads + kv) * shape.value_dim + d] as f64;
+                }
+            }
+        }
+    }
+    out
+}
+
+fn fused(shape: &AttentionShape, terms: HeadTerms, q: &[f32], k: &[f32], v: &[f32], chunks: &[usize]) -> Vec<f32> {
+    let pool = Pool::new(2);
+    let mut kv = KvStore::new(shape.kv_heads, shape.key_dim, shape.value_dim, 1);
+    let (kw, vw) = (shape.kv_heads * shape.key_dim, shape.kv_heads * shape.value_dim);
+    let mut out = vec![0.0; q.len() / shape.key_dim * shape.value_dim];
+    let mut position = 0;
+    for &count in chunks {
+        kv.append(&k[position * kw..(position + count) * kw], &v[position * vw..(position + count) * vw]);
+        attend(&pool, shape, terms, q, &[Queries { kv: &kv, position, count, token: position }], &mut out);
+        position += count;
+    }
+    out
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+    #[test]
+    fn attention_agrees_with_its_definition_fused_or_apart(
+        tokens in 1usize..150, kv_heads in 1usize..3, group in 1usize..5, key_dim in 1usize..20, value_dim in 1usize..20,
+        window in prop::option::of(1usize..80), cap in prop::option::of(0.5f32..5.0), alibi: bool, sinks: bool, seed: u64,
+    ) {
+        let heads = kv_heads * group;
+        let shape = AttentionShape { heads, kv_heads, key_dim, value_dim, scale: 0.7, soft_cap: cap, window };
+        let (slopes, sink) = (noise(seed ^ 1, heads), noise(seed ^ 2, heads));
+        let terms = HeadTerms { slopes: alibi.then_some(&slopes[..]), sinks: sinks.then_some(&sink[..]) };
+        let q = noise(seed ^ 3, tokens * heads * key_dim);
+        let k = noise(seed ^ 4, tokens * kv_heads * key_dim);
+        let v = noise(seed ^ 5, tokens * kv_heads * value_dim);
+        let truth = naive(&shape, terms, &q, &k, &v, tokens);
+
+        let whole = fused(&shape, terms, &q, &k, &v, &[tokens]);
+        for (y, t) in whole.iter().zip(&truth) {
+            prop_assert!((*y as f64 - t).abs() < 1e-4, "{y} instead of {t}");
+        }
+        // One token at a time, and cut at an odd place: the same bits.
+        let stepwise = fused(&shape, terms, &q, &k, &v, &vec![1; tokens]);
+        let halves = fused(&shape, terms, &q, &k, &v, &[tokens / 2, tokens - tokens / 2]);
+        prop_assert!(whole.iter().zip(&stepwise).all(|(a, b)| a == b));
+        prop_assert!(whole.iter().zip(&halves).all(|(a, b)| a == b));
+
+        let mut kv = KvStore::new(kv_heads, key_dim, value_dim, tokens);
+        kv.append(&k, &v);
+        let run = Queries { kv: &kv, position: 0, count: tokens, token: 0 };
+        let mut weights = scores(&shape, terms, &q, &run);
+        for (i, row) in weights.chunks_exact_mut(tokens).enumerate() {
+            softmax(row, terms.sinks.map(|s| s[i / tokens]));
+        }
+        let mut apart = vec![0.0; whole.len()];
+        mix(&shape, &weights, &run, &mut apart);
+        for (y, t) in apart.iter().zip(&truth) {
+            prop_assert!((*y as f64 - t).abs() < 1e-4, "{y} instead of {t}");
+        }
+    }
+}
+
+#[test]
+fn a_ragged_batch_gives_each_row_what_it_gets_alone() {
+    let shape = AttentionShape { heads: 6, kv_heads: 2, key_dim: 8, value_dim: 8, scale: 0.35, soft_cap: None, window: None };
+    let lengths = [3usize, 70, 1];
+    let total: usize = lengths.iter().sum();
+    let (q, k, v) = (noise(1, total * 48), noise(2, total * 16), noise(3, total * 16));
+    let mut starts = vec![0];
+    lengths.iter().for_each(|n| starts.push(starts[starts.len() - 1] + n));
+    let stores: Vec<KvStore> = (0..3)
+        .map(|row| {
+            let mut kv = KvStore::new(2, 8, 8, 4);
+            kv.append(&k[starts[row] * 16..starts[row + 1] * 16], &v[starts[row] * 16..starts[row + 1] * 16]);
+            kv
+        })
+        .collect();
+    let runs: Vec<Queries> =
+        (0..3).map(|row| Queries { kv: &stores[row], position: 0, count: lengths[row], token: starts[row] }).collect();
+    let pool = Pool::new(2);
+    let mut together = vec![0.0; total * 48];
+    attend(&pool, &shape, HeadTerms::default(), &q, &runs, &mut together);
+    for row in 0..3 {
+        let own = starts[row] * 48..starts[row + 1] * 48;
+        let mut alone = vec![0.0; own.len()];
+        attend(&pool, &shape, HeadTerms::default(), &q[own.clone()], &[Queries { token: 0, ..runs[row] }], &mut alone);
+        assert_eq!(alone, together[own]);
+    }
+}

@@ -1,0 +1,54 @@
+//! Loops over whole activations: sums, scaling, soft caps.
+
+use crate::activation::{Unary, map};
+use crate::dispatch;
+use crate::simd::Simd;
+
+/// `a += b`
+pub fn add(a: &mut [f32], b: &[f32]) {
+    assert_eq!(a.len(), b.len(), "sums need equal lengths");
+    a.iter_mut().zip(b).for_each(|(a, &b)| *a += b);
+}
+
+/// `a += scale · b`
+pub fn add_scaled(a: &mut [f32], b: &[f32], scale: f32) {
+    assert_eq!(a.len(), b.len(), "sums need equal lengths");
+    a.iter_mut().zip(b).for_each(|(a, &b)| *a += scale * b);
+}
+
+/// `x *= scale`
+pub fn scale(x: &mut [f32], scale: f32) {
+    x.iter_mut().for_each(|x| *x *= scale);
+}
+
+/// The inner product, summed in a fixed order.
+pub fn dot(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len(), "inner products need equal lengths");
+    let mut lanes = [0.0f32; 8];
+    let (ours, theirs) = (a.chunks_exact(8), b.chunks_exact(8));
+    let rest: f32 = ours.remainder().iter().zip(theirs.remainder()).map(|(a, b)| a * b).sum();
+    for (a, b) in ours.zip(theirs) {
+        (0..8).for_each(|i| lanes[i] += a[i] * b[i]);
+    }
+    lanes.iter().sum::<f32>() + rest
+}
+
+struct SoftCap(f32);
+
+impl Unary for SoftCap {
+    #[inline(always)]
+    fn apply<S: Simd>(&self, s: S, x: S::V) -> S::V {
+        let cap = s.splat(self.0);
+        s.mul(cap, crate::activation::tanh(s, s.div(x, cap)))
+    }
+}
+
+#[inline(always)]
+fn soft_cap_with<S: Simd>(s: S, x: &mut [f32], cap: f32) {
+    map(s, &SoftCap(cap), x);
+}
+
+dispatch! {
+    /// `x = cap · tanh(x / cap)`
+    pub fn soft_cap(x: &mut [f32], cap: f32) = soft_cap_with
+}

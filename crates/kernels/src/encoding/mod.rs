@@ -1,0 +1,358 @@
+//! How weights are stored: plain floats and the block formats of ggml, and how each becomes f32.
+//!
+//! A quantised row is a run of blocks. A block holds [`block_len`](Encoding::block_len) values in
+//! [`block_bytes`](Encoding::block_bytes) bytes: small integers or code book entries, and the scales that turn them into
+//! numbers. [`decode`] does so with the same formula, in the same order, as ggml's own `dequantize_row_*`, so the f32
+//! values are the same bits. The formats live in three files by kind: `small` (floats and the blocks of 32 values),
+//! `super_block` (the blocks of 256 with scales of their own for each 16 or 32 values) and `codebook` (the IQ formats).
+
+mod codebook;
+mod small;
+mod super_block;
+
+use std::fmt;
+
+/// How the values of one tensor are stored. The names are ggml's.
+#[allow(non_camel_case_types)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Encoding {
+    /// IEEE single precision, little endian, as all the others.
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// The upper half of an f32.
+    BF16,
+    /// 4 bits and a scale for 32 values.
+    Q4_0,
+    /// 4 bits, a scale and a minimum for 32 values.
+    Q4_1,
+    /// 5 bits and a scale for 32 values.
+    Q5_0,
+    /// 5 bits, a scale and a minimum for 32 values.
+    Q5_1,
+    /// 8 bits and a scale for 32 values.
+    Q8_0,
+    /// 2 bits, with 4-bit scales and minima for each 16 values of 256.
+    Q2_K,
+    /// 3 bits, with 6-bit scales for each 16 values of 256.
+    Q3_K,
+    /// 4 bits, with 6-bit scales and minima for each 32 values of 256.
+    Q4_K,
+    /// 5 bits, with 6-bit scales and minima for each 32 values of 256.
+    Q5_K,
+    /// 6 bits, with 8-bit scales for each 16 values of 256.
+    Q6_K,
+    /// A code book of 256 groups of eight values, about 2.06 bits a value.
+    IQ2_XXS,
+    /// A code book of 512 groups of eight values, about 2.31 bits a value.
+    IQ2_XS,
+    /// A code book of 1024 groups of eight values, about 2.56 bits a value.
+    IQ2_S,
+    /// A code book of 256 groups of four values, about 3.06 bits a value.
+    IQ3_XXS,
+    /// A code book of 512 groups of four values, about 3.44 bits a value.
+    IQ3_S,
+    /// A code book of 2048 ternary groups of eight values, about 1.56 bits a value.
+    IQ1_S,
+    /// As [`IQ1_S`](Encoding::IQ1_S) with finer scales, 1.75 bits a value.
+    IQ1_M,
+    /// 4 bits that index uneven levels, and a scale for 32 values.
+    IQ4_NL,
+    /// The levels of [`IQ4_NL`](Encoding::IQ4_NL), with 6-bit scales for each 32 values of 256.
+    IQ4_XS,
+    /// 4-bit floats with one power of two for 32 values (the OCP microscaling format).
+    MXFP4,
+    /// Ternary values, five to a byte.
+    TQ1_0,
+    /// Ternary values, four to a byte.
+    TQ2_0,
+}
+
+use Encoding::*;
+
+impl Encoding {
+    /// Every encoding.
+    pub const ALL: [Encoding; 25] = [
+        F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS,
+        IQ3_S, IQ1_S, IQ1_M, IQ4_NL, IQ4_XS, MXFP4, TQ1_0, TQ2_0,
+    ];
+
+    /// The number of values in one block; a row of a tensor is always a whole number of blocks.
+    pub fn block_len(self) -> usize {
+        self.block().0
+    }
+
+    /// The number of bytes of one block.
+    pub fn block_bytes(self) -> usize {
+        self.block().1
+    }
+
+    /// Values and bytes of a block.
+    fn block(self) -> (usize, usize) {
+        match self {
+            F32 => (1, 4),
+            F16 | BF16 => (1, 2),
+            Q4_0 | IQ4_NL => (32, 18),
+            Q4_1 => (32, 20),
+            Q5_0 => (32, 22),
+            Q5_1 => (32, 24),
+            Q8_0 => (32, 34),
+            MXFP4 => (32, 17),
+            Q2_K => (256, 84),
+            Q3_K => (256, 110),
+            Q4_K => (256, 144),
+            Q5_K => (256, 176),
+            Q6_K => (256, 210),
+            IQ2_XXS => (256, 66),
+            IQ2_XS => (256, 74),
+            IQ2_S => (256, 82),
+            IQ3_XXS => (256, 98),
+            IQ3_S => (256, 110),
+            IQ1_S => (256, 50),
+            IQ1_M => (256, 56),
+            IQ4_XS => (256, 136),
+            TQ1_0 => (256, 54),
+            TQ2_0 => (256, 66),
+        }
+    }
+
+    /// The bytes that `values` values take; `None` if that is not a whole number of blocks or does not fit a `usize`.
+    pub fn bytes_for(self, values: usize) -> Option<usize> {
+        let (len, bytes) = self.block();
+        if !values.is_multiple_of(len) {
+            return None;
+        }
+        (values / len).checked_mul(bytes)
+    }
+
+    /// Whether values share scales in blocks, that is, whether this is anything but a plain float.
+    pub fn is_quantised(self) -> bool {
+        !matches!(self, F32 | F16 | BF16)
+    }
+
+    /// The encoding that GGUF files write as this number (`enum ggml_type`); `None` for the integer types, for types
+    /// that ggml removed and for those that only ever exist in memory.
+    pub fn from_ggml(number: u32) -> Option<Encoding> {
+        Self::ALL.into_iter().find(|encoding| encoding.ggml() == number)
+    }
+
+    /// The number that stands for this encoding in GGUF files.
+    pub fn ggml(self) -> u32 {
+        match self {
+            F32 => 0,
+            F16 => 1,
+            Q4_0 => 2,
+            Q4_1 => 3,
+            Q5_0 => 6,
+            Q5_1 => 7,
+            Q8_0 => 8,
+            Q2_K => 10,
+            Q3_K => 11,
+            Q4_K => 12,
+            Q5_K => 13,
+            Q6_K => 14,
+            IQ2_XXS => 16,
+            IQ2_XS => 17,
+            IQ3_XXS => 18,
+            IQ1_S => 19,
+            IQ4_NL => 20,
+            IQ3_S => 21,
+            IQ2_S => 22,
+            IQ4_XS => 23,
+            IQ1_M => 29,
+            BF16 => 30,
+            TQ1_0 => 34,
+            TQ2_0 => 35,
+            MXFP4 => 39,
+        }
+    }
+}
+
+impl fmt::Display for Encoding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The variants are spelled as ggml spells its types; `pad` honours a width.
+        f.pad(&format!("{self:?}"))
+    }
+}
+
+/// Writes the f32 values of whole blocks.
+///
+/// ```
+/// use pellucid_kernels::encoding::{Encoding, decode};
+///
+/// // One Q8_0 block: the scale 0.5 as f16, then 32 signed bytes.
+/// let mut block = vec![0x00, 0x38];
+/// block.extend((0..32).map(|i| (i - 16) as u8));
+/// let mut values = [0.0; 32];
+/// decode(Encoding::Q8_0, &block, &mut values);
+/// assert_eq!(values[0], -8.0);
+/// ```
+///
+/// # Panics
+/// If `bytes` is not exactly what `out.len()` values take in this encoding.
+pub fn decode(encoding: Encoding, bytes: &[u8], out: &mut [f32]) {
+    assert_eq!(
+        Some(bytes.len()),
+        encoding.bytes_for(out.len()),
+        "decode {encoding}: {} bytes do not hold {} values",
+        bytes.len(),
+        out.len()
+    );
+    #[cfg(target_arch = "x86_64")]
+    if crate::simd::has_avx2() {
+        #[target_feature(enable = "avx2")]
+        fn with_avx2(encoding: Encoding, bytes: &[u8], out: &mut [f32]) {
+            decode_here(encoding, bytes, out);
+        }
+        // SAFETY: `has_avx2` has just been checked.
+        return unsafe { with_avx2(encoding, bytes, out) };
+    }
+    decode_here(encoding, bytes, out);
+}
+
+/// The work, inlined with all it calls so that it is compiled for the instructions of the function around it. The bits
+/// are the same whatever those are: nothing is summed, and no multiplication is fused with an addition.
+#[inline(always)]
+fn decode_here(encoding: Encoding, bytes: &[u8], out: &mut [f32]) {
+    match encoding {
+        F32 => small::f32(bytes, out),
+        F16 => small::f16(bytes, out),
+        BF16 => small::bf16(bytes, out),
+        Q4_0 => each_block(bytes, out, small::q4_0),
+        Q4_1 => each_block(bytes, out, small::q4_1),
+        Q5_0 => each_block(bytes, out, small::q5_0),
+        Q5_1 => each_block(bytes, out, small::q5_1),
+        Q8_0 => each_block(bytes, out, small::q8_0),
+        IQ4_NL => each_block(bytes, out, small::iq4_nl),
+        MXFP4 => each_block(bytes, out, small::mxfp4),
+        Q2_K => each_block(bytes, out, super_block::q2_k),
+        Q3_K => each_block(bytes, out, super_block::q3_k),
+        Q4_K => each_block(bytes, out, super_block::q4_k),
+        Q5_K => each_block(bytes, out, super_block::q5_k),
+        Q6_K => each_block(bytes, out, super_block::q6_k),
+        IQ4_XS => each_block(bytes, out, super_block::iq4_xs),
+        TQ1_0 => each_block(bytes, out, super_block::tq1_0),
+        TQ2_0 => each_block(bytes, out, super_block::tq2_0),
+        IQ2_XXS => each_block(bytes, out, codebook::iq2_xxs),
+        IQ2_XS => each_block(bytes, out, codebook::iq2_xs),
+        IQ2_S => each_block(bytes, out, codebook::iq2_s),
+        IQ3_XXS => each_block(bytes, out, codebook::iq3_xxs),
+        IQ3_S => each_block(bytes, out, codebook::iq3_s),
+        IQ1_S => each_block(bytes, out, codebook::iq1_s),
+        IQ1_M => each_block(bytes, out, codebook::iq1_m),
+    }
+}
+
+/// Runs a block's decoder over all blocks. The sizes are constants, so the inner loops have known lengths and no checks.
+#[inline(always)]
+fn each_block<const BYTES: usize, const LEN: usize>(
+    bytes: &[u8],
+    out: &mut [f32],
+    block: impl Fn(&[u8; BYTES], &mut [f32; LEN]),
+) {
+    for (stored, values) in bytes.as_chunks().0.iter().zip(out.as_chunks_mut().0) {
+        block(stored, values);
+    }
+}
+
+/// The little-endian f16 at a place in a block: where the scales are.
+#[inline(always)]
+fn half_at(block: &[u8], at: usize) -> f32 {
+    half_to_single(u16_at(block, at))
+}
+
+/// The f32 of an f16's bits, without a branch, so that loops over it vectorise: the exponent is moved by a multiplication,
+/// which also makes subnormal numbers right; only infinities and NaNs need their own exponent.
+#[inline(always)]
+fn half_to_single(bits: u16) -> f32 {
+    let sign = u32::from(bits & 0x8000) << 16;
+    let rest = u32::from(bits & 0x7fff) << 13;
+    let number = (f32::from_bits(rest) * f32::from_bits((127 + 112) << 23)).to_bits();
+    let special = rest | 0x7f80_0000;
+    f32::from_bits(sign | if bits & 0x7c00 == 0x7c00 { special } else { number })
+}
+
+/// The little-endian u16 at a place in a block.
+#[inline(always)]
+fn u16_at(block: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes([block[at], block[at + 1]])
+}
+
+/// The little-endian u32 at a place in a block.
+#[inline(always)]
+fn u32_at(block: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Blocks of every encoding with the values that the Python package `gguf` reads in them
+    /// (`tests/golden/encodings.py` says how the file is laid out).
+    const GOLDEN: &[u8] = include_bytes!("../../../../tests/golden/encodings/blocks.bin");
+
+    fn take<'a>(rest: &mut &'a [u8], count: usize) -> &'a [u8] {
+        let (head, tail) = rest.split_at(count);
+        *rest = tail;
+        head
+    }
+
+    #[test]
+    fn every_encoding_decodes_to_the_bits_of_the_reference() {
+        let mut rest = GOLDEN;
+        let mut seen = Vec::new();
+        while !rest.is_empty() {
+            let number = u32_at(take(&mut rest, 4), 0);
+            let blocks = u32_at(take(&mut rest, 4), 0) as usize;
+            let encoding = Encoding::from_ggml(number).expect("the golden file holds known encodings");
+            let stored = take(&mut rest, blocks * encoding.block_bytes());
+            let mut values = vec![f32::NAN; blocks * encoding.block_len()];
+            let mut portable = values.clone();
+            decode(encoding, stored, &mut values);
+            decode_here(encoding, stored, &mut portable);
+            assert_eq!(values, portable, "{encoding}");
+            for (i, value) in values.iter().enumerate() {
+                let wanted = f32::from_bits(u32_at(take(&mut rest, 4), 0));
+                assert_eq!(value.to_bits(), wanted.to_bits(), "{encoding} value {i}: {value} is not {wanted}");
+            }
+            seen.push(encoding);
+        }
+        assert_eq!(seen, Encoding::ALL);
+    }
+
+    #[test]
+    fn every_half_is_the_single_it_stands_for() {
+        for bits in 0..=u16::MAX {
+            let (value, wanted) = (half_to_single(bits), half::f16::from_bits(bits).to_f32());
+            let same = if wanted.is_nan() { value.is_nan() } else { value.to_bits() == wanted.to_bits() };
+            assert!(same, "{bits:#06x} is {value}, not {wanted}");
+        }
+    }
+
+    #[test]
+    fn sizes_are_whole_blocks_or_nothing() {
+        assert_eq!(Q4_K.bytes_for(512), Some(288));
+        assert_eq!(Q4_K.bytes_for(0), Some(0));
+        assert_eq!(Q4_K.bytes_for(255), None);
+        assert_eq!(F32.bytes_for(usize::MAX), None);
+        assert_eq!(BF16.bytes_for(3), Some(6));
+    }
+
+    #[test]
+    fn numbers_of_ggml_go_both_ways() {
+        for encoding in Encoding::ALL {
+            assert_eq!(Encoding::from_ggml(encoding.ggml()), Some(encoding));
+        }
+        for absent in [4, 5, 9, 15, 24, 28, 31, 1000] {
+            assert_eq!(Encoding::from_ggml(absent), None);
+        }
+        assert_eq!(format!("{Q4_K:>6}|{IQ2_XXS}"), "  Q4_K|IQ2_XXS");
+    }
+
+    #[test]
+    #[should_panic(expected = "decode Q4_0: 17 bytes do not hold 32 values")]
+    fn a_wrong_length_is_refused() {
+        decode(Q4_0, &[0; 17], &mut [0.0; 32]);
+    }
+}

@@ -1,0 +1,104 @@
+//! Plain floats, and the blocks of 32 values.
+
+use super::{each_block, half_at, half_to_single};
+
+/// The levels of the four-bit formats of uneven steps (`kvalues_iq4nl` in ggml).
+pub(super) const IQ4_LEVELS: [f32; 16] =
+    [-127., -104., -83., -65., -49., -35., -22., -10., 1., 13., 25., 38., 53., 69., 89., 113.];
+
+/// The 4-bit floats of MXFP4, doubled so that they are whole; the scale is halved for it.
+const MXFP4_LEVELS: [f32; 16] = [0., 1., 2., 3., 4., 6., 8., 12., 0., -1., -2., -3., -4., -6., -8., -12.];
+
+#[inline(always)]
+pub(super) fn f32(bytes: &[u8], out: &mut [f32]) {
+    each_block(bytes, out, |block, [value]| *value = f32::from_le_bytes(*block));
+}
+
+#[inline(always)]
+pub(super) fn bf16(bytes: &[u8], out: &mut [f32]) {
+    each_block(bytes, out, |&[low, high], [value]| *value = f32::from_le_bytes([0, 0, low, high]));
+}
+
+#[inline(always)]
+pub(super) fn f16(bytes: &[u8], out: &mut [f32]) {
+    each_block(bytes, out, |pair, [value]| *value = half_to_single(u16::from_le_bytes(*pair)));
+}
+
+#[inline(always)]
+pub(super) fn q4_0(block: &[u8; 18], out: &mut [f32; 32]) {
+    let scale = half_at(block, 0);
+    let (first, second) = out.split_at_mut(16);
+    for ((byte, low), high) in block[2..].iter().zip(first).zip(second) {
+        *low = ((byte & 15) as i32 - 8) as f32 * scale;
+        *high = ((byte >> 4) as i32 - 8) as f32 * scale;
+    }
+}
+
+#[inline(always)]
+pub(super) fn q4_1(block: &[u8; 20], out: &mut [f32; 32]) {
+    let (scale, least) = (half_at(block, 0), half_at(block, 2));
+    let (first, second) = out.split_at_mut(16);
+    for ((byte, low), high) in block[4..].iter().zip(first).zip(second) {
+        *low = (byte & 15) as f32 * scale + least;
+        *high = (byte >> 4) as f32 * scale + least;
+    }
+}
+
+/// The fifth bit of each value, in place: 16 or 0. A mask a value, because a shift a value would not vectorise.
+#[inline(always)]
+fn fifth_bits(packed: &[u8]) -> [u8; 32] {
+    std::array::from_fn(|i| if packed[i / 8] & (1 << (i % 8)) != 0 { 16 } else { 0 })
+}
+
+#[inline(always)]
+pub(super) fn q5_0(block: &[u8; 22], out: &mut [f32; 32]) {
+    let scale = half_at(block, 0);
+    let fifth = fifth_bits(&block[2..6]);
+    let (first, second) = out.split_at_mut(16);
+    for (i, ((byte, low), high)) in block[6..].iter().zip(first).zip(second).enumerate() {
+        *low = ((byte & 15 | fifth[i]) as i32 - 16) as f32 * scale;
+        *high = ((byte >> 4 | fifth[i + 16]) as i32 - 16) as f32 * scale;
+    }
+}
+
+#[inline(always)]
+pub(super) fn q5_1(block: &[u8; 24], out: &mut [f32; 32]) {
+    let (scale, least) = (half_at(block, 0), half_at(block, 2));
+    let fifth = fifth_bits(&block[4..8]);
+    let (first, second) = out.split_at_mut(16);
+    for (i, ((byte, low), high)) in block[8..].iter().zip(first).zip(second).enumerate() {
+        *low = (byte & 15 | fifth[i]) as f32 * scale + least;
+        *high = (byte >> 4 | fifth[i + 16]) as f32 * scale + least;
+    }
+}
+
+#[inline(always)]
+pub(super) fn q8_0(block: &[u8; 34], out: &mut [f32; 32]) {
+    let scale = half_at(block, 0);
+    for (value, byte) in out.iter_mut().zip(&block[2..]) {
+        *value = *byte as i8 as f32 * scale;
+    }
+}
+
+#[inline(always)]
+pub(super) fn iq4_nl(block: &[u8; 18], out: &mut [f32; 32]) {
+    levels(half_at(block, 0), &IQ4_LEVELS, &block[2..], out);
+}
+
+#[inline(always)]
+pub(super) fn mxfp4(block: &[u8; 17], out: &mut [f32; 32]) {
+    // 2^(e−128): half of the shared power of two, which for the two smallest exponents is a subnormal number.
+    let exponent = block[0] as u32;
+    let scale = f32::from_bits(if exponent < 2 { 0x0020_0000 << exponent } else { (exponent - 1) << 23 });
+    levels(scale, &MXFP4_LEVELS, &block[1..], out);
+}
+
+/// Nibbles that index a table of levels: the sixteen low ones, then the sixteen high ones.
+#[inline(always)]
+pub(super) fn levels(scale: f32, table: &[f32; 16], nibbles: &[u8], out: &mut [f32; 32]) {
+    let (first, second) = out.split_at_mut(16);
+    for ((byte, low), high) in nibbles.iter().zip(first).zip(second) {
+        *low = scale * table[(byte & 15) as usize];
+        *high = scale * table[(byte >> 4) as usize];
+    }
+}

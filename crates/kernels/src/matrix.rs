@@ -1,0 +1,232 @@
+//! Weights as the inner loop wants them: panels of sixteen output columns.
+//!
+//! A weight of `rows` outputs and `cols` inputs is stored panel after panel; in a panel, step after step of
+//! the inner dimension, sixteen adjacent outputs. f32 panels are multiplied as they lie. Narrower panels and the
+//! block formats of GGUF are widened a chunk at a time into a scratch panel of f32, which is exact: so the numbers do not depend on the product's height.
+
+use crate::encoding::{self, Encoding};
+use crate::memory::{Aligned, Shared};
+use crate::pool::Pool;
+use crate::tile::PANEL;
+use half::{bf16, f16, slice::HalfFloatSliceExt};
+
+/// Steps of the inner dimension handled at once: a chunk of an f32 panel is 16 KiB, half of a level-one cache,
+/// and 256 is a whole number of blocks in every encoding.
+pub(crate) const CHUNK: usize = 256;
+
+/// How a packed weight is kept in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DType {
+    /// Four bytes a value.
+    F32,
+    /// Two bytes, eight bits of precision.
+    Bf16,
+    /// Two bytes, eleven bits of precision, small range.
+    F16,
+}
+
+/// The stored bytes of a weight's rows, for encodings that are kept as they are in the file.
+pub trait RowBytes: Send + Sync {
+    /// The encoded row.
+    fn row(&self, row: usize) -> &[u8];
+}
+
+enum Store {
+    F32(Aligned<f32>),
+    Bf16(Aligned<u16>),
+    F16(Aligned<u16>),
+    Blocks(Encoding, Box<dyn RowBytes>),
+}
+
+/// A weight matrix, ready to be multiplied.
+pub struct Matrix {
+    rows: usize,
+    cols: usize,
+    store: Store,
+}
+
+impl Matrix {
+    /// Packs a matrix whose rows `fill` writes as f32, in parallel.
+    ///
+    /// ```
+    /// use pellucid_kernels::{DType, Matrix, Pool, matmul};
+    /// let pool = Pool::new(1);
+    /// let identity = Matrix::pack(&pool, 3, 3, DType::F32, &|row, out| { out.fill(0.0); out[row] = 1.0; });
+    /// let mut y = [0.0; 3];
+    /// matmul(&pool, &[5.0, 6.0, 7.0], &identity, None, &mut y);
+    /// assert_eq!(y, [5.0, 6.0, 7.0]);
+    /// ```
+    pub fn pack(pool: &Pool, rows: usize, cols: usize, dtype: DType, fill: &(dyn Fn(usize, &mut [f32]) + Sync)) -> Matrix {
+        let size = rows.div_ceil(PANEL) * PANEL * cols;
+        let store = match dtype {
+            DType::F32 => Store::F32(pack_panels(pool, rows, cols, size, fill, &|x| x)),
+            DType::Bf16 => Store::Bf16(pack_panels(pool, rows, cols, size, fill, &|x| bf16::from_f32(x).to_bits())),
+            DType::F16 => Store::F16(pack_panels(pool, rows, cols, size, fill, &|x| f16::from_f32(x).to_bits())),
+        };
+        Matrix { rows, cols, store }
+    }
+
+    /// A matrix kept in its file's encoding; `cols` must be a whole number of blocks.
+    pub fn encoded(rows: usize, cols: usize, encoding: Encoding, bytes: Box<dyn RowBytes>) -> Matrix {
+        assert!(cols % encoding.block_len() == 0, "{cols} columns are not whole blocks of {encoding}");
+        Matrix { rows, cols, store: Store::Blocks(encoding, bytes) }
+    }
+
+    /// Outputs.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Inputs.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Bytes that the weights take, in memory or mapped.
+    pub fn bytes(&self) -> usize {
+        match &self.store {
+            Store::F32(data) => data.len() * 4,
+            Store::Bf16(data) | Store::F16(data) => data.len() * 2,
+            Store::Blocks(encoding, _) => self.rows * (self.cols / encoding.block_len()) * encoding.block_bytes(),
+        }
+    }
+
+    /// The name of the storage format, as people write it.
+    pub fn format(&self) -> String {
+        match &self.store {
+            Store::F32(_) => "f32".into(),
+            Store::Bf16(_) => "bf16".into(),
+            Store::F16(_) => "f16".into(),
+            Store::Blocks(encoding, _) => encoding.to_string(),
+        }
+    }
+
+    /// Writes row `row` (one output's weights; one token's embedding) as f32.
+    pub fn row(&self, row: usize, out: &mut [f32]) {
+        assert!(row < self.rows && out.len() == self.cols, "row {row} of a {}x{} matrix", self.rows, self.cols);
+        let (panel, lane) = (row / PANEL, row % PANEL);
+        let at = |step: usize| (panel * self.cols + step) * PANEL + lane;
+        match &self.store {
+            Store::F32(data) => out.iter_mut().enumerate().for_each(|(i, x)| *x = data[at(i)]),
+            Store::Bf16(data) => out.iter_mut().enumerate().for_each(|(i, x)| *x = bf16::from_bits(data[at(i)]).to_f32()),
+            Store::F16(data) => out.iter_mut().enumerate().for_each(|(i, x)| *x = f16::from_bits(data[at(i)]).to_f32()),
+            Store::Blocks(encoding, bytes) => encoding::decode(*encoding, bytes.row(row), out),
+        }
+    }
+
+    /// Whether panels are already f32 and need no widening.
+    pub(crate) fn is_f32(&self) -> bool {
+        matches!(self.store, Store::F32(_))
+    }
+
+    /// Steps `from..to` of panel `panel` as f32: a view, or widened into `scratch`.
+    #[inline(always)]
+    pub(crate) fn chunk<'a>(&'a self, panel: usize, from: usize, to: usize, scratch: &'a mut Scratch) -> &'a [f32] {
+        let range = (panel * self.cols + from) * PANEL..(panel * self.cols + to) * PANEL;
+        let wide = &mut scratch.panel[..(to - from) * PANEL];
+        match &self.store {
+            Store::F32(data) => return &data[range],
+            Store::Bf16(data) => widen_bf16(&data[range], wide),
+            Store::F16(data) => widen_f16(&data[range], wide),
+            Store::Blocks(encoding, bytes) => {
+                let (len, size) = (encoding.block_len(), encoding.block_bytes());
+                let blocks = from / len * size..to / len * size;
+                let rows = &mut scratch.rows[..PANEL * (to - from)];
+                for lane in 0..PANEL {
+                    let out = &mut rows[lane * (to - from)..][..to - from];
+                    let row = panel * PANEL + lane;
+                    if row < self.rows {
+                        encoding::decode(*encoding, &bytes.row(row)[blocks.clone()], out);
+                    } else {
+                        out.fill(0.0);
+                    }
+                }
+                interleave(rows, to - from, wide);
+            }
+        }
+        wide
+    }
+}
+
+/// Room for one widened chunk.
+pub(crate) struct Scratch {
+    panel: Aligned<f32>,
+    rows: Vec<f32>,
+}
+
+impl Scratch {
+    pub(crate) fn new() -> Scratch {
+        Scratch { panel: Aligned::zeroed(CHUNK * PANEL), rows: vec![0.0; CHUNK * PANEL] }
+    }
+}
+
+fn pack_panels<T: crate::memory::Plain>(
+    pool: &Pool,
+    rows: usize,
+    cols: usize,
+    size: usize,
+    fill: &(dyn Fn(usize, &mut [f32]) + Sync),
+    narrow: &(dyn Fn(f32) -> T + Sync),
+) -> Aligned<T> {
+    let mut data = Aligned::<T>::zeroed(size);
+    let shared = Shared::new(&mut data);
+    pool.run(rows.div_ceil(PANEL), &|panel| {
+        let mut source = vec![0.0; PANEL * cols];
+        for lane in 0..PANEL.min(rows - panel * PANEL) {
+            fill(panel * PANEL + lane, &mut source[lane * cols..][..cols]);
+        }
+        let mut wide = vec![0.0; PANEL * cols];
+        interleave(&source, cols, &mut wide);
+        // SAFETY: each task writes its own panel.
+        let out = unsafe { shared.part(panel * PANEL * cols, PANEL * cols) };
+        out.iter_mut().zip(&wide).for_each(|(o, &x)| *o = narrow(x));
+    });
+    data
+}
+
+/// Turns sixteen rows of `len` values into `len` steps of sixteen values.
+fn interleave(rows: &[f32], len: usize, out: &mut [f32]) {
+    // In bands of sixteen steps both the reads and the writes stay within a few cache lines.
+    for band in (0..len).step_by(PANEL) {
+        let end = (band + PANEL).min(len);
+        for lane in 0..PANEL {
+            for (step, &x) in (band..end).zip(&rows[lane * len + band..lane * len + end]) {
+                out[step * PANEL + lane] = x;
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn widen_bf16(from: &[u16], to: &mut [f32]) {
+    to.iter_mut().zip(from).for_each(|(x, &bits)| *x = f32::from_bits((bits as u32) << 16));
+}
+
+#[inline(always)]
+fn widen_f16(from: &[u16], to: &mut [f32]) {
+    use half::slice::HalfBitsSliceExt;
+    from.reinterpret_cast::<f16>().convert_to_f32_slice(to);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_come_back_as_they_were_packed() {
+        let pool = Pool::new(2);
+        let value = |row: usize, col: usize| (row * 31 + col) as f32 * 0.25;
+        for (rows, cols) in [(1, 1), (16, 8), (17, 5), (40, 300)] {
+            for dtype in [DType::F32, DType::Bf16, DType::F16] {
+                let matrix = Matrix::pack(&pool, rows, cols, dtype, &|row, out| {
+                    out.iter_mut().enumerate().for_each(|(col, x)| *x = value(row, col) % 16.0);
+                });
+                let mut row = vec![0.0; cols];
+                for r in 0..rows {
+                    matrix.row(r, &mut row);
+                    assert!(row.iter().enumerate().all(|(c, &x)| x == value(r, c) % 16.0), "{rows}x{cols} {dtype:?}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! Storage whose first byte starts a cache line, so that a panel row is one line and never two.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::ops::{Deref, DerefMut};
+
+/// Bytes in a cache line.
+const LINE: usize = 64;
+/// From this size on the system is asked for huge pages: streaming weights then misses the TLB 512 times less.
+const HUGE: usize = 4 << 20;
+
+/// Number types that may live in [`Aligned`] storage: any bit pattern is a value.
+pub trait Plain: Copy + Send + Sync + 'static {}
+impl Plain for f32 {}
+impl Plain for u16 {}
+
+/// A fixed-size zeroed array aligned to a cache line.
+pub struct Aligned<T: Plain> {
+    start: *mut T,
+    len: usize,
+}
+
+// SAFETY: `Aligned` owns its memory like a `Vec` and holds plain numbers.
+unsafe impl<T: Plain> Send for Aligned<T> {}
+// SAFETY: shared access only reads.
+unsafe impl<T: Plain> Sync for Aligned<T> {}
+
+impl<T: Plain> Aligned<T> {
+    /// An array of `len` zeros.
+    pub fn zeroed(len: usize) -> Aligned<T> {
+        let Some(layout) = Self::layout(len) else {
+            return Aligned { start: std::ptr::NonNull::dangling().as_ptr(), len: 0 };
+        };
+        // SAFETY: the layout has a size above zero.
+        let start = unsafe { alloc_zeroed(layout) };
+        if start.is_null() {
+            handle_alloc_error(layout);
+        }
+        ask_for_huge_pages(start, layout.size());
+        Aligned { start: start.cast(), len }
+    }
+
+    /// `None` where nothing needs to be allocated.
+    fn layout(len: usize) -> Option<Layout> {
+        let bytes = len.checked_mul(size_of::<T>()).expect("an array larger than the address space");
+        let align = if bytes >= HUGE { 2 << 20 } else { LINE };
+        (bytes > 0).then(|| Layout::from_size_align(bytes, align).expect("an array larger than the address space"))
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn ask_for_huge_pages(start: *mut u8, bytes: usize) {
+    if bytes >= HUGE {
+        // SAFETY: the range is an allocation of ours; the advice changes no content and its failure no behaviour.
+        unsafe { libc::madvise(start.cast(), bytes, libc::MADV_HUGEPAGE) };
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn ask_for_huge_pages(_start: *mut u8, _bytes: usize) {}
+
+impl<T: Plain> Drop for Aligned<T> {
+    fn drop(&mut self) {
+        if let Some(layout) = Self::layout(self.len) {
+            // SAFETY: allocated in `zeroed` with the same layout.
+            unsafe { dealloc(self.start.cast(), layout) };
+        }
+    }
+}
+
+impl<T: Plain> Deref for Aligned<T> {
+    type Target = [T];
+    fn deref(&self) -> &[T] {
+        // SAFETY: `start` holds `len` initialised values for as long as `self` lives.
+        unsafe { std::slice::from_raw_parts(self.start, self.len) }
+    }
+}
+
+impl<T: Plain> DerefMut for Aligned<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        // SAFETY: as in `deref`, and the borrow is exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.start, self.len) }
+    }
+}
+
+/// A pointer that threads may share because each writes only its own part.
+///
+/// The code that shares it states why the parts are disjoint.
+#[derive(Clone, Copy)]
+pub struct Shared<T>(*mut T);
+
+// SAFETY: whoever dereferences it vouches for disjoint parts.
+unsafe impl<T> Send for Shared<T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for Shared<T> {}
+
+impl<T> Shared<T> {
+    /// Shares a slice that is split among threads.
+    pub fn new(slice: &mut [T]) -> Shared<T> {
+        Shared(slice.as_mut_ptr())
+    }
+
+    /// The pointer itself.
+    pub fn get(self) -> *mut T {
+        self.0
+    }
+
+    /// Part of the shared slice.
+    ///
+    /// # Safety
+    /// The range must lie within the shared slice, and no other thread may hold an overlapping part.
+    pub unsafe fn part<'a>(self, start: usize, len: usize) -> &'a mut [T] {
+        // SAFETY: the caller vouches for the range and for exclusiveness.
+        unsafe { std::slice::from_raw_parts_mut(self.0.add(start), len) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arrays_start_on_a_cache_line_and_are_zero() {
+        for len in [0, 1, 17, 1 << 21] {
+            let mut array = Aligned::<f32>::zeroed(len);
+            assert_eq!(array.len(), len);
+            assert!(array.iter().all(|&x| x == 0.0));
+            assert!(len == 0 || array.as_ptr() as usize % LINE == 0);
+            if let Some(last) = array.last_mut() {
+                *last = 1.0;
+            }
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! Worker threads for the token loop: they spin for a moment after each job, then park.
+//!
+//! A decode step is some hundred short parallel loops a few microseconds apart: waking a sleeping thread for each would
+//! cost more than the loop. So a worker keeps looking for the next job for about 100 µs before it parks, and an
+//! idle process uses no processor time. The caller works too, and never waits for a worker that has not joined.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread::{JoinHandle, Thread};
+use std::time::{Duration, Instant};
+
+/// How long an idle worker looks for the next job before it parks.
+const SPIN: Duration = Duration::from_micros(100);
+
+/// A job as the workers see it: a function of the task's index.
+type Job = &'static (dyn Fn(usize) + Sync);
+
+/// `gate` packs `epoch << 32 | open << 31 | joined`: a worker joins by one compare-and-swap that succeeds only
+/// while the job of that epoch is open, so the caller may return as soon as the job is closed and nobody is joined.
+const OPEN: u64 = 1 << 31;
+const JOINED: u64 = OPEN - 1;
+
+struct State {
+    gate: AtomicU64,
+    job: Mutex<Option<Job>>,
+    next: AtomicUsize,
+    tasks: AtomicUsize,
+    quit: AtomicBool,
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+}
+
+struct Worker {
+    thread: Thread,
+    parked: Arc<AtomicBool>,
+    handle: Option<JoinHandle<()>>,
+}
+
+/// A team of threads that run parallel loops.
+///
+/// ```
+/// use std::sync::atomic::{AtomicUsize, Ordering};
+/// let sum = AtomicUsize::new(0);
+/// pellucid_kernels::Pool::new(2).run(100, &|task| { sum.fetch_add(task, Ordering::Relaxed); });
+/// assert_eq!(sum.into_inner(), 4950);
+/// ```
+pub struct Pool {
+    state: Arc<State>,
+    workers: Vec<Worker>,
+    /// Held during a job; a second caller that finds it taken does its own work alone rather than wait or oversubscribe.
+    busy: Mutex<()>,
+}
+
+impl Pool {
+    /// A team of `threads` in all, the caller included.
+    pub fn new(threads: usize) -> Pool {
+        let state = Arc::new(State {
+            gate: AtomicU64::new(0),
+            job: Mutex::new(None),
+            next: AtomicUsize::new(0),
+            tasks: AtomicUsize::new(0),
+            quit: AtomicBool::new(false),
+            panic: Mutex::new(None),
+        });
+        // A thread that cannot be started leaves a smaller team, which computes the same.
+        let workers = (1..threads.max(1)).map_while(|index| Worker::start(index, &state)).collect();
+        Pool { state, workers, busy: Mutex::new(()) }
+    }
+
+    /// The team that everything shares unless told otherwise: `PELLUCID_THREADS`, `RAYON_NUM_THREADS` or
+    /// `OMP_NUM_THREADS` threads, else one for each core.
+    pub fn global() -> Arc<Pool> {
+        static GLOBAL: OnceLock<Arc<Pool>> = OnceLock::new();
+        GLOBAL.get_or_init(|| Arc::new(Pool::new(default_threads()))).clone()
+    }
+
+    /// Threads in the team, the caller included.
+    pub fn threads(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// Runs `job(0)` … `job(tasks - 1)`, each once, on all threads, and returns when all are done.
+    ///
+    /// A panic in a task is rethrown here once the others have finished.
+    pub fn run(&self, tasks: usize, job: &(dyn Fn(usize) + Sync)) {
+        let guard = if tasks > 1 && !self.workers.is_empty() { self.busy.try_lock().ok() } else { None };
+        let Some(_guard) = guard else {
+            (0..tasks).for_each(job);
+            return;
+        };
+        self.open(tasks, job);
+        let outcome = catch_unwind(AssertUnwindSafe(|| work(&self.state, job)));
+        self.close();
+        let theirs = self.state.panic.lock().ok().and_then(|mut slot| slot.take());
+        if let Some(panic) = outcome.err().or(theirs) {
+            resume_unwind(panic);
+        }
+    }
+
+    fn open(&self, tasks: usize, job: &(dyn Fn(usize) + Sync)) {
+        // SAFETY: the lifetime is only hidden, not lengthened: `close` returns when no worker can reach the job any more.
+        let job: Job = unsafe { std::mem::transmute(job) };
+        let state = &*self.state;
+        *state.job.lock().unwrap_or_else(|e| e.into_inner()) = Some(job);
+        state.tasks.store(tasks, Ordering::Relaxed);
+        state.next.store(0, Ordering::Relaxed);
+        let epoch = (state.gate.load(Ordering::Relaxed) >> 32) + 1;
+        state.gate.store(epoch << 32 | OPEN, Ordering::SeqCst);
+        for worker in self.workers.iter().take(tasks - 1) {
+            if worker.parked.load(Ordering::SeqCst) {
+                worker.thread.unpark();
+            }
+        }
+    }
+
+    fn close(&self) {
+        let gate = &self.state.gate;
+        gate.fetch_and(!OPEN, Ordering::AcqRel);
+        let started = Instant::now();
+        while gate.load(Ordering::Acquire) & JOINED != 0 {
+            // A worker that lost its core holds the last task: let the system run it.
+            if started.elapsed() > SPIN { std::thread::yield_now() } else { std::hint::spin_loop() }
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.state.quit.store(true, Ordering::SeqCst);
+        for worker in &mut self.workers {
+            worker.thread.unpark();
+            if let Some(handle) = worker.handle.take() {
+                // A worker has nothing to report: its tasks' panics went to their caller.
+                let _ = handle.join();
+            }
+        }
+    }
+}
+
+impl Worker {
+    fn start(index: usize, state: &Arc<State>) -> Option<Worker> {
+        let (state, parked) = (state.clone(), Arc::new(AtomicBool::new(false)));
+        let flag = parked.clone();
+        let builder = std::thread::Builder::new().name(format!("pellucid-{index}"));
+        let handle = builder.spawn(move || serve(&state, &flag)).ok()?;
+        Some(Worker { thread: handle.thread().clone(), parked, handle: Some(handle) })
+    }
+}
+
+/// A worker's life: wait for an open job of a new epoch, join it, work, leave.
+fn serve(state: &State, parked: &AtomicBool) {
+    let mut seen = 0;
+    let mut idle_since = Instant::now();
+    loop {
+        let gate = state.gate.load(Ordering::Acquire);
+        if state.quit.load(Ordering::Relaxed) {
+            return;
+        }
+        if gate >> 32 != seen && gate & OPEN != 0 {
+            if state.gate.compare_exchange(gate, gate + 1, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+                continue;
+            }
+            seen = gate >> 32;
+            let job = *state.job.lock().unwrap_or_else(|e| e.into_inner());
+            let outcome = catch_unwind(AssertUnwindSafe(|| job.map(|job| work(state, job))));
+            if let (Err(panic), Ok(mut slot)) = (outcome, state.panic.lock()) {
+                *slot = Some(panic);
+            }
+            state.gate.fetch_sub(1, Ordering::AcqRel);
+            idle_since = Instant::now();
+        } else if idle_since.elapsed() < SPIN {
+            (0..32).for_each(|_| std::hint::spin_loop());
+        } else {
+            // Announce, look once more (a job may have opened in between), then sleep until somebody unparks.
+            parked.store(true, Ordering::SeqCst);
+            if state.gate.load(Ordering::SeqCst) == gate && !state.quit.load(Ordering::SeqCst) {
+                std::thread::park();
+            }
+            parked.store(false, Ordering::SeqCst);
+            idle_since = Instant::now();
+        }
+    }
+}
+
+/// Takes tasks until none is left.
+fn work(state: &State, job: &(dyn Fn(usize) + Sync)) {
+    let tasks = state.tasks.load(Ordering::Relaxed);
+    loop {
+        let task = state.next.fetch_add(1, Ordering::Relaxed);
+        if task >= tasks {
+            return;
+        }
+        job(task);
+    }
+}
+
+fn default_threads() -> usize {
+    ["PELLUCID_THREADS", "RAYON_NUM_THREADS", "OMP_NUM_THREADS"]
+        .iter()
+        .find_map(|name| std::env::var(name).ok()?.parse().ok().filter(|&n| n > 0))
+        .or_else(|| std::thread::available_parallelism().ok().map(|n| n.get()))
+        .unwrap_or(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_task_runs_exactly_once() {
+        let pool = Pool::new(3);
+        for tasks in [0, 1, 2, 7, 1000] {
+            let counts: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
+            pool.run(tasks, &|task| {
+                counts[task].fetch_add(1, Ordering::Relaxed);
+            });
+            assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) == 1), "{tasks} tasks");
+        }
+    }
+
+    #[test]
+    fn works_after_the_workers_have_parked_and_under_many_short_jobs() {
+        let pool = Pool::new(2);
+        let total = AtomicUsize::new(0);
+        for round in 0..2000 {
+            pool.run(4, &|task| {
+                total.fetch_add(task, Ordering::Relaxed);
+            });
+            if round % 500 == 0 {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        }
+        assert_eq!(total.into_inner(), 2000 * 6);
+    }
+
+    #[test]
+    fn a_panic_in_a_task_reaches_the_caller_and_the_pool_survives() {
+        let pool = Pool::new(2);
+        let caught = catch_unwind(AssertUnwindSafe(|| pool.run(8, &|task| assert!(task != 5, "task five"))));
+        assert!(caught.is_err());
+        let done = AtomicUsize::new(0);
+        pool.run(8, &|_| {
+            done.fetch_add(1, Ordering::Relaxed);
+        });
+        assert_eq!(done.into_inner(), 8);
+    }
+
+    #[test]
+    fn two_callers_at_once_both_finish() {
+        let pool = Arc::new(Pool::new(2));
+        let total = Arc::new(AtomicUsize::new(0));
+        let callers: Vec<_> = (0..4)
+            .map(|_| {
+                let (pool, total) = (pool.clone(), total.clone());
+                std::thread::spawn(move || {
+                    for _ in 0..200 {
+                        pool.run(5, &|_| {
+                            total.fetch_add(1, Ordering::Relaxed);
+                        });
+                    }
+                })
+            })
+            .collect();
+        callers.into_iter().for_each(|c| c.join().expect("a caller panicked"));
+        assert_eq!(total.load(Ordering::Relaxed), 4 * 200 * 5);
+    }
+}

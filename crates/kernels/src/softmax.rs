@@ -1,0 +1,52 @@
+//! Softmax of whole rows.
+
+use crate::activation::{Unary, exp, map};
+use crate::dispatch;
+use crate::simd::Simd;
+
+pub(crate) struct ExpMinus(pub f32);
+
+impl Unary for ExpMinus {
+    #[inline(always)]
+    fn apply<S: Simd>(&self, s: S, x: S::V) -> S::V {
+        exp(s, s.sub(x, s.splat(self.0)))
+    }
+}
+
+#[inline(always)]
+fn softmax_with<S: Simd>(s: S, x: &mut [f32], sink: Option<f32>) {
+    let mut top = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    if let Some(sink) = sink {
+        top = top.max(sink);
+    }
+    if top == f32::NEG_INFINITY {
+        x.fill(0.0);
+        return;
+    }
+    map(s, &ExpMinus(top), x);
+    let sum = x.iter().sum::<f32>() + sink.map_or(0.0, |sink| (sink - top).exp());
+    x.iter_mut().for_each(|x| *x /= sum);
+}
+
+dispatch! {
+    /// `x = softmax(x)`; a sink is one more logit whose share nobody receives. A row of -inf becomes zeros.
+    pub fn softmax(x: &mut [f32], sink: Option<f32>) = softmax_with
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_sum_to_one_less_the_sink() {
+        let mut x = [1.0, f32::NEG_INFINITY, 3.0, -200.0, 2.5];
+        softmax(&mut x, None);
+        assert!((x.iter().sum::<f32>() - 1.0).abs() < 1e-6 && x[1] == 0.0 && x[2] > x[4]);
+        let mut x = [0.0, 0.0];
+        softmax(&mut x, Some(0.0));
+        assert!(x.iter().all(|&p| (p - 1.0 / 3.0).abs() < 1e-6));
+        let mut x = [f32::NEG_INFINITY; 3];
+        softmax(&mut x, None);
+        assert_eq!(x, [0.0; 3]);
+    }
+}

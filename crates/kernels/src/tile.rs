@@ -1,0 +1,132 @@
+//! The one inner loop of every product: a tile of rows times a few panels of sixteen columns.
+//!
+//! Each output is a single chain of fused multiply-adds over the inner dimension, in order. The tile's height and
+//! width only decide how many chains run side by side, so they never change a result. Weights, cached keys and
+//! cached values all come in this form, so matrix products and both halves of attention share it.
+
+use crate::simd::{LANES, Simd};
+
+/// Columns in a panel: two vectors, one cache line of f32.
+pub const PANEL: usize = 2 * LANES;
+/// Rows of the tallest tile: twelve accumulators, two weight vectors and one input fill AVX2's sixteen registers.
+pub const ROWS: usize = 6;
+
+/// A matrix seen by a tile: where it starts and how far apart its rows and columns are, in floats.
+#[derive(Clone, Copy)]
+pub struct Left {
+    /// The first element.
+    pub start: *const f32,
+    /// Distance between rows.
+    pub row: usize,
+    /// Distance between columns (steps of the inner dimension).
+    pub col: usize,
+}
+
+/// Panels seen by a tile.
+#[derive(Clone, Copy)]
+pub struct Right {
+    /// The first element of the first panel.
+    pub start: *const f32,
+    /// Distance between steps of the inner dimension.
+    pub step: usize,
+    /// Distance between panels.
+    pub panel: usize,
+}
+
+/// Outputs of a tile: sixteen adjacent floats a panel and row.
+#[derive(Clone, Copy)]
+pub struct Out {
+    /// The first element.
+    pub start: *mut f32,
+    /// Distance between rows.
+    pub row: usize,
+    /// Distance between panels.
+    pub panel: usize,
+}
+
+/// `out = left × right`, or `out += left × right` when `go_on`, for `M` rows and `P` panels.
+///
+/// # Safety
+/// All elements that the strides, `M`, `P` and `inner` reach must be readable, those of `out` writable.
+#[inline(always)]
+unsafe fn tile<S: Simd, const M: usize, const P: usize>(s: S, inner: usize, left: Left, right: Right, out: Out, go_on: bool) {
+    let mut sums = [[[s.splat(0.0); 2]; P]; M];
+    // SAFETY: the caller vouches for every element that the strides reach.
+    unsafe {
+        if go_on {
+            for m in 0..M {
+                for p in 0..P {
+                    let at = out.start.add(m * out.row + p * out.panel);
+                    sums[m][p] = [s.load(at), s.load(at.add(LANES))];
+                }
+            }
+        }
+        let (mut a, mut b) = (left.start, right.start);
+        for _ in 0..inner {
+            for p in 0..P {
+                let b0 = s.load(b.add(p * right.panel));
+                let b1 = s.load(b.add(p * right.panel + LANES));
+                for m in 0..M {
+                    let x = s.splat(*a.add(m * left.row));
+                    sums[m][p][0] = s.fma(x, b0, sums[m][p][0]);
+                    sums[m][p][1] = s.fma(x, b1, sums[m][p][1]);
+                }
+            }
+            a = a.add(left.col);
+            b = b.add(right.step);
+        }
+        for m in 0..M {
+            for p in 0..P {
+                let at = out.start.add(m * out.row + p * out.panel);
+                s.store(at, sums[m][p][0]);
+                s.store(at.add(LANES), sums[m][p][1]);
+            }
+        }
+    }
+}
+
+/// Panels that a tile of `rows` rows takes at once: short tiles take more, to keep enough independent chains in flight.
+#[inline(always)]
+pub fn panels_at_once(rows: usize) -> usize {
+    match rows {
+        1 => 4,
+        2 | 3 => 2,
+        _ => 1,
+    }
+}
+
+/// `out (+)= left × right` for any number of rows and panels, tile by tile.
+///
+/// # Safety
+/// As for [`tile`], over all rows and panels.
+#[inline(always)]
+pub unsafe fn block<S: Simd>(s: S, rows: usize, panels: usize, inner: usize, left: Left, right: Right, out: Out, go_on: bool) {
+    let mut m = 0;
+    while m < rows {
+        let height = (rows - m).min(ROWS);
+        let wide = panels_at_once(height);
+        let mut p = 0;
+        while p < panels {
+            let width = if panels - p >= wide { wide } else { 1 };
+            // SAFETY: `m` and `p` stay within the rows and panels the caller vouches for.
+            unsafe {
+                let left = Left { start: left.start.add(m * left.row), ..left };
+                let right = Right { start: right.start.add(p * right.panel), ..right };
+                let out = Out { start: out.start.add(m * out.row + p * out.panel), ..out };
+                match (height, width) {
+                    (1, 4) => tile::<S, 1, 4>(s, inner, left, right, out, go_on),
+                    (1, _) => tile::<S, 1, 1>(s, inner, left, right, out, go_on),
+                    (2, 2) => tile::<S, 2, 2>(s, inner, left, right, out, go_on),
+                    (2, _) => tile::<S, 2, 1>(s, inner, left, right, out, go_on),
+                    (3, 2) => tile::<S, 3, 2>(s, inner, left, right, out, go_on),
+                    (3, _) => tile::<S, 3, 1>(s, inner, left, right, out, go_on),
+                    (4, _) => tile::<S, 4, 1>(s, inner, left, right, out, go_on),
+                    (5, _) => tile::<S, 5, 1>(s, inner, left, right, out, go_on),
+                    _ => tile::<S, 6, 1>(s, inner, left, right, out, go_on),
+                }
+            }
+            p += width;
+        }
+        m += height;
+    }
+}

@@ -1,0 +1,84 @@
+//! Matrix products against naive loops, and the promise that a row's bits do not depend on its neighbours.
+
+use pellucid_kernels::encoding::{self, Encoding};
+use pellucid_kernels::matrix::RowBytes;
+use pellucid_kernels::{DType, Matrix, Pool, matmul};
+use proptest::prelude::*;
+
+fn value(seed: u64, index: usize) -> f32 {
+    let mixed = (index as u64 + 1).wrapping_mul(seed | 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    ((mixed >> 40) as f32 / (1 << 23) as f32) - 1.0
+}
+
+/// Rows of whole blocks of an encoding, filled with small finite values.
+struct Encoded {
+    row_bytes: usize,
+    bytes: Vec<u8>,
+}
+
+impl RowBytes for Encoded {
+    fn row(&self, row: usize) -> &[u8] {
+        &self.bytes[row * self.row_bytes..][..self.row_bytes]
+    }
+}
+
+fn q8_rows(rows: usize, cols: usize, seed: u64) -> Encoded {
+    let mut bytes = Vec::new();
+    for block in 0..rows * cols / 32 {
+        bytes.extend(half::f16::from_f32(0.01 + (block % 7) as f32 * 0.003).to_le_bytes());
+        bytes.extend((0..32).map(|i| (value(seed, block * 32 + i) * 127.0) as i8 as u8));
+    }
+    Encoded { row_bytes: cols / 32 * 34, bytes }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn products_agree_with_naive_loops(rows in 0usize..70, inner in 1usize..600, columns in 1usize..90, bias: bool, seed: u64, kind in 0u8..3) {
+        let pool = Pool::new(2);
+        let dtype = [DType::F32, DType::Bf16, DType::F16][kind as usize];
+        let w = Matrix::pack(&pool, columns, inner, dtype, &|row, out| {
+            out.iter_mut().enumerate().for_each(|(i, x)| *x = value(seed, row * inner + i));
+        });
+        let x: Vec<f32> = (0..rows * inner).map(|i| value(seed ^ 77, i)).collect();
+        let b: Vec<f32> = (0..columns).map(|i| value(seed ^ 99, i)).collect();
+        let mut out = vec![f32::NAN; rows * columns];
+        matmul(&pool, &x, &w, bias.then_some(&b[..]), &mut out);
+        let mut weights = vec![0.0; inner];
+        for column in 0..columns {
+            w.row(column, &mut weights);
+            for row in 0..rows {
+                let truth = x[row * inner..][..inner].iter().zip(&weights).map(|(a, b)| *a as f64 * *b as f64).sum::<f64>()
+                    + if bias { b[column] as f64 } else { 0.0 };
+                let y = out[row * columns + column];
+                prop_assert!((y as f64 - truth).abs() < 1e-4, "row {row} column {column}: {y} instead of {truth}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_has_the_same_bits_whatever_the_batch_the_threads_and_the_storage() {
+    let (inner, columns) = (544, 77);
+    let encoded = q8_rows(columns, inner, 5);
+    let mut plain = vec![0.0; columns * inner];
+    for row in 0..columns {
+        encoding::decode(Encoding::Q8_0, encoded.row(row), &mut plain[row * inner..][..inner]);
+    }
+    let pools = [Pool::new(1), Pool::new(3)];
+    let packed = Matrix::pack(&pools[0], columns, inner, DType::F32, &|row, out| out.copy_from_slice(&plain[row * inner..][..inner]));
+    let blocks = Matrix::encoded(columns, inner, Encoding::Q8_0, Box::new(encoded));
+    let x: Vec<f32> = (0..500 * inner).map(|i| value(9, i)).collect();
+    let mut reference = vec![0.0; 500 * columns];
+    matmul(&pools[0], &x, &packed, None, &mut reference);
+    for w in [&packed, &blocks] {
+        for pool in &pools {
+            for rows in [1, 2, 3, 4, 5, 6, 7, 13, 24, 25, 100, 500] {
+                let first = 500 - rows;
+                let mut out = vec![0.0; rows * columns];
+                matmul(pool, &x[first * inner..], w, None, &mut out);
+                assert_eq!(out, reference[first * columns..], "{rows} rows, {} threads, {}", pool.threads(), w.format());
+            }
+        }
+    }
+}

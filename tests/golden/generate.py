@@ -1,0 +1,293 @@
+#!/usr/bin/env python3
+"""Makes the golden models: tiny random models of Hugging Face architectures with everything Pellucid must reproduce.
+
+    generate.py OUT [case ...]      writes OUT/<case>/ (without names: every committed case)
+    generate.py --check [case ...]  makes them again in a temporary directory and compares with models/
+    generate.py --list              names of all cases, committed and on demand
+
+Needs Python 3.10+, torch, transformers, safetensors; no network. The cases are data in cases.py and more.py.
+
+Each OUT/<case>/ holds config.json, model.safetensors (token ids are enough, so no tokenizer) and reference.safetensors,
+all f32 from an eager forward pass of one text of T tokens; D width, H heads, V vocabulary, <i> the layer:
+  ids [T] i64, logits [T,V]          the text and its logits, after scale and soft cap
+  short_logits [T-3,V]               the text without its first 3 tokens, alone: the second row of a ragged batch
+  greedy [8] i64                     greedy continuation by full recomputation: no special ids, no near ties
+  greedy_cached [8]                  only where transformers' cached generation disagrees (e.g. dynamic RoPE)
+  resid_pre.0, resid_post.<i> [T,D]  the stream entering the first layer, and leaving each (before the final norm)
+  final_norm [T,D]                   output of the final norm, where there is one
+  attn_probs.<i> [H,T,T]             attention probabilities
+  z.<i>, attn_out.<i>                input and output of attention's output projection
+  mlp_act.<i>, mlp_out.<i>           input of the down projection (dense MLPs); output of the MLP or MoE block
+  router_logits.<i> [T,E]            router scores over all experts (MoE)
+  mixer_out.<i> [T,D]                output of a recurrent or linear-attention mixer's projection
+"""
+import argparse, copy, json, os, re, shutil, sys, tempfile, traceback
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from cases import CASES, PER_TYPE, TINY
+from more import MORE, MORE_PER_TYPE, MORE_TINY
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+NEW_TOKENS, SKIPPED = 8, 3
+FIRST_ID, END_ID = 3, 93  # pad, bos and eos below, image tokens above: kept out of texts and continuations
+VARIETY = 4         # different tokens wanted among a continuation's eight
+MARGIN = 2e-3       # every greedy choice is ahead of the second best by this much
+LEAST_SPREAD = 0.1  # logits closer together than this are a degenerate model
+
+
+# ---- the model ------------------------------------------------------------------------------------------------------
+
+def tiny_config(case):
+    """The type's config with the tiny sizes for whatever fields it has, then what its type and its case set."""
+    cls = CONFIG_MAPPING[case.model_type]
+    known = {name for base in cls.__mro__ for name in getattr(base, "__annotations__", {})}
+    values = {k: v for k, v in {**TINY, **MORE_TINY}.items() if k in known or (k == "rope_theta" and "rope_parameters" in known)}
+    values |= PER_TYPE.get(case.model_type, {}) | MORE_PER_TYPE.get(case.model_type, {}) | case.config
+    if "rope_parameters" in values:
+        values.pop("rope_theta", None)
+    return cls(**{k: v for k, v in values.items() if v != "drop"})
+
+
+# Time constants of recurrent layers: (mean, deviation) such that the state lasts for several tokens and matters.
+TIME = {r"A_log": (-0.7, 0.5), r"dt_bias|dt_proj\.bias": (-0.5, 0.5)}
+KEPT = re.compile(r"\.D$|time_|recurrent_param|lambda_")  # initial values that mean something: kept, with noise
+GAINS = re.compile(r"(norm|ln_|ln\d|layernorm|\.ln|_ln)[^.]*\.(weight|bias|gamma)$", re.I)
+
+
+def randomise(model, case, generator):
+    """Nothing is left at one or zero: a forgotten bias, gain or router correction must show."""
+    noise = lambda p: torch.randn(p.shape, generator=generator)
+    transposed = {f"{n}.weight" for n, m in model.named_modules() if type(m).__name__ == "Conv1D"}  # [in, out]
+    trained, seen = dict(model.named_parameters()), set()
+    with torch.no_grad():
+        for name, p in model.state_dict(keep_vars=True).items():
+            constant = name not in trained and not name.endswith("bias")  # a buffer that the architecture fixes
+            if constant or not p.is_floating_point() or p.data_ptr() in seen: continue  # (seen: tied)
+            seen.add(p.data_ptr())
+            time = next((t for pattern, t in TIME.items() if re.search(pattern, name)), None)
+            if time: p.copy_(time[0] + time[1] * noise(p))
+            elif KEPT.search(name) or GAINS.search(name): p.add_(0.3 * noise(p))
+            elif p.dim() >= 2: p.copy_(noise(p) / p.shape[0 if name in transposed else -1] ** 0.5)
+            else: p.add_(0.2 * noise(p))
+            for pattern, factor in case.boost.items():
+                if re.search(pattern, name): p.mul_(factor)
+            p.copy_(p.to(getattr(torch, case.dtype)))
+
+
+def build(case):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(tiny_config(case), dtype=torch.float32, attn_implementation="eager").eval()
+    randomise(model, case, torch.Generator().manual_seed(1))
+    return model
+
+
+# ---- what is recorded -------------------------------------------------------------------------------------------------
+
+LAYERS = re.compile(r"(^|\.)(layers|layer|h|blocks)$")
+FINAL_NORM = ("norm", "ln_f", "final_layer_norm", "final_layernorm", "norm_f", "ln_out", "layer_norm", "layernorm", "embedding_norm", "final_norm")
+ATTENTION = r"(^|\.)(self_attn|attn|self_attention|attention|multi_head_attention|temporal_block|mixer)"
+ATTENTION_OUT = re.compile(ATTENTION + r"(\.\w+)*\.(o_proj|c_proj|(?<!mixer\.)out_proj|dense|wo|Wo)$")
+MIXER_OUT = re.compile(r"(^|\.)(mamba|mixer|linear_attn|conv|temporal_block|attention)\.(out_proj|o_proj|linear_out|output)$")
+MLP = re.compile(r"(^|\.)(mlp|block_sparse_moe|feed_forward|ffn|moe|mlp_block|mixer)$")
+DOWN = re.compile(r"((^|\.)(mlp|feed_forward|ffn|mlp_block|mixer)\.(down_proj|c_proj|dense_4h_to_h|fc_out|fc2|w2|proj|Wo|wo|2)$)|^fc2$|^output\.dense$")
+ROUTER = re.compile(r"(^|\.)(gate|router|router\.layer|gate\.wg)$")
+ADDS_RESIDUAL = ("bloom", "mpt")  # their MLP modules return the stream, so take the projection
+
+
+def trunk(model):
+    """The decoder's layer list and its final norm."""
+    found = [(n, m) for n, m in model.named_modules() if isinstance(m, torch.nn.ModuleList) and LAYERS.search(n) and len(m) and "vision" not in n and "encoder.layers" not in n]
+    name, layers = max(found, key=lambda f: (len(f[1]), -f[0].count(".")))
+    parent = model.get_submodule(name.rpartition(".")[0])
+    norm = next((getattr(parent, n) for n in FINAL_NORM if isinstance(getattr(parent, n, None), torch.nn.Module)), None)
+    return layers, norm
+
+
+def watch(model, T, record, slim):
+    """Forward hooks that write into `record`; returns their handles."""
+    handles, current = [], []  # current: the layer that runs, since some layers share modules
+    def flat(x): return x.detach().reshape(T, -1).clone()
+    def first(x): return x if torch.is_tensor(x) else x[0]
+    def on_output(module, name, i=None, convert=lambda inputs, output: flat(first(output))):
+        def hook(_, args, kwargs, output):
+            inputs = args[0] if args else kwargs.get("hidden_states")
+            if i in (None, current[-1]): record[name if i is None else f"{name}.{i}"] = convert(inputs, output)
+        handles.append(module.register_forward_hook(hook, with_kwargs=True))
+    def on_input(module, name, i): on_output(module, name, i, lambda inputs, _: flat(inputs))
+
+    layers, norm = trunk(model)
+    if norm is not None: on_output(norm, "final_norm")
+    for i, layer in enumerate(layers):
+        def entering(_, args, kwargs, i=i):
+            current.append(i)
+            if i == 0: record["resid_pre.0"] = flat(args[0] if args else kwargs["hidden_states"])
+        handles.append(layer.register_forward_pre_hook(entering, with_kwargs=True))
+        on_output(layer, "resid_post", i)
+        modules = dict(layer.named_modules())
+        def find(pattern, among=modules): return next((m for n, m in among.items() if pattern.search(n)), None)
+        for n, m in modules.items():  # attention's second output, wherever the family keeps it
+            if re.search(ATTENTION + r"(\.(self|attention))?$", n):
+                on_output(m, "attn_probs", i, lambda _, out, i=i: probabilities(out, T, record.get(f"attn_probs.{i}")))
+        mlp, down = find(MLP), find(DOWN)
+        inside = dict(mlp.named_modules()) if mlp is not None else {}
+        router = next((m for n, m in inside.items() if ROUTER.search(n) and getattr(m, "weight", None) is not None and m.weight.dim() == 2), None)
+        if any(n.split(".")[-1] in ("experts", "input_linear") for n in inside) and router is not None:
+            down = None  # a sparse layer has no neurons of its own
+            on_output(router, "router_logits", i, lambda x, _, r=router: flat(torch.nn.functional.linear(x.reshape(T, -1).float(), r.weight.float(), getattr(r, "bias", None))))
+        elif "experts" not in inside and "mixer" in modules and down is None: mlp = None  # a mixer that is no MLP
+        if slim: continue
+        if (projection := find(ATTENTION_OUT)) is not None: on_output(projection, "attn_out", i), on_input(projection, "z", i)
+        if (projection := find(MIXER_OUT)) is not None: on_output(projection, "mixer_out", i)
+        if down is not None: on_input(down, "mlp_act", i)
+        whole = down if mlp is None or model.config.model_type in ADDS_RESIDUAL else mlp
+        if whole is not None: on_output(whole, "mlp_out", i)
+    return handles
+
+
+def sort_out(record):
+    """A projection is attention's if there are attention probabilities, else that of a recurrent or linear mixer."""
+    for i in {k.split(".")[1] for k in record if "." in k}:
+        if record.get(f"attn_probs.{i}") is None and f"attn_out.{i}" in record:
+            record[f"mixer_out.{i}"] = record.pop(f"attn_out.{i}"); record.pop(f"z.{i}")
+        elif f"attn_out.{i}" in record and torch.equal(record[f"attn_out.{i}"], record.get(f"mixer_out.{i}", torch.zeros(0))):
+            del record[f"mixer_out.{i}"]
+
+
+def probabilities(output, T, earlier):
+    for x in output[1:] if isinstance(output, tuple) else ():
+        if torch.is_tensor(x) and x.dim() == 4 and x.shape[-2:] == (T, T): return x[0].detach().clone()
+    return earlier
+
+
+def forget(model):
+    """Dynamic RoPE remembers the longest text it saw; a short one resets it."""
+    if "dynamic" in str(getattr(model.config, "rope_parameters", "")): model(input_ids=torch.tensor([[FIRST_ID]]), use_cache=False)
+
+
+def logits_of(model, ids):
+    return model(input_ids=ids[None], use_cache=False, output_attentions=True).logits[0]
+
+
+def continuation(model, ids):
+    """Greedy tokens by recomputation, and by how much the closest choice was made."""
+    seq, margin = ids, float("inf")
+    forget(model)
+    for _ in range(NEW_TOKENS):
+        top = logits_of(model, seq)[-1].topk(2)
+        margin = min(margin, (top.values[0] - top.values[1]).item())
+        seq = torch.cat([seq, top.indices[:1]])
+    return seq[len(ids):], margin
+
+
+def text_for(model, case, vocabulary):
+    """A random text with a clear and varied greedy continuation that avoids the special ids."""
+    best, variety = None, 0
+    for seed in range(2, 42):
+        ids = torch.randint(FIRST_ID, min(END_ID, vocabulary), (case.tokens,), generator=torch.Generator().manual_seed(seed))
+        greedy, margin = continuation(model, ids)
+        if margin > MARGIN and FIRST_ID <= greedy.min() and greedy.max() < END_ID and len(greedy.unique()) > variety:
+            best, variety = (ids, greedy), len(greedy.unique())
+            if variety >= VARIETY: break
+    if best is None: raise ValueError("no text with a clear continuation")
+    return best
+
+
+def reference(model, case):
+    config = model.config.get_text_config()
+    ids, greedy = text_for(model, case, config.vocab_size)
+    out = dict(ids=ids, greedy=greedy)
+    forget(model)
+    handles = watch(model, len(ids), out, case.slim)
+    out["logits"] = logits_of(model, ids)
+    for h in handles: h.remove()
+    sort_out(out)
+    forget(model)
+    out["short_logits"] = logits_of(model, ids[SKIPPED:])
+    plain = GenerationConfig(max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0)  # no eos, nothing forced
+    model.generation_config = plain
+    try:
+        cached = model.generate(input_ids=ids[None], attention_mask=torch.ones(1, len(ids), dtype=torch.long), generation_config=plain)[0, len(ids):]
+        if not torch.equal(cached, greedy): out["greedy_cached"] = cached
+    except Exception as e:
+        print(f"     cached generation does not run: {type(e).__name__}: {str(e)[:100]}")
+    if (spread := out["logits"].std().item()) < LEAST_SPREAD: raise ValueError(f"degenerate: logits std {spread:.3f}")
+    return {k: v.contiguous() for k, v in out.items() if v is not None}
+
+
+# ---- files ------------------------------------------------------------------------------------------------------------
+
+def legacy_config(file):
+    """config.json as transformers 4 wrote it, as nearly all published models still have it."""
+    c = json.load(open(file))
+    ropes = c.pop("rope_parameters")
+    local, full = (ropes["sliding_attention"], ropes["full_attention"]) if "full_attention" in ropes else (None, ropes)
+    c["rope_theta"] = full.pop("rope_theta")
+    c["rope_scaling"] = full if full["rope_type"] != "default" else None
+    if local:  # the Gemma 3 form: a period instead of a list
+        c["rope_local_base_freq"], c["sliding_window_pattern"] = local["rope_theta"], c.pop("layer_types").index("full_attention") + 1
+        del c["_sliding_window_pattern"]
+    c["torch_dtype"] = c.pop("dtype")
+    json.dump(c, open(file, "w"), indent=2, sort_keys=True)
+
+
+def make(name, case, out):
+    model, d = build(case), os.path.join(out, name)
+    shutil.rmtree(d, ignore_errors=True)
+    copy.deepcopy(model).to(getattr(torch, case.dtype)).save_pretrained(d, **({"max_shard_size": case.shards} if case.shards else {}))
+    if os.path.exists(extra := os.path.join(d, "generation_config.json")): os.remove(extra)
+    if case.legacy: legacy_config(os.path.join(d, "config.json"))
+    with torch.no_grad(): ref = reference(model, case)  # after saving: RWKV rescales its weights when it runs
+    save_file(ref, os.path.join(d, "reference.safetensors"))
+    again = AutoModelForCausalLM.from_pretrained(d, dtype=torch.float32, attn_implementation="eager").eval()
+    with torch.no_grad(): off = (logits_of(again, ref["ids"]) - ref["logits"]).abs().max().item()
+    if not off < 1e-5: raise ValueError(f"the saved files do not give the model back: logits off by {off:.2g}")
+    size = sum(os.path.getsize(os.path.join(d, f)) for f in os.listdir(d))
+    points = sorted({k.split(".")[0] for k in ref} - {"ids", "logits", "short_logits", "greedy"})
+    print(f"ok   {name:28} {type(model).__name__:32} {size // 1024:4} KB  logits std {ref['logits'].std():.3f}  {' '.join(points)}", flush=True)
+
+
+def differences(old, new):
+    """What differs between two directories of the same case."""
+    for f in sorted(set(os.listdir(old)) | set(os.listdir(new))):
+        a, b = os.path.join(old, f), os.path.join(new, f)
+        if not (os.path.exists(a) and os.path.exists(b)): yield f"{f} is only in one"
+        elif f.endswith(".json"):
+            x, y = ({k: v for k, v in json.load(open(p)).items() if k != "transformers_version"} for p in (a, b))
+            if x != y: yield f"{f}: {sorted(k for k in x.keys() | y.keys() if x.get(k) != y.get(k))}"
+        else:
+            x, y = load_file(a), load_file(b)
+            if x.keys() != y.keys(): yield f"{f}: tensors {sorted(x.keys() ^ y.keys())}"
+            for k in sorted(x.keys() & y.keys()):
+                if x[k].shape != y[k].shape or x[k].dtype != y[k].dtype: yield f"{f}: {k} has another shape or type"
+                elif (worst := (x[k].double() - y[k].double()).abs().max().item()) > (2e-5 if f.startswith("reference") else 0): yield f"{f}: {k} off by {worst:.2g}"
+
+
+def main():
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument("out", nargs="?"); ap.add_argument("cases", nargs="*")
+    ap.add_argument("--check", action="store_true"); ap.add_argument("--list", action="store_true"); ap.add_argument("--trace", action="store_true", help="full tracebacks of failures")
+    a = ap.parse_args()
+    transformers.logging.set_verbosity_error(); transformers.logging.disable_progress_bar()
+    known = {**CASES, **MORE}
+    if a.list: return print("\n".join(known))
+    if a.check: a.cases, a.out = ([a.out] if a.out else []) + a.cases, tempfile.mkdtemp()
+    if not a.out: ap.error("where to? (OUT)")
+    failed = []
+    for name in (list(MORE) if a.cases == ["more"] else a.cases or list(CASES)):
+        try:
+            make(name, known[name], a.out)
+            if a.check: failed += [f"{name}/{d}" for d in differences(os.path.join(HERE, "models", name), os.path.join(a.out, name))]
+        except Exception as e:
+            failed.append(f"{name}: {type(e).__name__}: {str(e)[:300]}"); print("BAD ", failed[-1], flush=True)
+            if a.trace: traceback.print_exc()
+    if a.check: shutil.rmtree(a.out)
+    print("\n".join(["", f"{len(failed)} failures, transformers {transformers.__version__}, torch {torch.__version__}", *failed]))
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()
