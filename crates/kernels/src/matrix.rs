@@ -68,7 +68,7 @@ impl Matrix {
 
     /// A matrix kept in its file's encoding; `cols` must be a whole number of blocks.
     pub fn encoded(rows: usize, cols: usize, encoding: Encoding, bytes: Box<dyn RowBytes>) -> Matrix {
-        assert!(cols % encoding.block_len() == 0, "{cols} columns are not whole blocks of {encoding}");
+        assert!(cols.is_multiple_of(encoding.block_len()), "{cols} columns are not whole blocks of {encoding}");
         Matrix { rows, cols, store: Store::Blocks(encoding, bytes) }
     }
 
@@ -112,6 +112,11 @@ impl Matrix {
             Store::F16(data) => out.iter_mut().enumerate().for_each(|(i, x)| *x = f16::from_bits(data[at(i)]).to_f32()),
             Store::Blocks(encoding, bytes) => encoding::decode(*encoding, bytes.row(row), out),
         }
+    }
+
+    /// Whether the rows are kept as they are in the file.
+    pub fn is_encoded(&self) -> bool {
+        matches!(self.store, Store::Blocks(..))
     }
 
     /// Whether panels are already f32 and need no widening.

@@ -1,5 +1,31 @@
 //! From a model directory or GGUF file to a running model with its tokenizer.
+//!
+//! | module | its part |
+//! |---|---|
+//! | [`checkpoint`], [`gguf`] | the files: every length checked before it is believed |
+//! | [`tensors`] | both, under the names that Hugging Face uses |
+//! | [`config`], [`families`] | `config.json` → architecture and table of names; one function a family |
+//! | [`names`], [`load`](mod@load) | which stored tensor is which weight; found, checked, packed |
+//! | [`tokenizer`], [`chat`] | text to tokens and back |
+//! | [`builtin`] | the model inside this program |
+//! | [`pull`] | models by name |
+//! | [`model`] | all of it together: [`LoadedModel`] |
 
+pub mod builtin;
+pub mod chat;
+pub mod checkpoint;
+pub mod config;
 mod error;
+pub mod families;
+pub mod gguf;
+pub mod load;
+pub mod model;
+pub mod names;
+pub mod pull;
+mod rope;
+pub mod tensors;
+pub mod tokenizer;
 
 pub use error::{Error, Result};
+pub use load::Storage;
+pub use model::{LoadOptions, LoadedModel, locate};

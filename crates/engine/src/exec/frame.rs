@@ -142,16 +142,22 @@ impl<'a> Frame<'a> {
         Ok(())
     }
 
-    /// Lets go of what nobody needs after op `index`: to those who captured it, else to the arena.
+    /// Lets go of what nobody needs after op `index`.
     pub(crate) fn release(&mut self, index: usize, taps: &mut Taps, keep: Option<EdgeId>) {
-        for &edge in self.program.dies_at(index) {
-            if Some(edge) == keep {
-                continue;
-            }
-            let Some(value) = self.buffers.values[edge].take() else { continue };
-            if let Some(value) = taps.hand_over(self.program, self.pass, edge, value) {
-                self.arena.give(value);
-            }
+        let program = self.program;
+        program.dies_at(index).iter().filter(|&&edge| Some(edge) != keep).for_each(|&edge| self.let_go(edge, taps));
+    }
+
+    /// Lets go of everything that is left when the ops end early.
+    pub(crate) fn release_all(&mut self, taps: &mut Taps) {
+        (0..self.buffers.values.len()).for_each(|edge| self.let_go(edge, taps));
+    }
+
+    /// Gives a value to those who captured it, else to the arena.
+    fn let_go(&mut self, edge: EdgeId, taps: &mut Taps) {
+        let Some(value) = self.buffers.values[edge].take() else { return };
+        if let Some(value) = taps.hand_over(self.program, self.pass, edge, value) {
+            self.arena.give(value);
         }
     }
 }

@@ -228,7 +228,9 @@ fn run_ops(backend: &dyn Backend, frame: &mut Frame, taps: &mut taps::Taps, keep
         frame.release(index, taps, keep);
         index += 1;
     }
-    Ok(keep.map(|edge| frame.take(edge)).unwrap_or_default())
+    let kept = keep.map(|edge| frame.take(edge)).unwrap_or_default();
+    frame.release_all(taps);
+    Ok(kept)
 }
 
 pub use taps::Taps;

@@ -6,10 +6,12 @@
 //! values are the same bits. The formats live in three files by kind: `small` (floats and the blocks of 32 values),
 //! `super_block` (the blocks of 256 with scales of their own for each 16 or 32 values) and `codebook` (the IQ formats).
 
+mod finite;
 mod codebook;
 mod small;
 mod super_block;
 
+pub use finite::is_finite;
 use std::fmt;
 
 /// How the values of one tensor are stored. The names are ggml's.

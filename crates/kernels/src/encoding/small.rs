@@ -24,24 +24,40 @@ pub(super) fn f16(bytes: &[u8], out: &mut [f32]) {
     each_block(bytes, out, |pair, [value]| *value = half_to_single(u16::from_le_bytes(*pair)));
 }
 
+/// Sixteen bytes' low halves, then their high halves. Done for a whole block before anything becomes a float: each step is
+/// then a loop over bytes that vectorises.
 #[inline(always)]
-pub(super) fn q4_0(block: &[u8; 18], out: &mut [f32; 32]) {
-    let scale = half_at(block, 0);
+fn nibbles(packed: &[u8]) -> [u8; 32] {
+    let mut out = [0; 32];
     let (first, second) = out.split_at_mut(16);
-    for ((byte, low), high) in block[2..].iter().zip(first).zip(second) {
-        *low = ((byte & 15) as i32 - 8) as f32 * scale;
-        *high = ((byte >> 4) as i32 - 8) as f32 * scale;
+    for ((byte, low), high) in packed.iter().zip(first).zip(second) {
+        (*low, *high) = (byte & 15, byte >> 4);
+    }
+    out
+}
+
+#[inline(always)]
+fn scaled(scale: f32, quants: [i8; 32], out: &mut [f32; 32]) {
+    for (value, quant) in out.iter_mut().zip(quants) {
+        *value = quant as f32 * scale;
     }
 }
 
 #[inline(always)]
-pub(super) fn q4_1(block: &[u8; 20], out: &mut [f32; 32]) {
-    let (scale, least) = (half_at(block, 0), half_at(block, 2));
-    let (first, second) = out.split_at_mut(16);
-    for ((byte, low), high) in block[4..].iter().zip(first).zip(second) {
-        *low = (byte & 15) as f32 * scale + least;
-        *high = (byte >> 4) as f32 * scale + least;
+fn scaled_from(scale: f32, least: f32, quants: [u8; 32], out: &mut [f32; 32]) {
+    for (value, quant) in out.iter_mut().zip(quants) {
+        *value = quant as f32 * scale + least;
     }
+}
+
+#[inline(always)]
+pub(super) fn q4_0(block: &[u8; 18], out: &mut [f32; 32]) {
+    scaled(half_at(block, 0), nibbles(&block[2..]).map(|nibble| nibble as i8 - 8), out);
+}
+
+#[inline(always)]
+pub(super) fn q4_1(block: &[u8; 20], out: &mut [f32; 32]) {
+    scaled_from(half_at(block, 0), half_at(block, 2), nibbles(&block[4..]), out);
 }
 
 /// The fifth bit of each value, in place: 16 or 0. A mask a value, because a shift a value would not vectorise.
@@ -52,24 +68,14 @@ fn fifth_bits(packed: &[u8]) -> [u8; 32] {
 
 #[inline(always)]
 pub(super) fn q5_0(block: &[u8; 22], out: &mut [f32; 32]) {
-    let scale = half_at(block, 0);
-    let fifth = fifth_bits(&block[2..6]);
-    let (first, second) = out.split_at_mut(16);
-    for (i, ((byte, low), high)) in block[6..].iter().zip(first).zip(second).enumerate() {
-        *low = ((byte & 15 | fifth[i]) as i32 - 16) as f32 * scale;
-        *high = ((byte >> 4 | fifth[i + 16]) as i32 - 16) as f32 * scale;
-    }
+    let (fours, fifth) = (nibbles(&block[6..]), fifth_bits(&block[2..6]));
+    scaled(half_at(block, 0), std::array::from_fn(|i| (fours[i] | fifth[i]) as i8 - 16), out);
 }
 
 #[inline(always)]
 pub(super) fn q5_1(block: &[u8; 24], out: &mut [f32; 32]) {
-    let (scale, least) = (half_at(block, 0), half_at(block, 2));
-    let fifth = fifth_bits(&block[4..8]);
-    let (first, second) = out.split_at_mut(16);
-    for (i, ((byte, low), high)) in block[8..].iter().zip(first).zip(second).enumerate() {
-        *low = (byte & 15 | fifth[i]) as f32 * scale + least;
-        *high = (byte >> 4 | fifth[i + 16]) as f32 * scale + least;
-    }
+    let (fours, fifth) = (nibbles(&block[8..]), fifth_bits(&block[4..8]));
+    scaled_from(half_at(block, 0), half_at(block, 2), std::array::from_fn(|i| fours[i] | fifth[i]), out);
 }
 
 #[inline(always)]

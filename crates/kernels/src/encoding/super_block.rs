@@ -93,16 +93,22 @@ pub(super) fn q6_k(block: &[u8; 210], out: &mut [f32; 256]) {
     let (high_bits, rest) = rest.split_at(64);
     let (scales, halves) = rest.split_at(16);
     let scale = half_at(halves, 0);
-    for (group, values) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
-        let s = scale * scales[group] as i8 as f32;
-        // A half of 128 values is 64 bytes of nibbles and 32 bytes of upper bit pairs.
-        let (half, place) = (group / 8, group % 8);
-        let lows = &low_bits[half * 64 + place % 4 * 16..][..16];
-        let highs = &high_bits[half * 32 + place % 2 * 16..][..16];
-        let (low_shift, high_shift) = (place / 4 * 4, place / 2 * 2);
-        for ((value, low), high) in values.iter_mut().zip(lows).zip(highs) {
-            let six = (low >> low_shift & 15) as i32 | ((high >> high_shift & 3) as i32) << 4;
-            *value = s * (six - 32) as f32;
+    // 128 values are 64 bytes of lower halves and 32 of upper bit pairs; put together before anything becomes a float.
+    let pieces = low_bits.as_chunks::<64>().0.iter().zip(high_bits.as_chunks::<32>().0).zip(scales.as_chunks::<8>().0);
+    for (values, ((low, high), scales)) in out.as_chunks_mut::<128>().0.iter_mut().zip(pieces) {
+        let mut quants = [0i8; 128];
+        for i in 0..32 {
+            quants[i] = (low[i] & 15 | (high[i] & 3) << 4) as i8 - 32;
+            quants[i + 32] = (low[i + 32] & 15 | (high[i] >> 2 & 3) << 4) as i8 - 32;
+            quants[i + 64] = (low[i] >> 4 | (high[i] >> 4 & 3) << 4) as i8 - 32;
+            quants[i + 96] = (low[i + 32] >> 4 | (high[i] >> 6) << 4) as i8 - 32;
+        }
+        let groups = values.as_chunks_mut::<16>().0.iter_mut().zip(quants.as_chunks::<16>().0).zip(scales);
+        for ((values, quants), group) in groups {
+            let s = scale * *group as i8 as f32;
+            for (value, quant) in values.iter_mut().zip(quants) {
+                *value = s * *quant as f32;
+            }
         }
     }
 }

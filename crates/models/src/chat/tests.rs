@@ -1,0 +1,218 @@
+//! Templates in the styles of the families, and templates that go wrong.
+
+use super::*;
+
+const CHATML: &str = "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}\
+{{ '<|im_start|>system\nYou are helpful.<|im_end|>\n' }}{% endif %}\
+{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}\
+{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+
+const LLAMA3: &str = r#"
+{{- bos_token }}
+{%- if custom_tools is defined %}
+    {%- set tools = custom_tools %}
+{%- endif %}
+{%- if not date_string is defined %}
+    {%- if strftime_now is defined %}
+        {%- set date_string = strftime_now("%d %b %Y") %}
+    {%- else %}
+        {%- set date_string = "26 Jul 2024" %}
+    {%- endif %}
+{%- endif %}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set system_message = messages[0]['content']|trim %}
+    {%- set messages = messages[1:] %}
+{%- else %}
+    {%- set system_message = "" %}
+{%- endif %}
+{{- "<|start_header_id|>system<|end_header_id|>\n\n" }}
+{{- "Today Date: " + date_string + "\n\n" }}
+{{- system_message }}
+{{- "<|eot_id|>" }}
+{%- for message in messages %}
+    {%- if not (message.role == 'ipython' or message.role == 'tool' or 'tool_calls' in message) %}
+        {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'+ message['content'] | trim + '<|eot_id|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}
+{%- endif %}
+"#;
+
+const GEMMA: &str = "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}\
+{% for message in messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}\
+{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}\
+{% if (message['role'] == 'assistant') %}{% set role = 'model' %}{% else %}{% set role = message['role'] %}{% endif %}\
+{{ '<start_of_turn>' + role + '\n' + message['content'] | trim + '<end_of_turn>\n' }}{% endfor %}\
+{% if add_generation_prompt %}{{'<start_of_turn>model\n'}}{% endif %}";
+
+const MISTRAL: &str = r#"{%- if messages[0]["role"] == "system" %}
+    {%- set system_message = messages[0]["content"] %}
+    {%- set loop_messages = messages[1:] %}
+{%- else %}
+    {%- set loop_messages = messages %}
+{%- endif %}
+{%- set ns = namespace(index=0) %}
+{{- bos_token }}
+{%- for message in loop_messages %}
+    {%- if message["role"] == "user" %}
+        {%- if loop.last and system_message is defined %}
+            {{- "[INST] " + system_message + "\n\n" + message["content"] + "[/INST]" }}
+        {%- else %}
+            {{- "[INST] " + message["content"] + "[/INST]" }}
+        {%- endif %}
+    {%- elif message["role"] == "assistant" %}
+        {{- " " + message["content"]|trim + eos_token}}
+    {%- else %}
+        {{- raise_exception("Only user and assistant roles are supported!") }}
+    {%- endif %}
+    {%- set ns.index = ns.index + 1 %}
+{%- endfor %}"#;
+
+fn special() -> Special {
+    let texts = [("bos_token", "<s>"), ("eos_token", "</s>")].map(|(name, text)| (name.to_owned(), text.to_owned()));
+    Special { texts: texts.into(), ..Special::default() }
+}
+
+fn template(source: &str) -> ChatTemplate {
+    ChatTemplate::new(source, Path::new("t.jinja")).expect("parses")
+}
+
+fn render(source: &str, messages: &[(&str, &str)]) -> Result<String> {
+    let messages: Vec<Message> = messages.iter().map(|&(role, content)| Message::new(role, content)).collect();
+    template(source).render(&messages, true, &special())
+}
+
+fn refused(source: &str, messages: &[(&str, &str)]) -> String {
+    let error = render(source, messages).expect_err("must be refused");
+    assert!(matches!(error, Error::Invalid { .. }) && error.remedy().is_some_and(|remedy| !remedy.is_empty()));
+    error.to_string()
+}
+
+#[test]
+fn chatml() {
+    assert_eq!(
+        render(CHATML, &[("user", "Hi")]).expect("renders"),
+        "<|im_start|>system\nYou are helpful.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    );
+    let own = render(CHATML, &[("system", "Be <brief> & kind"), ("user", "Hi")]).expect("renders");
+    assert!(
+        own.starts_with("<|im_start|>system\nBe <brief> & kind<|im_end|>\n<|im_start|>user"),
+        "no HTML escapes: {own}"
+    );
+    let without = template(CHATML).render(&[Message::new("user", "Hi")], false, &special()).expect("renders");
+    assert!(without.ends_with("Hi<|im_end|>\n"));
+}
+
+#[test]
+fn llama_3_with_its_date() {
+    let text = render(LLAMA3, &[("system", " Be brief. "), ("user", " Hi "), ("assistant", "Yes"), ("user", "Why?")])
+        .expect("renders");
+    let (head, tail) = text.split_once("\n\nBe brief.<|eot_id|>").expect("the system message, trimmed");
+    let date = head.strip_prefix("<s><|start_header_id|>system<|end_header_id|>\n\nToday Date: ").expect("a date");
+    assert!(date.len() == 11 && date[..2].parse::<u8>().is_ok() && date[7..].parse::<u16>().is_ok(), "{date}");
+    assert_eq!(
+        tail,
+        "<|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\nYes<|eot_id|>\
+         <|start_header_id|>user<|end_header_id|>\n\nWhy?<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
+    );
+}
+
+#[test]
+fn gemma_and_its_refusals() {
+    assert_eq!(
+        render(GEMMA, &[("user", " Hi "), ("assistant", "Yes"), ("user", "Why?")]).expect("renders"),
+        "<s><start_of_turn>user\nHi<end_of_turn>\n<start_of_turn>model\nYes<end_of_turn>\n\
+         <start_of_turn>user\nWhy?<end_of_turn>\n<start_of_turn>model\n"
+    );
+    assert_eq!(
+        refused(GEMMA, &[("system", "Be brief"), ("user", "Hi")]),
+        "t.jinja: the chat template refuses these messages: System role not supported"
+    );
+    assert!(refused(GEMMA, &[("user", "Hi"), ("user", "Hi")]).contains("roles must alternate"));
+}
+
+#[test]
+fn mistral_puts_the_system_message_last() {
+    assert_eq!(
+        render(MISTRAL, &[("system", "Be brief."), ("user", "Hi"), ("assistant", " Yes "), ("user", "Why?")])
+            .expect("renders"),
+        "<s>[INST] Hi[/INST] Yes</s>[INST] Be brief.\n\nWhy?[/INST]"
+    );
+    assert!(refused(MISTRAL, &[("tool", "x")]).ends_with("Only user and assistant roles are supported!"));
+}
+
+#[test]
+fn what_python_templates_use_is_there() {
+    let cases = [
+        ("{{ messages[0] | tojson }}", r#"{"role": "user", "content": "a<b> 'é'</think>c"}"#),
+        (
+            "{{ messages | tojson(indent=1) }}",
+            "[\n {\n  \"role\": \"user\",\n  \"content\": \"a<b> 'é'</think>c\"\n }\n]",
+        ),
+        ("{{ messages[0].content.split('</think>')[-1].lstrip('\\n') }}", "c"),
+        ("{{ messages[0].content.startswith('a<') and not messages[0].content.endswith('x') }}", "True"),
+        ("{% for k, v in messages[0].items() %}{{ k }},{% endfor %}", "role,content,"),
+        (
+            "{% for i in [1, 2, 3, 4] %}{% if i == 2 %}{% continue %}{% elif i == 4 %}{% break %}{% endif %}{{ i }}{% endfor %}",
+            "13",
+        ),
+        ("{% set ns = namespace(n=0) %}{% for i in range(3) %}{% set ns.n = ns.n + i %}{% endfor %}{{ ns.n }}", "3"),
+        ("  {% if true %}\n  x\n  {% endif %}\ny\n", "  x\ny"),
+        ("{% if tools is defined and tools %}no{% endif %}{{ tools }}{{ none is none }}", "True"),
+        ("{%- generation -%} {{ messages[0].role }} {%- endgeneration %}{{ '{% raw' }}", "user{% raw"),
+        ("{% macro m(x) %}[{{ x }}]{% endmacro %}{{ m(messages|length) }}{{ messages[::-1]|length }}", "[1]1"),
+    ];
+    for (source, expected) in cases {
+        assert_eq!(render(source, &[("user", "a<b> 'é'</think>c")]).expect(source), expected, "{source}");
+    }
+}
+
+#[test]
+fn templates_that_go_wrong_say_so() {
+    let error = ChatTemplate::new("a\n{% if %}", Path::new("t.jinja")).expect_err("does not parse");
+    assert!(
+        error.to_string().starts_with("t.jinja: the chat template does not parse: line 2: syntax error"),
+        "{error}"
+    );
+    assert!(
+        refused("{{ messages[0].content.nothing() }}", &[("user", "x")]).contains("the chat template fails: line 1")
+    );
+    assert!(refused("{{ nothing.at.all }}", &[("user", "x")]).contains("the chat template fails"));
+    let endless = "{% for a in range(9999) %}{% for b in range(9999) %}{{ a }}{% endfor %}{% endfor %}";
+    assert!(refused(endless, &[("user", "x")]).ends_with("the chat template does not come to an end"));
+    assert!(
+        refused("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", &[("user", "x")])
+            .contains("the chat template fails")
+    );
+    assert!(matches!(template(CHATML).render(&[], true, &special()), Err(Error::Usage { .. })));
+}
+
+#[test]
+fn a_directory_holds_it_in_one_of_three_places() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let put = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).expect("written");
+    let shown = || {
+        ChatTemplate::from_dir(dir.path()).map(|template| {
+            template.map(|template| template.render(&[Message::new("user", "x")], true, &special()).expect("renders"))
+        })
+    };
+    assert_eq!(shown().expect("nothing wrong"), None);
+    put("tokenizer_config.json", r#"{"bos_token":"<s>"}"#);
+    assert_eq!(shown().expect("no template"), None);
+    put("tokenizer_config.json", r#"{"chat_template":"plain"}"#);
+    assert_eq!(shown().expect("one").as_deref(), Some("plain"));
+    let named = r#"[{"name":"tool_use","template":"tools"},{"name":"default","template":"usual"}]"#;
+    put("tokenizer_config.json", &format!(r#"{{"chat_template":{named}}}"#));
+    assert_eq!(shown().expect("named").as_deref(), Some("usual"));
+    let named = r#"[{"name":"tool_use","template":"tools"},{"name":"rag","template":"docs"}]"#;
+    put("tokenizer_config.json", &format!(r#"{{"chat_template":{named}}}"#));
+    assert!(shown().expect_err("no default").to_string().ends_with("`default`; there are: tool_use, rag"));
+    put("chat_template.json", r#"{"chat_template":"json"}"#);
+    assert_eq!(shown().expect("json").as_deref(), Some("json"));
+    put("chat_template.jinja", "jinja");
+    assert_eq!(shown().expect("jinja").as_deref(), Some("jinja"));
+    std::fs::remove_file(dir.path().join("chat_template.jinja")).expect("removed");
+    put("chat_template.json", r#"{"chat_template":3}"#);
+    assert!(shown().expect_err("a number").to_string().contains("`chat_template` cannot be read"));
+}

@@ -1,0 +1,72 @@
+//! `model.safetensors.index.json`: which shard holds which tensor.
+
+use std::collections::{BTreeSet, HashMap};
+use std::path::{Component, Path};
+
+use serde::Deserialize;
+
+use super::pairs::Pairs;
+use crate::{Error, Result};
+
+/// The file that lists a sharded model.
+pub(super) const INDEX: &str = "model.safetensors.index.json";
+
+const WRITE_AGAIN: &str = "download the index file again, or save the model again with `save_pretrained`";
+
+#[derive(Deserialize)]
+struct IndexFile {
+    weight_map: Pairs<String>,
+}
+
+/// A checked index: names of shards are plain names of files that exist.
+pub(super) struct Index {
+    /// The shards, each once, in order of name.
+    pub shards: Vec<String>,
+    /// From each tensor to its shard.
+    pub weight_map: HashMap<String, String>,
+}
+
+impl Index {
+    /// Reads the index of a directory.
+    pub(super) fn open(dir: &Path) -> Result<Index> {
+        let path = dir.join(INDEX);
+        let text = std::fs::read(&path).map_err(Error::io(&path))?;
+        let file: IndexFile = serde_json::from_slice(&text)
+            .map_err(|error| Error::invalid(&path, format!("not a valid shard index: {error}"), WRITE_AGAIN))?;
+
+        let shards: BTreeSet<&str> = file.weight_map.0.iter().map(|(_, shard)| shard.as_str()).collect();
+        if shards.is_empty() {
+            return Err(Error::invalid(&path, "the index names no tensor", WRITE_AGAIN));
+        }
+        for shard in &shards {
+            check_name(&path, shard)?;
+        }
+        let missing: Vec<&str> = shards.iter().copied().filter(|shard| !dir.join(shard).is_file()).collect();
+        if !missing.is_empty() {
+            return Err(Error::invalid(
+                &path,
+                format!("{} of {} shards are missing: {}", missing.len(), shards.len(), missing.join(", ")),
+                "the download was not finished: run it again",
+            ));
+        }
+        Ok(Index {
+            shards: shards.into_iter().map(str::to_owned).collect(),
+            weight_map: file.weight_map.0.into_iter().collect(),
+        })
+    }
+}
+
+/// A shard is a safetensors file beside the index: the name leads nowhere else, and not back to an index.
+fn check_name(index: &Path, shard: &str) -> Result<()> {
+    let mut components = Path::new(shard).components();
+    let plain = matches!((components.next(), components.next()), (Some(Component::Normal(name)), None) if name == shard)
+        && !shard.contains(['\\', ':', '\0']);
+    if plain && shard.ends_with(".safetensors") {
+        return Ok(());
+    }
+    Err(Error::invalid(
+        index,
+        format!("the shard name `{}` is not the plain name of a .safetensors file", shard.escape_debug()),
+        WRITE_AGAIN,
+    ))
+}

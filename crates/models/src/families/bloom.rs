@@ -1,0 +1,105 @@
+//! BLOOM: linear position biases, a norm on the embeddings, projections fused head by head.
+
+use super::Family;
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::names::{Names, Part};
+use pellucid_engine::Architecture;
+use pellucid_engine::architecture::{Activation, Attention, Embedding, Head, Layer, Mlp, Modules, Norm};
+
+pub(super) fn bloom(config: &Config) -> Result<Family> {
+    if config.flag_or("apply_residual_connection_post_layernorm", false)? {
+        return Err(Error::unsupported(
+            "this BLOOM adds its sublayers to the normed stream (`apply_residual_connection_post_layernorm`), which no released BLOOM does",
+            "use a model with the flag off",
+        ));
+    }
+    let size = |names: [&str; 2]| config.size_maybe(names[0]).and_then(|n| n.map_or_else(|| config.size(names[1]), Ok));
+    let (width, depth, heads) = (size(["hidden_size", "n_embed"])?, size(["n_layer", "num_hidden_layers"])?, size(["n_head", "num_attention_heads"])?);
+    let head_dim = width / heads.max(1);
+    let norm = Norm::layer(config.number_or("layer_norm_epsilon", 1e-5)?);
+    let layer = Layer {
+        parallel: false,
+        attn_norm: Some(norm),
+        attention: Attention {
+            heads,
+            kv_heads: heads,
+            head_dim,
+            value_dim: head_dim,
+            qkv_bias: true,
+            out_bias: true,
+            qk_norm: None,
+            rope: None,
+            scale: 1.0 / (head_dim as f32).sqrt(),
+            soft_cap: None,
+            window: None,
+            alibi: Some(slopes(heads)),
+        },
+        attn_post_norm: None,
+        attn_stream_norm: None,
+        mlp_norm: Some(norm),
+        mlp: Mlp::Plain { width: 4 * width, activation: Activation::GeluTanh, bias: true },
+        mlp_post_norm: None,
+        mlp_stream_norm: None,
+        residual_scale: None,
+    };
+    let architecture = Architecture {
+        family: config.model_type()?.into(),
+        vocab: config.size("vocab_size")?,
+        width,
+        context: None,
+        embedding: Embedding { norm: Some(norm), ..Embedding::default() },
+        layers: vec![layer; depth],
+        final_norm: Some(norm),
+        head: Head { tied: config.flag_or("tie_word_embeddings", true)?, ..Head::default() },
+        ropes: vec![],
+        // The sublayer modules return the running stream, not their own output, so they lend no aliases.
+        modules: Modules {
+            layers: "transformer.h".into(),
+            embedding: Some("transformer.word_embeddings".into()),
+            final_norm: Some("transformer.ln_f".into()),
+            head: Some("lm_head".into()),
+            ..Modules::default()
+        },
+    };
+    let part = |which: usize| Part::PerHead { which, of: 3, dim: head_dim };
+    let fused = "h.{l}.self_attention.query_key_value";
+    let names = Names::new(&["transformer.", ""])
+        .with(&[
+            ("embed", "word_embeddings"),
+            ("embed.norm", "word_embeddings_layernorm"),
+            ("layers.{l}.attn.norm", "h.{l}.input_layernorm"),
+            ("layers.{l}.attn.out", "h.{l}.self_attention.dense"),
+            ("layers.{l}.mlp.norm", "h.{l}.post_attention_layernorm"),
+            ("layers.{l}.mlp.up", "h.{l}.mlp.dense_h_to_4h"),
+            ("layers.{l}.mlp.down", "h.{l}.mlp.dense_4h_to_h"),
+            ("final_norm", "ln_f"),
+        ])
+        .with_part("layers.{l}.attn.q", fused, part(0), false)
+        .with_part("layers.{l}.attn.k", fused, part(1), false)
+        .with_part("layers.{l}.attn.v", fused, part(2), false)
+        .outside("head", "lm_head");
+    Ok(Family { architecture, names })
+}
+
+/// The slopes of ALiBi: a geometric series, with the odd steps of the next finer one when heads are no power of two.
+fn slopes(heads: usize) -> Vec<f32> {
+    let whole = if heads.is_power_of_two() { heads } else { heads.next_power_of_two() / 2 };
+    let base = |n: usize| 2f32.powf(-(2f32.powf(-((n as f32).log2() - 3.0))));
+    let first = (1..=whole).map(|i| base(whole).powi(i as i32));
+    let rest = (0..heads - whole).map(|i| base(2 * whole).powi(2 * i as i32 + 1));
+    first.chain(rest).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::slopes;
+
+    #[test]
+    fn slopes_halve_for_eight_heads_and_interleave_for_twelve() {
+        assert_eq!(slopes(8)[..3], [0.5, 0.25, 0.125]);
+        let twelve = slopes(12);
+        assert_eq!(twelve.len(), 12);
+        assert!((twelve[8] - 0.5f32.sqrt()).abs() < 1e-6, "{twelve:?}");
+    }
+}

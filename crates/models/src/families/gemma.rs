@@ -1,0 +1,107 @@
+//! Gemma 2 and 3: four norms a block whose gains are stored as their distance from one, scaled embeddings, windows, soft caps.
+
+use super::{Family, activation, llama, modules, windows};
+use crate::config::Config;
+use crate::error::Result;
+use crate::rope::{rope, scaled};
+use pellucid_engine::Architecture;
+use pellucid_engine::architecture::{Attention, Embedding, Gain, Head, Layer, Mlp, Norm, NormKind, Rope, RopeStyle};
+
+/// Gemma 2: soft caps on scores and logits, every other layer slides.
+pub(super) fn gemma2(config: &Config) -> Result<Family> {
+    let ropes = vec![rope(config, head_dim(config)?, RopeStyle::Halves)?];
+    gemma(config, ropes, |layer| layer % 2 == 0, |_| 0, false)
+}
+
+/// Gemma 3's language model: norms on queries and keys, five sliding layers to a full one, each kind with its own rotary base.
+pub(super) fn gemma3_text(config: &Config) -> Result<Family> {
+    let head_dim = head_dim(config)?;
+    let rotary = |kind: &str, key: &str, default: f32, scaling: Option<&str>| -> Result<Rope> {
+        let part = config.part("rope_parameters").and_then(|p| p.part(kind));
+        let base = match part.as_ref().map(|p| p.number_maybe("rope_theta")).transpose()?.flatten() {
+            Some(base) => base,
+            None => config.number_or(key, default)?,
+        };
+        let part = part.or_else(|| scaling.and_then(|key| config.part(key)));
+        scaled(config, part.as_ref(), base, head_dim, 1.0, RopeStyle::Halves)
+    };
+    let full = rotary("full_attention", "rope_theta", 1e6, Some("rope_scaling"))?;
+    let sliding = rotary("sliding_attention", "rope_local_base_freq", 1e4, None)?;
+    let pattern = config.size_or("sliding_window_pattern", 6)?.max(1);
+    gemma(config, vec![full, sliding], |layer| !(layer + 1).is_multiple_of(pattern), usize::from, true)
+}
+
+/// Gemma 3 with its vision tower: the language model inside.
+pub(super) fn gemma3(config: &Config) -> Result<Family> {
+    let text = config.part("text_config").ok_or_else(|| config.bad("text_config", "is missing"))?;
+    let mut family = gemma3_text(&text)?;
+    family.architecture.family = config.model_type()?.into();
+    family.names.prefixes = vec!["language_model.model.", "model.language_model.", "model."];
+    family.names.other_parts = vec!["vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."];
+    family.names = family.names.outside("head", "language_model.lm_head");
+    Ok(family)
+}
+
+fn head_dim(config: &Config) -> Result<usize> {
+    config.size_or("head_dim", 256)
+}
+
+/// What both share; `rope_of(sliding)` says which rotary embedding a layer uses.
+fn gemma(config: &Config, ropes: Vec<Rope>, slides: impl Fn(usize) -> bool, rope_of: impl Fn(bool) -> usize, qk_norm: bool) -> Result<Family> {
+    let (width, depth, heads, head_dim) = (config.size("hidden_size")?, config.size("num_hidden_layers")?, config.size("num_attention_heads")?, head_dim(config)?);
+    // llama.cpp adds the one to the gain when it converts a file.
+    let gain = if config.flag_or("pellucid_gguf", false)? { Gain::Weight } else { Gain::OnePlusWeight };
+    let norm = Norm { kind: NormKind::Rms, eps: config.number_or("rms_norm_eps", 1e-6)?, gain, bias: false };
+    let bias = config.flag_or("attention_bias", false)?;
+    let window = config.size_maybe("sliding_window")?;
+    let windows = windows(config, depth, window, slides)?;
+    let mut layers = Vec::with_capacity(depth);
+    for window in windows {
+        layers.push(Layer {
+            parallel: false,
+            attn_norm: Some(norm),
+            attention: Attention {
+                heads,
+                kv_heads: config.size_or("num_key_value_heads", heads)?,
+                head_dim,
+                value_dim: head_dim,
+                qkv_bias: bias,
+                out_bias: bias,
+                qk_norm: qk_norm.then_some(norm),
+                rope: Some(rope_of(window.is_some())),
+                scale: 1.0 / config.number_or("query_pre_attn_scalar", 256.0)?.sqrt(),
+                soft_cap: config.number_maybe("attn_logit_softcapping")?,
+                window,
+                alibi: None,
+            },
+            attn_post_norm: Some(norm),
+            attn_stream_norm: None,
+            mlp_norm: Some(norm),
+            mlp: Mlp::Gated {
+                width: config.size("intermediate_size")?,
+                activation: activation(config, "hidden_activation", "gelu_pytorch_tanh")?,
+                bias: false,
+            },
+            mlp_post_norm: Some(norm),
+            mlp_stream_norm: None,
+            residual_scale: None,
+        });
+    }
+    let architecture = Architecture {
+        family: config.model_type()?.into(),
+        vocab: config.size_or("vocab_size", 262_208)?,
+        width,
+        context: config.size_maybe("max_position_embeddings")?,
+        embedding: Embedding { scale: Some((width as f32).sqrt()), ..Embedding::default() },
+        layers,
+        final_norm: Some(norm),
+        head: Head { tied: config.flag_or("tie_word_embeddings", true)?, soft_cap: config.number_maybe("final_logit_softcapping")?, ..Head::default() },
+        ropes,
+        modules: modules("model", "layers", "self_attn", "mlp", "embed_tokens", "norm", "lm_head"),
+    };
+    let names = llama::names().replacing("layers.{l}.mlp.norm", "layers.{l}.pre_feedforward_layernorm").with(&[
+        ("layers.{l}.attn.post_norm", "layers.{l}.post_attention_layernorm"),
+        ("layers.{l}.mlp.post_norm", "layers.{l}.post_feedforward_layernorm"),
+    ]);
+    Ok(Family { architecture, names })
+}

@@ -1,0 +1,77 @@
+//! GPT-NeoX and Pythia: parallel blocks by configuration, partial rotary positions, projections fused head by head.
+
+use super::{Family, activation, modules};
+use crate::config::Config;
+use crate::error::Result;
+use crate::names::{Names, Part};
+use crate::rope::rope;
+use pellucid_engine::Architecture;
+use pellucid_engine::architecture::{Attention, Embedding, Head, Layer, Mlp, Norm, RopeStyle};
+
+pub(super) fn gpt_neox(config: &Config) -> Result<Family> {
+    let (width, depth, heads) = (config.size("hidden_size")?, config.size("num_hidden_layers")?, config.size("num_attention_heads")?);
+    let head_dim = width / heads.max(1);
+    let norm = Norm::layer(config.number_or("layer_norm_eps", 1e-5)?);
+    let bias = config.flag_or("attention_bias", true)?;
+    let layer = Layer {
+        parallel: config.flag_or("use_parallel_residual", true)?,
+        attn_norm: Some(norm),
+        attention: Attention {
+            heads,
+            kv_heads: heads,
+            head_dim,
+            value_dim: head_dim,
+            qkv_bias: bias,
+            out_bias: bias,
+            qk_norm: None,
+            rope: Some(0),
+            scale: 1.0 / (head_dim as f32).sqrt(),
+            soft_cap: None,
+            window: None,
+            alibi: None,
+        },
+        attn_post_norm: None,
+        attn_stream_norm: None,
+        mlp_norm: Some(norm),
+        mlp: Mlp::Plain { width: config.size("intermediate_size")?, activation: activation(config, "hidden_act", "gelu")?, bias: true },
+        mlp_post_norm: None,
+        mlp_stream_norm: None,
+        residual_scale: None,
+    };
+    let mut rotary = config.clone();
+    if config.get("rope_parameters").is_none() && config.get("rotary_pct").is_none() {
+        // The class default, which older configurations may leave out.
+        rotary = config.with("rotary_pct", 0.25.into());
+    }
+    let architecture = Architecture {
+        family: config.model_type()?.into(),
+        vocab: config.size("vocab_size")?,
+        width,
+        context: config.size_maybe("max_position_embeddings")?,
+        embedding: Embedding::default(),
+        layers: vec![layer; depth],
+        final_norm: Some(norm),
+        head: Head { tied: config.flag_or("tie_word_embeddings", false)?, ..Head::default() },
+        ropes: vec![rope(&rotary, head_dim, RopeStyle::Halves)?],
+        modules: modules("gpt_neox", "layers", "attention", "mlp", "embed_in", "final_layer_norm", "embed_out"),
+    };
+    let part = |which: usize| Part::PerHead { which, of: 3, dim: head_dim };
+    let fused = "layers.{l}.attention.query_key_value";
+    let names = Names::new(&["gpt_neox.", ""])
+        .with(&[
+            ("embed", "embed_in"),
+            ("layers.{l}.attn.norm", "layers.{l}.input_layernorm"),
+            ("layers.{l}.attn.out", "layers.{l}.attention.dense"),
+            ("layers.{l}.mlp.norm", "layers.{l}.post_attention_layernorm"),
+            ("layers.{l}.mlp.up", "layers.{l}.mlp.dense_h_to_4h"),
+            ("layers.{l}.mlp.down", "layers.{l}.mlp.dense_4h_to_h"),
+            ("final_norm", "final_layer_norm"),
+        ])
+        .with_part("layers.{l}.attn.q", fused, part(0), false)
+        .with_part("layers.{l}.attn.k", fused, part(1), false)
+        .with_part("layers.{l}.attn.v", fused, part(2), false)
+        .outside("head", "embed_out")
+        .outside("head", "lm_head")
+        .ignoring(&[".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq"]);
+    Ok(Family { architecture, names })
+}

@@ -1,0 +1,158 @@
+//! Llama and its near relations: root-mean-square norms before each sublayer, rotary positions, gated MLPs.
+
+use super::{Family, activation, modules, windows};
+use crate::config::Config;
+use crate::error::Result;
+use crate::names::{Names, Part};
+use crate::rope::rope;
+use pellucid_engine::Architecture;
+use pellucid_engine::architecture::{Attention, Embedding, Head, Layer, Mlp, Norm, RopeStyle, Routing};
+
+/// Llama: optional biases everywhere.
+pub(super) fn llama(config: &Config) -> Result<Family> {
+    let mut family = llama_like(config)?;
+    let (attention, mlp) = (config.flag_or("attention_bias", false)?, config.flag_or("mlp_bias", false)?);
+    for layer in &mut family.architecture.layers {
+        (layer.attention.qkv_bias, layer.attention.out_bias) = (attention, attention);
+        if let Mlp::Gated { bias, .. } = &mut layer.mlp {
+            *bias = mlp;
+        }
+    }
+    Ok(family)
+}
+
+/// Mistral: every layer slides where a window is given.
+pub(super) fn mistral(config: &Config) -> Result<Family> {
+    let mut family = llama_like(config)?;
+    slide(config, &mut family, config.size_maybe("sliding_window")?, |_| true)?;
+    Ok(family)
+}
+
+/// Qwen 2: biases on queries, keys and values; the upper layers may slide.
+pub(super) fn qwen2(config: &Config) -> Result<Family> {
+    let mut family = llama_like(config)?;
+    family.architecture.layers.iter_mut().for_each(|layer| layer.attention.qkv_bias = true);
+    slide_upper(config, &mut family)?;
+    Ok(family)
+}
+
+/// Qwen 3: a norm on each head's queries and keys instead of biases.
+pub(super) fn qwen3(config: &Config) -> Result<Family> {
+    let mut family = llama_like(config)?;
+    let (bias, norm) = (config.flag_or("attention_bias", false)?, Norm::rms(config.number_or("rms_norm_eps", 1e-6)?));
+    for layer in &mut family.architecture.layers {
+        (layer.attention.qkv_bias, layer.attention.out_bias) = (bias, bias);
+        layer.attention.qk_norm = Some(norm);
+    }
+    slide_upper(config, &mut family)?;
+    Ok(family)
+}
+
+/// Mixtral: Mistral with experts.
+pub(super) fn mixtral(config: &Config) -> Result<Family> {
+    let mut family = mistral(config)?;
+    let (experts, chosen) = (config.size("num_local_experts")?, config.size("num_experts_per_tok")?);
+    for layer in &mut family.architecture.layers {
+        if let Mlp::Gated { width, activation, .. } = layer.mlp {
+            let routing = Routing::SoftmaxThenChoose { renormalise: true };
+            layer.mlp = Mlp::Experts { experts, chosen, width, activation, routing };
+        }
+    }
+    family.architecture.modules.mlp = Some("block_sparse_moe".into());
+    let stacked = Part::Stacked { index: 0, count: experts };
+    let moe = "layers.{l}.block_sparse_moe";
+    family.names = family
+        .names
+        .with(&[("layers.{l}.mlp.router", "layers.{l}.block_sparse_moe.gate")])
+        .with(&[
+            ("layers.{l}.mlp.experts.{e}.gate", "layers.{l}.block_sparse_moe.experts.{e}.w1"),
+            ("layers.{l}.mlp.experts.{e}.up", "layers.{l}.block_sparse_moe.experts.{e}.w3"),
+            ("layers.{l}.mlp.experts.{e}.down", "layers.{l}.block_sparse_moe.experts.{e}.w2"),
+        ])
+        // GGUF files stack the experts of a layer.
+        .with_part("layers.{l}.mlp.experts.{e}.gate", &format!("{moe}.experts.gate"), stacked, false)
+        .with_part("layers.{l}.mlp.experts.{e}.up", &format!("{moe}.experts.up"), stacked, false)
+        .with_part("layers.{l}.mlp.experts.{e}.down", &format!("{moe}.experts.down"), stacked, false);
+    Ok(family)
+}
+
+/// What all of them share.
+fn llama_like(config: &Config) -> Result<Family> {
+    let (width, layers, heads) = (config.size("hidden_size")?, config.size("num_hidden_layers")?, config.size("num_attention_heads")?);
+    let head_dim = config.size_or("head_dim", width / heads.max(1))?;
+    let norm = Norm::rms(config.number_or("rms_norm_eps", 1e-6)?);
+    let layer = Layer {
+        parallel: false,
+        attn_norm: Some(norm),
+        attention: Attention {
+            heads,
+            kv_heads: config.size_or("num_key_value_heads", heads)?,
+            head_dim,
+            value_dim: head_dim,
+            qkv_bias: false,
+            out_bias: false,
+            qk_norm: None,
+            rope: Some(0),
+            scale: 1.0 / (head_dim as f32).sqrt(),
+            soft_cap: None,
+            window: None,
+            alibi: None,
+        },
+        attn_post_norm: None,
+        attn_stream_norm: None,
+        mlp_norm: Some(norm),
+        mlp: Mlp::Gated { width: config.size("intermediate_size")?, activation: activation(config, "hidden_act", "silu")?, bias: false },
+        mlp_post_norm: None,
+        mlp_stream_norm: None,
+        residual_scale: None,
+    };
+    let architecture = Architecture {
+        family: config.model_type()?.into(),
+        vocab: config.size("vocab_size")?,
+        width,
+        context: config.size_maybe("max_position_embeddings")?,
+        embedding: Embedding::default(),
+        layers: vec![layer; layers],
+        final_norm: Some(norm),
+        head: Head { tied: config.flag_or("tie_word_embeddings", false)?, ..Head::default() },
+        ropes: vec![rope(config, head_dim, RopeStyle::Halves)?],
+        modules: modules("model", "layers", "self_attn", "mlp", "embed_tokens", "norm", "lm_head"),
+    };
+    Ok(Family { architecture, names: names() })
+}
+
+/// The names that Llama gave its modules, and half the field after it.
+pub(super) fn names() -> Names {
+    Names::new(&["model.", ""])
+        .with(&[
+            ("embed", "embed_tokens"),
+            ("final_norm", "norm"),
+            ("layers.{l}.attn.norm", "layers.{l}.input_layernorm"),
+            ("layers.{l}.attn.q", "layers.{l}.self_attn.q_proj"),
+            ("layers.{l}.attn.k", "layers.{l}.self_attn.k_proj"),
+            ("layers.{l}.attn.v", "layers.{l}.self_attn.v_proj"),
+            ("layers.{l}.attn.q_norm", "layers.{l}.self_attn.q_norm"),
+            ("layers.{l}.attn.k_norm", "layers.{l}.self_attn.k_norm"),
+            ("layers.{l}.attn.out", "layers.{l}.self_attn.o_proj"),
+            ("layers.{l}.mlp.gate", "layers.{l}.mlp.gate_proj"),
+            ("layers.{l}.mlp.up", "layers.{l}.mlp.up_proj"),
+            ("layers.{l}.mlp.down", "layers.{l}.mlp.down_proj"),
+            ("layers.{l}.mlp.norm", "layers.{l}.post_attention_layernorm"),
+        ])
+        .outside("head", "lm_head")
+        .ignoring(&[".rotary_emb.inv_freq"])
+}
+
+fn slide(config: &Config, family: &mut Family, window: Option<usize>, slides: impl Fn(usize) -> bool) -> Result<()> {
+    let layers = &mut family.architecture.layers;
+    let windows = windows(config, layers.len(), window, slides)?;
+    layers.iter_mut().zip(windows).for_each(|(layer, window)| layer.attention.window = window);
+    Ok(())
+}
+
+/// Qwen's rule: with `use_sliding_window`, the layers from `max_window_layers` on slide.
+fn slide_upper(config: &Config, family: &mut Family) -> Result<()> {
+    let first = config.size_or("max_window_layers", 28)?;
+    let window = if config.flag_or("use_sliding_window", false)? { config.size_maybe("sliding_window")? } else { None };
+    slide(config, family, window, |layer| layer >= first)
+}

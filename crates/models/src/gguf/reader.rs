@@ -1,0 +1,260 @@
+//! An open GGUF file: what it holds, by name and type.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use memmap2::Mmap;
+use pellucid_kernels::encoding::Encoding;
+
+use super::header::{DAMAGED, Fault, Header};
+use super::value::{Value, ValueKind};
+use crate::{Error, Result};
+
+/// An open GGUF file: metadata, and tensors whose bytes stay in the file until they are used.
+///
+/// ```no_run
+/// # fn main() -> pellucid_models::Result<()> {
+/// let file = pellucid_models::gguf::GgufFile::open("model.gguf")?;
+/// for tensor in file.tensors() {
+///     println!("{} {:?} {}", tensor.name, tensor.shape, tensor.encoding);
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct GgufFile {
+    path: PathBuf,
+    bytes: Bytes,
+    metadata: HashMap<String, Value>,
+    tensors: Vec<Tensor>,
+    by_name: HashMap<String, usize>,
+}
+
+/// Where the file's bytes are.
+#[derive(Debug)]
+enum Bytes {
+    Mapped(Mmap),
+    Owned(Vec<u8>),
+}
+
+impl std::ops::Deref for Bytes {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        match self {
+            Bytes::Mapped(map) => map,
+            Bytes::Owned(bytes) => bytes,
+        }
+    }
+}
+
+/// One tensor of a GGUF file.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tensor {
+    /// Its name in the file (`blk.0.attn_q.weight`).
+    pub name: String,
+    /// Its shape in the order of Hugging Face checkpoints, rows before columns: ggml's dimensions reversed.
+    pub shape: Vec<usize>,
+    /// How its values are stored; a row (the last dimension) is a whole number of blocks.
+    pub encoding: Encoding,
+    /// Where its bytes are in the file; within the file, and shared with no other tensor.
+    pub range: Range<usize>,
+}
+
+impl GgufFile {
+    /// Maps a file and checks everything in it but the numbers of the tensors.
+    ///
+    /// # Errors
+    /// If the file cannot be read, is not GGUF version 2 or 3, or any count, length, type or offset in it is wrong.
+    pub fn open(path: impl AsRef<Path>) -> Result<GgufFile> {
+        let path = path.as_ref();
+        let file = File::open(path).map_err(Error::io(path))?;
+        // SAFETY: the map is read-only. As with every reader that maps, another process that truncates the file while it
+        // is in use can end this one (SIGBUS); the contents are never trusted beyond what is checked here.
+        let map = unsafe { Mmap::map(&file) }.map_err(Error::io(path))?;
+        Self::read(Bytes::Mapped(map), path)
+    }
+
+    /// The same from bytes in memory; `path` is only used to name the file in errors.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn parse(bytes: impl Into<Vec<u8>>, path: impl AsRef<Path>) -> Result<GgufFile> {
+        Self::read(Bytes::Owned(bytes.into()), path.as_ref())
+    }
+
+    fn read(bytes: Bytes, path: &Path) -> Result<GgufFile> {
+        let header = Header::read(&bytes).map_err(|Fault { problem, remedy }| Error::invalid(path, problem, remedy))?;
+        let by_name = header.tensors.iter().enumerate().map(|(i, tensor)| (tensor.name.clone(), i)).collect();
+        Ok(GgufFile { path: path.to_owned(), bytes, metadata: header.metadata, tensors: header.tensors, by_name })
+    }
+
+    /// The file's path, for messages.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The tensors in the order of the file.
+    pub fn tensors(&self) -> &[Tensor] {
+        &self.tensors
+    }
+
+    /// The tensor of this name.
+    pub fn tensor(&self, name: &str) -> Option<&Tensor> {
+        self.by_name.get(name).map(|i| &self.tensors[*i])
+    }
+
+    /// The stored bytes of a tensor of this file.
+    ///
+    /// # Panics
+    /// If the tensor comes from another, larger file.
+    pub fn bytes(&self, tensor: &Tensor) -> &[u8] {
+        &self.bytes[tensor.range.clone()]
+    }
+
+    /// Lets the system drop the memory that holds a tensor's mapped pages; reading it again reads the disk again.
+    pub fn forget(&self, tensor: &Tensor) {
+        #[cfg(unix)]
+        if let Bytes::Mapped(map) = &self.bytes
+            && !tensor.range.is_empty()
+        {
+            // SAFETY: the mapping is read-only and backed by the file, so dropped pages come back with the same bytes.
+            // A failure only means that the pages stay, which is no error to anyone.
+            let _ = unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, tensor.range.start, tensor.range.len()) };
+        }
+        #[cfg(not(unix))]
+        let _ = tensor;
+    }
+
+    /// All metadata.
+    pub fn metadata(&self) -> &HashMap<String, Value> {
+        &self.metadata
+    }
+
+    /// The metadata value of this key.
+    pub fn value(&self, key: &str) -> Option<&Value> {
+        self.metadata.get(key)
+    }
+
+    /// The whole number at a key; `None` if there is none.
+    ///
+    /// # Errors
+    /// If the value is not a whole number from 0 on. An array counts as its element where all of them are the same:
+    /// some files repeat a number for each layer.
+    pub fn number(&self, key: &str) -> Result<Option<usize>> {
+        let number = |value: &Value| match value {
+            Value::Unsigned(number) => usize::try_from(*number).ok(),
+            Value::Signed(number) => usize::try_from(*number).ok(),
+            _ => None,
+        };
+        match self.value(key) {
+            None => Ok(None),
+            Some(Value::List(list)) => {
+                let mut values = list.values(&self.bytes);
+                let first = values.next();
+                if !values.all(|value| Some(&value) == first.as_ref()) {
+                    let what = format!("{}: {key} is not the same for all layers", self.path.display());
+                    return Err(Error::unsupported(what, "use the model's Hugging Face directory, if it has one"));
+                }
+                first.as_ref().and_then(number).map(Some).ok_or_else(|| self.wrong_type(key, "a whole number"))
+            }
+            Some(value) => number(value).map(Some).ok_or_else(|| self.wrong_type(key, "a whole number")),
+        }
+    }
+
+    /// The number at a key, as the decimal that was meant: a stored 1e-5 gives 1e-5, not the nearest f32.
+    ///
+    /// # Errors
+    /// If the value is not a finite number.
+    pub fn float(&self, key: &str) -> Result<Option<f64>> {
+        let Some(value) = self.value(key) else { return Ok(None) };
+        let number = match value {
+            Value::F32(number) => number.to_string().parse().ok(),
+            Value::F64(number) => Some(*number),
+            Value::Unsigned(number) => Some(*number as f64),
+            Value::Signed(number) => Some(*number as f64),
+            _ => None,
+        };
+        number.filter(|n| n.is_finite()).map(Some).ok_or_else(|| self.wrong_type(key, "a finite number"))
+    }
+
+    /// The truth value at a key.
+    ///
+    /// # Errors
+    /// If the value is of another type.
+    pub fn flag(&self, key: &str) -> Result<Option<bool>> {
+        match self.value(key) {
+            None => Ok(None),
+            Some(Value::Bool(flag)) => Ok(Some(*flag)),
+            Some(_) => Err(self.wrong_type(key, "true or false")),
+        }
+    }
+
+    /// The text at a key.
+    ///
+    /// # Errors
+    /// If the value is of another type.
+    pub fn text(&self, key: &str) -> Result<Option<&str>> {
+        match self.value(key) {
+            None => Ok(None),
+            Some(Value::Text(text)) => Ok(Some(text)),
+            Some(_) => Err(self.wrong_type(key, "text")),
+        }
+    }
+
+    /// The texts of the array at a key.
+    ///
+    /// # Errors
+    /// If the value is not an array of texts in UTF-8.
+    pub fn texts(&self, key: &str) -> Result<Option<Vec<&str>>> {
+        match self.value(key) {
+            None => Ok(None),
+            Some(Value::List(list)) => match list.texts(&self.bytes) {
+                Some(Ok(texts)) => Ok(Some(texts)),
+                Some(Err(problem)) => Err(self.damaged(format!("{key}: {problem}"))),
+                None => Err(self.wrong_type(key, "an array of texts")),
+            },
+            Some(_) => Err(self.wrong_type(key, "an array of texts")),
+        }
+    }
+
+    /// The `len` values of the array at a key.
+    ///
+    /// # Errors
+    /// If the value is not an array of this many elements, or one of arrays.
+    pub fn list(&self, key: &str, len: usize) -> Result<Option<Vec<Value>>> {
+        match self.value(key) {
+            None => Ok(None),
+            Some(Value::List(list)) if list.len != len || list.kind == ValueKind::List => {
+                Err(self.damaged(format!("{key} must hold {len} values; it holds {}", list.len)))
+            }
+            Some(Value::List(list)) => Ok(Some(list.values(&self.bytes).collect())),
+            Some(_) => Err(self.wrong_type(key, "an array")),
+        }
+    }
+
+    /// The name of the architecture (`llama`, `gemma3`…).
+    ///
+    /// # Errors
+    /// If the file does not say, or is one part of several.
+    pub fn architecture(&self) -> Result<&str> {
+        if let Some(parts) = self.number("split.count")?.filter(|parts| *parts > 1) {
+            let what = format!("{} is one of {parts} parts of a model", self.path.display());
+            return Err(Error::unsupported(what, "join the parts with `llama-gguf-split --merge` and open the result"));
+        }
+        self.text("general.architecture")?
+            .ok_or_else(|| self.damaged("general.architecture is missing, so this is not known to be a model"))
+    }
+
+    fn wrong_type(&self, key: &str, wanted: &str) -> Error {
+        let found = self.value(key).map(|value| format!("{value:?}")).unwrap_or_default();
+        let found: String = found.chars().take(80).collect();
+        self.damaged(format!("the metadata value {key} must be {wanted}; it is {found}"))
+    }
+
+    /// An error about this file that only a new copy of it can mend.
+    pub(super) fn damaged(&self, problem: impl Into<String>) -> Error {
+        Error::invalid(&self.path, problem, DAMAGED)
+    }
+}

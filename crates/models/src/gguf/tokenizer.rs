@@ -1,0 +1,378 @@
+//! The tokenizer, rebuilt from `tokenizer.ggml.*`.
+//!
+//! Files know two kinds. `gpt2` is byte-level BPE: the vocabulary and the merges are stored, and the way of cutting words
+//! is named (`pre`). `llama` is SentencePiece: pieces with scores, from which the merges follow, since merging the pair
+//! whose result scores best is what SentencePiece does. Both become a `tokenizers::Tokenizer`, as if read from the
+//! model's own `tokenizer.json`.
+
+use std::cmp::Reverse;
+
+use tokenizers::decoders::DecoderWrapper;
+use tokenizers::decoders::byte_fallback::ByteFallback;
+use tokenizers::decoders::fuse::Fuse;
+use tokenizers::decoders::sequence::Sequence as DecoderSequence;
+use tokenizers::decoders::strip::Strip;
+use tokenizers::models::bpe::{BPE, Merges, Vocab};
+use tokenizers::normalizers::{NFC, NormalizerWrapper, Prepend, Replace, Sequence as NormalizerSequence};
+use tokenizers::pre_tokenizers::PreTokenizerWrapper;
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::pre_tokenizers::sequence::Sequence as PreTokenizerSequence;
+use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
+use tokenizers::processors::template::{SpecialToken, TemplateProcessing};
+use tokenizers::{AddedToken, SplitDelimiterBehavior, Tokenizer};
+
+use super::pre::pre;
+use super::special::{SpecialTokens, special_tokens};
+use super::{GgufFile, Value};
+use crate::{Error, Result};
+
+/// What stands for a space inside SentencePiece's pieces.
+const SPACE: &str = "\u{2581}";
+
+/// The bytes of the longest token that is believed. Real ones have at most a few hundred; the work on a token grows with
+/// the square of its length.
+const LONGEST: usize = 4096;
+
+/// The file's tokenizer; `encode(text, true)` adds bos and eos as the file wants it.
+///
+/// # Errors
+/// If the file has no tokenizer, one of a kind that is not known, or one that contradicts itself.
+pub fn tokenizer(file: &GgufFile) -> Result<Tokenizer> {
+    let special = special_tokens(file)?;
+    let vocabulary = Vocabulary::read(file)?;
+    let mut tokenizer = match file.text("tokenizer.ggml.model")? {
+        Some("gpt2") => byte_level(file, &vocabulary)?,
+        Some("llama") => sentence_piece(file, &vocabulary, &special)?,
+        Some(other) => {
+            let what = format!("{}: a tokenizer of kind {other:?}", file.path().display());
+            let remedy = "known are gpt2 (byte-level BPE) and llama (SentencePiece); run the model on token ids";
+            return Err(Error::unsupported(what, remedy));
+        }
+        None => {
+            let what =
+                format!("{}: the file holds no tokenizer (tokenizer.ggml.model is missing)", file.path().display());
+            return Err(Error::unsupported(what, "run the model on token ids"));
+        }
+    };
+    tokenizer.add_tokens(vocabulary.added()).map_err(|error| broken(file, error))?;
+    if let Some(template) = template(&special, &vocabulary).map_err(|error| broken(file, error))? {
+        tokenizer.with_post_processor(Some(template));
+    }
+    Ok(tokenizer)
+}
+
+fn broken(file: &GgufFile, error: impl std::fmt::Display) -> Error {
+    file.damaged(format!("the tokenizer cannot be built: {error}"))
+}
+
+/// The tokens and what they are.
+struct Vocabulary<'a> {
+    tokens: Vec<&'a str>,
+    kinds: Vec<Kind>,
+}
+
+/// The token types of ggml that make a difference.
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Control,
+    UserDefined,
+    Other,
+}
+
+impl<'a> Vocabulary<'a> {
+    fn read(file: &'a GgufFile) -> Result<Self> {
+        let missing = || file.damaged("tokenizer.ggml.tokens is missing, so the file has no vocabulary");
+        let tokens = file.texts("tokenizer.ggml.tokens")?.ok_or_else(missing)?;
+        if let Some((id, token)) = tokens.iter().enumerate().find(|(_, token)| token.len() > LONGEST) {
+            return Err(
+                file.damaged(format!("token {id} is {} bytes long; no token has more than {LONGEST}", token.len()))
+            );
+        }
+        let kinds = match file.list("tokenizer.ggml.token_type", tokens.len())? {
+            None => vec![Kind::Other; tokens.len()],
+            Some(kinds) => kinds
+                .iter()
+                .map(|kind| match kind {
+                    Value::Signed(3) | Value::Unsigned(3) => Kind::Control,
+                    Value::Signed(4) | Value::Unsigned(4) => Kind::UserDefined,
+                    _ => Kind::Other,
+                })
+                .collect(),
+        };
+        Ok(Vocabulary { tokens, kinds })
+    }
+
+    /// Ids by text. Two tokens with one text would make one of them impossible to write.
+    fn ids(&self, file: &GgufFile) -> Result<Vocab> {
+        let mut ids = Vocab::default();
+        ids.reserve(self.tokens.len());
+        for (id, token) in self.tokens.iter().enumerate() {
+            let id = u32::try_from(id).map_err(|_| file.damaged("the vocabulary has more tokens than ids"))?;
+            if let Some(first) = ids.insert((*token).to_owned(), id) {
+                return Err(file.damaged(format!("tokens {first} and {id} of the vocabulary are both {token:?}")));
+            }
+        }
+        Ok(ids)
+    }
+
+    /// The tokens that are found in a text before anything else is done to it.
+    fn added(&self) -> Vec<AddedToken> {
+        let whole = |(token, kind): (&&str, &Kind)| match kind {
+            Kind::Other => None,
+            kind => Some(AddedToken::from(*token, *kind == Kind::Control).normalized(false)),
+        };
+        // The tokenizer would search the empty text everywhere.
+        self.tokens.iter().zip(&self.kinds).filter(|(token, _)| !token.is_empty()).filter_map(whole).collect()
+    }
+
+    fn token(&self, id: u32) -> Option<&'a str> {
+        self.tokens.get(id as usize).copied()
+    }
+}
+
+fn byte_level(file: &GgufFile, vocabulary: &Vocabulary) -> Result<Tokenizer> {
+    let pre = pre(file)?;
+    let missing = || file.damaged("tokenizer.ggml.merges is missing, which byte-level BPE needs");
+    let merges = file.texts("tokenizer.ggml.merges")?.ok_or_else(missing)?;
+    let merges = merges.iter().enumerate().map(|(i, merge)| {
+        // The first half may itself begin with a space.
+        let space = merge.char_indices().skip(1).find(|(_, c)| *c == ' ').map(|(at, _)| at);
+        let halves = space.map(|at| (merge[..at].to_owned(), merge[at + 1..].to_owned()));
+        halves.ok_or_else(|| file.damaged(format!("merge {i} of tokenizer.ggml.merges, {merge:?}, is not two tokens")))
+    });
+    let builder = BPE::builder().vocab_and_merges(vocabulary.ids(file)?, merges.collect::<Result<Merges>>()?);
+    let model = builder.ignore_merges(pre.ignore_merges).build().map_err(|error| broken(file, error))?;
+
+    let mut steps: Vec<PreTokenizerWrapper> = Vec::new();
+    for pattern in pre.patterns {
+        let pattern = SplitPattern::Regex((*pattern).to_owned());
+        let split =
+            Split::new(pattern, SplitDelimiterBehavior::Isolated, false).map_err(|error| broken(file, error))?;
+        steps.push(split.into());
+    }
+    steps.push(ByteLevel::new(false, true, false).into());
+
+    let mut tokenizer = Tokenizer::new(model);
+    tokenizer.with_pre_tokenizer(Some(PreTokenizerSequence::new(steps)));
+    tokenizer.with_decoder(Some(ByteLevel::new(false, true, false)));
+    if pre.composed {
+        tokenizer.with_normalizer(Some(NFC)).map_err(|error| broken(file, error))?;
+    }
+    Ok(tokenizer)
+}
+
+fn sentence_piece(file: &GgufFile, vocabulary: &Vocabulary, special: &SpecialTokens) -> Result<Tokenizer> {
+    let missing = || file.damaged("tokenizer.ggml.scores is missing, which SentencePiece needs");
+    let scores = file.list("tokenizer.ggml.scores", vocabulary.tokens.len())?.ok_or_else(missing)?;
+    let scores = scores.iter().map(|score| match score {
+        Value::F32(score) => Ok(*score),
+        other => Err(file.damaged(format!("tokenizer.ggml.scores holds {other:?}, which is not an f32"))),
+    });
+    let scores = scores.collect::<Result<Vec<_>>>()?;
+    let ids = vocabulary.ids(file)?;
+    let merges = merges_from_scores(vocabulary, &scores, &ids);
+    let mut builder = BPE::builder().vocab_and_merges(ids, merges).byte_fallback(true).fuse_unk(true);
+    if let Some(unk) = special.unk.and_then(|id| vocabulary.token(id)) {
+        builder = builder.unk_token(unk.to_owned());
+    }
+    let mut tokenizer = Tokenizer::new(builder.build().map_err(|error| broken(file, error))?);
+
+    let replace = |from: &str, to: &str| Replace::new(from, to).map_err(|error| broken(file, error));
+    let prefix = file.flag("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
+    let mut normalizers: Vec<NormalizerWrapper> = Vec::new();
+    let mut decoders: Vec<DecoderWrapper> =
+        vec![replace(SPACE, " ")?.into(), ByteFallback::new().into(), Fuse::new().into()];
+    if prefix {
+        normalizers.push(Prepend::new(SPACE.to_owned()).into());
+        decoders.push(Strip::new(' ', 1, 0).into());
+    }
+    normalizers.push(replace(" ", SPACE)?.into());
+    tokenizer.with_normalizer(Some(NormalizerSequence::new(normalizers))).map_err(|error| broken(file, error))?;
+    tokenizer.with_decoder(Some(DecoderSequence::new(decoders)));
+    Ok(tokenizer)
+}
+
+/// Every way to put a piece together from two others, the best piece first. Ties go to the longer first half, as in the
+/// conversion that made the `tokenizer.json` of these models.
+fn merges_from_scores(vocabulary: &Vocabulary, scores: &[f32], ids: &Vocab) -> Merges {
+    let mut merges = Vec::new();
+    for (piece, score) in vocabulary.tokens.iter().zip(scores) {
+        let start = merges.len();
+        for (at, _) in piece.char_indices().skip(1) {
+            let (left, right) = piece.split_at(at);
+            if let (Some(left_id), Some(right_id)) = (ids.get(left), ids.get(right)) {
+                merges.push((*score, left, right, (*left_id, *right_id)));
+            }
+        }
+        merges[start..].sort_by_key(|(.., ids)| *ids);
+    }
+    let lengths = |left: &str, right: &str| Reverse((left.chars().count(), right.chars().count()));
+    merges.sort_by(|a, b| b.0.total_cmp(&a.0).then_with(|| lengths(a.1, a.2).cmp(&lengths(b.1, b.2))));
+    merges.into_iter().map(|(_, left, right, _)| (left.to_owned(), right.to_owned())).collect()
+}
+
+/// What puts bos and eos around a text, where the file wants that.
+fn template(
+    special: &SpecialTokens,
+    vocabulary: &Vocabulary,
+) -> std::result::Result<Option<TemplateProcessing>, Box<dyn std::error::Error + Send + Sync>> {
+    let around = |wanted: bool, id: Option<u32>| id.filter(|_| wanted).and_then(|id| Some((id, vocabulary.token(id)?)));
+    let bos = around(special.add_bos, special.bos);
+    let eos = around(special.add_eos, special.eos);
+    let mut pieces = vec!["$A"];
+    let mut tokens = Vec::new();
+    if let Some((id, text)) = bos {
+        pieces.insert(0, "bos");
+        tokens.push(SpecialToken::new("bos".into(), vec![id], vec![text.into()])?);
+    }
+    if let Some((id, text)) = eos {
+        pieces.push("eos");
+        tokens.push(SpecialToken::new("eos".into(), vec![id], vec![text.into()])?);
+    }
+    if tokens.is_empty() {
+        return Ok(None);
+    }
+    Ok(Some(TemplateProcessing::builder().try_single(pieces)?.special_tokens(tokens).build()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::Writer;
+    use super::*;
+
+    fn parse(file: &Writer) -> GgufFile {
+        GgufFile::parse(file.bytes(), "x.gguf").unwrap()
+    }
+
+    fn ids(file: &Writer, text: &str) -> Vec<u32> {
+        tokenizer(&parse(file)).unwrap().encode(text, true).unwrap().get_ids().to_vec()
+    }
+
+    fn error_of(file: &Writer) -> String {
+        tokenizer(&parse(file)).unwrap_err().to_string()
+    }
+
+    /// Byte-level BPE over a few letters, digits, the space and the newline.
+    fn byte_level(pre: &str) -> Writer {
+        let mut file = Writer::default();
+        file.text("general.architecture", "llama").text("tokenizer.ggml.model", "gpt2").text("tokenizer.ggml.pre", pre);
+        let tokens = ["<end>", "a", "b", "Ġ", "1", "2", "Ċ", "ab", "Ġab", "12", "Ġ1", "<fim>", "abab"];
+        file.texts("tokenizer.ggml.tokens", &tokens);
+        file.i32s("tokenizer.ggml.token_type", &[3, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 4, 1]);
+        file.texts("tokenizer.ggml.merges", &["a b", "Ġ ab", "1 2", "Ġ 1"]);
+        file.u32("tokenizer.ggml.bos_token_id", 0).u32("tokenizer.ggml.eos_token_id", 0);
+        file
+    }
+
+    #[test]
+    fn byte_level_merges_within_the_words_of_its_kind() {
+        assert_eq!(ids(&byte_level("gpt-2"), "ab ab12"), [7, 8, 9]);
+        assert_eq!(ids(&byte_level("smollm"), "ab ab12"), [7, 8, 4, 5]);
+        assert_eq!(ids(&byte_level("qwen2"), " 12\n"), [3, 4, 5, 6]);
+        // Llama 3 begins with bos and takes whole words, merges or not.
+        assert_eq!(ids(&byte_level("llama-bpe"), "abab"), [0, 12]);
+        assert_eq!(ids(&byte_level("gpt-2"), "abab"), [7, 7]);
+    }
+
+    #[test]
+    fn special_tokens_are_found_first_and_decode_back() {
+        let file = byte_level("gpt-2");
+        assert_eq!(ids(&file, "a<end>b<fim> ab"), [1, 0, 2, 11, 8]);
+        let tokenizer = tokenizer(&parse(&file)).unwrap();
+        assert_eq!(tokenizer.decode(&[1, 0, 2, 11, 8], false).unwrap(), "a<end>b<fim> ab");
+        assert_eq!(tokenizer.decode(&[1, 0, 2, 11, 8], true).unwrap(), "ab<fim> ab");
+    }
+
+    #[test]
+    fn the_file_decides_about_bos_and_eos() {
+        let mut file = byte_level("gpt-2");
+        file.flag("tokenizer.ggml.add_bos_token", true).flag("tokenizer.ggml.add_eos_token", true);
+        file.text("tokenizer.chat_template", "{{ x }}").u32("tokenizer.ggml.eot_token_id", 11);
+        file.raw("tokenizer.ggml.padding_token_id", 5, &(-1i32).to_le_bytes());
+        assert_eq!(ids(&file, "ab"), [0, 7, 0]);
+        let special = special_tokens(&parse(&file)).unwrap();
+        let wanted = SpecialTokens {
+            bos: Some(0),
+            eos: Some(0),
+            eot: Some(11),
+            add_bos: true,
+            add_eos: true,
+            chat_template: Some("{{ x }}".into()),
+            ..SpecialTokens::default()
+        };
+        assert_eq!(special, wanted);
+        file.u32("tokenizer.ggml.unknown_token_id", 13);
+        assert!(error_of(&file).contains("unknown_token_id is 13, but the vocabulary has 13 tokens"));
+    }
+
+    /// SentencePiece with pieces of a few letters and the bytes of one character that is in no piece.
+    fn sentence_piece() -> Writer {
+        let mut file = Writer::default();
+        file.text("general.architecture", "llama").text("tokenizer.ggml.model", "llama");
+        let tokens = ["<unk>", "<s>", "<0xC3>", "<0xA9>", "▁", "a", "b", "ab", "▁a", "ba", "▁ab", "  "];
+        file.texts("tokenizer.ggml.tokens", &tokens);
+        file.i32s("tokenizer.ggml.token_type", &[2, 3, 6, 6, 1, 1, 1, 1, 1, 1, 1, 4]);
+        file.f32s("tokenizer.ggml.scores", &[0., 0., 0., 0., -9., -8., -7., -2., -3., -1., -4., -1000.]);
+        file.u32("tokenizer.ggml.bos_token_id", 1).u32("tokenizer.ggml.unknown_token_id", 0);
+        file
+    }
+
+    #[test]
+    fn sentence_piece_merges_what_scores_best() {
+        // "▁abab": the best piece is "ba", in the middle; "▁a" comes before "▁ab", whose second half is taken.
+        assert_eq!(ids(&sentence_piece(), "abab"), [1, 8, 9, 6]);
+        assert_eq!(ids(&sentence_piece(), "ab"), [1, 10]);
+        let mut file = sentence_piece();
+        file.flag("tokenizer.ggml.add_space_prefix", false).flag("tokenizer.ggml.add_bos_token", false);
+        assert_eq!(ids(&file, "ab é"), [7, 4, 2, 3]);
+        // Defined by the user: found in the text as it is, before spaces become marks.
+        assert_eq!(ids(&file, "a  b"), [5, 11, 6]);
+    }
+
+    #[test]
+    fn sentence_piece_decodes_back() {
+        for (prefix, text) in [(true, "ab é ba"), (false, " ab é  ba")] {
+            let mut file = sentence_piece();
+            file.flag("tokenizer.ggml.add_space_prefix", prefix);
+            let tokenizer = tokenizer(&parse(&file)).unwrap();
+            let ids = tokenizer.encode(text, false).unwrap().get_ids().to_vec();
+            assert_eq!(tokenizer.decode(&ids, true).unwrap(), text, "{ids:?}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_built_is_named() {
+        let mut file = Writer::default();
+        file.text("general.architecture", "llama");
+        assert_eq!(error_of(&file), "x.gguf: tokenizer.ggml.tokens is missing, so the file has no vocabulary");
+        file.texts("tokenizer.ggml.tokens", &["a", "b", "a"]);
+        assert!(error_of(&file).contains("the file holds no tokenizer"));
+        let kind = |kind: &str| {
+            let mut file = file.clone();
+            file.text("tokenizer.ggml.model", kind).text("tokenizer.ggml.pre", "gpt-2");
+            file
+        };
+        assert_eq!(error_of(&kind("t5")), "x.gguf: a tokenizer of kind \"t5\"");
+        assert!(error_of(&kind("llama")).contains("tokenizer.ggml.scores is missing"));
+        assert!(error_of(&kind("gpt2")).contains("tokenizer.ggml.merges is missing"));
+        let mut twice = kind("gpt2");
+        twice.texts("tokenizer.ggml.merges", &[]);
+        assert!(error_of(&twice).contains("tokens 0 and 2 of the vocabulary are both \"a\""));
+        let mut short = kind("llama");
+        short.f32s("tokenizer.ggml.scores", &[0.0]);
+        assert!(error_of(&short).contains("tokenizer.ggml.scores must hold 3 values; it holds 1"));
+        let mut merges = Writer::default();
+        merges.text("general.architecture", "gpt2").text("tokenizer.ggml.model", "gpt2");
+        merges.texts("tokenizer.ggml.tokens", &["a", "b"]).texts("tokenizer.ggml.merges", &["ab"]);
+        assert!(error_of(&merges).contains("merge 0 of tokenizer.ggml.merges, \"ab\", is not two tokens"));
+        assert!(error_of(&byte_level("martian")).contains("way to cut words, \"martian\", is not known"));
+    }
+
+    #[test]
+    fn a_token_too_long_to_be_one_is_refused() {
+        let mut file = Writer::default();
+        file.text("general.architecture", "llama").text("tokenizer.ggml.model", "llama");
+        file.texts("tokenizer.ggml.tokens", &["a", &"b".repeat(5000)]);
+        assert!(error_of(&file).contains("token 1 is 5000 bytes long; no token has more than 4096"));
+    }
+}

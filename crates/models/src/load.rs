@@ -1,0 +1,239 @@
+//! From stored tensors to a program's weights: found, checked, packed; nothing missing, nothing substituted.
+
+use crate::error::{Error, Result};
+use crate::families::Family;
+use crate::gguf::RowOrder;
+use crate::names::{Names, Part, Source};
+use crate::tensors::{Stored, Tensors};
+use pellucid_engine::{Program, Weight, WeightKind, WeightSpec, Weights};
+use pellucid_kernels::encoding::{self, Encoding};
+use pellucid_kernels::matrix::RowBytes;
+use pellucid_kernels::{DType, Matrix, Pool};
+use std::collections::{BTreeSet, HashMap};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// How matrices are kept in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Storage {
+    /// As in the file: quantised blocks stay quantised.
+    #[default]
+    AsStored,
+    /// All in this format.
+    As(DType),
+}
+
+/// Loads every weight of a family's program. `progress` hears the fraction done.
+pub fn load(family: Family, tensors: Arc<Tensors>, origin: &Path, storage: Storage, pool: &Pool, progress: &mut dyn FnMut(f32)) -> Result<(Program, Weights)> {
+    let program = Program::new(family.architecture)?;
+    let found = find(&program, &family.names, &tensors, origin)?;
+    let mut left: HashMap<&str, usize> = HashMap::new();
+    found.iter().for_each(|source| *left.entry(source.tensor.as_str()).or_default() += 1);
+    let mut weights = Vec::with_capacity(found.len());
+    for (index, (spec, source)) in program.weights().iter().zip(&found).enumerate() {
+        let weight = one(spec, source, &tensors, storage, pool)?;
+        // A stored tensor that several weights share is dropped after the last of them; one that is used in place stays.
+        let in_place = matches!(&weight, Weight::Matrix(matrix) if matrix.is_encoded());
+        if let Some(count) = left.get_mut(source.tensor.as_str()) {
+            *count -= 1;
+            if *count == 0 && !in_place {
+                tensors.forget(&source.tensor);
+            }
+        }
+        weights.push(weight);
+        progress((index + 1) as f32 / found.len() as f32);
+    }
+    Ok((program, Weights::new(weights)))
+}
+
+/// Finds a source for each weight, and reports everything that is missing, of the wrong shape or left over, all at once.
+fn find(program: &Program, names: &Names, tensors: &Tensors, origin: &Path) -> Result<Vec<Source>> {
+    let present = |source: &Source| tensors.get(&source.tensor).is_some();
+    let fits = |prefix: &&&str| program.weights().first().is_some_and(|spec| names.sources(&spec.name, prefix).iter().any(present));
+    let prefix = names.prefixes.iter().find(fits).or(names.prefixes.first()).copied().unwrap_or_default();
+    let (mut found, mut missing, mut misshaped) = (Vec::new(), Vec::new(), Vec::new());
+    for spec in program.weights() {
+        let sources = names.sources(&spec.name, prefix);
+        let Some(source) = sources.iter().find(|source| present(source)).or(sources.first()) else {
+            missing.push(format!("{} (no name is known for it)", spec.name));
+            continue;
+        };
+        match tensors.get(&source.tensor) {
+            None => missing.push(source.tensor.clone()),
+            Some(stored) => {
+                let expected = source.part.stored_shape(&spec.shape, source.transposed && stored.order != RowOrder::Transposed);
+                if stored.shape != expected {
+                    misshaped.push(format!("{} is {:?} where the configuration makes it {expected:?}", source.tensor, stored.shape));
+                }
+                found.push(source.clone());
+            }
+        }
+    }
+    let used: BTreeSet<&str> = found.iter().map(|source| source.tensor.as_str()).collect();
+    // A tied head may be stored once more; it is the same table.
+    let harmless = |name: &str| names.ignored.iter().any(|end| name.ends_with(end)) || names.other_parts.iter().any(|start| name.starts_with(start));
+    let tied_copy = |name: &str| program.architecture().head.tied && names.sources("head", prefix).iter().any(|source| source.tensor == name);
+    let mut unexpected: Vec<&str> = tensors.names().into_iter().filter(|name| !used.contains(name) && !harmless(name) && !tied_copy(name)).collect();
+    unexpected.sort_unstable();
+    let report = [("missing", &missing), ("of the wrong shape", &misshaped), ("unexpected", &unexpected.iter().map(|s| s.to_string()).collect())];
+    let lines: Vec<String> = report.iter().filter(|(_, list)| !list.is_empty()).map(|(what, list)| format!("{} {what}: {}", list.len(), shorten(list))).collect();
+    if lines.is_empty() {
+        return Ok(found);
+    }
+    Err(Error::invalid(
+        origin,
+        format!("the weights do not fit the configuration\n  {}", lines.join("\n  ")),
+        "check that config.json and the weights belong together and that every file was downloaded; nothing is ever filled in",
+    ))
+}
+
+fn shorten(list: &[String]) -> String {
+    const SHOWN: usize = 6;
+    let shown = list.iter().take(SHOWN).map(String::as_str).collect::<Vec<_>>().join(", ");
+    if list.len() > SHOWN { format!("{shown} and {} more", list.len() - SHOWN) } else { shown }
+}
+
+/// One weight: decoded row by row and packed, or kept as it is stored.
+fn one(spec: &WeightSpec, source: &Source, tensors: &Arc<Tensors>, storage: Storage, pool: &Pool) -> Result<Weight> {
+    let gone = || Error::usage(format!("{} disappeared while loading", source.tensor), "load the model again");
+    let stored = tensors.get(&source.tensor).ok_or_else(gone)?;
+    let encoding = stored.encoding.map_err(|format| {
+        Error::unsupported(format!("{}: tensor {} is stored as {format}", stored.path.display(), source.tensor), "convert the weights to F32, F16 or BF16")
+    })?;
+    let view = View::new(spec, source, &stored, encoding);
+    let bad = AtomicUsize::new(usize::MAX);
+    let check = |row: usize, values: &[f32]| {
+        if !values.iter().all(|x| x.is_finite()) {
+            bad.fetch_min(row, Ordering::Relaxed);
+        }
+    };
+    let weight = match (spec.kind, storage) {
+        (WeightKind::Vector, _) => {
+            let vector = view.vector(stored.bytes);
+            check(0, &vector);
+            Weight::Vector(vector)
+        }
+        (_, Storage::AsStored) if view.in_place() => {
+            let rows = EncodedRows::new(tensors, &stored, view.clone());
+            pool.run(view.rows.div_ceil(64), &|part| {
+                for row in part * 64..((part + 1) * 64).min(view.rows) {
+                    if !encoding::is_finite(encoding, view.row_bytes(stored.bytes, row)) {
+                        bad.fetch_min(row, Ordering::Relaxed);
+                    }
+                }
+            });
+            Weight::Matrix(Matrix::encoded(view.rows, view.cols, encoding, Box::new(rows)))
+        }
+        (_, storage) => {
+            let dtype = match (storage, encoding) {
+                (Storage::As(dtype), _) => dtype,
+                (_, Encoding::BF16) => DType::Bf16,
+                (_, Encoding::F16) => DType::F16,
+                _ => DType::F32,
+            };
+            Weight::Matrix(Matrix::pack(pool, view.rows, view.cols, dtype, &|row, out| {
+                view.row(stored.bytes, row, out);
+                check(row, out);
+            }))
+        }
+    };
+    match bad.into_inner() {
+        usize::MAX => Ok(weight),
+        row => Err(Error::invalid(
+            stored.path,
+            format!("tensor {} holds a number that is not finite (row {row} of {})", source.tensor, spec.name),
+            "the file is damaged or the training diverged: get it anew",
+        )),
+    }
+}
+
+/// How a weight's rows lie in its stored tensor.
+#[derive(Clone)]
+struct View {
+    part: Part,
+    /// Stored as `[inputs, outputs]`.
+    across: bool,
+    encoding: Encoding,
+    order: RowOrder,
+    rows: usize,
+    cols: usize,
+    /// Rows of the stored matrix, or its length as a vector.
+    stored_rows: usize,
+    /// Length of the stored tensor's last axis.
+    stored_width: usize,
+}
+
+impl View {
+    fn new(spec: &WeightSpec, source: &Source, stored: &Stored, encoding: Encoding) -> View {
+        let rows = spec.shape[0];
+        View {
+            part: source.part,
+            // A GGUF file holds the transpose of what such a checkpoint holds.
+            across: source.transposed && stored.order != RowOrder::Transposed,
+            encoding,
+            order: stored.order,
+            rows,
+            cols: spec.shape.get(1).copied().unwrap_or(1),
+            stored_rows: if matches!(source.part, Part::Stacked { .. }) { rows } else { stored.shape[0] },
+            stored_width: stored.shape[stored.shape.len() - 1],
+        }
+    }
+
+    /// Whether the stored rows can be multiplied as they are: quantised, whole blocks, and not across the rows.
+    fn in_place(&self) -> bool {
+        self.encoding.is_quantised() && !self.across && self.cols.is_multiple_of(self.encoding.block_len())
+    }
+
+    fn stored_row(&self, row: usize) -> usize {
+        self.order.source_row(self.part.stored_row(row), self.stored_rows)
+    }
+
+    /// The bytes of a row that is stored along.
+    fn row_bytes<'a>(&self, bytes: &'a [u8], row: usize) -> &'a [u8] {
+        let before = if let Part::Stacked { index, .. } = self.part { index * self.rows } else { 0 };
+        let size = self.encoding.bytes_for(self.cols).unwrap_or(0);
+        &bytes[(before + self.stored_row(row)) * size..][..size]
+    }
+
+    /// Decodes a row.
+    fn row(&self, bytes: &[u8], row: usize, out: &mut [f32]) {
+        if !self.across {
+            return encoding::decode(self.encoding, self.row_bytes(bytes, row), out);
+        }
+        // Only plain number formats are ever stored across, so one number can be read at a time.
+        let (size, column) = (self.encoding.block_bytes(), self.part.stored_row(row));
+        for (input, x) in out.iter_mut().enumerate() {
+            encoding::decode(self.encoding, &bytes[(input * self.stored_width + column) * size..][..size], std::slice::from_mut(x));
+        }
+    }
+
+    fn vector(&self, bytes: &[u8]) -> Vec<f32> {
+        let mut all = vec![0.0; self.stored_rows];
+        encoding::decode(self.encoding, bytes, &mut all);
+        (0..self.rows).map(|row| all[self.stored_row(row)]).collect()
+    }
+}
+
+/// Rows that are multiplied straight from the mapped file.
+struct EncodedRows {
+    /// Keeps the mapping alive that `bytes` points into.
+    _tensors: Arc<Tensors>,
+    bytes: &'static [u8],
+    view: View,
+}
+
+impl EncodedRows {
+    fn new(tensors: &Arc<Tensors>, stored: &Stored, view: View) -> EncodedRows {
+        // SAFETY: the bytes belong to a mapping (or vector) inside `tensors`, which never moves nor changes while the `Arc` beside them lives;
+        // they leave this struct only as borrows of it.
+        let bytes = unsafe { std::slice::from_raw_parts(stored.bytes.as_ptr(), stored.bytes.len()) };
+        EncodedRows { _tensors: tensors.clone(), bytes, view }
+    }
+}
+
+impl RowBytes for EncodedRows {
+    fn row(&self, row: usize) -> &[u8] {
+        self.view.row_bytes(self.bytes, row)
+    }
+}

@@ -1,0 +1,192 @@
+//! A loaded model: program, weights, tokenizer, chat template, and the text-level calls that need them together.
+
+use crate::builtin;
+use crate::chat::{ChatTemplate, Message};
+use crate::checkpoint::Checkpoint;
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::families;
+use crate::gguf::{self, GgufFile};
+use crate::load::{Storage, load};
+use crate::tensors::Tensors;
+use crate::tokenizer::{Special, Tokenizer};
+use pellucid_engine::{Control, Finish, Generate, Generation, Model, Plan};
+use pellucid_kernels::Pool;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// How to load.
+#[derive(Clone, Default)]
+pub struct LoadOptions {
+    /// How matrices are kept in memory.
+    pub storage: Storage,
+    /// The threads that load and run; the shared ones where absent.
+    pub pool: Option<Arc<Pool>>,
+}
+
+/// A model with everything that came with it.
+pub struct LoadedModel {
+    /// What it is called, for people.
+    pub name: String,
+    /// The engine's model.
+    pub model: Model,
+    /// Its tokenizer, if it came with one.
+    pub tokenizer: Option<Tokenizer>,
+    /// Its chat template, if it came with one.
+    pub chat: Option<ChatTemplate>,
+    /// Tokens that end a text.
+    pub eos: Vec<u32>,
+}
+
+impl LoadedModel {
+    /// Loads a directory or a GGUF file. `progress` hears the fraction of weights loaded.
+    pub fn open(path: &Path, options: &LoadOptions, progress: &mut dyn FnMut(f32)) -> Result<LoadedModel> {
+        if path.is_dir() { LoadedModel::from_dir(path, options, progress) } else { LoadedModel::from_gguf(path, options, progress) }
+    }
+
+    /// The model inside this program.
+    pub fn builtin(options: &LoadOptions) -> Result<LoadedModel> {
+        let origin = Path::new(builtin::NAME);
+        let config = Config::parse(builtin::CONFIG, origin)?;
+        let tensors = Tensors::Checkpoint(Checkpoint::from_static(builtin::WEIGHTS, builtin::NAME)?);
+        let tokenizer = Tokenizer::from_bytes(origin, builtin::TOKENIZER, &builtin::sidecars())?;
+        assemble(origin, config, tensors, Some(tokenizer), None, options, &mut |_| {})
+    }
+
+    fn from_dir(dir: &Path, options: &LoadOptions, progress: &mut dyn FnMut(f32)) -> Result<LoadedModel> {
+        let file = dir.join("config.json");
+        if !file.exists() {
+            return Err(Error::invalid(dir, "there is no config.json here", "give a Hugging Face model directory or a .gguf file; `pellucid inspect` says what a directory is"));
+        }
+        let config = Config::parse(&std::fs::read(&file).map_err(Error::io(&file))?, &file)?;
+        // An unknown family is refused before gigabytes are looked at.
+        families::read(&config)?;
+        let tensors = Tensors::Checkpoint(Checkpoint::open(dir)?);
+        assemble(dir, config, tensors, Tokenizer::from_dir(dir)?, ChatTemplate::from_dir(dir)?, options, progress)
+    }
+
+    fn from_gguf(path: &Path, options: &LoadOptions, progress: &mut dyn FnMut(f32)) -> Result<LoadedModel> {
+        let file = GgufFile::open(path)?;
+        let config = Config::new(gguf::hf_config(&file)?, path)?;
+        families::read(&config)?;
+        let (tokenizer, chat) = gguf_tokenizer(&file, path)?;
+        assemble(path, config, Tensors::from_gguf(file)?, tokenizer, chat, options, progress)
+    }
+
+    /// Tokens of a text, with what the tokenizer adds around it.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        let tokens = self.tokenizer()?.encode(text, true)?;
+        if tokens.is_empty() {
+            return Err(Error::usage("the prompt is empty", "give at least one character; this model's tokenizer adds no start token"));
+        }
+        Ok(tokens)
+    }
+
+    /// Tokens of a conversation that the model is to answer.
+    pub fn encode_chat(&self, messages: &[Message]) -> Result<Vec<u32>> {
+        let template = self.chat.as_ref().ok_or_else(|| Error::usage(format!("{} has no chat template", self.name), "leave out --chat, or use an instruction-tuned model"))?;
+        let tokenizer = self.tokenizer()?;
+        tokenizer.encode(&template.render(messages, true, tokenizer.special())?, false)
+    }
+
+    /// The tokenizer, or why there is none.
+    pub fn tokenizer(&self) -> Result<&Tokenizer> {
+        self.tokenizer.as_ref().ok_or_else(|| {
+            Error::usage(format!("{} came without a tokenizer (no tokenizer.json)", self.name), "give token ids (--tokens 1,2,3), or put the model's tokenizer.json beside its weights")
+        })
+    }
+
+    /// Generates; a row also ends when its text contains one of `stops`. `watch` sees each row's new text as it comes.
+    pub fn generate(
+        &self,
+        inputs: &[Vec<u32>],
+        plan: &Plan,
+        options: &Generate,
+        stops: &[String],
+        watch: &mut dyn FnMut(usize, u32, Option<&str>),
+    ) -> Result<Generation> {
+        if !stops.is_empty() {
+            self.tokenizer()?;
+        }
+        if stops.iter().any(String::is_empty) {
+            return Err(Error::usage("a stop string is empty", "give at least one character"));
+        }
+        let mut texts: Vec<_> = inputs.iter().map(|_| (self.tokenizer.as_ref().map(|t| t.stream(true)), String::new())).collect();
+        let generation = self.model.generate(inputs, plan, options, &mut |row, token| {
+            let (stream, text) = &mut texts[row];
+            let piece = stream.as_mut().and_then(|stream| stream.push(token));
+            text.push_str(piece.as_deref().unwrap_or_default());
+            watch(row, token, piece.as_deref());
+            if stops.iter().any(|stop| text.contains(stop)) { Control::Stop } else { Control::Go }
+        })?;
+        Ok(generation)
+    }
+
+    /// The text of generated tokens: cut before the stop string that ended it.
+    pub fn text(&self, tokens: &[u32], finish: Finish, stops: &[String]) -> Option<String> {
+        let mut text = self.tokenizer.as_ref()?.decode(tokens, true);
+        if finish == Finish::Stop
+            && let Some(at) = stops.iter().filter_map(|stop| text.find(stop)).min()
+        {
+            text.truncate(at);
+        }
+        Some(text)
+    }
+}
+
+fn assemble(
+    origin: &Path,
+    config: Config,
+    tensors: Tensors,
+    tokenizer: Option<Tokenizer>,
+    chat: Option<ChatTemplate>,
+    options: &LoadOptions,
+    progress: &mut dyn FnMut(f32),
+) -> Result<LoadedModel> {
+    let family = families::read(&config)?;
+    if let Some(tokenizer) = &tokenizer {
+        tokenizer.check_fits(family.architecture.vocab)?;
+    }
+    let eos = match &tokenizer {
+        Some(tokenizer) => tokenizer.special().eos.clone(),
+        None => eos_of(&config),
+    };
+    let pool = options.pool.clone().unwrap_or_else(Pool::global);
+    let (program, weights) = load(family, Arc::new(tensors), origin, options.storage, &pool, progress)?;
+    let name = origin.file_name().map_or_else(|| origin.display().to_string(), |name| name.to_string_lossy().into_owned());
+    Ok(LoadedModel { name, model: Model::new(program, weights).with_pool(pool), tokenizer, chat, eos })
+}
+
+/// `eos_token_id`: a number or a list.
+fn eos_of(config: &Config) -> Vec<u32> {
+    let ids = config.get("eos_token_id").map(|value| value.as_array().cloned().unwrap_or_else(|| vec![value.clone()]));
+    ids.unwrap_or_default().iter().filter_map(|id| u32::try_from(id.as_u64()?).ok()).collect()
+}
+
+fn gguf_tokenizer(file: &GgufFile, path: &Path) -> Result<(Option<Tokenizer>, Option<ChatTemplate>)> {
+    if file.value("tokenizer.ggml.model").is_none() {
+        return Ok((None, None));
+    }
+    let special = gguf::special_tokens(file)?;
+    let inner = gguf::tokenizer(file)?;
+    let mut texts = std::collections::BTreeMap::new();
+    for (name, id) in [("bos_token", special.bos), ("eos_token", special.eos), ("pad_token", special.pad), ("unk_token", special.unk)] {
+        if let Some(text) = id.and_then(|id| inner.id_to_token(id)) {
+            texts.insert(name.to_string(), text);
+        }
+    }
+    let mut eos: Vec<u32> = special.eos.into_iter().chain(special.eot).collect();
+    eos.dedup();
+    let chat = special.chat_template.as_deref().map(|source| ChatTemplate::new(source, path)).transpose()?;
+    let special = Special { bos: special.bos, eos, pad: special.pad, unk: special.unk, texts };
+    Ok((Some(Tokenizer::from_parts(inner, special, path)?), chat))
+}
+
+/// The path of a model by name, or `None` for the built-in one.
+pub fn locate(name: Option<&str>) -> Result<Option<PathBuf>> {
+    match name {
+        None => Ok(None),
+        Some(name) if name == builtin::NAME => Ok(None),
+        Some(name) => crate::pull::resolve(name).map(Some),
+    }
+}

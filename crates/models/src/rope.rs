@@ -1,0 +1,102 @@
+//! Rotary frequencies and their scalings, as `transformers` computes them.
+
+use crate::config::Config;
+use crate::error::{Error, Result};
+use pellucid_engine::architecture::{Rope, RopeStyle};
+use std::f32::consts::PI;
+
+/// The rotary embedding that a configuration describes, for heads of `head_dim`.
+///
+/// Both spellings are read: `rope_parameters` (with the base inside), and the older `rope_theta` with `rope_scaling`.
+pub(crate) fn rope(config: &Config, head_dim: usize, style: RopeStyle) -> Result<Rope> {
+    let parameters = config.part("rope_parameters");
+    let scaling = config.part("rope_scaling");
+    let source = parameters.as_ref().or(scaling.as_ref());
+    let base = match parameters.as_ref().map(|p| p.number_maybe("rope_theta")).transpose()?.flatten() {
+        Some(base) => base,
+        None => config.number_maybe("rope_theta")?.or(config.number_maybe("rotary_emb_base")?).unwrap_or(10_000.0),
+    };
+    let fraction = match source.map(|p| p.number_maybe("partial_rotary_factor")).transpose()?.flatten() {
+        Some(fraction) => fraction,
+        None => config.number_maybe("partial_rotary_factor")?.or(config.number_maybe("rotary_pct")?).unwrap_or(1.0),
+    };
+    scaled(config, source, base, head_dim, fraction, style)
+}
+
+/// The frequencies for a base, with the scaling that `source` names, if any.
+pub(crate) fn scaled(config: &Config, source: Option<&Config>, base: f32, head_dim: usize, fraction: f32, style: RopeStyle) -> Result<Rope> {
+    if !(base > 0.0 && base.is_finite()) || !(0.0..=1.0).contains(&fraction) {
+        return Err(config.bad("rope_theta", "or the rotated fraction is out of range"));
+    }
+    let dim = (head_dim as f32 * fraction) as usize / 2 * 2;
+    let plain: Vec<f32> = (0..dim / 2).map(|i| 1.0 / base.powf(2.0 * i as f32 / dim as f32)).collect();
+    let kind = source.and_then(|s| s.text("rope_type").or_else(|| s.text("type"))).unwrap_or("default");
+    let (frequencies, amplitude) = match (kind, source) {
+        // Dynamic scaling sets in past the model's context, which this engine does not run.
+        ("default" | "dynamic" | "mrope", _) | (_, None) => (plain, 1.0),
+        ("linear", Some(s)) => {
+            let factor = s.number("factor")?;
+            (plain.iter().map(|f| f / factor).collect(), 1.0)
+        }
+        ("llama3", Some(s)) => (llama3(config, s, &plain)?, 1.0),
+        ("yarn", Some(s)) => yarn(config, s, base, dim, &plain)?,
+        (other, _) => {
+            let what = format!("rotary scaling of type {other:?} is not among those this build knows (default, dynamic, linear, llama3, yarn)");
+            return Err(Error::unsupported(what, "use a model with one of these scalings"));
+        }
+    };
+    Ok(Rope { style, frequencies, amplitude })
+}
+
+/// The length that a scaled model was first trained with.
+fn original_length(config: &Config, scaling: &Config) -> Result<f32> {
+    match scaling.number_maybe("original_max_position_embeddings")? {
+        Some(length) => Ok(length),
+        None => config.number("max_position_embeddings"),
+    }
+}
+
+/// Llama 3: long waves are stretched, short ones kept, those between blended.
+fn llama3(config: &Config, scaling: &Config, plain: &[f32]) -> Result<Vec<f32>> {
+    let factor = scaling.number("factor")?;
+    let (low, high) = (scaling.number("low_freq_factor")?, scaling.number("high_freq_factor")?);
+    let length = original_length(config, scaling)?;
+    let stretch = |&frequency: &f32| {
+        let wave = 2.0 * PI / frequency;
+        if wave > length / low {
+            frequency / factor
+        } else if wave < length / high {
+            frequency
+        } else {
+            let smooth = (length / wave - low) / (high - low);
+            (1.0 - smooth) * frequency / factor + smooth * frequency
+        }
+    };
+    Ok(plain.iter().map(stretch).collect())
+}
+
+/// YaRN: interpolate the coordinates that turn rarely, keep those that turn often, and sharpen attention.
+fn yarn(config: &Config, scaling: &Config, base: f32, dim: usize, plain: &[f32]) -> Result<(Vec<f32>, f32)> {
+    let factor = scaling.number("factor")?;
+    let length = original_length(config, scaling)?;
+    let (fast, slow) = (scaling.number_or("beta_fast", 32.0)?, scaling.number_or("beta_slow", 1.0)?);
+    let magnitude = |scale: f32, weight: f32| if scale <= 1.0 { 1.0 } else { 0.1 * weight * scale.ln() + 1.0 };
+    let (mscale, all_dims) = (scaling.number_maybe("mscale")?.filter(|&x| x != 0.0), scaling.number_maybe("mscale_all_dim")?.filter(|&x| x != 0.0));
+    let amplitude = match (scaling.number_maybe("attention_factor")?, mscale, all_dims) {
+        (Some(given), ..) => given,
+        (None, Some(mscale), Some(all)) => magnitude(factor, mscale) / magnitude(factor, all),
+        _ => magnitude(factor, 1.0),
+    };
+    let turns = |count: f32| dim as f32 * (length / (count * 2.0 * PI)).ln() / (2.0 * base.ln());
+    let (mut from, mut to) = (turns(fast), turns(slow));
+    if scaling.flag_or("truncate", true)? {
+        (from, to) = (from.floor(), to.ceil());
+    }
+    let (from, to) = (from.max(0.0), to.min(dim as f32 - 1.0));
+    let to = if from == to { to + 0.001 } else { to };
+    let blend = |(i, &frequency): (usize, &f32)| {
+        let ramp = ((i as f32 - from) / (to - from)).clamp(0.0, 1.0);
+        frequency / factor * ramp + frequency * (1.0 - ramp)
+    };
+    Ok((plain.iter().enumerate().map(blend).collect(), amplitude))
+}

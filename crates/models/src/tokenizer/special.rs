@@ -1,0 +1,123 @@
+//! The special tokens of a model, gathered from the files that mention them.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::{Error, Result};
+
+/// The tokens with a role of their own.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Special {
+    /// What starts a text.
+    pub bos: Option<u32>,
+    /// The tokens that end generation, the first being the usual one.
+    pub eos: Vec<u32>,
+    /// What fills up shorter rows elsewhere; Pellucid never pads, and never generates it either.
+    pub pad: Option<u32>,
+    /// What stands for text that the vocabulary cannot spell.
+    pub unk: Option<u32>,
+    /// The texts that a chat template knows by name: `bos_token`, `eos_token`, `pad_token`, `unk_token`.
+    pub texts: BTreeMap<String, String>,
+}
+
+/// The files beside `tokenizer.json` that say which tokens are special; any of them may be missing.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Sidecars<'a> {
+    /// `tokenizer_config.json`.
+    pub tokenizer_config: Option<&'a [u8]>,
+    /// `special_tokens_map.json`.
+    pub special_tokens_map: Option<&'a [u8]>,
+    /// `generation_config.json`.
+    pub generation_config: Option<&'a [u8]>,
+    /// `config.json`.
+    pub config: Option<&'a [u8]>,
+}
+
+impl Sidecars<'_> {
+    /// The names of the files, in the order of the fields.
+    pub const NAMES: [&'static str; 4] =
+        ["tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "config.json"];
+}
+
+/// The keys under which the files name a special token's text.
+const ROLES: [&str; 4] = ["bos_token", "eos_token", "pad_token", "unk_token"];
+
+impl Special {
+    /// Reads the special tokens from the files beside a tokenizer.
+    pub(super) fn read(dir: &Path, files: &Sidecars<'_>, tokenizer: &tokenizers::Tokenizer) -> Result<Special> {
+        let contents = [files.tokenizer_config, files.special_tokens_map, files.generation_config, files.config];
+        let mut parsed = Vec::with_capacity(contents.len());
+        for (name, bytes) in Sidecars::NAMES.into_iter().zip(contents) {
+            parsed.push((name, parse(dir, name, bytes)?));
+        }
+        let (texts_in, ids_in) = parsed.split_at(2);
+
+        let mut texts = BTreeMap::new();
+        for role in ROLES {
+            // The first file that names it wins, as in transformers.
+            let text = texts_in.iter().find_map(|(_, json)| token_text(json.get(role)?));
+            texts.extend(text.map(|text| (role.to_owned(), text)));
+        }
+        let ids = |role: &str| -> Result<Vec<u32>> {
+            for (name, json) in ids_in {
+                // Models that also see or hear keep the settings of their text half in a part of its own.
+                let stated = [json.get(role), json.get("text_config").and_then(|part| part.get(role))];
+                for value in stated.into_iter().flatten() {
+                    let ids = token_ids(value).ok_or_else(|| bad_ids(dir, name, role, value))?;
+                    if !ids.is_empty() {
+                        return Ok(ids);
+                    }
+                }
+            }
+            Ok(Vec::new())
+        };
+        let named = |role: &str| texts.get(role).and_then(|text| tokenizer.token_to_id(text));
+
+        let bos = named("bos_token").or(ids("bos_token_id")?.first().copied());
+        let pad = named("pad_token").or(ids("pad_token_id")?.first().copied());
+        let unk = named("unk_token");
+        // Generation stops where the model's authors say; only where they are silent does the tokenizer's end decide.
+        let mut eos = ids("eos_token_id")?;
+        if eos.is_empty() {
+            eos.extend(named("eos_token"));
+        }
+        Ok(Special { bos, eos, pad, unk, texts })
+    }
+}
+
+fn parse(dir: &Path, name: &str, bytes: Option<&[u8]>) -> Result<Value> {
+    let Some(bytes) = bytes else { return Ok(Value::Null) };
+    let again = "download the file again";
+    let value: Value = serde_json::from_slice(bytes)
+        .map_err(|error| Error::invalid(dir.join(name), format!("not valid JSON: {error}"), again))?;
+    if value.is_object() { Ok(value) } else { Err(Error::invalid(dir.join(name), "not a JSON object", again)) }
+}
+
+/// A token's text: a string, or an object that holds it.
+fn token_text(value: &Value) -> Option<String> {
+    value.as_str().or_else(|| value.get("content")?.as_str()).map(str::to_owned)
+}
+
+/// One id or a list of them; null and −1 mean none. `None` for anything else.
+fn token_ids(value: &Value) -> Option<Vec<u32>> {
+    let one = |value: &Value| -> Option<Option<u32>> {
+        match value {
+            Value::Null => Some(None),
+            Value::Number(number) if number.as_i64() == Some(-1) => Some(None),
+            value => u32::try_from(value.as_u64()?).ok().map(Some),
+        }
+    };
+    match value {
+        Value::Array(list) => {
+            list.iter().map(one).collect::<Option<Vec<_>>>().map(|ids| ids.into_iter().flatten().collect())
+        }
+        value => one(value).map(|id| id.into_iter().collect()),
+    }
+}
+
+fn bad_ids(dir: &Path, file: &str, role: &str, value: &Value) -> Error {
+    let problem = format!("`{role}` is {value}, which is neither a token id nor a list of them");
+    Error::invalid(dir.join(file), problem, "correct the value or download the file again")
+}

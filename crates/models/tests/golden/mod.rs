@@ -1,0 +1,87 @@
+//! The golden cases: tiny models with what `transformers` computed from them (see tests/golden/README.md at the root).
+
+use pellucid_engine::{Plan, Positions, Run, RunOptions, Site, Tap};
+use pellucid_models::{LoadOptions, LoadedModel};
+use std::collections::HashMap;
+use std::path::PathBuf;
+
+/// A case: the model and its reference tensors.
+pub struct Case {
+    pub name: String,
+    pub loaded: LoadedModel,
+    pub reference: HashMap<String, (Vec<usize>, Vec<f32>)>,
+    pub ids: Vec<u32>,
+}
+
+pub fn directory() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/models")
+}
+
+/// Every case there is; at least one for each native family.
+pub fn all() -> Vec<Case> {
+    let mut names: Vec<String> = std::fs::read_dir(directory())
+        .expect("golden models")
+        .map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned())
+        .collect();
+    names.sort();
+    assert!(names.len() >= 30, "the golden models are missing: {names:?}");
+    names.iter().map(|name| case(name)).collect()
+}
+
+pub fn case(name: &str) -> Case {
+    let dir = directory().join(name);
+    let loaded = LoadedModel::open(&dir, &LoadOptions::default(), &mut |_| {}).unwrap_or_else(|e| panic!("{name}: {e}"));
+    let bytes = std::fs::read(dir.join("reference.safetensors")).expect("reference");
+    let file = safetensors::SafeTensors::deserialize(&bytes).expect("a valid reference");
+    let reference: HashMap<String, (Vec<usize>, Vec<f32>)> = file
+        .tensors()
+        .into_iter()
+        .map(|(name, tensor)| {
+            let values = match tensor.dtype() {
+                safetensors::Dtype::I64 => tensor.data().chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap()) as f32).collect(),
+                safetensors::Dtype::F32 => tensor.data().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect(),
+                other => panic!("{name}: {other:?}"),
+            };
+            (name, (tensor.shape().to_vec(), values))
+        })
+        .collect();
+    let ids = reference["ids"].1.iter().map(|&x| x as u32).collect();
+    Case { name: name.into(), loaded, reference, ids }
+}
+
+impl Case {
+    pub fn layers(&self) -> usize {
+        self.loaded.model.program().architecture().layers.len()
+    }
+
+    pub fn site(&self, text: &str) -> Site {
+        self.loaded.model.find(text).unwrap_or_else(|e| panic!("{}: {e}", self.name)).sites[0]
+    }
+
+    pub fn run(&self, inputs: &[Vec<u32>], plan: &Plan) -> Run {
+        self.loaded.model.run(inputs, plan, &RunOptions::default()).unwrap_or_else(|e| panic!("{}: {e}", self.name))
+    }
+
+    /// The values of sites for the case's own text.
+    pub fn capture(&self, sites: &[&str]) -> Vec<Vec<f32>> {
+        let run = self.run(std::slice::from_ref(&self.ids), &Plan::capture(sites.iter().copied()));
+        run.captures.iter().map(|capture| capture.array.values().to_vec()).collect()
+    }
+
+    /// Every site of the model except attention matrices, for plans that look at everything.
+    pub fn token_sites(&self) -> Vec<String> {
+        let sites = self.loaded.model.program().sites().map(|site| site.to_string());
+        sites.filter(|site| !site.contains("attn_scores") && !site.contains("attn_probs")).collect()
+    }
+}
+
+/// The largest difference, infinities being equal to themselves.
+pub fn difference(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len(), "different lengths");
+    a.iter().zip(b).map(|(a, b)| if a == b { 0.0 } else { (a - b).abs() }).fold(0.0, |most, d| if d.is_nan() { f32::INFINITY } else { most.max(d) })
+}
+
+#[allow(dead_code)] // each test file uses its own part of this module
+pub fn last_logits() -> Tap {
+    Tap::new("logits", pellucid_engine::Action::Capture(None)).positions(Positions::Last)
+}
