@@ -115,7 +115,7 @@ def watch(model, T, record, slim):
     def on_output(module, name, i=None, convert=lambda inputs, output: flat(first(output))):
         def hook(_, args, kwargs, output):
             inputs = args[0] if args else kwargs.get("hidden_states")
-            if i in (None, current[-1]): record[name if i is None else f"{name}.{i}"] = convert(inputs, output)
+            if i is None or i == current[-1]: record[name if i is None else f"{name}.{i}"] = convert(inputs, output)
         handles.append(module.register_forward_hook(hook, with_kwargs=True))
     def on_input(module, name, i): on_output(module, name, i, lambda inputs, _: flat(inputs))
 
@@ -158,7 +158,7 @@ def sort_out(record):
 
 
 def probabilities(output, T, earlier):
-    for x in output[1:] if isinstance(output, tuple) else ():
+    for x in output[1:] if isinstance(output, (tuple, list)) else ():
         if torch.is_tensor(x) and x.dim() == 4 and x.shape[-2:] == (T, T): return x[0].detach().clone()
     return earlier
 
@@ -242,9 +242,11 @@ def make(name, case, out):
     if case.legacy: legacy_config(os.path.join(d, "config.json"))
     with torch.no_grad(): ref = reference(model, case)  # after saving: RWKV rescales its weights when it runs
     save_file(ref, os.path.join(d, "reference.safetensors"))
-    again = AutoModelForCausalLM.from_pretrained(d, dtype=torch.float32, attn_implementation="eager").eval()
-    with torch.no_grad(): off = (logits_of(again, ref["ids"]) - ref["logits"]).abs().max().item()
-    if not off < 1e-5: raise ValueError(f"the saved files do not give the model back: logits off by {off:.2g}")
+    try:
+        again = AutoModelForCausalLM.from_pretrained(d, dtype=torch.float32, attn_implementation="eager").eval()
+        with torch.no_grad(): off = (logits_of(again, ref["ids"]) - ref["logits"]).abs().max().item()
+        if not off < 1e-5: raise ValueError(f"the saved files do not give the model back: logits off by {off:.2g}")
+    except NotImplementedError as e: print(f"     transformers cannot load what it saved: {e}")  # TrOCR's sinusoids
     size = sum(os.path.getsize(os.path.join(d, f)) for f in os.listdir(d))
     points = sorted({k.split(".")[0] for k in ref} - {"ids", "logits", "short_logits", "greedy"})
     print(f"ok   {name:28} {type(model).__name__:32} {size // 1024:4} KB  logits std {ref['logits'].std():.3f}  {' '.join(points)}", flush=True)
@@ -271,6 +273,7 @@ def main():
     ap.add_argument("out", nargs="?"); ap.add_argument("cases", nargs="*")
     ap.add_argument("--check", action="store_true"); ap.add_argument("--list", action="store_true"); ap.add_argument("--trace", action="store_true", help="full tracebacks of failures")
     a = ap.parse_args()
+    torch.set_num_threads(1)
     transformers.logging.set_verbosity_error(); transformers.logging.disable_progress_bar()
     known = {**CASES, **MORE}
     if a.list: return print("\n".join(known))

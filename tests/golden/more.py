@@ -71,7 +71,7 @@ MORE_PER_TYPE = {
     "doge": dict(keep_window_size=64),
     "mellum": dict(**ALTERNATING, **TWO_ROPES, mlp_layer_types=["sparse", "dense", "sparse"]),
     # mixtures of experts
-    **{k: EXPERTS for k in ("olmoe", "phimoe", "granitemoe", "granitemoeshared", "jetmoe", "minimax_m2", "flex_olmo", "hunyuan_v1_moe", "aria_text")},
+    **{k: EXPERTS for k in ("olmoe", "phimoe", "granitemoe", "granitemoeshared", "jetmoe", "flex_olmo", "hunyuan_v1_moe", "aria_text")},
     "granitemoe_swa": dict(**EXPERTS, **ALTERNATING, layer_rope_theta=[500.0, 0.0, 50.0]),
     "deepseek_v2": MLA, "deepseek_v3": MLA, "axk1": MLA,
     "glm4_moe_lite": dict(**MLA, mlp_layer_types=["dense", "sparse", "sparse"]),
@@ -82,6 +82,7 @@ MORE_PER_TYPE = {
     "dots1": dict(layer_types=["sliding_attention", "full_attention", "full_attention"], sliding_window=4),
     "minimax": dict(**EXPERTS, **LINEAR, block_size=4, full_attn_alpha_factor=1.3, full_attn_beta_factor=0.8, linear_attn_alpha_factor=1.2,
                     linear_attn_beta_factor=0.7, mlp_alpha_factor=1.1, mlp_beta_factor=0.9),
+    "minimax_m2": dict(**EXPERTS, **rope("default", partial_rotary_factor=0.5)),
     "afmoe": ALTERNATING,
     "exaone_moe": ALTERNATING,
     "cohere2_moe": dict(**ALTERNATING, **EXPERTS, logit_scale=0.5, mlp_layer_types=["dense", "sparse", "sparse"], prefix_dense_intermediate_size=48),
@@ -129,7 +130,7 @@ VARIANTS = {
     "qwen3": {"bias": dict(attention_bias=True), "window": dict(use_sliding_window=True, sliding_window=4, max_window_layers=1), "tied": dict(tie_word_embeddings=True)},
     "gemma2": {"uncapped": dict(attn_logit_softcapping=None, final_logit_softcapping=None), "bias": dict(attention_bias=True)},
     "gemma3_text": {"caps": CAPS, "bias": dict(attention_bias=True)},
-    "gemma": {"gelu": dict(hidden_act="gelu"), "bias": dict(attention_bias=True)},
+    "gemma": {"bias": dict(attention_bias=True)},
     "ministral3": {"sliding": dict(sliding_window=4)},
     "phi": {"qk-norm": dict(qk_layernorm=True)},
     "phi3": {
@@ -142,7 +143,7 @@ VARIANTS = {
     "gpt_neox": {"unbiased": dict(attention_bias=False), "full-rotary": dict(rotary_pct=1.0), "gelu-tanh": dict(hidden_act="gelu_new"),
                  "rope-linear": rope("linear", factor=4.0, partial_rotary_factor=0.5)},
     "gptj": {"full-rotary": dict(rotary_dim=8)},
-    "gpt_bigcode": {"mha": dict(multi_query=False)},
+    "gpt_bigcode": {"mha": dict(multi_query=False), "unscaled": dict(scale_attn_weights=False)},
     "opt": {"unbiased": dict(enable_bias=False), "plain-norm": dict(layer_norm_elementwise_affine=False), "gelu": dict(activation_function="gelu"),
             "no-final-norm": dict(_remove_final_layer_norm=True), "proj-prenorm": dict(word_embed_proj_dim=20), "untied": dict(tie_word_embeddings=False)},
     "bloom": {"post-norm-residual": dict(apply_residual_connection_post_layernorm=True), "6heads": dict(hidden_size=48, n_head=6)},
@@ -192,11 +193,10 @@ VARIANTS = {
     "qwen3_moe": {"normalised": dict(norm_topk_prob=True), "dense-layers": dict(mlp_only_layers=[1]), "step": dict(decoder_sparse_step=2),
                   "bias": dict(attention_bias=True), "window": dict(use_sliding_window=True, sliding_window=4)},
     "olmoe": {"normalised": dict(norm_topk_prob=True), "clip": dict(clip_qkv=0.7)},
-    "flex_olmo": {"normalised": dict(norm_topk_prob=True)},
     "phimoe": {"bias": dict(attention_bias=True, lm_head_bias=True), "sliding": dict(sliding_window=4),
                "longrope": rope("longrope", **LONG, original_max_position_embeddings=8, short_mscale=1.2, long_mscale=1.3)},
     "granitemoeshared": {"unshared": dict(shared_intermediate_size=0)},
-    "granitemoe_swa": {"shared": dict(shared_intermediate_size=24), "one-rope": dict(layer_rope_theta=None)},
+    "granitemoe_swa": {"unshared": dict(shared_intermediate_size=0), "one-rope": dict(layer_rope_theta=None)},
     "granite_swa": {"one-rope": dict(layer_rope_theta=None), "bias": dict(attention_bias=True, mlp_bias=True)},
     "deepseek_v2": {"no-q-lora": dict(q_lora_rank=None), "groups": dict(topk_method="group_limited_greedy", n_routed_experts=6, n_group=3, topk_group=2),
                     "yarn": rope("yarn", **YARN, mscale=0.7, mscale_all_dim=0.7), "bias": dict(attention_bias=True)},
@@ -216,9 +216,9 @@ VARIANTS = {
     "solar_open": {"groups": dict(n_routed_experts=6, n_group=3, topk_group=2), "bias": dict(attention_bias=True)},
     "aria_text": {"bias": dict(attention_bias=True, mlp_bias=True)},
     "cohere2_moe": {"sigmoid": dict(expert_selection_fn="sigmoid"), "unshared": dict(num_shared_experts=0), "shared-sum": dict(shared_expert_combination_strategy="sum"),
-                    "not-normalised": dict(norm_topk_prob=False), "rms": dict(rms_norm_eps=1e-5)},
+                    "sigmoid-raw": dict(expert_selection_fn="sigmoid", norm_topk_prob=False), "rms": dict(rms_norm_eps=1e-5)},
     "hy_v3": {"bias": dict(attention_bias=True, mlp_bias=True)},
-    "laguna": {"softcap": dict(moe_router_logit_softcapping=2.0), "ungated": dict(gating=False), "per-element": dict(gating="per-element"), "bias": dict(attention_bias=True)},
+    "laguna": {"softcap": dict(moe_router_logit_softcapping=2.0), "per-element": dict(gating="per-element"), "bias": dict(attention_bias=True)},
     "mimo_v2_flash": {"not-normalised": dict(norm_topk_prob=False), "bias": dict(attention_bias=True), "unscaled": dict(attention_value_scale=None)},
     "minimax": {"unit-factors": {k: 1 for k in ("full_attn_alpha_factor", "full_attn_beta_factor", "linear_attn_alpha_factor", "linear_attn_beta_factor", "mlp_alpha_factor", "mlp_beta_factor")}},
     "mamba": {"bias": dict(use_bias=True), "no-conv-bias": dict(use_conv_bias=False)},
@@ -231,7 +231,7 @@ VARIANTS = {
     "falcon_h1": {"rms": dict(mamba_rms_norm=True), "rms-after": dict(mamba_rms_norm=True, mamba_norm_before_gate=False), "bias": dict(attention_bias=True, mlp_bias=True, mamba_proj_bias=True, projectors_bias=True)},
     "granitemoehybrid": {"rope": dict(position_embedding_type="rope"), "dense": dict(num_local_experts=0), "bias": dict(attention_bias=True, mamba_proj_bias=True)},
     "nemotron_h": {"latent": dict(moe_latent_size=16), "bias": dict(attention_bias=True, mlp_bias=True, mamba_proj_bias=True, use_bias=True), "groups": dict(n_routed_experts=6, n_group=3, topk_group=2)},
-    "lfm2": {"bias": dict(conv_bias=True), "adjusted": dict(block_auto_adjust_ff_dim=True, block_multiple_of=8, block_ffn_dim_multiplier=1.3)},
+    "lfm2": {"bias": dict(conv_bias=True), "adjusted": dict(block_auto_adjust_ff_dim=True, block_multiple_of=8, block_ffn_dim_multiplier=2.0)},
     "lfm2_moe": {"bias": dict(conv_bias=True), "no-expert-bias": dict(use_expert_bias=False), "not-normalised": dict(norm_topk_prob=False)},
     "qwen3_next": {"dense-layers": dict(mlp_only_layers=[1]), "not-normalised": dict(norm_topk_prob=False), "bias": dict(attention_bias=True)},
     "qwen3_5_text": {"bias": dict(attention_bias=True)},
@@ -241,9 +241,18 @@ VARIANTS = {
     "bart": {"scaled": dict(scale_embedding=True), "relu": dict(activation_function="relu")}, "mbart": {"scaled": dict(scale_embedding=True)},
     "pegasus": {"scaled": dict(scale_embedding=True)}, "blenderbot": {"scaled": dict(scale_embedding=True)}, "marian": {"scaled": dict(scale_embedding=True)},
     "trocr": {"sinusoidal": dict(use_learned_position_embeddings=False), "no-embedding-norm": dict(layernorm_embedding=False), "scaled": dict(scale_embedding=True)},
-    "whisper": {"scaled": dict(scale_embedding=True)}, "bert": {"relu": dict(hidden_act="relu")}, "electra": {"same-width": dict(embedding_size=32)},
+    "bert": {"relu": dict(hidden_act="relu")}, "electra": {"same-width": dict(embedding_size=32)},
 }
 
-SHARP = {"vaultgemma": {r"(q|k)_proj\.weight": 2.0, "embed_tokens": 3.0}, "recurrent_gemma": {"embed_tokens": 3.0}, "nanochat": {"lm_head": 3.0}}
-MORE = {t: Case(t, boost=SHARP.get(t, {})) for t in TYPES}
-MORE |= {f"{t}-{name}": Case(t, config, boost=CASES[t].boost if t in CASES else SHARP.get(t, {})) for t, all in VARIANTS.items() for name, config in all.items()}
+# Soft caps that bite, and attention that is not uniform where it reads the bare embeddings.
+UNNORMED = {r"(q|k)_proj\.weight|c_attn\.weight": 3.0, "positions_embed|embed_positions": 3.0}
+BOOST = {"vaultgemma": {r"(q|k)_proj\.weight": 2.0, "embed_tokens": 3.0}, "recurrent_gemma": {"embed_tokens": 3.0}, "nanochat": {"lm_head": 3.0},
+         "openai-gpt": UNNORMED, "marian": UNNORMED, "trocr": UNNORMED}
+
+
+def boost(model_type):
+    return CASES[model_type].boost if model_type in CASES else BOOST.get(model_type, {})
+
+
+MORE = {t: Case(t, boost=boost(t)) for t in TYPES}
+MORE |= {f"{t}-{switch}": Case(t, config, boost=boost(t)) for t, switches in VARIANTS.items() for switch, config in switches.items()}

@@ -1,2 +1,43 @@
 //! The pellucid command: see through a language model.
-fn main() {}
+//!
+//! `args.rs` says what can be typed, `commands/` what each command does; results go to stdout, everything said about
+//! them to stderr, and the exit code is decided here and nowhere else.
+
+mod args;
+mod commands;
+mod failure;
+mod files;
+mod inputs;
+mod models;
+mod progress;
+
+use args::{Arguments, Command};
+use clap::Parser;
+use failure::Failure;
+use std::io::Write;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let outcome = std::panic::catch_unwind(|| run(arguments));
+    let failure = match outcome {
+        Ok(Ok(())) => return ExitCode::SUCCESS,
+        Ok(Err(failure)) => failure,
+        Err(_) => Failure::internal("the program met a state that it believed impossible (see above); please report it with the command and the model"),
+    };
+    // If stderr is closed there is nobody left to tell; the code still says it.
+    let _ = writeln!(std::io::stderr(), "{failure}");
+    ExitCode::from(failure.code())
+}
+
+fn run(arguments: Arguments) -> Result<(), Failure> {
+    match arguments.command {
+        Command::Inspect(inspect) => commands::inspect::run(inspect),
+        Command::Sites(sites) => commands::sites::run(sites),
+        Command::Run(run) => commands::run::run(run),
+        Command::Generate(generate) => commands::generate::run(generate),
+        Command::Lens(lens) => commands::lens::run(lens),
+        Command::Pull(pull) => commands::pull::run(pull),
+        Command::Lab(lab) => commands::lab::run(lab),
+    }
+}

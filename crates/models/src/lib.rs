@@ -18,14 +18,18 @@ pub mod config;
 mod error;
 pub mod families;
 pub mod gguf;
+pub mod inspect;
 pub mod load;
 pub mod model;
 pub mod names;
+pub mod prepare;
 pub mod pull;
 mod rope;
 pub mod tensors;
 pub mod tokenizer;
 
 pub use error::{Error, Result};
+pub use inspect::{Report, inspect};
 pub use load::Storage;
+pub use prepare::prepare;
 pub use model::{LoadOptions, LoadedModel, locate};

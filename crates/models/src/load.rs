@@ -48,7 +48,7 @@ pub fn load(family: Family, tensors: Arc<Tensors>, origin: &Path, storage: Stora
 }
 
 /// Finds a source for each weight, and reports everything that is missing, of the wrong shape or left over, all at once.
-fn find(program: &Program, names: &Names, tensors: &Tensors, origin: &Path) -> Result<Vec<Source>> {
+pub(crate) fn find(program: &Program, names: &Names, tensors: &Tensors, origin: &Path) -> Result<Vec<Source>> {
     let present = |source: &Source| tensors.get(&source.tensor).is_some();
     let fits = |prefix: &&&str| program.weights().first().is_some_and(|spec| names.sources(&spec.name, prefix).iter().any(present));
     let prefix = names.prefixes.iter().find(fits).or(names.prefixes.first()).copied().unwrap_or_default();

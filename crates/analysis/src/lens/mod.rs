@@ -9,11 +9,13 @@
 //! Both colour by the same scales (`colour`) and spell tokens the same way (`text`).
 
 mod colour;
+mod compute;
 mod html;
 mod table;
 mod terminal;
 mod text;
 
+pub use compute::compute;
 pub use html::html;
 pub use table::{Guess, LensCell, LensRow, LensTable};
 pub use terminal::{ColourDepth, TerminalOptions, terminal};

@@ -75,18 +75,19 @@ pub(super) fn project(index: usize, frame: &mut Frame, taps: &mut Taps) -> Resul
             }
         }
     });
+    let edited = frame.pass.segments.iter().any(|segment| taps.edits_row(*head_out, segment.row));
+    let before = if edited { shares.clone() } else { Vec::new() };
     frame.put(*head_out, shares, taps)?;
-    // Where a head's share was changed, the sublayer's output is the sum of the shares.
-    for segment in frame.pass.segments.iter().filter(|segment| taps.edits_row(*head_out, segment.row)) {
-        for token in segment.token..segment.token + segment.count {
-            let out = &mut value[token * width..][..width];
-            match bias {
-                Some(bias) => out.copy_from_slice(bias),
-                None => out.fill(0.0),
-            }
-            for share in frame.value(*head_out)[token * heads * width..][..heads * width].chunks_exact(width) {
-                out.iter_mut().zip(share).for_each(|(y, x)| *y += x);
-            }
+    // Where a head's share was changed, the sublayer's output is the sum of the shares; every other token keeps its bits.
+    let tokens = before.chunks_exact(heads * width).zip(frame.value(*head_out).chunks_exact(heads * width));
+    for (token, (_, shares)) in tokens.enumerate().filter(|(_, (before, after))| before != after) {
+        let out = &mut value[token * width..][..width];
+        match bias {
+            Some(bias) => out.copy_from_slice(bias),
+            None => out.fill(0.0),
+        }
+        for share in shares.chunks_exact(width) {
+            out.iter_mut().zip(share).for_each(|(y, x)| *y += x);
         }
     }
     frame.put(*out, value, taps)

@@ -27,8 +27,18 @@ enum Gathered {
     Lines { values: Vec<f32>, units: Vec<f32>, there: Vec<bool> },
     /// A running sum and its count.
     Sum(Vec<f32>, usize),
-    /// For each chosen query its position and `[heads × keys]`.
-    Attention(Vec<Option<(usize, Vec<f32>)>>),
+    /// The chosen queries.
+    Attention(Vec<Option<Line>>),
+}
+
+/// A captured query of attention.
+#[derive(Clone)]
+pub(crate) struct Line {
+    pub position: usize,
+    /// The keys that were there when it was computed.
+    pub keys: usize,
+    /// `[heads × selected keys]`
+    pub values: Vec<f32>,
 }
 
 impl Collector {
@@ -95,9 +105,9 @@ impl Collector {
         }
     }
 
-    pub fn collect_attention(&mut self, index: usize, row: usize, nth: usize, position: usize, picked: Vec<f32>) {
+    pub fn collect_attention(&mut self, index: usize, row: usize, nth: usize, line: Line) {
         if let Some(Gathered::Attention(lines)) = self.gathered.get_mut(&(index, row)) {
-            lines[nth] = Some((position, picked));
+            lines[nth] = Some(line);
         }
     }
 
@@ -167,20 +177,24 @@ impl Gathered {
             }
             Gathered::Attention(lines) => {
                 debug_assert_eq!(edge.layout, Layout::QueryKey);
-                let lines: Vec<(usize, Vec<f32>)> = lines.into_iter().flatten().collect();
-                let chosen_keys = entry.keys.as_ref().map(|keys| keys[row].iter().filter(|&&key| key < length).count());
-                let (heads, keys) = (entry.heads.len(), chosen_keys.unwrap_or(length));
+                let lines: Vec<Line> = lines.into_iter().flatten().collect();
+                let selected: Vec<usize> = match &entry.keys {
+                    Some(keys) => keys[row].iter().copied().filter(|&key| key < length).collect(),
+                    None => (0..length).collect(),
+                };
+                let (heads, keys) = (entry.heads.len(), selected.len());
                 // Keys past a query were never computed: masked scores are -inf, weights zero.
                 let blank = if entry.site.point == Point::AttnScores { f32::NEG_INFINITY } else { 0.0 };
                 let mut values = vec![blank; heads * lines.len() * keys];
-                for (query, (_, line)) in lines.iter().enumerate() {
-                    let width = line.len() / heads;
-                    for head in 0..heads {
-                        values[(head * lines.len() + query) * keys..][..width].copy_from_slice(&line[head * width..][..width]);
+                for (query, line) in lines.iter().enumerate() {
+                    let width = line.values.len() / heads;
+                    let places = (0..keys).filter(|&place| selected[place] < line.keys);
+                    for (nth, place) in places.enumerate() {
+                        (0..heads).for_each(|head| values[(head * lines.len() + query) * keys + place] = line.values[head * width + nth]);
                     }
                 }
                 let shape = vec![heads, lines.len(), keys];
-                (lines.into_iter().map(|(position, _)| position).collect(), Array::new(shape, values), None)
+                (lines.into_iter().map(|line| line.position).collect(), Array::new(shape, values), None)
             }
         }
     }

@@ -8,11 +8,13 @@ mod collect;
 mod frame;
 mod pass;
 mod taps;
+mod unembed;
 
 pub(crate) use collect::Collector;
 pub use frame::Frame;
 pub(crate) use frame::{Arena, Buffers};
 pub use pass::{Pass, RowState, Segment};
+pub use taps::Taps;
 
 use crate::backend::Backend;
 use crate::error::{Error, Result};
@@ -194,7 +196,7 @@ impl<'a> Call<'a> {
         let keep = logits.then(|| self.model.logits_edge());
         let mut frame = Frame::new(program, &self.model.weights, &self.model.pool, &pass, &mut self.rows, &mut self.arena, &mut self.buffers);
         frame.prepare(program.architecture());
-        let mut taps = taps::Taps { compiled: self.compiled, collector: &mut self.collector };
+        let mut taps = Taps { compiled: self.compiled, collector: &mut self.collector };
         let values = run_ops(self.model.backend.as_ref(), &mut frame, &mut taps, keep)?;
         for segment in &pass.segments {
             self.rows[segment.row].len += segment.count;
@@ -210,7 +212,7 @@ impl<'a> Call<'a> {
 }
 
 /// Walks the op list as far as somebody needs it. Gives the value of the edge to keep.
-fn run_ops(backend: &dyn Backend, frame: &mut Frame, taps: &mut taps::Taps, keep: Option<EdgeId>) -> Result<Vec<f32>> {
+fn run_ops(backend: &dyn Backend, frame: &mut Frame, taps: &mut Taps, keep: Option<EdgeId>) -> Result<Vec<f32>> {
     let (program, compiled) = (frame.program, taps.compiled);
     let mut index = 0;
     while index < compiled.ops {
@@ -232,5 +234,3 @@ fn run_ops(backend: &dyn Backend, frame: &mut Frame, taps: &mut taps::Taps, keep
     frame.release_all(taps);
     Ok(kept)
 }
-
-pub use taps::Taps;

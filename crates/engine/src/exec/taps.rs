@@ -1,6 +1,6 @@
 //! Taps at work: each value put on an edge is shown to the entries there, in order.
 
-use super::collect::Collector;
+use super::collect::{Collector, Line};
 use super::pass::{Pass, Segment};
 use crate::error::{Error, Result};
 use crate::plan::{Compiled, CompiledAction, CompiledReduce, Entry, Selected, Value};
@@ -200,7 +200,7 @@ impl Taps<'_> {
                 }
                 match &entry.action {
                     CompiledAction::Capture(_) => {
-                        self.collector.collect_attention(index, segment.row, nth, position, picked);
+                        self.collector.collect_attention(index, segment.row, nth, Line { position, keys, values: picked });
                         continue;
                     }
                     CompiledAction::Call(callback) => {

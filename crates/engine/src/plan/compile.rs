@@ -49,6 +49,16 @@ pub(crate) struct Entry {
     pub action: CompiledAction,
 }
 
+impl Entry {
+    /// The source that its action reads, if any.
+    pub fn source(&self) -> Option<usize> {
+        match self.action {
+            CompiledAction::Set(Value::Source(source)) | CompiledAction::Add(Value::Source(source), _) => Some(source),
+            _ => None,
+        }
+    }
+}
+
 pub(crate) enum CompiledAction {
     Capture(CompiledReduce),
     Set(Value),
@@ -76,6 +86,7 @@ pub(crate) enum Value {
 
 /// A site whose value another tap reads.
 pub(crate) struct Source {
+    pub site: Site,
     pub edge: EdgeId,
     /// For each row of the call its selected positions, if it is read.
     pub rows: Vec<Option<Chosen>>,
@@ -127,7 +138,7 @@ pub(crate) fn compile(program: &Program, plan: &Plan, lengths: Lengths, logits: 
         compiler.tap(index, tap)?;
     }
     let Compiler { entries, sources, passed_over, .. } = compiler;
-    let skipped = order::skipped_layers(program, plan, &entries, lengths)?;
+    let skipped = order::skipped_layers(program, plan, &entries, &sources, lengths)?;
     let groups = order::row_groups(program, plan, &entries, &sources, lengths.prompts.len())?;
 
     let edges = program.edge_count();
@@ -137,8 +148,15 @@ pub(crate) fn compile(program: &Program, plan: &Plan, lengths: Lengths, logits: 
     // One edge may be two sites (`layers.4.resid_post` is `layers.5.resid_pre`): the earlier layer's taps go first.
     at_edge.iter_mut().for_each(|list: &mut Vec<usize>| list.sort_by_key(|&i| (entries[i].site.layer, i)));
     let returns = |entry: &&Entry| matches!(entry.action, CompiledAction::Capture(_) | CompiledAction::Call(_));
-    let needed = entries.iter().filter(returns).map(|entry| program.edge(entry.edge).made_by + 1).max().unwrap_or(0);
-    let ops = if logits { program.ops().len() } else { needed };
+    let made = |edge: EdgeId| program.edge(edge).made_by + 1;
+    let mut ops = entries.iter().filter(returns).map(|entry| made(entry.edge)).max().unwrap_or(0);
+    // An edit that runs needs its source, which in another row may lie further on.
+    while let Some(more) = entries.iter().filter(|entry| made(entry.edge) <= ops).filter_map(Entry::source).map(|source| made(sources[source].edge)).find(|&op| op > ops) {
+        ops = more;
+    }
+    if logits {
+        ops = program.ops().len();
+    }
     Ok(Compiled { entries, at_edge, sources, sources_at, ops, groups, skipped, passed_over })
 }
 
@@ -168,20 +186,7 @@ impl Compiler<'_> {
 
     /// The chosen positions of each row.
     fn rows(&self, tap: &Tap) -> std::result::Result<Vec<Option<Chosen>>, String> {
-        self.choose(tap.rows.as_deref(), |prompt, limit| {
-            let mut positions = tap.positions.resolve(prompt, limit)?;
-            match tap.phase {
-                Phase::All => {}
-                Phase::Prefill => positions.retain(|&p| p < prompt),
-                Phase::Decode => positions.retain(|&p| p >= prompt),
-            }
-            if let Some(steps) = &tap.steps {
-                // Step k is position prompt - 1 + k; steps have no prompt to count back from.
-                let steps = steps.resolve(limit + 1 - prompt, limit + 1 - prompt)?;
-                positions.retain(|&p| p + 1 >= prompt && steps.contains(&(p + 1 - prompt)));
-            }
-            Ok(positions)
-        })
+        self.choose(tap.rows.as_deref(), |prompt, limit| selected(tap, prompt, limit))
     }
 
     fn choose(
@@ -348,9 +353,11 @@ impl Compiler<'_> {
                 Some(several) => return Err(format!("{} source rows for {} rows", several.len(), readers.len())),
             });
         }
-        let positions = from.positions.as_ref().unwrap_or(&tap.positions);
         let origins: Vec<usize> = read_by.iter().flatten().copied().collect();
-        let chosen = self.choose(Some(&origins), |prompt, limit| positions.resolve(prompt, limit))?;
+        let chosen = self.choose(Some(&origins), |prompt, limit| match &from.positions {
+            Some(positions) => positions.resolve(prompt, limit),
+            None => selected(tap, prompt, limit),
+        })?;
         for &reader in &readers {
             let (mine, theirs) = (rows[reader].as_ref().map_or(0, Chosen::len), read_by[reader].and_then(|row| chosen[row].as_ref()).map_or(0, Chosen::len));
             if theirs != mine && theirs != 1 {
@@ -358,9 +365,25 @@ impl Compiler<'_> {
             }
         }
         let (columns, heads) = self.inner(edge, tap.heads.as_deref().filter(|_| edge.layout != Layout::Flat), tap.units.as_deref())?;
-        self.sources.push(Source { edge: edge_id, rows: chosen, columns, heads, read_by });
+        self.sources.push(Source { site: origin, edge: edge_id, rows: chosen, columns, heads, read_by });
         Ok(self.sources.len() - 1)
     }
+}
+
+/// The positions that a tap selects in a row.
+fn selected(tap: &Tap, prompt: usize, limit: usize) -> std::result::Result<Vec<usize>, String> {
+    let mut positions = tap.positions.resolve(prompt, limit)?;
+    match tap.phase {
+        Phase::All => {}
+        Phase::Prefill => positions.retain(|&p| p < prompt),
+        Phase::Decode => positions.retain(|&p| p >= prompt),
+    }
+    if let Some(steps) = &tap.steps {
+        // Step k is position prompt - 1 + k; steps have no prompt to count back from.
+        let steps = steps.resolve(limit + 1 - prompt, limit + 1 - prompt).map_err(|problem| format!("steps: {problem}"))?;
+        positions.retain(|&p| p + 1 >= prompt && steps.contains(&(p + 1 - prompt)));
+    }
+    Ok(positions)
 }
 
 /// A vector of exactly this length.
@@ -398,6 +421,21 @@ fn unit_vector(operand: &Operand, edge: &Edge, columns: &Columns) -> std::result
 }
 
 impl Compiled {
+    /// No taps, no rows.
+    pub fn empty(program: &Program) -> Compiled {
+        let edges = program.edge_count();
+        Compiled {
+            entries: Vec::new(),
+            at_edge: vec![Vec::new(); edges],
+            sources: Vec::new(),
+            sources_at: vec![Vec::new(); edges],
+            ops: program.ops().len(),
+            groups: Vec::new(),
+            skipped: vec![false; program.architecture().layers.len()],
+            passed_over: Vec::new(),
+        }
+    }
+
     /// The positions of a row at which somebody reads the end of the model.
     pub fn reads(&self, program: &Program, row: usize, position: usize) -> bool {
         let at_end = |edge: EdgeId| program.edge(edge).domain == Domain::Read;

@@ -1,10 +1,11 @@
 //! What a plan's taps demand of each other: rows that must run before others, layers that nobody enters.
 
-use super::compile::{CompiledAction, Entry, Lengths, Source, Value};
+use super::compile::{Entry, Lengths, Source};
 use super::{Action, Plan};
 use crate::error::{Error, Result};
 use crate::point::Point;
 use crate::program::Program;
+use crate::site::Site;
 
 /// A row that waits for another.
 struct Wait {
@@ -19,8 +20,7 @@ struct Wait {
 pub(super) fn row_groups(program: &Program, plan: &Plan, entries: &[Entry], sources: &[Source], rows: usize) -> Result<Vec<Vec<usize>>> {
     let mut waits = Vec::new();
     for entry in entries {
-        let (CompiledAction::Set(Value::Source(index)) | CompiledAction::Add(Value::Source(index), _)) = &entry.action else { continue };
-        let source = &sources[*index];
+        let Some(source) = entry.source().map(|index| &sources[index]) else { continue };
         let made = |edge: usize| program.edge(edge).made_by;
         for (reader, origin) in source.read_by.iter().enumerate().filter_map(|(reader, origin)| Some((reader, (*origin)?))) {
             if reader == origin && (made(source.edge), source.edge) >= (made(entry.edge), entry.edge) {
@@ -52,16 +52,18 @@ pub(super) fn row_groups(program: &Program, plan: &Plan, entries: &[Entry], sour
     Ok(groups.filter(|rows| !rows.is_empty()).collect())
 }
 
-/// Layers that no row enters at any position; and a refusal of taps inside a layer that their row skips.
-pub(super) fn skipped_layers(program: &Program, plan: &Plan, entries: &[Entry], lengths: Lengths) -> Result<Vec<bool>> {
+/// Layers that no row enters at any position; and a refusal of taps and sources inside a layer that their row skips.
+pub(super) fn skipped_layers(program: &Program, plan: &Plan, entries: &[Entry], sources: &[Source], lengths: Lengths) -> Result<Vec<bool>> {
     let mut skipped = vec![false; program.architecture().layers.len()];
     for skip in entries.iter().filter(|entry| plan.taps[entry.tap].action == Action::Skip) {
         let Some(layer) = skip.site.layer else { continue };
-        let inside = |entry: &&Entry| entry.site.layer == Some(layer) && !matches!(entry.site.point, Point::ResidPre | Point::ResidPost);
-        for entry in entries.iter().filter(inside) {
-            let both = |row: usize| entry.rows[row].is_some() && skip.rows[row].as_ref().is_some_and(|chosen| chosen.len() == lengths.limits[row]);
-            if let Some(row) = (0..entry.rows.len()).find(|&row| both(row)) {
-                return Err(cannot(plan, entry.tap, format!("`{}` is never computed for row {row}, because tap {} skips layer {layer}", entry.site, skip.tap)));
+        let passed = |row: usize| skip.rows[row].as_ref().is_some_and(|chosen| chosen.len() == lengths.limits[row]);
+        let inside = |site: Site| site.layer == Some(layer) && !matches!(site.point, Point::ResidPre | Point::ResidPost);
+        let looks = entries.iter().map(|entry| (entry.tap, entry.site, &entry.rows));
+        let reads = entries.iter().filter_map(|entry| entry.source().map(|source| (entry.tap, sources[source].site, &sources[source].rows)));
+        for (tap, site, rows) in looks.chain(reads).filter(|(_, site, _)| inside(*site)) {
+            if let Some(row) = (0..rows.len()).find(|&row| rows[row].is_some() && passed(row)) {
+                return Err(cannot(plan, tap, format!("`{site}` is never computed for row {row}, because tap {} skips layer {layer}", skip.tap)));
             }
         }
         skipped[layer] |= skip.whole;

@@ -121,6 +121,11 @@ impl Checkpoint {
         }
     }
 
+    /// Opens a single safetensors file.
+    pub fn open_file(path: &Path) -> Result<Checkpoint> {
+        Checkpoint::single(Source::map(path.to_path_buf())?)
+    }
+
     /// A model embedded in the binary; `name` stands for the file in messages.
     pub fn from_static(bytes: &'static [u8], name: &str) -> Result<Checkpoint> {
         Checkpoint::single(Source { path: PathBuf::from(name), data: Data::Static(bytes) })

@@ -1,0 +1,105 @@
+//! `pellucid generate`: continue a prompt.
+
+use super::{print, print_json, say, say_passed_over};
+use crate::args::GenerateArgs;
+use crate::failure::{Failure, output};
+use crate::{files, inputs, models};
+use pellucid_engine::{Finish, Generate, Sampling};
+use pellucid_models::chat::Message;
+use serde_json::json;
+use std::io::Write;
+use std::time::Instant;
+
+pub fn run(args: GenerateArgs) -> Result<(), Failure> {
+    files::check(args.plan.out.as_deref())?;
+    let started = Instant::now();
+    let loaded = models::load(&args.model)?;
+    let load_s = started.elapsed().as_secs_f64();
+    let rows = match (args.chat, args.input.prompts.as_slice()) {
+        (false, _) => inputs::rows(&loaded, &args.input, None)?,
+        (true, [prompt]) => vec![loaded.encode_chat(&[Message::new("user", prompt)])?],
+        (true, _) => return Err(Failure::usage("--chat takes exactly one prompt", "give the user's message")),
+    };
+    let [prompt] = rows.as_slice() else {
+        return Err(Failure::usage("generate continues one prompt at a time", "give one prompt or one --tokens list"));
+    };
+    let plan = inputs::plan(&loaded, &args.plan, &rows)?;
+    let sampling = Sampling {
+        temperature: args.temperature,
+        top_k: args.top_k,
+        top_p: args.top_p,
+        min_p: args.min_p,
+        repetition_penalty: args.repetition_penalty,
+        seed: args.seed,
+    };
+    let eos = if args.ignore_eos { Vec::new() } else { loaded.eos.clone() };
+    let options = Generate { max_new: args.max_new as usize, sampling, eos, chunk: None };
+
+    // Text streams as it comes; with stop strings only what cannot become part of one, so that none is ever shown.
+    let mut stream = Stream::new(!args.json && loaded.tokenizer.is_some(), &args.stop);
+    let generation = loaded.generate(&rows, &plan, &options, &args.stop, &mut |_, _, piece| stream.push(piece.unwrap_or_default()))?;
+    let row = &generation.rows[0];
+    let text = loaded.text(&row.tokens, row.finish, &args.stop);
+    if let Some(path) = &args.plan.out {
+        files::write_captures(path, &generation.captures, 1)?;
+        say(&format!("wrote {} tensors to {}", generation.captures.len(), path.display()));
+    }
+    say_passed_over(&generation.passed_over);
+    if args.json {
+        let finish = match row.finish {
+            Finish::Eos => "eos",
+            Finish::Length => "length",
+            Finish::Stop => "stop",
+        };
+        let timing = json!({ "load_s": load_s, "prefill_s": generation.prefill.as_secs_f64(), "decode_s": generation.decode.as_secs_f64() });
+        return print_json(&json!({ "prompt_tokens": prompt, "tokens": row.tokens, "text": text, "finish_reason": finish, "timing": timing }));
+    }
+    match text {
+        Some(text) => stream.finish(&text),
+        None => print(&format!("{}\n", row.tokens.iter().map(u32::to_string).collect::<Vec<_>>().join(","))),
+    }
+}
+
+/// What has been shown of the text so far.
+struct Stream {
+    on: bool,
+    text: String,
+    shown: usize,
+    /// Bytes that may still turn out to be part of a stop string.
+    held_back: usize,
+    fault: Option<std::io::Error>,
+}
+
+impl Stream {
+    fn new(on: bool, stops: &[String]) -> Stream {
+        let held_back = stops.iter().map(|stop| stop.len()).max().unwrap_or(0);
+        Stream { on, text: String::new(), shown: 0, held_back, fault: None }
+    }
+
+    fn push(&mut self, piece: &str) {
+        self.text.push_str(piece);
+        let mut end = self.text.len().saturating_sub(self.held_back).max(self.shown);
+        while !self.text.is_char_boundary(end) {
+            end -= 1;
+        }
+        self.show(end.max(self.shown));
+    }
+
+    fn show(&mut self, end: usize) {
+        if self.on && self.fault.is_none() && end > self.shown {
+            let mut out = std::io::stdout();
+            self.fault = out.write_all(&self.text.as_bytes()[self.shown..end]).and_then(|()| out.flush()).err();
+            self.shown = end;
+        }
+    }
+
+    /// Shows the rest of the final text.
+    fn finish(mut self, text: &str) -> Result<(), Failure> {
+        if let Some(error) = self.fault {
+            return Err(output(error));
+        }
+        self.text = text.to_string();
+        self.show(text.len());
+        print("\n")
+    }
+}

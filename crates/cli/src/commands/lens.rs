@@ -1,0 +1,40 @@
+//! `pellucid lens`: the logit lens, drawn in the terminal or as a page.
+
+use super::{print, print_json, say};
+use crate::args::LensArgs;
+use crate::failure::Failure;
+use crate::{files, models};
+use pellucid_analysis::lens::{self, ColourDepth, TerminalOptions};
+use std::io::IsTerminal;
+
+/// Width where nobody knows the terminal's.
+const PLAIN_WIDTH: usize = 100;
+
+pub fn run(args: LensArgs) -> Result<(), Failure> {
+    files::check(args.html.as_deref())?;
+    let loaded = models::load(&args.model)?;
+    let table = lens::compute(&loaded, &loaded.encode(&args.prompt)?)?;
+    if args.json {
+        return print_json(&table);
+    }
+    if let Some(path) = &args.html {
+        files::write(path, lens::html(&table).as_bytes())?;
+        say(&format!("wrote {}", path.display()));
+        return Ok(());
+    }
+    let width = terminal_size::terminal_size().map_or(PLAIN_WIDTH, |(width, _)| width.0 as usize);
+    print(&lens::terminal(&table, &TerminalOptions { width, colour: colour_depth(), top: args.top as usize }))
+}
+
+/// Colours only where a terminal will show them and nobody asked not to.
+fn colour_depth() -> ColourDepth {
+    let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let forced = set("CLICOLOR_FORCE").is_some_and(|value| value != "0");
+    if set("NO_COLOR").is_some() || (!forced && (!std::io::stdout().is_terminal() || set("TERM").is_some_and(|term| term == "dumb"))) {
+        ColourDepth::None
+    } else if set("COLORTERM").is_some_and(|value| value == "truecolor" || value == "24bit") {
+        ColourDepth::TrueColour
+    } else {
+        ColourDepth::Ansi256
+    }
+}

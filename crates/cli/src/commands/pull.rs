@@ -1,0 +1,39 @@
+//! `pellucid pull`: fetch a model by name.
+
+use super::print;
+use crate::args::PullArgs;
+use crate::failure::Failure;
+use crate::progress::bar_of;
+use indicatif::ProgressBar;
+use pellucid_models::pull::{self, Progress};
+
+pub fn run(args: PullArgs) -> Result<(), Failure> {
+    let Some(name) = args.name else {
+        let width = pull::KNOWN.iter().map(|known| known.name.len()).max().unwrap_or(0);
+        let line = |known: &pull::Known| format!("{:width$}  {:>4} MB  {} ({})\n", known.name, known.download_bytes() / 1_000_000, known.about, known.licence);
+        return print(&pull::KNOWN.iter().map(line).collect::<String>());
+    };
+    let mut shown: Option<(String, ProgressBar)> = None;
+    let path = pull::pull(&name, &pull::cache_dir()?, &mut |progress| {
+        let (what, done, total) = match progress {
+            Progress::Downloading { item, done, total } => (item.to_string(), done, total),
+            Progress::Unpacking { done, total } => ("unpacking".into(), done, total),
+            Progress::Verifying => ("verifying".into(), 0, 0),
+        };
+        if shown.as_ref().is_none_or(|(shown, _)| *shown != what) {
+            let bar = bar_of(total, "{msg:40!} {bytes:>10} / {total_bytes:10} {elapsed}").with_message(what.clone());
+            bar.enable_steady_tick(std::time::Duration::from_millis(200));
+            if let Some((_, previous)) = shown.replace((what, bar)) {
+                previous.finish_and_clear();
+            }
+        }
+        if let Some((_, bar)) = &shown {
+            bar.set_length(total);
+            bar.set_position(done);
+        }
+    })?;
+    if let Some((_, bar)) = shown {
+        bar.finish_and_clear();
+    }
+    print(&format!("{}\n", path.display()))
+}

@@ -1,0 +1,102 @@
+//! `pellucid run`: prompts through the model once.
+
+use super::{print, print_json, say, say_passed_over};
+use crate::args::RunArgs;
+use crate::failure::Failure;
+use crate::{files, inputs, models};
+use pellucid_engine::{Action, Array, Positions, Run, RunOptions, Tap};
+use pellucid_models::LoadedModel;
+use serde_json::{Value, json};
+use std::time::Instant;
+
+/// Likeliest next tokens shown for each row.
+const SHOWN: usize = 5;
+
+pub fn run(args: RunArgs) -> Result<(), Failure> {
+    files::check(args.plan.out.as_deref())?;
+    let started = Instant::now();
+    let loaded = models::load(&args.model)?;
+    let load_s = started.elapsed().as_secs_f64();
+    let rows = inputs::rows(&loaded, &args.input, args.input_file.as_deref())?;
+    let mut plan = inputs::plan(&loaded, &args.plan, &rows)?;
+    // Without captures the question is what comes next; with them nothing past the last captured site is computed.
+    let asks_next = !plan.taps.iter().any(|tap| matches!(tap.action, Action::Capture(_)));
+    if asks_next {
+        plan.taps.push(Tap::new("logits", Action::Capture(None)).positions(Positions::Last));
+    }
+    let started = Instant::now();
+    let options = RunOptions { chunk: args.chunk.map(|n| n as usize) };
+    let run = loaded.model.run(&rows, &plan, &options)?;
+    let run_s = started.elapsed().as_secs_f64();
+    if let Some(path) = &args.plan.out {
+        files::write_captures(path, &run.captures, rows.len())?;
+    }
+    say_passed_over(&run.passed_over);
+    if args.json {
+        return print_json(&json_of(&loaded, &rows, &run, asks_next, load_s, run_s));
+    }
+    if asks_next { print(&next_tokens(&loaded, &rows, &run)) } else { print(&summary(&run, rows.len())) }?;
+    if let Some(path) = &args.plan.out {
+        say(&format!("wrote {} tensors to {}", run.captures.len(), path.display()));
+    }
+    Ok(())
+}
+
+/// The likeliest tokens with their logits and probabilities.
+fn likeliest(logits: &[f32]) -> Vec<(u32, f32, f32)> {
+    let mut order: Vec<usize> = (0..logits.len()).collect();
+    order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]));
+    let top = logits[order[0]];
+    let total: f32 = logits.iter().map(|x| (x - top).exp()).sum();
+    order.iter().take(SHOWN).map(|&id| (id as u32, logits[id], (logits[id] - top).exp() / total)).collect()
+}
+
+fn token_text(loaded: &LoadedModel, id: u32) -> Option<String> {
+    loaded.tokenizer.as_ref().map(|tokenizer| tokenizer.token_text(id))
+}
+
+fn next_tokens(loaded: &LoadedModel, rows: &[Vec<u32>], run: &Run) -> String {
+    let mut text = String::new();
+    for (row, capture) in run.captures.iter().enumerate() {
+        if rows.len() > 1 {
+            text += &format!("row {row}: {} tokens\n", rows[row].len());
+        }
+        for (id, logit, probability) in likeliest(capture.array.values()) {
+            let token = token_text(loaded, id).map(|text| format!("{text:?}")).unwrap_or_default();
+            text += &format!("{id:>7}  {token:<16} {logit:>9.3}  {:>5.1}%\n", probability * 100.0);
+        }
+    }
+    text
+}
+
+/// Shape and size of each capture.
+fn summary(run: &Run, rows: usize) -> String {
+    let named = files::named(&run.captures, rows);
+    let width = named.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+    named.iter().map(|(name, array)| format!("{name:width$}  {:<18} {}\n", format!("{:?}", array.shape()), statistics(array))).collect()
+}
+
+fn statistics(array: &Array) -> String {
+    let finite: Vec<f32> = array.values().iter().copied().filter(|x| x.is_finite()).collect();
+    let n = finite.len().max(1) as f32;
+    let mean = finite.iter().sum::<f32>() / n;
+    let deviation = (finite.iter().map(|x| (x - mean).powi(2)).sum::<f32>() / n).sqrt();
+    format!("mean {mean:>9.4}  deviation {deviation:>9.4}")
+}
+
+fn json_of(loaded: &LoadedModel, rows: &[Vec<u32>], run: &Run, asks_next: bool, load_s: f64, run_s: f64) -> Value {
+    let mut listed = Vec::new();
+    for (row, tokens) in rows.iter().enumerate() {
+        let texts: Option<Vec<String>> = tokens.iter().map(|&id| token_text(loaded, id)).collect();
+        let mut entry = json!({ "tokens": tokens, "text_tokens": texts });
+        if asks_next && let Some(capture) = run.captures.get(row) {
+            let next = likeliest(capture.array.values()).into_iter();
+            entry["next"] = next.map(|(id, logit, probability)| json!({ "id": id, "token": token_text(loaded, id), "logit": logit, "probability": probability })).collect();
+        }
+        listed.push(entry);
+    }
+    let captures: Vec<Value> =
+        if asks_next { Vec::new() } else { files::named(&run.captures, rows.len()).iter().map(|(name, array)| json!({ "name": name, "shape": array.shape() })).collect() };
+    let passed_over: Vec<String> = run.passed_over.iter().map(|site| site.to_string()).collect();
+    json!({ "model": loaded.name, "rows": listed, "captures": captures, "passed_over": passed_over, "timing": { "load_s": load_s, "run_s": run_s } })
+}

@@ -1,0 +1,65 @@
+//! Why a command failed: what is said, and the exit code.
+
+use std::fmt;
+
+/// A failure as the user meets it.
+#[derive(Debug)]
+pub struct Failure {
+    message: String,
+    hint: Option<String>,
+    code: u8,
+}
+
+impl Failure {
+    /// The thing asked for is not so: exit code 1.
+    pub fn no(message: impl Into<String>, hint: impl Into<String>) -> Failure {
+        Failure { message: message.into(), hint: Some(hint.into()), code: 1 }
+    }
+
+    /// Wrong usage or bad input: exit code 2.
+    pub fn usage(message: impl Into<String>, hint: impl Into<String>) -> Failure {
+        Failure { message: message.into(), hint: Some(hint.into()), code: 2 }
+    }
+
+    /// A fault of ours: exit code 3.
+    pub fn internal(message: impl Into<String>) -> Failure {
+        Failure { message: message.into(), hint: None, code: 3 }
+    }
+
+    /// The exit code.
+    pub fn code(&self) -> u8 {
+        self.code
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "error: {}", self.message)?;
+        match &self.hint {
+            Some(hint) if !hint.is_empty() => write!(f, "\n\nhint: {hint}"),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl From<pellucid_models::Error> for Failure {
+    fn from(error: pellucid_models::Error) -> Failure {
+        // A model that this build cannot run is an answer, not a mistake in asking.
+        let code = if matches!(error, pellucid_models::Error::Unsupported { .. }) { 1 } else { 2 };
+        Failure { message: error.to_string(), hint: error.remedy().map(String::from), code }
+    }
+}
+
+impl From<pellucid_engine::Error> for Failure {
+    fn from(error: pellucid_engine::Error) -> Failure {
+        Failure::from(pellucid_models::Error::from(error))
+    }
+}
+
+/// Results that cannot be written: a closed pipe is the reader's choice and ends the program quietly.
+pub fn output(error: std::io::Error) -> Failure {
+    if error.kind() == std::io::ErrorKind::BrokenPipe {
+        std::process::exit(0);
+    }
+    Failure::usage(format!("cannot write the results: {error}"), "check where stdout goes")
+}

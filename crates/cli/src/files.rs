@@ -1,0 +1,67 @@
+//! Output files: written under a temporary name, then renamed, so that nobody ever finds half a file.
+
+use crate::failure::Failure;
+use pellucid_engine::{Array, Capture};
+use safetensors::tensor::{Dtype, TensorView};
+use std::collections::HashMap;
+use std::io::Write;
+use std::path::Path;
+
+/// Writes a file whole or not at all.
+pub fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
+    let fail = |error: std::io::Error| Failure::usage(format!("cannot write {}: {error}", path.display()), "check that the directory exists and has room");
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut file = tempfile::NamedTempFile::new_in(dir).map_err(fail)?;
+    file.write_all(bytes).map_err(fail)?;
+    file.persist(path).map_err(|error| fail(error.error))?;
+    Ok(())
+}
+
+/// Fails early if a file cannot be written, before minutes of work are done for it.
+pub fn check(path: Option<&Path>) -> Result<(), Failure> {
+    let Some(path) = path else { return Ok(()) };
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if path.is_dir() || !dir.is_dir() {
+        return Err(Failure::usage(format!("cannot write {}: no such directory, or it is one itself", path.display()), "give a file in a directory that exists"));
+    }
+    Ok(())
+}
+
+/// Captures under their names: the site, prefixed by the row where there are several, numbered where a site was captured more than once.
+pub fn named(captures: &[Capture], rows: usize) -> Vec<(String, &Array)> {
+    let mut seen: HashMap<String, usize> = HashMap::new();
+    let mut named = Vec::new();
+    for capture in captures {
+        let base = if rows > 1 { format!("{}/{}", capture.row, capture.site) } else { capture.site.to_string() };
+        let count = seen.entry(base.clone()).or_default();
+        *count += 1;
+        let name = if *count > 1 { format!("{base}#{count}") } else { base };
+        if let Some(units) = &capture.units {
+            named.push((format!("{name}.units"), units));
+        }
+        named.push((name, &capture.array));
+    }
+    named
+}
+
+/// Writes captures as one safetensors file; whole numbers as I64.
+pub fn write_captures(path: &Path, captures: &[Capture], rows: usize) -> Result<(), Failure> {
+    let data: Vec<(String, Dtype, Vec<usize>, Vec<u8>)> = named(captures, rows)
+        .into_iter()
+        .map(|(name, array)| {
+            let (dtype, bytes) = if array.is_integer() {
+                (Dtype::I64, array.values().iter().flat_map(|&x| (x as i64).to_le_bytes()).collect())
+            } else {
+                (Dtype::F32, array.values().iter().flat_map(|x| x.to_le_bytes()).collect())
+            };
+            (name, dtype, array.shape().to_vec(), bytes)
+        })
+        .collect();
+    let mut views = Vec::with_capacity(data.len());
+    for (name, dtype, shape, bytes) in &data {
+        let view = TensorView::new(*dtype, shape.clone(), bytes).map_err(|error| Failure::internal(format!("{name}: {error}")))?;
+        views.push((name.clone(), view));
+    }
+    let bytes = safetensors::serialize(views, None).map_err(|error| Failure::internal(error.to_string()))?;
+    write(path, &bytes)
+}

@@ -1,0 +1,65 @@
+//! Rows of tokens from prompts, ids and files; plans from files and flags.
+
+use crate::args::{InputArgs, PlanArgs};
+use crate::failure::Failure;
+use pellucid_engine::{Action, Plan, Positions, Tap};
+use pellucid_models::{LoadedModel, prepare};
+use serde::Deserialize;
+use std::path::Path;
+
+/// A line of an input file.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Line {
+    Text(String),
+    Tokens(Vec<u32>),
+    Named { text: String },
+    NamedTokens { tokens: Vec<u32> },
+}
+
+/// The rows that the arguments give, in the order prompts, token lists, file.
+pub fn rows(loaded: &LoadedModel, input: &InputArgs, file: Option<&Path>) -> Result<Vec<Vec<u32>>, Failure> {
+    let mut rows = Vec::new();
+    for prompt in &input.prompts {
+        rows.push(loaded.encode(prompt)?);
+    }
+    for list in &input.tokens {
+        rows.push(token_list(list)?);
+    }
+    if let Some(path) = file {
+        let text = std::fs::read_to_string(path).map_err(|error| Failure::usage(format!("{}: {error}", path.display()), "check --input"))?;
+        for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+            let line: Line = serde_json::from_str(line).map_err(|_| {
+                Failure::usage(format!("{}, line {}: neither a text nor tokens", path.display(), number + 1), "each line is \"text\", {\"text\": \"…\"}, [1,2,3] or {\"tokens\": [1,2,3]}")
+            })?;
+            rows.push(match line {
+                Line::Text(text) | Line::Named { text } => loaded.encode(&text)?,
+                Line::Tokens(tokens) | Line::NamedTokens { tokens } => tokens,
+            });
+        }
+    }
+    if rows.is_empty() {
+        return Err(Failure::usage("there is no prompt", "give a prompt, --tokens 1,2,3 or --input F.jsonl"));
+    }
+    Ok(rows)
+}
+
+fn token_list(text: &str) -> Result<Vec<u32>, Failure> {
+    let list: Option<Vec<u32>> = text.split(',').map(|id| id.trim().parse().ok()).collect();
+    list.ok_or_else(|| Failure::usage(format!("--tokens {text:?} is not a list of token ids"), "write ids with commas, such as --tokens 1,2,3"))
+}
+
+/// The plan file's taps, then the captures asked for by flags, which see the edited values.
+pub fn plan(loaded: &LoadedModel, args: &PlanArgs, rows: &[Vec<u32>]) -> Result<Plan, Failure> {
+    let (mut plan, base) = match &args.plan {
+        None => (Plan::default(), Path::new(".")),
+        Some(path) => {
+            let text = std::fs::read_to_string(path).map_err(|error| Failure::usage(format!("{}: {error}", path.display()), "check --plan"))?;
+            let plan = Plan::from_json(&text).map_err(|error| Failure::usage(format!("{}: {error}", path.display()), "docs/plans.md shows the form of a plan"))?;
+            (plan, path.parent().unwrap_or(Path::new(".")))
+        }
+    };
+    let positions = Positions::parse(&args.positions);
+    plan.taps.extend(args.capture.iter().map(|site| Tap::new(site, Action::Capture(None)).positions(positions.clone())));
+    Ok(prepare(plan, base, rows, loaded.tokenizer.as_ref())?)
+}

@@ -1,0 +1,34 @@
+//! Loading the model that the arguments name.
+
+use crate::args::{DTypeArg, ModelArgs};
+use crate::failure::Failure;
+use crate::progress;
+use pellucid_kernels::{DType, Pool};
+use pellucid_models::{LoadOptions, LoadedModel, Storage, locate};
+use std::sync::Arc;
+
+/// Loads a model, with a progress bar if it takes a while.
+pub fn load(args: &ModelArgs) -> Result<LoadedModel, Failure> {
+    let storage = match args.dtype {
+        DTypeArg::Auto => Storage::AsStored,
+        DTypeArg::F32 => Storage::As(DType::F32),
+        DTypeArg::Bf16 => Storage::As(DType::Bf16),
+        DTypeArg::F16 => Storage::As(DType::F16),
+    };
+    let options = LoadOptions { storage, pool: args.threads.map(|n| Arc::new(Pool::new(n as usize))) };
+    match locate(args.model.as_deref())? {
+        None => Ok(LoadedModel::builtin(&options)?),
+        Some(path) => {
+            let bar = progress::Late::new("loading weights");
+            let mut loaded = LoadedModel::open(&path, &options, &mut |fraction| bar.set(fraction))?;
+            bar.finish();
+            // A pulled model is known by its name, not by its file's.
+            if let Some(name) = &args.model
+                && !std::path::Path::new(name).exists()
+            {
+                loaded.name = name.clone();
+            }
+            Ok(loaded)
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! The report as a card for people.
+
+use std::fmt::Write;
+
+use super::report::{Quantisation, Report, Support, TokenizerState};
+
+/// Width of the labels.
+const LABEL: usize = 14;
+
+impl Report {
+    /// A compact card, without colour, whose last line says whether the model will run and what to do if not.
+    ///
+    /// ```
+    /// let report = pellucid_models::inspect(concat!(env!("CARGO_MANIFEST_DIR"), "/builtin").as_ref())?;
+    /// assert!(report.card().ends_with("It will run.\n"));
+    /// # Ok::<(), pellucid_models::Error>(())
+    /// ```
+    pub fn card(&self) -> String {
+        let mut lines: Vec<(&str, String)> = vec![("category", self.category.name().into())];
+        let names = [self.architecture.as_deref(), self.model_type.as_deref()];
+        lines.push(("architecture", names.into_iter().flatten().collect::<Vec<_>>().join(" · ")));
+        lines.push(("support", self.support_line()));
+        if self.tensors > 0 {
+            lines.push(("parameters", format!("{} parameters in {} tensors", count(self.parameters), self.tensors)));
+            lines.push(("stored as", self.formats()));
+        }
+        lines.push(("shape", self.shape_line()));
+        lines.push(("files", self.files_line()));
+        lines.push(("memory", self.memory_lines()));
+        lines.push(("tokenizer", self.tokenizer_line()));
+        lines.push(("chat template", if self.chat_template { "yes".into() } else { String::new() }));
+        lines.push(("custom code", self.code_line()));
+        lines.push(("licence", self.licence.clone().unwrap_or_default()));
+        lines.push(("base model", self.base_model.join(", ")));
+        for problem in &self.problems {
+            lines.push(("problem", problem.what.clone()));
+        }
+
+        let mut card = format!("{}\n", clean(&self.path));
+        for (label, text) in lines.iter().filter(|(_, text)| !text.is_empty()) {
+            let text = text.lines().map(clean).collect::<Vec<_>>().join(&format!("\n{:1$}", "", LABEL + 2));
+            let _ = writeln!(card, "  {label:LABEL$}{text}");
+        }
+        let _ = match self.problems.first() {
+            None => writeln!(card, "It will run."),
+            Some(first) if self.problems.len() == 1 => {
+                writeln!(card, "It will not run: {}.", clean(first.remedy.trim_end_matches('.')))
+            }
+            Some(first) => {
+                let count = self.problems.len();
+                writeln!(
+                    card,
+                    "It will not run, for {count} reasons; to begin with: {}.",
+                    clean(first.remedy.trim_end_matches('.'))
+                )
+            }
+        };
+        card
+    }
+
+    fn support_line(&self) -> String {
+        let nearest =
+            self.nearest.as_ref().map(|family| format!(" (the nearest native family is {family})")).unwrap_or_default();
+        let incomplete =
+            if self.support == Support::Native && !self.problems.is_empty() { ", but not as it is" } else { "" };
+        format!("{}{incomplete}{nearest}", self.support.name())
+    }
+
+    fn formats(&self) -> String {
+        let mut formats: Vec<(&String, &u64)> = self.dtypes.iter().collect();
+        formats.sort_by_key(|(_, parameters)| std::cmp::Reverse(**parameters));
+        let formats = formats
+            .iter()
+            .map(|(name, parameters)| format!("{name} {}", count(**parameters)))
+            .collect::<Vec<_>>()
+            .join(", ");
+        match &self.quantisation {
+            // The names of GGUF's formats say it already.
+            Some(Quantisation { types, .. }) if !types.is_empty() => formats,
+            Some(Quantisation { method, bits: Some(bits), .. }) => {
+                format!("{formats}; quantised by {method} to {bits} bits")
+            }
+            Some(Quantisation { method, .. }) => format!("{formats}; quantised by {method}"),
+            None => formats,
+        }
+    }
+
+    fn shape_line(&self) -> String {
+        let heads = match (self.heads, self.kv_heads) {
+            (Some(heads), Some(kv)) if heads != kv => Some(format!("{heads} heads ({kv} of keys)")),
+            (heads, _) => heads.map(|heads| format!("{heads} heads")),
+        };
+        let parts = [
+            self.layers.map(|n| format!("{n} layers")),
+            self.width.map(|n| format!("width {n}")),
+            heads,
+            self.head_dim.map(|n| format!("head width {n}")),
+            self.context.map(|n| format!("context {n}")),
+            self.vocab.map(|n| format!("vocabulary {n}")),
+        ];
+        parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
+    }
+
+    fn memory_lines(&self) -> String {
+        let Some(memory) = &self.memory else { return String::new() };
+        let [stored, f32, bf16] = [memory.as_stored, memory.f32, memory.bf16].map(bytes);
+        let mut lines = format!("{stored} of weights as stored, {f32} in f32, {bf16} in bf16");
+        if let Some(token) = memory.kv_per_token {
+            lines += &format!("\nand {} for each token of each sequence", bytes(token));
+        }
+        if let (Some(whole), Some(context)) = (memory.kv_at_context, self.context) {
+            lines += &format!(", {} for {context}", bytes(whole));
+        }
+        lines
+    }
+
+    fn files_line(&self) -> String {
+        let shards = &self.shards;
+        let mut line = match shards.count {
+            0 => return String::new(),
+            1 => format!("{} in 1 file", bytes(self.file_bytes)),
+            count => format!("{} in {count} files", bytes(self.file_bytes)),
+        };
+        if !shards.missing.is_empty() {
+            line += &format!("; {} missing: {}", shards.missing.len(), some(&shards.missing));
+        }
+        if !shards.surplus.is_empty() {
+            line += &format!("; not needed: {}", some(&shards.surplus));
+        }
+        line
+    }
+
+    fn tokenizer_line(&self) -> String {
+        let tokenizer = &self.tokenizer;
+        let state = match tokenizer.state {
+            TokenizerState::Present => "present",
+            TokenizerState::Rebuilt => "rebuilt from the file",
+            TokenizerState::Missing => "missing",
+            TokenizerState::DoesNotFit => "does not fit",
+            TokenizerState::Damaged => "damaged",
+        };
+        let vocab = tokenizer.vocab.map(|vocab| format!("{vocab} tokens"));
+        let bos =
+            tokenizer.adds_bos.map(|adds| if adds { "adds a start token" } else { "adds no start token" }.to_owned());
+        let parts = [Some(state.to_owned()), vocab, bos, tokenizer.note.clone()];
+        // Things without a tokenizer of their own have nothing said about it.
+        if tokenizer.state == TokenizerState::Missing && tokenizer.note.is_none() {
+            return String::new();
+        }
+        parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
+    }
+
+    fn code_line(&self) -> String {
+        if self.custom_code.is_empty() {
+            String::new()
+        } else {
+            format!("{} (never executed)", some(&self.custom_code))
+        }
+    }
+}
+
+/// The first of a list of names.
+fn some(names: &[String]) -> String {
+    const SHOWN: usize = 3;
+    let shown = names.iter().take(SHOWN).map(String::as_str).collect::<Vec<_>>().join(", ");
+    if names.len() > SHOWN { format!("{shown} and {} more", names.len() - SHOWN) } else { shown }
+}
+
+/// Texts come from files that nobody vouches for: what would steer a terminal is shown as `�`, and nothing fills the screen.
+fn clean(text: &str) -> String {
+    const LONGEST: usize = 400;
+    let mut clean: String =
+        text.chars().take(LONGEST).map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect();
+    if text.chars().nth(LONGEST).is_some() {
+        clean.push('…');
+    }
+    clean
+}
+
+/// A number as people say it: `134.5 M`.
+fn count(number: u64) -> String {
+    scaled(number, &["", "K", "M", "B", "T"])
+}
+
+/// A size as people say it: `269.1 MB`.
+pub(super) fn bytes(number: u64) -> String {
+    scaled(number, &["B", "KB", "MB", "GB", "TB", "PB", "EB"])
+}
+
+fn scaled(number: u64, units: &[&str]) -> String {
+    let mut value = number as f64;
+    let mut unit = 0;
+    // 999.95 would be written as 1000.0.
+    while value >= 999.95 && unit + 1 < units.len() {
+        value /= 1000.0;
+        unit += 1;
+    }
+    let text = if unit == 0 { number.to_string() } else { format!("{value:.1}") };
+    format!("{text} {}", units[unit]).trim_end().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{bytes, clean, count};
+
+    #[test]
+    fn sizes_read_as_people_say_them() {
+        assert_eq!([count(0), count(999), count(134_515_008), count(999_960)], ["0", "999", "134.5 M", "1.0 M"]);
+        assert_eq!(
+            [bytes(12), bytes(1536), bytes(269_060_552), bytes(u64::MAX)],
+            ["12 B", "1.5 KB", "269.1 MB", "18.4 EB"]
+        );
+    }
+
+    #[test]
+    fn texts_cannot_steer_the_terminal() {
+        assert_eq!(clean("a\u{1b}[31mb\u{7}"), "a�[31mb�");
+        assert_eq!(clean(&"x".repeat(1000)).chars().count(), 401);
+    }
+}

@@ -1,0 +1,123 @@
+//! A GGUF file, described by its header.
+
+use std::path::Path;
+
+use serde_json::Value as Json;
+
+use super::report::{Category, Format, Problem, Quantisation, Report, Support};
+use super::{category, native, tokenizer, weights};
+use crate::Error;
+use crate::gguf::{self, GgufFile, Value};
+use crate::tensors::Tensors;
+
+/// Files with more layers are refused before anything is sized by their number.
+const MOST_LAYERS: usize = 4096;
+
+/// Writes what the file is into the report.
+pub(super) fn inspect(path: &Path, report: &mut Report) {
+    report.format = Format::Gguf;
+    report.shards.count = 1;
+    let file = match GgufFile::open(path) {
+        Ok(file) => file,
+        Err(error) => return report.refuse_for(&error),
+    };
+    count(&file, report);
+    model_card(&file, report);
+    report.file_bytes = std::fs::metadata(path).map_or(0, |metadata| metadata.len());
+    let text = |key: &str| file.text(key).ok().flatten();
+    let Some(architecture) = text("general.architecture") else {
+        return report
+            .refuse("general.architecture is missing, so this is not known to be a model", "convert the model again");
+    };
+    report.category = category::of_gguf(text("general.type"), architecture);
+    report.model_type = Some(architecture.to_owned());
+    report.support = Support::InspectOnly;
+    match report.category {
+        Category::Transformers => model(path, file, report),
+        Category::Adapter => report
+            .refuse("an adapter is not a model by itself", "merge it into its base model with `llama-export-lora`"),
+        Category::Unknown => {
+            report.refuse("control vectors are not a model by themselves", "load the model that they were made for")
+        }
+        other => report.refuse(
+            format!("a GGUF file of the kind {} does not run here", other.name()),
+            "give the GGUF file of a language model",
+        ),
+    }
+}
+
+fn model(path: &Path, file: GgufFile, report: &mut Report) {
+    let config = match config(&file) {
+        Ok(config) => config,
+        Err(error) => {
+            report.memory = native::estimate(report);
+            tokenizer::of_gguf(&file, report);
+            // That the file is not one that runs comes before what is wrong with it besides.
+            let remedy = error.remedy().unwrap_or_default().to_owned();
+            report.problems.insert(0, Problem { what: error.to_string(), remedy });
+            report.reason = Some(error.to_string());
+            return;
+        }
+    };
+    report.model_type = config.get("model_type").and_then(Json::as_str).map(str::to_owned);
+    report.architecture = category::class(&config).map(str::to_owned);
+    let native = native::read(&config, path, report);
+    tokenizer::of_gguf(&file, report);
+    let Some(native) = native else {
+        report.memory = native::estimate(report);
+        return;
+    };
+    match Tensors::from_gguf(file) {
+        Ok(tensors) => native.check(Some(&tensors), path, report),
+        Err(error) => {
+            report.support =
+                if matches!(error, Error::Unsupported { .. }) { Support::InspectOnly } else { Support::Native };
+            report.refuse_for(&error);
+            native.check(None, path, report);
+        }
+    }
+}
+
+/// The configuration that the file stands for.
+fn config(file: &GgufFile) -> crate::Result<Json> {
+    let architecture = file.architecture()?;
+    if file.number(&format!("{architecture}.block_count"))?.is_some_and(|layers| layers > MOST_LAYERS) {
+        let what = format!("{architecture}.block_count is more than {MOST_LAYERS}, and no model is that large");
+        return Err(Error::invalid(file.path(), what, "the file is damaged: download or convert it again"));
+    }
+    gguf::hf_config(file)
+}
+
+fn count(file: &GgufFile, report: &mut Report) {
+    let ignored = gguf::ignored(file);
+    report.tensors = file.tensors().len();
+    let mut types: Vec<(String, u64)> = Vec::new();
+    for tensor in file.tensors().iter().filter(|tensor| !ignored.contains(&tensor.name.as_str())) {
+        let elements = tensor.shape.iter().fold(1u64, |product, size| product.saturating_mul(*size as u64));
+        let name = tensor.encoding.to_string();
+        weights::count(report, &tensor.name, &name, elements);
+        if tensor.encoding.is_quantised() {
+            match types.iter_mut().find(|(known, _)| *known == name) {
+                Some((_, sum)) => *sum = sum.saturating_add(elements),
+                None => types.push((name, elements)),
+            }
+        }
+    }
+    types.sort_by_key(|(_, elements)| std::cmp::Reverse(*elements));
+    report.quantisation = (!types.is_empty()).then(|| Quantisation {
+        method: "gguf".into(),
+        bits: None,
+        types: types.into_iter().map(|(name, _)| name).collect(),
+    });
+}
+
+/// What a model card would say, where the converter kept it.
+fn model_card(file: &GgufFile, report: &mut Report) {
+    let text = |key: &str| match file.value(key) {
+        Some(Value::Text(text)) if !text.is_empty() => Some(text.clone()),
+        _ => None,
+    };
+    report.licence = text("general.license.name").or_else(|| text("general.license"));
+    // Few models come from more than a handful of others.
+    report.base_model = (0..16).map_while(|i| text(&format!("general.base_model.{i}.name"))).collect();
+}

@@ -1,0 +1,82 @@
+//! What is this directory or file, and can it run?
+//!
+//! [`inspect`] answers for whatever a person has: a language model, half a download, an adapter, a folder of sparse
+//! autoencoders, a GGUF file. It looks at names, JSON files and the headers of tensors, never at their data, executes nothing,
+//! and only a path that is not there is an error; everything else is said in the [`Report`].
+//!
+//! - `listing` reads the directory once, and files only up to the size that such files have.
+//! - `category` tells what kind of thing it is; `weights` counts what the tensor headers say; `tokenizer`, `model_card`
+//!   and `shape` look at the files beside them.
+//! - `native` asks the same functions that load a model whether this one would load, and what it would need.
+//! - `directory` and `gguf` are the two ways through all of it; `card` writes the report for people.
+
+mod card;
+mod category;
+mod directory;
+mod gguf;
+mod listing;
+mod model_card;
+mod native;
+mod report;
+mod shape;
+mod tokenizer;
+mod weights;
+
+pub use report::{
+    Category, Format, Memory, Problem, Quantisation, Report, Shards, Support, TokenizerReport, TokenizerState,
+};
+
+use std::path::Path;
+
+use crate::{Error, Result};
+
+/// Tells what a directory or file is and whether it will run, without reading any tensor's data.
+///
+/// ```
+/// let report = pellucid_models::inspect(concat!(env!("CARGO_MANIFEST_DIR"), "/builtin").as_ref())?;
+/// assert_eq!(report.model_type.as_deref(), Some("llama"));
+/// assert!(report.runs());
+/// # Ok::<(), pellucid_models::Error>(())
+/// ```
+///
+/// # Errors
+/// Only if there is nothing at the path; what is damaged, incomplete or unknown is described.
+pub fn inspect(path: &Path) -> Result<Report> {
+    let metadata = std::fs::metadata(path).map_err(Error::io(path))?;
+    if metadata.is_dir() {
+        return Ok(directory::inspect(path));
+    }
+    let mut report = Report::new(path, Format::Other);
+    if metadata.is_file() {
+        file(path, metadata.len(), &mut report);
+    } else {
+        report.refuse("this is neither a file nor a directory", "give a model's directory or a .gguf file");
+    }
+    Ok(report)
+}
+
+/// A single file: by how it begins, whatever it is called.
+fn file(path: &Path, bytes: u64, report: &mut Report) {
+    report.file_bytes = bytes;
+    let start = match listing::first_bytes(path, 24) {
+        Ok(start) => start,
+        Err(error) => return report.refuse(format!("the file cannot be read: {error}"), "check its permissions"),
+    };
+    let named = |end: &str| path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case(end));
+    if start.starts_with(listing::LFS_POINTER) {
+        report.refuse("this is a Git LFS pointer, not the file itself", "run `git lfs pull` in the model's directory");
+    } else if start.starts_with(b"GGUF") || named("gguf") {
+        gguf::inspect(path, report);
+    } else if named("safetensors") {
+        report.format = Format::Safetensors;
+        weights::count_file(path, report);
+        let beside = path.parent().filter(|parent| parent.join("config.json").is_file());
+        let remedy = match beside {
+            Some(parent) => format!("give the directory that holds it: {}", parent.display()),
+            None => "put it into a directory with its config.json, and give that directory".into(),
+        };
+        report.refuse("a file of weights alone does not say which model they are of", remedy);
+    } else {
+        report.refuse("this file is no model", "give a model's directory or a .gguf file");
+    }
+}

@@ -1,0 +1,232 @@
+//! Whether a model would load, and what it would take: asked of the functions that load models.
+
+use std::path::Path;
+
+use pellucid_engine::{Program, WeightKind, WeightSpec};
+use pellucid_kernels::encoding::Encoding;
+use serde_json::Value;
+
+use super::card;
+use super::report::{Category, Memory, Report, Support};
+use super::shape;
+use crate::config::Config;
+use crate::families;
+use crate::gguf::RowOrder;
+use crate::load;
+use crate::names::{Names, Source};
+use crate::tensors::Tensors;
+use crate::{Error, Result};
+
+/// A model whose configuration a native family understands.
+pub(super) struct Native {
+    program: Program,
+    names: Names,
+}
+
+/// Reads a configuration by its family, and writes into the report what the family makes of it, or why none does.
+pub(super) fn read(value: &Value, origin: &Path, report: &mut Report) -> Option<Native> {
+    shape::read(value, report);
+    let model_type = value.get("model_type").and_then(Value::as_str);
+    let is_native = model_type.is_some_and(|name| families::native().any(|family| family == name));
+    // What a text encoder or a Whisper is like, no native family tells.
+    if !is_native && report.category == Category::Transformers {
+        report.nearest = shape::nearest(value, model_type);
+    }
+    let built = bounded(value, origin)
+        .and_then(|()| families::read(&Config::new(value.clone(), origin)?))
+        .and_then(|family| Ok((Program::new(family.architecture)?, family.names)));
+    match built {
+        Ok((program, names)) => {
+            report.support = Support::Native;
+            sizes(&program, report);
+            Some(Native { program, names })
+        }
+        Err(error) => {
+            // A damaged configuration of a native family is a fault of this copy; anything else, a limit of this build.
+            let damaged = is_native && !matches!(error, Error::Unsupported { .. });
+            report.support = if damaged { Support::Native } else { Support::InspectOnly };
+            if !is_native {
+                explain(model_type, report);
+            } else {
+                report.refuse_for(&error);
+            }
+            None
+        }
+    }
+}
+
+/// Says why a model of another family does not run.
+fn explain(model_type: Option<&str>, report: &mut Report) {
+    let native =
+        || format!("use a model of one of the native types: {}", families::native().collect::<Vec<_>>().join(", "));
+    let remedy = match report.category {
+        Category::Transformers => native(),
+        category => format!("use it where {} things run; Pellucid runs language models", category.name()),
+    };
+    match (model_type, report.custom_code.first()) {
+        (Some(name), Some(file)) => {
+            let what =
+                format!("models of type `{name}` do not run natively, and its own code ({file}) is never executed");
+            report.refuse(what, remedy);
+        }
+        (Some(name), None) => {
+            report.refuse(format!("models of type `{name}` do not run natively in this build"), remedy)
+        }
+        (None, _) => {
+            report.refuse("config.json does not say which family this is (no `model_type`)", "get config.json anew")
+        }
+    }
+}
+
+/// Refuses sizes that no model has, before anything is allocated by them.
+fn bounded(config: &Value, origin: &Path) -> Result<()> {
+    /// Of layers, heads and experts.
+    const PARTS: u64 = 4096;
+    const WIDTH: u64 = 1 << 20;
+    const LIMITS: &[(&str, u64)] = &[
+        ("num_hidden_layers", PARTS),
+        ("n_layer", PARTS),
+        ("hidden_size", WIDTH),
+        ("n_embd", WIDTH),
+        ("n_embed", WIDTH),
+        ("head_dim", WIDTH),
+        ("num_attention_heads", PARTS),
+        ("n_head", PARTS),
+        ("num_local_experts", PARTS),
+    ];
+    for part in [Some(config), config.get("text_config")].into_iter().flatten() {
+        let size = |key: &str| part.get(key).and_then(Value::as_u64);
+        let beyond = LIMITS.iter().find(|(key, limit)| size(key).is_some_and(|size| size > *limit));
+        // Each expert of each layer has weights of its own.
+        let experts = size("num_local_experts").unwrap_or(0).saturating_mul(size("num_hidden_layers").unwrap_or(0));
+        let what = match beyond {
+            Some((key, limit)) => format!("`{key}` is more than {limit}, and no model is that large"),
+            None if experts > 1 << 16 => format!("{experts} experts in all layers, and no model is that large"),
+            None => continue,
+        };
+        return Err(Error::invalid(origin, what, "get config.json anew from where the model came from"));
+    }
+    Ok(())
+}
+
+/// The architecture's own sizes are what would run, defaults and all.
+fn sizes(program: &Program, report: &mut Report) {
+    let architecture = program.architecture();
+    report.layers = Some(architecture.layers.len());
+    report.width = Some(architecture.width);
+    report.vocab = Some(architecture.vocab);
+    report.context = architecture.context.or(report.context);
+    if let Some(layer) = architecture.layers.first() {
+        report.heads = Some(layer.attention.heads);
+        report.kv_heads = Some(layer.attention.kv_heads);
+        report.head_dim = Some(layer.attention.head_dim);
+    }
+}
+
+impl Native {
+    /// A test for the tensors that are no parameters: a tied head stored once more, masks, cached frequencies.
+    pub(super) fn uncounted(&self) -> impl Fn(&str) -> bool + use<> {
+        let (names, tied) = (&self.names, self.program.architecture().head.tied);
+        let heads = names.prefixes.iter().flat_map(|prefix| names.sources("head", prefix));
+        let heads: Vec<String> = heads.filter(|_| tied).map(|source| source.tensor).collect();
+        let ignored = names.ignored.clone();
+        move |name| heads.iter().any(|head| head == name) || ignored.iter().any(|end| name.ends_with(end))
+    }
+
+    /// Checks the weights as loading would, all but their numbers, and says what they would take in memory.
+    pub(super) fn check(&self, tensors: Option<&Tensors>, origin: &Path, report: &mut Report) {
+        let found = tensors.and_then(|tensors| match load::find(&self.program, &self.names, tensors, origin) {
+            Ok(found) => Some((tensors, found)),
+            Err(error) => {
+                if let Some(quantisation) = report.quantisation.clone().filter(|q| q.method != "gguf") {
+                    let what = format!(
+                        "the weights are quantised by `{}`, which this build cannot compute with",
+                        quantisation.method
+                    );
+                    report.support = Support::InspectOnly;
+                    report.refuse(what, "use the model's unquantised weights, or a GGUF file of it");
+                }
+                report.refuse_for(&error);
+                None
+            }
+        });
+        if let Some((tensors, found)) = &found {
+            check_formats(tensors, found, report);
+        }
+        report.memory = Some(self.memory(found.as_ref(), report));
+    }
+
+    fn memory(&self, found: Option<&(&Tensors, Vec<Source>)>, report: &Report) -> Memory {
+        let (mut as_stored, mut f32, mut bf16) = (0u64, 0u64, 0u64);
+        for (index, spec) in self.program.weights().iter().enumerate() {
+            let elements = spec.shape.iter().fold(1u64, |product, size| product.saturating_mul(*size as u64));
+            let is_vector = spec.kind == WeightKind::Vector;
+            let stored = found.and_then(|(tensors, sources)| stored_bytes(spec, sources.get(index)?, tensors));
+            let (four, two) = (elements.saturating_mul(4), elements.saturating_mul(2));
+            f32 = f32.saturating_add(four);
+            bf16 = bf16.saturating_add(if is_vector { four } else { two });
+            as_stored = as_stored.saturating_add(if is_vector { four } else { stored.unwrap_or(four) });
+        }
+        let layers = self.program.architecture().layers.iter().map(|layer| &layer.attention);
+        // Keys and values are kept in f32, and all of them, whatever a layer's window.
+        let kv =
+            layers.map(|a| (a.kv_heads as u64).saturating_mul((a.head_dim + a.value_dim) as u64).saturating_mul(4));
+        memory(as_stored, f32, bf16, Some(kv.fold(0, u64::saturating_add)), report.context)
+    }
+}
+
+/// The memory of a model that does not run here, as far as its headers tell.
+pub(super) fn estimate(report: &Report) -> Option<Memory> {
+    if report.parameters == 0 {
+        return None;
+    }
+    let kv = (|| {
+        Some(
+            [report.layers?, report.kv_heads?, report.head_dim?]
+                .iter()
+                .fold(8u64, |n, size| n.saturating_mul(*size as u64)),
+        )
+    })();
+    let (f32, bf16) = (report.parameters.saturating_mul(4), report.parameters.saturating_mul(2));
+    Some(memory(report.file_bytes, f32, bf16, kv, report.context))
+}
+
+fn memory(as_stored: u64, f32: u64, bf16: u64, kv_per_token: Option<u64>, context: Option<usize>) -> Memory {
+    let bytes = card::bytes;
+    let kv_at_context = kv_per_token.zip(context).map(|(token, context)| token.saturating_mul(context as u64));
+    let mut statement =
+        format!("about {} of weights as stored ({} in f32, {} in bf16)", bytes(as_stored), bytes(f32), bytes(bf16));
+    if let Some(token) = kv_per_token {
+        statement += &format!(", and {} for each token of each sequence", bytes(token));
+    }
+    if let (Some(whole), Some(context)) = (kv_at_context, context) {
+        statement += &format!(": {} for {context} tokens", bytes(whole));
+    }
+    Memory { as_stored, f32, bf16, kv_per_token, kv_at_context, statement }
+}
+
+/// What a matrix takes when it is kept as stored: quantised rows stay in their file, plain floats keep their width.
+fn stored_bytes(spec: &WeightSpec, source: &Source, tensors: &Tensors) -> Option<u64> {
+    let stored = tensors.get(&source.tensor)?;
+    let encoding = stored.encoding.ok()?;
+    let (rows, cols) = (spec.shape.first().copied()?, spec.shape.get(1).copied().unwrap_or(1));
+    let across = source.transposed && stored.order != RowOrder::Transposed;
+    let row = match encoding {
+        Encoding::BF16 | Encoding::F16 => cols.checked_mul(2)?,
+        quantised if quantised.is_quantised() && !across => quantised.bytes_for(cols)?,
+        _ => cols.checked_mul(4)?,
+    };
+    (row as u64).checked_mul(rows as u64)
+}
+
+/// Formats that nothing can compute with stop the loading at the first such tensor; all are named here.
+fn check_formats(tensors: &Tensors, found: &[Source], report: &mut Report) {
+    let format =
+        |source: &Source| tensors.get(&source.tensor)?.encoding.err().map(|format| (format, source.tensor.clone()));
+    let bad: Vec<(&str, String)> = found.iter().filter_map(format).collect();
+    let Some((format, first)) = bad.first() else { return };
+    let what =
+        format!("{} tensors are stored in a format that nothing here computes with ({first} as {format})", bad.len());
+    report.support = Support::InspectOnly;
+    report.refuse(what, "convert the weights to F32, F16 or BF16");
+}

@@ -1,0 +1,76 @@
+//! The sizes of a model that is not native, as its configuration names them.
+
+use serde_json::Value;
+
+use super::report::{Quantisation, Report};
+
+/// What families call their sizes; the first that a configuration has counts.
+const LAYERS: &[&str] = &["num_hidden_layers", "n_layer", "num_layers", "n_layers", "encoder_layers"];
+const WIDTH: &[&str] = &["hidden_size", "n_embd", "d_model", "dim", "n_embed", "hidden_dim"];
+const HEADS: &[&str] = &["num_attention_heads", "n_head", "num_heads", "n_heads", "encoder_attention_heads"];
+const KV_HEADS: &[&str] = &["num_key_value_heads", "num_kv_heads", "n_kv_heads", "multi_query_group_num"];
+const HEAD_DIM: &[&str] = &["head_dim", "attention_head_dim", "d_kv", "kv_channels"];
+const CONTEXT: &[&str] =
+    &["max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx", "max_target_positions"];
+const VOCAB: &[&str] = &["vocab_size", "padded_vocab_size"];
+
+/// Where a model with several parts keeps the configuration of its text half.
+const TEXT_PARTS: &[&str] = &["text_config", "llm_config", "language_config", "thinker_config", "decoder"];
+
+/// Writes the sizes into the report.
+pub(super) fn read(config: &Value, report: &mut Report) {
+    let parts = || [Some(config), text_part(config)].into_iter().flatten();
+    let size = |keys: &[&str]| {
+        parts()
+            .find_map(|part| keys.iter().find_map(|key| part.get(key)?.as_u64()))
+            .and_then(|n| usize::try_from(n).ok())
+    };
+    report.layers = size(LAYERS);
+    report.width = size(WIDTH);
+    report.heads = size(HEADS);
+    report.kv_heads = size(KV_HEADS).or(report.heads);
+    report.head_dim = size(HEAD_DIM).or_else(|| report.width?.checked_div(report.heads?));
+    report.context = size(CONTEXT);
+    report.vocab = size(VOCAB);
+}
+
+/// The part about text, which in models that see and hear may lie two deep.
+fn text_part(config: &Value) -> Option<&Value> {
+    let inside = |value: &'_ Value| TEXT_PARTS.iter().find(|key| value.get(key).is_some_and(Value::is_object)).copied();
+    let part = config.get(inside(config)?)?;
+    inside(part).and_then(|key| part.get(key)).or(Some(part))
+}
+
+/// How the configuration says the weights are quantised.
+pub(super) fn quantisation(config: &Value) -> Option<Quantisation> {
+    let part =
+        [Some(config), text_part(config)].into_iter().flatten().find_map(|part| part.get("quantization_config"))?;
+    let flag = |key: &str| part.get(key).and_then(Value::as_bool).unwrap_or(false);
+    let (four, eight) = (flag("load_in_4bit"), flag("load_in_8bit"));
+    // Early configurations of bitsandbytes do not name it.
+    let method = part.get("quant_method").and_then(Value::as_str).or((four || eight).then_some("bitsandbytes"))?;
+    let bits = part.get("bits").and_then(Value::as_u64).or(four.then_some(4)).or(eight.then_some(8));
+    Some(Quantisation { method: method.to_owned(), bits, types: Vec::new() })
+}
+
+/// The native family that a model is most like: by its name, and where no name is near, by what its configuration holds.
+pub(super) fn nearest(config: &Value, model_type: Option<&str>) -> Option<String> {
+    const NEAR: f64 = 0.8;
+    let name = model_type.unwrap_or_default();
+    // The family of a longer name, such as qwen2_moe, before a name that only looks alike.
+    let stem = crate::families::native().filter(|family| name.starts_with(family)).max_by_key(|family| family.len());
+    let alike = || {
+        let scored = crate::families::native().map(|family| (family, strsim::jaro_winkler(family, name)));
+        scored.filter(|(_, score)| *score >= NEAR).max_by(|a, b| a.1.total_cmp(&b.1)).map(|(family, _)| family)
+    };
+    let has = |key: &str| [Some(config), text_part(config)].into_iter().flatten().any(|part| part.get(key).is_some());
+    let by_parts = || match () {
+        _ if has("num_local_experts") || has("num_experts") || has("n_routed_experts") => Some("mixtral"),
+        _ if has("rms_norm_eps") => Some("llama"),
+        _ if has("n_embd") => Some("gpt2"),
+        _ if has("rotary_pct") || has("partial_rotary_factor") => Some("gpt_neox"),
+        _ if has("alibi") => Some("bloom"),
+        _ => None,
+    };
+    stem.or_else(alike).or_else(by_parts).map(str::to_owned)
+}

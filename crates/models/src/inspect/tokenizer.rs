@@ -1,0 +1,247 @@
+//! The tokenizer's state, told by a walk over its files: building it would take longer than all the rest together.
+
+use std::fmt;
+
+use serde::Deserialize;
+use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::Value;
+
+use super::listing::Listing;
+use super::report::{Report, TokenizerReport, TokenizerState};
+use crate::chat::ChatTemplate;
+use crate::gguf::{self, GgufFile};
+use crate::tokenizer::Sidecars;
+use crate::{Error, Result};
+
+const FILE: &str = "tokenizer.json";
+
+/// The largest tokenizers have some thirty megabytes.
+const LONGEST: u64 = 256 << 20;
+
+/// Forms that other libraries read and this build does not.
+const OTHER_FORMS: &[&str] =
+    &["tokenizer.model", "spiece.model", "tekken.json", "vocab.json", "vocab.txt", "tokenizer.tiktoken"];
+
+const WRONG: &str = "the tokenizer belongs to another model: use the one that came with the weights";
+
+/// Looks at the tokenizer and chat template of a directory.
+pub(super) fn of_directory(listing: &Listing, report: &mut Report) {
+    let sidecars = Sidecars::NAMES.map(|name| listing.json(name));
+    let broken: Vec<String> = sidecars.iter().filter_map(|file| file.as_ref().err().map(Error::to_string)).collect();
+    let sidecars = sidecars.map(|file| file.ok().flatten());
+    report.tokenizer = match listing.contents(FILE, LONGEST) {
+        Ok(None) => missing(listing),
+        Ok(Some(json)) => {
+            scan(&json, &sidecars, report.vocab).unwrap_or_else(|note| damaged(format!("{FILE}: {note}")))
+        }
+        Err(error) => damaged(error.to_string()),
+    };
+    match report.tokenizer.state {
+        TokenizerState::Missing => {}
+        TokenizerState::DoesNotFit => report.refuse(report.tokenizer.note.clone().unwrap_or_default(), WRONG),
+        TokenizerState::Damaged => {
+            let note = report.tokenizer.note.clone().unwrap_or_default();
+            report.refuse(note, "download tokenizer.json again, or save it again with `tokenizer.save_pretrained`");
+        }
+        // Loading reads these only beside a tokenizer; config.json has been reported before.
+        _ => broken.into_iter().for_each(|what| report.refuse(what, "download the file again")),
+    }
+    match chat_template(listing) {
+        Ok(there) => report.chat_template = there,
+        Err(error) => report.refuse_for(&error),
+    }
+}
+
+fn chat_template(listing: &Listing) -> Result<bool> {
+    // The same files are read again by what compiles the template, which does not ask how long they are.
+    const LONGEST: u64 = 32 << 20;
+    let long = |name: &&str| listing.bytes([*name]) > LONGEST;
+    if ["chat_template.jinja", "chat_template.json", "tokenizer_config.json"].iter().any(long) {
+        return Ok(false);
+    }
+    let there = |name: &&str| listing.has(name);
+    if !["chat_template.jinja", "chat_template.json", "tokenizer_config.json"].iter().any(there) {
+        return Ok(false);
+    }
+    ChatTemplate::from_dir(&listing.dir).map(|template| template.is_some())
+}
+
+fn damaged(note: String) -> TokenizerReport {
+    TokenizerReport { state: TokenizerState::Damaged, vocab: None, adds_bos: None, note: Some(note) }
+}
+
+fn missing(listing: &Listing) -> TokenizerReport {
+    let other = OTHER_FORMS.iter().find(|name| listing.has(name));
+    let note = match other {
+        Some(name) => {
+            format!("there is {name}, which this build does not read; save it as {FILE} with `AutoTokenizer`")
+        }
+        None => format!("no {FILE}; the model runs on token ids"),
+    };
+    TokenizerReport { state: TokenizerState::Missing, vocab: None, adds_bos: None, note: Some(note) }
+}
+
+/// What `tokenizer.json` tells without being built.
+#[derive(Deserialize)]
+struct File {
+    #[serde(default)]
+    added_tokens: Vec<Added>,
+    #[serde(default)]
+    post_processor: Value,
+    model: Model,
+}
+
+#[derive(Deserialize)]
+struct Added {
+    id: u32,
+}
+
+#[derive(Deserialize)]
+struct Model {
+    vocab: Ids,
+}
+
+/// The ids of a vocabulary, whose texts are walked over.
+struct Ids(Vec<u32>);
+
+impl<'de> Deserialize<'de> for Ids {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        deserializer.deserialize_any(IdsVisitor).map(Ids)
+    }
+}
+
+struct IdsVisitor;
+
+impl<'de> Visitor<'de> for IdsVisitor {
+    type Value = Vec<u32>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a map from tokens to ids, or a list of tokens")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Self::Value, A::Error> {
+        let mut ids = Vec::new();
+        while let Some((IgnoredAny, id)) = map.next_entry()? {
+            ids.push(id);
+        }
+        Ok(ids)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> std::result::Result<Self::Value, A::Error> {
+        let mut ids = Vec::new();
+        while let Some(IgnoredAny) = list.next_element()? {
+            ids.push(ids.len() as u32);
+        }
+        Ok(ids)
+    }
+}
+
+/// Reads `tokenizer.json`; the problem where it is not one.
+fn scan(
+    json: &[u8],
+    sidecars: &[Option<Value>; 4],
+    rows: Option<usize>,
+) -> std::result::Result<TokenizerReport, String> {
+    let file: File = serde_json::from_slice(json).map_err(|error| format!("not a valid tokenizer: {error}"))?;
+    let mut ids = file.model.vocab.0;
+    ids.sort_unstable();
+    let mut added: Vec<u32> = file.added_tokens.iter().map(|token| token.id).collect();
+    added.sort_unstable();
+    added.dedup();
+    let vocab = ids.len() + added.iter().filter(|id| ids.binary_search(id).is_err()).count();
+    // Added tokens beyond the embedding are markers of images and the like; an ordinary one means another model's tokenizer.
+    let beyond = rows.and_then(|rows| ids.iter().find(|id| **id as usize >= rows && added.binary_search(id).is_err()));
+    let adds_bos = Some(adds_bos(&file.post_processor, sidecars));
+    Ok(match beyond.zip(rows) {
+        None => TokenizerReport { state: TokenizerState::Present, vocab: Some(vocab), adds_bos, note: None },
+        Some((id, rows)) => {
+            let note = format!("{FILE}: token {id} is beyond the model's embedding, which has {rows} rows");
+            TokenizerReport { state: TokenizerState::DoesNotFit, vocab: Some(vocab), adds_bos, note: Some(note) }
+        }
+    })
+}
+
+/// Whether the first thing that the template puts around a text is the token that the sidecars call bos.
+fn adds_bos(post_processor: &Value, sidecars: &[Option<Value>; 4]) -> bool {
+    let Some(first) = first_token(post_processor) else { return false };
+    let texts = sidecars[..2].iter().flatten().find_map(|file| file.get("bos_token"));
+    let text = texts.and_then(|token| token.as_str().or_else(|| token.get("content")?.as_str()));
+    match text {
+        Some(text) => first.0 == text,
+        None => {
+            let id = sidecars[2..].iter().flatten().find_map(|file| file.get("bos_token_id")?.as_u64());
+            id.is_some() && id == first.1
+        }
+    }
+}
+
+/// The text and id of the token that a post-processor puts first.
+fn first_token(processor: &Value) -> Option<(&str, Option<u64>)> {
+    match processor.get("type")?.as_str()? {
+        "TemplateProcessing" => {
+            let name = processor.pointer("/single/0/SpecialToken/id")?.as_str()?;
+            let token = processor.get("special_tokens").and_then(|tokens| tokens.get(name));
+            let text = token.and_then(|token| token.pointer("/tokens/0")?.as_str()).unwrap_or(name);
+            Some((text, token.and_then(|token| token.pointer("/ids/0")?.as_u64())))
+        }
+        "BertProcessing" | "RobertaProcessing" => {
+            Some((processor.pointer("/cls/0")?.as_str()?, processor.pointer("/cls/1").and_then(Value::as_u64)))
+        }
+        "Sequence" => processor.get("processors")?.as_array()?.iter().find_map(first_token),
+        _ => None,
+    }
+}
+
+/// Looks at the tokenizer inside a GGUF file.
+pub(super) fn of_gguf(file: &GgufFile, report: &mut Report) {
+    let tokens = match file.value("tokenizer.ggml.tokens") {
+        Some(gguf::Value::List(list)) => Some(list.len),
+        _ => None,
+    };
+    let kind = file.text("tokenizer.ggml.model").ok().flatten();
+    let Some(kind) = kind else {
+        report.tokenizer.note = Some("the file holds no tokenizer; the model runs on token ids".into());
+        return;
+    };
+    let special = match gguf::special_tokens(file) {
+        Ok(special) => special,
+        Err(error) => {
+            report.tokenizer = damaged(error.to_string());
+            return report.refuse_for(&error);
+        }
+    };
+    report.chat_template = special.chat_template.is_some();
+    report.tokenizer = TokenizerReport {
+        state: TokenizerState::Rebuilt,
+        vocab: tokens,
+        adds_bos: Some(special.add_bos && special.bos.is_some()),
+        note: None,
+    };
+    if !["gpt2", "llama"].contains(&kind) {
+        let note = format!("a tokenizer of kind {kind:?}, which this build cannot rebuild");
+        report.tokenizer.state = TokenizerState::Damaged;
+        report.tokenizer.note = Some(note.clone());
+        return report
+            .refuse(note, "use a GGUF file with a tokenizer of kind gpt2 or llama, or the Hugging Face directory");
+    }
+    if let (Some(tokens), Some(rows)) = (tokens, report.vocab)
+        && ordinary_beyond(file, tokens, rows)
+    {
+        let note = format!("the tokenizer has {tokens} tokens and the model's embedding {rows} rows");
+        report.tokenizer.state = TokenizerState::DoesNotFit;
+        report.tokenizer.note = Some(note.clone());
+        report.refuse(note, WRONG);
+    }
+}
+
+/// Whether a token that is no marker lies beyond the embedding.
+fn ordinary_beyond(file: &GgufFile, tokens: usize, rows: usize) -> bool {
+    use gguf::Value::{Signed, Unsigned};
+    if tokens <= rows {
+        return false;
+    }
+    match file.list("tokenizer.ggml.token_type", tokens) {
+        Ok(Some(kinds)) => kinds.iter().skip(rows).any(|kind| !matches!(kind, Signed(3 | 4) | Unsigned(3 | 4))),
+        _ => true,
+    }
+}

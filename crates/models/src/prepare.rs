@@ -1,0 +1,91 @@
+//! Plans as people write them, made ready to compile: tensors read from files, tokens looked up in prompts.
+
+use crate::checkpoint::Checkpoint;
+use crate::error::{Error, Result};
+use crate::tensors::Tensors;
+use crate::tokenizer::Tokenizer;
+use pellucid_engine::{Action, Operand, Plan, Positions, Reduce, Tap};
+use pellucid_kernels::encoding;
+use std::path::Path;
+
+/// Resolves file references (relative to `base`) and token selectors of a plan for these inputs.
+///
+/// A token stands in different places of different rows, so a tap that names one becomes a tap for each row.
+pub fn prepare(plan: Plan, base: &Path, inputs: &[Vec<u32>], tokenizer: Option<&Tokenizer>) -> Result<Plan> {
+    let mut taps = Vec::with_capacity(plan.taps.len());
+    for mut tap in plan.taps {
+        read_files(&mut tap.action, base)?;
+        if !mentions_token(&tap) {
+            taps.push(tap);
+            continue;
+        }
+        for row in tap.rows.clone().unwrap_or_else(|| (0..inputs.len()).collect()) {
+            let Some(tokens) = inputs.get(row) else {
+                return Err(Error::usage(format!("there is no row {row}: this call has {} inputs", inputs.len()), "rows count the inputs from 0"));
+            };
+            let look_up = |positions: &Positions| match positions {
+                Positions::Token(text) => find(text, tokens, row, tokenizer).map(Positions::List),
+                other => Ok(other.clone()),
+            };
+            let mut one = tap.clone().rows([row]);
+            one.positions = look_up(&tap.positions)?;
+            one.keys = tap.keys.as_ref().map(look_up).transpose()?;
+            taps.push(one);
+        }
+    }
+    Ok(Plan { taps })
+}
+
+fn mentions_token(tap: &Tap) -> bool {
+    let is_token = |positions: &Positions| matches!(positions, Positions::Token(_));
+    is_token(&tap.positions) || tap.keys.as_ref().is_some_and(is_token)
+}
+
+/// Where a token stands in a row, every time.
+fn find(text: &str, tokens: &[u32], row: usize, tokenizer: Option<&Tokenizer>) -> Result<Vec<i64>> {
+    let tokenizer = tokenizer.ok_or_else(|| Error::usage(format!("the position {text:?} names a token, and this model has no tokenizer"), "give positions as numbers"))?;
+    let id = tokenizer.find(text).ok_or_else(|| {
+        Error::usage(format!("{text:?} is not one token of this model (nor a position, slice or keyword)"), "mind the leading space, or give positions as numbers")
+    })?;
+    let places: Vec<i64> = tokens.iter().enumerate().filter(|(_, token)| **token == id).map(|(place, _)| place as i64).collect();
+    if places.is_empty() {
+        return Err(Error::usage(format!("the token {text:?} does not occur in row {row}"), "choose a token of the prompt; `pellucid run` prints them"));
+    }
+    Ok(places)
+}
+
+fn read_files(action: &mut Action, base: &Path) -> Result<()> {
+    let operand = match action {
+        Action::Set(operand) | Action::MeanAblate(operand) | Action::Add { operand, .. } => operand,
+        Action::ProjectOut { vector, .. } | Action::Cap { vector, .. } => vector,
+        Action::Capture(Some(Reduce::Dot(vector))) => vector,
+        _ => return Ok(()),
+    };
+    if let Operand::File(reference) = operand {
+        *operand = read_tensor(base, reference)?;
+    }
+    Ok(())
+}
+
+/// Reads `file.safetensors#name`: a vector, or rows of vectors.
+fn read_tensor(base: &Path, reference: &str) -> Result<Operand> {
+    let Some((file, name)) = reference.rsplit_once('#') else {
+        return Err(Error::usage(format!("{reference:?} does not name a tensor"), "write file.safetensors#tensor"));
+    };
+    let path = base.join(file);
+    let tensors = Tensors::Checkpoint(Checkpoint::open_file(&path)?);
+    let stored = tensors.get(name).ok_or_else(|| {
+        let mut names = tensors.names();
+        names.sort_unstable();
+        Error::invalid(&path, format!("there is no tensor {name:?}"), format!("the file has {}", names.join(", ")))
+    })?;
+    let encoding = stored.encoding.map_err(|format| Error::invalid(&path, format!("tensor {name:?} is stored as {format}"), "store it as F32, F16 or BF16"))?;
+    let mut values = vec![0.0; stored.shape.iter().product()];
+    encoding::decode(encoding, stored.bytes, &mut values);
+    match stored.shape {
+        [_] => Ok(Operand::Vector(values)),
+        [1, _] => Ok(Operand::Vector(values)),
+        [_, width] if *width > 0 => Ok(Operand::Rows(values.chunks_exact(*width).map(<[f32]>::to_vec).collect())),
+        shape => Err(Error::invalid(&path, format!("tensor {name:?} has shape {shape:?}"), "a plan takes a vector, or a matrix with one row a position")),
+    }
+}

@@ -1,0 +1,151 @@
+//! The mathematics of a transformer's pieces, slow and obvious, in double precision; and what "equal" means.
+
+use crate::golden::Case;
+use pellucid_engine::architecture::{Activation, Norm, NormKind};
+use pellucid_engine::{Plan, Run};
+
+/// Equal in direction, in size and in every number, relative to the largest.
+pub fn same(ours: &[f64], truth: &[f64]) -> bool {
+    assert_eq!(ours.len(), truth.len(), "values of different shapes");
+    let length = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>().sqrt();
+    let (a, b) = (length(ours), length(truth));
+    assert!(b > 0.0, "nothing to compare with");
+    let cosine = ours.iter().zip(truth).map(|(a, b)| a * b).sum::<f64>() / (a * b).max(1e-300);
+    let largest = truth.iter().fold(0.0f64, |most, x| most.max(x.abs()));
+    let off = ours.iter().zip(truth).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+    cosine > 1.0 - 1e-6 && (a / b - 1.0).abs() < 1e-4 && off <= 1e-4 * largest
+}
+
+pub fn wide(values: &[f32]) -> Vec<f64> {
+    values.iter().map(|&x| x as f64).collect()
+}
+
+pub fn plus(a: &[f64], b: &[f64]) -> Vec<f64> {
+    a.iter().zip(b).map(|(a, b)| a + b).collect()
+}
+
+/// Every site of a case's own text, attention included, and the weights, as f64.
+pub struct Seen<'a> {
+    pub case: &'a Case,
+    pub tokens: usize,
+    run: Run,
+}
+
+impl<'a> Seen<'a> {
+    pub fn new(case: &'a Case) -> Seen<'a> {
+        let sites: Vec<String> = case.loaded.model.program().sites().map(|site| site.to_string()).collect();
+        Seen { case, tokens: case.ids.len(), run: case.run(std::slice::from_ref(&case.ids), &Plan::capture(sites)) }
+    }
+
+    pub fn site(&self, name: &str) -> Vec<f64> {
+        let site = self.case.site(name);
+        wide(self.run.get(site, 0).unwrap_or_else(|| panic!("{}: {name}", self.case.name)).array.values())
+    }
+
+    pub fn layer(&self, layer: usize, point: &str) -> Vec<f64> {
+        self.site(&format!("layers.{layer}.{point}"))
+    }
+
+    pub fn has(&self, name: &str) -> bool {
+        self.case.loaded.model.find(name).is_ok()
+    }
+
+    fn id(&self, name: &str) -> Option<usize> {
+        self.case.loaded.model.program().weights().iter().position(|spec| spec.name == name)
+    }
+
+    pub fn vector(&self, name: &str) -> Option<Vec<f64>> {
+        self.id(name).map(|id| wide(self.case.loaded.model.weights().vector(id)))
+    }
+
+    pub fn matrix(&self, name: &str) -> Vec<Vec<f64>> {
+        let id = self.id(name).unwrap_or_else(|| panic!("{}: no weight {name}", self.case.name));
+        let matrix = self.case.loaded.model.weights().matrix(id);
+        let mut row = vec![0.0; matrix.cols()];
+        let read = |index| {
+            matrix.row(index, &mut row);
+            wide(&row)
+        };
+        (0..matrix.rows()).map(read).collect()
+    }
+
+    /// `x Wᵀ + b` by name, with the bias where the model has one.
+    pub fn product(&self, x: &[f64], name: &str) -> Vec<f64> {
+        product(x, &self.matrix(name), self.vector(&format!("{name}.bias")).as_deref())
+    }
+
+    /// A norm by name, and what it divided each token by.
+    pub fn norm(&self, x: &[f64], name: &str, norm: Norm) -> Vec<f64> {
+        let (gain, bias) = (self.vector(&format!("{name}.gain")), self.vector(&format!("{name}.bias")));
+        let width = self.case.loaded.model.program().architecture().width;
+        learned(&normed(x, width, norm).0, gain.as_deref(), bias.as_deref())
+    }
+
+    /// Asserts that two values are equal and that a wrong one is told apart from the right one.
+    pub fn check(&self, what: &str, ours: &[f64], truth: &[f64], wrong: &[(&str, Vec<f64>)]) {
+        assert!(same(ours, truth), "{}: {what} does not hold", self.case.name);
+        for (how, wrong) in wrong {
+            assert!(!same(wrong, truth), "{}: {what} also holds with {how}", self.case.name);
+        }
+    }
+}
+
+pub fn product(x: &[f64], w: &[Vec<f64>], bias: Option<&[f64]>) -> Vec<f64> {
+    let inner = w[0].len();
+    let one = |x: &[f64], unit: usize| x.iter().zip(&w[unit]).map(|(a, b)| a * b).sum::<f64>() + bias.map_or(0.0, |b| b[unit]);
+    x.chunks_exact(inner).flat_map(|x| (0..w.len()).map(|unit| one(x, unit)).collect::<Vec<f64>>()).collect()
+}
+
+/// The value before the gain, and the scales.
+pub fn normed(x: &[f64], width: usize, norm: Norm) -> (Vec<f64>, Vec<f64>) {
+    let mut scales = Vec::new();
+    let values = x.chunks_exact(width).flat_map(|x| {
+        let mean = if norm.kind == NormKind::Layer { x.iter().sum::<f64>() / width as f64 } else { 0.0 };
+        let scale = (x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / width as f64 + norm.eps as f64).sqrt();
+        scales.push(scale);
+        x.iter().map(|x| (x - mean) / scale).collect::<Vec<f64>>()
+    });
+    let values = values.collect();
+    (values, scales)
+}
+
+pub fn learned(x: &[f64], gain: Option<&[f64]>, bias: Option<&[f64]>) -> Vec<f64> {
+    let at = |v: Option<&[f64]>, i: usize, or: f64| v.map_or(or, |v| v[i % v.len()]);
+    x.iter().enumerate().map(|(i, x)| x * at(gain, i, 1.0) + at(bias, i, 0.0)).collect()
+}
+
+pub fn softmax(x: &[f64]) -> Vec<f64> {
+    let top = x.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let total: f64 = x.iter().map(|x| (x - top).exp()).sum();
+    x.iter().map(|x| (x - top).exp() / total).collect()
+}
+
+pub fn soft_cap(x: &[f64], cap: Option<f32>) -> Vec<f64> {
+    cap.map_or(x.to_vec(), |cap| x.iter().map(|x| cap as f64 * (x / cap as f64).tanh()).collect())
+}
+
+pub fn activate(activation: Activation, x: f64) -> f64 {
+    match activation {
+        Activation::Silu => x / (1.0 + (-x).exp()),
+        Activation::Gelu => 0.5 * x * (1.0 + erf(x / 2f64.sqrt())),
+        Activation::GeluTanh => 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh()),
+        Activation::Relu => x.max(0.0),
+        other => panic!("no golden model uses {other:?}"),
+    }
+}
+
+/// The error function by its series, which is exact enough for arguments of a tiny model.
+fn erf(x: f64) -> f64 {
+    let (mut term, mut sum) = (x, x);
+    for n in 1..200 {
+        term *= -x * x / n as f64;
+        sum += term / (2 * n + 1) as f64;
+    }
+    if x.abs() > 5.0 { x.signum() } else { sum * 2.0 / std::f64::consts::PI.sqrt() }
+}
+
+/// A tensor `[tokens, heads, dim]` with its heads moved on by one.
+pub fn heads_moved(x: &[f64], heads: usize, dim: usize) -> Vec<f64> {
+    let moved = |token: &[f64]| (0..heads).flat_map(|head| token[(head + 1) % heads * dim..][..dim].to_vec()).collect::<Vec<f64>>();
+    x.chunks_exact(heads * dim).flat_map(moved).collect()
+}
