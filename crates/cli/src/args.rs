@@ -134,19 +134,19 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_new: u32,
     /// 0 takes the most likely token; higher is more varied
-    #[arg(long, value_name = "T", default_value_t = 0.0)]
+    #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true)]
     pub temperature: f32,
     /// Only the K most likely tokens
     #[arg(long, value_name = "K", default_value_t = 0)]
     pub top_k: usize,
     /// Only the most likely tokens that together reach this probability
-    #[arg(long, value_name = "P", default_value_t = 1.0)]
+    #[arg(long, value_name = "P", default_value_t = 1.0, allow_negative_numbers = true)]
     pub top_p: f32,
     /// Only tokens at least this fraction as likely as the best
-    #[arg(long, value_name = "P", default_value_t = 0.0)]
+    #[arg(long, value_name = "P", default_value_t = 0.0, allow_negative_numbers = true)]
     pub min_p: f32,
     /// Divide the logits of tokens already seen by this
-    #[arg(long, value_name = "R", default_value_t = 1.0)]
+    #[arg(long, value_name = "R", default_value_t = 1.0, allow_negative_numbers = true)]
     pub repetition_penalty: f32,
     /// Same seed, same tokens
     #[arg(long, default_value_t = 0)]

@@ -3,8 +3,9 @@
 use crate::args::{DTypeArg, ModelArgs};
 use crate::failure::Failure;
 use crate::progress;
+use pellucid_engine::Program;
 use pellucid_kernels::{DType, Pool};
-use pellucid_models::{LoadOptions, LoadedModel, Storage, locate};
+use pellucid_models::{LoadOptions, LoadedModel, Storage, locate, program_of};
 use std::sync::Arc;
 
 /// Loads a model, with a progress bar if it takes a while.
@@ -31,4 +32,11 @@ pub fn load(args: &ModelArgs) -> Result<LoadedModel, Failure> {
             Ok(loaded)
         }
     }
+}
+
+/// The name and program of a model, without its weights.
+pub fn describe(args: &ModelArgs) -> Result<(String, Program), Failure> {
+    let path = locate(args.model.as_deref())?;
+    let name = args.model.clone().unwrap_or_else(|| pellucid_models::builtin::NAME.into());
+    Ok((name, program_of(path.as_deref())?))
 }

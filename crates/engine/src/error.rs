@@ -47,7 +47,7 @@ impl Error {
     pub fn remedy(&self) -> Option<&str> {
         match self {
             Error::Site { remedy, .. } | Error::Plan { remedy, .. } | Error::Input { remedy, .. } => Some(remedy),
-            Error::Architecture { .. } => None,
+            Error::Architecture { .. } => Some("correct config.json, or get it anew from where the model came from"),
         }
     }
 

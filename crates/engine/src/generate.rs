@@ -79,7 +79,7 @@ impl Model {
         if options.max_new == 0 {
             return Err(Error::input("max_new is 0", "ask for at least one new token, or use run"));
         }
-        self.check_inputs(inputs, options.max_new - 1)?;
+        self.check_inputs(inputs, options.max_new - 1, options.chunk)?;
         let prompts: Vec<usize> = inputs.iter().map(Vec::len).collect();
         // The last new token is never taken through, so a row comes to prompt + new - 1 positions.
         let limits: Vec<usize> = prompts.iter().map(|n| n + options.max_new - 1).collect();

@@ -76,7 +76,7 @@ impl Sampler {
         let Sampling { temperature, top_k, top_p, min_p, .. } = self.sampling;
         let order = &mut self.order;
         order.clear();
-        order.extend(logits.iter().enumerate().filter(|(_, x)| !x.is_nan()).map(|(token, &x)| (x / temperature, token as u32)));
+        order.extend(logits.iter().enumerate().filter(|(_, x)| !x.is_nan()).map(|(token, &x)| (x, token as u32)));
         if order.is_empty() {
             return 0;
         }
@@ -85,8 +85,12 @@ impl Sampler {
         if top_k > 0 {
             order.truncate(top_k);
         }
-        let top = order[0].0;
-        order.iter_mut().for_each(|(x, _)| *x = (*x - top).exp());
+        let (top, first) = order[0];
+        if top.is_infinite() {
+            return first;
+        }
+        // The difference first: a temperature near zero then makes it minus infinity, not infinity minus infinity.
+        order.iter_mut().for_each(|(x, _)| *x = ((*x - top) / temperature).exp());
         // A token stays while those before it have not yet reached top_p.
         let total: f32 = order.iter().map(|(p, _)| p).sum();
         let mut before = 0.0;

@@ -198,6 +198,9 @@ fn parse_layers(text: &str, depth: usize) -> Option<Layers> {
 }
 
 fn unknown(program: &Program, text: &str) -> Error {
+    if let Some(point) = Point::named(text) {
+        return Error::site(format!("`{text}` is a point of layers, and the address names none"), format!("write layers.*.{point}, or layers.0.{point}"));
+    }
     let names = program.sites().map(|site| site.to_string());
     let aliases = program.sites().flat_map(|site| aliases(program, site));
     let mut near: Vec<(f64, String)> = names.chain(aliases).map(|name| (strsim::jaro_winkler(text, &name), name)).collect();

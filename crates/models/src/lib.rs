@@ -32,4 +32,4 @@ pub use error::{Error, Result};
 pub use inspect::{Report, inspect};
 pub use load::Storage;
 pub use prepare::prepare;
-pub use model::{LoadOptions, LoadedModel, locate};
+pub use model::{LoadOptions, LoadedModel, locate, program_of};

@@ -10,7 +10,7 @@ use crate::gguf::{self, GgufFile};
 use crate::load::{Storage, load};
 use crate::tensors::Tensors;
 use crate::tokenizer::{Special, Tokenizer};
-use pellucid_engine::{Control, Finish, Generate, Generation, Model, Plan};
+use pellucid_engine::{Control, Finish, Generate, Generation, Model, Plan, Program};
 use pellucid_kernels::Pool;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -54,11 +54,7 @@ impl LoadedModel {
     }
 
     fn from_dir(dir: &Path, options: &LoadOptions, progress: &mut dyn FnMut(f32)) -> Result<LoadedModel> {
-        let file = dir.join("config.json");
-        if !file.exists() {
-            return Err(Error::invalid(dir, "there is no config.json here", "give a Hugging Face model directory or a .gguf file; `pellucid inspect` says what a directory is"));
-        }
-        let config = Config::parse(&std::fs::read(&file).map_err(Error::io(&file))?, &file)?;
+        let config = directory_config(dir)?;
         // An unknown family is refused before gigabytes are looked at.
         families::read(&config)?;
         let tensors = Tensors::Checkpoint(Checkpoint::open(dir)?);
@@ -180,6 +176,24 @@ fn gguf_tokenizer(file: &GgufFile, path: &Path) -> Result<(Option<Tokenizer>, Op
     let chat = special.chat_template.as_deref().map(|source| ChatTemplate::new(source, path)).transpose()?;
     let special = Special { bos: special.bos, eos, pad: special.pad, unk: special.unk, texts };
     Ok((Some(Tokenizer::from_parts(inner, special, path)?), chat))
+}
+
+fn directory_config(dir: &Path) -> Result<Config> {
+    let file = dir.join("config.json");
+    if !file.exists() {
+        return Err(Error::invalid(dir, "there is no config.json here", "give a Hugging Face model directory or a .gguf file; `pellucid inspect` says what a directory is"));
+    }
+    Config::parse(&std::fs::read(&file).map_err(Error::io(&file))?, &file)
+}
+
+/// The program of a directory, GGUF file or (where absent) the built-in model, from its configuration alone.
+pub fn program_of(path: Option<&Path>) -> Result<Program> {
+    let config = match path {
+        None => Config::parse(builtin::CONFIG, Path::new(builtin::NAME))?,
+        Some(path) if path.is_dir() => directory_config(path)?,
+        Some(path) => Config::new(gguf::hf_config(&GgufFile::open(path)?)?, path)?,
+    };
+    Ok(Program::new(families::read(&config)?.architecture)?)
 }
 
 /// The path of a model by name, or `None` for the built-in one.

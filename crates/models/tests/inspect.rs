@@ -250,6 +250,8 @@ fn categories_follow_model_type_and_class_in_any_spelling() {
         ("clip", "CLIPModel", VisionEncoder),
         ("dinov2", "Dinov2Model", VisionEncoder),
         ("vit", "ViTForImageClassification", VisionEncoder),
+        ("sapiens2", "Sapiens2ForSemanticSegmentation", VisionEncoder),
+        ("qwen2_audio_encoder", "Qwen2AudioEncoder", AudioEncoder),
         ("vits", "VitsModel", Transformers),
         ("bert", "BertModel", Embedding),
         ("xlm-roberta", "XLMRobertaModel", Embedding),

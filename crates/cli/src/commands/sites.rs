@@ -9,14 +9,15 @@ use pellucid_engine::{Program, Site, site};
 use serde_json::json;
 
 pub fn run(args: SitesArgs) -> Result<(), Failure> {
-    let loaded = models::load(&args.model)?;
-    let program = loaded.model.program();
+    // Sites follow from the configuration alone: no weight is read.
+    let (name, program) = models::describe(&args.model)?;
+    let program = &program;
     if args.json {
         let sites: Vec<_> = program
             .sites()
             .map(|site| json!({ "site": site.to_string(), "shape": shape(program, site), "meaning": site.point.info().meaning, "aliases": site::aliases(program, site) }))
             .collect();
-        return print_json(&json!({ "model": loaded.name, "sites": sites }));
+        return print_json(&json!({ "model": name, "sites": sites }));
     }
     print(&table(program))
 }

@@ -84,7 +84,7 @@ impl Model {
 
     /// Runs rows of tokens under a plan: one forward pass (or as many as the rows' dependencies need), no padding.
     pub fn run(&self, inputs: &[Vec<u32>], plan: &Plan, options: &RunOptions) -> Result<Run> {
-        self.check_inputs(inputs, 0)?;
+        self.check_inputs(inputs, 0, options.chunk)?;
         let prompts: Vec<usize> = inputs.iter().map(Vec::len).collect();
         let compiled = compile(&self.program, plan, Lengths { prompts: &prompts, limits: &prompts }, false)?;
         let mut call = Call::new(self, &compiled, &prompts, options.chunk, false);
@@ -100,8 +100,13 @@ impl Model {
     }
 
     /// Refuses inputs that cannot run, before anything runs.
-    pub(crate) fn check_inputs(&self, inputs: &[Vec<u32>], more: usize) -> Result<()> {
+    pub(crate) fn check_inputs(&self, inputs: &[Vec<u32>], more: usize, chunk: Option<usize>) -> Result<()> {
+        // Positions of a model that sets no limit itself: more than any text, less than what would overflow.
+        const MOST: usize = 1 << 20;
         let architecture = self.program.architecture();
+        if chunk == Some(0) {
+            return Err(Error::input("the chunk is 0", "take at least one token at once, or leave the chunk out"));
+        }
         if inputs.is_empty() {
             return Err(Error::input("there is no input", "give at least one prompt or list of tokens"));
         }
@@ -115,8 +120,9 @@ impl Model {
                     "use tokens of this model's own tokenizer",
                 ));
             }
-            let length = tokens.len() + more;
-            if let Some(context) = architecture.context.filter(|&context| length > context) {
+            let length = tokens.len().saturating_add(more);
+            let context = architecture.context.unwrap_or(MOST);
+            if length > context {
                 return Err(Error::input(
                     format!("row {row} would come to {length} positions, and this model has {context}"),
                     "shorten the prompt or ask for fewer new tokens",

@@ -262,7 +262,7 @@ impl Compiler<'_> {
             Action::ProjectOut { vector, scale } => Ok(CompiledAction::ProjectOut(unit_vector(vector, edge, columns)?, *scale)),
             Action::Cap { vector, min, max } => {
                 let (min, max) = (min.unwrap_or(f32::NEG_INFINITY), max.unwrap_or(f32::INFINITY));
-                if min > max {
+                if min > max || min.is_nan() || max.is_nan() {
                     return Err(format!("cap with min {min} above max {max}"));
                 }
                 Ok(CompiledAction::Cap(unit_vector(vector, edge, columns)?, min, max))

@@ -114,18 +114,20 @@ fn read_action(keys: Map<String, Value>) -> Result<Action, String> {
         "set" => Ok(Action::Set(read_operand(value)?)),
         "mean_ablate" => Ok(Action::MeanAblate(read_operand(value)?)),
         "add" => {
-            let scale = value.get("scale").map_or(Ok(1.0), |scale| scale.as_f64().ok_or("`scale` takes a number"))?;
+            let mut value = value;
+            let scale = value.as_object_mut().and_then(|object| object.remove("scale"));
+            let scale = scale.map_or(Ok(1.0), |scale| scale.as_f64().ok_or("`scale` takes a number"))?;
             Ok(Action::Add { operand: read_operand(value)?, scale: scale as f32 })
         }
         "scale" => Ok(Action::Scale(value.as_f64().ok_or("`scale` takes a number")? as f32)),
         "zero" => flag(Action::Zero),
         "skip" => flag(Action::Skip),
         "project_out" => {
-            let form: DirectionForm = read(&name, value)?;
+            let form: ProjectForm = read(&name, value)?;
             Ok(Action::ProjectOut { vector: read_operand(form.vector)?, scale: form.scale.unwrap_or(0.0) })
         }
         "cap" => {
-            let form: DirectionForm = read(&name, value)?;
+            let form: CapForm = read(&name, value)?;
             if form.min.is_none() && form.max.is_none() {
                 return Err("`cap` takes min, max or both".into());
             }
@@ -197,9 +199,15 @@ fn write_reduce(reduce: &Reduce) -> Value {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct DirectionForm {
+struct ProjectForm {
     vector: Value,
     scale: Option<f32>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CapForm {
+    vector: Value,
     min: Option<f32>,
     max: Option<f32>,
 }
@@ -232,7 +240,7 @@ fn read_operand(value: Value) -> Result<Operand, String> {
         Value::Array(list) if list.first().is_some_and(Value::is_array) => Ok(Operand::Rows(read("rows of numbers", Value::Array(list))?)),
         Value::Array(_) => Ok(Operand::Vector(read("a list of numbers", value)?)),
         Value::Object(mut object) => {
-            let known = |key: &String| ["vector", "from", "scale"].contains(&key.as_str());
+            let known = |key: &String| ["vector", "from"].contains(&key.as_str());
             if let Some(key) = object.keys().find(|key| !known(key)) {
                 return Err(format!("unknown key `{key}` in a value; it takes `vector` or `from`, and `scale` in `add`"));
             }

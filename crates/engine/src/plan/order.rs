@@ -10,6 +10,8 @@ use crate::site::Site;
 /// A row that waits for another.
 struct Wait {
     tap: usize,
+    /// What the reader reads.
+    site: Site,
     reader: usize,
     origin: usize,
     /// The origin has to be finished first, not only run alongside.
@@ -24,9 +26,9 @@ pub(super) fn row_groups(program: &Program, plan: &Plan, entries: &[Entry], sour
         let made = |edge: usize| program.edge(edge).made_by;
         for (reader, origin) in source.read_by.iter().enumerate().filter_map(|(reader, origin)| Some((reader, (*origin)?))) {
             if reader == origin && (made(source.edge), source.edge) >= (made(entry.edge), entry.edge) {
-                return Err(cannot(plan, entry.tap, format!("row {reader} would need its own later value: the source is computed after `{}`", entry.site)));
+                return Err(cannot(plan, entry.tap, format!("row {reader} would need its own later value: `{}` is not computed before `{}`", source.site, entry.site)));
             }
-            waits.push(Wait { tap: entry.tap, reader, origin, before: reader != origin && made(source.edge) >= made(entry.edge) });
+            waits.push(Wait { tap: entry.tap, site: source.site, reader, origin, before: reader != origin && made(source.edge) >= made(entry.edge) });
         }
     }
     // Longest paths: with `rows` rows, a group number past `rows` means a circle.
@@ -39,7 +41,7 @@ pub(super) fn row_groups(program: &Program, plan: &Plan, entries: &[Entry], sour
                 group[wait.reader] = least;
                 settled = false;
                 if least > rows {
-                    return Err(cannot(plan, wait.tap, format!("rows {} and {} wait for each other", wait.reader, wait.origin)));
+                    return Err(cannot(plan, wait.tap, format!("rows {} and {} wait for each other: row {} reads `{}` of row {}", wait.reader, wait.origin, wait.reader, wait.site, wait.origin)));
                 }
             }
         }

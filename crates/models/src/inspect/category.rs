@@ -45,6 +45,11 @@ const HEADS: &str = "ForCausalLM LMHeadModel ForConditionalGeneration ForMaskedL
     ForSequenceClassification ForTokenClassification ForQuestionAnswering ForSemanticSegmentation \
     ForObjectDetection ForDepthEstimation ModelWithProjection Model";
 
+/// The endings of classes that look at images, whatever their family.
+const VISION_HEADS: &str = "VisionModel Backbone ForImageClassification ForVideoClassification ForObjectDetection \
+    ForDepthEstimation ForSemanticSegmentation ForInstanceSegmentation ForUniversalSegmentation ForImageSegmentation \
+    ForKeypointDetection ForKeypointMatching ForMaskedImageModeling";
+
 /// The category of a directory. `config` is its `config.json`, where there is one that can be read.
 pub(super) fn of_directory(listing: &Listing, config: Option<&Value>) -> Category {
     let part_of_pipeline = config.is_some_and(|config| config.get("_diffusers_version").is_some());
@@ -81,10 +86,11 @@ pub(super) fn of_config(config: &Value) -> Category {
         return *category;
     }
     let ends = |end: &str| class.is_some_and(|class| class.ends_with(end));
-    if ends("ForImageClassification") || ends("VisionModel") {
+    let typed = |end: &str| model_type.is_some_and(|name| name.ends_with(end));
+    if VISION_HEADS.split_whitespace().any(ends) || typed("_vision_model") || typed("_vision_encoder") {
         return Category::VisionEncoder;
     }
-    if ends("ForAudioClassification") {
+    if ends("ForAudioClassification") || ends("ForCTC") || typed("_audio_encoder") {
         return Category::AudioEncoder;
     }
     // ESM and others: only the bare model is for vectors.

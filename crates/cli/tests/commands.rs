@@ -1,0 +1,174 @@
+//! The command line as programs meet it: outputs, files and exit codes of the real binary.
+
+use serde_json::Value;
+use std::path::Path;
+use std::process::{Command, Output};
+
+fn pellucid(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_pellucid")).args(args).env("NO_COLOR", "1").output().expect("the binary runs")
+}
+
+fn stdout(output: &Output) -> String {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout.clone()).expect("text")
+}
+
+fn json(args: &[&str]) -> Value {
+    serde_json::from_str(&stdout(&pellucid(args))).expect("one JSON object")
+}
+
+/// Fails with this code, says both texts on stderr and nothing on stdout.
+fn refused(args: &[&str], code: i32, message: &str, hint: &str) {
+    let output = pellucid(args);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{args:?}: {said}");
+    assert!(said.contains(message) && said.contains(hint), "{args:?} said: {said}");
+    assert!(output.stdout.is_empty(), "{args:?} wrote to stdout");
+    assert!(!said.contains("panicked"), "{args:?} panicked");
+}
+
+fn golden(name: &str) -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/models").join(name).to_string_lossy().into_owned()
+}
+
+fn tensors(path: &Path) -> Vec<(String, Vec<usize>)> {
+    let bytes = std::fs::read(path).expect("the file");
+    let file = safetensors::SafeTensors::deserialize(&bytes).expect("safetensors");
+    let mut list: Vec<_> = file.tensors().into_iter().map(|(name, tensor)| (name, tensor.shape().to_vec())).collect();
+    list.sort();
+    list
+}
+
+#[test]
+fn run_shows_the_likeliest_next_tokens() {
+    let text = stdout(&pellucid(&["run", "Once upon a"]));
+    assert!(text.lines().next().is_some_and(|line| line.contains("\" time\"")), "{text}");
+    assert_eq!(text.lines().count(), 5);
+}
+
+#[test]
+fn run_json_has_rows_and_timing() {
+    let answer = json(&["run", "Once upon a", "--tokens", "5,6", "--json"]);
+    assert_eq!(answer["rows"].as_array().map(Vec::len), Some(2));
+    assert_eq!(answer["rows"][1]["tokens"], serde_json::json!([5, 6]));
+    assert_eq!(answer["rows"][0]["next"][0]["token"], " time");
+    assert!(answer["timing"]["load_s"].is_number() && answer["timing"]["run_s"].is_number());
+}
+
+#[test]
+fn captures_are_written_by_site_and_prefixed_by_row_for_several_inputs() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let out = dir.path().join("one.safetensors");
+    let path = out.to_str().expect("a path");
+    stdout(&pellucid(&["run", "--tokens", "5,6,7", "--capture", "layers.{0,5}.resid_post", "--capture", "layers.2.attn_probs", "--capture", "layers.1.q", "--out", path]));
+    let shapes = [("layers.0.resid_post", vec![3, 128]), ("layers.1.q", vec![3, 4, 32]), ("layers.2.attn_probs", vec![4, 3, 3]), ("layers.5.resid_post", vec![3, 128])];
+    assert_eq!(tensors(&out), shapes.map(|(name, shape)| (name.to_string(), shape)));
+
+    stdout(&pellucid(&["run", "--tokens", "5,6,7", "--tokens", "8", "--capture", "logits", "--positions", "last", "--out", path]));
+    assert_eq!(tensors(&out), [("0/logits".to_string(), vec![1, 2048]), ("1/logits".to_string(), vec![1, 2048])]);
+    assert_eq!(std::fs::read_dir(dir.path()).expect("the directory").count(), 1, "no temporary file is left");
+}
+
+#[test]
+fn generate_streams_text_and_its_json_has_the_stable_keys() {
+    let text = stdout(&pellucid(&["generate", "Once upon a time", "--max-new", "12"]));
+    assert!(text.starts_with(", there was"), "{text}");
+    let answer = json(&["generate", "Once upon a time", "--max-new", "12", "--json"]);
+    assert_eq!(format!("{}\n", answer["text"].as_str().expect("text")), text);
+    assert_eq!(answer["tokens"].as_array().map(Vec::len), Some(12));
+    assert_eq!(answer["finish_reason"], "length");
+    for key in ["load_s", "prefill_s", "decode_s"] {
+        assert!(answer["timing"][key].is_number(), "{key}");
+    }
+    let stopped = json(&["generate", "Once upon a time", "--max-new", "40", "--stop", " girl", "--json"]);
+    assert_eq!((stopped["finish_reason"].as_str(), stopped["text"].as_str().map(|t| t.contains("girl"))), (Some("stop"), Some(false)));
+    assert!(!stdout(&pellucid(&["generate", "Once upon a time", "--max-new", "40", "--stop", " girl"])).contains("girl"));
+}
+
+#[test]
+fn sampling_repeats_with_its_seed() {
+    let sample = |seed: &str| json(&["generate", "One day", "--max-new", "20", "--temperature", "1", "--seed", seed, "--json"])["tokens"].clone();
+    assert_eq!(sample("1"), sample("1"));
+    assert_ne!(sample("1"), sample("2"));
+}
+
+#[test]
+fn generate_captures_prompt_plus_generated_minus_one_positions() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let out = dir.path().join("steps.safetensors");
+    stdout(&pellucid(&["generate", "--tokens", "5,6,7", "--max-new", "4", "--ignore-eos", "--capture", "layers.3.resid_post", "--capture", "layers.0.attn_probs", "--out", out.to_str().expect("a path")]));
+    assert_eq!(tensors(&out), [("layers.0.attn_probs".to_string(), vec![4, 6, 6]), ("layers.3.resid_post".to_string(), vec![6, 128])]);
+}
+
+#[test]
+fn a_plan_changes_what_is_generated_and_a_bad_one_is_explained() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let write = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, text).expect("written");
+        path.to_string_lossy().into_owned()
+    };
+    let plain = stdout(&pellucid(&["generate", "Once upon a time", "--max-new", "12"]));
+    let zero = write("zero.json", r#"{"taps": [{"site": "layers.*.mlp_out", "zero": true}]}"#);
+    assert_ne!(stdout(&pellucid(&["generate", "Once upon a time", "--max-new", "12", "--plan", &zero])), plain);
+    let typo = write("typo.json", r#"{"taps": [{"site": "layers.0.z", "zreo": true}]}"#);
+    refused(&["run", "hi", "--plan", &typo], 2, "unknown key `zreo`", "docs/plans.md");
+    let file = write("file.json", r#"{"taps": [{"site": "layers.0.resid_post", "add": "none.safetensors#v"}]}"#);
+    refused(&["run", "hi", "--plan", &file], 2, "none.safetensors", "");
+}
+
+#[test]
+fn lens_draws_a_table_and_a_page() {
+    let text = stdout(&pellucid(&["lens", "Once upon a"]));
+    assert!(text.contains("answer") && text.contains("·time") && !text.contains('\u{1b}'), "{text}");
+    let dir = tempfile::tempdir().expect("a directory");
+    let page = dir.path().join("lens.html");
+    assert!(stdout(&pellucid(&["lens", "Once upon a", "--html", page.to_str().expect("a path")])).is_empty());
+    let page = std::fs::read_to_string(&page).expect("the page");
+    assert!(page.starts_with("<!doctype html>") && page.contains("prompt_tokens"), "a whole page with its data");
+    assert_eq!(json(&["lens", "Once upon a", "--json"])["rows"].as_array().map(Vec::len), Some(7));
+}
+
+#[test]
+fn sites_lists_every_site_with_shape_and_aliases() {
+    let text = stdout(&pellucid(&["sites"]));
+    assert!(text.lines().any(|line| line.starts_with("layers.0-5.resid_post") && line.contains("[tokens, 128]")), "{text}");
+    let list = json(&["sites", "--model", &golden("gpt2"), "--json"]);
+    let sites = list["sites"].as_array().expect("sites");
+    let site = sites.iter().find(|site| site["site"] == "layers.1.resid_post").expect("a site");
+    assert_eq!(site["aliases"], serde_json::json!(["blocks.1.hook_resid_post", "transformer.h.1.output"]));
+}
+
+#[test]
+fn a_model_without_a_tokenizer_runs_on_token_ids() {
+    let answer = json(&["generate", "--model", &golden("llama"), "--tokens", "5,6,7", "--max-new", "3", "--json"]);
+    assert!(answer["text"].is_null() && answer["tokens"].as_array().is_some_and(|t| !t.is_empty()));
+    refused(&["run", "--model", &golden("llama"), "hello"], 2, "came without a tokenizer", "--tokens");
+}
+
+#[test]
+fn inspect_reports_and_exits_zero_where_it_could_look() {
+    let report = json(&["inspect", &golden("llama"), "--json"]);
+    assert_eq!((report["support"].as_str(), report["model_type"].as_str(), report["category"].as_str()), (Some("native"), Some("llama"), Some("transformers")));
+    assert!(stdout(&pellucid(&["inspect", &golden("mixtral")])).contains("mixtral"));
+    refused(&["inspect", "no/such/path"], 2, "no/such/path", "");
+}
+
+#[test]
+fn bad_input_is_refused_with_the_thing_the_place_and_the_remedy() {
+    refused(&["run"], 2, "no prompt", "--tokens");
+    refused(&["run", ""], 2, "prompt is empty", "character");
+    refused(&["run", "--tokens", "1,x"], 2, "1,x", "--tokens 1,2,3");
+    refused(&["run", "--tokens", "1,99999"], 2, "token 99999", "tokenizer");
+    refused(&["run", "hi", "--capture", "layers.9.z"], 2, "no layer 9", "0 to 5");
+    refused(&["run", "hi", "--capture", "layers.*.resid_pst"], 2, "no site is called", "resid_post");
+    refused(&["run", "hi", "--capture", "z"], 2, "`z`", "layers.*.z");
+    refused(&["run", "hi", "--capture", "logits", "--positions", "40"], 2, "position 40", "");
+    refused(&["run", "hi", "--capture", "logits", "--positions", " zebra"], 2, "zebra", "");
+    refused(&["run", "hi", "--model", "nosuch"], 2, "nosuch", "smollm2-135m");
+    refused(&["run", "hi", "--out", "no/such/dir/x.safetensors"], 2, "no such directory", "exists");
+    refused(&["generate", "hi", "--temperature", "-1"], 2, "temperature is -1", "");
+    refused(&["generate", "hi", "--max-new", "300"], 2, "this model has 256", "fewer new tokens");
+    refused(&["generate", "hi", "--chat"], 2, "no chat template", "--chat");
+    refused(&["pull", "nosuch"], 2, "nosuch", "");
+}
