@@ -5,11 +5,16 @@ use std::path::PathBuf;
 
 /// See through a language model: read or change any activation inside it, generate, and know what it costs.
 #[derive(Parser)]
-#[command(version, about, max_term_width = 110, after_help = "Without --model every command uses the built-in model, so each works on a fresh machine.\n\n\
+#[command(
+    version,
+    about,
+    max_term_width = 110,
+    after_help = "Without --model every command uses the built-in model, so each works on a fresh machine.\n\n\
   pellucid lens \"Once upon a time\"                      what the model would say at every layer\n  \
   pellucid run \"Tom saw a dog\" --capture 'layers.*.resid_post' --out acts.safetensors\n  \
   pellucid generate \"One day,\" --max-new 40 --plan steer.json\n\n\
-Exit codes: 0 done; 1 the thing asked for is not so; 2 wrong usage or bad input; 3 a fault of ours.")]
+Exit codes: 0 done; 1 the thing asked for is not so; 2 wrong usage or bad input; 3 a fault of ours."
+)]
 pub struct Arguments {
     #[command(subcommand)]
     pub command: Command,

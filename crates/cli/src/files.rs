@@ -9,7 +9,12 @@ use std::path::Path;
 
 /// Writes a file whole or not at all.
 pub fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
-    let fail = |error: std::io::Error| Failure::usage(format!("cannot write {}: {error}", path.display()), "check that the directory exists and has room");
+    let fail = |error: std::io::Error| {
+        Failure::usage(
+            format!("cannot write {}: {error}", path.display()),
+            "check that the directory exists and has room",
+        )
+    };
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut file = tempfile::NamedTempFile::new_in(dir).map_err(fail)?;
     file.write_all(bytes).map_err(fail)?;
@@ -22,7 +27,10 @@ pub fn check(path: Option<&Path>) -> Result<(), Failure> {
     let Some(path) = path else { return Ok(()) };
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if path.is_dir() || !dir.is_dir() {
-        return Err(Failure::usage(format!("cannot write {}: no such directory, or it is one itself", path.display()), "give a file in a directory that exists"));
+        return Err(Failure::usage(
+            format!("cannot write {}: no such directory, or it is one itself", path.display()),
+            "give a file in a directory that exists",
+        ));
     }
     Ok(())
 }
@@ -59,7 +67,8 @@ pub fn write_captures(path: &Path, captures: &[Capture], rows: usize) -> Result<
         .collect();
     let mut views = Vec::with_capacity(data.len());
     for (name, dtype, shape, bytes) in &data {
-        let view = TensorView::new(*dtype, shape.clone(), bytes).map_err(|error| Failure::internal(format!("{name}: {error}")))?;
+        let view = TensorView::new(*dtype, shape.clone(), bytes)
+            .map_err(|error| Failure::internal(format!("{name}: {error}")))?;
         views.push((name.clone(), view));
     }
     let bytes = safetensors::serialize(views, None).map_err(|error| Failure::internal(error.to_string()))?;

@@ -27,10 +27,14 @@ pub fn rows(loaded: &LoadedModel, input: &InputArgs, file: Option<&Path>) -> Res
         rows.push(token_list(list)?);
     }
     if let Some(path) = file {
-        let text = std::fs::read_to_string(path).map_err(|error| Failure::usage(format!("{}: {error}", path.display()), "check --input"))?;
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| Failure::usage(format!("{}: {error}", path.display()), "check --input"))?;
         for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
             let line: Line = serde_json::from_str(line).map_err(|_| {
-                Failure::usage(format!("{}, line {}: neither a text nor tokens", path.display(), number + 1), "each line is \"text\", {\"text\": \"…\"}, [1,2,3] or {\"tokens\": [1,2,3]}")
+                Failure::usage(
+                    format!("{}, line {}: neither a text nor tokens", path.display(), number + 1),
+                    "each line is \"text\", {\"text\": \"…\"}, [1,2,3] or {\"tokens\": [1,2,3]}",
+                )
             })?;
             rows.push(match line {
                 Line::Text(text) | Line::Named { text } => loaded.encode(&text)?,
@@ -46,7 +50,12 @@ pub fn rows(loaded: &LoadedModel, input: &InputArgs, file: Option<&Path>) -> Res
 
 fn token_list(text: &str) -> Result<Vec<u32>, Failure> {
     let list: Option<Vec<u32>> = text.split(',').map(|id| id.trim().parse().ok()).collect();
-    list.ok_or_else(|| Failure::usage(format!("--tokens {text:?} is not a list of token ids"), "write ids with commas, such as --tokens 1,2,3"))
+    list.ok_or_else(|| {
+        Failure::usage(
+            format!("--tokens {text:?} is not a list of token ids"),
+            "write ids with commas, such as --tokens 1,2,3",
+        )
+    })
 }
 
 /// The plan file's taps, then the captures asked for by flags, which see the edited values.
@@ -54,12 +63,16 @@ pub fn plan(loaded: &LoadedModel, args: &PlanArgs, rows: &[Vec<u32>]) -> Result<
     let (mut plan, base) = match &args.plan {
         None => (Plan::default(), Path::new(".")),
         Some(path) => {
-            let text = std::fs::read_to_string(path).map_err(|error| Failure::usage(format!("{}: {error}", path.display()), "check --plan"))?;
-            let plan = Plan::from_json(&text).map_err(|error| Failure::usage(format!("{}: {error}", path.display()), "docs/plans.md shows the form of a plan"))?;
+            let text = std::fs::read_to_string(path)
+                .map_err(|error| Failure::usage(format!("{}: {error}", path.display()), "check --plan"))?;
+            let plan = Plan::from_json(&text).map_err(|error| {
+                Failure::usage(format!("{}: {error}", path.display()), "docs/plans.md shows the form of a plan")
+            })?;
             (plan, path.parent().unwrap_or(Path::new(".")))
         }
     };
     let positions = Positions::parse(&args.positions);
-    plan.taps.extend(args.capture.iter().map(|site| Tap::new(site, Action::Capture(None)).positions(positions.clone())));
+    plan.taps
+        .extend(args.capture.iter().map(|site| Tap::new(site, Action::Capture(None)).positions(positions.clone())));
     Ok(prepare(plan, base, rows, loaded.tokenizer.as_ref())?)
 }

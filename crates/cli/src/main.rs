@@ -23,7 +23,9 @@ fn main() -> ExitCode {
     let failure = match outcome {
         Ok(Ok(())) => return ExitCode::SUCCESS,
         Ok(Err(failure)) => failure,
-        Err(_) => Failure::internal("the program met a state that it believed impossible (see above); please report it with the command and the model"),
+        Err(_) => Failure::internal(
+            "the program met a state that it believed impossible (see above); please report it with the command and the model",
+        ),
     };
     // If stderr is closed there is nobody left to tell; the code still says it.
     let _ = writeln!(std::io::stderr(), "{failure}");

@@ -26,7 +26,8 @@ impl Late {
             return;
         }
         let mut bar = self.bar.borrow_mut();
-        let bar = bar.get_or_insert_with(|| bar_of(1000, "{msg:16} [{bar:32}] {percent:>3}% {elapsed}").with_message(self.what));
+        let bar = bar
+            .get_or_insert_with(|| bar_of(1000, "{msg:16} [{bar:32}] {percent:>3}% {elapsed}").with_message(self.what));
         bar.set_position((fraction * 1000.0) as u64);
     }
 

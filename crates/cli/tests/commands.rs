@@ -60,11 +60,40 @@ fn captures_are_written_by_site_and_prefixed_by_row_for_several_inputs() {
     let dir = tempfile::tempdir().expect("a directory");
     let out = dir.path().join("one.safetensors");
     let path = out.to_str().expect("a path");
-    stdout(&pellucid(&["run", "--tokens", "5,6,7", "--capture", "layers.{0,5}.resid_post", "--capture", "layers.2.attn_probs", "--capture", "layers.1.q", "--out", path]));
-    let shapes = [("layers.0.resid_post", vec![3, 128]), ("layers.1.q", vec![3, 4, 32]), ("layers.2.attn_probs", vec![4, 3, 3]), ("layers.5.resid_post", vec![3, 128])];
+    stdout(&pellucid(&[
+        "run",
+        "--tokens",
+        "5,6,7",
+        "--capture",
+        "layers.{0,5}.resid_post",
+        "--capture",
+        "layers.2.attn_probs",
+        "--capture",
+        "layers.1.q",
+        "--out",
+        path,
+    ]));
+    let shapes = [
+        ("layers.0.resid_post", vec![3, 128]),
+        ("layers.1.q", vec![3, 4, 32]),
+        ("layers.2.attn_probs", vec![4, 3, 3]),
+        ("layers.5.resid_post", vec![3, 128]),
+    ];
     assert_eq!(tensors(&out), shapes.map(|(name, shape)| (name.to_string(), shape)));
 
-    stdout(&pellucid(&["run", "--tokens", "5,6,7", "--tokens", "8", "--capture", "logits", "--positions", "last", "--out", path]));
+    stdout(&pellucid(&[
+        "run",
+        "--tokens",
+        "5,6,7",
+        "--tokens",
+        "8",
+        "--capture",
+        "logits",
+        "--positions",
+        "last",
+        "--out",
+        path,
+    ]));
     assert_eq!(tensors(&out), [("0/logits".to_string(), vec![1, 2048]), ("1/logits".to_string(), vec![1, 2048])]);
     assert_eq!(std::fs::read_dir(dir.path()).expect("the directory").count(), 1, "no temporary file is left");
 }
@@ -81,13 +110,21 @@ fn generate_streams_text_and_its_json_has_the_stable_keys() {
         assert!(answer["timing"][key].is_number(), "{key}");
     }
     let stopped = json(&["generate", "Once upon a time", "--max-new", "40", "--stop", " girl", "--json"]);
-    assert_eq!((stopped["finish_reason"].as_str(), stopped["text"].as_str().map(|t| t.contains("girl"))), (Some("stop"), Some(false)));
-    assert!(!stdout(&pellucid(&["generate", "Once upon a time", "--max-new", "40", "--stop", " girl"])).contains("girl"));
+    assert_eq!(
+        (stopped["finish_reason"].as_str(), stopped["text"].as_str().map(|t| t.contains("girl"))),
+        (Some("stop"), Some(false))
+    );
+    assert!(
+        !stdout(&pellucid(&["generate", "Once upon a time", "--max-new", "40", "--stop", " girl"])).contains("girl")
+    );
 }
 
 #[test]
 fn sampling_repeats_with_its_seed() {
-    let sample = |seed: &str| json(&["generate", "One day", "--max-new", "20", "--temperature", "1", "--seed", seed, "--json"])["tokens"].clone();
+    let sample = |seed: &str| {
+        json(&["generate", "One day", "--max-new", "20", "--temperature", "1", "--seed", seed, "--json"])["tokens"]
+            .clone()
+    };
     assert_eq!(sample("1"), sample("1"));
     assert_ne!(sample("1"), sample("2"));
 }
@@ -96,8 +133,24 @@ fn sampling_repeats_with_its_seed() {
 fn generate_captures_prompt_plus_generated_minus_one_positions() {
     let dir = tempfile::tempdir().expect("a directory");
     let out = dir.path().join("steps.safetensors");
-    stdout(&pellucid(&["generate", "--tokens", "5,6,7", "--max-new", "4", "--ignore-eos", "--capture", "layers.3.resid_post", "--capture", "layers.0.attn_probs", "--out", out.to_str().expect("a path")]));
-    assert_eq!(tensors(&out), [("layers.0.attn_probs".to_string(), vec![4, 6, 6]), ("layers.3.resid_post".to_string(), vec![6, 128])]);
+    stdout(&pellucid(&[
+        "generate",
+        "--tokens",
+        "5,6,7",
+        "--max-new",
+        "4",
+        "--ignore-eos",
+        "--capture",
+        "layers.3.resid_post",
+        "--capture",
+        "layers.0.attn_probs",
+        "--out",
+        out.to_str().expect("a path"),
+    ]));
+    assert_eq!(
+        tensors(&out),
+        [("layers.0.attn_probs".to_string(), vec![4, 6, 6]), ("layers.3.resid_post".to_string(), vec![6, 128])]
+    );
 }
 
 #[test]
@@ -132,7 +185,10 @@ fn lens_draws_a_table_and_a_page() {
 #[test]
 fn sites_lists_every_site_with_shape_and_aliases() {
     let text = stdout(&pellucid(&["sites"]));
-    assert!(text.lines().any(|line| line.starts_with("layers.0-5.resid_post") && line.contains("[tokens, 128]")), "{text}");
+    assert!(
+        text.lines().any(|line| line.starts_with("layers.0-5.resid_post") && line.contains("[tokens, 128]")),
+        "{text}"
+    );
     let list = json(&["sites", "--model", &golden("gpt2"), "--json"]);
     let sites = list["sites"].as_array().expect("sites");
     let site = sites.iter().find(|site| site["site"] == "layers.1.resid_post").expect("a site");
@@ -149,7 +205,10 @@ fn a_model_without_a_tokenizer_runs_on_token_ids() {
 #[test]
 fn inspect_reports_and_exits_zero_where_it_could_look() {
     let report = json(&["inspect", &golden("llama"), "--json"]);
-    assert_eq!((report["support"].as_str(), report["model_type"].as_str(), report["category"].as_str()), (Some("native"), Some("llama"), Some("transformers")));
+    assert_eq!(
+        (report["support"].as_str(), report["model_type"].as_str(), report["category"].as_str()),
+        (Some("native"), Some("llama"), Some("transformers"))
+    );
     assert!(stdout(&pellucid(&["inspect", &golden("mixtral")])).contains("mixtral"));
     refused(&["inspect", "no/such/path"], 2, "no/such/path", "");
 }

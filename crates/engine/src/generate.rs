@@ -72,7 +72,13 @@ pub struct Generation {
 
 impl Model {
     /// Continues rows of tokens under a plan. `watch` sees each new token of each row as it comes.
-    pub fn generate(&self, inputs: &[Vec<u32>], plan: &Plan, options: &Generate, watch: &mut dyn FnMut(usize, u32) -> Control) -> Result<Generation> {
+    pub fn generate(
+        &self,
+        inputs: &[Vec<u32>],
+        plan: &Plan,
+        options: &Generate,
+        watch: &mut dyn FnMut(usize, u32) -> Control,
+    ) -> Result<Generation> {
         if let Some(problem) = options.sampling.problem() {
             return Err(Error::input(problem, "see `pellucid generate --help`"));
         }
@@ -86,7 +92,8 @@ impl Model {
         let compiled = compile(self.program(), plan, Lengths { prompts: &prompts, limits: &limits }, true)?;
         let mut call = Call::new(self, &compiled, &prompts, options.chunk, true);
         (0..inputs.len()).for_each(|row| call.reserve(row, limits[row]));
-        let mut rows: Vec<Row> = inputs.iter().enumerate().map(|(row, tokens)| Row::new(row, tokens, &options.sampling)).collect();
+        let mut rows: Vec<Row> =
+            inputs.iter().enumerate().map(|(row, tokens)| Row::new(row, tokens, &options.sampling)).collect();
 
         let started = Instant::now();
         for group in &compiled.groups {
@@ -108,10 +115,16 @@ impl Model {
         let decode = started.elapsed();
         let lengths: Vec<usize> = call.rows.iter().map(|row| row.len).collect();
         for (row, (&length, prompt)) in rows.iter().zip(lengths.iter().zip(&prompts)) {
-            assert_eq!(length, prompt + row.new_tokens().len() - 1, "each row computes prompt + generated - 1 positions");
+            assert_eq!(
+                length,
+                prompt + row.new_tokens().len() - 1,
+                "each row computes prompt + generated - 1 positions"
+            );
         }
         let captures = call.collector.finish(self.program(), &compiled, &lengths);
-        let rows = rows.into_iter().map(|row| Generated { tokens: row.new_tokens().to_vec(), finish: row.finish.unwrap_or(Finish::Length) });
+        let rows = rows
+            .into_iter()
+            .map(|row| Generated { tokens: row.new_tokens().to_vec(), finish: row.finish.unwrap_or(Finish::Length) });
         Ok(Generation { rows: rows.collect(), captures, passed_over: compiled.passed_over, prefill, decode })
     }
 }
@@ -127,7 +140,13 @@ struct Row {
 
 impl Row {
     fn new(index: usize, prompt: &[u32], sampling: &Sampling) -> Row {
-        Row { index, tokens: prompt.to_vec(), prompt: prompt.len(), sampler: Sampler::new(sampling, index), finish: None }
+        Row {
+            index,
+            tokens: prompt.to_vec(),
+            prompt: prompt.len(),
+            sampler: Sampler::new(sampling, index),
+            finish: None,
+        }
     }
 
     fn last(&self) -> u32 {
@@ -140,7 +159,13 @@ impl Row {
 }
 
 /// Chooses the next token of each listed row from its logits and decides whether the row goes on.
-fn advance(rows: &mut [Row], listed: &[usize], logits: &mut [f32], options: &Generate, watch: &mut dyn FnMut(usize, u32) -> Control) {
+fn advance(
+    rows: &mut [Row],
+    listed: &[usize],
+    logits: &mut [f32],
+    options: &Generate,
+    watch: &mut dyn FnMut(usize, u32) -> Control,
+) {
     let width = logits.len() / listed.len();
     for (&row, logits) in listed.iter().zip(logits.chunks_exact_mut(width)) {
         let row = &mut rows[row];

@@ -85,23 +85,64 @@ impl Point {
     pub const ALL: [Point; 37] = {
         use Point::*;
         [
-            Embed, PosEmbed, ResidPre, AttnScale, AttnNormed, AttnIn, Q, K, Value, QNormOut, KNormOut, RotQ, RotK, AttnScores, AttnProbs, Z,
-            HeadOut, AttnOut, AttnOutPost, ResidMid, MlpScale, MlpNormed, MlpIn, MlpPre, MlpPreLinear, MlpAct, RouterLogits,
-            ExpertWeights, ExpertIndices, MlpOut, MlpOutPost, ResidPost, FinalScale, FinalNormed, FinalNorm, LmHead, Logits,
+            Embed,
+            PosEmbed,
+            ResidPre,
+            AttnScale,
+            AttnNormed,
+            AttnIn,
+            Q,
+            K,
+            Value,
+            QNormOut,
+            KNormOut,
+            RotQ,
+            RotK,
+            AttnScores,
+            AttnProbs,
+            Z,
+            HeadOut,
+            AttnOut,
+            AttnOutPost,
+            ResidMid,
+            MlpScale,
+            MlpNormed,
+            MlpIn,
+            MlpPre,
+            MlpPreLinear,
+            MlpAct,
+            RouterLogits,
+            ExpertWeights,
+            ExpertIndices,
+            MlpOut,
+            MlpOutPost,
+            ResidPost,
+            FinalScale,
+            FinalNormed,
+            FinalNorm,
+            LmHead,
+            Logits,
         ]
     };
 
     /// The point's row in the table.
     pub const fn info(self) -> PointInfo {
         match self {
-            Point::Embed => model("embed", "rows of the token embedding table, before any scale or position", Some("hook_embed"), ALWAYS),
+            Point::Embed => model(
+                "embed",
+                "rows of the token embedding table, before any scale or position",
+                Some("hook_embed"),
+                ALWAYS,
+            ),
             Point::PosEmbed => model(
                 "pos_embed",
                 "learned absolute position rows",
                 Some("hook_pos_embed"),
                 "this model has no learned absolute positions (rotary and ALiBi models put position into attention)",
             ),
-            Point::ResidPre => layer("resid_pre", "the stream entering the block", Some("blocks.{}.hook_resid_pre"), ALWAYS),
+            Point::ResidPre => {
+                layer("resid_pre", "the stream entering the block", Some("blocks.{}.hook_resid_pre"), ALWAYS)
+            }
             Point::AttnScale => layer(
                 "attn_scale",
                 "what the norm before attention divides by, one number a token",
@@ -115,8 +156,12 @@ impl Point {
                 "this layer has no norm before attention",
             ),
             Point::AttnIn => layer("attn_in", "what attention is handed", Some("blocks.{}.attn.hook_in"), NO_ATTENTION),
-            Point::Q => layer("q", "queries by head, before any norm or rotation", Some("blocks.{}.attn.hook_q"), NO_ATTENTION),
-            Point::K => layer("k", "keys by key head, before any norm or rotation", Some("blocks.{}.attn.hook_k"), NO_ATTENTION),
+            Point::Q => {
+                layer("q", "queries by head, before any norm or rotation", Some("blocks.{}.attn.hook_q"), NO_ATTENTION)
+            }
+            Point::K => {
+                layer("k", "keys by key head, before any norm or rotation", Some("blocks.{}.attn.hook_k"), NO_ATTENTION)
+            }
             Point::Value => layer("value", "values by key head", Some("blocks.{}.attn.hook_v"), NO_ATTENTION),
             Point::QNormOut => layer(
                 "q_norm_out",
@@ -130,23 +175,36 @@ impl Point {
                 Some("blocks.{}.attn.k_norm.hook_out"),
                 "this layer does not norm its keys",
             ),
-            Point::RotQ => layer("rot_q", "queries as attention multiplies them", Some("blocks.{}.attn.hook_rot_q"), NO_ATTENTION),
-            Point::RotK => layer("rot_k", "keys as attention multiplies them", Some("blocks.{}.attn.hook_rot_k"), NO_ATTENTION),
+            Point::RotQ => {
+                layer("rot_q", "queries as attention multiplies them", Some("blocks.{}.attn.hook_rot_q"), NO_ATTENTION)
+            }
+            Point::RotK => {
+                layer("rot_k", "keys as attention multiplies them", Some("blocks.{}.attn.hook_rot_k"), NO_ATTENTION)
+            }
             Point::AttnScores => layer(
                 "attn_scores",
                 "attention scores, scaled, capped and masked with -inf, before softmax",
                 Some("blocks.{}.attn.hook_attn_scores"),
                 NO_ATTENTION,
             ),
-            Point::AttnProbs => layer("attn_probs", "attention weights", Some("blocks.{}.attn.hook_pattern"), NO_ATTENTION),
-            Point::Z => layer("z", "input of attention's output projection, by head", Some("blocks.{}.attn.hook_z"), NO_ATTENTION),
+            Point::AttnProbs => {
+                layer("attn_probs", "attention weights", Some("blocks.{}.attn.hook_pattern"), NO_ATTENTION)
+            }
+            Point::Z => layer(
+                "z",
+                "input of attention's output projection, by head",
+                Some("blocks.{}.attn.hook_z"),
+                NO_ATTENTION,
+            ),
             Point::HeadOut => layer(
                 "head_out",
                 "each head's own write: z of the head times its part of the output projection, without bias",
                 Some("blocks.{}.attn.hook_result"),
                 NO_ATTENTION,
             ),
-            Point::AttnOut => layer("attn_out", "output of the attention sublayer", Some("blocks.{}.attn.hook_out"), NO_ATTENTION),
+            Point::AttnOut => {
+                layer("attn_out", "output of the attention sublayer", Some("blocks.{}.attn.hook_out"), NO_ATTENTION)
+            }
             Point::AttnOutPost => layer(
                 "attn_out_post",
                 "attention's contribution to the stream, after any post-norm and multiplier",
@@ -171,7 +229,9 @@ impl Point {
                 Some("blocks.{}.ln2.hook_normalized"),
                 "this layer has no norm of its own before the MLP",
             ),
-            Point::MlpIn => layer("mlp_in", "what the MLP is handed", Some("blocks.{}.mlp.hook_in"), "this layer has no MLP"),
+            Point::MlpIn => {
+                layer("mlp_in", "what the MLP is handed", Some("blocks.{}.mlp.hook_in"), "this layer has no MLP")
+            }
             Point::MlpPre => layer(
                 "mlp_pre",
                 "argument of the activation function",
@@ -190,25 +250,39 @@ impl Point {
                 Some("blocks.{}.mlp.hook_post"),
                 "neurons do not exist at block level in a layer of experts; use mlp_in, mlp_out or the router's points",
             ),
-            Point::RouterLogits => layer("router_logits", "router scores over all experts", None, "this layer has no experts"),
-            Point::ExpertWeights => layer("expert_weights", "weights of the chosen experts, largest score first", None, "this layer has no experts"),
+            Point::RouterLogits => {
+                layer("router_logits", "router scores over all experts", None, "this layer has no experts")
+            }
+            Point::ExpertWeights => layer(
+                "expert_weights",
+                "weights of the chosen experts, largest score first",
+                None,
+                "this layer has no experts",
+            ),
             Point::ExpertIndices => layer(
                 "expert_indices",
                 "which experts were chosen, largest score first",
                 Some("blocks.{}.mlp.hook_expert_indices"),
                 "this layer has no experts",
             ),
-            Point::MlpOut => layer("mlp_out", "output of the MLP sublayer", Some("blocks.{}.mlp.hook_out"), "this layer has no MLP"),
+            Point::MlpOut => {
+                layer("mlp_out", "output of the MLP sublayer", Some("blocks.{}.mlp.hook_out"), "this layer has no MLP")
+            }
             Point::MlpOutPost => layer(
                 "mlp_out_post",
                 "the MLP's contribution to the stream, after any post-norm and multiplier",
                 Some("blocks.{}.hook_mlp_out"),
                 "this layer has no MLP",
             ),
-            Point::ResidPost => layer("resid_post", "the stream leaving the block", Some("blocks.{}.hook_resid_post"), ALWAYS),
-            Point::FinalScale => {
-                model("final_scale", "what the final norm divides by, one number a token", Some("ln_final.hook_scale"), "this model has no final norm")
+            Point::ResidPost => {
+                layer("resid_post", "the stream leaving the block", Some("blocks.{}.hook_resid_post"), ALWAYS)
             }
+            Point::FinalScale => model(
+                "final_scale",
+                "what the final norm divides by, one number a token",
+                Some("ln_final.hook_scale"),
+                "this model has no final norm",
+            ),
             Point::FinalNormed => model(
                 "final_normed",
                 "the final norm, before its gain and bias",
@@ -251,7 +325,11 @@ mod tests {
             assert!(!info.meaning.is_empty() && !info.absent_because.is_empty());
             if let Some(alias) = info.transformer_lens {
                 assert_eq!(alias.contains("{}"), info.scope == Scope::Layer, "{alias}");
-                assert_eq!(Point::ALL.iter().filter(|p| p.info().transformer_lens == Some(alias)).count(), 1, "{alias}");
+                assert_eq!(
+                    Point::ALL.iter().filter(|p| p.info().transformer_lens == Some(alias)).count(),
+                    1,
+                    "{alias}"
+                );
             }
         }
     }

@@ -31,10 +31,14 @@ impl Sampling {
     pub fn problem(&self) -> Option<String> {
         let wrong = |name: &str, value: f32, range: &str| Some(format!("{name} is {value}, and takes {range}"));
         match self {
-            s if !(s.temperature >= 0.0 && s.temperature.is_finite()) => wrong("temperature", s.temperature, "0 or more"),
+            s if !(s.temperature >= 0.0 && s.temperature.is_finite()) => {
+                wrong("temperature", s.temperature, "0 or more")
+            }
             s if !(s.top_p > 0.0 && s.top_p <= 1.0) => wrong("top_p", s.top_p, "more than 0 and at most 1"),
             s if !(0.0..=1.0).contains(&s.min_p) => wrong("min_p", s.min_p, "0 to 1"),
-            s if !(s.repetition_penalty > 0.0 && s.repetition_penalty.is_finite()) => wrong("repetition_penalty", s.repetition_penalty, "more than 0"),
+            s if !(s.repetition_penalty > 0.0 && s.repetition_penalty.is_finite()) => {
+                wrong("repetition_penalty", s.repetition_penalty, "more than 0")
+            }
             _ => None,
         }
     }

@@ -73,7 +73,10 @@ pub fn find(program: &Program, text: &str) -> Result<Matches> {
         if program.edge_of(site).is_some() { matches.sites.push(site) } else { matches.passed_over.push(site) }
     }
     if matches.sites.is_empty() {
-        return Err(Error::site(format!("`{text}` matches no site: {}", point.info().absent_because), "`pellucid sites` lists the sites of a model"));
+        return Err(Error::site(
+            format!("`{text}` matches no site: {}", point.info().absent_because),
+            "`pellucid sites` lists the sites of a model",
+        ));
     }
     Ok(matches)
 }
@@ -91,7 +94,11 @@ fn one(program: &Program, site: Site) -> Result<Matches> {
         return Ok(Matches { sites: vec![site], passed_over: Vec::new() });
     }
     Err(Error::site(
-        format!("`{site}` does not exist on this {} model: {}", program.architecture().family, site.point.info().absent_because),
+        format!(
+            "`{site}` does not exist on this {} model: {}",
+            program.architecture().family,
+            site.point.info().absent_because
+        ),
         "`pellucid sites` lists the sites of a model",
     ))
 }
@@ -148,7 +155,8 @@ fn short_form(point: Point) -> Option<String> {
 /// Hugging Face module paths with nnsight's `.input` and `.output`.
 fn module_form(point: Point, modules: &Modules) -> Option<String> {
     let layers = &modules.layers;
-    let inside = |module: &Option<String>, end: &str| module.as_ref().map(|module| format!("{layers}.{{}}.{module}.{end}"));
+    let inside =
+        |module: &Option<String>, end: &str| module.as_ref().map(|module| format!("{layers}.{{}}.{module}.{end}"));
     let whole = |module: &Option<String>| module.as_ref().map(|module| format!("{module}.output"));
     match point {
         Point::ResidPre if !layers.is_empty() => Some(format!("{layers}.{{}}.input")),
@@ -168,7 +176,8 @@ fn module_form(point: Point, modules: &Modules) -> Option<String> {
 pub fn aliases(program: &Program, site: Site) -> Vec<String> {
     let modules = &program.architecture().modules;
     let layer = site.layer.map(|layer| layer.to_string()).unwrap_or_default();
-    let forms = site.point.info().transformer_lens.map(String::from).into_iter().chain(module_form(site.point, modules));
+    let forms =
+        site.point.info().transformer_lens.map(String::from).into_iter().chain(module_form(site.point, modules));
     forms.map(|form| form.replace("{}", &layer)).collect()
 }
 
@@ -199,12 +208,19 @@ fn parse_layers(text: &str, depth: usize) -> Option<Layers> {
 
 fn unknown(program: &Program, text: &str) -> Error {
     if let Some(point) = Point::named(text) {
-        return Error::site(format!("`{text}` is a point of layers, and the address names none"), format!("write layers.*.{point}, or layers.0.{point}"));
+        return Error::site(
+            format!("`{text}` is a point of layers, and the address names none"),
+            format!("write layers.*.{point}, or layers.0.{point}"),
+        );
     }
     let names = program.sites().map(|site| site.to_string());
     let aliases = program.sites().flat_map(|site| aliases(program, site));
-    let mut near: Vec<(f64, String)> = names.chain(aliases).map(|name| (strsim::jaro_winkler(text, &name), name)).collect();
+    let mut near: Vec<(f64, String)> =
+        names.chain(aliases).map(|name| (strsim::jaro_winkler(text, &name), name)).collect();
     near.sort_by(|a, b| b.0.total_cmp(&a.0));
     let near: Vec<String> = near.into_iter().take(3).map(|(_, name)| format!("`{name}`")).collect();
-    Error::site(format!("no site is called `{text}`"), format!("did you mean {}? `pellucid sites` lists them all", near.join(", ")))
+    Error::site(
+        format!("no site is called `{text}`"),
+        format!("did you mean {}? `pellucid sites` lists them all", near.join(", ")),
+    )
 }

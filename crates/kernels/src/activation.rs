@@ -193,15 +193,42 @@ impl Unary for Identity {
 macro_rules! choose {
     ($activation:expr, $f:ident => $with:expr) => {
         match $activation {
-            Activation::Silu => { let $f = &Silu; $with }
-            Activation::Gelu => { let $f = &Gelu; $with }
-            Activation::GeluTanh => { let $f = &GeluTanh; $with }
-            Activation::GeluQuick => { let $f = &GeluQuick; $with }
-            Activation::Relu => { let $f = &Relu; $with }
-            Activation::ReluSquared => { let $f = &ReluSquared; $with }
-            Activation::Tanh => { let $f = &Tanh; $with }
-            Activation::Sigmoid => { let $f = &Sigmoid; $with }
-            Activation::Identity => { let $f = &Identity; $with }
+            Activation::Silu => {
+                let $f = &Silu;
+                $with
+            }
+            Activation::Gelu => {
+                let $f = &Gelu;
+                $with
+            }
+            Activation::GeluTanh => {
+                let $f = &GeluTanh;
+                $with
+            }
+            Activation::GeluQuick => {
+                let $f = &GeluQuick;
+                $with
+            }
+            Activation::Relu => {
+                let $f = &Relu;
+                $with
+            }
+            Activation::ReluSquared => {
+                let $f = &ReluSquared;
+                $with
+            }
+            Activation::Tanh => {
+                let $f = &Tanh;
+                $with
+            }
+            Activation::Sigmoid => {
+                let $f = &Sigmoid;
+                $with
+            }
+            Activation::Identity => {
+                let $f = &Identity;
+                $with
+            }
         }
     };
 }
@@ -249,7 +276,9 @@ mod tests {
         match activation {
             Activation::Silu => x * sigmoid(x),
             Activation::Gelu => 0.5 * x * (1.0 + erf_reference(x / 2f64.sqrt())),
-            Activation::GeluTanh => 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)).tanh()),
+            Activation::GeluTanh => {
+                0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)).tanh())
+            }
             Activation::GeluQuick => x * sigmoid(1.702 * x),
             Activation::Relu => x.max(0.0),
             Activation::ReluSquared => x.max(0.0).powi(2),
@@ -284,7 +313,9 @@ mod tests {
         let x = unsafe { Portable.load([f32::NEG_INFINITY, -1e30, -88.0, 0.0, 1.0, 88.0, 1e30, -87.0].as_ptr()) };
         Portable.store_part(&mut out, exp(Portable, x));
         assert_eq!(&out[..4], &[0.0, 0.0, 0.0, 1.0]);
-        assert!((out[4] - std::f32::consts::E).abs() < 1e-6 && out[5].is_finite() && out[6].is_finite() && out[7] > 0.0);
+        assert!(
+            (out[4] - std::f32::consts::E).abs() < 1e-6 && out[5].is_finite() && out[6].is_finite() && out[7] > 0.0
+        );
     }
 
     #[test]

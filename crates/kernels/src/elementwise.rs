@@ -10,10 +10,10 @@ pub fn add(a: &mut [f32], b: &[f32]) {
     a.iter_mut().zip(b).for_each(|(a, &b)| *a += b);
 }
 
-/// `a += scale · b`
-pub fn add_scaled(a: &mut [f32], b: &[f32], scale: f32) {
-    assert_eq!(a.len(), b.len(), "sums need equal lengths");
-    a.iter_mut().zip(b).for_each(|(a, &b)| *a += scale * b);
+/// `out = a + b`
+pub fn sum(a: &[f32], b: &[f32], out: &mut [f32]) {
+    assert!(a.len() == b.len() && a.len() == out.len(), "sums need equal lengths");
+    out.iter_mut().zip(a.iter().zip(b)).for_each(|(out, (&a, &b))| *out = a + b);
 }
 
 /// `x *= scale`

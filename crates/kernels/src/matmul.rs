@@ -40,7 +40,12 @@ thread_local! {
 pub fn matmul(pool: &Pool, x: &[f32], w: &Matrix, bias: Option<&[f32]>, out: &mut [f32]) {
     let (inner, columns) = (w.cols(), w.rows());
     let rows = x.len() / inner.max(1);
-    assert!(x.len() == rows * inner && out.len() == rows * columns, "a product of {} by {columns}x{inner} into {}", x.len(), out.len());
+    assert!(
+        x.len() == rows * inner && out.len() == rows * columns,
+        "a product of {} by {columns}x{inner} into {}",
+        x.len(),
+        out.len()
+    );
     assert!(bias.is_none_or(|b| b.len() == columns), "a bias of the wrong width");
     let panels = columns.div_ceil(PANEL);
     let shared = Shared::new(out);
@@ -75,12 +80,22 @@ struct Part {
 dispatch! { fn multiply(x: &[f32], w: &Matrix, bias: Option<&[f32]>, out: Shared<f32>, part: Part, workspace: &mut Workspace) = multiply_with }
 
 #[inline(always)]
-fn multiply_with<S: Simd>(s: S, x: &[f32], w: &Matrix, bias: Option<&[f32]>, out: Shared<f32>, part: Part, workspace: &mut Workspace) {
+fn multiply_with<S: Simd>(
+    s: S,
+    x: &[f32],
+    w: &Matrix,
+    bias: Option<&[f32]>,
+    out: Shared<f32>,
+    part: Part,
+    workspace: &mut Workspace,
+) {
     let (inner, columns, height) = (w.cols(), w.rows(), part.rows.len());
     let whole = part.panels.start..part.panels.end.min(columns / PANEL);
+    // Few rows read f32 panels straight through, in the order in which they lie; otherwise a chunk has to fit the cache or the scratch.
+    let depth = if !part.repack && w.is_f32() { inner } else { CHUNK };
     let mut from = 0;
     while from < inner {
-        let to = (from + CHUNK).min(inner);
+        let to = (from + depth).min(inner);
         let left = if part.repack {
             repack(x, inner, part.rows.clone(), from..to, &mut workspace.inputs);
             None
@@ -92,7 +107,11 @@ fn multiply_with<S: Simd>(s: S, x: &[f32], w: &Matrix, bias: Option<&[f32]>, out
         while panel < whole.end {
             // f32 panels of one weight lie side by side, so short tiles may take several at once.
             let width = if w.is_f32() { tile::panels_at_once(height).min(whole.end - panel) } else { 1 };
-            let right = Right { start: w.chunk(panel, from, to, &mut workspace.scratch).as_ptr(), step: PANEL, panel: inner * PANEL };
+            let right = Right {
+                start: w.chunk(panel, from, to, &mut workspace.scratch).as_ptr(),
+                step: PANEL,
+                panel: inner * PANEL,
+            };
             // SAFETY: `panel + width` is at most `whole.end`, whose panels have all sixteen columns inside `out`; each task
             // writes its own rows and panels, and the chunk holds `to - from` steps.
             unsafe {

@@ -56,7 +56,13 @@ impl Matrix {
     /// matmul(&pool, &[5.0, 6.0, 7.0], &identity, None, &mut y);
     /// assert_eq!(y, [5.0, 6.0, 7.0]);
     /// ```
-    pub fn pack(pool: &Pool, rows: usize, cols: usize, dtype: DType, fill: &(dyn Fn(usize, &mut [f32]) + Sync)) -> Matrix {
+    pub fn pack(
+        pool: &Pool,
+        rows: usize,
+        cols: usize,
+        dtype: DType,
+        fill: &(dyn Fn(usize, &mut [f32]) + Sync),
+    ) -> Matrix {
         let size = rows.div_ceil(PANEL) * PANEL * cols;
         let store = match dtype {
             DType::F32 => Store::F32(pack_panels(pool, rows, cols, size, fill, &|x| x)),
@@ -108,7 +114,9 @@ impl Matrix {
         let at = |step: usize| (panel * self.cols + step) * PANEL + lane;
         match &self.store {
             Store::F32(data) => out.iter_mut().enumerate().for_each(|(i, x)| *x = data[at(i)]),
-            Store::Bf16(data) => out.iter_mut().enumerate().for_each(|(i, x)| *x = bf16::from_bits(data[at(i)]).to_f32()),
+            Store::Bf16(data) => {
+                out.iter_mut().enumerate().for_each(|(i, x)| *x = bf16::from_bits(data[at(i)]).to_f32())
+            }
             Store::F16(data) => out.iter_mut().enumerate().for_each(|(i, x)| *x = f16::from_bits(data[at(i)]).to_f32()),
             Store::Blocks(encoding, bytes) => encoding::decode(*encoding, bytes.row(row), out),
         }
@@ -128,9 +136,12 @@ impl Matrix {
     #[inline(always)]
     pub(crate) fn chunk<'a>(&'a self, panel: usize, from: usize, to: usize, scratch: &'a mut Scratch) -> &'a [f32] {
         let range = (panel * self.cols + from) * PANEL..(panel * self.cols + to) * PANEL;
+        if let Store::F32(data) = &self.store {
+            return &data[range];
+        }
         let wide = &mut scratch.panel[..(to - from) * PANEL];
         match &self.store {
-            Store::F32(data) => return &data[range],
+            Store::F32(_) => {}
             Store::Bf16(data) => widen_bf16(&data[range], wide),
             Store::F16(data) => widen_f16(&data[range], wide),
             Store::Blocks(encoding, bytes) => {

@@ -124,7 +124,7 @@ mod tests {
             let mut array = Aligned::<f32>::zeroed(len);
             assert_eq!(array.len(), len);
             assert!(array.iter().all(|&x| x == 0.0));
-            assert!(len == 0 || array.as_ptr() as usize % LINE == 0);
+            assert!(len == 0 || (array.as_ptr() as usize).is_multiple_of(LINE));
             if let Some(last) = array.last_mut() {
                 *last = 1.0;
             }

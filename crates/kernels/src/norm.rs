@@ -33,7 +33,15 @@ fn sum_with<S: Simd>(s: S, x: &[f32], mean: f32, squares: bool) -> f32 {
 }
 
 #[inline(always)]
-fn normalise_with<S: Simd>(s: S, kind: NormKind, eps: f32, x: &[f32], width: usize, normed: &mut [f32], scales: &mut [f32]) {
+fn normalise_with<S: Simd>(
+    s: S,
+    kind: NormKind,
+    eps: f32,
+    x: &[f32],
+    width: usize,
+    normed: &mut [f32],
+    scales: &mut [f32],
+) {
     for ((x, normed), scale) in x.chunks_exact(width).zip(normed.chunks_exact_mut(width)).zip(scales) {
         let mean = match kind {
             NormKind::Layer => sum_with(s, x, 0.0, false) / width as f32,

@@ -258,7 +258,10 @@ pub fn has_avx2() -> bool {
     *FOUND.get_or_init(|| {
         let portable = std::env::var_os("PELLUCID_ISA").is_some_and(|v| v == "portable");
         #[cfg(target_arch = "x86_64")]
-        return !portable && is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
+        return !portable
+            && is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c");
         #[cfg(not(target_arch = "x86_64"))]
         return !portable && false;
     })

@@ -48,8 +48,16 @@ pub struct Out {
 ///
 /// # Safety
 /// All elements that the strides, `M`, `P` and `inner` reach must be readable, those of `out` writable.
+#[expect(clippy::needless_range_loop, reason = "indices over all three arrays keep the loops plain enough to unroll")]
 #[inline(always)]
-unsafe fn tile<S: Simd, const M: usize, const P: usize>(s: S, inner: usize, left: Left, right: Right, out: Out, go_on: bool) {
+unsafe fn tile<S: Simd, const M: usize, const P: usize>(
+    s: S,
+    inner: usize,
+    left: Left,
+    right: Right,
+    out: Out,
+    go_on: bool,
+) {
     let mut sums = [[[s.splat(0.0); 2]; P]; M];
     // SAFETY: the caller vouches for every element that the strides reach.
     unsafe {
@@ -99,8 +107,18 @@ pub fn panels_at_once(rows: usize) -> usize {
 ///
 /// # Safety
 /// As for [`tile`], over all rows and panels.
+#[expect(clippy::too_many_arguments, reason = "a product has three operands and three sizes")]
 #[inline(always)]
-pub unsafe fn block<S: Simd>(s: S, rows: usize, panels: usize, inner: usize, left: Left, right: Right, out: Out, go_on: bool) {
+pub unsafe fn block<S: Simd>(
+    s: S,
+    rows: usize,
+    panels: usize,
+    inner: usize,
+    left: Left,
+    right: Right,
+    out: Out,
+    go_on: bool,
+) {
     let mut m = 0;
     while m < rows {
         let height = (rows - m).min(ROWS);

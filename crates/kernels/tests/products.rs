@@ -66,7 +66,9 @@ fn a_row_has_the_same_bits_whatever_the_batch_the_threads_and_the_storage() {
         encoding::decode(Encoding::Q8_0, encoded.row(row), &mut plain[row * inner..][..inner]);
     }
     let pools = [Pool::new(1), Pool::new(3)];
-    let packed = Matrix::pack(&pools[0], columns, inner, DType::F32, &|row, out| out.copy_from_slice(&plain[row * inner..][..inner]));
+    let packed = Matrix::pack(&pools[0], columns, inner, DType::F32, &|row, out| {
+        out.copy_from_slice(&plain[row * inner..][..inner])
+    });
     let blocks = Matrix::encoded(columns, inner, Encoding::Q8_0, Box::new(encoded));
     let x: Vec<f32> = (0..500 * inner).map(|i| value(9, i)).collect();
     let mut reference = vec![0.0; 500 * columns];
@@ -77,7 +79,13 @@ fn a_row_has_the_same_bits_whatever_the_batch_the_threads_and_the_storage() {
                 let first = 500 - rows;
                 let mut out = vec![0.0; rows * columns];
                 matmul(pool, &x[first * inner..], w, None, &mut out);
-                assert_eq!(out, reference[first * columns..], "{rows} rows, {} threads, {}", pool.threads(), w.format());
+                assert_eq!(
+                    out,
+                    reference[first * columns..],
+                    "{rows} rows, {} threads, {}",
+                    pool.threads(),
+                    w.format()
+                );
             }
         }
     }

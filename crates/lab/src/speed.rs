@@ -112,17 +112,40 @@ pub fn run(suite: &Suite, progress: &mut dyn FnMut(&str)) -> Result<Vec<Measurem
                     quantity: Quantity::Load,
                 });
             }
-            measurements.push(Measurement { name: name.into(), ours, theirs, against: "transformers".into(), quantity: Quantity::Time });
+            measurements.push(Measurement {
+                name: name.into(),
+                ours,
+                theirs,
+                against: "transformers".into(),
+                quantity: Quantity::Time,
+            });
         } else {
             progress(name);
             let ours = (0..suite.rounds).map(|_| suite.ours(&request)).collect::<Result<Vec<_>>>()?;
-            measurements.push(Measurement { name: name.into(), theirs: ours.clone(), ours, against: "itself".into(), quantity: Quantity::Time });
+            measurements.push(Measurement {
+                name: name.into(),
+                theirs: ours.clone(),
+                ours,
+                against: "itself".into(),
+                quantity: Quantity::Time,
+            });
         }
     }
     // The cost of looking: the same pass with and without captures.
     let name = "prefill of 512 tokens, every resid_post captured";
-    let (with, without) = suite.pairs(name, &suite.request(Job::Capture, 512, 5), Some(&suite.request(Job::Prefill, 512, 5)), progress)?;
-    measurements.push(Measurement { name: name.into(), ours: with, theirs: without, against: "no plan".into(), quantity: Quantity::Time });
+    let (with, without) = suite.pairs(
+        name,
+        &suite.request(Job::Capture, 512, 5),
+        Some(&suite.request(Job::Prefill, 512, 5)),
+        progress,
+    )?;
+    measurements.push(Measurement {
+        name: name.into(),
+        ours: with,
+        theirs: without,
+        against: "no plan".into(),
+        quantity: Quantity::Time,
+    });
     Ok(measurements)
 }
 
@@ -134,7 +157,13 @@ impl Suite {
     }
 
     /// Runs both sides in the order A B B A …; the other side is the peer, or ourselves with another request.
-    fn pairs(&self, name: &str, request: &Request, other: Option<&Request>, progress: &mut dyn FnMut(&str)) -> Result<(Vec<Answer>, Vec<Answer>)> {
+    fn pairs(
+        &self,
+        name: &str,
+        request: &Request,
+        other: Option<&Request>,
+        progress: &mut dyn FnMut(&str),
+    ) -> Result<(Vec<Answer>, Vec<Answer>)> {
         let (mut ours, mut theirs) = (Vec::new(), Vec::new());
         for round in 0..self.rounds {
             progress(&format!("{name}, round {} of {}", round + 1, self.rounds));
@@ -196,7 +225,11 @@ fn ask(worker: &str, command: &mut Command, request: &Request) -> Result<Answer>
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
         let last: Vec<&str> = said.lines().rev().take(4).collect();
-        return Err(fail(format!("ended with {}: {}", output.status, last.into_iter().rev().collect::<Vec<_>>().join(" / "))));
+        return Err(fail(format!(
+            "ended with {}: {}",
+            output.status,
+            last.into_iter().rev().collect::<Vec<_>>().join(" / ")
+        )));
     }
     serde_json::from_slice(&output.stdout).map_err(|error| fail(format!("did not answer in the protocol: {error}")))
 }
@@ -221,7 +254,8 @@ mod tests {
     fn ratios_compare_medians_pair_by_pair() {
         let ours = vec![answer(&[1.0, 2.0, 9.0], 0.0), answer(&[1.0], 0.0)];
         let theirs = vec![answer(&[8.0], 0.0), answer(&[4.0, 4.0], 0.0)];
-        let measurement = Measurement { name: "m".into(), ours, theirs, against: "peer".into(), quantity: Quantity::Time };
+        let measurement =
+            Measurement { name: "m".into(), ours, theirs, against: "peer".into(), quantity: Quantity::Time };
         assert_eq!(measurement.ratios(), [4.0, 4.0]);
         assert_eq!(measurement.summary(), (4.0, 4.0, 4.0));
     }

@@ -46,7 +46,10 @@ fn timed(loaded: &LoadedModel, request: &Request) -> Result<(f64, Vec<u32>)> {
         Job::Capture => Plan::capture(["layers.*.resid_post"]).with(last),
         Job::Decode { steps } => {
             let options = Generate { max_new: steps + 1, ..Generate::default() };
-            let generation = loaded.model.generate(input, &Plan::default(), &options, &mut |_, _| Control::Go).map_err(Error::from)?;
+            let generation = loaded
+                .model
+                .generate(input, &Plan::default(), &options, &mut |_, _| Control::Go)
+                .map_err(Error::from)?;
             // The first new token comes from the prompt; each step after it is one decode.
             return Ok((generation.decode.as_secs_f64() / steps as f64, generation.rows[0].tokens.clone()));
         }
@@ -70,6 +73,8 @@ fn top(loaded: &LoadedModel, tokens: &[u32]) -> Result<Vec<(u32, f32)>> {
 /// The process's high-water mark; 0 where the system does not tell.
 fn peak_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let kilobytes = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok());
+    let kilobytes = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok());
     kilobytes.unwrap_or(0) * 1024
 }

@@ -17,5 +17,10 @@ const GENERATION_CONFIG: &[u8] = include_bytes!("../builtin/generation_config.js
 
 /// The files beside its tokenizer.
 pub(crate) fn sidecars() -> Sidecars<'static> {
-    Sidecars { tokenizer_config: Some(TOKENIZER_CONFIG), generation_config: Some(GENERATION_CONFIG), config: Some(CONFIG), ..Sidecars::default() }
+    Sidecars {
+        tokenizer_config: Some(TOKENIZER_CONFIG),
+        generation_config: Some(GENERATION_CONFIG),
+        config: Some(CONFIG),
+        ..Sidecars::default()
+    }
 }

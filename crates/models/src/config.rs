@@ -15,7 +15,11 @@ impl Config {
     /// Takes a parsed configuration.
     pub fn new(value: Value, origin: &Path) -> Result<Config> {
         if !value.is_object() {
-            return Err(Error::invalid(origin, "the configuration is not a JSON object", "get config.json anew from where the model came from"));
+            return Err(Error::invalid(
+                origin,
+                "the configuration is not a JSON object",
+                "get config.json anew from where the model came from",
+            ));
         }
         Ok(Config { value, origin: origin.to_path_buf() })
     }
@@ -23,7 +27,11 @@ impl Config {
     /// Parses a configuration.
     pub fn parse(bytes: &[u8], origin: &Path) -> Result<Config> {
         let value = serde_json::from_slice(bytes).map_err(|error| {
-            Error::invalid(origin, format!("not valid JSON: {error}"), "get config.json anew from where the model came from")
+            Error::invalid(
+                origin,
+                format!("not valid JSON: {error}"),
+                "get config.json anew from where the model came from",
+            )
         })?;
         Config::new(value, origin)
     }
@@ -54,7 +62,13 @@ impl Config {
         // Dimensions beyond this are no model's, and products of them would overflow.
         const LARGEST: u64 = 1 << 31;
         self.get(key)
-            .map(|value| value.as_u64().filter(|&n| n <= LARGEST).map(|n| n as usize).ok_or_else(|| self.bad(key, "is not a sensible whole number")))
+            .map(|value| {
+                value
+                    .as_u64()
+                    .filter(|&n| n <= LARGEST)
+                    .map(|n| n as usize)
+                    .ok_or_else(|| self.bad(key, "is not a sensible whole number"))
+            })
             .transpose()
     }
 
@@ -70,7 +84,9 @@ impl Config {
 
     /// A number that may be absent or null.
     pub fn number_maybe(&self, key: &str) -> Result<Option<f32>> {
-        self.get(key).map(|value| value.as_f64().map(|x| x as f32).ok_or_else(|| self.bad(key, "is not a number"))).transpose()
+        self.get(key)
+            .map(|value| value.as_f64().map(|x| x as f32).ok_or_else(|| self.bad(key, "is not a number")))
+            .transpose()
     }
 
     /// A number with a default.
@@ -110,6 +126,10 @@ impl Config {
 
     /// An error about a key.
     pub fn bad(&self, key: &str, problem: &str) -> Error {
-        Error::invalid(&self.origin, format!("`{key}` {problem}"), "get config.json anew from where the model came from, or correct the key")
+        Error::invalid(
+            &self.origin,
+            format!("`{key}` {problem}"),
+            "get config.json anew from where the model came from, or correct the key",
+        )
     }
 }

@@ -73,7 +73,9 @@ impl Error {
     pub fn remedy(&self) -> Option<&str> {
         match self {
             Error::Io { .. } => None,
-            Error::Invalid { remedy, .. } | Error::Unsupported { remedy, .. } | Error::Usage { remedy, .. } => Some(remedy),
+            Error::Invalid { remedy, .. } | Error::Unsupported { remedy, .. } | Error::Usage { remedy, .. } => {
+                Some(remedy)
+            }
             Error::Engine(error) => error.remedy(),
         }
     }

@@ -31,5 +31,5 @@ pub mod tokenizer;
 pub use error::{Error, Result};
 pub use inspect::{Report, inspect};
 pub use load::Storage;
-pub use prepare::prepare;
 pub use model::{LoadOptions, LoadedModel, locate, program_of};
+pub use prepare::prepare;

@@ -25,7 +25,14 @@ pub enum Storage {
 }
 
 /// Loads every weight of a family's program. `progress` hears the fraction done.
-pub fn load(family: Family, tensors: Arc<Tensors>, origin: &Path, storage: Storage, pool: &Pool, progress: &mut dyn FnMut(f32)) -> Result<(Program, Weights)> {
+pub fn load(
+    family: Family,
+    tensors: Arc<Tensors>,
+    origin: &Path,
+    storage: Storage,
+    pool: &Pool,
+    progress: &mut dyn FnMut(f32),
+) -> Result<(Program, Weights)> {
     let program = Program::new(family.architecture)?;
     let found = find(&program, &family.names, &tensors, origin)?;
     let mut left: HashMap<&str, usize> = HashMap::new();
@@ -50,7 +57,9 @@ pub fn load(family: Family, tensors: Arc<Tensors>, origin: &Path, storage: Stora
 /// Finds a source for each weight, and reports everything that is missing, of the wrong shape or left over, all at once.
 pub(crate) fn find(program: &Program, names: &Names, tensors: &Tensors, origin: &Path) -> Result<Vec<Source>> {
     let present = |source: &Source| tensors.get(&source.tensor).is_some();
-    let fits = |prefix: &&&str| program.weights().first().is_some_and(|spec| names.sources(&spec.name, prefix).iter().any(present));
+    let fits = |prefix: &&&str| {
+        program.weights().first().is_some_and(|spec| names.sources(&spec.name, prefix).iter().any(present))
+    };
     let prefix = names.prefixes.iter().find(fits).or(names.prefixes.first()).copied().unwrap_or_default();
     let (mut found, mut missing, mut misshaped) = (Vec::new(), Vec::new(), Vec::new());
     for spec in program.weights() {
@@ -62,9 +71,13 @@ pub(crate) fn find(program: &Program, names: &Names, tensors: &Tensors, origin: 
         match tensors.get(&source.tensor) {
             None => missing.push(source.tensor.clone()),
             Some(stored) => {
-                let expected = source.part.stored_shape(&spec.shape, source.transposed && stored.order != RowOrder::Transposed);
+                let expected =
+                    source.part.stored_shape(&spec.shape, source.transposed && stored.order != RowOrder::Transposed);
                 if stored.shape != expected {
-                    misshaped.push(format!("{} is {:?} where the configuration makes it {expected:?}", source.tensor, stored.shape));
+                    misshaped.push(format!(
+                        "{} is {:?} where the configuration makes it {expected:?}",
+                        source.tensor, stored.shape
+                    ));
                 }
                 found.push(source.clone());
             }
@@ -72,12 +85,29 @@ pub(crate) fn find(program: &Program, names: &Names, tensors: &Tensors, origin: 
     }
     let used: BTreeSet<&str> = found.iter().map(|source| source.tensor.as_str()).collect();
     // A tied head may be stored once more; it is the same table.
-    let harmless = |name: &str| names.ignored.iter().any(|end| name.ends_with(end)) || names.other_parts.iter().any(|start| name.starts_with(start));
-    let tied_copy = |name: &str| program.architecture().head.tied && names.sources("head", prefix).iter().any(|source| source.tensor == name);
-    let mut unexpected: Vec<&str> = tensors.names().into_iter().filter(|name| !used.contains(name) && !harmless(name) && !tied_copy(name)).collect();
+    let harmless = |name: &str| {
+        names.ignored.iter().any(|end| name.ends_with(end))
+            || names.other_parts.iter().any(|start| name.starts_with(start))
+    };
+    let tied_copy = |name: &str| {
+        program.architecture().head.tied && names.sources("head", prefix).iter().any(|source| source.tensor == name)
+    };
+    let mut unexpected: Vec<&str> = tensors
+        .names()
+        .into_iter()
+        .filter(|name| !used.contains(name) && !harmless(name) && !tied_copy(name))
+        .collect();
     unexpected.sort_unstable();
-    let report = [("missing", &missing), ("of the wrong shape", &misshaped), ("unexpected", &unexpected.iter().map(|s| s.to_string()).collect())];
-    let lines: Vec<String> = report.iter().filter(|(_, list)| !list.is_empty()).map(|(what, list)| format!("{} {what}: {}", list.len(), shorten(list))).collect();
+    let report = [
+        ("missing", &missing),
+        ("of the wrong shape", &misshaped),
+        ("unexpected", &unexpected.iter().map(|s| s.to_string()).collect()),
+    ];
+    let lines: Vec<String> = report
+        .iter()
+        .filter(|(_, list)| !list.is_empty())
+        .map(|(what, list)| format!("{} {what}: {}", list.len(), shorten(list)))
+        .collect();
     if lines.is_empty() {
         return Ok(found);
     }
@@ -99,7 +129,10 @@ fn one(spec: &WeightSpec, source: &Source, tensors: &Arc<Tensors>, storage: Stor
     let gone = || Error::usage(format!("{} disappeared while loading", source.tensor), "load the model again");
     let stored = tensors.get(&source.tensor).ok_or_else(gone)?;
     let encoding = stored.encoding.map_err(|format| {
-        Error::unsupported(format!("{}: tensor {} is stored as {format}", stored.path.display(), source.tensor), "convert the weights to F32, F16 or BF16")
+        Error::unsupported(
+            format!("{}: tensor {} is stored as {format}", stored.path.display(), source.tensor),
+            "convert the weights to F32, F16 or BF16",
+        )
     })?;
     let view = View::new(spec, source, &stored, encoding);
     let bad = AtomicUsize::new(usize::MAX);
@@ -204,7 +237,11 @@ impl View {
         // Only plain number formats are ever stored across, so one number can be read at a time.
         let (size, column) = (self.encoding.block_bytes(), self.part.stored_row(row));
         for (input, x) in out.iter_mut().enumerate() {
-            encoding::decode(self.encoding, &bytes[(input * self.stored_width + column) * size..][..size], std::slice::from_mut(x));
+            encoding::decode(
+                self.encoding,
+                &bytes[(input * self.stored_width + column) * size..][..size],
+                std::slice::from_mut(x),
+            );
         }
     }
 

@@ -41,7 +41,11 @@ pub struct LoadedModel {
 impl LoadedModel {
     /// Loads a directory or a GGUF file. `progress` hears the fraction of weights loaded.
     pub fn open(path: &Path, options: &LoadOptions, progress: &mut dyn FnMut(f32)) -> Result<LoadedModel> {
-        if path.is_dir() { LoadedModel::from_dir(path, options, progress) } else { LoadedModel::from_gguf(path, options, progress) }
+        if path.is_dir() {
+            LoadedModel::from_dir(path, options, progress)
+        } else {
+            LoadedModel::from_gguf(path, options, progress)
+        }
     }
 
     /// The model inside this program.
@@ -73,14 +77,22 @@ impl LoadedModel {
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         let tokens = self.tokenizer()?.encode(text, true)?;
         if tokens.is_empty() {
-            return Err(Error::usage("the prompt is empty", "give at least one character; this model's tokenizer adds no start token"));
+            return Err(Error::usage(
+                "the prompt is empty",
+                "give at least one character; this model's tokenizer adds no start token",
+            ));
         }
         Ok(tokens)
     }
 
     /// Tokens of a conversation that the model is to answer.
     pub fn encode_chat(&self, messages: &[Message]) -> Result<Vec<u32>> {
-        let template = self.chat.as_ref().ok_or_else(|| Error::usage(format!("{} has no chat template", self.name), "leave out --chat, or use an instruction-tuned model"))?;
+        let template = self.chat.as_ref().ok_or_else(|| {
+            Error::usage(
+                format!("{} has no chat template", self.name),
+                "leave out --chat, or use an instruction-tuned model",
+            )
+        })?;
         let tokenizer = self.tokenizer()?;
         tokenizer.encode(&template.render(messages, true, tokenizer.special())?, false)
     }
@@ -88,7 +100,10 @@ impl LoadedModel {
     /// The tokenizer, or why there is none.
     pub fn tokenizer(&self) -> Result<&Tokenizer> {
         self.tokenizer.as_ref().ok_or_else(|| {
-            Error::usage(format!("{} came without a tokenizer (no tokenizer.json)", self.name), "give token ids (--tokens 1,2,3), or put the model's tokenizer.json beside its weights")
+            Error::usage(
+                format!("{} came without a tokenizer (no tokenizer.json)", self.name),
+                "give token ids (--tokens 1,2,3), or put the model's tokenizer.json beside its weights",
+            )
         })
     }
 
@@ -107,7 +122,8 @@ impl LoadedModel {
         if stops.iter().any(String::is_empty) {
             return Err(Error::usage("a stop string is empty", "give at least one character"));
         }
-        let mut texts: Vec<_> = inputs.iter().map(|_| (self.tokenizer.as_ref().map(|t| t.stream(true)), String::new())).collect();
+        let mut texts: Vec<_> =
+            inputs.iter().map(|_| (self.tokenizer.as_ref().map(|t| t.stream(true)), String::new())).collect();
         let generation = self.model.generate(inputs, plan, options, &mut |row, token| {
             let (stream, text) = &mut texts[row];
             let piece = stream.as_mut().and_then(|stream| stream.push(token));
@@ -149,7 +165,8 @@ fn assemble(
     };
     let pool = options.pool.clone().unwrap_or_else(Pool::global);
     let (program, weights) = load(family, Arc::new(tensors), origin, options.storage, &pool, progress)?;
-    let name = origin.file_name().map_or_else(|| origin.display().to_string(), |name| name.to_string_lossy().into_owned());
+    let name =
+        origin.file_name().map_or_else(|| origin.display().to_string(), |name| name.to_string_lossy().into_owned());
     Ok(LoadedModel { name, model: Model::new(program, weights).with_pool(pool), tokenizer, chat, eos })
 }
 
@@ -166,7 +183,9 @@ fn gguf_tokenizer(file: &GgufFile, path: &Path) -> Result<(Option<Tokenizer>, Op
     let special = gguf::special_tokens(file)?;
     let inner = gguf::tokenizer(file)?;
     let mut texts = std::collections::BTreeMap::new();
-    for (name, id) in [("bos_token", special.bos), ("eos_token", special.eos), ("pad_token", special.pad), ("unk_token", special.unk)] {
+    for (name, id) in
+        [("bos_token", special.bos), ("eos_token", special.eos), ("pad_token", special.pad), ("unk_token", special.unk)]
+    {
         if let Some(text) = id.and_then(|id| inner.id_to_token(id)) {
             texts.insert(name.to_string(), text);
         }
@@ -181,7 +200,11 @@ fn gguf_tokenizer(file: &GgufFile, path: &Path) -> Result<(Option<Tokenizer>, Op
 fn directory_config(dir: &Path) -> Result<Config> {
     let file = dir.join("config.json");
     if !file.exists() {
-        return Err(Error::invalid(dir, "there is no config.json here", "give a Hugging Face model directory or a .gguf file; `pellucid inspect` says what a directory is"));
+        return Err(Error::invalid(
+            dir,
+            "there is no config.json here",
+            "give a Hugging Face model directory or a .gguf file; `pellucid inspect` says what a directory is",
+        ));
     }
     Config::parse(&std::fs::read(&file).map_err(Error::io(&file))?, &file)
 }

@@ -133,7 +133,11 @@ impl Names {
                     Part::Stacked { count, .. } => Part::Stacked { index: expert.parse().unwrap_or(0), count },
                     part => part,
                 };
-                Source { tensor: format!("{prefix}{}.{ending}", fill(&entry.stored)), part, transposed: entry.transposed && !is_bias }
+                Source {
+                    tensor: format!("{prefix}{}.{ending}", fill(&entry.stored)),
+                    part,
+                    transposed: entry.transposed && !is_bias,
+                }
             })
             .collect()
     }
@@ -197,7 +201,10 @@ mod tests {
     #[test]
     fn weights_are_found_by_module_with_their_endings() {
         let names = Names::new(&["model."])
-            .with(&[("layers.{l}.attn.q", "layers.{l}.self_attn.q_proj"), ("layers.{l}.attn.norm", "layers.{l}.input_layernorm")])
+            .with(&[
+                ("layers.{l}.attn.q", "layers.{l}.self_attn.q_proj"),
+                ("layers.{l}.attn.norm", "layers.{l}.input_layernorm"),
+            ])
             .with(&[("layers.{l}.mlp.experts.{e}.up", "layers.{l}.moe.experts.{e}.w3")])
             .outside("head", "lm_head");
         let tensor = |weight: &str| names.sources(weight, "model.").first().map(|s| s.tensor.clone());

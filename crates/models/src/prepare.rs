@@ -21,7 +21,10 @@ pub fn prepare(plan: Plan, base: &Path, inputs: &[Vec<u32>], tokenizer: Option<&
         }
         for row in tap.rows.clone().unwrap_or_else(|| (0..inputs.len()).collect()) {
             let Some(tokens) = inputs.get(row) else {
-                return Err(Error::usage(format!("there is no row {row}: this call has {} inputs", inputs.len()), "rows count the inputs from 0"));
+                return Err(Error::usage(
+                    format!("there is no row {row}: this call has {} inputs", inputs.len()),
+                    "rows count the inputs from 0",
+                ));
             };
             let look_up = |positions: &Positions| match positions {
                 Positions::Token(text) => find(text, tokens, row, tokenizer).map(Positions::List),
@@ -43,13 +46,25 @@ fn mentions_token(tap: &Tap) -> bool {
 
 /// Where a token stands in a row, every time.
 fn find(text: &str, tokens: &[u32], row: usize, tokenizer: Option<&Tokenizer>) -> Result<Vec<i64>> {
-    let tokenizer = tokenizer.ok_or_else(|| Error::usage(format!("the position {text:?} names a token, and this model has no tokenizer"), "give positions as numbers"))?;
-    let id = tokenizer.find(text).ok_or_else(|| {
-        Error::usage(format!("{text:?} is not one token of this model (nor a position, slice or keyword)"), "mind the leading space, or give positions as numbers")
+    let tokenizer = tokenizer.ok_or_else(|| {
+        Error::usage(
+            format!("the position {text:?} names a token, and this model has no tokenizer"),
+            "give positions as numbers",
+        )
     })?;
-    let places: Vec<i64> = tokens.iter().enumerate().filter(|(_, token)| **token == id).map(|(place, _)| place as i64).collect();
+    let id = tokenizer.find(text).ok_or_else(|| {
+        Error::usage(
+            format!("{text:?} is not one token of this model (nor a position, slice or keyword)"),
+            "mind the leading space, or give positions as numbers",
+        )
+    })?;
+    let places: Vec<i64> =
+        tokens.iter().enumerate().filter(|(_, token)| **token == id).map(|(place, _)| place as i64).collect();
     if places.is_empty() {
-        return Err(Error::usage(format!("the token {text:?} does not occur in row {row}"), "choose a token of the prompt; `pellucid run` prints them"));
+        return Err(Error::usage(
+            format!("the token {text:?} does not occur in row {row}"),
+            "choose a token of the prompt; `pellucid run` prints them",
+        ));
     }
     Ok(places)
 }
@@ -79,13 +94,19 @@ fn read_tensor(base: &Path, reference: &str) -> Result<Operand> {
         names.sort_unstable();
         Error::invalid(&path, format!("there is no tensor {name:?}"), format!("the file has {}", names.join(", ")))
     })?;
-    let encoding = stored.encoding.map_err(|format| Error::invalid(&path, format!("tensor {name:?} is stored as {format}"), "store it as F32, F16 or BF16"))?;
+    let encoding = stored.encoding.map_err(|format| {
+        Error::invalid(&path, format!("tensor {name:?} is stored as {format}"), "store it as F32, F16 or BF16")
+    })?;
     let mut values = vec![0.0; stored.shape.iter().product()];
     encoding::decode(encoding, stored.bytes, &mut values);
     match stored.shape {
         [_] => Ok(Operand::Vector(values)),
         [1, _] => Ok(Operand::Vector(values)),
         [_, width] if *width > 0 => Ok(Operand::Rows(values.chunks_exact(*width).map(<[f32]>::to_vec).collect())),
-        shape => Err(Error::invalid(&path, format!("tensor {name:?} has shape {shape:?}"), "a plan takes a vector, or a matrix with one row a position")),
+        shape => Err(Error::invalid(
+            &path,
+            format!("tensor {name:?} has shape {shape:?}"),
+            "a plan takes a vector, or a matrix with one row a position",
+        )),
     }
 }

@@ -24,8 +24,15 @@ pub(crate) fn rope(config: &Config, head_dim: usize, style: RopeStyle) -> Result
 }
 
 /// The frequencies for a base, with the scaling that `source` names, if any.
-pub(crate) fn scaled(config: &Config, source: Option<&Config>, base: f32, head_dim: usize, fraction: f32, style: RopeStyle) -> Result<Rope> {
-    if !(base > 0.0 && base.is_finite()) || !(0.0..=1.0).contains(&fraction) {
+pub(crate) fn scaled(
+    config: &Config,
+    source: Option<&Config>,
+    base: f32,
+    head_dim: usize,
+    fraction: f32,
+    style: RopeStyle,
+) -> Result<Rope> {
+    if !(base > 0.0 && base.is_finite() && (0.0..=1.0).contains(&fraction)) {
         return Err(config.bad("rope_theta", "or the rotated fraction is out of range"));
     }
     let dim = (head_dim as f32 * fraction) as usize / 2 * 2;
@@ -41,7 +48,9 @@ pub(crate) fn scaled(config: &Config, source: Option<&Config>, base: f32, head_d
         ("llama3", Some(s)) => (llama3(config, s, &plain)?, 1.0),
         ("yarn", Some(s)) => yarn(config, s, base, dim, &plain)?,
         (other, _) => {
-            let what = format!("rotary scaling of type {other:?} is not among those this build knows (default, dynamic, linear, llama3, yarn)");
+            let what = format!(
+                "rotary scaling of type {other:?} is not among those this build knows (default, dynamic, linear, llama3, yarn)"
+            );
             return Err(Error::unsupported(what, "use a model with one of these scalings"));
         }
     };
@@ -81,7 +90,10 @@ fn yarn(config: &Config, scaling: &Config, base: f32, dim: usize, plain: &[f32])
     let length = original_length(config, scaling)?;
     let (fast, slow) = (scaling.number_or("beta_fast", 32.0)?, scaling.number_or("beta_slow", 1.0)?);
     let magnitude = |scale: f32, weight: f32| if scale <= 1.0 { 1.0 } else { 0.1 * weight * scale.ln() + 1.0 };
-    let (mscale, all_dims) = (scaling.number_maybe("mscale")?.filter(|&x| x != 0.0), scaling.number_maybe("mscale_all_dim")?.filter(|&x| x != 0.0));
+    let (mscale, all_dims) = (
+        scaling.number_maybe("mscale")?.filter(|&x| x != 0.0),
+        scaling.number_maybe("mscale_all_dim")?.filter(|&x| x != 0.0),
+    );
     let amplitude = match (scaling.number_maybe("attention_factor")?, mscale, all_dims) {
         (Some(given), ..) => given,
         (None, Some(mscale), Some(all)) => magnitude(factor, mscale) / magnitude(factor, all),

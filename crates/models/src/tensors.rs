@@ -62,7 +62,13 @@ impl Tensors {
             Tensors::Gguf(gguf) => {
                 let (index, order) = *gguf.names.get(name)?;
                 let tensor = &gguf.file.tensors()[index];
-                Some(Stored { shape: &tensor.shape, encoding: Ok(tensor.encoding), bytes: gguf.file.bytes(tensor), order, path: &gguf.path })
+                Some(Stored {
+                    shape: &tensor.shape,
+                    encoding: Ok(tensor.encoding),
+                    bytes: gguf.file.bytes(tensor),
+                    order,
+                    path: &gguf.path,
+                })
             }
         }
     }

@@ -27,7 +27,11 @@ fn refused(case: &Case, taps: impl IntoIterator<Item = Tap>, parts: &[&str]) {
     assert_says(&ran, parts);
     assert!(matches!(ran, Error::Plan { .. } | Error::Site { .. }), "{ran:?}");
     let options = Generate { max_new: 4, ..Generate::default() };
-    let generated = case.loaded.model.generate(&inputs, &plan, &options, &mut |_, _| panic!("nothing may be generated")).expect_err("a refusal");
+    let generated = case
+        .loaded
+        .model
+        .generate(&inputs, &plan, &options, &mut |_, _| panic!("nothing may be generated"))
+        .expect_err("a refusal");
     assert!(matches!(generated, Error::Plan { .. } | Error::Site { .. }), "{generated:?}");
 }
 
@@ -43,11 +47,21 @@ fn rows_of_tokens_that_the_model_cannot_take() {
         (vec![vec![5], vec![u32::MAX]], vec!["row 1", "token 4294967295"]),
         (vec![vec![5], long.clone()], vec!["row 1", "65 positions", "64"]),
     ] {
-        assert_says(&model.run(&inputs, &Plan::capture(["logits"]), &RunOptions::default()).expect_err("a refusal"), &parts);
-        let error = model.generate(&inputs, &Plan::default(), &Generate { max_new: 1, ..Generate::default() }, &mut |_, _| Control::Go).expect_err("a refusal");
+        assert_says(
+            &model.run(&inputs, &Plan::capture(["logits"]), &RunOptions::default()).expect_err("a refusal"),
+            &parts,
+        );
+        let error = model
+            .generate(&inputs, &Plan::default(), &Generate { max_new: 1, ..Generate::default() }, &mut |_, _| {
+                Control::Go
+            })
+            .expect_err("a refusal");
         assert_says(&error, &parts);
     }
-    assert!(model.run(&[long[1..].to_vec()], &Plan::capture(["logits"]), &RunOptions::default()).is_ok(), "the whole context is there to be used");
+    assert!(
+        model.run(&[long[1..].to_vec()], &Plan::capture(["logits"]), &RunOptions::default()).is_ok(),
+        "the whole context is there to be used"
+    );
 }
 
 #[test]
@@ -55,7 +69,14 @@ fn generations_that_would_leave_the_context() {
     for name in ["llama", "gpt2", "opt", "bloom"] {
         let case = golden::case(name);
         let prompt = [case.ids.clone()];
-        let ask = |max_new: usize| case.loaded.model.generate(&prompt, &Plan::default(), &Generate { max_new, ..Generate::default() }, &mut |_, _| Control::Stop);
+        let ask = |max_new: usize| {
+            case.loaded.model.generate(
+                &prompt,
+                &Plan::default(),
+                &Generate { max_new, ..Generate::default() },
+                &mut |_, _| Control::Stop,
+            )
+        };
         assert_says(&ask(0).expect_err("nothing to do"), &["max_new is 0"]);
         // 12 + 53 - 1 = 64: the last new token is never taken through.
         assert!(ask(53).is_ok(), "{name}");
@@ -72,9 +93,23 @@ fn generations_that_would_leave_the_context() {
 fn a_chunk_of_nothing() {
     let case = golden::case("llama");
     let inputs = std::slice::from_ref(&case.ids);
-    assert_says(&case.loaded.model.run(inputs, &Plan::capture(["logits"]), &RunOptions { chunk: Some(0) }).expect_err("no progress"), &["chunk is 0"]);
+    assert_says(
+        &case
+            .loaded
+            .model
+            .run(inputs, &Plan::capture(["logits"]), &RunOptions { chunk: Some(0) })
+            .expect_err("no progress"),
+        &["chunk is 0"],
+    );
     let options = Generate { chunk: Some(0), ..Generate::default() };
-    assert_says(&case.loaded.model.generate(inputs, &Plan::default(), &options, &mut |_, _| Control::Go).expect_err("no progress"), &["chunk is 0"]);
+    assert_says(
+        &case
+            .loaded
+            .model
+            .generate(inputs, &Plan::default(), &options, &mut |_, _| Control::Go)
+            .expect_err("no progress"),
+        &["chunk is 0"],
+    );
     assert!(case.loaded.model.run(inputs, &Plan::capture(["logits"]), &RunOptions { chunk: Some(usize::MAX) }).is_ok());
 }
 
@@ -95,7 +130,11 @@ fn sampling_settings_out_of_range() {
         (Sampling { repetition_penalty: f32::NAN, ..plain.clone() }, "repetition_penalty is NaN"),
     ] {
         let options = Generate { sampling, ..Generate::default() };
-        let error = case.loaded.model.generate(std::slice::from_ref(&case.ids), &Plan::default(), &options, &mut |_, _| Control::Go).expect_err(said);
+        let error = case
+            .loaded
+            .model
+            .generate(std::slice::from_ref(&case.ids), &Plan::default(), &options, &mut |_, _| Control::Go)
+            .expect_err(said);
         assert_says(&error, &[said]);
     }
 }
@@ -119,13 +158,22 @@ fn extreme_settings_and_logits_still_choose_a_token() {
         (Sampling::default(), infinite(f32::NEG_INFINITY)),
     ] {
         let options = Generate { max_new: 3, sampling: sampling.clone(), ..Generate::default() };
-        let generation = case.loaded.model.generate(std::slice::from_ref(&case.ids), &plan, &options, &mut |_, _| Control::Go);
+        let generation =
+            case.loaded.model.generate(std::slice::from_ref(&case.ids), &plan, &options, &mut |_, _| Control::Go);
         let tokens = &generation.unwrap_or_else(|e| panic!("{sampling:?}: {e}")).rows[0].tokens;
         assert!(tokens.len() == 3 && tokens.iter().all(|&token| token < 96), "{sampling:?}: {tokens:?}");
     }
     // A temperature close to nothing is the greedy choice.
     let cold = Generate { max_new: 6, sampling: Sampling { temperature: 1e-40, ..hot }, ..Generate::default() };
-    let tokens = |options: &Generate| case.loaded.model.generate(std::slice::from_ref(&case.ids), &Plan::default(), options, &mut |_, _| Control::Go).unwrap().rows[0].tokens.clone();
+    let tokens = |options: &Generate| {
+        case.loaded
+            .model
+            .generate(std::slice::from_ref(&case.ids), &Plan::default(), options, &mut |_, _| Control::Go)
+            .unwrap()
+            .rows[0]
+            .tokens
+            .clone()
+    };
     assert_eq!(tokens(&cold), tokens(&Generate { max_new: 6, ..Generate::default() }));
 }
 
@@ -133,9 +181,17 @@ fn extreme_settings_and_logits_still_choose_a_token() {
 fn selections_of_what_is_not_there() {
     let case = golden::case("llama");
     refused(&case, [capture(SITE).rows([2])], &["tap 0", SITE, "no row 2", "2 inputs"]);
-    refused(&case, [capture("embed"), capture(SITE).positions(at("99"))], &["tap 1", SITE, "row 0", "position 99", "12"]);
+    refused(
+        &case,
+        [capture("embed"), capture(SITE).positions(at("99"))],
+        &["tap 1", SITE, "row 0", "position 99", "12"],
+    );
     refused(&case, [capture(SITE).positions(at("-13"))], &["position -13"]);
-    refused(&case, [capture(SITE).positions(Positions::List(vec![i64::MIN, i64::MAX]))], &["position -9223372036854775808"]);
+    refused(
+        &case,
+        [capture(SITE).positions(Positions::List(vec![i64::MIN, i64::MAX]))],
+        &["position -9223372036854775808"],
+    );
     refused(&case, [capture(SITE).positions(at("3,3"))], &["position 3 is selected twice"]);
     refused(&case, [capture(SITE).steps(at("99"))], &["steps", "99"]);
     refused(&case, [capture(SITE).positions(at(" Paris"))], &["\" Paris\"", "tokenizer"]);
@@ -167,15 +223,27 @@ fn values_of_the_wrong_shape() {
     refused(&case, [Tap::new(SITE, Action::Capture(Some(Reduce::TopK(0))))], &["topk of 0"]);
     refused(&case, [Tap::new(SITE, Action::Capture(Some(Reduce::TopK(33))))], &["topk of 33", "32"]);
     refused(&case, [Tap::new(SITE, Action::ProjectOut { vector: short(), scale: 0.0 })], &["31"]);
-    refused(&case, [Tap::new(SITE, Action::ProjectOut { vector: Operand::Vector(vec![0.0; 32]), scale: 0.0 })], &["length 0"]);
-    refused(&case, [Tap::new(SITE, Action::ProjectOut { vector: Operand::Vector(vec![f32::NAN; 32]), scale: 0.0 })], &["length NaN"]);
+    refused(
+        &case,
+        [Tap::new(SITE, Action::ProjectOut { vector: Operand::Vector(vec![0.0; 32]), scale: 0.0 })],
+        &["length 0"],
+    );
+    refused(
+        &case,
+        [Tap::new(SITE, Action::ProjectOut { vector: Operand::Vector(vec![f32::NAN; 32]), scale: 0.0 })],
+        &["length NaN"],
+    );
     refused(&case, [Tap::new(SITE, Action::ProjectOut { vector: Operand::Number(1.0), scale: 0.0 })], &["direction"]);
     let cap = |min, max| Tap::new(SITE, Action::Cap { vector: Operand::Vector(vec![1.0; 32]), min, max });
     refused(&case, [cap(Some(2.0), Some(1.0))], &["min 2 above max 1"]);
     refused(&case, [cap(Some(f32::NAN), None)], &["NaN"]);
     refused(&case, [set(SITE, Operand::File("v.safetensors#v".into()))], &["v.safetensors#v", "was not read"]);
     refused(&case, [set("layers.1.attn_probs", Operand::Vector(vec![0.0; 12]))], &["take a number"]);
-    refused(&case, [Tap::new("layers.1.attn_probs", Action::ProjectOut { vector: short(), scale: 0.0 })], &["attention sites take"]);
+    refused(
+        &case,
+        [Tap::new("layers.1.attn_probs", Action::ProjectOut { vector: short(), scale: 0.0 })],
+        &["attention sites take"],
+    );
     let experts = golden::case("mixtral");
     refused(&experts, [add("layers.1.expert_indices", 1.0)], &["expert_indices", "edit router_logits"]);
     refused(&experts, [Tap::new("layers.1.expert_indices", call(|_| {}))], &["edit router_logits"]);
@@ -185,19 +253,30 @@ fn values_of_the_wrong_shape() {
 fn sources_that_cannot_be_there_in_time() {
     let case = golden::case("llama");
     let own = |site: &str| Operand::From(FromSite { site: Some(site.into()), ..FromSite::default() });
-    refused(&case, [set("layers.0.mlp_out", own("layers.2.mlp_out"))], &["tap 0", "layers.0.mlp_out", "layers.2.mlp_out", "row 0", "later"]);
+    refused(
+        &case,
+        [set("layers.0.mlp_out", own("layers.2.mlp_out"))],
+        &["tap 0", "layers.0.mlp_out", "layers.2.mlp_out", "row 0", "later"],
+    );
     refused(&case, [set(SITE, own(SITE))], &[SITE, "row 0"]);
     // Two rows that wait for each other.
-    let circle = [set(SITE, from(SITE, 1)).rows([0]).positions(at("last")), set(SITE, from(SITE, 0)).rows([1]).positions(at("last"))];
+    let circle = [
+        set(SITE, from(SITE, 1)).rows([0]).positions(at("last")),
+        set(SITE, from(SITE, 0)).rows([1]).positions(at("last")),
+    ];
     refused(&case, circle, &[SITE, "wait for each other"]);
     refused(&case, [set(SITE, from(SITE, 5)).rows([1])], &["no row 5"]);
     refused(&case, [set(SITE, from("layers.9.z", 0)).rows([1])], &["no layer 9"]);
     refused(&case, [set(SITE, from("logits", 0)).rows([1]).positions(at("last"))], &["96 wide", "32"]);
     refused(&case, [set(SITE, from("layers.0.resid_post", 0)).rows([1])], &["12 positions", "9 of row 1"]);
-    refused(&case, [set("layers.1.attn_probs", from("layers.1.z", 0)).rows([1]).positions(at("last"))], &["cannot feed each other"]);
+    refused(
+        &case,
+        [set("layers.1.attn_probs", from("layers.1.z", 0)).rows([1]).positions(at("last"))],
+        &["cannot feed each other"],
+    );
     let several = Operand::From(FromSite { site: None, rows: Some(vec![0, 1, 0]), positions: None });
     refused(&case, [set(SITE, several).positions(at("last"))], &["3 source rows for 2 rows"]);
     // Within a row, what lies earlier may feed what lies later.
     let fine = plan([set("layers.2.mlp_out", own("layers.0.mlp_out")), capture("logits")]);
-    assert!(case.loaded.model.run(&[case.ids.clone()], &fine, &RunOptions::default()).is_ok());
+    assert!(case.loaded.model.run(std::slice::from_ref(&case.ids), &fine, &RunOptions::default()).is_ok());
 }

@@ -16,14 +16,21 @@ type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
 /// A golden model with something changed, in a directory of its own.
 fn changed(name: &str, config: impl FnOnce(&mut Value), weights: impl FnOnce(&mut Tensors)) -> tempfile::TempDir {
     let (from, to) = (golden::directory().join(name), tempfile::tempdir().expect("a directory"));
-    let mut value: Value = serde_json::from_slice(&std::fs::read(from.join("config.json")).expect("a config")).expect("json");
+    let mut value: Value =
+        serde_json::from_slice(&std::fs::read(from.join("config.json")).expect("a config")).expect("json");
     config(&mut value);
     std::fs::write(to.path().join("config.json"), value.to_string()).expect("written");
     let bytes = std::fs::read(from.join("model.safetensors")).expect("weights");
     let file = SafeTensors::deserialize(&bytes).expect("a valid file");
-    let mut tensors: Tensors = file.tensors().into_iter().map(|(name, t)| (name, (t.dtype(), t.shape().to_vec(), t.data().to_vec()))).collect();
+    let mut tensors: Tensors = file
+        .tensors()
+        .into_iter()
+        .map(|(name, t)| (name, (t.dtype(), t.shape().to_vec(), t.data().to_vec())))
+        .collect();
     weights(&mut tensors);
-    let views = tensors.iter().map(|(name, (dtype, shape, data))| (name.clone(), TensorView::new(*dtype, shape.clone(), data).expect("a tensor")));
+    let views = tensors.iter().map(|(name, (dtype, shape, data))| {
+        (name.clone(), TensorView::new(*dtype, shape.clone(), data).expect("a tensor"))
+    });
     let bytes = safetensors::serialize(views.collect::<Vec<_>>(), None).expect("a file");
     std::fs::write(to.path().join("model.safetensors"), bytes).expect("written");
     to
@@ -55,21 +62,30 @@ fn the_copied_model_is_a_good_one() {
 fn weights_that_do_not_fit_the_configuration() {
     let missing = changed("llama", |_| {}, |t| drop(t.remove(DOWN)));
     assert_refused(&missing, &[missing.path().to_str().unwrap(), "1 missing", DOWN]);
-    let extra = changed("llama", |_| {}, |t| drop(t.insert("model.layers.7.extra".into(), (Dtype::F32, vec![1], vec![0; 4]))));
+    let extra =
+        changed("llama", |_| {}, |t| drop(t.insert("model.layers.7.extra".into(), (Dtype::F32, vec![1], vec![0; 4]))));
     assert_refused(&extra, &["1 unexpected", "model.layers.7.extra"]);
     let misshaped = changed("llama", |_| {}, |t| t.get_mut(DOWN).unwrap().1.reverse());
     assert_refused(&misshaped, &["1 of the wrong shape", DOWN, "where the configuration makes it"]);
     let flat = changed("llama", |_| {}, |t| t.get_mut(DOWN).unwrap().1 = vec![t[DOWN].2.len() / 4]);
     assert_refused(&flat, &["1 of the wrong shape", DOWN]);
-    let everything = changed("llama", |_| {}, |t| {
-        let tensor = t.remove(DOWN).unwrap();
-        t.insert("model.layers.1.mlp.dwn_proj.weight".into(), tensor);
-        t.get_mut("model.norm.weight").unwrap().1 = vec![4, 8];
-    });
-    assert_refused(&everything, &["1 missing", "1 of the wrong shape", "1 unexpected", "dwn_proj", "model.norm.weight"]);
+    let everything = changed(
+        "llama",
+        |_| {},
+        |t| {
+            let tensor = t.remove(DOWN).unwrap();
+            t.insert("model.layers.1.mlp.dwn_proj.weight".into(), tensor);
+            t.get_mut("model.norm.weight").unwrap().1 = vec![4, 8];
+        },
+    );
+    assert_refused(
+        &everything,
+        &["1 missing", "1 of the wrong shape", "1 unexpected", "dwn_proj", "model.norm.weight"],
+    );
     let empty = changed("llama", |_| {}, BTreeMap::clear);
     assert_refused(&empty, &["missing", "more"]);
-    let half = changed("llama", |_| {}, |t| t.values_mut().for_each(|t| *t = (Dtype::I64, vec![t.2.len() / 8], t.2.clone())));
+    let half =
+        changed("llama", |_| {}, |t| t.values_mut().for_each(|t| *t = (Dtype::I64, vec![t.2.len() / 8], t.2.clone())));
     assert_refused(&half, &["of the wrong shape"]);
     let integers = changed("llama", |_| {}, |t| t.values_mut().for_each(|t| t.0 = Dtype::I32));
     assert_refused(&integers, &["I32"]);
@@ -78,17 +94,43 @@ fn weights_that_do_not_fit_the_configuration() {
 #[test]
 fn weights_with_numbers_that_are_none() {
     let put = |name: &str, tensor: &str, at: usize, bytes: &[u8]| {
-        changed(name, |_| {}, |t| {
-            let data = &mut t.get_mut(tensor).unwrap_or_else(|| panic!("{tensor}")).2;
-            data[at * bytes.len()..][..bytes.len()].copy_from_slice(bytes);
-        })
+        changed(
+            name,
+            |_| {},
+            |t| {
+                let data = &mut t.get_mut(tensor).unwrap_or_else(|| panic!("{tensor}")).2;
+                data[at * bytes.len()..][..bytes.len()].copy_from_slice(bytes);
+            },
+        )
     };
     // 64 neurons: the number at 3 · 64 stands in row 3.
-    let cols = { open(changed("llama", |_| {}, |_| {}).path()).unwrap().model.program().weights().iter().find(|w| w.name == "layers.1.mlp.down").unwrap().shape[1] };
-    assert_refused(&put("llama", DOWN, 3 * cols, &f32::NAN.to_le_bytes()), &["model.safetensors", DOWN, "not finite", "row 3"]);
-    assert_refused(&put("llama", "model.embed_tokens.weight", 0, &f32::INFINITY.to_le_bytes()), &["model.embed_tokens.weight", "not finite"]);
-    assert_refused(&put("llama", "model.norm.weight", 5, &f32::NEG_INFINITY.to_le_bytes()), &["model.norm.weight", "not finite"]);
-    assert_refused(&put("gpt2", "transformer.h.0.attn.c_attn.weight", 7, &f32::NAN.to_le_bytes()), &["c_attn.weight", "not finite"]);
+    let cols = {
+        open(changed("llama", |_| {}, |_| {}).path())
+            .unwrap()
+            .model
+            .program()
+            .weights()
+            .iter()
+            .find(|w| w.name == "layers.1.mlp.down")
+            .unwrap()
+            .shape[1]
+    };
+    assert_refused(
+        &put("llama", DOWN, 3 * cols, &f32::NAN.to_le_bytes()),
+        &["model.safetensors", DOWN, "not finite", "row 3"],
+    );
+    assert_refused(
+        &put("llama", "model.embed_tokens.weight", 0, &f32::INFINITY.to_le_bytes()),
+        &["model.embed_tokens.weight", "not finite"],
+    );
+    assert_refused(
+        &put("llama", "model.norm.weight", 5, &f32::NEG_INFINITY.to_le_bytes()),
+        &["model.norm.weight", "not finite"],
+    );
+    assert_refused(
+        &put("gpt2", "transformer.h.0.attn.c_attn.weight", 7, &f32::NAN.to_le_bytes()),
+        &["c_attn.weight", "not finite"],
+    );
     assert_refused(&put("llama-bf16", DOWN, 2, &[0xc0, 0x7f]), &[DOWN, "not finite"]);
     assert_refused(&put("llama-f16", DOWN, 2, &[0x00, 0x7c]), &[DOWN, "not finite"]);
 }
@@ -126,9 +168,18 @@ fn configurations_that_name_nothing_or_contradict_themselves() {
         ("llama", "rope_parameters", json!({"rope_type": "spiral", "rope_theta": 1e4}), "spiral"),
         ("mistral-sliding", "sliding_window", json!(0), "empty window"),
         ("gemma2", "layer_types", json!(["full_attention"]), "`layer_types`"),
-        ("gemma2", "layer_types", json!(["full_attention", "full_attention", "linear_attention"]), "`linear_attention`"),
+        (
+            "gemma2",
+            "layer_types",
+            json!(["full_attention", "full_attention", "linear_attention"]),
+            "`linear_attention`",
+        ),
         ("mixtral", "num_experts_per_tok", json!(0), "chooses 0 of"),
         ("mixtral", "num_experts_per_tok", json!(99), "chooses 99 of"),
+        ("mixtral", "num_local_experts", json!(2_000_000_000), "`num_local_experts`"),
+        ("llama", "num_hidden_layers", json!(2_000_000_000), "`num_hidden_layers`"),
+        ("llama", "head_dim", json!(2_000_000_000), "`head_dim`"),
+        ("bloom", "n_head", json!(2_000_000_000), "`n_head`"),
         ("gpt2", "n_head", json!(5), "the weights do not fit"),
         ("gpt2", "n_head", json!(0), "0 heads"),
         ("gpt_neox", "num_attention_heads", json!(3), "the weights do not fit"),
@@ -148,14 +199,40 @@ fn configurations_that_name_nothing_or_contradict_themselves() {
 #[test]
 fn no_number_of_a_configuration_makes_it_panic() {
     let mut panics = Vec::new();
-    for name in ["bloom", "gemma2", "gemma3", "gpt2", "gpt_neox", "llama-rope-llama3", "llama-rope-yarn", "mistral-sliding", "mixtral", "opt", "qwen2-window", "qwen3"] {
-        let config: Value = serde_json::from_slice(&std::fs::read(golden::directory().join(name).join("config.json")).unwrap()).unwrap();
+    for name in [
+        "bloom",
+        "gemma2",
+        "gemma3",
+        "gpt2",
+        "gpt_neox",
+        "llama-rope-llama3",
+        "llama-rope-yarn",
+        "mistral-sliding",
+        "mixtral",
+        "opt",
+        "qwen2-window",
+        "qwen3",
+    ] {
+        let config: Value =
+            serde_json::from_slice(&std::fs::read(golden::directory().join(name).join("config.json")).unwrap())
+                .unwrap();
         let part = if config.get("text_config").is_some() { "/text_config" } else { "" };
-        let places: Vec<String> = ["", "/rope_parameters", "/rope_scaling"].iter().map(|inner| format!("{part}{inner}")).collect();
+        let places: Vec<String> =
+            ["", "/rope_parameters", "/rope_scaling"].iter().map(|inner| format!("{part}{inner}")).collect();
         for place in places {
             let Some(Value::Object(object)) = config.pointer(&place) else { continue };
             for (key, _) in object.iter().filter(|(_, old)| old.is_number()) {
-                for new in [json!(0), json!(-1), json!(7), json!(1u64 << 60), json!(0.3), json!(1e30), json!("x"), Value::Null, json!({})] {
+                for new in [
+                    json!(0),
+                    json!(-1),
+                    json!(7),
+                    json!(1u64 << 60),
+                    json!(0.3),
+                    json!(1e30),
+                    json!("x"),
+                    Value::Null,
+                    json!({}),
+                ] {
                     let dir = changed(name, |config| config.pointer_mut(&place).unwrap()[key] = new.clone(), |_| {});
                     let outcome = std::panic::catch_unwind(|| {
                         let loaded = open(dir.path()).ok()?;

@@ -76,7 +76,10 @@ fn an_alias_captures_the_same_tensor() {
                 assert_eq!(case.site(&alias), site, "{}: {alias}", case.name);
             }
         }
-        let found = case.run(std::slice::from_ref(&case.ids), &Plan::capture(["resid_post.1", "layers.1.resid_post", "blocks.1.hook_resid_post"]));
+        let found = case.run(
+            std::slice::from_ref(&case.ids),
+            &Plan::capture(["resid_post.1", "layers.1.resid_post", "blocks.1.hook_resid_post"]),
+        );
         assert!(found.captures.iter().all(|capture| bits(&capture.array) == bits(&found.captures[0].array)));
     }
 }
@@ -89,23 +92,45 @@ fn modules_that_return_the_running_stream_lend_no_alias() {
         assert!(bloom.loaded.model.find(name).is_err(), "{name}");
     }
     // And the names of TransformerLens that fire before the norm are nobody's.
-    assert!(bloom.loaded.model.find("blocks.0.hook_mlp_in").is_err() && bloom.loaded.model.find("blocks.0.hook_attn_in").is_err());
+    assert!(
+        bloom.loaded.model.find("blocks.0.hook_mlp_in").is_err()
+            && bloom.loaded.model.find("blocks.0.hook_attn_in").is_err()
+    );
 }
 
 #[test]
 fn an_unknown_name_gets_near_names() {
     let case = golden::case("llama");
-    for (name, near) in [("layers.1.resid_pots", "`layers.1.resid_post`"), ("blocks.1.hook_resid_pst", "`blocks.1.hook_resid_post`"), ("logit", "`logits`")] {
+    for (name, near) in [
+        ("layers.1.resid_pots", "`layers.1.resid_post`"),
+        ("blocks.1.hook_resid_pst", "`blocks.1.hook_resid_post`"),
+        ("logit", "`logits`"),
+    ] {
         let error = case.loaded.model.find(name).expect_err("a typo");
         assert_eq!(error.to_string(), format!("no site is called `{name}`"));
         assert!(error.remedy().unwrap().contains(near), "{name}: {error:?}");
     }
-    for name in ["", "layers", "layers..z", "layers.x.z", "layers.-1.z", "layers.2-1.z", "layers.{}.z", "layers.{0,}.z", "layers.99999999999999999999.z", "é", "{}"] {
+    for name in [
+        "",
+        "layers",
+        "layers..z",
+        "layers.x.z",
+        "layers.-1.z",
+        "layers.2-1.z",
+        "layers.{}.z",
+        "layers.{0,}.z",
+        "layers.99999999999999999999.z",
+        "é",
+        "{}",
+    ] {
         assert!(case.loaded.model.find(name).is_err(), "{name:?}");
     }
     for name in ["layers.3.z", "layers.{0,3}.z", "layers.1-7.z", "layers.0-18446744073709551615.z", "z.3"] {
         let error = case.loaded.model.find(name).expect_err("past the last layer");
-        assert!(error.to_string().contains("there is no layer") && error.remedy() == Some("this model's layers are 0 to 2"), "{name}: {error}");
+        assert!(
+            error.to_string().contains("there is no layer") && error.remedy() == Some("this model's layers are 0 to 2"),
+            "{name}: {error}"
+        );
     }
 }
 
@@ -115,15 +140,25 @@ fn every_point_that_may_be_absent_is_refused_with_its_reason() {
     for name in ["llama", "gpt_neox", "opt-postnorm", "mixtral", "gpt2"] {
         let case = golden::case(name);
         for point in Point::ALL {
-            let site = if point.info().scope == pellucid_engine::point::Scope::Model { point.to_string() } else { format!("layers.1.{point}") };
+            let site = if point.info().scope == pellucid_engine::point::Scope::Model {
+                point.to_string()
+            } else {
+                format!("layers.1.{point}")
+            };
             if let Err(error) = case.loaded.model.find(&site) {
                 let family = &case.loaded.model.program().architecture().family;
-                assert_eq!(error.to_string(), format!("`{site}` does not exist on this {family} model: {}", point.info().absent_because));
+                assert_eq!(
+                    error.to_string(),
+                    format!("`{site}` does not exist on this {family} model: {}", point.info().absent_because)
+                );
                 assert!(error.remedy().is_some());
                 let pattern = site.replace(".1.", ".*.");
                 if pattern != site {
                     let error = case.loaded.model.find(&pattern).expect_err("no layer has it");
-                    assert_eq!(error.to_string(), format!("`{pattern}` matches no site: {}", point.info().absent_because));
+                    assert_eq!(
+                        error.to_string(),
+                        format!("`{pattern}` matches no site: {}", point.info().absent_because)
+                    );
                 }
                 refused.push(point);
             }
@@ -131,8 +166,23 @@ fn every_point_that_may_be_absent_is_refused_with_its_reason() {
     }
     use Point::*;
     let mut expected = vec![
-        PosEmbed, AttnScale, AttnNormed, QNormOut, KNormOut, ResidMid, MlpScale, MlpNormed, MlpPre, MlpPreLinear, MlpAct, RouterLogits, ExpertWeights,
-        ExpertIndices, FinalScale, FinalNormed, FinalNorm,
+        PosEmbed,
+        AttnScale,
+        AttnNormed,
+        QNormOut,
+        KNormOut,
+        ResidMid,
+        MlpScale,
+        MlpNormed,
+        MlpPre,
+        MlpPreLinear,
+        MlpAct,
+        RouterLogits,
+        ExpertWeights,
+        ExpertIndices,
+        FinalScale,
+        FinalNormed,
+        FinalNorm,
     ];
     expected.sort();
     refused.sort();
@@ -144,7 +194,13 @@ fn every_point_that_may_be_absent_is_refused_with_its_reason() {
 fn one_of_each() -> Vec<Tap> {
     let (site, v) = ("layers.1.resid_post", Operand::Vector(direction(32)));
     let cap = |min, max| Action::Cap { vector: v.clone(), min, max };
-    let source = |positions: Option<&str>| Operand::From(FromSite { site: Some("layers.0.mlp_out".into()), rows: Some(vec![0]), positions: positions.map(at) });
+    let source = |positions: Option<&str>| {
+        Operand::From(FromSite {
+            site: Some("layers.0.mlp_out".into()),
+            rows: Some(vec![0]),
+            positions: positions.map(at),
+        })
+    };
     let mut taps = vec![
         capture(site).positions(at("-4:")).rows([0, 1]),
         Tap::new(site, Action::Capture(Some(Reduce::Mean))).positions(at("last")),
@@ -159,7 +215,9 @@ fn one_of_each() -> Vec<Tap> {
         set("layers.1.attn_scores", Operand::Number(f32::NEG_INFINITY)).heads([1]).keys(at("0,1")).positions(at("5:")),
         Tap::new(site, Action::Add { operand: v.clone(), scale: 0.3 }).phase(Phase::Decode),
         Tap::new(site, Action::Add { operand: Operand::Number(0.7), scale: 1.0 }),
-        Tap::new("layers.2.mlp_out", Action::Add { operand: source(None), scale: -1.0 }).rows([1]).positions(at("last")),
+        Tap::new("layers.2.mlp_out", Action::Add { operand: source(None), scale: -1.0 })
+            .rows([1])
+            .positions(at("last")),
         Tap::new(site, Action::Scale(1.1)),
         Tap::new("layers.1.z", Action::Zero).heads([3]),
         Tap::new(site, Action::MeanAblate(v.clone())).positions(at("6")),
@@ -185,9 +243,14 @@ fn every_action_goes_through_json_and_back_and_means_the_same() {
     let (ours, theirs) = (case.run(&inputs, &built), case.run(&inputs, &read));
     assert_eq!(ours.captures.len(), 12);
     for (ours, theirs) in ours.captures.iter().zip(&theirs.captures) {
-        assert!(ours.site == theirs.site && ours.positions == theirs.positions && bits(&ours.array) == bits(&theirs.array));
+        assert!(
+            ours.site == theirs.site && ours.positions == theirs.positions && bits(&ours.array) == bits(&theirs.array)
+        );
     }
-    let file = plan([set("embed", Operand::File("v.safetensors#v".into())), capture("embed").positions(Positions::Token(" Paris".into()))]);
+    let file = plan([
+        set("embed", Operand::File("v.safetensors#v".into())),
+        capture("embed").positions(Positions::Token(" Paris".into())),
+    ]);
     assert_eq!(Plan::from_json(&file.to_json().expect("plain data")), Ok(file));
     assert!(plan([Tap::new("embed", call(|_| {}))]).to_json().expect_err("a closure").contains("closure"));
 }
@@ -202,7 +265,9 @@ fn the_designs_own_example_reads_as_it_is_meant() {
     ]}"#;
     let built = plan([
         capture("layers.*.resid_post").positions(Positions::Last),
-        Tap::new("layers.2.resid_post", Action::Add { operand: Operand::Vector(vec![1.0, 2.0]), scale: 4.0 }).rows([0]).positions(at("-4:")),
+        Tap::new("layers.2.resid_post", Action::Add { operand: Operand::Vector(vec![1.0, 2.0]), scale: 4.0 })
+            .rows([0])
+            .positions(at("-4:")),
         Tap::new("layers.1.z", Action::Zero).heads([3, 1]),
         set("layers.1.mlp_out", tapping::from("layers.1.mlp_out", 0)).rows([1]),
     ]);
@@ -237,5 +302,9 @@ fn json_that_says_more_than_is_meant_is_refused() {
         let error = Plan::from_json(&format!(r#"{{"taps": [{tap}]}}"#)).expect_err(tap);
         assert!(error.contains(said), "{tap}: {error}");
     }
-    assert!(Plan::from_json(r#"{"taps": [], "tap": []}"#).is_err() && Plan::from_json("[]").is_err() && Plan::from_json("{").is_err());
+    assert!(
+        Plan::from_json(r#"{"taps": [], "tap": []}"#).is_err()
+            && Plan::from_json("[]").is_err()
+            && Plan::from_json("{").is_err()
+    );
 }

@@ -1,5 +1,6 @@
 //! Every golden model gives the numbers that `transformers` gives.
 
+#[allow(dead_code)] // each test file uses its own part of this module
 mod golden;
 
 use golden::{Case, difference};
@@ -22,7 +23,11 @@ fn logits_streams_and_sublayers_agree() {
         assert!(compare(&case, "layers.0.resid_pre", "resid_pre.0", 1e-4), "{}: no resid_pre", case.name);
         compare(&case, "final_norm", "final_norm", 1e-4);
         for layer in 0..case.layers() {
-            assert!(compare(&case, &format!("layers.{layer}.resid_post"), &format!("resid_post.{layer}"), 1e-4), "{}: no resid_post", case.name);
+            assert!(
+                compare(&case, &format!("layers.{layer}.resid_post"), &format!("resid_post.{layer}"), 1e-4),
+                "{}: no resid_post",
+                case.name
+            );
             for point in ["attn_out", "mlp_out", "z", "mlp_act", "router_logits"] {
                 compare(&case, &format!("layers.{layer}.{point}"), &format!("{point}.{layer}"), 1e-4);
             }
@@ -45,7 +50,10 @@ fn greedy_continuations_agree_token_for_token() {
     for case in golden::all() {
         let truth: Vec<u32> = case.reference["greedy"].1.iter().map(|&x| x as u32).collect();
         let options = Generate { max_new: truth.len(), ..Generate::default() };
-        let generation = case.loaded.model.generate(std::slice::from_ref(&case.ids), &Plan::default(), &options, &mut |_, _| pellucid_engine::Control::Go);
+        let generation =
+            case.loaded.model.generate(std::slice::from_ref(&case.ids), &Plan::default(), &options, &mut |_, _| {
+                pellucid_engine::Control::Go
+            });
         assert_eq!(generation.expect("a generation").rows[0].tokens, truth, "{}", case.name);
     }
 }
@@ -62,7 +70,8 @@ fn a_shorter_row_agrees_beside_a_longer_one() {
 
 #[test]
 fn every_native_family_has_a_golden_case() {
-    let seen: Vec<String> = golden::all().iter().map(|case| case.loaded.model.program().architecture().family.clone()).collect();
+    let seen: Vec<String> =
+        golden::all().iter().map(|case| case.loaded.model.program().architecture().family.clone()).collect();
     for family in families::native() {
         assert!(seen.iter().any(|s| s == family), "{family} is called native and has no golden case");
     }

@@ -44,7 +44,8 @@ fn positions_choose_tokens_in_the_order_given() {
         ] {
             for chunk in [None, Some(1), Some(5)] {
                 let tap = plan([capture(site).positions(at(text))]);
-                let found = case.loaded.model.run(std::slice::from_ref(&case.ids), &tap, &RunOptions { chunk }).expect("a run");
+                let found =
+                    case.loaded.model.run(std::slice::from_ref(&case.ids), &tap, &RunOptions { chunk }).expect("a run");
                 let capture = &found.captures[0];
                 assert_eq!(capture.positions, expected, "{site} at {text}");
                 assert_eq!(capture.array.shape()[0], expected.len());
@@ -94,14 +95,18 @@ fn editing_one_head_changes_that_head_only() {
         let found = run(&case, [Tap::new(site, Action::Zero).heads([1]), capture(site)]);
         let (before, after) = (whole(&case, site), value(&case, &found, site, 0));
         let dim = before.shape()[2];
-        for (place, (before, after)) in before.values().chunks_exact(dim).zip(after.values().chunks_exact(dim)).enumerate() {
+        for (place, (before, after)) in
+            before.values().chunks_exact(dim).zip(after.values().chunks_exact(dim)).enumerate()
+        {
             let zeroed = place % heads == 1;
             assert_eq!(after, if zeroed { vec![0.0; dim] } else { before.to_vec() }, "{site}");
         }
         assert_ne!(logits(&found), bits(&whole(&case, "logits")), "{site} matters");
     }
     // A head ablated at z is a head ablated at its own write.
-    let zeroed = |site: &str| run(&case, [Tap::new(site, Action::Zero).heads([2]), capture("layers.1.attn_out")]).captures[0].array.clone();
+    let zeroed = |site: &str| {
+        run(&case, [Tap::new(site, Action::Zero).heads([2]), capture("layers.1.attn_out")]).captures[0].array.clone()
+    };
     assert!(difference(zeroed("layers.1.z").values(), zeroed("layers.1.head_out").values()) < 1e-6);
 }
 
@@ -113,7 +118,8 @@ fn units_choose_columns() {
     for token in 0..12 {
         let (some, after) = (found.captures[0].array.row(token), found.captures[1].array.row(token));
         assert_eq!(some, [whole.row(token)[31], whole.row(token)[0], whole.row(token)[4]]);
-        let expected: Vec<f32> = whole.row(token).iter().enumerate().map(|(unit, x)| if unit == 5 { x + 2.0 } else { *x }).collect();
+        let expected: Vec<f32> =
+            whole.row(token).iter().enumerate().map(|(unit, x)| if unit == 5 { x + 2.0 } else { *x }).collect();
         assert_eq!(after, expected);
     }
 }
@@ -122,11 +128,22 @@ fn units_choose_columns() {
 fn keys_knock_attention_out_on_weights_and_on_scores() {
     for case in [golden::case("llama"), golden::case("gemma2"), golden::case("bloom")] {
         let before = whole(&case, "layers.1.attn_probs");
-        let cut = |tap: Tap| value(&case, &run(&case, [tap.keys(at("8,9")).positions(at("10:")), capture("layers.1.attn_probs")]), "layers.1.attn_probs", 0);
+        let cut = |tap: Tap| {
+            value(
+                &case,
+                &run(&case, [tap.keys(at("8,9")).positions(at("10:")), capture("layers.1.attn_probs")]),
+                "layers.1.attn_probs",
+                0,
+            )
+        };
         let on_probs = cut(Tap::new("layers.1.attn_probs", Action::Zero));
         let on_scores = cut(set("layers.1.attn_scores", Operand::Number(f32::NEG_INFINITY)));
-        for (line, ((before, probs), scores)) in
-            before.values().chunks_exact(12).zip(on_probs.values().chunks_exact(12)).zip(on_scores.values().chunks_exact(12)).enumerate()
+        for (line, ((before, probs), scores)) in before
+            .values()
+            .chunks_exact(12)
+            .zip(on_probs.values().chunks_exact(12))
+            .zip(on_scores.values().chunks_exact(12))
+            .enumerate()
         {
             if line % 12 < 10 {
                 assert_eq!((probs, scores), (before, before), "{}: query {} was not selected", case.name, line % 12);
@@ -154,17 +171,29 @@ fn keys_are_captured_in_the_order_given_however_the_row_is_run() {
             seen += 1;
             if seen == 3 { Control::Stop } else { Control::Go }
         };
-        let generation = case.loaded.model.generate(&[case.ids[..6].to_vec()], &plan, &options, &mut stop_at_third).expect("a generation");
+        let generation = case
+            .loaded
+            .model
+            .generate(&[case.ids[..6].to_vec()], &plan, &options, &mut stop_at_third)
+            .expect("a generation");
         let text = [&case.ids[..6], &generation.rows[0].tokens[..2]].concat();
         let mut longer = vec![(case.ids.clone(), all)];
-        longer.push((text.clone(), case.run(&[text], &Plan::capture([format!("layers.1.{point}")])).captures[0].array.clone()));
+        longer.push((
+            text.clone(),
+            case.run(&[text], &Plan::capture([format!("layers.1.{point}")])).captures[0].array.clone(),
+        ));
         for chunk in [None, Some(1), Some(4)] {
-            let found = case.loaded.model.run(std::slice::from_ref(&case.ids), &plan, &RunOptions { chunk }).expect("a run");
+            let found =
+                case.loaded.model.run(std::slice::from_ref(&case.ids), &plan, &RunOptions { chunk }).expect("a run");
             let some = &found.captures[0].array;
             assert_eq!(some.shape(), [2, 12, 3]);
             for (place, x) in some.values().iter().enumerate() {
                 let (head, query, key) = ([3, 0][place / 36], place / 3 % 12, [9, 0, 4][place % 3]);
-                assert_eq!(*x, longer[0].1.values()[(head * 12 + query) * 12 + key], "{point}: head {head}, query {query}, key {key}, chunk {chunk:?}");
+                assert_eq!(
+                    *x,
+                    longer[0].1.values()[(head * 12 + query) * 12 + key],
+                    "{point}: head {head}, query {query}, key {key}, chunk {chunk:?}"
+                );
             }
         }
         // A generation that never came to position 9 has the other two keys.
@@ -172,7 +201,11 @@ fn keys_are_captured_in_the_order_given_however_the_row_is_run() {
         assert_eq!(some.shape(), [2, 8, 2]);
         for (place, x) in some.values().iter().enumerate() {
             let (head, query, key) = ([3, 0][place / 16], place / 2 % 8, [0, 4][place % 2]);
-            assert_eq!(*x, longer[1].1.values()[(head * 8 + query) * 8 + key], "{point} generated: head {head}, query {query}, key {key}");
+            assert_eq!(
+                *x,
+                longer[1].1.values()[(head * 8 + query) * 8 + key],
+                "{point} generated: head {head}, query {query}, key {key}"
+            );
         }
     }
 }
@@ -184,9 +217,16 @@ fn captures_may_be_reduced() {
     let reduce = |reduce| Tap::new(SITE, Action::Capture(Some(reduce))).positions(at("3:7"));
     let taps = [Reduce::Mean, Reduce::Norm, Reduce::TopK(3), Reduce::Dot(Operand::Vector(v.clone()))].map(reduce);
     for chunk in [None, Some(2)] {
-        let found = case.loaded.model.run(std::slice::from_ref(&case.ids), &plan(taps.clone()), &RunOptions { chunk }).expect("a run");
+        let found = case
+            .loaded
+            .model
+            .run(std::slice::from_ref(&case.ids), &plan(taps.clone()), &RunOptions { chunk })
+            .expect("a run");
         let [mean, norm, top, dot] = &found.captures[..] else { panic!("four captures") };
-        assert_eq!((mean.array.shape(), norm.array.shape(), top.array.shape(), dot.array.shape()), (&[32][..], &[4][..], &[4, 3][..], &[4][..]));
+        assert_eq!(
+            (mean.array.shape(), norm.array.shape(), top.array.shape(), dot.array.shape()),
+            (&[32][..], &[4][..], &[4, 3][..], &[4][..])
+        );
         assert!(found.captures.iter().all(|capture| capture.positions == [3, 4, 5, 6]));
         for unit in 0..32 {
             let expected = (3..7).map(|p| whole.row(p)[unit]).sum::<f32>() / 4.0;
@@ -213,7 +253,8 @@ fn a_capture_keeps_what_it_saw_and_later_taps_see_edits_of_earlier_ones() {
     let case = golden::case("llama");
     for site in ["embed", SITE, "layers.1.z", "layers.1.mlp_act", "layers.1.attn_normed", "final_norm", "logits"] {
         let plain = bits(&whole(&case, site));
-        let found = run(&case, [capture(site), add(site, 1.0), capture(site), Tap::new(site, Action::Zero), capture(site)]);
+        let found =
+            run(&case, [capture(site), add(site, 1.0), capture(site), Tap::new(site, Action::Zero), capture(site)]);
         assert_eq!(bits(&found.captures[0].array), plain, "{site} before any edit");
         let once: Vec<u32> = whole(&case, site).values().iter().map(|x| (x + 1.0).to_bits()).collect();
         assert_eq!(bits(&found.captures[1].array), once, "{site} between the edits");
@@ -240,7 +281,12 @@ fn what_leaves_a_layer_is_tapped_before_what_enters_the_next() {
     let case = golden::case("llama");
     let h = whole(&case, SITE);
     // Listed the other way round on purpose.
-    let taps = [Tap::new("layers.2.resid_pre", Action::Scale(2.0)), add(SITE, 1.0), capture("layers.2.resid_pre"), capture(SITE)];
+    let taps = [
+        Tap::new("layers.2.resid_pre", Action::Scale(2.0)),
+        add(SITE, 1.0),
+        capture("layers.2.resid_pre"),
+        capture(SITE),
+    ];
     let found = run(&case, taps);
     let (entering, leaving) = (&found.captures[0].array, &found.captures[1].array);
     for (i, x) in h.values().iter().enumerate() {
@@ -252,7 +298,14 @@ fn what_leaves_a_layer_is_tapped_before_what_enters_the_next() {
 #[test]
 fn patterns_take_what_exists_and_report_what_they_passed_over() {
     let case = golden::case("gpt_neox");
-    let sites = |text: &str| run(&case, [capture(text)]).captures.iter().map(|c| c.site.to_string()).filter(|s| s != "logits").collect::<Vec<_>>();
+    let sites = |text: &str| {
+        run(&case, [capture(text)])
+            .captures
+            .iter()
+            .map(|c| c.site.to_string())
+            .filter(|s| s != "logits")
+            .collect::<Vec<_>>()
+    };
     assert_eq!(sites("layers.*.resid_post"), ["layers.0.resid_post", "layers.1.resid_post", "layers.2.resid_post"]);
     assert_eq!(sites("layers.1-2.z"), ["layers.1.z", "layers.2.z"]);
     assert_eq!(sites("layers.{2,0}.q"), ["layers.2.q", "layers.0.q"]);
@@ -261,5 +314,8 @@ fn patterns_take_what_exists_and_report_what_they_passed_over() {
     let mixed = pellucid_engine::Program::new(all).expect("a program");
     let found = pellucid_engine::site::find(&mixed, "layers.*.resid_mid").expect("a match");
     assert_eq!(found.sites.iter().map(ToString::to_string).collect::<Vec<_>>(), ["layers.1.resid_mid"]);
-    assert_eq!(found.passed_over.iter().map(ToString::to_string).collect::<Vec<_>>(), ["layers.0.resid_mid", "layers.2.resid_mid"]);
+    assert_eq!(
+        found.passed_over.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        ["layers.0.resid_mid", "layers.2.resid_mid"]
+    );
 }

@@ -33,7 +33,8 @@ fn the_eiffel_tower_is_in_paris() {
     let tokens = loaded.encode(PROMPT).expect("tokens");
     assert_eq!(tokens, [504, 414, 46682, 18669, 314, 281, 260, 2240, 282]);
     let options = Generate { max_new: 2, ..Generate::default() };
-    let generation = loaded.generate(&[tokens], &Plan::default(), &options, &[], &mut |_, _, _| {}).expect("a generation");
+    let generation =
+        loaded.generate(&[tokens], &Plan::default(), &options, &[], &mut |_, _, _| {}).expect("a generation");
     let row = &generation.rows[0];
     assert_eq!(loaded.text(&row.tokens, row.finish, &[]).as_deref(), Some(" Paris."));
 }

@@ -15,7 +15,9 @@ type Bits = BTreeMap<String, Vec<u32>>;
 
 fn bits(captures: &[Capture], row: usize) -> Bits {
     let of_row = captures.iter().filter(|capture| capture.row == row);
-    of_row.map(|capture| (capture.site.to_string(), capture.array.values().iter().map(|x| x.to_bits()).collect())).collect()
+    of_row
+        .map(|capture| (capture.site.to_string(), capture.array.values().iter().map(|x| x.to_bits()).collect()))
+        .collect()
 }
 
 fn assert_same(name: &str, what: &str, ours: &Bits, theirs: &Bits) {
@@ -28,7 +30,9 @@ fn assert_same(name: &str, what: &str, ours: &Bits, theirs: &Bits) {
 /// Rows of very different lengths: together more than one block of a product, and past a tile of keys where the context allows.
 fn rows(case: &Case) -> Vec<Vec<u32>> {
     let longest = case.loaded.model.program().architecture().context.unwrap_or(150);
-    let cycled = |start: usize, len: usize| case.ids.iter().cycle().skip(start).step_by(5).take(len).copied().collect::<Vec<u32>>();
+    let cycled = |start: usize, len: usize| {
+        case.ids.iter().cycle().skip(start).step_by(5).take(len).copied().collect::<Vec<u32>>()
+    };
     vec![case.ids.clone(), case.ids[3..].to_vec(), vec![case.ids[1]], cycled(1, longest), cycled(2, 31)]
 }
 
@@ -86,6 +90,24 @@ fn looking_never_changes_a_bit() {
 }
 
 #[test]
+fn looking_into_attention_changes_rounding_only() {
+    // Attention that is looked into is computed step by step instead of fused: the same numbers, not the same bits.
+    for case in golden::all() {
+        let (plain, looked) = (Plan::capture(["logits"]), Plan::capture(["logits", "layers.*.attn_probs"]));
+        let rows = [case.ids.clone(), case.ids[3..].to_vec()];
+        for row in 0..2 {
+            let values = |plan: &Plan| case.run(&rows, plan).captures[row].array.values().to_vec();
+            assert!(golden::difference(&values(&plain), &values(&looked)) < 1e-5, "{}: row {row}", case.name);
+        }
+        // Only the rows that are looked into.
+        let mut first = looked.clone();
+        first.taps[1].rows = Some(vec![0]);
+        let values = |plan: &Plan| case.run(&rows, plan).captures[1].array.values().to_vec();
+        assert_eq!(values(&plain), values(&first), "{}: the other row", case.name);
+    }
+}
+
+#[test]
 fn prefill_in_chunks_is_prefill_whole() {
     for case in golden::all() {
         let (rows, plan) = (rows(&case), everything(&case));
@@ -111,8 +133,20 @@ fn decoding_with_the_cache_is_one_run_over_the_whole_text() {
                 assert_eq!(new.len(), 7);
                 let text = [prompt, &new[..6]].concat();
                 for capture in generation.captures.iter().filter(|capture| capture.row == row) {
-                    assert_eq!(capture.array.shape()[0], prompt.len() + new.len() - 1, "{}: rows of {}", case.name, capture.site);
-                    assert_eq!(capture.positions, (0..text.len()).collect::<Vec<_>>(), "{}: positions of {}", case.name, capture.site);
+                    assert_eq!(
+                        capture.array.shape()[0],
+                        prompt.len() + new.len() - 1,
+                        "{}: rows of {}",
+                        case.name,
+                        capture.site
+                    );
+                    assert_eq!(
+                        capture.positions,
+                        (0..text.len()).collect::<Vec<_>>(),
+                        "{}: positions of {}",
+                        case.name,
+                        capture.site
+                    );
                 }
                 let whole = bits(&case.run(&[text], &plan).captures, 0);
                 assert_same(&case.name, &format!("row {row} decoded"), &bits(&generation.captures, row), &whole);
@@ -165,7 +199,12 @@ fn a_generated_batch_is_each_row_generated_alone() {
         for (row, prompt) in prompts.iter().enumerate() {
             let alone = generate(&case.loaded.model, std::slice::from_ref(prompt), &plan, &options);
             assert_eq!(alone.rows[0].tokens, together.rows[row].tokens, "{}: row {row}", case.name);
-            assert_same(&case.name, &format!("row {row} generated"), &bits(&together.captures, row), &bits(&alone.captures, 0));
+            assert_same(
+                &case.name,
+                &format!("row {row} generated"),
+                &bits(&together.captures, row),
+                &bits(&alone.captures, 0),
+            );
         }
     }
 }
@@ -173,15 +212,25 @@ fn a_generated_batch_is_each_row_generated_alone() {
 #[test]
 fn sampling_with_a_seed_does_not_depend_on_the_batch() {
     for case in golden::all() {
-        let sampling = Sampling { temperature: 1.5, top_k: 40, top_p: 0.95, min_p: 0.01, repetition_penalty: 1.1, seed: 11 };
+        let sampling =
+            Sampling { temperature: 1.5, top_k: 40, top_p: 0.95, min_p: 0.01, repetition_penalty: 1.1, seed: 11 };
         let options = Generate { max_new: 10, sampling, ..Generate::default() };
         let prompts = [case.ids.clone(), case.ids[4..].to_vec(), case.ids.clone()];
         let together = generate(&case.loaded.model, &prompts, &Plan::default(), &options);
         let alone = generate(&case.loaded.model, &prompts[..1], &Plan::default(), &options);
         assert_eq!(alone.rows[0].tokens, together.rows[0].tokens, "{}", case.name);
-        assert_ne!(together.rows[0].tokens, together.rows[2].tokens, "{}: equal prompts draw from different streams", case.name);
+        assert_ne!(
+            together.rows[0].tokens, together.rows[2].tokens,
+            "{}: equal prompts draw from different streams",
+            case.name
+        );
         let other = Generate { sampling: Sampling { seed: 12, ..options.sampling.clone() }, ..options.clone() };
-        assert_ne!(generate(&case.loaded.model, &prompts[..1], &Plan::default(), &other).rows[0].tokens, alone.rows[0].tokens, "{}: the seed matters", case.name);
+        assert_ne!(
+            generate(&case.loaded.model, &prompts[..1], &Plan::default(), &other).rows[0].tokens,
+            alone.rows[0].tokens,
+            "{}: the seed matters",
+            case.name
+        );
     }
 }
 
@@ -193,14 +242,35 @@ fn rows_of_a_batch_may_end_at_different_steps() {
         let free = generate(&case.loaded.model, &prompts, &plan, &Generate { max_new: 6, ..Generate::default() });
         // The first row's third token ends it; the second goes on unless it says the same.
         let eos = vec![free.rows[0].tokens[2]];
-        let ended = generate(&case.loaded.model, &prompts, &plan, &Generate { max_new: 6, eos: eos.clone(), ..Generate::default() });
+        let ended = generate(
+            &case.loaded.model,
+            &prompts,
+            &plan,
+            &Generate { max_new: 6, eos: eos.clone(), ..Generate::default() },
+        );
         for (row, prompt) in prompts.iter().enumerate() {
             let expected = free.rows[row].tokens.iter().position(|token| *token == eos[0]).map_or(6, |at| at + 1);
             assert_eq!(ended.rows[row].tokens, free.rows[row].tokens[..expected], "{}: row {row}", case.name);
             for capture in ended.captures.iter().filter(|capture| capture.row == row) {
-                assert_eq!(capture.array.shape()[0], prompt.len() + expected - 1, "{}: {} of row {row}", case.name, capture.site);
-                let whole = free.captures.iter().find(|other| other.row == row && other.site == capture.site).expect("the same site");
-                assert_eq!(capture.array.values(), &whole.array.values()[..capture.array.values().len()], "{}: {}", case.name, capture.site);
+                assert_eq!(
+                    capture.array.shape()[0],
+                    prompt.len() + expected - 1,
+                    "{}: {} of row {row}",
+                    case.name,
+                    capture.site
+                );
+                let whole = free
+                    .captures
+                    .iter()
+                    .find(|other| other.row == row && other.site == capture.site)
+                    .expect("the same site");
+                assert_eq!(
+                    capture.array.values(),
+                    &whole.array.values()[..capture.array.values().len()],
+                    "{}: {}",
+                    case.name,
+                    capture.site
+                );
             }
         }
     }

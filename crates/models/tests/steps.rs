@@ -13,7 +13,13 @@ const SITE: &str = "layers.1.resid_post";
 
 fn captured(case: &Case, generation: &Generation, site: &str, row: usize) -> Array {
     let site = case.site(site);
-    generation.captures.iter().find(|capture| capture.site == site && capture.row == row).expect("a capture").array.clone()
+    generation
+        .captures
+        .iter()
+        .find(|capture| capture.site == site && capture.row == row)
+        .expect("a capture")
+        .array
+        .clone()
 }
 
 /// The text that a generation took through the model: all but the last new token.
@@ -26,14 +32,21 @@ fn text(prompt: &[u32], generation: &Generation, row: usize) -> Vec<u32> {
 fn an_edit_lives_on_in_the_cache() {
     for case in golden::all() {
         // Every site of a layer, edited in the middle of the prompt only.
-        let sites = case.token_sites().into_iter().filter(|site| site.starts_with("layers.1.") && !site.ends_with("expert_indices"));
+        let sites = case
+            .token_sites()
+            .into_iter()
+            .filter(|site| site.starts_with("layers.1.") && !site.ends_with("expert_indices"));
         for site in sites {
             let edit = add(&site, 1.5).positions(at("2:4"));
             let taps = plan([edit, capture("logits"), capture(SITE)]);
             let generation = generate(&case, &[case.ids[..8].to_vec()], &taps, 4);
             let found = case.run(&[text(&case.ids[..8], &generation, 0)], &taps);
             for name in ["logits", SITE] {
-                assert!(bits(&captured(&case, &generation, name, 0)) == bits(&value(&case, &found, name, 0)), "{}: {name} after an edit of {site}", case.name);
+                assert!(
+                    bits(&captured(&case, &generation, name, 0)) == bits(&value(&case, &found, name, 0)),
+                    "{}: {name} after an edit of {site}",
+                    case.name
+                );
             }
         }
     }
@@ -42,11 +55,20 @@ fn an_edit_lives_on_in_the_cache() {
 #[test]
 fn edits_at_every_step_are_edits_of_the_whole_text() {
     for case in golden::all() {
-        for tap in [add(SITE, 0.5), Tap::new("layers.0.z", Action::Zero).heads([1]), set("layers.1.attn_probs", Operand::Number(0.1)).keys(at("3"))] {
+        for tap in [
+            add(SITE, 0.5),
+            Tap::new("layers.0.z", Action::Zero).heads([1]),
+            set("layers.1.attn_probs", Operand::Number(0.1)).keys(at("3")),
+        ] {
             let taps = plan([tap, capture("logits")]);
             let generation = generate(&case, std::slice::from_ref(&case.ids), &taps, 5);
             let found = case.run(&[text(&case.ids, &generation, 0)], &taps);
-            assert!(bits(&captured(&case, &generation, "logits", 0)) == bits(&found.captures[0].array), "{}: {}", case.name, taps.taps[0].site);
+            assert!(
+                bits(&captured(&case, &generation, "logits", 0)) == bits(&found.captures[0].array),
+                "{}: {}",
+                case.name,
+                taps.taps[0].site
+            );
         }
     }
 }
@@ -55,7 +77,9 @@ fn edits_at_every_step_are_edits_of_the_whole_text() {
 fn step_zero_is_the_last_prompt_position_and_step_k_is_k_further() {
     let case = golden::case("llama");
     let prompt = [case.ids[..6].to_vec()];
-    for (steps, positions) in [("0", vec![5]), ("1", vec![6]), ("0,2", vec![5, 7]), ("1:3", vec![6, 7]), ("all", vec![5, 6, 7, 8])] {
+    for (steps, positions) in
+        [("0", vec![5]), ("1", vec![6]), ("0,2", vec![5, 7]), ("1:3", vec![6, 7]), ("all", vec![5, 6, 7, 8])]
+    {
         let generation = generate(&case, &prompt, &plan([capture(SITE).steps(at(steps))]), 4);
         assert_eq!(generation.captures[0].positions, positions, "steps {steps}");
         // An edit at these steps is an edit at these positions.
@@ -63,10 +87,14 @@ fn step_zero_is_the_last_prompt_position_and_step_k_is_k_further() {
         let by = |tap: Tap| generate(&case, &prompt, &plan([tap, capture("logits")]), 4);
         let (by_steps, by_positions) = (by(add(SITE, 3.0).steps(at(steps))), by(add(SITE, 3.0).positions(at(&listed))));
         assert_eq!(by_steps.rows[0].tokens, by_positions.rows[0].tokens);
-        let (by_steps, by_positions) = (captured(&case, &by_steps, "logits", 0), captured(&case, &by_positions, "logits", 0));
+        let (by_steps, by_positions) =
+            (captured(&case, &by_steps, "logits", 0), captured(&case, &by_positions, "logits", 0));
         assert!(bits(&by_steps) == bits(&by_positions), "steps {steps}");
         let plain = captured(&case, &by(capture("embed")), "logits", 0);
-        assert!(plain.row(positions[0]) != by_steps.row(positions[0]) && plain.values()[..96 * positions[0]] == by_steps.values()[..96 * positions[0]]);
+        assert!(
+            plain.row(positions[0]) != by_steps.row(positions[0])
+                && plain.values()[..96 * positions[0]] == by_steps.values()[..96 * positions[0]]
+        );
     }
 }
 
@@ -76,7 +104,11 @@ fn phases_and_the_generated_part_are_told_apart() {
     let prompts = [case.ids[..5].to_vec(), case.ids.clone()];
     let positions = |tap: Tap| {
         let generation = generate(&case, &prompts, &plan([tap]), 4);
-        generation.captures.iter().map(|capture| (capture.row, capture.positions[0], capture.positions.len())).collect::<Vec<_>>()
+        generation
+            .captures
+            .iter()
+            .map(|capture| (capture.row, capture.positions[0], capture.positions.len()))
+            .collect::<Vec<_>>()
     };
     assert_eq!(positions(capture(SITE).phase(Phase::Prefill)), [(0, 0, 5), (1, 0, 12)]);
     assert_eq!(positions(capture(SITE).phase(Phase::Decode)), [(0, 5, 3), (1, 12, 3)]);
@@ -91,13 +123,20 @@ fn phases_and_the_generated_part_are_told_apart() {
 fn two_rows_of_a_generation_may_have_their_own_steps() {
     let case = golden::case("llama");
     let prompts = [case.ids.clone(), case.ids[3..].to_vec(), case.ids[5..].to_vec()];
-    let taps = [add(SITE, 4.0).rows([0]).steps(at("1:")), Tap::new(SITE, Action::Zero).rows([1]).steps(at("0")), capture("logits")];
+    let taps = [
+        add(SITE, 4.0).rows([0]).steps(at("1:")),
+        Tap::new(SITE, Action::Zero).rows([1]).steps(at("0")),
+        capture("logits"),
+    ];
     let together = generate(&case, &prompts, &plan(taps.clone()), 5);
     for row in 0..3 {
         let own = taps.get(row).filter(|_| row < 2).cloned().map(|tap| tap.rows([0]));
         let alone = generate(&case, &prompts[row..=row], &plan(own.into_iter().chain([capture("logits")])), 5);
         assert_eq!(together.rows[row].tokens, alone.rows[0].tokens, "row {row}");
-        assert!(bits(&captured(&case, &together, "logits", row)) == bits(&captured(&case, &alone, "logits", 0)), "row {row}");
+        assert!(
+            bits(&captured(&case, &together, "logits", row)) == bits(&captured(&case, &alone, "logits", 0)),
+            "row {row}"
+        );
     }
 }
 
@@ -124,14 +163,26 @@ fn a_skipped_layer_lets_its_input_through() {
     for case in golden::all() {
         for layer in 0..case.layers() {
             let (pre, post) = (format!("layers.{layer}.resid_pre"), format!("layers.{layer}.resid_post"));
-            let skipped = run(&case, [Tap::new(format!("layers.{layer}"), Action::Skip), capture(&pre), capture(&post)]);
-            assert!(bits(&value(&case, &skipped, &pre, 0)) == bits(&value(&case, &skipped, &post, 0)), "{}: layer {layer}", case.name);
+            let skipped =
+                run(&case, [Tap::new(format!("layers.{layer}"), Action::Skip), capture(&pre), capture(&post)]);
+            assert!(
+                bits(&value(&case, &skipped, &pre, 0)) == bits(&value(&case, &skipped, &post, 0)),
+                "{}: layer {layer}",
+                case.name
+            );
             let through = value(&case, &skipped, &pre, 0);
             let rows = (0..case.ids.len()).map(|token| through.row(token).to_vec()).collect();
-            assert!(logits(&skipped) == logits(&run(&case, [set(&post, Operand::Rows(rows))])), "{}: layer {layer}", case.name);
+            assert!(
+                logits(&skipped) == logits(&run(&case, [set(&post, Operand::Rows(rows))])),
+                "{}: layer {layer}",
+                case.name
+            );
             assert!(logits(&skipped) != logits(&run(&case, [])), "{}: layer {layer} does nothing anyway", case.name);
         }
-        let none = run(&case, [Tap::new("layers.*", Action::Skip), capture("layers.0.resid_pre"), capture("layers.2.resid_post")]);
+        let none = run(
+            &case,
+            [Tap::new("layers.*", Action::Skip), capture("layers.0.resid_pre"), capture("layers.2.resid_post")],
+        );
         assert!(bits(&none.captures[0].array) == bits(&none.captures[1].array), "{}: every layer skipped", case.name);
     }
 }
@@ -141,15 +192,37 @@ fn nothing_inside_a_skipped_layer_can_be_seen() {
     let case = golden::case("llama");
     for site in ["layers.1.z", "layers.1.attn_probs", "layers.1.mlp_act", "layers.1.resid_mid"] {
         let taps = plan([capture(site), Tap::new("layers.1", Action::Skip)]);
-        let error = case.loaded.model.run(std::slice::from_ref(&case.ids), &taps, &Default::default()).expect_err("nobody computes it");
-        assert_eq!(error.to_string(), format!("tap 0 of the plan ({site}): `{site}` is never computed for row 0, because tap 1 skips layer 1"));
+        let error = case
+            .loaded
+            .model
+            .run(std::slice::from_ref(&case.ids), &taps, &Default::default())
+            .expect_err("nobody computes it");
+        assert_eq!(
+            error.to_string(),
+            format!("tap 0 of the plan ({site}): `{site}` is never computed for row 0, because tap 1 skips layer 1")
+        );
     }
     // Nor used: the source of another site.
-    let taps = plan([set("layers.2.mlp_out", from("layers.1.mlp_out", 0)), Tap::new("layers.1", Action::Skip), capture("logits")]);
-    let error = case.loaded.model.run(std::slice::from_ref(&case.ids), &taps, &Default::default()).expect_err("nobody computes it");
-    assert!(error.to_string().contains("`layers.1.mlp_out` is never computed for row 0, because tap 1 skips layer 1"), "{error}");
+    let taps = plan([
+        set("layers.2.mlp_out", from("layers.1.mlp_out", 0)),
+        Tap::new("layers.1", Action::Skip),
+        capture("logits"),
+    ]);
+    let error = case
+        .loaded
+        .model
+        .run(std::slice::from_ref(&case.ids), &taps, &Default::default())
+        .expect_err("nobody computes it");
+    assert!(
+        error.to_string().contains("`layers.1.mlp_out` is never computed for row 0, because tap 1 skips layer 1"),
+        "{error}"
+    );
     let elsewhere = plan([Tap::new("layers.1", Action::Skip).rows([0]), capture("layers.1.z").rows([1])]);
-    assert_eq!(case.run(&[case.ids.clone(), case.ids.clone()], &elsewhere).captures.len(), 1, "another row does compute it");
+    assert_eq!(
+        case.run(&[case.ids.clone(), case.ids.clone()], &elsewhere).captures.len(),
+        1,
+        "another row does compute it"
+    );
 }
 
 #[test]
@@ -176,10 +249,16 @@ fn a_layer_may_be_skipped_at_some_positions_steps_or_phases() {
         (skip().phase(Phase::Prefill), (0..6).collect()),
         (skip(), (0..8).collect()),
     ] {
-        let generation = generate(&case, &prompt, &plan([tap.clone(), capture("layers.1.resid_pre"), capture(SITE)]), 3);
-        let (pre, post) = (captured(&case, &generation, "layers.1.resid_pre", 0), captured(&case, &generation, SITE, 0));
+        let generation =
+            generate(&case, &prompt, &plan([tap.clone(), capture("layers.1.resid_pre"), capture(SITE)]), 3);
+        let (pre, post) =
+            (captured(&case, &generation, "layers.1.resid_pre", 0), captured(&case, &generation, SITE, 0));
         for position in 0..8 {
-            assert_eq!(pre.row(position) == post.row(position), skipped.contains(&position), "position {position} under {tap:?}");
+            assert_eq!(
+                pre.row(position) == post.row(position),
+                skipped.contains(&position),
+                "position {position} under {tap:?}"
+            );
         }
     }
 }

@@ -39,7 +39,10 @@ fn identity_12_changing_the_last_token_changes_nothing_before_it() {
         let (ours, theirs) = (case.run(std::slice::from_ref(&case.ids), &plan), case.run(&[other], &plan));
         let mut changed = 0;
         for (ours, theirs) in ours.captures.iter().zip(&theirs.captures) {
-            let (site, attention) = (ours.site.to_string(), ours.site.to_string().contains("attn_scores") || ours.site.to_string().contains("attn_probs"));
+            let (site, attention) = (
+                ours.site.to_string(),
+                ours.site.to_string().contains("attn_scores") || ours.site.to_string().contains("attn_probs"),
+            );
             let (a, b) = (ours.array.values(), theirs.array.values());
             // Attention is [heads, queries, keys]: all queries but the last of each head.
             let lines = if attention { n * ours.array.shape()[0] } else { n };
@@ -66,7 +69,11 @@ fn identity_14_writing_back_what_was_captured_changes_nothing() {
             let array = &run.captures[0].array;
             let rows: Vec<Vec<f32>> = (0..case.ids.len()).map(|row| array.row(row).to_vec()).collect();
             let set = Tap::new(site.as_str(), Action::Set(Operand::Rows(rows.clone())));
-            assert!(logits(&case, Plan::default().with(set)) == plain, "{}: writing {site} back changes the logits", case.name);
+            assert!(
+                logits(&case, Plan::default().with(set)) == plain,
+                "{}: writing {site} back changes the logits",
+                case.name
+            );
             // The control: another value does change them.
             let other = rows.iter().map(|row| row.iter().map(|x| 0.5 - 1.5 * x).collect()).collect();
             let set = Tap::new(site.as_str(), Action::Set(Operand::Rows(other)));
@@ -81,14 +88,23 @@ fn identity_14_holds_for_closures_scales_of_one_and_attention() {
         let plain = logits(&case, Plan::default());
         let looked = logits(&case, Plan::capture(["layers.*.attn_scores"]));
         for site in writable(&case) {
-            for action in [call(|_| {}), Action::Scale(1.0), Action::Add { operand: Operand::Number(0.0), scale: 1.0 }] {
-                assert!(logits(&case, Plan::default().with(Tap::new(site.as_str(), action))) == plain, "{}: {site}", case.name);
+            for action in [call(|_| {}), Action::Scale(1.0), Action::Add { operand: Operand::Number(0.0), scale: 1.0 }]
+            {
+                assert!(
+                    logits(&case, Plan::default().with(Tap::new(site.as_str(), action))) == plain,
+                    "{}: {site}",
+                    case.name
+                );
             }
         }
         for point in ["attn_scores", "attn_probs"] {
             let site = format!("layers.*.{point}");
             for action in [call(|_| {}), Action::Scale(1.0)] {
-                assert!(logits(&case, Plan::default().with(Tap::new(site.as_str(), action))) == looked, "{}: {point}", case.name);
+                assert!(
+                    logits(&case, Plan::default().with(Tap::new(site.as_str(), action))) == looked,
+                    "{}: {point}",
+                    case.name
+                );
             }
         }
     }
@@ -103,7 +119,11 @@ fn identity_14_holds_between_two_rows_of_the_same_text() {
             let from = FromSite { rows: Some(vec![0]), ..FromSite::default() };
             let tap = Tap::new(site.as_str(), Action::Set(Operand::From(from))).rows([1]);
             let run = case.run(&same, &Plan::default().with(tap).with(Tap::new("logits", Action::Capture(None))));
-            assert!(run.captures.iter().all(|capture| bits(capture.array.values()) == plain), "{}: {site} from an equal row", case.name);
+            assert!(
+                run.captures.iter().all(|capture| bits(capture.array.values()) == plain),
+                "{}: {site} from an equal row",
+                case.name
+            );
         }
     }
 }
@@ -122,7 +142,11 @@ fn identity_15_randomising_attention_changes_the_logits() {
                     }
                 });
                 let tap = Tap::new(format!("layers.{layer}.{point}"), noise);
-                assert!(logits(&case, Plan::default().with(tap)) != plain, "{}: {point} of layer {layer} is a dead point", case.name);
+                assert!(
+                    logits(&case, Plan::default().with(tap)) != plain,
+                    "{}: {point} of layer {layer} is a dead point",
+                    case.name
+                );
             }
         }
     }

@@ -61,7 +61,8 @@ fn cell(here: &[f32], answer: &[f32], text: &dyn Fn(u32) -> String) -> LensCell 
     order.select_nth_unstable_by(kept - 1, |&a, &b| here[b].total_cmp(&here[a]));
     order.truncate(kept);
     order.sort_by(|&a, &b| here[b].total_cmp(&here[a]));
-    let guesses = order.iter().map(|&id| Guess { token: text(id as u32), id: id as u32, probability: here[id].exp() }).collect();
+    let guesses =
+        order.iter().map(|&id| Guess { token: text(id as u32), id: id as u32, probability: here[id].exp() }).collect();
     let best = pellucid_engine::sample::most_likely(answer) as usize;
     let bits = |nats: f32| nats / std::f32::consts::LN_2;
     // A probability of zero contributes nothing, though its logarithm is -inf.
@@ -82,17 +83,26 @@ mod tests {
     #[test]
     fn the_last_row_is_the_models_own_answer_and_the_lens_converges() {
         let loaded = LoadedModel::builtin(&LoadOptions::default()).expect("the built-in model");
-        let tokens = loaded.encode("Once upon a time, there was a little girl named Lily. She loved to play with her").expect("tokens");
+        let tokens = loaded
+            .encode("Once upon a time, there was a little girl named Lily. She loved to play with her")
+            .expect("tokens");
         let table = compute(&loaded, &tokens).expect("a table");
         let layers = loaded.model.program().architecture().layers.len();
         assert_eq!((table.rows.len(), table.prompt_tokens.len()), (layers + 1, tokens.len()));
-        let run = loaded.model.run(&[tokens.clone()], &Plan::capture(["logits"]), &RunOptions::default()).expect("a run");
+        let run = loaded
+            .model
+            .run(std::slice::from_ref(&tokens), &Plan::capture(["logits"]), &RunOptions::default())
+            .expect("a run");
         for position in 0..tokens.len() {
             let column: Vec<&LensCell> = table.rows.iter().map(|row| &row.cells[position]).collect();
             let answer = column[layers];
             assert_eq!(answer.guesses[0].id, pellucid_engine::sample::most_likely(run.captures[0].array.row(position)));
             assert!(answer.agrees() && answer.kl_to_final_bits < 1e-4);
-            assert!(column.iter().all(|cell| cell.entropy_bits.is_finite() && cell.entropy_bits <= 11.01 && cell.rank_of_final >= 1));
+            assert!(
+                column
+                    .iter()
+                    .all(|cell| cell.entropy_bits.is_finite() && cell.entropy_bits <= 11.01 && cell.rank_of_final >= 1)
+            );
         }
         let kl = |row: usize| table.rows[row].cells.iter().map(|cell| cell.kl_to_final_bits).sum::<f32>();
         assert!(kl(layers - 1) < kl(0) / 2.0, "the last layers are nearer to the answer than the embedding");

@@ -37,7 +37,8 @@ pub fn run(args: GenerateArgs) -> Result<(), Failure> {
 
     // Text streams as it comes; with stop strings only what cannot become part of one, so that none is ever shown.
     let mut stream = Stream::new(!args.json && loaded.tokenizer.is_some(), &args.stop);
-    let generation = loaded.generate(&rows, &plan, &options, &args.stop, &mut |_, _, piece| stream.push(piece.unwrap_or_default()))?;
+    let generation = loaded
+        .generate(&rows, &plan, &options, &args.stop, &mut |_, _, piece| stream.push(piece.unwrap_or_default()))?;
     let row = &generation.rows[0];
     let text = loaded.text(&row.tokens, row.finish, &args.stop);
     if let Some(path) = &args.plan.out {
@@ -52,7 +53,9 @@ pub fn run(args: GenerateArgs) -> Result<(), Failure> {
             Finish::Stop => "stop",
         };
         let timing = json!({ "load_s": load_s, "prefill_s": generation.prefill.as_secs_f64(), "decode_s": generation.decode.as_secs_f64() });
-        return print_json(&json!({ "prompt_tokens": prompt, "tokens": row.tokens, "text": text, "finish_reason": finish, "timing": timing }));
+        return print_json(
+            &json!({ "prompt_tokens": prompt, "tokens": row.tokens, "text": text, "finish_reason": finish, "timing": timing }),
+        );
     }
     match text {
         Some(text) => stream.finish(&text),

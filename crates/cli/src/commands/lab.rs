@@ -18,8 +18,12 @@ pub fn run(command: LabCommand) -> Result<(), Failure> {
 
 fn answer() -> Result<(), Failure> {
     let mut text = String::new();
-    std::io::stdin().read_to_string(&mut text).map_err(|error| Failure::usage(format!("stdin: {error}"), "send one JSON request"))?;
-    let request: Request = serde_json::from_str(&text).map_err(|error| Failure::usage(format!("not a request: {error}"), "crates/lab/src/protocol.rs says what a request is"))?;
+    std::io::stdin()
+        .read_to_string(&mut text)
+        .map_err(|error| Failure::usage(format!("stdin: {error}"), "send one JSON request"))?;
+    let request: Request = serde_json::from_str(&text).map_err(|error| {
+        Failure::usage(format!("not a request: {error}"), "crates/lab/src/protocol.rs says what a request is")
+    })?;
     print_json(&worker::answer(&request).map_err(failure)?)
 }
 
@@ -41,15 +45,26 @@ fn report(measurements: &[Measurement]) -> String {
     for measurement in measurements {
         let (mean, low, high) = measurement.summary();
         let ours = format!("{:.1} ms", measurement.our_seconds() * 1e3);
-        text += &format!("{:<50} {ours:>10}  {:>24}  {}\n", measurement.name, format!("{mean:.2} ({low:.2} to {high:.2})"), measurement.against);
+        text += &format!(
+            "{:<50} {ours:>10}  {:>24}  {}\n",
+            measurement.name,
+            format!("{mean:.2} ({low:.2} to {high:.2})"),
+            measurement.against
+        );
     }
-    let peak = measurements.iter().flat_map(|m| &m.ours).map(|a| a.peak_bytes as f64 / a.weight_bytes.max(1) as f64).fold(0.0, f64::max);
+    let peak = measurements
+        .iter()
+        .flat_map(|m| &m.ours)
+        .map(|a| a.peak_bytes as f64 / a.weight_bytes.max(1) as f64)
+        .fold(0.0, f64::max);
     text + &format!("peak memory: at most {peak:.2} times the stored weights\n")
 }
 
 fn failure(error: pellucid_lab::Error) -> Failure {
     match error {
         pellucid_lab::Error::Model(error) => error.into(),
-        other => Failure::no(other.to_string(), "run the worker by hand to see more: pellucid lab __worker < request.json"),
+        other => {
+            Failure::no(other.to_string(), "run the worker by hand to see more: pellucid lab __worker < request.json")
+        }
     }
 }

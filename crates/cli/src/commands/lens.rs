@@ -30,7 +30,9 @@ pub fn run(args: LensArgs) -> Result<(), Failure> {
 fn colour_depth() -> ColourDepth {
     let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let forced = set("CLICOLOR_FORCE").is_some_and(|value| value != "0");
-    if set("NO_COLOR").is_some() || (!forced && (!std::io::stdout().is_terminal() || set("TERM").is_some_and(|term| term == "dumb"))) {
+    if set("NO_COLOR").is_some()
+        || (!forced && (!std::io::stdout().is_terminal() || set("TERM").is_some_and(|term| term == "dumb")))
+    {
         ColourDepth::None
     } else if set("COLORTERM").is_some_and(|value| value == "truecolor" || value == "24bit") {
         ColourDepth::TrueColour

@@ -10,7 +10,15 @@ use pellucid_models::pull::{self, Progress};
 pub fn run(args: PullArgs) -> Result<(), Failure> {
     let Some(name) = args.name else {
         let width = pull::KNOWN.iter().map(|known| known.name.len()).max().unwrap_or(0);
-        let line = |known: &pull::Known| format!("{:width$}  {:>4} MB  {} ({})\n", known.name, known.download_bytes() / 1_000_000, known.about, known.licence);
+        let line = |known: &pull::Known| {
+            format!(
+                "{:width$}  {:>4} MB  {} ({})\n",
+                known.name,
+                known.download_bytes() / 1_000_000,
+                known.about,
+                known.licence
+            )
+        };
         return print(&pull::KNOWN.iter().map(line).collect::<String>());
     };
     let mut shown: Option<(String, ProgressBar)> = None;

@@ -73,7 +73,10 @@ fn next_tokens(loaded: &LoadedModel, rows: &[Vec<u32>], run: &Run) -> String {
 fn summary(run: &Run, rows: usize) -> String {
     let named = files::named(&run.captures, rows);
     let width = named.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
-    named.iter().map(|(name, array)| format!("{name:width$}  {:<18} {}\n", format!("{:?}", array.shape()), statistics(array))).collect()
+    named
+        .iter()
+        .map(|(name, array)| format!("{name:width$}  {:<18} {}\n", format!("{:?}", array.shape()), statistics(array)))
+        .collect()
 }
 
 fn statistics(array: &Array) -> String {
@@ -95,8 +98,14 @@ fn json_of(loaded: &LoadedModel, rows: &[Vec<u32>], run: &Run, asks_next: bool, 
         }
         listed.push(entry);
     }
-    let captures: Vec<Value> =
-        if asks_next { Vec::new() } else { files::named(&run.captures, rows.len()).iter().map(|(name, array)| json!({ "name": name, "shape": array.shape() })).collect() };
+    let captures: Vec<Value> = if asks_next {
+        Vec::new()
+    } else {
+        files::named(&run.captures, rows.len())
+            .iter()
+            .map(|(name, array)| json!({ "name": name, "shape": array.shape() }))
+            .collect()
+    };
     let passed_over: Vec<String> = run.passed_over.iter().map(|site| site.to_string()).collect();
     json!({ "model": loaded.name, "rows": listed, "captures": captures, "passed_over": passed_over, "timing": { "load_s": load_s, "run_s": run_s } })
 }

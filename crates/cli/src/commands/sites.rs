@@ -37,11 +37,17 @@ fn shape(program: &Program, site: Site) -> Vec<serde_json::Value> {
 fn table(program: &Program) -> String {
     let mut lines: Vec<(String, String, String, Vec<usize>, Site)> = Vec::new();
     for site in program.sites() {
-        let shape = shape(program, site).iter().map(|part| part.to_string().trim_matches('"').to_string()).collect::<Vec<_>>().join(", ");
+        let shape = shape(program, site)
+            .iter()
+            .map(|part| part.to_string().trim_matches('"').to_string())
+            .collect::<Vec<_>>()
+            .join(", ");
         let meaning = site.point.info().meaning;
         match (site.layer, lines.iter_mut().find(|line| line.4.point == site.point && line.1 == shape)) {
             (Some(layer), Some(line)) => line.3.push(layer),
-            _ => lines.push((site.point.to_string(), shape, meaning.to_string(), site.layer.into_iter().collect(), site)),
+            _ => {
+                lines.push((site.point.to_string(), shape, meaning.to_string(), site.layer.into_iter().collect(), site))
+            }
         }
     }
     let address = |line: &(String, String, String, Vec<usize>, Site)| match line.3.as_slice() {
@@ -50,7 +56,12 @@ fn table(program: &Program) -> String {
     };
     let width = lines.iter().map(|line| address(line).len()).max().unwrap_or(0);
     let shape_width = lines.iter().map(|line| line.1.len()).max().unwrap_or(0);
-    lines.iter().map(|line| format!("{:width$}  [{}]{:pad$}  {}\n", address(line), line.1, "", line.2, pad = shape_width - line.1.len())).collect()
+    lines
+        .iter()
+        .map(|line| {
+            format!("{:width$}  [{}]{:pad$}  {}\n", address(line), line.1, "", line.2, pad = shape_width - line.1.len())
+        })
+        .collect()
 }
 
 /// `0-29` for a run of layers, `{0,2}` for others.

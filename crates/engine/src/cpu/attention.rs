@@ -4,7 +4,9 @@ use super::in_parts;
 use crate::error::Result;
 use crate::exec::{Frame, RowState, Segment, Taps};
 use crate::program::OpKind;
-use pellucid_kernels::attention::{AttentionShape, HeadTerms, KvStore, Queries, attend as fused, mix, scores as explicit_scores};
+use pellucid_kernels::attention::{
+    AttentionShape, HeadTerms, KvStore, Queries, attend as fused, mix, scores as explicit_scores,
+};
 use pellucid_kernels::elementwise::dot;
 use pellucid_kernels::matmul;
 use pellucid_kernels::softmax::softmax;
@@ -12,13 +14,16 @@ use pellucid_kernels::softmax::softmax;
 /// Appends keys and values, then attends: fused for rows that nobody looks into, step by step for the others.
 pub(super) fn attend(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()> {
     let op = &frame.program.ops()[index];
-    let OpKind::Attention { q, k, v, shape, slopes, scores, probs, out } = &op.kind else { unreachable!("dispatched on the kind") };
+    let OpKind::Attention { q, k, v, shape, slopes, scores, probs, out } = &op.kind else {
+        unreachable!("dispatched on the kind")
+    };
     let layer = op.layer.unwrap_or_default();
     append(frame, layer, shape, *k, *v);
 
     let mut value = frame.make(*out);
     let terms = HeadTerms { slopes: slopes.as_deref(), sinks: None };
-    let looked_into = |segment: &&Segment| taps.touches_row(*scores, segment.row) || taps.touches_row(*probs, segment.row);
+    let looked_into =
+        |segment: &&Segment| taps.touches_row(*scores, segment.row) || taps.touches_row(*probs, segment.row);
     let (apart, together): (Vec<&Segment>, Vec<&Segment>) = frame.pass.segments.iter().partition(looked_into);
     let runs: Vec<Queries> = together.iter().filter_map(|segment| queries(frame.rows, layer, segment)).collect();
     fused(frame.pool, shape, terms, frame.value(*q), &runs, &mut value);
@@ -46,15 +51,21 @@ fn append(frame: &mut Frame, layer: usize, shape: &AttentionShape, k: usize, v: 
         let capacity = frame.rows[segment.row].capacity.max(segment.position + segment.count);
         let mut kv = std::mem::take(&mut frame.rows[segment.row].kv);
         kv.resize_with(layers, || None);
-        let store = kv[layer].get_or_insert_with(|| KvStore::new(shape.kv_heads, shape.key_dim, shape.value_dim, capacity));
-        store.append(&frame.value(k)[tokens.start * k_width..tokens.end * k_width], &frame.value(v)[tokens.start * v_width..tokens.end * v_width]);
+        let store =
+            kv[layer].get_or_insert_with(|| KvStore::new(shape.kv_heads, shape.key_dim, shape.value_dim, capacity));
+        store.append(
+            &frame.value(k)[tokens.start * k_width..tokens.end * k_width],
+            &frame.value(v)[tokens.start * v_width..tokens.end * v_width],
+        );
         frame.rows[segment.row].kv = kv;
     }
 }
 
 /// The output projection; each head's share apart when somebody looks.
 pub(super) fn project(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()> {
-    let OpKind::Project { z, weight, bias, heads, head_out, out } = &frame.program.ops()[index].kind else { unreachable!("dispatched on the kind") };
+    let OpKind::Project { z, weight, bias, heads, head_out, out } = &frame.program.ops()[index].kind else {
+        unreachable!("dispatched on the kind")
+    };
     let mut value = frame.make(*out);
     let (matrix, bias) = (frame.weights.matrix(*weight), bias.map(|bias| frame.weights.vector(bias)));
     matmul(frame.pool, frame.value(*z), matrix, bias, &mut value);
@@ -71,7 +82,10 @@ pub(super) fn project(index: usize, frame: &mut Frame, taps: &mut Taps) -> Resul
         for (token, part) in tokens.zip(part.chunks_exact_mut(heads * width)) {
             for (head, share) in part.chunks_exact_mut(width).enumerate() {
                 let z = &z_value[token * inner + head * dim..][..dim];
-                share.iter_mut().enumerate().for_each(|(unit, y)| *y = dot(z, &rows[unit * inner + head * dim..][..dim]));
+                share
+                    .iter_mut()
+                    .enumerate()
+                    .for_each(|(unit, y)| *y = dot(z, &rows[unit * inner + head * dim..][..dim]));
             }
         }
     });

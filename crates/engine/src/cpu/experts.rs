@@ -9,12 +9,19 @@ use pellucid_kernels::{activation, matmul};
 
 /// From router scores to chosen experts and their weights, largest score first.
 pub(super) fn route(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()> {
-    let OpKind::Route { logits, chosen, routing, weights, indices } = &frame.program.ops()[index].kind else { unreachable!("dispatched on the kind") };
+    let OpKind::Route { logits, chosen, routing, weights, indices } = &frame.program.ops()[index].kind else {
+        unreachable!("dispatched on the kind")
+    };
     let (mut shares, mut choices) = (frame.make(*weights), frame.make(*indices));
     let experts = frame.program.edge(*logits).width;
     let mut scores = vec![0.0; experts];
     let mut order: Vec<usize> = Vec::with_capacity(experts);
-    for ((logits, shares), choices) in frame.value(*logits).chunks_exact(experts).zip(shares.chunks_exact_mut(*chosen)).zip(choices.chunks_exact_mut(*chosen)) {
+    for ((logits, shares), choices) in frame
+        .value(*logits)
+        .chunks_exact(experts)
+        .zip(shares.chunks_exact_mut(*chosen))
+        .zip(choices.chunks_exact_mut(*chosen))
+    {
         let Routing::SoftmaxThenChoose { renormalise } = *routing;
         scores.copy_from_slice(logits);
         softmax(&mut scores, None);
@@ -36,7 +43,9 @@ pub(super) fn route(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<
 /// Each expert runs once on all tokens that chose it; a token adds up its experts in its own order of choice,
 /// so its sum does not depend on its neighbours.
 pub(super) fn run(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()> {
-    let OpKind::Experts { x, weights, indices, experts, activation, out } = &frame.program.ops()[index].kind else { unreachable!("dispatched on the kind") };
+    let OpKind::Experts { x, weights, indices, experts, activation, out } = &frame.program.ops()[index].kind else {
+        unreachable!("dispatched on the kind")
+    };
     let mut value = frame.make(*out);
     value.fill(0.0);
     let width = frame.program.edge(*out).width;
@@ -49,8 +58,10 @@ pub(super) fn run(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()
         if slots.is_empty() {
             continue;
         }
-        let gathered: Vec<f32> = slots.iter().flat_map(|slot| &input[slot / chosen * width..][..width]).copied().collect();
-        let (gate, up, down) = (frame.weights.matrix(expert.gate), frame.weights.matrix(expert.up), frame.weights.matrix(expert.down));
+        let gathered: Vec<f32> =
+            slots.iter().flat_map(|slot| &input[slot / chosen * width..][..width]).copied().collect();
+        let (gate, up, down) =
+            (frame.weights.matrix(expert.gate), frame.weights.matrix(expert.up), frame.weights.matrix(expert.down));
         let (mut neurons, mut linear) = (vec![0.0; slots.len() * gate.rows()], vec![0.0; slots.len() * up.rows()]);
         matmul(frame.pool, &gathered, gate, None, &mut neurons);
         matmul(frame.pool, &gathered, up, None, &mut linear);

@@ -46,8 +46,17 @@ impl Backend for Cpu {
             OpKind::Norm { .. } => norm(index, frame, taps),
             OpKind::Add { a, b, out } => {
                 // The stream is added to in place unless somebody still needs it as it was.
-                let mut value = frame.reuse(*a, index, taps);
-                elementwise::add(&mut value, frame.value(*b));
+                let in_place = frame.is_free_after(*a, index, taps);
+                let mut value = if in_place { frame.reuse(*a, index, taps) } else { frame.make(*out) };
+                let (a, b, width) = (frame.value(*a), frame.value(*b), program.edge(*out).width);
+                in_parts(frame.pool, &mut value, width, &|rows, part| {
+                    let range = rows.start * width..rows.end * width;
+                    if in_place {
+                        elementwise::add(part, &b[range])
+                    } else {
+                        elementwise::sum(&a[range.clone()], &b[range], part)
+                    }
+                });
                 frame.put(*out, value, taps)
             }
             OpKind::Scale { x, by, out } => {
@@ -81,7 +90,9 @@ impl Backend for Cpu {
             OpKind::Gate { gate, linear, activation, out } => {
                 let mut value = frame.reuse(*gate, index, taps);
                 let linear = frame.value(*linear);
-                in_parts(frame.pool, &mut value, 1, &|range, part| activation::activate_gated(*activation, part, &linear[range]));
+                in_parts(frame.pool, &mut value, 1, &|range, part| {
+                    activation::activate_gated(*activation, part, &linear[range])
+                });
                 frame.put(*out, value, taps)
             }
             OpKind::Route { .. } => experts::route(index, frame, taps),
@@ -99,7 +110,8 @@ impl Backend for Cpu {
 }
 
 fn norm(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()> {
-    let OpKind::Norm { x, norm, gain: weight, bias, group, scale, normed, out } = &frame.program.ops()[index].kind else {
+    let OpKind::Norm { x, norm, gain: weight, bias, group, scale, normed, out } = &frame.program.ops()[index].kind
+    else {
         unreachable!("dispatched on the kind")
     };
     let group = *group;

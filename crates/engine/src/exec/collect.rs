@@ -47,7 +47,10 @@ impl Collector {
         for (index, entry) in compiled.entries.iter().enumerate() {
             let CompiledAction::Capture(reduce) = &entry.action else { continue };
             // A whole capture of a single pass takes the buffer itself and needs no room.
-            let takes_buffer = single_pass && entry.whole && matches!(reduce, CompiledReduce::Whole) && compiled.at_edge[entry.edge].last() == Some(&index);
+            let takes_buffer = single_pass
+                && entry.whole
+                && matches!(reduce, CompiledReduce::Whole)
+                && compiled.at_edge[entry.edge].last() == Some(&index);
             if takes_buffer {
                 continue;
             }
@@ -76,8 +79,15 @@ impl Collector {
         }
     }
 
-    
-    pub fn collect(&mut self, index: usize, row: usize, entry: &Entry, reduce: &CompiledReduce, nth: usize, picked: &[f32]) {
+    pub fn collect(
+        &mut self,
+        index: usize,
+        row: usize,
+        entry: &Entry,
+        reduce: &CompiledReduce,
+        nth: usize,
+        picked: &[f32],
+    ) {
         let width = entry.columns.len();
         match self.gathered.get_mut(&(index, row)) {
             Some(Gathered::Sum(sum, count)) => {
@@ -129,7 +139,8 @@ impl Collector {
             let CompiledAction::Capture(reduce) = &entry.action else { continue };
             for (row, chosen) in entry.rows.iter().enumerate() {
                 let (Some(chosen), Some(gathered)) = (chosen, self.gathered.remove(&(index, row))) else { continue };
-                let (positions, array, units) = gathered.finish(program.edge(entry.edge), entry, reduce, chosen, row, lengths[row]);
+                let (positions, array, units) =
+                    gathered.finish(program.edge(entry.edge), entry, reduce, chosen, row, lengths[row]);
                 captures.push(Capture { site: entry.site, tap: entry.tap, row, positions, array, units });
             }
         }
@@ -150,7 +161,15 @@ impl Gathered {
         Gathered::Lines { values: vec![0.0; count * width], units: vec![0.0; units], there: vec![false; count] }
     }
 
-    fn finish(self, edge: &Edge, entry: &Entry, reduce: &CompiledReduce, chosen: &Chosen, row: usize, length: usize) -> (Vec<usize>, Array, Option<Array>) {
+    fn finish(
+        self,
+        edge: &Edge,
+        entry: &Entry,
+        reduce: &CompiledReduce,
+        chosen: &Chosen,
+        row: usize,
+        length: usize,
+    ) -> (Vec<usize>, Array, Option<Array>) {
         let mut positions = chosen.positions();
         match self {
             Gathered::Buffer(array) => (positions, array, None),
@@ -190,7 +209,9 @@ impl Gathered {
                     let width = line.values.len() / heads;
                     let places = (0..keys).filter(|&place| selected[place] < line.keys);
                     for (nth, place) in places.enumerate() {
-                        (0..heads).for_each(|head| values[(head * lines.len() + query) * keys + place] = line.values[head * width + nth]);
+                        (0..heads).for_each(|head| {
+                            values[(head * lines.len() + query) * keys + place] = line.values[head * width + nth]
+                        });
                     }
                 }
                 let shape = vec![heads, lines.len(), keys];
@@ -205,6 +226,10 @@ fn keep(values: &mut Vec<f32>, there: &[bool], width: usize) {
     if there.iter().all(|&t| t) || values.is_empty() {
         return;
     }
-    let kept = there.iter().enumerate().filter(|(_, there)| **there).flat_map(|(line, _)| values[line * width..][..width].to_vec());
+    let kept = there
+        .iter()
+        .enumerate()
+        .filter(|(_, there)| **there)
+        .flat_map(|(line, _)| values[line * width..][..width].to_vec());
     *values = kept.collect();
 }

@@ -124,9 +124,14 @@ impl<'a> Frame<'a> {
         copy
     }
 
+    /// Whether op `reader` is the last to need an edge's value, so that it may write into it.
+    pub fn is_free_after(&self, edge: EdgeId, reader: usize, taps: &Taps) -> bool {
+        self.program.last_use(edge) == reader && !taps.keeps(edge)
+    }
+
     /// An edge's value to change: the value itself when op `reader` is the last to need it, else a copy.
     pub fn reuse(&mut self, edge: EdgeId, reader: usize, taps: &Taps) -> Vec<f32> {
-        if self.program.last_use(edge) == reader && !taps.keeps(edge) { self.take(edge) } else { self.copy(edge) }
+        if self.is_free_after(edge, reader, taps) { self.take(edge) } else { self.copy(edge) }
     }
 
     pub(crate) fn take(&mut self, edge: EdgeId) -> Vec<f32> {

@@ -2,7 +2,7 @@
 //!
 //! The story of a call: the plan is compiled (`plan`), the rows are grouped, each group's tokens go through in one or more
 //! passes (`pass.rs`); in a pass each op runs on a [`Frame`] (`frame.rs`) that holds the living edges; every value that is put
-//! on an edge meets the edge's taps (`taps.rs`); what they capture gathers in the [`Collector`] (`collect.rs`).
+//! on an edge meets the edge's taps (`taps.rs`); what they capture gathers in `collect.rs`.
 
 mod collect;
 mod frame;
@@ -63,7 +63,12 @@ impl Model {
     /// A model that runs on the CPU with the shared threads.
     pub fn new(program: Program, weights: Weights) -> Model {
         let weights = weights.with_folded_gains(&program);
-        Model { program: Arc::new(program), weights: Arc::new(weights), backend: Arc::new(crate::cpu::Cpu), pool: Pool::global() }
+        Model {
+            program: Arc::new(program),
+            weights: Arc::new(weights),
+            backend: Arc::new(crate::cpu::Cpu),
+            pool: Pool::global(),
+        }
     }
 
     /// The same model on other threads.
@@ -91,7 +96,10 @@ impl Model {
         for group in &compiled.groups {
             call.prefill(group, inputs, false)?;
         }
-        Ok(Run { captures: call.collector.finish(&self.program, &compiled, &prompts), passed_over: compiled.passed_over })
+        Ok(Run {
+            captures: call.collector.finish(&self.program, &compiled, &prompts),
+            passed_over: compiled.passed_over,
+        })
     }
 
     /// The sites that a text means on this model.
@@ -112,7 +120,10 @@ impl Model {
         }
         for (row, tokens) in inputs.iter().enumerate() {
             if tokens.is_empty() {
-                return Err(Error::input(format!("row {row} is empty"), "a row needs at least one token; models with a beginning-of-text token can start from it"));
+                return Err(Error::input(
+                    format!("row {row} is empty"),
+                    "a row needs at least one token; models with a beginning-of-text token can start from it",
+                ));
             }
             if let Some(token) = tokens.iter().find(|&&token| token as usize >= architecture.vocab) {
                 return Err(Error::input(
@@ -150,12 +161,27 @@ pub(crate) struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    pub fn new(model: &'a Model, compiled: &'a Compiled, prompts: &'a [usize], chunk: Option<usize>, steps_follow: bool) -> Call<'a> {
+    pub fn new(
+        model: &'a Model,
+        compiled: &'a Compiled,
+        prompts: &'a [usize],
+        chunk: Option<usize>,
+        steps_follow: bool,
+    ) -> Call<'a> {
         // Sources may lie anywhere in a row, so a plan that has some takes each prompt whole.
         let chunk = chunk.filter(|_| compiled.sources.is_empty()).unwrap_or(usize::MAX).max(1);
         let rows = prompts.iter().map(|_| RowState::default()).collect();
         let collector = Collector::new(compiled, !steps_follow && prompts.iter().all(|&n| n <= chunk));
-        Call { model, compiled, prompts, chunk, rows, collector, arena: Arena::default(), buffers: Buffers::new(model.program()) }
+        Call {
+            model,
+            compiled,
+            prompts,
+            chunk,
+            rows,
+            collector,
+            arena: Arena::default(),
+            buffers: Buffers::new(model.program()),
+        }
     }
 
     /// Room for `positions` positions of a row, so that its cache never moves.
@@ -170,7 +196,10 @@ impl<'a> Call<'a> {
         let longest = group.iter().map(|&row| inputs[row].len()).max().unwrap_or(0);
         while from < longest {
             let to = from.saturating_add(self.chunk).min(longest);
-            let parts = group.iter().filter(|&&row| inputs[row].len() > from).map(|&row| (row, &inputs[row][from..to.min(inputs[row].len())]));
+            let parts = group
+                .iter()
+                .filter(|&&row| inputs[row].len() > from)
+                .map(|&row| (row, &inputs[row][from..to.min(inputs[row].len())]));
             let last = self.pass(parts, logits)?;
             all.extend(last);
             from = to;
@@ -195,12 +224,24 @@ impl<'a> Call<'a> {
     }
 
     /// One pass; gives `(row, logits)` of the rows whose prompt (or step) it ends, if asked.
-    fn pass<'t>(&mut self, parts: impl Iterator<Item = (usize, &'t [u32])>, logits: bool) -> Result<Vec<(usize, Vec<f32>)>> {
+    fn pass<'t>(
+        &mut self,
+        parts: impl Iterator<Item = (usize, &'t [u32])>,
+        logits: bool,
+    ) -> Result<Vec<(usize, Vec<f32>)>> {
         let program = self.model.program();
         let wanted = Wanted { compiled: self.compiled, program, prompts: self.prompts, ends: logits };
         let pass = Pass::new(parts, &self.rows, &wanted);
         let keep = logits.then(|| self.model.logits_edge());
-        let mut frame = Frame::new(program, &self.model.weights, &self.model.pool, &pass, &mut self.rows, &mut self.arena, &mut self.buffers);
+        let mut frame = Frame::new(
+            program,
+            &self.model.weights,
+            &self.model.pool,
+            &pass,
+            &mut self.rows,
+            &mut self.arena,
+            &mut self.buffers,
+        );
         frame.prepare(program.architecture());
         let mut taps = Taps { compiled: self.compiled, collector: &mut self.collector };
         let values = run_ops(self.model.backend.as_ref(), &mut frame, &mut taps, keep)?;

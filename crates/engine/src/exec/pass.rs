@@ -82,7 +82,9 @@ impl Pass {
         let position = move |token: usize| segment.position + token - segment.token;
         let places = match domain {
             Domain::All => tokens.clone(),
-            Domain::Read => self.read.partition_point(|&t| t < tokens.start)..self.read.partition_point(|&t| t < tokens.end),
+            Domain::Read => {
+                self.read.partition_point(|&t| t < tokens.start)..self.read.partition_point(|&t| t < tokens.end)
+            }
         };
         places.map(move |place| match domain {
             Domain::All => (place, position(place)),

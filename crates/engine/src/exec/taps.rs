@@ -46,7 +46,13 @@ impl Taps<'_> {
     }
 
     /// Gives a dying value to its whole capture; gives it back when there is none.
-    pub(super) fn hand_over(&mut self, program: &Program, pass: &Pass, edge: EdgeId, value: Vec<f32>) -> Option<Vec<f32>> {
+    pub(super) fn hand_over(
+        &mut self,
+        program: &Program,
+        pass: &Pass,
+        edge: EdgeId,
+        value: Vec<f32>,
+    ) -> Option<Vec<f32>> {
         match self.whole_capture(edge) {
             Some(index) => {
                 self.collector.hand_over(index, &self.compiled.entries[index], program.edge(edge), pass, value);
@@ -67,7 +73,9 @@ impl Taps<'_> {
             }
             for segment in &pass.segments {
                 let Some(chosen) = &entry.rows[segment.row] else { continue };
-                let places = pass.places(spec.domain, segment).filter_map(|(place, position)| Some((place, position, chosen.place(position)?)));
+                let places = pass
+                    .places(spec.domain, segment)
+                    .filter_map(|(place, position)| Some((place, position, chosen.place(position)?)));
                 let places: Vec<(usize, usize, usize)> = places.collect();
                 self.apply_row(index, segment.row, &places, spec.width, value)?;
             }
@@ -89,14 +97,26 @@ impl Taps<'_> {
     }
 
     /// One entry on the chosen tokens of one row: `(place in the value, position, place in the selection)`.
-    fn apply_row(&mut self, index: usize, row: usize, places: &[(usize, usize, usize)], width: usize, value: &mut [f32]) -> Result<()> {
+    fn apply_row(
+        &mut self,
+        index: usize,
+        row: usize,
+        places: &[(usize, usize, usize)],
+        width: usize,
+        value: &mut [f32],
+    ) -> Result<()> {
         let entry = &self.compiled.entries[index];
         if let CompiledAction::Call(callback) = &entry.action {
             let positions: Vec<usize> = places.iter().map(|&(_, position, _)| position).collect();
             let mut values = Vec::with_capacity(places.len() * entry.columns.len());
             places.iter().for_each(|&(place, ..)| entry.columns.gather(&value[place * width..][..width], &mut values));
             if !positions.is_empty() {
-                callback.0(&mut Selected { row, positions: &positions, width: entry.columns.len(), values: &mut values });
+                callback.0(&mut Selected {
+                    row,
+                    positions: &positions,
+                    width: entry.columns.len(),
+                    values: &mut values,
+                });
             }
             for (&(place, ..), values) in places.iter().zip(values.chunks_exact(entry.columns.len())) {
                 entry.columns.scatter(values, &mut value[place * width..][..width]);
@@ -122,7 +142,9 @@ impl Taps<'_> {
     fn edit(&self, entry: &Entry, row: usize, nth: usize, picked: &mut [f32]) -> Result<()> {
         match &entry.action {
             CompiledAction::Set(value) => self.with_value(entry, value, row, nth, picked, |x, v| *x = v),
-            CompiledAction::Add(value, scale) => self.with_value(entry, value, row, nth, picked, |x, v| *x += scale * v),
+            CompiledAction::Add(value, scale) => {
+                self.with_value(entry, value, row, nth, picked, |x, v| *x += scale * v)
+            }
             CompiledAction::Scale(by) => {
                 picked.iter_mut().for_each(|x| *x *= by);
                 Ok(())
@@ -147,7 +169,15 @@ impl Taps<'_> {
         }
     }
 
-    fn with_value(&self, entry: &Entry, value: &Value, row: usize, nth: usize, picked: &mut [f32], f: impl Fn(&mut f32, f32)) -> Result<()> {
+    fn with_value(
+        &self,
+        entry: &Entry,
+        value: &Value,
+        row: usize,
+        nth: usize,
+        picked: &mut [f32],
+        f: impl Fn(&mut f32, f32),
+    ) -> Result<()> {
         let values = match value {
             Value::Number(number) => {
                 picked.iter_mut().for_each(|x| f(x, *number));
@@ -159,7 +189,11 @@ impl Taps<'_> {
         };
         if values.len() != picked.len() {
             let problem = format!("the source has {} numbers where row {row} has {}", values.len(), picked.len());
-            return Err(self.at_run_time(entry, problem, "attention can be taken over only between rows of equal length"));
+            return Err(self.at_run_time(
+                entry,
+                problem,
+                "attention can be taken over only between rows of equal length",
+            ));
         }
         picked.iter_mut().zip(values).for_each(|(x, &v)| f(x, v));
         Ok(())
@@ -178,15 +212,26 @@ impl Taps<'_> {
     }
 
     /// Applies the taps of an attention edge to one segment's `[heads, queries, keys]`.
-    pub fn apply_attention(&mut self, program: &Program, segment: &Segment, edge: EdgeId, value: &mut [f32]) -> Result<()> {
+    pub fn apply_attention(
+        &mut self,
+        program: &Program,
+        segment: &Segment,
+        edge: EdgeId,
+        value: &mut [f32],
+    ) -> Result<()> {
         let (compiled, heads) = (self.compiled, program.edge(edge).width);
         let keys = segment.position + segment.count;
-        let line = |head: usize, query: usize| (head * segment.count + query) * keys..(head * segment.count + query + 1) * keys;
+        let line = |head: usize, query: usize| {
+            (head * segment.count + query) * keys..(head * segment.count + query + 1) * keys
+        };
         debug_assert_eq!(value.len(), heads * segment.count * keys);
         for &index in &compiled.at_edge[edge] {
             let entry = &compiled.entries[index];
             let Some(chosen) = &entry.rows[segment.row] else { continue };
-            let columns = entry.keys.as_ref().map(|keys_of| keys_of[segment.row].iter().copied().filter(|&key| key < keys).collect::<Vec<_>>());
+            let columns = entry
+                .keys
+                .as_ref()
+                .map(|keys_of| keys_of[segment.row].iter().copied().filter(|&key| key < keys).collect::<Vec<_>>());
             for query in 0..segment.count {
                 let position = segment.position + query;
                 let Some(nth) = chosen.place(position) else { continue };
@@ -200,12 +245,22 @@ impl Taps<'_> {
                 }
                 match &entry.action {
                     CompiledAction::Capture(_) => {
-                        self.collector.collect_attention(index, segment.row, nth, Line { position, keys, values: picked });
+                        self.collector.collect_attention(
+                            index,
+                            segment.row,
+                            nth,
+                            Line { position, keys, values: picked },
+                        );
                         continue;
                     }
                     CompiledAction::Call(callback) => {
                         let width = picked.len() / entry.heads.len();
-                        callback.0(&mut Selected { row: segment.row, positions: &[position], width, values: &mut picked });
+                        callback.0(&mut Selected {
+                            row: segment.row,
+                            positions: &[position],
+                            width,
+                            values: &mut picked,
+                        });
                     }
                     _ => self.edit(entry, segment.row, nth, &mut picked)?,
                 }
@@ -224,7 +279,8 @@ impl Taps<'_> {
             let Some(chosen) = &source.rows[segment.row] else { continue };
             for query in 0..segment.count {
                 if let Some(nth) = chosen.place(segment.position + query) {
-                    let values = source.heads.iter().flat_map(|&head| value[line(head, query)].iter().copied()).collect();
+                    let values =
+                        source.heads.iter().flat_map(|&head| value[line(head, query)].iter().copied()).collect();
                     self.collector.stash(index, segment.row, nth, chosen.len(), values);
                 }
             }

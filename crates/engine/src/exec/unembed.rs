@@ -11,7 +11,10 @@ impl Model {
     pub fn unembed(&self, stream: &[f32]) -> Result<Vec<f32>> {
         let (program, width) = (self.program(), self.program().architecture().width);
         if !stream.len().is_multiple_of(width) {
-            return Err(Error::input(format!("{} numbers are not whole vectors of {width}", stream.len()), "give vectors of the stream's width"));
+            return Err(Error::input(
+                format!("{} numbers are not whole vectors of {width}", stream.len()),
+                "give vectors of the stream's width",
+            ));
         }
         let count = stream.len() / width;
         let depth = program.architecture().layers.len();
@@ -20,7 +23,12 @@ impl Model {
             Some(edge) => (program.layer_ops(depth - 1).end, edge),
             None => return Err(Error::input("this model has no layers", "there is no stream to unembed")),
         };
-        let pass = Pass { segments: Vec::new(), tokens: vec![0; count], positions: vec![0; count], read: (0..count).collect() };
+        let pass = Pass {
+            segments: Vec::new(),
+            tokens: vec![0; count],
+            positions: vec![0; count],
+            read: (0..count).collect(),
+        };
         let compiled = Compiled::empty(program);
         let (mut arena, mut buffers, mut rows) = (Arena::default(), Buffers::new(program), Vec::new());
         let mut collector = Collector::new(&compiled, false);

@@ -105,7 +105,8 @@ pub(crate) struct Chosen {
 
 impl Chosen {
     fn new(positions: Vec<usize>) -> std::result::Result<Chosen, String> {
-        let mut by_position: Vec<(usize, usize)> = positions.into_iter().enumerate().map(|(place, position)| (position, place)).collect();
+        let mut by_position: Vec<(usize, usize)> =
+            positions.into_iter().enumerate().map(|(place, position)| (position, place)).collect();
         by_position.sort_unstable();
         match by_position.windows(2).find(|pair| pair[0].0 == pair[1].0) {
             Some(pair) => Err(format!("position {} is selected twice", pair[0].0)),
@@ -151,7 +152,13 @@ pub(crate) fn compile(program: &Program, plan: &Plan, lengths: Lengths, logits: 
     let made = |edge: EdgeId| program.edge(edge).made_by + 1;
     let mut ops = entries.iter().filter(returns).map(|entry| made(entry.edge)).max().unwrap_or(0);
     // An edit that runs needs its source, which in another row may lie further on.
-    while let Some(more) = entries.iter().filter(|entry| made(entry.edge) <= ops).filter_map(Entry::source).map(|source| made(sources[source].edge)).find(|&op| op > ops) {
+    while let Some(more) = entries
+        .iter()
+        .filter(|entry| made(entry.edge) <= ops)
+        .filter_map(Entry::source)
+        .map(|source| made(sources[source].edge))
+        .find(|&op| op > ops)
+    {
         ops = more;
     }
     if logits {
@@ -170,15 +177,28 @@ struct Compiler<'a> {
 
 impl Compiler<'_> {
     fn tap(&mut self, index: usize, tap: &Tap) -> Result<()> {
-        let fail = |problem: String, remedy: &str| Error::Plan { tap: index, site: tap.site.clone(), problem, remedy: remedy.into() };
+        let fail = |problem: String, remedy: &str| Error::Plan {
+            tap: index,
+            site: tap.site.clone(),
+            problem,
+            remedy: remedy.into(),
+        };
         let skips = tap.action == Action::Skip;
-        let text = if skips && !tap.site.ends_with(Point::ResidPost.name()) { format!("{}.{}", tap.site, Point::ResidPost) } else { tap.site.clone() };
-        let matches = site::find(self.program, &text).map_err(|error| fail(error.to_string(), error.remedy().unwrap_or_default()))?;
+        let text = if skips && !tap.site.ends_with(Point::ResidPost.name()) {
+            format!("{}.{}", tap.site, Point::ResidPost)
+        } else {
+            tap.site.clone()
+        };
+        let matches = site::find(self.program, &text)
+            .map_err(|error| fail(error.to_string(), error.remedy().unwrap_or_default()))?;
         self.passed_over.extend(matches.passed_over);
-        let rows = self.rows(tap).map_err(|problem| fail(problem, "rows count the inputs of the call from 0; positions count tokens"))?;
+        let rows = self
+            .rows(tap)
+            .map_err(|problem| fail(problem, "rows count the inputs of the call from 0; positions count tokens"))?;
         for site in matches.sites {
             let entry = self.entry(index, tap, site, rows.clone());
-            let entry = entry.map_err(|problem| fail(format!("{site}: {problem}"), "`pellucid sites` shows each site's shape"))?;
+            let entry = entry
+                .map_err(|problem| fail(format!("{site}: {problem}"), "`pellucid sites` shows each site's shape"))?;
             self.entries.push(entry);
         }
         Ok(())
@@ -201,29 +221,48 @@ impl Compiler<'_> {
         let mut chosen = vec![None; count];
         for (row, slot) in chosen.iter_mut().enumerate() {
             if rows.is_none_or(|rows| rows.contains(&row)) {
-                let positions = positions(self.lengths.prompts[row], self.lengths.limits[row]).map_err(|problem| format!("row {row}: {problem}"))?;
+                let positions = positions(self.lengths.prompts[row], self.lengths.limits[row])
+                    .map_err(|problem| format!("row {row}: {problem}"))?;
                 *slot = Some(Chosen::new(positions)?).filter(|chosen| chosen.len() > 0);
             }
         }
         Ok(chosen)
     }
 
-    fn entry(&mut self, index: usize, tap: &Tap, site: Site, rows: Vec<Option<Chosen>>) -> std::result::Result<Entry, String> {
+    fn entry(
+        &mut self,
+        index: usize,
+        tap: &Tap,
+        site: Site,
+        rows: Vec<Option<Chosen>>,
+    ) -> std::result::Result<Entry, String> {
         let edge_id = self.program.edge_of(site).ok_or("the site is gone")?;
         let edge = self.program.edge(edge_id);
         let (columns, heads) = self.inner(edge, tap.heads.as_deref(), tap.units.as_deref())?;
         let keys = match &tap.keys {
-            Some(_) if edge.layout != Layout::QueryKey => return Err("`keys` selects key positions of attn_scores and attn_probs only".into()),
+            Some(_) if edge.layout != Layout::QueryKey => {
+                return Err("`keys` selects key positions of attn_scores and attn_probs only".into());
+            }
             Some(keys) => Some(self.keys(keys)?),
             None => None,
         };
-        let everywhere = rows.iter().zip(self.lengths.limits).all(|(row, &limit)| row.as_ref().is_some_and(|chosen| chosen.len() == limit && chosen.place(0) == Some(0)));
-        let whole = everywhere && tap.positions == Positions::All && matches!(columns, Columns::All(_)) && edge.layout != Layout::QueryKey;
+        let everywhere = rows.iter().zip(self.lengths.limits).all(|(row, &limit)| {
+            row.as_ref().is_some_and(|chosen| chosen.len() == limit && chosen.place(0) == Some(0))
+        });
+        let whole = everywhere
+            && tap.positions == Positions::All
+            && matches!(columns, Columns::All(_))
+            && edge.layout != Layout::QueryKey;
         let action = self.action(tap, site, edge, &columns, &rows)?;
         Ok(Entry { tap: index, site, edge: edge_id, rows, whole, columns, heads, keys, action })
     }
 
-    fn inner(&self, edge: &Edge, heads: Option<&[usize]>, units: Option<&[usize]>) -> std::result::Result<(Columns, Vec<usize>), String> {
+    fn inner(
+        &self,
+        edge: &Edge,
+        heads: Option<&[usize]>,
+        units: Option<&[usize]>,
+    ) -> std::result::Result<(Columns, Vec<usize>), String> {
         if edge.layout != Layout::QueryKey {
             return Ok((Columns::new(edge, heads, units)?, Vec::new()));
         }
@@ -236,10 +275,22 @@ impl Compiler<'_> {
     }
 
     fn keys(&self, keys: &Positions) -> std::result::Result<Vec<Vec<usize>>, String> {
-        self.lengths.prompts.iter().zip(self.lengths.limits).map(|(&prompt, &limit)| keys.resolve(prompt, limit)).collect()
+        self.lengths
+            .prompts
+            .iter()
+            .zip(self.lengths.limits)
+            .map(|(&prompt, &limit)| keys.resolve(prompt, limit))
+            .collect()
     }
 
-    fn action(&mut self, tap: &Tap, site: Site, edge: &Edge, columns: &Columns, rows: &[Option<Chosen>]) -> std::result::Result<CompiledAction, String> {
+    fn action(
+        &mut self,
+        tap: &Tap,
+        site: Site,
+        edge: &Edge,
+        columns: &Columns,
+        rows: &[Option<Chosen>],
+    ) -> std::result::Result<CompiledAction, String> {
         if edge.layout == Layout::QueryKey {
             return self.attention_action(tap, site, rows);
         }
@@ -255,11 +306,17 @@ impl Compiler<'_> {
                 Reduce::TopK(k) => return Err(format!("topk of {k} among {} units", columns.len())),
                 Reduce::Dot(vector) => CompiledReduce::Dot(plain_vector(vector, columns.len())?),
             })),
-            Action::Set(operand) | Action::MeanAblate(operand) => Ok(CompiledAction::Set(self.value(operand, tap, site, edge, columns, rows)?)),
-            Action::Add { operand, scale } => Ok(CompiledAction::Add(self.value(operand, tap, site, edge, columns, rows)?, *scale)),
+            Action::Set(operand) | Action::MeanAblate(operand) => {
+                Ok(CompiledAction::Set(self.value(operand, tap, site, edge, columns, rows)?))
+            }
+            Action::Add { operand, scale } => {
+                Ok(CompiledAction::Add(self.value(operand, tap, site, edge, columns, rows)?, *scale))
+            }
             Action::Scale(by) => Ok(CompiledAction::Scale(*by)),
             Action::Zero => Ok(CompiledAction::Set(Value::Number(0.0))),
-            Action::ProjectOut { vector, scale } => Ok(CompiledAction::ProjectOut(unit_vector(vector, edge, columns)?, *scale)),
+            Action::ProjectOut { vector, scale } => {
+                Ok(CompiledAction::ProjectOut(unit_vector(vector, edge, columns)?, *scale))
+            }
             Action::Cap { vector, min, max } => {
                 let (min, max) = (min.unwrap_or(f32::NEG_INFINITY), max.unwrap_or(f32::INFINITY));
                 if min > max || min.is_nan() || max.is_nan() {
@@ -268,14 +325,23 @@ impl Compiler<'_> {
                 Ok(CompiledAction::Cap(unit_vector(vector, edge, columns)?, min, max))
             }
             Action::Skip => {
-                let before = FromSite { site: Some(Site { point: Point::ResidPre, ..site }.to_string()), rows: None, positions: None };
+                let before = FromSite {
+                    site: Some(Site { point: Point::ResidPre, ..site }.to_string()),
+                    rows: None,
+                    positions: None,
+                };
                 Ok(CompiledAction::Set(self.value(&Operand::From(before), tap, site, edge, columns, rows)?))
             }
             Action::Call(callback) => Ok(CompiledAction::Call(callback.clone())),
         }
     }
 
-    fn attention_action(&mut self, tap: &Tap, site: Site, rows: &[Option<Chosen>]) -> std::result::Result<CompiledAction, String> {
+    fn attention_action(
+        &mut self,
+        tap: &Tap,
+        site: Site,
+        rows: &[Option<Chosen>],
+    ) -> std::result::Result<CompiledAction, String> {
         let number = |operand: &Operand| match operand {
             Operand::Number(x) => Ok(*x),
             _ => Err("attention sites take a number here".to_string()),
@@ -330,17 +396,28 @@ impl Compiler<'_> {
     }
 
     /// Registers the site that `from` names and says which row reads which.
-    fn source(&mut self, from: &FromSite, tap: &Tap, site: Site, rows: &[Option<Chosen>]) -> std::result::Result<usize, String> {
+    fn source(
+        &mut self,
+        from: &FromSite,
+        tap: &Tap,
+        site: Site,
+        rows: &[Option<Chosen>],
+    ) -> std::result::Result<usize, String> {
         let name = from.site.clone().unwrap_or_else(|| site.to_string());
         let found = site::find(self.program, &name).map_err(|error| error.to_string())?.sites;
         let origin = match found[..] {
             [one] => one,
             // A pattern in both places pairs layer with layer.
-            _ => *found.iter().find(|origin| origin.layer == site.layer).ok_or("the source pattern has no site of this layer")?,
+            _ => *found
+                .iter()
+                .find(|origin| origin.layer == site.layer)
+                .ok_or("the source pattern has no site of this layer")?,
         };
         let edge_id = self.program.edge_of(origin).ok_or("the source is gone")?;
         let edge = self.program.edge(edge_id);
-        if (edge.layout == Layout::QueryKey) != (self.program.edge_of(site).is_some_and(|e| self.program.edge(e).layout == Layout::QueryKey)) {
+        if (edge.layout == Layout::QueryKey)
+            != (self.program.edge_of(site).is_some_and(|e| self.program.edge(e).layout == Layout::QueryKey))
+        {
             return Err("attention sites and others cannot feed each other".into());
         }
         let readers: Vec<usize> = (0..rows.len()).filter(|&row| rows[row].is_some()).collect();
@@ -359,12 +436,18 @@ impl Compiler<'_> {
             None => selected(tap, prompt, limit),
         })?;
         for &reader in &readers {
-            let (mine, theirs) = (rows[reader].as_ref().map_or(0, Chosen::len), read_by[reader].and_then(|row| chosen[row].as_ref()).map_or(0, Chosen::len));
+            let (mine, theirs) = (
+                rows[reader].as_ref().map_or(0, Chosen::len),
+                read_by[reader].and_then(|row| chosen[row].as_ref()).map_or(0, Chosen::len),
+            );
             if theirs != mine && theirs != 1 {
-                return Err(format!("the source selects {theirs} positions for the {mine} of row {reader}; select as many, or one for all"));
+                return Err(format!(
+                    "the source selects {theirs} positions for the {mine} of row {reader}; select as many, or one for all"
+                ));
             }
         }
-        let (columns, heads) = self.inner(edge, tap.heads.as_deref().filter(|_| edge.layout != Layout::Flat), tap.units.as_deref())?;
+        let (columns, heads) =
+            self.inner(edge, tap.heads.as_deref().filter(|_| edge.layout != Layout::Flat), tap.units.as_deref())?;
         self.sources.push(Source { site: origin, edge: edge_id, rows: chosen, columns, heads, read_by });
         Ok(self.sources.len() - 1)
     }
@@ -380,7 +463,8 @@ fn selected(tap: &Tap, prompt: usize, limit: usize) -> std::result::Result<Vec<u
     }
     if let Some(steps) = &tap.steps {
         // Step k is position prompt - 1 + k; steps have no prompt to count back from.
-        let steps = steps.resolve(limit + 1 - prompt, limit + 1 - prompt).map_err(|problem| format!("steps: {problem}"))?;
+        let steps =
+            steps.resolve(limit + 1 - prompt, limit + 1 - prompt).map_err(|problem| format!("steps: {problem}"))?;
         positions.retain(|&p| p + 1 >= prompt && steps.contains(&(p + 1 - prompt)));
     }
     Ok(positions)
@@ -391,7 +475,9 @@ fn plain_vector(operand: &Operand, len: usize) -> std::result::Result<Vec<f32>, 
     match operand {
         Operand::Vector(vector) if vector.len() == len => Ok(vector.clone()),
         Operand::Vector(vector) => Err(format!("a vector of {} numbers for {len} selected units", vector.len())),
-        Operand::File(file) => Err(format!("the file {file:?} was not read; files are resolved before a plan is compiled")),
+        Operand::File(file) => {
+            Err(format!("the file {file:?} was not read; files are resolved before a plan is compiled"))
+        }
         _ => Err("a direction is a list of numbers or a tensor in a file".into()),
     }
 }
@@ -400,7 +486,7 @@ fn plain_vector(operand: &Operand, len: usize) -> std::result::Result<Vec<f32>, 
 fn repeated(operand: &Operand, edge: &Edge, columns: &Columns) -> std::result::Result<Vec<f32>, String> {
     if let (Operand::Vector(vector), Layout::Heads(heads)) = (operand, edge.layout) {
         let dim = edge.width / heads;
-        if vector.len() == dim && columns.len() % dim == 0 {
+        if vector.len() == dim && columns.len().is_multiple_of(dim) {
             return Ok(vector.repeat(columns.len() / dim));
         }
     }
@@ -410,7 +496,11 @@ fn repeated(operand: &Operand, edge: &Edge, columns: &Columns) -> std::result::R
 /// A direction of unit length for the selected units, or for each head.
 fn unit_vector(operand: &Operand, edge: &Edge, columns: &Columns) -> std::result::Result<Vec<f32>, String> {
     let vector = match (operand, edge.layout) {
-        (Operand::Vector(vector), Layout::Heads(heads)) if vector.len() == edge.width / heads && columns.len() % vector.len() == 0 => vector.clone(),
+        (Operand::Vector(vector), Layout::Heads(heads))
+            if vector.len() == edge.width / heads && columns.len().is_multiple_of(vector.len()) =>
+        {
+            vector.clone()
+        }
         _ => plain_vector(operand, columns.len())?,
     };
     let length = vector.iter().map(|x| x * x).sum::<f32>().sqrt();
@@ -439,7 +529,9 @@ impl Compiled {
     /// The positions of a row at which somebody reads the end of the model.
     pub fn reads(&self, program: &Program, row: usize, position: usize) -> bool {
         let at_end = |edge: EdgeId| program.edge(edge).domain == Domain::Read;
-        let chosen = |rows: &[Option<Chosen>]| rows[row].as_ref().is_some_and(|chosen| chosen.place(position).is_some());
-        self.entries.iter().any(|entry| at_end(entry.edge) && chosen(&entry.rows)) || self.sources.iter().any(|source| at_end(source.edge) && chosen(&source.rows))
+        let chosen =
+            |rows: &[Option<Chosen>]| rows[row].as_ref().is_some_and(|chosen| chosen.place(position).is_some());
+        self.entries.iter().any(|entry| at_end(entry.edge) && chosen(&entry.rows))
+            || self.sources.iter().any(|source| at_end(source.edge) && chosen(&source.rows))
     }
 }

@@ -155,7 +155,9 @@ fn write_action(action: &Action) -> Result<Map<String, Value>, &'static str> {
         Action::Scale(by) => ("scale", json!(by)),
         Action::Zero => ("zero", json!(true)),
         Action::Skip => ("skip", json!(true)),
-        Action::ProjectOut { vector, scale } => ("project_out", json!({ "vector": write_operand(vector), "scale": scale })),
+        Action::ProjectOut { vector, scale } => {
+            ("project_out", json!({ "vector": write_operand(vector), "scale": scale }))
+        }
         Action::Cap { vector, min, max } => ("cap", json!({ "vector": write_operand(vector), "min": min, "max": max })),
         Action::Call(_) => return Err("a plan with a closure cannot be written as JSON"),
     };
@@ -237,12 +239,16 @@ fn read_operand(value: Value) -> Result<Operand, String> {
         Value::Number(number) => Ok(Operand::Number(number.as_f64().unwrap_or(f64::NAN) as f32)),
         Value::String(text) if text == "-inf" => Ok(Operand::Number(f32::NEG_INFINITY)),
         Value::String(file) => Ok(Operand::File(file)),
-        Value::Array(list) if list.first().is_some_and(Value::is_array) => Ok(Operand::Rows(read("rows of numbers", Value::Array(list))?)),
+        Value::Array(list) if list.first().is_some_and(Value::is_array) => {
+            Ok(Operand::Rows(read("rows of numbers", Value::Array(list))?))
+        }
         Value::Array(_) => Ok(Operand::Vector(read("a list of numbers", value)?)),
         Value::Object(mut object) => {
             let known = |key: &String| ["vector", "from"].contains(&key.as_str());
             if let Some(key) = object.keys().find(|key| !known(key)) {
-                return Err(format!("unknown key `{key}` in a value; it takes `vector` or `from`, and `scale` in `add`"));
+                return Err(format!(
+                    "unknown key `{key}` in a value; it takes `vector` or `from`, and `scale` in `add`"
+                ));
             }
             match (object.remove("vector"), object.remove("from")) {
                 (Some(vector), None) => read_operand(vector),
@@ -253,7 +259,10 @@ fn read_operand(value: Value) -> Result<Operand, String> {
                 _ => Err("a value takes either `vector` or `from`".into()),
             }
         }
-        Value::Bool(_) | Value::Null => Err("a value is a number, a list of numbers, \"file.safetensors#tensor\", {\"vector\": …} or {\"from\": …}".into()),
+        Value::Bool(_) | Value::Null => {
+            Err("a value is a number, a list of numbers, \"file.safetensors#tensor\", {\"vector\": …} or {\"from\": …}"
+                .into())
+        }
     }
 }
 
@@ -277,14 +286,19 @@ fn read<T: serde::de::DeserializeOwned>(what: &str, value: Value) -> Result<T, S
 impl<'de> Deserialize<'de> for Positions {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Positions, D::Error> {
         match Value::deserialize(deserializer)? {
-            Value::Number(n) => n.as_i64().map(|n| Positions::List(vec![n])).ok_or_else(|| D::Error::custom("a position is a whole number")),
+            Value::Number(n) => n
+                .as_i64()
+                .map(|n| Positions::List(vec![n]))
+                .ok_or_else(|| D::Error::custom("a position is a whole number")),
             Value::String(text) => Ok(Positions::parse(&text)),
             list @ Value::Array(_) => serde_json::from_value(list).map(Positions::List).map_err(D::Error::custom),
             Value::Object(object) => match object.get("token").and_then(Value::as_str) {
                 Some(text) if object.len() == 1 => Ok(Positions::Token(text.into())),
                 _ => Err(D::Error::custom("positions as an object are {\"token\": \"text\"}")),
             },
-            _ => Err(D::Error::custom("positions are a number, a list, a slice, last, prompt, generated, all or a token")),
+            _ => Err(D::Error::custom(
+                "positions are a number, a list, a slice, last, prompt, generated, all or a token",
+            )),
         }
     }
 }

@@ -56,7 +56,9 @@ impl Positions {
                 .iter()
                 .map(|&n| match absolute(n) {
                     p if p >= 0 && (p as usize) < limit => Ok(p as usize),
-                    _ => Err(format!("position {n} does not exist in a row of {limit} positions ({prompt} of them prompt)")),
+                    _ => Err(format!(
+                        "position {n} does not exist in a row of {limit} positions ({prompt} of them prompt)"
+                    )),
                 })
                 .collect(),
             Positions::Slice { start, end, step } => {
@@ -64,7 +66,9 @@ impl Positions {
                 let (start, end) = (start.map_or(0, clamp), end.map_or(limit, clamp));
                 Ok((start..end).step_by((*step).max(1)).collect())
             }
-            Positions::Token(text) => Err(format!("the token {text:?} was not looked up; load the model with a tokenizer, or give positions as numbers")),
+            Positions::Token(text) => Err(format!(
+                "the token {text:?} was not looked up; load the model with a tokenizer, or give positions as numbers"
+            )),
         }
     }
 
@@ -163,7 +167,9 @@ impl Columns {
     pub(crate) fn gather(&self, token: &[f32], out: &mut Vec<f32>) {
         match self {
             Columns::All(_) => out.extend_from_slice(token),
-            Columns::Some { ranges, .. } => ranges.iter().for_each(|range| out.extend_from_slice(&token[range.clone()])),
+            Columns::Some { ranges, .. } => {
+                ranges.iter().for_each(|range| out.extend_from_slice(&token[range.clone()]))
+            }
         }
     }
 

@@ -23,8 +23,19 @@ struct Builder {
 
 pub(super) fn build(architecture: Architecture) -> Result<Program> {
     check(&architecture)?;
-    let mut b = Builder { ops: vec![], edges: vec![], weights: vec![], sites: BTreeMap::new(), layer: None, domain: Domain::All };
-    let table = b.weight("embed", vec![architecture.vocab, architecture.embedding.table_width.unwrap_or(architecture.width)], WeightKind::Table);
+    let mut b = Builder {
+        ops: vec![],
+        edges: vec![],
+        weights: vec![],
+        sites: BTreeMap::new(),
+        layer: None,
+        domain: Domain::All,
+    };
+    let table = b.weight(
+        "embed",
+        vec![architecture.vocab, architecture.embedding.table_width.unwrap_or(architecture.width)],
+        WeightKind::Table,
+    );
     let mut stream = b.embedding(&architecture, table);
     let mut layer_ops = Vec::new();
     for (index, layer) in architecture.layers.iter().enumerate() {
@@ -42,7 +53,16 @@ pub(super) fn build(architecture: Architecture) -> Result<Program> {
     }
     let mut dies_at = vec![Vec::new(); b.ops.len()];
     last_use.iter().enumerate().for_each(|(edge, &op)| dies_at[op].push(edge));
-    Ok(Program { architecture, ops: b.ops, edges: b.edges, weights: b.weights, sites: b.sites, last_use, dies_at, layer_ops })
+    Ok(Program {
+        architecture,
+        ops: b.ops,
+        edges: b.edges,
+        weights: b.weights,
+        sites: b.sites,
+        last_use,
+        dies_at,
+        layer_ops,
+    })
 }
 
 /// Refuses numbers that contradict each other before anything is sized by them.
@@ -51,15 +71,34 @@ fn check(architecture: &Architecture) -> Result<()> {
     if architecture.vocab == 0 || architecture.width == 0 {
         return fail(format!("a vocabulary of {} and a width of {}", architecture.vocab, architecture.width));
     }
+    if let Some(positions) = &architecture.embedding.positions
+        && architecture.context.is_none_or(|context| context.saturating_add(positions.offset) > positions.rows)
+    {
+        return fail(format!(
+            "a context of {:?} positions over a table of {} rows",
+            architecture.context, positions.rows
+        ));
+    }
+    if architecture.head.tied && architecture.head.table_width != architecture.embedding.table_width {
+        return fail("a tied head of another width than the embedding".into());
+    }
     for (index, layer) in architecture.layers.iter().enumerate() {
         let a = &layer.attention;
         if a.heads == 0 || a.kv_heads == 0 || a.heads % a.kv_heads != 0 || a.head_dim == 0 || a.value_dim == 0 {
-            return fail(format!("layer {index} has {} heads of width {} over {} key heads", a.heads, a.head_dim, a.kv_heads));
+            return fail(format!(
+                "layer {index} has {} heads of width {} over {} key heads",
+                a.heads, a.head_dim, a.kv_heads
+            ));
         }
         if let Some(rope) = a.rope {
             match architecture.ropes.get(rope) {
                 Some(rope) if rope.frequencies.len() * 2 <= a.head_dim => {}
-                _ => return fail(format!("layer {index} rotates more coordinates than its heads of {} have", a.head_dim)),
+                _ => {
+                    return fail(format!(
+                        "layer {index} rotates more coordinates than its heads of {} have",
+                        a.head_dim
+                    ));
+                }
             }
         }
         if a.window == Some(0) || a.alibi.as_ref().is_some_and(|slopes| slopes.len() != a.heads) {
@@ -101,16 +140,36 @@ impl Builder {
     fn block(&mut self, width: usize, layer: &Layer, resid_pre: EdgeId) -> EdgeId {
         self.site(Point::ResidPre, resid_pre);
         let attn_in = match layer.attn_norm {
-            Some(norm) => self.norm(resid_pre, "attn.norm", norm, width, [Some(Point::AttnScale), Some(Point::AttnNormed), Some(Point::AttnIn)]),
+            Some(norm) => self.norm(
+                resid_pre,
+                "attn.norm",
+                norm,
+                width,
+                [Some(Point::AttnScale), Some(Point::AttnNormed), Some(Point::AttnIn)],
+            ),
             None => self.alias(Point::AttnIn, resid_pre),
         };
         let attn_out = self.attention(width, &layer.attention, attn_in);
-        let attn_post = self.contribution(width, attn_out, "attn.post_norm", layer.attn_post_norm, layer.residual_scale, Point::AttnOutPost);
+        let attn_post = self.contribution(
+            width,
+            attn_out,
+            "attn.post_norm",
+            layer.attn_post_norm,
+            layer.residual_scale,
+            Point::AttnOutPost,
+        );
 
         let resid_mid = if layer.parallel {
             None
         } else {
-            let mid = self.add_then_norm(width, resid_pre, attn_post, "attn.stream_norm", layer.attn_stream_norm, Point::ResidMid);
+            let mid = self.add_then_norm(
+                width,
+                resid_pre,
+                attn_post,
+                "attn.stream_norm",
+                layer.attn_stream_norm,
+                Point::ResidMid,
+            );
             Some(mid)
         };
         let mlp_points = [Some(Point::MlpScale), Some(Point::MlpNormed), Some(Point::MlpIn)];
@@ -121,13 +180,28 @@ impl Builder {
             (None, None) => self.alias(Point::MlpIn, attn_in),
         };
         let mlp_out = self.mlp(width, &layer.mlp, mlp_in);
-        let mlp_post = self.contribution(width, mlp_out, "mlp.post_norm", layer.mlp_post_norm, layer.residual_scale, Point::MlpOutPost);
+        let mlp_post = self.contribution(
+            width,
+            mlp_out,
+            "mlp.post_norm",
+            layer.mlp_post_norm,
+            layer.residual_scale,
+            Point::MlpOutPost,
+        );
         let before = resid_mid.unwrap_or_else(|| self.add(resid_pre, attn_post, None));
         self.add_then_norm(width, before, mlp_post, "mlp.stream_norm", layer.mlp_stream_norm, Point::ResidPost)
     }
 
     /// What a sublayer adds to the stream: its output after any norm and multiplier, the same edge where there is neither.
-    fn contribution(&mut self, width: usize, out: EdgeId, name: &str, norm: Option<Norm>, by: Option<f32>, point: Point) -> EdgeId {
+    fn contribution(
+        &mut self,
+        width: usize,
+        out: EdgeId,
+        name: &str,
+        norm: Option<Norm>,
+        by: Option<f32>,
+        point: Point,
+    ) -> EdgeId {
         let mut edge = out;
         if let Some(norm) = norm {
             edge = self.norm(edge, name, norm, width, [None; 3]);
@@ -138,7 +212,15 @@ impl Builder {
         self.alias(point, edge)
     }
 
-    fn add_then_norm(&mut self, width: usize, a: EdgeId, b: EdgeId, name: &str, norm: Option<Norm>, point: Point) -> EdgeId {
+    fn add_then_norm(
+        &mut self,
+        width: usize,
+        a: EdgeId,
+        b: EdgeId,
+        name: &str,
+        norm: Option<Norm>,
+        point: Point,
+    ) -> EdgeId {
         let sum = self.add(a, b, None);
         let edge = norm.map_or(sum, |norm| self.norm(sum, name, norm, width, [None; 3]));
         self.alias(point, edge)
@@ -220,14 +302,21 @@ impl Builder {
         self.op(OpKind::Select { x: stream, out: selected });
         let mut x = selected;
         if let Some(norm) = architecture.final_norm {
-            x = self.norm(x, "final_norm", norm, architecture.width, [Some(Point::FinalScale), Some(Point::FinalNormed), Some(Point::FinalNorm)]);
+            x = self.norm(
+                x,
+                "final_norm",
+                norm,
+                architecture.width,
+                [Some(Point::FinalScale), Some(Point::FinalNormed), Some(Point::FinalNorm)],
+            );
         }
         let head = &architecture.head;
         let width = head.table_width.unwrap_or(architecture.width);
         if head.table_width.is_some() {
             x = self.matmul(x, "head.project", width, architecture.width, false, None);
         }
-        let weight = if head.tied { table } else { self.weight("head", vec![architecture.vocab, width], WeightKind::Matrix) };
+        let weight =
+            if head.tied { table } else { self.weight("head", vec![architecture.vocab, width], WeightKind::Matrix) };
         let bias = head.bias.then(|| self.weight("head.bias", vec![architecture.vocab], WeightKind::Vector));
         let mut logits = self.edge(Some(Point::LmHead), architecture.vocab, Layout::Flat);
         self.op(OpKind::MatMul { x, weight, bias, out: logits });
@@ -273,7 +362,15 @@ impl Builder {
         self.weights.len() - 1
     }
 
-    fn matmul(&mut self, x: EdgeId, name: &str, outputs: usize, inputs: usize, bias: bool, point: Option<Point>) -> EdgeId {
+    fn matmul(
+        &mut self,
+        x: EdgeId,
+        name: &str,
+        outputs: usize,
+        inputs: usize,
+        bias: bool,
+        point: Option<Point>,
+    ) -> EdgeId {
         let weight = self.weight(name, vec![outputs, inputs], WeightKind::Matrix);
         let bias = bias.then(|| self.weight(&format!("{name}.bias"), vec![outputs], WeightKind::Vector));
         let out = self.edge(point, outputs, Layout::Flat);
@@ -282,7 +379,16 @@ impl Builder {
     }
 
     #[allow(clippy::too_many_arguments)] // a product's name, shape, bias and place: each differs at every call
-    fn matmul_heads(&mut self, x: EdgeId, name: &str, outputs: usize, inputs: usize, bias: bool, point: Point, heads: usize) -> EdgeId {
+    fn matmul_heads(
+        &mut self,
+        x: EdgeId,
+        name: &str,
+        outputs: usize,
+        inputs: usize,
+        bias: bool,
+        point: Point,
+        heads: usize,
+    ) -> EdgeId {
         let out = self.matmul(x, name, outputs, inputs, bias, Some(point));
         self.edges[out].layout = Layout::Heads(heads);
         out
@@ -290,7 +396,8 @@ impl Builder {
 
     fn norm(&mut self, x: EdgeId, name: &str, norm: Norm, group: usize, points: NormPoints) -> EdgeId {
         let (width, layout) = (self.edges[x].width, self.edges[x].layout);
-        let gain = (norm.gain != Gain::None).then(|| self.weight(&format!("{name}.gain"), vec![group], WeightKind::Vector));
+        let gain =
+            (norm.gain != Gain::None).then(|| self.weight(&format!("{name}.gain"), vec![group], WeightKind::Vector));
         let bias = norm.bias.then(|| self.weight(&format!("{name}.bias"), vec![group], WeightKind::Vector));
         let scale = self.edge(points[0], width / group, Layout::Flat);
         let normed = self.edge(points[1], width, layout);

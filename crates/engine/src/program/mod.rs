@@ -103,7 +103,10 @@ impl Program {
     pub fn sites(&self) -> impl Iterator<Item = Site> + '_ {
         let mut sites: Vec<Site> = self.sites.keys().copied().collect();
         sites.sort_by_key(|site| {
-            let before = site.layer.is_none() && self.edge_of(*site).is_some_and(|edge| self.edges[edge].made_by < self.layer_ops.first().map_or(0, |r| r.start));
+            let before = site.layer.is_none()
+                && self
+                    .edge_of(*site)
+                    .is_some_and(|edge| self.edges[edge].made_by < self.layer_ops.first().map_or(0, |r| r.start));
             (if before { 0 } else { site.layer.map_or(usize::MAX, |layer| layer + 1) }, site.point)
         });
         sites.into_iter()

@@ -39,7 +39,16 @@ pub enum OpKind {
     /// The output projection of attention: a product whose share of each head can be told apart.
     Project { z: EdgeId, weight: WeightId, bias: Option<WeightId>, heads: usize, head_out: EdgeId, out: EdgeId },
     /// Normalises each group of `group` values, then applies gain and bias.
-    Norm { x: EdgeId, norm: Norm, gain: Option<WeightId>, bias: Option<WeightId>, group: usize, scale: EdgeId, normed: EdgeId, out: EdgeId },
+    Norm {
+        x: EdgeId,
+        norm: Norm,
+        gain: Option<WeightId>,
+        bias: Option<WeightId>,
+        group: usize,
+        scale: EdgeId,
+        normed: EdgeId,
+        out: EdgeId,
+    },
     /// `out = a + b`
     Add { a: EdgeId, b: EdgeId, out: EdgeId },
     /// `out = x · by`
@@ -49,7 +58,16 @@ pub enum OpKind {
     /// Turns each head by its token's position.
     Rotate { x: EdgeId, rope: usize, heads: usize, out: EdgeId },
     /// Appends keys and values to the row's cache and attends.
-    Attention { q: EdgeId, k: EdgeId, v: EdgeId, shape: AttentionShape, slopes: Option<Vec<f32>>, scores: EdgeId, probs: EdgeId, out: EdgeId },
+    Attention {
+        q: EdgeId,
+        k: EdgeId,
+        v: EdgeId,
+        shape: AttentionShape,
+        slopes: Option<Vec<f32>>,
+        scores: EdgeId,
+        probs: EdgeId,
+        out: EdgeId,
+    },
     /// `out = activation(x)`
     Activate { x: EdgeId, activation: Activation, out: EdgeId },
     /// `out = activation(gate) · linear`
@@ -68,7 +86,13 @@ impl OpKind {
         use OpKind::*;
         match *self {
             Embed { .. } | Positions { .. } => vec![],
-            MatMul { x, .. } | Norm { x, .. } | Scale { x, .. } | SoftCap { x, .. } | Rotate { x, .. } | Activate { x, .. } | Select { x, .. } => vec![x],
+            MatMul { x, .. }
+            | Norm { x, .. }
+            | Scale { x, .. }
+            | SoftCap { x, .. }
+            | Rotate { x, .. }
+            | Activate { x, .. }
+            | Select { x, .. } => vec![x],
             Project { z, .. } => vec![z],
             Add { a, b, .. } => vec![a, b],
             Attention { q, k, v, .. } => vec![q, k, v],

@@ -29,7 +29,15 @@ dispatch! { fn head_scores(shape: &AttentionShape, terms: HeadTerms, q: &[f32], 
 dispatch! { fn head_mix(shape: &AttentionShape, weights: &[f32], queries: &Queries, head: usize, out: &mut [f32]) = head_mix_with }
 
 #[inline(always)]
-fn head_scores_with<S: Simd>(s: S, shape: &AttentionShape, terms: HeadTerms, q: &[f32], queries: &Queries, head: usize, out: &mut [f32]) {
+fn head_scores_with<S: Simd>(
+    s: S,
+    shape: &AttentionShape,
+    terms: HeadTerms,
+    q: &[f32],
+    queries: &Queries,
+    head: usize,
+    out: &mut [f32],
+) {
     let keys = queries.position + queries.count;
     let panels = keys.div_ceil(PANEL);
     let all = queries.kv.keys_from(head / shape.group(), 0);
@@ -50,7 +58,14 @@ fn head_scores_with<S: Simd>(s: S, shape: &AttentionShape, terms: HeadTerms, q: 
 }
 
 #[inline(always)]
-fn head_mix_with<S: Simd>(s: S, shape: &AttentionShape, weights: &[f32], queries: &Queries, head: usize, out: &mut [f32]) {
+fn head_mix_with<S: Simd>(
+    s: S,
+    shape: &AttentionShape,
+    weights: &[f32],
+    queries: &Queries,
+    head: usize,
+    out: &mut [f32],
+) {
     let keys = queries.position + queries.count;
     let stride = queries.kv.value_stride();
     let all = queries.kv.values_from(head / shape.group(), 0);

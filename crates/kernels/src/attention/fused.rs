@@ -59,7 +59,15 @@ thread_local! {
 dispatch! { fn attend_part(shape: &AttentionShape, terms: HeadTerms, q: &[f32], part: Part, out: Shared<f32>, workspace: &mut Workspace) = attend_part_with }
 
 #[inline(always)]
-fn attend_part_with<S: Simd>(s: S, shape: &AttentionShape, terms: HeadTerms, q: &[f32], part: Part, out: Shared<f32>, workspace: &mut Workspace) {
+fn attend_part_with<S: Simd>(
+    s: S,
+    shape: &AttentionShape,
+    terms: HeadTerms,
+    q: &[f32],
+    part: Part,
+    out: Shared<f32>,
+    workspace: &mut Workspace,
+) {
     let (group, kv) = (shape.group(), part.run.kv);
     let (rows, stride) = (part.count * group, kv.value_stride());
     let position = part.run.position + part.first;
@@ -84,14 +92,19 @@ fn attend_part_with<S: Simd>(s: S, shape: &AttentionShape, terms: HeadTerms, q: 
         let keys = (seen.end - tile_start).min(TILE);
         // SAFETY: the store holds the positions up to `seen.end` in whole panels; the workspace was sized above.
         unsafe {
-            let right = Right { start: kv.keys_from(part.kv_head, tile_start).as_ptr(), step: PANEL, panel: shape.key_dim * PANEL };
+            let right = Right {
+                start: kv.keys_from(part.kv_head, tile_start).as_ptr(),
+                step: PANEL,
+                panel: shape.key_dim * PANEL,
+            };
             let left = Left { start: workspace.q.as_ptr(), row: shape.key_dim, col: 1 };
             let scores = Out { start: workspace.scores.as_mut_ptr(), row: TILE, panel: PANEL };
             tile::block(s, rows, keys.div_ceil(PANEL), shape.key_dim, left, right, scores, false);
         }
         for row in 0..rows {
             let visible = shape.visible(position + row / group);
-            let visible = visible.start.saturating_sub(tile_start).min(TILE)..visible.end.saturating_sub(tile_start).min(TILE);
+            let visible =
+                visible.start.saturating_sub(tile_start).min(TILE)..visible.end.saturating_sub(tile_start).min(TILE);
             let scores = &mut workspace.scores[row * TILE..][..TILE];
             let sums = &mut workspace.sums[row * stride..][..stride];
             finish_scores(s, shape, terms, head(row), tile_start, scores);
@@ -116,7 +129,8 @@ fn attend_part_with<S: Simd>(s: S, shape: &AttentionShape, terms: HeadTerms, q: 
             total += (sinks[head(row)] - top).exp();
         }
         // SAFETY: each part owns its tokens' heads.
-        let out = unsafe { out.part(((token + row / group) * shape.heads + head(row)) * shape.value_dim, shape.value_dim) };
+        let out =
+            unsafe { out.part(((token + row / group) * shape.heads + head(row)) * shape.value_dim, shape.value_dim) };
         let share = 1.0 / total;
         out.iter_mut().zip(&workspace.sums[row * stride..]).for_each(|(y, &x)| *y = x * share);
     }
@@ -133,7 +147,14 @@ impl Unary for Cap {
 
 /// From products to scores: scale, soft cap, ALiBi, in this order. `first` is the position of the first key.
 #[inline(always)]
-pub(super) fn finish_scores<S: Simd>(s: S, shape: &AttentionShape, terms: HeadTerms, head: usize, first: usize, scores: &mut [f32]) {
+pub(super) fn finish_scores<S: Simd>(
+    s: S,
+    shape: &AttentionShape,
+    terms: HeadTerms,
+    head: usize,
+    first: usize,
+    scores: &mut [f32],
+) {
     scores.iter_mut().for_each(|x| *x *= shape.scale);
     if let Some(cap) = shape.soft_cap {
         map(s, &Cap(cap), scores);

@@ -50,7 +50,10 @@ impl KvStore {
     pub fn append(&mut self, keys: &[f32], values: &[f32]) {
         let (key_width, value_width) = (self.kv_heads * self.key_dim, self.kv_heads * self.value_dim);
         let count = keys.len() / key_width;
-        assert!(keys.len() == count * key_width && values.len() == count * value_width, "keys and values of different length");
+        assert!(
+            keys.len() == count * key_width && values.len() == count * value_width,
+            "keys and values of different length"
+        );
         if self.len + count > self.capacity {
             self.grow((self.len + count).max(2 * self.capacity));
         }
@@ -63,7 +66,8 @@ impl KvStore {
                     self.keys[panel + step * PANEL] = x;
                 }
                 let at = (head * self.capacity + position) * stride;
-                self.values[at..at + self.value_dim].copy_from_slice(&values[head * self.value_dim..][..self.value_dim]);
+                self.values[at..at + self.value_dim]
+                    .copy_from_slice(&values[head * self.value_dim..][..self.value_dim]);
             }
         }
         self.len += count;
@@ -74,9 +78,11 @@ impl KvStore {
         let stride = self.value_stride();
         for head in 0..self.kv_heads {
             let keys = self.capacity * self.key_dim;
-            larger.keys[head * larger.capacity * self.key_dim..][..keys].copy_from_slice(&self.keys[head * keys..][..keys]);
+            larger.keys[head * larger.capacity * self.key_dim..][..keys]
+                .copy_from_slice(&self.keys[head * keys..][..keys]);
             let values = self.capacity * stride;
-            larger.values[head * larger.capacity * stride..][..values].copy_from_slice(&self.values[head * values..][..values]);
+            larger.values[head * larger.capacity * stride..][..values]
+                .copy_from_slice(&self.values[head * values..][..values]);
         }
         larger.len = self.len;
         *self = larger;

@@ -100,7 +100,8 @@ proptest! {
 
 #[test]
 fn a_ragged_batch_gives_each_row_what_it_gets_alone() {
-    let shape = AttentionShape { heads: 6, kv_heads: 2, key_dim: 8, value_dim: 8, scale: 0.35, soft_cap: None, window: None };
+    let shape =
+        AttentionShape { heads: 6, kv_heads: 2, key_dim: 8, value_dim: 8, scale: 0.35, soft_cap: None, window: None };
     let lengths = [3usize, 70, 1];
     let total: usize = lengths.iter().sum();
     let (q, k, v) = (noise(1, total * 48), noise(2, total * 16), noise(3, total * 16));

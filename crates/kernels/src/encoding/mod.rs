@@ -6,8 +6,8 @@
 //! values are the same bits. The formats live in three files by kind: `small` (floats and the blocks of 32 values),
 //! `super_block` (the blocks of 256 with scales of their own for each 16 or 32 values) and `codebook` (the IQ formats).
 
-mod finite;
 mod codebook;
+mod finite;
 mod small;
 mod super_block;
 

@@ -15,7 +15,11 @@ pub(super) fn bloom(config: &Config) -> Result<Family> {
         ));
     }
     let size = |names: [&str; 2]| config.size_maybe(names[0]).and_then(|n| n.map_or_else(|| config.size(names[1]), Ok));
-    let (width, depth, heads) = (size(["hidden_size", "n_embed"])?, size(["n_layer", "num_hidden_layers"])?, size(["n_head", "num_attention_heads"])?);
+    let (width, depth, heads) = (
+        size(["hidden_size", "n_embed"])?,
+        size(["n_layer", "num_hidden_layers"])?,
+        size(["n_head", "num_attention_heads"])?,
+    );
     let head_dim = width / heads.max(1);
     let norm = Norm::layer(config.number_or("layer_norm_epsilon", 1e-5)?);
     let layer = Layer {

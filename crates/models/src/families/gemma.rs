@@ -37,7 +37,8 @@ pub(super) fn gemma3(config: &Config) -> Result<Family> {
     let mut family = gemma3_text(&text)?;
     family.architecture.family = config.model_type()?.into();
     family.names.prefixes = vec!["language_model.model.", "model.language_model.", "model."];
-    family.names.other_parts = vec!["vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."];
+    family.names.other_parts =
+        vec!["vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."];
     family.names = family.names.outside("head", "language_model.lm_head");
     Ok(family)
 }
@@ -47,8 +48,19 @@ fn head_dim(config: &Config) -> Result<usize> {
 }
 
 /// What both share; `rope_of(sliding)` says which rotary embedding a layer uses.
-fn gemma(config: &Config, ropes: Vec<Rope>, slides: impl Fn(usize) -> bool, rope_of: impl Fn(bool) -> usize, qk_norm: bool) -> Result<Family> {
-    let (width, depth, heads, head_dim) = (config.size("hidden_size")?, config.size("num_hidden_layers")?, config.size("num_attention_heads")?, head_dim(config)?);
+fn gemma(
+    config: &Config,
+    ropes: Vec<Rope>,
+    slides: impl Fn(usize) -> bool,
+    rope_of: impl Fn(bool) -> usize,
+    qk_norm: bool,
+) -> Result<Family> {
+    let (width, depth, heads, head_dim) = (
+        config.size("hidden_size")?,
+        config.size("num_hidden_layers")?,
+        config.size("num_attention_heads")?,
+        head_dim(config)?,
+    );
     // llama.cpp adds the one to the gain when it converts a file.
     let gain = if config.flag_or("pellucid_gguf", false)? { Gain::Weight } else { Gain::OnePlusWeight };
     let norm = Norm { kind: NormKind::Rms, eps: config.number_or("rms_norm_eps", 1e-6)?, gain, bias: false };
@@ -95,7 +107,11 @@ fn gemma(config: &Config, ropes: Vec<Rope>, slides: impl Fn(usize) -> bool, rope
         embedding: Embedding { scale: Some((width as f32).sqrt()), ..Embedding::default() },
         layers,
         final_norm: Some(norm),
-        head: Head { tied: config.flag_or("tie_word_embeddings", true)?, soft_cap: config.number_maybe("final_logit_softcapping")?, ..Head::default() },
+        head: Head {
+            tied: config.flag_or("tie_word_embeddings", true)?,
+            soft_cap: config.number_maybe("final_logit_softcapping")?,
+            ..Head::default()
+        },
         ropes,
         modules: modules("model", "layers", "self_attn", "mlp", "embed_tokens", "norm", "lm_head"),
     };

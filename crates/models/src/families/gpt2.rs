@@ -8,7 +8,8 @@ use pellucid_engine::Architecture;
 use pellucid_engine::architecture::{Attention, Embedding, Head, Layer, LearnedPositions, Mlp, Norm};
 
 pub(super) fn gpt2(config: &Config) -> Result<Family> {
-    let (width, depth, heads, positions) = (config.size("n_embd")?, config.size("n_layer")?, config.size("n_head")?, config.size("n_positions")?);
+    let (width, depth, heads, positions) =
+        (config.size("n_embd")?, config.size("n_layer")?, config.size("n_head")?, config.size("n_positions")?);
     let head_dim = width / heads.max(1);
     let norm = Norm::layer(config.number_or("layer_norm_epsilon", 1e-5)?);
     let scale = if config.flag_or("scale_attn_weights", true)? { 1.0 / (head_dim as f32).sqrt() } else { 1.0 };
@@ -48,7 +49,10 @@ pub(super) fn gpt2(config: &Config) -> Result<Family> {
         vocab: config.size("vocab_size")?,
         width,
         context: Some(positions),
-        embedding: Embedding { positions: Some(LearnedPositions { rows: positions, offset: 0 }), ..Embedding::default() },
+        embedding: Embedding {
+            positions: Some(LearnedPositions { rows: positions, offset: 0 }),
+            ..Embedding::default()
+        },
         layers: (0..depth).map(layer).collect(),
         final_norm: Some(norm),
         head: Head { tied: config.flag_or("tie_word_embeddings", true)?, ..Head::default() },

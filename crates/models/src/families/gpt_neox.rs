@@ -9,7 +9,8 @@ use pellucid_engine::Architecture;
 use pellucid_engine::architecture::{Attention, Embedding, Head, Layer, Mlp, Norm, RopeStyle};
 
 pub(super) fn gpt_neox(config: &Config) -> Result<Family> {
-    let (width, depth, heads) = (config.size("hidden_size")?, config.size("num_hidden_layers")?, config.size("num_attention_heads")?);
+    let (width, depth, heads) =
+        (config.size("hidden_size")?, config.size("num_hidden_layers")?, config.size("num_attention_heads")?);
     let head_dim = width / heads.max(1);
     let norm = Norm::layer(config.number_or("layer_norm_eps", 1e-5)?);
     let bias = config.flag_or("attention_bias", true)?;
@@ -33,7 +34,11 @@ pub(super) fn gpt_neox(config: &Config) -> Result<Family> {
         attn_post_norm: None,
         attn_stream_norm: None,
         mlp_norm: Some(norm),
-        mlp: Mlp::Plain { width: config.size("intermediate_size")?, activation: activation(config, "hidden_act", "gelu")?, bias: true },
+        mlp: Mlp::Plain {
+            width: config.size("intermediate_size")?,
+            activation: activation(config, "hidden_act", "gelu")?,
+            bias: true,
+        },
         mlp_post_norm: None,
         mlp_stream_norm: None,
         residual_scale: None,

@@ -78,7 +78,8 @@ pub(super) fn mixtral(config: &Config) -> Result<Family> {
 
 /// What all of them share.
 fn llama_like(config: &Config) -> Result<Family> {
-    let (width, layers, heads) = (config.size("hidden_size")?, config.size("num_hidden_layers")?, config.size("num_attention_heads")?);
+    let (width, layers, heads) =
+        (config.size("hidden_size")?, config.size("num_hidden_layers")?, config.size("num_attention_heads")?);
     let head_dim = config.size_or("head_dim", width / heads.max(1))?;
     let norm = Norm::rms(config.number_or("rms_norm_eps", 1e-6)?);
     let layer = Layer {
@@ -101,7 +102,11 @@ fn llama_like(config: &Config) -> Result<Family> {
         attn_post_norm: None,
         attn_stream_norm: None,
         mlp_norm: Some(norm),
-        mlp: Mlp::Gated { width: config.size("intermediate_size")?, activation: activation(config, "hidden_act", "silu")?, bias: false },
+        mlp: Mlp::Gated {
+            width: config.size("intermediate_size")?,
+            activation: activation(config, "hidden_act", "silu")?,
+            bias: false,
+        },
         mlp_post_norm: None,
         mlp_stream_norm: None,
         residual_scale: None,

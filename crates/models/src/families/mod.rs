@@ -7,8 +7,11 @@ mod bloom;
 mod gemma;
 mod gpt2;
 mod gpt_neox;
+mod limits;
 mod llama;
 mod opt;
+
+pub(crate) use limits::MOST_LAYERS;
 
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -51,13 +54,19 @@ pub fn native() -> impl Iterator<Item = &'static str> {
 /// Reads a configuration by its family.
 pub fn read(config: &Config) -> Result<Family> {
     let model_type = config.model_type()?;
+    limits::check(config)?;
     match FAMILIES.iter().find(|(name, _)| *name == model_type) {
         Some((_, reader)) => reader(config),
         None => {
-            let nearest = native().max_by(|a, b| strsim::jaro_winkler(a, model_type).total_cmp(&strsim::jaro_winkler(b, model_type)));
+            let nearest = native()
+                .max_by(|a, b| strsim::jaro_winkler(a, model_type).total_cmp(&strsim::jaro_winkler(b, model_type)));
             Err(Error::unsupported(
                 format!("models of type `{model_type}` do not run natively in this build"),
-                format!("native types are {}; the nearest name is `{}`", native().collect::<Vec<_>>().join(", "), nearest.unwrap_or_default()),
+                format!(
+                    "native types are {}; the nearest name is `{}`",
+                    native().collect::<Vec<_>>().join(", "),
+                    nearest.unwrap_or_default()
+                ),
             ))
         }
     }
@@ -75,27 +84,49 @@ fn activation(config: &Config, key: &str, default: &str) -> Result<Activation> {
         "relu2" => Activation::ReluSquared,
         "tanh" => Activation::Tanh,
         "linear" => Activation::Identity,
-        _ => return Err(Error::unsupported(format!("the activation function `{name}` (`{key}`) is not known to this build"), "report the model's family")),
+        _ => {
+            return Err(Error::unsupported(
+                format!("the activation function `{name}` (`{key}`) is not known to this build"),
+                "report the model's family",
+            ));
+        }
     })
 }
 
 /// Which layers slide: by `layer_types` where the configuration has it, else by the family's own rule.
-fn windows(config: &Config, layers: usize, window: Option<usize>, slides: impl Fn(usize) -> bool) -> Result<Vec<Option<usize>>> {
+fn windows(
+    config: &Config,
+    layers: usize,
+    window: Option<usize>,
+    slides: impl Fn(usize) -> bool,
+) -> Result<Vec<Option<usize>>> {
     let types = config.texts("layer_types")?;
     if let Some(types) = &types {
         if types.len() != layers {
             return Err(config.bad("layer_types", "does not have one entry a layer"));
         }
         if let Some(other) = types.iter().find(|kind| !["full_attention", "sliding_attention"].contains(kind)) {
-            return Err(Error::unsupported(format!("layers of type `{other}` are not known to this family"), "report the model's family"));
+            return Err(Error::unsupported(
+                format!("layers of type `{other}` are not known to this family"),
+                "report the model's family",
+            ));
         }
     }
-    let sliding = |layer: usize| types.as_ref().map_or_else(|| slides(layer), |types| types[layer] == "sliding_attention");
+    let sliding =
+        |layer: usize| types.as_ref().map_or_else(|| slides(layer), |types| types[layer] == "sliding_attention");
     Ok((0..layers).map(|layer| window.filter(|_| sliding(layer))).collect())
 }
 
 /// Hugging Face's module names for a trunk called `trunk`.
-fn modules(trunk: &str, layers: &str, attention: &str, mlp: &str, embedding: &str, final_norm: &str, head: &str) -> Modules {
+fn modules(
+    trunk: &str,
+    layers: &str,
+    attention: &str,
+    mlp: &str,
+    embedding: &str,
+    final_norm: &str,
+    head: &str,
+) -> Modules {
     Modules {
         layers: format!("{trunk}.{layers}"),
         attention: Some(attention.into()),

@@ -5,16 +5,20 @@ use crate::config::Config;
 use crate::error::Result;
 use crate::names::Names;
 use pellucid_engine::Architecture;
-use pellucid_engine::architecture::{Attention, Embedding, Gain, Head, Layer, LearnedPositions, Mlp, Modules, Norm, NormKind};
+use pellucid_engine::architecture::{
+    Attention, Embedding, Gain, Head, Layer, LearnedPositions, Mlp, Modules, Norm, NormKind,
+};
 
 /// Rows of the position table before position 0.
 const OFFSET: usize = 2;
 
 pub(super) fn opt(config: &Config) -> Result<Family> {
-    let (width, depth, heads) = (config.size("hidden_size")?, config.size("num_hidden_layers")?, config.size("num_attention_heads")?);
+    let (width, depth, heads) =
+        (config.size("hidden_size")?, config.size("num_hidden_layers")?, config.size("num_attention_heads")?);
     let (head_dim, positions) = (width / heads.max(1), config.size("max_position_embeddings")?);
     let learned = config.flag_or("layer_norm_elementwise_affine", true)?;
-    let norm = Norm { kind: NormKind::Layer, eps: 1e-5, gain: if learned { Gain::Weight } else { Gain::None }, bias: learned };
+    let norm =
+        Norm { kind: NormKind::Layer, eps: 1e-5, gain: if learned { Gain::Weight } else { Gain::None }, bias: learned };
     let before = config.flag_or("do_layer_norm_before", true)?;
     let bias = config.flag_or("enable_bias", true)?;
     let layer = Layer {
@@ -37,7 +41,11 @@ pub(super) fn opt(config: &Config) -> Result<Family> {
         attn_post_norm: None,
         attn_stream_norm: (!before).then_some(norm),
         mlp_norm: before.then_some(norm),
-        mlp: Mlp::Plain { width: config.size("ffn_dim")?, activation: activation(config, "activation_function", "relu")?, bias },
+        mlp: Mlp::Plain {
+            width: config.size("ffn_dim")?,
+            activation: activation(config, "activation_function", "relu")?,
+            bias,
+        },
         mlp_post_norm: None,
         mlp_stream_norm: (!before).then_some(norm),
         residual_scale: None,
@@ -68,7 +76,8 @@ pub(super) fn opt(config: &Config) -> Result<Family> {
         },
     };
     // The same two norms of a layer, before or after.
-    let (attn_norm, mlp_norm) = if before { ("attn.norm", "mlp.norm") } else { ("attn.stream_norm", "mlp.stream_norm") };
+    let (attn_norm, mlp_norm) =
+        if before { ("attn.norm", "mlp.norm") } else { ("attn.stream_norm", "mlp.stream_norm") };
     let names = Names::new(&["model.decoder.", "decoder."])
         .with(&[
             ("embed", "embed_tokens"),

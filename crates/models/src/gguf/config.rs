@@ -9,6 +9,7 @@ use serde_json::{Map, Value as Json, json};
 
 use super::facts::Facts;
 use super::{GgufFile, Value, rope};
+use crate::families::MOST_LAYERS;
 use crate::{Error, Result};
 
 /// The Hugging Face configuration that this file stands for.
@@ -18,6 +19,12 @@ use crate::{Error, Result};
 pub fn hf_config(file: &GgufFile) -> Result<Json> {
     let facts = Facts { file, arch: file.architecture()? };
     let mut config = Map::new();
+    if facts.number("block_count")?.is_some_and(|layers| layers > MOST_LAYERS) {
+        return Err(file.damaged(format!(
+            "the metadata value {}.block_count is more than {MOST_LAYERS}, and no model is that large",
+            facts.arch
+        )));
+    }
     match facts.arch {
         "llama" => llama(&facts, &mut config)?,
         "qwen2" => qwen(&facts, &mut config, "qwen2", "Qwen2ForCausalLM")?,

@@ -121,7 +121,9 @@ impl GgufFile {
         {
             // SAFETY: the mapping is read-only and backed by the file, so dropped pages come back with the same bytes.
             // A failure only means that the pages stay, which is no error to anyone.
-            let _ = unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, tensor.range.start, tensor.range.len()) };
+            let _ = unsafe {
+                map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, tensor.range.start, tensor.range.len())
+            };
         }
         #[cfg(not(unix))]
         let _ = tensor;

@@ -10,9 +10,6 @@ use crate::Error;
 use crate::gguf::{self, GgufFile, Value};
 use crate::tensors::Tensors;
 
-/// Files with more layers are refused before anything is sized by their number.
-const MOST_LAYERS: usize = 4096;
-
 /// Writes what the file is into the report.
 pub(super) fn inspect(path: &Path, report: &mut Report) {
     report.format = Format::Gguf;
@@ -47,7 +44,7 @@ pub(super) fn inspect(path: &Path, report: &mut Report) {
 }
 
 fn model(path: &Path, file: GgufFile, report: &mut Report) {
-    let config = match config(&file) {
+    let config = match gguf::hf_config(&file) {
         Ok(config) => config,
         Err(error) => {
             report.memory = native::estimate(report);
@@ -76,16 +73,6 @@ fn model(path: &Path, file: GgufFile, report: &mut Report) {
             native.check(None, path, report);
         }
     }
-}
-
-/// The configuration that the file stands for.
-fn config(file: &GgufFile) -> crate::Result<Json> {
-    let architecture = file.architecture()?;
-    if file.number(&format!("{architecture}.block_count"))?.is_some_and(|layers| layers > MOST_LAYERS) {
-        let what = format!("{architecture}.block_count is more than {MOST_LAYERS}, and no model is that large");
-        return Err(Error::invalid(file.path(), what, "the file is damaged: download or convert it again"));
-    }
-    gguf::hf_config(file)
 }
 
 fn count(file: &GgufFile, report: &mut Report) {

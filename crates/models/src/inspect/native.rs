@@ -9,13 +9,13 @@ use serde_json::Value;
 use super::card;
 use super::report::{Category, Memory, Report, Support};
 use super::shape;
+use crate::Error;
 use crate::config::Config;
 use crate::families;
 use crate::gguf::RowOrder;
 use crate::load;
 use crate::names::{Names, Source};
 use crate::tensors::Tensors;
-use crate::{Error, Result};
 
 /// A model whose configuration a native family understands.
 pub(super) struct Native {
@@ -32,8 +32,8 @@ pub(super) fn read(value: &Value, origin: &Path, report: &mut Report) -> Option<
     if !is_native && report.category == Category::Transformers {
         report.nearest = shape::nearest(value, model_type);
     }
-    let built = bounded(value, origin)
-        .and_then(|()| families::read(&Config::new(value.clone(), origin)?))
+    let built = Config::new(value.clone(), origin)
+        .and_then(|config| families::read(&config))
         .and_then(|family| Ok((Program::new(family.architecture)?, family.names)));
     match built {
         Ok((program, names)) => {
@@ -76,37 +76,6 @@ fn explain(model_type: Option<&str>, report: &mut Report) {
             report.refuse("config.json does not say which family this is (no `model_type`)", "get config.json anew")
         }
     }
-}
-
-/// Refuses sizes that no model has, before anything is allocated by them.
-fn bounded(config: &Value, origin: &Path) -> Result<()> {
-    /// Of layers, heads and experts.
-    const PARTS: u64 = 4096;
-    const WIDTH: u64 = 1 << 20;
-    const LIMITS: &[(&str, u64)] = &[
-        ("num_hidden_layers", PARTS),
-        ("n_layer", PARTS),
-        ("hidden_size", WIDTH),
-        ("n_embd", WIDTH),
-        ("n_embed", WIDTH),
-        ("head_dim", WIDTH),
-        ("num_attention_heads", PARTS),
-        ("n_head", PARTS),
-        ("num_local_experts", PARTS),
-    ];
-    for part in [Some(config), config.get("text_config")].into_iter().flatten() {
-        let size = |key: &str| part.get(key).and_then(Value::as_u64);
-        let beyond = LIMITS.iter().find(|(key, limit)| size(key).is_some_and(|size| size > *limit));
-        // Each expert of each layer has weights of its own.
-        let experts = size("num_local_experts").unwrap_or(0).saturating_mul(size("num_hidden_layers").unwrap_or(0));
-        let what = match beyond {
-            Some((key, limit)) => format!("`{key}` is more than {limit}, and no model is that large"),
-            None if experts > 1 << 16 => format!("{experts} experts in all layers, and no model is that large"),
-            None => continue,
-        };
-        return Err(Error::invalid(origin, what, "get config.json anew from where the model came from"));
-    }
-    Ok(())
 }
 
 /// The architecture's own sizes are what would run, defaults and all.

@@ -30,7 +30,8 @@ pub fn all() -> Vec<Case> {
 
 pub fn case(name: &str) -> Case {
     let dir = directory().join(name);
-    let loaded = LoadedModel::open(&dir, &LoadOptions::default(), &mut |_| {}).unwrap_or_else(|e| panic!("{name}: {e}"));
+    let loaded =
+        LoadedModel::open(&dir, &LoadOptions::default(), &mut |_| {}).unwrap_or_else(|e| panic!("{name}: {e}"));
     let bytes = std::fs::read(dir.join("reference.safetensors")).expect("reference");
     let file = safetensors::SafeTensors::deserialize(&bytes).expect("a valid reference");
     let reference: HashMap<String, (Vec<usize>, Vec<f32>)> = file
@@ -38,8 +39,12 @@ pub fn case(name: &str) -> Case {
         .into_iter()
         .map(|(name, tensor)| {
             let values = match tensor.dtype() {
-                safetensors::Dtype::I64 => tensor.data().chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap()) as f32).collect(),
-                safetensors::Dtype::F32 => tensor.data().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect(),
+                safetensors::Dtype::I64 => {
+                    tensor.data().chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap()) as f32).collect()
+                }
+                safetensors::Dtype::F32 => {
+                    tensor.data().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+                }
                 other => panic!("{name}: {other:?}"),
             };
             (name, (tensor.shape().to_vec(), values))
@@ -78,10 +83,12 @@ impl Case {
 /// The largest difference, infinities being equal to themselves.
 pub fn difference(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len(), "different lengths");
-    a.iter().zip(b).map(|(a, b)| if a == b { 0.0 } else { (a - b).abs() }).fold(0.0, |most, d| if d.is_nan() { f32::INFINITY } else { most.max(d) })
+    a.iter()
+        .zip(b)
+        .map(|(a, b)| if a == b { 0.0 } else { (a - b).abs() })
+        .fold(0.0, |most, d| if d.is_nan() { f32::INFINITY } else { most.max(d) })
 }
 
-#[allow(dead_code)] // each test file uses its own part of this module
 pub fn last_logits() -> Tap {
     Tap::new("logits", pellucid_engine::Action::Capture(None)).positions(Positions::Last)
 }

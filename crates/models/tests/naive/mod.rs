@@ -1,7 +1,7 @@
 //! The mathematics of a transformer's pieces, slow and obvious, in double precision; and what "equal" means.
 
 use crate::golden::Case;
-use pellucid_engine::architecture::{Activation, Norm, NormKind};
+use pellucid_engine::architecture::{Activation, Layer, Norm, NormKind};
 use pellucid_engine::{Plan, Run};
 
 /// Equal in direction, in size and in every number, relative to the largest.
@@ -92,7 +92,9 @@ impl<'a> Seen<'a> {
 
 pub fn product(x: &[f64], w: &[Vec<f64>], bias: Option<&[f64]>) -> Vec<f64> {
     let inner = w[0].len();
-    let one = |x: &[f64], unit: usize| x.iter().zip(&w[unit]).map(|(a, b)| a * b).sum::<f64>() + bias.map_or(0.0, |b| b[unit]);
+    let one = |x: &[f64], unit: usize| {
+        x.iter().zip(&w[unit]).map(|(a, b)| a * b).sum::<f64>() + bias.map_or(0.0, |b| b[unit])
+    };
     x.chunks_exact(inner).flat_map(|x| (0..w.len()).map(|unit| one(x, unit)).collect::<Vec<f64>>()).collect()
 }
 
@@ -128,7 +130,9 @@ pub fn activate(activation: Activation, x: f64) -> f64 {
     match activation {
         Activation::Silu => x / (1.0 + (-x).exp()),
         Activation::Gelu => 0.5 * x * (1.0 + erf(x / 2f64.sqrt())),
-        Activation::GeluTanh => 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh()),
+        Activation::GeluTanh => {
+            0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh())
+        }
         Activation::Relu => x.max(0.0),
         other => panic!("no golden model uses {other:?}"),
     }
@@ -141,11 +145,33 @@ fn erf(x: f64) -> f64 {
         term *= -x * x / n as f64;
         sum += term / (2 * n + 1) as f64;
     }
-    if x.abs() > 5.0 { x.signum() } else { sum * 2.0 / std::f64::consts::PI.sqrt() }
+    if x.abs() > 4.0 { x.signum() } else { sum * 2.0 / std::f64::consts::PI.sqrt() }
 }
 
 /// A tensor `[tokens, heads, dim]` with its heads moved on by one.
 pub fn heads_moved(x: &[f64], heads: usize, dim: usize) -> Vec<f64> {
-    let moved = |token: &[f64]| (0..heads).flat_map(|head| token[(head + 1) % heads * dim..][..dim].to_vec()).collect::<Vec<f64>>();
+    let moved = |token: &[f64]| {
+        (0..heads).flat_map(|head| token[(head + 1) % heads * dim..][..dim].to_vec()).collect::<Vec<f64>>()
+    };
     x.chunks_exact(heads * dim).flat_map(moved).collect()
+}
+
+/// The layers of a case's architecture.
+pub fn layers(case: &Case) -> impl Iterator<Item = (usize, &Layer)> {
+    case.loaded.model.program().architecture().layers.iter().enumerate()
+}
+
+/// What it says when a site is asked for that the model does not have.
+pub fn refusal(case: &Case, site: &str) -> String {
+    let error = case
+        .loaded
+        .model
+        .run(std::slice::from_ref(&case.ids), &Plan::capture([site]), &Default::default())
+        .expect_err("a refusal");
+    assert!(
+        error.remedy().is_some_and(|remedy| !remedy.is_empty()),
+        "{}: {site} is refused without a remedy",
+        case.name
+    );
+    error.to_string()
 }

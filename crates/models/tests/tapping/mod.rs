@@ -2,7 +2,9 @@
 
 use crate::golden::Case;
 use pellucid_engine::plan::FromSite;
-use pellucid_engine::{Action, Array, Callback, Control, Generate, Generation, Operand, Plan, Positions, Run, Selected, Tap};
+use pellucid_engine::{
+    Action, Array, Callback, Control, Generate, Generation, Operand, Plan, Positions, Run, Selected, Tap,
+};
 use std::sync::Arc;
 
 pub fn plan(taps: impl IntoIterator<Item = Tap>) -> Plan {
@@ -58,5 +60,8 @@ pub fn logits(run: &Run) -> Vec<u32> {
 
 pub fn generate(case: &Case, prompts: &[Vec<u32>], plan: &Plan, max_new: usize) -> Generation {
     let options = Generate { max_new, ..Generate::default() };
-    case.loaded.model.generate(prompts, plan, &options, &mut |_, _| Control::Go).unwrap_or_else(|e| panic!("{}: {e}", case.name))
+    case.loaded
+        .model
+        .generate(prompts, plan, &options, &mut |_, _| Control::Go)
+        .unwrap_or_else(|e| panic!("{}: {e}", case.name))
 }
