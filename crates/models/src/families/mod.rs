@@ -1,7 +1,7 @@
 //! The families: for each `model_type` a function from its configuration to an architecture and a table of names.
 //!
 //! A family is data. It has no forward pass; what it says here becomes ops in `pellucid_engine::program`. To add one, write its
-//! function in a file named for it, add its row to [`FAMILIES`], and add its golden case (see CONTRIBUTING.md).
+//! function in a file named for it, add its row to `FAMILIES`, and add its golden case (see CONTRIBUTING.md).
 
 mod bloom;
 mod gemma;
