@@ -1,6 +1,6 @@
 //! Eight lanes of f32: one trait, an AVX2+FMA implementation and a portable one, chosen at run time.
 //!
-//! Kernels are written once, generic over [`Simd`] and `#[inline(always)]`; the [`dispatch!`] macro instantiates them
+//! Kernels are written once, generic over [`Simd`] and `#[inline(always)]`; the [`dispatch!`](crate::dispatch) macro instantiates them
 //! inside a function compiled for AVX2 and FMA and once more portably, and picks at run time. The portable lanes are a plain array,
 //! which compilers turn into SSE2 on x86-64 and into NEON (with fused multiply-add) on aarch64.
 

@@ -56,11 +56,11 @@ pub enum Encoding {
     IQ3_S,
     /// A code book of 2048 ternary groups of eight values, about 1.56 bits a value.
     IQ1_S,
-    /// As [`IQ1_S`](Encoding::IQ1_S) with finer scales, 1.75 bits a value.
+    /// As [`IQ1_S`](Self::IQ1_S) with finer scales, 1.75 bits a value.
     IQ1_M,
     /// 4 bits that index uneven levels, and a scale for 32 values.
     IQ4_NL,
-    /// The levels of [`IQ4_NL`](Encoding::IQ4_NL), with 6-bit scales for each 32 values of 256.
+    /// The levels of [`IQ4_NL`](Self::IQ4_NL), with 6-bit scales for each 32 values of 256.
     IQ4_XS,
     /// 4-bit floats with one power of two for 32 values (the OCP microscaling format).
     MXFP4,
