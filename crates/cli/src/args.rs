@@ -135,9 +135,9 @@ pub struct GenerateArgs {
     pub input: InputArgs,
     #[command(flatten)]
     pub plan: PlanArgs,
-    /// At most this many new tokens
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
-    pub max_new: u32,
+    /// At most this many new tokens [default: 64, or what the model's context leaves]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_new: Option<u32>,
     /// 0 takes the most likely token; higher is more varied
     #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true)]
     pub temperature: f32,
@@ -175,7 +175,11 @@ pub struct LensArgs {
     #[command(flatten)]
     pub model: ModelArgs,
     /// The prompt
-    pub prompt: String,
+    #[arg(required_unless_present = "tokens")]
+    pub prompt: Option<String>,
+    /// Token ids instead of a prompt, such as 1,2,3
+    #[arg(long, value_name = "IDS", conflicts_with = "prompt")]
+    pub tokens: Option<String>,
     /// Write a page with a heat map instead of drawing in the terminal
     #[arg(long, value_name = "F.html")]
     pub html: Option<PathBuf>,

@@ -16,7 +16,11 @@ pub fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
         )
     };
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut file = tempfile::NamedTempFile::new_in(dir).map_err(fail)?;
+    let mut builder = tempfile::Builder::new();
+    // Temporary files are private; a result is as readable as any file that the user makes (the umask still applies).
+    #[cfg(unix)]
+    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+    let mut file = builder.tempfile_in(dir).map_err(fail)?;
     file.write_all(bytes).map_err(fail)?;
     file.persist(path).map_err(|error| fail(error.error))?;
     Ok(())
@@ -27,8 +31,9 @@ pub fn check(path: Option<&Path>) -> Result<(), Failure> {
     let Some(path) = path else { return Ok(()) };
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if path.is_dir() || !dir.is_dir() {
+        let problem = if path.is_dir() { "it is a directory" } else { "there is no such directory" };
         return Err(Failure::usage(
-            format!("cannot write {}: no such directory, or it is one itself", path.display()),
+            format!("cannot write {}: {problem}", path.display()),
             "give a file in a directory that exists",
         ));
     }
@@ -44,10 +49,8 @@ pub fn named(captures: &[Capture], rows: usize) -> Vec<(String, &Array)> {
         let count = seen.entry(base.clone()).or_default();
         *count += 1;
         let name = if *count > 1 { format!("{base}#{count}") } else { base };
-        if let Some(units) = &capture.units {
-            named.push((format!("{name}.units"), units));
-        }
-        named.push((name, &capture.array));
+        named.push((name.clone(), &capture.array));
+        named.extend(capture.units.as_ref().map(|units| (format!("{name}.units"), units)));
     }
     named
 }

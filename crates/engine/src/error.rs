@@ -12,7 +12,7 @@ pub enum Error {
         remedy: String,
     },
     /// A plan that cannot work.
-    #[error("tap {tap} of the plan ({site}): {problem}")]
+    #[error("tap {tap} on `{site}`: {problem}")]
     Plan {
         /// Index of the tap in the plan.
         tap: usize,

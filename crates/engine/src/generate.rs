@@ -7,6 +7,9 @@ use crate::sample::{Sampler, Sampling};
 use crate::site::Site;
 use std::time::{Duration, Instant};
 
+/// Room that a row's cache has for new positions from the start; it grows when more are needed.
+const RESERVED: usize = 1024;
+
 /// How to generate.
 #[derive(Clone, Debug)]
 pub struct Generate {
@@ -91,7 +94,7 @@ impl Model {
         let limits: Vec<usize> = prompts.iter().map(|n| n + options.max_new - 1).collect();
         let compiled = compile(self.program(), plan, Lengths { prompts: &prompts, limits: &limits }, true)?;
         let mut call = Call::new(self, &compiled, &prompts, options.chunk, true);
-        (0..inputs.len()).for_each(|row| call.reserve(row, limits[row]));
+        (0..inputs.len()).for_each(|row| call.reserve(row, limits[row].min(prompts[row] + RESERVED)));
         let mut rows: Vec<Row> =
             inputs.iter().enumerate().map(|(row, tokens)| Row::new(row, tokens, &options.sampling)).collect();
 

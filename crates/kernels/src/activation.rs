@@ -82,20 +82,24 @@ pub(crate) fn exp<S: Simd>(s: S, x: S::V) -> S::V {
     s.select_lt(x, lowest, s.splat(0.0), y)
 }
 
-/// `tanh(x)` as a ratio of polynomials; exactly ±1 beyond 7.9 to working precision.
+/// `tanh(x)` as a ratio of polynomials; ±1 where it differs from that by less than f32 can say.
 #[inline(always)]
 pub(crate) fn tanh<S: Simd>(s: S, x: S::V) -> S::V {
-    let x = s.max(s.min(x, s.splat(7.905_311)), s.splat(-7.905_311));
-    let x2 = s.mul(x, x);
+    let (most, least) = (s.splat(7.905_311), s.splat(-7.905_311));
+    let clamped = s.max(s.min(x, most), least);
+    let square = s.mul(clamped, clamped);
     let mut above = s.splat(-2.760_768_5e-16);
     for c in [2.000_188e-13, -8.604_672e-11, 5.122_297e-8, 1.485_722_4e-5, 6.372_619e-4, 4.893_524_6e-3] {
-        above = s.fma(above, x2, s.splat(c));
+        above = s.fma(above, square, s.splat(c));
     }
     let mut below = s.splat(1.198_258_4e-6);
     for c in [1.185_347e-4, 2.268_434_6e-3, 4.893_525e-3] {
-        below = s.fma(below, x2, s.splat(c));
+        below = s.fma(below, square, s.splat(c));
     }
-    s.div(s.mul(x, above), below)
+    let y = s.div(s.mul(clamped, above), below);
+    // The ratio stops a rounding short of its limits.
+    let y = s.select_lt(x, least, s.splat(-1.0), y);
+    s.select_lt(most, x, s.splat(1.0), y)
 }
 
 #[inline(always)]

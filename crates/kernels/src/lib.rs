@@ -20,6 +20,7 @@ pub mod activation;
 pub mod attention;
 pub mod elementwise;
 pub mod encoding;
+mod groups;
 pub mod matmul;
 pub mod matrix;
 pub mod memory;

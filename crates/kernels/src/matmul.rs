@@ -9,8 +9,9 @@ use crate::matrix::{CHUNK, Matrix, Scratch};
 use crate::memory::{Aligned, Shared};
 use crate::pool::Pool;
 use crate::simd::Simd;
-use crate::tile::{self, Left, Out, PANEL, ROWS, Right};
+use crate::tile::{self, Left, Out, PANEL, ROWS};
 use std::cell::RefCell;
+use std::ops::Range;
 
 /// Up to this many rows the inputs are read where they lie.
 const FEW_ROWS: usize = 24;
@@ -72,8 +73,8 @@ pub fn matmul(pool: &Pool, x: &[f32], w: &Matrix, bias: Option<&[f32]>, out: &mu
 
 /// The part of the outputs that one task computes.
 struct Part {
-    rows: std::ops::Range<usize>,
-    panels: std::ops::Range<usize>,
+    rows: Range<usize>,
+    panels: Range<usize>,
     repack: bool,
 }
 
@@ -89,57 +90,18 @@ fn multiply_with<S: Simd>(
     part: Part,
     workspace: &mut Workspace,
 ) {
-    let (inner, columns, height) = (w.cols(), w.rows(), part.rows.len());
-    let whole = part.panels.start..part.panels.end.min(columns / PANEL);
-    // Few rows read f32 panels straight through, in the order in which they lie; otherwise a chunk has to fit the cache or the scratch.
-    let depth = if !part.repack && w.is_f32() { inner } else { CHUNK };
-    let mut from = 0;
-    while from < inner {
-        let to = (from + depth).min(inner);
-        let left = if part.repack {
-            repack(x, inner, part.rows.clone(), from..to, &mut workspace.inputs);
-            None
-        } else {
-            // SAFETY: the first row of the part lies within `x`.
-            Some(Left { start: unsafe { x.as_ptr().add(part.rows.start * inner + from) }, row: inner, col: 1 })
-        };
-        let mut panel = whole.start;
-        while panel < whole.end {
-            // f32 panels of one weight lie side by side, so short tiles may take several at once.
-            let width = if w.is_f32() { tile::panels_at_once(height).min(whole.end - panel) } else { 1 };
-            let right = Right {
-                start: w.chunk(panel, from, to, &mut workspace.scratch).as_ptr(),
-                step: PANEL,
-                panel: inner * PANEL,
-            };
-            // SAFETY: `panel + width` is at most `whole.end`, whose panels have all sixteen columns inside `out`; each task
-            // writes its own rows and panels, and the chunk holds `to - from` steps.
-            unsafe {
-                let at = |row: usize| out.get().add((part.rows.start + row) * columns + panel * PANEL);
-                match left {
-                    Some(left) => {
-                        let out = Out { start: at(0), row: columns, panel: PANEL };
-                        tile::block(s, height, width, to - from, left, right, out, from > 0);
-                    }
-                    None => {
-                        for row in (0..height).step_by(ROWS) {
-                            let start = workspace.inputs.as_ptr().add(row * (to - from));
-                            let left = Left { start, row: 1, col: ROWS };
-                            let out = Out { start: at(row), row: columns, panel: PANEL };
-                            tile::block(s, ROWS.min(height - row), width, to - from, left, right, out, from > 0);
-                        }
-                    }
-                }
-            }
-            panel += width;
-        }
-        from = to;
+    // A last panel with fewer than sixteen columns goes its own way.
+    let whole = part.panels.start..part.panels.end.min(w.rows() / PANEL);
+    if part.repack {
+        many_rows(s, x, w, out, part.rows.clone(), whole.clone(), workspace);
+    } else {
+        few_rows(s, x, w, out, part.rows.clone(), whole.clone(), workspace);
     }
     if part.panels.end > whole.end {
         last_columns(s, x, w, out, &part, workspace);
     }
     if let Some(bias) = bias {
-        let columns = part.panels.start * PANEL..(part.panels.end * PANEL).min(columns);
+        let columns = part.panels.start * PANEL..(part.panels.end * PANEL).min(w.rows());
         for row in part.rows {
             // SAFETY: each task owns these rows and columns.
             let out = unsafe { out.part(row * w.rows() + columns.start, columns.len()) };
@@ -148,9 +110,69 @@ fn multiply_with<S: Simd>(
     }
 }
 
+/// Panel by panel, each read straight through: the weights come from memory once, in the order in which they lie.
+#[inline(always)]
+fn few_rows<S: Simd>(
+    s: S,
+    x: &[f32],
+    w: &Matrix,
+    out: Shared<f32>,
+    rows: Range<usize>,
+    panels: Range<usize>,
+    workspace: &mut Workspace,
+) {
+    let (inner, columns, at_once) = (w.cols(), w.rows(), tile::panels_at_once(rows.len()));
+    let depth = if w.is_f32() { inner } else { w.steps_at_once(at_once) };
+    for panel in panels.clone().step_by(at_once) {
+        let width = at_once.min(panels.end - panel);
+        for from in (0..inner).step_by(depth) {
+            let to = (from + depth).min(inner);
+            let right = w.panels(s, panel..panel + width, from, to, &mut workspace.scratch);
+            // SAFETY: these rows of `x` and these rows and panels of `out` exist, and no other task writes them; all of the
+            // panels have sixteen columns and `to - from` steps.
+            unsafe {
+                let left = Left { start: x.as_ptr().add(rows.start * inner + from), row: inner, col: 1 };
+                let out =
+                    Out { start: out.get().add(rows.start * columns + panel * PANEL), row: columns, panel: PANEL };
+                tile::block(s, rows.len(), width, to - from, left, right, out, from > 0);
+            }
+        }
+    }
+}
+
+/// Chunk by chunk of the inner dimension: the inputs are repacked once for all panels, each panel is widened once for all rows.
+#[inline(always)]
+fn many_rows<S: Simd>(
+    s: S,
+    x: &[f32],
+    w: &Matrix,
+    out: Shared<f32>,
+    rows: Range<usize>,
+    panels: Range<usize>,
+    workspace: &mut Workspace,
+) {
+    let (inner, columns) = (w.cols(), w.rows());
+    for from in (0..inner).step_by(CHUNK) {
+        let to = (from + CHUNK).min(inner);
+        repack(x, inner, rows.clone(), from..to, &mut workspace.inputs);
+        for panel in panels.clone() {
+            let right = w.panels(s, panel..panel + 1, from, to, &mut workspace.scratch);
+            for row in (0..rows.len()).step_by(ROWS) {
+                // SAFETY: as in `few_rows`; the repacked inputs hold whole tiles.
+                unsafe {
+                    let left = Left { start: workspace.inputs.as_ptr().add(row * (to - from)), row: 1, col: ROWS };
+                    let start = out.get().add((rows.start + row) * columns + panel * PANEL);
+                    let out = Out { start, row: columns, panel: PANEL };
+                    tile::block(s, ROWS.min(rows.len() - row), 1, to - from, left, right, out, from > 0);
+                }
+            }
+        }
+    }
+}
+
 /// Copies a block of inputs so that the six rows of a tile lie side by side, step after step.
 #[inline(always)]
-fn repack(x: &[f32], inner: usize, rows: std::ops::Range<usize>, steps: std::ops::Range<usize>, packed: &mut [f32]) {
+fn repack(x: &[f32], inner: usize, rows: Range<usize>, steps: Range<usize>, packed: &mut [f32]) {
     let depth = steps.len();
     for (tile, first) in rows.clone().step_by(ROWS).enumerate() {
         let packed = &mut packed[tile * ROWS * depth..][..ROWS * depth];
@@ -171,8 +193,7 @@ fn last_columns<S: Simd>(s: S, x: &[f32], w: &Matrix, out: Shared<f32>, part: &P
         let mut sums = [0.0f32; ROWS * PANEL];
         for from in (0..inner).step_by(CHUNK) {
             let to = (from + CHUNK).min(inner);
-            let weights = w.chunk(panel, from, to, &mut workspace.scratch);
-            let right = Right { start: weights.as_ptr(), step: PANEL, panel: 0 };
+            let right = w.panels(s, panel..panel + 1, from, to, &mut workspace.scratch);
             let buffer = Out { start: sums.as_mut_ptr(), row: PANEL, panel: PANEL };
             // SAFETY: `height` rows of `x` exist from `row` on, the chunk holds its steps, the buffer a whole tile.
             unsafe {

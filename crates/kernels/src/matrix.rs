@@ -4,15 +4,22 @@
 //! the inner dimension, sixteen adjacent outputs. f32 panels are multiplied as they lie. Narrower panels and the
 //! block formats of GGUF are widened a chunk at a time into a scratch panel of f32, which is exact: so the numbers do not depend on the product's height.
 
+use crate::dispatch;
 use crate::encoding::{self, Encoding};
+use crate::groups::Groups;
 use crate::memory::{Aligned, Shared};
 use crate::pool::Pool;
-use crate::tile::PANEL;
-use half::{bf16, f16, slice::HalfFloatSliceExt};
+use crate::simd::{LANES, Simd};
+use crate::tile::{PANEL, Right};
+use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
+use half::{bf16, f16};
+use std::ops::Range;
 
 /// Steps of the inner dimension handled at once: a chunk of an f32 panel is 16 KiB, half of a level-one cache,
 /// and 256 is a whole number of blocks in every encoding.
 pub(crate) const CHUNK: usize = 256;
+/// Most panels that a tile takes at once.
+const MOST_PANELS: usize = 4;
 
 /// How a packed weight is kept in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -35,6 +42,7 @@ enum Store {
     F32(Aligned<f32>),
     Bf16(Aligned<u16>),
     F16(Aligned<u16>),
+    Groups(Groups),
     Blocks(Encoding, Box<dyn RowBytes>),
 }
 
@@ -72,10 +80,15 @@ impl Matrix {
         Matrix { rows, cols, store }
     }
 
-    /// A matrix kept in its file's encoding; `cols` must be a whole number of blocks.
-    pub fn encoded(rows: usize, cols: usize, encoding: Encoding, bytes: Box<dyn RowBytes>) -> Matrix {
+    /// A matrix kept in its file's encoding; `cols` must be a whole number of blocks. The simple formats are repacked into panels
+    /// of the same size, the others are read where they lie.
+    pub fn encoded(pool: &Pool, rows: usize, cols: usize, encoding: Encoding, bytes: Box<dyn RowBytes>) -> Matrix {
         assert!(cols.is_multiple_of(encoding.block_len()), "{cols} columns are not whole blocks of {encoding}");
-        Matrix { rows, cols, store: Store::Blocks(encoding, bytes) }
+        let store = match Groups::pack(pool, rows, cols, encoding, bytes.as_ref()) {
+            Some(groups) => Store::Groups(groups),
+            None => Store::Blocks(encoding, bytes),
+        };
+        Matrix { rows, cols, store }
     }
 
     /// Outputs.
@@ -93,6 +106,7 @@ impl Matrix {
         match &self.store {
             Store::F32(data) => data.len() * 4,
             Store::Bf16(data) | Store::F16(data) => data.len() * 2,
+            Store::Groups(groups) => groups.bytes(),
             Store::Blocks(encoding, _) => self.rows * (self.cols / encoding.block_len()) * encoding.block_bytes(),
         }
     }
@@ -103,6 +117,7 @@ impl Matrix {
             Store::F32(_) => "f32".into(),
             Store::Bf16(_) => "bf16".into(),
             Store::F16(_) => "f16".into(),
+            Store::Groups(groups) => groups.encoding().to_string(),
             Store::Blocks(encoding, _) => encoding.to_string(),
         }
     }
@@ -118,12 +133,13 @@ impl Matrix {
                 out.iter_mut().enumerate().for_each(|(i, x)| *x = bf16::from_bits(data[at(i)]).to_f32())
             }
             Store::F16(data) => out.iter_mut().enumerate().for_each(|(i, x)| *x = f16::from_bits(data[at(i)]).to_f32()),
+            Store::Groups(groups) => groups.row(row, out),
             Store::Blocks(encoding, bytes) => encoding::decode(*encoding, bytes.row(row), out),
         }
     }
 
-    /// Whether the rows are kept as they are in the file.
-    pub fn is_encoded(&self) -> bool {
+    /// Whether the rows are read where they lie in the file.
+    pub fn is_in_place(&self) -> bool {
         matches!(self.store, Store::Blocks(..))
     }
 
@@ -132,47 +148,74 @@ impl Matrix {
         matches!(self.store, Store::F32(_))
     }
 
-    /// Steps `from..to` of panel `panel` as f32: a view, or widened into `scratch`.
+    /// The steps of the inner dimension to take at once when `panels` panels are widened together: whole blocks of the
+    /// encoding, and otherwise what keeps the widened panels in the level-one cache.
+    pub(crate) fn steps_at_once(&self, panels: usize) -> usize {
+        if matches!(self.store, Store::Blocks(..)) { CHUNK } else { CHUNK / panels }
+    }
+
+    /// Steps `from..to` of adjacent panels as f32, as they lie or widened into `scratch`.
     #[inline(always)]
-    pub(crate) fn chunk<'a>(&'a self, panel: usize, from: usize, to: usize, scratch: &'a mut Scratch) -> &'a [f32] {
-        let range = (panel * self.cols + from) * PANEL..(panel * self.cols + to) * PANEL;
+    pub(crate) fn panels<S: Simd>(
+        &self,
+        s: S,
+        panels: Range<usize>,
+        from: usize,
+        to: usize,
+        scratch: &mut Scratch,
+    ) -> Right {
+        let first = (panels.start * self.cols + from) * PANEL;
         if let Store::F32(data) = &self.store {
-            return &data[range];
+            return Right { start: data[first..].as_ptr(), step: PANEL, panel: self.cols * PANEL };
         }
-        let wide = &mut scratch.panel[..(to - from) * PANEL];
-        match &self.store {
-            Store::F32(_) => {}
-            Store::Bf16(data) => widen_bf16(&data[range], wide),
-            Store::F16(data) => widen_f16(&data[range], wide),
-            Store::Blocks(encoding, bytes) => {
-                let (len, size) = (encoding.block_len(), encoding.block_bytes());
-                let blocks = from / len * size..to / len * size;
-                let rows = &mut scratch.rows[..PANEL * (to - from)];
-                for lane in 0..PANEL {
-                    let out = &mut rows[lane * (to - from)..][..to - from];
-                    let row = panel * PANEL + lane;
-                    if row < self.rows {
-                        encoding::decode(*encoding, &bytes.row(row)[blocks.clone()], out);
-                    } else {
-                        out.fill(0.0);
-                    }
+        let size = (to - from) * PANEL;
+        for (panel, wide) in panels.clone().zip(scratch.wide.chunks_exact_mut(size)) {
+            let range = (panel * self.cols + from) * PANEL..(panel * self.cols + to) * PANEL;
+            match &self.store {
+                Store::F32(_) => {}
+                Store::Bf16(data) => widen_bf16(&data[range], wide),
+                Store::F16(data) => data[range].reinterpret_cast::<f16>().convert_to_f32_slice(wide),
+                Store::Groups(groups) => groups.widen(s, panel, from, to, wide),
+                Store::Blocks(encoding, bytes) => {
+                    self.decode_panel(*encoding, bytes.as_ref(), panel, from, to, &mut scratch.rows);
+                    interleave_with(s, &scratch.rows[..size], to - from, wide);
                 }
-                interleave(rows, to - from, wide);
             }
         }
-        wide
+        Right { start: scratch.wide.as_ptr(), step: PANEL, panel: size }
+    }
+
+    /// Decodes part of a panel's sixteen rows, one after the other.
+    fn decode_panel(
+        &self,
+        encoding: Encoding,
+        bytes: &dyn RowBytes,
+        panel: usize,
+        from: usize,
+        to: usize,
+        out: &mut [f32],
+    ) {
+        let (len, size) = (encoding.block_len(), encoding.block_bytes());
+        for (lane, out) in out.chunks_exact_mut(to - from).take(PANEL).enumerate() {
+            let row = panel * PANEL + lane;
+            if row < self.rows {
+                encoding::decode(encoding, &bytes.row(row)[from / len * size..to / len * size], out);
+            } else {
+                out.fill(0.0);
+            }
+        }
     }
 }
 
-/// Room for one widened chunk.
+/// Room for widened chunks of a few panels.
 pub(crate) struct Scratch {
-    panel: Aligned<f32>,
+    wide: Aligned<f32>,
     rows: Vec<f32>,
 }
 
 impl Scratch {
     pub(crate) fn new() -> Scratch {
-        Scratch { panel: Aligned::zeroed(CHUNK * PANEL), rows: vec![0.0; CHUNK * PANEL] }
+        Scratch { wide: Aligned::zeroed(MOST_PANELS * CHUNK * PANEL), rows: vec![0.0; CHUNK * PANEL] }
     }
 }
 
@@ -200,28 +243,31 @@ fn pack_panels<T: crate::memory::Plain>(
     data
 }
 
+dispatch! { fn interleave(rows: &[f32], len: usize, out: &mut [f32]) = interleave_with }
+
 /// Turns sixteen rows of `len` values into `len` steps of sixteen values.
-fn interleave(rows: &[f32], len: usize, out: &mut [f32]) {
-    // In bands of sixteen steps both the reads and the writes stay within a few cache lines.
-    for band in (0..len).step_by(PANEL) {
-        let end = (band + PANEL).min(len);
-        for lane in 0..PANEL {
-            for (step, &x) in (band..end).zip(&rows[lane * len + band..lane * len + end]) {
-                out[step * PANEL + lane] = x;
+#[inline(always)]
+fn interleave_with<S: Simd>(s: S, rows: &[f32], len: usize, out: &mut [f32]) {
+    let whole = len / LANES * LANES;
+    for step in (0..whole).step_by(LANES) {
+        for half in [0, LANES] {
+            let row = |lane: usize| rows[(half + lane) * len + step..][..LANES].as_ptr();
+            // SAFETY: each pointer starts a slice of eight floats.
+            let columns = s.transpose(std::array::from_fn(|lane| unsafe { s.load(row(lane)) }));
+            for (offset, column) in columns.into_iter().enumerate() {
+                // SAFETY: the slice holds eight floats.
+                unsafe { s.store(out[(step + offset) * PANEL + half..][..LANES].as_mut_ptr(), column) };
             }
         }
+    }
+    for step in whole..len {
+        (0..PANEL).for_each(|lane| out[step * PANEL + lane] = rows[lane * len + step]);
     }
 }
 
 #[inline(always)]
 fn widen_bf16(from: &[u16], to: &mut [f32]) {
     to.iter_mut().zip(from).for_each(|(x, &bits)| *x = f32::from_bits((bits as u32) << 16));
-}
-
-#[inline(always)]
-fn widen_f16(from: &[u16], to: &mut [f32]) {
-    use half::slice::HalfBitsSliceExt;
-    from.reinterpret_cast::<f16>().convert_to_f32_slice(to);
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ const HUGE: usize = 4 << 20;
 pub trait Plain: Copy + Send + Sync + 'static {}
 impl Plain for f32 {}
 impl Plain for u16 {}
+impl Plain for u8 {}
 
 /// A fixed-size zeroed array aligned to a cache line.
 pub struct Aligned<T: Plain> {

@@ -46,6 +46,11 @@ pub trait Simd: Copy {
     /// `a < b ? x : y`, lane by lane.
     fn select_lt(self, a: Self::V, b: Self::V, x: Self::V, y: Self::V) -> Self::V;
 
+    /// Eight unsigned bytes as numbers, the lowest first.
+    fn widen_bytes(self, bytes: u64) -> Self::V;
+    /// Rows become columns.
+    fn transpose(self, rows: [Self::V; LANES]) -> [Self::V; LANES];
+
     /// The lanes as an array.
     #[inline(always)]
     fn to_array(self, v: Self::V) -> [f32; LANES] {
@@ -163,6 +168,14 @@ impl Simd for Portable {
         n.map(|x| f32::from_bits((((x as i32) + 127) << 23) as u32))
     }
     #[inline(always)]
+    fn widen_bytes(self, bytes: u64) -> Self::V {
+        bytes.to_le_bytes().map(f32::from)
+    }
+    #[inline(always)]
+    fn transpose(self, rows: [Self::V; LANES]) -> [Self::V; LANES] {
+        std::array::from_fn(|column| rows.map(|row| row[column]))
+    }
+    #[inline(always)]
     fn select_lt(self, a: Self::V, b: Self::V, x: Self::V, y: Self::V) -> Self::V {
         let mut out = y;
         for i in 0..LANES {
@@ -242,6 +255,39 @@ mod avx2 {
             unsafe {
                 let exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
                 _mm256_castsi256_ps(_mm256_slli_epi32::<23>(exponent))
+            }
+        }
+        #[inline(always)]
+        fn widen_bytes(self, bytes: u64) -> __m256 {
+            // SAFETY: an `Avx2` exists only where AVX2 does.
+            unsafe { _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(bytes as i64))) }
+        }
+        #[inline(always)]
+        fn transpose(self, r: [__m256; 8]) -> [__m256; 8] {
+            // SAFETY: an `Avx2` exists only where AVX does.
+            unsafe {
+                // Pairs of rows, then fours, then the two halves: each step doubles the run of adjacent rows.
+                let pair = |i: usize| (_mm256_unpacklo_ps(r[i], r[i + 1]), _mm256_unpackhi_ps(r[i], r[i + 1]));
+                let (p, q) = ([pair(0), pair(2)], [pair(4), pair(6)]);
+                let four = |p: [(__m256, __m256); 2]| {
+                    [
+                        _mm256_shuffle_ps::<0x44>(p[0].0, p[1].0),
+                        _mm256_shuffle_ps::<0xEE>(p[0].0, p[1].0),
+                        _mm256_shuffle_ps::<0x44>(p[0].1, p[1].1),
+                        _mm256_shuffle_ps::<0xEE>(p[0].1, p[1].1),
+                    ]
+                };
+                let (a, b) = (four(p), four(q));
+                [
+                    _mm256_permute2f128_ps::<0x20>(a[0], b[0]),
+                    _mm256_permute2f128_ps::<0x20>(a[1], b[1]),
+                    _mm256_permute2f128_ps::<0x20>(a[2], b[2]),
+                    _mm256_permute2f128_ps::<0x20>(a[3], b[3]),
+                    _mm256_permute2f128_ps::<0x31>(a[0], b[0]),
+                    _mm256_permute2f128_ps::<0x31>(a[1], b[1]),
+                    _mm256_permute2f128_ps::<0x31>(a[2], b[2]),
+                    _mm256_permute2f128_ps::<0x31>(a[3], b[3]),
+                ]
             }
         }
         #[inline(always)]

@@ -22,13 +22,15 @@ impl RowBytes for Encoded {
     }
 }
 
-fn q8_rows(rows: usize, cols: usize, seed: u64) -> Encoded {
+/// Random blocks: `scales` small half-precision numbers, then random codes.
+fn encoded_rows(encoding: Encoding, scales: usize, rows: usize, cols: usize, seed: u64) -> Encoded {
     let mut bytes = Vec::new();
-    for block in 0..rows * cols / 32 {
-        bytes.extend(half::f16::from_f32(0.01 + (block % 7) as f32 * 0.003).to_le_bytes());
-        bytes.extend((0..32).map(|i| (value(seed, block * 32 + i) * 127.0) as i8 as u8));
+    for block in 0..rows * cols / encoding.block_len() {
+        (0..scales).for_each(|i| bytes.extend(half::f16::from_f32(value(seed, block * 2 + i) * 0.05).to_le_bytes()));
+        let codes = encoding.block_bytes() - 2 * scales;
+        bytes.extend((0..codes).map(|i| (value(seed ^ 3, block * 64 + i) * 1e6) as i32 as u8));
     }
-    Encoded { row_bytes: cols / 32 * 34, bytes }
+    Encoded { row_bytes: cols / encoding.block_len() * encoding.block_bytes(), bytes }
 }
 
 proptest! {
@@ -60,32 +62,37 @@ proptest! {
 #[test]
 fn a_row_has_the_same_bits_whatever_the_batch_the_threads_and_the_storage() {
     let (inner, columns) = (544, 77);
-    let encoded = q8_rows(columns, inner, 5);
-    let mut plain = vec![0.0; columns * inner];
-    for row in 0..columns {
-        encoding::decode(Encoding::Q8_0, encoded.row(row), &mut plain[row * inner..][..inner]);
-    }
     let pools = [Pool::new(1), Pool::new(3)];
-    let packed = Matrix::pack(&pools[0], columns, inner, DType::F32, &|row, out| {
-        out.copy_from_slice(&plain[row * inner..][..inner])
-    });
-    let blocks = Matrix::encoded(columns, inner, Encoding::Q8_0, Box::new(encoded));
     let x: Vec<f32> = (0..500 * inner).map(|i| value(9, i)).collect();
-    let mut reference = vec![0.0; 500 * columns];
-    matmul(&pools[0], &x, &packed, None, &mut reference);
-    for w in [&packed, &blocks] {
-        for pool in &pools {
-            for rows in [1, 2, 3, 4, 5, 6, 7, 13, 24, 25, 100, 500] {
-                let first = 500 - rows;
-                let mut out = vec![0.0; rows * columns];
-                matmul(pool, &x[first * inner..], w, None, &mut out);
-                assert_eq!(
-                    out,
-                    reference[first * columns..],
-                    "{rows} rows, {} threads, {}",
-                    pool.threads(),
-                    w.format()
-                );
+    // The formats that are repacked into panels, and one that is read where it lies.
+    for (encoding, scales) in [(Encoding::Q4_0, 1), (Encoding::Q4_1, 2), (Encoding::Q8_0, 1), (Encoding::Q5_0, 1)] {
+        let encoded = encoded_rows(encoding, scales, columns, inner, 5);
+        let mut plain = vec![0.0; columns * inner];
+        for row in 0..columns {
+            encoding::decode(encoding, encoded.row(row), &mut plain[row * inner..][..inner]);
+        }
+        let fill = |row: usize, out: &mut [f32]| out.copy_from_slice(&plain[row * inner..][..inner]);
+        let packed = Matrix::pack(&pools[0], columns, inner, DType::F32, &fill);
+        let blocks = Matrix::encoded(&pools[1], columns, inner, encoding, Box::new(encoded));
+        let mut row = vec![0.0; inner];
+        blocks.row(columns - 1, &mut row);
+        assert_eq!(row, plain[(columns - 1) * inner..], "{encoding}");
+        let mut reference = vec![0.0; 500 * columns];
+        matmul(&pools[0], &x, &packed, None, &mut reference);
+        for w in [&packed, &blocks] {
+            for pool in &pools {
+                for rows in [1, 2, 3, 4, 5, 6, 7, 13, 24, 25, 100, 500] {
+                    let first = 500 - rows;
+                    let mut out = vec![0.0; rows * columns];
+                    matmul(pool, &x[first * inner..], w, None, &mut out);
+                    assert_eq!(
+                        out,
+                        reference[first * columns..],
+                        "{rows} rows, {} threads, {}",
+                        pool.threads(),
+                        w.format()
+                    );
+                }
             }
         }
     }

@@ -41,7 +41,7 @@ pub fn load(
     for (index, (spec, source)) in program.weights().iter().zip(&found).enumerate() {
         let weight = one(spec, source, &tensors, storage, pool)?;
         // A stored tensor that several weights share is dropped after the last of them; one that is used in place stays.
-        let in_place = matches!(&weight, Weight::Matrix(matrix) if matrix.is_encoded());
+        let in_place = matches!(&weight, Weight::Matrix(matrix) if matrix.is_in_place());
         if let Some(count) = left.get_mut(source.tensor.as_str()) {
             *count -= 1;
             if *count == 0 && !in_place {
@@ -156,7 +156,7 @@ fn one(spec: &WeightSpec, source: &Source, tensors: &Arc<Tensors>, storage: Stor
                     }
                 }
             });
-            Weight::Matrix(Matrix::encoded(view.rows, view.cols, encoding, Box::new(rows)))
+            Weight::Matrix(Matrix::encoded(pool, view.rows, view.cols, encoding, Box::new(rows)))
         }
         (_, storage) => {
             let dtype = match (storage, encoding) {

@@ -4,6 +4,7 @@ use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
 use crate::tensors::Tensors;
 use crate::tokenizer::Tokenizer;
+use pellucid_engine::plan::FromSite;
 use pellucid_engine::{Action, Operand, Plan, Positions, Reduce, Tap};
 use pellucid_kernels::encoding;
 use std::path::Path;
@@ -15,7 +16,7 @@ pub fn prepare(plan: Plan, base: &Path, inputs: &[Vec<u32>], tokenizer: Option<&
     let mut taps = Vec::with_capacity(plan.taps.len());
     for mut tap in plan.taps {
         read_files(&mut tap.action, base)?;
-        if !mentions_token(&tap) {
+        if !mentions_token(&mut tap) {
             taps.push(tap);
             continue;
         }
@@ -33,15 +34,42 @@ pub fn prepare(plan: Plan, base: &Path, inputs: &[Vec<u32>], tokenizer: Option<&
             let mut one = tap.clone().rows([row]);
             one.positions = look_up(&tap.positions)?;
             one.keys = tap.keys.as_ref().map(look_up).transpose()?;
+            if let Some(from) = source_of(&mut one.action)
+                && let Some(Positions::Token(text)) = &from.positions
+            {
+                let origin = match from.rows.as_deref() {
+                    None => row,
+                    Some([one]) => *one,
+                    Some(_) => {
+                        return Err(Error::usage(
+                            format!("the source position {text:?} names a token in several rows"),
+                            "write one tap a row",
+                        ));
+                    }
+                };
+                let tokens = inputs.get(origin).map(Vec::as_slice).unwrap_or_default();
+                from.positions = Some(Positions::List(find(text, tokens, origin, tokenizer)?));
+            }
             taps.push(one);
         }
     }
     Ok(Plan { taps })
 }
 
-fn mentions_token(tap: &Tap) -> bool {
+fn mentions_token(tap: &mut Tap) -> bool {
     let is_token = |positions: &Positions| matches!(positions, Positions::Token(_));
-    is_token(&tap.positions) || tap.keys.as_ref().is_some_and(is_token)
+    let in_source = source_of(&mut tap.action).and_then(|from| from.positions.as_ref()).is_some_and(is_token);
+    in_source || is_token(&tap.positions) || tap.keys.as_ref().is_some_and(is_token)
+}
+
+/// The site that an action reads from, if it does.
+fn source_of(action: &mut Action) -> Option<&mut FromSite> {
+    match action {
+        Action::Set(Operand::From(from))
+        | Action::MeanAblate(Operand::From(from))
+        | Action::Add { operand: Operand::From(from), .. } => Some(from),
+        _ => None,
+    }
 }
 
 /// Where a token stands in a row, every time.
@@ -84,7 +112,7 @@ fn read_files(action: &mut Action, base: &Path) -> Result<()> {
 
 /// Reads `file.safetensors#name`: a vector, or rows of vectors.
 fn read_tensor(base: &Path, reference: &str) -> Result<Operand> {
-    let Some((file, name)) = reference.rsplit_once('#') else {
+    let Some((file, name)) = reference.split_once('#') else {
         return Err(Error::usage(format!("{reference:?} does not name a tensor"), "write file.safetensors#tensor"));
     };
     let path = base.join(file);

@@ -59,7 +59,7 @@ fn every_vocabulary_names_the_same_sites() {
         ("gpt2", "hook_pos_embed", "pos_embed"),
         ("gpt_neox", "gpt_neox.layers.0.attention.output", "layers.0.attn_out"),
         ("opt", "model.decoder.layers.2.output", "layers.2.resid_post"),
-        ("mixtral", "model.layers.0.block_sparse_moe.output", "layers.0.mlp_out"),
+        ("mixtral", "model.layers.0.mlp.output", "layers.0.mlp_out"),
         ("mixtral", "blocks.0.mlp.hook_expert_indices", "layers.0.expert_indices"),
         ("qwen3", "blocks.0.attn.q_norm.hook_out", "layers.0.q_norm_out"),
     ] {

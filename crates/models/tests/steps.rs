@@ -199,7 +199,7 @@ fn nothing_inside_a_skipped_layer_can_be_seen() {
             .expect_err("nobody computes it");
         assert_eq!(
             error.to_string(),
-            format!("tap 0 of the plan ({site}): `{site}` is never computed for row 0, because tap 1 skips layer 1")
+            format!("tap 0 on `{site}`: `{site}` is never computed for row 0, because tap 1 skips layer 1")
         );
     }
     // Nor used: the source of another site.

@@ -1,6 +1,6 @@
 //! `pellucid generate`: continue a prompt.
 
-use super::{print, print_json, say, say_passed_over};
+use super::{print, print_json, say, say_passed_over, say_written};
 use crate::args::GenerateArgs;
 use crate::failure::{Failure, output};
 use crate::{files, inputs, models};
@@ -9,6 +9,9 @@ use pellucid_models::chat::Message;
 use serde_json::json;
 use std::io::Write;
 use std::time::Instant;
+
+/// New tokens when nobody says how many.
+const DEFAULT_LENGTH: usize = 64;
 
 pub fn run(args: GenerateArgs) -> Result<(), Failure> {
     files::check(args.plan.out.as_deref())?;
@@ -33,7 +36,11 @@ pub fn run(args: GenerateArgs) -> Result<(), Failure> {
         seed: args.seed,
     };
     let eos = if args.ignore_eos { Vec::new() } else { loaded.eos.clone() };
-    let options = Generate { max_new: args.max_new as usize, sampling, eos, chunk: None };
+    // The last new token is never taken through, so a context of n leaves n + 1 - prompt.
+    let left =
+        loaded.model.program().architecture().context.map(|context| (context + 1).saturating_sub(prompt.len()).max(1));
+    let max_new = args.max_new.map_or_else(|| left.unwrap_or(DEFAULT_LENGTH).min(DEFAULT_LENGTH), |n| n as usize);
+    let options = Generate { max_new, sampling, eos, chunk: None };
 
     // Text streams as it comes; with stop strings only what cannot become part of one, so that none is ever shown.
     let mut stream = Stream::new(!args.json && loaded.tokenizer.is_some(), &args.stop);
@@ -43,24 +50,36 @@ pub fn run(args: GenerateArgs) -> Result<(), Failure> {
     let text = loaded.text(&row.tokens, row.finish, &args.stop);
     if let Some(path) = &args.plan.out {
         files::write_captures(path, &generation.captures, 1)?;
-        say(&format!("wrote {} tensors to {}", generation.captures.len(), path.display()));
     }
-    say_passed_over(&generation.passed_over);
     if args.json {
         let finish = match row.finish {
             Finish::Eos => "eos",
             Finish::Length => "length",
             Finish::Stop => "stop",
         };
-        let timing = json!({ "load_s": load_s, "prefill_s": generation.prefill.as_secs_f64(), "decode_s": generation.decode.as_secs_f64() });
-        return print_json(
-            &json!({ "prompt_tokens": prompt, "tokens": row.tokens, "text": text, "finish_reason": finish, "timing": timing }),
-        );
+        let (prefill_s, decode_s) = (generation.prefill.as_secs_f64(), generation.decode.as_secs_f64());
+        print_json(&json!({
+            "prompt_tokens": prompt,
+            "tokens": row.tokens,
+            "text": text,
+            "finish_reason": finish,
+            "timing": { "load_s": load_s, "prefill_s": prefill_s, "decode_s": decode_s },
+        }))?;
+    } else {
+        match text {
+            Some(text) => stream.finish(&text)?,
+            None => print(&format!("{}\n", row.tokens.iter().map(u32::to_string).collect::<Vec<_>>().join(",")))?,
+        }
     }
-    match text {
-        Some(text) => stream.finish(&text),
-        None => print(&format!("{}\n", row.tokens.iter().map(u32::to_string).collect::<Vec<_>>().join(","))),
+    say_passed_over(&generation.passed_over);
+    match &args.plan.out {
+        Some(path) => say_written(path, &generation.captures, 1),
+        None if !generation.captures.is_empty() => {
+            say("what was captured was not written; --out F.safetensors keeps it")
+        }
+        None => {}
     }
+    Ok(())
 }
 
 /// What has been shown of the text so far.

@@ -1,9 +1,9 @@
 //! `pellucid lens`: the logit lens, drawn in the terminal or as a page.
 
 use super::{print, print_json, say};
-use crate::args::LensArgs;
+use crate::args::{InputArgs, LensArgs};
 use crate::failure::Failure;
-use crate::{files, models};
+use crate::{files, inputs, models};
 use pellucid_analysis::lens::{self, ColourDepth, TerminalOptions};
 use std::io::IsTerminal;
 
@@ -13,7 +13,9 @@ const PLAIN_WIDTH: usize = 100;
 pub fn run(args: LensArgs) -> Result<(), Failure> {
     files::check(args.html.as_deref())?;
     let loaded = models::load(&args.model)?;
-    let table = lens::compute(&loaded, &loaded.encode(&args.prompt)?)?;
+    let input = InputArgs { prompts: args.prompt.into_iter().collect(), tokens: args.tokens.into_iter().collect() };
+    let rows = inputs::rows(&loaded, &input, None)?;
+    let table = lens::compute(&loaded, &rows[0])?;
     if args.json {
         return print_json(&table);
     }

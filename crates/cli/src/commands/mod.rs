@@ -35,3 +35,9 @@ fn say_passed_over(sites: &[pellucid_engine::Site]) {
         say(&format!("passed over (not in this model): {names}"));
     }
 }
+
+/// Says what was written where.
+fn say_written(path: &std::path::Path, captures: &[pellucid_engine::Capture], rows: usize) {
+    let count = crate::files::named(captures, rows).len();
+    say(&format!("wrote {count} {} to {}", if count == 1 { "tensor" } else { "tensors" }, path.display()));
+}

@@ -1,6 +1,6 @@
 //! `pellucid run`: prompts through the model once.
 
-use super::{print, print_json, say, say_passed_over};
+use super::{print, print_json, say, say_passed_over, say_written};
 use crate::args::RunArgs;
 use crate::failure::Failure;
 use crate::{files, inputs, models};
@@ -32,12 +32,18 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
         files::write_captures(path, &run.captures, rows.len())?;
     }
     say_passed_over(&run.passed_over);
+    if run.captures.is_empty() {
+        say("nothing was selected: the positions that were asked for do not exist in these rows");
+    }
+    if run.captures.iter().any(|capture| capture.array.values().iter().any(|x| x.is_nan())) {
+        say("warning: some values are not numbers (NaN); an edit may have been too large");
+    }
     if args.json {
         return print_json(&json_of(&loaded, &rows, &run, asks_next, load_s, run_s));
     }
     if asks_next { print(&next_tokens(&loaded, &rows, &run)) } else { print(&summary(&run, rows.len())) }?;
     if let Some(path) = &args.plan.out {
-        say(&format!("wrote {} tensors to {}", run.captures.len(), path.display()));
+        say_written(path, &run.captures, rows.len());
     }
     Ok(())
 }

@@ -184,7 +184,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Room for `positions` positions of a row, so that its cache never moves.
+    /// Room for `positions` positions of a row from the start.
     pub fn reserve(&mut self, row: usize, positions: usize) {
         self.rows[row].capacity = positions;
     }

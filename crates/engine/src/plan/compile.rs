@@ -183,12 +183,13 @@ impl Compiler<'_> {
             problem,
             remedy: remedy.into(),
         };
+        // `skip` takes a layer, `layers.5`, which is short for what leaves it.
         let skips = tap.action == Action::Skip;
-        let text = if skips && !tap.site.ends_with(Point::ResidPost.name()) {
-            format!("{}.{}", tap.site, Point::ResidPost)
-        } else {
-            tap.site.clone()
-        };
+        let is_site = site::find(self.program, &tap.site).is_ok();
+        let text = if skips && !is_site { format!("{}.{}", tap.site, Point::ResidPost) } else { tap.site.clone() };
+        if skips && is_site && !tap.site.ends_with(Point::ResidPost.name()) {
+            return Err(fail("only whole layers can be skipped".into(), "write the layer, such as layers.5"));
+        }
         let matches = site::find(self.program, &text)
             .map_err(|error| fail(error.to_string(), error.remedy().unwrap_or_default()))?;
         self.passed_over.extend(matches.passed_over);
@@ -197,8 +198,11 @@ impl Compiler<'_> {
             .map_err(|problem| fail(problem, "rows count the inputs of the call from 0; positions count tokens"))?;
         for site in matches.sites {
             let entry = self.entry(index, tap, site, rows.clone());
-            let entry = entry
-                .map_err(|problem| fail(format!("{site}: {problem}"), "`pellucid sites` shows each site's shape"))?;
+            let entry = entry.map_err(|problem| {
+                let here = site.to_string();
+                let problem = if here == tap.site { problem } else { format!("{here}: {problem}") };
+                fail(problem, "docs/plans.md says what each action takes; `pellucid sites` shows each site's shape")
+            })?;
             self.entries.push(entry);
         }
         Ok(())

@@ -26,7 +26,7 @@ impl Plan {
 }
 
 #[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a plan: an object with a list of `taps`")]
 struct PlanForm {
     taps: Vec<Tap>,
 }
@@ -94,9 +94,11 @@ impl Serialize for Tap {
 const ACTIONS: &str = "capture, set, add, scale, zero, mean_ablate, project_out, cap, skip";
 
 fn read_action(keys: Map<String, Value>) -> Result<Action, String> {
+    let found = keys.keys().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(" and ");
     let mut keys = keys.into_iter();
     let (Some((name, value)), None) = (keys.next(), keys.next()) else {
-        return Err(format!("a tap has exactly one action, one of {ACTIONS}"));
+        let found = if found.is_empty() { "found none".into() } else { format!("found {found}") };
+        return Err(format!("{found}; a tap has exactly one action, one of {ACTIONS}"));
     };
     let flag = |action: Action| match value {
         Value::Bool(true) => Ok(action),

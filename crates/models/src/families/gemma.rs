@@ -5,7 +5,9 @@ use crate::config::Config;
 use crate::error::Result;
 use crate::rope::{rope, scaled};
 use pellucid_engine::Architecture;
-use pellucid_engine::architecture::{Attention, Embedding, Gain, Head, Layer, Mlp, Norm, NormKind, Rope, RopeStyle};
+use pellucid_engine::architecture::{
+    Attention, Embedding, Gain, Head, Layer, Mlp, Modules, Norm, NormKind, Rope, RopeStyle,
+};
 
 /// Gemma 2: soft caps on scores and logits, every other layer slides.
 pub(super) fn gemma2(config: &Config) -> Result<Family> {
@@ -36,6 +38,8 @@ pub(super) fn gemma3(config: &Config) -> Result<Family> {
     let text = config.part("text_config").ok_or_else(|| config.bad("text_config", "is missing"))?;
     let mut family = gemma3_text(&text)?;
     family.architecture.family = config.model_type()?.into();
+    family.architecture.modules.layers = "model.language_model.layers".into();
+    family.architecture.modules.final_norm = Some("model.language_model.norm".into());
     family.names.prefixes = vec!["language_model.model.", "model.language_model.", "model."];
     family.names.other_parts =
         vec!["vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."];
@@ -113,7 +117,11 @@ fn gemma(
             ..Head::default()
         },
         ropes,
-        modules: modules("model", "layers", "self_attn", "mlp", "embed_tokens", "norm", "lm_head"),
+        // The embedding module returns its rows already scaled, so it lends no alias.
+        modules: Modules {
+            embedding: None,
+            ..modules("model", "layers", "self_attn", "mlp", "embed_tokens", "norm", "lm_head")
+        },
     };
     let names = llama::names().replacing("layers.{l}.mlp.norm", "layers.{l}.pre_feedforward_layernorm").with(&[
         ("layers.{l}.attn.post_norm", "layers.{l}.post_attention_layernorm"),

@@ -58,7 +58,6 @@ pub(super) fn mixtral(config: &Config) -> Result<Family> {
             layer.mlp = Mlp::Experts { experts, chosen, width, activation, routing };
         }
     }
-    family.architecture.modules.mlp = Some("block_sparse_moe".into());
     let stacked = Part::Stacked { index: 0, count: experts };
     let moe = "layers.{l}.block_sparse_moe";
     family.names = family

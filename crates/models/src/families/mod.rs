@@ -55,6 +55,12 @@ pub fn native() -> impl Iterator<Item = &'static str> {
 pub fn read(config: &Config) -> Result<Family> {
     let model_type = config.model_type()?;
     limits::check(config)?;
+    if let Some(method) = config.part("quantization_config").as_ref().and_then(|part| part.text("quant_method")) {
+        return Err(Error::unsupported(
+            format!("the weights are quantised by `{method}`, which this build does not read"),
+            "use the model's unquantised weights or a GGUF file",
+        ));
+    }
     match FAMILIES.iter().find(|(name, _)| *name == model_type) {
         Some((_, reader)) => reader(config),
         None => {

@@ -69,4 +69,4 @@ pub(super) fn pre(file: &GgufFile) -> Result<Pre> {
     })
 }
 
-const REMEDY: &str = "run the model on token ids, or put the model's tokenizer.json beside the file";
+const REMEDY: &str = "use the model's Hugging Face directory, which has its tokenizer.json";
