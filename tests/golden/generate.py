@@ -29,7 +29,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from cases import CASES, PER_TYPE, TINY
-from more import MORE, MORE_PER_TYPE, MORE_TINY
+from more import COMMITTED, MORE, MORE_PER_TYPE, MORE_TINY
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 NEW_TOKENS, SKIPPED = 8, 3
@@ -280,7 +280,7 @@ def main():
     if a.check: a.cases, a.out = ([a.out] if a.out else []) + a.cases, tempfile.mkdtemp()
     if not a.out: ap.error("where to? (OUT)")
     failed = []
-    for name in (list(MORE) if a.cases == ["more"] else a.cases or list(CASES)):
+    for name in (list(MORE) if a.cases == ["more"] else a.cases or list(CASES) + COMMITTED):
         try:
             make(name, known[name], a.out)
             if a.check: failed += [f"{name}/{d}" for d in differences(os.path.join(HERE, "models", name), os.path.join(a.out, name))]

@@ -118,8 +118,10 @@ pub struct Attention {
     pub qkv_bias: bool,
     /// Whether the output projection has a bias.
     pub out_bias: bool,
-    /// A norm of each head's query and key.
+    /// A norm of queries and keys.
     pub qk_norm: Option<Norm>,
+    /// That norm runs over all heads together instead of each head.
+    pub qk_norm_flat: bool,
     /// Which rotary embedding turns queries and keys.
     pub rope: Option<usize>,
     /// What products of queries and keys are multiplied by.

@@ -94,8 +94,14 @@ fn attention(head_dim: usize) -> impl Strategy<Value = Attention> {
     let heads = (1usize..4, 1usize..4, 1usize..20);
     let terms =
         (prop::option::of(0.5f32..4.0), prop::option::of(1usize..9), prop::bool::ANY, prop::option::of(0usize..2));
-    (heads, terms, prop::bool::ANY, prop::bool::ANY, maybe_norm()).prop_map(
-        move |((kv_heads, group, value_dim), (soft_cap, window, alibi, rope), qkv_bias, out_bias, qk_norm)| {
+    (heads, terms, prop::bool::ANY, prop::bool::ANY, (maybe_norm(), prop::bool::ANY)).prop_map(
+        move |(
+            (kv_heads, group, value_dim),
+            (soft_cap, window, alibi, rope),
+            qkv_bias,
+            out_bias,
+            (qk_norm, qk_norm_flat),
+        )| {
             let heads = kv_heads * group;
             let slopes = (0..heads).map(|head| 0.5f32.powi(head as i32 + 1)).collect();
             Attention {
@@ -106,6 +112,7 @@ fn attention(head_dim: usize) -> impl Strategy<Value = Attention> {
                 qkv_bias,
                 out_bias,
                 qk_norm,
+                qk_norm_flat,
                 rope,
                 scale: 0.4,
                 soft_cap,
@@ -236,6 +243,7 @@ fn half_a_model() -> Model {
         qkv_bias: false,
         out_bias: false,
         qk_norm: None,
+        qk_norm_flat: false,
         rope: None,
         scale: 0.5,
         soft_cap: None,

@@ -115,6 +115,13 @@ impl Config {
         list.map(Some).ok_or_else(|| self.bad(key, "is not a list of texts"))
     }
 
+    /// A list of whole numbers; empty where absent.
+    pub fn sizes(&self, key: &str) -> Result<Vec<usize>> {
+        let Some(value) = self.get(key) else { return Ok(Vec::new()) };
+        let list = value.as_array().and_then(|list| list.iter().map(|n| n.as_u64().map(|n| n as usize)).collect());
+        list.ok_or_else(|| self.bad(key, "is not a list of whole numbers"))
+    }
+
     /// The configuration with one key set.
     pub fn with(&self, key: &str, value: Value) -> Config {
         let mut changed = self.clone();

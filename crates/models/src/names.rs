@@ -101,10 +101,15 @@ impl Names {
         self
     }
 
+    /// The table without some modules.
+    pub fn without(mut self, modules: &[&str]) -> Names {
+        self.entries.retain(|entry| !modules.contains(&entry.module.as_str()));
+        self
+    }
+
     /// Stores a module elsewhere than the table said so far.
-    pub fn replacing(mut self, module: &str, stored: &str) -> Names {
-        self.entries.retain(|entry| entry.module != module);
-        self.with(&[(module, stored)])
+    pub fn replacing(self, module: &str, stored: &str) -> Names {
+        self.without(&[module]).with(&[(module, stored)])
     }
 
     /// Names tensors that may be left unread.

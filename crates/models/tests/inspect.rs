@@ -233,7 +233,7 @@ fn custom_code_is_named_and_the_nearest_family_too() {
     let nearest = |config: Value| look(with_config(config, &[]).path()).nearest;
     assert_eq!(nearest(json!({"model_type": "qwen2_moe"})).as_deref(), Some("qwen2"));
     assert_eq!(nearest(json!({"model_type": "deepseek_v3", "n_routed_experts": 256})).as_deref(), Some("mixtral"));
-    assert_eq!(nearest(json!({"model_type": "phi3", "rms_norm_eps": 1e-5})).as_deref(), Some("llama"));
+    assert_eq!(nearest(json!({"model_type": "apertus", "rms_norm_eps": 1e-5})).as_deref(), Some("llama"));
 }
 
 #[test]

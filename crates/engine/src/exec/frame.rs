@@ -17,8 +17,9 @@ pub(crate) struct Arena {
 impl Arena {
     /// A buffer of `len` values, whatever they are.
     fn take(&mut self, len: usize) -> Vec<f32> {
-        // The smallest that fits, so that large buffers stay for large values.
-        let fits = self.free.iter().enumerate().filter(|(_, buffer)| buffer.capacity() >= len);
+        // The smallest that fits, and no much larger one: a value that is captured keeps its buffer, and should not keep another's room.
+        let fits =
+            self.free.iter().enumerate().filter(|(_, buffer)| (len..=len + len / 4).contains(&buffer.capacity()));
         match fits.min_by_key(|(_, buffer)| buffer.capacity()).map(|(index, _)| index) {
             Some(index) => {
                 let mut buffer = self.free.swap_remove(index);

@@ -232,8 +232,9 @@ impl Builder {
         let mut k = self.matmul_heads(x, "attn.k", k_width, width, a.qkv_bias, Point::K, a.kv_heads);
         let v = self.matmul_heads(x, "attn.v", v_width, width, a.qkv_bias, Point::Value, a.kv_heads);
         if let Some(norm) = a.qk_norm {
-            q = self.norm(q, "attn.q_norm", norm, a.head_dim, [None, None, Some(Point::QNormOut)]);
-            k = self.norm(k, "attn.k_norm", norm, a.head_dim, [None, None, Some(Point::KNormOut)]);
+            let group = |width: usize| if a.qk_norm_flat { width } else { a.head_dim };
+            q = self.norm(q, "attn.q_norm", norm, group(q_width), [None, None, Some(Point::QNormOut)]);
+            k = self.norm(k, "attn.k_norm", norm, group(k_width), [None, None, Some(Point::KNormOut)]);
         }
         let (q, k) = match a.rope {
             Some(rope) => (self.rotate(q, rope, a.heads, Point::RotQ), self.rotate(k, rope, a.kv_heads, Point::RotK)),

@@ -108,8 +108,9 @@ impl Oracle<'_> {
         self.put("k", &k);
         self.put("value", &v);
         if let Some(norm) = a.qk_norm {
-            q = self.norm(&q, "attn.q_norm", norm, a.head_dim, None);
-            k = self.norm(&k, "attn.k_norm", norm, a.head_dim, None);
+            let group = |heads: usize| if a.qk_norm_flat { heads * a.head_dim } else { a.head_dim };
+            q = self.norm(&q, "attn.q_norm", norm, group(a.heads), None);
+            k = self.norm(&k, "attn.k_norm", norm, group(a.kv_heads), None);
             self.put("q_norm_out", &q);
             self.put("k_norm_out", &k);
         }

@@ -33,6 +33,7 @@ pub(super) fn bloom(config: &Config) -> Result<Family> {
             qkv_bias: true,
             out_bias: true,
             qk_norm: None,
+            qk_norm_flat: false,
             rope: None,
             scale: 1.0 / (head_dim as f32).sqrt(),
             soft_cap: None,

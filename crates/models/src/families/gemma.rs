@@ -9,6 +9,22 @@ use pellucid_engine::architecture::{
     Attention, Embedding, Gain, Head, Layer, Mlp, Modules, Norm, NormKind, Rope, RopeStyle,
 };
 
+/// Gemma: Llama with scaled embeddings and gains stored as their distance from one.
+pub(super) fn gemma1(config: &Config) -> Result<Family> {
+    let ropes = vec![rope(config, head_dim(config)?, RopeStyle::Halves)?];
+    // The class reads `hidden_act`; older configurations name the same function in `hidden_activation`.
+    let named = config.text("hidden_activation").or(config.text("hidden_act")).unwrap_or("gelu_pytorch_tanh");
+    let named = if named == "gelu" { "gelu_pytorch_tanh" } else { named };
+    let config = config.with("hidden_activation", named.into()).with("query_pre_attn_scalar", head_dim(config)?.into());
+    let mut family = gemma(&config, ropes, |_| false, |_| 0, false)?;
+    family.each(|layer| (layer.attn_post_norm, layer.mlp_post_norm) = (None, None));
+    family.names = family
+        .names
+        .without(&["layers.{l}.attn.post_norm", "layers.{l}.mlp.post_norm"])
+        .replacing("layers.{l}.mlp.norm", "layers.{l}.post_attention_layernorm");
+    Ok(family)
+}
+
 /// Gemma 2: soft caps on scores and logits, every other layer slides.
 pub(super) fn gemma2(config: &Config) -> Result<Family> {
     let ropes = vec![rope(config, head_dim(config)?, RopeStyle::Halves)?];
@@ -84,6 +100,7 @@ fn gemma(
                 qkv_bias: bias,
                 out_bias: bias,
                 qk_norm: qk_norm.then_some(norm),
+                qk_norm_flat: false,
                 rope: Some(rope_of(window.is_some())),
                 scale: 1.0 / config.number_or("query_pre_attn_scalar", 256.0)?.sqrt(),
                 soft_cap: config.number_maybe("attn_logit_softcapping")?,

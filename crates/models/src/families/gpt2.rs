@@ -30,6 +30,7 @@ pub(super) fn gpt2(config: &Config) -> Result<Family> {
             qkv_bias: true,
             out_bias: true,
             qk_norm: None,
+            qk_norm_flat: false,
             rope: None,
             scale: if by_depth { scale / (index + 1) as f32 } else { scale },
             soft_cap: None,

@@ -25,6 +25,7 @@ pub(super) fn gpt_neox(config: &Config) -> Result<Family> {
             qkv_bias: bias,
             out_bias: bias,
             qk_norm: None,
+            qk_norm_flat: false,
             rope: Some(0),
             scale: 1.0 / (head_dim as f32).sqrt(),
             soft_cap: None,

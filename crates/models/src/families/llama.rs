@@ -76,7 +76,7 @@ pub(super) fn mixtral(config: &Config) -> Result<Family> {
 }
 
 /// What all of them share.
-fn llama_like(config: &Config) -> Result<Family> {
+pub(super) fn llama_like(config: &Config) -> Result<Family> {
     let (width, layers, heads) =
         (config.size("hidden_size")?, config.size("num_hidden_layers")?, config.size("num_attention_heads")?);
     let head_dim = config.size_or("head_dim", width / heads.max(1))?;
@@ -92,6 +92,7 @@ fn llama_like(config: &Config) -> Result<Family> {
             qkv_bias: false,
             out_bias: false,
             qk_norm: None,
+            qk_norm_flat: false,
             rope: Some(0),
             scale: 1.0 / (head_dim as f32).sqrt(),
             soft_cap: None,
@@ -147,7 +148,12 @@ pub(super) fn names() -> Names {
         .ignoring(&[".rotary_emb.inv_freq"])
 }
 
-fn slide(config: &Config, family: &mut Family, window: Option<usize>, slides: impl Fn(usize) -> bool) -> Result<()> {
+pub(super) fn slide(
+    config: &Config,
+    family: &mut Family,
+    window: Option<usize>,
+    slides: impl Fn(usize) -> bool,
+) -> Result<()> {
     let layers = &mut family.architecture.layers;
     let windows = windows(config, layers.len(), window, slides)?;
     layers.iter_mut().zip(windows).for_each(|(layer, window)| layer.attention.window = window);

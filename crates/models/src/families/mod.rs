@@ -7,9 +7,11 @@ mod bloom;
 mod gemma;
 mod gpt2;
 mod gpt_neox;
+mod gptj;
 mod limits;
 mod llama;
 mod opt;
+mod relatives;
 
 pub(crate) use limits::MOST_LAYERS;
 
@@ -17,7 +19,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::names::Names;
 use pellucid_engine::Architecture;
-use pellucid_engine::architecture::{Activation, Modules};
+use pellucid_engine::architecture::{Activation, Layer, Modules};
 
 /// What a family makes of a configuration.
 #[derive(Debug)]
@@ -28,22 +30,47 @@ pub struct Family {
     pub names: Names,
 }
 
+impl Family {
+    /// Changes every layer.
+    fn each(&mut self, change: impl FnMut(&mut Layer)) {
+        self.architecture.layers.iter_mut().for_each(change);
+    }
+}
+
 type Reader = fn(&Config) -> Result<Family>;
 
 /// Every family that runs natively, by `model_type`.
 const FAMILIES: &[(&str, Reader)] = &[
+    ("arcee", relatives::arcee),
     ("bloom", bloom::bloom),
+    ("cohere", relatives::cohere),
+    ("cwm", relatives::cwm),
+    ("gemma", gemma::gemma1),
     ("gemma2", gemma::gemma2),
     ("gemma3", gemma::gemma3),
     ("gemma3_text", gemma::gemma3_text),
+    ("glm", relatives::glm),
     ("gpt2", gpt2::gpt2),
     ("gpt_neox", gpt_neox::gpt_neox),
+    ("gptj", gptj::gptj),
+    ("granite", relatives::granite),
+    ("helium", relatives::helium),
     ("llama", llama::llama),
+    ("ministral", relatives::ministral),
     ("mistral", llama::mistral),
     ("mixtral", llama::mixtral),
+    ("olmo", relatives::olmo),
+    ("olmo2", relatives::olmo2),
     ("opt", opt::opt),
+    ("phi", gptj::phi),
+    ("phi3", relatives::phi3),
     ("qwen2", llama::qwen2),
     ("qwen3", llama::qwen3),
+    ("qwen3_moe", relatives::qwen3_moe),
+    ("seed_oss", relatives::seed_oss),
+    ("smollm3", relatives::smollm3),
+    ("stablelm", relatives::stablelm),
+    ("starcoder2", relatives::starcoder2),
 ];
 
 /// The model types that run natively.

@@ -32,6 +32,7 @@ pub(super) fn opt(config: &Config) -> Result<Family> {
             qkv_bias: bias,
             out_bias: bias,
             qk_norm: None,
+            qk_norm_flat: false,
             rope: None,
             scale: 1.0 / (head_dim as f32).sqrt(),
             soft_cap: None,

@@ -134,6 +134,7 @@ pub fn activate(activation: Activation, x: f64) -> f64 {
             0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh())
         }
         Activation::Relu => x.max(0.0),
+        Activation::ReluSquared => x.max(0.0).powi(2),
         other => panic!("no golden model uses {other:?}"),
     }
 }

@@ -1,0 +1,126 @@
+//! GPT-J and Phi: parallel blocks whose sublayers share one layer norm, partial rotary positions, plain MLPs, a head with a bias.
+
+use super::{Family, activation, modules};
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::names::Names;
+use crate::rope::{rope, scaled};
+use pellucid_engine::Architecture;
+use pellucid_engine::architecture::{Attention, Embedding, Head, Layer, Mlp, Norm, RopeStyle};
+
+/// GPT-J: neighbouring coordinates rotate; attention has no biases.
+pub(super) fn gptj(config: &Config) -> Result<Family> {
+    let (width, heads) = (config.size("n_embd")?, config.size("n_head")?);
+    let head_dim = width / heads.max(1);
+    let rotated = config.size_or("rotary_dim", 64)? as f32 / head_dim.max(1) as f32;
+    let rope = scaled(config, None, 10_000.0, head_dim, rotated, RopeStyle::Pairs)?;
+    let norm = Norm::layer(config.number_or("layer_norm_epsilon", 1e-5)?);
+    let activation = activation(config, "activation_function", "gelu_new")?;
+    let mlp = Mlp::Plain { width: config.size_or("n_inner", 4 * width)?, activation, bias: true };
+    let layer = block(norm, heads, heads, head_dim, mlp);
+    let architecture = Architecture {
+        family: config.model_type()?.into(),
+        vocab: config.size("vocab_size")?,
+        width,
+        context: config.size_maybe("n_positions")?,
+        embedding: Embedding::default(),
+        layers: vec![layer; config.size("n_layer")?],
+        final_norm: Some(norm),
+        head: Head { tied: config.flag_or("tie_word_embeddings", false)?, bias: true, ..Head::default() },
+        ropes: vec![rope],
+        modules: modules("transformer", "h", "attn", "mlp", "wte", "ln_f", "lm_head"),
+    };
+    let names = Names::new(&["transformer.", ""])
+        .with(&[
+            ("embed", "wte"),
+            ("layers.{l}.attn.norm", "h.{l}.ln_1"),
+            ("layers.{l}.attn.q", "h.{l}.attn.q_proj"),
+            ("layers.{l}.attn.k", "h.{l}.attn.k_proj"),
+            ("layers.{l}.attn.v", "h.{l}.attn.v_proj"),
+            ("layers.{l}.attn.out", "h.{l}.attn.out_proj"),
+            ("layers.{l}.mlp.up", "h.{l}.mlp.fc_in"),
+            ("layers.{l}.mlp.down", "h.{l}.mlp.fc_out"),
+            ("final_norm", "ln_f"),
+        ])
+        .outside("head", "lm_head")
+        .ignoring(&[".attn.bias", ".attn.masked_bias", ".attn.embed_positions"]);
+    Ok(Family { architecture, names })
+}
+
+/// Phi 1 and 2: halves of the coordinates rotate; biases everywhere.
+pub(super) fn phi(config: &Config) -> Result<Family> {
+    if config.flag_or("qk_layernorm", false)? {
+        let what = "`qk_layernorm` asks for layer norms of queries and keys, which this build does not have in Phi";
+        return Err(Error::unsupported(what, "use a model with the switch off"));
+    }
+    let (width, heads) = (config.size("hidden_size")?, config.size("num_attention_heads")?);
+    let head_dim = width / heads.max(1);
+    // The class default where older configurations leave it out.
+    let rotary = if config.get("rope_parameters").is_none() && config.get("partial_rotary_factor").is_none() {
+        config.with("partial_rotary_factor", 0.5.into())
+    } else {
+        config.clone()
+    };
+    let norm = Norm::layer(config.number_or("layer_norm_eps", 1e-5)?);
+    let activation = activation(config, "hidden_act", "gelu_new")?;
+    let mlp = Mlp::Plain { width: config.size("intermediate_size")?, activation, bias: true };
+    let mut layer = block(norm, heads, config.size_or("num_key_value_heads", heads)?, head_dim, mlp);
+    (layer.attention.qkv_bias, layer.attention.out_bias) = (true, true);
+    let architecture = Architecture {
+        family: config.model_type()?.into(),
+        vocab: config.size("vocab_size")?,
+        width,
+        context: config.size_maybe("max_position_embeddings")?,
+        embedding: Embedding::default(),
+        layers: vec![layer; config.size("num_hidden_layers")?],
+        final_norm: Some(norm),
+        head: Head { tied: config.flag_or("tie_word_embeddings", false)?, bias: true, ..Head::default() },
+        ropes: vec![rope(&rotary, head_dim, RopeStyle::Halves)?],
+        modules: modules("model", "layers", "self_attn", "mlp", "embed_tokens", "final_layernorm", "lm_head"),
+    };
+    let names = Names::new(&["model.", ""])
+        .with(&[
+            ("embed", "embed_tokens"),
+            ("layers.{l}.attn.norm", "layers.{l}.input_layernorm"),
+            ("layers.{l}.attn.q", "layers.{l}.self_attn.q_proj"),
+            ("layers.{l}.attn.k", "layers.{l}.self_attn.k_proj"),
+            ("layers.{l}.attn.v", "layers.{l}.self_attn.v_proj"),
+            ("layers.{l}.attn.out", "layers.{l}.self_attn.dense"),
+            ("layers.{l}.mlp.up", "layers.{l}.mlp.fc1"),
+            ("layers.{l}.mlp.down", "layers.{l}.mlp.fc2"),
+            ("final_norm", "final_layernorm"),
+        ])
+        .outside("head", "lm_head")
+        .ignoring(&[".rotary_emb.inv_freq"]);
+    Ok(Family { architecture, names })
+}
+
+/// A parallel block with one norm and no biases in attention.
+fn block(norm: Norm, heads: usize, kv_heads: usize, head_dim: usize, mlp: Mlp) -> Layer {
+    Layer {
+        parallel: true,
+        attn_norm: Some(norm),
+        attention: Attention {
+            heads,
+            kv_heads,
+            head_dim,
+            value_dim: head_dim,
+            qkv_bias: false,
+            out_bias: false,
+            qk_norm: None,
+            qk_norm_flat: false,
+            rope: Some(0),
+            scale: 1.0 / (head_dim.max(1) as f32).sqrt(),
+            soft_cap: None,
+            window: None,
+            alibi: None,
+        },
+        attn_post_norm: None,
+        attn_stream_norm: None,
+        mlp_norm: None,
+        mlp,
+        mlp_post_norm: None,
+        mlp_stream_norm: None,
+        residual_scale: None,
+    }
+}
