@@ -27,6 +27,9 @@ arcee arcee-bias cohere cohere-bias cwm gemma gemma-bias glm glm-full-rotary glm
 helium helium-bias ministral olmo olmo-bias olmo2 olmo2-bias phi phi3 phi3-partial phi3-sliding qwen3_moe qwen3_moe-normalised
 qwen3_moe-step qwen3_moe-dense-layers seed_oss seed_oss-out-bias smollm3 smollm3-sliding stablelm stablelm-bias stablelm-parallel
 starcoder2 starcoder2-sliding starcoder2-unbiased
+cohere2 cohere2-bias ernie4_5 ernie4_5-bias exaone4 exaone4-full glm4 glm4-unbiased gpt_bigcode gpt_bigcode-mha gpt_bigcode-unscaled
+gpt_neo hyperclovax hyperclovax-default-scale hyperclovax-no-post-norm jais2 jais2-unbiased nemotron nemotron-bias olmo3 olmo3-yarn
+olmoe olmoe-normalised vaultgemma
 """.split()
 
 MORE_TINY = dict(

@@ -74,9 +74,9 @@ impl Names {
     }
 
     /// Adds modules that are stored whole.
-    pub fn with(mut self, modules: &[(&str, &str)]) -> Names {
+    pub fn with(mut self, modules: &[(&str, impl AsRef<str>)]) -> Names {
         for (module, stored) in modules {
-            self.push(module, stored, Part::Whole, false, false);
+            self.push(module, stored.as_ref(), Part::Whole, false, false);
         }
         self
     }

@@ -23,6 +23,20 @@ pub(crate) fn rope(config: &Config, head_dim: usize, style: RopeStyle) -> Result
     scaled(config, source, base, head_dim, fraction, style)
 }
 
+/// The rotary embeddings of full and of sliding layers, in this order; one for both where the configuration has no parts by layer type.
+pub(crate) fn by_layer_type(config: &Config, head_dim: usize) -> Result<Vec<Rope>> {
+    let parts = config.part("rope_parameters");
+    ["full_attention", "sliding_attention"]
+        .into_iter()
+        .map(|kind| match parts.as_ref().and_then(|parts| parts.part(kind)) {
+            Some(part) => {
+                scaled(config, Some(&part), part.number_or("rope_theta", 10_000.0)?, head_dim, 1.0, RopeStyle::Halves)
+            }
+            None => rope(config, head_dim, RopeStyle::Halves),
+        })
+        .collect()
+}
+
 /// The frequencies for a base, with the scaling that `source` names, if any.
 pub(crate) fn scaled(
     config: &Config,

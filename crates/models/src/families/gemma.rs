@@ -31,6 +31,13 @@ pub(super) fn gemma2(config: &Config) -> Result<Family> {
     gemma(config, ropes, |layer| layer % 2 == 0, |_| 0, false)
 }
 
+/// VaultGemma: Gemma 2 without the norms after its sublayers.
+pub(super) fn vaultgemma(config: &Config) -> Result<Family> {
+    let mut family = gemma2(config)?;
+    family.each(|layer| (layer.attn_post_norm, layer.mlp_post_norm) = (None, None));
+    Ok(family)
+}
+
 /// Gemma 3's language model: norms on queries and keys, five sliding layers to a full one, each kind with its own rotary base.
 pub(super) fn gemma3_text(config: &Config) -> Result<Family> {
     let head_dim = head_dim(config)?;

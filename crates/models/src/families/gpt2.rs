@@ -61,14 +61,7 @@ pub(super) fn gpt2(config: &Config) -> Result<Family> {
         modules: modules("transformer", "h", "attn", "mlp", "wte", "ln_f", "lm_head"),
     };
     let part = |index: usize| Part::Rows { start: index * width, total: 3 * width };
-    let names = Names::new(&["transformer.", ""])
-        .with(&[
-            ("embed", "wte"),
-            ("pos_embed", "wpe"),
-            ("layers.{l}.attn.norm", "h.{l}.ln_1"),
-            ("layers.{l}.mlp.norm", "h.{l}.ln_2"),
-            ("final_norm", "ln_f"),
-        ])
+    let names = ends()
         .with_transposed(&[
             ("layers.{l}.attn.out", "h.{l}.attn.c_proj"),
             ("layers.{l}.mlp.up", "h.{l}.mlp.c_fc"),
@@ -76,8 +69,80 @@ pub(super) fn gpt2(config: &Config) -> Result<Family> {
         ])
         .with_part("layers.{l}.attn.q", "h.{l}.attn.c_attn", part(0), true)
         .with_part("layers.{l}.attn.k", "h.{l}.attn.c_attn", part(1), true)
-        .with_part("layers.{l}.attn.v", "h.{l}.attn.c_attn", part(2), true)
-        .outside("head", "lm_head")
-        .ignoring(&[".attn.bias", ".attn.masked_bias"]);
+        .with_part("layers.{l}.attn.v", "h.{l}.attn.c_attn", part(2), true);
     Ok(Family { architecture, names })
+}
+
+/// GPT-BigCode: GPT-2 with one key head for all queries, or projections fused head by head.
+pub(super) fn gpt_bigcode(config: &Config) -> Result<Family> {
+    let mut family = gpt2(config)?;
+    let (width, heads) = (config.size("n_embd")?, config.size("n_head")?);
+    let head_dim = width / heads.max(1);
+    let shared = config.flag_or("multi_query", true)?;
+    if shared {
+        family.each(|layer| layer.attention.kv_heads = 1);
+    }
+    let total = width + 2 * head_dim;
+    let part = |which: usize| match (shared, which) {
+        (false, _) => Part::PerHead { which, of: 3, dim: head_dim },
+        (true, 0) => Part::Rows { start: 0, total },
+        (true, _) => Part::Rows { start: width + (which - 1) * head_dim, total },
+    };
+    let names = ends().with(&[
+        ("layers.{l}.attn.out", "h.{l}.attn.c_proj"),
+        ("layers.{l}.mlp.up", "h.{l}.mlp.c_fc"),
+        ("layers.{l}.mlp.down", "h.{l}.mlp.c_proj"),
+    ]);
+    family.names = names
+        .with_part("layers.{l}.attn.q", "h.{l}.attn.c_attn", part(0), false)
+        .with_part("layers.{l}.attn.k", "h.{l}.attn.c_attn", part(1), false)
+        .with_part("layers.{l}.attn.v", "h.{l}.attn.c_attn", part(2), false);
+    Ok(family)
+}
+
+/// GPT-Neo: scores are not scaled, queries, keys and values have no biases, every other layer slides.
+pub(super) fn gpt_neo(config: &Config) -> Result<Family> {
+    let keys = [
+        ("n_embd", "hidden_size"),
+        ("n_layer", "num_layers"),
+        ("n_head", "num_heads"),
+        ("n_positions", "max_position_embeddings"),
+    ];
+    let mut renamed = config.with("n_inner", config.get("intermediate_size").cloned().unwrap_or_default());
+    for (ours, theirs) in keys {
+        renamed = renamed.with(ours, config.size(theirs)?.into());
+    }
+    let mut family = gpt2(&renamed)?;
+    let (window, kinds) = (config.size_or("window_size", 256)?, config.texts("attention_layers")?.unwrap_or_default());
+    for (index, layer) in family.architecture.layers.iter_mut().enumerate() {
+        layer.attention.qkv_bias = false;
+        layer.attention.scale = 1.0;
+        let local = kinds.get(index).map_or(index % 2 == 1, |kind| *kind == "local");
+        layer.attention.window = local.then_some(window);
+    }
+    family.names = ends()
+        .with(&[
+            ("layers.{l}.attn.q", "h.{l}.attn.attention.q_proj"),
+            ("layers.{l}.attn.k", "h.{l}.attn.attention.k_proj"),
+            ("layers.{l}.attn.v", "h.{l}.attn.attention.v_proj"),
+            ("layers.{l}.attn.out", "h.{l}.attn.attention.out_proj"),
+            ("layers.{l}.mlp.up", "h.{l}.mlp.c_fc"),
+            ("layers.{l}.mlp.down", "h.{l}.mlp.c_proj"),
+        ])
+        .ignoring(&[".attn.attention.bias", ".attn.attention.masked_bias"]);
+    Ok(family)
+}
+
+/// What the names of all of them share: tables, norms, the head.
+fn ends() -> Names {
+    Names::new(&["transformer.", ""])
+        .with(&[
+            ("embed", "wte"),
+            ("pos_embed", "wpe"),
+            ("layers.{l}.attn.norm", "h.{l}.ln_1"),
+            ("layers.{l}.mlp.norm", "h.{l}.ln_2"),
+            ("final_norm", "ln_f"),
+        ])
+        .outside("head", "lm_head")
+        .ignoring(&[".attn.bias", ".attn.masked_bias"])
 }

@@ -10,6 +10,7 @@ mod gpt_neox;
 mod gptj;
 mod limits;
 mod llama;
+mod olmo;
 mod opt;
 mod relatives;
 
@@ -44,23 +45,34 @@ const FAMILIES: &[(&str, Reader)] = &[
     ("arcee", relatives::arcee),
     ("bloom", bloom::bloom),
     ("cohere", relatives::cohere),
+    ("cohere2", relatives::cohere2),
     ("cwm", relatives::cwm),
+    ("ernie4_5", relatives::ernie4_5),
+    ("exaone4", relatives::exaone4),
     ("gemma", gemma::gemma1),
     ("gemma2", gemma::gemma2),
     ("gemma3", gemma::gemma3),
     ("gemma3_text", gemma::gemma3_text),
     ("glm", relatives::glm),
+    ("glm4", relatives::glm4),
     ("gpt2", gpt2::gpt2),
+    ("gpt_bigcode", gpt2::gpt_bigcode),
+    ("gpt_neo", gpt2::gpt_neo),
     ("gpt_neox", gpt_neox::gpt_neox),
     ("gptj", gptj::gptj),
     ("granite", relatives::granite),
     ("helium", relatives::helium),
+    ("hyperclovax", relatives::hyperclovax),
+    ("jais2", relatives::jais2),
     ("llama", llama::llama),
     ("ministral", relatives::ministral),
     ("mistral", llama::mistral),
     ("mixtral", llama::mixtral),
-    ("olmo", relatives::olmo),
-    ("olmo2", relatives::olmo2),
+    ("nemotron", relatives::nemotron),
+    ("olmo", olmo::olmo),
+    ("olmo2", olmo::olmo2),
+    ("olmo3", olmo::olmo3),
+    ("olmoe", olmo::olmoe),
     ("opt", opt::opt),
     ("phi", gptj::phi),
     ("phi3", relatives::phi3),
@@ -71,6 +83,7 @@ const FAMILIES: &[(&str, Reader)] = &[
     ("smollm3", relatives::smollm3),
     ("stablelm", relatives::stablelm),
     ("starcoder2", relatives::starcoder2),
+    ("vaultgemma", gemma::vaultgemma),
 ];
 
 /// The model types that run natively.

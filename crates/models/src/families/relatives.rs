@@ -6,7 +6,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::names::{Names, Part};
 use crate::rope::rope;
-use pellucid_engine::architecture::{Gain, Layer, Mlp, Norm, NormKind, RopeStyle, Routing};
+use pellucid_engine::architecture::{Gain, Layer, Mlp, Norm, RopeStyle, Routing};
 
 /// Arcee: plain MLPs.
 pub(super) fn arcee(config: &Config) -> Result<Family> {
@@ -42,6 +42,41 @@ pub(super) fn cohere(config: &Config) -> Result<Family> {
     Ok(family)
 }
 
+/// Cohere 2: some layers slide, and only those rotate.
+pub(super) fn cohere2(config: &Config) -> Result<Family> {
+    let mut family = cohere(config)?;
+    slide(config, &mut family, config.size_maybe("sliding_window")?, |layer| !(layer + 1).is_multiple_of(4))?;
+    family.each(|layer| layer.attention.rope = layer.attention.rope.filter(|_| layer.attention.window.is_some()));
+    Ok(family)
+}
+
+/// ERNIE 4.5: neighbouring coordinates rotate, one switch for all biases.
+pub(super) fn ernie4_5(config: &Config) -> Result<Family> {
+    let biases = config.flag_or("use_bias", false)?;
+    let config = config.with("attention_bias", biases.into()).with("mlp_bias", biases.into());
+    let mut family = llama(&config)?;
+    family.architecture.head.tied = config.flag_or("tie_word_embeddings", true)?;
+    rotate_pairs(&config, &mut family)?;
+    Ok(family)
+}
+
+/// EXAONE 4: norms after the sublayers, norms on queries and keys; where some layers slide, only those rotate.
+pub(super) fn exaone4(config: &Config) -> Result<Family> {
+    let mut family = llama_like(config)?;
+    let (window, pattern) =
+        (config.size_maybe("sliding_window")?, config.size_maybe("sliding_window_pattern")?.unwrap_or(4).max(1));
+    slide(config, &mut family, window, |layer| !(layer + 1).is_multiple_of(pattern))?;
+    family.each(|layer| {
+        layer.attention.qk_norm = layer.attn_norm;
+        (layer.attn_post_norm, layer.mlp_post_norm) = (layer.attn_norm.take(), layer.mlp_norm.take());
+        if window.is_some() {
+            layer.attention.rope = layer.attention.rope.filter(|_| layer.attention.window.is_some());
+        }
+    });
+    family.names = family.names.with(&post_norms("post_attention_layernorm", "post_feedforward_layernorm"));
+    Ok(family)
+}
+
 /// GLM: part of each head rotates, in neighbouring coordinates; gate and up are stored as one.
 pub(super) fn glm(config: &Config) -> Result<Family> {
     let mut family = llama_like(config)?;
@@ -49,6 +84,14 @@ pub(super) fn glm(config: &Config) -> Result<Family> {
     family.each(|layer| layer.attention.qkv_bias = bias);
     rotate_pairs(config, &mut family)?;
     family.names = fused_gate_up(family.names, config.size("intermediate_size")?);
+    Ok(family)
+}
+
+/// GLM 4 (0414): GLM with norms after the sublayers, too.
+pub(super) fn glm4(config: &Config) -> Result<Family> {
+    let mut family = glm(config)?;
+    family.each(|layer| (layer.attn_post_norm, layer.mlp_post_norm) = (layer.attn_norm, layer.mlp_norm));
+    family.names = family.names.with(&post_norms("post_self_attn_layernorm", "post_mlp_layernorm"));
     Ok(family)
 }
 
@@ -75,43 +118,43 @@ pub(super) fn helium(config: &Config) -> Result<Family> {
     Ok(family)
 }
 
+/// HyperCLOVA X: Granite, perhaps with norms after the sublayers, and logits multiplied instead of divided.
+pub(super) fn hyperclovax(config: &Config) -> Result<Family> {
+    let mut family = granite(config)?;
+    if config.number_maybe("attention_multiplier")?.is_none() {
+        family.each(|layer| layer.attention.scale = 1.0 / (layer.attention.head_dim as f32).sqrt());
+    }
+    family.architecture.head.scale = Some(config.number_or("logits_scaling", 1.0)?);
+    if config.flag_or("use_post_norm", false)? {
+        family.each(|layer| (layer.attn_post_norm, layer.mlp_post_norm) = (layer.attn_norm, layer.mlp_norm));
+        family.names = family.names.with(&post_norms("post_norm1", "post_norm2"));
+    }
+    Ok(family)
+}
+
+/// Jais 2: layer norms and plain MLPs.
+pub(super) fn jais2(config: &Config) -> Result<Family> {
+    let config = config
+        .with("attention_bias", config.flag_or("attention_bias", true)?.into())
+        .with("mlp_bias", config.flag_or("mlp_bias", true)?.into());
+    let mut family = arcee(&config)?;
+    let norm = layer_norm(&config, "layer_norm_eps", true)?;
+    family.each(|layer| (layer.attn_norm, layer.mlp_norm) = (Some(norm), Some(norm)));
+    family.architecture.final_norm = Some(norm);
+    Ok(family)
+}
+
 /// Ministral: Mistral whose layers slide by type.
 pub(super) fn ministral(config: &Config) -> Result<Family> {
     mistral(config)
 }
 
-/// OLMo: norms without anything learned.
-pub(super) fn olmo(config: &Config) -> Result<Family> {
-    if config.get("clip_qkv").is_some() {
-        return Err(refused("clip_qkv", "clipped queries, keys and values"));
-    }
-    let mut family = llama_like(config)?;
-    let (norm, bias) = (
-        Norm { kind: NormKind::Layer, eps: 1e-5, gain: Gain::None, bias: false },
-        config.flag_or("attention_bias", false)?,
-    );
-    family.each(|layer| {
-        (layer.attn_norm, layer.mlp_norm) = (Some(norm), Some(norm));
-        (layer.attention.qkv_bias, layer.attention.out_bias) = (bias, bias);
-    });
+/// Nemotron: layer norms whose gains are stored as their distance from one, plain MLPs, partial rotation.
+pub(super) fn nemotron(config: &Config) -> Result<Family> {
+    let mut family = arcee(config)?;
+    let norm = Norm { gain: Gain::OnePlusWeight, ..layer_norm(config, "norm_eps", true)? };
+    family.each(|layer| (layer.attn_norm, layer.mlp_norm) = (Some(norm), Some(norm)));
     family.architecture.final_norm = Some(norm);
-    Ok(family)
-}
-
-/// OLMo 2: norms after the sublayers instead of before, and on all queries and all keys together.
-pub(super) fn olmo2(config: &Config) -> Result<Family> {
-    let mut family = llama_like(config)?;
-    let bias = config.flag_or("attention_bias", false)?;
-    family.each(|layer| {
-        layer.attention.qk_norm = layer.attn_norm;
-        layer.attention.qk_norm_flat = true;
-        (layer.attention.qkv_bias, layer.attention.out_bias) = (bias, bias);
-        (layer.attn_post_norm, layer.mlp_post_norm) = (layer.attn_norm.take(), layer.mlp_norm.take());
-    });
-    family.names = family.names.with(&[
-        ("layers.{l}.attn.post_norm", "layers.{l}.post_attention_layernorm"),
-        ("layers.{l}.mlp.post_norm", "layers.{l}.post_feedforward_layernorm"),
-    ]);
     Ok(family)
 }
 
@@ -135,31 +178,9 @@ pub(super) fn phi3(config: &Config) -> Result<Family> {
 pub(super) fn qwen3_moe(config: &Config) -> Result<Family> {
     let mut family = super::llama::qwen3(config)?;
     let experts = config.size_maybe("num_experts")?.map_or_else(|| config.size("num_local_experts"), Ok)?;
-    let (chosen, width) = (config.size("num_experts_per_tok")?, config.size("moe_intermediate_size")?);
-    let (step, renormalise) =
-        (config.size_or("decoder_sparse_step", 1)?.max(1), config.flag_or("norm_topk_prob", false)?);
-    let dense: Vec<usize> = config.sizes("mlp_only_layers")?;
-    for (index, layer) in family.architecture.layers.iter_mut().enumerate() {
-        let Mlp::Gated { activation, .. } = layer.mlp else { continue };
-        if (index + 1).is_multiple_of(step) && !dense.contains(&index) {
-            layer.mlp = Mlp::Experts {
-                experts,
-                chosen,
-                width,
-                activation,
-                routing: Routing::SoftmaxThenChoose { renormalise },
-            };
-        }
-    }
-    let stacked = Part::Stacked { index: 0, count: experts };
-    let mut names = family.names.with(&[("layers.{l}.mlp.router", "layers.{l}.mlp.gate")]);
-    for part in ["gate", "up", "down"] {
-        let module = format!("layers.{{l}}.mlp.experts.{{e}}.{part}");
-        names = names.with(&[(&module, &format!("layers.{{l}}.mlp.experts.{{e}}.{part}_proj"))]);
-        // GGUF files stack the experts of a layer.
-        names = names.with_part(&module, &format!("layers.{{l}}.mlp.experts.{part}"), stacked, false);
-    }
-    family.names = names;
+    let (step, dense) = (config.size_or("decoder_sparse_step", 1)?.max(1), config.sizes("mlp_only_layers")?);
+    let sparse = |layer: usize| (layer + 1).is_multiple_of(step) && !dense.contains(&layer);
+    softmax_experts(config, &mut family, experts, config.size("moe_intermediate_size")?, sparse)?;
     Ok(family)
 }
 
@@ -225,10 +246,44 @@ pub(super) fn starcoder2(config: &Config) -> Result<Family> {
     Ok(family)
 }
 
+/// Experts behind a softmax router, in the layers that `sparse` names, under the names that Qwen and OLMoE share.
+pub(super) fn softmax_experts(
+    config: &Config,
+    family: &mut Family,
+    experts: usize,
+    width: usize,
+    sparse: impl Fn(usize) -> bool,
+) -> Result<()> {
+    let (chosen, renormalise) = (config.size("num_experts_per_tok")?, config.flag_or("norm_topk_prob", false)?);
+    for (index, layer) in family.architecture.layers.iter_mut().enumerate().filter(|(index, _)| sparse(*index)) {
+        let Mlp::Gated { activation, .. } = layer.mlp else {
+            return Err(config.bad("hidden_act", &format!("gives layer {index} no gated experts")));
+        };
+        let routing = Routing::SoftmaxThenChoose { renormalise };
+        layer.mlp = Mlp::Experts { experts, chosen, width, activation, routing };
+    }
+    let stacked = Part::Stacked { index: 0, count: experts };
+    let mut names = std::mem::take(&mut family.names).with(&[("layers.{l}.mlp.router", "layers.{l}.mlp.gate")]);
+    for part in ["gate", "up", "down"] {
+        let module = format!("layers.{{l}}.mlp.experts.{{e}}.{part}");
+        names = names.with(&[(&module, &format!("layers.{{l}}.mlp.experts.{{e}}.{part}_proj"))]);
+        // GGUF files stack the experts of a layer.
+        names = names.with_part(&module, &format!("layers.{{l}}.mlp.experts.{part}"), stacked, false);
+    }
+    family.names = names;
+    Ok(())
+}
+
 fn plain_mlp(layer: &mut Layer) {
     if let Mlp::Gated { width, activation, bias } = layer.mlp {
         layer.mlp = Mlp::Plain { width, activation, bias };
     }
+}
+
+/// The modules of norms after the sublayers.
+pub(super) fn post_norms(attention: &str, mlp: &str) -> [(&'static str, String); 2] {
+    let stored = |name: &str| format!("layers.{{l}}.{name}");
+    [("layers.{l}.attn.post_norm", stored(attention)), ("layers.{l}.mlp.post_norm", stored(mlp))]
 }
 
 fn layer_norm(config: &Config, key: &str, bias: bool) -> Result<Norm> {
@@ -249,7 +304,7 @@ fn fused_gate_up(names: Names, neurons: usize) -> Names {
         .with_part("layers.{l}.mlp.up", stored, Part::Rows { start: neurons, total }, false)
 }
 
-fn refused(key: &str, what: &str) -> Error {
+pub(super) fn refused(key: &str, what: &str) -> Error {
     Error::unsupported(
         format!("`{key}` asks for {what}, which this build does not have"),
         "use a model with the switch off",
