@@ -223,6 +223,45 @@ pub struct Modules {
     pub head: Option<String>,
 }
 
+impl Attention {
+    /// Heads without biases, norms, positions, caps or windows; scores divided by the root of the head's width.
+    pub fn plain(heads: usize, kv_heads: usize, head_dim: usize) -> Attention {
+        Attention {
+            heads,
+            kv_heads,
+            head_dim,
+            value_dim: head_dim,
+            qkv_bias: false,
+            out_bias: false,
+            qk_norm: None,
+            qk_norm_flat: false,
+            rope: None,
+            scale: 1.0 / (head_dim.max(1) as f32).sqrt(),
+            soft_cap: None,
+            window: None,
+            alibi: None,
+        }
+    }
+}
+
+impl Layer {
+    /// Attention, then the MLP, each reading the stream through a norm and adding to it.
+    pub fn pre_norm(norm: Norm, attention: Attention, mlp: Mlp) -> Layer {
+        Layer {
+            parallel: false,
+            attn_norm: Some(norm),
+            attention,
+            attn_post_norm: None,
+            attn_stream_norm: None,
+            mlp_norm: Some(norm),
+            mlp,
+            mlp_post_norm: None,
+            mlp_stream_norm: None,
+            residual_scale: None,
+        }
+    }
+}
+
 impl Norm {
     /// A root-mean-square norm with a plain gain.
     pub fn rms(eps: f32) -> Norm {

@@ -22,32 +22,14 @@ pub(super) fn bloom(config: &Config) -> Result<Family> {
     );
     let head_dim = width / heads.max(1);
     let norm = Norm::layer(config.number_or("layer_norm_epsilon", 1e-5)?);
-    let layer = Layer {
-        parallel: false,
-        attn_norm: Some(norm),
-        attention: Attention {
-            heads,
-            kv_heads: heads,
-            head_dim,
-            value_dim: head_dim,
-            qkv_bias: true,
-            out_bias: true,
-            qk_norm: None,
-            qk_norm_flat: false,
-            rope: None,
-            scale: 1.0 / (head_dim as f32).sqrt(),
-            soft_cap: None,
-            window: None,
-            alibi: Some(slopes(heads)),
-        },
-        attn_post_norm: None,
-        attn_stream_norm: None,
-        mlp_norm: Some(norm),
-        mlp: Mlp::Plain { width: 4 * width, activation: Activation::GeluTanh, bias: true },
-        mlp_post_norm: None,
-        mlp_stream_norm: None,
-        residual_scale: None,
+    let attention = Attention {
+        qkv_bias: true,
+        out_bias: true,
+        alibi: Some(slopes(heads)),
+        ..Attention::plain(heads, heads, head_dim)
     };
+    let mlp = Mlp::Plain { width: 4 * width, activation: Activation::GeluTanh, bias: true };
+    let layer = Layer::pre_norm(norm, attention, mlp);
     let architecture = Architecture {
         family: config.model_type()?.into(),
         vocab: config.size("vocab_size")?,

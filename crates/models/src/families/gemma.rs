@@ -95,37 +95,22 @@ fn gemma(
     let window = config.size_maybe("sliding_window")?;
     let windows = windows(config, depth, window, slides)?;
     let mut layers = Vec::with_capacity(depth);
+    let activation = activation(config, "hidden_activation", "gelu_pytorch_tanh")?;
+    let mlp = Mlp::Gated { width: config.size("intermediate_size")?, activation, bias: false };
+    let kv_heads = config.size_or("num_key_value_heads", heads)?;
     for window in windows {
-        layers.push(Layer {
-            parallel: false,
-            attn_norm: Some(norm),
-            attention: Attention {
-                heads,
-                kv_heads: config.size_or("num_key_value_heads", heads)?,
-                head_dim,
-                value_dim: head_dim,
-                qkv_bias: bias,
-                out_bias: bias,
-                qk_norm: qk_norm.then_some(norm),
-                qk_norm_flat: false,
-                rope: Some(rope_of(window.is_some())),
-                scale: 1.0 / config.number_or("query_pre_attn_scalar", 256.0)?.sqrt(),
-                soft_cap: config.number_maybe("attn_logit_softcapping")?,
-                window,
-                alibi: None,
-            },
-            attn_post_norm: Some(norm),
-            attn_stream_norm: None,
-            mlp_norm: Some(norm),
-            mlp: Mlp::Gated {
-                width: config.size("intermediate_size")?,
-                activation: activation(config, "hidden_activation", "gelu_pytorch_tanh")?,
-                bias: false,
-            },
-            mlp_post_norm: Some(norm),
-            mlp_stream_norm: None,
-            residual_scale: None,
-        });
+        let attention = Attention {
+            qkv_bias: bias,
+            out_bias: bias,
+            qk_norm: qk_norm.then_some(norm),
+            rope: Some(rope_of(window.is_some())),
+            scale: 1.0 / config.number_or("query_pre_attn_scalar", 256.0)?.sqrt(),
+            soft_cap: config.number_maybe("attn_logit_softcapping")?,
+            window,
+            ..Attention::plain(heads, kv_heads, head_dim)
+        };
+        let layer = Layer::pre_norm(norm, attention, mlp.clone());
+        layers.push(Layer { attn_post_norm: Some(norm), mlp_post_norm: Some(norm), ..layer });
     }
     let architecture = Architecture {
         family: config.model_type()?.into(),

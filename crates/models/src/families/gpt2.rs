@@ -19,31 +19,10 @@ pub(super) fn gpt2(config: &Config) -> Result<Family> {
         activation: activation(config, "activation_function", "gelu_new")?,
         bias: true,
     };
-    let layer = |index: usize| Layer {
-        parallel: false,
-        attn_norm: Some(norm),
-        attention: Attention {
-            heads,
-            kv_heads: heads,
-            head_dim,
-            value_dim: head_dim,
-            qkv_bias: true,
-            out_bias: true,
-            qk_norm: None,
-            qk_norm_flat: false,
-            rope: None,
-            scale: if by_depth { scale / (index + 1) as f32 } else { scale },
-            soft_cap: None,
-            window: None,
-            alibi: None,
-        },
-        attn_post_norm: None,
-        attn_stream_norm: None,
-        mlp_norm: Some(norm),
-        mlp: mlp.clone(),
-        mlp_post_norm: None,
-        mlp_stream_norm: None,
-        residual_scale: None,
+    let layer = |index: usize| {
+        let scale = if by_depth { scale / (index + 1) as f32 } else { scale };
+        let attention = Attention { qkv_bias: true, out_bias: true, scale, ..Attention::plain(heads, heads, head_dim) };
+        Layer::pre_norm(norm, attention, mlp.clone())
     };
     let architecture = Architecture {
         family: config.model_type()?.into(),

@@ -14,36 +14,12 @@ pub(super) fn gpt_neox(config: &Config) -> Result<Family> {
     let head_dim = width / heads.max(1);
     let norm = Norm::layer(config.number_or("layer_norm_eps", 1e-5)?);
     let bias = config.flag_or("attention_bias", true)?;
-    let layer = Layer {
-        parallel: config.flag_or("use_parallel_residual", true)?,
-        attn_norm: Some(norm),
-        attention: Attention {
-            heads,
-            kv_heads: heads,
-            head_dim,
-            value_dim: head_dim,
-            qkv_bias: bias,
-            out_bias: bias,
-            qk_norm: None,
-            qk_norm_flat: false,
-            rope: Some(0),
-            scale: 1.0 / (head_dim as f32).sqrt(),
-            soft_cap: None,
-            window: None,
-            alibi: None,
-        },
-        attn_post_norm: None,
-        attn_stream_norm: None,
-        mlp_norm: Some(norm),
-        mlp: Mlp::Plain {
-            width: config.size("intermediate_size")?,
-            activation: activation(config, "hidden_act", "gelu")?,
-            bias: true,
-        },
-        mlp_post_norm: None,
-        mlp_stream_norm: None,
-        residual_scale: None,
-    };
+    let attention =
+        Attention { qkv_bias: bias, out_bias: bias, rope: Some(0), ..Attention::plain(heads, heads, head_dim) };
+    let activation = activation(config, "hidden_act", "gelu")?;
+    let mlp = Mlp::Plain { width: config.size("intermediate_size")?, activation, bias: true };
+    let parallel = config.flag_or("use_parallel_residual", true)?;
+    let layer = Layer { parallel, ..Layer::pre_norm(norm, attention, mlp) };
     let mut rotary = config.clone();
     if config.get("rope_parameters").is_none() && config.get("rotary_pct").is_none() {
         // The class default, which older configurations may leave out.

@@ -97,30 +97,6 @@ pub(super) fn phi(config: &Config) -> Result<Family> {
 
 /// A parallel block with one norm and no biases in attention.
 fn block(norm: Norm, heads: usize, kv_heads: usize, head_dim: usize, mlp: Mlp) -> Layer {
-    Layer {
-        parallel: true,
-        attn_norm: Some(norm),
-        attention: Attention {
-            heads,
-            kv_heads,
-            head_dim,
-            value_dim: head_dim,
-            qkv_bias: false,
-            out_bias: false,
-            qk_norm: None,
-            qk_norm_flat: false,
-            rope: Some(0),
-            scale: 1.0 / (head_dim.max(1) as f32).sqrt(),
-            soft_cap: None,
-            window: None,
-            alibi: None,
-        },
-        attn_post_norm: None,
-        attn_stream_norm: None,
-        mlp_norm: None,
-        mlp,
-        mlp_post_norm: None,
-        mlp_stream_norm: None,
-        residual_scale: None,
-    }
+    let attention = Attention { rope: Some(0), ..Attention::plain(heads, kv_heads, head_dim) };
+    Layer { parallel: true, mlp_norm: None, ..Layer::pre_norm(norm, attention, mlp) }
 }

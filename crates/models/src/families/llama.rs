@@ -81,36 +81,14 @@ pub(super) fn llama_like(config: &Config) -> Result<Family> {
         (config.size("hidden_size")?, config.size("num_hidden_layers")?, config.size("num_attention_heads")?);
     let head_dim = config.size_or("head_dim", width / heads.max(1))?;
     let norm = Norm::rms(config.number_or("rms_norm_eps", 1e-6)?);
-    let layer = Layer {
-        parallel: false,
-        attn_norm: Some(norm),
-        attention: Attention {
-            heads,
-            kv_heads: config.size_or("num_key_value_heads", heads)?,
-            head_dim,
-            value_dim: head_dim,
-            qkv_bias: false,
-            out_bias: false,
-            qk_norm: None,
-            qk_norm_flat: false,
-            rope: Some(0),
-            scale: 1.0 / (head_dim as f32).sqrt(),
-            soft_cap: None,
-            window: None,
-            alibi: None,
-        },
-        attn_post_norm: None,
-        attn_stream_norm: None,
-        mlp_norm: Some(norm),
-        mlp: Mlp::Gated {
-            width: config.size("intermediate_size")?,
-            activation: activation(config, "hidden_act", "silu")?,
-            bias: false,
-        },
-        mlp_post_norm: None,
-        mlp_stream_norm: None,
-        residual_scale: None,
-    };
+    let kv_heads = config.size_or("num_key_value_heads", heads)?;
+    let attention = Attention { rope: Some(0), ..Attention::plain(heads, kv_heads, head_dim) };
+    let activation = activation(config, "hidden_act", "silu")?;
+    let layer = Layer::pre_norm(
+        norm,
+        attention,
+        Mlp::Gated { width: config.size("intermediate_size")?, activation, bias: false },
+    );
     let architecture = Architecture {
         family: config.model_type()?.into(),
         vocab: config.size("vocab_size")?,

@@ -21,36 +21,12 @@ pub(super) fn opt(config: &Config) -> Result<Family> {
         Norm { kind: NormKind::Layer, eps: 1e-5, gain: if learned { Gain::Weight } else { Gain::None }, bias: learned };
     let before = config.flag_or("do_layer_norm_before", true)?;
     let bias = config.flag_or("enable_bias", true)?;
-    let layer = Layer {
-        parallel: false,
-        attn_norm: before.then_some(norm),
-        attention: Attention {
-            heads,
-            kv_heads: heads,
-            head_dim,
-            value_dim: head_dim,
-            qkv_bias: bias,
-            out_bias: bias,
-            qk_norm: None,
-            qk_norm_flat: false,
-            rope: None,
-            scale: 1.0 / (head_dim as f32).sqrt(),
-            soft_cap: None,
-            window: None,
-            alibi: None,
-        },
-        attn_post_norm: None,
-        attn_stream_norm: (!before).then_some(norm),
-        mlp_norm: before.then_some(norm),
-        mlp: Mlp::Plain {
-            width: config.size("ffn_dim")?,
-            activation: activation(config, "activation_function", "relu")?,
-            bias,
-        },
-        mlp_post_norm: None,
-        mlp_stream_norm: (!before).then_some(norm),
-        residual_scale: None,
-    };
+    let attention = Attention { qkv_bias: bias, out_bias: bias, ..Attention::plain(heads, heads, head_dim) };
+    let activation = activation(config, "activation_function", "relu")?;
+    let mut layer = Layer::pre_norm(norm, attention, Mlp::Plain { width: config.size("ffn_dim")?, activation, bias });
+    if !before {
+        (layer.attn_stream_norm, layer.mlp_stream_norm) = (layer.attn_norm.take(), layer.mlp_norm.take());
+    }
     let table_width = config.size_maybe("word_embed_proj_dim")?.filter(|&table| table != width);
     let ends_in_norm = before && !config.flag_or("_remove_final_layer_norm", false)?;
     let architecture = Architecture {
