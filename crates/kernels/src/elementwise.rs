@@ -33,7 +33,8 @@ pub fn dot(a: &[f32], b: &[f32]) -> f32 {
     lanes.iter().sum::<f32>() + rest
 }
 
-struct SoftCap(f32);
+/// `cap · tanh(x / cap)`
+pub(crate) struct SoftCap(pub f32);
 
 impl Unary for SoftCap {
     #[inline(always)]

@@ -1,8 +1,9 @@
 //! Fused attention: a running softmax over tiles of keys.
 
 use super::{AttentionShape, HeadTerms, Queries};
-use crate::activation::{Unary, exp, map, tanh};
+use crate::activation::{exp, map};
 use crate::dispatch;
+use crate::elementwise::SoftCap;
 use crate::memory::Shared;
 use crate::pool::Pool;
 use crate::simd::{LANES, Simd};
@@ -136,15 +137,6 @@ fn attend_part_with<S: Simd>(
     }
 }
 
-struct Cap(f32);
-
-impl Unary for Cap {
-    #[inline(always)]
-    fn apply<S: Simd>(&self, s: S, x: S::V) -> S::V {
-        s.mul(s.splat(self.0), tanh(s, s.div(x, s.splat(self.0))))
-    }
-}
-
 /// From products to scores: scale, soft cap, ALiBi, in this order. `first` is the position of the first key.
 #[inline(always)]
 pub(super) fn finish_scores<S: Simd>(
@@ -157,7 +149,7 @@ pub(super) fn finish_scores<S: Simd>(
 ) {
     scores.iter_mut().for_each(|x| *x *= shape.scale);
     if let Some(cap) = shape.soft_cap {
-        map(s, &Cap(cap), scores);
+        map(s, &SoftCap(cap), scores);
     }
     if let Some(slopes) = terms.slopes {
         scores.iter_mut().enumerate().for_each(|(i, x)| *x += slopes[head] * (first + i) as f32);
