@@ -122,6 +122,13 @@ impl Config {
         list.ok_or_else(|| self.bad(key, "is not a list of whole numbers"))
     }
 
+    /// A list of numbers that must be there.
+    pub fn numbers(&self, key: &str) -> Result<Vec<f32>> {
+        let list = self.get(key).and_then(Value::as_array);
+        let list = list.and_then(|list| list.iter().map(|n| n.as_f64().map(|n| n as f32)).collect());
+        list.ok_or_else(|| self.bad(key, "is not a list of numbers"))
+    }
+
     /// The configuration with one key set.
     pub fn with(&self, key: &str, value: Value) -> Config {
         let mut changed = self.clone();

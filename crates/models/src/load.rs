@@ -73,7 +73,8 @@ pub(crate) fn find(program: &Program, names: &Names, tensors: &Tensors, origin: 
             Some(stored) => {
                 let expected =
                     source.part.stored_shape(&spec.shape, source.transposed && stored.order != RowOrder::Transposed);
-                if stored.shape != expected {
+                // Axes of length one say nothing.
+                if !stored.shape.iter().filter(|&&n| n != 1).eq(expected.iter().filter(|&&n| n != 1)) {
                     misshaped.push(format!(
                         "{} is {:?} where the configuration makes it {expected:?}",
                         source.tensor, stored.shape
@@ -193,8 +194,6 @@ struct View {
     cols: usize,
     /// Rows of the stored matrix, or its length as a vector.
     stored_rows: usize,
-    /// Length of the stored tensor's last axis.
-    stored_width: usize,
 }
 
 impl View {
@@ -207,9 +206,8 @@ impl View {
             encoding,
             order: stored.order,
             rows,
-            cols: spec.shape.get(1).copied().unwrap_or(1),
-            stored_rows: if matches!(source.part, Part::Stacked { .. }) { rows } else { stored.shape[0] },
-            stored_width: stored.shape[stored.shape.len() - 1],
+            cols: spec.shape[1..].iter().product(),
+            stored_rows: source.part.stored_rows(rows),
         }
     }
 
@@ -218,13 +216,18 @@ impl View {
         self.encoding.is_quantised() && !self.across && self.cols.is_multiple_of(self.encoding.block_len())
     }
 
+    /// Rows of the matrices before this one in its stack.
+    fn before(&self) -> usize {
+        self.part.stack.map_or(0, |stack| stack.index * self.stored_rows)
+    }
+
     fn stored_row(&self, row: usize) -> usize {
         self.order.source_row(self.part.stored_row(row), self.stored_rows)
     }
 
     /// The bytes of a row that is stored along.
     fn row_bytes<'a>(&self, bytes: &'a [u8], row: usize) -> &'a [u8] {
-        let before = if let Part::Stacked { index, .. } = self.part { index * self.rows } else { 0 };
+        let before = self.before();
         let size = self.encoding.bytes_for(self.cols).unwrap_or(0);
         &bytes[(before + self.stored_row(row)) * size..][..size]
     }
@@ -236,19 +239,34 @@ impl View {
         }
         // Only plain number formats are ever stored across, so one number can be read at a time.
         let (size, column) = (self.encoding.block_bytes(), self.part.stored_row(row));
+        let first = self.before() * self.cols;
         for (input, x) in out.iter_mut().enumerate() {
             encoding::decode(
                 self.encoding,
-                &bytes[(input * self.stored_width + column) * size..][..size],
+                &bytes[(first + input * self.stored_rows + column) * size..][..size],
                 std::slice::from_mut(x),
             );
         }
     }
 
     fn vector(&self, bytes: &[u8]) -> Vec<f32> {
-        let mut all = vec![0.0; self.stored_rows];
-        encoding::decode(self.encoding, bytes, &mut all);
-        (0..self.rows).map(|row| all[self.stored_row(row)]).collect()
+        // A vector may have several axes: a row is what lies along all but the first.
+        let mut all = vec![0.0; self.rows * self.cols];
+        if self.encoding.is_quantised() {
+            // Blocks run across rows: decode them all, then take the rows.
+            let mut stored = vec![0.0; self.stored_rows * self.cols];
+            encoding::decode(self.encoding, bytes, &mut stored);
+            for (row, out) in all.chunks_exact_mut(self.cols).enumerate() {
+                out.copy_from_slice(&stored[self.stored_row(row) * self.cols..][..self.cols]);
+            }
+            return all;
+        }
+        let size = self.encoding.bytes_for(self.cols).unwrap_or(0);
+        for (row, out) in all.chunks_exact_mut(self.cols).enumerate() {
+            let at = (self.before() + self.stored_row(row)) * size;
+            encoding::decode(self.encoding, &bytes[at..at + size], out);
+        }
+        all
     }
 }
 

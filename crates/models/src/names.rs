@@ -1,32 +1,46 @@
 //! Where a program's weights are found: a table from modules of the engine to modules of the checkpoint.
 
-/// Which part of a stored tensor a weight is.
+/// Which part of a stored tensor a weight is: one of a stack of matrices, and some of its rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Part {
+    /// Several matrices are stored as one.
+    pub stack: Option<Stack>,
+    /// The rows.
+    pub rows: Rows,
+}
+
+/// Several matrices stored as one tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
-    /// All of it.
-    Whole,
-    /// Rows from `start` on, of `total`.
-    Rows {
+pub struct Stack {
+    /// Which one; the table leaves it to the expert's number.
+    pub index: usize,
+    /// How many there are.
+    pub count: usize,
+    /// They lie one under the other in one matrix, instead of along a first axis.
+    pub flat: bool,
+}
+
+/// Which rows of a stored matrix a weight is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Rows {
+    /// All of them.
+    #[default]
+    All,
+    /// Those from `start` on, of `total`.
+    From {
         /// First row.
         start: usize,
-        /// Rows of the stored tensor.
+        /// Rows of the stored matrix.
         total: usize,
     },
-    /// Packed head by head: each head has `of` blocks of `dim` rows, and this weight is block `which` of each.
-    PerHead {
-        /// Which block.
-        which: usize,
-        /// How many blocks a head has.
+    /// Of each group of `of` rows those from `start` on, `len` of them: projections fused head by head or pair by pair.
+    Grouped {
+        /// First row in a group.
+        start: usize,
+        /// Rows of a group that belong to it.
+        len: usize,
+        /// Rows of a group.
         of: usize,
-        /// Rows of a block.
-        dim: usize,
-    },
-    /// One of several matrices stacked along a first axis.
-    Stacked {
-        /// Which one.
-        index: usize,
-        /// How many there are.
-        count: usize,
     },
 }
 
@@ -42,6 +56,8 @@ pub struct Entry {
     transposed: bool,
     /// Stands outside the trunk, so the trunk's prefix does not apply.
     outside: bool,
+    /// The stored name is the tensor's own, without an ending.
+    bare: bool,
 }
 
 /// A family's table.
@@ -76,7 +92,7 @@ impl Names {
     /// Adds modules that are stored whole.
     pub fn with(mut self, modules: &[(&str, impl AsRef<str>)]) -> Names {
         for (module, stored) in modules {
-            self.push(module, stored.as_ref(), Part::Whole, false, false);
+            self.push(Entry::new(module, stored.as_ref()));
         }
         self
     }
@@ -84,20 +100,40 @@ impl Names {
     /// Adds modules that are stored whole and transposed.
     pub fn with_transposed(mut self, modules: &[(&str, &str)]) -> Names {
         for (module, stored) in modules {
-            self.push(module, stored, Part::Whole, true, false);
+            self.push(Entry { transposed: true, ..Entry::new(module, stored) });
         }
         self
     }
 
     /// Adds a module that is part of a stored one.
     pub fn with_part(mut self, module: &str, stored: &str, part: Part, transposed: bool) -> Names {
-        self.push(module, stored, part, transposed, false);
+        self.push(Entry { part, transposed, ..Entry::new(module, stored) });
+        self
+    }
+
+    /// Adds tensors that are no module's: their names have no `.weight` or `.bias` at the end.
+    pub fn with_bare(mut self, tensors: &[(&str, impl AsRef<str>)]) -> Names {
+        for (module, stored) in tensors {
+            self.push(Entry { bare: true, ..Entry::new(module, stored.as_ref()) });
+        }
+        self
+    }
+
+    /// Adds a weight that is part of such a tensor.
+    pub fn with_bare_part(mut self, module: &str, stored: &str, part: Part, transposed: bool) -> Names {
+        self.push(Entry { part, transposed, bare: true, ..Entry::new(module, stored) });
         self
     }
 
     /// Adds a module that stands outside the trunk (the head).
     pub fn outside(mut self, module: &str, stored: &str) -> Names {
-        self.push(module, stored, Part::Whole, false, true);
+        self.push(Entry { outside: true, ..Entry::new(module, stored) });
+        self
+    }
+
+    /// Adds a tensor that stands outside the trunk and is no module's.
+    pub fn bare_outside(mut self, module: &str, stored: &str) -> Names {
+        self.push(Entry { outside: true, bare: true, ..Entry::new(module, stored) });
         self
     }
 
@@ -118,33 +154,53 @@ impl Names {
         self
     }
 
-    fn push(&mut self, module: &str, stored: &str, part: Part, transposed: bool, outside: bool) {
-        self.entries.push(Entry { module: module.into(), stored: stored.into(), part, transposed, outside });
+    fn push(&mut self, entry: Entry) {
+        self.entries.push(entry);
     }
 
-    /// The places where a weight may be stored, likeliest first. Weights and gains end in `.weight`, biases in `.bias`.
+    /// The places where a weight may be stored, likeliest first. Weights and gains end in `.weight`, biases in `.bias`,
+    /// unless an entry names the tensor itself.
     pub fn sources(&self, weight: &str, prefix: &str) -> Vec<Source> {
-        let (module, ending, is_bias) = match weight.strip_suffix(".bias") {
-            Some(module) => (module, "bias", true),
-            None => (weight.strip_suffix(".gain").unwrap_or(weight), "weight", false),
+        let (layer, expert, whole) = generalise(weight);
+        let (module, ending) = match whole.strip_suffix(".bias") {
+            Some(module) => (module, "bias"),
+            None => (whole.strip_suffix(".gain").unwrap_or(&whole), "weight"),
         };
-        let (layer, expert, general) = generalise(module);
+        let is_bias = ending == "bias";
         let fill = |text: &str| text.replace("{l}", &layer).replace("{e}", &expert);
-        let found = self.entries.iter().filter(|entry| entry.module == general);
+        // A bare tensor is one weight's; a module's weight and bias share an entry.
+        let found = self.entries.iter().filter(|entry| match entry.bare {
+            true => entry.module == whole || (!is_bias && entry.module == module),
+            false => entry.module == module,
+        });
         found
             .map(|entry| {
                 let prefix = if entry.outside { "" } else { prefix };
-                let part = match entry.part {
-                    Part::Stacked { count, .. } => Part::Stacked { index: expert.parse().unwrap_or(0), count },
-                    part => part,
-                };
+                let name = fill(&entry.stored);
+                let mut part = entry.part;
+                if let Some(stack) = &mut part.stack {
+                    stack.index = expert.parse().unwrap_or(0);
+                }
                 Source {
-                    tensor: format!("{prefix}{}.{ending}", fill(&entry.stored)),
+                    tensor: if entry.bare { format!("{prefix}{name}") } else { format!("{prefix}{name}.{ending}") },
                     part,
                     transposed: entry.transposed && !is_bias,
                 }
             })
             .collect()
+    }
+}
+
+impl Entry {
+    fn new(module: &str, stored: &str) -> Entry {
+        Entry {
+            module: module.into(),
+            stored: stored.into(),
+            part: Part::default(),
+            transposed: false,
+            outside: false,
+            bare: false,
+        }
     }
 }
 
@@ -171,29 +227,65 @@ fn generalise(module: &str) -> (String, String, String) {
 }
 
 impl Part {
-    /// The stored row of row `row` of a weight.
+    /// Rows from `start` on, of `total`.
+    pub fn rows(start: usize, total: usize) -> Part {
+        Part { stack: None, rows: Rows::From { start, total } }
+    }
+
+    /// Of each group of `of` rows those from `start` on, `len` of them.
+    pub fn grouped(start: usize, len: usize, of: usize) -> Part {
+        Part { stack: None, rows: Rows::Grouped { start, len, of } }
+    }
+
+    /// Packed head by head: each head has `of` blocks of `dim` rows, and this is block `which` of each.
+    pub fn per_head(which: usize, of: usize, dim: usize) -> Part {
+        Part::grouped(which * dim, dim, of * dim)
+    }
+
+    /// One of `count` matrices stacked along a first axis.
+    pub fn stacked(count: usize) -> Part {
+        Part::default().of_stack(count)
+    }
+
+    /// The same rows, of one of `count` matrices stacked along a first axis.
+    pub fn of_stack(self, count: usize) -> Part {
+        Part { stack: Some(Stack { index: 0, count, flat: false }), ..self }
+    }
+
+    /// The same rows, of one of `count` matrices that lie one under the other.
+    pub fn of_pile(self, count: usize) -> Part {
+        Part { stack: Some(Stack { index: 0, count, flat: true }), ..self }
+    }
+
+    /// The stored row of row `row` of a weight, in its own matrix.
     pub fn stored_row(self, row: usize) -> usize {
-        match self {
-            Part::Whole | Part::Stacked { .. } => row,
-            Part::Rows { start, .. } => start + row,
-            Part::PerHead { which, of, dim } => row / dim * of * dim + which * dim + row % dim,
+        match self.rows {
+            Rows::All => row,
+            Rows::From { start, .. } => start + row,
+            Rows::Grouped { start, len, of } => row / len * of + start + row % len,
+        }
+    }
+
+    /// Rows of the stored matrix of a weight with `rows` rows.
+    pub fn stored_rows(self, rows: usize) -> usize {
+        match self.rows {
+            Rows::All => rows,
+            Rows::From { total, .. } => total,
+            Rows::Grouped { len, of, .. } => rows / len * of,
         }
     }
 
     /// The shape that the stored tensor must have for a weight of this shape.
     pub fn stored_shape(self, shape: &[usize], transposed: bool) -> Vec<usize> {
-        let rows = match self {
-            Part::Whole | Part::Stacked { .. } => shape[0],
-            Part::Rows { total, .. } => total,
-            Part::PerHead { of, .. } => shape[0] * of,
-        };
-        let mut stored = vec![rows];
+        let mut stored = vec![self.stored_rows(shape[0])];
         stored.extend(&shape[1..]);
         if transposed {
             stored.reverse();
         }
-        if let Part::Stacked { count, .. } = self {
-            stored.insert(0, count);
+        match self.stack {
+            Some(Stack { count, flat: true, .. }) => stored[0] *= count,
+            Some(Stack { count, flat: false, .. }) => stored.insert(0, count),
+            None => {}
         }
         stored
     }
@@ -222,12 +314,27 @@ mod tests {
     }
 
     #[test]
+    fn bare_tensors_have_their_own_names() {
+        let names = Names::new(&[""])
+            .with(&[("layers.{l}.mlp.experts.{e}.up", "layers.{l}.experts.{e}.up")])
+            .with_bare(&[("layers.{l}.attn.sinks", "layers.{l}.self_attn.sinks")])
+            .with_bare_part("layers.{l}.mlp.experts.{e}.up.bias", "layers.{l}.up_bias", Part::stacked(4), false);
+        let tensor = |weight: &str| names.sources(weight, "").iter().map(|s| s.tensor.clone()).collect::<Vec<_>>();
+        assert_eq!(tensor("layers.2.attn.sinks"), ["layers.2.self_attn.sinks"]);
+        assert_eq!(tensor("layers.2.mlp.experts.3.up.bias"), ["layers.2.experts.3.up.bias", "layers.2.up_bias"]);
+        assert_eq!(tensor("layers.2.mlp.experts.3.up"), ["layers.2.experts.3.up.weight"]);
+        assert_eq!(names.sources("layers.2.mlp.experts.3.up.bias", "")[1].part.stack.map(|s| s.index), Some(3));
+    }
+
+    #[test]
     fn parts_say_where_their_rows_lie() {
         // Two heads of two rows, three blocks a head: q0 k0 v0 q1 k1 v1.
-        let keys = Part::PerHead { which: 1, of: 3, dim: 2 };
+        let keys = Part::per_head(1, 3, 2);
         assert_eq!((0..4).map(|row| keys.stored_row(row)).collect::<Vec<_>>(), [2, 3, 8, 9]);
         assert_eq!(keys.stored_shape(&[4, 5], false), [12, 5]);
-        assert_eq!(Part::Rows { start: 4, total: 12 }.stored_shape(&[4, 5], true), [5, 12]);
-        assert_eq!(Part::Stacked { index: 1, count: 8 }.stored_shape(&[4, 5], false), [8, 4, 5]);
+        assert_eq!(Part::rows(4, 12).stored_shape(&[4, 5], true), [5, 12]);
+        assert_eq!(Part::stacked(8).stored_shape(&[4, 5], false), [8, 4, 5]);
+        assert_eq!(Part::grouped(1, 1, 2).of_stack(8).stored_shape(&[4, 5], true), [8, 5, 8]);
+        assert_eq!(Part::default().of_pile(3).stored_shape(&[4, 5], false), [12, 5]);
     }
 }

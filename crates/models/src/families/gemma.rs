@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::rope::{rope, scaled};
 use pellucid_engine::Architecture;
 use pellucid_engine::architecture::{
-    Attention, Embedding, Gain, Head, Layer, Mlp, Modules, Norm, NormKind, Rope, RopeStyle,
+    Attention, Dense, Embedding, Gain, Head, Layer, Mlp, Modules, Norm, NormKind, Rope, RopeStyle,
 };
 
 /// Gemma: Llama with scaled embeddings and gains stored as their distance from one.
@@ -96,7 +96,7 @@ fn gemma(
     let windows = windows(config, depth, window, slides)?;
     let mut layers = Vec::with_capacity(depth);
     let activation = activation(config, "hidden_activation", "gelu_pytorch_tanh")?;
-    let mlp = Mlp::Gated { width: config.size("intermediate_size")?, activation, bias: false };
+    let mlp = Mlp::Dense(Dense::gated(config.size("intermediate_size")?, activation));
     let kv_heads = config.size_or("num_key_value_heads", heads)?;
     for window in windows {
         let attention = Attention {

@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::names::{Names, Part};
 use crate::rope::rope;
 use pellucid_engine::Architecture;
-use pellucid_engine::architecture::{Attention, Embedding, Head, Layer, Mlp, Norm, RopeStyle};
+use pellucid_engine::architecture::{Attention, Dense, Embedding, Head, Layer, Mlp, Norm, RopeStyle};
 
 pub(super) fn gpt_neox(config: &Config) -> Result<Family> {
     let (width, depth, heads) =
@@ -17,7 +17,7 @@ pub(super) fn gpt_neox(config: &Config) -> Result<Family> {
     let attention =
         Attention { qkv_bias: bias, out_bias: bias, rope: Some(0), ..Attention::plain(heads, heads, head_dim) };
     let activation = activation(config, "hidden_act", "gelu")?;
-    let mlp = Mlp::Plain { width: config.size("intermediate_size")?, activation, bias: true };
+    let mlp = Mlp::Dense(Dense::plain(config.size("intermediate_size")?, activation).with_bias(true));
     let parallel = config.flag_or("use_parallel_residual", true)?;
     let layer = Layer { parallel, ..Layer::pre_norm(norm, attention, mlp) };
     let mut rotary = config.clone();
@@ -37,7 +37,7 @@ pub(super) fn gpt_neox(config: &Config) -> Result<Family> {
         ropes: vec![rope(&rotary, head_dim, RopeStyle::Halves)?],
         modules: modules("gpt_neox", "layers", "attention", "mlp", "embed_in", "final_layer_norm", "embed_out"),
     };
-    let part = |which: usize| Part::PerHead { which, of: 3, dim: head_dim };
+    let part = |which: usize| Part::per_head(which, 3, head_dim);
     let fused = "layers.{l}.attention.query_key_value";
     let names = Names::new(&["gpt_neox.", ""])
         .with(&[

@@ -20,7 +20,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::names::Names;
 use pellucid_engine::Architecture;
-use pellucid_engine::architecture::{Activation, Layer, Modules};
+use pellucid_engine::architecture::{Activation, Attention, Dense, Layer, Mlp, Modules, Norm};
 
 /// What a family makes of a configuration.
 #[derive(Debug)]
@@ -35,6 +35,36 @@ impl Family {
     /// Changes every layer.
     fn each(&mut self, change: impl FnMut(&mut Layer)) {
         self.architecture.layers.iter_mut().for_each(change);
+    }
+
+    /// Changes every attention.
+    fn each_attention(&mut self, change: impl FnMut(&mut Attention)) {
+        self.architecture.layers.iter_mut().filter_map(|layer| layer.attention.as_mut()).for_each(change);
+    }
+
+    /// Changes every MLP that is not made of experts.
+    fn each_dense(&mut self, mut change: impl FnMut(&mut Dense)) {
+        self.each(|layer| {
+            if let Some(Mlp::Dense(dense)) = &mut layer.mlp {
+                change(dense);
+            }
+        });
+    }
+
+    /// Changes the norms that the sublayers and the head read through.
+    fn set_norms(&mut self, norm: Norm) {
+        self.each(|layer| (layer.attn_norm, layer.mlp_norm) = (Some(norm), layer.mlp_norm.map(|_| norm)));
+        self.architecture.final_norm = Some(norm);
+    }
+
+    /// Sets whether all of attention's projections have biases.
+    fn set_attention_bias(&mut self, bias: bool) {
+        self.each_attention(|a| (a.qkv_bias, a.out_bias) = (bias, bias));
+    }
+
+    /// Width of a head's query; that of the first attention, where several differ.
+    fn head_dim(&self) -> usize {
+        self.architecture.layers.iter().find_map(|layer| layer.attention.as_ref()).map_or(0, |a| a.head_dim)
     }
 }
 

@@ -85,10 +85,10 @@ fn sizes(program: &Program, report: &mut Report) {
     report.width = Some(architecture.width);
     report.vocab = Some(architecture.vocab);
     report.context = architecture.context.or(report.context);
-    if let Some(layer) = architecture.layers.first() {
-        report.heads = Some(layer.attention.heads);
-        report.kv_heads = Some(layer.attention.kv_heads);
-        report.head_dim = Some(layer.attention.head_dim);
+    if let Some(attention) = architecture.layers.iter().find_map(|layer| layer.attention.as_ref()) {
+        report.heads = Some(attention.heads);
+        report.kv_heads = Some(attention.kv_heads);
+        report.head_dim = Some(attention.head_dim);
     }
 }
 
@@ -136,7 +136,7 @@ impl Native {
             bf16 = bf16.saturating_add(if is_vector { four } else { two });
             as_stored = as_stored.saturating_add(if is_vector { four } else { stored.unwrap_or(four) });
         }
-        let layers = self.program.architecture().layers.iter().map(|layer| &layer.attention);
+        let layers = self.program.architecture().layers.iter().filter_map(|layer| layer.attention.as_ref());
         // Keys and values are kept in f32, and all of them, whatever a layer's window.
         let kv =
             layers.map(|a| (a.kv_heads as u64).saturating_mul((a.head_dim + a.value_dim) as u64).saturating_mul(4));
