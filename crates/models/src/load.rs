@@ -73,8 +73,7 @@ pub(crate) fn find(program: &Program, names: &Names, tensors: &Tensors, origin: 
             Some(stored) => {
                 let expected =
                     source.part.stored_shape(&spec.shape, source.transposed && stored.order != RowOrder::Transposed);
-                // Axes of length one say nothing.
-                if !stored.shape.iter().filter(|&&n| n != 1).eq(expected.iter().filter(|&&n| n != 1)) {
+                if !same_shape(stored.shape, &expected, spec.kind) {
                     misshaped.push(format!(
                         "{} is {:?} where the configuration makes it {expected:?}",
                         source.tensor, stored.shape
@@ -117,6 +116,13 @@ pub(crate) fn find(program: &Program, names: &Names, tensors: &Tensors, origin: 
         format!("the weights do not fit the configuration\n  {}", lines.join("\n  ")),
         "check that config.json and the weights belong together and that every file was downloaded; nothing is ever filled in",
     ))
+}
+
+/// Axes of length one say nothing, and a vector may have been stored in several axes.
+fn same_shape(stored: &[usize], expected: &[usize], kind: WeightKind) -> bool {
+    let axes = |shape: &[usize]| shape.iter().copied().filter(|&n| n != 1).collect::<Vec<_>>();
+    let numbers = |shape: &[usize]| shape.iter().try_fold(1usize, |product, &n| product.checked_mul(n));
+    axes(stored) == axes(expected) || (kind == WeightKind::Vector && numbers(stored) == numbers(expected))
 }
 
 fn shorten(list: &[String]) -> String {

@@ -4,12 +4,15 @@
 //! function in a file named for it, add its row to `FAMILIES`, and add its golden case (see CONTRIBUTING.md).
 
 mod bloom;
+mod ctrl;
+mod falcon;
 mod gemma;
 mod gpt2;
 mod gpt_neox;
 mod gptj;
 mod limits;
 mod llama;
+mod offshoots;
 mod olmo;
 mod opt;
 mod relatives;
@@ -72,13 +75,20 @@ type Reader = fn(&Config) -> Result<Family>;
 
 /// Every family that runs natively, by `model_type`.
 const FAMILIES: &[(&str, Reader)] = &[
+    ("apertus", offshoots::apertus),
     ("arcee", relatives::arcee),
+    ("bitnet", offshoots::bitnet),
     ("bloom", bloom::bloom),
+    ("codegen", gptj::codegen),
     ("cohere", relatives::cohere),
     ("cohere2", relatives::cohere2),
+    ("ctrl", ctrl::ctrl),
     ("cwm", relatives::cwm),
+    ("diffllama", offshoots::diffllama),
+    ("doge", offshoots::doge),
     ("ernie4_5", relatives::ernie4_5),
     ("exaone4", relatives::exaone4),
+    ("falcon", falcon::falcon),
     ("gemma", gemma::gemma1),
     ("gemma2", gemma::gemma2),
     ("gemma3", gemma::gemma3),
@@ -89,21 +99,29 @@ const FAMILIES: &[(&str, Reader)] = &[
     ("gpt_bigcode", gpt2::gpt_bigcode),
     ("gpt_neo", gpt2::gpt_neo),
     ("gpt_neox", gpt_neox::gpt_neox),
+    ("gpt_neox_japanese", gpt_neox::gpt_neox_japanese),
     ("gptj", gptj::gptj),
     ("granite", relatives::granite),
+    ("granite_swa", offshoots::granite_swa),
     ("helium", relatives::helium),
+    ("hunyuan_v1_dense", offshoots::hunyuan_v1_dense),
     ("hyperclovax", relatives::hyperclovax),
     ("jais2", relatives::jais2),
     ("llama", llama::llama),
     ("ministral", relatives::ministral),
+    ("ministral3", offshoots::ministral3),
     ("mistral", llama::mistral),
     ("mixtral", llama::mixtral),
+    ("mpt", falcon::mpt),
+    ("nanochat", offshoots::nanochat),
     ("nemotron", relatives::nemotron),
     ("olmo", olmo::olmo),
     ("olmo2", olmo::olmo2),
     ("olmo3", olmo::olmo3),
     ("olmoe", olmo::olmoe),
+    ("openai-gpt", gpt2::openai_gpt),
     ("opt", opt::opt),
+    ("persimmon", gpt_neox::persimmon),
     ("phi", gptj::phi),
     ("phi3", relatives::phi3),
     ("qwen2", llama::qwen2),
