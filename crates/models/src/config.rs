@@ -4,6 +4,36 @@ use crate::error::{Error, Result};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
+/// A number, infinity being written as an object by those who care about JSON.
+fn number(value: &Value) -> Option<f32> {
+    match value.get("__float__").and_then(Value::as_str) {
+        Some("Infinity") => Some(f32::INFINITY),
+        Some("-Infinity") => Some(f32::NEG_INFINITY),
+        _ => value.as_f64().map(|x| x as f32),
+    }
+}
+
+/// Python writes infinity as a bare word, which JSON does not know: the text with such words made objects.
+fn with_infinities(bytes: &[u8]) -> Option<String> {
+    let text = std::str::from_utf8(bytes).ok()?;
+    let mut out = String::with_capacity(text.len());
+    let (mut in_text, mut escaped) = (false, false);
+    let mut rest = text;
+    while let Some(c) = rest.chars().next() {
+        let word = ["-Infinity", "Infinity"].into_iter().find(|word| !in_text && rest.starts_with(word));
+        if let Some(word) = word {
+            out.push_str(&format!("{{\"__float__\": \"{word}\"}}"));
+            rest = &rest[word.len()..];
+            continue;
+        }
+        in_text ^= c == '"' && !escaped;
+        escaped = in_text && c == '\\' && !escaped;
+        out.push(c);
+        rest = &rest[c.len_utf8()..];
+    }
+    (out.len() != text.len()).then_some(out)
+}
+
 /// A model's configuration: a JSON object and where it came from.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -26,7 +56,11 @@ impl Config {
 
     /// Parses a configuration.
     pub fn parse(bytes: &[u8], origin: &Path) -> Result<Config> {
-        let value = serde_json::from_slice(bytes).map_err(|error| {
+        let parsed = serde_json::from_slice(bytes).or_else(|error| match with_infinities(bytes) {
+            Some(text) => serde_json::from_str(&text).map_err(|_| error),
+            None => Err(error),
+        });
+        let value = parsed.map_err(|error| {
             Error::invalid(
                 origin,
                 format!("not valid JSON: {error}"),
@@ -84,9 +118,7 @@ impl Config {
 
     /// A number that may be absent or null.
     pub fn number_maybe(&self, key: &str) -> Result<Option<f32>> {
-        self.get(key)
-            .map(|value| value.as_f64().map(|x| x as f32).ok_or_else(|| self.bad(key, "is not a number")))
-            .transpose()
+        self.get(key).map(|value| number(value).ok_or_else(|| self.bad(key, "is not a number"))).transpose()
     }
 
     /// A number with a default.
@@ -125,7 +157,7 @@ impl Config {
     /// A list of numbers that must be there.
     pub fn numbers(&self, key: &str) -> Result<Vec<f32>> {
         let list = self.get(key).and_then(Value::as_array);
-        let list = list.and_then(|list| list.iter().map(|n| n.as_f64().map(|n| n as f32)).collect());
+        let list = list.and_then(|list| list.iter().map(number).collect());
         list.ok_or_else(|| self.bad(key, "is not a list of numbers"))
     }
 
@@ -145,5 +177,26 @@ impl Config {
             format!("`{key}` {problem}"),
             "get config.json anew from where the model came from, or correct the key",
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn infinity_is_read_in_both_spellings() {
+        let read = |text: &str| Config::parse(text.as_bytes(), Path::new("config.json"));
+        for text in [
+            r#"{"limit": [0.0, Infinity], "say": "Infinity \" Infinity"}"#,
+            r#"{"limit": [0.0, {"__float__": "Infinity"}], "say": "Infinity \" Infinity"}"#,
+        ] {
+            let config = read(text).expect("a configuration");
+            assert_eq!(config.numbers("limit").expect("numbers"), [0.0, f32::INFINITY]);
+            assert_eq!(config.text("say"), Some("Infinity \" Infinity"));
+        }
+        let low = read(r#"{"x": -Infinity}"#).expect("a configuration");
+        assert_eq!(low.number("x").expect("a number"), f32::NEG_INFINITY);
+        assert!(read(r#"{"limit": [0.0, infinity]}"#).is_err());
     }
 }

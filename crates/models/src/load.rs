@@ -70,6 +70,19 @@ pub(crate) fn find(program: &Program, names: &Names, tensors: &Tensors, origin: 
         };
         match tensors.get(&source.tensor) {
             None => missing.push(source.tensor.clone()),
+            Some(_) if !source.more.is_empty() => {
+                match pieces(source, tensors) {
+                    Ok(numbers) if numbers == spec.shape.iter().product::<usize>() => {}
+                    Ok(numbers) => misshaped.push(format!(
+                        "{} and {} more hold {numbers} numbers where the configuration makes them {:?}",
+                        source.tensor,
+                        source.more.len(),
+                        spec.shape
+                    )),
+                    Err(name) => missing.push(name),
+                }
+                found.push(source.clone());
+            }
             Some(stored) => {
                 let expected =
                     source.part.stored_shape(&spec.shape, source.transposed && stored.order != RowOrder::Transposed);
@@ -83,11 +96,12 @@ pub(crate) fn find(program: &Program, names: &Names, tensors: &Tensors, origin: 
             }
         }
     }
-    let used: BTreeSet<&str> = found.iter().map(|source| source.tensor.as_str()).collect();
+    let used: BTreeSet<&str> = found.iter().flat_map(Source::tensors).collect();
     // A tied head may be stored once more; it is the same table.
     let harmless = |name: &str| {
         names.ignored.iter().any(|end| name.ends_with(end))
             || names.other_parts.iter().any(|start| name.starts_with(start))
+            || names.other_places.iter().any(|place| name.contains(place))
     };
     let tied_copy = |name: &str| {
         program.architecture().head.tied && names.sources("head", prefix).iter().any(|source| source.tensor == name)
@@ -118,6 +132,12 @@ pub(crate) fn find(program: &Program, names: &Names, tensors: &Tensors, origin: 
     ))
 }
 
+/// How many numbers the pieces of a vector hold, or which of them is missing.
+fn pieces(source: &Source, tensors: &Tensors) -> std::result::Result<usize, String> {
+    let numbers = |name: &str| tensors.get(name).map(|stored| stored.shape.iter().product::<usize>());
+    source.tensors().map(|name| numbers(name).ok_or_else(|| name.to_string())).sum()
+}
+
 /// Axes of length one say nothing, and a vector may have been stored in several axes.
 fn same_shape(stored: &[usize], expected: &[usize], kind: WeightKind) -> bool {
     let axes = |shape: &[usize]| shape.iter().copied().filter(|&n| n != 1).collect::<Vec<_>>();
@@ -133,6 +153,9 @@ fn shorten(list: &[String]) -> String {
 
 /// One weight: decoded row by row and packed, or kept as it is stored.
 fn one(spec: &WeightSpec, source: &Source, tensors: &Arc<Tensors>, storage: Storage, pool: &Pool) -> Result<Weight> {
+    if !source.more.is_empty() {
+        return in_pieces(spec, source, tensors);
+    }
     let gone = || Error::usage(format!("{} disappeared while loading", source.tensor), "load the model again");
     let stored = tensors.get(&source.tensor).ok_or_else(gone)?;
     let encoding = stored.encoding.map_err(|format| {
@@ -186,6 +209,20 @@ fn one(spec: &WeightSpec, source: &Source, tensors: &Arc<Tensors>, storage: Stor
             "the file is damaged or the training diverged: get it anew",
         )),
     }
+}
+
+/// A vector that is stored in pieces.
+fn in_pieces(spec: &WeightSpec, source: &Source, tensors: &Arc<Tensors>) -> Result<Weight> {
+    let mut whole = Vec::with_capacity(spec.shape.iter().product());
+    for name in source.tensors() {
+        let Some(stored) = tensors.get(name) else { continue };
+        let one = WeightSpec { shape: vec![stored.shape.iter().product()], ..spec.clone() };
+        let piece = Source { tensor: name.into(), more: Vec::new(), ..source.clone() };
+        if let Weight::Vector(vector) = self::one(&one, &piece, tensors, Storage::AsStored, &Pool::new(1))? {
+            whole.extend(vector);
+        }
+    }
+    Ok(Weight::Vector(whole))
 }
 
 /// How a weight's rows lie in its stored tensor.

@@ -58,6 +58,8 @@ pub struct Entry {
     outside: bool,
     /// The stored name is the tensor's own, without an ending.
     bare: bool,
+    /// A vector in several pieces: the modules that hold those after the first.
+    more: Vec<String>,
 }
 
 /// A family's table.
@@ -70,6 +72,8 @@ pub struct Names {
     pub ignored: Vec<&'static str>,
     /// Beginnings of tensor names that belong to other parts of the model (a vision tower).
     pub other_parts: Vec<&'static str>,
+    /// What stands inside the names of tensors that nobody needs (attention to an encoder).
+    pub other_places: Vec<&'static str>,
 }
 
 /// A stored tensor and the part of it that a weight is.
@@ -81,6 +85,15 @@ pub struct Source {
     pub part: Part,
     /// Stored as `[inputs, outputs]`.
     pub transposed: bool,
+    /// The tensors that hold the rest of a vector that is stored in pieces.
+    pub more: Vec<String>,
+}
+
+impl Source {
+    /// The tensors that hold it.
+    pub fn tensors(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(self.tensor.as_str()).chain(self.more.iter().map(String::as_str))
+    }
 }
 
 impl Names {
@@ -122,6 +135,14 @@ impl Names {
     /// Adds a weight that is part of such a tensor.
     pub fn with_bare_part(mut self, module: &str, stored: &str, part: Part, transposed: bool) -> Names {
         self.push(Entry { part, transposed, bare: true, ..Entry::new(module, stored) });
+        self
+    }
+
+    /// Adds a vector that several modules hold one after the other.
+    pub fn with_pieces(mut self, module: &str, stored: &[String]) -> Names {
+        if let Some((first, more)) = stored.split_first() {
+            self.push(Entry { more: more.to_vec(), ..Entry::new(module, first) });
+        }
         self
     }
 
@@ -181,10 +202,14 @@ impl Names {
                 if let Some(stack) = &mut part.stack {
                     stack.index = expert.parse().unwrap_or(0);
                 }
+                let full = |name: String| {
+                    if entry.bare { format!("{prefix}{name}") } else { format!("{prefix}{name}.{ending}") }
+                };
                 Source {
-                    tensor: if entry.bare { format!("{prefix}{name}") } else { format!("{prefix}{name}.{ending}") },
+                    tensor: full(name),
                     part,
                     transposed: entry.transposed && !is_bias,
+                    more: entry.more.iter().map(|piece| full(fill(piece))).collect(),
                 }
             })
             .collect()
@@ -200,6 +225,7 @@ impl Entry {
             transposed: false,
             outside: false,
             bare: false,
+            more: Vec::new(),
         }
     }
 }

@@ -36,6 +36,8 @@ pub struct Dense {
     pub inner_norm: Option<Norm>,
     /// What the activation's argument is multiplied by.
     pub gate_scale: Option<f32>,
+    /// What the projection from the neurons is multiplied by.
+    pub down_scale: Option<f32>,
 }
 
 /// Experts and how tokens choose them.
@@ -163,6 +165,7 @@ impl Dense {
             xielu: false,
             inner_norm: None,
             gate_scale: None,
+            down_scale: None,
         }
     }
 

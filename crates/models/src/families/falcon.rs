@@ -38,11 +38,7 @@ pub(super) fn falcon(config: &Config) -> Result<Family> {
     let parallel = grouped || config.flag_or("parallel_attn", true)?;
     let norms = config.size_or("num_ln_in_parallel_attn", if grouped { 2 } else { 1 })?;
     let two = !parallel || (grouped && norms == 2);
-    let layer = Layer {
-        parallel,
-        mlp_norm: two.then_some(norm),
-        ..Layer::pre_norm(norm, attention, Mlp::Dense(mlp))
-    };
+    let layer = Layer { parallel, mlp_norm: two.then_some(norm), ..Layer::pre_norm(norm, attention, Mlp::Dense(mlp)) };
     let architecture = Architecture {
         family: config.model_type()?.into(),
         vocab: config.size("vocab_size")?,
@@ -60,7 +56,8 @@ pub(super) fn falcon(config: &Config) -> Result<Family> {
     let part = |which: usize| match (grouped, shared) {
         // By key head: its queries, its key, its value.
         (true, _) => {
-            let (start, len) = if which == 0 { (0, group * head_dim) } else { ((group + which - 1) * head_dim, head_dim) };
+            let (start, len) =
+                if which == 0 { (0, group * head_dim) } else { ((group + which - 1) * head_dim, head_dim) };
             Part::grouped(start, len, (group + 2) * head_dim)
         }
         (false, true) => Part::rows(if which == 0 { 0 } else { width + (which - 1) * head_dim }, width + 2 * head_dim),
@@ -111,10 +108,7 @@ pub(super) fn mpt(config: &Config) -> Result<Family> {
         head: Head { tied: config.flag_or("tie_word_embeddings", true)?, ..Head::default() },
         ropes: vec![],
         // The MLP module returns the running stream, not its own output, so it lends no alias.
-        modules: Modules {
-            mlp: None,
-            ..modules("transformer", "blocks", "attn", "ffn", "wte", "norm_f", "lm_head")
-        },
+        modules: Modules { mlp: None, ..modules("transformer", "blocks", "attn", "ffn", "wte", "norm_f", "lm_head") },
     };
     let fused = "blocks.{l}.attn.Wqkv";
     let names = Names::new(&["transformer.", ""])

@@ -74,8 +74,7 @@ pub(super) fn gpt_neox_japanese(config: &Config) -> Result<Family> {
         attention.out_bias = true;
     }
     family.names.prefixes = vec!["gpt_neox_japanese.", ""];
-    family.names =
-        family.names.with_bare(&[("layers.{l}.attn.out.bias", "layers.{l}.attention.dense_bias")]);
+    family.names = family.names.with_bare(&[("layers.{l}.attn.out.bias", "layers.{l}.attention.dense_bias")]);
     family.architecture.modules =
         modules("gpt_neox_japanese", "layers", "attention", "mlp", "embed_in", "final_layer_norm", "embed_out");
     Ok(family)

@@ -3,19 +3,25 @@
 //! A family is data. It has no forward pass; what it says here becomes ops in `pellucid_engine::program`. To add one, write its
 //! function in a file named for it, add its row to `FAMILIES`, and add its golden case (see CONTRIBUTING.md).
 
+mod bert;
 mod bloom;
 mod ctrl;
+mod delta;
 mod falcon;
 mod gemma;
 mod gpt2;
 mod gpt_neox;
 mod gptj;
+mod griffin;
 mod limits;
 mod llama;
+mod mamba;
+mod mamba_hybrids;
 mod offshoots;
 mod olmo;
 mod opt;
 mod relatives;
+mod seq2seq;
 
 pub(crate) use limits::MOST_LAYERS;
 
@@ -77,8 +83,14 @@ type Reader = fn(&Config) -> Result<Family>;
 const FAMILIES: &[(&str, Reader)] = &[
     ("apertus", offshoots::apertus),
     ("arcee", relatives::arcee),
+    ("bamba", mamba_hybrids::bamba),
+    ("bart", seq2seq::bart),
+    ("bert", bert::bert),
+    ("biogpt", seq2seq::biogpt),
     ("bitnet", offshoots::bitnet),
+    ("blenderbot", seq2seq::blenderbot),
     ("bloom", bloom::bloom),
+    ("camembert", bert::roberta),
     ("codegen", gptj::codegen),
     ("cohere", relatives::cohere),
     ("cohere2", relatives::cohere2),
@@ -86,9 +98,12 @@ const FAMILIES: &[(&str, Reader)] = &[
     ("cwm", relatives::cwm),
     ("diffllama", offshoots::diffllama),
     ("doge", offshoots::doge),
+    ("electra", bert::electra),
     ("ernie4_5", relatives::ernie4_5),
     ("exaone4", relatives::exaone4),
     ("falcon", falcon::falcon),
+    ("falcon_h1", mamba_hybrids::falcon_h1),
+    ("falcon_mamba", mamba::falcon_mamba),
     ("gemma", gemma::gemma1),
     ("gemma2", gemma::gemma2),
     ("gemma3", gemma::gemma3),
@@ -103,35 +118,58 @@ const FAMILIES: &[(&str, Reader)] = &[
     ("gptj", gptj::gptj),
     ("granite", relatives::granite),
     ("granite_swa", offshoots::granite_swa),
+    ("granitemoehybrid", mamba_hybrids::granitemoehybrid),
     ("helium", relatives::helium),
     ("hunyuan_v1_dense", offshoots::hunyuan_v1_dense),
     ("hyperclovax", relatives::hyperclovax),
     ("jais2", relatives::jais2),
+    ("jamba", mamba_hybrids::jamba),
+    ("lfm2", griffin::lfm2),
+    ("lfm2_moe", griffin::lfm2_moe),
     ("llama", llama::llama),
+    ("mamba", mamba::mamba),
+    ("mamba2", mamba::mamba2),
+    ("marian", seq2seq::marian),
+    ("mbart", seq2seq::mbart),
+    ("minimax", griffin::minimax),
     ("ministral", relatives::ministral),
     ("ministral3", offshoots::ministral3),
     ("mistral", llama::mistral),
     ("mixtral", llama::mixtral),
+    ("modernbert-decoder", bert::modernbert_decoder),
     ("mpt", falcon::mpt),
     ("nanochat", offshoots::nanochat),
     ("nemotron", relatives::nemotron),
+    ("nemotron_h", mamba_hybrids::nemotron_h),
     ("olmo", olmo::olmo),
     ("olmo2", olmo::olmo2),
     ("olmo3", olmo::olmo3),
+    ("olmo_hybrid", delta::olmo_hybrid),
     ("olmoe", olmo::olmoe),
     ("openai-gpt", gpt2::openai_gpt),
     ("opt", opt::opt),
+    ("pegasus", seq2seq::pegasus),
     ("persimmon", gpt_neox::persimmon),
     ("phi", gptj::phi),
     ("phi3", relatives::phi3),
     ("qwen2", llama::qwen2),
     ("qwen3", llama::qwen3),
+    ("qwen3_5_moe_text", delta::qwen3_5_moe_text),
+    ("qwen3_5_text", delta::qwen3_5_text),
     ("qwen3_moe", relatives::qwen3_moe),
+    ("qwen3_next", delta::qwen3_next),
+    ("recurrent_gemma", griffin::recurrent_gemma),
+    ("roberta", bert::roberta),
+    ("rwkv", griffin::rwkv),
     ("seed_oss", relatives::seed_oss),
     ("smollm3", relatives::smollm3),
     ("stablelm", relatives::stablelm),
     ("starcoder2", relatives::starcoder2),
+    ("trocr", seq2seq::trocr),
     ("vaultgemma", gemma::vaultgemma),
+    ("whisper", seq2seq::whisper),
+    ("xglm", seq2seq::xglm),
+    ("xlm-roberta", bert::roberta),
 ];
 
 /// The model types that run natively.

@@ -6,9 +6,7 @@ use super::relatives::granite;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::rope::{rope, scaled};
-use pellucid_engine::architecture::{
-    Dense, DynamicMask, Gain, Mlp, Norm, NormKind, RopeStyle, Skip, Temperature,
-};
+use pellucid_engine::architecture::{Dense, DynamicMask, Gain, Mlp, Norm, NormKind, RopeStyle, Skip, Temperature};
 
 /// Apertus: plain MLPs with a learned activation, norms on queries and keys.
 pub(super) fn apertus(config: &Config) -> Result<Family> {
@@ -70,8 +68,7 @@ pub(super) fn doge(config: &Config) -> Result<Family> {
         ));
     }
     let mut family = llama(config)?;
-    let (norm, bias) =
-        (Norm::rms(config.number_or("rms_norm_eps", 1e-6)?), config.flag_or("attention_bias", false)?);
+    let (norm, bias) = (Norm::rms(config.number_or("rms_norm_eps", 1e-6)?), config.flag_or("attention_bias", false)?);
     let mask = DynamicMask { bias, kept: config.size_or("keep_window_size", 2048)? };
     family.each_attention(|a| (a.qk_norm, a.dynamic_mask) = (Some(norm), Some(mask)));
     family.each(|layer| layer.skip = Skip::Gained);

@@ -42,7 +42,8 @@ impl Builder {
         if named {
             self.site(Point::MlpAct, act);
         }
-        self.matmul(act, &part("down"), width, dense.down_bias, point(Point::MlpOut))
+        let out = self.matmul(act, &part("down"), width, dense.down_bias, point(Point::MlpOut));
+        dense.down_scale.map_or(out, |by| self.scale(out, by, point(Point::MlpOut)))
     }
 
     fn experts(&mut self, width: usize, spec: &Experts, x: EdgeId) -> EdgeId {
