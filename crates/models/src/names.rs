@@ -47,7 +47,8 @@ pub enum Rows {
 /// A module of the engine and where the checkpoint keeps it.
 #[derive(Clone, Debug)]
 pub struct Entry {
-    /// The engine's module, `{l}` for the layer, `{e}` for the expert: `layers.{l}.attn.q`.
+    /// The engine's module, `{l}` for the layer, `{e}` for the expert, `{s}` for a shared block, `{a}` for its
+    /// adapter: `layers.{l}.attn.q`.
     module: String,
     /// The checkpoint's module: `layers.{l}.self_attn.q_proj`.
     stored: String,
@@ -182,13 +183,14 @@ impl Names {
     /// The places where a weight may be stored, likeliest first. Weights and gains end in `.weight`, biases in `.bias`,
     /// unless an entry names the tensor itself.
     pub fn sources(&self, weight: &str, prefix: &str) -> Vec<Source> {
-        let (layer, expert, whole) = generalise(weight);
+        let (numbers, whole) = generalise(weight);
         let (module, ending) = match whole.strip_suffix(".bias") {
             Some(module) => (module, "bias"),
             None => (whole.strip_suffix(".gain").unwrap_or(&whole), "weight"),
         };
         let is_bias = ending == "bias";
-        let fill = |text: &str| text.replace("{l}", &layer).replace("{e}", &expert);
+        let open = || NUMBERED.iter().zip(&numbers);
+        let fill = |text: &str| open().fold(text.to_string(), |text, ((_, mark), number)| text.replace(mark, number));
         // A bare tensor is one weight's; a module's weight and bias share an entry.
         let found = self.entries.iter().filter(|entry| match entry.bare {
             true => entry.module == whole || (!is_bias && entry.module == module),
@@ -200,7 +202,7 @@ impl Names {
                 let name = fill(&entry.stored);
                 let mut part = entry.part;
                 if let Some(stack) = &mut part.stack {
-                    stack.index = expert.parse().unwrap_or(0);
+                    stack.index = numbers[1].parse().unwrap_or(0);
                 }
                 let full = |name: String| {
                     if entry.bare { format!("{prefix}{name}") } else { format!("{prefix}{name}.{ending}") }
@@ -230,26 +232,26 @@ impl Entry {
     }
 }
 
-/// `layers.3.mlp.experts.7.up` → (`3`, `7`, `layers.{l}.mlp.experts.{e}.up`).
-fn generalise(module: &str) -> (String, String, String) {
-    let (mut layer, mut expert) = (String::new(), String::new());
-    let parts: Vec<&str> = module.split('.').collect();
+/// The numbers in a weight's name that a table leaves open: what stands before each, and how the table writes it.
+const NUMBERED: [(&str, &str); 4] = [("layers", "{l}"), ("experts", "{e}"), ("shared", "{s}"), ("adapters", "{a}")];
+
+/// `layers.3.mlp.experts.7.up` → `layers.{l}.mlp.experts.{e}.up`, with the numbers in the order of `NUMBERED`.
+fn generalise(weight: &str) -> ([String; 4], String) {
+    let mut numbers: [String; 4] = Default::default();
+    let parts: Vec<&str> = weight.split('.').collect();
     let general = parts.iter().enumerate().map(|(i, part)| {
         let before = i.checked_sub(1).map(|i| parts[i]);
-        match before {
-            Some("layers") => {
-                layer = part.to_string();
-                "{l}"
+        let numbered = NUMBERED.iter().position(|(name, _)| Some(*name) == before);
+        match numbered.filter(|_| part.bytes().all(|b| b.is_ascii_digit())) {
+            Some(which) => {
+                numbers[which] = part.to_string();
+                NUMBERED[which].1
             }
-            Some("experts") => {
-                expert = part.to_string();
-                "{e}"
-            }
-            _ => part,
+            None => part,
         }
     });
     let general = general.collect::<Vec<_>>().join(".");
-    (layer, expert, general)
+    (numbers, general)
 }
 
 impl Part {

@@ -22,6 +22,7 @@ mod olmo;
 mod opt;
 mod relatives;
 mod seq2seq;
+mod zamba;
 
 pub(crate) use limits::MOST_LAYERS;
 
@@ -170,6 +171,7 @@ const FAMILIES: &[(&str, Reader)] = &[
     ("whisper", seq2seq::whisper),
     ("xglm", seq2seq::xglm),
     ("xlm-roberta", bert::roberta),
+    ("zamba2", zamba::zamba2),
 ];
 
 /// The model types that run natively.
