@@ -224,6 +224,8 @@ pub struct SpeedArgs {
     /// The model to measure (directory, GGUF file or pulled name)
     #[arg(long, short, value_name = "M", default_value = "smollm2-135m")]
     pub model: String,
+    #[command(flatten)]
+    pub assume: AssumeArg,
     /// A Python with torch and transformers; without it only our side is measured
     #[arg(long, value_name = "PYTHON")]
     pub python: Option<PathBuf>,

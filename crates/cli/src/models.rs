@@ -51,6 +51,7 @@ pub fn describe(args: &ModelArgs) -> Result<(String, Program), Failure> {
     Ok((name, program))
 }
 
-fn warn(warnings: &[String]) {
+/// Says on stderr what is to be known before relying on a model.
+pub fn warn(warnings: &[String]) {
     warnings.iter().for_each(|warning| say(&format!("warning: {warning}")));
 }

@@ -19,8 +19,10 @@ pub struct Offer {
     pub family: String,
     /// Keys of the configuration that this family never asks for and that may change the mathematics.
     pub unread: Vec<String>,
-    /// Another family that fits and knows some of these keys.
+    /// Another family that fits and knows more of these keys than any.
     pub also: Option<Also>,
+    /// All native families that fit.
+    pub fitting: Vec<String>,
 }
 
 /// A second family that fits.
@@ -99,11 +101,10 @@ pub(crate) fn judge(config: &Config, tensors: &Tensors) -> Verdict {
             _ => {}
         }
     }
-    let mut fits = fits.into_iter();
-    match (fits.next(), nearest) {
-        (Some((family, unread)), _) => Verdict::Fits(offer(family, unread, fits)),
-        (None, Some((nearest, comparison))) => Verdict::Nothing { nearest, because: comparison.lines().join("; ") },
-        (None, None) => {
+    match (fits.is_empty(), nearest) {
+        (false, _) => Verdict::Fits(offer(fits)),
+        (true, Some((nearest, comparison))) => Verdict::Nothing { nearest, because: comparison.lines().join("; ") },
+        (true, None) => {
             let because = beside(config, "llama", tensors).err().map(|error| error.to_string()).unwrap_or_default();
             Verdict::Nothing { nearest: "llama", because }
         }
@@ -113,18 +114,24 @@ pub(crate) fn judge(config: &Config, tensors: &Tensors) -> Verdict {
 /// Holds one family beside a model whose own type is not native.
 pub(crate) fn judge_as(config: &Config, family: &str, tensors: &Tensors) -> Verdict {
     match assumed(config, family, tensors) {
-        Ok((_, unread)) => Verdict::Fits(Offer { family: family.into(), unread, also: None }),
+        Ok((_, unread)) => {
+            Verdict::Fits(Offer { family: family.into(), unread, also: None, fitting: vec![family.into()] })
+        }
         Err(error) => Verdict::Misfit(error),
     }
 }
 
-fn offer(family: &str, unread: Vec<String>, others: impl Iterator<Item = (&'static str, Vec<String>)>) -> Offer {
-    let also = others.min_by_key(|(_, left)| left.len()).filter(|(_, left)| left.len() < unread.len());
+/// The first of the families that fit is offered; one that knows more of the configuration is named beside it.
+fn offer(fits: Vec<(&'static str, Vec<String>)>) -> Offer {
+    let fitting = fits.iter().map(|(family, _)| family.to_string()).collect();
+    let mut fits = fits.into_iter();
+    let (family, unread) = fits.next().unwrap_or_default();
+    let also = fits.min_by_key(|(_, left)| left.len()).filter(|(_, left)| left.len() < unread.len());
     let also = also.map(|(family, left)| Also {
         family: family.into(),
         reads: unread.iter().filter(|key| !left.contains(key)).cloned().collect(),
     });
-    Offer { family: family.into(), unread, also }
+    Offer { family: family.into(), unread, also, fitting }
 }
 
 /// Reads a model as a family that was named, and only if it fits; with the keys that the family does not know.
@@ -174,8 +181,13 @@ pub(crate) fn said(verdict: &Verdict) -> (String, Option<String>) {
     match verdict {
         Verdict::Fits(offer) => (
             format!(
-                ", but the configuration and all tensors of this one fit `{}`; its mathematics may differ nevertheless{}",
+                ", but the configuration and all tensors of this one fit `{}`{}; its mathematics may differ nevertheless{}",
                 offer.family,
+                match offer.fitting.len().saturating_sub(1) {
+                    0 => String::new(),
+                    1 => " (and one other native family)".into(),
+                    others => format!(" (and {others} other native families)"),
+                },
                 unknown_keys(&offer.family, &offer.unread)
             ),
             Some(offer.remedy()),
@@ -247,19 +259,21 @@ fn in_order() -> impl Iterator<Item = &'static str> {
 
 /// Whether a key may change what the model computes. The others are about training, generation, files and the library.
 fn matters(path: &str) -> bool {
-    const HARMLESS: &str = "_attn_implementation _attn_implementation_autoset _commit_hash _name_or_path architectures attn_implementation auto_map \
-        bad_words_ids begin_suppress_tokens bos_token_id chunk_size_feed_forward cls_token_id \
-        decoder_start_token_id diversity_penalty do_sample dtype early_stopping encoder_no_repeat_ngram_size eos_token_id \
-        exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id \
-        gradient_checkpointing id2label initializer_factor initializer_range keys_to_ignore_at_inference label2id length_penalty \
-        mask_token_id max_length min_length model_type no_repeat_ngram_size num_beam_groups num_beams \
-        num_return_sequences output_attentions output_hidden_states output_router_logits output_scores pad_token_id prefix \
-        pretraining_tp problem_type quantization_config remove_invalid_values repetition_penalty return_dict \
-        return_dict_in_generate router_aux_loss_coef router_jitter_noise router_z_loss_coef sep_token_id suppress_tokens \
-        task_specific_params temperature tf_legacy_loss tokenizer_class top_k top_p torch_dtype torchscript transformers.js_config \
-        transformers_version typical_p unk_token_id use_bfloat16 use_cache use_return_dict";
+    const HARMLESS: &str = "\
+        _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path architectures \
+        attn_implementation auto_map bad_words_ids begin_suppress_tokens chunk_size_feed_forward \
+        diversity_penalty do_sample dtype early_stopping encoder_no_repeat_ngram_size \
+        exponential_decay_length_penalty finetuning_task gradient_checkpointing id2label initializer_factor \
+        initializer_range js_config keys_to_ignore_at_inference label2id length_penalty max_length \
+        min_length model_type no_repeat_ngram_size num_beam_groups num_beams num_return_sequences \
+        output_attentions output_hidden_states output_router_logits output_scores prefix pretraining_tp \
+        problem_type quantization_config remove_invalid_values repetition_penalty return_dict \
+        return_dict_in_generate router_aux_loss_coef router_jitter_noise router_z_loss_coef suppress_tokens \
+        task_specific_params temperature tf_legacy_loss tokenizer_class top_p torch_dtype torchscript \
+        transformers_version typical_p use_bfloat16 use_cache use_return_dict";
     let key = path.rsplit('.').next().unwrap_or(path);
-    // Dropout and its kin happen in training only.
-    let training = key.contains("dropout") || key.ends_with("_pdrop");
-    !training && !HARMLESS.split_whitespace().any(|harmless| harmless == key)
+    // Dropout and its kin happen in training only; a token's number and the heads of classifiers change no logits.
+    let training = key.contains("dropout") || key.ends_with("_pdrop") || key == "layerdrop" || key == "init_std";
+    let elsewhere = ["_token_id", "_token_index"].iter().any(|end| key.ends_with(end)) || key.starts_with("summary_");
+    !training && !elsewhere && !HARMLESS.split_whitespace().any(|harmless| harmless == key)
 }
