@@ -215,15 +215,18 @@ fn inspect_reports_and_exits_zero_where_it_could_look() {
 
 #[test]
 fn a_model_of_an_unknown_type_runs_only_with_assume_and_a_warning() {
-    let dir = tempfile::tempdir().expect("a directory");
+    let parent = tempfile::tempdir().expect("a directory");
+    // Of the same name, because results show it.
+    let dir = parent.path().join("llama");
+    std::fs::create_dir(&dir).expect("a directory");
     for file in ["config.json", "model.safetensors"] {
-        std::fs::copy(Path::new(&golden("llama")).join(file), dir.path().join(file)).expect("copied");
+        std::fs::copy(Path::new(&golden("llama")).join(file), dir.join(file)).expect("copied");
     }
-    let config = std::fs::read_to_string(dir.path().join("config.json")).expect("a config");
+    let config = std::fs::read_to_string(dir.join("config.json")).expect("a config");
     let changed =
         config.replace("\"model_type\": \"llama\"", "\"model_type\": \"acme_llm\", \"attention_multiplier\": 0.5");
-    std::fs::write(dir.path().join("config.json"), changed).expect("written");
-    let path = dir.path().to_str().expect("a path");
+    std::fs::write(dir.join("config.json"), changed).expect("written");
+    let path = dir.to_str().expect("a path");
     let commands: [&[&str]; 4] = [
         &["run", "--tokens", "5,6,7"],
         &["generate", "--tokens", "5,6,7", "--max-new", "4"],

@@ -22,6 +22,7 @@ mod shape;
 mod tokenizer;
 mod weights;
 
+pub use category::others;
 pub use report::{
     Category, Format, Memory, Problem, Quantisation, Report, Shards, Support, TokenizerReport, TokenizerState,
 };
