@@ -243,7 +243,7 @@ fn a_model_of_an_unknown_type_runs_only_with_assume_and_a_warning() {
         assert!(warned.contains("warning: ") && warned.contains("`acme_llm`"), "{command:?}: {warned}");
         assert!(warned.contains("`attention_multiplier`") && !quiet.contains("warning: "), "{command:?}: {warned}");
     }
-    refused(&["run", "--tokens", "5", "--model", path, "--assume", "lama"], 2, "`lama`", "nearest name is `llama`");
+    refused(&["run", "--tokens", "5", "--model", path, "--assume", "lama"], 2, "`lama`", "nearest names are `llama`");
     refused(&["run", "--tokens", "5", "--model", path, "--assume", "qwen2"], 1, "does not fit `qwen2`", "--assume");
     refused(&["run", "hi", "--assume", "qwen2"], 2, "own type, `llama`, is native", "leave out --assume");
     let report = json(&["inspect", path, "--json"]);

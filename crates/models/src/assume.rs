@@ -166,7 +166,9 @@ fn refusal(config: &Config, verdict: &Verdict) -> Error {
     match own {
         Some(own) => Error::unsupported(
             format!("models of type `{}` do not run natively in this build{more}", own.escape_debug()),
-            remedy.unwrap_or_else(|| families::nearest(own)),
+            remedy.unwrap_or_else(|| {
+                "check that config.json belongs to these weights, or use a model of a native type; docs/models.md lists them".into()
+            }),
         ),
         None => Error::invalid(
             config.origin(),
@@ -183,11 +185,7 @@ pub(crate) fn said(verdict: &Verdict) -> (String, Option<String>) {
             format!(
                 ", but the configuration and all tensors of this one fit `{}`{}; its mathematics may differ nevertheless{}",
                 offer.family,
-                match offer.fitting.len().saturating_sub(1) {
-                    0 => String::new(),
-                    1 => " (and one other native family)".into(),
-                    others => format!(" (and {others} other native families)"),
-                },
+                if offer.fitting.len() > 1 { " and other native families" } else { "" },
                 unknown_keys(&offer.family, &offer.unread)
             ),
             Some(offer.remedy()),

@@ -149,7 +149,7 @@ fn an_assumption_about_a_native_model_is_an_error_unless_it_is_true() {
     let (_, text, remedy) = refused(&llama, Some("mistral"));
     assert!(text.contains("`llama`") && text.contains("`mistral`") && remedy.contains("leave out --assume"), "{text}");
     let (_, text, remedy) = refused(acme(|_| {}).path(), Some("lama"));
-    assert!(text.contains("no native type `lama`") && remedy.contains("nearest name is `llama`"), "{text} {remedy}");
+    assert!(text.contains("no native type `lama`") && remedy.contains("nearest names are `llama`"), "{text} {remedy}");
 }
 
 #[test]
@@ -221,7 +221,9 @@ fn the_reference_holds_for_an_assumed_model_too() {
     // The control of the bits above: they are the numbers of transformers, not merely equal to each other.
     let case = golden::case("llama");
     let assumed = open(acme(|_| {}).path(), Some("llama")).expect("it fits");
-    let run =
-        assumed.model.run(&[case.ids.clone()], &Plan::capture(["logits"]), &RunOptions::default()).expect("a run");
+    let run = assumed
+        .model
+        .run(std::slice::from_ref(&case.ids), &Plan::capture(["logits"]), &RunOptions::default())
+        .expect("a run");
     assert!(difference(run.captures[0].array.values(), &case.reference["logits"].1) < 1e-4);
 }

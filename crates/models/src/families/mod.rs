@@ -153,13 +153,13 @@ fn unknown(model_type: &str) -> Error {
     Error::unsupported(format!("models of type `{model_type}` do not run natively in this build"), nearest(model_type))
 }
 
-/// The native types, and that with the nearest name.
+/// The native types with the nearest names, and where all are listed.
 pub(crate) fn nearest(name: &str) -> String {
-    let nearest = native().max_by(|a, b| strsim::jaro_winkler(a, name).total_cmp(&strsim::jaro_winkler(b, name)));
+    let mut near: Vec<&str> = native().collect();
+    near.sort_by(|a, b| strsim::jaro_winkler(b, name).total_cmp(&strsim::jaro_winkler(a, name)));
     format!(
-        "native types are {}; the nearest name is `{}`",
-        native().collect::<Vec<_>>().join(", "),
-        nearest.unwrap_or_default()
+        "the native types of the nearest names are `{}`; docs/models.md lists all",
+        near[..near.len().min(3)].join("`, `")
     )
 }
 

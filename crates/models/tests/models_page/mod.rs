@@ -97,10 +97,11 @@ fn lack(cases: &[&(Case, Value)], point: Point) -> Option<Lack> {
 /// 2.6 here. So it is four times as much, up to one digit, and no more than the parity tests allow.
 pub fn bound(error: f32) -> String {
     const ALLOWED: f64 = 1e-4;
-    let error = f64::from(error).max(1e-9);
+    // Below this, what one processor rounds to nothing another may not.
+    let error = f64::from(error).max(1e-7);
     let room = (error * 4.0).min(ALLOWED.max(error));
     let exponent = room.log10().floor();
-    let digit = (room / 10f64.powf(exponent)).ceil();
+    let digit = (room / 10f64.powf(exponent) - 1e-9).ceil();
     if digit < 10.0 { format!("{digit}e{exponent}") } else { format!("1e{}", exponent + 1.0) }
 }
 
