@@ -14,6 +14,9 @@ pub struct Config {
     watch: Option<Watch>,
 }
 
+/// Dimensions beyond this are no model's, and products of them would overflow.
+pub(crate) const LARGEST: usize = 1 << 31;
+
 /// Remembers which keys were asked for. Copies and parts of a configuration share one memory.
 #[derive(Clone, Debug, Default)]
 struct Watch {
@@ -76,13 +79,11 @@ impl Config {
 
     /// A whole number that may be absent or null.
     pub fn size_maybe(&self, key: &str) -> Result<Option<usize>> {
-        // Dimensions beyond this are no model's, and products of them would overflow.
-        const LARGEST: u64 = 1 << 31;
         self.get(key)
             .map(|value| {
                 value
                     .as_u64()
-                    .filter(|&n| n <= LARGEST)
+                    .filter(|&n| n <= LARGEST as u64)
                     .map(|n| n as usize)
                     .ok_or_else(|| self.bad(key, "is not a sensible whole number"))
             })
