@@ -2,7 +2,9 @@
 
 use crate::error::{Error, Result};
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// A number, infinity being written as an object by those who care about JSON.
 fn number(value: &Value) -> Option<f32> {
@@ -39,6 +41,19 @@ fn with_infinities(bytes: &[u8]) -> Option<String> {
 pub struct Config {
     value: Value,
     origin: PathBuf,
+    watch: Option<Watch>,
+}
+
+/// Dimensions beyond this are no model's, and products of them would overflow.
+pub(crate) const LARGEST: usize = 1 << 31;
+
+/// Remembers which keys were asked for. Copies and parts of a configuration share one memory.
+#[derive(Clone, Debug, Default)]
+struct Watch {
+    /// Keys by their path: `hidden_size`, `rope_parameters.factor`; with a point at the end where a part was taken out.
+    asked: Arc<Mutex<BTreeSet<String>>>,
+    /// Where this part of the configuration lies: `rope_parameters.`
+    place: String,
 }
 
 impl Config {
@@ -51,7 +66,7 @@ impl Config {
                 "get config.json anew from where the model came from",
             ));
         }
-        Ok(Config { value, origin: origin.to_path_buf() })
+        Ok(Config { value, origin: origin.to_path_buf(), watch: None })
     }
 
     /// Parses a configuration.
@@ -77,12 +92,17 @@ impl Config {
 
     /// A part of the configuration with its own keys; what it lacks is not looked up outside.
     pub fn part(&self, key: &str) -> Option<Config> {
+        self.note(key);
         let value = self.value.get(key).filter(|value| value.is_object())?;
-        Some(Config { value: value.clone(), origin: self.origin.clone() })
+        let watch = self.watch.clone().map(|watch| Watch { place: format!("{}{key}.", watch.place), ..watch });
+        let part = Config { value: value.clone(), origin: self.origin.clone(), watch };
+        part.note("");
+        Some(part)
     }
 
     /// The value of a key, unless it is absent or null.
     pub fn get(&self, key: &str) -> Option<&Value> {
+        self.note(key);
         self.value.get(key).filter(|value| !value.is_null())
     }
 
@@ -93,13 +113,11 @@ impl Config {
 
     /// A whole number that may be absent or null.
     pub fn size_maybe(&self, key: &str) -> Result<Option<usize>> {
-        // Dimensions beyond this are no model's, and products of them would overflow.
-        const LARGEST: u64 = 1 << 31;
         self.get(key)
             .map(|value| {
                 value
                     .as_u64()
-                    .filter(|&n| n <= LARGEST)
+                    .filter(|&n| n <= LARGEST as u64)
                     .map(|n| n as usize)
                     .ok_or_else(|| self.bad(key, "is not a sensible whole number"))
             })
@@ -170,6 +188,32 @@ impl Config {
         changed
     }
 
+    /// A copy that remembers which keys it is asked for, from now on.
+    pub(crate) fn watched(&self) -> Config {
+        Config { watch: Some(Watch::default()), ..self.clone() }
+    }
+
+    /// The keys with a value that nobody has asked a watched configuration for, by their path.
+    pub(crate) fn unread(&self) -> Vec<String> {
+        let Some(watch) = &self.watch else { return Vec::new() };
+        let asked = watch.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut unread = Vec::new();
+        unread_in(&self.value, &watch.place, &asked, &mut unread);
+        unread
+    }
+
+    fn note(&self, key: &str) {
+        if let Some(watch) = &self.watch {
+            let mut asked = watch.asked.lock().unwrap_or_else(PoisonError::into_inner);
+            asked.insert(format!("{}{key}", watch.place));
+        }
+    }
+
+    /// The file that it came from.
+    pub(crate) fn origin(&self) -> &Path {
+        &self.origin
+    }
+
     /// An error about a key.
     pub fn bad(&self, key: &str, problem: &str) -> Error {
         Error::invalid(
@@ -180,9 +224,38 @@ impl Config {
     }
 }
 
+fn unread_in(value: &Value, place: &str, asked: &BTreeSet<String>, unread: &mut Vec<String>) {
+    for (key, value) in value.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null()) {
+        let path = format!("{place}{key}");
+        let inside = format!("{path}.");
+        if asked.contains(&inside) {
+            unread_in(value, &inside, asked, unread);
+        } else if !asked.contains(&path) {
+            unread.push(path);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_watched_configuration_tells_what_nobody_asked_for() {
+        let value = json!({"width": 8, "depth": null, "other": null, "extra": 1, "rope": {"base": 1e4, "factor": 2.0},
+            "whole": {"a": 1}, "list": [1]});
+        let config = Config::new(value, Path::new("config.json")).expect("an object").watched();
+        assert_eq!(config.size("width").expect("a number"), 8);
+        assert_eq!(config.size_maybe("depth").expect("absent"), None);
+        // Copies and parts tell, too; a key that a reader sets itself is nobody's.
+        let changed = config.with("set", 1.into());
+        assert_eq!(changed.sizes("list").expect("a list"), [1]);
+        assert_eq!(changed.part("rope").expect("a part").number("base").expect("a number"), 1e4);
+        assert!(config.get("whole").is_some(), "who takes a value has all of it");
+        assert_eq!(config.unread(), ["extra", "rope.factor"]);
+        assert_eq!(config.watched().unread().len(), 5, "a new watch begins anew");
+    }
 
     #[test]
     fn infinity_is_read_in_both_spellings() {

@@ -56,6 +56,43 @@ pub fn load(
 
 /// Finds a source for each weight, and reports everything that is missing, of the wrong shape or left over, all at once.
 pub(crate) fn find(program: &Program, names: &Names, tensors: &Tensors, origin: &Path) -> Result<Vec<Source>> {
+    let comparison = compare(program, names, tensors);
+    if comparison.misfits() == 0 {
+        return Ok(comparison.found);
+    }
+    Err(Error::invalid(
+        origin,
+        format!("the weights do not fit the configuration\n  {}", comparison.lines().join("\n  ")),
+        "check that config.json and the weights belong together and that every file was downloaded; nothing is ever filled in",
+    ))
+}
+
+/// Stored tensors beside the weights of a program.
+pub(crate) struct Comparison {
+    /// The sources of the weights that are stored, in the program's order.
+    pub found: Vec<Source>,
+    missing: Vec<String>,
+    misshaped: Vec<String>,
+    unexpected: Vec<String>,
+}
+
+impl Comparison {
+    /// How many tensors are missing, of the wrong shape or left over.
+    pub fn misfits(&self) -> usize {
+        self.missing.len() + self.misshaped.len() + self.unexpected.len()
+    }
+
+    /// What does not fit: a line for each kind, with the first names.
+    pub fn lines(&self) -> Vec<String> {
+        let report =
+            [("missing", &self.missing), ("of the wrong shape", &self.misshaped), ("unexpected", &self.unexpected)];
+        let said = report.iter().filter(|(_, list)| !list.is_empty());
+        said.map(|(what, list)| format!("{} {what}: {}", list.len(), shorten(list))).collect()
+    }
+}
+
+/// Compares the stored tensors with what a program needs; reads none of their data.
+pub(crate) fn compare(program: &Program, names: &Names, tensors: &Tensors) -> Comparison {
     let present = |source: &Source| tensors.get(&source.tensor).is_some();
     let fits = |prefix: &&&str| {
         program.weights().first().is_some_and(|spec| names.sources(&spec.name, prefix).iter().any(present))
@@ -106,30 +143,14 @@ pub(crate) fn find(program: &Program, names: &Names, tensors: &Tensors, origin: 
     let tied_copy = |name: &str| {
         program.architecture().head.tied && names.sources("head", prefix).iter().any(|source| source.tensor == name)
     };
-    let mut unexpected: Vec<&str> = tensors
+    let mut unexpected: Vec<String> = tensors
         .names()
         .into_iter()
         .filter(|name| !used.contains(name) && !harmless(name) && !tied_copy(name))
+        .map(str::to_owned)
         .collect();
     unexpected.sort_unstable();
-    let report = [
-        ("missing", &missing),
-        ("of the wrong shape", &misshaped),
-        ("unexpected", &unexpected.iter().map(|s| s.to_string()).collect()),
-    ];
-    let lines: Vec<String> = report
-        .iter()
-        .filter(|(_, list)| !list.is_empty())
-        .map(|(what, list)| format!("{} {what}: {}", list.len(), shorten(list)))
-        .collect();
-    if lines.is_empty() {
-        return Ok(found);
-    }
-    Err(Error::invalid(
-        origin,
-        format!("the weights do not fit the configuration\n  {}", lines.join("\n  ")),
-        "check that config.json and the weights belong together and that every file was downloaded; nothing is ever filled in",
-    ))
+    Comparison { found, missing, misshaped, unexpected }
 }
 
 /// How many numbers the pieces of a vector hold, or which of them is missing.

@@ -179,9 +179,16 @@ pub fn native() -> impl Iterator<Item = &'static str> {
     FAMILIES.iter().map(|(name, _)| *name)
 }
 
-/// Reads a configuration by its family.
-pub fn read(config: &Config) -> Result<Family> {
-    let model_type = config.model_type()?;
+/// Reads a configuration as that of a family, whatever it calls itself; also gives the keys that the family never asked for.
+pub(crate) fn read_as(config: &Config, family: &str) -> Result<(Family, Vec<String>)> {
+    check(config)?;
+    let config = config.with("model_type", family.into()).watched();
+    let (_, reader) = FAMILIES.iter().find(|(name, _)| *name == family).ok_or_else(|| unknown(family))?;
+    Ok((reader(&config)?, config.unread()))
+}
+
+/// Refuses what no family could read.
+pub(crate) fn check(config: &Config) -> Result<()> {
     limits::check(config)?;
     if let Some(method) = config.part("quantization_config").as_ref().and_then(|part| part.text("quant_method")) {
         return Err(Error::unsupported(
@@ -189,21 +196,29 @@ pub fn read(config: &Config) -> Result<Family> {
             "use the model's unquantised weights or a GGUF file",
         ));
     }
-    match FAMILIES.iter().find(|(name, _)| *name == model_type) {
-        Some((_, reader)) => reader(config),
-        None => {
-            let nearest = native()
-                .max_by(|a, b| strsim::jaro_winkler(a, model_type).total_cmp(&strsim::jaro_winkler(b, model_type)));
-            Err(Error::unsupported(
-                format!("models of type `{model_type}` do not run natively in this build"),
-                format!(
-                    "native types are {}; the nearest name is `{}`",
-                    native().collect::<Vec<_>>().join(", "),
-                    nearest.unwrap_or_default()
-                ),
-            ))
-        }
-    }
+    Ok(())
+}
+
+/// Reads a configuration by its family.
+pub fn read(config: &Config) -> Result<Family> {
+    let model_type = config.model_type()?;
+    check(config)?;
+    let (_, reader) = FAMILIES.iter().find(|(name, _)| *name == model_type).ok_or_else(|| unknown(model_type))?;
+    reader(config)
+}
+
+fn unknown(model_type: &str) -> Error {
+    Error::unsupported(format!("models of type `{model_type}` do not run natively in this build"), nearest(model_type))
+}
+
+/// The native types with the nearest names, and where all are listed.
+pub(crate) fn nearest(name: &str) -> String {
+    let mut near: Vec<&str> = native().collect();
+    near.sort_by(|a, b| strsim::jaro_winkler(b, name).total_cmp(&strsim::jaro_winkler(a, name)));
+    format!(
+        "the native types of the nearest names are `{}`; docs/models.md lists all",
+        near[..near.len().min(3)].join("`, `")
+    )
 }
 
 /// The activation function that a configuration names.
