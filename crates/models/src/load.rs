@@ -89,6 +89,7 @@ pub(crate) fn find(program: &Program, names: &Names, tensors: &Tensors, origin: 
     let harmless = |name: &str| {
         names.ignored.iter().any(|end| name.ends_with(end))
             || names.other_parts.iter().any(|start| name.starts_with(start))
+            || names.guesses(name, prefix)
     };
     let tied_copy = |name: &str| {
         program.architecture().head.tied && names.sources("head", prefix).iter().any(|source| source.tensor == name)
