@@ -4,15 +4,25 @@
 //! function in a file named for it, add its row to `FAMILIES`, and add its golden case (see CONTRIBUTING.md).
 
 mod bloom;
+mod dbrx;
+mod deepseek;
+mod experts;
 mod gemma;
 mod gpt2;
 mod gpt_neox;
+mod gpt_oss;
 mod gptj;
+mod granite_moe;
+mod jetmoe;
+mod latent;
 mod limits;
 mod llama;
+mod llama4;
+mod moe;
 mod olmo;
 mod opt;
 mod relatives;
+mod sigmoid_moe;
 
 pub(crate) use limits::MOST_LAYERS;
 
@@ -20,7 +30,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::names::Names;
 use pellucid_engine::Architecture;
-use pellucid_engine::architecture::{Activation, Attention, Dense, Layer, Mlp, Modules, Norm};
+use pellucid_engine::architecture::{Activation, Attention, Dense, Experts, Layer, Mlp, Modules, Norm};
 
 /// What a family makes of a configuration.
 #[derive(Debug)]
@@ -51,6 +61,15 @@ impl Family {
         });
     }
 
+    /// Changes every MLP that is made of experts.
+    fn each_experts(&mut self, mut change: impl FnMut(&mut Experts)) {
+        self.each(|layer| {
+            if let Some(Mlp::Experts(experts)) = &mut layer.mlp {
+                change(experts);
+            }
+        });
+    }
+
     /// Changes the norms that the sublayers and the head read through.
     fn set_norms(&mut self, norm: Norm) {
         self.each(|layer| (layer.attn_norm, layer.mlp_norm) = (Some(norm), layer.mlp_norm.map(|_| norm)));
@@ -72,29 +91,54 @@ type Reader = fn(&Config) -> Result<Family>;
 
 /// Every family that runs natively, by `model_type`.
 const FAMILIES: &[(&str, Reader)] = &[
+    ("afmoe", sigmoid_moe::afmoe),
     ("arcee", relatives::arcee),
+    ("aria_text", moe::aria_text),
+    ("axk1", deepseek::axk1),
     ("bloom", bloom::bloom),
     ("cohere", relatives::cohere),
     ("cohere2", relatives::cohere2),
+    ("cohere2_moe", moe::cohere2_moe),
     ("cwm", relatives::cwm),
+    ("dbrx", dbrx::dbrx),
+    ("deepseek_v2", deepseek::deepseek_v2),
+    ("deepseek_v3", deepseek::deepseek_v3),
+    ("dots1", sigmoid_moe::dots1),
     ("ernie4_5", relatives::ernie4_5),
+    ("ernie4_5_moe", moe::ernie4_5_moe),
     ("exaone4", relatives::exaone4),
+    ("exaone_moe", sigmoid_moe::exaone_moe),
+    ("flex_olmo", olmo::flex_olmo),
     ("gemma", gemma::gemma1),
     ("gemma2", gemma::gemma2),
     ("gemma3", gemma::gemma3),
     ("gemma3_text", gemma::gemma3_text),
     ("glm", relatives::glm),
     ("glm4", relatives::glm4),
+    ("glm4_moe", sigmoid_moe::glm4_moe),
+    ("glm4_moe_lite", deepseek::glm4_moe_lite),
     ("gpt2", gpt2::gpt2),
     ("gpt_bigcode", gpt2::gpt_bigcode),
     ("gpt_neo", gpt2::gpt_neo),
     ("gpt_neox", gpt_neox::gpt_neox),
+    ("gpt_oss", gpt_oss::gpt_oss),
     ("gptj", gptj::gptj),
     ("granite", relatives::granite),
+    ("granitemoe", granite_moe::granitemoe),
+    ("granitemoe_swa", granite_moe::granitemoe_swa),
+    ("granitemoeshared", granite_moe::granitemoeshared),
     ("helium", relatives::helium),
+    ("hunyuan_v1_moe", moe::hunyuan_v1_moe),
+    ("hy_v3", sigmoid_moe::hy_v3),
     ("hyperclovax", relatives::hyperclovax),
     ("jais2", relatives::jais2),
+    ("jetmoe", jetmoe::jetmoe),
+    ("laguna", sigmoid_moe::laguna),
     ("llama", llama::llama),
+    ("llama4_text", llama4::llama4_text),
+    ("mellum", moe::mellum),
+    ("mimo_v2_flash", sigmoid_moe::mimo_v2_flash),
+    ("minimax_m2", sigmoid_moe::minimax_m2),
     ("ministral", relatives::ministral),
     ("mistral", llama::mistral),
     ("mixtral", llama::mixtral),
@@ -106,11 +150,14 @@ const FAMILIES: &[(&str, Reader)] = &[
     ("opt", opt::opt),
     ("phi", gptj::phi),
     ("phi3", relatives::phi3),
+    ("phimoe", moe::phimoe),
     ("qwen2", llama::qwen2),
+    ("qwen2_moe", moe::qwen2_moe),
     ("qwen3", llama::qwen3),
-    ("qwen3_moe", relatives::qwen3_moe),
+    ("qwen3_moe", moe::qwen3_moe),
     ("seed_oss", relatives::seed_oss),
     ("smollm3", relatives::smollm3),
+    ("solar_open", sigmoid_moe::solar_open),
     ("stablelm", relatives::stablelm),
     ("starcoder2", relatives::starcoder2),
     ("vaultgemma", gemma::vaultgemma),
