@@ -35,11 +35,19 @@ pub(super) fn qwen2_moe(config: &Config) -> Result<Family> {
     Ok(family)
 }
 
-/// Qwen 3 with experts in some or all layers.
+/// Qwen 3 with experts in some or all layers; all slide, or none.
 pub(super) fn qwen3_moe(config: &Config) -> Result<Family> {
+    let config = &config.with_defaults([
+        ("num_key_value_heads", json!(4)),
+        ("num_experts", config.get("num_local_experts").cloned().unwrap_or(json!(128))),
+        ("num_experts_per_tok", json!(8)),
+        ("moe_intermediate_size", json!(768)),
+        ("sliding_window", json!(4096)),
+    ]);
     let mut family = qwen3(config)?;
-    let count = config.size_maybe("num_experts")?.map_or_else(|| config.size("num_local_experts"), Ok)?;
-    stepped_experts(&config.with("num_experts", count.into()), &mut family, 0)?;
+    let window = if config.flag_or("use_sliding_window", false)? { config.size_maybe("sliding_window")? } else { None };
+    family.each_attention(|a| a.window = window);
+    stepped_experts(config, &mut family, 0)?;
     Ok(family)
 }
 
@@ -83,6 +91,7 @@ pub(super) fn ernie4_5_moe(config: &Config) -> Result<Family> {
         ("moe_num_shared_experts", json!(2)),
     ]);
     let mut family = ernie4_5(config)?;
+    family.architecture.head.bias = config.flag_or("use_bias", false)?;
     let least = config.number_or("moe_norm_min", 1e-12)?;
     let weights = ExpertWeights::Shares { eps: 0.0, least };
     let width = config.size("moe_intermediate_size")?;
