@@ -5,8 +5,8 @@ use super::experts::{correction_names, shared_names, sigmoid_routing, without_ex
 use super::latent::latent;
 use super::llama::llama_like;
 use super::mamba_hybrids::{mix, renamed_mlp};
-use super::olmo::norm_all_heads;
 use super::moe::gated_shared_experts;
+use super::olmo::norm_all_heads;
 use super::relatives::post_norms;
 use super::{Family, activation};
 use crate::config::Config;
