@@ -1,7 +1,4 @@
-"""Cases made on demand: the other decoder types of transformers and the switches that change their mathematics.
-
-    generate.py OUT more            all of them
-    generate.py OUT falcon-alibi    one
+"""More cases: the other decoder types of transformers and the switches that change their mathematics.
 
 Same form as cases.py. A type's plain case already turns on what a real checkpoint of it has (multipliers away from 1, layer
 kinds that alternate, routers with a correction); the variants turn one more switch each.
@@ -21,15 +18,13 @@ qwen3_5_text qwen3_5_moe_text olmo_hybrid kimi_linear zamba2
 bart mbart pegasus blenderbot marian trocr whisper bert roberta electra xlm-roberta camembert
 """.split()
 
-# The cases of this file whose output is committed: those of families that run natively.
-COMMITTED = """
-arcee arcee-bias cohere cohere-bias cwm gemma gemma-bias glm glm-full-rotary glm-unbiased gptj gptj-full-rotary granite granite-bias
-helium helium-bias ministral olmo olmo-bias olmo2 olmo2-bias phi phi3 phi3-partial phi3-sliding qwen3_moe qwen3_moe-normalised
-qwen3_moe-step qwen3_moe-dense-layers seed_oss seed_oss-out-bias smollm3 smollm3-sliding stablelm stablelm-bias stablelm-parallel
-starcoder2 starcoder2-sliding starcoder2-unbiased
-cohere2 cohere2-bias ernie4_5 ernie4_5-bias exaone4 exaone4-full glm4 glm4-unbiased gpt_bigcode gpt_bigcode-mha gpt_bigcode-unscaled
-gpt_neo hyperclovax hyperclovax-default-scale hyperclovax-no-post-norm jais2 jais2-unbiased nemotron nemotron-bias olmo3 olmo3-yarn
-olmoe olmoe-normalised vaultgemma
+# Switches whose sublayers are told too.
+FULL = """
+arcee-bias cohere-bias gemma-bias glm-full-rotary glm-unbiased gptj-full-rotary granite-bias helium-bias olmo-bias olmo2-bias
+phi3-partial phi3-sliding qwen3_moe-normalised qwen3_moe-step qwen3_moe-dense-layers seed_oss-out-bias smollm3-sliding stablelm-bias
+stablelm-parallel starcoder2-sliding starcoder2-unbiased cohere2-bias ernie4_5-bias exaone4-full glm4-unbiased gpt_bigcode-mha
+gpt_bigcode-unscaled hyperclovax-default-scale hyperclovax-no-post-norm jais2-unbiased nemotron-bias olmo3-yarn olmoe-normalised
+rwkv-rescaled rwkv-wide axk1-groups granitemoehybrid-dense laguna-softcap
 """.split()
 
 MORE_TINY = dict(
@@ -267,3 +262,5 @@ def boost(model_type):
 
 MORE = {t: Case(t, boost=boost(t)) for t in TYPES}
 MORE |= {f"{t}-{switch}": Case(t, config, boost=boost(t)) for t, switches in VARIANTS.items() for switch, config in switches.items()}
+for name, case in MORE.items(): case.full = name in TYPES or name in FULL
+for name in ("falcon-rw", "falcon-alibi"): MORE[name].attention = "sdpa"  # the eager path adds the bias twice, the default path once
