@@ -305,6 +305,7 @@ def reference(model, case):
     except Exception as e:
         print(f"     cached generation does not run: {type(e).__name__}: {str(e)[:100]}")
     if (spread := out["logits"].std().item()) < LEAST_SPREAD: raise ValueError(f"degenerate: logits std {spread:.3f}")
+    if case.tokens > 40: out = {k: v for k, v in out.items() if not k.startswith("attn_probs")}  # large
     kept = lambda k: case.full or k.split(".")[0] not in ("attn_out", "z", "mlp_act", "mlp_out", "mlp_out_post", "mixer_out_post", "final_norm")
     return {k: v.contiguous() for k, v in out.items() if v is not None and kept(k)}
 
