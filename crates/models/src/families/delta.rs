@@ -38,9 +38,7 @@ pub(super) fn qwen3_next(config: &Config) -> Result<Family> {
         ("shared_expert_intermediate_size", json!(512)),
         ("norm_topk_prob", json!(true)),
     ]);
-    if config.size("num_experts")? > 0 {
-        gated_shared_experts(&config, &mut family)?;
-    }
+    gated_shared_experts(&config, &mut family)?;
     Ok(family)
 }
 
