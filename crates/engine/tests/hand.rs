@@ -6,11 +6,12 @@ mod random;
 
 use pellucid_engine::architecture::{
     AbsolutePositions, Activation, Alibi, Attention, AttentionExperts, Decay, DeltaRule, Dense, DynamicMask, Embedding,
-    ExpertGroups, Experts, Head, Latent, Layer, Mlp, Modules, Norm, Recurrence, Routing, Skip,
+    ExpertGroups, Experts, Head, Latent, Layer, Mlp, Modules, Norm, Recurrence, Routing, ShortConv, Skip,
 };
 use pellucid_engine::{
     Architecture, Capture, Control, Generate, Model, Plan, Program, RunOptions, Weight, WeightKind, Weights,
 };
+use pellucid_engine::point::{Point, Scope};
 use pellucid_kernels::{DType, Matrix, Pool};
 use proptest::prelude::*;
 use random::{model, noise, weights};
@@ -153,6 +154,22 @@ proptest! {
     #[test]
     fn any_mixture_of_experts_computes_what_its_definition_says(a in random::architecture(one_mixture()), lengths in lengths(), chunk in 1usize..9, seed: u64) {
         is_its_definition(&a, &lengths, chunk, seed)?;
+    }
+}
+
+#[test]
+fn the_oracle_tells_other_weights_apart() {
+    // The control of the comparison: a run agrees with its own weights, and every site but the choice of none with others.
+    let program = lacking().program().clone();
+    let (ours, others) = (weights(&program, 1), weights(&program, 2));
+    let (architecture, text) = (program.architecture().clone(), vec![1, 2, 3, 4]);
+    let sites: Vec<String> = program.sites().map(|site| site.to_string()).collect();
+    let run = model(program, &ours, DType::F32);
+    let run = run.run(std::slice::from_ref(&text), &Plan::capture(&sites), &RunOptions::default()).expect("a run");
+    let (own, other) = (oracle::run(&architecture, &ours, &text), oracle::run(&architecture, &others, &text));
+    for capture in &run.captures {
+        assert!(agree(&[capture], &own.sites).is_ok(), "{}", capture.site);
+        assert!(agree(&[capture], &other.sites).is_err(), "{} is the same for other weights", capture.site);
     }
 }
 
@@ -324,6 +341,102 @@ fn an_architecture_that_contradicts_itself_is_refused() {
         "over a table of 9 rows",
     );
     refused(&|a| a.head = Head { tied: true, table_width: Some(4), ..Head::default() }, "tied head of another width");
+}
+
+/// Layers that each lack something else, over the same stream.
+fn lacking() -> Model {
+    let good = half_a_model().program().architecture().clone();
+    let plain = good.layers[0].clone();
+    let attention = plain.attention.clone().expect("attention");
+    let latent =
+        Latent { query_rank: None, kv_rank: 4, rotated: 2, norm: Norm::rms(1e-5), bias: false, query_scale: None, kv_scale: None };
+    let experts = AttentionExperts { count: 3, chosen: 2 };
+    let layers = vec![
+        Layer { mlp: None, ..plain.clone() },
+        Layer { attention: None, ..plain.clone() },
+        Layer { attention: None, recurrence: Some(Recurrence::Rwkv(6)), ..plain.clone() },
+        Layer {
+            attention: None,
+            recurrence: Some(Recurrence::ShortConv(ShortConv { kernel: 3, bias: false })),
+            ..plain.clone()
+        },
+        Layer { attention: Some(Attention { latent: Some(latent), ..attention.clone() }), ..plain.clone() },
+        Layer { attention: Some(Attention { experts: Some(experts), ..attention }), parallel: true, ..plain },
+    ];
+    let program = Program::new(Architecture { layers, ..good }).expect("a program");
+    let weights = weights(&program, 9);
+    model(program, &weights, DType::F32)
+}
+
+#[test]
+fn an_absent_site_is_refused_with_its_layers_own_reason() {
+    let model = lacking();
+    let said = |site: &str| {
+        let error = model.run(&[vec![1, 2, 3]], &Plan::capture([site]), &RunOptions::default()).expect_err(site);
+        assert!(error.remedy().is_some_and(|remedy| !remedy.is_empty()), "{site}");
+        error.to_string()
+    };
+    let (mut refused, mut there) = (0, 0);
+    for (index, layer) in model.program().architecture().layers.iter().enumerate() {
+        for point in Point::ALL.into_iter().filter(|point| point.info().scope == Scope::Layer) {
+            let site = format!("layers.{index}.{point}");
+            if model.find(&site).is_ok() {
+                there += 1;
+                continue;
+            }
+            let why = said(&site);
+            assert!(why.contains(point.absent_from(Some(layer))), "{site}: {why}");
+            refused += 1;
+        }
+    }
+    assert!(refused > 60 && there > 60, "{refused} refusals, {there} sites");
+    for (site, why) in [
+        ("layers.0.resid_mid", "one sublayer"),
+        ("layers.0.mlp_act", "this layer has no MLP"),
+        ("layers.0.mixer_out", "no recurrence in attention's place; use the attention points"),
+        ("layers.1.resid_mid", "one sublayer"),
+        ("layers.1.z", "no softmax attention"),
+        ("layers.1.attn_scale", "no norm before its attention or recurrence"),
+        ("layers.2.conv_out", "no convolution"),
+        ("layers.3.mixer_state", "carries no recurrent state"),
+        ("layers.4.value", "latent attention has no keys and values of its own"),
+        ("layers.5.head_out", "its experts'; use z or attn_out"),
+        ("layers.5.resid_mid", "run in parallel"),
+    ] {
+        assert!(said(site).contains(why), "{site}: {}", said(site));
+    }
+}
+
+#[test]
+fn a_recurrent_state_can_be_looked_at_and_not_changed() {
+    use pellucid_engine::{Action, Callback, Operand, Tap};
+    let model = lacking();
+    let (text, state) = (vec![vec![1, 2, 3, 4, 5]], "layers.2.mixer_state");
+    let run = |plan: &Plan| model.run(&text, plan, &RunOptions::default());
+    let seen = run(&Plan::capture([state, "logits"])).expect("a run");
+    assert_eq!(seen.captures[0].array.shape(), [5, 6, 3], "three numbers for each channel after each token");
+    let rows = seen.captures[0].array.values().chunks_exact(18).collect::<Vec<_>>();
+    assert!(rows.windows(2).all(|pair| pair[0] != pair[1]), "every token changes it");
+    let plain = run(&Plan::capture(["logits"])).expect("a run");
+    assert_eq!(plain.captures[0].array, seen.captures[1].array, "looking changes nothing");
+    for action in [
+        Action::Zero,
+        Action::Scale(2.0),
+        Action::Set(Operand::Number(1.0)),
+        Action::Add { operand: Operand::Number(1.0), scale: 1.0 },
+        Action::Call(Callback(Arc::new(|_| {}))),
+    ] {
+        let plan = Plan::default().with(Tap::new(state, action.clone())).with(Tap::new("logits", Action::Capture(None)));
+        let error = run(&plan).expect_err("an edit of a state").to_string();
+        assert!(
+            error.contains(state) && error.contains("can be captured, not edited") && error.contains("edit mixer_in"),
+            "{error}"
+        );
+        // The control: the same edit of what feeds the state is done, and matters unless it says that it does nothing.
+        let fed = Plan::default().with(Tap::new("layers.2.mixer_in", action.clone())).with(Tap::new("logits", Action::Capture(None)));
+        let edited = run(&fed).expect("a run");
+        assert_eq!(edited.captures[0].array != plain.captures[0].array, !matches!(action, Action::Call(_)));
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Random architectures, weights for them, and models made of both.
 
 mod attention;
+mod coverage;
 mod mlp;
 mod recurrence;
 

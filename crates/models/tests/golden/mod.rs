@@ -79,6 +79,19 @@ impl Case {
         run.captures.iter().map(|capture| capture.array.values().to_vec()).collect()
     }
 
+    /// Whether any layer has softmax attention, and so weights to look into.
+    pub fn attends(&self) -> bool {
+        self.loaded.model.program().architecture().layers.iter().any(|layer| layer.attention.is_some())
+    }
+
+    /// Whether a row decoded from `prompt` tokens to `total` is turned as a run over the whole text turns it. Rotations for
+    /// long rows depend on the length that a row has when a token is computed: by definition (and in the reference) keys
+    /// in the cache keep the angles of a shorter row than a run over the whole text has.
+    pub fn decodes_as_whole(&self, prompt: usize, total: usize) -> bool {
+        let ropes = &self.loaded.model.program().architecture().ropes;
+        ropes.iter().all(|rope| (prompt..=total).all(|length| rope.at_length(length) == rope.at_length(total)))
+    }
+
     /// Every site of the model except attention matrices, for plans that look at everything.
     pub fn token_sites(&self) -> Vec<String> {
         let sites = self.loaded.model.program().sites().map(|site| site.to_string());
