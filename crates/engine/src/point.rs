@@ -361,6 +361,9 @@ impl Point {
             Point::ResidMid if layer.mlp.is_none() || (layer.attention.is_none() && layer.recurrence.is_none()) => {
                 "this block has one sublayer, so nothing lies in its middle; use resid_pre or resid_post"
             }
+            Point::AttnOutPost | Point::MlpOutPost if layer.shared.is_some() => {
+                "attention and MLP of this layer add nothing to the stream: they feed its recurrence; use attn_out, mlp_out or mixer_in"
+            }
             Point::MlpPre | Point::MlpPreLinear | Point::MlpAct if layer.mlp.is_none() => NO_MLP,
             _ => general,
         }

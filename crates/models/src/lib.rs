@@ -5,12 +5,14 @@
 //! | [`checkpoint`], [`gguf`] | the files: every length checked before it is believed |
 //! | [`tensors`] | both, under the names that Hugging Face uses |
 //! | [`config`], [`families`] | `config.json` → architecture and table of names; one function a family |
+//! | [`assume`] | models of unknown types: which native family fits them |
 //! | [`names`], [`load`](mod@load) | which stored tensor is which weight; found, checked, packed |
 //! | [`tokenizer`], [`chat`] | text to tokens and back |
 //! | [`builtin`] | the model inside this program |
 //! | [`pull`] | models by name |
 //! | [`model`] | all of it together: [`LoadedModel`] |
 
+pub mod assume;
 pub mod builtin;
 pub mod chat;
 pub mod checkpoint;
@@ -29,7 +31,7 @@ pub mod tensors;
 pub mod tokenizer;
 
 pub use error::{Error, Result};
-pub use inspect::{Report, inspect};
+pub use inspect::{Report, inspect, inspect_as};
 pub use load::Storage;
 pub use model::{LoadOptions, LoadedModel, locate, program_of};
 pub use prepare::prepare;

@@ -56,6 +56,43 @@ pub fn load(
 
 /// Finds a source for each weight, and reports everything that is missing, of the wrong shape or left over, all at once.
 pub(crate) fn find(program: &Program, names: &Names, tensors: &Tensors, origin: &Path) -> Result<Vec<Source>> {
+    let comparison = compare(program, names, tensors);
+    if comparison.misfits() == 0 {
+        return Ok(comparison.found);
+    }
+    Err(Error::invalid(
+        origin,
+        format!("the weights do not fit the configuration\n  {}", comparison.lines().join("\n  ")),
+        "check that config.json and the weights belong together and that every file was downloaded; nothing is ever filled in",
+    ))
+}
+
+/// Stored tensors beside the weights of a program.
+pub(crate) struct Comparison {
+    /// The sources of the weights that are stored, in the program's order.
+    pub found: Vec<Source>,
+    missing: Vec<String>,
+    misshaped: Vec<String>,
+    unexpected: Vec<String>,
+}
+
+impl Comparison {
+    /// How many tensors are missing, of the wrong shape or left over.
+    pub fn misfits(&self) -> usize {
+        self.missing.len() + self.misshaped.len() + self.unexpected.len()
+    }
+
+    /// What does not fit: a line for each kind, with the first names.
+    pub fn lines(&self) -> Vec<String> {
+        let report =
+            [("missing", &self.missing), ("of the wrong shape", &self.misshaped), ("unexpected", &self.unexpected)];
+        let said = report.iter().filter(|(_, list)| !list.is_empty());
+        said.map(|(what, list)| format!("{} {what}: {}", list.len(), shorten(list))).collect()
+    }
+}
+
+/// Compares the stored tensors with what a program needs; reads none of their data.
+pub(crate) fn compare(program: &Program, names: &Names, tensors: &Tensors) -> Comparison {
     let present = |source: &Source| tensors.get(&source.tensor).is_some();
     let fits = |prefix: &&&str| {
         program.weights().first().is_some_and(|spec| names.sources(&spec.name, prefix).iter().any(present))
@@ -70,11 +107,23 @@ pub(crate) fn find(program: &Program, names: &Names, tensors: &Tensors, origin: 
         };
         match tensors.get(&source.tensor) {
             None => missing.push(source.tensor.clone()),
+            Some(_) if !source.more.is_empty() => {
+                match pieces(source, tensors) {
+                    Ok(numbers) if numbers == spec.shape.iter().product::<usize>() => {}
+                    Ok(numbers) => misshaped.push(format!(
+                        "{} and {} more hold {numbers} numbers where the configuration makes them {:?}",
+                        source.tensor,
+                        source.more.len(),
+                        spec.shape
+                    )),
+                    Err(name) => missing.push(name),
+                }
+                found.push(source.clone());
+            }
             Some(stored) => {
                 let expected =
                     source.part.stored_shape(&spec.shape, source.transposed && stored.order != RowOrder::Transposed);
-                // Axes of length one say nothing.
-                if !stored.shape.iter().filter(|&&n| n != 1).eq(expected.iter().filter(|&&n| n != 1)) {
+                if !same_shape(stored.shape, &expected, spec.kind) {
                     misshaped.push(format!(
                         "{} is {:?} where the configuration makes it {expected:?}",
                         source.tensor, stored.shape
@@ -84,39 +133,37 @@ pub(crate) fn find(program: &Program, names: &Names, tensors: &Tensors, origin: 
             }
         }
     }
-    let used: BTreeSet<&str> = found.iter().map(|source| source.tensor.as_str()).collect();
+    let used: BTreeSet<&str> = found.iter().flat_map(Source::tensors).collect();
     // A tied head may be stored once more; it is the same table.
     let harmless = |name: &str| {
         names.ignored.iter().any(|end| name.ends_with(end))
             || names.other_parts.iter().any(|start| name.starts_with(start))
+            || names.other_places.iter().any(|place| name.contains(place))
     };
     let tied_copy = |name: &str| {
         program.architecture().head.tied && names.sources("head", prefix).iter().any(|source| source.tensor == name)
     };
-    let mut unexpected: Vec<&str> = tensors
+    let mut unexpected: Vec<String> = tensors
         .names()
         .into_iter()
         .filter(|name| !used.contains(name) && !harmless(name) && !tied_copy(name))
+        .map(str::to_owned)
         .collect();
     unexpected.sort_unstable();
-    let report = [
-        ("missing", &missing),
-        ("of the wrong shape", &misshaped),
-        ("unexpected", &unexpected.iter().map(|s| s.to_string()).collect()),
-    ];
-    let lines: Vec<String> = report
-        .iter()
-        .filter(|(_, list)| !list.is_empty())
-        .map(|(what, list)| format!("{} {what}: {}", list.len(), shorten(list)))
-        .collect();
-    if lines.is_empty() {
-        return Ok(found);
-    }
-    Err(Error::invalid(
-        origin,
-        format!("the weights do not fit the configuration\n  {}", lines.join("\n  ")),
-        "check that config.json and the weights belong together and that every file was downloaded; nothing is ever filled in",
-    ))
+    Comparison { found, missing, misshaped, unexpected }
+}
+
+/// How many numbers the pieces of a vector hold, or which of them is missing.
+fn pieces(source: &Source, tensors: &Tensors) -> std::result::Result<usize, String> {
+    let numbers = |name: &str| tensors.get(name).map(|stored| stored.shape.iter().product::<usize>());
+    source.tensors().map(|name| numbers(name).ok_or_else(|| name.to_string())).sum()
+}
+
+/// Axes of length one say nothing, and a vector may have been stored in several axes.
+fn same_shape(stored: &[usize], expected: &[usize], kind: WeightKind) -> bool {
+    let axes = |shape: &[usize]| shape.iter().copied().filter(|&n| n != 1).collect::<Vec<_>>();
+    let numbers = |shape: &[usize]| shape.iter().try_fold(1usize, |product, &n| product.checked_mul(n));
+    axes(stored) == axes(expected) || (kind == WeightKind::Vector && numbers(stored) == numbers(expected))
 }
 
 fn shorten(list: &[String]) -> String {
@@ -127,6 +174,9 @@ fn shorten(list: &[String]) -> String {
 
 /// One weight: decoded row by row and packed, or kept as it is stored.
 fn one(spec: &WeightSpec, source: &Source, tensors: &Arc<Tensors>, storage: Storage, pool: &Pool) -> Result<Weight> {
+    if !source.more.is_empty() {
+        return in_pieces(spec, source, tensors);
+    }
     let gone = || Error::usage(format!("{} disappeared while loading", source.tensor), "load the model again");
     let stored = tensors.get(&source.tensor).ok_or_else(gone)?;
     let encoding = stored.encoding.map_err(|format| {
@@ -180,6 +230,20 @@ fn one(spec: &WeightSpec, source: &Source, tensors: &Arc<Tensors>, storage: Stor
             "the file is damaged or the training diverged: get it anew",
         )),
     }
+}
+
+/// A vector that is stored in pieces.
+fn in_pieces(spec: &WeightSpec, source: &Source, tensors: &Arc<Tensors>) -> Result<Weight> {
+    let mut whole = Vec::with_capacity(spec.shape.iter().product());
+    for name in source.tensors() {
+        let Some(stored) = tensors.get(name) else { continue };
+        let one = WeightSpec { shape: vec![stored.shape.iter().product()], ..spec.clone() };
+        let piece = Source { tensor: name.into(), more: Vec::new(), ..source.clone() };
+        if let Weight::Vector(vector) = self::one(&one, &piece, tensors, Storage::AsStored, &Pool::new(1))? {
+            whole.extend(vector);
+        }
+    }
+    Ok(Weight::Vector(whole))
 }
 
 /// How a weight's rows lie in its stored tensor.

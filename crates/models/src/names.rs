@@ -47,7 +47,8 @@ pub enum Rows {
 /// A module of the engine and where the checkpoint keeps it.
 #[derive(Clone, Debug)]
 pub struct Entry {
-    /// The engine's module, `{l}` for the layer, `{e}` for the expert: `layers.{l}.attn.q`.
+    /// The engine's module, `{l}` for the layer, `{e}` for the expert, `{s}` for a shared block, `{a}` for its
+    /// adapter: `layers.{l}.attn.q`.
     module: String,
     /// The checkpoint's module: `layers.{l}.self_attn.q_proj`.
     stored: String,
@@ -58,6 +59,8 @@ pub struct Entry {
     outside: bool,
     /// The stored name is the tensor's own, without an ending.
     bare: bool,
+    /// A vector in several pieces: the modules that hold those after the first.
+    more: Vec<String>,
 }
 
 /// A family's table.
@@ -70,6 +73,8 @@ pub struct Names {
     pub ignored: Vec<&'static str>,
     /// Beginnings of tensor names that belong to other parts of the model (a vision tower).
     pub other_parts: Vec<&'static str>,
+    /// What stands inside the names of tensors that nobody needs (attention to an encoder).
+    pub other_places: Vec<&'static str>,
 }
 
 /// A stored tensor and the part of it that a weight is.
@@ -81,6 +86,15 @@ pub struct Source {
     pub part: Part,
     /// Stored as `[inputs, outputs]`.
     pub transposed: bool,
+    /// The tensors that hold the rest of a vector that is stored in pieces.
+    pub more: Vec<String>,
+}
+
+impl Source {
+    /// The tensors that hold it.
+    pub fn tensors(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(self.tensor.as_str()).chain(self.more.iter().map(String::as_str))
+    }
 }
 
 impl Names {
@@ -125,6 +139,14 @@ impl Names {
         self
     }
 
+    /// Adds a vector that several modules hold one after the other.
+    pub fn with_pieces(mut self, module: &str, stored: &[String]) -> Names {
+        if let Some((first, more)) = stored.split_first() {
+            self.push(Entry { more: more.to_vec(), ..Entry::new(module, first) });
+        }
+        self
+    }
+
     /// Adds a module that stands outside the trunk (the head).
     pub fn outside(mut self, module: &str, stored: &str) -> Names {
         self.push(Entry { outside: true, ..Entry::new(module, stored) });
@@ -161,13 +183,14 @@ impl Names {
     /// The places where a weight may be stored, likeliest first. Weights and gains end in `.weight`, biases in `.bias`,
     /// unless an entry names the tensor itself.
     pub fn sources(&self, weight: &str, prefix: &str) -> Vec<Source> {
-        let (layer, expert, whole) = generalise(weight);
+        let (numbers, whole) = generalise(weight);
         let (module, ending) = match whole.strip_suffix(".bias") {
             Some(module) => (module, "bias"),
             None => (whole.strip_suffix(".gain").unwrap_or(&whole), "weight"),
         };
         let is_bias = ending == "bias";
-        let fill = |text: &str| text.replace("{l}", &layer).replace("{e}", &expert);
+        let open = || NUMBERED.iter().zip(&numbers);
+        let fill = |text: &str| open().fold(text.to_string(), |text, ((_, mark), number)| text.replace(mark, number));
         // A bare tensor is one weight's; a module's weight and bias share an entry.
         let found = self.entries.iter().filter(|entry| match entry.bare {
             true => entry.module == whole || (!is_bias && entry.module == module),
@@ -179,12 +202,16 @@ impl Names {
                 let name = fill(&entry.stored);
                 let mut part = entry.part;
                 if let Some(stack) = &mut part.stack {
-                    stack.index = expert.parse().unwrap_or(0);
+                    stack.index = numbers[1].parse().unwrap_or(0);
                 }
+                let full = |name: String| {
+                    if entry.bare { format!("{prefix}{name}") } else { format!("{prefix}{name}.{ending}") }
+                };
                 Source {
-                    tensor: if entry.bare { format!("{prefix}{name}") } else { format!("{prefix}{name}.{ending}") },
+                    tensor: full(name),
                     part,
                     transposed: entry.transposed && !is_bias,
+                    more: entry.more.iter().map(|piece| full(fill(piece))).collect(),
                 }
             })
             .collect()
@@ -200,30 +227,31 @@ impl Entry {
             transposed: false,
             outside: false,
             bare: false,
+            more: Vec::new(),
         }
     }
 }
 
-/// `layers.3.mlp.experts.7.up` → (`3`, `7`, `layers.{l}.mlp.experts.{e}.up`).
-fn generalise(module: &str) -> (String, String, String) {
-    let (mut layer, mut expert) = (String::new(), String::new());
-    let parts: Vec<&str> = module.split('.').collect();
+/// The numbers in a weight's name that a table leaves open: what stands before each, and how the table writes it.
+const NUMBERED: [(&str, &str); 4] = [("layers", "{l}"), ("experts", "{e}"), ("shared", "{s}"), ("adapters", "{a}")];
+
+/// `layers.3.mlp.experts.7.up` → `layers.{l}.mlp.experts.{e}.up`, with the numbers in the order of `NUMBERED`.
+fn generalise(weight: &str) -> ([String; 4], String) {
+    let mut numbers: [String; 4] = Default::default();
+    let parts: Vec<&str> = weight.split('.').collect();
     let general = parts.iter().enumerate().map(|(i, part)| {
         let before = i.checked_sub(1).map(|i| parts[i]);
-        match before {
-            Some("layers") => {
-                layer = part.to_string();
-                "{l}"
+        let numbered = NUMBERED.iter().position(|(name, _)| Some(*name) == before);
+        match numbered.filter(|_| part.bytes().all(|b| b.is_ascii_digit())) {
+            Some(which) => {
+                numbers[which] = part.to_string();
+                NUMBERED[which].1
             }
-            Some("experts") => {
-                expert = part.to_string();
-                "{e}"
-            }
-            _ => part,
+            None => part,
         }
     });
     let general = general.collect::<Vec<_>>().join(".");
-    (layer, expert, general)
+    (numbers, general)
 }
 
 impl Part {

@@ -20,6 +20,8 @@ pub struct Attention {
     pub latent: Option<Latent>,
     /// Queries and outputs are made by experts that the token chose.
     pub experts: Option<AttentionExperts>,
+    /// Queries, keys and values each have a second projection through this width, one for each layer that shares them.
+    pub adapter: Option<usize>,
     /// Whether the query, key and value projections have biases.
     pub qkv_bias: bool,
     /// The key projection has none even so.
@@ -188,6 +190,7 @@ impl Attention {
             value_dim: head_dim,
             latent: None,
             experts: None,
+            adapter: None,
             qkv_bias: false,
             unbiased_keys: false,
             out_bias: false,

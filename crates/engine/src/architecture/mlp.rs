@@ -34,8 +34,12 @@ pub struct Dense {
     pub down_bias: bool,
     /// A norm of the neurons.
     pub inner_norm: Option<Norm>,
+    /// The projections to the neurons each have a second one through this width, one for each layer that shares them.
+    pub adapter: Option<usize>,
     /// What the activation's argument is multiplied by.
     pub gate_scale: Option<f32>,
+    /// What the projection from the neurons is multiplied by.
+    pub down_scale: Option<f32>,
 }
 
 /// Experts and how tokens choose them.
@@ -162,7 +166,9 @@ impl Dense {
             down_bias: false,
             xielu: false,
             inner_norm: None,
+            adapter: None,
             gate_scale: None,
+            down_scale: None,
         }
     }
 

@@ -110,8 +110,29 @@ pub struct Layer {
     pub mlp_multiplier: Option<f32>,
     /// What the sublayers' outputs are added to.
     pub skip: Skip,
+    /// A transformer block that several layers share, whose output is added to what the recurrence reads.
+    pub shared: Option<SharedBlock>,
     /// What leaves the layer is multiplied by this.
     pub out_scale: Option<f32>,
+}
+
+/// A transformer block that several layers share.
+///
+/// It reads the stream beside the embeddings, each through its norms, one sublayer after the other, and adds nothing itself.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SharedBlock {
+    /// Which block, by the first layer that uses it.
+    pub block: usize,
+    /// Which of its adapters this layer uses.
+    pub adapter: usize,
+    /// The norm of stream and embeddings together.
+    pub norm: Norm,
+    /// Its attention.
+    pub attention: Attention,
+    /// The norm between attention and MLP.
+    pub mlp_norm: Norm,
+    /// Its MLP.
+    pub mlp: Dense,
 }
 
 /// What a sublayer's output is added to.
@@ -224,6 +245,7 @@ impl Layer {
             mlp_stream_norm: None,
             mlp_multiplier: None,
             skip: Skip::Stream,
+            shared: None,
             out_scale: None,
         }
     }

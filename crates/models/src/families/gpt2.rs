@@ -111,6 +111,30 @@ pub(super) fn gpt_neo(config: &Config) -> Result<Family> {
     Ok(family)
 }
 
+/// The first GPT: norms after the sublayers, and none before the head.
+pub(super) fn openai_gpt(config: &Config) -> Result<Family> {
+    // Its table of activations calls the tanh approximation `gelu`.
+    let named = match config.text("afn").unwrap_or("gelu") {
+        "gelu" => "gelu_new",
+        other => other,
+    };
+    let mut family = gpt2(&config.with("activation_function", named.into()))?;
+    family.each(|layer| {
+        (layer.attn_stream_norm, layer.mlp_stream_norm) = (layer.attn_norm.take(), layer.mlp_norm.take());
+    });
+    family.architecture.final_norm = None;
+    family.architecture.modules.embedding = Some("transformer.tokens_embed".into());
+    family.architecture.modules.final_norm = None;
+    family.names = family
+        .names
+        .replacing("embed", "tokens_embed")
+        .replacing("pos_embed", "positions_embed")
+        .without(&["layers.{l}.attn.norm", "layers.{l}.mlp.norm", "final_norm"])
+        .with(&[("layers.{l}.attn.stream_norm", "h.{l}.ln_1"), ("layers.{l}.mlp.stream_norm", "h.{l}.ln_2")])
+        .ignoring(&["position_ids"]);
+    Ok(family)
+}
+
 /// What the names of all of them share: tables, norms, the head.
 fn ends() -> Names {
     Names::new(&["transformer.", ""])

@@ -3,7 +3,7 @@
 use super::{Family, activation, modules};
 use crate::config::Config;
 use crate::error::Result;
-use crate::names::Names;
+use crate::names::{Names, Part};
 use crate::rope::{rope, scaled};
 use pellucid_engine::Architecture;
 use pellucid_engine::architecture::{Attention, Dense, Embedding, Head, Layer, Mlp, Norm, RopeStyle};
@@ -45,6 +45,22 @@ pub(super) fn gptj(config: &Config) -> Result<Family> {
         .outside("head", "lm_head")
         .ignoring(&[".attn.bias", ".attn.masked_bias", ".attn.embed_positions"]);
     Ok(Family { architecture, names })
+}
+
+/// CodeGen: GPT-J with queries, values and keys fused in four parts.
+pub(super) fn codegen(config: &Config) -> Result<Family> {
+    const PARTS: usize = 4;
+    let mut family = gptj(config)?;
+    let block = config.size("n_embd")? / PARTS;
+    let fused = "h.{l}.attn.qkv_proj";
+    family.names = family
+        .names
+        .without(&["layers.{l}.attn.q", "layers.{l}.attn.k", "layers.{l}.attn.v"])
+        .with_part("layers.{l}.attn.q", fused, Part::per_head(0, 3, block), false)
+        .with_part("layers.{l}.attn.v", fused, Part::per_head(1, 3, block), false)
+        .with_part("layers.{l}.attn.k", fused, Part::per_head(2, 3, block), false)
+        .ignoring(&[".attn.causal_mask"]);
+    Ok(family)
 }
 
 /// Phi 1 and 2: halves of the coordinates rotate; biases everywhere.

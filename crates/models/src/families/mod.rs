@@ -3,16 +3,26 @@
 //! A family is data. It has no forward pass; what it says here becomes ops in `pellucid_engine::program`. To add one, write its
 //! function in a file named for it, add its row to `FAMILIES`, and add its golden case (see CONTRIBUTING.md).
 
+mod bert;
 mod bloom;
+mod ctrl;
+mod delta;
+mod falcon;
 mod gemma;
 mod gpt2;
 mod gpt_neox;
 mod gptj;
+mod griffin;
 mod limits;
 mod llama;
+mod mamba;
+mod mamba_hybrids;
+mod offshoots;
 mod olmo;
 mod opt;
 mod relatives;
+mod seq2seq;
+mod zamba;
 
 pub(crate) use limits::MOST_LAYERS;
 
@@ -72,13 +82,29 @@ type Reader = fn(&Config) -> Result<Family>;
 
 /// Every family that runs natively, by `model_type`.
 const FAMILIES: &[(&str, Reader)] = &[
+    ("apertus", offshoots::apertus),
     ("arcee", relatives::arcee),
+    ("bamba", mamba_hybrids::bamba),
+    ("bart", seq2seq::bart),
+    ("bert", bert::bert),
+    ("biogpt", seq2seq::biogpt),
+    ("bitnet", offshoots::bitnet),
+    ("blenderbot", seq2seq::blenderbot),
     ("bloom", bloom::bloom),
+    ("camembert", bert::roberta),
+    ("codegen", gptj::codegen),
     ("cohere", relatives::cohere),
     ("cohere2", relatives::cohere2),
+    ("ctrl", ctrl::ctrl),
     ("cwm", relatives::cwm),
+    ("diffllama", offshoots::diffllama),
+    ("doge", offshoots::doge),
+    ("electra", bert::electra),
     ("ernie4_5", relatives::ernie4_5),
     ("exaone4", relatives::exaone4),
+    ("falcon", falcon::falcon),
+    ("falcon_h1", mamba_hybrids::falcon_h1),
+    ("falcon_mamba", mamba::falcon_mamba),
     ("gemma", gemma::gemma1),
     ("gemma2", gemma::gemma2),
     ("gemma3", gemma::gemma3),
@@ -89,31 +115,63 @@ const FAMILIES: &[(&str, Reader)] = &[
     ("gpt_bigcode", gpt2::gpt_bigcode),
     ("gpt_neo", gpt2::gpt_neo),
     ("gpt_neox", gpt_neox::gpt_neox),
+    ("gpt_neox_japanese", gpt_neox::gpt_neox_japanese),
     ("gptj", gptj::gptj),
     ("granite", relatives::granite),
+    ("granite_swa", offshoots::granite_swa),
+    ("granitemoehybrid", mamba_hybrids::granitemoehybrid),
     ("helium", relatives::helium),
+    ("hunyuan_v1_dense", offshoots::hunyuan_v1_dense),
     ("hyperclovax", relatives::hyperclovax),
     ("jais2", relatives::jais2),
+    ("jamba", mamba_hybrids::jamba),
+    ("lfm2", griffin::lfm2),
+    ("lfm2_moe", griffin::lfm2_moe),
     ("llama", llama::llama),
+    ("mamba", mamba::mamba),
+    ("mamba2", mamba::mamba2),
+    ("marian", seq2seq::marian),
+    ("mbart", seq2seq::mbart),
+    ("minimax", griffin::minimax),
     ("ministral", relatives::ministral),
+    ("ministral3", offshoots::ministral3),
     ("mistral", llama::mistral),
     ("mixtral", llama::mixtral),
+    ("modernbert-decoder", bert::modernbert_decoder),
+    ("mpt", falcon::mpt),
+    ("nanochat", offshoots::nanochat),
     ("nemotron", relatives::nemotron),
+    ("nemotron_h", mamba_hybrids::nemotron_h),
     ("olmo", olmo::olmo),
     ("olmo2", olmo::olmo2),
     ("olmo3", olmo::olmo3),
+    ("olmo_hybrid", delta::olmo_hybrid),
     ("olmoe", olmo::olmoe),
+    ("openai-gpt", gpt2::openai_gpt),
     ("opt", opt::opt),
+    ("pegasus", seq2seq::pegasus),
+    ("persimmon", gpt_neox::persimmon),
     ("phi", gptj::phi),
     ("phi3", relatives::phi3),
     ("qwen2", llama::qwen2),
     ("qwen3", llama::qwen3),
+    ("qwen3_5_moe_text", delta::qwen3_5_moe_text),
+    ("qwen3_5_text", delta::qwen3_5_text),
     ("qwen3_moe", relatives::qwen3_moe),
+    ("qwen3_next", delta::qwen3_next),
+    ("recurrent_gemma", griffin::recurrent_gemma),
+    ("roberta", bert::roberta),
+    ("rwkv", griffin::rwkv),
     ("seed_oss", relatives::seed_oss),
     ("smollm3", relatives::smollm3),
     ("stablelm", relatives::stablelm),
     ("starcoder2", relatives::starcoder2),
+    ("trocr", seq2seq::trocr),
     ("vaultgemma", gemma::vaultgemma),
+    ("whisper", seq2seq::whisper),
+    ("xglm", seq2seq::xglm),
+    ("xlm-roberta", bert::roberta),
+    ("zamba2", zamba::zamba2),
 ];
 
 /// The model types that run natively.
@@ -121,9 +179,16 @@ pub fn native() -> impl Iterator<Item = &'static str> {
     FAMILIES.iter().map(|(name, _)| *name)
 }
 
-/// Reads a configuration by its family.
-pub fn read(config: &Config) -> Result<Family> {
-    let model_type = config.model_type()?;
+/// Reads a configuration as that of a family, whatever it calls itself; also gives the keys that the family never asked for.
+pub(crate) fn read_as(config: &Config, family: &str) -> Result<(Family, Vec<String>)> {
+    check(config)?;
+    let config = config.with("model_type", family.into()).watched();
+    let (_, reader) = FAMILIES.iter().find(|(name, _)| *name == family).ok_or_else(|| unknown(family))?;
+    Ok((reader(&config)?, config.unread()))
+}
+
+/// Refuses what no family could read.
+pub(crate) fn check(config: &Config) -> Result<()> {
     limits::check(config)?;
     if let Some(method) = config.part("quantization_config").as_ref().and_then(|part| part.text("quant_method")) {
         return Err(Error::unsupported(
@@ -131,21 +196,29 @@ pub fn read(config: &Config) -> Result<Family> {
             "use the model's unquantised weights or a GGUF file",
         ));
     }
-    match FAMILIES.iter().find(|(name, _)| *name == model_type) {
-        Some((_, reader)) => reader(config),
-        None => {
-            let nearest = native()
-                .max_by(|a, b| strsim::jaro_winkler(a, model_type).total_cmp(&strsim::jaro_winkler(b, model_type)));
-            Err(Error::unsupported(
-                format!("models of type `{model_type}` do not run natively in this build"),
-                format!(
-                    "native types are {}; the nearest name is `{}`",
-                    native().collect::<Vec<_>>().join(", "),
-                    nearest.unwrap_or_default()
-                ),
-            ))
-        }
-    }
+    Ok(())
+}
+
+/// Reads a configuration by its family.
+pub fn read(config: &Config) -> Result<Family> {
+    let model_type = config.model_type()?;
+    check(config)?;
+    let (_, reader) = FAMILIES.iter().find(|(name, _)| *name == model_type).ok_or_else(|| unknown(model_type))?;
+    reader(config)
+}
+
+fn unknown(model_type: &str) -> Error {
+    Error::unsupported(format!("models of type `{model_type}` do not run natively in this build"), nearest(model_type))
+}
+
+/// The native types with the nearest names, and where all are listed.
+pub(crate) fn nearest(name: &str) -> String {
+    let mut near: Vec<&str> = native().collect();
+    near.sort_by(|a, b| strsim::jaro_winkler(b, name).total_cmp(&strsim::jaro_winkler(a, name)));
+    format!(
+        "the native types of the nearest names are `{}`; docs/models.md lists all",
+        near[..near.len().min(3)].join("`, `")
+    )
 }
 
 /// The activation function that a configuration names.

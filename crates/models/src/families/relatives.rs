@@ -214,6 +214,19 @@ pub(super) fn stablelm(config: &Config) -> Result<Family> {
     if config.flag_or("qk_layernorm", false)? {
         let norm = Norm { bias: false, ..norm };
         family.each_attention(|a| (a.qk_norm, a.qk_norm_span) = (Some(norm), NormSpan::HeadGains));
+        // Each head's gain is a module of its own.
+        let heads = |name: &str, count: usize| -> Vec<String> {
+            (0..count).map(|head| format!("layers.{{l}}.self_attn.{name}.norms.{head}")).collect()
+        };
+        let count = config.size("num_attention_heads")?;
+        family.names = family
+            .names
+            .without(&["layers.{l}.attn.q_norm", "layers.{l}.attn.k_norm"])
+            .with_pieces("layers.{l}.attn.q_norm", &heads("q_layernorm", count))
+            .with_pieces(
+                "layers.{l}.attn.k_norm",
+                &heads("k_layernorm", config.size_or("num_key_value_heads", count)?),
+            );
     }
     Ok(family)
 }

@@ -10,6 +10,7 @@ use super::card;
 use super::report::{Category, Memory, Report, Support};
 use super::shape;
 use crate::Error;
+use crate::assume::{self, Verdict};
 use crate::config::Config;
 use crate::families;
 use crate::gguf::RowOrder;
@@ -24,10 +25,15 @@ pub(super) struct Native {
 }
 
 /// Reads a configuration by its family, and writes into the report what the family makes of it, or why none does.
-pub(super) fn read(value: &Value, origin: &Path, report: &mut Report) -> Option<Native> {
+pub(super) fn read(value: &Value, origin: &Path, assume: Option<&str>, report: &mut Report) -> Option<Native> {
     shape::read(value, report);
     let model_type = value.get("model_type").and_then(Value::as_str);
     let is_native = model_type.is_some_and(|name| families::native().any(|family| family == name));
+    if let (true, Some(own), Some(family)) =
+        (is_native, model_type, assume.filter(|family| Some(*family) != model_type))
+    {
+        report.refuse_for(&assume::contradiction(own, family));
+    }
     // What a text encoder or a Whisper is like, no native family tells.
     if !is_native && report.category == Category::Transformers {
         report.nearest = shape::nearest(value, model_type);
@@ -74,6 +80,38 @@ fn explain(model_type: Option<&str>, report: &mut Report) {
         }
         (None, _) => {
             report.refuse("config.json does not say which family this is (no `model_type`)", "get config.json anew")
+        }
+    }
+}
+
+/// Says in the problem at `place`, which is that the type is not native, whether a native family fits all the same.
+pub(super) fn offer(
+    value: &Value,
+    origin: &Path,
+    assume: Option<&str>,
+    tensors: Option<&Tensors>,
+    place: usize,
+    report: &mut Report,
+) {
+    let is_native = || report.model_type.as_deref().is_some_and(|own| families::native().any(|family| family == own));
+    let is_text = matches!(report.category, Category::Transformers | Category::Unknown);
+    let (Some(tensors), Ok(config), true) = (tensors, Config::new(value.clone(), origin), is_text && !is_native())
+    else {
+        return;
+    };
+    let verdict = match assume {
+        None => assume::judge(&config, tensors),
+        Some(family) => assume::judge_as(&config, family, tensors),
+    };
+    let (more, remedy) = assume::said(&verdict);
+    if let Verdict::Fits(offer) = verdict {
+        report.assume = Some(offer);
+    }
+    if let Some(problem) = report.problems.get_mut(place) {
+        problem.what += &more;
+        problem.remedy = remedy.unwrap_or_else(|| problem.remedy.clone());
+        if place == 0 {
+            report.reason = Some(problem.what.clone());
         }
     }
 }

@@ -35,9 +35,14 @@ pub fn all() -> Vec<Case> {
 }
 
 pub fn case(name: &str) -> Case {
+    open(name).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// A case, or why its model does not load.
+pub fn open(name: &str) -> Result<Case, String> {
     let dir = directory().join(name);
     let loaded =
-        LoadedModel::open(&dir, &LoadOptions::default(), &mut |_| {}).unwrap_or_else(|e| panic!("{name}: {e}"));
+        LoadedModel::open(&dir, &LoadOptions::default(), &mut |_| {}).map_err(|error| format!("{name}: {error}"))?;
     let bytes = std::fs::read(dir.join("reference.safetensors")).expect("reference");
     let file = safetensors::SafeTensors::deserialize(&bytes).expect("a valid reference");
     let reference: HashMap<String, (Vec<usize>, Vec<f32>)> = file
@@ -57,7 +62,7 @@ pub fn case(name: &str) -> Case {
         })
         .collect();
     let ids = reference["ids"].1.iter().map(|&x| x as u32).collect();
-    Case { name: name.into(), loaded, reference, ids }
+    Ok(Case { name: name.into(), loaded, reference, ids })
 }
 
 impl Case {

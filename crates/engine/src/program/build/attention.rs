@@ -100,6 +100,14 @@ impl Builder {
         };
         let mut k = self.heads(x, "attn.k", k_width, a.qkv_bias && !a.unbiased_keys, Point::K, a.kv_heads);
         let mut v = self.heads(x, "attn.v", v_width, a.qkv_bias, Point::Value, a.kv_heads);
+        if a.adapter.is_some() {
+            q = self.adapt(q, x, "attn.q", a.adapter);
+            k = self.adapt(k, x, "attn.k", a.adapter);
+            v = self.adapt(v, x, "attn.v", a.adapter);
+            self.site(Point::Q, q);
+            self.site(Point::K, k);
+            self.site(Point::Value, v);
+        }
         if let Some(by) = a.value_scale {
             v = self.scale(v, by, Some(Point::Value));
         }

@@ -25,7 +25,8 @@ pub(super) fn check(architecture: &Architecture) -> Result<()> {
         return fail("a tied head of another width than the embedding".into());
     }
     for (index, layer) in architecture.layers.iter().enumerate() {
-        let problem = layer.attention.as_ref().and_then(|a| attention(architecture, a));
+        let shared = layer.shared.as_ref().map(|shared| &shared.attention);
+        let problem = layer.attention.as_ref().or(shared).and_then(|a| attention(architecture, a));
         let problem = problem.or_else(|| layer.recurrence.as_ref().and_then(recurrence));
         let problem = problem.or_else(|| layer.mlp.as_ref().and_then(mlp)).or_else(|| whole(layer));
         if let Some(problem) = problem {

@@ -21,11 +21,17 @@ impl Builder {
         let part = |part: &str| format!("{name}.{part}");
         let argument = if dense.gated { "gate" } else { "up" };
         let mut pre = self.matmul(x, &part(argument), dense.width, dense.bias, point(Point::MlpPre));
+        pre = self.adapt(pre, x, &part(argument), dense.adapter);
         if let Some(by) = dense.gate_scale {
             pre = self.scale(pre, by, point(Point::MlpPre));
         }
         let mut act = if dense.gated {
-            let linear = self.matmul(x, &part("up"), dense.width, dense.bias, point(Point::MlpPreLinear));
+            let linear = self.matmul(x, &part("up"), dense.width, dense.bias, None);
+            let linear = self.adapt(linear, x, &part("up"), dense.adapter);
+            if named {
+                self.site(Point::MlpPre, pre);
+                self.site(Point::MlpPreLinear, linear);
+            }
             self.gate(pre, linear, dense.activation, None)
         } else if dense.xielu {
             let [positive, negative] = ["positive", "negative"]
@@ -42,7 +48,8 @@ impl Builder {
         if named {
             self.site(Point::MlpAct, act);
         }
-        self.matmul(act, &part("down"), width, dense.down_bias, point(Point::MlpOut))
+        let out = self.matmul(act, &part("down"), width, dense.down_bias, point(Point::MlpOut));
+        dense.down_scale.map_or(out, |by| self.scale(out, by, point(Point::MlpOut)))
     }
 
     fn experts(&mut self, width: usize, spec: &Experts, x: EdgeId) -> EdgeId {

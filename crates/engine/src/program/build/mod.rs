@@ -6,7 +6,7 @@ mod mlp;
 mod recurrence;
 
 use super::{Domain, Edge, EdgeId, Layout, Linear, Op, OpKind, Program, RowOf};
-use crate::architecture::{AbsolutePositions, Activation, Architecture, Gain, Layer, Norm, Skip};
+use crate::architecture::{AbsolutePositions, Activation, Architecture, Gain, Layer, Mlp, Norm, SharedBlock, Skip};
 use crate::error::Result;
 use crate::point::Point;
 use crate::site::Site;
@@ -22,6 +22,10 @@ struct Builder {
     weights: Vec<WeightSpec>,
     sites: BTreeMap<Site, EdgeId>,
     layer: Option<usize>,
+    /// The shared block that is being written and the adapter that the layer uses in it.
+    shared: Option<(usize, usize)>,
+    /// The stream before the first layer.
+    embedded: EdgeId,
     domain: Domain,
 }
 
@@ -33,6 +37,8 @@ pub(super) fn build(architecture: Architecture) -> Result<Program> {
         weights: vec![],
         sites: BTreeMap::new(),
         layer: None,
+        shared: None,
+        embedded: 0,
         domain: Domain::All,
     };
     let table = b.weight(
@@ -41,6 +47,7 @@ pub(super) fn build(architecture: Architecture) -> Result<Program> {
         WeightKind::Table,
     );
     let mut stream = b.embedding(&architecture, table);
+    b.embedded = stream;
     let mut layer_ops = Vec::new();
     for (index, layer) in architecture.layers.iter().enumerate() {
         let first = b.ops.len();
@@ -143,7 +150,8 @@ impl Builder {
     /// The first sublayer: attention, a recurrence or both. Gives the stream after it and what it was handed.
     fn mixing(&mut self, layer: &Layer, width: usize, resid_pre: EdgeId) -> (EdgeId, EdgeId) {
         let points = [Some(Point::AttnScale), Some(Point::AttnNormed), None];
-        let handed = layer.attn_norm.map_or(resid_pre, |norm| self.norm(resid_pre, "attn.norm", norm, width, points));
+        let read = layer.shared.as_ref().map_or(resid_pre, |shared| self.shared_block(width, shared, resid_pre));
+        let handed = layer.attn_norm.map_or(read, |norm| self.norm(read, "attn.norm", norm, width, points));
         let mut added = Vec::new();
         if let Some(recurrence) = &layer.recurrence {
             self.site(Point::MixerIn, handed);
@@ -170,6 +178,21 @@ impl Builder {
             self.site(Point::ResidMid, stream);
         }
         (stream, handed)
+    }
+
+    /// The stream with what a shared block makes of it beside the embeddings.
+    fn shared_block(&mut self, width: usize, shared: &SharedBlock, resid_pre: EdgeId) -> EdgeId {
+        self.shared = Some((shared.block, shared.adapter));
+        let joined = self.concat(&[resid_pre, self.embedded], None);
+        let both = self.edges[joined].width;
+        let attn_in = self.norm(joined, "attn.norm", shared.norm, both, [None, None, Some(Point::AttnIn)]);
+        let out = self.attention(width, &shared.attention, attn_in);
+        let points = [Some(Point::MlpScale), Some(Point::MlpNormed), Some(Point::MlpIn)];
+        let mlp_in = self.norm(out, "mlp.norm", shared.mlp_norm, width, points);
+        let out = self.mlp(width, &Mlp::Dense(shared.mlp), mlp_in);
+        self.shared = None;
+        let out = self.matmul(out, "shared_out", width, false, None);
+        self.add(resid_pre, out, None)
     }
 
     /// What a sublayer's output is added to.
@@ -288,7 +311,15 @@ impl Builder {
     }
 
     fn weight(&mut self, name: &str, shape: Vec<usize>, kind: WeightKind) -> WeightId {
-        let name = self.layer.map_or_else(|| name.to_string(), |layer| format!("layers.{layer}.{name}"));
+        let name = match (self.shared, self.layer) {
+            (Some((block, _)), _) => format!("shared.{block}.{name}"),
+            (None, Some(layer)) => format!("layers.{layer}.{name}"),
+            (None, None) => name.to_string(),
+        };
+        // Layers that share a block share its weights.
+        if let Some(known) = self.shared.and_then(|_| self.weights.iter().position(|spec| spec.name == name)) {
+            return known;
+        }
         self.weights.push(WeightSpec { name, shape, kind });
         self.weights.len() - 1
     }
@@ -304,6 +335,17 @@ impl Builder {
         let linear = self.linear(name, outputs, self.edges[x].width, bias);
         let out = self.edge(point, outputs, Layout::Flat);
         self.op(OpKind::MatMul { x, linear, out });
+        out
+    }
+
+    /// Adds a second projection of `x` through `rank` to a first one, by the adapter that the layer uses.
+    fn adapt(&mut self, first: EdgeId, x: EdgeId, name: &str, rank: Option<usize>) -> EdgeId {
+        let (Some(rank), Some((_, adapter))) = (rank, self.shared) else { return first };
+        let low = self.matmul(x, &format!("{name}.adapters.{adapter}.down"), rank, false, None);
+        let second = self.matmul(low, &format!("{name}.adapters.{adapter}.up"), self.edges[first].width, false, None);
+        let layout = self.edges[first].layout;
+        let out = self.add(first, second, None);
+        self.edges[out].layout = layout;
         out
     }
 

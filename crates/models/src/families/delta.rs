@@ -1,0 +1,211 @@
+//! Models that alternate attention with the gated delta rule: Qwen 3 Next, Qwen 3.5, OLMo Hybrid.
+
+use super::llama::llama_like;
+use super::mamba_hybrids::mix;
+use super::olmo::norm_all_heads;
+use super::relatives::{post_norms, softmax_experts};
+use super::{Family, activation};
+use crate::config::Config;
+use crate::error::Result;
+use crate::names::{Names, Part};
+use pellucid_engine::architecture::{
+    Activation, AttentionGate, Decay, DeltaRule, Dense, Gain, Mlp, Norm, Recurrence, Shared,
+};
+
+/// Qwen 3 Next: gated attention every fourth layer, experts with a gated shared one.
+pub(super) fn qwen3_next(config: &Config) -> Result<Family> {
+    let mut family = qwen_trunk(config)?;
+    let rule = rule(config)?;
+    // By key head: its query, its key, its values, their gates.
+    let (key, values) = (rule.key_dim, rule.value_heads / rule.key_heads.max(1) * rule.value_dim);
+    let of = 2 * key + 2 * values;
+    let each = rule.value_heads / rule.key_heads.max(1);
+    let (fused, pairs) = ("layers.{l}.linear_attn.in_proj_qkvz", "layers.{l}.linear_attn.in_proj_ba");
+    family.names = std::mem::take(&mut family.names)
+        .with_part("layers.{l}.mixer.q", fused, Part::grouped(0, key, of), false)
+        .with_part("layers.{l}.mixer.k", fused, Part::grouped(key, key, of), false)
+        .with_part("layers.{l}.mixer.v", fused, Part::grouped(2 * key, values, of), false)
+        .with_part("layers.{l}.mixer.gate", fused, Part::grouped(2 * key + values, values, of), false)
+        .with_part("layers.{l}.mixer.strength", pairs, Part::grouped(0, each, 2 * each), false)
+        .with_part("layers.{l}.mixer.step", pairs, Part::grouped(each, each, 2 * each), false);
+    let experts = config.size_or("num_experts", 512)?;
+    let (step, dense) = (config.size_or("decoder_sparse_step", 1)?.max(1), config.sizes("mlp_only_layers")?);
+    let sparse = |layer: usize| experts > 0 && (layer + 1).is_multiple_of(step) && !dense.contains(&layer);
+    let config = config.with("norm_topk_prob", config.flag_or("norm_topk_prob", true)?.into());
+    qwen_experts(&config, &mut family, experts, sparse)?;
+    Ok(family)
+}
+
+/// Qwen 3.5's language model: Qwen 3 Next with its projections apart and plain MLPs.
+pub(super) fn qwen3_5_text(config: &Config) -> Result<Family> {
+    let mut family = qwen_trunk(config)?;
+    let rule = rule(config)?;
+    let (keys, values) = (rule.key_heads * rule.key_dim, rule.value_heads * rule.value_dim);
+    let fused = "layers.{l}.linear_attn.in_proj_qkv";
+    let part = |start: usize| Part::rows(start, 2 * keys + values);
+    family.names = std::mem::take(&mut family.names)
+        .with_part("layers.{l}.mixer.q", fused, part(0), false)
+        .with_part("layers.{l}.mixer.k", fused, part(keys), false)
+        .with_part("layers.{l}.mixer.v", fused, part(2 * keys), false)
+        .with(&[
+            ("layers.{l}.mixer.gate", "layers.{l}.linear_attn.in_proj_z"),
+            ("layers.{l}.mixer.strength", "layers.{l}.linear_attn.in_proj_b"),
+            ("layers.{l}.mixer.step", "layers.{l}.linear_attn.in_proj_a"),
+        ]);
+    Ok(family)
+}
+
+/// Qwen 3.5 with experts.
+pub(super) fn qwen3_5_moe_text(config: &Config) -> Result<Family> {
+    // Every layer has experts; the width of an MLP is not even written down.
+    let width = config.size_or("intermediate_size", config.size_or("moe_intermediate_size", 512)?)?;
+    let config = config.with("intermediate_size", width.into()).with("norm_topk_prob", true.into());
+    let mut family = qwen3_5_text(&config)?;
+    qwen_experts(&config, &mut family, config.size_or("num_experts", 256)?, |_| true)?;
+    Ok(family)
+}
+
+/// OLMo Hybrid: OLMo 2's attention with norms after its sublayers, delta-rule layers with norms before theirs.
+pub(super) fn olmo_hybrid(config: &Config) -> Result<Family> {
+    let mut family = llama_like(config)?;
+    family.set_attention_bias(config.flag_or("attention_bias", false)?);
+    norm_all_heads(&mut family);
+    if config.get("rope_parameters").is_none() && config.get("rope_theta").is_none() {
+        family.each_attention(|a| a.rope = None);
+        family.architecture.ropes.clear();
+    }
+    let strength = if config.flag_or("linear_allow_neg_eigval", true)? { 2.0 } else { 1.0 };
+    let rule = DeltaRule { strength, norm: Norm::rms(1e-5), ..rule(config)? };
+    let linear = linear_layers(config, family.architecture.layers.len())?;
+    for (layer, linear) in family.architecture.layers.iter_mut().zip(linear) {
+        if linear {
+            mix(layer, Recurrence::DeltaRule(rule.clone()));
+        } else {
+            (layer.attn_post_norm, layer.mlp_post_norm) = (layer.attn_norm.take(), layer.mlp_norm.take());
+        }
+    }
+    let at = |name: &str| format!("layers.{{l}}.linear_attn.{name}");
+    family.names = std::mem::take(&mut family.names)
+        .without(&["layers.{l}.attn.norm", "layers.{l}.mlp.norm"])
+        .with(&[
+            ("layers.{l}.attn.norm", "layers.{l}.attention_layer_norm"),
+            ("layers.{l}.attn.norm", "layers.{l}.input_layernorm"),
+            ("layers.{l}.mlp.norm", "layers.{l}.feedforward_layer_norm"),
+            ("layers.{l}.mlp.norm", "layers.{l}.post_attention_layernorm"),
+        ])
+        .with(&post_norms("post_attention_layernorm", "post_feedforward_layernorm"))
+        // The name that transformers saves it by.
+        .with(&[("layers.{l}.attn.post_norm", "layers.{l}.feedforward_layer_norm")]);
+    family.names = separate_names(std::mem::take(&mut family.names), "layers.{l}.linear_attn").with(&[
+        ("layers.{l}.mixer.step", at("a_proj")),
+        ("layers.{l}.mixer.strength", at("b_proj")),
+        ("layers.{l}.mixer.gate", at("g_proj")),
+    ]);
+    Ok(family)
+}
+
+/// Where a delta rule called `at` with separate projections keeps its weights.
+pub(super) fn separate_names(names: Names, at: &str) -> Names {
+    let part = |name: &str| format!("{at}.{name}");
+    names
+        .with(&[
+            ("layers.{l}.mixer.q", part("q_proj")),
+            ("layers.{l}.mixer.k", part("k_proj")),
+            ("layers.{l}.mixer.v", part("v_proj")),
+            ("layers.{l}.mixer.norm", part("o_norm")),
+            ("layers.{l}.mixer.out", part("o_proj")),
+        ])
+        // One convolution for each, or one for all.
+        .with_pieces("layers.{l}.mixer.conv", &["q_conv1d", "k_conv1d", "v_conv1d"].map(part))
+        .with(&[("layers.{l}.mixer.conv", part("conv1d"))])
+        .with_bare(&[("layers.{l}.mixer.rate", part("A_log")), ("layers.{l}.mixer.step_bias", part("dt_bias"))])
+}
+
+/// What Qwen's hybrids share: gains stored as their distance from one, gated attention, delta rules in the other layers.
+fn qwen_trunk(config: &Config) -> Result<Family> {
+    let rotated = config.number_or("partial_rotary_factor", 0.25)?;
+    let mut family = llama_like(&config.with("partial_rotary_factor", rotated.into()))?;
+    let norm = Norm { gain: Gain::OnePlusWeight, ..Norm::rms(config.number_or("rms_norm_eps", 1e-6)?) };
+    let bias = config.flag_or("attention_bias", false)?;
+    let head_dim = family.head_dim();
+    family.set_norms(norm);
+    family.set_attention_bias(bias);
+    family.each_attention(|a| {
+        a.qk_norm = Some(norm);
+        a.gate = Some(AttentionGate { per_head: false, activation: Activation::Sigmoid, bias });
+    });
+    let rule = rule(config)?;
+    let linear = linear_layers(config, family.architecture.layers.len())?;
+    for (layer, _) in family.architecture.layers.iter_mut().zip(linear).filter(|(_, linear)| *linear) {
+        mix(layer, Recurrence::DeltaRule(rule.clone()));
+    }
+    let queries = "layers.{l}.self_attn.q_proj";
+    family.names = std::mem::take(&mut family.names)
+        .without(&["layers.{l}.attn.q"])
+        .with_part("layers.{l}.attn.q", queries, Part::per_head(0, 2, head_dim), false)
+        .with_part("layers.{l}.attn.gate", queries, Part::per_head(1, 2, head_dim), false)
+        .with(&[
+            ("layers.{l}.mixer.conv", "layers.{l}.linear_attn.conv1d"),
+            ("layers.{l}.mixer.norm", "layers.{l}.linear_attn.norm"),
+            ("layers.{l}.mixer.out", "layers.{l}.linear_attn.out_proj"),
+        ])
+        .with_bare(&[
+            ("layers.{l}.mixer.rate", "layers.{l}.linear_attn.A_log"),
+            ("layers.{l}.mixer.step_bias", "layers.{l}.linear_attn.dt_bias"),
+        ]);
+    // Heads that predict further tokens.
+    family.names.other_parts = vec!["mtp."];
+    Ok(family)
+}
+
+/// Softmax experts with a gated shared one.
+fn qwen_experts(config: &Config, family: &mut Family, experts: usize, sparse: impl Fn(usize) -> bool) -> Result<()> {
+    softmax_experts(config, family, experts, config.size_or("moe_intermediate_size", 512)?, sparse)?;
+    let width = config.size_or("shared_expert_intermediate_size", 512)?;
+    family.each(|layer| {
+        if let Some(Mlp::Experts(experts)) = &mut layer.mlp {
+            experts.shared = Some(Shared { mlp: Dense { width, ..experts.expert }, gated: true });
+        }
+    });
+    family.names = std::mem::take(&mut family.names).with(&[
+        ("layers.{l}.mlp.shared.gate", "layers.{l}.mlp.shared_expert.gate_proj"),
+        ("layers.{l}.mlp.shared.up", "layers.{l}.mlp.shared_expert.up_proj"),
+        ("layers.{l}.mlp.shared.down", "layers.{l}.mlp.shared_expert.down_proj"),
+        ("layers.{l}.mlp.shared_gate", "layers.{l}.mlp.shared_expert_gate"),
+    ]);
+    Ok(())
+}
+
+/// The delta rule as these configurations describe it.
+fn rule(config: &Config) -> Result<DeltaRule> {
+    Ok(DeltaRule {
+        key_heads: config.size_or("linear_num_key_heads", 16)?,
+        value_heads: config.size_or("linear_num_value_heads", 32)?,
+        key_dim: config.size_or("linear_key_head_dim", 128)?,
+        value_dim: config.size_or("linear_value_head_dim", 128)?,
+        kernel: config.size_or("linear_conv_kernel_dim", 4)?,
+        activation: activation(config, "hidden_act", "silu")?,
+        decay: Decay::Head,
+        strength: 1.0,
+        norm: Norm::rms(config.number_or("rms_norm_eps", 1e-6)?),
+        gate: Activation::Silu,
+        gate_rank: None,
+    })
+}
+
+/// Which layers are linear: by `layer_types`, else all but every `full_attention_interval`-th.
+pub(super) fn linear_layers(config: &Config, depth: usize) -> Result<Vec<bool>> {
+    let Some(kinds) = config.texts("layer_types")? else {
+        let interval = config.size_or("full_attention_interval", 4)?.max(1);
+        return Ok((0..depth).map(|layer| !(layer + 1).is_multiple_of(interval)).collect());
+    };
+    if kinds.len() != depth {
+        return Err(config.bad("layer_types", "does not have one entry a layer"));
+    }
+    let one = |kind: &str| match kind {
+        "linear_attention" => Ok(true),
+        "full_attention" => Ok(false),
+        other => Err(config.bad("layer_types", &format!("has a layer of unknown type `{other}`"))),
+    };
+    kinds.into_iter().map(one).collect()
+}
