@@ -6,7 +6,8 @@ mod random;
 
 use pellucid_engine::architecture::{
     AbsolutePositions, Activation, Alibi, Attention, AttentionExperts, Decay, DeltaRule, Dense, DynamicMask, Embedding,
-    ExpertGroups, Experts, Head, Latent, Layer, Mlp, Modules, Norm, Recurrence, Routing, ShortConv, Skip,
+    ExpertGroups, Experts, Head, Latent, Layer, Mlp, Modules, Norm, Recurrence, Routing, SharedBlock, ShortConv,
+    Skip,
 };
 use pellucid_engine::{
     Architecture, Capture, Control, Generate, Model, Plan, Program, RunOptions, Weight, WeightKind, Weights,
@@ -49,7 +50,8 @@ fn is_its_definition(
     let program = Program::new(architecture.clone()).expect("a program");
     let weights = weights(&program, seed);
     // A query that keeps few of many keys has to decide between two that are almost equal: fewer keys leave larger gaps.
-    let masked = architecture.layers.iter().any(|l| l.attention.as_ref().is_some_and(|a| a.dynamic_mask.is_some()));
+    let attention = |l: &Layer| l.attention.clone().or(l.shared.as_ref().map(|shared| shared.attention.clone()));
+    let masked = architecture.layers.iter().filter_map(attention).any(|a| a.dynamic_mask.is_some());
     let token = |x: &f32| ((x + 1.0) / 2.0 * architecture.vocab as f32) as u32 % architecture.vocab as u32;
     let text = |(row, &n): (usize, &usize)| {
         noise(seed ^ row as u64, if masked { n.min(26) } else { n }).iter().map(token).collect()
@@ -130,6 +132,11 @@ fn one_recurrence() -> impl Strategy<Value = Layer> {
     random::layer(attention, random::recurrence().prop_map(Some), prop::option::of(random::mlp()))
 }
 
+fn one_shared_block() -> impl Strategy<Value = Layer> {
+    let recurrence = random::layer(Just(None), random::recurrence().prop_map(Some), Just(None));
+    prop_oneof![3 => random::fed_layer(), 1 => recurrence]
+}
+
 fn one_mixture() -> impl Strategy<Value = Layer> {
     random::layer(Just(None), Just(None), random::experts().prop_map(|experts| Some(Mlp::Experts(experts))))
 }
@@ -148,6 +155,11 @@ proptest! {
 
     #[test]
     fn any_recurrence_computes_what_its_definition_says(a in random::architecture(one_recurrence()), lengths in lengths(), chunk in 1usize..9, seed: u64) {
+        is_its_definition(&a, &lengths, chunk, seed)?;
+    }
+
+    #[test]
+    fn any_shared_block_computes_what_its_definition_says(a in random::architecture(one_shared_block()), lengths in lengths(), chunk in 1usize..9, seed: u64) {
         is_its_definition(&a, &lengths, chunk, seed)?;
     }
 
@@ -332,6 +344,15 @@ fn an_architecture_that_contradicts_itself_is_refused() {
         "keeps 1 of 3 groups of 6 experts",
     );
     refused(&|a| a.layers[0].mlp = Some(Mlp::Dense(Dense { gated: true, xielu: true, ..plain })), "gates an xIELU");
+    refused(
+        &|a| {
+            let (attention, mlp) = (attn(a, 0).clone(), plain);
+            let shared = SharedBlock { block: 0, adapter: 0, norm: rms, attention, mlp_norm: rms, mlp };
+            a.layers[0].shared = Some(shared);
+        },
+        "uses a shared block without a recurrence",
+    );
+    refused(&|a| attn(a, 0).adapter = Some(2), "has adapters");
     refused(
         &|a| a.embedding.positions = Some(AbsolutePositions::Sinusoidal { frequencies: vec![1.0; 5], offset: 0 }),
         "10 sines and cosines",

@@ -34,10 +34,17 @@ impl Stream<'_> {
         (first, all)
     }
 
+    /// What the first sublayer reads, before its norm: the stream, with what a shared block makes of it.
+    fn read(&self) -> Vec<f64> {
+        let pre = self.at("resid_pre");
+        let fed = |_| plus(&pre, &self.seen.product(&self.at("mlp_out"), &self.name("shared_out")));
+        self.spec.shared.as_ref().map_or(pre.clone(), fed)
+    }
+
     /// What the first sublayer is handed.
     fn handed(&self) -> Vec<f64> {
-        let pre = self.at("resid_pre");
-        self.spec.attn_norm.map_or(pre.clone(), |norm| self.seen.norm(&pre, &self.name("attn.norm"), norm))
+        let read = self.read();
+        self.spec.attn_norm.map_or(read.clone(), |norm| self.seen.norm(&read, &self.name("attn.norm"), norm))
     }
 
     /// The stream after the first sublayer, before any norm of it.
@@ -247,9 +254,9 @@ fn identity_10_norms_divide_then_apply_their_gain() {
     for case in golden::all() {
         let seen = Seen::new(&case);
         let width = case.loaded.model.program().architecture().width;
-        let check = |place: &str, weights: &str, norm: Norm, input: &str, out: Vec<f64>| {
+        let check = |place: &str, weights: &str, norm: Norm, x: Vec<f64>, out: Vec<f64>| {
             let (gain, bias) = (seen.vector(&format!("{weights}.gain")), seen.vector(&format!("{weights}.bias")));
-            let (x, ours) = (seen.site(input), seen.site(&format!("{place}_normed")));
+            let ours = seen.site(&format!("{place}_normed"));
             let (values, scales) = normed(&x, width, norm);
             seen.check("the scale", &scales, &seen.site(&format!("{place}_scale")), &[]);
             // A norm without a gain has nothing after the division, and no wrong gain to be told from the right one.
@@ -266,6 +273,7 @@ fn identity_10_norms_divide_then_apply_their_gain() {
         };
         for (layer, spec) in layers(&case) {
             let at = |point: &str| format!("layers.{layer}.{point}");
+            let stream = Stream { seen: &seen, layer, spec };
             let mixes = spec.attention.is_some() || spec.recurrence.is_some();
             // The first sublayer's input: as it is for a recurrence, perhaps multiplied for attention.
             let handed = || match &spec.recurrence {
@@ -273,7 +281,7 @@ fn identity_10_norms_divide_then_apply_their_gain() {
                 None => scaled(&seen.site(&at("attn_in")), spec.attn_in_scale.map(|by| 1.0 / by)),
             };
             if let Some(norm) = spec.attn_norm.filter(|_| mixes) {
-                check(&at("attn"), &at("attn.norm"), norm, &at("resid_pre"), handed());
+                check(&at("attn"), &at("attn.norm"), norm, stream.read(), handed());
             } else {
                 assert!(
                     refusal(&case, &at("attn_normed")).contains("no norm before its attention or recurrence"),
@@ -281,7 +289,7 @@ fn identity_10_norms_divide_then_apply_their_gain() {
                     case.name
                 );
                 if mixes {
-                    assert_eq!(handed(), seen.site(&at("resid_pre")), "{}: it reads the stream itself", case.name);
+                    assert!(same(&handed(), &stream.read()), "{}: it reads the stream itself", case.name);
                 }
             }
             if spec.attention.is_some() && spec.recurrence.is_some() {
@@ -290,7 +298,13 @@ fn identity_10_norms_divide_then_apply_their_gain() {
             }
             if let Some(norm) = spec.mlp_norm.filter(|_| spec.mlp.is_some()) {
                 let read = if spec.parallel || !mixes { "resid_pre" } else { "resid_mid" };
-                check(&at("mlp"), &at("mlp.norm"), norm, &at(read), seen.site(&at("mlp_in")));
+                check(&at("mlp"), &at("mlp.norm"), norm, seen.site(&at(read)), seen.site(&at("mlp_in")));
+            } else if let Some(shared) = &spec.shared {
+                let name = format!("shared.{}.mlp.norm", shared.block);
+                check(&at("mlp"), &name, shared.mlp_norm, seen.site(&at("attn_out")), seen.site(&at("mlp_in")));
+                for point in ["attn_out_post", "mlp_out_post"] {
+                    assert!(refusal(&case, &at(point)).contains("they feed its recurrence"), "{}", case.name);
+                }
             } else {
                 assert!(
                     refusal(&case, &at("mlp_scale")).contains("no norm of its own before the MLP"),
@@ -301,7 +315,7 @@ fn identity_10_norms_divide_then_apply_their_gain() {
         }
         if let Some(norm) = case.loaded.model.program().architecture().final_norm {
             let last = format!("layers.{}.resid_post", case.layers() - 1);
-            check("final", "final_norm", norm, &last, seen.site("final_norm"));
+            check("final", "final_norm", norm, seen.site(&last), seen.site("final_norm"));
         }
     }
 }

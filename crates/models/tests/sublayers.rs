@@ -6,7 +6,7 @@ mod golden;
 mod naive;
 
 use naive::{
-    Seen, activate, heads_moved, layers, learned, plus, product, refusal, scaled, sigmoid, soft_cap, softmax, softplus,
+    Seen, activate, attention, heads_moved, layers, learned, mlp, plus, product, refusal, scaled, sigmoid, soft_cap, softmax, softplus,
     times,
 };
 use pellucid_engine::architecture::{Activation, Alibi, Attention, Experts, Mlp};
@@ -28,8 +28,8 @@ fn mixed(a: &Attention, probs: &[f64], value: &[f64], tokens: usize, key_head: i
 }
 
 /// Heads in pairs, the second half subtracted from the first: each pair mixes the values of both its heads.
-fn differing(seen: &Seen, layer: usize, a: &Attention, start: f32, probs: &[f64], value: &[f64]) -> Vec<f64> {
-    let of = |name: &str| seen.vector(&format!("layers.{layer}.attn.lambda_{name}")).expect("a learned vector");
+fn differing(seen: &Seen, weights: &str, a: &Attention, start: f32, probs: &[f64], value: &[f64]) -> Vec<f64> {
+    let of = |name: &str| seen.vector(&format!("{weights}.attn.lambda_{name}")).expect("a learned vector");
     let dot = |a: &str, b: &str| times(&of(a), &of(b)).iter().sum::<f64>();
     let by = dot("q1", "k1").exp() - dot("q2", "k2").exp() + start as f64;
     let (n, half, group) = (seen.tokens, a.heads / 2, a.heads / a.kv_heads);
@@ -45,11 +45,10 @@ fn differing(seen: &Seen, layer: usize, a: &Attention, start: f32, probs: &[f64]
 }
 
 /// What attention makes of the mixed values before its output projection.
-fn finished(seen: &Seen, layer: usize, a: &Attention, mut z: Vec<f64>) -> Vec<f64> {
-    let name = format!("layers.{layer}.attn.out_norm");
+fn finished(seen: &Seen, layer: usize, weights: &str, a: &Attention, mut z: Vec<f64>) -> Vec<f64> {
     if let Some(norm) = a.out_norm {
         let group = if a.differential.is_some() { 2 * a.value_dim } else { a.heads * a.value_dim };
-        z = seen.norm_of(&z, &name, norm, group);
+        z = seen.norm_of(&z, &format!("{weights}.attn.out_norm"), norm, group);
     }
     z = scaled(&z, a.differential.map(|start| 1.0 - start));
     if let Some(gate) = a.gate {
@@ -66,7 +65,7 @@ fn identity_1_attention_weights_times_values_are_z() {
     for case in golden::all() {
         let seen = Seen::new(&case);
         for (layer, spec) in layers(&case) {
-            let Some(a) = &spec.attention else {
+            let Some((a, weights)) = attention(layer, spec) else {
                 assert!(refusal(&case, &format!("layers.{layer}.z")).contains("no softmax attention"), "{}", case.name);
                 continue;
             };
@@ -86,14 +85,14 @@ fn identity_1_attention_weights_times_values_are_z() {
             let (group, n) = (a.heads / a.kv_heads, seen.tokens);
             checked += 1;
             if let Some(start) = a.differential {
-                let made = |probs: &[f64]| finished(&seen, layer, a, differing(&seen, layer, a, start, probs, &value));
-                let plain = finished(&seen, layer, a, mixed(a, &probs, &value, n, |head| head / group));
+                let made = |probs: &[f64]| finished(&seen, layer, &weights, a, differing(&seen, &weights, a, start, probs, &value));
+                let plain = finished(&seen, layer, &weights, a, mixed(a, &probs, &value, n, |head| head / group));
                 let wrong = [("heads moved on by one", made(&moved)), ("nothing subtracted", plain)];
                 seen.check("(probs - λ partner's probs) @ values = z", &made(&probs), &z, &wrong);
                 continue;
             }
             let made = |probs: &[f64], key_head: &dyn Fn(usize) -> usize| {
-                finished(&seen, layer, a, mixed(a, probs, &value, n, key_head))
+                finished(&seen, layer, &weights, a, mixed(a, probs, &value, n, key_head))
             };
             let mut wrong = vec![("heads moved on by one", made(&moved, &|head| head / group))];
             if a.kv_heads > 1 {
@@ -154,8 +153,10 @@ fn identity_3_the_down_projection_of_the_neurons_is_mlp_out() {
         let seen = Seen::new(&case);
         for (layer, spec) in layers(&case) {
             let at = |point| seen.layer(layer, point);
-            let name = |part: &str| format!("layers.{layer}.mlp.{part}");
-            match &spec.mlp {
+            let found = mlp(layer, spec);
+            let weights = found.as_ref().map(|(_, weights)| format!("{weights}.mlp")).unwrap_or_default();
+            let name = |part: &str| format!("{weights}.{part}");
+            match found.as_ref().map(|(mlp, _)| mlp) {
                 None => {
                     for point in ["mlp_in", "mlp_pre", "mlp_act", "mlp_out"] {
                         let said = refusal(&case, &format!("layers.{layer}.{point}"));
@@ -177,11 +178,9 @@ fn identity_3_the_down_projection_of_the_neurons_is_mlp_out() {
                 }
                 Some(Mlp::Dense(dense)) => {
                     let (pre, act) = (at("mlp_pre"), at("mlp_act"));
-                    let wrong = [("mlp_pre in place of mlp_act", seen.product(&pre, &name("down")))];
-                    seen.check("down(mlp_act) = mlp_out", &seen.product(&act, &name("down")), &at("mlp_out"), &wrong);
-                    let made = |pre: &[f64], linear: Option<&[f64]>| {
-                        seen.neurons(dense, &format!("layers.{layer}.mlp"), pre, linear)
-                    };
+                    let wrong = [("mlp_pre in place of mlp_act", seen.down(dense, &weights, &pre))];
+                    seen.check("down(mlp_act) = mlp_out", &seen.down(dense, &weights, &act), &at("mlp_out"), &wrong);
+                    let made = |pre: &[f64], linear: Option<&[f64]>| seen.neurons(dense, &weights, pre, linear);
                     if dense.gated {
                         let linear = at("mlp_pre_linear");
                         let wrong = [("the branches swapped", made(&linear, Some(&pre)))];
@@ -235,7 +234,7 @@ fn identity_6_attention_weights_are_shares_of_what_a_query_may_see() {
     for case in golden::all() {
         let seen = Seen::new(&case);
         for (layer, spec) in layers(&case) {
-            let Some(a) = &spec.attention else { continue };
+            let Some((a, _)) = attention(layer, spec) else { continue };
             let (probs, n) = (seen.layer(layer, "attn_probs"), seen.tokens);
             let sees = |query: usize, key: usize| {
                 let near = key <= query && a.window.is_none_or(|window| query - key < window);
@@ -288,8 +287,8 @@ fn identity_7_scores_come_from_rotated_queries_and_keys_and_give_the_weights() {
     for case in golden::all() {
         let seen = Seen::new(&case);
         for (layer, spec) in layers(&case) {
-            let (Some(a), n) = (&spec.attention, seen.tokens) else { continue };
-            let name = |part: &str| format!("layers.{layer}.attn.{part}");
+            let (Some((a, weights)), n) = (attention(layer, spec), seen.tokens) else { continue };
+            let name = |part: &str| format!("{weights}.attn.{part}");
             let (scores, probs) = (seen.layer(layer, "attn_scores"), seen.layer(layer, "attn_probs"));
             assert!(
                 (0..n).all(|q| (0..n).all(|k| (scores[q * n + k] == f64::NEG_INFINITY) == (probs[q * n + k] == 0.0))),
@@ -385,7 +384,8 @@ fn identity_8_the_output_projection_of_z_is_attn_out_and_so_is_the_sum_of_the_he
     for case in golden::all() {
         let seen = Seen::new(&case);
         for (layer, spec) in layers(&case) {
-            let (Some(a), name) = (&spec.attention, format!("layers.{layer}.attn.out")) else { continue };
+            let Some((a, weights)) = attention(layer, spec) else { continue };
+            let name = format!("{weights}.attn.out");
             if a.experts.is_some() {
                 // Each token's experts project its heads, and no head has columns of its own: the oracle of random
                 // architectures compares them with their definition (crates/engine/tests/oracle).

@@ -76,9 +76,9 @@ impl Oracle<'_> {
         self.biased(&["attn.q"], a.qkv_bias && choices.is_none());
         let mut q = match choices {
             Some(choices) => self.routed_queries(a, choices, x),
-            None => self.product(x, "attn.q"),
+            None => self.adapted(x, "attn.q", a.adapter),
         };
-        let (mut k, mut v) = (self.product(x, "attn.k"), self.product(x, "attn.v"));
+        let (mut k, mut v) = (self.adapted(x, "attn.k", a.adapter), self.adapted(x, "attn.v", a.adapter));
         self.put("q", &q);
         self.put("k", &k);
         v = map(&v, |x| x * a.value_scale.unwrap_or(1.0) as f64);

@@ -18,7 +18,7 @@ impl Oracle<'_> {
         self.biased(&[&part("up")], d.bias);
         self.biased(&[&part("gate")], d.bias && d.gated);
         self.biased(&[&part("down")], d.down_bias);
-        let pre = self.product(x, &part(if d.gated { "gate" } else { "up" }));
+        let pre = self.adapted(x, &part(if d.gated { "gate" } else { "up" }), d.adapter);
         let pre = map(&pre, |x| x * d.gate_scale.unwrap_or(1.0) as f64);
         let mut act = if d.xielu {
             let learned = |sign: &str| self.vector(&part(&format!("xielu_{sign}"))).expect("a learned number")[0];
@@ -31,7 +31,7 @@ impl Oracle<'_> {
             map(&pre, |x| activate(d.activation, x))
         };
         if d.gated {
-            let linear = self.product(x, &part("up"));
+            let linear = self.adapted(x, &part("up"), d.adapter);
             // One family clamps both branches and adds one to the linear one.
             let clamped = d.activation == Activation::ClampedGlu;
             act = times(&act, &map(&linear, |x| if clamped { x.max(-7.0).min(7.0) + 1.0 } else { x }));
@@ -46,7 +46,7 @@ impl Oracle<'_> {
             self.put("mlp_pre", &pre);
             self.put("mlp_act", &act);
         }
-        self.product(&act, &part("down"))
+        map(&self.product(&act, &part("down")), |x| x * d.down_scale.unwrap_or(1.0) as f64)
     }
 
     fn experts(&mut self, spec: &Experts, x: &Tokens) -> Tokens {

@@ -7,7 +7,7 @@ mod mlp;
 mod recurrence;
 
 use maths::{activate, add, dot, map, soft_cap};
-use pellucid_engine::architecture::{AbsolutePositions, Architecture, Gain, Layer, Norm, NormKind, Skip};
+use pellucid_engine::architecture::{AbsolutePositions, Architecture, Gain, Layer, Mlp, Norm, NormKind, SharedBlock, Skip};
 use std::collections::HashMap;
 
 pub type Weights = HashMap<String, (Vec<usize>, Vec<f32>)>;
@@ -27,10 +27,16 @@ struct Oracle<'a> {
     sites: Sites,
     closest: f64,
     layer: Option<usize>,
+    /// The shared block that runs and the adapter that the layer uses in it.
+    shared: Option<(usize, usize)>,
+    /// The stream before the first layer.
+    embedded: Tokens,
 }
 
 pub fn run(architecture: &Architecture, weights: &Weights, text: &[u32]) -> Truth {
-    let mut oracle = Oracle { architecture, weights, sites: HashMap::new(), closest: f64::INFINITY, layer: None };
+    let (sites, embedded) = (HashMap::new(), Tokens::new());
+    let mut oracle =
+        Oracle { architecture, weights, sites, closest: f64::INFINITY, layer: None, shared: None, embedded };
     oracle.forward(text);
     Truth { sites: oracle.sites, closest: oracle.closest }
 }
@@ -39,6 +45,7 @@ impl Oracle<'_> {
     fn forward(&mut self, text: &[u32]) {
         let a = self.architecture;
         let mut stream = self.embedding(text);
+        self.embedded = stream.clone();
         for (index, layer) in a.layers.iter().enumerate() {
             self.layer = Some(index);
             stream = self.block(layer, &stream);
@@ -145,7 +152,11 @@ impl Oracle<'_> {
             return (pre.clone(), pre.clone());
         }
         let width = self.architecture.width;
-        let handed = layer.attn_norm.map_or(pre.clone(), |norm| self.norm(pre, "attn.norm", norm, width, Some("attn")));
+        let read = layer.shared.as_ref().map_or(pre.clone(), |shared| add(pre, &self.shared_block(shared, pre)));
+        let handed = match layer.attn_norm {
+            Some(norm) => self.norm(&read, "attn.norm", norm, width, Some("attn")),
+            None => read,
+        };
         let mut mid = match layer.skip {
             Skip::Stream => pre.clone(),
             Skip::Normed { attn, .. } => map(&handed, |x| x * attn as f64),
@@ -175,6 +186,23 @@ impl Oracle<'_> {
             self.put("resid_mid", &mid);
         }
         (mid, handed)
+    }
+
+    /// What a block that layers share makes of the stream beside the embeddings.
+    fn shared_block(&mut self, shared: &SharedBlock, pre: &Tokens) -> Tokens {
+        let width = self.architecture.width;
+        let joined = pre.iter().zip(&self.embedded).map(|(stream, embedded)| [&stream[..], embedded].concat()).collect();
+        self.shared = Some((shared.block, shared.adapter));
+        let attn_in = self.norm(&joined, "attn.norm", shared.norm, 2 * width, None);
+        self.put("attn_in", &attn_in);
+        let out = self.attention(&shared.attention, &attn_in);
+        self.put("attn_out", &out);
+        let mlp_in = self.norm(&out, "mlp.norm", shared.mlp_norm, width, Some("mlp"));
+        self.put("mlp_in", &mlp_in);
+        let out = self.mlp(&Mlp::Dense(shared.mlp), &mlp_in);
+        self.put("mlp_out", &out);
+        self.shared = None;
+        self.product(&out, "shared_out")
     }
 
     fn gained(&self, x: &Tokens, name: &str) -> Tokens {
@@ -244,7 +272,22 @@ impl Oracle<'_> {
     }
 
     fn full(&self, name: &str) -> String {
+        match self.shared {
+            Some((block, _)) => format!("shared.{block}.{name}"),
+            None => self.at_layer(name),
+        }
+    }
+
+    fn at_layer(&self, name: &str) -> String {
         self.layer.map_or(name.to_string(), |layer| format!("layers.{layer}.{name}"))
+    }
+
+    /// A product, with what the layer's own adapter adds where there is one.
+    fn adapted(&self, x: &Tokens, name: &str, rank: Option<usize>) -> Tokens {
+        let first = self.product(x, name);
+        let (Some(_), Some((_, adapter))) = (rank, self.shared) else { return first };
+        let low = self.product(x, &format!("{name}.adapters.{adapter}.down"));
+        add(&first, &self.product(&low, &format!("{name}.adapters.{adapter}.up")))
     }
 
     fn vector(&self, name: &str) -> Option<Vec<f64>> {
@@ -257,6 +300,6 @@ impl Oracle<'_> {
     }
 
     fn put(&mut self, point: &str, value: &Tokens) {
-        self.sites.insert(self.full(point), value.concat());
+        self.sites.insert(self.at_layer(point), value.concat());
     }
 }

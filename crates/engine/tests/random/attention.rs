@@ -94,6 +94,7 @@ pub fn attention() -> impl Strategy<Value = Attention> {
             value_dim,
             latent,
             experts,
+            adapter: None,
             qkv_bias: qkv_bias && plain,
             unbiased_keys,
             out_bias,

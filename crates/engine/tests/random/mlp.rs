@@ -22,12 +22,13 @@ fn plain_dense() -> impl Strategy<Value = Dense> {
 }
 
 pub fn dense() -> impl Strategy<Value = Dense> {
-    let inside = (maybe_norm(), factor(), prop::bool::weighted(0.3));
-    (plain_dense(), inside).prop_map(|(dense, (inner_norm, gate_scale, xielu))| Dense {
+    let inside = (maybe_norm(), factor(), factor(), prop::bool::weighted(0.3));
+    (plain_dense(), inside).prop_map(|(dense, (inner_norm, gate_scale, down_scale, xielu))| Dense {
         // Norms of a few numbers are steps rather than functions.
         width: if inner_norm.is_some() { dense.width + 8 } else { dense.width },
         inner_norm,
         gate_scale,
+        down_scale,
         xielu: xielu && !dense.gated,
         ..dense
     })

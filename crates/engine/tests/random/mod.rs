@@ -11,8 +11,8 @@ pub use recurrence::recurrence;
 
 use crate::oracle;
 use pellucid_engine::architecture::{
-    AbsolutePositions, Activation, Attention, Embedding, Gain, Head, HeadTransform, Layer, LongRope, Mlp, Modules, Norm,
-    NormKind, Recurrence, Rope, RopeStyle, Skip,
+    AbsolutePositions, Activation, Attention, Dense, Embedding, Gain, Head, HeadTransform, Layer, LongRope, Mlp, Modules,
+    Norm, NormKind, Recurrence, Rope, RopeStyle, SharedBlock, Skip,
 };
 use pellucid_engine::{Architecture, Model, Program, Weight, WeightKind, Weights};
 use pellucid_kernels::{DType, Matrix, Pool};
@@ -128,6 +128,7 @@ pub fn layer(
             mlp_stream_norm,
             mlp_multiplier,
             skip: if parallel { Skip::Stream } else { skip },
+            shared: None,
             out_scale,
         }
     })
@@ -136,7 +137,32 @@ pub fn layer(
 /// Anything that a layer can be.
 pub fn any_layer() -> impl Strategy<Value = Layer> {
     let attention = prop::option::weighted(0.7, attention());
-    layer(attention, prop::option::weighted(0.4, recurrence()), prop::option::weighted(0.8, mlp()))
+    let any = layer(attention, prop::option::weighted(0.4, recurrence()), prop::option::weighted(0.8, mlp()));
+    prop_oneof![6 => any, 1 => fed_layer()]
+}
+
+/// A layer whose recurrence is fed by a block that other layers may share.
+pub fn fed_layer() -> impl Strategy<Value = Layer> {
+    let adapters = (prop::option::of(1usize..5), prop::option::of(1usize..5));
+    let block = (norm(), attention(), norm(), dense(), adapters);
+    (layer(Just(None), recurrence().prop_map(Some), Just(None)), block).prop_map(|(layer, block)| {
+        let (norm, attention, mlp_norm, mlp, (in_attention, in_mlp)) = block;
+        let plain = attention.latent.is_none() && attention.experts.is_none();
+        let attention = Attention { adapter: in_attention.filter(|_| plain), ..attention };
+        let shared =
+            SharedBlock { block: 0, adapter: 0, norm, attention, mlp_norm, mlp: Dense { adapter: in_mlp, ..mlp } };
+        Layer { shared: Some(shared), ..layer }
+    })
+}
+
+/// The first layer's block for all layers that have one, each with an adapter of its own.
+fn shared(mut layers: Vec<Layer>) -> Vec<Layer> {
+    let first = layers.iter().position(|layer| layer.shared.is_some()).unwrap_or(0);
+    let block = layers[first].shared.clone();
+    for (adapter, shared) in layers.iter_mut().filter_map(|layer| layer.shared.as_mut()).enumerate() {
+        *shared = SharedBlock { block: first, adapter, ..block.clone().expect("a block") };
+    }
+    layers
 }
 
 fn frequencies(count: usize, base: f32) -> Vec<f32> {
@@ -204,7 +230,7 @@ pub fn architecture(layer: impl Strategy<Value = Layer>) -> impl Strategy<Value 
             context: Some(CONTEXT),
             head: Head { table_width: if head.tied { embedding.table_width } else { head.table_width }, ..head },
             embedding,
-            layers,
+            layers: shared(layers),
             final_norm,
             ropes,
             modules: Modules::default(),

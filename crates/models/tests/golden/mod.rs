@@ -86,7 +86,7 @@ impl Case {
 
     /// Whether any layer has softmax attention, and so weights to look into.
     pub fn attends(&self) -> bool {
-        self.loaded.model.program().architecture().layers.iter().any(|layer| layer.attention.is_some())
+        self.loaded.model.find("layers.*.attn_probs").is_ok()
     }
 
     /// Whether a row decoded from `prompt` tokens to `total` is turned as a run over the whole text turns it. Rotations for

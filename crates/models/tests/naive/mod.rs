@@ -1,7 +1,7 @@
 //! The mathematics of a transformer's pieces, slow and obvious, in double precision; and what "equal" means.
 
 use crate::golden::Case;
-use pellucid_engine::architecture::{Activation, Dense, Layer, Norm, NormKind};
+use pellucid_engine::architecture::{Activation, Attention, Dense, Layer, Mlp, Norm, NormKind};
 use pellucid_engine::{Plan, Run};
 
 /// Equal in direction, in size and in every number, relative to the largest.
@@ -112,7 +112,12 @@ impl<'a> Seen<'a> {
         let part = |part: &str| self.product(x, &format!("{name}.{part}"));
         let (pre, linear) = if dense.gated { (part("gate"), Some(part("up"))) } else { (part("up"), None) };
         let pre: Vec<f64> = pre.iter().map(|x| x * dense.gate_scale.unwrap_or(1.0) as f64).collect();
-        self.product(&self.neurons(dense, name, &pre, linear.as_deref()), &format!("{name}.down"))
+        self.down(dense, name, &self.neurons(dense, name, &pre, linear.as_deref()))
+    }
+
+    /// What an MLP by name makes of its neurons.
+    pub fn down(&self, dense: &Dense, name: &str, neurons: &[f64]) -> Vec<f64> {
+        scaled(&self.product(neurons, &format!("{name}.down")), dense.down_scale)
     }
 
     /// Asserts that two values are equal and that a wrong one is told apart from the right one.
@@ -216,6 +221,18 @@ pub fn heads_moved(x: &[f64], heads: usize, dim: usize) -> Vec<f64> {
 /// The layers of a case's architecture.
 pub fn layers(case: &Case) -> impl Iterator<Item = (usize, &Layer)> {
     case.loaded.model.program().architecture().layers.iter().enumerate()
+}
+
+/// A layer's attention and where its weights are: its own, or that of a block that several layers share.
+pub fn attention(layer: usize, spec: &Layer) -> Option<(&Attention, String)> {
+    let own = spec.attention.as_ref().map(|attention| (attention, format!("layers.{layer}")));
+    own.or_else(|| spec.shared.as_ref().map(|shared| (&shared.attention, format!("shared.{}", shared.block))))
+}
+
+/// A layer's MLP and where its weights are.
+pub fn mlp(layer: usize, spec: &Layer) -> Option<(Mlp, String)> {
+    let own = spec.mlp.clone().map(|mlp| (mlp, format!("layers.{layer}")));
+    own.or_else(|| spec.shared.as_ref().map(|shared| (Mlp::Dense(shared.mlp), format!("shared.{}", shared.block))))
 }
 
 /// What it says when a site is asked for that the model does not have.

@@ -53,7 +53,7 @@ fn attention(architecture: &Architecture, a: &Attention) -> Option<String> {
         return Some("compresses its keys to nothing".into());
     }
     // Clips, norms and scales belong to projected heads; those of latent attention are expanded.
-    let projected = a.clip.is_some() || a.qk_norm.is_some() || a.value_scale.is_some() || a.experts.is_some();
+    let projected = a.adapter.is_some() || a.clip.is_some() || a.qk_norm.is_some() || a.value_scale.is_some() || a.experts.is_some();
     if a.latent.is_some() && projected {
         return Some("clips, norms, scales or routes heads that are expanded from a compressed form".into());
     }
@@ -77,11 +77,26 @@ fn whole(layer: &Layer) -> Option<String> {
     if layer.parallel && (layer.skip != Skip::Stream || layer.attn_stream_norm.is_some()) {
         return Some("runs in parallel and says what lies between its sublayers".into());
     }
+    if let Some(shared) = &layer.shared {
+        // A shared block feeds a recurrence, and its points are those of attention and MLP: a layer has them once.
+        if layer.recurrence.is_none() || layer.attention.is_some() || layer.mlp.is_some() {
+            return Some("uses a shared block without a recurrence, or beside sublayers of its own".into());
+        }
+        if let Some(problem) = mlp(&Mlp::Dense(shared.mlp)) {
+            return Some(problem);
+        }
+    } else if layer.attention.as_ref().is_some_and(|a| a.adapter.is_some()) || adapted(layer.mlp.as_ref()) {
+        return Some("has adapters, which belong to blocks that several layers share".into());
+    }
     // One norm has one gain, and two outputs would need two.
     if layer.attn_post_norm.is_some() && layer.attention.is_some() && layer.recurrence.is_some() {
         return Some("norms the outputs of attention and a recurrence with one gain".into());
     }
     None
+}
+
+fn adapted(mlp: Option<&Mlp>) -> bool {
+    matches!(mlp, Some(Mlp::Dense(dense)) if dense.adapter.is_some())
 }
 
 fn recurrence(recurrence: &Recurrence) -> Option<String> {
@@ -114,8 +129,10 @@ fn mlp(mlp: &Mlp) -> Option<String> {
         Mlp::Experts(experts) => experts,
     };
     let e = &experts.expert;
-    if e.xielu || e.inner_norm.is_some() || e.gate_scale.is_some() || experts.shared.is_some_and(|s| bent(&s.mlp)) {
-        return Some("has experts with an activation of their own, a norm or a scale inside".into());
+    let inside = e.xielu || e.inner_norm.is_some() || e.gate_scale.is_some() || e.down_scale.is_some();
+    let adapted = e.adapter.is_some() || experts.shared.is_some_and(|shared| shared.mlp.adapter.is_some());
+    if inside || adapted || experts.shared.is_some_and(|shared| bent(&shared.mlp)) {
+        return Some("has experts with an activation of their own, a norm, a scale or an adapter inside".into());
     }
     if experts.chosen == 0 || experts.chosen > experts.count {
         return Some(format!("chooses {} of {} experts", experts.chosen, experts.count));
