@@ -214,6 +214,17 @@ impl Config {
         &self.origin
     }
 
+    /// The configuration with values for keys that it leaves out; a key that is null stays so.
+    pub fn with_defaults<const N: usize>(&self, defaults: [(&str, Value); N]) -> Config {
+        let mut filled = self.clone();
+        if let Value::Object(object) = &mut filled.value {
+            for (key, value) in defaults {
+                object.entry(key).or_insert(value);
+            }
+        }
+        filled
+    }
+
     /// An error about a key.
     pub fn bad(&self, key: &str, problem: &str) -> Error {
         Error::invalid(

@@ -139,6 +139,7 @@ pub(crate) fn compare(program: &Program, names: &Names, tensors: &Tensors) -> Co
         names.ignored.iter().any(|end| name.ends_with(end))
             || names.other_parts.iter().any(|start| name.starts_with(start))
             || names.other_places.iter().any(|place| name.contains(place))
+            || names.guesses(name, prefix)
     };
     let tied_copy = |name: &str| {
         program.architecture().head.tied && names.sources("head", prefix).iter().any(|source| source.tensor == name)

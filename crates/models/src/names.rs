@@ -1,5 +1,7 @@
 //! Where a program's weights are found: a table from modules of the engine to modules of the checkpoint.
 
+use std::ops::Range;
+
 /// Which part of a stored tensor a weight is: one of a stack of matrices, and some of its rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Part {
@@ -75,6 +77,8 @@ pub struct Names {
     pub other_parts: Vec<&'static str>,
     /// What stands inside the names of tensors that nobody needs (attention to an encoder).
     pub other_places: Vec<&'static str>,
+    /// Layers behind the model's own that guess further tokens.
+    pub guessing_layers: Range<usize>,
 }
 
 /// A stored tensor and the part of it that a weight is.
@@ -174,6 +178,13 @@ impl Names {
     pub fn ignoring(mut self, ends: &[&'static str]) -> Names {
         self.ignored.extend(ends);
         self
+    }
+
+    /// Whether a tensor belongs to a layer that guesses further tokens.
+    pub fn guesses(&self, tensor: &str, prefix: &str) -> bool {
+        let layer = tensor.strip_prefix(prefix).and_then(|name| name.strip_prefix("layers."));
+        let number = layer.and_then(|name| name.split('.').next()?.parse().ok());
+        number.is_some_and(|number| self.guessing_layers.contains(&number))
     }
 
     fn push(&mut self, entry: Entry) {

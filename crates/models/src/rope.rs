@@ -30,7 +30,9 @@ pub(crate) fn by_layer_type(config: &Config, head_dim: usize) -> Result<Vec<Rope
         .into_iter()
         .map(|kind| match parts.as_ref().and_then(|parts| parts.part(kind)) {
             Some(part) => {
-                scaled(config, Some(&part), part.number_or("rope_theta", 10_000.0)?, head_dim, 1.0, RopeStyle::Halves)
+                let (base, fraction) =
+                    (part.number_or("rope_theta", 10_000.0)?, part.number_or("partial_rotary_factor", 1.0)?);
+                scaled(config, Some(&part), base, head_dim, fraction, RopeStyle::Halves)
             }
             None => rope(config, head_dim, RopeStyle::Halves),
         })
@@ -131,7 +133,7 @@ fn longrope(config: &Config, scaling: &Config, plain: &[f32]) -> Result<(Vec<f32
         None if factor <= 1.0 => 1.0,
         None => (1.0 + factor.ln() / length.ln()).sqrt(),
     };
-    let beyond = LongRope::Beyond { length: length as usize, frequencies: by("long_factor")? };
+    let beyond = LongRope::Beyond { length: length as usize, frequencies: by("long_factor")?, amplitude };
     Ok((by("short_factor")?, beyond, amplitude))
 }
 

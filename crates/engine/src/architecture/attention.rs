@@ -168,6 +168,8 @@ pub enum LongRope {
         length: usize,
         /// The set.
         frequencies: Vec<f32>,
+        /// What cosines and sines are multiplied by then.
+        amplitude: f32,
     },
     /// A base that grows with the row's length.
     Dynamic {
@@ -224,7 +226,7 @@ impl Rope {
     /// The frequencies for a row of `length` tokens.
     pub fn at_length(&self, length: usize) -> Cow<'_, [f32]> {
         match &self.long {
-            Some(LongRope::Beyond { length: limit, frequencies }) if length > *limit => frequencies.into(),
+            Some(LongRope::Beyond { length: limit, frequencies, .. }) if length > *limit => frequencies.into(),
             Some(LongRope::Dynamic { length: limit, base, factor }) if length > *limit => {
                 let dim = 2 * self.frequencies.len();
                 let grown = factor * length as f32 / *limit as f32 - (factor - 1.0);
@@ -232,6 +234,14 @@ impl Rope {
                 (0..dim / 2).map(|i| 1.0 / base.powf(2.0 * i as f32 / dim as f32)).collect()
             }
             _ => (&self.frequencies[..]).into(),
+        }
+    }
+
+    /// What cosines and sines are multiplied by in a row of `length` tokens.
+    pub fn amplitude_at(&self, length: usize) -> f32 {
+        match self.long {
+            Some(LongRope::Beyond { length: limit, amplitude, .. }) if length > limit => amplitude,
+            _ => self.amplitude,
         }
     }
 }

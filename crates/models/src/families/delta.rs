@@ -1,16 +1,19 @@
-//! Models that alternate attention with the gated delta rule: Qwen 3 Next, Qwen 3.5, OLMo Hybrid.
+//! Models that alternate attention with the gated delta rule: Qwen 3 Next, Qwen 3.5, OLMo Hybrid, Kimi Linear.
 
+use super::deepseek::put_experts;
+use super::experts::{correction_names, shared_names, sigmoid_routing, without_experts};
+use super::latent::latent;
 use super::llama::llama_like;
-use super::mamba_hybrids::mix;
+use super::mamba_hybrids::{mix, renamed_mlp};
 use super::olmo::norm_all_heads;
-use super::relatives::{post_norms, softmax_experts};
+use super::moe::gated_shared_experts;
+use super::relatives::post_norms;
 use super::{Family, activation};
 use crate::config::Config;
 use crate::error::Result;
 use crate::names::{Names, Part};
-use pellucid_engine::architecture::{
-    Activation, AttentionGate, Decay, DeltaRule, Dense, Gain, Mlp, Norm, Recurrence, Shared,
-};
+use pellucid_engine::architecture::{Activation, AttentionGate, Decay, DeltaRule, Gain, Norm, Recurrence, RopeStyle};
+use serde_json::json;
 
 /// Qwen 3 Next: gated attention every fourth layer, experts with a gated shared one.
 pub(super) fn qwen3_next(config: &Config) -> Result<Family> {
@@ -28,11 +31,16 @@ pub(super) fn qwen3_next(config: &Config) -> Result<Family> {
         .with_part("layers.{l}.mixer.gate", fused, Part::grouped(2 * key + values, values, of), false)
         .with_part("layers.{l}.mixer.strength", pairs, Part::grouped(0, each, 2 * each), false)
         .with_part("layers.{l}.mixer.step", pairs, Part::grouped(each, each, 2 * each), false);
-    let experts = config.size_or("num_experts", 512)?;
-    let (step, dense) = (config.size_or("decoder_sparse_step", 1)?.max(1), config.sizes("mlp_only_layers")?);
-    let sparse = |layer: usize| experts > 0 && (layer + 1).is_multiple_of(step) && !dense.contains(&layer);
-    let config = config.with("norm_topk_prob", config.flag_or("norm_topk_prob", true)?.into());
-    qwen_experts(&config, &mut family, experts, sparse)?;
+    let config = config.with_defaults([
+        ("num_experts", json!(512)),
+        ("num_experts_per_tok", json!(10)),
+        ("moe_intermediate_size", json!(512)),
+        ("shared_expert_intermediate_size", json!(512)),
+        ("norm_topk_prob", json!(true)),
+    ]);
+    if config.size("num_experts")? > 0 {
+        gated_shared_experts(&config, &mut family)?;
+    }
     Ok(family)
 }
 
@@ -57,11 +65,16 @@ pub(super) fn qwen3_5_text(config: &Config) -> Result<Family> {
 
 /// Qwen 3.5 with experts.
 pub(super) fn qwen3_5_moe_text(config: &Config) -> Result<Family> {
-    // Every layer has experts; the width of an MLP is not even written down.
-    let width = config.size_or("intermediate_size", config.size_or("moe_intermediate_size", 512)?)?;
-    let config = config.with("intermediate_size", width.into()).with("norm_topk_prob", true.into());
+    let config = config.with_defaults([
+        ("num_experts", json!(256)),
+        ("num_experts_per_tok", json!(8)),
+        ("moe_intermediate_size", json!(512)),
+        ("shared_expert_intermediate_size", json!(512)),
+        // Every layer has experts, so the width of an MLP is not even written down.
+        ("intermediate_size", json!(512)),
+    ]);
     let mut family = qwen3_5_text(&config)?;
-    qwen_experts(&config, &mut family, config.size_or("num_experts", 256)?, |_| true)?;
+    gated_shared_experts(&config.with("norm_topk_prob", true.into()), &mut family)?;
     Ok(family)
 }
 
@@ -102,6 +115,81 @@ pub(super) fn olmo_hybrid(config: &Config) -> Result<Family> {
         ("layers.{l}.mixer.gate", at("g_proj")),
     ]);
     Ok(family)
+}
+
+/// Kimi Linear: latent attention without positions, delta rules that forget by coordinate, DeepSeek's experts.
+pub(super) fn kimi_linear(config: &Config) -> Result<Family> {
+    let named = kimi_names(config)?;
+    let mut family = llama_like(&named)?;
+    let linear = linear_layers(&named, family.architecture.layers.len())?;
+    latent(&named, &mut family, RopeStyle::Halves)?;
+    family.each_attention(|a| a.rope = None);
+    family.architecture.ropes.clear();
+    let (heads, dim) = (named.size("linear_num_heads")?, named.size("linear_head_dim")?);
+    let rule = DeltaRule {
+        key_heads: heads,
+        value_heads: heads,
+        key_dim: dim,
+        value_dim: dim,
+        decay: Decay::Key(dim),
+        gate: Activation::Sigmoid,
+        gate_rank: Some(dim),
+        norm: Norm::rms(named.number_or("rms_norm_eps", 1e-5)?),
+        ..rule(&named)?
+    };
+    for (layer, _) in family.architecture.layers.iter_mut().zip(linear).filter(|(_, linear)| *linear) {
+        mix(layer, Recurrence::DeltaRule(rule.clone()));
+    }
+    let normalise = named.flag_or("moe_renormalize", true)?;
+    let routing = sigmoid_routing(&named, normalise, named.number_or("routed_scaling_factor", 1.0)?)?;
+    put_experts(&named, &mut family, routing)?;
+    // Dense and sparse layers alike are called by the experts' name.
+    let at = |name: &str| format!("layers.{{l}}.block_sparse_moe.{name}");
+    let names = renamed_mlp(std::mem::take(&mut family.names), "block_sparse_moe");
+    let names = shared_names(without_experts(names), &["block_sparse_moe.shared_experts"])
+        .replacing("layers.{l}.mlp.router", &at("gate"))
+        .with(&[
+            ("layers.{l}.mlp.experts.{e}.gate", at("experts.{e}.w1")),
+            ("layers.{l}.mlp.experts.{e}.up", at("experts.{e}.w3")),
+            ("layers.{l}.mlp.experts.{e}.down", at("experts.{e}.w2")),
+        ]);
+    let names = correction_names(names, &["block_sparse_moe.gate.e_score_correction_bias"]);
+    let at = |name: &str| format!("layers.{{l}}.self_attn.{name}");
+    family.names = separate_names(names, "layers.{l}.self_attn").with(&[
+        ("layers.{l}.mixer.step_down", at("f_a_proj")),
+        ("layers.{l}.mixer.step", at("f_b_proj")),
+        ("layers.{l}.mixer.strength", at("b_proj")),
+        ("layers.{l}.mixer.gate_down", at("g_a_proj")),
+        ("layers.{l}.mixer.gate", at("g_b_proj")),
+    ]);
+    family.architecture.modules.mlp = Some("block_sparse_moe".into());
+    Ok(family)
+}
+
+/// Kimi's configuration under the names of its relations. Older ones keep the linear layers in a part of their own.
+fn kimi_names(config: &Config) -> Result<Config> {
+    let same = |ours: &str, theirs: &str, default: serde_json::Value| {
+        let value = config.get(ours).or(config.get(theirs)).cloned().unwrap_or(default);
+        (ours.to_string(), value)
+    };
+    let mut pairs = vec![
+        same("n_routed_experts", "num_experts", json!(256)),
+        same("n_shared_experts", "num_shared_experts", json!(1)),
+        same("num_experts_per_tok", "num_experts_per_token", json!(8)),
+        same("n_group", "num_expert_group", json!(1)),
+        same("max_position_embeddings", "model_max_length", json!(null)),
+        same("first_k_dense_replace", "first_k_dense_replace", json!(1)),
+    ];
+    if let Some(part) = config.part("linear_attn_config") {
+        let (depth, full) = (config.size("num_hidden_layers")?, part.sizes("full_attn_layers")?);
+        // Counted from one there.
+        let kind = |layer: usize| if full.contains(&(layer + 1)) { "full_attention" } else { "linear_attention" };
+        pairs.push(("layer_types".into(), (0..depth).map(kind).collect::<Vec<_>>().into()));
+        pairs.push(("linear_num_heads".into(), part.size("num_heads")?.into()));
+        pairs.push(("linear_head_dim".into(), part.size("head_dim")?.into()));
+        pairs.push(("linear_conv_kernel_dim".into(), part.size_or("short_conv_kernel_size", 4)?.into()));
+    }
+    Ok(pairs.into_iter().fold(config.clone(), |config, (key, value)| config.with(&key, value)))
 }
 
 /// Where a delta rule called `at` with separate projections keeps its weights.
@@ -156,24 +244,6 @@ fn qwen_trunk(config: &Config) -> Result<Family> {
     // Heads that predict further tokens.
     family.names.other_parts = vec!["mtp."];
     Ok(family)
-}
-
-/// Softmax experts with a gated shared one.
-fn qwen_experts(config: &Config, family: &mut Family, experts: usize, sparse: impl Fn(usize) -> bool) -> Result<()> {
-    softmax_experts(config, family, experts, config.size_or("moe_intermediate_size", 512)?, sparse)?;
-    let width = config.size_or("shared_expert_intermediate_size", 512)?;
-    family.each(|layer| {
-        if let Some(Mlp::Experts(experts)) = &mut layer.mlp {
-            experts.shared = Some(Shared { mlp: Dense { width, ..experts.expert }, gated: true });
-        }
-    });
-    family.names = std::mem::take(&mut family.names).with(&[
-        ("layers.{l}.mlp.shared.gate", "layers.{l}.mlp.shared_expert.gate_proj"),
-        ("layers.{l}.mlp.shared.up", "layers.{l}.mlp.shared_expert.up_proj"),
-        ("layers.{l}.mlp.shared.down", "layers.{l}.mlp.shared_expert.down_proj"),
-        ("layers.{l}.mlp.shared_gate", "layers.{l}.mlp.shared_expert_gate"),
-    ]);
-    Ok(())
 }
 
 /// The delta rule as these configurations describe it.

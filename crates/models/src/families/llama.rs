@@ -1,13 +1,14 @@
 //! Llama and its near relations: root-mean-square norms before each sublayer, rotary positions, gated MLPs.
 
+use super::experts::Mixture;
 use super::{Family, activation, modules, windows};
 use crate::config::Config;
 use crate::error::Result;
-use crate::names::{Names, Part};
+use crate::names::Names;
 use crate::rope::rope;
 use pellucid_engine::Architecture;
 use pellucid_engine::architecture::{
-    Attention, Dense, Embedding, Experts, Head, Layer, LongRope, Mlp, Norm, Rope, RopeStyle, Routing,
+    Attention, Dense, Embedding, Head, Layer, LongRope, Mlp, Norm, Rope, RopeStyle, Routing,
 };
 
 /// Llama: optional biases everywhere.
@@ -47,26 +48,15 @@ pub(super) fn qwen3(config: &Config) -> Result<Family> {
 /// Mixtral: Mistral with experts.
 pub(super) fn mixtral(config: &Config) -> Result<Family> {
     let mut family = mistral(config)?;
-    let (experts, chosen) = (config.size("num_local_experts")?, config.size("num_experts_per_tok")?);
-    family.each(|layer| {
-        if let Some(Mlp::Dense(expert)) = layer.mlp {
-            layer.mlp = Some(Mlp::Experts(Experts::new(experts, chosen, expert, Routing::softmax(true))));
-        }
-    });
-    let stacked = Part::stacked(experts);
-    let moe = "layers.{l}.block_sparse_moe";
-    family.names = family
-        .names
-        .with(&[("layers.{l}.mlp.router", "layers.{l}.block_sparse_moe.gate")])
-        .with(&[
-            ("layers.{l}.mlp.experts.{e}.gate", "layers.{l}.block_sparse_moe.experts.{e}.w1"),
-            ("layers.{l}.mlp.experts.{e}.up", "layers.{l}.block_sparse_moe.experts.{e}.w3"),
-            ("layers.{l}.mlp.experts.{e}.down", "layers.{l}.block_sparse_moe.experts.{e}.w2"),
-        ])
-        // GGUF files stack the experts of a layer.
-        .with_part("layers.{l}.mlp.experts.{e}.gate", &format!("{moe}.experts.gate"), stacked, false)
-        .with_part("layers.{l}.mlp.experts.{e}.up", &format!("{moe}.experts.up"), stacked, false)
-        .with_part("layers.{l}.mlp.experts.{e}.down", &format!("{moe}.experts.down"), stacked, false);
+    let mixture = Mixture {
+        count: config.size("num_local_experts")?,
+        chosen: config.size("num_experts_per_tok")?,
+        width: config.size("intermediate_size")?,
+        routing: Routing::softmax(true),
+        shared: 0,
+    };
+    mixture.put_everywhere(&mut family);
+    family.names = mixture.numbered_names(family.names);
     Ok(family)
 }
 

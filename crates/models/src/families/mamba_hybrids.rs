@@ -1,5 +1,7 @@
 //! Models whose layers are state-space mixers or attention: Jamba, Bamba, Falcon H1, Granite 4, Nemotron H.
 
+use super::experts::sigmoid_routing;
+use super::granite_moe::granitemoeshared;
 use super::llama::llama_like;
 use super::mamba::{mamba_names, mamba2_names, step_limits};
 use super::relatives::granite;
@@ -8,8 +10,8 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::names::{Names, Part};
 use pellucid_engine::architecture::{
-    Dense, ExpertGroups, ExpertWeights, Experts, GroupedNorm, LatentExperts, Layer, Mamba, Mamba2, Mlp, Norm,
-    Recurrence, Routing, Scores, Shared,
+    Dense, Experts, GroupedNorm, LatentExperts, Layer, Mamba, Mamba2, Mlp, Norm,
+    Recurrence, Routing, Shared,
 };
 
 /// Jamba: Mamba with norms inside, attention without positions every few layers, experts every few layers.
@@ -128,9 +130,23 @@ pub(super) fn falcon_h1(config: &Config) -> Result<Family> {
     Ok(family)
 }
 
-/// Granite 4: Granite's multipliers, Mamba 2 or attention, experts beside an MLP that every token uses.
+/// Granite 4: Granite with Mamba 2 or attention, experts beside an MLP that every token uses, or only that.
 pub(super) fn granitemoehybrid(config: &Config) -> Result<Family> {
-    let mut family = granite(&config.with("mlp_bias", false.into()))?;
+    let shared = config.size_or("shared_intermediate_size", 1024)?;
+    let named = config.with("mlp_bias", false.into());
+    let mut family = if config.size_or("num_local_experts", 0)? > 0 {
+        granitemoeshared(&named.with("shared_intermediate_size", shared.into()))?
+    } else {
+        let mut family = granite(&named.with("intermediate_size", shared.into()))?;
+        let fused = "layers.{l}.shared_mlp.input_linear";
+        family.names = family
+            .names
+            .without(&["layers.{l}.mlp.gate", "layers.{l}.mlp.up"])
+            .with_part("layers.{l}.mlp.gate", fused, Part::rows(0, 2 * shared), false)
+            .with_part("layers.{l}.mlp.up", fused, Part::rows(shared, 2 * shared), false)
+            .replacing("layers.{l}.mlp.down", "layers.{l}.shared_mlp.output_linear");
+        family
+    };
     if config.text("position_embedding_type") != Some("rope") {
         family.each_attention(|a| a.rope = None);
         family.architecture.ropes.clear();
@@ -145,8 +161,6 @@ pub(super) fn granitemoehybrid(config: &Config) -> Result<Family> {
         return Err(config.bad("layer_types", "does not have one entry a layer"));
     }
     let spec = mamba2_spec(config, config.size_or("mamba_n_groups", 1)?)?;
-    let (experts, chosen) = (config.size_or("num_local_experts", 0)?, config.size_or("num_experts_per_tok", 0)?);
-    let (width, shared) = (config.size("intermediate_size")?, config.size_or("shared_intermediate_size", 1024)?);
     for (layer, kind) in family.architecture.layers.iter_mut().zip(kinds) {
         match kind {
             "attention" | "full_attention" => {}
@@ -154,34 +168,8 @@ pub(super) fn granitemoehybrid(config: &Config) -> Result<Family> {
             other => return Err(config.bad("layer_types", &format!("has a layer of unknown type `{other}`"))),
         }
         layer.mixer_multiplier = layer.attn_multiplier;
-        let Some(Mlp::Dense(dense)) = layer.mlp else { continue };
-        let always = Dense { width: shared, ..dense };
-        layer.mlp = Some(if experts == 0 {
-            Mlp::Dense(always)
-        } else {
-            let routing = Routing::new(Scores::Raw, ExpertWeights::Softmax);
-            let expert = Dense { width, ..dense };
-            let shared = Some(Shared { mlp: always, gated: false });
-            Mlp::Experts(Experts { shared, ..Experts::new(experts, chosen, expert, routing) })
-        });
     }
-    let stored = "layers.{l}.shared_mlp.input_linear";
-    let moe = "layers.{l}.block_sparse_moe";
-    let mut names =
-        std::mem::take(&mut family.names).without(&["layers.{l}.mlp.gate", "layers.{l}.mlp.up", "layers.{l}.mlp.down"]);
-    for module in ["layers.{l}.mlp", "layers.{l}.mlp.shared"] {
-        names = names
-            .with_part(&format!("{module}.gate"), stored, Part::rows(0, 2 * shared), false)
-            .with_part(&format!("{module}.up"), stored, Part::rows(shared, 2 * shared), false)
-            .with(&[(&format!("{module}.down"), "layers.{l}.shared_mlp.output_linear")]);
-    }
-    let part = |start: usize| Part::rows(start, 2 * width).of_stack(experts);
-    names = names
-        .with(&[("layers.{l}.mlp.router", format!("{moe}.router.layer"))])
-        .with_part("layers.{l}.mlp.experts.{e}.gate", &format!("{moe}.input_linear"), part(0), false)
-        .with_part("layers.{l}.mlp.experts.{e}.up", &format!("{moe}.input_linear"), part(width), false)
-        .with_part("layers.{l}.mlp.experts.{e}.down", &format!("{moe}.output_linear"), Part::stacked(experts), false);
-    family.names = mamba2_names(names, "layers.{l}.mamba", &spec);
+    family.names = mamba2_names(std::mem::take(&mut family.names), "layers.{l}.mamba", &spec);
     family.architecture.modules.mlp = None;
     Ok(family)
 }
@@ -285,19 +273,8 @@ fn nemotron_layers(config: &Config) -> Result<Vec<String>> {
 
 fn nemotron_experts(config: &Config, plain: Dense) -> Result<Mlp> {
     let count = config.size_or("n_routed_experts", 8)?;
-    let groups = ExpertGroups {
-        count: config.size_or("n_group", 1)?,
-        kept: config.size_or("topk_group", 1)?,
-        by_best_two: true,
-    };
-    let shares = ExpertWeights::Shares { eps: 1e-20, least: 0.0 };
-    let weights = if config.flag_or("norm_topk_prob", true)? { shares } else { ExpertWeights::Scores };
-    let routing = Routing {
-        correction: true,
-        groups: (groups.count > 1).then_some(groups),
-        scale: config.number_or("routed_scaling_factor", 1.0)?,
-        ..Routing::new(Scores::Sigmoid, weights)
-    };
+    let (normalise, scale) = (config.flag_or("norm_topk_prob", true)?, config.number_or("routed_scaling_factor", 1.0)?);
+    let routing = sigmoid_routing(config, normalise, scale)?;
     let expert = Dense { width: config.size("moe_intermediate_size")?, bias: false, down_bias: false, ..plain };
     let shared = Dense { width: config.size("moe_shared_expert_intermediate_size")?, ..plain };
     let latent = config.size_maybe("moe_latent_size")?;

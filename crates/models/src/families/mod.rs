@@ -6,22 +6,33 @@
 mod bert;
 mod bloom;
 mod ctrl;
+mod dbrx;
+mod deepseek;
 mod delta;
+mod experts;
 mod falcon;
 mod gemma;
 mod gpt2;
 mod gpt_neox;
+mod gpt_oss;
 mod gptj;
+mod granite_moe;
 mod griffin;
+mod hunyuan;
+mod jetmoe;
+mod latent;
 mod limits;
 mod llama;
+mod llama4;
 mod mamba;
 mod mamba_hybrids;
+mod moe;
 mod offshoots;
 mod olmo;
 mod opt;
 mod relatives;
 mod seq2seq;
+mod sigmoid_moe;
 mod zamba;
 
 pub(crate) use limits::MOST_LAYERS;
@@ -30,7 +41,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::names::Names;
 use pellucid_engine::Architecture;
-use pellucid_engine::architecture::{Activation, Attention, Dense, Layer, Mlp, Modules, Norm};
+use pellucid_engine::architecture::{Activation, Attention, Dense, Experts, Layer, Mlp, Modules, Norm};
 
 /// What a family makes of a configuration.
 #[derive(Debug)]
@@ -61,6 +72,15 @@ impl Family {
         });
     }
 
+    /// Changes every MLP that is made of experts.
+    fn each_experts(&mut self, mut change: impl FnMut(&mut Experts)) {
+        self.each(|layer| {
+            if let Some(Mlp::Experts(experts)) = &mut layer.mlp {
+                change(experts);
+            }
+        });
+    }
+
     /// Changes the norms that the sublayers and the head read through.
     fn set_norms(&mut self, norm: Norm) {
         self.each(|layer| (layer.attn_norm, layer.mlp_norm) = (Some(norm), layer.mlp_norm.map(|_| norm)));
@@ -82,8 +102,11 @@ type Reader = fn(&Config) -> Result<Family>;
 
 /// Every family that runs natively, by `model_type`.
 const FAMILIES: &[(&str, Reader)] = &[
+    ("afmoe", sigmoid_moe::afmoe),
     ("apertus", offshoots::apertus),
     ("arcee", relatives::arcee),
+    ("aria_text", moe::aria_text),
+    ("axk1", deepseek::axk1),
     ("bamba", mamba_hybrids::bamba),
     ("bart", seq2seq::bart),
     ("bert", bert::bert),
@@ -95,44 +118,68 @@ const FAMILIES: &[(&str, Reader)] = &[
     ("codegen", gptj::codegen),
     ("cohere", relatives::cohere),
     ("cohere2", relatives::cohere2),
+    ("cohere2_moe", moe::cohere2_moe),
     ("ctrl", ctrl::ctrl),
     ("cwm", relatives::cwm),
+    ("dbrx", dbrx::dbrx),
+    ("deepseek_v2", deepseek::deepseek_v2),
+    ("deepseek_v3", deepseek::deepseek_v3),
     ("diffllama", offshoots::diffllama),
     ("doge", offshoots::doge),
+    ("dots1", sigmoid_moe::dots1),
     ("electra", bert::electra),
     ("ernie4_5", relatives::ernie4_5),
+    ("ernie4_5_moe", moe::ernie4_5_moe),
     ("exaone4", relatives::exaone4),
+    ("exaone_moe", sigmoid_moe::exaone_moe),
     ("falcon", falcon::falcon),
     ("falcon_h1", mamba_hybrids::falcon_h1),
     ("falcon_mamba", mamba::falcon_mamba),
+    ("flex_olmo", olmo::flex_olmo),
     ("gemma", gemma::gemma1),
     ("gemma2", gemma::gemma2),
     ("gemma3", gemma::gemma3),
     ("gemma3_text", gemma::gemma3_text),
     ("glm", relatives::glm),
     ("glm4", relatives::glm4),
+    ("glm4_moe", sigmoid_moe::glm4_moe),
+    ("glm4_moe_lite", deepseek::glm4_moe_lite),
     ("gpt2", gpt2::gpt2),
     ("gpt_bigcode", gpt2::gpt_bigcode),
     ("gpt_neo", gpt2::gpt_neo),
     ("gpt_neox", gpt_neox::gpt_neox),
     ("gpt_neox_japanese", gpt_neox::gpt_neox_japanese),
+    ("gpt_oss", gpt_oss::gpt_oss),
     ("gptj", gptj::gptj),
     ("granite", relatives::granite),
     ("granite_swa", offshoots::granite_swa),
+    ("granitemoe", granite_moe::granitemoe),
+    ("granitemoe_swa", granite_moe::granitemoe_swa),
     ("granitemoehybrid", mamba_hybrids::granitemoehybrid),
+    ("granitemoeshared", granite_moe::granitemoeshared),
     ("helium", relatives::helium),
-    ("hunyuan_v1_dense", offshoots::hunyuan_v1_dense),
+    ("hunyuan_v1_dense", hunyuan::hunyuan_v1_dense),
+    ("hunyuan_v1_moe", hunyuan::hunyuan_v1_moe),
+    ("hy_v3", sigmoid_moe::hy_v3),
     ("hyperclovax", relatives::hyperclovax),
     ("jais2", relatives::jais2),
     ("jamba", mamba_hybrids::jamba),
+    ("jetmoe", jetmoe::jetmoe),
+    ("kimi_linear", delta::kimi_linear),
+    ("laguna", sigmoid_moe::laguna),
     ("lfm2", griffin::lfm2),
     ("lfm2_moe", griffin::lfm2_moe),
     ("llama", llama::llama),
+    ("llama4_text", llama4::llama4_text),
     ("mamba", mamba::mamba),
     ("mamba2", mamba::mamba2),
     ("marian", seq2seq::marian),
     ("mbart", seq2seq::mbart),
+    ("mellum", moe::mellum),
+    ("mimo_v2_flash", sigmoid_moe::mimo_v2_flash),
+    ("minicpm3", deepseek::minicpm3),
     ("minimax", griffin::minimax),
+    ("minimax_m2", sigmoid_moe::minimax_m2),
     ("ministral", relatives::ministral),
     ("ministral3", offshoots::ministral3),
     ("mistral", llama::mistral),
@@ -153,17 +200,20 @@ const FAMILIES: &[(&str, Reader)] = &[
     ("persimmon", gpt_neox::persimmon),
     ("phi", gptj::phi),
     ("phi3", relatives::phi3),
+    ("phimoe", moe::phimoe),
     ("qwen2", llama::qwen2),
+    ("qwen2_moe", moe::qwen2_moe),
     ("qwen3", llama::qwen3),
     ("qwen3_5_moe_text", delta::qwen3_5_moe_text),
     ("qwen3_5_text", delta::qwen3_5_text),
-    ("qwen3_moe", relatives::qwen3_moe),
+    ("qwen3_moe", moe::qwen3_moe),
     ("qwen3_next", delta::qwen3_next),
     ("recurrent_gemma", griffin::recurrent_gemma),
     ("roberta", bert::roberta),
     ("rwkv", griffin::rwkv),
     ("seed_oss", relatives::seed_oss),
     ("smollm3", relatives::smollm3),
+    ("solar_open", sigmoid_moe::solar_open),
     ("stablelm", relatives::stablelm),
     ("starcoder2", relatives::starcoder2),
     ("trocr", seq2seq::trocr),
@@ -171,6 +221,7 @@ const FAMILIES: &[(&str, Reader)] = &[
     ("whisper", seq2seq::whisper),
     ("xglm", seq2seq::xglm),
     ("xlm-roberta", bert::roberta),
+    ("youtu", deepseek::youtu),
     ("zamba2", zamba::zamba2),
 ];
 

@@ -1,11 +1,12 @@
 //! Llama's further relations, which change how attention or the neurons themselves work.
 
 use super::Family;
+use super::granite_moe::rope_by_layer;
 use super::llama::{llama, llama_like, mistral, qwen3, slide};
 use super::relatives::granite;
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::rope::{rope, scaled};
+use crate::rope::rope;
 use pellucid_engine::architecture::{Dense, DynamicMask, Gain, Mlp, Norm, NormKind, RopeStyle, Skip, Temperature};
 
 /// Apertus: plain MLPs with a learned activation, norms on queries and keys.
@@ -87,7 +88,7 @@ pub(super) fn granite_swa(config: &Config) -> Result<Family> {
     slide(config, &mut family, Some(config.size_or("sliding_window", 128)?), |layer| layer % 4 != 0)?;
     family.architecture.head.tied = config.flag_or("tie_word_embeddings", true)?;
     sink(&mut family);
-    rotate_by_layer(config, &mut family)?;
+    rope_by_layer(config, &mut family)?;
     Ok(family)
 }
 
@@ -96,65 +97,6 @@ pub(super) fn sink(family: &mut Family) {
     family.each_attention(|a| a.sinks = true);
     family.names =
         std::mem::take(&mut family.names).with_bare(&[("layers.{l}.attn.sinks", "layers.{l}.self_attn.sinks")]);
-}
-
-/// `layer_rope_theta`: the rotary base of each layer; zero for none.
-pub(super) fn rotate_by_layer(config: &Config, family: &mut Family) -> Result<()> {
-    if config.get("layer_rope_theta").is_none() {
-        return Ok(());
-    }
-    let bases = config.numbers("layer_rope_theta")?;
-    if bases.len() != family.architecture.layers.len() {
-        return Err(config.bad("layer_rope_theta", "does not have one entry a layer"));
-    }
-    let (head_dim, parameters) = (family.head_dim(), config.part("rope_parameters"));
-    let mut distinct: Vec<f32> = Vec::new();
-    family.architecture.ropes.clear();
-    for base in &bases {
-        if *base != 0.0 && !distinct.contains(base) {
-            distinct.push(*base);
-            let rope = scaled(config, parameters.as_ref(), *base, head_dim, 1.0, RopeStyle::Halves)?;
-            family.architecture.ropes.push(rope);
-        }
-    }
-    for (layer, base) in family.architecture.layers.iter_mut().zip(&bases) {
-        if let Some(attention) = &mut layer.attention {
-            attention.rope = distinct.iter().position(|known| known == base);
-        }
-    }
-    Ok(())
-}
-
-/// HunYuan: norms on queries and keys after their rotation.
-pub(super) fn hunyuan_v1_dense(config: &Config) -> Result<Family> {
-    let mut family = llama(&config.with("mlp_bias", false.into()))?;
-    hunyuan_attention(config, &mut family)?;
-    Ok(family)
-}
-
-/// What HunYuan's dense and sparse models share.
-pub(super) fn hunyuan_attention(config: &Config, family: &mut Family) -> Result<()> {
-    let norm = Norm::rms(config.number_or("rms_norm_eps", 1e-5)?);
-    family.each_attention(|a| (a.qk_norm, a.qk_norm_after_rope) = (Some(norm), true));
-    family.names = std::mem::take(&mut family.names)
-        .replacing("layers.{l}.attn.q_norm", "layers.{l}.self_attn.query_layernorm")
-        .replacing("layers.{l}.attn.k_norm", "layers.{l}.self_attn.key_layernorm");
-    let parameters = config.part("rope_parameters").or(config.part("rope_scaling"));
-    let alpha = parameters.as_ref().map(|p| p.number_maybe("alpha")).transpose()?.flatten().filter(|&a| a != 0.0);
-    if let (Some(alpha), Some(parameters)) = (alpha, &parameters)
-        && parameters.text("rope_type").or(parameters.text("type")) == Some("dynamic")
-    {
-        // A fixed stretch of the base, whatever its name says.
-        let dim = family.head_dim() as f32;
-        let base = match parameters.number_maybe("rope_theta")? {
-            Some(base) => base,
-            None => config.number_or("rope_theta", 10_000.0)?,
-        };
-        let base = base * alpha.powf(dim / (dim - 2.0));
-        family.architecture.ropes = vec![scaled(config, None, base, dim as usize, 1.0, RopeStyle::Halves)?];
-        family.architecture.context = config.size_maybe("max_position_embeddings")?;
-    }
-    Ok(())
 }
 
 /// Ministral 3: queries grow with their position.

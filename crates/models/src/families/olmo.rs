@@ -1,12 +1,14 @@
-//! OLMo in its four forms.
+//! OLMo in its five forms.
 
 use super::Family;
+use super::experts::Mixture;
 use super::llama::{llama_like, slide};
-use super::relatives::{post_norms, softmax_experts};
+use super::relatives::post_norms;
 use crate::config::Config;
 use crate::error::Result;
 use crate::rope::by_layer_type;
-use pellucid_engine::architecture::{Gain, Norm, NormKind, NormSpan};
+use pellucid_engine::architecture::{Gain, Norm, NormKind, NormSpan, Routing};
+use serde_json::json;
 
 /// OLMo: norms without anything learned.
 pub(super) fn olmo(config: &Config) -> Result<Family> {
@@ -52,8 +54,32 @@ pub(super) fn olmoe(config: &Config) -> Result<Family> {
     norm_all_heads(&mut family);
     family.set_attention_bias(bias);
     family.each_attention(|a| a.clip = clip);
-    softmax_experts(config, &mut family, config.size("num_experts")?, config.size("intermediate_size")?, |_| true)?;
+    experts_everywhere(config, &mut family)?;
     Ok(family)
+}
+
+/// FlexOlmo: OLMo 2 with experts in every layer.
+pub(super) fn flex_olmo(config: &Config) -> Result<Family> {
+    let config = &config.with_defaults([
+        ("num_experts", config.get("num_local_experts").cloned().unwrap_or(json!(7))),
+        ("num_experts_per_tok", json!(5)),
+        ("rope_theta", json!(500_000.0)),
+    ]);
+    let mut family = olmo2(config)?;
+    experts_everywhere(config, &mut family)?;
+    Ok(family)
+}
+
+fn experts_everywhere(config: &Config, family: &mut Family) -> Result<()> {
+    let mixture = Mixture {
+        count: config.size("num_experts")?,
+        chosen: config.size("num_experts_per_tok")?,
+        width: config.size("intermediate_size")?,
+        routing: Routing::softmax(config.flag_or("norm_topk_prob", false)?),
+        shared: 0,
+    };
+    mixture.put_everywhere(family);
+    Ok(())
 }
 
 /// A norm of all queries together and of all keys together, like those of the blocks.

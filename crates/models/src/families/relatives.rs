@@ -6,7 +6,7 @@ use crate::config::Config;
 use crate::error::Result;
 use crate::names::{Names, Part};
 use crate::rope::rope;
-use pellucid_engine::architecture::{Dense, Experts, Gain, Mlp, Norm, NormSpan, RopeStyle, Routing};
+use pellucid_engine::architecture::{Dense, Gain, Norm, NormSpan, RopeStyle};
 
 /// Arcee: plain MLPs.
 pub(super) fn arcee(config: &Config) -> Result<Family> {
@@ -167,16 +167,6 @@ pub(super) fn phi3(config: &Config) -> Result<Family> {
     Ok(family)
 }
 
-/// Qwen 3 with experts in some or all layers.
-pub(super) fn qwen3_moe(config: &Config) -> Result<Family> {
-    let mut family = super::llama::qwen3(config)?;
-    let experts = config.size_maybe("num_experts")?.map_or_else(|| config.size("num_local_experts"), Ok)?;
-    let (step, dense) = (config.size_or("decoder_sparse_step", 1)?.max(1), config.sizes("mlp_only_layers")?);
-    let sparse = |layer: usize| (layer + 1).is_multiple_of(step) && !dense.contains(&layer);
-    softmax_experts(config, &mut family, experts, config.size("moe_intermediate_size")?, sparse)?;
-    Ok(family)
-}
-
 /// Seed-OSS: the output projection has its own switch for a bias.
 pub(super) fn seed_oss(config: &Config) -> Result<Family> {
     let mut family = llama(config)?;
@@ -246,45 +236,17 @@ pub(super) fn starcoder2(config: &Config) -> Result<Family> {
     Ok(family)
 }
 
-/// Experts behind a softmax router, in the layers that `sparse` names, under the names that Qwen and OLMoE share.
-pub(super) fn softmax_experts(
-    config: &Config,
-    family: &mut Family,
-    experts: usize,
-    width: usize,
-    sparse: impl Fn(usize) -> bool,
-) -> Result<()> {
-    let (chosen, renormalise) = (config.size("num_experts_per_tok")?, config.flag_or("norm_topk_prob", false)?);
-    for (index, layer) in family.architecture.layers.iter_mut().enumerate().filter(|(index, _)| sparse(*index)) {
-        let Some(Mlp::Dense(dense)) = layer.mlp else {
-            return Err(config.bad("hidden_act", &format!("gives layer {index} no gated experts")));
-        };
-        let expert = Dense { width, ..dense };
-        layer.mlp = Some(Mlp::Experts(Experts::new(experts, chosen, expert, Routing::softmax(renormalise))));
-    }
-    let stacked = Part::stacked(experts);
-    let mut names = std::mem::take(&mut family.names).with(&[("layers.{l}.mlp.router", "layers.{l}.mlp.gate")]);
-    for part in ["gate", "up", "down"] {
-        let module = format!("layers.{{l}}.mlp.experts.{{e}}.{part}");
-        names = names.with(&[(&module, &format!("layers.{{l}}.mlp.experts.{{e}}.{part}_proj"))]);
-        // GGUF files stack the experts of a layer.
-        names = names.with_part(&module, &format!("layers.{{l}}.mlp.experts.{part}"), stacked, false);
-    }
-    family.names = names;
-    Ok(())
-}
-
 /// The modules of norms after the sublayers.
 pub(super) fn post_norms(attention: &str, mlp: &str) -> [(&'static str, String); 2] {
     let stored = |name: &str| format!("layers.{{l}}.{name}");
     [("layers.{l}.attn.post_norm", stored(attention)), ("layers.{l}.mlp.post_norm", stored(mlp))]
 }
 
-fn layer_norm(config: &Config, key: &str, bias: bool) -> Result<Norm> {
+pub(super) fn layer_norm(config: &Config, key: &str, bias: bool) -> Result<Norm> {
     Ok(Norm { bias, ..Norm::layer(config.number_or(key, 1e-5)?) })
 }
 
-fn rotate_pairs(config: &Config, family: &mut Family) -> Result<()> {
+pub(super) fn rotate_pairs(config: &Config, family: &mut Family) -> Result<()> {
     family.architecture.ropes = vec![rope(config, family.head_dim(), RopeStyle::Pairs)?];
     Ok(())
 }
