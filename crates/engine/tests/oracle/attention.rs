@@ -253,7 +253,7 @@ impl Oracle<'_> {
     /// Each head turned by its position, from coordinate `from` on.
     fn rotated(&self, x: &Tokens, rope: usize, dim: usize, from: usize) -> Tokens {
         let rope = &self.architecture.ropes[rope];
-        let frequencies = frequencies(rope, x.len());
+        let (frequencies, amplitude) = turns(rope, x.len());
         let half = frequencies.len();
         let mut x = x.clone();
         for (position, token) in x.iter_mut().enumerate() {
@@ -262,7 +262,7 @@ impl Oracle<'_> {
                 for (i, frequency) in frequencies.iter().enumerate() {
                     let (a, b) = if rope.style == RopeStyle::Halves { (i, i + half) } else { (2 * i, 2 * i + 1) };
                     let angle = position as f64 * frequency;
-                    let (cos, sin) = (angle.cos() * rope.amplitude as f64, angle.sin() * rope.amplitude as f64);
+                    let (cos, sin) = (angle.cos() * amplitude, angle.sin() * amplitude);
                     (head[a], head[b]) = (head[a] * cos - head[b] * sin, head[b] * cos + head[a] * sin);
                 }
             }
@@ -286,18 +286,20 @@ fn position_bias(a: &Attention, head: usize, key: usize) -> f64 {
     }
 }
 
-/// Angles per position for a row of `length` tokens.
-fn frequencies(rope: &Rope, length: usize) -> Vec<f64> {
+/// Angles per position in a row of `length` tokens, and what cosines and sines are multiplied by.
+fn turns(rope: &Rope, length: usize) -> (Vec<f64>, f64) {
+    let wide = |frequencies: &[f32]| frequencies.iter().map(|&f| f as f64).collect();
     match &rope.long {
-        Some(LongRope::Beyond { length: limit, frequencies }) if length > *limit => {
-            frequencies.iter().map(|&f| f as f64).collect()
+        Some(LongRope::Beyond { length: limit, frequencies, amplitude }) if length > *limit => {
+            (wide(frequencies), *amplitude as f64)
         }
         Some(LongRope::Dynamic { length: limit, base, factor }) if length > *limit => {
             let (dim, factor) = (2.0 * rope.frequencies.len() as f64, *factor as f64);
             let longer = length as f64 / *limit as f64;
             let base = *base as f64 * (factor * longer - (factor - 1.0)).powf(dim / (dim - 2.0));
-            (0..rope.frequencies.len()).map(|i| base.powf(-2.0 * i as f64 / dim)).collect()
+            let each = |i: usize| base.powf(-2.0 * i as f64 / dim);
+            ((0..rope.frequencies.len()).map(each).collect(), rope.amplitude as f64)
         }
-        _ => rope.frequencies.iter().map(|&f| f as f64).collect(),
+        _ => (wide(&rope.frequencies), rope.amplitude as f64),
     }
 }

@@ -108,14 +108,21 @@ fn every_kind_of_recurrence_and_layer_is_drawn() {
     ];
     all_are_said(&layers, says);
 
+    let fed = drawn(super::architecture(crate::one_shared_block()));
+    let says: &[Says<Layer>] = &[
+        ("a block of the first layer's", |l| l.shared.as_ref().is_some_and(|s| s.adapter == 1)),
+        ("adapters of attention", |l| l.shared.as_ref().is_some_and(|s| s.attention.adapter.is_some())),
+        ("adapters of the MLP", |l| l.shared.as_ref().is_some_and(|s| s.mlp.adapter.is_some())),
+    ];
+    all_are_said(&fed.iter().flat_map(|a| &a.layers).collect::<Vec<_>>(), says);
+
     let any = drawn(super::architecture(super::any_layer()));
     let layers: Vec<&Layer> = any.iter().flat_map(|a| &a.layers).collect();
     let says: &[Says<Layer>] = &[
         ("no first sublayer", |l| l.attention.is_none() && l.recurrence.is_none()),
+        ("a shared block", |l| l.shared.is_some()),
         ("a parallel block", |l| l.parallel && l.attention.is_some() && l.mlp.is_some()),
         ("a normed skip", |l| matches!(l.skip, Skip::Normed { attn, .. } if attn != 1.0)),
-        ("a block of the first layer's", |l| l.shared.as_ref().is_some_and(|s| s.adapter == 1)),
-        ("adapters", |l| l.shared.as_ref().is_some_and(|s| s.attention.adapter.or(s.mlp.adapter).is_some())),
         ("a scaled MLP", |l| matches!(l.mlp, Some(Mlp::Dense(Dense { down_scale: Some(_), .. })))),
         ("a gained skip", |l| l.skip == Skip::Gained),
         ("channel mixing", |l| matches!(l.mlp, Some(Mlp::ChannelMix { .. }))),

@@ -50,6 +50,16 @@ pub fn weights(program: &Program, seed: u64) -> oracle::Weights {
     program.weights().iter().enumerate().map(one).collect()
 }
 
+/// The same weights, each moved by a few units in its last place: what rounding can do to them.
+pub fn nudged(weights: &oracle::Weights, seed: u64) -> oracle::Weights {
+    let one = |(name, (shape, values)): (&String, &(Vec<usize>, Vec<f32>))| {
+        let by = noise(seed ^ name.len() as u64, values.len());
+        let values = values.iter().zip(by).map(|(x, by)| x * (1.0 + 3e-7 * by)).collect();
+        (name.clone(), (shape.clone(), values))
+    };
+    weights.iter().map(one).collect()
+}
+
 pub fn model(program: Program, weights: &oracle::Weights, dtype: DType) -> Model {
     let pool = Pool::new(1);
     let packed = program.weights().iter().map(|spec| {
@@ -171,7 +181,7 @@ fn frequencies(count: usize, base: f32) -> Vec<f32> {
 
 fn ropes() -> impl Strategy<Value = Vec<Rope>> {
     let count = ROTATED / 2;
-    let beyond = LongRope::Beyond { length: LONG, frequencies: frequencies(count, 900.0) };
+    let beyond = LongRope::Beyond { length: LONG, frequencies: frequencies(count, 900.0), amplitude: 0.9 };
     let dynamic = LongRope::Dynamic { length: LONG, base: 100.0, factor: 2.5 };
     prop_oneof![2 => Just(None), 1 => Just(Some(beyond)), 1 => Just(Some(dynamic))].prop_map(move |long| {
         vec![

@@ -1,5 +1,6 @@
 //! The golden cases: tiny models with what `transformers` computed from them (see tests/golden/README.md at the root).
 
+use pellucid_engine::architecture::Rope;
 use pellucid_engine::{Plan, Positions, Run, RunOptions, Site, Tap};
 use pellucid_models::{LoadOptions, LoadedModel};
 use std::collections::HashMap;
@@ -94,7 +95,8 @@ impl Case {
     /// in the cache keep the angles of a shorter row than a run over the whole text has.
     pub fn decodes_as_whole(&self, prompt: usize, total: usize) -> bool {
         let ropes = &self.loaded.model.program().architecture().ropes;
-        ropes.iter().all(|rope| (prompt..=total).all(|length| rope.at_length(length) == rope.at_length(total)))
+        let turns = |rope: &Rope, length: usize| (rope.at_length(length).to_vec(), rope.amplitude_at(length));
+        ropes.iter().all(|rope| (prompt..=total).all(|length| turns(rope, length) == turns(rope, total)))
     }
 
     /// Every site of the model except attention matrices, for plans that look at everything.
