@@ -366,6 +366,16 @@ mod tests {
     }
 
     #[test]
+    fn layers_that_guess_are_known_by_their_number() {
+        let names = Names { guessing_layers: 61..62, ..Names::new(&["model."]) };
+        assert!(names.guesses("model.layers.61.eh_proj.weight", "model."));
+        for other in ["model.layers.60.mlp.up.weight", "model.layers.62.up.weight", "model.norm.weight", "layers.61.x"]
+        {
+            assert!(!names.guesses(other, "model."), "{other}");
+        }
+    }
+
+    #[test]
     fn parts_say_where_their_rows_lie() {
         // Two heads of two rows, three blocks a head: q0 k0 v0 q1 k1 v1.
         let keys = Part::per_head(1, 3, 2);

@@ -3,6 +3,7 @@
 use crate::config::Config;
 use crate::error::{Error, Result};
 use pellucid_engine::architecture::{LongRope, Rope, RopeStyle};
+use serde_json::Value;
 use std::f32::consts::PI;
 
 /// The rotary embedding that a configuration describes, for heads of `head_dim`.
@@ -37,6 +38,14 @@ pub(crate) fn by_layer_type(config: &Config, head_dim: usize) -> Result<Vec<Rope
             None => rope(config, head_dim, RopeStyle::Halves),
         })
         .collect()
+}
+
+/// The configuration with `rope_parameters` where it has none.
+pub(crate) fn or_parameters(config: &Config, default: Value) -> Config {
+    match config.part("rope_parameters") {
+        Some(_) => config.clone(),
+        None => config.with("rope_parameters", default),
+    }
 }
 
 /// The frequencies for a base, with the scaling that `source` names, if any.

@@ -5,8 +5,8 @@ use super::experts::{correction_names, shared_names, sigmoid_routing, without_ex
 use super::latent::latent;
 use super::llama::llama_like;
 use super::mamba_hybrids::{mix, renamed_mlp};
-use super::olmo::norm_all_heads;
 use super::moe::gated_shared_experts;
+use super::olmo::norm_all_heads;
 use super::relatives::post_norms;
 use super::{Family, activation};
 use crate::config::Config;
@@ -38,9 +38,7 @@ pub(super) fn qwen3_next(config: &Config) -> Result<Family> {
         ("shared_expert_intermediate_size", json!(512)),
         ("norm_topk_prob", json!(true)),
     ]);
-    if config.size("num_experts")? > 0 {
-        gated_shared_experts(&config, &mut family)?;
-    }
+    gated_shared_experts(&config, &mut family)?;
     Ok(family)
 }
 

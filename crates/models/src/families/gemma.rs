@@ -53,7 +53,11 @@ pub(super) fn gemma3_text(config: &Config) -> Result<Family> {
     let full = rotary("full_attention", "rope_theta", 1e6, Some("rope_scaling"))?;
     let sliding = rotary("sliding_attention", "rope_local_base_freq", 1e4, None)?;
     let pattern = config.size_or("sliding_window_pattern", 6)?.max(1);
-    gemma(config, vec![full, sliding], |layer| !(layer + 1).is_multiple_of(pattern), usize::from, true)
+    let mut family =
+        gemma(config, vec![full, sliding], |layer| !(layer + 1).is_multiple_of(pattern), usize::from, true)?;
+    // The class reads `attn_logit_softcapping`, and no longer uses it.
+    family.each_attention(|a| a.soft_cap = None);
+    Ok(family)
 }
 
 /// Gemma 3 with its vision tower: the language model inside.

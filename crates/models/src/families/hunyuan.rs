@@ -40,8 +40,8 @@ pub(super) fn hunyuan_v1_moe(config: &Config) -> Result<Family> {
         let mut list = list.into_iter();
         family.each_experts(|experts| experts.chosen = list.next().unwrap_or(experts.chosen));
     }
-    family.names = shared_names(family.names, &["mlp.shared_mlp"])
-        .replacing("layers.{l}.mlp.router", "layers.{l}.mlp.gate.wg");
+    family.names =
+        shared_names(family.names, &["mlp.shared_mlp"]).replacing("layers.{l}.mlp.router", "layers.{l}.mlp.gate.wg");
     Ok(family)
 }
 

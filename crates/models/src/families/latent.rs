@@ -20,6 +20,9 @@ pub(super) fn latent(config: &Config, family: &mut Family, style: RopeStyle) -> 
         kv_scale: None,
     };
     let (still, value_dim) = (config.size("qk_nope_head_dim")?, config.size("v_head_dim")?);
+    if still == 0 {
+        return Err(config.bad("qk_nope_head_dim", "is 0, which leaves no key to compress"));
+    }
     let sharper = yarn_magnitude(config)?;
     family.each_attention(|a| {
         let plain = Attention::plain(a.heads, a.heads, still + latent.rotated);

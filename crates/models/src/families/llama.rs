@@ -10,6 +10,7 @@ use pellucid_engine::Architecture;
 use pellucid_engine::architecture::{
     Attention, Dense, Embedding, Head, Layer, LongRope, Mlp, Norm, Rope, RopeStyle, Routing,
 };
+use serde_json::json;
 
 /// Llama: optional biases everywhere.
 pub(super) fn llama(config: &Config) -> Result<Family> {
@@ -47,6 +48,13 @@ pub(super) fn qwen3(config: &Config) -> Result<Family> {
 
 /// Mixtral: Mistral with experts.
 pub(super) fn mixtral(config: &Config) -> Result<Family> {
+    let config = &config.with_defaults([
+        ("num_key_value_heads", json!(8)),
+        ("rms_norm_eps", json!(1e-5)),
+        ("rope_theta", json!(1_000_000.0)),
+        ("num_local_experts", json!(8)),
+        ("num_experts_per_tok", json!(2)),
+    ]);
     let mut family = mistral(config)?;
     let mixture = Mixture {
         count: config.size("num_local_experts")?,

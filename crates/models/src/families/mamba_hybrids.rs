@@ -10,8 +10,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::names::{Names, Part};
 use pellucid_engine::architecture::{
-    Dense, Experts, GroupedNorm, LatentExperts, Layer, Mamba, Mamba2, Mlp, Norm,
-    Recurrence, Routing, Shared,
+    Dense, Experts, GroupedNorm, LatentExperts, Layer, Mamba, Mamba2, Mlp, Norm, Recurrence, Routing, Shared,
 };
 
 /// Jamba: Mamba with norms inside, attention without positions every few layers, experts every few layers.

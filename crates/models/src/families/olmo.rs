@@ -48,6 +48,11 @@ pub(super) fn olmo3(config: &Config) -> Result<Family> {
 
 /// OLMoE: experts in every layer, a norm on all queries and all keys together.
 pub(super) fn olmoe(config: &Config) -> Result<Family> {
+    let config = &config.with_defaults([
+        ("num_experts", config.get("num_local_experts").cloned().unwrap_or(json!(64))),
+        ("num_experts_per_tok", json!(8)),
+        ("rms_norm_eps", json!(1e-5)),
+    ]);
     let mut family = llama_like(config)?;
     let bias = config.flag_or("attention_bias", false)?;
     let clip = config.number_maybe("clip_qkv")?;
