@@ -16,7 +16,8 @@ pub fn load(args: &ModelArgs) -> Result<LoadedModel, Failure> {
         DTypeArg::Bf16 => Storage::As(DType::Bf16),
         DTypeArg::F16 => Storage::As(DType::F16),
     };
-    let options = LoadOptions { storage, pool: args.threads.map(|n| Arc::new(Pool::new(n as usize))) };
+    let pool = args.threads.map(|n| Arc::new(Pool::new(n as usize)));
+    let options = LoadOptions { storage, pool, adapters: args.adapter.clone() };
     match locate(args.model.as_deref())? {
         None => Ok(LoadedModel::builtin(&options)?),
         Some(path) => {

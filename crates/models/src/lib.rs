@@ -5,12 +5,15 @@
 //! | [`checkpoint`], [`gguf`] | the files: every length checked before it is believed |
 //! | [`tensors`] | both, under the names that Hugging Face uses |
 //! | [`config`], [`families`] | `config.json` → architecture and table of names; one function a family |
+//! | [`quantised`] | quantised layers made to look like ordinary ones |
+//! | [`adapter`] | small weights that are merged into a model's as they are loaded |
 //! | [`names`], [`load`](mod@load) | which stored tensor is which weight; found, checked, packed |
 //! | [`tokenizer`], [`chat`] | text to tokens and back |
 //! | [`builtin`] | the model inside this program |
 //! | [`pull`] | models by name |
 //! | [`model`] | all of it together: [`LoadedModel`] |
 
+pub mod adapter;
 pub mod builtin;
 pub mod chat;
 pub mod checkpoint;
@@ -24,6 +27,7 @@ pub mod model;
 pub mod names;
 pub mod prepare;
 pub mod pull;
+pub mod quantised;
 mod rope;
 pub mod tensors;
 pub mod tokenizer;

@@ -1,5 +1,6 @@
 //! A loaded model: program, weights, tokenizer, chat template, and the text-level calls that need them together.
 
+use crate::adapter::{self, Adapter};
 use crate::builtin;
 use crate::chat::{ChatTemplate, Message};
 use crate::checkpoint::Checkpoint;
@@ -22,6 +23,8 @@ pub struct LoadOptions {
     pub storage: Storage,
     /// The threads that load and run; the shared ones where absent.
     pub pool: Option<Arc<Pool>>,
+    /// Directories of LoRA adapters (PEFT's layout) that are merged into the weights, one after the other.
+    pub adapters: Vec<PathBuf>,
 }
 
 /// A model with everything that came with it.
@@ -58,10 +61,18 @@ impl LoadedModel {
     }
 
     fn from_dir(dir: &Path, options: &LoadOptions, progress: &mut dyn FnMut(f32)) -> Result<LoadedModel> {
+        if adapter::is_adapter(dir) {
+            // The adapter's own base comes first, then it, then what else was asked for.
+            let base = base_of_adapter(dir)?;
+            let adapters = std::iter::once(dir.to_path_buf()).chain(options.adapters.iter().cloned()).collect();
+            let mut loaded = LoadedModel::open(&base, &LoadOptions { adapters, ..options.clone() }, progress)?;
+            loaded.name = name_of(dir);
+            return Ok(loaded);
+        }
         let config = directory_config(dir)?;
         // An unknown family is refused before gigabytes are looked at.
         families::read(&config)?;
-        let tensors = Tensors::Checkpoint(Checkpoint::open(dir)?);
+        let tensors = Tensors::from_checkpoint(Checkpoint::open(dir)?, &config, dir)?;
         assemble(dir, config, tensors, Tokenizer::from_dir(dir)?, ChatTemplate::from_dir(dir)?, options, progress)
     }
 
@@ -164,10 +175,36 @@ fn assemble(
         None => eos_of(&config),
     };
     let pool = options.pool.clone().unwrap_or_else(Pool::global);
-    let (program, weights) = load(family, Arc::new(tensors), origin, options.storage, &pool, progress)?;
-    let name =
-        origin.file_name().map_or_else(|| origin.display().to_string(), |name| name.to_string_lossy().into_owned());
+    let adapters = options.adapters.iter().map(|dir| Adapter::open(dir)).collect::<Result<Vec<Adapter>>>()?;
+    let (program, weights) = load(family, Arc::new(tensors), &adapters, origin, options.storage, &pool, progress)?;
+    let name = name_of(origin);
     Ok(LoadedModel { name, model: Model::new(program, weights).with_pool(pool), tokenizer, chat, eos })
+}
+
+fn name_of(path: &Path) -> String {
+    path.file_name().map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned())
+}
+
+/// The base model of an adapter, where it is at hand: a path as the adapter has it, or a pulled name.
+fn base_of_adapter(dir: &Path) -> Result<PathBuf> {
+    let base = adapter::base_of(dir)?;
+    if let Some(base) = &base {
+        let beside = dir.join(base);
+        // A path may be meant from where the adapter is, or from here. An adapter of an adapter would go in circles.
+        let found = if beside.is_dir() { Some(beside) } else { crate::pull::resolve(base).ok() };
+        if let Some(found) = found.filter(|found| !adapter::is_adapter(found)) {
+            return Ok(found);
+        }
+    }
+    let whose = base.as_deref().map_or_else(|| "a model that it does not name".into(), |base| format!("`{base}`"));
+    Err(Error::usage(
+        format!("{} is an adapter for {whose}, not a model", dir.display()),
+        format!(
+            "give its base model, and the adapter beside it: --model {} --adapter {}",
+            base.as_deref().unwrap_or("BASE"),
+            dir.display()
+        ),
+    ))
 }
 
 /// `eos_token_id`: a number or a list.
@@ -213,6 +250,7 @@ fn directory_config(dir: &Path) -> Result<Config> {
 pub fn program_of(path: Option<&Path>) -> Result<Program> {
     let config = match path {
         None => Config::parse(builtin::CONFIG, Path::new(builtin::NAME))?,
+        Some(path) if adapter::is_adapter(path) => return program_of(Some(&base_of_adapter(path)?)),
         Some(path) if path.is_dir() => directory_config(path)?,
         Some(path) => Config::new(gguf::hf_config(&GgufFile::open(path)?)?, path)?,
     };

@@ -17,7 +17,8 @@ fn smollm2() -> &'static PathBuf {
 }
 
 fn load(storage: Storage) -> LoadedModel {
-    LoadedModel::open(smollm2(), &LoadOptions { storage, pool: None }, &mut |_| {}).expect("the model loads")
+    LoadedModel::open(smollm2(), &LoadOptions { storage, ..LoadOptions::default() }, &mut |_| {})
+        .expect("the model loads")
 }
 
 fn last_logits(loaded: &LoadedModel) -> Vec<f32> {

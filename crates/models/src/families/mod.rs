@@ -19,6 +19,7 @@ pub(crate) use limits::MOST_LAYERS;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::names::Names;
+use crate::quantised::Method;
 use pellucid_engine::Architecture;
 use pellucid_engine::architecture::{Activation, Layer, Modules};
 
@@ -95,12 +96,8 @@ pub fn native() -> impl Iterator<Item = &'static str> {
 pub fn read(config: &Config) -> Result<Family> {
     let model_type = config.model_type()?;
     limits::check(config)?;
-    if let Some(method) = config.part("quantization_config").as_ref().and_then(|part| part.text("quant_method")) {
-        return Err(Error::unsupported(
-            format!("the weights are quantised by `{method}`, which this build does not read"),
-            "use the model's unquantised weights or a GGUF file",
-        ));
-    }
+    // A way of quantising that is not known is refused before any weight is looked at.
+    Method::read(config)?;
     match FAMILIES.iter().find(|(name, _)| *name == model_type) {
         Some((_, reader)) => reader(config),
         None => {
