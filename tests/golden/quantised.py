@@ -184,7 +184,9 @@ def fp8(out, block):
 
 def compressed(out, format, **weights):
     from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+    from compressed_tensors.quantization.lifecycle.forward import dequantize
     from compressed_tensors.quantization.utils import calculate_qparams
     args = QuantizationArgs(**weights)
     scheme = QuantizationScheme(targets=["Linear"], weights=args)
@@ -208,7 +210,11 @@ def compressed(out, format, **weights):
         state |= {"weight_scale": scale.float() if not format.startswith("nvfp4") else scale, "weight_zero_point": zero}
         if args.symmetric: state.pop("weight_zero_point")
         packed = compressor.compress(state, scheme)
-        meaning = compressor.decompress({k: v for k, v in packed.items()}, scheme)["weight"].float()
+        if format.startswith("nvfp4"):  # the package would round to bf16
+            codes = unpack_fp4_from_uint8(packed["weight_packed"], rows, cols, dtype=torch.float32)
+            meaning = dequantize(codes, packed["weight_scale"].float(), args=args, global_scale=packed["weight_global_scale"])
+        else:
+            meaning = compressor.decompress(dict(packed), scheme)["weight"].float()
         return {k: v for k, v in packed.items() if v is not None}, meaning
     quantise(out, dict(quant_method="compressed-tensors", format=format, quantization_status="compressed", ignore=["lm_head", "model.layers.1.mlp.down_proj"],
                        config_groups={"group_0": {"targets": ["Linear"], "weights": json.loads(args.model_dump_json(exclude_none=True))}}), each)

@@ -48,6 +48,7 @@ fn model(listing: &Listing, config: &Value, report: &mut Report) {
     match &native {
         Some(native) => {
             let tensors = weights::open(listing, &native.uncounted(), report);
+            let tensors = tensors.and_then(|tensors| native.dequantised(tensors, &listing.dir, report));
             native.check(tensors.as_ref(), &listing.dir, report);
         }
         None => {
@@ -81,10 +82,13 @@ fn adapter(listing: &Listing, report: &mut Report) {
         Err(error) => report.refuse_for(&error),
     }
     let whose = base.as_deref().map_or_else(|| "its base model".into(), |name| format!("its base model ({name})"));
-    report.refuse(
-        "an adapter is not a model by itself",
-        format!("merge it into {whose} with PEFT's `merge_and_unload`, and give the result"),
-    );
+    let remedy = match report.model_type.as_deref() {
+        Some(kind) if kind.eq_ignore_ascii_case("lora") => {
+            format!("load {whose} with it: --model {} --adapter {}", base.as_deref().unwrap_or("BASE"), report.path)
+        }
+        _ => format!("merge it into {whose} with PEFT's `merge_and_unload`, and give the result"),
+    };
+    report.refuse("an adapter is not a model by itself", remedy);
     add_base(base, report);
     weights::count_all(listing, report);
     report.memory = native::estimate(report);

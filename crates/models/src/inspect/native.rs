@@ -21,6 +21,7 @@ use crate::tensors::Tensors;
 pub(super) struct Native {
     program: Program,
     names: Names,
+    config: Config,
 }
 
 /// Reads a configuration by its family, and writes into the report what the family makes of it, or why none does.
@@ -33,13 +34,13 @@ pub(super) fn read(value: &Value, origin: &Path, report: &mut Report) -> Option<
         report.nearest = shape::nearest(value, model_type);
     }
     let built = Config::new(value.clone(), origin)
-        .and_then(|config| families::read(&config))
-        .and_then(|family| Ok((Program::new(family.architecture)?, family.names)));
+        .and_then(|config| Ok((families::read(&config)?, config)))
+        .and_then(|(family, config)| Ok((Program::new(family.architecture)?, family.names, config)));
     match built {
-        Ok((program, names)) => {
+        Ok((program, names, config)) => {
             report.support = Support::Native;
             sizes(&program, report);
-            Some(Native { program, names })
+            Some(Native { program, names, config })
         }
         Err(error) => {
             // A damaged configuration of a native family is a fault of this copy; anything else, a limit of this build.
@@ -102,19 +103,17 @@ impl Native {
         move |name| heads.iter().any(|head| head == name) || ignored.iter().any(|end| name.ends_with(end))
     }
 
+    /// The tensors as loading sees them, quantised layers as ordinary ones; nothing where those are not whole, which is reported.
+    pub(super) fn dequantised(&self, tensors: Tensors, origin: &Path, report: &mut Report) -> Option<Tensors> {
+        let Tensors::Checkpoint(checkpoint) = tensors else { return Some(tensors) };
+        Tensors::from_checkpoint(checkpoint, &self.config, origin).map_err(|error| report.refuse_for(&error)).ok()
+    }
+
     /// Checks the weights as loading would, all but their numbers, and says what they would take in memory.
     pub(super) fn check(&self, tensors: Option<&Tensors>, origin: &Path, report: &mut Report) {
         let found = tensors.and_then(|tensors| match load::find(&self.program, &self.names, tensors, origin) {
             Ok(found) => Some((tensors, found)),
             Err(error) => {
-                if let Some(quantisation) = report.quantisation.clone().filter(|q| q.method != "gguf") {
-                    let what = format!(
-                        "the weights are quantised by `{}`, which this build cannot compute with",
-                        quantisation.method
-                    );
-                    report.support = Support::InspectOnly;
-                    report.refuse(what, "use the model's unquantised weights, or a GGUF file of it");
-                }
                 report.refuse_for(&error);
                 None
             }
