@@ -207,14 +207,17 @@ def compressed(out, format, **weights):
         if format.startswith("nvfp4"):
             state["weight_global_scale"] = (448 * 6 / w.abs().max()).reshape(1).float()
         scale, zero = calculate_qparams(low, high, args, global_scale=state.get("weight_global_scale"))
-        state |= {"weight_scale": scale.float() if not format.startswith("nvfp4") else scale, "weight_zero_point": zero}
+        if not format.startswith("nvfp4"):
+            scale = scale.bfloat16() if format == "pack-quantized" else scale.float()
+        state |= {"weight_scale": scale, "weight_zero_point": zero}
         if args.symmetric: state.pop("weight_zero_point")
         packed = compressor.compress(state, scheme)
         if format.startswith("nvfp4"):  # the package would round to bf16
             codes = unpack_fp4_from_uint8(packed["weight_packed"], rows, cols, dtype=torch.float32)
             meaning = dequantize(codes, packed["weight_scale"].float(), args=args, global_scale=packed["weight_global_scale"])
         else:
-            meaning = compressor.decompress(dict(packed), scheme)["weight"].float()
+            meaning = compressor.decompress(packed | {"weight_scale": scale.float()}, scheme)["weight"]
+            assert meaning.dtype == torch.float32
         return {k: v for k, v in packed.items() if v is not None}, meaning
     quantise(out, dict(quant_method="compressed-tensors", format=format, quantization_status="compressed", ignore=["lm_head", "model.layers.1.mlp.down_proj"],
                        config_groups={"group_0": {"targets": ["Linear"], "weights": json.loads(args.model_dump_json(exclude_none=True))}}), each)

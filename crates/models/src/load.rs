@@ -48,7 +48,8 @@ pub fn load(
     for (index, ((spec, source), changes)) in program.weights().iter().zip(&found).zip(&plan).enumerate() {
         let weight = one(spec, source, &tensors, changes, storage, pool)?;
         // A stored tensor that several weights share is dropped after the last of them; one that is used in place stays.
-        let in_place = matches!(&weight, Weight::Matrix(matrix) if matrix.is_in_place());
+        let in_place = matches!(&weight, Weight::Matrix(matrix) if matrix.is_in_place())
+            && tensors.get(&source.tensor).is_some_and(|stored| stored.made.is_none());
         if let Some(count) = left.get_mut(source.tensor.as_str()) {
             *count -= 1;
             if *count == 0 && !in_place {
@@ -162,6 +163,15 @@ fn one(
             bad.fetch_min(row, Ordering::Relaxed);
         }
     };
+    let kept = match (&stored.made, storage) {
+        (Some(made), Storage::AsStored) if spec.kind != WeightKind::Vector && sums.is_empty() => {
+            made.blocks(pool, view.rows, view.cols, &|row| view.place(row))
+        }
+        _ => None,
+    };
+    if let Some((encoding, rows)) = kept {
+        return Ok(Weight::Matrix(Matrix::encoded(pool, view.rows, view.cols, encoding, Box::new(rows))));
+    }
     let weight = match (spec.kind, storage) {
         (WeightKind::Vector, _) => {
             let mut vector = view.vector(stored.bytes);

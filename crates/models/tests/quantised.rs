@@ -110,16 +110,33 @@ fn stacked_experts_are_dequantised_as_transformers_does() {
 }
 
 #[test]
+fn layers_that_stay_quantised_have_the_bits_of_their_f32_values() {
+    for case in cases(false).iter().filter(|case| runs(case)) {
+        let load = |storage| {
+            let options = LoadOptions { storage, ..LoadOptions::default() };
+            LoadedModel::open(case, &options, &mut |_| {}).unwrap_or_else(|error| panic!("{}: {error}", case.display()))
+        };
+        let (kept, wide) = (load(Storage::AsStored), load(Storage::As(DType::F32)));
+        assert_eq!(logits(&kept, &ids(case)), logits(&wide, &ids(case)), "{}", case.display());
+        // What inspect expects from the headers is what loading does.
+        let (name, memory) =
+            (case.file_name().expect("a name").to_string_lossy(), inspect(case).expect("a report").memory);
+        let memory = memory.expect("sizes");
+        let stays = ["gptq-2", "gptq-3", "gptq-4", "gptq-4-sym-v2", "awq", "compressed-pack"].contains(&&*name);
+        assert_eq!(memory.as_stored < memory.f32 / 2, stays, "{name}: {memory:?}");
+    }
+}
+
+#[test]
 fn storage_is_as_asked() {
     let case = directory().join("gptq-4");
-    let bytes = |storage| {
+    let off = |storage| {
         let options = LoadOptions { storage, ..LoadOptions::default() };
         let loaded = LoadedModel::open(&case, &options, &mut |_| {}).expect("a model");
-        let off = difference(&logits(&loaded, &ids(&case)), &tensor(&case.join("reference.safetensors"), "logits"));
-        (loaded.model.find("logits").is_ok(), off)
+        difference(&logits(&loaded, &ids(&case)), &tensor(&case.join("reference.safetensors"), "logits"))
     };
-    assert!(bytes(Storage::As(DType::F32)).1 <= 1e-4);
-    let (_, rounded) = bytes(Storage::As(DType::Bf16));
+    assert!(off(Storage::As(DType::F32)) <= 1e-4);
+    let rounded = off(Storage::As(DType::Bf16));
     assert!(rounded > 1e-4 && rounded < 0.3, "bf16 rounds: {rounded}");
 }
 

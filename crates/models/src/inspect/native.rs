@@ -176,7 +176,7 @@ fn memory(as_stored: u64, f32: u64, bf16: u64, kv_per_token: Option<u64>, contex
 /// What a matrix takes when it is kept as stored: quantised rows stay in their file, plain floats keep their width.
 fn stored_bytes(spec: &WeightSpec, source: &Source, tensors: &Tensors) -> Option<u64> {
     let stored = tensors.get(&source.tensor)?;
-    let encoding = stored.encoding.ok()?;
+    let encoding = stored.made.as_ref().map(|made| made.kept()).or(stored.encoding.ok())?;
     let (rows, cols) = (spec.shape.first().copied()?, spec.shape.get(1).copied().unwrap_or(1));
     let across = source.transposed && stored.order != RowOrder::Transposed;
     let row = match encoding {

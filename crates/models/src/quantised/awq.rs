@@ -8,6 +8,7 @@
 //!
 //! A weight is `scale · (code − zero)`.
 
+use super::keep::BLOCK;
 use super::parts::{Fault, Floats, bases, matrix, need, shaped, stored_as, times, word};
 use super::{Entry, Found, Layer, unknown};
 use crate::checkpoint::{Checkpoint, StoredType, Tensor};
@@ -72,6 +73,7 @@ fn entry(checkpoint: &Checkpoint, settings: &Settings, base: &str) -> std::resul
     Ok(Entry {
         shape: vec![outputs, inputs],
         exact: Encoding::F32,
+        kept: if group.is_multiple_of(BLOCK) { Encoding::Q8_0 } else { Encoding::F32 },
         parts: [&codes, &scales, &zeros].map(|tensor| tensor.name.clone()).to_vec(),
         layer: Box::new(Awq { codes, scales: Floats::plain(scales)?, zeros, words, group }),
     })
@@ -86,18 +88,40 @@ struct Awq {
     group: usize,
 }
 
+impl Awq {
+    /// The code of an output in a line of words: an input's, or a group's zero points.
+    fn code(&self, bytes: &[u8], line: usize, output: usize) -> u32 {
+        word(bytes, line * self.words + output / 8) >> (NIBBLE[output % 8] * 4) & 15
+    }
+
+    fn scale(&self, checkpoint: &Checkpoint, group: usize, output: usize) -> f32 {
+        self.scales.of(checkpoint).at(group * self.words * 8 + output)
+    }
+}
+
 impl Layer for Awq {
     fn row(&self, checkpoint: &Checkpoint, row: usize, out: &mut [f32]) {
         let (codes, zeros) = (checkpoint.bytes(&self.codes), checkpoint.bytes(&self.zeros));
-        let scales = self.scales.of(checkpoint);
-        let shift = NIBBLE[row % 8] * 4;
-        let code = |bytes: &[u8], line: usize| (word(bytes, line * self.words + row / 8) >> shift & 15) as f32;
         for (group, part) in out.chunks_mut(self.group).enumerate() {
-            let (scale, zero) = (scales.at(group * self.words * 8 + row), code(zeros, group));
+            let (scale, zero) = (self.scale(checkpoint, group, row), self.code(zeros, group, row) as f32);
             for (place, x) in part.iter_mut().enumerate() {
-                *x = scale * (code(codes, group * self.group + place) - zero);
+                *x = scale * (self.code(codes, group * self.group + place, row) as f32 - zero);
             }
         }
+    }
+
+    fn whole_numbers(&self, checkpoint: &Checkpoint, row: usize, numbers: &mut [i16], scales: &mut [f32]) -> bool {
+        let (codes, zeros) = (checkpoint.bytes(&self.codes), checkpoint.bytes(&self.zeros));
+        for (block, (numbers, kept)) in numbers.as_chunks_mut::<BLOCK>().0.iter_mut().zip(scales).enumerate() {
+            let group = block * BLOCK / self.group;
+            let zero = self.code(zeros, group, row) as i16;
+            *kept = self.scale(checkpoint, group, row);
+            for (place, number) in numbers.iter_mut().enumerate() {
+                *number = self.code(codes, block * BLOCK + place, row) as i16 - zero;
+            }
+        }
+        // Blocks that reach into the next group have two scales.
+        self.group.is_multiple_of(BLOCK)
     }
 }
 

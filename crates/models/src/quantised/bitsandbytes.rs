@@ -45,6 +45,7 @@ fn eight_bits(checkpoint: &Checkpoint, base: &str) -> Result<Entry, Fault> {
     Ok(Entry {
         shape: vec![rows, cols],
         exact: Encoding::F32,
+        kept: Encoding::F32,
         parts,
         layer: Box::new(Scaled {
             codes,
@@ -112,6 +113,7 @@ fn four_bits(checkpoint: &Checkpoint, weight: &str, ending: &str) -> Result<Entr
     Ok(Entry {
         shape: vec![rows, cols],
         exact: Encoding::F32,
+        kept: Encoding::F32,
         parts,
         layer: Box::new(FourBits { codes, map: Floats::plain(map)?, scales, block: json.blocksize }),
     })

@@ -9,6 +9,7 @@
 //! What a layer is, its tensors tell; so lists of targets and of modules that were left alone are not needed. A weight is
 //! `scale · (code − zero)`. Scales of activations are not used: activations are never quantised here.
 
+use super::keep::BLOCK;
 use super::parts::{Fault, Floats, bases, integers, matrix, need, shaped, stored_as, times};
 use super::scaled::{self, Codes, Scaled, tiles};
 use super::{Entry, Found, unknown};
@@ -167,22 +168,25 @@ fn layer(
         _ => None,
     };
     let zeros = zeros.map(|zeros| scaled::zeros(zeros, rows.div_ceil(tile.0), across, bits)).transpose()?;
-    Ok(Entry {
-        shape: vec![rows, cols],
-        exact: Encoding::F32,
-        parts,
-        layer: Box::new(Scaled {
-            codes,
-            kind,
-            scales: Floats::new(scales)?,
-            tile,
-            across,
-            zeros,
-            order,
-            factor: 1.0,
-            divisor: divisor.map(Floats::plain).transpose()?,
-        }),
-    })
+    let small = matches!(scales.dtype, StoredType::F16 | StoredType::Bf16) && cols.is_multiple_of(BLOCK);
+    let kept = match (kind, zeros.is_some()) {
+        (Codes::Packed(2 | 4), false) => Encoding::Q4_0,
+        (Codes::Packed(2 | 4), true) | (Codes::Packed(_) | Codes::I8, false) => Encoding::Q8_0,
+        _ => Encoding::F32,
+    };
+    let layer = Scaled {
+        codes,
+        kind,
+        scales: Floats::new(scales)?,
+        tile,
+        across,
+        zeros,
+        order,
+        factor: 1.0,
+        divisor: divisor.map(Floats::plain).transpose()?,
+    };
+    let kept = if small && layer.keeps_blocks(cols) { kept } else { Encoding::F32 };
+    Ok(Entry { shape: vec![rows, cols], exact: Encoding::F32, kept, parts, layer: Box::new(layer) })
 }
 
 #[cfg(test)]

@@ -54,6 +54,7 @@ fn entry(checkpoint: &Checkpoint, settings: &Settings, base: &str) -> std::resul
     Ok(Entry {
         shape: vec![rows, cols],
         exact: Encoding::F32,
+        kept: Encoding::F32,
         parts: [&codes, &scales].map(|tensor| tensor.name.clone()).to_vec(),
         layer: Box::new(Scaled {
             codes,

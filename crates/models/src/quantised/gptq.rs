@@ -9,6 +9,7 @@
 //!
 //! A weight is `scale · (code − zero)`.
 
+use super::keep::BLOCK;
 use super::parts::{Fault, Floats, bases, integers, matrix, need, shaped, stored_as, times, word};
 use super::{Entry, Found, Layer, unknown};
 use crate::checkpoint::{Checkpoint, StoredType, Tensor};
@@ -25,6 +26,8 @@ pub struct Settings {
     group: Option<usize>,
     /// What is added to a stored zero point.
     above_stored: u32,
+    /// How layers will be kept, judging by the switches.
+    kept: Encoding,
 }
 
 impl Settings {
@@ -44,7 +47,13 @@ impl Settings {
             Some(size) if size.as_i64() == Some(-1) => None,
             _ => part.size_maybe("group_size")?.filter(|size| *size > 0),
         };
-        Ok(Settings { bits: (!by_layer).then_some(bits), group: group.filter(|_| !by_layer), above_stored })
+        let kept = match (part.flag_or("desc_act", false)?, part.flag_or("sym", false)?, bits) {
+            (true, ..) | (_, false, 8) => Encoding::F32,
+            (_, true, 8) => Encoding::Q8_0,
+            (_, true, _) => Encoding::Q4_0,
+            _ => Encoding::Q8_0,
+        };
+        Ok(Settings { bits: (!by_layer).then_some(bits), group: group.filter(|_| !by_layer), above_stored, kept })
     }
 }
 
@@ -91,6 +100,7 @@ fn entry(checkpoint: &Checkpoint, settings: &Settings, base: &str) -> std::resul
     Ok(Entry {
         shape: vec![outputs, inputs],
         exact: Encoding::F32,
+        kept: if inputs.is_multiple_of(BLOCK) { settings.kept } else { Encoding::F32 },
         parts: parts.into_iter().flatten().map(|tensor| tensor.name.clone()).collect(),
         layer: Box::new(Gptq {
             codes,
@@ -141,22 +151,68 @@ impl Layer for Gptq {
     }
 
     fn row(&self, checkpoint: &Checkpoint, row: usize, out: &mut [f32]) {
-        let (codes, zeros) = (checkpoint.bytes(&self.codes), checkpoint.bytes(&self.zeros));
-        let scales = self.scales.of(checkpoint);
+        let line = self.line(checkpoint, row);
+        for (input, x) in out.iter_mut().enumerate() {
+            let (scale, zero) = line.groups[line.group(input)];
+            *x = scale * (line.code(input) as f32 - zero as f32);
+        }
+    }
+
+    fn whole_numbers(&self, checkpoint: &Checkpoint, row: usize, numbers: &mut [i16], scales: &mut [f32]) -> bool {
+        let line = self.line(checkpoint, row);
+        for (block, (numbers, kept)) in numbers.as_chunks_mut::<BLOCK>().0.iter_mut().zip(scales).enumerate() {
+            let group = line.group(block * BLOCK);
+            let (scale, zero) = line.groups[group];
+            *kept = scale;
+            for (place, number) in numbers.iter_mut().enumerate() {
+                let input = block * BLOCK + place;
+                if line.group(input) != group {
+                    return false;
+                }
+                *number = line.code(input) as i16 - zero as i16;
+            }
+        }
+        true
+    }
+}
+
+/// What is needed to read one output's codes.
+struct Line<'a> {
+    layer: &'a Gptq,
+    row: usize,
+    codes: &'a [u8],
+    order: Option<&'a [u8]>,
+    /// Scale and zero point of each group.
+    groups: Vec<(f32, u32)>,
+}
+
+impl Gptq {
+    fn line<'a>(&'a self, checkpoint: &'a Checkpoint, row: usize) -> Line<'a> {
+        let (scales, zeros) = (self.scales.of(checkpoint), checkpoint.bytes(&self.zeros));
         let zero_words = zeros.len() / 4 / self.groups;
         let group = |group: usize| {
             let stored = self.code(row, |at| word(zeros, group * zero_words + at));
             // The sum wraps within the bits: zero is stored as all ones.
             let zero = (stored + self.above_stored) & ((1 << self.bits) - 1);
-            (scales.at(group * self.outputs + row), zero as f32)
+            (scales.at(group * self.outputs + row), zero)
         };
-        let groups: Vec<(f32, f32)> = (0..self.groups).map(group).collect();
-        let order = self.order.as_ref().map(|order| checkpoint.bytes(order));
-        for (input, x) in out.iter_mut().enumerate() {
-            let group = order.map_or(input / self.group, |order| word(order, input) as usize);
-            let (scale, zero) = groups[group];
-            *x = scale * (self.code(input, |at| word(codes, at * self.outputs + row)) as f32 - zero);
+        Line {
+            layer: self,
+            row,
+            codes: checkpoint.bytes(&self.codes),
+            order: self.order.as_ref().map(|order| checkpoint.bytes(order)),
+            groups: (0..self.groups).map(group).collect(),
         }
+    }
+}
+
+impl Line<'_> {
+    fn group(&self, input: usize) -> usize {
+        self.order.map_or(input / self.layer.group, |order| word(order, input) as usize)
+    }
+
+    fn code(&self, input: usize) -> u32 {
+        self.layer.code(input, |at| word(self.codes, at * self.layer.outputs + self.row))
     }
 }
 
@@ -167,7 +223,7 @@ mod tests {
     use super::*;
 
     fn settings(bits: u32, group: Option<usize>, above_stored: u32) -> Method {
-        Method::Gptq(Settings { bits: Some(bits), group, above_stored })
+        Method::Gptq(Settings { bits: Some(bits), group, above_stored, kept: Encoding::F32 })
     }
 
     /// Dense bits, lowest first.

@@ -13,6 +13,7 @@ mod codes;
 mod compressed;
 mod fp8;
 mod gptq;
+mod keep;
 mod mxfp4;
 mod parts;
 mod scaled;
@@ -95,6 +96,16 @@ trait Layer: Send + Sync {
 
     /// Makes a row. The row exists and `out` has its length: the shape has been compared with what the model needs.
     fn row(&self, checkpoint: &Checkpoint, row: usize, out: &mut [f32]);
+
+    /// Writes a row as whole numbers with a scale for each 32 of them, whose products are exactly the row; `false` where it is no such row.
+    fn whole_numbers(&self, _checkpoint: &Checkpoint, _row: usize, _numbers: &mut [i16], _scales: &mut [f32]) -> bool {
+        false
+    }
+
+    /// Writes a row in GGUF's MXFP4 blocks; `false` where it is no such row.
+    fn mxfp4(&self, _checkpoint: &Checkpoint, _row: usize, _out: &mut [u8]) -> bool {
+        false
+    }
 }
 
 /// A tensor that is made from others.
@@ -103,6 +114,8 @@ struct Entry {
     shape: Vec<usize>,
     /// The narrowest plain format that holds every number exactly.
     exact: Encoding,
+    /// How it will be kept in memory, as far as its header and the configuration tell.
+    kept: Encoding,
     /// The stored tensors that it is made of; the first holds the codes.
     parts: Vec<String>,
     layer: Box<dyn Layer>,
@@ -206,6 +219,11 @@ impl<'a> Made<'a> {
     /// The narrowest plain format that holds its numbers exactly.
     pub fn exact(&self) -> Encoding {
         self.entry.exact
+    }
+
+    /// How it will be kept in memory, as far as its header and the configuration tell.
+    pub fn kept(&self) -> Encoding {
+        self.entry.kept
     }
 
     /// The file that holds its codes.

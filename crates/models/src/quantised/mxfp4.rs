@@ -31,6 +31,7 @@ fn entry(checkpoint: &Checkpoint, base: &str) -> Result<Entry, Fault> {
     Ok(Entry {
         shape: vec![experts, outputs, times(&blocks, groups, 32)?],
         exact: Encoding::BF16,
+        kept: Encoding::MXFP4,
         parts: [&blocks, &scales].map(|tensor| tensor.name.clone()).to_vec(),
         layer: Box::new(Mxfp4 { blocks, scales, groups }),
     })
@@ -55,6 +56,23 @@ impl Layer for Mxfp4 {
                 *pair = [E2M1[usize::from(byte & 15)] * scale, E2M1[usize::from(byte >> 4)] * scale];
             }
         }
+    }
+
+    fn mxfp4(&self, checkpoint: &Checkpoint, row: usize, out: &mut [u8]) -> bool {
+        /// From here on values may be infinite, or none, which only the numbers themselves show.
+        const LARGE: u8 = 252;
+        let blocks = &checkpoint.bytes(&self.blocks)[row * self.groups * 16..][..self.groups * 16];
+        let scales = &checkpoint.bytes(&self.scales)[row * self.groups..][..self.groups];
+        for ((out, block), scale) in out.as_chunks_mut::<17>().0.iter_mut().zip(blocks.as_chunks::<16>().0).zip(scales)
+        {
+            out[0] = *scale;
+            // GGUF has the first sixteen values in the lower halves and the others in the upper ones; here neighbours share a byte.
+            let value = |place: usize| block[place / 2] >> (place % 2 * 4) & 15;
+            for (place, byte) in out[1..].iter_mut().enumerate() {
+                *byte = value(place) | value(place + 16) << 4;
+            }
+        }
+        scales.iter().all(|scale| *scale < LARGE)
     }
 }
 
@@ -85,6 +103,14 @@ mod tests {
         // The least exponent is subnormal and still exact; the last is no number.
         assert_eq!(f64::from(last[7]), 6.0 * 2f64.powi(-127));
         assert!(last[33].is_nan());
+        // The first expert's row stays as it is; the other has a value that is none.
+        let pool = pellucid_kernels::Pool::new(1);
+        let made = layer.made("e.gate_up_proj").expect("made");
+        let (encoding, rows) = made.blocks(&pool, 1, 64, &|row| row).expect("blocks");
+        let mut decoded = vec![0.0; 64];
+        pellucid_kernels::encoding::decode(encoding, pellucid_kernels::matrix::RowBytes::row(&rows, 0), &mut decoded);
+        assert_eq!(decoded, row);
+        assert!(made.blocks(&pool, 1, 64, &|row| row + 1).is_none());
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use super::Layer;
 use super::codes::{self, E2M1};
+use super::keep::BLOCK;
 use super::parts::{Fault, Floats, integers, shaped, word};
 use crate::checkpoint::{Checkpoint, StoredType, Tensor};
 use std::sync::LazyLock;
@@ -131,7 +132,19 @@ pub(super) fn tiles(
 }
 
 impl Scaled {
-    /// The place of a scale, and where a row's zero points begin.
+    /// The bytes of a row's codes.
+    fn codes_of<'a>(&self, checkpoint: &'a Checkpoint, row: usize) -> &'a [u8] {
+        let all = checkpoint.bytes(&self.codes);
+        let size = all.len() / self.codes.shape.first().copied().unwrap_or(1).max(1);
+        &all[row * size..][..size]
+    }
+
+    /// Whether 32 columns side by side always share a scale.
+    pub(super) fn keeps_blocks(&self, cols: usize) -> bool {
+        self.tile.1.is_multiple_of(BLOCK) || self.tile.1 >= cols
+    }
+
+    /// The zero point of a tile.
     fn zero(&self, checkpoint: &Checkpoint, tile_row: usize, tile: usize) -> f32 {
         match &self.zeros {
             None => 0.0,
@@ -158,9 +171,7 @@ impl Layer for Scaled {
     }
 
     fn row(&self, checkpoint: &Checkpoint, row: usize, out: &mut [f32]) {
-        let all = checkpoint.bytes(&self.codes);
-        let size = all.len() / self.codes.shape.first().copied().unwrap_or(1).max(1);
-        self.kind.decode(&all[row * size..][..size], out);
+        self.kind.decode(self.codes_of(checkpoint, row), out);
         let (scales, tile_row) = (self.scales.of(checkpoint), row / self.tile.0);
         let divisor = self.divisor.as_ref().map_or(1.0, |divisor| divisor.of(checkpoint).at(0));
         let tile = |tile: usize| {
@@ -180,6 +191,24 @@ impl Layer for Scaled {
             let (scale, zero) = tile(number);
             part.iter_mut().for_each(|x| *x = (*x - zero) * scale);
         }
+    }
+
+    fn whole_numbers(&self, checkpoint: &Checkpoint, row: usize, numbers: &mut [i16], scales: &mut [f32]) -> bool {
+        let whole = matches!(self.kind, Codes::I8 | Codes::Packed(_)) && self.order.is_none();
+        if !whole || self.factor != 1.0 || self.divisor.is_some() || !self.keeps_blocks(numbers.len()) {
+            return false;
+        }
+        let mut codes = vec![0.0; numbers.len()];
+        self.kind.decode(self.codes_of(checkpoint, row), &mut codes);
+        let (stored, tile_row) = (self.scales.of(checkpoint), row / self.tile.0);
+        for (block, (numbers, kept)) in numbers.chunks_mut(BLOCK).zip(scales).enumerate() {
+            let tile = block * BLOCK / self.tile.1;
+            let zero = self.zero(checkpoint, tile_row, tile);
+            *kept = stored.at(tile_row * self.across + tile);
+            let codes = &codes[block * BLOCK..];
+            numbers.iter_mut().zip(codes).for_each(|(number, code)| *number = (code - zero) as i16);
+        }
+        true
     }
 }
 
