@@ -250,11 +250,23 @@ fn directory_config(dir: &Path) -> Result<Config> {
 pub fn program_of(path: Option<&Path>) -> Result<Program> {
     let config = match path {
         None => Config::parse(builtin::CONFIG, Path::new(builtin::NAME))?,
-        Some(path) if adapter::is_adapter(path) => return program_of(Some(&base_of_adapter(path)?)),
-        Some(path) if path.is_dir() => directory_config(path)?,
-        Some(path) => Config::new(gguf::hf_config(&GgufFile::open(path)?)?, path)?,
+        Some(path) if adapter::is_adapter(path) => config_of(&base_of_adapter(path)?)?,
+        Some(path) => config_of(path)?,
     };
     Ok(Program::new(families::read(&config)?.architecture)?)
+}
+
+fn config_of(path: &Path) -> Result<Config> {
+    if path.is_dir() { directory_config(path) } else { Config::new(gguf::hf_config(&GgufFile::open(path)?)?, path) }
+}
+
+/// The base model of an adapter, after checking from both headers that the adapter fits it.
+pub(crate) fn fitting_base(dir: &Path) -> Result<PathBuf> {
+    let base = base_of_adapter(dir)?;
+    let (adapters, mut family) = ([Adapter::open(dir)?], families::read(&config_of(&base)?)?);
+    family.architecture.head.tied &= !adapter::untie(&adapters, &family.names);
+    adapter::plan(&adapters, &Program::new(family.architecture)?, &family.names)?;
+    Ok(base)
 }
 
 /// The path of a model by name, or `None` for the built-in one.

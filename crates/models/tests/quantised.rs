@@ -124,6 +124,10 @@ fn layers_that_stay_quantised_have_the_bits_of_their_f32_values() {
         let memory = memory.expect("sizes");
         let stays = ["gptq-2", "gptq-3", "gptq-4", "gptq-4-sym-v2", "awq", "compressed-pack"].contains(&&*name);
         assert_eq!(memory.as_stored < memory.f32 / 2, stays, "{name}: {memory:?}");
+        let formats = kept.model.weights().formats();
+        let quantised = formats.iter().any(|(format, _)| format.starts_with('Q'));
+        // A layer may be kept that the header does not promise; never the other way round.
+        assert!(quantised || !stays, "{name}: {formats:?}");
     }
 }
 
@@ -252,6 +256,88 @@ fn sizes_that_do_not_fit_the_model_and_numbers_that_are_none() {
     refused(open(group.path()), &[&format!("{q}.g_idx names group 77 of 2")]);
 }
 
+/// Ways to spoil a tensor; `None` where one does not change it.
+const SPOILED: [fn(&mut (Dtype, Vec<usize>, Vec<u8>)) -> Option<()>; 8] = [
+    |t| (t.1.len() > 1).then(|| t.1.reverse()),
+    |t| (t.1.len() != 1).then(|| t.1 = vec![t.1.iter().product()]),
+    |t| Some(t.1.push(1)),
+    |t| Some(t.1.insert(0, 1)),
+    |t| {
+        (t.1, t.2) = (vec![0; t.1.len().max(1)], Vec::new());
+        Some(())
+    },
+    |t| {
+        // Half of the rows.
+        let rows = t.1.first_mut().filter(|rows| **rows % 2 == 0)?;
+        *rows /= 2;
+        t.2.truncate(t.2.len() / 2);
+        Some(())
+    },
+    |t| {
+        // Another type of the same size.
+        t.0 = match t.0.bitsize() {
+            8 if t.0 != Dtype::I8 => Dtype::I8,
+            8 => Dtype::F8_E4M3,
+            16 => Dtype::I16,
+            32 if t.0 != Dtype::F32 => Dtype::F32,
+            32 => Dtype::I32,
+            _ => return None,
+        };
+        Some(())
+    },
+    |t| {
+        // Other bytes: shapes, orders, JSON and scales that mean nothing.
+        t.2.iter_mut().enumerate().for_each(|(i, byte)| *byte = byte.wrapping_mul(37).wrapping_add(i as u8 | 0x80));
+        Some(())
+    },
+];
+
+#[test]
+fn nothing_in_a_file_makes_it_panic() {
+    let mut refusals = 0;
+    for case in cases(false).iter().filter(|case| runs(case)) {
+        let bytes = std::fs::read(case.join("model.safetensors")).expect("weights");
+        let names = SafeTensors::deserialize(&bytes)
+            .expect("a valid file")
+            .names()
+            .into_iter()
+            .map(str::to_owned)
+            .collect::<Vec<_>>();
+        for name in names.iter().filter(|name| name.contains("layers.0.self_attn.k_proj")) {
+            for spoil in SPOILED {
+                let mut spoiled = false;
+                let dir =
+                    changed(case, MODEL, |_| {}, |t| spoiled = spoil(t.get_mut(name).expect("a tensor")).is_some());
+                // Some changes leave a model that is good, if another one; none may end the program.
+                refusals += usize::from(spoiled && open(dir.path()).is_err());
+                let _ = inspect(dir.path()).expect("a report");
+            }
+        }
+    }
+    for case in cases(true) {
+        let bytes = std::fs::read(case.join("adapter/adapter_model.safetensors")).expect("weights");
+        let names = SafeTensors::deserialize(&bytes)
+            .expect("a valid file")
+            .names()
+            .into_iter()
+            .map(str::to_owned)
+            .collect::<Vec<_>>();
+        for (name, spoil) in names.iter().flat_map(|name| SPOILED.map(|spoil| (name, spoil))) {
+            let mut spoiled = false;
+            let dir = changed(
+                &case.join("adapter"),
+                ADAPTER,
+                |_| {},
+                |t| {
+                    spoiled = spoil(t.get_mut(name).expect("a tensor")).is_some();
+                },
+            );
+            refusals += usize::from(spoiled && open_with(&case.join("base"), dir.path()).is_err());
+        }
+    }
+    assert!(refusals > 500, "{refusals}");
+}
+
 #[test]
 fn formats_that_are_not_read_are_refused_by_name_before_any_weight() {
     for (part, name) in [
@@ -283,6 +369,8 @@ fn adapters_give_the_logits_that_peft_gives() {
         let loaded = open(&case.join("adapter")).expect("the base is found");
         assert_eq!(difference(&logits(&loaded, &ids(&case)), &truth), off);
         assert_eq!(loaded.name, "adapter");
+        let report = inspect(&case.join("adapter")).expect("a report");
+        assert!(report.runs() && report.support == Support::Native, "{report:#?}");
     }
 }
 

@@ -7,6 +7,7 @@ use serde_json::Value;
 use super::listing::Listing;
 use super::report::{Category, Format, Report, Support};
 use super::{category, gguf, model_card, native, shape, tokenizer, weights};
+use crate::Error;
 
 /// Describes a directory.
 pub(super) fn inspect(dir: &Path) -> Report {
@@ -81,14 +82,25 @@ fn adapter(listing: &Listing, report: &mut Report) {
         }
         Err(error) => report.refuse_for(&error),
     }
-    let whose = base.as_deref().map_or_else(|| "its base model".into(), |name| format!("its base model ({name})"));
-    let remedy = match report.model_type.as_deref() {
-        Some(kind) if kind.eq_ignore_ascii_case("lora") => {
-            format!("load {whose} with it: --model {} --adapter {}", base.as_deref().unwrap_or("BASE"), report.path)
+    let lora = report.model_type.as_deref().is_some_and(|kind| kind.eq_ignore_ascii_case("lora"));
+    match crate::model::fitting_base(&listing.dir) {
+        // Given as a model, it is merged into its base.
+        Ok(found) if super::inspect(&found).is_ok_and(|report| report.runs()) => report.support = Support::Native,
+        Ok(found) => report.refuse(
+            format!("its base model ({}) does not run", found.display()),
+            format!("`pellucid inspect {}` says why", found.display()),
+        ),
+        Err(Error::Usage { .. }) if lora => {
+            let whose =
+                base.as_deref().map_or_else(|| "its base model".into(), |name| format!("its base model ({name})"));
+            let base = base.as_deref().unwrap_or("BASE");
+            report.refuse(
+                "an adapter is not a model by itself",
+                format!("load {whose} with it: --model {base} --adapter {}", report.path),
+            );
         }
-        _ => format!("merge it into {whose} with PEFT's `merge_and_unload`, and give the result"),
-    };
-    report.refuse("an adapter is not a model by itself", remedy);
+        Err(error) => report.refuse_for(&error),
+    }
     add_base(base, report);
     weights::count_all(listing, report);
     report.memory = native::estimate(report);

@@ -36,7 +36,7 @@ pub(super) fn find(checkpoint: &Checkpoint, settings: &Settings, found: &mut Fou
             found.add(tensor.name.clone(), entry(checkpoint, settings, base));
         }
     }
-    let activations = [".input_scale", ".activation_scale", ".k_scale", ".v_scale"];
+    let activations = [".input_scale", ".activation_scale", ".output_scale", ".k_scale", ".v_scale"];
     for ending in activations {
         found.unused.extend(bases(checkpoint, ending).map(|base| format!("{base}{ending}")));
     }
