@@ -340,6 +340,7 @@ if __name__ == "__main__":
     out, *names = sys.argv[1:]
     torch.set_num_threads(1)
     for name in names or CASES:
+        torch.manual_seed(0)
         CASES[name](f"{out}/{name}")
         size = sum(os.path.getsize(os.path.join(d, f)) for d, _, files in os.walk(f"{out}/{name}") for f in files)
         print(f"{name:26} {size / 1000:7.1f} KB")

@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::families;
 use crate::gguf::{self, GgufFile};
 use crate::load::{Storage, load};
+use crate::quantised;
 use crate::tensors::Tensors;
 use crate::tokenizer::{Special, Tokenizer};
 use pellucid_engine::{Control, Finish, Generate, Generation, Model, Plan, Program};
@@ -243,7 +244,11 @@ fn directory_config(dir: &Path) -> Result<Config> {
             "give a Hugging Face model directory or a .gguf file; `pellucid inspect` says what a directory is",
         ));
     }
-    Config::parse(&std::fs::read(&file).map_err(Error::io(&file))?, &file)
+    let config = Config::parse(&std::fs::read(&file).map_err(Error::io(&file))?, &file)?;
+    Ok(match quantised::sidecar(dir) {
+        Some(part) if config.get("quantization_config").is_none() => config.with("quantization_config", part),
+        _ => config,
+    })
 }
 
 /// The program of a directory, GGUF file or (where absent) the built-in model, from its configuration alone.

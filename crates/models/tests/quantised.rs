@@ -159,8 +159,10 @@ fn inspect_says_how_they_are_quantised_and_that_they_run() {
     }
 }
 
-/// The tensors of a file: type, shape, bytes.
-type Contents = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
+/// A tensor: type, shape, bytes.
+type Content = (Dtype, Vec<usize>, Vec<u8>);
+/// The tensors of a file.
+type Contents = BTreeMap<String, Content>;
 
 /// A copy of a directory with something changed in its JSON and its tensors.
 fn changed(
@@ -256,83 +258,80 @@ fn sizes_that_do_not_fit_the_model_and_numbers_that_are_none() {
     refused(open(group.path()), &[&format!("{q}.g_idx names group 77 of 2")]);
 }
 
-/// Ways to spoil a tensor; `None` where one does not change it.
-const SPOILED: [fn(&mut (Dtype, Vec<usize>, Vec<u8>)) -> Option<()>; 8] = [
-    |t| (t.1.len() > 1).then(|| t.1.reverse()),
-    |t| (t.1.len() != 1).then(|| t.1 = vec![t.1.iter().product()]),
-    |t| Some(t.1.push(1)),
-    |t| Some(t.1.insert(0, 1)),
+#[test]
+fn older_checkpoints_say_it_in_a_file_of_its_own() {
+    let cases = [
+        ("gptq-4", "quantize_config.json", json!({"bits": 4, "group_size": 32, "desc_act": false, "sym": false})),
+        ("awq", "quant_config.json", json!({"w_bit": 4, "q_group_size": 32, "zero_point": true, "version": "GEMM"})),
+    ];
+    for (case, file, part) in cases {
+        let case = directory().join(case);
+        let without =
+            |config: &mut Value| drop(config.as_object_mut().expect("an object").remove("quantization_config"));
+        let dir = changed(&case, MODEL, without, |_| {});
+        refused(open(dir.path()), &["unexpected", "qweight"]);
+        std::fs::write(dir.path().join(file), part.to_string()).expect("written");
+        let loaded = open(dir.path()).expect("a model");
+        assert_eq!(logits(&loaded, &ids(&case)), logits(&open(&case).expect("a model"), &ids(&case)));
+        assert!(inspect(dir.path()).expect("a report").runs());
+    }
+}
+
+/// Ways to spoil a tensor.
+const SPOILED: [fn(&mut Content); 8] = [
+    |t| t.1.reverse(),
+    |t| t.1 = vec![t.1.iter().product()],
+    |t| t.1.push(1),
+    |t| t.1.insert(0, 1),
+    |t| (t.1, t.2) = (vec![0; t.1.len().max(1)], Vec::new()),
+    // Half of the rows.
     |t| {
-        (t.1, t.2) = (vec![0; t.1.len().max(1)], Vec::new());
-        Some(())
+        if let Some(rows) = t.1.first_mut().filter(|rows| **rows % 2 == 0) {
+            *rows /= 2;
+            t.2.truncate(t.2.len() / 2);
+        }
     },
+    // Another type of the same size.
     |t| {
-        // Half of the rows.
-        let rows = t.1.first_mut().filter(|rows| **rows % 2 == 0)?;
-        *rows /= 2;
-        t.2.truncate(t.2.len() / 2);
-        Some(())
-    },
-    |t| {
-        // Another type of the same size.
         t.0 = match t.0.bitsize() {
             8 if t.0 != Dtype::I8 => Dtype::I8,
             8 => Dtype::F8_E4M3,
             16 => Dtype::I16,
             32 if t.0 != Dtype::F32 => Dtype::F32,
             32 => Dtype::I32,
-            _ => return None,
-        };
-        Some(())
+            _ => t.0,
+        }
     },
-    |t| {
-        // Other bytes: shapes, orders, JSON and scales that mean nothing.
-        t.2.iter_mut().enumerate().for_each(|(i, byte)| *byte = byte.wrapping_mul(37).wrapping_add(i as u8 | 0x80));
-        Some(())
-    },
+    // Other bytes: shapes, orders, JSON and scales that mean nothing.
+    |t| t.2.iter_mut().enumerate().for_each(|(i, byte)| *byte = byte.wrapping_mul(37).wrapping_add(i as u8 | 0x80)),
 ];
+
+/// The names of a file's tensors.
+fn names(file: &Path) -> Vec<String> {
+    let bytes = std::fs::read(file).expect("weights");
+    SafeTensors::deserialize(&bytes).expect("a valid file").names().into_iter().map(str::to_owned).collect()
+}
 
 #[test]
 fn nothing_in_a_file_makes_it_panic() {
+    // Some changes leave a good model, if another one; most do not, and none may end the program.
     let mut refusals = 0;
     for case in cases(false).iter().filter(|case| runs(case)) {
-        let bytes = std::fs::read(case.join("model.safetensors")).expect("weights");
-        let names = SafeTensors::deserialize(&bytes)
-            .expect("a valid file")
-            .names()
-            .into_iter()
-            .map(str::to_owned)
-            .collect::<Vec<_>>();
+        let names = names(&case.join("model.safetensors"));
         for name in names.iter().filter(|name| name.contains("layers.0.self_attn.k_proj")) {
             for spoil in SPOILED {
-                let mut spoiled = false;
-                let dir =
-                    changed(case, MODEL, |_| {}, |t| spoiled = spoil(t.get_mut(name).expect("a tensor")).is_some());
-                // Some changes leave a model that is good, if another one; none may end the program.
-                refusals += usize::from(spoiled && open(dir.path()).is_err());
+                let dir = changed(case, MODEL, |_| {}, |t| spoil(t.get_mut(name).expect("a tensor")));
+                refusals += usize::from(open(dir.path()).is_err());
                 let _ = inspect(dir.path()).expect("a report");
             }
         }
     }
     for case in cases(true) {
-        let bytes = std::fs::read(case.join("adapter/adapter_model.safetensors")).expect("weights");
-        let names = SafeTensors::deserialize(&bytes)
-            .expect("a valid file")
-            .names()
-            .into_iter()
-            .map(str::to_owned)
-            .collect::<Vec<_>>();
+        let names = names(&case.join("adapter/adapter_model.safetensors"));
         for (name, spoil) in names.iter().flat_map(|name| SPOILED.map(|spoil| (name, spoil))) {
-            let mut spoiled = false;
-            let dir = changed(
-                &case.join("adapter"),
-                ADAPTER,
-                |_| {},
-                |t| {
-                    spoiled = spoil(t.get_mut(name).expect("a tensor")).is_some();
-                },
-            );
-            refusals += usize::from(spoiled && open_with(&case.join("base"), dir.path()).is_err());
+            let from = case.join("adapter");
+            let dir = changed(&from, ADAPTER, |_| {}, |t| spoil(t.get_mut(name).expect("a tensor")));
+            refusals += usize::from(open_with(&case.join("base"), dir.path()).is_err());
         }
     }
     assert!(refusals > 500, "{refusals}");

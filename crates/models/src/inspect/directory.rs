@@ -20,7 +20,7 @@ pub(super) fn inspect(dir: &Path) -> Report {
         }
     };
     let config = match listing.json("config.json") {
-        Ok(config) => config,
+        Ok(config) => config.map(|config| with_sidecar(config, dir)),
         Err(error) => {
             report.refuse_for(&error);
             None
@@ -39,6 +39,17 @@ pub(super) fn inspect(dir: &Path) -> Report {
         (_, None) => {}
     }
     report
+}
+
+/// The configuration with what an older checkpoint says about quantisation in a file of its own.
+fn with_sidecar(mut config: Value, dir: &Path) -> Value {
+    if let Value::Object(object) = &mut config
+        && !object.contains_key("quantization_config")
+        && let Some(part) = crate::quantised::sidecar(dir)
+    {
+        object.insert("quantization_config".into(), part);
+    }
+    config
 }
 
 /// A model with a configuration: described by it, and asked whether it would load.

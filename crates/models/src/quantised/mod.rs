@@ -24,6 +24,7 @@ use crate::checkpoint::Checkpoint;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use pellucid_kernels::encoding::Encoding;
+use serde_json::Value;
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
@@ -77,6 +78,16 @@ impl Method {
             _ => Err(unknown(&method)),
         }
     }
+}
+
+/// What a file beside `config.json` says about quantisation, as the first GPTQ and AWQ checkpoints have it instead of a `quantization_config`.
+pub(crate) fn sidecar(dir: &Path) -> Option<Value> {
+    [("quantize_config.json", "gptq"), ("quant_config.json", "awq")].into_iter().find_map(|(file, method)| {
+        let mut value: Value = serde_json::from_slice(&std::fs::read(dir.join(file)).ok()?).ok()?;
+        let part = value.as_object_mut().filter(|part| part.contains_key("bits") || part.contains_key("w_bit"))?;
+        part.entry("quant_method").or_insert_with(|| method.into());
+        Some(value)
+    })
 }
 
 /// The refusal of a method or of one of its forms.
@@ -247,7 +258,7 @@ impl<'a> Made<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     fn read(part: Value) -> Result<Option<Method>> {
         Method::read(&Config::new(json!({ "quantization_config": part }), Path::new("config.json")).expect("a config"))
