@@ -48,12 +48,23 @@ pub struct ModelArgs {
     /// A LoRA adapter (PEFT's directory) to merge into the weights; may be repeated
     #[arg(long, value_name = "DIR")]
     pub adapter: Vec<PathBuf>,
+    #[command(flatten)]
+    pub assume: AssumeArg,
     /// How weights are kept in memory
     #[arg(long, value_enum, default_value = "auto")]
     pub dtype: DTypeArg,
     /// Threads to use [default: PELLUCID_THREADS, RAYON_NUM_THREADS, OMP_NUM_THREADS or all cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub threads: Option<u16>,
+}
+
+/// What a model of an unknown type is taken for.
+#[derive(Args)]
+pub struct AssumeArg {
+    /// Read a model whose own type is not native as one of FAMILY (such as llama), with a warning, and only if its
+    /// configuration and tensors fit completely; an error for a model whose own type is native and another
+    #[arg(long, value_name = "FAMILY")]
+    pub assume: Option<String>,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -69,6 +80,8 @@ pub enum DTypeArg {
 pub struct InspectArgs {
     /// A model directory or GGUF file
     pub path: PathBuf,
+    #[command(flatten)]
+    pub assume: AssumeArg,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
@@ -214,6 +227,8 @@ pub struct SpeedArgs {
     /// The model to measure (directory, GGUF file or pulled name)
     #[arg(long, short, value_name = "M", default_value = "smollm2-135m")]
     pub model: String,
+    #[command(flatten)]
+    pub assume: AssumeArg,
     /// A Python with torch and transformers; without it only our side is measured
     #[arg(long, value_name = "PYTHON")]
     pub python: Option<PathBuf>,

@@ -1,6 +1,7 @@
 //! Loading the model that the arguments name.
 
 use crate::args::{DTypeArg, ModelArgs};
+use crate::commands::say;
 use crate::failure::Failure;
 use crate::progress;
 use pellucid_engine::Program;
@@ -17,12 +18,18 @@ pub fn load(args: &ModelArgs) -> Result<LoadedModel, Failure> {
         DTypeArg::F16 => Storage::As(DType::F16),
     };
     let pool = args.threads.map(|n| Arc::new(Pool::new(n as usize)));
-    let options = LoadOptions { storage, pool, adapters: args.adapter.clone() };
+    let options = LoadOptions { storage, pool, assume: args.assume.assume.clone(), adapters: args.adapter.clone() };
+    let loaded = open(args, &options)?;
+    warn(&loaded.warnings);
+    Ok(loaded)
+}
+
+fn open(args: &ModelArgs, options: &LoadOptions) -> Result<LoadedModel, Failure> {
     match locate(args.model.as_deref())? {
-        None => Ok(LoadedModel::builtin(&options)?),
+        None => Ok(LoadedModel::builtin(options)?),
         Some(path) => {
             let bar = progress::Late::new("loading weights");
-            let mut loaded = LoadedModel::open(&path, &options, &mut |fraction| bar.set(fraction))?;
+            let mut loaded = LoadedModel::open(&path, options, &mut |fraction| bar.set(fraction))?;
             bar.finish();
             // A pulled model is known by its name, not by its file's.
             if let Some(name) = &args.model
@@ -39,5 +46,12 @@ pub fn load(args: &ModelArgs) -> Result<LoadedModel, Failure> {
 pub fn describe(args: &ModelArgs) -> Result<(String, Program), Failure> {
     let path = locate(args.model.as_deref())?;
     let name = args.model.clone().unwrap_or_else(|| pellucid_models::builtin::NAME.into());
-    Ok((name, program_of(path.as_deref())?))
+    let (program, warnings) = program_of(path.as_deref(), args.assume.assume.as_deref())?;
+    warn(&warnings);
+    Ok((name, program))
+}
+
+/// Says on stderr what is to be known before relying on a model.
+pub fn warn(warnings: &[String]) {
+    warnings.iter().for_each(|warning| say(&format!("warning: {warning}")));
 }

@@ -246,6 +246,47 @@ fn inspect_reports_and_exits_zero_where_it_could_look() {
 }
 
 #[test]
+fn a_model_of_an_unknown_type_runs_only_with_assume_and_a_warning() {
+    let parent = tempfile::tempdir().expect("a directory");
+    // Of the same name, because results show it.
+    let dir = parent.path().join("llama");
+    std::fs::create_dir(&dir).expect("a directory");
+    for file in ["config.json", "model.safetensors"] {
+        std::fs::copy(Path::new(&golden("llama")).join(file), dir.join(file)).expect("copied");
+    }
+    let config = std::fs::read_to_string(dir.join("config.json")).expect("a config");
+    let changed =
+        config.replace("\"model_type\": \"llama\"", "\"model_type\": \"acme_llm\", \"attention_multiplier\": 0.5");
+    std::fs::write(dir.join("config.json"), changed).expect("written");
+    let path = dir.to_str().expect("a path");
+    let commands: [&[&str]; 4] = [
+        &["run", "--tokens", "5,6,7"],
+        &["generate", "--tokens", "5,6,7", "--max-new", "4"],
+        &["lens", "--tokens", "5,6,7"],
+        &["sites"],
+    ];
+    for command in commands {
+        let call = |model: &str, more: &[&str]| pellucid(&[command, &["--model", model], more].concat());
+        refused(&[command, &["--model", path]].concat(), 1, "`attention_multiplier`", "--assume llama");
+        let (assumed, original) = (call(path, &["--assume", "llama"]), call(&golden("llama"), &[]));
+        assert_eq!(stdout(&assumed), stdout(&original), "{command:?}");
+        let said = |output: &Output| String::from_utf8_lossy(&output.stderr).into_owned();
+        let (warned, quiet) = (said(&assumed), said(&original));
+        assert!(warned.contains("warning: ") && warned.contains("`acme_llm`"), "{command:?}: {warned}");
+        assert!(warned.contains("`attention_multiplier`") && !quiet.contains("warning: "), "{command:?}: {warned}");
+    }
+    refused(&["run", "--tokens", "5", "--model", path, "--assume", "lama"], 2, "`lama`", "nearest names are `llama`");
+    refused(&["run", "--tokens", "5", "--model", path, "--assume", "qwen2"], 1, "does not fit `qwen2`", "--assume");
+    refused(&["run", "hi", "--assume", "qwen2"], 2, "own type, `llama`, is native", "leave out --assume");
+    let report = json(&["inspect", path, "--json"]);
+    assert_eq!(
+        (report["support"].as_str(), report["assume"]["family"].as_str()),
+        (Some("inspect-only"), Some("llama"))
+    );
+    assert!(stdout(&pellucid(&["inspect", path, "--assume", "llama"])).contains("--assume llama"));
+}
+
+#[test]
 fn bad_input_is_refused_with_the_thing_the_place_and_the_remedy() {
     refused(&["run"], 2, "no prompt", "--tokens");
     refused(&["run", ""], 2, "prompt is empty", "character");

@@ -2,6 +2,8 @@
 //!
 //! Parsing, listings, aliases, documentation and refusals all derive from [`Point::ALL`] and [`Point::info`].
 
+use crate::architecture::Layer;
+
 /// A kind of activation. A [`crate::Site`] is a point at a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[allow(missing_docs)] // each is documented by its row in `info`
@@ -21,10 +23,18 @@ pub enum Point {
     RotK,
     AttnScores,
     AttnProbs,
+    AttnGate,
     Z,
     HeadOut,
     AttnOut,
     AttnOutPost,
+    MixerIn,
+    MixerGate,
+    ConvOut,
+    MixerState,
+    MixerScan,
+    MixerOut,
+    MixerOutPost,
     ResidMid,
     MlpScale,
     MlpNormed,
@@ -79,10 +89,12 @@ const fn layer(name: &'static str, meaning: &'static str, tl: Option<&'static st
 
 const ALWAYS: &str = "every model has it";
 const NO_ATTENTION: &str = "this layer has no softmax attention";
+const NO_RECURRENCE: &str = "this layer has no recurrence in attention's place; use the attention points";
+const NO_MLP: &str = "this layer has no MLP";
 
 impl Point {
     /// All points in forward order.
-    pub const ALL: [Point; 37] = {
+    pub const ALL: [Point; 45] = {
         use Point::*;
         [
             Embed,
@@ -100,10 +112,18 @@ impl Point {
             RotK,
             AttnScores,
             AttnProbs,
+            AttnGate,
             Z,
             HeadOut,
             AttnOut,
             AttnOutPost,
+            MixerIn,
+            MixerGate,
+            ConvOut,
+            MixerState,
+            MixerScan,
+            MixerOut,
+            MixerOutPost,
             ResidMid,
             MlpScale,
             MlpNormed,
@@ -145,15 +165,15 @@ impl Point {
             }
             Point::AttnScale => layer(
                 "attn_scale",
-                "what the norm before attention divides by, one number a token",
+                "what the norm before attention (or a recurrence) divides by, one number a token",
                 Some("blocks.{}.ln1.hook_scale"),
-                "this layer has no norm before attention",
+                "this layer has no norm before its attention or recurrence",
             ),
             Point::AttnNormed => layer(
                 "attn_normed",
-                "the norm before attention, before its gain and bias",
+                "the norm before attention (or a recurrence), before its gain and bias",
                 Some("blocks.{}.ln1.hook_normalized"),
-                "this layer has no norm before attention",
+                "this layer has no norm before its attention or recurrence",
             ),
             Point::AttnIn => layer("attn_in", "what attention is handed", Some("blocks.{}.attn.hook_in"), NO_ATTENTION),
             Point::Q => {
@@ -190,6 +210,12 @@ impl Point {
             Point::AttnProbs => {
                 layer("attn_probs", "attention weights", Some("blocks.{}.attn.hook_pattern"), NO_ATTENTION)
             }
+            Point::AttnGate => layer(
+                "attn_gate",
+                "the gate on attention's heads, before its activation",
+                None,
+                "this layer's attention has no gate on its output",
+            ),
             Point::Z => layer(
                 "z",
                 "input of attention's output projection, by head",
@@ -211,9 +237,38 @@ impl Point {
                 Some("blocks.{}.hook_attn_out"),
                 NO_ATTENTION,
             ),
+            Point::MixerIn => layer("mixer_in", "what the recurrence is handed", None, NO_RECURRENCE),
+            Point::MixerGate => {
+                layer("mixer_gate", "the gate on the recurrence's output, before its activation", None, NO_RECURRENCE)
+            }
+            Point::ConvOut => layer(
+                "conv_out",
+                "output of the short convolution, after its activation",
+                None,
+                "this layer has no convolution",
+            ),
+            Point::MixerState => layer(
+                "mixer_state",
+                "the recurrent state after each token, by head; to look at, not to change",
+                None,
+                "this layer carries no recurrent state",
+            ),
+            Point::MixerScan => layer(
+                "mixer_scan",
+                "what the recurrence reads from its state, before norm and gate",
+                None,
+                "this layer carries no recurrent state",
+            ),
+            Point::MixerOut => layer("mixer_out", "output of the recurrent sublayer", None, NO_RECURRENCE),
+            Point::MixerOutPost => layer(
+                "mixer_out_post",
+                "the recurrence's contribution to the stream, after any post-norm and multiplier",
+                None,
+                NO_RECURRENCE,
+            ),
             Point::ResidMid => layer(
                 "resid_mid",
-                "the stream between attention and MLP",
+                "the stream between attention (or a recurrence) and MLP",
                 Some("blocks.{}.hook_resid_mid"),
                 "attention and MLP of this block run in parallel on its input, so no stream lies between them; use resid_pre, attn_out_post or mlp_out_post",
             ),
@@ -229,9 +284,7 @@ impl Point {
                 Some("blocks.{}.ln2.hook_normalized"),
                 "this layer has no norm of its own before the MLP",
             ),
-            Point::MlpIn => {
-                layer("mlp_in", "what the MLP is handed", Some("blocks.{}.mlp.hook_in"), "this layer has no MLP")
-            }
+            Point::MlpIn => layer("mlp_in", "what the MLP is handed", Some("blocks.{}.mlp.hook_in"), NO_MLP),
             Point::MlpPre => layer(
                 "mlp_pre",
                 "argument of the activation function",
@@ -265,14 +318,12 @@ impl Point {
                 Some("blocks.{}.mlp.hook_expert_indices"),
                 "this layer has no experts",
             ),
-            Point::MlpOut => {
-                layer("mlp_out", "output of the MLP sublayer", Some("blocks.{}.mlp.hook_out"), "this layer has no MLP")
-            }
+            Point::MlpOut => layer("mlp_out", "output of the MLP sublayer", Some("blocks.{}.mlp.hook_out"), NO_MLP),
             Point::MlpOutPost => layer(
                 "mlp_out_post",
                 "the MLP's contribution to the stream, after any post-norm and multiplier",
                 Some("blocks.{}.hook_mlp_out"),
-                "this layer has no MLP",
+                NO_MLP,
             ),
             Point::ResidPost => {
                 layer("resid_post", "the stream leaving the block", Some("blocks.{}.hook_resid_post"), ALWAYS)
@@ -292,6 +343,29 @@ impl Point {
             Point::FinalNorm => model("final_norm", "output of the final norm", None, "this model has no final norm"),
             Point::LmHead => model("lm_head", "the bare unembedding, before any scale or soft cap", None, ALWAYS),
             Point::Logits => model("logits", "the model's answer, after scale and soft cap", None, ALWAYS),
+        }
+    }
+
+    /// Why a layer does not have it: the general reason, or the layer's own where that says more.
+    pub fn absent_from(self, layer: Option<&Layer>) -> &'static str {
+        let general = self.info().absent_because;
+        let Some(layer) = layer else { return general };
+        let latent = layer.attention.as_ref().is_some_and(|a| a.latent.is_some());
+        match self {
+            Point::K | Point::Value if latent => {
+                "latent attention has no keys and values of its own: all heads expand one compressed vector; use rot_k, z or attn_probs"
+            }
+            Point::HeadOut if layer.attention.as_ref().is_some_and(|a| a.experts.is_some()) => {
+                "the output projection of this attention is its experts'; use z or attn_out"
+            }
+            Point::ResidMid if layer.mlp.is_none() || (layer.attention.is_none() && layer.recurrence.is_none()) => {
+                "this block has one sublayer, so nothing lies in its middle; use resid_pre or resid_post"
+            }
+            Point::AttnOutPost | Point::MlpOutPost if layer.shared.is_some() => {
+                "attention and MLP of this layer add nothing to the stream: they feed its recurrence; use attn_out, mlp_out or mixer_in"
+            }
+            Point::MlpPre | Point::MlpPreLinear | Point::MlpAct if layer.mlp.is_none() => NO_MLP,
+            _ => general,
         }
     }
 

@@ -1,6 +1,6 @@
 //! Sites: points at layers, their addresses, patterns and aliases.
 
-use crate::architecture::Modules;
+use crate::architecture::{Layer, Modules};
 use crate::error::{Error, Result};
 use crate::point::{Point, Scope};
 use crate::program::Program;
@@ -74,7 +74,7 @@ pub fn find(program: &Program, text: &str) -> Result<Matches> {
     }
     if matches.sites.is_empty() {
         return Err(Error::site(
-            format!("`{text}` matches no site: {}", point.info().absent_because),
+            format!("`{text}` matches no site: {}", point.absent_from(layer_of(program, matches.passed_over.first()))),
             "`pellucid sites` lists the sites of a model",
         ));
     }
@@ -97,10 +97,14 @@ fn one(program: &Program, site: Site) -> Result<Matches> {
         format!(
             "`{site}` does not exist on this {} model: {}",
             program.architecture().family,
-            site.point.info().absent_because
+            site.point.absent_from(layer_of(program, Some(&site)))
         ),
         "`pellucid sites` lists the sites of a model",
     ))
+}
+
+fn layer_of<'p>(program: &'p Program, site: Option<&Site>) -> Option<&'p Layer> {
+    program.architecture().layers.get(site?.layer?)
 }
 
 fn parse(program: &Program, text: &str) -> Result<(Point, Option<Layers>)> {

@@ -1,7 +1,7 @@
 //! A program's weights: what it needs, and what it was given.
 
 use crate::architecture::Gain;
-use crate::program::{OpKind, Program};
+use crate::program::{Linear, OpKind, Program};
 use pellucid_kernels::Matrix;
 
 /// Index of a weight in its program.
@@ -60,6 +60,11 @@ impl Weights {
             Weight::Vector(vector) => vector,
             Weight::Matrix(_) => unreachable!("the program declared weight {id} a vector"),
         }
+    }
+
+    /// A projection's matrix and bias.
+    pub fn linear(&self, linear: &Linear) -> (&Matrix, Option<&[f32]>) {
+        (self.matrix(linear.weight), linear.bias.map(|bias| self.vector(bias)))
     }
 
     /// The weights with every gain that is stored as its distance from one made whole, so that a norm only multiplies.

@@ -1,6 +1,7 @@
 //! Activation functions, eight lanes at a time, each a polynomial accurate to a few units in the last place.
 
 use crate::dispatch;
+use crate::recurrence::softplus;
 use crate::simd::{LANES, Simd};
 
 /// The activation functions that models use.
@@ -24,11 +25,21 @@ pub enum Activation {
     Sigmoid,
     /// `x`
     Identity,
+    /// `ln(1 + eˣ)`
+    Softplus,
+    /// GPT-OSS's gate: both branches clamped to 7, `gate · sigmoid(1.702 gate) · (linear + 1)`.
+    ClampedGlu,
 }
 
 /// A function of one vector.
 pub(crate) trait Unary {
     fn apply<S: Simd>(&self, s: S, x: S::V) -> S::V;
+
+    /// What the other branch of a gated MLP becomes before it is multiplied.
+    #[inline(always)]
+    fn linear<S: Simd>(&self, _: S, x: S::V) -> S::V {
+        x
+    }
 }
 
 /// `x = f(x)` everywhere; the last lanes go through the same vector code, so a value's result never depends on its place.
@@ -54,11 +65,11 @@ fn map_gated<S: Simd>(s: S, f: &impl Unary, gate: &mut [f32], linear: &[f32]) {
         if gate.len() == LANES {
             // SAFETY: both chunks hold eight floats.
             unsafe {
-                let y = s.mul(f.apply(s, s.load(gate.as_ptr())), s.load(linear.as_ptr()));
+                let y = s.mul(f.apply(s, s.load(gate.as_ptr())), f.linear(s, s.load(linear.as_ptr())));
                 s.store(gate.as_mut_ptr(), y);
             }
         } else {
-            let y = s.mul(f.apply(s, s.load_part(gate, 0.0)), s.load_part(linear, 0.0));
+            let y = s.mul(f.apply(s, s.load_part(gate, 0.0)), f.linear(s, s.load_part(linear, 0.0)));
             s.store_part(gate, y);
         }
     }
@@ -132,6 +143,8 @@ struct ReluSquared;
 struct Tanh;
 struct Sigmoid;
 struct Identity;
+struct Softplus;
+struct ClampedGlu;
 
 impl Unary for Silu {
     #[inline(always)]
@@ -193,6 +206,25 @@ impl Unary for Identity {
     }
 }
 
+impl Unary for Softplus {
+    #[inline(always)]
+    fn apply<S: Simd>(&self, s: S, x: S::V) -> S::V {
+        // Gates of this kind are one number a head: not worth a polynomial.
+        s.load_part(&s.to_array(x).map(softplus), 0.0)
+    }
+}
+impl Unary for ClampedGlu {
+    #[inline(always)]
+    fn apply<S: Simd>(&self, s: S, x: S::V) -> S::V {
+        GeluQuick.apply(s, s.min(x, s.splat(7.0)))
+    }
+
+    #[inline(always)]
+    fn linear<S: Simd>(&self, s: S, x: S::V) -> S::V {
+        s.add(s.max(s.min(x, s.splat(7.0)), s.splat(-7.0)), s.splat(1.0))
+    }
+}
+
 /// Calls `$with` with the function that `$activation` names.
 macro_rules! choose {
     ($activation:expr, $f:ident => $with:expr) => {
@@ -233,6 +265,14 @@ macro_rules! choose {
                 let $f = &Identity;
                 $with
             }
+            Activation::Softplus => {
+                let $f = &Softplus;
+                $with
+            }
+            Activation::ClampedGlu => {
+                let $f = &ClampedGlu;
+                $with
+            }
         }
     };
 }
@@ -254,6 +294,15 @@ dispatch! {
 dispatch! {
     /// `gate = activation(gate) · linear`
     pub fn activate_gated(activation: Activation, gate: &mut [f32], linear: &[f32]) = activate_gated_with
+}
+
+/// xIELU: a parabola above zero, an exponential below, by two learned numbers that are stored before their softplus.
+pub fn xielu(x: &mut [f32], positive: f32, negative: f32) {
+    const BETA: f32 = 0.5;
+    let (above, below) = (softplus(positive), BETA + softplus(negative));
+    for x in x {
+        *x = if *x > 0.0 { above * *x * *x + BETA * *x } else { (x.min(-1e-6).exp_m1() - *x) * below + BETA * *x };
+    }
 }
 
 #[cfg(test)]
@@ -289,6 +338,8 @@ mod tests {
             Activation::Tanh => x.tanh(),
             Activation::Sigmoid => sigmoid(x),
             Activation::Identity => x,
+            Activation::Softplus => x.max(0.0) + (-x.abs()).exp().ln_1p(),
+            Activation::ClampedGlu => x.min(7.0) * sigmoid(1.702 * x.min(7.0)),
         }
     }
 
@@ -296,7 +347,9 @@ mod tests {
     fn activations_agree_with_double_precision_on_both_instruction_sets() {
         use Activation::*;
         let xs: Vec<f32> = (-2003..2003).map(|i| i as f32 * 0.01).collect();
-        for activation in [Silu, Gelu, GeluTanh, GeluQuick, Relu, ReluSquared, Tanh, Sigmoid, Identity] {
+        for activation in
+            [Silu, Gelu, GeluTanh, GeluQuick, Relu, ReluSquared, Tanh, Sigmoid, Identity, Softplus, ClampedGlu]
+        {
             let (mut best, mut portable) = (xs.clone(), xs.clone());
             activate(activation, &mut best);
             activate_with(Portable, activation, &mut portable);
@@ -307,6 +360,15 @@ mod tests {
                     assert!((y - truth).abs() <= tolerance, "{activation:?}({x}) = {y} by {name}, should be {truth}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_clamped_gate_clamps_both_branches() {
+        let (mut gate, linear) = ([9.0, 1.0, -9.0], [8.0, -8.0, 0.5]);
+        activate_gated(Activation::ClampedGlu, &mut gate, &linear);
+        for ((y, g), u) in gate.iter().zip([7.0f64, 1.0, -9.0]).zip([8.0, -6.0, 1.5]) {
+            assert!((*y as f64 - g / (1.0 + (-1.702 * g).exp()) * u).abs() < 1e-5);
         }
     }
 

@@ -33,6 +33,23 @@ pub fn dot(a: &[f32], b: &[f32]) -> f32 {
     lanes.iter().sum::<f32>() + rest
 }
 
+/// Products with a block-diagonal matrix: each of `blocks` blocks of a row by its own `[inputs, outputs]` matrix.
+pub fn block_diagonal(x: &[f32], weight: &[f32], bias: Option<&[f32]>, blocks: usize, width: usize, out: &mut [f32]) {
+    let dim = width / blocks;
+    for (x, out) in x.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
+        match bias {
+            Some(bias) => out.copy_from_slice(bias),
+            None => out.fill(0.0),
+        }
+        let parts = x.chunks_exact(dim).zip(out.chunks_exact_mut(dim)).zip(weight.chunks_exact(dim * dim));
+        for ((x, out), weight) in parts {
+            for (x, weights) in x.iter().zip(weight.chunks_exact(dim)) {
+                out.iter_mut().zip(weights).for_each(|(y, w)| *y += x * w);
+            }
+        }
+    }
+}
+
 /// `cap · tanh(x / cap)`
 pub(crate) struct SoftCap(pub f32);
 

@@ -14,6 +14,7 @@
 //! | [`encoding`] | how weights are stored in files: f32, f16, bf16 and the ggml block formats |
 //! | [`matrix`], [`matmul`](mod@matmul) | weights in panels, and their products |
 //! | [`attention`] | keys and values in panels, fused and explicit attention |
+//! | [`recurrence`] | states carried from token to token, short convolutions |
 //! | [`norm`], [`activation`], [`rope`], [`softmax`](mod@softmax), [`elementwise`] | everything between the products |
 
 pub mod activation;
@@ -26,6 +27,7 @@ pub mod matrix;
 pub mod memory;
 pub mod norm;
 pub mod pool;
+pub mod recurrence;
 pub mod rope;
 pub mod simd;
 pub mod softmax;

@@ -15,6 +15,9 @@ pub struct Request {
     pub dtype: String,
     /// Threads to use; the default where absent.
     pub threads: Option<usize>,
+    /// The family that a model of an unknown type is read as.
+    #[serde(default)]
+    pub assume: Option<String>,
     /// What to measure.
     pub job: Job,
     /// The input.

@@ -21,6 +21,8 @@ const TOLERANCE: f32 = 2e-3;
 pub struct Suite {
     /// Directory or GGUF file.
     pub model: PathBuf,
+    /// The family that a model of an unknown type is read as.
+    pub assume: Option<String>,
     /// Our own executable, started as `lab __worker`.
     pub pellucid: PathBuf,
     /// A Python with torch and transformers.
@@ -153,7 +155,8 @@ impl Suite {
     fn request(&self, job: Job, length: usize, repeats: usize) -> Request {
         // Any fixed tokens do, if they differ and every vocabulary has them.
         let tokens = (0..length).map(|i| (100 + i * 37 % 900) as u32).collect();
-        Request { model: self.model.clone(), dtype: "f32".into(), threads: None, job, tokens, warmups: 1, repeats }
+        let (model, assume) = (self.model.clone(), self.assume.clone());
+        Request { model, dtype: "f32".into(), threads: None, assume, job, tokens, warmups: 1, repeats }
     }
 
     /// Runs both sides in the order A B B A …; the other side is the peer, or ourselves with another request.

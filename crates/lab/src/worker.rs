@@ -17,8 +17,12 @@ pub fn answer(request: &Request) -> Result<Answer> {
         "f16" => Storage::As(DType::F16),
         other => return Err(Error::usage(format!("there is no dtype {other:?}"), "use auto, f32, bf16 or f16").into()),
     };
-    let options =
-        LoadOptions { storage, pool: request.threads.map(|n| Arc::new(Pool::new(n))), ..LoadOptions::default() };
+    let options = LoadOptions {
+        storage,
+        pool: request.threads.map(|n| Arc::new(Pool::new(n))),
+        assume: request.assume.clone(),
+        ..LoadOptions::default()
+    };
     let started = Instant::now();
     let loaded = LoadedModel::open(&request.model, &options, &mut |_| {})?;
     let top = top(&loaded, &request.tokens)?;

@@ -2,13 +2,58 @@
 
 use crate::error::{Error, Result};
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A number, infinity being written as an object by those who care about JSON.
+fn number(value: &Value) -> Option<f32> {
+    match value.get("__float__").and_then(Value::as_str) {
+        Some("Infinity") => Some(f32::INFINITY),
+        Some("-Infinity") => Some(f32::NEG_INFINITY),
+        _ => value.as_f64().map(|x| x as f32),
+    }
+}
+
+/// Python writes infinity as a bare word, which JSON does not know: the text with such words made objects.
+fn with_infinities(bytes: &[u8]) -> Option<String> {
+    let text = std::str::from_utf8(bytes).ok()?;
+    let mut out = String::with_capacity(text.len());
+    let (mut in_text, mut escaped) = (false, false);
+    let mut rest = text;
+    while let Some(c) = rest.chars().next() {
+        let word = ["-Infinity", "Infinity"].into_iter().find(|word| !in_text && rest.starts_with(word));
+        if let Some(word) = word {
+            out.push_str(&format!("{{\"__float__\": \"{word}\"}}"));
+            rest = &rest[word.len()..];
+            continue;
+        }
+        in_text ^= c == '"' && !escaped;
+        escaped = in_text && c == '\\' && !escaped;
+        out.push(c);
+        rest = &rest[c.len_utf8()..];
+    }
+    (out.len() != text.len()).then_some(out)
+}
 
 /// A model's configuration: a JSON object and where it came from.
 #[derive(Clone, Debug)]
 pub struct Config {
     value: Value,
     origin: PathBuf,
+    watch: Option<Watch>,
+}
+
+/// Dimensions beyond this are no model's, and products of them would overflow.
+pub(crate) const LARGEST: usize = 1 << 31;
+
+/// Remembers which keys were asked for. Copies and parts of a configuration share one memory.
+#[derive(Clone, Debug, Default)]
+struct Watch {
+    /// Keys by their path: `hidden_size`, `rope_parameters.factor`; with a point at the end where a part was taken out.
+    asked: Arc<Mutex<BTreeSet<String>>>,
+    /// Where this part of the configuration lies: `rope_parameters.`
+    place: String,
 }
 
 impl Config {
@@ -21,12 +66,16 @@ impl Config {
                 "get config.json anew from where the model came from",
             ));
         }
-        Ok(Config { value, origin: origin.to_path_buf() })
+        Ok(Config { value, origin: origin.to_path_buf(), watch: None })
     }
 
     /// Parses a configuration.
     pub fn parse(bytes: &[u8], origin: &Path) -> Result<Config> {
-        let value = serde_json::from_slice(bytes).map_err(|error| {
+        let parsed = serde_json::from_slice(bytes).or_else(|error| match with_infinities(bytes) {
+            Some(text) => serde_json::from_str(&text).map_err(|_| error),
+            None => Err(error),
+        });
+        let value = parsed.map_err(|error| {
             Error::invalid(
                 origin,
                 format!("not valid JSON: {error}"),
@@ -43,12 +92,17 @@ impl Config {
 
     /// A part of the configuration with its own keys; what it lacks is not looked up outside.
     pub fn part(&self, key: &str) -> Option<Config> {
+        self.note(key);
         let value = self.value.get(key).filter(|value| value.is_object())?;
-        Some(Config { value: value.clone(), origin: self.origin.clone() })
+        let watch = self.watch.clone().map(|watch| Watch { place: format!("{}{key}.", watch.place), ..watch });
+        let part = Config { value: value.clone(), origin: self.origin.clone(), watch };
+        part.note("");
+        Some(part)
     }
 
     /// The value of a key, unless it is absent or null.
     pub fn get(&self, key: &str) -> Option<&Value> {
+        self.note(key);
         self.value.get(key).filter(|value| !value.is_null())
     }
 
@@ -59,13 +113,11 @@ impl Config {
 
     /// A whole number that may be absent or null.
     pub fn size_maybe(&self, key: &str) -> Result<Option<usize>> {
-        // Dimensions beyond this are no model's, and products of them would overflow.
-        const LARGEST: u64 = 1 << 31;
         self.get(key)
             .map(|value| {
                 value
                     .as_u64()
-                    .filter(|&n| n <= LARGEST)
+                    .filter(|&n| n <= LARGEST as u64)
                     .map(|n| n as usize)
                     .ok_or_else(|| self.bad(key, "is not a sensible whole number"))
             })
@@ -84,9 +136,7 @@ impl Config {
 
     /// A number that may be absent or null.
     pub fn number_maybe(&self, key: &str) -> Result<Option<f32>> {
-        self.get(key)
-            .map(|value| value.as_f64().map(|x| x as f32).ok_or_else(|| self.bad(key, "is not a number")))
-            .transpose()
+        self.get(key).map(|value| number(value).ok_or_else(|| self.bad(key, "is not a number"))).transpose()
     }
 
     /// A number with a default.
@@ -122,6 +172,13 @@ impl Config {
         list.ok_or_else(|| self.bad(key, "is not a list of whole numbers"))
     }
 
+    /// A list of numbers that must be there.
+    pub fn numbers(&self, key: &str) -> Result<Vec<f32>> {
+        let list = self.get(key).and_then(Value::as_array);
+        let list = list.and_then(|list| list.iter().map(number).collect());
+        list.ok_or_else(|| self.bad(key, "is not a list of numbers"))
+    }
+
     /// The configuration with one key set.
     pub fn with(&self, key: &str, value: Value) -> Config {
         let mut changed = self.clone();
@@ -131,6 +188,43 @@ impl Config {
         changed
     }
 
+    /// A copy that remembers which keys it is asked for, from now on.
+    pub(crate) fn watched(&self) -> Config {
+        Config { watch: Some(Watch::default()), ..self.clone() }
+    }
+
+    /// The keys with a value that nobody has asked a watched configuration for, by their path.
+    pub(crate) fn unread(&self) -> Vec<String> {
+        let Some(watch) = &self.watch else { return Vec::new() };
+        let asked = watch.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut unread = Vec::new();
+        unread_in(&self.value, &watch.place, &asked, &mut unread);
+        unread
+    }
+
+    fn note(&self, key: &str) {
+        if let Some(watch) = &self.watch {
+            let mut asked = watch.asked.lock().unwrap_or_else(PoisonError::into_inner);
+            asked.insert(format!("{}{key}", watch.place));
+        }
+    }
+
+    /// The file that it came from.
+    pub(crate) fn origin(&self) -> &Path {
+        &self.origin
+    }
+
+    /// The configuration with values for keys that it leaves out; a key that is null stays so.
+    pub fn with_defaults<const N: usize>(&self, defaults: [(&str, Value); N]) -> Config {
+        let mut filled = self.clone();
+        if let Value::Object(object) = &mut filled.value {
+            for (key, value) in defaults {
+                object.entry(key).or_insert(value);
+            }
+        }
+        filled
+    }
+
     /// An error about a key.
     pub fn bad(&self, key: &str, problem: &str) -> Error {
         Error::invalid(
@@ -138,5 +232,55 @@ impl Config {
             format!("`{key}` {problem}"),
             "get config.json anew from where the model came from, or correct the key",
         )
+    }
+}
+
+fn unread_in(value: &Value, place: &str, asked: &BTreeSet<String>, unread: &mut Vec<String>) {
+    for (key, value) in value.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null()) {
+        let path = format!("{place}{key}");
+        let inside = format!("{path}.");
+        if asked.contains(&inside) {
+            unread_in(value, &inside, asked, unread);
+        } else if !asked.contains(&path) {
+            unread.push(path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_watched_configuration_tells_what_nobody_asked_for() {
+        let value = json!({"width": 8, "depth": null, "other": null, "extra": 1, "rope": {"base": 1e4, "factor": 2.0},
+            "whole": {"a": 1}, "list": [1]});
+        let config = Config::new(value, Path::new("config.json")).expect("an object").watched();
+        assert_eq!(config.size("width").expect("a number"), 8);
+        assert_eq!(config.size_maybe("depth").expect("absent"), None);
+        // Copies and parts tell, too; a key that a reader sets itself is nobody's.
+        let changed = config.with("set", 1.into());
+        assert_eq!(changed.sizes("list").expect("a list"), [1]);
+        assert_eq!(changed.part("rope").expect("a part").number("base").expect("a number"), 1e4);
+        assert!(config.get("whole").is_some(), "who takes a value has all of it");
+        assert_eq!(config.unread(), ["extra", "rope.factor"]);
+        assert_eq!(config.watched().unread().len(), 5, "a new watch begins anew");
+    }
+
+    #[test]
+    fn infinity_is_read_in_both_spellings() {
+        let read = |text: &str| Config::parse(text.as_bytes(), Path::new("config.json"));
+        for text in [
+            r#"{"limit": [0.0, Infinity], "say": "Infinity \" Infinity"}"#,
+            r#"{"limit": [0.0, {"__float__": "Infinity"}], "say": "Infinity \" Infinity"}"#,
+        ] {
+            let config = read(text).expect("a configuration");
+            assert_eq!(config.numbers("limit").expect("numbers"), [0.0, f32::INFINITY]);
+            assert_eq!(config.text("say"), Some("Infinity \" Infinity"));
+        }
+        let low = read(r#"{"x": -Infinity}"#).expect("a configuration");
+        assert_eq!(low.number("x").expect("a number"), f32::NEG_INFINITY);
+        assert!(read(r#"{"limit": [0.0, infinity]}"#).is_err());
     }
 }

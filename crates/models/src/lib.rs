@@ -5,6 +5,7 @@
 //! | [`checkpoint`], [`gguf`] | the files: every length checked before it is believed |
 //! | [`tensors`] | both, under the names that Hugging Face uses |
 //! | [`config`], [`families`] | `config.json` → architecture and table of names; one function a family |
+//! | [`assume`] | models of unknown types: which native family fits them |
 //! | [`quantised`] | quantised layers made to look like ordinary ones |
 //! | [`adapter`] | small weights that are merged into a model's as they are loaded |
 //! | [`names`], [`load`](mod@load) | which stored tensor is which weight; found, checked, packed |
@@ -14,6 +15,7 @@
 //! | [`model`] | all of it together: [`LoadedModel`] |
 
 pub mod adapter;
+pub mod assume;
 pub mod builtin;
 pub mod chat;
 pub mod checkpoint;
@@ -33,7 +35,7 @@ pub mod tensors;
 pub mod tokenizer;
 
 pub use error::{Error, Result};
-pub use inspect::{Report, inspect};
+pub use inspect::{Report, inspect, inspect_as};
 pub use load::Storage;
 pub use model::{LoadOptions, LoadedModel, locate, program_of};
 pub use prepare::prepare;

@@ -64,6 +64,43 @@ pub fn load(
 
 /// Finds a source for each weight, and reports everything that is missing, of the wrong shape or left over, all at once.
 pub(crate) fn find(program: &Program, names: &Names, tensors: &Tensors, origin: &Path) -> Result<Vec<Source>> {
+    let comparison = compare(program, names, tensors);
+    if comparison.misfits() == 0 {
+        return Ok(comparison.found);
+    }
+    Err(Error::invalid(
+        origin,
+        format!("the weights do not fit the configuration\n  {}", comparison.lines().join("\n  ")),
+        "check that config.json and the weights belong together and that every file was downloaded; nothing is ever filled in",
+    ))
+}
+
+/// Stored tensors beside the weights of a program.
+pub(crate) struct Comparison {
+    /// The sources of the weights that are stored, in the program's order.
+    pub found: Vec<Source>,
+    missing: Vec<String>,
+    misshaped: Vec<String>,
+    unexpected: Vec<String>,
+}
+
+impl Comparison {
+    /// How many tensors are missing, of the wrong shape or left over.
+    pub fn misfits(&self) -> usize {
+        self.missing.len() + self.misshaped.len() + self.unexpected.len()
+    }
+
+    /// What does not fit: a line for each kind, with the first names.
+    pub fn lines(&self) -> Vec<String> {
+        let report =
+            [("missing", &self.missing), ("of the wrong shape", &self.misshaped), ("unexpected", &self.unexpected)];
+        let said = report.iter().filter(|(_, list)| !list.is_empty());
+        said.map(|(what, list)| format!("{} {what}: {}", list.len(), shorten(list))).collect()
+    }
+}
+
+/// Compares the stored tensors with what a program needs; reads none of their data.
+pub(crate) fn compare(program: &Program, names: &Names, tensors: &Tensors) -> Comparison {
     let present = |source: &Source| tensors.get(&source.tensor).is_some();
     let fits = |prefix: &&&str| {
         program.weights().first().is_some_and(|spec| names.sources(&spec.name, prefix).iter().any(present))
@@ -78,10 +115,23 @@ pub(crate) fn find(program: &Program, names: &Names, tensors: &Tensors, origin: 
         };
         match tensors.get(&source.tensor) {
             None => missing.push(source.tensor.clone()),
+            Some(_) if !source.more.is_empty() => {
+                match pieces(source, tensors) {
+                    Ok(numbers) if numbers == spec.shape.iter().product::<usize>() => {}
+                    Ok(numbers) => misshaped.push(format!(
+                        "{} and {} more hold {numbers} numbers where the configuration makes them {:?}",
+                        source.tensor,
+                        source.more.len(),
+                        spec.shape
+                    )),
+                    Err(name) => missing.push(name),
+                }
+                found.push(source.clone());
+            }
             Some(stored) => {
                 let expected =
                     source.part.stored_shape(&spec.shape, source.transposed && stored.order != RowOrder::Transposed);
-                if stored.shape != expected {
+                if !same_shape(stored.shape, &expected, spec.kind) {
                     misshaped.push(format!(
                         "{} is {:?} where the configuration makes it {expected:?}",
                         source.tensor, stored.shape
@@ -91,39 +141,38 @@ pub(crate) fn find(program: &Program, names: &Names, tensors: &Tensors, origin: 
             }
         }
     }
-    let used: BTreeSet<&str> = found.iter().map(|source| source.tensor.as_str()).collect();
+    let used: BTreeSet<&str> = found.iter().flat_map(Source::tensors).collect();
     // A tied head may be stored once more; it is the same table.
     let harmless = |name: &str| {
         names.ignored.iter().any(|end| name.ends_with(end))
             || names.other_parts.iter().any(|start| name.starts_with(start))
+            || names.other_places.iter().any(|place| name.contains(place))
+            || names.guesses(name, prefix)
     };
     let tied_copy = |name: &str| {
         program.architecture().head.tied && names.sources("head", prefix).iter().any(|source| source.tensor == name)
     };
-    let mut unexpected: Vec<&str> = tensors
+    let mut unexpected: Vec<String> = tensors
         .names()
         .into_iter()
         .filter(|name| !used.contains(name) && !harmless(name) && !tied_copy(name))
+        .map(str::to_owned)
         .collect();
     unexpected.sort_unstable();
-    let report = [
-        ("missing", &missing),
-        ("of the wrong shape", &misshaped),
-        ("unexpected", &unexpected.iter().map(|s| s.to_string()).collect()),
-    ];
-    let lines: Vec<String> = report
-        .iter()
-        .filter(|(_, list)| !list.is_empty())
-        .map(|(what, list)| format!("{} {what}: {}", list.len(), shorten(list)))
-        .collect();
-    if lines.is_empty() {
-        return Ok(found);
-    }
-    Err(Error::invalid(
-        origin,
-        format!("the weights do not fit the configuration\n  {}", lines.join("\n  ")),
-        "check that config.json and the weights belong together and that every file was downloaded; nothing is ever filled in",
-    ))
+    Comparison { found, missing, misshaped, unexpected }
+}
+
+/// How many numbers the pieces of a vector hold, or which of them is missing.
+fn pieces(source: &Source, tensors: &Tensors) -> std::result::Result<usize, String> {
+    let numbers = |name: &str| tensors.get(name).map(|stored| stored.shape.iter().product::<usize>());
+    source.tensors().map(|name| numbers(name).ok_or_else(|| name.to_string())).sum()
+}
+
+/// Axes of length one say nothing, and a vector may have been stored in several axes.
+fn same_shape(stored: &[usize], expected: &[usize], kind: WeightKind) -> bool {
+    let axes = |shape: &[usize]| shape.iter().copied().filter(|&n| n != 1).collect::<Vec<_>>();
+    let numbers = |shape: &[usize]| shape.iter().try_fold(1usize, |product, &n| product.checked_mul(n));
+    axes(stored) == axes(expected) || (kind == WeightKind::Vector && numbers(stored) == numbers(expected))
 }
 
 fn shorten(list: &[String]) -> String {
@@ -141,6 +190,9 @@ fn one(
     storage: Storage,
     pool: &Pool,
 ) -> Result<Weight> {
+    if !source.more.is_empty() {
+        return in_pieces(spec, source, tensors);
+    }
     let gone = || Error::usage(format!("{} disappeared while loading", source.tensor), "load the model again");
     let (stored, source) = match changes.whole() {
         Some(whole) => whole,
@@ -218,6 +270,22 @@ fn one(
     }
 }
 
+/// A vector that is stored in pieces.
+fn in_pieces(spec: &WeightSpec, source: &Source, tensors: &Arc<Tensors>) -> Result<Weight> {
+    let mut whole = Vec::with_capacity(spec.shape.iter().product());
+    for name in source.tensors() {
+        let Some(stored) = tensors.get(name) else { continue };
+        let one = WeightSpec { shape: vec![stored.shape.iter().product()], ..spec.clone() };
+        let piece = Source { tensor: name.into(), more: Vec::new(), ..source.clone() };
+        if let Weight::Vector(vector) =
+            self::one(&one, &piece, tensors, &Changes::default(), Storage::AsStored, &Pool::new(1))?
+        {
+            whole.extend(vector);
+        }
+    }
+    Ok(Weight::Vector(whole))
+}
+
 /// How a weight's rows lie in its stored tensor.
 #[derive(Clone)]
 struct View {
@@ -230,8 +298,6 @@ struct View {
     cols: usize,
     /// Rows of the stored matrix, or its length as a vector.
     stored_rows: usize,
-    /// Length of the stored tensor's last axis.
-    stored_width: usize,
 }
 
 impl View {
@@ -244,9 +310,8 @@ impl View {
             encoding,
             order: stored.order,
             rows,
-            cols: spec.shape.get(1).copied().unwrap_or(1),
-            stored_rows: if matches!(source.part, Part::Stacked { .. }) { rows } else { stored.shape[0] },
-            stored_width: stored.shape[stored.shape.len() - 1],
+            cols: spec.shape[1..].iter().product(),
+            stored_rows: source.part.stored_rows(rows),
         }
     }
 
@@ -255,14 +320,18 @@ impl View {
         self.encoding.is_quantised() && !self.across && self.cols.is_multiple_of(self.encoding.block_len())
     }
 
+    /// Rows of the matrices before this one in its stack.
+    fn before(&self) -> usize {
+        self.part.stack.map_or(0, |stack| stack.index * self.stored_rows)
+    }
+
     fn stored_row(&self, row: usize) -> usize {
         self.order.source_row(self.part.stored_row(row), self.stored_rows)
     }
 
     /// The place of a row among all rows of the stored tensor, if it is stored along.
     fn place(&self, row: usize) -> usize {
-        let before = if let Part::Stacked { index, .. } = self.part { index * self.rows } else { 0 };
-        before + self.stored_row(row)
+        self.before() + self.stored_row(row)
     }
 
     /// The bytes of a row that is stored along.
@@ -282,19 +351,34 @@ impl View {
         }
         // Only plain number formats are ever stored across, so one number can be read at a time.
         let (size, column) = (self.encoding.block_bytes(), self.part.stored_row(row));
+        let first = self.before() * self.cols;
         for (input, x) in out.iter_mut().enumerate() {
             encoding::decode(
                 self.encoding,
-                &bytes[(input * self.stored_width + column) * size..][..size],
+                &bytes[(first + input * self.stored_rows + column) * size..][..size],
                 std::slice::from_mut(x),
             );
         }
     }
 
     fn vector(&self, bytes: &[u8]) -> Vec<f32> {
-        let mut all = vec![0.0; self.stored_rows];
-        encoding::decode(self.encoding, bytes, &mut all);
-        (0..self.rows).map(|row| all[self.stored_row(row)]).collect()
+        // A vector may have several axes: a row is what lies along all but the first.
+        let mut all = vec![0.0; self.rows * self.cols];
+        if self.encoding.is_quantised() {
+            // Blocks run across rows: decode them all, then take the rows.
+            let mut stored = vec![0.0; self.stored_rows * self.cols];
+            encoding::decode(self.encoding, bytes, &mut stored);
+            for (row, out) in all.chunks_exact_mut(self.cols).enumerate() {
+                out.copy_from_slice(&stored[self.stored_row(row) * self.cols..][..self.cols]);
+            }
+            return all;
+        }
+        let size = self.encoding.bytes_for(self.cols).unwrap_or(0);
+        for (row, out) in all.chunks_exact_mut(self.cols).enumerate() {
+            let at = (self.before() + self.stored_row(row)) * size;
+            encoding::decode(self.encoding, &bytes[at..at + size], out);
+        }
+        all
     }
 }
 

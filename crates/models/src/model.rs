@@ -1,12 +1,13 @@
 //! A loaded model: program, weights, tokenizer, chat template, and the text-level calls that need them together.
 
 use crate::adapter::{self, Adapter};
+use crate::assume;
 use crate::builtin;
 use crate::chat::{ChatTemplate, Message};
 use crate::checkpoint::Checkpoint;
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::families;
+use crate::families::{self, Family};
 use crate::gguf::{self, GgufFile};
 use crate::load::{Storage, load};
 use crate::quantised;
@@ -26,6 +27,9 @@ pub struct LoadOptions {
     pub pool: Option<Arc<Pool>>,
     /// Directories of LoRA adapters (PEFT's layout) that are merged into the weights, one after the other.
     pub adapters: Vec<PathBuf>,
+    /// The family that a model is read as when its own type is not native. It has to fit completely, and the loaded model
+    /// carries a warning; for a model whose own type is native and another, it is an error.
+    pub assume: Option<String>,
 }
 
 /// A model with everything that came with it.
@@ -40,6 +44,8 @@ pub struct LoadedModel {
     pub chat: Option<ChatTemplate>,
     /// Tokens that end a text.
     pub eos: Vec<u32>,
+    /// What the caller should be told before relying on its numbers: that it runs as a family which it does not name.
+    pub warnings: Vec<String>,
 }
 
 impl LoadedModel {
@@ -56,9 +62,11 @@ impl LoadedModel {
     pub fn builtin(options: &LoadOptions) -> Result<LoadedModel> {
         let origin = Path::new(builtin::NAME);
         let config = Config::parse(builtin::CONFIG, origin)?;
-        let tensors = Tensors::Checkpoint(Checkpoint::from_static(builtin::WEIGHTS, builtin::NAME)?);
+        let tensors = || Ok(Tensors::Checkpoint(Checkpoint::from_static(builtin::WEIGHTS, builtin::NAME)?));
+        let (family, warnings) = assume::read(&config, options.assume.as_deref(), tensors)?;
         let tokenizer = Tokenizer::from_bytes(origin, builtin::TOKENIZER, &builtin::sidecars())?;
-        assemble(origin, config, tensors, Some(tokenizer), None, options, &mut |_| {})
+        let parts = Parts { config, family, tensors: tensors()?, tokenizer: Some(tokenizer), chat: None, warnings };
+        assemble(origin, parts, options, &mut |_| {})
     }
 
     fn from_dir(dir: &Path, options: &LoadOptions, progress: &mut dyn FnMut(f32)) -> Result<LoadedModel> {
@@ -71,18 +79,21 @@ impl LoadedModel {
             return Ok(loaded);
         }
         let config = directory_config(dir)?;
-        // An unknown family is refused before gigabytes are looked at.
-        families::read(&config)?;
-        let tensors = Tensors::from_checkpoint(Checkpoint::open(dir)?, &config, dir)?;
-        assemble(dir, config, tensors, Tokenizer::from_dir(dir)?, ChatTemplate::from_dir(dir)?, options, progress)
+        let tensors = || Tensors::from_checkpoint(Checkpoint::open(dir)?, &config, dir);
+        // A family that cannot run is refused before gigabytes are looked at.
+        let (family, warnings) = assume::read(&config, options.assume.as_deref(), tensors)?;
+        let (tensors, tokenizer, chat) = (tensors()?, Tokenizer::from_dir(dir)?, ChatTemplate::from_dir(dir)?);
+        assemble(dir, Parts { config, family, tensors, tokenizer, chat, warnings }, options, progress)
     }
 
     fn from_gguf(path: &Path, options: &LoadOptions, progress: &mut dyn FnMut(f32)) -> Result<LoadedModel> {
         let file = GgufFile::open(path)?;
         let config = Config::new(gguf::hf_config(&file)?, path)?;
-        families::read(&config)?;
+        let again = || Tensors::from_gguf(GgufFile::open(path)?);
+        let (family, warnings) = assume::read(&config, options.assume.as_deref(), again)?;
         let (tokenizer, chat) = gguf_tokenizer(&file, path)?;
-        assemble(path, config, Tensors::from_gguf(file)?, tokenizer, chat, options, progress)
+        let tensors = Tensors::from_gguf(file)?;
+        assemble(path, Parts { config, family, tensors, tokenizer, chat, warnings }, options, progress)
     }
 
     /// Tokens of a text, with what the tokenizer adds around it.
@@ -158,16 +169,18 @@ impl LoadedModel {
     }
 }
 
-fn assemble(
-    origin: &Path,
+/// What a model is put together from.
+struct Parts {
     config: Config,
+    family: Family,
     tensors: Tensors,
     tokenizer: Option<Tokenizer>,
     chat: Option<ChatTemplate>,
-    options: &LoadOptions,
-    progress: &mut dyn FnMut(f32),
-) -> Result<LoadedModel> {
-    let family = families::read(&config)?;
+    warnings: Vec<String>,
+}
+
+fn assemble(origin: &Path, parts: Parts, options: &LoadOptions, progress: &mut dyn FnMut(f32)) -> Result<LoadedModel> {
+    let Parts { config, family, tensors, tokenizer, chat, warnings } = parts;
     if let Some(tokenizer) = &tokenizer {
         tokenizer.check_fits(family.architecture.vocab)?;
     }
@@ -178,8 +191,8 @@ fn assemble(
     let pool = options.pool.clone().unwrap_or_else(Pool::global);
     let adapters = options.adapters.iter().map(|dir| Adapter::open(dir)).collect::<Result<Vec<Adapter>>>()?;
     let (program, weights) = load(family, Arc::new(tensors), &adapters, origin, options.storage, &pool, progress)?;
-    let name = name_of(origin);
-    Ok(LoadedModel { name, model: Model::new(program, weights).with_pool(pool), tokenizer, chat, eos })
+    let (name, model) = (name_of(origin), Model::new(program, weights).with_pool(pool));
+    Ok(LoadedModel { name, model, tokenizer, chat, eos, warnings })
 }
 
 fn name_of(path: &Path) -> String {
@@ -251,14 +264,22 @@ fn directory_config(dir: &Path) -> Result<Config> {
     })
 }
 
-/// The program of a directory, GGUF file or (where absent) the built-in model, from its configuration alone.
-pub fn program_of(path: Option<&Path>) -> Result<Program> {
+/// The program of a directory, GGUF file or (where absent) the built-in model, from its configuration alone, with what to warn of.
+/// Only for a model whose own type is not native are the headers of its tensors read, too: see [`LoadOptions::assume`].
+pub fn program_of(path: Option<&Path>, assume: Option<&str>) -> Result<(Program, Vec<String>)> {
+    let base = path.filter(|path| adapter::is_adapter(path)).map(base_of_adapter).transpose()?;
+    let path = base.as_deref().or(path);
     let config = match path {
         None => Config::parse(builtin::CONFIG, Path::new(builtin::NAME))?,
-        Some(path) if adapter::is_adapter(path) => config_of(&base_of_adapter(path)?)?,
         Some(path) => config_of(path)?,
     };
-    Ok(Program::new(families::read(&config)?.architecture)?)
+    let tensors = || match path {
+        None => Ok(Tensors::Checkpoint(Checkpoint::from_static(builtin::WEIGHTS, builtin::NAME)?)),
+        Some(path) if path.is_dir() => Tensors::from_checkpoint(Checkpoint::open(path)?, &config, path),
+        Some(path) => Tensors::from_gguf(GgufFile::open(path)?),
+    };
+    let (family, warnings) = assume::read(&config, assume, tensors)?;
+    Ok((Program::new(family.architecture)?, warnings))
 }
 
 fn config_of(path: &Path) -> Result<Config> {

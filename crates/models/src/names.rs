@@ -1,39 +1,56 @@
 //! Where a program's weights are found: a table from modules of the engine to modules of the checkpoint.
 
-/// Which part of a stored tensor a weight is.
+use std::ops::Range;
+
+/// Which part of a stored tensor a weight is: one of a stack of matrices, and some of its rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Part {
+    /// Several matrices are stored as one.
+    pub stack: Option<Stack>,
+    /// The rows.
+    pub rows: Rows,
+}
+
+/// Several matrices stored as one tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
-    /// All of it.
-    Whole,
-    /// Rows from `start` on, of `total`.
-    Rows {
+pub struct Stack {
+    /// Which one; the table leaves it to the expert's number.
+    pub index: usize,
+    /// How many there are.
+    pub count: usize,
+    /// They lie one under the other in one matrix, instead of along a first axis.
+    pub flat: bool,
+}
+
+/// Which rows of a stored matrix a weight is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Rows {
+    /// All of them.
+    #[default]
+    All,
+    /// Those from `start` on, of `total`.
+    From {
         /// First row.
         start: usize,
-        /// Rows of the stored tensor.
+        /// Rows of the stored matrix.
         total: usize,
     },
-    /// Packed head by head: each head has `of` blocks of `dim` rows, and this weight is block `which` of each.
-    PerHead {
-        /// Which block.
-        which: usize,
-        /// How many blocks a head has.
+    /// Of each group of `of` rows those from `start` on, `len` of them: projections fused head by head or pair by pair.
+    Grouped {
+        /// First row in a group.
+        start: usize,
+        /// Rows of a group that belong to it.
+        len: usize,
+        /// Rows of a group.
         of: usize,
-        /// Rows of a block.
-        dim: usize,
-    },
-    /// One of several matrices stacked along a first axis.
-    Stacked {
-        /// Which one.
-        index: usize,
-        /// How many there are.
-        count: usize,
     },
 }
 
 /// A module of the engine and where the checkpoint keeps it.
 #[derive(Clone, Debug)]
 pub struct Entry {
-    /// The engine's module, `{l}` for the layer, `{e}` for the expert: `layers.{l}.attn.q`.
+    /// The engine's module, `{l}` for the layer, `{e}` for the expert, `{s}` for a shared block, `{a}` for its
+    /// adapter: `layers.{l}.attn.q`.
     module: String,
     /// The checkpoint's module: `layers.{l}.self_attn.q_proj`.
     stored: String,
@@ -42,6 +59,10 @@ pub struct Entry {
     transposed: bool,
     /// Stands outside the trunk, so the trunk's prefix does not apply.
     outside: bool,
+    /// The stored name is the tensor's own, without an ending.
+    bare: bool,
+    /// A vector in several pieces: the modules that hold those after the first.
+    more: Vec<String>,
 }
 
 /// A family's table.
@@ -54,6 +75,10 @@ pub struct Names {
     pub ignored: Vec<&'static str>,
     /// Beginnings of tensor names that belong to other parts of the model (a vision tower).
     pub other_parts: Vec<&'static str>,
+    /// What stands inside the names of tensors that nobody needs (attention to an encoder).
+    pub other_places: Vec<&'static str>,
+    /// Layers behind the model's own that guess further tokens.
+    pub guessing_layers: Range<usize>,
 }
 
 /// A stored tensor and the part of it that a weight is.
@@ -65,6 +90,15 @@ pub struct Source {
     pub part: Part,
     /// Stored as `[inputs, outputs]`.
     pub transposed: bool,
+    /// The tensors that hold the rest of a vector that is stored in pieces.
+    pub more: Vec<String>,
+}
+
+impl Source {
+    /// The tensors that hold it.
+    pub fn tensors(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(self.tensor.as_str()).chain(self.more.iter().map(String::as_str))
+    }
 }
 
 impl Names {
@@ -76,7 +110,7 @@ impl Names {
     /// Adds modules that are stored whole.
     pub fn with(mut self, modules: &[(&str, impl AsRef<str>)]) -> Names {
         for (module, stored) in modules {
-            self.push(module, stored.as_ref(), Part::Whole, false, false);
+            self.push(Entry::new(module, stored.as_ref()));
         }
         self
     }
@@ -84,20 +118,48 @@ impl Names {
     /// Adds modules that are stored whole and transposed.
     pub fn with_transposed(mut self, modules: &[(&str, &str)]) -> Names {
         for (module, stored) in modules {
-            self.push(module, stored, Part::Whole, true, false);
+            self.push(Entry { transposed: true, ..Entry::new(module, stored) });
         }
         self
     }
 
     /// Adds a module that is part of a stored one.
     pub fn with_part(mut self, module: &str, stored: &str, part: Part, transposed: bool) -> Names {
-        self.push(module, stored, part, transposed, false);
+        self.push(Entry { part, transposed, ..Entry::new(module, stored) });
+        self
+    }
+
+    /// Adds tensors that are no module's: their names have no `.weight` or `.bias` at the end.
+    pub fn with_bare(mut self, tensors: &[(&str, impl AsRef<str>)]) -> Names {
+        for (module, stored) in tensors {
+            self.push(Entry { bare: true, ..Entry::new(module, stored.as_ref()) });
+        }
+        self
+    }
+
+    /// Adds a weight that is part of such a tensor.
+    pub fn with_bare_part(mut self, module: &str, stored: &str, part: Part, transposed: bool) -> Names {
+        self.push(Entry { part, transposed, bare: true, ..Entry::new(module, stored) });
+        self
+    }
+
+    /// Adds a vector that several modules hold one after the other.
+    pub fn with_pieces(mut self, module: &str, stored: &[String]) -> Names {
+        if let Some((first, more)) = stored.split_first() {
+            self.push(Entry { more: more.to_vec(), ..Entry::new(module, first) });
+        }
         self
     }
 
     /// Adds a module that stands outside the trunk (the head).
     pub fn outside(mut self, module: &str, stored: &str) -> Names {
-        self.push(module, stored, Part::Whole, false, true);
+        self.push(Entry { outside: true, ..Entry::new(module, stored) });
+        self
+    }
+
+    /// Adds a tensor that stands outside the trunk and is no module's.
+    pub fn bare_outside(mut self, module: &str, stored: &str) -> Names {
+        self.push(Entry { outside: true, bare: true, ..Entry::new(module, stored) });
         self
     }
 
@@ -125,82 +187,151 @@ impl Names {
         self
     }
 
-    fn push(&mut self, module: &str, stored: &str, part: Part, transposed: bool, outside: bool) {
-        self.entries.push(Entry { module: module.into(), stored: stored.into(), part, transposed, outside });
+    /// Whether a tensor belongs to a layer that guesses further tokens.
+    pub fn guesses(&self, tensor: &str, prefix: &str) -> bool {
+        let layer = tensor.strip_prefix(prefix).and_then(|name| name.strip_prefix("layers."));
+        let number = layer.and_then(|name| name.split('.').next()?.parse().ok());
+        number.is_some_and(|number| self.guessing_layers.contains(&number))
     }
 
-    /// The places where a weight may be stored, likeliest first. Weights and gains end in `.weight`, biases in `.bias`.
+    fn push(&mut self, entry: Entry) {
+        self.entries.push(entry);
+    }
+
+    /// The places where a weight may be stored, likeliest first. Weights and gains end in `.weight`, biases in `.bias`,
+    /// unless an entry names the tensor itself.
     pub fn sources(&self, weight: &str, prefix: &str) -> Vec<Source> {
-        let (module, ending, is_bias) = match weight.strip_suffix(".bias") {
-            Some(module) => (module, "bias", true),
-            None => (weight.strip_suffix(".gain").unwrap_or(weight), "weight", false),
+        let (numbers, whole) = generalise(weight);
+        let (module, ending) = match whole.strip_suffix(".bias") {
+            Some(module) => (module, "bias"),
+            None => (whole.strip_suffix(".gain").unwrap_or(&whole), "weight"),
         };
-        let (layer, expert, general) = generalise(module);
-        let fill = |text: &str| text.replace("{l}", &layer).replace("{e}", &expert);
-        let found = self.entries.iter().filter(|entry| entry.module == general);
+        let is_bias = ending == "bias";
+        let open = || NUMBERED.iter().zip(&numbers);
+        let fill = |text: &str| open().fold(text.to_string(), |text, ((_, mark), number)| text.replace(mark, number));
+        // A bare tensor is one weight's; a module's weight and bias share an entry.
+        let found = self.entries.iter().filter(|entry| match entry.bare {
+            true => entry.module == whole || (!is_bias && entry.module == module),
+            false => entry.module == module,
+        });
         found
             .map(|entry| {
                 let prefix = if entry.outside { "" } else { prefix };
-                let part = match entry.part {
-                    Part::Stacked { count, .. } => Part::Stacked { index: expert.parse().unwrap_or(0), count },
-                    part => part,
+                let name = fill(&entry.stored);
+                let mut part = entry.part;
+                if let Some(stack) = &mut part.stack {
+                    stack.index = numbers[1].parse().unwrap_or(0);
+                }
+                let full = |name: String| {
+                    if entry.bare { format!("{prefix}{name}") } else { format!("{prefix}{name}.{ending}") }
                 };
                 Source {
-                    tensor: format!("{prefix}{}.{ending}", fill(&entry.stored)),
+                    tensor: full(name),
                     part,
                     transposed: entry.transposed && !is_bias,
+                    more: entry.more.iter().map(|piece| full(fill(piece))).collect(),
                 }
             })
             .collect()
     }
 }
 
-/// `layers.3.mlp.experts.7.up` → (`3`, `7`, `layers.{l}.mlp.experts.{e}.up`).
-fn generalise(module: &str) -> (String, String, String) {
-    let (mut layer, mut expert) = (String::new(), String::new());
-    let parts: Vec<&str> = module.split('.').collect();
+impl Entry {
+    fn new(module: &str, stored: &str) -> Entry {
+        Entry {
+            module: module.into(),
+            stored: stored.into(),
+            part: Part::default(),
+            transposed: false,
+            outside: false,
+            bare: false,
+            more: Vec::new(),
+        }
+    }
+}
+
+/// The numbers in a weight's name that a table leaves open: what stands before each, and how the table writes it.
+const NUMBERED: [(&str, &str); 4] = [("layers", "{l}"), ("experts", "{e}"), ("shared", "{s}"), ("adapters", "{a}")];
+
+/// `layers.3.mlp.experts.7.up` → `layers.{l}.mlp.experts.{e}.up`, with the numbers in the order of `NUMBERED`.
+fn generalise(weight: &str) -> ([String; 4], String) {
+    let mut numbers: [String; 4] = Default::default();
+    let parts: Vec<&str> = weight.split('.').collect();
     let general = parts.iter().enumerate().map(|(i, part)| {
         let before = i.checked_sub(1).map(|i| parts[i]);
-        match before {
-            Some("layers") => {
-                layer = part.to_string();
-                "{l}"
+        let numbered = NUMBERED.iter().position(|(name, _)| Some(*name) == before);
+        match numbered.filter(|_| part.bytes().all(|b| b.is_ascii_digit())) {
+            Some(which) => {
+                numbers[which] = part.to_string();
+                NUMBERED[which].1
             }
-            Some("experts") => {
-                expert = part.to_string();
-                "{e}"
-            }
-            _ => part,
+            None => part,
         }
     });
     let general = general.collect::<Vec<_>>().join(".");
-    (layer, expert, general)
+    (numbers, general)
 }
 
 impl Part {
-    /// The stored row of row `row` of a weight.
+    /// Rows from `start` on, of `total`.
+    pub fn rows(start: usize, total: usize) -> Part {
+        Part { stack: None, rows: Rows::From { start, total } }
+    }
+
+    /// Of each group of `of` rows those from `start` on, `len` of them.
+    pub fn grouped(start: usize, len: usize, of: usize) -> Part {
+        Part { stack: None, rows: Rows::Grouped { start, len, of } }
+    }
+
+    /// Packed head by head: each head has `of` blocks of `dim` rows, and this is block `which` of each.
+    pub fn per_head(which: usize, of: usize, dim: usize) -> Part {
+        Part::grouped(which * dim, dim, of * dim)
+    }
+
+    /// One of `count` matrices stacked along a first axis.
+    pub fn stacked(count: usize) -> Part {
+        Part::default().of_stack(count)
+    }
+
+    /// The same rows, of one of `count` matrices stacked along a first axis.
+    pub fn of_stack(self, count: usize) -> Part {
+        Part { stack: Some(Stack { index: 0, count, flat: false }), ..self }
+    }
+
+    /// The same rows, of one of `count` matrices that lie one under the other.
+    pub fn of_pile(self, count: usize) -> Part {
+        Part { stack: Some(Stack { index: 0, count, flat: true }), ..self }
+    }
+
+    /// The stored row of row `row` of a weight, in its own matrix.
     pub fn stored_row(self, row: usize) -> usize {
-        match self {
-            Part::Whole | Part::Stacked { .. } => row,
-            Part::Rows { start, .. } => start + row,
-            Part::PerHead { which, of, dim } => row / dim * of * dim + which * dim + row % dim,
+        match self.rows {
+            Rows::All => row,
+            Rows::From { start, .. } => start + row,
+            Rows::Grouped { start, len, of } => row / len * of + start + row % len,
+        }
+    }
+
+    /// Rows of the stored matrix of a weight with `rows` rows.
+    pub fn stored_rows(self, rows: usize) -> usize {
+        match self.rows {
+            Rows::All => rows,
+            Rows::From { total, .. } => total,
+            Rows::Grouped { len, of, .. } => rows / len * of,
         }
     }
 
     /// The shape that the stored tensor must have for a weight of this shape.
     pub fn stored_shape(self, shape: &[usize], transposed: bool) -> Vec<usize> {
-        let rows = match self {
-            Part::Whole | Part::Stacked { .. } => shape[0],
-            Part::Rows { total, .. } => total,
-            Part::PerHead { of, .. } => shape[0] * of,
-        };
-        let mut stored = vec![rows];
+        let mut stored = vec![self.stored_rows(shape[0])];
         stored.extend(&shape[1..]);
         if transposed {
             stored.reverse();
         }
-        if let Part::Stacked { count, .. } = self {
-            stored.insert(0, count);
+        match self.stack {
+            Some(Stack { count, flat: true, .. }) => stored[0] *= count,
+            Some(Stack { count, flat: false, .. }) => stored.insert(0, count),
+            None => {}
         }
         stored
     }
@@ -229,12 +360,37 @@ mod tests {
     }
 
     #[test]
+    fn bare_tensors_have_their_own_names() {
+        let names = Names::new(&[""])
+            .with(&[("layers.{l}.mlp.experts.{e}.up", "layers.{l}.experts.{e}.up")])
+            .with_bare(&[("layers.{l}.attn.sinks", "layers.{l}.self_attn.sinks")])
+            .with_bare_part("layers.{l}.mlp.experts.{e}.up.bias", "layers.{l}.up_bias", Part::stacked(4), false);
+        let tensor = |weight: &str| names.sources(weight, "").iter().map(|s| s.tensor.clone()).collect::<Vec<_>>();
+        assert_eq!(tensor("layers.2.attn.sinks"), ["layers.2.self_attn.sinks"]);
+        assert_eq!(tensor("layers.2.mlp.experts.3.up.bias"), ["layers.2.experts.3.up.bias", "layers.2.up_bias"]);
+        assert_eq!(tensor("layers.2.mlp.experts.3.up"), ["layers.2.experts.3.up.weight"]);
+        assert_eq!(names.sources("layers.2.mlp.experts.3.up.bias", "")[1].part.stack.map(|s| s.index), Some(3));
+    }
+
+    #[test]
+    fn layers_that_guess_are_known_by_their_number() {
+        let names = Names { guessing_layers: 61..62, ..Names::new(&["model."]) };
+        assert!(names.guesses("model.layers.61.eh_proj.weight", "model."));
+        for other in ["model.layers.60.mlp.up.weight", "model.layers.62.up.weight", "model.norm.weight", "layers.61.x"]
+        {
+            assert!(!names.guesses(other, "model."), "{other}");
+        }
+    }
+
+    #[test]
     fn parts_say_where_their_rows_lie() {
         // Two heads of two rows, three blocks a head: q0 k0 v0 q1 k1 v1.
-        let keys = Part::PerHead { which: 1, of: 3, dim: 2 };
+        let keys = Part::per_head(1, 3, 2);
         assert_eq!((0..4).map(|row| keys.stored_row(row)).collect::<Vec<_>>(), [2, 3, 8, 9]);
         assert_eq!(keys.stored_shape(&[4, 5], false), [12, 5]);
-        assert_eq!(Part::Rows { start: 4, total: 12 }.stored_shape(&[4, 5], true), [5, 12]);
-        assert_eq!(Part::Stacked { index: 1, count: 8 }.stored_shape(&[4, 5], false), [8, 4, 5]);
+        assert_eq!(Part::rows(4, 12).stored_shape(&[4, 5], true), [5, 12]);
+        assert_eq!(Part::stacked(8).stored_shape(&[4, 5], false), [8, 4, 5]);
+        assert_eq!(Part::grouped(1, 1, 2).of_stack(8).stored_shape(&[4, 5], true), [8, 5, 8]);
+        assert_eq!(Part::default().of_pile(3).stored_shape(&[4, 5], false), [12, 5]);
     }
 }

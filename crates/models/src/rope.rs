@@ -2,7 +2,8 @@
 
 use crate::config::Config;
 use crate::error::{Error, Result};
-use pellucid_engine::architecture::{Rope, RopeStyle};
+use pellucid_engine::architecture::{LongRope, Rope, RopeStyle};
+use serde_json::Value;
 use std::f32::consts::PI;
 
 /// The rotary embedding that a configuration describes, for heads of `head_dim`.
@@ -30,11 +31,21 @@ pub(crate) fn by_layer_type(config: &Config, head_dim: usize) -> Result<Vec<Rope
         .into_iter()
         .map(|kind| match parts.as_ref().and_then(|parts| parts.part(kind)) {
             Some(part) => {
-                scaled(config, Some(&part), part.number_or("rope_theta", 10_000.0)?, head_dim, 1.0, RopeStyle::Halves)
+                let (base, fraction) =
+                    (part.number_or("rope_theta", 10_000.0)?, part.number_or("partial_rotary_factor", 1.0)?);
+                scaled(config, Some(&part), base, head_dim, fraction, RopeStyle::Halves)
             }
             None => rope(config, head_dim, RopeStyle::Halves),
         })
         .collect()
+}
+
+/// The configuration with `rope_parameters` where it has none.
+pub(crate) fn or_parameters(config: &Config, default: Value) -> Config {
+    match config.part("rope_parameters") {
+        Some(_) => config.clone(),
+        None => config.with("rope_parameters", default),
+    }
 }
 
 /// The frequencies for a base, with the scaling that `source` names, if any.
@@ -52,9 +63,19 @@ pub(crate) fn scaled(
     let dim = (head_dim as f32 * fraction) as usize / 2 * 2;
     let plain: Vec<f32> = (0..dim / 2).map(|i| 1.0 / base.powf(2.0 * i as f32 / dim as f32)).collect();
     let kind = source.and_then(|s| s.text("rope_type").or_else(|| s.text("type"))).unwrap_or("default");
+    let mut long = None;
     let (frequencies, amplitude) = match (kind, source) {
-        // Dynamic scaling sets in past the model's context, which this engine does not run.
-        ("default" | "dynamic" | "mrope", _) | (_, None) => (plain, 1.0),
+        ("default" | "mrope", _) | (_, None) => (plain, 1.0),
+        ("dynamic", Some(s)) => {
+            let (length, factor) = (config.size("max_position_embeddings")?, s.number("factor")?);
+            long = Some(LongRope::Dynamic { length, base, factor });
+            (plain, 1.0)
+        }
+        ("longrope" | "su", Some(s)) => {
+            let (short, beyond, amplitude) = longrope(config, s, &plain)?;
+            long = Some(beyond);
+            (short, amplitude)
+        }
         ("linear", Some(s)) => {
             let factor = s.number("factor")?;
             (plain.iter().map(|f| f / factor).collect(), 1.0)
@@ -63,12 +84,12 @@ pub(crate) fn scaled(
         ("yarn", Some(s)) => yarn(config, s, base, dim, &plain)?,
         (other, _) => {
             let what = format!(
-                "rotary scaling of type {other:?} is not among those this build knows (default, dynamic, linear, llama3, yarn)"
+                "rotary scaling of type {other:?} is not among those this build knows (default, dynamic, linear, llama3, longrope, yarn)"
             );
             return Err(Error::unsupported(what, "use a model with one of these scalings"));
         }
     };
-    Ok(Rope { style, frequencies, amplitude })
+    Ok(Rope { style, frequencies, amplitude, long })
 }
 
 /// The length that a scaled model was first trained with.
@@ -96,6 +117,33 @@ fn llama3(config: &Config, scaling: &Config, plain: &[f32]) -> Result<Vec<f32>> 
         }
     };
     Ok(plain.iter().map(stretch).collect())
+}
+
+/// LongRoPE: each frequency has a factor of its own, one set for rows up to the first context and one beyond.
+fn longrope(config: &Config, scaling: &Config, plain: &[f32]) -> Result<(Vec<f32>, LongRope, f32)> {
+    let by = |key: &str| -> Result<Vec<f32>> {
+        let factors = scaling.numbers(key)?;
+        if factors.len() != plain.len() {
+            return Err(config.bad(key, &format!("has {} factors for {} frequencies", factors.len(), plain.len())));
+        }
+        Ok(plain.iter().zip(factors).map(|(frequency, factor)| frequency / factor).collect())
+    };
+    let reach = config.number("max_position_embeddings")?;
+    let length = match scaling.number_maybe("original_max_position_embeddings")? {
+        Some(length) => length,
+        None => config.number_or("original_max_position_embeddings", reach)?,
+    };
+    let factor = match scaling.number_maybe("factor")? {
+        Some(factor) => factor,
+        None => reach / length,
+    };
+    let amplitude = match scaling.number_maybe("attention_factor")? {
+        Some(given) => given,
+        None if factor <= 1.0 => 1.0,
+        None => (1.0 + factor.ln() / length.ln()).sqrt(),
+    };
+    let beyond = LongRope::Beyond { length: length as usize, frequencies: by("long_factor")?, amplitude };
+    Ok((by("short_factor")?, beyond, amplitude))
 }
 
 /// YaRN: interpolate the coordinates that turn rarely, keep those that turn often, and sharpen attention.

@@ -177,6 +177,8 @@ fn configurations_that_name_nothing_or_contradict_themselves() {
         ("mixtral", "num_experts_per_tok", json!(0), "chooses 0 of"),
         ("mixtral", "num_experts_per_tok", json!(99), "chooses 99 of"),
         ("mixtral", "num_local_experts", json!(2_000_000_000), "`num_local_experts`"),
+        ("qwen3_moe", "num_experts", json!(2_000_000_000), "`num_experts`"),
+        ("gpt_neo", "num_layers", json!(2_000_000_000), "`num_layers`"),
         ("llama", "num_hidden_layers", json!(2_000_000_000), "`num_hidden_layers`"),
         ("llama", "head_dim", json!(2_000_000_000), "`head_dim`"),
         ("bloom", "n_head", json!(2_000_000_000), "`n_head`"),

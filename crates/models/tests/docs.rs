@@ -1,5 +1,10 @@
 //! The documentation is true: its plans run on the built-in model, its tables say what the code says.
 
+#[allow(dead_code)] // each test file uses its own part of these modules
+mod golden;
+#[allow(dead_code)]
+mod models_page;
+
 use pellucid_engine::point::Scope;
 use pellucid_engine::{Action, Control, Generate, Phase, Plan, Point, Positions, RunOptions};
 use pellucid_kernels::encoding::Encoding;
@@ -142,6 +147,28 @@ fn the_guide_to_models_names_every_family_and_every_encoding() {
     }
     for encoding in Encoding::ALL {
         assert!(guide.contains(&format!("`{encoding}`")), "docs/models.md lacks {encoding}");
+    }
+}
+
+#[test]
+fn the_table_of_model_types_is_what_the_golden_cases_give() {
+    let (page, rows) = (read("docs/models.md"), models_page::measure());
+    let command = models_page::COMMAND;
+    let stated = models_page::part(&page).expect("the two comments around the generated part");
+    let bound = |row: &models_page::Row| models_page::stated_bound(stated, row.model_type).unwrap_or("none").to_owned();
+    // Rounding differs between processors, so a bound need only hold; everything else is exact.
+    let fresh = models_page::render(&rows, bound);
+    let differs = fresh.lines().zip(stated.lines()).find(|(fresh, stated)| fresh != stated);
+    assert_eq!(differs, None, "docs/models.md is out of date: run `{command}`");
+    assert!(fresh == stated, "docs/models.md is out of date: run `{command}`");
+    for row in &rows {
+        let (stated, error) = (bound(row), row.error.unwrap_or_else(|| panic!("{}: no reference", row.model_type)));
+        let holds = stated.parse().is_ok_and(|stated: f32| error <= stated);
+        let (model_type, fitting) = (row.model_type, models_page::bound(error));
+        assert!(holds, "docs/models.md, {model_type}: off by {error:e}, not within {stated}; run `{command}`");
+        // A bound ten times too wide says nothing.
+        let slack = stated.parse::<f32>().expect("a number") / fitting.parse::<f32>().expect("a number");
+        assert!(slack < 10.0, "docs/models.md, {model_type}: {stated} could be {fitting}; run `{command}`");
     }
 }
 

@@ -3,10 +3,10 @@
 use super::{print, print_json, say};
 use crate::args::{LabCommand, SpeedArgs};
 use crate::failure::Failure;
-use crate::files;
+use crate::{files, models};
 use pellucid_lab::speed::{self, Measurement, Suite};
 use pellucid_lab::{protocol::Request, worker};
-use pellucid_models::pull;
+use pellucid_models::{program_of, pull};
 use std::io::Read;
 
 pub fn run(command: LabCommand) -> Result<(), Failure> {
@@ -30,8 +30,11 @@ fn answer() -> Result<(), Failure> {
 fn measure_speed(args: SpeedArgs) -> Result<(), Failure> {
     files::check(args.out.as_deref())?;
     let model = pull::resolve(&args.model)?;
+    let assume = args.assume.assume;
+    // The workers' stderr is theirs: what is to be said about the model is said here, once.
+    models::warn(&program_of(Some(&model), assume.as_deref())?.1);
     let pellucid = std::env::current_exe().map_err(|error| Failure::internal(error.to_string()))?;
-    let suite = Suite { model, pellucid, python: args.python, rounds: args.rounds as usize };
+    let suite = Suite { model, assume, pellucid, python: args.python, rounds: args.rounds as usize };
     let measurements = speed::run(&suite, &mut |what| say(what)).map_err(failure)?;
     if let Some(path) = &args.out {
         let text = serde_json::to_string_pretty(&measurements).map_err(|error| Failure::internal(error.to_string()))?;

@@ -23,7 +23,7 @@ fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
 }
 
 /// Says something about the results, on stderr.
-fn say(text: &str) {
+pub fn say(text: &str) {
     // Where stderr is closed nobody is listening.
     let _ = writeln!(std::io::stderr(), "{text}");
 }

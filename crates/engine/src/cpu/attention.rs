@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::exec::{Frame, RowState, Segment, Taps};
 use crate::program::OpKind;
 use pellucid_kernels::attention::{
-    AttentionShape, HeadTerms, KvStore, Queries, attend as fused, mix, scores as explicit_scores,
+    AttentionShape, HeadTerms, KvStore, Queries, Slopes, attend as fused, mix, scores as explicit_scores,
 };
 use pellucid_kernels::elementwise::dot;
 use pellucid_kernels::matmul;
@@ -14,28 +14,62 @@ use pellucid_kernels::softmax::softmax;
 /// Appends keys and values, then attends: fused for rows that nobody looks into, step by step for the others.
 pub(super) fn attend(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()> {
     let op = &frame.program.ops()[index];
-    let OpKind::Attention { q, k, v, shape, slopes, scores, probs, out } = &op.kind else {
+    let OpKind::Attention { q, k, v, shape, alibi, sinks, kept, scores, probs, out } = &op.kind else {
         unreachable!("dispatched on the kind")
     };
     let layer = op.layer.unwrap_or_default();
     append(frame, layer, shape, *k, *v);
 
     let mut value = frame.make(*out);
-    let terms = HeadTerms { slopes: slopes.as_deref(), sinks: None };
+    let slopes = alibi.as_ref().map(|alibi| Slopes { each: &alibi.slopes, rounded: alibi.rounded });
+    let terms = HeadTerms { slopes, sinks: sinks.map(|sinks| frame.weights.vector(sinks)) };
     let looked_into =
-        |segment: &&Segment| taps.touches_row(*scores, segment.row) || taps.touches_row(*probs, segment.row);
-    let (apart, together): (Vec<&Segment>, Vec<&Segment>) = frame.pass.segments.iter().partition(looked_into);
+        |segment: &Segment| taps.touches_row(*scores, segment.row) || taps.touches_row(*probs, segment.row);
+    let (mut apart, mut together) = (Vec::new(), Vec::new());
+    for segment in &frame.pass.segments {
+        if looked_into(segment) {
+            apart.push(segment.clone());
+            continue;
+        }
+        // Queries that have to choose among their keys are taken apart too: each by its position, whatever it runs with.
+        let free = kept.map_or(segment.count, |kept| kept.saturating_sub(segment.position).min(segment.count));
+        together.extend((free > 0).then(|| segment.part(0..free)));
+        apart.extend((free < segment.count).then(|| segment.part(free..segment.count)));
+    }
     let runs: Vec<Queries> = together.iter().filter_map(|segment| queries(frame.rows, layer, segment)).collect();
     fused(frame.pool, shape, terms, frame.value(*q), &runs, &mut value);
-    for segment in apart {
+    for segment in &apart {
         let Some(run) = queries(frame.rows, layer, segment) else { continue };
         let mut weights = explicit_scores(shape, terms, frame.value(*q), &run);
+        if let Some(kept) = *kept {
+            keep_largest(shape, &run, kept, &mut weights);
+        }
         taps.apply_attention(frame.program, segment, *scores, &mut weights)?;
-        weights.chunks_exact_mut(segment.position + segment.count).for_each(|line| softmax(line, None));
+        let keys = segment.position + segment.count;
+        for (line, weights) in weights.chunks_exact_mut(keys).enumerate() {
+            softmax(weights, terms.sinks.map(|sinks| sinks[line / segment.count]));
+        }
         taps.apply_attention(frame.program, segment, *probs, &mut weights)?;
         mix(shape, &weights, &run, &mut value);
     }
     frame.put(*out, value, taps)
+}
+
+/// Masks all but the `kept` keys with the largest last coordinate, of those that each query sees.
+fn keep_largest(shape: &AttentionShape, run: &Queries, kept: usize, scores: &mut [f32]) {
+    let keys = run.position + run.count;
+    let group = shape.heads / shape.kv_heads;
+    for (line, scores) in scores.chunks_exact_mut(keys).enumerate() {
+        let head = line / run.count / group;
+        let mut seen: Vec<(f32, usize)> = (0..keys)
+            .filter(|&key| scores[key] > f32::NEG_INFINITY)
+            .map(|key| (run.kv.key(head, key, shape.key_dim - 1), key))
+            .collect();
+        if seen.len() > kept {
+            seen.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+            seen[kept..].iter().for_each(|&(_, key)| scores[key] = f32::NEG_INFINITY);
+        }
+    }
 }
 
 fn queries<'r>(rows: &'r [RowState], layer: usize, segment: &Segment) -> Option<Queries<'r>> {
@@ -63,11 +97,11 @@ fn append(frame: &mut Frame, layer: usize, shape: &AttentionShape, k: usize, v: 
 
 /// The output projection; each head's share apart when somebody looks.
 pub(super) fn project(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()> {
-    let OpKind::Project { z, weight, bias, heads, head_out, out } = &frame.program.ops()[index].kind else {
+    let OpKind::Project { z, linear, heads, head_out, out } = &frame.program.ops()[index].kind else {
         unreachable!("dispatched on the kind")
     };
     let mut value = frame.make(*out);
-    let (matrix, bias) = (frame.weights.matrix(*weight), bias.map(|bias| frame.weights.vector(bias)));
+    let (matrix, bias) = frame.weights.linear(linear);
     matmul(frame.pool, frame.value(*z), matrix, bias, &mut value);
     if !taps.touches(*head_out) {
         return frame.put(*out, value, taps);

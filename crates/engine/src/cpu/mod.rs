@@ -1,14 +1,17 @@
 //! Ops on the CPU, each a few calls of `pellucid-kernels`.
 
+mod arrange;
 mod attention;
 mod experts;
+mod recurrence;
 
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::exec::{Frame, Taps};
-use crate::program::OpKind;
+use crate::program::{OpKind, RowOf};
 use pellucid_kernels::memory::Shared;
 use pellucid_kernels::norm::{gain, normalise};
+use pellucid_kernels::recurrence::softplus;
 use pellucid_kernels::{Pool, activation, elementwise, matmul, rope};
 use std::ops::Range;
 
@@ -19,26 +22,47 @@ impl Backend for Cpu {
     fn execute(&self, index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()> {
         let program = frame.program;
         match &program.ops()[index].kind {
-            OpKind::Embed { table, out } => {
+            OpKind::Lookup { table, row, out } => {
                 let mut value = frame.make(*out);
                 let table = frame.weights.matrix(*table);
-                for (row, &token) in value.chunks_exact_mut(table.cols()).zip(&frame.pass.tokens) {
-                    table.row(token as usize, row);
+                let places = frame.pass.tokens.iter().zip(&frame.pass.positions);
+                for (line, (&token, &position)) in value.chunks_exact_mut(table.cols()).zip(places) {
+                    let row = match row {
+                        RowOf::Token => token as usize,
+                        RowOf::Position(offset) => position + offset,
+                        RowOf::Fixed(row) => *row,
+                    };
+                    table.row(row, line);
                 }
                 frame.put(*out, value, taps)
             }
-            OpKind::Positions { table, offset, out } => {
+            OpKind::Sinusoids { frequencies, offset, out } => {
                 let mut value = frame.make(*out);
-                let table = frame.weights.matrix(*table);
-                for (row, &position) in value.chunks_exact_mut(table.cols()).zip(&frame.pass.positions) {
-                    table.row(position + offset, row);
+                value.fill(0.0);
+                let (width, half) = (program.edge(*out).width, frequencies.len());
+                for (row, position) in value.chunks_exact_mut(width).zip(&frame.pass.positions) {
+                    for (i, frequency) in frequencies.iter().enumerate() {
+                        let angle = ((position + offset) as f32 * frequency) as f64;
+                        (row[i], row[half + i]) = (angle.sin() as f32, angle.cos() as f32);
+                    }
                 }
                 frame.put(*out, value, taps)
             }
-            OpKind::MatMul { x, weight, bias, out } => {
+            OpKind::MatMul { x, linear, out } => {
                 let mut value = frame.make(*out);
-                let bias = bias.map(|bias| frame.weights.vector(bias));
-                matmul(frame.pool, frame.value(*x), frame.weights.matrix(*weight), bias, &mut value);
+                let (matrix, bias) = frame.weights.linear(linear);
+                matmul(frame.pool, frame.value(*x), matrix, bias, &mut value);
+                frame.put(*out, value, taps)
+            }
+            OpKind::BlockMatMul { x, linear, blocks, out } => {
+                let mut value = frame.make(*out);
+                let (weight, bias) =
+                    (frame.weights.vector(linear.weight), linear.bias.map(|b| frame.weights.vector(b)));
+                let (x, width) = (frame.value(*x), program.edge(*out).width);
+                in_parts(frame.pool, &mut value, width, &|rows, part| {
+                    let x = &x[rows.start * width..rows.end * width];
+                    elementwise::block_diagonal(x, weight, bias, *blocks, width, part)
+                });
                 frame.put(*out, value, taps)
             }
             OpKind::Project { .. } => attention::project(index, frame, taps),
@@ -59,6 +83,43 @@ impl Backend for Cpu {
                 });
                 frame.put(*out, value, taps)
             }
+            OpKind::Gain { x, gain: weight, out } => {
+                let mut value = frame.reuse(*x, index, taps);
+                gain(&mut value, Some(frame.weights.vector(*weight)), None, program.edge(*out).width);
+                frame.put(*out, value, taps)
+            }
+            OpKind::Clip { x, by, out } => {
+                let mut value = frame.reuse(*x, index, taps);
+                value.iter_mut().for_each(|x| *x = x.clamp(-by, *by));
+                frame.put(*out, value, taps)
+            }
+            OpKind::Slice { .. } | OpKind::Concat { .. } | OpKind::JoinHeads { .. } | OpKind::JoinNumber { .. } => {
+                arrange::run(index, frame, taps)
+            }
+            OpKind::PairValues { .. } | OpKind::Differ { .. } => arrange::run(index, frame, taps),
+            OpKind::Temper { x, temperature, out } => {
+                let mut value = frame.reuse(*x, index, taps);
+                let width = program.edge(*out).width;
+                for (row, &position) in value.chunks_exact_mut(width).zip(&frame.pass.positions) {
+                    let steps = ((position as f32 + temperature.offset) / temperature.span).floor();
+                    elementwise::scale(row, 1.0 + temperature.scale * (1.0 + steps).ln());
+                }
+                frame.put(*out, value, taps)
+            }
+            OpKind::KeyBias { x, rate, out } => {
+                let mut value = frame.reuse(*x, index, taps);
+                let rate = frame.weights.vector(*rate);
+                for row in value.chunks_exact_mut(rate.len()) {
+                    row.iter_mut().zip(rate).for_each(|(x, rate)| *x = (rate * softplus(*x)).exp());
+                }
+                frame.put(*out, value, taps)
+            }
+            OpKind::Xielu { x, positive, negative, out } => {
+                let mut value = frame.reuse(*x, index, taps);
+                let (positive, negative) = (frame.weights.vector(*positive)[0], frame.weights.vector(*negative)[0]);
+                in_parts(frame.pool, &mut value, 1, &|_, part| activation::xielu(part, positive, negative));
+                frame.put(*out, value, taps)
+            }
             OpKind::Scale { x, by, out } => {
                 let mut value = frame.reuse(*x, index, taps);
                 elementwise::scale(&mut value, *by);
@@ -69,7 +130,7 @@ impl Backend for Cpu {
                 in_parts(frame.pool, &mut value, 1, &|_, part| elementwise::soft_cap(part, *cap));
                 frame.put(*out, value, taps)
             }
-            OpKind::Rotate { x, rope, heads, out } => {
+            OpKind::Rotate { x, rope, heads, from, out } => {
                 let mut value = frame.reuse(*x, index, taps);
                 let (cos, sin) = frame.rotation(*rope);
                 let spec = &program.architecture().ropes[*rope];
@@ -77,7 +138,8 @@ impl Backend for Cpu {
                 in_parts(frame.pool, &mut value, width, &|tokens, part| {
                     for (token, row) in tokens.zip(part.chunks_exact_mut(width)) {
                         let (cos, sin) = (&cos[token * pairs..][..pairs], &sin[token * pairs..][..pairs]);
-                        row.chunks_exact_mut(width / heads).for_each(|head| rope::rotate(spec.style, head, cos, sin));
+                        row.chunks_exact_mut(width / heads)
+                            .for_each(|head| rope::rotate(spec.style, &mut head[*from..], cos, sin));
                     }
                 });
                 frame.put(*out, value, taps)
@@ -88,6 +150,9 @@ impl Backend for Cpu {
                 frame.put(*out, value, taps)
             }
             OpKind::Gate { gate, linear, activation, out } => {
+                if program.edge(*gate).width != program.edge(*linear).width {
+                    return narrow_gate(index, frame, taps);
+                }
                 let mut value = frame.reuse(*gate, index, taps);
                 let linear = frame.value(*linear);
                 in_parts(frame.pool, &mut value, 1, &|range, part| {
@@ -97,6 +162,14 @@ impl Backend for Cpu {
             }
             OpKind::Route { .. } => experts::route(index, frame, taps),
             OpKind::Experts { .. } => experts::run(index, frame, taps),
+            OpKind::RoutedMatMul { .. } => experts::queries(index, frame, taps),
+            OpKind::RoutedProject { .. } => experts::project(index, frame, taps),
+            OpKind::Convolve { .. } => recurrence::convolve(index, frame, taps),
+            OpKind::Step { .. } => recurrence::step(index, frame, taps),
+            OpKind::Recur { .. } => recurrence::recur(index, frame, taps),
+            OpKind::Lru { .. } => recurrence::lru(index, frame, taps),
+            OpKind::Shift { .. } => recurrence::shift(index, frame, taps),
+            OpKind::Wkv { .. } => recurrence::wkv(index, frame, taps),
             OpKind::Select { x, out } => {
                 let mut value = frame.make(*out);
                 let (x, width) = (frame.value(*x), program.edge(*out).width);
@@ -109,24 +182,39 @@ impl Backend for Cpu {
     }
 }
 
+/// A gate of fewer numbers than what it gates: each serves its neighbours.
+fn narrow_gate(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()> {
+    let OpKind::Gate { gate, linear, activation, out } = &frame.program.ops()[index].kind else {
+        unreachable!("dispatched on the kind")
+    };
+    let (numbers, width) = (frame.program.edge(*gate).width, frame.program.edge(*linear).width);
+    let mut gates = frame.copy(*gate);
+    activation::activate(*activation, &mut gates);
+    let mut value = frame.reuse(*linear, index, taps);
+    value.chunks_exact_mut(width / numbers).zip(&gates).for_each(|(part, &by)| elementwise::scale(part, by));
+    frame.put(*out, value, taps)
+}
+
 fn norm(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()> {
     let OpKind::Norm { x, norm, gain: weight, bias, group, scale, normed, out } = &frame.program.ops()[index].kind
     else {
         unreachable!("dispatched on the kind")
     };
     let group = *group;
+    // Gains may differ between the groups of a token.
+    let gains = weight.or(*bias).map_or(group, |w| frame.weights.vector(w).len());
     let (weight, bias) = (weight.map(|w| frame.weights.vector(w)), bias.map(|b| frame.weights.vector(b)));
     if !taps.touches(*scale) && !taps.touches(*normed) {
         let mut value = frame.make(*out);
         let x = frame.value(*x);
-        in_parts(frame.pool, &mut value, group, &|groups, part| {
-            let x = &x[groups.start * group..groups.end * group];
+        in_parts(frame.pool, &mut value, gains, &|rows, part| {
+            let x = &x[rows.start * gains..rows.end * gains];
             // The scales of a few groups at a time live on the stack: nobody reads them.
             let mut scales = [0.0; 16];
             for (x, part) in x.chunks(16 * group).zip(part.chunks_mut(16 * group)) {
                 normalise(norm.kind, norm.eps, x, group, part, &mut scales);
-                gain(part, weight, bias, group);
             }
+            gain(part, weight, bias, gains);
         });
         return frame.put(*out, value, taps);
     }
@@ -142,7 +230,7 @@ fn norm(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()> {
     }
     frame.put(*normed, value, taps)?;
     let mut value = frame.copy(*normed);
-    gain(&mut value, weight, bias, group);
+    gain(&mut value, weight, bias, gains);
     frame.put(*out, value, taps)
 }
 

@@ -83,12 +83,17 @@ impl<'a> Frame<'a> {
         for (rope, (cos, sin)) in architecture.ropes.iter().zip(&mut self.buffers.rotations) {
             cos.clear();
             sin.clear();
-            for &position in &self.pass.positions {
-                for frequency in &rope.frequencies {
-                    // The angle in f32, as the reference has it; its functions in f64 are exact enough not to matter.
-                    let angle = (position as f32 * frequency) as f64;
-                    cos.push(angle.cos() as f32 * rope.amplitude);
-                    sin.push(angle.sin() as f32 * rope.amplitude);
+            for segment in &self.pass.segments {
+                for position in segment.position..segment.position + segment.count {
+                    // A row's length when a token is computed: its prompt, or what was generated since.
+                    let length = self.rows[segment.row].prompt.max(position + 1);
+                    let amplitude = rope.amplitude_at(length);
+                    for frequency in rope.at_length(length).iter() {
+                        // The angle in f32, as the reference has it; its functions in f64 are exact enough not to matter.
+                        let angle = (position as f32 * frequency) as f64;
+                        cos.push(angle.cos() as f32 * amplitude);
+                        sin.push(angle.sin() as f32 * amplitude);
+                    }
                 }
             }
         }

@@ -170,7 +170,7 @@ impl<'a> Call<'a> {
     ) -> Call<'a> {
         // Sources may lie anywhere in a row, so a plan that has some takes each prompt whole.
         let chunk = chunk.filter(|_| compiled.sources.is_empty()).unwrap_or(usize::MAX).max(1);
-        let rows = prompts.iter().map(|_| RowState::default()).collect();
+        let rows = prompts.iter().map(|&prompt| RowState { prompt, ..RowState::default() }).collect();
         let collector = Collector::new(compiled, !steps_follow && prompts.iter().all(|&n| n <= chunk));
         Call {
             model,

@@ -13,6 +13,10 @@ pub struct RowState {
     pub capacity: usize,
     /// Keys and values, for each layer that has run.
     pub kv: Vec<Option<KvStore>>,
+    /// What recurrent ops carry on from token to token, for each op that has run.
+    pub carried: Vec<Vec<f32>>,
+    /// Tokens of its prompt.
+    pub prompt: usize,
 }
 
 /// Adjacent tokens of one row.
@@ -26,6 +30,18 @@ pub struct Segment {
     pub count: usize,
     /// Where its first token stands in the pass.
     pub token: usize,
+}
+
+impl Segment {
+    /// Some of its tokens.
+    pub fn part(&self, tokens: std::ops::Range<usize>) -> Segment {
+        Segment {
+            row: self.row,
+            position: self.position + tokens.start,
+            count: tokens.len(),
+            token: self.token + tokens.start,
+        }
+    }
 }
 
 /// Tokens that go through the ops together.

@@ -301,6 +301,9 @@ impl Compiler<'_> {
         if edge.integer && !matches!(tap.action, Action::Capture(None)) {
             return Err("a choice of experts can be captured whole, not edited; edit router_logits instead".into());
         }
+        if edge.aside && !matches!(tap.action, Action::Capture(_)) {
+            return Err("a recurrent state can be captured, not edited: it flows from token to token inside one op; edit mixer_in or conv_out, which feed it".into());
+        }
         match &tap.action {
             Action::Capture(None) => Ok(CompiledAction::Capture(CompiledReduce::Whole)),
             Action::Capture(Some(reduce)) => Ok(CompiledAction::Capture(match reduce {

@@ -6,7 +6,7 @@
 mod build;
 mod op;
 
-pub use op::{Expert, Op, OpKind};
+pub use op::{Expert, Linear, Op, OpKind, RowOf, StateDecay};
 
 use crate::architecture::Architecture;
 use crate::error::Result;
@@ -48,6 +48,8 @@ pub struct Edge {
     pub domain: Domain,
     /// The values are whole numbers.
     pub integer: bool,
+    /// The values are made beside the flow, and can only be looked at.
+    pub aside: bool,
     /// The op that makes it.
     pub made_by: usize,
 }

@@ -1,9 +1,10 @@
 //! The ops: everything a model does, one variant for each kind of mathematics.
 
 use super::EdgeId;
-use crate::architecture::{Activation, Norm, Routing};
+use crate::architecture::{Activation, Alibi, Norm, Routing, Temperature};
 use crate::weights::WeightId;
 use pellucid_kernels::attention::AttentionShape;
+use pellucid_kernels::recurrence::RecurrenceShape;
 
 /// An op and where it stands.
 #[derive(Clone, Debug, PartialEq)]
@@ -14,15 +15,49 @@ pub struct Op {
     pub layer: Option<usize>,
 }
 
+/// A projection: a matrix and perhaps a bias.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Linear {
+    /// The matrix.
+    pub weight: WeightId,
+    /// The bias.
+    pub bias: Option<WeightId>,
+}
+
 /// The weights of one expert.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Expert {
-    /// Gate projection.
-    pub gate: WeightId,
+    /// Gate projection of a gated expert.
+    pub gate: Option<Linear>,
     /// Up projection.
-    pub up: WeightId,
+    pub up: Linear,
     /// Down projection.
-    pub down: WeightId,
+    pub down: Linear,
+}
+
+/// Which row of a table a token looks up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowOf {
+    /// Its own number's.
+    Token,
+    /// Its position's, counted from here.
+    Position(usize),
+    /// The same for all.
+    Fixed(usize),
+}
+
+/// What a recurrent state is multiplied by at each token.
+#[derive(Clone, Debug, PartialEq)]
+pub enum StateDecay {
+    /// A number for each head.
+    Fixed(Vec<f32>),
+    /// `exp(-exp(rate) · step)`, each for a head or for each coordinate of its keys.
+    Learned {
+        /// The time step, on its edge.
+        step: EdgeId,
+        /// The rate.
+        rate: WeightId,
+    },
 }
 
 /// What an op reads, what it does, and what it makes. Fields named `out` are its results; the edges besides are made
@@ -30,14 +65,16 @@ pub struct Expert {
 #[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs)] // the variants are documented, their fields are edges and weights named for their role
 pub enum OpKind {
-    /// Looks up the tokens' rows.
-    Embed { table: WeightId, out: EdgeId },
-    /// Looks up the positions' rows.
-    Positions { table: WeightId, offset: usize, out: EdgeId },
+    /// Looks up rows of a table.
+    Lookup { table: WeightId, row: RowOf, out: EdgeId },
+    /// Sines, then cosines, of the positions.
+    Sinusoids { frequencies: Vec<f32>, offset: usize, out: EdgeId },
     /// `out = x Wᵀ + b`
-    MatMul { x: EdgeId, weight: WeightId, bias: Option<WeightId>, out: EdgeId },
+    MatMul { x: EdgeId, linear: Linear, out: EdgeId },
+    /// A product with a block-diagonal matrix; the blocks lie one under the other, each as inputs by outputs.
+    BlockMatMul { x: EdgeId, linear: Linear, blocks: usize, out: EdgeId },
     /// The output projection of attention: a product whose share of each head can be told apart.
-    Project { z: EdgeId, weight: WeightId, bias: Option<WeightId>, heads: usize, head_out: EdgeId, out: EdgeId },
+    Project { z: EdgeId, linear: Linear, heads: usize, head_out: EdgeId, out: EdgeId },
     /// Normalises each group of `group` values, then applies gain and bias.
     Norm {
         x: EdgeId,
@@ -53,29 +90,103 @@ pub enum OpKind {
     Add { a: EdgeId, b: EdgeId, out: EdgeId },
     /// `out = x · by`
     Scale { x: EdgeId, by: f32, out: EdgeId },
+    /// `out = x · gain`, a learned number for each coordinate.
+    Gain { x: EdgeId, gain: WeightId, out: EdgeId },
     /// `out = cap · tanh(x / cap)`
     SoftCap { x: EdgeId, cap: f32, out: EdgeId },
-    /// Turns each head by its token's position.
-    Rotate { x: EdgeId, rope: usize, heads: usize, out: EdgeId },
+    /// `out = x` within plus or minus `by`.
+    Clip { x: EdgeId, by: f32, out: EdgeId },
+    /// The coordinates from `from` on.
+    Slice { x: EdgeId, from: usize, out: EdgeId },
+    /// All parts one after the other.
+    Concat { parts: Vec<EdgeId>, out: EdgeId },
+    /// Puts `tail` behind each head: its own, or the same where there is only one.
+    JoinHeads { x: EdgeId, tail: EdgeId, heads: usize, out: EdgeId },
+    /// Puts a number behind each head.
+    JoinNumber { x: EdgeId, number: f32, heads: usize, out: EdgeId },
+    /// Turns each head by its token's position, from coordinate `from` on.
+    Rotate { x: EdgeId, rope: usize, heads: usize, from: usize, out: EdgeId },
+    /// Multiplies by a number that grows with the position.
+    Temper { x: EdgeId, temperature: Temperature, out: EdgeId },
     /// Appends keys and values to the row's cache and attends.
     Attention {
         q: EdgeId,
         k: EdgeId,
         v: EdgeId,
         shape: AttentionShape,
-        slopes: Option<Vec<f32>>,
+        alibi: Option<Alibi>,
+        sinks: Option<WeightId>,
+        /// Keys that a query keeps when there are more, by the last coordinate of each.
+        kept: Option<usize>,
         scores: EdgeId,
         probs: EdgeId,
         out: EdgeId,
     },
+    /// Doubles each value head with its partner in the other half of the heads.
+    PairValues { x: EdgeId, heads: usize, out: EdgeId },
+    /// Subtracts the second half of the heads from the first, weighted by learned numbers.
+    Differ { x: EdgeId, weights: [WeightId; 4], start: f32, out: EdgeId },
+    /// `out = exp(rate · softplus(x))`
+    KeyBias { x: EdgeId, rate: WeightId, out: EdgeId },
     /// `out = activation(x)`
     Activate { x: EdgeId, activation: Activation, out: EdgeId },
-    /// `out = activation(gate) · linear`
+    /// xIELU with its learned numbers.
+    Xielu { x: EdgeId, positive: WeightId, negative: WeightId, out: EdgeId },
+    /// `out = activation(gate) · linear`; a narrower gate serves as many neighbours as fit.
     Gate { gate: EdgeId, linear: EdgeId, activation: Activation, out: EdgeId },
     /// Chooses experts from the router's scores.
-    Route { logits: EdgeId, chosen: usize, routing: Routing, weights: EdgeId, indices: EdgeId },
+    Route {
+        logits: EdgeId,
+        chosen: usize,
+        routing: Routing,
+        correction: Option<WeightId>,
+        weights: EdgeId,
+        indices: EdgeId,
+    },
     /// Runs each token through its chosen experts and adds up their weighted outputs.
-    Experts { x: EdgeId, weights: EdgeId, indices: EdgeId, experts: Vec<Expert>, activation: Activation, out: EdgeId },
+    Experts {
+        x: EdgeId,
+        weights: EdgeId,
+        indices: EdgeId,
+        experts: Vec<Expert>,
+        activation: Activation,
+        on_input: bool,
+        out: EdgeId,
+    },
+    /// Each chosen expert's product, as heads: those that share a key head stand together.
+    RoutedMatMul { x: EdgeId, indices: EdgeId, experts: Vec<WeightId>, heads: usize, out: EdgeId },
+    /// The weighted sum of what each chosen expert makes of its heads, and a bias.
+    RoutedProject {
+        z: EdgeId,
+        weights: EdgeId,
+        indices: EdgeId,
+        experts: Vec<WeightId>,
+        bias: WeightId,
+        heads: usize,
+        out: EdgeId,
+    },
+    /// A causal convolution of each channel over its last tokens.
+    Convolve { x: EdgeId, kernel: WeightId, bias: Option<WeightId>, activation: Activation, out: EdgeId },
+    /// `out = softplus(x + bias)`, within limits.
+    Step { x: EdgeId, bias: Option<WeightId>, limits: (f32, f32), out: EdgeId },
+    /// A state of keys by values: decayed, written and read at each token.
+    Recur {
+        q: EdgeId,
+        k: EdgeId,
+        v: EdgeId,
+        decay: StateDecay,
+        strength: Option<EdgeId>,
+        skip: Option<WeightId>,
+        shape: RecurrenceShape,
+        state: EdgeId,
+        out: EdgeId,
+    },
+    /// A real-gated linear recurrent unit.
+    Lru { x: EdgeId, input_gate: EdgeId, recurrent_gate: EdgeId, rate: WeightId, state: EdgeId, out: EdgeId },
+    /// Blends each token with the one before it.
+    Shift { x: EdgeId, mix: WeightId, out: EdgeId },
+    /// RWKV's weighted average of values.
+    Wkv { k: EdgeId, v: EdgeId, decay: WeightId, first: WeightId, state: EdgeId, out: EdgeId },
     /// Keeps only the tokens whose logits somebody reads.
     Select { x: EdgeId, out: EdgeId },
 }
@@ -84,43 +195,47 @@ impl OpKind {
     /// The edges that it reads.
     pub fn inputs(&self) -> Vec<EdgeId> {
         use OpKind::*;
-        match *self {
-            Embed { .. } | Positions { .. } => vec![],
+        match self {
+            Lookup { .. } | Sinusoids { .. } => vec![],
             MatMul { x, .. }
+            | BlockMatMul { x, .. }
             | Norm { x, .. }
             | Scale { x, .. }
+            | Gain { x, .. }
             | SoftCap { x, .. }
+            | Clip { x, .. }
+            | Slice { x, .. }
+            | JoinNumber { x, .. }
             | Rotate { x, .. }
+            | Temper { x, .. }
+            | PairValues { x, .. }
+            | Differ { x, .. }
+            | KeyBias { x, .. }
             | Activate { x, .. }
-            | Select { x, .. } => vec![x],
-            Project { z, .. } => vec![z],
-            Add { a, b, .. } => vec![a, b],
-            Attention { q, k, v, .. } => vec![q, k, v],
-            Gate { gate, linear, .. } => vec![gate, linear],
-            Route { logits, .. } => vec![logits],
-            Experts { x, weights, indices, .. } => vec![x, weights, indices],
-        }
-    }
-
-    /// The edges that it always makes.
-    pub fn outputs(&self) -> Vec<EdgeId> {
-        use OpKind::*;
-        match *self {
-            Embed { out, .. }
-            | Positions { out, .. }
-            | MatMul { out, .. }
-            | Project { out, .. }
-            | Norm { out, .. }
-            | Add { out, .. }
-            | Scale { out, .. }
-            | SoftCap { out, .. }
-            | Rotate { out, .. }
-            | Attention { out, .. }
-            | Activate { out, .. }
-            | Gate { out, .. }
-            | Experts { out, .. }
-            | Select { out, .. } => vec![out],
-            Route { weights, indices, .. } => vec![weights, indices],
+            | Xielu { x, .. }
+            | Convolve { x, .. }
+            | Step { x, .. }
+            | Shift { x, .. }
+            | Select { x, .. } => vec![*x],
+            Project { z, .. } => vec![*z],
+            Add { a, b, .. } => vec![*a, *b],
+            Concat { parts, .. } => parts.clone(),
+            JoinHeads { x, tail, .. } => vec![*x, *tail],
+            Attention { q, k, v, .. } => vec![*q, *k, *v],
+            Gate { gate, linear, .. } => vec![*gate, *linear],
+            Route { logits, .. } => vec![*logits],
+            Experts { x, weights, indices, .. } => vec![*x, *weights, *indices],
+            RoutedMatMul { x, indices, .. } => vec![*x, *indices],
+            RoutedProject { z, weights, indices, .. } => vec![*z, *weights, *indices],
+            Recur { q, k, v, decay, strength, .. } => {
+                let step = match decay {
+                    StateDecay::Learned { step, .. } => Some(*step),
+                    StateDecay::Fixed(_) => None,
+                };
+                [*q, *k, *v].into_iter().chain(step).chain(*strength).collect()
+            }
+            Lru { x, input_gate, recurrent_gate, .. } => vec![*x, *input_gate, *recurrent_gate],
+            Wkv { k, v, .. } => vec![*k, *v],
         }
     }
 
@@ -128,20 +243,40 @@ impl OpKind {
     pub fn name(&self) -> &'static str {
         use OpKind::*;
         match self {
-            Embed { .. } => "embed",
-            Positions { .. } => "positions",
+            Lookup { .. } => "lookup",
+            Sinusoids { .. } => "sinusoids",
             MatMul { .. } => "matmul",
+            BlockMatMul { .. } => "block_matmul",
             Project { .. } => "project",
             Norm { .. } => "norm",
             Add { .. } => "add",
             Scale { .. } => "scale",
+            Gain { .. } => "gain",
             SoftCap { .. } => "soft_cap",
+            Clip { .. } => "clip",
+            Slice { .. } => "slice",
+            Concat { .. } => "concat",
+            JoinHeads { .. } => "join_heads",
+            JoinNumber { .. } => "join_number",
             Rotate { .. } => "rotate",
+            Temper { .. } => "temper",
             Attention { .. } => "attention",
+            PairValues { .. } => "pair_values",
+            Differ { .. } => "differ",
+            KeyBias { .. } => "key_bias",
             Activate { .. } => "activate",
+            Xielu { .. } => "xielu",
             Gate { .. } => "gate",
             Route { .. } => "route",
             Experts { .. } => "experts",
+            RoutedMatMul { .. } => "routed_matmul",
+            RoutedProject { .. } => "routed_project",
+            Convolve { .. } => "convolve",
+            Step { .. } => "step",
+            Recur { .. } => "recur",
+            Lru { .. } => "lru",
+            Shift { .. } => "shift",
+            Wkv { .. } => "wkv",
             Select { .. } => "select",
         }
     }

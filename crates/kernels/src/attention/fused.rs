@@ -152,7 +152,7 @@ pub(super) fn finish_scores<S: Simd>(
         map(s, &SoftCap(cap), scores);
     }
     if let Some(slopes) = terms.slopes {
-        scores.iter_mut().enumerate().for_each(|(i, x)| *x += slopes[head] * (first + i) as f32);
+        scores.iter_mut().enumerate().for_each(|(i, x)| *x += slopes.bias(head, first + i));
     }
 }
 

@@ -30,15 +30,41 @@ pub struct AttentionShape {
     pub soft_cap: Option<f32>,
     /// A query sees this many positions, itself included.
     pub window: Option<usize>,
+    /// A query sees only positions of its own chunk of this length.
+    pub chunk: Option<usize>,
 }
 
 /// Numbers that some attention adds, one for each query head.
 #[derive(Clone, Copy, Default)]
 pub struct HeadTerms<'a> {
     /// ALiBi: slope times key position is added to a score.
-    pub slopes: Option<&'a [f32]>,
+    pub slopes: Option<Slopes<'a>>,
     /// One more logit in each softmax, whose share nobody receives.
     pub sinks: Option<&'a [f32]>,
+}
+
+/// The slopes of linear position biases.
+#[derive(Clone, Copy)]
+pub struct Slopes<'a> {
+    /// One for each query head.
+    pub each: &'a [f32],
+    /// Slope, position and bias are each rounded to bfloat16, then the bias is multiplied by this.
+    pub rounded: Option<f32>,
+}
+
+impl Slopes<'_> {
+    /// What is added to a head's score of a key.
+    fn bias(&self, head: usize, key: usize) -> f32 {
+        let round = |x: f32| {
+            // To nearest, ties to even: add half of what is cut off, a little less where the kept part is even.
+            let bits = x.to_bits();
+            f32::from_bits((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff_0000)
+        };
+        match self.rounded {
+            None => self.each[head] * key as f32,
+            Some(scale) => round(round(self.each[head]) * round(key as f32)) * scale,
+        }
+    }
 }
 
 /// A run of adjacent queries of one row.
@@ -57,7 +83,9 @@ pub struct Queries<'a> {
 impl AttentionShape {
     /// The key positions that a query at `position` sees.
     pub fn visible(&self, position: usize) -> std::ops::Range<usize> {
-        self.window.map_or(0, |window| (position + 1).saturating_sub(window))..position + 1
+        let windowed = self.window.map_or(0, |window| (position + 1).saturating_sub(window));
+        let chunked = self.chunk.map_or(0, |chunk| position / chunk * chunk);
+        windowed.max(chunked)..position + 1
     }
 
     /// Query heads that share a key head.

@@ -73,6 +73,11 @@ impl KvStore {
         self.len += count;
     }
 
+    /// One coordinate of a key.
+    pub fn key(&self, head: usize, position: usize, coordinate: usize) -> f32 {
+        self.keys[self.panel_start(head, position / PANEL) + coordinate * PANEL + position % PANEL]
+    }
+
     fn grow(&mut self, capacity: usize) {
         let mut larger = KvStore::new(self.kv_heads, self.key_dim, self.value_dim, capacity);
         let stride = self.value_stride();

@@ -27,9 +27,11 @@ fn naive(shape: &AttentionShape, terms: HeadTerms, q: &[f32], k: &[f32], v: &[f3
                 if let Some(cap) = shape.soft_cap {
                     x = cap as f64 * (x / cap as f64).tanh();
                 }
-                x + terms.slopes.map_or(0.0, |s| s[h] as f64 * j as f64)
+                x + terms.slopes.map_or(0.0, |s| s.each[h] as f64 * j as f64)
             };
-            let visible: Vec<usize> = (0..=t).filter(|j| shape.window.is_none_or(|w| t - j < w)).collect();
+            let visible: Vec<usize> = (0..=t)
+                .filter(|j| shape.window.is_none_or(|w| t - j < w) && shape.chunk.is_none_or(|c| t / c == j / c))
+                .collect();
             let weights: Vec<f64> = visible.iter().map(|&j| score(j).exp()).collect();
             let total = weights.iter().sum::<f64>() + terms.sinks.map_or(0.0, |s| (s[h] as f64).exp());
             for (&j, w) in visible.iter().zip(&weights) {
@@ -62,12 +64,12 @@ proptest! {
     #[test]
     fn attention_agrees_with_its_definition_fused_or_apart(
         tokens in 1usize..150, kv_heads in 1usize..3, group in 1usize..5, key_dim in 1usize..20, value_dim in 1usize..20,
-        window in prop::option::of(1usize..80), cap in prop::option::of(0.5f32..5.0), alibi: bool, sinks: bool, seed: u64,
+        window in prop::option::of(1usize..80), chunk in prop::option::of(1usize..90), cap in prop::option::of(0.5f32..5.0), alibi: bool, sinks: bool, seed: u64,
     ) {
         let heads = kv_heads * group;
-        let shape = AttentionShape { heads, kv_heads, key_dim, value_dim, scale: 0.7, soft_cap: cap, window };
+        let shape = AttentionShape { heads, kv_heads, key_dim, value_dim, scale: 0.7, soft_cap: cap, window, chunk };
         let (slopes, sink) = (noise(seed ^ 1, heads), noise(seed ^ 2, heads));
-        let terms = HeadTerms { slopes: alibi.then_some(&slopes[..]), sinks: sinks.then_some(&sink[..]) };
+        let terms = HeadTerms { slopes: alibi.then_some(Slopes { each: &slopes, rounded: None }), sinks: sinks.then_some(&sink[..]) };
         let q = noise(seed ^ 3, tokens * heads * key_dim);
         let k = noise(seed ^ 4, tokens * kv_heads * key_dim);
         let v = noise(seed ^ 5, tokens * kv_heads * value_dim);
@@ -100,8 +102,16 @@ proptest! {
 
 #[test]
 fn a_ragged_batch_gives_each_row_what_it_gets_alone() {
-    let shape =
-        AttentionShape { heads: 6, kv_heads: 2, key_dim: 8, value_dim: 8, scale: 0.35, soft_cap: None, window: None };
+    let shape = AttentionShape {
+        heads: 6,
+        kv_heads: 2,
+        key_dim: 8,
+        value_dim: 8,
+        scale: 0.35,
+        soft_cap: None,
+        window: None,
+        chunk: None,
+    };
     let lengths = [3usize, 70, 1];
     let total: usize = lengths.iter().sum();
     let (q, k, v) = (noise(1, total * 48), noise(2, total * 16), noise(3, total * 16));

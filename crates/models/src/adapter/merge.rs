@@ -72,7 +72,7 @@ impl<'a> Changes<'a> {
         spec: &WeightSpec,
         source: &Source,
     ) -> Result<()> {
-        if spec.kind == WeightKind::Vector || matches!(source.part, Part::Stacked { .. }) {
+        if spec.kind == WeightKind::Vector || source.part.stack.is_some() {
             return Err(bad(
                 path,
                 &format!("tensor {} is for {}, which is no single matrix", delta.a.name, source.tensor),
@@ -215,7 +215,7 @@ mod tests {
             rank: 2,
             scale: 0.5,
             lengths: None,
-            part: Part::Whole,
+            part: Part::default(),
         };
         let mut row = [10.0, 20.0];
         merged.apply(0, &mut row);

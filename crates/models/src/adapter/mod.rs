@@ -250,6 +250,10 @@ impl Adapter {
         changes: &mut Changes<'a>,
         used: &mut BTreeSet<&'a str>,
     ) -> Result<()> {
+        // A vector that is stored in pieces is no module's.
+        if !source.more.is_empty() {
+            return Ok(());
+        }
         if let Some(name) = self.whole.get(&source.tensor) {
             used.insert(name);
             changes.replace(&self.checkpoint, name, spec, source)?;

@@ -2,18 +2,14 @@
 
 use super::Family;
 use crate::config::Config;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::names::{Names, Part};
 use pellucid_engine::Architecture;
-use pellucid_engine::architecture::{Activation, Attention, Embedding, Head, Layer, Mlp, Modules, Norm};
+use pellucid_engine::architecture::{
+    Activation, Alibi, Attention, Dense, Embedding, Head, Layer, Mlp, Modules, Norm, Skip,
+};
 
 pub(super) fn bloom(config: &Config) -> Result<Family> {
-    if config.flag_or("apply_residual_connection_post_layernorm", false)? {
-        return Err(Error::unsupported(
-            "this BLOOM adds its sublayers to the normed stream (`apply_residual_connection_post_layernorm`), which no released BLOOM does",
-            "use a model with the flag off",
-        ));
-    }
     let size = |names: [&str; 2]| config.size_maybe(names[0]).and_then(|n| n.map_or_else(|| config.size(names[1]), Ok));
     let (width, depth, heads) = (
         size(["hidden_size", "n_embed"])?,
@@ -25,11 +21,13 @@ pub(super) fn bloom(config: &Config) -> Result<Family> {
     let attention = Attention {
         qkv_bias: true,
         out_bias: true,
-        alibi: Some(slopes(heads)),
+        alibi: Some(Alibi { slopes: slopes(heads), rounded: None }),
         ..Attention::plain(heads, heads, head_dim)
     };
-    let mlp = Mlp::Plain { width: 4 * width, activation: Activation::GeluTanh, bias: true };
-    let layer = Layer::pre_norm(norm, attention, mlp);
+    let mlp = Mlp::Dense(Dense::plain(4 * width, Activation::GeluTanh).with_bias(true));
+    let normed = config.flag_or("apply_residual_connection_post_layernorm", false)?;
+    let skip = if normed { Skip::Normed { attn: 1.0, mlp: 1.0 } } else { Skip::Stream };
+    let layer = Layer { skip, ..Layer::pre_norm(norm, attention, mlp) };
     let architecture = Architecture {
         family: config.model_type()?.into(),
         vocab: config.size("vocab_size")?,
@@ -49,7 +47,7 @@ pub(super) fn bloom(config: &Config) -> Result<Family> {
             ..Modules::default()
         },
     };
-    let part = |which: usize| Part::PerHead { which, of: 3, dim: head_dim };
+    let part = |which: usize| Part::per_head(which, 3, head_dim);
     let fused = "h.{l}.self_attention.query_key_value";
     let names = Names::new(&["transformer.", ""])
         .with(&[
@@ -70,7 +68,7 @@ pub(super) fn bloom(config: &Config) -> Result<Family> {
 }
 
 /// The slopes of ALiBi: a geometric series, with the odd steps of the next finer one when heads are no power of two.
-fn slopes(heads: usize) -> Vec<f32> {
+pub(super) fn slopes(heads: usize) -> Vec<f32> {
     let whole = if heads.is_power_of_two() { heads } else { heads.next_power_of_two() / 2 };
     let base = |n: usize| 2f32.powf(-(2f32.powf(-((n as f32).log2() - 3.0))));
     let first = (1..=whole).map(|i| base(whole).powi(i as i32));

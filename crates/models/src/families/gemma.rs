@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::rope::{rope, scaled};
 use pellucid_engine::Architecture;
 use pellucid_engine::architecture::{
-    Attention, Embedding, Gain, Head, Layer, Mlp, Modules, Norm, NormKind, Rope, RopeStyle,
+    Attention, Dense, Embedding, Gain, Head, Layer, Mlp, Modules, Norm, NormKind, Rope, RopeStyle,
 };
 
 /// Gemma: Llama with scaled embeddings and gains stored as their distance from one.
@@ -53,7 +53,11 @@ pub(super) fn gemma3_text(config: &Config) -> Result<Family> {
     let full = rotary("full_attention", "rope_theta", 1e6, Some("rope_scaling"))?;
     let sliding = rotary("sliding_attention", "rope_local_base_freq", 1e4, None)?;
     let pattern = config.size_or("sliding_window_pattern", 6)?.max(1);
-    gemma(config, vec![full, sliding], |layer| !(layer + 1).is_multiple_of(pattern), usize::from, true)
+    let mut family =
+        gemma(config, vec![full, sliding], |layer| !(layer + 1).is_multiple_of(pattern), usize::from, true)?;
+    // The class reads `attn_logit_softcapping`, and no longer uses it.
+    family.each_attention(|a| a.soft_cap = None);
+    Ok(family)
 }
 
 /// Gemma 3 with its vision tower: the language model inside.
@@ -96,7 +100,7 @@ fn gemma(
     let windows = windows(config, depth, window, slides)?;
     let mut layers = Vec::with_capacity(depth);
     let activation = activation(config, "hidden_activation", "gelu_pytorch_tanh")?;
-    let mlp = Mlp::Gated { width: config.size("intermediate_size")?, activation, bias: false };
+    let mlp = Mlp::Dense(Dense::gated(config.size("intermediate_size")?, activation));
     let kv_heads = config.size_or("num_key_value_heads", heads)?;
     for window in windows {
         let attention = Attention {

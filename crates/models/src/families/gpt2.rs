@@ -5,7 +5,7 @@ use crate::config::Config;
 use crate::error::Result;
 use crate::names::{Names, Part};
 use pellucid_engine::Architecture;
-use pellucid_engine::architecture::{Attention, Embedding, Head, Layer, LearnedPositions, Mlp, Norm};
+use pellucid_engine::architecture::{AbsolutePositions, Attention, Dense, Embedding, Head, Layer, Mlp, Norm};
 
 pub(super) fn gpt2(config: &Config) -> Result<Family> {
     let (width, depth, heads, positions) =
@@ -14,11 +14,8 @@ pub(super) fn gpt2(config: &Config) -> Result<Family> {
     let norm = Norm::layer(config.number_or("layer_norm_epsilon", 1e-5)?);
     let scale = if config.flag_or("scale_attn_weights", true)? { 1.0 / (head_dim as f32).sqrt() } else { 1.0 };
     let by_depth = config.flag_or("scale_attn_by_inverse_layer_idx", false)?;
-    let mlp = Mlp::Plain {
-        width: config.size_or("n_inner", 4 * width)?,
-        activation: activation(config, "activation_function", "gelu_new")?,
-        bias: true,
-    };
+    let activation = activation(config, "activation_function", "gelu_new")?;
+    let mlp = Mlp::Dense(Dense::plain(config.size_or("n_inner", 4 * width)?, activation).with_bias(true));
     let layer = |index: usize| {
         let scale = if by_depth { scale / (index + 1) as f32 } else { scale };
         let attention = Attention { qkv_bias: true, out_bias: true, scale, ..Attention::plain(heads, heads, head_dim) };
@@ -30,7 +27,7 @@ pub(super) fn gpt2(config: &Config) -> Result<Family> {
         width,
         context: Some(positions),
         embedding: Embedding {
-            positions: Some(LearnedPositions { rows: positions, offset: 0 }),
+            positions: Some(AbsolutePositions::Learned { rows: positions, offset: 0 }),
             ..Embedding::default()
         },
         layers: (0..depth).map(layer).collect(),
@@ -39,7 +36,7 @@ pub(super) fn gpt2(config: &Config) -> Result<Family> {
         ropes: vec![],
         modules: modules("transformer", "h", "attn", "mlp", "wte", "ln_f", "lm_head"),
     };
-    let part = |index: usize| Part::Rows { start: index * width, total: 3 * width };
+    let part = |index: usize| Part::rows(index * width, 3 * width);
     let names = ends()
         .with_transposed(&[
             ("layers.{l}.attn.out", "h.{l}.attn.c_proj"),
@@ -59,13 +56,13 @@ pub(super) fn gpt_bigcode(config: &Config) -> Result<Family> {
     let head_dim = width / heads.max(1);
     let shared = config.flag_or("multi_query", true)?;
     if shared {
-        family.each(|layer| layer.attention.kv_heads = 1);
+        family.each_attention(|a| a.kv_heads = 1);
     }
     let total = width + 2 * head_dim;
     let part = |which: usize| match (shared, which) {
-        (false, _) => Part::PerHead { which, of: 3, dim: head_dim },
-        (true, 0) => Part::Rows { start: 0, total },
-        (true, _) => Part::Rows { start: width + (which - 1) * head_dim, total },
+        (false, _) => Part::per_head(which, 3, head_dim),
+        (true, 0) => Part::rows(0, total),
+        (true, _) => Part::rows(width + (which - 1) * head_dim, total),
     };
     let names = ends().with(&[
         ("layers.{l}.attn.out", "h.{l}.attn.c_proj"),
@@ -93,12 +90,14 @@ pub(super) fn gpt_neo(config: &Config) -> Result<Family> {
     }
     let mut family = gpt2(&renamed)?;
     let (window, kinds) = (config.size_or("window_size", 256)?, config.texts("attention_layers")?.unwrap_or_default());
-    for (index, layer) in family.architecture.layers.iter_mut().enumerate() {
-        layer.attention.qkv_bias = false;
-        layer.attention.scale = 1.0;
+    let mut index = 0;
+    family.each_attention(|a| {
+        a.qkv_bias = false;
+        a.scale = 1.0;
         let local = kinds.get(index).map_or(index % 2 == 1, |kind| *kind == "local");
-        layer.attention.window = local.then_some(window);
-    }
+        a.window = local.then_some(window);
+        index += 1;
+    });
     family.names = ends()
         .with(&[
             ("layers.{l}.attn.q", "h.{l}.attn.attention.q_proj"),
@@ -109,6 +108,30 @@ pub(super) fn gpt_neo(config: &Config) -> Result<Family> {
             ("layers.{l}.mlp.down", "h.{l}.mlp.c_proj"),
         ])
         .ignoring(&[".attn.attention.bias", ".attn.attention.masked_bias"]);
+    Ok(family)
+}
+
+/// The first GPT: norms after the sublayers, and none before the head.
+pub(super) fn openai_gpt(config: &Config) -> Result<Family> {
+    // Its table of activations calls the tanh approximation `gelu`.
+    let named = match config.text("afn").unwrap_or("gelu") {
+        "gelu" => "gelu_new",
+        other => other,
+    };
+    let mut family = gpt2(&config.with("activation_function", named.into()))?;
+    family.each(|layer| {
+        (layer.attn_stream_norm, layer.mlp_stream_norm) = (layer.attn_norm.take(), layer.mlp_norm.take());
+    });
+    family.architecture.final_norm = None;
+    family.architecture.modules.embedding = Some("transformer.tokens_embed".into());
+    family.architecture.modules.final_norm = None;
+    family.names = family
+        .names
+        .replacing("embed", "tokens_embed")
+        .replacing("pos_embed", "positions_embed")
+        .without(&["layers.{l}.attn.norm", "layers.{l}.mlp.norm", "final_norm"])
+        .with(&[("layers.{l}.attn.stream_norm", "h.{l}.ln_1"), ("layers.{l}.mlp.stream_norm", "h.{l}.ln_2")])
+        .ignoring(&["position_ids"]);
     Ok(family)
 }
 

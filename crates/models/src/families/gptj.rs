@@ -2,11 +2,11 @@
 
 use super::{Family, activation, modules};
 use crate::config::Config;
-use crate::error::{Error, Result};
-use crate::names::Names;
+use crate::error::Result;
+use crate::names::{Names, Part};
 use crate::rope::{rope, scaled};
 use pellucid_engine::Architecture;
-use pellucid_engine::architecture::{Attention, Embedding, Head, Layer, Mlp, Norm, RopeStyle};
+use pellucid_engine::architecture::{Attention, Dense, Embedding, Head, Layer, Mlp, Norm, RopeStyle};
 
 /// GPT-J: neighbouring coordinates rotate; attention has no biases.
 pub(super) fn gptj(config: &Config) -> Result<Family> {
@@ -16,7 +16,7 @@ pub(super) fn gptj(config: &Config) -> Result<Family> {
     let rope = scaled(config, None, 10_000.0, head_dim, rotated, RopeStyle::Pairs)?;
     let norm = Norm::layer(config.number_or("layer_norm_epsilon", 1e-5)?);
     let activation = activation(config, "activation_function", "gelu_new")?;
-    let mlp = Mlp::Plain { width: config.size_or("n_inner", 4 * width)?, activation, bias: true };
+    let mlp = Mlp::Dense(Dense::plain(config.size_or("n_inner", 4 * width)?, activation).with_bias(true));
     let layer = block(norm, heads, heads, head_dim, mlp);
     let architecture = Architecture {
         family: config.model_type()?.into(),
@@ -47,12 +47,24 @@ pub(super) fn gptj(config: &Config) -> Result<Family> {
     Ok(Family { architecture, names })
 }
 
+/// CodeGen: GPT-J with queries, values and keys fused in four parts.
+pub(super) fn codegen(config: &Config) -> Result<Family> {
+    const PARTS: usize = 4;
+    let mut family = gptj(config)?;
+    let block = config.size("n_embd")? / PARTS;
+    let fused = "h.{l}.attn.qkv_proj";
+    family.names = family
+        .names
+        .without(&["layers.{l}.attn.q", "layers.{l}.attn.k", "layers.{l}.attn.v"])
+        .with_part("layers.{l}.attn.q", fused, Part::per_head(0, 3, block), false)
+        .with_part("layers.{l}.attn.v", fused, Part::per_head(1, 3, block), false)
+        .with_part("layers.{l}.attn.k", fused, Part::per_head(2, 3, block), false)
+        .ignoring(&[".attn.causal_mask"]);
+    Ok(family)
+}
+
 /// Phi 1 and 2: halves of the coordinates rotate; biases everywhere.
 pub(super) fn phi(config: &Config) -> Result<Family> {
-    if config.flag_or("qk_layernorm", false)? {
-        let what = "`qk_layernorm` asks for layer norms of queries and keys, which this build does not have in Phi";
-        return Err(Error::unsupported(what, "use a model with the switch off"));
-    }
     let (width, heads) = (config.size("hidden_size")?, config.size("num_attention_heads")?);
     let head_dim = width / heads.max(1);
     // The class default where older configurations leave it out.
@@ -63,9 +75,10 @@ pub(super) fn phi(config: &Config) -> Result<Family> {
     };
     let norm = Norm::layer(config.number_or("layer_norm_eps", 1e-5)?);
     let activation = activation(config, "hidden_act", "gelu_new")?;
-    let mlp = Mlp::Plain { width: config.size("intermediate_size")?, activation, bias: true };
+    let mlp = Mlp::Dense(Dense::plain(config.size("intermediate_size")?, activation).with_bias(true));
     let mut layer = block(norm, heads, config.size_or("num_key_value_heads", heads)?, head_dim, mlp);
-    (layer.attention.qkv_bias, layer.attention.out_bias) = (true, true);
+    let qk_norm = config.flag_or("qk_layernorm", false)?.then_some(norm);
+    layer.attention = layer.attention.map(|a| Attention { qkv_bias: true, out_bias: true, qk_norm, ..a });
     let architecture = Architecture {
         family: config.model_type()?.into(),
         vocab: config.size("vocab_size")?,
@@ -86,6 +99,8 @@ pub(super) fn phi(config: &Config) -> Result<Family> {
             ("layers.{l}.attn.k", "layers.{l}.self_attn.k_proj"),
             ("layers.{l}.attn.v", "layers.{l}.self_attn.v_proj"),
             ("layers.{l}.attn.out", "layers.{l}.self_attn.dense"),
+            ("layers.{l}.attn.q_norm", "layers.{l}.self_attn.q_layernorm"),
+            ("layers.{l}.attn.k_norm", "layers.{l}.self_attn.k_layernorm"),
             ("layers.{l}.mlp.up", "layers.{l}.mlp.fc1"),
             ("layers.{l}.mlp.down", "layers.{l}.mlp.fc2"),
             ("final_norm", "final_layernorm"),

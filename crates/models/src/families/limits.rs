@@ -1,6 +1,6 @@
 //! Sizes that no model has are refused before anything is allocated by them.
 
-use crate::config::Config;
+use crate::config::{Config, LARGEST};
 use crate::error::Result;
 
 /// Of layers, heads and experts.
@@ -10,36 +10,65 @@ const WIDTH: usize = 1 << 20;
 /// Experts of all layers together.
 const EXPERTS: usize = 1 << 16;
 
-const LIMITS: &[(&str, usize)] = &[
-    ("num_hidden_layers", PARTS),
-    ("n_layer", PARTS),
-    ("hidden_size", WIDTH),
-    ("n_embd", WIDTH),
-    ("n_embed", WIDTH),
-    ("head_dim", WIDTH),
-    ("num_attention_heads", PARTS),
-    ("n_head", PARTS),
-    ("num_local_experts", PARTS),
+/// What families call the number of experts of a layer, and of layers.
+const EXPERT_KEYS: &[&str] =
+    &["num_local_experts", "num_experts", "n_routed_experts", "num_routed_experts", "moe_num_experts"];
+const LAYER_KEYS: &[&str] = &["num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_layers"];
+const HEAD_KEYS: &[&str] = &[
+    "num_attention_heads",
+    "n_head",
+    "num_heads",
+    "n_heads",
+    "kv_n_heads",
+    "attention_heads",
+    "decoder_attention_heads",
+    "num_attention_heads_per_layer",
+];
+const WIDTH_KEYS: &[&str] = &[
+    "hidden_size",
+    "n_embd",
+    "n_embed",
+    "d_model",
+    "head_dim",
+    "kv_channels",
+    "v_head_dim",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "q_lora_rank",
+    "kv_lora_rank",
+    "state_size",
+    "mamba_d_state",
 ];
 
-/// Checks a configuration and the language model inside it.
+/// Checks a configuration and the parts inside it that say sizes.
 pub(super) fn check(config: &Config) -> Result<()> {
-    for part in [Some(config.clone()), config.part("text_config")].into_iter().flatten() {
-        for (key, limit) in LIMITS {
-            if part.size_maybe(key)?.is_some_and(|size| size > *limit) {
+    let inside = ["text_config", "attn_config", "ffn_config"].map(|key| config.part(key));
+    let depth = |part: &Config| LAYER_KEYS.iter().map(|key| largest(part, key)).max().unwrap_or(0);
+    for part in std::iter::once(config).chain(inside.iter().flatten()) {
+        let parts = [LAYER_KEYS, HEAD_KEYS, EXPERT_KEYS].concat().into_iter().map(|key| (key, PARTS));
+        for (key, limit) in parts.chain(WIDTH_KEYS.iter().map(|key| (*key, WIDTH))) {
+            if largest(part, key) > limit {
                 return Err(part.bad(key, &format!("is more than {limit}, and no model is that large")));
             }
         }
         // Each expert of each layer has weights of its own.
-        let experts = part.size_or("num_local_experts", 0)? * part.size_or("num_hidden_layers", 0)?;
-        if experts > EXPERTS {
-            return Err(part.bad(
-                "num_local_experts",
-                &format!("makes {experts} experts in all layers, and no model is that large"),
-            ));
+        let layers = depth(part).max(depth(config)).max(1);
+        for key in EXPERT_KEYS {
+            let experts = largest(part, key).saturating_mul(layers);
+            if experts > EXPERTS {
+                let problem = format!("makes {experts} experts in all layers, and no model is that large");
+                return Err(part.bad(key, &problem));
+            }
         }
     }
     Ok(())
+}
+
+/// The number that a key has, the largest of a list of numbers, and 0 for what is no size at all: that its reader refuses.
+fn largest(config: &Config, key: &str) -> usize {
+    let Some(value) = config.get(key) else { return 0 };
+    let numbers = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
+    numbers.iter().filter_map(|n| usize::try_from(n.as_u64()?).ok()).filter(|&n| n <= LARGEST).max().unwrap_or(0)
 }
 
 /// The most layers that a file may claim.

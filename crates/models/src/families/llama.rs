@@ -1,23 +1,23 @@
 //! Llama and its near relations: root-mean-square norms before each sublayer, rotary positions, gated MLPs.
 
+use super::experts::Mixture;
 use super::{Family, activation, modules, windows};
 use crate::config::Config;
 use crate::error::Result;
-use crate::names::{Names, Part};
+use crate::names::Names;
 use crate::rope::rope;
 use pellucid_engine::Architecture;
-use pellucid_engine::architecture::{Attention, Embedding, Head, Layer, Mlp, Norm, RopeStyle, Routing};
+use pellucid_engine::architecture::{
+    Attention, Dense, Embedding, Head, Layer, LongRope, Mlp, Norm, Rope, RopeStyle, Routing,
+};
+use serde_json::json;
 
 /// Llama: optional biases everywhere.
 pub(super) fn llama(config: &Config) -> Result<Family> {
     let mut family = llama_like(config)?;
     let (attention, mlp) = (config.flag_or("attention_bias", false)?, config.flag_or("mlp_bias", false)?);
-    for layer in &mut family.architecture.layers {
-        (layer.attention.qkv_bias, layer.attention.out_bias) = (attention, attention);
-        if let Mlp::Gated { bias, .. } = &mut layer.mlp {
-            *bias = mlp;
-        }
-    }
+    family.set_attention_bias(attention);
+    family.each_dense(|dense| *dense = dense.with_bias(mlp));
     Ok(family)
 }
 
@@ -31,7 +31,7 @@ pub(super) fn mistral(config: &Config) -> Result<Family> {
 /// Qwen 2: biases on queries, keys and values; the upper layers may slide.
 pub(super) fn qwen2(config: &Config) -> Result<Family> {
     let mut family = llama_like(config)?;
-    family.architecture.layers.iter_mut().for_each(|layer| layer.attention.qkv_bias = true);
+    family.each_attention(|a| a.qkv_bias = true);
     slide_upper(config, &mut family)?;
     Ok(family)
 }
@@ -40,38 +40,31 @@ pub(super) fn qwen2(config: &Config) -> Result<Family> {
 pub(super) fn qwen3(config: &Config) -> Result<Family> {
     let mut family = llama_like(config)?;
     let (bias, norm) = (config.flag_or("attention_bias", false)?, Norm::rms(config.number_or("rms_norm_eps", 1e-6)?));
-    for layer in &mut family.architecture.layers {
-        (layer.attention.qkv_bias, layer.attention.out_bias) = (bias, bias);
-        layer.attention.qk_norm = Some(norm);
-    }
+    family.set_attention_bias(bias);
+    family.each_attention(|a| a.qk_norm = Some(norm));
     slide_upper(config, &mut family)?;
     Ok(family)
 }
 
 /// Mixtral: Mistral with experts.
 pub(super) fn mixtral(config: &Config) -> Result<Family> {
+    let config = &config.with_defaults([
+        ("num_key_value_heads", json!(8)),
+        ("rms_norm_eps", json!(1e-5)),
+        ("rope_theta", json!(1_000_000.0)),
+        ("num_local_experts", json!(8)),
+        ("num_experts_per_tok", json!(2)),
+    ]);
     let mut family = mistral(config)?;
-    let (experts, chosen) = (config.size("num_local_experts")?, config.size("num_experts_per_tok")?);
-    for layer in &mut family.architecture.layers {
-        if let Mlp::Gated { width, activation, .. } = layer.mlp {
-            let routing = Routing::SoftmaxThenChoose { renormalise: true };
-            layer.mlp = Mlp::Experts { experts, chosen, width, activation, routing };
-        }
-    }
-    let stacked = Part::Stacked { index: 0, count: experts };
-    let moe = "layers.{l}.block_sparse_moe";
-    family.names = family
-        .names
-        .with(&[("layers.{l}.mlp.router", "layers.{l}.block_sparse_moe.gate")])
-        .with(&[
-            ("layers.{l}.mlp.experts.{e}.gate", "layers.{l}.block_sparse_moe.experts.{e}.w1"),
-            ("layers.{l}.mlp.experts.{e}.up", "layers.{l}.block_sparse_moe.experts.{e}.w3"),
-            ("layers.{l}.mlp.experts.{e}.down", "layers.{l}.block_sparse_moe.experts.{e}.w2"),
-        ])
-        // GGUF files stack the experts of a layer.
-        .with_part("layers.{l}.mlp.experts.{e}.gate", &format!("{moe}.experts.gate"), stacked, false)
-        .with_part("layers.{l}.mlp.experts.{e}.up", &format!("{moe}.experts.up"), stacked, false)
-        .with_part("layers.{l}.mlp.experts.{e}.down", &format!("{moe}.experts.down"), stacked, false);
+    let mixture = Mixture {
+        count: config.size("num_local_experts")?,
+        chosen: config.size("num_experts_per_tok")?,
+        width: config.size("intermediate_size")?,
+        routing: Routing::softmax(true),
+        shared: 0,
+    };
+    mixture.put_everywhere(&mut family);
+    family.names = mixture.numbered_names(family.names);
     Ok(family)
 }
 
@@ -84,24 +77,31 @@ pub(super) fn llama_like(config: &Config) -> Result<Family> {
     let kv_heads = config.size_or("num_key_value_heads", heads)?;
     let attention = Attention { rope: Some(0), ..Attention::plain(heads, kv_heads, head_dim) };
     let activation = activation(config, "hidden_act", "silu")?;
-    let layer = Layer::pre_norm(
-        norm,
-        attention,
-        Mlp::Gated { width: config.size("intermediate_size")?, activation, bias: false },
-    );
+    let layer =
+        Layer::pre_norm(norm, attention, Mlp::Dense(Dense::gated(config.size("intermediate_size")?, activation)));
+    let rope = rope(config, head_dim, RopeStyle::Halves)?;
     let architecture = Architecture {
         family: config.model_type()?.into(),
         vocab: config.size("vocab_size")?,
         width,
-        context: config.size_maybe("max_position_embeddings")?,
+        context: context(config, &rope)?,
         embedding: Embedding::default(),
         layers: vec![layer; layers],
         final_norm: Some(norm),
         head: Head { tied: config.flag_or("tie_word_embeddings", false)?, ..Head::default() },
-        ropes: vec![rope(config, head_dim, RopeStyle::Halves)?],
+        ropes: vec![rope],
         modules: modules("model", "layers", "self_attn", "mlp", "embed_tokens", "norm", "lm_head"),
     };
     Ok(Family { architecture, names: names() })
+}
+
+/// The positions that a model can address: as many as it says, times what a dynamic rotation stretches them by.
+fn context(config: &Config, rope: &Rope) -> Result<Option<usize>> {
+    let stretch = match rope.long {
+        Some(LongRope::Dynamic { factor, .. }) => factor.max(1.0),
+        _ => 1.0,
+    };
+    Ok(config.size_maybe("max_position_embeddings")?.map(|n| (n as f32 * stretch) as usize))
 }
 
 /// The names that Llama gave its modules, and half the field after it.
@@ -134,7 +134,9 @@ pub(super) fn slide(
 ) -> Result<()> {
     let layers = &mut family.architecture.layers;
     let windows = windows(config, layers.len(), window, slides)?;
-    layers.iter_mut().zip(windows).for_each(|(layer, window)| layer.attention.window = window);
+    for (layer, window) in layers.iter_mut().zip(windows) {
+        layer.attention = layer.attention.take().map(|a| Attention { window, ..a });
+    }
     Ok(())
 }
 

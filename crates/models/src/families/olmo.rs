@@ -1,28 +1,26 @@
-//! OLMo in its four forms.
+//! OLMo in its five forms.
 
 use super::Family;
+use super::experts::Mixture;
 use super::llama::{llama_like, slide};
-use super::relatives::{post_norms, refused, softmax_experts};
+use super::relatives::post_norms;
 use crate::config::Config;
 use crate::error::Result;
 use crate::rope::by_layer_type;
-use pellucid_engine::architecture::{Gain, Norm, NormKind};
+use pellucid_engine::architecture::{Gain, Norm, NormKind, NormSpan, Routing};
+use serde_json::json;
 
 /// OLMo: norms without anything learned.
 pub(super) fn olmo(config: &Config) -> Result<Family> {
-    if config.get("clip_qkv").is_some() {
-        return Err(refused("clip_qkv", "clipped queries, keys and values"));
-    }
     let mut family = llama_like(config)?;
     let (norm, bias) = (
         Norm { kind: NormKind::Layer, eps: 1e-5, gain: Gain::None, bias: false },
         config.flag_or("attention_bias", false)?,
     );
-    family.each(|layer| {
-        (layer.attn_norm, layer.mlp_norm) = (Some(norm), Some(norm));
-        (layer.attention.qkv_bias, layer.attention.out_bias) = (bias, bias);
-    });
-    family.architecture.final_norm = Some(norm);
+    let clip = config.number_maybe("clip_qkv")?;
+    family.set_norms(norm);
+    family.set_attention_bias(bias);
+    family.each_attention(|a| a.clip = clip);
     Ok(family)
 }
 
@@ -30,10 +28,9 @@ pub(super) fn olmo(config: &Config) -> Result<Family> {
 pub(super) fn olmo2(config: &Config) -> Result<Family> {
     let mut family = llama_like(config)?;
     let bias = config.flag_or("attention_bias", false)?;
+    norm_all_heads(&mut family);
+    family.set_attention_bias(bias);
     family.each(|layer| {
-        layer.attention.qk_norm = layer.attn_norm;
-        layer.attention.qk_norm_flat = true;
-        (layer.attention.qkv_bias, layer.attention.out_bias) = (bias, bias);
         (layer.attn_post_norm, layer.mlp_post_norm) = (layer.attn_norm.take(), layer.mlp_norm.take());
     });
     family.names = family.names.with(&post_norms("post_attention_layernorm", "post_feedforward_layernorm"));
@@ -44,25 +41,57 @@ pub(super) fn olmo2(config: &Config) -> Result<Family> {
 pub(super) fn olmo3(config: &Config) -> Result<Family> {
     let mut family = olmo2(config)?;
     slide(config, &mut family, config.size_maybe("sliding_window")?, |layer| !(layer + 1).is_multiple_of(4))?;
-    if let Some(first) = family.architecture.layers.first() {
-        family.architecture.ropes = by_layer_type(config, first.attention.head_dim)?;
-    }
-    family.each(|layer| layer.attention.rope = Some(usize::from(layer.attention.window.is_some())));
+    family.architecture.ropes = by_layer_type(config, family.head_dim())?;
+    family.each_attention(|a| a.rope = Some(usize::from(a.window.is_some())));
     Ok(family)
 }
 
 /// OLMoE: experts in every layer, a norm on all queries and all keys together.
 pub(super) fn olmoe(config: &Config) -> Result<Family> {
-    if config.get("clip_qkv").is_some() {
-        return Err(refused("clip_qkv", "clipped queries, keys and values"));
-    }
+    let config = &config.with_defaults([
+        ("num_experts", config.get("num_local_experts").cloned().unwrap_or(json!(64))),
+        ("num_experts_per_tok", json!(8)),
+        ("rms_norm_eps", json!(1e-5)),
+    ]);
     let mut family = llama_like(config)?;
     let bias = config.flag_or("attention_bias", false)?;
-    family.each(|layer| {
-        layer.attention.qk_norm = layer.attn_norm;
-        layer.attention.qk_norm_flat = true;
-        (layer.attention.qkv_bias, layer.attention.out_bias) = (bias, bias);
-    });
-    softmax_experts(config, &mut family, config.size("num_experts")?, config.size("intermediate_size")?, |_| true)?;
+    let clip = config.number_maybe("clip_qkv")?;
+    norm_all_heads(&mut family);
+    family.set_attention_bias(bias);
+    family.each_attention(|a| a.clip = clip);
+    experts_everywhere(config, &mut family)?;
     Ok(family)
+}
+
+/// FlexOlmo: OLMo 2 with experts in every layer.
+pub(super) fn flex_olmo(config: &Config) -> Result<Family> {
+    let config = &config.with_defaults([
+        ("num_experts", config.get("num_local_experts").cloned().unwrap_or(json!(7))),
+        ("num_experts_per_tok", json!(5)),
+        ("rope_theta", json!(500_000.0)),
+    ]);
+    let mut family = olmo2(config)?;
+    experts_everywhere(config, &mut family)?;
+    Ok(family)
+}
+
+fn experts_everywhere(config: &Config, family: &mut Family) -> Result<()> {
+    let mixture = Mixture {
+        count: config.size("num_experts")?,
+        chosen: config.size("num_experts_per_tok")?,
+        width: config.size("intermediate_size")?,
+        routing: Routing::softmax(config.flag_or("norm_topk_prob", false)?),
+        shared: 0,
+    };
+    mixture.put_everywhere(family);
+    Ok(())
+}
+
+/// A norm of all queries together and of all keys together, like those of the blocks.
+pub(super) fn norm_all_heads(family: &mut Family) {
+    family.each(|layer| {
+        if let Some(a) = &mut layer.attention {
+            (a.qk_norm, a.qk_norm_span) = (layer.attn_norm, NormSpan::All);
+        }
+    });
 }

@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::names::Names;
 use pellucid_engine::Architecture;
 use pellucid_engine::architecture::{
-    Attention, Embedding, Gain, Head, Layer, LearnedPositions, Mlp, Modules, Norm, NormKind,
+    AbsolutePositions, Attention, Dense, Embedding, Gain, Head, Layer, Mlp, Modules, Norm, NormKind,
 };
 
 /// Rows of the position table before position 0.
@@ -23,7 +23,8 @@ pub(super) fn opt(config: &Config) -> Result<Family> {
     let bias = config.flag_or("enable_bias", true)?;
     let attention = Attention { qkv_bias: bias, out_bias: bias, ..Attention::plain(heads, heads, head_dim) };
     let activation = activation(config, "activation_function", "relu")?;
-    let mut layer = Layer::pre_norm(norm, attention, Mlp::Plain { width: config.size("ffn_dim")?, activation, bias });
+    let mut layer =
+        Layer::pre_norm(norm, attention, Mlp::Dense(Dense::plain(config.size("ffn_dim")?, activation).with_bias(bias)));
     if !before {
         (layer.attn_stream_norm, layer.mlp_stream_norm) = (layer.attn_norm.take(), layer.mlp_norm.take());
     }
@@ -36,7 +37,7 @@ pub(super) fn opt(config: &Config) -> Result<Family> {
         context: Some(positions),
         embedding: Embedding {
             table_width,
-            positions: Some(LearnedPositions { rows: positions + OFFSET, offset: OFFSET }),
+            positions: Some(AbsolutePositions::Learned { rows: positions + OFFSET, offset: OFFSET }),
             ..Embedding::default()
         },
         layers: vec![layer; depth],

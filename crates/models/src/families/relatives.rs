@@ -3,15 +3,15 @@
 use super::Family;
 use super::llama::{llama, llama_like, mistral, slide};
 use crate::config::Config;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::names::{Names, Part};
 use crate::rope::rope;
-use pellucid_engine::architecture::{Gain, Layer, Mlp, Norm, RopeStyle, Routing};
+use pellucid_engine::architecture::{Dense, Gain, Norm, NormSpan, RopeStyle};
 
 /// Arcee: plain MLPs.
 pub(super) fn arcee(config: &Config) -> Result<Family> {
     let mut family = llama(config)?;
-    family.each(plain_mlp);
+    family.each_dense(|dense| dense.gated = false);
     Ok(family)
 }
 
@@ -24,18 +24,15 @@ pub(super) fn cwm(config: &Config) -> Result<Family> {
 
 /// Cohere: parallel blocks with one layer norm without bias, neighbouring coordinates rotate, logits are scaled.
 pub(super) fn cohere(config: &Config) -> Result<Family> {
-    if config.flag_or("use_qk_norm", false)? {
-        return Err(refused("use_qk_norm", "norms with a gain for each head"));
-    }
     let mut family = llama_like(config)?;
     let norm = layer_norm(config, "layer_norm_eps", false)?;
     let bias = config.flag_or("attention_bias", false)?;
-    family.each(|layer| {
-        layer.parallel = true;
-        (layer.attn_norm, layer.mlp_norm) = (Some(norm), None);
-        (layer.attention.qkv_bias, layer.attention.out_bias) = (bias, bias);
-    });
-    family.architecture.final_norm = Some(norm);
+    family.set_norms(norm);
+    family.set_attention_bias(bias);
+    family.each(|layer| (layer.parallel, layer.mlp_norm) = (true, None));
+    if config.flag_or("use_qk_norm", false)? {
+        family.each_attention(|a| (a.qk_norm, a.qk_norm_span) = (Some(norm), NormSpan::HeadGains));
+    }
     family.architecture.head.scale = Some(config.number_or("logit_scale", 0.0625)?);
     family.architecture.head.tied = config.flag_or("tie_word_embeddings", true)?;
     rotate_pairs(config, &mut family)?;
@@ -46,7 +43,7 @@ pub(super) fn cohere(config: &Config) -> Result<Family> {
 pub(super) fn cohere2(config: &Config) -> Result<Family> {
     let mut family = cohere(config)?;
     slide(config, &mut family, config.size_maybe("sliding_window")?, |layer| !(layer + 1).is_multiple_of(4))?;
-    family.each(|layer| layer.attention.rope = layer.attention.rope.filter(|_| layer.attention.window.is_some()));
+    family.each_attention(|a| a.rope = a.rope.filter(|_| a.window.is_some()));
     Ok(family)
 }
 
@@ -67,11 +64,11 @@ pub(super) fn exaone4(config: &Config) -> Result<Family> {
         (config.size_maybe("sliding_window")?, config.size_maybe("sliding_window_pattern")?.unwrap_or(4).max(1));
     slide(config, &mut family, window, |layer| !(layer + 1).is_multiple_of(pattern))?;
     family.each(|layer| {
-        layer.attention.qk_norm = layer.attn_norm;
-        (layer.attn_post_norm, layer.mlp_post_norm) = (layer.attn_norm.take(), layer.mlp_norm.take());
-        if window.is_some() {
-            layer.attention.rope = layer.attention.rope.filter(|_| layer.attention.window.is_some());
+        if let Some(a) = &mut layer.attention {
+            a.qk_norm = layer.attn_norm;
+            a.rope = a.rope.filter(|_| window.is_none() || a.window.is_some());
         }
+        (layer.attn_post_norm, layer.mlp_post_norm) = (layer.attn_norm.take(), layer.mlp_norm.take());
     });
     family.names = family.names.with(&post_norms("post_attention_layernorm", "post_feedforward_layernorm"));
     Ok(family)
@@ -81,7 +78,7 @@ pub(super) fn exaone4(config: &Config) -> Result<Family> {
 pub(super) fn glm(config: &Config) -> Result<Family> {
     let mut family = llama_like(config)?;
     let bias = config.flag_or("attention_bias", false)?;
-    family.each(|layer| layer.attention.qkv_bias = bias);
+    family.each_attention(|a| a.qkv_bias = bias);
     rotate_pairs(config, &mut family)?;
     family.names = fused_gate_up(family.names, config.size("intermediate_size")?);
     Ok(family)
@@ -100,10 +97,8 @@ pub(super) fn granite(config: &Config) -> Result<Family> {
     let mut family = llama(config)?;
     let (scores, sublayers) =
         (config.number_or("attention_multiplier", 1.0)?, config.number_or("residual_multiplier", 1.0)?);
-    family.each(|layer| {
-        layer.attention.scale = scores;
-        layer.residual_scale = Some(sublayers);
-    });
+    family.each_attention(|a| a.scale = scores);
+    family.each(|layer| (layer.attn_multiplier, layer.mlp_multiplier) = (Some(sublayers), Some(sublayers)));
     family.architecture.embedding.scale = Some(config.number_or("embedding_multiplier", 1.0)?);
     family.architecture.head.scale = Some(1.0 / config.number_or("logits_scaling", 1.0)?);
     Ok(family)
@@ -113,7 +108,7 @@ pub(super) fn granite(config: &Config) -> Result<Family> {
 pub(super) fn helium(config: &Config) -> Result<Family> {
     let mut family = llama(config)?;
     // The output projection never has a bias.
-    family.each(|layer| layer.attention.out_bias = false);
+    family.each_attention(|a| a.out_bias = false);
     rotate_pairs(config, &mut family)?;
     Ok(family)
 }
@@ -122,7 +117,7 @@ pub(super) fn helium(config: &Config) -> Result<Family> {
 pub(super) fn hyperclovax(config: &Config) -> Result<Family> {
     let mut family = granite(config)?;
     if config.number_maybe("attention_multiplier")?.is_none() {
-        family.each(|layer| layer.attention.scale = 1.0 / (layer.attention.head_dim as f32).sqrt());
+        family.each_attention(|a| a.scale = 1.0 / (a.head_dim as f32).sqrt());
     }
     family.architecture.head.scale = Some(config.number_or("logits_scaling", 1.0)?);
     if config.flag_or("use_post_norm", false)? {
@@ -139,8 +134,7 @@ pub(super) fn jais2(config: &Config) -> Result<Family> {
         .with("mlp_bias", config.flag_or("mlp_bias", true)?.into());
     let mut family = arcee(&config)?;
     let norm = layer_norm(&config, "layer_norm_eps", true)?;
-    family.each(|layer| (layer.attn_norm, layer.mlp_norm) = (Some(norm), Some(norm)));
-    family.architecture.final_norm = Some(norm);
+    family.set_norms(norm);
     Ok(family)
 }
 
@@ -153,34 +147,23 @@ pub(super) fn ministral(config: &Config) -> Result<Family> {
 pub(super) fn nemotron(config: &Config) -> Result<Family> {
     let mut family = arcee(config)?;
     let norm = Norm { gain: Gain::OnePlusWeight, ..layer_norm(config, "norm_eps", true)? };
-    family.each(|layer| (layer.attn_norm, layer.mlp_norm) = (Some(norm), Some(norm)));
-    family.architecture.final_norm = Some(norm);
+    family.set_norms(norm);
     Ok(family)
 }
 
 /// Phi 3: queries, keys and values stored as one, gate and up as one.
 pub(super) fn phi3(config: &Config) -> Result<Family> {
     let mut family = mistral(config)?;
-    let layer = family.architecture.layers.first().map(|layer| layer.attention.clone());
+    let layer = family.architecture.layers.first().and_then(|layer| layer.attention.clone());
     let (q, k) = layer.map_or((0, 0), |a| (a.heads * a.head_dim, a.kv_heads * a.head_dim));
     let (stored, total) = ("layers.{l}.self_attn.qkv_proj", q + 2 * k);
     let names = family
         .names
         .without(&["layers.{l}.attn.q", "layers.{l}.attn.k", "layers.{l}.attn.v"])
-        .with_part("layers.{l}.attn.q", stored, Part::Rows { start: 0, total }, false)
-        .with_part("layers.{l}.attn.k", stored, Part::Rows { start: q, total }, false)
-        .with_part("layers.{l}.attn.v", stored, Part::Rows { start: q + k, total }, false);
+        .with_part("layers.{l}.attn.q", stored, Part::rows(0, total), false)
+        .with_part("layers.{l}.attn.k", stored, Part::rows(q, total), false)
+        .with_part("layers.{l}.attn.v", stored, Part::rows(q + k, total), false);
     family.names = fused_gate_up(names, config.size("intermediate_size")?);
-    Ok(family)
-}
-
-/// Qwen 3 with experts in some or all layers.
-pub(super) fn qwen3_moe(config: &Config) -> Result<Family> {
-    let mut family = super::llama::qwen3(config)?;
-    let experts = config.size_maybe("num_experts")?.map_or_else(|| config.size("num_local_experts"), Ok)?;
-    let (step, dense) = (config.size_or("decoder_sparse_step", 1)?.max(1), config.sizes("mlp_only_layers")?);
-    let sparse = |layer: usize| (layer + 1).is_multiple_of(step) && !dense.contains(&layer);
-    softmax_experts(config, &mut family, experts, config.size("moe_intermediate_size")?, sparse)?;
     Ok(family)
 }
 
@@ -188,7 +171,7 @@ pub(super) fn qwen3_moe(config: &Config) -> Result<Family> {
 pub(super) fn seed_oss(config: &Config) -> Result<Family> {
     let mut family = llama(config)?;
     let bias = config.flag_or("attention_out_bias", false)?;
-    family.each(|layer| layer.attention.out_bias = bias);
+    family.each_attention(|a| a.out_bias = bias);
     Ok(family)
 }
 
@@ -197,11 +180,13 @@ pub(super) fn smollm3(config: &Config) -> Result<Family> {
     let mut family = llama(config)?;
     let interval = config.size_or("no_rope_layer_interval", 4)?.max(1);
     let rotates = config.sizes("no_rope_layers")?;
-    for (index, layer) in family.architecture.layers.iter_mut().enumerate() {
+    let mut index = 0;
+    family.each_attention(|a| {
         // Despite its name, the list says 1 for the layers that do rotate.
         let here = rotates.get(index).map_or(!(index + 1).is_multiple_of(interval), |&flag| flag == 1);
-        layer.attention.rope = layer.attention.rope.filter(|_| here);
-    }
+        a.rope = a.rope.filter(|_| here);
+        index += 1;
+    });
     family.architecture.head.tied = config.flag_or("tie_word_embeddings", true)?;
     let window = if config.flag_or("use_sliding_window", false)? { config.size_maybe("sliding_window")? } else { None };
     slide(config, &mut family, window, |_| true)?;
@@ -210,18 +195,29 @@ pub(super) fn smollm3(config: &Config) -> Result<Family> {
 
 /// StableLM: layer norms, partial rotation, perhaps parallel blocks.
 pub(super) fn stablelm(config: &Config) -> Result<Family> {
-    if config.flag_or("qk_layernorm", false)? {
-        return Err(refused("qk_layernorm", "norms with a gain for each head"));
-    }
     let mut family = llama_like(config)?;
     let (norm, bias) = (layer_norm(config, "layer_norm_eps", true)?, config.flag_or("use_qkv_bias", false)?);
     let parallel = config.flag_or("use_parallel_residual", false)?;
-    family.each(|layer| {
-        layer.parallel = parallel;
-        (layer.attn_norm, layer.mlp_norm) = (Some(norm), (!parallel).then_some(norm));
-        layer.attention.qkv_bias = bias;
-    });
-    family.architecture.final_norm = Some(norm);
+    family.set_norms(norm);
+    family.each(|layer| (layer.parallel, layer.mlp_norm) = (parallel, (!parallel).then_some(norm)));
+    family.each_attention(|a| a.qkv_bias = bias);
+    if config.flag_or("qk_layernorm", false)? {
+        let norm = Norm { bias: false, ..norm };
+        family.each_attention(|a| (a.qk_norm, a.qk_norm_span) = (Some(norm), NormSpan::HeadGains));
+        // Each head's gain is a module of its own.
+        let heads = |name: &str, count: usize| -> Vec<String> {
+            (0..count).map(|head| format!("layers.{{l}}.self_attn.{name}.norms.{head}")).collect()
+        };
+        let count = config.size("num_attention_heads")?;
+        family.names = family
+            .names
+            .without(&["layers.{l}.attn.q_norm", "layers.{l}.attn.k_norm"])
+            .with_pieces("layers.{l}.attn.q_norm", &heads("q_layernorm", count))
+            .with_pieces(
+                "layers.{l}.attn.k_norm",
+                &heads("k_layernorm", config.size_or("num_key_value_heads", count)?),
+            );
+    }
     Ok(family)
 }
 
@@ -229,15 +225,9 @@ pub(super) fn stablelm(config: &Config) -> Result<Family> {
 pub(super) fn starcoder2(config: &Config) -> Result<Family> {
     let mut family = mistral(config)?;
     let (norm, biases) = (layer_norm(config, "norm_epsilon", true)?, config.flag_or("use_bias", true)?);
-    family.each(|layer| {
-        (layer.attn_norm, layer.mlp_norm) = (Some(norm), Some(norm));
-        (layer.attention.qkv_bias, layer.attention.out_bias) = (biases, biases);
-        plain_mlp(layer);
-        if let Mlp::Plain { bias, .. } = &mut layer.mlp {
-            *bias = biases;
-        }
-    });
-    family.architecture.final_norm = Some(norm);
+    family.set_norms(norm);
+    family.set_attention_bias(biases);
+    family.each_dense(|dense| *dense = Dense::plain(dense.width, dense.activation).with_bias(biases));
     family.architecture.head.tied = config.flag_or("tie_word_embeddings", true)?;
     family.names = family
         .names
@@ -246,53 +236,18 @@ pub(super) fn starcoder2(config: &Config) -> Result<Family> {
     Ok(family)
 }
 
-/// Experts behind a softmax router, in the layers that `sparse` names, under the names that Qwen and OLMoE share.
-pub(super) fn softmax_experts(
-    config: &Config,
-    family: &mut Family,
-    experts: usize,
-    width: usize,
-    sparse: impl Fn(usize) -> bool,
-) -> Result<()> {
-    let (chosen, renormalise) = (config.size("num_experts_per_tok")?, config.flag_or("norm_topk_prob", false)?);
-    for (index, layer) in family.architecture.layers.iter_mut().enumerate().filter(|(index, _)| sparse(*index)) {
-        let Mlp::Gated { activation, .. } = layer.mlp else {
-            return Err(config.bad("hidden_act", &format!("gives layer {index} no gated experts")));
-        };
-        let routing = Routing::SoftmaxThenChoose { renormalise };
-        layer.mlp = Mlp::Experts { experts, chosen, width, activation, routing };
-    }
-    let stacked = Part::Stacked { index: 0, count: experts };
-    let mut names = std::mem::take(&mut family.names).with(&[("layers.{l}.mlp.router", "layers.{l}.mlp.gate")]);
-    for part in ["gate", "up", "down"] {
-        let module = format!("layers.{{l}}.mlp.experts.{{e}}.{part}");
-        names = names.with(&[(&module, &format!("layers.{{l}}.mlp.experts.{{e}}.{part}_proj"))]);
-        // GGUF files stack the experts of a layer.
-        names = names.with_part(&module, &format!("layers.{{l}}.mlp.experts.{part}"), stacked, false);
-    }
-    family.names = names;
-    Ok(())
-}
-
-fn plain_mlp(layer: &mut Layer) {
-    if let Mlp::Gated { width, activation, bias } = layer.mlp {
-        layer.mlp = Mlp::Plain { width, activation, bias };
-    }
-}
-
 /// The modules of norms after the sublayers.
 pub(super) fn post_norms(attention: &str, mlp: &str) -> [(&'static str, String); 2] {
     let stored = |name: &str| format!("layers.{{l}}.{name}");
     [("layers.{l}.attn.post_norm", stored(attention)), ("layers.{l}.mlp.post_norm", stored(mlp))]
 }
 
-fn layer_norm(config: &Config, key: &str, bias: bool) -> Result<Norm> {
+pub(super) fn layer_norm(config: &Config, key: &str, bias: bool) -> Result<Norm> {
     Ok(Norm { bias, ..Norm::layer(config.number_or(key, 1e-5)?) })
 }
 
-fn rotate_pairs(config: &Config, family: &mut Family) -> Result<()> {
-    let head_dim = family.architecture.layers.first().map_or(0, |layer| layer.attention.head_dim);
-    family.architecture.ropes = vec![rope(config, head_dim, RopeStyle::Pairs)?];
+pub(super) fn rotate_pairs(config: &Config, family: &mut Family) -> Result<()> {
+    family.architecture.ropes = vec![rope(config, family.head_dim(), RopeStyle::Pairs)?];
     Ok(())
 }
 
@@ -300,13 +255,6 @@ fn fused_gate_up(names: Names, neurons: usize) -> Names {
     let (stored, total) = ("layers.{l}.mlp.gate_up_proj", 2 * neurons);
     names
         .without(&["layers.{l}.mlp.gate", "layers.{l}.mlp.up"])
-        .with_part("layers.{l}.mlp.gate", stored, Part::Rows { start: 0, total }, false)
-        .with_part("layers.{l}.mlp.up", stored, Part::Rows { start: neurons, total }, false)
-}
-
-pub(super) fn refused(key: &str, what: &str) -> Error {
-    Error::unsupported(
-        format!("`{key}` asks for {what}, which this build does not have"),
-        "use a model with the switch off",
-    )
+        .with_part("layers.{l}.mlp.gate", stored, Part::rows(0, total), false)
+        .with_part("layers.{l}.mlp.up", stored, Part::rows(neurons, total), false)
 }

@@ -32,6 +32,9 @@ impl Report {
         lines.push(("custom code", self.code_line()));
         lines.push(("licence", self.licence.clone().unwrap_or_default()));
         lines.push(("base model", self.base_model.join(", ")));
+        if let Some(offer) = &self.assume {
+            lines.push(("runs as", format!("{0}, with --assume {0}", offer.family)));
+        }
         for problem in &self.problems {
             lines.push(("problem", problem.what.clone()));
         }
@@ -43,6 +46,9 @@ impl Report {
         }
         let _ = match self.problems.first() {
             None => writeln!(card, "It will run."),
+            Some(first) if self.problems.len() == 1 && self.assume.is_some() => {
+                writeln!(card, "It will not run by itself: {}.", clean(&first.remedy))
+            }
             Some(first) if self.problems.len() == 1 => {
                 writeln!(card, "It will not run: {}.", clean(first.remedy.trim_end_matches('.')))
             }

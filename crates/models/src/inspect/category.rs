@@ -50,6 +50,13 @@ const VISION_HEADS: &str = "VisionModel Backbone ForImageClassification ForVideo
     ForDepthEstimation ForSemanticSegmentation ForInstanceSegmentation ForUniversalSegmentation ForImageSegmentation \
     ForKeypointDetection ForKeypointMatching ForMaskedImageModeling";
 
+/// The model types that are recognised and are no language models, by category and without separators. Text encoders are
+/// here for their bare models; with a head they are models like others.
+pub fn others() -> impl Iterator<Item = (Category, Vec<&'static str>)> {
+    let encoders = (Category::Embedding, TEXT_ENCODERS);
+    FAMILIES.iter().copied().chain([encoders]).map(|(category, names)| (category, names.split_whitespace().collect()))
+}
+
 /// The category of a directory. `config` is its `config.json`, where there is one that can be read.
 pub(super) fn of_directory(listing: &Listing, config: Option<&Value>) -> Category {
     let part_of_pipeline = config.is_some_and(|config| config.get("_diffusers_version").is_some());

@@ -8,9 +8,11 @@ use super::listing::Listing;
 use super::report::{Category, Format, Report, Support};
 use super::{category, gguf, model_card, native, shape, tokenizer, weights};
 use crate::Error;
+use crate::checkpoint::Checkpoint;
+use crate::tensors::Tensors;
 
 /// Describes a directory.
-pub(super) fn inspect(dir: &Path) -> Report {
+pub(super) fn inspect(dir: &Path, assume: Option<&str>) -> Report {
     let mut report = Report::new(dir, Format::Directory);
     let listing = match Listing::read(dir) {
         Ok(listing) => listing,
@@ -30,11 +32,11 @@ pub(super) fn inspect(dir: &Path) -> Report {
     report.custom_code = custom_code(&listing, config.as_ref());
     model_card::read(&listing, &mut report);
     match (report.category, config) {
-        (Category::Unknown, config) => unknown(&listing, config.as_ref(), &mut report),
+        (Category::Unknown, config) => unknown(&listing, config.as_ref(), assume, &mut report),
         (Category::Adapter, _) => adapter(&listing, &mut report),
         (Category::Sae, config) => sae(&listing, config.as_ref(), &mut report),
         (Category::Diffusers, config) => diffusers(&listing, config.as_ref(), &mut report),
-        (_, Some(config)) => model(&listing, &config, &mut report),
+        (_, Some(config)) => model(&listing, &config, assume, &mut report),
         // The other categories come from a configuration, so this one has been reported as damaged.
         (_, None) => {}
     }
@@ -53,21 +55,27 @@ fn with_sidecar(mut config: Value, dir: &Path) -> Value {
 }
 
 /// A model with a configuration: described by it, and asked whether it would load.
-fn model(listing: &Listing, config: &Value, report: &mut Report) {
+fn model(listing: &Listing, config: &Value, assume: Option<&str>, report: &mut Report) {
     named(config, report);
     report.quantisation = shape::quantisation(config);
-    let native = native::read(config, &listing.dir.join("config.json"), report);
+    let origin = listing.dir.join("config.json");
+    let native = native::read(config, &origin, assume, report);
     match &native {
         Some(native) => {
             let tensors = weights::open(listing, &native.uncounted(), report);
-            let tensors = tensors.and_then(|tensors| native.dequantised(tensors, &listing.dir, report));
+            let tensors = tensors.and_then(|tensors| {
+                native::dequantised(tensors, config, &listing.dir).map_err(|error| report.refuse_for(&error)).ok()
+            });
             native.check(tensors.as_ref(), &listing.dir, report);
         }
         None => {
             let tied = config.get("tie_word_embeddings").and_then(Value::as_bool).unwrap_or(false);
             let uncounted =
                 |name: &str| (tied && name.ends_with("lm_head.weight")) || name.ends_with(".rotary_emb.inv_freq");
-            weights::open(listing, &uncounted, report);
+            let place = report.problems.len().saturating_sub(1);
+            let tensors = weights::open(listing, &uncounted, report);
+            let tensors = tensors.and_then(|tensors| native::dequantised(tensors, config, &listing.dir).ok());
+            native::offer(config, &origin, assume, tensors.as_ref(), place, report);
             report.memory = native::estimate(report);
         }
     }
@@ -143,11 +151,11 @@ fn diffusers(listing: &Listing, config: Option<&Value>, report: &mut Report) {
 }
 
 /// Nothing recognised: say what is there, because that decides what to do.
-fn unknown(listing: &Listing, config: Option<&Value>, report: &mut Report) {
+fn unknown(listing: &Listing, config: Option<&Value>, assume: Option<&str>, report: &mut Report) {
     let ggufs: Vec<&str> = listing.ending(".gguf").collect();
     if let ([file], None, true) = (&ggufs[..], config, report.problems.is_empty()) {
         let path = report.path.clone();
-        gguf::inspect(&listing.dir.join(file), report);
+        gguf::inspect(&listing.dir.join(file), assume, report);
         report.path = path;
         report.refuse(
             "a directory of one GGUF file is not opened by itself",
@@ -156,11 +164,14 @@ fn unknown(listing: &Listing, config: Option<&Value>, report: &mut Report) {
         return;
     }
     weights::count_all(listing, report);
-    if config.is_some() {
+    if let Some(config) = config {
         report.refuse(
             "config.json names neither a `model_type` nor a class",
             "get config.json anew from where the model came from",
         );
+        let tensors = Checkpoint::open(&listing.dir).ok().map(Tensors::Checkpoint);
+        let place = report.problems.len() - 1;
+        native::offer(config, &listing.dir.join("config.json"), assume, tensors.as_ref(), place, report);
     } else if !ggufs.is_empty() {
         report.refuse(
             format!("there is no config.json here, but several GGUF files: {}", ggufs.join(", ")),

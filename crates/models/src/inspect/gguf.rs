@@ -11,7 +11,7 @@ use crate::gguf::{self, GgufFile, Value};
 use crate::tensors::Tensors;
 
 /// Writes what the file is into the report.
-pub(super) fn inspect(path: &Path, report: &mut Report) {
+pub(super) fn inspect(path: &Path, assume: Option<&str>, report: &mut Report) {
     report.format = Format::Gguf;
     report.shards.count = 1;
     let file = match GgufFile::open(path) {
@@ -30,7 +30,7 @@ pub(super) fn inspect(path: &Path, report: &mut Report) {
     report.model_type = Some(architecture.to_owned());
     report.support = Support::InspectOnly;
     match report.category {
-        Category::Transformers => model(path, file, report),
+        Category::Transformers => model(path, file, assume, report),
         Category::Adapter => report
             .refuse("an adapter is not a model by itself", "merge it into its base model with `llama-export-lora`"),
         Category::Unknown => {
@@ -43,7 +43,7 @@ pub(super) fn inspect(path: &Path, report: &mut Report) {
     }
 }
 
-fn model(path: &Path, file: GgufFile, report: &mut Report) {
+fn model(path: &Path, file: GgufFile, assume: Option<&str>, report: &mut Report) {
     let config = match gguf::hf_config(&file) {
         Ok(config) => config,
         Err(error) => {
@@ -58,9 +58,11 @@ fn model(path: &Path, file: GgufFile, report: &mut Report) {
     };
     report.model_type = config.get("model_type").and_then(Json::as_str).map(str::to_owned);
     report.architecture = category::class(&config).map(str::to_owned);
-    let native = native::read(&config, path, report);
+    let native = native::read(&config, path, assume, report);
+    let place = report.problems.len().saturating_sub(1);
     tokenizer::of_gguf(&file, report);
     let Some(native) = native else {
+        native::offer(&config, path, assume, Tensors::from_gguf(file).ok().as_ref(), place, report);
         report.memory = native::estimate(report);
         return;
     };

@@ -22,13 +22,14 @@ mod shape;
 mod tokenizer;
 mod weights;
 
+pub use category::others;
 pub use report::{
     Category, Format, Memory, Problem, Quantisation, Report, Shards, Support, TokenizerReport, TokenizerState,
 };
 
 use std::path::Path;
 
-use crate::{Error, Result};
+use crate::{Error, Result, assume};
 
 /// Tells what a directory or file is and whether it will run, without reading any tensor's data.
 ///
@@ -42,13 +43,23 @@ use crate::{Error, Result};
 /// # Errors
 /// Only if there is nothing at the path; what is damaged, incomplete or unknown is described.
 pub fn inspect(path: &Path) -> Result<Report> {
+    inspect_as(path, None)
+}
+
+/// [`inspect`] under the assumption that a model whose own type is not native is one of this family: the report says whether the
+/// model fits it.
+///
+/// # Errors
+/// Also if there is no such native family.
+pub fn inspect_as(path: &Path, assume: Option<&str>) -> Result<Report> {
+    assume::check_name(assume)?;
     let metadata = std::fs::metadata(path).map_err(Error::io(path))?;
     if metadata.is_dir() {
-        return Ok(directory::inspect(path));
+        return Ok(directory::inspect(path, assume));
     }
     let mut report = Report::new(path, Format::Other);
     if metadata.is_file() {
-        file(path, metadata.len(), &mut report);
+        file(path, metadata.len(), assume, &mut report);
     } else {
         report.refuse("this is neither a file nor a directory", "give a model's directory or a .gguf file");
     }
@@ -56,7 +67,7 @@ pub fn inspect(path: &Path) -> Result<Report> {
 }
 
 /// A single file: by how it begins, whatever it is called.
-fn file(path: &Path, bytes: u64, report: &mut Report) {
+fn file(path: &Path, bytes: u64, assume: Option<&str>, report: &mut Report) {
     report.file_bytes = bytes;
     let start = match listing::first_bytes(path, 24) {
         Ok(start) => start,
@@ -66,7 +77,7 @@ fn file(path: &Path, bytes: u64, report: &mut Report) {
     if start.starts_with(listing::LFS_POINTER) {
         report.refuse("this is a Git LFS pointer, not the file itself", "run `git lfs pull` in the model's directory");
     } else if start.starts_with(b"GGUF") || named("gguf") {
-        gguf::inspect(path, report);
+        gguf::inspect(path, assume, report);
     } else if named("safetensors") {
         report.format = Format::Safetensors;
         weights::count_file(path, report);

@@ -10,6 +10,7 @@ use super::card;
 use super::report::{Category, Memory, Report, Support};
 use super::shape;
 use crate::Error;
+use crate::assume::{self, Verdict};
 use crate::config::Config;
 use crate::families;
 use crate::gguf::RowOrder;
@@ -21,26 +22,30 @@ use crate::tensors::Tensors;
 pub(super) struct Native {
     program: Program,
     names: Names,
-    config: Config,
 }
 
 /// Reads a configuration by its family, and writes into the report what the family makes of it, or why none does.
-pub(super) fn read(value: &Value, origin: &Path, report: &mut Report) -> Option<Native> {
+pub(super) fn read(value: &Value, origin: &Path, assume: Option<&str>, report: &mut Report) -> Option<Native> {
     shape::read(value, report);
     let model_type = value.get("model_type").and_then(Value::as_str);
     let is_native = model_type.is_some_and(|name| families::native().any(|family| family == name));
+    if let (true, Some(own), Some(family)) =
+        (is_native, model_type, assume.filter(|family| Some(*family) != model_type))
+    {
+        report.refuse_for(&assume::contradiction(own, family));
+    }
     // What a text encoder or a Whisper is like, no native family tells.
     if !is_native && report.category == Category::Transformers {
         report.nearest = shape::nearest(value, model_type);
     }
     let built = Config::new(value.clone(), origin)
-        .and_then(|config| Ok((families::read(&config)?, config)))
-        .and_then(|(family, config)| Ok((Program::new(family.architecture)?, family.names, config)));
+        .and_then(|config| families::read(&config))
+        .and_then(|family| Ok((Program::new(family.architecture)?, family.names)));
     match built {
-        Ok((program, names, config)) => {
+        Ok((program, names)) => {
             report.support = Support::Native;
             sizes(&program, report);
-            Some(Native { program, names, config })
+            Some(Native { program, names })
         }
         Err(error) => {
             // A damaged configuration of a native family is a fault of this copy; anything else, a limit of this build.
@@ -79,6 +84,38 @@ fn explain(model_type: Option<&str>, report: &mut Report) {
     }
 }
 
+/// Says in the problem at `place`, which is that the type is not native, whether a native family fits all the same.
+pub(super) fn offer(
+    value: &Value,
+    origin: &Path,
+    assume: Option<&str>,
+    tensors: Option<&Tensors>,
+    place: usize,
+    report: &mut Report,
+) {
+    let is_native = || report.model_type.as_deref().is_some_and(|own| families::native().any(|family| family == own));
+    let is_text = matches!(report.category, Category::Transformers | Category::Unknown);
+    let (Some(tensors), Ok(config), true) = (tensors, Config::new(value.clone(), origin), is_text && !is_native())
+    else {
+        return;
+    };
+    let verdict = match assume {
+        None => assume::judge(&config, tensors),
+        Some(family) => assume::judge_as(&config, family, tensors),
+    };
+    let (more, remedy) = assume::said(&verdict);
+    if let Verdict::Fits(offer) = verdict {
+        report.assume = Some(offer);
+    }
+    if let Some(problem) = report.problems.get_mut(place) {
+        problem.what += &more;
+        problem.remedy = remedy.unwrap_or_else(|| problem.remedy.clone());
+        if place == 0 {
+            report.reason = Some(problem.what.clone());
+        }
+    }
+}
+
 /// The architecture's own sizes are what would run, defaults and all.
 fn sizes(program: &Program, report: &mut Report) {
     let architecture = program.architecture();
@@ -86,11 +123,17 @@ fn sizes(program: &Program, report: &mut Report) {
     report.width = Some(architecture.width);
     report.vocab = Some(architecture.vocab);
     report.context = architecture.context.or(report.context);
-    if let Some(layer) = architecture.layers.first() {
-        report.heads = Some(layer.attention.heads);
-        report.kv_heads = Some(layer.attention.kv_heads);
-        report.head_dim = Some(layer.attention.head_dim);
+    if let Some(attention) = architecture.layers.iter().find_map(|layer| layer.attention.as_ref()) {
+        report.heads = Some(attention.heads);
+        report.kv_heads = Some(attention.kv_heads);
+        report.head_dim = Some(attention.head_dim);
     }
+}
+
+/// The tensors as loading sees them: quantised layers as ordinary ones.
+pub(super) fn dequantised(tensors: Tensors, config: &Value, dir: &Path) -> crate::Result<Tensors> {
+    let Tensors::Checkpoint(checkpoint) = tensors else { return Ok(tensors) };
+    Tensors::from_checkpoint(checkpoint, &Config::new(config.clone(), &dir.join("config.json"))?, dir)
 }
 
 impl Native {
@@ -101,12 +144,6 @@ impl Native {
         let heads: Vec<String> = heads.filter(|_| tied).map(|source| source.tensor).collect();
         let ignored = names.ignored.clone();
         move |name| heads.iter().any(|head| head == name) || ignored.iter().any(|end| name.ends_with(end))
-    }
-
-    /// The tensors as loading sees them, quantised layers as ordinary ones; nothing where those are not whole, which is reported.
-    pub(super) fn dequantised(&self, tensors: Tensors, origin: &Path, report: &mut Report) -> Option<Tensors> {
-        let Tensors::Checkpoint(checkpoint) = tensors else { return Some(tensors) };
-        Tensors::from_checkpoint(checkpoint, &self.config, origin).map_err(|error| report.refuse_for(&error)).ok()
     }
 
     /// Checks the weights as loading would, all but their numbers, and says what they would take in memory.
@@ -135,7 +172,7 @@ impl Native {
             bf16 = bf16.saturating_add(if is_vector { four } else { two });
             as_stored = as_stored.saturating_add(if is_vector { four } else { stored.unwrap_or(four) });
         }
-        let layers = self.program.architecture().layers.iter().map(|layer| &layer.attention);
+        let layers = self.program.architecture().layers.iter().filter_map(|layer| layer.attention.as_ref());
         // Keys and values are kept in f32, and all of them, whatever a layer's window.
         let kv =
             layers.map(|a| (a.kv_heads as u64).saturating_mul((a.head_dim + a.value_dim) as u64).saturating_mul(4));

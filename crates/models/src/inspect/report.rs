@@ -6,6 +6,7 @@ use std::path::Path;
 use serde::Serialize;
 
 use crate::Error;
+use crate::assume::Offer;
 
 /// What a directory or file is, whether it runs, and what it would need.
 ///
@@ -28,6 +29,8 @@ pub struct Report {
     pub reason: Option<String>,
     /// The native family that is most like it, for a language model that is not native itself.
     pub nearest: Option<String>,
+    /// The native family that `--assume` would run it as, for a model whose own type is not native and that fits one.
+    pub assume: Option<Offer>,
     /// Numbers in all tensors, a tied table counted once, packed numbers one by one.
     pub parameters: u64,
     /// Tensors in all files.
@@ -209,6 +212,7 @@ impl Report {
             support: Support::Unsupported,
             reason: None,
             nearest: None,
+            assume: None,
             parameters: 0,
             tensors: 0,
             dtypes: BTreeMap::new(),

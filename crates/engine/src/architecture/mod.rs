@@ -3,9 +3,18 @@
 //! Nothing here computes. Every true difference between model families is a field or a small enum; [`crate::Program`] turns
 //! the whole into ops, and no family has a forward pass of its own.
 
+mod attention;
+mod mlp;
+mod recurrence;
+
+pub use attention::{
+    Alibi, Attention, AttentionExperts, AttentionGate, DynamicMask, Latent, LongRope, NormSpan, Rope, Temperature,
+};
+pub use mlp::{Dense, ExpertGroups, ExpertWeights, Experts, LatentExperts, Mlp, Routing, Scores, Shared};
 pub use pellucid_kernels::activation::Activation;
 pub use pellucid_kernels::norm::NormKind;
 pub use pellucid_kernels::rope::RopeStyle;
+pub use recurrence::{Decay, DeltaRule, GroupedNorm, LinearAttention, Lru, Mamba, Mamba2, Recurrence, ShortConv};
 
 /// Everything that determines a model's ops and the shapes of its weights.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,44 +48,108 @@ pub struct Embedding {
     pub table_width: Option<usize>,
     /// What the table's rows are multiplied by.
     pub scale: Option<f32>,
-    /// Learned absolute positions: rows of the table, and where position 0 stands in it.
-    pub positions: Option<LearnedPositions>,
+    /// Absolute positions that are added.
+    pub positions: Option<AbsolutePositions>,
+    /// Segment types: rows of their table, whose first is added to every token.
+    pub segments: Option<usize>,
     /// A norm of the sum.
     pub norm: Option<Norm>,
+    /// Positions, segments and norm have the table's width, and the projection (with a bias) comes last.
+    pub projected_last: bool,
 }
 
-/// A table of learned absolute positions.
+/// Absolute positions.
 #[derive(Clone, Debug, PartialEq)]
-pub struct LearnedPositions {
-    /// Rows of the table.
-    pub rows: usize,
-    /// The row of position 0.
-    pub offset: usize,
+pub enum AbsolutePositions {
+    /// A learned table.
+    Learned {
+        /// Rows of the table.
+        rows: usize,
+        /// The row of position 0.
+        offset: usize,
+    },
+    /// Sines and cosines of the position, computed: all sines, then all cosines.
+    Sinusoidal {
+        /// Angle per position, one for each pair of sine and cosine.
+        frequencies: Vec<f32>,
+        /// The angle's position of position 0.
+        offset: usize,
+    },
 }
 
 /// One block.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Layer {
-    /// Attention and MLP both read the block's input, and their sum is added once.
+    /// The mixer and the MLP both read the block's input, and their sum is added once.
     pub parallel: bool,
-    /// The norm that attention reads through.
+    /// The norm that attention (and the recurrence) reads through.
     pub attn_norm: Option<Norm>,
-    /// The attention sublayer.
-    pub attention: Attention,
-    /// A norm of attention's output, before it is added to the stream.
+    /// Softmax attention.
+    pub attention: Option<Attention>,
+    /// A recurrence in attention's place, or beside it where a layer has both.
+    pub recurrence: Option<Recurrence>,
+    /// A norm of the mixer's output, before it is added to the stream.
     pub attn_post_norm: Option<Norm>,
-    /// A norm of the stream after attention was added (the original transformer's order).
+    /// A norm of the stream after the mixer was added (the original transformer's order).
     pub attn_stream_norm: Option<Norm>,
+    /// What attention's input is multiplied by.
+    pub attn_in_scale: Option<f32>,
+    /// What attention's output is multiplied by before it is added.
+    pub attn_multiplier: Option<f32>,
+    /// What the recurrence's output is multiplied by before it is added.
+    pub mixer_multiplier: Option<f32>,
     /// The norm that the MLP reads through; a parallel block without one shares attention's.
     pub mlp_norm: Option<Norm>,
     /// The MLP sublayer.
-    pub mlp: Mlp,
+    pub mlp: Option<Mlp>,
     /// A norm of the MLP's output, before it is added to the stream.
     pub mlp_post_norm: Option<Norm>,
     /// A norm of the stream after the MLP was added.
     pub mlp_stream_norm: Option<Norm>,
-    /// What each sublayer's output is multiplied by before it is added.
-    pub residual_scale: Option<f32>,
+    /// What the MLP's output is multiplied by before it is added.
+    pub mlp_multiplier: Option<f32>,
+    /// What the sublayers' outputs are added to.
+    pub skip: Skip,
+    /// A transformer block that several layers share, whose output is added to what the recurrence reads.
+    pub shared: Option<SharedBlock>,
+    /// What leaves the layer is multiplied by this.
+    pub out_scale: Option<f32>,
+}
+
+/// A transformer block that several layers share.
+///
+/// It reads the stream beside the embeddings, each through its norms, one sublayer after the other, and adds nothing itself.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SharedBlock {
+    /// Which block, by the first layer that uses it.
+    pub block: usize,
+    /// Which of its adapters this layer uses.
+    pub adapter: usize,
+    /// The norm of stream and embeddings together.
+    pub norm: Norm,
+    /// Its attention.
+    pub attention: Attention,
+    /// The norm between attention and MLP.
+    pub mlp_norm: Norm,
+    /// Its MLP.
+    pub mlp: Dense,
+}
+
+/// What a sublayer's output is added to.
+#[derive(Clone, Copy, Debug, PartialEq, Default)]
+pub enum Skip {
+    /// The stream.
+    #[default]
+    Stream,
+    /// The stream as the sublayer's norm left it, times one number for the mixer and one for the MLP.
+    Normed {
+        /// The mixer's.
+        attn: f32,
+        /// The MLP's.
+        mlp: f32,
+    },
+    /// The stream times a learned gain.
+    Gained,
 }
 
 /// A norm with what is learned in it.
@@ -103,83 +176,6 @@ pub enum Gain {
     OnePlusWeight,
 }
 
-/// An attention sublayer.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Attention {
-    /// Query heads.
-    pub heads: usize,
-    /// Key and value heads.
-    pub kv_heads: usize,
-    /// Width of a head's query and key.
-    pub head_dim: usize,
-    /// Width of a head's value.
-    pub value_dim: usize,
-    /// Whether the query, key and value projections have biases.
-    pub qkv_bias: bool,
-    /// Whether the output projection has a bias.
-    pub out_bias: bool,
-    /// A norm of queries and keys.
-    pub qk_norm: Option<Norm>,
-    /// That norm runs over all heads together instead of each head.
-    pub qk_norm_flat: bool,
-    /// Which rotary embedding turns queries and keys.
-    pub rope: Option<usize>,
-    /// What products of queries and keys are multiplied by.
-    pub scale: f32,
-    /// `cap · tanh(score / cap)` on the scores.
-    pub soft_cap: Option<f32>,
-    /// Positions that a query sees, itself included; all earlier ones where absent.
-    pub window: Option<usize>,
-    /// Slopes of linear position biases, one a head.
-    pub alibi: Option<Vec<f32>>,
-}
-
-/// An MLP sublayer.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Mlp {
-    /// Up, activation, down.
-    Plain {
-        /// Neurons.
-        width: usize,
-        /// Their activation function.
-        activation: Activation,
-        /// Whether the projections have biases.
-        bias: bool,
-    },
-    /// Gate and up, activation of the gate times up, down.
-    Gated {
-        /// Neurons.
-        width: usize,
-        /// The gate's activation function.
-        activation: Activation,
-        /// Whether the projections have biases.
-        bias: bool,
-    },
-    /// A router and gated experts.
-    Experts {
-        /// How many experts.
-        experts: usize,
-        /// How many of them a token uses.
-        chosen: usize,
-        /// Neurons of each expert.
-        width: usize,
-        /// Their gate's activation function.
-        activation: Activation,
-        /// How scores become choices and weights.
-        routing: Routing,
-    },
-}
-
-/// How a router's scores become a choice of experts and their weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Routing {
-    /// Softmax over all experts, choose the largest; weights as they are, or divided by their sum.
-    SoftmaxThenChoose {
-        /// Divide the chosen weights by their sum.
-        renormalise: bool,
-    },
-}
-
 /// From the stream to logits.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct Head {
@@ -189,21 +185,23 @@ pub struct Head {
     pub bias: bool,
     /// Width of the unembedding where it differs from the stream: a projection precedes.
     pub table_width: Option<usize>,
+    /// A layer between the stream and the unembedding: a projection, an activation and a norm.
+    pub transform: Option<HeadTransform>,
     /// What the products are multiplied by.
     pub scale: Option<f32>,
     /// `cap · tanh(logit / cap)`
     pub soft_cap: Option<f32>,
 }
 
-/// A rotary embedding.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Rope {
-    /// Which coordinates turn together.
-    pub style: RopeStyle,
-    /// Angle per position of each pair of coordinates.
-    pub frequencies: Vec<f32>,
-    /// What cosines and sines are multiplied by (YaRN).
-    pub amplitude: f32,
+/// A layer before the unembedding, as wide as the unembedding.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HeadTransform {
+    /// Whether the projection has a bias.
+    pub bias: bool,
+    /// Its activation function.
+    pub activation: Activation,
+    /// The norm after it.
+    pub norm: Norm,
 }
 
 /// What Hugging Face calls the modules of a family; a name is given only where the module's tensor is exactly the site's.
@@ -223,41 +221,32 @@ pub struct Modules {
     pub head: Option<String>,
 }
 
-impl Attention {
-    /// Heads without biases, norms, positions, caps or windows; scores divided by the root of the head's width.
-    pub fn plain(heads: usize, kv_heads: usize, head_dim: usize) -> Attention {
-        Attention {
-            heads,
-            kv_heads,
-            head_dim,
-            value_dim: head_dim,
-            qkv_bias: false,
-            out_bias: false,
-            qk_norm: None,
-            qk_norm_flat: false,
-            rope: None,
-            scale: 1.0 / (head_dim.max(1) as f32).sqrt(),
-            soft_cap: None,
-            window: None,
-            alibi: None,
-        }
-    }
-}
-
 impl Layer {
     /// Attention, then the MLP, each reading the stream through a norm and adding to it.
     pub fn pre_norm(norm: Norm, attention: Attention, mlp: Mlp) -> Layer {
+        Layer { attention: Some(attention), mlp: Some(mlp), mlp_norm: Some(norm), ..Layer::empty(norm) }
+    }
+
+    /// A norm with nothing behind it yet.
+    pub fn empty(norm: Norm) -> Layer {
         Layer {
             parallel: false,
             attn_norm: Some(norm),
-            attention,
+            attention: None,
+            recurrence: None,
             attn_post_norm: None,
             attn_stream_norm: None,
-            mlp_norm: Some(norm),
-            mlp,
+            attn_in_scale: None,
+            attn_multiplier: None,
+            mixer_multiplier: None,
+            mlp_norm: None,
+            mlp: None,
             mlp_post_norm: None,
             mlp_stream_norm: None,
-            residual_scale: None,
+            mlp_multiplier: None,
+            skip: Skip::Stream,
+            shared: None,
+            out_scale: None,
         }
     }
 }

@@ -1,0 +1,268 @@
+//! Ops that carry something from token to token.
+//!
+//! Each keeps what it carries in its row's state, and goes through a segment's tokens in order: whole, in chunks or one at a
+//! time, the numbers are the same.
+
+use crate::error::Result;
+use crate::exec::{Frame, Segment, Taps};
+use crate::program::{OpKind, StateDecay};
+use pellucid_kernels::activation;
+use pellucid_kernels::memory::Shared;
+use pellucid_kernels::recurrence::{self as kernel, Fade, RecurrenceShape, softplus};
+
+/// What op `index` carries for a row, made by `first` for the row's first token.
+fn carried(frame: &mut Frame, index: usize, row: usize, first: impl FnOnce() -> Vec<f32>) -> Vec<f32> {
+    let ops = frame.program.ops().len();
+    let all = &mut frame.rows[row].carried;
+    all.resize_with(ops, Vec::new);
+    let found = std::mem::take(&mut all[index]);
+    if found.is_empty() { first() } else { found }
+}
+
+fn keep(frame: &mut Frame, index: usize, row: usize, value: Vec<f32>) {
+    frame.rows[row].carried[index] = value;
+}
+
+fn tokens(segment: &Segment, width: usize) -> std::ops::Range<usize> {
+    segment.token * width..(segment.token + segment.count) * width
+}
+
+pub(super) fn convolve(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()> {
+    let program = frame.program;
+    let OpKind::Convolve { x, kernel: weight, bias, activation, out } = &program.ops()[index].kind else {
+        unreachable!("dispatched on the kind")
+    };
+    let mut value = frame.make(*out);
+    let (kernel, bias) = (frame.weights.vector(*weight), bias.map(|b| frame.weights.vector(b)));
+    let channels = program.edge(*out).width;
+    let past = kernel.len() - channels;
+    for segment in &frame.pass.segments {
+        let range = tokens(segment, channels);
+        let mut seen = if past == 0 { Vec::new() } else { carried(frame, index, segment.row, || vec![0.0; past]) };
+        kernel::convolve(&frame.value(*x)[range.clone()], &mut seen, kernel, bias, channels, &mut value[range]);
+        if past > 0 {
+            keep(frame, index, segment.row, seen);
+        }
+    }
+    activation::activate(*activation, &mut value);
+    frame.put(*out, value, taps)
+}
+
+pub(super) fn step(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()> {
+    let program = frame.program;
+    let OpKind::Step { x, bias, limits, out } = &program.ops()[index].kind else {
+        unreachable!("dispatched on the kind")
+    };
+    let mut value = frame.reuse(*x, index, taps);
+    for row in value.chunks_exact_mut(program.edge(*out).width) {
+        if let Some(bias) = bias {
+            row.iter_mut().zip(frame.weights.vector(*bias)).for_each(|(x, b)| *x += b);
+        }
+        row.iter_mut().for_each(|x| *x = softplus(*x).max(limits.0).min(limits.1));
+    }
+    frame.put(*out, value, taps)
+}
+
+/// What one call of the recurrence reads.
+struct Reads<'a> {
+    shape: &'a RecurrenceShape,
+    q: &'a [f32],
+    k: &'a [f32],
+    v: &'a [f32],
+    fixed: Option<&'a [f32]>,
+    step: &'a [f32],
+    /// `-exp(rate)`
+    rate: Vec<f32>,
+    strength: Option<&'a [f32]>,
+    skip: Option<&'a [f32]>,
+}
+
+pub(super) fn recur(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()> {
+    let program = frame.program;
+    let OpKind::Recur { q, k, v, decay, strength, skip, shape, state, out } = &program.ops()[index].kind else {
+        unreachable!("dispatched on the kind")
+    };
+    let mut value = frame.make(*out);
+    let mut states = taps.touches(*state).then(|| frame.make(*state));
+    let each = shape.key_dim * shape.value_dim;
+    for segment in frame.pass.segments.clone() {
+        let mut memory = carried(frame, index, segment.row, || vec![0.0; shape.heads * each]);
+        let (fixed, step, rate) = match decay {
+            StateDecay::Fixed(by) => (Some(by.as_slice()), [].as_slice(), Vec::new()),
+            StateDecay::Learned { step, rate } => {
+                (None, frame.value(*step), frame.weights.vector(*rate).iter().map(|x| -x.exp()).collect())
+            }
+        };
+        let reads = Reads {
+            shape,
+            q: frame.value(*q),
+            k: frame.value(*k),
+            v: frame.value(*v),
+            fixed,
+            step,
+            rate,
+            strength: strength.map(|s| frame.value(s)),
+            skip: skip.map(|s| frame.weights.vector(s)),
+        };
+        let (memory_of, out_of) = (Shared::new(&mut memory), Shared::new(&mut value));
+        let states_of = states.as_mut().map(|states| Shared::new(states));
+        // Heads are independent; a few at a time make a task worth its start.
+        const HEADS: usize = 8;
+        frame.pool.run(shape.heads.div_ceil(HEADS), &|task| {
+            for head in task * HEADS..((task + 1) * HEADS).min(shape.heads) {
+                // SAFETY: each head has its own part of the state, of every token's output and of every token's copy.
+                unsafe { reads.head(head, &segment, memory_of, out_of, states_of) };
+            }
+        });
+        keep(frame, index, segment.row, memory);
+    }
+    if let Some(states) = states {
+        frame.put(*state, states, taps)?;
+    }
+    frame.put(*out, value, taps)
+}
+
+impl Reads<'_> {
+    /// Takes one head through a segment's tokens.
+    ///
+    /// # Safety
+    /// No other call works on this head of this segment at the same time.
+    unsafe fn head(
+        &self,
+        head: usize,
+        segment: &Segment,
+        memory: Shared<f32>,
+        out: Shared<f32>,
+        states: Option<Shared<f32>>,
+    ) {
+        let RecurrenceShape { heads, key_heads, key_dim, value_dim, .. } = *self.shape;
+        let key_head = head / (heads / key_heads);
+        let each = key_dim * value_dim;
+        // SAFETY: the caller gives this head to nobody else.
+        let state = unsafe { memory.part(head * each, each) };
+        let (mut query, mut key, mut written) = (vec![0.0; key_dim], vec![0.0; key_dim], vec![0.0; value_dim]);
+        let mut fades = vec![0.0; key_dim];
+        let steps = self.step.len() / (self.k.len() / (key_heads * key_dim)).max(1);
+        for token in segment.token..segment.token + segment.count {
+            let at = (token * key_heads + key_head) * key_dim;
+            kernel::direction(&self.q[at..at + key_dim], self.shape.unit, self.shape.query_scale, &mut query);
+            kernel::direction(&self.k[at..at + key_dim], self.shape.unit, 1.0, &mut key);
+            let value = &self.v[(token * heads + head) * value_dim..][..value_dim];
+            let fade = self.fade(head, token, steps, &mut fades);
+            let step = if self.shape.step_writes { self.step[token * steps + head] } else { 1.0 };
+            written.iter_mut().zip(value).for_each(|(w, v)| *w = v * step);
+            let strength = self.strength.map(|s| s[token * heads + head]);
+            // SAFETY: as above.
+            let out = unsafe { out.part((token * heads + head) * value_dim, value_dim) };
+            kernel::step(state, &query, &key, &written, fade, strength, out);
+            if let Some(skip) = self.skip {
+                out.iter_mut().zip(value).for_each(|(y, v)| *y += skip[head] * v);
+            }
+            if let Some(states) = states {
+                // SAFETY: as above.
+                unsafe { states.part((token * heads + head) * each, each) }.copy_from_slice(state);
+            }
+        }
+    }
+
+    fn fade<'f>(&self, head: usize, token: usize, steps: usize, fades: &'f mut [f32]) -> Fade<'f> {
+        if let Some(fixed) = self.fixed {
+            return Fade::All(fixed[head]);
+        }
+        let (heads, keys) = (self.shape.heads, self.shape.key_dim);
+        if self.rate.len() == heads && steps == heads {
+            return Fade::All((self.rate[head] * self.step[token * steps + head]).exp());
+        }
+        for (i, fade) in fades.iter_mut().enumerate() {
+            let rate = self.rate[if self.rate.len() == heads { head } else { head * keys + i }];
+            let step = self.step[token * steps + if steps == heads { head } else { head * keys + i }];
+            *fade = (rate * step).exp();
+        }
+        Fade::Each(fades)
+    }
+}
+
+pub(super) fn lru(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()> {
+    let program = frame.program;
+    let OpKind::Lru { x, input_gate, recurrent_gate, rate, state, out } = &program.ops()[index].kind else {
+        unreachable!("dispatched on the kind")
+    };
+    let mut value = frame.make(*out);
+    let (mut gates, mut decays) = (frame.copy(*input_gate), frame.copy(*recurrent_gate));
+    activation::activate(activation::Activation::Sigmoid, &mut gates);
+    activation::activate(activation::Activation::Sigmoid, &mut decays);
+    let width = program.edge(*out).width;
+    let rate: Vec<f32> = frame.weights.vector(*rate).iter().map(|&x| -8.0 * softplus(x)).collect();
+    for segment in frame.pass.segments.clone() {
+        let mut memory = carried(frame, index, segment.row, || vec![0.0; width]);
+        let x = frame.value(*x);
+        for offset in 0..segment.count {
+            let at = (segment.token + offset) * width;
+            for channel in 0..width {
+                let log = rate[channel] * decays[at + channel];
+                let gated = x[at + channel] * gates[at + channel];
+                // A row's first token enters whole.
+                let share = if segment.position + offset == 0 { 1.0 } else { (1.0 - (2.0 * log).exp()).sqrt() };
+                memory[channel] = log.exp() * memory[channel] + share * gated;
+                value[at + channel] = memory[channel];
+            }
+        }
+        keep(frame, index, segment.row, memory);
+    }
+    if taps.touches(*state) {
+        // The unit's output is its state.
+        frame.put(*state, value.clone(), taps)?;
+    }
+    frame.put(*out, value, taps)
+}
+
+pub(super) fn shift(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()> {
+    let program = frame.program;
+    let OpKind::Shift { x, mix, out } = &program.ops()[index].kind else { unreachable!("dispatched on the kind") };
+    let mut value = frame.make(*out);
+    let mix = frame.weights.vector(*mix);
+    let width = program.edge(*out).width;
+    for segment in frame.pass.segments.clone() {
+        let mut last = carried(frame, index, segment.row, || vec![0.0; width]);
+        let range = tokens(&segment, width);
+        let x = &frame.value(*x)[range.clone()];
+        for (out, now) in value[range].chunks_exact_mut(width).zip(x.chunks_exact(width)) {
+            for channel in 0..width {
+                out[channel] = now[channel] * mix[channel] + last[channel] * (1.0 - mix[channel]);
+            }
+            last.copy_from_slice(now);
+        }
+        keep(frame, index, segment.row, last);
+    }
+    frame.put(*out, value, taps)
+}
+
+pub(super) fn wkv(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()> {
+    let program = frame.program;
+    let OpKind::Wkv { k, v, decay, first, state, out } = &program.ops()[index].kind else {
+        unreachable!("dispatched on the kind")
+    };
+    let mut value = frame.make(*out);
+    let mut states = taps.touches(*state).then(|| frame.make(*state));
+    let width = program.edge(*out).width;
+    let decay: Vec<f32> = frame.weights.vector(*decay).iter().map(|x| -x.exp()).collect();
+    let first = frame.weights.vector(*first);
+    for segment in frame.pass.segments.clone() {
+        let mut memory = carried(frame, index, segment.row, || [0.0, 0.0, -1e38].repeat(width));
+        let (k, v) = (frame.value(*k), frame.value(*v));
+        for token in segment.token..segment.token + segment.count {
+            for (channel, memory) in memory.chunks_exact_mut(3).enumerate() {
+                let at = token * width + channel;
+                value[at] = kernel::wkv(memory, k[at], v[at], decay[channel], first[channel]);
+            }
+            if let Some(states) = &mut states {
+                states[token * 3 * width..][..3 * width].copy_from_slice(&memory);
+            }
+        }
+        keep(frame, index, segment.row, memory);
+    }
+    if let Some(states) = states {
+        frame.put(*state, states, taps)?;
+    }
+    frame.put(*out, value, taps)
+}

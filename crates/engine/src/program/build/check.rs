@@ -1,0 +1,98 @@
+//! What an architecture may say: numbers that contradict each other are refused before anything is sized by them.
+
+use crate::architecture::{AbsolutePositions, Architecture, Attention, Mlp, Recurrence};
+use crate::error::{Error, Result};
+
+pub(super) fn check(architecture: &Architecture) -> Result<()> {
+    let fail = |problem: String| Err(Error::Architecture { problem });
+    if architecture.vocab == 0 || architecture.width == 0 {
+        return fail(format!("a vocabulary of {} and a width of {}", architecture.vocab, architecture.width));
+    }
+    match &architecture.embedding.positions {
+        Some(AbsolutePositions::Learned { rows, offset })
+            if architecture.context.is_none_or(|context| context.saturating_add(*offset) > *rows) =>
+        {
+            return fail(format!("a context of {:?} positions over a table of {rows} rows", architecture.context));
+        }
+        Some(AbsolutePositions::Sinusoidal { frequencies, .. })
+            if 2 * frequencies.len() > architecture.embedding.table_width.unwrap_or(architecture.width) =>
+        {
+            return fail(format!("{} sines and cosines in a narrower stream", 2 * frequencies.len()));
+        }
+        _ => {}
+    }
+    if architecture.head.tied && architecture.head.table_width != architecture.embedding.table_width {
+        return fail("a tied head of another width than the embedding".into());
+    }
+    for (index, layer) in architecture.layers.iter().enumerate() {
+        let shared = layer.shared.as_ref().map(|shared| &shared.attention);
+        let problem = layer.attention.as_ref().or(shared).and_then(|a| attention(architecture, a));
+        let problem = problem.or_else(|| layer.recurrence.as_ref().and_then(recurrence));
+        let problem = problem.or_else(|| layer.mlp.as_ref().and_then(mlp));
+        if let Some(problem) = problem {
+            return fail(format!("layer {index} {problem}"));
+        }
+    }
+    Ok(())
+}
+
+fn attention(architecture: &Architecture, a: &Attention) -> Option<String> {
+    if a.heads == 0 || a.kv_heads == 0 || !a.heads.is_multiple_of(a.kv_heads) || a.head_dim == 0 || a.value_dim == 0 {
+        return Some(format!("has {} heads of width {} over {} key heads", a.heads, a.head_dim, a.kv_heads));
+    }
+    let rotated = a.latent.map_or(a.head_dim, |latent| latent.rotated);
+    let turns = |rope: usize| architecture.ropes.get(rope).is_some_and(|rope| rope.frequencies.len() * 2 <= rotated);
+    if rotated > a.head_dim || a.rope.is_some_and(|rope| !turns(rope)) {
+        return Some(format!("rotates more coordinates than its heads of {rotated} have"));
+    }
+    if a.window == Some(0) || a.chunk == Some(0) || a.alibi.as_ref().is_some_and(|alibi| alibi.slopes.len() != a.heads)
+    {
+        return Some("has an empty window or slopes for another number of heads".into());
+    }
+    if a.latent.is_some_and(|latent| latent.kv_rank == 0 || latent.query_rank == Some(0)) {
+        return Some("compresses its keys to nothing".into());
+    }
+    if a.differential.is_some() && !a.kv_heads.is_multiple_of(2) {
+        return Some(format!("pairs {} key heads", a.kv_heads));
+    }
+    if let Some(experts) = a.experts
+        && (experts.chosen == 0 || experts.chosen > experts.count || a.heads != a.kv_heads * experts.chosen)
+    {
+        return Some(format!("chooses {} of {} experts for its {} heads", experts.chosen, experts.count, a.heads));
+    }
+    None
+}
+
+fn recurrence(recurrence: &Recurrence) -> Option<String> {
+    let fits = match recurrence {
+        Recurrence::Mamba(m) => m.width > 0 && m.state > 0 && m.rank > 0 && m.kernel > 0,
+        Recurrence::Mamba2(m) => {
+            let groups = m.groups > 0 && m.heads.is_multiple_of(m.groups);
+            let normed = m.norm.is_none_or(|n| n.groups > 0 && (m.heads * m.head_dim).is_multiple_of(n.groups));
+            m.heads > 0 && m.head_dim > 0 && m.state > 0 && m.kernel > 0 && groups && normed
+        }
+        Recurrence::DeltaRule(d) => {
+            let heads = d.key_heads > 0 && d.value_heads > 0 && d.value_heads.is_multiple_of(d.key_heads);
+            heads && d.key_dim > 0 && d.value_dim > 0 && d.kernel > 0 && d.gate_rank != Some(0)
+        }
+        Recurrence::LinearAttention(l) => l.heads > 0 && l.head_dim > 0 && l.decay.len() == l.heads,
+        Recurrence::ShortConv(c) => c.kernel > 0,
+        Recurrence::Lru(l) => l.width > 0 && l.blocks > 0 && l.width.is_multiple_of(l.blocks) && l.kernel > 0,
+        Recurrence::Rwkv(width) => *width > 0,
+    };
+    (!fits).then(|| format!("has a recurrence whose numbers do not fit together: {recurrence:?}"))
+}
+
+fn mlp(mlp: &Mlp) -> Option<String> {
+    let Mlp::Experts(experts) = mlp else { return None };
+    if experts.chosen == 0 || experts.chosen > experts.count {
+        return Some(format!("chooses {} of {} experts", experts.chosen, experts.count));
+    }
+    let groups = experts.routing.groups?;
+    let fits = groups.count > 0
+        && experts.count.is_multiple_of(groups.count)
+        && (1..=groups.count).contains(&groups.kept)
+        && groups.kept * (experts.count / groups.count) >= experts.chosen
+        && (!groups.by_best_two || experts.count / groups.count >= 2);
+    (!fits).then(|| format!("keeps {} of {} groups of {} experts", groups.kept, groups.count, experts.count))
+}

@@ -1,0 +1,132 @@
+//! The MLP's ops.
+
+use super::Builder;
+use crate::architecture::{Activation, Dense, Experts, Mlp};
+use crate::point::Point;
+use crate::program::{EdgeId, Expert, Layout, OpKind};
+use crate::weights::WeightKind;
+
+impl Builder {
+    pub(super) fn mlp(&mut self, width: usize, mlp: &Mlp, x: EdgeId) -> EdgeId {
+        match mlp {
+            Mlp::Dense(dense) => self.dense(width, dense, "mlp", x, true),
+            Mlp::Experts(experts) => self.experts(width, experts, x),
+            Mlp::ChannelMix { width: neurons } => self.channel_mix(width, *neurons, x),
+        }
+    }
+
+    /// One MLP; its neurons are sites only where they are all the sublayer has.
+    fn dense(&mut self, width: usize, dense: &Dense, name: &str, x: EdgeId, named: bool) -> EdgeId {
+        let point = |point: Point| named.then_some(point);
+        let part = |part: &str| format!("{name}.{part}");
+        let argument = if dense.gated { "gate" } else { "up" };
+        let mut pre = self.matmul(x, &part(argument), dense.width, dense.bias, point(Point::MlpPre));
+        pre = self.adapt(pre, x, &part(argument), dense.adapter);
+        if let Some(by) = dense.gate_scale {
+            pre = self.scale(pre, by, point(Point::MlpPre));
+        }
+        let mut act = if dense.gated {
+            let linear = self.matmul(x, &part("up"), dense.width, dense.bias, None);
+            let linear = self.adapt(linear, x, &part("up"), dense.adapter);
+            if named {
+                self.site(Point::MlpPre, pre);
+                self.site(Point::MlpPreLinear, linear);
+            }
+            self.gate(pre, linear, dense.activation, None)
+        } else if dense.xielu {
+            let [positive, negative] = ["positive", "negative"]
+                .map(|sign| self.weight(&part(&format!("xielu_{sign}")), vec![1], WeightKind::Vector));
+            let out = self.edge(None, dense.width, Layout::Flat);
+            self.op(OpKind::Xielu { x: pre, positive, negative, out });
+            out
+        } else {
+            self.activate(pre, dense.activation, None)
+        };
+        if let Some(norm) = dense.inner_norm {
+            act = self.norm(act, &part("inner_norm"), norm, dense.width, [None; 3]);
+        }
+        if named {
+            self.site(Point::MlpAct, act);
+        }
+        let out = self.matmul(act, &part("down"), width, dense.down_bias, point(Point::MlpOut));
+        dense.down_scale.map_or(out, |by| self.scale(out, by, point(Point::MlpOut)))
+    }
+
+    fn experts(&mut self, width: usize, spec: &Experts, x: EdgeId) -> EdgeId {
+        let logits = self.matmul(x, "mlp.router", spec.count, spec.routing.bias, None);
+        let logits = match spec.routing.soft_cap {
+            Some(cap) => {
+                let out = self.edge(None, spec.count, Layout::Flat);
+                self.op(OpKind::SoftCap { x: logits, cap, out });
+                out
+            }
+            None => logits,
+        };
+        self.site(Point::RouterLogits, logits);
+        let weights = self.edge(Some(Point::ExpertWeights), spec.chosen, Layout::Flat);
+        let indices = self.edge(Some(Point::ExpertIndices), spec.chosen, Layout::Flat);
+        self.edges[indices].integer = true;
+        let correction =
+            spec.routing.correction.then(|| self.weight("mlp.correction", vec![spec.count], WeightKind::Vector));
+        let (chosen, routing) = (spec.chosen, spec.routing);
+        self.op(OpKind::Route { logits, chosen, routing, correction, weights, indices });
+
+        let read = spec.latent.map_or(x, |latent| self.matmul(x, "mlp.latent_in", latent.width, latent.bias, None));
+        let inner = self.edges[read].width;
+        let experts = (0..spec.count).map(|e| self.expert(inner, &spec.expert, e)).collect();
+        let mut out = self.edge(None, inner, Layout::Flat);
+        let (activation, on_input) = (spec.expert.activation, spec.routing.on_input);
+        self.op(OpKind::Experts { x: read, weights, indices, experts, activation, on_input, out });
+        if let Some(latent) = spec.latent {
+            out = self.matmul(out, "mlp.latent_out", width, latent.bias, None);
+        }
+        if spec.sum_bias {
+            let table = self.weight("mlp.sum_bias", vec![1, width], WeightKind::Table);
+            let bias = self.edge(None, width, Layout::Flat);
+            self.op(OpKind::Lookup { table, row: crate::program::RowOf::Fixed(0), out: bias });
+            out = self.add(out, bias, None);
+        }
+        if let Some(shared) = spec.shared {
+            let mut besides = self.dense(width, &shared.mlp, "mlp.shared", x, false);
+            if shared.gated {
+                let gate = self.matmul(x, "mlp.shared_gate", 1, false, None);
+                besides = self.gate(gate, besides, Activation::Sigmoid, None);
+            }
+            out = self.add(out, besides, None);
+        }
+        if let Some(by) = spec.scale {
+            out = self.scale(out, by, None);
+        }
+        self.alias(Point::MlpOut, out)
+    }
+
+    fn expert(&mut self, width: usize, spec: &Dense, number: usize) -> Expert {
+        let mut one = |part: &str, outputs: usize, inputs: usize, bias: bool| {
+            self.linear(&format!("mlp.experts.{number}.{part}"), outputs, inputs, bias)
+        };
+        Expert {
+            gate: spec.gated.then(|| one("gate", spec.width, width, spec.bias)),
+            up: one("up", spec.width, width, spec.bias),
+            down: one("down", width, spec.width, spec.down_bias),
+        }
+    }
+
+    /// RWKV's MLP: what it reads is blended with the token before, what it writes is gated.
+    fn channel_mix(&mut self, width: usize, neurons: usize, x: EdgeId) -> EdgeId {
+        let mixed = self.shift(x, "mlp.mix_up");
+        let pre = self.matmul(mixed, "mlp.up", neurons, false, Some(Point::MlpPre));
+        let act = self.activate(pre, Activation::ReluSquared, Some(Point::MlpAct));
+        let value = self.matmul(act, "mlp.down", width, false, None);
+        let mixed = self.shift(x, "mlp.mix_gate");
+        let gate = self.matmul(mixed, "mlp.out_gate", width, false, None);
+        self.gate(gate, value, Activation::Sigmoid, Some(Point::MlpOut))
+    }
+
+    pub(super) fn shift(&mut self, x: EdgeId, name: &str) -> EdgeId {
+        let width = self.edges[x].width;
+        let mix = self.weight(name, vec![width], WeightKind::Vector);
+        let out = self.edge(None, width, Layout::Flat);
+        self.op(OpKind::Shift { x, mix, out });
+        out
+    }
+}

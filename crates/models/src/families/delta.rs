@@ -1,0 +1,279 @@
+//! Models that alternate attention with the gated delta rule: Qwen 3 Next, Qwen 3.5, OLMo Hybrid, Kimi Linear.
+
+use super::deepseek::put_experts;
+use super::experts::{correction_names, shared_names, sigmoid_routing, without_experts};
+use super::latent::latent;
+use super::llama::llama_like;
+use super::mamba_hybrids::{mix, renamed_mlp};
+use super::moe::gated_shared_experts;
+use super::olmo::norm_all_heads;
+use super::relatives::post_norms;
+use super::{Family, activation};
+use crate::config::Config;
+use crate::error::Result;
+use crate::names::{Names, Part};
+use pellucid_engine::architecture::{Activation, AttentionGate, Decay, DeltaRule, Gain, Norm, Recurrence, RopeStyle};
+use serde_json::json;
+
+/// Qwen 3 Next: gated attention every fourth layer, experts with a gated shared one.
+pub(super) fn qwen3_next(config: &Config) -> Result<Family> {
+    let mut family = qwen_trunk(config)?;
+    let rule = rule(config)?;
+    // By key head: its query, its key, its values, their gates.
+    let (key, values) = (rule.key_dim, rule.value_heads / rule.key_heads.max(1) * rule.value_dim);
+    let of = 2 * key + 2 * values;
+    let each = rule.value_heads / rule.key_heads.max(1);
+    let (fused, pairs) = ("layers.{l}.linear_attn.in_proj_qkvz", "layers.{l}.linear_attn.in_proj_ba");
+    family.names = std::mem::take(&mut family.names)
+        .with_part("layers.{l}.mixer.q", fused, Part::grouped(0, key, of), false)
+        .with_part("layers.{l}.mixer.k", fused, Part::grouped(key, key, of), false)
+        .with_part("layers.{l}.mixer.v", fused, Part::grouped(2 * key, values, of), false)
+        .with_part("layers.{l}.mixer.gate", fused, Part::grouped(2 * key + values, values, of), false)
+        .with_part("layers.{l}.mixer.strength", pairs, Part::grouped(0, each, 2 * each), false)
+        .with_part("layers.{l}.mixer.step", pairs, Part::grouped(each, each, 2 * each), false);
+    let config = config.with_defaults([
+        ("num_experts", json!(512)),
+        ("num_experts_per_tok", json!(10)),
+        ("moe_intermediate_size", json!(512)),
+        ("shared_expert_intermediate_size", json!(512)),
+        ("norm_topk_prob", json!(true)),
+    ]);
+    gated_shared_experts(&config, &mut family)?;
+    Ok(family)
+}
+
+/// Qwen 3.5's language model: Qwen 3 Next with its projections apart and plain MLPs.
+pub(super) fn qwen3_5_text(config: &Config) -> Result<Family> {
+    let mut family = qwen_trunk(config)?;
+    let rule = rule(config)?;
+    let (keys, values) = (rule.key_heads * rule.key_dim, rule.value_heads * rule.value_dim);
+    let fused = "layers.{l}.linear_attn.in_proj_qkv";
+    let part = |start: usize| Part::rows(start, 2 * keys + values);
+    family.names = std::mem::take(&mut family.names)
+        .with_part("layers.{l}.mixer.q", fused, part(0), false)
+        .with_part("layers.{l}.mixer.k", fused, part(keys), false)
+        .with_part("layers.{l}.mixer.v", fused, part(2 * keys), false)
+        .with(&[
+            ("layers.{l}.mixer.gate", "layers.{l}.linear_attn.in_proj_z"),
+            ("layers.{l}.mixer.strength", "layers.{l}.linear_attn.in_proj_b"),
+            ("layers.{l}.mixer.step", "layers.{l}.linear_attn.in_proj_a"),
+        ]);
+    Ok(family)
+}
+
+/// Qwen 3.5 with experts.
+pub(super) fn qwen3_5_moe_text(config: &Config) -> Result<Family> {
+    let config = config.with_defaults([
+        ("num_experts", json!(256)),
+        ("num_experts_per_tok", json!(8)),
+        ("moe_intermediate_size", json!(512)),
+        ("shared_expert_intermediate_size", json!(512)),
+        // Every layer has experts, so the width of an MLP is not even written down.
+        ("intermediate_size", json!(512)),
+    ]);
+    let mut family = qwen3_5_text(&config)?;
+    gated_shared_experts(&config.with("norm_topk_prob", true.into()), &mut family)?;
+    Ok(family)
+}
+
+/// OLMo Hybrid: OLMo 2's attention with norms after its sublayers, delta-rule layers with norms before theirs.
+pub(super) fn olmo_hybrid(config: &Config) -> Result<Family> {
+    let mut family = llama_like(config)?;
+    family.set_attention_bias(config.flag_or("attention_bias", false)?);
+    norm_all_heads(&mut family);
+    if config.get("rope_parameters").is_none() && config.get("rope_theta").is_none() {
+        family.each_attention(|a| a.rope = None);
+        family.architecture.ropes.clear();
+    }
+    let strength = if config.flag_or("linear_allow_neg_eigval", true)? { 2.0 } else { 1.0 };
+    let rule = DeltaRule { strength, norm: Norm::rms(1e-5), ..rule(config)? };
+    let linear = linear_layers(config, family.architecture.layers.len())?;
+    for (layer, linear) in family.architecture.layers.iter_mut().zip(linear) {
+        if linear {
+            mix(layer, Recurrence::DeltaRule(rule.clone()));
+        } else {
+            (layer.attn_post_norm, layer.mlp_post_norm) = (layer.attn_norm.take(), layer.mlp_norm.take());
+        }
+    }
+    let at = |name: &str| format!("layers.{{l}}.linear_attn.{name}");
+    family.names = std::mem::take(&mut family.names)
+        .without(&["layers.{l}.attn.norm", "layers.{l}.mlp.norm"])
+        .with(&[
+            ("layers.{l}.attn.norm", "layers.{l}.attention_layer_norm"),
+            ("layers.{l}.attn.norm", "layers.{l}.input_layernorm"),
+            ("layers.{l}.mlp.norm", "layers.{l}.feedforward_layer_norm"),
+            ("layers.{l}.mlp.norm", "layers.{l}.post_attention_layernorm"),
+        ])
+        .with(&post_norms("post_attention_layernorm", "post_feedforward_layernorm"))
+        // The name that transformers saves it by.
+        .with(&[("layers.{l}.attn.post_norm", "layers.{l}.feedforward_layer_norm")]);
+    family.names = separate_names(std::mem::take(&mut family.names), "layers.{l}.linear_attn").with(&[
+        ("layers.{l}.mixer.step", at("a_proj")),
+        ("layers.{l}.mixer.strength", at("b_proj")),
+        ("layers.{l}.mixer.gate", at("g_proj")),
+    ]);
+    Ok(family)
+}
+
+/// Kimi Linear: latent attention without positions, delta rules that forget by coordinate, DeepSeek's experts.
+pub(super) fn kimi_linear(config: &Config) -> Result<Family> {
+    let named = kimi_names(config)?;
+    let mut family = llama_like(&named)?;
+    let linear = linear_layers(&named, family.architecture.layers.len())?;
+    latent(&named, &mut family, RopeStyle::Halves)?;
+    family.each_attention(|a| a.rope = None);
+    family.architecture.ropes.clear();
+    let (heads, dim) = (named.size("linear_num_heads")?, named.size("linear_head_dim")?);
+    let rule = DeltaRule {
+        key_heads: heads,
+        value_heads: heads,
+        key_dim: dim,
+        value_dim: dim,
+        decay: Decay::Key(dim),
+        gate: Activation::Sigmoid,
+        gate_rank: Some(dim),
+        norm: Norm::rms(named.number_or("rms_norm_eps", 1e-5)?),
+        ..rule(&named)?
+    };
+    for (layer, _) in family.architecture.layers.iter_mut().zip(linear).filter(|(_, linear)| *linear) {
+        mix(layer, Recurrence::DeltaRule(rule.clone()));
+    }
+    let normalise = named.flag_or("moe_renormalize", true)?;
+    let routing = sigmoid_routing(&named, normalise, named.number_or("routed_scaling_factor", 1.0)?)?;
+    put_experts(&named, &mut family, routing)?;
+    // Dense and sparse layers alike are called by the experts' name.
+    let at = |name: &str| format!("layers.{{l}}.block_sparse_moe.{name}");
+    let names = renamed_mlp(std::mem::take(&mut family.names), "block_sparse_moe");
+    let names = shared_names(without_experts(names), &["block_sparse_moe.shared_experts"])
+        .replacing("layers.{l}.mlp.router", &at("gate"))
+        .with(&[
+            ("layers.{l}.mlp.experts.{e}.gate", at("experts.{e}.w1")),
+            ("layers.{l}.mlp.experts.{e}.up", at("experts.{e}.w3")),
+            ("layers.{l}.mlp.experts.{e}.down", at("experts.{e}.w2")),
+        ]);
+    let names = correction_names(names, &["block_sparse_moe.gate.e_score_correction_bias"]);
+    let at = |name: &str| format!("layers.{{l}}.self_attn.{name}");
+    family.names = separate_names(names, "layers.{l}.self_attn").with(&[
+        ("layers.{l}.mixer.step_down", at("f_a_proj")),
+        ("layers.{l}.mixer.step", at("f_b_proj")),
+        ("layers.{l}.mixer.strength", at("b_proj")),
+        ("layers.{l}.mixer.gate_down", at("g_a_proj")),
+        ("layers.{l}.mixer.gate", at("g_b_proj")),
+    ]);
+    family.architecture.modules.mlp = Some("block_sparse_moe".into());
+    Ok(family)
+}
+
+/// Kimi's configuration under the names of its relations. Older ones keep the linear layers in a part of their own.
+fn kimi_names(config: &Config) -> Result<Config> {
+    let same = |ours: &str, theirs: &str, default: serde_json::Value| {
+        let value = config.get(ours).or(config.get(theirs)).cloned().unwrap_or(default);
+        (ours.to_string(), value)
+    };
+    let mut pairs = vec![
+        same("n_routed_experts", "num_experts", json!(256)),
+        same("n_shared_experts", "num_shared_experts", json!(1)),
+        same("num_experts_per_tok", "num_experts_per_token", json!(8)),
+        same("n_group", "num_expert_group", json!(1)),
+        same("max_position_embeddings", "model_max_length", json!(null)),
+        same("first_k_dense_replace", "first_k_dense_replace", json!(1)),
+    ];
+    if let Some(part) = config.part("linear_attn_config") {
+        let (depth, full) = (config.size("num_hidden_layers")?, part.sizes("full_attn_layers")?);
+        // Counted from one there.
+        let kind = |layer: usize| if full.contains(&(layer + 1)) { "full_attention" } else { "linear_attention" };
+        pairs.push(("layer_types".into(), (0..depth).map(kind).collect::<Vec<_>>().into()));
+        pairs.push(("linear_num_heads".into(), part.size("num_heads")?.into()));
+        pairs.push(("linear_head_dim".into(), part.size("head_dim")?.into()));
+        pairs.push(("linear_conv_kernel_dim".into(), part.size_or("short_conv_kernel_size", 4)?.into()));
+    }
+    Ok(pairs.into_iter().fold(config.clone(), |config, (key, value)| config.with(&key, value)))
+}
+
+/// Where a delta rule called `at` with separate projections keeps its weights.
+pub(super) fn separate_names(names: Names, at: &str) -> Names {
+    let part = |name: &str| format!("{at}.{name}");
+    names
+        .with(&[
+            ("layers.{l}.mixer.q", part("q_proj")),
+            ("layers.{l}.mixer.k", part("k_proj")),
+            ("layers.{l}.mixer.v", part("v_proj")),
+            ("layers.{l}.mixer.norm", part("o_norm")),
+            ("layers.{l}.mixer.out", part("o_proj")),
+        ])
+        // One convolution for each, or one for all.
+        .with_pieces("layers.{l}.mixer.conv", &["q_conv1d", "k_conv1d", "v_conv1d"].map(part))
+        .with(&[("layers.{l}.mixer.conv", part("conv1d"))])
+        .with_bare(&[("layers.{l}.mixer.rate", part("A_log")), ("layers.{l}.mixer.step_bias", part("dt_bias"))])
+}
+
+/// What Qwen's hybrids share: gains stored as their distance from one, gated attention, delta rules in the other layers.
+fn qwen_trunk(config: &Config) -> Result<Family> {
+    let rotated = config.number_or("partial_rotary_factor", 0.25)?;
+    let mut family = llama_like(&config.with("partial_rotary_factor", rotated.into()))?;
+    let norm = Norm { gain: Gain::OnePlusWeight, ..Norm::rms(config.number_or("rms_norm_eps", 1e-6)?) };
+    let bias = config.flag_or("attention_bias", false)?;
+    let head_dim = family.head_dim();
+    family.set_norms(norm);
+    family.set_attention_bias(bias);
+    family.each_attention(|a| {
+        a.qk_norm = Some(norm);
+        a.gate = Some(AttentionGate { per_head: false, activation: Activation::Sigmoid, bias });
+    });
+    let rule = rule(config)?;
+    let linear = linear_layers(config, family.architecture.layers.len())?;
+    for (layer, _) in family.architecture.layers.iter_mut().zip(linear).filter(|(_, linear)| *linear) {
+        mix(layer, Recurrence::DeltaRule(rule.clone()));
+    }
+    let queries = "layers.{l}.self_attn.q_proj";
+    family.names = std::mem::take(&mut family.names)
+        .without(&["layers.{l}.attn.q"])
+        .with_part("layers.{l}.attn.q", queries, Part::per_head(0, 2, head_dim), false)
+        .with_part("layers.{l}.attn.gate", queries, Part::per_head(1, 2, head_dim), false)
+        .with(&[
+            ("layers.{l}.mixer.conv", "layers.{l}.linear_attn.conv1d"),
+            ("layers.{l}.mixer.norm", "layers.{l}.linear_attn.norm"),
+            ("layers.{l}.mixer.out", "layers.{l}.linear_attn.out_proj"),
+        ])
+        .with_bare(&[
+            ("layers.{l}.mixer.rate", "layers.{l}.linear_attn.A_log"),
+            ("layers.{l}.mixer.step_bias", "layers.{l}.linear_attn.dt_bias"),
+        ]);
+    // Heads that predict further tokens.
+    family.names.other_parts = vec!["mtp."];
+    Ok(family)
+}
+
+/// The delta rule as these configurations describe it.
+fn rule(config: &Config) -> Result<DeltaRule> {
+    Ok(DeltaRule {
+        key_heads: config.size_or("linear_num_key_heads", 16)?,
+        value_heads: config.size_or("linear_num_value_heads", 32)?,
+        key_dim: config.size_or("linear_key_head_dim", 128)?,
+        value_dim: config.size_or("linear_value_head_dim", 128)?,
+        kernel: config.size_or("linear_conv_kernel_dim", 4)?,
+        activation: activation(config, "hidden_act", "silu")?,
+        decay: Decay::Head,
+        strength: 1.0,
+        norm: Norm::rms(config.number_or("rms_norm_eps", 1e-6)?),
+        gate: Activation::Silu,
+        gate_rank: None,
+    })
+}
+
+/// Which layers are linear: by `layer_types`, else all but every `full_attention_interval`-th.
+pub(super) fn linear_layers(config: &Config, depth: usize) -> Result<Vec<bool>> {
+    let Some(kinds) = config.texts("layer_types")? else {
+        let interval = config.size_or("full_attention_interval", 4)?.max(1);
+        return Ok((0..depth).map(|layer| !(layer + 1).is_multiple_of(interval)).collect());
+    };
+    if kinds.len() != depth {
+        return Err(config.bad("layer_types", "does not have one entry a layer"));
+    }
+    let one = |kind: &str| match kind {
+        "linear_attention" => Ok(true),
+        "full_attention" => Ok(false),
+        other => Err(config.bad("layer_types", &format!("has a layer of unknown type `{other}`"))),
+    };
+    kinds.into_iter().map(one).collect()
+}

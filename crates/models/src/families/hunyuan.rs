@@ -1,0 +1,78 @@
+//! HunYuan: norms on queries and keys after their rotation.
+
+use super::Family;
+use super::experts::{Mixture, norm_each_head, shared_names};
+use super::llama::llama_like;
+use crate::config::Config;
+use crate::error::Result;
+use crate::rope::{rope, scaled};
+use pellucid_engine::architecture::{Rope, RopeStyle, Routing};
+use serde_json::json;
+
+/// HunYuan with dense MLPs.
+pub(super) fn hunyuan_v1_dense(config: &Config) -> Result<Family> {
+    trunk(config)
+}
+
+/// HunYuan with experts, a shared one beside the others.
+pub(super) fn hunyuan_v1_moe(config: &Config) -> Result<Family> {
+    let config = &config.with_defaults([
+        ("num_experts", config.get("num_local_experts").cloned().unwrap_or(json!(1))),
+        ("moe_topk", config.get("num_experts_per_tok").cloned().unwrap_or(json!(1))),
+    ]);
+    let mut family = trunk(config)?;
+    let width = config.size("intermediate_size")?;
+    // One number, or one for each layer.
+    let by_layer = config.sizes("moe_topk").ok().filter(|list| !list.is_empty());
+    let first = by_layer.as_ref().and_then(|list| list.first().copied());
+    let mixture = Mixture {
+        count: config.size("num_experts")?,
+        chosen: first.map_or_else(|| config.size("moe_topk"), Ok)?,
+        width,
+        routing: Routing::softmax(true),
+        shared: width,
+    };
+    mixture.put_everywhere(&mut family);
+    if let Some(list) = by_layer {
+        if list.len() != family.architecture.layers.len() {
+            return Err(config.bad("moe_topk", "does not have one entry a layer"));
+        }
+        let mut list = list.into_iter();
+        family.each_experts(|experts| experts.chosen = list.next().unwrap_or(experts.chosen));
+    }
+    family.names =
+        shared_names(family.names, &["mlp.shared_mlp"]).replacing("layers.{l}.mlp.router", "layers.{l}.mlp.gate.wg");
+    Ok(family)
+}
+
+/// What both share.
+fn trunk(config: &Config) -> Result<Family> {
+    let config = &config.with_defaults([("rms_norm_eps", json!(1e-5))]);
+    let mut family = llama_like(config)?;
+    family.set_attention_bias(config.flag_or("attention_bias", false)?);
+    norm_each_head(&mut family);
+    family.each_attention(|a| a.qk_norm_after_rope = true);
+    family.architecture.ropes = vec![alpha_rope(config, family.head_dim())?];
+    family.architecture.context = config.size_maybe("max_position_embeddings")?;
+    family.names = family
+        .names
+        .replacing("layers.{l}.attn.q_norm", "layers.{l}.self_attn.query_layernorm")
+        .replacing("layers.{l}.attn.k_norm", "layers.{l}.self_attn.key_layernorm");
+    Ok(family)
+}
+
+/// HunYuan's rotation: a dynamic scaling with an `alpha` is a larger base for rows of any length.
+fn alpha_rope(config: &Config, head_dim: usize) -> Result<Rope> {
+    let scaling = config.part("rope_parameters").or_else(|| config.part("rope_scaling"));
+    let kind = scaling.as_ref().and_then(|s| s.text("rope_type").or_else(|| s.text("type")));
+    let alpha = scaling.as_ref().map(|s| s.number_maybe("alpha")).transpose()?.flatten();
+    let (Some(scaling), Some("dynamic"), Some(alpha)) = (&scaling, kind, alpha.filter(|&alpha| alpha != 0.0)) else {
+        return rope(config, head_dim, RopeStyle::Halves);
+    };
+    let base = match scaling.number_maybe("rope_theta")? {
+        Some(base) => base,
+        None => config.number_or("rope_theta", 10_000.0)?,
+    };
+    let dim = head_dim as f32;
+    scaled(config, None, base * alpha.powf(dim / (dim - 2.0)), head_dim, 1.0, RopeStyle::Halves)
+}

@@ -1,0 +1,137 @@
+//! Llama's further relations, which change how attention or the neurons themselves work.
+
+use super::Family;
+use super::granite_moe::rope_by_layer;
+use super::llama::{llama, llama_like, mistral, qwen3, slide};
+use super::relatives::granite;
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::rope::rope;
+use pellucid_engine::architecture::{Dense, DynamicMask, Gain, Mlp, Norm, NormKind, RopeStyle, Skip, Temperature};
+
+/// Apertus: plain MLPs with a learned activation, norms on queries and keys.
+pub(super) fn apertus(config: &Config) -> Result<Family> {
+    let learned = config.text("hidden_act").is_none_or(|name| name == "xielu");
+    let named = if learned { config.with("hidden_act", "linear".into()) } else { config.clone() };
+    let mut family = qwen3(&named)?;
+    family.each_dense(|dense| *dense = Dense { xielu: learned, ..Dense::plain(dense.width, dense.activation) });
+    family.names = family
+        .names
+        .replacing("layers.{l}.attn.norm", "layers.{l}.attention_layernorm")
+        .replacing("layers.{l}.mlp.norm", "layers.{l}.feedforward_layernorm")
+        .with_bare(&[
+            ("layers.{l}.mlp.xielu_positive", "layers.{l}.mlp.act_fn.alpha_p"),
+            ("layers.{l}.mlp.xielu_negative", "layers.{l}.mlp.act_fn.alpha_n"),
+        ])
+        // Constants of the activation that checkpoints carry along.
+        .ignoring(&[".mlp.act_fn.beta", ".mlp.act_fn.eps"]);
+    Ok(family)
+}
+
+/// BitNet: norms before the output projections of both sublayers.
+pub(super) fn bitnet(config: &Config) -> Result<Family> {
+    let mut family = llama(&config.with("mlp_bias", false.into()))?;
+    let norm = Norm::rms(config.number_or("rms_norm_eps", 1e-5)?);
+    family.each_attention(|a| a.out_norm = Some(norm));
+    family.each_dense(|dense| dense.inner_norm = Some(norm));
+    family.names = family.names.with(&[
+        ("layers.{l}.attn.out_norm", "layers.{l}.self_attn.attn_sub_norm"),
+        ("layers.{l}.mlp.inner_norm", "layers.{l}.mlp.ffn_sub_norm"),
+    ]);
+    Ok(family)
+}
+
+/// DiffLlama: heads work in pairs, and the second is subtracted.
+pub(super) fn diffllama(config: &Config) -> Result<Family> {
+    let mut family = llama(&config.with("mlp_bias", false.into()))?;
+    let norm =
+        Norm { kind: NormKind::Rms, eps: config.number_or("rms_norm_eps", 1e-5)?, gain: Gain::None, bias: false };
+    let mut index = 0;
+    family.each_attention(|a| {
+        (a.differential, a.out_norm) = (Some(0.8 - 0.6 * (-0.3 * index as f32).exp()), Some(norm));
+        index += 1;
+    });
+    family.names = family.names.with_bare(&[
+        ("layers.{l}.attn.lambda_q1", "layers.{l}.self_attn.lambda_q1"),
+        ("layers.{l}.attn.lambda_k1", "layers.{l}.self_attn.lambda_k1"),
+        ("layers.{l}.attn.lambda_q2", "layers.{l}.self_attn.lambda_q2"),
+        ("layers.{l}.attn.lambda_k2", "layers.{l}.self_attn.lambda_k2"),
+    ]);
+    Ok(family)
+}
+
+/// Doge: a learned mask on the keys, streams with learned gains.
+pub(super) fn doge(config: &Config) -> Result<Family> {
+    if config.flag_or("is_moe", false)? {
+        return Err(Error::unsupported(
+            "`is_moe` asks for Doge's retrieval experts, whose reference mixes the tokens of a text with later ones",
+            "use a Doge model without experts",
+        ));
+    }
+    let mut family = llama(config)?;
+    let (norm, bias) = (Norm::rms(config.number_or("rms_norm_eps", 1e-6)?), config.flag_or("attention_bias", false)?);
+    let mask = DynamicMask { bias, kept: config.size_or("keep_window_size", 2048)? };
+    family.each_attention(|a| (a.qk_norm, a.dynamic_mask) = (Some(norm), Some(mask)));
+    family.each(|layer| layer.skip = Skip::Gained);
+    slide(config, &mut family, config.size_maybe("sliding_window")?, |_| true)?;
+    family.names = family.names.with(&[("layers.{l}.attn.mask", "layers.{l}.self_attn.dt_proj")]).with_bare(&[
+        ("layers.{l}.attn.mask_rate", "layers.{l}.self_attn.A"),
+        ("layers.{l}.attn.skip", "layers.{l}.input_residual"),
+        ("layers.{l}.mlp.skip", "layers.{l}.post_attention_residual"),
+    ]);
+    Ok(family)
+}
+
+/// Granite with sliding layers: sinks, and a rotary base for each layer, or none.
+pub(super) fn granite_swa(config: &Config) -> Result<Family> {
+    let mut family = granite(config)?;
+    slide(config, &mut family, Some(config.size_or("sliding_window", 128)?), |layer| layer % 4 != 0)?;
+    family.architecture.head.tied = config.flag_or("tie_word_embeddings", true)?;
+    sink(&mut family);
+    rope_by_layer(config, &mut family)?;
+    Ok(family)
+}
+
+/// One more logit in each head's softmax.
+pub(super) fn sink(family: &mut Family) {
+    family.each_attention(|a| a.sinks = true);
+    family.names =
+        std::mem::take(&mut family.names).with_bare(&[("layers.{l}.attn.sinks", "layers.{l}.self_attn.sinks")]);
+}
+
+/// Ministral 3: queries grow with their position.
+pub(super) fn ministral3(config: &Config) -> Result<Family> {
+    let mut family = mistral(config)?;
+    let parameters = config.part("rope_parameters").unwrap_or_else(|| config.clone());
+    if let Some(scale) = parameters.number_maybe("llama_4_scaling_beta")? {
+        let span = parameters.number("original_max_position_embeddings")?;
+        family.each_attention(|a| a.temperature = Some(Temperature { scale, span, offset: 0.0 }));
+    }
+    Ok(family)
+}
+
+/// NanoChat: nothing learned in its norms, which also stand before the first layer and after the rotation; plain MLPs.
+pub(super) fn nanochat(config: &Config) -> Result<Family> {
+    let mut family = llama_like(&config.with("hidden_act", config.text("hidden_act").unwrap_or("relu2").into()))?;
+    let norm =
+        Norm { kind: NormKind::Rms, eps: config.number_or("rms_norm_eps", 1e-6)?, gain: Gain::None, bias: false };
+    family.set_norms(norm);
+    family.set_attention_bias(config.flag_or("attention_bias", false)?);
+    family.each_attention(|a| (a.qk_norm, a.qk_norm_after_rope) = (Some(norm), true));
+    family.each(|layer| {
+        if let Some(Mlp::Dense(dense)) = &mut layer.mlp {
+            *dense = Dense::plain(dense.width, dense.activation);
+        }
+    });
+    // It turns the other way round.
+    let mut turned = rope(config, family.head_dim(), RopeStyle::Halves)?;
+    turned.frequencies.iter_mut().for_each(|frequency| *frequency = -*frequency);
+    family.architecture.ropes = vec![turned];
+    family.architecture.embedding.norm = Some(norm);
+    family.architecture.head.soft_cap = config.number_maybe("final_logit_softcapping")?;
+    family.names = family
+        .names
+        .replacing("layers.{l}.mlp.up", "layers.{l}.mlp.fc1")
+        .replacing("layers.{l}.mlp.down", "layers.{l}.mlp.fc2");
+    Ok(family)
+}
