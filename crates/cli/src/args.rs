@@ -45,6 +45,9 @@ pub struct ModelArgs {
     /// A directory, a GGUF file, a hub id or a pulled name [default: the built-in model]
     #[arg(long, short, value_name = "M")]
     pub model: Option<String>,
+    /// A LoRA adapter (PEFT's directory) to merge into the weights; may be repeated
+    #[arg(long, value_name = "DIR")]
+    pub adapter: Vec<PathBuf>,
     #[command(flatten)]
     pub assume: AssumeArg,
     /// How weights are kept in memory

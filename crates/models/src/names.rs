@@ -174,6 +174,13 @@ impl Names {
         self.without(&[module]).with(&[(module, stored)])
     }
 
+    /// Lets a module be found, where it is not stored by itself, in the place of another.
+    pub fn with_alternative(mut self, module: &str, other: &str) -> Names {
+        let others: Vec<Entry> = self.entries.iter().filter(|entry| entry.module == other).cloned().collect();
+        self.entries.extend(others.into_iter().map(|entry| Entry { module: module.into(), ..entry }));
+        self
+    }
+
     /// Names tensors that may be left unread.
     pub fn ignoring(mut self, ends: &[&'static str]) -> Names {
         self.ignored.extend(ends);

@@ -201,7 +201,7 @@ fn pickles_are_refused_with_the_conversion() {
 }
 
 #[test]
-fn quantised_weights_are_counted_unpacked_and_not_run() {
+fn quantised_weights_are_counted_unpacked_and_what_they_lack_is_named() {
     let mut config: Value =
         serde_json::from_slice(&fs::read(golden("llama/config.json")).expect("read")).expect("JSON");
     config["quantization_config"] = json!({"quant_method": "gptq", "bits": 4});
@@ -211,9 +211,22 @@ fn quantised_weights_are_counted_unpacked_and_not_run() {
     let header = header.to_string();
     let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &[0; 576]].concat();
     let report = look(with_config(config, &[("model.safetensors", &file)]).path());
-    assert_eq!((report.support, report.parameters), (Support::InspectOnly, 32 * 32));
+    assert_eq!((report.support, report.parameters), (Support::Native, 32 * 32));
     assert_eq!(report.quantisation.as_ref().map(|q| (q.method.as_str(), q.bits)), Some(("gptq", Some(4))));
-    assert!(report.reason.as_deref().is_some_and(|reason| reason.contains("quantised by `gptq`")), "{report:#?}");
+    assert!(
+        report.reason.as_deref().is_some_and(|reason| reason.contains(&format!("{q}.qzeros is missing"))),
+        "{report:#?}"
+    );
+}
+
+#[test]
+fn a_way_of_quantising_that_is_not_read_is_named() {
+    let mut config: Value =
+        serde_json::from_slice(&fs::read(golden("llama/config.json")).expect("read")).expect("JSON");
+    config["quantization_config"] = json!({"quant_method": "hqq", "bits": 4});
+    let report = look(with_config(config, &[]).path());
+    assert_eq!(report.support, Support::InspectOnly);
+    assert!(report.reason.as_deref().is_some_and(|reason| reason.contains("quantised by `hqq`")), "{report:#?}");
 }
 
 #[test]
