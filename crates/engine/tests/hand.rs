@@ -9,10 +9,10 @@ use pellucid_engine::architecture::{
     ExpertGroups, Experts, Head, Latent, Layer, Mlp, Modules, Norm, Recurrence, Rope, Routing, SharedBlock, ShortConv,
     Skip,
 };
+use pellucid_engine::point::{Point, Scope};
 use pellucid_engine::{
     Architecture, Capture, Control, Generate, Model, Plan, Program, RunOptions, Weight, WeightKind, Weights,
 };
-use pellucid_engine::point::{Point, Scope};
 use pellucid_kernels::{DType, Matrix, Pool};
 use proptest::prelude::*;
 use random::{model, noise, weights};
@@ -44,7 +44,8 @@ fn moved(truth: &[f64], other: &[f64]) -> f64 {
 /// The bits of a row's captures by site.
 fn bits(captures: &[Capture], row: usize) -> BTreeMap<String, Vec<u32>> {
     let own = captures.iter().filter(|capture| capture.row == row);
-    own.map(|capture| (capture.site.to_string(), capture.array.values().iter().map(|x| x.to_bits()).collect())).collect()
+    own.map(|capture| (capture.site.to_string(), capture.array.values().iter().map(|x| x.to_bits()).collect()))
+        .collect()
 }
 
 /// Every site against the oracle.
@@ -133,7 +134,11 @@ fn lengths() -> impl Strategy<Value = Vec<usize>> {
 }
 
 fn one_attention() -> impl Strategy<Value = Layer> {
-    random::layer(random::attention().prop_map(Some), Just(None), prop::option::of(random::dense().prop_map(Mlp::Dense)))
+    random::layer(
+        random::attention().prop_map(Some),
+        Just(None),
+        prop::option::of(random::dense().prop_map(Mlp::Dense)),
+    )
 }
 
 fn one_recurrence() -> impl Strategy<Value = Layer> {
@@ -309,7 +314,8 @@ fn an_architecture_that_contradicts_itself_is_refused() {
     );
     refused(&|a| attn(a, 0).differential = Some(0.5), "pairs 1 key heads");
     let rms = Norm::rms(1e-5);
-    let latent = Latent { query_rank: None, kv_rank: 4, rotated: 2, norm: rms, bias: false, query_scale: None, kv_scale: None };
+    let latent =
+        Latent { query_rank: None, kv_rank: 4, rotated: 2, norm: rms, bias: false, query_scale: None, kv_scale: None };
     refused(&|a| (attn(a, 0).latent, attn(a, 0).clip) = (Some(latent), Some(1.0)), "expanded from a compressed form");
     refused(&|a| attn(a, 0).latent = Some(Latent { kv_rank: 0, ..latent }), "compresses its keys to nothing");
     refused(&|a| attn(a, 0).dynamic_mask = Some(DynamicMask { bias: false, kept: 0 }), "masks all keys");
@@ -343,7 +349,10 @@ fn an_architecture_that_contradicts_itself_is_refused() {
     let experts = |count, chosen, expert| Experts::new(count, chosen, expert, Routing::softmax(false));
     let mlp = |a: &mut Architecture, experts| a.layers[0].mlp = Some(Mlp::Experts(experts));
     refused(&|a| mlp(a, experts(2, 3, plain)), "chooses 3 of 2 experts");
-    refused(&|a| mlp(a, experts(2, 1, Dense { inner_norm: Some(rms), ..plain })), "experts with an activation of their own");
+    refused(
+        &|a| mlp(a, experts(2, 1, Dense { inner_norm: Some(rms), ..plain })),
+        "experts with an activation of their own",
+    );
     refused(
         &|a| {
             let mut experts = experts(6, 3, plain);
@@ -378,8 +387,15 @@ fn lacking() -> Model {
     let good = half_a_model().program().architecture().clone();
     let plain = good.layers[0].clone();
     let attention = plain.attention.clone().expect("attention");
-    let latent =
-        Latent { query_rank: None, kv_rank: 4, rotated: 2, norm: Norm::rms(1e-5), bias: false, query_scale: None, kv_scale: None };
+    let latent = Latent {
+        query_rank: None,
+        kv_rank: 4,
+        rotated: 2,
+        norm: Norm::rms(1e-5),
+        bias: false,
+        query_scale: None,
+        kv_scale: None,
+    };
     let experts = AttentionExperts { count: 3, chosen: 2 };
     let layers = vec![
         Layer { mlp: None, ..plain.clone() },
@@ -456,14 +472,17 @@ fn a_recurrent_state_can_be_looked_at_and_not_changed() {
         Action::Add { operand: Operand::Number(1.0), scale: 1.0 },
         Action::Call(Callback(Arc::new(|_| {}))),
     ] {
-        let plan = Plan::default().with(Tap::new(state, action.clone())).with(Tap::new("logits", Action::Capture(None)));
+        let plan =
+            Plan::default().with(Tap::new(state, action.clone())).with(Tap::new("logits", Action::Capture(None)));
         let error = run(&plan).expect_err("an edit of a state").to_string();
         assert!(
             error.contains(state) && error.contains("can be captured, not edited") && error.contains("edit mixer_in"),
             "{error}"
         );
         // The control: the same edit of what feeds the state is done, and matters unless it says that it does nothing.
-        let fed = Plan::default().with(Tap::new("layers.2.mixer_in", action.clone())).with(Tap::new("logits", Action::Capture(None)));
+        let fed = Plan::default()
+            .with(Tap::new("layers.2.mixer_in", action.clone()))
+            .with(Tap::new("logits", Action::Capture(None)));
         let edited = run(&fed).expect("a run");
         assert_eq!(edited.captures[0].array != plain.captures[0].array, !matches!(action, Action::Call(_)));
     }

@@ -28,7 +28,8 @@ impl Stream<'_> {
 
     /// What contributes in the first sublayer, and in the whole layer.
     fn parts(&self) -> (Vec<&'static str>, Vec<&'static str>) {
-        let first = [("attn_out_post", self.spec.attention.is_some()), ("mixer_out_post", self.spec.recurrence.is_some())];
+        let first =
+            [("attn_out_post", self.spec.attention.is_some()), ("mixer_out_post", self.spec.recurrence.is_some())];
         let first: Vec<_> = first.into_iter().filter(|(_, there)| *there).map(|(point, _)| point).collect();
         let all = first.iter().copied().chain(self.spec.mlp.is_some().then_some("mlp_out_post")).collect();
         (first, all)
@@ -116,7 +117,8 @@ fn identity_2_contributions_add_up_to_the_stream() {
                 wrong.push((format!("{point} left out"), stream.whole(&left)));
                 let bare = point.trim_end_matches("_post");
                 if stream.is_changed(point) {
-                    let swapped: Vec<&str> = all.iter().map(|other| if other == point { bare } else { other }).collect();
+                    let swapped: Vec<&str> =
+                        all.iter().map(|other| if other == point { bare } else { other }).collect();
                     wrong.push((format!("{bare} in place of {point}"), stream.whole(&swapped)));
                 } else {
                     assert_eq!(stream.at(bare), stream.at(point), "{}: nothing follows {bare}", case.name);
@@ -160,8 +162,12 @@ fn identity_4_resid_mid_is_the_stream_after_the_first_sublayer_or_refused() {
             let (sum, mid) = (stream.middle(&values(&first)), stream.at("resid_mid"));
             let mut wrong = vec![("the MLP's contribution", stream.middle(&values(&["mlp_out_post"])))];
             for point in first.iter().filter(|point| stream.is_changed(point)) {
-                let bare = first.iter().map(|other| if other == point { other.trim_end_matches("_post") } else { other });
-                wrong.push(("the output in place of the contribution", stream.middle(&values(&bare.collect::<Vec<_>>()))));
+                let bare =
+                    first.iter().map(|other| if other == point { other.trim_end_matches("_post") } else { other });
+                wrong.push((
+                    "the output in place of the contribution",
+                    stream.middle(&values(&bare.collect::<Vec<_>>())),
+                ));
             }
             if let Some(norm) = spec.attn_stream_norm {
                 let ours = seen.norm(&sum, &stream.name("attn.stream_norm"), norm);
@@ -261,7 +267,10 @@ fn identity_10_norms_divide_then_apply_their_gain() {
             seen.check("the scale", &scales, &seen.site(&format!("{place}_scale")), &[]);
             // A norm without a gain has nothing after the division, and no wrong gain to be told from the right one.
             if norm.gain == Gain::None {
-                seen.check("x / scale = normed", &values, &ours, &[("the input itself", x.clone())]);
+                // Norming again what a norm without a gain has made, as the embeddings of one family, changes nothing.
+                let again = scales.iter().all(|scale| (scale - 1.0).abs() < 1e-3);
+                let wrong = if again { vec![] } else { vec![("the input itself", x.clone())] };
+                seen.check("x / scale = normed", &values, &ours, &wrong);
                 assert_eq!(ours, out, "{}: nothing follows the division", case.name);
                 return;
             }

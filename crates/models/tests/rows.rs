@@ -33,7 +33,7 @@ fn rows(case: &Case) -> Vec<Vec<u32>> {
     let cycled = |start: usize, len: usize| {
         case.ids.iter().cycle().skip(start).step_by(5).take(len).copied().collect::<Vec<u32>>()
     };
-    vec![case.ids.clone(), case.ids[3..].to_vec(), vec![case.ids[1]], cycled(1, longest), cycled(2, 31)]
+    vec![case.ids.clone(), case.ids[3..].to_vec(), vec![case.ids[1]], cycled(1, longest), cycled(2, longest.min(31))]
 }
 
 fn everything(case: &Case) -> Plan {
@@ -101,7 +101,11 @@ fn looking_into_attention_changes_rounding_only() {
         let rows = [case.ids.clone(), case.ids[3..].to_vec()];
         for row in 0..2 {
             let values = |plan: &Plan| case.run(&rows, plan).captures[row].array.values().to_vec();
-            assert!(golden::difference(&values(&plain), &values(&looked)) < 1e-5, "{}: row {row}", case.name);
+            // Rounding is relative: a few parts in a million of the largest logit.
+            let (fused, apart) = (values(&plain), values(&looked));
+            let (off, largest) =
+                (golden::difference(&fused, &apart), fused.iter().fold(1f32, |most, x| most.max(x.abs())));
+            assert!(off < 4e-6 * largest, "{}: row {row} is off by {off} of {largest}", case.name);
         }
         // Only the rows that are looked into.
         let mut first = looked.clone();
@@ -230,7 +234,9 @@ fn sampling_with_a_seed_does_not_depend_on_the_batch() {
     for case in golden::all() {
         let sampling =
             Sampling { temperature: 1.5, top_k: 40, top_p: 0.95, min_p: 0.01, repetition_penalty: 1.1, seed: 11 };
-        let options = Generate { max_new: 10, sampling, ..Generate::default() };
+        // Ten tokens, or as many as fit behind the prompt.
+        let room = case.loaded.model.program().architecture().context.map_or(10, |context| context - case.ids.len());
+        let options = Generate { max_new: room.min(10), sampling, ..Generate::default() };
         let prompts = [case.ids.clone(), case.ids[4..].to_vec(), case.ids.clone()];
         let together = generate(&case.loaded.model, &prompts, &Plan::default(), &options);
         let alone = generate(&case.loaded.model, &prompts[..1], &Plan::default(), &options);

@@ -188,10 +188,7 @@ fn a_skipped_layer_lets_its_input_through() {
             assert!(logits(&skipped) != logits(&run(&case, [])), "{}: layer {layer} does nothing anyway", case.name);
         }
         let last = format!("layers.{}.resid_post", case.layers() - 1);
-        let none = run(
-            &case,
-            [Tap::new("layers.*", Action::Skip), capture("layers.0.resid_pre"), capture(&last)],
-        );
+        let none = run(&case, [Tap::new("layers.*", Action::Skip), capture("layers.0.resid_pre"), capture(&last)]);
         assert!(bits(&none.captures[0].array) == bits(&none.captures[1].array), "{}: every layer skipped", case.name);
     }
 }

@@ -6,8 +6,8 @@ mod golden;
 mod naive;
 
 use naive::{
-    Seen, activate, attention, heads_moved, layers, learned, mlp, plus, product, refusal, scaled, sigmoid, soft_cap, softmax, softplus,
-    times,
+    Seen, activate, attention, heads_moved, layers, learned, mlp, plus, product, refusal, scaled, sigmoid, soft_cap,
+    softmax, softplus, times,
 };
 use pellucid_engine::architecture::{Activation, Alibi, Attention, Experts, Mlp};
 
@@ -85,7 +85,9 @@ fn identity_1_attention_weights_times_values_are_z() {
             let (group, n) = (a.heads / a.kv_heads, seen.tokens);
             checked += 1;
             if let Some(start) = a.differential {
-                let made = |probs: &[f64]| finished(&seen, layer, &weights, a, differing(&seen, &weights, a, start, probs, &value));
+                let made = |probs: &[f64]| {
+                    finished(&seen, layer, &weights, a, differing(&seen, &weights, a, start, probs, &value))
+                };
                 let plain = finished(&seen, layer, &weights, a, mixed(a, &probs, &value, n, |head| head / group));
                 let wrong = [("heads moved on by one", made(&moved)), ("nothing subtracted", plain)];
                 seen.check("(probs - λ partner's probs) @ values = z", &made(&probs), &z, &wrong);
@@ -169,7 +171,8 @@ fn identity_3_the_down_projection_of_the_neurons_is_mlp_out() {
                         assert!(said.contains("neurons do not exist at block level in a layer of experts"), "{said}");
                     }
                     let (x, shares) = (at("mlp_in"), at("expert_weights"));
-                    let made = |shift: usize, by: f64| experts(&seen, layer, spec, &x, shift, &|slot| by * shares[slot]);
+                    let made =
+                        |shift: usize, by: f64| experts(&seen, layer, spec, &x, shift, &|slot| by * shares[slot]);
                     let mut wrong = vec![("double shares", made(0, 2.0))];
                     if spec.count > 1 {
                         wrong.push(("the next expert", made(1, 1.0)));
@@ -188,7 +191,12 @@ fn identity_3_the_down_projection_of_the_neurons_is_mlp_out() {
                     } else {
                         let said = refusal(&case, &format!("layers.{layer}.mlp_pre_linear"));
                         assert!(said.contains("not a gated one; use mlp_pre or mlp_act"), "{said}");
-                        seen.check("act(mlp_pre) = mlp_act", &made(&pre, None), &act, &[("no activation", pre.clone())]);
+                        seen.check(
+                            "act(mlp_pre) = mlp_act",
+                            &made(&pre, None),
+                            &act,
+                            &[("no activation", pre.clone())],
+                        );
                     }
                 }
                 Some(Mlp::ChannelMix { .. }) => {
@@ -205,7 +213,12 @@ fn identity_3_the_down_projection_of_the_neurons_is_mlp_out() {
                     };
                     let down = seen.product(&act, &name("down"));
                     let wrong = [("no gate", down.clone()), ("a gate of this token alone", times(&gates(&x), &down))];
-                    seen.check("gate · down(mlp_act) = mlp_out", &times(&gates(&blended), &down), &at("mlp_out"), &wrong);
+                    seen.check(
+                        "gate · down(mlp_act) = mlp_out",
+                        &times(&gates(&blended), &down),
+                        &at("mlp_out"),
+                        &wrong,
+                    );
                     let ours: Vec<f64> = pre.iter().map(|&x| activate(Activation::ReluSquared, x)).collect();
                     seen.check("relu(mlp_pre)² = mlp_act", &ours, &act, &[("no activation", pre.clone())]);
                 }

@@ -24,9 +24,7 @@ impl Oracle<'_> {
             let learned = |sign: &str| self.vector(&part(&format!("xielu_{sign}"))).expect("a learned number")[0];
             let (above, below) = (softplus(learned("positive")), 0.5 + softplus(learned("negative")));
             let eps = -1e-6f64;
-            map(&pre, |x| {
-                if x > 0.0 { above * x * x + 0.5 * x } else { (x.min(eps).exp_m1() - x) * below + 0.5 * x }
-            })
+            map(&pre, |x| if x > 0.0 { above * x * x + 0.5 * x } else { (x.min(eps).exp_m1() - x) * below + 0.5 * x })
         } else {
             map(&pre, |x| activate(d.activation, x))
         };
@@ -123,7 +121,9 @@ impl Oracle<'_> {
         let divided = |by: f64| chosen.iter().map(|x| x / by).collect::<Vec<f64>>();
         let weights = match routing.weights {
             ExpertWeights::Scores => chosen.clone(),
-            ExpertWeights::Shares { eps, least } => divided((chosen.iter().sum::<f64>() + eps as f64).max(least as f64)),
+            ExpertWeights::Shares { eps, least } => {
+                divided((chosen.iter().sum::<f64>() + eps as f64).max(least as f64))
+            }
             ExpertWeights::Normed { power } => {
                 let power = power as f64;
                 divided(chosen.iter().map(|x| x.abs().powf(power)).sum::<f64>().powf(1.0 / power))

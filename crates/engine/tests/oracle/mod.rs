@@ -7,7 +7,9 @@ mod mlp;
 mod recurrence;
 
 use maths::{activate, add, dot, map, soft_cap};
-use pellucid_engine::architecture::{AbsolutePositions, Architecture, Gain, Layer, Mlp, Norm, NormKind, SharedBlock, Skip};
+use pellucid_engine::architecture::{
+    AbsolutePositions, Architecture, Gain, Layer, Mlp, Norm, NormKind, SharedBlock, Skip,
+};
 use std::collections::HashMap;
 
 pub type Weights = HashMap<String, (Vec<usize>, Vec<f32>)>;
@@ -191,7 +193,8 @@ impl Oracle<'_> {
     /// What a block that layers share makes of the stream beside the embeddings.
     fn shared_block(&mut self, shared: &SharedBlock, pre: &Tokens) -> Tokens {
         let width = self.architecture.width;
-        let joined = pre.iter().zip(&self.embedded).map(|(stream, embedded)| [&stream[..], embedded].concat()).collect();
+        let joined =
+            pre.iter().zip(&self.embedded).map(|(stream, embedded)| [&stream[..], embedded].concat()).collect();
         self.shared = Some((shared.block, shared.adapter));
         let attn_in = self.norm(&joined, "attn.norm", shared.norm, 2 * width, None);
         self.put("attn_in", &attn_in);
@@ -296,7 +299,10 @@ impl Oracle<'_> {
 
     fn rows(&self, name: &str) -> Tokens {
         let (shape, values) = &self.weights[&self.full(name)];
-        values.chunks_exact(*shape.last().expect("a shape")).map(|row| row.iter().map(|&x| x as f64).collect()).collect()
+        values
+            .chunks_exact(*shape.last().expect("a shape"))
+            .map(|row| row.iter().map(|&x| x as f64).collect())
+            .collect()
     }
 
     fn put(&mut self, point: &str, value: &Tokens) {

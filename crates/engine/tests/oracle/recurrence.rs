@@ -104,7 +104,8 @@ impl Oracle<'_> {
         let joined: Tokens = (0..x.len()).map(|t| [&channels[t][..], &write[t], &read_by[t]].concat()).collect();
         let joined = self.convolved(&joined, m.activation);
         let (width, vectors) = (m.heads * m.head_dim, m.groups * m.state);
-        let (bias, rate) = (self.vector("mixer.step_bias").expect("a bias"), self.vector("mixer.rate").expect("a rate"));
+        let (bias, rate) =
+            (self.vector("mixer.step_bias").expect("a bias"), self.vector("mixer.rate").expect("a rate"));
         let skip = self.vector("mixer.skip").expect("a skip");
         let mut heads: Vec<State> = vec![vec![vec![0.0; m.head_dim]; m.state]; m.heads];
         let (mut states, mut y) = (Vec::new(), Tokens::new());
@@ -147,7 +148,8 @@ impl Oracle<'_> {
         let keys = d.key_heads * d.key_dim;
         let low = if let Decay::Key(_) = d.decay { self.product(x, "mixer.step_down") } else { x.clone() };
         let step = self.product(&low, "mixer.step");
-        let (bias, rate) = (self.vector("mixer.step_bias").expect("a bias"), self.vector("mixer.rate").expect("a rate"));
+        let (bias, rate) =
+            (self.vector("mixer.step_bias").expect("a bias"), self.vector("mixer.rate").expect("a rate"));
         let strength = map(&self.product(x, "mixer.strength"), |x| sigmoid(x) * d.strength as f64);
         let mut heads: Vec<State> = vec![vec![vec![0.0; d.value_dim]; d.key_dim]; d.value_heads];
         let (mut states, mut y) = (Vec::new(), Tokens::new());
@@ -184,8 +186,8 @@ impl Oracle<'_> {
     }
 
     fn linear_attention(&mut self, l: &LinearAttention, x: &Tokens) -> Tokens {
-        let [q, k, v] = ["mixer.q", "mixer.k", "mixer.v"]
-            .map(|name| map(&self.product(x, name), |x| activate(l.activation, x)));
+        let [q, k, v] =
+            ["mixer.q", "mixer.k", "mixer.v"].map(|name| map(&self.product(x, name), |x| activate(l.activation, x)));
         let mut heads: Vec<State> = vec![vec![vec![0.0; l.head_dim]; l.head_dim]; l.heads];
         let (mut states, mut y) = (Vec::new(), Tokens::new());
         for t in 0..x.len() {

@@ -2,8 +2,8 @@
 
 use pellucid_engine::Architecture;
 use pellucid_engine::architecture::{
-    AbsolutePositions, Attention, Decay, Dense, ExpertWeights, Experts, Layer, LongRope, Mlp, NormSpan, Recurrence, Scores,
-    Skip,
+    AbsolutePositions, Attention, Decay, Dense, ExpertWeights, Experts, Layer, LongRope, Mlp, NormSpan, Recurrence,
+    Scores, Skip,
 };
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -28,7 +28,8 @@ fn all_are_said<T>(among: &[&T], says: &[Says<T>]) {
 #[test]
 fn every_field_of_attention_is_drawn() {
     let drawn = drawn(super::architecture(crate::one_attention()));
-    let attention: Vec<&Attention> = drawn.iter().flat_map(|a| &a.layers).filter_map(|l| l.attention.as_ref()).collect();
+    let attention: Vec<&Attention> =
+        drawn.iter().flat_map(|a| &a.layers).filter_map(|l| l.attention.as_ref()).collect();
     let says: &[Says<Attention>] = &[
         ("grouped heads", |a| a.heads > a.kv_heads),
         ("latent heads", |a| a.latent.is_some()),

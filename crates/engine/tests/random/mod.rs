@@ -11,8 +11,8 @@ pub use recurrence::recurrence;
 
 use crate::oracle;
 use pellucid_engine::architecture::{
-    AbsolutePositions, Activation, Attention, Dense, Embedding, Gain, Head, HeadTransform, Layer, LongRope, Mlp, Modules,
-    Norm, NormKind, Recurrence, Rope, RopeStyle, SharedBlock, Skip,
+    AbsolutePositions, Activation, Attention, Dense, Embedding, Gain, Head, HeadTransform, Layer, LongRope, Mlp,
+    Modules, Norm, NormKind, Recurrence, Rope, RopeStyle, SharedBlock, Skip,
 };
 use pellucid_engine::{Architecture, Model, Program, Weight, WeightKind, Weights};
 use pellucid_kernels::{DType, Matrix, Pool};
@@ -216,8 +216,11 @@ fn embedding() -> impl Strategy<Value = Embedding> {
 }
 
 fn head() -> impl Strategy<Value = Head> {
-    let transform = (prop::bool::ANY, activation(), norm())
-        .prop_map(|(bias, activation, norm)| HeadTransform { bias, activation, norm });
+    let transform = (prop::bool::ANY, activation(), norm()).prop_map(|(bias, activation, norm)| HeadTransform {
+        bias,
+        activation,
+        norm,
+    });
     let ends = (prop::option::of(0.1f32..3.0), prop::option::of(1f32..30.0));
     (prop::bool::ANY, prop::bool::ANY, prop::option::of(8usize..20), prop::option::weighted(0.3, transform), ends)
         .prop_map(|(tied, bias, table_width, transform, (scale, soft_cap))| Head {

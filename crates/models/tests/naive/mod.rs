@@ -102,9 +102,9 @@ impl<'a> Seen<'a> {
             let branch = |x: f64| if clamped { x.clamp(-7.0, 7.0) + 1.0 } else { x };
             act.iter_mut().zip(linear).for_each(|(y, x)| *y *= branch(*x));
         }
-        dense.inner_norm.map_or(act.clone(), |norm| {
-            self.norm_of(&act, &format!("{name}.inner_norm"), norm, dense.width)
-        })
+        dense
+            .inner_norm
+            .map_or(act.clone(), |norm| self.norm_of(&act, &format!("{name}.inner_norm"), norm, dense.width))
     }
 
     /// A whole MLP by name.

@@ -53,7 +53,11 @@ fn attention(architecture: &Architecture, a: &Attention) -> Option<String> {
         return Some("compresses its keys to nothing".into());
     }
     // Clips, norms and scales belong to projected heads; those of latent attention are expanded.
-    let projected = a.adapter.is_some() || a.clip.is_some() || a.qk_norm.is_some() || a.value_scale.is_some() || a.experts.is_some();
+    let projected = a.adapter.is_some()
+        || a.clip.is_some()
+        || a.qk_norm.is_some()
+        || a.value_scale.is_some()
+        || a.experts.is_some();
     if a.latent.is_some() && projected {
         return Some("clips, norms, scales or routes heads that are expanded from a compressed form".into());
     }
