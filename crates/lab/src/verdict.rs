@@ -89,8 +89,10 @@ mod tests {
     fn the_pairs_that_are_missing_grow_with_the_square() {
         let about = |mean: f64, half: f64| Estimate { mean, low: mean - half, high: mean + half };
         let bar = 1.02f64.ln();
-        assert_eq!(pairs_needed(10, &about(bar + 0.02, 0.04), 0.02, 0.0), Some(40));
-        assert_eq!(pairs_needed(10, &about(0.0, 2.0 * bar), 0.02, 0.0), Some(40));
+        let near = |found: Option<usize>, truth: usize| found.is_some_and(|found| found.abs_diff(truth) <= 1);
+        assert!(near(pairs_needed(10, &about(bar + 0.02, 0.04), 0.02, 0.0), 40));
+        assert!(near(pairs_needed(10, &about(bar + 0.02, 0.02), 0.02, 0.0), 11));
+        assert!(near(pairs_needed(10, &about(0.0, 2.0 * bar), 0.02, 0.0), 40));
         assert_eq!(pairs_needed(10, &about(bar, 0.04), 0.02, 0.0), None, "on the bar itself no number is enough");
         assert_eq!(pairs_needed(3, &about(0.0, f64::INFINITY), 0.02, 0.0), None);
     }

@@ -131,7 +131,7 @@ pub(crate) fn compare(program: &Program, names: &Names, tensors: &Tensors) -> Co
             Some(stored) => {
                 let expected =
                     source.part.stored_shape(&spec.shape, source.transposed && stored.order != RowOrder::Transposed);
-                if !same_shape(stored.shape, &expected, spec.kind) {
+                if !same_shape(stored.shape, &expected) {
                     misshaped.push(format!(
                         "{} is {:?} where the configuration makes it {expected:?}",
                         source.tensor, stored.shape
@@ -168,11 +168,10 @@ fn pieces(source: &Source, tensors: &Tensors) -> std::result::Result<usize, Stri
     source.tensors().map(|name| numbers(name).ok_or_else(|| name.to_string())).sum()
 }
 
-/// Axes of length one say nothing, and a vector may have been stored in several axes.
-fn same_shape(stored: &[usize], expected: &[usize], kind: WeightKind) -> bool {
+/// Axes of length one say nothing.
+fn same_shape(stored: &[usize], expected: &[usize]) -> bool {
     let axes = |shape: &[usize]| shape.iter().copied().filter(|&n| n != 1).collect::<Vec<_>>();
-    let numbers = |shape: &[usize]| shape.iter().try_fold(1usize, |product, &n| product.checked_mul(n));
-    axes(stored) == axes(expected) || (kind == WeightKind::Vector && numbers(stored) == numbers(expected))
+    axes(stored) == axes(expected)
 }
 
 fn shorten(list: &[String]) -> String {

@@ -126,6 +126,16 @@ fn recurrence(recurrence: &Recurrence) -> Option<String> {
 }
 
 fn mlp(mlp: &Mlp) -> Option<String> {
+    let empty = match mlp {
+        Mlp::Dense(dense) => dense.width == 0,
+        Mlp::Experts(experts) => {
+            experts.expert.width == 0 || experts.shared.is_some_and(|shared| shared.mlp.width == 0)
+        }
+        Mlp::ChannelMix { width } => *width == 0,
+    };
+    if empty {
+        return Some("has an MLP without neurons".into());
+    }
     let bent = |dense: &Dense| dense.gated && dense.xielu;
     let experts = match mlp {
         Mlp::Dense(dense) => return bent(dense).then(|| "gates an xIELU, which has no gate".into()),
