@@ -2,8 +2,8 @@
 
 A case named like a model type is that type as it comes; `type-switch` is the same type with a switch turned. Overrides
 go on top of TINY (the shared sizes, used where the config class has the field) and PER_TYPE (what a type needs to be
-tiny and to show its features within three layers). Cases in CASES are committed under models/; those in `more.py` are
-made on demand.
+tiny and to show its features within three layers). `more.py` goes on with the other types. A type as it comes is told in
+full, with what each sublayer gives; of most switches the streams, attention and logits are kept, which is enough to show an error.
 """
 from dataclasses import dataclass, field
 
@@ -17,7 +17,10 @@ class Case:
     tokens: int = 12
     shards: str | None = None                  # maximal shard size
     legacy: bool = False                       # write config.json the way transformers 4 did (rope_theta, rope_scaling, torch_dtype)
-    slim: bool = False                         # no submodule outputs in the reference, to keep long texts small
+    full: bool = False                         # submodule outputs too; else the streams, attention, routers and logits
+    attention: str = "eager"                   # transformers' implementation
+    seed: int = 0                              # of the weights (weights.py)
+    grown: bool = False                        # the sizes of fresh.py
 
 
 TINY = dict(
@@ -73,7 +76,7 @@ CASES = {
     "llama-bf16": Case("llama", dtype="bfloat16"),
     "llama-f16": Case("llama", dtype="float16"),
     "llama-sharded": Case("llama", shards="40KB"),
-    "llama-long": Case("llama", boost=SHARP, tokens=40, slim=True),
+    "llama-long": Case("llama", boost=SHARP, tokens=40),
     "mistral": Case("mistral"),
     "mistral-sliding": Case("mistral", dict(sliding_window=4)),
     "qwen2": Case("qwen2"),
@@ -86,7 +89,7 @@ CASES = {
     "gemma3_text-rope-scaled": Case("gemma3_text", dict(rope_parameters={
         **GEMMA3_ROPE, "full_attention": dict(rope_type="linear", factor=8.0, rope_theta=2000.0)})),
     "gemma3_text-legacy-config": Case("gemma3_text", legacy=True),
-    "gemma3_text-long": Case("gemma3_text", boost=SHARP, tokens=40, slim=True),
+    "gemma3_text-long": Case("gemma3_text", boost=SHARP, tokens=40),
     "gemma3": Case("gemma3"),
     "opt": Case("opt"),
     "opt-postnorm": Case("opt", dict(do_layer_norm_before=False), boost=UNNORMED),
@@ -95,3 +98,5 @@ CASES = {
     "mixtral": Case("mixtral"),
     "mixtral-top1": Case("mixtral", dict(num_experts_per_tok=1, num_local_experts=5)),
 }
+
+for name, case in CASES.items(): case.full = case.tokens == 12

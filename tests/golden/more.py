@@ -1,7 +1,4 @@
-"""Cases made on demand: the other decoder types of transformers and the switches that change their mathematics.
-
-    generate.py OUT more            all of them
-    generate.py OUT falcon-alibi    one
+"""More cases: the other decoder types of transformers and the switches that change their mathematics.
 
 Same form as cases.py. A type's plain case already turns on what a real checkpoint of it has (multipliers away from 1, layer
 kinds that alternate, routers with a correction); the variants turn one more switch each.
@@ -21,15 +18,13 @@ qwen3_5_text qwen3_5_moe_text olmo_hybrid kimi_linear zamba2
 bart mbart pegasus blenderbot marian trocr whisper bert roberta electra xlm-roberta camembert
 """.split()
 
-# The cases of this file whose output is committed: those of families that run natively.
-COMMITTED = """
-arcee arcee-bias cohere cohere-bias cwm gemma gemma-bias glm glm-full-rotary glm-unbiased gptj gptj-full-rotary granite granite-bias
-helium helium-bias ministral olmo olmo-bias olmo2 olmo2-bias phi phi3 phi3-partial phi3-sliding qwen3_moe qwen3_moe-normalised
-qwen3_moe-step qwen3_moe-dense-layers seed_oss seed_oss-out-bias smollm3 smollm3-sliding stablelm stablelm-bias stablelm-parallel
-starcoder2 starcoder2-sliding starcoder2-unbiased
-cohere2 cohere2-bias ernie4_5 ernie4_5-bias exaone4 exaone4-full glm4 glm4-unbiased gpt_bigcode gpt_bigcode-mha gpt_bigcode-unscaled
-gpt_neo hyperclovax hyperclovax-default-scale hyperclovax-no-post-norm jais2 jais2-unbiased nemotron nemotron-bias olmo3 olmo3-yarn
-olmoe olmoe-normalised vaultgemma
+# Switches whose sublayers are told too.
+FULL = """
+arcee-bias cohere-bias gemma-bias glm-full-rotary glm-unbiased gptj-full-rotary granite-bias helium-bias olmo-bias olmo2-bias
+phi3-partial phi3-sliding qwen3_moe-normalised qwen3_moe-step qwen3_moe-dense-layers seed_oss-out-bias smollm3-sliding stablelm-bias
+stablelm-parallel starcoder2-sliding starcoder2-unbiased cohere2-bias ernie4_5-bias exaone4-full glm4-unbiased gpt_bigcode-mha
+gpt_bigcode-unscaled hyperclovax-default-scale hyperclovax-no-post-norm jais2-unbiased nemotron-bias olmo3-yarn olmoe-normalised
+rwkv-rescaled rwkv-wide axk1-groups granitemoehybrid-dense laguna-softcap
 """.split()
 
 MORE_TINY = dict(
@@ -255,6 +250,39 @@ VARIANTS = {
     "bert": {"relu": dict(hidden_act="relu")}, "electra": {"same-width": dict(embedding_size=32)},
 }
 
+# The same again: what the first round left unturned, other sizes, and texts longer than windows, chunks and the lengths where rotations change.
+BIAS, BOTH = dict(attention_bias=True), dict(attention_bias=True, mlp_bias=True)
+ODD = dict(hidden_size=30, num_attention_heads=6, num_key_value_heads=3, head_dim=10, intermediate_size=45, vocab_size=101)
+FURTHER = {
+    "axk1": {"not-normalised": dict(norm_topk_prob=False), "not-interleaved": dict(rope_interleave=False), "bias": BIAS},
+    "bamba": {"no-conv-bias": dict(mamba_conv_bias=False)}, "falcon_h1": {"no-conv-bias": dict(mamba_conv_bias=False)},
+    "granitemoehybrid": {"no-conv-bias": dict(mamba_conv_bias=False)}, "falcon_mamba": {"no-conv-bias": dict(use_conv_bias=False)},
+    "nemotron_h": {"no-conv-bias": dict(use_conv_bias=False), "not-normalised": dict(norm_topk_prob=False)},
+    "cohere2_moe": {"bias": BIAS}, "cwm": {"bias": BOTH}, "deepseek_v2": {"normalised": dict(norm_topk_prob=True)}, "dots1": {"bias": BIAS},
+    "flex_olmo": {"normalised": dict(norm_topk_prob=True), "bias": BIAS}, "glm4_moe_lite": {"not-normalised": dict(norm_topk_prob=False), "bias": BIAS},
+    "granitemoe": {"bias": BIAS}, "granitemoeshared": {"bias": BIAS}, "granitemoe_swa": {"bias": BIAS},
+    "hunyuan_v1_moe": {"bias": BIAS}, "hyperclovax": {"bias": BOTH}, "kimi_linear": {"bias": BIAS},
+    "llama4_text": {"attn-scale": dict(attn_scale=0.6)}, "mellum": {"bias": BIAS}, "olmo3": {"bias": BIAS}, "olmoe": {"bias": BIAS}, "qwen3_5_moe_text": {"bias": BIAS},
+    "smollm3": {"bias": BOTH}, "solar_open": {"not-normalised": dict(norm_topk_prob=False)}, "vaultgemma": {"bias": BIAS}, "whisper": {"scaled": dict(scale_embedding=True)},
+    "zamba2": {"no-conv-bias": dict(use_conv_bias=False)},
+    "gemma": {"exact-gelu": dict(hidden_act="gelu")}, "gemma2": {"exact-gelu": dict(hidden_activation="gelu")}, "falcon": {"relu": dict(activation="relu")},
+    "recurrent_gemma": {"silu": dict(hidden_activation="silu")}, "persimmon": {"gelu": dict(hidden_act="gelu")}, "mamba": {"odd": dict(hidden_size=30, state_size=5, conv_kernel=3, time_step_rank=3, vocab_size=101)},
+    "llama": {"odd": ODD, "3kv": dict(hidden_size=48, num_attention_heads=6, num_key_value_heads=3)},
+    "qwen3": {"odd": ODD}, "mixtral": {"odd": dict(**{**ODD, "hidden_size": 36, "intermediate_size": 44}, num_local_experts=7, num_experts_per_tok=3)}, "gemma3_text": {"odd": ODD}, "olmo2": {"odd": ODD}, "phi3": {"odd": dict(hidden_size=30, num_attention_heads=3, num_key_value_heads=1, intermediate_size=45)},
+    "gpt2": {"odd": dict(n_embd=30, n_head=3, n_inner=45)}, "gpt_neox": {"odd": dict(hidden_size=36, num_attention_heads=3, intermediate_size=45)},
+    "deepseek_v3": {"odd": dict(hidden_size=36, moe_intermediate_size=20, num_attention_heads=3, num_key_value_heads=3, q_lora_rank=11, kv_lora_rank=13, qk_nope_head_dim=6, v_head_dim=7, n_routed_experts=7, num_experts_per_tok=3)},
+}
+LONGER = {  # case -> (type, tokens, config)
+    "llama-rope-dynamic-long": ("llama", 40, dict(max_position_embeddings=16, **rope("dynamic", factor=4.0))),
+    "llama-rope-longrope-long": ("llama", 40, rope("longrope", **LONG, original_max_position_embeddings=32, factor=2.0)),
+    "phi3-longrope-long": ("phi3", 40, dict(original_max_position_embeddings=32, **rope("longrope", **LONG))),
+    "mistral-sliding-long": ("mistral", 40, dict(sliding_window=7)),
+    "gemma2-long": ("gemma2", 40, {}), "gpt_oss-long": ("gpt_oss", 40, {}), "cohere2-long": ("cohere2", 40, {}),
+    "llama4_text-long": ("llama4_text", 40, dict(attention_chunk_size=16, floor_scale=8)),
+    "recurrent_gemma-long": ("recurrent_gemma", 40, dict(attention_window_size=8)), "minimax-long": ("minimax", 40, {}), "mamba2-long": ("mamba2", 40, {}),
+    **{f"{t}-long": (t, 70, dict(max_position_embeddings=128)) for t in ("qwen3_next", "olmo_hybrid", "kimi_linear")},  # past a chunk of 64
+}
+
 # Soft caps that bite, and attention that is not uniform where it reads the bare embeddings.
 UNNORMED = {r"(q|k)_proj\.weight|c_attn\.weight": 3.0, "positions_embed|embed_positions": 3.0}
 BOOST = {"vaultgemma": {r"(q|k)_proj\.weight": 2.0, "embed_tokens": 3.0}, "recurrent_gemma": {"embed_tokens": 3.0}, "nanochat": {"lm_head": 3.0},
@@ -267,3 +295,7 @@ def boost(model_type):
 
 MORE = {t: Case(t, boost=boost(t)) for t in TYPES}
 MORE |= {f"{t}-{switch}": Case(t, config, boost=boost(t)) for t, switches in VARIANTS.items() for switch, config in switches.items()}
+MORE |= {f"{t}-{switch}": Case(t, config, boost=boost(t)) for t, switches in FURTHER.items() for switch, config in switches.items()}
+MORE |= {name: Case(t, config, boost=boost(t), tokens=tokens) for name, (t, tokens, config) in LONGER.items()}
+for name, case in MORE.items(): case.full = name in TYPES or name in FULL
+for name in ("falcon-rw", "falcon-alibi"): MORE[name].attention = "sdpa"  # the eager path adds the bias twice, the default path once

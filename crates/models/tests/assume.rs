@@ -15,7 +15,7 @@ use tempfile::TempDir;
 /// A copy of a golden model with another configuration.
 fn copy(name: &str, change: impl FnOnce(&mut Value)) -> TempDir {
     let to = tempfile::tempdir().expect("a directory");
-    for entry in std::fs::read_dir(golden::directory().join(name)).expect("a golden model").flatten() {
+    for entry in std::fs::read_dir(golden::path(name)).expect("a golden model").flatten() {
         std::fs::copy(entry.path(), to.path().join(entry.file_name())).expect("copied");
     }
     let path = to.path().join("config.json");
@@ -76,7 +76,7 @@ fn an_unknown_type_is_refused_with_the_family_that_fits() {
 
 #[test]
 fn an_assumed_family_gives_the_bits_of_the_original_and_a_warning() {
-    let original = open(&golden::directory().join("llama"), None).expect("a native model");
+    let original = open(&golden::path("llama"), None).expect("a native model");
     assert!(original.warnings.is_empty());
     let dir = acme(|_| {});
     let assumed = open(dir.path(), Some("llama")).expect("it fits");
@@ -137,14 +137,14 @@ fn a_missing_type_is_offered_the_same() {
         assert!(text.contains("config.json") && text.contains("`model_type` is missing"), "{text}");
         assert!(text.contains("fit `qwen2`") && remedy.contains("`--assume qwen2`"), "{text} {remedy}");
         let assumed = open(dir.path(), Some("qwen2")).expect("it fits");
-        assert_eq!(logits(&assumed), logits(&open(&golden::directory().join("qwen2"), None).expect("native")));
+        assert_eq!(logits(&assumed), logits(&open(&golden::path("qwen2"), None).expect("native")));
         assert!(assumed.warnings[0].contains("does not say its type"), "{:?}", assumed.warnings);
     }
 }
 
 #[test]
 fn an_assumption_about_a_native_model_is_an_error_unless_it_is_true() {
-    let llama = golden::directory().join("llama");
+    let llama = golden::path("llama");
     assert!(open(&llama, Some("llama")).expect("it is one").warnings.is_empty());
     let (_, text, remedy) = refused(&llama, Some("mistral"));
     assert!(text.contains("`llama`") && text.contains("`mistral`") && remedy.contains("leave out --assume"), "{text}");
@@ -169,7 +169,7 @@ fn inspect_says_that_it_would_run_and_keeps_it_among_those_that_do_not() {
     let report = inspect_as(dir.path(), Some("qwen3")).expect("a report");
     assert!(report.assume.is_none() && report.problems[0].what.contains("does not fit `qwen3`"), "{report:#?}");
     assert!(inspect_as(dir.path(), Some("qwen33")).is_err());
-    let report = inspect_as(&golden::directory().join("llama"), Some("qwen3")).expect("a report");
+    let report = inspect_as(&golden::path("llama"), Some("qwen3")).expect("a report");
     assert!(!report.runs() && report.problems[0].what.contains("is native"), "{report:#?}");
     // Neither a type nor a class.
     let dir = copy("llama", |config| {
@@ -180,8 +180,7 @@ fn inspect_says_that_it_would_run_and_keeps_it_among_those_that_do_not() {
 
 #[test]
 fn every_golden_model_fits_its_own_family_under_another_name() {
-    for entry in std::fs::read_dir(golden::directory()).expect("golden models").flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
+    for name in golden::names() {
         let mut own = String::new();
         let dir = copy(&name, |config| {
             own = config["model_type"].as_str().expect("a type").to_owned();
@@ -197,7 +196,7 @@ fn every_golden_model_fits_its_own_family_under_another_name() {
 fn readers_of_other_families_meet_any_number_without_panic() {
     let mut panics = Vec::new();
     for name in ["llama", "mixtral", "gpt2", "gpt_neox", "bloom", "opt"] {
-        let path = golden::directory().join(name).join("config.json");
+        let path = golden::path(name).join("config.json");
         let config: Value = serde_json::from_slice(&std::fs::read(path).expect("a config")).expect("JSON");
         let keys = config.as_object().expect("an object").iter().filter(|(_, old)| old.is_number());
         for (key, _) in keys {

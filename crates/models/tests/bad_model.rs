@@ -15,7 +15,7 @@ type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
 
 /// A golden model with something changed, in a directory of its own.
 fn changed(name: &str, config: impl FnOnce(&mut Value), weights: impl FnOnce(&mut Tensors)) -> tempfile::TempDir {
-    let (from, to) = (golden::directory().join(name), tempfile::tempdir().expect("a directory"));
+    let (from, to) = (golden::path(name), tempfile::tempdir().expect("a directory"));
     let mut value: Value =
         serde_json::from_slice(&std::fs::read(from.join("config.json")).expect("a config")).expect("json");
     config(&mut value);
@@ -216,7 +216,7 @@ fn no_number_of_a_configuration_makes_it_panic() {
         "qwen3",
     ] {
         let config: Value =
-            serde_json::from_slice(&std::fs::read(golden::directory().join(name).join("config.json")).unwrap())
+            serde_json::from_slice(&std::fs::read(golden::path(name).join("config.json")).unwrap())
                 .unwrap();
         let part = if config.get("text_config").is_some() { "/text_config" } else { "" };
         let places: Vec<String> =

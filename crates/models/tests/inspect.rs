@@ -1,5 +1,9 @@
 //! What `inspect` says of the golden models, of things that are no models, and of files that mean harm.
 
+#[allow(dead_code)] // each test file uses its own part of this module
+#[path = "golden/mod.rs"]
+mod cases;
+
 use pellucid_models::inspect::{Category, Format, Report, Support, TokenizerState};
 use pellucid_models::tokenizer::Tokenizer;
 use pellucid_models::{LoadOptions, LoadedModel, inspect};
@@ -9,7 +13,7 @@ use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
 fn golden(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/models").join(name)
+    cases::path(name)
 }
 
 fn look(path: &Path) -> Report {
@@ -72,14 +76,13 @@ fn safetensors(tensors: &[(&str, &[u64])]) -> Vec<u8> {
 
 #[test]
 fn every_golden_model_runs_and_is_counted() {
-    for entry in fs::read_dir(golden("")).expect("golden models").flatten() {
-        let report = look(&entry.path());
-        let name = entry.file_name().to_string_lossy().into_owned();
+    for name in cases::names() {
+        let report = look(&golden(&name));
         assert!(
             report.runs() && report.category == Category::Transformers && report.support == Support::Native,
             "{name}: {report:#?}"
         );
-        let loaded = LoadedModel::open(&entry.path(), &LoadOptions::default(), &mut |_| {}).expect("it runs");
+        let loaded = LoadedModel::open(&golden(&name), &LoadOptions::default(), &mut |_| {}).expect("it runs");
         let architecture = loaded.model.program().architecture();
         assert_eq!(report.layers, Some(architecture.layers.len()), "{name}");
         // Gemma 3 brings a vision tower, whose parameters are counted and not loaded.
@@ -190,7 +193,7 @@ fn surplus_and_missing_parts_are_named() {
 
 #[test]
 fn pickles_are_refused_with_the_conversion() {
-    let llama = fs::read(golden("llama/config.json")).expect("read");
+    let llama = fs::read(golden("llama").join("config.json")).expect("read");
     let dir = made(&[("config.json", &llama), ("pytorch_model.bin", b"\x80\x02cos\nsystem\n")]);
     let report = look(dir.path());
     assert_eq!((report.support, report.file_bytes), (Support::Native, 13));
@@ -203,7 +206,7 @@ fn pickles_are_refused_with_the_conversion() {
 #[test]
 fn quantised_weights_are_counted_unpacked_and_what_they_lack_is_named() {
     let mut config: Value =
-        serde_json::from_slice(&fs::read(golden("llama/config.json")).expect("read")).expect("JSON");
+        serde_json::from_slice(&fs::read(golden("llama").join("config.json")).expect("read")).expect("JSON");
     config["quantization_config"] = json!({"quant_method": "gptq", "bits": 4});
     let q = "model.layers.0.self_attn.q_proj";
     let header = json!({format!("{q}.qweight"): {"dtype": "I32", "shape": [4, 32], "data_offsets": [0, 512]},
@@ -352,7 +355,7 @@ fn what_is_not_recognised_is_told_with_a_way_on() {
 
 #[test]
 fn sizes_that_no_model_has_are_refused_before_they_are_allocated() {
-    let llama: Value = serde_json::from_slice(&fs::read(golden("llama/config.json")).expect("read")).expect("JSON");
+    let llama: Value = serde_json::from_slice(&fs::read(golden("llama").join("config.json")).expect("read")).expect("JSON");
     for (key, value) in [
         ("num_hidden_layers", json!(2147483648u64)),
         ("num_attention_heads", json!(2000000000)),
@@ -371,14 +374,14 @@ fn sizes_that_no_model_has_are_refused_before_they_are_allocated() {
         assert!(!report.runs() && report.support == Support::Native, "{key}: {report:#?}");
     }
     let mut config: Value =
-        serde_json::from_slice(&fs::read(golden("mixtral/config.json")).expect("read")).expect("JSON");
+        serde_json::from_slice(&fs::read(golden("mixtral").join("config.json")).expect("read")).expect("JSON");
     config["num_local_experts"] = json!(u64::MAX);
     assert!(!look(with_config(config, &[]).path()).runs());
 }
 
 #[test]
 fn an_index_that_leads_elsewhere_is_not_followed() {
-    let llama = fs::read(golden("llama/config.json")).expect("read");
+    let llama = fs::read(golden("llama").join("config.json")).expect("read");
     let index = br#"{"weight_map": {"a": "../../etc/passwd", "b": "x.safetensors"}}"#;
     let report = look(made(&[("config.json", &llama), ("model.safetensors.index.json", index)]).path());
     assert_eq!(report.shards.missing, ["x.safetensors"]);

@@ -46,7 +46,7 @@ fn logits_streams_and_sublayers_agree() {
             let at = |point: &str| (format!("layers.{layer}.{point}"), format!("{point}.{layer}"));
             let (site, tensor) = at("resid_post");
             faults.extend(compare(case, &site, &tensor, 1e-4, true));
-            for point in ["attn_out", "mixer_out", "mlp_out", "z", "mlp_act", "router_logits"] {
+            for point in ["attn_out", "mixer_out", "mixer_out_post", "mlp_out", "mlp_out_post", "z", "mlp_act", "router_logits"] {
                 let (site, tensor) = at(point);
                 faults.extend(compare(case, &site, &tensor, 1e-4, false));
             }
@@ -106,4 +106,38 @@ fn every_native_family_has_a_golden_case() {
     for family in families::native() {
         assert!(seen.iter().any(|s| s == family), "{family} is called native and has no golden case");
     }
+}
+
+#[test]
+fn weights_follow_from_their_names_as_in_python() {
+    // tests/golden/weights.py asserts the same bits.
+    let first = |seed, name: &str| {
+        let numbers: Vec<f32> = golden::weights::standard(seed, name).take(1001).collect();
+        [0, 1, 2, 1000].map(|at| numbers[at].to_bits())
+    };
+    assert_eq!(first(0, "model.norm.weight"), [0xBF1E_FF70, 0x3FAB_4034, 0x3F28_FA3B, 0x3FA9_C936]);
+    assert_eq!(first(7, "h.0.attn.c_attn.weight"), [0x3F60_0B7A, 0xBECE_F44A, 0x3F34_8897, 0x3F9A_3B34]);
+}
+
+#[test]
+fn weights_that_are_stored_too_are_the_ones_that_are_made() {
+    let mut compared = 0;
+    for name in golden::names() {
+        let case = golden::directory().join(&name);
+        let files = std::fs::read_dir(&case).expect("a case").flatten().map(|entry| entry.file_name());
+        for file in files.filter(|file| {
+            file.to_string_lossy().starts_with("model") && file.to_string_lossy().ends_with(".safetensors")
+        }) {
+            let read = |path: std::path::PathBuf| std::fs::read(path.join(&file)).expect("weights");
+            let (stored, made) = (read(case.clone()), read(golden::weights::made(&case)));
+            let open = |bytes| safetensors::SafeTensors::deserialize(bytes).expect("a valid file");
+            let (stored, made) = (open(&stored), open(&made));
+            assert_eq!(stored.len(), made.len(), "{name}");
+            for (tensor, view) in stored.tensors() {
+                assert_eq!(view, made.tensor(&tensor).expect("the same tensors"), "{name}: {tensor}");
+                compared += 1;
+            }
+        }
+    }
+    assert!(compared > 50 || std::env::var_os("PELLUCID_GOLDEN").is_some(), "some cases keep their weights");
 }

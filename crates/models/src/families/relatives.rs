@@ -18,6 +18,8 @@ pub(super) fn arcee(config: &Config) -> Result<Family> {
 /// Code World Model: some layers slide.
 pub(super) fn cwm(config: &Config) -> Result<Family> {
     let mut family = llama_like(config)?;
+    let bias = config.flag_or("mlp_bias", false)?;
+    family.each_dense(|dense| *dense = dense.with_bias(bias));
     slide(config, &mut family, config.size_maybe("sliding_window")?, |layer| layer % 4 != 0)?;
     Ok(family)
 }

@@ -74,7 +74,8 @@ pub(super) fn trocr(config: &Config) -> Result<Family> {
 /// Whisper's decoder: norms before the sublayers, keys without biases.
 pub(super) fn whisper(config: &Config) -> Result<Family> {
     let positions = config.size_or("max_target_positions", 448)?;
-    let config = config.with("max_position_embeddings", positions.into());
+    // `scale_embedding` is in its configuration, and nothing reads it.
+    let config = config.with("max_position_embeddings", positions.into()).with("scale_embedding", false.into());
     let manner = Manner { head: "proj_out", pre_norm: true, embedding_norm: false, offset: 0, ..BART };
     let mut family = decoder(&config, manner)?;
     family.each_attention(|a| a.unbiased_keys = true);

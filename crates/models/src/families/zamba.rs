@@ -77,7 +77,7 @@ fn mamba(config: &Config, width: usize, norm: Norm, bias: bool) -> Result<Mamba2
         state: config.size_or("mamba_d_state", 64)?,
         groups,
         kernel: config.size_or("mamba_d_conv", 4)?,
-        conv_bias: config.flag_or("use_conv_bias", true)?,
+        conv_bias: true, // whatever `use_conv_bias` says: transformers' layer does not ask it
         bias,
         out_bias: bias,
         activation: pellucid_engine::architecture::Activation::Silu,

@@ -1,5 +1,7 @@
 //! The golden cases: tiny models with what `transformers` computed from them (see tests/golden/README.md at the root).
 
+pub mod weights;
+
 use pellucid_engine::architecture::Rope;
 use pellucid_engine::{Plan, Positions, Run, RunOptions, Site, Tap};
 use pellucid_models::{LoadOptions, LoadedModel};
@@ -20,6 +22,12 @@ pub fn directory() -> PathBuf {
     std::env::var_os("PELLUCID_GOLDEN").map_or_else(committed, PathBuf::from)
 }
 
+/// The model of a case: a directory as it would be published. Everything that opens one gets it from here, since the weights are not
+/// committed but follow from their names.
+pub fn path(name: &str) -> PathBuf {
+    weights::materialised(&directory().join(name))
+}
+
 /// The names of every case there is; at least one for each native family.
 pub fn names() -> Vec<String> {
     let mut names: Vec<String> = std::fs::read_dir(directory())
@@ -28,6 +36,24 @@ pub fn names() -> Vec<String> {
         .collect();
     names.sort();
     assert!(!names.is_empty(), "the golden models are missing");
+    names
+}
+
+/// The names of one case of each model type, the plainest there is: for tests that take long.
+pub fn one_per_type() -> Vec<String> {
+    let model_type = |name: &String| {
+        let bytes = std::fs::read(directory().join(name).join("config.json")).expect("a configuration");
+        let config: serde_json::Value = serde_json::from_slice(&bytes).expect("JSON");
+        config["model_type"].as_str().expect("a type").to_owned()
+    };
+    let mut names = names();
+    names.sort_by_key(|name| (name.len(), name.clone()));
+    let mut plainest: HashMap<String, String> = HashMap::new();
+    for name in names {
+        plainest.entry(model_type(&name)).or_insert(name);
+    }
+    let mut names: Vec<String> = plainest.into_values().collect();
+    names.sort();
     names
 }
 
@@ -41,10 +67,9 @@ pub fn case(name: &str) -> Case {
 
 /// A case, or why its model does not load.
 pub fn open(name: &str) -> Result<Case, String> {
-    let dir = directory().join(name);
-    let loaded =
-        LoadedModel::open(&dir, &LoadOptions::default(), &mut |_| {}).map_err(|error| format!("{name}: {error}"))?;
-    let bytes = std::fs::read(dir.join("reference.safetensors")).expect("reference");
+    let loaded = LoadedModel::open(&path(name), &LoadOptions::default(), &mut |_| {})
+        .map_err(|error| format!("{name}: {error}"))?;
+    let bytes = std::fs::read(directory().join(name).join("reference.safetensors")).expect("reference");
     let file = safetensors::SafeTensors::deserialize(&bytes).expect("a valid reference");
     let reference: HashMap<String, (Vec<usize>, Vec<f32>)> = file
         .tensors()

@@ -62,7 +62,7 @@ pub fn measure() -> Vec<Row> {
 }
 
 fn config_of(case: &str) -> Value {
-    let bytes = std::fs::read(golden::directory().join(case).join("config.json")).expect("a configuration");
+    let bytes = std::fs::read(golden::path(case).join("config.json")).expect("a configuration");
     serde_json::from_slice(&bytes).expect("JSON")
 }
 
