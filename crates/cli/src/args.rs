@@ -32,6 +32,8 @@ pub enum Command {
     Generate(GenerateArgs),
     /// The logit lens: what the model would answer from each layer.
     Lens(LensArgs),
+    /// Where the time goes: every op of a run or a generation, measured.
+    Profile(ProfileArgs),
     /// Fetch a model by name.
     Pull(PullArgs),
     /// The performance lab: measurements in fresh processes.
@@ -205,6 +207,42 @@ pub struct LensArgs {
     /// Guesses shown in each cell
     #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=5))]
     pub top: u8,
+}
+
+#[derive(Args)]
+pub struct ProfileArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[command(flatten)]
+    pub input: InputArgs,
+    #[command(flatten)]
+    pub plan: PlanArgs,
+    /// Also generate this many tokens
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub max_new: u32,
+    /// Group by kind of op, by weight, or by layer
+    #[arg(long, value_enum, default_value = "kind")]
+    pub by: ProfileBy,
+    /// Print the table as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Write every op as a Chrome trace (for chrome://tracing or Perfetto)
+    #[arg(long, value_name = "F.json")]
+    pub trace: Option<PathBuf>,
+    /// Write a flame graph: phase, layer, op
+    #[arg(long, value_name = "F.svg")]
+    pub flame: Option<PathBuf>,
+}
+
+/// How a profile is grouped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum ProfileBy {
+    /// matmul, attention, norm, …
+    Kind,
+    /// attn.q, mlp.down, … over all layers
+    Weight,
+    /// layers.0, layers.1, …
+    Layer,
 }
 
 #[derive(Args)]

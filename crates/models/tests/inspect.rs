@@ -355,7 +355,8 @@ fn what_is_not_recognised_is_told_with_a_way_on() {
 
 #[test]
 fn sizes_that_no_model_has_are_refused_before_they_are_allocated() {
-    let llama: Value = serde_json::from_slice(&fs::read(golden("llama").join("config.json")).expect("read")).expect("JSON");
+    let llama: Value =
+        serde_json::from_slice(&fs::read(golden("llama").join("config.json")).expect("read")).expect("JSON");
     for (key, value) in [
         ("num_hidden_layers", json!(2147483648u64)),
         ("num_attention_heads", json!(2000000000)),
