@@ -4,6 +4,9 @@ use crate::result::Comparison;
 use crate::stats::Estimate;
 use crate::suite::Metric;
 
+/// From here on, digits say nothing.
+const HUGE: f64 = 1e9;
+
 /// A value with its unit.
 pub fn quantity(metric: Metric, value: f64) -> String {
     match metric {
@@ -18,6 +21,7 @@ pub(crate) fn seconds(value: f64) -> String {
         x if !x.is_finite() => "—".into(),
         x if x < 1e-3 => format!("{:.1} µs", value * 1e6),
         x if x < 1.0 => format!("{:.2} ms", value * 1e3),
+        x if x >= HUGE => format!("{value:.1e} s"),
         _ => format!("{value:.2} s"),
     }
 }
@@ -38,6 +42,7 @@ pub(crate) fn bytes(value: f64) -> String {
 pub(crate) fn times(ratio: f64) -> String {
     match ratio {
         x if !x.is_finite() => "—".into(),
+        x if x >= HUGE => format!("×{x:.1e}"),
         x if x >= 100.0 => format!("×{x:.0}"),
         x if x >= 10.0 => format!("×{x:.1}"),
         x => format!("×{x:.3}"),
@@ -64,6 +69,7 @@ pub(crate) fn change(log: f64) -> String {
     let percent = (log.exp() - 1.0) * 100.0;
     match percent.abs() {
         x if !x.is_finite() => "—".into(),
+        x if x >= HUGE => format!("{percent:+.1e} %"),
         x if x >= 100.0 => format!("{percent:+.0} %"),
         x if x >= 10.0 => format!("{percent:+.1} %"),
         _ => format!("{percent:+.2} %"),
@@ -72,12 +78,27 @@ pub(crate) fn change(log: f64) -> String {
 
 /// A half width of logarithms as a share: `±1.2 %`.
 pub(crate) fn noise(half_width: f64) -> String {
-    if half_width.is_finite() { format!("±{:.2} %", (half_width.exp() - 1.0) * 100.0) } else { "—".into() }
+    let percent = half_width.exp_m1() * 100.0;
+    match percent.abs() {
+        x if !x.is_finite() => "—".into(),
+        x if x >= HUGE => format!("±{percent:.1e} %"),
+        _ => format!("±{percent:.2} %"),
+    }
+}
+
+/// The noise of a comparison; for the reference against itself, that which it found.
+pub(crate) fn noise_of(comparison: &Comparison) -> f64 {
+    let itself = comparison.variant == comparison.reference;
+    if itself { comparison.log_ratio.half_width() } else { comparison.noise }
 }
 
 /// A share in percent.
 pub(crate) fn share(value: f64) -> String {
-    if value.is_finite() { format!("{:.1} %", value * 100.0) } else { "—".into() }
+    match value.abs() * 100.0 {
+        x if !x.is_finite() => "—".into(),
+        x if x >= HUGE => format!("{:.1e} %", value * 100.0),
+        _ => format!("{:.1} %", value * 100.0),
+    }
 }
 
 /// The largest difference of a cell's numbers.

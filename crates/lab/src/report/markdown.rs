@@ -1,6 +1,6 @@
 //! A session as Markdown: the same facts as the page, without its plots.
 
-use super::format::{change, date, difference, noise, ratio, share};
+use super::format::{change, date, difference, noise, noise_of, ratio, share};
 use super::{any_compared, closure, cost, quantity};
 use crate::result::SessionResult;
 
@@ -64,7 +64,7 @@ fn comparisons(result: &SessionResult) -> String {
             quantity(c.metric, c.value),
             ratio(&c.log_ratio),
             c.pairs,
-            noise(c.noise),
+            noise(noise_of(c)),
             share(c.margin),
             c.outliers.0,
             c.verdict

@@ -54,7 +54,7 @@ fn row(comparison: &Comparison, (a, b): (usize, usize)) -> String {
         format::times(comparison.log_ratio.mean.exp()),
         format!("({})", format::ends(&comparison.log_ratio)),
         comparison.pairs,
-        format::noise(comparison.noise),
+        format::noise(format::noise_of(comparison)),
         comparison.verdict,
     )
 }

@@ -1,6 +1,6 @@
 //! The cost: time against captured layers, with its fit.
 
-use super::svg::{Axis, curve, escape, level, mark, second_tick, text};
+use super::svg::{Axis, capital, curve, escape, gutter, level, mark, second_tick, text};
 use crate::report::cost as sentence;
 use crate::result::{CostModel, SessionResult};
 
@@ -23,7 +23,7 @@ fn scatter(model: &CostModel) -> String {
     for (tick, label) in up.ticks() {
         let y = up.down(*tick, HEIGHT);
         marks += &level("grid", 0.0, 100.0, y);
-        marks += &text(100.0, (y - 4.0).max(12.0), "end", label);
+        marks += &gutter(y, label);
     }
     for (tick, label) in across.ticks() {
         marks += &text(across.at(*tick), HEIGHT + 18.0, "middle", label);
@@ -41,11 +41,13 @@ fn scatter(model: &CostModel) -> String {
     if model.per_layer.mean.is_finite() {
         marks += &line("fit", model.per_layer.mean);
     }
-    for (x, y) in &points {
-        marks += &mark("dot v0", "s0", across.at(*x), up.down(*y, HEIGHT));
+    // Processes of one variant have one number of layers: they are spread a little, so that each can be seen.
+    for (i, (x, y)) in points.iter().enumerate() {
+        let aside = (i % 5) as f64 * 0.6 - 1.2;
+        marks += &mark("dot v0", "s0", across.at(*x) + aside, up.down(*y, HEIGHT));
     }
     let said = sentence(model);
-    let (height, said, workload) = (HEIGHT + 44.0, escape(&said), escape(&model.workload));
+    let (height, said, workload) = (HEIGHT + 44.0, escape(&capital(&said)), escape(&model.workload));
     marks += &text(50.0, HEIGHT + 38.0, "middle", "captured layers");
     format!(
         "<h3>{workload}</h3>\n<svg class=\"plot\" height=\"{height}\" role=\"img\"><title>{said}</title>{marks}</svg>\n\

@@ -1,8 +1,9 @@
 //! The forest: every ratio with its interval, over the margin and the noise that it has to clear.
 
 use super::svg::{Axis, Row, bar, escape, level, mark, rows, upright};
-use crate::report::format::{ends, noise, ratio, share, sides, times};
+use crate::report::format::{ends, noise, noise_of, ratio, share, sides, times};
 use crate::result::{Comparison, SessionResult};
+use crate::suite::Metric;
 use crate::verdict::Verdict;
 
 const HEIGHT: f64 = 30.0;
@@ -23,18 +24,31 @@ pub(super) fn forest(result: &SessionResult) -> Option<String> {
     if result.comparisons.is_empty() {
         return None;
     }
-    let axis = Axis::ratios(reach(&result.comparisons));
-    let all: Vec<Row> = result.comparisons.iter().map(|comparison| row(comparison, &axis)).collect();
-    Some(rows(&axis, &all))
+    let axis = axis(&result.comparisons);
+    let mut groups: Vec<(&str, Metric, Vec<Row>)> = Vec::new();
+    for c in &result.comparisons {
+        let group = groups.iter_mut().find(|(workload, metric, _)| *workload == c.workload && *metric == c.metric);
+        match group {
+            Some((.., all)) => all.push(row(c, &axis)),
+            None => groups.push((&c.workload, c.metric, vec![row(c, &axis)])),
+        }
+    }
+    let plot = |(workload, metric, all): &(&str, Metric, Vec<Row>)| {
+        format!("<h3>{}, {}</h3>\n{}", escape(workload), metric.name(), rows(&axis, all))
+    };
+    Some(groups.iter().map(plot).collect())
 }
 
-/// How far the axis goes: all means and bands, and intervals as far as they do not dwarf them.
-fn reach(comparisons: &[Comparison]) -> f64 {
-    let most =
-        |values: &mut dyn Iterator<Item = f64>| values.filter(|x| x.is_finite()).map(f64::abs).fold(0.0, f64::max);
-    let middle = most(&mut comparisons.iter().flat_map(|c| [c.log_ratio.mean, (1.0 + c.margin).ln(), c.noise]));
-    let wide = most(&mut comparisons.iter().flat_map(|c| [c.log_ratio.low, c.log_ratio.high]));
-    middle.max(wide.min(4.0 * middle)) * 1.08
+/// One axis for all, so that they can be compared: all means and bands, and intervals as far as they do not dwarf them.
+fn axis(comparisons: &[Comparison]) -> Axis {
+    let finite = |values: &mut dyn Iterator<Item = f64>| {
+        values.filter(|x| x.is_finite()).fold((0.0f64, 0.0f64), |(low, high), x| (low.min(x), high.max(x)))
+    };
+    let bands = comparisons.iter().flat_map(|c| [(1.0 + c.margin).ln(), c.noise]).flat_map(|x| [x, -x]);
+    let middle = finite(&mut comparisons.iter().map(|c| c.log_ratio.mean).chain(bands));
+    let wide = finite(&mut comparisons.iter().flat_map(|c| [c.log_ratio.low, c.log_ratio.high]));
+    let most = 4.0 * middle.1.max(-middle.0);
+    Axis::ratios(middle.0.min(wide.0.max(-most)) * 1.08, middle.1.max(wide.1.min(most)) * 1.08)
 }
 
 fn row(c: &Comparison, axis: &Axis) -> Row {
@@ -45,8 +59,9 @@ fn row(c: &Comparison, axis: &Axis) -> Row {
     let margin = (1.0 + c.margin).ln();
     let middle = HEIGHT / 2.0;
     let mut marks = bar("margin", axis.at(-margin), axis.at(margin), 0.0, HEIGHT);
-    if c.noise > 0.0 {
-        marks += &bar("noise", axis.at(-c.noise), axis.at(c.noise), 5.0, HEIGHT - 10.0);
+    let own = noise_of(c);
+    if own > 0.0 && own.is_finite() {
+        marks += &bar("noise", axis.at(-own), axis.at(own), 5.0, HEIGHT - 10.0);
     }
     marks += &upright("one", axis.at(0.0), 0.0, HEIGHT);
     marks += &level(&format!("interval {class}"), axis.at(c.log_ratio.low), axis.at(c.log_ratio.high), middle);
@@ -61,7 +76,7 @@ fn row(c: &Comparison, axis: &Axis) -> Row {
     }
     let metric = c.metric.name();
     Row {
-        label: format!("<b>{}</b> <span>{} · {metric}</span>", escape(&c.workload), escape(&sides(c))),
+        label: escape(&sides(c)),
         value: format!("{} <small>{}</small>", times(c.log_ratio.mean.exp()), ends(&c.log_ratio)),
         title: format!(
             "{}, {}, {metric}: {}, {}; margin {}, noise {}, {} pairs",
@@ -70,7 +85,7 @@ fn row(c: &Comparison, axis: &Axis) -> Row {
             ratio(&c.log_ratio),
             c.verdict,
             share(c.margin),
-            noise(c.noise),
+            noise(own),
             c.pairs
         ),
         marks,

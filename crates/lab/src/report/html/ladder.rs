@@ -1,6 +1,6 @@
 //! The ladder: what each step adds, and whether the steps make the whole.
 
-use super::svg::{Axis, Row, bar, escape, level, rows, upright};
+use super::svg::{Axis, Row, bar, capital, escape, level, rows, upright};
 use crate::report::format::{change, quantity};
 use crate::report::ladder::{Ladder, ladders};
 use crate::result::SessionResult;
@@ -87,6 +87,6 @@ fn waterfall(ladder: &Ladder) -> String {
             height: HEIGHT as u32,
         });
     }
-    let sentence = escape(&ladder.sentence());
+    let sentence = escape(&capital(&ladder.sentence()));
     format!("<h3>{}</h3>\n{}<p class=\"said\">{sentence}.</p>\n", escape(ladder.workload), rows(&axis, &all))
 }

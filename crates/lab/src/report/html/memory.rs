@@ -61,7 +61,7 @@ fn strips(variant: &str, held: &Held, axis: &Axis) -> Vec<Row> {
             "{}<span>{phase}</span>",
             if first { format!("<b>{}</b> ", escape(variant)) } else { String::new() }
         ),
-        title: format!("{variant}, {phase}: {}", value.replace("<small>", "").replace("</small>", "")),
+        title: format!("{variant}, {phase}: {}", value),
         value,
         marks,
         height: HEIGHT as u32,
@@ -72,11 +72,11 @@ fn strips(variant: &str, held: &Held, axis: &Axis) -> Vec<Row> {
     };
     let end =
         one("anonymous", anonymous) + &bar("file", axis.at(anonymous), axis.at(anonymous + file), 4.0, HEIGHT - 8.0);
-    let both = format!("{} + {} <small>anonymous + file</small>", bytes(anonymous), bytes(file));
+    let both = format!("{} + {}", bytes(anonymous), bytes(file));
     vec![
         row("peak while loading", bytes(load), one("peak", load), true),
         row("peak while running", bytes(run), one("peak", run), false),
-        row("held at the end", both, end, false),
+        row("held at the end: anonymous + file", both, end, false),
     ]
 }
 
@@ -88,7 +88,7 @@ fn allocations(result: &SessionResult) -> String {
             let counted = answers(result, &workload.id, variant).into_iter().find_map(|answer| answer.allocations);
             if let Some(counted) = counted {
                 lines += &format!(
-                    "<tr><td>{}</td><td>{}</td><td class=\"number\">{}</td><td class=\"number\">{}</td><td class=\"number\">{}</td></tr>\n",
+                    "<tr><td class=\"name\">{}</td><td class=\"name\">{}</td><td class=\"number\">{}</td><td class=\"number\">{}</td><td class=\"number\">{}</td></tr>\n",
                     escape(&workload.id),
                     escape(variant),
                     counted.count,

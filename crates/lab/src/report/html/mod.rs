@@ -49,6 +49,7 @@ pub fn html(result: &SessionResult) -> String {
     }
     out += "</nav>\n<main>\n";
     for Section { id, title, caption, is_plot, body } in &sections {
+        let caption = caption.replace(" %", "\u{a0}%");
         let (open, close) = if *is_plot {
             ("<figure>", format!("<figcaption>{caption}</figcaption></figure>"))
         } else {
@@ -117,7 +118,7 @@ fn sections(result: &SessionResult) -> Vec<Section> {
         "cost",
         "Cost of captured layers",
         "Each mark is one process, the line is the fit, and the thin lines are the ends of the slope's 95 % interval: the slope is \
-         what one more captured layer costs.",
+         what one more captured layer costs (marks of equal layers are spread sideways to be seen).",
         true,
         cost::cost(result),
     );

@@ -1,6 +1,6 @@
 //! The series: every process in the order of running, against the median of its own kind, so that drift can be seen.
 
-use super::svg::{Axis, curve, escape, level, mark, style_of, text};
+use super::svg::{Axis, curve, escape, gutter, level, mark, style_of, text};
 use crate::report::format::{change, sides};
 use crate::result::SessionResult;
 use crate::stats::{median, quantile};
@@ -65,7 +65,7 @@ pub(super) fn series(result: &SessionResult) -> Option<String> {
     for (tick, label) in axis.ticks() {
         let y = axis.down(*tick, HEIGHT);
         marks += &level(if tick.abs() < 1e-12 { "one" } else { "grid" }, 0.0, 100.0, y);
-        marks += &text(0.0, (y - 4.0).max(12.0), "start", label);
+        marks += &gutter(y, label);
     }
     for (place, (point, run)) in points.iter().zip(&result.runs).enumerate() {
         let index = ids.iter().position(|id| *id == run.variant).unwrap_or_default();
@@ -105,15 +105,18 @@ fn running(points: &[Option<f64>], axis: &Axis, across: impl Fn(usize) -> f64) -
 
 /// What the numbers say about drift.
 fn drift(result: &SessionResult) -> String {
-    let mut said: Vec<String> = Vec::new();
-    for c in &result.comparisons {
-        if let Some(drift) = c.drift.filter(|drift| drift.is_significant() && drift.mean.is_finite()) {
-            let what = format!("{} ({}, {})", escape(&sides(c)), escape(&c.workload), c.metric.name());
-            said.push(format!("{what}: {} a process", change(drift.mean)));
-        }
-    }
-    if said.is_empty() {
+    let drifts = result.comparisons.iter().filter_map(|c| Some((c, c.drift?.mean, c.drift?.is_significant())));
+    let found: Vec<_> = drifts.filter(|(_, mean, significant)| *significant && mean.is_finite()).collect();
+    let Some((most, by, _)) = found.iter().max_by(|a, b| a.1.abs().total_cmp(&b.1.abs())) else {
         return "<p>No comparison drifts significantly.</p>\n".into();
-    }
-    format!("<p>Significant drift: {}. Pairs cancel what both sides share.</p>\n", said.join("; "))
+    };
+    format!(
+        "<p>{} of {} comparisons drift significantly, {} on {} the most: {} of {} a process. Pairs cancel what both sides share.</p>\n",
+        found.len(),
+        result.comparisons.len(),
+        escape(&sides(most)),
+        escape(&most.workload),
+        change(*by),
+        most.metric.name()
+    )
 }

@@ -22,6 +22,12 @@ pub(super) fn escape(text: &str) -> String {
     out
 }
 
+/// A sentence with a capital at its beginning.
+pub(super) fn capital(sentence: &str) -> String {
+    let mut letters = sentence.chars();
+    letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
+}
+
 /// How an axis is bent.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Scale {
@@ -42,7 +48,7 @@ pub(super) struct Axis {
 /// Percent of the width that are kept free at either side, so that marks are not cut.
 const EDGE: f64 = 2.0;
 /// Labels nearer to each other than this, in percent of the width, would touch on a phone.
-const APART: f64 = 15.0;
+const APART: f64 = 12.0;
 
 impl Axis {
     /// From the lowest to the highest of some values, with a little air; logarithmic where they lie far apart.
@@ -66,7 +72,7 @@ impl Axis {
 
     /// Between two ends, with round ticks. `label` is given a tick and the distance to the next.
     pub fn linear(low: f64, high: f64, label: fn(f64, f64) -> String) -> Axis {
-        let rough = (high - low) / 4.0;
+        let rough = (high - low) / 5.0;
         let unit = 10f64.powf(rough.log10().floor());
         let step = [1.0, 2.0, 5.0, 10.0].map(|m| m * unit).into_iter().find(|step| *step >= rough).unwrap_or(rough);
         let first = (low / step).ceil();
@@ -75,18 +81,20 @@ impl Axis {
         Axis { low, high, scale: Scale::Linear, ticks }
     }
 
-    /// Logarithms of ratios up to `reach` on both sides of ×1; far ones do not crush near ones.
-    pub fn ratios(reach: f64) -> Axis {
+    /// Logarithms of ratios from `low` to `high`, with ×1 among them; far ones do not crush near ones.
+    pub fn ratios(low: f64, high: f64) -> Axis {
         const FAR: [f64; 18] =
             [1.002, 1.005, 1.01, 1.02, 1.05, 1.1, 1.2, 1.3, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0, 100.0, 1e3, 1e4];
-        let reach = if reach.is_finite() { reach.clamp(0.005, 25.0) } else { 0.1 };
-        let scale = if reach > 0.5 { Scale::Stretched(0.05) } else { Scale::Linear };
+        let far = |end: f64| if end.is_finite() { end.abs().clamp(0.005, 25.0) } else { 0.1 };
+        let (low, high) = (-far(low), far(high));
+        let scale = if high.max(-low) > 0.5 { Scale::Stretched(0.05) } else { Scale::Linear };
         let mut ticks = vec![(0.0, String::from("×1"))];
-        for ratio in FAR.into_iter().filter(|ratio| ratio.ln() <= reach) {
+        for ratio in FAR {
             ticks.push((ratio.ln(), format!("×{ratio}")));
             ticks.push((-ratio.ln(), format!("÷{ratio}")));
         }
-        Axis { low: -reach, high: reach, scale, ticks }.thinned()
+        ticks.retain(|(tick, _)| (low..=high).contains(tick));
+        Axis { low, high, scale, ticks }.thinned()
     }
 
     /// Logarithms of ratios from the lowest to the highest of some, labelled as changes in round percent.
@@ -247,6 +255,11 @@ pub(super) fn text(x: f64, y: f64, anchor: &str, text: &str) -> String {
     format!("<text x=\"{x:.2}%\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{}</text>", escape(text))
 }
 
+/// A label in the gutter at the left of a plot.
+pub(super) fn gutter(y: f64, text: &str) -> String {
+    format!("<text x=\"0\" y=\"{:.1}\" dx=\"-8\" text-anchor=\"end\">{}</text>", y + 5.0, escape(text))
+}
+
 /// A mark of a class, with one of the shapes of [`shapes`].
 pub(super) fn mark(class: &str, shape: &str, x: f64, y: f64) -> String {
     format!("<use class=\"{class}\" href=\"#{shape}\" x=\"{x:.2}%\" y=\"{y:.1}\"/>")
@@ -290,9 +303,9 @@ mod tests {
             Axis::of([f64::NAN, f64::INFINITY, 0.0, 0.0], second_tick),
             Axis::of([0.001, 2.0], second_tick),
             Axis::from_zero([f64::NAN], byte_tick),
-            Axis::ratios(f64::NAN),
-            Axis::ratios(0.0),
-            Axis::ratios(1e9),
+            Axis::ratios(f64::NAN, f64::INFINITY),
+            Axis::ratios(0.0, 0.0),
+            Axis::ratios(-1e9, 0.01),
         ] {
             assert!(axis.ticks().iter().all(|(tick, _)| tick.is_finite()) && axis.ticks().len() < 14);
             for value in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 0.0, -1.0, 1e300] {
@@ -307,7 +320,7 @@ mod tests {
         assert_eq!(labels(Axis::linear(0.0101, 0.0139, second_tick)), ["11 ms", "12 ms", "13 ms"]);
         assert_eq!(labels(Axis::linear(0.0, 1.2e9, byte_tick)), ["0 MB", "500 MB", "1.0 GB"]);
         for reach in [0.006, 0.03, 0.2, 0.6, 2.0, 9.0] {
-            let axis = Axis::ratios(reach);
+            let axis = Axis::ratios(-reach, reach);
             let places: Vec<f64> = axis.ticks().iter().map(|(tick, _)| axis.at(*tick)).collect();
             assert!(places.len() >= 3 && places.windows(2).all(|two| two[1] - two[0] >= APART), "{reach}: {places:?}");
             assert!(axis.ticks().iter().any(|(tick, _)| *tick == 0.0));

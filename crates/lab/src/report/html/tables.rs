@@ -4,7 +4,7 @@ use super::forest::sign;
 use super::series::variants;
 use super::svg::escape;
 use crate::check::State;
-use crate::report::format::{change, date, difference, noise, quantity, ratio, share, sides};
+use crate::report::format::{change, date, difference, noise, noise_of, quantity, ratio, share, sides};
 use crate::result::{Cell, SessionResult};
 use std::collections::BTreeMap;
 
@@ -39,9 +39,9 @@ pub(super) fn comparisons(result: &SessionResult) -> Option<String> {
             notes.push(format!("drift {} a process", change(drift.mean)));
         }
         body += &format!(
-            "<tr{itself}><td>{}</td><td>{}</td><td>{}</td><td class=\"number\">{}<small>against {}</small></td>\
-             <td class=\"number\">{}</td><td class=\"number\">{}</td><td class=\"number\">{}</td><td class=\"number\">{}</td>\
-             <td><b class=\"{class}\">{symbol} {}</b>{needed}</td><td>{}</td></tr>\n",
+            "<tr{itself}><td class=\"name\">{}</td><td class=\"name\">{}</td><td>{}</td><td class=\"number\">{}<small>against {}</small></td>\
+             <td class=\"number\">{}</td><td class=\"number\">{}</td><td class=\"number\">{}<small>margin {}</small></td>\
+             <td><b class=\"{class}\">{symbol} {}</b>{needed}</td><td class=\"notes\">{}</td></tr>\n",
             escape(&c.workload),
             escape(&sides(c)),
             c.metric.name(),
@@ -49,7 +49,7 @@ pub(super) fn comparisons(result: &SessionResult) -> Option<String> {
             quantity(c.metric, c.reference_value),
             ratio(&c.log_ratio),
             c.pairs,
-            noise(c.noise),
+            noise(noise_of(c)),
             share(c.margin),
             c.verdict,
             notes.join("; ")
@@ -63,7 +63,6 @@ pub(super) fn comparisons(result: &SessionResult) -> Option<String> {
         "#ratio (95 %)",
         "#pairs",
         "#noise",
-        "#margin",
         "verdict",
         "notes",
     ];
@@ -92,7 +91,7 @@ pub(super) fn matrix(result: &SessionResult) -> Option<String> {
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let mut body = String::new();
     for workload in &result.suite.workloads {
-        body += &format!("<tr><th scope=\"row\">{}</th>", escape(&workload.id));
+        body += &format!("<tr><th scope=\"row\" class=\"name\">{}</th>", escape(&workload.id));
         for variant in &variants {
             let found = result.cells.iter().find(|cell| cell.workload == workload.id && cell.variant == *variant);
             body += &found.map_or_else(|| "<td class=\"state absent\">— not run</td>".into(), state);
@@ -137,7 +136,11 @@ fn state(cell: &Cell) -> String {
 /// Names and values.
 fn facts<'f>(name: &str, facts: impl Iterator<Item = (&'f str, String)>) -> String {
     let line = |(key, value): (&str, String)| {
-        format!("<tr><th scope=\"row\">{}</th><td class=\"code\">{}</td></tr>\n", escape(key), escape(&value))
+        format!(
+            "<tr><th scope=\"row\" class=\"name\">{}</th><td class=\"code\">{}</td></tr>\n",
+            escape(key),
+            escape(&value)
+        )
     };
     table(name, "", &facts.map(line).collect::<String>())
 }
@@ -184,7 +187,7 @@ pub(super) fn participants(result: &SessionResult) -> String {
             settings.push(binary.display().to_string());
         }
         body += &format!(
-            "<tr><th scope=\"row\">{}</th><td>{}</td><td>{}</td><td>{}</td><td class=\"number\">{}</td><td class=\"code\">{}</td></tr>\n",
+            "<tr><th scope=\"row\" class=\"name\">{}</th><td>{}</td><td>{}</td><td>{}</td><td class=\"number\">{}</td><td class=\"code\">{}</td></tr>\n",
             escape(&variant.id),
             engine.map_or_else(|| "no answer".into(), |answer| escape(&answer.engine)),
             variant.job.map_or_else(|| "the workload's".into(), |job| escape(&plain(&job))),
@@ -197,7 +200,7 @@ pub(super) fn participants(result: &SessionResult) -> String {
     body.clear();
     for workload in &result.suite.workloads {
         body += &format!(
-            "<tr><th scope=\"row\">{}</th><td>{}</td><td class=\"number\">{}</td><td class=\"number\">{}</td><td class=\"number\">{}</td></tr>\n",
+            "<tr><th scope=\"row\" class=\"name\">{}</th><td>{}</td><td class=\"number\">{}</td><td class=\"number\">{}</td><td class=\"number\">{}</td></tr>\n",
             escape(&workload.id),
             escape(&plain(&workload.job)),
             workload.tokens,
