@@ -35,7 +35,7 @@ impl Executor for Machine {
         }
         let factor = match request.job {
             Job::CaptureLayers { layers } => 1.0 + 0.01 * layers as f64,
-            _ if variant.id == HOSTILE => 1.3,
+            _ if variant.id == HOSTILE => 12.0,
             _ => 1.0,
         };
         let noise = (0.006 * self.random.normal() + 2e-4 * self.clock).exp();
@@ -293,7 +293,11 @@ fn the_other_reports_tell_the_same_facts_in_straight_columns() {
 fn pages_to_look_at() {
     let folder = std::path::PathBuf::from(std::env::var_os("PELLUCID_PAGES").expect("a folder"));
     let failing = Some(Outcome::Failed { how: Failing::Timeout, said: "no answer".into() });
-    for (name, suite, fate) in [("ladder", ladder(), None), ("race", race(), None), ("failing", race(), failing)] {
+    let mut short = ladder();
+    short.precision.budget_s = 19.5;
+    for (name, suite, fate) in
+        [("ladder", ladder(), None), ("short", short, None), ("race", race(), None), ("failing", race(), failing)]
+    {
         let result = run(&suite, &mut Machine { fate, ..Machine::new(6) });
         std::fs::write(folder.join(format!("{name}.html")), report::html(&result)).expect("written");
         std::fs::write(folder.join(format!("{name}.md")), report::markdown(&result)).expect("written");

@@ -2,6 +2,7 @@
 
 use super::series::variants;
 use super::svg::{Axis, Row, bar, byte_tick, escape, rows};
+use super::tables::{head, table};
 use crate::protocol::Answer;
 use crate::report::format::bytes;
 use crate::result::SessionResult;
@@ -101,8 +102,6 @@ fn allocations(result: &SessionResult) -> String {
     if lines.is_empty() {
         return lines;
     }
-    format!(
-        "<h3>Heap allocations of one run</h3>\n<div class=\"wide\"><table><thead><tr><th>workload</th><th>variant</th>\
-         <th>count</th><th>bytes</th><th>alive at most</th></tr></thead><tbody>{lines}</tbody></table></div>\n"
-    )
+    let names = head(&["workload", "variant", "#count", "#bytes", "#alive at most"]);
+    format!("<h3>Heap allocations of one run</h3>\n{}", table("Heap allocations", &names, &lines))
 }

@@ -105,18 +105,18 @@ fn running(points: &[Option<f64>], axis: &Axis, across: impl Fn(usize) -> f64) -
 
 /// What the numbers say about drift.
 fn drift(result: &SessionResult) -> String {
-    let drifts = result.comparisons.iter().filter_map(|c| Some((c, c.drift?.mean, c.drift?.is_significant())));
+    let timed: Vec<_> = result.comparisons.iter().filter(|c| c.metric == Metric::Time).collect();
+    let drifts = timed.iter().filter_map(|c| Some((c, c.drift?.mean, c.drift?.is_significant())));
     let found: Vec<_> = drifts.filter(|(_, mean, significant)| *significant && mean.is_finite()).collect();
     let Some((most, by, _)) = found.iter().max_by(|a, b| a.1.abs().total_cmp(&b.1.abs())) else {
         return "<p>No comparison drifts significantly.</p>\n".into();
     };
     format!(
-        "<p>{} of {} comparisons drift significantly, {} on {} the most: {} of {} a process. Pairs cancel what both sides share.</p>\n",
+        "<p>{} of {} comparisons of time drift significantly, {} on {} the most: {} a process. Pairs cancel what both sides share.</p>\n",
         found.len(),
-        result.comparisons.len(),
+        timed.len(),
         escape(&sides(most)),
         escape(&most.workload),
-        change(*by),
-        most.metric.name()
+        change(*by)
     )
 }

@@ -4,19 +4,20 @@ use super::forest::sign;
 use super::series::variants;
 use super::svg::escape;
 use crate::check::State;
-use crate::report::format::{change, date, difference, noise, noise_of, quantity, ratio, share, sides};
+use crate::report::format::{change, date, difference, ends, noise, noise_of, quantity, share, sides, times};
 use crate::result::{Cell, SessionResult};
+use serde_json::Value;
 use std::collections::BTreeMap;
 
 /// A table that scrolls sideways where it is wider than its place. `name` is for those who cannot see it.
-fn table(name: &str, head: &str, body: &str) -> String {
+pub(super) fn table(name: &str, head: &str, body: &str) -> String {
     format!(
         "<div class=\"wide\" role=\"region\" aria-label=\"{name}\" tabindex=\"0\"><table>{head}<tbody>\n{body}</tbody></table></div>\n"
     )
 }
 
 /// Headings; those that begin with `#` stand over numbers.
-fn head(names: &[&str]) -> String {
+pub(super) fn head(names: &[&str]) -> String {
     let cell = |name: &&str| match name.strip_prefix('#') {
         Some(name) => format!("<th scope=\"col\" class=\"number\">{name}</th>"),
         None => format!("<th scope=\"col\">{name}</th>"),
@@ -33,21 +34,23 @@ pub(super) fn comparisons(result: &SessionResult) -> Option<String> {
         let needed = c.pairs_needed.map_or_else(String::new, |pairs| format!("<small>{pairs} pairs needed</small>"));
         let mut notes = Vec::new();
         if c.outliers.0 > 0 {
-            notes.push(format!("{} outlying, {} of them far", c.outliers.0, c.outliers.1));
+            let far = if c.outliers.1 > 0 { format!(", {} far out", c.outliers.1) } else { String::new() };
+            notes.push(format!("outliers: {}{far}", c.outliers.0));
         }
         if let Some(drift) = c.drift.filter(|drift| drift.is_significant()) {
             notes.push(format!("drift {} a process", change(drift.mean)));
         }
         body += &format!(
             "<tr{itself}><td class=\"name\">{}</td><td class=\"name\">{}</td><td>{}</td><td class=\"number\">{}<small>against {}</small></td>\
-             <td class=\"number\">{}</td><td class=\"number\">{}</td><td class=\"number\">{}<small>margin {}</small></td>\
+             <td class=\"number\">{}<small>{}</small></td><td class=\"number\">{}</td><td class=\"number\">{}<small>margin {}</small></td>\
              <td><b class=\"{class}\">{symbol} {}</b>{needed}</td><td class=\"notes\">{}</td></tr>\n",
             escape(&c.workload),
             escape(&sides(c)),
             c.metric.name(),
             quantity(c.metric, c.value),
             quantity(c.metric, c.reference_value),
-            ratio(&c.log_ratio),
+            times(c.log_ratio.mean.exp()),
+            ends(&c.log_ratio),
             c.pairs,
             noise(noise_of(c)),
             share(c.margin),
@@ -137,7 +140,7 @@ fn state(cell: &Cell) -> String {
 fn facts<'f>(name: &str, facts: impl Iterator<Item = (&'f str, String)>) -> String {
     let line = |(key, value): (&str, String)| {
         format!(
-            "<tr><th scope=\"row\" class=\"name\">{}</th><td class=\"code\">{}</td></tr>\n",
+            "<tr><th scope=\"row\" class=\"name key\">{}</th><td class=\"code\">{}</td></tr>\n",
             escape(key),
             escape(&value)
         )
@@ -212,8 +215,18 @@ pub(super) fn participants(result: &SessionResult) -> String {
     out
 }
 
-/// A job as in the suite's file, without its signs: `decode steps 8`.
+/// A job in words: `decode (steps 8)`.
 fn plain(job: &crate::protocol::Job) -> String {
-    let text = serde_json::to_string(job).unwrap_or_default();
-    text.replace(['{', '}', '"'], "").replace(':', " ").replace('_', " ")
+    let Ok(Value::Object(job)) = serde_json::to_value(job) else {
+        // A job without settings is a name.
+        return serde_json::to_value(job)
+            .ok()
+            .and_then(|name| Some(name.as_str()?.replace('_', " ")))
+            .unwrap_or_default();
+    };
+    let settings = |value: &Value| {
+        let each = value.as_object().into_iter().flatten().map(|(key, value)| format!("{key} {value}"));
+        each.collect::<Vec<_>>().join(", ")
+    };
+    job.iter().map(|(name, value)| format!("{} ({})", name.replace('_', " "), settings(value))).collect()
 }
