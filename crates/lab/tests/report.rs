@@ -279,9 +279,9 @@ fn the_other_reports_tell_the_same_facts_in_straight_columns() {
     }
     let markdown = report::markdown(&result);
     for fact in
-        ["| noise |", "pellucid lab run a & b", "| seed | 7 |", "SILENTLY\\_WRONG", "was killed", "must agree", "\\<b>"]
+        ["| noise |", "pellucid lab run a & b", "| seed | 7 |", "SILENTLY_WRONG", "was killed", "must agree", "\\<b>"]
     {
-        assert!(markdown.replace("SILENTLY_WRONG", "SILENTLY\\_WRONG").contains(fact), "{fact}: {markdown}");
+        assert!(markdown.contains(fact), "{fact}: {markdown}");
     }
     let captured = report::markdown(&run(&ladder(), &mut Machine::new(5)));
     assert!(captured.contains("a captured layer") && captured.contains("the steps make"));

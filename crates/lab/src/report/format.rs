@@ -43,8 +43,8 @@ pub(crate) fn times(ratio: f64) -> String {
     match ratio {
         x if !x.is_finite() => "—".into(),
         x if x >= HUGE => format!("×{x:.1e}"),
-        x if x >= 100.0 => format!("×{x:.0}"),
-        x if x >= 10.0 => format!("×{x:.1}"),
+        x if x >= 100.0 => format!("×{x:.1}"),
+        x if x >= 10.0 => format!("×{x:.2}"),
         x => format!("×{x:.3}"),
     }
 }
@@ -144,7 +144,7 @@ mod tests {
             ("42.0 µs".into(), "12.30 ms".into(), "2.50 s".into())
         );
         assert_eq!((bytes(512e6), bytes(12.5e9), bytes(1500.0)), ("512 MB".into(), "12.50 GB".into(), "1.5 kB".into()));
-        assert_eq!((times(1.0834), times(23.44), times(f64::NAN)), ("×1.083".into(), "×23.4".into(), "—".into()));
+        assert_eq!((times(1.0834), times(23.44), times(f64::NAN)), ("×1.083".into(), "×23.44".into(), "—".into()));
         let one = Estimate { mean: 0.0, low: f64::NEG_INFINITY, high: f64::INFINITY };
         assert_eq!(ratio(&one), "×1.000 (no interval)");
         assert_eq!((change(0.0), change(f64::INFINITY), noise(f64::NAN)), ("+0.00 %".into(), "—".into(), "—".into()));

@@ -38,9 +38,8 @@ pub fn markdown(result: &SessionResult) -> String {
     }
     out += &comparisons(result);
     out += &cells(result);
-    for line in
-        closure(result).lines().chain(result.models.iter().map(cost).collect::<Vec<_>>().iter().map(String::as_str))
-    {
+    let costs: String = result.models.iter().map(|model| cost(model) + "\n").collect();
+    for line in (closure(result) + &costs).lines() {
         out += &format!("\n{}\n", cell(line));
     }
     out + &session(result)

@@ -86,7 +86,8 @@ fn sections(result: &SessionResult) -> Vec<Section> {
         "Ratios",
         "Marks are ratios (left of ×1 is less, right is more), lines their 95 % intervals, open where they go on beyond the plot; \
          a whole interval outside the shaded margin and the dashed noise is a difference (▼ improved, ▲ regressed), one inside \
-         the margin is none (●), any other leaves it open (○).",
+         the margin is none (●), any other leaves it open (○). Where ratios lie far apart, the \
+         axis is logarithmic beyond a few percent.",
         true,
         forest::forest(result),
     );
@@ -94,7 +95,8 @@ fn sections(result: &SessionResult) -> Vec<Section> {
         "spread",
         "Distributions",
         "Each mark is one fresh process, and the upright line is their median: groups that do not overlap differ without any \
-         statistics, and a second clump within a group is a second mode.",
+         statistics, and a second clump within a group is a second mode. Where \
+         values lie far apart, the axis is logarithmic.",
         true,
         spread::spread(result),
     );
