@@ -294,7 +294,7 @@ fn pages_to_look_at() {
     let folder = std::path::PathBuf::from(std::env::var_os("PELLUCID_PAGES").expect("a folder"));
     let failing = Some(Outcome::Failed { how: Failing::Timeout, said: "no answer".into() });
     let mut short = ladder();
-    short.precision.budget_s = 19.5;
+    short.precision.budget_s = 9.5;
     for (name, suite, fate) in
         [("ladder", ladder(), None), ("short", short, None), ("race", race(), None), ("failing", race(), failing)]
     {

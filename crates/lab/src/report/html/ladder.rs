@@ -65,9 +65,11 @@ fn waterfall(ladder: &Ladder) -> String {
     for (label, from, estimate, class) in bars {
         let (low, high) = known(estimate);
         let mut marks = start.clone() + &bar(class, axis.at(from), axis.at(from + estimate.mean), 6.0, HEIGHT - 12.0);
-        marks += &level("interval", axis.at(from + low), axis.at(from + high), middle);
-        for end in [low, high] {
-            marks += &upright("interval", axis.at(from + end), middle - 4.0, middle + 4.0);
+        if low < high {
+            marks += &level("interval", axis.at(from + low), axis.at(from + high), middle);
+            for end in [low, high] {
+                marks += &upright("interval", axis.at(from + end), middle - 4.0, middle + 4.0);
+            }
         }
         if class == "whole" {
             marks += &upright("sum", axis.at(ladder.sum()), 1.0, HEIGHT - 1.0);

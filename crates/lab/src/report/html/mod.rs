@@ -136,7 +136,7 @@ fn sections(result: &SessionResult) -> Vec<Section> {
         "correctness",
         "Correctness",
         "A cell tells whether a variant's numbers on a workload agree with the oracle's; wrong cells have no time, and reasons are \
-         listed below.",
+         listed under the table.",
         false,
         Some(tables::matrix(result).unwrap_or_else(|| "<p>Nothing was run.</p>\n".into())),
     );

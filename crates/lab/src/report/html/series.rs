@@ -100,7 +100,7 @@ fn running(points: &[Option<f64>], axis: &Axis, across: impl Fn(usize) -> f64) -
         (across(window[WINDOW / 2].0), axis.down(median(&values), HEIGHT))
     };
     let path: Vec<(f64, f64)> = known.windows(WINDOW).map(middle).collect();
-    if path.len() > 1 { curve("running", &path, HEIGHT) } else { String::new() }
+    if path.len() > WINDOW { curve("running", &path, HEIGHT) } else { String::new() }
 }
 
 /// What the numbers say about drift.
