@@ -26,6 +26,19 @@ pub enum State {
     SilentlyWrong,
 }
 
+impl State {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            State::Supported => "SUPPORTED",
+            State::SupportedDegraded => "SUPPORTED_DEGRADED",
+            State::NoReference => "NO_REFERENCE",
+            State::Error => "ERROR",
+            State::SilentlyWrong => "SILENTLY_WRONG",
+        }
+    }
+}
+
 /// The state with the largest difference found, and what differs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Check {

@@ -139,7 +139,7 @@ fn pairs_alternate_and_arms_take_turns() {
     let result = run(&suite, &mut Machine::new(5), 5);
     for arm in ["a → a", "a → b", "a → c"] {
         let runs: Vec<&Run> = result.runs.iter().filter(|run| run.arm == arm).collect();
-        assert!(runs.len() >= 8 && runs.len() % 2 == 0, "{arm}: {}", runs.len());
+        assert!(runs.len() >= 8 && runs.len().is_multiple_of(2), "{arm}: {}", runs.len());
         let firsts: Vec<bool> = runs.chunks(2).map(|pair| pair[0].is_reference).collect();
         assert!(firsts.windows(2).all(|two| two[0] != two[1]), "{arm} is not ABBA: {firsts:?}");
     }

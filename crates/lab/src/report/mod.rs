@@ -1,68 +1,74 @@
 //! A session for people: as text here, as Markdown, as a web page, and in the format of bencher.
 
 mod bencher;
+mod format;
 mod html;
+mod ladder;
 mod markdown;
 
 pub use bencher::bencher;
+pub use format::quantity;
 pub use html::html;
+pub use ladder::closure;
 pub use markdown::markdown;
 
 use crate::check::State;
-use crate::result::{Comparison, SessionResult};
-use crate::suite::Metric;
+use crate::result::{Comparison, CostModel, SessionResult};
 
 /// A comparison's line in a table: what, how much, how sure.
 pub fn line(comparison: &Comparison) -> String {
-    let ratio = comparison.log_ratio.exp();
-    let needed = comparison.pairs_needed.map_or_else(String::new, |pairs| format!(", {pairs} pairs needed"));
-    format!(
-        "{:<22} {:<38} {:<5} {:>11} {:>6.3} ({:.3} to {:.3})  {}{needed}",
-        comparison.workload,
-        format!("{} / {}", comparison.variant, comparison.reference),
-        comparison.metric.name(),
-        quantity(comparison.metric, comparison.value),
-        ratio.mean,
-        ratio.low,
-        ratio.high,
-        comparison.verdict,
-    )
+    row(comparison, widths(&[]))
 }
 
-/// A value with its unit.
-pub fn quantity(metric: Metric, value: f64) -> String {
-    match metric {
-        Metric::Time | Metric::Load if value < 1.0 => format!("{:.2} ms", value * 1e3),
-        Metric::Time | Metric::Load => format!("{value:.2} s"),
-        Metric::Peak => format!("{:.0} MB", value / 1e6),
+/// Comparisons as lines of text with a heading, in columns that are as wide as their longest entry.
+pub fn lines(comparisons: &[Comparison]) -> String {
+    let widths = widths(comparisons);
+    let (a, b) = widths;
+    let mut out = format!(
+        "{:<a$} {:<b$} {:<5} {:>11} {:>8} {:<18} {:>5} {:>8}  verdict\n",
+        "workload", "variant / compared with", "what", "value", "ratio", "(95 %)", "pairs", "noise"
+    );
+    for comparison in comparisons {
+        out += &row(comparison, widths);
+        out.push('\n');
     }
+    out
+}
+
+/// The widths of the columns of names; names are counted in characters, as `format!` pads them.
+fn widths(comparisons: &[Comparison]) -> (usize, usize) {
+    let most = |name: fn(&Comparison) -> String, least: usize| {
+        comparisons.iter().map(|comparison| name(comparison).chars().count()).fold(least, usize::max)
+    };
+    (most(|c| c.workload.clone(), 12), most(format::sides, 24))
+}
+
+fn row(comparison: &Comparison, (a, b): (usize, usize)) -> String {
+    let needed = comparison.pairs_needed.map_or_else(String::new, |pairs| format!(", {pairs} pairs needed"));
+    format!(
+        "{:<a$} {:<b$} {:<5} {:>11} {:>8} {:<18} {:>5} {:>8}  {}{needed}",
+        comparison.workload,
+        format::sides(comparison),
+        comparison.metric.name(),
+        quantity(comparison.metric, comparison.value),
+        format::times(comparison.log_ratio.mean.exp()),
+        format!("({})", format::ends(&comparison.log_ratio)),
+        comparison.pairs,
+        format::noise(format::noise_of(comparison)),
+        comparison.verdict,
+    )
 }
 
 /// The whole session as plain text.
 pub fn text(result: &SessionResult) -> String {
     let mut out = format!("{}: {}\n\n", result.suite.name, result.suite.title);
-    out += &format!(
-        "{:<22} {:<38} {:<5} {:>11} {:>6}\n",
-        "workload", "variant / compared with", "what", "value", "ratio (95 %)"
-    );
-    for comparison in &result.comparisons {
-        out += &line(comparison);
-        out.push('\n');
-    }
+    out += &lines(&result.comparisons);
     let wrong: Vec<_> = result.cells.iter().filter(|cell| cell.state >= State::Error).collect();
     for cell in wrong {
-        out += &format!("{:?}: {} on {}: {}\n", cell.state, cell.variant, cell.workload, cell.why);
+        out += &format!("{}: {} on {}: {}\n", cell.state.name(), cell.variant, cell.workload, cell.why);
     }
     for model in &result.models {
-        out += &format!(
-            "cost on {}: {:.2} ms + {:.1} µs a captured layer ({:.1} to {:.1}), R² {:.3}\n",
-            model.workload,
-            model.base.mean * 1e3,
-            model.per_layer.mean * 1e6,
-            model.per_layer.low * 1e6,
-            model.per_layer.high * 1e6,
-            model.r2
-        );
+        out += &format!("{}\n", cost(model));
     }
     out += &closure(result);
     for limit in &result.broken_limits {
@@ -70,6 +76,9 @@ pub fn text(result: &SessionResult) -> String {
     }
     if !result.session.ended_early.is_empty() {
         out += &format!("ended early: {}\n", result.session.ended_early);
+    }
+    if !any_compared(result) {
+        out += "nothing was compared: no pair has two sides that answered and are right\n";
     }
     out + &format!(
         "\n{} processes in {:.0} s, seed {}: {}\n",
@@ -80,30 +89,21 @@ pub fn text(result: &SessionResult) -> String {
     )
 }
 
-/// Whether a ladder's steps add up to its whole, within their intervals.
-pub fn closure(result: &SessionResult) -> String {
-    let rungs = &result.suite.ladder;
-    let (Some(first), Some(last)) = (rungs.first(), rungs.last()) else { return String::new() };
-    let mut text = String::new();
-    for workload in &result.suite.workloads {
-        let of = |before: &String, after: &String| {
-            result.comparisons.iter().find(|c| {
-                c.workload == workload.id && c.metric == Metric::Time && c.reference == *before && c.variant == *after
-            })
-        };
-        let steps: Option<Vec<&Comparison>> = rungs.windows(2).map(|step| of(&step[0], &step[1])).collect();
-        let (Some(steps), Some(whole)) = (steps, of(first, last)) else { continue };
-        let sum: f64 = steps.iter().map(|step| step.log_ratio.mean).sum();
-        let wide = steps.iter().chain([&whole]).map(|step| step.log_ratio.half_width().powi(2)).sum::<f64>().sqrt();
-        let off = (sum - whole.log_ratio.mean).abs();
-        text += &format!(
-            "ladder on {}: the steps make {:+.2} %, the whole is {:+.2} %: they {} within ±{:.2} %\n",
-            workload.id,
-            (sum.exp() - 1.0) * 100.0,
-            (whole.log_ratio.mean.exp() - 1.0) * 100.0,
-            if off <= wide { "agree" } else { "do not agree" },
-            wide * 100.0
-        );
-    }
-    text
+/// Whether anybody was compared with somebody else.
+fn any_compared(result: &SessionResult) -> bool {
+    result.comparisons.iter().any(|comparison| comparison.variant != comparison.reference)
+}
+
+/// A cost model in one line.
+fn cost(model: &CostModel) -> String {
+    let each = &model.per_layer;
+    format!(
+        "cost on {}: {} + {} a captured layer ({} to {}), R² {}",
+        model.workload,
+        format::seconds(model.base.mean),
+        format::seconds(each.mean),
+        format::seconds(each.low),
+        format::seconds(each.high),
+        if model.r2.is_finite() { format!("{:.3}", model.r2) } else { "—".into() },
+    )
 }
