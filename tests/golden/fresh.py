@@ -14,6 +14,8 @@ PER_LAYER = ("layer_types", "no_rope_layers", "mlp_layer_types", "layer_rope_the
 
 # What a type needs beyond that, or cannot have.
 FRESH = {
+    "codegen": dict(n_head=4), "phimoe": dict(num_experts_per_tok=2),  # its routing is of two by construction
+    "diffllama": dict(num_key_value_heads=2),
     "mamba2": dict(num_heads=12),
     "falcon_h1": dict(mamba_d_ssm=48),
     "zamba2": dict(n_mamba_heads=6, num_key_value_heads=6),
