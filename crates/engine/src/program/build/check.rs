@@ -21,6 +21,9 @@ pub(super) fn check(architecture: &Architecture) -> Result<()> {
         }
         _ => {}
     }
+    if architecture.embedding.table_width == Some(0) || architecture.head.table_width == Some(0) {
+        return fail("embeddings without a coordinate".into());
+    }
     if architecture.head.tied && architecture.head.table_width != architecture.embedding.table_width {
         return fail("a tied head of another width than the embedding".into());
     }
@@ -84,7 +87,13 @@ fn recurrence(recurrence: &Recurrence) -> Option<String> {
 }
 
 fn mlp(mlp: &Mlp) -> Option<String> {
-    let Mlp::Experts(experts) = mlp else { return None };
+    let experts = match mlp {
+        Mlp::Experts(experts) => experts,
+        Mlp::Dense(dense) if dense.width == 0 && dense.inner_norm.is_some() => {
+            return Some("takes the norm of no neurons".into());
+        }
+        _ => return None,
+    };
     if experts.chosen == 0 || experts.chosen > experts.count {
         return Some(format!("chooses {} of {} experts", experts.chosen, experts.count));
     }
