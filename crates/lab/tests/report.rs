@@ -286,21 +286,3 @@ fn the_other_reports_tell_the_same_facts_in_straight_columns() {
     let captured = report::markdown(&run(&ladder(), &mut Machine::new(5)));
     assert!(captured.contains("a captured layer") && captured.contains("the steps make"));
 }
-
-/// Writes pages to look at: `PELLUCID_PAGES=folder cargo test -p pellucid-lab --test report pages -- --ignored`.
-#[test]
-#[ignore = "writes files for people"]
-fn pages_to_look_at() {
-    let folder = std::path::PathBuf::from(std::env::var_os("PELLUCID_PAGES").expect("a folder"));
-    let failing = Some(Outcome::Failed { how: Failing::Timeout, said: "no answer".into() });
-    let mut short = ladder();
-    short.precision.budget_s = 9.5;
-    for (name, suite, fate) in
-        [("ladder", ladder(), None), ("short", short, None), ("race", race(), None), ("failing", race(), failing)]
-    {
-        let result = run(&suite, &mut Machine { fate, ..Machine::new(6) });
-        std::fs::write(folder.join(format!("{name}.html")), report::html(&result)).expect("written");
-        std::fs::write(folder.join(format!("{name}.md")), report::markdown(&result)).expect("written");
-        std::fs::write(folder.join(format!("{name}.txt")), report::text(&result)).expect("written");
-    }
-}

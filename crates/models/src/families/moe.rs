@@ -4,7 +4,7 @@ use super::Family;
 use super::experts::{
     Mixture, correction_names, must_be, named, norm_each_head, shared_names, sparse_layers, without_experts,
 };
-use super::llama::{llama, llama_like, mistral, qwen2, qwen3, slide};
+use super::llama::{llama, llama_like, sliding, qwen2, qwen3, slide};
 use super::relatives::{cohere, ernie4_5};
 use crate::config::Config;
 use crate::error::Result;
@@ -130,7 +130,7 @@ pub(super) fn phimoe(config: &Config) -> Result<Family> {
         ("num_experts_per_tok", json!(2)),
         ("router_jitter_noise", json!(0.01)),
     ]);
-    let mut family = mistral(config)?;
+    let mut family = sliding(config)?;
     let (norm, bias) = (Norm::layer(config.number("rms_norm_eps")?), config.flag_or("attention_bias", false)?);
     family.set_norms(norm);
     family.set_attention_bias(bias);

@@ -21,6 +21,9 @@ pub(super) fn check(architecture: &Architecture) -> Result<()> {
         }
         _ => {}
     }
+    if architecture.embedding.table_width == Some(0) || architecture.head.table_width == Some(0) {
+        return fail("embeddings without a coordinate".into());
+    }
     if architecture.head.tied && architecture.head.table_width != architecture.embedding.table_width {
         return fail("a tied head of another width than the embedding".into());
     }
