@@ -32,6 +32,8 @@ pub enum Command {
     Generate(GenerateArgs),
     /// The logit lens: what the model would answer from each layer.
     Lens(LensArgs),
+    /// Where the time goes: every op of a run or a generation, measured.
+    Profile(ProfileArgs),
     /// Fetch a model by name.
     Pull(PullArgs),
     /// The performance lab: measurements in fresh processes.
@@ -45,6 +47,9 @@ pub struct ModelArgs {
     /// A directory, a GGUF file, a hub id or a pulled name [default: the built-in model]
     #[arg(long, short, value_name = "M")]
     pub model: Option<String>,
+    /// A LoRA adapter (PEFT's directory) to merge into the weights; may be repeated
+    #[arg(long, value_name = "DIR")]
+    pub adapter: Vec<PathBuf>,
     #[command(flatten)]
     pub assume: AssumeArg,
     /// How weights are kept in memory
@@ -205,6 +210,42 @@ pub struct LensArgs {
 }
 
 #[derive(Args)]
+pub struct ProfileArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[command(flatten)]
+    pub input: InputArgs,
+    #[command(flatten)]
+    pub plan: PlanArgs,
+    /// Also generate this many tokens
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub max_new: u32,
+    /// Group by kind of op, by weight, or by layer
+    #[arg(long, value_enum, default_value = "kind")]
+    pub by: ProfileBy,
+    /// Print the table as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Write every op as a Chrome trace (for chrome://tracing or Perfetto)
+    #[arg(long, value_name = "F.json")]
+    pub trace: Option<PathBuf>,
+    /// Write a flame graph: phase, layer, op
+    #[arg(long, value_name = "F.svg")]
+    pub flame: Option<PathBuf>,
+}
+
+/// How a profile is grouped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum ProfileBy {
+    /// matmul, attention, norm, …
+    Kind,
+    /// attn.q, mlp.down, … over all layers
+    Weight,
+    /// layers.0, layers.1, …
+    Layer,
+}
+
+#[derive(Args)]
 pub struct PullArgs {
     /// A known name (listed when omitted) or a hub id such as owner/name
     pub name: Option<String>,
@@ -215,24 +256,121 @@ pub enum LabCommand {
     /// Measure one job in this process: a JSON request on stdin, a JSON answer on stdout
     #[command(name = "__worker", hide = true)]
     Worker,
-    /// Speed against Hugging Face transformers on the same weights, interleaved, as ratios
-    Speed(SpeedArgs),
+    /// Run a suite: one by name (see `lab list`) or a TOML file
+    Run(LabRunArgs),
+    /// The suites that come with the lab
+    List,
+    /// Compare two result files, or a result with a baseline
+    Compare(LabCompareArgs),
+    /// Is this machine fit to measure?
+    Noise {
+        /// Seconds to look
+        #[arg(long, default_value_t = 10.0, value_name = "S")]
+        seconds: f64,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Results kept by name
+    #[command(subcommand)]
+    Baseline(BaselineCommand),
+    /// A result file as a report
+    Report {
+        /// The result file
+        result: PathBuf,
+        #[command(flatten)]
+        outputs: LabOutputs,
+    },
+}
+
+/// Baselines.
+#[derive(Subcommand)]
+pub enum BaselineCommand {
+    /// Keep a result under a name
+    Save {
+        /// The name
+        name: String,
+        /// The result file
+        result: PathBuf,
+    },
+    /// The names there are
+    List,
+    /// A kept result
+    Show {
+        /// The name
+        name: String,
+    },
 }
 
 #[derive(Args)]
-pub struct SpeedArgs {
-    /// The model to measure (directory, GGUF file or pulled name)
-    #[arg(long, short, value_name = "M", default_value = "smollm2-135m")]
-    pub model: String,
+#[command(
+    after_help = "Exit codes: 0 equivalent or improved, 1 regressed or a wrong number of ours, 2 bad usage; with --gate also 4 inconclusive, 5 invalid.
+
+Examples:
+  pellucid lab run capture                          what looking costs, rung by rung
+  pellucid lab run speed --python venv/bin/python   against transformers on the same weights
+  pellucid lab run speed --out speed.json --html speed.html
+  pellucid lab run my-suite.toml --gate             a gate for continuous integration"
+)]
+pub struct LabRunArgs {
+    /// The suite: a name or a TOML file
+    pub suite: String,
+    /// The model, where it is not the suite's own (directory, GGUF file or pulled name)
+    #[arg(long, short, value_name = "M")]
+    pub model: Option<String>,
     #[command(flatten)]
     pub assume: AssumeArg,
-    /// A Python with torch and transformers; without it only our side is measured
+    /// A Python that has the peers; variants that it cannot import are left out, and named
     #[arg(long, value_name = "PYTHON")]
     pub python: Option<PathBuf>,
-    /// Pairs of runs for each measurement
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
-    pub rounds: u32,
-    /// Write all samples as JSON
+    /// Pairs of processes for each comparison, at most
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
+    pub pairs: Option<u32>,
+    /// Seconds for the whole session
+    #[arg(long, value_name = "S")]
+    pub budget: Option<f64>,
+    /// The seed of the order
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Append every process to this file as it ends, and go on from what is there
+    #[arg(long, value_name = "F.jsonl")]
+    pub log: Option<PathBuf>,
+    /// Compare the result with a baseline of this name
+    #[arg(long, value_name = "NAME")]
+    pub baseline: Option<String>,
+    /// Exit with the verdict's code even where it is inconclusive or invalid
+    #[arg(long)]
+    pub gate: bool,
+    #[command(flatten)]
+    pub outputs: LabOutputs,
+}
+
+#[derive(Args)]
+pub struct LabOutputs {
+    /// Write the result with all samples as JSON
     #[arg(long, value_name = "F.json")]
     pub out: Option<PathBuf>,
+    /// Write a report as one web page
+    #[arg(long, value_name = "F.html")]
+    pub html: Option<PathBuf>,
+    /// Write a report as Markdown
+    #[arg(long, value_name = "F.md")]
+    pub markdown: Option<PathBuf>,
+    /// Write the metrics in the format of bencher
+    #[arg(long, value_name = "F.json")]
+    pub bencher: Option<PathBuf>,
+}
+
+#[derive(Args)]
+pub struct LabCompareArgs {
+    /// The result before: a file or a baseline's name
+    pub before: String,
+    /// The result after: a file or a baseline's name
+    pub after: String,
+    /// Compare even where machine, build or model differ
+    #[arg(long)]
+    pub force: bool,
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
 }

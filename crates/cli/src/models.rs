@@ -18,7 +18,7 @@ pub fn load(args: &ModelArgs) -> Result<LoadedModel, Failure> {
         DTypeArg::F16 => Storage::As(DType::F16),
     };
     let pool = args.threads.map(|n| Arc::new(Pool::new(n as usize)));
-    let options = LoadOptions { storage, pool, assume: args.assume.assume.clone() };
+    let options = LoadOptions { storage, pool, assume: args.assume.assume.clone(), adapters: args.adapter.clone() };
     let loaded = open(args, &options)?;
     warn(&loaded.warnings);
     Ok(loaded)

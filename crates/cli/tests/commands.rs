@@ -203,6 +203,38 @@ fn a_model_without_a_tokenizer_runs_on_token_ids() {
 }
 
 #[test]
+fn an_adapter_changes_the_answer_and_finds_its_base() {
+    let part = |name: &str| golden(&format!("../quantised/lora/{name}"));
+    let next = |args: &[&str]| {
+        let answer = json(&[&["run", "--tokens", "5,17,40", "--json"], args].concat());
+        answer["rows"][0]["next"].clone()
+    };
+    let (base, adapter) = (part("base"), part("adapter"));
+    let both = next(&["--model", &base, "--adapter", &adapter]);
+    assert_ne!(both, next(&["--model", &base]));
+    assert_eq!(both, next(&["--model", &part("merged")]));
+    assert_eq!(both, next(&["--model", &adapter]));
+    let sites = ["sites", "--json", "--model"];
+    assert_eq!(json(&[&sites[..], &[&adapter]].concat())["sites"], json(&[&sites[..], &[&base]].concat())["sites"]);
+    refused(&["run", "--tokens", "5", "--adapter", &base], 2, "there is no adapter_config.json here", "PEFT");
+    refused(
+        &["run", "--tokens", "5", "--adapter", &adapter],
+        2,
+        "where the model makes it [4, 128]",
+        "made for this model",
+    );
+}
+
+#[test]
+fn quantised_models_run() {
+    for case in ["gptq-4", "awq", "bnb-nf4-nested", "fp8-blocks", "compressed-pack"] {
+        let answer =
+            json(&["run", "--tokens", "5,17,40", "--json", "--model", &golden(&format!("../quantised/{case}"))]);
+        assert!(answer["rows"][0]["next"][0]["probability"].is_number(), "{case}: {answer}");
+    }
+}
+
+#[test]
 fn inspect_reports_and_exits_zero_where_it_could_look() {
     let report = json(&["inspect", &golden("llama"), "--json"]);
     assert_eq!(

@@ -24,6 +24,7 @@ pub mod exec;
 pub mod generate;
 pub mod plan;
 pub mod point;
+pub mod profile;
 pub mod program;
 pub mod sample;
 pub mod site;

@@ -156,9 +156,9 @@ impl Point {
             ),
             Point::PosEmbed => model(
                 "pos_embed",
-                "learned absolute position rows",
+                "absolute position rows, learned or computed",
                 Some("hook_pos_embed"),
-                "this model has no learned absolute positions (rotary and ALiBi models put position into attention)",
+                "this model has no absolute positions (rotary and ALiBi models put position into attention)",
             ),
             Point::ResidPre => {
                 layer("resid_pre", "the stream entering the block", Some("blocks.{}.hook_resid_pre"), ALWAYS)
@@ -185,13 +185,13 @@ impl Point {
             Point::Value => layer("value", "values by key head", Some("blocks.{}.attn.hook_v"), NO_ATTENTION),
             Point::QNormOut => layer(
                 "q_norm_out",
-                "queries after the norm of queries, before rotation",
+                "queries after the norm of queries",
                 Some("blocks.{}.attn.q_norm.hook_out"),
                 "this layer does not norm its queries",
             ),
             Point::KNormOut => layer(
                 "k_norm_out",
-                "keys after the norm of keys, before rotation",
+                "keys after the norm of keys",
                 Some("blocks.{}.attn.k_norm.hook_out"),
                 "this layer does not norm its keys",
             ),
@@ -255,7 +255,7 @@ impl Point {
             ),
             Point::MixerScan => layer(
                 "mixer_scan",
-                "what the recurrence reads from its state, before norm and gate",
+                "what the recurrence reads from its state, its skip included, before norm and gate",
                 None,
                 "this layer carries no recurrent state",
             ),

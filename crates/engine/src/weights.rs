@@ -69,9 +69,12 @@ impl Weights {
 
     /// The weights with every gain that is stored as its distance from one made whole, so that a norm only multiplies.
     pub(crate) fn with_folded_gains(mut self, program: &Program) -> Weights {
+        let mut folded = vec![false; self.0.len()];
         for op in program.ops() {
             if let OpKind::Norm { norm, gain: Some(gain), .. } = &op.kind
                 && norm.gain == Gain::OnePlusWeight
+                // Layers that share a block share its gains.
+                && !std::mem::replace(&mut folded[*gain], true)
                 && let Weight::Vector(vector) = &mut self.0[*gain]
             {
                 vector.iter_mut().for_each(|x| *x += 1.0);

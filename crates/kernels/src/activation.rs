@@ -373,6 +373,27 @@ mod tests {
     }
 
     #[test]
+    fn xielu_is_a_parabola_above_zero_and_an_exponential_below() {
+        let softplus = |x: f64| (1.0 + x.exp()).ln();
+        let xs: Vec<f32> = (-600..600).map(|i| i as f32 * 0.01).chain([0.0, 1e-7, -1e-7, -1e-5, -40.0]).collect();
+        for (positive, negative) in [(0.3f32, -0.7f32), (-2.0, 1.5)] {
+            let mut ours = xs.clone();
+            xielu(&mut ours, positive, negative);
+            let (above, below) = (softplus(positive as f64), 0.5 + softplus(negative as f64));
+            for (&x, ours) in xs.iter().zip(ours) {
+                let x = x as f64;
+                // Just below zero the exponential is taken at a millionth, as the reference does.
+                let truth = 0.5 * x + if x > 0.0 { above * x * x } else { below * (x.min(-1e-6).exp_m1() - x) };
+                assert!((ours as f64 - truth).abs() <= 1e-6 * truth.abs().max(1.0), "xielu({x}) = {ours}, not {truth}");
+            }
+        }
+        // The control: the two numbers are not each other's.
+        let (mut a, mut b) = ([-1.0, 1.0], [-1.0, 1.0]);
+        (xielu(&mut a, 0.3, -0.7), xielu(&mut b, -0.7, 0.3));
+        assert!((a[0] - b[0]).abs() > 0.1 && (a[1] - b[1]).abs() > 0.1);
+    }
+
+    #[test]
     fn exp_ends_well_at_both_ends() {
         let mut out = [0.0; 8];
         // SAFETY: eight floats.

@@ -70,3 +70,35 @@ dispatch! {
     /// `x = cap · tanh(x / cap)`
     pub fn soft_cap(x: &mut [f32], cap: f32) = soft_cap_with
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_diagonal_product_is_the_product_with_the_whole_matrix() {
+        let numbers = |count: usize, seed: usize| {
+            (0..count).map(|i| ((i * 7 + seed * 13) as f32 * 0.37).sin()).collect::<Vec<f32>>()
+        };
+        for (blocks, dim) in [(1, 5), (3, 4), (4, 1), (2, 9)] {
+            let (width, tokens) = (blocks * dim, 3);
+            let (x, weight, bias) = (numbers(tokens * width, 1), numbers(blocks * dim * dim, 2), numbers(width, 3));
+            // The whole matrix, `[inputs][outputs]`, with zeros between the blocks.
+            let mut whole = vec![vec![0.0f64; width]; width];
+            for (i, &w) in weight.iter().enumerate() {
+                let (block, input, output) = (i / (dim * dim), i / dim % dim, i % dim);
+                whole[block * dim + input][block * dim + output] = w as f64;
+            }
+            for bias in [None, Some(&bias[..])] {
+                let mut out = vec![f32::NAN; tokens * width];
+                block_diagonal(&x, &weight, bias, blocks, width, &mut out);
+                for (i, &ours) in out.iter().enumerate() {
+                    let (token, output) = (i / width, i % width);
+                    let products = (0..width).map(|input| x[token * width + input] as f64 * whole[input][output]);
+                    let truth = products.sum::<f64>() + bias.map_or(0.0, |bias| bias[output] as f64);
+                    assert!((ours as f64 - truth).abs() < 1e-5, "{blocks} blocks of {dim}: {ours} instead of {truth}");
+                }
+            }
+        }
+    }
+}

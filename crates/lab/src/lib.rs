@@ -1,32 +1,47 @@
-//! The performance lab: measurements in fresh processes, with their outputs checked.
+//! The performance lab: measurements that can be believed.
 //!
-//! [`protocol`] is what a worker is asked and what it answers, one JSON value each; [`worker`] is our side of it and
-//! `peers/transformers.py` the same for Hugging Face transformers; [`speed`] runs both in turn on the same weights and
-//! reports ratios, never single times.
+//! Every measurement is a fresh process ([`executor`]) that speaks one JSON [`protocol`]; our side of it is [`worker`], the peers' are the
+//! programs in `peers/`. A [`suite`] says who does what; a [`session`] runs pairs of them in random ABBA order, with an arm of
+//! the reference against itself, until the [`stats`] are precise enough; [`check`] sees to it that wrong numbers have no time, and
+//! [`verdict`] says what may be said. [`result`] is what a session leaves behind, for [`report`] and [`baseline`] to read.
 
+pub mod baseline;
+pub mod check;
+pub mod environment;
+pub mod executor;
+pub mod noise;
 pub mod protocol;
-pub mod speed;
+pub mod report;
+pub mod result;
+pub mod session;
+pub mod stats;
+pub mod suite;
+pub mod suites;
+pub mod verdict;
 pub mod worker;
 
 /// Every failure of this crate.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A worker could not be started or did not answer.
-    #[error("{worker}: {problem}")]
-    Worker {
-        /// Which worker.
-        worker: String,
+    /// A suite that cannot be run.
+    #[error("{suite}: {problem}")]
+    Suite {
+        /// Which suite.
+        suite: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A file of the lab that cannot be read or written.
+    #[error("{path}: {problem}")]
+    File {
+        /// Which file.
+        path: String,
         /// What happened.
         problem: String,
     },
-    /// Two workers were given the same job and answered differently.
-    #[error("{measure}: the outputs differ: {difference}")]
-    Wrong {
-        /// The measurement.
-        measure: String,
-        /// How they differ.
-        difference: String,
-    },
+    /// Two sessions that must not be compared.
+    #[error("the two results do not belong together: {}", .0.join("; "))]
+    Mismatch(Vec<String>),
     /// The model could not be loaded or run.
     #[error(transparent)]
     Model(#[from] pellucid_models::Error),

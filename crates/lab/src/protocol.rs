@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
 /// A job for a worker.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Request {
     /// Directory or GGUF file.
     pub model: PathBuf,
@@ -41,12 +41,34 @@ pub enum Job {
         /// New tokens.
         steps: usize,
     },
-    /// One forward pass that captures every layer's `resid_post`, logits of the last position.
+    /// A prefill that captures every layer's `resid_post`.
     Capture,
+    /// A prefill that captures `resid_post` of the first layers.
+    CaptureLayers {
+        /// How many.
+        layers: usize,
+    },
+    /// A prefill with a plan whose only tap applies to a row that is not there.
+    Armed,
+    /// A prefill that adds a vector to the middle layer's `resid_post` at every position.
+    Steer,
+    /// Greedy decoding of this many tokens while that vector is added at every step; the time is that of one step.
+    SteerDecode {
+        /// New tokens.
+        steps: usize,
+    },
+    /// A prefill that sets the neurons of the middle layer's MLP to zero.
+    Ablate,
+    /// A prefill that captures the attention weights of the middle layer.
+    Pattern,
+    /// The logit lens: every layer's stream at the last position through the final norm and the head.
+    Lens,
+    /// Two prompts, the second the first backwards; the first row's middle `resid_post` at the last position is put into the second.
+    Patch,
 }
 
 /// What a worker found.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Answer {
     /// Who measured, with its version.
     pub engine: String,
@@ -56,10 +78,49 @@ pub struct Answer {
     pub samples_s: Vec<f64>,
     /// The most memory the process held, from the system's own count.
     pub peak_bytes: u64,
+    /// The memory of its phases, where the worker tells.
+    #[serde(default)]
+    pub memory: Option<Memory>,
+    /// Heap allocations of one timed run, from a worker that was asked to count.
+    #[serde(default)]
+    pub allocations: Option<Allocations>,
     /// Bytes of the weights as this engine keeps them.
     pub weight_bytes: u64,
     /// The five likeliest next tokens after the input with their logits: both sides must agree on them.
     pub top: Vec<(u32, f32)>,
     /// Tokens decoded, for decode jobs.
+    #[serde(default)]
     pub decoded: Vec<u32>,
+    /// What the job itself made, cut to its first numbers: both sides must agree on them, too.
+    #[serde(default)]
+    pub values: Vec<f32>,
+    /// The same job without its edit, so that an edit that does nothing is noticed.
+    #[serde(default)]
+    pub control: Vec<f32>,
+}
+
+/// Bytes at the highest in each phase, and what the process holds at its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Memory {
+    /// While loading, the first forward pass included.
+    pub load: u64,
+    /// While warming up and measuring.
+    pub run: u64,
+    /// At the end: not backed by a file.
+    pub anonymous: u64,
+    /// At the end: mapped files.
+    pub file: u64,
+    /// At the end: its share of everything, where the system tells.
+    pub proportional: u64,
+}
+
+/// Heap allocations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Allocations {
+    /// How many.
+    pub count: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Bytes alive at the highest, above what was alive before.
+    pub peak_live: u64,
 }

@@ -1,12 +1,16 @@
 //! Our worker: one request in, one answer out.
 
 use crate::Result;
-use crate::protocol::{Answer, Job, Request};
-use pellucid_engine::{Action, Control, Generate, Plan, Positions, RunOptions, Tap};
+use crate::protocol::{Answer, Job, Memory, Request};
+use pellucid_engine::plan::FromSite;
+use pellucid_engine::{Action, Control, Generate, Operand, Plan, Positions, RunOptions, Tap};
 use pellucid_kernels::{DType, Pool};
 use pellucid_models::{Error, LoadOptions, LoadedModel, Storage};
 use std::sync::Arc;
 use std::time::Instant;
+
+/// Numbers of a job's output that are compared.
+const COMPARED: usize = 4096;
 
 /// Does one job.
 pub fn answer(request: &Request) -> Result<Answer> {
@@ -17,49 +21,143 @@ pub fn answer(request: &Request) -> Result<Answer> {
         "f16" => Storage::As(DType::F16),
         other => return Err(Error::usage(format!("there is no dtype {other:?}"), "use auto, f32, bf16 or f16").into()),
     };
-    let options =
-        LoadOptions { storage, pool: request.threads.map(|n| Arc::new(Pool::new(n))), assume: request.assume.clone() };
+    let options = LoadOptions {
+        storage,
+        pool: request.threads.map(|n| Arc::new(Pool::new(n))),
+        assume: request.assume.clone(),
+        ..LoadOptions::default()
+    };
     let started = Instant::now();
     let loaded = LoadedModel::open(&request.model, &options, &mut |_| {})?;
     let top = top(&loaded, &request.tokens)?;
     let load_to_first_token_s = started.elapsed().as_secs_f64();
+    let load = status("VmHWM");
+    forget_peak();
     let mut samples_s = Vec::new();
-    let mut decoded = Vec::new();
+    let mut made = Made::default();
     for index in 0..request.warmups + request.repeats {
-        let (seconds, tokens) = timed(&loaded, request)?;
+        made = one(&loaded, request)?;
         if index >= request.warmups {
-            samples_s.push(seconds);
+            samples_s.push(made.seconds);
         }
-        decoded = tokens;
     }
-    let engine = format!("pellucid {}", env!("CARGO_PKG_VERSION"));
+    let run = status("VmHWM");
+    let control = if request.job.edits() { control(&loaded, request)? } else { Vec::new() };
     let weight_bytes = loaded.model.weights().bytes() as u64;
-    Ok(Answer { engine, load_to_first_token_s, samples_s, peak_bytes: peak_bytes(), weight_bytes, top, decoded })
+    Ok(Answer {
+        engine: format!("pellucid {}", env!("CARGO_PKG_VERSION")),
+        load_to_first_token_s,
+        samples_s,
+        peak_bytes: load.max(run),
+        memory: Some(Memory {
+            load,
+            run,
+            anonymous: status("RssAnon"),
+            file: status("RssFile"),
+            proportional: proportional(),
+        }),
+        allocations: None,
+        weight_bytes,
+        top,
+        decoded: made.tokens,
+        values: made.values,
+        control,
+    })
 }
 
-/// One run of the job: its seconds, and the tokens of a decode.
-fn timed(loaded: &LoadedModel, request: &Request) -> Result<(f64, Vec<u32>)> {
-    let input = std::slice::from_ref(&request.tokens);
-    let last = Tap::new("logits", Action::Capture(None)).positions(Positions::Last);
-    let plan = match request.job {
-        Job::Prefill => Plan::default().with(last),
-        Job::Forward => Plan::capture(["logits"]),
-        Job::Capture => Plan::capture(["layers.*.resid_post"]).with(last),
-        Job::Decode { steps } => {
-            let options = Generate { max_new: steps + 1, ..Generate::default() };
-            let generation = loaded
-                .model
-                .generate(input, &Plan::default(), &options, &mut |_, _| Control::Go)
-                .map_err(Error::from)?;
-            // The first new token comes from the prompt; each step after it is one decode.
-            return Ok((generation.decode.as_secs_f64() / steps as f64, generation.rows[0].tokens.clone()));
-        }
-    };
+/// What one run of a job made.
+#[derive(Default)]
+struct Made {
+    seconds: f64,
+    tokens: Vec<u32>,
+    values: Vec<f32>,
+}
+
+/// One run of the job.
+fn one(loaded: &LoadedModel, request: &Request) -> Result<Made> {
+    let (inputs, plan) = prepared(loaded, request);
+    if let Job::Decode { steps } | Job::SteerDecode { steps } = request.job {
+        let options = Generate { max_new: steps + 1, ..Generate::default() };
+        let generation =
+            loaded.model.generate(&inputs, &plan, &options, &mut |_, _| Control::Go).map_err(Error::from)?;
+        // The first new token comes from the prompt; each step after it is one decode.
+        let seconds = generation.decode.as_secs_f64() / steps as f64;
+        return Ok(Made { seconds, tokens: generation.rows[0].tokens.clone(), values: Vec::new() });
+    }
     let started = Instant::now();
-    let run = loaded.model.run(input, &plan, &RunOptions::default()).map_err(Error::from)?;
+    let run = loaded.model.run(&inputs, &plan, &RunOptions::default()).map_err(Error::from)?;
+    let mut values = Vec::new();
+    if request.job == Job::Lens {
+        let streams: Vec<&[f32]> = run.captures.iter().map(|capture| capture.array.values()).collect();
+        values = loaded.model.unembed(&streams.concat()).map_err(Error::from)?;
+    }
     let seconds = started.elapsed().as_secs_f64();
-    drop(run);
-    Ok((seconds, Vec::new()))
+    if values.is_empty() {
+        // What the job made is its last capture: the edited row's logits, the pattern, the last layer's stream.
+        values = run.captures.last().map(|capture| capture.array.values().to_vec()).unwrap_or_default();
+    }
+    values.truncate(COMPARED);
+    Ok(Made { seconds, tokens: Vec::new(), values })
+}
+
+/// The rows and the plan of a job.
+fn prepared(loaded: &LoadedModel, request: &Request) -> (Vec<Vec<u32>>, Plan) {
+    let architecture = loaded.model.program().architecture();
+    let (depth, width) = (architecture.layers.len(), architecture.width);
+    let middle = depth / 2;
+    let last = |tap: Tap| tap.positions(Positions::Last);
+    let logits = || last(Tap::new("logits", Action::Capture(None)));
+    // The same numbers for every worker: no engine's random generator is another's.
+    let direction: Vec<f32> = (0..width).map(|i| ((i * 37 % 101) as f32 / 50.0 - 1.0) * 0.5).collect();
+    let steer = Action::Add { operand: Operand::Vector(direction), scale: 1.0 };
+    let one = vec![request.tokens.clone()];
+    match request.job {
+        Job::Prefill => (one, Plan::default().with(logits())),
+        Job::Forward => (one, Plan::capture(["logits"])),
+        Job::Decode { .. } => (one, Plan::default()),
+        Job::Capture => {
+            (one, Plan::default().with(logits()).with(Tap::new("layers.*.resid_post", Action::Capture(None))))
+        }
+        Job::CaptureLayers { layers } => {
+            let captured =
+                (0..layers.min(depth)).map(|l| Tap::new(format!("layers.{l}.resid_post"), Action::Capture(None)));
+            (one, captured.fold(Plan::default().with(logits()), Plan::with))
+        }
+        Job::Armed => {
+            let nowhere =
+                Tap::new(format!("layers.{middle}.resid_post"), Action::Zero).positions(Positions::List(vec![]));
+            (one, Plan::default().with(nowhere).with(logits()))
+        }
+        Job::Steer => {
+            (one, Plan::default().with(Tap::new(format!("layers.{middle}.resid_post"), steer)).with(logits()))
+        }
+        Job::SteerDecode { .. } => (one, Plan::default().with(Tap::new(format!("layers.{middle}.resid_post"), steer))),
+        Job::Ablate => {
+            (one, Plan::default().with(Tap::new(format!("layers.{middle}.mlp_act"), Action::Zero)).with(logits()))
+        }
+        Job::Pattern => (one, Plan::capture([format!("layers.{middle}.attn_probs")])),
+        Job::Lens => (one, Plan::default().with(last(Tap::new("layers.*.resid_post", Action::Capture(None))))),
+        Job::Patch => {
+            let site = format!("layers.{middle}.resid_post");
+            let backwards: Vec<u32> = request.tokens.iter().rev().copied().collect();
+            let from = FromSite { rows: Some(vec![0]), ..FromSite::default() };
+            let patch = last(Tap::new(site, Action::Set(Operand::From(from)))).rows(vec![1]);
+            (vec![request.tokens.clone(), backwards], Plan::default().with(patch).with(logits()))
+        }
+    }
+}
+
+/// The job's numbers without its edit.
+fn control(loaded: &LoadedModel, request: &Request) -> Result<Vec<f32>> {
+    let plain = match request.job {
+        Job::SteerDecode { .. } => return Ok(Vec::new()),
+        Job::Patch => {
+            let tokens = request.tokens.iter().rev().copied().collect();
+            Request { job: Job::Prefill, tokens, ..request.clone() }
+        }
+        _ => Request { job: Job::Prefill, ..request.clone() },
+    };
+    Ok(one(loaded, &plain)?.values)
 }
 
 fn top(loaded: &LoadedModel, tokens: &[u32]) -> Result<Vec<(u32, f32)>> {
@@ -71,11 +169,22 @@ fn top(loaded: &LoadedModel, tokens: &[u32]) -> Result<Vec<(u32, f32)>> {
     Ok(order.iter().take(5).map(|&id| (id as u32, logits[id])).collect())
 }
 
-/// The process's high-water mark; 0 where the system does not tell.
-fn peak_bytes() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let kilobytes = status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok());
-    kilobytes.unwrap_or(0) * 1024
+/// A line of the process's own status, in bytes; 0 where the system does not tell.
+fn status(key: &str) -> u64 {
+    kilobytes(&std::fs::read_to_string("/proc/self/status").unwrap_or_default(), key)
+}
+
+fn proportional() -> u64 {
+    kilobytes(&std::fs::read_to_string("/proc/self/smaps_rollup").unwrap_or_default(), "Pss")
+}
+
+fn kilobytes(text: &str, key: &str) -> u64 {
+    let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
+    line.and_then(|rest| rest.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()).unwrap_or(0) * 1024
+}
+
+/// Lets the high-water mark begin anew, so that each phase has its own.
+fn forget_peak() {
+    // Where the system does not allow it, the phases share one mark.
+    let _ = std::fs::write("/proc/self/clear_refs", "5");
 }

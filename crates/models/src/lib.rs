@@ -6,12 +6,15 @@
 //! | [`tensors`] | both, under the names that Hugging Face uses |
 //! | [`config`], [`families`] | `config.json` → architecture and table of names; one function a family |
 //! | [`assume`] | models of unknown types: which native family fits them |
+//! | [`quantised`] | quantised layers made to look like ordinary ones |
+//! | [`adapter`] | small weights that are merged into a model's as they are loaded |
 //! | [`names`], [`load`](mod@load) | which stored tensor is which weight; found, checked, packed |
 //! | [`tokenizer`], [`chat`] | text to tokens and back |
 //! | [`builtin`] | the model inside this program |
 //! | [`pull`] | models by name |
 //! | [`model`] | all of it together: [`LoadedModel`] |
 
+pub mod adapter;
 pub mod assume;
 pub mod builtin;
 pub mod chat;
@@ -26,6 +29,7 @@ pub mod model;
 pub mod names;
 pub mod prepare;
 pub mod pull;
+pub mod quantised;
 mod rope;
 pub mod tensors;
 pub mod tokenizer;

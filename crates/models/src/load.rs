@@ -1,5 +1,6 @@
 //! From stored tensors to a program's weights: found, checked, packed; nothing missing, nothing substituted.
 
+use crate::adapter::{self, Adapter, Changes};
 use crate::error::{Error, Result};
 use crate::families::Family;
 use crate::gguf::RowOrder;
@@ -24,24 +25,31 @@ pub enum Storage {
     As(DType),
 }
 
-/// Loads every weight of a family's program. `progress` hears the fraction done.
+/// Loads every weight of a family's program, with adapters merged into them. `progress` hears the fraction done.
 pub fn load(
-    family: Family,
+    mut family: Family,
     tensors: Arc<Tensors>,
+    adapters: &[Adapter],
     origin: &Path,
     storage: Storage,
     pool: &Pool,
     progress: &mut dyn FnMut(f32),
 ) -> Result<(Program, Weights)> {
+    let untied = family.architecture.head.tied && adapter::untie(adapters, &family.names);
+    family.architecture.head.tied &= !untied;
     let program = Program::new(family.architecture)?;
-    let found = find(&program, &family.names, &tensors, origin)?;
+    let plan = adapter::plan(adapters, &program, &family.names)?;
+    // The head of a model that ties it is stored as the embedding.
+    let names = if untied { family.names.with_alternative("head", "embed") } else { family.names };
+    let found = find(&program, &names, &tensors, origin)?;
     let mut left: HashMap<&str, usize> = HashMap::new();
     found.iter().for_each(|source| *left.entry(source.tensor.as_str()).or_default() += 1);
     let mut weights = Vec::with_capacity(found.len());
-    for (index, (spec, source)) in program.weights().iter().zip(&found).enumerate() {
-        let weight = one(spec, source, &tensors, storage, pool)?;
+    for (index, ((spec, source), changes)) in program.weights().iter().zip(&found).zip(&plan).enumerate() {
+        let weight = one(spec, source, &tensors, changes, storage, pool)?;
         // A stored tensor that several weights share is dropped after the last of them; one that is used in place stays.
-        let in_place = matches!(&weight, Weight::Matrix(matrix) if matrix.is_in_place());
+        let in_place = matches!(&weight, Weight::Matrix(matrix) if matrix.is_in_place())
+            && tensors.get(&source.tensor).is_some_and(|stored| stored.made.is_none());
         if let Some(count) = left.get_mut(source.tensor.as_str()) {
             *count -= 1;
             if *count == 0 && !in_place {
@@ -123,7 +131,7 @@ pub(crate) fn compare(program: &Program, names: &Names, tensors: &Tensors) -> Co
             Some(stored) => {
                 let expected =
                     source.part.stored_shape(&spec.shape, source.transposed && stored.order != RowOrder::Transposed);
-                if !same_shape(stored.shape, &expected, spec.kind) {
+                if !same_shape(stored.shape, &expected) {
                     misshaped.push(format!(
                         "{} is {:?} where the configuration makes it {expected:?}",
                         source.tensor, stored.shape
@@ -160,11 +168,10 @@ fn pieces(source: &Source, tensors: &Tensors) -> std::result::Result<usize, Stri
     source.tensors().map(|name| numbers(name).ok_or_else(|| name.to_string())).sum()
 }
 
-/// Axes of length one say nothing, and a vector may have been stored in several axes.
-fn same_shape(stored: &[usize], expected: &[usize], kind: WeightKind) -> bool {
+/// Axes of length one say nothing.
+fn same_shape(stored: &[usize], expected: &[usize]) -> bool {
     let axes = |shape: &[usize]| shape.iter().copied().filter(|&n| n != 1).collect::<Vec<_>>();
-    let numbers = |shape: &[usize]| shape.iter().try_fold(1usize, |product, &n| product.checked_mul(n));
-    axes(stored) == axes(expected) || (kind == WeightKind::Vector && numbers(stored) == numbers(expected))
+    axes(stored) == axes(expected)
 }
 
 fn shorten(list: &[String]) -> String {
@@ -174,12 +181,23 @@ fn shorten(list: &[String]) -> String {
 }
 
 /// One weight: decoded row by row and packed, or kept as it is stored.
-fn one(spec: &WeightSpec, source: &Source, tensors: &Arc<Tensors>, storage: Storage, pool: &Pool) -> Result<Weight> {
+fn one(
+    spec: &WeightSpec,
+    source: &Source,
+    tensors: &Arc<Tensors>,
+    changes: &Changes,
+    storage: Storage,
+    pool: &Pool,
+) -> Result<Weight> {
     if !source.more.is_empty() {
         return in_pieces(spec, source, tensors);
     }
     let gone = || Error::usage(format!("{} disappeared while loading", source.tensor), "load the model again");
-    let stored = tensors.get(&source.tensor).ok_or_else(gone)?;
+    let (stored, source) = match changes.whole() {
+        Some(whole) => whole,
+        None => (tensors.get(&source.tensor).ok_or_else(gone)?, source),
+    };
+    let sums = changes.ready()?;
     let encoding = stored.encoding.map_err(|format| {
         Error::unsupported(
             format!("{}: tensor {} is stored as {format}", stored.path.display(), source.tensor),
@@ -187,19 +205,34 @@ fn one(spec: &WeightSpec, source: &Source, tensors: &Arc<Tensors>, storage: Stor
         )
     })?;
     let view = View::new(spec, source, &stored, encoding);
+    if let Some(made) = &stored.made {
+        made.check()?;
+    }
     let bad = AtomicUsize::new(usize::MAX);
     let check = |row: usize, values: &[f32]| {
         if !values.iter().all(|x| x.is_finite()) {
             bad.fetch_min(row, Ordering::Relaxed);
         }
     };
+    let kept = match (&stored.made, storage) {
+        (Some(made), Storage::AsStored) if spec.kind != WeightKind::Vector && sums.is_empty() => {
+            made.blocks(pool, view.rows, view.cols, &|row| view.place(row))
+        }
+        _ => None,
+    };
+    if let Some((encoding, rows)) = kept {
+        return Ok(Weight::Matrix(Matrix::encoded(pool, view.rows, view.cols, encoding, Box::new(rows))));
+    }
     let weight = match (spec.kind, storage) {
         (WeightKind::Vector, _) => {
-            let vector = view.vector(stored.bytes);
+            let mut vector = view.vector(stored.bytes);
+            for (row, x) in vector.iter_mut().enumerate() {
+                sums.iter().for_each(|sum| sum.apply(row, std::slice::from_mut(x)));
+            }
             check(0, &vector);
             Weight::Vector(vector)
         }
-        (_, Storage::AsStored) if view.in_place() => {
+        (_, Storage::AsStored) if view.in_place() && changes.is_none() => {
             let rows = EncodedRows::new(tensors, &stored, view.clone());
             pool.run(view.rows.div_ceil(64), &|part| {
                 for row in part * 64..((part + 1) * 64).min(view.rows) {
@@ -213,12 +246,15 @@ fn one(spec: &WeightSpec, source: &Source, tensors: &Arc<Tensors>, storage: Stor
         (_, storage) => {
             let dtype = match (storage, encoding) {
                 (Storage::As(dtype), _) => dtype,
+                // A sum is seldom exact in less.
+                _ if !sums.is_empty() => DType::F32,
                 (_, Encoding::BF16) => DType::Bf16,
                 (_, Encoding::F16) => DType::F16,
                 _ => DType::F32,
             };
             Weight::Matrix(Matrix::pack(pool, view.rows, view.cols, dtype, &|row, out| {
-                view.row(stored.bytes, row, out);
+                view.row(&stored, row, out);
+                sums.iter().for_each(|sum| sum.apply(row, out));
                 check(row, out);
             }))
         }
@@ -240,7 +276,9 @@ fn in_pieces(spec: &WeightSpec, source: &Source, tensors: &Arc<Tensors>) -> Resu
         let Some(stored) = tensors.get(name) else { continue };
         let one = WeightSpec { shape: vec![stored.shape.iter().product()], ..spec.clone() };
         let piece = Source { tensor: name.into(), more: Vec::new(), ..source.clone() };
-        if let Weight::Vector(vector) = self::one(&one, &piece, tensors, Storage::AsStored, &Pool::new(1))? {
+        if let Weight::Vector(vector) =
+            self::one(&one, &piece, tensors, &Changes::default(), Storage::AsStored, &Pool::new(1))?
+        {
             whole.extend(vector);
         }
     }
@@ -290,15 +328,23 @@ impl View {
         self.order.source_row(self.part.stored_row(row), self.stored_rows)
     }
 
+    /// The place of a row among all rows of the stored tensor, if it is stored along.
+    fn place(&self, row: usize) -> usize {
+        self.before() + self.stored_row(row)
+    }
+
     /// The bytes of a row that is stored along.
     fn row_bytes<'a>(&self, bytes: &'a [u8], row: usize) -> &'a [u8] {
-        let before = self.before();
         let size = self.encoding.bytes_for(self.cols).unwrap_or(0);
-        &bytes[(before + self.stored_row(row)) * size..][..size]
+        &bytes[self.place(row) * size..][..size]
     }
 
     /// Decodes a row.
-    fn row(&self, bytes: &[u8], row: usize, out: &mut [f32]) {
+    fn row(&self, stored: &Stored, row: usize, out: &mut [f32]) {
+        if let Some(made) = &stored.made {
+            return made.row(self.place(row), out);
+        }
+        let bytes = stored.bytes;
         if !self.across {
             return encoding::decode(self.encoding, self.row_bytes(bytes, row), out);
         }

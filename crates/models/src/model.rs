@@ -1,14 +1,16 @@
 //! A loaded model: program, weights, tokenizer, chat template, and the text-level calls that need them together.
 
+use crate::adapter::{self, Adapter};
 use crate::assume;
 use crate::builtin;
 use crate::chat::{ChatTemplate, Message};
 use crate::checkpoint::Checkpoint;
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::families::Family;
+use crate::families::{self, Family};
 use crate::gguf::{self, GgufFile};
 use crate::load::{Storage, load};
+use crate::quantised;
 use crate::tensors::Tensors;
 use crate::tokenizer::{Special, Tokenizer};
 use pellucid_engine::{Control, Finish, Generate, Generation, Model, Plan, Program};
@@ -23,6 +25,8 @@ pub struct LoadOptions {
     pub storage: Storage,
     /// The threads that load and run; the shared ones where absent.
     pub pool: Option<Arc<Pool>>,
+    /// Directories of LoRA adapters (PEFT's layout) that are merged into the weights, one after the other.
+    pub adapters: Vec<PathBuf>,
     /// The family that a model is read as when its own type is not native. It has to fit completely, and the loaded model
     /// carries a warning; for a model whose own type is native and another, it is an error.
     pub assume: Option<String>,
@@ -66,8 +70,16 @@ impl LoadedModel {
     }
 
     fn from_dir(dir: &Path, options: &LoadOptions, progress: &mut dyn FnMut(f32)) -> Result<LoadedModel> {
+        if adapter::is_adapter(dir) {
+            // The adapter's own base comes first, then it, then what else was asked for.
+            let base = base_of_adapter(dir)?;
+            let adapters = std::iter::once(dir.to_path_buf()).chain(options.adapters.iter().cloned()).collect();
+            let mut loaded = LoadedModel::open(&base, &LoadOptions { adapters, ..options.clone() }, progress)?;
+            loaded.name = name_of(dir);
+            return Ok(loaded);
+        }
         let config = directory_config(dir)?;
-        let tensors = || Ok(Tensors::Checkpoint(Checkpoint::open(dir)?));
+        let tensors = || Tensors::from_checkpoint(Checkpoint::open(dir)?, &config, dir);
         // A family that cannot run is refused before gigabytes are looked at.
         let (family, warnings) = assume::read(&config, options.assume.as_deref(), tensors)?;
         let (tensors, tokenizer, chat) = (tensors()?, Tokenizer::from_dir(dir)?, ChatTemplate::from_dir(dir)?);
@@ -177,11 +189,36 @@ fn assemble(origin: &Path, parts: Parts, options: &LoadOptions, progress: &mut d
         None => eos_of(&config),
     };
     let pool = options.pool.clone().unwrap_or_else(Pool::global);
-    let (program, weights) = load(family, Arc::new(tensors), origin, options.storage, &pool, progress)?;
-    let name =
-        origin.file_name().map_or_else(|| origin.display().to_string(), |name| name.to_string_lossy().into_owned());
-    let model = Model::new(program, weights).with_pool(pool);
+    let adapters = options.adapters.iter().map(|dir| Adapter::open(dir)).collect::<Result<Vec<Adapter>>>()?;
+    let (program, weights) = load(family, Arc::new(tensors), &adapters, origin, options.storage, &pool, progress)?;
+    let (name, model) = (name_of(origin), Model::new(program, weights).with_pool(pool));
     Ok(LoadedModel { name, model, tokenizer, chat, eos, warnings })
+}
+
+fn name_of(path: &Path) -> String {
+    path.file_name().map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned())
+}
+
+/// The base model of an adapter, where it is at hand: a path as the adapter has it, or a pulled name.
+fn base_of_adapter(dir: &Path) -> Result<PathBuf> {
+    let base = adapter::base_of(dir)?;
+    if let Some(base) = &base {
+        let beside = dir.join(base);
+        // A path may be meant from where the adapter is, or from here. An adapter of an adapter would go in circles.
+        let found = if beside.is_dir() { Some(beside) } else { crate::pull::resolve(base).ok() };
+        if let Some(found) = found.filter(|found| !adapter::is_adapter(found)) {
+            return Ok(found);
+        }
+    }
+    let whose = base.as_deref().map_or_else(|| "a model that it does not name".into(), |base| format!("`{base}`"));
+    Err(Error::usage(
+        format!("{} is an adapter for {whose}, not a model", dir.display()),
+        format!(
+            "give its base model, and the adapter beside it: --model {} --adapter {}",
+            base.as_deref().unwrap_or("BASE"),
+            dir.display()
+        ),
+    ))
 }
 
 /// `eos_token_id`: a number or a list.
@@ -220,24 +257,42 @@ fn directory_config(dir: &Path) -> Result<Config> {
             "give a Hugging Face model directory or a .gguf file; `pellucid inspect` says what a directory is",
         ));
     }
-    Config::parse(&std::fs::read(&file).map_err(Error::io(&file))?, &file)
+    let config = Config::parse(&std::fs::read(&file).map_err(Error::io(&file))?, &file)?;
+    Ok(match quantised::sidecar(dir) {
+        Some(part) if config.get("quantization_config").is_none() => config.with("quantization_config", part),
+        _ => config,
+    })
 }
 
 /// The program of a directory, GGUF file or (where absent) the built-in model, from its configuration alone, with what to warn of.
 /// Only for a model whose own type is not native are the headers of its tensors read, too: see [`LoadOptions::assume`].
 pub fn program_of(path: Option<&Path>, assume: Option<&str>) -> Result<(Program, Vec<String>)> {
+    let base = path.filter(|path| adapter::is_adapter(path)).map(base_of_adapter).transpose()?;
+    let path = base.as_deref().or(path);
     let config = match path {
         None => Config::parse(builtin::CONFIG, Path::new(builtin::NAME))?,
-        Some(path) if path.is_dir() => directory_config(path)?,
-        Some(path) => Config::new(gguf::hf_config(&GgufFile::open(path)?)?, path)?,
+        Some(path) => config_of(path)?,
     };
     let tensors = || match path {
         None => Ok(Tensors::Checkpoint(Checkpoint::from_static(builtin::WEIGHTS, builtin::NAME)?)),
-        Some(path) if path.is_dir() => Ok(Tensors::Checkpoint(Checkpoint::open(path)?)),
+        Some(path) if path.is_dir() => Tensors::from_checkpoint(Checkpoint::open(path)?, &config, path),
         Some(path) => Tensors::from_gguf(GgufFile::open(path)?),
     };
     let (family, warnings) = assume::read(&config, assume, tensors)?;
     Ok((Program::new(family.architecture)?, warnings))
+}
+
+fn config_of(path: &Path) -> Result<Config> {
+    if path.is_dir() { directory_config(path) } else { Config::new(gguf::hf_config(&GgufFile::open(path)?)?, path) }
+}
+
+/// The base model of an adapter, after checking from both headers that the adapter fits it.
+pub(crate) fn fitting_base(dir: &Path) -> Result<PathBuf> {
+    let base = base_of_adapter(dir)?;
+    let (adapters, mut family) = ([Adapter::open(dir)?], families::read(&config_of(&base)?)?);
+    family.architecture.head.tied &= !adapter::untie(&adapters, &family.names);
+    adapter::plan(&adapters, &Program::new(family.architecture)?, &family.names)?;
+    Ok(base)
 }
 
 /// The path of a model by name, or `None` for the built-in one.

@@ -174,6 +174,13 @@ impl Names {
         self.without(&[module]).with(&[(module, stored)])
     }
 
+    /// Lets a module be found, where it is not stored by itself, in the place of another.
+    pub fn with_alternative(mut self, module: &str, other: &str) -> Names {
+        let others: Vec<Entry> = self.entries.iter().filter(|entry| entry.module == other).cloned().collect();
+        self.entries.extend(others.into_iter().map(|entry| Entry { module: module.into(), ..entry }));
+        self
+    }
+
     /// Names tensors that may be left unread.
     pub fn ignoring(mut self, ends: &[&'static str]) -> Names {
         self.ignored.extend(ends);
@@ -363,6 +370,16 @@ mod tests {
         assert_eq!(tensor("layers.2.mlp.experts.3.up.bias"), ["layers.2.experts.3.up.bias", "layers.2.up_bias"]);
         assert_eq!(tensor("layers.2.mlp.experts.3.up"), ["layers.2.experts.3.up.weight"]);
         assert_eq!(names.sources("layers.2.mlp.experts.3.up.bias", "")[1].part.stack.map(|s| s.index), Some(3));
+    }
+
+    #[test]
+    fn layers_that_guess_are_known_by_their_number() {
+        let names = Names { guessing_layers: 61..62, ..Names::new(&["model."]) };
+        assert!(names.guesses("model.layers.61.eh_proj.weight", "model."));
+        for other in ["model.layers.60.mlp.up.weight", "model.layers.62.up.weight", "model.norm.weight", "layers.61.x"]
+        {
+            assert!(!names.guesses(other, "model."), "{other}");
+        }
     }
 
     #[test]

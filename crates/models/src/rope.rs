@@ -3,16 +3,16 @@
 use crate::config::Config;
 use crate::error::{Error, Result};
 use pellucid_engine::architecture::{LongRope, Rope, RopeStyle};
+use serde_json::{Value, json};
 use std::f32::consts::PI;
 
 /// The rotary embedding that a configuration describes, for heads of `head_dim`.
 ///
 /// Both spellings are read: `rope_parameters` (with the base inside), and the older `rope_theta` with `rope_scaling`.
 pub(crate) fn rope(config: &Config, head_dim: usize, style: RopeStyle) -> Result<Rope> {
-    let parameters = config.part("rope_parameters");
-    let scaling = config.part("rope_scaling");
-    let source = parameters.as_ref().or(scaling.as_ref());
-    let base = match parameters.as_ref().map(|p| p.number_maybe("rope_theta")).transpose()?.flatten() {
+    let source = scaling(config);
+    let source = source.as_ref();
+    let base = match source.map(|p| p.number_maybe("rope_theta")).transpose()?.flatten() {
         Some(base) => base,
         None => config.number_maybe("rope_theta")?.or(config.number_maybe("rotary_emb_base")?).unwrap_or(10_000.0),
     };
@@ -21,6 +21,24 @@ pub(crate) fn rope(config: &Config, head_dim: usize, style: RopeStyle) -> Result
         None => config.number_maybe("partial_rotary_factor")?.or(config.number_maybe("rotary_pct")?).unwrap_or(1.0),
     };
     scaled(config, source, base, head_dim, fraction, style)
+}
+
+/// The part that describes the rotation: as for `transformers`, the older spelling where it says anything.
+pub(crate) fn scaling(config: &Config) -> Option<Config> {
+    let older = config.part("rope_scaling").filter(|_| config.get("rope_scaling") != Some(&json!({})));
+    older.or_else(|| config.part("rope_parameters"))
+}
+
+/// The configuration with a key set in the part that describes the rotation, where there is one.
+pub(crate) fn with_scaling(config: &Config, key: &str, value: Value) -> Config {
+    ["rope_scaling", "rope_parameters"].into_iter().fold(config.clone(), |config, part| {
+        let mut object = config.get(part).and_then(Value::as_object).cloned().unwrap_or_default();
+        if object.is_empty() {
+            return config;
+        }
+        object.insert(key.into(), value.clone());
+        config.with(part, object.into())
+    })
 }
 
 /// The rotary embeddings of full and of sliding layers, in this order; one for both where the configuration has no parts by layer type.
@@ -37,6 +55,36 @@ pub(crate) fn by_layer_type(config: &Config, head_dim: usize) -> Result<Vec<Rope
             None => rope(config, head_dim, RopeStyle::Halves),
         })
         .collect()
+}
+
+/// The configuration with `rope_parameters` where it has none.
+pub(crate) fn or_parameters(config: &Config, default: Value) -> Config {
+    match config.part("rope_parameters") {
+        Some(_) => config.clone(),
+        None => config.with("rope_parameters", default),
+    }
+}
+
+/// The configuration with `rope_parameters` by layer type where it has older keys: a base for full and one for sliding
+/// layers, each with its default, and a scaling of the full layers alone.
+pub(crate) fn parts_by_layer_type(config: &Config, full: (&str, f32), sliding: (&str, f32)) -> Result<Config> {
+    let given = |key: &str, inner: &str| config.get(key).and_then(|parts| parts.get(inner)).filter(|x| x.is_object());
+    let part = |kind: &str, (key, default): (&str, f32)| -> Result<Value> {
+        let mut part = given("rope_parameters", kind).cloned().unwrap_or(json!({}));
+        if let (Value::Object(part), "full_attention") = (&mut part, kind) {
+            let scaling = config.get("rope_scaling").and_then(Value::as_object).cloned().unwrap_or_default();
+            part.extend(scaling);
+        }
+        if part.get("rope_theta").is_none_or(Value::is_null) {
+            part["rope_theta"] = config.number_or(key, default)?.into();
+        }
+        Ok(part)
+    };
+    let parts = json!({
+        "full_attention": part("full_attention", full)?,
+        "sliding_attention": part("sliding_attention", sliding)?,
+    });
+    Ok(config.with("rope_parameters", parts).with("rope_scaling", Value::Null))
 }
 
 /// The frequencies for a base, with the scaling that `source` names, if any.

@@ -1,8 +1,10 @@
 //! Stored tensors under their Hugging Face names, whatever file they are in.
 
 use crate::checkpoint::{Checkpoint, StoredType};
+use crate::config::Config;
 use crate::error::Result;
 use crate::gguf::{self, GgufFile, RowOrder};
+use crate::quantised::{Made, Method, Quantised};
 use pellucid_kernels::encoding::Encoding;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -19,6 +21,8 @@ pub struct Stored<'a> {
     pub order: RowOrder,
     /// The file that it is in.
     pub path: &'a Path,
+    /// Its rows on demand, where it is made from other tensors and so has no bytes of its own. `encoding` then is what holds them exactly.
+    pub made: Option<Made<'a>>,
 }
 
 /// The tensors of a model.
@@ -27,6 +31,8 @@ pub enum Tensors {
     Checkpoint(Checkpoint),
     /// A GGUF file, with its tensors under their Hugging Face names.
     Gguf(Box<GgufTensors>),
+    /// A directory of safetensors files with quantised layers.
+    Quantised(Box<Quantised>),
 }
 
 /// A GGUF file's tensors under other names.
@@ -37,6 +43,14 @@ pub struct GgufTensors {
 }
 
 impl Tensors {
+    /// The tensors of a directory, whose configuration says how they are quantised, if they are.
+    pub fn from_checkpoint(checkpoint: Checkpoint, config: &Config, origin: &Path) -> Result<Tensors> {
+        Ok(match Method::read(config)? {
+            None => Tensors::Checkpoint(checkpoint),
+            Some(method) => Tensors::Quantised(Box::new(Quantised::new(checkpoint, &method, origin)?)),
+        })
+    }
+
     /// The tensors of a GGUF file.
     pub fn from_gguf(file: GgufFile) -> Result<Tensors> {
         let names = gguf::hf_names(file.architecture()?, &file)?;
@@ -48,17 +62,7 @@ impl Tensors {
     /// A tensor.
     pub fn get(&self, name: &str) -> Option<Stored<'_>> {
         match self {
-            Tensors::Checkpoint(checkpoint) => {
-                let tensor = checkpoint.get(name)?;
-                let encoding = match tensor.dtype {
-                    StoredType::F32 => Ok(Encoding::F32),
-                    StoredType::F16 => Ok(Encoding::F16),
-                    StoredType::Bf16 => Ok(Encoding::BF16),
-                    other => Err(other.name()),
-                };
-                let (bytes, path) = (checkpoint.bytes(tensor), checkpoint.path(tensor));
-                Some(Stored { shape: &tensor.shape, encoding, bytes, order: RowOrder::AsIs, path })
-            }
+            Tensors::Checkpoint(checkpoint) => plain(checkpoint, name),
             Tensors::Gguf(gguf) => {
                 let (index, order) = *gguf.names.get(name)?;
                 let tensor = &gguf.file.tensors()[index];
@@ -68,8 +72,22 @@ impl Tensors {
                     bytes: gguf.file.bytes(tensor),
                     order,
                     path: &gguf.path,
+                    made: None,
                 })
             }
+            Tensors::Quantised(quantised) => match quantised.made(name) {
+                Some(made) => Some(Stored {
+                    shape: made.shape(),
+                    encoding: Ok(made.exact()),
+                    bytes: &[],
+                    // Quantised layers lie as [outputs, inputs] also where a family's own are the other way round.
+                    order: RowOrder::Transposed,
+                    path: made.path(),
+                    made: Some(made),
+                }),
+                None if quantised.hides(name) => None,
+                None => plain(quantised.checkpoint(), name),
+            },
         }
     }
 
@@ -78,6 +96,7 @@ impl Tensors {
         match self {
             Tensors::Checkpoint(checkpoint) => checkpoint.tensors().map(|tensor| tensor.name.as_str()).collect(),
             Tensors::Gguf(gguf) => gguf.names.keys().map(String::as_str).collect(),
+            Tensors::Quantised(quantised) => quantised.names(),
         }
     }
 
@@ -94,6 +113,23 @@ impl Tensors {
                     gguf.file.forget(&gguf.file.tensors()[index]);
                 }
             }
+            Tensors::Quantised(quantised) => match quantised.checkpoint().get(name) {
+                Some(tensor) if quantised.made(name).is_none() => quantised.checkpoint().forget(tensor),
+                _ => quantised.forget(name),
+            },
         }
     }
+}
+
+/// A tensor that is stored as it is.
+pub(crate) fn plain<'a>(checkpoint: &'a Checkpoint, name: &str) -> Option<Stored<'a>> {
+    let tensor = checkpoint.get(name)?;
+    let encoding = match tensor.dtype {
+        StoredType::F32 => Ok(Encoding::F32),
+        StoredType::F16 => Ok(Encoding::F16),
+        StoredType::Bf16 => Ok(Encoding::BF16),
+        other => Err(other.name()),
+    };
+    let (bytes, path) = (checkpoint.bytes(tensor), checkpoint.path(tensor));
+    Some(Stored { shape: &tensor.shape, encoding, bytes, order: RowOrder::AsIs, path, made: None })
 }

@@ -216,8 +216,7 @@ fn no_number_of_a_configuration_makes_it_panic() {
         "qwen3",
     ] {
         let config: Value =
-            serde_json::from_slice(&std::fs::read(golden::path(name).join("config.json")).unwrap())
-                .unwrap();
+            serde_json::from_slice(&std::fs::read(golden::path(name).join("config.json")).unwrap()).unwrap();
         let part = if config.get("text_config").is_some() { "/text_config" } else { "" };
         let places: Vec<String> =
             ["", "/rope_parameters", "/rope_scaling"].iter().map(|inner| format!("{part}{inner}")).collect();

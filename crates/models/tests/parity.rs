@@ -46,7 +46,9 @@ fn logits_streams_and_sublayers_agree() {
             let at = |point: &str| (format!("layers.{layer}.{point}"), format!("{point}.{layer}"));
             let (site, tensor) = at("resid_post");
             faults.extend(compare(case, &site, &tensor, 1e-4, true));
-            for point in ["attn_out", "mixer_out", "mixer_out_post", "mlp_out", "mlp_out_post", "z", "mlp_act", "router_logits"] {
+            for point in
+                ["attn_out", "mixer_out", "mixer_out_post", "mlp_out", "mlp_out_post", "z", "mlp_act", "router_logits"]
+            {
                 let (site, tensor) = at(point);
                 faults.extend(compare(case, &site, &tensor, 1e-4, false));
             }
@@ -75,7 +77,12 @@ fn attention_probabilities_agree() {
 #[test]
 fn greedy_continuations_agree_token_for_token() {
     every_case(|case| {
-        let truth: Vec<u32> = case.reference["greedy"].1.iter().map(|&x| x as u32).collect();
+        // Where a rotation depends on the row's length, generating with a cache and computing anew are two things, in transformers as
+        // here; ours is the former.
+        let grows = case.loaded.model.program().architecture().ropes.iter().any(|rope| rope.long.is_some());
+        let cached = case.reference.get("greedy_cached").filter(|_| grows);
+        let truth = cached.unwrap_or(&case.reference["greedy"]);
+        let truth: Vec<u32> = truth.1.iter().map(|&x| x as u32).collect();
         let options = Generate { max_new: truth.len(), ..Generate::default() };
         let model = &case.loaded.model;
         let generation = model.generate(std::slice::from_ref(&case.ids), &Plan::default(), &options, &mut |_, _| {

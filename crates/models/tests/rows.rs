@@ -33,7 +33,7 @@ fn rows(case: &Case) -> Vec<Vec<u32>> {
     let cycled = |start: usize, len: usize| {
         case.ids.iter().cycle().skip(start).step_by(5).take(len).copied().collect::<Vec<u32>>()
     };
-    vec![case.ids.clone(), case.ids[3..].to_vec(), vec![case.ids[1]], cycled(1, longest), cycled(2, 31)]
+    vec![case.ids.clone(), case.ids[3..].to_vec(), vec![case.ids[1]], cycled(1, longest), cycled(2, longest.min(31))]
 }
 
 fn everything(case: &Case) -> Plan {
@@ -59,7 +59,11 @@ fn a_row_is_the_same_alone_and_in_ragged_batches_of_any_order() {
     for case in golden::all() {
         let (rows, plan) = (rows(&case), everything(&case));
         let alone = solo(&case, &rows, &plan);
-        assert!(alone[0].contains_key("logits") && alone[0].len() > 40, "{}: every site is looked at", case.name);
+        assert!(
+            alone[0].contains_key("logits") && alone[0].len() == case.token_sites().len(),
+            "{}: every site is looked at",
+            case.name
+        );
         for order in [[0, 1, 2, 3, 4], [4, 3, 2, 1, 0], [2, 4, 0, 3, 1]] {
             let batch: Vec<Vec<u32>> = order.iter().map(|&row| rows[row].clone()).collect();
             for (ours, row) in run(&case.loaded.model, &batch, &plan, None).iter().zip(order) {
@@ -92,12 +96,16 @@ fn looking_never_changes_a_bit() {
 #[test]
 fn looking_into_attention_changes_rounding_only() {
     // Attention that is looked into is computed step by step instead of fused: the same numbers, not the same bits.
-    for case in golden::all() {
+    for case in golden::all().iter().filter(|case| case.attends()) {
         let (plain, looked) = (Plan::capture(["logits"]), Plan::capture(["logits", "layers.*.attn_probs"]));
         let rows = [case.ids.clone(), case.ids[3..].to_vec()];
         for row in 0..2 {
             let values = |plan: &Plan| case.run(&rows, plan).captures[row].array.values().to_vec();
-            assert!(golden::difference(&values(&plain), &values(&looked)) < 1e-5, "{}: row {row}", case.name);
+            // Rounding is relative: a few parts in a million of the largest logit.
+            let (fused, apart) = (values(&plain), values(&looked));
+            let (off, largest) =
+                (golden::difference(&fused, &apart), fused.iter().fold(1f32, |most, x| most.max(x.abs())));
+            assert!(off < 4e-6 * largest, "{}: row {row} is off by {off} of {largest}", case.name);
         }
         // Only the rows that are looked into.
         let mut first = looked.clone();
@@ -122,6 +130,7 @@ fn prefill_in_chunks_is_prefill_whole() {
 
 #[test]
 fn decoding_with_the_cache_is_one_run_over_the_whole_text() {
+    let (mut equal, mut outgrown) = (0, 0);
     for case in golden::all() {
         let (prompts, plan) = ([case.ids.clone(), case.ids[..2].to_vec(), case.ids[5..].to_vec()], everything(&case));
         let mut options = Generate { max_new: 7, ..Generate::default() };
@@ -148,23 +157,34 @@ fn decoding_with_the_cache_is_one_run_over_the_whole_text() {
                         capture.site
                     );
                 }
-                let whole = bits(&case.run(&[text], &plan).captures, 0);
-                assert_same(&case.name, &format!("row {row} decoded"), &bits(&generation.captures, row), &whole);
+                let (total, whole) = (text.len(), bits(&case.run(&[text], &plan).captures, 0));
+                let ours = bits(&generation.captures, row);
+                if case.decodes_as_whole(prompt.len(), total) {
+                    assert_same(&case.name, &format!("row {row} decoded"), &ours, &whole);
+                    equal += 1;
+                } else {
+                    // Exactly the rows that outgrow their rotations while they are decoded: they must differ.
+                    assert!(ours["logits"] != whole["logits"], "{}: row {row} has other rotations", case.name);
+                    outgrown += 1;
+                }
             }
         }
     }
+    assert!(equal > outgrown, "{equal} rows are one run, {outgrown} outgrow their rotations");
 }
 
 #[test]
 fn attention_captured_over_decode_steps_is_square_with_nothing_above_the_diagonal() {
-    for case in golden::all() {
+    for case in golden::all().iter().filter(|case| case.attends()) {
         let plan = Plan::capture(["layers.*.attn_probs", "layers.*.attn_scores", "logits"]);
         let options = Generate { max_new: 5, ..Generate::default() };
         let generation = generate(&case.loaded.model, std::slice::from_ref(&case.ids), &plan, &options);
         let text = [&case.ids, &generation.rows[0].tokens[..4]].concat();
         let n = text.len();
         let run = case.run(std::slice::from_ref(&text), &plan);
-        assert_same(&case.name, "attention decoded", &bits(&generation.captures, 0), &bits(&run.captures, 0));
+        if case.decodes_as_whole(case.ids.len(), n) {
+            assert_same(&case.name, "attention decoded", &bits(&generation.captures, 0), &bits(&run.captures, 0));
+        }
         let probs = generation.captures.iter().filter(|capture| capture.site.to_string().ends_with("attn_probs"));
         for capture in probs {
             let heads = capture.array.shape()[0];
@@ -214,7 +234,9 @@ fn sampling_with_a_seed_does_not_depend_on_the_batch() {
     for case in golden::all() {
         let sampling =
             Sampling { temperature: 1.5, top_k: 40, top_p: 0.95, min_p: 0.01, repetition_penalty: 1.1, seed: 11 };
-        let options = Generate { max_new: 10, sampling, ..Generate::default() };
+        // Ten tokens, or as many as fit behind the prompt.
+        let room = case.loaded.model.program().architecture().context.map_or(10, |context| context - case.ids.len());
+        let options = Generate { max_new: room.min(10), sampling, ..Generate::default() };
         let prompts = [case.ids.clone(), case.ids[4..].to_vec(), case.ids.clone()];
         let together = generate(&case.loaded.model, &prompts, &Plan::default(), &options);
         let alone = generate(&case.loaded.model, &prompts[..1], &Plan::default(), &options);

@@ -4,6 +4,7 @@ pub mod generate;
 pub mod inspect;
 pub mod lab;
 pub mod lens;
+pub mod profile;
 pub mod pull;
 pub mod run;
 pub mod sites;

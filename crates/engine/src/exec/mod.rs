@@ -77,6 +77,16 @@ impl Model {
         self
     }
 
+    /// Who executes its ops.
+    pub(crate) fn backend(&self) -> Arc<dyn Backend> {
+        self.backend.clone()
+    }
+
+    /// The same model with its ops executed by another.
+    pub fn with_backend(&self, backend: Arc<dyn Backend>) -> Model {
+        Model { backend, ..self.clone() }
+    }
+
     /// Its program.
     pub fn program(&self) -> &Program {
         &self.program

@@ -13,6 +13,15 @@ fn noise(seed: u64, len: usize) -> Vec<f32> {
         .collect()
 }
 
+/// The nearest number of eight binary digits, the even one of two that are equally near.
+fn bfloat16(x: f64) -> f64 {
+    if x == 0.0 {
+        return x;
+    }
+    let unit = 2f64.powi(x.abs().log2().floor() as i32 - 7);
+    (x / unit).round_ties_even() * unit
+}
+
 /// Attention by its definition, in double precision.
 fn naive(shape: &AttentionShape, terms: HeadTerms, q: &[f32], k: &[f32], v: &[f32], tokens: usize) -> Vec<f64> {
     let group = shape.heads / shape.kv_heads;
@@ -27,7 +36,10 @@ fn naive(shape: &AttentionShape, terms: HeadTerms, q: &[f32], k: &[f32], v: &[f3
                 if let Some(cap) = shape.soft_cap {
                     x = cap as f64 * (x / cap as f64).tanh();
                 }
-                x + terms.slopes.map_or(0.0, |s| s.each[h] as f64 * j as f64)
+                x + terms.slopes.map_or(0.0, |s| match s.rounded {
+                    None => s.each[h] as f64 * j as f64,
+                    Some(by) => bfloat16(bfloat16(s.each[h] as f64) * bfloat16(j as f64)) * by as f64,
+                })
             };
             let visible: Vec<usize> = (0..=t)
                 .filter(|j| shape.window.is_none_or(|w| t - j < w) && shape.chunk.is_none_or(|c| t / c == j / c))
@@ -64,12 +76,12 @@ proptest! {
     #[test]
     fn attention_agrees_with_its_definition_fused_or_apart(
         tokens in 1usize..150, kv_heads in 1usize..3, group in 1usize..5, key_dim in 1usize..20, value_dim in 1usize..20,
-        window in prop::option::of(1usize..80), chunk in prop::option::of(1usize..90), cap in prop::option::of(0.5f32..5.0), alibi: bool, sinks: bool, seed: u64,
+        window in prop::option::of(1usize..80), chunk in prop::option::of(1usize..90), cap in prop::option::of(0.5f32..5.0), alibi: bool, rounded in prop::option::of(0.2f32..1.5), sinks: bool, seed: u64,
     ) {
         let heads = kv_heads * group;
         let shape = AttentionShape { heads, kv_heads, key_dim, value_dim, scale: 0.7, soft_cap: cap, window, chunk };
         let (slopes, sink) = (noise(seed ^ 1, heads), noise(seed ^ 2, heads));
-        let terms = HeadTerms { slopes: alibi.then_some(Slopes { each: &slopes, rounded: None }), sinks: sinks.then_some(&sink[..]) };
+        let terms = HeadTerms { slopes: alibi.then_some(Slopes { each: &slopes, rounded }), sinks: sinks.then_some(&sink[..]) };
         let q = noise(seed ^ 3, tokens * heads * key_dim);
         let k = noise(seed ^ 4, tokens * kv_heads * key_dim);
         let v = noise(seed ^ 5, tokens * kv_heads * value_dim);
@@ -134,5 +146,44 @@ fn a_ragged_batch_gives_each_row_what_it_gets_alone() {
         let mut alone = vec![0.0; own.len()];
         attend(&pool, &shape, HeadTerms::default(), &q[own.clone()], &[Queries { token: 0, ..runs[row] }], &mut alone);
         assert_eq!(alone, together[own]);
+    }
+}
+
+#[test]
+fn a_rounded_bias_has_eight_binary_digits_at_every_step() {
+    let bias = |slope: f32, key: usize, rounded: Option<f32>| Slopes { each: &[slope], rounded }.bias(0, key);
+    for slope in [0.7071f32, 0.083, 0.5, -0.3, 0.0] {
+        for key in [0usize, 1, 3, 200, 255, 256, 257, 259, 513, 1023, 4097] {
+            let truth = bfloat16(bfloat16(slope as f64) * bfloat16(key as f64)) * 0.25;
+            assert_eq!(bias(slope, key, Some(0.25)) as f64, truth, "{slope} at {key}");
+            assert_eq!(bias(slope, key, None), slope * key as f32);
+        }
+    }
+    // Ties go to the even neighbour, downwards and upwards, and what is past the middle goes up.
+    assert_eq!([257, 259, 1029].map(|key| bias(1.0, key, Some(1.0))), [256.0, 260.0, 1032.0]);
+    // Each step rounds: the slope, the position and their product.
+    assert_eq!(bias(1.0 + 0.0039, 1, Some(1.0)), 1.0);
+    assert_eq!(bias(1.5, 129, Some(1.0)), 194.0);
+    assert_ne!(bias(1.5, 129, None), 194.0);
+}
+
+#[test]
+fn a_store_gives_back_each_coordinate_of_each_key() {
+    let (heads, dim, tokens) = (3, 5, 37);
+    let (k, v) = (noise(7, tokens * heads * dim), noise(8, tokens * heads * 2));
+    let mut kv = KvStore::new(heads, dim, 2, 4);
+    // In pieces that make it grow and end inside a panel.
+    for range in [0..3, 3..20, 20..37] {
+        kv.append(
+            &k[range.start * heads * dim..range.end * heads * dim],
+            &v[range.start * heads * 2..range.end * heads * 2],
+        );
+    }
+    for position in 0..tokens {
+        for head in 0..heads {
+            for coordinate in 0..dim {
+                assert_eq!(kv.key(head, position, coordinate), k[(position * heads + head) * dim + coordinate]);
+            }
+        }
     }
 }

@@ -5,7 +5,7 @@ use super::{Family, activation};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::names::{Names, Part};
-use crate::rope::by_layer_type;
+use crate::rope::{by_layer_type, parts_by_layer_type};
 use pellucid_engine::Architecture;
 use pellucid_engine::architecture::{
     AbsolutePositions, Activation, Attention, Dense, Embedding, Head, HeadTransform, Layer, Mlp, Modules, Norm,
@@ -73,7 +73,7 @@ fn encoder(config: &Config, trunk: &'static str, offset: usize) -> Result<Family
     }
     let (width, depth, heads) =
         (config.size("hidden_size")?, config.size("num_hidden_layers")?, config.size("num_attention_heads")?);
-    let rows = config.size("max_position_embeddings")?;
+    let rows = config.size_or("max_position_embeddings", 512)?;
     let norm = Norm::layer(config.number_or("layer_norm_eps", 1e-12)?);
     let attention =
         Attention { qkv_bias: true, out_bias: true, ..Attention::plain(heads, heads, width / heads.max(1)) };
@@ -142,19 +142,7 @@ pub(super) fn modernbert_decoder(config: &Config) -> Result<Family> {
     if let Some(first) = layers.first_mut() {
         first.attn_norm = None;
     }
-    let base =
-        |key: &str, default: f32| Ok::<_, Error>(serde_json::json!({ "rope_theta": config.number_or(key, default)? }));
-    let rotary = match config.get("rope_parameters") {
-        Some(_) => config.clone(),
-        // Older configurations have a base for each kind of layer.
-        None => config.with(
-            "rope_parameters",
-            serde_json::json!({
-                "full_attention": base("global_rope_theta", 160_000.0)?,
-                "sliding_attention": base("local_rope_theta", 10_000.0)?,
-            }),
-        ),
-    };
+    let rotary = parts_by_layer_type(config, ("global_rope_theta", 160_000.0), ("local_rope_theta", 10_000.0))?;
     let transform = HeadTransform {
         bias: config.flag_or("classifier_bias", false)?,
         activation: activation(config, "classifier_activation", "gelu")?,

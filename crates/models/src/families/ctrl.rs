@@ -15,7 +15,7 @@ pub(super) fn ctrl(config: &Config) -> Result<Family> {
     let norm = Norm::layer(1e-6);
     let attention =
         Attention { qkv_bias: true, out_bias: true, ..Attention::plain(heads, heads, width / heads.max(1)) };
-    let mlp = Dense::plain(config.size("dff")?, Activation::Relu).with_bias(true);
+    let mlp = Dense::plain(config.size_or("dff", 8192)?, Activation::Relu).with_bias(true);
     let frequencies = (0..width / 2).map(|i| 1.0 / 10_000f32.powf(2.0 * i as f32 / width as f32)).collect();
     let architecture = Architecture {
         family: config.model_type()?.into(),

@@ -11,9 +11,10 @@ use serde_json::json;
 
 /// DBRX.
 pub(super) fn dbrx(config: &Config) -> Result<Family> {
-    let part = |key: &str| config.part(key).unwrap_or_else(|| config.with_defaults([]));
-    let attention = part("attn_config").with_defaults([("kv_n_heads", json!(1))]);
-    let ffn = part("ffn_config").with_defaults([
+    let filled = config.with_defaults([("attn_config", json!({})), ("ffn_config", json!({}))]);
+    let part = |key: &str| filled.part(key).ok_or_else(|| config.bad(key, "is not an object"));
+    let attention = part("attn_config")?.with_defaults([("kv_n_heads", json!(1))]);
+    let ffn = part("ffn_config")?.with_defaults([
         ("ffn_hidden_size", json!(3584)),
         ("moe_num_experts", json!(4)),
         ("moe_top_k", json!(1)),

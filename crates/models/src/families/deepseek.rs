@@ -153,15 +153,22 @@ pub(super) fn minicpm3(config: &Config) -> Result<Family> {
         ("kv_lora_rank", json!(256)),
         ("qk_nope_head_dim", json!(64)),
         ("qk_rope_head_dim", json!(32)),
-        ("v_head_dim", json!(64)),
         ("rms_norm_eps", json!(1e-5)),
+        ("max_position_embeddings", json!(32_768)),
         ("tie_word_embeddings", json!(true)),
         ("mlp_bias", json!(false)),
+        ("scale_emb", json!(12.0)),
+        ("scale_depth", json!(1.4)),
+        ("dim_model_base", json!(256)),
     ]);
+    let head_dim = config.size("hidden_size")? / config.size("num_attention_heads")?.max(1);
+    let config = &config
+        .with("v_head_dim", config.size_or("v_head_dim", head_dim)?.into())
+        .with("head_dim", config.size("qk_rope_head_dim")?.into());
     let mut family = llama(config)?;
     latent(config, &mut family, RopeStyle::Halves)?;
     let depth = family.architecture.layers.len() as f32;
-    let sublayers = config.number_or("scale_depth", 1.0)? / depth.sqrt();
+    let sublayers = config.number_or("scale_depth", depth.sqrt())? / depth.sqrt();
     family.each(|layer| (layer.attn_multiplier, layer.mlp_multiplier) = (Some(sublayers), Some(sublayers)));
     family.architecture.embedding.scale = Some(config.number_or("scale_emb", 1.0)?);
     let width = config.size("hidden_size")?;

@@ -17,6 +17,7 @@ use serde_json::json;
 
 /// Qwen 3 Next: gated attention every fourth layer, experts with a gated shared one.
 pub(super) fn qwen3_next(config: &Config) -> Result<Family> {
+    let config = &config.with_defaults([("num_key_value_heads", json!(2))]);
     let mut family = qwen_trunk(config)?;
     let rule = rule(config)?;
     // By key head: its query, its key, its values, their gates.
@@ -38,14 +39,13 @@ pub(super) fn qwen3_next(config: &Config) -> Result<Family> {
         ("shared_expert_intermediate_size", json!(512)),
         ("norm_topk_prob", json!(true)),
     ]);
-    if config.size("num_experts")? > 0 {
-        gated_shared_experts(&config, &mut family)?;
-    }
+    gated_shared_experts(&config, &mut family)?;
     Ok(family)
 }
 
 /// Qwen 3.5's language model: Qwen 3 Next with its projections apart and plain MLPs.
 pub(super) fn qwen3_5_text(config: &Config) -> Result<Family> {
+    let config = &config.with_defaults([("num_key_value_heads", json!(4))]);
     let mut family = qwen_trunk(config)?;
     let rule = rule(config)?;
     let (keys, values) = (rule.key_heads * rule.key_dim, rule.value_heads * rule.value_dim);
@@ -66,6 +66,7 @@ pub(super) fn qwen3_5_text(config: &Config) -> Result<Family> {
 /// Qwen 3.5 with experts.
 pub(super) fn qwen3_5_moe_text(config: &Config) -> Result<Family> {
     let config = config.with_defaults([
+        ("num_key_value_heads", json!(2)),
         ("num_experts", json!(256)),
         ("num_experts_per_tok", json!(8)),
         ("moe_intermediate_size", json!(512)),
@@ -80,10 +81,13 @@ pub(super) fn qwen3_5_moe_text(config: &Config) -> Result<Family> {
 
 /// OLMo Hybrid: OLMo 2's attention with norms after its sublayers, delta-rule layers with norms before theirs.
 pub(super) fn olmo_hybrid(config: &Config) -> Result<Family> {
+    let config = &olmo_hybrid_defaults(config)?;
     let mut family = llama_like(config)?;
     family.set_attention_bias(config.flag_or("attention_bias", false)?);
     norm_all_heads(&mut family);
-    if config.get("rope_parameters").is_none() && config.get("rope_theta").is_none() {
+    // Nothing rotates where the base is written as null.
+    let inside = config.get("rope_parameters").and_then(|part| part.get("rope_theta"));
+    if inside.map_or(config.get("rope_theta").is_none(), serde_json::Value::is_null) {
         family.each_attention(|a| a.rope = None);
         family.architecture.ropes.clear();
     }
@@ -117,9 +121,35 @@ pub(super) fn olmo_hybrid(config: &Config) -> Result<Family> {
     Ok(family)
 }
 
+/// OLMo Hybrid's configuration with what the class makes of the sizes that it leaves open.
+fn olmo_hybrid_defaults(config: &Config) -> Result<Config> {
+    let (width, heads) = (config.size("hidden_size")?, config.size("num_attention_heads")?);
+    let key_heads = config.size_or("linear_num_key_heads", heads)?;
+    let key_dim = config.size_or("linear_key_head_dim", (0.75 * width as f32 / key_heads.max(1) as f32) as usize)?;
+    let depth = config.size("num_hidden_layers")?;
+    // At least the last layer attends.
+    let interval = if depth < 4 { depth.max(1) } else { 4 };
+    Ok(config
+        .with_defaults([("rope_theta", json!(10_000.0)), ("full_attention_interval", json!(interval))])
+        .with("linear_num_key_heads", key_heads.into())
+        .with("linear_num_value_heads", config.size_or("linear_num_value_heads", heads)?.into())
+        .with("linear_key_head_dim", key_dim.into())
+        .with("linear_value_head_dim", config.size_or("linear_value_head_dim", 2 * key_dim)?.into()))
+}
+
 /// Kimi Linear: latent attention without positions, delta rules that forget by coordinate, DeepSeek's experts.
 pub(super) fn kimi_linear(config: &Config) -> Result<Family> {
-    let named = kimi_names(config)?;
+    let named = kimi_names(config)?.with_defaults([
+        ("kv_lora_rank", json!(512)),
+        ("qk_nope_head_dim", json!(128)),
+        ("qk_rope_head_dim", json!(64)),
+        ("v_head_dim", json!(128)),
+        ("linear_num_heads", json!(32)),
+        ("linear_head_dim", json!(128)),
+        ("moe_intermediate_size", json!(1024)),
+        ("rms_norm_eps", json!(1e-5)),
+        ("routed_scaling_factor", json!(2.446)),
+    ]);
     let mut family = llama_like(&named)?;
     let linear = linear_layers(&named, family.architecture.layers.len())?;
     latent(&named, &mut family, RopeStyle::Halves)?;
@@ -211,8 +241,8 @@ pub(super) fn separate_names(names: Names, at: &str) -> Names {
 
 /// What Qwen's hybrids share: gains stored as their distance from one, gated attention, delta rules in the other layers.
 fn qwen_trunk(config: &Config) -> Result<Family> {
-    let rotated = config.number_or("partial_rotary_factor", 0.25)?;
-    let mut family = llama_like(&config.with("partial_rotary_factor", rotated.into()))?;
+    let config = &config.with_defaults([("head_dim", json!(256)), ("partial_rotary_factor", json!(0.25))]);
+    let mut family = llama_like(config)?;
     let norm = Norm { gain: Gain::OnePlusWeight, ..Norm::rms(config.number_or("rms_norm_eps", 1e-6)?) };
     let bias = config.flag_or("attention_bias", false)?;
     let head_dim = family.head_dim();

@@ -57,6 +57,7 @@ impl Mixture {
         let names = self.one_by_one(without_experts(names), "layers.{l}.block_sparse_moe", &numbers);
         let at = "layers.{l}.mlp.experts";
         self.fused_names(names, &format!("{at}.gate_up_proj"), &format!("{at}.down_proj"), false, true)
+            .with(&[("layers.{l}.mlp.router", "layers.{l}.mlp.gate")])
     }
 
     fn one_by_one(self, names: Names, at: &str, parts: &[(&str, String)]) -> Names {
@@ -112,6 +113,12 @@ pub(super) fn correction_names(names: Names, stored: &[&str]) -> Names {
 /// DeepSeek V3's routing: sigmoids, a correction of the choice, the best groups by their two best experts.
 pub(super) fn sigmoid_routing(config: &Config, normalise: bool, scale: f32) -> Result<Routing> {
     let weights = if normalise { ExpertWeights::Shares { eps: 1e-20, least: 0.0 } } else { ExpertWeights::Scores };
+    if config.text("scoring_func") == Some("softmax") {
+        return Err(Error::unsupported(
+            format!("`scoring_func` is `softmax`, which `{}` does not compute", config.model_type()?),
+            "use a model that scores experts by sigmoids",
+        ));
+    }
     let routing = Routing { correction: true, scale, ..Routing::new(Scores::Sigmoid, weights) };
     Ok(Routing { groups: groups(config, true)?, ..routing })
 }

@@ -3,14 +3,16 @@
 use super::{Family, activation, llama, modules, windows};
 use crate::config::Config;
 use crate::error::Result;
-use crate::rope::{rope, scaled};
+use crate::rope::{by_layer_type, parts_by_layer_type, rope};
 use pellucid_engine::Architecture;
 use pellucid_engine::architecture::{
     Attention, Dense, Embedding, Gain, Head, Layer, Mlp, Modules, Norm, NormKind, Rope, RopeStyle,
 };
+use serde_json::json;
 
 /// Gemma: Llama with scaled embeddings and gains stored as their distance from one.
 pub(super) fn gemma1(config: &Config) -> Result<Family> {
+    let config = &config.with_defaults([("num_key_value_heads", json!(16))]);
     let ropes = vec![rope(config, head_dim(config)?, RopeStyle::Halves)?];
     // The class reads `hidden_act`; older configurations name the same function in `hidden_activation`.
     let named = config.text("hidden_activation").or(config.text("hidden_act")).unwrap_or("gelu_pytorch_tanh");
@@ -27,6 +29,12 @@ pub(super) fn gemma1(config: &Config) -> Result<Family> {
 
 /// Gemma 2: soft caps on scores and logits, every other layer slides.
 pub(super) fn gemma2(config: &Config) -> Result<Family> {
+    let config = &config.with_defaults([
+        ("attn_logit_softcapping", json!(50.0)),
+        ("final_logit_softcapping", json!(30.0)),
+        ("num_key_value_heads", json!(4)),
+        ("sliding_window", json!(4096)),
+    ]);
     let ropes = vec![rope(config, head_dim(config)?, RopeStyle::Halves)?];
     gemma(config, ropes, |layer| layer % 2 == 0, |_| 0, false)
 }
@@ -40,21 +48,20 @@ pub(super) fn vaultgemma(config: &Config) -> Result<Family> {
 
 /// Gemma 3's language model: norms on queries and keys, five sliding layers to a full one, each kind with its own rotary base.
 pub(super) fn gemma3_text(config: &Config) -> Result<Family> {
-    let head_dim = head_dim(config)?;
-    let rotary = |kind: &str, key: &str, default: f32, scaling: Option<&str>| -> Result<Rope> {
-        let part = config.part("rope_parameters").and_then(|p| p.part(kind));
-        let base = match part.as_ref().map(|p| p.number_maybe("rope_theta")).transpose()?.flatten() {
-            Some(base) => base,
-            None => config.number_or(key, default)?,
-        };
-        let part = part.or_else(|| scaling.and_then(|key| config.part(key)));
-        scaled(config, part.as_ref(), base, head_dim, 1.0, RopeStyle::Halves)
-    };
-    let full = rotary("full_attention", "rope_theta", 1e6, Some("rope_scaling"))?;
-    let sliding = rotary("sliding_attention", "rope_local_base_freq", 1e4, None)?;
+    let config = &parts_by_layer_type(config, ("rope_theta", 1e6), ("rope_local_base_freq", 1e4))?
+        .with_defaults([
+            // Those with a vision tower rely on these.
+            ("hidden_size", json!(2304)),
+            ("intermediate_size", json!(9216)),
+            ("num_hidden_layers", json!(26)),
+            ("num_attention_heads", json!(8)),
+            ("num_key_value_heads", json!(4)),
+            ("max_position_embeddings", json!(131_072)),
+            ("sliding_window", json!(4096)),
+        ]);
+    let ropes = by_layer_type(config, head_dim(config)?)?;
     let pattern = config.size_or("sliding_window_pattern", 6)?.max(1);
-    let mut family =
-        gemma(config, vec![full, sliding], |layer| !(layer + 1).is_multiple_of(pattern), usize::from, true)?;
+    let mut family = gemma(config, ropes, |layer| !(layer + 1).is_multiple_of(pattern), usize::from, true)?;
     // The class reads `attn_logit_softcapping`, and no longer uses it.
     family.each_attention(|a| a.soft_cap = None);
     Ok(family)
@@ -63,7 +70,7 @@ pub(super) fn gemma3_text(config: &Config) -> Result<Family> {
 /// Gemma 3 with its vision tower: the language model inside.
 pub(super) fn gemma3(config: &Config) -> Result<Family> {
     let text = config.part("text_config").ok_or_else(|| config.bad("text_config", "is missing"))?;
-    let mut family = gemma3_text(&text)?;
+    let mut family = gemma3_text(&text.with_defaults([("model_type", json!("gemma3_text"))]))?;
     family.architecture.family = config.model_type()?.into();
     family.architecture.modules.layers = "model.language_model.layers".into();
     family.architecture.modules.final_norm = Some("model.language_model.norm".into());

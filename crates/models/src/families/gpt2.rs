@@ -6,8 +6,10 @@ use crate::error::Result;
 use crate::names::{Names, Part};
 use pellucid_engine::Architecture;
 use pellucid_engine::architecture::{AbsolutePositions, Attention, Dense, Embedding, Head, Layer, Mlp, Norm};
+use serde_json::json;
 
 pub(super) fn gpt2(config: &Config) -> Result<Family> {
+    let config = &config.with_defaults([("n_positions", json!(1024))]);
     let (width, depth, heads, positions) =
         (config.size("n_embd")?, config.size("n_layer")?, config.size("n_head")?, config.size("n_positions")?);
     let head_dim = width / heads.max(1);
@@ -84,6 +86,7 @@ pub(super) fn gpt_neo(config: &Config) -> Result<Family> {
         ("n_head", "num_heads"),
         ("n_positions", "max_position_embeddings"),
     ];
+    let config = &config.with_defaults([("max_position_embeddings", json!(2048))]);
     let mut renamed = config.with("n_inner", config.get("intermediate_size").cloned().unwrap_or_default());
     for (ours, theirs) in keys {
         renamed = renamed.with(ours, config.size(theirs)?.into());
@@ -118,6 +121,7 @@ pub(super) fn openai_gpt(config: &Config) -> Result<Family> {
         "gelu" => "gelu_new",
         other => other,
     };
+    let config = config.with_defaults([("n_positions", json!(512))]);
     let mut family = gpt2(&config.with("activation_function", named.into()))?;
     family.each(|layer| {
         (layer.attn_stream_norm, layer.mlp_stream_norm) = (layer.attn_norm.take(), layer.mlp_norm.take());

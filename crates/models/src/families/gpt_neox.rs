@@ -7,6 +7,7 @@ use crate::names::{Names, Part};
 use crate::rope::rope;
 use pellucid_engine::Architecture;
 use pellucid_engine::architecture::{Attention, Dense, Embedding, Head, Layer, Mlp, Norm, RopeStyle};
+use serde_json::json;
 
 pub(super) fn gpt_neox(config: &Config) -> Result<Family> {
     let (width, depth, heads) =
@@ -20,11 +21,6 @@ pub(super) fn gpt_neox(config: &Config) -> Result<Family> {
     let mlp = Mlp::Dense(Dense::plain(config.size("intermediate_size")?, activation).with_bias(true));
     let parallel = config.flag_or("use_parallel_residual", true)?;
     let layer = Layer { parallel, ..Layer::pre_norm(norm, attention, mlp) };
-    let mut rotary = config.clone();
-    if config.get("rope_parameters").is_none() && config.get("rotary_pct").is_none() {
-        // The class default, which older configurations may leave out.
-        rotary = config.with("rotary_pct", 0.25.into());
-    }
     let architecture = Architecture {
         family: config.model_type()?.into(),
         vocab: config.size("vocab_size")?,
@@ -34,7 +30,7 @@ pub(super) fn gpt_neox(config: &Config) -> Result<Family> {
         layers: vec![layer; depth],
         final_norm: Some(norm),
         head: Head { tied: config.flag_or("tie_word_embeddings", false)?, ..Head::default() },
-        ropes: vec![rope(&rotary, head_dim, RopeStyle::Halves)?],
+        ropes: vec![rope(&config.with_defaults([("rotary_pct", json!(0.25))]), head_dim, RopeStyle::Halves)?],
         modules: modules("gpt_neox", "layers", "attention", "mlp", "embed_in", "final_layer_norm", "embed_out"),
     };
     let part = |which: usize| Part::per_head(which, 3, head_dim);

@@ -6,8 +6,9 @@ use super::llama::{llama_like, slide};
 use crate::config::Config;
 use crate::error::Result;
 use crate::names::{Names, Part};
+use crate::rope::or_parameters;
 use pellucid_engine::architecture::{Activation, ExpertWeights, Routing, Scores};
-use serde_json::{Value, json};
+use serde_json::json;
 
 /// GPT-OSS.
 pub(super) fn gpt_oss(config: &Config) -> Result<Family> {
@@ -19,8 +20,13 @@ pub(super) fn gpt_oss(config: &Config) -> Result<Family> {
         ("sliding_window", json!(128)),
         ("rms_norm_eps", json!(1e-5)),
         ("rope_theta", json!(150_000.0)),
-        ("rope_parameters", default_scaling(config)),
     ]);
+    let scaling = json!({
+        "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": false,
+        "original_max_position_embeddings": 4096,
+    });
+    // The older spelling counts, too.
+    let config = &if config.part("rope_scaling").is_some() { config.clone() } else { or_parameters(config, scaling) };
     must_be(config, "swiglu_alpha", 1.702)?;
     must_be(config, "swiglu_limit", 7.0)?;
     let mut family = llama_like(config)?;
@@ -42,17 +48,6 @@ pub(super) fn gpt_oss(config: &Config) -> Result<Family> {
     });
     family.names = names(family.names, mixture.count);
     Ok(family)
-}
-
-/// The scaling of a configuration that names none, in either spelling.
-fn default_scaling(config: &Config) -> Value {
-    match config.get("rope_scaling") {
-        Some(_) => Value::Null,
-        None => json!({
-            "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": false,
-            "original_max_position_embeddings": 4096,
-        }),
-    }
 }
 
 /// All experts of a layer as two tensors and their biases, inputs first; gate and up alternate.

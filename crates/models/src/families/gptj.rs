@@ -67,12 +67,7 @@ pub(super) fn codegen(config: &Config) -> Result<Family> {
 pub(super) fn phi(config: &Config) -> Result<Family> {
     let (width, heads) = (config.size("hidden_size")?, config.size("num_attention_heads")?);
     let head_dim = width / heads.max(1);
-    // The class default where older configurations leave it out.
-    let rotary = if config.get("rope_parameters").is_none() && config.get("partial_rotary_factor").is_none() {
-        config.with("partial_rotary_factor", 0.5.into())
-    } else {
-        config.clone()
-    };
+    let rotary = config.with_defaults([("partial_rotary_factor", serde_json::json!(0.5))]);
     let norm = Norm::layer(config.number_or("layer_norm_eps", 1e-5)?);
     let activation = activation(config, "hidden_act", "gelu_new")?;
     let mlp = Mlp::Dense(Dense::plain(config.size("intermediate_size")?, activation).with_bias(true));

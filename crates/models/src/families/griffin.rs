@@ -4,7 +4,7 @@ use super::delta::linear_layers;
 use super::llama::{llama_like, mixtral};
 use super::mamba_hybrids::mix;
 use super::{Family, activation, modules};
-use crate::config::Config;
+use crate::config::{Config, LARGEST};
 use crate::error::Result;
 use crate::names::{Names, Part};
 use pellucid_engine::Architecture;
@@ -12,6 +12,7 @@ use pellucid_engine::architecture::{
     Dense, Embedding, ExpertWeights, Experts, Gain, Head, Layer, LinearAttention, Lru, Mlp, Modules, Norm, Recurrence,
     Routing, Scores, ShortConv, Skip,
 };
+use serde_json::json;
 
 /// RecurrentGemma: linear recurrent units, with sliding attention every third layer.
 pub(super) fn recurrent_gemma(config: &Config) -> Result<Family> {
@@ -44,6 +45,7 @@ pub(super) fn recurrent_gemma(config: &Config) -> Result<Family> {
     // The multiplier is kept in bfloat16.
     let scale = (width as f32).sqrt();
     family.architecture.embedding.scale = Some(f32::from_bits((scale.to_bits() + 0x8000) & 0xffff_0000));
+    let config = &config.with_defaults([("logits_soft_cap", json!(30.0))]);
     family.architecture.head.soft_cap = config.number_maybe("logits_soft_cap")?;
     family.architecture.context = None;
     let at = |name: &str| format!("layers.{{l}}.temporal_block.{name}");
@@ -154,6 +156,7 @@ pub(super) fn lfm2(config: &Config) -> Result<Family> {
 }
 
 fn lfm2_with(config: &Config, neurons: usize) -> Result<Family> {
+    let config = &config.with_defaults([("num_key_value_heads", json!(8)), ("rope_theta", json!(1_000_000.0))]);
     let eps = config.number_or("norm_eps", 1e-5)?;
     let named = config.with("intermediate_size", neurons.into()).with("rms_norm_eps", eps.into()).with(
         "tie_word_embeddings",
@@ -205,6 +208,9 @@ fn lfm2_width(config: &Config) -> Result<usize> {
     }
     let third = 2 * given / 3;
     let scaled = (config.number_or("block_ffn_dim_multiplier", 1.0)? * third as f32) as usize;
+    if scaled > LARGEST {
+        return Err(config.bad("block_ffn_dim_multiplier", "makes the MLP wider than any is"));
+    }
     Ok(scaled.next_multiple_of(config.size_or("block_multiple_of", 256)?.max(1)))
 }
 
@@ -212,7 +218,7 @@ fn lfm2_width(config: &Config) -> Result<usize> {
 pub(super) fn lfm2_moe(config: &Config) -> Result<Family> {
     let mut family = lfm2_with(config, config.size("intermediate_size")?)?;
     let (experts, chosen) = (config.size_or("num_experts", 32)?, config.size_or("num_experts_per_tok", 4)?);
-    let width = config.size("moe_intermediate_size")?;
+    let width = config.size_or("moe_intermediate_size", 1792)?;
     let shares = ExpertWeights::Shares { eps: 1e-6, least: 0.0 };
     let weights = if config.flag_or("norm_topk_prob", true)? { shares } else { ExpertWeights::Scores };
     let routing = Routing {

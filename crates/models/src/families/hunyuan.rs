@@ -5,7 +5,7 @@ use super::experts::{Mixture, norm_each_head, shared_names};
 use super::llama::llama_like;
 use crate::config::Config;
 use crate::error::Result;
-use crate::rope::{rope, scaled};
+use crate::rope::{rope, scaled, scaling};
 use pellucid_engine::architecture::{Rope, RopeStyle, Routing};
 use serde_json::json;
 
@@ -63,7 +63,7 @@ fn trunk(config: &Config) -> Result<Family> {
 
 /// HunYuan's rotation: a dynamic scaling with an `alpha` is a larger base for rows of any length.
 fn alpha_rope(config: &Config, head_dim: usize) -> Result<Rope> {
-    let scaling = config.part("rope_parameters").or_else(|| config.part("rope_scaling"));
+    let scaling = scaling(config);
     let kind = scaling.as_ref().and_then(|s| s.text("rope_type").or_else(|| s.text("type")));
     let alpha = scaling.as_ref().map(|s| s.number_maybe("alpha")).transpose()?.flatten();
     let (Some(scaling), Some("dynamic"), Some(alpha)) = (&scaling, kind, alpha.filter(|&alpha| alpha != 0.0)) else {

@@ -4,7 +4,7 @@ use super::Family;
 use crate::config::Config;
 use crate::error::Result;
 use crate::names::{Names, Part};
-use crate::rope::rope;
+use crate::rope::{rope, scaling};
 use pellucid_engine::architecture::{Attention, Latent, Norm, RopeStyle};
 
 /// Puts latent attention in the place of every attention of a family, with its rotation and its names.
@@ -20,6 +20,9 @@ pub(super) fn latent(config: &Config, family: &mut Family, style: RopeStyle) -> 
         kv_scale: None,
     };
     let (still, value_dim) = (config.size("qk_nope_head_dim")?, config.size("v_head_dim")?);
+    if still == 0 {
+        return Err(config.bad("qk_nope_head_dim", "is 0, which leaves no key to compress"));
+    }
     let sharper = yarn_magnitude(config)?;
     family.each_attention(|a| {
         let plain = Attention::plain(a.heads, a.heads, still + latent.rotated);
@@ -63,8 +66,7 @@ fn latent_names(names: Names, latent: Latent, still: usize, value_dim: usize) ->
 
 /// What a stretched rotation multiplies queries and keys by, where it says so for all dimensions.
 fn yarn_magnitude(config: &Config) -> Result<f32> {
-    let scaling = config.part("rope_parameters").or_else(|| config.part("rope_scaling"));
-    let Some(scaling) = scaling else { return Ok(1.0) };
+    let Some(scaling) = scaling(config) else { return Ok(1.0) };
     if scaling.text("rope_type").or_else(|| scaling.text("type")).unwrap_or("default") == "default" {
         return Ok(1.0);
     }

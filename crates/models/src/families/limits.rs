@@ -23,6 +23,16 @@ const HEAD_KEYS: &[&str] = &[
     "attention_heads",
     "decoder_attention_heads",
     "num_attention_heads_per_layer",
+    "num_key_value_heads",
+    "num_kv_heads",
+    "n_head_kv",
+    "mamba_n_heads",
+    "mamba_num_heads",
+    "n_mamba_heads",
+    "linear_num_heads",
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "num_mem_blocks",
 ];
 const WIDTH_KEYS: &[&str] = &[
     "hidden_size",
@@ -38,14 +48,28 @@ const WIDTH_KEYS: &[&str] = &[
     "kv_lora_rank",
     "state_size",
     "mamba_d_state",
+    "ssm_state_size",
+    "mamba_d_head",
+    "mamba_head_dim",
+    "mamba_headdim",
+    "linear_head_dim",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+    "attention_head_dim",
+    "attention_hidden_size",
+    "lru_width",
+    "embedding_size",
+    "word_embed_proj_dim",
 ];
 
 /// Checks a configuration and the parts inside it that say sizes.
 pub(super) fn check(config: &Config) -> Result<()> {
     let inside = ["text_config", "attn_config", "ffn_config"].map(|key| config.part(key));
     let depth = |part: &Config| LAYER_KEYS.iter().map(|key| largest(part, key)).max().unwrap_or(0);
+    // Doge writes down thousands that it has not made.
+    let expert_keys = if config.model_type().is_ok_and(|kind| kind == "doge") { &[] } else { EXPERT_KEYS };
     for part in std::iter::once(config).chain(inside.iter().flatten()) {
-        let parts = [LAYER_KEYS, HEAD_KEYS, EXPERT_KEYS].concat().into_iter().map(|key| (key, PARTS));
+        let parts = [LAYER_KEYS, HEAD_KEYS, expert_keys].concat().into_iter().map(|key| (key, PARTS));
         for (key, limit) in parts.chain(WIDTH_KEYS.iter().map(|key| (*key, WIDTH))) {
             if largest(part, key) > limit {
                 return Err(part.bad(key, &format!("is more than {limit}, and no model is that large")));
@@ -53,7 +77,7 @@ pub(super) fn check(config: &Config) -> Result<()> {
         }
         // Each expert of each layer has weights of its own.
         let layers = depth(part).max(depth(config)).max(1);
-        for key in EXPERT_KEYS {
+        for key in expert_keys {
             let experts = largest(part, key).saturating_mul(layers);
             if experts > EXPERTS {
                 let problem = format!("makes {experts} experts in all layers, and no model is that large");

@@ -10,6 +10,7 @@ use pellucid_engine::Architecture;
 use pellucid_engine::architecture::{
     Attention, Dense, Embedding, Head, Layer, LongRope, Mlp, Norm, Rope, RopeStyle, Routing,
 };
+use serde_json::json;
 
 /// Llama: optional biases everywhere.
 pub(super) fn llama(config: &Config) -> Result<Family> {
@@ -22,6 +23,11 @@ pub(super) fn llama(config: &Config) -> Result<Family> {
 
 /// Mistral: every layer slides where a window is given.
 pub(super) fn mistral(config: &Config) -> Result<Family> {
+    sliding(&config.with_defaults([("num_key_value_heads", json!(8)), ("sliding_window", json!(4096))]))
+}
+
+/// Mistral without a window where none is given.
+pub(super) fn sliding(config: &Config) -> Result<Family> {
     let mut family = llama_like(config)?;
     slide(config, &mut family, config.size_maybe("sliding_window")?, |_| true)?;
     Ok(family)
@@ -29,6 +35,7 @@ pub(super) fn mistral(config: &Config) -> Result<Family> {
 
 /// Qwen 2: biases on queries, keys and values; the upper layers may slide.
 pub(super) fn qwen2(config: &Config) -> Result<Family> {
+    let config = &config.with_defaults([("num_key_value_heads", json!(32)), ("sliding_window", json!(4096))]);
     let mut family = llama_like(config)?;
     family.each_attention(|a| a.qkv_bias = true);
     slide_upper(config, &mut family)?;
@@ -37,6 +44,11 @@ pub(super) fn qwen2(config: &Config) -> Result<Family> {
 
 /// Qwen 3: a norm on each head's queries and keys instead of biases.
 pub(super) fn qwen3(config: &Config) -> Result<Family> {
+    let config = &config.with_defaults([
+        ("head_dim", json!(128)),
+        ("num_key_value_heads", json!(32)),
+        ("sliding_window", json!(4096)),
+    ]);
     let mut family = llama_like(config)?;
     let (bias, norm) = (config.flag_or("attention_bias", false)?, Norm::rms(config.number_or("rms_norm_eps", 1e-6)?));
     family.set_attention_bias(bias);
@@ -47,7 +59,14 @@ pub(super) fn qwen3(config: &Config) -> Result<Family> {
 
 /// Mixtral: Mistral with experts.
 pub(super) fn mixtral(config: &Config) -> Result<Family> {
-    let mut family = mistral(config)?;
+    let config = &config.with_defaults([
+        ("num_key_value_heads", json!(8)),
+        ("rms_norm_eps", json!(1e-5)),
+        ("rope_theta", json!(1_000_000.0)),
+        ("num_local_experts", json!(8)),
+        ("num_experts_per_tok", json!(2)),
+    ]);
+    let mut family = sliding(config)?;
     let mixture = Mixture {
         count: config.size("num_local_experts")?,
         chosen: config.size("num_experts_per_tok")?,

@@ -12,9 +12,11 @@ use crate::names::{Names, Part};
 use pellucid_engine::architecture::{
     Dense, Experts, GroupedNorm, LatentExperts, Layer, Mamba, Mamba2, Mlp, Norm, Recurrence, Routing, Shared,
 };
+use serde_json::json;
 
 /// Jamba: Mamba with norms inside, attention without positions every few layers, experts every few layers.
 pub(super) fn jamba(config: &Config) -> Result<Family> {
+    let config = &config.with_defaults([("num_key_value_heads", json!(8))]);
     let mut family = llama_like(config)?;
     let (width, norm) = (config.size("hidden_size")?, Norm::rms(config.number_or("rms_norm_eps", 1e-6)?));
     let spec = Mamba {
@@ -60,8 +62,12 @@ pub(super) fn jamba(config: &Config) -> Result<Family> {
 
 /// Bamba: Mamba 2, with rotating attention in the layers that a list names.
 pub(super) fn bamba(config: &Config) -> Result<Family> {
-    let mut family =
-        llama_like(&config.with("partial_rotary_factor", config.number_or("partial_rotary_factor", 0.5)?.into()))?;
+    let config = &config.with_defaults([
+        ("num_key_value_heads", json!(8)),
+        ("rms_norm_eps", json!(1e-5)),
+        ("partial_rotary_factor", json!(0.5)),
+    ]);
+    let mut family = llama_like(config)?;
     let (attention, mlp) = (config.flag_or("attention_bias", false)?, config.flag_or("mlp_bias", false)?);
     family.set_attention_bias(attention);
     family.each_dense(|dense| *dense = dense.with_bias(mlp));
@@ -83,6 +89,7 @@ pub(super) fn bamba(config: &Config) -> Result<Family> {
 
 /// Falcon H1: Mamba 2 and attention side by side in every layer, multipliers everywhere.
 pub(super) fn falcon_h1(config: &Config) -> Result<Family> {
+    let config = &config.with_defaults([("num_key_value_heads", json!(8)), ("rms_norm_eps", json!(1e-5))]);
     let mut family = llama_like(config)?;
     let (attention, mlp) = (config.flag_or("attention_bias", false)?, config.flag_or("mlp_bias", false)?);
     let by = |key: &str| config.number_or(key, 1.0);
@@ -131,6 +138,7 @@ pub(super) fn falcon_h1(config: &Config) -> Result<Family> {
 
 /// Granite 4: Granite with Mamba 2 or attention, experts beside an MLP that every token uses, or only that.
 pub(super) fn granitemoehybrid(config: &Config) -> Result<Family> {
+    let config = &config.with_defaults([("num_local_experts", json!(8)), ("rms_norm_eps", json!(1e-6))]);
     let shared = config.size_or("shared_intermediate_size", 1024)?;
     let named = config.with("mlp_bias", false.into());
     let mut family = if config.size_or("num_local_experts", 0)? > 0 {
@@ -175,6 +183,22 @@ pub(super) fn granitemoehybrid(config: &Config) -> Result<Family> {
 
 /// Nemotron H: one sublayer a layer: Mamba 2, attention without positions, an MLP or experts.
 pub(super) fn nemotron_h(config: &Config) -> Result<Family> {
+    let config = &config.with_defaults([
+        ("head_dim", json!(128)),
+        ("num_key_value_heads", json!(8)),
+        ("moe_intermediate_size", json!(7688)),
+        ("moe_shared_expert_intermediate_size", json!(7688)),
+    ]);
+    let older = [
+        ("n_groups", "mamba_n_groups"),
+        ("conv_kernel", "mamba_d_conv"),
+        ("time_step_limit", "mamba_dt_limit"),
+        ("use_conv_bias", "mamba_conv_bias"),
+    ];
+    let config = &older.into_iter().fold(config.clone(), |config, (key, older)| match config.get(older).cloned() {
+        Some(value) => config.with(key, value),
+        None => config,
+    });
     let kinds = nemotron_layers(config)?;
     let eps = config.number_or("layer_norm_epsilon", 1e-5)?;
     let named = config
@@ -255,11 +279,12 @@ pub(super) fn nemotron_h(config: &Config) -> Result<Family> {
 
 /// The kinds of Nemotron H's layers, from their list or from the older pattern of letters.
 fn nemotron_layers(config: &Config) -> Result<Vec<String>> {
-    if let Some(kinds) = config.texts("layers_block_type")? {
-        return Ok(kinds.into_iter().map(String::from).collect());
+    for key in ["layers_block_type", "layer_types"] {
+        if let Some(kinds) = config.texts(key)? {
+            return Ok(kinds.into_iter().map(String::from).collect());
+        }
     }
-    let pattern =
-        config.text("hybrid_override_pattern").ok_or_else(|| config.bad("layers_block_type", "is missing"))?;
+    let pattern = config.text("hybrid_override_pattern").unwrap_or("ME*-");
     let kind = |letter: char| match letter {
         'M' => Ok("mamba"),
         '*' => Ok("attention"),

@@ -40,6 +40,7 @@ pub(crate) use limits::MOST_LAYERS;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::names::Names;
+use crate::quantised::Method;
 use pellucid_engine::Architecture;
 use pellucid_engine::architecture::{Activation, Attention, Dense, Experts, Layer, Mlp, Modules, Norm};
 
@@ -241,12 +242,8 @@ pub(crate) fn read_as(config: &Config, family: &str) -> Result<(Family, Vec<Stri
 /// Refuses what no family could read.
 pub(crate) fn check(config: &Config) -> Result<()> {
     limits::check(config)?;
-    if let Some(method) = config.part("quantization_config").as_ref().and_then(|part| part.text("quant_method")) {
-        return Err(Error::unsupported(
-            format!("the weights are quantised by `{method}`, which this build does not read"),
-            "use the model's unquantised weights or a GGUF file",
-        ));
-    }
+    // A way of quantising that is not known is refused before any weight is looked at.
+    Method::read(config)?;
     Ok(())
 }
 

@@ -4,17 +4,18 @@ use super::Family;
 use super::experts::{
     Mixture, correction_names, must_be, named, norm_each_head, shared_names, sparse_layers, without_experts,
 };
-use super::llama::{llama, llama_like, mistral, qwen2, qwen3, slide};
+use super::llama::{llama, llama_like, sliding, qwen2, qwen3, slide};
 use super::relatives::{cohere, ernie4_5};
 use crate::config::Config;
 use crate::error::Result;
-use crate::rope::by_layer_type;
+use crate::rope::{by_layer_type, or_parameters};
 use pellucid_engine::architecture::{ExpertWeights, LongRope, Norm, Routing, Scores};
 use serde_json::json;
 
 /// Qwen 2 with experts in some or all layers, beside a shared one behind a gate.
 pub(super) fn qwen2_moe(config: &Config) -> Result<Family> {
     let config = &config.with_defaults([
+        ("num_key_value_heads", json!(16)),
         ("num_experts", json!(60)),
         ("num_experts_per_tok", json!(4)),
         ("moe_intermediate_size", json!(1408)),
@@ -67,11 +68,9 @@ pub(super) fn mellum(config: &Config) -> Result<Family> {
         ("moe_intermediate_size", json!(896)),
         ("norm_topk_prob", json!(true)),
         ("sliding_window", json!(1024)),
-        (
-            "rope_parameters",
-            json!({"full_attention": {"rope_theta": 500_000.0}, "sliding_attention": {"rope_theta": 10_000.0}}),
-        ),
     ]);
+    let rotations = json!({"full_attention": {"rope_theta": 500_000.0}, "sliding_attention": {"rope_theta": 10_000.0}});
+    let config = &or_parameters(config, rotations);
     let mut family = llama_like(config)?;
     let bias = config.flag_or("attention_bias", false)?;
     family.set_attention_bias(bias);
@@ -131,7 +130,7 @@ pub(super) fn phimoe(config: &Config) -> Result<Family> {
         ("num_experts_per_tok", json!(2)),
         ("router_jitter_noise", json!(0.01)),
     ]);
-    let mut family = mistral(config)?;
+    let mut family = sliding(config)?;
     let (norm, bias) = (Norm::layer(config.number("rms_norm_eps")?), config.flag_or("attention_bias", false)?);
     family.set_norms(norm);
     family.set_attention_bias(bias);
@@ -250,8 +249,9 @@ fn softmax_mixture(config: &Config, shared: usize) -> Result<Mixture> {
 /// Qwen's rule: experts in every so many layers, except some.
 fn stepped_experts(config: &Config, family: &mut Family, shared: usize) -> Result<()> {
     let (step, dense) = (config.size_or("decoder_sparse_step", 1)?.max(1), config.sizes("mlp_only_layers")?);
-    let is_sparse = |layer: usize| (layer + 1).is_multiple_of(step) && !dense.contains(&layer);
+    let mixture = softmax_mixture(config, shared)?;
+    let is_sparse = |layer: usize| mixture.count > 0 && (layer + 1).is_multiple_of(step) && !dense.contains(&layer);
     let sparse: Vec<bool> = (0..family.architecture.layers.len()).map(is_sparse).collect();
-    softmax_mixture(config, shared)?.put(family, &sparse);
+    mixture.put(family, &sparse);
     Ok(())
 }

@@ -2,18 +2,23 @@
 
 use super::Family;
 use super::granite_moe::rope_by_layer;
-use super::llama::{llama, llama_like, mistral, qwen3, slide};
-use super::relatives::granite;
+use super::llama::{llama, llama_like, slide, sliding};
+use super::relatives::{granite, llama3_rotation};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::rope::rope;
+use crate::rope::{or_parameters, rope, scaling};
 use pellucid_engine::architecture::{Dense, DynamicMask, Gain, Mlp, Norm, NormKind, RopeStyle, Skip, Temperature};
+use serde_json::json;
 
 /// Apertus: plain MLPs with a learned activation, norms on queries and keys.
 pub(super) fn apertus(config: &Config) -> Result<Family> {
+    let config = &llama3_rotation(config, 8.0)
+        .with_defaults([("rms_norm_eps", json!(1e-5)), ("rope_theta", json!(12_000_000.0))]);
     let learned = config.text("hidden_act").is_none_or(|name| name == "xielu");
     let named = if learned { config.with("hidden_act", "linear".into()) } else { config.clone() };
-    let mut family = qwen3(&named)?;
+    let mut family = llama(&named.with("mlp_bias", false.into()))?;
+    let norm = family.architecture.final_norm;
+    family.each_attention(|a| a.qk_norm = norm);
     family.each_dense(|dense| *dense = Dense { xielu: learned, ..Dense::plain(dense.width, dense.activation) });
     family.names = family
         .names
@@ -30,6 +35,12 @@ pub(super) fn apertus(config: &Config) -> Result<Family> {
 
 /// BitNet: norms before the output projections of both sublayers.
 pub(super) fn bitnet(config: &Config) -> Result<Family> {
+    let config = config.with_defaults([
+        ("hidden_act", json!("relu2")),
+        ("num_key_value_heads", json!(5)),
+        ("rms_norm_eps", json!(1e-5)),
+        ("rope_theta", json!(500_000.0)),
+    ]);
     let mut family = llama(&config.with("mlp_bias", false.into()))?;
     let norm = Norm::rms(config.number_or("rms_norm_eps", 1e-5)?);
     family.each_attention(|a| a.out_norm = Some(norm));
@@ -43,6 +54,7 @@ pub(super) fn bitnet(config: &Config) -> Result<Family> {
 
 /// DiffLlama: heads work in pairs, and the second is subtracted.
 pub(super) fn diffllama(config: &Config) -> Result<Family> {
+    let config = config.with_defaults([("rms_norm_eps", json!(1e-5))]);
     let mut family = llama(&config.with("mlp_bias", false.into()))?;
     let norm =
         Norm { kind: NormKind::Rms, eps: config.number_or("rms_norm_eps", 1e-5)?, gain: Gain::None, bias: false };
@@ -84,6 +96,7 @@ pub(super) fn doge(config: &Config) -> Result<Family> {
 
 /// Granite with sliding layers: sinks, and a rotary base for each layer, or none.
 pub(super) fn granite_swa(config: &Config) -> Result<Family> {
+    let config = &config.with_defaults([("num_key_value_heads", json!(4)), ("rms_norm_eps", json!(1e-5))]);
     let mut family = granite(config)?;
     slide(config, &mut family, Some(config.size_or("sliding_window", 128)?), |layer| layer % 4 != 0)?;
     family.architecture.head.tied = config.flag_or("tie_word_embeddings", true)?;
@@ -101,10 +114,29 @@ pub(super) fn sink(family: &mut Family) {
 
 /// Ministral 3: queries grow with their position.
 pub(super) fn ministral3(config: &Config) -> Result<Family> {
-    let mut family = mistral(config)?;
-    let parameters = config.part("rope_parameters").unwrap_or_else(|| config.clone());
+    let config = config.with_defaults([
+        ("head_dim", json!(128)),
+        ("num_key_value_heads", json!(8)),
+        ("rms_norm_eps", json!(1e-5)),
+        ("max_position_embeddings", json!(262_144)),
+    ]);
+    let default = json!({
+        "rope_type": "yarn",
+        "rope_theta": 1_000_000.0,
+        "factor": 16.0,
+        "original_max_position_embeddings": 16_384,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.1,
+    });
+    let config = &if scaling(&config).is_some() { config } else { or_parameters(&config, default) };
+    let mut family = sliding(config)?;
+    let parameters = scaling(config).unwrap_or_else(|| config.clone());
     if let Some(scale) = parameters.number_maybe("llama_4_scaling_beta")? {
-        let span = parameters.number("original_max_position_embeddings")?;
+        let span = match parameters.number_maybe("original_max_position_embeddings")? {
+            Some(span) => span,
+            None => config.number("max_position_embeddings")?,
+        };
         family.each_attention(|a| a.temperature = Some(Temperature { scale, span, offset: 0.0 }));
     }
     Ok(family)
@@ -112,7 +144,8 @@ pub(super) fn ministral3(config: &Config) -> Result<Family> {
 
 /// NanoChat: nothing learned in its norms, which also stand before the first layer and after the rotation; plain MLPs.
 pub(super) fn nanochat(config: &Config) -> Result<Family> {
-    let mut family = llama_like(&config.with("hidden_act", config.text("hidden_act").unwrap_or("relu2").into()))?;
+    let config = &config.with_defaults([("hidden_act", json!("relu2")), ("final_logit_softcapping", json!(15.0))]);
+    let mut family = llama_like(config)?;
     let norm =
         Norm { kind: NormKind::Rms, eps: config.number_or("rms_norm_eps", 1e-6)?, gain: Gain::None, bias: false };
     family.set_norms(norm);

@@ -6,7 +6,7 @@ use super::llama::{llama_like, slide};
 use super::relatives::post_norms;
 use crate::config::Config;
 use crate::error::Result;
-use crate::rope::by_layer_type;
+use crate::rope::{by_layer_type, parts_by_layer_type};
 use pellucid_engine::architecture::{Gain, Norm, NormKind, NormSpan, Routing};
 use serde_json::json;
 
@@ -26,6 +26,7 @@ pub(super) fn olmo(config: &Config) -> Result<Family> {
 
 /// OLMo 2: norms after the sublayers instead of before, and on all queries and all keys together.
 pub(super) fn olmo2(config: &Config) -> Result<Family> {
+    let config = &config.with_defaults([("rms_norm_eps", json!(1e-5))]);
     let mut family = llama_like(config)?;
     let bias = config.flag_or("attention_bias", false)?;
     norm_all_heads(&mut family);
@@ -39,6 +40,8 @@ pub(super) fn olmo2(config: &Config) -> Result<Family> {
 
 /// OLMo 3: OLMo 2 whose layers slide by type, each kind with its own rotary base.
 pub(super) fn olmo3(config: &Config) -> Result<Family> {
+    let base = ("rope_theta", 500_000.0);
+    let config = &parts_by_layer_type(config, base, base)?.with_defaults([("sliding_window", json!(4096))]);
     let mut family = olmo2(config)?;
     slide(config, &mut family, config.size_maybe("sliding_window")?, |layer| !(layer + 1).is_multiple_of(4))?;
     family.architecture.ropes = by_layer_type(config, family.head_dim())?;
@@ -48,6 +51,11 @@ pub(super) fn olmo3(config: &Config) -> Result<Family> {
 
 /// OLMoE: experts in every layer, a norm on all queries and all keys together.
 pub(super) fn olmoe(config: &Config) -> Result<Family> {
+    let config = &config.with_defaults([
+        ("num_experts", config.get("num_local_experts").cloned().unwrap_or(json!(64))),
+        ("num_experts_per_tok", json!(8)),
+        ("rms_norm_eps", json!(1e-5)),
+    ]);
     let mut family = llama_like(config)?;
     let bias = config.flag_or("attention_bias", false)?;
     let clip = config.number_maybe("clip_qkv")?;
@@ -63,6 +71,7 @@ pub(super) fn flex_olmo(config: &Config) -> Result<Family> {
     let config = &config.with_defaults([
         ("num_experts", config.get("num_local_experts").cloned().unwrap_or(json!(7))),
         ("num_experts_per_tok", json!(5)),
+        ("rms_norm_eps", json!(1e-6)),
         ("rope_theta", json!(500_000.0)),
     ]);
     let mut family = olmo2(config)?;

@@ -15,7 +15,7 @@ const OFFSET: usize = 2;
 pub(super) fn opt(config: &Config) -> Result<Family> {
     let (width, depth, heads) =
         (config.size("hidden_size")?, config.size("num_hidden_layers")?, config.size("num_attention_heads")?);
-    let (head_dim, positions) = (width / heads.max(1), config.size("max_position_embeddings")?);
+    let (head_dim, positions) = (width / heads.max(1), config.size_or("max_position_embeddings", 2048)?);
     let learned = config.flag_or("layer_norm_elementwise_affine", true)?;
     let norm =
         Norm { kind: NormKind::Layer, eps: 1e-5, gain: if learned { Gain::Weight } else { Gain::None }, bias: learned };

@@ -1,22 +1,31 @@
 //! Llama's relations: each is Llama with one to three things changed, and says only what those are.
 
 use super::Family;
-use super::llama::{llama, llama_like, mistral, slide};
+use super::llama::{llama, llama_like, mistral, slide, sliding};
 use crate::config::Config;
 use crate::error::Result;
 use crate::names::{Names, Part};
-use crate::rope::rope;
+use crate::rope::{or_parameters, rope, scaling, with_scaling};
 use pellucid_engine::architecture::{Dense, Gain, Norm, NormSpan, RopeStyle};
+use serde_json::json;
 
 /// Arcee: plain MLPs.
 pub(super) fn arcee(config: &Config) -> Result<Family> {
-    let mut family = llama(config)?;
+    let config = config.with_defaults([("hidden_act", json!("relu2")), ("rms_norm_eps", json!(1e-5))]);
+    let mut family = llama(&config)?;
     family.each_dense(|dense| dense.gated = false);
     Ok(family)
 }
 
 /// Code World Model: some layers slide.
 pub(super) fn cwm(config: &Config) -> Result<Family> {
+    let config = &llama3_rotation(config, 16.0).with_defaults([
+        ("head_dim", json!(128)),
+        ("num_key_value_heads", json!(8)),
+        ("rms_norm_eps", json!(1e-5)),
+        ("rope_theta", json!(1_000_000.0)),
+        ("sliding_window", json!(8192)),
+    ]);
     let mut family = llama_like(config)?;
     let bias = config.flag_or("mlp_bias", false)?;
     family.each_dense(|dense| *dense = dense.with_bias(bias));
@@ -24,8 +33,24 @@ pub(super) fn cwm(config: &Config) -> Result<Family> {
     Ok(family)
 }
 
+/// Llama 3's scaling where a configuration has no rotation at all.
+pub(super) fn llama3_rotation(config: &Config, factor: f32) -> Config {
+    if scaling(config).is_some() {
+        return config.clone();
+    }
+    let default = json!({
+        "rope_type": "llama3",
+        "factor": factor,
+        "original_max_position_embeddings": 8192,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+    });
+    or_parameters(config, default)
+}
+
 /// Cohere: parallel blocks with one layer norm without bias, neighbouring coordinates rotate, logits are scaled.
 pub(super) fn cohere(config: &Config) -> Result<Family> {
+    let config = &config.with_defaults([("rope_theta", json!(500_000.0))]);
     let mut family = llama_like(config)?;
     let norm = layer_norm(config, "layer_norm_eps", false)?;
     let bias = config.flag_or("attention_bias", false)?;
@@ -43,14 +68,22 @@ pub(super) fn cohere(config: &Config) -> Result<Family> {
 
 /// Cohere 2: some layers slide, and only those rotate.
 pub(super) fn cohere2(config: &Config) -> Result<Family> {
+    let config = &config.with_defaults([("rope_theta", json!(10_000.0)), ("sliding_window", json!(4096))]);
     let mut family = cohere(config)?;
-    slide(config, &mut family, config.size_maybe("sliding_window")?, |layer| !(layer + 1).is_multiple_of(4))?;
+    let pattern = config.size_or("sliding_window_pattern", 4)?.max(1);
+    slide(config, &mut family, config.size_maybe("sliding_window")?, |layer| !(layer + 1).is_multiple_of(pattern))?;
     family.each_attention(|a| a.rope = a.rope.filter(|_| a.window.is_some()));
     Ok(family)
 }
 
 /// ERNIE 4.5: neighbouring coordinates rotate, one switch for all biases.
 pub(super) fn ernie4_5(config: &Config) -> Result<Family> {
+    let config = &config.with_defaults([
+        ("head_dim", json!(128)),
+        ("num_key_value_heads", json!(2)),
+        ("rms_norm_eps", json!(1e-5)),
+        ("rope_theta", json!(500_000.0)),
+    ]);
     let biases = config.flag_or("use_bias", false)?;
     let config = config.with("attention_bias", biases.into()).with("mlp_bias", biases.into());
     let mut family = llama(&config)?;
@@ -61,9 +94,19 @@ pub(super) fn ernie4_5(config: &Config) -> Result<Family> {
 
 /// EXAONE 4: norms after the sublayers, norms on queries and keys; where some layers slide, only those rotate.
 pub(super) fn exaone4(config: &Config) -> Result<Family> {
+    let config = &config.with_defaults([
+        ("num_key_value_heads", json!(32)),
+        ("rms_norm_eps", json!(1e-5)),
+        ("sliding_window", json!(4096)),
+    ]);
     let mut family = llama_like(config)?;
-    let (window, pattern) =
-        (config.size_maybe("sliding_window")?, config.size_maybe("sliding_window_pattern")?.unwrap_or(4).max(1));
+    let window = config.size_maybe("sliding_window")?;
+    // A number, or letters of which the last is the full layer.
+    let pattern = match config.text("sliding_window_pattern") {
+        Some(letters) => letters.len(),
+        None => config.size_or("sliding_window_pattern", 4)?,
+    };
+    let pattern = pattern.max(1);
     slide(config, &mut family, window, |layer| !(layer + 1).is_multiple_of(pattern))?;
     family.each(|layer| {
         if let Some(a) = &mut layer.attention {
@@ -78,6 +121,13 @@ pub(super) fn exaone4(config: &Config) -> Result<Family> {
 
 /// GLM: part of each head rotates, in neighbouring coordinates; gate and up are stored as one.
 pub(super) fn glm(config: &Config) -> Result<Family> {
+    let config = &config.with_defaults([
+        ("attention_bias", json!(true)),
+        ("head_dim", json!(128)),
+        ("num_key_value_heads", json!(2)),
+        ("rms_norm_eps", json!(1.5625e-7)),
+        ("partial_rotary_factor", json!(0.5)),
+    ]);
     let mut family = llama_like(config)?;
     let bias = config.flag_or("attention_bias", false)?;
     family.each_attention(|a| a.qkv_bias = bias);
@@ -108,6 +158,12 @@ pub(super) fn granite(config: &Config) -> Result<Family> {
 
 /// Helium: neighbouring coordinates rotate.
 pub(super) fn helium(config: &Config) -> Result<Family> {
+    let config = &config.with_defaults([
+        ("head_dim", json!(128)),
+        ("num_key_value_heads", json!(20)),
+        ("rms_norm_eps", json!(1e-8)),
+        ("rope_theta", json!(100_000.0)),
+    ]);
     let mut family = llama(config)?;
     // The output projection never has a bias.
     family.each_attention(|a| a.out_bias = false);
@@ -122,7 +178,7 @@ pub(super) fn hyperclovax(config: &Config) -> Result<Family> {
         family.each_attention(|a| a.scale = 1.0 / (a.head_dim as f32).sqrt());
     }
     family.architecture.head.scale = Some(config.number_or("logits_scaling", 1.0)?);
-    if config.flag_or("use_post_norm", false)? {
+    if config.flag_or("use_post_norm", true)? {
         family.each(|layer| (layer.attn_post_norm, layer.mlp_post_norm) = (layer.attn_norm, layer.mlp_norm));
         family.names = family.names.with(&post_norms("post_norm1", "post_norm2"));
     }
@@ -147,6 +203,7 @@ pub(super) fn ministral(config: &Config) -> Result<Family> {
 
 /// Nemotron: layer norms whose gains are stored as their distance from one, plain MLPs, partial rotation.
 pub(super) fn nemotron(config: &Config) -> Result<Family> {
+    let config = &config.with_defaults([("partial_rotary_factor", json!(0.5))]);
     let mut family = arcee(config)?;
     let norm = Norm { gain: Gain::OnePlusWeight, ..layer_norm(config, "norm_eps", true)? };
     family.set_norms(norm);
@@ -155,7 +212,11 @@ pub(super) fn nemotron(config: &Config) -> Result<Family> {
 
 /// Phi 3: queries, keys and values stored as one, gate and up as one.
 pub(super) fn phi3(config: &Config) -> Result<Family> {
-    let mut family = mistral(config)?;
+    // What stands outside the scaling counts.
+    let original = config.size_or("original_max_position_embeddings", 4096)?;
+    let config = with_scaling(config, "original_max_position_embeddings", original.into())
+        .with_defaults([("rms_norm_eps", json!(1e-5))]);
+    let mut family = sliding(&config)?;
     let layer = family.architecture.layers.first().and_then(|layer| layer.attention.clone());
     let (q, k) = layer.map_or((0, 0), |a| (a.heads * a.head_dim, a.kv_heads * a.head_dim));
     let (stored, total) = ("layers.{l}.self_attn.qkv_proj", q + 2 * k);
@@ -171,6 +232,11 @@ pub(super) fn phi3(config: &Config) -> Result<Family> {
 
 /// Seed-OSS: the output projection has its own switch for a bias.
 pub(super) fn seed_oss(config: &Config) -> Result<Family> {
+    let config = &config.with_defaults([
+        ("attention_bias", json!(true)),
+        ("head_dim", json!(128)),
+        ("num_key_value_heads", json!(8)),
+    ]);
     let mut family = llama(config)?;
     let bias = config.flag_or("attention_out_bias", false)?;
     family.each_attention(|a| a.out_bias = bias);
@@ -179,24 +245,27 @@ pub(super) fn seed_oss(config: &Config) -> Result<Family> {
 
 /// SmolLM 3: some layers have no positions.
 pub(super) fn smollm3(config: &Config) -> Result<Family> {
+    let config = &config.with_defaults([("num_key_value_heads", json!(4)), ("rope_theta", json!(2_000_000.0))]);
     let mut family = llama(config)?;
     let interval = config.size_or("no_rope_layer_interval", 4)?.max(1);
     let rotates = config.sizes("no_rope_layers")?;
+    // Despite its name, the list says 1 for the layers that do rotate.
+    let rotates = |layer: usize| rotates.get(layer).map_or(!(layer + 1).is_multiple_of(interval), |&flag| flag == 1);
     let mut index = 0;
     family.each_attention(|a| {
-        // Despite its name, the list says 1 for the layers that do rotate.
-        let here = rotates.get(index).map_or(!(index + 1).is_multiple_of(interval), |&flag| flag == 1);
-        a.rope = a.rope.filter(|_| here);
+        a.rope = a.rope.filter(|_| rotates(index));
         index += 1;
     });
     family.architecture.head.tied = config.flag_or("tie_word_embeddings", true)?;
     let window = if config.flag_or("use_sliding_window", false)? { config.size_maybe("sliding_window")? } else { None };
-    slide(config, &mut family, window, |_| true)?;
+    slide(config, &mut family, window, |layer| !rotates(layer))?;
     Ok(family)
 }
 
 /// StableLM: layer norms, partial rotation, perhaps parallel blocks.
 pub(super) fn stablelm(config: &Config) -> Result<Family> {
+    let config =
+        &config.with_defaults([("num_key_value_heads", json!(32)), ("partial_rotary_factor", json!(0.25))]);
     let mut family = llama_like(config)?;
     let (norm, bias) = (layer_norm(config, "layer_norm_eps", true)?, config.flag_or("use_qkv_bias", false)?);
     let parallel = config.flag_or("use_parallel_residual", false)?;
@@ -225,7 +294,9 @@ pub(super) fn stablelm(config: &Config) -> Result<Family> {
 
 /// StarCoder 2: layer norms, plain MLPs, biases everywhere.
 pub(super) fn starcoder2(config: &Config) -> Result<Family> {
-    let mut family = mistral(config)?;
+    let config =
+        &config.with_defaults([("hidden_act", json!("gelu_pytorch_tanh")), ("num_key_value_heads", json!(2))]);
+    let mut family = sliding(config)?;
     let (norm, biases) = (layer_norm(config, "norm_epsilon", true)?, config.flag_or("use_bias", true)?);
     family.set_norms(norm);
     family.set_attention_bias(biases);

@@ -6,6 +6,7 @@ use crate::error::Result;
 use crate::names::Names;
 use pellucid_engine::Architecture;
 use pellucid_engine::architecture::{AbsolutePositions, Attention, Dense, Embedding, Head, Layer, Mlp, Modules, Norm};
+use serde_json::json;
 
 /// What tells these decoders apart.
 struct Manner {
@@ -52,7 +53,7 @@ pub(super) fn pegasus(config: &Config) -> Result<Family> {
 
 /// Blenderbot's decoder: norms before the sublayers.
 pub(super) fn blenderbot(config: &Config) -> Result<Family> {
-    pegasus(config)
+    pegasus(&config.with_defaults([("max_position_embeddings", json!(128))]))
 }
 
 /// Marian's decoder: norms after the sublayers, a stored table of sines.
@@ -64,6 +65,7 @@ pub(super) fn marian(config: &Config) -> Result<Family> {
 
 /// TrOCR's decoder: learned or computed positions, a norm of the embeddings or none.
 pub(super) fn trocr(config: &Config) -> Result<Family> {
+    let config = &config.with_defaults([("max_position_embeddings", json!(512))]);
     let computed = !config.flag_or("use_learned_position_embeddings", true)?;
     // Computed positions begin after the one that padding would have.
     let offset = if computed { config.size_or("pad_token_id", 1)? + 1 } else { 2 };
@@ -89,6 +91,7 @@ pub(super) fn xglm(config: &Config) -> Result<Family> {
         ("decoder_attention_heads", "attention_heads"),
         ("decoder_ffn_dim", "ffn_dim"),
     ];
+    let config = &config.with_defaults([("max_position_embeddings", json!(2048))]);
     let manner =
         Manner { trunk: "model.", pre_norm: true, embedding_norm: false, computed: true, scaled: true, ..BART };
     decoder(&renamed(config, &keys)?, manner)
@@ -126,7 +129,7 @@ fn renamed(config: &Config, keys: &[(&str, &str)]) -> Result<Config> {
 fn decoder(config: &Config, manner: Manner) -> Result<Family> {
     let (width, depth, heads) =
         (config.size("d_model")?, config.size("decoder_layers")?, config.size("decoder_attention_heads")?);
-    let positions = config.size("max_position_embeddings")?;
+    let positions = config.size_or("max_position_embeddings", 1024)?;
     let norm = Norm::layer(1e-5);
     let attention =
         Attention { qkv_bias: true, out_bias: true, ..Attention::plain(heads, heads, width / heads.max(1)) };

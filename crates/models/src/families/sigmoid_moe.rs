@@ -9,7 +9,7 @@ use super::olmo::norm_all_heads;
 use super::relatives::post_norms;
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::rope::by_layer_type;
+use crate::rope::{by_layer_type, or_parameters};
 use pellucid_engine::architecture::{Activation, Attention, AttentionGate, ExpertWeights, Routing};
 use serde_json::{Value, json};
 
@@ -115,14 +115,14 @@ pub(super) fn mimo_v2_flash(config: &Config) -> Result<Family> {
         ("rms_norm_eps", json!(1e-5)),
         ("attention_value_scale", json!(0.707)),
         ("sliding_window", json!(129)),
-        ("rope_parameters", json!({"full_attention": kind(5_000_000.0), "sliding_attention": kind(10_000.0)})),
         ("n_routed_experts", json!(256)),
         ("num_experts_per_tok", json!(8)),
         ("moe_intermediate_size", json!(2048)),
         ("n_shared_experts", json!(0)),
         ("first_k_dense_replace", json!(1)),
     ]);
-    let config = &partial_by_default(config, 0.334);
+    let rotations = json!({"full_attention": kind(5_000_000.0), "sliding_attention": kind(10_000.0)});
+    let config = &partial_by_default(&or_parameters(config, rotations), 0.334);
     let mut family = llama_like(config)?;
     let window = match config.size_maybe("sliding_window_size")? {
         Some(before) => Some(before + 1),
@@ -175,8 +175,7 @@ pub(super) fn minimax_m2(config: &Config) -> Result<Family> {
     };
     mixture.put_everywhere(&mut family);
     let corrections = ["block_sparse_moe.e_score_correction_bias", "mlp.e_score_correction_bias"];
-    family.names = correction_names(mixture.numbered_names(family.names), &corrections)
-        .with(&[("layers.{l}.mlp.router", "layers.{l}.mlp.gate")]);
+    family.names = correction_names(mixture.numbered_names(family.names), &corrections);
     Ok(family)
 }
 
@@ -268,12 +267,12 @@ pub(super) fn laguna(config: &Config) -> Result<Family> {
         ("head_dim", json!(128)),
         ("num_key_value_heads", json!(8)),
         ("sliding_window", json!(512)),
-        ("rope_parameters", rotations),
         ("num_experts", json!(256)),
         ("num_experts_per_tok", json!(8)),
         ("moe_intermediate_size", json!(512)),
         ("shared_expert_intermediate_size", json!(512)),
     ]);
+    let config = &or_parameters(config, rotations);
     if config.flag_or("moe_apply_router_weight_on_input", false)? {
         return Err(Error::unsupported(
             "`moe_apply_router_weight_on_input` is set, which no implementation of `laguna` computes",

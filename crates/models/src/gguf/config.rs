@@ -211,9 +211,8 @@ fn phi3(facts: &Facts, config: &mut Config) -> Result<()> {
     if let Some(window) = facts.number("attention.sliding_window")?.filter(|window| *window > 0) {
         put(config, "sliding_window", window);
     }
-    if let Some(original) = facts.number("rope.scaling.original_context_length")? {
-        put(config, "original_max_position_embeddings", original);
-    }
+    let original = facts.number("rope.scaling.original_context_length")?;
+    put(config, "original_max_position_embeddings", original.map_or_else(|| facts.size("context_length"), Ok)?);
     partly_rotated(facts, config)
 }
 

@@ -7,6 +7,7 @@ use serde_json::Value;
 use super::listing::Listing;
 use super::report::{Category, Format, Report, Support};
 use super::{category, gguf, model_card, native, shape, tokenizer, weights};
+use crate::Error;
 use crate::checkpoint::Checkpoint;
 use crate::tensors::Tensors;
 
@@ -21,7 +22,7 @@ pub(super) fn inspect(dir: &Path, assume: Option<&str>) -> Report {
         }
     };
     let config = match listing.json("config.json") {
-        Ok(config) => config,
+        Ok(config) => config.map(|config| with_sidecar(config, dir)),
         Err(error) => {
             report.refuse_for(&error);
             None
@@ -42,6 +43,17 @@ pub(super) fn inspect(dir: &Path, assume: Option<&str>) -> Report {
     report
 }
 
+/// The configuration with what an older checkpoint says about quantisation in a file of its own.
+fn with_sidecar(mut config: Value, dir: &Path) -> Value {
+    if let Value::Object(object) = &mut config
+        && !object.contains_key("quantization_config")
+        && let Some(part) = crate::quantised::sidecar(dir)
+    {
+        object.insert("quantization_config".into(), part);
+    }
+    config
+}
+
 /// A model with a configuration: described by it, and asked whether it would load.
 fn model(listing: &Listing, config: &Value, assume: Option<&str>, report: &mut Report) {
     named(config, report);
@@ -51,6 +63,9 @@ fn model(listing: &Listing, config: &Value, assume: Option<&str>, report: &mut R
     match &native {
         Some(native) => {
             let tensors = weights::open(listing, &native.uncounted(), report);
+            let tensors = tensors.and_then(|tensors| {
+                native::dequantised(tensors, config, &listing.dir).map_err(|error| report.refuse_for(&error)).ok()
+            });
             native.check(tensors.as_ref(), &listing.dir, report);
         }
         None => {
@@ -59,6 +74,7 @@ fn model(listing: &Listing, config: &Value, assume: Option<&str>, report: &mut R
                 |name: &str| (tied && name.ends_with("lm_head.weight")) || name.ends_with(".rotary_emb.inv_freq");
             let place = report.problems.len().saturating_sub(1);
             let tensors = weights::open(listing, &uncounted, report);
+            let tensors = tensors.and_then(|tensors| native::dequantised(tensors, config, &listing.dir).ok());
             native::offer(config, &origin, assume, tensors.as_ref(), place, report);
             report.memory = native::estimate(report);
         }
@@ -85,11 +101,25 @@ fn adapter(listing: &Listing, report: &mut Report) {
         }
         Err(error) => report.refuse_for(&error),
     }
-    let whose = base.as_deref().map_or_else(|| "its base model".into(), |name| format!("its base model ({name})"));
-    report.refuse(
-        "an adapter is not a model by itself",
-        format!("merge it into {whose} with PEFT's `merge_and_unload`, and give the result"),
-    );
+    let lora = report.model_type.as_deref().is_some_and(|kind| kind.eq_ignore_ascii_case("lora"));
+    match crate::model::fitting_base(&listing.dir) {
+        // Given as a model, it is merged into its base.
+        Ok(found) if super::inspect(&found).is_ok_and(|report| report.runs()) => report.support = Support::Native,
+        Ok(found) => report.refuse(
+            format!("its base model ({}) does not run", found.display()),
+            format!("`pellucid inspect {}` says why", found.display()),
+        ),
+        Err(Error::Usage { .. }) if lora => {
+            let whose =
+                base.as_deref().map_or_else(|| "its base model".into(), |name| format!("its base model ({name})"));
+            let base = base.as_deref().unwrap_or("BASE");
+            report.refuse(
+                "an adapter is not a model by itself",
+                format!("load {whose} with it: --model {base} --adapter {}", report.path),
+            );
+        }
+        Err(error) => report.refuse_for(&error),
+    }
     add_base(base, report);
     weights::count_all(listing, report);
     report.memory = native::estimate(report);

@@ -130,6 +130,12 @@ fn sizes(program: &Program, report: &mut Report) {
     }
 }
 
+/// The tensors as loading sees them: quantised layers as ordinary ones.
+pub(super) fn dequantised(tensors: Tensors, config: &Value, dir: &Path) -> crate::Result<Tensors> {
+    let Tensors::Checkpoint(checkpoint) = tensors else { return Ok(tensors) };
+    Tensors::from_checkpoint(checkpoint, &Config::new(config.clone(), &dir.join("config.json"))?, dir)
+}
+
 impl Native {
     /// A test for the tensors that are no parameters: a tied head stored once more, masks, cached frequencies.
     pub(super) fn uncounted(&self) -> impl Fn(&str) -> bool + use<> {
@@ -145,14 +151,6 @@ impl Native {
         let found = tensors.and_then(|tensors| match load::find(&self.program, &self.names, tensors, origin) {
             Ok(found) => Some((tensors, found)),
             Err(error) => {
-                if let Some(quantisation) = report.quantisation.clone().filter(|q| q.method != "gguf") {
-                    let what = format!(
-                        "the weights are quantised by `{}`, which this build cannot compute with",
-                        quantisation.method
-                    );
-                    report.support = Support::InspectOnly;
-                    report.refuse(what, "use the model's unquantised weights, or a GGUF file of it");
-                }
                 report.refuse_for(&error);
                 None
             }
@@ -215,7 +213,7 @@ fn memory(as_stored: u64, f32: u64, bf16: u64, kv_per_token: Option<u64>, contex
 /// What a matrix takes when it is kept as stored: quantised rows stay in their file, plain floats keep their width.
 fn stored_bytes(spec: &WeightSpec, source: &Source, tensors: &Tensors) -> Option<u64> {
     let stored = tensors.get(&source.tensor)?;
-    let encoding = stored.encoding.ok()?;
+    let encoding = stored.made.as_ref().map(|made| made.kept()).or(stored.encoding.ok())?;
     let (rows, cols) = (spec.shape.first().copied()?, spec.shape.get(1).copied().unwrap_or(1));
     let across = source.transposed && stored.order != RowOrder::Transposed;
     let row = match encoding {

@@ -49,7 +49,10 @@ pub(super) fn quantisation(config: &Value) -> Option<Quantisation> {
     let (four, eight) = (flag("load_in_4bit"), flag("load_in_8bit"));
     // Early configurations of bitsandbytes do not name it.
     let method = part.get("quant_method").and_then(Value::as_str).or((four || eight).then_some("bitsandbytes"))?;
-    let bits = part.get("bits").and_then(Value::as_u64).or(four.then_some(4)).or(eight.then_some(8));
+    // compressed-tensors has them in its groups.
+    let groups = || part.get("config_groups").and_then(Value::as_object).into_iter().flat_map(|groups| groups.values());
+    let of_groups = || groups().find_map(|group| group.pointer("/weights/num_bits")?.as_u64());
+    let bits = part.get("bits").and_then(Value::as_u64).or(four.then_some(4)).or(eight.then_some(8)).or_else(of_groups);
     Some(Quantisation { method: method.to_owned(), bits, types: Vec::new() })
 }
 

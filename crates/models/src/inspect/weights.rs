@@ -112,17 +112,27 @@ fn packed(name: &str, dtype: &str, elements: u64, bits: Option<u64>) -> u64 {
         ".weight_scale",
         ".weight_scale_inv",
         ".input_scale",
+        ".activation_scale",
+        ".input_global_scale",
+        ".weight_global_scale",
+        ".weight_zero_point",
+        ".weight_shape",
+        ".weight_g_idx",
+        ".k_scale",
+        ".v_scale",
     ];
     if BESIDE.iter().any(|end| name.ends_with(end)) || name.contains(".quant_state.") {
         return 0;
     }
-    let per_word = match (dtype, bits) {
-        ("I32", Some(bits @ 1..=16)) if name.ends_with(".qweight") => 32 / bits,
-        ("U8", Some(4)) if name.ends_with(".weight") => 2,
-        ("U8", _) if name.ends_with("_blocks") => 2,
-        _ => 1,
-    };
-    elements.saturating_mul(per_word)
+    let is_packed = |endings: &[&str]| endings.iter().any(|end| name.ends_with(end));
+    match (dtype, bits) {
+        ("I32", Some(bits @ 1..=16)) if is_packed(&[".qweight", ".weight_packed"]) => {
+            elements.saturating_mul(32) / bits
+        }
+        ("U8", Some(4)) if name.ends_with(".weight") => elements.saturating_mul(2),
+        ("U8", _) if is_packed(&["_blocks", ".weight_packed"]) => elements.saturating_mul(2),
+        _ => elements,
+    }
 }
 
 /// The files that a model's weights should be in, by the index or by their own numbering.

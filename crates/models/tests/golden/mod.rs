@@ -2,6 +2,7 @@
 
 pub mod weights;
 
+use pellucid_engine::architecture::Rope;
 use pellucid_engine::{Plan, Positions, Run, RunOptions, Site, Tap};
 use pellucid_models::{LoadOptions, LoadedModel};
 use std::collections::HashMap;
@@ -107,6 +108,20 @@ impl Case {
     pub fn capture(&self, sites: &[&str]) -> Vec<Vec<f32>> {
         let run = self.run(std::slice::from_ref(&self.ids), &Plan::capture(sites.iter().copied()));
         run.captures.iter().map(|capture| capture.array.values().to_vec()).collect()
+    }
+
+    /// Whether any layer has softmax attention, and so weights to look into.
+    pub fn attends(&self) -> bool {
+        self.loaded.model.find("layers.*.attn_probs").is_ok()
+    }
+
+    /// Whether a row decoded from `prompt` tokens to `total` is turned as a run over the whole text turns it. Rotations for
+    /// long rows depend on the length that a row has when a token is computed: by definition (and in the reference) keys
+    /// in the cache keep the angles of a shorter row than a run over the whole text has.
+    pub fn decodes_as_whole(&self, prompt: usize, total: usize) -> bool {
+        let ropes = &self.loaded.model.program().architecture().ropes;
+        let turns = |rope: &Rope, length: usize| (rope.at_length(length).to_vec(), rope.amplitude_at(length));
+        ropes.iter().all(|rope| (prompt..=total).all(|length| turns(rope, length) == turns(rope, total)))
     }
 
     /// Every site of the model except attention matrices, for plans that look at everything.

@@ -1,7 +1,7 @@
 //! The mathematics of a transformer's pieces, slow and obvious, in double precision; and what "equal" means.
 
 use crate::golden::Case;
-use pellucid_engine::architecture::{Activation, Layer, Norm, NormKind};
+use pellucid_engine::architecture::{Activation, Attention, Dense, Layer, Mlp, Norm, NormKind};
 use pellucid_engine::{Plan, Run};
 
 /// Equal in direction, in size and in every number, relative to the largest.
@@ -74,11 +74,50 @@ impl<'a> Seen<'a> {
         product(x, &self.matrix(name), self.vector(&format!("{name}.bias")).as_deref())
     }
 
-    /// A norm by name, and what it divided each token by.
+    /// A norm of the stream by name.
     pub fn norm(&self, x: &[f64], name: &str, norm: Norm) -> Vec<f64> {
+        self.norm_of(x, name, norm, self.case.loaded.model.program().architecture().width)
+    }
+
+    /// A norm of groups of numbers by name.
+    pub fn norm_of(&self, x: &[f64], name: &str, norm: Norm, group: usize) -> Vec<f64> {
         let (gain, bias) = (self.vector(&format!("{name}.gain")), self.vector(&format!("{name}.bias")));
-        let width = self.case.loaded.model.program().architecture().width;
-        learned(&normed(x, width, norm).0, gain.as_deref(), bias.as_deref())
+        learned(&normed(x, group, norm).0, gain.as_deref(), bias.as_deref())
+    }
+
+    /// What the neurons of an MLP are, from the argument of its activation and its other branch.
+    pub fn neurons(&self, dense: &Dense, name: &str, pre: &[f64], linear: Option<&[f64]>) -> Vec<f64> {
+        let one = |x: f64| {
+            if !dense.xielu {
+                return activate(dense.activation, x);
+            }
+            let learned = |sign: &str| self.vector(&format!("{name}.xielu_{sign}")).expect("a learned number")[0];
+            let (above, below) = (softplus(learned("positive")), 0.5 + softplus(learned("negative")));
+            0.5 * x + if x > 0.0 { above * x * x } else { below * (x.min(-1e-6).exp_m1() - x) }
+        };
+        let mut act: Vec<f64> = pre.iter().map(|&x| one(x)).collect();
+        if let Some(linear) = linear {
+            // One family clamps both branches, and adds one to this.
+            let clamped = dense.activation == Activation::ClampedGlu;
+            let branch = |x: f64| if clamped { x.clamp(-7.0, 7.0) + 1.0 } else { x };
+            act.iter_mut().zip(linear).for_each(|(y, x)| *y *= branch(*x));
+        }
+        dense
+            .inner_norm
+            .map_or(act.clone(), |norm| self.norm_of(&act, &format!("{name}.inner_norm"), norm, dense.width))
+    }
+
+    /// A whole MLP by name.
+    pub fn dense(&self, dense: &Dense, name: &str, x: &[f64]) -> Vec<f64> {
+        let part = |part: &str| self.product(x, &format!("{name}.{part}"));
+        let (pre, linear) = if dense.gated { (part("gate"), Some(part("up"))) } else { (part("up"), None) };
+        let pre: Vec<f64> = pre.iter().map(|x| x * dense.gate_scale.unwrap_or(1.0) as f64).collect();
+        self.down(dense, name, &self.neurons(dense, name, &pre, linear.as_deref()))
+    }
+
+    /// What an MLP by name makes of its neurons.
+    pub fn down(&self, dense: &Dense, name: &str, neurons: &[f64]) -> Vec<f64> {
+        scaled(&self.product(neurons, &format!("{name}.down")), dense.down_scale)
     }
 
     /// Asserts that two values are equal and that a wrong one is told apart from the right one.
@@ -88,6 +127,23 @@ impl<'a> Seen<'a> {
             assert!(!same(wrong, truth), "{}: {what} also holds with {how}", self.case.name);
         }
     }
+}
+
+pub fn times(a: &[f64], b: &[f64]) -> Vec<f64> {
+    a.iter().zip(b).map(|(a, b)| a * b).collect()
+}
+
+pub fn scaled(x: &[f64], by: Option<f32>) -> Vec<f64> {
+    x.iter().map(|x| x * by.unwrap_or(1.0) as f64).collect()
+}
+
+/// `ln(1 + eˣ)`
+pub fn softplus(x: f64) -> f64 {
+    x.max(0.0) + (-x.abs()).exp().ln_1p()
+}
+
+pub fn sigmoid(x: f64) -> f64 {
+    1.0 / (1.0 + (-x).exp())
 }
 
 pub fn product(x: &[f64], w: &[Vec<f64>], bias: Option<&[f64]>) -> Vec<f64> {
@@ -135,7 +191,12 @@ pub fn activate(activation: Activation, x: f64) -> f64 {
         }
         Activation::Relu => x.max(0.0),
         Activation::ReluSquared => x.max(0.0).powi(2),
-        other => panic!("no golden model uses {other:?}"),
+        Activation::GeluQuick => x * sigmoid(1.702 * x),
+        Activation::Tanh => x.tanh(),
+        Activation::Sigmoid => sigmoid(x),
+        Activation::Identity => x,
+        Activation::Softplus => softplus(x),
+        Activation::ClampedGlu => x.min(7.0) * sigmoid(1.702 * x.min(7.0)),
     }
 }
 
@@ -160,6 +221,18 @@ pub fn heads_moved(x: &[f64], heads: usize, dim: usize) -> Vec<f64> {
 /// The layers of a case's architecture.
 pub fn layers(case: &Case) -> impl Iterator<Item = (usize, &Layer)> {
     case.loaded.model.program().architecture().layers.iter().enumerate()
+}
+
+/// A layer's attention and where its weights are: its own, or that of a block that several layers share.
+pub fn attention(layer: usize, spec: &Layer) -> Option<(&Attention, String)> {
+    let own = spec.attention.as_ref().map(|attention| (attention, format!("layers.{layer}")));
+    own.or_else(|| spec.shared.as_ref().map(|shared| (&shared.attention, format!("shared.{}", shared.block))))
+}
+
+/// A layer's MLP and where its weights are.
+pub fn mlp(layer: usize, spec: &Layer) -> Option<(Mlp, String)> {
+    let own = spec.mlp.clone().map(|mlp| (mlp, format!("layers.{layer}")));
+    own.or_else(|| spec.shared.as_ref().map(|shared| (Mlp::Dense(shared.mlp), format!("shared.{}", shared.block))))
 }
 
 /// What it says when a site is asked for that the model does not have.

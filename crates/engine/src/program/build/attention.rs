@@ -134,11 +134,11 @@ impl Builder {
         let Some(norm) = a.qk_norm else { return (q, k) };
         let mut one = |x: EdgeId, name: &str, heads: usize, point: Point| {
             let (group, gains) = match a.qk_norm_span {
-                NormSpan::Head => (a.head_dim, a.head_dim),
-                NormSpan::HeadGains => (a.head_dim, heads * a.head_dim),
-                NormSpan::All => (heads * a.head_dim, heads * a.head_dim),
+                NormSpan::Head => (a.head_dim, vec![a.head_dim]),
+                NormSpan::HeadGains => (a.head_dim, vec![heads, a.head_dim]),
+                NormSpan::All => (heads * a.head_dim, vec![heads * a.head_dim]),
             };
-            self.norm_with_gains(x, name, norm, group, gains, [None, None, Some(point)])
+            self.norm_with_gains(x, name, norm, group, &gains, [None, None, Some(point)])
         };
         (one(q, "attn.q_norm", a.heads, Point::QNormOut), one(k, "attn.k_norm", a.kv_heads, Point::KNormOut))
     }

@@ -20,16 +20,18 @@ impl Builder {
         let point = |point: Point| named.then_some(point);
         let part = |part: &str| format!("{name}.{part}");
         let argument = if dense.gated { "gate" } else { "up" };
-        let mut pre = self.matmul(x, &part(argument), dense.width, dense.bias, point(Point::MlpPre));
+        let mut pre = self.matmul(x, &part(argument), dense.width, dense.bias, None);
         pre = self.adapt(pre, x, &part(argument), dense.adapter);
         if let Some(by) = dense.gate_scale {
-            pre = self.scale(pre, by, point(Point::MlpPre));
+            pre = self.scale(pre, by, None);
+        }
+        if named {
+            self.site(Point::MlpPre, pre);
         }
         let mut act = if dense.gated {
             let linear = self.matmul(x, &part("up"), dense.width, dense.bias, None);
             let linear = self.adapt(linear, x, &part("up"), dense.adapter);
             if named {
-                self.site(Point::MlpPre, pre);
                 self.site(Point::MlpPreLinear, linear);
             }
             self.gate(pre, linear, dense.activation, None)

@@ -351,23 +351,23 @@ impl Builder {
 
     /// A norm of groups of `group` values, with one gain for all groups.
     fn norm(&mut self, x: EdgeId, name: &str, norm: Norm, group: usize, points: NormPoints) -> EdgeId {
-        self.norm_with_gains(x, name, norm, group, group, points)
+        self.norm_with_gains(x, name, norm, group, &[group], points)
     }
 
-    /// A norm of groups of `group` values, with `gains` learned gains.
+    /// A norm of groups of `group` values, with learned gains of a shape.
     fn norm_with_gains(
         &mut self,
         x: EdgeId,
         name: &str,
         norm: Norm,
         group: usize,
-        gains: usize,
+        gains: &[usize],
         points: NormPoints,
     ) -> EdgeId {
         let (width, layout) = (self.edges[x].width, self.edges[x].layout);
         let gain =
-            (norm.gain != Gain::None).then(|| self.weight(&format!("{name}.gain"), vec![gains], WeightKind::Vector));
-        let bias = norm.bias.then(|| self.weight(&format!("{name}.bias"), vec![gains], WeightKind::Vector));
+            (norm.gain != Gain::None).then(|| self.weight(&format!("{name}.gain"), gains.to_vec(), WeightKind::Vector));
+        let bias = norm.bias.then(|| self.weight(&format!("{name}.bias"), gains.to_vec(), WeightKind::Vector));
         let scale = self.edge(points[0], width / group, Layout::Flat);
         let normed = self.edge(points[1], width, layout);
         let out = self.edge(points[2], width, layout);

@@ -88,11 +88,11 @@ impl Builder {
         let before = m.norm.filter(|norm| norm.before_gate);
         let after = m.norm.filter(|norm| !norm.before_gate);
         if let Some(norm) = before {
-            y = self.norm_with_gains(y, "mixer.norm", norm.norm, channels / norm.groups, channels, [None; 3]);
+            y = self.norm_with_gains(y, "mixer.norm", norm.norm, channels / norm.groups, &[channels], [None; 3]);
         }
         y = self.gate(gate, y, Activation::Silu, None);
         if let Some(norm) = after {
-            y = self.norm_with_gains(y, "mixer.norm", norm.norm, channels / norm.groups, channels, [None; 3]);
+            y = self.norm_with_gains(y, "mixer.norm", norm.norm, channels / norm.groups, &[channels], [None; 3]);
         }
         self.matmul(y, "mixer.out", width, m.out_bias, Some(Point::MixerOut))
     }

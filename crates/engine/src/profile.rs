@@ -1,0 +1,110 @@
+//! Where the time goes: a backend that measures every op of another one.
+
+use crate::backend::Backend;
+use crate::error::Result;
+use crate::exec::{Frame, Model, Taps};
+use crate::program::{Linear, OpKind, Program};
+use crate::weights::Weights;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+/// One execution of one op.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct OpTime {
+    /// Which op of the program.
+    pub op: usize,
+    /// Tokens that went through.
+    pub tokens: usize,
+    /// When it began, in seconds since the profile did.
+    pub at_s: f64,
+    /// Seconds that it took.
+    pub seconds: f64,
+}
+
+/// What an op has to do for some tokens, counted from its shapes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Work {
+    /// Multiplications and additions.
+    pub flops: f64,
+    /// Bytes of weights that are read.
+    pub weight_bytes: f64,
+}
+
+/// A profile that grows while its model runs.
+#[derive(Clone)]
+pub struct Profile {
+    began: Instant,
+    times: Arc<Mutex<Vec<OpTime>>>,
+}
+
+impl Profile {
+    /// Everything measured so far, in order.
+    pub fn times(&self) -> Vec<OpTime> {
+        self.locked().clone()
+    }
+
+    /// Forgets what was measured so far.
+    pub fn clear(&self) {
+        self.locked().clear();
+    }
+
+    fn locked(&self) -> MutexGuard<'_, Vec<OpTime>> {
+        self.times.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A backend that notes how long another one takes.
+struct Profiled {
+    inner: Arc<dyn Backend>,
+    profile: Profile,
+}
+
+impl Backend for Profiled {
+    fn execute(&self, index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()> {
+        let tokens = frame.pass.tokens.len();
+        let started = Instant::now();
+        let outcome = self.inner.execute(index, frame, taps);
+        let seconds = started.elapsed().as_secs_f64();
+        let at_s = started.duration_since(self.profile.began).as_secs_f64();
+        self.profile.locked().push(OpTime { op: index, tokens, at_s, seconds });
+        outcome
+    }
+}
+
+impl Model {
+    /// The same model with a profile of everything that it runs from now on. Numbers do not change.
+    pub fn profiled(&self) -> (Model, Profile) {
+        let profile = Profile { began: Instant::now(), times: Arc::default() };
+        let inner = self.backend();
+        (self.with_backend(Arc::new(Profiled { inner, profile: profile.clone() })), profile)
+    }
+}
+
+/// What an op has to do for `tokens` tokens. Only products are counted: everything else reads what it computes with from caches.
+pub fn work(program: &Program, weights: &Weights, op: usize, tokens: usize) -> Work {
+    let product = |linear: &Linear| {
+        let matrix = weights.matrix(linear.weight);
+        Work {
+            flops: 2.0 * (matrix.rows() * matrix.cols()) as f64 * tokens as f64,
+            weight_bytes: matrix.bytes() as f64,
+        }
+    };
+    match &program.ops()[op].kind {
+        OpKind::MatMul { linear, .. } | OpKind::Project { linear, .. } => product(linear),
+        OpKind::Experts { experts, weights: shares, .. } => {
+            // Each token uses a few of them; for one token only those are read.
+            let chosen = program.edge(*shares).width;
+            let one = experts.first().map(|expert| {
+                let parts = expert.gate.iter().chain([&expert.up, &expert.down]);
+                parts.map(product).fold(Work::default(), |a, b| Work {
+                    flops: a.flops + b.flops,
+                    weight_bytes: a.weight_bytes + b.weight_bytes,
+                })
+            });
+            let one = one.unwrap_or_default();
+            let read = (chosen * tokens).min(experts.len()) as f64;
+            Work { flops: one.flops * chosen as f64, weight_bytes: one.weight_bytes * read }
+        }
+        _ => Work::default(),
+    }
+}

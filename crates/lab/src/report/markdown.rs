@@ -1,0 +1,110 @@
+//! A session as Markdown: the same facts as the page, without its plots.
+
+use super::format::{change, date, difference, noise, noise_of, ratio, share};
+use super::{any_compared, closure, cost, quantity};
+use crate::result::SessionResult;
+
+/// Text that cannot end a cell of a table, nor begin anything of its own.
+fn cell(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '|' | '\\' | '`' | '*' | '_' | '[' | '<' => out.extend(['\\', c]),
+            '\n' | '\r' => out.push(' '),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+/// The whole session.
+pub fn markdown(result: &SessionResult) -> String {
+    let mut out = format!(
+        "# {}\n\n{}\n\n**{}** after {} processes in {:.0} s.\n\n",
+        cell(&result.suite.name),
+        cell(&result.suite.title),
+        result.verdict(),
+        result.runs.len(),
+        result.session.seconds
+    );
+    if !any_compared(result) {
+        out += "Nothing was compared: no pair has two sides that answered and are right.\n\n";
+    }
+    if !result.session.ended_early.is_empty() {
+        out += &format!("Ended early: {}.\n\n", cell(&result.session.ended_early));
+    }
+    for limit in &result.broken_limits {
+        out += &format!("**Broken:** {}\n\n", cell(limit));
+    }
+    out += &comparisons(result);
+    out += &cells(result);
+    let costs: String = result.models.iter().map(|model| cost(model) + "\n").collect();
+    for line in (closure(result) + &costs).lines() {
+        out += &format!("\n{}\n", cell(line));
+    }
+    out + &session(result)
+}
+
+fn comparisons(result: &SessionResult) -> String {
+    let mut out = String::from(
+        "| workload | variant | compared with | what | value | ratio (95 %) | pairs | noise | margin | outliers | drift | verdict |\n\
+         |---|---|---|---|---:|---:|---:|---:|---:|---:|---:|---|\n",
+    );
+    for c in &result.comparisons {
+        let needed = c.pairs_needed.map_or_else(String::new, |pairs| format!(" ({pairs} pairs needed)"));
+        // Only drift that is there is worth a number.
+        let drift = c.drift.filter(|drift| drift.is_significant()).map_or_else(String::new, |drift| change(drift.mean));
+        out += &format!(
+            "| {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {drift} | {}{needed} |\n",
+            cell(&c.workload),
+            cell(&c.variant),
+            cell(&c.reference),
+            c.metric.name(),
+            quantity(c.metric, c.value),
+            ratio(&c.log_ratio),
+            c.pairs,
+            noise(noise_of(c)),
+            share(c.margin),
+            c.outliers.0,
+            c.verdict
+        );
+    }
+    out
+}
+
+fn cells(result: &SessionResult) -> String {
+    let mut out = String::from("\n| workload | variant | state | largest difference | why |\n|---|---|---|---:|---|\n");
+    for found in &result.cells {
+        out += &format!(
+            "| {} | {} | {} | {} | {} |\n",
+            cell(&found.workload),
+            cell(&found.variant),
+            found.state.name(),
+            difference(found.max_abs),
+            cell(&found.why)
+        );
+    }
+    out
+}
+
+fn session(result: &SessionResult) -> String {
+    let session = &result.session;
+    let mut out = String::from("\n| session | |\n|---|---|\n");
+    for (key, value) in [
+        ("command", session.command.join(" ")),
+        ("model", session.model.clone()),
+        ("began", date(session.began)),
+        ("seed", session.seed.to_string()),
+        ("exit code", result.exit_code().to_string()),
+    ] {
+        out += &format!("| {key} | {} |\n", cell(&value));
+    }
+    for (kind, facts) in [("must agree", &result.environment.hard), ("may explain something", &result.environment.soft)]
+    {
+        out += &format!("\n| machine: {kind} | |\n|---|---|\n");
+        for (key, value) in facts {
+            out += &format!("| {} | {} |\n", cell(key), cell(value));
+        }
+    }
+    out
+}

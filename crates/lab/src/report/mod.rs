@@ -1,0 +1,109 @@
+//! A session for people: as text here, as Markdown, as a web page, and in the format of bencher.
+
+mod bencher;
+mod format;
+mod html;
+mod ladder;
+mod markdown;
+
+pub use bencher::bencher;
+pub use format::quantity;
+pub use html::html;
+pub use ladder::closure;
+pub use markdown::markdown;
+
+use crate::check::State;
+use crate::result::{Comparison, CostModel, SessionResult};
+
+/// A comparison's line in a table: what, how much, how sure.
+pub fn line(comparison: &Comparison) -> String {
+    row(comparison, widths(&[]))
+}
+
+/// Comparisons as lines of text with a heading, in columns that are as wide as their longest entry.
+pub fn lines(comparisons: &[Comparison]) -> String {
+    let widths = widths(comparisons);
+    let (a, b) = widths;
+    let mut out = format!(
+        "{:<a$} {:<b$} {:<5} {:>11} {:>8} {:<18} {:>5} {:>8}  verdict\n",
+        "workload", "variant / compared with", "what", "value", "ratio", "(95 %)", "pairs", "noise"
+    );
+    for comparison in comparisons {
+        out += &row(comparison, widths);
+        out.push('\n');
+    }
+    out
+}
+
+/// The widths of the columns of names; names are counted in characters, as `format!` pads them.
+fn widths(comparisons: &[Comparison]) -> (usize, usize) {
+    let most = |name: fn(&Comparison) -> String, least: usize| {
+        comparisons.iter().map(|comparison| name(comparison).chars().count()).fold(least, usize::max)
+    };
+    (most(|c| c.workload.clone(), 12), most(format::sides, 24))
+}
+
+fn row(comparison: &Comparison, (a, b): (usize, usize)) -> String {
+    let needed = comparison.pairs_needed.map_or_else(String::new, |pairs| format!(", {pairs} pairs needed"));
+    format!(
+        "{:<a$} {:<b$} {:<5} {:>11} {:>8} {:<18} {:>5} {:>8}  {}{needed}",
+        comparison.workload,
+        format::sides(comparison),
+        comparison.metric.name(),
+        quantity(comparison.metric, comparison.value),
+        format::times(comparison.log_ratio.mean.exp()),
+        format!("({})", format::ends(&comparison.log_ratio)),
+        comparison.pairs,
+        format::noise(format::noise_of(comparison)),
+        comparison.verdict,
+    )
+}
+
+/// The whole session as plain text.
+pub fn text(result: &SessionResult) -> String {
+    let mut out = format!("{}: {}\n\n", result.suite.name, result.suite.title);
+    out += &lines(&result.comparisons);
+    let wrong: Vec<_> = result.cells.iter().filter(|cell| cell.state >= State::Error).collect();
+    for cell in wrong {
+        out += &format!("{}: {} on {}: {}\n", cell.state.name(), cell.variant, cell.workload, cell.why);
+    }
+    for model in &result.models {
+        out += &format!("{}\n", cost(model));
+    }
+    out += &closure(result);
+    for limit in &result.broken_limits {
+        out += &format!("broken: {limit}\n");
+    }
+    if !result.session.ended_early.is_empty() {
+        out += &format!("ended early: {}\n", result.session.ended_early);
+    }
+    if !any_compared(result) {
+        out += "nothing was compared: no pair has two sides that answered and are right\n";
+    }
+    out + &format!(
+        "\n{} processes in {:.0} s, seed {}: {}\n",
+        result.runs.len(),
+        result.session.seconds,
+        result.session.seed,
+        result.verdict()
+    )
+}
+
+/// Whether anybody was compared with somebody else.
+fn any_compared(result: &SessionResult) -> bool {
+    result.comparisons.iter().any(|comparison| comparison.variant != comparison.reference)
+}
+
+/// A cost model in one line.
+fn cost(model: &CostModel) -> String {
+    let each = &model.per_layer;
+    format!(
+        "cost on {}: {} + {} a captured layer ({} to {}), R² {}",
+        model.workload,
+        format::seconds(model.base.mean),
+        format::seconds(each.mean),
+        format::seconds(each.low),
+        format::seconds(each.high),
+        if model.r2.is_finite() { format!("{:.3}", model.r2) } else { "—".into() },
+    )
+}

@@ -1,0 +1,288 @@
+//! Reports of simulated sessions: every section is there, every text is escaped, and no number breaks a drawing.
+
+use pellucid_lab::check::State;
+use pellucid_lab::environment::Environment;
+use pellucid_lab::executor::{Executor, Failing, Outcome};
+use pellucid_lab::protocol::{Allocations, Answer, Job, Memory, Request};
+use pellucid_lab::report;
+use pellucid_lab::result::SessionResult;
+use pellucid_lab::session::{self, Setting};
+use pellucid_lab::stats::{Estimate, Random};
+use pellucid_lab::suite::{Suite, Variant};
+use std::time::Duration;
+
+const HOSTILE: &str = "<b>&\"";
+
+/// A machine that takes simulated time: captures cost a hundredth a layer, and everything slows down a little.
+struct Machine {
+    random: Random,
+    clock: f64,
+    /// Becomes of every worker, where it is set.
+    fate: Option<Outcome>,
+}
+
+impl Machine {
+    fn new(seed: u64) -> Machine {
+        Machine { random: Random::new(seed), clock: 0.0, fate: None }
+    }
+}
+
+impl Executor for Machine {
+    fn run(&mut self, variant: &Variant, request: &Request, _: Duration) -> Outcome {
+        self.clock += 1.0;
+        if let Some(fate) = &self.fate {
+            return fate.clone();
+        }
+        let factor = match request.job {
+            Job::CaptureLayers { layers } => 1.0 + 0.01 * layers as f64,
+            _ if variant.id == HOSTILE => 12.0,
+            _ => 1.0,
+        };
+        let noise = (0.006 * self.random.normal() + 2e-4 * self.clock).exp();
+        let seconds = 1e-4 * request.tokens.len() as f64 * factor * noise;
+        let mut answer = Answer {
+            engine: "simulated 1.0".into(),
+            load_to_first_token_s: 0.4 * noise,
+            samples_s: vec![seconds, seconds * 1.01, seconds * 0.99],
+            peak_bytes: (612e6 * noise) as u64,
+            memory: Some(Memory {
+                load: 612_000_000,
+                run: 580_000_000,
+                anonymous: 71_000_000,
+                file: 505_000_000,
+                proportional: 570_000_000,
+            }),
+            allocations: Some(Allocations { count: 1234, bytes: 5_600_000, peak_live: 2_100_000 }),
+            weight_bytes: 500_000_000,
+            top: vec![(3, 1.0), (4, 0.5)],
+            decoded: vec![],
+            values: vec![1.0, 2.0],
+            control: vec![],
+        };
+        match variant.id.as_str() {
+            "crash" => return Outcome::Failed { how: Failing::Killed, said: "signal 9 <i>\u{1b}[0m".into() },
+            "wrong" => answer.top[0].1 = 2.0,
+            "python" => answer.memory = None,
+            _ => {}
+        }
+        Outcome::Answered(Box::new(answer))
+    }
+
+    fn elapsed(&self) -> f64 {
+        self.clock
+    }
+}
+
+fn head(name: &str, ladder: &str) -> String {
+    format!(
+        "name = {name:?}\ntitle = \"What it costs, <simulated>\"\nreference = \"plain\"\n{ladder}\n\
+         [precision]\nbudget_s = 1e6\nhalf_width = 0.003\npairs = 14\n"
+    )
+}
+
+/// A ladder of captures.
+fn ladder() -> Suite {
+    let mut text = head("capture", "ladder = [\"plain\", \"capture-4\", \"capture-8\", \"capture-all-of-them\"]");
+    for (id, layers) in [("plain", 0), ("capture-4", 4), ("capture-8", 8), ("capture-all-of-them", 16)] {
+        text += &format!("[[variant]]\nid = \"{id}\"\n");
+        if layers > 0 {
+            text += &format!("job = {{ capture_layers = {{ layers = {layers} }} }}\n");
+        }
+    }
+    text += "[[workload]]\nid = \"prefill-256\"\njob = \"prefill\"\ntokens = 256\nmetrics = [\"time\", \"peak\"]\n";
+    Suite::parse(&text, "capture").expect("a suite")
+}
+
+/// A race of variants, of which some misbehave.
+fn race() -> Suite {
+    let mut text = head("race", "");
+    for id in ["plain", "after", HOSTILE, "python", "crash", "wrong"] {
+        text += &format!("[[variant]]\nid = {id:?}\n");
+    }
+    text += "[[workload]]\nid = \"prefill-256\"\njob = \"prefill\"\ntokens = 256\nmetrics = [\"time\", \"load\", \"peak\"]\n\
+        [[workload]]\nid = \"decode-with-a-rather-long-name-after-a-prompt-of-64\"\njob = { decode = { steps = 8 } }\ntokens = 64\n\
+        variants = [\"plain\", \"after\"]\n\
+        [[limit]]\nworkload = \"prefill-256\"\nvariant = \"after\"\nabsolute = 0.001\n";
+    Suite::parse(&text, "race").expect("a suite")
+}
+
+fn run(suite: &Suite, machine: &mut Machine) -> SessionResult {
+    let mut environment = Environment::default();
+    environment.hard.insert("cpu".into(), "Simulated <CPU> at 3 GHz".into());
+    environment.soft.insert("load".into(), "0.10 0.20 0.30".into());
+    let command = vec!["pellucid".into(), "lab".into(), "run".into(), "a & b".into()];
+    let setting =
+        Setting { model: "tiny & small".into(), assume: None, seed: 7, environment, command, earlier: vec![] };
+    session::run(suite, setting, machine, &mut |_| {}).expect("a session")
+}
+
+/// The page without its data, and the data.
+fn parts(page: &str) -> (String, serde_json::Value) {
+    let (before, rest) = page.split_once("<script type=\"application/json\" id=\"data\">").expect("the data");
+    let (json, after) = rest.split_once("</script").expect("its end");
+    (format!("{before}<script></script{after}"), serde_json::from_str(json).expect("JSON"))
+}
+
+/// Fails unless every tag is closed by its own, every attribute quoted, and every number of a drawing finite.
+fn well_formed(page: &str) {
+    let (_, mut rest) = page.split_once("<!doctype html>").expect("a document");
+    let mut open: Vec<&str> = Vec::new();
+    while let Some(at) = rest.find('<') {
+        let end = rest[at..].find('>').expect("a tag ends") + at;
+        let tag = &rest[at + 1..end];
+        rest = &rest[end + 1..];
+        if let Some(name) = tag.strip_prefix('/') {
+            assert_eq!(open.pop(), Some(name), "</{name}> closes another");
+            continue;
+        }
+        let (name, attributes) = tag.split_once(' ').unwrap_or((tag, ""));
+        let name = name.trim_end_matches('/');
+        assert!(name.chars().all(|c| c.is_ascii_alphanumeric()), "{tag}");
+        assert_eq!(attributes.matches('"').count() % 2, 0, "{tag}");
+        if !tag.ends_with('/') {
+            open.push(name);
+        }
+        if open.contains(&"svg") {
+            for value in attributes.split('"').skip(1).step_by(2) {
+                let bare = value.trim_end_matches('%');
+                assert!(!value.contains("NaN") && !value.ends_with("inf") && !bare.ends_with("inf"), "{tag}");
+            }
+        }
+    }
+    assert!(open.is_empty(), "left open: {open:?}");
+}
+
+fn check(page: &str) -> (String, serde_json::Value) {
+    let (page, data) = parts(page);
+    well_formed(&page);
+    for absent in ["http://", "https://", "@import", "src=", "NaN", "×inf", "inf %", "(inf", " inf"] {
+        assert!(!page.replace(" inline", "").contains(absent), "{absent}");
+    }
+    assert!(!page.replace("url(#", "").contains("url("));
+    (page, data)
+}
+
+#[test]
+fn a_ladder_has_all_its_plots() {
+    let result = run(&ladder(), &mut Machine::new(1));
+    let page = report::html(&result);
+    let size = page.len();
+    let (page, data) = check(&page);
+    for id in [
+        "comparisons",
+        "forest",
+        "spread",
+        "series",
+        "ladder",
+        "cost",
+        "memory",
+        "correctness",
+        "participants",
+        "session",
+        "environment",
+        "raw",
+    ] {
+        assert!(page.contains(&format!("<section id=\"{id}\"")), "{id}");
+        assert!(page.contains(&format!("href=\"#{id}\"")), "{id}");
+    }
+    // Every drawing that says something has a title, and every plot says how to read it.
+    assert_eq!(page.matches("role=\"img\"><title>").count(), page.matches("role=\"img\"").count());
+    assert_eq!(page.matches("<figure>").count(), page.matches("<figcaption>").count());
+    assert!(page.contains("the steps make") && page.contains("they agree within"));
+    assert!(page.contains("a captured layer (") && page.contains("captured layers</text>"));
+    assert!(page.contains("peak while loading") && page.contains("71 MB + 505 MB"));
+    assert!(page.contains("Regressed: ") && page.contains("SUPPORTED</b>") && page.contains("1234"));
+    assert!(page.contains("<pre class=\"command\">pellucid lab run a &amp; b</pre>"));
+    assert!(page.contains("Simulated &lt;CPU&gt;") && page.contains("What it costs, &lt;simulated&gt;"));
+    assert_eq!(data["runs"].as_array().map(Vec::len), Some(result.runs.len()), "every sample is there");
+    let back: SessionResult = serde_json::from_value(data).expect("the same format");
+    assert_eq!((back.suite, back.cells), (result.suite, result.cells));
+    assert!(size < 4096 * result.runs.len() + 60_000, "{size} bytes for {} processes", result.runs.len());
+}
+
+#[test]
+fn a_race_shows_who_misbehaves_and_escapes_what_they_say() {
+    let result = run(&race(), &mut Machine::new(2));
+    let (page, _) = check(&report::html(&result));
+    assert!(!page.contains("<b>&\"") && !page.contains("<i>") && page.contains("&lt;b&gt;&amp;&quot;"));
+    assert!(page.contains("✕ SILENTLY_WRONG") && page.contains("! ERROR") && page.contains("— not run"));
+    assert!(page.contains("was killed: signal 9 &lt;i&gt;␛[0m"));
+    assert!(page.contains("The numbers of wrong on prefill-256 are wrong"));
+    assert!(page.contains("Limit broken: time of after on prefill-256"));
+    assert!(page.contains("peak, phases not told") && page.contains("model tiny &amp; small"));
+    assert!(page.contains("<td class=\"state wrong\" title=\"SILENTLY_WRONG: "));
+    for absent in ["id=\"ladder\"", "id=\"cost\""] {
+        assert!(!page.contains(absent), "{absent}");
+    }
+}
+
+#[test]
+fn sessions_without_any_answer_make_pages() {
+    let fate = Some(Outcome::Failed { how: Failing::Timeout, said: String::new() });
+    let failing = run(&race(), &mut Machine { fate, ..Machine::new(3) });
+    let (page, _) = check(&report::html(&failing));
+    assert!(page.contains("Nothing was compared") && page.contains("took too long"));
+    assert!(!page.contains("id=\"forest\"") && !page.contains("id=\"series\""));
+    assert!(report::text(&failing).contains("nothing was compared"));
+    let mut empty = failing.clone();
+    empty.runs.clear();
+    empty.cells.clear();
+    empty.suite.variants.clear();
+    empty.suite.workloads.clear();
+    empty.environment = Environment::default();
+    empty.session.command.clear();
+    let (page, _) = check(&report::html(&empty));
+    assert!(page.contains("Nothing was run.") && page.contains("not recorded"));
+    assert!(report::markdown(&empty).contains("Nothing was compared"));
+}
+
+#[test]
+fn numbers_without_end_are_drawn_within_the_plot() {
+    let mut suite = ladder();
+    suite.precision.budget_s = 9.5;
+    let mut result = run(&suite, &mut Machine::new(4));
+    assert!(result.comparisons.iter().all(|c| c.log_ratio.high.is_infinite()), "one pair each");
+    let (page, data) = check(&report::html(&result));
+    assert!(page.contains("no interval") && page.contains("too few pairs") && page.contains("Ended early"));
+    assert!(data["comparisons"][0]["log_ratio"]["high"].is_null());
+    let strange = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 0.0, 1e300, -1e300];
+    for (i, &mean) in strange.iter().enumerate() {
+        let estimate = Estimate { mean, low: strange[(i + 1) % 6], high: strange[(i + 2) % 6] };
+        for c in &mut result.comparisons {
+            (c.log_ratio, c.noise, c.margin, c.value, c.drift) = (estimate, mean, mean, mean, Some(estimate));
+        }
+        for model in &mut result.models {
+            (model.base, model.per_layer, model.r2) = (estimate, estimate, mean);
+            model.points.push((mean, mean));
+        }
+        for cell in &mut result.cells {
+            (cell.max_abs, cell.state) = (mean as f32, State::SupportedDegraded);
+        }
+        check(&report::html(&result));
+        for text in [report::text(&result), report::markdown(&result)] {
+            assert!(!text.contains("NaN") && !text.contains(" inf"), "{text}");
+        }
+    }
+}
+
+#[test]
+fn the_other_reports_tell_the_same_facts_in_straight_columns() {
+    let result = run(&race(), &mut Machine::new(5));
+    let text = report::text(&result);
+    let mut lines = text.lines().skip(2);
+    let heading = lines.next().expect("a heading");
+    let places = |line: &str, word: &str| line.find(word).map(|at| line[..at].chars().count());
+    let verdicts = places(heading, "verdict");
+    for (line, comparison) in lines.zip(&result.comparisons) {
+        let rest: String = line.chars().skip(verdicts.expect("a column")).collect();
+        assert!(rest.starts_with(comparison.verdict.name()), "{line}");
+    }
+    let markdown = report::markdown(&result);
+    for fact in
+        ["| noise |", "pellucid lab run a & b", "| seed | 7 |", "SILENTLY_WRONG", "was killed", "must agree", "\\<b>"]
+    {
+        assert!(markdown.contains(fact), "{fact}: {markdown}");
+    }
+    let captured = report::markdown(&run(&ladder(), &mut Machine::new(5)));
+    assert!(captured.contains("a captured layer") && captured.contains("the steps make"));
+}
