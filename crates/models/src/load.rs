@@ -102,10 +102,12 @@ impl Comparison {
 /// Compares the stored tensors with what a program needs; reads none of their data.
 pub(crate) fn compare(program: &Program, names: &Names, tensors: &Tensors) -> Comparison {
     let present = |source: &Source| tensors.get(&source.tensor).is_some();
-    let fits = |prefix: &&&str| {
-        program.weights().first().is_some_and(|spec| names.sources(&spec.name, prefix).iter().any(present))
+    // The prefix under which most of the first weights are found, of several the one that the table names first.
+    let found_under = |prefix: &&&str| {
+        let first = program.weights().iter().take(64);
+        first.filter(|spec| names.sources(&spec.name, prefix).iter().any(present)).count()
     };
-    let prefix = names.prefixes.iter().find(fits).or(names.prefixes.first()).copied().unwrap_or_default();
+    let prefix = names.prefixes.iter().rev().max_by_key(found_under).copied().unwrap_or_default();
     let (mut found, mut missing, mut misshaped) = (Vec::new(), Vec::new(), Vec::new());
     for spec in program.weights() {
         let sources = names.sources(&spec.name, prefix);

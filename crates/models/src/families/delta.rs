@@ -4,7 +4,7 @@ use super::deepseek::put_experts;
 use super::experts::{correction_names, shared_names, sigmoid_routing, without_experts};
 use super::latent::latent;
 use super::llama::llama_like;
-use super::mamba_hybrids::{mix, renamed_mlp};
+use super::mamba_hybrids::mix;
 use super::moe::gated_shared_experts;
 use super::olmo::norm_all_heads;
 use super::relatives::post_norms;
@@ -173,9 +173,11 @@ pub(super) fn kimi_linear(config: &Config) -> Result<Family> {
     let normalise = named.flag_or("moe_renormalize", true)?;
     let routing = sigmoid_routing(&named, normalise, named.number_or("routed_scaling_factor", 1.0)?)?;
     put_experts(&named, &mut family, routing)?;
-    // Dense and sparse layers alike are called by the experts' name.
+    // Dense layers are saved by the experts' name, too.
     let at = |name: &str| format!("layers.{{l}}.block_sparse_moe.{name}");
-    let names = renamed_mlp(std::mem::take(&mut family.names), "block_sparse_moe");
+    let names = ["gate", "up", "down"].into_iter().fold(std::mem::take(&mut family.names), |names, part| {
+        names.with(&[(&format!("layers.{{l}}.mlp.{part}"), at(&format!("{part}_proj")))])
+    });
     let names = shared_names(without_experts(names), &["block_sparse_moe.shared_experts"])
         .replacing("layers.{l}.mlp.router", &at("gate"))
         .with(&[
@@ -271,8 +273,9 @@ fn qwen_trunk(config: &Config) -> Result<Family> {
             ("layers.{l}.mixer.rate", "layers.{l}.linear_attn.A_log"),
             ("layers.{l}.mixer.step_bias", "layers.{l}.linear_attn.dt_bias"),
         ]);
-    // Heads that predict further tokens.
-    family.names.other_parts = vec!["mtp."];
+    // The whole of which it may be the language model, and heads that predict further tokens.
+    family.names.prefixes.push("model.language_model.");
+    family.names.other_parts = vec!["mtp.", "model.visual."];
     Ok(family)
 }
 

@@ -78,7 +78,8 @@ pub(super) fn falcon(config: &Config) -> Result<Family> {
         .with_part("layers.{l}.attn.q", fused, part(0), false)
         .with_part("layers.{l}.attn.k", fused, part(1), false)
         .with_part("layers.{l}.attn.v", fused, part(2), false)
-        .outside("head", "lm_head");
+        .outside("head", "lm_head")
+        .ignoring(&[".rotary_emb.inv_freq", ".maybe_rotary.inv_freq"]);
     Ok(Family { architecture, names })
 }
 

@@ -91,7 +91,7 @@ pub(super) fn rwkv(config: &Config) -> Result<Family> {
     let every = config.size_or("rescale_every", 6)?;
     // Every few layers the stream is halved, and what is added to it from there on.
     let layer = |index: usize| {
-        let times = if every == 0 { 0 } else { index / every };
+        let times = index.checked_div(every).unwrap_or(0);
         let by = (times > 0).then(|| 0.5f32.powi(times as i32));
         Layer {
             recurrence: Some(Recurrence::Rwkv(channels)),

@@ -49,6 +49,11 @@ pub(super) fn qwen3(config: &Config) -> Result<Family> {
         ("num_key_value_heads", json!(32)),
         ("sliding_window", json!(4096)),
     ]);
+    qwen3_like(config)
+}
+
+/// Qwen 3 with the sizes that a configuration gives.
+pub(super) fn qwen3_like(config: &Config) -> Result<Family> {
     let mut family = llama_like(config)?;
     let (bias, norm) = (config.flag_or("attention_bias", false)?, Norm::rms(config.number_or("rms_norm_eps", 1e-6)?));
     family.set_attention_bias(bias);

@@ -92,7 +92,7 @@ fn alone(config: &Config, recurrence: Recurrence, names: Names) -> Result<Family
 }
 
 fn trunk() -> Names {
-    Names::new(&["backbone.", "model."])
+    Names::new(&["backbone.", "model.", ""])
         .with(&[
             ("embed", "embeddings"),
             ("embed", "embedding"),

@@ -4,7 +4,7 @@ use super::Family;
 use super::experts::{
     Mixture, correction_names, must_be, named, norm_each_head, shared_names, sparse_layers, without_experts,
 };
-use super::llama::{llama, llama_like, sliding, qwen2, qwen3, slide};
+use super::llama::{llama, llama_like, qwen2, qwen3_like, slide, sliding};
 use super::relatives::{cohere, ernie4_5};
 use crate::config::Config;
 use crate::error::Result;
@@ -51,7 +51,7 @@ pub(super) fn qwen3_moe(config: &Config) -> Result<Family> {
         ("moe_intermediate_size", json!(768)),
         ("sliding_window", json!(4096)),
     ]);
-    let mut family = qwen3(config)?;
+    let mut family = qwen3_like(config)?;
     let window = if config.flag_or("use_sliding_window", false)? { config.size_maybe("sliding_window")? } else { None };
     family.each_attention(|a| a.window = window);
     stepped_experts(config, &mut family, 0)?;
@@ -87,9 +87,8 @@ pub(super) fn mellum(config: &Config) -> Result<Family> {
 /// ERNIE 4.5 with experts in a range of layers, chosen with a correction.
 pub(super) fn ernie4_5_moe(config: &Config) -> Result<Family> {
     let config = &config.with_defaults([
+        ("head_dim", json!(null)),
         ("num_key_value_heads", json!(4)),
-        ("rms_norm_eps", json!(1e-5)),
-        ("rope_theta", json!(500_000.0)),
         ("moe_num_experts", json!(64)),
         ("moe_k", json!(6)),
         ("moe_intermediate_size", json!(1536)),
@@ -190,6 +189,7 @@ pub(super) fn aria_text(config: &Config) -> Result<Family> {
 pub(super) fn cohere2_moe(config: &Config) -> Result<Family> {
     let config = &config.with_defaults([
         ("head_dim", json!(128)),
+        ("rope_theta", json!(10_000.0)),
         ("num_experts", json!(8)),
         ("num_experts_per_tok", json!(2)),
         ("sliding_window", json!(4096)),

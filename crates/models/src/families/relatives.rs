@@ -264,8 +264,7 @@ pub(super) fn smollm3(config: &Config) -> Result<Family> {
 
 /// StableLM: layer norms, partial rotation, perhaps parallel blocks.
 pub(super) fn stablelm(config: &Config) -> Result<Family> {
-    let config =
-        &config.with_defaults([("num_key_value_heads", json!(32)), ("partial_rotary_factor", json!(0.25))]);
+    let config = &config.with_defaults([("num_key_value_heads", json!(32)), ("partial_rotary_factor", json!(0.25))]);
     let mut family = llama_like(config)?;
     let (norm, bias) = (layer_norm(config, "layer_norm_eps", true)?, config.flag_or("use_qkv_bias", false)?);
     let parallel = config.flag_or("use_parallel_residual", false)?;
@@ -294,8 +293,7 @@ pub(super) fn stablelm(config: &Config) -> Result<Family> {
 
 /// StarCoder 2: layer norms, plain MLPs, biases everywhere.
 pub(super) fn starcoder2(config: &Config) -> Result<Family> {
-    let config =
-        &config.with_defaults([("hidden_act", json!("gelu_pytorch_tanh")), ("num_key_value_heads", json!(2))]);
+    let config = &config.with_defaults([("hidden_act", json!("gelu_pytorch_tanh")), ("num_key_value_heads", json!(2))]);
     let mut family = sliding(config)?;
     let (norm, biases) = (layer_norm(config, "norm_epsilon", true)?, config.flag_or("use_bias", true)?);
     family.set_norms(norm);

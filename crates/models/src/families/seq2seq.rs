@@ -48,12 +48,14 @@ pub(super) fn mbart(config: &Config) -> Result<Family> {
 
 /// Pegasus' decoder: norms before the sublayers, a stored table of sines.
 pub(super) fn pegasus(config: &Config) -> Result<Family> {
-    decoder(config, Manner { pre_norm: true, embedding_norm: false, offset: 0, ..BART })
+    decoder(config, BLENDERBOT)
 }
+
+const BLENDERBOT: Manner = Manner { pre_norm: true, embedding_norm: false, offset: 0, ..BART };
 
 /// Blenderbot's decoder: norms before the sublayers.
 pub(super) fn blenderbot(config: &Config) -> Result<Family> {
-    pegasus(&config.with_defaults([("max_position_embeddings", json!(128))]))
+    decoder(&config.with_defaults([("max_position_embeddings", json!(128))]), BLENDERBOT)
 }
 
 /// Marian's decoder: norms after the sublayers, a stored table of sines.
@@ -188,9 +190,11 @@ fn decoder(config: &Config, manner: Manner) -> Result<Family> {
         ])
         // A whole encoder-decoder keeps one table for both halves.
         .outside("embed", "model.shared")
+        .outside("embed", "shared")
         .outside("head", manner.head)
         .outside("head", "lm_head")
-        .ignoring(&["final_logits_bias", "embed_positions._float_tensor", "embed_positions.weights"]);
+        .ignoring(&["final_logits_bias", "decoder.version", "shared.weight", "decoder.embed_tokens.weight"])
+        .ignoring(&["embed_positions._float_tensor", "embed_positions.weights"]);
     // Attention to an encoder has nothing to read in a language model.
     names.other_parts = vec!["model.encoder.", "encoder."];
     names.other_places = vec![".encoder_attn.", ".encoder_attn_layer_norm."];

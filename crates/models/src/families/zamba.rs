@@ -138,6 +138,8 @@ fn names(mamba: &Mamba2, neurons: usize) -> Names {
             (&format!("{module}.adapters.{{a}}.up"), adapter(&adapters, 1)),
         ]);
     }
+    // Each layer that uses a shared block may store it once more.
+    names.other_places = vec![".shared_transformer."];
     let names = mamba2_names(names, "layers.{l}.mamba", mamba);
     mamba2_names(names, "layers.{l}.mamba_decoder.mamba", mamba)
 }
