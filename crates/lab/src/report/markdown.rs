@@ -41,6 +41,16 @@ pub fn markdown(result: &SessionResult) -> String {
             cell.why.replace('|', "/")
         );
     }
+    if !result.allocations.is_empty() {
+        out += "\n| workload | variant | allocations | bytes | at most alive |\n|---|---|---:|---:|---:|\n";
+    }
+    for counted in &result.allocations {
+        let found = &counted.allocations;
+        out += &format!(
+            "| {} | {} | {} | {} | {} |\n",
+            counted.workload, counted.variant, found.count, found.bytes, found.peak_live
+        );
+    }
     let closure = closure(result);
     if !closure.is_empty() {
         out += &format!("\n{closure}");

@@ -9,7 +9,7 @@ pub use html::html;
 pub use markdown::markdown;
 
 use crate::check::State;
-use crate::result::{Comparison, SessionResult};
+use crate::result::{Comparison, Counted, SessionResult};
 use crate::suite::Metric;
 
 /// A comparison's line in a table: what, how much, how sure.
@@ -38,6 +38,19 @@ pub fn quantity(metric: Metric, value: f64) -> String {
     }
 }
 
+/// What one run allocated, on a line.
+pub fn allocated(counted: &Counted) -> String {
+    let found = &counted.allocations;
+    format!(
+        "allocations of {} on {}: {}, {:.2} MB, at most {:.2} MB alive",
+        counted.variant,
+        counted.workload,
+        found.count,
+        found.bytes as f64 / 1e6,
+        found.peak_live as f64 / 1e6
+    )
+}
+
 /// The whole session as plain text.
 pub fn text(result: &SessionResult) -> String {
     let mut out = format!("{}: {}\n\n", result.suite.name, result.suite.title);
@@ -63,6 +76,9 @@ pub fn text(result: &SessionResult) -> String {
             model.per_layer.high * 1e6,
             model.r2
         );
+    }
+    for counted in &result.allocations {
+        out += &format!("{}\n", allocated(counted));
     }
     out += &closure(result);
     for limit in &result.broken_limits {
