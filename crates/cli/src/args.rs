@@ -258,8 +258,12 @@ pub enum LabCommand {
     Worker,
     /// Run a suite: one by name (see `lab list`) or a TOML file
     Run(LabRunArgs),
+    /// Run every suite that comes with the lab, as far as it can run here, and write a report of each
+    All(LabAllArgs),
     /// The suites that come with the lab
     List,
+    /// The JSON Schema of result files
+    Schema,
     /// Compare two result files, or a result with a baseline
     Compare(LabCompareArgs),
     /// Is this machine fit to measure?
@@ -341,8 +345,33 @@ pub struct LabRunArgs {
     /// Exit with the verdict's code even where it is inconclusive or invalid
     #[arg(long)]
     pub gate: bool,
+    /// Count heap allocations too, in one more process for each of our variants and workloads, which gives no time
+    #[arg(long)]
+    pub allocations: bool,
     #[command(flatten)]
     pub outputs: LabOutputs,
+}
+
+#[derive(Args)]
+pub struct LabAllArgs {
+    /// Two pairs and 100 seconds for each suite: states and gross losses, in under ten minutes
+    #[arg(long)]
+    pub quick: bool,
+    /// Where the reports go: NAME.json, NAME.html and NAME.md of every suite
+    #[arg(long, value_name = "DIR", default_value = "lab-reports")]
+    pub dir: PathBuf,
+    /// The model, where it is not the suites' own (directory, GGUF file or pulled name)
+    #[arg(long, short, value_name = "M")]
+    pub model: Option<String>,
+    /// A Python that has the peers; variants that it cannot import are left out, and named
+    #[arg(long, value_name = "PYTHON")]
+    pub python: Option<PathBuf>,
+    /// The seed of the order
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Exit with the worst verdict's code even where it is inconclusive or invalid
+    #[arg(long)]
+    pub gate: bool,
 }
 
 #[derive(Args)]

@@ -17,6 +17,10 @@ use failure::Failure;
 use std::io::Write;
 use std::process::ExitCode;
 
+/// The system's allocator, which a worker of the lab can ask to count.
+#[global_allocator]
+static ALLOCATOR: pellucid_lab::counting::Counting = pellucid_lab::counting::Counting;
+
 fn main() -> ExitCode {
     keep_freed_memory();
     let arguments = Arguments::parse();

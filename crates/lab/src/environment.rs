@@ -59,7 +59,7 @@ pub fn stolen() -> Option<f64> {
 }
 
 /// A model by its files' names and sizes, and the beginning of each: enough to tell two models apart at once.
-fn fingerprint(model: &Path) -> String {
+pub fn fingerprint(model: &Path) -> String {
     const BEGINNING: usize = 64 * 1024;
     let mut files: Vec<std::path::PathBuf> = if model.is_dir() {
         let entries = std::fs::read_dir(model).into_iter().flatten().flatten().map(|entry| entry.path());

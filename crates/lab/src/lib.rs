@@ -7,6 +7,7 @@
 
 pub mod baseline;
 pub mod check;
+pub mod counting;
 pub mod environment;
 pub mod executor;
 pub mod noise;

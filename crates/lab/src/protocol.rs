@@ -57,6 +57,11 @@ pub enum Job {
         /// New tokens.
         steps: usize,
     },
+    /// Greedy decoding of this many tokens while every layer's `resid_post` is captured at every step; the time is that of one step.
+    CaptureDecode {
+        /// New tokens.
+        steps: usize,
+    },
     /// A prefill that sets the neurons of the middle layer's MLP to zero.
     Ablate,
     /// A prefill that captures the attention weights of the middle layer.

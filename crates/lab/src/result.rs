@@ -3,14 +3,17 @@
 use crate::check::{Check, State};
 use crate::environment::Environment;
 use crate::executor::Failing;
-use crate::protocol::Answer;
+use crate::protocol::{Allocations, Answer};
 use crate::stats::Estimate;
-use crate::suite::{Metric, Suite};
+use crate::suite::{Metric, Suite, WorkerKind};
 use crate::verdict::Verdict;
 use serde::{Deserialize, Serialize};
 
 /// The version of the file format.
 pub const SCHEMA: &str = "pellucid/lab-result/v1";
+
+/// The JSON Schema of that version.
+pub const SCHEMA_TEXT: &str = include_str!("../schema/lab-result-v1.json");
 
 /// A session with its results.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -35,6 +38,9 @@ pub struct SessionResult {
     /// Limits that do not hold, in words.
     #[serde(default)]
     pub broken_limits: Vec<String>,
+    /// Heap allocations of one run, from processes that gave no time; empty where nobody asked.
+    #[serde(default)]
+    pub allocations: Vec<Counted>,
 }
 
 /// How a session was run.
@@ -150,6 +156,17 @@ pub struct Cell {
     pub why: String,
 }
 
+/// The allocations of a variant on a workload.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Counted {
+    /// The workload.
+    pub workload: String,
+    /// The variant.
+    pub variant: String,
+    /// What one run allocated.
+    pub allocations: Allocations,
+}
+
 /// Time against what was captured: `seconds = base + per_layer · layers`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CostModel {
@@ -168,8 +185,8 @@ pub struct CostModel {
 impl SessionResult {
     /// The worst of all verdicts.
     pub fn verdict(&self) -> Verdict {
-        let wrong_of_ours = self.cells.iter().any(|cell| self.is_ours(cell) && cell.state == State::SilentlyWrong);
-        let worst = self.comparisons.iter().filter(|c| c.variant != c.reference).map(|c| c.verdict).max();
+        let wrong_of_ours = self.cells.iter().any(|cell| self.is_ours(&cell.variant) && cell.state == State::SilentlyWrong);
+        let worst = self.comparisons.iter().filter(|c| self.is_judged(c)).map(|c| c.verdict).max();
         match worst.unwrap_or(Verdict::Equivalent) {
             Verdict::Invalid => Verdict::Invalid,
             _ if wrong_of_ours || !self.broken_limits.is_empty() => Verdict::Regressed,
@@ -177,8 +194,21 @@ impl SessionResult {
         }
     }
 
-    fn is_ours(&self, cell: &Cell) -> bool {
-        self.suite.variant(&cell.variant).is_some_and(|v| v.worker == crate::suite::WorkerKind::Pellucid)
+    fn is_ours(&self, id: &str) -> bool {
+        self.suite.variant(id).is_some_and(|variant| variant.worker == WorkerKind::Pellucid)
+    }
+
+    /// Whether a comparison can be a loss of ours: a peer that is slower than another is none, and neither is what more work costs,
+    /// for which there are limits. That the machine cannot be trusted is always said.
+    fn is_judged(&self, comparison: &Comparison) -> bool {
+        let suite = &self.suite;
+        let job = |id: &str| {
+            let workload = suite.workloads.iter().find(|workload| workload.id == comparison.workload);
+            workload.zip(suite.variant(id)).map(|(workload, variant)| suite.job(workload, variant))
+        };
+        let same_job = job(&comparison.variant) == job(&comparison.reference);
+        let another = comparison.variant != comparison.reference;
+        comparison.verdict == Verdict::Invalid || (another && same_job && self.is_ours(&comparison.variant))
     }
 
     /// The exit code that says so.

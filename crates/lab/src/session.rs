@@ -7,9 +7,9 @@ use crate::check::{self, State};
 use crate::environment::Environment;
 use crate::executor::{Executor, Outcome};
 use crate::protocol::{Answer, Job, Request};
-use crate::result::{Cell, Comparison, CostModel, Run, SCHEMA, Session, SessionResult};
+use crate::result::{Cell, Comparison, CostModel, Counted, Run, SCHEMA, Session, SessionResult};
 use crate::stats::{self, Random};
-use crate::suite::{Metric, Suite, Variant, Workload};
+use crate::suite::{Metric, Suite, Variant, WorkerKind, Workload};
 use crate::verdict::{Verdict, judge, pairs_needed};
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -110,6 +110,42 @@ pub fn run(
     Ok(state.finish(seconds, ended_early))
 }
 
+/// Counts the heap allocations of one run of every variant of ours on every workload, each in a process of its own that gives no time.
+/// A variant whose worker fails or cannot count is left out.
+pub fn count_allocations(suite: &Suite, setting: &Setting, executor: &mut dyn Executor) -> Vec<Counted> {
+    let mut counted = Vec::new();
+    for workload in &suite.workloads {
+        for variant in suite.participants(workload).into_iter().filter(|v| v.worker == WorkerKind::Pellucid) {
+            let mut asked = variant.clone();
+            asked.env.insert(crate::counting::ASK.into(), "1".into());
+            let request = Request { repeats: 1, ..request(suite, setting, workload, variant) };
+            let limit = Duration::from_secs_f64(suite.precision.timeout_s);
+            if let Outcome::Answered(answer) = executor.run(&asked, &request, limit)
+                && let Some(allocations) = answer.allocations
+            {
+                counted.push(Counted { workload: workload.id.clone(), variant: variant.id.clone(), allocations });
+            }
+        }
+    }
+    counted
+}
+
+/// What a variant's worker is asked on a workload.
+fn request(suite: &Suite, setting: &Setting, workload: &Workload, variant: &Variant) -> Request {
+    // Any fixed tokens do, if neighbours differ and every vocabulary has them: the smallest model of the tests knows 96.
+    let tokens = (0..workload.tokens).map(|i| (20 + i * 37 % 73) as u32).collect();
+    Request {
+        model: workload.model.as_ref().map_or_else(|| setting.model.clone(), PathBuf::from),
+        dtype: variant.dtype.clone(),
+        threads: variant.threads,
+        assume: setting.assume.clone(),
+        job: suite.job(workload, variant),
+        tokens,
+        warmups: workload.warmups,
+        repeats: workload.repeats,
+    }
+}
+
 struct Running<'s> {
     suite: &'s Suite,
     setting: &'s Setting,
@@ -169,18 +205,7 @@ impl Running<'_> {
     }
 
     fn request(&self, workload: &Workload, variant: &Variant) -> Request {
-        // Any fixed tokens do, if they differ and every vocabulary has them.
-        let tokens = (0..workload.tokens).map(|i| (100 + i * 37 % 900) as u32).collect();
-        Request {
-            model: self.setting.model.clone(),
-            dtype: variant.dtype.clone(),
-            threads: variant.threads,
-            assume: self.setting.assume.clone(),
-            job: self.suite.job(workload, variant),
-            tokens,
-            warmups: workload.warmups,
-            repeats: workload.repeats,
-        }
+        request(self.suite, self.setting, workload, variant)
     }
 
     /// A comparison as it stands, given the noise of its workload.
@@ -272,6 +297,7 @@ impl Running<'_> {
             cells,
             models,
             broken_limits,
+            allocations: Vec::new(),
         }
     }
 

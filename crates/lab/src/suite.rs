@@ -119,6 +119,9 @@ pub struct Workload {
     pub id: String,
     /// What is done.
     pub job: Job,
+    /// The model of this workload, where it is not the session's: a path or the name of a pulled one.
+    #[serde(default)]
+    pub model: Option<String>,
     /// Tokens of the prompt.
     pub tokens: usize,
     /// Untimed runs in each process.

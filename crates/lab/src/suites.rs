@@ -9,6 +9,7 @@ const SUITES: &[(&str, &str)] = &[
     ("loader", include_str!("../suites/loader.toml")),
     ("peers", include_str!("../suites/peers.toml")),
     ("speed", include_str!("../suites/speed.toml")),
+    ("trace", include_str!("../suites/trace.toml")),
 ];
 
 /// Their names.

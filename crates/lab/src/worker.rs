@@ -1,9 +1,10 @@
 //! Our worker: one request in, one answer out.
 
 use crate::Result;
+use crate::counting;
 use crate::protocol::{Answer, Job, Memory, Request};
 use pellucid_engine::plan::FromSite;
-use pellucid_engine::{Action, Control, Generate, Operand, Plan, Positions, RunOptions, Tap};
+use pellucid_engine::{Action, Capture, Control, Generate, Operand, Plan, Positions, RunOptions, Tap};
 use pellucid_kernels::{DType, Pool};
 use pellucid_models::{Error, LoadOptions, LoadedModel, Storage};
 use std::sync::Arc;
@@ -42,6 +43,15 @@ pub fn answer(request: &Request) -> Result<Answer> {
         }
     }
     let run = status("VmHWM");
+    // After the timed runs: counting would disturb them.
+    let allocations = match counting::is_asked() {
+        true => {
+            let (counted, found) = counting::during(|| one(&loaded, request));
+            counted?;
+            found
+        }
+        false => None,
+    };
     let control = if request.job.edits() { control(&loaded, request)? } else { Vec::new() };
     let weight_bytes = loaded.model.weights().bytes() as u64;
     Ok(Answer {
@@ -56,7 +66,7 @@ pub fn answer(request: &Request) -> Result<Answer> {
             file: status("RssFile"),
             proportional: proportional(),
         }),
-        allocations: None,
+        allocations,
         weight_bytes,
         top,
         decoded: made.tokens,
@@ -76,13 +86,13 @@ struct Made {
 /// One run of the job.
 fn one(loaded: &LoadedModel, request: &Request) -> Result<Made> {
     let (inputs, plan) = prepared(loaded, request);
-    if let Job::Decode { steps } | Job::SteerDecode { steps } = request.job {
+    if let Job::Decode { steps } | Job::SteerDecode { steps } | Job::CaptureDecode { steps } = request.job {
         let options = Generate { max_new: steps + 1, ..Generate::default() };
         let generation =
             loaded.model.generate(&inputs, &plan, &options, &mut |_, _| Control::Go).map_err(Error::from)?;
         // The first new token comes from the prompt; each step after it is one decode.
         let seconds = generation.decode.as_secs_f64() / steps as f64;
-        return Ok(Made { seconds, tokens: generation.rows[0].tokens.clone(), values: Vec::new() });
+        return Ok(Made { seconds, tokens: generation.rows[0].tokens.clone(), values: last_of(&generation.captures) });
     }
     let started = Instant::now();
     let run = loaded.model.run(&inputs, &plan, &RunOptions::default()).map_err(Error::from)?;
@@ -94,10 +104,16 @@ fn one(loaded: &LoadedModel, request: &Request) -> Result<Made> {
     let seconds = started.elapsed().as_secs_f64();
     if values.is_empty() {
         // What the job made is its last capture: the edited row's logits, the pattern, the last layer's stream.
-        values = run.captures.last().map(|capture| capture.array.values().to_vec()).unwrap_or_default();
+        values = last_of(&run.captures);
     }
     values.truncate(COMPARED);
     Ok(Made { seconds, tokens: Vec::new(), values })
+}
+
+/// The numbers of the last capture that are compared.
+fn last_of(captures: &[Capture]) -> Vec<f32> {
+    let all = captures.last().map_or(&[][..], |capture| capture.array.values());
+    all[..all.len().min(COMPARED)].to_vec()
 }
 
 /// The rows and the plan of a job.
@@ -132,6 +148,7 @@ fn prepared(loaded: &LoadedModel, request: &Request) -> (Vec<Vec<u32>>, Plan) {
             (one, Plan::default().with(Tap::new(format!("layers.{middle}.resid_post"), steer)).with(logits()))
         }
         Job::SteerDecode { .. } => (one, Plan::default().with(Tap::new(format!("layers.{middle}.resid_post"), steer))),
+        Job::CaptureDecode { .. } => (one, Plan::capture(["layers.*.resid_post"])),
         Job::Ablate => {
             (one, Plan::default().with(Tap::new(format!("layers.{middle}.mlp_act"), Action::Zero)).with(logits()))
         }

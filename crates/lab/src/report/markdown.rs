@@ -84,6 +84,20 @@ fn cells(result: &SessionResult) -> String {
             cell(&found.why)
         );
     }
+    if !result.allocations.is_empty() {
+        out += "\n| workload | variant | allocations | bytes | at most alive |\n|---|---|---:|---:|---:|\n";
+    }
+    for counted in &result.allocations {
+        let found = &counted.allocations;
+        out += &format!(
+            "| {} | {} | {} | {} | {} |\n",
+            cell(&counted.workload),
+            cell(&counted.variant),
+            found.count,
+            found.bytes,
+            found.peak_live
+        );
+    }
     out
 }
 

@@ -13,7 +13,7 @@ pub use ladder::closure;
 pub use markdown::markdown;
 
 use crate::check::State;
-use crate::result::{Comparison, CostModel, SessionResult};
+use crate::result::{Comparison, CostModel, Counted, SessionResult};
 
 /// A comparison's line in a table: what, how much, how sure.
 pub fn line(comparison: &Comparison) -> String {
@@ -59,6 +59,19 @@ fn row(comparison: &Comparison, (a, b): (usize, usize)) -> String {
     )
 }
 
+/// What one run allocated, on a line.
+pub fn allocated(counted: &Counted) -> String {
+    let found = &counted.allocations;
+    format!(
+        "allocations of {} on {}: {}, {:.2} MB, at most {:.2} MB alive",
+        counted.variant,
+        counted.workload,
+        found.count,
+        found.bytes as f64 / 1e6,
+        found.peak_live as f64 / 1e6
+    )
+}
+
 /// The whole session as plain text.
 pub fn text(result: &SessionResult) -> String {
     let mut out = format!("{}: {}\n\n", result.suite.name, result.suite.title);
@@ -69,6 +82,9 @@ pub fn text(result: &SessionResult) -> String {
     }
     for model in &result.models {
         out += &format!("{}\n", cost(model));
+    }
+    for counted in &result.allocations {
+        out += &format!("{}\n", allocated(counted));
     }
     out += &closure(result);
     for limit in &result.broken_limits {

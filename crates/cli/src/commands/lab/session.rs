@@ -1,0 +1,198 @@
+//! `pellucid lab run`: a session of one suite, from its arguments to its result.
+
+use super::{failure, say};
+use crate::args::LabRunArgs;
+use crate::failure::Failure;
+use crate::models;
+use crate::progress::bar_of;
+use indicatif::ProgressBar;
+use pellucid_lab::environment::{self, Environment};
+use pellucid_lab::executor::Processes;
+use pellucid_lab::result::{Run, SessionResult};
+use pellucid_lab::session::{self, Progress, Setting};
+use pellucid_lab::suite::Suite;
+use pellucid_lab::suites;
+use pellucid_models::{program_of, pull};
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+
+/// Runs a suite as the arguments ask.
+pub fn measure(args: &LabRunArgs) -> Result<SessionResult, Failure> {
+    let mut suite = find_suite(&args.suite)?;
+    let name = args.model.as_deref().or(suite.model.as_deref()).unwrap_or("smollm2-135m").to_string();
+    let assume = args.assume.assume.clone();
+    let model = found(&name, assume.as_deref())?;
+    let mut environment = Environment::here(&model);
+    for workload in &mut suite.workloads {
+        let Some(name) = &workload.model else { continue };
+        let own = found(name, assume.as_deref())?;
+        environment.hard.insert(format!("model of {}", workload.id), environment::fingerprint(&own));
+        workload.model = Some(own.to_string_lossy().into_owned());
+    }
+    suite.precision.pairs = args.pairs.map_or(suite.precision.pairs, |pairs| pairs as usize);
+    suite.precision.least_pairs = suite.precision.least_pairs.min(suite.precision.pairs);
+    suite.precision.budget_s = args.budget.unwrap_or(suite.precision.budget_s);
+    leave_out_absent(&mut suite, args.python.as_deref())?;
+
+    let pellucid = std::env::current_exe().map_err(|error| Failure::internal(error.to_string()))?;
+    let mut log = args.log.as_deref().map(Log::open).transpose()?;
+    let setting = Setting {
+        environment,
+        model,
+        assume,
+        seed: args.seed,
+        command: std::env::args().collect(),
+        earlier: log.as_mut().map(|log| std::mem::take(&mut log.earlier)).unwrap_or_default(),
+    };
+    let allocations = match args.allocations {
+        true => {
+            say("counting allocations");
+            let mut executor = Processes::new(pellucid.clone(), args.python.clone());
+            session::count_allocations(&suite, &setting, &mut executor)
+        }
+        false => Vec::new(),
+    };
+    // Made last: the budget begins with it.
+    let mut executor = Processes::new(pellucid, args.python.clone());
+    let display = Display::new(&suite);
+    let mut trouble = None;
+    let result = session::run(&suite, setting, &mut executor, &mut |progress| {
+        display.show(progress);
+        if let Some(log) = &mut log {
+            trouble = trouble.take().or(log.append(progress.run).err());
+        }
+    })
+    .map_err(failure)?;
+    display.finish();
+    match trouble {
+        Some(error) => Err(error),
+        None => Ok(SessionResult { allocations, ..result }),
+    }
+}
+
+/// A model by its name; what is to be said about it is said here, once, since the workers' stderr is theirs.
+fn found(name: &str, assume: Option<&str>) -> Result<PathBuf, Failure> {
+    let model = pull::resolve(name)?;
+    models::warn(&program_of(Some(&model), assume)?.1);
+    Ok(model)
+}
+
+pub fn find_suite(name: &str) -> Result<Suite, Failure> {
+    if let Some(suite) = suites::named(name) {
+        return suite.map_err(failure);
+    }
+    let text = std::fs::read_to_string(name).map_err(|error| {
+        let known = suites::names().collect::<Vec<_>>().join(", ");
+        Failure::usage(format!("there is no suite `{name}`: {error}"), format!("give a TOML file, or one of {known}"))
+    })?;
+    Suite::parse(&text, name).map_err(failure)
+}
+
+/// Takes variants out of a suite that cannot run here, and says so.
+fn leave_out_absent(suite: &mut Suite, python: Option<&Path>) -> Result<(), Failure> {
+    let here = |id: &str, suite: &Suite| suite.variant(id).is_some_and(|v| v.worker.is_available(python));
+    let absent: Vec<String> =
+        suite.variants.iter().filter(|v| !here(&v.id, suite)).map(|variant| variant.id.clone()).collect();
+    if absent.is_empty() {
+        return Ok(());
+    }
+    let hint = "name a Python that has it: --python venv/bin/python";
+    say(&format!("left out, not to be found here: {} ({hint})", absent.join(", ")));
+    suite.variants.retain(|variant| !absent.contains(&variant.id));
+    suite.limits.retain(|limit| !absent.contains(&limit.variant));
+    suite.ladder.retain(|id| !absent.contains(id));
+    for workload in &mut suite.workloads {
+        if let Some(variants) = &mut workload.variants {
+            variants.retain(|id| !absent.contains(id));
+        }
+    }
+    if absent.contains(&suite.reference) {
+        let first = suite.variants.first().ok_or_else(|| Failure::usage("nothing of this suite can run here", hint))?;
+        suite.reference = first.id.clone();
+        // Limits compare with a reference that is not there.
+        suite.limits.retain(|limit| limit.ratio.is_none());
+        say(&format!("compared with `{}` instead", suite.reference));
+    }
+    suite.oracle = suite.oracle.take().filter(|oracle| !absent.contains(oracle));
+    suite.check().map_err(failure)
+}
+
+/// Every process of a session in a file, one JSON value a line.
+struct Log {
+    path: PathBuf,
+    file: std::fs::File,
+    earlier: Vec<Run>,
+}
+
+impl Log {
+    fn open(path: &Path) -> Result<Log, Failure> {
+        let bad = |problem: String| Failure::usage(format!("{}: {problem}", path.display()), "name a file of your own");
+        let text = match std::fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+            Err(error) => return Err(bad(error.to_string())),
+        };
+        // A session that was cut short may have left half a line.
+        let earlier: Vec<Run> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+        if earlier.is_empty() && !text.trim().is_empty() {
+            return Err(bad("is not a log of the lab".into()));
+        }
+        if !earlier.is_empty() {
+            say(&format!("going on after {} processes", earlier.len()));
+        }
+        let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
+        let mut file = file.map_err(|error| bad(error.to_string()))?;
+        if !text.is_empty() && !text.ends_with('\n') {
+            let _ = file.write_all(b"\n");
+        }
+        Ok(Log { path: path.to_path_buf(), file, earlier })
+    }
+
+    fn append(&mut self, run: &Run) -> Result<(), Failure> {
+        let line = serde_json::to_string(run).map_err(|error| Failure::internal(error.to_string()))?;
+        writeln!(self.file, "{line}").map_err(|error| {
+            Failure::usage(format!("{}: {error}", self.path.display()), "the results so far are in memory and printed")
+        })
+    }
+}
+
+/// What a session shows while it runs: a bar in a terminal, plain lines in a pipe.
+struct Display(Option<ProgressBar>);
+
+impl Display {
+    fn new(suite: &Suite) -> Display {
+        if !std::io::stderr().is_terminal() {
+            return Display(None);
+        }
+        let bar = bar_of(1000, "{prefix} [{bar:24}] {percent:>3}% {elapsed}/{eta}  {msg}");
+        bar.set_prefix(suite.name.clone());
+        Display(Some(bar))
+    }
+
+    fn show(&self, progress: &Progress) {
+        let run = progress.run;
+        let now = match (&progress.so_far, &run.failed) {
+            (_, Some((how, said))) => format!("{} {}: {said}", run.variant, how.name()),
+            (Some(c), None) if c.pairs > 1 => {
+                let ratio = c.log_ratio.exp();
+                format!("{:.3} ({:.3} to {:.3})", ratio.mean, ratio.low, ratio.high)
+            }
+            _ => String::new(),
+        };
+        let text = format!("{} {} pair {} {now}", run.workload, run.arm, run.pair + 1);
+        match &self.0 {
+            Some(bar) => {
+                bar.set_position((progress.done * 1000.0) as u64);
+                bar.set_message(text);
+            }
+            None if run.failed.is_some() || !run.is_reference => say(&text),
+            None => {}
+        }
+    }
+
+    fn finish(&self) {
+        if let Some(bar) = &self.0 {
+            bar.finish_and_clear();
+        }
+    }
+}

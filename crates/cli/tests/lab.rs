@@ -1,0 +1,213 @@
+//! The lab's commands as programs meet them, on a model so small that a process takes milliseconds. What is asserted is structure:
+//! verdicts are the machine's business.
+
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// Runs the lab with a cache of its own, so that no baseline of the user is met or made.
+fn lab(cache: &Path, args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pellucid"));
+    command.arg("lab").args(args).env("NO_COLOR", "1").env("PELLUCID_CACHE", cache).current_dir(cache);
+    command.output().expect("the binary runs")
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn stdout(output: &Output) -> String {
+    assert!(output.status.success(), "{}", said(output));
+    String::from_utf8(output.stdout.clone()).expect("text")
+}
+
+fn refused(output: &Output, message: &str, hint: &str) {
+    let said = said(output);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains(message) && said.contains(hint) && !said.contains("panicked"), "{said}");
+    assert!(output.stdout.is_empty());
+}
+
+fn golden(name: &str) -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/models").join(name).to_string_lossy().into_owned()
+}
+
+fn json(path: &Path) -> Value {
+    serde_json::from_slice(&std::fs::read(path).expect("the file")).expect("JSON")
+}
+
+/// A suite of two equal variants on a tiny model.
+fn write_suite(dir: &Path) -> PathBuf {
+    let text = format!(
+        r#"
+name = "tiny"
+title = "A suite for the tests"
+model = '{}'
+reference = "one"
+
+[precision]
+pairs = 3
+least_pairs = 2
+budget_s = 60
+
+[[variant]]
+id = "one"
+
+[[variant]]
+id = "two"
+
+[[workload]]
+id = "prefill"
+job = "prefill"
+tokens = 8
+repeats = 2
+metrics = ["time", "load", "peak"]
+
+[[workload]]
+id = "other-model"
+job = "steer"
+tokens = 8
+model = '{}'
+"#,
+        golden("llama"),
+        golden("gpt2")
+    );
+    let path = dir.join("tiny.toml");
+    std::fs::write(&path, text).expect("written");
+    path
+}
+
+/// Runs the tiny suite and returns its result file.
+fn measured(dir: &Path, name: &str, more: &[&str]) -> PathBuf {
+    let (suite, out) = (write_suite(dir), dir.join(name));
+    let (suite, path) = (suite.to_str().expect("a path"), out.to_str().expect("a path"));
+    let output = lab(dir, &[&["run", suite, "--pairs", "2", "--budget", "20", "--out", path], more].concat());
+    // A noisy machine may call two equal things different; everything else is an error.
+    assert!(matches!(output.status.code(), Some(0 | 1)), "{}", said(&output));
+    out
+}
+
+#[test]
+fn the_suites_are_listed_and_the_schema_is_printed() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let list = stdout(&lab(dir.path(), &["list"]));
+    for name in ["capture", "loader", "peers", "speed", "trace"] {
+        assert!(list.lines().any(|line| line.starts_with(name)), "{list}");
+    }
+    let schema: Value = serde_json::from_str(&stdout(&lab(dir.path(), &["schema"]))).expect("JSON");
+    assert_eq!(schema["$id"], "pellucid/lab-result/v1");
+}
+
+#[test]
+fn noise_is_measured_for_as_long_as_asked() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let text = stdout(&lab(dir.path(), &["noise", "--seconds", "0.2"]));
+    assert!(text.contains("spread of one run") && text.contains("pairs to see 2 %"), "{text}");
+    let found: Value =
+        serde_json::from_str(&stdout(&lab(dir.path(), &["noise", "--seconds", "0.2", "--json"]))).expect("JSON");
+    assert!(found["runs"].as_u64().is_some_and(|runs| runs >= 20), "{found}");
+    refused(&lab(dir.path(), &["noise", "--seconds", "0"]), "0 seconds", "between 0 and 3600");
+}
+
+#[test]
+fn a_run_writes_every_output_and_counts_allocations() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| dir.path().join(name).to_string_lossy().into_owned();
+    let (html, markdown, bencher) = (path("r.html"), path("r.md"), path("r-bencher.json"));
+    let more = ["--html", &html, "--markdown", &markdown, "--bencher", &bencher, "--allocations"];
+    let result = json(&measured(dir.path(), "r.json", &more));
+    assert_eq!(result["schema"], "pellucid/lab-result/v1");
+    // Two workloads of two arms (the reference with itself, two with one) of two pairs of two processes.
+    assert_eq!(result["runs"].as_array().map(Vec::len), Some(16));
+    assert_eq!(result["comparisons"].as_array().map(Vec::len), Some(8), "three metrics and one, of two arms");
+    for cell in result["cells"].as_array().expect("cells") {
+        assert_eq!(cell["state"], "SUPPORTED", "{cell}");
+    }
+    let allocations = result["allocations"].as_array().expect("allocations");
+    assert_eq!(allocations.len(), 4);
+    for counted in allocations {
+        let found = &counted["allocations"];
+        assert!(found["count"].as_u64().is_some_and(|count| count > 0), "{counted}");
+        assert!(found["peak_live"].as_u64() <= found["bytes"].as_u64(), "{counted}");
+    }
+    assert!(result["runs"].as_array().expect("runs").iter().all(|run| run["answer"]["allocations"].is_null()));
+    assert!(result["environment"]["hard"]["model of other-model"].is_string());
+    let text = |path: &str| std::fs::read_to_string(path).expect("the file");
+    assert!(text(&html).to_lowercase().contains("html") && text(&markdown).starts_with("# tiny"));
+    assert!(json(Path::new(&bencher))["tiny/prefill/two"]["time"]["value"].is_number());
+    let report = stdout(&lab(dir.path(), &["report", &path("r.json")]));
+    assert!(report.contains("allocations of two on prefill") && report.contains("16 processes"), "{report}");
+}
+
+#[test]
+fn results_are_kept_shown_and_compared() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (before, after) = (measured(dir.path(), "a.json", &[]), measured(dir.path(), "b.json", &["--seed", "2"]));
+    let (a, b) = (before.to_str().expect("a path"), after.to_str().expect("a path"));
+    assert!(said(&lab(dir.path(), &["baseline", "save", "main", a])).contains("main.json"));
+    assert_eq!(stdout(&lab(dir.path(), &["baseline", "list"])), "main\n");
+    assert!(stdout(&lab(dir.path(), &["baseline", "show", "main"])).contains("A suite for the tests"));
+    refused(&lab(dir.path(), &["baseline", "save", "../main", a]), "no name for a baseline", "");
+    refused(&lab(dir.path(), &["baseline", "show", "other"]), "there are main", "");
+    for before in [a, "main"] {
+        let output = lab(dir.path(), &["compare", before, b, "--json"]);
+        assert!(matches!(output.status.code(), Some(0 | 1)), "{}", said(&output));
+        let comparisons: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        assert_eq!(comparisons.as_array().map(Vec::len), Some(8), "four of each variant");
+    }
+    // Another machine's result is refused, unless the user insists.
+    let mut other = json(&after);
+    other["environment"]["hard"]["cpu"] = "an abacus".into();
+    std::fs::write(&after, other.to_string()).expect("written");
+    refused(&lab(dir.path(), &["compare", a, b]), "an abacus", "--force");
+    assert!(matches!(lab(dir.path(), &["compare", a, b, "--force"]).status.code(), Some(0 | 1)));
+    other["schema"] = "pellucid/lab-result/v9".into();
+    std::fs::write(&after, other.to_string()).expect("written");
+    refused(&lab(dir.path(), &["compare", a, b, "--force"]), "lab-result/v9", "");
+}
+
+#[test]
+fn an_interrupted_session_goes_on_from_its_log() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let log = dir.path().join("runs.jsonl");
+    let path = log.to_str().expect("a path");
+    measured(dir.path(), "whole.json", &["--log", path]);
+    let lines: Vec<String> = std::fs::read_to_string(&log).expect("the log").lines().map(String::from).collect();
+    assert_eq!(lines.len(), 16);
+    // Ten processes and half of the eleventh.
+    let half = &lines[10][..lines[10].len() / 2];
+    std::fs::write(&log, format!("{}\n{half}", lines[..10].join("\n"))).expect("written");
+    let (suite, out) = (write_suite(dir.path()), dir.path().join("again.json"));
+    let args = ["run", suite.to_str().expect("a path"), "--pairs", "2", "--budget", "20", "--log", path, "--out"];
+    let output = lab(dir.path(), &[&args[..], &[out.to_str().expect("a path")]].concat());
+    assert!(said(&output).contains("going on after 10 processes"), "{}", said(&output));
+    let (whole, again) = (json(&dir.path().join("whole.json")), json(&out));
+    assert_eq!(again["runs"].as_array().map(Vec::len), Some(16));
+    for index in 0..10 {
+        assert_eq!(whole["runs"][index]["answer"]["samples_s"], again["runs"][index]["answer"]["samples_s"]);
+    }
+    std::fs::write(&log, "bananas\n").expect("written");
+    refused(&lab(dir.path(), &args[..8]), "not a log of the lab", "");
+}
+
+#[test]
+fn a_bad_suite_is_named_with_its_mistake() {
+    let dir = tempfile::tempdir().expect("a directory");
+    refused(&lab(dir.path(), &["run", "nosuch"]), "no suite `nosuch`", "capture");
+    let good = std::fs::read_to_string(write_suite(dir.path())).expect("the suite");
+    for (from, to, message) in [
+        ("reference = \"one\"", "reference = \"three\"", "the reference is `three`"),
+        ("job = \"steer\"", "job = \"dance\"", "dance"),
+        ("tokens = 8", "tokens = 8\nbananas = 1", "bananas"),
+    ] {
+        let path = dir.path().join("bad.toml");
+        std::fs::write(&path, good.replacen(from, to, 1)).expect("written");
+        let output = lab(dir.path(), &["run", path.to_str().expect("a path")]);
+        refused(&output, message, "docs/lab.md");
+    }
+    let suite = write_suite(dir.path());
+    let suite = suite.to_str().expect("a path");
+    refused(&lab(dir.path(), &["run", suite, "--model", "nosuch"]), "nosuch", "");
+    refused(&lab(dir.path(), &["run", suite, "--html", "no/such/dir/r.html"]), "no such directory", "exists");
+    refused(&lab(dir.path(), &["run", suite, "--baseline", "main"]), "baseline `main`", "");
+}

@@ -1,0 +1,74 @@
+//! A result that has every part that a result can have, from a simulated machine.
+
+use pellucid_lab::environment::Environment;
+use pellucid_lab::executor::{Executor, Failing, Outcome};
+use pellucid_lab::protocol::{Allocations, Answer, Memory, Request};
+use pellucid_lab::result::{Counted, SessionResult};
+use pellucid_lab::session::{self, Setting};
+use pellucid_lab::stats::Random;
+use pellucid_lab::suite::{Suite, Variant};
+use std::time::Duration;
+
+struct Machine {
+    random: Random,
+    clock: f64,
+}
+
+impl Executor for Machine {
+    fn run(&mut self, variant: &Variant, _: &Request, _: Duration) -> Outcome {
+        self.clock += 1.0;
+        if variant.id == "fails" {
+            return Outcome::Failed { how: Failing::Error, said: "no such thing".into() };
+        }
+        let seconds = 0.1 * (0.01 * self.random.normal()).exp();
+        Outcome::Answered(Box::new(Answer {
+            engine: "simulated".into(),
+            load_to_first_token_s: 1.0,
+            samples_s: vec![seconds],
+            peak_bytes: 1000,
+            memory: Some(Memory { load: 1000, run: 900, anonymous: 800, file: 100, proportional: 850 }),
+            allocations: Some(Allocations { count: 3, bytes: 300, peak_live: 200 }),
+            weight_bytes: 1000,
+            top: vec![(3, 1.0), (4, 0.5)],
+            decoded: vec![1],
+            values: vec![1.0, 2.0],
+            control: vec![],
+        }))
+    }
+
+    fn elapsed(&self) -> f64 {
+        self.clock
+    }
+}
+
+/// A session with a failing variant, a cost model, a broken limit and allocations.
+pub fn full_result() -> SessionResult {
+    let suite = r#"
+        name = "simulated"
+        reference = "a"
+        precision = { budget_s = 1e6 }
+        variant = [
+            { id = "a" },
+            { id = "b", job = { capture_layers = { layers = 2 } } },
+            { id = "c", job = { capture_layers = { layers = 4 } } },
+            { id = "fails", worker = "nnsight" },
+        ]
+        workload = [{ id = "w", job = "prefill", tokens = 4 }]
+        limit = [{ workload = "w", variant = "b", absolute = 0.001 }]
+    "#;
+    let suite = Suite::parse(suite, "simulated").expect("a suite");
+    let setting = Setting {
+        model: "none".into(),
+        assume: None,
+        seed: 1,
+        environment: Environment::here(std::path::Path::new("none")),
+        command: vec!["pellucid".into()],
+        earlier: vec![],
+    };
+    let mut machine = Machine { random: Random::new(1), clock: 0.0 };
+    let counted: Vec<Counted> = session::count_allocations(&suite, &setting, &mut machine);
+    assert_eq!(counted.len(), 3, "of ours only");
+    let result = session::run(&suite, setting, &mut machine, &mut |_| {}).expect("a session");
+    assert!(!result.models.is_empty() && !result.broken_limits.is_empty());
+    SessionResult { allocations: counted, ..result }
+}

@@ -1,0 +1,155 @@
+//! The schema of result files names every field that a result has, and none that it has not.
+
+mod machine;
+
+use pellucid_lab::result::{SCHEMA, SCHEMA_TEXT, SessionResult};
+use serde_json::{Map, Value, json};
+
+fn schema() -> Value {
+    serde_json::from_str(SCHEMA_TEXT).expect("JSON")
+}
+
+/// A schema with its reference followed.
+fn resolved<'s>(root: &'s Value, part: &'s Value) -> &'s Value {
+    match part.get("$ref").and_then(Value::as_str) {
+        Some(path) => root.pointer(path.trim_start_matches('#')).unwrap_or_else(|| panic!("{path} leads nowhere")),
+        None => part,
+    }
+}
+
+/// Whether a value is of a schema's kind: names, required names, items, choices.
+fn problems(root: &Value, part: &Value, value: &Value, at: &str, found: &mut Vec<String>) {
+    let part = resolved(root, part);
+    if let Some(choices) = part.get("anyOf").or(part.get("oneOf")).and_then(Value::as_array) {
+        let fits = |choice: &Value| {
+            let mut inner = Vec::new();
+            problems(root, choice, value, at, &mut inner);
+            inner.is_empty()
+        };
+        if !choices.iter().any(fits) {
+            found.push(format!("{at}: {value} is none of the choices"));
+        }
+        return;
+    }
+    if let Some(constant) = part.get("const")
+        && constant != value
+    {
+        found.push(format!("{at}: {value} is not {constant}"));
+    }
+    if let Some(names) = part.get("enum").and_then(Value::as_array)
+        && !names.contains(value)
+    {
+        found.push(format!("{at}: {value} is no known name"));
+    }
+    let kinds: Vec<&str> = match &part["type"] {
+        Value::String(kind) => vec![kind],
+        Value::Array(kinds) => kinds.iter().filter_map(Value::as_str).collect(),
+        _ => Vec::new(),
+    };
+    let kind = match value {
+        Value::Null => "null",
+        Value::Bool(_) => "boolean",
+        Value::Number(number) if number.is_u64() || number.is_i64() => "integer",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    };
+    if !kinds.is_empty() && !kinds.iter().any(|known| *known == kind || (*known == "number" && kind == "integer")) {
+        found.push(format!("{at}: {kind} where {kinds:?} is expected"));
+        return;
+    }
+    match value {
+        Value::Object(fields) => {
+            let none = Map::new();
+            let known = part.get("properties").and_then(Value::as_object).unwrap_or(&none);
+            for (name, inner) in fields {
+                match known.get(name) {
+                    Some(schema) => problems(root, schema, inner, &format!("{at}.{name}"), found),
+                    None if part["additionalProperties"] == json!(false) => found.push(format!("{at}.{name} is unknown")),
+                    None => {}
+                }
+            }
+            for name in part["required"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+                if !fields.contains_key(name) {
+                    found.push(format!("{at}.{name} is missing"));
+                }
+            }
+        }
+        Value::Array(items) => {
+            let tuple = part["prefixItems"].as_array();
+            for (index, item) in items.iter().enumerate() {
+                let schema = tuple.and_then(|tuple| tuple.get(index)).or(part.get("items"));
+                if let Some(schema) = schema {
+                    problems(root, schema, item, &format!("{at}[{index}]"), found);
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+fn names(root: &Value, pointer: &str) -> Vec<String> {
+    let part = root.pointer(pointer).unwrap_or_else(|| panic!("{pointer} is not in the schema"));
+    let mut names: Vec<String> = part["properties"].as_object().expect("properties").keys().cloned().collect();
+    names.sort();
+    names
+}
+
+/// Every name that any of some objects has.
+fn keys<'v>(values: impl IntoIterator<Item = &'v Value>) -> Vec<String> {
+    let mut keys: Vec<String> =
+        values.into_iter().filter_map(Value::as_object).flat_map(|object| object.keys().cloned()).collect();
+    keys.sort();
+    keys.dedup();
+    keys
+}
+
+#[test]
+fn a_result_has_the_fields_of_the_schema_and_no_others() {
+    let root = schema();
+    assert_eq!(root["$id"], SCHEMA);
+    let result: SessionResult = machine::full_result();
+    let value = serde_json::to_value(&result).expect("JSON");
+    let mut found = Vec::new();
+    problems(&root, &root, &value, "result", &mut found);
+    assert_eq!(found, Vec::<String>::new());
+
+    let all = |name: &str| value[name].as_array().expect("a list").iter();
+    assert_eq!(keys([&value]), names(&root, ""));
+    assert_eq!(keys(all("runs")), names(&root, "/$defs/run"), "one run answers, one fails: together they have every field");
+    assert_eq!(keys(all("runs").map(|run| &run["answer"])), names(&root, "/$defs/answer"));
+    assert_eq!(keys(all("comparisons")), names(&root, "/$defs/comparison"));
+    assert_eq!(keys(all("cells")), names(&root, "/$defs/cell"));
+    assert_eq!(keys(all("models")), names(&root, "/$defs/model"));
+    assert_eq!(keys(all("allocations")), names(&root, "/$defs/counted"));
+    assert_eq!(keys([&value["suite"]]), names(&root, "/$defs/suite"));
+    assert_eq!(keys([&value["session"]]), names(&root, "/$defs/session"));
+    assert_eq!(keys([&value["environment"]]), names(&root, "/$defs/environment"));
+    for part in ["variant", "workload", "limit"] {
+        let pointer = format!("/$defs/suite/properties/{part}/items");
+        assert_eq!(keys(value["suite"][part].as_array().expect("a list")), names(&root, &pointer), "{part}");
+    }
+}
+
+#[test]
+fn what_is_not_a_result_is_found_out() {
+    let root = schema();
+    let good = serde_json::to_value(machine::full_result()).expect("JSON");
+    let broken = |change: &dyn Fn(&mut Value)| {
+        let mut value = good.clone();
+        change(&mut value);
+        let mut found = Vec::new();
+        problems(&root, &root, &value, "result", &mut found);
+        found.join("; ")
+    };
+    assert!(broken(&|v| v["schema"] = json!("pellucid/lab-result/v2")).contains("is not"));
+    assert!(broken(&|v| v["runs"][0]["bananas"] = json!(1)).contains("bananas is unknown"));
+    assert!(broken(&|v| v["comparisons"][0]["verdict"] = json!("fine")).contains("no known name"));
+    assert!(broken(&|v| v["comparisons"][0]["pairs"] = json!("two")).contains("string where"));
+    assert!(broken(&|v| v["suite"]["workload"][0]["job"] = json!("dance")).contains("none of the choices"));
+    let without = broken(&|v| {
+        v["session"].as_object_mut().expect("an object").remove("seed");
+    });
+    assert!(without.contains("seed is missing"));
+}
