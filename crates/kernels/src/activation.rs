@@ -389,7 +389,8 @@ mod tests {
         }
         // The control: the two numbers are not each other's.
         let (mut a, mut b) = ([-1.0, 1.0], [-1.0, 1.0]);
-        (xielu(&mut a, 0.3, -0.7), xielu(&mut b, -0.7, 0.3));
+        xielu(&mut a, 0.3, -0.7);
+        xielu(&mut b, -0.7, 0.3);
         assert!((a[0] - b[0]).abs() > 0.1 && (a[1] - b[1]).abs() > 0.1);
     }
 

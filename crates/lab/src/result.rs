@@ -185,7 +185,8 @@ pub struct CostModel {
 impl SessionResult {
     /// The worst of all verdicts.
     pub fn verdict(&self) -> Verdict {
-        let wrong_of_ours = self.cells.iter().any(|cell| self.is_ours(&cell.variant) && cell.state == State::SilentlyWrong);
+        let wrong_of_ours =
+            self.cells.iter().any(|cell| self.is_ours(&cell.variant) && cell.state == State::SilentlyWrong);
         let worst = self.comparisons.iter().filter(|c| self.is_judged(c)).map(|c| c.verdict).max();
         match worst.unwrap_or(Verdict::Equivalent) {
             Verdict::Invalid => Verdict::Invalid,

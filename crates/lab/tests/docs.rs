@@ -48,7 +48,8 @@ fn the_page_knows_every_suite_job_and_peer() {
         let suite = pellucid_lab::suites::named(name).expect("it is there").expect("a suite");
         for workload in &suite.workloads {
             let job = serde_json::to_value(workload.job).expect("JSON");
-            let job = job.as_str().map_or_else(|| job.as_object().and_then(|o| o.keys().next()).cloned(), |n| Some(n.into()));
+            let job =
+                job.as_str().map_or_else(|| job.as_object().and_then(|o| o.keys().next()).cloned(), |n| Some(n.into()));
             let job = job.expect("a name");
             assert!(page.contains(&format!("`\"{job}\"`")) || page.contains(&format!("`{{ {job} = ")), "{job}");
         }

@@ -66,7 +66,9 @@ fn problems(root: &Value, part: &Value, value: &Value, at: &str, found: &mut Vec
             for (name, inner) in fields {
                 match known.get(name) {
                     Some(schema) => problems(root, schema, inner, &format!("{at}.{name}"), found),
-                    None if part["additionalProperties"] == json!(false) => found.push(format!("{at}.{name} is unknown")),
+                    None if part["additionalProperties"] == json!(false) => {
+                        found.push(format!("{at}.{name} is unknown"))
+                    }
                     None => {}
                 }
             }
@@ -117,7 +119,11 @@ fn a_result_has_the_fields_of_the_schema_and_no_others() {
 
     let all = |name: &str| value[name].as_array().expect("a list").iter();
     assert_eq!(keys([&value]), names(&root, ""));
-    assert_eq!(keys(all("runs")), names(&root, "/$defs/run"), "one run answers, one fails: together they have every field");
+    assert_eq!(
+        keys(all("runs")),
+        names(&root, "/$defs/run"),
+        "one run answers, one fails: together they have every field"
+    );
     assert_eq!(keys(all("runs").map(|run| &run["answer"])), names(&root, "/$defs/answer"));
     assert_eq!(keys(all("comparisons")), names(&root, "/$defs/comparison"));
     assert_eq!(keys(all("cells")), names(&root, "/$defs/cell"));

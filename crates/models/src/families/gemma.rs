@@ -2,7 +2,7 @@
 
 use super::{Family, activation, llama, modules, windows};
 use crate::config::Config;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::rope::{by_layer_type, parts_by_layer_type, rope};
 use pellucid_engine::Architecture;
 use pellucid_engine::architecture::{
@@ -60,6 +60,12 @@ pub(super) fn gemma3_text(config: &Config) -> Result<Family> {
     ]);
     let ropes = by_layer_type(config, head_dim(config)?)?;
     let pattern = config.size_or("sliding_window_pattern", 6)?.max(1);
+    if config.flag_or("use_bidirectional_attention", false)? {
+        return Err(Error::unsupported(
+            "`use_bidirectional_attention` makes tokens attend to later ones, so this is no language model",
+            "use a model with the switch off",
+        ));
+    }
     let mut family = gemma(config, ropes, |layer| !(layer + 1).is_multiple_of(pattern), usize::from, true)?;
     // The class reads `attn_logit_softcapping`, and no longer uses it.
     family.each_attention(|a| a.soft_cap = None);

@@ -146,6 +146,11 @@ pub(super) fn mamba2_names(names: Names, at: &str, m: &Mamba2) -> Names {
         ])
 }
 
+/// `time_step_min`: what the time step does not fall below, in the families that have no limit above.
+pub(super) fn least_step(config: &Config) -> Result<(f32, f32)> {
+    Ok((config.number_or("time_step_min", 0.001)?, f32::INFINITY))
+}
+
 /// `time_step_limit`: what the time step is kept within.
 pub(super) fn step_limits(config: &Config) -> Result<(f32, f32)> {
     if config.get("time_step_limit").is_none() {

@@ -3,7 +3,7 @@
 use super::experts::sigmoid_routing;
 use super::granite_moe::granitemoeshared;
 use super::llama::llama_like;
-use super::mamba::{mamba_names, mamba2_names, step_limits};
+use super::mamba::{least_step, mamba_names, mamba2_names, step_limits};
 use super::relatives::granite;
 use super::{Family, activation};
 use crate::config::Config;
@@ -192,7 +192,7 @@ pub(super) fn nemotron_h(config: &Config) -> Result<Family> {
     let older = [
         ("n_groups", "mamba_n_groups"),
         ("conv_kernel", "mamba_d_conv"),
-        ("time_step_limit", "mamba_dt_limit"),
+        ("time_step_min", "mamba_dt_min"),
         ("use_conv_bias", "mamba_conv_bias"),
     ];
     let config = &older.into_iter().fold(config.clone(), |config, (key, older)| match config.get(older).cloned() {
@@ -219,7 +219,7 @@ pub(super) fn nemotron_h(config: &Config) -> Result<Family> {
         bias,
         out_bias: bias,
         activation: activation(config, "mamba_hidden_act", "silu")?,
-        step_limits: step_limits(config)?,
+        step_limits: least_step(config)?,
         norm: Some(GroupedNorm { norm, groups, before_gate: false }),
         in_scale: None,
         multipliers: None,

@@ -26,9 +26,7 @@ pub(super) fn cwm(config: &Config) -> Result<Family> {
         ("rope_theta", json!(1_000_000.0)),
         ("sliding_window", json!(8192)),
     ]);
-    let mut family = llama_like(config)?;
-    let bias = config.flag_or("mlp_bias", false)?;
-    family.each_dense(|dense| *dense = dense.with_bias(bias));
+    let mut family = llama(&config.with("attention_bias", false.into()))?;
     slide(config, &mut family, config.size_maybe("sliding_window")?, |layer| layer % 4 != 0)?;
     Ok(family)
 }

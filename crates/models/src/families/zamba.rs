@@ -1,6 +1,6 @@
 //! Zamba 2: Mamba 2 layers, some of which first consult a transformer block that they share.
 
-use super::mamba::mamba2_names;
+use super::mamba::{least_step, mamba2_names};
 use super::{Family, activation};
 use crate::config::Config;
 use crate::error::Result;
@@ -81,7 +81,7 @@ fn mamba(config: &Config, width: usize, norm: Norm, bias: bool) -> Result<Mamba2
         bias,
         out_bias: bias,
         activation: pellucid_engine::architecture::Activation::Silu,
-        step_limits: super::mamba::step_limits(config)?,
+        step_limits: least_step(config)?,
         norm: Some(GroupedNorm { norm: Norm { eps: 1e-5, ..norm }, groups, before_gate: false }),
         in_scale: None,
         multipliers: None,
@@ -90,10 +90,10 @@ fn mamba(config: &Config, width: usize, norm: Norm, bias: bool) -> Result<Mamba2
 
 /// The layers that consult a shared block.
 fn hybrid_layers(config: &Config, depth: usize) -> Result<Vec<usize>> {
-    let listed = config.sizes("hybrid_layer_ids")?;
     let hybrid = match config.texts("layers_block_type")? {
-        Some(kinds) if listed.is_empty() => (0..kinds.len()).filter(|&layer| kinds[layer] == "hybrid").collect(),
-        _ => listed,
+        Some(kinds) => (0..kinds.len()).filter(|&layer| kinds[layer] == "hybrid").collect(),
+        None if config.get("hybrid_layer_ids").is_some() => config.sizes("hybrid_layer_ids")?,
+        None => vec![6, 12, 18, 24, 30, 36, 42, 47, 51],
     };
     if hybrid.iter().any(|&layer| layer >= depth) {
         return Err(config.bad("hybrid_layer_ids", "names a layer that the model does not have"));

@@ -35,12 +35,8 @@ pub fn run(args: LabAllArgs) -> Result<(), Failure> {
         let result = session::measure(&asked)?;
         write_outputs(&result, &asked.outputs)?;
         print(&format!("{}\n", report::text(&result)))?;
-        summary += &format!(
-            "{name:<10} {:>5} {:>7.0}  {}\n",
-            result.runs.len(),
-            result.session.seconds,
-            result.verdict()
-        );
+        summary +=
+            &format!("{name:<10} {:>5} {:>7.0}  {}\n", result.runs.len(), result.session.seconds, result.verdict());
         codes.push(result.exit_code());
     }
     print(&summary)?;
