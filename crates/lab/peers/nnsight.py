@@ -19,19 +19,28 @@ ids, pair = torch.tensor([tokens]), torch.tensor([tokens, tokens[::-1]])
 COMPARED = 4096
 
 
-def load(**more):
+def source():
+    """What the model is read from."""
     if not path.endswith(".gguf"):
-        return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **more).eval()
+        return dict(pretrained_model_name_or_path=path)
     file, size, changed = os.path.basename(path), os.path.getsize(path), int(os.path.getmtime(path))
+    itself = dict(pretrained_model_name_or_path=os.path.dirname(path), gguf_file=file)
     if os.environ.get("PELLUCID_LAB_CONVERT") != "1":
-        return AutoModelForCausalLM.from_pretrained(os.path.dirname(path), gguf_file=file, dtype=dtype, **more).eval()
-    # Reading GGUF takes half a minute here each time; where loading is not what is measured, a directory is made of it once.
+        return itself
+    # Reading GGUF takes half a minute each time; where that is not what is measured, a directory is made of it once.
     cache = os.environ.get("PELLUCID_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "pellucid")
     kept = os.path.join(cache, "lab", "converted", f"{file}-{size}-{changed}")
     if not os.path.isdir(kept):
-        AutoModelForCausalLM.from_pretrained(os.path.dirname(path), gguf_file=file, dtype=torch.float32).save_pretrained(f"{kept}.{os.getpid()}")
+        made = AutoModelForCausalLM.from_pretrained(**itself, dtype=torch.float32)
+        made.hf_quantizer = None  # its weights are plain by now
+        made.config.__dict__.pop("quantization_config", None)
+        made.save_pretrained(f"{kept}.{os.getpid()}")
         os.rename(f"{kept}.{os.getpid()}", kept)
-    return AutoModelForCausalLM.from_pretrained(kept, dtype=dtype, **more).eval()
+    return dict(pretrained_model_name_or_path=kept)
+
+
+def load(where, **more):
+    return AutoModelForCausalLM.from_pretrained(**where, dtype=dtype, **more).eval()
 
 
 def first(module, names, what):
@@ -69,13 +78,14 @@ def no_tokenizer():
 
 @torch.no_grad()
 def main():
-    start = time.perf_counter()
-    wrapped = load(**(dict(attn_implementation="eager") if name == "pattern" else {}))
+    where, start = source(), time.perf_counter()
+    wrapped = load(where, **(dict(attn_implementation="eager") if name == "pattern" else {}))
     wrapped.generation_config.eos_token_id = None  # decode jobs go on to their last step
     model = TransformersModel(wrapped, task="text-generation", tokenizer=no_tokenizer())
 
-    def prefill(rows=ids):
+    def prefill(rows=ids, edit=lambda: None):
         with model.trace(rows, logits_to_keep=1):
+            edit()
             out = model.output.logits[-1, -1].save()
         return out
 
@@ -126,19 +136,14 @@ def main():
         kept = torch.stack([hidden[0, -1] for hidden in captured(layers)])
         return wrapped.get_output_embeddings()(norm._module(kept))
 
-    def steer():
-        with model.trace(ids, logits_to_keep=1):
-            steered()
-            out = model.output.logits[-1, -1].save()
-        return out
-
     def ablate():
         mlp = getattr(middle, "mlp", middle)
         down = first(mlp, ["down_proj", "c_proj", "dense_4h_to_h", "fc2", "fc_out"], "last matrix of an MLP")
-        with model.trace(ids, logits_to_keep=1):
+
+        def zero():
             down.input = torch.zeros_like(down.input)
-            out = model.output.logits[-1, -1].save()
-        return out
+
+        return prefill(edit=zero)
 
     def patch():
         with model.trace(logits_to_keep=1) as tracer:
@@ -163,15 +168,11 @@ def main():
             out = model.output.logits[0].save()
         return out
 
-    def armed():
-        with model.trace(ids, logits_to_keep=1):
-            stream(middle)
-            out = model.output.logits[-1, -1].save()
-        return out
-
     # What each job makes: the logits of the last position unless its name says otherwise.
     jobs = dict(
-        prefill=prefill, forward=forward, armed=armed, steer=steer, ablate=ablate, pattern=pattern, lens=lens, patch=patch,
+        prefill=prefill, forward=forward, ablate=ablate, pattern=pattern, lens=lens, patch=patch,
+        armed=lambda: prefill(edit=lambda: stream(middle)),
+        steer=lambda: prefill(edit=steered),
         capture=lambda: captured(layers)[-1][0],
         capture_layers=lambda: captured(layers[: job["layers"]])[-1][0] if job["layers"] else prefill())
 

@@ -18,19 +18,28 @@ ids, pair = torch.tensor([tokens]), torch.tensor([tokens, tokens[::-1]])
 COMPARED = 4096
 
 
-def load(**more):
+def source():
+    """What the model is read from."""
     if not path.endswith(".gguf"):
-        return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **more).eval()
+        return dict(pretrained_model_name_or_path=path)
     file, size, changed = os.path.basename(path), os.path.getsize(path), int(os.path.getmtime(path))
+    itself = dict(pretrained_model_name_or_path=os.path.dirname(path), gguf_file=file)
     if os.environ.get("PELLUCID_LAB_CONVERT") != "1":
-        return AutoModelForCausalLM.from_pretrained(os.path.dirname(path), gguf_file=file, dtype=dtype, **more).eval()
-    # Reading GGUF takes half a minute here each time; where loading is not what is measured, a directory is made of it once.
+        return itself
+    # Reading GGUF takes half a minute each time; where that is not what is measured, a directory is made of it once.
     cache = os.environ.get("PELLUCID_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "pellucid")
     kept = os.path.join(cache, "lab", "converted", f"{file}-{size}-{changed}")
     if not os.path.isdir(kept):
-        AutoModelForCausalLM.from_pretrained(os.path.dirname(path), gguf_file=file, dtype=torch.float32).save_pretrained(f"{kept}.{os.getpid()}")
+        made = AutoModelForCausalLM.from_pretrained(**itself, dtype=torch.float32)
+        made.hf_quantizer = None  # its weights are plain by now
+        made.config.__dict__.pop("quantization_config", None)
+        made.save_pretrained(f"{kept}.{os.getpid()}")
         os.rename(f"{kept}.{os.getpid()}", kept)
-    return AutoModelForCausalLM.from_pretrained(kept, dtype=dtype, **more).eval()
+    return dict(pretrained_model_name_or_path=kept)
+
+
+def load(where, **more):
+    return AutoModelForCausalLM.from_pretrained(**where, dtype=dtype, **more).eval()
 
 
 def first(module, names, what):
@@ -62,9 +71,9 @@ def stream(output):
 
 @torch.no_grad()
 def main():
-    start = time.perf_counter()
+    where, start = source(), time.perf_counter()
     # Attention weights exist only where attention is written out.
-    model = load(**(dict(attn_implementation="eager") if name == "pattern" else {}))
+    model = load(where, **(dict(attn_implementation="eager") if name == "pattern" else {}))
     logits = model(input_ids=ids, logits_to_keep=1).logits[0, -1].float()
     to_first = time.perf_counter() - start
     likeliest, order = logits.topk(5)
