@@ -81,7 +81,7 @@ model = '{}'
 fn measured(dir: &Path, name: &str, more: &[&str]) -> PathBuf {
     let (suite, out) = (write_suite(dir), dir.join(name));
     let (suite, path) = (suite.to_str().expect("a path"), out.to_str().expect("a path"));
-    let output = lab(dir, &[&["run", suite, "--pairs", "2", "--budget", "20", "--out", path], more].concat());
+    let output = lab(dir, &[&["run", suite, "--pairs", "2", "--budget", "300", "--out", path], more].concat());
     // A noisy machine may call two equal things different; everything else is an error.
     assert!(matches!(output.status.code(), Some(0 | 1)), "{}", said(&output));
     out
@@ -178,7 +178,7 @@ fn an_interrupted_session_goes_on_from_its_log() {
     let half = &lines[10][..lines[10].len() / 2];
     std::fs::write(&log, format!("{}\n{half}", lines[..10].join("\n"))).expect("written");
     let (suite, out) = (write_suite(dir.path()), dir.path().join("again.json"));
-    let args = ["run", suite.to_str().expect("a path"), "--pairs", "2", "--budget", "20", "--log", path, "--out"];
+    let args = ["run", suite.to_str().expect("a path"), "--pairs", "2", "--budget", "300", "--log", path, "--out"];
     let output = lab(dir.path(), &[&args[..], &[out.to_str().expect("a path")]].concat());
     assert!(said(&output).contains("going on after 10 processes"), "{}", said(&output));
     let (whole, again) = (json(&dir.path().join("whole.json")), json(&out));

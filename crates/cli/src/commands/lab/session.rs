@@ -77,7 +77,7 @@ fn found(name: &str, assume: Option<&str>) -> Result<PathBuf, Failure> {
     Ok(model)
 }
 
-pub fn find_suite(name: &str) -> Result<Suite, Failure> {
+fn find_suite(name: &str) -> Result<Suite, Failure> {
     if let Some(suite) = suites::named(name) {
         return suite.map_err(failure);
     }
