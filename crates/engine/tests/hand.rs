@@ -81,7 +81,8 @@ fn is_its_definition(
         prop_assume!(closest > 3e-5);
         let mut named: Vec<&String> = truth.keys().collect();
         let mut has: Vec<&String> = sites.iter().collect();
-        (named.sort(), has.sort());
+        named.sort();
+        has.sort();
         prop_assert_eq!(named, has, "the oracle names the sites that the program names");
         agree(&everything.captures.iter().filter(|capture| capture.row == row).collect::<Vec<_>>(), &truth)?;
         // Once more with fused attention.

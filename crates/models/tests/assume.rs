@@ -187,6 +187,10 @@ fn every_golden_model_fits_its_own_family_under_another_name() {
             own = config["model_type"].as_str().expect("a type").to_owned();
             config["model_type"] = json!("acme_llm");
         });
+        // Its class says that it is a speech recogniser, whose decoder is only a part: nothing is offered for that.
+        if own == "whisper" {
+            continue;
+        }
         let offer = inspect(dir.path()).expect("a report").assume.unwrap_or_else(|| panic!("{name}: no offer"));
         assert!(offer.fitting.contains(&own), "{name}: {:?}", offer.fitting);
         assert_eq!(offer.family, offer.fitting[0], "{name}");

@@ -79,7 +79,9 @@ fn every_golden_model_runs_and_is_counted() {
     for name in cases::names() {
         let report = look(&golden(&name));
         assert!(
-            report.runs() && report.category == Category::Transformers && report.support == Support::Native,
+            report.runs()
+                && (report.category == Category::Transformers || name.starts_with("whisper"))
+                && report.support == Support::Native,
             "{name}: {report:#?}"
         );
         let loaded = LoadedModel::open(&golden(&name), &LoadOptions::default(), &mut |_| {}).expect("it runs");
@@ -89,8 +91,15 @@ fn every_golden_model_runs_and_is_counted() {
         let needed: usize =
             loaded.model.program().weights().iter().map(|weight| weight.shape.iter().product::<usize>()).sum();
         let vision = report.architecture.as_deref() == Some("Gemma3ForConditionalGeneration");
+        // Decoder halves bring attention to an encoder, which a language model has no use for.
+        let half = ["bart", "mbart", "pegasus", "blenderbot", "marian", "trocr", "whisper"]
+            .contains(&architecture.family.as_str());
+        // The first step of Zamba 2's adapters is one tensor for two weights.
+        let twice = architecture.family == "zamba2";
         assert!(
-            report.parameters == needed as u64 || (vision && report.parameters > needed as u64),
+            report.parameters == needed as u64
+                || (twice && report.parameters < needed as u64)
+                || ((vision || half) && report.parameters > needed as u64),
             "{name}: {}",
             report.parameters
         );
@@ -225,7 +234,7 @@ fn quantised_weights_are_counted_unpacked_and_what_they_lack_is_named() {
 #[test]
 fn a_way_of_quantising_that_is_not_read_is_named() {
     let mut config: Value =
-        serde_json::from_slice(&fs::read(golden("llama/config.json")).expect("read")).expect("JSON");
+        serde_json::from_slice(&fs::read(golden("llama").join("config.json")).expect("read")).expect("JSON");
     config["quantization_config"] = json!({"quant_method": "hqq", "bits": 4});
     let report = look(with_config(config, &[]).path());
     assert_eq!(report.support, Support::InspectOnly);

@@ -32,7 +32,7 @@ impl Oracle<'_> {
             let linear = self.adapted(x, &part("up"), d.adapter);
             // One family clamps both branches and adds one to the linear one.
             let clamped = d.activation == Activation::ClampedGlu;
-            act = times(&act, &map(&linear, |x| if clamped { x.max(-7.0).min(7.0) + 1.0 } else { x }));
+            act = times(&act, &map(&linear, |x| if clamped { x.clamp(-7.0, 7.0) + 1.0 } else { x }));
             if named {
                 self.put("mlp_pre_linear", &linear);
             }

@@ -48,16 +48,8 @@ pub(super) fn vaultgemma(config: &Config) -> Result<Family> {
 
 /// Gemma 3's language model: norms on queries and keys, five sliding layers to a full one, each kind with its own rotary base.
 pub(super) fn gemma3_text(config: &Config) -> Result<Family> {
-    let config = &parts_by_layer_type(config, ("rope_theta", 1e6), ("rope_local_base_freq", 1e4))?.with_defaults([
-        // Those with a vision tower rely on these.
-        ("hidden_size", json!(2304)),
-        ("intermediate_size", json!(9216)),
-        ("num_hidden_layers", json!(26)),
-        ("num_attention_heads", json!(8)),
-        ("num_key_value_heads", json!(4)),
-        ("max_position_embeddings", json!(131_072)),
-        ("sliding_window", json!(4096)),
-    ]);
+    let config = &parts_by_layer_type(config, ("rope_theta", 1e6), ("rope_local_base_freq", 1e4))?
+        .with_defaults([("num_key_value_heads", json!(4)), ("sliding_window", json!(4096))]);
     let ropes = by_layer_type(config, head_dim(config)?)?;
     let pattern = config.size_or("sliding_window_pattern", 6)?.max(1);
     if config.flag_or("use_bidirectional_attention", false)? {
@@ -75,7 +67,16 @@ pub(super) fn gemma3_text(config: &Config) -> Result<Family> {
 /// Gemma 3 with its vision tower: the language model inside.
 pub(super) fn gemma3(config: &Config) -> Result<Family> {
     let text = config.part("text_config").ok_or_else(|| config.bad("text_config", "is missing"))?;
-    let mut family = gemma3_text(&text.with_defaults([("model_type", json!("gemma3_text"))]))?;
+    // Some leave out even these.
+    let text = text.with_defaults([
+        ("model_type", json!("gemma3_text")),
+        ("hidden_size", json!(2304)),
+        ("intermediate_size", json!(9216)),
+        ("num_hidden_layers", json!(26)),
+        ("num_attention_heads", json!(8)),
+        ("max_position_embeddings", json!(131_072)),
+    ]);
+    let mut family = gemma3_text(&text)?;
     family.architecture.family = config.model_type()?.into();
     family.architecture.modules.layers = "model.language_model.layers".into();
     family.architecture.modules.final_norm = Some("model.language_model.norm".into());

@@ -1,7 +1,9 @@
 //! Sizes that no model has are refused before anything is allocated by them.
 
+use super::Family;
 use crate::config::{Config, LARGEST};
 use crate::error::Result;
+use pellucid_engine::architecture::{Layer, Mlp};
 
 /// Of layers, heads and experts.
 const PARTS: usize = 4096;
@@ -84,6 +86,20 @@ pub(super) fn check(config: &Config) -> Result<()> {
                 return Err(part.bad(key, &problem));
             }
         }
+    }
+    Ok(())
+}
+
+/// Checks what a family made of a configuration, with its own numbers where the configuration has none.
+pub(super) fn check_made(config: &Config, family: &Family) -> Result<()> {
+    let count = |layer: &Layer| match &layer.mlp {
+        Some(Mlp::Experts(experts)) => experts.count,
+        _ => 0,
+    };
+    let experts = family.architecture.layers.iter().map(count).fold(0, usize::saturating_add);
+    if experts > EXPERTS {
+        let problem = format!("makes {experts} experts in all layers, and no model is that large");
+        return Err(config.bad("num_hidden_layers", &problem));
     }
     Ok(())
 }

@@ -236,7 +236,9 @@ pub(crate) fn read_as(config: &Config, family: &str) -> Result<(Family, Vec<Stri
     check(config)?;
     let config = config.with("model_type", family.into()).watched();
     let (_, reader) = FAMILIES.iter().find(|(name, _)| *name == family).ok_or_else(|| unknown(family))?;
-    Ok((reader(&config)?, config.unread()))
+    let family = reader(&config)?;
+    limits::check_made(&config, &family)?;
+    Ok((family, config.unread()))
 }
 
 /// Refuses what no family could read.
@@ -252,7 +254,9 @@ pub fn read(config: &Config) -> Result<Family> {
     let model_type = config.model_type()?;
     check(config)?;
     let (_, reader) = FAMILIES.iter().find(|(name, _)| *name == model_type).ok_or_else(|| unknown(model_type))?;
-    reader(config)
+    let family = reader(config)?;
+    limits::check_made(config, &family)?;
+    Ok(family)
 }
 
 fn unknown(model_type: &str) -> Error {

@@ -84,20 +84,15 @@ fn strips(variant: &str, held: &Held, axis: &Axis) -> Vec<Row> {
 /// Heap allocations of one timed run, where a worker counted them.
 fn allocations(result: &SessionResult) -> String {
     let mut lines = String::new();
-    for workload in &result.suite.workloads {
-        for variant in variants(result) {
-            let counted = answers(result, &workload.id, variant).into_iter().find_map(|answer| answer.allocations);
-            if let Some(counted) = counted {
-                lines += &format!(
-                    "<tr><td class=\"name\">{}</td><td class=\"name\">{}</td><td class=\"number\">{}</td><td class=\"number\">{}</td><td class=\"number\">{}</td></tr>\n",
-                    escape(&workload.id),
-                    escape(variant),
-                    counted.count,
-                    bytes(counted.bytes as f64),
-                    bytes(counted.peak_live as f64)
-                );
-            }
-        }
+    for counted in &result.allocations {
+        lines += &format!(
+            "<tr><td class=\"name\">{}</td><td class=\"name\">{}</td><td class=\"number\">{}</td><td class=\"number\">{}</td><td class=\"number\">{}</td></tr>\n",
+            escape(&counted.workload),
+            escape(&counted.variant),
+            counted.allocations.count,
+            bytes(counted.allocations.bytes as f64),
+            bytes(counted.allocations.peak_live as f64)
+        );
     }
     if lines.is_empty() {
         return lines;
