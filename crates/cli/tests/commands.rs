@@ -183,6 +183,35 @@ fn lens_draws_a_table_and_a_page() {
 }
 
 #[test]
+fn profile_tells_where_the_time_goes() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (trace, flame) = (dir.path().join("t.json"), dir.path().join("f.svg"));
+    let (trace_name, flame_name) = (trace.to_string_lossy(), flame.to_string_lossy());
+    let found = json(&[
+        "profile",
+        "Tom saw a dog. The",
+        "--max-new",
+        "3",
+        "--json",
+        "--trace",
+        &trace_name,
+        "--flame",
+        &flame_name,
+    ]);
+    let lines = found["lines"].as_array().expect("lines");
+    let shares: f64 = lines.iter().map(|line| line[1]["share"].as_f64().expect("a share")).sum();
+    assert!((shares - 1.0).abs() < 1e-6 && found["seconds"].as_f64().is_some_and(|s| s > 0.0), "{found}");
+    assert!(lines.iter().any(|line| line[0] == "matmul" && line[1]["gflops_per_s"].as_f64().is_some_and(|x| x > 0.0)));
+    let trace: Value = serde_json::from_slice(&std::fs::read(trace).expect("a trace")).expect("JSON");
+    let calls: u64 = lines.iter().map(|line| line[1]["calls"].as_u64().expect("a count")).sum();
+    assert_eq!(trace["traceEvents"].as_array().map(Vec::len), Some(calls as usize), "every op of the last round");
+    let flame = std::fs::read_to_string(flame).expect("a flame graph");
+    assert!(flame.contains("<svg") && flame.contains("mlp.down") && flame.contains("prompt") && flame.contains("step"));
+    assert!(stdout(&pellucid(&["profile", "Tom", "--by", "layer"])).contains("layers.  5"));
+    refused(&["profile"], 2, "", "");
+}
+
+#[test]
 fn sites_lists_every_site_with_shape_and_aliases() {
     let text = stdout(&pellucid(&["sites"]));
     assert!(
