@@ -30,6 +30,12 @@ impl Array {
         self
     }
 
+    /// The same numbers in another shape.
+    pub fn reshaped(&self, shape: Vec<usize>) -> Array {
+        assert_eq!(shape.iter().product::<usize>(), self.values().len(), "a shape for as many numbers");
+        Array { shape, ..self.clone() }
+    }
+
     /// The lengths of its axes.
     pub fn shape(&self) -> &[usize] {
         &self.shape
@@ -38,6 +44,15 @@ impl Array {
     /// The values, last axis fastest.
     pub fn values(&self) -> &[f32] {
         &self.data[self.start..self.start + self.shape.iter().product::<usize>()]
+    }
+
+    /// The values in a shape that this one broadcasts to, as numpy does; `None` where it does not.
+    pub fn broadcast(&self, shape: &[usize]) -> Option<Vec<f32>> {
+        if self.shape == shape {
+            return Some(self.values().to_vec());
+        }
+        let view = ndarray::ArrayViewD::from_shape(self.shape.clone(), self.values()).ok()?;
+        Some(view.broadcast(shape)?.iter().copied().collect())
     }
 
     /// Whether the values are whole numbers (indices).

@@ -23,6 +23,19 @@ pub enum Error {
         /// What to change.
         remedy: String,
     },
+    /// A value of a plan that cannot be computed.
+    #[error("{value}: {problem}")]
+    Value {
+        /// Which value.
+        value: String,
+        /// What is wrong.
+        problem: String,
+        /// What to change.
+        remedy: String,
+    },
+    /// Several problems of one plan.
+    #[error("{}", listed(.0))]
+    Several(Vec<Error>),
     /// Input tokens that the model cannot take.
     #[error("{problem}")]
     Input {
@@ -39,6 +52,11 @@ pub enum Error {
     },
 }
 
+fn listed(errors: &[Error]) -> String {
+    let lines: Vec<String> = errors.iter().map(|error| format!("- {error}")).collect();
+    format!("{} problems:\n{}", errors.len(), lines.join("\n"))
+}
+
 /// The result of this crate's functions.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -46,9 +64,18 @@ impl Error {
     /// What the user can do about it.
     pub fn remedy(&self) -> Option<&str> {
         match self {
-            Error::Site { remedy, .. } | Error::Plan { remedy, .. } | Error::Input { remedy, .. } => Some(remedy),
+            Error::Site { remedy, .. }
+            | Error::Plan { remedy, .. }
+            | Error::Value { remedy, .. }
+            | Error::Input { remedy, .. } => Some(remedy),
+            Error::Several(all) => all.first().and_then(Error::remedy),
             Error::Architecture { .. } => Some("correct config.json, or get it anew from where the model came from"),
         }
+    }
+
+    /// One error of several; the one itself where there is only one.
+    pub(crate) fn all(mut errors: Vec<Error>) -> Error {
+        if errors.len() == 1 { errors.remove(0) } else { Error::Several(errors) }
     }
 
     /// An [`Error::Input`].

@@ -1,7 +1,7 @@
 //! Generation: prefill, then one token at a time, with the plan active at every step.
 
 use crate::error::{Error, Result};
-use crate::exec::{Call, Model};
+use crate::exec::{Call, Model, Saved};
 use crate::plan::{Capture, Lengths, Plan, compile};
 use crate::sample::{Sampler, Sampling};
 use crate::site::Site;
@@ -65,6 +65,8 @@ pub struct Generation {
     pub rows: Vec<Generated>,
     /// What the plan captured: `prompt + generated - 1` positions of each row.
     pub captures: Vec<Capture>,
+    /// The values that the plan saves, step by step.
+    pub saved: Vec<Saved>,
     /// Sites that patterns passed over.
     pub passed_over: Vec<Site>,
     /// Time in the prompts.
@@ -103,6 +105,7 @@ impl Model {
             let mut logits = call.prefill(group, inputs, true)?;
             advance(&mut rows, group, &mut logits, options, watch);
         }
+        call.collector.end_step(self, &compiled, &ended(&rows))?;
         let prefill = started.elapsed();
         let started = Instant::now();
         while rows.iter().any(|row| row.finish.is_none()) {
@@ -114,6 +117,7 @@ impl Model {
                     advance(&mut rows, &alive, &mut logits, options, watch);
                 }
             }
+            call.collector.end_step(self, &compiled, &ended(&rows))?;
         }
         let decode = started.elapsed();
         let lengths: Vec<usize> = call.rows.iter().map(|row| row.len).collect();
@@ -124,11 +128,12 @@ impl Model {
                 "each row computes prompt + generated - 1 positions"
             );
         }
+        let saved = call.collector.take_saved();
         let captures = call.collector.finish(self.program(), &compiled, &lengths);
         let rows = rows
             .into_iter()
             .map(|row| Generated { tokens: row.new_tokens().to_vec(), finish: row.finish.unwrap_or(Finish::Length) });
-        Ok(Generation { rows: rows.collect(), captures, passed_over: compiled.passed_over, prefill, decode })
+        Ok(Generation { rows: rows.collect(), captures, saved, passed_over: compiled.passed_over, prefill, decode })
     }
 }
 
@@ -159,6 +164,11 @@ impl Row {
     fn new_tokens(&self) -> &[u32] {
         &self.tokens[self.prompt..]
     }
+}
+
+/// The rows that have ended.
+fn ended(rows: &[Row]) -> Vec<usize> {
+    rows.iter().filter(|row| row.finish.is_some()).map(|row| row.index).collect()
 }
 
 /// Chooses the next token of each listed row from its logits and decides whether the row goes on.

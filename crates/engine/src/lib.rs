@@ -28,12 +28,13 @@ pub mod profile;
 pub mod program;
 pub mod sample;
 pub mod site;
+mod value;
 pub mod weights;
 
 pub use architecture::Architecture;
 pub use array::Array;
 pub use error::{Error, Result};
-pub use exec::{Model, Run, RunOptions};
+pub use exec::{Model, Run, RunOptions, Saved};
 pub use generate::{Control, Finish, Generate, Generated, Generation};
 pub use plan::{Action, Callback, Capture, Operand, Phase, Plan, Positions, Reduce, Selected, Tap};
 pub use point::Point;

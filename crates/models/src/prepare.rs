@@ -4,8 +4,8 @@ use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
 use crate::tensors::Tensors;
 use crate::tokenizer::Tokenizer;
-use pellucid_engine::plan::FromSite;
-use pellucid_engine::{Action, Operand, Plan, Positions, Reduce, Tap};
+use pellucid_engine::plan::{Expr, FromSite};
+use pellucid_engine::{Action, Array, Operand, Plan, Positions, Reduce, Tap};
 use pellucid_kernels::encoding;
 use std::path::Path;
 
@@ -14,9 +14,13 @@ use std::path::Path;
 /// A token stands in different places of different rows, so a tap that names one becomes a tap for each row.
 pub fn prepare(plan: Plan, base: &Path, inputs: &[Vec<u32>], tokenizer: Option<&Tokenizer>) -> Result<Plan> {
     let mut taps = Vec::with_capacity(plan.taps.len());
+    // For each tap of the plan the first that it became, and how many.
+    let mut became = Vec::with_capacity(plan.taps.len());
     for mut tap in plan.taps {
         read_files(&mut tap.action, base)?;
+        became.push((taps.len(), tap.rows.as_ref().map_or(inputs.len(), Vec::len)));
         if !mentions_token(&mut tap) {
+            became.last_mut().expect("pushed above").1 = 1;
             taps.push(tap);
             continue;
         }
@@ -53,7 +57,24 @@ pub fn prepare(plan: Plan, base: &Path, inputs: &[Vec<u32>], tokenizer: Option<&
             taps.push(one);
         }
     }
-    Ok(Plan { taps })
+    let mut values = plan.values;
+    for value in &mut values {
+        match &mut value.expr {
+            Expr::File(reference) => value.expr = Expr::Constant(read_array(base, reference)?),
+            Expr::Read(tap) => match became.get(*tap) {
+                Some((first, 1)) => *tap = *first,
+                Some(_) => {
+                    return Err(Error::usage(
+                        "a value is read where a token stands, in several rows",
+                        "write one tap a row, or give the position as a number",
+                    ));
+                }
+                None => {}
+            },
+            _ => {}
+        }
+    }
+    Ok(Plan { taps, values, ..plan })
 }
 
 fn mentions_token(tap: &mut Tap) -> bool {
@@ -99,7 +120,11 @@ fn find(text: &str, tokens: &[u32], row: usize, tokenizer: Option<&Tokenizer>) -
 
 fn read_files(action: &mut Action, base: &Path) -> Result<()> {
     let operand = match action {
-        Action::Set(operand) | Action::MeanAblate(operand) | Action::Add { operand, .. } => operand,
+        Action::Set(operand)
+        | Action::MeanAblate(operand)
+        | Action::Add { operand, .. }
+        | Action::Skip(Some(operand)) => operand,
+        Action::Grad { action, .. } => return read_files(action, base),
         Action::ProjectOut { vector, .. } | Action::Cap { vector, .. } => vector,
         Action::Capture(Some(Reduce::Dot(vector))) => vector,
         _ => return Ok(()),
@@ -110,8 +135,22 @@ fn read_files(action: &mut Action, base: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Reads `file.safetensors#name`: a vector, or rows of vectors.
+/// A tensor as an operand: a vector, or rows of vectors.
 fn read_tensor(base: &Path, reference: &str) -> Result<Operand> {
+    let array = read_array(base, reference)?;
+    let values = array.values();
+    match array.shape() {
+        [_] | [1, _] => Ok(Operand::Vector(values.to_vec())),
+        [_, width] if *width > 0 => Ok(Operand::Rows(values.chunks_exact(*width).map(<[f32]>::to_vec).collect())),
+        shape => Err(Error::usage(
+            format!("{reference:?} has shape {shape:?}"),
+            "a tap takes a vector, or a matrix with one row a position; other shapes are for values",
+        )),
+    }
+}
+
+/// Reads `file.safetensors#name`.
+fn read_array(base: &Path, reference: &str) -> Result<Array> {
     let Some((file, name)) = reference.split_once('#') else {
         return Err(Error::usage(format!("{reference:?} does not name a tensor"), "write file.safetensors#tensor"));
     };
@@ -127,14 +166,5 @@ fn read_tensor(base: &Path, reference: &str) -> Result<Operand> {
     })?;
     let mut values = vec![0.0; stored.shape.iter().product()];
     encoding::decode(encoding, stored.bytes, &mut values);
-    match stored.shape {
-        [_] => Ok(Operand::Vector(values)),
-        [1, _] => Ok(Operand::Vector(values)),
-        [_, width] if *width > 0 => Ok(Operand::Rows(values.chunks_exact(*width).map(<[f32]>::to_vec).collect())),
-        shape => Err(Error::invalid(
-            &path,
-            format!("tensor {name:?} has shape {shape:?}"),
-            "a plan takes a vector, or a matrix with one row a position",
-        )),
-    }
+    Ok(Array::new(stored.shape.to_vec(), values))
 }

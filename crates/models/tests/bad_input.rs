@@ -206,7 +206,7 @@ fn selections_of_what_is_not_there() {
     refused(&case, [capture(SITE).keys(at("0"))], &["`keys`", "attn_scores and attn_probs"]);
     refused(&case, [capture("layers.1.attn_probs").keys(at("500"))], &["position 500"]);
     refused(&case, [capture("layers.7.z")], &["layers.7.z", "no layer 7"]);
-    refused(&case, [Tap::new("layers.1.z", Action::Skip)], &["layers.1.z"]);
+    refused(&case, [Tap::new("layers.1.z", Action::Skip(None))], &["layers.1.z"]);
 }
 
 #[test]

@@ -232,7 +232,7 @@ fn one_of_each() -> Vec<Tap> {
         Tap::new(site, Action::ProjectOut { vector: v.clone(), scale: 0.25 }),
         Tap::new(site, cap(Some(-1.0), Some(2.5))),
         Tap::new(site, cap(None, Some(0.5))),
-        Tap::new("layers.0", Action::Skip).positions(at("1")),
+        Tap::new("layers.0", Action::Skip(None)).positions(at("1")),
     ];
     taps.push(capture("logits"));
     taps

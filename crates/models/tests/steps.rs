@@ -172,7 +172,7 @@ fn a_skipped_layer_lets_its_input_through() {
         for layer in 0..case.layers() {
             let (pre, post) = (format!("layers.{layer}.resid_pre"), format!("layers.{layer}.resid_post"));
             let skipped =
-                run(&case, [Tap::new(format!("layers.{layer}"), Action::Skip), capture(&pre), capture(&post)]);
+                run(&case, [Tap::new(format!("layers.{layer}"), Action::Skip(None)), capture(&pre), capture(&post)]);
             assert!(
                 bits(&value(&case, &skipped, &pre, 0)) == bits(&value(&case, &skipped, &post, 0)),
                 "{}: layer {layer}",
@@ -188,7 +188,8 @@ fn a_skipped_layer_lets_its_input_through() {
             assert!(logits(&skipped) != logits(&run(&case, [])), "{}: layer {layer} does nothing anyway", case.name);
         }
         let last = format!("layers.{}.resid_post", case.layers() - 1);
-        let none = run(&case, [Tap::new("layers.*", Action::Skip), capture("layers.0.resid_pre"), capture(&last)]);
+        let none =
+            run(&case, [Tap::new("layers.*", Action::Skip(None)), capture("layers.0.resid_pre"), capture(&last)]);
         assert!(bits(&none.captures[0].array) == bits(&none.captures[1].array), "{}: every layer skipped", case.name);
     }
 }
@@ -197,7 +198,7 @@ fn a_skipped_layer_lets_its_input_through() {
 fn nothing_inside_a_skipped_layer_can_be_seen() {
     let case = golden::case("llama");
     for site in ["layers.1.z", "layers.1.attn_probs", "layers.1.mlp_act", "layers.1.resid_mid"] {
-        let taps = plan([capture(site), Tap::new("layers.1", Action::Skip)]);
+        let taps = plan([capture(site), Tap::new("layers.1", Action::Skip(None))]);
         let error = case
             .loaded
             .model
@@ -211,7 +212,7 @@ fn nothing_inside_a_skipped_layer_can_be_seen() {
     // Nor used: the source of another site.
     let taps = plan([
         set("layers.2.mlp_out", from("layers.1.mlp_out", 0)),
-        Tap::new("layers.1", Action::Skip),
+        Tap::new("layers.1", Action::Skip(None)),
         capture("logits"),
     ]);
     let error = case
@@ -223,7 +224,7 @@ fn nothing_inside_a_skipped_layer_can_be_seen() {
         error.to_string().contains("`layers.1.mlp_out` is never computed for row 0, because tap 1 skips layer 1"),
         "{error}"
     );
-    let elsewhere = plan([Tap::new("layers.1", Action::Skip).rows([0]), capture("layers.1.z").rows([1])]);
+    let elsewhere = plan([Tap::new("layers.1", Action::Skip(None)).rows([0]), capture("layers.1.z").rows([1])]);
     assert_eq!(
         case.run(&[case.ids.clone(), case.ids.clone()], &elsewhere).captures.len(),
         1,
@@ -235,9 +236,9 @@ fn nothing_inside_a_skipped_layer_can_be_seen() {
 fn rows_skip_for_themselves() {
     let case = golden::case("gemma2");
     let inputs = [case.ids.clone(), case.ids[2..].to_vec()];
-    let together = case.run(&inputs, &plan([Tap::new("layers.1", Action::Skip).rows([1]), capture("logits")]));
+    let together = case.run(&inputs, &plan([Tap::new("layers.1", Action::Skip(None)).rows([1]), capture("logits")]));
     let plain = case.run(&inputs[..1], &Plan::capture(["logits"]));
-    let skipped = case.run(&inputs[1..], &plan([Tap::new("layers.1", Action::Skip), capture("logits")]));
+    let skipped = case.run(&inputs[1..], &plan([Tap::new("layers.1", Action::Skip(None)), capture("logits")]));
     assert!(bits(&together.captures[0].array) == bits(&plain.captures[0].array));
     assert!(bits(&together.captures[1].array) == bits(&skipped.captures[0].array));
 }
@@ -246,7 +247,7 @@ fn rows_skip_for_themselves() {
 fn a_layer_may_be_skipped_at_some_positions_steps_or_phases() {
     let case = golden::case("llama");
     let prompt = [case.ids[..6].to_vec()];
-    let skip = || Tap::new("layers.1", Action::Skip);
+    let skip = || Tap::new("layers.1", Action::Skip(None));
     for (tap, skipped) in [
         (skip().positions(at("2")), vec![2]),
         (skip().steps(at("1")), vec![6]),

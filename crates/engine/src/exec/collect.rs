@@ -1,15 +1,18 @@
 //! What a call has captured so far, and the values that some rows keep for others.
 
 use super::pass::Pass;
+use super::{Model, Saved};
 use crate::array::Array;
-use crate::plan::{Capture, Chosen, Compiled, CompiledAction, CompiledReduce, Entry};
+use crate::error::Result;
+use crate::plan::{Capture, Chosen, Compiled, CompiledAction, CompiledReduce, Entry, ValueId};
 use crate::point::Point;
 use crate::program::{Edge, Layout, Program};
+use crate::value::Store;
 use pellucid_kernels::elementwise::dot;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Captures under way and stashed sources.
+/// Captures under way, stashed sources and values.
 pub(crate) struct Collector {
     /// By entry and row.
     gathered: HashMap<(usize, usize), Gathered>,
@@ -17,6 +20,9 @@ pub(crate) struct Collector {
     stash: HashMap<(usize, usize), Vec<Option<Vec<f32>>>>,
     /// Every row is computed in a single pass.
     single_pass: bool,
+    store: Store,
+    saved: Vec<Saved>,
+    step: usize,
 }
 
 /// One capture of one row.
@@ -60,7 +66,7 @@ impl Collector {
                 }
             }
         }
-        Collector { gathered, stash: HashMap::new(), single_pass }
+        Collector { gathered, stash: HashMap::new(), single_pass, store: Store::default(), saved: Vec::new(), step: 0 }
     }
 
     pub fn takes_buffers(&self) -> bool {
@@ -119,6 +125,48 @@ impl Collector {
         if let Some(Gathered::Attention(lines)) = self.gathered.get_mut(&(index, row)) {
             lines[nth] = Some(line);
         }
+    }
+
+    /// Makes what an entry has read of a row the values that it reads for.
+    pub fn bind(&mut self, compiled: &Compiled, entry: &Entry, row: usize, array: Array) {
+        for &value in &entry.binds {
+            self.store.bind(&compiled.values, value, row, array.clone());
+        }
+    }
+
+    /// A value for a reader.
+    pub fn value(
+        &mut self,
+        model: &Model,
+        compiled: &Compiled,
+        value: ValueId,
+        reader: Option<usize>,
+    ) -> Result<Array> {
+        self.store.get(model, compiled, value, reader)
+    }
+
+    /// Keeps the saved values that the step under way has made; another step may follow, without the rows that have ended.
+    pub fn end_step(&mut self, model: &Model, compiled: &Compiled, ended: &[usize]) -> Result<()> {
+        let values = &compiled.values;
+        for &value in values.save.iter().filter(|&&value| values.gradient_of[value].is_none()) {
+            if !self.store.is_new(values, value) {
+                continue;
+            }
+            for row in values.rows[value].each() {
+                if row.is_none_or(|row| self.store.is_alive(row)) {
+                    let array = self.store.get(model, compiled, value, row)?;
+                    self.saved.push(Saved { value, row, step: self.step, array });
+                }
+            }
+        }
+        self.step += 1;
+        self.store.next_step(ended.to_vec());
+        Ok(())
+    }
+
+    /// What was saved, in the order of the steps and of the plan.
+    pub fn take_saved(&mut self) -> Vec<Saved> {
+        std::mem::take(&mut self.saved)
     }
 
     pub fn stash(&mut self, source: usize, row: usize, nth: usize, count: usize, values: Vec<f32>) {

@@ -16,9 +16,10 @@ pub(crate) use frame::{Arena, Buffers};
 pub use pass::{Pass, RowState, Segment};
 pub use taps::Taps;
 
+use crate::array::Array;
 use crate::backend::Backend;
 use crate::error::{Error, Result};
-use crate::plan::{Capture, Compiled, Lengths, Plan, compile};
+use crate::plan::{Capture, Compiled, Lengths, Plan, ValueId, compile};
 use crate::point::Point;
 use crate::program::{EdgeId, Program};
 use crate::site::{self, Site};
@@ -48,11 +49,32 @@ pub struct RunOptions {
 pub struct Run {
     /// What the plan captured, in the plan's order, row by row.
     pub captures: Vec<Capture>,
+    /// The values that the plan saves.
+    pub saved: Vec<Saved>,
     /// Sites that patterns passed over because their layers do not have them.
     pub passed_over: Vec<Site>,
 }
 
+/// A value that a run saved.
+#[derive(Clone, Debug)]
+pub struct Saved {
+    /// Which value of the plan.
+    pub value: ValueId,
+    /// The row that it belongs to; none where it is one for all.
+    pub row: Option<usize>,
+    /// The step of a generation that computed it; 0 is the prompt.
+    pub step: usize,
+    /// The value.
+    pub array: Array,
+}
+
 impl Run {
+    /// A saved value: that of a row, or the one for all.
+    pub fn value(&self, value: ValueId, row: usize) -> Option<&Array> {
+        let found = |saved: &&Saved| saved.value == value && saved.row.is_none_or(|of| of == row);
+        self.saved.iter().find(found).map(|saved| &saved.array)
+    }
+
     /// The first capture of a site in a row.
     pub fn get(&self, site: Site, row: usize) -> Option<&Capture> {
         self.captures.iter().find(|capture| capture.site == site && capture.row == row)
@@ -92,6 +114,11 @@ impl Model {
         &self.program
     }
 
+    /// Its threads.
+    pub(crate) fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
     /// Its weights.
     pub fn weights(&self) -> &Weights {
         &self.weights
@@ -106,7 +133,9 @@ impl Model {
         for group in &compiled.groups {
             call.prefill(group, inputs, false)?;
         }
+        call.collector.end_step(self, &compiled, &[])?;
         Ok(Run {
+            saved: call.collector.take_saved(),
             captures: call.collector.finish(&self.program, &compiled, &prompts),
             passed_over: compiled.passed_over,
         })
@@ -178,8 +207,9 @@ impl<'a> Call<'a> {
         chunk: Option<usize>,
         steps_follow: bool,
     ) -> Call<'a> {
-        // Sources may lie anywhere in a row, so a plan that has some takes each prompt whole.
-        let chunk = chunk.filter(|_| compiled.sources.is_empty()).unwrap_or(usize::MAX).max(1);
+        // Sources and values may lie anywhere in a row, so a plan that has some takes each prompt whole.
+        let apart = compiled.sources.is_empty() && compiled.values.list.is_empty();
+        let chunk = chunk.filter(|_| apart).unwrap_or(usize::MAX).max(1);
         let rows = prompts.iter().map(|&prompt| RowState { prompt, ..RowState::default() }).collect();
         let collector = Collector::new(compiled, !steps_follow && prompts.iter().all(|&n| n <= chunk));
         Call {
@@ -253,7 +283,7 @@ impl<'a> Call<'a> {
             &mut self.buffers,
         );
         frame.prepare(program.architecture());
-        let mut taps = Taps { compiled: self.compiled, collector: &mut self.collector };
+        let mut taps = Taps { model: self.model, compiled: self.compiled, collector: &mut self.collector };
         let values = run_ops(self.model.backend.as_ref(), &mut frame, &mut taps, keep)?;
         for segment in &pass.segments {
             self.rows[segment.row].len += segment.count;

@@ -1,34 +1,38 @@
 //! Taps at work: each value put on an edge is shown to the entries there, in order.
 
+use super::Model;
 use super::collect::{Collector, Line};
 use super::pass::{Pass, Segment};
+use crate::array::Array;
 use crate::error::{Error, Result};
-use crate::plan::{Compiled, CompiledAction, CompiledReduce, Entry, Selected, Value};
+use crate::plan::{Compiled, CompiledAction, CompiledReduce, Entry, Given, Selected};
 use crate::program::{EdgeId, Program};
 use pellucid_kernels::elementwise::dot;
 
 /// A compiled plan with what it has collected.
 pub struct Taps<'a> {
-    pub(super) compiled: &'a Compiled,
-    pub(super) collector: &'a mut Collector,
+    pub(crate) model: &'a Model,
+    pub(crate) compiled: &'a Compiled,
+    pub(crate) collector: &'a mut Collector,
 }
 
 impl Taps<'_> {
     /// Whether any tap reads or changes an edge.
     pub fn touches(&self, edge: EdgeId) -> bool {
-        !self.compiled.at_edge[edge].is_empty() || !self.compiled.sources_at[edge].is_empty()
+        !self.compiled.back_at_edge[edge].is_empty() || !self.compiled.sources_at[edge].is_empty()
     }
 
     /// Whether a tap reads or changes an edge in a row.
     pub fn touches_row(&self, edge: EdgeId, row: usize) -> bool {
         let compiled = self.compiled;
-        compiled.at_edge[edge].iter().any(|&i| compiled.entries[i].rows[row].is_some())
+        compiled.back_at_edge[edge].iter().any(|&i| compiled.entries[i].rows[row].is_some())
             || compiled.sources_at[edge].iter().any(|&i| compiled.sources[i].rows[row].is_some())
     }
 
     /// Whether a tap changes an edge in a row.
     pub fn edits_row(&self, edge: EdgeId, row: usize) -> bool {
-        let edits = |entry: &Entry| !matches!(entry.action, CompiledAction::Capture(_)) && entry.rows[row].is_some();
+        let looks = |entry: &Entry| matches!(entry.action, CompiledAction::Capture(_) | CompiledAction::Read);
+        let edits = |entry: &Entry| !looks(entry) && entry.rows[row].is_some();
         self.compiled.at_edge[edge].iter().any(|&i| edits(&self.compiled.entries[i]))
     }
 
@@ -106,44 +110,76 @@ impl Taps<'_> {
         value: &mut [f32],
     ) -> Result<()> {
         let entry = &self.compiled.entries[index];
+        if places.is_empty() {
+            return Ok(());
+        }
+        if matches!(entry.action, CompiledAction::Read) {
+            let mut order = places.to_vec();
+            order.sort_unstable_by_key(|&(_, _, nth)| nth);
+            let mut values = Vec::with_capacity(places.len() * entry.columns.len());
+            order.iter().for_each(|&(place, ..)| entry.columns.gather(&value[place * width..][..width], &mut values));
+            let edge = self.model.program().edge(entry.edge);
+            let array = Array::new(entry.columns.shape(edge, places.len()), values).with_integer(edge.integer);
+            self.collector.bind(self.compiled, entry, row, array);
+            return Ok(());
+        }
         if let CompiledAction::Call(callback) = &entry.action {
             let positions: Vec<usize> = places.iter().map(|&(_, position, _)| position).collect();
             let mut values = Vec::with_capacity(places.len() * entry.columns.len());
             places.iter().for_each(|&(place, ..)| entry.columns.gather(&value[place * width..][..width], &mut values));
-            if !positions.is_empty() {
-                callback.0(&mut Selected {
-                    row,
-                    positions: &positions,
-                    width: entry.columns.len(),
-                    values: &mut values,
-                });
-            }
+            callback.0(&mut Selected { row, positions: &positions, width: entry.columns.len(), values: &mut values });
             for (&(place, ..), values) in places.iter().zip(values.chunks_exact(entry.columns.len())) {
                 entry.columns.scatter(values, &mut value[place * width..][..width]);
             }
             return Ok(());
         }
+        // A computed value has a line for each selected position of this pass, in the order of the selection.
+        let edge = self.model.program().edge(entry.edge);
+        let computed = self.computed(entry, row, || entry.columns.shape(edge, places.len()))?;
+        let mut ranks: Vec<usize> = places.iter().map(|&(_, _, nth)| nth).collect();
+        ranks.sort_unstable();
         let mut picked = Vec::with_capacity(entry.columns.len());
         for &(place, _, nth) in places {
+            let line = computed.as_ref().map(|values| {
+                let rank = ranks.binary_search(&nth).unwrap_or_default();
+                &values[rank * entry.columns.len()..][..entry.columns.len()]
+            });
             let token = &mut value[place * width..][..width];
             picked.clear();
             entry.columns.gather(token, &mut picked);
             if let CompiledAction::Capture(reduce) = &entry.action {
                 self.collector.collect(index, row, entry, reduce, nth, &picked);
             } else {
-                self.edit(entry, row, nth, &mut picked)?;
+                self.edit(entry, row, nth, line, &mut picked)?;
                 entry.columns.scatter(&picked, token);
             }
         }
         Ok(())
     }
 
-    /// Changes the selected numbers of one token (or of one head's line of attention).
-    fn edit(&self, entry: &Entry, row: usize, nth: usize, picked: &mut [f32]) -> Result<()> {
+    /// What an entry writes where that is computed, in the shape of its selection.
+    fn computed(&mut self, entry: &Entry, row: usize, shape: impl FnOnce() -> Vec<usize>) -> Result<Option<Vec<f32>>> {
+        let Some(value) = entry.value() else { return Ok(None) };
+        let array = self.collector.value(self.model, self.compiled, value, Some(row))?;
+        let shape = shape();
+        let wide = array.broadcast(&shape).ok_or_else(|| {
+            let problem = format!("a value of shape {:?} does not fit a selection of shape {shape:?}", array.shape());
+            self.at_run_time(entry, problem, "shapes broadcast as in numpy")
+        })?;
+        if !self.compiled.values.allow_nan && wide.iter().any(|x| x.is_nan()) {
+            let problem =
+                format!("{} has NaN, which would spread to everything after it", self.compiled.values.name(value));
+            return Err(self.at_run_time(entry, problem, "find where it comes from, or set allow_nan"));
+        }
+        Ok(Some(wide))
+    }
+
+    /// Changes the selected numbers of one token (or of one query's lines of attention); `line` is what is computed for them.
+    fn edit(&self, entry: &Entry, row: usize, nth: usize, line: Option<&[f32]>, picked: &mut [f32]) -> Result<()> {
         match &entry.action {
-            CompiledAction::Set(value) => self.with_value(entry, value, row, nth, picked, |x, v| *x = v),
-            CompiledAction::Add(value, scale) => {
-                self.with_value(entry, value, row, nth, picked, |x, v| *x += scale * v)
+            CompiledAction::Set(given) => self.with_given(entry, given, row, nth, line, picked, |x, v| *x = v),
+            CompiledAction::Add(given, scale) => {
+                self.with_given(entry, given, row, nth, line, picked, |x, v| *x += scale * v)
             }
             CompiledAction::Scale(by) => {
                 picked.iter_mut().for_each(|x| *x *= by);
@@ -165,27 +201,33 @@ impl Taps<'_> {
                 }
                 Ok(())
             }
-            CompiledAction::Capture(_) | CompiledAction::Call(_) => Ok(()),
+            CompiledAction::Capture(_)
+            | CompiledAction::Read
+            | CompiledAction::Call(_)
+            | CompiledAction::Grad { .. } => Ok(()),
         }
     }
 
-    fn with_value(
+    #[allow(clippy::too_many_arguments)] // one step of `edit`, for its two arms
+    fn with_given(
         &self,
         entry: &Entry,
-        value: &Value,
+        given: &Given,
         row: usize,
         nth: usize,
+        line: Option<&[f32]>,
         picked: &mut [f32],
         f: impl Fn(&mut f32, f32),
     ) -> Result<()> {
-        let values = match value {
-            Value::Number(number) => {
+        let values = match given {
+            Given::Number(number) => {
                 picked.iter_mut().for_each(|x| f(x, *number));
                 return Ok(());
             }
-            Value::Vector(vector) => vector.as_slice(),
-            Value::Rows(rows) => rows[nth].as_slice(),
-            Value::Source(source) => self.source(entry, *source, row, nth)?,
+            Given::Vector(vector) => vector.as_slice(),
+            Given::Rows(rows) => rows[nth].as_slice(),
+            Given::Source(source) => self.source(entry, *source, row, nth)?,
+            Given::Computed(_) => line.unwrap_or_default(),
         };
         if values.len() != picked.len() {
             let problem = format!("the source has {} numbers where row {row} has {}", values.len(), picked.len());
@@ -232,6 +274,17 @@ impl Taps<'_> {
                 .keys
                 .as_ref()
                 .map(|keys_of| keys_of[segment.row].iter().copied().filter(|&key| key < keys).collect::<Vec<_>>());
+            let mut queries: Vec<usize> =
+                (0..segment.count).filter_map(|query| chosen.place(segment.position + query)).collect();
+            queries.sort_unstable();
+            if queries.is_empty() {
+                continue;
+            }
+            let width = columns.as_ref().map_or(keys, Vec::len);
+            let shape = vec![entry.heads.len(), queries.len(), width];
+            let computed = self.computed(entry, segment.row, || shape.clone())?;
+            let reads = matches!(entry.action, CompiledAction::Read);
+            let mut read = if reads { vec![0.0; shape.iter().product()] } else { Vec::new() };
             for query in 0..segment.count {
                 let position = segment.position + query;
                 let Some(nth) = chosen.place(position) else { continue };
@@ -243,7 +296,16 @@ impl Taps<'_> {
                         Some(columns) => picked.extend(columns.iter().map(|&key| line[key])),
                     }
                 }
+                let rank = queries.binary_search(&nth).unwrap_or_default();
+                let lines =
+                    |head: usize| (head * queries.len() + rank) * width..(head * queries.len() + rank + 1) * width;
                 match &entry.action {
+                    CompiledAction::Read => {
+                        for (head, values) in picked.chunks_exact(width.max(1)).enumerate() {
+                            read[lines(head)].copy_from_slice(values);
+                        }
+                        continue;
+                    }
                     CompiledAction::Capture(_) => {
                         self.collector.collect_attention(
                             index,
@@ -254,7 +316,6 @@ impl Taps<'_> {
                         continue;
                     }
                     CompiledAction::Call(callback) => {
-                        let width = picked.len() / entry.heads.len();
                         callback.0(&mut Selected {
                             row: segment.row,
                             positions: &[position],
@@ -262,9 +323,14 @@ impl Taps<'_> {
                             values: &mut picked,
                         });
                     }
-                    _ => self.edit(entry, segment.row, nth, &mut picked)?,
+                    _ => {
+                        let of_query = |values: &Vec<f32>| -> Vec<f32> {
+                            (0..entry.heads.len()).flat_map(|head| values[lines(head)].iter().copied()).collect()
+                        };
+                        let line = computed.as_ref().map(of_query);
+                        self.edit(entry, segment.row, nth, line.as_deref(), &mut picked)?
+                    }
                 }
-                let width = picked.len() / entry.heads.len();
                 for (&head, picked) in entry.heads.iter().zip(picked.chunks_exact(width.max(1))) {
                     let line = &mut value[line(head, query)];
                     match &columns {
@@ -272,6 +338,9 @@ impl Taps<'_> {
                         Some(columns) => columns.iter().zip(picked).for_each(|(&key, &x)| line[key] = x),
                     }
                 }
+            }
+            if reads {
+                self.collector.bind(compiled, entry, segment.row, Array::new(shape, read));
             }
         }
         for &index in &compiled.sources_at[edge] {

@@ -1,6 +1,7 @@
 //! From a plan to what the executor needs: every name found, every shape checked, every dependency ordered.
 
-use super::{Action, Callback, Columns, FromSite, Operand, Phase, Plan, Positions, Reduce, Tap};
+use super::compile_value::{Values, selection_shape, values};
+use super::{Action, Callback, Columns, FromSite, Operand, Phase, Plan, Positions, Reduce, Tap, ValueId};
 use crate::error::{Error, Result};
 use crate::plan::order;
 use crate::point::Point;
@@ -18,8 +19,13 @@ pub(crate) struct Lengths<'a> {
 /// A checked plan for given rows.
 pub(crate) struct Compiled {
     pub entries: Vec<Entry>,
-    /// For each edge the entries on it, in the order in which they apply.
+    /// For each edge the entries on its value, in the order in which they apply.
     pub at_edge: Vec<Vec<usize>>,
+    /// For each edge those on its gradients among them, and all others: the way back goes through them in the opposite order.
+    pub back_at_edge: Vec<Vec<usize>>,
+    pub values: Values,
+    /// How long each prompt is.
+    pub prompts: Vec<usize>,
     pub sources: Vec<Source>,
     /// For each edge the sources that read it.
     pub sources_at: Vec<Vec<usize>>,
@@ -47,22 +53,47 @@ pub(crate) struct Entry {
     pub heads: Vec<usize>,
     pub keys: Option<Vec<Vec<usize>>>,
     pub action: CompiledAction,
+    /// The values that it reads for.
+    pub binds: Vec<ValueId>,
 }
 
 impl Entry {
-    /// The source that its action reads, if any.
-    pub fn source(&self) -> Option<usize> {
-        match self.action {
-            CompiledAction::Set(Value::Source(source)) | CompiledAction::Add(Value::Source(source), _) => Some(source),
+    /// What its action writes, if it writes something given.
+    fn given(&self) -> Option<&Given> {
+        match &self.action {
+            CompiledAction::Set(given) | CompiledAction::Add(given, _) => Some(given),
             _ => None,
         }
+    }
+
+    /// The source that its action reads, if any.
+    pub fn source(&self) -> Option<usize> {
+        match self.given() {
+            Some(Given::Source(source)) => Some(*source),
+            _ => None,
+        }
+    }
+
+    /// The value that its action writes, if any.
+    pub fn value(&self) -> Option<ValueId> {
+        match self.given() {
+            Some(Given::Computed(value)) => Some(*value),
+            _ => None,
+        }
+    }
+
+    /// Whether it works on a gradient, not on the value.
+    pub fn on_gradient(&self) -> bool {
+        matches!(self.action, CompiledAction::Grad { .. })
     }
 }
 
 pub(crate) enum CompiledAction {
     Capture(CompiledReduce),
-    Set(Value),
-    Add(Value, f32),
+    Read,
+    Grad { metric: usize, action: Box<CompiledAction> },
+    Set(Given),
+    Add(Given, f32),
     Scale(f32),
     ProjectOut(Vec<f32>, f32),
     Cap(Vec<f32>, f32, f32),
@@ -77,11 +108,13 @@ pub(crate) enum CompiledReduce {
     Dot(Vec<f32>),
 }
 
-pub(crate) enum Value {
+/// What an edit writes.
+pub(crate) enum Given {
     Number(f32),
     Vector(Arc<Vec<f32>>),
     Rows(Arc<Vec<Vec<f32>>>),
     Source(usize),
+    Computed(ValueId),
 }
 
 /// A site whose value another tap reads.
@@ -135,28 +168,51 @@ impl Chosen {
 /// Checks a plan against a program and rows. `logits` asks for the program's end whatever the plan needs.
 pub(crate) fn compile(program: &Program, plan: &Plan, lengths: Lengths, logits: bool) -> Result<Compiled> {
     let mut compiler = Compiler { program, lengths, entries: Vec::new(), sources: Vec::new(), passed_over: Vec::new() };
-    for (index, tap) in plan.taps.iter().enumerate() {
-        compiler.tap(index, tap)?;
+    let problems: Vec<Error> =
+        plan.taps.iter().enumerate().filter_map(|(index, tap)| compiler.tap(index, tap, plan).err()).collect();
+    if !problems.is_empty() {
+        return Err(Error::all(problems));
     }
-    let Compiler { entries, sources, passed_over, .. } = compiler;
+    let Compiler { mut entries, sources, passed_over, .. } = compiler;
+    let values = values(program, plan, &entries, lengths)?;
+    for (value, entry) in values.bound_by.iter().enumerate().filter_map(|(value, entry)| Some((value, (*entry)?))) {
+        entries[entry].binds.push(value);
+    }
+    check_written(program, &entries, &values, lengths)?;
     let skipped = order::skipped_layers(program, plan, &entries, &sources, lengths)?;
-    let groups = order::row_groups(program, plan, &entries, &sources, lengths.prompts.len())?;
 
     let edges = program.edge_count();
-    let (mut at_edge, mut sources_at) = (vec![Vec::new(); edges], vec![Vec::new(); edges]);
-    entries.iter().enumerate().for_each(|(i, entry)| at_edge[entry.edge].push(i));
+    let (mut back_at_edge, mut sources_at) = (vec![Vec::new(); edges], vec![Vec::new(); edges]);
+    entries.iter().enumerate().for_each(|(i, entry)| back_at_edge[entry.edge].push(i));
     sources.iter().enumerate().for_each(|(i, source)| sources_at[source.edge].push(i));
     // One edge may be two sites (`layers.4.resid_post` is `layers.5.resid_pre`): the earlier layer's taps go first.
-    at_edge.iter_mut().for_each(|list: &mut Vec<usize>| list.sort_by_key(|&i| (entries[i].site.layer, i)));
-    let returns = |entry: &&Entry| matches!(entry.action, CompiledAction::Capture(_) | CompiledAction::Call(_));
+    back_at_edge.iter_mut().for_each(|list: &mut Vec<usize>| list.sort_by_key(|&i| (entries[i].site.layer, i)));
+    let forward = |list: &Vec<usize>| list.iter().copied().filter(|&i| !entries[i].on_gradient()).collect();
+    let at_edge: Vec<Vec<usize>> = back_at_edge.iter().map(forward).collect();
+    let groups = order::row_groups(
+        &order::Reach { program, entries: &entries, at_edge: &at_edge, sources: &sources, values: &values },
+        lengths.prompts.len(),
+    )?;
+
     let made = |edge: EdgeId| program.edge(edge).made_by + 1;
-    let mut ops = entries.iter().filter(returns).map(|entry| made(entry.edge)).max().unwrap_or(0);
-    // An edit that runs needs its source, which in another row may lie further on.
+    let bound = |value: ValueId| values.reads[value].iter().filter_map(|&read| values.bound_by[read]);
+    let returned = entries
+        .iter()
+        .filter(|entry| {
+            matches!(entry.action, CompiledAction::Capture(_) | CompiledAction::Call(_) | CompiledAction::Grad { .. })
+        })
+        .chain(values.save.iter().chain(&values.metrics).flat_map(|&value| bound(value)).map(|entry| &entries[entry]));
+    let mut ops = returned.map(|entry| made(entry.edge)).max().unwrap_or(0);
+    // An edit that runs needs what it writes, which in another row may lie further on.
     while let Some(more) = entries
         .iter()
         .filter(|entry| made(entry.edge) <= ops)
-        .filter_map(Entry::source)
-        .map(|source| made(sources[source].edge))
+        .flat_map(|entry| {
+            let source = entry.source().map(|source| sources[source].edge);
+            let reads = entry.value().into_iter().flat_map(&bound).map(|entry| entries[entry].edge);
+            source.into_iter().chain(reads)
+        })
+        .map(made)
         .find(|&op| op > ops)
     {
         ops = more;
@@ -164,7 +220,54 @@ pub(crate) fn compile(program: &Program, plan: &Plan, lengths: Lengths, logits: 
     if logits {
         ops = program.ops().len();
     }
-    Ok(Compiled { entries, at_edge, sources, sources_at, ops, groups, skipped, passed_over })
+    let prompts = lengths.prompts.to_vec();
+    Ok(Compiled {
+        entries,
+        at_edge,
+        back_at_edge,
+        values,
+        prompts,
+        sources,
+        sources_at,
+        ops,
+        groups,
+        skipped,
+        passed_over,
+    })
+}
+
+/// Refuses edits whose value does not fit what they select.
+fn check_written(program: &Program, entries: &[Entry], values: &Values, lengths: Lengths) -> Result<()> {
+    for entry in entries {
+        let Some(value) = entry.value() else { continue };
+        let fail = |problem: String| Error::Plan {
+            tap: entry.tap,
+            site: entry.site.to_string(),
+            problem,
+            remedy: "shapes broadcast as in numpy; `pellucid sites` shows each site's shape".into(),
+        };
+        if value >= values.list.len() {
+            return Err(fail(format!("there is no value {value}: the plan has {}", values.list.len())));
+        }
+        if values.gradient_of[value].is_some() && !entry.on_gradient() {
+            return Err(fail(format!(
+                "{} depends on a gradient, which is known only after the run",
+                values.name(value)
+            )));
+        }
+        for row in (0..lengths.prompts.len()).filter(|&row| entry.rows[row].is_some()) {
+            let has = values.rows[value].each();
+            if has.len() > 1 && !has.contains(&Some(row)) {
+                return Err(fail(format!("{} has no array for row {row}", values.name(value))));
+            }
+            let shapes = values.shape(value, Some(row)).zip(selection_shape(program, entry, lengths, row));
+            if let Some((shape, selection)) = shapes {
+                crate::value::shape::fits(shape, &selection)
+                    .map_err(|problem| fail(format!("row {row}: {problem}")))?;
+            }
+        }
+    }
+    Ok(())
 }
 
 struct Compiler<'a> {
@@ -176,7 +279,7 @@ struct Compiler<'a> {
 }
 
 impl Compiler<'_> {
-    fn tap(&mut self, index: usize, tap: &Tap) -> Result<()> {
+    fn tap(&mut self, index: usize, tap: &Tap, plan: &Plan) -> Result<()> {
         let fail = |problem: String, remedy: &str| Error::Plan {
             tap: index,
             site: tap.site.clone(),
@@ -184,7 +287,7 @@ impl Compiler<'_> {
             remedy: remedy.into(),
         };
         // `skip` takes a layer, `layers.5`, which is short for what leaves it.
-        let skips = tap.action == Action::Skip;
+        let skips = matches!(tap.action, Action::Skip(_));
         let is_site = site::find(self.program, &tap.site).is_ok();
         let text = if skips && !is_site { format!("{}.{}", tap.site, Point::ResidPost) } else { tap.site.clone() };
         if skips && is_site && !tap.site.ends_with(Point::ResidPost.name()) {
@@ -193,6 +296,12 @@ impl Compiler<'_> {
         let matches = site::find(self.program, &text)
             .map_err(|error| fail(error.to_string(), error.remedy().unwrap_or_default()))?;
         self.passed_over.extend(matches.passed_over);
+        if let Action::Grad { metric, .. } = &tap.action
+            && *metric >= plan.metrics.len()
+        {
+            let problem = format!("there is no metric {metric}: the plan has {}", plan.metrics.len());
+            return Err(fail(problem, "say what the gradient is of: a metric is a value with a single number"));
+        }
         let rows = self
             .rows(tap)
             .map_err(|problem| fail(problem, "rows count the inputs of the call from 0; positions count tokens"))?;
@@ -257,8 +366,14 @@ impl Compiler<'_> {
             && tap.positions == Positions::All
             && matches!(columns, Columns::All(_))
             && edge.layout != Layout::QueryKey;
-        let action = self.action(tap, site, edge, &columns, &rows)?;
-        Ok(Entry { tap: index, site, edge: edge_id, rows, whole, columns, heads, keys, action })
+        let action = match &tap.action {
+            Action::Grad { metric, action } => {
+                let action = self.gradient_action(tap, action, site, edge, &columns, &rows)?;
+                CompiledAction::Grad { metric: *metric, action: Box::new(action) }
+            }
+            action => self.action(tap, action, site, edge, &columns, &rows)?,
+        };
+        Ok(Entry { tap: index, site, edge: edge_id, rows, whole, columns, heads, keys, action, binds: Vec::new() })
     }
 
     fn inner(
@@ -287,24 +402,56 @@ impl Compiler<'_> {
             .collect()
     }
 
+    /// What is done to a gradient: what could be done to the value, as far as it makes sense.
+    fn gradient_action(
+        &mut self,
+        tap: &Tap,
+        action: &Action,
+        site: Site,
+        edge: &Edge,
+        columns: &Columns,
+        rows: &[Option<Chosen>],
+    ) -> std::result::Result<CompiledAction, String> {
+        if edge.integer || edge.aside {
+            return Err(
+                "there is no gradient: no gradient flows through a choice of experts or into a recurrent state".into(),
+            );
+        }
+        match action {
+            Action::Set(Operand::From(_)) | Action::Add { operand: Operand::From(_), .. } => {
+                Err("a gradient takes numbers, lists and values, not `from`".into())
+            }
+            Action::Capture(None)
+            | Action::Read
+            | Action::Set(_)
+            | Action::Add { .. }
+            | Action::Scale(_)
+            | Action::Zero => self.action(tap, action, site, edge, columns, rows),
+            _ => Err("a gradient can be captured, read, set, added to, scaled and zeroed".into()),
+        }
+    }
+
     fn action(
         &mut self,
         tap: &Tap,
+        action: &Action,
         site: Site,
         edge: &Edge,
         columns: &Columns,
         rows: &[Option<Chosen>],
     ) -> std::result::Result<CompiledAction, String> {
         if edge.layout == Layout::QueryKey {
-            return self.attention_action(tap, site, rows);
+            return self.attention_action(tap, action, site, rows);
         }
-        if edge.integer && !matches!(tap.action, Action::Capture(None)) {
+        if edge.integer && !matches!(action, Action::Capture(None) | Action::Read) {
             return Err("a choice of experts can be captured whole, not edited; edit router_logits instead".into());
         }
-        if edge.aside && !matches!(tap.action, Action::Capture(_)) {
+        if edge.aside && !matches!(action, Action::Capture(_) | Action::Read) {
             return Err("a recurrent state can be captured, not edited: it flows from token to token inside one op; edit mixer_in or conv_out, which feed it".into());
         }
-        match &tap.action {
+        match action {
+            Action::Read => Ok(CompiledAction::Read),
+            Action::Grad { .. } => Err("a gradient of a gradient is not offered".into()),
             Action::Capture(None) => Ok(CompiledAction::Capture(CompiledReduce::Whole)),
             Action::Capture(Some(reduce)) => Ok(CompiledAction::Capture(match reduce {
                 Reduce::Mean => CompiledReduce::Mean,
@@ -320,7 +467,7 @@ impl Compiler<'_> {
                 Ok(CompiledAction::Add(self.value(operand, tap, site, edge, columns, rows)?, *scale))
             }
             Action::Scale(by) => Ok(CompiledAction::Scale(*by)),
-            Action::Zero => Ok(CompiledAction::Set(Value::Number(0.0))),
+            Action::Zero => Ok(CompiledAction::Set(Given::Number(0.0))),
             Action::ProjectOut { vector, scale } => {
                 Ok(CompiledAction::ProjectOut(unit_vector(vector, edge, columns)?, *scale))
             }
@@ -331,7 +478,10 @@ impl Compiler<'_> {
                 }
                 Ok(CompiledAction::Cap(unit_vector(vector, edge, columns)?, min, max))
             }
-            Action::Skip => {
+            Action::Skip(Some(operand)) => {
+                Ok(CompiledAction::Set(self.value(operand, tap, site, edge, columns, rows)?))
+            }
+            Action::Skip(None) => {
                 let before = FromSite {
                     site: Some(Site { point: Point::ResidPre, ..site }.to_string()),
                     rows: None,
@@ -346,6 +496,7 @@ impl Compiler<'_> {
     fn attention_action(
         &mut self,
         tap: &Tap,
+        action: &Action,
         site: Site,
         rows: &[Option<Chosen>],
     ) -> std::result::Result<CompiledAction, String> {
@@ -353,20 +504,25 @@ impl Compiler<'_> {
             Operand::Number(x) => Ok(*x),
             _ => Err("attention sites take a number here".to_string()),
         };
-        match &tap.action {
+        match action {
+            Action::Read => Ok(CompiledAction::Read),
+            Action::Set(Operand::Value(value)) => Ok(CompiledAction::Set(Given::Computed(*value))),
+            Action::Add { operand: Operand::Value(value), scale } => {
+                Ok(CompiledAction::Add(Given::Computed(*value), *scale))
+            }
             Action::Capture(None) => Ok(CompiledAction::Capture(CompiledReduce::Whole)),
             Action::Set(Operand::From(from)) => {
                 if tap.keys.is_some() {
                     return Err("`set` from another site takes all keys".into());
                 }
-                Ok(CompiledAction::Set(Value::Source(self.source(from, tap, site, rows)?)))
+                Ok(CompiledAction::Set(Given::Source(self.source(from, tap, site, rows)?)))
             }
-            Action::Set(operand) => Ok(CompiledAction::Set(Value::Number(number(operand)?))),
-            Action::Add { operand, scale } => Ok(CompiledAction::Add(Value::Number(number(operand)?), *scale)),
+            Action::Set(operand) => Ok(CompiledAction::Set(Given::Number(number(operand)?))),
+            Action::Add { operand, scale } => Ok(CompiledAction::Add(Given::Number(number(operand)?), *scale)),
             Action::Scale(by) => Ok(CompiledAction::Scale(*by)),
-            Action::Zero => Ok(CompiledAction::Set(Value::Number(0.0))),
+            Action::Zero => Ok(CompiledAction::Set(Given::Number(0.0))),
             Action::Call(callback) => Ok(CompiledAction::Call(callback.clone())),
-            _ => Err("attention sites take capture, set, add, scale, zero and call".into()),
+            _ => Err("attention sites take capture, read, set, add, scale, zero and call".into()),
         }
     }
 
@@ -378,10 +534,11 @@ impl Compiler<'_> {
         edge: &Edge,
         columns: &Columns,
         rows: &[Option<Chosen>],
-    ) -> std::result::Result<Value, String> {
+    ) -> std::result::Result<Given, String> {
         match operand {
-            Operand::Number(x) => Ok(Value::Number(*x)),
-            Operand::Vector(_) | Operand::File(_) => Ok(Value::Vector(Arc::new(repeated(operand, edge, columns)?))),
+            Operand::Value(value) => Ok(Given::Computed(*value)),
+            Operand::Number(x) => Ok(Given::Number(*x)),
+            Operand::Vector(_) | Operand::File(_) => Ok(Given::Vector(Arc::new(repeated(operand, edge, columns)?))),
             Operand::Rows(list) => {
                 if let Some(bad) = list.iter().find(|row| row.len() != columns.len()) {
                     return Err(format!("a row of {} numbers for {} selected units", bad.len(), columns.len()));
@@ -389,7 +546,7 @@ impl Compiler<'_> {
                 if let Some(bad) = rows.iter().flatten().find(|chosen| chosen.len() != list.len()) {
                     return Err(format!("{} rows of numbers for {} selected positions", list.len(), bad.len()));
                 }
-                Ok(Value::Rows(Arc::new(list.clone())))
+                Ok(Given::Rows(Arc::new(list.clone())))
             }
             Operand::From(from) => {
                 let source = self.source(from, tap, site, rows)?;
@@ -397,7 +554,7 @@ impl Compiler<'_> {
                 if width != columns.len() {
                     return Err(format!("the source is {width} wide, this selection {}", columns.len()));
                 }
-                Ok(Value::Source(source))
+                Ok(Given::Source(source))
             }
         }
     }
@@ -524,6 +681,9 @@ impl Compiled {
         Compiled {
             entries: Vec::new(),
             at_edge: vec![Vec::new(); edges],
+            back_at_edge: vec![Vec::new(); edges],
+            values: Values::default(),
+            prompts: Vec::new(),
             sources: Vec::new(),
             sources_at: vec![Vec::new(); edges],
             ops: program.ops().len(),

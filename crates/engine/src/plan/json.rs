@@ -1,5 +1,6 @@
 //! Plans as JSON: one object a tap, one key for its action.
 
+use super::json_value::{Names, Written};
 use super::{Action, FromSite, Operand, Phase, Plan, Positions, Reduce, Tap};
 use serde::de::Error as _;
 use serde::ser::Error as _;
@@ -28,19 +29,65 @@ impl Plan {
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "a plan: an object with a list of `taps`")]
 struct PlanForm {
-    taps: Vec<Tap>,
+    taps: Vec<TapForm>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    values: Vec<Map<String, Value>>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    save: Vec<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    metric: Option<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    metrics: Vec<String>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    allow_nan: bool,
 }
 
 impl<'de> Deserialize<'de> for Plan {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Plan, D::Error> {
-        PlanForm::deserialize(deserializer).map(|form| Plan { taps: form.taps })
+        read_plan(PlanForm::deserialize(deserializer)?).map_err(D::Error::custom)
     }
 }
 
 impl Serialize for Plan {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        PlanForm { taps: self.taps.clone() }.serialize(serializer)
+        write_plan(self).map_err(S::Error::custom)?.serialize(serializer)
     }
+}
+
+/// Names first, since taps may use values and values what taps read.
+fn read_plan(form: PlanForm) -> Result<Plan, String> {
+    let mut names = Names::default();
+    for (index, tap) in form.taps.iter().enumerate() {
+        names.read(index, tap.reads_as(&tap.action)?)?;
+    }
+    for value in form.values {
+        names.value(value)?;
+    }
+    let metrics: Vec<String> = form.metric.into_iter().chain(form.metrics).collect();
+    let taps = form.taps.into_iter().map(|tap| tap.read(&names, &metrics)).collect::<Result<_, _>>()?;
+    let find = |list: &[String]| list.iter().map(|name| names.find(name)).collect::<Result<Vec<_>, _>>();
+    Ok(Plan {
+        taps,
+        save: find(&form.save)?,
+        metrics: find(&metrics)?,
+        allow_nan: form.allow_nan,
+        values: names.values,
+    })
+}
+
+fn write_plan(plan: &Plan) -> Result<PlanForm, String> {
+    let names = Written::new(plan);
+    let taps = plan.taps.iter().enumerate().map(|(index, tap)| TapForm::write(index, tap, &names));
+    let mut metrics: Vec<String> = plan.metrics.iter().map(|&id| names.of(id)).collect();
+    let metric = (metrics.len() == 1).then(|| metrics.remove(0));
+    Ok(PlanForm {
+        taps: taps.collect::<Result<_, _>>()?,
+        values: names.values(plan)?,
+        save: plan.save.iter().map(|&id| names.of(id)).collect(),
+        metric,
+        metrics,
+        allow_nan: plan.allow_nan,
+    })
 }
 
 /// The keys of a tap that are not its action.
@@ -73,27 +120,37 @@ fn is_every_phase(phase: &Phase) -> bool {
     *phase == Phase::All
 }
 
-impl<'de> Deserialize<'de> for Tap {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Tap, D::Error> {
-        let form = TapForm::deserialize(deserializer)?;
-        let TapForm { site, rows, positions, phase, steps, heads, units, keys, action } = form;
-        let action = read_action(action).map_err(|problem| D::Error::custom(format!("tap on `{site}`: {problem}")))?;
+impl TapForm {
+    /// The name under which the tap reads, if it does; a read of a gradient stands inside `grad`.
+    fn reads_as(&self, action: &Map<String, Value>) -> Result<Option<String>, String> {
+        if let Some(Value::Object(inner)) = action.get("grad") {
+            return self.reads_as(inner);
+        }
+        match action.get("as") {
+            Some(Value::String(name)) => Ok(Some(name.clone())),
+            Some(_) => Err(format!("tap on `{}`: `as` takes a name", self.site)),
+            None => Ok(None),
+        }
+    }
+
+    fn read(self, names: &Names, metrics: &[String]) -> Result<Tap, String> {
+        let TapForm { site, rows, positions, phase, steps, heads, units, keys, action } = self;
+        let action = read_action(action, names, metrics).map_err(|problem| format!("tap on `{site}`: {problem}"))?;
         Ok(Tap { site, rows, positions, phase, steps, heads, units, keys, action })
     }
-}
 
-impl Serialize for Tap {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let tap = self.clone();
-        let action = write_action(&tap.action).map_err(S::Error::custom)?;
+    fn write(index: usize, tap: &Tap, names: &Written) -> Result<TapForm, String> {
+        let tap = tap.clone();
+        let action = write_action(index, &tap.action, names)?;
         let Tap { site, rows, positions, phase, steps, heads, units, keys, .. } = tap;
-        TapForm { site, rows, positions, phase, steps, heads, units, keys, action }.serialize(serializer)
+        Ok(TapForm { site, rows, positions, phase, steps, heads, units, keys, action })
     }
 }
 
-const ACTIONS: &str = "capture, set, add, scale, zero, mean_ablate, project_out, cap, skip";
+const ACTIONS: &str = "capture, as, set, add, scale, zero, mean_ablate, project_out, cap, skip, grad";
 
-fn read_action(keys: Map<String, Value>) -> Result<Action, String> {
+fn read_action(keys: Map<String, Value>, names: &Names, metrics: &[String]) -> Result<Action, String> {
+    let read_operand = |value: Value| self::read_operand(value, names);
     let found = keys.keys().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(" and ");
     let mut keys = keys.into_iter();
     let (Some((name, value)), None) = (keys.next(), keys.next()) else {
@@ -123,7 +180,27 @@ fn read_action(keys: Map<String, Value>) -> Result<Action, String> {
         }
         "scale" => Ok(Action::Scale(value.as_f64().ok_or("`scale` takes a number")? as f32)),
         "zero" => flag(Action::Zero),
-        "skip" => flag(Action::Skip),
+        "as" => Ok(Action::Read),
+        "grad" => match value {
+            Value::Bool(true) => Ok(Action::Grad { metric: 0, action: Box::new(Action::Capture(None)) }),
+            Value::Object(mut inner) => {
+                let metric = match inner.remove("of") {
+                    None => 0,
+                    Some(Value::String(of)) => metrics
+                        .iter()
+                        .position(|metric| *metric == of)
+                        .ok_or_else(|| format!("`grad` of {of:?}, which is no metric of the plan"))?,
+                    Some(_) => return Err("`of` in `grad` takes the name of a metric".into()),
+                };
+                Ok(Action::Grad { metric, action: Box::new(read_action(inner, names, metrics)?) })
+            }
+            _ => Err("`grad` takes true, or an action on the gradient such as {\"zero\": true}".into()),
+        },
+        "skip" => match value {
+            Value::Bool(true) => Ok(Action::Skip(None)),
+            Value::Object(_) => Ok(Action::Skip(Some(read_operand(value)?))),
+            _ => Err("`skip` takes true, or what leaves the layer instead".into()),
+        },
         "project_out" => {
             let form: ProjectForm = read(&name, value)?;
             Ok(Action::ProjectOut { vector: read_operand(form.vector)?, scale: form.scale.unwrap_or(0.0) })
@@ -140,10 +217,18 @@ fn read_action(keys: Map<String, Value>) -> Result<Action, String> {
     }
 }
 
-fn write_action(action: &Action) -> Result<Map<String, Value>, &'static str> {
+fn write_action(tap: usize, action: &Action, names: &Written) -> Result<Map<String, Value>, String> {
+    let write_operand = |operand: &Operand| self::write_operand(operand, names);
     let (name, value) = match action {
+        Action::Read => ("as", json!(names.of_tap(tap))),
+        Action::Grad { metric: 0, action } if **action == Action::Capture(None) => ("grad", json!(true)),
+        Action::Grad { metric, action } => {
+            let mut inner = write_action(tap, action, names)?;
+            inner.insert("of".into(), json!(names.metric(*metric)));
+            ("grad", Value::Object(inner))
+        }
         Action::Capture(None) => ("capture", json!(true)),
-        Action::Capture(Some(reduce)) => ("capture", json!({ "reduce": write_reduce(reduce) })),
+        Action::Capture(Some(reduce)) => ("capture", json!({ "reduce": write_reduce(reduce, names) })),
         Action::Set(operand) => ("set", write_operand(operand)),
         Action::MeanAblate(operand) => ("mean_ablate", write_operand(operand)),
         Action::Add { operand, scale } => {
@@ -156,12 +241,16 @@ fn write_action(action: &Action) -> Result<Map<String, Value>, &'static str> {
         }
         Action::Scale(by) => ("scale", json!(by)),
         Action::Zero => ("zero", json!(true)),
-        Action::Skip => ("skip", json!(true)),
+        Action::Skip(None) => ("skip", json!(true)),
+        Action::Skip(Some(operand)) => match write_operand(operand) {
+            object @ Value::Object(_) => ("skip", object),
+            plain => ("skip", json!({ "vector": plain })),
+        },
         Action::ProjectOut { vector, scale } => {
             ("project_out", json!({ "vector": write_operand(vector), "scale": scale }))
         }
         Action::Cap { vector, min, max } => ("cap", json!({ "vector": write_operand(vector), "min": min, "max": max })),
-        Action::Call(_) => return Err("a plan with a closure cannot be written as JSON"),
+        Action::Call(_) => return Err("a plan with a closure cannot be written as JSON".into()),
     };
     Ok(Map::from_iter([(name.to_string(), value)]))
 }
@@ -192,12 +281,12 @@ impl From<ReduceForm> for Reduce {
     }
 }
 
-fn write_reduce(reduce: &Reduce) -> Value {
+fn write_reduce(reduce: &Reduce, names: &Written) -> Value {
     match reduce {
         Reduce::Mean => json!("mean"),
         Reduce::Norm => json!("norm"),
         Reduce::TopK(k) => json!({ "topk": k }),
-        Reduce::Dot(vector) => json!({ "dot": write_operand(vector) }),
+        Reduce::Dot(vector) => json!({ "dot": write_operand(vector, names) }),
     }
 }
 
@@ -220,7 +309,7 @@ struct OperandForm(Operand);
 
 impl<'de> Deserialize<'de> for OperandForm {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<OperandForm, D::Error> {
-        read_operand(Value::deserialize(deserializer)?).map(OperandForm).map_err(D::Error::custom)
+        read_operand(Value::deserialize(deserializer)?, &Names::default()).map(OperandForm).map_err(D::Error::custom)
     }
 }
 
@@ -235,8 +324,8 @@ struct FromForm {
     positions: Option<Positions>,
 }
 
-/// A number, `"-inf"`, a list, a list of lists, `"file#tensor"`, `{"vector": …}` or `{"from": …}`.
-fn read_operand(value: Value) -> Result<Operand, String> {
+/// A number, `"-inf"`, a list, a list of lists, `"file#tensor"`, `{"vector": …}`, `{"from": …}` or `{"value": "name"}`.
+fn read_operand(value: Value, names: &Names) -> Result<Operand, String> {
     match value {
         Value::Number(number) => Ok(Operand::Number(number.as_f64().unwrap_or(f64::NAN) as f32)),
         Value::String(text) if text == "-inf" => Ok(Operand::Number(f32::NEG_INFINITY)),
@@ -246,30 +335,32 @@ fn read_operand(value: Value) -> Result<Operand, String> {
         }
         Value::Array(_) => Ok(Operand::Vector(read("a list of numbers", value)?)),
         Value::Object(mut object) => {
-            let known = |key: &String| ["vector", "from"].contains(&key.as_str());
+            let known = |key: &String| ["vector", "from", "value"].contains(&key.as_str());
             if let Some(key) = object.keys().find(|key| !known(key)) {
                 return Err(format!(
-                    "unknown key `{key}` in a value; it takes `vector` or `from`, and `scale` in `add`"
+                    "unknown key `{key}` in a value; it takes `vector`, `from` or `value`, and `scale` in `add`"
                 ));
             }
-            match (object.remove("vector"), object.remove("from")) {
-                (Some(vector), None) => read_operand(vector),
-                (None, Some(from)) => {
+            match (object.remove("vector"), object.remove("from"), object.remove("value")) {
+                (Some(vector), None, None) => read_operand(vector, names),
+                (None, None, Some(Value::String(name))) => names.find(&name).map(Operand::Value),
+                (None, Some(from), None) => {
                     let FromForm { site, rows, positions } = read("from", from)?;
                     Ok(Operand::From(FromSite { site, rows, positions }))
                 }
-                _ => Err("a value takes either `vector` or `from`".into()),
+                _ => Err("a value takes one of `vector`, `from` and `value` (a name)".into()),
             }
         }
         Value::Bool(_) | Value::Null => {
-            Err("a value is a number, a list of numbers, \"file.safetensors#tensor\", {\"vector\": …} or {\"from\": …}"
+            Err("a value is a number, a list of numbers, \"file.safetensors#tensor\", {\"vector\": …}, {\"from\": …} or {\"value\": …}"
                 .into())
         }
     }
 }
 
-fn write_operand(operand: &Operand) -> Value {
+fn write_operand(operand: &Operand, names: &Written) -> Value {
     match operand {
+        Operand::Value(value) => json!({ "value": names.of(*value) }),
         Operand::Number(x) if *x == f32::NEG_INFINITY => json!("-inf"),
         Operand::Number(x) => json!(x),
         Operand::Vector(x) => json!(x),

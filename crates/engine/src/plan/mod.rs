@@ -1,16 +1,23 @@
 //! Plans: what to see and what to change, as data.
 //!
-//! A [`Plan`] is a list of taps; a [`Tap`] is a site (or pattern), a selection and one action. It serialises to JSON (`json.rs`)
-//! and is checked against a program and its inputs before anything runs (`compile.rs`).
+//! A [`Plan`] is a list of taps; a [`Tap`] is a site (or pattern), a selection and one action. Taps may read values, values are
+//! computed from each other (`value.rs`), and edits write them back. It serialises to JSON (`json.rs`, `json_value.rs`) and is checked
+//! against a program and its inputs before anything runs (`compile.rs`, `compile_value.rs`, `order.rs`).
 
 mod compile;
+mod compile_value;
 mod json;
+mod json_value;
+
 mod order;
 mod select;
+mod value;
 
-pub(crate) use compile::{Chosen, Compiled, CompiledAction, CompiledReduce, Entry, Lengths, Value, compile};
+pub(crate) use compile::{Chosen, Compiled, CompiledAction, CompiledReduce, Entry, Given, Lengths, compile};
+pub(crate) use compile_value::{Stretch, Values, stretched, to_logits};
 pub(crate) use select::Columns;
 pub use select::{Phase, Positions};
+pub use value::{Across, Body, Combine, Expr, Fold, Function, Map, Pick, Value, ValueId};
 
 use crate::array::Array;
 use std::sync::Arc;
@@ -20,6 +27,14 @@ use std::sync::Arc;
 pub struct Plan {
     /// Taps on one site apply in this order.
     pub taps: Vec<Tap>,
+    /// What is computed from what taps read; each from earlier ones.
+    pub values: Vec<Value>,
+    /// The values that come back.
+    pub save: Vec<ValueId>,
+    /// The values that gradients are of, each a single number.
+    pub metrics: Vec<ValueId>,
+    /// Edits may write NaN; otherwise that is an error.
+    pub allow_nan: bool,
 }
 
 /// A site, a selection and an action.
@@ -50,6 +65,15 @@ pub struct Tap {
 pub enum Action {
     /// Hand the value over, whole or reduced.
     Capture(Option<Reduce>),
+    /// Make it a value: the plan's [`Expr::Read`] of this tap.
+    Read,
+    /// Do this to the gradient of a metric there, instead of to the value: capture, read or change it on its way.
+    Grad {
+        /// Which of the plan's metrics.
+        metric: usize,
+        /// What to do.
+        action: Box<Action>,
+    },
     /// Replace it.
     Set(Operand),
     /// Add to it.
@@ -81,8 +105,8 @@ pub enum Action {
         /// Largest value of `h·v`.
         max: Option<f32>,
     },
-    /// The layer is passed over: what leaves it is what entered it.
-    Skip,
+    /// The layer is passed over: what leaves it is this, or what entered it.
+    Skip(Option<Operand>),
     /// A Rust closure changes the value.
     Call(Callback),
 }
@@ -113,6 +137,8 @@ pub enum Operand {
     File(String),
     /// The value of a site in this run.
     From(FromSite),
+    /// A value of the plan; its shape broadcasts to the selection's.
+    Value(ValueId),
 }
 
 /// Another site's value.
@@ -180,13 +206,46 @@ impl Plan {
     /// assert_eq!(plan.taps.len(), 2);
     /// ```
     pub fn capture<S: Into<String>>(sites: impl IntoIterator<Item = S>) -> Plan {
-        Plan { taps: sites.into_iter().map(|site| Tap::new(site, Action::Capture(None))).collect() }
+        Plan::of(sites.into_iter().map(|site| Tap::new(site, Action::Capture(None))))
+    }
+
+    /// A plan of taps alone.
+    pub fn of(taps: impl IntoIterator<Item = Tap>) -> Plan {
+        Plan { taps: taps.into_iter().collect(), ..Plan::default() }
     }
 
     /// The plan with one more tap.
     pub fn with(mut self, tap: Tap) -> Plan {
         self.taps.push(tap);
         self
+    }
+
+    /// Adds a tap that reads a site, and gives the value that it reads.
+    ///
+    /// ```
+    /// use pellucid_engine::plan::{Expr, Map};
+    /// use pellucid_engine::{Action, Operand, Plan, Tap};
+    /// // Twice what layer 3 writes, written at layer 5.
+    /// let mut plan = Plan::default();
+    /// let stream = plan.read(Tap::new("layers.3.resid_post", Action::Read));
+    /// let squared = plan.value(Expr::Map(Map::Square, stream));
+    /// let plan = plan.with(Tap::new("layers.5.resid_post", Action::Set(Operand::Value(squared))));
+    /// assert_eq!(plan.taps.len(), 2);
+    /// ```
+    pub fn read(&mut self, tap: Tap) -> ValueId {
+        self.taps.push(tap);
+        self.value(Expr::Read(self.taps.len() - 1))
+    }
+
+    /// Adds a value.
+    pub fn value(&mut self, expr: Expr) -> ValueId {
+        self.values.push(Value { name: None, expr });
+        self.values.len() - 1
+    }
+
+    /// Adds a tap that captures the gradient of the plan's first metric.
+    pub fn gradient(self, site: impl Into<String>) -> Plan {
+        self.with(Tap::new(site, Action::Grad { metric: 0, action: Box::new(Action::Capture(None)) }))
     }
 }
 

@@ -8,7 +8,7 @@ use pellucid_engine::{
 use std::sync::Arc;
 
 pub fn plan(taps: impl IntoIterator<Item = Tap>) -> Plan {
-    Plan { taps: taps.into_iter().collect() }
+    Plan::of(taps)
 }
 
 pub fn capture(site: &str) -> Tap {

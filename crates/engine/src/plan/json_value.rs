@@ -1,0 +1,398 @@
+//! Values as JSON: one object each, with a name and one operation.
+//!
+//! An argument is a name, a number, nested lists of numbers, or another operation: `{"name": "x", "mul": ["h", {"exp": "g"}]}`.
+
+use super::{Across, Combine, Expr, Fold, Map, Pick, Plan, Value as PlanValue, ValueId};
+use crate::array::Array;
+use serde_json::{Map as Object, Value, json};
+use std::collections::HashMap;
+
+const MAPS: [(&str, Map); 15] = [
+    ("neg", Map::Neg),
+    ("abs", Map::Abs),
+    ("exp", Map::Exp),
+    ("log", Map::Log),
+    ("sqrt", Map::Sqrt),
+    ("square", Map::Square),
+    ("tanh", Map::Tanh),
+    ("sigmoid", Map::Sigmoid),
+    ("relu", Map::Relu),
+    ("gelu", Map::Gelu),
+    ("silu", Map::Silu),
+    ("sign", Map::Sign),
+    ("not", Map::Not),
+    ("sin", Map::Sin),
+    ("cos", Map::Cos),
+];
+
+const COMBINES: [(&str, Combine); 13] = [
+    ("add", Combine::Add),
+    ("sub", Combine::Sub),
+    ("mul", Combine::Mul),
+    ("div", Combine::Div),
+    ("pow", Combine::Pow),
+    ("maximum", Combine::Max),
+    ("minimum", Combine::Min),
+    ("lt", Combine::Less),
+    ("le", Combine::LessEqual),
+    ("gt", Combine::Greater),
+    ("ge", Combine::GreaterEqual),
+    ("eq", Combine::Equal),
+    ("ne", Combine::NotEqual),
+];
+
+const FOLDS: [(&str, Fold); 7] = [
+    ("sum", Fold::Sum),
+    ("mean", Fold::Mean),
+    ("max", Fold::Max),
+    ("min", Fold::Min),
+    ("argmax", Fold::ArgMax),
+    ("norm", Fold::Norm),
+    ("var", Fold::Var),
+];
+
+const ACROSS: [(&str, Across); 4] =
+    [("sum", Across::Sum), ("mean", Across::Mean), ("stack", Across::Stack), ("concat", Across::Concat)];
+
+fn named<T: Copy>(table: &[(&str, T)], name: &str) -> Option<T> {
+    table.iter().find(|(known, _)| *known == name).map(|(_, meaning)| *meaning)
+}
+
+fn name_of<T: Copy + PartialEq>(table: &[(&'static str, T)], meaning: T) -> &'static str {
+    table.iter().find(|(_, known)| *known == meaning).map_or("", |(name, _)| name)
+}
+
+impl Map {
+    /// The function of this name, as JSON plans write it.
+    pub fn named(name: &str) -> Option<Map> {
+        named(&MAPS, name)
+    }
+}
+
+impl Combine {
+    /// The function of this name, as JSON plans write it.
+    pub fn named(name: &str) -> Option<Combine> {
+        named(&COMBINES, name)
+    }
+}
+
+impl Fold {
+    /// The summary of this name, as JSON plans write it.
+    pub fn named(name: &str) -> Option<Fold> {
+        named(&FOLDS, name)
+    }
+}
+
+impl Across {
+    /// The way of joining rows of this name, as JSON plans write it.
+    pub fn named(name: &str) -> Option<Across> {
+        named(&ACROSS, name)
+    }
+}
+
+/// The values of a plan that is being read, by name.
+#[derive(Default)]
+pub(super) struct Names {
+    pub values: Vec<PlanValue>,
+    by_name: HashMap<String, ValueId>,
+}
+
+impl Names {
+    /// A tap reads under a name.
+    pub fn read(&mut self, tap: usize, name: Option<String>) -> Result<(), String> {
+        match name {
+            Some(name) => self.add(Some(name), Expr::Read(tap)).map(drop),
+            None => Ok(()),
+        }
+    }
+
+    /// One object of the list of values.
+    pub fn value(&mut self, mut object: Object<String, Value>) -> Result<(), String> {
+        let name = match object.remove("name") {
+            Some(Value::String(name)) => name,
+            _ => return Err("a value has a `name`".into()),
+        };
+        let expr = self.expr(object).map_err(|problem| format!("value `{name}`: {problem}"))?;
+        self.add(Some(name), expr).map(drop)
+    }
+
+    pub fn find(&self, name: &str) -> Result<ValueId, String> {
+        let known = || self.by_name.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+        self.by_name
+            .get(name)
+            .copied()
+            .ok_or_else(|| format!("there is no value {name:?} before this; there are: {}", known()))
+    }
+
+    fn add(&mut self, name: Option<String>, expr: Expr) -> Result<ValueId, String> {
+        if let Some(name) = &name
+            && self.by_name.insert(name.clone(), self.values.len()).is_some()
+        {
+            return Err(format!("two values are called {name:?}"));
+        }
+        self.values.push(PlanValue { name, expr });
+        Ok(self.values.len() - 1)
+    }
+
+    fn argument(&mut self, value: Value) -> Result<ValueId, String> {
+        match value {
+            Value::String(name) => self.find(&name),
+            Value::Object(object) => {
+                let expr = self.expr(object)?;
+                self.add(None, expr)
+            }
+            numbers => {
+                let array = array(&numbers)?;
+                self.add(None, Expr::Constant(array))
+            }
+        }
+    }
+
+    fn arguments<const N: usize>(&mut self, op: &str, value: Value) -> Result<[ValueId; N], String> {
+        let Value::Array(list) = value else { return Err(format!("`{op}` takes a list of {N}")) };
+        let found = list.into_iter().map(|value| self.argument(value)).collect::<Result<Vec<_>, _>>()?;
+        found.try_into().map_err(|list: Vec<ValueId>| format!("`{op}` takes {N}, not {}", list.len()))
+    }
+
+    /// An object with one operation.
+    fn expr(&mut self, object: Object<String, Value>) -> Result<Expr, String> {
+        let mut keys = object.into_iter();
+        let (Some((op, value)), None) = (keys.next(), keys.next()) else {
+            return Err("a value has one operation; docs/plans.md lists them".into());
+        };
+        if let Some(map) = Map::named(&op) {
+            return Ok(Expr::Map(map, self.argument(value)?));
+        }
+        if let Some(combine) = Combine::named(&op) {
+            let [a, b] = self.arguments(&op, value)?;
+            return Ok(Expr::Combine(combine, a, b));
+        }
+        // What takes more than arguments has them by name; the argument alone stands for itself.
+        let mut form = match value {
+            Value::Object(form) if form.contains_key("of") => form,
+            other => Object::from_iter([("of".to_string(), other)]),
+        };
+        let of = form.remove("of").unwrap_or_default();
+        let expr = match op.as_str() {
+            "constant" => Expr::Constant(array(&of)?),
+            "file" => Expr::File(of.as_str().ok_or("`file` takes \"file.safetensors#tensor\"")?.into()),
+            "where" => {
+                let [condition, a, b] = self.arguments(&op, of)?;
+                Expr::Where(condition, a, b)
+            }
+            "matmul" => {
+                let [a, b] = self.arguments(&op, of)?;
+                Expr::MatMul(a, b)
+            }
+            "softmax" | "log_softmax" => {
+                let (of, axis) = (self.argument(of)?, take(&mut form, "axis")?.unwrap_or(-1));
+                Expr::Softmax { of, axis, log: op == "log_softmax" }
+            }
+            "topk" | "topk_places" => {
+                let k = take(&mut form, "k")?.ok_or("`topk` takes `k`")?;
+                Expr::TopK { of: self.argument(of)?, k, places: op == "topk_places" }
+            }
+            "index" => Expr::Index { of: self.argument(of)?, picks: picks(&mut form)? },
+            "put" => {
+                let by = form.remove("by").ok_or("`put` takes `by`")?;
+                Expr::Put { of: self.argument(of)?, picks: picks(&mut form)?, by: self.argument(by)? }
+            }
+            "take" => {
+                let places = form.remove("places").ok_or("`take` takes `places`")?;
+                Expr::Take { of: self.argument(of)?, places: self.argument(places)? }
+            }
+            "reshape" => Expr::Reshape {
+                of: self.argument(of)?,
+                shape: take(&mut form, "shape")?.ok_or("`reshape` takes `shape`")?,
+            },
+            "permute" => Expr::Permute {
+                of: self.argument(of)?,
+                axes: take(&mut form, "axes")?.ok_or("`permute` takes `axes`")?,
+            },
+            "concat" => {
+                let Value::Array(parts) = of else { return Err("`concat` takes a list".into()) };
+                let parts = parts.into_iter().map(|part| self.argument(part)).collect::<Result<_, _>>()?;
+                Expr::Concat { parts, axis: take(&mut form, "axis")?.unwrap_or(0) }
+            }
+            "across" => {
+                let how: String = take(&mut form, "how")?.unwrap_or_else(|| "stack".into());
+                let how = Across::named(&how)
+                    .ok_or_else(|| format!("rows are joined by sum, mean, stack or concat, not {how:?}"))?;
+                Expr::Across { of: self.argument(of)?, how }
+            }
+            "row" => Expr::Row { of: self.argument(of)?, row: take(&mut form, "row")?.ok_or("`row` takes `row`")? },
+            "through" => Expr::Through {
+                of: self.argument(of)?,
+                from: take(&mut form, "from")?.ok_or("`through` takes `from`, a site")?,
+                to: take(&mut form, "to")?.ok_or("`through` takes `to`, a site")?,
+            },
+            "unembed" => Expr::Unembed(self.argument(of)?),
+            "call" => return Err("`call` takes a closure and cannot be written in JSON".into()),
+            other => match Fold::named(other) {
+                Some(how) => {
+                    let (axis, keep) = (take(&mut form, "axis")?, take(&mut form, "keep")?.unwrap_or(false));
+                    Expr::Fold { of: self.argument(of)?, how, axis, keep }
+                }
+                None => return Err(format!("unknown operation `{other}`; docs/plans.md lists them")),
+            },
+        };
+        match form.keys().next() {
+            Some(key) => Err(format!("unknown key `{key}` in `{op}`")),
+            None => Ok(expr),
+        }
+    }
+}
+
+fn take<T: serde::de::DeserializeOwned>(form: &mut Object<String, Value>, key: &str) -> Result<Option<T>, String> {
+    form.remove(key).map(|value| serde_json::from_value(value).map_err(|error| format!("`{key}`: {error}"))).transpose()
+}
+
+/// Nested lists of equal lengths.
+fn array(value: &Value) -> Result<Array, String> {
+    fn fill(value: &Value, depth: usize, shape: &mut Vec<usize>, out: &mut Vec<f32>) -> Result<(), String> {
+        let Value::Array(list) = value else {
+            out.push(value.as_f64().ok_or("constants are numbers and lists of numbers")? as f32);
+            return if depth == shape.len() { Ok(()) } else { Err("lists of different depth".into()) };
+        };
+        if depth == shape.len() && out.is_empty() {
+            shape.push(list.len());
+        }
+        if shape.get(depth) != Some(&list.len()) {
+            return Err("lists of different lengths".into());
+        }
+        list.iter().try_for_each(|value| fill(value, depth + 1, shape, out))
+    }
+    let (mut shape, mut numbers) = (Vec::new(), Vec::new());
+    fill(value, 0, &mut shape, &mut numbers)?;
+    Ok(Array::new(shape, numbers))
+}
+
+fn picks(form: &mut Object<String, Value>) -> Result<Vec<Pick>, String> {
+    let Some(Value::Array(list)) = form.remove("picks") else { return Err("an index takes `picks`, a list".into()) };
+    let pick = |value: Value| match value {
+        Value::Null => Ok(Pick::New),
+        Value::Number(at) => at.as_i64().map(Pick::At).ok_or_else(|| "an index is a whole number".to_string()),
+        Value::String(text) if text == "..." => Ok(Pick::Rest),
+        Value::String(text) => slice(&text).ok_or_else(|| format!("{text:?} is no slice")),
+        each @ Value::Array(_) => serde_json::from_value(each).map(Pick::Each).map_err(|error| error.to_string()),
+        other => Err(format!("{other} picks nothing; write a number, \"1:3\", a list, \"...\" or null")),
+    };
+    list.into_iter().map(pick).collect()
+}
+
+fn slice(text: &str) -> Option<Pick> {
+    let bound = |part: &str| if part.trim().is_empty() { Some(None) } else { part.trim().parse().ok().map(Some) };
+    let parts = text.split(':').map(bound).collect::<Option<Vec<Option<i64>>>>()?;
+    match parts[..] {
+        [start, end] => Some(Pick::Slice(start, end, 1)),
+        [start, end, step] => Some(Pick::Slice(start, end, step.unwrap_or(1))),
+        _ => None,
+    }
+}
+
+/// The names of a plan that is being written.
+pub(super) struct Written {
+    names: Vec<String>,
+    taps: HashMap<usize, ValueId>,
+    metrics: Vec<ValueId>,
+}
+
+impl Written {
+    pub fn new(plan: &Plan) -> Written {
+        let name = |(id, value): (usize, &PlanValue)| value.name.clone().unwrap_or_else(|| format!("v{id}"));
+        let reads = plan.values.iter().enumerate().filter_map(|(id, value)| match value.expr {
+            Expr::Read(tap) => Some((tap, id)),
+            _ => None,
+        });
+        Written {
+            names: plan.values.iter().enumerate().map(name).collect(),
+            taps: reads.collect(),
+            metrics: plan.metrics.clone(),
+        }
+    }
+
+    pub fn of(&self, id: ValueId) -> String {
+        self.names.get(id).cloned().unwrap_or_default()
+    }
+
+    pub fn of_tap(&self, tap: usize) -> String {
+        self.taps.get(&tap).map_or_else(|| format!("tap{tap}"), |&id| self.of(id))
+    }
+
+    pub fn metric(&self, metric: usize) -> String {
+        self.metrics.get(metric).map_or_else(String::new, |&id| self.of(id))
+    }
+
+    /// The list of values; what taps read is written there.
+    pub fn values(&self, plan: &Plan) -> Result<Vec<Object<String, Value>>, String> {
+        let rest = plan.values.iter().enumerate().filter(|(_, value)| !matches!(value.expr, Expr::Read(_)));
+        rest.map(|(id, value)| {
+            let (op, argument) = self.write(&value.expr)?;
+            Ok(Object::from_iter([("name".to_string(), json!(self.of(id))), (op.to_string(), argument)]))
+        })
+        .collect()
+    }
+
+    fn write(&self, expr: &Expr) -> Result<(&'static str, Value), String> {
+        let of = |id: &ValueId| self.of(*id);
+        Ok(match expr {
+            Expr::Read(_) => unreachable!("reads are written as taps"),
+            Expr::Constant(array) => ("constant", nested(array.shape(), array.values())),
+            Expr::File(file) => ("file", json!(file)),
+            Expr::Map(map, a) => (name_of(&MAPS, *map), json!(of(a))),
+            Expr::Combine(combine, a, b) => (name_of(&COMBINES, *combine), json!([of(a), of(b)])),
+            Expr::Where(c, a, b) => ("where", json!([of(c), of(a), of(b)])),
+            Expr::MatMul(a, b) => ("matmul", json!([of(a), of(b)])),
+            Expr::Fold { of: a, how, axis, keep } => {
+                let mut form = json!({ "of": of(a), "keep": keep });
+                if let Some(axis) = axis {
+                    form["axis"] = json!(axis);
+                }
+                (name_of(&FOLDS, *how), form)
+            }
+            Expr::Softmax { of: a, axis, log } => {
+                (if *log { "log_softmax" } else { "softmax" }, json!({ "of": of(a), "axis": axis }))
+            }
+            Expr::TopK { of: a, k, places } => {
+                (if *places { "topk_places" } else { "topk" }, json!({ "of": of(a), "k": k }))
+            }
+            Expr::Index { of: a, picks } => ("index", json!({ "of": of(a), "picks": write_picks(picks) })),
+            Expr::Put { of: a, picks, by } => {
+                ("put", json!({ "of": of(a), "picks": write_picks(picks), "by": of(by) }))
+            }
+            Expr::Take { of: a, places } => ("take", json!({ "of": of(a), "places": of(places) })),
+            Expr::Reshape { of: a, shape } => ("reshape", json!({ "of": of(a), "shape": shape })),
+            Expr::Permute { of: a, axes } => ("permute", json!({ "of": of(a), "axes": axes })),
+            Expr::Concat { parts, axis } => {
+                ("concat", json!({ "of": parts.iter().map(of).collect::<Vec<_>>(), "axis": axis }))
+            }
+            Expr::Across { of: a, how } => ("across", json!({ "of": of(a), "how": name_of(&ACROSS, *how) })),
+            Expr::Row { of: a, row } => ("row", json!({ "of": of(a), "row": row })),
+            Expr::Through { of: a, from, to } => ("through", json!({ "of": of(a), "from": from, "to": to })),
+            Expr::Unembed(a) => ("unembed", json!(of(a))),
+            Expr::Call { .. } => return Err("a plan with a closure cannot be written as JSON".into()),
+        })
+    }
+}
+
+fn write_picks(picks: &[Pick]) -> Vec<Value> {
+    let bound = |at: &Option<i64>| at.map(|at| at.to_string()).unwrap_or_default();
+    let write = |pick: &Pick| match pick {
+        Pick::At(at) => json!(at),
+        Pick::Slice(start, end, step) => json!(format!("{}:{}:{step}", bound(start), bound(end))),
+        Pick::Each(list) => json!(list),
+        Pick::New => Value::Null,
+        Pick::Rest => json!("..."),
+    };
+    picks.iter().map(write).collect()
+}
+
+fn nested(shape: &[usize], values: &[f32]) -> Value {
+    match shape.split_first() {
+        None => json!(values.first()),
+        Some((&length, rest)) => {
+            let each: usize = rest.iter().product();
+            (0..length).map(|nth| nested(rest, &values[nth * each..][..each])).collect()
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! Which numbers an index picks.
+
+use crate::plan::Pick;
+
+/// The picked numbers of an array: runs of neighbours, and the shape that they make.
+pub(crate) struct Selection {
+    pub shape: Vec<usize>,
+    starts: Vec<usize>,
+    run: usize,
+}
+
+impl Selection {
+    /// Resolves picks against a shape, as numpy does; several lists pick their combinations.
+    pub fn new(shape: &[usize], picks: &[Pick]) -> Result<Selection, String> {
+        let axes = picks.iter().filter(|pick| !matches!(pick, Pick::New | Pick::Rest)).count();
+        let rests = picks.iter().filter(|pick| matches!(pick, Pick::Rest)).count();
+        if axes > shape.len() || rests > 1 {
+            return Err(format!("an index of {axes} axes into shape {shape:?}"));
+        }
+        let whole = || Pick::Slice(None, None, 1);
+        let left = shape.len() - axes;
+        let mut all: Vec<Pick> = Vec::with_capacity(shape.len() + 1);
+        for pick in picks {
+            match pick {
+                Pick::Rest => all.extend((0..left).map(|_| whole())),
+                other => all.push(other.clone()),
+            }
+        }
+        if rests == 0 {
+            all.extend((0..left).map(|_| whole()));
+        }
+        let (mut out, mut places, mut axis) = (Vec::new(), Vec::new(), 0);
+        for pick in &all {
+            if *pick == Pick::New {
+                out.push(1);
+                continue;
+            }
+            let chosen = chosen(shape[axis], pick)?;
+            if !matches!(pick, Pick::At(_)) {
+                out.push(chosen.len());
+            }
+            places.push(chosen);
+            axis += 1;
+        }
+        // Whole axes at the end are copied in one run.
+        let mut run = 1;
+        while let Some(last) = places.last()
+            && last.iter().copied().eq(0..shape[places.len() - 1])
+        {
+            run *= last.len();
+            places.pop();
+        }
+        let mut starts = vec![0];
+        for (axis, chosen) in places.iter().enumerate() {
+            let stride: usize = shape[axis + 1..].iter().product();
+            starts = starts.iter().flat_map(|start| chosen.iter().map(move |place| start + place * stride)).collect();
+        }
+        Ok(Selection { shape: out, starts, run })
+    }
+
+    /// The places of the picked numbers, in the order of the result.
+    pub fn places(&self) -> impl Iterator<Item = usize> + '_ {
+        self.starts.iter().flat_map(|&start| start..start + self.run)
+    }
+
+    /// The picked numbers.
+    pub fn gather(&self, from: &[f32]) -> Vec<f32> {
+        let mut out = Vec::with_capacity(self.starts.len() * self.run);
+        self.starts.iter().for_each(|&start| out.extend_from_slice(&from[start..start + self.run]));
+        out
+    }
+}
+
+/// The places of one axis that a pick takes.
+fn chosen(length: usize, pick: &Pick) -> Result<Vec<usize>, String> {
+    let n = length as i64;
+    let place = |at: i64| {
+        let from_first = if at < 0 { at + n } else { at };
+        if (0..n).contains(&from_first) {
+            Ok(from_first as usize)
+        } else {
+            Err(format!("index {at} is out of range for an axis of {length}"))
+        }
+    };
+    match pick {
+        Pick::At(at) => Ok(vec![place(*at)?]),
+        Pick::Each(list) => list.iter().map(|&at| place(at)).collect(),
+        Pick::Slice(_, _, 0) => Err("a slice with step 0".into()),
+        Pick::Slice(start, end, step) => {
+            let bound = |at: i64| if at < 0 { at + n } else { at };
+            let (low, high) = if *step > 0 { (0, n) } else { (-1, n - 1) };
+            let start = start.map_or(if *step > 0 { 0 } else { n - 1 }, |at| bound(at).clamp(low, high));
+            let end = end.map_or(if *step > 0 { n } else { -1 }, |at| bound(at).clamp(low, high));
+            let mut places = Vec::new();
+            let mut at = start;
+            while if *step > 0 { at < end } else { at > end } {
+                places.push(at as usize);
+                at += step;
+            }
+            Ok(places)
+        }
+        Pick::New | Pick::Rest => Ok(Vec::new()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn picks_are_numpys() {
+        let numbers: Vec<f32> = (0..24).map(|n| n as f32).collect();
+        let pick = |picks: &[Pick]| {
+            let selection = Selection::new(&[2, 3, 4], picks).unwrap();
+            (selection.shape.clone(), selection.gather(&numbers))
+        };
+        assert_eq!(pick(&[Pick::At(-1), Pick::At(0)]), (vec![4], vec![12.0, 13.0, 14.0, 15.0]));
+        assert_eq!(pick(&[Pick::Rest, Pick::At(1)]).0, vec![2, 3]);
+        assert_eq!(pick(&[Pick::Rest, Pick::At(1)]).1, vec![1.0, 5.0, 9.0, 13.0, 17.0, 21.0]);
+        let backwards = pick(&[Pick::At(0), Pick::At(0), Pick::Slice(None, None, -2)]);
+        assert_eq!(backwards, (vec![2], vec![3.0, 1.0]));
+        assert_eq!(pick(&[Pick::New, Pick::Each(vec![1, 0])]).0, vec![1, 2, 3, 4]);
+        assert!(Selection::new(&[2], &[Pick::At(2)]).is_err_and(|e| e.contains("index 2")));
+    }
+}
