@@ -32,7 +32,7 @@ impl Model {
         let compiled = Compiled::empty(program);
         let (mut arena, mut buffers, mut rows) = (Arena::default(), Buffers::new(program), Vec::new());
         let mut collector = Collector::new(&compiled, false);
-        let mut taps = Taps { compiled: &compiled, collector: &mut collector };
+        let mut taps = Taps { compiled: &compiled, collector: &mut collector, again: false };
         let mut frame = Frame::new(program, &self.weights, &self.pool, &pass, &mut rows, &mut arena, &mut buffers);
         frame.put(edge, stream.to_vec(), &mut taps)?;
         let keep = self.logits_edge();
