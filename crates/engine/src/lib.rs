@@ -13,6 +13,7 @@
 //! | [`plan`] | taps: selection and action, as data |
 //! | [`exec`] | passes, frames, taps at work, captures |
 //! | [`generate`] | decoding with the plan active at every step |
+//! | [`grad`] | gradients: the op list walked backwards |
 //! | [`backend`] | who executes ops; `cpu` is the one there is |
 
 pub mod architecture;
@@ -22,6 +23,7 @@ mod cpu;
 mod error;
 pub mod exec;
 pub mod generate;
+pub mod grad;
 pub mod plan;
 pub mod point;
 pub mod profile;
@@ -36,6 +38,7 @@ pub use array::Array;
 pub use error::{Error, Result};
 pub use exec::{Model, Run, RunOptions, Saved};
 pub use generate::{Control, Finish, Generate, Generated, Generation};
+pub use grad::{GradOptions, Seed};
 pub use plan::{Action, Callback, Capture, Operand, Phase, Plan, Positions, Reduce, Selected, Tap};
 pub use point::Point;
 pub use program::Program;

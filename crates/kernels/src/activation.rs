@@ -114,14 +114,14 @@ pub(crate) fn tanh<S: Simd>(s: S, x: S::V) -> S::V {
 }
 
 #[inline(always)]
-fn sigmoid<S: Simd>(s: S, x: S::V) -> S::V {
+pub(crate) fn sigmoid<S: Simd>(s: S, x: S::V) -> S::V {
     let one = s.splat(1.0);
     s.div(one, s.add(one, exp(s, s.sub(s.splat(0.0), x))))
 }
 
 /// The error function (Abramowitz and Stegun 7.1.26): absolute error below 2e-7.
 #[inline(always)]
-fn erf<S: Simd>(s: S, x: S::V) -> S::V {
+pub(crate) fn erf<S: Simd>(s: S, x: S::V) -> S::V {
     let zero = s.splat(0.0);
     let size = s.max(x, s.sub(zero, x));
     let t = s.div(s.splat(1.0), s.fma(s.splat(0.327_591_1), size, s.splat(1.0)));
@@ -134,17 +134,17 @@ fn erf<S: Simd>(s: S, x: S::V) -> S::V {
     s.select_lt(x, zero, s.sub(zero, y), y)
 }
 
-struct Silu;
-struct Gelu;
-struct GeluTanh;
-struct GeluQuick;
-struct Relu;
-struct ReluSquared;
-struct Tanh;
-struct Sigmoid;
-struct Identity;
-struct Softplus;
-struct ClampedGlu;
+pub(crate) struct Silu;
+pub(crate) struct Gelu;
+pub(crate) struct GeluTanh;
+pub(crate) struct GeluQuick;
+pub(crate) struct Relu;
+pub(crate) struct ReluSquared;
+pub(crate) struct Tanh;
+pub(crate) struct Sigmoid;
+pub(crate) struct Identity;
+pub(crate) struct Softplus;
+pub(crate) struct ClampedGlu;
 
 impl Unary for Silu {
     #[inline(always)]
@@ -226,65 +226,66 @@ impl Unary for ClampedGlu {
 }
 
 /// Calls `$with` with the function that `$activation` names.
-macro_rules! choose {
+macro_rules! choose_activation {
     ($activation:expr, $f:ident => $with:expr) => {
         match $activation {
-            Activation::Silu => {
-                let $f = &Silu;
+            $crate::activation::Activation::Silu => {
+                let $f = &$crate::activation::Silu;
                 $with
             }
-            Activation::Gelu => {
-                let $f = &Gelu;
+            $crate::activation::Activation::Gelu => {
+                let $f = &$crate::activation::Gelu;
                 $with
             }
-            Activation::GeluTanh => {
-                let $f = &GeluTanh;
+            $crate::activation::Activation::GeluTanh => {
+                let $f = &$crate::activation::GeluTanh;
                 $with
             }
-            Activation::GeluQuick => {
-                let $f = &GeluQuick;
+            $crate::activation::Activation::GeluQuick => {
+                let $f = &$crate::activation::GeluQuick;
                 $with
             }
-            Activation::Relu => {
-                let $f = &Relu;
+            $crate::activation::Activation::Relu => {
+                let $f = &$crate::activation::Relu;
                 $with
             }
-            Activation::ReluSquared => {
-                let $f = &ReluSquared;
+            $crate::activation::Activation::ReluSquared => {
+                let $f = &$crate::activation::ReluSquared;
                 $with
             }
-            Activation::Tanh => {
-                let $f = &Tanh;
+            $crate::activation::Activation::Tanh => {
+                let $f = &$crate::activation::Tanh;
                 $with
             }
-            Activation::Sigmoid => {
-                let $f = &Sigmoid;
+            $crate::activation::Activation::Sigmoid => {
+                let $f = &$crate::activation::Sigmoid;
                 $with
             }
-            Activation::Identity => {
-                let $f = &Identity;
+            $crate::activation::Activation::Identity => {
+                let $f = &$crate::activation::Identity;
                 $with
             }
-            Activation::Softplus => {
-                let $f = &Softplus;
+            $crate::activation::Activation::Softplus => {
+                let $f = &$crate::activation::Softplus;
                 $with
             }
-            Activation::ClampedGlu => {
-                let $f = &ClampedGlu;
+            $crate::activation::Activation::ClampedGlu => {
+                let $f = &$crate::activation::ClampedGlu;
                 $with
             }
         }
     };
 }
+pub(crate) use choose_activation;
 
 #[inline(always)]
 fn activate_with<S: Simd>(s: S, activation: Activation, x: &mut [f32]) {
-    choose!(activation, f => map(s, f, x))
+    choose_activation!(activation, f => map(s, f, x))
 }
 
 #[inline(always)]
 fn activate_gated_with<S: Simd>(s: S, activation: Activation, gate: &mut [f32], linear: &[f32]) {
-    choose!(activation, f => map_gated(s, f, gate, linear))
+    choose_activation!(activation, f => map_gated(s, f, gate, linear))
 }
 
 dispatch! {

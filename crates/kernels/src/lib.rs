@@ -12,10 +12,10 @@
 //! | [`pool`] | worker threads that spin, then park |
 //! | [`memory`] | cache-line aligned storage |
 //! | [`encoding`] | how weights are stored in files: f32, f16, bf16 and the ggml block formats |
-//! | [`matrix`], [`matmul`](mod@matmul) | weights in panels, and their products |
+//! | [`matrix`], [`matmul`](mod@matmul), [`turned`] | weights in panels, their products, and the products of gradients |
 //! | [`attention`] | keys and values in panels, fused and explicit attention |
-//! | [`recurrence`] | states carried from token to token, short convolutions |
-//! | [`norm`], [`activation`], [`rope`], [`softmax`](mod@softmax), [`elementwise`] | everything between the products |
+//! | [`recurrence`], [`recurrence_back`] | states carried from token to token, short convolutions; their gradients |
+//! | [`norm`], [`activation`], [`slope`], [`rope`], [`softmax`](mod@softmax), [`elementwise`] | everything between the products |
 
 pub mod activation;
 pub mod attention;
@@ -28,11 +28,15 @@ pub mod memory;
 pub mod norm;
 pub mod pool;
 pub mod recurrence;
+pub mod recurrence_back;
 pub mod rope;
 pub mod simd;
+pub mod slope;
 pub mod softmax;
 mod tile;
+pub mod turned;
 
 pub use matmul::matmul;
 pub use matrix::{DType, Matrix};
 pub use pool::Pool;
+pub use turned::matmul_turned;

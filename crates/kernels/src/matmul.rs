@@ -172,7 +172,7 @@ fn many_rows<S: Simd>(
 
 /// Copies a block of inputs so that the six rows of a tile lie side by side, step after step.
 #[inline(always)]
-fn repack(x: &[f32], inner: usize, rows: Range<usize>, steps: Range<usize>, packed: &mut [f32]) {
+pub(crate) fn repack(x: &[f32], inner: usize, rows: Range<usize>, steps: Range<usize>, packed: &mut [f32]) {
     let depth = steps.len();
     for (tile, first) in rows.clone().step_by(ROWS).enumerate() {
         let packed = &mut packed[tile * ROWS * depth..][..ROWS * depth];

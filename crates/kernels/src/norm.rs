@@ -70,6 +70,37 @@ pub fn gain(x: &mut [f32], gain: Option<&[f32]>, bias: Option<&[f32]>, width: us
     }
 }
 
+#[inline(always)]
+fn product_with<S: Simd>(s: S, a: &[f32], b: &[f32]) -> f32 {
+    let mut sum = s.splat(0.0);
+    for (a, b) in a.chunks(LANES).zip(b.chunks(LANES)) {
+        sum = s.fma(s.load_part(a, 0.0), s.load_part(b, 0.0), sum);
+    }
+    s.sum(sum)
+}
+
+#[inline(always)]
+fn normalise_back_with<S: Simd>(s: S, kind: NormKind, eps: f32, x: &[f32], width: usize, gradient: &mut [f32]) {
+    let count = width as f32;
+    for (x, gradient) in x.chunks_exact(width).zip(gradient.chunks_exact_mut(width)) {
+        let (mean, level) = match kind {
+            NormKind::Layer => (sum_with(s, x, 0.0, false) / count, sum_with(s, gradient, 0.0, false) / count),
+            NormKind::Rms => (0.0, 0.0),
+        };
+        let scale = (sum_with(s, x, mean, true) / count + eps).sqrt();
+        // What the gradient says along the value only changes its length, which the norm takes away. The mean of a
+        // centred value times anything is that of the value times the centred thing, so one product serves both kinds.
+        let along = (product_with(s, x, gradient) - mean * level * count) / (scale * scale * count);
+        let inverse = 1.0 / scale;
+        gradient.iter_mut().zip(x).for_each(|(g, &x)| *g = (*g - level - (x - mean) * along) * inverse);
+    }
+}
+
+dispatch! {
+    /// The gradient of [`normalise`]: from that of the normed value to that of `x`, in place.
+    pub fn normalise_back(kind: NormKind, eps: f32, x: &[f32], width: usize, gradient: &mut [f32]) = normalise_back_with
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -89,6 +120,32 @@ mod tests {
                     for (y, x) in normed[row * width..].iter().zip(&x) {
                         assert!((*y as f64 - (x - mean) / scale).abs() < 1e-5, "{kind:?} {width}");
                     }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn gradients_are_those_of_the_norm() {
+        for width in [3, 8, 21] {
+            let x: Vec<f32> = (0..width).map(|i| (i as f32 * 1.3).sin() * 2.0 + 0.5).collect();
+            let upstream: Vec<f32> = (0..width).map(|i| (i as f32 * 0.7).cos()).collect();
+            for kind in [NormKind::Layer, NormKind::Rms] {
+                let value = |x: &[f64]| -> f64 {
+                    let mean = if kind == NormKind::Layer { x.iter().sum::<f64>() / width as f64 } else { 0.0 };
+                    let scale = (x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / width as f64 + 1e-3).sqrt();
+                    x.iter().zip(&upstream).map(|(x, &g)| (x - mean) / scale * g as f64).sum()
+                };
+                let mut gradient = upstream.clone();
+                normalise_back(kind, 1e-3, &x, width, &mut gradient);
+                for (i, &ours) in gradient.iter().enumerate() {
+                    let at = |by: f64| {
+                        let mut moved: Vec<f64> = x.iter().map(|&x| x as f64).collect();
+                        moved[i] += by;
+                        value(&moved)
+                    };
+                    let truth = (at(1e-5) - at(-1e-5)) / 2e-5;
+                    assert!((ours as f64 - truth).abs() < 1e-5, "{kind:?} {width}: {ours} instead of {truth}");
                 }
             }
         }

@@ -63,6 +63,10 @@ pub trait Simd: Copy {
     /// A vector from up to eight floats, the rest filled with `fill`.
     #[inline(always)]
     fn load_part(self, x: &[f32], fill: f32) -> Self::V {
+        if x.len() == LANES {
+            // SAFETY: the slice holds eight floats.
+            return unsafe { self.load(x.as_ptr()) };
+        }
         let mut lanes = [fill; LANES];
         lanes[..x.len()].copy_from_slice(x);
         // SAFETY: the array holds eight floats.
@@ -72,6 +76,10 @@ pub trait Simd: Copy {
     /// Writes the first lanes into a slice of at most eight floats.
     #[inline(always)]
     fn store_part(self, out: &mut [f32], v: Self::V) {
+        if out.len() == LANES {
+            // SAFETY: the slice holds eight floats.
+            return unsafe { self.store(out.as_mut_ptr(), v) };
+        }
         let lanes = self.to_array(v);
         let n = out.len();
         out.copy_from_slice(&lanes[..n]);

@@ -3,6 +3,7 @@
 use crate::error::Result;
 use crate::exec::{Frame, Taps};
 use crate::program::OpKind;
+use crate::weights::{WeightId, Weights};
 
 pub(super) fn run(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()> {
     let program = frame.program;
@@ -65,10 +66,7 @@ pub(super) fn run(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()
         }
         OpKind::Differ { x, weights, start, out } => {
             let mut value = frame.make(*out);
-            let product = |a: usize, b: usize| -> f32 {
-                frame.weights.vector(weights[a]).iter().zip(frame.weights.vector(weights[b])).map(|(a, b)| a * b).sum()
-            };
-            let by = product(0, 1).exp() - product(2, 3).exp() + start;
+            let by = differ_by(frame.weights, weights, *start);
             let lines = frame.value(*x).chunks_exact(width(*x));
             for (out, line) in value.chunks_exact_mut(width(*out)).zip(lines) {
                 let (first, second) = line.split_at(out.len());
@@ -78,4 +76,12 @@ pub(super) fn run(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()
         }
         _ => unreachable!("dispatched on the kind"),
     }
+}
+
+/// What the second half of the heads is multiplied by.
+pub(crate) fn differ_by(weights: &Weights, learned: &[WeightId; 4], start: f32) -> f32 {
+    let product = |a: usize, b: usize| -> f32 {
+        weights.vector(learned[a]).iter().zip(weights.vector(learned[b])).map(|(a, b)| a * b).sum()
+    };
+    product(0, 1).exp() - product(2, 3).exp() + start
 }

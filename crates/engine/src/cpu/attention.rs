@@ -23,11 +23,12 @@ pub(super) fn attend(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result
     let mut value = frame.make(*out);
     let slopes = alibi.as_ref().map(|alibi| Slopes { each: &alibi.slopes, rounded: alibi.rounded });
     let terms = HeadTerms { slopes, sinks: sinks.map(|sinks| frame.weights.vector(sinks)) };
-    let looked_into =
-        |segment: &Segment| taps.touches_row(*scores, segment.row) || taps.touches_row(*probs, segment.row);
+    let looked_into = |taps: &Taps, segment: &Segment| {
+        taps.touches_row(*scores, segment.row) || taps.touches_row(*probs, segment.row)
+    };
     let (mut apart, mut together) = (Vec::new(), Vec::new());
     for segment in &frame.pass.segments {
-        if looked_into(segment) {
+        if looked_into(taps, segment) {
             apart.push(segment.clone());
             continue;
         }
@@ -38,25 +39,31 @@ pub(super) fn attend(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result
     }
     let runs: Vec<Queries> = together.iter().filter_map(|segment| queries(frame.rows, layer, segment)).collect();
     fused(frame.pool, shape, terms, frame.value(*q), &runs, &mut value);
+    let mut notes = Vec::new();
     for segment in &apart {
+        // A gradient has to know what taps have made of these.
+        let noted = frame.is_recorded() && looked_into(taps, segment);
         let Some(run) = queries(frame.rows, layer, segment) else { continue };
         let mut weights = explicit_scores(shape, terms, frame.value(*q), &run);
         if let Some(kept) = *kept {
             keep_largest(shape, &run, kept, &mut weights);
         }
         taps.apply_attention(frame.program, segment, *scores, &mut weights)?;
+        notes.extend(noted.then(|| (*scores, segment.row, weights.clone())));
         let keys = segment.position + segment.count;
         for (line, weights) in weights.chunks_exact_mut(keys).enumerate() {
             softmax(weights, terms.sinks.map(|sinks| sinks[line / segment.count]));
         }
         taps.apply_attention(frame.program, segment, *probs, &mut weights)?;
+        notes.extend(noted.then(|| (*probs, segment.row, weights.clone())));
         mix(shape, &weights, &run, &mut value);
     }
+    notes.into_iter().for_each(|(edge, row, value)| frame.note_attention(edge, row, value));
     frame.put(*out, value, taps)
 }
 
 /// Masks all but the `kept` keys with the largest last coordinate, of those that each query sees.
-fn keep_largest(shape: &AttentionShape, run: &Queries, kept: usize, scores: &mut [f32]) {
+pub(crate) fn keep_largest(shape: &AttentionShape, run: &Queries, kept: usize, scores: &mut [f32]) {
     let keys = run.position + run.count;
     let group = shape.heads / shape.kv_heads;
     for (line, scores) in scores.chunks_exact_mut(keys).enumerate() {

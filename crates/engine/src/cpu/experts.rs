@@ -31,14 +31,26 @@ pub(super) fn route(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<
     frame.put(*indices, choices, taps)
 }
 
-/// One token's choice.
-fn choose(logits: &[f32], routing: &Routing, correction: Option<&[f32]>, shares: &mut [f32], choices: &mut [f32]) {
+/// What a token's scores are before the choice.
+pub(crate) fn scores(logits: &[f32], routing: &Routing) -> Vec<f32> {
     let mut scores = logits.to_vec();
     match routing.scores {
         Scores::Softmax => softmax(&mut scores, None),
         Scores::Sigmoid => activate(Activation::Sigmoid, &mut scores),
         Scores::Raw | Scores::SparseMixer { .. } => {}
     }
+    scores
+}
+
+/// One token's choice.
+pub(crate) fn choose(
+    logits: &[f32],
+    routing: &Routing,
+    correction: Option<&[f32]>,
+    shares: &mut [f32],
+    choices: &mut [f32],
+) {
+    let scores = scores(logits, routing);
     let mut judged = scores.clone();
     if let Some(correction) = correction {
         judged.iter_mut().zip(correction).for_each(|(score, by)| *score += by);
@@ -99,18 +111,24 @@ fn keep_groups(groups: ExpertGroups, scores: &mut [f32]) {
 fn sparse_mixer(logits: &[f32], tolerance: f32, shares: &mut [f32], choices: &mut [f32]) {
     let mut left = logits.to_vec();
     for (share, choice) in shares.iter_mut().zip(choices) {
-        let best = ranked(&left)[0];
-        let top = left[best];
-        let near = |i: usize| (top - logits[i]) / logits[i].abs().max(top) <= 2.0 * tolerance;
-        let mut close: Vec<f32> = (0..left.len()).map(|i| if near(i) { left[i] } else { f32::NEG_INFINITY }).collect();
-        softmax(&mut close, None);
+        let (best, close) = best_and_close(logits, tolerance, &left);
         (*share, *choice) = (close[best], best as f32);
         left[best] = f32::NEG_INFINITY;
     }
 }
 
+/// The best expert left, and the softmax over those that come close to it.
+pub(crate) fn best_and_close(logits: &[f32], tolerance: f32, left: &[f32]) -> (usize, Vec<f32>) {
+    let best = ranked(left)[0];
+    let top = left[best];
+    let near = |i: usize| (top - logits[i]) / logits[i].abs().max(top) <= 2.0 * tolerance;
+    let mut close: Vec<f32> = (0..left.len()).map(|i| if near(i) { left[i] } else { f32::NEG_INFINITY }).collect();
+    softmax(&mut close, None);
+    (best, close)
+}
+
 /// For each expert the slots (token by token, choice by choice) that chose it.
-fn slots_of(choices: &[f32], experts: usize) -> Vec<Vec<usize>> {
+pub(crate) fn slots_of(choices: &[f32], experts: usize) -> Vec<Vec<usize>> {
     let mut slots = vec![Vec::new(); experts];
     for (slot, &choice) in choices.iter().enumerate() {
         slots[choice as usize].push(slot);

@@ -1,10 +1,13 @@
 //! Ops on the CPU, each a few calls of `pellucid-kernels`.
 
 mod arrange;
-mod attention;
-mod experts;
-mod recurrence;
+pub(crate) mod attention;
+pub(crate) mod experts;
+pub(crate) mod recurrence;
 
+pub(crate) use arrange::differ_by;
+
+use crate::architecture::Temperature;
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::exec::{Frame, Taps};
@@ -101,8 +104,7 @@ impl Backend for Cpu {
                 let mut value = frame.reuse(*x, index, taps);
                 let width = program.edge(*out).width;
                 for (row, &position) in value.chunks_exact_mut(width).zip(&frame.pass.positions) {
-                    let steps = ((position as f32 + temperature.offset) / temperature.span).floor();
-                    elementwise::scale(row, 1.0 + temperature.scale * (1.0 + steps).ln());
+                    elementwise::scale(row, heat(temperature, position));
                 }
                 frame.put(*out, value, taps)
             }
@@ -182,6 +184,12 @@ impl Backend for Cpu {
     }
 }
 
+/// What a temperature multiplies by at a position.
+pub(crate) fn heat(temperature: &Temperature, position: usize) -> f32 {
+    let steps = ((position as f32 + temperature.offset) / temperature.span).floor();
+    1.0 + temperature.scale * (1.0 + steps).ln()
+}
+
 /// A gate of fewer numbers than what it gates: each serves its neighbours.
 fn narrow_gate(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()> {
     let OpKind::Gate { gate, linear, activation, out } = &frame.program.ops()[index].kind else {
@@ -235,7 +243,7 @@ fn norm(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()> {
 }
 
 /// Runs `f(range of rows, their values)` over rows of `width`, on all threads when there is enough to do.
-fn in_parts(pool: &Pool, value: &mut [f32], width: usize, f: &(dyn Fn(Range<usize>, &mut [f32]) + Sync)) {
+pub(crate) fn in_parts(pool: &Pool, value: &mut [f32], width: usize, f: &(dyn Fn(Range<usize>, &mut [f32]) + Sync)) {
     const LEAST: usize = 16 * 1024;
     let rows = value.len() / width;
     // Parts of whole vectors: where a part ends never changes which lanes a number meets.

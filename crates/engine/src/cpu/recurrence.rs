@@ -5,7 +5,8 @@
 
 use crate::error::Result;
 use crate::exec::{Frame, Segment, Taps};
-use crate::program::{OpKind, StateDecay};
+use crate::program::{EdgeId, OpKind, StateDecay};
+use crate::weights::Weights;
 use pellucid_kernels::activation;
 use pellucid_kernels::memory::Shared;
 use pellucid_kernels::recurrence::{self as kernel, Fade, RecurrenceShape, softplus};
@@ -64,22 +65,22 @@ pub(super) fn step(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<(
 }
 
 /// What one call of the recurrence reads.
-struct Reads<'a> {
-    shape: &'a RecurrenceShape,
-    q: &'a [f32],
-    k: &'a [f32],
-    v: &'a [f32],
-    fixed: Option<&'a [f32]>,
-    step: &'a [f32],
+pub(crate) struct Reads<'a> {
+    pub shape: &'a RecurrenceShape,
+    pub q: &'a [f32],
+    pub k: &'a [f32],
+    pub v: &'a [f32],
+    pub fixed: Option<&'a [f32]>,
+    pub step: &'a [f32],
     /// `-exp(rate)`
-    rate: Vec<f32>,
-    strength: Option<&'a [f32]>,
-    skip: Option<&'a [f32]>,
+    pub rate: Vec<f32>,
+    pub strength: Option<&'a [f32]>,
+    pub skip: Option<&'a [f32]>,
 }
 
 pub(super) fn recur(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()> {
     let program = frame.program;
-    let OpKind::Recur { q, k, v, decay, strength, skip, shape, state, out } = &program.ops()[index].kind else {
+    let OpKind::Recur { shape, state, out, .. } = &program.ops()[index].kind else {
         unreachable!("dispatched on the kind")
     };
     let mut value = frame.make(*out);
@@ -87,23 +88,7 @@ pub(super) fn recur(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<
     let each = shape.key_dim * shape.value_dim;
     for segment in frame.pass.segments.clone() {
         let mut memory = carried(frame, index, segment.row, || vec![0.0; shape.heads * each]);
-        let (fixed, step, rate) = match decay {
-            StateDecay::Fixed(by) => (Some(by.as_slice()), [].as_slice(), Vec::new()),
-            StateDecay::Learned { step, rate } => {
-                (None, frame.value(*step), frame.weights.vector(*rate).iter().map(|x| -x.exp()).collect())
-            }
-        };
-        let reads = Reads {
-            shape,
-            q: frame.value(*q),
-            k: frame.value(*k),
-            v: frame.value(*v),
-            fixed,
-            step,
-            rate,
-            strength: strength.map(|s| frame.value(s)),
-            skip: skip.map(|s| frame.weights.vector(s)),
-        };
+        let reads = Reads::of(&program.ops()[index].kind, shape, frame.weights, &|edge| frame.value(edge));
         let (memory_of, out_of) = (Shared::new(&mut memory), Shared::new(&mut value));
         let states_of = states.as_mut().map(|states| Shared::new(states));
         // Heads are independent; a few at a time make a task worth its start.
@@ -122,7 +107,44 @@ pub(super) fn recur(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<
     frame.put(*out, value, taps)
 }
 
-impl Reads<'_> {
+impl<'a> Reads<'a> {
+    /// What a recurrence reads from the edges of its inputs.
+    pub fn of(
+        kind: &'a OpKind,
+        shape: &'a RecurrenceShape,
+        weights: &'a Weights,
+        value: &dyn Fn(EdgeId) -> &'a [f32],
+    ) -> Reads<'a> {
+        let OpKind::Recur { q, k, v, decay, strength, skip, .. } = kind else { unreachable!("dispatched on the kind") };
+        let (fixed, step, rate) = match decay {
+            StateDecay::Fixed(by) => (Some(by.as_slice()), [].as_slice(), Vec::new()),
+            StateDecay::Learned { step, rate } => {
+                (None, value(*step), weights.vector(*rate).iter().map(|x| -x.exp()).collect())
+            }
+        };
+        Reads {
+            shape,
+            q: value(*q),
+            k: value(*k),
+            v: value(*v),
+            fixed,
+            step,
+            rate,
+            strength: strength.map(value),
+            skip: skip.map(|s| weights.vector(s)),
+        }
+    }
+
+    /// Time steps of a token.
+    pub fn steps(&self) -> usize {
+        self.step.len() / (self.k.len() / (self.shape.key_heads * self.shape.key_dim)).max(1)
+    }
+
+    /// What a value is multiplied by before it is written.
+    pub fn written(&self, head: usize, token: usize) -> f32 {
+        if self.shape.step_writes { self.step[token * self.steps() + head] } else { 1.0 }
+    }
+
     /// Takes one head through a segment's tokens.
     ///
     /// # Safety
@@ -142,14 +164,13 @@ impl Reads<'_> {
         let state = unsafe { memory.part(head * each, each) };
         let (mut query, mut key, mut written) = (vec![0.0; key_dim], vec![0.0; key_dim], vec![0.0; value_dim]);
         let mut fades = vec![0.0; key_dim];
-        let steps = self.step.len() / (self.k.len() / (key_heads * key_dim)).max(1);
         for token in segment.token..segment.token + segment.count {
             let at = (token * key_heads + key_head) * key_dim;
             kernel::direction(&self.q[at..at + key_dim], self.shape.unit, self.shape.query_scale, &mut query);
             kernel::direction(&self.k[at..at + key_dim], self.shape.unit, 1.0, &mut key);
             let value = &self.v[(token * heads + head) * value_dim..][..value_dim];
-            let fade = self.fade(head, token, steps, &mut fades);
-            let step = if self.shape.step_writes { self.step[token * steps + head] } else { 1.0 };
+            let fade = self.fade(head, token, &mut fades);
+            let step = self.written(head, token);
             written.iter_mut().zip(value).for_each(|(w, v)| *w = v * step);
             let strength = self.strength.map(|s| s[token * heads + head]);
             // SAFETY: as above.
@@ -165,20 +186,30 @@ impl Reads<'_> {
         }
     }
 
-    fn fade<'f>(&self, head: usize, token: usize, steps: usize, fades: &'f mut [f32]) -> Fade<'f> {
+    /// What a head's state is multiplied by at a token.
+    pub fn fade<'f>(&self, head: usize, token: usize, fades: &'f mut [f32]) -> Fade<'f> {
         if let Some(fixed) = self.fixed {
             return Fade::All(fixed[head]);
         }
-        let (heads, keys) = (self.shape.heads, self.shape.key_dim);
-        if self.rate.len() == heads && steps == heads {
-            return Fade::All((self.rate[head] * self.step[token * steps + head]).exp());
+        if self.rate.len() == self.shape.heads && self.steps() == self.shape.heads {
+            let (rate, at) = self.rate_and_step(head, token, 0);
+            return Fade::All((rate * self.step[at]).exp());
         }
         for (i, fade) in fades.iter_mut().enumerate() {
-            let rate = self.rate[if self.rate.len() == heads { head } else { head * keys + i }];
-            let step = self.step[token * steps + if steps == heads { head } else { head * keys + i }];
-            *fade = (rate * step).exp();
+            let (rate, at) = self.rate_and_step(head, token, i);
+            *fade = (rate * self.step[at]).exp();
         }
         Fade::Each(fades)
+    }
+
+    /// The rate of a coordinate's decay, and where its time step stands.
+    pub fn rate_and_step(&self, head: usize, token: usize, coordinate: usize) -> (f32, usize) {
+        let (heads, keys, steps) = (self.shape.heads, self.shape.key_dim, self.steps());
+        let each = head * keys + coordinate;
+        (
+            self.rate[if self.rate.len() == heads { head } else { each }],
+            token * steps + if steps == heads { head } else { each },
+        )
     }
 }
 

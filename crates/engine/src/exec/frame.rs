@@ -4,6 +4,7 @@ use super::pass::{Pass, RowState};
 use super::taps::Taps;
 use crate::architecture::Architecture;
 use crate::error::Result;
+use crate::grad::Tape;
 use crate::program::{EdgeId, Program};
 use crate::weights::Weights;
 use pellucid_kernels::Pool;
@@ -16,7 +17,7 @@ pub(crate) struct Arena {
 
 impl Arena {
     /// A buffer of `len` values, whatever they are.
-    fn take(&mut self, len: usize) -> Vec<f32> {
+    pub fn take(&mut self, len: usize) -> Vec<f32> {
         // The smallest that fits, and no much larger one: a value that is captured keeps its buffer, and should not keep another's room.
         let fits =
             self.free.iter().enumerate().filter(|(_, buffer)| (len..=len + len / 4).contains(&buffer.capacity()));
@@ -63,6 +64,8 @@ pub struct Frame<'a> {
     pub rows: &'a mut [RowState],
     arena: &'a mut Arena,
     buffers: &'a mut Buffers,
+    /// What a gradient will need, where one is to follow.
+    tape: Option<&'a mut Tape>,
 }
 
 impl<'a> Frame<'a> {
@@ -75,7 +78,12 @@ impl<'a> Frame<'a> {
         arena: &'a mut Arena,
         buffers: &'a mut Buffers,
     ) -> Frame<'a> {
-        Frame { program, weights, pool, pass, rows, arena, buffers }
+        Frame { program, weights, pool, pass, rows, arena, buffers, tape: None }
+    }
+
+    /// The frame with a tape that keeps what a gradient will need.
+    pub(crate) fn with_tape(self, tape: Option<&'a mut Tape>) -> Frame<'a> {
+        Frame { tape, ..self }
     }
 
     /// Computes the pass's rotations, once for all layers.
@@ -97,6 +105,11 @@ impl<'a> Frame<'a> {
                 }
             }
         }
+    }
+
+    /// The rotations of all rotary embeddings.
+    pub(crate) fn rotations(&self) -> &[(Vec<f32>, Vec<f32>)] {
+        &self.buffers.rotations
     }
 
     /// Cosines and sines of a rotary embedding, `[tokens, frequencies]`.
@@ -132,7 +145,8 @@ impl<'a> Frame<'a> {
 
     /// Whether op `reader` is the last to need an edge's value, so that it may write into it.
     pub fn is_free_after(&self, edge: EdgeId, reader: usize, taps: &Taps) -> bool {
-        self.program.last_use(edge) == reader && !taps.keeps(edge)
+        let recorded = self.tape.as_ref().is_some_and(|tape| tape.keeps(edge));
+        self.program.last_use(edge) == reader && !taps.keeps(edge) && !recorded
     }
 
     /// An edge's value to change: the value itself when op `reader` is the last to need it, else a copy.
@@ -164,9 +178,42 @@ impl<'a> Frame<'a> {
         (0..self.buffers.values.len()).for_each(|edge| self.let_go(edge, taps));
     }
 
-    /// Gives a value to those who captured it, else to the arena.
+    /// Puts a value back on an edge that an earlier run of its op has put, its taps included.
+    pub(crate) fn put_back(&mut self, edge: EdgeId, value: &[f32]) {
+        let mut copy = self.arena.take(value.len());
+        copy.copy_from_slice(value);
+        self.buffers.values[edge] = Some(copy);
+    }
+
+    /// Whether a gradient is to follow.
+    pub(crate) fn is_recorded(&self) -> bool {
+        self.tape.is_some()
+    }
+
+    /// Notes one row's scores or weights of attention as the taps left them.
+    pub(crate) fn note_attention(&mut self, edge: EdgeId, row: usize, value: Vec<f32>) {
+        if let Some(tape) = &mut self.tape {
+            tape.note_attention(edge, row, value);
+        }
+    }
+
+    /// Lets go of a layer's cached keys and values: a pass that is recorded is never continued.
+    pub(crate) fn forget_keys(&mut self, layer: usize) {
+        if self.tape.is_some() {
+            self.rows.iter_mut().filter_map(|row| row.kv.get_mut(layer)).for_each(|kv| *kv = None);
+        }
+    }
+
+    /// Gives a value to those who captured it and to the tape, else to the arena.
     fn let_go(&mut self, edge: EdgeId, taps: &mut Taps) {
-        let Some(value) = self.buffers.values[edge].take() else { return };
+        let Some(mut value) = self.buffers.values[edge].take() else { return };
+        if let Some(tape) = self.tape.as_mut().filter(|tape| tape.keeps(edge)) {
+            let kept = if taps.keeps(edge) { value.clone() } else { std::mem::take(&mut value) };
+            tape.put(edge, kept);
+            if value.is_empty() {
+                return;
+            }
+        }
         if let Some(value) = taps.hand_over(self.program, self.pass, edge, value) {
             self.arena.give(value);
         }

@@ -19,9 +19,10 @@ pub use taps::Taps;
 use crate::array::Array;
 use crate::backend::Backend;
 use crate::error::{Error, Result};
+use crate::grad::{self, Cotangents, Tape};
 use crate::plan::{Capture, Compiled, Lengths, Plan, ValueId, compile};
 use crate::point::Point;
-use crate::program::{EdgeId, Program};
+use crate::program::{EdgeId, OpKind, Program};
 use crate::site::{self, Site};
 use crate::weights::Weights;
 use pass::Wanted;
@@ -240,7 +241,7 @@ impl<'a> Call<'a> {
                 .iter()
                 .filter(|&&row| inputs[row].len() > from)
                 .map(|&row| (row, &inputs[row][from..to.min(inputs[row].len())]));
-            let last = self.pass(parts, logits)?;
+            let last = self.pass(parts, logits, None)?;
             all.extend(last);
             from = to;
         }
@@ -260,7 +261,41 @@ impl<'a> Call<'a> {
     /// Takes one token of each given row through and gives the logits, row after row.
     pub fn step(&mut self, tokens: &[(usize, u32)]) -> Result<Vec<f32>> {
         let parts = tokens.iter().map(|(row, token)| (*row, std::slice::from_ref(token)));
-        Ok(self.pass(parts, true)?.into_iter().flat_map(|(_, values)| values).collect())
+        Ok(self.pass(parts, true, None)?.into_iter().flat_map(|(_, values)| values).collect())
+    }
+
+    /// Takes the whole prompts of a group through, and keeps on the tape what a gradient will need.
+    pub fn record(&mut self, group: &[usize], inputs: &[Vec<u32>], tape: &mut Tape) -> Result<()> {
+        let parts = group.iter().map(|&row| (row, inputs[row].as_slice()));
+        self.pass(parts, false, Some(tape)).map(|_| ())
+    }
+
+    /// Walks back over what a tape holds; each gradient that somebody touches is shown to `cotangents`.
+    pub fn backward(&mut self, tape: &Tape, cotangents: &mut dyn Cotangents) -> Result<()> {
+        let (model, compiled, prompts) = (self.model, self.compiled, self.prompts);
+        let (collector, buffers) = (&mut self.collector, &mut self.buffers);
+        // The forward pass has no use for its spare buffers until the walk is over.
+        let arena = std::mem::take(&mut self.arena);
+        let mut rerun = |range: std::ops::Range<usize>, arena: &mut Arena, tape: &mut Tape, from: &Tape| {
+            // The row states of a whole prompt begin empty.
+            let mut rows: Vec<RowState> =
+                prompts.iter().map(|&prompt| RowState { prompt, ..RowState::default() }).collect();
+            let pass = from.pass();
+            let mut frame = Frame::new(&model.program, &model.weights, &model.pool, pass, &mut rows, arena, buffers);
+            frame.prepare(model.program.architecture());
+            tape.begin(pass, frame.rotations());
+            from.entering(&model.program, range.clone()).for_each(|(edge, value)| frame.put_back(edge, value));
+            let mut frame = frame.with_tape(Some(tape));
+            let mut taps = Taps { model, compiled, collector, again: true };
+            for index in range {
+                model.backend.execute(index, &mut frame, &mut taps)?;
+                frame.release(index, &mut taps, None);
+            }
+            frame.release_all(&mut taps);
+            Ok(())
+        };
+        self.arena = grad::walk(model, compiled, tape, arena, &mut rerun, cotangents)?;
+        Ok(())
     }
 
     /// One pass; gives `(row, logits)` of the rows whose prompt (or step) it ends, if asked.
@@ -268,9 +303,11 @@ impl<'a> Call<'a> {
         &mut self,
         parts: impl Iterator<Item = (usize, &'t [u32])>,
         logits: bool,
+        mut tape: Option<&mut Tape>,
     ) -> Result<Vec<(usize, Vec<f32>)>> {
         let program = self.model.program();
-        let wanted = Wanted { compiled: self.compiled, program, prompts: self.prompts, ends: logits };
+        let also = tape.as_ref().map(|tape| tape.reads.clone()).unwrap_or_default();
+        let wanted = Wanted { compiled: self.compiled, program, prompts: self.prompts, ends: logits, also: &also };
         let pass = Pass::new(parts, &self.rows, &wanted);
         let keep = logits.then(|| self.model.logits_edge());
         let mut frame = Frame::new(
@@ -283,7 +320,11 @@ impl<'a> Call<'a> {
             &mut self.buffers,
         );
         frame.prepare(program.architecture());
-        let mut taps = Taps { model: self.model, compiled: self.compiled, collector: &mut self.collector };
+        if let Some(tape) = &mut tape {
+            tape.begin(&pass, frame.rotations());
+        }
+        let mut frame = frame.with_tape(tape);
+        let mut taps = Taps { model: self.model, compiled: self.compiled, collector: &mut self.collector, again: false };
         let values = run_ops(self.model.backend.as_ref(), &mut frame, &mut taps, keep)?;
         for segment in &pass.segments {
             self.rows[segment.row].len += segment.count;
@@ -315,6 +356,9 @@ fn run_ops(backend: &dyn Backend, frame: &mut Frame, taps: &mut Taps, keep: Opti
         }
         backend.execute(index, frame, taps)?;
         frame.release(index, taps, keep);
+        if let (OpKind::Attention { .. }, Some(layer)) = (&op.kind, op.layer) {
+            frame.forget_keys(layer);
+        }
         index += 1;
     }
     let kept = keep.map(|edge| frame.take(edge)).unwrap_or_default();

@@ -64,6 +64,8 @@ pub(super) struct Wanted<'a> {
     pub prompts: &'a [usize],
     /// Also the last position of each prompt, and every later one.
     pub ends: bool,
+    /// Also these positions of rows, in order.
+    pub also: &'a [(usize, usize)],
 }
 
 impl Pass {
@@ -76,7 +78,9 @@ impl Pass {
             pass.positions.extend(position..position + tokens.len());
             for offset in 0..tokens.len() {
                 let at = position + offset;
-                if wanted.ends && at + 1 >= wanted.prompts[row] || wanted.compiled.reads(wanted.program, row, at) {
+                let end = wanted.ends && at + 1 >= wanted.prompts[row];
+                let also = wanted.also.binary_search(&(row, at)).is_ok();
+                if end || also || wanted.compiled.reads(wanted.program, row, at) {
                     pass.read.push(token + offset);
                 }
             }

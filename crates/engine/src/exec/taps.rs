@@ -14,6 +14,8 @@ pub struct Taps<'a> {
     pub(crate) model: &'a Model,
     pub(crate) compiled: &'a Compiled,
     pub(crate) collector: &'a mut Collector,
+    /// These ops have run before: edits apply again, and nothing is collected twice.
+    pub(crate) again: bool,
 }
 
 impl Taps<'_> {
@@ -43,7 +45,7 @@ impl Taps<'_> {
 
     /// The entry that takes an edge's whole buffer: a whole capture after which nothing changes the value.
     fn whole_capture(&self, edge: EdgeId) -> Option<usize> {
-        let last = *self.compiled.at_edge[edge].last()?;
+        let last = *self.compiled.at_edge[edge].last().filter(|_| !self.again)?;
         let entry = &self.compiled.entries[last];
         let whole = entry.whole && matches!(entry.action, CompiledAction::Capture(CompiledReduce::Whole));
         (whole && self.collector.takes_buffers()).then_some(last)
@@ -72,7 +74,7 @@ impl Taps<'_> {
         let taken = self.whole_capture(edge);
         for &index in &compiled.at_edge[edge] {
             let entry = &compiled.entries[index];
-            if Some(index) == taken {
+            if Some(index) == taken || self.passes_over(entry) {
                 continue;
             }
             for segment in &pass.segments {
@@ -84,7 +86,7 @@ impl Taps<'_> {
                 self.apply_row(index, segment.row, &places, spec.width, value)?;
             }
         }
-        for &index in &compiled.sources_at[edge] {
+        for &index in compiled.sources_at[edge].iter().filter(|_| !self.again) {
             let source = &compiled.sources[index];
             for segment in &pass.segments {
                 let Some(chosen) = &source.rows[segment.row] else { continue };
@@ -98,6 +100,11 @@ impl Taps<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Whether an entry has done its work already.
+    fn passes_over(&self, entry: &Entry) -> bool {
+        self.again && matches!(entry.action, CompiledAction::Capture(_) | CompiledAction::Read)
     }
 
     /// One entry on the chosen tokens of one row: `(place in the value, position, place in the selection)`.
@@ -269,7 +276,7 @@ impl Taps<'_> {
         debug_assert_eq!(value.len(), heads * segment.count * keys);
         for &index in &compiled.at_edge[edge] {
             let entry = &compiled.entries[index];
-            let Some(chosen) = &entry.rows[segment.row] else { continue };
+            let Some(chosen) = entry.rows[segment.row].as_ref().filter(|_| !self.passes_over(entry)) else { continue };
             let columns = entry
                 .keys
                 .as_ref()
@@ -343,7 +350,7 @@ impl Taps<'_> {
                 self.collector.bind(compiled, entry, segment.row, Array::new(shape, read));
             }
         }
-        for &index in &compiled.sources_at[edge] {
+        for &index in compiled.sources_at[edge].iter().filter(|_| !self.again) {
             let source = &compiled.sources[index];
             let Some(chosen) = &source.rows[segment.row] else { continue };
             for query in 0..segment.count {

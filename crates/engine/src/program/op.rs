@@ -239,6 +239,58 @@ impl OpKind {
         }
     }
 
+    /// The edge that other ops read from it. (A router's choice is read too, but it is no quantity.)
+    pub fn output(&self) -> EdgeId {
+        use OpKind::*;
+        match self {
+            Lookup { out, .. }
+            | Sinusoids { out, .. }
+            | MatMul { out, .. }
+            | BlockMatMul { out, .. }
+            | Project { out, .. }
+            | Norm { out, .. }
+            | Add { out, .. }
+            | Scale { out, .. }
+            | Gain { out, .. }
+            | SoftCap { out, .. }
+            | Clip { out, .. }
+            | Slice { out, .. }
+            | Concat { out, .. }
+            | JoinHeads { out, .. }
+            | JoinNumber { out, .. }
+            | Rotate { out, .. }
+            | Temper { out, .. }
+            | Attention { out, .. }
+            | PairValues { out, .. }
+            | Differ { out, .. }
+            | KeyBias { out, .. }
+            | Activate { out, .. }
+            | Xielu { out, .. }
+            | Gate { out, .. }
+            | Experts { out, .. }
+            | RoutedMatMul { out, .. }
+            | RoutedProject { out, .. }
+            | Convolve { out, .. }
+            | Step { out, .. }
+            | Recur { out, .. }
+            | Lru { out, .. }
+            | Shift { out, .. }
+            | Wkv { out, .. }
+            | Select { out, .. } => *out,
+            Route { weights, .. } => *weights,
+        }
+    }
+
+    /// The edges within it, through which its output is made.
+    pub fn inner(&self) -> Vec<EdgeId> {
+        match self {
+            OpKind::Project { head_out, .. } => vec![*head_out],
+            OpKind::Norm { scale, normed, .. } => vec![*scale, *normed],
+            OpKind::Attention { scores, probs, .. } => vec![*scores, *probs],
+            _ => vec![],
+        }
+    }
+
     /// A short name for listings and profiles.
     pub fn name(&self) -> &'static str {
         use OpKind::*;

@@ -26,7 +26,7 @@ pub(crate) fn run(model: &Model, stretch: &Stretch, of: &Array) -> Result<Array>
     let (mut arena, mut buffers) = (Arena::default(), Buffers::new(program));
     let mut rows = vec![RowState { prompt: count, ..RowState::default() }];
     let mut collector = Collector::new(&compiled, false);
-    let mut taps = Taps { model, compiled: &compiled, collector: &mut collector };
+    let mut taps = Taps { model, compiled: &compiled, collector: &mut collector, again: false };
     let mut frame = Frame::new(program, model.weights(), model.pool(), &pass, &mut rows, &mut arena, &mut buffers);
     frame.prepare(program.architecture());
     frame.put(stretch.from, of.values().to_vec(), &mut taps)?;

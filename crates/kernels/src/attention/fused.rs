@@ -147,12 +147,18 @@ pub(super) fn finish_scores<S: Simd>(
     first: usize,
     scores: &mut [f32],
 ) {
+    scale_and_cap(s, shape, scores);
+    if let Some(slopes) = terms.slopes {
+        scores.iter_mut().enumerate().for_each(|(i, x)| *x += slopes.bias(head, first + i));
+    }
+}
+
+/// From products to scores before any bias.
+#[inline(always)]
+pub(super) fn scale_and_cap<S: Simd>(s: S, shape: &AttentionShape, scores: &mut [f32]) {
     scores.iter_mut().for_each(|x| *x *= shape.scale);
     if let Some(cap) = shape.soft_cap {
         map(s, &SoftCap(cap), scores);
-    }
-    if let Some(slopes) = terms.slopes {
-        scores.iter_mut().enumerate().for_each(|(i, x)| *x += slopes.bias(head, first + i));
     }
 }
 

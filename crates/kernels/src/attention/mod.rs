@@ -3,12 +3,14 @@
 //! [`KvStore`] keeps a row's keys and values as panels, so both products of attention run through the one tile of
 //! [`crate::matmul`](mod@crate::matmul). [`attend`] is fused: it walks the keys in tiles fixed by absolute position with a running softmax
 //! and never holds the score matrix. [`scores`] and [`mix`] are the same attention taken apart, for when somebody wants to see
-//! or change what lies between.
+//! or change what lies between. [`attend_back`], [`mix_back`] and [`scores_back`] are their gradients.
 
+mod back;
 mod explicit;
 mod fused;
 mod store;
 
+pub use back::{Gradients, Run, attend_back, mix_back, scores_back, softmax_back};
 pub use explicit::{mix, scores};
 pub use fused::attend;
 pub use store::KvStore;

@@ -1,0 +1,73 @@
+//! Attention: fused for the rows that nobody looks into, step by step for the others.
+
+use super::tape::Tape;
+use super::walk::Walk;
+use crate::cpu::attention::keep_largest;
+use crate::error::Result;
+use crate::exec::Segment;
+use crate::program::OpKind;
+use pellucid_kernels::attention::{
+    Gradients, HeadTerms, KvStore, Queries, Run, Slopes, attend_back, mix_back, scores, scores_back, softmax_back,
+};
+use pellucid_kernels::softmax::softmax;
+
+pub(super) fn back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient: Vec<f32>) -> Result<()> {
+    let OpKind::Attention { q, k, v, shape, alibi, sinks, kept, scores: at_scores, probs: at_probs, .. } = kind else {
+        unreachable!("dispatched on the kind")
+    };
+    let slopes = alibi.as_ref().map(|alibi| Slopes { each: &alibi.slopes, rounded: alibi.rounded });
+    let terms = HeadTerms { slopes, sinks: sinks.map(|sinks| walk.weights.vector(sinks)) };
+    let (queries, keys, values) = (tape.value(*q), tape.value(*k), tape.value(*v));
+    // Whoever looked into a row on the way here may have changed it.
+    let looked_into = |walk: &Walk, segment: &Segment| {
+        [*at_scores, *at_probs]
+            .iter()
+            .any(|&edge| walk.touches_row(edge, segment.row) || tape.attention(edge, segment.row).is_some())
+    };
+    let (mut apart, mut together) = (Vec::new(), Vec::new());
+    for segment in &walk.pass.segments {
+        let free = kept.map_or(segment.count, |kept| kept.min(segment.count));
+        let free = if looked_into(walk, segment) { 0 } else { free };
+        together.extend((free > 0).then_some(Run { token: segment.token, count: free }));
+        apart.extend((free < segment.count).then(|| segment.part(free..segment.count)));
+    }
+    let (mut by_q, mut by_k, mut by_v) = (walk.zeros(*q), walk.zeros(*k), walk.zeros(*v));
+    let gradients = Gradients { q: &mut by_q, k: &mut by_k, v: &mut by_v };
+    attend_back(walk.pool, shape, terms, queries, keys, values, &gradient, &together, gradients);
+
+    for segment in &apart {
+        let first = segment.token - segment.position;
+        let length = segment.position + segment.count;
+        let mut store = KvStore::new(shape.kv_heads, shape.key_dim, shape.value_dim, length);
+        let (key_width, value_width) = (walk.width(*k), walk.width(*v));
+        store.append(
+            &keys[first * key_width..(first + length) * key_width],
+            &values[first * value_width..(first + length) * value_width],
+        );
+        let run = Queries { kv: &store, position: segment.position, count: segment.count, token: segment.token };
+        let mut raw = scores(shape, terms, queries, &run);
+        if let Some(kept) = *kept {
+            keep_largest(shape, &run, kept, &mut raw);
+        }
+        // The weights before anybody changed them, from the scores that the softmax has seen.
+        let mut weights = tape.attention(*at_scores, segment.row).unwrap_or(&raw).to_vec();
+        for (line, weights) in weights.chunks_exact_mut(length).enumerate() {
+            softmax(weights, terms.sinks.map(|sinks| sinks[line / segment.count]));
+        }
+        let used = tape.attention(*at_probs, segment.row).unwrap_or(&weights);
+        let mut gradient = mix_back(shape, used, &run, values, &gradient, &mut by_v);
+        walk.meet_attention(segment, *at_probs, &mut gradient)?;
+        for (weights, gradient) in weights.chunks_exact(length).zip(gradient.chunks_exact_mut(length)) {
+            softmax_back(weights, gradient);
+        }
+        walk.meet_attention(segment, *at_scores, &mut gradient)?;
+        // A masked score is no function of anything.
+        gradient.iter_mut().zip(&raw).filter(|(_, raw)| raw.is_infinite()).for_each(|(g, _)| *g = 0.0);
+        scores_back(shape, &run, queries, &gradient, keys, &mut by_q, &mut by_k);
+    }
+    walk.give(gradient);
+    walk.add(*q, by_q);
+    walk.add(*k, by_k);
+    walk.add(*v, by_v);
+    Ok(())
+}

@@ -1,0 +1,228 @@
+//! The walk back over the op list.
+
+use super::tape::Tape;
+use super::{Cotangents, arrange, attention, experts, norms, pointwise, products, recurrence};
+use crate::error::Result;
+use crate::exec::{Arena, Model, Pass};
+use crate::plan::Compiled;
+use crate::point::Point;
+use crate::program::{EdgeId, OpKind, Program};
+use crate::site::Site;
+use crate::weights::Weights;
+use pellucid_kernels::{Pool, elementwise};
+use std::ops::Range;
+
+/// Runs a layer's ops again, from what the second tape holds, and keeps on the first what their gradients need.
+pub(crate) type Rerun<'a> = dyn FnMut(Range<usize>, &mut Arena, &mut Tape, &Tape) -> Result<()> + 'a;
+
+/// Gradients under way.
+pub(super) struct Walk<'a> {
+    pub program: &'a Program,
+    pub weights: &'a Weights,
+    pub pool: &'a Pool,
+    pub pass: &'a Pass,
+    tape: &'a Tape,
+    cotangents: &'a mut dyn Cotangents,
+    gradients: Vec<Option<Vec<f32>>>,
+    arena: Arena,
+}
+
+/// Walks back from the last op of a tape to its first. An edge that nobody has given a gradient and nobody touches is passed
+/// over, and so is all that leads to it.
+pub(crate) fn walk(
+    model: &Model,
+    compiled: &Compiled,
+    tape: &Tape,
+    arena: Arena,
+    rerun: &mut Rerun,
+    cotangents: &mut dyn Cotangents,
+) -> Result<Arena> {
+    let program = model.program();
+    let mut walk = Walk {
+        program,
+        weights: model.weights(),
+        pool: model.pool(),
+        pass: tape.pass(),
+        tape,
+        cotangents,
+        gradients: (0..program.edge_count()).map(|_| None).collect(),
+        arena,
+    };
+    let mut again: Option<Tape> = None;
+    let mut index = tape.ops().end;
+    while index > tape.ops().start {
+        index -= 1;
+        let op = &program.ops()[index];
+        if let Some(layer) = op.layer.filter(|&layer| compiled.skipped[layer]) {
+            // Nobody entered this layer: what leaves it is what came in.
+            index = program.layer_ops(layer).start;
+            walk.pass_by(layer)?;
+            continue;
+        }
+        let Some(gradient) = walk.arrived(&op.kind)? else { continue };
+        let ops = op.layer.and_then(|layer| tape.runs_again(program, layer));
+        if ops != again.as_ref().map(Tape::ops) {
+            again.take().into_iter().flat_map(Tape::into_values).for_each(|value| walk.arena.give(value));
+            if let Some(ops) = ops {
+                let mut layer = Tape::again(program, ops.clone());
+                rerun(ops, &mut walk.arena, &mut layer, tape)?;
+                again = Some(layer);
+            }
+        }
+        back(&mut walk, again.as_ref().unwrap_or(tape), &op.kind, gradient)?;
+    }
+    Ok(walk.arena)
+}
+
+/// From the gradient of what an op made to the gradients of what it read.
+fn back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient: Vec<f32>) -> Result<()> {
+    use OpKind::*;
+    match kind {
+        Lookup { .. } | Sinusoids { .. } => walk.give(gradient),
+        MatMul { .. } | BlockMatMul { .. } => products::back(walk, kind, gradient),
+        Project { .. } => return products::project_back(walk, kind, gradient),
+        Norm { .. } => return norms::back(walk, tape, kind, gradient),
+        Add { .. } | Scale { .. } | Gain { .. } | SoftCap { .. } | Clip { .. } | Rotate { .. } | Temper { .. } => {
+            pointwise::back(walk, tape, kind, gradient)
+        }
+        KeyBias { .. } | Activate { .. } | Xielu { .. } | Gate { .. } | Step { .. } => {
+            pointwise::back(walk, tape, kind, gradient)
+        }
+        Slice { .. } | Concat { .. } | JoinHeads { .. } | JoinNumber { .. } => arrange::back(walk, kind, gradient),
+        PairValues { .. } | Differ { .. } | Select { .. } => arrange::back(walk, kind, gradient),
+        Attention { .. } => return attention::back(walk, tape, kind, gradient),
+        Route { .. } => experts::route_back(walk, tape, kind, gradient),
+        Experts { .. } => experts::experts_back(walk, tape, kind, gradient),
+        RoutedMatMul { .. } => experts::queries_back(walk, tape, kind, gradient),
+        RoutedProject { .. } => experts::project_back(walk, tape, kind, gradient),
+        Convolve { .. } => recurrence::convolve_back(walk, tape, kind, gradient),
+        Recur { .. } => recurrence::recur_back(walk, tape, kind, gradient),
+        Lru { .. } => recurrence::lru_back(walk, tape, kind, gradient),
+        Shift { .. } => recurrence::shift_back(walk, kind, gradient),
+        Wkv { .. } => recurrence::wkv_back(walk, tape, kind, gradient),
+    }
+    Ok(())
+}
+
+impl Walk<'_> {
+    pub fn width(&self, edge: EdgeId) -> usize {
+        self.program.edge(edge).width
+    }
+
+    /// Whether anybody wants to know an edge's gradient, or one that it leads to.
+    pub fn flows(&self, edge: EdgeId) -> bool {
+        self.tape.flows(edge)
+    }
+
+    pub fn touches(&self, edge: EdgeId) -> bool {
+        self.cotangents.touches(edge)
+    }
+
+    pub fn touches_row(&self, edge: EdgeId, row: usize) -> bool {
+        self.cotangents.touches_row(edge, row)
+    }
+
+    /// Shows an edge's gradient to those who touch it.
+    pub fn meet(&mut self, edge: EdgeId, gradient: &mut [f32]) -> Result<()> {
+        if self.cotangents.touches(edge) {
+            self.cotangents.meet(self.program, self.pass, edge, gradient)?;
+        }
+        Ok(())
+    }
+
+    /// Shows one row's gradient of an attention edge, `[heads, queries, keys]`, to those who touch it.
+    pub fn meet_attention(&mut self, segment: &crate::exec::Segment, edge: EdgeId, gradient: &mut [f32]) -> Result<()> {
+        if self.cotangents.touches_row(edge, segment.row) {
+            self.cotangents.meet_attention(self.program, segment, edge, gradient)?;
+        }
+        Ok(())
+    }
+
+    fn len(&self, edge: EdgeId) -> usize {
+        self.pass.len(self.program.edge(edge).domain) * self.width(edge)
+    }
+
+    /// A buffer for an edge's gradient, whatever is in it.
+    pub fn make(&mut self, edge: EdgeId) -> Vec<f32> {
+        let len = self.len(edge);
+        self.arena.take(len)
+    }
+
+    /// A buffer of zeros for an edge's gradient.
+    pub fn zeros(&mut self, edge: EdgeId) -> Vec<f32> {
+        let mut zeros = self.make(edge);
+        zeros.fill(0.0);
+        zeros
+    }
+
+    /// A copy of numbers.
+    pub fn copy(&mut self, numbers: &[f32]) -> Vec<f32> {
+        let mut copy = self.arena.take(numbers.len());
+        copy.copy_from_slice(numbers);
+        copy
+    }
+
+    /// A buffer that nobody needs any more.
+    pub fn give(&mut self, buffer: Vec<f32>) {
+        self.arena.give(buffer);
+    }
+
+    /// What an edge has been given so far, to be added to; `None` where it is nothing.
+    pub fn given(&mut self, edge: EdgeId) -> Option<Vec<f32>> {
+        self.gradients[edge].take()
+    }
+
+    /// What an edge has been given so far, zeros where it is nothing.
+    pub fn given_or_zeros(&mut self, edge: EdgeId) -> Vec<f32> {
+        self.given(edge).unwrap_or_else(|| self.zeros(edge))
+    }
+
+    /// Puts back what was taken by `given`, with what was added.
+    pub fn put(&mut self, edge: EdgeId, gradient: Vec<f32>) {
+        self.gradients[edge] = Some(gradient);
+    }
+
+    /// Adds to an edge's gradient, if anybody wants to know it.
+    pub fn add(&mut self, edge: EdgeId, gradient: Vec<f32>) {
+        if !self.flows(edge) {
+            return self.give(gradient);
+        }
+        let sum = match self.given(edge) {
+            Some(mut sum) => {
+                elementwise::add(&mut sum, &gradient);
+                self.give(gradient);
+                sum
+            }
+            None => gradient,
+        };
+        self.put(edge, sum);
+    }
+
+    /// The gradient of what an op made, complete and met, if there is one and it leads on.
+    fn arrived(&mut self, kind: &OpKind) -> Result<Option<Vec<f32>>> {
+        let (edge, inner) = (kind.output(), kind.inner());
+        let inside = inner.iter().any(|&edge| self.touches(edge));
+        if self.gradients[edge].is_none() && !self.touches(edge) && !inside {
+            return Ok(None);
+        }
+        let mut gradient = self.given_or_zeros(edge);
+        self.meet(edge, &mut gradient)?;
+        if inside || kind.inputs().iter().any(|&edge| self.flows(edge)) {
+            return Ok(Some(gradient));
+        }
+        self.give(gradient);
+        Ok(None)
+    }
+
+    /// Hands the stream's gradient past a layer that nobody entered.
+    fn pass_by(&mut self, layer: usize) -> Result<()> {
+        let site = |point| self.program.edge_of(Site::layer(layer, point)).unwrap_or_default();
+        let (before, after) = (site(Point::ResidPre), site(Point::ResidPost));
+        if self.gradients[after].is_some() || self.touches(after) {
+            let mut gradient = self.given_or_zeros(after);
+            self.meet(after, &mut gradient)?;
+            self.add(before, gradient);
+        }
+        Ok(())
+    }
+}
