@@ -95,6 +95,12 @@ impl Model {
         // The last new token is never taken through, so a row comes to prompt + new - 1 positions.
         let limits: Vec<usize> = prompts.iter().map(|n| n + options.max_new - 1).collect();
         let compiled = compile(self.program(), plan, Lengths { prompts: &prompts, limits: &limits }, true)?;
+        if compiled.gradient_edges(self.program()).is_some() {
+            return Err(Error::input(
+                "gradients are of one run, not of a generation",
+                "generate first, then run the whole text with the metric",
+            ));
+        }
         let mut call = Call::new(self, &compiled, &prompts, options.chunk, true);
         (0..inputs.len()).for_each(|row| call.reserve(row, limits[row].min(prompts[row] + RESERVED)));
         let mut rows: Vec<Row> =

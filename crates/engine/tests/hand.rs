@@ -97,7 +97,7 @@ fn runs_the_same_anyhow(model: &Model, texts: &[Vec<u32>], chunk: usize) -> Resu
     let sites = model.program().sites().map(|site| site.to_string());
     let plan = Plan::capture(sites.filter(|site| !site.ends_with("attn_scores") && !site.ends_with("attn_probs")));
     let run = |model: &Model, texts: &[Vec<u32>], chunk: Option<usize>| {
-        model.run(texts, &plan, &RunOptions { chunk }).expect("a run").captures
+        model.run(texts, &plan, &RunOptions { chunk, ..RunOptions::default() }).expect("a run").captures
     };
     let together = run(model, texts, None);
     let in_chunks = run(model, texts, Some(chunk));
@@ -505,7 +505,9 @@ fn wide_products_keep_their_bits_in_any_batch() {
     for dtype in [DType::F32, DType::Bf16, DType::F16] {
         let model = model(program.clone(), &weights, dtype);
         let bits = |texts: &[Vec<u32>], chunk: Option<usize>| {
-            let run = model.run(texts, &Plan::capture(["logits"]), &RunOptions { chunk }).expect("a run");
+            let run = model
+                .run(texts, &Plan::capture(["logits"]), &RunOptions { chunk, ..RunOptions::default() })
+                .expect("a run");
             let bits = |capture: &Capture| capture.array.values().iter().map(|x| x.to_bits()).collect::<Vec<u32>>();
             run.captures.iter().map(bits).collect::<Vec<_>>()
         };

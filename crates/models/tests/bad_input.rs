@@ -97,7 +97,7 @@ fn a_chunk_of_nothing() {
         &case
             .loaded
             .model
-            .run(inputs, &Plan::capture(["logits"]), &RunOptions { chunk: Some(0) })
+            .run(inputs, &Plan::capture(["logits"]), &RunOptions { chunk: Some(0), ..RunOptions::default() })
             .expect_err("no progress"),
         &["chunk is 0"],
     );
@@ -110,7 +110,12 @@ fn a_chunk_of_nothing() {
             .expect_err("no progress"),
         &["chunk is 0"],
     );
-    assert!(case.loaded.model.run(inputs, &Plan::capture(["logits"]), &RunOptions { chunk: Some(usize::MAX) }).is_ok());
+    assert!(
+        case.loaded
+            .model
+            .run(inputs, &Plan::capture(["logits"]), &RunOptions { chunk: Some(usize::MAX), ..RunOptions::default() })
+            .is_ok()
+    );
 }
 
 #[test]

@@ -44,8 +44,11 @@ fn positions_choose_tokens_in_the_order_given() {
         ] {
             for chunk in [None, Some(1), Some(5)] {
                 let tap = plan([capture(site).positions(at(text))]);
-                let found =
-                    case.loaded.model.run(std::slice::from_ref(&case.ids), &tap, &RunOptions { chunk }).expect("a run");
+                let found = case
+                    .loaded
+                    .model
+                    .run(std::slice::from_ref(&case.ids), &tap, &RunOptions { chunk, ..RunOptions::default() })
+                    .expect("a run");
                 let capture = &found.captures[0];
                 assert_eq!(capture.positions, expected, "{site} at {text}");
                 assert_eq!(capture.array.shape()[0], expected.len());
@@ -183,8 +186,11 @@ fn keys_are_captured_in_the_order_given_however_the_row_is_run() {
             case.run(&[text], &Plan::capture([format!("layers.1.{point}")])).captures[0].array.clone(),
         ));
         for chunk in [None, Some(1), Some(4)] {
-            let found =
-                case.loaded.model.run(std::slice::from_ref(&case.ids), &plan, &RunOptions { chunk }).expect("a run");
+            let found = case
+                .loaded
+                .model
+                .run(std::slice::from_ref(&case.ids), &plan, &RunOptions { chunk, ..RunOptions::default() })
+                .expect("a run");
             let some = &found.captures[0].array;
             assert_eq!(some.shape(), [2, 12, 3]);
             for (place, x) in some.values().iter().enumerate() {
@@ -220,7 +226,7 @@ fn captures_may_be_reduced() {
         let found = case
             .loaded
             .model
-            .run(std::slice::from_ref(&case.ids), &plan(taps.clone()), &RunOptions { chunk })
+            .run(std::slice::from_ref(&case.ids), &plan(taps.clone()), &RunOptions { chunk, ..RunOptions::default() })
             .expect("a run");
         let [mean, norm, top, dot] = &found.captures[..] else { panic!("four captures") };
         assert_eq!(

@@ -46,7 +46,7 @@ fn solo(case: &Case, rows: &[Vec<u32>], plan: &Plan) -> Vec<Bits> {
 }
 
 fn run(model: &Model, rows: &[Vec<u32>], plan: &Plan, chunk: Option<usize>) -> Vec<Bits> {
-    let run = model.run(rows, plan, &RunOptions { chunk }).expect("a run");
+    let run = model.run(rows, plan, &RunOptions { chunk, ..RunOptions::default() }).expect("a run");
     (0..rows.len()).map(|row| bits(&run.captures, row)).collect()
 }
 

@@ -25,7 +25,7 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
         plan.taps.push(Tap::new("logits", Action::Capture(None)).positions(Positions::Last));
     }
     let started = Instant::now();
-    let options = RunOptions { chunk: args.chunk.map(|n| n as usize) };
+    let options = RunOptions { chunk: args.chunk.map(|n| n as usize), ..RunOptions::default() };
     let run = loaded.model.run(&rows, &plan, &options)?;
     let run_s = started.elapsed().as_secs_f64();
     if let Some(path) = &args.plan.out {

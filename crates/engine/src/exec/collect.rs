@@ -9,7 +9,9 @@ use crate::point::Point;
 use crate::program::{Edge, Layout, Program};
 use crate::value::Store;
 use pellucid_kernels::elementwise::dot;
+use std::cell::RefCell;
 use std::collections::HashMap;
+use std::rc::Rc;
 use std::sync::Arc;
 
 /// Captures under way, stashed sources and values.
@@ -20,7 +22,7 @@ pub(crate) struct Collector {
     stash: HashMap<(usize, usize), Vec<Option<Vec<f32>>>>,
     /// Every row is computed in a single pass.
     single_pass: bool,
-    store: Store,
+    store: Rc<RefCell<Store>>,
     saved: Vec<Saved>,
     step: usize,
 }
@@ -66,7 +68,7 @@ impl Collector {
                 }
             }
         }
-        Collector { gathered, stash: HashMap::new(), single_pass, store: Store::default(), saved: Vec::new(), step: 0 }
+        Collector { gathered, stash: HashMap::new(), single_pass, store: Rc::default(), saved: Vec::new(), step: 0 }
     }
 
     pub fn takes_buffers(&self) -> bool {
@@ -130,7 +132,7 @@ impl Collector {
     /// Makes what an entry has read of a row the values that it reads for.
     pub fn bind(&mut self, compiled: &Compiled, entry: &Entry, row: usize, array: Array) {
         for &value in &entry.binds {
-            self.store.bind(&compiled.values, value, row, array.clone());
+            self.store.borrow_mut().bind(&compiled.values, value, row, array.clone());
         }
     }
 
@@ -142,25 +144,42 @@ impl Collector {
         value: ValueId,
         reader: Option<usize>,
     ) -> Result<Array> {
-        self.store.get(model, compiled, value, reader)
+        self.store.borrow_mut().get(model, compiled, value, reader)
+    }
+
+    /// The values so far; the way back shares them.
+    pub fn store(&self) -> Rc<RefCell<Store>> {
+        self.store.clone()
+    }
+
+    /// Keeps the saved values that depend on the gradient of a metric.
+    pub fn end_gradient(&mut self, model: &Model, compiled: &Compiled, metric: usize) -> Result<()> {
+        let values = &compiled.values;
+        for &value in values.save.iter().filter(|&&value| values.gradient_of[value] == Some(metric)) {
+            for row in values.rows[value].each() {
+                let array = self.value(model, compiled, value, row)?;
+                self.saved.push(Saved { value, row, step: 0, array });
+            }
+        }
+        Ok(())
     }
 
     /// Keeps the saved values that the step under way has made; another step may follow, without the rows that have ended.
     pub fn end_step(&mut self, model: &Model, compiled: &Compiled, ended: &[usize]) -> Result<()> {
         let values = &compiled.values;
         for &value in values.save.iter().filter(|&&value| values.gradient_of[value].is_none()) {
-            if !self.store.is_new(values, value) {
+            if !self.store.borrow().is_new(values, value) {
                 continue;
             }
             for row in values.rows[value].each() {
-                if row.is_none_or(|row| self.store.is_alive(row)) {
-                    let array = self.store.get(model, compiled, value, row)?;
+                if row.is_none_or(|row| self.store.borrow().is_alive(row)) {
+                    let array = self.store.borrow_mut().get(model, compiled, value, row)?;
                     self.saved.push(Saved { value, row, step: self.step, array });
                 }
             }
         }
         self.step += 1;
-        self.store.next_step(ended.to_vec());
+        self.store.borrow_mut().next_step(ended.to_vec());
         Ok(())
     }
 

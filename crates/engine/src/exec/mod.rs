@@ -19,7 +19,7 @@ pub use taps::Taps;
 use crate::array::Array;
 use crate::backend::Backend;
 use crate::error::{Error, Result};
-use crate::grad::{self, Cotangents, Tape};
+use crate::grad::{self, Cotangents, Tape, TapsBack};
 use crate::plan::{Capture, Compiled, Lengths, Plan, ValueId, compile};
 use crate::point::Point;
 use crate::program::{EdgeId, OpKind, Program};
@@ -43,6 +43,9 @@ pub struct Model {
 pub struct RunOptions {
     /// Tokens of a row that go through at once; the whole prompt where absent. It bounds memory and never changes a number.
     pub chunk: Option<usize>,
+    /// For gradients, keep only what enters each layer and run the layers again on the way back: the same numbers for less memory
+    /// and more time.
+    pub recompute: bool,
 }
 
 /// What a run gave back.
@@ -131,15 +134,24 @@ impl Model {
         let prompts: Vec<usize> = inputs.iter().map(Vec::len).collect();
         let compiled = compile(&self.program, plan, Lengths { prompts: &prompts, limits: &prompts }, false)?;
         let mut call = Call::new(self, &compiled, &prompts, options.chunk, false);
+        let mut tapes = Vec::new();
         for group in &compiled.groups {
-            call.prefill(group, inputs, false)?;
+            match compiled.gradient_edges(&self.program) {
+                Some(wanted) => {
+                    let mut tape = Tape::new(&self.program, &|edge| wanted[edge], compiled.ops - 1, options.recompute);
+                    call.record(group, inputs, &mut tape)?;
+                    tapes.push(tape);
+                }
+                None => drop(call.prefill(group, inputs, false)?),
+            }
         }
         call.collector.end_step(self, &compiled, &[])?;
-        Ok(Run {
-            saved: call.collector.take_saved(),
-            captures: call.collector.finish(&self.program, &compiled, &prompts),
-            passed_over: compiled.passed_over,
-        })
+        let gradients = call.gradients(&tapes)?;
+        let saved = call.collector.take_saved();
+        let mut captures = call.collector.finish(&self.program, &compiled, &prompts);
+        captures.extend(gradients);
+        captures.sort_by_key(|capture| capture.tap);
+        Ok(Run { saved, captures, passed_over: compiled.passed_over })
     }
 
     /// The sites that a text means on this model.
@@ -270,6 +282,22 @@ impl<'a> Call<'a> {
         self.pass(parts, false, Some(tape)).map(|_| ())
     }
 
+    /// Walks back from each metric that a tap asks the gradient of; gives what was captured, in the plan's order.
+    fn gradients(&mut self, tapes: &[Tape]) -> Result<Vec<Capture>> {
+        let mut captures = Vec::new();
+        for metric in 0..if tapes.is_empty() { 0 } else { self.compiled.values.metrics.len() } {
+            let mut taps = TapsBack::new(self.model, self.compiled, metric, self.collector.store())?;
+            // What one group has read of another's rows is owed to them: the last group goes first.
+            for tape in tapes.iter().rev() {
+                self.backward(tape, &mut taps)?;
+            }
+            captures.append(&mut taps.captures);
+            self.collector.end_gradient(self.model, self.compiled, metric)?;
+        }
+        captures.sort_by_key(|(entry, capture)| (*entry, capture.row));
+        Ok(captures.into_iter().map(|(_, capture)| capture).collect())
+    }
+
     /// Walks back over what a tape holds; each gradient that somebody touches is shown to `cotangents`.
     pub fn backward(&mut self, tape: &Tape, cotangents: &mut dyn Cotangents) -> Result<()> {
         let (model, compiled, prompts) = (self.model, self.compiled, self.prompts);
@@ -324,7 +352,8 @@ impl<'a> Call<'a> {
             tape.begin(&pass, frame.rotations());
         }
         let mut frame = frame.with_tape(tape);
-        let mut taps = Taps { model: self.model, compiled: self.compiled, collector: &mut self.collector, again: false };
+        let mut taps =
+            Taps { model: self.model, compiled: self.compiled, collector: &mut self.collector, again: false };
         let values = run_ops(self.model.backend.as_ref(), &mut frame, &mut taps, keep)?;
         for segment in &pass.segments {
             self.rows[segment.row].len += segment.count;

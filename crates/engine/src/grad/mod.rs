@@ -9,7 +9,8 @@
 //!
 //! Two things are constants: weights, whose gradient nobody has asked for, and choices (of experts, and of keys that a query keeps).
 //!
-//! [`Model::vjp`](crate::Model::vjp) (`vjp.rs`) is the mechanism by itself.
+//! A plan with metrics runs them through its own taps (`taps.rs`); [`Model::vjp`](crate::Model::vjp) (`vjp.rs`) is the mechanism by
+//! itself.
 
 mod arrange;
 mod attention;
@@ -19,10 +20,12 @@ mod pointwise;
 mod products;
 mod recurrence;
 mod tape;
+mod taps;
 mod vjp;
 mod walk;
 
-pub(crate) use tape::{Tape, check_site};
+pub(crate) use tape::Tape;
+pub(crate) use taps::TapsBack;
 pub use vjp::{GradOptions, Seed};
 pub(crate) use walk::walk;
 

@@ -179,6 +179,7 @@ pub(crate) fn compile(program: &Program, plan: &Plan, lengths: Lengths, logits: 
         entries[entry].binds.push(value);
     }
     check_written(program, &entries, &values, lengths)?;
+    check_passable(program, &entries, &values)?;
     let skipped = order::skipped_layers(program, plan, &entries, &sources, lengths)?;
 
     let edges = program.edge_count();
@@ -234,6 +235,33 @@ pub(crate) fn compile(program: &Program, plan: &Plan, lengths: Lengths, logits: 
         skipped,
         passed_over,
     })
+}
+
+/// Refuses gradients that would have to pass through what has none.
+fn check_passable(program: &Program, entries: &[Entry], values: &Values) -> Result<()> {
+    let made = |entry: &Entry| program.edge(entry.edge).made_by;
+    let Some(first) = entries.iter().filter(|entry| entry.on_gradient()).map(made).min() else { return Ok(()) };
+    let blocked = values.metrics.iter().find(|&&metric| values.opaque[metric]);
+    if let Some(&metric) = blocked {
+        return Err(Error::Value {
+            value: values.name(metric),
+            problem: "as a metric it passes through a function of arrays, which has no gradient".into(),
+            remedy: "build the metric from recorded operations, or detach what the function made".into(),
+        });
+    }
+    let blocks = |entry: &&Entry| {
+        let by_value = entry.value().is_some_and(|value| values.opaque[value]);
+        made(entry) >= first && (by_value || matches!(entry.action, CompiledAction::Cap(..) | CompiledAction::Call(_)))
+    };
+    match entries.iter().find(blocks) {
+        None => Ok(()),
+        Some(entry) => Err(Error::Plan {
+            tap: entry.tap,
+            site: entry.site.to_string(),
+            problem: "no gradient passes through `cap`, `call` or a function of arrays".into(),
+            remedy: "ask for gradients behind it, or detach what the function made".into(),
+        }),
+    }
 }
 
 /// Refuses edits whose value does not fit what they select.
@@ -691,6 +719,25 @@ impl Compiled {
             skipped: vec![false; program.architecture().layers.len()],
             passed_over: Vec::new(),
         }
+    }
+
+    /// For each edge whether its gradient is needed, if any is.
+    pub fn gradient_edges(&self, program: &Program) -> Option<Vec<bool>> {
+        if !self.entries.iter().any(Entry::on_gradient) {
+            return None;
+        }
+        let mut wanted = vec![false; program.edge_count()];
+        self.entries.iter().filter(|entry| entry.on_gradient()).for_each(|entry| wanted[entry.edge] = true);
+        // Gradients also pass from what an edit wrote to where that was read.
+        for entry in &self.entries {
+            let reads = entry.value().into_iter().flat_map(|value| &self.values.reads[value]);
+            let reads = reads.filter_map(|&read| self.values.bound_by[read]).map(|entry| self.entries[entry].edge);
+            let source = entry.source().map(|source| self.sources[source].edge);
+            for edge in reads.chain(source) {
+                (wanted[edge], wanted[entry.edge]) = (true, true);
+            }
+        }
+        Some(wanted)
     }
 
     /// The positions of a row at which somebody reads the end of the model.

@@ -1,7 +1,7 @@
 //! The values of a plan, checked: what each depends on, which rows it has, what shape it takes.
 
 use super::compile::{Entry, Lengths};
-use super::{Expr, Plan, Value, ValueId};
+use super::{Expr, Map, Plan, Value, ValueId};
 use crate::error::{Error, Result};
 use crate::point::Point;
 use crate::program::{EdgeId, Layout, Program};
@@ -71,6 +71,8 @@ pub(crate) struct Values {
     pub bound_by: Vec<Option<usize>>,
     /// For each value the metric whose gradient it depends on.
     pub gradient_of: Vec<Option<usize>>,
+    /// For each value whether it passes through a function of arrays on its way from what was read.
+    pub opaque: Vec<bool>,
     pub stretches: Vec<Option<Stretch>>,
     /// For each value and each of its rows the shape in the first pass, where it is known.
     pub shapes: Vec<Vec<Option<Vec<usize>>>>,
@@ -200,6 +202,12 @@ fn add(
     if metrics.len() > 1 {
         return Err("it mixes gradients of several metrics".into());
     }
+    let opaque = match &expr {
+        Expr::Map(Map::Detach, _) => false,
+        Expr::Call { .. } => !reads.is_empty(),
+        _ => inputs.iter().any(|&of| values.opaque[of]),
+    };
+    values.opaque.push(opaque);
     values.rows.push(rows);
     values.reads.push(reads);
     values.bound_by.push(bound_by);

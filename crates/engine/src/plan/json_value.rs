@@ -7,7 +7,8 @@ use crate::array::Array;
 use serde_json::{Map as Object, Value, json};
 use std::collections::HashMap;
 
-const MAPS: [(&str, Map); 15] = [
+const MAPS: [(&str, Map); 16] = [
+    ("detach", Map::Detach),
     ("neg", Map::Neg),
     ("abs", Map::Abs),
     ("exp", Map::Exp),

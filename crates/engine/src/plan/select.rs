@@ -163,6 +163,14 @@ impl Columns {
         }
     }
 
+    /// The selected columns, as ranges.
+    pub(crate) fn ranges(&self) -> Vec<std::ops::Range<usize>> {
+        match self {
+            Columns::All(width) => std::iter::once(0..*width).collect(),
+            Columns::Some { ranges, .. } => ranges.clone(),
+        }
+    }
+
     /// Appends the selected numbers of one token.
     pub(crate) fn gather(&self, token: &[f32], out: &mut Vec<f32>) {
         match self {

@@ -148,6 +148,8 @@ pub enum Expr {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)] // named for what they compute
 pub enum Map {
+    /// The number itself, as a constant: no gradient passes.
+    Detach,
     Neg,
     Abs,
     Exp,

@@ -209,6 +209,7 @@ impl Map {
     pub(crate) fn of(self, x: f32) -> f32 {
         let truth = |holds: bool| if holds { 1.0 } else { 0.0 };
         match self {
+            Map::Detach => x,
             Map::Neg => -x,
             Map::Abs => x.abs(),
             Map::Exp => x.exp(),

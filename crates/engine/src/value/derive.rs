@@ -101,8 +101,13 @@ pub(crate) fn derive(expr: &Expr, of: &[Array], made: &Array, back: &Array) -> R
     }
 }
 
+/// The gradient of an array of `shape` that was repeated to the gradient's own shape.
+pub(crate) fn unspread(gradient: &Array, shape: &[usize]) -> Array {
+    gathered(owned(gradient), shape)
+}
+
 /// Sums a gradient over the axes along which an input was repeated.
-pub(crate) fn gathered(gradient: ArrayD<f32>, shape: &[usize]) -> Array {
+fn gathered(gradient: ArrayD<f32>, shape: &[usize]) -> Array {
     let mut gradient = gradient;
     while gradient.ndim() > shape.len() {
         gradient = gradient.sum_axis(Axis(0));
@@ -225,7 +230,7 @@ impl Map {
                 let s = sigmoid(x);
                 s * (1.0 + x * (1.0 - s))
             }
-            Map::Sign | Map::Not => 0.0,
+            Map::Sign | Map::Not | Map::Detach => 0.0,
             Map::Sin => x.cos(),
             Map::Cos => -x.sin(),
         }

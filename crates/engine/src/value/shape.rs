@@ -114,7 +114,7 @@ fn reshaped(from: &[usize], to: &[i64]) -> Shape {
     let count: usize = from.iter().product();
     let known: usize = to.iter().filter(|&&n| n >= 0).map(|&n| n as usize).product();
     let open = to.iter().filter(|&&n| n < 0).count();
-    if open > 1 || to.iter().any(|&n| n < -1) || open == 1 && (known == 0 || count % known != 0) {
+    if open > 1 || to.iter().any(|&n| n < -1) || open == 1 && (known == 0 || !count.is_multiple_of(known)) {
         return Err(no());
     }
     let shape: Vec<usize> = to.iter().map(|&n| if n < 0 { count / known } else { n as usize }).collect();
