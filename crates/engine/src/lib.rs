@@ -13,12 +13,14 @@
 //! | [`plan`] | taps: selection and action, as data |
 //! | [`exec`] | passes, frames, taps at work, captures |
 //! | [`generate`] | decoding with the plan active at every step |
+//! | [`branch`] | re-runs from the middle of a run |
 //! | [`grad`] | gradients: the op list walked backwards |
 //! | [`backend`] | who executes ops; `cpu` is the one there is |
 
 pub mod architecture;
 pub mod array;
 pub mod backend;
+pub mod branch;
 mod cpu;
 mod error;
 pub mod exec;
@@ -35,6 +37,7 @@ pub mod weights;
 
 pub use architecture::Architecture;
 pub use array::Array;
+pub use branch::Base;
 pub use error::{Error, Result};
 pub use exec::{Model, Run, RunOptions, Saved};
 pub use generate::{Control, Finish, Generate, Generated, Generation};

@@ -48,6 +48,14 @@ impl Buffers {
         let rotations = program.architecture().ropes.iter().map(|_| Default::default()).collect();
         Buffers { values: (0..program.edge_count()).map(|_| None).collect(), rotations }
     }
+
+    /// Adds tokens to an edge's value.
+    pub fn extend(&mut self, edge: EdgeId, more: Vec<f32>) {
+        match &mut self.values[edge] {
+            Some(value) => value.extend(more),
+            none => *none = Some(more),
+        }
+    }
 }
 
 /// What an op sees: the pass, the weights, the rows' caches and the edges alive.
@@ -199,7 +207,7 @@ impl<'a> Frame<'a> {
 
     /// Lets go of a layer's cached keys and values: a pass that is recorded is never continued.
     pub(crate) fn forget_keys(&mut self, layer: usize) {
-        if self.tape.is_some() {
+        if self.tape.as_ref().is_some_and(|tape| !tape.keeps_keys) {
             self.rows.iter_mut().filter_map(|row| row.kv.get_mut(layer)).for_each(|kv| *kv = None);
         }
     }

@@ -13,6 +13,7 @@ mod unembed;
 pub(crate) use collect::Collector;
 pub use frame::Frame;
 pub(crate) use frame::{Arena, Buffers};
+pub(crate) use pass::Wanted;
 pub use pass::{Pass, RowState, Segment};
 pub use taps::Taps;
 
@@ -25,7 +26,6 @@ use crate::point::Point;
 use crate::program::{EdgeId, OpKind, Program};
 use crate::site::{self, Site};
 use crate::weights::Weights;
-use pass::Wanted;
 use pellucid_kernels::Pool;
 use std::sync::Arc;
 
@@ -314,7 +314,7 @@ impl<'a> Call<'a> {
             tape.begin(pass, frame.rotations());
             from.entering(&model.program, range.clone()).for_each(|(edge, value)| frame.put_back(edge, value));
             let mut frame = frame.with_tape(Some(tape));
-            let mut taps = Taps { model, compiled, collector, again: true };
+            let mut taps = Taps { model, compiled, collector, again: true, first_tap: 0 };
             for index in range {
                 model.backend.execute(index, &mut frame, &mut taps)?;
                 frame.release(index, &mut taps, None);
@@ -352,8 +352,13 @@ impl<'a> Call<'a> {
             tape.begin(&pass, frame.rotations());
         }
         let mut frame = frame.with_tape(tape);
-        let mut taps =
-            Taps { model: self.model, compiled: self.compiled, collector: &mut self.collector, again: false };
+        let mut taps = Taps {
+            model: self.model,
+            compiled: self.compiled,
+            collector: &mut self.collector,
+            again: false,
+            first_tap: 0,
+        };
         let values = run_ops(self.model.backend.as_ref(), &mut frame, &mut taps, keep)?;
         for segment in &pass.segments {
             self.rows[segment.row].len += segment.count;
@@ -368,6 +373,15 @@ impl<'a> Call<'a> {
     }
 }
 
+/// Nobody enters a layer: what leaves it is what came in. Gives the op after it.
+pub(crate) fn pass_by(frame: &mut Frame, taps: &mut Taps, layer: usize) -> Result<usize> {
+    let program = frame.program;
+    let site = |point| program.edge_of(Site::layer(layer, point)).unwrap_or_default();
+    let stream = frame.copy(site(Point::ResidPre));
+    frame.put(site(Point::ResidPost), stream, taps)?;
+    Ok(program.layer_ops(layer).end)
+}
+
 /// Walks the op list as far as somebody needs it. Gives the value of the edge to keep.
 fn run_ops(backend: &dyn Backend, frame: &mut Frame, taps: &mut Taps, keep: Option<EdgeId>) -> Result<Vec<f32>> {
     let (program, compiled) = (frame.program, taps.compiled);
@@ -376,11 +390,7 @@ fn run_ops(backend: &dyn Backend, frame: &mut Frame, taps: &mut Taps, keep: Opti
         let op = &program.ops()[index];
         let skipped = op.layer.filter(|&layer| compiled.skipped[layer] && program.layer_ops(layer).start == index);
         if let Some(layer) = skipped {
-            // Nobody enters this layer: what leaves it is what came in.
-            let site = |point| program.edge_of(Site::layer(layer, point)).unwrap_or_default();
-            let stream = frame.copy(site(Point::ResidPre));
-            frame.put(site(Point::ResidPost), stream, taps)?;
-            index = program.layer_ops(layer).end;
+            index = pass_by(frame, taps, layer)?;
             continue;
         }
         backend.execute(index, frame, taps)?;

@@ -58,7 +58,7 @@ pub struct Pass {
 }
 
 /// Who wants to read the end of the model.
-pub(super) struct Wanted<'a> {
+pub(crate) struct Wanted<'a> {
     pub compiled: &'a Compiled,
     pub program: &'a Program,
     pub prompts: &'a [usize],
@@ -68,24 +68,28 @@ pub(super) struct Wanted<'a> {
     pub also: &'a [(usize, usize)],
 }
 
+impl Wanted<'_> {
+    fn reads(&self, row: usize, position: usize) -> bool {
+        self.ends && position + 1 >= self.prompts[row]
+            || self.also.binary_search(&(row, position)).is_ok()
+            || self.compiled.reads(self.program, row, position)
+    }
+}
+
 impl Pass {
     pub(super) fn new<'t>(parts: impl Iterator<Item = (usize, &'t [u32])>, rows: &[RowState], wanted: &Wanted) -> Pass {
         let mut pass = Pass::default();
-        for (row, tokens) in parts {
-            let (position, token) = (rows[row].len, pass.tokens.len());
-            pass.segments.push(Segment { row, position, count: tokens.len(), token });
-            pass.tokens.extend_from_slice(tokens);
-            pass.positions.extend(position..position + tokens.len());
-            for offset in 0..tokens.len() {
-                let at = position + offset;
-                let end = wanted.ends && at + 1 >= wanted.prompts[row];
-                let also = wanted.also.binary_search(&(row, at)).is_ok();
-                if end || also || wanted.compiled.reads(wanted.program, row, at) {
-                    pass.read.push(token + offset);
-                }
-            }
-        }
+        parts.for_each(|(row, tokens)| pass.add(row, rows[row].len, tokens, wanted));
         pass
+    }
+
+    /// Adds tokens of a row, which stand at `position` and after it.
+    pub(crate) fn add(&mut self, row: usize, position: usize, tokens: &[u32], wanted: &Wanted) {
+        let token = self.tokens.len();
+        self.segments.push(Segment { row, position, count: tokens.len(), token });
+        self.tokens.extend_from_slice(tokens);
+        self.positions.extend(position..position + tokens.len());
+        self.read.extend((0..tokens.len()).filter(|i| wanted.reads(row, position + i)).map(|i| token + i));
     }
 
     /// Tokens of an edge's domain.

@@ -16,6 +16,8 @@ pub struct Taps<'a> {
     pub(crate) collector: &'a mut Collector,
     /// These ops have run before: edits apply again, and nothing is collected twice.
     pub(crate) again: bool,
+    /// Taps before this one have had their effect on what is shown now.
+    pub(crate) first_tap: usize,
 }
 
 impl Taps<'_> {
@@ -104,7 +106,8 @@ impl Taps<'_> {
 
     /// Whether an entry has done its work already.
     fn passes_over(&self, entry: &Entry) -> bool {
-        self.again && matches!(entry.action, CompiledAction::Capture(_) | CompiledAction::Read)
+        let looks = matches!(entry.action, CompiledAction::Capture(_) | CompiledAction::Read);
+        entry.tap < self.first_tap || self.again && looks
     }
 
     /// One entry on the chosen tokens of one row: `(place in the value, position, place in the selection)`.

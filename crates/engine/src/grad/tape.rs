@@ -18,6 +18,8 @@ pub(crate) struct Tape {
     keeps: Vec<bool>,
     /// Only what enters a layer is kept, and the layer runs again on the way back.
     recompute: bool,
+    /// The pass may be continued, so its cached keys and values stay.
+    pub keeps_keys: bool,
     /// Positions of rows at which the model's end has to be computed for the gradient's sake, in order.
     pub reads: Vec<(usize, usize)>,
     pass: Pass,
@@ -56,12 +58,23 @@ impl Tape {
             flows,
             keeps,
             recompute,
+            keeps_keys: false,
             reads: Vec::new(),
             pass: Pass::default(),
             rotations: Vec::new(),
             values: (0..program.edge_count()).map(|_| None).collect(),
             attention: HashMap::new(),
         }
+    }
+
+    /// A tape that only keeps the values of some edges, and leaves the rows as the pass leaves them.
+    pub fn keeping(program: &Program, keeps: Vec<bool>) -> Tape {
+        Tape { keeps, keeps_keys: true, ..Tape::again(program, 0..0) }
+    }
+
+    /// The value that an edge had, if it was kept.
+    pub fn take(&mut self, edge: EdgeId) -> Option<Vec<f32>> {
+        self.values[edge].take()
     }
 
     /// The ops of a layer that run again on the way back, if they do.
@@ -80,6 +93,7 @@ impl Tape {
             flows: Vec::new(),
             keeps,
             recompute: false,
+            keeps_keys: false,
             reads: Vec::new(),
             pass: Pass::default(),
             rotations: Vec::new(),

@@ -265,6 +265,26 @@ impl Tap {
         }
     }
 
+    /// The same tap in a plan that has `values` values before its own.
+    pub(crate) fn with_values_after(mut self, values: usize) -> Tap {
+        fn shift(action: &mut Action, by: usize) {
+            match action {
+                Action::Set(operand)
+                | Action::MeanAblate(operand)
+                | Action::Add { operand, .. }
+                | Action::Skip(Some(operand)) => {
+                    if let Operand::Value(value) = operand {
+                        *value += by;
+                    }
+                }
+                Action::Grad { action, .. } => shift(action, by),
+                _ => {}
+            }
+        }
+        shift(&mut self.action, values);
+        self
+    }
+
     /// Only these rows.
     pub fn rows(mut self, rows: impl IntoIterator<Item = usize>) -> Tap {
         self.rows = Some(rows.into_iter().collect());

@@ -250,9 +250,19 @@ impl PartialEq for Function {
     }
 }
 
+impl Value {
+    /// The same value in a plan that has other taps and values before its own.
+    pub(crate) fn after(mut self, taps: usize, values: usize) -> Value {
+        if let Expr::Read(tap) = &mut self.expr {
+            *tap += taps;
+        }
+        self.expr.inputs_mut().into_iter().for_each(|input| *input += values);
+        self
+    }
+}
+
 impl Expr {
-    /// The values that it is computed from.
-    pub fn inputs(&self) -> Vec<ValueId> {
+    fn inputs_mut(&mut self) -> Vec<&mut ValueId> {
         use Expr::*;
         match self {
             Read(_) | Constant(_) | File(_) => vec![],
@@ -266,13 +276,18 @@ impl Expr {
             | Permute { of, .. }
             | Across { of, .. }
             | Row { of, .. }
-            | Through { of, .. } => vec![*of],
-            Combine(_, a, b) | MatMul(a, b) => vec![*a, *b],
-            Where(a, b, c) => vec![*a, *b, *c],
-            Put { of, by, .. } => vec![*of, *by],
-            Take { of, places } => vec![*of, *places],
-            Concat { parts, .. } => parts.clone(),
-            Call { of, .. } => of.clone(),
+            | Through { of, .. } => vec![of],
+            Combine(_, a, b) | MatMul(a, b) => vec![a, b],
+            Where(a, b, c) => vec![a, b, c],
+            Put { of, by, .. } => vec![of, by],
+            Take { of, places } => vec![of, places],
+            Concat { parts, .. } => parts.iter_mut().collect(),
+            Call { of, .. } => of.iter_mut().collect(),
         }
+    }
+
+    /// The values that it is computed from.
+    pub fn inputs(&self) -> Vec<ValueId> {
+        self.clone().inputs_mut().into_iter().map(|input| *input).collect()
     }
 }

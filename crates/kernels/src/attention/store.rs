@@ -73,6 +73,21 @@ impl KvStore {
         self.len += count;
     }
 
+    /// A store that begins with the first positions of this one and has room for `capacity`.
+    pub fn prefix(&self, len: usize, capacity: usize) -> KvStore {
+        let mut copy = KvStore::new(self.kv_heads, self.key_dim, self.value_dim, capacity.max(len));
+        let stride = self.value_stride();
+        for head in 0..self.kv_heads {
+            let keys = len.next_multiple_of(PANEL) * self.key_dim;
+            let (from, to) = (self.panel_start(head, 0), copy.panel_start(head, 0));
+            copy.keys[to..to + keys].copy_from_slice(&self.keys[from..from + keys]);
+            let (from, to) = (head * self.capacity * stride, head * copy.capacity * stride);
+            copy.values[to..to + len * stride].copy_from_slice(&self.values[from..from + len * stride]);
+        }
+        copy.len = len;
+        copy
+    }
+
     /// One coordinate of a key.
     pub fn key(&self, head: usize, position: usize, coordinate: usize) -> f32 {
         self.keys[self.panel_start(head, position / PANEL) + coordinate * PANEL + position % PANEL]
