@@ -53,6 +53,8 @@ pub enum Point {
     FinalNorm,
     LmHead,
     Logits,
+    /// An edge of a network built by hand ([`Network`](crate::program::Network)), by its own name.
+    Named(&'static str),
 }
 
 /// Where a point lives.
@@ -343,6 +345,9 @@ impl Point {
             Point::FinalNorm => model("final_norm", "output of the final norm", None, "this model has no final norm"),
             Point::LmHead => model("lm_head", "the bare unembedding, before any scale or soft cap", None, ALWAYS),
             Point::Logits => model("logits", "the model's answer, after scale and soft cap", None, ALWAYS),
+            Point::Named(name) => {
+                model(name, "an edge of a network built by hand", None, "this network has none of that name")
+            }
         }
     }
 
@@ -395,7 +400,7 @@ mod tests {
         for (i, point) in Point::ALL.into_iter().enumerate() {
             let info = point.info();
             assert_eq!(Point::named(info.name), Some(point));
-            assert_eq!(point as usize, i, "{point} is out of forward order");
+            assert!(i == 0 || Point::ALL[i - 1] < point, "{point} is out of forward order");
             assert!(!info.meaning.is_empty() && !info.absent_because.is_empty());
             if let Some(alias) = info.transformer_lens {
                 assert_eq!(alias.contains("{}"), info.scope == Scope::Layer, "{alias}");

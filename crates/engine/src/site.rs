@@ -109,6 +109,16 @@ fn layer_of<'p>(program: &'p Program, site: Option<&Site>) -> Option<&'p Layer> 
 
 fn parse(program: &Program, text: &str) -> Result<(Point, Option<Layers>)> {
     let depth = program.architecture().layers.len();
+    // Our own addresses are what most texts are, and need no search.
+    if let Some((layer, point)) = text.strip_prefix("layers.").and_then(|rest| rest.split_once('.'))
+        && let (Some(point), Some(layers)) = (Point::named(point), parse_layers(layer, depth))
+        && point.info().scope == Scope::Layer
+    {
+        return Ok((point, Some(layers)));
+    }
+    if let Some(point) = program.named(text) {
+        return Ok((point, None));
+    }
     for point in Point::ALL {
         for form in forms(point, &program.architecture().modules) {
             match matched(&form, text) {

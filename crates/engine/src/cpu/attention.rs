@@ -91,7 +91,7 @@ fn append(frame: &mut Frame, layer: usize, shape: &AttentionShape, k: usize, v: 
         let tokens = segment.token..segment.token + segment.count;
         let capacity = frame.rows[segment.row].capacity.max(segment.position + segment.count);
         let mut kv = std::mem::take(&mut frame.rows[segment.row].kv);
-        kv.resize_with(layers, || None);
+        kv.resize_with(layers.max(layer + 1), || None);
         let store =
             kv[layer].get_or_insert_with(|| KvStore::new(shape.kv_heads, shape.key_dim, shape.value_dim, capacity));
         store.append(

@@ -25,6 +25,11 @@ impl Backend for Cpu {
     fn execute(&self, index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()> {
         let program = frame.program;
         match &program.ops()[index].kind {
+            OpKind::Input { out } => {
+                let mut value = frame.make(*out);
+                value.fill(0.0);
+                frame.put(*out, value, taps)
+            }
             OpKind::Lookup { table, row, out } => {
                 let mut value = frame.make(*out);
                 let table = frame.weights.matrix(*table);

@@ -9,6 +9,8 @@ mod frame;
 mod pass;
 mod taps;
 mod unembed;
+mod vectors;
+mod weight_of;
 
 pub(crate) use collect::Collector;
 pub use frame::Frame;

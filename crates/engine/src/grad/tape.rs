@@ -185,7 +185,8 @@ fn needed(kind: &OpKind) -> Vec<EdgeId> {
     use OpKind::*;
     match kind {
         // Linear in what flows through them.
-        Lookup { .. }
+        Input { .. }
+        | Lookup { .. }
         | Sinusoids { .. }
         | MatMul { .. }
         | BlockMatMul { .. }

@@ -78,7 +78,7 @@ pub(crate) fn walk(
 fn back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient: Vec<f32>) -> Result<()> {
     use OpKind::*;
     match kind {
-        Lookup { .. } | Sinusoids { .. } => walk.give(gradient),
+        Input { .. } | Lookup { .. } | Sinusoids { .. } => walk.give(gradient),
         MatMul { .. } | BlockMatMul { .. } => products::back(walk, kind, gradient),
         Project { .. } => return products::project_back(walk, kind, gradient),
         Norm { .. } => return norms::back(walk, tape, kind, gradient),

@@ -6,10 +6,12 @@
 mod build;
 mod op;
 
+pub use build::{Network, Node};
 pub use op::{Expert, Linear, Op, OpKind, RowOf, StateDecay};
 
 use crate::architecture::Architecture;
 use crate::error::Result;
+use crate::point::Point;
 use crate::site::Site;
 use crate::weights::WeightSpec;
 use std::collections::BTreeMap;
@@ -18,9 +20,10 @@ use std::collections::BTreeMap;
 pub type EdgeId = usize;
 
 /// Which tokens of a pass an edge covers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Domain {
     /// Every token.
+    #[default]
     All,
     /// Only the tokens whose logits somebody reads.
     Read,
@@ -109,7 +112,9 @@ impl Program {
                 && self
                     .edge_of(*site)
                     .is_some_and(|edge| self.edges[edge].made_by < self.layer_ops.first().map_or(0, |r| r.start));
-            (if before { 0 } else { site.layer.map_or(usize::MAX, |layer| layer + 1) }, site.point)
+            // Names given by hand have no order of their own: they come as they are made.
+            let named = matches!(site.point, Point::Named(_)).then(|| self.edge_of(*site));
+            (if before { 0 } else { site.layer.map_or(usize::MAX, |layer| layer + 1) }, named, site.point)
         });
         sites.into_iter()
     }
@@ -117,6 +122,12 @@ impl Program {
     /// The edge of a site, if the model has it.
     pub fn edge_of(&self, site: Site) -> Option<EdgeId> {
         self.sites.get(&site).copied()
+    }
+
+    /// The point of an edge that was named by hand.
+    pub(crate) fn named(&self, name: &str) -> Option<Point> {
+        let mut named = self.sites.keys().map(|site| site.point);
+        named.find(|point| matches!(point, Point::Named(known) if *known == name))
     }
 
     /// The last op that reads an edge (or the one that makes it, when none does).

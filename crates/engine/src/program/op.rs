@@ -65,6 +65,8 @@ pub enum StateDecay {
 #[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs)] // the variants are documented, their fields are edges and weights named for their role
 pub enum OpKind {
+    /// Nothing yet: what the caller gives is written here.
+    Input { out: EdgeId },
     /// Looks up rows of a table.
     Lookup { table: WeightId, row: RowOf, out: EdgeId },
     /// Sines, then cosines, of the positions.
@@ -196,7 +198,7 @@ impl OpKind {
     pub fn inputs(&self) -> Vec<EdgeId> {
         use OpKind::*;
         match self {
-            Lookup { .. } | Sinusoids { .. } => vec![],
+            Input { .. } | Lookup { .. } | Sinusoids { .. } => vec![],
             MatMul { x, .. }
             | BlockMatMul { x, .. }
             | Norm { x, .. }
@@ -243,7 +245,8 @@ impl OpKind {
     pub fn output(&self) -> EdgeId {
         use OpKind::*;
         match self {
-            Lookup { out, .. }
+            Input { out }
+            | Lookup { out, .. }
             | Sinusoids { out, .. }
             | MatMul { out, .. }
             | BlockMatMul { out, .. }
@@ -295,6 +298,7 @@ impl OpKind {
     pub fn name(&self) -> &'static str {
         use OpKind::*;
         match self {
+            Input { .. } => "input",
             Lookup { .. } => "lookup",
             Sinusoids { .. } => "sinusoids",
             MatMul { .. } => "matmul",

@@ -3,7 +3,10 @@
 mod attention;
 mod check;
 mod mlp;
+mod network;
 mod recurrence;
+
+pub use network::{Network, Node};
 
 use super::{Domain, Edge, EdgeId, Layout, Linear, Op, OpKind, Program, RowOf};
 use crate::architecture::{AbsolutePositions, Activation, Architecture, Gain, Layer, Mlp, Norm, SharedBlock, Skip};
@@ -16,6 +19,7 @@ use std::collections::BTreeMap;
 /// The points of a norm: what it divides by, its value before the gain, its output.
 type NormPoints = [Option<Point>; 3];
 
+#[derive(Default)]
 struct Builder {
     ops: Vec<Op>,
     edges: Vec<Edge>,
@@ -31,16 +35,7 @@ struct Builder {
 
 pub(super) fn build(architecture: Architecture) -> Result<Program> {
     check::check(&architecture)?;
-    let mut b = Builder {
-        ops: vec![],
-        edges: vec![],
-        weights: vec![],
-        sites: BTreeMap::new(),
-        layer: None,
-        shared: None,
-        embedded: 0,
-        domain: Domain::All,
-    };
+    let mut b = Builder::default();
     let table = b.weight(
         "embed",
         vec![architecture.vocab, architecture.embedding.table_width.unwrap_or(architecture.width)],
@@ -57,14 +52,18 @@ pub(super) fn build(architecture: Architecture) -> Result<Program> {
     }
     b.layer = None;
     b.head(&architecture, table, stream);
+    Ok(finish(b, architecture, layer_ops))
+}
 
+/// The program of what was built.
+fn finish(b: Builder, architecture: Architecture, layer_ops: Vec<std::ops::Range<usize>>) -> Program {
     let mut last_use: Vec<usize> = b.edges.iter().map(|edge| edge.made_by).collect();
     for (index, op) in b.ops.iter().enumerate() {
         op.kind.inputs().into_iter().for_each(|edge| last_use[edge] = index);
     }
     let mut dies_at = vec![Vec::new(); b.ops.len()];
     last_use.iter().enumerate().for_each(|(edge, &op)| dies_at[op].push(edge));
-    Ok(Program {
+    Program {
         architecture,
         ops: b.ops,
         edges: b.edges,
@@ -73,7 +72,7 @@ pub(super) fn build(architecture: Architecture) -> Result<Program> {
         last_use,
         dies_at,
         layer_ops,
-    })
+    }
 }
 
 impl Builder {

@@ -1,0 +1,29 @@
+//! Networks that read vectors instead of tokens.
+
+use super::{Model, Run, RunOptions};
+use crate::array::Array;
+use crate::error::Result;
+use crate::plan::{Action, Expr, Operand, Plan, Tap};
+
+impl Model {
+    /// Runs rows of vectors through a network that has an input: one array `[tokens, width]` a row.
+    pub fn run_vectors(&self, input: &str, rows: &[Array], plan: &Plan, options: &RunOptions) -> Result<Run> {
+        let mut given = Plan::default();
+        for (row, array) in rows.iter().enumerate() {
+            let value = given.value(Expr::Constant(array.clone()));
+            given.taps.push(Tap::new(input, Action::Set(Operand::Value(value))).rows([row]));
+        }
+        let (taps, values) = (given.taps.len(), given.values.len());
+        given.taps.extend(plan.taps.iter().map(|tap| tap.clone().with_values_after(values)));
+        given.values.extend(plan.values.iter().map(|value| value.clone().after(taps, values)));
+        given.save = plan.save.iter().map(|value| value + values).collect();
+        given.metrics = plan.metrics.iter().map(|value| value + values).collect();
+        given.allow_nan = plan.allow_nan;
+        let tokens: Vec<Vec<u32>> =
+            rows.iter().map(|array| vec![0; array.shape().first().copied().unwrap_or(0)]).collect();
+        let mut run = self.run(&tokens, &given, options)?;
+        run.captures.iter_mut().for_each(|capture| capture.tap -= taps);
+        run.saved.iter_mut().for_each(|saved| saved.value -= values);
+        Ok(run)
+    }
+}
