@@ -140,6 +140,9 @@ pub struct RunArgs {
     /// Prompt tokens of a row that go through at once; bounds memory, never changes a number
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub chunk: Option<u32>,
+    /// Say what the plan would do and cost, and run nothing
+    #[arg(long)]
+    pub explain: bool,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,

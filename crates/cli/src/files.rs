@@ -1,7 +1,7 @@
 //! Output files: written under a temporary name, then renamed, so that nobody ever finds half a file.
 
 use crate::failure::Failure;
-use pellucid_engine::{Array, Capture};
+use pellucid_engine::{Action, Array, Capture, Plan, Saved};
 use safetensors::tensor::{Dtype, TensorView};
 use std::collections::HashMap;
 use std::io::Write;
@@ -40,24 +40,51 @@ pub fn check(path: Option<&Path>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Captures under their names: the site, prefixed by the row where there are several, numbered where a site was captured more than once.
-pub fn named(captures: &[Capture], rows: usize) -> Vec<(String, &Array)> {
-    let mut seen: HashMap<String, usize> = HashMap::new();
-    let mut named = Vec::new();
-    for capture in captures {
-        let base = if rows > 1 { format!("{}/{}", capture.row, capture.site) } else { capture.site.to_string() };
-        let count = seen.entry(base.clone()).or_default();
-        *count += 1;
-        let name = if *count > 1 { format!("{base}#{count}") } else { base };
-        named.push((name.clone(), &capture.array));
-        named.extend(capture.units.as_ref().map(|units| (format!("{name}.units"), units)));
-    }
-    named
+/// What a run handed over.
+pub struct Results<'a> {
+    pub plan: &'a Plan,
+    pub captures: &'a [Capture],
+    pub saved: &'a [Saved],
+    /// Rows of the call.
+    pub rows: usize,
 }
 
-/// Writes captures as one safetensors file; whole numbers as I64.
-pub fn write_captures(path: &Path, captures: &[Capture], rows: usize) -> Result<(), Failure> {
-    let data: Vec<(String, Dtype, Vec<usize>, Vec<u8>)> = named(captures, rows)
+impl<'a> Results<'a> {
+    /// Everything under its name: the site (with `.grad` for gradients) or the value's own name, prefixed by the row where there are
+    /// several, with the step of a generation behind an `@`, numbered where a name occurs more than once.
+    pub fn named(&self) -> Vec<(String, &'a Array)> {
+        let mut seen: HashMap<String, usize> = HashMap::new();
+        let mut unique = |name: String| {
+            let count = seen.entry(name.clone()).or_default();
+            *count += 1;
+            if *count > 1 { format!("{name}#{count}") } else { name }
+        };
+        let of_row = |row: Option<usize>, name: String| match row {
+            Some(row) if self.rows > 1 => format!("{row}/{name}"),
+            _ => name,
+        };
+        let mut named = Vec::new();
+        for capture in self.captures {
+            let gradient = matches!(self.plan.taps[capture.tap].action, Action::Grad { .. });
+            let site = if gradient { format!("{}.grad", capture.site) } else { capture.site.to_string() };
+            let name = unique(of_row(Some(capture.row), site));
+            named.push((name.clone(), &capture.array));
+            named.extend(capture.units.as_ref().map(|units| (format!("{name}.units"), units)));
+        }
+        for saved in self.saved {
+            let value = &self.plan.values[saved.value];
+            let name = value.name.clone().unwrap_or_else(|| format!("value{}", saved.value));
+            let name = if saved.step > 0 { format!("{name}@{}", saved.step) } else { name };
+            named.push((unique(of_row(saved.row, name)), &saved.array));
+        }
+        named
+    }
+}
+
+/// Writes results as one safetensors file; whole numbers as I64.
+pub fn write_results(path: &Path, results: &Results) -> Result<(), Failure> {
+    let data: Vec<(String, Dtype, Vec<usize>, Vec<u8>)> = results
+        .named()
         .into_iter()
         .map(|(name, array)| {
             let (dtype, bytes) = if array.is_integer() {

@@ -76,6 +76,7 @@ impl std::fmt::Debug for Array {
 
 impl PartialEq for Array {
     fn eq(&self, other: &Array) -> bool {
-        self.shape == other.shape && self.values() == other.values()
+        let same_place = Arc::ptr_eq(&self.data, &other.data) && self.start == other.start;
+        self.shape == other.shape && (same_place || self.values() == other.values())
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::exec::{Call, Model, Saved};
-use crate::plan::{Capture, Lengths, Plan, compile};
+use crate::plan::{Capture, Lengths, Plan};
 use crate::sample::{Sampler, Sampling};
 use crate::site::Site;
 use std::time::{Duration, Instant};
@@ -94,7 +94,7 @@ impl Model {
         let prompts: Vec<usize> = inputs.iter().map(Vec::len).collect();
         // The last new token is never taken through, so a row comes to prompt + new - 1 positions.
         let limits: Vec<usize> = prompts.iter().map(|n| n + options.max_new - 1).collect();
-        let compiled = compile(self.program(), plan, Lengths { prompts: &prompts, limits: &limits }, true)?;
+        let compiled = self.compile(plan, Lengths { prompts: &prompts, limits: &limits }, true)?;
         if compiled.gradient_edges(self.program()).is_some() {
             return Err(Error::input(
                 "gradients are of one run, not of a generation",
@@ -139,7 +139,14 @@ impl Model {
         let rows = rows
             .into_iter()
             .map(|row| Generated { tokens: row.new_tokens().to_vec(), finish: row.finish.unwrap_or(Finish::Length) });
-        Ok(Generation { rows: rows.collect(), captures, saved, passed_over: compiled.passed_over, prefill, decode })
+        Ok(Generation {
+            rows: rows.collect(),
+            captures,
+            saved,
+            passed_over: compiled.passed_over.clone(),
+            prefill,
+            decode,
+        })
     }
 }
 

@@ -3,12 +3,13 @@
 //!     cargo run --release -p pellucid-models --example sweep_cost -- DIRECTORY_OR_GGUF
 
 use pellucid_engine::{Action, Operand, Plan, Positions, RunOptions, Tap};
+use pellucid_kernels::DType;
 use pellucid_models::{LoadOptions, LoadedModel, Storage};
 use std::path::Path;
 use std::time::Instant;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let options = LoadOptions { storage: Storage::F32, ..LoadOptions::default() };
+    let options = LoadOptions { storage: Storage::As(DType::F32), ..LoadOptions::default() };
     let loaded = match std::env::args().nth(1) {
         Some(path) => LoadedModel::open(Path::new(&path), &options, &mut |_| {})?,
         None => LoadedModel::builtin(&options)?,

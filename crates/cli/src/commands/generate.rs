@@ -3,6 +3,7 @@
 use super::{print, print_json, say, say_passed_over, say_written};
 use crate::args::GenerateArgs;
 use crate::failure::{Failure, output};
+use crate::files::Results;
 use crate::{files, inputs, models};
 use pellucid_engine::{Finish, Generate, Sampling};
 use pellucid_models::chat::Message;
@@ -48,8 +49,9 @@ pub fn run(args: GenerateArgs) -> Result<(), Failure> {
         .generate(&rows, &plan, &options, &args.stop, &mut |_, _, piece| stream.push(piece.unwrap_or_default()))?;
     let row = &generation.rows[0];
     let text = loaded.text(&row.tokens, row.finish, &args.stop);
+    let results = Results { plan: &plan, captures: &generation.captures, saved: &generation.saved, rows: 1 };
     if let Some(path) = &args.plan.out {
-        files::write_captures(path, &generation.captures, 1)?;
+        files::write_results(path, &results)?;
     }
     if args.json {
         let finish = match row.finish {
@@ -73,7 +75,7 @@ pub fn run(args: GenerateArgs) -> Result<(), Failure> {
     }
     say_passed_over(&generation.passed_over);
     match &args.plan.out {
-        Some(path) => say_written(path, &generation.captures, 1),
+        Some(path) => say_written(path, &results),
         None if !generation.captures.is_empty() => {
             say("what was captured was not written; --out F.safetensors keeps it")
         }

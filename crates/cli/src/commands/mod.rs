@@ -38,7 +38,7 @@ fn say_passed_over(sites: &[pellucid_engine::Site]) {
 }
 
 /// Says what was written where.
-fn say_written(path: &std::path::Path, captures: &[pellucid_engine::Capture], rows: usize) {
-    let count = crate::files::named(captures, rows).len();
+fn say_written(path: &std::path::Path, results: &crate::files::Results) {
+    let count = results.named().len();
     say(&format!("wrote {count} {} to {}", if count == 1 { "tensor" } else { "tensors" }, path.display()));
 }

@@ -3,6 +3,7 @@
 use super::{print, print_json, say, say_passed_over, say_written};
 use crate::args::RunArgs;
 use crate::failure::Failure;
+use crate::files::Results;
 use crate::{files, inputs, models};
 use pellucid_engine::{Action, Array, Positions, Run, RunOptions, Tap};
 use pellucid_models::LoadedModel;
@@ -20,30 +21,37 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
     let rows = inputs::rows(&loaded, &args.input, args.input_file.as_deref())?;
     let mut plan = inputs::plan(&loaded, &args.plan, &rows)?;
     // Without captures the question is what comes next; with them nothing past the last captured site is computed.
-    let asks_next = !plan.taps.iter().any(|tap| matches!(tap.action, Action::Capture(_)));
+    let hands_over = |tap: &Tap| matches!(tap.action, Action::Capture(_) | Action::Grad { .. });
+    let asks_next = plan.save.is_empty() && !plan.taps.iter().any(hands_over);
     if asks_next {
         plan.taps.push(Tap::new("logits", Action::Capture(None)).positions(Positions::Last));
+    }
+    if args.explain {
+        let lengths: Vec<usize> = rows.iter().map(Vec::len).collect();
+        let explanation = plan.explain(&loaded.model, &lengths)?;
+        return if args.json { print_json(&explanation) } else { print(&explanation.to_string()) };
     }
     let started = Instant::now();
     let options = RunOptions { chunk: args.chunk.map(|n| n as usize), ..RunOptions::default() };
     let run = loaded.model.run(&rows, &plan, &options)?;
     let run_s = started.elapsed().as_secs_f64();
+    let results = Results { plan: &plan, captures: &run.captures, saved: &run.saved, rows: rows.len() };
     if let Some(path) = &args.plan.out {
-        files::write_captures(path, &run.captures, rows.len())?;
+        files::write_results(path, &results)?;
     }
     say_passed_over(&run.passed_over);
-    if run.captures.is_empty() {
+    if run.captures.is_empty() && run.saved.is_empty() {
         say("nothing was selected: the positions that were asked for do not exist in these rows");
     }
-    if run.captures.iter().any(|capture| capture.array.values().iter().any(|x| x.is_nan())) {
+    if results.named().iter().any(|(_, array)| array.values().iter().any(|x| x.is_nan())) {
         say("warning: some values are not numbers (NaN); an edit may have been too large");
     }
     if args.json {
-        return print_json(&json_of(&loaded, &rows, &run, asks_next, load_s, run_s));
+        return print_json(&json_of(&loaded, &rows, &run, (!asks_next).then_some(&results), load_s, run_s));
     }
-    if asks_next { print(&next_tokens(&loaded, &rows, &run)) } else { print(&summary(&run, rows.len())) }?;
+    if asks_next { print(&next_tokens(&loaded, &rows, &run)) } else { print(&summary(&results)) }?;
     if let Some(path) = &args.plan.out {
-        say_written(path, &run.captures, rows.len());
+        say_written(path, &results);
     }
     Ok(())
 }
@@ -75,13 +83,16 @@ fn next_tokens(loaded: &LoadedModel, rows: &[Vec<u32>], run: &Run) -> String {
     text
 }
 
-/// Shape and size of each capture.
-fn summary(run: &Run, rows: usize) -> String {
-    let named = files::named(&run.captures, rows);
+/// Shape and size of each result; a single number itself.
+fn summary(results: &Results) -> String {
+    let named = results.named();
     let width = named.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
     named
         .iter()
-        .map(|(name, array)| format!("{name:width$}  {:<18} {}\n", format!("{:?}", array.shape()), statistics(array)))
+        .map(|(name, array)| match array.values() {
+            [number] => format!("{name:width$}  {number}\n"),
+            _ => format!("{name:width$}  {:<18} {}\n", format!("{:?}", array.shape()), statistics(array)),
+        })
         .collect()
 }
 
@@ -93,25 +104,32 @@ fn statistics(array: &Array) -> String {
     format!("mean {mean:>9.4}  deviation {deviation:>9.4}")
 }
 
-fn json_of(loaded: &LoadedModel, rows: &[Vec<u32>], run: &Run, asks_next: bool, load_s: f64, run_s: f64) -> Value {
+/// The rows; what was handed over, or where nothing was asked for what comes next.
+fn json_of(
+    loaded: &LoadedModel,
+    rows: &[Vec<u32>],
+    run: &Run,
+    results: Option<&Results>,
+    load_s: f64,
+    run_s: f64,
+) -> Value {
     let mut listed = Vec::new();
     for (row, tokens) in rows.iter().enumerate() {
         let texts: Option<Vec<String>> = tokens.iter().map(|&id| token_text(loaded, id)).collect();
         let mut entry = json!({ "tokens": tokens, "text_tokens": texts });
-        if asks_next && let Some(capture) = run.captures.get(row) {
+        if results.is_none()
+            && let Some(capture) = run.captures.get(row)
+        {
             let next = likeliest(capture.array.values()).into_iter();
             entry["next"] = next.map(|(id, logit, probability)| json!({ "id": id, "token": token_text(loaded, id), "logit": logit, "probability": probability })).collect();
         }
         listed.push(entry);
     }
-    let captures: Vec<Value> = if asks_next {
-        Vec::new()
-    } else {
-        files::named(&run.captures, rows.len())
-            .iter()
-            .map(|(name, array)| json!({ "name": name, "shape": array.shape() }))
-            .collect()
+    let shown = |(name, array): (String, &Array)| match array.values() {
+        [number] => json!({ "name": name, "shape": array.shape(), "value": number }),
+        _ => json!({ "name": name, "shape": array.shape() }),
     };
+    let captures: Vec<Value> = results.into_iter().flat_map(Results::named).map(shown).collect();
     let passed_over: Vec<String> = run.passed_over.iter().map(|site| site.to_string()).collect();
     json!({ "model": loaded.name, "rows": listed, "captures": captures, "passed_over": passed_over, "timing": { "load_s": load_s, "run_s": run_s } })
 }

@@ -23,7 +23,7 @@ use crate::array::Array;
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::grad::{self, Cotangents, Tape, TapsBack};
-use crate::plan::{Capture, Compiled, Lengths, Plan, ValueId, compile};
+use crate::plan::{Capture, Compiled, Lengths, Plan, PlanCache, ValueId, compile};
 use crate::point::Point;
 use crate::program::{EdgeId, OpKind, Program};
 use crate::site::{self, Site};
@@ -38,6 +38,8 @@ pub struct Model {
     weights: Arc<Weights>,
     backend: Arc<dyn Backend>,
     pool: Arc<Pool>,
+    /// Compiled plans; none where they are not kept.
+    plans: Option<Arc<PlanCache>>,
 }
 
 /// How to run.
@@ -96,6 +98,25 @@ impl Model {
             weights: Arc::new(weights),
             backend: Arc::new(crate::cpu::Cpu),
             pool: Pool::global(),
+            plans: Some(Arc::default()),
+        }
+    }
+
+    /// The same model with or without a cache of compiled plans. It is there unless turned off; it never changes a result.
+    pub fn with_plan_cache(&self, on: bool) -> Model {
+        Model { plans: on.then(Arc::default), ..self.clone() }
+    }
+
+    /// How many compiled plans are kept.
+    pub fn cached_plans(&self) -> usize {
+        self.plans.as_ref().map_or(0, |plans| plans.len())
+    }
+
+    /// Checks a plan against the program and rows of these lengths, or finds it checked.
+    pub(crate) fn compile(&self, plan: &Plan, lengths: Lengths, logits: bool) -> Result<Arc<Compiled>> {
+        match &self.plans {
+            Some(plans) => plans.compile(&self.program, plan, lengths, logits),
+            None => compile(&self.program, plan, lengths, logits).map(Arc::new),
         }
     }
 
@@ -134,7 +155,7 @@ impl Model {
     pub fn run(&self, inputs: &[Vec<u32>], plan: &Plan, options: &RunOptions) -> Result<Run> {
         self.check_inputs(inputs, 0, options.chunk)?;
         let prompts: Vec<usize> = inputs.iter().map(Vec::len).collect();
-        let compiled = compile(&self.program, plan, Lengths { prompts: &prompts, limits: &prompts }, false)?;
+        let compiled = self.compile(plan, Lengths { prompts: &prompts, limits: &prompts }, false)?;
         let mut call = Call::new(self, &compiled, &prompts, options.chunk, false);
         let mut tapes = Vec::new();
         for group in &compiled.groups {
@@ -153,7 +174,7 @@ impl Model {
         let mut captures = call.collector.finish(&self.program, &compiled, &prompts);
         captures.extend(gradients);
         captures.sort_by_key(|capture| capture.tap);
-        Ok(Run { saved, captures, passed_over: compiled.passed_over })
+        Ok(Run { saved, captures, passed_over: compiled.passed_over.clone() })
     }
 
     /// The sites that a text means on this model.

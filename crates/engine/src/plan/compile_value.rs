@@ -114,6 +114,17 @@ impl Values {
         self.shapes[value][place].as_deref()
     }
 
+    /// Stands for a value that cannot be, so that those after it can still be looked at.
+    fn unknown(&mut self, id: ValueId) {
+        self.rows.resize(id + 1, Rows::Any);
+        self.reads.resize(id + 1, Vec::new());
+        self.bound_by.resize(id + 1, None);
+        self.gradient_of.resize(id + 1, None);
+        self.opaque.resize(id + 1, false);
+        self.stretches.resize(id + 1, None);
+        self.shapes.resize(id + 1, vec![None]);
+    }
+
     /// What a value is called in messages.
     pub fn name(&self, value: ValueId) -> String {
         match &self.list[value].name {
@@ -132,19 +143,28 @@ pub(super) fn values(program: &Program, plan: &Plan, entries: &[Entry], lengths:
         allow_nan: plan.allow_nan,
         ..Values::default()
     };
+    let mut problems = Vec::new();
     for (id, value) in plan.values.iter().enumerate() {
         let fail = |values: &Values, problem: String| Error::Value {
             value: values.name(id),
             problem,
             remedy: "docs/plans.md says what each operation takes".into(),
         };
-        if let Some(later) = value.expr.inputs().into_iter().find(|&input| input >= id) {
-            return Err(fail(&values, format!("it is computed from value {later}, which does not come before it")));
+        let later = value.expr.inputs().into_iter().find(|&input| input >= id);
+        let added = match later {
+            Some(later) => Err(format!("it is computed from value {later}, which does not come before it")),
+            None => add(&mut values, program, plan, entries, lengths, id),
+        };
+        if let Err(problem) = added {
+            problems.push(fail(&values, problem));
+            values.unknown(id);
         }
-        add(&mut values, program, plan, entries, lengths, id).map_err(|problem| fail(&values, problem))?;
     }
-    check_uses(&values, plan)?;
-    Ok(values)
+    if problems.is_empty() {
+        check_uses(&values, plan)?;
+        return Ok(values);
+    }
+    Err(Error::all(problems))
 }
 
 fn add(

@@ -4,8 +4,10 @@
 //! computed from each other (`value.rs`), and edits write them back. It serialises to JSON (`json.rs`, `json_value.rs`) and is checked
 //! against a program and its inputs before anything runs (`compile.rs`, `compile_value.rs`, `order.rs`).
 
+mod cache;
 mod compile;
 mod compile_value;
+mod explain;
 mod json;
 mod json_value;
 
@@ -13,8 +15,10 @@ mod order;
 mod select;
 mod value;
 
+pub(crate) use cache::PlanCache;
 pub(crate) use compile::{Chosen, Compiled, CompiledAction, CompiledReduce, Entry, Given, Lengths, compile};
 pub(crate) use compile_value::{Stretch, Values, stretched, to_logits};
+pub use explain::Explanation;
 pub(crate) use select::Columns;
 pub use select::{Phase, Positions};
 pub use value::{Across, Body, Combine, Expr, Fold, Function, Map, Pick, Value, ValueId};

@@ -1,0 +1,218 @@
+//! What a plan will do on a model, and what it will cost, before it runs.
+
+use super::{Compiled, CompiledAction, CompiledReduce, Entry, Lengths, Plan, compile};
+use crate::error::{Error, Result};
+use crate::exec::Model;
+use crate::profile::work;
+use crate::program::{Domain, Layout, OpKind, Program};
+use serde::Serialize;
+use std::fmt::{Display, Formatter};
+
+/// What a plan will do and cost, for rows of given lengths.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Explanation {
+    /// Tokens that go through.
+    pub tokens: usize,
+    /// Ops that run, of all.
+    pub ops: usize,
+    /// Ops of the whole program.
+    pub all_ops: usize,
+    /// The last layer that runs.
+    pub last_layer: Option<usize>,
+    /// Layers that nobody enters.
+    pub skipped: Vec<usize>,
+    /// Rows that run together, group after group.
+    pub groups: Vec<Vec<usize>>,
+    /// What happens where, in the plan's order.
+    pub taps: Vec<Touch>,
+    /// Layers whose attention is taken apart, with the rows that somebody looks into; all other attention is fused.
+    pub attention_apart: Vec<(usize, Vec<usize>)>,
+    /// Positions whose logits are computed.
+    pub logits: usize,
+    /// Multiplications and additions of the forward pass.
+    pub flops: f64,
+    /// Bytes of weights that the forward pass reads.
+    pub weight_bytes: f64,
+    /// Bytes that captures and saved values take.
+    pub capture_bytes: usize,
+    /// Bytes of keys and values.
+    pub kv_bytes: usize,
+    /// Whether a walk back follows: about as much arithmetic again, and the activations that it needs.
+    pub gradients: bool,
+}
+
+/// A tap at a site.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Touch {
+    /// Which tap of the plan.
+    pub tap: usize,
+    /// The site.
+    pub site: String,
+    /// What it does there.
+    pub action: String,
+    /// In how many rows.
+    pub rows: usize,
+    /// At how many positions of all rows together.
+    pub positions: usize,
+    /// The whole buffer changes hands, and nothing is copied.
+    pub handed_over: bool,
+}
+
+impl Plan {
+    /// Every problem of the plan on a program, for prompts of these lengths; none means that it will run.
+    pub fn check(&self, program: &Program, prompts: &[usize]) -> Vec<Error> {
+        match compile(program, self, Lengths { prompts, limits: prompts }, false) {
+            Ok(_) => Vec::new(),
+            Err(Error::Several(all)) => all,
+            Err(one) => vec![one],
+        }
+    }
+
+    /// What the plan will do on a model and what that will cost, for prompts of these lengths.
+    pub fn explain(&self, model: &Model, prompts: &[usize]) -> Result<Explanation> {
+        let program = model.program();
+        let compiled = compile(program, self, Lengths { prompts, limits: prompts }, false)?;
+        let tokens: usize = prompts.iter().sum();
+        let rows = prompts.iter().enumerate();
+        let logits = rows.map(|(row, &n)| (0..n).filter(|&at| compiled.reads(program, row, at)).count()).sum();
+        let ops = &program.ops()[..compiled.ops];
+        let entered = |op: &&crate::program::Op| op.layer.is_none_or(|layer| !compiled.skipped[layer]);
+        let (mut flops, mut weight_bytes) = (0.0, 0.0);
+        for (index, _) in ops.iter().enumerate().filter(|(_, op)| entered(op)) {
+            let read = program.edge(program.ops()[index].kind.output()).domain == Domain::Read;
+            let work = work(program, model.weights(), index, if read { logits } else { tokens });
+            flops += work.flops;
+            weight_bytes += work.weight_bytes * compiled.groups.len() as f64;
+        }
+        let kv_bytes = ops.iter().filter(entered).map(|op| match &op.kind {
+            OpKind::Attention { shape, .. } => 4 * tokens * shape.kv_heads * (shape.key_dim + shape.value_dim),
+            _ => 0,
+        });
+        let taps: Vec<Touch> =
+            compiled.entries.iter().enumerate().map(|(index, entry)| touch(&compiled, program, index, entry)).collect();
+        Ok(Explanation {
+            tokens,
+            ops: ops.iter().filter(entered).count(),
+            all_ops: program.ops().len(),
+            last_layer: ops.iter().filter_map(|op| op.layer).max(),
+            skipped: (0..compiled.skipped.len()).filter(|&layer| compiled.skipped[layer]).collect(),
+            groups: compiled.groups.clone(),
+            attention_apart: apart(&compiled, program),
+            logits,
+            flops,
+            weight_bytes,
+            capture_bytes: capture_bytes(&compiled, program),
+            kv_bytes: kv_bytes.sum(),
+            gradients: compiled.gradient_edges(program).is_some(),
+            taps,
+        })
+    }
+}
+
+fn touch(compiled: &Compiled, program: &Program, index: usize, entry: &Entry) -> Touch {
+    let whole = entry.whole && matches!(entry.action, CompiledAction::Capture(CompiledReduce::Whole));
+    Touch {
+        tap: entry.tap,
+        site: entry.site.to_string(),
+        action: name(&entry.action).into(),
+        rows: entry.rows.iter().flatten().count(),
+        positions: entry.rows.iter().flatten().map(|chosen| chosen.len()).sum(),
+        handed_over: whole
+            && compiled.at_edge[entry.edge].last() == Some(&index)
+            && program.edge(entry.edge).layout != Layout::QueryKey,
+    }
+}
+
+fn name(action: &CompiledAction) -> &'static str {
+    match action {
+        CompiledAction::Capture(_) => "capture",
+        CompiledAction::Read => "read",
+        CompiledAction::Grad { .. } => "gradient",
+        CompiledAction::Set(_) => "set",
+        CompiledAction::Add(..) => "add",
+        CompiledAction::Scale(_) => "scale",
+        CompiledAction::ProjectOut(..) => "project_out",
+        CompiledAction::Cap(..) => "cap",
+        CompiledAction::Call(_) => "call",
+    }
+}
+
+/// The rows of each layer whose attention is not fused.
+fn apart(compiled: &Compiled, program: &Program) -> Vec<(usize, Vec<usize>)> {
+    let mut layers: Vec<(usize, Vec<usize>)> = Vec::new();
+    for entry in compiled.entries.iter().filter(|entry| program.edge(entry.edge).layout == Layout::QueryKey) {
+        let layer = entry.site.layer.unwrap_or_default();
+        let rows = (0..entry.rows.len()).filter(|&row| entry.rows[row].is_some());
+        match layers.iter_mut().find(|(known, _)| *known == layer) {
+            Some((_, known)) => known.extend(rows),
+            None => layers.push((layer, rows.collect())),
+        }
+    }
+    for (_, rows) in &mut layers {
+        rows.sort_unstable();
+        rows.dedup();
+    }
+    layers.sort_unstable();
+    layers
+}
+
+fn capture_bytes(compiled: &Compiled, program: &Program) -> usize {
+    let of = |entry: &Entry, action: &CompiledAction| {
+        let edge = program.edge(entry.edge);
+        let rows = entry.rows.iter().enumerate().filter_map(|(row, chosen)| Some((row, chosen.as_ref()?.len())));
+        let numbers = |row: usize, positions: usize| match action {
+            CompiledAction::Capture(_) if edge.layout == Layout::QueryKey => {
+                entry.heads.len() * positions * compiled.prompts[row]
+            }
+            CompiledAction::Capture(CompiledReduce::Whole) => positions * entry.columns.len(),
+            CompiledAction::Capture(CompiledReduce::Mean) => entry.columns.len(),
+            CompiledAction::Capture(CompiledReduce::TopK(k)) => 2 * positions * k,
+            CompiledAction::Capture(_) => positions,
+            _ => 0,
+        };
+        rows.map(|(row, positions)| 4 * numbers(row, positions)).sum::<usize>()
+    };
+    let captures = compiled.entries.iter().map(|entry| match &entry.action {
+        CompiledAction::Grad { action, .. } => of(entry, action),
+        action => of(entry, action),
+    });
+    let saved = compiled.values.save.iter().flat_map(|&value| &compiled.values.shapes[value]).flatten();
+    captures.sum::<usize>() + saved.map(|shape| 4 * shape.iter().product::<usize>()).sum::<usize>()
+}
+
+impl Display for Explanation {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        let last = self.last_layer.map_or(String::new(), |layer| format!(", up to layer {layer}"));
+        writeln!(f, "{} tokens through {} of {} ops{last}", self.tokens, self.ops, self.all_ops)?;
+        if !self.skipped.is_empty() {
+            writeln!(f, "layers that nobody enters: {:?}", self.skipped)?;
+        }
+        if self.groups.len() > 1 {
+            writeln!(f, "rows run in groups, one after the other: {:?}", self.groups)?;
+        }
+        for (layer, rows) in &self.attention_apart {
+            writeln!(f, "attention of layer {layer} is taken apart for rows {rows:?}; the rest is fused")?;
+        }
+        writeln!(f, "logits of {} positions", self.logits)?;
+        writeln!(f, "arithmetic {:.2} GFLOP, weights read {}", self.flops / 1e9, bytes(self.weight_bytes))?;
+        let (captures, kv) = (bytes(self.capture_bytes as f64), bytes(self.kv_bytes as f64));
+        writeln!(f, "memory: captures {captures}, keys and values {kv}")?;
+        if self.gradients {
+            writeln!(f, "a walk back follows: about as much arithmetic again, and the activations that it needs")?;
+        }
+        for touch in &self.taps {
+            let copied = if touch.handed_over { ", handed over without a copy" } else { "" };
+            let (site, action, rows, positions) = (&touch.site, &touch.action, touch.rows, touch.positions);
+            writeln!(f, "tap {}: {action} at {site}, {positions} positions in {rows} rows{copied}", touch.tap)?;
+        }
+        Ok(())
+    }
+}
+
+fn bytes(count: f64) -> String {
+    match count {
+        x if x >= 1e9 => format!("{:.2} GB", x / 1e9),
+        x if x >= 1e6 => format!("{:.1} MB", x / 1e6),
+        x => format!("{:.1} kB", x / 1e3),
+    }
+}
