@@ -1,0 +1,157 @@
+//! Gradients of random architectures against central differences of the oracle, at any site.
+
+use crate::{oracle, random};
+use pellucid_engine::architecture::Skip;
+use pellucid_engine::point::Point;
+use pellucid_engine::{Architecture, Capture, GradOptions, Model, Plan, Program, Seed, Site};
+use pellucid_kernels::DType;
+use proptest::prelude::*;
+use random::{model, noise, weights};
+
+/// A scalar: the logits of all positions, each times a number of its own.
+fn seeds(model: &Model, texts: &[Vec<u32>], seed: u64) -> Vec<Seed> {
+    let vocab = model.program().architecture().vocab;
+    let one = |(row, text): (usize, &Vec<u32>)| Seed {
+        site: Site::model(Point::Logits),
+        row,
+        positions: (0..text.len()).collect(),
+        values: noise(seed ^ (row as u64 + 77) << 8, text.len() * vocab),
+    };
+    texts.iter().enumerate().map(one).collect()
+}
+
+/// The sites that the oracle moves just where the engine does: an edge that is two sites may be made in one place and moved in another.
+fn movable(program: &Program) -> Vec<Site> {
+    let sites: Vec<Site> = program.sites().collect();
+    let alone =
+        |site: &Site| sites.iter().filter(|other| program.edge_of(**other) == program.edge_of(*site)).count() == 1;
+    let can = |site: &Site| match site.point {
+        Point::ResidPre | Point::ExpertIndices | Point::MixerState => false,
+        Point::AttnIn | Point::MixerIn | Point::MlpIn => {
+            let layer = &program.architecture().layers[site.layer.unwrap_or_default()];
+            // What is handed to a sublayer may also go round it.
+            alone(site) && layer.skip == Skip::Stream && layer.attention.is_none() != layer.recurrence.is_none()
+        }
+        _ => true,
+    };
+    sites.iter().copied().filter(can).collect()
+}
+
+fn length(x: impl Iterator<Item = f64>) -> f64 {
+    x.map(|x| x * x).sum::<f64>().sqrt()
+}
+
+struct Case {
+    architecture: Architecture,
+    weights: oracle::Weights,
+    model: Model,
+    texts: Vec<Vec<u32>>,
+    seeds: Vec<Seed>,
+}
+
+impl Case {
+    fn new(architecture: &Architecture, lengths: &[usize], seed: u64) -> Case {
+        let program = Program::new(architecture.clone()).expect("a program");
+        let weights = weights(&program, seed);
+        let token = |x: &f32| ((x + 1.0) / 2.0 * architecture.vocab as f32) as u32 % architecture.vocab as u32;
+        let text = |(row, &n): (usize, &usize)| noise(seed ^ row as u64, n).iter().map(token).collect();
+        let texts: Vec<Vec<u32>> = lengths.iter().enumerate().map(text).collect();
+        let model = model(program, &weights, DType::F32);
+        let seeds = seeds(&model, &texts, seed);
+        Case { architecture: architecture.clone(), weights, model, texts, seeds }
+    }
+
+    fn vjp(&self, to: &[Site], recompute: bool) -> Vec<Capture> {
+        self.model.vjp(&self.texts, &Plan::default(), &self.seeds, to, &GradOptions { recompute }).expect("gradients")
+    }
+
+    /// What the scalar gains by a move, by the oracle.
+    fn difference(&self, row: usize, site: Site, direction: &[f64]) -> f64 {
+        const STEP: f64 = 1e-6;
+        let value = |by: f64| -> f64 {
+            let moved = oracle::Move { site: site.to_string(), by: direction.iter().map(|x| x * by).collect() };
+            let truth = oracle::run_moved(&self.architecture, &self.weights, &self.texts[row], Some(&moved));
+            truth.sites["logits"].iter().zip(&self.seeds[row].values).map(|(x, c)| x * *c as f64).sum()
+        };
+        (value(STEP) - value(-STEP)) / (2.0 * STEP)
+    }
+
+    /// Whether a row says anything about arithmetic; see `is_its_definition`.
+    fn tells(&self, row: usize, seed: u64) -> bool {
+        let truth = oracle::run(&self.architecture, &self.weights, &self.texts[row]);
+        let nudged = oracle::run(&self.architecture, &random::nudged(&self.weights, seed), &self.texts[row]);
+        let scores =
+            truth.sites.iter().filter(|(site, _)| site.ends_with("attn_scores")).flat_map(|(_, values)| values);
+        scores.filter(|x| x.is_finite()).all(|x| x.abs() < 30.0)
+            && truth.sites.iter().all(|(site, truth)| crate::moved(truth, &nudged.sites[site]) < 1e-5)
+            && truth.closest > 1e-4
+    }
+}
+
+/// Gradients at some sites of each row against differences along random directions.
+fn is_its_difference(architecture: &Architecture, lengths: &[usize], seed: u64) -> Result<(), TestCaseError> {
+    let case = Case::new(architecture, lengths, seed);
+    let mut to = movable(case.model.program());
+    // The embedding has everything between itself and the logits; of the others some, by chance.
+    let chance = noise(seed ^ 0xC0FFEE, to.len());
+    let keep = 8.0 / to.len() as f32;
+    let mut draws = chance.iter();
+    to.retain(|site| site.point == Point::Embed || draws.next().is_some_and(|x| (x + 1.0) / 2.0 < keep));
+    let gradients = case.vjp(&to, false);
+    prop_assert_eq!(gradients.len(), to.len() * case.texts.len());
+    for capture in &gradients {
+        let numbers: Vec<f64> = capture.array.values().iter().map(|&x| x as f64).collect();
+        let direction: Vec<f64> =
+            noise(seed ^ capture.row as u64 ^ 99, numbers.len()).iter().map(|&x| x as f64).collect();
+        let ours: f64 = numbers.iter().zip(&direction).map(|(g, d)| g * d).sum();
+        let truth = case.difference(capture.row, capture.site, &direction);
+        let size = length(numbers.iter().copied()) * length(direction.iter().copied());
+        if (ours - truth).abs() > 1e-4 * size.max(1e-3) {
+            prop_assume!(case.tells(capture.row, seed));
+            prop_assert!(false, "{} of row {}: {ours} instead of {truth} (size {size})", capture.site, capture.row);
+        }
+    }
+    let bits = |captures: &[Capture]| -> Vec<u32> {
+        captures.iter().flat_map(|capture| capture.array.values().iter().map(|x| x.to_bits())).collect()
+    };
+    prop_assert!(bits(&gradients) == bits(&case.vjp(&to, true)), "layers that run again give other numbers");
+    for (row, text) in case.texts.iter().enumerate() {
+        let alone = Seed { row: 0, ..case.seeds[row].clone() };
+        let alone = case.model.vjp(&[text.clone()], &Plan::default(), &[alone], &to, &GradOptions::default());
+        let own: Vec<Capture> = gradients.iter().filter(|capture| capture.row == row).cloned().collect();
+        prop_assert!(bits(&own) == bits(&alone.expect("gradients")), "row {} has other gradients alone", row);
+    }
+    Ok(())
+}
+
+fn lengths() -> impl Strategy<Value = Vec<usize>> {
+    prop::collection::vec(1usize..14, 1..3)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+    #[test]
+    fn the_gradient_of_any_architecture_is_its_difference(a in random::architecture(random::any_layer()), lengths in lengths(), seed: u64) {
+        is_its_difference(&a, &lengths, seed)?;
+    }
+
+    #[test]
+    fn the_gradient_of_any_attention_is_its_difference(a in random::architecture(crate::one_attention()), lengths in lengths(), seed: u64) {
+        is_its_difference(&a, &lengths, seed)?;
+    }
+
+    #[test]
+    fn the_gradient_of_any_recurrence_is_its_difference(a in random::architecture(crate::one_recurrence()), lengths in lengths(), seed: u64) {
+        is_its_difference(&a, &lengths, seed)?;
+    }
+
+    #[test]
+    fn the_gradient_of_any_shared_block_is_its_difference(a in random::architecture(crate::one_shared_block()), lengths in lengths(), seed: u64) {
+        is_its_difference(&a, &lengths, seed)?;
+    }
+
+    #[test]
+    fn the_gradient_of_any_mixture_of_experts_is_its_difference(a in random::architecture(crate::one_mixture()), lengths in lengths(), seed: u64) {
+        is_its_difference(&a, &lengths, seed)?;
+    }
+}
