@@ -27,10 +27,16 @@ fn movable(program: &Program) -> Vec<Site> {
         |site: &Site| sites.iter().filter(|other| program.edge_of(**other) == program.edge_of(*site)).count() == 1;
     let can = |site: &Site| match site.point {
         Point::ResidPre | Point::ExpertIndices | Point::MixerState => false,
+        // What leaves an empty layer entered it, and may be read further on.
+        Point::ResidPost => {
+            let entered = Site { point: Point::ResidPre, ..*site };
+            program.edge_of(entered) != program.edge_of(*site)
+        }
         Point::AttnIn | Point::MixerIn | Point::MlpIn => {
             let layer = &program.architecture().layers[site.layer.unwrap_or_default()];
-            // What is handed to a sublayer may also go round it.
-            alone(site) && layer.skip == Skip::Stream && layer.attention.is_none() != layer.recurrence.is_none()
+            // What is handed to a sublayer may also go round it, or to the other.
+            let own = site.point != Point::MlpIn || layer.mlp_norm.is_some() || layer.shared.is_some();
+            own && alone(site) && layer.skip == Skip::Stream && layer.attention.is_none() != layer.recurrence.is_none()
         }
         _ => true,
     };
@@ -66,25 +72,20 @@ impl Case {
     }
 
     /// What the scalar gains by a move, by the oracle.
-    fn difference(&self, row: usize, site: Site, direction: &[f64]) -> f64 {
+    fn difference(&self, weights: &oracle::Weights, row: usize, site: Site, direction: &[f64]) -> f64 {
         const STEP: f64 = 1e-6;
         let value = |by: f64| -> f64 {
             let moved = oracle::Move { site: site.to_string(), by: direction.iter().map(|x| x * by).collect() };
-            let truth = oracle::run_moved(&self.architecture, &self.weights, &self.texts[row], Some(&moved));
+            let truth = oracle::run_moved(&self.architecture, weights, &self.texts[row], Some(&moved));
             truth.sites["logits"].iter().zip(&self.seeds[row].values).map(|(x, c)| x * *c as f64).sum()
         };
         (value(STEP) - value(-STEP)) / (2.0 * STEP)
     }
 
-    /// Whether a row says anything about arithmetic; see `is_its_definition`.
-    fn tells(&self, row: usize, seed: u64) -> bool {
-        let truth = oracle::run(&self.architecture, &self.weights, &self.texts[row]);
-        let nudged = oracle::run(&self.architecture, &random::nudged(&self.weights, seed), &self.texts[row]);
-        let scores =
-            truth.sites.iter().filter(|(site, _)| site.ends_with("attn_scores")).flat_map(|(_, values)| values);
-        scores.filter(|x| x.is_finite()).all(|x| x.abs() < 30.0)
-            && truth.sites.iter().all(|(site, truth)| crate::moved(truth, &nudged.sites[site]) < 1e-5)
-            && truth.closest > 1e-4
+    /// Whether no choice was so close that rounding may have decided it, and the oracle has not overflowed.
+    fn is_decided(&self, row: usize) -> bool {
+        let oracle::Truth { sites, closest } = oracle::run(&self.architecture, &self.weights, &self.texts[row]);
+        closest > 1e-4 && sites.values().flatten().all(|x| !x.is_nan())
     }
 }
 
@@ -104,10 +105,13 @@ fn is_its_difference(architecture: &Architecture, lengths: &[usize], seed: u64) 
         let direction: Vec<f64> =
             noise(seed ^ capture.row as u64 ^ 99, numbers.len()).iter().map(|&x| x as f64).collect();
         let ours: f64 = numbers.iter().zip(&direction).map(|(g, d)| g * d).sum();
-        let truth = case.difference(capture.row, capture.site, &direction);
+        let truth = case.difference(&case.weights, capture.row, capture.site, &direction);
         let size = length(numbers.iter().copied()) * length(direction.iter().copied());
-        if (ours - truth).abs() > 1e-4 * size.max(1e-3) {
-            prop_assume!(case.tells(capture.row, seed));
+        if (ours - truth).abs() > 1e-4 * size.max(0.1) {
+            // Some models say nothing about arithmetic: their gradients move as far when their weights move by a few units in the last place.
+            let nudged = random::nudged(&case.weights, seed);
+            let moved = (case.difference(&nudged, capture.row, capture.site, &direction) - truth).abs();
+            prop_assume!(moved < 1e-5 * size.max(0.1) && case.is_decided(capture.row));
             prop_assert!(false, "{} of row {}: {ours} instead of {truth} (size {size})", capture.site, capture.row);
         }
     }
