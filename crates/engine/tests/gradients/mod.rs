@@ -1,12 +1,15 @@
 //! Gradients of random architectures against central differences of the oracle, at any site.
 
+mod ways;
+
 use crate::{oracle, random};
 use pellucid_engine::architecture::Skip;
 use pellucid_engine::point::Point;
-use pellucid_engine::{Architecture, Capture, GradOptions, Model, Plan, Program, Seed, Site};
-use pellucid_kernels::DType;
+use pellucid_engine::{Action, Architecture, Capture, GradOptions, Model, Operand, Plan, Program, Seed, Site, Tap};
+use pellucid_kernels::{DType, Pool};
 use proptest::prelude::*;
 use random::{model, noise, weights};
+use std::sync::Arc;
 
 /// A scalar: the logits of all positions, each times a number of its own.
 fn seeds(model: &Model, texts: &[Vec<u32>], seed: u64) -> Vec<Seed> {
@@ -53,7 +56,12 @@ struct Case {
     model: Model,
     texts: Vec<Vec<u32>>,
     seeds: Vec<Seed>,
+    /// A site to which a tap adds a number everywhere.
+    edited: Option<Site>,
 }
+
+/// The number that the tap adds.
+const ADDED: f32 = 0.125;
 
 impl Case {
     fn new(architecture: &Architecture, lengths: &[usize], seed: u64) -> Case {
@@ -64,11 +72,24 @@ impl Case {
         let texts: Vec<Vec<u32>> = lengths.iter().enumerate().map(text).collect();
         let model = model(program, &weights, DType::F32);
         let seeds = seeds(&model, &texts, seed);
-        Case { architecture: architecture.clone(), weights, model, texts, seeds }
+        let movable = movable(model.program());
+        let edited = (seed % 2 == 0).then(|| movable[(seed / 2) as usize % movable.len()]);
+        Case { architecture: architecture.clone(), weights, model, texts, seeds, edited }
+    }
+
+    fn plan(&self) -> Plan {
+        let add = Action::Add { operand: Operand::Number(ADDED), scale: 1.0 };
+        Plan { taps: self.edited.iter().map(|site| Tap::new(site.to_string(), add.clone())).collect() }
     }
 
     fn vjp(&self, to: &[Site], recompute: bool) -> Vec<Capture> {
-        self.model.vjp(&self.texts, &Plan::default(), &self.seeds, to, &GradOptions { recompute }).expect("gradients")
+        self.model.vjp(&self.texts, &self.plan(), &self.seeds, to, &GradOptions { recompute }).expect("gradients")
+    }
+
+    fn oracle(&self, weights: &oracle::Weights, row: usize, moved: Option<oracle::Move>) -> oracle::Truth {
+        let edit = |site: &Site| oracle::Move { site: site.to_string(), by: vec![ADDED as f64; 1 << 16] };
+        let moves: Vec<oracle::Move> = self.edited.iter().map(edit).chain(moved).collect();
+        oracle::run_moved(&self.architecture, weights, &self.texts[row], &moves)
     }
 
     /// What the scalar gains by a move, by the oracle.
@@ -76,7 +97,7 @@ impl Case {
         const STEP: f64 = 1e-6;
         let value = |by: f64| -> f64 {
             let moved = oracle::Move { site: site.to_string(), by: direction.iter().map(|x| x * by).collect() };
-            let truth = oracle::run_moved(&self.architecture, weights, &self.texts[row], Some(&moved));
+            let truth = self.oracle(weights, row, Some(moved));
             truth.sites["logits"].iter().zip(&self.seeds[row].values).map(|(x, c)| x * *c as f64).sum()
         };
         (value(STEP) - value(-STEP)) / (2.0 * STEP)
@@ -84,7 +105,7 @@ impl Case {
 
     /// Whether no choice was so close that rounding may have decided it, and the oracle has not overflowed.
     fn is_decided(&self, row: usize) -> bool {
-        let oracle::Truth { sites, closest } = oracle::run(&self.architecture, &self.weights, &self.texts[row]);
+        let oracle::Truth { sites, closest } = self.oracle(&self.weights, row, None);
         closest > 1e-4 && sites.values().flatten().all(|x| !x.is_nan())
     }
 }
@@ -119,9 +140,12 @@ fn is_its_difference(architecture: &Architecture, lengths: &[usize], seed: u64) 
         captures.iter().flat_map(|capture| capture.array.values().iter().map(|x| x.to_bits())).collect()
     };
     prop_assert!(bits(&gradients) == bits(&case.vjp(&to, true)), "layers that run again give other numbers");
+    let three = Case { model: case.model.clone().with_pool(Arc::new(Pool::new(3))), ..case };
+    prop_assert!(bits(&gradients) == bits(&three.vjp(&to, false)), "other numbers on three threads");
+    let case = three;
     for (row, text) in case.texts.iter().enumerate() {
         let alone = Seed { row: 0, ..case.seeds[row].clone() };
-        let alone = case.model.vjp(&[text.clone()], &Plan::default(), &[alone], &to, &GradOptions::default());
+        let alone = case.model.vjp(std::slice::from_ref(text), &case.plan(), &[alone], &to, &GradOptions::default());
         let own: Vec<Capture> = gradients.iter().filter(|capture| capture.row == row).cloned().collect();
         prop_assert!(bits(&own) == bits(&alone.expect("gradients")), "row {} has other gradients alone", row);
     }

@@ -32,7 +32,7 @@ pub struct Move {
 struct Oracle<'a> {
     architecture: &'a Architecture,
     weights: &'a Weights,
-    moved: Option<&'a Move>,
+    moved: &'a [Move],
     sites: Sites,
     closest: f64,
     layer: Option<usize>,
@@ -43,11 +43,11 @@ struct Oracle<'a> {
 }
 
 pub fn run(architecture: &Architecture, weights: &Weights, text: &[u32]) -> Truth {
-    run_moved(architecture, weights, text, None)
+    run_moved(architecture, weights, text, &[])
 }
 
-/// The same with one site moved.
-pub fn run_moved(architecture: &Architecture, weights: &Weights, text: &[u32], moved: Option<&Move>) -> Truth {
+/// The same with some sites moved.
+pub fn run_moved(architecture: &Architecture, weights: &Weights, text: &[u32], moved: &[Move]) -> Truth {
     let (sites, embedded) = (HashMap::new(), Tokens::new());
     let closest = f64::INFINITY;
     let mut oracle = Oracle { architecture, weights, moved, sites, closest, layer: None, shared: None, embedded };
@@ -325,7 +325,7 @@ impl Oracle<'_> {
 
     /// Moves a site's value if that was asked for, and keeps it.
     fn put(&mut self, point: &str, value: &mut Tokens) {
-        if let Some(moved) = self.moved.filter(|moved| moved.site == self.at_layer(point)) {
+        for moved in self.moved.iter().filter(|moved| moved.site == self.at_layer(point)) {
             value.iter_mut().flatten().zip(&moved.by).for_each(|(x, by)| *x += by);
         }
         self.note(point, value);
