@@ -22,7 +22,7 @@ mod tape;
 mod vjp;
 mod walk;
 
-pub(crate) use tape::Tape;
+pub(crate) use tape::{Tape, check_site};
 pub use vjp::{GradOptions, Seed};
 pub(crate) use walk::walk;
 
