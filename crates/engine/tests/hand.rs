@@ -1,6 +1,7 @@
 //! Hand-made models of random architectures: every site and the logits against the oracle, an obvious model in double precision; and the
 //! same bits however a row is run.
 
+mod gradients;
 mod oracle;
 mod random;
 

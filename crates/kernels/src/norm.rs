@@ -71,10 +71,11 @@ pub fn gain(x: &mut [f32], gain: Option<&[f32]>, bias: Option<&[f32]>, width: us
 }
 
 #[inline(always)]
-fn product_with<S: Simd>(s: S, a: &[f32], b: &[f32]) -> f32 {
+fn centred_product_with<S: Simd>(s: S, x: &[f32], mean: f32, gradient: &[f32]) -> f32 {
     let mut sum = s.splat(0.0);
-    for (a, b) in a.chunks(LANES).zip(b.chunks(LANES)) {
-        sum = s.fma(s.load_part(a, 0.0), s.load_part(b, 0.0), sum);
+    for (x, gradient) in x.chunks(LANES).zip(gradient.chunks(LANES)) {
+        // Lanes past the end have a gradient of zero.
+        sum = s.fma(s.sub(s.load_part(x, 0.0), s.splat(mean)), s.load_part(gradient, 0.0), sum);
     }
     s.sum(sum)
 }
@@ -88,9 +89,8 @@ fn normalise_back_with<S: Simd>(s: S, kind: NormKind, eps: f32, x: &[f32], width
             NormKind::Rms => (0.0, 0.0),
         };
         let scale = (sum_with(s, x, mean, true) / count + eps).sqrt();
-        // What the gradient says along the value only changes its length, which the norm takes away. The mean of a
-        // centred value times anything is that of the value times the centred thing, so one product serves both kinds.
-        let along = (product_with(s, x, gradient) - mean * level * count) / (scale * scale * count);
+        // What the gradient says along the value only changes its length, which the norm takes away.
+        let along = centred_product_with(s, x, mean, gradient) / (scale * scale * count);
         let inverse = 1.0 / scale;
         gradient.iter_mut().zip(x).for_each(|(g, &x)| *g = (*g - level - (x - mean) * along) * inverse);
     }

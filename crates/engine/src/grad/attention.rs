@@ -55,7 +55,7 @@ pub(super) fn back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient: Vec<f3
             softmax(weights, terms.sinks.map(|sinks| sinks[line / segment.count]));
         }
         let used = tape.attention(*at_probs, segment.row).unwrap_or(&weights);
-        let mut gradient = mix_back(shape, used, &run, values, &gradient, &mut by_v);
+        let mut gradient = mix_back(walk.pool, shape, used, &run, values, &gradient, &mut by_v);
         walk.meet_attention(segment, *at_probs, &mut gradient)?;
         for (weights, gradient) in weights.chunks_exact(length).zip(gradient.chunks_exact_mut(length)) {
             softmax_back(weights, gradient);
@@ -63,7 +63,7 @@ pub(super) fn back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient: Vec<f3
         walk.meet_attention(segment, *at_scores, &mut gradient)?;
         // A masked score is no function of anything.
         gradient.iter_mut().zip(&raw).filter(|(_, raw)| raw.is_infinite()).for_each(|(g, _)| *g = 0.0);
-        scores_back(shape, &run, queries, &gradient, keys, &mut by_q, &mut by_k);
+        scores_back(walk.pool, shape, &run, queries, keys, &gradient, &mut by_q, &mut by_k);
     }
     walk.give(gradient);
     walk.add(*q, by_q);

@@ -66,9 +66,9 @@ pub(super) fn lru_back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient: Ve
     let rate: Vec<f32> = walk.weights.vector(*rate).iter().map(|&x| -8.0 * softplus(x)).collect();
     let (mut dx, mut by_gate, mut by_decay) = (walk.make(*x), walk.make(*x), walk.make(*x));
     for segment in &walk.pass.segments {
-        for channel in 0..width {
+        for (channel, rate) in rate.iter().enumerate() {
             let at = |token: usize| (segment.token + token) * width + channel;
-            let log = |token: usize| rate[channel] * decays[at(token)];
+            let log = |token: usize| rate * decays[at(token)];
             // A row's first token enters whole.
             let share = |token: usize| if token == 0 { 1.0 } else { (1.0 - (2.0 * log(token)).exp()).sqrt() };
             let mut states = vec![0.0; segment.count + 1];
@@ -87,7 +87,7 @@ pub(super) fn lru_back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient: Ve
                 if token > 0 && share > 0.0 {
                     by_log -= state * input[i] * gates[i] * fade * fade / share;
                 }
-                by_decay[i] = by_log * rate[channel] * decays[i] * (1.0 - decays[i]);
+                by_decay[i] = by_log * rate * decays[i] * (1.0 - decays[i]);
                 state *= fade;
             }
         }

@@ -1,7 +1,6 @@
 //! The mechanism by itself: from given gradients at some sites to those at others.
 
-use super::Cotangents;
-use super::tape::{Tape, check_site};
+use super::{Cotangents, Tape, check_site};
 use crate::array::Array;
 use crate::error::{Error, Result};
 use crate::exec::{Call, Model, Pass, Segment};

@@ -10,7 +10,7 @@ type Choices = Vec<Vec<(usize, f64)>>;
 impl Oracle<'_> {
     pub(super) fn attention(&mut self, a: &Attention, x: &Tokens) -> Tokens {
         let choices = a.experts.map(|experts| self.chosen_experts(experts.chosen, x));
-        let (mut q, k, v) = match a.latent {
+        let (mut q, mut k, v) = match a.latent {
             Some(latent) => self.latent_heads(a, latent, x),
             None => self.plain_heads(a, choices.as_ref(), x),
         };
@@ -20,8 +20,8 @@ impl Oracle<'_> {
                 token.iter_mut().for_each(|x| *x *= 1.0 + t.scale as f64 * (1.0 + steps).ln());
             }
         }
-        self.put("rot_q", &q);
-        self.put("rot_k", &k);
+        self.put("rot_q", &mut q);
+        self.put("rot_k", &mut k);
         let probs = self.probabilities(a, &q, &k, &v);
         let mut z = if let Some(start) = a.differential {
             let mut z = self.differences(a, start, &probs, &v);
@@ -40,34 +40,39 @@ impl Oracle<'_> {
         };
         if let Some(gate) = a.gate {
             self.biased(&["attn.gate"], gate.bias);
-            let raw = self.product(x, "attn.gate");
-            self.put("attn_gate", &raw);
+            let mut raw = self.product(x, "attn.gate");
+            self.put("attn_gate", &mut raw);
             for (z, raw) in z.iter_mut().zip(&raw) {
                 for (i, z) in z.iter_mut().enumerate() {
                     *z *= activate(gate.activation, raw[if gate.per_head { i / a.value_dim } else { i }]);
                 }
             }
         }
-        self.put("z", &z);
+        self.put("z", &mut z);
         match choices {
             Some(choices) => self.routed_output(a, &choices, &z),
             None => {
                 self.biased(&["attn.out"], a.out_bias);
-                self.put_shares(a, &z);
-                self.product(&z, "attn.out")
+                self.sum_of_shares(a, &z)
             }
         }
     }
 
-    /// Each head's own part of the output.
-    fn put_shares(&mut self, a: &Attention, z: &Tokens) {
+    /// The output is the sum of each head's own part, and of the bias.
+    fn sum_of_shares(&mut self, a: &Attention, z: &Tokens) -> Tokens {
         let out = self.rows("attn.out");
         let share = |z: &Vec<f64>, head: usize| {
             let range = head * a.value_dim..(head + 1) * a.value_dim;
             out.iter().map(|row| dot(&row[range.clone()], &z[range.clone()])).collect::<Vec<f64>>()
         };
-        let shares: Tokens = z.iter().map(|z| (0..a.heads).flat_map(|head| share(z, head)).collect()).collect();
-        self.put("head_out", &shares);
+        let mut shares: Tokens = z.iter().map(|z| (0..a.heads).flat_map(|head| share(z, head)).collect()).collect();
+        self.put("head_out", &mut shares);
+        let bias = self.vector("attn.out.bias").unwrap_or(vec![0.0; out.len()]);
+        let sum = |shares: &Vec<f64>| {
+            let unit = |(i, bias): (usize, &f64)| bias + shares.iter().skip(i).step_by(out.len()).sum::<f64>();
+            bias.iter().enumerate().map(unit).collect()
+        };
+        shares.iter().map(sum).collect()
     }
 
     fn plain_heads(&mut self, a: &Attention, choices: Option<&Choices>, x: &Tokens) -> (Tokens, Tokens, Tokens) {
@@ -79,8 +84,8 @@ impl Oracle<'_> {
             None => self.adapted(x, "attn.q", a.adapter),
         };
         let (mut k, mut v) = (self.adapted(x, "attn.k", a.adapter), self.adapted(x, "attn.v", a.adapter));
-        self.put("q", &q);
-        self.put("k", &k);
+        self.put("q", &mut q);
+        self.put("k", &mut k);
         v = map(&v, |x| x * a.value_scale.unwrap_or(1.0) as f64);
         if !a.qk_norm_after_rope {
             (q, k) = self.qk_norm(a, q, k);
@@ -88,7 +93,7 @@ impl Oracle<'_> {
         if let Some(by) = a.clip.map(|by| by as f64) {
             [&mut q, &mut k, &mut v].into_iter().for_each(|x| *x = map(x, |x| x.max(-by).min(by)));
         }
-        self.put("value", &v);
+        self.put("value", &mut v);
         if let Some(rope) = a.rope {
             q = self.rotated(&q, rope, a.head_dim, 0);
             k = self.rotated(&k, rope, a.head_dim, 0);
@@ -106,10 +111,10 @@ impl Oracle<'_> {
             let own = if a.qk_norm_span == NormSpan::Head { 1 } else { heads };
             assert!(self.vector(name).is_none_or(|gain| gain.len() == own * a.head_dim), "the size of {name}");
         }
-        let q = self.norm(&q, "attn.q_norm", norm, group(a.heads), None);
-        let k = self.norm(&k, "attn.k_norm", norm, group(a.kv_heads), None);
-        self.put("q_norm_out", &q);
-        self.put("k_norm_out", &k);
+        let mut q = self.norm(&q, "attn.q_norm", norm, group(a.heads), None);
+        let mut k = self.norm(&k, "attn.k_norm", norm, group(a.kv_heads), None);
+        self.put("q_norm_out", &mut q);
+        self.put("k_norm_out", &mut k);
         (q, k)
     }
 
@@ -128,7 +133,7 @@ impl Oracle<'_> {
             None => x.clone(),
         };
         let mut q = self.product(&read, "attn.q");
-        self.put("q", &q);
+        self.put("q", &mut q);
         let low = self.product(x, "attn.kv_down");
         let low = self.norm(&low, "attn.kv_down_norm", latent.norm, latent.kv_rank, None);
         let low = map(&low, |x| x * latent.kv_scale.unwrap_or(1.0) as f64);
@@ -159,7 +164,6 @@ impl Oracle<'_> {
         let (mut scores, mut probs) = (Vec::new(), Vec::new());
         for head in 0..a.heads {
             let own = |x: &Tokens, token: usize, head: usize| x[token][head * a.head_dim..][..a.head_dim].to_vec();
-            let mut shares = Tokens::new();
             for query in 0..n {
                 let sees = |key: usize| {
                     let near = a.window.is_none_or(|window| query - key < window);
@@ -181,19 +185,22 @@ impl Oracle<'_> {
                         + position_bias(a, head, key)
                         + extra.as_ref().map_or(0.0, |extra| extra[key][head / group]);
                 }
+                scores.push(line);
+            }
+        }
+        self.put("attn_scores", &mut scores);
+        for (head, scores) in scores.chunks_exact(n).enumerate() {
+            for line in scores {
                 // A sink is one more logit, whose share is dropped.
                 let mut logits = line.clone();
                 logits.extend(sinks.as_ref().map(|sinks| sinks[head]));
                 let mut share = softmax(&logits);
                 share.truncate(n);
-                scores.extend(line);
-                shares.push(share);
+                probs.push(share);
             }
-            probs.push(shares);
         }
-        self.put("attn_scores", &vec![scores]);
-        self.put("attn_probs", &probs.concat());
-        probs
+        self.put("attn_probs", &mut probs);
+        probs.chunks_exact(n).map(<[_]>::to_vec).collect()
     }
 
     /// Heads in pairs: the partner's weights are subtracted, and both mix the values of both.

@@ -19,7 +19,10 @@ impl Oracle<'_> {
         self.biased(&[&part("gate")], d.bias && d.gated);
         self.biased(&[&part("down")], d.down_bias);
         let pre = self.adapted(x, &part(if d.gated { "gate" } else { "up" }), d.adapter);
-        let pre = map(&pre, |x| x * d.gate_scale.unwrap_or(1.0) as f64);
+        let mut pre = map(&pre, |x| x * d.gate_scale.unwrap_or(1.0) as f64);
+        if named {
+            self.put("mlp_pre", &mut pre);
+        }
         let mut act = if d.xielu {
             let learned = |sign: &str| self.vector(&part(&format!("xielu_{sign}"))).expect("a learned number")[0];
             let (above, below) = (softplus(learned("positive")), 0.5 + softplus(learned("negative")));
@@ -29,20 +32,19 @@ impl Oracle<'_> {
             map(&pre, |x| activate(d.activation, x))
         };
         if d.gated {
-            let linear = self.adapted(x, &part("up"), d.adapter);
+            let mut linear = self.adapted(x, &part("up"), d.adapter);
+            if named {
+                self.put("mlp_pre_linear", &mut linear);
+            }
             // One family clamps both branches and adds one to the linear one.
             let clamped = d.activation == Activation::ClampedGlu;
             act = times(&act, &map(&linear, |x| if clamped { x.clamp(-7.0, 7.0) + 1.0 } else { x }));
-            if named {
-                self.put("mlp_pre_linear", &linear);
-            }
         }
         if let Some(norm) = d.inner_norm {
             act = self.norm(&act, &part("inner_norm"), norm, d.width, None);
         }
         if named {
-            self.put("mlp_pre", &pre);
-            self.put("mlp_act", &act);
+            self.put("mlp_act", &mut act);
         }
         map(&self.product(&act, &part("down")), |x| x * d.down_scale.unwrap_or(1.0) as f64)
     }
@@ -50,12 +52,14 @@ impl Oracle<'_> {
     fn experts(&mut self, spec: &Experts, x: &Tokens) -> Tokens {
         self.biased(&["mlp.router"], spec.routing.bias);
         self.biased(&["mlp.latent_in", "mlp.latent_out"], spec.latent.is_some_and(|latent| latent.bias));
-        let logits = map(&self.product(x, "mlp.router"), |x| soft_cap(x, spec.routing.soft_cap));
-        self.put("router_logits", &logits);
-        let choices: Vec<Vec<(usize, f64)>> = logits.iter().map(|logits| self.choose(spec, logits)).collect();
+        let mut logits = map(&self.product(x, "mlp.router"), |x| soft_cap(x, spec.routing.soft_cap));
+        self.put("router_logits", &mut logits);
+        let mut choices: Vec<Vec<(usize, f64)>> = logits.iter().map(|logits| self.choose(spec, logits)).collect();
         let of = |f: &dyn Fn(&(usize, f64)) -> f64| choices.iter().map(|line| line.iter().map(f).collect()).collect();
-        self.put("expert_weights", &of(&|(_, weight)| *weight));
-        self.put("expert_indices", &of(&|(expert, _)| *expert as f64));
+        let (mut weights, indices) = (of(&|(_, weight)| *weight), of(&|(expert, _)| *expert as f64));
+        self.put("expert_weights", &mut weights);
+        self.note("expert_indices", &indices);
+        choices.iter_mut().flatten().zip(weights.concat()).for_each(|((_, own), weight)| *own = weight);
 
         let read = if spec.latent.is_some() { self.product(x, "mlp.latent_in") } else { x.clone() };
         let mut out = Tokens::new();
@@ -161,10 +165,10 @@ impl Oracle<'_> {
 
     /// RWKV's channel mixing.
     fn channel_mix(&mut self, x: &Tokens) -> Tokens {
-        let pre = self.product(&self.blended(x, "mlp.mix_up"), "mlp.up");
-        let act = map(&pre, |x| x.max(0.0).powi(2));
-        self.put("mlp_pre", &pre);
-        self.put("mlp_act", &act);
+        let mut pre = self.product(&self.blended(x, "mlp.mix_up"), "mlp.up");
+        self.put("mlp_pre", &mut pre);
+        let mut act = map(&pre, |x| x.max(0.0).powi(2));
+        self.put("mlp_act", &mut act);
         let gate = self.product(&self.blended(x, "mlp.mix_gate"), "mlp.out_gate");
         times(&map(&gate, sigmoid), &self.product(&act, "mlp.down"))
     }

@@ -23,9 +23,16 @@ pub struct Truth {
     pub closest: f64,
 }
 
+/// What is added to a site where it is made.
+pub struct Move {
+    pub site: String,
+    pub by: Vec<f64>,
+}
+
 struct Oracle<'a> {
     architecture: &'a Architecture,
     weights: &'a Weights,
+    moved: &'a [Move],
     sites: Sites,
     closest: f64,
     layer: Option<usize>,
@@ -36,9 +43,14 @@ struct Oracle<'a> {
 }
 
 pub fn run(architecture: &Architecture, weights: &Weights, text: &[u32]) -> Truth {
+    run_moved(architecture, weights, text, &[])
+}
+
+/// The same with some sites moved.
+pub fn run_moved(architecture: &Architecture, weights: &Weights, text: &[u32], moved: &[Move]) -> Truth {
     let (sites, embedded) = (HashMap::new(), Tokens::new());
-    let mut oracle =
-        Oracle { architecture, weights, sites, closest: f64::INFINITY, layer: None, shared: None, embedded };
+    let closest = f64::INFINITY;
+    let mut oracle = Oracle { architecture, weights, moved, sites, closest, layer: None, shared: None, embedded };
     oracle.forward(text);
     Truth { sites: oracle.sites, closest: oracle.closest }
 }
@@ -55,7 +67,7 @@ impl Oracle<'_> {
         self.layer = None;
         if let Some(norm) = a.final_norm {
             stream = self.norm(&stream, "final_norm", norm, a.width, Some("final"));
-            self.put("final_norm", &stream);
+            self.put("final_norm", &mut stream);
         }
         if let Some(transform) = a.head.transform {
             let width = a.head.table_width.unwrap_or(a.width);
@@ -65,25 +77,25 @@ impl Oracle<'_> {
             stream = self.product(&stream, "head.project");
         }
         let table = if a.head.tied { "embed" } else { "head" };
-        let logits = self.product_with(&stream, table, "head.bias");
-        self.put("lm_head", &logits);
-        let logits = map(&logits, |x| soft_cap(x * a.head.scale.unwrap_or(1.0) as f64, a.head.soft_cap));
-        self.put("logits", &logits);
+        let mut logits = self.product_with(&stream, table, "head.bias");
+        self.put("lm_head", &mut logits);
+        let mut logits = map(&logits, |x| soft_cap(x * a.head.scale.unwrap_or(1.0) as f64, a.head.soft_cap));
+        self.put("logits", &mut logits);
     }
 
     fn embedding(&mut self, text: &[u32]) -> Tokens {
         let a = self.architecture;
         let e = &a.embedding;
         let mut stream: Tokens = text.iter().map(|&token| self.rows("embed")[token as usize].clone()).collect();
-        self.put("embed", &stream);
+        self.put("embed", &mut stream);
         stream = map(&stream, |x| x * e.scale.unwrap_or(1.0) as f64);
         if e.table_width.is_some() && !e.projected_last {
             stream = self.product(&stream, "embed.project");
         }
         let width = stream[0].len();
         if let Some(positions) = &e.positions {
-            let rows: Tokens = (0..text.len()).map(|position| self.position(positions, position, width)).collect();
-            self.put("pos_embed", &rows);
+            let mut rows: Tokens = (0..text.len()).map(|position| self.position(positions, position, width)).collect();
+            self.put("pos_embed", &mut rows);
             stream = add(&stream, &rows);
         }
         if e.segments.is_some() {
@@ -115,25 +127,25 @@ impl Oracle<'_> {
 
     fn block(&mut self, layer: &Layer, pre: &Tokens) -> Tokens {
         let width = self.architecture.width;
-        self.put("resid_pre", pre);
+        self.note("resid_pre", pre);
         let (mid, handed) = self.mixing(layer, pre);
         let out_scale = layer.out_scale.unwrap_or(1.0) as f64;
         let Some(mlp) = &layer.mlp else {
-            let post = map(&mid, |x| x * out_scale);
-            self.put("resid_post", &post);
+            let mut post = map(&mid, |x| x * out_scale);
+            self.put("resid_post", &mut post);
             return post;
         };
         let read = if layer.parallel { pre } else { &mid };
-        let mlp_in = match layer.mlp_norm {
+        let mut mlp_in = match layer.mlp_norm {
             Some(norm) => self.norm(read, "mlp.norm", norm, width, Some("mlp")),
             None if layer.parallel => handed,
             None => mid.clone(),
         };
-        self.put("mlp_in", &mlp_in);
-        let out = self.mlp(mlp, &mlp_in);
-        self.put("mlp_out", &out);
-        let written = self.contribution(&out, "mlp.post_norm", layer.mlp_post_norm, layer.mlp_multiplier);
-        self.put("mlp_out_post", &written);
+        self.put("mlp_in", &mut mlp_in);
+        let mut out = self.mlp(mlp, &mlp_in);
+        self.put("mlp_out", &mut out);
+        let mut written = self.contribution(&out, "mlp.post_norm", layer.mlp_post_norm, layer.mlp_multiplier);
+        self.put("mlp_out_post", &mut written);
         let kept = match layer.skip {
             Skip::Stream => mid,
             Skip::Normed { mlp, .. } => map(&mlp_in, |x| x * mlp as f64),
@@ -143,8 +155,8 @@ impl Oracle<'_> {
         if let Some(norm) = layer.mlp_stream_norm {
             post = self.norm(&post, "mlp.stream_norm", norm, width, None);
         }
-        let post = map(&post, |x| x * out_scale);
-        self.put("resid_post", &post);
+        let mut post = map(&post, |x| x * out_scale);
+        self.put("resid_post", &mut post);
         post
     }
 
@@ -165,27 +177,28 @@ impl Oracle<'_> {
             Skip::Gained => self.gained(pre, "attn.skip"),
         };
         if let Some(attention) = &layer.attention {
-            let attn_in = map(&handed, |x| x * layer.attn_in_scale.unwrap_or(1.0) as f64);
-            self.put("attn_in", &attn_in);
-            let out = self.attention(attention, &attn_in);
-            self.put("attn_out", &out);
-            let written = self.contribution(&out, "attn.post_norm", layer.attn_post_norm, layer.attn_multiplier);
-            self.put("attn_out_post", &written);
+            let mut attn_in = map(&handed, |x| x * layer.attn_in_scale.unwrap_or(1.0) as f64);
+            self.put("attn_in", &mut attn_in);
+            let mut out = self.attention(attention, &attn_in);
+            self.put("attn_out", &mut out);
+            let mut written = self.contribution(&out, "attn.post_norm", layer.attn_post_norm, layer.attn_multiplier);
+            self.put("attn_out_post", &mut written);
             mid = add(&mid, &written);
         }
         if let Some(recurrence) = &layer.recurrence {
-            self.put("mixer_in", &handed);
-            let out = self.recurrence(recurrence, &handed);
-            self.put("mixer_out", &out);
-            let written = self.contribution(&out, "attn.post_norm", layer.attn_post_norm, layer.mixer_multiplier);
-            self.put("mixer_out_post", &written);
+            let mut mixer_in = handed.clone();
+            self.put("mixer_in", &mut mixer_in);
+            let mut out = self.recurrence(recurrence, &mixer_in);
+            self.put("mixer_out", &mut out);
+            let mut written = self.contribution(&out, "attn.post_norm", layer.attn_post_norm, layer.mixer_multiplier);
+            self.put("mixer_out_post", &mut written);
             mid = add(&mid, &written);
         }
         if let Some(norm) = layer.attn_stream_norm {
             mid = self.norm(&mid, "attn.stream_norm", norm, width, None);
         }
         if !layer.parallel && layer.mlp.is_some() {
-            self.put("resid_mid", &mid);
+            self.put("resid_mid", &mut mid);
         }
         (mid, handed)
     }
@@ -196,14 +209,14 @@ impl Oracle<'_> {
         let joined =
             pre.iter().zip(&self.embedded).map(|(stream, embedded)| [&stream[..], embedded].concat()).collect();
         self.shared = Some((shared.block, shared.adapter));
-        let attn_in = self.norm(&joined, "attn.norm", shared.norm, 2 * width, None);
-        self.put("attn_in", &attn_in);
-        let out = self.attention(&shared.attention, &attn_in);
-        self.put("attn_out", &out);
-        let mlp_in = self.norm(&out, "mlp.norm", shared.mlp_norm, width, Some("mlp"));
-        self.put("mlp_in", &mlp_in);
-        let out = self.mlp(&Mlp::Dense(shared.mlp), &mlp_in);
-        self.put("mlp_out", &out);
+        let mut attn_in = self.norm(&joined, "attn.norm", shared.norm, 2 * width, None);
+        self.put("attn_in", &mut attn_in);
+        let mut out = self.attention(&shared.attention, &attn_in);
+        self.put("attn_out", &mut out);
+        let mut mlp_in = self.norm(&out, "mlp.norm", shared.mlp_norm, width, Some("mlp"));
+        self.put("mlp_in", &mut mlp_in);
+        let mut out = self.mlp(&Mlp::Dense(shared.mlp), &mlp_in);
+        self.put("mlp_out", &mut out);
         self.shared = None;
         self.product(&out, "shared_out")
     }
@@ -225,15 +238,20 @@ impl Oracle<'_> {
             for x in token.chunks_exact(group) {
                 let mean = if norm.kind == NormKind::Layer { x.iter().sum::<f64>() / group as f64 } else { 0.0 };
                 let scale = (x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / group as f64 + norm.eps as f64).sqrt();
-                token_values.extend(x.iter().map(|x| (x - mean) / scale));
+                token_values.extend(x.iter().map(|x| x - mean));
                 token_scales.push(scale);
             }
             scales.push(token_scales);
             values.push(token_values);
         }
         if let Some(point) = points {
-            self.put(&format!("{point}_scale"), &scales);
-            self.put(&format!("{point}_normed"), &values);
+            self.put(&format!("{point}_scale"), &mut scales);
+        }
+        for (values, scales) in values.iter_mut().zip(&scales) {
+            values.chunks_exact_mut(group).zip(scales).for_each(|(x, scale)| x.iter_mut().for_each(|x| *x /= scale));
+        }
+        if let Some(point) = points {
+            self.put(&format!("{point}_normed"), &mut values);
         }
         let one_more = if norm.gain == Gain::OnePlusWeight { 1.0 } else { 0.0 };
         let (gain, bias) = (self.vector(&format!("{name}.gain")), self.vector(&format!("{name}.bias")));
@@ -305,7 +323,15 @@ impl Oracle<'_> {
             .collect()
     }
 
-    fn put(&mut self, point: &str, value: &Tokens) {
+    /// Moves a site's value if that was asked for, and keeps it.
+    fn put(&mut self, point: &str, value: &mut Tokens) {
+        for moved in self.moved.iter().filter(|moved| moved.site == self.at_layer(point)) {
+            value.iter_mut().flatten().zip(&moved.by).for_each(|(x, by)| *x += by);
+        }
+        self.note(point, value);
+    }
+
+    fn note(&mut self, point: &str, value: &Tokens) {
         self.sites.insert(self.at_layer(point), value.concat());
     }
 }

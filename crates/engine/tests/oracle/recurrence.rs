@@ -45,14 +45,14 @@ impl Oracle<'_> {
     }
 
     fn gate(&mut self, x: &Tokens) -> Tokens {
-        let gate = self.product(x, "mixer.gate");
-        self.put("mixer_gate", &gate);
+        let mut gate = self.product(x, "mixer.gate");
+        self.put("mixer_gate", &mut gate);
         gate
     }
 
     /// Keeps the states of all heads after each token, and what was read.
-    fn put_states(&mut self, states: &[Vec<State>], y: &Tokens) {
-        self.put("mixer_state", &states.iter().map(|heads| heads.concat().concat()).collect());
+    fn put_states(&mut self, states: &[Vec<State>], y: &mut Tokens) {
+        self.note("mixer_state", &states.iter().map(|heads| heads.concat().concat()).collect());
         self.put("mixer_scan", y);
     }
 
@@ -86,7 +86,7 @@ impl Oracle<'_> {
             states.push(heads.clone());
             y.push(line);
         }
-        self.put_states(&states, &y);
+        self.put_states(&states, &mut y);
         times(&map(&gate, |x| activate(m.activation, x)), &y)
     }
 
@@ -94,9 +94,9 @@ impl Oracle<'_> {
         let x = map(x, |x| x * m.in_scale.unwrap_or(1.0) as f64);
         let by = m.multipliers.unwrap_or([1.0; 5]);
         let names = ["mixer.gate", "mixer.in", "mixer.write", "mixer.read", "mixer.step"];
-        let [gate, channels, write, read_by, step]: [Tokens; 5] =
+        let [mut gate, channels, write, read_by, step]: [Tokens; 5] =
             std::array::from_fn(|i| map(&self.product(&x, names[i]), |x| x * by[i] as f64));
-        self.put("mixer_gate", &gate);
+        self.put("mixer_gate", &mut gate);
         self.biased(&names, m.bias);
         self.biased(&["mixer.out"], m.out_bias);
         self.biased(&["mixer.conv"], m.conv_bias);
@@ -125,7 +125,7 @@ impl Oracle<'_> {
             states.push(heads.clone());
             y.push(line);
         }
-        self.put_states(&states, &y);
+        self.put_states(&states, &mut y);
         let gate = map(&gate, |x| activate(Activation::Silu, x));
         match m.norm {
             None => times(&gate, &y),
@@ -178,7 +178,7 @@ impl Oracle<'_> {
             states.push(heads.clone());
             y.push(line);
         }
-        self.put_states(&states, &y);
+        self.put_states(&states, &mut y);
         let normed = self.norm(&y, "mixer.norm", d.norm, d.value_dim, None);
         let low = if d.gate_rank.is_some() { self.product(x, "mixer.gate_down") } else { x.clone() };
         let gate = self.gate(&low);
@@ -200,7 +200,7 @@ impl Oracle<'_> {
             states.push(heads.clone());
             y.push(line);
         }
-        self.put_states(&states, &y);
+        self.put_states(&states, &mut y);
         let normed = self.norm(&y, "mixer.norm", l.norm, l.heads * l.head_dim, None);
         let gate = self.gate(x);
         times(&map(&gate, sigmoid), &normed)
@@ -237,8 +237,8 @@ impl Oracle<'_> {
             }
             y.push(state.clone());
         }
-        self.put("mixer_state", &y);
-        self.put("mixer_scan", &y);
+        self.note("mixer_state", &y);
+        self.put("mixer_scan", &mut y);
         times(&map(&gate, |x| activate(l.activation, x)), &y)
     }
 
@@ -268,8 +268,8 @@ impl Oracle<'_> {
             states.push(state);
             y.push(line);
         }
-        self.put("mixer_state", &states);
-        self.put("mixer_scan", &y);
+        self.note("mixer_state", &states);
+        self.put("mixer_scan", &mut y);
         times(&map(&gate, sigmoid), &y)
     }
 
@@ -281,8 +281,8 @@ impl Oracle<'_> {
             let seen = (0..taps.min(t + 1)).map(|back| kernel[c][taps - 1 - back] * x[t - back][c]);
             activate(activation, seen.sum::<f64>() + bias.as_ref().map_or(0.0, |b| b[c]))
         };
-        let out: Tokens = (0..x.len()).map(|t| (0..x[t].len()).map(|c| one(t, c)).collect()).collect();
-        self.put("conv_out", &out);
+        let mut out: Tokens = (0..x.len()).map(|t| (0..x[t].len()).map(|c| one(t, c)).collect()).collect();
+        self.put("conv_out", &mut out);
         out
     }
 

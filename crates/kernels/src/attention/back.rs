@@ -5,7 +5,7 @@
 //! its square. All five products run through the one tile.
 
 use super::fused::scale_and_cap;
-use super::{AttentionShape, HeadTerms, Queries};
+use super::{AttentionShape, HeadTerms};
 use crate::dispatch;
 use crate::elementwise::dot;
 use crate::memory::Shared;
@@ -91,7 +91,7 @@ fn add_head(from: &[f32], stride: usize, dim: usize, head: usize, heads: usize, 
 }
 
 /// One head's numbers in lines of `stride`, position after position.
-fn lines(from: &[f32], dim: usize, stride: usize, head: usize, heads: usize, run: Run) -> Vec<f32> {
+pub(super) fn lines(from: &[f32], dim: usize, stride: usize, head: usize, heads: usize, run: Run) -> Vec<f32> {
     let mut out = vec![0.0; run.count.next_multiple_of(PANEL) * stride];
     for (i, line) in out.chunks_exact_mut(stride).take(run.count).enumerate() {
         line[..dim].copy_from_slice(&from[((run.token + i) * heads + head) * dim..][..dim]);
@@ -100,7 +100,7 @@ fn lines(from: &[f32], dim: usize, stride: usize, head: usize, heads: usize, run
 }
 
 /// Lines of `stride` as panels of sixteen positions, coordinate after coordinate.
-fn panels(lines: &[f32], dim: usize, stride: usize) -> Vec<f32> {
+pub(super) fn panels(lines: &[f32], dim: usize, stride: usize) -> Vec<f32> {
     let mut out = vec![0.0; lines.len() / stride * dim];
     for (panel, lines) in out.chunks_exact_mut(dim * PANEL).zip(lines.chunks_exact(stride * PANEL)) {
         for (lane, line) in lines.chunks_exact(stride).enumerate() {
@@ -218,62 +218,4 @@ fn line_back<S: Simd>(
 pub fn softmax_back(shares: &[f32], gradient: &mut [f32]) {
     let mean = dot(shares, gradient);
     gradient.iter_mut().zip(shares).for_each(|(g, share)| *g = share * (*g - mean));
-}
-
-/// The gradient of [`super::mix`]: gives that of the weights, `[heads, count, keys]`, and adds that of the values to `dv`, by token.
-///
-/// `weights` are those that were mixed; `dz` is packed by token, as the output is.
-pub fn mix_back(
-    shape: &AttentionShape,
-    weights: &[f32],
-    queries: &Queries,
-    v: &[f32],
-    dz: &[f32],
-    dv: &mut [f32],
-) -> Vec<f32> {
-    let (keys, dim, first) = (queries.position + queries.count, shape.value_dim, queries.token - queries.position);
-    let mut gradient = vec![0.0; weights.len()];
-    for (line, (weights, gradient)) in weights.chunks_exact(keys).zip(gradient.chunks_exact_mut(keys)).enumerate() {
-        let (head, query) = (line / queries.count, line % queries.count);
-        let dz = &dz[((queries.token + query) * shape.heads + head) * dim..][..dim];
-        for (key, (&weight, gradient)) in weights.iter().zip(gradient).enumerate() {
-            let at = ((first + key) * shape.kv_heads + head / shape.group()) * dim;
-            *gradient = dot(dz, &v[at..at + dim]);
-            if weight != 0.0 {
-                dv[at..at + dim].iter_mut().zip(dz).for_each(|(y, x)| *y += weight * x);
-            }
-        }
-    }
-    gradient
-}
-
-/// The gradient of [`super::scores`] where it is not masked: from that of the scores to those of queries and keys, which are added to.
-pub fn scores_back(
-    shape: &AttentionShape,
-    queries: &Queries,
-    q: &[f32],
-    gradient: &[f32],
-    k: &[f32],
-    dq: &mut [f32],
-    dk: &mut [f32],
-) {
-    let (keys, dim, first) = (queries.position + queries.count, shape.key_dim, queries.token - queries.position);
-    for (line, gradient) in gradient.chunks_exact(keys).enumerate() {
-        let (head, query) = (line / queries.count, line % queries.count);
-        let mine = ((queries.token + query) * shape.heads + head) * dim;
-        for key in shape.visible(queries.position + query) {
-            if gradient[key] == 0.0 {
-                continue;
-            }
-            let theirs = ((first + key) * shape.kv_heads + head / shape.group()) * dim;
-            let (query, key_line) = (&q[mine..mine + dim], &k[theirs..theirs + dim]);
-            let mut slope = gradient[key] * shape.scale;
-            if let Some(cap) = shape.soft_cap {
-                let share = (shape.scale * dot(query, key_line) / cap).tanh();
-                slope *= 1.0 - share * share;
-            }
-            dq[mine..mine + dim].iter_mut().zip(key_line).for_each(|(y, x)| *y += slope * x);
-            dk[theirs..theirs + dim].iter_mut().zip(query).for_each(|(y, x)| *y += slope * x);
-        }
-    }
 }

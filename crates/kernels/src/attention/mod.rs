@@ -7,11 +7,13 @@
 
 mod back;
 mod explicit;
+mod explicit_back;
 mod fused;
 mod store;
 
-pub use back::{Gradients, Run, attend_back, mix_back, scores_back, softmax_back};
+pub use back::{Gradients, Run, attend_back, softmax_back};
 pub use explicit::{mix, scores};
+pub use explicit_back::{mix_back, scores_back};
 pub use fused::attend;
 pub use store::KvStore;
 

@@ -22,8 +22,12 @@ fn bfloat16(x: f64) -> f64 {
     (x / unit).round_ties_even() * unit
 }
 
+fn wide(x: &[f32]) -> Vec<f64> {
+    x.iter().map(|&x| x as f64).collect()
+}
+
 /// Attention by its definition, in double precision.
-fn naive(shape: &AttentionShape, terms: HeadTerms, q: &[f32], k: &[f32], v: &[f32], tokens: usize) -> Vec<f64> {
+fn naive(shape: &AttentionShape, terms: HeadTerms, q: &[f64], k: &[f64], v: &[f64], tokens: usize) -> Vec<f64> {
     let group = shape.heads / shape.kv_heads;
     let mut out = vec![0.0; tokens * shape.heads * shape.value_dim];
     for t in 0..tokens {
@@ -32,7 +36,7 @@ fn naive(shape: &AttentionShape, terms: HeadTerms, q: &[f32], k: &[f32], v: &[f3
             let score = |j: usize| {
                 let a = &q[(t * shape.heads + h) * shape.key_dim..][..shape.key_dim];
                 let b = &k[(j * shape.kv_heads + kv) * shape.key_dim..][..shape.key_dim];
-                let mut x = a.iter().zip(b).map(|(a, b)| *a as f64 * *b as f64).sum::<f64>() * shape.scale as f64;
+                let mut x = a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>() * shape.scale as f64;
                 if let Some(cap) = shape.soft_cap {
                     x = cap as f64 * (x / cap as f64).tanh();
                 }
@@ -49,7 +53,7 @@ fn naive(shape: &AttentionShape, terms: HeadTerms, q: &[f32], k: &[f32], v: &[f3
             for (&j, w) in visible.iter().zip(&weights) {
                 for d in 0..shape.value_dim {
                     out[(t * shape.heads + h) * shape.value_dim + d] +=
-                        w / total * v[(j * shape.kv_heads + kv) * shape.value_dim + d] as f64;
+                        w / total * v[(j * shape.kv_heads + kv) * shape.value_dim + d];
                 }
             }
         }
@@ -85,7 +89,7 @@ proptest! {
         let q = noise(seed ^ 3, tokens * heads * key_dim);
         let k = noise(seed ^ 4, tokens * kv_heads * key_dim);
         let v = noise(seed ^ 5, tokens * kv_heads * value_dim);
-        let truth = naive(&shape, terms, &q, &k, &v, tokens);
+        let truth = naive(&shape, terms, &wide(&q), &wide(&k), &wide(&v), tokens);
 
         let whole = fused(&shape, terms, &q, &k, &v, &[tokens]);
         for (y, t) in whole.iter().zip(&truth) {
@@ -108,6 +112,55 @@ proptest! {
         mix(&shape, &weights, &run, &mut apart);
         for (y, t) in apart.iter().zip(&truth) {
             prop_assert!((*y as f64 - t).abs() < 1e-4, "{y} instead of {t}");
+        }
+    }
+
+    #[test]
+    fn the_gradient_of_attention_is_its_difference_fused_or_apart(
+        tokens in 1usize..150, kv_heads in 1usize..3, group in 1usize..5, key_dim in 1usize..20, value_dim in 1usize..20,
+        window in prop::option::of(1usize..80), chunk in prop::option::of(1usize..90), cap in prop::option::of(0.5f32..5.0), alibi: bool, sinks: bool, seed: u64,
+    ) {
+        let heads = kv_heads * group;
+        let shape = AttentionShape { heads, kv_heads, key_dim, value_dim, scale: 0.7, soft_cap: cap, window, chunk };
+        let (slopes, sink) = (noise(seed ^ 1, heads), noise(seed ^ 2, heads));
+        let terms = HeadTerms { slopes: alibi.then_some(Slopes { each: &slopes, rounded: None }), sinks: sinks.then_some(&sink[..]) };
+        let q = noise(seed ^ 3, tokens * heads * key_dim);
+        let k = noise(seed ^ 4, tokens * kv_heads * key_dim);
+        let v = noise(seed ^ 5, tokens * kv_heads * value_dim);
+        let dz = noise(seed ^ 6, tokens * heads * value_dim);
+        let blank = || [vec![0.0; q.len()], vec![0.0; k.len()], vec![0.0; v.len()]];
+
+        let pool = Pool::new(2);
+        let [mut dq, mut dk, mut dv] = blank();
+        let gradients = Gradients { q: &mut dq, k: &mut dk, v: &mut dv };
+        attend_back(&pool, &shape, terms, &q, &k, &v, &dz, &[Run { token: 0, count: tokens }], gradients);
+
+        let mut kv = KvStore::new(kv_heads, key_dim, value_dim, tokens);
+        kv.append(&k, &v);
+        let run = Queries { kv: &kv, position: 0, count: tokens, token: 0 };
+        let mut weights = scores(&shape, terms, &q, &run);
+        for (i, row) in weights.chunks_exact_mut(tokens).enumerate() {
+            softmax(row, terms.sinks.map(|s| s[i / tokens]));
+        }
+        let [mut apart_q, mut apart_k, mut apart_v] = blank();
+        let mut gradient = mix_back(&pool, &shape, &weights, &run, &v, &dz, &mut apart_v);
+        weights.chunks_exact(tokens).zip(gradient.chunks_exact_mut(tokens)).for_each(|(w, g)| softmax_back(w, g));
+        scores_back(&pool, &shape, &run, &q, &k, &gradient, &mut apart_q, &mut apart_k);
+
+        for (which, [ours, apart]) in [[&dq, &apart_q], [&dk, &apart_k], [&dv, &apart_v]].into_iter().enumerate() {
+            let direction = wide(&noise(seed ^ 7 ^ which as u64, ours.len()));
+            let at = |step: f64| -> f64 {
+                let mut read = [wide(&q), wide(&k), wide(&v)];
+                read[which].iter_mut().zip(&direction).for_each(|(x, d)| *x += step * d);
+                let out = naive(&shape, terms, &read[0], &read[1], &read[2], tokens);
+                out.iter().zip(&dz).map(|(y, &c)| y * c as f64).sum()
+            };
+            let truth = (at(1e-5) - at(-1e-5)) / 2e-5;
+            for ours in [ours, apart] {
+                let along: f64 = wide(ours).iter().zip(&direction).map(|(g, d)| g * d).sum();
+                let size = wide(ours).iter().map(|g| g * g).sum::<f64>().sqrt() * (direction.len() as f64).sqrt();
+                prop_assert!((along - truth).abs() < 1e-5 * size.max(1.0), "{which}: {along} instead of {truth}");
+            }
         }
     }
 }

@@ -1,0 +1,116 @@
+#!/usr/bin/env python3
+"""Gradients of the golden models, by torch's own reverse mode.
+
+    gradients.py OUT [case ...]      writes OUT/<case>/gradients.safetensors beside the reference (without names: one case of each type)
+    gradients.py --check [case ...]  makes them again and compares with models/
+
+The scalar is the sum of all logits of the case's text, each times a number of its own: `standard(seed, "gradient", T * V)` of weights.py.
+OUT/<case>/gradients.safetensors holds its gradient, all f32, at
+  resid_pre.0, resid_post.<i> [T,D]  the stream entering the first layer, and leaving each
+  z.<i>, mlp_act.<i>, mixer_out.<i>  as in the reference, for the first layer that has them
+The case of a type is its plainest: the shortest name, the first by alphabet among equals.
+"""
+import json, os, shutil, sys, tempfile
+import generate, weights
+import torch
+import transformers
+from cases import CASES
+from dataclasses import replace
+from more import MORE
+from safetensors.torch import load_file, save_file
+
+MODELS = os.path.join(generate.HERE, "models")
+# Their layers also read a copy of what enters the first one: its gradient is that of the embeddings.
+COPIES_EMBEDDINGS = ("zamba", "zamba2")
+
+
+def plainest():
+    """One case of each model type."""
+    found = {}
+    for name in sorted(os.listdir(MODELS), key=lambda name: (len(name), name)):
+        found.setdefault(json.load(open(os.path.join(MODELS, name, "config.json")))["model_type"], name)
+    return sorted(found.values())
+
+
+def watch(model):
+    """Forward hooks that keep the tensors themselves, with their gradients; by name."""
+    kept, current = {}, []
+    def keep(name, tensor):
+        if name not in kept and tensor.requires_grad:
+            tensor.retain_grad()
+            kept[name] = tensor
+    def first(x): return x if torch.is_tensor(x) else x[0]
+    def read(args, kwargs): return args[0] if args else kwargs["hidden_states"]
+    layers, _ = generate.trunk(model)
+    if model.config.model_type in COPIES_EMBEDDINGS: model.get_input_embeddings().register_forward_hook(lambda _, args, out: keep("resid_pre.0", out))
+    if model.config.model_type == "rwkv": layers[0].pre_ln.register_forward_hook(lambda _, args, out: keep("resid_pre.0", out))
+    for i, layer in enumerate(layers):
+        def entering(_, args, kwargs, i=i):
+            current.append(i)
+            if i == 0 and model.config.model_type != "rwkv": keep("resid_pre.0", read(args, kwargs))
+        layer.register_forward_pre_hook(entering, with_kwargs=True)
+        layer.register_forward_hook(lambda _, args, out, i=i: keep(f"resid_post.{i}", first(out)))
+        modules = dict(layer.named_modules())
+        def find(pattern): return next((m for n, m in modules.items() if pattern.search(n)), None)
+        def on_input(module, point, i):
+            def hook(_, args, kwargs):
+                if current[-1] == i: keep(f"{point}.{i}", read(args, kwargs))
+            if module is not None: module.register_forward_pre_hook(hook, with_kwargs=True)
+        def on_output(module, point, i):
+            def hook(_, args, out):
+                if current[-1] == i: keep(f"{point}.{i}", first(out))
+            if module is not None: module.register_forward_hook(hook)
+        on_input(find(generate.ATTENTION_OUT), "z", i)
+        on_input(find(generate.DOWN), "mlp_act", i)
+        on_output(find(generate.MIXER_OUT), "mixer_out", i)
+    return kept
+
+
+def gradients(name, model):
+    ids = load_file(os.path.join(MODELS, name, "reference.safetensors"))
+    generate.forget(model)
+    kept = watch(model)
+    logits = generate.logits_of(model, ids["ids"])
+    seed = json.load(open(os.path.join(MODELS, name, "weights.json")))["seed"]
+    (logits * torch.from_numpy(weights.standard(seed, "gradient", logits.numel())).reshape(logits.shape)).sum().backward()
+    out = {k: v.grad.reshape(len(ids["ids"]), -1) for k, v in kept.items() if v.grad is not None}
+    def stays(key):
+        """Of the inner points the first that the reference has under this name; streams always."""
+        point, layer = key.split(".")
+        if point.startswith("resid"): return True
+        return key in ids and not any(f"{point}.{i}" in out and f"{point}.{i}" in ids for i in range(int(layer)))
+    return {k: v.clone().contiguous() for k, v in out.items() if stays(k)}
+
+
+def main():
+    names = [a for a in sys.argv[1:] if not a.startswith("--")]
+    check = "--check" in sys.argv
+    out = MODELS if check else names.pop(0)
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error(); transformers.logging.disable_progress_bar()
+    known, failed = {**CASES, **MORE}, []
+    for name in names or plainest():
+        d = tempfile.mkdtemp()
+        try:
+            seed = json.load(open(os.path.join(MODELS, name, "weights.json")))["seed"]
+            found = gradients(name, generate.build(replace(known[name], seed=seed), d))
+            file = os.path.join(out, name, "gradients.safetensors")
+            if check:
+                old = load_file(file)
+                if old.keys() != found.keys(): failed.append(f"{name}: tensors {sorted(old.keys() ^ found.keys())}")
+                for k in old.keys() & found.keys():
+                    off = ((old[k] - found[k]).norm() / old[k].norm().clamp_min(1e-30)).item()
+                    if off > 1e-4: failed.append(f"{name}: {k} off by {off:.2g}")
+            else:
+                os.makedirs(os.path.dirname(file), exist_ok=True)
+                save_file(found, file)
+            print(f"ok   {name:28} {' '.join(sorted(found))}", flush=True)
+        except Exception as e:
+            failed.append(f"{name}: {type(e).__name__}: {str(e)[:300]}"); print("BAD ", failed[-1], flush=True)
+        shutil.rmtree(d)
+    print("\n".join(["", f"{len(failed)} failures", *failed]))
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()
