@@ -1,6 +1,7 @@
 //! The mechanism by itself: from given gradients at some sites to those at others.
 
-use super::{Cotangents, Tape, check_site};
+use super::tape::check_site;
+use super::{Cotangents, Tape};
 use crate::array::Array;
 use crate::error::{Error, Result};
 use crate::exec::{Call, Model, Pass, Segment};

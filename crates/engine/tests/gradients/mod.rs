@@ -79,7 +79,7 @@ impl Case {
 
     fn plan(&self) -> Plan {
         let add = Action::Add { operand: Operand::Number(ADDED), scale: 1.0 };
-        Plan { taps: self.edited.iter().map(|site| Tap::new(site.to_string(), add.clone())).collect() }
+        Plan::of(self.edited.iter().map(|site| Tap::new(site.to_string(), add.clone())))
     }
 
     fn vjp(&self, to: &[Site], recompute: bool) -> Vec<Capture> {
