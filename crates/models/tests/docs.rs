@@ -73,6 +73,10 @@ fn every_example_plan_runs_and_generates() {
         assert!(run.captures.len() >= of_prompt, "{name}: {} captures of a run", run.captures.len());
         let options = Generate { max_new: 6, ..Generate::default() };
         let generation = loaded.model.generate(&rows, &plan, &options, &mut |_, _| Control::Go);
+        if !plan.metrics.is_empty() {
+            assert!(generation.is_err_and(|error| error.to_string().contains("gradients are of one run")), "{name}");
+            continue;
+        }
         let generation = generation.unwrap_or_else(|error| fail(&error));
         assert!(
             generation.captures.len() >= captures,

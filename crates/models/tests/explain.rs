@@ -26,6 +26,7 @@ fn an_explanation_says_what_runs_and_what_it_costs() {
     assert!(told.taps[0].handed_over && !told.taps[1].handed_over);
     let heads = model.program().architecture().layers[1].attention.as_ref().unwrap().heads;
     assert_eq!(told.capture_bytes, 4 * (19 * 32 + heads * 7 * 7));
+    assert!(told.seconds > 0.0 && told.seconds < 10.0);
     assert!(told.flops > 0.0 && told.weight_bytes > 0.0 && told.kv_bytes > 0 && !told.gradients);
     let text = told.to_string();
     for words in ["up to layer 1", "groups", "handed over", "taken apart"] {

@@ -269,10 +269,10 @@ fn bad_values_are_refused_by_name() {
         },
         &["index 32"],
     );
-    check(&|plan| drop(plan.read(read("layers.*.resid_post"))), &["several sites"]);
+    check(&|plan| _ = plan.read(read("layers.*.resid_post")), &["several sites"]);
     check(&|plan| plan.save = vec![3], &["no value 3"]);
     check(&|plan| plan.taps.push(set(SITE, Operand::Value(7))), &["no value 7"]);
-    check(&|plan| drop(plan.value(Expr::Map(Map::Exp, 5))), &["does not come before"]);
+    check(&|plan| _ = plan.value(Expr::Map(Map::Exp, 5)), &["does not come before"]);
     check(
         &|plan| {
             let h = plan.read(read("logits"));

@@ -12,6 +12,8 @@ use std::time::Instant;
 
 /// Likeliest next tokens shown for each row.
 const SHOWN: usize = 5;
+/// Numbers of a result that are listed instead of summed up.
+const LISTED: usize = 8;
 
 pub fn run(args: RunArgs) -> Result<(), Failure> {
     files::check(args.plan.out.as_deref())?;
@@ -83,17 +85,23 @@ fn next_tokens(loaded: &LoadedModel, rows: &[Vec<u32>], run: &Run) -> String {
     text
 }
 
-/// Shape and size of each result; a single number itself.
+/// Shape and size of each result; a few numbers themselves.
 fn summary(results: &Results) -> String {
     let named = results.named();
     let width = named.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
     named
         .iter()
         .map(|(name, array)| match array.values() {
-            [number] => format!("{name:width$}  {number}\n"),
+            numbers if numbers.len() <= LISTED => format!("{name:width$}  {}\n", listed(array)),
             _ => format!("{name:width$}  {:<18} {}\n", format!("{:?}", array.shape()), statistics(array)),
         })
         .collect()
+}
+
+/// The numbers themselves, whole ones as such.
+fn listed(array: &Array) -> String {
+    let number = |x: &f32| if array.is_integer() { format!("{x:.0}") } else { format!("{x:.4}") };
+    array.values().iter().map(number).collect::<Vec<_>>().join("  ")
 }
 
 fn statistics(array: &Array) -> String {

@@ -5,8 +5,11 @@ use crate::error::{Error, Result};
 use crate::exec::Model;
 use crate::profile::work;
 use crate::program::{Domain, Layout, OpKind, Program};
+use pellucid_kernels::{DType, Matrix, Pool, matmul};
 use serde::Serialize;
 use std::fmt::{Display, Formatter};
+use std::sync::OnceLock;
+use std::time::Instant;
 
 /// What a plan will do and cost, for rows of given lengths.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -33,6 +36,8 @@ pub struct Explanation {
     pub flops: f64,
     /// Bytes of weights that the forward pass reads.
     pub weight_bytes: f64,
+    /// About how long it will take here: for each op the longer of arithmetic and reading, at rates that are measured once.
+    pub seconds: f64,
     /// Bytes that captures and saved values take.
     pub capture_bytes: usize,
     /// Bytes of keys and values.
@@ -77,12 +82,18 @@ impl Plan {
         let logits = rows.map(|(row, &n)| (0..n).filter(|&at| compiled.reads(program, row, at)).count()).sum();
         let ops = &program.ops()[..compiled.ops];
         let entered = |op: &&crate::program::Op| op.layer.is_none_or(|layer| !compiled.skipped[layer]);
-        let (mut flops, mut weight_bytes) = (0.0, 0.0);
+        let (mut flops, mut weight_bytes, mut seconds) = (0.0, 0.0, 0.0);
+        let (flop_rate, byte_rate) = rates(model.pool());
+        let gradients = compiled.gradient_edges(program).is_some();
         for (index, _) in ops.iter().enumerate().filter(|(_, op)| entered(op)) {
             let read = program.edge(program.ops()[index].kind.output()).domain == Domain::Read;
             let work = work(program, model.weights(), index, if read { logits } else { tokens });
             flops += work.flops;
-            weight_bytes += work.weight_bytes * compiled.groups.len() as f64;
+            let read = work.weight_bytes * compiled.groups.len() as f64;
+            weight_bytes += read;
+            // On the way back each product is done again with its weight turned.
+            let ways = if gradients { 2.0 } else { 1.0 };
+            seconds += ways * (work.flops / flop_rate).max(read / byte_rate);
         }
         let kv_bytes = ops.iter().filter(entered).map(|op| match &op.kind {
             OpKind::Attention { shape, .. } => 4 * tokens * shape.kv_heads * (shape.key_dim + shape.value_dim),
@@ -101,9 +112,10 @@ impl Plan {
             logits,
             flops,
             weight_bytes,
+            seconds,
             capture_bytes: capture_bytes(&compiled, program),
             kv_bytes: kv_bytes.sum(),
-            gradients: compiled.gradient_edges(program).is_some(),
+            gradients,
             taps,
         })
     }
@@ -195,6 +207,7 @@ impl Display for Explanation {
         }
         writeln!(f, "logits of {} positions", self.logits)?;
         writeln!(f, "arithmetic {:.2} GFLOP, weights read {}", self.flops / 1e9, bytes(self.weight_bytes))?;
+        writeln!(f, "time: about {} here", time(self.seconds))?;
         let (captures, kv) = (bytes(self.capture_bytes as f64), bytes(self.kv_bytes as f64));
         writeln!(f, "memory: captures {captures}, keys and values {kv}")?;
         if self.gradients {
@@ -206,6 +219,35 @@ impl Display for Explanation {
             writeln!(f, "tap {}: {action} at {site}, {positions} positions in {rows} rows{copied}", touch.tap)?;
         }
         Ok(())
+    }
+}
+
+/// Multiplications and additions a second, and bytes of weights a second, on these threads: measured once, in a few milliseconds.
+fn rates(pool: &Pool) -> (f64, f64) {
+    static RATES: OnceLock<(f64, f64)> = OnceLock::new();
+    *RATES.get_or_init(|| {
+        const SIDE: usize = 1536;
+        const TOKENS: usize = 64;
+        let matrix = Matrix::pack(pool, SIDE, SIDE, DType::F32, &|row, out| out.fill(row as f32));
+        let fastest = |tokens: usize| {
+            let (x, mut y) = (vec![1.0; tokens * SIDE], vec![0.0; tokens * SIDE]);
+            let run = |_| {
+                let started = Instant::now();
+                matmul(pool, &x, &matrix, None, &mut y);
+                started.elapsed().as_secs_f64()
+            };
+            (0..3).map(run).fold(f64::INFINITY, f64::min)
+        };
+        let flops = (2 * SIDE * SIDE * TOKENS) as f64 / fastest(TOKENS);
+        (flops, matrix.bytes() as f64 / fastest(1))
+    })
+}
+
+fn time(seconds: f64) -> String {
+    match seconds {
+        s if s >= 1.0 => format!("{s:.1} s"),
+        s if s >= 1e-3 => format!("{:.1} ms", 1e3 * s),
+        s => format!("{:.0} µs", 1e6 * s),
     }
 }
 
