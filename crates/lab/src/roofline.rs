@@ -117,12 +117,15 @@ pub fn op_name(program: &Program, op: usize) -> String {
 pub fn measure(request: &Request) -> Result<Roofline> {
     let loaded = worker::open(&request.model, &worker::options(request)?)?;
     let pool = request.threads.map_or_else(Pool::global, |n| Arc::new(Pool::new(n)));
+    // A small model may have no room for the whole prompt and the steps after it.
+    let room = loaded.model.program().architecture().context.unwrap_or(usize::MAX).saturating_sub(STEPS).max(1);
+    let tokens = &request.tokens[..request.tokens.len().min(room)];
     let (model, profile) = loaded.model.profiled();
     let mut fastest: BTreeMap<(&str, String), OpRate> = BTreeMap::new();
     for _ in 0..ROUNDS {
         for phase in ["prompt", "step"] {
             profile.clear();
-            go(&model, request, phase)?;
+            go(&model, tokens, phase)?;
             let times: Vec<OpTime> = profile.times();
             // Generating begins with the prompt; its steps are those of one token.
             let times: Vec<&OpTime> = times.iter().filter(|t| phase == "prompt" || t.tokens == 1).collect();
@@ -144,8 +147,8 @@ pub fn measure(request: &Request) -> Result<Roofline> {
     })
 }
 
-fn go(model: &Model, request: &Request, phase: &str) -> Result<()> {
-    let rows = [request.tokens.clone()];
+fn go(model: &Model, tokens: &[u32], phase: &str) -> Result<()> {
+    let rows = [tokens.to_vec()];
     if phase == "prompt" {
         let plan = Plan::default().with(Tap::new("logits", Action::Capture(None)).positions(Positions::Last));
         model.run(&rows, &plan, &RunOptions::default()).map_err(Error::from)?;
@@ -174,10 +177,10 @@ fn rates(model: &Model, times: &[&OpTime], phase: &str) -> BTreeMap<String, OpRa
 
 /// Bytes a second read by all threads from memory that no cache holds: the best of a few times.
 fn read_rate(pool: &Pool) -> f64 {
-    const BYTES: usize = 256 << 20;
+    const BYTES: usize = 128 << 20;
     let memory: Vec<u64> = (0..BYTES as u64 / 8).collect();
     let parts: Vec<&[u64]> = memory.chunks(memory.len().div_ceil(pool.threads())).collect();
-    let seconds = best(5, || {
+    let seconds = best(16, || {
         pool.run(parts.len(), &|part| {
             black_box(parts[part].iter().fold(0u64, |sum, x| sum.wrapping_add(*x)));
         })

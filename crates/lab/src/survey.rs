@@ -2,7 +2,7 @@
 
 use crate::check::{self, State};
 use crate::executor::{Executor, Outcome};
-use crate::protocol::Answer;
+use crate::protocol::{Answer, Request};
 use crate::result::Cell;
 use crate::session::{Setting, request};
 use crate::suite::{Suite, Variant, WorkerKind, Workload};
@@ -37,7 +37,8 @@ pub fn family(
         let all = suite.variants.iter().filter(oracle).chain(suite.variants.iter().filter(|variant| !oracle(variant)));
         for variant in all {
             let limit = Duration::from_secs_f64(suite.precision.timeout_s);
-            let asked = request(suite, setting, workload, variant);
+            // Once: nothing is timed.
+            let asked = Request { warmups: 0, repeats: 1, ..request(suite, setting, workload, variant) };
             let cell = match executor.run(variant, &asked, limit) {
                 Outcome::Answered(answer) => {
                     found.engines.insert(variant.id.clone(), answer.engine.clone());

@@ -68,7 +68,8 @@ fn the_page_shows_who_is_right_and_why_others_are_not() {
         "| llama-cpp | 0 | 0 | 0 | 12 | 0 |",
         "## ablation",
         "| gpt2 | ✓ 0 | ✓ 0 | ✓ 0 | **wrong** 1.0e0 | error |",
-        "- transformer-lens (ablation on gpt2, ablation on qwen_3): numbers differ by up to 1",
+        "- transformer-lens (ablation on gpt2; ablation on qwen\\_3): numbers differ by up to 1",
+        "- llama-cpp (everything on gpt2; everything on qwen\\_3): ended with an error",
         "GGUF files only \\| really",
         "- nnsight: nnsight 1.0",
     ] {

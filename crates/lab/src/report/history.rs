@@ -4,6 +4,7 @@ use super::format::{change, date, noise, quantity};
 use super::html::{Axis, curve, document, escape, gutter, level, mark, text};
 use crate::history::{LEAST, Series, Step};
 use crate::report::html::{byte_tick, second_tick};
+use crate::stats;
 use crate::suite::Metric;
 
 const HEIGHT: f64 = 150.0;
@@ -80,7 +81,9 @@ fn sparks(series: &Series) -> String {
     const HEIGHTS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     let first = series.points.len().saturating_sub(WIDTH);
     let shown = &series.points[first..];
-    let ends = shown.iter().fold((f64::INFINITY, 0.0f64), |(low, high), p| (low.min(p.value), high.max(p.value)));
+    let values: Vec<f64> = shown.iter().map(|point| point.value).collect();
+    // An outlier is cut, so that it does not flatten the others.
+    let ends = (stats::quantile(&values, 0.05), stats::quantile(&values, 0.95));
     // A flat series is drawn flat: less than five percent fills only a part of the height.
     let reach = (ends.1 - ends.0).max(ends.1 * 0.05);
     let mut out = String::new();
@@ -88,8 +91,8 @@ fn sparks(series: &Series) -> String {
         if series.steps.iter().any(|step| step.at == first + index) {
             out.push('│');
         }
-        let share = (point.value - ends.0) / reach;
-        out.push(HEIGHTS[((share * 7.99) as usize).min(7)]);
+        let share = ((point.value - ends.0) / reach).clamp(0.0, 1.0);
+        out.push(HEIGHTS[(share * 7.99) as usize]);
     }
     out
 }

@@ -82,11 +82,16 @@ fn scores(variants: &[&str], families: &[Family]) -> String {
 
 /// What failed and why, each reason once.
 fn reasons(families: &[Family]) -> String {
-    let mut reasons: BTreeMap<(String, String), BTreeSet<String>> = BTreeMap::new();
+    let mut reasons: BTreeMap<(&str, &str), Vec<String>> = BTreeMap::new();
     for family in families {
+        let mut of_family: BTreeMap<(&str, &str), Vec<&str>> = BTreeMap::new();
         for cell in family.cells.iter().filter(|cell| !cell.why.is_empty()) {
-            let place = format!("{} on {}", cell.workload, family.name);
-            reasons.entry((cell.variant.clone(), cell.why.clone())).or_default().insert(place);
+            of_family.entry((&cell.variant, &cell.why)).or_default().push(&cell.workload);
+        }
+        for (reason, methods) in of_family {
+            let all = family.cells.iter().filter(|cell| cell.variant == reason.0).count();
+            let what = if methods.len() == all { "everything".into() } else { methods.join(", ") };
+            reasons.entry(reason).or_default().push(format!("{what} on {}", family.name));
         }
     }
     if reasons.is_empty() {
@@ -94,8 +99,7 @@ fn reasons(families: &[Family]) -> String {
     }
     let mut out = String::from("\n## Reasons\n\n");
     for ((variant, why), places) in reasons {
-        let places: Vec<String> = places.into_iter().collect();
-        out += &format!("- {variant} ({}): {}\n", places.join(", "), escaped(&why));
+        out += &format!("- {variant} ({}): {}\n", escaped(&places.join("; ")), escaped(why));
     }
     out
 }

@@ -100,7 +100,7 @@ pub const FIXTURES: &[Fixture] = &[
         let tokens = phases.prepare(|| Ok(loaded.encode(TEXT)?))?;
         generated(phases, loaded, tokens)
     }),
-    row("lens_session", "unembed", (Scope::Test, Category::Custom, Kind::Dynamic), OWN, |phases| {
+    row("lens_session", "compute(", (Scope::Test, Category::Custom, Kind::Dynamic), OWN, |phases| {
         let loaded = load(phases, builtin::NAME, Storage::AsStored)?;
         let tokens = phases.prepare(|| Ok(loaded.encode(TEXT)?))?;
         let table = phases.run(|| Ok(lens::compute(&loaded, &tokens)?))?;

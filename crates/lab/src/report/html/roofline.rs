@@ -84,8 +84,17 @@ fn words(found: &Roofline, op: &OpRate) -> String {
 }
 
 fn said(found: &Roofline) -> String {
+    let above = found.ops.iter().filter(|op| op.flops_per_s() > 1.05 * found.limit(op.intensity())).count();
+    // Limits and products are measured one after the other; what else runs meanwhile can make either slower.
+    let above = match above {
+        0 => String::new(),
+        n => format!(
+            " {n} of {} marks lie above the line: the machine was busier when its limits were measured.",
+            found.ops.len()
+        ),
+    };
     format!(
-        "<p class=\"said\">{} threads read {:.1} GB/s from memory and reach {:.0} GFLOP/s in products that stay in the cache; weights kept as {}.</p>\n",
+        "<p class=\"said\">{} threads read {:.1} GB/s from memory and reach {:.0} GFLOP/s in products that stay in the cache; weights kept as {}.{above}</p>\n",
         found.threads,
         found.bytes_per_s / 1e9,
         found.flops_per_s / 1e9,
