@@ -3,7 +3,7 @@
 use crate::suite::{Suite, WorkerKind};
 
 /// How many of our processes one of a peer is worth: it imports a library first.
-const PEER: f64 = 5.0;
+const PEER: f64 = 3.0;
 
 /// What a suite needs to be seen once, in processes of ours: both sides of one pair of each of its arms.
 pub fn weight(suite: &Suite) -> f64 {

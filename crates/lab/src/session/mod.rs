@@ -78,7 +78,7 @@ pub fn run(
         .map(|run| ((run.workload.clone(), run.arm.clone(), run.pair, run.is_reference), run.clone()))
         .collect();
     let mut ended_early = String::new();
-    let spent = format!("the budget of {} s is spent", suite.precision.budget_s);
+    let spent = format!("the budget of {} s is spent", (suite.precision.budget_s * 10.0).round() / 10.0);
     'rounds: for pair in 0..suite.precision.pairs {
         let mut order: Vec<usize> = (0..arms.len()).filter(|&arm| state.needs_more(&arms[arm], pair)).collect();
         if order.is_empty() {

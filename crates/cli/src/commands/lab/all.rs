@@ -14,7 +14,7 @@ const QUICK_SECONDS: f64 = 540.0;
 /// Pairs of each fixture, quickly and otherwise.
 const FIXTURE_PAIRS: (usize, usize) = (2, 5);
 /// What the fixtures weigh among the suites: each takes two short processes a pair.
-const FIXTURE_WEIGHT: f64 = 25.0;
+const FIXTURE_WEIGHT: f64 = 15.0;
 /// Seconds below which a suite is not begun.
 const TOO_LITTLE: f64 = 5.0;
 
