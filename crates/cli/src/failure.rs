@@ -26,6 +26,11 @@ impl Failure {
         Failure { message: message.into(), hint: None, code: 3 }
     }
 
+    /// A measurement that cannot be believed, or made at all: exit code 5.
+    pub fn invalid(message: impl Into<String>, hint: impl Into<String>) -> Failure {
+        Failure { message: message.into(), hint: Some(hint.into()), code: 5 }
+    }
+
     /// The exit code.
     pub fn code(&self) -> u8 {
         self.code

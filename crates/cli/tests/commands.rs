@@ -202,6 +202,10 @@ fn profile_tells_where_the_time_goes() {
     let shares: f64 = lines.iter().map(|line| line[1]["share"].as_f64().expect("a share")).sum();
     assert!((shares - 1.0).abs() < 1e-6 && found["seconds"].as_f64().is_some_and(|s| s > 0.0), "{found}");
     assert!(lines.iter().any(|line| line[0] == "matmul" && line[1]["gflops_per_s"].as_f64().is_some_and(|x| x > 0.0)));
+    let ends: Vec<f64> =
+        found["overhead_interval"].as_array().expect("two ends").iter().filter_map(Value::as_f64).collect();
+    let overhead = found["overhead"].as_f64().expect("a share");
+    assert!(ends[0] <= overhead && overhead <= ends[1] && found["pairs"].as_u64() >= Some(6), "{found}");
     let trace: Value = serde_json::from_slice(&std::fs::read(trace).expect("a trace")).expect("JSON");
     let calls: u64 = lines.iter().map(|line| line[1]["calls"].as_u64().expect("a count")).sum();
     assert_eq!(trace["traceEvents"].as_array().map(Vec::len), Some(calls as usize), "every op of the last round");

@@ -82,8 +82,8 @@ fn measured(dir: &Path, name: &str, more: &[&str]) -> PathBuf {
     let (suite, out) = (write_suite(dir), dir.join(name));
     let (suite, path) = (suite.to_str().expect("a path"), out.to_str().expect("a path"));
     let output = lab(dir, &[&["run", suite, "--pairs", "2", "--budget", "300", "--out", path], more].concat());
-    // A noisy machine may call two equal things different; everything else is an error.
-    assert!(matches!(output.status.code(), Some(0 | 1)), "{}", said(&output));
+    // A noisy machine may call two equal things different, or one thing different from itself; everything else is an error.
+    assert!(matches!(output.status.code(), Some(0 | 1 | 5)), "{}", said(&output));
     out
 }
 
@@ -91,7 +91,9 @@ fn measured(dir: &Path, name: &str, more: &[&str]) -> PathBuf {
 fn the_suites_are_listed_and_the_schema_is_printed() {
     let dir = tempfile::tempdir().expect("a directory");
     let list = stdout(&lab(dir.path(), &["list"]));
-    for name in ["capture", "loader", "peers", "speed", "trace"] {
+    for name in ["capture", "loader", "peers", "sessions", "speed", "trace"] {
+        // Each is a command of its own, too.
+        assert!(stdout(&lab(dir.path(), &[name, "--help"])).contains("Usage: pellucid lab"));
         assert!(list.lines().any(|line| line.starts_with(name)), "{list}");
     }
     let schema: Value = serde_json::from_str(&stdout(&lab(dir.path(), &["schema"]))).expect("JSON");
@@ -210,4 +212,98 @@ fn a_bad_suite_is_named_with_its_mistake() {
     refused(&lab(dir.path(), &["run", suite, "--model", "nosuch"]), "nosuch", "");
     refused(&lab(dir.path(), &["run", suite, "--html", "no/such/dir/r.html"]), "no such directory", "exists");
     refused(&lab(dir.path(), &["run", suite, "--baseline", "main"]), "baseline `main`", "");
+}
+
+#[test]
+fn sessions_are_reported_whatever_becomes_of_a_fixture() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| dir.path().join(name).to_string_lossy().into_owned();
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").to_string_lossy().into_owned();
+    // The second fixture needs a model that this cache does not have.
+    let args = ["sessions", "--runs", "2", "--max-fixtures", "2", "--sources", &sources, "--json", &path("s.json")];
+    let page = stdout(&lab(dir.path(), &args));
+    assert!(
+        page.starts_with("# Pellucid Fixture Benchmark Report\n") && page.contains("**Total Fixtures Analyzed:** 2")
+    );
+    assert!(page.contains("| builtin_model |") && page.contains("✅ Success"), "{page}");
+    assert!(page.contains("❌ Setup error: the model `smollm..."), "{page}");
+    let survey = json(&dir.path().join("s.json"));
+    let built = &survey["rows"][0]["cost"];
+    assert!(
+        built["runs"] == 2 && built["load_s"].as_f64() > Some(0.0) && built["peak"].as_f64() > Some(1e6),
+        "{survey}"
+    );
+    assert!(survey["rows"][0]["uses"].as_u64() > Some(0));
+    // As a suite like the others, in a file; without sources uses are unknown, not zero.
+    let output = lab(dir.path(), &["sessions", "--runs", "1", "--max-fixtures", "1", "--md", &path("s.md")]);
+    assert!(stdout(&output).is_empty() && said(&output).contains("uses are not counted"), "{}", said(&output));
+    assert!(std::fs::read_to_string(path("s.md")).expect("the page").contains("| builtin_model | N/A | dynamic |"));
+    let startup = stdout(&lab(dir.path(), &["fixtures", "--benchmark-startup"]));
+    for line in ["5 empty processes", "Average: ", "Min: ", "Max: ", "Variance: "] {
+        assert!(startup.contains(line), "{startup}");
+    }
+}
+
+#[test]
+fn what_cannot_be_compared_is_invalid_and_says_why() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let output = lab(dir.path(), &["peers"]);
+    assert_eq!(output.status.code(), Some(5), "{}", said(&output));
+    assert!(said(&output).contains("nothing can be compared: only `pellucid`") && said(&output).contains("--python"));
+    // A build that is not there.
+    let good = std::fs::read_to_string(write_suite(dir.path())).expect("the suite");
+    let bad = good.replace("id = \"two\"", "id = \"two\"\nbinary = \"no/such/build\"");
+    std::fs::write(dir.path().join("bad.toml"), bad).expect("written");
+    let output = lab(dir.path(), &["run", "bad.toml", "--pairs", "2"]);
+    assert_eq!(output.status.code(), Some(5), "{}", said(&output));
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(text.contains("invalid") && text.contains("nothing was compared"), "{text}");
+}
+
+#[test]
+fn a_page_has_a_roofline_and_a_history_finds_its_step() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| dir.path().join(name).to_string_lossy().into_owned();
+    let result = json(&measured(dir.path(), "r.json", &["--html", &path("r.html")]));
+    assert!(result["roofline"]["bytes_per_s"].as_f64() > Some(1e8), "{}", result["roofline"]);
+    assert!(std::fs::read_to_string(path("r.html")).expect("the page").contains("<section id=\"roofline\""));
+    assert!(result["runs"][0]["padding"].is_u64());
+    // Ten results of one machine: after the fifth everything takes a fifth longer.
+    std::fs::create_dir(dir.path().join("old")).expect("made");
+    for day in 0..10u64 {
+        let mut result = result.clone();
+        result["session"]["began"] = (1_700_000_000 + day * 86_400).into();
+        for run in result["runs"].as_array_mut().expect("runs") {
+            let seconds = if day < 5 { 0.1 } else { 0.12 } + 0.0001 * (day % 3) as f64;
+            run["answer"]["samples_s"] = serde_json::json!([seconds]);
+        }
+        std::fs::write(dir.path().join(format!("old/day-{day}.json")), result.to_string()).expect("written");
+    }
+    std::fs::write(dir.path().join("old/other.json"), "{}").expect("written");
+    let output = lab(dir.path(), &["history", "old", "--html", &path("h.html")]);
+    let text = stdout(&output);
+    assert!(said(&output).contains("passed over: "), "{}", said(&output));
+    assert!(
+        text.contains("tiny / prefill / one / time") && text.contains(" since day-5 (2023-11-19 22:13:20 UTC)"),
+        "{text}"
+    );
+    let series: Value = serde_json::from_str(&stdout(&lab(dir.path(), &["history", "old", "--json"]))).expect("JSON");
+    let times: Vec<&Value> = series.as_array().expect("a list").iter().filter(|s| s["metric"] == "time").collect();
+    assert!(times.len() == 4 && times.iter().all(|s| s["steps"].as_array().map(Vec::len) == Some(1)), "{text}");
+    assert!(std::fs::read_to_string(path("h.html")).expect("the page").contains("Results over time"));
+    refused(&lab(dir.path(), &["history"]), "no results to look at", "baseline save");
+}
+
+#[test]
+fn the_lab_can_be_tried_on_itself() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let output = lab(dir.path(), &["selftest", "--sessions", "1", "--pairs", "2", "--json"]);
+    assert!(matches!(output.status.code(), Some(0 | 1 | 5)), "{}", said(&output));
+    let finding: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert!(finding["sessions"] == 1 && finding["pairs"] == 2 && finding["slow"] == 0.03, "{finding}");
+    refused(&lab(dir.path(), &["selftest", "--slow", "7"]), "slower by 7", "0.03");
+    // Only workers read the variable, and they refuse what is no share.
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pellucid"));
+    command.args(["run", "Tom"]).env("PELLUCID_LAB_SLOW", "bananas");
+    assert!(command.output().expect("the binary runs").status.success());
 }

@@ -3,7 +3,7 @@
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::exec::{Frame, Model, Taps};
-use crate::program::{Linear, OpKind, Program};
+use crate::program::{Domain, Linear, OpKind, Program};
 use crate::weights::Weights;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -13,8 +13,10 @@ use std::time::Instant;
 pub struct OpTime {
     /// Which op of the program.
     pub op: usize,
-    /// Tokens that went through.
+    /// Tokens of its pass.
     pub tokens: usize,
+    /// Tokens that it computed: at the end of the model only those that somebody reads.
+    pub computed: usize,
     /// When it began, in seconds since the profile did.
     pub at_s: f64,
     /// Seconds that it took.
@@ -56,17 +58,19 @@ impl Profile {
 /// A backend that notes how long another one takes.
 struct Profiled {
     inner: Arc<dyn Backend>,
+    /// Which tokens each op computes.
+    domains: Vec<Domain>,
     profile: Profile,
 }
 
 impl Backend for Profiled {
     fn execute(&self, index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()> {
-        let tokens = frame.pass.tokens.len();
+        let (tokens, computed) = (frame.pass.tokens.len(), frame.pass.len(self.domains[index]));
         let started = Instant::now();
         let outcome = self.inner.execute(index, frame, taps);
         let seconds = started.elapsed().as_secs_f64();
         let at_s = started.duration_since(self.profile.began).as_secs_f64();
-        self.profile.locked().push(OpTime { op: index, tokens, at_s, seconds });
+        self.profile.locked().push(OpTime { op: index, tokens, computed, at_s, seconds });
         outcome
     }
 }
@@ -76,7 +80,11 @@ impl Model {
     pub fn profiled(&self) -> (Model, Profile) {
         let profile = Profile { began: Instant::now(), times: Arc::default() };
         let inner = self.backend();
-        (self.with_backend(Arc::new(Profiled { inner, profile: profile.clone() })), profile)
+        let mut domains = vec![Domain::All; self.program().ops().len()];
+        for edge in self.program().edges() {
+            domains[edge.made_by] = edge.domain;
+        }
+        (self.with_backend(Arc::new(Profiled { inner, domains, profile: profile.clone() })), profile)
     }
 }
 

@@ -1,5 +1,5 @@
 """The lab's worker for llama.cpp through its Python binding: one JSON request on stdin, one JSON answer on stdout (see protocol.rs)."""
-import ctypes, json, os, sys, time
+import ctypes, json, math, os, sys, time
 
 request, answer_to = json.load(sys.stdin), os.dup(1)
 os.dup2(2, 1)  # whatever the libraries print goes to stderr: stdout is for the answer
@@ -19,6 +19,11 @@ if name not in ("prefill", "forward", "decode", "steer", "steer_decode"):
 def status(key, file="/proc/self/status"):
     with open(file) as f:
         return next((int(line.split()[1]) * 1024 for line in f if line.startswith(key + ":")), 0)
+
+
+def number(x):
+    x = float(x)
+    return x if math.isfinite(x) else str(x)  # JSON has no word for the others
 
 
 def main():
@@ -80,11 +85,11 @@ def main():
     control = []
     if name == "steer":
         steer(False)
-        control = prefill()[:COMPARED].tolist()
+        control = [number(x) for x in prefill()[:COMPARED]]
     return dict(
         engine=f"llama-cpp-python {llama_cpp.__version__}", load_to_first_token_s=to_first, samples_s=samples,
         peak_bytes=max(memory["load"], memory["run"]), memory=memory, weight_bytes=llama_cpp.llama_model_size(model.model),
-        top=[[int(i), float(logits[i])] for i in order], decoded=decoded, values=[float(x) for x in made[:COMPARED]], control=control)
+        top=[[int(i), number(logits[i])] for i in order], decoded=decoded, values=[number(x) for x in made[:COMPARED]], control=control)
 
 
 try:

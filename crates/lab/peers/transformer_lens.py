@@ -1,5 +1,5 @@
 """The lab's worker for TransformerLens: one JSON request on stdin, one JSON answer on stdout (see protocol.rs)."""
-import atexit, importlib.metadata, json, os, shutil, sys, tempfile, time
+import atexit, importlib.metadata, json, math, os, shutil, sys, tempfile, time
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 request, answer_to = json.load(sys.stdin), os.dup(1)
@@ -48,8 +48,12 @@ def status(key, file="/proc/self/status"):
         return next((int(line.split()[1]) * 1024 for line in f if line.startswith(key + ":")), 0)
 
 
+def number(x):
+    return x if math.isfinite(x) else str(x)  # JSON has no word for the others
+
+
 def flat(tensor):
-    return tensor.detach().float().flatten()[:COMPARED].tolist()
+    return [number(x) for x in tensor.detach().float().flatten()[:COMPARED].tolist()]
 
 
 def no_tokenizer():
@@ -146,7 +150,7 @@ def main():
     return dict(
         engine=f"transformer-lens {importlib.metadata.version('transformer-lens')}, transformers {transformers.__version__}, torch {torch.__version__}", load_to_first_token_s=to_first, samples_s=samples,
         peak_bytes=max(memory["load"], memory["run"]), memory=memory, weight_bytes=sum(p.numel() * p.element_size() for p in wrapped.parameters()),
-        top=[[int(i), float(v)] for i, v in zip(order, likeliest)], decoded=decoded, values=flat(made) if len(made) else [],
+        top=[[int(i), number(float(v))] for i, v in zip(order, likeliest)], decoded=decoded, values=flat(made) if len(made) else [],
         control=flat(prefill(plain)) if plain is not None else [])
 
 

@@ -3,10 +3,17 @@
 use crate::protocol::{Answer, Job};
 use serde::{Deserialize, Serialize};
 
-/// Largest difference of logits between two f32 engines that counts as none.
-const SAME: f32 = 2e-3;
-/// Largest difference between two storage formats of the same weights.
-const DEGRADED: f32 = 1.0;
+/// A difference that counts as none: an absolute part, and a share of the number itself, since a stream may hold thousands where logits
+/// hold tens, and f32 has seven digits for both.
+struct Tolerance {
+    absolute: f32,
+    relative: f32,
+}
+
+/// Between two f32 engines.
+const SAME: Tolerance = Tolerance { absolute: 2e-3, relative: 2e-5 };
+/// Between two storage formats of the same weights.
+const DEGRADED: Tolerance = Tolerance { absolute: 1.0, relative: 2e-2 };
 /// Decoded tokens that must agree.
 const AGREE: usize = 8;
 
@@ -45,6 +52,7 @@ pub struct Check {
     /// The state.
     pub state: State,
     /// Largest absolute difference.
+    #[serde(with = "crate::number")]
     pub max_abs: f32,
     /// What differs, in words; empty where nothing does.
     #[serde(default)]
@@ -56,17 +64,20 @@ pub fn check(job: Job, ours: &Answer, truth: Option<&Answer>, exact: bool) -> Ch
     let Some(truth) = truth else {
         return Check { state: State::NoReference, max_abs: 0.0, difference: String::new() };
     };
-    let tolerance = if exact { SAME } else { DEGRADED };
-    let logits = ours.top.iter().zip(&truth.top).map(|(a, b)| (a.1 - b.1).abs());
-    let values = ours.values.iter().zip(&truth.values).map(|(a, b)| if a == b { 0.0 } else { (a - b).abs() });
-    let max_abs = logits.chain(values).fold(0.0, |most: f32, d| if d.is_nan() { f32::INFINITY } else { most.max(d) });
+    let logits = ours.top.iter().zip(&truth.top).map(|(a, b)| (a.1, b.1));
+    let numbers: Vec<(f32, f32)> =
+        logits.chain(ours.values.iter().copied().zip(truth.values.iter().copied())).collect();
+    let max_abs = numbers.iter().map(|(a, b)| distance(*a, *b)).fold(0.0, f32::max);
+    let within = |most: &Tolerance| {
+        numbers.iter().all(|(a, b)| distance(*a, *b) <= most.absolute + most.relative * b.abs().min(f32::MAX))
+    };
     let known = if exact { ours.top.len() } else { 1 };
     let difference = if ours.top.iter().zip(&truth.top).take(known).any(|(a, b)| a.0 != b.0) {
         let ids = |answer: &Answer| answer.top.iter().map(|(id, _)| *id).collect::<Vec<_>>();
         format!("the likeliest tokens are {:?} where the reference has {:?}", ids(ours), ids(truth))
     } else if ours.values.len() != truth.values.len() {
         format!("{} values where the reference has {}", ours.values.len(), truth.values.len())
-    } else if max_abs > tolerance {
+    } else if !within(if exact { &SAME } else { &DEGRADED }) {
         format!("numbers differ by up to {max_abs}")
     } else if exact && parted(&ours.decoded, &truth.decoded) {
         "the decoded tokens part".into()
@@ -75,12 +86,18 @@ pub fn check(job: Job, ours: &Answer, truth: Option<&Answer>, exact: bool) -> Ch
     } else {
         String::new()
     };
-    let state = match (difference.is_empty(), exact || max_abs <= SAME) {
+    let state = match (difference.is_empty(), exact || within(&SAME)) {
         (false, _) => State::SilentlyWrong,
         (true, true) => State::Supported,
         (true, false) => State::SupportedDegraded,
     };
     Check { state, max_abs, difference }
+}
+
+/// How far two numbers are apart; nothing is as far as what is not a number.
+fn distance(a: f32, b: f32) -> f32 {
+    let apart = if a == b { 0.0 } else { (a - b).abs() };
+    if apart.is_nan() { f32::INFINITY } else { apart }
 }
 
 fn parted(ours: &[u32], theirs: &[u32]) -> bool {
@@ -90,7 +107,8 @@ fn parted(ours: &[u32], theirs: &[u32]) -> bool {
 
 /// Whether a job's numbers differ from those of the same job without its edit.
 fn has_effect(answer: &Answer) -> bool {
-    answer.control.is_empty() || answer.control.iter().zip(&answer.values).any(|(a, b)| (a - b).abs() > SAME)
+    answer.control.is_empty()
+        || answer.control.iter().zip(&answer.values).any(|(a, b)| distance(*a, *b) > SAME.absolute)
 }
 
 impl Job {

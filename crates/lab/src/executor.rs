@@ -2,6 +2,7 @@
 
 use crate::protocol::{Answer, Request};
 use crate::suite::{Variant, WorkerKind};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -95,7 +96,7 @@ impl Processes {
                 command.env(name, threads.to_string());
             }
         }
-        command.envs(&variant.env).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.envs(&variant.env);
         Ok(command)
     }
 }
@@ -137,7 +138,10 @@ impl WorkerKind {
 impl Executor for Processes {
     fn run(&mut self, variant: &Variant, request: &Request, limit: Duration) -> Outcome {
         match self.command(variant) {
-            Ok(mut command) => run_process(&mut command, request, limit),
+            Ok(mut command) => match run_process(&mut command, request, limit) {
+                Ok((answer, _)) => Outcome::Answered(Box::new(answer)),
+                Err((how, said)) => Outcome::Failed { how, said },
+            },
             Err(said) => Outcome::Failed { how: Failing::Start, said },
         }
     }
@@ -147,13 +151,20 @@ impl Executor for Processes {
     }
 }
 
-/// Starts a process, hands it the request, and waits for its answer or its end.
-fn run_process(command: &mut Command, request: &Request, limit: Duration) -> Outcome {
-    let failed = |how: Failing, said: String| Outcome::Failed { how, said };
+/// Starts a process, hands it the request as JSON, and waits for its answer or its end. With the answer come the seconds from its start
+/// until it closed its output.
+pub(crate) fn run_process<A: DeserializeOwned>(
+    command: &mut Command,
+    request: &impl Serialize,
+    limit: Duration,
+) -> Result<(A, f64), (Failing, String)> {
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let failed = |how: Failing, said: String| Err((how, said));
     let text = match serde_json::to_string(request) {
         Ok(text) => text,
         Err(error) => return failed(Failing::Start, error.to_string()),
     };
+    let started = Instant::now();
     let mut child = match command.spawn() {
         Ok(child) => child,
         Err(error) => return failed(Failing::Start, error.to_string()),
@@ -167,28 +178,29 @@ fn run_process(command: &mut Command, request: &Request, limit: Duration) -> Out
     let (stdout, stderr) = (drain(child.stdout.take()), drain(child.stderr.take()));
     let status = wait(&mut child, limit);
     let _ = writer.join();
-    let answer = stdout.join().unwrap_or_default();
-    let said = last_words(&stderr.join().unwrap_or_default());
+    let (answer, ended) = stdout.join().unwrap_or_else(|_| (Vec::new(), Instant::now()));
+    let said = last_words(&stderr.join().map(|(said, _)| said).unwrap_or_default());
     match status {
         None => failed(Failing::Timeout, format!("{} s; {said}", limit.as_secs())),
         Some(status) if !status.success() => {
             failed(if status.code().is_none() { Failing::Killed } else { Failing::Error }, format!("{status}: {said}"))
         }
         Some(_) => match serde_json::from_slice(&answer) {
-            Ok(answer) => Outcome::Answered(Box::new(answer)),
+            Ok(answer) => Ok((answer, ended.duration_since(started).as_secs_f64())),
             Err(error) => failed(Failing::Garbage, format!("{error}: {}", last_words(&answer))),
         },
     }
 }
 
-fn drain(pipe: Option<impl Read + Send + 'static>) -> std::thread::JoinHandle<Vec<u8>> {
+/// Reads a pipe to its end, in a thread of its own, and notes when that was: asking for the child's status is too coarse a clock.
+fn drain(pipe: Option<impl Read + Send + 'static>) -> std::thread::JoinHandle<(Vec<u8>, Instant)> {
     std::thread::spawn(move || {
         let mut all = Vec::new();
         if let Some(mut pipe) = pipe {
             // What could be read before an error is what there is.
             let _ = pipe.read_to_end(&mut all);
         }
-        all
+        (all, Instant::now())
     })
 }
 
@@ -240,17 +252,14 @@ mod tests {
         }
     }
 
-    fn shell(script: &str, seconds: f64) -> Outcome {
+    fn shell(script: &str, seconds: f64) -> Result<(Answer, f64), (Failing, String)> {
         let mut command = Command::new("sh");
-        command.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.args(["-c", script]);
         run_process(&mut command, &request(), Duration::from_secs_f64(seconds))
     }
 
-    fn failing(outcome: Outcome) -> (Failing, String) {
-        match outcome {
-            Outcome::Failed { how, said } => (how, said),
-            Outcome::Answered(answer) => panic!("{answer:?}"),
-        }
+    fn failing(outcome: Result<(Answer, f64), (Failing, String)>) -> (Failing, String) {
+        outcome.expect_err("it fails")
     }
 
     #[test]
@@ -282,7 +291,8 @@ mod tests {
             threads: None,
             env: Default::default(),
         };
-        let (how, said) = failing(processes.run(&variant, &request(), Duration::from_secs(1)));
+        let outcome = processes.run(&variant, &request(), Duration::from_secs(1));
+        let Outcome::Failed { how, said } = outcome else { panic!("{outcome:?}") };
         assert!(how == Failing::Start && said.contains("--python"), "{said}");
         assert!(!WorkerKind::Transformers.is_available(None) && WorkerKind::Pellucid.is_available(None));
     }

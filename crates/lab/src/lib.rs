@@ -6,18 +6,27 @@
 //! [`verdict`] says what may be said. [`result`] is what a session leaves behind, for [`report`] and [`baseline`] to read.
 
 pub mod baseline;
+pub mod budget;
 pub mod check;
+pub mod conclusion;
 pub mod counting;
 pub mod environment;
 pub mod executor;
+pub mod history;
+mod memory;
 pub mod noise;
+pub mod number;
 pub mod protocol;
 pub mod report;
 pub mod result;
+pub mod roofline;
+pub mod selftest;
 pub mod session;
+pub mod sessions;
 pub mod stats;
 pub mod suite;
 pub mod suites;
+pub mod survey;
 pub mod verdict;
 pub mod worker;
 

@@ -3,6 +3,7 @@
 //! A worker is a process that reads one [`Request`] as JSON from stdin, does the job, writes one [`Answer`] as JSON to stdout and
 //! ends. Being fresh, it shares no caches, threads or allocator state with any other measurement.
 
+use crate::number;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -92,15 +93,16 @@ pub struct Answer {
     /// Bytes of the weights as this engine keeps them.
     pub weight_bytes: u64,
     /// The five likeliest next tokens after the input with their logits: both sides must agree on them.
+    #[serde(with = "number::pairs")]
     pub top: Vec<(u32, f32)>,
     /// Tokens decoded, for decode jobs.
     #[serde(default)]
     pub decoded: Vec<u32>,
     /// What the job itself made, cut to its first numbers: both sides must agree on them, too.
-    #[serde(default)]
+    #[serde(default, with = "number::list")]
     pub values: Vec<f32>,
     /// The same job without its edit, so that an edit that does nothing is noticed.
-    #[serde(default)]
+    #[serde(default, with = "number::list")]
     pub control: Vec<f32>,
 }
 

@@ -3,9 +3,11 @@
 use crate::check::{Check, State};
 use crate::environment::Environment;
 use crate::executor::Failing;
+use crate::number;
 use crate::protocol::{Allocations, Answer};
+use crate::roofline::Roofline;
 use crate::stats::Estimate;
-use crate::suite::{Metric, Suite, WorkerKind};
+use crate::suite::{Metric, Suite};
 use crate::verdict::Verdict;
 use serde::{Deserialize, Serialize};
 
@@ -41,6 +43,9 @@ pub struct SessionResult {
     /// Heap allocations of one run, from processes that gave no time; empty where nobody asked.
     #[serde(default)]
     pub allocations: Vec<Counted>,
+    /// The products of the first of our variants against the machine's limits, from a process that gave no time.
+    #[serde(default)]
+    pub roofline: Option<Roofline>,
 }
 
 /// How a session was run.
@@ -78,6 +83,9 @@ pub struct Run {
     pub variant: String,
     /// When it began, in seconds since the session did.
     pub at_s: f64,
+    /// Characters that its environment was padded with: where a stack begins can change a time, so every process has another.
+    #[serde(default)]
+    pub padding: usize,
     /// What it answered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer: Option<Answer>,
@@ -120,7 +128,8 @@ pub struct Comparison {
     pub pairs: usize,
     /// The mean logarithm of the variant's value over the reference's.
     pub log_ratio: Estimate,
-    /// What the session found between the reference and itself.
+    /// What the session found between the reference and itself; infinite where it found nothing out.
+    #[serde(with = "number")]
     pub noise: f64,
     /// Differences up to this share count as none.
     pub margin: f64,
@@ -150,6 +159,7 @@ pub struct Cell {
     /// The worst state of its runs.
     pub state: State,
     /// Largest difference from the oracle.
+    #[serde(with = "number")]
     pub max_abs: f32,
     /// What went wrong; empty where nothing did.
     #[serde(default)]
@@ -177,48 +187,8 @@ pub struct CostModel {
     /// Seconds that each captured layer adds.
     pub per_layer: Estimate,
     /// The share of the variance that it explains.
+    #[serde(with = "number")]
     pub r2: f64,
     /// What it was fitted to: layers and seconds.
     pub points: Vec<(f64, f64)>,
-}
-
-impl SessionResult {
-    /// The worst of all verdicts.
-    pub fn verdict(&self) -> Verdict {
-        let wrong_of_ours =
-            self.cells.iter().any(|cell| self.is_ours(&cell.variant) && cell.state == State::SilentlyWrong);
-        let worst = self.comparisons.iter().filter(|c| self.is_judged(c)).map(|c| c.verdict).max();
-        match worst.unwrap_or(Verdict::Equivalent) {
-            Verdict::Invalid => Verdict::Invalid,
-            _ if wrong_of_ours || !self.broken_limits.is_empty() => Verdict::Regressed,
-            verdict => verdict,
-        }
-    }
-
-    fn is_ours(&self, id: &str) -> bool {
-        self.suite.variant(id).is_some_and(|variant| variant.worker == WorkerKind::Pellucid)
-    }
-
-    /// Whether a comparison can be a loss of ours: a peer that is slower than another is none, and neither is what more work costs,
-    /// for which there are limits. That the machine cannot be trusted is always said.
-    fn is_judged(&self, comparison: &Comparison) -> bool {
-        let suite = &self.suite;
-        let job = |id: &str| {
-            let workload = suite.workloads.iter().find(|workload| workload.id == comparison.workload);
-            workload.zip(suite.variant(id)).map(|(workload, variant)| suite.job(workload, variant))
-        };
-        let same_job = job(&comparison.variant) == job(&comparison.reference);
-        let another = comparison.variant != comparison.reference;
-        comparison.verdict == Verdict::Invalid || (another && same_job && self.is_ours(&comparison.variant))
-    }
-
-    /// The exit code that says so.
-    pub fn exit_code(&self) -> i32 {
-        match self.verdict() {
-            Verdict::Improved | Verdict::Equivalent => 0,
-            Verdict::Regressed => 1,
-            Verdict::Inconclusive => 4,
-            Verdict::Invalid => 5,
-        }
-    }
 }

@@ -3,6 +3,7 @@
 //! A pair of processes gives one logarithm of a ratio; its mean, with an interval, is what the lab reports. Nothing is dropped:
 //! outliers and drift are reported beside it.
 
+use crate::number;
 use serde::{Deserialize, Serialize};
 
 /// A small seeded generator (splitmix64), so that schedules and resamples can be repeated.
@@ -48,10 +49,13 @@ impl Random {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Estimate {
     /// The middle.
+    #[serde(with = "number")]
     pub mean: f64,
-    /// The lower end.
+    /// The lower end; minus infinity where there are too few values for one.
+    #[serde(with = "number")]
     pub low: f64,
-    /// The upper end.
+    /// The upper end; infinity where there are too few values for one.
+    #[serde(with = "number")]
     pub high: f64,
 }
 

@@ -247,11 +247,23 @@ impl Suite {
             if limit.ratio.is_none() && limit.absolute.is_none() {
                 return fail(format!("the limit of `{}` limits nothing", limit.workload));
             }
+            if limit.ratio.into_iter().chain(limit.absolute).any(|most| !most.is_finite()) {
+                return fail(format!("a limit of `{}` is no number", limit.workload));
+            }
         }
         let p = &self.precision;
-        if p.least_pairs < 2 || p.pairs < p.least_pairs || !(p.half_width > 0.0 && p.budget_s > 0.0 && p.margin >= 0.0)
+        let finite = |value: f64| (0.0..=1e9).contains(&value);
+        let positive = |value: f64| finite(value) && value > 0.0;
+        if p.least_pairs < 2
+            || p.pairs < p.least_pairs
+            || !(positive(p.half_width) && positive(p.budget_s) && positive(p.timeout_s) && finite(p.margin))
         {
-            return fail("precision needs 2 ≤ least_pairs ≤ pairs, a half width, a budget and a margin".into());
+            return fail(
+                "precision needs 2 ≤ least_pairs ≤ pairs, a half width, a budget, a time limit and a margin".into(),
+            );
+        }
+        if let Some(workload) = self.workloads.iter().find(|workload| !workload.margin.is_none_or(finite)) {
+            return fail(format!("the margin of workload `{}` is no share", workload.id));
         }
         Ok(())
     }

@@ -54,12 +54,14 @@ pub fn judge(log_ratio: &Estimate, margin: f64, noise: f64) -> Verdict {
     }
 }
 
-/// How many pairs would let an inconclusive comparison of `pairs` pairs be decided, if its mean stayed where it is: the interval has to
-/// shrink to its distance from the bar.
+/// How many pairs would let an inconclusive comparison of `pairs` pairs be decided, if its mean stayed where it is. The interval and the
+/// noise both shrink with the root of the pairs: within the margin the interval has to fit between the mean and the margin, beyond it the
+/// interval has to clear the margin, and interval and noise together have to fit below the mean.
 pub fn pairs_needed(pairs: usize, log_ratio: &Estimate, margin: f64, noise: f64) -> Option<usize> {
-    let bar = (1.0 + margin).ln().max(noise);
-    let distance = (log_ratio.mean.abs() - bar).abs();
-    let needed = pairs as f64 * (log_ratio.half_width() / distance).powi(2);
+    let (mean, half, margin) = (log_ratio.mean.abs(), log_ratio.half_width(), (1.0 + margin).ln());
+    let shrink =
+        if mean < margin { (margin - mean) / half } else { ((mean - margin) / half).min(mean / (half + noise)) };
+    let needed = pairs as f64 / shrink.powi(2);
     (needed.is_finite() && needed < 1e6).then(|| (needed.ceil() as usize).max(pairs + 1))
 }
 
@@ -93,6 +95,8 @@ mod tests {
         assert!(near(pairs_needed(10, &about(bar + 0.02, 0.04), 0.02, 0.0), 40));
         assert!(near(pairs_needed(10, &about(bar + 0.02, 0.02), 0.02, 0.0), 11));
         assert!(near(pairs_needed(10, &about(0.0, 2.0 * bar), 0.02, 0.0), 40));
+        assert!(near(pairs_needed(10, &about(0.26, 0.27), 0.02, 0.76), 157), "the noise has to shrink, too");
+        assert_eq!(pairs_needed(10, &about(0.26, 0.27), 0.02, f64::INFINITY), None);
         assert_eq!(pairs_needed(10, &about(bar, 0.04), 0.02, 0.0), None, "on the bar itself no number is enough");
         assert_eq!(pairs_needed(3, &about(0.0, f64::INFINITY), 0.02, 0.0), None);
     }

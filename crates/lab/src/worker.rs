@@ -2,11 +2,13 @@
 
 use crate::Result;
 use crate::counting;
+use crate::memory::{forget_peak, proportional, status};
 use crate::protocol::{Answer, Job, Memory, Request};
 use pellucid_engine::plan::FromSite;
 use pellucid_engine::{Action, Capture, Control, Generate, Operand, Plan, Positions, RunOptions, Tap};
 use pellucid_kernels::{DType, Pool};
-use pellucid_models::{Error, LoadOptions, LoadedModel, Storage};
+use pellucid_models::{Error, LoadOptions, LoadedModel, Storage, locate};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -15,21 +17,10 @@ const COMPARED: usize = 4096;
 
 /// Does one job.
 pub fn answer(request: &Request) -> Result<Answer> {
-    let storage = match request.dtype.as_str() {
-        "auto" => Storage::AsStored,
-        "f32" => Storage::As(DType::F32),
-        "bf16" => Storage::As(DType::Bf16),
-        "f16" => Storage::As(DType::F16),
-        other => return Err(Error::usage(format!("there is no dtype {other:?}"), "use auto, f32, bf16 or f16").into()),
-    };
-    let options = LoadOptions {
-        storage,
-        pool: request.threads.map(|n| Arc::new(Pool::new(n))),
-        assume: request.assume.clone(),
-        ..LoadOptions::default()
-    };
+    let options = options(request)?;
+    let slow = slowness()?;
     let started = Instant::now();
-    let loaded = LoadedModel::open(&request.model, &options, &mut |_| {})?;
+    let loaded = open(&request.model, &options)?;
     let top = top(&loaded, &request.tokens)?;
     let load_to_first_token_s = started.elapsed().as_secs_f64();
     let load = status("VmHWM");
@@ -38,6 +29,7 @@ pub fn answer(request: &Request) -> Result<Answer> {
     let mut made = Made::default();
     for index in 0..request.warmups + request.repeats {
         made = one(&loaded, request)?;
+        made.seconds += spin(made.seconds * slow);
         if index >= request.warmups {
             samples_s.push(made.seconds);
         }
@@ -73,6 +65,50 @@ pub fn answer(request: &Request) -> Result<Answer> {
         values: made.values,
         control,
     })
+}
+
+/// How a request wants its model loaded.
+pub(crate) fn options(request: &Request) -> Result<LoadOptions> {
+    let storage = match request.dtype.as_str() {
+        "auto" => Storage::AsStored,
+        "f32" => Storage::As(DType::F32),
+        "bf16" => Storage::As(DType::Bf16),
+        "f16" => Storage::As(DType::F16),
+        other => return Err(Error::usage(format!("there is no dtype {other:?}"), "use auto, f32, bf16 or f16").into()),
+    };
+    Ok(LoadOptions {
+        storage,
+        pool: request.threads.map(|n| Arc::new(Pool::new(n))),
+        assume: request.assume.clone(),
+        ..LoadOptions::default()
+    })
+}
+
+/// The model of a path, or the one inside this program by its name.
+pub(crate) fn open(model: &Path, options: &LoadOptions) -> Result<LoadedModel> {
+    Ok(match locate(model.to_str())? {
+        Some(path) => LoadedModel::open(&path, options, &mut |_| {})?,
+        None => LoadedModel::builtin(options)?,
+    })
+}
+
+/// The environment variable that makes a worker slower by a share of each timed run, so that the lab can be tried on a loss that is known:
+/// `PELLUCID_LAB_SLOW=0.03`.
+pub const SLOW: &str = "PELLUCID_LAB_SLOW";
+
+fn slowness() -> Result<f64> {
+    let Some(text) = std::env::var_os(SLOW) else { return Ok(0.0) };
+    let share = text.to_str().and_then(|text| text.parse::<f64>().ok()).filter(|share| (0.0..=10.0).contains(share));
+    Ok(share.ok_or_else(|| Error::usage(format!("{SLOW} is {text:?}"), "give a share, such as 0.03"))?)
+}
+
+/// Keeps the processor busy for some seconds, and returns those that passed.
+fn spin(seconds: f64) -> f64 {
+    let started = Instant::now();
+    while started.elapsed().as_secs_f64() < seconds {
+        std::hint::spin_loop();
+    }
+    if seconds > 0.0 { started.elapsed().as_secs_f64() } else { 0.0 }
 }
 
 /// What one run of a job made.
@@ -184,24 +220,4 @@ fn top(loaded: &LoadedModel, tokens: &[u32]) -> Result<Vec<(u32, f32)>> {
     let mut order: Vec<usize> = (0..logits.len()).collect();
     order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]));
     Ok(order.iter().take(5).map(|&id| (id as u32, logits[id])).collect())
-}
-
-/// A line of the process's own status, in bytes; 0 where the system does not tell.
-fn status(key: &str) -> u64 {
-    kilobytes(&std::fs::read_to_string("/proc/self/status").unwrap_or_default(), key)
-}
-
-fn proportional() -> u64 {
-    kilobytes(&std::fs::read_to_string("/proc/self/smaps_rollup").unwrap_or_default(), "Pss")
-}
-
-fn kilobytes(text: &str, key: &str) -> u64 {
-    let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
-    line.and_then(|rest| rest.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()).unwrap_or(0) * 1024
-}
-
-/// Lets the high-water mark begin anew, so that each phase has its own.
-fn forget_peak() {
-    // Where the system does not allow it, the phases share one mark.
-    let _ = std::fs::write("/proc/self/clear_refs", "5");
 }

@@ -129,6 +129,7 @@ fn a_result_has_the_fields_of_the_schema_and_no_others() {
     assert_eq!(keys(all("cells")), names(&root, "/$defs/cell"));
     assert_eq!(keys(all("models")), names(&root, "/$defs/model"));
     assert_eq!(keys(all("allocations")), names(&root, "/$defs/counted"));
+    assert_eq!(keys([&value["roofline"]]), names(&root, "/$defs/roofline"));
     assert_eq!(keys([&value["suite"]]), names(&root, "/$defs/suite"));
     assert_eq!(keys([&value["session"]]), names(&root, "/$defs/session"));
     assert_eq!(keys([&value["environment"]]), names(&root, "/$defs/environment"));
@@ -136,6 +137,30 @@ fn a_result_has_the_fields_of_the_schema_and_no_others() {
         let pointer = format!("/$defs/suite/properties/{part}/items");
         assert_eq!(keys(value["suite"][part].as_array().expect("a list")), names(&root, &pointer), "{part}");
     }
+}
+
+/// Intervals of one pair have no ends: such files were written and could not be read.
+#[test]
+fn intervals_without_ends_are_read_back_and_are_in_the_schema() {
+    let root = schema();
+    let mut result: SessionResult = machine::full_result();
+    for comparison in &mut result.comparisons {
+        (comparison.log_ratio.low, comparison.log_ratio.high) = (f64::NEG_INFINITY, f64::INFINITY);
+        comparison.noise = f64::INFINITY;
+    }
+    result.cells[0].max_abs = f32::INFINITY;
+    result.runs[0].answer.as_mut().expect("it answered").values = vec![f32::NEG_INFINITY, 0.1];
+    let text = serde_json::to_string(&result).expect("JSON");
+    let back: SessionResult = serde_json::from_str(&text).expect("read back");
+    assert_eq!(back, result);
+    assert_eq!(serde_json::to_string(&back).expect("JSON"), text, "a second round changes nothing");
+    let (value, mut found) = (serde_json::to_value(&result).expect("JSON"), Vec::new());
+    problems(&root, &root, &value, "result", &mut found);
+    assert_eq!(found, Vec::<String>::new());
+    // Older files have null there.
+    let old = text.replace("\"-inf\"", "null").replace("\"inf\"", "null");
+    let old: SessionResult = serde_json::from_str(&old).expect("older files are read, too");
+    assert!(old.comparisons[0].log_ratio.low.is_nan());
 }
 
 #[test]

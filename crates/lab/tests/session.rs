@@ -166,7 +166,7 @@ fn workers_that_misbehave_are_recorded_and_the_session_goes_on() {
     assert_eq!(state("wrong").state, State::SilentlyWrong);
     // Correct or no time: neither has one, and a wrong cell of ours fails the whole.
     assert!(result.comparisons.iter().all(|c| c.variant == "a" || c.variant == "b"), "{:?}", result.comparisons);
-    assert_eq!((result.verdict(), result.exit_code()), (Verdict::Regressed, 1));
+    assert_eq!((result.conclusion().verdict, result.exit_code()), (Some(Verdict::Regressed), 1));
 }
 
 #[test]
@@ -195,7 +195,8 @@ fn a_reference_that_differs_from_itself_makes_the_session_invalid() {
     let result =
         session::run(&suite, setting(3, vec![]), &mut Falling(Machine::new(3), false), &mut |_| {}).expect("a session");
     assert!(result.comparisons.iter().all(|c| c.verdict != Verdict::Regressed && c.verdict != Verdict::Improved));
-    assert!(matches!(result.verdict(), Verdict::Inconclusive | Verdict::Invalid), "{}", result.verdict());
+    let conclusion = result.conclusion();
+    assert!(matches!(conclusion.verdict, Some(Verdict::Inconclusive | Verdict::Invalid)), "{conclusion:?}");
 }
 
 #[test]
@@ -218,9 +219,35 @@ fn an_interrupted_session_is_taken_up_again() {
 fn a_session_ends_with_its_budget_and_says_so() {
     let mut suite = suite(&["a", "b"]);
     suite.precision.budget_s = 9.0;
-    let result = run(&suite, &mut Machine::new(2), 2);
+    let mut machine = Machine::new(2);
+    let result = run(&suite, &mut machine, 2);
     assert!(result.session.ended_early.contains("budget of 9 s"), "{}", result.session.ended_early);
-    assert!(result.runs.len() <= 10);
+    assert!(result.runs.len() <= 9 && machine.clock <= 9.0);
+}
+
+#[test]
+fn every_process_has_an_environment_of_another_size_and_the_seed_repeats_them() {
+    /// Notes how long the environment of each process is.
+    struct Listening(Machine, Vec<usize>);
+    impl Executor for Listening {
+        fn run(&mut self, variant: &Variant, request: &Request, limit: Duration) -> Outcome {
+            self.1.push(variant.env.values().map(String::len).sum());
+            self.0.run(variant, request, limit)
+        }
+
+        fn elapsed(&self) -> f64 {
+            self.0.elapsed()
+        }
+    }
+    let suite = suite(&["a", "b"]);
+    let mut listening = Listening(Machine::new(1), vec![]);
+    let result = session::run(&suite, setting(1, vec![]), &mut listening, &mut |_| {}).expect("a session");
+    let recorded: Vec<usize> = result.runs.iter().map(|run| run.padding).collect();
+    assert_eq!(recorded, listening.1, "what was done is what is recorded");
+    let different: std::collections::BTreeSet<usize> = recorded.iter().copied().collect();
+    assert!(different.len() > recorded.len() * 3 / 4 && recorded.iter().all(|n| *n < 4096), "{recorded:?}");
+    let again: Vec<usize> = run(&suite, &mut Machine::new(1), 1).runs.iter().map(|run| run.padding).collect();
+    assert_eq!(recorded, again);
 }
 
 #[test]

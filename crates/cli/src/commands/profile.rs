@@ -5,15 +5,19 @@ use crate::args::{ProfileArgs, ProfileBy};
 use crate::failure::Failure;
 use crate::{files, inputs, models};
 use pellucid_engine::profile::{OpTime, work};
-use pellucid_engine::program::OpKind;
 use pellucid_engine::{Action, Control, Generate, Model, Plan, Positions, RunOptions, Tap};
+use pellucid_lab::roofline::op_name;
+use pellucid_lab::stats;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-/// Runs with and without the profile, in turn, to say what profiling itself costs.
-const ROUNDS: usize = 3;
+/// Pairs of runs with and without the profile, at least and at most, to say what profiling itself costs.
+const LEAST_PAIRS: usize = 6;
+const MOST_PAIRS: usize = 40;
+/// Seconds after which no further pair is begun.
+const PAIRING_S: f64 = 2.0;
 
 /// A line of the table.
 #[derive(Default, Serialize)]
@@ -43,15 +47,17 @@ pub fn run(args: ProfileArgs) -> Result<(), Failure> {
         Ok(started.elapsed().as_secs_f64())
     };
     let (profiled, profile) = loaded.model.profiled();
-    // The first of each warms up; then they take turns, and the best of each is compared.
+    // The first of each warms up; then they take turns, each first in every other pair.
     once(&loaded.model)?;
     once(&profiled)?;
-    let (mut plain_s, mut profiled_s) = (f64::INFINITY, f64::INFINITY);
-    for _ in 0..ROUNDS {
-        plain_s = plain_s.min(once(&loaded.model)?);
+    let (mut pairs, started) = (Vec::new(), Instant::now());
+    while pairs.len() < LEAST_PAIRS || (pairs.len() < MOST_PAIRS && started.elapsed().as_secs_f64() < PAIRING_S) {
+        let before = if pairs.len() % 2 == 0 { Some(once(&loaded.model)?) } else { None };
         profile.clear();
-        profiled_s = profiled_s.min(once(&profiled)?);
+        let with = once(&profiled)?;
+        pairs.push((before.map_or_else(|| once(&loaded.model), Ok)?, with));
     }
+    let overhead = Overhead::of(&pairs);
     let times = profile.times();
     let lines = table(&loaded.model, &times, args.by);
     if let Some(path) = &args.trace {
@@ -60,20 +66,53 @@ pub fn run(args: ProfileArgs) -> Result<(), Failure> {
     if let Some(path) = &args.flame {
         files::write(path, flame_graph(&loaded.model, &times)?.as_bytes())?;
     }
-    let overhead = profiled_s / plain_s - 1.0;
     if args.json {
-        return print_json(
-            &json!({"seconds": plain_s, "profiled_seconds": profiled_s, "overhead": overhead, "lines": lines}),
-        );
+        return print_json(&json!({
+            "seconds": overhead.plain_s,
+            "profiled_seconds": overhead.profiled_s,
+            "overhead": overhead.share,
+            "overhead_interval": [overhead.low, overhead.high],
+            "pairs": pairs.len(),
+            "lines": lines,
+        }));
     }
     print(&text(&lines))?;
-    say(&format!(
-        "{:.2} ms without the profile, {:.2} ms with it: profiling costs {:+.1} %",
-        plain_s * 1e3,
-        profiled_s * 1e3,
-        overhead * 100.0
-    ));
+    say(&overhead.text(pairs.len()));
     Ok(())
+}
+
+/// What profiling costs, as a share, from pairs of runs without it and with it.
+struct Overhead {
+    plain_s: f64,
+    profiled_s: f64,
+    share: f64,
+    low: f64,
+    high: f64,
+}
+
+impl Overhead {
+    fn of(pairs: &[(f64, f64)]) -> Overhead {
+        let side = |of: fn(&(f64, f64)) -> f64| stats::median(&pairs.iter().map(of).collect::<Vec<_>>());
+        let logs: Vec<f64> = pairs.iter().map(|(plain, with)| (with / plain).ln()).collect();
+        let found = stats::interval(&logs, 1);
+        let (share, low, high) = (found.mean.exp_m1(), found.low.exp_m1(), found.high.exp_m1());
+        Overhead { plain_s: side(|pair| pair.0), profiled_s: side(|pair| pair.1), share, low, high }
+    }
+
+    fn text(&self, pairs: usize) -> String {
+        let what = match self.low <= 0.0 && self.high >= 0.0 {
+            true => "cannot be told from nothing here",
+            false => "is real",
+        };
+        format!(
+            "{:.2} ms without the profile, {:.2} ms with it: profiling costs {:+.1} % ({:+.1} to {:+.1} % at 95 %, {pairs} pairs), which {what}",
+            self.plain_s * 1e3,
+            self.profiled_s * 1e3,
+            self.share * 100.0,
+            self.low * 100.0,
+            self.high * 100.0,
+        )
+    }
 }
 
 fn go(model: &Model, rows: &[Vec<u32>], plan: &Plan, max_new: usize) -> Result<(), Failure> {
@@ -87,23 +126,16 @@ fn go(model: &Model, rows: &[Vec<u32>], plan: &Plan, max_new: usize) -> Result<(
 }
 
 /// What an op is called in the table.
-fn group(model: &Model, op: usize, by: ProfileBy) -> String {
+fn group(model: &Model, index: usize, by: ProfileBy) -> String {
     let program = model.program();
-    let (op, ends) = (&program.ops()[op], op < program.ops().len() / 2);
+    let (op, ends) = (&program.ops()[index], index < program.ops().len() / 2);
     match by {
         ProfileBy::Kind => op.kind.name().into(),
         ProfileBy::Layer => match op.layer {
             Some(layer) => format!("layers.{layer:>3}"),
             None => if ends { "embedding" } else { "head" }.into(),
         },
-        ProfileBy::Weight => match &op.kind {
-            OpKind::MatMul { linear, .. } | OpKind::Project { linear, .. } => {
-                let name = &program.weights()[linear.weight].name;
-                let own = op.layer.and_then(|layer| name.strip_prefix(&format!("layers.{layer}.")));
-                own.unwrap_or(name).to_string()
-            }
-            other => format!("({})", other.name()),
-        },
+        ProfileBy::Weight => op_name(program, index),
     }
 }
 
@@ -111,7 +143,7 @@ fn table(model: &Model, times: &[OpTime], by: ProfileBy) -> Vec<(String, Line)> 
     let mut lines: BTreeMap<String, Line> = BTreeMap::new();
     for time in times {
         let line = lines.entry(group(model, time.op, by)).or_default();
-        let work = work(model.program(), model.weights(), time.op, time.tokens);
+        let work = work(model.program(), model.weights(), time.op, time.computed);
         line.calls += 1;
         line.seconds += time.seconds;
         line.flops += work.flops;

@@ -89,6 +89,11 @@ impl Program {
         &self.ops
     }
 
+    /// All edges, by their ids.
+    pub fn edges(&self) -> &[Edge] {
+        &self.edges
+    }
+
     /// An edge.
     pub fn edge(&self, id: EdgeId) -> &Edge {
         &self.edges[id]

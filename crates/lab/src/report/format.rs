@@ -86,14 +86,6 @@ pub(crate) fn noise(half_width: f64) -> String {
     }
 }
 
-/// The noise of a comparison; for the reference against itself, that which it found.
-pub(crate) fn noise_of(comparison: &Comparison) -> f64 {
-    let half_width = comparison.log_ratio.half_width();
-    // Without an interval here there is none for the reference against itself: its noise is unknown, not zero.
-    let unknown = comparison.noise == 0.0 && !half_width.is_finite();
-    if unknown || comparison.variant == comparison.reference { half_width } else { comparison.noise }
-}
-
 /// A share in percent.
 pub(crate) fn share(value: f64) -> String {
     match value.abs() * 100.0 {

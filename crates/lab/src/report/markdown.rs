@@ -1,11 +1,11 @@
 //! A session as Markdown: the same facts as the page, without its plots.
 
-use super::format::{change, date, difference, noise, noise_of, ratio, share};
-use super::{any_compared, closure, cost, quantity};
+use super::format::{change, date, difference, noise, ratio, share};
+use super::{closure, cost, quantity};
 use crate::result::SessionResult;
 
 /// Text that cannot end a cell of a table, nor begin anything of its own.
-fn cell(text: &str) -> String {
+pub(super) fn cell(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
         match c {
@@ -19,17 +19,16 @@ fn cell(text: &str) -> String {
 
 /// The whole session.
 pub fn markdown(result: &SessionResult) -> String {
+    let conclusion = result.conclusion();
     let mut out = format!(
-        "# {}\n\n{}\n\n**{}** after {} processes in {:.0} s.\n\n",
+        "# {}\n\n{}\n\n**{}** after {} processes in {:.0} s: {}.\n\n",
         cell(&result.suite.name),
         cell(&result.suite.title),
-        result.verdict(),
+        conclusion.name(),
         result.runs.len(),
-        result.session.seconds
+        result.session.seconds,
+        cell(&conclusion.why)
     );
-    if !any_compared(result) {
-        out += "Nothing was compared: no pair has two sides that answered and are right.\n\n";
-    }
     if !result.session.ended_early.is_empty() {
         out += &format!("Ended early: {}.\n\n", cell(&result.session.ended_early));
     }
@@ -63,7 +62,7 @@ fn comparisons(result: &SessionResult) -> String {
             quantity(c.metric, c.value),
             ratio(&c.log_ratio),
             c.pairs,
-            noise(noise_of(c)),
+            noise(c.noise),
             share(c.margin),
             c.outliers.0,
             c.verdict

@@ -2,15 +2,20 @@
 
 mod bencher;
 mod format;
+mod history;
 mod html;
 mod ladder;
 mod markdown;
+mod peers;
 
 pub use bencher::bencher;
+pub(crate) use format::date;
 pub use format::quantity;
+pub use history::{history_html, history_text};
 pub use html::html;
 pub use ladder::closure;
 pub use markdown::markdown;
+pub use peers::peers_page;
 
 use crate::check::State;
 use crate::result::{Comparison, CostModel, Counted, SessionResult};
@@ -54,7 +59,7 @@ fn row(comparison: &Comparison, (a, b): (usize, usize)) -> String {
         format::times(comparison.log_ratio.mean.exp()),
         format!("({})", format::ends(&comparison.log_ratio)),
         comparison.pairs,
-        format::noise(format::noise_of(comparison)),
+        format::noise(comparison.noise),
         comparison.verdict,
     )
 }
@@ -93,21 +98,15 @@ pub fn text(result: &SessionResult) -> String {
     if !result.session.ended_early.is_empty() {
         out += &format!("ended early: {}\n", result.session.ended_early);
     }
-    if !any_compared(result) {
-        out += "nothing was compared: no pair has two sides that answered and are right\n";
-    }
+    let conclusion = result.conclusion();
     out + &format!(
-        "\n{} processes in {:.0} s, seed {}: {}\n",
+        "\n{} processes in {:.0} s, seed {}: {}\n({})\n",
         result.runs.len(),
         result.session.seconds,
         result.session.seed,
-        result.verdict()
+        conclusion.name(),
+        conclusion.why
     )
-}
-
-/// Whether anybody was compared with somebody else.
-fn any_compared(result: &SessionResult) -> bool {
-    result.comparisons.iter().any(|comparison| comparison.variant != comparison.reference)
 }
 
 /// A cost model in one line.

@@ -4,6 +4,7 @@ use pellucid_lab::environment::Environment;
 use pellucid_lab::executor::{Executor, Failing, Outcome};
 use pellucid_lab::protocol::{Allocations, Answer, Memory, Request};
 use pellucid_lab::result::{Counted, SessionResult};
+use pellucid_lab::roofline::{OpRate, Roofline};
 use pellucid_lab::session::{self, Setting};
 use pellucid_lab::stats::Random;
 use pellucid_lab::suite::{Suite, Variant};
@@ -70,5 +71,14 @@ pub fn full_result() -> SessionResult {
     assert_eq!(counted.len(), 3, "of ours only");
     let result = session::run(&suite, setting, &mut machine, &mut |_| {}).expect("a session");
     assert!(!result.models.is_empty() && !result.broken_limits.is_empty());
-    SessionResult { allocations: counted, ..result }
+    let op = OpRate { name: "q".into(), phase: "step".into(), seconds: 1.0, share: 1.0, flops: 2.0, bytes: 4.0 };
+    let roofline = Roofline {
+        model: "none".into(),
+        dtype: "f32".into(),
+        threads: 1,
+        bytes_per_s: 1e9,
+        flops_per_s: 1e9,
+        ops: vec![op],
+    };
+    SessionResult { allocations: counted, roofline: Some(roofline), ..result }
 }

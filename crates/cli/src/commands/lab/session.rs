@@ -1,7 +1,7 @@
 //! `pellucid lab run`: a session of one suite, from its arguments to its result.
 
 use super::{failure, say};
-use crate::args::LabRunArgs;
+use crate::args::SuiteOptions;
 use crate::failure::Failure;
 use crate::models;
 use crate::progress::bar_of;
@@ -9,16 +9,18 @@ use indicatif::ProgressBar;
 use pellucid_lab::environment::{self, Environment};
 use pellucid_lab::executor::Processes;
 use pellucid_lab::result::{Run, SessionResult};
+use pellucid_lab::roofline::{self, Roofline};
 use pellucid_lab::session::{self, Progress, Setting};
 use pellucid_lab::suite::Suite;
 use pellucid_lab::suites;
-use pellucid_models::{program_of, pull};
+use pellucid_models::{builtin, locate, program_of};
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 /// Runs a suite as the arguments ask.
-pub fn measure(args: &LabRunArgs) -> Result<SessionResult, Failure> {
-    let mut suite = find_suite(&args.suite)?;
+pub fn measure(name: &str, args: &SuiteOptions) -> Result<SessionResult, Failure> {
+    let mut suite = find_suite(name)?;
+    leave_out_absent(&mut suite, args.python.as_deref())?;
     let name = args.model.as_deref().or(suite.model.as_deref()).unwrap_or("smollm2-135m").to_string();
     let assume = args.assume.assume.clone();
     let model = found(&name, assume.as_deref())?;
@@ -32,7 +34,6 @@ pub fn measure(args: &LabRunArgs) -> Result<SessionResult, Failure> {
     suite.precision.pairs = args.pairs.map_or(suite.precision.pairs, |pairs| pairs as usize);
     suite.precision.least_pairs = suite.precision.least_pairs.min(suite.precision.pairs);
     suite.precision.budget_s = args.budget.unwrap_or(suite.precision.budget_s);
-    leave_out_absent(&mut suite, args.python.as_deref())?;
 
     let pellucid = std::env::current_exe().map_err(|error| Failure::internal(error.to_string()))?;
     let mut log = args.log.as_deref().map(Log::open).transpose()?;
@@ -52,6 +53,10 @@ pub fn measure(args: &LabRunArgs) -> Result<SessionResult, Failure> {
         }
         false => Vec::new(),
     };
+    let roofline = match args.outputs.html {
+        Some(_) => measured_roofline(&suite, &setting, &pellucid),
+        None => None,
+    };
     // Made last: the budget begins with it.
     let mut executor = Processes::new(pellucid, args.python.clone());
     let display = Display::new(&suite);
@@ -66,15 +71,22 @@ pub fn measure(args: &LabRunArgs) -> Result<SessionResult, Failure> {
     display.finish();
     match trouble {
         Some(error) => Err(error),
-        None => Ok(SessionResult { allocations, ..result }),
+        None => Ok(SessionResult { allocations, roofline, ..result }),
     }
 }
 
-/// A model by its name; what is to be said about it is said here, once, since the workers' stderr is theirs.
-fn found(name: &str, assume: Option<&str>) -> Result<PathBuf, Failure> {
-    let model = pull::resolve(name)?;
-    models::warn(&program_of(Some(&model), assume)?.1);
-    Ok(model)
+/// Our products against this machine's limits, in a process of their own; none where that fails, which is said.
+fn measured_roofline(suite: &Suite, setting: &Setting, pellucid: &Path) -> Option<Roofline> {
+    let found = roofline::in_process(suite, setting, pellucid)?;
+    found.map_err(|why| say(&format!("no roofline: {why}"))).ok()
+}
+
+/// A model by its name; what is to be said about it is said here, once, since the workers' stderr is theirs. The built-in one is known to
+/// workers by its name.
+pub fn found(name: &str, assume: Option<&str>) -> Result<PathBuf, Failure> {
+    let model = locate(Some(name))?;
+    models::warn(&program_of(model.as_deref(), assume)?.1);
+    Ok(model.unwrap_or_else(|| builtin::NAME.into()))
 }
 
 fn find_suite(name: &str) -> Result<Suite, Failure> {
@@ -89,7 +101,7 @@ fn find_suite(name: &str) -> Result<Suite, Failure> {
 }
 
 /// Takes variants out of a suite that cannot run here, and says so.
-fn leave_out_absent(suite: &mut Suite, python: Option<&Path>) -> Result<(), Failure> {
+pub fn leave_out_absent(suite: &mut Suite, python: Option<&Path>) -> Result<(), Failure> {
     let here = |id: &str, suite: &Suite| suite.variant(id).is_some_and(|v| v.worker.is_available(python));
     let absent: Vec<String> =
         suite.variants.iter().filter(|v| !here(&v.id, suite)).map(|variant| variant.id.clone()).collect();
@@ -97,6 +109,7 @@ fn leave_out_absent(suite: &mut Suite, python: Option<&Path>) -> Result<(), Fail
         return Ok(());
     }
     let hint = "name a Python that has it: --python venv/bin/python";
+    let had_others = suite.variants.len() > 1;
     say(&format!("left out, not to be found here: {} ({hint})", absent.join(", ")));
     suite.variants.retain(|variant| !absent.contains(&variant.id));
     suite.limits.retain(|limit| !absent.contains(&limit.variant));
@@ -112,6 +125,13 @@ fn leave_out_absent(suite: &mut Suite, python: Option<&Path>) -> Result<(), Fail
         // Limits compare with a reference that is not there.
         suite.limits.retain(|limit| limit.ratio.is_none());
         say(&format!("compared with `{}` instead", suite.reference));
+    }
+    if had_others && suite.variants.len() == 1 {
+        let alone = &suite.variants[0].id;
+        return Err(Failure::invalid(
+            format!("nothing can be compared: only `{alone}` of {} is here", suite.name),
+            hint,
+        ));
     }
     suite.oracle = suite.oracle.take().filter(|oracle| !absent.contains(oracle));
     suite.check().map_err(failure)

@@ -1,7 +1,7 @@
 //! The forest: every ratio with its interval, over the margin and the noise that it has to clear.
 
 use super::svg::{Axis, Row, bar, escape, level, mark, rows, upright};
-use crate::report::format::{ends, noise, noise_of, ratio, share, sides, times};
+use crate::report::format::{ends, noise, ratio, share, sides, times};
 use crate::result::{Comparison, SessionResult};
 use crate::suite::Metric;
 use crate::verdict::Verdict;
@@ -59,7 +59,7 @@ fn row(c: &Comparison, axis: &Axis) -> Row {
     let margin = (1.0 + c.margin).ln();
     let middle = HEIGHT / 2.0;
     let mut marks = bar("margin", axis.at(-margin), axis.at(margin), 0.0, HEIGHT);
-    let own = noise_of(c);
+    let own = c.noise;
     if own > 0.0 && own.is_finite() {
         marks += &bar("noise", axis.at(-own), axis.at(own), 5.0, HEIGHT - 10.0);
     }

@@ -1,9 +1,8 @@
 //! The top of the page: the verdict, in words.
 
 use super::forest::sign;
-use super::svg::escape;
+use super::svg::{capital, escape};
 use crate::check::State;
-use crate::report::any_compared;
 use crate::report::format::{change, date};
 use crate::result::{Comparison, SessionResult};
 use crate::suite::Metric;
@@ -13,16 +12,14 @@ use crate::verdict::Verdict;
 const TOLD: usize = 6;
 
 pub(super) fn headline(result: &SessionResult) -> String {
-    let verdict = result.verdict();
-    let compared = any_compared(result);
-    let (class, _, symbol) =
-        if compared || verdict != Verdict::Equivalent { sign(verdict) } else { sign(Verdict::Inconclusive) };
+    let conclusion = result.conclusion();
+    let (class, _, symbol) = conclusion.verdict.map_or(("quiet", "", "·"), sign);
     let title =
         if result.suite.title.is_empty() { String::new() } else { format!("<p>{}</p>\n", escape(&result.suite.title)) };
     let mut out = format!(
         "<header>\n<h1>{}</h1>\n{title}<p class=\"verdict {class}\"><span>{symbol}</span> {}</p>\n",
         escape(&result.suite.name),
-        sentence(result, verdict, compared)
+        escape(&format!("{}: {}.", capital(conclusion.name()), conclusion.why))
     );
     let points = points(result);
     if !points.is_empty() {
@@ -38,7 +35,7 @@ pub(super) fn headline(result: &SessionResult) -> String {
         result.session.seconds,
         escape(&result.session.model),
         result.session.seed,
-        result.exit_code()
+        conclusion.exit_code()
     )
 }
 
@@ -48,48 +45,6 @@ fn count(n: usize, one: &str, many: &str) -> String {
 
 fn others(result: &SessionResult) -> impl Iterator<Item = &Comparison> {
     result.comparisons.iter().filter(|comparison| comparison.variant != comparison.reference)
-}
-
-/// The verdict on the whole session. All of it is ours; nothing in it needs escaping.
-fn sentence(result: &SessionResult, verdict: Verdict, compared: bool) -> String {
-    let all = others(result).count();
-    let how_many = |verdict| {
-        let n = others(result).filter(|c| c.verdict == verdict).count();
-        let of = if all == 1 { "the only comparison".into() } else { format!("{n} of {all} comparisons") };
-        if n == 0 { String::new() } else { of }
-    };
-    match verdict {
-        Verdict::Equivalent if !compared => {
-            "Nothing was compared: no pair has two sides that answered and are right.".into()
-        }
-        Verdict::Equivalent => {
-            "Equivalent: no difference that matters, and the intervals are narrow enough to say so.".into()
-        }
-        Verdict::Improved => {
-            format!("Improved: {} shown to need less, the others need no more.", are(&how_many(verdict)))
-        }
-        Verdict::Inconclusive => {
-            format!(
-                "Inconclusive: {} not measured precisely enough to be decided; nothing is shown to be worse.",
-                are(&how_many(verdict))
-            )
-        }
-        Verdict::Regressed if how_many(verdict).is_empty() => {
-            "Regressed: a limit is broken, or numbers of ours are wrong.".into()
-        }
-        Verdict::Regressed => {
-            format!("Regressed: {} shown to need more, beyond margin and noise.", are(&how_many(verdict)))
-        }
-        Verdict::Invalid => {
-            "Invalid: the reference differs from itself, so nothing that was measured with it can be trusted.".into()
-        }
-    }
-}
-
-/// `2 of 5 comparisons are`, `1 of 5 comparisons is`.
-fn are(what: &str) -> String {
-    let one = what.starts_with("1 of") || what.starts_with("the");
-    format!("{what} {}", if one { "is" } else { "are" })
 }
 
 /// What a reader must know, worst first.

@@ -7,13 +7,14 @@ mod forest;
 mod headline;
 mod ladder;
 mod memory;
+mod roofline;
 mod series;
 mod spread;
 mod svg;
 mod tables;
 
 use crate::result::SessionResult;
-use svg::escape;
+pub(super) use svg::{Axis, byte_tick, curve, escape, gutter, level, mark, second_tick, text};
 
 const STYLE: &str = include_str!("style.css");
 
@@ -33,16 +34,7 @@ struct Section {
 /// What there is no data for is left out; comparisons and states are always there and say so where they are empty.
 pub fn html(result: &SessionResult) -> String {
     let sections = sections(result);
-    let mut out = format!(
-        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n\
-         <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:\"/>\n\
-         <link rel=\"icon\" href=\"data:,\"/>\n<title>{} · {}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n{}",
-        escape(&result.suite.name),
-        result.verdict(),
-        svg::SHAPES,
-    );
-    out += &headline::headline(result);
+    let mut out = headline::headline(result);
     out += "<nav aria-label=\"Sections\">";
     for section in &sections {
         out += &format!("<a href=\"#{}\">{}</a> ", section.id, section.title);
@@ -60,9 +52,22 @@ pub fn html(result: &SessionResult) -> String {
         );
     }
     out += "</main>\n<script type=\"application/json\" id=\"data\">";
-    // Plain structs with string keys always serialise; what is not finite becomes null.
+    // Plain structs with string keys always serialise.
     out += &inert(&serde_json::to_string(result).unwrap_or_default());
-    out + "</script>\n</body>\n</html>\n"
+    out += "</script>\n";
+    document(&format!("{} · {}", result.suite.name, result.conclusion().name()), &out)
+}
+
+/// A complete document around a body.
+pub(super) fn document(title: &str, body: &str) -> String {
+    format!(
+        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n\
+         <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:\"/>\n\
+         <link rel=\"icon\" href=\"data:,\"/>\n<title>{}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n{}{body}</body>\n</html>\n",
+        escape(title),
+        svg::SHAPES
+    )
 }
 
 fn sections(result: &SessionResult) -> Vec<Section> {
@@ -125,6 +130,15 @@ fn sections(result: &SessionResult) -> Vec<Section> {
         cost::cost(result),
     );
     add(
+        "roofline",
+        "Roofline",
+        "Each mark is one kind of product: how many operations it does for each byte of weights that it reads, and how fast. The line is what \
+         this machine allows, by its memory on the slope and by its multipliers on the flat, both measured beside it; a mark near the line \
+         cannot become faster by better code, only by fewer bytes or operations.",
+        true,
+        roofline::roofline(result),
+    );
+    add(
         "memory",
         "Memory by phase",
         "Bars are medians over processes; what is anonymous (solid) is the process's own, what is file (striped) is mapped and can be \
@@ -170,7 +184,7 @@ fn sections(result: &SessionResult) -> Vec<Section> {
     add(
         "raw",
         "Raw data",
-        "Numbers that are not finite, such as the ends of an interval of one pair, are null.",
+        "Numbers that are not finite, such as the ends of an interval of one pair, are written as words.",
         false,
         Some(raw),
     );

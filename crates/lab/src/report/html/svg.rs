@@ -4,7 +4,7 @@
 //! its size. Every position goes through an [`Axis`], which always answers with a number.
 
 /// Text as it may stand in an element or a quoted attribute.
-pub(super) fn escape(text: &str) -> String {
+pub(crate) fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
         match c {
@@ -23,7 +23,7 @@ pub(super) fn escape(text: &str) -> String {
 }
 
 /// A sentence with a capital at its beginning.
-pub(super) fn capital(sentence: &str) -> String {
+pub(crate) fn capital(sentence: &str) -> String {
     let mut letters = sentence.chars();
     letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
 }
@@ -38,7 +38,7 @@ enum Scale {
 }
 
 /// From values to positions.
-pub(super) struct Axis {
+pub(crate) struct Axis {
     low: f64,
     high: f64,
     scale: Scale,
@@ -178,7 +178,7 @@ fn ends(values: impl IntoIterator<Item = f64>) -> (f64, f64) {
 }
 
 /// A tick of seconds: the unit of the tick, as many places as its neighbours need.
-pub(super) fn second_tick(value: f64, step: f64) -> String {
+pub(crate) fn second_tick(value: f64, step: f64) -> String {
     let (unit, name) = match value.abs().max(step) {
         x if x < 1e-3 => (1e-6, "µs"),
         x if x < 1.0 => (1e-3, "ms"),
@@ -188,7 +188,7 @@ pub(super) fn second_tick(value: f64, step: f64) -> String {
 }
 
 /// A tick of bytes.
-pub(super) fn byte_tick(value: f64, step: f64) -> String {
+pub(crate) fn byte_tick(value: f64, step: f64) -> String {
     let (unit, name) = match value.abs().max(step) {
         x if x < 1e6 => (1e3, "kB"),
         x if x < 1e9 => (1e6, "MB"),
@@ -202,7 +202,7 @@ fn places(step: f64) -> usize {
 }
 
 /// A line of a plot: a label and a value as text beside a strip that is drawn.
-pub(super) struct Row {
+pub(crate) struct Row {
     /// Before the strip; markup.
     pub label: String,
     /// After it; markup.
@@ -216,7 +216,7 @@ pub(super) struct Row {
 }
 
 /// Rows over a common axis.
-pub(super) fn rows(axis: &Axis, rows: &[Row]) -> String {
+pub(crate) fn rows(axis: &Axis, rows: &[Row]) -> String {
     let mut out = String::from("<div class=\"rows\">");
     for row in rows {
         let Row { label, value, marks, height, .. } = row;
@@ -235,38 +235,38 @@ pub(super) fn rows(axis: &Axis, rows: &[Row]) -> String {
 }
 
 /// An upright line.
-pub(super) fn upright(class: &str, x: f64, from: f64, to: f64) -> String {
+pub(crate) fn upright(class: &str, x: f64, from: f64, to: f64) -> String {
     format!("<line class=\"{class}\" x1=\"{x:.2}%\" x2=\"{x:.2}%\" y1=\"{from:.1}\" y2=\"{to:.1}\"/>")
 }
 
 /// A level line.
-pub(super) fn level(class: &str, from: f64, to: f64, y: f64) -> String {
+pub(crate) fn level(class: &str, from: f64, to: f64, y: f64) -> String {
     format!("<line class=\"{class}\" x1=\"{from:.2}%\" x2=\"{to:.2}%\" y1=\"{y:.1}\" y2=\"{y:.1}\"/>")
 }
 
 /// A box between two positions across, in whichever order.
-pub(super) fn bar(class: &str, from: f64, to: f64, y: f64, height: f64) -> String {
+pub(crate) fn bar(class: &str, from: f64, to: f64, y: f64, height: f64) -> String {
     let (x, width) = (from.min(to), (to - from).abs());
     format!("<rect class=\"{class}\" x=\"{x:.2}%\" y=\"{y:.1}\" width=\"{width:.2}%\" height=\"{height:.1}\"/>")
 }
 
 /// Text.
-pub(super) fn text(x: f64, y: f64, anchor: &str, text: &str) -> String {
+pub(crate) fn text(x: f64, y: f64, anchor: &str, text: &str) -> String {
     format!("<text x=\"{x:.2}%\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{}</text>", escape(text))
 }
 
 /// A label in the gutter at the left of a plot.
-pub(super) fn gutter(y: f64, text: &str) -> String {
+pub(crate) fn gutter(y: f64, text: &str) -> String {
     format!("<text x=\"0\" y=\"{:.1}\" dx=\"-8\" text-anchor=\"end\">{}</text>", y + 5.0, escape(text))
 }
 
 /// A mark of a class, with one of the shapes of [`shapes`].
-pub(super) fn mark(class: &str, shape: &str, x: f64, y: f64) -> String {
+pub(crate) fn mark(class: &str, shape: &str, x: f64, y: f64) -> String {
     format!("<use class=\"{class}\" href=\"#{shape}\" x=\"{x:.2}%\" y=\"{y:.1}\"/>")
 }
 
 /// A curve through points, given as shares across and pixels down, over the whole of a plot of some height.
-pub(super) fn curve(class: &str, points: &[(f64, f64)], height: f64) -> String {
+pub(crate) fn curve(class: &str, points: &[(f64, f64)], height: f64) -> String {
     let path: Vec<String> = points.iter().map(|(x, y)| format!("{x:.2},{y:.1}")).collect();
     // Only a nested drawing may be stretched sideways; its lines keep their width by their style.
     format!(
@@ -277,7 +277,7 @@ pub(super) fn curve(class: &str, points: &[(f64, f64)], height: f64) -> String {
 }
 
 /// The shapes of all marks, drawn once: variants differ in shape as well as in colour, and so do verdicts.
-pub(super) const SHAPES: &str = "<svg class=\"shapes\" width=\"0\" height=\"0\" aria-hidden=\"true\"><defs>\
+pub(crate) const SHAPES: &str = "<svg class=\"shapes\" width=\"0\" height=\"0\" aria-hidden=\"true\"><defs>\
 <circle id=\"s0\" r=\"4\"/><rect id=\"s1\" x=\"-3.6\" y=\"-3.6\" width=\"7.2\" height=\"7.2\"/>\
 <path id=\"s2\" d=\"M0-5 4.6 3.4H-4.6Z\"/><path id=\"s3\" d=\"M0-5.2 5.2 0 0 5.2-5.2 0Z\"/>\
 <path id=\"s4\" d=\"M0 5-4.6-3.4H4.6Z\"/><path id=\"s5\" d=\"M-1.4-5h2.8v3.6H5v2.8H1.4V5h-2.8V1.4H-5v-2.8h3.6Z\"/>\
@@ -287,7 +287,7 @@ pub(super) const SHAPES: &str = "<svg class=\"shapes\" width=\"0\" height=\"0\" 
 <rect width=\"2.5\" height=\"6\"/></pattern></defs></svg>\n";
 
 /// The class and the shape of a variant.
-pub(super) fn style_of(index: usize) -> (String, String) {
+pub(crate) fn style_of(index: usize) -> (String, String) {
     (format!("v{}", index % 8), format!("s{}", (index + index / 8) % 8))
 }
 

@@ -4,7 +4,7 @@ use super::forest::sign;
 use super::series::variants;
 use super::svg::escape;
 use crate::check::State;
-use crate::report::format::{change, date, difference, ends, noise, noise_of, quantity, share, sides, times};
+use crate::report::format::{change, date, difference, ends, noise, quantity, share, sides, times};
 use crate::result::{Cell, SessionResult};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -52,7 +52,7 @@ pub(super) fn comparisons(result: &SessionResult) -> Option<String> {
             times(c.log_ratio.mean.exp()),
             ends(&c.log_ratio),
             c.pairs,
-            noise(noise_of(c)),
+            noise(c.noise),
             share(c.margin),
             c.verdict,
             notes.join("; ")

@@ -1,6 +1,9 @@
 //! What can be typed.
 
+mod lab;
+
 use clap::{Args, Parser, Subcommand, ValueEnum};
+pub use lab::*;
 use std::path::PathBuf;
 
 /// See through a language model: read or change any activation inside it, generate, and know what it costs.
@@ -61,7 +64,7 @@ pub struct ModelArgs {
 }
 
 /// What a model of an unknown type is taken for.
-#[derive(Args)]
+#[derive(Args, Clone)]
 pub struct AssumeArg {
     /// Read a model whose own type is not native as one of FAMILY (such as llama), with a warning, and only if its
     /// configuration and tensors fit completely; an error for a model whose own type is native and another
@@ -252,157 +255,4 @@ pub enum ProfileBy {
 pub struct PullArgs {
     /// A known name (listed when omitted) or a hub id such as owner/name
     pub name: Option<String>,
-}
-
-#[derive(Subcommand)]
-pub enum LabCommand {
-    /// Measure one job in this process: a JSON request on stdin, a JSON answer on stdout
-    #[command(name = "__worker", hide = true)]
-    Worker,
-    /// Run a suite: one by name (see `lab list`) or a TOML file
-    Run(LabRunArgs),
-    /// Run every suite that comes with the lab, as far as it can run here, and write a report of each
-    All(LabAllArgs),
-    /// The suites that come with the lab
-    List,
-    /// The JSON Schema of result files
-    Schema,
-    /// Compare two result files, or a result with a baseline
-    Compare(LabCompareArgs),
-    /// Is this machine fit to measure?
-    Noise {
-        /// Seconds to look
-        #[arg(long, default_value_t = 10.0, value_name = "S")]
-        seconds: f64,
-        /// As JSON
-        #[arg(long)]
-        json: bool,
-    },
-    /// Results kept by name
-    #[command(subcommand)]
-    Baseline(BaselineCommand),
-    /// A result file as a report
-    Report {
-        /// The result file
-        result: PathBuf,
-        #[command(flatten)]
-        outputs: LabOutputs,
-    },
-}
-
-/// Baselines.
-#[derive(Subcommand)]
-pub enum BaselineCommand {
-    /// Keep a result under a name
-    Save {
-        /// The name
-        name: String,
-        /// The result file
-        result: PathBuf,
-    },
-    /// The names there are
-    List,
-    /// A kept result
-    Show {
-        /// The name
-        name: String,
-    },
-}
-
-#[derive(Args)]
-#[command(
-    after_help = "Exit codes: 0 equivalent or improved, 1 regressed or a wrong number of ours, 2 bad usage; with --gate also 4 inconclusive, 5 invalid.
-
-Examples:
-  pellucid lab run capture                          what looking costs, rung by rung
-  pellucid lab run speed --python venv/bin/python   against transformers on the same weights
-  pellucid lab run speed --out speed.json --html speed.html
-  pellucid lab run my-suite.toml --gate             a gate for continuous integration"
-)]
-pub struct LabRunArgs {
-    /// The suite: a name or a TOML file
-    pub suite: String,
-    /// The model, where it is not the suite's own (directory, GGUF file or pulled name)
-    #[arg(long, short, value_name = "M")]
-    pub model: Option<String>,
-    #[command(flatten)]
-    pub assume: AssumeArg,
-    /// A Python that has the peers; variants that it cannot import are left out, and named
-    #[arg(long, value_name = "PYTHON")]
-    pub python: Option<PathBuf>,
-    /// Pairs of processes for each comparison, at most
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
-    pub pairs: Option<u32>,
-    /// Seconds for the whole session
-    #[arg(long, value_name = "S")]
-    pub budget: Option<f64>,
-    /// The seed of the order
-    #[arg(long, default_value_t = 1)]
-    pub seed: u64,
-    /// Append every process to this file as it ends, and go on from what is there
-    #[arg(long, value_name = "F.jsonl")]
-    pub log: Option<PathBuf>,
-    /// Compare the result with a baseline of this name
-    #[arg(long, value_name = "NAME")]
-    pub baseline: Option<String>,
-    /// Exit with the verdict's code even where it is inconclusive or invalid
-    #[arg(long)]
-    pub gate: bool,
-    /// Count heap allocations too, in one more process for each of our variants and workloads, which gives no time
-    #[arg(long)]
-    pub allocations: bool,
-    #[command(flatten)]
-    pub outputs: LabOutputs,
-}
-
-#[derive(Args)]
-pub struct LabAllArgs {
-    /// Two pairs and 100 seconds for each suite: states and gross losses, in under ten minutes
-    #[arg(long)]
-    pub quick: bool,
-    /// Where the reports go: NAME.json, NAME.html and NAME.md of every suite
-    #[arg(long, value_name = "DIR", default_value = "lab-reports")]
-    pub dir: PathBuf,
-    /// The model, where it is not the suites' own (directory, GGUF file or pulled name)
-    #[arg(long, short, value_name = "M")]
-    pub model: Option<String>,
-    /// A Python that has the peers; variants that it cannot import are left out, and named
-    #[arg(long, value_name = "PYTHON")]
-    pub python: Option<PathBuf>,
-    /// The seed of the order
-    #[arg(long, default_value_t = 1)]
-    pub seed: u64,
-    /// Exit with the worst verdict's code even where it is inconclusive or invalid
-    #[arg(long)]
-    pub gate: bool,
-}
-
-#[derive(Args)]
-pub struct LabOutputs {
-    /// Write the result with all samples as JSON
-    #[arg(long, value_name = "F.json")]
-    pub out: Option<PathBuf>,
-    /// Write a report as one web page
-    #[arg(long, value_name = "F.html")]
-    pub html: Option<PathBuf>,
-    /// Write a report as Markdown
-    #[arg(long, value_name = "F.md")]
-    pub markdown: Option<PathBuf>,
-    /// Write the metrics in the format of bencher
-    #[arg(long, value_name = "F.json")]
-    pub bencher: Option<PathBuf>,
-}
-
-#[derive(Args)]
-pub struct LabCompareArgs {
-    /// The result before: a file or a baseline's name
-    pub before: String,
-    /// The result after: a file or a baseline's name
-    pub after: String,
-    /// Compare even where machine, build or model differ
-    #[arg(long)]
-    pub force: bool,
-    /// As JSON
-    #[arg(long)]
-    pub json: bool,
 }

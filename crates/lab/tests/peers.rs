@@ -1,0 +1,88 @@
+//! The page of methods × families × peers, with simulated peers of which one lies and one refuses.
+
+use pellucid_lab::check::State;
+use pellucid_lab::environment::Environment;
+use pellucid_lab::executor::{Executor, Failing, Outcome};
+use pellucid_lab::protocol::{Answer, Job, Request};
+use pellucid_lab::session::Setting;
+use pellucid_lab::suite::Variant;
+use pellucid_lab::survey::{self, Family};
+use pellucid_lab::{report, suites};
+use std::time::Duration;
+
+/// Peers that agree, but for TransformerLens, which is off when it ablates, and llama.cpp, which refuses.
+struct Peers {
+    ours_lie: bool,
+}
+
+impl Executor for Peers {
+    fn run(&mut self, variant: &Variant, request: &Request, _: Duration) -> Outcome {
+        if variant.id == "llama-cpp" {
+            return Outcome::Failed { how: Failing::Error, said: "GGUF files only | really".into() };
+        }
+        let off = (variant.id == "transformer-lens" && request.job == Job::Ablate)
+            || (variant.id == "pellucid" && self.ours_lie);
+        Outcome::Answered(Box::new(Answer {
+            engine: format!("{} 1.0", variant.id),
+            load_to_first_token_s: 1.0,
+            samples_s: vec![1.0],
+            peak_bytes: 0,
+            memory: None,
+            allocations: None,
+            weight_bytes: 0,
+            top: vec![(3, 1.0)],
+            decoded: vec![1],
+            values: vec![if off { 2.0 } else { 1.0 }],
+            control: vec![0.0],
+        }))
+    }
+
+    fn elapsed(&self) -> f64 {
+        0.0
+    }
+}
+
+fn families(ours_lie: bool) -> Vec<Family> {
+    let suite = suites::named("peers").expect("there").expect("a suite");
+    let family = |name: &str| {
+        let environment = Environment::default();
+        let setting =
+            Setting { model: name.into(), assume: None, seed: 1, environment, command: vec![], earlier: vec![] };
+        survey::family(name, &suite, &setting, &mut Peers { ours_lie }, &mut |_| {})
+    };
+    vec![family("gpt2"), family("qwen_3")]
+}
+
+#[test]
+fn the_page_shows_who_is_right_and_why_others_are_not() {
+    let suite = suites::named("peers").expect("there").expect("a suite");
+    let families = families(false);
+    assert!(families.iter().all(|family| family.cells.len() == 6 * 5), "every method by everybody");
+    assert!(survey::wrong_of_ours(&suite, &families).is_empty());
+    let page = report::peers_page(&suite, &families, "pellucid lab peers");
+    for line in [
+        "**Silently wrong cells of ours: 0.**",
+        "| cells | ✓ | ≈ | ? | error | **wrong** |",
+        "| pellucid | 12 | 0 | 0 | 0 | 0 |",
+        "| transformer-lens | 10 | 0 | 0 | 0 | 2 |",
+        "| llama-cpp | 0 | 0 | 0 | 12 | 0 |",
+        "## ablation",
+        "| gpt2 | ✓ 0 | ✓ 0 | ✓ 0 | **wrong** 1.0e0 | error |",
+        "- transformer-lens (ablation on gpt2; ablation on qwen\\_3): numbers differ by up to 1",
+        "- llama-cpp (everything on gpt2; everything on qwen\\_3): ended with an error",
+        "GGUF files only \\| really",
+        "- nnsight: nnsight 1.0",
+    ] {
+        assert!(page.contains(line), "{line}\nis not in\n{page}");
+    }
+}
+
+#[test]
+fn a_wrong_cell_of_ours_is_counted() {
+    let suite = suites::named("peers").expect("there").expect("a suite");
+    let families = families(true);
+    let wrong = survey::wrong_of_ours(&suite, &families);
+    assert_eq!(wrong.len(), 12);
+    assert!(wrong.iter().all(|(_, cell)| cell.state == State::SilentlyWrong));
+    assert!(report::peers_page(&suite, &families, "x").contains("**Silently wrong cells of ours: 12.**"));
+}
