@@ -1,4 +1,5 @@
 //! Gradients of one golden model of every type are those that torch computes.
+#![allow(clippy::print_stdout)] // how far off the worst is, is worth knowing when all is well, too
 
 #[allow(dead_code)] // each test file uses its own part of this module
 mod golden;
@@ -54,7 +55,7 @@ fn gradients_agree_with_torch() {
             assert_eq!(capture.array.values().len(), truth.len(), "{name}: {tensor}");
             let off =
                 length(capture.array.values().iter().zip(&truth).map(|(a, b)| a - b)) / length(truth.iter().copied());
-            if !(off < 1e-3) {
+            if off.is_nan() || off >= 1e-3 {
                 faults.push(format!("{name}: {tensor} is off by {off:.2e}"));
             }
             if off > worst.0 {
@@ -77,4 +78,24 @@ fn gradients_agree_with_torch() {
     );
     assert!(faults.is_empty(), "{} faults\n{}", faults.len(), faults.join("\n"));
     assert!(all[all.len() / 2] < 1e-5, "typical gradients agree to five digits");
+}
+
+#[test]
+fn other_scalars_have_other_gradients() {
+    // The control of the comparison: it would notice a seed that is a little different.
+    let case = golden::case("llama");
+    let off = |change: &dyn Fn(&mut Seed)| {
+        let mut other = seed(&case);
+        change(&mut other);
+        let ids = std::slice::from_ref(&case.ids);
+        let [ours, theirs] = [seed(&case), other].map(|seed| {
+            let to = [case.site("layers.0.resid_post")];
+            let options = GradOptions::default();
+            case.loaded.model.vjp(ids, &Plan::default(), &[seed], &to, &options).expect("gradients").remove(0).array
+        });
+        length(ours.values().iter().zip(theirs.values()).map(|(a, b)| a - b)) / length(ours.values().iter().copied())
+    };
+    assert_eq!(off(&|_| {}), 0.0);
+    assert!(off(&|seed| seed.values[40] += 1.0) > 1e-3);
+    assert!(off(&|seed| seed.positions.swap(0, 1)) > 1e-1);
 }

@@ -33,6 +33,21 @@ fn every_kind_of_op_is_drawn() {
     assert_eq!(names.len(), 35, "{names:?}");
 }
 
+#[test]
+fn a_difference_tells_a_gradient_that_is_off_by_a_thousandth() {
+    // The control of the comparison in the properties.
+    let case = super::Case::new(&architecture(), &[7], 3);
+    for text in ["embed", "layers.0.attn_probs", "layers.0.router_logits", "layers.1.conv_out"] {
+        let (site, gradient) = (site(text), case.vjp(&[site(text)], false).remove(0).array);
+        // Along the gradient itself, where a difference is largest.
+        let direction: Vec<f64> = gradient.values().iter().map(|&x| x as f64).collect();
+        let square: f64 = direction.iter().map(|x| x * x).sum();
+        let truth = case.difference(&case.weights, 0, site, &direction);
+        assert!((square - truth).abs() < 1e-4 * square, "{text}: {square} instead of {truth}");
+        assert!((1.001 * square - truth).abs() > 1e-4 * square, "{text}");
+    }
+}
+
 /// Two layers: attention and experts, then a recurrence and neurons.
 fn architecture() -> Architecture {
     let norm = Norm::rms(1e-5);
