@@ -44,6 +44,9 @@ pub enum Error {
         /// What to change.
         remedy: String,
     },
+    /// The one who asked for the call wanted it no more: see [`Interrupt`](crate::Interrupt).
+    #[error("the call was interrupted")]
+    Interrupted,
     /// An architecture whose numbers contradict each other.
     #[error("impossible architecture: {problem}")]
     Architecture {
@@ -68,6 +71,7 @@ impl Error {
             | Error::Plan { remedy, .. }
             | Error::Value { remedy, .. }
             | Error::Input { remedy, .. } => Some(remedy),
+            Error::Interrupted => None,
             Error::Several(all) => all.first().and_then(Error::remedy),
             Error::Architecture { .. } => Some("correct config.json, or get it anew from where the model came from"),
         }

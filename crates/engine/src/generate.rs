@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::exec::{Call, Model, Saved};
+use crate::interrupt::{Interrupt, Watch};
 use crate::plan::{Capture, Lengths, Plan};
 use crate::sample::{Sampler, Sampling};
 use crate::site::Site;
@@ -21,11 +22,13 @@ pub struct Generate {
     pub eos: Vec<u32>,
     /// Prompt tokens of a row that go through at once.
     pub chunk: Option<usize>,
+    /// Asked now and then whether to stop.
+    pub interrupt: Option<Interrupt>,
 }
 
 impl Default for Generate {
     fn default() -> Generate {
-        Generate { max_new: 64, sampling: Sampling::default(), eos: Vec::new(), chunk: None }
+        Generate { max_new: 64, sampling: Sampling::default(), eos: Vec::new(), chunk: None, interrupt: None }
     }
 }
 
@@ -102,6 +105,7 @@ impl Model {
             ));
         }
         let mut call = Call::new(self, &compiled, &prompts, options.chunk, true);
+        call.watch = Watch::new(options.interrupt.as_ref());
         (0..inputs.len()).for_each(|row| call.reserve(row, limits[row].min(prompts[row] + RESERVED)));
         let mut rows: Vec<Row> =
             inputs.iter().enumerate().map(|(row, tokens)| Row::new(row, tokens, &options.sampling)).collect();

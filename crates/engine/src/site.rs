@@ -108,6 +108,9 @@ fn layer_of<'p>(program: &'p Program, site: Option<&Site>) -> Option<&'p Layer> 
 }
 
 fn parse(program: &Program, text: &str) -> Result<(Point, Option<Layers>)> {
+    if let Some(site) = canonical(text) {
+        return Ok((site.point, site.layer.map(Layers::One)));
+    }
     let depth = program.architecture().layers.len();
     // Our own addresses are what most texts are, and need no search.
     if let Some((layer, point)) = text.strip_prefix("layers.").and_then(|rest| rest.split_once('.'))
@@ -133,6 +136,18 @@ fn parse(program: &Program, text: &str) -> Result<(Point, Option<Layers>)> {
         }
     }
     Err(unknown(program, text))
+}
+
+/// The site that a text is the address of, which programs write: found without trying every way to write a point.
+fn canonical(text: &str) -> Option<Site> {
+    match text.strip_prefix("layers.") {
+        None => Point::named(text).filter(|point| point.info().scope == Scope::Model).map(Site::model),
+        Some(rest) => {
+            let (layer, name) = rest.split_once('.')?;
+            let point = Point::named(name).filter(|point| point.info().scope == Scope::Layer)?;
+            Some(Site::layer(layer.parse().ok()?, point))
+        }
+    }
 }
 
 /// Every way to write a point's address, `{}` for the layer.

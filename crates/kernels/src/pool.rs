@@ -6,7 +6,7 @@
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
@@ -37,6 +37,17 @@ struct Worker {
     handle: Option<JoinHandle<()>>,
 }
 
+/// How often this process was forked off; see [`Pool::after_fork`].
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
+/// The threads of a pool, and what they and the caller share.
+struct Team {
+    state: Arc<State>,
+    workers: Vec<Worker>,
+    /// The process that started them.
+    forks: u32,
+}
+
 /// A team of threads that run parallel loops.
 ///
 /// ```
@@ -46,26 +57,21 @@ struct Worker {
 /// assert_eq!(sum.into_inner(), 4950);
 /// ```
 pub struct Pool {
-    state: Arc<State>,
-    workers: Vec<Worker>,
+    threads: usize,
     /// Held during a job; a second caller that finds it taken does its own work alone rather than wait or oversubscribe.
-    busy: Mutex<()>,
+    team: Mutex<Team>,
 }
 
 impl Pool {
     /// A team of `threads` in all, the caller included.
     pub fn new(threads: usize) -> Pool {
-        let state = Arc::new(State {
-            gate: AtomicU64::new(0),
-            job: Mutex::new(None),
-            next: AtomicUsize::new(0),
-            tasks: AtomicUsize::new(0),
-            quit: AtomicBool::new(false),
-            panic: Mutex::new(None),
-        });
-        // A thread that cannot be started leaves a smaller team, which computes the same.
-        let workers = (1..threads.max(1)).map_while(|index| Worker::start(index, &state)).collect();
-        Pool { state, workers, busy: Mutex::new(()) }
+        let team = Team::start(threads);
+        Pool { threads: team.workers.len() + 1, team: Mutex::new(team) }
+    }
+
+    /// To be called in the child after a fork: threads are not inherited, so every pool starts its own anew when it is next used.
+    pub fn after_fork() {
+        FORKS.fetch_add(1, Ordering::Relaxed);
     }
 
     /// The team that everything shares unless told otherwise: `PELLUCID_THREADS`, `RAYON_NUM_THREADS` or
@@ -77,25 +83,46 @@ impl Pool {
 
     /// Threads in the team, the caller included.
     pub fn threads(&self) -> usize {
-        self.workers.len() + 1
+        self.threads
     }
 
     /// Runs `job(0)` … `job(tasks - 1)`, each once, on all threads, and returns when all are done.
     ///
     /// A panic in a task is rethrown here once the others have finished.
     pub fn run(&self, tasks: usize, job: &(dyn Fn(usize) + Sync)) {
-        let guard = if tasks > 1 && !self.workers.is_empty() { self.busy.try_lock().ok() } else { None };
-        let Some(_guard) = guard else {
+        let team = if tasks > 1 && self.threads > 1 { self.team.try_lock().ok() } else { None };
+        let Some(mut team) = team else {
             (0..tasks).for_each(job);
             return;
         };
-        self.open(tasks, job);
-        let outcome = catch_unwind(AssertUnwindSafe(|| work(&self.state, job)));
-        self.close();
-        let theirs = self.state.panic.lock().ok().and_then(|mut slot| slot.take());
+        if team.forks != FORKS.load(Ordering::Relaxed) {
+            *team = Team::start(self.threads);
+        }
+        team.open(tasks, job);
+        let outcome = catch_unwind(AssertUnwindSafe(|| work(&team.state, job)));
+        team.close();
+        let theirs = team.state.panic.lock().ok().and_then(|mut slot| slot.take());
+        // Unwinding with the team in hand would mark it as broken.
+        drop(team);
         if let Some(panic) = outcome.err().or(theirs) {
             resume_unwind(panic);
         }
+    }
+}
+
+impl Team {
+    fn start(threads: usize) -> Team {
+        let state = Arc::new(State {
+            gate: AtomicU64::new(0),
+            job: Mutex::new(None),
+            next: AtomicUsize::new(0),
+            tasks: AtomicUsize::new(0),
+            quit: AtomicBool::new(false),
+            panic: Mutex::new(None),
+        });
+        // A thread that cannot be started leaves a smaller team, which computes the same.
+        let workers = (1..threads.max(1)).map_while(|index| Worker::start(index, &state)).collect();
+        Team { state, workers, forks: FORKS.load(Ordering::Relaxed) }
     }
 
     fn open(&self, tasks: usize, job: &(dyn Fn(usize) + Sync)) {
@@ -125,14 +152,18 @@ impl Pool {
     }
 }
 
-impl Drop for Pool {
+impl Drop for Team {
     fn drop(&mut self) {
         self.state.quit.store(true, Ordering::SeqCst);
         for worker in &mut self.workers {
             worker.thread.unpark();
-            if let Some(handle) = worker.handle.take() {
+            let Some(handle) = worker.handle.take() else { continue };
+            if self.forks == FORKS.load(Ordering::Relaxed) {
                 // A worker has nothing to report: its tasks' panics went to their caller.
                 let _ = handle.join();
+            } else {
+                // The thread exists in the parent only, and its memory here may already serve another.
+                std::mem::forget(handle);
             }
         }
     }
@@ -244,6 +275,23 @@ mod tests {
             done.fetch_add(1, Ordering::Relaxed);
         });
         assert_eq!(done.into_inner(), 8);
+    }
+
+    #[test]
+    fn a_pool_starts_its_threads_anew_after_a_fork() {
+        let pool = Pool::new(2);
+        let total = AtomicUsize::new(0);
+        let count = |_| {
+            total.fetch_add(1, Ordering::Relaxed);
+        };
+        pool.run(10, &count);
+        let before = Arc::downgrade(&pool.team.lock().expect("nobody panicked").state);
+        Pool::after_fork();
+        pool.run(10, &count);
+        let team = pool.team.lock().expect("nobody panicked");
+        assert_eq!(total.into_inner(), 20);
+        assert_eq!(team.forks, FORKS.load(Ordering::Relaxed));
+        assert!(!before.upgrade().is_some_and(|before| Arc::ptr_eq(&before, &team.state)));
     }
 
     #[test]

@@ -37,5 +37,5 @@ pub mod tokenizer;
 pub use error::{Error, Result};
 pub use inspect::{Report, inspect, inspect_as};
 pub use load::Storage;
-pub use model::{LoadOptions, LoadedModel, locate, program_of};
+pub use model::{LoadOptions, LoadedModel, locate, program_of, tokenizer_of};
 pub use prepare::prepare;

@@ -64,8 +64,8 @@ impl LoadedModel {
         let config = Config::parse(builtin::CONFIG, origin)?;
         let tensors = || Ok(Tensors::Checkpoint(Checkpoint::from_static(builtin::WEIGHTS, builtin::NAME)?));
         let (family, warnings) = assume::read(&config, options.assume.as_deref(), tensors)?;
-        let tokenizer = Tokenizer::from_bytes(origin, builtin::TOKENIZER, &builtin::sidecars())?;
-        let parts = Parts { config, family, tensors: tensors()?, tokenizer: Some(tokenizer), chat: None, warnings };
+        let parts =
+            Parts { config, family, tensors: tensors()?, tokenizer: Some(builtin_tokenizer()?), chat: None, warnings };
         assemble(origin, parts, options, &mut |_| {})
     }
 
@@ -280,6 +280,20 @@ pub fn program_of(path: Option<&Path>, assume: Option<&str>) -> Result<(Program,
     };
     let (family, warnings) = assume::read(&config, assume, tensors)?;
     Ok((Program::new(family.architecture)?, warnings))
+}
+
+/// The tokenizer of a directory, GGUF file or (where absent) the built-in model, if it has one, without its weights.
+pub fn tokenizer_of(path: Option<&Path>) -> Result<Option<Tokenizer>> {
+    let base = path.filter(|path| adapter::is_adapter(path)).map(base_of_adapter).transpose()?;
+    match base.as_deref().or(path) {
+        None => builtin_tokenizer().map(Some),
+        Some(path) if path.is_dir() => Tokenizer::from_dir(path),
+        Some(path) => Ok(gguf_tokenizer(&GgufFile::open(path)?, path)?.0),
+    }
+}
+
+fn builtin_tokenizer() -> Result<Tokenizer> {
+    Tokenizer::from_bytes(Path::new(builtin::NAME), builtin::TOKENIZER, &builtin::sidecars())
 }
 
 fn config_of(path: &Path) -> Result<Config> {

@@ -41,7 +41,7 @@ pub fn run(args: GenerateArgs) -> Result<(), Failure> {
     let left =
         loaded.model.program().architecture().context.map(|context| (context + 1).saturating_sub(prompt.len()).max(1));
     let max_new = args.max_new.map_or_else(|| left.unwrap_or(DEFAULT_LENGTH).min(DEFAULT_LENGTH), |n| n as usize);
-    let options = Generate { max_new, sampling, eos, chunk: None };
+    let options = Generate { max_new, sampling, eos, ..Generate::default() };
 
     // Text streams as it comes; with stop strings only what cannot become part of one, so that none is ever shown.
     let mut stream = Stream::new(!args.json && loaded.tokenizer.is_some(), &args.stop);

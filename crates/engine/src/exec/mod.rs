@@ -23,6 +23,7 @@ use crate::array::Array;
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::grad::{self, Cotangents, Tape, TapsBack};
+use crate::interrupt::{Interrupt, Watch};
 use crate::plan::{Capture, Compiled, Lengths, Plan, PlanCache, ValueId, compile};
 use crate::point::Point;
 use crate::program::{EdgeId, OpKind, Program};
@@ -47,6 +48,8 @@ pub struct Model {
 pub struct RunOptions {
     /// Tokens of a row that go through at once; the whole prompt where absent. It bounds memory and never changes a number.
     pub chunk: Option<usize>,
+    /// Asked now and then whether to stop.
+    pub interrupt: Option<Interrupt>,
     /// For gradients, keep only what enters each layer and run the layers again on the way back: the same numbers for less memory
     /// and more time.
     pub recompute: bool,
@@ -157,6 +160,7 @@ impl Model {
         let prompts: Vec<usize> = inputs.iter().map(Vec::len).collect();
         let compiled = self.compile(plan, Lengths { prompts: &prompts, limits: &prompts }, false)?;
         let mut call = Call::new(self, &compiled, &prompts, options.chunk, false);
+        call.watch = Watch::new(options.interrupt.as_ref());
         let mut tapes = Vec::new();
         for group in &compiled.groups {
             match compiled.gradient_edges(&self.program) {
@@ -231,6 +235,7 @@ pub(crate) struct Call<'a> {
     chunk: usize,
     pub rows: Vec<RowState>,
     pub collector: Collector,
+    pub watch: Watch,
     arena: Arena,
     buffers: Buffers,
 }
@@ -255,6 +260,7 @@ impl<'a> Call<'a> {
             chunk,
             rows,
             collector,
+            watch: Watch::new(None),
             arena: Arena::default(),
             buffers: Buffers::new(model.program()),
         }
@@ -382,7 +388,7 @@ impl<'a> Call<'a> {
             again: false,
             first_tap: 0,
         };
-        let values = run_ops(self.model.backend.as_ref(), &mut frame, &mut taps, keep)?;
+        let values = run_ops(self.model.backend.as_ref(), &mut frame, &mut taps, keep, &mut self.watch)?;
         for segment in &pass.segments {
             self.rows[segment.row].len += segment.count;
         }
@@ -406,10 +412,17 @@ pub(crate) fn pass_by(frame: &mut Frame, taps: &mut Taps, layer: usize) -> Resul
 }
 
 /// Walks the op list as far as somebody needs it. Gives the value of the edge to keep.
-fn run_ops(backend: &dyn Backend, frame: &mut Frame, taps: &mut Taps, keep: Option<EdgeId>) -> Result<Vec<f32>> {
+fn run_ops(
+    backend: &dyn Backend,
+    frame: &mut Frame,
+    taps: &mut Taps,
+    keep: Option<EdgeId>,
+    watch: &mut Watch,
+) -> Result<Vec<f32>> {
     let (program, compiled) = (frame.program, taps.compiled);
     let mut index = 0;
     while index < compiled.ops {
+        watch.check()?;
         let op = &program.ops()[index];
         let skipped = op.layer.filter(|&layer| compiled.skipped[layer] && program.layer_ops(layer).start == index);
         if let Some(layer) = skipped {

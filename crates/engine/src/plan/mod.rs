@@ -13,6 +13,8 @@ mod json_value;
 
 mod order;
 mod select;
+mod shapes;
+mod then;
 mod value;
 
 pub(crate) use cache::PlanCache;
@@ -21,6 +23,7 @@ pub(crate) use compile_value::{Stretch, Values, stretched, to_logits};
 pub use explain::Explanation;
 pub(crate) use select::Columns;
 pub use select::{Phase, Positions};
+pub use shapes::Shapes;
 pub use value::{Across, Body, Combine, Expr, Fold, Function, Map, Pick, Value, ValueId};
 
 use crate::array::Array;

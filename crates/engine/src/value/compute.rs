@@ -119,7 +119,7 @@ pub(super) fn array(values: ArrayD<f32>) -> Array {
 
 fn zip(shape: &[usize], a: &Array, b: &Array, f: impl Fn(f32, f32) -> f32) -> Array {
     // Equal shapes, or one number: the common cases need no broadcasting.
-    if a.shape() == b.shape() {
+    if a.shape() == b.shape() && a.shape() == shape {
         return Array::new(shape.to_vec(), a.values().iter().zip(b.values()).map(|(&a, &b)| f(a, b)).collect());
     }
     if let ([b], true) = (b.values(), a.shape() == shape) {

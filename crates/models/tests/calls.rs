@@ -1,0 +1,84 @@
+//! Stopping a call from outside, plans one after the other, and shapes without weights.
+
+use pellucid_engine::plan::Expr;
+use pellucid_engine::{Action, Error, Generate, Interrupt, Operand, Plan, RunOptions, Tap};
+use pellucid_models::{LoadOptions, LoadedModel};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+fn model() -> LoadedModel {
+    LoadedModel::builtin(&LoadOptions::default()).expect("the model inside")
+}
+
+/// Says stop from the third question on, and counts.
+fn third_time() -> (Interrupt, Arc<AtomicUsize>) {
+    let asked = Arc::new(AtomicUsize::new(0));
+    let counted = asked.clone();
+    (Interrupt(Arc::new(move || counted.fetch_add(1, Ordering::Relaxed) >= 2)), asked)
+}
+
+#[test]
+fn a_call_ends_when_it_is_told_to_and_the_next_is_right() {
+    let loaded = model();
+    let row: Vec<u32> = (0..250).map(|n| n % 1000 + 10).collect();
+    let plan = Plan::capture(["logits"]);
+    let before = loaded.model.run(std::slice::from_ref(&row), &plan, &RunOptions::default()).expect("a run");
+
+    let (interrupt, asked) = third_time();
+    let options = RunOptions { interrupt: Some(interrupt), ..RunOptions::default() };
+    let outcome = loaded.model.run(&vec![row.clone(); 200], &plan, &options);
+    assert_eq!(outcome.expect_err("it was stopped"), Error::Interrupted);
+    assert_eq!(asked.load(Ordering::Relaxed), 3);
+
+    let (interrupt, _) = third_time();
+    let options = Generate { max_new: 250, interrupt: Some(interrupt), ..Generate::default() };
+    let outcome = loaded
+        .model
+        .generate(&vec![row[..5].to_vec(); 64], &Plan::default(), &options, &mut |_, _| pellucid_engine::Control::Go);
+    assert_eq!(outcome.expect_err("it was stopped"), Error::Interrupted);
+
+    let after = loaded.model.run(&[row], &plan, &RunOptions::default()).expect("a run");
+    assert_eq!(before.captures[0].array, after.captures[0].array);
+}
+
+/// What enters a layer times two, written behind it, and saved.
+fn doubled(from: &str, to: &str) -> Plan {
+    let mut plan = Plan::default();
+    let stream = plan.read(Tap::new(from, Action::Read));
+    let two = plan.value(Expr::Constant(pellucid_engine::Array::new(vec![], vec![2.0])));
+    let both = plan.value(Expr::Combine(pellucid_engine::plan::Combine::Mul, stream, two));
+    plan.save.push(both);
+    plan.with(Tap::new(to, Action::Set(Operand::Value(both))))
+}
+
+#[test]
+fn a_plan_after_another_is_as_if_written_at_once() {
+    let loaded = model();
+    let rows = [loaded.encode("Tom saw a dog.").expect("tokens")];
+    let (first, second) =
+        (doubled("layers.0.resid_pre", "layers.1.resid_post"), doubled("layers.1.resid_post", "layers.3.resid_post"));
+    let both = first.clone().then(second.clone());
+    assert_eq!((both.taps.len(), both.values.len(), &both.save), (4, 6, &vec![2, 5]));
+    let run = loaded.model.run(&rows, &both, &RunOptions::default()).expect("a run");
+    let (once, twice) = (run.value(2, 0).expect("the first"), run.value(5, 0).expect("the second"));
+    assert!(once.values().iter().zip(twice.values()).all(|(once, twice)| 2.0 * once == *twice));
+}
+
+#[test]
+fn shapes_are_known_without_a_run() {
+    let loaded = model();
+    let rows = [loaded.encode("Tom saw a dog.").expect("tokens"), vec![5, 6, 7]];
+    let plan = doubled("layers.0.resid_pre", "layers.1.resid_post")
+        .with(Tap::new("layers.2.attn_probs", Action::Capture(None)));
+    let lengths = [rows[0].len(), 3];
+    let shapes = plan.shapes(loaded.model.program(), &lengths).expect("a plan that works");
+    let run = loaded.model.run(&rows, &plan, &RunOptions::default()).expect("a run");
+    assert_eq!(shapes.captures.len(), run.captures.len());
+    for ((tap, row, shape), capture) in shapes.captures.iter().zip(&run.captures) {
+        assert_eq!((*tap, *row, shape.as_slice()), (capture.tap, capture.row, capture.array.shape()));
+    }
+    assert_eq!(shapes.saved.len(), run.saved.len());
+    for ((value, row, shape), saved) in shapes.saved.iter().zip(&run.saved) {
+        assert_eq!((*value, *row, shape.as_deref()), (saved.value, saved.row, Some(saved.array.shape())));
+    }
+}

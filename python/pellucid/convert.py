@@ -1,0 +1,77 @@
+"""Prompts to tokens, numbers to arrays: what comes in from Python, numpy and torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .errors import InputError, PlanError
+
+if TYPE_CHECKING:
+    from . import _core
+
+Prompt = Any
+"""A text, a list of token ids, an array of them, or a conversation (a list of `{"role": …, "content": …}`)."""
+
+
+def array(value: Any) -> np.ndarray:
+    """An f32 array of what can be one: numbers, lists, numpy arrays and torch tensors of any number format (bf16 too)."""
+    if isinstance(value, np.ndarray):
+        return np.asarray(value, dtype=np.float32)
+    if hasattr(value, "detach"):
+        # A torch tensor: numpy has no bf16, so torch itself widens it.
+        return value.detach().float().cpu().numpy()
+    try:
+        return np.asarray(value, dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        raise PlanError(
+            f"{type(value).__name__} is not an array of numbers: {error}",
+            "give numbers, arrays or values of this block",
+        ) from None
+
+
+def rows(core: _core.Model, prompts: Any) -> tuple[list[Any], bool]:
+    """The rows of tokens that prompts mean, and whether they are one prompt that was not in a list."""
+    if type(prompts) is list and prompts and type(prompts[0]) is int:
+        return [prompts], True
+    if isinstance(prompts, str) or _is_tokens(prompts) or _is_chat(prompts):
+        return [tokens(core, prompts)], True
+    if _dimensions(prompts) == 2:
+        return [tokens(core, row) for row in prompts], False
+    if isinstance(prompts, Sequence):
+        return [tokens(core, prompt) for prompt in prompts], False
+    raise InputError(
+        f"{type(prompts).__name__} is not a prompt", "give a text, a list of token ids, or a list of those"
+    )
+
+
+def tokens(core: _core.Model, prompt: Prompt) -> Any:
+    """The tokens of one prompt."""
+    if isinstance(prompt, str):
+        return core.encode(prompt, True)
+    if _is_chat(prompt):
+        return core.encode_chat([(message["role"], message["content"]) for message in prompt])
+    if type(prompt) is list:
+        return prompt
+    if isinstance(prompt, (Sequence, np.ndarray)) or hasattr(prompt, "tolist"):
+        return [int(token) for token in prompt]
+    raise InputError(f"{type(prompt).__name__} is not a prompt", "give a text or a list of token ids")
+
+
+def _is_tokens(prompts: Any) -> bool:
+    if isinstance(prompts, Sequence):
+        return len(prompts) > 0 and not isinstance(prompts[0], (str, Mapping)) and _dimensions(prompts[0]) == 0
+    return _dimensions(prompts) == 1
+
+
+def _is_chat(prompts: Any) -> bool:
+    return isinstance(prompts, Sequence) and len(prompts) > 0 and isinstance(prompts[0], Mapping)
+
+
+def _dimensions(value: Any) -> int:
+    if isinstance(value, int):
+        return 0
+    dimensions = getattr(value, "ndim", None)
+    return dimensions if isinstance(dimensions, int) else -1

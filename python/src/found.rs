@@ -1,0 +1,83 @@
+//! What came back from a run, as Python objects that share the engine's memory.
+
+use crate::array::Array;
+use crate::record::Kept;
+use pellucid_engine as engine;
+use pyo3::prelude::*;
+use std::collections::HashMap;
+
+/// Captures and saved values, with what the record calls them.
+pub struct Found {
+    pub captures: Vec<engine::Capture>,
+    pub saved: Vec<engine::Saved>,
+    pub passed_over: Vec<engine::Site>,
+    /// For each recorded tap its place in the plan.
+    pub places: Vec<usize>,
+    /// What the block saves.
+    pub saves: Vec<Kept>,
+    /// The call had one row, so that its number need not be said.
+    pub one_row: bool,
+    /// The call had steps.
+    pub steps: bool,
+}
+
+/// A captured value: its site, row, positions, numbers and (for a top-k reduction) their units.
+pub type Captured = (String, usize, Vec<usize>, Array, Option<Array>);
+
+impl Found {
+    /// What the block saved, in its order: an array where there is one, else a list of `(row, step, array)`.
+    pub fn saved<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let (mut values, mut captures): (HashMap<usize, Vec<usize>>, HashMap<usize, Vec<usize>>) = Default::default();
+        self.saved.iter().enumerate().for_each(|(at, saved)| values.entry(saved.value).or_default().push(at));
+        self.captures.iter().enumerate().for_each(|(at, capture)| captures.entry(capture.tap).or_default().push(at));
+        let none = Vec::new();
+        let each = self.saves.iter().map(|kept| match kept {
+            Kept::Capture(tap) => {
+                let found = captures.get(tap).unwrap_or(&none).iter().map(|&at| &self.captures[at]);
+                let found = found.map(|capture| (Some(capture.row), None, Array(capture.array.clone())));
+                self.organised(py, found.collect())
+            }
+            Kept::Value(id) => {
+                let found = values.get(id).unwrap_or(&none).iter().map(|&at| &self.saved[at]);
+                let step = |saved: &engine::Saved| self.steps.then_some(saved.step);
+                let found = found.map(|saved| (saved.row, step(saved), Array(saved.array.clone())));
+                self.organised(py, found.collect())
+            }
+        });
+        each.collect()
+    }
+
+    fn organised<'py>(
+        &self,
+        py: Python<'py>,
+        mut found: Vec<(Option<usize>, Option<usize>, Array)>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let alone =
+            |(row, step, _): &(Option<usize>, Option<usize>, Array)| step.is_none() && (row.is_none() || self.one_row);
+        if found.len() == 1 && found.iter().all(alone) {
+            return Ok(Bound::new(py, found.remove(0).2)?.into_any());
+        }
+        found.into_pyobject(py)
+    }
+
+    /// What a recorded tap captured, row by row; of a pattern, site by site.
+    pub fn captured(&self, tap: usize) -> Vec<Captured> {
+        let place = self.places.get(tap).copied();
+        self.captures.iter().filter(|capture| Some(capture.tap) == place).map(described).collect()
+    }
+
+    /// Everything that was captured, in the plan's order.
+    pub fn all(&self) -> Vec<Captured> {
+        self.captures.iter().map(described).collect()
+    }
+
+    /// Sites that patterns passed over.
+    pub fn passed_over(&self) -> Vec<String> {
+        self.passed_over.iter().map(|site| site.to_string()).collect()
+    }
+}
+
+fn described(capture: &engine::Capture) -> Captured {
+    let units = capture.units.clone().map(Array);
+    (capture.site.to_string(), capture.row, capture.positions.clone(), Array(capture.array.clone()), units)
+}

@@ -1,0 +1,59 @@
+//! The engine as the Python module `pellucid._core`.
+//!
+//! This crate translates and nothing else: Python objects become rows of tokens and plans, what a run gives back becomes objects that
+//! share the engine's memory. What people use is the package around it (`pellucid/*.py`).
+//!
+//! | module | its part |
+//! |---|---|
+//! | `model` | loading, tokens, sites, weights |
+//! | `run` | runs and generations: with the interpreter released, and stopped by its signals |
+//! | `found` | what came back |
+//! | `record` | what a block recorded, as a plan |
+//! | `expression` | the values among it |
+//! | `array` | arrays in both directions, without copies where the memory is ours |
+//! | `errors` | the package's exceptions |
+
+mod array;
+mod errors;
+mod expression;
+mod found;
+mod model;
+mod record;
+mod run;
+
+use pyo3::prelude::*;
+
+/// The engine: what the package `pellucid` is made of.
+#[pymodule]
+mod _core {
+    #[pymodule_export]
+    use super::array::Array;
+    #[pymodule_export]
+    use super::model::{Model, pull};
+    #[pymodule_export]
+    use super::record::Plan;
+    #[pymodule_export]
+    use super::run::{Generation, Run, generate, run, scan};
+    #[pymodule_export]
+    use super::{after_fork, points, version};
+}
+
+/// Every point that a model may have: its name, whether it is in layers, and what it is.
+#[pyfunction]
+fn points() -> Vec<(&'static str, bool, &'static str)> {
+    use pellucid_engine::point::{Point, Scope};
+    let described = Point::ALL.iter().map(|point| point.info());
+    described.map(|info| (info.name, info.scope == Scope::Layer, info.meaning)).collect()
+}
+
+/// The version of the engine.
+#[pyfunction]
+fn version() -> &'static str {
+    env!("CARGO_PKG_VERSION")
+}
+
+/// Tells the engine that this process is the child of a fork: threads are not inherited, and start anew.
+#[pyfunction]
+fn after_fork() {
+    pellucid_kernels::Pool::after_fork();
+}

@@ -1,0 +1,303 @@
+//! Runs and generations: with the interpreter released, and stopped by its signals.
+
+use crate::errors::{Kind, error, from_models, guarded, raised};
+use crate::found::{Captured, Found};
+use crate::model::Model;
+use crate::record::{Kept, Plan};
+use pellucid_engine::{self as engine, Finish, Generate, Interrupt, RunOptions, Sampling};
+use pellucid_models::prepare;
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList, PyTuple};
+use std::borrow::Cow;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// What a run gave back.
+#[pyclass(frozen, module = "pellucid._core")]
+pub struct Run {
+    found: Found,
+    time: Duration,
+}
+
+/// What a generation gave back.
+#[pyclass(frozen, module = "pellucid._core")]
+pub struct Generation {
+    found: Found,
+    rows: Vec<engine::Generated>,
+    texts: Vec<Option<String>>,
+    prefill: Duration,
+    decode: Duration,
+}
+
+#[pymethods]
+impl Run {
+    /// What the block saved, in its order: an array, or a list of `(row, step, array)`.
+    fn saved<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        self.found.saved(py)
+    }
+
+    /// What a recorded tap captured.
+    fn captured(&self, tap: usize) -> Vec<Captured> {
+        self.found.captured(tap)
+    }
+
+    /// Everything that was captured, in the plan's order.
+    fn all(&self) -> Vec<Captured> {
+        self.found.all()
+    }
+
+    /// Sites that patterns passed over.
+    #[getter]
+    fn passed_over(&self) -> Vec<String> {
+        self.found.passed_over()
+    }
+
+    /// Seconds in the engine.
+    #[getter]
+    fn seconds(&self) -> f64 {
+        self.time.as_secs_f64()
+    }
+}
+
+#[pymethods]
+impl Generation {
+    /// What the block saved, in its order: an array, or a list of `(row, step, array)`.
+    fn saved<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        self.found.saved(py)
+    }
+
+    /// What a recorded tap captured.
+    fn captured(&self, tap: usize) -> Vec<Captured> {
+        self.found.captured(tap)
+    }
+
+    /// Sites that patterns passed over.
+    #[getter]
+    fn passed_over(&self) -> Vec<String> {
+        self.found.passed_over()
+    }
+
+    /// For each row its new tokens, its text and why it ended.
+    #[getter]
+    fn rows(&self) -> Vec<(Vec<u32>, Option<String>, &'static str)> {
+        let finish = |finish| match finish {
+            Finish::Eos => "eos",
+            Finish::Length => "length",
+            Finish::Stop => "stop",
+        };
+        let rows = self.rows.iter().zip(&self.texts);
+        rows.map(|(row, text)| (row.tokens.clone(), text.clone(), finish(row.finish))).collect()
+    }
+
+    /// Seconds in the prompts, and in the steps after them.
+    #[getter]
+    fn seconds(&self) -> (f64, f64) {
+        (self.prefill.as_secs_f64(), self.decode.as_secs_f64())
+    }
+}
+
+/// Runs rows of tokens under a plan, after standing edits.
+#[pyfunction]
+pub fn run(
+    py: Python<'_>,
+    model: &Model,
+    rows: &Bound<'_, PyList>,
+    plan: &Plan,
+    edits: &Bound<'_, PyTuple>,
+    chunk: Option<usize>,
+    recompute: bool,
+) -> PyResult<Run> {
+    let (loaded, rows, edits) = (model.loaded(py)?, tokens(py, rows)?, joined(edits)?);
+    let (run, time, whole) = calling(py, || {
+        let whole = Whole::new(plan, edits, &rows, model)?;
+        let options = RunOptions { chunk, recompute, interrupt: Some(interrupt()) };
+        let started = Instant::now();
+        let run = loaded.model.run(&rows, &whole.plan, &options)?;
+        Ok((run, started.elapsed(), whole))
+    })?;
+    let found = Found {
+        captures: run.captures,
+        saved: run.saved,
+        passed_over: run.passed_over,
+        places: whole.places,
+        saves: whole.saves,
+        one_row: rows.len() == 1,
+        steps: false,
+    };
+    Ok(Run { found, time })
+}
+
+/// Continues rows of tokens under a plan, after standing edits; `watch(row, token, text)` hears of each new token.
+#[pyfunction]
+pub fn generate(
+    py: Python<'_>,
+    model: &Model,
+    rows: &Bound<'_, PyList>,
+    plan: &Plan,
+    edits: &Bound<'_, PyTuple>,
+    options: &Bound<'_, PyDict>,
+    watch: Option<Py<PyAny>>,
+) -> PyResult<Generation> {
+    let (loaded, rows, edits) = (model.loaded(py)?, tokens(py, rows)?, joined(edits)?);
+    let mut settings = settings(py, options)?;
+    if settings.eos {
+        settings.generate.eos = loaded.eos.clone();
+    }
+    settings.generate.interrupt = Some(interrupt());
+    let Settings { generate, stop, .. } = &settings;
+    let (generation, whole) = calling(py, || {
+        let whole = Whole::new(plan, edits, &rows, model)?;
+        let generation = loaded.generate(&rows, &whole.plan, generate, stop, &mut |row, token, text| {
+            if let Some(watch) = watch.as_ref().filter(|_| !raised::any()) {
+                Python::attach(|py| raised::keep_from(watch.call1(py, (row, token, text))));
+            }
+        })?;
+        Ok((generation, whole))
+    })?;
+    let texts = generation.rows.iter().map(|row| loaded.text(&row.tokens, row.finish, stop)).collect();
+    let engine::Generation { rows, captures, saved, passed_over, prefill, decode } = generation;
+    let (places, saves, one_row) = (whole.places, whole.saves, rows.len() == 1);
+    let found = Found { captures, saved, passed_over, places, saves, one_row, steps: true };
+    Ok(Generation { found, rows, texts, prefill, decode })
+}
+
+/// For each of a row, or of all rows at once, a shape; none where it depends on a function.
+type RowShapes = Vec<(Option<usize>, Option<Vec<usize>>)>;
+
+/// The shapes of what a block would save for rows of tokens.
+#[pyfunction]
+pub fn scan(
+    py: Python<'_>,
+    model: &Model,
+    rows: &Bound<'_, PyList>,
+    plan: &Plan,
+    edits: &Bound<'_, PyTuple>,
+) -> PyResult<Vec<RowShapes>> {
+    let (rows, edits) = (tokens(py, rows)?, joined(edits)?);
+    let (shapes, whole) = calling(py, || {
+        let lengths: Vec<usize> = rows.iter().map(Vec::len).collect();
+        model.check_lengths(&lengths)?;
+        let whole = Whole::new(plan, edits, &rows, model)?;
+        Ok((whole.plan.shapes(model.program(), &lengths)?, whole))
+    })?;
+    let of = |kept: &Kept| match *kept {
+        Kept::Value(id) => {
+            shapes.saved.iter().filter(|saved| saved.0 == id).map(|(_, row, shape)| (*row, shape.clone())).collect()
+        }
+        Kept::Capture(tap) => {
+            let captures = shapes.captures.iter().filter(|capture| capture.0 == tap);
+            captures.map(|(_, row, shape)| (Some(*row), Some(shape.clone()))).collect()
+        }
+    };
+    Ok(whole.saves.iter().map(of).collect())
+}
+
+/// Standing edits and a plan after them, as one; what the plan's record speaks of moves along.
+struct Whole<'a> {
+    plan: Cow<'a, engine::Plan>,
+    places: Vec<usize>,
+    saves: Vec<Kept>,
+}
+
+impl<'a> Whole<'a> {
+    fn new(
+        plan: &'a Plan,
+        edits: engine::Plan,
+        rows: &[Vec<u32>],
+        model: &Model,
+    ) -> pellucid_models::Result<Whole<'a>> {
+        if edits == engine::Plan::default() {
+            let (places, saves) = (plan.places.clone(), plan.saves.clone());
+            return Ok(Whole { plan: Cow::Borrowed(&plan.inner), places, saves });
+        }
+        // Files and tokens' texts occur in plans that were read, not in what a block records.
+        let before = prepare(edits, Path::new("."), rows, model.optional_tokenizer())?;
+        let (taps, values) = (before.taps.len(), before.values.len());
+        let moved = |kept: &Kept| match *kept {
+            Kept::Value(id) => Kept::Value(id + values),
+            Kept::Capture(tap) => Kept::Capture(tap + taps),
+        };
+        Ok(Whole {
+            places: plan.places.iter().map(|place| place + taps).collect(),
+            saves: plan.saves.iter().map(moved).collect(),
+            plan: Cow::Owned(before.then(plan.inner.clone())),
+        })
+    }
+}
+
+/// Standing edits as one plan.
+fn joined(edits: &Bound<'_, PyTuple>) -> PyResult<engine::Plan> {
+    edits.iter().try_fold(engine::Plan::default(), |all, edit| Ok(all.then(edit.cast::<Plan>()?.get().inner.clone())))
+}
+
+/// Does the engine's work with the interpreter released. What Python code raised meanwhile goes before what the engine says.
+fn calling<T: Send>(py: Python<'_>, work: impl FnOnce() -> pellucid_models::Result<T> + Send) -> PyResult<T> {
+    let outcome = guarded(py, work)?;
+    match raised::take() {
+        Some(exception) => Err(exception),
+        None => outcome.map_err(|fault| from_models(py, &fault)),
+    }
+}
+
+/// Stops the engine when a signal's handler raises (as Ctrl-C does), or when Python code that it called has raised.
+fn interrupt() -> Interrupt {
+    Interrupt(Arc::new(|| {
+        Python::attach(|py| raised::keep_from(py.check_signals()));
+        raised::any()
+    }))
+}
+
+fn tokens(py: Python<'_>, rows: &Bound<'_, PyList>) -> PyResult<Vec<Vec<u32>>> {
+    let of_row = |(row, tokens): (usize, Bound<'_, PyAny>)| {
+        tokens.extract().map_err(|fault: PyErr| {
+            let problem = format!("row {row} is not a list of token ids: {}", fault.value(py));
+            error(py, Kind::Input, &problem, Some("token ids are whole numbers from 0"))
+        })
+    };
+    rows.iter().enumerate().map(of_row).collect()
+}
+
+struct Settings {
+    generate: Generate,
+    stop: Vec<String>,
+    eos: bool,
+}
+
+/// How to generate, from keywords.
+fn settings(py: Python<'_>, options: &Bound<'_, PyDict>) -> PyResult<Settings> {
+    let (mut generate, mut sampling) = (Generate::default(), Sampling::default());
+    let (mut stop, mut eos) = (Vec::new(), true);
+    for (key, value) in options {
+        let key: String = key.extract()?;
+        let wrong = |fault: PyErr| match fault.is_instance_of::<PyTypeError>(py) {
+            true => error(
+                py,
+                Kind::Input,
+                &format!("{key}: {}", fault.value(py)),
+                Some("see help(pellucid.Model.generate)"),
+            ),
+            false => error(py, Kind::Input, &format!("{key} is out of range: {}", fault.value(py)), None),
+        };
+        match key.as_str() {
+            "max_new" => generate.max_new = value.extract().map_err(wrong)?,
+            "temperature" => sampling.temperature = value.extract().map_err(wrong)?,
+            "top_k" => sampling.top_k = value.extract().map_err(wrong)?,
+            "top_p" => sampling.top_p = value.extract().map_err(wrong)?,
+            "min_p" => sampling.min_p = value.extract().map_err(wrong)?,
+            "repetition_penalty" => sampling.repetition_penalty = value.extract().map_err(wrong)?,
+            "seed" => sampling.seed = value.extract().map_err(wrong)?,
+            "stop" => stop = value.extract().map_err(wrong)?,
+            "eos" => eos = value.extract().map_err(wrong)?,
+            "chunk" => generate.chunk = value.extract().map_err(wrong)?,
+            _ => {
+                let known = "max_new, temperature, top_k, top_p, min_p, repetition_penalty, seed, stop, eos, chunk";
+                let problem = format!("generation has no option {key:?}");
+                return Err(error(py, Kind::Input, &problem, Some(&format!("the options are {known}"))));
+            }
+        }
+    }
+    generate.sampling = sampling;
+    Ok(Settings { generate, stop, eos })
+}

@@ -1,0 +1,91 @@
+"""Gradients (behaviour 19), against finite differences."""
+
+import numpy as np
+from conftest import BIRD, DOG, STORY
+
+
+def loss_of(t, model):
+    logits = t.logits[:, -1]
+    return logits[:, model.to_single_token(" She")] - logits[:, model.to_single_token(" He")]
+
+
+def test_a_gradient_is_the_slope(model):
+    with model.trace(STORY) as t:
+        stream = t.layers[2].resid_post
+        loss = loss_of(t, model)
+        with loss.backward():
+            gradient = stream.grad.save()
+        value, kept = loss.save(), stream.save()
+    direction = np.random.default_rng(0).normal(size=kept.value.shape).astype(np.float32)
+    step = 1e-2
+    losses = []
+    for sign in (1, -1):
+        with model.trace(STORY) as t:
+            t.layers[2].resid_post = kept.value + sign * step * direction
+            losses.append(loss_of(t, model).save())
+    slope = (float(losses[0].value) - float(losses[1].value)) / (2 * step)
+    assert gradient.value.shape == kept.value.shape
+    assert np.isclose((gradient.value * direction).sum(), slope, rtol=1e-2)
+    assert np.isfinite(value.value)
+
+
+def test_one_pass_has_gradients_at_many_sites(model):
+    with model.trace(STORY) as t:
+        sites = [t.layers[layer].resid_post for layer in range(model.layers)]
+        loss = loss_of(t, model)
+        gradients = [gradient.save() for gradient in t.gradient(loss, sites)]
+        named = t.gradient(loss, "blocks.1.hook_resid_post").save()
+    assert all(gradient.value.any() for gradient in gradients)
+    assert np.array_equal(named.value, gradients[1].value)
+    # Only the last position of the last layer reaches the loss.
+    assert not gradients[-1].value[:-1].any()
+
+
+def test_the_end_and_the_sum_of_logits(model):
+    with model.trace(STORY) as t:
+        with t.logits.sum().backward():
+            gradient = t.layers[-1].resid_post.grad.save()
+            ones = t.logits.grad.save()
+    assert gradient.value.any()
+    assert (ones.value == 1.0).all()
+
+
+def test_two_losses_have_two_gradients(model):
+    with model.trace(STORY) as t:
+        loss = loss_of(t, model)
+        stream = t.layers[3].resid_post
+        with loss.backward():
+            one = stream.grad.save()
+        with (loss * 3.0).backward():
+            three = stream.grad.save()
+    assert np.allclose(three.value, 3 * one.value, rtol=1e-4, atol=1e-6)
+
+
+def test_a_gradient_is_changed_on_its_way(model):
+    with model.trace(STORY) as t:
+        with loss_of(t, model).backward():
+            t.layers[4].resid_post.grad[:] = 0
+            late, early = t.layers[4].resid_post.grad.save(), t.layers[1].resid_post.grad.save()
+    assert not late.value.any()
+    assert not early.value.any()
+    with model.trace(STORY) as t:
+        loss = loss_of(t, model)
+        with loss.backward():
+            plain = t.layers[1].resid_post.grad.save()
+    with model.trace(STORY) as t:
+        with loss_of(t, model).backward():
+            t.layers[4].resid_post.grad *= 2.0
+            doubled = t.layers[1].resid_post.grad.save()
+    assert np.allclose(doubled.value, 2 * plain.value, rtol=1e-4, atol=1e-6)
+
+
+def test_gradients_of_several_rows(model):
+    with model.trace([DOG, BIRD]) as t:
+        loss = loss_of(t, model).sum()
+        gradient = t.gradient(loss, t.layers[2].resid_post).save()
+    alone = []
+    for prompt in (DOG, BIRD):
+        with model.trace(prompt, recompute=True) as t:
+            alone.append(t.gradient(loss_of(t, model), t.layers[2].resid_post).save())
+    for row, one in zip(gradient.value, alone, strict=True):
+        assert np.allclose(row, one.value, rtol=1e-4, atol=1e-6)
