@@ -2,6 +2,7 @@
 
 use crate::array::{Array, to_engine};
 use crate::errors::{Kind, error, from_engine, from_models, guarded};
+use crate::record::Plan;
 use numpy::{PyArray, PyArrayDyn, PyArrayMethods};
 use pellucid_engine::program::Layout;
 use pellucid_engine::{Program, WeightKind, site};
@@ -82,6 +83,13 @@ impl Model {
             problem,
             "give at least one prompt, and none longer than the model's context",
         ))
+    }
+
+    /// A network built by hand, which came from nowhere and has no tokenizer.
+    pub fn of_network(name: String, model: pellucid_engine::Model) -> Model {
+        let (chat, tokenizer, eos, warnings) = (None, None, Vec::new(), Vec::new());
+        let loaded = OnceLock::from(LoadedModel { name: name.clone(), model, tokenizer, chat, eos, warnings });
+        Model { name, path: None, options: LoadOptions::default(), outline: None, loaded, loading: Mutex::new(()) }
     }
 
     fn tokenizer(&self, py: Python<'_>) -> PyResult<&Tokenizer> {
@@ -255,6 +263,38 @@ impl Model {
         let logits = logits.map_err(|fault| from_engine(py, &fault))?;
         let vocab = self.program().architecture().vocab;
         Ok(Array(pellucid_engine::Array::new(vec![logits.len() / vocab, vocab], logits)))
+    }
+
+    /// The weight of the op that makes a site, and its bias.
+    fn weight_of(&self, py: Python<'_>, site: &str) -> PyResult<(Array, Option<Array>)> {
+        let found = site::find(self.program(), site).map_err(|fault| from_engine(py, &fault))?;
+        let [site] = found.sites[..] else {
+            return Err(error(py, Kind::Site, &format!("{site:?} names several sites"), Some("ask for one at a time")));
+        };
+        let loaded = self.loaded(py)?;
+        let made = guarded(py, || loaded.model.weight_of(site))?.map_err(|fault| from_engine(py, &fault))?;
+        Ok((Array(made.0), made.1.map(Array)))
+    }
+
+    /// What is wrong with a plan for prompts of these lengths: problem and remedy of each.
+    fn check(&self, plan: &Plan, lengths: Vec<usize>) -> Vec<(String, Option<String>)> {
+        let problems = plan.inner.check(self.program(), &lengths);
+        problems.iter().map(|problem| (problem.to_string(), problem.remedy().map(str::to_string))).collect()
+    }
+
+    /// What a plan would do and cost for prompts of these lengths: for people, and as JSON.
+    fn explain(&self, py: Python<'_>, plan: &Plan, lengths: Vec<usize>) -> PyResult<(String, String)> {
+        let loaded = self.loaded(py)?;
+        let told = guarded(py, || plan.inner.explain(&loaded.model, &lengths))?;
+        let told = told.map_err(|fault| from_engine(py, &fault))?;
+        let json = told.to_json().map_err(|problem| error(py, Kind::Plan, &problem, None))?;
+        Ok((told.to_string(), json))
+    }
+
+    /// How many compiled plans are kept.
+    #[getter]
+    fn cached_plans(&self) -> usize {
+        self.loaded.get().map_or(0, |loaded| loaded.model.cached_plans())
     }
 
     /// The weights' names and shapes.

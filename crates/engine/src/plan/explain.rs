@@ -192,6 +192,13 @@ fn capture_bytes(compiled: &Compiled, program: &Program) -> usize {
     captures.sum::<usize>() + saved.map(|shape| 4 * shape.iter().product::<usize>()).sum::<usize>()
 }
 
+impl Explanation {
+    /// All of it as JSON.
+    pub fn to_json(&self) -> std::result::Result<String, String> {
+        serde_json::to_string(self).map_err(|error| error.to_string())
+    }
+}
+
 impl Display for Explanation {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
         let last = self.last_layer.map_or(String::new(), |layer| format!(", up to layer {layer}"));

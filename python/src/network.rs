@@ -1,0 +1,130 @@
+//! Networks built by hand.
+
+use crate::array::to_engine;
+use crate::errors::{Kind, error, from_engine};
+use crate::model::Model;
+use pellucid_engine::architecture::{Activation, NormKind};
+use pellucid_engine::program::{Network as Builder, Node};
+use pellucid_engine::{self as engine, Weight, WeightKind, Weights};
+use pellucid_kernels::{DType, Matrix, Pool};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use std::collections::HashMap;
+use std::sync::Mutex;
+
+/// A network under construction: parts are known by the names of their edges.
+#[pyclass(frozen, module = "pellucid._core")]
+pub struct Network {
+    under_way: Mutex<(Option<Builder>, HashMap<String, Node>)>,
+}
+
+#[pymethods]
+impl Network {
+    #[new]
+    fn new() -> Network {
+        Network { under_way: Mutex::new((Some(Builder::new()), HashMap::new())) }
+    }
+
+    /// Adds a part: its kind, its name, the parts that it reads, and what the kind takes.
+    fn add(&self, py: Python<'_>, kind: &str, name: &str, of: Vec<String>, options: &Bound<'_, PyDict>) -> PyResult<()> {
+        let mut under_way = self.under_way.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let (builder, nodes) = &mut *under_way;
+        let Some(builder) = builder else {
+            return Err(error(py, Kind::Input, "the network is built", Some("begin another one")));
+        };
+        let node = |at: usize| {
+            let part = of.get(at).map_or("", String::as_str);
+            let known = nodes.get(part).copied();
+            known.ok_or_else(|| {
+                let problem = format!("`{name}` reads {part:?}, and there is no such part");
+                error(py, Kind::Input, &problem, Some("name a part that was added before"))
+            })
+        };
+        let number = |key: &str| match options.get_item(key)? {
+            Some(value) => value.extract::<usize>(),
+            None => Err(error(py, Kind::Input, &format!("`{name}` takes {key}"), None)),
+        };
+        let flag = |key: &str| options.get_item(key)?.map_or(Ok(false), |value| value.extract::<bool>());
+        let added = match kind {
+            "input" => builder.input(name, number("width")?),
+            "embedding" => builder.embedding(name, number("rows")?, number("width")?),
+            "positions" => builder.positions(name, number("rows")?, number("width")?),
+            "linear" => {
+                let weight: Option<String> = options.get_item("weight")?.map(|weight| weight.extract()).transpose()?;
+                let weight = weight.as_deref().unwrap_or(name);
+                builder.linear_again(name, weight, node(0)?, number("outputs")?, flag("bias")?)
+            }
+            "activation" => {
+                let function: String = options.get_item("function")?.map_or(Ok(String::new()), |f| f.extract())?;
+                let activation = match function.as_str() {
+                    "relu" => Activation::Relu,
+                    "gelu" => Activation::Gelu,
+                    "silu" => Activation::Silu,
+                    "sigmoid" => Activation::Sigmoid,
+                    "tanh" => Activation::Tanh,
+                    other => {
+                        let problem = format!("`{name}`: there is no activation {other:?}");
+                        return Err(error(py, Kind::Input, &problem, Some("take relu, gelu, silu, sigmoid or tanh")));
+                    }
+                };
+                builder.activation(name, node(0)?, activation)
+            }
+            "norm" => {
+                let eps: f32 = options.get_item("eps")?.map_or(Ok(1e-5), |eps| eps.extract())?;
+                let kind = if flag("rms")? { NormKind::Rms } else { NormKind::Layer };
+                builder.norm(name, node(0)?, kind, eps, flag("bias")?)
+            }
+            "add" => builder.add(name, node(0)?, node(1)?),
+            "multiply" => builder.multiply(name, node(0)?, node(1)?),
+            "scale" => builder.scale(name, node(0)?, options.get_item("by")?.map_or(Ok(1.0), |by| by.extract())?),
+            "concat" => {
+                let parts = (0..of.len()).map(node).collect::<PyResult<Vec<Node>>>()?;
+                builder.concat(name, &parts)
+            }
+            "attention" => {
+                let (heads, kv_heads) = (number("heads")?, number("kv_heads")?);
+                builder.attention(name, node(0)?, node(1)?, node(2)?, heads, kv_heads)
+            }
+            other => return Err(error(py, Kind::Input, &format!("there is no kind of part {other:?}"), None)),
+        };
+        let added = added.map_err(|fault| from_engine(py, &fault))?;
+        nodes.insert(name.to_string(), added);
+        Ok(())
+    }
+
+    /// The network with its weights, by name: matrices `[outputs, inputs]`, tables, vectors.
+    fn build(&self, py: Python<'_>, name: String, weights: &Bound<'_, PyDict>) -> PyResult<Model> {
+        let builder = self.under_way.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).0.take();
+        let builder = builder.ok_or_else(|| error(py, Kind::Input, "the network is built", Some("begin another one")))?;
+        let program = builder.build().map_err(|fault| from_engine(py, &fault))?;
+        let known: Vec<String> = program.weights().iter().map(|spec| spec.name.clone()).collect();
+        for (key, _) in weights {
+            let key: String = key.extract()?;
+            if !known.contains(&key) {
+                let hint = format!("the weights are {}", known.join(", "));
+                return Err(error(py, Kind::Input, &format!("no part has a weight {key:?}"), Some(&hint)));
+            }
+        }
+        let mut packed = Vec::with_capacity(known.len());
+        for spec in program.weights() {
+            let given = weights.get_item(&spec.name)?.ok_or_else(|| {
+                let problem = format!("the weight {:?} of shape {:?} is missing", spec.name, spec.shape);
+                error(py, Kind::Input, &problem, Some("give an array for each weight"))
+            })?;
+            let array = to_engine(&given)?;
+            if array.shape() != spec.shape {
+                let problem = format!("the weight {:?} has shape {:?}, not {:?}", spec.name, array.shape(), spec.shape);
+                return Err(error(py, Kind::Input, &problem, Some("matrices are outputs by inputs")));
+            }
+            packed.push(match spec.kind {
+                WeightKind::Vector => Weight::Vector(array.values().to_vec()),
+                WeightKind::Matrix | WeightKind::Table => {
+                    let [rows, cols] = spec.shape[..] else { unreachable!("matrices have two axes") };
+                    let row = |row: usize, out: &mut [f32]| out.copy_from_slice(array.row(row));
+                    Weight::Matrix(Matrix::pack(&Pool::global(), rows, cols, DType::F32, &row))
+                }
+            });
+        }
+        Ok(Model::of_network(name, engine::Model::new(program, Weights::new(packed))))
+    }
+}
