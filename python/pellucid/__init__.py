@@ -20,6 +20,7 @@ from . import _core
 from ._core import Plan
 from .errors import Error, InputError, Interrupted, LoadError, PlanError, RecordError, SiteError
 from .model import Model, load, pull
+from .network import Network, NetworkModel
 from .results import Cache, Captures, Generated
 from .sites import SiteInfo, Sites
 from .values import Value
@@ -35,6 +36,8 @@ __all__ = [
     "Interrupted",
     "LoadError",
     "Model",
+    "Network",
+    "NetworkModel",
     "Plan",
     "PlanError",
     "RecordError",

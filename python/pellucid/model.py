@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from . import _core, convert, display
+from .branches import Base
 from .errors import InputError
 from .results import Captures, numpy_of
 from .sites import Sites
@@ -118,6 +119,23 @@ class Model:
         """Blocks that run together at its end, so that values of one can be used in the next without being saved."""
         return Session(self)
 
+    def base(self, prompt: Any) -> Base:
+        """A run of one prompt to branch off from: `base.branch()` is a block like a trace, `base.sweep` runs many at once."""
+        return Base(self, prompt)
+
+    def sweep(self, prompt: Any, record: Callable[..., Any], over: Iterable[Any]) -> list[Any]:
+        """A prompt with many small changes, each computed from where it begins to differ, all in one batch.
+
+        ```python
+        def patch(t, layer, position):
+            t.layers[layer].resid_post[:, position] = clean[layer][position]
+            return t.logits[:, -1].save()
+
+        logits = model.sweep(prompt, patch, itertools.product(range(model.layers), range(9)))
+        ```
+        """
+        return Base(self, prompt).sweep(record, over)
+
     def run(
         self,
         prompts: Any,
@@ -153,6 +171,18 @@ class Model:
         array = convert.array(stream)
         logits = numpy_of(self._core.unembed(array))
         return logits.reshape(*array.shape[:-1], logits.shape[-1])
+
+    def check(self, plan: Any, prompts: Any) -> list[str]:
+        """Every problem of a plan for these prompts, each with what to change; an empty list means that it will run."""
+        rows, _ = convert.rows(self._core, prompts)
+        problems = self._core.check(as_plan(plan), [len(row) for row in rows])
+        return [problem if hint is None else f"{problem} ({hint})" for problem, hint in problems]
+
+    def explain(self, plan: Any, prompts: Any) -> Explanation:
+        """What a plan would do with these prompts, and what that would cost in time and memory. Runs nothing."""
+        rows, _ = convert.rows(self._core, prompts)
+        text, facts = self._core.explain(as_plan(plan), [len(row) for row in rows])
+        return Explanation(text, json.loads(facts))
 
     # Standing edits.
 
@@ -255,6 +285,17 @@ class Model:
             ("standing edits", len(self.edits)),
         ]
         return display.facts(self.name, facts)
+
+
+class Explanation:
+    """What a plan would do: as text for people, and as `facts` by name."""
+
+    def __init__(self, text: str, facts: dict[str, Any]) -> None:
+        self.facts = facts
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
 
 
 def as_plan(plan: Any) -> _core.Plan:

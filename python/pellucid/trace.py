@@ -98,6 +98,9 @@ class Block(View):
         except BaseException as failure:
             recorder.state, recorder.failure = FAILED, failure
             raise
+        self._done(recorder)
+
+    def _done(self, recorder: Recorder) -> None:
         recorder.state = DONE
         # Saved values keep the recorder; what it was made of goes.
         recorder.taps, recorder.values, recorder.saves, recorder.later = [], [], [], []

@@ -25,6 +25,12 @@ pub struct Found {
 pub type Captured = (String, usize, Vec<usize>, Array, Option<Array>);
 
 impl Found {
+    /// What a run gave back.
+    pub fn of_run(run: engine::Run, places: Vec<usize>, saves: Vec<Kept>, one_row: bool) -> Found {
+        let engine::Run { captures, saved, passed_over } = run;
+        Found { captures, saved, passed_over, places, saves, one_row, steps: false }
+    }
+
     /// What the block saved, in its order: an array where there is one, else a list of `(row, step, array)`.
     pub fn saved<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
         let (mut values, mut captures): (HashMap<usize, Vec<usize>>, HashMap<usize, Vec<usize>>) = Default::default();

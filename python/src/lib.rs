@@ -7,17 +7,21 @@
 //! |---|---|
 //! | `model` | loading, tokens, sites, weights |
 //! | `run` | runs and generations: with the interpreter released, and stopped by its signals |
+//! | `branch` | re-runs from the middle |
 //! | `found` | what came back |
 //! | `record` | what a block recorded, as a plan |
 //! | `expression` | the values among it |
+//! | `network` | small networks built by hand |
 //! | `array` | arrays in both directions, without copies where the memory is ours |
 //! | `errors` | the package's exceptions |
 
 mod array;
+mod branch;
 mod errors;
 mod expression;
 mod found;
 mod model;
+mod network;
 mod record;
 mod run;
 
@@ -29,7 +33,11 @@ mod _core {
     #[pymodule_export]
     use super::array::Array;
     #[pymodule_export]
+    use super::branch::{Base, base};
+    #[pymodule_export]
     use super::model::{Model, pull};
+    #[pymodule_export]
+    use super::network::Network;
     #[pymodule_export]
     use super::record::Plan;
     #[pymodule_export]

@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 /// What a run gave back.
 #[pyclass(frozen, module = "pellucid._core")]
 pub struct Run {
-    found: Found,
-    time: Duration,
+    pub found: Found,
+    pub time: Duration,
 }
 
 /// What a generation gave back.
@@ -117,15 +117,7 @@ pub fn run(
         let run = loaded.model.run(&rows, &whole.plan, &options)?;
         Ok((run, started.elapsed(), whole))
     })?;
-    let found = Found {
-        captures: run.captures,
-        saved: run.saved,
-        passed_over: run.passed_over,
-        places: whole.places,
-        saves: whole.saves,
-        one_row: rows.len() == 1,
-        steps: false,
-    };
+    let found = Found::of_run(run, whole.places, whole.saves, rows.len() == 1);
     Ok(Run { found, time })
 }
 
@@ -195,14 +187,14 @@ pub fn scan(
 }
 
 /// Standing edits and a plan after them, as one; what the plan's record speaks of moves along.
-struct Whole<'a> {
-    plan: Cow<'a, engine::Plan>,
+pub struct Whole<'a> {
+    pub plan: Cow<'a, engine::Plan>,
     places: Vec<usize>,
     saves: Vec<Kept>,
 }
 
 impl<'a> Whole<'a> {
-    fn new(
+    pub fn new(
         plan: &'a Plan,
         edits: engine::Plan,
         rows: &[Vec<u32>],
@@ -228,7 +220,7 @@ impl<'a> Whole<'a> {
 }
 
 /// Standing edits as one plan.
-fn joined(edits: &Bound<'_, PyTuple>) -> PyResult<engine::Plan> {
+pub fn joined(edits: &Bound<'_, PyTuple>) -> PyResult<engine::Plan> {
     edits.iter().try_fold(engine::Plan::default(), |all, edit| Ok(all.then(edit.cast::<Plan>()?.get().inner.clone())))
 }
 
@@ -249,7 +241,7 @@ fn interrupt() -> Interrupt {
     }))
 }
 
-fn tokens(py: Python<'_>, rows: &Bound<'_, PyList>) -> PyResult<Vec<Vec<u32>>> {
+pub fn tokens(py: Python<'_>, rows: &Bound<'_, PyList>) -> PyResult<Vec<Vec<u32>>> {
     let of_row = |(row, tokens): (usize, Bound<'_, PyAny>)| {
         tokens.extract().map_err(|fault: PyErr| {
             let problem = format!("row {row} is not a list of token ids: {}", fault.value(py));
