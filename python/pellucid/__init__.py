@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import os
 
-from . import _core
+from . import _core, lens
 from ._core import Plan
 from .errors import Error, InputError, Interrupted, LoadError, PlanError, RecordError, SiteError
+from .lens import ActivationCache
 from .model import Model, load, pull
 from .network import Network, NetworkModel
 from .results import Cache, Captures, Generated
@@ -28,6 +29,7 @@ from .values import Value
 __version__ = _core.version()
 
 __all__ = [
+    "ActivationCache",
     "Cache",
     "Captures",
     "Error",
@@ -45,6 +47,7 @@ __all__ = [
     "SiteInfo",
     "Sites",
     "Value",
+    "lens",
     "load",
     "pull",
 ]

@@ -13,6 +13,7 @@ import numpy as np
 from . import _core, convert, display
 from .branches import Base
 from .errors import InputError
+from .lens import Lens
 from .results import Captures, numpy_of
 from .sites import Sites
 from .trace import Generation, PlanBlock, Scan, Session, Trace
@@ -50,13 +51,12 @@ def pull(name: str) -> str:
     return fspath(_core.pull(name))
 
 
-class Model:
+class Model(Lens):
     """A model. Edited models share its weights; threads may share it."""
 
     def __init__(self, core: _core.Model, edits: tuple[_core.Plan, ...] = (), sites: Sites | None = None) -> None:
         self._core = core
         self.edits = edits
-        """Standing edits: plans that every run of this model begins with, in this order."""
         self.sites = sites if sites is not None else Sites(core)
         """Every site, with shape, meaning and aliases."""
 
@@ -199,22 +199,25 @@ class Model:
         return (
             PlanBlock(self, None, False, False)
             if plan is None
-            else Model(self._core, (*self.edits, as_plan(plan)), self.sites)
+            else Model(self._core, (*self._edits, as_plan(plan)), self.sites)
         )
 
     def without_edits(self, count: int | None = None) -> Model:
         """The model without its last `count` standing edits, or without any."""
-        return Model(self._core, self.edits[:-count] if count else (), self.sites)
+        return Model(self._core, self._edits[:-count] if count else (), self.sites)
 
     # Tokens.
 
-    def to_tokens(self, text: Any) -> list[int]:
-        """The tokens of a prompt, with what the tokenizer puts before a text."""
-        return list(convert.tokens(self._core, text))
+    def to_tokens(self, prompts: Any) -> list[Any]:
+        """The tokens of a prompt, with what the tokenizer puts before a text; of several prompts a list of them."""
+        rows, single = convert.rows(self._core, prompts)
+        return list(rows[0]) if single else [list(row) for row in rows]
 
-    def to_str_tokens(self, prompt: Any) -> list[str]:
-        """How each token of a prompt reads where it stands."""
-        return [self._core.token_text(token) for token in convert.tokens(self._core, prompt)]
+    def to_str_tokens(self, prompts: Any) -> list[Any]:
+        """How each token of a prompt reads where it stands; of several prompts a list of them."""
+        rows, single = convert.rows(self._core, prompts)
+        read = [[self._core.token_text(token) for token in row] for row in rows]
+        return read[0] if single else read
 
     def to_single_token(self, text: str) -> int:
         """The one token that reads as this text, leading space included."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +17,8 @@ STORY = "Once upon a time, there was a little girl named Lily."
 """13 tokens; the built-in model goes on with " She loved to play outside"."""
 DOG = "Tom saw a dog. The"
 BIRD = "Lily saw a bird in the tree. The"
+REPOSITORY = Path(__file__).resolve().parents[2]
+GOLDEN = REPOSITORY / "tests" / "golden" / "models"
 
 
 @pytest.fixture(scope="session")
@@ -40,3 +43,30 @@ def logits(model):
         return last.value
 
     return of
+
+
+@pytest.fixture(scope="session", params=["gpt2", "gpt_neox", "llama", "mixtral"])
+def family(request) -> pellucid.Model:
+    """Tiny models: LayerNorm and learned positions, parallel blocks, grouped heads, experts."""
+    return pellucid.load(GOLDEN / request.param)
+
+
+@pytest.fixture(scope="session")
+def gpt2() -> pellucid.Model:
+    """A tiny model with LayerNorm, biases everywhere and learned positions."""
+    return pellucid.load(GOLDEN / "gpt2")
+
+
+@pytest.fixture
+def pair() -> list[str]:
+    """Two prompts of 13 tokens; the built-in model goes on with the name that each gives once."""
+    return [
+        "Lily and Tom went to the park. Lily gave the ball to",
+        "Tom and Lily went to the park. Tom gave the ball to",
+    ]
+
+
+@pytest.fixture
+def tokens() -> np.ndarray:
+    """Two rows of tokens that every model has."""
+    return np.array([[1, 5, 9, 3, 7], [2, 8, 6, 4, 9]])

@@ -1,0 +1,31 @@
+"""Products of two factors behave as the product does."""
+
+import numpy as np
+import pytest
+
+from pellucid.lens import FactoredMatrix
+
+
+@pytest.fixture
+def factored() -> FactoredMatrix:
+    numbers = np.random.default_rng(0)
+    return FactoredMatrix(numbers.normal(size=(3, 6, 2)), numbers.normal(size=(3, 2, 6)))
+
+
+def test_it_multiplies_as_the_product(factored):
+    vector, matrix = np.arange(6.0), np.eye(6)[:, :4]
+    assert factored.shape == factored.AB.shape == (3, 6, 6)
+    assert np.allclose(factored @ vector, factored.AB @ vector)
+    assert np.allclose(vector @ factored, vector @ factored.AB)
+    assert np.allclose((factored @ matrix).AB, factored.AB @ matrix)
+    assert np.allclose((matrix.T @ factored).AB, matrix.T @ factored.AB)
+    assert np.allclose((factored @ factored.T).AB, factored.AB @ factored.AB.swapaxes(-1, -2))
+    assert np.allclose(factored[1].AB, factored.AB[1])
+
+
+def test_its_singular_values_and_eigenvalues(factored):
+    assert np.allclose(factored.U @ (factored.S[..., None] * factored.Vh), factored.AB)
+    assert np.allclose(factored.S, np.linalg.svd(factored.AB)[1][..., :2])
+    assert np.allclose(factored.norm(), np.linalg.norm(factored.AB, axis=(-2, -1)))
+    assert np.allclose(factored.eigenvalues.sum(axis=-1), np.trace(factored.AB, axis1=-2, axis2=-1))
+    assert "[3, 6, 6]" in repr(factored)
