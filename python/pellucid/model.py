@@ -206,6 +206,17 @@ class Model(Lens):
         """The model without its last `count` standing edits, or without any."""
         return Model(self._core, self._edits[:-count] if count else (), self.sites)
 
+    # Compiled plans.
+
+    @property
+    def cached_plans(self) -> int:
+        """How many compiled plans are kept: a block that is recorded again for prompts of the same lengths is not checked again."""
+        return self._core.cached_plans
+
+    def keep_plans(self, on: bool = True) -> None:
+        """Keeps compiled plans (as is the case unless turned off), or lets go of them. It never changes a result."""
+        self._core.keep_plans(on)
+
     # Tokens.
 
     def to_tokens(self, prompts: Any) -> list[Any]:

@@ -291,6 +291,12 @@ impl Model {
         Ok((told.to_string(), json))
     }
 
+    /// Keeps compiled plans from now on, or lets go of them.
+    fn keep_plans(&self, py: Python<'_>, on: bool) -> PyResult<()> {
+        self.loaded(py)?.model.keep_plans(on);
+        Ok(())
+    }
+
     /// How many compiled plans are kept.
     #[getter]
     fn cached_plans(&self) -> usize {

@@ -26,7 +26,14 @@ impl Network {
     }
 
     /// Adds a part: its kind, its name, the parts that it reads, and what the kind takes.
-    fn add(&self, py: Python<'_>, kind: &str, name: &str, of: Vec<String>, options: &Bound<'_, PyDict>) -> PyResult<()> {
+    fn add(
+        &self,
+        py: Python<'_>,
+        kind: &str,
+        name: &str,
+        of: Vec<String>,
+        options: &Bound<'_, PyDict>,
+    ) -> PyResult<()> {
         let mut under_way = self.under_way.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let (builder, nodes) = &mut *under_way;
         let Some(builder) = builder else {
@@ -95,7 +102,8 @@ impl Network {
     /// The network with its weights, by name: matrices `[outputs, inputs]`, tables, vectors.
     fn build(&self, py: Python<'_>, name: String, weights: &Bound<'_, PyDict>) -> PyResult<Model> {
         let builder = self.under_way.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).0.take();
-        let builder = builder.ok_or_else(|| error(py, Kind::Input, "the network is built", Some("begin another one")))?;
+        let builder =
+            builder.ok_or_else(|| error(py, Kind::Input, "the network is built", Some("begin another one")))?;
         let program = builder.build().map_err(|fault| from_engine(py, &fault))?;
         let known: Vec<String> = program.weights().iter().map(|spec| spec.name.clone()).collect();
         for (key, _) in weights {

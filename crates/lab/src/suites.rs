@@ -12,6 +12,9 @@ const SUITES: &[(&str, &str)] = &[
     ("trace", include_str!("../suites/trace.toml")),
 ];
 
+/// The profile of tracing, a program for Python.
+pub const TRACE_PROFILE: &str = include_str!("../peers/trace_profile.py");
+
 /// Their names.
 pub fn names() -> impl Iterator<Item = &'static str> {
     SUITES.iter().map(|(name, _)| *name)

@@ -62,7 +62,7 @@ fn a_check_reports_every_problem() {
 #[test]
 fn a_plan_is_checked_once_and_gives_the_same() {
     let case = golden::case("llama");
-    let model = case.loaded.model.with_plan_cache(true);
+    let model = case.loaded.model.clone();
     let rows = vec![case.ids.clone()];
     let plan = |by: f32| Plan::of([Tap::new("layers.0.resid_post", Action::Scale(by)), capture("logits")]);
     let run = |model: &pellucid_engine::Model, by: f32| {
@@ -74,9 +74,10 @@ fn a_plan_is_checked_once_and_gives_the_same() {
     assert_eq!(model.cached_plans(), 1);
     assert!(run(&model, 3.0) != first);
     assert_eq!(model.cached_plans(), 2);
-    let without = model.with_plan_cache(false);
-    assert!(run(&without, 2.0) == first);
-    assert_eq!(without.cached_plans(), 0);
+    model.keep_plans(false);
+    assert!(run(&model, 2.0) == first);
+    assert_eq!(model.cached_plans(), 0);
+    model.keep_plans(true);
     for by in 0..50 {
         run(&model, by as f32);
     }

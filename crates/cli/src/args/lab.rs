@@ -25,6 +25,8 @@ pub enum LabCommand {
     Loader(SuiteOptions),
     /// What looking and changing cost, by us and by others (as `lab run trace`)
     Trace(SuiteOptions),
+    /// A profile of tracing from Python: ours, plain PyTorch hooks and nnsight on one network, and where our time goes
+    TraceProfile(LabTraceProfileArgs),
     /// The methods of the field by those who offer them; with --families the page of who is right on which family
     Peers(LabPeersArgs),
     /// What constructing a model, a tokenizer or a session costs, against an empty process
@@ -61,6 +63,26 @@ pub enum LabCommand {
         #[command(flatten)]
         outputs: LabOutputs,
     },
+}
+
+/// The profile of tracing.
+#[derive(Args)]
+pub struct LabTraceProfileArgs {
+    /// The interpreter: with the package `pellucid`, and with torch and nnsight where they are to be compared
+    #[arg(long, value_name = "PYTHON", default_value = "python3")]
+    pub python: PathBuf,
+    /// A Hugging Face directory or GGUF file whose generation is measured, too
+    #[arg(long, value_name = "M")]
+    pub model: Option<PathBuf>,
+    /// Rounds; each measures everything once, in a new order
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
+    pub rounds: u32,
+    /// Write the report here instead of printing it
+    #[arg(long, value_name = "F.md")]
+    pub md: Option<PathBuf>,
+    /// Write all figures here, in seconds
+    #[arg(long, value_name = "F.json")]
+    pub json: Option<PathBuf>,
 }
 
 /// Baselines.

@@ -24,7 +24,7 @@ use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::grad::{self, Cotangents, Tape, TapsBack};
 use crate::interrupt::{Interrupt, Watch};
-use crate::plan::{Capture, Compiled, Lengths, Plan, PlanCache, ValueId, compile};
+use crate::plan::{Capture, Compiled, Lengths, Plan, PlanCache, ValueId};
 use crate::point::Point;
 use crate::program::{EdgeId, OpKind, Program};
 use crate::site::{self, Site};
@@ -39,8 +39,7 @@ pub struct Model {
     weights: Arc<Weights>,
     backend: Arc<dyn Backend>,
     pool: Arc<Pool>,
-    /// Compiled plans; none where they are not kept.
-    plans: Option<Arc<PlanCache>>,
+    plans: Arc<PlanCache>,
 }
 
 /// How to run.
@@ -101,26 +100,24 @@ impl Model {
             weights: Arc::new(weights),
             backend: Arc::new(crate::cpu::Cpu),
             pool: Pool::global(),
-            plans: Some(Arc::default()),
+            plans: Arc::default(),
         }
     }
 
-    /// The same model with or without a cache of compiled plans. It is there unless turned off; it never changes a result.
-    pub fn with_plan_cache(&self, on: bool) -> Model {
-        Model { plans: on.then(Arc::default), ..self.clone() }
+    /// Keeps compiled plans from now on, as is the case unless turned off, or lets go of them; for all clones of this model. It never
+    /// changes a result.
+    pub fn keep_plans(&self, on: bool) {
+        self.plans.keep(on);
     }
 
     /// How many compiled plans are kept.
     pub fn cached_plans(&self) -> usize {
-        self.plans.as_ref().map_or(0, |plans| plans.len())
+        self.plans.len()
     }
 
     /// Checks a plan against the program and rows of these lengths, or finds it checked.
     pub(crate) fn compile(&self, plan: &Plan, lengths: Lengths, logits: bool) -> Result<Arc<Compiled>> {
-        match &self.plans {
-            Some(plans) => plans.compile(&self.program, plan, lengths, logits),
-            None => compile(&self.program, plan, lengths, logits).map(Arc::new),
-        }
+        self.plans.compile(&self.program, plan, lengths, logits)
     }
 
     /// The same model on other threads.

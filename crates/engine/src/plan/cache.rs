@@ -3,6 +3,8 @@
 use super::{Action, Compiled, Expr, Lengths, Plan, compile};
 use crate::error::Result;
 use crate::program::Program;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 
 /// How many compiled plans a model keeps.
@@ -12,6 +14,7 @@ const KEPT: usize = 32;
 #[derive(Default)]
 pub(crate) struct PlanCache {
     kept: Mutex<Vec<Arc<Kept>>>,
+    off: AtomicBool,
 }
 
 struct Kept {
@@ -40,7 +43,7 @@ impl PlanCache {
             }
         }
         let compiled = Arc::new(compile(program, plan, lengths, logits)?);
-        if !has_closures(plan) {
+        if !has_closures(plan) && !self.off.load(Relaxed) {
             let (prompts, limits) = (lengths.prompts.to_vec(), lengths.limits.to_vec());
             let new = Kept { plan: plan.clone(), prompts, limits, logits, compiled: compiled.clone() };
             let mut kept = lock();
@@ -48,6 +51,14 @@ impl PlanCache {
             kept.truncate(KEPT);
         }
         Ok(compiled)
+    }
+
+    /// Keeps plans from now on, or lets go of them.
+    pub fn keep(&self, on: bool) {
+        self.off.store(!on, Relaxed);
+        if !on {
+            self.kept.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clear();
+        }
     }
 
     /// How many plans are kept.

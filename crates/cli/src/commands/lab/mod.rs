@@ -6,6 +6,7 @@ mod peers;
 mod selftest;
 mod session;
 mod sessions;
+mod trace_profile;
 
 use super::{print, print_json, say};
 use crate::args::{BaselineCommand, LabCommand, LabCompareArgs, LabOutputs, SuiteOptions};
@@ -33,6 +34,7 @@ pub fn run(command: LabCommand) -> Result<(), Failure> {
         LabCommand::Capture(options) => run_suite("capture", options),
         LabCommand::Loader(options) => run_suite("loader", options),
         LabCommand::Trace(options) => run_suite("trace", options),
+        LabCommand::TraceProfile(args) => trace_profile::run(args),
         LabCommand::Peers(args) if args.families.is_empty() => run_suite("peers", args.options),
         LabCommand::Peers(args) => peers::run(args),
         LabCommand::Sessions(args) => sessions::run(args),
