@@ -39,10 +39,12 @@ def main() -> None:
     tokens = model.to_tokens("Once upon a time, there was")
 
     def block(saves: int) -> Callable[[], float]:
+        sites = [(number // 6, POINTS[number % 6]) for number in range(saves)]
+
         def run() -> float:
             with model.trace(tokens) as t:
-                for number in range(saves):
-                    getattr(t.layers[number // 6], POINTS[number % 6]).save()
+                for layer, point in sites:
+                    getattr(t.layers[layer], point).save()
             return t.seconds
 
         return run

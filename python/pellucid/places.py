@@ -43,7 +43,6 @@ class Site(Value):
         self._metric = metric
         self._node = None
         self._result = None
-        self._written = -1
 
     @property
     def _rank(self) -> int:  # type: ignore[override]
@@ -237,7 +236,7 @@ def just_written(value: Any, recorder: Recorder, info: SiteInfo, select: Any, me
     return (
         isinstance(value, Site)
         and value._recorder is recorder
-        and value._written == recorder.place
+        and getattr(value, "_written", None) == recorder.place
         and value._info is info
         and value._select == select
         and value._metric == metric

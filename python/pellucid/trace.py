@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Block(View):
     """A block that records. Subclasses say what happens at its end."""
 
-    __slots__ = ()
+    __slots__ = ("_layers",)
 
     def __init__(self, model: Model, prompts: Any, padded: bool, allow_nan: bool) -> None:
         recorder = Recorder(model, padded, allow_nan)
@@ -31,6 +31,7 @@ class Block(View):
             recorder.rows, single = convert.rows(model._core, prompts)
         _set(self, "_recorder", recorder)
         _set(self, "_scope", Scope(None, single))
+        _set(self, "_layers", None)
 
     @property
     def seconds(self) -> Any:
@@ -79,10 +80,13 @@ class Block(View):
         if self._recorder.entered:
             raise RecordError("a block runs once", "make another one")
         self._recorder.entered = True
+        # Kept while the block is open; afterwards the circle would keep the block.
+        _set(self, "_layers", Layers(self))
         return self
 
     def __exit__(self, kind: Any, failure: BaseException | None, traceback: Any) -> None:
         recorder = self._recorder
+        _set(self, "_layers", None)
         if failure is not None:
             recorder.state, recorder.failure = FAILED, failure
         elif recorder.session is not None:
@@ -136,6 +140,8 @@ class Block(View):
     @property
     def layers(self) -> Layers:
         """The layers; negative numbers count from the last."""
+        if self._layers is not None:
+            return self._layers
         if not self._recorder.entered:
             raise RecordError("nothing is recorded outside the block", "write `with model.trace(…) as t:`")
         return Layers(self)

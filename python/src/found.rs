@@ -33,37 +33,38 @@ impl Found {
 
     /// What the block saved, in its order: an array where there is one, else a list of `(row, step, array)`.
     pub fn saved<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
-        let (mut values, mut captures): (HashMap<usize, Vec<usize>>, HashMap<usize, Vec<usize>>) = Default::default();
-        self.saved.iter().enumerate().for_each(|(at, saved)| values.entry(saved.value).or_default().push(at));
-        self.captures.iter().enumerate().for_each(|(at, capture)| captures.entry(capture.tap).or_default().push(at));
-        let none = Vec::new();
+        // Captures come in the order of their taps; saved values come step by step.
+        debug_assert!(self.captures.is_sorted_by_key(|capture| capture.tap));
+        let mut values: HashMap<usize, Vec<&engine::Saved>> = HashMap::new();
+        self.saved.iter().for_each(|saved| values.entry(saved.value).or_default().push(saved));
         let each = self.saves.iter().map(|kept| match kept {
             Kept::Capture(tap) => {
-                let found = captures.get(tap).unwrap_or(&none).iter().map(|&at| &self.captures[at]);
-                let found = found.map(|capture| (Some(capture.row), None, Array(capture.array.clone())));
-                self.organised(py, found.collect())
+                let first = self.captures.partition_point(|capture| capture.tap < *tap);
+                let found = self.captures[first..].iter().take_while(|capture| capture.tap == *tap);
+                self.organised(py, found.map(|capture| (Some(capture.row), None, &capture.array)))
             }
             Kept::Value(id) => {
-                let found = values.get(id).unwrap_or(&none).iter().map(|&at| &self.saved[at]);
+                let found = values.get(id).map(Vec::as_slice).unwrap_or_default().iter();
                 let step = |saved: &engine::Saved| self.steps.then_some(saved.step);
-                let found = found.map(|saved| (saved.row, step(saved), Array(saved.array.clone())));
-                self.organised(py, found.collect())
+                self.organised(py, found.map(|saved| (saved.row, step(saved), &saved.array)))
             }
         });
         each.collect()
     }
 
-    fn organised<'py>(
+    fn organised<'a, 'py>(
         &self,
         py: Python<'py>,
-        mut found: Vec<(Option<usize>, Option<usize>, Array)>,
+        mut found: impl Iterator<Item = (Option<usize>, Option<usize>, &'a engine::Array)>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let alone =
-            |(row, step, _): &(Option<usize>, Option<usize>, Array)| step.is_none() && (row.is_none() || self.one_row);
-        if found.len() == 1 && found.iter().all(alone) {
-            return Ok(Bound::new(py, found.remove(0).2)?.into_any());
+        let first = found.next();
+        if let Some((row, None, array)) = first
+            && (row.is_none() || self.one_row)
+        {
+            return Ok(Bound::new(py, Array(array.clone()))?.into_any());
         }
-        found.into_pyobject(py)
+        let all = first.into_iter().chain(found).map(|(row, step, array)| (row, step, Array(array.clone())));
+        all.collect::<Vec<_>>().into_pyobject(py)
     }
 
     /// What a recorded tap captured, row by row; of a pattern, site by site.
