@@ -65,13 +65,15 @@ impl Start {
             edits.iter().all(|entry| behind(entry.edge))
         });
         let op = door.map_or(0, |door| doors[door].op);
-        // What is carried from token to token begins at the first; and a value is read whole.
+        // What is carried from token to token begins at the first; and a value is read in one piece, not half of the base.
         let carries = program.ops()[op..].iter().any(|op| carries(&op.kind));
-        let reads = compiled.entries.iter().any(|entry| {
-            let reads = matches!(entry.action, CompiledAction::Read) && entry.rows[row].is_some();
-            reads && program.edge(entry.edge).made_by >= op
+        let halved = compiled.entries.iter().any(|entry| {
+            let Some(chosen) = entry.rows[row].as_ref() else { return false };
+            let reads = matches!(entry.action, CompiledAction::Read) && program.edge(entry.edge).made_by >= op;
+            let early = |position: &usize| *position < first;
+            reads && chosen.positions().iter().any(early) && !chosen.positions().iter().all(early)
         });
-        Start { door, op, position: if carries || reads { 0 } else { first } }
+        Start { door, op, position: if carries || halved { 0 } else { first } }
     }
 
     /// How many positions of an edge are the base's.
