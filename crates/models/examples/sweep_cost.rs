@@ -2,6 +2,8 @@
 //!
 //!     cargo run --release -p pellucid-models --example sweep_cost -- DIRECTORY_OR_GGUF
 
+#![allow(clippy::print_stdout)] // a program that prints what it measures
+
 use pellucid_engine::{Action, Operand, Plan, Positions, RunOptions, Tap};
 use pellucid_kernels::DType;
 use pellucid_models::{LoadOptions, LoadedModel, Storage};

@@ -1,9 +1,9 @@
 //! Gradients: the op list walked backwards.
 //!
-//! A forward pass that is to have a gradient keeps a [`Tape`] (`tape.rs`): of each op between the wanted sites and the last seeded one,
-//! the inputs that its derivative needs, as the taps left them, and nothing else; products need none. Then [`walk`] (`walk.rs`) goes from
+//! A forward pass that is to have a gradient keeps a `Tape` (`tape.rs`): of each op between the wanted sites and the last seeded one,
+//! the inputs that its derivative needs, as the taps left them, and nothing else; products need none. Then `walk` (`walk.rs`) goes from
 //! the last op to the first. The gradient of an edge is complete when the op that made it is reached, since all that read it lie behind;
-//! it is shown to the [`Cotangents`], who read it, change it or add to it, and handed on to what the op has read. How, is said for
+//! it is shown to the `Cotangents`, who read it, change it or add to it, and handed on to what the op has read. How, is said for
 //! each kind of op in a file of its own: `products.rs`, `norms.rs`, `pointwise.rs`, `arrange.rs`, `attention.rs`, `experts.rs`,
 //! `recurrence.rs`.
 //!
