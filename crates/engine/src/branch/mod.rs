@@ -128,16 +128,11 @@ impl Base {
         let mut joint = self.plan.clone();
         let mut first_taps = Vec::with_capacity(plans.len());
         for (row, plan) in plans.iter().enumerate() {
-            let (taps, values) = (joint.taps.len(), joint.values.len());
-            first_taps.push(taps);
-            let plan = own_row(plan, row)?;
-            joint.taps.extend(plan.taps.into_iter().map(|tap| tap.with_values_after(values)));
-            joint.values.extend(plan.values.into_iter().map(|value| value.after(taps, values)));
-            joint.save.extend(plan.save.iter().map(|value| value + values));
-            joint.allow_nan |= plan.allow_nan;
             if !plan.metrics.is_empty() {
                 return Err(Error::input("a branch has no metrics", "take gradients in a run of its own"));
             }
+            first_taps.push(joint.taps.len());
+            joint = joint.then(own_row(plan, row)?);
         }
         Ok((joint, first_taps))
     }

@@ -14,14 +14,9 @@ impl Model {
             given.taps.push(Tap::new(input, Action::Set(Operand::Value(value))).rows([row]));
         }
         let (taps, values) = (given.taps.len(), given.values.len());
-        given.taps.extend(plan.taps.iter().map(|tap| tap.clone().with_values_after(values)));
-        given.values.extend(plan.values.iter().map(|value| value.clone().after(taps, values)));
-        given.save = plan.save.iter().map(|value| value + values).collect();
-        given.metrics = plan.metrics.iter().map(|value| value + values).collect();
-        given.allow_nan = plan.allow_nan;
         let tokens: Vec<Vec<u32>> =
             rows.iter().map(|array| vec![0; array.shape().first().copied().unwrap_or(0)]).collect();
-        let mut run = self.run(&tokens, &given, options)?;
+        let mut run = self.run(&tokens, &given.then(plan.clone()), options)?;
         run.captures.iter_mut().for_each(|capture| capture.tap -= taps);
         run.saved.iter_mut().for_each(|saved| saved.value -= values);
         Ok(run)

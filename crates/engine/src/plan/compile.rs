@@ -1,169 +1,15 @@
 //! From a plan to what the executor needs: every name found, every shape checked, every dependency ordered.
 
-use super::compile_value::{Values, selection_shape, values};
-use super::{Action, Callback, Columns, FromSite, Operand, Phase, Plan, Positions, Reduce, Tap, ValueId};
+use super::compile_value::values;
+use super::compiled::{Chosen, Compiled, CompiledAction, CompiledReduce, Entry, Given, Lengths, Source};
+use super::operand::{plain_vector, unit_vector};
+use super::passable::{check_passable, check_written};
+use super::{Action, Columns, FromSite, Operand, Phase, Plan, Positions, Reduce, Tap, ValueId};
 use crate::error::{Error, Result};
 use crate::plan::order;
 use crate::point::Point;
-use crate::program::{Domain, Edge, EdgeId, Layout, Program};
+use crate::program::{Edge, EdgeId, Layout, Program};
 use crate::site::{self, Site};
-use std::sync::Arc;
-
-/// The rows of a call: how long each prompt is, and how many positions it may come to.
-#[derive(Clone, Copy)]
-pub(crate) struct Lengths<'a> {
-    pub prompts: &'a [usize],
-    pub limits: &'a [usize],
-}
-
-/// A checked plan for given rows.
-pub(crate) struct Compiled {
-    pub entries: Vec<Entry>,
-    /// For each edge the entries on its value, in the order in which they apply.
-    pub at_edge: Vec<Vec<usize>>,
-    /// For each edge those on its gradients among them, and all others: the way back goes through them in the opposite order.
-    pub back_at_edge: Vec<Vec<usize>>,
-    pub values: Values,
-    /// How long each prompt is.
-    pub prompts: Vec<usize>,
-    pub sources: Vec<Source>,
-    /// For each edge the sources that read it.
-    pub sources_at: Vec<Vec<usize>>,
-    /// How many ops have to run.
-    pub ops: usize,
-    /// Rows that run together, in order.
-    pub groups: Vec<Vec<usize>>,
-    /// Layers that nobody enters.
-    pub skipped: Vec<bool>,
-    /// Sites that patterns passed over.
-    pub passed_over: Vec<Site>,
-}
-
-/// One tap at one site.
-pub(crate) struct Entry {
-    pub tap: usize,
-    pub site: Site,
-    pub edge: EdgeId,
-    /// For each row of the call its selected positions, if any.
-    pub rows: Vec<Option<Chosen>>,
-    /// All positions of all rows and all columns: the whole value.
-    pub whole: bool,
-    pub columns: Columns,
-    /// For attention sites: heads, and key positions by row.
-    pub heads: Vec<usize>,
-    pub keys: Option<Vec<Vec<usize>>>,
-    pub action: CompiledAction,
-    /// The values that it reads for.
-    pub binds: Vec<ValueId>,
-}
-
-impl Entry {
-    /// What its action writes, if it writes something given.
-    fn given(&self) -> Option<&Given> {
-        match &self.action {
-            CompiledAction::Set(given) | CompiledAction::Add(given, _) => Some(given),
-            _ => None,
-        }
-    }
-
-    /// The source that its action reads, if any.
-    pub fn source(&self) -> Option<usize> {
-        match self.given() {
-            Some(Given::Source(source)) => Some(*source),
-            _ => None,
-        }
-    }
-
-    /// The value that its action writes, if any.
-    pub fn value(&self) -> Option<ValueId> {
-        match self.given() {
-            Some(Given::Computed(value)) => Some(*value),
-            _ => None,
-        }
-    }
-
-    /// Whether it works on a gradient, not on the value.
-    pub fn on_gradient(&self) -> bool {
-        matches!(self.action, CompiledAction::Grad { .. })
-    }
-}
-
-pub(crate) enum CompiledAction {
-    Capture(CompiledReduce),
-    Read,
-    Grad { metric: usize, action: Box<CompiledAction> },
-    Set(Given),
-    Add(Given, f32),
-    Scale(f32),
-    ProjectOut(Vec<f32>, f32),
-    Cap(Vec<f32>, f32, f32),
-    Call(Callback),
-}
-
-pub(crate) enum CompiledReduce {
-    Whole,
-    Mean,
-    Norm,
-    TopK(usize),
-    Dot(Vec<f32>),
-}
-
-/// What an edit writes.
-pub(crate) enum Given {
-    Number(f32),
-    Vector(Arc<Vec<f32>>),
-    Rows(Arc<Vec<Vec<f32>>>),
-    Source(usize),
-    Computed(ValueId),
-}
-
-/// A site whose value another tap reads.
-pub(crate) struct Source {
-    pub site: Site,
-    pub edge: EdgeId,
-    /// For each row of the call its selected positions, if it is read.
-    pub rows: Vec<Option<Chosen>>,
-    pub columns: Columns,
-    pub heads: Vec<usize>,
-    /// For each row of the call the row that it reads from.
-    pub read_by: Vec<Option<usize>>,
-}
-
-/// Chosen positions of a row: each with its place in the result.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Chosen {
-    /// `(position, place)`, by position.
-    by_position: Vec<(usize, usize)>,
-}
-
-impl Chosen {
-    fn new(positions: Vec<usize>) -> std::result::Result<Chosen, String> {
-        let mut by_position: Vec<(usize, usize)> =
-            positions.into_iter().enumerate().map(|(place, position)| (position, place)).collect();
-        by_position.sort_unstable();
-        match by_position.windows(2).find(|pair| pair[0].0 == pair[1].0) {
-            Some(pair) => Err(format!("position {} is selected twice", pair[0].0)),
-            None => Ok(Chosen { by_position }),
-        }
-    }
-
-    pub fn len(&self) -> usize {
-        self.by_position.len()
-    }
-
-    /// The place of a position in the result, if it is chosen.
-    pub fn place(&self, position: usize) -> Option<usize> {
-        let found = self.by_position.binary_search_by_key(&position, |&(p, _)| p).ok()?;
-        Some(self.by_position[found].1)
-    }
-
-    /// The positions in the order of the result.
-    pub fn positions(&self) -> Vec<usize> {
-        let mut positions = vec![0; self.len()];
-        self.by_position.iter().for_each(|&(position, place)| positions[place] = position);
-        positions
-    }
-}
 
 /// Checks a plan against a program and rows. `logits` asks for the program's end whatever the plan needs.
 pub(crate) fn compile(program: &Program, plan: &Plan, lengths: Lengths, logits: bool) -> Result<Compiled> {
@@ -237,72 +83,12 @@ pub(crate) fn compile(program: &Program, plan: &Plan, lengths: Lengths, logits: 
     })
 }
 
-/// Refuses gradients that would have to pass through what has none.
-fn check_passable(program: &Program, entries: &[Entry], values: &Values) -> Result<()> {
-    let made = |entry: &Entry| program.edge(entry.edge).made_by;
-    let Some(first) = entries.iter().filter(|entry| entry.on_gradient()).map(made).min() else { return Ok(()) };
-    let blocked = values.metrics.iter().find(|&&metric| values.opaque[metric]);
-    if let Some(&metric) = blocked {
-        return Err(Error::Value {
-            value: values.name(metric),
-            problem: "as a metric it passes through a function of arrays, which has no gradient".into(),
-            remedy: "build the metric from recorded operations, or detach what the function made".into(),
-        });
-    }
-    let blocks = |entry: &&Entry| {
-        let by_value = entry.value().is_some_and(|value| values.opaque[value]);
-        made(entry) >= first && (by_value || matches!(entry.action, CompiledAction::Cap(..) | CompiledAction::Call(_)))
-    };
-    match entries.iter().find(blocks) {
-        None => Ok(()),
-        Some(entry) => Err(Error::Plan {
-            tap: entry.tap,
-            site: entry.site.to_string(),
-            problem: "no gradient passes through `cap`, `call` or a function of arrays".into(),
-            remedy: "ask for gradients behind it, or detach what the function made".into(),
-        }),
-    }
-}
-
-/// Refuses edits whose value does not fit what they select.
-fn check_written(program: &Program, entries: &[Entry], values: &Values, lengths: Lengths) -> Result<()> {
-    for entry in entries {
-        let Some(value) = entry.value() else { continue };
-        let fail = |problem: String| Error::Plan {
-            tap: entry.tap,
-            site: entry.site.to_string(),
-            problem,
-            remedy: "shapes broadcast as in numpy; `pellucid sites` shows each site's shape".into(),
-        };
-        if value >= values.list.len() {
-            return Err(fail(format!("there is no value {value}: the plan has {}", values.list.len())));
-        }
-        if values.gradient_of[value].is_some() && !entry.on_gradient() {
-            return Err(fail(format!(
-                "{} depends on a gradient, which is known only after the run",
-                values.name(value)
-            )));
-        }
-        for row in (0..lengths.prompts.len()).filter(|&row| entry.rows[row].is_some()) {
-            let has = values.rows[value].each();
-            if has.len() > 1 && !has.contains(&Some(row)) {
-                return Err(fail(format!("{} has no array for row {row}", values.name(value))));
-            }
-            let shapes = values.shape(value, Some(row)).zip(selection_shape(program, entry, lengths, row));
-            if let Some((shape, selection)) = shapes {
-                crate::value::shape::fits(shape, &selection)
-                    .map_err(|problem| fail(format!("row {row}: {problem}")))?;
-            }
-        }
-    }
-    Ok(())
-}
-
-struct Compiler<'a> {
-    program: &'a Program,
+/// A plan being checked: its taps become entries one by one.
+pub(super) struct Compiler<'a> {
+    pub program: &'a Program,
     lengths: Lengths<'a>,
     entries: Vec<Entry>,
-    sources: Vec<Source>,
+    pub sources: Vec<Source>,
     passed_over: Vec<Site>,
 }
 
@@ -350,7 +136,7 @@ impl Compiler<'_> {
         self.choose(tap.rows.as_deref(), |prompt, limit| selected(tap, prompt, limit))
     }
 
-    fn choose(
+    pub(super) fn choose(
         &self,
         rows: Option<&[usize]>,
         positions: impl Fn(usize, usize) -> std::result::Result<Vec<usize>, String>,
@@ -404,7 +190,7 @@ impl Compiler<'_> {
         Ok(Entry { tap: index, site, edge: edge_id, rows, whole, columns, heads, keys, action, binds: Vec::new() })
     }
 
-    fn inner(
+    pub(super) fn inner(
         &self,
         edge: &Edge,
         heads: Option<&[usize]>,
@@ -553,100 +339,10 @@ impl Compiler<'_> {
             _ => Err("attention sites take capture, read, set, add, scale, zero and call".into()),
         }
     }
-
-    fn value(
-        &mut self,
-        operand: &Operand,
-        tap: &Tap,
-        site: Site,
-        edge: &Edge,
-        columns: &Columns,
-        rows: &[Option<Chosen>],
-    ) -> std::result::Result<Given, String> {
-        match operand {
-            Operand::Value(value) => Ok(Given::Computed(*value)),
-            Operand::Number(x) => Ok(Given::Number(*x)),
-            Operand::Vector(_) | Operand::File(_) => Ok(Given::Vector(Arc::new(repeated(operand, edge, columns)?))),
-            Operand::Rows(list) => {
-                if let Some(bad) = list.iter().find(|row| row.len() != columns.len()) {
-                    return Err(format!("a row of {} numbers for {} selected units", bad.len(), columns.len()));
-                }
-                if let Some(bad) = rows.iter().flatten().find(|chosen| chosen.len() != list.len()) {
-                    return Err(format!("{} rows of numbers for {} selected positions", list.len(), bad.len()));
-                }
-                Ok(Given::Rows(Arc::new(list.clone())))
-            }
-            Operand::From(from) => {
-                let source = self.source(from, tap, site, rows)?;
-                let width = self.sources[source].columns.len();
-                if width != columns.len() {
-                    return Err(format!("the source is {width} wide, this selection {}", columns.len()));
-                }
-                Ok(Given::Source(source))
-            }
-        }
-    }
-
-    /// Registers the site that `from` names and says which row reads which.
-    fn source(
-        &mut self,
-        from: &FromSite,
-        tap: &Tap,
-        site: Site,
-        rows: &[Option<Chosen>],
-    ) -> std::result::Result<usize, String> {
-        let name = from.site.clone().unwrap_or_else(|| site.to_string());
-        let found = site::find(self.program, &name).map_err(|error| error.to_string())?.sites;
-        let origin = match found[..] {
-            [one] => one,
-            // A pattern in both places pairs layer with layer.
-            _ => *found
-                .iter()
-                .find(|origin| origin.layer == site.layer)
-                .ok_or("the source pattern has no site of this layer")?,
-        };
-        let edge_id = self.program.edge_of(origin).ok_or("the source is gone")?;
-        let edge = self.program.edge(edge_id);
-        if (edge.layout == Layout::QueryKey)
-            != (self.program.edge_of(site).is_some_and(|e| self.program.edge(e).layout == Layout::QueryKey))
-        {
-            return Err("attention sites and others cannot feed each other".into());
-        }
-        let readers: Vec<usize> = (0..rows.len()).filter(|&row| rows[row].is_some()).collect();
-        let mut read_by = vec![None; rows.len()];
-        for (nth, &reader) in readers.iter().enumerate() {
-            read_by[reader] = Some(match from.rows.as_deref() {
-                None => reader,
-                Some([one]) => *one,
-                Some(several) if several.len() == readers.len() => several[nth],
-                Some(several) => return Err(format!("{} source rows for {} rows", several.len(), readers.len())),
-            });
-        }
-        let origins: Vec<usize> = read_by.iter().flatten().copied().collect();
-        let chosen = self.choose(Some(&origins), |prompt, limit| match &from.positions {
-            Some(positions) => positions.resolve(prompt, limit),
-            None => selected(tap, prompt, limit),
-        })?;
-        for &reader in &readers {
-            let (mine, theirs) = (
-                rows[reader].as_ref().map_or(0, Chosen::len),
-                read_by[reader].and_then(|row| chosen[row].as_ref()).map_or(0, Chosen::len),
-            );
-            if theirs != mine && theirs != 1 {
-                return Err(format!(
-                    "the source selects {theirs} positions for the {mine} of row {reader}; select as many, or one for all"
-                ));
-            }
-        }
-        let (columns, heads) =
-            self.inner(edge, tap.heads.as_deref().filter(|_| edge.layout != Layout::Flat), tap.units.as_deref())?;
-        self.sources.push(Source { site: origin, edge: edge_id, rows: chosen, columns, heads, read_by });
-        Ok(self.sources.len() - 1)
-    }
 }
 
 /// The positions that a tap selects in a row.
-fn selected(tap: &Tap, prompt: usize, limit: usize) -> std::result::Result<Vec<usize>, String> {
+pub(super) fn selected(tap: &Tap, prompt: usize, limit: usize) -> std::result::Result<Vec<usize>, String> {
     let mut positions = tap.positions.resolve(prompt, limit)?;
     match tap.phase {
         Phase::All => {}
@@ -660,92 +356,4 @@ fn selected(tap: &Tap, prompt: usize, limit: usize) -> std::result::Result<Vec<u
         positions.retain(|&p| p + 1 >= prompt && steps.contains(&(p + 1 - prompt)));
     }
     Ok(positions)
-}
-
-/// A vector of exactly this length.
-fn plain_vector(operand: &Operand, len: usize) -> std::result::Result<Vec<f32>, String> {
-    match operand {
-        Operand::Vector(vector) if vector.len() == len => Ok(vector.clone()),
-        Operand::Vector(vector) => Err(format!("a vector of {} numbers for {len} selected units", vector.len())),
-        Operand::File(file) => {
-            Err(format!("the file {file:?} was not read; files are resolved before a plan is compiled"))
-        }
-        _ => Err("a direction is a list of numbers or a tensor in a file".into()),
-    }
-}
-
-/// A vector for the selected units; one of a head's width is meant for each head.
-fn repeated(operand: &Operand, edge: &Edge, columns: &Columns) -> std::result::Result<Vec<f32>, String> {
-    if let (Operand::Vector(vector), Layout::Heads(heads)) = (operand, edge.layout) {
-        let dim = edge.width / heads;
-        if vector.len() == dim && columns.len().is_multiple_of(dim) {
-            return Ok(vector.repeat(columns.len() / dim));
-        }
-    }
-    plain_vector(operand, columns.len())
-}
-
-/// A direction of unit length for the selected units, or for each head.
-fn unit_vector(operand: &Operand, edge: &Edge, columns: &Columns) -> std::result::Result<Vec<f32>, String> {
-    let vector = match (operand, edge.layout) {
-        (Operand::Vector(vector), Layout::Heads(heads))
-            if vector.len() == edge.width / heads && columns.len().is_multiple_of(vector.len()) =>
-        {
-            vector.clone()
-        }
-        _ => plain_vector(operand, columns.len())?,
-    };
-    let length = vector.iter().map(|x| x * x).sum::<f32>().sqrt();
-    if !(length.is_finite() && length > 0.0) {
-        return Err(format!("a direction of length {length}"));
-    }
-    Ok(vector.iter().map(|x| x / length).collect())
-}
-
-impl Compiled {
-    /// No taps, no rows.
-    pub fn empty(program: &Program) -> Compiled {
-        let edges = program.edge_count();
-        Compiled {
-            entries: Vec::new(),
-            at_edge: vec![Vec::new(); edges],
-            back_at_edge: vec![Vec::new(); edges],
-            values: Values::default(),
-            prompts: Vec::new(),
-            sources: Vec::new(),
-            sources_at: vec![Vec::new(); edges],
-            ops: program.ops().len(),
-            groups: Vec::new(),
-            skipped: vec![false; program.architecture().layers.len()],
-            passed_over: Vec::new(),
-        }
-    }
-
-    /// For each edge whether its gradient is needed, if any is.
-    pub fn gradient_edges(&self, program: &Program) -> Option<Vec<bool>> {
-        if !self.entries.iter().any(Entry::on_gradient) {
-            return None;
-        }
-        let mut wanted = vec![false; program.edge_count()];
-        self.entries.iter().filter(|entry| entry.on_gradient()).for_each(|entry| wanted[entry.edge] = true);
-        // Gradients also pass from what an edit wrote to where that was read.
-        for entry in &self.entries {
-            let reads = entry.value().into_iter().flat_map(|value| &self.values.reads[value]);
-            let reads = reads.filter_map(|&read| self.values.bound_by[read]).map(|entry| self.entries[entry].edge);
-            let source = entry.source().map(|source| self.sources[source].edge);
-            for edge in reads.chain(source) {
-                (wanted[edge], wanted[entry.edge]) = (true, true);
-            }
-        }
-        Some(wanted)
-    }
-
-    /// The positions of a row at which somebody reads the end of the model.
-    pub fn reads(&self, program: &Program, row: usize, position: usize) -> bool {
-        let at_end = |edge: EdgeId| program.edge(edge).domain == Domain::Read;
-        let chosen =
-            |rows: &[Option<Chosen>]| rows[row].as_ref().is_some_and(|chosen| chosen.place(position).is_some());
-        self.entries.iter().any(|entry| at_end(entry.edge) && chosen(&entry.rows))
-            || self.sources.iter().any(|source| at_end(source.edge) && chosen(&source.rows))
-    }
 }

@@ -1,6 +1,6 @@
 //! The values of a plan, checked: what each depends on, which rows it has, what shape it takes.
 
-use super::compile::{Entry, Lengths};
+use super::compiled::{Entry, Lengths};
 use super::{Expr, Map, Plan, Value, ValueId};
 use crate::error::{Error, Result};
 use crate::point::Point;

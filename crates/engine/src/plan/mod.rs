@@ -2,24 +2,30 @@
 //!
 //! A [`Plan`] is a list of taps; a [`Tap`] is a site (or pattern), a selection and one action. Taps may read values, values are
 //! computed from each other (`value.rs`), and edits write them back. It serialises to JSON (`json.rs`, `json_value.rs`) and is checked
-//! against a program and its inputs before anything runs (`compile.rs`, `compile_value.rs`, `order.rs`).
+//! against a program and its inputs before anything runs: `compile.rs` tap by tap (`operand.rs` what edits write), `compile_value.rs`
+//! value by value, `passable.rs` and `order.rs` how they go together. The result is `compiled.rs`, which `cache.rs` keeps and
+//! `explain.rs` describes.
 
 mod cache;
 mod compile;
 mod compile_value;
+mod compiled;
 mod explain;
 mod json;
 mod json_value;
 
+mod operand;
 mod order;
+mod passable;
 mod select;
 mod shapes;
 mod then;
 mod value;
 
 pub(crate) use cache::PlanCache;
-pub(crate) use compile::{Chosen, Compiled, CompiledAction, CompiledReduce, Entry, Given, Lengths, compile};
+pub(crate) use compile::compile;
 pub(crate) use compile_value::{Stretch, Values, stretched, to_logits};
+pub(crate) use compiled::{Chosen, Compiled, CompiledAction, CompiledReduce, Entry, Given, Lengths};
 pub use explain::Explanation;
 pub(crate) use select::Columns;
 pub use select::{Phase, Positions};

@@ -1,7 +1,7 @@
 //! What a plan's taps demand of each other: rows that must run before others, layers that nobody enters.
 
-use super::compile::{Entry, Lengths, Source};
 use super::compile_value::Values;
+use super::compiled::{Entry, Lengths, Source};
 use super::{Action, Plan};
 use crate::error::{Error, Result};
 use crate::point::Point;

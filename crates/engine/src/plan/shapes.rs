@@ -1,7 +1,8 @@
 //! What a plan will give back, known before anything runs.
 
-use super::compile::{CompiledAction, Lengths, compile};
+use super::compile::compile;
 use super::compile_value::selection_shape;
+use super::compiled::{CompiledAction, Lengths};
 use super::{Plan, ValueId};
 use crate::error::Result;
 use crate::program::Program;
