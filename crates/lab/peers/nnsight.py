@@ -161,6 +161,15 @@ def main():
                 out = model.output.logits[-1, -1].save()
         return out
 
+    def attribute():
+        with torch.enable_grad(), model.trace(pair, logits_to_keep=1):
+            hidden = stream(middle)
+            kept = hidden.detach().save()
+            logit = model.output.logits[1, -1, tokens[-1]]
+            with logit.backward():
+                gradient = hidden.grad.save()
+        return ((kept[0] - kept[1]) * gradient[1]).sum(-1)
+
     def pattern():
         attention = first(middle, ["self_attn", "attn", "attention", "self_attention"], "attention")
         with model.trace(ids, logits_to_keep=1):
@@ -174,7 +183,7 @@ def main():
 
     # What each job makes: the logits of the last position unless its name says otherwise.
     jobs = dict(
-        prefill=prefill, forward=forward, ablate=ablate, pattern=pattern, lens=lens, patch=patch,
+        prefill=prefill, forward=forward, ablate=ablate, pattern=pattern, lens=lens, patch=patch, attribute=attribute,
         armed=lambda: prefill(edit=lambda: stream(middle)),
         steer=lambda: prefill(edit=steered),
         capture=lambda: captured(layers)[-1][0],

@@ -114,6 +114,18 @@ def main():
         stream[1, -1] = stream[0, -1]
         return stream
 
+    def attribute():
+        kept = []
+
+        def hold(stream, hook):
+            kept.append(stream.detach().requires_grad_())
+            return kept[0]
+
+        with torch.enable_grad():
+            logits = model.run_with_hooks(pair, fwd_hooks=[(at, hold)])
+            (gradient,) = torch.autograd.grad(logits[1, -1, tokens[-1]], kept[0])
+        return ((kept[0][0] - kept[0][1]) * gradient[1]).sum(-1)
+
     def pattern():
         where = f"blocks.{middle}.attn.hook_pattern"
         return model.run_with_cache(ids, names_filter=where)[1][where][0]
@@ -129,6 +141,7 @@ def main():
         ablate=lambda: prefill(hooks=[(f"blocks.{middle}.mlp.hook_post", lambda neurons, hook: torch.zeros_like(neurons))]),
         pattern=pattern,
         lens=lambda: model.unembed(model.ln_final(torch.stack([stream[:, -1] for stream in captured(depth)]))),
+        attribute=attribute,
         patch=lambda: prefill(pair, [(at, put)]))
 
     def timed():

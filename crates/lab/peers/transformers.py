@@ -137,6 +137,18 @@ def main():
 
         return with_hooks([middle.register_forward_hook(put)], lambda: prefill(pair))
 
+    def attribute():
+        kept = []
+
+        def put(module, args, output):
+            kept.append(stream(output).detach().requires_grad_())
+            return replaced(output, kept[0])
+
+        with torch.enable_grad():
+            logits = with_hooks([middle.register_forward_hook(put)], lambda: model(input_ids=pair, use_cache=False, logits_to_keep=1).logits)
+            (gradient,) = torch.autograd.grad(logits[1, -1, tokens[-1]], kept[0])
+        return ((kept[0][0] - kept[0][1]) * gradient[1]).sum(-1)
+
     # What each job makes: the logits of the last position unless its name says otherwise.
     jobs = dict(
         prefill=prefill,
@@ -146,7 +158,7 @@ def main():
         capture_layers=lambda: captured(layers[: job["layers"]])[1][-1][0] if job["layers"] else prefill(),
         steer=lambda: with_hooks(steering(), prefill),
         pattern=lambda: model(input_ids=ids, use_cache=False, logits_to_keep=1, output_attentions=True).attentions[len(layers) // 2][0],
-        ablate=ablate, lens=lens, patch=patch)
+        ablate=ablate, lens=lens, patch=patch, attribute=attribute)
 
     def timed():
         if "steps" in job:

@@ -71,6 +71,9 @@ pub enum Job {
     Lens,
     /// Two prompts, the second the first backwards; the first row's middle `resid_post` at the last position is put into the second.
     Patch,
+    /// Attribution patching between the same two prompts: for each position the middle `resid_post` of the first minus that of the
+    /// second, times the gradient there of the second's last logit of its own first token.
+    Attribute,
 }
 
 /// What a worker found.

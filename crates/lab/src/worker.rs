@@ -4,7 +4,7 @@ use crate::Result;
 use crate::counting;
 use crate::memory::{forget_peak, proportional, status};
 use crate::protocol::{Answer, Job, Memory, Request};
-use pellucid_engine::plan::FromSite;
+use pellucid_engine::plan::{Combine, Expr, Fold, FromSite, Pick};
 use pellucid_engine::{Action, Capture, Control, Generate, Operand, Plan, Positions, RunOptions, Tap};
 use pellucid_kernels::{DType, Pool};
 use pellucid_models::{Error, LoadOptions, LoadedModel, Storage, locate};
@@ -139,8 +139,8 @@ fn one(loaded: &LoadedModel, request: &Request) -> Result<Made> {
     }
     let seconds = started.elapsed().as_secs_f64();
     if values.is_empty() {
-        // What the job made is its last capture: the edited row's logits, the pattern, the last layer's stream.
-        values = last_of(&run.captures);
+        // What the job made is what it saved, or its last capture: the edited row's logits, the pattern, the last layer's stream.
+        values = run.saved.last().map_or_else(|| last_of(&run.captures), |saved| saved.array.values().to_vec());
     }
     values.truncate(COMPARED);
     Ok(Made { seconds, tokens: Vec::new(), values })
@@ -197,7 +197,30 @@ fn prepared(loaded: &LoadedModel, request: &Request) -> (Vec<Vec<u32>>, Plan) {
             let patch = last(Tap::new(site, Action::Set(Operand::From(from)))).rows(vec![1]);
             (vec![request.tokens.clone(), backwards], Plan::default().with(patch).with(logits()))
         }
+        Job::Attribute => {
+            let backwards: Vec<u32> = request.tokens.iter().rev().copied().collect();
+            let token = backwards.first().copied().unwrap_or_default();
+            let plan = attribution(&format!("layers.{middle}.resid_post"), token);
+            (vec![request.tokens.clone(), backwards], plan)
+        }
     }
+}
+
+/// What putting row 0's stream in place of row 1's would do to a logit of row 1, position by position, to first order.
+fn attribution(site: &str, token: u32) -> Plan {
+    let mut plan = Plan::default();
+    let stream = plan.read(Tap::new(site, Action::Read));
+    let logits = plan.read(Tap::new("logits", Action::Read).rows([1]).positions(Positions::Last));
+    let logit = plan.value(Expr::Index { of: logits, picks: vec![Pick::At(0), Pick::At(token.into())] });
+    plan.metrics = vec![logit];
+    let read = Action::Grad { metric: 0, action: Box::new(Action::Read) };
+    let gradient = plan.read(Tap::new(site, read).rows([1]));
+    let [clean, corrupt] = [0, 1].map(|row| plan.value(Expr::Row { of: stream, row }));
+    let change = plan.value(Expr::Combine(Combine::Sub, clean, corrupt));
+    let effect = plan.value(Expr::Combine(Combine::Mul, change, gradient));
+    let each = plan.value(Expr::Fold { of: effect, how: Fold::Sum, axis: Some(-1), keep: false });
+    plan.save = vec![each];
+    plan
 }
 
 /// The job's numbers without its edit.
