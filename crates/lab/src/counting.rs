@@ -91,29 +91,3 @@ pub fn during<T>(run: impl FnOnce() -> T) -> (T, Option<Allocations>) {
     };
     (made, (own_count > 0).then_some(found))
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[global_allocator]
-    static ALLOCATOR: Counting = Counting;
-
-    #[test]
-    fn a_run_is_counted_and_nothing_else_is() {
-        let before = COUNT.load(Relaxed);
-        drop(std::hint::black_box(vec![1u8; 4096]));
-        assert_eq!(COUNT.load(Relaxed), before, "nobody counts yet");
-        let (made, found) = during(|| {
-            drop(std::hint::black_box(vec![0u8; 1 << 20]));
-            let mut kept = std::hint::black_box(Vec::<u8>::with_capacity(1 << 10));
-            kept.reserve_exact(1 << 12);
-            kept
-        });
-        assert!(made.capacity() >= 1 << 12);
-        let found = found.expect("counted");
-        // Other tests may allocate beside this one, so these are lower bounds.
-        assert!(found.count >= 2 && found.bytes >= (1 << 20) + (1 << 12), "{found:?}");
-        assert!(found.peak_live >= 1 << 20, "{found:?}");
-    }
-}
