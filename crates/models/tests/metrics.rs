@@ -6,7 +6,7 @@ mod golden;
 mod tapping;
 
 use golden::Case;
-use pellucid_engine::plan::{Across, Combine, Expr, Fold, Function, Map, Pick};
+use pellucid_engine::plan::{Across, Combine, Expr, Fold, FromSite, Function, Map, Pick};
 use pellucid_engine::{Action, Array, Operand, Plan, Run, RunOptions, Tap};
 use std::sync::Arc;
 use tapping::{at, capture, direction, from, set};
@@ -114,6 +114,20 @@ fn gradients_pass_through_edits() {
             compare(&case, &rows, &plan, "layers.0.resid_post", row, order);
         }
     }
+}
+
+#[test]
+fn as_many_heads_as_positions_are_not_taken_for_attention() {
+    let case = golden::case("llama");
+    let from = FromSite { site: Some("layers.0.z".into()), rows: Some(vec![0]), positions: Some(at("1")) };
+    let edit = set("layers.1.z", Operand::From(from)).rows([1]).heads([0, 1]).positions(at("2,3"));
+    let mut plan = Plan::of([edit]);
+    // Only row 1 is asked, so that all of row 0's gradient comes through the edit.
+    let logits = plan.read(read("logits").rows([1]).positions(at("last")));
+    let one = plan.value(Expr::Index { of: logits, picks: vec![Pick::At(0), Pick::At(7)] });
+    let sum = plan.value(Expr::Across { of: one, how: Across::Sum });
+    (plan.metrics, plan.save) = (vec![sum], vec![sum]);
+    compare(&case, &two_rows(&case), &plan, "embed", 0, 0);
 }
 
 #[test]

@@ -33,6 +33,8 @@ struct Picked {
     positions: Vec<usize>,
     /// For each position its place in the whole selection.
     places: Vec<usize>,
+    /// `[heads, queries, keys]`, where a position's numbers are a line of each head; else they are neighbours.
+    attention: bool,
 }
 
 impl Picked {
@@ -48,11 +50,8 @@ impl Picked {
     /// The selected numbers of each position: neighbours, or one line of each head.
     fn lines(&self, numbers: &[f32]) -> Vec<Vec<f32>> {
         let count = self.positions.len();
-        let runs = self.ranges.len() / count.max(1);
-        let attention =
-            self.shape.len() == 3 && self.shape[1] == count && self.shape[0] * self.shape[2] * count == numbers.len();
-        let width = numbers.len() / count.max(1);
-        if !attention || runs == 1 {
+        if !self.attention {
+            let width = numbers.len() / count.max(1);
             return numbers.chunks_exact(width.max(1)).map(<[f32]>::to_vec).collect();
         }
         let keys = self.shape[2];
@@ -245,15 +244,11 @@ impl<'a> TapsBack<'a> {
 
 /// Lines of positions in the order of a selection's numbers.
 fn interleaved(picked: &Picked, lines: Vec<Vec<f32>>) -> Vec<f32> {
-    let count = lines.len();
-    if picked.shape.len() != 3 || picked.ranges.len() <= count {
+    if !picked.attention {
         return lines.concat();
     }
-    // Attention: for each head the lines of all queries.
+    // For each head the lines of all queries.
     let (heads, keys) = (picked.shape[0], picked.shape[2]);
-    if heads * keys != lines.first().map_or(0, Vec::len) || picked.shape[1] != count {
-        return lines.concat();
-    }
     (0..heads).flat_map(|head| lines.iter().flat_map(move |line| line[head * keys..][..keys].iter().copied())).collect()
 }
 
@@ -292,6 +287,7 @@ impl Cotangents for TapsBack<'_> {
                     ranges: ranges.collect(),
                     positions: there.iter().map(|&(_, _, position)| position).collect(),
                     places: there.iter().map(|&(place, ..)| place).collect(),
+                    attention: false,
                 }
             };
             self.row(edge, segment.row, gradient, &pick)?;
@@ -336,6 +332,7 @@ impl Cotangents for TapsBack<'_> {
                 ranges,
                 positions: there.iter().map(|&(_, query)| segment.position + query).collect(),
                 places: there.iter().map(|&(place, _)| place).collect(),
+                attention: true,
             }
         };
         self.row(edge, segment.row, gradient, &pick)
