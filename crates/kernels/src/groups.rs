@@ -1,179 +1,208 @@
-//! Quantised panels: the simplest block formats, repacked so that one step of the inner dimension is sixteen adjacent codes.
-//!
-//! A block of 32 values of one row has a half-precision scale and perhaps a minimum. Sixteen rows' blocks become 32 steps of sixteen codes, with
-//! their scales and minima beside them: as many bytes as in the file, and widened without moving anything between lanes.
+//! Quantised panels: weights in the block formats of GGUF, rearranged as [`formats`](crate::formats) says, and multiplied without ever being
+//! written down as f32 when there is one row.
 
+use crate::dispatch;
 use crate::encoding::Encoding;
+use crate::formats::*;
 use crate::matrix::RowBytes;
 use crate::memory::{Aligned, Shared};
 use crate::pool::Pool;
 use crate::simd::{LANES, Simd};
 use crate::tile::PANEL;
-use half::f16;
-use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 
-/// Values in a block.
-const GROUP: usize = 32;
+/// Panels that one row is multiplied with at once: four chains of sums keep the arithmetic busy.
+const AT_ONCE: usize = 2;
 
-/// How a format stores its codes: `value = (code - centre) · scale + minimum`.
-#[derive(Clone, Copy)]
-struct Format {
-    encoding: Encoding,
-    bits: usize,
-    centre: f32,
-    /// Whether a minimum follows the scale.
-    minimum: bool,
-}
-
-impl Format {
-    fn of(encoding: Encoding) -> Option<Format> {
-        let (bits, centre, minimum) = match encoding {
-            Encoding::Q4_0 => (4, 8.0, false),
-            Encoding::Q4_1 => (4, 0.0, true),
-            Encoding::Q8_0 => (8, 128.0, false),
-            _ => return None,
-        };
-        Some(Format { encoding, bits, centre, minimum })
-    }
-
-    /// Bytes of one step's sixteen codes.
-    fn step(self) -> usize {
-        PANEL * self.bits / 8
-    }
-
-    /// Code `k` of a block, made unsigned.
-    fn code(self, block: &[u8], k: usize) -> u8 {
-        let codes = &block[if self.minimum { 4 } else { 2 }..];
-        match self.bits {
-            8 => codes[k] ^ 0x80,
-            _ if k < GROUP / 2 => codes[k] & 15,
-            _ => codes[k - GROUP / 2] >> 4,
+/// Runs something for the format of an encoding, or something else where it has none.
+macro_rules! with_format {
+    ($encoding:expr, $format:ident => $do:expr, else $otherwise:expr) => {
+        match $encoding {
+            Encoding::Q4_0 => with_format!(@ Q4_0, $format, $do),
+            Encoding::Q4_1 => with_format!(@ Q4_1, $format, $do),
+            Encoding::Q5_0 => with_format!(@ Q5_0, $format, $do),
+            Encoding::Q5_1 => with_format!(@ Q5_1, $format, $do),
+            Encoding::Q8_0 => with_format!(@ Q8_0, $format, $do),
+            Encoding::Q4_K => with_format!(@ Q4_K, $format, $do),
+            Encoding::Q5_K => with_format!(@ Q5_K, $format, $do),
+            Encoding::Q6_K => with_format!(@ Q6_K, $format, $do),
+            _ => $otherwise,
         }
-    }
+    };
+    (@ $name:ident, $format:ident, $do:expr) => {{
+        type $format = $name;
+        $do
+    }};
 }
 
 /// A matrix of quantised panels.
 pub(crate) struct Groups {
-    format: Format,
+    encoding: Encoding,
     cols: usize,
-    /// `[panels][cols][step]`
-    codes: Aligned<u8>,
-    /// `[panels][cols / 32][16]`, half precision.
-    scales: Aligned<u16>,
-    minima: Aligned<u16>,
+    /// Panel after panel, block after block.
+    data: Aligned<u8>,
 }
 
 impl Groups {
-    /// Repacks rows of an encoding that has this form; `None` for the others.
+    /// Repacks rows of an encoding that has a format of panels; `None` for the others.
     pub fn pack(pool: &Pool, rows: usize, cols: usize, encoding: Encoding, bytes: &dyn RowBytes) -> Option<Groups> {
-        let format = Format::of(encoding)?;
-        let (panels, groups) = (rows.div_ceil(PANEL), cols / GROUP);
-        let mut packed = Groups {
-            format,
-            cols,
-            codes: Aligned::zeroed(panels * cols * format.step()),
-            scales: Aligned::zeroed(panels * groups * PANEL),
-            minima: Aligned::zeroed(if format.minimum { panels * groups * PANEL } else { 0 }),
-        };
-        let (codes, scales, minima) =
-            (Shared::new(&mut packed.codes), Shared::new(&mut packed.scales), Shared::new(&mut packed.minima));
-        pool.run(panels, &|panel| {
-            // SAFETY: each task has its own panel's codes, scales and minima.
-            let (codes, scales) = unsafe {
-                (
-                    codes.part(panel * cols * format.step(), cols * format.step()),
-                    scales.part(panel * groups * PANEL, groups * PANEL),
-                )
-            };
-            // SAFETY: as above; formats without minima have an empty part.
-            let minima =
-                unsafe { minima.part(panel * groups * PANEL, if format.minimum { groups * PANEL } else { 0 }) };
-            for lane in 0..PANEL.min(rows - panel * PANEL) {
-                let row = bytes.row(panel * PANEL + lane);
-                for (group, block) in row.chunks_exact(encoding.block_bytes()).enumerate() {
-                    scales[group * PANEL + lane] = u16::from_le_bytes([block[0], block[1]]);
-                    if format.minimum {
-                        minima[group * PANEL + lane] = u16::from_le_bytes([block[2], block[3]]);
+        let data = with_format!(encoding, F => pack::<F>(pool, rows, cols, bytes), else return None);
+        Some(Groups { encoding, cols, data })
+    }
+
+    pub fn encoding(&self) -> Encoding {
+        self.encoding
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.data.len()
+    }
+
+    /// Writes a row as f32: it is one lane of its panel.
+    pub fn row(&self, row: usize, out: &mut [f32]) {
+        let mut wide = [0.0; SPAN * PANEL];
+        for (i, out) in out.chunks_exact_mut(SPAN).enumerate() {
+            widen_span(self, row / PANEL, i * SPAN, &mut wide);
+            out.iter_mut().zip(wide.chunks_exact(PANEL)).for_each(|(x, step)| *x = step[row % PANEL]);
+        }
+    }
+
+    /// Widens steps `from..to` of a panel (whole spans) to f32.
+    #[inline(always)]
+    pub fn widen<S: Simd>(&self, s: S, panel: usize, from: usize, to: usize, out: &mut [f32]) {
+        with_format!(self.encoding, F => widen::<S, F>(s, self, panel, from, to, out), else unreachable!("only packed formats"))
+    }
+
+    /// The products of one row with adjacent panels, sixteen numbers each.
+    #[inline(always)]
+    pub fn times_row<S: Simd>(&self, s: S, x: &[f32], first_panel: usize, out: &mut [f32]) {
+        with_format!(self.encoding, F => times_row::<S, F>(s, self, x, first_panel, out), else unreachable!("only packed formats"))
+    }
+
+    /// The blocks of a panel.
+    #[inline(always)]
+    fn panel<F: Format>(&self, panel: usize) -> &[u8] {
+        let size = self.cols / (F::SPANS * SPAN) * block_bytes::<F>();
+        &self.data[panel * size..][..size]
+    }
+}
+
+fn pack<F: Format>(pool: &Pool, rows: usize, cols: usize, bytes: &dyn RowBytes) -> Aligned<u8> {
+    let (panels, blocks) = (rows.div_ceil(PANEL), cols / (F::SPANS * SPAN));
+    let size = blocks * block_bytes::<F>();
+    let mut data = Aligned::zeroed(panels * size);
+    let shared = Shared::new(&mut data);
+    pool.run(panels, &|panel| {
+        // SAFETY: each task has its own panel.
+        let out = unsafe { shared.part(panel * size, size) };
+        for lane in 0..PANEL.min(rows - panel * PANEL) {
+            let stored = bytes.row(panel * PANEL + lane).chunks_exact(F::ENCODING.block_bytes());
+            for (stored, block) in stored.zip(out.chunks_exact_mut(block_bytes::<F>())) {
+                F::heads(stored, lane, block);
+                for (i, span) in block[F::HEAD..].chunks_exact_mut(span_bytes::<F>()).enumerate() {
+                    let half = &mut span[F::SPAN_HEAD + lane / LANES * F::BITS * 4 * LANES..];
+                    for (word, value) in words::<F>(&F::codes(stored, i))[..F::BITS].iter().enumerate() {
+                        let at = (word * LANES + lane % LANES) * 4;
+                        half[at..at + 4].copy_from_slice(&value.to_le_bytes());
                     }
-                    for k in 0..GROUP {
-                        let step = &mut codes[(group * GROUP + k) * format.step()..][..format.step()];
-                        let code = format.code(block, k);
-                        match format.bits {
-                            8 => step[lane] = code,
-                            // The first eight lanes are the low halves of a step's bytes, the others the high ones.
-                            _ => step[lane % LANES] |= if lane < LANES { code } else { code << 4 },
+                }
+            }
+        }
+    });
+    data
+}
+
+dispatch! { fn widen_span(groups: &Groups, panel: usize, from: usize, out: &mut [f32]) = widen_span_with }
+
+#[inline(always)]
+fn widen_span_with<S: Simd>(s: S, groups: &Groups, panel: usize, from: usize, out: &mut [f32]) {
+    groups.widen(s, panel, from, from + SPAN, out);
+}
+
+#[inline(always)]
+fn widen<S: Simd, F: Format>(s: S, groups: &Groups, panel: usize, from: usize, to: usize, out: &mut [f32]) {
+    let blocks = groups.panel::<F>(panel);
+    for (index, out) in (from / SPAN..to / SPAN).zip(out.chunks_exact_mut(SPAN * PANEL)) {
+        let block = &blocks[index / F::SPANS * block_bytes::<F>()..][..block_bytes::<F>()];
+        let span = &block[F::HEAD + index % F::SPANS * span_bytes::<F>()..][..span_bytes::<F>()];
+        for half in 0..2 {
+            for part in 0..SPAN / F::STEPS {
+                // SAFETY: block and span are whole; a part is a whole number of words, and `out` holds sixteen floats a step.
+                unsafe {
+                    let scales = F::scales(s, block.as_ptr(), span.as_ptr(), half, part);
+                    let codes = span.as_ptr().add(F::SPAN_HEAD + half * F::BITS * 4 * LANES);
+                    for word in part * F::STEPS / steps_a_word::<F>()..(part + 1) * F::STEPS / steps_a_word::<F>() {
+                        let words = Words::<S>::load::<F>(s, codes, word);
+                        for step in 0..steps_a_word::<F>() {
+                            let values = F::values(s, words.codes::<F>(s, step), scales);
+                            let at = (word * steps_a_word::<F>() + step) * PANEL + half * LANES;
+                            s.store(out.as_mut_ptr().add(at), values);
                         }
                     }
                 }
             }
-        });
-        Some(packed)
-    }
-
-    pub fn encoding(&self) -> Encoding {
-        self.format.encoding
-    }
-
-    pub fn bytes(&self) -> usize {
-        self.codes.len() + 2 * (self.scales.len() + self.minima.len())
-    }
-
-    /// Writes a row as f32.
-    pub fn row(&self, row: usize, out: &mut [f32]) {
-        let (panel, lane) = (row / PANEL, row % PANEL);
-        for (k, x) in out.iter_mut().enumerate() {
-            let step = &self.codes[(panel * self.cols + k) * self.format.step()..][..self.format.step()];
-            let code = match self.format.bits {
-                8 => step[lane],
-                _ if lane < LANES => step[lane] & 15,
-                _ => step[lane - LANES] >> 4,
-            };
-            let group = (panel * (self.cols / GROUP) + k / GROUP) * PANEL + lane;
-            let value = (code as f32 - self.format.centre) * f16::from_bits(self.scales[group]).to_f32();
-            *x = if self.format.minimum { value + f16::from_bits(self.minima[group]).to_f32() } else { value };
-        }
-    }
-
-    /// Widens steps `from..to` of a panel (whole groups) to f32.
-    #[inline(always)]
-    pub fn widen<S: Simd>(&self, s: S, panel: usize, from: usize, to: usize, out: &mut [f32]) {
-        let (step, centre) = (self.format.step(), s.splat(self.format.centre));
-        for group in from / GROUP..to / GROUP {
-            let at = (panel * (self.cols / GROUP) + group) * PANEL;
-            let [scale_low, scale_high] = halves(s, &self.scales[at..at + PANEL]);
-            let minima = self.format.minimum.then(|| halves(s, &self.minima[at..at + PANEL]));
-            let codes = &self.codes[(panel * self.cols + group * GROUP) * step..][..GROUP * step];
-            let out = &mut out[(group * GROUP - from) * PANEL..][..GROUP * PANEL];
-            for (codes, out) in codes.chunks_exact(step).zip(out.chunks_exact_mut(PANEL)) {
-                let word = |at: usize| {
-                    let mut bytes = [0; 8];
-                    bytes.copy_from_slice(&codes[at..at + 8]);
-                    u64::from_le_bytes(bytes)
-                };
-                const LOW: u64 = 0x0f0f_0f0f_0f0f_0f0f;
-                let (low, high) =
-                    if self.format.bits == 4 { (word(0) & LOW, (word(0) >> 4) & LOW) } else { (word(0), word(8)) };
-                let mut low = s.mul(s.sub(s.widen_bytes(low), centre), scale_low);
-                let mut high = s.mul(s.sub(s.widen_bytes(high), centre), scale_high);
-                if let Some([minimum_low, minimum_high]) = minima {
-                    // Two roundings, as in the format's definition: the values have the same bits as decoded ones.
-                    (low, high) = (s.add(low, minimum_low), s.add(high, minimum_high));
-                }
-                // SAFETY: `out` holds sixteen floats.
-                unsafe {
-                    s.store(out.as_mut_ptr(), low);
-                    s.store(out.as_mut_ptr().add(LANES), high);
-                }
-            }
         }
     }
 }
 
-/// Sixteen half-precision numbers as two vectors.
 #[inline(always)]
-fn halves<S: Simd>(s: S, bits: &[u16]) -> [S::V; 2] {
-    let mut wide = [0.0; PANEL];
-    bits.reinterpret_cast::<f16>().convert_to_f32_slice(&mut wide);
-    // SAFETY: the array holds sixteen floats.
-    unsafe { [s.load(wide.as_ptr()), s.load(wide.as_ptr().add(LANES))] }
+fn times_row<S: Simd, F: Format>(s: S, groups: &Groups, x: &[f32], first_panel: usize, out: &mut [f32]) {
+    for (i, out) in out.chunks_mut(AT_ONCE * PANEL).enumerate() {
+        let panel = first_panel + i * AT_ONCE;
+        if out.len() == AT_ONCE * PANEL {
+            times_panels::<S, F, AT_ONCE>(s, groups, x, panel, out);
+        } else {
+            times_panels::<S, F, 1>(s, groups, x, panel, out);
+        }
+    }
+}
+
+/// One row times `P` panels: codes become numbers in registers and go straight into the sums.
+#[inline(always)]
+fn times_panels<S: Simd, F: Format, const P: usize>(s: S, groups: &Groups, x: &[f32], panel: usize, out: &mut [f32]) {
+    assert!(x.len() == groups.cols && out.len() == P * PANEL, "a row of inputs and {P} panels of outputs");
+    let panels: [&[u8]; P] = std::array::from_fn(|p| groups.panel::<F>(panel + p));
+    let mut sums = [[s.splat(0.0); 2]; P];
+    let mut x = x.as_ptr();
+    for block in 0..groups.cols / (F::SPANS * SPAN) {
+        let blocks = panels.map(|panel| panel[block * block_bytes::<F>()..][..block_bytes::<F>()].as_ptr());
+        for span in 0..F::SPANS {
+            for part in 0..SPAN / F::STEPS {
+                // SAFETY: blocks are whole, and so are the spans in them; a span takes as many inputs as it has steps.
+                unsafe {
+                    let mut scales = [[[s.splat(0.0); 2]; 2]; P];
+                    let mut codes = [[std::ptr::null(); 2]; P];
+                    for p in 0..P {
+                        let span = blocks[p].add(F::HEAD + span * span_bytes::<F>());
+                        for half in 0..2 {
+                            scales[p][half] = F::scales(s, blocks[p], span, half, part);
+                            codes[p][half] = span.add(F::SPAN_HEAD + half * F::BITS * 4 * LANES);
+                        }
+                    }
+                    for word in part * F::STEPS / steps_a_word::<F>()..(part + 1) * F::STEPS / steps_a_word::<F>() {
+                        let mut words = [[Words::<S>::load::<F>(s, codes[0][0], word); 2]; P];
+                        for p in 0..P {
+                            for half in 0..2 {
+                                words[p][half] = Words::load::<F>(s, codes[p][half], word);
+                            }
+                        }
+                        for step in 0..steps_a_word::<F>() {
+                            let input = s.splat(*x);
+                            x = x.add(1);
+                            for p in 0..P {
+                                for half in 0..2 {
+                                    let codes = words[p][half].codes::<F>(s, step);
+                                    let values = F::values(s, codes, scales[p][half]);
+                                    sums[p][half] = s.fma(input, values, sums[p][half]);
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+    for (sum, out) in sums.as_flattened().iter().zip(out.chunks_exact_mut(LANES)) {
+        // SAFETY: the chunk holds eight floats.
+        unsafe { s.store(out.as_mut_ptr(), *sum) };
+    }
 }

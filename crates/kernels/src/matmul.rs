@@ -8,33 +8,31 @@ use crate::dispatch;
 use crate::matrix::{CHUNK, Matrix, Scratch};
 use crate::memory::{Aligned, Shared};
 use crate::pool::Pool;
-use crate::simd::Simd;
-use crate::tile::{self, Left, Out, PANEL, ROWS};
+use crate::simd::{LANES, Simd};
+use crate::tile::{self, Ahead, Left, Out, PANEL, ROWS, STREAMS};
 use std::cell::RefCell;
 use std::ops::Range;
 
 /// Up to this many rows the inputs are read where they lie.
-const FEW_ROWS: usize = 24;
-/// Rows of a block when there are many: its repacked inputs (96 × 256 floats) fit a quarter of a level-two cache.
-const BLOCK_ROWS: usize = 96;
+const FEW_ROWS: usize = 48;
+/// Most rows that are repacked at once, so that long inputs need no second copy of themselves.
+const STRIP: usize = 128 * ROWS;
+/// Rows of a block when there are many: a chunk of their inputs fits a quarter of a level-two cache.
+const BLOCK_ROWS: usize = 16 * ROWS;
 /// Rows of a block when weights have to be widened, to pay for that over more rows.
-const BLOCK_ROWS_WIDENED: usize = 384;
+const BLOCK_ROWS_WIDENED: usize = 64 * ROWS;
 /// Panels of a block.
 const BLOCK_PANELS: usize = 16;
-/// Least weights (in values) a thread takes at once when rows are few: about ten microseconds of memory traffic.
-const LEAST_WEIGHTS: usize = 32 * 1024;
-
-/// What a thread needs besides its outputs.
-struct Workspace {
-    scratch: Scratch,
-    inputs: Aligned<f32>,
-}
+/// Most steps of the inner dimension that are taken at once where f32 panels are read as they lie: 20 KiB of a panel.
+const DEPTH: usize = 320;
+/// Most steps that are taken at once where rows are few: four panels of them, and the four to come, fit a level-two cache.
+const FEW_ROWS_DEPTH: usize = 640;
 
 thread_local! {
-    static WORKSPACE: RefCell<Workspace> = RefCell::new(Workspace {
-        scratch: Scratch::new(),
-        inputs: Aligned::zeroed(BLOCK_ROWS_WIDENED.div_ceil(ROWS) * ROWS * CHUNK),
-    });
+    /// Widened panels of the thread's own part of a product.
+    static SCRATCH: RefCell<Scratch> = RefCell::new(Scratch::new());
+    /// Repacked inputs of a product that this thread called for.
+    static INPUTS: RefCell<Aligned<f32>> = RefCell::new(Aligned::zeroed(0));
 }
 
 /// `out = x Wᵀ + bias`: `x` is `[rows, w.cols()]`, `out` `[rows, w.rows()]`.
@@ -48,57 +46,104 @@ pub fn matmul(pool: &Pool, x: &[f32], w: &Matrix, bias: Option<&[f32]>, out: &mu
         out.len()
     );
     assert!(bias.is_none_or(|b| b.len() == columns), "a bias of the wrong width");
-    let panels = columns.div_ceil(PANEL);
-    let shared = Shared::new(out);
-    let few = rows <= FEW_ROWS;
-    let (block_rows, block_panels) = if few {
-        let least = (LEAST_WEIGHTS / (PANEL * inner.max(1))).max(1);
-        // Small products are not worth sharing out further than one part a thread; groups of four suit the one-row tile.
-        (rows.max(1), least.next_multiple_of(4).min(panels.div_ceil(pool.threads()).next_multiple_of(4)))
-    } else {
-        (if w.is_f32() { BLOCK_ROWS } else { BLOCK_ROWS_WIDENED }, BLOCK_PANELS)
-    };
-    let (down, across) = (rows.div_ceil(block_rows), panels.div_ceil(block_panels.max(1)));
-    pool.run(down * across, &|task| {
-        // Neighbouring tasks share a band of weights: it stays in the shared cache while the row blocks go by.
-        let (first_row, first_panel) = (task % down * block_rows, task / down * block_panels);
-        let part = Part {
-            rows: first_row..(first_row + block_rows).min(rows),
-            panels: first_panel..(first_panel + block_panels).min(panels),
-            repack: !few,
-        };
-        WORKSPACE.with_borrow_mut(|workspace| multiply(x, w, bias, shared, part, workspace));
+    let product = Product { w, bias, out: Shared::new(out) };
+    if rows <= FEW_ROWS {
+        return product.of_few_rows(pool, x, rows);
+    }
+    INPUTS.with_borrow_mut(|inputs| {
+        for first in (0..rows).step_by(STRIP) {
+            let strip = first..(first + STRIP).min(rows);
+            repack_all(pool, &x[strip.start * inner..strip.end * inner], inner, inputs);
+            product.of_many_rows(pool, inputs, strip);
+        }
     });
 }
 
-/// The part of the outputs that one task computes.
+/// What every part of a product needs.
+#[derive(Clone, Copy)]
+struct Product<'a> {
+    w: &'a Matrix,
+    bias: Option<&'a [f32]>,
+    out: Shared<f32>,
+}
+
+/// Inputs of a part: rows as they lie, or tiles of six rows side by side, step after step.
+#[derive(Clone, Copy)]
+struct Inputs<'a> {
+    values: &'a [f32],
+    tiles: bool,
+}
+
+impl Inputs<'_> {
+    /// The inputs from a row (the first of a tile, if in tiles) and step on.
+    fn from(&self, row: usize, step: usize, inner: usize) -> Left {
+        let start = if self.tiles { row * inner + step * ROWS } else { row * inner + step };
+        let start = self.values[start..].as_ptr();
+        if self.tiles { Left { start, row: 1, col: ROWS } } else { Left { start, row: inner, col: 1 } }
+    }
+}
+
+/// The part of the outputs that one task computes; `inputs` begin with row `above`.
 struct Part {
     rows: Range<usize>,
     panels: Range<usize>,
-    repack: bool,
+    above: usize,
 }
 
-dispatch! { fn multiply(x: &[f32], w: &Matrix, bias: Option<&[f32]>, out: Shared<f32>, part: Part, workspace: &mut Workspace) = multiply_with }
+impl Product<'_> {
+    /// Threads take groups of panels: each weight is read from memory once.
+    fn of_few_rows(self, pool: &Pool, x: &[f32], rows: usize) {
+        let panels = self.w.rows().div_ceil(PANEL);
+        // One part a thread: what a thread asks for ahead is its own. Groups of four suit the one-row tile.
+        let each = panels.div_ceil(pool.threads()).next_multiple_of(STREAMS).max(1);
+        pool.run(panels.div_ceil(each), &|task| {
+            let panels = task * each..((task + 1) * each).min(panels);
+            self.compute(Inputs { values: x, tiles: false }, Part { rows: 0..rows, panels, above: 0 });
+        });
+    }
+
+    /// Threads take blocks of rows × panels.
+    fn of_many_rows(self, pool: &Pool, inputs: &[f32], rows: Range<usize>) {
+        let panels = self.w.rows().div_ceil(PANEL);
+        let most = if self.w.is_f32() { BLOCK_ROWS } else { BLOCK_ROWS_WIDENED };
+        let each = even(rows.len(), most).next_multiple_of(ROWS);
+        let (down, across) = (rows.len().div_ceil(each), panels.div_ceil(BLOCK_PANELS));
+        pool.run(down * across, &|task| {
+            // Neighbouring tasks share a band of weights: it stays in the shared cache while the row blocks go by.
+            let (row, panel) = (rows.start + task % down * each, task / down * BLOCK_PANELS);
+            let part = Part {
+                rows: row..(row + each).min(rows.end),
+                panels: panel..(panel + BLOCK_PANELS).min(panels),
+                above: rows.start,
+            };
+            self.compute(Inputs { values: inputs, tiles: true }, part);
+        });
+    }
+
+    fn compute(self, inputs: Inputs, part: Part) {
+        SCRATCH.with_borrow_mut(|scratch| multiply(self, inputs, part, scratch));
+    }
+}
+
+/// The size of parts of at most `most` that are as even as they can be.
+pub(crate) fn even(whole: usize, most: usize) -> usize {
+    whole.div_ceil(whole.div_ceil(most).max(1))
+}
+
+dispatch! { fn multiply(product: Product, inputs: Inputs, part: Part, scratch: &mut Scratch) = multiply_with }
 
 #[inline(always)]
-fn multiply_with<S: Simd>(
-    s: S,
-    x: &[f32],
-    w: &Matrix,
-    bias: Option<&[f32]>,
-    out: Shared<f32>,
-    part: Part,
-    workspace: &mut Workspace,
-) {
+fn multiply_with<S: Simd>(s: S, product: Product, inputs: Inputs, part: Part, scratch: &mut Scratch) {
+    let Product { w, bias, out } = product;
     // A last panel with fewer than sixteen columns goes its own way.
     let whole = part.panels.start..part.panels.end.min(w.rows() / PANEL);
-    if part.repack {
-        many_rows(s, x, w, out, part.rows.clone(), whole.clone(), workspace);
+    if inputs.tiles {
+        many_rows(s, product, inputs, &part, whole.clone(), scratch);
     } else {
-        few_rows(s, x, w, out, part.rows.clone(), whole.clone(), workspace);
+        few_rows(s, product, inputs, part.rows.clone(), whole.clone(), scratch);
     }
     if part.panels.end > whole.end {
-        last_columns(s, x, w, out, &part, workspace);
+        last_columns(s, product, inputs, &part, scratch);
     }
     if let Some(bias) = bias {
         let columns = part.panels.start * PANEL..(part.panels.end * PANEL).min(w.rows());
@@ -114,78 +159,128 @@ fn multiply_with<S: Simd>(
 #[inline(always)]
 fn few_rows<S: Simd>(
     s: S,
-    x: &[f32],
-    w: &Matrix,
-    out: Shared<f32>,
+    product: Product,
+    inputs: Inputs,
     rows: Range<usize>,
     panels: Range<usize>,
-    workspace: &mut Workspace,
+    scratch: &mut Scratch,
 ) {
-    let (inner, columns, at_once) = (w.cols(), w.rows(), tile::panels_at_once(rows.len()));
-    let depth = if w.is_f32() { inner } else { w.steps_at_once(at_once) };
+    let Product { w, out, .. } = product;
+    let (inner, columns) = (w.cols(), w.rows());
+    if rows.len() == 1 {
+        // SAFETY: this task owns these columns of the only row.
+        let out = unsafe { out.part(rows.start * columns + panels.start * PANEL, panels.len() * PANEL) };
+        if w.times_row(s, &inputs.values[rows.start * inner..][..inner], panels.clone(), out) {
+            return;
+        }
+    }
+    let at_once = if w.is_f32() { STREAMS } else { tile::panels_at_once(rows.len()) };
+    let depth = match rows.len() {
+        _ if !w.is_f32() => w.steps_at_once(at_once),
+        1 => inner,
+        _ => even(inner, FEW_ROWS_DEPTH),
+    };
     for panel in panels.clone().step_by(at_once) {
         let width = at_once.min(panels.end - panel);
-        for from in (0..inner).step_by(depth) {
+        for from in (0..inner).step_by(depth.max(1)) {
             let to = (from + depth).min(inner);
-            let right = w.panels(s, panel..panel + width, from, to, &mut workspace.scratch);
+            let right = w.panels(s, panel..panel + width, from, to, scratch);
             // SAFETY: these rows of `x` and these rows and panels of `out` exist, and no other task writes them; all of the
             // panels have sixteen columns and `to - from` steps.
             unsafe {
-                let left = Left { start: x.as_ptr().add(rows.start * inner + from), row: inner, col: 1 };
-                let out =
-                    Out { start: out.get().add(rows.start * columns + panel * PANEL), row: columns, panel: PANEL };
-                tile::block(s, rows.len(), width, to - from, left, right, out, from > 0);
-            }
-        }
-    }
-}
-
-/// Chunk by chunk of the inner dimension: the inputs are repacked once for all panels, each panel is widened once for all rows.
-#[inline(always)]
-fn many_rows<S: Simd>(
-    s: S,
-    x: &[f32],
-    w: &Matrix,
-    out: Shared<f32>,
-    rows: Range<usize>,
-    panels: Range<usize>,
-    workspace: &mut Workspace,
-) {
-    let (inner, columns) = (w.cols(), w.rows());
-    for from in (0..inner).step_by(CHUNK) {
-        let to = (from + CHUNK).min(inner);
-        repack(x, inner, rows.clone(), from..to, &mut workspace.inputs);
-        for panel in panels.clone() {
-            let right = w.panels(s, panel..panel + 1, from, to, &mut workspace.scratch);
-            for row in (0..rows.len()).step_by(ROWS) {
-                // SAFETY: as in `few_rows`; the repacked inputs hold whole tiles.
-                unsafe {
-                    let left = Left { start: workspace.inputs.as_ptr().add(row * (to - from)), row: 1, col: ROWS };
-                    let start = out.get().add((rows.start + row) * columns + panel * PANEL);
-                    let out = Out { start, row: columns, panel: PANEL };
-                    tile::block(s, ROWS.min(rows.len() - row), 1, to - from, left, right, out, from > 0);
+                let left = inputs.from(rows.start, from, inner);
+                let start = out.get().add(rows.start * columns + panel * PANEL);
+                let out = Out { start, row: columns, panel: PANEL };
+                // Fewer rows leave no time between two lines that memory could be idle in.
+                if w.is_f32() && rows.len() > 3 {
+                    // The next chunk of these panels, or the first of the next ones.
+                    let next = if to < inner { to - from } else { width * inner - from };
+                    let ahead = Ahead {
+                        start: right.start.wrapping_add(next * PANEL),
+                        stream: inner * PANEL,
+                        step: PANEL / rows.len().div_ceil(ROWS),
+                    };
+                    tile::block_ahead(s, rows.len(), width, to - from, left, right, out, ahead, from > 0);
+                } else {
+                    tile::block(s, rows.len(), width, to - from, left, right, out, from > 0);
                 }
             }
         }
     }
 }
 
-/// Copies a block of inputs so that the six rows of a tile lie side by side, step after step.
+/// Chunk by chunk of the inner dimension: a panel's chunk stays in the level-one cache, widened once, while all rows go by.
 #[inline(always)]
-pub(crate) fn repack(x: &[f32], inner: usize, rows: Range<usize>, steps: Range<usize>, packed: &mut [f32]) {
-    let depth = steps.len();
-    for (tile, first) in rows.clone().step_by(ROWS).enumerate() {
-        let packed = &mut packed[tile * ROWS * depth..][..ROWS * depth];
-        for lane in 0..ROWS.min(rows.end - first) {
-            let row = &x[(first + lane) * inner + steps.start..][..depth];
-            row.iter().enumerate().for_each(|(step, &value)| packed[step * ROWS + lane] = value);
+fn many_rows<S: Simd>(
+    s: S,
+    product: Product,
+    inputs: Inputs,
+    part: &Part,
+    panels: Range<usize>,
+    scratch: &mut Scratch,
+) {
+    let Product { w, out, .. } = product;
+    let (inner, columns) = (w.cols(), w.rows());
+    let depth = if w.is_f32() { even(inner, DEPTH) } else { CHUNK };
+    let tiles = part.rows.len().div_ceil(ROWS);
+    for from in (0..inner).step_by(depth.max(1)) {
+        let to = (from + depth).min(inner);
+        for panel in panels.clone() {
+            let right = w.panels(s, panel..panel + 1, from, to, scratch);
+            // The same chunk of the next panel comes in while these rows go by: a quarter of it is a stream.
+            let mut ahead = Ahead {
+                start: right.start.wrapping_add(inner * PANEL),
+                stream: depth.div_ceil(STREAMS) * PANEL,
+                step: (PANEL / tiles).max(1),
+            };
+            if !w.is_f32() {
+                ahead = Ahead { start: right.start, stream: 0, step: 0 };
+            }
+            for row in part.rows.clone().step_by(ROWS) {
+                let (left, height) = (inputs.from(row - part.above, from, inner), ROWS.min(part.rows.end - row));
+                // SAFETY: as in `few_rows`; the repacked inputs hold whole tiles.
+                unsafe {
+                    let start = out.get().add(row * columns + panel * PANEL);
+                    let out = Out { start, row: columns, panel: PANEL };
+                    tile::block_ahead(s, height, 1, to - from, left, right, out, ahead, from > 0);
+                }
+                ahead.start = ahead.start.wrapping_add((to - from) / STREAMS * ahead.step);
+            }
         }
+    }
+}
+
+/// Repacks rows so that the six of a tile lie side by side, step after step.
+fn repack_all(pool: &Pool, x: &[f32], inner: usize, packed: &mut Aligned<f32>) {
+    let tiles = (x.len() / inner.max(1)).div_ceil(ROWS);
+    // Vectors are written a little past their end.
+    let size = tiles * ROWS * inner + LANES;
+    if packed.len() < size {
+        *packed = Aligned::zeroed(size);
+    }
+    let shared = Shared::new(packed);
+    const TILES: usize = 8;
+    pool.run(tiles.div_ceil(TILES), &|task| {
+        for tile in task * TILES..((task + 1) * TILES).min(tiles) {
+            let rows = &x[tile * ROWS * inner..x.len().min((tile + 1) * ROWS * inner)];
+            // SAFETY: each task has its own tiles.
+            repack(rows, inner, 0..inner, unsafe { shared.part(tile * ROWS * inner, ROWS * inner) });
+        }
+    });
+}
+
+/// Copies steps of up to six rows so that they lie side by side.
+pub(crate) fn repack(x: &[f32], inner: usize, steps: Range<usize>, packed: &mut [f32]) {
+    for (lane, row) in x.chunks_exact(inner).enumerate() {
+        let row = &row[steps.clone()];
+        packed.chunks_exact_mut(ROWS).zip(row).for_each(|(six, &value)| six[lane] = value);
     }
 }
 
 /// The last panel when its columns do not fill it: through a small buffer, then only the columns that exist.
 #[inline(always)]
-fn last_columns<S: Simd>(s: S, x: &[f32], w: &Matrix, out: Shared<f32>, part: &Part, workspace: &mut Workspace) {
+fn last_columns<S: Simd>(s: S, product: Product, inputs: Inputs, part: &Part, scratch: &mut Scratch) {
+    let Product { w, out, .. } = product;
     let (inner, columns) = (w.cols(), w.rows());
     let (panel, left_over) = (columns / PANEL, columns % PANEL);
     for row in part.rows.clone().step_by(ROWS) {
@@ -193,11 +288,11 @@ fn last_columns<S: Simd>(s: S, x: &[f32], w: &Matrix, out: Shared<f32>, part: &P
         let mut sums = [0.0f32; ROWS * PANEL];
         for from in (0..inner).step_by(CHUNK) {
             let to = (from + CHUNK).min(inner);
-            let right = w.panels(s, panel..panel + 1, from, to, &mut workspace.scratch);
+            let right = w.panels(s, panel..panel + 1, from, to, scratch);
             let buffer = Out { start: sums.as_mut_ptr(), row: PANEL, panel: PANEL };
-            // SAFETY: `height` rows of `x` exist from `row` on, the chunk holds its steps, the buffer a whole tile.
+            let left = inputs.from(row - part.above, from, inner);
+            // SAFETY: `height` rows of inputs exist from `row` on, the chunk holds its steps, the buffer a whole tile.
             unsafe {
-                let left = Left { start: x.as_ptr().add(row * inner + from), row: inner, col: 1 };
                 tile::block(s, height, 1, to - from, left, right, buffer, from > 0);
             }
         }

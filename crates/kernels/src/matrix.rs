@@ -8,11 +8,10 @@ use crate::dispatch;
 use crate::encoding::{self, Encoding};
 use crate::groups::Groups;
 use crate::memory::{Aligned, Shared};
+use crate::narrow::{self, Bf16, F16, Narrow};
 use crate::pool::Pool;
 use crate::simd::{LANES, Simd};
 use crate::tile::{PANEL, Right};
-use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
-use half::{bf16, f16};
 use std::ops::Range;
 
 /// Steps of the inner dimension handled at once: a chunk of an f32 panel is 16 KiB, half of a level-one cache,
@@ -73,9 +72,9 @@ impl Matrix {
     ) -> Matrix {
         let size = rows.div_ceil(PANEL) * PANEL * cols;
         let store = match dtype {
-            DType::F32 => Store::F32(pack_panels(pool, rows, cols, size, fill, &|x| x)),
-            DType::Bf16 => Store::Bf16(pack_panels(pool, rows, cols, size, fill, &|x| bf16::from_f32(x).to_bits())),
-            DType::F16 => Store::F16(pack_panels(pool, rows, cols, size, fill, &|x| f16::from_f32(x).to_bits())),
+            DType::F32 => Store::F32(pack_panels(pool, rows, cols, size, fill, &|wide, out| out.copy_from_slice(wide))),
+            DType::Bf16 => Store::Bf16(pack_panels(pool, rows, cols, size, fill, &narrow_panel::<Bf16>)),
+            DType::F16 => Store::F16(pack_panels(pool, rows, cols, size, fill, &narrow_panel::<F16>)),
         };
         Matrix { rows, cols, store }
     }
@@ -126,13 +125,13 @@ impl Matrix {
     pub fn row(&self, row: usize, out: &mut [f32]) {
         assert!(row < self.rows && out.len() == self.cols, "row {row} of a {}x{} matrix", self.rows, self.cols);
         let (panel, lane) = (row / PANEL, row % PANEL);
-        let at = |step: usize| (panel * self.cols + step) * PANEL + lane;
+        let steps = panel * self.cols * PANEL..(panel + 1) * self.cols * PANEL;
         match &self.store {
-            Store::F32(data) => out.iter_mut().enumerate().for_each(|(i, x)| *x = data[at(i)]),
-            Store::Bf16(data) => {
-                out.iter_mut().enumerate().for_each(|(i, x)| *x = bf16::from_bits(data[at(i)]).to_f32())
+            Store::F32(data) => {
+                out.iter_mut().zip(data[steps].chunks_exact(PANEL)).for_each(|(x, step)| *x = step[lane]);
             }
-            Store::F16(data) => out.iter_mut().enumerate().for_each(|(i, x)| *x = f16::from_bits(data[at(i)]).to_f32()),
+            Store::Bf16(data) => lane_of::<Bf16>(&data[steps], lane, out),
+            Store::F16(data) => lane_of::<F16>(&data[steps], lane, out),
             Store::Groups(groups) => groups.row(row, out),
             Store::Blocks(encoding, bytes) => encoding::decode(*encoding, bytes.row(row), out),
         }
@@ -173,8 +172,8 @@ impl Matrix {
             let range = (panel * self.cols + from) * PANEL..(panel * self.cols + to) * PANEL;
             match &self.store {
                 Store::F32(_) => {}
-                Store::Bf16(data) => widen_bf16(&data[range], wide),
-                Store::F16(data) => data[range].reinterpret_cast::<f16>().convert_to_f32_slice(wide),
+                Store::Bf16(data) => narrow::widen::<S, Bf16>(s, &data[range], wide),
+                Store::F16(data) => narrow::widen::<S, F16>(s, &data[range], wide),
                 Store::Groups(groups) => groups.widen(s, panel, from, to, wide),
                 Store::Blocks(encoding, bytes) => {
                     self.decode_panel(*encoding, bytes.as_ref(), panel, from, to, &mut scratch.rows);
@@ -183,6 +182,19 @@ impl Matrix {
             }
         }
         Right { start: scratch.wide.as_ptr(), step: PANEL, panel: size }
+    }
+
+    /// The products of one row with adjacent panels, for the formats that are widened on the way; `false` for the others.
+    #[inline(always)]
+    pub(crate) fn times_row<S: Simd>(&self, s: S, x: &[f32], panels: Range<usize>, out: &mut [f32]) -> bool {
+        let range = panels.start * self.cols * PANEL..panels.end * self.cols * PANEL;
+        match &self.store {
+            Store::Bf16(data) => narrow::times_row::<S, Bf16>(s, &data[range], x, out),
+            Store::F16(data) => narrow::times_row::<S, F16>(s, &data[range], x, out),
+            Store::Groups(groups) => groups.times_row(s, x, panels.start, out),
+            Store::F32(_) | Store::Blocks(..) => return false,
+        }
+        true
     }
 
     /// Decodes part of a panel's sixteen rows, one after the other.
@@ -225,7 +237,7 @@ fn pack_panels<T: crate::memory::Plain>(
     cols: usize,
     size: usize,
     fill: &(dyn Fn(usize, &mut [f32]) + Sync),
-    narrow: &(dyn Fn(f32) -> T + Sync),
+    store: &(dyn Fn(&[f32], &mut [T]) + Sync),
 ) -> Aligned<T> {
     let mut data = Aligned::<T>::zeroed(size);
     let shared = Shared::new(&mut data);
@@ -237,8 +249,7 @@ fn pack_panels<T: crate::memory::Plain>(
         let mut wide = vec![0.0; PANEL * cols];
         interleave(&source, cols, &mut wide);
         // SAFETY: each task writes its own panel.
-        let out = unsafe { shared.part(panel * PANEL * cols, PANEL * cols) };
-        out.iter_mut().zip(&wide).for_each(|(o, &x)| *o = narrow(x));
+        store(&wide, unsafe { shared.part(panel * PANEL * cols, PANEL * cols) });
     });
     data
 }
@@ -265,9 +276,16 @@ fn interleave_with<S: Simd>(s: S, rows: &[f32], len: usize, out: &mut [f32]) {
     }
 }
 
-#[inline(always)]
-fn widen_bf16(from: &[u16], to: &mut [f32]) {
-    to.iter_mut().zip(from).for_each(|(x, &bits)| *x = f32::from_bits((bits as u32) << 16));
+/// Writes a panel in two bytes a number.
+fn narrow_panel<N: Narrow>(wide: &[f32], out: &mut [u16]) {
+    for (wide, out) in wide.chunks_exact(PANEL).zip(out.chunks_exact_mut(PANEL)) {
+        wide.iter().enumerate().for_each(|(lane, &x)| out[N::place(lane)] = N::narrow(x));
+    }
+}
+
+/// One lane of a panel in two bytes a number.
+fn lane_of<N: Narrow>(steps: &[u16], lane: usize, out: &mut [f32]) {
+    out.iter_mut().zip(steps.chunks_exact(PANEL)).for_each(|(x, step)| *x = N::widen(step[N::place(lane)]));
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::ops::{Deref, DerefMut};
 /// Bytes in a cache line.
 const LINE: usize = 64;
 /// From this size on the system is asked for huge pages: streaming weights then misses the TLB 512 times less.
-const HUGE: usize = 4 << 20;
+const HUGE: usize = 1 << 20;
 
 /// Number types that may live in [`Aligned`] storage: any bit pattern is a value.
 pub trait Plain: Copy + Send + Sync + 'static {}

@@ -13,6 +13,8 @@ pub const LANES: usize = 8;
 pub trait Simd: Copy {
     /// The vector type.
     type V: Copy;
+    /// Eight words of 32 bits.
+    type I: Copy;
     /// All lanes equal to `x`.
     fn splat(self, x: f32) -> Self::V;
     /// Reads eight floats.
@@ -25,6 +27,8 @@ pub trait Simd: Copy {
     /// # Safety
     /// `p` must be valid for writing eight floats; no alignment is needed.
     unsafe fn store(self, p: *mut f32, v: Self::V);
+    /// Asks for the cache line at `p`, which need not exist.
+    fn prefetch(self, p: *const f32);
     /// `a + b`
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
     /// `a - b`
@@ -46,8 +50,33 @@ pub trait Simd: Copy {
     /// `a < b ? x : y`, lane by lane.
     fn select_lt(self, a: Self::V, b: Self::V, x: Self::V, y: Self::V) -> Self::V;
 
-    /// Eight unsigned bytes as numbers, the lowest first.
-    fn widen_bytes(self, bytes: u64) -> Self::V;
+    /// Reads eight words.
+    ///
+    /// # Safety
+    /// `p` must be valid for reading 32 bytes; no alignment is needed.
+    unsafe fn load_words(self, p: *const u8) -> Self::I;
+    /// Words moved to the right by `by` bits.
+    fn shift_right(self, a: Self::I, by: u32) -> Self::I;
+    /// Words moved to the left by `by` bits.
+    fn shift_left(self, a: Self::I, by: u32) -> Self::I;
+    /// The bits of each word that are set in `mask`.
+    fn mask(self, a: Self::I, mask: u32) -> Self::I;
+    /// The bits that are set in either.
+    fn or(self, a: Self::I, b: Self::I) -> Self::I;
+    /// Words as numbers, which must be below 2³¹.
+    fn to_floats(self, a: Self::I) -> Self::V;
+    /// Words that are the bits of floats.
+    fn from_bits(self, a: Self::I) -> Self::V;
+    /// Reads eight unsigned bytes as numbers.
+    ///
+    /// # Safety
+    /// `p` must be valid for reading eight bytes.
+    unsafe fn load_bytes(self, p: *const u8) -> Self::V;
+    /// Reads eight numbers of half precision.
+    ///
+    /// # Safety
+    /// `p` must be valid for reading sixteen bytes; no alignment is needed.
+    unsafe fn load_halves(self, p: *const u16) -> Self::V;
     /// Rows become columns.
     fn transpose(self, rows: [Self::V; LANES]) -> [Self::V; LANES];
 
@@ -121,6 +150,7 @@ macro_rules! lanewise {
 
 impl Simd for Portable {
     type V = [f32; LANES];
+    type I = [u32; LANES];
     #[inline(always)]
     fn splat(self, x: f32) -> Self::V {
         [x; LANES]
@@ -135,6 +165,8 @@ impl Simd for Portable {
         // SAFETY: the caller vouches for eight writable floats.
         unsafe { p.cast::<Self::V>().write_unaligned(v) }
     }
+    #[inline(always)]
+    fn prefetch(self, _p: *const f32) {}
     #[inline(always)]
     fn add(self, a: Self::V, b: Self::V) -> Self::V {
         lanewise!(a, b, |x: f32, y: f32| x + y)
@@ -176,8 +208,43 @@ impl Simd for Portable {
         n.map(|x| f32::from_bits((((x as i32) + 127) << 23) as u32))
     }
     #[inline(always)]
-    fn widen_bytes(self, bytes: u64) -> Self::V {
-        bytes.to_le_bytes().map(f32::from)
+    unsafe fn load_words(self, p: *const u8) -> Self::I {
+        // SAFETY: the caller vouches for 32 readable bytes.
+        unsafe { p.cast::<Self::I>().read_unaligned() }
+    }
+    #[inline(always)]
+    fn shift_right(self, a: Self::I, by: u32) -> Self::I {
+        a.map(|x| x >> by)
+    }
+    #[inline(always)]
+    fn shift_left(self, a: Self::I, by: u32) -> Self::I {
+        a.map(|x| x << by)
+    }
+    #[inline(always)]
+    fn mask(self, a: Self::I, mask: u32) -> Self::I {
+        a.map(|x| x & mask)
+    }
+    #[inline(always)]
+    fn or(self, a: Self::I, b: Self::I) -> Self::I {
+        std::array::from_fn(|i| a[i] | b[i])
+    }
+    #[inline(always)]
+    fn to_floats(self, a: Self::I) -> Self::V {
+        a.map(|x| x as i32 as f32)
+    }
+    #[inline(always)]
+    fn from_bits(self, a: Self::I) -> Self::V {
+        a.map(f32::from_bits)
+    }
+    #[inline(always)]
+    unsafe fn load_bytes(self, p: *const u8) -> Self::V {
+        // SAFETY: the caller vouches for eight readable bytes.
+        unsafe { p.cast::<[u8; LANES]>().read_unaligned() }.map(f32::from)
+    }
+    #[inline(always)]
+    unsafe fn load_halves(self, p: *const u16) -> Self::V {
+        // SAFETY: the caller vouches for sixteen readable bytes.
+        unsafe { p.cast::<[u16; LANES]>().read_unaligned() }.map(crate::encoding::half_to_single)
     }
     #[inline(always)]
     fn transpose(self, rows: [Self::V; LANES]) -> [Self::V; LANES] {
@@ -195,7 +262,7 @@ impl Simd for Portable {
     }
 }
 
-/// AVX2 with fused multiply-add.
+/// AVX2 with fused multiply-add and conversions of half precision.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
 pub struct Avx2(());
@@ -203,7 +270,7 @@ pub struct Avx2(());
 #[cfg(target_arch = "x86_64")]
 impl Avx2 {
     /// # Safety
-    /// The machine must have AVX2 and FMA.
+    /// The machine must have AVX2, FMA and F16C.
     pub unsafe fn new() -> Avx2 {
         Avx2(())
     }
@@ -226,6 +293,7 @@ mod avx2 {
 
     impl Simd for Avx2 {
         type V = __m256;
+        type I = __m256i;
         #[inline(always)]
         fn splat(self, x: f32) -> __m256 {
             // SAFETY: an `Avx2` exists only where AVX2 does.
@@ -240,6 +308,11 @@ mod avx2 {
         unsafe fn store(self, p: *mut f32, v: __m256) {
             // SAFETY: the caller vouches for eight writable floats.
             unsafe { _mm256_storeu_ps(p, v) }
+        }
+        #[inline(always)]
+        fn prefetch(self, p: *const f32) {
+            // SAFETY: a prefetch reads nothing that a program can see and never faults.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
         }
         binary!(add, _mm256_add_ps);
         binary!(sub, _mm256_sub_ps);
@@ -266,9 +339,49 @@ mod avx2 {
             }
         }
         #[inline(always)]
-        fn widen_bytes(self, bytes: u64) -> __m256 {
+        unsafe fn load_words(self, p: *const u8) -> __m256i {
+            // SAFETY: the caller vouches for 32 readable bytes.
+            unsafe { _mm256_loadu_si256(p.cast()) }
+        }
+        #[inline(always)]
+        fn shift_right(self, a: __m256i, by: u32) -> __m256i {
             // SAFETY: an `Avx2` exists only where AVX2 does.
-            unsafe { _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(bytes as i64))) }
+            unsafe { _mm256_srl_epi32(a, _mm_cvtsi32_si128(by as i32)) }
+        }
+        #[inline(always)]
+        fn shift_left(self, a: __m256i, by: u32) -> __m256i {
+            // SAFETY: an `Avx2` exists only where AVX2 does.
+            unsafe { _mm256_sll_epi32(a, _mm_cvtsi32_si128(by as i32)) }
+        }
+        #[inline(always)]
+        fn mask(self, a: __m256i, mask: u32) -> __m256i {
+            // SAFETY: an `Avx2` exists only where AVX2 does.
+            unsafe { _mm256_and_si256(a, _mm256_set1_epi32(mask as i32)) }
+        }
+        #[inline(always)]
+        fn or(self, a: __m256i, b: __m256i) -> __m256i {
+            // SAFETY: an `Avx2` exists only where AVX2 does.
+            unsafe { _mm256_or_si256(a, b) }
+        }
+        #[inline(always)]
+        fn to_floats(self, a: __m256i) -> __m256 {
+            // SAFETY: an `Avx2` exists only where AVX2 does.
+            unsafe { _mm256_cvtepi32_ps(a) }
+        }
+        #[inline(always)]
+        fn from_bits(self, a: __m256i) -> __m256 {
+            // SAFETY: an `Avx2` exists only where AVX2 does.
+            unsafe { _mm256_castsi256_ps(a) }
+        }
+        #[inline(always)]
+        unsafe fn load_bytes(self, p: *const u8) -> __m256 {
+            // SAFETY: the caller vouches for eight readable bytes.
+            unsafe { _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast()))) }
+        }
+        #[inline(always)]
+        unsafe fn load_halves(self, p: *const u16) -> __m256 {
+            // SAFETY: the caller vouches for sixteen readable bytes; an `Avx2` exists only where F16C does.
+            unsafe { _mm256_cvtph_ps(_mm_loadu_si128(p.cast())) }
         }
         #[inline(always)]
         fn transpose(self, r: [__m256; 8]) -> [__m256; 8] {
@@ -331,7 +444,7 @@ macro_rules! dispatch {
             #[cfg(target_arch = "x86_64")]
             if $crate::simd::has_avx2() {
                 #[allow(clippy::too_many_arguments)]
-                #[target_feature(enable = "avx2,fma")]
+                #[target_feature(enable = "avx2,fma,f16c")]
                 fn with_avx2($($arg: $ty),*) $(-> $ret)? {
                     // SAFETY: only called after `has_avx2`.
                     $body(unsafe { $crate::simd::Avx2::new() }, $($arg),*)

@@ -44,6 +44,20 @@ pub struct Out {
     pub panel: usize,
 }
 
+/// Streams of memory that are asked for side by side: a core reaches the memory's full rate only with several.
+pub const STREAMS: usize = 4;
+
+/// Memory that will be wanted soon: every few steps of the inner dimension a tile asks for a line of each stream. It need not exist.
+#[derive(Clone, Copy)]
+pub struct Ahead {
+    /// What is wanted first.
+    pub start: *const f32,
+    /// Distance between streams, in floats.
+    pub stream: usize,
+    /// How far to go on in every stream after [`STREAMS`] steps.
+    pub step: usize,
+}
+
 /// `out = left × right`, or `out += left × right` when `go_on`, for `M` rows and `P` panels.
 ///
 /// # Safety
@@ -56,6 +70,7 @@ unsafe fn tile<S: Simd, const M: usize, const P: usize>(
     left: Left,
     right: Right,
     out: Out,
+    ahead: Ahead,
     go_on: bool,
 ) {
     let mut sums = [[[s.splat(0.0); 2]; P]; M];
@@ -69,19 +84,33 @@ unsafe fn tile<S: Simd, const M: usize, const P: usize>(
                 }
             }
         }
-        let (mut a, mut b) = (left.start, right.start);
-        for _ in 0..inner {
-            for p in 0..P {
-                let b0 = s.load(b.add(p * right.panel));
-                let b1 = s.load(b.add(p * right.panel + LANES));
-                for m in 0..M {
-                    let x = s.splat(*a.add(m * left.row));
-                    sums[m][p][0] = s.fma(x, b0, sums[m][p][0]);
-                    sums[m][p][1] = s.fma(x, b1, sums[m][p][1]);
+        let (mut a, mut b, mut soon) = (left.start, right.start, ahead.start);
+        macro_rules! step {
+            () => {
+                for p in 0..P {
+                    let b0 = s.load(b.add(p * right.panel));
+                    let b1 = s.load(b.add(p * right.panel + LANES));
+                    for m in 0..M {
+                        let x = s.splat(*a.add(m * left.row));
+                        sums[m][p][0] = s.fma(x, b0, sums[m][p][0]);
+                        sums[m][p][1] = s.fma(x, b1, sums[m][p][1]);
+                    }
                 }
+                a = a.add(left.col);
+                b = b.add(right.step);
+            };
+        }
+        for _ in 0..inner / STREAMS {
+            for stream in 0..STREAMS {
+                s.prefetch(soon.wrapping_add(stream * ahead.stream));
             }
-            a = a.add(left.col);
-            b = b.add(right.step);
+            soon = soon.wrapping_add(ahead.step);
+            for _ in 0..STREAMS {
+                step!();
+            }
+        }
+        for _ in 0..inner % STREAMS {
+            step!();
         }
         for m in 0..M {
             for p in 0..P {
@@ -119,28 +148,55 @@ pub unsafe fn block<S: Simd>(
     out: Out,
     go_on: bool,
 ) {
-    let mut m = 0;
-    while m < rows {
-        let height = (rows - m).min(ROWS);
+    // What is in the cache already may be asked for as well as anything.
+    let ahead = Ahead { start: right.start, stream: 0, step: 0 };
+    // SAFETY: the caller vouches for the same.
+    unsafe { block_ahead(s, rows, panels, inner, left, right, out, ahead, go_on) }
+}
+
+/// [`block`], asking for memory ahead as it goes: `ahead` is walked once, over all tiles.
+///
+/// # Safety
+/// As for [`block`].
+#[expect(clippy::too_many_arguments, reason = "a product has three operands and three sizes")]
+#[inline(always)]
+pub unsafe fn block_ahead<S: Simd>(
+    s: S,
+    rows: usize,
+    panels: usize,
+    inner: usize,
+    left: Left,
+    right: Right,
+    out: Out,
+    ahead: Ahead,
+    go_on: bool,
+) {
+    // Tiles as even as they can be: nine rows are five and four, which keeps more chains in flight than six and three.
+    let tiles = rows.div_ceil(ROWS);
+    let (mut m, mut soon) = (0, ahead.start);
+    for done in 0..tiles {
+        let height = (rows - m).div_ceil(tiles - done);
         let wide = panels_at_once(height);
         let mut p = 0;
         while p < panels {
             let width = if panels - p >= wide { wide } else { 1 };
+            let ahead = Ahead { start: soon, ..ahead };
+            soon = soon.wrapping_add(inner / STREAMS * ahead.step);
             // SAFETY: `m` and `p` stay within the rows and panels the caller vouches for.
             unsafe {
                 let left = Left { start: left.start.add(m * left.row), ..left };
                 let right = Right { start: right.start.add(p * right.panel), ..right };
                 let out = Out { start: out.start.add(m * out.row + p * out.panel), ..out };
                 match (height, width) {
-                    (1, 4) => tile::<S, 1, 4>(s, inner, left, right, out, go_on),
-                    (1, _) => tile::<S, 1, 1>(s, inner, left, right, out, go_on),
-                    (2, 2) => tile::<S, 2, 2>(s, inner, left, right, out, go_on),
-                    (2, _) => tile::<S, 2, 1>(s, inner, left, right, out, go_on),
-                    (3, 2) => tile::<S, 3, 2>(s, inner, left, right, out, go_on),
-                    (3, _) => tile::<S, 3, 1>(s, inner, left, right, out, go_on),
-                    (4, _) => tile::<S, 4, 1>(s, inner, left, right, out, go_on),
-                    (5, _) => tile::<S, 5, 1>(s, inner, left, right, out, go_on),
-                    _ => tile::<S, 6, 1>(s, inner, left, right, out, go_on),
+                    (1, 4) => tile::<S, 1, 4>(s, inner, left, right, out, ahead, go_on),
+                    (1, _) => tile::<S, 1, 1>(s, inner, left, right, out, ahead, go_on),
+                    (2, 2) => tile::<S, 2, 2>(s, inner, left, right, out, ahead, go_on),
+                    (2, _) => tile::<S, 2, 1>(s, inner, left, right, out, ahead, go_on),
+                    (3, 2) => tile::<S, 3, 2>(s, inner, left, right, out, ahead, go_on),
+                    (3, _) => tile::<S, 3, 1>(s, inner, left, right, out, ahead, go_on),
+                    (4, _) => tile::<S, 4, 1>(s, inner, left, right, out, ahead, go_on),
+                    (5, _) => tile::<S, 5, 1>(s, inner, left, right, out, ahead, go_on),
+                    _ => tile::<S, 6, 1>(s, inner, left, right, out, ahead, go_on),
                 }
             }
             p += width;

@@ -5,7 +5,7 @@
 //! ever made, and the turning costs a few percent of a product of some hundred rows.
 
 use crate::dispatch;
-use crate::matmul::repack;
+use crate::matmul::{even, repack};
 use crate::matrix::{CHUNK, Matrix, Scratch};
 use crate::memory::{Aligned, Shared};
 use crate::pool::Pool;
@@ -62,11 +62,6 @@ pub fn matmul_turned(pool: &Pool, dy: &[f32], w: &Matrix, add: bool, dx: &mut [f
     });
 }
 
-/// The size of parts of at most `most` that are as even as they can be.
-fn even(whole: usize, most: usize) -> usize {
-    whole.div_ceil(whole.div_ceil(most).max(1))
-}
-
 /// The part of the outputs that one task computes.
 struct Part {
     rows: Range<usize>,
@@ -91,7 +86,10 @@ fn multiply_with<S: Simd>(
         let to = (from + CHUNK).min(inner);
         let go_on = add || from > 0;
         turn(s, w, columns.clone(), from..to, &mut workspace.scratch, &mut workspace.turned);
-        repack(dy, inner, rows.clone(), from..to, &mut workspace.inputs);
+        let tiles = dy[rows.start * inner..rows.end * inner].chunks(ROWS * inner);
+        for (rows, packed) in tiles.zip(workspace.inputs.chunks_exact_mut(ROWS * (to - from))) {
+            repack(rows, inner, from..to, packed);
+        }
         let panels = workspace.turned.chunks_exact((to - from) * PANEL);
         for (column, panel) in columns.clone().step_by(PANEL).zip(panels) {
             let right = tile::Right { start: panel.as_ptr(), step: PANEL, panel: 0 };

@@ -29,6 +29,11 @@ fn encoded_rows(encoding: Encoding, scales: usize, rows: usize, cols: usize, see
         (0..scales).for_each(|i| bytes.extend(half::f16::from_f32(value(seed, block * 2 + i) * 0.05).to_le_bytes()));
         let codes = encoding.block_bytes() - 2 * scales;
         bytes.extend((0..codes).map(|i| (value(seed ^ 3, block * 64 + i) * 1e6) as i32 as u8));
+        if encoding == Encoding::Q6_K {
+            // Its scale comes last.
+            let end = bytes.len();
+            bytes[end - 2..].copy_from_slice(&half::f16::from_f32(value(seed, block) * 0.05).to_le_bytes());
+        }
     }
     Encoded { row_bytes: cols / encoding.block_len() * encoding.block_bytes(), bytes }
 }
@@ -61,11 +66,22 @@ proptest! {
 
 #[test]
 fn a_row_has_the_same_bits_whatever_the_batch_the_threads_and_the_storage() {
-    let (inner, columns) = (544, 77);
+    let (inner, columns) = (768, 77);
     let pools = [Pool::new(1), Pool::new(3)];
     let x: Vec<f32> = (0..500 * inner).map(|i| value(9, i)).collect();
     // The formats that are repacked into panels, and one that is read where it lies.
-    for (encoding, scales) in [(Encoding::Q4_0, 1), (Encoding::Q4_1, 2), (Encoding::Q8_0, 1), (Encoding::Q5_0, 1)] {
+    let formats = [
+        (Encoding::Q4_0, 1),
+        (Encoding::Q4_1, 2),
+        (Encoding::Q5_0, 1),
+        (Encoding::Q5_1, 2),
+        (Encoding::Q8_0, 1),
+        (Encoding::Q4_K, 2),
+        (Encoding::Q5_K, 2),
+        (Encoding::Q6_K, 0),
+        (Encoding::IQ4_NL, 1),
+    ];
+    for (encoding, scales) in formats {
         let encoded = encoded_rows(encoding, scales, columns, inner, 5);
         let mut plain = vec![0.0; columns * inner];
         for row in 0..columns {
@@ -81,7 +97,7 @@ fn a_row_has_the_same_bits_whatever_the_batch_the_threads_and_the_storage() {
         matmul(&pools[0], &x, &packed, None, &mut reference);
         for w in [&packed, &blocks] {
             for pool in &pools {
-                for rows in [1, 2, 3, 4, 5, 6, 7, 13, 24, 25, 100, 500] {
+                for rows in [1, 2, 3, 4, 5, 6, 7, 13, 24, 25, 48, 49, 100, 500] {
                     let first = 500 - rows;
                     let mut out = vec![0.0; rows * columns];
                     matmul(pool, &x[first * inner..], w, None, &mut out);

@@ -266,7 +266,7 @@ fn half_at(block: &[u8], at: usize) -> f32 {
 /// The f32 of an f16's bits, without a branch, so that loops over it vectorise: the exponent is moved by a multiplication,
 /// which also makes subnormal numbers right; only infinities and NaNs need their own exponent.
 #[inline(always)]
-fn half_to_single(bits: u16) -> f32 {
+pub(crate) fn half_to_single(bits: u16) -> f32 {
     let sign = u32::from(bits & 0x8000) << 16;
     let rest = u32::from(bits & 0x7fff) << 13;
     let number = (f32::from_bits(rest) * f32::from_bits((127 + 112) << 23)).to_bits();

@@ -1,0 +1,288 @@
+//! The block formats that are kept in panels: where a file's block has its codes and scales, and how a panel arranges them.
+//!
+//! All of them are `value = code · scale + offset` with an unsigned code of a few bits, a scale and an offset for 16 or 32 values. In a panel,
+//! 32 steps of sixteen columns are a *span*: a head with what its scales are made of, then the codes, as many bytes as in
+//! the file. One lane of a vector of words holds the codes of one column for eight steps (four, if codes are bytes): they are
+//! taken out by a shift and a mask, and nothing ever moves between lanes. Formats of 256 values keep in a *block* of eight spans what
+//! these share.
+
+#![allow(non_camel_case_types, reason = "formats are named as ggml names them")]
+
+use crate::encoding::Encoding;
+use crate::simd::{LANES, Simd};
+use crate::tile::PANEL;
+
+/// Steps of a span.
+pub(crate) const SPAN: usize = 32;
+/// Bytes of sixteen half-precision numbers.
+const HALVES: usize = 2 * PANEL;
+
+/// A format of panels, and how to make it from the blocks of a file.
+pub(crate) trait Format {
+    /// The file's encoding.
+    const ENCODING: Encoding;
+    /// Bits of a code: eight, or four in words of their own and the rest in further ones.
+    const BITS: usize;
+    /// Spans of a block.
+    const SPANS: usize = 1;
+    /// Bytes of a block's head.
+    const HEAD: usize = 0;
+    /// Bytes of a span's head.
+    const SPAN_HEAD: usize;
+    /// Steps that share a scale.
+    const STEPS: usize = SPAN;
+
+    /// The codes of one row of a span.
+    fn codes(block: &[u8], span: usize) -> [u8; SPAN];
+    /// Writes what a row's scales are made of into its lane of a panel's heads.
+    fn heads(block: &[u8], lane: usize, panel: &mut [u8]);
+    /// Scale and offset of eight columns for part `part` of a span.
+    ///
+    /// # Safety
+    /// `block` must be a block of a panel, and `span` one of its spans.
+    unsafe fn scales<S: Simd>(s: S, block: *const u8, span: *const u8, half: usize, part: usize) -> [S::V; 2];
+    /// Values from codes. The product is exact, so fusing it with the sum rounds as the format's definition does.
+    #[inline(always)]
+    fn values<S: Simd>(s: S, codes: S::V, [scale, offset]: [S::V; 2]) -> S::V {
+        s.fma(codes, scale, offset)
+    }
+}
+
+/// Bytes of a span, head and codes.
+pub(crate) const fn span_bytes<F: Format>() -> usize {
+    F::SPAN_HEAD + F::BITS * SPAN * PANEL / 8
+}
+
+/// Bytes of a block in a panel.
+pub(crate) const fn block_bytes<F: Format>() -> usize {
+    F::HEAD + F::SPANS * span_bytes::<F>()
+}
+
+/// Steps that one word of a lane holds.
+pub(crate) const fn steps_a_word<F: Format>() -> usize {
+    if F::BITS == 8 { 4 } else { 8 }
+}
+
+/// The words of one row of a span: codes of eight bits, or their low halves and then the rest of them.
+#[inline(always)]
+pub(crate) fn words<F: Format>(codes: &[u8; SPAN]) -> [u32; 8] {
+    let mut words = [0; 8];
+    let (each, bits) = (steps_a_word::<F>(), if F::BITS == 8 { 8 } else { 4 });
+    for (word, codes) in words.iter_mut().zip(codes.chunks_exact(each)) {
+        let mask = if F::BITS == 8 { 255 } else { 15 };
+        *word = codes.iter().rev().fold(0, |word, &code| word << bits | u32::from(code & mask));
+    }
+    if F::BITS == 5 || F::BITS == 6 {
+        let bits = F::BITS - 4;
+        for (word, codes) in words[4..].iter_mut().zip(codes.chunks_exact(32 / bits)) {
+            *word = codes.iter().rev().fold(0, |word, &code| word << bits | u32::from(code >> 4));
+        }
+    }
+    words
+}
+
+/// The words of eight columns for a few steps, ready to be taken apart.
+#[derive(Clone, Copy)]
+pub(crate) struct Words<S: Simd> {
+    low: S::I,
+    high: S::I,
+}
+
+impl<S: Simd> Words<S> {
+    /// Reads word `word` of one half of a span.
+    ///
+    /// # Safety
+    /// `half` must be the codes of one half of a span.
+    #[inline(always)]
+    pub unsafe fn load<F: Format>(s: S, half: *const u8, word: usize) -> Words<S> {
+        // SAFETY: a half holds `BITS` words of eight lanes.
+        let at = |word: usize| unsafe { s.load_words(half.add(word * 4 * LANES)) };
+        let low = at(word);
+        let high = match F::BITS {
+            5 => s.shift_right(at(4), 8 * word as u32),
+            6 => s.shift_right(at(4 + word / 2), 16 * (word % 2) as u32),
+            _ => low,
+        };
+        Words { low, high }
+    }
+
+    /// The codes of a step of the word.
+    #[inline(always)]
+    pub fn codes<F: Format>(self, s: S, step: usize) -> S::V {
+        let step = step as u32;
+        // The bits above the low four, moved from where they are to where they belong.
+        let upper = |at: u32, mask: u32| {
+            let moved = if at < 4 { s.shift_left(self.high, 4 - at) } else { s.shift_right(self.high, at - 4) };
+            s.or(s.mask(s.shift_right(self.low, 4 * step), 15), s.mask(moved, mask))
+        };
+        s.to_floats(match F::BITS {
+            8 => s.mask(s.shift_right(self.low, 8 * step), 255),
+            5 => upper(step, 16),
+            6 => upper(2 * step, 48),
+            _ => s.mask(s.shift_right(self.low, 4 * step), 15),
+        })
+    }
+}
+
+fn nibbles(packed: &[u8]) -> [u8; SPAN] {
+    std::array::from_fn(|k| if k < 16 { packed[k] & 15 } else { packed[k - 16] >> 4 })
+}
+
+fn fifth_bits(packed: &[u8]) -> [u8; SPAN] {
+    std::array::from_fn(|k| (packed[k / 8] >> (k % 8) & 1) << 4)
+}
+
+fn join(low: [u8; SPAN], high: [u8; SPAN]) -> [u8; SPAN] {
+    std::array::from_fn(|k| low[k] | high[k])
+}
+
+/// Puts the half-precision number at `from` of a block at number `index` of a head.
+fn put_half(block: &[u8], from: usize, index: usize, head: &mut [u8]) {
+    head[2 * index..2 * index + 2].copy_from_slice(&block[from..from + 2]);
+}
+
+/// Formats of 32 values: a scale of half precision, perhaps a minimum, and codes from `$codes` on.
+macro_rules! plain {
+    ($name:ident, $bits:literal, minimum, $codes:expr) => {
+        plain!(@ $name, $bits, 2 * HALVES, $codes, |s: S, span: *const u8, half: usize, _scale| unsafe {
+            s.load_halves(span.add(HALVES + half * HALVES / 2).cast())
+        });
+    };
+    ($name:ident, $bits:literal, centre $centre:literal, $codes:expr) => {
+        plain!(@ $name, $bits, HALVES, $codes, |s: S, _span, _half, scale| s.mul(scale, s.splat(-$centre)));
+    };
+    (@ $name:ident, $bits:literal, $head:expr, $codes:expr, $offset:expr) => {
+        pub(crate) struct $name;
+
+        impl Format for $name {
+            const ENCODING: Encoding = Encoding::$name;
+            const BITS: usize = $bits;
+            const SPAN_HEAD: usize = $head;
+
+            #[inline(always)]
+            fn codes(block: &[u8], _span: usize) -> [u8; SPAN] {
+                #[allow(clippy::redundant_closure_call)]
+                ($codes)(block)
+            }
+
+            fn heads(block: &[u8], lane: usize, panel: &mut [u8]) {
+                (0..$head / HALVES).for_each(|number| put_half(block, 2 * number, number * PANEL + lane, panel));
+            }
+
+            #[inline(always)]
+            unsafe fn scales<S: Simd>(s: S, _block: *const u8, span: *const u8, half: usize, _part: usize) -> [S::V; 2] {
+                // SAFETY: the head begins with sixteen scales, and has sixteen minima after them if the format has any.
+                let scale = unsafe { s.load_halves(span.add(half * HALVES / 2).cast()) };
+                #[allow(clippy::redundant_closure_call)]
+                [scale, ($offset)(s, span, half, scale)]
+            }
+        }
+    };
+}
+
+plain!(Q4_0, 4, centre 8.0, |block: &[u8]| nibbles(&block[2..]));
+plain!(Q4_1, 4, minimum, |block: &[u8]| nibbles(&block[4..]));
+plain!(Q5_0, 5, centre 16.0, |block: &[u8]| join(nibbles(&block[6..]), fifth_bits(&block[2..])));
+plain!(Q5_1, 5, minimum, |block: &[u8]| join(nibbles(&block[8..]), fifth_bits(&block[4..])));
+plain!(Q8_0, 8, centre 128.0, |block: &[u8]| std::array::from_fn(|k| block[2 + k] ^ 0x80));
+
+/// The six bits of scale and minimum `i` of the eight that Q4_K and Q5_K keep in twelve bytes.
+fn scale_and_minimum(packed: &[u8], i: usize) -> (u8, u8) {
+    if i < 4 {
+        return (packed[i] & 63, packed[i + 4] & 63);
+    }
+    (packed[i + 4] & 15 | packed[i - 4] >> 6 << 4, packed[i + 4] >> 4 | packed[i] >> 6 << 4)
+}
+
+/// Formats of 256 values with a scale and a minimum, and six bits for each 32 values by which both are multiplied.
+macro_rules! with_minima {
+    ($name:ident, $bits:literal, $codes:expr) => {
+        pub(crate) struct $name;
+
+        impl Format for $name {
+            const ENCODING: Encoding = Encoding::$name;
+            const BITS: usize = $bits;
+            const SPANS: usize = 8;
+            const HEAD: usize = 2 * HALVES;
+            const SPAN_HEAD: usize = 2 * PANEL;
+
+            #[inline(always)]
+            fn codes(block: &[u8], span: usize) -> [u8; SPAN] {
+                #[allow(clippy::redundant_closure_call)]
+                ($codes)(block, span)
+            }
+
+            fn heads(block: &[u8], lane: usize, panel: &mut [u8]) {
+                (0..2).for_each(|number| put_half(block, 2 * number, number * PANEL + lane, panel));
+                for (i, span) in panel[Self::HEAD..].chunks_exact_mut(span_bytes::<Self>()).enumerate() {
+                    (span[lane], span[PANEL + lane]) = scale_and_minimum(&block[4..16], i);
+                }
+            }
+
+            #[inline(always)]
+            unsafe fn scales<S: Simd>(s: S, block: *const u8, span: *const u8, half: usize, _part: usize) -> [S::V; 2] {
+                // SAFETY: both heads hold two times sixteen numbers.
+                let of = |number: usize| unsafe {
+                    let whole = s.load_halves(block.add(number * HALVES + half * HALVES / 2).cast());
+                    s.mul(whole, s.load_bytes(span.add(number * PANEL + half * LANES)))
+                };
+                [of(0), s.sub(s.splat(0.0), of(1))]
+            }
+        }
+    };
+}
+
+/// 32 bytes are 64 values: their low halves, then their high ones.
+fn span_nibbles(packed: &[u8], span: usize) -> [u8; SPAN] {
+    std::array::from_fn(|k| packed[span / 2 * SPAN + k] >> (span % 2 * 4) & 15)
+}
+
+with_minima!(Q4_K, 4, |block: &[u8], span| span_nibbles(&block[16..], span));
+with_minima!(Q5_K, 5, |block: &[u8], span: usize| {
+    join(span_nibbles(&block[48..], span), std::array::from_fn(|k| (block[16 + k] >> span & 1) << 4))
+});
+
+/// Six bits, with a signed byte for each 16 of 256 values by which the scale is multiplied.
+pub(crate) struct Q6_K;
+
+impl Format for Q6_K {
+    const ENCODING: Encoding = Encoding::Q6_K;
+    const BITS: usize = 6;
+    const SPANS: usize = 8;
+    const HEAD: usize = HALVES;
+    const SPAN_HEAD: usize = 2 * PANEL;
+    const STEPS: usize = SPAN / 2;
+
+    #[inline(always)]
+    fn codes(block: &[u8], span: usize) -> [u8; SPAN] {
+        let (low, high) = (&block[span / 4 * 64..], &block[128 + span / 4 * 32..]);
+        let quarter = span % 4;
+        std::array::from_fn(|k| {
+            let low = low[quarter % 2 * 32 + k] >> (quarter / 2 * 4) & 15;
+            low | (high[k] >> (2 * quarter) & 3) << 4
+        })
+    }
+
+    fn heads(block: &[u8], lane: usize, panel: &mut [u8]) {
+        put_half(block, 208, lane, panel);
+        for (i, span) in panel[Self::HEAD..].chunks_exact_mut(span_bytes::<Self>()).enumerate() {
+            // Made unsigned.
+            (span[lane], span[PANEL + lane]) = (block[192 + 2 * i] ^ 0x80, block[193 + 2 * i] ^ 0x80);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn scales<S: Simd>(s: S, block: *const u8, span: *const u8, half: usize, part: usize) -> [S::V; 2] {
+        // SAFETY: the block's head holds sixteen numbers, the span's two times sixteen.
+        unsafe {
+            let by = s.sub(s.load_bytes(span.add(part * PANEL + half * LANES)), s.splat(128.0));
+            [s.mul(s.load_halves(block.add(half * HALVES / 2).cast()), by), s.splat(32.0)]
+        }
+    }
+
+    /// The product is not exact here: the centre is taken off first, as the format's definition does.
+    #[inline(always)]
+    fn values<S: Simd>(s: S, codes: S::V, [scale, centre]: [S::V; 2]) -> S::V {
+        s.mul(s.sub(codes, centre), scale)
+    }
+}
