@@ -89,7 +89,7 @@ impl Groups {
 fn pack<F: Format>(pool: &Pool, rows: usize, cols: usize, bytes: &dyn RowBytes) -> Aligned<u8> {
     let (panels, blocks) = (rows.div_ceil(PANEL), cols / (F::SPANS * SPAN));
     let size = blocks * block_bytes::<F>();
-    let mut data = Aligned::zeroed(panels * size);
+    let mut data = Aligned::lasting(panels * size);
     let shared = Shared::new(&mut data);
     pool.run(panels, &|panel| {
         // SAFETY: each task has its own panel.
@@ -173,6 +173,9 @@ fn times_panels<S: Simd, F: Format, const P: usize>(s: S, groups: &Groups, x: &[
                     let mut codes = [[std::ptr::null(); 2]; P];
                     for p in 0..P {
                         let span = blocks[p].add(F::HEAD + span * span_bytes::<F>());
+                        for line in 0..span_bytes::<F>().div_ceil(64) {
+                            s.prefetch(span.wrapping_add(P * panels[0].len() + line * 64).cast());
+                        }
                         for half in 0..2 {
                             scales[p][half] = F::scales(s, blocks[p], span, half, part);
                             codes[p][half] = span.add(F::SPAN_HEAD + half * F::BITS * 4 * LANES);

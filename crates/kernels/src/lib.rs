@@ -33,6 +33,7 @@ pub mod recurrence;
 pub mod recurrence_back;
 pub mod rope;
 pub mod simd;
+mod slab;
 pub mod slope;
 pub mod softmax;
 mod tile;

@@ -239,7 +239,7 @@ fn pack_panels<T: crate::memory::Plain>(
     fill: &(dyn Fn(usize, &mut [f32]) + Sync),
     store: &(dyn Fn(&[f32], &mut [T]) + Sync),
 ) -> Aligned<T> {
-    let mut data = Aligned::<T>::zeroed(size);
+    let mut data = Aligned::<T>::lasting(size);
     let shared = Shared::new(&mut data);
     pool.run(rows.div_ceil(PANEL), &|panel| {
         let mut source = vec![0.0; PANEL * cols];

@@ -1,12 +1,12 @@
 //! Storage whose first byte starts a cache line, so that a panel row is one line and never two.
 
+use crate::slab::Slab;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
 
 /// Bytes in a cache line.
-const LINE: usize = 64;
-/// From this size on the system is asked for huge pages: streaming weights then misses the TLB 512 times less.
-const HUGE: usize = 1 << 20;
+pub(crate) const LINE: usize = 64;
 
 /// Number types that may live in [`Aligned`] storage: any bit pattern is a value.
 pub trait Plain: Copy + Send + Sync + 'static {}
@@ -18,6 +18,8 @@ impl Plain for u8 {}
 pub struct Aligned<T: Plain> {
     start: *mut T,
     len: usize,
+    /// The slab that it is part of, if it is not an allocation of its own.
+    slab: Option<Arc<Slab>>,
 }
 
 // SAFETY: `Aligned` owns its memory like a `Vec` and holds plain numbers.
@@ -29,39 +31,35 @@ impl<T: Plain> Aligned<T> {
     /// An array of `len` zeros.
     pub fn zeroed(len: usize) -> Aligned<T> {
         let Some(layout) = Self::layout(len) else {
-            return Aligned { start: std::ptr::NonNull::dangling().as_ptr(), len: 0 };
+            return Aligned { start: std::ptr::NonNull::dangling().as_ptr(), len: 0, slab: None };
         };
         // SAFETY: the layout has a size above zero.
         let start = unsafe { alloc_zeroed(layout) };
         if start.is_null() {
             handle_alloc_error(layout);
         }
-        ask_for_huge_pages(start, layout.size());
-        Aligned { start: start.cast(), len }
+        Aligned { start: start.cast(), len, slab: None }
+    }
+
+    /// An array of `len` zeros that will live for long, such as weights: many of them share pages of two megabytes where the system has such.
+    pub fn lasting(len: usize) -> Aligned<T> {
+        let part = Self::layout(len).and_then(|layout| Slab::part(layout.size()));
+        match part {
+            Some((slab, start)) => Aligned { start: start.cast(), len, slab: Some(slab) },
+            None => Aligned::zeroed(len),
+        }
     }
 
     /// `None` where nothing needs to be allocated.
     fn layout(len: usize) -> Option<Layout> {
         let bytes = len.checked_mul(size_of::<T>()).expect("an array larger than the address space");
-        let align = if bytes >= HUGE { 2 << 20 } else { LINE };
-        (bytes > 0).then(|| Layout::from_size_align(bytes, align).expect("an array larger than the address space"))
+        (bytes > 0).then(|| Layout::from_size_align(bytes, LINE).expect("an array larger than the address space"))
     }
 }
-
-#[cfg(target_os = "linux")]
-fn ask_for_huge_pages(start: *mut u8, bytes: usize) {
-    if bytes >= HUGE {
-        // SAFETY: the range is an allocation of ours; the advice changes no content and its failure no behaviour.
-        unsafe { libc::madvise(start.cast(), bytes, libc::MADV_HUGEPAGE) };
-    }
-}
-
-#[cfg(not(target_os = "linux"))]
-fn ask_for_huge_pages(_start: *mut u8, _bytes: usize) {}
 
 impl<T: Plain> Drop for Aligned<T> {
     fn drop(&mut self) {
-        if let Some(layout) = Self::layout(self.len) {
+        if let (Some(layout), None) = (Self::layout(self.len), &self.slab) {
             // SAFETY: allocated in `zeroed` with the same layout.
             unsafe { dealloc(self.start.cast(), layout) };
         }
@@ -121,14 +119,16 @@ mod tests {
 
     #[test]
     fn arrays_start_on_a_cache_line_and_are_zero() {
-        for len in [0, 1, 17, 1 << 21] {
-            let mut array = Aligned::<f32>::zeroed(len);
-            assert_eq!(array.len(), len);
-            assert!(array.iter().all(|&x| x == 0.0));
-            assert!(len == 0 || (array.as_ptr() as usize).is_multiple_of(LINE));
-            if let Some(last) = array.last_mut() {
-                *last = 1.0;
+        let mut kept = Vec::new();
+        for len in [0, 1, 17, 100_000, 1 << 21, 9 << 20] {
+            for mut array in [Aligned::<f32>::zeroed(len), Aligned::lasting(len), Aligned::lasting(len)] {
+                assert_eq!(array.len(), len);
+                assert!(array.iter().all(|&x| x == 0.0), "{len} floats that nobody else has written");
+                assert!(len == 0 || (array.as_ptr() as usize).is_multiple_of(LINE));
+                array.fill(1.0);
+                kept.push(array);
             }
         }
+        assert!(kept.iter().all(|array| array.iter().all(|&x| x == 1.0)));
     }
 }
