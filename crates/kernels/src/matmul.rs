@@ -8,7 +8,7 @@ use crate::dispatch;
 use crate::matrix::{CHUNK, Matrix, Scratch};
 use crate::memory::{Aligned, Shared};
 use crate::pool::Pool;
-use crate::simd::{LANES, Simd};
+use crate::simd::Simd;
 use crate::tile::{self, Ahead, Left, Out, PANEL, ROWS, STREAMS};
 use std::cell::RefCell;
 use std::ops::Range;
@@ -50,11 +50,17 @@ pub fn matmul(pool: &Pool, x: &[f32], w: &Matrix, bias: Option<&[f32]>, out: &mu
     if rows <= FEW_ROWS {
         return product.of_few_rows(pool, x, rows);
     }
+    in_tiles(pool, x, inner, |inputs, strip| product.of_many_rows(pool, inputs, strip));
+}
+
+/// Calls `f(inputs, their rows)` with strips of rows, in tiles.
+pub(crate) fn in_tiles(pool: &Pool, x: &[f32], inner: usize, mut f: impl FnMut(&[f32], Range<usize>)) {
+    let rows = x.len() / inner.max(1);
     INPUTS.with_borrow_mut(|inputs| {
         for first in (0..rows).step_by(STRIP) {
             let strip = first..(first + STRIP).min(rows);
-            repack_all(pool, &x[strip.start * inner..strip.end * inner], inner, inputs);
-            product.of_many_rows(pool, inputs, strip);
+            repack(pool, &x[strip.start * inner..strip.end * inner], inner, inputs);
+            f(inputs, strip);
         }
     });
 }
@@ -251,30 +257,24 @@ fn many_rows<S: Simd>(
 }
 
 /// Repacks rows so that the six of a tile lie side by side, step after step.
-fn repack_all(pool: &Pool, x: &[f32], inner: usize, packed: &mut Aligned<f32>) {
-    let tiles = (x.len() / inner.max(1)).div_ceil(ROWS);
-    // Vectors are written a little past their end.
-    let size = tiles * ROWS * inner + LANES;
-    if packed.len() < size {
-        *packed = Aligned::zeroed(size);
+fn repack(pool: &Pool, x: &[f32], inner: usize, packed: &mut Aligned<f32>) {
+    let (tile, tiles) = (ROWS * inner, (x.len() / inner.max(1)).div_ceil(ROWS));
+    if packed.len() < tiles * tile {
+        *packed = Aligned::zeroed(tiles * tile);
     }
     let shared = Shared::new(packed);
-    const TILES: usize = 8;
-    pool.run(tiles.div_ceil(TILES), &|task| {
-        for tile in task * TILES..((task + 1) * TILES).min(tiles) {
-            let rows = &x[tile * ROWS * inner..x.len().min((tile + 1) * ROWS * inner)];
+    const AT_ONCE: usize = 8;
+    pool.run(tiles.div_ceil(AT_ONCE), &|task| {
+        let first = task * AT_ONCE * tile;
+        let part = &x[first..x.len().min(first + AT_ONCE * tile)];
+        for (i, rows) in part.chunks(tile).enumerate() {
             // SAFETY: each task has its own tiles.
-            repack(rows, inner, 0..inner, unsafe { shared.part(tile * ROWS * inner, ROWS * inner) });
+            let packed = unsafe { shared.part(first + i * tile, tile) };
+            for (lane, row) in rows.chunks_exact(inner).enumerate() {
+                packed.chunks_exact_mut(ROWS).zip(row).for_each(|(six, &value)| six[lane] = value);
+            }
         }
     });
-}
-
-/// Copies steps of up to six rows so that they lie side by side.
-pub(crate) fn repack(x: &[f32], inner: usize, steps: Range<usize>, packed: &mut [f32]) {
-    for (lane, row) in x.chunks_exact(inner).enumerate() {
-        let row = &row[steps.clone()];
-        packed.chunks_exact_mut(ROWS).zip(row).for_each(|(six, &value)| six[lane] = value);
-    }
 }
 
 /// The last panel when its columns do not fill it: through a small buffer, then only the columns that exist.

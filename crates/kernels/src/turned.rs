@@ -5,7 +5,7 @@
 //! ever made, and the turning costs a few percent of a product of some hundred rows.
 
 use crate::dispatch;
-use crate::matmul::{even, repack};
+use crate::matmul::{even, in_tiles};
 use crate::matrix::{CHUNK, Matrix, Scratch};
 use crate::memory::{Aligned, Shared};
 use crate::pool::Pool;
@@ -21,14 +21,12 @@ const BLOCK_ROWS: usize = 384;
 
 struct Workspace {
     scratch: Scratch,
-    inputs: Aligned<f32>,
     turned: Aligned<f32>,
 }
 
 thread_local! {
     static WORKSPACE: RefCell<Workspace> = RefCell::new(Workspace {
         scratch: Scratch::new(),
-        inputs: Aligned::zeroed(BLOCK_ROWS.div_ceil(ROWS) * ROWS * CHUNK),
         turned: Aligned::zeroed(BAND * PANEL * CHUNK),
     });
 }
@@ -43,37 +41,38 @@ pub fn matmul_turned(pool: &Pool, dy: &[f32], w: &Matrix, add: bool, dx: &mut [f
         dy.len(),
         dx.len()
     );
-    if rows == 0 {
-        return;
-    }
     // Parts of equal size; formats in blocks are decoded in whole squares.
     let panels = columns.div_ceil(PANEL);
     let band = if w.is_in_place() { BAND } else { even(panels, BAND).next_multiple_of(2) };
-    let block = even(rows, BLOCK_ROWS).next_multiple_of(ROWS);
-    let (down, across) = (rows.div_ceil(block), panels.div_ceil(band));
     let shared = Shared::new(dx);
-    pool.run(down * across, &|task| {
-        let (first_row, first_panel) = (task % down * block, task / down * band);
-        let part = Part {
-            rows: first_row..(first_row + block).min(rows),
-            columns: first_panel * PANEL..((first_panel + band) * PANEL).min(columns),
-        };
-        WORKSPACE.with_borrow_mut(|workspace| multiply(dy, w, add, shared, part, workspace));
+    in_tiles(pool, dy, inner, |inputs, strip| {
+        let block = even(strip.len(), BLOCK_ROWS).next_multiple_of(ROWS);
+        let (down, across) = (strip.len().div_ceil(block), panels.div_ceil(band));
+        pool.run(down * across, &|task| {
+            let (row, panel) = (strip.start + task % down * block, task / down * band);
+            let part = Part {
+                rows: row..(row + block).min(strip.end),
+                columns: panel * PANEL..((panel + band) * PANEL).min(columns),
+                above: strip.start,
+            };
+            WORKSPACE.with_borrow_mut(|workspace| multiply(inputs, w, add, shared, part, workspace));
+        });
     });
 }
 
-/// The part of the outputs that one task computes.
+/// The part of the outputs that one task computes; its inputs begin with row `above`.
 struct Part {
     rows: Range<usize>,
     columns: Range<usize>,
+    above: usize,
 }
 
-dispatch! { fn multiply(dy: &[f32], w: &Matrix, add: bool, dx: Shared<f32>, part: Part, workspace: &mut Workspace) = multiply_with }
+dispatch! { fn multiply(inputs: &[f32], w: &Matrix, add: bool, dx: Shared<f32>, part: Part, workspace: &mut Workspace) = multiply_with }
 
 #[inline(always)]
 fn multiply_with<S: Simd>(
     s: S,
-    dy: &[f32],
+    inputs: &[f32],
     w: &Matrix,
     add: bool,
     dx: Shared<f32>,
@@ -81,22 +80,18 @@ fn multiply_with<S: Simd>(
     workspace: &mut Workspace,
 ) {
     let (inner, width) = (w.rows(), w.cols());
-    let Part { rows, columns } = part;
+    let Part { rows, columns, above } = part;
     for from in (0..inner).step_by(CHUNK) {
         let to = (from + CHUNK).min(inner);
         let go_on = add || from > 0;
         turn(s, w, columns.clone(), from..to, &mut workspace.scratch, &mut workspace.turned);
-        let tiles = dy[rows.start * inner..rows.end * inner].chunks(ROWS * inner);
-        for (rows, packed) in tiles.zip(workspace.inputs.chunks_exact_mut(ROWS * (to - from))) {
-            repack(rows, inner, from..to, packed);
-        }
         let panels = workspace.turned.chunks_exact((to - from) * PANEL);
         for (column, panel) in columns.clone().step_by(PANEL).zip(panels) {
             let right = tile::Right { start: panel.as_ptr(), step: PANEL, panel: 0 };
-            for row in (0..rows.len()).step_by(ROWS) {
-                let height = ROWS.min(rows.len() - row);
-                let left = Left { start: workspace.inputs[row * (to - from)..].as_ptr(), row: 1, col: ROWS };
-                let at = (rows.start + row) * width + column;
+            for row in rows.clone().step_by(ROWS) {
+                let height = ROWS.min(rows.end - row);
+                let left = Left { start: inputs[(row - above) * inner + from * ROWS..].as_ptr(), row: 1, col: ROWS };
+                let at = row * width + column;
                 if column + PANEL <= columns.end {
                     // SAFETY: the repacked inputs hold whole tiles, the panel its steps; these rows and columns are this task's.
                     unsafe {
