@@ -32,7 +32,7 @@ def load(
 
     Args:
         name: A Hugging Face directory, a GGUF file or the name of a pulled model; without it the small built-in model.
-        dtype: How matrices are kept in memory: `auto` (as stored), `f32`, `bf16` or `f16`. Arithmetic is f32 in any case.
+        dtype: How matrices are kept in memory: `auto` (as stored), `f32`, `bf16`, `f16` or `q8` (eight bits). Arithmetic is f32 in any case.
         threads: How many threads run it; by default as many as there are cores, shared by all models.
         adapters: Directories of LoRA adapters to merge into the weights.
         assume: The family to read a model of unknown type as.

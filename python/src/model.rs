@@ -123,9 +123,10 @@ impl Model {
             "f32" => Storage::As(DType::F32),
             "bf16" => Storage::As(DType::Bf16),
             "f16" => Storage::As(DType::F16),
+            "q8" => Storage::As(DType::Q8),
             _ => {
                 let problem = format!("dtype {dtype:?} is none that weights can be kept in");
-                return Err(error(py, Kind::Input, &problem, Some("take auto, f32, bf16 or f16")));
+                return Err(error(py, Kind::Input, &problem, Some("take auto, f32, bf16, f16 or q8")));
             }
         };
         if threads == Some(0) {

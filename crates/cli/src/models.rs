@@ -16,6 +16,7 @@ pub fn load(args: &ModelArgs) -> Result<LoadedModel, Failure> {
         DTypeArg::F32 => Storage::As(DType::F32),
         DTypeArg::Bf16 => Storage::As(DType::Bf16),
         DTypeArg::F16 => Storage::As(DType::F16),
+        DTypeArg::Q8 => Storage::As(DType::Q8),
     };
     let pool = args.threads.map(|n| Arc::new(Pool::new(n as usize)));
     let options = LoadOptions { storage, pool, assume: args.assume.assume.clone(), adapters: args.adapter.clone() };

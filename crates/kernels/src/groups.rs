@@ -4,7 +4,6 @@
 use crate::dispatch;
 use crate::encoding::Encoding;
 use crate::formats::*;
-use crate::matrix::RowBytes;
 use crate::memory::{Aligned, Shared};
 use crate::pool::Pool;
 use crate::simd::{LANES, Simd};
@@ -34,6 +33,9 @@ macro_rules! with_format {
     }};
 }
 
+/// Shows the stored bytes of a row to a function.
+pub(crate) type Visit<'a> = &'a (dyn Fn(usize, &mut dyn FnMut(&[u8])) + Sync);
+
 /// A matrix of quantised panels.
 pub(crate) struct Groups {
     encoding: Encoding,
@@ -43,9 +45,9 @@ pub(crate) struct Groups {
 }
 
 impl Groups {
-    /// Repacks rows of an encoding that has a format of panels; `None` for the others.
-    pub fn pack(pool: &Pool, rows: usize, cols: usize, encoding: Encoding, bytes: &dyn RowBytes) -> Option<Groups> {
-        let data = with_format!(encoding, F => pack::<F>(pool, rows, cols, bytes), else return None);
+    /// Repacks rows of an encoding that has a format of panels; `None` for the others. `visit` shows the stored bytes of a row to a function.
+    pub fn pack(pool: &Pool, rows: usize, cols: usize, encoding: Encoding, visit: Visit) -> Option<Groups> {
+        let data = with_format!(encoding, F => pack::<F>(pool, rows, cols, visit), else return None);
         Some(Groups { encoding, cols, data })
     }
 
@@ -86,7 +88,7 @@ impl Groups {
     }
 }
 
-fn pack<F: Format>(pool: &Pool, rows: usize, cols: usize, bytes: &dyn RowBytes) -> Aligned<u8> {
+fn pack<F: Format>(pool: &Pool, rows: usize, cols: usize, visit: Visit) -> Aligned<u8> {
     let (panels, blocks) = (rows.div_ceil(PANEL), cols / (F::SPANS * SPAN));
     let size = blocks * block_bytes::<F>();
     let mut data = Aligned::lasting(panels * size);
@@ -95,20 +97,25 @@ fn pack<F: Format>(pool: &Pool, rows: usize, cols: usize, bytes: &dyn RowBytes) 
         // SAFETY: each task has its own panel.
         let out = unsafe { shared.part(panel * size, size) };
         for lane in 0..PANEL.min(rows - panel * PANEL) {
-            let stored = bytes.row(panel * PANEL + lane).chunks_exact(F::ENCODING.block_bytes());
-            for (stored, block) in stored.zip(out.chunks_exact_mut(block_bytes::<F>())) {
-                F::heads(stored, lane, block);
-                for (i, span) in block[F::HEAD..].chunks_exact_mut(span_bytes::<F>()).enumerate() {
-                    let half = &mut span[F::SPAN_HEAD + lane / LANES * F::BITS * 4 * LANES..];
-                    for (word, value) in words::<F>(&F::codes(stored, i))[..F::BITS].iter().enumerate() {
-                        let at = (word * LANES + lane % LANES) * 4;
-                        half[at..at + 4].copy_from_slice(&value.to_le_bytes());
-                    }
-                }
-            }
+            visit(panel * PANEL + lane, &mut |row| pack_lane::<F>(row, lane, out));
         }
     });
     data
+}
+
+/// Puts a stored row into its lane of a panel.
+fn pack_lane<F: Format>(row: &[u8], lane: usize, panel: &mut [u8]) {
+    let blocks = row.chunks_exact(F::ENCODING.block_bytes()).zip(panel.chunks_exact_mut(block_bytes::<F>()));
+    for (stored, block) in blocks {
+        F::heads(stored, lane, block);
+        for (i, span) in block[F::HEAD..].chunks_exact_mut(span_bytes::<F>()).enumerate() {
+            let half = &mut span[F::SPAN_HEAD + lane / LANES * F::BITS * 4 * LANES..];
+            for (word, value) in words::<F>(&F::codes(stored, i))[..F::BITS].iter().enumerate() {
+                let at = (word * LANES + lane % LANES) * 4;
+                half[at..at + 4].copy_from_slice(&value.to_le_bytes());
+            }
+        }
+    }
 }
 
 dispatch! { fn widen_span(groups: &Groups, panel: usize, from: usize, out: &mut [f32]) = widen_span_with }

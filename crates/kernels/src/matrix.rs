@@ -29,6 +29,8 @@ pub enum DType {
     Bf16,
     /// Two bytes, eleven bits of precision, small range.
     F16,
+    /// One byte, and a scale for 32 values. A matrix whose rows are not whole blocks of 32 is kept in bf16.
+    Q8,
 }
 
 /// The stored bytes of a weight's rows, for encodings that are kept as they are in the file.
@@ -75,15 +77,31 @@ impl Matrix {
             DType::F32 => Store::F32(pack_panels(pool, rows, cols, size, fill, &|wide, out| out.copy_from_slice(wide))),
             DType::Bf16 => Store::Bf16(pack_panels(pool, rows, cols, size, fill, &narrow_panel::<Bf16>)),
             DType::F16 => Store::F16(pack_panels(pool, rows, cols, size, fill, &narrow_panel::<F16>)),
+            DType::Q8 => return Matrix::quantised(pool, rows, cols, fill),
         };
         Matrix { rows, cols, store }
+    }
+
+    /// A matrix in eight bits, made from rows of f32.
+    fn quantised(pool: &Pool, rows: usize, cols: usize, fill: &(dyn Fn(usize, &mut [f32]) + Sync)) -> Matrix {
+        let encode = |row: usize, show: &mut dyn FnMut(&[u8])| {
+            let mut values = vec![0.0; cols];
+            fill(row, &mut values);
+            show(&encoding::to_q8_0(&values));
+        };
+        let whole = cols.is_multiple_of(Encoding::Q8_0.block_len());
+        match whole.then(|| Groups::pack(pool, rows, cols, Encoding::Q8_0, &encode)).flatten() {
+            Some(groups) => Matrix { rows, cols, store: Store::Groups(groups) },
+            None => Matrix::pack(pool, rows, cols, DType::Bf16, fill),
+        }
     }
 
     /// A matrix kept in its file's encoding; `cols` must be a whole number of blocks. The simple formats are repacked into panels
     /// of the same size, the others are read where they lie.
     pub fn encoded(pool: &Pool, rows: usize, cols: usize, encoding: Encoding, bytes: Box<dyn RowBytes>) -> Matrix {
         assert!(cols.is_multiple_of(encoding.block_len()), "{cols} columns are not whole blocks of {encoding}");
-        let store = match Groups::pack(pool, rows, cols, encoding, bytes.as_ref()) {
+        let packed = Groups::pack(pool, rows, cols, encoding, &|row, show| show(bytes.row(row)));
+        let store = match packed {
             Some(groups) => Store::Groups(groups),
             None => Store::Blocks(encoding, bytes),
         };

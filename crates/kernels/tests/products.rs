@@ -41,9 +41,9 @@ fn encoded_rows(encoding: Encoding, scales: usize, rows: usize, cols: usize, see
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn products_agree_with_naive_loops(rows in 0usize..70, inner in 1usize..600, columns in 1usize..90, bias: bool, seed: u64, kind in 0u8..3) {
+    fn products_agree_with_naive_loops(rows in 0usize..70, inner in 1usize..600, columns in 1usize..90, bias: bool, seed: u64, kind in 0u8..4) {
         let pool = Pool::new(2);
-        let dtype = [DType::F32, DType::Bf16, DType::F16][kind as usize];
+        let dtype = [DType::F32, DType::Bf16, DType::F16, DType::Q8][kind as usize];
         let w = Matrix::pack(&pool, columns, inner, dtype, &|row, out| {
             out.iter_mut().enumerate().for_each(|(i, x)| *x = value(seed, row * inner + i));
         });
@@ -112,4 +112,31 @@ fn a_row_has_the_same_bits_whatever_the_batch_the_threads_and_the_storage() {
             }
         }
     }
+}
+
+#[test]
+fn eight_bits_keep_each_value_to_half_a_step() {
+    let pool = Pool::new(1);
+    let (rows, cols) = (40, 96);
+    let stored = |row: usize, col: usize| value(3, row * cols + col) * if row == 7 { 0.0 } else { 4.0 };
+    let matrix = Matrix::pack(&pool, rows, cols, DType::Q8, &|row, out| {
+        out.iter_mut().enumerate().for_each(|(col, x)| *x = stored(row, col));
+    });
+    assert_eq!(matrix.format(), "Q8_0");
+    assert!(matrix.bytes() < rows.next_multiple_of(16) * cols * 9 / 8);
+    let mut out = vec![0.0; cols];
+    for row in 0..rows {
+        matrix.row(row, &mut out);
+        for (block, values) in out.chunks(32).enumerate() {
+            let largest = (0..32).map(|i| stored(row, block * 32 + i).abs()).fold(0.0, f32::max);
+            for (i, x) in values.iter().enumerate() {
+                let truth = stored(row, block * 32 + i);
+                // Half a step, and the rounding of the scale to half precision.
+                let most = largest / 127.0 * 0.5 + truth.abs() * 5e-4;
+                assert!((x - truth).abs() <= most, "row {row} block {block}: {x} for {truth}");
+            }
+        }
+    }
+    // Rows that are not whole blocks are kept in two bytes.
+    assert_eq!(Matrix::pack(&pool, 2, 33, DType::Q8, &|_, out| out.fill(1.0)).format(), "bf16");
 }

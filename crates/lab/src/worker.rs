@@ -74,7 +74,10 @@ pub(crate) fn options(request: &Request) -> Result<LoadOptions> {
         "f32" => Storage::As(DType::F32),
         "bf16" => Storage::As(DType::Bf16),
         "f16" => Storage::As(DType::F16),
-        other => return Err(Error::usage(format!("there is no dtype {other:?}"), "use auto, f32, bf16 or f16").into()),
+        "q8" => Storage::As(DType::Q8),
+        other => {
+            return Err(Error::usage(format!("there is no dtype {other:?}"), "use auto, f32, bf16, f16 or q8").into());
+        }
     };
     Ok(LoadOptions {
         storage,

@@ -79,6 +79,8 @@ pub enum DTypeArg {
     F32,
     Bf16,
     F16,
+    /// Eight bits and a scale for 32 values: half the memory of bf16, and other numbers in the third digit
+    Q8,
 }
 
 #[derive(Args)]

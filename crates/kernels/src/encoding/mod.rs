@@ -12,6 +12,7 @@ mod small;
 mod super_block;
 
 pub use finite::is_finite;
+pub use small::to_q8_0;
 use std::fmt;
 
 /// How the values of one tensor are stored. The names are ggml's.

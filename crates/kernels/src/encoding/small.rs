@@ -108,3 +108,17 @@ pub(super) fn levels(scale: f32, table: &[f32; 16], nibbles: &[u8], out: &mut [f
         *high = scale * table[(byte >> 4) as usize];
     }
 }
+
+/// Rows of 32 values in eight bits: the largest becomes ±127, the others are rounded to the nearest step, halves away from zero.
+/// The same blocks as ggml's own `quantize_row_q8_0_ref`.
+pub fn to_q8_0(values: &[f32]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(values.len() / 32 * 34);
+    for block in values.as_chunks::<32>().0 {
+        let largest = block.iter().fold(0f32, |most, x| most.max(x.abs()));
+        let scale = largest / 127.0;
+        let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
+        bytes.extend(half::f16::from_f32(scale).to_le_bytes());
+        bytes.extend(block.iter().map(|x| (x * inverse).round() as i8 as u8));
+    }
+    bytes
+}
