@@ -10,7 +10,7 @@
 //! |---|---|
 //! | [`simd`] | eight lanes of f32, with AVX2 and portable implementations chosen at run time |
 //! | [`pool`] | worker threads that spin, then park |
-//! | [`memory`] | cache-line aligned storage |
+//! | [`memory`] | cache-line aligned storage, and huge pages that weights share |
 //! | [`encoding`] | how weights are stored in files: f32, f16, bf16 and the ggml block formats |
 //! | [`matrix`], [`matmul`](mod@matmul), [`turned`] | weights in panels, their products, and the products of gradients |
 //! | [`attention`] | keys and values in panels, fused and explicit attention |
