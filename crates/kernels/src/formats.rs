@@ -141,50 +141,55 @@ fn put_half(block: &[u8], from: usize, index: usize, head: &mut [u8]) {
     head[2 * index..2 * index + 2].copy_from_slice(&block[from..from + 2]);
 }
 
-/// Formats of 32 values: a scale of half precision, perhaps a minimum, and codes from `$codes` on.
+/// Formats of 32 values: a scale of half precision, a minimum or a centre that is taken off the codes, and the codes.
 macro_rules! plain {
-    ($name:ident, $bits:literal, minimum, $codes:expr) => {
-        plain!(@ $name, $bits, 2 * HALVES, $codes, |s: S, span: *const u8, half: usize, _scale| unsafe {
-            s.load_halves(span.add(HALVES + half * HALVES / 2).cast())
-        });
-    };
-    ($name:ident, $bits:literal, centre $centre:literal, $codes:expr) => {
-        plain!(@ $name, $bits, HALVES, $codes, |s: S, _span, _half, scale| s.mul(scale, s.splat(-$centre)));
-    };
-    (@ $name:ident, $bits:literal, $head:expr, $codes:expr, $offset:expr) => {
+    ($name:ident, $bits:literal, $centre:expr, $codes:expr) => {
         pub(crate) struct $name;
 
         impl Format for $name {
             const ENCODING: Encoding = Encoding::$name;
             const BITS: usize = $bits;
-            const SPAN_HEAD: usize = $head;
+            const SPAN_HEAD: usize = if $centre.is_some() { HALVES } else { 2 * HALVES };
 
             #[inline(always)]
             fn codes(block: &[u8], _span: usize) -> [u8; SPAN] {
-                #[allow(clippy::redundant_closure_call)]
-                ($codes)(block)
+                let codes: fn(&[u8]) -> [u8; SPAN] = $codes;
+                codes(block)
             }
 
             fn heads(block: &[u8], lane: usize, panel: &mut [u8]) {
-                (0..$head / HALVES).for_each(|number| put_half(block, 2 * number, number * PANEL + lane, panel));
+                let numbers = Self::SPAN_HEAD / HALVES;
+                (0..numbers).for_each(|number| put_half(block, 2 * number, number * PANEL + lane, panel));
             }
 
             #[inline(always)]
-            unsafe fn scales<S: Simd>(s: S, _block: *const u8, span: *const u8, half: usize, _part: usize) -> [S::V; 2] {
-                // SAFETY: the head begins with sixteen scales, and has sixteen minima after them if the format has any.
-                let scale = unsafe { s.load_halves(span.add(half * HALVES / 2).cast()) };
-                #[allow(clippy::redundant_closure_call)]
-                [scale, ($offset)(s, span, half, scale)]
+            unsafe fn scales<S: Simd>(
+                s: S,
+                _block: *const u8,
+                span: *const u8,
+                half: usize,
+                _part: usize,
+            ) -> [S::V; 2] {
+                let centre: Option<f32> = $centre;
+                // SAFETY: the head begins with sixteen scales, and has sixteen minima after them if there is no centre.
+                unsafe {
+                    let scale = s.load_halves(span.add(half * HALVES / 2).cast());
+                    let offset = match centre {
+                        Some(centre) => s.mul(scale, s.splat(-centre)),
+                        None => s.load_halves(span.add(HALVES + half * HALVES / 2).cast()),
+                    };
+                    [scale, offset]
+                }
             }
         }
     };
 }
 
-plain!(Q4_0, 4, centre 8.0, |block: &[u8]| nibbles(&block[2..]));
-plain!(Q4_1, 4, minimum, |block: &[u8]| nibbles(&block[4..]));
-plain!(Q5_0, 5, centre 16.0, |block: &[u8]| join(nibbles(&block[6..]), fifth_bits(&block[2..])));
-plain!(Q5_1, 5, minimum, |block: &[u8]| join(nibbles(&block[8..]), fifth_bits(&block[4..])));
-plain!(Q8_0, 8, centre 128.0, |block: &[u8]| std::array::from_fn(|k| block[2 + k] ^ 0x80));
+plain!(Q4_0, 4, Some(8.0), |block| nibbles(&block[2..]));
+plain!(Q4_1, 4, None::<f32>, |block| nibbles(&block[4..]));
+plain!(Q5_0, 5, Some(16.0), |block| join(nibbles(&block[6..]), fifth_bits(&block[2..])));
+plain!(Q5_1, 5, None::<f32>, |block| join(nibbles(&block[8..]), fifth_bits(&block[4..])));
+plain!(Q8_0, 8, Some(128.0), |block| std::array::from_fn(|k| block[2 + k] ^ 0x80));
 
 /// The six bits of scale and minimum `i` of the eight that Q4_K and Q5_K keep in twelve bytes.
 fn scale_and_minimum(packed: &[u8], i: usize) -> (u8, u8) {
@@ -208,8 +213,8 @@ macro_rules! with_minima {
 
             #[inline(always)]
             fn codes(block: &[u8], span: usize) -> [u8; SPAN] {
-                #[allow(clippy::redundant_closure_call)]
-                ($codes)(block, span)
+                let codes: fn(&[u8], usize) -> [u8; SPAN] = $codes;
+                codes(block, span)
             }
 
             fn heads(block: &[u8], lane: usize, panel: &mut [u8]) {
@@ -222,11 +227,12 @@ macro_rules! with_minima {
             #[inline(always)]
             unsafe fn scales<S: Simd>(s: S, block: *const u8, span: *const u8, half: usize, _part: usize) -> [S::V; 2] {
                 // SAFETY: both heads hold two times sixteen numbers.
-                let of = |number: usize| unsafe {
-                    let whole = s.load_halves(block.add(number * HALVES + half * HALVES / 2).cast());
-                    s.mul(whole, s.load_bytes(span.add(number * PANEL + half * LANES)))
-                };
-                [of(0), s.sub(s.splat(0.0), of(1))]
+                unsafe {
+                    let (halves, bytes) = (block.add(half * HALVES / 2), span.add(half * LANES));
+                    let scale = s.mul(s.load_halves(halves.cast()), s.load_bytes(bytes));
+                    let minimum = s.mul(s.load_halves(halves.add(HALVES).cast()), s.load_bytes(bytes.add(PANEL)));
+                    [scale, s.sub(s.splat(0.0), minimum)]
+                }
             }
         }
     };
@@ -237,8 +243,8 @@ fn span_nibbles(packed: &[u8], span: usize) -> [u8; SPAN] {
     std::array::from_fn(|k| packed[span / 2 * SPAN + k] >> (span % 2 * 4) & 15)
 }
 
-with_minima!(Q4_K, 4, |block: &[u8], span| span_nibbles(&block[16..], span));
-with_minima!(Q5_K, 5, |block: &[u8], span: usize| {
+with_minima!(Q4_K, 4, |block, span| span_nibbles(&block[16..], span));
+with_minima!(Q5_K, 5, |block, span| {
     join(span_nibbles(&block[48..], span), std::array::from_fn(|k| (block[16 + k] >> span & 1) << 4))
 });
 

@@ -43,7 +43,7 @@ impl Narrow for Bf16 {
     unsafe fn load<S: Simd>(s: S, step: *const u16) -> [S::V; 2] {
         // SAFETY: the caller vouches for sixteen numbers, eight words.
         let words = unsafe { s.load_words(step.cast()) };
-        [s.from_bits(s.shift_left(words, 16)), s.from_bits(s.mask(words, 0xffff_0000))]
+        [s.as_floats(s.shift_left(words, 16)), s.as_floats(s.mask(words, 0xffff_0000))]
     }
 }
 

@@ -66,7 +66,7 @@ pub trait Simd: Copy {
     /// Words as numbers, which must be below 2³¹.
     fn to_floats(self, a: Self::I) -> Self::V;
     /// Words that are the bits of floats.
-    fn from_bits(self, a: Self::I) -> Self::V;
+    fn as_floats(self, a: Self::I) -> Self::V;
     /// Reads eight unsigned bytes as numbers.
     ///
     /// # Safety
@@ -233,7 +233,7 @@ impl Simd for Portable {
         a.map(|x| x as i32 as f32)
     }
     #[inline(always)]
-    fn from_bits(self, a: Self::I) -> Self::V {
+    fn as_floats(self, a: Self::I) -> Self::V {
         a.map(f32::from_bits)
     }
     #[inline(always)]
@@ -369,7 +369,7 @@ mod avx2 {
             unsafe { _mm256_cvtepi32_ps(a) }
         }
         #[inline(always)]
-        fn from_bits(self, a: __m256i) -> __m256 {
+        fn as_floats(self, a: __m256i) -> __m256 {
             // SAFETY: an `Avx2` exists only where AVX2 does.
             unsafe { _mm256_castsi256_ps(a) }
         }
