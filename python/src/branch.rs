@@ -4,7 +4,7 @@ use crate::errors::{from_engine, guarded, raised};
 use crate::found::Found;
 use crate::model::Model;
 use crate::record::Plan;
-use crate::run::{Run, Whole, joined, tokens};
+use crate::run::{Before, Run, Whole, joined, tokens};
 use pellucid_engine as engine;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
@@ -38,10 +38,7 @@ impl Base {
             None => outcome.map_err(|fault| from_engine(py, &fault))?,
         };
         let time = started.elapsed() / u32::try_from(plans.len().max(1)).unwrap_or(u32::MAX);
-        let each = runs.into_iter().zip(&plans).map(|(run, plan)| {
-            let plan = plan.get();
-            Run { found: Found::of_run(run, plan.places.clone(), plan.saves.clone(), true), time }
-        });
-        Ok(each.collect())
+        let each = runs.into_iter().zip(plans);
+        Ok(each.map(|(run, plan)| Run { found: Found::of_run(run, plan, Before::default(), true), time }).collect())
     }
 }
