@@ -69,6 +69,19 @@ class Block(View):
             raise RecordError("gradients are taken at sites", "give sites of this block, or their names")
         return at.gradient_of(metric)
 
+    def weight_grad(self, name: str, of: Value | None = None) -> Value:
+        """The gradient of a number with respect to a weight, in the weight's own shape: a sum over all tokens of all rows.
+
+        Args:
+            name: The weight's name; `model.weights` lists them.
+            of: The number; where it is left out, that whose `backward()` block this is.
+        """
+        recorder = self._recorder
+        metric = recorder.current_metric() if of is None else recorder.metric(of)
+        shape = recorder.model.weights.get(name)
+        node = recorder.value("weight_grad", metric, name)
+        return Value(recorder, None, node, None if shape is None else len(shape))
+
     def metric(self, value: Value) -> Value:
         """Makes a number one that gradients are of; `value.backward()` and `t.gradient` do so by themselves."""
         self._recorder.metric(value)

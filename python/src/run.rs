@@ -230,7 +230,7 @@ pub fn joined(edits: &Bound<'_, PyTuple>) -> PyResult<engine::Plan> {
 }
 
 /// Does the engine's work with the interpreter released. What Python code raised meanwhile goes before what the engine says.
-fn calling<T: Send>(py: Python<'_>, work: impl FnOnce() -> pellucid_models::Result<T> + Send) -> PyResult<T> {
+pub fn calling<T: Send>(py: Python<'_>, work: impl FnOnce() -> pellucid_models::Result<T> + Send) -> PyResult<T> {
     let outcome = guarded(py, work)?;
     match raised::take() {
         Some(exception) => Err(exception),
@@ -239,7 +239,7 @@ fn calling<T: Send>(py: Python<'_>, work: impl FnOnce() -> pellucid_models::Resu
 }
 
 /// Stops the engine when a signal's handler raises (as Ctrl-C does), or when Python code that it called has raised.
-fn interrupt() -> Interrupt {
+pub fn interrupt() -> Interrupt {
     Interrupt(Arc::new(|| {
         Python::attach(|py| raised::keep_from(py.check_signals()));
         raised::any()
