@@ -55,10 +55,10 @@ class Site(Value):
         """Keeps what stands here now: after the block `.value` has it, and nothing changes it any more."""
         if self._result is not None:
             return self if self._kept == self._place else self._again().save()
-        self._kept = self._place
-        recorder = self._recorder
-        if self._node is None and self._drop is None and (self._scope is None or self._scope.steps is None):
-            recorder.capture(self, self._place, self._metric, self._info.address, self._select)
+        self._kept = place = self._place
+        recorder, scope = self._recorder, self._scope
+        if self._node is None and self._drop is None and (scope is None or scope.steps is None):
+            recorder.capture((place, self._metric, "capture", self._info.address, self._select, self))
         else:
             recorder.keep(self, self._read())
         self._result = AWAITED

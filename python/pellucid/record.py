@@ -56,7 +56,7 @@ class Recorder:
         self.taps: list[tuple[Any, ...]] = []
         self.values: list[tuple[Any, ...]] = []
         self.saves: list[tuple[Value, int]] = []
-        """What comes back, each with its node, or (as `~tap`) with the tap that captures it."""
+        """Values that come back, each with its node; what a tap captures comes back to the site in the tap itself."""
         self.writes: dict[str, list[int]] = {}
         """For each site the places at which it is written."""
         self.metrics: list[int] = []
@@ -72,12 +72,11 @@ class Recorder:
         self.state = OPEN
         self.failure: BaseException | None = None
 
-    def capture(self, value: Value, place: int, metric: int | None, address: str, select: Any) -> None:
+    def capture(self, tap: tuple[Any, ...]) -> None:
         """Records a tap that hands a site's activation over as it lies, which no value of an expression does."""
         if self.state is not OPEN and self.state is not WAITING:
             self.refuse("no more values can be saved")
-        self.saves.append((value, ~len(self.taps)))
-        self.taps.append((place, metric, "capture", address, select))
+        self.taps.append(tap)
 
     def tap(self, *tap: Any) -> int:
         """Records a tap: place, action, site, selection, and what the action takes."""

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 class Block(View):
     """A block that records. Subclasses say what happens at its end."""
 
-    __slots__ = ("_layers",)
+    # The layers are an attribute of its own while the block is open; before and after, `__getattr__` is asked for them.
+    __slots__ = ("layers",)
 
     def __init__(self, model: Model, prompts: Any, padded: bool, allow_nan: bool) -> None:
         recorder = Recorder(model, padded, allow_nan)
@@ -31,7 +32,6 @@ class Block(View):
             recorder.rows, single = convert.rows(model._core, prompts)
         _set(self, "_recorder", recorder)
         _set(self, "_scope", Scope(None, single))
-        _set(self, "_layers", None)
 
     @property
     def seconds(self) -> Any:
@@ -69,6 +69,19 @@ class Block(View):
             raise RecordError("gradients are taken at sites", "give sites of this block, or their names")
         return at.gradient_of(metric)
 
+    def weight_grad(self, name: str, of: Value | None = None) -> Value:
+        """The gradient of a number with respect to a weight, in the weight's own shape: a sum over all tokens of all rows.
+
+        Args:
+            name: The weight's name; `model.weights` lists them.
+            of: The number; where it is left out, that whose `backward()` block this is.
+        """
+        recorder = self._recorder
+        metric = recorder.current_metric() if of is None else recorder.metric(of)
+        shape = recorder.model.weights.get(name)
+        node = recorder.value("weight_grad", metric, name)
+        return Value(recorder, None, node, None if shape is None else len(shape))
+
     def metric(self, value: Value) -> Value:
         """Makes a number one that gradients are of; `value.backward()` and `t.gradient` do so by themselves."""
         self._recorder.metric(value)
@@ -81,12 +94,12 @@ class Block(View):
             raise RecordError("a block runs once", "make another one")
         self._recorder.entered = True
         # Kept while the block is open; afterwards the circle would keep the block.
-        _set(self, "_layers", Layers(self))
+        _set(self, "layers", Layers(self))
         return self
 
     def __exit__(self, kind: Any, failure: BaseException | None, traceback: Any) -> None:
         recorder = self._recorder
-        _set(self, "_layers", None)
+        object.__delattr__(self, "layers")
         if failure is not None:
             recorder.state, recorder.failure = FAILED, failure
         elif recorder.session is not None:
@@ -116,12 +129,10 @@ class Block(View):
         taps = list(recorder.taps)
         for _, patterns, scope in recorder.caches:
             taps += [(recorder.place + 1, None, "capture", pattern, scope.select) for pattern in patterns]
-        saves = [node for _, node in recorder.saves]
-        return _core.Plan.from_record(taps, recorder.values, saves, recorder.metrics, recorder.allow_nan)
+        return _core.Plan.from_record(taps, recorder.values, recorder.saves, recorder.metrics, recorder.allow_nan)
 
     def _hand_out(self, recorder: Recorder, run: Any) -> None:
-        for (value, _), result in zip(recorder.saves, run.saved(), strict=True):
-            value._result = result
+        run.hand_out()
         tap = len(recorder.taps)
         for cache, patterns, scope in recorder.caches:
             captured = [one for at in range(tap, tap + len(patterns)) for one in run.captured(at)]
@@ -137,11 +148,9 @@ class Block(View):
             raise RecordError("nothing is recorded outside the block", "write `with model.trace(…) as t:`")
         return View._site(self, info)
 
-    @property
-    def layers(self) -> Layers:
-        """The layers; negative numbers count from the last."""
-        if self._layers is not None:
-            return self._layers
+    def __getattr__(self, name: str) -> Any:
+        if name != "layers":
+            return View.__getattr__(self, name)
         if not self._recorder.entered:
             raise RecordError("nothing is recorded outside the block", "write `with model.trace(…) as t:`")
         return Layers(self)
@@ -204,8 +213,7 @@ class Scan(Block):
 
     def _run(self, recorder: Recorder) -> None:
         model = recorder.model
-        shapes = _core.scan(model._core, recorder.rows, self._plan(recorder), model.edits)
-        for (value, _), found in zip(recorder.saves, shapes, strict=True):
+        for value, found in _core.scan(model._core, recorder.rows, self._plan(recorder), model.edits):
             value._result = [(row, None, ShapeOnly(shape)) for row, shape in found]
 
 
@@ -230,11 +238,12 @@ class PlanBlock(Block):
     __slots__ = ("_recorded",)
 
     def _run(self, recorder: Recorder) -> None:
-        if recorder.saves or recorder.caches:
+        plan = self._plan(recorder)
+        if plan.saves or recorder.caches:
             raise RecordError(
                 "a plan that stands by itself has nobody to save for", "save in a trace of the edited model"
             )
-        _set(self, "_recorded", self._plan(recorder))
+        _set(self, "_recorded", plan)
 
     def _finished(self) -> Any:
         if self._recorder.state is not DONE:

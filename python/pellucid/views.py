@@ -122,16 +122,22 @@ class View:
 class Layers:
     """The layers of a view."""
 
-    __slots__ = ("_view",)
+    __slots__ = ("_made", "_view")
 
     def __init__(self, view: View) -> None:
         self._view = view
+        self._made: dict[int, Layer] = {}
 
     def __getitem__(self, index: Any) -> Any:
+        if type(index) is int:
+            made = self._made.get(index)
+            if made is not None:
+                return made
         view = self._view
         layers = view._recorder.layers
         if type(index) is int and -len(layers) <= index < len(layers):
-            return Layer(view, index, layers[index])
+            self._made[index] = made = Layer(view, index, layers[index])
+            return made
         if isinstance(index, slice):
             return [self[layer] for layer in range(len(layers))[index]]
         raise SiteError(f"there is no layer {index!r}", f"this model's layers are 0 to {len(layers) - 1}")
@@ -248,10 +254,10 @@ def _point(name: str, meaning: str, in_layers: bool) -> property:
 
     def of_layer(layer: Layer) -> Site:
         view, _, points = layer._of
-        info = points.get(name) or layer._info(name)
+        info = points[name] if name in points else layer._info(name)
         recorder, scope = view._recorder, view._scope
-        recorder.place += 1
-        return Site(recorder, scope, info, recorder.place, scope.select)
+        recorder.place = place = recorder.place + 1
+        return Site(recorder, scope, info, place, scope.select)
 
     def of_model(view: View) -> Site:
         return view._site(view._info(name))

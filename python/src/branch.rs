@@ -1,10 +1,9 @@
 //! Branches: re-runs of one prompt from its middle.
 
-use crate::errors::{from_engine, guarded, raised};
 use crate::found::Found;
 use crate::model::Model;
 use crate::record::Plan;
-use crate::run::{Run, Whole, joined, tokens};
+use crate::run::{Before, Run, Whole, calling, interrupt, joined, tokens};
 use pellucid_engine as engine;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
@@ -19,11 +18,12 @@ pub struct Base(engine::Base);
 pub fn base(py: Python<'_>, model: &Model, rows: &Bound<'_, PyList>, edits: &Bound<'_, PyTuple>) -> PyResult<Base> {
     let (loaded, rows, edits) = (model.loaded(py)?, tokens(py, rows)?, joined(edits)?);
     let none = Plan { inner: engine::Plan::default(), places: Vec::new(), saves: Vec::new() };
-    let outcome = guarded(py, || {
+    let base = calling(py, || {
         let whole = Whole::new(&none, edits, &rows, model)?;
-        Ok(loaded.model.base(rows.first().map(Vec::as_slice).unwrap_or_default(), &whole.plan)?)
+        let row = rows.first().map(Vec::as_slice).unwrap_or_default();
+        Ok(loaded.model.base_with(row, &whole.plan, Some(interrupt()))?)
     })?;
-    outcome.map(Base).map_err(|fault| crate::errors::from_models(py, &fault))
+    Ok(Base(base))
 }
 
 #[pymethods]
@@ -32,16 +32,9 @@ impl Base {
     fn branches(&self, py: Python<'_>, plans: Vec<Py<Plan>>) -> PyResult<Vec<Run>> {
         let started = Instant::now();
         let inner: Vec<engine::Plan> = plans.iter().map(|plan| plan.get().inner.clone()).collect();
-        let outcome = guarded(py, || self.0.branches(&inner))?;
-        let runs = match raised::take() {
-            Some(exception) => return Err(exception),
-            None => outcome.map_err(|fault| from_engine(py, &fault))?,
-        };
+        let runs = calling(py, || Ok(self.0.branches(&inner)?))?;
         let time = started.elapsed() / u32::try_from(plans.len().max(1)).unwrap_or(u32::MAX);
-        let each = runs.into_iter().zip(&plans).map(|(run, plan)| {
-            let plan = plan.get();
-            Run { found: Found::of_run(run, plan.places.clone(), plan.saves.clone(), true), time }
-        });
-        Ok(each.collect())
+        let each = runs.into_iter().zip(plans);
+        Ok(each.map(|(run, plan)| Run { found: Found::of_run(run, plan, Before::default(), true), time }).collect())
     }
 }

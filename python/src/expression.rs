@@ -40,6 +40,7 @@ pub fn expression(recorded: &Bound<'_, PyTuple>, places: &[usize]) -> PyResult<E
         "across" => Expr::Across { how: known("way to join rows", &name(1)?, Across::named)?, of: id(2)? },
         "row" => Expr::Row { of: id(1)?, row: id(2)? },
         "through" => Expr::Through { of: id(1)?, from: item(2)?.extract()?, to: item(3)?.extract()? },
+        "weight_grad" => Expr::WeightGrad { metric: id(1)?, weight: item(2)?.extract()? },
         "unembed" => Expr::Unembed(id(1)?),
         "call" => Expr::Call { function: function(item(1)?.unbind()), of: item(2)?.extract()? },
         other => return Err(unknown("value", other)),

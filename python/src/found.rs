@@ -1,8 +1,10 @@
 //! What came back from a run, as Python objects that share the engine's memory.
 
 use crate::array::Array;
-use crate::record::Kept;
+use crate::record::{Kept, Plan};
+use crate::run::Before;
 use pellucid_engine as engine;
+use pyo3::intern;
 use pyo3::prelude::*;
 use std::collections::HashMap;
 
@@ -11,10 +13,10 @@ pub struct Found {
     pub captures: Vec<engine::Capture>,
     pub saved: Vec<engine::Saved>,
     pub passed_over: Vec<engine::Site>,
-    /// For each recorded tap its place in the plan.
-    pub places: Vec<usize>,
-    /// What the block saves.
-    pub saves: Vec<Kept>,
+    /// The block's own plan.
+    pub plan: Py<Plan>,
+    /// What came before it in the plan that ran.
+    pub before: Before,
     /// The call had one row, so that its number need not be said.
     pub one_row: bool,
     /// The call had steps.
@@ -26,30 +28,33 @@ pub type Captured = (String, usize, Vec<usize>, Array, Option<Array>);
 
 impl Found {
     /// What a run gave back.
-    pub fn of_run(run: engine::Run, places: Vec<usize>, saves: Vec<Kept>, one_row: bool) -> Found {
+    pub fn of_run(run: engine::Run, plan: Py<Plan>, before: Before, one_row: bool) -> Found {
         let engine::Run { captures, saved, passed_over } = run;
-        Found { captures, saved, passed_over, places, saves, one_row, steps: false }
+        Found { captures, saved, passed_over, plan, before, one_row, steps: false }
     }
 
-    /// What the block saved, in its order: an array where there is one, else a list of `(row, step, array)`.
-    pub fn saved<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
+    /// Gives each object that the block saved its result: an array where there is one, else a list of `(row, step, array)`.
+    pub fn hand_out(&self, py: Python<'_>) -> PyResult<()> {
         // Captures come in the order of their taps; saved values come step by step.
         debug_assert!(self.captures.is_sorted_by_key(|capture| capture.tap));
         let mut values: HashMap<usize, Vec<&engine::Saved>> = HashMap::new();
         self.saved.iter().for_each(|saved| values.entry(saved.value).or_default().push(saved));
-        let each = self.saves.iter().map(|kept| match kept {
-            Kept::Capture(tap) => {
-                let first = self.captures.partition_point(|capture| capture.tap < *tap);
-                let found = self.captures[first..].iter().take_while(|capture| capture.tap == *tap);
-                self.organised(py, found.map(|capture| (Some(capture.row), None, &capture.array)))
-            }
-            Kept::Value(id) => {
-                let found = values.get(id).map(Vec::as_slice).unwrap_or_default().iter();
-                let step = |saved: &engine::Saved| self.steps.then_some(saved.step);
-                self.organised(py, found.map(|saved| (saved.row, step(saved), &saved.array)))
-            }
-        });
-        each.collect()
+        for save in &self.plan.get().saves {
+            let result = match self.before.moved(save.kept) {
+                Kept::Capture(tap) => {
+                    let first = self.captures.partition_point(|capture| capture.tap < tap);
+                    let found = self.captures[first..].iter().take_while(|capture| capture.tap == tap);
+                    self.organised(py, found.map(|capture| (Some(capture.row), None, &capture.array)))?
+                }
+                Kept::Value(id) => {
+                    let found = values.get(&id).map(Vec::as_slice).unwrap_or_default().iter();
+                    let step = |saved: &engine::Saved| self.steps.then_some(saved.step);
+                    self.organised(py, found.map(|saved| (saved.row, step(saved), &saved.array)))?
+                }
+            };
+            save.value.setattr(py, intern!(py, "_result"), result)?;
+        }
+        Ok(())
     }
 
     fn organised<'a, 'py>(
@@ -69,7 +74,7 @@ impl Found {
 
     /// What a recorded tap captured, row by row; of a pattern, site by site.
     pub fn captured(&self, tap: usize) -> Vec<Captured> {
-        let place = self.places.get(tap).copied();
+        let place = self.plan.get().places.get(tap).map(|place| place + self.before.taps);
         self.captures.iter().filter(|capture| Some(capture.tap) == place).map(described).collect()
     }
 

@@ -2,7 +2,8 @@
 //!
 //! A block hands everything over at once, as tuples. A tap is `(place, metric, action, site, selection, operand, …)`: taps apply in the
 //! order of their places; with a metric the action is done to its gradient at the value that stands there. A selection is `(rows, positions, steps, heads, units,
-//! keys)`, or `None` for everything. An operand is a float, or the number of a value.
+//! keys)`, or `None` for everything. An operand is a float, or the number of a value; a capture has in its place the object that is to
+//! have the result, if one is.
 
 use crate::errors::{Kind, error};
 use crate::expression::expression;
@@ -18,10 +19,16 @@ pub struct Plan {
     /// For each recorded tap its place in the plan.
     pub places: Vec<usize>,
     /// What the block saves.
-    pub saves: Vec<Kept>,
+    pub saves: Vec<Save>,
 }
 
-/// Something that comes back.
+/// Something that comes back, and the object whose `_result` it becomes.
+pub struct Save {
+    pub kept: Kept,
+    pub value: Py<PyAny>,
+}
+
+/// Where a run has something that comes back.
 #[derive(Clone, Copy)]
 pub enum Kept {
     /// A value of the plan.
@@ -41,19 +48,24 @@ impl Plan {
         Ok(Plan { inner, places, saves: Vec::new() })
     }
 
-    /// A plan of what a block recorded. What it saves are values, or (as `~tap`) what a tap captures.
+    /// A plan of what a block recorded. What it saves are pairs of an object and the number of a value, and what taps capture.
     #[staticmethod]
     fn from_record(
         taps: &Bound<'_, PyList>,
         values: &Bound<'_, PyList>,
-        saves: Vec<isize>,
+        saves: Vec<(Py<PyAny>, usize)>,
         metrics: Vec<usize>,
         allow_nan: bool,
     ) -> PyResult<Plan> {
         let mut recorded = Vec::with_capacity(taps.len());
+        let mut captured = Vec::with_capacity(taps.len());
         for (index, tuple) in taps.iter().enumerate() {
             let tuple = tuple.cast::<PyTuple>()?;
-            recorded.push((tuple.get_item(0)?.extract::<usize>()?, index, tap(tuple)?));
+            let tap = tap(tuple)?;
+            if is_capture(&tap.action) && tuple.len() > 5 {
+                captured.push((index, tuple.get_item(5)?.unbind()));
+            }
+            recorded.push((tuple.get_item(0)?.extract::<usize>()?, index, tap));
         }
         // The way back goes through a site's taps in the opposite order: so that gradients are read and changed in the order in which a
         // block says so, those of one place are listed last first, right after the write that made the value they are the gradient of.
@@ -67,14 +79,12 @@ impl Plan {
             let expr = expression(tuple.cast::<PyTuple>()?, &places)?;
             Ok(Value { name: None, expr })
         });
-        let saves: Vec<Kept> = saves
-            .into_iter()
-            .map(|save| if save < 0 { Kept::Capture(places[!save as usize]) } else { Kept::Value(save as usize) })
-            .collect();
-        let mut save: Vec<usize> =
-            saves.iter().filter_map(|kept| if let Kept::Value(id) = kept { Some(*id) } else { None }).collect();
+        let mut save: Vec<usize> = saves.iter().map(|(_, id)| *id).collect();
         save.sort_unstable();
         save.dedup();
+        let captured = captured.into_iter().map(|(tap, value)| Save { kept: Kept::Capture(places[tap]), value });
+        let saves = saves.into_iter().map(|(value, id)| Save { kept: Kept::Value(id), value });
+        let saves = captured.chain(saves).collect();
         let inner = engine::Plan {
             values: values.collect::<PyResult<_>>()?,
             taps: recorded.into_iter().map(|(.., tap)| tap).collect(),
@@ -83,6 +93,12 @@ impl Plan {
             allow_nan,
         };
         Ok(Plan { inner, places, saves })
+    }
+
+    /// How many things come back besides what patterns capture.
+    #[getter]
+    fn saves(&self) -> usize {
+        self.saves.len()
     }
 
     /// The plan as JSON.
@@ -94,6 +110,14 @@ impl Plan {
     fn __repr__(&self) -> String {
         let engine::Plan { taps, values, .. } = &self.inner;
         format!("Plan of {} taps and {} values", taps.len(), values.len())
+    }
+}
+
+fn is_capture(action: &Action) -> bool {
+    match action {
+        Action::Capture(_) => true,
+        Action::Grad { action, .. } => is_capture(action),
+        _ => false,
     }
 }
 

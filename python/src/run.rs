@@ -33,9 +33,9 @@ pub struct Generation {
 
 #[pymethods]
 impl Run {
-    /// What the block saved, in its order: an array, or a list of `(row, step, array)`.
-    fn saved<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
-        self.found.saved(py)
+    /// Gives each object that the block saved its result.
+    fn hand_out(&self, py: Python<'_>) -> PyResult<()> {
+        self.found.hand_out(py)
     }
 
     /// What a recorded tap captured.
@@ -63,9 +63,9 @@ impl Run {
 
 #[pymethods]
 impl Generation {
-    /// What the block saved, in its order: an array, or a list of `(row, step, array)`.
-    fn saved<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
-        self.found.saved(py)
+    /// Gives each object that the block saved its result.
+    fn hand_out(&self, py: Python<'_>) -> PyResult<()> {
+        self.found.hand_out(py)
     }
 
     /// What a recorded tap captured.
@@ -104,21 +104,20 @@ pub fn run(
     py: Python<'_>,
     model: &Model,
     rows: &Bound<'_, PyList>,
-    plan: &Plan,
+    plan: Py<Plan>,
     edits: &Bound<'_, PyTuple>,
     chunk: Option<usize>,
     recompute: bool,
 ) -> PyResult<Run> {
     let (loaded, rows, edits) = (model.loaded(py)?, tokens(py, rows)?, joined(edits)?);
-    let (run, time, whole) = calling(py, || {
-        let whole = Whole::new(plan, edits, &rows, model)?;
+    let (run, time, before) = calling(py, || {
+        let whole = Whole::new(plan.get(), edits, &rows, model)?;
         let options = RunOptions { chunk, recompute, interrupt: Some(interrupt()) };
         let started = Instant::now();
         let run = loaded.model.run(&rows, &whole.plan, &options)?;
-        Ok((run, started.elapsed(), whole))
+        Ok((run, started.elapsed(), whole.before))
     })?;
-    let found = Found::of_run(run, whole.places, whole.saves, rows.len() == 1);
-    Ok(Run { found, time })
+    Ok(Run { found: Found::of_run(run, plan, before, rows.len() == 1), time })
 }
 
 /// Continues rows of tokens under a plan, after standing edits; `watch(row, token, text)` hears of each new token.
@@ -127,7 +126,7 @@ pub fn generate(
     py: Python<'_>,
     model: &Model,
     rows: &Bound<'_, PyList>,
-    plan: &Plan,
+    plan: Py<Plan>,
     edits: &Bound<'_, PyTuple>,
     options: &Bound<'_, PyDict>,
     watch: Option<Py<PyAny>>,
@@ -139,26 +138,25 @@ pub fn generate(
     }
     settings.generate.interrupt = Some(interrupt());
     let Settings { generate, stop, .. } = &settings;
-    let (generation, whole) = calling(py, || {
-        let whole = Whole::new(plan, edits, &rows, model)?;
+    let (generation, before) = calling(py, || {
+        let whole = Whole::new(plan.get(), edits, &rows, model)?;
         let generation = loaded.generate(&rows, &whole.plan, generate, stop, &mut |row, token, text| {
             if let Some(watch) = watch.as_ref().filter(|_| !raised::any()) {
                 Python::attach(|py| raised::keep_from(watch.call1(py, (row, token, text))));
             }
         })?;
-        Ok((generation, whole))
+        Ok((generation, whole.before))
     })?;
     let texts = generation.rows.iter().map(|row| loaded.text(&row.tokens, row.finish, stop)).collect();
     let engine::Generation { rows, captures, saved, passed_over, prefill, decode } = generation;
-    let (places, saves, one_row) = (whole.places, whole.saves, rows.len() == 1);
-    let found = Found { captures, saved, passed_over, places, saves, one_row, steps: true };
+    let found = Found { captures, saved, passed_over, plan, before, one_row: rows.len() == 1, steps: true };
     Ok(Generation { found, rows, texts, prefill, decode })
 }
 
 /// For each of a row, or of all rows at once, a shape; none where it depends on a function.
 type RowShapes = Vec<(Option<usize>, Option<Vec<usize>>)>;
 
-/// The shapes of what a block would save for rows of tokens.
+/// The shapes of what a block would save for rows of tokens, each with the object that saves it.
 #[pyfunction]
 pub fn scan(
     py: Python<'_>,
@@ -166,15 +164,15 @@ pub fn scan(
     rows: &Bound<'_, PyList>,
     plan: &Plan,
     edits: &Bound<'_, PyTuple>,
-) -> PyResult<Vec<RowShapes>> {
+) -> PyResult<Vec<(Py<PyAny>, RowShapes)>> {
     let (rows, edits) = (tokens(py, rows)?, joined(edits)?);
-    let (shapes, whole) = calling(py, || {
+    let (shapes, before) = calling(py, || {
         let lengths: Vec<usize> = rows.iter().map(Vec::len).collect();
         model.check_lengths(&lengths)?;
         let whole = Whole::new(plan, edits, &rows, model)?;
-        Ok((whole.plan.shapes(model.program(), &lengths)?, whole))
+        Ok((whole.plan.shapes(model.program(), &lengths)?, whole.before))
     })?;
-    let of = |kept: &Kept| match *kept {
+    let of = |kept: Kept| match before.moved(kept) {
         Kept::Value(id) => {
             shapes.saved.iter().filter(|saved| saved.0 == id).map(|(_, row, shape)| (*row, shape.clone())).collect()
         }
@@ -183,14 +181,30 @@ pub fn scan(
             captures.map(|(_, row, shape)| (Some(*row), Some(shape.clone()))).collect()
         }
     };
-    Ok(whole.saves.iter().map(of).collect())
+    Ok(plan.saves.iter().map(|save| (save.value.clone_ref(py), of(save.kept))).collect())
 }
 
-/// Standing edits and a plan after them, as one; what the plan's record speaks of moves along.
+/// Standing edits and a plan after them, as one.
 pub struct Whole<'a> {
     pub plan: Cow<'a, engine::Plan>,
-    places: Vec<usize>,
-    saves: Vec<Kept>,
+    pub before: Before,
+}
+
+/// How much stands before a block's own plan: what its record speaks of moves along.
+#[derive(Clone, Copy, Default)]
+pub struct Before {
+    pub taps: usize,
+    pub values: usize,
+}
+
+impl Before {
+    /// Where something that comes back is in the whole plan.
+    pub fn moved(self, kept: Kept) -> Kept {
+        match kept {
+            Kept::Value(id) => Kept::Value(id + self.values),
+            Kept::Capture(tap) => Kept::Capture(tap + self.taps),
+        }
+    }
 }
 
 impl<'a> Whole<'a> {
@@ -201,21 +215,12 @@ impl<'a> Whole<'a> {
         model: &Model,
     ) -> pellucid_models::Result<Whole<'a>> {
         if edits == engine::Plan::default() {
-            let (places, saves) = (plan.places.clone(), plan.saves.clone());
-            return Ok(Whole { plan: Cow::Borrowed(&plan.inner), places, saves });
+            return Ok(Whole { plan: Cow::Borrowed(&plan.inner), before: Before::default() });
         }
         // Files and tokens' texts occur in plans that were read, not in what a block records.
-        let before = prepare(edits, Path::new("."), rows, model.optional_tokenizer())?;
-        let (taps, values) = (before.taps.len(), before.values.len());
-        let moved = |kept: &Kept| match *kept {
-            Kept::Value(id) => Kept::Value(id + values),
-            Kept::Capture(tap) => Kept::Capture(tap + taps),
-        };
-        Ok(Whole {
-            places: plan.places.iter().map(|place| place + taps).collect(),
-            saves: plan.saves.iter().map(moved).collect(),
-            plan: Cow::Owned(before.then(plan.inner.clone())),
-        })
+        let edits = prepare(edits, Path::new("."), rows, model.optional_tokenizer())?;
+        let before = Before { taps: edits.taps.len(), values: edits.values.len() };
+        Ok(Whole { plan: Cow::Owned(edits.then(plan.inner.clone())), before })
     }
 }
 
@@ -225,7 +230,7 @@ pub fn joined(edits: &Bound<'_, PyTuple>) -> PyResult<engine::Plan> {
 }
 
 /// Does the engine's work with the interpreter released. What Python code raised meanwhile goes before what the engine says.
-fn calling<T: Send>(py: Python<'_>, work: impl FnOnce() -> pellucid_models::Result<T> + Send) -> PyResult<T> {
+pub fn calling<T: Send>(py: Python<'_>, work: impl FnOnce() -> pellucid_models::Result<T> + Send) -> PyResult<T> {
     let outcome = guarded(py, work)?;
     match raised::take() {
         Some(exception) => Err(exception),
@@ -234,7 +239,7 @@ fn calling<T: Send>(py: Python<'_>, work: impl FnOnce() -> pellucid_models::Resu
 }
 
 /// Stops the engine when a signal's handler raises (as Ctrl-C does), or when Python code that it called has raised.
-fn interrupt() -> Interrupt {
+pub fn interrupt() -> Interrupt {
     Interrupt(Arc::new(|| {
         Python::attach(|py| raised::keep_from(py.check_signals()));
         raised::any()

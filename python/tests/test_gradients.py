@@ -1,6 +1,8 @@
 """Gradients (behaviour 19), against finite differences."""
 
 import numpy as np
+import pellucid
+import pytest
 from conftest import BIRD, DOG, STORY
 
 
@@ -89,3 +91,30 @@ def test_gradients_of_several_rows(model):
             alone.append(t.gradient(loss_of(t, model), t.layers[2].resid_post).save())
     for row, one in zip(gradient.value, alone, strict=True):
         assert np.allclose(row, one.value, rtol=1e-4, atol=1e-6)
+
+
+def test_the_gradient_of_a_weight_is_the_sum_over_tokens_and_rows(model):
+    with model.trace([DOG, BIRD]) as t:
+        loss = loss_of(t, model).sum()
+        with loss.backward():
+            down = t.weight_grad("layers.3.mlp.down").save()
+            gain = t.weight_grad("final_norm.gain").save()
+            by_output = t.layers[3].mlp_out.grad.save()
+        read = t.layers[3].mlp_act.save()
+        twice = t.weight_grad("layers.3.mlp.down", of=2.0 * loss).save()
+    expected = sum(dy.T @ x for dy, x in zip(by_output.value, read.value, strict=True))
+    assert down.value.shape == model.weights["layers.3.mlp.down"] == expected.shape
+    assert np.allclose(down.value, expected, atol=1e-5 * np.abs(expected).max())
+    assert np.allclose(twice.value, 2 * down.value, rtol=1e-5)
+    assert gain.value.shape == (model.width,)
+    assert gain.value.any()
+
+
+def test_gradients_of_weights_that_cannot_be_had(model):
+    with pytest.raises(pellucid.PlanError, match=r"did you mean `layers\.3\.mlp\.down`"), model.trace(DOG) as t:
+        t.weight_grad("layers.3.mlp.dwon", of=loss_of(t, model)).save()
+    with pytest.raises(pellucid.RecordError, match="backward"), model.trace(DOG) as t:
+        t.weight_grad("layers.3.mlp.down").save()
+    with pytest.raises(pellucid.PlanError, match="once more"), model.trace(DOG) as t:
+        lens = t.unembed(t.layers[2].resid_post)[:, -1, 0]
+        t.weight_grad("final_norm.gain", of=lens).save()

@@ -65,7 +65,7 @@ def test_other_threads_run_while_the_engine_does(model):
     assert sum(started < at < ended for at in ticks) > 5
 
 
-@pytest.mark.parametrize("kind", ["run", "generate"])
+@pytest.mark.parametrize("kind", ["run", "generate", "gradient", "sweep"])
 def test_ctrl_c_stops_a_run_and_the_model_is_fine(model, logits, kind):
     expected = logits(STORY)
     long = [int(token) for token in np.resize(model.to_tokens(STORY), 250)]
@@ -74,6 +74,11 @@ def test_ctrl_c_stops_a_run_and_the_model_is_fine(model, logits, kind):
         while True:
             if kind == "run":
                 model.run([long] * 40, capture="logits", positions=[-1])
+            elif kind == "gradient":
+                with model.trace([long] * 20) as t:
+                    t.gradient(t.logits.sum(), t.layers[0].resid_post).save()
+            elif kind == "sweep":
+                model.sweep(long, lambda t, layer: t.layers[layer].skip(), range(model.layers))
             else:
                 model.generate([long] * 4, max_new=6, eos=False).result  # noqa: B018 - asking runs it
 

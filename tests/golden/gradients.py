@@ -8,6 +8,7 @@ The scalar is the sum of all logits of the case's text, each times a number of i
 OUT/<case>/gradients.safetensors holds its gradient, all f32, at
   resid_pre.0, resid_post.<i> [T,D]  the stream entering the first layer, and leaving each
   z.<i>, mlp_act.<i>, mixer_out.<i>  as in the reference, for the first layer that has them
+OUT/<case>/weight_gradients.safetensors, of some cases, holds its gradient with respect to weights, by the engine's names (WEIGHTS).
 The case of a type is its plainest: the shortest name, the first by alphabet among equals.
 """
 import json, os, shutil, sys, tempfile
@@ -22,6 +23,34 @@ from safetensors.torch import load_file, save_file
 MODELS = os.path.join(generate.HERE, "models")
 # Their layers also read a copy of what enters the first one: its gradient is that of the embeddings.
 COPIES_EMBEDDINGS = ("zamba", "zamba2")
+
+
+# Of some cases: weights of every kind of op by the engine's names, where they are in the model, and which part of what is there.
+def transposed(x): return x.T
+def llama(i, **more):
+    of = {"attn.norm.gain": "input_layernorm.weight", "attn.q": "self_attn.q_proj.weight", "attn.out": "self_attn.o_proj.weight"}
+    return {f"layers.{i}.{k}": f"model.layers.{i}.{v}" for k, v in {**of, **more}.items()}
+def block(prefix, i, **names): return {f"layers.{i}.{k.replace('__', '.')}": f"{prefix}.{i}.{v}" for k, v in names.items()}
+WEIGHTS = {
+    "llama": {**llama(1), "embed": "model.embed_tokens.weight", "head": "lm_head.weight", "final_norm.gain": "model.norm.weight",
+              **block("model.layers", 0, mlp__gate="mlp.gate_proj.weight", mlp__down="mlp.down_proj.weight")},
+    "gpt2": {"embed": "transformer.wte.weight", "pos_embed": "transformer.wpe.weight", "final_norm.bias": "transformer.ln_f.bias",
+             "layers.0.attn.k.bias": ("transformer.h.0.attn.c_attn.bias", lambda x: x[len(x) // 3:][:len(x) // 3]),
+             "layers.0.mlp.up": ("transformer.h.0.mlp.c_fc.weight", transposed)},
+    "gemma2": {**llama(0), **block("model.layers", 1, mlp__post_norm__gain="post_feedforward_layernorm.weight", mlp__up="mlp.up_proj.weight")},
+    "gpt_oss": {**llama(0), **block("model.layers", 0, attn__sinks="self_attn.sinks", mlp__router="mlp.router.weight", mlp__router__bias="mlp.router.bias"),
+                "layers.1.mlp.experts.2.down": ("model.layers.1.mlp.experts.down_proj", lambda x: x[2].T),
+                "layers.1.mlp.experts.1.up.bias": ("model.layers.1.mlp.experts.gate_up_proj_bias", lambda x: x[1, 1::2])},
+    "diffllama": {**llama(1), **block("model.layers", 1, **{f"attn__lambda_{x}": f"self_attn.lambda_{x}" for x in ("q1", "k1", "q2", "k2")})},
+    "mamba2": block("backbone.layers", 0, mixer__conv="mixer.conv1d.weight", mixer__conv__bias="mixer.conv1d.bias", mixer__step_bias="mixer.dt_bias",
+                    mixer__rate="mixer.A_log", mixer__skip="mixer.D", mixer__norm__gain="mixer.norm.weight", mixer__out="mixer.out_proj.weight"),
+    "qwen3_next": block("model.layers", 0, mixer__rate="linear_attn.A_log", mixer__step_bias="linear_attn.dt_bias", mixer__conv="linear_attn.conv1d.weight",
+                        mixer__norm__gain="linear_attn.norm.weight", mlp__shared_gate="mlp.shared_expert_gate.weight", mlp__router="mlp.gate.weight"),
+    "recurrent_gemma": block("model.layers", 0, mixer__rate="temporal_block.rg_lru.recurrent_param", mixer__input_gate="temporal_block.rg_lru.input_gate_weight",
+                             mixer__recurrent_gate__bias="temporal_block.rg_lru.recurrent_gate_bias", mixer__conv="temporal_block.conv_1d.weight"),
+    "rwkv": block("rwkv.blocks", 1, mixer__rate="attention.time_decay", mixer__first="attention.time_first", mixer__mix_k="attention.time_mix_key",
+                  mlp__mix_gate="feed_forward.time_mix_receptance", mixer__v="attention.value.weight"),
+}
 
 
 def plainest():
@@ -74,12 +103,17 @@ def gradients(name, model):
     seed = json.load(open(os.path.join(MODELS, name, "weights.json")))["seed"]
     (logits * torch.from_numpy(weights.standard(seed, "gradient", logits.numel())).reshape(logits.shape)).sum().backward()
     out = {k: v.grad.reshape(len(ids["ids"]), -1) for k, v in kept.items() if v.grad is not None}
+    parameters = dict(model.named_parameters())
+    def of_weight(place):
+        name, part = place if isinstance(place, tuple) else (place, lambda x: x)
+        return part(parameters[name].grad).clone().contiguous()
+    of_weights = {k: of_weight(place) for k, place in WEIGHTS.get(name, {}).items()}
     def stays(key):
         """Of the inner points the first that the reference has under this name; streams always."""
         point, layer = key.split(".")
         if point.startswith("resid"): return True
         return key in ids and not any(f"{point}.{i}" in out and f"{point}.{i}" in ids for i in range(int(layer)))
-    return {k: v.clone().contiguous() for k, v in out.items() if stays(k)}
+    return {k: v.clone().contiguous() for k, v in out.items() if stays(k)}, of_weights
 
 
 def main():
@@ -93,18 +127,20 @@ def main():
         d = tempfile.mkdtemp()
         try:
             seed = json.load(open(os.path.join(MODELS, name, "weights.json")))["seed"]
-            found = gradients(name, generate.build(replace(known[name], seed=seed), d))
-            file = os.path.join(out, name, "gradients.safetensors")
-            if check:
-                old = load_file(file)
-                if old.keys() != found.keys(): failed.append(f"{name}: tensors {sorted(old.keys() ^ found.keys())}")
-                for k in old.keys() & found.keys():
-                    off = ((old[k] - found[k]).norm() / old[k].norm().clamp_min(1e-30)).item()
-                    if off > 1e-4: failed.append(f"{name}: {k} off by {off:.2g}")
-            else:
-                os.makedirs(os.path.dirname(file), exist_ok=True)
-                save_file(found, file)
-            print(f"ok   {name:28} {' '.join(sorted(found))}", flush=True)
+            at_sites, of_weights = gradients(name, generate.build(replace(known[name], seed=seed), d))
+            for file, found in (("gradients", at_sites), ("weight_gradients", of_weights)):
+                if not found: continue
+                file = os.path.join(out, name, f"{file}.safetensors")
+                if check:
+                    old = load_file(file)
+                    if old.keys() != found.keys(): failed.append(f"{name}: tensors {sorted(old.keys() ^ found.keys())}")
+                    for k in old.keys() & found.keys():
+                        off = ((old[k] - found[k]).norm() / old[k].norm().clamp_min(1e-30)).item()
+                        if off > 1e-4: failed.append(f"{name}: {k} off by {off:.2g}")
+                else:
+                    os.makedirs(os.path.dirname(file), exist_ok=True)
+                    save_file(found, file)
+                print(f"ok   {name:28} {' '.join(sorted(found))}", flush=True)
         except Exception as e:
             failed.append(f"{name}: {type(e).__name__}: {str(e)[:300]}"); print("BAD ", failed[-1], flush=True)
         shutil.rmtree(d)

@@ -1,6 +1,7 @@
 //! Stopping a call from outside.
 
 use crate::error::{Error, Result};
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -22,21 +23,21 @@ impl std::fmt::Debug for Interrupt {
 /// When a call's interrupt was asked last.
 pub(crate) struct Watch {
     interrupt: Option<Interrupt>,
-    asked: Instant,
+    asked: Cell<Instant>,
 }
 
 impl Watch {
     pub fn new(interrupt: Option<&Interrupt>) -> Watch {
-        Watch { interrupt: interrupt.cloned(), asked: Instant::now() }
+        Watch { interrupt: interrupt.cloned(), asked: Cell::new(Instant::now()) }
     }
 
     /// Asks, if it is time to.
-    pub fn check(&mut self) -> Result<()> {
+    pub fn check(&self) -> Result<()> {
         let Some(interrupt) = &self.interrupt else { return Ok(()) };
-        if self.asked.elapsed() < PERIOD {
+        if self.asked.get().elapsed() < PERIOD {
             return Ok(());
         }
-        self.asked = Instant::now();
+        self.asked.set(Instant::now());
         if interrupt.0() { Err(Error::Interrupted) } else { Ok(()) }
     }
 }

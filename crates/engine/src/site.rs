@@ -235,12 +235,49 @@ fn parse_layers(text: &str, depth: usize) -> Option<Layers> {
     text.parse().ok().map(Layers::One)
 }
 
+/// What TransformerLens makes beside the stream when its flags are set: copies that only one reader sees. They are no edges of the
+/// model, and the tensors that they repeat are written with another effect, so no site answers to their names.
+fn beside_the_stream(text: &str) -> Option<Error> {
+    let (layer, name) = text.strip_prefix("blocks.")?.split_once('.')?;
+    let (what, remedy) = match name {
+        "hook_attn_in" => (
+            "the stream before the norm, copied for each head",
+            format!(
+                "read layers.{layer}.resid_pre; to change what attention alone is handed, write layers.{layer}.attn_in"
+            ),
+        ),
+        "hook_q_input" | "hook_k_input" | "hook_v_input" => {
+            let made = match name {
+                "hook_q_input" => "q",
+                "hook_k_input" => "k",
+                _ => "value",
+            };
+            (
+                "the stream before the norm, copied for the heads of one projection",
+                format!("read layers.{layer}.resid_pre; to change one head's projection, write layers.{layer}.{made}"),
+            )
+        }
+        "hook_mlp_in" => (
+            "the stream before the norm, copied for the MLP",
+            format!(
+                "read layers.{layer}.resid_mid (resid_pre on a parallel block); to change what the MLP alone is handed, \
+                 write layers.{layer}.mlp_in"
+            ),
+        ),
+        _ => return None,
+    };
+    Some(Error::site(format!("`{text}` is no site: TransformerLens makes it beside the model, {what}"), remedy))
+}
+
 fn unknown(program: &Program, text: &str) -> Error {
     if let Some(point) = Point::named(text) {
         return Error::site(
             format!("`{text}` is a point of layers, and the address names none"),
             format!("write layers.*.{point}, or layers.0.{point}"),
         );
+    }
+    if let Some(error) = beside_the_stream(text) {
+        return error;
     }
     let names = program.sites().map(|site| site.to_string());
     let aliases = program.sites().flat_map(|site| aliases(program, site));

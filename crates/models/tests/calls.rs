@@ -1,10 +1,10 @@
 //! Stopping a call from outside, plans one after the other, and shapes without weights.
 
-use pellucid_engine::plan::Expr;
-use pellucid_engine::{Action, Error, Generate, Interrupt, Operand, Plan, RunOptions, Tap};
+use pellucid_engine::plan::{Across, Expr, Fold, Function};
+use pellucid_engine::{Action, Array, Error, Generate, Interrupt, Operand, Plan, RunOptions, Tap};
 use pellucid_models::{LoadOptions, LoadedModel};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 fn model() -> LoadedModel {
     LoadedModel::builtin(&LoadOptions::default()).expect("the model inside")
@@ -41,11 +41,56 @@ fn a_call_ends_when_it_is_told_to_and_the_next_is_right() {
     assert_eq!(before.captures[0].array, after.captures[0].array);
 }
 
+#[test]
+fn the_way_back_ends_when_it_is_told_to() {
+    let loaded = model();
+    let row: Vec<u32> = (0..250).map(|n| n % 1000 + 10).collect();
+    let mut plan = Plan::default();
+    let logits = plan.read(Tap::new("logits", Action::Read));
+    let sum = plan.value(Expr::Fold { of: logits, how: Fold::Sum, axis: None, keep: false });
+    let metric = plan.value(Expr::Across { of: sum, how: Across::Sum });
+    plan.metrics.push(metric);
+    // A function of what the forward pass ends with is called when it has ended: only from then on the answer is to stop.
+    let forward_ended = Arc::new(AtomicBool::new(false));
+    let noted = forward_ended.clone();
+    let note = Function(Arc::new(move |arrays: &[Array]| {
+        noted.store(true, Ordering::Relaxed);
+        Ok(arrays[0].clone())
+    }));
+    let noting = plan.value(Expr::Call { function: note, of: vec![metric] });
+    plan.save.push(noting);
+    let asked = forward_ended.clone();
+    let interrupt = Some(Interrupt(Arc::new(move || asked.load(Ordering::Relaxed))));
+    for recompute in [false, true] {
+        forward_ended.store(false, Ordering::Relaxed);
+        let options = RunOptions { interrupt: interrupt.clone(), recompute, ..RunOptions::default() };
+        let outcome = loaded.model.run(&vec![row.clone(); 40], &plan.clone().gradient("embed"), &options);
+        assert_eq!(outcome.expect_err("it was stopped"), Error::Interrupted);
+        assert!(forward_ended.load(Ordering::Relaxed));
+    }
+}
+
+#[test]
+fn branches_end_when_they_are_told_to() {
+    let loaded = model();
+    let row: Vec<u32> = (0..250).map(|n| n % 1000 + 10).collect();
+    let stop = Arc::new(AtomicBool::new(false));
+    let asked = stop.clone();
+    let interrupt = Interrupt(Arc::new(move || asked.load(Ordering::Relaxed)));
+    let base = loaded.model.base_with(&row, &Plan::default(), Some(interrupt)).expect("a base");
+    let plan = Plan::capture(["logits"]).with(Tap::new("layers.0.resid_pre", Action::Scale(0.5)));
+    // The control: as long as nobody says stop, they end by themselves.
+    assert_eq!(base.branches(std::slice::from_ref(&plan)).expect("a branch").len(), 1);
+    stop.store(true, Ordering::Relaxed);
+    let outcome = base.branches(&vec![plan; 400]);
+    assert_eq!(outcome.map(|runs| runs.len()), Err(Error::Interrupted));
+}
+
 /// What enters a layer times two, written behind it, and saved.
 fn doubled(from: &str, to: &str) -> Plan {
     let mut plan = Plan::default();
     let stream = plan.read(Tap::new(from, Action::Read));
-    let two = plan.value(Expr::Constant(pellucid_engine::Array::new(vec![], vec![2.0])));
+    let two = plan.value(Expr::Constant(Array::new(vec![], vec![2.0])));
     let both = plan.value(Expr::Combine(pellucid_engine::plan::Combine::Mul, stream, two));
     plan.save.push(both);
     plan.with(Tap::new(to, Action::Set(Operand::Value(both))))

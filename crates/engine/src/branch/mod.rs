@@ -13,12 +13,14 @@ use crate::exec::{
     Arena, Buffers, Call, Collector, Frame, Model, Pass, RowState, Run, RunOptions, Segment, Taps, Wanted, pass_by,
 };
 use crate::grad::Tape;
+use crate::interrupt::{Interrupt, Watch};
 use crate::plan::{Action, Expr, Lengths, Plan, Tap, compile};
 use crate::program::Layout;
 use crate::site::Site;
 use pellucid_kernels::attention::KvStore;
 use start::{Door, Start, doors};
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Mutex;
 
 /// Tokens that go through together: enough to share every weight read, few enough to bound memory.
@@ -36,6 +38,7 @@ pub struct Base {
     crossing: Vec<Option<Vec<f32>>>,
     /// Where branches may join.
     doors: Vec<Door>,
+    interrupt: Option<Interrupt>,
     /// Whole sites of the base, computed when a branch first asks for what it shares with the base.
     seen: Mutex<HashMap<Site, Array>>,
 }
@@ -44,6 +47,11 @@ impl Model {
     /// Runs a row under a plan and keeps what branches need to start from it. The plan's captures are not taken here: a branch
     /// asks for what it wants to see.
     pub fn base(&self, tokens: &[u32], plan: &Plan) -> Result<Base> {
+        self.base_with(tokens, plan, None)
+    }
+
+    /// The same, with somebody who is asked now and then whether to stop: while this runs, and whenever branches of it do.
+    pub fn base_with(&self, tokens: &[u32], plan: &Plan, interrupt: Option<Interrupt>) -> Result<Base> {
         let inputs = [tokens.to_vec()];
         self.check_inputs(&inputs, 0, None)?;
         let program = self.program();
@@ -56,10 +64,12 @@ impl Model {
         doors.iter().flat_map(|door| &door.crossing).for_each(|&edge| keeps[edge] = true);
         let mut tape = Tape::keeping(program, keeps);
         let mut call = Call::new(self, &compiled, &prompts, None, false);
+        call.watch = Watch::new(interrupt.as_ref());
         call.record(&[0], &inputs, &mut tape)?;
         let kv = std::mem::take(&mut call.rows[0].kv);
         let crossing = (0..program.edge_count()).map(|edge| tape.take(edge)).collect();
-        Ok(Base { model: self.clone(), tokens: tokens.to_vec(), plan, kv, crossing, doors, seen: Mutex::default() })
+        let (model, tokens, seen) = (self.clone(), tokens.to_vec(), Mutex::default());
+        Ok(Base { model, tokens, plan, kv, crossing, doors, interrupt, seen })
     }
 }
 
@@ -78,13 +88,14 @@ impl Base {
     pub fn branches(&self, plans: &[Plan]) -> Result<Vec<Run>> {
         let each = (TOGETHER / self.tokens.len()).max(1);
         let mut runs = Vec::with_capacity(plans.len());
+        let watch = Watch::new(self.interrupt.as_ref());
         for plans in plans.chunks(each) {
-            runs.extend(self.together(plans)?);
+            runs.extend(self.together(plans, &watch)?);
         }
         Ok(runs)
     }
 
-    fn together(&self, plans: &[Plan]) -> Result<Vec<Run>> {
+    fn together(&self, plans: &[Plan], watch: &Watch) -> Result<Vec<Run>> {
         let program = self.model.program();
         let (joint, first_taps) = self.joint(plans)?;
         let prompts = vec![self.tokens.len(); plans.len()];
@@ -102,7 +113,7 @@ impl Base {
         for (row, start) in starts.iter().enumerate() {
             self.show_shared(&mut taps, row, start)?;
         }
-        self.walk(&mut taps, &starts, &prompts)?;
+        self.walk(&mut taps, &starts, &prompts, watch)?;
         collector.end_step(&self.model, &compiled, &[])?;
         let mut runs: Vec<Run> = plans.iter().map(|_| Run::default()).collect();
         let value_of = |value: usize, row: usize| value - self.first_value(plans, row);
@@ -184,7 +195,8 @@ impl Base {
             return Ok(array);
         }
         let plan = self.plan.clone().with(Tap::new(site.to_string(), Action::Capture(None)));
-        let run = self.model.run(std::slice::from_ref(&self.tokens), &plan, &RunOptions::default())?;
+        let options = RunOptions { interrupt: self.interrupt.clone(), ..RunOptions::default() };
+        let run = self.model.run(std::slice::from_ref(&self.tokens), &plan, &options)?;
         let array = run.captures.into_iter().next_back().map(|capture| capture.array);
         let array = array.ok_or_else(|| Error::input(format!("the base has no `{site}`"), "capture another site"))?;
         self.seen.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).insert(site, array.clone());
@@ -192,7 +204,7 @@ impl Base {
     }
 
     /// Walks the op list once: rows join where they start.
-    fn walk(&self, taps: &mut Taps, starts: &[Start], prompts: &[usize]) -> Result<()> {
+    fn walk(&self, taps: &mut Taps, starts: &[Start], prompts: &[usize], watch: &Watch) -> Result<()> {
         let (program, compiled) = (self.model.program(), taps.compiled);
         let n = self.tokens.len();
         let mut rows: Vec<RowState> =
@@ -229,7 +241,7 @@ impl Base {
             let pool = self.model.pool();
             let mut frame = Frame::new(program, self.model.weights(), pool, &pass, &mut rows, &mut arena, &mut buffers);
             frame.prepare(program.architecture());
-            self.run(&mut frame, taps, op, until)?;
+            self.run(&mut frame, taps, op..until, watch)?;
             if next.is_none() {
                 frame.release_all(taps);
             }
@@ -238,11 +250,12 @@ impl Base {
     }
 
     /// Runs some ops. A row's keys and values live while its layer runs: before, they are the base's up to where the row starts.
-    fn run(&self, frame: &mut Frame, taps: &mut Taps, from: usize, until: usize) -> Result<()> {
+    fn run(&self, frame: &mut Frame, taps: &mut Taps, ops: Range<usize>, watch: &Watch) -> Result<()> {
         let (program, compiled) = (self.model.program(), taps.compiled);
         let backend = self.model.backend();
-        let mut index = from;
-        while index < until {
+        let mut index = ops.start;
+        while index < ops.end {
+            watch.check()?;
             let layer = program.ops()[index].layer;
             if let Some(layer) = layer.filter(|&layer| program.layer_ops(layer).start == index) {
                 if compiled.skipped[layer] {

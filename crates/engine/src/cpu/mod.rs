@@ -11,7 +11,7 @@ use crate::architecture::Temperature;
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::exec::{Frame, Taps};
-use crate::program::{OpKind, RowOf};
+use crate::program::OpKind;
 use pellucid_kernels::memory::Shared;
 use pellucid_kernels::norm::{gain, normalise};
 use pellucid_kernels::recurrence::softplus;
@@ -35,12 +35,7 @@ impl Backend for Cpu {
                 let table = frame.weights.matrix(*table);
                 let places = frame.pass.tokens.iter().zip(&frame.pass.positions);
                 for (line, (&token, &position)) in value.chunks_exact_mut(table.cols()).zip(places) {
-                    let row = match row {
-                        RowOf::Token => token as usize,
-                        RowOf::Position(offset) => position + offset,
-                        RowOf::Fixed(row) => *row,
-                    };
-                    table.row(row, line);
+                    table.row(row.of(token, position), line);
                 }
                 frame.put(*out, value, taps)
             }

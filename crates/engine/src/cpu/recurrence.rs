@@ -193,23 +193,20 @@ impl<'a> Reads<'a> {
         }
         if self.rate.len() == self.shape.heads && self.steps() == self.shape.heads {
             let (rate, at) = self.rate_and_step(head, token, 0);
-            return Fade::All((rate * self.step[at]).exp());
+            return Fade::All((self.rate[rate] * self.step[at]).exp());
         }
         for (i, fade) in fades.iter_mut().enumerate() {
             let (rate, at) = self.rate_and_step(head, token, i);
-            *fade = (rate * self.step[at]).exp();
+            *fade = (self.rate[rate] * self.step[at]).exp();
         }
         Fade::Each(fades)
     }
 
-    /// The rate of a coordinate's decay, and where its time step stands.
-    pub fn rate_and_step(&self, head: usize, token: usize, coordinate: usize) -> (f32, usize) {
+    /// Where the rate of a coordinate's decay and its time step stand.
+    pub fn rate_and_step(&self, head: usize, token: usize, coordinate: usize) -> (usize, usize) {
         let (heads, keys, steps) = (self.shape.heads, self.shape.key_dim, self.steps());
         let each = head * keys + coordinate;
-        (
-            self.rate[if self.rate.len() == heads { head } else { each }],
-            token * steps + if steps == heads { head } else { each },
-        )
+        (if self.rate.len() == heads { head } else { each }, token * steps + if steps == heads { head } else { each })
     }
 }
 

@@ -162,7 +162,9 @@ impl Model {
         for group in &compiled.groups {
             match compiled.gradient_edges(&self.program) {
                 Some(wanted) => {
-                    let mut tape = Tape::new(&self.program, &|edge| wanted[edge], compiled.ops - 1, options.recompute);
+                    let weights = compiled.values.weights.iter().map(|sought| sought.weight).collect();
+                    let last = compiled.ops - 1;
+                    let mut tape = Tape::new(&self.program, &|edge| wanted[edge], weights, last, options.recompute);
                     call.record(group, inputs, &mut tape)?;
                     tapes.push(tape);
                 }
@@ -317,7 +319,7 @@ impl<'a> Call<'a> {
             for tape in tapes.iter().rev() {
                 self.backward(tape, &mut taps)?;
             }
-            captures.append(&mut taps.captures);
+            captures.append(&mut taps.end());
             self.collector.end_gradient(self.model, self.compiled, metric)?;
         }
         captures.sort_by_key(|(entry, capture)| (*entry, capture.row));
@@ -327,7 +329,7 @@ impl<'a> Call<'a> {
     /// Walks back over what a tape holds; each gradient that somebody touches is shown to `cotangents`.
     pub fn backward(&mut self, tape: &Tape, cotangents: &mut dyn Cotangents) -> Result<()> {
         let (model, compiled, prompts) = (self.model, self.compiled, self.prompts);
-        let (collector, buffers) = (&mut self.collector, &mut self.buffers);
+        let (collector, buffers, watch) = (&mut self.collector, &mut self.buffers, &self.watch);
         // The forward pass has no use for its spare buffers until the walk is over.
         let arena = std::mem::take(&mut self.arena);
         let mut rerun = |range: std::ops::Range<usize>, arena: &mut Arena, tape: &mut Tape, from: &Tape| {
@@ -342,13 +344,14 @@ impl<'a> Call<'a> {
             let mut frame = frame.with_tape(Some(tape));
             let mut taps = Taps { model, compiled, collector, again: true, first_tap: 0 };
             for index in range {
+                watch.check()?;
                 model.backend.execute(index, &mut frame, &mut taps)?;
                 frame.release(index, &mut taps, None);
             }
             frame.release_all(&mut taps);
             Ok(())
         };
-        self.arena = grad::walk(model, compiled, tape, arena, &mut rerun, cotangents)?;
+        self.arena = grad::walk(model, compiled, tape, arena, watch, &mut rerun, cotangents)?;
         Ok(())
     }
 
@@ -385,7 +388,7 @@ impl<'a> Call<'a> {
             again: false,
             first_tap: 0,
         };
-        let values = run_ops(self.model.backend.as_ref(), &mut frame, &mut taps, keep, &mut self.watch)?;
+        let values = run_ops(self.model.backend.as_ref(), &mut frame, &mut taps, keep, &self.watch)?;
         for segment in &pass.segments {
             self.rows[segment.row].len += segment.count;
         }
@@ -414,7 +417,7 @@ fn run_ops(
     frame: &mut Frame,
     taps: &mut Taps,
     keep: Option<EdgeId>,
-    watch: &mut Watch,
+    watch: &Watch,
 ) -> Result<Vec<f32>> {
     let (program, compiled) = (frame.program, taps.compiled);
     let mut index = 0;

@@ -2,13 +2,15 @@
 
 use super::tape::Tape;
 use super::walk::Walk;
+use super::weights::add_lines;
 use crate::cpu::attention::keep_largest;
 use crate::error::Result;
 use crate::exec::Segment;
-use crate::program::OpKind;
+use crate::program::{EdgeId, OpKind};
 use pellucid_kernels::attention::{
     Gradients, HeadTerms, KvStore, Queries, Run, Slopes, attend_back, mix_back, scores, scores_back, softmax_back,
 };
+use pellucid_kernels::elementwise::dot;
 use pellucid_kernels::softmax::softmax;
 
 pub(super) fn back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient: Vec<f32>) -> Result<()> {
@@ -18,11 +20,12 @@ pub(super) fn back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient: Vec<f3
     let slopes = alibi.as_ref().map(|alibi| Slopes { each: &alibi.slopes, rounded: alibi.rounded });
     let terms = HeadTerms { slopes, sinks: sinks.map(|sinks| walk.weights.vector(sinks)) };
     let (queries, keys, values) = (tape.value(*q), tape.value(*k), tape.value(*v));
-    // Whoever looked into a row on the way here may have changed it.
+    // Whoever looked into a row on the way here may have changed it. What a sink drew is known only where the weights are.
+    let sinks_wanted = sinks.is_some_and(|sinks| walk.weight(sinks).is_some());
     let looked_into = |walk: &Walk, segment: &Segment| {
-        [*at_scores, *at_probs]
-            .iter()
-            .any(|&edge| walk.touches_row(edge, segment.row) || tape.attention(edge, segment.row).is_some())
+        let looked =
+            |&edge: &EdgeId| walk.touches_row(edge, segment.row) || tape.attention(edge, segment.row).is_some();
+        sinks_wanted || [*at_scores, *at_probs].iter().any(looked)
     };
     let (mut apart, mut together) = (Vec::new(), Vec::new());
     for segment in &walk.pass.segments {
@@ -57,9 +60,15 @@ pub(super) fn back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient: Vec<f3
         let used = tape.attention(*at_probs, segment.row).unwrap_or(&weights);
         let mut gradient = mix_back(walk.pool, shape, used, &run, values, &gradient, &mut by_v);
         walk.meet_attention(segment, *at_probs, &mut gradient)?;
-        for (weights, gradient) in weights.chunks_exact(length).zip(gradient.chunks_exact_mut(length)) {
+        let mut by_sink = vec![0.0; shape.heads];
+        let lines = weights.chunks_exact(length).zip(gradient.chunks_exact_mut(length));
+        for (line, (weights, gradient)) in lines.enumerate() {
+            // A sink takes what the keys do not have, and takes it from each of them.
+            let drawn = 1.0 - weights.iter().sum::<f32>();
+            by_sink[line / segment.count] -= drawn * dot(weights, gradient);
             softmax_back(weights, gradient);
         }
+        add_lines(walk, *sinks, &by_sink);
         walk.meet_attention(segment, *at_scores, &mut gradient)?;
         // A masked score is no function of anything.
         gradient.iter_mut().zip(&raw).filter(|(_, raw)| raw.is_infinite()).for_each(|(g, _)| *g = 0.0);

@@ -2,6 +2,7 @@
 
 use super::tape::Tape;
 use super::walk::Walk;
+use super::weights::{add_outer, linear as add_linear};
 use crate::architecture::{ExpertWeights, Routing, Scores};
 use crate::cpu::experts::{best_and_close, choose, scores, slots_of};
 use crate::program::OpKind;
@@ -117,16 +118,17 @@ pub(super) fn experts_back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient
         if *on_input {
             weigh(&mut read, width);
         }
+        let (weights, pool) = (walk.weights, walk.pool);
         let product = |linear, input: &[f32]| {
-            let (matrix, bias) = walk.weights.linear(linear);
+            let (matrix, bias) = weights.linear(linear);
             let mut out = vec![0.0; slots.len() * matrix.rows()];
-            matmul(walk.pool, input, matrix, bias, &mut out);
+            matmul(pool, input, matrix, bias, &mut out);
             out
         };
         let turned = |linear: &crate::program::Linear, upstream: &[f32]| {
-            let matrix = walk.weights.matrix(linear.weight);
+            let matrix = weights.matrix(linear.weight);
             let mut out = vec![0.0; slots.len() * matrix.cols()];
-            matmul_turned(walk.pool, upstream, matrix, false, &mut out);
+            matmul_turned(pool, upstream, matrix, false, &mut out);
             out
         };
         let mut gate = expert.gate.as_ref().map(|gate| product(gate, &read));
@@ -138,9 +140,14 @@ pub(super) fn experts_back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient
         }
         let count = neurons.len() / slots.len();
         let mut by_neurons = turned(&expert.down, &upstream);
+        let mut weighed = upstream.clone();
+        if !on_input {
+            weigh(&mut weighed, width);
+        }
+        add_linear(walk, &expert.down, &neurons, &weighed);
         if !on_input {
             // A share's gradient is its expert's output along the upstream one: the neurons along theirs, and the bias.
-            let bias = expert.down.bias.map(|bias| walk.weights.vector(bias));
+            let bias = expert.down.bias.map(|bias| weights.vector(bias));
             let lines = neurons.chunks_exact(count).zip(by_neurons.chunks_exact(count));
             for ((&slot, (neurons, by)), upstream) in slots.iter().zip(lines).zip(upstream.chunks_exact(width)) {
                 by_share[slot] = dot(neurons, by) + bias.map_or(0.0, |bias| dot(bias, upstream));
@@ -150,12 +157,17 @@ pub(super) fn experts_back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient
         let mut by_read = match &mut gate {
             Some(gate) => {
                 gate_slopes(*activation, &by_neurons, gate, &mut up);
+                if let Some(linear) = &expert.gate {
+                    add_linear(walk, linear, &read, gate);
+                }
+                add_linear(walk, &expert.up, &read, &up);
                 let mut both = expert.gate.as_ref().map(|linear| turned(linear, gate)).unwrap_or_default();
                 add(&mut both, &turned(&expert.up, &up));
                 both
             }
             None => {
                 activation_slope(*activation, &up, &mut by_neurons);
+                add_linear(walk, &expert.up, &read, &by_neurons);
                 turned(&expert.up, &by_neurons)
             }
         };
@@ -174,8 +186,14 @@ pub(super) fn experts_back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient
     walk.add(*weights, by_share);
 }
 
-/// For each slot `upstream(slot) · W` of its expert's weight.
-fn routed_back(walk: &Walk, experts: &[usize], choices: &[f32], upstream: &dyn Fn(usize) -> Vec<f32>) -> Vec<Vec<f32>> {
+/// For each slot `upstream(slot) · W` of its expert's weight, and for the weight what the slot has `read`, times its share.
+fn routed_back(
+    walk: &mut Walk,
+    experts: &[usize],
+    choices: &[f32],
+    upstream: &dyn Fn(usize) -> Vec<f32>,
+    read: &dyn Fn(usize) -> Vec<f32>,
+) -> Vec<Vec<f32>> {
     let mut outputs = vec![Vec::new(); choices.len()];
     for (&expert, slots) in experts.iter().zip(slots_of(choices, experts.len())) {
         let matrix = walk.weights.matrix(expert);
@@ -183,6 +201,10 @@ fn routed_back(walk: &Walk, experts: &[usize], choices: &[f32], upstream: &dyn F
         let mut result = vec![0.0; slots.len() * matrix.cols()];
         matmul_turned(walk.pool, &gathered, matrix, false, &mut result);
         slots.iter().zip(result.chunks_exact(matrix.cols())).for_each(|(&slot, line)| outputs[slot] = line.to_vec());
+        if walk.weight(expert).is_some() {
+            let read: Vec<f32> = slots.iter().flat_map(|&slot| read(slot)).collect();
+            add_outer(walk, expert, &read, &gathered);
+        }
     }
     outputs
 }
@@ -198,8 +220,9 @@ pub(super) fn queries_back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient
     let dim = walk.width(*out) / chosen / heads;
     let upstream =
         |slot: usize| heads_of(slot, chosen, *heads).flat_map(|at| gradient[at * dim..][..dim].to_vec()).collect();
+    let read = |slot: usize| tape.value(*x)[slot / chosen * width..][..width].to_vec();
     let mut dx = walk.zeros(*x);
-    for (slot, by) in routed_back(walk, experts, tape.value(*indices), &upstream).iter().enumerate() {
+    for (slot, by) in routed_back(walk, experts, tape.value(*indices), &upstream, &read).iter().enumerate() {
         add(&mut dx[slot / chosen * width..][..width], by);
     }
     walk.give(gradient);
@@ -215,7 +238,11 @@ pub(super) fn project_back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient
     let upstream = |slot: usize| gradient[slot / chosen * width..][..width].to_vec();
     let (mut dz, mut by_share) = (walk.make(*z), walk.make(*weights));
     let (input, shares) = (tape.value(*z), tape.value(*weights));
-    for (slot, by) in routed_back(walk, experts, tape.value(*indices), &upstream).iter().enumerate() {
+    let read = |slot: usize| {
+        let numbers = heads_of(slot, chosen, *heads).flat_map(|at| &input[at * dim..][..dim]);
+        numbers.map(|x| shares[slot] * x).collect()
+    };
+    for (slot, by) in routed_back(walk, experts, tape.value(*indices), &upstream, &read).iter().enumerate() {
         by_share[slot] = 0.0;
         for (at, by) in heads_of(slot, chosen, *heads).zip(by.chunks_exact(dim)) {
             by_share[slot] += dot(by, &input[at * dim..][..dim]);

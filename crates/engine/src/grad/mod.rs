@@ -5,9 +5,9 @@
 //! the last op to the first. The gradient of an edge is complete when the op that made it is reached, since all that read it lie behind;
 //! it is shown to the `Cotangents`, who read it, change it or add to it, and handed on to what the op has read. How, is said for
 //! each kind of op in a file of its own: `products.rs`, `norms.rs`, `pointwise.rs`, `arrange.rs`, `attention.rs`, `experts.rs`,
-//! `recurrence.rs`.
+//! `recurrence.rs`. Weights get their share on the way, if somebody has asked for their gradient (`weights.rs`).
 //!
-//! Two things are constants: weights, whose gradient nobody has asked for, and choices (of experts, and of keys that a query keeps).
+//! Choices (of experts, and of keys that a query keeps) are constants.
 //!
 //! A plan with metrics runs them through its own taps (`taps.rs`); [`Model::vjp`](crate::Model::vjp) (`vjp.rs`) is the mechanism by
 //! itself.
@@ -23,6 +23,7 @@ mod tape;
 mod taps;
 mod vjp;
 mod walk;
+mod weights;
 
 pub(crate) use tape::Tape;
 pub(crate) use taps::TapsBack;
@@ -32,9 +33,15 @@ pub(crate) use walk::walk;
 use crate::error::Result;
 use crate::exec::{Pass, Segment};
 use crate::program::{EdgeId, Program};
+use crate::weights::WeightId;
 
 /// Meets each edge's gradient once it is complete and before it flows on: reads it, changes it, adds to it.
 pub(crate) trait Cotangents {
+    /// The gradient of a weight so far, in the weight's own order, if it is wanted.
+    fn weight(&mut self, _: WeightId) -> Option<&mut Vec<f32>> {
+        None
+    }
+
     /// Whether an edge's gradient is to be met, even where it is nothing.
     fn touches(&self, edge: EdgeId) -> bool;
 

@@ -2,6 +2,7 @@
 
 use super::tape::Tape;
 use super::walk::Walk;
+use super::weights::add_products;
 use crate::cpu::in_parts;
 use crate::error::Result;
 use crate::program::OpKind;
@@ -13,6 +14,15 @@ pub(super) fn back(walk: &mut Walk, tape: &Tape, kind: &OpKind, mut gradient: Ve
         unreachable!("dispatched on the kind")
     };
     let (input, group) = (tape.value(*x), *group);
+    if let Some(weight) = weight.filter(|&weight| walk.weight(weight).is_some()) {
+        // What the gain multiplied: as the taps left it, where somebody looked.
+        let mut values = tape.value(*normed).to_vec();
+        if values.is_empty() {
+            values = vec![0.0; input.len()];
+            normalise(norm.kind, norm.eps, input, group, &mut values, &mut vec![0.0; input.len() / group]);
+        }
+        add_products(walk, weight, &values, &gradient);
+    }
     let weight = weight.map(|w| walk.weights.vector(w));
     // Gains may differ between the groups of a token.
     let gains = weight.map_or(group, <[f32]>::len);

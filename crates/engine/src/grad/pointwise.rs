@@ -2,6 +2,7 @@
 
 use super::tape::Tape;
 use super::walk::Walk;
+use super::weights::add_lines;
 use crate::architecture::Activation;
 use crate::cpu::{heat, in_parts};
 use crate::program::{EdgeId, OpKind};
@@ -98,12 +99,13 @@ pub(super) fn back(walk: &mut Walk, tape: &Tape, kind: &OpKind, mut gradient: Ve
             gate_back(walk, tape, *gate, *linear, *activation, gradient);
         }
         OpKind::Step { x, bias, limits, .. } => {
-            let (width, bias) = (walk.width(*x), bias.map(|b| walk.weights.vector(b)));
+            let (width, numbers) = (walk.width(*x), bias.map(|b| walk.weights.vector(b)));
             for (i, (g, &x)) in gradient.iter_mut().zip(tape.value(*x)).enumerate() {
-                let x = x + bias.map_or(0.0, |bias| bias[i % width]);
+                let x = x + numbers.map_or(0.0, |bias| bias[i % width]);
                 let inside = (limits.0..=limits.1).contains(&softplus(x));
                 *g *= if inside { softplus_slope(x) } else { 0.0 };
             }
+            add_lines(walk, *bias, &gradient);
             walk.add(*x, gradient);
         }
         _ => unreachable!("dispatched on the kind"),

@@ -1,6 +1,8 @@
 //! Products with weights: `dx = dy W`.
 
+use super::tape::Tape;
 use super::walk::Walk;
+use super::weights::{add_lines, add_outer};
 use crate::cpu::in_parts;
 use crate::error::Result;
 use crate::program::{EdgeId, OpKind};
@@ -45,10 +47,12 @@ fn product(walk: &mut Walk, x: EdgeId, matrix: &Matrix, dy: &[f32]) {
 }
 
 /// The output projection is the sum of its heads' shares: each has the gradient of the sum until somebody changes it.
-pub(super) fn project_back(walk: &mut Walk, kind: &OpKind, gradient: Vec<f32>) -> Result<()> {
+pub(super) fn project_back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient: Vec<f32>) -> Result<()> {
     let OpKind::Project { z, linear, heads, head_out, .. } = kind else { unreachable!("dispatched on the kind") };
     let matrix = walk.weights.matrix(linear.weight);
+    add_lines(walk, linear.bias, &gradient);
     if !walk.touches(*head_out) {
+        add_outer(walk, linear.weight, tape.value(*z), &gradient);
         product(walk, *z, matrix, &gradient);
         walk.give(gradient);
         return Ok(());
@@ -68,6 +72,12 @@ pub(super) fn project_back(walk: &mut Walk, kind: &OpKind, gradient: Vec<f32>) -
             upstream.copy_from_slice(&shares[head * width..][..width]);
         }
         matmul_turned(walk.pool, &upstream, matrix, false, &mut own);
+        if walk.weight(linear.weight).is_some() {
+            let outside = |place: usize| place % inner / dim != head;
+            let mut read = tape.value(*z).to_vec();
+            read.iter_mut().enumerate().filter(|(place, _)| outside(*place)).for_each(|(_, x)| *x = 0.0);
+            add_outer(walk, linear.weight, &read, &upstream);
+        }
         for (dz, own) in dz.chunks_exact_mut(inner).zip(own.chunks_exact(inner)) {
             dz[head * dim..][..dim].copy_from_slice(&own[head * dim..][..dim]);
         }

@@ -4,6 +4,7 @@
 
 use super::tape::Tape;
 use super::walk::Walk;
+use super::weights::add_lines;
 use crate::cpu::recurrence::Reads;
 use crate::exec::Segment;
 use crate::program::{OpKind, StateDecay};
@@ -11,7 +12,7 @@ use pellucid_kernels::activation::{Activation, activate};
 use pellucid_kernels::memory::Shared;
 use pellucid_kernels::recurrence::{Fade, RecurrenceShape, convolve, direction, softplus, step};
 use pellucid_kernels::recurrence_back::{self as kernel, REMEMBERED, Token, TokenGradient, direction_back, step_back};
-use pellucid_kernels::slope::activation_slope;
+use pellucid_kernels::slope::{activation_slope, softplus_slope};
 use std::ops::Range;
 
 fn tokens(segment: &Segment, width: usize) -> Range<usize> {
@@ -19,10 +20,10 @@ fn tokens(segment: &Segment, width: usize) -> Range<usize> {
 }
 
 pub(super) fn convolve_back(walk: &mut Walk, tape: &Tape, kind: &OpKind, mut gradient: Vec<f32>) {
-    let OpKind::Convolve { x, kernel: weight, bias, activation, .. } = kind else {
+    let OpKind::Convolve { x, kernel: weight, bias: shift, activation, .. } = kind else {
         unreachable!("dispatched on the kind")
     };
-    let (kernel, bias) = (walk.weights.vector(*weight), bias.map(|b| walk.weights.vector(b)));
+    let (kernel, bias) = (walk.weights.vector(*weight), shift.map(|b| walk.weights.vector(b)));
     let channels = walk.width(*x);
     if *activation != Activation::Identity {
         let mut before = walk.make(*x);
@@ -34,6 +35,19 @@ pub(super) fn convolve_back(walk: &mut Walk, tape: &Tape, kind: &OpKind, mut gra
         activation_slope(*activation, &before, &mut gradient);
         walk.give(before);
     }
+    add_lines(walk, *shift, &gradient);
+    let (segments, taps) = (&walk.pass.segments, kernel.len() / channels);
+    if let Some(sum) = walk.weight(*weight) {
+        for segment in segments {
+            let range = tokens(segment, channels);
+            let (x, dy) = (&tape.value(*x)[range.clone()], &gradient[range]);
+            for (place, sum) in sum.iter_mut().enumerate() {
+                let (channel, back) = (place / taps, taps - 1 - place % taps);
+                let later = dy[channel..].iter().step_by(channels).skip(back);
+                *sum += later.zip(x[channel..].iter().step_by(channels)).map(|(dy, x)| dy * x).sum::<f32>();
+            }
+        }
+    }
     let mut dx = walk.make(*x);
     for segment in &walk.pass.segments {
         let range = tokens(segment, channels);
@@ -43,9 +57,20 @@ pub(super) fn convolve_back(walk: &mut Walk, tape: &Tape, kind: &OpKind, mut gra
     walk.add(*x, dx);
 }
 
-pub(super) fn shift_back(walk: &mut Walk, kind: &OpKind, gradient: Vec<f32>) {
-    let OpKind::Shift { x, mix, .. } = kind else { unreachable!("dispatched on the kind") };
-    let (mix, width) = (walk.weights.vector(*mix), walk.width(*x));
+pub(super) fn shift_back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient: Vec<f32>) {
+    let OpKind::Shift { x, mix: weight, .. } = kind else { unreachable!("dispatched on the kind") };
+    let (mix, width, segments) = (walk.weights.vector(*weight), walk.width(*x), &walk.pass.segments);
+    if let Some(sum) = walk.weight(*weight) {
+        for segment in segments {
+            let range = tokens(segment, width);
+            let (x, dy, nothing) = (&tape.value(*x)[range.clone()], &gradient[range], vec![0.0; width]);
+            let before = std::iter::once(&nothing[..]).chain(x.chunks_exact(width));
+            for ((now, before), dy) in x.chunks_exact(width).zip(before).zip(dy.chunks_exact(width)) {
+                let differences = now.iter().zip(before).map(|(now, before)| now - before);
+                sum.iter_mut().zip(differences.zip(dy)).for_each(|(sum, (x, dy))| *sum += x * dy);
+            }
+        }
+    }
     // A convolution over two tokens: the one before, and the present one.
     let kernel: Vec<f32> = mix.iter().flat_map(|mix| [1.0 - mix, *mix]).collect();
     let mut dx = walk.make(*x);
@@ -58,12 +83,15 @@ pub(super) fn shift_back(walk: &mut Walk, kind: &OpKind, gradient: Vec<f32>) {
 }
 
 pub(super) fn lru_back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient: Vec<f32>) {
-    let OpKind::Lru { x, input_gate, recurrent_gate, rate, .. } = kind else { unreachable!("dispatched on the kind") };
+    let OpKind::Lru { x, input_gate, recurrent_gate, rate: weight, .. } = kind else {
+        unreachable!("dispatched on the kind")
+    };
     let (mut gates, mut decays) = (walk.copy(tape.value(*input_gate)), walk.copy(tape.value(*recurrent_gate)));
     activate(Activation::Sigmoid, &mut gates);
     activate(Activation::Sigmoid, &mut decays);
     let (width, input) = (walk.width(*x), tape.value(*x));
-    let rate: Vec<f32> = walk.weights.vector(*rate).iter().map(|&x| -8.0 * softplus(x)).collect();
+    let rate: Vec<f32> = walk.weights.vector(*weight).iter().map(|&x| -8.0 * softplus(x)).collect();
+    let mut by_rate = vec![0.0; width];
     let (mut dx, mut by_gate, mut by_decay) = (walk.make(*x), walk.make(*x), walk.make(*x));
     for segment in &walk.pass.segments {
         for (channel, rate) in rate.iter().enumerate() {
@@ -88,10 +116,13 @@ pub(super) fn lru_back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient: Ve
                     by_log -= state * input[i] * gates[i] * fade * fade / share;
                 }
                 by_decay[i] = by_log * rate * decays[i] * (1.0 - decays[i]);
+                by_rate[channel] += by_log * decays[i];
                 state *= fade;
             }
         }
     }
+    by_rate.iter_mut().zip(walk.weights.vector(*weight)).for_each(|(by, &x)| *by *= -8.0 * softplus_slope(x));
+    add_lines(walk, Some(*weight), &by_rate);
     [gates, decays, gradient].into_iter().for_each(|buffer| walk.give(buffer));
     walk.add(*x, dx);
     walk.add(*input_gate, by_gate);
@@ -99,9 +130,11 @@ pub(super) fn lru_back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient: Ve
 }
 
 pub(super) fn wkv_back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient: Vec<f32>) {
-    let OpKind::Wkv { k, v, decay, first, .. } = kind else { unreachable!("dispatched on the kind") };
-    let (width, first) = (walk.width(*k), walk.weights.vector(*first));
-    let decay: Vec<f32> = walk.weights.vector(*decay).iter().map(|x| -x.exp()).collect();
+    let OpKind::Wkv { k, v, decay: decay_weight, first: first_weight, .. } = kind else {
+        unreachable!("dispatched on the kind")
+    };
+    let (width, first) = (walk.width(*k), walk.weights.vector(*first_weight));
+    let decay: Vec<f32> = walk.weights.vector(*decay_weight).iter().map(|x| -x.exp()).collect();
     let (mut by_k, mut by_v) = (walk.make(*k), walk.make(*v));
     let (to_k, to_v) = (Shared::new(&mut by_k), Shared::new(&mut by_v));
     for segment in &walk.pass.segments {
@@ -120,30 +153,79 @@ pub(super) fn wkv_back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient: Ve
             }
         });
     }
+    if [*decay_weight, *first_weight].iter().any(|&weight| walk.weight(weight).is_some()) {
+        let (keys, values) = (tape.value(*k), tape.value(*v));
+        let (mut by_decay, mut by_first) = (vec![0.0; width], vec![0.0; width]);
+        for segment in &walk.pass.segments {
+            for channel in 0..width {
+                let at = |token: usize| (segment.token + token) * width + channel;
+                let tokens = (0..segment.count).map(|token| (keys[at(token)], values[at(token)], gradient[at(token)]));
+                let (slope, own) = wkv_weights_back(tokens, decay[channel], first[channel]);
+                // A decay is minus e to the power of its weight.
+                by_decay[channel] += slope * decay[channel];
+                by_first[channel] += own;
+            }
+        }
+        add_lines(walk, Some(*decay_weight), &by_decay);
+        add_lines(walk, Some(*first_weight), &by_first);
+    }
     walk.give(gradient);
     walk.add(*k, by_k);
     walk.add(*v, by_v);
 }
 
-/// Where the gradients of a recurrence's inputs go.
+/// What a channel's tokens (key, value and gradient of the average) say about its decay, and about its weight of a token's own value.
+///
+/// The sums over earlier tokens are carried as the average carries them, each with its derivative by the decay beside it.
+fn wkv_weights_back(tokens: impl Iterator<Item = (f32, f32, f32)>, decay: f32, first: f32) -> (f32, f32) {
+    let (mut above, mut below, mut top) = (0.0f32, 0.0f32, -1e38f32);
+    let (mut above_slope, mut below_slope) = (0.0f32, 0.0f32);
+    let (mut by_decay, mut by_first) = (0.0, 0.0);
+    for (key, value, dy) in tokens {
+        let most = top.max(key + first);
+        let (old, new) = ((top - most).exp(), (key + first - most).exp());
+        let total = old * below + new;
+        let out = (old * above + new * value) / total;
+        by_first += dy / total * new * (value - out);
+        by_decay += dy / total * old * (above_slope - out * below_slope);
+        let most = (top + decay).max(key);
+        let (old, new) = ((top + decay - most).exp(), (key - most).exp());
+        (above_slope, below_slope) = (old * (above_slope + above), old * (below_slope + below));
+        (above, below, top) = (old * above + new * value, old * below + new, most);
+    }
+    (by_decay, by_first)
+}
+
+/// Where the gradients of a recurrence's inputs go, and of its own weights.
 #[derive(Clone, Copy)]
 struct To {
     v: Shared<f32>,
     step: Shared<f32>,
     strength: Shared<f32>,
+    rate: Shared<f32>,
+    skip: Shared<f32>,
 }
 
 pub(super) fn recur_back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient: Vec<f32>) {
-    let OpKind::Recur { q, k, v, decay, strength, shape, .. } = kind else { unreachable!("dispatched on the kind") };
-    let reads = Reads::of(kind, shape, walk.weights, &|edge| tape.value(edge));
-    let step = match decay {
-        StateDecay::Learned { step, .. } => Some(*step),
-        StateDecay::Fixed(_) => None,
+    let OpKind::Recur { q, k, v, decay, strength, skip, shape, .. } = kind else {
+        unreachable!("dispatched on the kind")
     };
+    let reads = Reads::of(kind, shape, walk.weights, &|edge| tape.value(edge));
+    let (step, rate) = match decay {
+        StateDecay::Learned { step, rate } => (Some(*step), Some(*rate)),
+        StateDecay::Fixed(_) => (None, None),
+    };
+    let (mut by_rate, mut by_skip) = (vec![0.0; reads.rate.len()], vec![0.0; shape.heads]);
     let (mut by_q, mut by_k, mut by_v) = (walk.zeros(*q), walk.zeros(*k), walk.make(*v));
     let mut by_step = step.map_or(Vec::new(), |edge| walk.zeros(edge));
     let mut by_strength = strength.map_or(Vec::new(), |edge| walk.make(edge));
-    let to = To { v: Shared::new(&mut by_v), step: Shared::new(&mut by_step), strength: Shared::new(&mut by_strength) };
+    let to = To {
+        v: Shared::new(&mut by_v),
+        step: Shared::new(&mut by_step),
+        strength: Shared::new(&mut by_strength),
+        rate: Shared::new(&mut by_rate),
+        skip: Shared::new(&mut by_skip),
+    };
     // Heads that share their keys and queries add up what they say about them: some at a time, each lot by itself, the lots in order.
     const HEADS: usize = 64;
     let served = shape.heads / shape.key_heads;
@@ -172,6 +254,8 @@ pub(super) fn recur_back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient: 
             }
         }
     }
+    add_lines(walk, rate, &by_rate);
+    add_lines(walk, *skip, &by_skip);
     walk.give(gradient);
     walk.add(*q, by_q);
     walk.add(*k, by_k);
@@ -241,9 +325,12 @@ unsafe fn head_back(
             unsafe {
                 if reads.fixed.is_none() {
                     for (i, by_fade) in dfade.iter().enumerate() {
-                        // A fade is `exp(rate · step)`.
-                        let (rate, step) = reads.rate_and_step(head, at, i);
-                        to.step.part(step, 1)[0] += by_fade * rate * (rate * reads.step[step]).exp();
+                        // A fade is `exp(rate · step)`, and a rate minus e to the power of its weight.
+                        let (place, step) = reads.rate_and_step(head, at, i);
+                        let (rate, time) = (reads.rate[place], reads.step[step]);
+                        let by = by_fade * rate * (rate * time).exp();
+                        to.step.part(step, 1)[0] += by;
+                        to.rate.part(place, 1)[0] += by * time;
                     }
                 }
                 let value = &reads.v[(at * heads + head) * value_dim..][..value_dim];
@@ -255,6 +342,7 @@ unsafe fn head_back(
                     to.step.part(at * steps + head, 1)[0] += value.iter().zip(&dv).map(|(v, g)| v * g).sum::<f32>();
                 }
                 let skip = reads.skip.map_or(0.0, |skip| skip[head]);
+                to.skip.part(head, 1)[0] += value.iter().zip(upstream).map(|(v, g)| v * g).sum::<f32>();
                 for (c, y) in by_value.iter_mut().enumerate() {
                     *y = dv[c] * written + skip * upstream[c];
                 }

@@ -4,8 +4,9 @@ use crate::error::{Error, Result};
 use crate::exec::Pass;
 use crate::program::{EdgeId, OpKind, Program};
 use crate::site::Site;
+use crate::weights::WeightId;
 use pellucid_kernels::activation::Activation;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 /// The values that gradients will need: what some ops have read, as the taps left it.
@@ -14,6 +15,8 @@ pub(crate) struct Tape {
     ops: Range<usize>,
     /// For each edge whether a gradient there leads on to one that is wanted.
     flows: Vec<bool>,
+    /// The weights whose gradients are wanted.
+    weights: HashSet<WeightId>,
     /// For each edge whether its value is kept.
     keeps: Vec<bool>,
     /// Only what enters a layer is kept, and the layer runs again on the way back.
@@ -30,19 +33,29 @@ pub(crate) struct Tape {
 }
 
 impl Tape {
-    /// An empty tape for gradients from the edges that `last_op` and earlier ops make to those that are `wanted`.
-    pub fn new(program: &Program, wanted: &dyn Fn(EdgeId) -> bool, last_op: usize, recompute: bool) -> Tape {
+    /// An empty tape for gradients from the edges that `last_op` and earlier ops make to the edges that are `wanted`, and to some
+    /// `weights`.
+    pub fn new(
+        program: &Program,
+        wanted: &dyn Fn(EdgeId) -> bool,
+        weights: HashSet<WeightId>,
+        last_op: usize,
+        recompute: bool,
+    ) -> Tape {
         let ops = program.ops();
-        let first = (0..program.edge_count()).filter(|&edge| wanted(edge)).map(|edge| program.edge(edge).made_by).min();
-        let range = first.unwrap_or(last_op + 1)..last_op + 1;
+        let edges = (0..program.edge_count()).filter(|&edge| wanted(edge)).map(|edge| program.edge(edge).made_by);
+        let readers = (0..ops.len()).filter(|&index| reads_any(&ops[index].kind, &weights));
+        let first = edges.chain(readers).min().unwrap_or(last_op + 1).min(last_op + 1);
+        let range = first..last_op + 1;
         let mut flows: Vec<bool> = (0..program.edge_count()).map(wanted).collect();
         let mut keeps = vec![false; program.edge_count()];
         for index in range.clone() {
             let kind = &ops[index].kind;
-            if kind.inputs().iter().chain(&kind.inner()).any(|&edge| flows[edge]) {
+            let on_the_way = kind.inputs().iter().chain(&kind.inner()).any(|&edge| flows[edge]);
+            if on_the_way || reads_any(kind, &weights) {
                 flows[kind.output()] = true;
                 if !recompute || ops[index].layer.is_none() {
-                    needed(kind).into_iter().for_each(|edge| keeps[edge] = true);
+                    needed(kind, &weights).into_iter().for_each(|edge| keeps[edge] = true);
                 }
             }
         }
@@ -53,11 +66,16 @@ impl Tape {
                 entering(program, &again).into_iter().for_each(|edge| keeps[edge] = true);
             }
         }
+        Tape { flows, weights, recompute, ..Tape::empty(program, range, keeps) }
+    }
+
+    fn empty(program: &Program, ops: Range<usize>, keeps: Vec<bool>) -> Tape {
         Tape {
-            ops: range,
-            flows,
+            ops,
+            flows: Vec::new(),
+            weights: HashSet::new(),
             keeps,
-            recompute,
+            recompute: false,
             keeps_keys: false,
             reads: Vec::new(),
             pass: Pass::default(),
@@ -69,7 +87,7 @@ impl Tape {
 
     /// A tape that only keeps the values of some edges, and leaves the rows as the pass leaves them.
     pub fn keeping(program: &Program, keeps: Vec<bool>) -> Tape {
-        Tape { keeps, keeps_keys: true, ..Tape::again(program, 0..0) }
+        Tape { keeps_keys: true, ..Tape::empty(program, 0..0, keeps) }
     }
 
     /// The value that an edge had, if it was kept.
@@ -82,24 +100,18 @@ impl Tape {
         self.recompute.then(|| layer_ops(program, layer, &self.ops))
     }
 
-    /// An empty tape for ops that run again.
-    pub fn again(program: &Program, ops: Range<usize>) -> Tape {
+    /// An empty tape for ops that run again, with what their gradients need.
+    pub fn again(&self, program: &Program, ops: Range<usize>) -> Tape {
         let mut keeps = vec![false; program.edge_count()];
         for index in ops.clone() {
-            needed(&program.ops()[index].kind).into_iter().for_each(|edge| keeps[edge] = true);
+            needed(&program.ops()[index].kind, &self.weights).into_iter().for_each(|edge| keeps[edge] = true);
         }
-        Tape {
-            ops,
-            flows: Vec::new(),
-            keeps,
-            recompute: false,
-            keeps_keys: false,
-            reads: Vec::new(),
-            pass: Pass::default(),
-            rotations: Vec::new(),
-            values: (0..program.edge_count()).map(|_| None).collect(),
-            attention: HashMap::new(),
-        }
+        Tape::empty(program, ops, keeps)
+    }
+
+    /// Whether the gradient of one of an op's weights is wanted.
+    pub fn wants_any(&self, kind: &OpKind) -> bool {
+        reads_any(kind, &self.weights)
     }
 
     pub fn begin(&mut self, pass: &Pass, rotations: &[(Vec<f32>, Vec<f32>)]) {
@@ -179,11 +191,18 @@ fn entering(program: &Program, ops: &Range<usize>) -> Vec<EdgeId> {
     edges
 }
 
-/// The edges whose values an op's gradient needs. Always among those that it has read (and a norm's scale, which a tap may have set):
-/// a tap may have changed what it made.
-fn needed(kind: &OpKind) -> Vec<EdgeId> {
+/// Whether an op reads one of these weights.
+fn reads_any(kind: &OpKind, weights: &HashSet<WeightId>) -> bool {
+    !weights.is_empty() && kind.weights().iter().any(|weight| weights.contains(weight))
+}
+
+/// The edges whose values an op's gradient needs, and those of some weights. Always among those that it has read (and inside a norm,
+/// where a tap may have set them): a tap may have changed what it made.
+fn needed(kind: &OpKind, weights: &HashSet<WeightId>) -> Vec<EdgeId> {
     use OpKind::*;
     match kind {
+        Norm { x, scale, normed, .. } if reads_any(kind, weights) => vec![*x, *scale, *normed],
+        _ if reads_any(kind, weights) => kind.inputs(),
         // Linear in what flows through them.
         Input { .. }
         | Lookup { .. }

@@ -7,6 +7,7 @@ use crate::exec::{Model, Pass, Segment};
 use crate::plan::{Capture, Chosen, Columns, Compiled, CompiledAction, Entry, Given};
 use crate::program::{EdgeId, Layout, Program};
 use crate::value::{Back, Store, unspread};
+use crate::weights::WeightId;
 use pellucid_kernels::elementwise::dot;
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -22,8 +23,10 @@ pub(crate) struct TapsBack<'a> {
     store: Rc<RefCell<Store>>,
     /// What edits that took another site's value owe to it, by source, row and place.
     owed: HashMap<(usize, usize, usize), Vec<f32>>,
+    /// The gradients of the weights that somebody asked for.
+    weights: HashMap<WeightId, Vec<f32>>,
     /// By entry.
-    pub captures: Vec<(usize, Capture)>,
+    captures: Vec<(usize, Capture)>,
 }
 
 /// The numbers of a gradient that a tap selects of one row, in the selection's order.
@@ -79,7 +82,21 @@ impl<'a> TapsBack<'a> {
             });
         }
         let back = Back::new(compiled, metric, &value);
-        Ok(TapsBack { model, compiled, metric, back, store, owed: HashMap::new(), captures: Vec::new() })
+        let sought = compiled.values.weights.iter().filter(|sought| sought.metric == metric);
+        let numbers = |id: WeightId| model.program().weights()[id].shape.iter().product();
+        let weights = sought.map(|sought| (sought.weight, vec![0.0; numbers(sought.weight)])).collect();
+        Ok(TapsBack { model, compiled, metric, back, store, owed: HashMap::new(), weights, captures: Vec::new() })
+    }
+
+    /// Makes the weights' gradients values, now that all rows have given their share; gives what was captured on the way.
+    pub fn end(self) -> Vec<(usize, Capture)> {
+        let shape = |id: WeightId| self.model.program().weights()[id].shape.clone();
+        let arrays: HashMap<WeightId, Array> =
+            self.weights.into_iter().map(|(id, sum)| (id, Array::new(shape(id), sum))).collect();
+        for sought in self.compiled.values.weights.iter().filter(|sought| sought.metric == self.metric) {
+            self.store.borrow_mut().know(sought.value, arrays[&sought.weight].clone());
+        }
+        self.captures
     }
 
     /// All entries of an edge in one row, last to first.
@@ -260,6 +277,10 @@ struct Selects<'a> {
 }
 
 impl Cotangents for TapsBack<'_> {
+    fn weight(&mut self, id: WeightId) -> Option<&mut Vec<f32>> {
+        self.weights.get_mut(&id)
+    }
+
     fn touches(&self, edge: EdgeId) -> bool {
         !self.compiled.back_at_edge[edge].is_empty() || !self.compiled.sources_at[edge].is_empty()
     }

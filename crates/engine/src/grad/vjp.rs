@@ -8,6 +8,7 @@ use crate::exec::{Call, Model, Pass, Segment};
 use crate::plan::{Action, Capture, Lengths, Operand, Plan, compile};
 use crate::program::{Domain, EdgeId, Layout, Program};
 use crate::site::Site;
+use std::collections::HashSet;
 
 /// A gradient to begin with: what a scalar's derivative with respect to a site is, at some positions of a row.
 #[derive(Clone, Debug, PartialEq)]
@@ -56,7 +57,8 @@ impl Model {
         let mut gradients = Vec::new();
         let mut call = Call::new(self, &compiled, &prompts, None, false);
         for group in &compiled.groups {
-            let mut tape = Tape::new(program, &|edge| wanted.contains(&edge), compiled.ops - 1, options.recompute);
+            let mut tape =
+                Tape::new(program, &|edge| wanted.contains(&edge), HashSet::new(), compiled.ops - 1, options.recompute);
             tape.reads = seeds
                 .iter()
                 .filter(|(edge, _)| program.edge(*edge).domain == Domain::Read)

@@ -1,14 +1,15 @@
 //! The walk back over the op list.
 
 use super::tape::Tape;
-use super::{Cotangents, arrange, attention, experts, norms, pointwise, products, recurrence};
+use super::{Cotangents, arrange, attention, experts, norms, pointwise, products, recurrence, weights};
 use crate::error::Result;
 use crate::exec::{Arena, Model, Pass};
+use crate::interrupt::Watch;
 use crate::plan::Compiled;
 use crate::point::Point;
 use crate::program::{EdgeId, OpKind, Program};
 use crate::site::Site;
-use crate::weights::Weights;
+use crate::weights::{WeightId, Weights};
 use pellucid_kernels::{Pool, elementwise};
 use std::ops::Range;
 
@@ -34,6 +35,7 @@ pub(crate) fn walk(
     compiled: &Compiled,
     tape: &Tape,
     arena: Arena,
+    watch: &Watch,
     rerun: &mut Rerun,
     cotangents: &mut dyn Cotangents,
 ) -> Result<Arena> {
@@ -52,6 +54,7 @@ pub(crate) fn walk(
     let mut index = tape.ops().end;
     while index > tape.ops().start {
         index -= 1;
+        watch.check()?;
         let op = &program.ops()[index];
         if let Some(layer) = op.layer.filter(|&layer| compiled.skipped[layer]) {
             // Nobody entered this layer: what leaves it is what came in.
@@ -64,7 +67,7 @@ pub(crate) fn walk(
         if ops != again.as_ref().map(Tape::ops) {
             again.take().into_iter().flat_map(Tape::into_values).for_each(|value| walk.arena.give(value));
             if let Some(ops) = ops {
-                let mut layer = Tape::again(program, ops.clone());
+                let mut layer = tape.again(program, ops.clone());
                 rerun(ops, &mut walk.arena, &mut layer, tape)?;
                 again = Some(layer);
             }
@@ -77,10 +80,11 @@ pub(crate) fn walk(
 /// From the gradient of what an op made to the gradients of what it read.
 fn back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient: Vec<f32>) -> Result<()> {
     use OpKind::*;
+    weights::back(walk, tape, kind, &gradient);
     match kind {
         Input { .. } | Lookup { .. } | Sinusoids { .. } => walk.give(gradient),
         MatMul { .. } | BlockMatMul { .. } => products::back(walk, kind, gradient),
-        Project { .. } => return products::project_back(walk, kind, gradient),
+        Project { .. } => return products::project_back(walk, tape, kind, gradient),
         Norm { .. } => return norms::back(walk, tape, kind, gradient),
         Add { .. } | Scale { .. } | Gain { .. } | SoftCap { .. } | Clip { .. } | Rotate { .. } | Temper { .. } => {
             pointwise::back(walk, tape, kind, gradient)
@@ -98,7 +102,7 @@ fn back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient: Vec<f32>) -> Resu
         Convolve { .. } => recurrence::convolve_back(walk, tape, kind, gradient),
         Recur { .. } => recurrence::recur_back(walk, tape, kind, gradient),
         Lru { .. } => recurrence::lru_back(walk, tape, kind, gradient),
-        Shift { .. } => recurrence::shift_back(walk, kind, gradient),
+        Shift { .. } => recurrence::shift_back(walk, tape, kind, gradient),
         Wkv { .. } => recurrence::wkv_back(walk, tape, kind, gradient),
     }
     Ok(())
@@ -112,6 +116,11 @@ impl Walk<'_> {
     /// Whether anybody wants to know an edge's gradient, or one that it leads to.
     pub fn flows(&self, edge: EdgeId) -> bool {
         self.tape.flows(edge)
+    }
+
+    /// The gradient of a weight so far, if it is wanted.
+    pub fn weight(&mut self, id: WeightId) -> Option<&mut Vec<f32>> {
+        self.cotangents.weight(id)
     }
 
     pub fn touches(&self, edge: EdgeId) -> bool {
@@ -207,7 +216,8 @@ impl Walk<'_> {
         }
         let mut gradient = self.given_or_zeros(edge);
         self.meet(edge, &mut gradient)?;
-        if inside || kind.inputs().iter().any(|&edge| self.flows(edge)) {
+        let read = kind.inputs();
+        if inside || self.tape.wants_any(kind) || read.iter().any(|&edge| self.flows(edge)) {
             return Ok(Some(gradient));
         }
         self.give(gradient);

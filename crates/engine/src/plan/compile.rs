@@ -92,6 +92,16 @@ pub(super) struct Compiler<'a> {
     passed_over: Vec<Site>,
 }
 
+/// Where a tap acts: one site, and what is selected there.
+#[derive(Clone, Copy)]
+pub(super) struct Place<'a> {
+    pub tap: &'a Tap,
+    pub site: Site,
+    pub edge: &'a Edge,
+    pub columns: &'a Columns,
+    pub rows: &'a [Option<Chosen>],
+}
+
 impl Compiler<'_> {
     fn tap(&mut self, index: usize, tap: &Tap, plan: &Plan) -> Result<()> {
         let fail = |problem: String, remedy: &str| Error::Plan {
@@ -180,12 +190,12 @@ impl Compiler<'_> {
             && tap.positions == Positions::All
             && matches!(columns, Columns::All(_))
             && edge.layout != Layout::QueryKey;
+        let place = Place { tap, site, edge, columns: &columns, rows: &rows };
         let action = match &tap.action {
             Action::Grad { metric, action } => {
-                let action = self.gradient_action(tap, action, site, edge, &columns, &rows)?;
-                CompiledAction::Grad { metric: *metric, action: Box::new(action) }
+                CompiledAction::Grad { metric: *metric, action: Box::new(self.gradient_action(action, place)?) }
             }
-            action => self.action(tap, action, site, edge, &columns, &rows)?,
+            action => self.action(action, place)?,
         };
         Ok(Entry { tap: index, site, edge: edge_id, rows, whole, columns, heads, keys, action, binds: Vec::new() })
     }
@@ -217,16 +227,8 @@ impl Compiler<'_> {
     }
 
     /// What is done to a gradient: what could be done to the value, as far as it makes sense.
-    fn gradient_action(
-        &mut self,
-        tap: &Tap,
-        action: &Action,
-        site: Site,
-        edge: &Edge,
-        columns: &Columns,
-        rows: &[Option<Chosen>],
-    ) -> std::result::Result<CompiledAction, String> {
-        if edge.integer || edge.aside {
+    fn gradient_action(&mut self, action: &Action, place: Place) -> std::result::Result<CompiledAction, String> {
+        if place.edge.integer || place.edge.aside {
             return Err(
                 "there is no gradient: no gradient flows through a choice of experts or into a recurrent state".into(),
             );
@@ -240,22 +242,15 @@ impl Compiler<'_> {
             | Action::Set(_)
             | Action::Add { .. }
             | Action::Scale(_)
-            | Action::Zero => self.action(tap, action, site, edge, columns, rows),
+            | Action::Zero => self.action(action, place),
             _ => Err("a gradient can be captured, read, set, added to, scaled and zeroed".into()),
         }
     }
 
-    fn action(
-        &mut self,
-        tap: &Tap,
-        action: &Action,
-        site: Site,
-        edge: &Edge,
-        columns: &Columns,
-        rows: &[Option<Chosen>],
-    ) -> std::result::Result<CompiledAction, String> {
+    fn action(&mut self, action: &Action, place: Place) -> std::result::Result<CompiledAction, String> {
+        let Place { site, edge, columns, .. } = place;
         if edge.layout == Layout::QueryKey {
-            return self.attention_action(tap, action, site, rows);
+            return self.attention_action(action, place);
         }
         if edge.integer && !matches!(action, Action::Capture(None) | Action::Read) {
             return Err("a choice of experts can be captured whole, not edited; edit router_logits instead".into());
@@ -274,12 +269,8 @@ impl Compiler<'_> {
                 Reduce::TopK(k) => return Err(format!("topk of {k} among {} units", columns.len())),
                 Reduce::Dot(vector) => CompiledReduce::Dot(plain_vector(vector, columns.len())?),
             })),
-            Action::Set(operand) | Action::MeanAblate(operand) => {
-                Ok(CompiledAction::Set(self.value(operand, tap, site, edge, columns, rows)?))
-            }
-            Action::Add { operand, scale } => {
-                Ok(CompiledAction::Add(self.value(operand, tap, site, edge, columns, rows)?, *scale))
-            }
+            Action::Set(operand) | Action::MeanAblate(operand) => Ok(CompiledAction::Set(self.value(operand, place)?)),
+            Action::Add { operand, scale } => Ok(CompiledAction::Add(self.value(operand, place)?, *scale)),
             Action::Scale(by) => Ok(CompiledAction::Scale(*by)),
             Action::Zero => Ok(CompiledAction::Set(Given::Number(0.0))),
             Action::ProjectOut { vector, scale } => {
@@ -292,28 +283,20 @@ impl Compiler<'_> {
                 }
                 Ok(CompiledAction::Cap(unit_vector(vector, edge, columns)?, min, max))
             }
-            Action::Skip(Some(operand)) => {
-                Ok(CompiledAction::Set(self.value(operand, tap, site, edge, columns, rows)?))
-            }
+            Action::Skip(Some(operand)) => Ok(CompiledAction::Set(self.value(operand, place)?)),
             Action::Skip(None) => {
                 let before = FromSite {
                     site: Some(Site { point: Point::ResidPre, ..site }.to_string()),
                     rows: None,
                     positions: None,
                 };
-                Ok(CompiledAction::Set(self.value(&Operand::From(before), tap, site, edge, columns, rows)?))
+                Ok(CompiledAction::Set(self.value(&Operand::From(before), place)?))
             }
             Action::Call(callback) => Ok(CompiledAction::Call(callback.clone())),
         }
     }
 
-    fn attention_action(
-        &mut self,
-        tap: &Tap,
-        action: &Action,
-        site: Site,
-        rows: &[Option<Chosen>],
-    ) -> std::result::Result<CompiledAction, String> {
+    fn attention_action(&mut self, action: &Action, place: Place) -> std::result::Result<CompiledAction, String> {
         let number = |operand: &Operand| match operand {
             Operand::Number(x) => Ok(*x),
             _ => Err("attention sites take a number here".to_string()),
@@ -326,10 +309,10 @@ impl Compiler<'_> {
             }
             Action::Capture(None) => Ok(CompiledAction::Capture(CompiledReduce::Whole)),
             Action::Set(Operand::From(from)) => {
-                if tap.keys.is_some() {
+                if place.tap.keys.is_some() {
                     return Err("`set` from another site takes all keys".into());
                 }
-                Ok(CompiledAction::Set(Given::Source(self.source(from, tap, site, rows)?)))
+                Ok(CompiledAction::Set(Given::Source(self.source(from, place)?)))
             }
             Action::Set(operand) => Ok(CompiledAction::Set(Given::Number(number(operand)?))),
             Action::Add { operand, scale } => Ok(CompiledAction::Add(Given::Number(number(operand)?), *scale)),

@@ -4,9 +4,10 @@ use super::compiled::{Entry, Lengths};
 use super::{Expr, Map, Plan, Value, ValueId};
 use crate::error::{Error, Result};
 use crate::point::Point;
-use crate::program::{EdgeId, Layout, Program};
+use crate::program::{EdgeId, Layout, Op, OpKind, Program};
 use crate::site::{self, Site};
 use crate::value::shape::shape;
+use crate::weights::{WeightId, WeightSpec};
 
 /// The rows that a value has an array for.
 #[derive(Clone, Debug, PartialEq)]
@@ -60,6 +61,13 @@ pub(crate) struct Stretch {
     pub ops: Vec<usize>,
 }
 
+/// A value that is a metric's gradient with respect to a weight.
+pub(crate) struct SoughtWeight {
+    pub value: ValueId,
+    pub metric: usize,
+    pub weight: WeightId,
+}
+
 /// The checked values of a plan.
 #[derive(Default)]
 pub(crate) struct Values {
@@ -74,6 +82,8 @@ pub(crate) struct Values {
     /// For each value whether it passes through a function of arrays on its way from what was read.
     pub opaque: Vec<bool>,
     pub stretches: Vec<Option<Stretch>>,
+    /// The gradients of weights among the values.
+    pub weights: Vec<SoughtWeight>,
     /// For each value and each of its rows the shape in the first pass, where it is known.
     pub shapes: Vec<Vec<Option<Vec<usize>>>>,
     pub save: Vec<ValueId>,
@@ -193,6 +203,13 @@ fn add(
             metrics.extend(metric);
         }
         Expr::Across { .. } => {}
+        Expr::WeightGrad { metric, weight } => {
+            if *metric >= plan.metrics.len() {
+                return Err(format!("there is no metric {metric}: the plan has {}", plan.metrics.len()));
+            }
+            metrics.push(*metric);
+            values.weights.push(SoughtWeight { value: id, metric: *metric, weight: sought(program, weight)? });
+        }
         Expr::Row { of, row } => {
             let there = values.rows[*of].each().iter().any(|each| each.is_none_or(|each| each == *row));
             if !there {
@@ -239,6 +256,25 @@ fn add(
     Ok(())
 }
 
+/// A weight by its name, if it has a gradient.
+fn sought(program: &Program, name: &str) -> std::result::Result<WeightId, String> {
+    let weights = program.weights();
+    let id = weights.iter().position(|spec| spec.name == name).ok_or_else(|| {
+        let nearest = weights.iter().max_by(|a, b| {
+            let likeness = |spec: &WeightSpec| strsim::jaro_winkler(name, &spec.name);
+            likeness(a).total_cmp(&likeness(b))
+        });
+        format!("no weight is called `{name}`; did you mean `{}`?", nearest.map_or("", |spec| &spec.name))
+    })?;
+    let decides = |op: &Op| matches!(op.kind, OpKind::Route { correction: Some(weight), .. } if weight == id);
+    match program.ops().iter().any(decides) {
+        true => Err(format!(
+            "`{name}` has no gradient: op `route` uses it only to choose experts, and a choice is a constant"
+        )),
+        false => Ok(id),
+    }
+}
+
 /// The one entry of a tap that reads, and the metric whose gradient it reads.
 fn read_entry(plan: &Plan, entries: &[Entry], tap: usize) -> std::result::Result<(usize, Option<usize>), String> {
     use super::Action;
@@ -271,6 +307,10 @@ fn shape_of(
             return Ok(entry.and_then(|entry| selection_shape(program, entry, lengths, row)));
         }
         (Expr::Call { .. }, _) => return Ok(None),
+        (Expr::WeightGrad { .. }, _) => {
+            let sought = values.weights.iter().find(|sought| sought.value == id);
+            return Ok(sought.map(|sought| program.weights()[sought.weight].shape.clone()));
+        }
         _ => {}
     }
     let inputs: Option<Vec<&[usize]>> =

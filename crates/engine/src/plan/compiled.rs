@@ -183,7 +183,7 @@ impl Compiled {
 
     /// For each edge whether its gradient is needed, if any is.
     pub fn gradient_edges(&self, program: &Program) -> Option<Vec<bool>> {
-        if !self.entries.iter().any(Entry::on_gradient) {
+        if !self.entries.iter().any(Entry::on_gradient) && self.values.weights.is_empty() {
             return None;
         }
         let mut wanted = vec![false; program.edge_count()];

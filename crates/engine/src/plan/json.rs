@@ -56,15 +56,15 @@ impl Serialize for Plan {
 
 /// Names first, since taps may use values and values what taps read.
 fn read_plan(form: PlanForm) -> Result<Plan, String> {
-    let mut names = Names::default();
+    let metrics: Vec<String> = form.metric.into_iter().chain(form.metrics).collect();
+    let mut names = Names::new(&metrics);
     for (index, tap) in form.taps.iter().enumerate() {
         names.read(index, tap.reads_as(&tap.action)?)?;
     }
     for value in form.values {
         names.value(value)?;
     }
-    let metrics: Vec<String> = form.metric.into_iter().chain(form.metrics).collect();
-    let taps = form.taps.into_iter().map(|tap| tap.read(&names, &metrics)).collect::<Result<_, _>>()?;
+    let taps = form.taps.into_iter().map(|tap| tap.read(&names)).collect::<Result<_, _>>()?;
     let find = |list: &[String]| list.iter().map(|name| names.find(name)).collect::<Result<Vec<_>, _>>();
     Ok(Plan {
         taps,
@@ -133,9 +133,9 @@ impl TapForm {
         }
     }
 
-    fn read(self, names: &Names, metrics: &[String]) -> Result<Tap, String> {
+    fn read(self, names: &Names) -> Result<Tap, String> {
         let TapForm { site, rows, positions, phase, steps, heads, units, keys, action } = self;
-        let action = read_action(action, names, metrics).map_err(|problem| format!("tap on `{site}`: {problem}"))?;
+        let action = read_action(action, names).map_err(|problem| format!("tap on `{site}`: {problem}"))?;
         Ok(Tap { site, rows, positions, phase, steps, heads, units, keys, action })
     }
 
@@ -149,7 +149,7 @@ impl TapForm {
 
 const ACTIONS: &str = "capture, as, set, add, scale, zero, mean_ablate, project_out, cap, skip, grad";
 
-fn read_action(keys: Map<String, Value>, names: &Names, metrics: &[String]) -> Result<Action, String> {
+fn read_action(keys: Map<String, Value>, names: &Names) -> Result<Action, String> {
     let read_operand = |value: Value| self::read_operand(value, names);
     let found = keys.keys().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(" and ");
     let mut keys = keys.into_iter();
@@ -184,15 +184,8 @@ fn read_action(keys: Map<String, Value>, names: &Names, metrics: &[String]) -> R
         "grad" => match value {
             Value::Bool(true) => Ok(Action::Grad { metric: 0, action: Box::new(Action::Capture(None)) }),
             Value::Object(mut inner) => {
-                let metric = match inner.remove("of") {
-                    None => 0,
-                    Some(Value::String(of)) => metrics
-                        .iter()
-                        .position(|metric| *metric == of)
-                        .ok_or_else(|| format!("`grad` of {of:?}, which is no metric of the plan"))?,
-                    Some(_) => return Err("`of` in `grad` takes the name of a metric".into()),
-                };
-                Ok(Action::Grad { metric, action: Box::new(read_action(inner, names, metrics)?) })
+                let metric = names.metric("grad", inner.remove("of"))?;
+                Ok(Action::Grad { metric, action: Box::new(read_action(inner, names)?) })
             }
             _ => Err("`grad` takes true, or an action on the gradient such as {\"zero\": true}".into()),
         },
@@ -309,7 +302,7 @@ struct OperandForm(Operand);
 
 impl<'de> Deserialize<'de> for OperandForm {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<OperandForm, D::Error> {
-        read_operand(Value::deserialize(deserializer)?, &Names::default()).map(OperandForm).map_err(D::Error::custom)
+        read_operand(Value::deserialize(deserializer)?, &Names::new(&[])).map(OperandForm).map_err(D::Error::custom)
     }
 }
 

@@ -92,13 +92,30 @@ impl Across {
 }
 
 /// The values of a plan that is being read, by name.
-#[derive(Default)]
-pub(super) struct Names {
+pub(super) struct Names<'a> {
     pub values: Vec<PlanValue>,
     by_name: HashMap<String, ValueId>,
+    metrics: &'a [String],
 }
 
-impl Names {
+impl<'a> Names<'a> {
+    pub fn new(metrics: &'a [String]) -> Names<'a> {
+        Names { values: Vec::new(), by_name: HashMap::new(), metrics }
+    }
+
+    /// The metric that `of` means in `grad` or `weight_grad`; the first where it is left out.
+    pub fn metric(&self, of_what: &str, of: Option<Value>) -> Result<usize, String> {
+        match of {
+            None => Ok(0),
+            Some(Value::String(of)) => self
+                .metrics
+                .iter()
+                .position(|metric| *metric == of)
+                .ok_or_else(|| format!("`{of_what}` of {of:?}, which is no metric of the plan")),
+            Some(_) => Err(format!("`of` in `{of_what}` takes the name of a metric")),
+        }
+    }
+
     /// A tap reads under a name.
     pub fn read(&mut self, tap: usize, name: Option<String>) -> Result<(), String> {
         match name {
@@ -155,6 +172,20 @@ impl Names {
         found.try_into().map_err(|list: Vec<ValueId>| format!("`{op}` takes {N}, not {}", list.len()))
     }
 
+    /// A weight's name, or an object with it and with the metric that is meant.
+    fn weight_grad(&self, value: Value) -> Result<Expr, String> {
+        let mut form = match value {
+            Value::Object(form) => form,
+            alone => Object::from_iter([("weight".to_string(), alone)]),
+        };
+        let metric = self.metric("weight_grad", form.remove("of"))?;
+        let weight = take(&mut form, "weight")?.ok_or("`weight_grad` takes the name of a `weight`")?;
+        match form.keys().next() {
+            Some(key) => Err(format!("unknown key `{key}` in `weight_grad`")),
+            None => Ok(Expr::WeightGrad { metric, weight }),
+        }
+    }
+
     /// An object with one operation.
     fn expr(&mut self, object: Object<String, Value>) -> Result<Expr, String> {
         let mut keys = object.into_iter();
@@ -167,6 +198,9 @@ impl Names {
         if let Some(combine) = Combine::named(&op) {
             let [a, b] = self.arguments(&op, value)?;
             return Ok(Expr::Combine(combine, a, b));
+        }
+        if op == "weight_grad" {
+            return self.weight_grad(value);
         }
         // What takes more than arguments has them by name; the argument alone stands for itself.
         let mut form = match value {
@@ -370,6 +404,9 @@ impl Written {
             Expr::Across { of: a, how } => ("across", json!({ "of": of(a), "how": name_of(&ACROSS, *how) })),
             Expr::Row { of: a, row } => ("row", json!({ "of": of(a), "row": row })),
             Expr::Through { of: a, from, to } => ("through", json!({ "of": of(a), "from": from, "to": to })),
+            Expr::WeightGrad { metric, weight } => {
+                ("weight_grad", json!({ "of": self.metric(*metric), "weight": weight }))
+            }
             Expr::Unembed(a) => ("unembed", json!(of(a))),
             Expr::Call { .. } => return Err("a plan with a closure cannot be written as JSON".into()),
         })

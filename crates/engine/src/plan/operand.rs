@@ -1,22 +1,15 @@
 //! What edits write: numbers, vectors, other sites, computed values.
 
-use super::compile::{Compiler, selected};
+use super::compile::{Compiler, Place, selected};
 use super::compiled::{Chosen, Given, Source};
-use super::{Columns, FromSite, Operand, Tap};
+use super::{Columns, FromSite, Operand};
 use crate::program::{Edge, Layout};
-use crate::site::{self, Site};
+use crate::site;
 use std::sync::Arc;
 
 impl Compiler<'_> {
-    pub(super) fn value(
-        &mut self,
-        operand: &Operand,
-        tap: &Tap,
-        site: Site,
-        edge: &Edge,
-        columns: &Columns,
-        rows: &[Option<Chosen>],
-    ) -> std::result::Result<Given, String> {
+    pub(super) fn value(&mut self, operand: &Operand, place: Place) -> std::result::Result<Given, String> {
+        let Place { edge, columns, rows, .. } = place;
         match operand {
             Operand::Value(value) => Ok(Given::Computed(*value)),
             Operand::Number(x) => Ok(Given::Number(*x)),
@@ -31,7 +24,7 @@ impl Compiler<'_> {
                 Ok(Given::Rows(Arc::new(list.clone())))
             }
             Operand::From(from) => {
-                let source = self.source(from, tap, site, rows)?;
+                let source = self.source(from, place)?;
                 let width = self.sources[source].columns.len();
                 if width != columns.len() {
                     return Err(format!("the source is {width} wide, this selection {}", columns.len()));
@@ -42,13 +35,8 @@ impl Compiler<'_> {
     }
 
     /// Registers the site that `from` names and says which row reads which.
-    pub(super) fn source(
-        &mut self,
-        from: &FromSite,
-        tap: &Tap,
-        site: Site,
-        rows: &[Option<Chosen>],
-    ) -> std::result::Result<usize, String> {
+    pub(super) fn source(&mut self, from: &FromSite, place: Place) -> std::result::Result<usize, String> {
+        let Place { tap, site, rows, .. } = place;
         let name = from.site.clone().unwrap_or_else(|| site.to_string());
         let found = site::find(self.program, &name).map_err(|error| error.to_string())?.sites;
         let origin = match found[..] {
@@ -61,9 +49,7 @@ impl Compiler<'_> {
         };
         let edge_id = self.program.edge_of(origin).ok_or("the source is gone")?;
         let edge = self.program.edge(edge_id);
-        if (edge.layout == Layout::QueryKey)
-            != (self.program.edge_of(site).is_some_and(|e| self.program.edge(e).layout == Layout::QueryKey))
-        {
+        if (edge.layout == Layout::QueryKey) != (place.edge.layout == Layout::QueryKey) {
             return Err("attention sites and others cannot feed each other".into());
         }
         let readers: Vec<usize> = (0..rows.len()).filter(|&row| rows[row].is_some()).collect();

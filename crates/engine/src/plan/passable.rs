@@ -1,14 +1,19 @@
 //! What edits write must fit, and gradients must be able to pass.
 
-use super::compile_value::{Values, selection_shape};
+use super::compile_value::{Stretch, Values, selection_shape};
 use super::compiled::{CompiledAction, Entry, Lengths};
 use crate::error::{Error, Result};
-use crate::program::Program;
+use crate::plan::ValueId;
+use crate::program::{Op, Program};
 
 /// Refuses gradients that would have to pass through what has none.
 pub(super) fn check_passable(program: &Program, entries: &[Entry], values: &Values) -> Result<()> {
     let made = |entry: &Entry| program.edge(entry.edge).made_by;
-    let Some(first) = entries.iter().filter(|entry| entry.on_gradient()).map(made).min() else { return Ok(()) };
+    let sites = entries.iter().filter(|entry| entry.on_gradient()).map(made);
+    let reads = |op: &Op| values.weights.iter().any(|sought| op.kind.weights().contains(&sought.weight));
+    let weights = program.ops().iter().position(|op| !values.weights.is_empty() && reads(op));
+    let Some(first) = sites.chain(weights).min() else { return Ok(()) };
+    check_own_use(program, entries, values)?;
     let blocked = values.metrics.iter().find(|&&metric| values.opaque[metric]);
     if let Some(&metric) = blocked {
         return Err(Error::Value {
@@ -30,6 +35,34 @@ pub(super) fn check_passable(program: &Program, entries: &[Entry], values: &Valu
             remedy: "ask for gradients behind it, or detach what the function made".into(),
         }),
     }
+}
+
+/// Refuses the gradient of a weight that a metric also meets in `through` or `unembed`: only its part in the run would be seen.
+fn check_own_use(program: &Program, entries: &[Entry], values: &Values) -> Result<()> {
+    let mut used: Vec<ValueId> =
+        values.metrics.iter().copied().chain(entries.iter().filter_map(Entry::value)).collect();
+    let mut next = 0;
+    while let Some(&value) = used.get(next) {
+        let more = values.list[value].expr.inputs();
+        used.extend(more.into_iter().filter(|input| !used.contains(input)).collect::<Vec<_>>());
+        next += 1;
+    }
+    for sought in &values.weights {
+        let meets =
+            |stretch: &Stretch| stretch.ops.iter().any(|&op| program.ops()[op].kind.weights().contains(&sought.weight));
+        if let Some(&through) = used.iter().find(|&&value| values.stretches[value].as_ref().is_some_and(meets)) {
+            return Err(Error::Value {
+                value: values.name(sought.value),
+                problem: format!(
+                    "{} runs `{}` once more, and the gradient would miss that part",
+                    values.name(through),
+                    program.weights()[sought.weight].name
+                ),
+                remedy: "build the metric from sites of the run, not from `through` or `unembed`".into(),
+            });
+        }
+    }
+    Ok(())
 }
 
 /// Refuses edits whose value does not fit what they select.

@@ -23,7 +23,7 @@ impl Plan {
             }
             tap
         }));
-        self.values.extend(later.values.into_iter().map(|value| value.after(taps, values)));
+        self.values.extend(later.values.into_iter().map(|value| value.after(taps, values, metrics)));
         self.save.extend(later.save.iter().map(|id| id + values));
         self.metrics.extend(later.metrics.iter().map(|id| id + values));
         self.allow_nan |= later.allow_nan;

@@ -133,6 +133,13 @@ pub enum Expr {
         /// The second site.
         to: String,
     },
+    /// The gradient of a metric with respect to a weight, in the weight's own shape: the sum over all tokens of all rows.
+    WeightGrad {
+        /// Which of the plan's metrics.
+        metric: usize,
+        /// The weight's name in the program, such as `layers.3.mlp.down`.
+        weight: String,
+    },
     /// Logits of vectors of the stream: final norm, unembedding, scale and soft cap, as the model has them.
     Unembed(ValueId),
     /// A function of arrays.
@@ -251,21 +258,24 @@ impl PartialEq for Function {
 }
 
 impl Value {
-    /// The same value in a plan that has other taps and values before its own.
-    pub(crate) fn after(mut self, taps: usize, values: usize) -> Value {
-        if let Expr::Read(tap) = &mut self.expr {
-            *tap += taps;
+    /// The same value in a plan that has other taps, values and metrics before its own.
+    pub(crate) fn after(mut self, taps: usize, values: usize, metrics: usize) -> Value {
+        match &mut self.expr {
+            Expr::Read(tap) => *tap += taps,
+            Expr::WeightGrad { metric, .. } => *metric += metrics,
+            _ => {}
         }
         self.expr.inputs_mut().into_iter().for_each(|input| *input += values);
         self
     }
 }
 
-impl Expr {
-    fn inputs_mut(&mut self) -> Vec<&mut ValueId> {
+/// The values that an expression is computed from, by reference: shared or to be changed, as the expression itself is.
+macro_rules! inputs {
+    ($expr:expr, $each:ident) => {{
         use Expr::*;
-        match self {
-            Read(_) | Constant(_) | File(_) => vec![],
+        match $expr {
+            Read(_) | Constant(_) | File(_) | WeightGrad { .. } => vec![],
             Map(_, of)
             | Unembed(of)
             | Fold { of, .. }
@@ -281,13 +291,20 @@ impl Expr {
             Where(a, b, c) => vec![a, b, c],
             Put { of, by, .. } => vec![of, by],
             Take { of, places } => vec![of, places],
-            Concat { parts, .. } => parts.iter_mut().collect(),
-            Call { of, .. } => of.iter_mut().collect(),
+            Concat { parts, .. } => parts.$each().collect(),
+            Call { of, .. } => of.$each().collect(),
         }
+    }};
+}
+
+impl Expr {
+    fn inputs_mut(&mut self) -> Vec<&mut ValueId> {
+        inputs!(self, iter_mut)
     }
 
     /// The values that it is computed from.
     pub fn inputs(&self) -> Vec<ValueId> {
-        self.clone().inputs_mut().into_iter().map(|input| *input).collect()
+        let inputs: Vec<&ValueId> = inputs!(self, iter);
+        inputs.into_iter().copied().collect()
     }
 }

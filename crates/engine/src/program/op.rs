@@ -46,6 +46,17 @@ pub enum RowOf {
     Fixed(usize),
 }
 
+impl RowOf {
+    /// The row that a token at a position looks up.
+    pub fn of(self, token: u32, position: usize) -> usize {
+        match self {
+            RowOf::Token => token as usize,
+            RowOf::Position(offset) => position + offset,
+            RowOf::Fixed(row) => row,
+        }
+    }
+}
+
 /// What a recurrent state is multiplied by at each token.
 #[derive(Clone, Debug, PartialEq)]
 pub enum StateDecay {
@@ -281,6 +292,56 @@ impl OpKind {
             | Wkv { out, .. }
             | Select { out, .. } => *out,
             Route { weights, .. } => *weights,
+        }
+    }
+
+    /// The weights that it reads.
+    pub fn weights(&self) -> Vec<WeightId> {
+        use OpKind::*;
+        let of = |linear: &Linear| std::iter::once(linear.weight).chain(linear.bias);
+        match self {
+            Lookup { table, .. } => vec![*table],
+            MatMul { linear, .. } | BlockMatMul { linear, .. } | Project { linear, .. } => of(linear).collect(),
+            Norm { gain, bias, .. } => gain.iter().chain(bias).copied().collect(),
+            Gain { gain, .. } => vec![*gain],
+            Attention { sinks, .. } => sinks.iter().copied().collect(),
+            Differ { weights, .. } => weights.to_vec(),
+            KeyBias { rate, .. } | Lru { rate, .. } => vec![*rate],
+            Xielu { positive, negative, .. } => vec![*positive, *negative],
+            Route { correction, .. } => correction.iter().copied().collect(),
+            Experts { experts, .. } => experts
+                .iter()
+                .flat_map(|Expert { gate, up, down }| gate.iter().chain([up, down]).flat_map(of).collect::<Vec<_>>())
+                .collect(),
+            RoutedMatMul { experts, .. } => experts.clone(),
+            RoutedProject { experts, bias, .. } => experts.iter().chain([bias]).copied().collect(),
+            Convolve { kernel, bias, .. } => std::iter::once(*kernel).chain(*bias).collect(),
+            Step { bias, .. } => bias.iter().copied().collect(),
+            Recur { decay, skip, .. } => {
+                let rate = match decay {
+                    StateDecay::Learned { rate, .. } => Some(*rate),
+                    StateDecay::Fixed(_) => None,
+                };
+                rate.into_iter().chain(*skip).collect()
+            }
+            Shift { mix, .. } => vec![*mix],
+            Wkv { decay, first, .. } => vec![*decay, *first],
+            Input { .. }
+            | Sinusoids { .. }
+            | Add { .. }
+            | Scale { .. }
+            | SoftCap { .. }
+            | Clip { .. }
+            | Slice { .. }
+            | Concat { .. }
+            | JoinHeads { .. }
+            | JoinNumber { .. }
+            | Rotate { .. }
+            | Temper { .. }
+            | PairValues { .. }
+            | Activate { .. }
+            | Gate { .. }
+            | Select { .. } => vec![],
         }
     }
 

@@ -84,7 +84,7 @@ pub(crate) fn compute(expr: &Expr, of: &[Array]) -> Result<Array, String> {
                 Array::new(shape, sum)
             }
         },
-        Read(_) | Constant(_) | File(_) | Through { .. } | Unembed(_) | Call { .. } => {
+        Read(_) | Constant(_) | File(_) | WeightGrad { .. } | Through { .. } | Unembed(_) | Call { .. } => {
             return Err("it is not computed from other values".into());
         }
     })

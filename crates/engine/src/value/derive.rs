@@ -95,7 +95,7 @@ pub(crate) fn derive(expr: &Expr, of: &[Array], made: &Array, back: &Array) -> R
                 of.iter().map(|_| Some(share.clone())).collect()
             }
         }),
-        Read(_) | Constant(_) | File(_) => Ok(Vec::new()),
+        Read(_) | Constant(_) | File(_) | WeightGrad { .. } => Ok(Vec::new()),
         Call { .. } => Err("a function of arrays has no gradient; build the metric from recorded operations".into()),
         Through { .. } | Unembed(_) => Err("it is the engine's to derive".into()),
     }

@@ -10,7 +10,7 @@ pub(crate) type Shape = Result<Vec<usize>, String>;
 pub(crate) fn shape(expr: &Expr, of: &[&[usize]]) -> Shape {
     use Expr::*;
     match expr {
-        Read(_) | Constant(_) | File(_) | Through { .. } | Unembed(_) | Call { .. } => {
+        Read(_) | Constant(_) | File(_) | WeightGrad { .. } | Through { .. } | Unembed(_) | Call { .. } => {
             Err("its shape does not follow from other shapes".into())
         }
         Map(..) | Row { .. } => Ok(of[0].to_vec()),

@@ -28,6 +28,11 @@ impl Store {
         }
     }
 
+    /// Gives a value that is neither read nor computed from others.
+    pub fn know(&mut self, value: ValueId, array: Array) {
+        self.known.insert((value, None), array);
+    }
+
     /// Another step begins; these rows have ended before it.
     pub fn next_step(&mut self, ended: Vec<usize>) {
         self.step += 1;
@@ -88,6 +93,10 @@ impl Store {
                 })
             }
             Expr::Constant(array) => Ok(array.clone()),
+            Expr::WeightGrad { weight, .. } => Err(fail(
+                format!("the gradient of `{weight}` is whole only when the way back has ended"),
+                "use it in values that are saved, not in what changes a gradient on its way",
+            )),
             Expr::Call { function, .. } => {
                 (function.0)(&inputs).map_err(|problem| fail(problem, "correct the function that `call` was given"))
             }

@@ -4,8 +4,10 @@ use crate::array::Array;
 use crate::error::{Error, Result};
 use crate::exec::{Arena, Buffers, Collector, Frame, Model, Pass, RowState, Segment, Taps};
 use crate::grad::{Cotangents, Tape, walk};
+use crate::interrupt::Watch;
 use crate::plan::{Compiled, Stretch, stretched};
 use crate::program::{EdgeId, Program};
+use std::collections::HashSet;
 use std::ops::Range;
 
 /// What the ops make of `[…, width]` at the first site, as it is at the second. The vectors are the tokens of one row, from
@@ -20,12 +22,12 @@ pub(super) fn back(model: &Model, stretch: &Stretch, of: &Array, gradient: &Arra
     let (program, shape) = (model.program(), of.shape().to_vec());
     let last = stretch.ops.last().copied().filter(|_| !of.values().is_empty());
     let Some(last) = last else { return Ok(gradient.reshaped(shape)) };
-    let mut tape = Tape::new(program, &|edge| edge == stretch.from, last, false);
+    let mut tape = Tape::new(program, &|edge| edge == stretch.from, HashSet::new(), last, false);
     execute(model, stretch, of, Some(&mut tape))?;
     let mut ends = Ends { stretch, gradient: gradient.values(), arrived: Vec::new() };
     let compiled = Compiled::empty(program);
     let mut never = |_: Range<usize>, _: &mut Arena, _: &mut Tape, _: &Tape| Ok(());
-    walk(model, &compiled, &tape, Arena::default(), &mut never, &mut ends)?;
+    walk(model, &compiled, &tape, Arena::default(), &Watch::new(None), &mut never, &mut ends)?;
     Ok(Array::new(shape, ends.arrived))
 }
 

@@ -1,6 +1,7 @@
 //! Gradients of random architectures against central differences of the oracle, at any site.
 
 mod ways;
+mod weights;
 
 use crate::{oracle, random};
 use pellucid_engine::architecture::Skip;
