@@ -307,3 +307,50 @@ fn the_lab_can_be_tried_on_itself() {
     command.args(["run", "Tom"]).env("PELLUCID_LAB_SLOW", "bananas");
     assert!(command.output().expect("the binary runs").status.success());
 }
+
+#[test]
+fn workloads_are_chosen_by_name_and_have_references_of_their_own() {
+    let dir = tempfile::tempdir().expect("a directory");
+    refused(&lab(dir.path(), &["speed", "--only", "bach"]), "there is no workload `bach`", "batch");
+    refused(&lab(dir.path(), &["capture", "--candle"]), "capture has no variant of candle", "leave out --candle");
+    let args = ["speed", "--model", "builtin", "--only", "batch", "stored-decode", "--pairs", "2", "--out", "r.json"];
+    let output = lab(dir.path(), &args);
+    // Nothing is said about how fast this machine is.
+    assert!(matches!(output.status.code(), Some(0 | 1 | 5)), "{}", said(&output));
+    for text in ["llama-cpp (--python PYTHON)", "candle (--candle)", "nobody to compare with: stored-decode"] {
+        assert!(said(&output).contains(text), "{text}: {}", said(&output));
+    }
+    let result = json(&dir.path().join("r.json"));
+    let compared: Vec<(&str, &str)> = result["comparisons"]
+        .as_array()
+        .expect("comparisons")
+        .iter()
+        .filter_map(|c| Some((c["variant"].as_str()?, c["reference"].as_str()?)))
+        .collect();
+    assert_eq!(compared, [("pellucid", "pellucid"), ("batch-32", "pellucid")]);
+    assert!(result["cells"].as_array().expect("cells").iter().all(|cell| cell["state"] == "SUPPORTED"), "{result}");
+}
+
+#[test]
+fn the_page_of_performance_has_every_storage_and_pass() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let output = lab(dir.path(), &["performance", "--model", "builtin", "--md", "p.md", "--json", "p.json"]);
+    assert!(stdout(&output).is_empty());
+    let page = std::fs::read_to_string(dir.path().join("p.md")).expect("the page");
+    for line in [
+        "Made by `pellucid lab performance --model builtin --md docs/performance.md`",
+        "## Weights as f32",
+        "## Weights as bf16",
+        "## Weights as stored in the file",
+        "A step of decoding, ",
+        "A prompt of 9 tokens, ",
+        "## What captures cost",
+    ] {
+        assert!(page.contains(line), "{line}\nis not in\n{page}");
+    }
+    let found = json(&dir.path().join("p.json"));
+    let storages = found["storages"].as_array().expect("storages");
+    assert_eq!(storages.len(), 3);
+    assert!(storages.iter().all(|storage| storage["phases"].as_array().is_some_and(|phases| phases.len() == 3)));
+    refused(&lab(dir.path(), &["performance", "--model", "no-such-model"]), "no-such-model", "");
+}

@@ -164,7 +164,7 @@ mod tests {
     #[test]
     fn decoded_tokens_must_agree() {
         let with = |tokens: &[u32]| Answer { decoded: tokens.to_vec(), ..answer(&[(7, 3.0)], &[], &[]) };
-        let job = Job::Decode { steps: 3 };
+        let job = Job::Decode { steps: 3, rows: 1 };
         assert_eq!(check(job, &with(&[1, 2, 3]), Some(&with(&[1, 2, 3])), true).state, State::Supported);
         assert_eq!(check(job, &with(&[1, 2, 4]), Some(&with(&[1, 2, 3])), true).state, State::SilentlyWrong);
     }

@@ -107,7 +107,7 @@ impl SessionResult {
     /// Why nothing of the session can be believed, where it cannot.
     fn untrusted(&self) -> Option<String> {
         if let Some(found) = self.comparisons.iter().find(|c| c.verdict == Verdict::Invalid) {
-            return Some(format!("{} differs from itself on {}", self.suite.reference, found.workload));
+            return Some(format!("{} differs from itself on {}", found.reference, found.workload));
         }
         let asked = self.suite.workloads.iter().any(|workload| self.suite.arms(workload).len() > 1);
         let compared = self.comparisons.iter().any(|c| !asked || c.variant != c.reference);

@@ -78,16 +78,19 @@ impl Processes {
     }
 
     fn command(&self, variant: &Variant) -> Result<Command, String> {
-        let mut command = match variant.worker.script() {
-            None => {
-                let mut command = Command::new(variant.binary.as_deref().unwrap_or(&self.pellucid));
-                command.args(["lab", "__worker"]);
-                command
-            }
-            Some(script) => {
+        let mut command = match (variant.worker, variant.worker.script()) {
+            (_, Some(script)) => {
                 let python = self.python.as_deref().ok_or("it needs a Python that has it: --python")?;
                 let mut command = Command::new(python);
-                command.args(["-c", script]);
+                command.args(["-c", &script]);
+                command
+            }
+            (WorkerKind::Candle, None) => {
+                Command::new(variant.binary.as_deref().ok_or("it is built on request: --candle")?)
+            }
+            (_, None) => {
+                let mut command = Command::new(variant.binary.as_deref().unwrap_or(&self.pellucid));
+                command.args(["lab", "__worker"]);
                 command
             }
         };
@@ -102,31 +105,38 @@ impl Processes {
 }
 
 impl WorkerKind {
-    /// The Python program of a peer.
-    pub fn script(self) -> Option<&'static str> {
-        match self {
-            WorkerKind::Pellucid => None,
-            WorkerKind::Transformers => Some(include_str!("../peers/transformers.py")),
-            WorkerKind::Nnsight => Some(include_str!("../peers/nnsight.py")),
-            WorkerKind::TransformerLens => Some(include_str!("../peers/transformer_lens.py")),
-            WorkerKind::LlamaCpp => Some(include_str!("../peers/llama_cpp.py")),
-        }
+    /// The Python program of a peer: what all have in common, then its own.
+    pub fn script(self) -> Option<String> {
+        const ALL: &str = include_str!("../peers/prelude.py");
+        const ON_TORCH: &str = concat!(include_str!("../peers/prelude.py"), include_str!("../peers/prelude_torch.py"));
+        let (common, own) = match self {
+            WorkerKind::Pellucid | WorkerKind::Candle => return None,
+            WorkerKind::Transformers => (ON_TORCH, include_str!("../peers/transformers.py")),
+            WorkerKind::Nnsight => (ON_TORCH, include_str!("../peers/nnsight.py")),
+            WorkerKind::TransformerLens => (ON_TORCH, include_str!("../peers/transformer_lens.py")),
+            WorkerKind::LlamaCpp => (ALL, include_str!("../peers/llama_cpp.py")),
+        };
+        Some([common, own].concat())
     }
 
     /// The module that a Python must be able to import to run it.
     pub fn module(self) -> Option<&'static str> {
         match self {
-            WorkerKind::Pellucid => None,
+            WorkerKind::Pellucid | WorkerKind::Candle => None,
             WorkerKind::Transformers => Some("transformers"),
             WorkerKind::Nnsight => Some("nnsight"),
             WorkerKind::TransformerLens => Some("transformer_lens"),
             WorkerKind::LlamaCpp => Some("llama_cpp"),
         }
     }
+}
 
-    /// Whether a Python has what this worker needs.
-    pub fn is_available(self, python: Option<&Path>) -> bool {
-        let Some(module) = self.module() else { return true };
+impl Variant {
+    /// Whether it can run here, given a Python.
+    pub fn is_available(&self, python: Option<&Path>) -> bool {
+        let Some(module) = self.worker.module() else {
+            return self.worker != WorkerKind::Candle || self.binary.is_some();
+        };
         let Some(python) = python else { return false };
         // Finding a module is a hundred times faster than importing it.
         let find = format!("import importlib.util, sys; sys.exit(importlib.util.find_spec('{module}') is None)");
@@ -225,7 +235,7 @@ fn wait(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
 }
 
 /// The last lines of what a process wrote, on one line.
-fn last_words(bytes: &[u8]) -> String {
+pub(crate) fn last_words(bytes: &[u8]) -> String {
     const LINES: usize = 3;
     const CHARACTERS: usize = 300;
     let text = String::from_utf8_lossy(bytes);
@@ -294,6 +304,8 @@ mod tests {
         let outcome = processes.run(&variant, &request(), Duration::from_secs(1));
         let Outcome::Failed { how, said } = outcome else { panic!("{outcome:?}") };
         assert!(how == Failing::Start && said.contains("--python"), "{said}");
-        assert!(!WorkerKind::Transformers.is_available(None) && WorkerKind::Pellucid.is_available(None));
+        let is_available = |worker| Variant { worker, ..variant.clone() }.is_available(None);
+        assert!(is_available(WorkerKind::Pellucid));
+        assert!(!is_available(WorkerKind::Transformers) && !is_available(WorkerKind::Candle));
     }
 }

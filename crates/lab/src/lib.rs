@@ -7,6 +7,7 @@
 
 pub mod baseline;
 pub mod budget;
+pub mod candle;
 pub mod check;
 pub mod conclusion;
 pub mod counting;
@@ -16,6 +17,7 @@ pub mod history;
 mod memory;
 pub mod noise;
 pub mod number;
+pub mod performance;
 pub mod protocol;
 pub mod report;
 pub mod result;

@@ -37,10 +37,13 @@ pub enum Job {
     Prefill,
     /// One forward pass, logits of every position.
     Forward,
-    /// Greedy decoding of this many tokens after the prompt; the time is that of one step.
+    /// Greedy decoding of this many tokens after the prompt; the time is that of one step of all rows.
     Decode {
         /// New tokens.
         steps: usize,
+        /// Rows that are decoded together: each begins one token later in the prompt, and goes on from its start.
+        #[serde(default = "one_row", skip_serializing_if = "is_one_row")]
+        rows: usize,
     },
     /// A prefill that captures every layer's `resid_post`.
     Capture,
@@ -49,8 +52,13 @@ pub enum Job {
         /// How many.
         layers: usize,
     },
-    /// A prefill with a plan whose only tap applies to a row that is not there.
+    /// A prefill with a plan whose only tap applies to no position.
     Armed,
+    /// Greedy decoding of this many tokens under such a plan; the time is that of one step.
+    ArmedDecode {
+        /// New tokens.
+        steps: usize,
+    },
     /// A prefill that adds a vector to the middle layer's `resid_post` at every position.
     Steer,
     /// Greedy decoding of this many tokens while that vector is added at every step; the time is that of one step.
@@ -74,6 +82,27 @@ pub enum Job {
     /// Attribution patching between the same two prompts: for each position the middle `resid_post` of the first minus that of the
     /// second, times the gradient there of the second's last logit of its own first token.
     Attribute,
+}
+
+fn one_row() -> usize {
+    1
+}
+
+fn is_one_row(rows: &usize) -> bool {
+    *rows == 1
+}
+
+impl Job {
+    /// The new tokens of a job that decodes.
+    pub fn steps(self) -> Option<usize> {
+        match self {
+            Job::Decode { steps, .. }
+            | Job::ArmedDecode { steps }
+            | Job::SteerDecode { steps }
+            | Job::CaptureDecode { steps } => Some(steps),
+            _ => None,
+        }
+    }
 }
 
 /// What a worker found.

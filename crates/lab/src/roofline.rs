@@ -26,7 +26,7 @@ const TOKENS: usize = 128;
 /// How long it may take.
 const LIMIT: Duration = Duration::from_secs(60);
 /// Tokens that are decoded after the prompt.
-const STEPS: usize = 16;
+pub(crate) const STEPS: usize = 16;
 /// Runs, of which each op's fastest is kept.
 const ROUNDS: usize = 3;
 
@@ -120,22 +120,9 @@ pub fn measure(request: &Request) -> Result<Roofline> {
     // A small model may have no room for the whole prompt and the steps after it.
     let room = loaded.model.program().architecture().context.unwrap_or(usize::MAX).saturating_sub(STEPS).max(1);
     let tokens = &request.tokens[..request.tokens.len().min(room)];
-    let (model, profile) = loaded.model.profiled();
-    let mut fastest: BTreeMap<(&str, String), OpRate> = BTreeMap::new();
-    for _ in 0..ROUNDS {
-        for phase in ["prompt", "step"] {
-            profile.clear();
-            go(&model, tokens, phase)?;
-            let times: Vec<OpTime> = profile.times();
-            // Generating begins with the prompt; its steps are those of one token.
-            let times: Vec<&OpTime> = times.iter().filter(|t| phase == "prompt" || t.tokens == 1).collect();
-            for (name, rate) in rates(&loaded.model, &times, phase) {
-                let best = fastest.entry((phase, name)).or_insert_with(|| rate.clone());
-                if rate.seconds < best.seconds {
-                    *best = rate;
-                }
-            }
-        }
+    let mut ops = Vec::new();
+    for phase in ["prompt", "step"] {
+        ops.extend(fastest(&loaded.model, tokens, phase, ROUNDS)?);
     }
     Ok(Roofline {
         model: request.model.display().to_string(),
@@ -143,20 +130,43 @@ pub fn measure(request: &Request) -> Result<Roofline> {
         threads: pool.threads(),
         bytes_per_s: read_rate(&pool),
         flops_per_s: product_rate(&pool),
-        ops: fastest.into_values().filter(|rate| rate.flops > 0.0 && rate.seconds > 0.0).collect(),
+        ops: ops.into_iter().filter(|rate| rate.flops > 0.0 && rate.seconds > 0.0).collect(),
     })
 }
 
-fn go(model: &Model, tokens: &[u32], phase: &str) -> Result<()> {
+/// The ops of a phase by their names, each as in its fastest round.
+pub(crate) fn fastest(model: &Model, tokens: &[u32], phase: &str, rounds: usize) -> Result<Vec<OpRate>> {
+    let (profiled, profile) = model.profiled();
+    let mut fastest: BTreeMap<String, OpRate> = BTreeMap::new();
+    for _ in 0..rounds {
+        profile.clear();
+        go(&profiled, tokens, phase)?;
+        let times: Vec<OpTime> = profile.times();
+        // Generating begins with the prompt; its steps are those of one token.
+        let times: Vec<&OpTime> = times.iter().filter(|t| phase == "prompt" || t.tokens == 1).collect();
+        for (name, rate) in rates(model, &times, phase) {
+            let best = fastest.entry(name).or_insert_with(|| rate.clone());
+            if rate.seconds < best.seconds {
+                *best = rate;
+            }
+        }
+    }
+    Ok(fastest.into_values().collect())
+}
+
+/// A prompt, or the steps after one; the seconds of the prompt, or of all steps together.
+pub(crate) fn go(model: &Model, tokens: &[u32], phase: &str) -> Result<f64> {
     let rows = [tokens.to_vec()];
     if phase == "prompt" {
         let plan = Plan::default().with(Tap::new("logits", Action::Capture(None)).positions(Positions::Last));
+        let started = Instant::now();
         model.run(&rows, &plan, &RunOptions::default()).map_err(Error::from)?;
+        Ok(started.elapsed().as_secs_f64())
     } else {
         let options = Generate { max_new: STEPS + 1, ..Generate::default() };
-        model.generate(&rows, &Plan::default(), &options, &mut |_, _| Control::Go).map_err(Error::from)?;
+        let made = model.generate(&rows, &Plan::default(), &options, &mut |_, _| Control::Go).map_err(Error::from)?;
+        Ok(made.decode.as_secs_f64())
     }
-    Ok(())
 }
 
 fn rates(model: &Model, times: &[&OpTime], phase: &str) -> BTreeMap<String, OpRate> {
@@ -176,7 +186,7 @@ fn rates(model: &Model, times: &[&OpTime], phase: &str) -> BTreeMap<String, OpRa
 }
 
 /// Bytes a second read by all threads from memory that no cache holds: the best of a few times.
-fn read_rate(pool: &Pool) -> f64 {
+pub(crate) fn read_rate(pool: &Pool) -> f64 {
     const BYTES: usize = 128 << 20;
     let memory: Vec<u64> = (0..BYTES as u64 / 8).collect();
     let parts: Vec<&[u64]> = memory.chunks(memory.len().div_ceil(pool.threads())).collect();
@@ -189,14 +199,16 @@ fn read_rate(pool: &Pool) -> f64 {
 }
 
 /// Operations a second of products whose operands stay in the cache: the best of a few sizes and times.
-fn product_rate(pool: &Pool) -> f64 {
+pub(crate) fn product_rate(pool: &Pool) -> f64 {
     let rate = |(rows, columns, inner): (usize, usize, usize)| {
         let weights = Matrix::pack(pool, columns, inner, DType::F32, &|_, out| out.fill(0.5));
         let (x, mut y) = (vec![0.25f32; rows * inner], vec![0.0f32; rows * columns]);
         let seconds = best(20, || matmul(pool, black_box(&x), &weights, None, &mut y));
         (2 * rows * columns * inner) as f64 / seconds
     };
-    [(128, 256, 256), (256, 512, 256), (512, 512, 512), (256, 1024, 512)].map(rate).into_iter().fold(0.0, f64::max)
+    let sizes =
+        [(128, 256, 256), (256, 512, 256), (512, 512, 512), (256, 1024, 512), (512, 1536, 576), (512, 576, 1536)];
+    sizes.map(rate).into_iter().fold(0.0, f64::max)
 }
 
 /// The fewest seconds of some runs.

@@ -136,11 +136,12 @@ pub fn suite(builds: [&Path; 2], trial: &Trial) -> Suite {
         variants: vec![variant("one", builds[0]), variant("twin", builds[1]), slowed],
         workloads: vec![Workload {
             id: "decode".into(),
-            job: Job::Decode { steps: 16 },
+            job: Job::Decode { steps: 16, rows: 1 },
             model: None,
             tokens: 9,
             warmups: 1,
             repeats: 9,
+            reference: None,
             variants: None,
             metrics: vec![Metric::Time],
             margin: None,

@@ -109,6 +109,8 @@ pub enum WorkerKind {
     TransformerLens,
     /// llama.cpp through its Python binding.
     LlamaCpp,
+    /// candle, as a program of its own that the lab builds on request; its variant's `binary`.
+    Candle,
 }
 
 /// Something to do and what to read off it.
@@ -130,6 +132,9 @@ pub struct Workload {
     /// Timed runs in each process; their median is the process's number.
     #[serde(default = "three")]
     pub repeats: usize,
+    /// The variant that the others are compared with here, where it is not the suite's.
+    #[serde(default)]
+    pub reference: Option<String>,
     /// Who takes part; everybody where absent.
     #[serde(default)]
     pub variants: Option<Vec<String>>,
@@ -236,7 +241,7 @@ impl Suite {
             if workload.tokens == 0 || workload.repeats == 0 || workload.metrics.is_empty() {
                 return fail(format!("workload `{}` needs tokens, repeats and a metric", workload.id));
             }
-            if let Some(id) = workload.variants.iter().flatten().find(|id| !known(id)) {
+            if let Some(id) = workload.variants.iter().flatten().chain(&workload.reference).find(|id| !known(id)) {
                 return fail(format!("workload `{}` names the variant `{id}` (there are {names})", workload.id));
             }
         }
@@ -278,12 +283,31 @@ impl Suite {
         self.oracle.as_deref().unwrap_or(&self.reference)
     }
 
+    /// Whom the others are compared with on a workload.
+    pub fn reference<'s>(&'s self, workload: &'s Workload) -> &'s str {
+        workload.reference.as_deref().unwrap_or(&self.reference)
+    }
+
     /// Who takes part in a workload, the reference first.
     pub fn participants<'s>(&'s self, workload: &'s Workload) -> Vec<&'s Variant> {
+        let reference = self.reference(workload);
         let takes_part = |variant: &&Variant| {
-            workload.variants.as_ref().is_none_or(|ids| ids.contains(&variant.id)) && variant.id != self.reference
+            workload.variants.as_ref().is_none_or(|ids| ids.contains(&variant.id)) && variant.id != reference
         };
-        self.variant(&self.reference).into_iter().chain(self.variants.iter().filter(takes_part)).collect()
+        self.variant(reference).into_iter().chain(self.variants.iter().filter(takes_part)).collect()
+    }
+
+    /// Keeps only the workloads of these names, with their limits.
+    pub fn keep_only(&mut self, names: &[String]) -> Result<()> {
+        let known = |name: &&String| self.workloads.iter().any(|workload| workload.id == **name);
+        if let Some(name) = names.iter().find(|name| !known(name)) {
+            let ids: Vec<&str> = self.workloads.iter().map(|workload| workload.id.as_str()).collect();
+            let problem = format!("there is no workload `{name}` (there are {})", ids.join(", "));
+            return Err(Error::Suite { suite: self.name.clone(), problem });
+        }
+        self.workloads.retain(|workload| names.contains(&workload.id));
+        self.limits.retain(|limit| names.contains(&limit.workload));
+        Ok(())
     }
 
     /// Who is compared with whom on a workload, `(before, after)`: the reference with itself, then every variant with the
@@ -346,11 +370,36 @@ mod tests {
         let suite = Suite::parse(TWO, "two.toml").expect("a suite");
         assert_eq!((suite.precision.pairs, suite.precision.least_pairs), (8, 4));
         assert_eq!(suite.oracle(), "before");
-        assert_eq!(suite.workloads[0].job, Job::Decode { steps: 8 });
+        assert_eq!(suite.workloads[0].job, Job::Decode { steps: 8, rows: 1 });
         let ids: Vec<&str> = suite.participants(&suite.workloads[0]).iter().map(|v| v.id.as_str()).collect();
         assert_eq!(ids, ["before", "after"]);
         let written = toml::to_string(&suite).expect("TOML");
         assert_eq!(Suite::parse(&written, "again").expect("the same"), suite);
+    }
+
+    #[test]
+    fn a_workload_may_have_a_reference_of_its_own_and_be_chosen_alone() {
+        let more = r#"
+            [[workload]]
+            id = "batch"
+            job = { decode = { steps = 8, rows = 4 } }
+            tokens = 9
+            reference = "after"
+        "#;
+        let mut suite = Suite::parse(&format!("{TWO}{more}"), "two.toml").expect("a suite");
+        assert_eq!(suite.workloads[1].job, Job::Decode { steps: 8, rows: 4 });
+        let arms = |workload: usize| {
+            let arms = suite.arms(&suite.workloads[workload]);
+            arms.iter().map(|(a, b)| format!("{} {}", a.id, b.id)).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            (arms(0), arms(1)),
+            (vec!["before before".into(), "before after".into()], vec!["after after".into(), "after before".into()])
+        );
+        let error = suite.keep_only(&["bach".into()]).expect_err("a name that leads nowhere").to_string();
+        assert!(error.contains("`bach`") && error.contains("step, batch"), "{error}");
+        suite.keep_only(&["batch".into()]).expect("it is there");
+        assert_eq!((suite.workloads.len(), suite.limits.len()), (1, 0));
     }
 
     #[test]
@@ -363,6 +412,7 @@ mod tests {
             ("ratio = 1.05", "", "limits nothing"),
             ("workload = \"step\"", "workload = \"stop\"", "`stop`"),
             ("tokens = 9", "tokens = 9\n bananas = 1", "bananas"),
+            ("tokens = 9", "tokens = 9\n reference = \"afore\"", "names the variant `afore`"),
         ] {
             assert!(TWO.contains(from), "{from}");
             let error = Suite::parse(&TWO.replace(from, to), "two.toml").expect_err(said).to_string();

@@ -125,7 +125,7 @@ struct Made {
 /// One run of the job.
 fn one(loaded: &LoadedModel, request: &Request) -> Result<Made> {
     let (inputs, plan) = prepared(loaded, request);
-    if let Job::Decode { steps } | Job::SteerDecode { steps } | Job::CaptureDecode { steps } = request.job {
+    if let Some(steps) = request.job.steps() {
         let options = Generate { max_new: steps + 1, ..Generate::default() };
         let generation =
             loaded.model.generate(&inputs, &plan, &options, &mut |_, _| Control::Go).map_err(Error::from)?;
@@ -162,6 +162,7 @@ fn prepared(loaded: &LoadedModel, request: &Request) -> (Vec<Vec<u32>>, Plan) {
     let middle = depth / 2;
     let last = |tap: Tap| tap.positions(Positions::Last);
     let logits = || last(Tap::new("logits", Action::Capture(None)));
+    let nowhere = || Tap::new(format!("layers.{middle}.resid_post"), Action::Zero).positions(Positions::List(vec![]));
     // The same numbers for every worker: no engine's random generator is another's.
     let direction: Vec<f32> = (0..width).map(|i| ((i * 37 % 101) as f32 / 50.0 - 1.0) * 0.5).collect();
     let steer = Action::Add { operand: Operand::Vector(direction), scale: 1.0 };
@@ -169,7 +170,7 @@ fn prepared(loaded: &LoadedModel, request: &Request) -> (Vec<Vec<u32>>, Plan) {
     match request.job {
         Job::Prefill => (one, Plan::default().with(logits())),
         Job::Forward => (one, Plan::capture(["logits"])),
-        Job::Decode { .. } => (one, Plan::default()),
+        Job::Decode { rows, .. } => (rows_of(&request.tokens, rows), Plan::default()),
         Job::Capture => {
             (one, Plan::default().with(logits()).with(Tap::new("layers.*.resid_post", Action::Capture(None))))
         }
@@ -178,11 +179,8 @@ fn prepared(loaded: &LoadedModel, request: &Request) -> (Vec<Vec<u32>>, Plan) {
                 (0..layers.min(depth)).map(|l| Tap::new(format!("layers.{l}.resid_post"), Action::Capture(None)));
             (one, captured.fold(Plan::default().with(logits()), Plan::with))
         }
-        Job::Armed => {
-            let nowhere =
-                Tap::new(format!("layers.{middle}.resid_post"), Action::Zero).positions(Positions::List(vec![]));
-            (one, Plan::default().with(nowhere).with(logits()))
-        }
+        Job::Armed => (one, Plan::default().with(nowhere()).with(logits())),
+        Job::ArmedDecode { .. } => (one, Plan::default().with(nowhere())),
         Job::Steer => {
             (one, Plan::default().with(Tap::new(format!("layers.{middle}.resid_post"), steer)).with(logits()))
         }
@@ -207,6 +205,12 @@ fn prepared(loaded: &LoadedModel, request: &Request) -> (Vec<Vec<u32>>, Plan) {
             (vec![request.tokens.clone(), backwards], plan)
         }
     }
+}
+
+/// Rows of one length that differ: each begins one token later in the prompt, and goes on from its start.
+fn rows_of(tokens: &[u32], rows: usize) -> Vec<Vec<u32>> {
+    let row = |row: usize| tokens.iter().cycle().skip(row % tokens.len().max(1)).take(tokens.len()).copied().collect();
+    (0..rows).map(row).collect()
 }
 
 /// What putting row 0's stream in place of row 1's would do to a logit of row 1, position by position, to first order.

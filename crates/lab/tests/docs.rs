@@ -57,7 +57,11 @@ fn the_page_knows_every_suite_job_and_peer() {
     for worker in [WorkerKind::Transformers, WorkerKind::Nnsight, WorkerKind::TransformerLens, WorkerKind::LlamaCpp] {
         let module = worker.module().expect("a peer");
         assert!(page.contains(&format!("| `{module}` |")), "{module}");
+        // One request is read, by what all have in common, and one answer given, by their own last line.
+        let script = worker.script().expect("a program");
+        assert!(script.matches("json.load(sys.stdin)").count() == 1 && script.ends_with("\nreply(main)\n"), "{module}");
     }
+    assert!(page.contains("| `candle` |") && WorkerKind::Candle.script().is_none());
 }
 
 #[test]

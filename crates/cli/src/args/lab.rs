@@ -15,9 +15,12 @@ pub enum LabCommand {
     /// Measure the products of a model and this machine's limits: a JSON request on stdin, a JSON answer on stdout
     #[command(name = "__roofline", hide = true)]
     Roofline,
+    /// Take the passes of a model apart: a JSON request on stdin, a JSON answer on stdout
+    #[command(name = "__performance", hide = true)]
+    PerformanceWorker,
     /// Run a suite: one by name (see `lab list`) or a TOML file
     Run(LabRunArgs),
-    /// Our engine against transformers and llama.cpp on the same weights (as `lab run speed`)
+    /// Our engine against transformers, llama.cpp and candle on the same weights (as `lab run speed`)
     Speed(SuiteOptions),
     /// What looking costs, rung by rung (as `lab run capture`)
     Capture(SuiteOptions),
@@ -27,6 +30,8 @@ pub enum LabCommand {
     Trace(SuiteOptions),
     /// A profile of tracing from Python: ours, plain PyTorch hooks and nnsight on one network, and where our time goes
     TraceProfile(LabTraceProfileArgs),
+    /// Where the time goes: every op in decoding and in prompts, by storage, against the limits of this machine; what captures cost
+    Performance(LabPerformanceArgs),
     /// The methods of the field by those who offer them; with --families the page of who is right on which family
     Peers(LabPeersArgs),
     /// What constructing a model, a tokenizer or a session costs, against an empty process
@@ -85,6 +90,27 @@ pub struct LabTraceProfileArgs {
     pub json: Option<PathBuf>,
 }
 
+#[derive(Args)]
+#[command(after_help = "Examples:
+  pellucid lab performance --model builtin                      a look, on the screen
+  pellucid lab performance --python venv/bin/python --md docs/performance.md")]
+pub struct LabPerformanceArgs {
+    /// The model (directory, GGUF file, pulled name or `builtin`)
+    #[arg(long, short, value_name = "M", default_value = "smollm2-135m")]
+    pub model: String,
+    #[command(flatten)]
+    pub assume: AssumeArg,
+    /// A Python with torch, whose fastest product is measured, too
+    #[arg(long, value_name = "PYTHON")]
+    pub python: Option<PathBuf>,
+    /// Write the page here instead of printing it
+    #[arg(long, value_name = "F.md")]
+    pub md: Option<PathBuf>,
+    /// Write everything that was measured as JSON
+    #[arg(long, value_name = "F.json")]
+    pub json: Option<PathBuf>,
+}
+
 /// Baselines.
 #[derive(Subcommand)]
 pub enum BaselineCommand {
@@ -113,6 +139,7 @@ Examples:
   pellucid lab run capture                          what looking costs, rung by rung
   pellucid lab run speed --python venv/bin/python   against transformers on the same weights
   pellucid lab run speed --out speed.json --html speed.html
+  pellucid lab run speed --only decode-1 batch      two workloads of the suite
   pellucid lab run my-suite.toml --gate             a gate for continuous integration"
 )]
 pub struct LabRunArgs {
@@ -133,6 +160,12 @@ pub struct SuiteOptions {
     /// A Python that has the peers; variants that it cannot import are left out, and named
     #[arg(long, value_name = "PYTHON")]
     pub python: Option<PathBuf>,
+    /// Compare with candle, too, where the suite does: its worker is built with cargo, once, which takes minutes
+    #[arg(long)]
+    pub candle: bool,
+    /// Only these workloads of the suite
+    #[arg(long, value_name = "W", num_args = 1..)]
+    pub only: Vec<String>,
     /// Pairs of processes for each comparison, at most
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
     pub pairs: Option<u32>,

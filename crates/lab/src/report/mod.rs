@@ -7,6 +7,7 @@ mod html;
 mod ladder;
 mod markdown;
 mod peers;
+mod performance;
 
 pub use bencher::bencher;
 pub(crate) use format::date;
@@ -16,6 +17,7 @@ pub use html::html;
 pub use ladder::closure;
 pub use markdown::markdown;
 pub use peers::peers_page;
+pub use performance::performance_page;
 
 use crate::check::State;
 use crate::result::{Comparison, CostModel, Counted, SessionResult};

@@ -1,6 +1,6 @@
 //! What follows from a session's runs: comparisons, states, cost models.
 
-use super::{Arm, Running, arm_name};
+use super::{Arm, Question, Running, arm_name};
 use crate::check::{self, State};
 use crate::conclusion::broken_limits;
 use crate::protocol::{Answer, Job};
@@ -108,23 +108,22 @@ impl Running<'_> {
 
     /// Judges every run's numbers; done at the end, since the oracle may have run after others.
     fn check_all(&mut self) {
-        for run in &mut self.runs {
-            let Some(answer) = &run.answer else { continue };
-            let suite = self.suite;
-            let workload = suite.workloads.iter().find(|w| w.id == run.workload);
-            let (Some(workload), Some(variant), Some(oracle)) =
-                (workload, suite.variant(&run.variant), suite.variant(suite.oracle()))
-            else {
-                continue;
-            };
-            let (job, exact) = (suite.job(workload, variant), variant.dtype == oracle.dtype);
+        let suite = self.suite;
+        let judged = |run: &Run| {
+            let (answer, question) = (run.answer.as_ref()?, self.question(run)?);
+            let exact = suite.variant(&run.variant)?.dtype == suite.variant(suite.oracle())?.dtype;
+            let same = self.truths.iter().find(|(known, _)| *known == question).map(|(_, truth)| truth.clone());
             // Another job makes other numbers; what both know is the model's answer to the prompt.
-            let truth = self.truths.get(&run.workload).map(|truth| match job == suite.job(workload, oracle) {
-                true => truth.clone(),
-                false => Answer { values: answer.values.clone(), decoded: Vec::new(), ..truth.clone() },
+            let alike =
+                |(known, _): &&(Question, Answer)| (&known.model, known.tokens) == (&question.model, question.tokens);
+            let truth = same.or_else(|| {
+                let (_, truth) = self.truths.iter().find(alike)?;
+                Some(Answer { values: answer.values.clone(), decoded: Vec::new(), ..truth.clone() })
             });
-            run.check = Some(check::check(job, answer, truth.as_ref(), exact));
-        }
+            Some(check::check(question.job, answer, truth.as_ref(), exact))
+        };
+        let checks: Vec<Option<check::Check>> = self.runs.iter().map(judged).collect();
+        self.runs.iter_mut().zip(checks).for_each(|(run, check)| run.check = check);
     }
 
     fn cells(&self) -> Vec<Cell> {

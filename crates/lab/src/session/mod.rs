@@ -7,7 +7,7 @@ mod findings;
 
 use crate::environment::Environment;
 use crate::executor::{Executor, Failing, Outcome};
-use crate::protocol::{Answer, Request};
+use crate::protocol::{Answer, Job, Request};
 use crate::result::{Comparison, Counted, Run, SessionResult};
 use crate::stats::Random;
 use crate::suite::{Metric, Suite, Variant, WorkerKind, Workload};
@@ -70,8 +70,7 @@ pub fn run(
             arms.push(Arm { workload, before, after, before_first: random.bits() & 1 == 0 });
         }
     }
-    let mut state =
-        Running { suite, setting: &setting, runs: Vec::new(), truths: HashMap::new(), longest: HashMap::new() };
+    let mut state = Running { suite, setting: &setting, runs: Vec::new(), truths: Vec::new(), longest: HashMap::new() };
     let mut earlier: HashMap<(String, String, usize, bool), Run> = setting
         .earlier
         .iter()
@@ -172,12 +171,20 @@ fn padded(variant: &Variant, padding: usize) -> Variant {
     padded
 }
 
+/// What is asked of a model: whoever answers the same question must say the same, on whichever workload it was asked.
+#[derive(Clone, Debug, PartialEq)]
+struct Question {
+    model: Option<String>,
+    tokens: usize,
+    job: Job,
+}
+
 struct Running<'s> {
     suite: &'s Suite,
     setting: &'s Setting,
     runs: Vec<Run>,
-    /// The oracle's first answer to each workload.
-    truths: HashMap<String, Answer>,
+    /// The oracle's first answer to each question.
+    truths: Vec<(Question, Answer)>,
     /// Seconds of each variant's longest process on each workload.
     longest: HashMap<(String, String), f64>,
 }
@@ -243,10 +250,19 @@ impl Running<'_> {
         run.place = self.runs.len();
         if let Some(answer) = &run.answer
             && run.variant == self.suite.oracle()
+            && let Some(question) = self.question(&run)
+            && !self.truths.iter().any(|(known, _)| *known == question)
         {
-            self.truths.entry(run.workload.clone()).or_insert_with(|| answer.clone());
+            self.truths.push((question, answer.clone()));
         }
         run
+    }
+
+    /// What a run was asked.
+    fn question(&self, run: &Run) -> Option<Question> {
+        let workload = self.suite.workloads.iter().find(|workload| workload.id == run.workload)?;
+        let job = self.suite.job(workload, self.suite.variant(&run.variant)?);
+        Some(Question { model: workload.model.clone(), tokens: workload.tokens, job })
     }
 
     fn request(&self, workload: &Workload, variant: &Variant) -> Request {

@@ -66,7 +66,7 @@ pub fn run(args: LabAllArgs) -> Result<(), Failure> {
 /// What a suite weighs here, without those who are not here.
 fn weight(name: &str, args: &LabAllArgs) -> f64 {
     let Some(Ok(mut suite)) = suites::named(name) else { return 0.0 };
-    suite.variants.retain(|variant| variant.worker.is_available(args.python.as_deref()));
+    suite.variants.retain(|variant| variant.is_available(args.python.as_deref()));
     budget::weight(&suite)
 }
 
@@ -76,6 +76,8 @@ fn options(name: &str, args: &LabAllArgs, budget: f64) -> SuiteOptions {
         model: args.model.clone(),
         assume: AssumeArg { assume: None },
         python: args.python.clone(),
+        candle: false,
+        only: vec![],
         pairs: args.quick.then_some(QUICK_PAIRS),
         budget: args.quick.then_some(budget),
         seed: args.seed,

@@ -3,6 +3,7 @@
 mod all;
 mod history;
 mod peers;
+mod performance;
 mod selftest;
 mod session;
 mod sessions;
@@ -28,6 +29,7 @@ pub fn run(command: LabCommand) -> Result<(), Failure> {
         LabCommand::Worker => print_json(&worker::answer(&asked()?).map_err(failure)?),
         LabCommand::Fixture => print_json(&child::answer(&asked()?)),
         LabCommand::Roofline => print_json(&roofline::measure(&asked()?).map_err(failure)?),
+        LabCommand::PerformanceWorker => print_json(&pellucid_lab::performance::measure(&asked()?).map_err(failure)?),
         LabCommand::Run(args) if args.suite == fixtures::NAME => sessions::run(sessions::as_suite(&args.options)),
         LabCommand::Run(args) => run_suite(&args.suite, args.options),
         LabCommand::Speed(options) => run_suite("speed", options),
@@ -35,6 +37,7 @@ pub fn run(command: LabCommand) -> Result<(), Failure> {
         LabCommand::Loader(options) => run_suite("loader", options),
         LabCommand::Trace(options) => run_suite("trace", options),
         LabCommand::TraceProfile(args) => trace_profile::run(args),
+        LabCommand::Performance(args) => performance::run(args),
         LabCommand::Peers(args) if args.families.is_empty() => run_suite("peers", args.options),
         LabCommand::Peers(args) => peers::run(args),
         LabCommand::Sessions(args) => sessions::run(args),

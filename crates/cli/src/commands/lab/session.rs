@@ -11,15 +11,21 @@ use pellucid_lab::executor::Processes;
 use pellucid_lab::result::{Run, SessionResult};
 use pellucid_lab::roofline::{self, Roofline};
 use pellucid_lab::session::{self, Progress, Setting};
-use pellucid_lab::suite::Suite;
-use pellucid_lab::suites;
-use pellucid_models::{builtin, locate, program_of};
+use pellucid_lab::suite::{Suite, Variant, WorkerKind, Workload};
+use pellucid_lab::{candle, suites};
+use pellucid_models::{builtin, locate, program_of, pull};
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 /// Runs a suite as the arguments ask.
 pub fn measure(name: &str, args: &SuiteOptions) -> Result<SessionResult, Failure> {
     let mut suite = find_suite(name)?;
+    if !args.only.is_empty() {
+        suite.keep_only(&args.only).map_err(failure)?;
+    }
+    if args.candle {
+        build_candle(&mut suite)?;
+    }
     leave_out_absent(&mut suite, args.python.as_deref())?;
     let name = args.model.as_deref().or(suite.model.as_deref()).unwrap_or("smollm2-135m").to_string();
     let assume = args.assume.assume.clone();
@@ -100,40 +106,64 @@ fn find_suite(name: &str) -> Result<Suite, Failure> {
     Suite::parse(&text, name).map_err(failure)
 }
 
+/// Builds candle's worker and gives it to the variants that it is for.
+fn build_candle(suite: &mut Suite) -> Result<(), Failure> {
+    let mut theirs = suite.variants.iter_mut().filter(|variant| variant.worker == WorkerKind::Candle).peekable();
+    if theirs.peek().is_none() {
+        return Err(Failure::usage(format!("{} has no variant of candle", suite.name), "leave out --candle"));
+    }
+    say("building candle's worker (the first time takes minutes)");
+    let program = candle::build(&pull::cache_dir()?).map_err(failure)?;
+    theirs.for_each(|variant| variant.binary = Some(program.clone()));
+    Ok(())
+}
+
 /// Takes variants out of a suite that cannot run here, and says so.
 pub fn leave_out_absent(suite: &mut Suite, python: Option<&Path>) -> Result<(), Failure> {
-    let here = |id: &str, suite: &Suite| suite.variant(id).is_some_and(|v| v.worker.is_available(python));
-    let absent: Vec<String> =
-        suite.variants.iter().filter(|v| !here(&v.id, suite)).map(|variant| variant.id.clone()).collect();
+    let compared = |suite: &Suite, workload: &Workload| suite.arms(workload).len() > 1;
+    let before: Vec<String> = suite.workloads.iter().filter(|w| compared(suite, w)).map(|w| w.id.clone()).collect();
+    let (here, absent): (Vec<Variant>, Vec<Variant>) =
+        std::mem::take(&mut suite.variants).into_iter().partition(|variant| variant.is_available(python));
+    suite.variants = here;
     if absent.is_empty() {
         return Ok(());
     }
-    let hint = "name a Python that has it: --python venv/bin/python";
-    let had_others = suite.variants.len() > 1;
-    say(&format!("left out, not to be found here: {} ({hint})", absent.join(", ")));
-    suite.variants.retain(|variant| !absent.contains(&variant.id));
-    suite.limits.retain(|limit| !absent.contains(&limit.variant));
-    suite.ladder.retain(|id| !absent.contains(id));
-    for workload in &mut suite.workloads {
-        if let Some(variants) = &mut workload.variants {
-            variants.retain(|id| !absent.contains(id));
-        }
-    }
-    if absent.contains(&suite.reference) {
+    let remedy = |variant: &Variant| if variant.worker == WorkerKind::Candle { "--candle" } else { "--python PYTHON" };
+    let named: Vec<String> = absent.iter().map(|variant| format!("{} ({})", variant.id, remedy(variant))).collect();
+    say(&format!("left out, not to be found here: {}", named.join(", ")));
+    let hint = "name a Python that has the peers (--python venv/bin/python), or build candle's worker (--candle)";
+    let is_absent = |id: &str| absent.iter().any(|variant| variant.id == id);
+    // A limit on a ratio means nothing without whom it is a ratio to.
+    let lost: Vec<String> =
+        suite.workloads.iter().filter(|w| is_absent(suite.reference(w))).map(|w| w.id.clone()).collect();
+    suite
+        .limits
+        .retain(|limit| !is_absent(&limit.variant) && (limit.ratio.is_none() || !lost.contains(&limit.workload)));
+    suite.ladder.retain(|id| !is_absent(id));
+    if is_absent(&suite.reference) {
         let first = suite.variants.first().ok_or_else(|| Failure::usage("nothing of this suite can run here", hint))?;
         suite.reference = first.id.clone();
-        // Limits compare with a reference that is not there.
-        suite.limits.retain(|limit| limit.ratio.is_none());
         say(&format!("compared with `{}` instead", suite.reference));
     }
-    if had_others && suite.variants.len() == 1 {
-        let alone = &suite.variants[0].id;
-        return Err(Failure::invalid(
-            format!("nothing can be compared: only `{alone}` of {} is here", suite.name),
-            hint,
-        ));
+    for workload in &mut suite.workloads {
+        if let Some(variants) = &mut workload.variants {
+            variants.retain(|id| !is_absent(id));
+        }
     }
-    suite.oracle = suite.oracle.take().filter(|oracle| !absent.contains(oracle));
+    // Whoever has lost everybody to be compared with is not measured alone.
+    let own = |workload: &Workload| workload.reference.as_deref().is_some_and(is_absent);
+    let alone = |w: &&Workload| own(w) || (before.contains(&w.id) && !compared(suite, w));
+    let alone: Vec<String> = suite.workloads.iter().filter(alone).map(|w| w.id.clone()).collect();
+    if !alone.is_empty() {
+        say(&format!("left out, nobody to compare with: {}", alone.join(", ")));
+    }
+    suite.workloads.retain(|workload| !alone.contains(&workload.id));
+    suite.limits.retain(|limit| !alone.contains(&limit.workload));
+    if suite.workloads.is_empty() {
+        let who = &suite.reference;
+        return Err(Failure::invalid(format!("nothing can be compared: only `{who}` of {} is here", suite.name), hint));
+    }
+    suite.oracle = suite.oracle.take().filter(|oracle| !is_absent(oracle));
     suite.check().map_err(failure)
 }
 
