@@ -32,7 +32,9 @@ impl Report {
         lines.push(("custom code", self.code_line()));
         lines.push(("licence", self.licence.clone().unwrap_or_default()));
         lines.push(("base model", self.base_model.join(", ")));
-        if let Some(offer) = &self.assume {
+        if let Some(family) = &self.registered_as {
+            lines.push(("runs as", format!("{family}, as which its type is registered")));
+        } else if let Some(offer) = &self.assume {
             lines.push(("runs as", format!("{0}, with --assume {0}", offer.family)));
         }
         for problem in &self.problems {

@@ -4,12 +4,14 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::listing::Listing;
 use super::report::{Category, Format, Report, Support};
-use super::{category, gguf, model_card, native, shape, tokenizer, weights};
-use crate::Error;
+use super::{gguf, model_card, native, shape, tokenizer, weights};
 use crate::checkpoint::Checkpoint;
+use crate::identify::category;
+use crate::identify::peek::Peek;
+use crate::listing::Listing;
 use crate::tensors::Tensors;
+use crate::{Error, Result, json};
 
 /// Describes a directory.
 pub(super) fn inspect(dir: &Path, assume: Option<&str>) -> Report {
@@ -21,14 +23,11 @@ pub(super) fn inspect(dir: &Path, assume: Option<&str>) -> Report {
             return report;
         }
     };
-    let config = match listing.json("config.json") {
-        Ok(config) => config.map(|config| with_sidecar(config, dir)),
-        Err(error) => {
-            report.refuse_for(&error);
-            None
-        }
-    };
-    report.category = category::of_directory(&listing, config.as_ref());
+    let (config, peek) = configuration(&listing).unwrap_or_else(|error| {
+        report.refuse_for(&error);
+        (None, None)
+    });
+    report.category = category::of_directory(&listing, peek.as_ref());
     report.custom_code = custom_code(&listing, config.as_ref());
     model_card::read(&listing, &mut report);
     match (report.category, config) {
@@ -41,6 +40,14 @@ pub(super) fn inspect(dir: &Path, assume: Option<&str>) -> Report {
         (_, None) => {}
     }
     report
+}
+
+/// The configuration, and what it tells at a glance.
+fn configuration(listing: &Listing) -> Result<(Option<Value>, Option<Peek>)> {
+    let Some(bytes) = listing.settings("config.json")? else { return Ok((None, None)) };
+    let origin = listing.dir.join("config.json");
+    let (config, peek) = (json::parse(&bytes, &origin)?, Peek::read(&bytes, &origin)?);
+    Ok((Some(with_sidecar(config, &listing.dir)), Some(peek)))
 }
 
 /// The configuration with what an older checkpoint says about quantisation in a file of its own.
@@ -84,7 +91,7 @@ fn model(listing: &Listing, config: &Value, assume: Option<&str>, report: &mut R
 
 fn named(config: &Value, report: &mut Report) {
     report.model_type = config.get("model_type").and_then(Value::as_str).map(str::to_owned);
-    report.architecture = category::class(config).map(str::to_owned);
+    report.architecture = shape::class(config).map(str::to_owned);
 }
 
 /// Small weights beside a base model.

@@ -5,9 +5,10 @@ use std::path::Path;
 use serde_json::Value as Json;
 
 use super::report::{Category, Format, Problem, Quantisation, Report, Support};
-use super::{category, native, tokenizer, weights};
+use super::{native, shape, tokenizer, weights};
 use crate::Error;
 use crate::gguf::{self, GgufFile, Value};
+use crate::identify::category;
 use crate::tensors::Tensors;
 
 /// Writes what the file is into the report.
@@ -57,7 +58,7 @@ fn model(path: &Path, file: GgufFile, assume: Option<&str>, report: &mut Report)
         }
     };
     report.model_type = config.get("model_type").and_then(Json::as_str).map(str::to_owned);
-    report.architecture = category::class(&config).map(str::to_owned);
+    report.architecture = shape::class(&config).map(str::to_owned);
     let native = native::read(&config, path, assume, report);
     let place = report.problems.len().saturating_sub(1);
     tokenizer::of_gguf(&file, report);

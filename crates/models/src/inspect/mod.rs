@@ -4,32 +4,28 @@
 //! autoencoders, a GGUF file. It looks at names, JSON files and the headers of tensors, never at their data, executes nothing,
 //! and only a path that is not there is an error; everything else is said in the [`Report`].
 //!
-//! - `listing` reads the directory once, and files only up to the size that such files have.
-//! - `category` tells what kind of thing it is; `weights` counts what the tensor headers say; `tokenizer`, `model_card`
+//! - [`identify`](crate::identify) tells what kind of thing it is; `weights` counts what the tensor headers say; `tokenizer`, `model_card`
 //!   and `shape` look at the files beside them.
 //! - `native` asks the same functions that load a model whether this one would load, and what it would need.
 //! - `directory` and `gguf` are the two ways through all of it; `card` writes the report for people.
 
 mod card;
-mod category;
 mod directory;
 mod gguf;
-mod listing;
 mod model_card;
 mod native;
 mod report;
-mod shape;
+pub(crate) mod shape;
 mod tokenizer;
-mod weights;
+pub(crate) mod weights;
 
-pub use category::others;
 pub use report::{
     Category, Format, Memory, Problem, Quantisation, Report, Shards, Support, TokenizerReport, TokenizerState,
 };
 
 use std::path::Path;
 
-use crate::{Error, Result, assume};
+use crate::{Error, Result, assume, identify, listing};
 
 /// Tells what a directory or file is and whether it will run, without reading any tensor's data.
 ///
@@ -53,6 +49,7 @@ pub fn inspect(path: &Path) -> Result<Report> {
 /// Also if there is no such native family.
 pub fn inspect_as(path: &Path, assume: Option<&str>) -> Result<Report> {
     assume::check_name(assume)?;
+    identify::register_environment()?;
     let metadata = std::fs::metadata(path).map_err(Error::io(path))?;
     if metadata.is_dir() {
         return Ok(directory::inspect(path, assume));

@@ -27,6 +27,8 @@ pub struct Report {
     pub support: Support,
     /// Why it will not run; nothing where it will.
     pub reason: Option<String>,
+    /// The native family that its type is registered as, where it is not native itself; it runs as that, with a warning.
+    pub registered_as: Option<String>,
     /// The native family that is most like it, for a language model that is not native itself.
     pub nearest: Option<String>,
     /// The native family that `--assume` would run it as, for a model whose own type is not native and that fits one.
@@ -211,6 +213,7 @@ impl Report {
             architecture: None,
             support: Support::Unsupported,
             reason: None,
+            registered_as: None,
             nearest: None,
             assume: None,
             parameters: 0,
@@ -256,6 +259,24 @@ impl Report {
 }
 
 impl Category {
+    /// All of them.
+    pub const ALL: [Category; 9] = [
+        Category::Transformers,
+        Category::Sae,
+        Category::Adapter,
+        Category::Diffusers,
+        Category::Embedding,
+        Category::VisionEncoder,
+        Category::AudioEncoder,
+        Category::Asr,
+        Category::Unknown,
+    ];
+
+    /// The category of that name.
+    pub fn from_name(name: &str) -> Option<Category> {
+        Category::ALL.into_iter().find(|category| category.name() == name)
+    }
+
     /// Its name in JSON.
     pub fn name(self) -> &'static str {
         match self {

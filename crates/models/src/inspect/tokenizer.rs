@@ -6,10 +6,10 @@ use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 
-use super::listing::Listing;
 use super::report::{Report, TokenizerReport, TokenizerState};
 use crate::chat::ChatTemplate;
 use crate::gguf::{self, GgufFile};
+use crate::listing::Listing;
 use crate::tokenizer::Sidecars;
 use crate::{Error, Result};
 

@@ -1,23 +1,18 @@
 //! The files of weights: which there are, which are missing, and what their headers count up to.
 
 use std::collections::{BTreeSet, HashMap};
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 
 use serde::Deserialize;
-use serde_json::value::RawValue;
 
-use super::listing::{LFS_POINTER, Listing};
 use super::report::Report;
-use crate::checkpoint::{Checkpoint, StoredType};
+use crate::checkpoint::Checkpoint;
+use crate::header;
+use crate::listing::Listing;
 use crate::tensors::Tensors;
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
-
-/// The reference implementation refuses longer headers, so no real file has one.
-const LONGEST_HEADER: u64 = 100_000_000;
 
 /// Tensors that are not counted: copies of tied tables and what can be computed from the configuration.
 pub(super) type Uncounted<'a> = &'a dyn Fn(&str) -> bool;
@@ -97,7 +92,7 @@ pub(super) fn count(report: &mut Report, name: &str, dtype: &str, elements: u64)
 }
 
 /// How many parameters a tensor of quantised weights stands for; scales and the like are none.
-fn packed(name: &str, dtype: &str, elements: u64, bits: Option<u64>) -> u64 {
+pub(crate) fn packed(name: &str, dtype: &str, elements: u64, bits: Option<u64>) -> u64 {
     const BESIDE: &[&str] = &[
         ".qzeros",
         ".scales",
@@ -170,45 +165,18 @@ fn numbered(name: &str) -> Option<Vec<String>> {
 fn weight_files(listing: &Listing) -> impl Iterator<Item = &str> {
     const ENDINGS: &[&str] = &[".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".npz", ".gguf"];
     const LEFT: &[&str] = &["training_args", "optimizer", "scheduler", "rng_state"];
-    let weights = |name: &&str| {
+    let weights = |name: &&str| -> bool {
         ENDINGS.iter().any(|end| name.ends_with(end)) && !LEFT.iter().any(|start| name.starts_with(start))
     };
-    listing.files().map(|(name, _)| name).filter(weights)
+    listing.files().filter(weights)
 }
 
 /// Counts what the header of a safetensors file lists, even where the data after it is cut off.
-fn count_header(path: &Path, uncounted: Uncounted, report: &mut Report) -> Result<(), String> {
-    #[derive(Deserialize)]
-    struct Info {
-        dtype: String,
-        shape: Vec<u64>,
-    }
-    let said = |error: std::io::Error| error.to_string();
-    let mut file = File::open(path).map_err(said)?;
-    let mut length = [0; 8];
-    file.read_exact(&mut length).map_err(|_| "the file is too short for a safetensors header".to_owned())?;
-    if LFS_POINTER.starts_with(&length) {
-        return Err("this is a Git LFS pointer, not the weights".into());
-    }
-    let length = u64::from_le_bytes(length);
-    if length > LONGEST_HEADER {
-        return Err(format!("the header claims {length} bytes: this is not a safetensors file"));
-    }
-    let mut json = Vec::new();
-    file.take(length).read_to_end(&mut json).map_err(said)?;
-    let mut header: HashMap<String, &RawValue> =
-        serde_json::from_slice(&json).map_err(|error| format!("the header is not valid JSON: {error}"))?;
-    header.remove("__metadata__");
-    for (name, info) in header {
-        let info: Info = serde_json::from_str(info.get()).map_err(|error| format!("tensor `{name}`: {error}"))?;
-        let known = StoredType::from_name(&info.dtype)
-            .ok_or_else(|| format!("tensor `{name}`: unknown format {}", info.dtype))?;
-        let elements = info.shape.iter().try_fold(1u64, |product, size| product.checked_mul(*size));
-        let elements = elements.ok_or_else(|| format!("tensor `{name}`: its shape is beyond any memory"))?;
+fn count_header(path: &Path, uncounted: Uncounted, report: &mut Report) -> Result<(), header::Fault> {
+    header::scan(path, &mut |tensor| {
         report.tensors += 1;
-        if !uncounted(&name) {
-            count(report, &name, known.name(), elements);
+        if !uncounted(tensor.name) {
+            count(report, tensor.name, tensor.dtype, tensor.elements);
         }
-    }
-    Ok(())
+    })
 }
