@@ -46,7 +46,7 @@ ENCODING = """albert bert big_bird bros camembert canine convbert data2vec-text 
 ENCODERS = "JinaBertModel NomicBertModel NeoBERT LlamaBidirectionalModel".split()
 # Several kinds of output, or made to think and speak.
 OMNI = """qwen2_5_omni qwen2_5_omni_thinker qwen2_5_omni_talker qwen3_omni_moe qwen3_omni_moe_thinker qwen3_omni_moe_talker_text
-    nemotron_h_omni cosmos3_omni chameleon emu3 janus moshi""".split()
+    nemotron_h_omni cosmos3_omni emu3 janus moshi seamless_m4t seamless_m4t_v2""".split()
 
 
 def tasks():
@@ -95,6 +95,8 @@ def class_category(name, of, kind, group):
         return group
     if name in ENCODERS or (kind in ENCODING and set(of) <= {"MODEL", "TEXT_ENCODING"}) or name.endswith("EncoderModel"):
         return "embedding"
+    if name.endswith("ForSpeechToText"):
+        return "asr"
     if all(task in VISION for task in of):
         return "vision_encoder"
     return group

@@ -11,10 +11,11 @@ use crate::identify;
 use crate::load::{self, Comparison};
 use crate::tensors::Tensors;
 use pellucid_engine::Program;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// A native family that a model of an unknown type fits.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct Offer {
     /// What `--assume` takes.
     pub family: String,
@@ -27,7 +28,7 @@ pub struct Offer {
 }
 
 /// A second family that fits.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct Also {
     /// What `--assume` takes.
     pub family: String,

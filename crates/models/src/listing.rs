@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+use memmap2::Mmap;
 use serde_json::Value;
 
 use crate::{Error, Result, json};
@@ -132,13 +133,31 @@ impl Listing {
         let path = self.dir.join(file);
         let bytes = first_bytes(&path, most + 1).map_err(Error::io(&path))?;
         if bytes.len() as u64 > most {
-            let problem = format!("{} bytes, where no such file has more than {most}", self.size(file));
-            return Err(Error::invalid(path, problem, "get the file anew from where the model came from"));
+            return Err(too_long(path, self.size(file), most));
         }
         if bytes.starts_with(LFS_POINTER) {
             return Err(Error::invalid(path, "this is a Git LFS pointer, not the file itself", FETCH_LFS));
         }
         Ok(Some(bytes))
+    }
+
+    /// A file that is not longer than `most`, mapped, so that only what is looked at is read; `None` where there is none.
+    pub(crate) fn mapped(&self, file: &str, most: u64) -> Result<Option<Mmap>> {
+        let path = self.dir.join(file);
+        match (self.has(file), self.size(file)) {
+            (false, _) => return Ok(None),
+            (true, 0) => return Err(Error::invalid(path, "the file is empty", "download it again")),
+            (true, size) if size > most => return Err(too_long(path, size, most)),
+            _ => {}
+        }
+        let opened = File::open(&path).map_err(Error::io(&path))?;
+        // SAFETY: the map is private to reading. Should another program cut the file while it is mapped, reading it
+        // ends the process; no program that reads models by mapping them can rule that out.
+        let map = unsafe { Mmap::map(&opened) }.map_err(Error::io(&path))?;
+        if map.starts_with(LFS_POINTER) {
+            return Err(Error::invalid(path, "this is a Git LFS pointer, not the file itself", FETCH_LFS));
+        }
+        Ok(Some(map))
     }
 
     /// A file of settings, as it is; `None` where there is none.
@@ -153,6 +172,11 @@ impl Listing {
         let value = json::parse(&bytes, &path)?;
         if value.is_object() { Ok(Some(value)) } else { Err(json::not_an_object(&path)) }
     }
+}
+
+fn too_long(path: PathBuf, size: u64, most: u64) -> Error {
+    let problem = format!("{size} bytes, where no such file has more than {most}");
+    Error::invalid(path, problem, "get the file anew from where the model came from")
 }
 
 /// The beginning of a file.

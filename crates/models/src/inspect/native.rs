@@ -218,7 +218,8 @@ fn memory(as_stored: u64, f32: u64, bf16: u64, kv_per_token: Option<u64>, contex
     if let (Some(whole), Some(context)) = (kv_at_context, context) {
         statement += &format!(": {} for {context} tokens", bytes(whole));
     }
-    Memory { as_stored, f32, bf16, kv_per_token, kv_at_context, statement }
+    // f16 takes what bf16 takes.
+    Memory { as_stored, f32, bf16, f16: bf16, kv_per_token, kv_at_context, statement }
 }
 
 /// What a matrix takes when it is kept as stored: quantised rows stay in their file, plain floats keep their width.

@@ -3,16 +3,31 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
+use super::kinds::Component;
+use super::parts::Modalities;
+use super::strategies::Strategy;
 use crate::Error;
 use crate::assume::Offer;
+use crate::identify::sae;
+
+/// The format of reports as JSON.
+pub const SCHEMA: &str = "pellucid/inspect-report/v1";
+
+/// The JSON schema of reports.
+pub fn schema() -> serde_json::Value {
+    schemars::schema_for!(Report).to_value()
+}
 
 /// What a directory or file is, whether it runs, and what it would need.
 ///
 /// As JSON every field is always there; what is not known is `null`, an empty list or an empty map.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct Report {
+    /// The format of this report, [`SCHEMA`].
+    pub schema: String,
     /// What was looked at.
     pub path: String,
     /// How it is stored.
@@ -37,6 +52,8 @@ pub struct Report {
     pub parameters: u64,
     /// Tensors in all files.
     pub tensors: usize,
+    /// The number format that `config.json` names.
+    pub dtype: Option<String>,
     /// Parameters by the format they are stored in.
     pub dtypes: BTreeMap<String, u64>,
     /// How the weights are quantised, if they are.
@@ -67,6 +84,14 @@ pub struct Report {
     pub custom_code: Vec<String>,
     /// The files that its weights are spread over.
     pub shards: Shards,
+    /// What it takes in and gives out besides text, with its parts.
+    pub modalities: Modalities,
+    /// What the autoencoders here are, if these are such.
+    pub sae: Option<sae::Description>,
+    /// The components of an image pipeline.
+    pub components: Vec<Component>,
+    /// The ways to load it, in order, with what becomes of each.
+    pub strategies: Vec<Strategy>,
     /// Everything that keeps it from running; empty exactly where it runs.
     pub problems: Vec<Problem>,
     /// The licence that its model card names.
@@ -76,7 +101,7 @@ pub struct Report {
 }
 
 /// How a thing is stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Format {
     /// A directory of files.
@@ -90,7 +115,7 @@ pub enum Format {
 }
 
 /// The kinds of things that people have.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Category {
     /// A model of text, or of text with other inputs.
@@ -114,7 +139,7 @@ pub enum Category {
 }
 
 /// What this build can do with a thing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Support {
     /// Its family runs here. `problems` may still name what keeps this copy of it from running, such as a missing file.
@@ -126,7 +151,7 @@ pub enum Support {
 }
 
 /// How weights are quantised.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct Quantisation {
     /// `gguf`, or the `quant_method` of the configuration: `gptq`, `awq`, `bitsandbytes`…
     pub method: String,
@@ -137,7 +162,7 @@ pub struct Quantisation {
 }
 
 /// What running a model takes, by the format in which the weights are kept. Everything is in bytes and an estimate from headers.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct Memory {
     /// Weights as they are loaded by default: quantised ones stay so, bf16 and f16 too.
     pub as_stored: u64,
@@ -145,6 +170,8 @@ pub struct Memory {
     pub f32: u64,
     /// Weights in bf16.
     pub bf16: u64,
+    /// Weights in f16.
+    pub f16: u64,
     /// Keys and values of one position of one sequence.
     pub kv_per_token: Option<u64>,
     /// Keys and values of one sequence as long as the context.
@@ -154,7 +181,7 @@ pub struct Memory {
 }
 
 /// A tokenizer, as far as its files tell.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct TokenizerReport {
     /// Whether there is one that can be used.
     pub state: TokenizerState,
@@ -167,7 +194,7 @@ pub struct TokenizerReport {
 }
 
 /// Whether there is a tokenizer that can be used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum TokenizerState {
     /// `tokenizer.json` is there and fits.
@@ -183,7 +210,7 @@ pub enum TokenizerState {
 }
 
 /// The files of weights.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, JsonSchema)]
 pub struct Shards {
     /// How many there should be.
     pub count: usize,
@@ -194,7 +221,7 @@ pub struct Shards {
 }
 
 /// Something that keeps a model from running.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct Problem {
     /// What is wrong, and where.
     pub what: String,
@@ -206,6 +233,7 @@ impl Report {
     /// A report that knows nothing yet.
     pub(super) fn new(path: &Path, format: Format) -> Report {
         Report {
+            schema: SCHEMA.into(),
             path: path.to_string_lossy().into_owned(),
             format,
             category: Category::Unknown,
@@ -218,7 +246,12 @@ impl Report {
             assume: None,
             parameters: 0,
             tensors: 0,
+            dtype: None,
             dtypes: BTreeMap::new(),
+            modalities: Modalities::default(),
+            sae: None,
+            components: Vec::new(),
+            strategies: Vec::new(),
             quantisation: None,
             layers: None,
             width: None,

@@ -41,6 +41,14 @@ fn text_part(config: &Value) -> Option<&Value> {
     inside(part).and_then(|key| part.get(key)).or(Some(part))
 }
 
+/// The number format that the configuration names.
+pub(super) fn dtype(config: &Value) -> Option<String> {
+    let parts = [Some(config), text_part(config)];
+    let found =
+        parts.into_iter().flatten().find_map(|part| part.get("dtype").or_else(|| part.get("torch_dtype"))?.as_str());
+    found.map(|name| name.trim_start_matches("torch.").to_owned())
+}
+
 /// The first class that a configuration names.
 pub(super) fn class(config: &Value) -> Option<&str> {
     config.get("architectures")?.as_array()?.first()?.as_str()

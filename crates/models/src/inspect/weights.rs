@@ -1,10 +1,14 @@
 //! The files of weights: which there are, which are missing, and what their headers count up to.
 
-use std::collections::{BTreeSet, HashMap};
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+use std::fmt;
 use std::path::Path;
 
 use serde::Deserialize;
+use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 
+use super::parts;
 use super::report::Report;
 use crate::checkpoint::Checkpoint;
 use crate::header;
@@ -59,6 +63,8 @@ pub(super) fn count_all(listing: &Listing, report: &mut Report) {
     const MOST_DIRS: usize = 64;
     let inside = listing.dirs().take(MOST_DIRS).filter_map(|dir| Listing::read(&listing.dir.join(dir)).ok());
     let inside: Vec<Listing> = inside.collect();
+    // The parts of a model are told apart by names that these things use otherwise.
+    let parts = std::mem::take(&mut report.modalities.parts);
     for listing in std::iter::once(listing).chain(&inside) {
         let files: Vec<&str> = weight_files(listing).collect();
         report.shards.count += files.len();
@@ -68,6 +74,7 @@ pub(super) fn count_all(listing: &Listing, report: &mut Report) {
             let _ = count_header(&listing.dir.join(file), &|_| false, report);
         }
     }
+    report.modalities.parts = parts;
 }
 
 /// Counts a lone safetensors file.
@@ -85,6 +92,7 @@ pub(super) fn count(report: &mut Report, name: &str, dtype: &str, elements: u64)
         None => elements,
     };
     report.parameters = report.parameters.saturating_add(elements);
+    parts::count(report, name, elements);
     if elements > 0 {
         let sum = report.dtypes.entry(dtype.to_owned()).or_default();
         *sum = sum.saturating_add(elements);
@@ -130,20 +138,51 @@ pub(crate) fn packed(name: &str, dtype: &str, elements: u64, bits: Option<u64>) 
     }
 }
 
+/// The index of shards, of which only their names are kept.
+#[derive(Deserialize)]
+struct Index {
+    weight_map: Names,
+}
+
+struct Names(BTreeSet<String>);
+
+impl<'de> Deserialize<'de> for Names {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Names, D::Error> {
+        struct Collect;
+        impl<'de> Visitor<'de> for Collect {
+            type Value = Names;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a map from tensors to files")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Names, A::Error> {
+                let mut names = BTreeSet::new();
+                while let Some((IgnoredAny, Name(name))) = map.next_entry()? {
+                    if !names.contains(name.as_ref()) {
+                        names.insert(name.into_owned());
+                    }
+                }
+                Ok(Names(names))
+            }
+        }
+        deserializer.deserialize_map(Collect)
+    }
+}
+
+#[derive(Deserialize)]
+struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
+
 /// The files that a model's weights should be in, by the index or by their own numbering.
 fn shards(listing: &Listing, report: &mut Report) -> BTreeSet<String> {
-    #[derive(Deserialize)]
-    struct Index {
-        weight_map: HashMap<String, String>,
-    }
     if listing.has(SINGLE) {
         return BTreeSet::from([SINGLE.to_owned()]);
     }
-    match listing.json(INDEX) {
+    match listing.settings(INDEX) {
         Ok(Some(index)) => {
             // What is wrong with an index, opening the weights says. Names that lead elsewhere are not followed.
-            let index = Index::deserialize(index).map(|index| index.weight_map).unwrap_or_default();
-            return index.into_values().filter(|name| !name.contains(['/', '\\', '\0'])).collect();
+            let Ok(index) = serde_json::from_slice::<Index>(&index) else { return BTreeSet::new() };
+            return index.weight_map.0.into_iter().filter(|name| !name.contains(['/', '\\', '\0'])).collect();
         }
         Ok(None) => {}
         Err(error) => report.refuse_for(&error),

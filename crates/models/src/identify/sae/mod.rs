@@ -5,8 +5,8 @@
 
 mod describe;
 
-pub(crate) use describe::base_model;
 pub use describe::{Description, describe, describe_gguf};
+pub(crate) use describe::{base_model, describe_listing};
 
 use serde::Serialize;
 
@@ -40,6 +40,25 @@ pub enum Layout {
     ControlVector,
     /// A release whose directories are named for sites, with nothing known inside.
     Sites,
+}
+
+impl Layout {
+    /// Its name in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Layout::Saelens => "saelens",
+            Layout::GemmaScope => "gemma_scope",
+            Layout::GemmaScope2 => "gemma_scope2",
+            Layout::LlamaScope => "llama_scope",
+            Layout::DictionaryLearning => "dictionary_learning",
+            Layout::Sparsify => "sparsify",
+            Layout::CircuitTracerPlt => "circuit_tracer_plt",
+            Layout::CircuitTracerClt => "circuit_tracer_clt",
+            Layout::HookZ => "hook_z",
+            Layout::ControlVector => "control_vector",
+            Layout::Sites => "sites",
+        }
+    }
 }
 
 /// The directories of a release that are named for what its autoencoders read.
