@@ -96,6 +96,9 @@ fn the_class_decides_where_the_type_is_not_known_in_any_case() {
         let dir = with_config(json!({"architectures": [class]}));
         assert_eq!(detect_model_category(dir.path()), expected, "{class}");
     }
+    let timm =
+        with_config(json!({"architecture": "vit_base_patch16_224", "pretrained_cfg": {"input_size": [3, 224, 224]}}));
+    assert!(is_vision_encoder(timm.path()));
     let dir = with_config(json!({"architectures": ["LlamaForCausalLM"]}));
     let check = is_model_supported(dir.path());
     assert_eq!((check.category, check.tier), (Category::Transformers, Support::InspectOnly));

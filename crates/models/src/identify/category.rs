@@ -80,6 +80,7 @@ pub(crate) fn of_config(config: &Peek) -> Category {
         },
         (None, Some(class)) => class.category,
         (None, None) if class.is_some() => by_ending(class, None),
+        (None, None) if config.pretrained_cfg == Seen::Part => Category::VisionEncoder,
         (None, None) => Category::Unknown,
     }
 }

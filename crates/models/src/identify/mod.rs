@@ -190,18 +190,23 @@ impl Subject {
             }
             Err(error) => return nothing(format!("{}: {error}", path.display())),
         };
-        let (mut config, mut peek, mut fault) = (Vec::new(), None, None);
         let read = listing.settings("config.json").and_then(|bytes| {
-            config = bytes.unwrap_or_default();
-            if config.is_empty() && !listing.has("config.json") {
-                return Ok(());
-            }
-            peek = Some(Peek::read(&config, &listing.dir.join("config.json"))?);
-            Ok(())
+            let Some(bytes) = bytes else { return Ok((Vec::new(), None)) };
+            let peek = Peek::read(&bytes, &listing.dir.join("config.json"))?;
+            Ok((bytes, Some(peek)))
         });
-        if let Err(error) = read {
-            fault = Some(error.to_string());
+        let ((config, peek), fault) = match read {
+            Ok(read) => (read, None),
+            Err(error) => ((Vec::new(), None), Some(error.to_string())),
+        };
+        // People keep a GGUF file in a directory of its own.
+        let mut files = listing.ending(".gguf").filter(|_| peek.is_none() && fault.is_none());
+        if let (Some(only), None) = (files.next(), files.next())
+            && let Ok(file) = GgufFile::open(listing.dir.join(only))
+        {
+            return Subject { place: Place::Gguf(Box::new(file)), peek: None, config, fault };
         }
+        drop(files);
         Subject { place: Place::Directory(listing), peek, config, fault }
     }
 

@@ -23,6 +23,8 @@ pub(crate) struct Peek {
     /// Parts of image pipelines name the library.
     #[serde(rename = "_diffusers_version")]
     pub(crate) diffusers_version: Seen,
+    /// timm's configurations name no type and have this.
+    pub(crate) pretrained_cfg: Seen,
     /// Autoencoders: dictionary_learning has the first, Gemma Scope 2 the next two, Llama Scope's distilled ones the last.
     pub(crate) trainer: Seen,
     pub(crate) hf_hook_point_in: Seen,

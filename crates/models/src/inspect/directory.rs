@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::report::{Category, Format, Report};
+use super::report::{Category, Format, Report, Support};
 use super::{gguf, kinds, model_card, native, parts, shape, tokenizer, weights};
 use crate::checkpoint::Checkpoint;
 use crate::identify::category;
@@ -100,6 +100,9 @@ fn named(config: &Value, report: &mut Report) {
 
 /// Nothing recognised: say what is there, because that decides what to do.
 fn unknown(listing: &Listing, config: Option<&Value>, assume: Option<&str>, report: &mut Report) {
+    if report.category != Category::Unknown {
+        report.support = Support::InspectOnly;
+    }
     let ggufs: Vec<&str> = listing.ending(".gguf").collect();
     if let ([file], None, true) = (&ggufs[..], config, report.problems.is_empty()) {
         let path = report.path.clone();

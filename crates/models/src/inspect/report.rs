@@ -18,7 +18,8 @@ pub const SCHEMA: &str = "pellucid/inspect-report/v1";
 
 /// The JSON schema of reports.
 pub fn schema() -> serde_json::Value {
-    schemars::schema_for!(Report).to_value()
+    let settings = schemars::generate::SchemaSettings::draft2020_12().for_serialize();
+    settings.into_generator().into_root_schema_for::<Report>().to_value()
 }
 
 /// What a directory or file is, whether it runs, and what it would need.

@@ -166,7 +166,7 @@ fn holds_vectors(listing: &Listing) -> bool {
 /// How deep autoencoders may lie: releases have up to four levels, and people keep releases in folders.
 const DEPTH: usize = 8;
 
-/// Shows every directory with an autoencoder to `visit`, which says whether to go on; `most` directories are opened. Tells whether all were seen.
+/// Shows every directory with an autoencoder to `visit`, which says whether to go on; `most` directories are opened. Tells whether those were all.
 fn walk(listing: &Listing, most: usize, visit: &mut dyn FnMut(&Listing, Layout) -> bool) -> bool {
     fn inside(
         listing: &Listing,
@@ -179,8 +179,11 @@ fn walk(listing: &Listing, most: usize, visit: &mut dyn FnMut(&Listing, Layout) 
         {
             return false;
         }
+        if depth == DEPTH {
+            return true;
+        }
         for dir in listing.inner_dirs() {
-            if depth == DEPTH || *left == 0 {
+            if *left == 0 {
                 return false;
             }
             *left -= 1;
