@@ -32,7 +32,7 @@ pub(crate) fn parse_as<T: DeserializeOwned>(bytes: &[u8], origin: &Path) -> Resu
 
 /// Python writes infinity as a bare word, which JSON does not know: the text with such words made objects.
 fn with_infinities(bytes: &[u8]) -> Option<String> {
-    let text = std::str::from_utf8(bytes).ok()?;
+    let text = std::str::from_utf8(bytes).ok().filter(|text| text.contains("Infinity"))?;
     let mut out = String::with_capacity(text.len());
     let (mut in_text, mut escaped) = (false, false);
     let mut rest = text;

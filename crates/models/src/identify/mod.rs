@@ -323,7 +323,7 @@ impl Subject {
             Place::Directory(listing) => {
                 let (mut total, mut seen) = (0u64, false);
                 let bits = self.quantisation();
-                for name in listing.ending(".safetensors") {
+                for name in weight_files(listing) {
                     // What is damaged is told by `inspect`; the other files still count.
                     let _ = header::scan(&listing.dir.join(name), &mut |tensor| {
                         let elements = match bits {
@@ -338,6 +338,18 @@ impl Subject {
             Place::Nothing => None,
         }
     }
+}
+
+/// The files that a model's weights are in: the one that wins where there are several, else shards, else whatever there is.
+fn weight_files(listing: &Listing) -> Vec<&str> {
+    const SINGLE: &str = "model.safetensors";
+    if listing.has(SINGLE) {
+        return vec![SINGLE];
+    }
+    let all: Vec<&str> = listing.ending(".safetensors").collect();
+    let is_shard = |name: &&str| name.starts_with("model-") && name.contains("-of-");
+    let shards: Vec<&str> = all.iter().copied().filter(is_shard).collect();
+    if shards.is_empty() { all } else { shards }
 }
 
 /// A file that is given instead of a directory can only be a GGUF file. Opening a pipe would wait forever.
