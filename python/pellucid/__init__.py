@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import os
 
-from . import _core, lens
+from . import _core, identify, lens
 from ._core import Plan
 from .errors import Error, InputError, Interrupted, LoadError, PlanError, RecordError, SiteError
+from .inspection import Report, inspect, inspect_schema
 from .lens import ActivationCache
 from .model import Model, load, pull
 from .network import Network, NetworkModel
@@ -43,10 +44,14 @@ __all__ = [
     "Plan",
     "PlanError",
     "RecordError",
+    "Report",
     "SiteError",
     "SiteInfo",
     "Sites",
     "Value",
+    "identify",
+    "inspect",
+    "inspect_schema",
     "lens",
     "load",
     "pull",

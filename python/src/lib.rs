@@ -5,6 +5,7 @@
 //!
 //! | module | its part |
 //! |---|---|
+//! | `identify` | what a directory or file is |
 //! | `model` | loading, tokens, sites, weights |
 //! | `run` | runs and generations: with the interpreter released, and stopped by its signals |
 //! | `branch` | re-runs from the middle |
@@ -20,6 +21,7 @@ mod branch;
 mod errors;
 mod expression;
 mod found;
+mod identify;
 mod model;
 mod network;
 mod record;
@@ -34,6 +36,10 @@ mod _core {
     use super::array::Array;
     #[pymodule_export]
     use super::branch::{Base, base};
+    #[pymodule_export]
+    use super::identify::{
+        identify_path, inspect_path, inspect_schema, register_architecture, register_file, registered_architectures,
+    };
     #[pymodule_export]
     use super::model::{Model, pull};
     #[pymodule_export]

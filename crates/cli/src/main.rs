@@ -49,6 +49,9 @@ fn keep_freed_memory() {
 }
 
 fn run(arguments: Arguments) -> Result<(), Failure> {
+    if let Some(file) = &arguments.architectures {
+        pellucid_models::identify::register_file(file)?;
+    }
     match arguments.command {
         Command::Inspect(inspect) => commands::inspect::run(inspect),
         Command::Sites(sites) => commands::sites::run(sites),

@@ -279,6 +279,46 @@ fn inspect_reports_and_exits_zero_where_it_could_look() {
 }
 
 #[test]
+fn the_schema_of_reports_names_every_field_and_the_ways_to_load_are_explained() {
+    let (schema, report) = (json(&["inspect", "--schema"]), json(&["inspect", &golden("llama"), "--json"]));
+    let keys = |value: &Value| value.as_object().expect("an object").keys().cloned().collect::<Vec<String>>();
+    assert_eq!(keys(&schema["properties"]), keys(&report));
+    refused(&["inspect", "--schema", "--json"], 2, "cannot be used with", "");
+    let explained = stdout(&pellucid(&["inspect", &golden("llama"), "--explain"]));
+    assert!(explained.contains("It will run.\nways to load it, in order\n  native family    taken"), "{explained}");
+}
+
+#[test]
+fn registered_types_come_from_a_file_or_the_environment() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| dir.path().join(name).to_str().expect("a path").to_owned();
+    let config = std::fs::read_to_string(Path::new(&golden("llama")).join("config.json")).expect("a config");
+    let changed = config.replace("\"model_type\": \"llama\"", "\"model_type\": \"acme_llm\"");
+    std::fs::write(path("config.json"), changed).expect("written");
+    std::fs::copy(Path::new(&golden("llama")).join("model.safetensors"), path("model.safetensors")).expect("copied");
+    std::fs::write(path("types.toml"), "[architectures]\nacme_llm = \"llama\"\n").expect("written");
+    std::fs::write(path("wrong.toml"), "[architectures]\nllama = \"gpt2\"\n").expect("written");
+    let model = dir.path().to_str().expect("a path");
+    let run = ["run", "--tokens", "5,6,7", "--model", model];
+    refused(&run, 1, "`acme_llm`", "--assume llama");
+    let original = stdout(&pellucid(&["run", "--tokens", "5,6,7", "--model", &golden("llama")]));
+    let answer = pellucid(&[&run[..], &["--architectures", &path("types.toml")]].concat());
+    assert_eq!(stdout(&answer), original);
+    assert!(String::from_utf8_lossy(&answer.stderr).contains("because the type is registered as that"));
+    let report = json(&["inspect", model, "--json", "--architectures", &path("types.toml")]);
+    assert_eq!((report["support"].as_str(), report["registered_as"].as_str()), (Some("native"), Some("llama")));
+    let environment = |file: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pellucid"));
+        command.args(run).env("PELLUCID_ARCHITECTURES", path(file)).output().expect("it runs")
+    };
+    assert_eq!(stdout(&environment("types.toml")), original);
+    let answer = environment("wrong.toml");
+    assert_eq!(answer.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&answer.stderr).contains("`llama` is native itself"));
+    refused(&[&run[..], &["--architectures", &path("none.toml")]].concat(), 2, "none.toml", "");
+}
+
+#[test]
 fn a_model_of_an_unknown_type_runs_only_with_assume_and_a_warning() {
     let parent = tempfile::tempdir().expect("a directory");
     // Of the same name, because results show it.

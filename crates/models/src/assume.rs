@@ -7,13 +7,15 @@
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::families::{self, Family};
+use crate::identify;
 use crate::load::{self, Comparison};
 use crate::tensors::Tensors;
 use pellucid_engine::Program;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// A native family that a model of an unknown type fits.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct Offer {
     /// What `--assume` takes.
     pub family: String,
@@ -26,7 +28,7 @@ pub struct Offer {
 }
 
 /// A second family that fits.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct Also {
     /// What `--assume` takes.
     pub family: String,
@@ -42,12 +44,15 @@ pub(crate) fn read(
     tensors: impl FnOnce() -> Result<Tensors>,
 ) -> Result<(Family, Vec<String>)> {
     check_name(assume)?;
-    match (own_type(config).filter(|own| is_native(own)), assume) {
+    identify::register_environment()?;
+    let stands_for = own_type(config).and_then(identify::stand_in);
+    match (own_type(config).filter(|own| is_native(own)), assume.or(stands_for)) {
         (Some(own), Some(family)) if own != family => Err(contradiction(own, family)),
         (Some(_), _) => Ok((families::read(config)?, Vec::new())),
         (None, Some(family)) => {
             let (family, unread) = assumed(config, family, &tensors()?)?;
-            let warning = warning(own_type(config), &family.architecture.family, &unread);
+            let because = if assume.is_some() { "--assume says so" } else { "the type is registered as that" };
+            let warning = warning(own_type(config), &family.architecture.family, because, &unread);
             Ok((family, vec![warning]))
         }
         (None, None) => {
@@ -212,13 +217,13 @@ impl Offer {
 }
 
 /// What is said about a model that runs as another family than it names.
-fn warning(own: Option<&str>, family: &str, unread: &[String]) -> String {
+fn warning(own: Option<&str>, family: &str, because: &str, unread: &[String]) -> String {
     let own = own.map_or_else(
         || "this model does not say its type".into(),
         |own| format!("this model's type, `{}`, is not native", own.escape_debug()),
     );
     format!(
-        "{own}; it runs as `{family}` because --assume says so. Its configuration and tensors fit, its mathematics may differ \
+        "{own}; it runs as `{family}` because {because}. Its configuration and tensors fit, its mathematics may differ \
          nevertheless{}",
         unknown_keys(family, unread)
     )

@@ -1,6 +1,7 @@
 //! `config.json`, read by key with errors that name the key.
 
 use crate::error::{Error, Result};
+use crate::json;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -13,27 +14,6 @@ fn number(value: &Value) -> Option<f32> {
         Some("-Infinity") => Some(f32::NEG_INFINITY),
         _ => value.as_f64().map(|x| x as f32),
     }
-}
-
-/// Python writes infinity as a bare word, which JSON does not know: the text with such words made objects.
-fn with_infinities(bytes: &[u8]) -> Option<String> {
-    let text = std::str::from_utf8(bytes).ok()?;
-    let mut out = String::with_capacity(text.len());
-    let (mut in_text, mut escaped) = (false, false);
-    let mut rest = text;
-    while let Some(c) = rest.chars().next() {
-        let word = ["-Infinity", "Infinity"].into_iter().find(|word| !in_text && rest.starts_with(word));
-        if let Some(word) = word {
-            out.push_str(&format!("{{\"__float__\": \"{word}\"}}"));
-            rest = &rest[word.len()..];
-            continue;
-        }
-        in_text ^= c == '"' && !escaped;
-        escaped = in_text && c == '\\' && !escaped;
-        out.push(c);
-        rest = &rest[c.len_utf8()..];
-    }
-    (out.len() != text.len()).then_some(out)
 }
 
 /// A model's configuration: a JSON object and where it came from.
@@ -71,18 +51,7 @@ impl Config {
 
     /// Parses a configuration.
     pub fn parse(bytes: &[u8], origin: &Path) -> Result<Config> {
-        let parsed = serde_json::from_slice(bytes).or_else(|error| match with_infinities(bytes) {
-            Some(text) => serde_json::from_str(&text).map_err(|_| error),
-            None => Err(error),
-        });
-        let value = parsed.map_err(|error| {
-            Error::invalid(
-                origin,
-                format!("not valid JSON: {error}"),
-                "get config.json anew from where the model came from",
-            )
-        })?;
-        Config::new(value, origin)
+        Config::new(json::parse(bytes, origin)?, origin)
     }
 
     /// The family's name.

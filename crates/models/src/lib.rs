@@ -5,6 +5,8 @@
 //! | [`checkpoint`], [`gguf`] | the files: every length checked before it is believed |
 //! | [`tensors`] | both, under the names that Hugging Face uses |
 //! | [`config`], [`families`] | `config.json` → architecture and table of names; one function a family |
+//! | [`identify`] | quick answers: what is this, does its family run here; types that stand for a family |
+//! | [`inspect`](mod@inspect) | everything that a directory or file tells without being loaded |
 //! | [`assume`] | models of unknown types: which native family fits them |
 //! | [`quantised`] | quantised layers made to look like ordinary ones |
 //! | [`adapter`] | small weights that are merged into a model's as they are loaded |
@@ -23,7 +25,11 @@ pub mod config;
 mod error;
 pub mod families;
 pub mod gguf;
+mod header;
+pub mod identify;
 pub mod inspect;
+mod json;
+mod listing;
 pub mod load;
 pub mod model;
 pub mod names;

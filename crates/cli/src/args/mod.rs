@@ -21,6 +21,10 @@ Exit codes: 0 done; 1 the thing asked for is not so; 2 wrong usage or bad input;
 pub struct Arguments {
     #[command(subcommand)]
     pub command: Command,
+    /// A TOML file of model types that stand for a native family ([architectures] acme_llm = "llama"); also named by
+    /// PELLUCID_ARCHITECTURES
+    #[arg(long, global = true, value_name = "F.toml")]
+    pub architectures: Option<PathBuf>,
 }
 
 #[derive(Subcommand)]
@@ -85,13 +89,20 @@ pub enum DTypeArg {
 
 #[derive(Args)]
 pub struct InspectArgs {
-    /// A model directory or GGUF file
-    pub path: PathBuf,
+    /// A directory or file, whatever is in it; or a pulled name
+    #[arg(required_unless_present = "schema")]
+    pub path: Option<PathBuf>,
     #[command(flatten)]
     pub assume: AssumeArg,
+    /// Also say which ways to load it were considered, in order, and what became of each
+    #[arg(long)]
+    pub explain: bool,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
+    /// Print the JSON schema of what --json prints, and look at nothing
+    #[arg(long, conflicts_with_all = ["json", "explain"])]
+    pub schema: bool,
 }
 
 #[derive(Args)]

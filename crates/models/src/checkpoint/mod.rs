@@ -242,7 +242,11 @@ fn no_weights(dir: &Path) -> Error {
         );
     }
     let mut names: Vec<String> = match std::fs::read_dir(dir) {
-        Ok(entries) => entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect(),
+        // A link that leads nowhere is no file.
+        Ok(entries) => {
+            let there = entries.flatten().filter(|entry| entry.path().exists());
+            there.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+        }
         Err(source) => return Error::io(dir)(source),
     };
     names.sort();

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use super::parts::{Load, Part};
 use super::report::{Quantisation, Report, Support, TokenizerState};
 
 /// Width of the labels.
@@ -24,6 +25,10 @@ impl Report {
             lines.push(("parameters", format!("{} parameters in {} tensors", count(self.parameters), self.tensors)));
             lines.push(("stored as", self.formats()));
         }
+        lines.push(("parts", self.parts_line()));
+        lines.push(("omni", self.omni_line()));
+        lines.push(("autoencoders", self.sae_lines()));
+        lines.push(("components", self.components_line()));
         lines.push(("shape", self.shape_line()));
         lines.push(("files", self.files_line()));
         lines.push(("memory", self.memory_lines()));
@@ -32,7 +37,9 @@ impl Report {
         lines.push(("custom code", self.code_line()));
         lines.push(("licence", self.licence.clone().unwrap_or_default()));
         lines.push(("base model", self.base_model.join(", ")));
-        if let Some(offer) = &self.assume {
+        if let Some(family) = &self.registered_as {
+            lines.push(("runs as", format!("{family}, as which its type is registered")));
+        } else if let Some(offer) = &self.assume {
             lines.push(("runs as", format!("{0}, with --assume {0}", offer.family)));
         }
         for problem in &self.problems {
@@ -89,6 +96,40 @@ impl Report {
             Some(Quantisation { method, .. }) => format!("{formats}; quantised by {method}"),
             None => formats,
         }
+    }
+
+    fn parts_line(&self) -> String {
+        let part = |part: &Part| format!("{} {}", part.role.name(), count(part.parameters));
+        self.modalities.parts.iter().map(part).collect::<Vec<_>>().join(", ")
+    }
+
+    fn omni_line(&self) -> String {
+        if !self.modalities.omni {
+            return String::new();
+        }
+        let load = |load: &Load| format!("{} {}", load.mode.name(), count(load.parameters));
+        let loads = self.modalities.loads.iter().map(load).collect::<Vec<_>>().join(", ");
+        if loads.is_empty() { "yes".into() } else { format!("yes; a load that is {loads}") }
+    }
+
+    fn sae_lines(&self) -> String {
+        let Some(sae) = &self.sae else { return String::new() };
+        let layouts: Vec<String> = sae.layouts.iter().map(|layout| layout.name().to_owned()).collect();
+        let mut lines =
+            format!("{}{} in the layout {}", if sae.more { "more than " } else { "" }, sae.count, layouts.join(", "));
+        for (what, hooks) in [("read", &sae.hooks), ("write", &sae.hooks_out)] {
+            if !hooks.is_empty() {
+                lines += &format!("\n{what} {}", some(hooks));
+            }
+        }
+        lines
+    }
+
+    fn components_line(&self) -> String {
+        let names: Vec<String> = self.components.iter().map(|component| component.name.clone()).collect();
+        let missing: Vec<String> = self.components.iter().filter(|c| !c.present).map(|c| c.name.clone()).collect();
+        let missing = if missing.is_empty() { String::new() } else { format!("; missing: {}", missing.join(", ")) };
+        names.join(", ") + &missing
     }
 
     fn shape_line(&self) -> String {
@@ -173,7 +214,7 @@ fn some(names: &[String]) -> String {
 }
 
 /// Texts come from files that nobody vouches for: what would steer a terminal is shown as `�`, and nothing fills the screen.
-fn clean(text: &str) -> String {
+pub(super) fn clean(text: &str) -> String {
     const LONGEST: usize = 400;
     let mut clean: String =
         text.chars().take(LONGEST).map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect();

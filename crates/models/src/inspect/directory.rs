@@ -4,12 +4,14 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::listing::Listing;
 use super::report::{Category, Format, Report, Support};
-use super::{category, gguf, model_card, native, shape, tokenizer, weights};
-use crate::Error;
+use super::{gguf, kinds, model_card, native, parts, shape, tokenizer, weights};
 use crate::checkpoint::Checkpoint;
+use crate::identify::category;
+use crate::identify::peek::Peek;
+use crate::listing::Listing;
 use crate::tensors::Tensors;
+use crate::{Result, json};
 
 /// Describes a directory.
 pub(super) fn inspect(dir: &Path, assume: Option<&str>) -> Report {
@@ -21,26 +23,32 @@ pub(super) fn inspect(dir: &Path, assume: Option<&str>) -> Report {
             return report;
         }
     };
-    let config = match listing.json("config.json") {
-        Ok(config) => config.map(|config| with_sidecar(config, dir)),
-        Err(error) => {
-            report.refuse_for(&error);
-            None
-        }
-    };
-    report.category = category::of_directory(&listing, config.as_ref());
+    let (config, peek) = configuration(&listing).unwrap_or_else(|error| {
+        report.refuse_for(&error);
+        (None, None)
+    });
+    report.category = category::of_directory(&listing, peek.as_ref());
     report.custom_code = custom_code(&listing, config.as_ref());
     model_card::read(&listing, &mut report);
+    report.modalities.omni = peek.as_ref().is_some_and(category::is_omni);
     match (report.category, config) {
+        (Category::Adapter, _) => kinds::adapter(&listing, &mut report),
+        (Category::Sae, _) => kinds::sae(&listing, &mut report),
+        (Category::Diffusers, config) => kinds::diffusers(&listing, config.as_ref(), &mut report),
         (Category::Unknown, config) => unknown(&listing, config.as_ref(), assume, &mut report),
-        (Category::Adapter, _) => adapter(&listing, &mut report),
-        (Category::Sae, config) => sae(&listing, config.as_ref(), &mut report),
-        (Category::Diffusers, config) => diffusers(&listing, config.as_ref(), &mut report),
         (_, Some(config)) => model(&listing, &config, assume, &mut report),
-        // The other categories come from a configuration, so this one has been reported as damaged.
-        (_, None) => {}
+        // Told by its tensors alone, or with a configuration that is damaged.
+        (_, None) => unknown(&listing, None, assume, &mut report),
     }
     report
+}
+
+/// The configuration, and what it tells at a glance.
+fn configuration(listing: &Listing) -> Result<(Option<Value>, Option<Peek>)> {
+    let Some(bytes) = listing.settings("config.json")? else { return Ok((None, None)) };
+    let origin = listing.dir.join("config.json");
+    let (config, peek) = (json::parse(&bytes, &origin)?, Peek::read(&bytes, &origin)?);
+    Ok((Some(with_sidecar(config, &listing.dir)), Some(peek)))
 }
 
 /// The configuration with what an older checkpoint says about quantisation in a file of its own.
@@ -57,7 +65,9 @@ fn with_sidecar(mut config: Value, dir: &Path) -> Value {
 /// A model with a configuration: described by it, and asked whether it would load.
 fn model(listing: &Listing, config: &Value, assume: Option<&str>, report: &mut Report) {
     named(config, report);
+    parts::read(config, report);
     report.quantisation = shape::quantisation(config);
+    report.dtype = shape::dtype(config);
     let origin = listing.dir.join("config.json");
     let native = native::read(config, &origin, assume, report);
     match &native {
@@ -79,79 +89,20 @@ fn model(listing: &Listing, config: &Value, assume: Option<&str>, report: &mut R
             report.memory = native::estimate(report);
         }
     }
+    parts::finish(config, report);
     tokenizer::of_directory(listing, report);
 }
 
 fn named(config: &Value, report: &mut Report) {
     report.model_type = config.get("model_type").and_then(Value::as_str).map(str::to_owned);
-    report.architecture = category::class(config).map(str::to_owned);
-}
-
-/// Small weights beside a base model.
-fn adapter(listing: &Listing, report: &mut Report) {
-    report.support = Support::InspectOnly;
-    let mut base = None;
-    match listing.json("adapter_config.json") {
-        Ok(config) => {
-            let text = |key: &str| config.as_ref().and_then(|config| config.get(key)?.as_str()).map(str::to_owned);
-            report.model_type = text("peft_type");
-            report.architecture =
-                config.as_ref().and_then(|c| c.pointer("/auto_mapping/base_model_class")?.as_str()).map(str::to_owned);
-            base = text("base_model_name_or_path").filter(|name| !name.is_empty());
-        }
-        Err(error) => report.refuse_for(&error),
-    }
-    let lora = report.model_type.as_deref().is_some_and(|kind| kind.eq_ignore_ascii_case("lora"));
-    match crate::model::fitting_base(&listing.dir) {
-        // Given as a model, it is merged into its base.
-        Ok(found) if super::inspect(&found).is_ok_and(|report| report.runs()) => report.support = Support::Native,
-        Ok(found) => report.refuse(
-            format!("its base model ({}) does not run", found.display()),
-            format!("`pellucid inspect {}` says why", found.display()),
-        ),
-        Err(Error::Usage { .. }) if lora => {
-            let whose =
-                base.as_deref().map_or_else(|| "its base model".into(), |name| format!("its base model ({name})"));
-            let base = base.as_deref().unwrap_or("BASE");
-            report.refuse(
-                "an adapter is not a model by itself",
-                format!("load {whose} with it: --model {base} --adapter {}", report.path),
-            );
-        }
-        Err(error) => report.refuse_for(&error),
-    }
-    add_base(base, report);
-    weights::count_all(listing, report);
-    report.memory = native::estimate(report);
-}
-
-/// Sparse autoencoders, one or a release of many.
-fn sae(listing: &Listing, config: Option<&Value>, report: &mut Report) {
-    report.support = Support::InspectOnly;
-    let own = listing.json("cfg.json").ok().flatten();
-    let settings = || own.as_ref().into_iter().chain(config);
-    let text = |path: &str| settings().find_map(|settings| settings.pointer(path)?.as_str()).map(str::to_owned);
-    report.model_type = text("/architecture").or_else(|| text("/trainer/dict_class"));
-    let base = ["/model_name", "/metadata/model_name", "/trainer/lm_name"].iter().find_map(|path| text(path));
-    add_base(base, report);
-    report.refuse(
-        "sparse autoencoders are not a model by themselves",
-        "load the model that they were trained on, and use them with it",
-    );
-    weights::count_all(listing, report);
-}
-
-fn diffusers(listing: &Listing, config: Option<&Value>, report: &mut Report) {
-    report.support = Support::InspectOnly;
-    let index = listing.json("model_index.json").ok().flatten();
-    let class = [index.as_ref(), config].into_iter().flatten().find_map(|config| config.get("_class_name")?.as_str());
-    report.architecture = class.map(str::to_owned);
-    report.refuse("image pipelines do not run here", "use the `diffusers` library; Pellucid runs language models");
-    weights::count_all(listing, report);
+    report.architecture = shape::class(config).map(str::to_owned);
 }
 
 /// Nothing recognised: say what is there, because that decides what to do.
 fn unknown(listing: &Listing, config: Option<&Value>, assume: Option<&str>, report: &mut Report) {
+    if report.category != Category::Unknown {
+        report.support = Support::InspectOnly;
+    }
     let ggufs: Vec<&str> = listing.ending(".gguf").collect();
     if let ([file], None, true) = (&ggufs[..], config, report.problems.is_empty()) {
         let path = report.path.clone();
@@ -177,6 +128,11 @@ fn unknown(listing: &Listing, config: Option<&Value>, assume: Option<&str>, repo
             format!("there is no config.json here, but several GGUF files: {}", ggufs.join(", ")),
             "give one of them",
         );
+    } else if listing.has_dir("config.json") {
+        report.refuse(
+            "config.json is a directory, where a file is expected",
+            "get the model anew from where it came from",
+        );
     } else if listing.is_empty() {
         report.refuse("the directory is empty", "give a Hugging Face model directory or a .gguf file");
     } else if report.problems.is_empty() {
@@ -189,14 +145,6 @@ fn unknown(listing: &Listing, config: Option<&Value>, assume: Option<&str>, repo
             }
         };
         report.refuse("there is no config.json here", remedy);
-    }
-}
-
-fn add_base(base: Option<String>, report: &mut Report) {
-    if let Some(base) = base
-        && !report.base_model.contains(&base)
-    {
-        report.base_model.insert(0, base);
     }
 }
 

@@ -5,9 +5,10 @@ use std::path::Path;
 use serde_json::Value as Json;
 
 use super::report::{Category, Format, Problem, Quantisation, Report, Support};
-use super::{category, native, tokenizer, weights};
+use super::{native, shape, tokenizer, weights};
 use crate::Error;
 use crate::gguf::{self, GgufFile, Value};
+use crate::identify::{category, sae};
 use crate::tensors::Tensors;
 
 /// Writes what the file is into the report.
@@ -33,8 +34,11 @@ pub(super) fn inspect(path: &Path, assume: Option<&str>, report: &mut Report) {
         Category::Transformers => model(path, file, assume, report),
         Category::Adapter => report
             .refuse("an adapter is not a model by itself", "merge it into its base model with `llama-export-lora`"),
-        Category::Unknown => {
-            report.refuse("control vectors are not a model by themselves", "load the model that they were made for")
+        Category::Sae => {
+            let description = sae::describe_gguf(&file);
+            report.base_model.extend(description.base_models.clone());
+            report.sae = Some(description);
+            report.refuse("control vectors are not a model by themselves", "load the model that they were made for");
         }
         other => report.refuse(
             format!("a GGUF file of the kind {} does not run here", other.name()),
@@ -57,7 +61,7 @@ fn model(path: &Path, file: GgufFile, assume: Option<&str>, report: &mut Report)
         }
     };
     report.model_type = config.get("model_type").and_then(Json::as_str).map(str::to_owned);
-    report.architecture = category::class(&config).map(str::to_owned);
+    report.architecture = shape::class(&config).map(str::to_owned);
     let native = native::read(&config, path, assume, report);
     let place = report.problems.len().saturating_sub(1);
     tokenizer::of_gguf(&file, report);

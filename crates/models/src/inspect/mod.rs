@@ -4,32 +4,37 @@
 //! autoencoders, a GGUF file. It looks at names, JSON files and the headers of tensors, never at their data, executes nothing,
 //! and only a path that is not there is an error; everything else is said in the [`Report`].
 //!
-//! - `listing` reads the directory once, and files only up to the size that such files have.
-//! - `category` tells what kind of thing it is; `weights` counts what the tensor headers say; `tokenizer`, `model_card`
+//! - [`identify`](crate::identify) tells what kind of thing it is; `weights` counts what the tensor headers say; `tokenizer`, `model_card`
 //!   and `shape` look at the files beside them.
 //! - `native` asks the same functions that load a model whether this one would load, and what it would need.
+//! - `parts` are those of models that do more than write; `kinds` the things that are no models; `strategies` the ways to load.
 //! - `directory` and `gguf` are the two ways through all of it; `card` writes the report for people.
 
 mod card;
-mod category;
 mod directory;
 mod gguf;
-mod listing;
+mod kinds;
 mod model_card;
 mod native;
+mod parts;
 mod report;
-mod shape;
+pub(crate) mod shape;
+mod strategies;
 mod tokenizer;
-mod weights;
+mod vocabulary;
+pub(crate) mod weights;
 
-pub use category::others;
+pub use kinds::Component;
+pub use parts::{Load, LoadMode, Modalities, Part, Role};
 pub use report::{
-    Category, Format, Memory, Problem, Quantisation, Report, Shards, Support, TokenizerReport, TokenizerState,
+    Category, Format, Memory, Problem, Quantisation, Report, SCHEMA, Shards, Support, TokenizerReport, TokenizerState,
+    schema,
 };
+pub use strategies::{Outcome, Strategy, StrategyName};
 
 use std::path::Path;
 
-use crate::{Error, Result, assume};
+use crate::{Error, Result, assume, identify, listing};
 
 /// Tells what a directory or file is and whether it will run, without reading any tensor's data.
 ///
@@ -53,16 +58,17 @@ pub fn inspect(path: &Path) -> Result<Report> {
 /// Also if there is no such native family.
 pub fn inspect_as(path: &Path, assume: Option<&str>) -> Result<Report> {
     assume::check_name(assume)?;
+    identify::register_environment()?;
     let metadata = std::fs::metadata(path).map_err(Error::io(path))?;
-    if metadata.is_dir() {
-        return Ok(directory::inspect(path, assume));
-    }
     let mut report = Report::new(path, Format::Other);
-    if metadata.is_file() {
+    if metadata.is_dir() {
+        report = directory::inspect(path, assume);
+    } else if metadata.is_file() {
         file(path, metadata.len(), assume, &mut report);
     } else {
         report.refuse("this is neither a file nor a directory", "give a model's directory or a .gguf file");
     }
+    report.strategies = strategies::considered(&report);
     Ok(report)
 }
 
@@ -75,7 +81,7 @@ fn file(path: &Path, bytes: u64, assume: Option<&str>, report: &mut Report) {
     };
     let named = |end: &str| path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case(end));
     if start.starts_with(listing::LFS_POINTER) {
-        report.refuse("this is a Git LFS pointer, not the file itself", "run `git lfs pull` in the model's directory");
+        report.refuse("this is a Git LFS pointer, not the file itself", listing::FETCH_LFS);
     } else if start.starts_with(b"GGUF") || named("gguf") {
         gguf::inspect(path, assume, report);
     } else if named("safetensors") {

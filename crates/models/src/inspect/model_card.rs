@@ -3,8 +3,8 @@
 //! They are YAML, of which cards use little here: a key with a value, or with a list. That little is read without a YAML
 //! library, and whatever is written otherwise is taken as not said.
 
-use super::listing::{Listing, first_bytes};
 use super::report::Report;
+use crate::listing::{Listing, first_bytes};
 
 /// The head of a card is not longer than this.
 const LONGEST: u64 = 64 << 10;

@@ -14,6 +14,7 @@ use crate::assume::{self, Verdict};
 use crate::config::Config;
 use crate::families;
 use crate::gguf::RowOrder;
+use crate::identify;
 use crate::load;
 use crate::names::{Names, Source};
 use crate::tensors::Tensors;
@@ -28,9 +29,10 @@ pub(super) struct Native {
 pub(super) fn read(value: &Value, origin: &Path, assume: Option<&str>, report: &mut Report) -> Option<Native> {
     shape::read(value, report);
     let model_type = value.get("model_type").and_then(Value::as_str);
-    let is_native = model_type.is_some_and(|name| families::native().any(|family| family == name));
+    let stands_for = model_type.and_then(identify::stand_in);
+    let is_native = stands_for.is_some() || is_native_type(model_type);
     if let (true, Some(own), Some(family)) =
-        (is_native, model_type, assume.filter(|family| Some(*family) != model_type))
+        (is_native && stands_for.is_none(), model_type, assume.filter(|family| Some(*family) != model_type))
     {
         report.refuse_for(&assume::contradiction(own, family));
     }
@@ -38,8 +40,12 @@ pub(super) fn read(value: &Value, origin: &Path, assume: Option<&str>, report: &
     if !is_native && report.category == Category::Transformers {
         report.nearest = shape::nearest(value, model_type);
     }
+    report.registered_as = stands_for.map(str::to_owned);
     let built = Config::new(value.clone(), origin)
-        .and_then(|config| families::read(&config))
+        .and_then(|config| match assume.or(stands_for).filter(|_| stands_for.is_some()) {
+            Some(family) => families::read_as(&config, family).map(|(family, _)| family),
+            None => families::read(&config),
+        })
         .and_then(|family| Ok((Program::new(family.architecture)?, family.names)));
     match built {
         Ok((program, names)) => {
@@ -93,7 +99,8 @@ pub(super) fn offer(
     place: usize,
     report: &mut Report,
 ) {
-    let is_native = || report.model_type.as_deref().is_some_and(|own| families::native().any(|family| family == own));
+    let own = report.model_type.as_deref();
+    let is_native = || is_native_type(own) || own.is_some_and(|own| identify::stand_in(own).is_some());
     let is_text = matches!(report.category, Category::Transformers | Category::Unknown);
     let (Some(tensors), Ok(config), true) = (tensors, Config::new(value.clone(), origin), is_text && !is_native())
     else {
@@ -114,6 +121,10 @@ pub(super) fn offer(
             report.reason = Some(problem.what.clone());
         }
     }
+}
+
+fn is_native_type(model_type: Option<&str>) -> bool {
+    model_type.is_some_and(|name| families::native().any(|family| family == name))
 }
 
 /// The architecture's own sizes are what would run, defaults and all.
@@ -207,7 +218,8 @@ fn memory(as_stored: u64, f32: u64, bf16: u64, kv_per_token: Option<u64>, contex
     if let (Some(whole), Some(context)) = (kv_at_context, context) {
         statement += &format!(": {} for {context} tokens", bytes(whole));
     }
-    Memory { as_stored, f32, bf16, kv_per_token, kv_at_context, statement }
+    // f16 takes what bf16 takes.
+    Memory { as_stored, f32, bf16, f16: bf16, kv_per_token, kv_at_context, statement }
 }
 
 /// What a matrix takes when it is kept as stored: quantised rows stay in their file, plain floats keep their width.

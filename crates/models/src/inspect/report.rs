@@ -3,16 +3,32 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
+use super::kinds::Component;
+use super::parts::Modalities;
+use super::strategies::Strategy;
 use crate::Error;
 use crate::assume::Offer;
+use crate::identify::sae;
+
+/// The format of reports as JSON.
+pub const SCHEMA: &str = "pellucid/inspect-report/v1";
+
+/// The JSON schema of reports.
+pub fn schema() -> serde_json::Value {
+    let settings = schemars::generate::SchemaSettings::draft2020_12().for_serialize();
+    settings.into_generator().into_root_schema_for::<Report>().to_value()
+}
 
 /// What a directory or file is, whether it runs, and what it would need.
 ///
 /// As JSON every field is always there; what is not known is `null`, an empty list or an empty map.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct Report {
+    /// The format of this report, [`SCHEMA`].
+    pub schema: String,
     /// What was looked at.
     pub path: String,
     /// How it is stored.
@@ -27,6 +43,8 @@ pub struct Report {
     pub support: Support,
     /// Why it will not run; nothing where it will.
     pub reason: Option<String>,
+    /// The native family that its type is registered as, where it is not native itself; it runs as that, with a warning.
+    pub registered_as: Option<String>,
     /// The native family that is most like it, for a language model that is not native itself.
     pub nearest: Option<String>,
     /// The native family that `--assume` would run it as, for a model whose own type is not native and that fits one.
@@ -35,6 +53,8 @@ pub struct Report {
     pub parameters: u64,
     /// Tensors in all files.
     pub tensors: usize,
+    /// The number format that `config.json` names.
+    pub dtype: Option<String>,
     /// Parameters by the format they are stored in.
     pub dtypes: BTreeMap<String, u64>,
     /// How the weights are quantised, if they are.
@@ -65,6 +85,14 @@ pub struct Report {
     pub custom_code: Vec<String>,
     /// The files that its weights are spread over.
     pub shards: Shards,
+    /// What it takes in and gives out besides text, with its parts.
+    pub modalities: Modalities,
+    /// What the autoencoders here are, if these are such.
+    pub sae: Option<sae::Description>,
+    /// The components of an image pipeline.
+    pub components: Vec<Component>,
+    /// The ways to load it, in order, with what becomes of each.
+    pub strategies: Vec<Strategy>,
     /// Everything that keeps it from running; empty exactly where it runs.
     pub problems: Vec<Problem>,
     /// The licence that its model card names.
@@ -74,7 +102,7 @@ pub struct Report {
 }
 
 /// How a thing is stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Format {
     /// A directory of files.
@@ -88,7 +116,7 @@ pub enum Format {
 }
 
 /// The kinds of things that people have.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Category {
     /// A model of text, or of text with other inputs.
@@ -112,7 +140,7 @@ pub enum Category {
 }
 
 /// What this build can do with a thing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Support {
     /// Its family runs here. `problems` may still name what keeps this copy of it from running, such as a missing file.
@@ -124,7 +152,7 @@ pub enum Support {
 }
 
 /// How weights are quantised.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct Quantisation {
     /// `gguf`, or the `quant_method` of the configuration: `gptq`, `awq`, `bitsandbytes`…
     pub method: String,
@@ -135,7 +163,7 @@ pub struct Quantisation {
 }
 
 /// What running a model takes, by the format in which the weights are kept. Everything is in bytes and an estimate from headers.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct Memory {
     /// Weights as they are loaded by default: quantised ones stay so, bf16 and f16 too.
     pub as_stored: u64,
@@ -143,6 +171,8 @@ pub struct Memory {
     pub f32: u64,
     /// Weights in bf16.
     pub bf16: u64,
+    /// Weights in f16.
+    pub f16: u64,
     /// Keys and values of one position of one sequence.
     pub kv_per_token: Option<u64>,
     /// Keys and values of one sequence as long as the context.
@@ -152,7 +182,7 @@ pub struct Memory {
 }
 
 /// A tokenizer, as far as its files tell.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct TokenizerReport {
     /// Whether there is one that can be used.
     pub state: TokenizerState,
@@ -165,7 +195,7 @@ pub struct TokenizerReport {
 }
 
 /// Whether there is a tokenizer that can be used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum TokenizerState {
     /// `tokenizer.json` is there and fits.
@@ -181,7 +211,7 @@ pub enum TokenizerState {
 }
 
 /// The files of weights.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, JsonSchema)]
 pub struct Shards {
     /// How many there should be.
     pub count: usize,
@@ -192,7 +222,7 @@ pub struct Shards {
 }
 
 /// Something that keeps a model from running.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct Problem {
     /// What is wrong, and where.
     pub what: String,
@@ -204,6 +234,7 @@ impl Report {
     /// A report that knows nothing yet.
     pub(super) fn new(path: &Path, format: Format) -> Report {
         Report {
+            schema: SCHEMA.into(),
             path: path.to_string_lossy().into_owned(),
             format,
             category: Category::Unknown,
@@ -211,11 +242,17 @@ impl Report {
             architecture: None,
             support: Support::Unsupported,
             reason: None,
+            registered_as: None,
             nearest: None,
             assume: None,
             parameters: 0,
             tensors: 0,
+            dtype: None,
             dtypes: BTreeMap::new(),
+            modalities: Modalities::default(),
+            sae: None,
+            components: Vec::new(),
+            strategies: Vec::new(),
             quantisation: None,
             layers: None,
             width: None,
@@ -256,6 +293,24 @@ impl Report {
 }
 
 impl Category {
+    /// All of them.
+    pub const ALL: [Category; 9] = [
+        Category::Transformers,
+        Category::Sae,
+        Category::Adapter,
+        Category::Diffusers,
+        Category::Embedding,
+        Category::VisionEncoder,
+        Category::AudioEncoder,
+        Category::Asr,
+        Category::Unknown,
+    ];
+
+    /// The category of that name.
+    pub fn from_name(name: &str) -> Option<Category> {
+        Category::ALL.into_iter().find(|category| category.name() == name)
+    }
+
     /// Its name in JSON.
     pub fn name(self) -> &'static str {
         match self {

@@ -41,8 +41,21 @@ fn text_part(config: &Value) -> Option<&Value> {
     inside(part).and_then(|key| part.get(key)).or(Some(part))
 }
 
+/// The number format that the configuration names.
+pub(super) fn dtype(config: &Value) -> Option<String> {
+    let parts = [Some(config), text_part(config)];
+    let found =
+        parts.into_iter().flatten().find_map(|part| part.get("dtype").or_else(|| part.get("torch_dtype"))?.as_str());
+    found.map(|name| name.trim_start_matches("torch.").to_owned())
+}
+
+/// The first class that a configuration names.
+pub(super) fn class(config: &Value) -> Option<&str> {
+    config.get("architectures")?.as_array()?.first()?.as_str()
+}
+
 /// How the configuration says the weights are quantised.
-pub(super) fn quantisation(config: &Value) -> Option<Quantisation> {
+pub(crate) fn quantisation(config: &Value) -> Option<Quantisation> {
     let part =
         [Some(config), text_part(config)].into_iter().flatten().find_map(|part| part.get("quantization_config"))?;
     let flag = |key: &str| part.get(key).and_then(Value::as_bool).unwrap_or(false);

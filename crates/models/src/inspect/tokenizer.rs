@@ -3,13 +3,14 @@
 use std::fmt;
 
 use serde::Deserialize;
-use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 
-use super::listing::Listing;
 use super::report::{Report, TokenizerReport, TokenizerState};
+use super::vocabulary;
 use crate::chat::ChatTemplate;
 use crate::gguf::{self, GgufFile};
+use crate::listing::Listing;
 use crate::tokenizer::Sidecars;
 use crate::{Error, Result};
 
@@ -29,7 +30,7 @@ pub(super) fn of_directory(listing: &Listing, report: &mut Report) {
     let sidecars = Sidecars::NAMES.map(|name| listing.json(name));
     let broken: Vec<String> = sidecars.iter().filter_map(|file| file.as_ref().err().map(Error::to_string)).collect();
     let sidecars = sidecars.map(|file| file.ok().flatten());
-    report.tokenizer = match listing.contents(FILE, LONGEST) {
+    report.tokenizer = match listing.mapped(FILE, LONGEST) {
         Ok(None) => missing(listing),
         Ok(Some(json)) => {
             scan(&json, &sidecars, report.vocab).unwrap_or_else(|note| damaged(format!("{FILE}: {note}")))
@@ -87,8 +88,21 @@ struct File {
     #[serde(default)]
     added_tokens: Vec<Added>,
     #[serde(default)]
-    post_processor: Value,
-    model: Model,
+    post_processor: Option<Value>,
+    model: Option<Model>,
+}
+
+/// Reads what tells, and the ids: at a glance where the file is written as usual, by a parser otherwise.
+fn read(json: &[u8]) -> serde_json::Result<(File, Vec<u32>)> {
+    if let Some(quick) = vocabulary::quick(json)
+        && let Ok(file) = serde_json::from_slice::<File>(&quick.head)
+        && quick.head.windows(16).any(|key| key == b"\"post_processor\"")
+    {
+        return Ok((file, quick.ids));
+    }
+    let mut file: File = serde_json::from_slice(json)?;
+    let model = file.model.take().ok_or_else(|| serde_json::Error::custom("it has no model"))?;
+    Ok((file, model.vocab.0))
 }
 
 #[derive(Deserialize)]
@@ -142,8 +156,7 @@ fn scan(
     sidecars: &[Option<Value>; 4],
     rows: Option<usize>,
 ) -> std::result::Result<TokenizerReport, String> {
-    let file: File = serde_json::from_slice(json).map_err(|error| format!("not a valid tokenizer: {error}"))?;
-    let mut ids = file.model.vocab.0;
+    let (file, mut ids) = read(json).map_err(|error| format!("not a valid tokenizer: {error}"))?;
     ids.sort_unstable();
     let mut added: Vec<u32> = file.added_tokens.iter().map(|token| token.id).collect();
     added.sort_unstable();
@@ -151,7 +164,7 @@ fn scan(
     let vocab = ids.len() + added.iter().filter(|id| ids.binary_search(id).is_err()).count();
     // Added tokens beyond the embedding are markers of images and the like; an ordinary one means another model's tokenizer.
     let beyond = rows.and_then(|rows| ids.iter().find(|id| **id as usize >= rows && added.binary_search(id).is_err()));
-    let adds_bos = Some(adds_bos(&file.post_processor, sidecars));
+    let adds_bos = Some(adds_bos(file.post_processor.as_ref().unwrap_or(&Value::Null), sidecars));
     Ok(match beyond.zip(rows) {
         None => TokenizerReport { state: TokenizerState::Present, vocab: Some(vocab), adds_bos, note: None },
         Some((id, rows)) => {

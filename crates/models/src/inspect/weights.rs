@@ -1,23 +1,22 @@
 //! The files of weights: which there are, which are missing, and what their headers count up to.
 
-use std::collections::{BTreeSet, HashMap};
-use std::fs::File;
-use std::io::Read;
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+use std::fmt;
 use std::path::Path;
 
 use serde::Deserialize;
-use serde_json::value::RawValue;
+use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 
-use super::listing::{LFS_POINTER, Listing};
+use super::parts;
 use super::report::Report;
-use crate::checkpoint::{Checkpoint, StoredType};
+use crate::checkpoint::Checkpoint;
+use crate::header;
+use crate::listing::Listing;
 use crate::tensors::Tensors;
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
-
-/// The reference implementation refuses longer headers, so no real file has one.
-const LONGEST_HEADER: u64 = 100_000_000;
 
 /// Tensors that are not counted: copies of tied tables and what can be computed from the configuration.
 pub(super) type Uncounted<'a> = &'a dyn Fn(&str) -> bool;
@@ -64,6 +63,8 @@ pub(super) fn count_all(listing: &Listing, report: &mut Report) {
     const MOST_DIRS: usize = 64;
     let inside = listing.dirs().take(MOST_DIRS).filter_map(|dir| Listing::read(&listing.dir.join(dir)).ok());
     let inside: Vec<Listing> = inside.collect();
+    // The parts of a model are told apart by names that these things use otherwise.
+    let parts = std::mem::take(&mut report.modalities.parts);
     for listing in std::iter::once(listing).chain(&inside) {
         let files: Vec<&str> = weight_files(listing).collect();
         report.shards.count += files.len();
@@ -73,6 +74,7 @@ pub(super) fn count_all(listing: &Listing, report: &mut Report) {
             let _ = count_header(&listing.dir.join(file), &|_| false, report);
         }
     }
+    report.modalities.parts = parts;
 }
 
 /// Counts a lone safetensors file.
@@ -90,6 +92,7 @@ pub(super) fn count(report: &mut Report, name: &str, dtype: &str, elements: u64)
         None => elements,
     };
     report.parameters = report.parameters.saturating_add(elements);
+    parts::count(report, name, elements);
     if elements > 0 {
         let sum = report.dtypes.entry(dtype.to_owned()).or_default();
         *sum = sum.saturating_add(elements);
@@ -97,7 +100,7 @@ pub(super) fn count(report: &mut Report, name: &str, dtype: &str, elements: u64)
 }
 
 /// How many parameters a tensor of quantised weights stands for; scales and the like are none.
-fn packed(name: &str, dtype: &str, elements: u64, bits: Option<u64>) -> u64 {
+pub(crate) fn packed(name: &str, dtype: &str, elements: u64, bits: Option<u64>) -> u64 {
     const BESIDE: &[&str] = &[
         ".qzeros",
         ".scales",
@@ -135,20 +138,51 @@ fn packed(name: &str, dtype: &str, elements: u64, bits: Option<u64>) -> u64 {
     }
 }
 
+/// The index of shards, of which only their names are kept.
+#[derive(Deserialize)]
+struct Index {
+    weight_map: Names,
+}
+
+struct Names(BTreeSet<String>);
+
+impl<'de> Deserialize<'de> for Names {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Names, D::Error> {
+        struct Collect;
+        impl<'de> Visitor<'de> for Collect {
+            type Value = Names;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a map from tensors to files")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Names, A::Error> {
+                let mut names = BTreeSet::new();
+                while let Some((IgnoredAny, Name(name))) = map.next_entry()? {
+                    if !names.contains(name.as_ref()) {
+                        names.insert(name.into_owned());
+                    }
+                }
+                Ok(Names(names))
+            }
+        }
+        deserializer.deserialize_map(Collect)
+    }
+}
+
+#[derive(Deserialize)]
+struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
+
 /// The files that a model's weights should be in, by the index or by their own numbering.
 fn shards(listing: &Listing, report: &mut Report) -> BTreeSet<String> {
-    #[derive(Deserialize)]
-    struct Index {
-        weight_map: HashMap<String, String>,
-    }
     if listing.has(SINGLE) {
         return BTreeSet::from([SINGLE.to_owned()]);
     }
-    match listing.json(INDEX) {
+    match listing.settings(INDEX) {
         Ok(Some(index)) => {
             // What is wrong with an index, opening the weights says. Names that lead elsewhere are not followed.
-            let index = Index::deserialize(index).map(|index| index.weight_map).unwrap_or_default();
-            return index.into_values().filter(|name| !name.contains(['/', '\\', '\0'])).collect();
+            let Ok(index) = serde_json::from_slice::<Index>(&index) else { return BTreeSet::new() };
+            return index.weight_map.0.into_iter().filter(|name| !name.contains(['/', '\\', '\0'])).collect();
         }
         Ok(None) => {}
         Err(error) => report.refuse_for(&error),
@@ -170,45 +204,18 @@ fn numbered(name: &str) -> Option<Vec<String>> {
 fn weight_files(listing: &Listing) -> impl Iterator<Item = &str> {
     const ENDINGS: &[&str] = &[".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".npz", ".gguf"];
     const LEFT: &[&str] = &["training_args", "optimizer", "scheduler", "rng_state"];
-    let weights = |name: &&str| {
+    let weights = |name: &&str| -> bool {
         ENDINGS.iter().any(|end| name.ends_with(end)) && !LEFT.iter().any(|start| name.starts_with(start))
     };
-    listing.files().map(|(name, _)| name).filter(weights)
+    listing.files().filter(weights)
 }
 
 /// Counts what the header of a safetensors file lists, even where the data after it is cut off.
-fn count_header(path: &Path, uncounted: Uncounted, report: &mut Report) -> Result<(), String> {
-    #[derive(Deserialize)]
-    struct Info {
-        dtype: String,
-        shape: Vec<u64>,
-    }
-    let said = |error: std::io::Error| error.to_string();
-    let mut file = File::open(path).map_err(said)?;
-    let mut length = [0; 8];
-    file.read_exact(&mut length).map_err(|_| "the file is too short for a safetensors header".to_owned())?;
-    if LFS_POINTER.starts_with(&length) {
-        return Err("this is a Git LFS pointer, not the weights".into());
-    }
-    let length = u64::from_le_bytes(length);
-    if length > LONGEST_HEADER {
-        return Err(format!("the header claims {length} bytes: this is not a safetensors file"));
-    }
-    let mut json = Vec::new();
-    file.take(length).read_to_end(&mut json).map_err(said)?;
-    let mut header: HashMap<String, &RawValue> =
-        serde_json::from_slice(&json).map_err(|error| format!("the header is not valid JSON: {error}"))?;
-    header.remove("__metadata__");
-    for (name, info) in header {
-        let info: Info = serde_json::from_str(info.get()).map_err(|error| format!("tensor `{name}`: {error}"))?;
-        let known = StoredType::from_name(&info.dtype)
-            .ok_or_else(|| format!("tensor `{name}`: unknown format {}", info.dtype))?;
-        let elements = info.shape.iter().try_fold(1u64, |product, size| product.checked_mul(*size));
-        let elements = elements.ok_or_else(|| format!("tensor `{name}`: its shape is beyond any memory"))?;
+fn count_header(path: &Path, uncounted: Uncounted, report: &mut Report) -> Result<(), header::Fault> {
+    header::scan(path, &mut |tensor| {
         report.tensors += 1;
-        if !uncounted(&name) {
-            count(report, &name, known.name(), elements);
+        if !uncounted(tensor.name) {
+            count(report, tensor.name, tensor.dtype, tensor.elements);
         }
-    }
-    Ok(())
+    })
 }

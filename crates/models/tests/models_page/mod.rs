@@ -6,7 +6,9 @@
 use crate::golden::{self, Case, difference};
 use pellucid_engine::Point;
 use pellucid_engine::point::Scope;
-use pellucid_models::{families, inspect};
+use pellucid_models::families;
+use pellucid_models::identify::registry;
+use pellucid_models::inspect::Category;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -127,11 +129,16 @@ pub fn render(rows: &[Row], bound_of: impl Fn(&Row) -> String) -> String {
     for (number, reason) in reasons.iter().enumerate() {
         text += &format!("{}. {reason}\n", number + 1);
     }
-    text += "\n| other model types, without separators | status |\n|---|---|\n";
-    for (category, names) in inspect::others() {
-        let names: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
+    text += "\n| other model types of transformers | status |\n|---|---|\n";
+    for category in Category::ALL {
+        let others = registry::types().filter(|info| info.category == category);
+        let others = others.filter(|info| families::native().all(|native| native != info.model_type));
+        let names: Vec<String> = others.map(|info| format!("`{}`", info.model_type)).collect();
         let name = category.name();
-        text += &format!("| {} | inspect-only: of the category `{name}`, not a language model |\n", names.join(", "));
+        let why = if category == Category::Transformers { "not native yet" } else { "not a language model" };
+        if !names.is_empty() {
+            text += &format!("| {} | inspect-only: of the category `{name}`, {why} |\n", names.join(", "));
+        }
     }
     text
 }

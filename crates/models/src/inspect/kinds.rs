@@ -1,0 +1,107 @@
+//! Directories that are no models by themselves: adapters, autoencoders, pipelines.
+
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::Value;
+
+use super::report::{Report, Support};
+use super::{native, weights};
+use crate::Error;
+use crate::identify::sae;
+use crate::listing::Listing;
+
+/// A component of a pipeline.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct Component {
+    /// Its directory.
+    pub name: String,
+    /// The class that it is loaded as.
+    pub class: Option<String>,
+    /// The library that has the class.
+    pub library: Option<String>,
+    /// Whether its directory is there.
+    pub present: bool,
+}
+
+/// Small weights beside a base model.
+pub(super) fn adapter(listing: &Listing, report: &mut Report) {
+    report.support = Support::InspectOnly;
+    let mut base = None;
+    match listing.json("adapter_config.json") {
+        Ok(config) => {
+            let text = |key: &str| config.as_ref().and_then(|config| config.get(key)?.as_str()).map(str::to_owned);
+            report.model_type = text("peft_type");
+            report.architecture =
+                config.as_ref().and_then(|c| c.pointer("/auto_mapping/base_model_class")?.as_str()).map(str::to_owned);
+            base = text("base_model_name_or_path").filter(|name| !name.is_empty());
+        }
+        Err(error) => report.refuse_for(&error),
+    }
+    let lora = report.model_type.as_deref().is_some_and(|kind| kind.eq_ignore_ascii_case("lora"));
+    match crate::model::fitting_base(&listing.dir) {
+        // Given as a model, it is merged into its base.
+        Ok(found) if super::inspect(&found).is_ok_and(|report| report.runs()) => report.support = Support::Native,
+        Ok(found) => report.refuse(
+            format!("its base model ({}) does not run", found.display()),
+            format!("`pellucid inspect {}` says why", found.display()),
+        ),
+        Err(Error::Usage { .. }) if lora => {
+            let whose =
+                base.as_deref().map_or_else(|| "its base model".into(), |name| format!("its base model ({name})"));
+            let base = base.as_deref().unwrap_or("BASE");
+            report.refuse(
+                "an adapter is not a model by itself",
+                format!("load {whose} with it: --model {base} --adapter {}", report.path),
+            );
+        }
+        Err(error) => report.refuse_for(&error),
+    }
+    add_bases(base, report);
+    weights::count_all(listing, report);
+    report.memory = native::estimate(report);
+}
+
+/// Sparse autoencoders, one or a release of many.
+pub(super) fn sae(listing: &Listing, report: &mut Report) {
+    report.support = Support::InspectOnly;
+    let description = sae::describe_listing(listing);
+    report.model_type = description.kinds.first().cloned();
+    add_bases(description.base_models.clone(), report);
+    report.sae = Some(description);
+    report.refuse(
+        "sparse autoencoders are not a model by themselves",
+        "load the model that they were trained on, and use them with it",
+    );
+    weights::count_all(listing, report);
+}
+
+/// A pipeline, or a part of one.
+pub(super) fn diffusers(listing: &Listing, config: Option<&Value>, report: &mut Report) {
+    report.support = Support::InspectOnly;
+    let index = listing.json("model_index.json").ok().flatten();
+    let class = [index.as_ref(), config].into_iter().flatten().find_map(|config| config.get("_class_name")?.as_str());
+    report.architecture = class.map(str::to_owned);
+    let listed = index.as_ref().and_then(Value::as_object).into_iter().flatten();
+    let listed = listed.filter(|(name, _)| !name.starts_with('_')).filter_map(|(name, value)| {
+        let text = |at: usize| value.get(at)?.as_str().map(str::to_owned);
+        // What a pipeline leaves out is a pair of nulls.
+        let [library, class] = [text(0), text(1)];
+        (library.is_some() || class.is_some()).then(|| Component {
+            name: name.clone(),
+            class,
+            library,
+            present: listing.has_dir(name),
+        })
+    });
+    report.components = listed.collect();
+    report.refuse("image pipelines do not run here", "use the `diffusers` library; Pellucid runs language models");
+    weights::count_all(listing, report);
+}
+
+fn add_bases(bases: impl IntoIterator<Item = String>, report: &mut Report) {
+    for base in bases {
+        if !report.base_model.contains(&base) {
+            report.base_model.push(base);
+        }
+    }
+}

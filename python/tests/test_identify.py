@@ -1,0 +1,118 @@
+"""What is this directory? Reports and quick answers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+
+import pytest
+
+import pellucid
+from conftest import GOLDEN
+from pellucid import identify
+
+
+@pytest.fixture
+def directory(tmp_path):
+    """A directory with this configuration."""
+
+    def make(**config):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        return tmp_path
+
+    return make
+
+
+def test_a_report_has_its_facts_as_attributes_and_prints_as_a_card():
+    report = pellucid.inspect(GOLDEN / "llama")
+    assert (report.category, report.support, report.model_type, report.layers) == ("transformers", "native", "llama", 3)
+    assert report.runs and report.problems == [] and report.parameters > 0
+    facts = report.to_dict()
+    assert facts["schema"] == "pellucid/inspect-report/v1" and facts["shards"]["count"] == 1
+    facts["shards"]["count"] = 7
+    assert report.shards["count"] == 1, "it is a copy"
+    assert repr(report).endswith("It will run.") and "LlamaForCausalLM" in repr(report)
+    assert "<b>" in report._repr_html_() and "It will run." in report._repr_html_()
+    assert "native family    taken" in report.explanation
+    assert "category" in dir(report)
+    with pytest.raises(AttributeError, match="has no 'colour'; it has schema"):
+        _ = report.colour
+
+
+def test_the_schema_names_every_fact():
+    schema = pellucid.inspect_schema()
+    assert set(schema["properties"]) == set(pellucid.inspect(GOLDEN / "llama").to_dict())
+
+
+def test_quick_answers_agree_with_the_report(directory):
+    info = identify.get_model_info(GOLDEN / "llama")
+    assert asdict(info) == {
+        "name": "llama",
+        "size": pellucid.inspect(GOLDEN / "llama").parameters,
+        "is_quantized": False,
+        "has_talker": False,
+        "architecture": "LlamaForCausalLM",
+        "model_type": "llama",
+        "is_supported": True,
+        "has_custom_files": False,
+        "error": None,
+    }
+    check = identify.is_model_supported(directory(model_type="siglip", architectures=["SiglipModel"]))
+    assert (check.supported, check.tier, check.category) == (False, "inspect-only", "vision_encoder")
+    assert "siglip" in check.error
+
+
+def test_the_predicates(directory):
+    def made(model_type, architecture="X"):
+        return directory(model_type=model_type, architectures=[architecture])
+
+    assert identify.is_omni_model(made("qwen2_5_omni")) and not identify.is_omni_model(made("qwen2_vl"))
+    assert identify.is_asr_model(made("whisper")) and identify.is_vision_encoder(made("dinov2"))
+    assert identify.detect_model_category(made("wav2vec2")) == "audio_encoder"
+    site = made("x") / "resid_post" / "layer_0"
+    site.mkdir(parents=True)
+    (site.parents[1] / "config.json").unlink()
+    (site / "config.json").write_text('{"model_name": "google/gemma-3-1b"}')
+    assert identify.is_sae_model(site.parents[1]) and not identify.is_diffusers_model(site.parents[1])
+    assert identify.get_sae_base_model(site.parents[1]) == "google/gemma-3-1b"
+
+
+def test_bad_paths_are_answered_and_only_inspect_raises(tmp_path):
+    nowhere = tmp_path / "nowhere"
+    assert identify.detect_model_category(nowhere) == "unknown"
+    assert str(nowhere) in identify.get_model_info(nowhere).error
+    with pytest.raises(pellucid.Error, match="nowhere"):
+        pellucid.inspect(nowhere)
+    with pytest.raises(pellucid.Error, match="no native type `lama`"):
+        pellucid.inspect(tmp_path, assume="lama")
+    assert pellucid.inspect(tmp_path).problems[0]["what"] == "the directory is empty"
+
+
+def test_a_registered_type_loads_as_its_family(tmp_path):
+    config = json.loads((GOLDEN / "llama" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "python_llm"}))
+    (tmp_path / "model.safetensors").write_bytes((GOLDEN / "llama" / "model.safetensors").read_bytes())
+    with pytest.raises(pellucid.Error, match="python_llm"):
+        pellucid.load(tmp_path)
+    identify.register_architecture("python_llm", "llama")
+    assert identify.registered_architectures()["python_llm"] == "llama"
+    assert pellucid.inspect(tmp_path).registered_as == "llama"
+    assert pellucid.load(tmp_path).layers == 3
+    with pytest.raises(pellucid.Error, match="native itself"):
+        identify.register_architecture("mistral", "llama")
+    with pytest.raises(pellucid.Error, match="no native family `lama`"):
+        identify.register_architecture("other_llm", "lama")
+
+
+def test_types_come_from_files_and_from_the_environment(tmp_path):
+    file = tmp_path / "architectures.toml"
+    file.write_text('[architectures]\nfile_llm = "gpt2"\n')
+    identify.register_file(file)
+    assert identify.registered_architectures()["file_llm"] == "gpt2"
+    program = "from pellucid import identify; print(identify.registered_architectures()['file_llm'])"
+    run = subprocess.run(
+        [sys.executable, "-c", program], env={"PELLUCID_ARCHITECTURES": str(file)}, capture_output=True, text=True
+    )
+    assert run.stdout.strip() == "gpt2", run.stderr
