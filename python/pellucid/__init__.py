@@ -20,6 +20,7 @@ from . import _core, lens
 from ._core import Plan
 from .errors import Error, InputError, Interrupted, LoadError, PlanError, RecordError, SiteError
 from .lens import ActivationCache
+from .loading import Attempt, Tokenizer, load_tokenizer, load_with_strategies, strategies
 from .model import Model, load, pull
 from .network import Network, NetworkModel
 from .results import Cache, Captures, Generated
@@ -30,6 +31,7 @@ __version__ = _core.version()
 
 __all__ = [
     "ActivationCache",
+    "Attempt",
     "Cache",
     "Captures",
     "Error",
@@ -46,10 +48,14 @@ __all__ = [
     "SiteError",
     "SiteInfo",
     "Sites",
+    "Tokenizer",
     "Value",
     "lens",
     "load",
+    "load_tokenizer",
+    "load_with_strategies",
     "pull",
+    "strategies",
 ]
 
 # Threads are not inherited by a child: the engine starts its own again when the child first runs something.

@@ -87,6 +87,9 @@ pub struct InspectArgs {
     pub path: PathBuf,
     #[command(flatten)]
     pub assume: AssumeArg,
+    /// Also say what each way to load it would do, in their order
+    #[arg(long)]
+    pub explain: bool,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
