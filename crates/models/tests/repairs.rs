@@ -109,17 +109,19 @@ fn wrappers_of_single_layers_are_read_through() {
 
 #[test]
 fn old_endings_of_norms_are_known() {
-    let dir = renamed("bert", |name| {
-        let norm = name.contains("LayerNorm");
-        match (name.strip_suffix("weight"), name.strip_suffix("bias")) {
-            (Some(start), _) if norm => format!("{start}gamma"),
-            (_, Some(start)) if norm => format!("{start}beta"),
-            _ => name.into(),
-        }
-    });
-    let loaded = open(dir.path());
-    assert_eq!(logits(&loaded), logits(&open(&golden::path("bert"))));
-    assert_eq!(told(&loaded.repairs), [(Rule::Ending, "beta", "bias"), (Rule::Ending, "gamma", "weight")]);
+    for (model, norm) in [("gpt2", ".ln_"), ("bert", "LayerNorm")] {
+        let dir = renamed(model, |name| {
+            let is_norm = name.contains(norm);
+            match (name.strip_suffix("weight"), name.strip_suffix("bias")) {
+                (Some(start), _) if is_norm => format!("{start}gamma"),
+                (_, Some(start)) if is_norm => format!("{start}beta"),
+                _ => name.into(),
+            }
+        });
+        let loaded = open(dir.path());
+        assert_eq!(logits(&loaded), logits(&open(&golden::path(model))));
+        assert_eq!(told(&loaded.repairs), [(Rule::Ending, "beta", "bias"), (Rule::Ending, "gamma", "weight")]);
+    }
 }
 
 #[test]
