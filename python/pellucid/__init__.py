@@ -21,6 +21,7 @@ from ._core import Plan
 from .errors import Error, InputError, Interrupted, LoadError, PlanError, RecordError, SiteError
 from .inspection import Report, inspect, inspect_schema
 from .lens import ActivationCache
+from .loading import Attempt, Tokenizer, load_tokenizer, load_with_strategies, strategies
 from .model import Model, load, pull
 from .network import Network, NetworkModel
 from .results import Cache, Captures, Generated
@@ -31,6 +32,7 @@ __version__ = _core.version()
 
 __all__ = [
     "ActivationCache",
+    "Attempt",
     "Cache",
     "Captures",
     "Error",
@@ -48,13 +50,17 @@ __all__ = [
     "SiteError",
     "SiteInfo",
     "Sites",
+    "Tokenizer",
     "Value",
     "identify",
     "inspect",
     "inspect_schema",
     "lens",
     "load",
+    "load_tokenizer",
+    "load_with_strategies",
     "pull",
+    "strategies",
 ]
 
 # Threads are not inherited by a child: the engine starts its own again when the child first runs something.

@@ -251,6 +251,16 @@ class Model(Lens):
         return self._core.name
 
     @property
+    def strategy(self) -> str:
+        """How it was loaded: `native family`, `mapped custom type`, `assumed family`, `adapter merge` or `GGUF`."""
+        return self._core.strategy
+
+    @property
+    def repairs(self) -> list[str]:
+        """What was read under another name than its family's, a sentence for each rule; empty for most models."""
+        return self._core.repairs
+
+    @property
     def layers(self) -> int:
         """How many layers it has."""
         return self._core.dimensions[0]

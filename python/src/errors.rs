@@ -65,7 +65,7 @@ pub fn from_engine(py: Python<'_>, fault: &engine::Error) -> PyErr {
 
 /// What the loader, the tokenizer or the engine beneath them said, as an exception.
 pub fn from_models(py: Python<'_>, fault: &models::Error) -> PyErr {
-    match fault {
+    match fault.cause() {
         models::Error::Engine(fault) => from_engine(py, fault),
         models::Error::Usage { .. } => make(py, Kind::Input, &fault.to_string(), fault.remedy(), None),
         _ => make(py, Kind::Load, &fault.to_string(), fault.remedy(), None),

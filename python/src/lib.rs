@@ -12,6 +12,7 @@
 //! | `found` | what came back |
 //! | `record` | what a block recorded, as a plan |
 //! | `expression` | the values among it |
+//! | `tokenizer` | tokenizers by themselves |
 //! | `network` | small networks built by hand |
 //! | `array` | arrays in both directions, without copies where the memory is ours |
 //! | `errors` | the package's exceptions |
@@ -26,6 +27,7 @@ mod model;
 mod network;
 mod record;
 mod run;
+mod tokenizer;
 
 use pyo3::prelude::*;
 
@@ -41,13 +43,15 @@ mod _core {
         identify_path, inspect_path, inspect_schema, register_architecture, register_file, registered_architectures,
     };
     #[pymodule_export]
-    use super::model::{Model, pull};
+    use super::model::{Model, pull, strategies_of};
     #[pymodule_export]
     use super::network::Network;
     #[pymodule_export]
     use super::record::Plan;
     #[pymodule_export]
     use super::run::{Generation, Run, generate, run, scan};
+    #[pymodule_export]
+    use super::tokenizer::Tokenizer;
     #[pymodule_export]
     use super::{after_fork, points, version};
 }

@@ -9,7 +9,10 @@ use pellucid_engine::{Program, WeightKind, site};
 use pellucid_kernels::{DType, Pool};
 use pellucid_models::chat::Message;
 use pellucid_models::tokenizer::Tokenizer;
-use pellucid_models::{LoadOptions, LoadedModel, Storage, builtin, locate, program_of, tokenizer_of};
+use pellucid_models::{
+    LoadOptions, LoadedModel, Storage, Strategy, builtin, load_with_strategies, locate, program_of, strategies,
+    tokenizer_of,
+};
 use pyo3::prelude::*;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -47,7 +50,7 @@ impl Model {
             }
             let loaded = match &self.path {
                 None => LoadedModel::builtin(&self.options)?,
-                Some(path) => LoadedModel::open(path, &self.options, &mut |_| {})?,
+                Some(path) => load_with_strategies(path, &self.options, &mut |_| {})?,
             };
             Ok(self.loaded.get_or_init(|| loaded))
         };
@@ -88,7 +91,17 @@ impl Model {
     /// A network built by hand, which came from nowhere and has no tokenizer.
     pub fn of_network(name: String, model: pellucid_engine::Model) -> Model {
         let (chat, tokenizer, eos, warnings) = (None, None, Vec::new(), Vec::new());
-        let loaded = OnceLock::from(LoadedModel { name: name.clone(), model, tokenizer, chat, eos, warnings });
+        let (strategy, repairs) = (Strategy::Native, Vec::new());
+        let loaded = OnceLock::from(LoadedModel {
+            name: name.clone(),
+            model,
+            tokenizer,
+            chat,
+            eos,
+            warnings,
+            strategy,
+            repairs,
+        });
         Model { name, path: None, options: LoadOptions::default(), outline: None, loaded, loading: Mutex::new(()) }
     }
 
@@ -184,6 +197,18 @@ impl Model {
             (Some(loaded), _) => loaded.warnings.clone(),
             (None, outline) => outline.as_ref().map(|outline| outline.warnings.clone()).unwrap_or_default(),
         }
+    }
+
+    /// How it was loaded; it is, with its weights, when this returns.
+    #[getter]
+    fn strategy(&self, py: Python<'_>) -> PyResult<&'static str> {
+        Ok(self.loaded(py)?.strategy.name())
+    }
+
+    /// The known variants of names by which some of its weights were found.
+    #[getter]
+    fn repairs(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        Ok(self.loaded(py)?.repairs.iter().map(ToString::to_string).collect())
     }
 
     /// Bytes of its weights, and the formats they are kept in.
@@ -329,6 +354,23 @@ impl Model {
         })?;
         PyArray::from_vec(py, values).reshape(spec.shape.clone())
     }
+}
+
+/// What each way to load a model would do: its name, what became of it, and why.
+#[pyfunction(name = "strategies")]
+pub fn strategies_of(
+    py: Python<'_>,
+    name: &str,
+    assume: Option<String>,
+) -> PyResult<Vec<(&'static str, String, String)>> {
+    let look = || -> pellucid_models::Result<_> {
+        let path = locate(Some(name))?.unwrap_or_else(|| PathBuf::from(name));
+        Ok(strategies(&path, &LoadOptions { assume, ..LoadOptions::default() }))
+    };
+    let attempts = guarded(py, look)?.map_err(|fault| from_models(py, &fault))?;
+    let told =
+        attempts.into_iter().map(|attempt| (attempt.strategy.name(), attempt.outcome.name().into(), attempt.reason));
+    Ok(told.collect())
 }
 
 /// Fetches a model by name, where it is not here yet, and gives its path.

@@ -50,7 +50,7 @@ impl fmt::Display for Failure {
 impl From<pellucid_models::Error> for Failure {
     fn from(error: pellucid_models::Error) -> Failure {
         // A model that this build cannot run is an answer, not a mistake in asking.
-        let code = if matches!(error, pellucid_models::Error::Unsupported { .. }) { 1 } else { 2 };
+        let code = if matches!(error.cause(), pellucid_models::Error::Unsupported { .. }) { 1 } else { 2 };
         Failure { message: error.to_string(), hint: error.remedy().map(String::from), code }
     }
 }

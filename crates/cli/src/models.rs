@@ -6,7 +6,7 @@ use crate::failure::Failure;
 use crate::progress;
 use pellucid_engine::Program;
 use pellucid_kernels::{DType, Pool};
-use pellucid_models::{LoadOptions, LoadedModel, Storage, locate, program_of};
+use pellucid_models::{LoadOptions, LoadedModel, Storage, load_with_strategies, locate, program_of};
 use std::sync::Arc;
 
 /// Loads a model, with a progress bar if it takes a while.
@@ -22,6 +22,7 @@ pub fn load(args: &ModelArgs) -> Result<LoadedModel, Failure> {
     let options = LoadOptions { storage, pool, assume: args.assume.assume.clone(), adapters: args.adapter.clone() };
     let loaded = open(args, &options)?;
     warn(&loaded.warnings);
+    loaded.repairs.iter().for_each(|repair| say(&format!("note: {repair}")));
     Ok(loaded)
 }
 
@@ -30,7 +31,7 @@ fn open(args: &ModelArgs, options: &LoadOptions) -> Result<LoadedModel, Failure>
         None => Ok(LoadedModel::builtin(options)?),
         Some(path) => {
             let bar = progress::Late::new("loading weights");
-            let mut loaded = LoadedModel::open(&path, options, &mut |fraction| bar.set(fraction))?;
+            let mut loaded = load_with_strategies(&path, options, &mut |fraction| bar.set(fraction))?;
             bar.finish();
             // A pulled model is known by its name, not by its file's.
             if let Some(name) = &args.model

@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::families::{self, Family};
 use crate::identify;
 use crate::load::{self, Comparison};
+use crate::strategy::Strategy;
 use crate::tensors::Tensors;
 use pellucid_engine::Program;
 use schemars::JsonSchema;
@@ -36,29 +37,48 @@ pub struct Also {
     pub reads: Vec<String>,
 }
 
-/// Reads a configuration by its own family or, where that is not native, by the one that the caller assumes; with what to warn of.
-/// `tensors` opens the stored tensors, and is called only for models whose own type is not native.
-pub(crate) fn read(
-    config: &Config,
-    assume: Option<&str>,
-    tensors: impl FnOnce() -> Result<Tensors>,
-) -> Result<(Family, Vec<String>)> {
+/// A configuration, read.
+#[derive(Debug)]
+pub(crate) struct Read {
+    /// What a family makes of it.
+    pub family: Family,
+    /// What to warn of.
+    pub warnings: Vec<String>,
+    /// How the family was chosen.
+    pub strategy: Strategy,
+}
+
+/// Reads a configuration by its own family or, where that is not native, by the one that its type is mapped to or that the caller
+/// assumes. `tensors` opens the stored tensors, and is called only for models whose own type is not native.
+pub(crate) fn read(config: &Config, assume: Option<&str>, tensors: impl FnOnce() -> Result<Tensors>) -> Result<Read> {
     check_name(assume)?;
     identify::register_environment()?;
-    let stands_for = own_type(config).and_then(identify::stand_in);
-    match (own_type(config).filter(|own| is_native(own)), assume.or(stands_for)) {
-        (Some(own), Some(family)) if own != family => Err(contradiction(own, family)),
-        (Some(_), _) => Ok((families::read(config)?, Vec::new())),
-        (None, Some(family)) => {
-            let (family, unread) = assumed(config, family, &tensors()?)?;
-            let because = if assume.is_some() { "--assume says so" } else { "the type is registered as that" };
-            let warning = warning(own_type(config), &family.architecture.family, because, &unread);
-            Ok((family, vec![warning]))
+    let own = own_type(config);
+    if let Some(native) = own.filter(|own| is_native(own)) {
+        return match assume.filter(|family| *family != native) {
+            Some(family) => Err(contradiction(native, family)),
+            None => Ok(Read { family: families::read(config)?, warnings: Vec::new(), strategy: Strategy::Native }),
+        };
+    }
+    match (own.and_then(identify::stand_in), assume) {
+        (Some(mapped), Some(family)) if mapped != family => Err(Error::usage(
+            format!("this model's type is mapped to `{mapped}`, so it is not assumed to be `{family}`"),
+            "leave out --assume, or map the type to another family",
+        )),
+        (Some(mapped), _) => {
+            let (family, unread) = assumed(config, mapped, &tensors()?)?;
+            let because = "because the type is registered as that";
+            Ok(Read { warnings: vec![warning(own, mapped, because, &unread)], family, strategy: Strategy::Mapped })
+        }
+        (None, Some(name)) => {
+            let (family, unread) = assumed(config, name, &tensors()?)?;
+            let because = "because --assume says so";
+            Ok(Read { warnings: vec![warning(own, name, because, &unread)], family, strategy: Strategy::Assumed })
         }
         (None, None) => {
             families::check(config)?;
             // Without weights there is nothing that a family could fit.
-            let Ok(tensors) = tensors() else { return families::read(config).map(|family| (family, Vec::new())) };
+            let Ok(tensors) = tensors() else { return Err(families::unknown_type(config)) };
             Err(refusal(config, &judge(config, &tensors)))
         }
     }
@@ -97,7 +117,7 @@ pub(crate) fn judge(config: &Config, tensors: &Tensors) -> Verdict {
     let mut fits: Vec<(&'static str, Vec<String>)> = Vec::new();
     let mut nearest: Option<(&'static str, Comparison)> = None;
     for family in in_order() {
-        let Ok((_, comparison, unread)) = beside(config, family, tensors) else { continue };
+        let Ok((_, comparison, unread)) = beside(config, family, tensors, false) else { continue };
         match comparison.misfits() {
             0 => fits.push((family, unread)),
             misfits if nearest.as_ref().is_none_or(|(_, other)| misfits < other.misfits()) => {
@@ -106,11 +126,21 @@ pub(crate) fn judge(config: &Config, tensors: &Tensors) -> Verdict {
             _ => {}
         }
     }
+    // Only where none fits as it is are variants of names tried, with the families that others copy.
+    if fits.is_empty() {
+        let mended = copied().filter_map(|family| Some((family, beside(config, family, tensors, true).ok()?)));
+        fits.extend(
+            mended
+                .filter(|(_, (_, comparison, _))| comparison.misfits() == 0)
+                .map(|(family, (.., unread))| (family, unread)),
+        );
+    }
     match (fits.is_empty(), nearest) {
         (false, _) => Verdict::Fits(offer(fits)),
         (true, Some((nearest, comparison))) => Verdict::Nothing { nearest, because: comparison.lines().join("; ") },
         (true, None) => {
-            let because = beside(config, "llama", tensors).err().map(|error| error.to_string()).unwrap_or_default();
+            let because =
+                beside(config, "llama", tensors, true).err().map(|error| error.to_string()).unwrap_or_default();
             Verdict::Nothing { nearest: "llama", because }
         }
     }
@@ -147,7 +177,8 @@ fn assumed(config: &Config, family: &str, tensors: &Tensors) -> Result<(Family, 
             "leave out --assume to hear which native family fits or comes nearest",
         )
     };
-    let (read, comparison, unread) = beside(config, family, tensors).map_err(|error| misfit(&error.to_string()))?;
+    let (read, comparison, unread) =
+        beside(config, family, tensors, true).map_err(|error| misfit(&error.to_string()))?;
     match comparison.misfits() {
         0 => Ok((read, unread)),
         _ => Err(misfit(&comparison.lines().join("; "))),
@@ -155,11 +186,11 @@ fn assumed(config: &Config, family: &str, tensors: &Tensors) -> Result<(Family, 
 }
 
 /// One family beside a model.
-fn beside(config: &Config, family: &str, tensors: &Tensors) -> Result<(Family, Comparison, Vec<String>)> {
+fn beside(config: &Config, family: &str, tensors: &Tensors, mend: bool) -> Result<(Family, Comparison, Vec<String>)> {
     let (family, unread) = families::read_as(config, family)?;
     let Family { architecture, names } = family;
     let program = Program::new(architecture)?;
-    let comparison = load::compare(&program, &names, tensors);
+    let comparison = load::compare(&program, &names, tensors, mend);
     let family = Family { architecture: program.architecture().clone(), names };
     Ok((family, comparison, unread.into_iter().filter(|key| matters(key)).collect()))
 }
@@ -223,7 +254,7 @@ fn warning(own: Option<&str>, family: &str, because: &str, unread: &[String]) ->
         |own| format!("this model's type, `{}`, is not native", own.escape_debug()),
     );
     format!(
-        "{own}; it runs as `{family}` because {because}. Its configuration and tensors fit, its mathematics may differ \
+        "{own}; it runs as `{family}` {because}. Its configuration and tensors fit, its mathematics may differ \
          nevertheless{}",
         unknown_keys(family, unread)
     )
@@ -255,9 +286,14 @@ fn is_native(name: &str) -> bool {
 
 /// The families in the order in which they are offered: those that others copy, then the rest.
 fn in_order() -> impl Iterator<Item = &'static str> {
-    const COPIED: &[&str] = &["llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gpt_neox", "gpt2"];
-    let copied = COPIED.iter().copied().filter(|name| is_native(name));
-    copied.chain(families::native().filter(|name| !COPIED.contains(name)))
+    copied().chain(families::native().filter(|name| !COPIED.contains(name)))
+}
+
+/// The families that others copy.
+const COPIED: &[&str] = &["llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gpt_neox", "gpt2"];
+
+fn copied() -> impl Iterator<Item = &'static str> {
+    COPIED.iter().copied().filter(|name| is_native(name))
 }
 
 /// Whether a key may change what the model computes. The others are about training, generation, files and the library.

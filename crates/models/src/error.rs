@@ -1,5 +1,6 @@
 //! What can go wrong between a path and a running model.
 
+use crate::strategy::{self, Attempt};
 use std::path::PathBuf;
 
 /// Every failure of this crate: it names the thing, the place and the remedy.
@@ -39,6 +40,14 @@ pub enum Error {
         /// What to ask for instead.
         remedy: String,
     },
+    /// A model was not loaded: why, and what became of each way to load it.
+    #[error("{error}{}", strategy::listed(attempts))]
+    Load {
+        /// Why.
+        error: Box<Error>,
+        /// The ways, in their order.
+        attempts: Vec<Attempt>,
+    },
     /// The engine refused.
     #[error(transparent)]
     Engine(#[from] pellucid_engine::Error),
@@ -76,7 +85,16 @@ impl Error {
             Error::Invalid { remedy, .. } | Error::Unsupported { remedy, .. } | Error::Usage { remedy, .. } => {
                 Some(remedy)
             }
+            Error::Load { error, .. } => error.remedy(),
             Error::Engine(error) => error.remedy(),
+        }
+    }
+
+    /// What went wrong, without the ways of loading that were tried.
+    pub fn cause(&self) -> &Error {
+        match self {
+            Error::Load { error, .. } => error.cause(),
+            error => error,
         }
     }
 }

@@ -11,6 +11,9 @@
 //! | [`quantised`] | quantised layers made to look like ordinary ones |
 //! | [`adapter`] | small weights that are merged into a model's as they are loaded |
 //! | [`names`], [`load`](mod@load) | which stored tensor is which weight; found, checked, packed |
+//! | [`repair`] | known variants of names, each application told |
+//! | [`strategy`] | the ways to load a model, in their order, and what became of each |
+//! | [`share`] | weights that several loads share |
 //! | [`tokenizer`], [`chat`] | text to tokens and back |
 //! | [`builtin`] | the model inside this program |
 //! | [`pull`] | models by name |
@@ -21,6 +24,7 @@ pub mod assume;
 pub mod builtin;
 pub mod chat;
 pub mod checkpoint;
+mod compare;
 pub mod config;
 mod error;
 pub mod families;
@@ -36,7 +40,10 @@ pub mod names;
 pub mod prepare;
 pub mod pull;
 pub mod quantised;
+pub mod repair;
 mod rope;
+pub mod share;
+pub mod strategy;
 pub mod tensors;
 pub mod tokenizer;
 
@@ -45,3 +52,6 @@ pub use inspect::{Report, inspect, inspect_as};
 pub use load::Storage;
 pub use model::{LoadOptions, LoadedModel, locate, program_of, tokenizer_of};
 pub use prepare::prepare;
+pub use repair::Repair;
+pub use strategy::{Attempt, Outcome, Strategy, load_with_strategies, strategies};
+pub use tokenizer::load_tokenizer;

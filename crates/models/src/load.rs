@@ -1,28 +1,41 @@
 //! From stored tensors to a program's weights: found, checked, packed; nothing missing, nothing substituted.
 
 use crate::adapter::{self, Adapter, Changes};
+use crate::compare::find_mended;
+pub(crate) use crate::compare::{Comparison, compare, find};
 use crate::error::{Error, Result};
 use crate::families::Family;
 use crate::gguf::RowOrder;
-use crate::names::{Names, Part, Source};
+use crate::names::{Part, Source};
+use crate::repair::Repair;
 use crate::tensors::{Stored, Tensors};
 use pellucid_engine::{Program, Weight, WeightKind, WeightSpec, Weights};
 use pellucid_kernels::encoding::{self, Encoding};
 use pellucid_kernels::matrix::RowBytes;
 use pellucid_kernels::{DType, Matrix, Pool};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// How matrices are kept in memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Storage {
     /// As in the file: quantised blocks stay quantised.
     #[default]
     AsStored,
     /// All in this format.
     As(DType),
+}
+
+/// A program with its weights.
+pub struct Loaded {
+    /// The program.
+    pub program: Program,
+    /// Its weights, in its order.
+    pub weights: Weights,
+    /// The known variants of names by which some of them were found.
+    pub repairs: Vec<Repair>,
 }
 
 /// Loads every weight of a family's program, with adapters merged into them. `progress` hears the fraction done.
@@ -34,14 +47,14 @@ pub fn load(
     storage: Storage,
     pool: &Pool,
     progress: &mut dyn FnMut(f32),
-) -> Result<(Program, Weights)> {
+) -> Result<Loaded> {
     let untied = family.architecture.head.tied && adapter::untie(adapters, &family.names);
     family.architecture.head.tied &= !untied;
     let program = Program::new(family.architecture)?;
     let plan = adapter::plan(adapters, &program, &family.names)?;
     // The head of a model that ties it is stored as the embedding.
     let names = if untied { family.names.with_alternative("head", "embed") } else { family.names };
-    let found = find(&program, &names, &tensors, origin)?;
+    let (found, repairs) = find_mended(&program, &names, &tensors, origin)?;
     let mut left: HashMap<&str, usize> = HashMap::new();
     found.iter().for_each(|source| *left.entry(source.tensor.as_str()).or_default() += 1);
     let mut weights = Vec::with_capacity(found.len());
@@ -59,127 +72,7 @@ pub fn load(
         weights.push(weight);
         progress((index + 1) as f32 / found.len() as f32);
     }
-    Ok((program, Weights::new(weights)))
-}
-
-/// Finds a source for each weight, and reports everything that is missing, of the wrong shape or left over, all at once.
-pub(crate) fn find(program: &Program, names: &Names, tensors: &Tensors, origin: &Path) -> Result<Vec<Source>> {
-    let comparison = compare(program, names, tensors);
-    if comparison.misfits() == 0 {
-        return Ok(comparison.found);
-    }
-    Err(Error::invalid(
-        origin,
-        format!("the weights do not fit the configuration\n  {}", comparison.lines().join("\n  ")),
-        "check that config.json and the weights belong together and that every file was downloaded; nothing is ever filled in",
-    ))
-}
-
-/// Stored tensors beside the weights of a program.
-pub(crate) struct Comparison {
-    /// The sources of the weights that are stored, in the program's order.
-    pub found: Vec<Source>,
-    missing: Vec<String>,
-    misshaped: Vec<String>,
-    unexpected: Vec<String>,
-}
-
-impl Comparison {
-    /// How many tensors are missing, of the wrong shape or left over.
-    pub fn misfits(&self) -> usize {
-        self.missing.len() + self.misshaped.len() + self.unexpected.len()
-    }
-
-    /// What does not fit: a line for each kind, with the first names.
-    pub fn lines(&self) -> Vec<String> {
-        let report =
-            [("missing", &self.missing), ("of the wrong shape", &self.misshaped), ("unexpected", &self.unexpected)];
-        let said = report.iter().filter(|(_, list)| !list.is_empty());
-        said.map(|(what, list)| format!("{} {what}: {}", list.len(), shorten(list))).collect()
-    }
-}
-
-/// Compares the stored tensors with what a program needs; reads none of their data.
-pub(crate) fn compare(program: &Program, names: &Names, tensors: &Tensors) -> Comparison {
-    let present = |source: &Source| tensors.get(&source.tensor).is_some();
-    // The prefix under which most of the first weights are found, of several the one that the table names first.
-    let found_under = |prefix: &&&str| {
-        let first = program.weights().iter().take(64);
-        first.filter(|spec| names.sources(&spec.name, prefix).iter().any(present)).count()
-    };
-    let prefix = names.prefixes.iter().rev().max_by_key(found_under).copied().unwrap_or_default();
-    let (mut found, mut missing, mut misshaped) = (Vec::new(), Vec::new(), Vec::new());
-    for spec in program.weights() {
-        let sources = names.sources(&spec.name, prefix);
-        let Some(source) = sources.iter().find(|source| present(source)).or(sources.first()) else {
-            missing.push(format!("{} (no name is known for it)", spec.name));
-            continue;
-        };
-        match tensors.get(&source.tensor) {
-            None => missing.push(source.tensor.clone()),
-            Some(_) if !source.more.is_empty() => {
-                match pieces(source, tensors) {
-                    Ok(numbers) if numbers == spec.shape.iter().product::<usize>() => {}
-                    Ok(numbers) => misshaped.push(format!(
-                        "{} and {} more hold {numbers} numbers where the configuration makes them {:?}",
-                        source.tensor,
-                        source.more.len(),
-                        spec.shape
-                    )),
-                    Err(name) => missing.push(name),
-                }
-                found.push(source.clone());
-            }
-            Some(stored) => {
-                let expected =
-                    source.part.stored_shape(&spec.shape, source.transposed && stored.order != RowOrder::Transposed);
-                if !same_shape(stored.shape, &expected) {
-                    misshaped.push(format!(
-                        "{} is {:?} where the configuration makes it {expected:?}",
-                        source.tensor, stored.shape
-                    ));
-                }
-                found.push(source.clone());
-            }
-        }
-    }
-    let used: BTreeSet<&str> = found.iter().flat_map(Source::tensors).collect();
-    // A tied head may be stored once more; it is the same table.
-    let harmless = |name: &str| {
-        names.ignored.iter().any(|end| name.ends_with(end))
-            || names.other_parts.iter().any(|start| name.starts_with(start))
-            || names.other_places.iter().any(|place| name.contains(place))
-            || names.guesses(name, prefix)
-    };
-    let tied_copy = |name: &str| {
-        program.architecture().head.tied && names.sources("head", prefix).iter().any(|source| source.tensor == name)
-    };
-    let mut unexpected: Vec<String> = tensors
-        .names()
-        .into_iter()
-        .filter(|name| !used.contains(name) && !harmless(name) && !tied_copy(name))
-        .map(str::to_owned)
-        .collect();
-    unexpected.sort_unstable();
-    Comparison { found, missing, misshaped, unexpected }
-}
-
-/// How many numbers the pieces of a vector hold, or which of them is missing.
-fn pieces(source: &Source, tensors: &Tensors) -> std::result::Result<usize, String> {
-    let numbers = |name: &str| tensors.get(name).map(|stored| stored.shape.iter().product::<usize>());
-    source.tensors().map(|name| numbers(name).ok_or_else(|| name.to_string())).sum()
-}
-
-/// Axes of length one say nothing.
-fn same_shape(stored: &[usize], expected: &[usize]) -> bool {
-    let axes = |shape: &[usize]| shape.iter().copied().filter(|&n| n != 1).collect::<Vec<_>>();
-    axes(stored) == axes(expected)
-}
-
-fn shorten(list: &[String]) -> String {
-    const SHOWN: usize = 6;
-    let shown = list.iter().take(SHOWN).map(String::as_str).collect::<Vec<_>>().join(", ");
-    if list.len() > SHOWN { format!("{shown} and {} more", list.len() - SHOWN) } else { shown }
+    Ok(Loaded { program, weights: Weights::new(weights), repairs })
 }
 
 /// One weight: decoded row by row and packed, or kept as it is stored.

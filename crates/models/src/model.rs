@@ -1,18 +1,21 @@
 //! A loaded model: program, weights, tokenizer, chat template, and the text-level calls that need them together.
 
 use crate::adapter::{self, Adapter};
-use crate::assume;
+use crate::assume::{self, Read};
 use crate::builtin;
 use crate::chat::{ChatTemplate, Message};
 use crate::checkpoint::Checkpoint;
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::families::{self, Family};
+use crate::families;
 use crate::gguf::{self, GgufFile};
 use crate::load::{Storage, load};
 use crate::quantised;
+use crate::repair::Repair;
+use crate::share;
+use crate::strategy::Strategy;
 use crate::tensors::Tensors;
-use crate::tokenizer::{Special, Tokenizer};
+use crate::tokenizer::{self, FORMS, Special, Tokenizer};
 use pellucid_engine::{Control, Finish, Generate, Generation, Model, Plan, Program};
 use pellucid_kernels::Pool;
 use std::path::{Path, PathBuf};
@@ -46,6 +49,10 @@ pub struct LoadedModel {
     pub eos: Vec<u32>,
     /// What the caller should be told before relying on its numbers: that it runs as a family which it does not name.
     pub warnings: Vec<String>,
+    /// How it was loaded.
+    pub strategy: Strategy,
+    /// The known variants of names by which some of its weights were found: the names of its family are others.
+    pub repairs: Vec<Repair>,
 }
 
 impl LoadedModel {
@@ -63,10 +70,9 @@ impl LoadedModel {
         let origin = Path::new(builtin::NAME);
         let config = Config::parse(builtin::CONFIG, origin)?;
         let tensors = || Ok(Tensors::Checkpoint(Checkpoint::from_static(builtin::WEIGHTS, builtin::NAME)?));
-        let (family, warnings) = assume::read(&config, options.assume.as_deref(), tensors)?;
-        let parts =
-            Parts { config, family, tensors: tensors()?, tokenizer: Some(builtin_tokenizer()?), chat: None, warnings };
-        assemble(origin, parts, options, &mut |_| {})
+        let read = assume::read(&config, options.assume.as_deref(), tensors)?;
+        let parts = Parts { config, read, tokenizer: Some(builtin_tokenizer()?), chat: None };
+        assemble(None, parts, tensors, options, &mut |_| {})
     }
 
     fn from_dir(dir: &Path, options: &LoadOptions, progress: &mut dyn FnMut(f32)) -> Result<LoadedModel> {
@@ -75,25 +81,26 @@ impl LoadedModel {
             let base = base_of_adapter(dir)?;
             let adapters = std::iter::once(dir.to_path_buf()).chain(options.adapters.iter().cloned()).collect();
             let mut loaded = LoadedModel::open(&base, &LoadOptions { adapters, ..options.clone() }, progress)?;
-            loaded.name = name_of(dir);
+            (loaded.name, loaded.strategy) = (name_of(dir), Strategy::Adapter);
             return Ok(loaded);
         }
         let config = directory_config(dir)?;
         let tensors = || Tensors::from_checkpoint(Checkpoint::open(dir)?, &config, dir);
         // A family that cannot run is refused before gigabytes are looked at.
-        let (family, warnings) = assume::read(&config, options.assume.as_deref(), tensors)?;
-        let (tensors, tokenizer, chat) = (tensors()?, Tokenizer::from_dir(dir)?, ChatTemplate::from_dir(dir)?);
-        assemble(dir, Parts { config, family, tensors, tokenizer, chat, warnings }, options, progress)
+        let read = assume::read(&config, options.assume.as_deref(), tensors)?;
+        let (tokenizer, chat) = (Tokenizer::from_dir(dir)?, ChatTemplate::from_dir(dir)?);
+        assemble(Some(dir), Parts { config: config.clone(), read, tokenizer, chat }, tensors, options, progress)
     }
 
     fn from_gguf(path: &Path, options: &LoadOptions, progress: &mut dyn FnMut(f32)) -> Result<LoadedModel> {
         let file = GgufFile::open(path)?;
         let config = Config::new(gguf::hf_config(&file)?, path)?;
         let again = || Tensors::from_gguf(GgufFile::open(path)?);
-        let (family, warnings) = assume::read(&config, options.assume.as_deref(), again)?;
+        let read = assume::read(&config, options.assume.as_deref(), again)?;
         let (tokenizer, chat) = gguf_tokenizer(&file, path)?;
-        let tensors = Tensors::from_gguf(file)?;
-        assemble(path, Parts { config, family, tensors, tokenizer, chat, warnings }, options, progress)
+        let parts = Parts { config, read, tokenizer, chat };
+        let loaded = assemble(Some(path), parts, || Tensors::from_gguf(file), options, progress)?;
+        Ok(LoadedModel { strategy: Strategy::Gguf, ..loaded })
     }
 
     /// Tokens of a text, with what the tokenizer adds around it.
@@ -124,7 +131,7 @@ impl LoadedModel {
     pub fn tokenizer(&self) -> Result<&Tokenizer> {
         self.tokenizer.as_ref().ok_or_else(|| {
             Error::usage(
-                format!("{} came without a tokenizer (no tokenizer.json)", self.name),
+                format!("{} came without a tokenizer (none of {})", self.name, FORMS.join(", ")),
                 "give token ids (--tokens 1,2,3), or put the model's tokenizer.json beside its weights",
             )
         })
@@ -169,18 +176,24 @@ impl LoadedModel {
     }
 }
 
-/// What a model is put together from.
+/// What a model is put together from, besides its tensors.
 struct Parts {
     config: Config,
-    family: Family,
-    tensors: Tensors,
+    read: Read,
     tokenizer: Option<Tokenizer>,
     chat: Option<ChatTemplate>,
-    warnings: Vec<String>,
 }
 
-fn assemble(origin: &Path, parts: Parts, options: &LoadOptions, progress: &mut dyn FnMut(f32)) -> Result<LoadedModel> {
-    let Parts { config, family, tensors, tokenizer, chat, warnings } = parts;
+/// Puts a model together: that of a path, or (where there is none) the built-in one. `tensors` is called unless somebody has its
+/// weights already.
+fn assemble(
+    path: Option<&Path>,
+    parts: Parts,
+    tensors: impl FnOnce() -> Result<Tensors>,
+    options: &LoadOptions,
+    progress: &mut dyn FnMut(f32),
+) -> Result<LoadedModel> {
+    let Parts { config, read: Read { family, warnings, strategy }, tokenizer, chat } = parts;
     if let Some(tokenizer) = &tokenizer {
         tokenizer.check_fits(family.architecture.vocab)?;
     }
@@ -189,23 +202,27 @@ fn assemble(origin: &Path, parts: Parts, options: &LoadOptions, progress: &mut d
         None => eos_of(&config),
     };
     let pool = options.pool.clone().unwrap_or_else(Pool::global);
-    let adapters = options.adapters.iter().map(|dir| Adapter::open(dir)).collect::<Result<Vec<Adapter>>>()?;
-    let (program, weights) = load(family, Arc::new(tensors), &adapters, origin, options.storage, &pool, progress)?;
-    let (name, model) = (name_of(origin), Model::new(program, weights).with_pool(pool));
-    Ok(LoadedModel { name, model, tokenizer, chat, eos, warnings })
+    let origin = path.unwrap_or(Path::new(builtin::NAME));
+    let key = share::Key::new(path, &options.adapters, options.storage, &family.architecture.family)?;
+    let (model, repairs) = share::model(key, || {
+        let adapters = options.adapters.iter().map(|dir| Adapter::open(dir)).collect::<Result<Vec<Adapter>>>()?;
+        load(family, Arc::new(tensors()?), &adapters, origin, options.storage, &pool, progress)
+    })?;
+    let (name, model) = (name_of(origin), model.with_pool(pool));
+    Ok(LoadedModel { name, model, tokenizer, chat, eos, warnings, strategy, repairs })
 }
 
 fn name_of(path: &Path) -> String {
     path.file_name().map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned())
 }
 
-/// The base model of an adapter, where it is at hand: a path as the adapter has it, or a pulled name.
+/// The base model of an adapter, where it is at hand: a path as the adapter has it, a directory beside it, a pulled or cached name.
 fn base_of_adapter(dir: &Path) -> Result<PathBuf> {
     let base = adapter::base_of(dir)?;
     if let Some(base) = &base {
-        let beside = dir.join(base);
         // A path may be meant from where the adapter is, or from here. An adapter of an adapter would go in circles.
-        let found = if beside.is_dir() { Some(beside) } else { crate::pull::resolve(base).ok() };
+        let near = tokenizer::places(dir, base).into_iter().find(|place| place.join("config.json").is_file());
+        let found = near.or_else(|| crate::pull::resolve(base).ok());
         if let Some(found) = found.filter(|found| !adapter::is_adapter(found)) {
             return Ok(found);
         }
@@ -227,8 +244,8 @@ fn eos_of(config: &Config) -> Vec<u32> {
     ids.unwrap_or_default().iter().filter_map(|id| u32::try_from(id.as_u64()?).ok()).collect()
 }
 
-fn gguf_tokenizer(file: &GgufFile, path: &Path) -> Result<(Option<Tokenizer>, Option<ChatTemplate>)> {
-    if file.value("tokenizer.ggml.model").is_none() {
+pub(crate) fn gguf_tokenizer(file: &GgufFile, path: &Path) -> Result<(Option<Tokenizer>, Option<ChatTemplate>)> {
+    if file.value(gguf::TOKENIZER_MODEL).is_none() {
         return Ok((None, None));
     }
     let special = gguf::special_tokens(file)?;
@@ -244,11 +261,11 @@ fn gguf_tokenizer(file: &GgufFile, path: &Path) -> Result<(Option<Tokenizer>, Op
     let mut eos: Vec<u32> = special.eos.into_iter().chain(special.eot).collect();
     eos.dedup();
     let chat = special.chat_template.as_deref().map(|source| ChatTemplate::new(source, path)).transpose()?;
-    let special = Special { bos: special.bos, eos, pad: special.pad, unk: special.unk, texts };
+    let special = Special { bos: special.bos, eos, pad: special.pad, pad_from_eos: false, unk: special.unk, texts };
     Ok((Some(Tokenizer::from_parts(inner, special, path)?), chat))
 }
 
-fn directory_config(dir: &Path) -> Result<Config> {
+pub(crate) fn directory_config(dir: &Path) -> Result<Config> {
     let file = dir.join("config.json");
     if !file.exists() {
         return Err(Error::invalid(
@@ -278,8 +295,8 @@ pub fn program_of(path: Option<&Path>, assume: Option<&str>) -> Result<(Program,
         Some(path) if path.is_dir() => Tensors::from_checkpoint(Checkpoint::open(path)?, &config, path),
         Some(path) => Tensors::from_gguf(GgufFile::open(path)?),
     };
-    let (family, warnings) = assume::read(&config, assume, tensors)?;
-    Ok((Program::new(family.architecture)?, warnings))
+    let read = assume::read(&config, assume, tensors)?;
+    Ok((Program::new(read.family.architecture)?, read.warnings))
 }
 
 /// The tokenizer of a directory, GGUF file or (where absent) the built-in model, if it has one, without its weights.

@@ -2,8 +2,11 @@
 //!
 //! A thin layer over the `tokenizers` crate that adds what an engine showing single tokens needs: how one token reads
 //! where it stands ([`Tokenizer::token_text`]), a decoder for tokens as they are generated ([`Stream`]), the token of
-//! a string ([`Tokenizer::find`]) and the special tokens, which Hugging Face spreads over five files (`special`).
+//! a string ([`Tokenizer::find`]), the special tokens, which Hugging Face spreads over five files (`special`), the older forms of
+//! tokenizers (`convert`), and whose tokenizer it is that a path needs (`locate`).
 
+mod convert;
+mod locate;
 mod special;
 mod stream;
 #[cfg(test)]
@@ -16,10 +19,16 @@ use serde::de::IgnoredAny;
 use tokenizers::DecoderWrapper;
 
 use crate::{Error, Result};
+pub use convert::FORMS;
+pub use locate::load_tokenizer;
+pub(crate) use locate::places;
 pub use special::{Sidecars, Special};
 pub use stream::Stream;
 
 const FILE: &str = "tokenizer.json";
+/// What Git leaves in the place of a large file that was not fetched.
+const LFS_POINTER: &[u8] = b"version https://git-lfs";
+const LFS_REMEDY: &str = "run `git lfs pull` in the model's directory";
 const AGAIN: &str = "download tokenizer.json again, or save it again with `tokenizer.save_pretrained`";
 
 /// A model's tokenizer with its special tokens.
@@ -28,6 +37,8 @@ pub struct Tokenizer {
     special: Special,
     /// The file it came from, for messages.
     origin: PathBuf,
+    /// The base model that it was taken from.
+    base: Option<String>,
     bytes: ByteForm,
     /// A token, and its text, to put before another so that the other reads as it does inside a text.
     anchor: Option<(u32, String)>,
@@ -46,28 +57,33 @@ enum ByteForm {
 }
 
 impl Tokenizer {
-    /// The tokenizer of a Hugging Face directory, or `None` where it has no `tokenizer.json`.
+    /// The tokenizer of a Hugging Face directory, or `None` where it has none in any form that is known ([`FORMS`]).
     pub fn from_dir(dir: &Path) -> Result<Option<Tokenizer>> {
-        let Some(json) = read_optional(&dir.join(FILE))? else { return Ok(None) };
-        let files = Sidecars::NAMES.map(|name| read_optional(&dir.join(name)));
-        let [tokenizer_config, special_tokens_map, generation_config, config] = files;
-        let (tokenizer_config, special_tokens_map) = (tokenizer_config?, special_tokens_map?);
-        let (generation_config, config) = (generation_config?, config?);
+        let json = read_optional(&dir.join(FILE))?;
+        let [tokenizer_config, special_tokens_map, generation_config, config] = locate::sidecar_files(dir)?;
         let sidecars = Sidecars {
             tokenizer_config: tokenizer_config.as_deref(),
             special_tokens_map: special_tokens_map.as_deref(),
             generation_config: generation_config.as_deref(),
             config: config.as_deref(),
         };
-        Tokenizer::from_bytes(dir, &json, &sidecars).map(Some)
+        if let Some(json) = json {
+            return Tokenizer::from_bytes(dir, &json, &sidecars).map(Some);
+        }
+        let Some(converted) = convert::from_dir(dir, &sidecars)? else { return Ok(None) };
+        let sidecars = Sidecars { tokenizer_config: Some(&converted.tokenizer_config), ..sidecars };
+        Tokenizer::read(dir, converted.file, &converted.json, &sidecars).map(Some)
     }
 
     /// A tokenizer from the contents of its files; `dir` stands for their directory in messages.
     pub fn from_bytes(dir: &Path, tokenizer_json: &[u8], sidecars: &Sidecars<'_>) -> Result<Tokenizer> {
-        let origin = dir.join(FILE);
-        if tokenizer_json.starts_with(b"version https://git-lfs") {
-            let problem = "this is a Git LFS pointer, not the tokenizer";
-            return Err(Error::invalid(origin, problem, "run `git lfs pull` in the model's directory"));
+        Tokenizer::read(dir, dir.join(FILE), tokenizer_json, sidecars)
+    }
+
+    /// Reads what `tokenizer.json` holds, or would hold had `origin` been one.
+    fn read(dir: &Path, origin: PathBuf, tokenizer_json: &[u8], sidecars: &Sidecars<'_>) -> Result<Tokenizer> {
+        if tokenizer_json.starts_with(LFS_POINTER) {
+            return Err(Error::invalid(origin, "this is a Git LFS pointer, not the tokenizer", LFS_REMEDY));
         }
         let inner = parse(tokenizer_json)
             .map_err(|problem| Error::invalid(&origin, format!("not a valid tokenizer: {problem}"), AGAIN))?;
@@ -80,7 +96,8 @@ impl Tokenizer {
         Tokenizer::assemble(inner, special, origin.to_owned())
     }
 
-    fn assemble(mut inner: tokenizers::Tokenizer, special: Special, origin: PathBuf) -> Result<Tokenizer> {
+    fn assemble(mut inner: tokenizers::Tokenizer, mut special: Special, origin: PathBuf) -> Result<Tokenizer> {
+        special.pad_as_eos(&inner);
         // Files keep the settings of whoever trained them; a prompt must never be cut or filled up in silence.
         inner
             .with_truncation(None)
@@ -92,7 +109,7 @@ impl Tokenizer {
         let around = encode(&inner, "", true)
             .map_err(|problem| Error::invalid(&origin, format!("not a usable tokenizer: {problem}"), AGAIN))?;
         let adds_bos = special.bos.is_some() && special.bos == around.first().copied();
-        Ok(Tokenizer { inner, special, origin, bytes, anchor, adds_bos })
+        Ok(Tokenizer { inner, special, origin, base: None, bytes, anchor, adds_bos })
     }
 
     /// The tokens of a text; `add_special` adds what the tokenizer puts around a text (often a start token).
@@ -174,6 +191,16 @@ impl Tokenizer {
     /// The special tokens.
     pub fn special(&self) -> &Special {
         &self.special
+    }
+
+    /// The file that it came from.
+    pub fn origin(&self) -> &Path {
+        &self.origin
+    }
+
+    /// The base model whose tokenizer this is, where the path that was asked for belongs to another model and has none of its own.
+    pub fn base(&self) -> Option<&str> {
+        self.base.as_deref()
     }
 
     /// Whether a token is a marker rather than text.

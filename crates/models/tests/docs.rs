@@ -8,7 +8,8 @@ mod models_page;
 use pellucid_engine::point::Scope;
 use pellucid_engine::{Action, Control, Generate, Phase, Plan, Point, Positions, RunOptions};
 use pellucid_kernels::encoding::Encoding;
-use pellucid_models::{LoadOptions, LoadedModel, families, prepare};
+use pellucid_models::tokenizer::FORMS;
+use pellucid_models::{LoadOptions, LoadedModel, Strategy, families, prepare, strategies};
 use std::path::{Path, PathBuf};
 
 /// The prompts that the guide uses: equally long, so that each may feed the other.
@@ -181,6 +182,24 @@ fn the_readme_shows_the_example_program() {
     let program = read("crates/models/examples/look_and_change.rs");
     let shown = &program[program.find("use pellucid_engine").expect("the first line")..];
     assert!(read("README.md").contains(shown), "README.md shows another program than examples/look_and_change.rs");
+}
+
+#[test]
+fn the_guide_to_loading_names_every_strategy_and_form_and_shows_the_example() {
+    let guide = read("docs/loading.md");
+    for strategy in Strategy::ALL {
+        assert!(guide.contains(&format!("| {strategy} |")), "docs/loading.md lacks {strategy}");
+    }
+    for form in FORMS {
+        assert!(guide.contains(&format!("`{form}`")), "docs/loading.md lacks {form}");
+    }
+    let program = read("crates/models/examples/load_explained.rs");
+    let shown = &program[program.find("use pellucid_models").expect("the first line")..];
+    assert!(guide.contains(shown), "docs/loading.md shows another program than examples/load_explained.rs");
+    let explained = strategies(&root().join("crates/models/builtin"), &LoadOptions::default());
+    for attempt in explained {
+        assert!(guide.contains(&format!("\n  {attempt}\n")), "docs/loading.md shows another explanation: {attempt}");
+    }
 }
 
 #[test]

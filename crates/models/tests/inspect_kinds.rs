@@ -1,7 +1,7 @@
 //! Models with several parts, pipelines, the ways to load, and the published schema.
 
-use pellucid_models::inspect::{Category, LoadMode, Outcome, Role, StrategyName, Support, schema};
-use pellucid_models::{inspect, inspect_as};
+use pellucid_models::inspect::{Category, LoadMode, Role, schema};
+use pellucid_models::{LoadOptions, inspect, strategies};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -105,28 +105,13 @@ fn a_pipeline_lists_its_components_and_what_is_missing() {
 }
 
 #[test]
-fn the_ways_to_load_are_told_in_order_with_what_becomes_of_them() {
-    use Outcome::*;
-    let outcomes = |path: &Path, assume: Option<&str>| {
-        let report = inspect_as(path, assume).expect("a report");
-        assert!(report.explanation().lines().count() == report.strategies.len() + 1);
-        report.strategies.iter().map(|strategy| strategy.outcome).collect::<Vec<_>>()
-    };
-    assert_eq!(outcomes(&golden("llama"), None), [Taken, PassedOver, PassedOver, PassedOver, PassedOver]);
-    // Of a native type, and not whole.
-    let config = fs::read(golden("llama").join("config.json")).expect("read");
-    let half = made(&[("config.json", &config)]);
-    assert_eq!(outcomes(half.path(), None), [Failed, PassedOver, PassedOver, PassedOver, PassedOver, Taken]);
-    // Of an unknown type that fits a native family.
-    let other = String::from_utf8(config).expect("text").replace("\"llama\"", "\"stranger\"");
-    let tensors = fs::read(golden("llama").join("model.safetensors")).expect("read");
-    let stranger = made(&[("config.json", other.as_bytes()), ("model.safetensors", &tensors)]);
-    assert_eq!(outcomes(stranger.path(), None), [PassedOver, PassedOver, Offered, PassedOver, PassedOver, Taken]);
-    let adapter = made(&[("adapter_config.json", br#"{"peft_type": "LORA", "base_model_name_or_path": "no/such"}"#)]);
-    assert_eq!(outcomes(adapter.path(), None), [PassedOver, PassedOver, PassedOver, Failed, PassedOver, Taken]);
-    let report = inspect(adapter.path()).expect("a report");
-    assert_eq!(report.strategies.last().map(|strategy| strategy.name), Some(StrategyName::Refuse));
-    assert_eq!(report.support, Support::InspectOnly);
+fn the_ways_to_load_are_part_of_a_report_that_asks_for_them() {
+    let mut report = inspect(&golden("llama")).expect("a report");
+    assert_eq!((&report.strategies, report.explanation().as_str()), (&None, ""));
+    report.strategies = Some(strategies(&golden("llama"), &LoadOptions::default()));
+    assert!(report.explanation().contains("\n  native family: taken: `llama`"), "{}", report.explanation());
+    let written = serde_json::to_value(&report).expect("JSON");
+    assert_eq!(fits(&written, &schema(), &schema()), Ok(()));
 }
 
 /// Whether a value is of one of the kinds that a schema allows. It knows what our schemas use, and is strict: a key that is not listed is wrong.

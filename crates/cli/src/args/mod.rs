@@ -94,7 +94,7 @@ pub struct InspectArgs {
     pub path: Option<PathBuf>,
     #[command(flatten)]
     pub assume: AssumeArg,
-    /// Also say which ways to load it were considered, in order, and what became of each
+    /// Also say what each way to load it would do, in their order
     #[arg(long)]
     pub explain: bool,
     /// Print one JSON object

@@ -7,6 +7,7 @@
 mod collect;
 mod frame;
 mod pass;
+mod shared;
 mod taps;
 mod unembed;
 mod vectors;
@@ -17,6 +18,7 @@ pub use frame::Frame;
 pub(crate) use frame::{Arena, Buffers};
 pub(crate) use pass::Wanted;
 pub use pass::{Pass, RowState, Segment};
+pub use shared::WeakModel;
 pub use taps::Taps;
 
 use crate::array::Array;

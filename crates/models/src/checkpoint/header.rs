@@ -15,7 +15,7 @@ use super::pairs::Pairs;
 /// The reference implementation refuses longer headers, so no real file has one.
 const LONGEST_HEADER: u64 = 100_000_000;
 /// What Git leaves in the place of a large file that was not fetched.
-const LFS_POINTER: &[u8] = b"version https://git-lfs";
+pub(super) const LFS_POINTER: &[u8] = b"version https://git-lfs";
 
 /// One tensor of a header; `range` is counted from the start of the file.
 pub(super) struct Entry {

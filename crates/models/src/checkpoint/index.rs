@@ -10,6 +10,8 @@ use crate::{Error, Result};
 
 /// The file that lists a sharded model.
 pub(super) const INDEX: &str = "model.safetensors.index.json";
+/// The file that lists a sharded model of torch's own files.
+pub(super) const TORCH_INDEX: &str = "pytorch_model.bin.index.json";
 
 const WRITE_AGAIN: &str = "download the index file again, or save the model again with `save_pretrained`";
 
@@ -20,6 +22,8 @@ struct IndexFile {
 
 /// A checked index: names of shards are plain names of files that exist.
 pub(super) struct Index {
+    /// The index itself.
+    pub name: &'static str,
     /// The shards, each once, in order of name.
     pub shards: Vec<String>,
     /// From each tensor to its shard.
@@ -27,9 +31,9 @@ pub(super) struct Index {
 }
 
 impl Index {
-    /// Reads the index of a directory.
-    pub(super) fn open(dir: &Path) -> Result<Index> {
-        let path = dir.join(INDEX);
+    /// Reads an index of a directory.
+    pub(super) fn open(dir: &Path, name: &'static str) -> Result<Index> {
+        let path = dir.join(name);
         let text = std::fs::read(&path).map_err(Error::io(&path))?;
         let file: IndexFile = serde_json::from_slice(&text)
             .map_err(|error| Error::invalid(&path, format!("not a valid shard index: {error}"), WRITE_AGAIN))?;
@@ -50,23 +54,25 @@ impl Index {
             ));
         }
         Ok(Index {
+            name,
             shards: shards.into_iter().map(str::to_owned).collect(),
             weight_map: file.weight_map.0.into_iter().collect(),
         })
     }
 }
 
-/// A shard is a safetensors file beside the index: the name leads nowhere else, and not back to an index.
+/// A shard is a file of weights beside the index: the name leads nowhere else, and not back to an index.
 fn check_name(index: &Path, shard: &str) -> Result<()> {
     let mut components = Path::new(shard).components();
     let plain = matches!((components.next(), components.next()), (Some(Component::Normal(name)), None) if name == shard)
         && !shard.contains(['\\', ':', '\0']);
-    if plain && shard.ends_with(".safetensors") {
+    let end = if index.ends_with(TORCH_INDEX) { ".bin" } else { ".safetensors" };
+    if plain && shard.ends_with(end) {
         return Ok(());
     }
     Err(Error::invalid(
         index,
-        format!("the shard name `{}` is not the plain name of a .safetensors file", shard.escape_debug()),
+        format!("the shard name `{}` is not the plain name of a {end} file", shard.escape_debug()),
         WRITE_AGAIN,
     ))
 }

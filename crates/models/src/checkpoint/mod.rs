@@ -1,16 +1,18 @@
 //! The tensors of a Hugging Face directory, as they lie on the disk.
 //!
 //! [`Checkpoint::open`] finds the weights (`model.safetensors`, or the shards that `model.safetensors.index.json`
-//! names), maps them into memory and checks every header in full (`header`, `index`); after that, reading a tensor
-//! is taking a slice. Nothing is converted and nothing is copied here: whoever packs a tensor reads its bytes once and
+//! names; else `pytorch_model.bin` or its shards), maps them into memory and checks every header in full (`header`, `index`; `torch`
+//! and `pickle`, which can execute nothing); after that, reading a tensor is taking a slice. Nothing is converted and nothing is copied here: whoever packs a tensor reads its bytes once and
 //! then calls [`Checkpoint::forget`], so that the mapped file does not stay resident beside the packed weights.
 
 mod header;
 mod index;
 mod pairs;
+mod pickle;
 mod stored;
 #[cfg(test)]
 mod tests;
+mod torch;
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -20,11 +22,13 @@ use std::path::{Path, PathBuf};
 use memmap2::Mmap;
 
 use crate::{Error, Result};
-use index::{INDEX, Index};
+use index::{INDEX, Index, TORCH_INDEX};
 pub use stored::StoredType;
 
 /// The file of a model that is not sharded.
 const SINGLE: &str = "model.safetensors";
+/// The same in torch's own format.
+const TORCH_SINGLE: &str = "pytorch_model.bin";
 
 /// One tensor of a checkpoint: what it is, and where its bytes are.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -91,7 +95,9 @@ impl Source {
 
     /// The checked tensors of this file, which is number `file` of the checkpoint.
     fn tensors(&self, file: usize) -> Result<Vec<Tensor>> {
-        let entries = header::read(self.bytes())
+        let name = self.path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        let read = if torch::is_torch(&name, self.bytes()) { torch::read } else { header::read };
+        let entries = read(self.bytes())
             .map_err(|fault| Error::invalid(&self.path, fault.problem, fault.remedy))?
             .into_iter()
             .map(|entry| Tensor { name: entry.name, shape: entry.shape, dtype: entry.dtype, file, range: entry.range });
@@ -115,7 +121,11 @@ impl Checkpoint {
         if dir.join(SINGLE).is_file() {
             Checkpoint::single(Source::map(dir.join(SINGLE))?)
         } else if dir.join(INDEX).is_file() {
-            Checkpoint::sharded(dir, &Index::open(dir)?)
+            Checkpoint::sharded(dir, &Index::open(dir, INDEX)?)
+        } else if dir.join(TORCH_SINGLE).is_file() {
+            Checkpoint::single(Source::map(dir.join(TORCH_SINGLE))?)
+        } else if dir.join(TORCH_INDEX).is_file() {
+            Checkpoint::sharded(dir, &Index::open(dir, TORCH_INDEX)?)
         } else {
             Err(no_weights(dir))
         }
@@ -227,7 +237,7 @@ fn check_index(dir: &Path, index: &Index, holder: &HashMap<String, usize>) -> Re
         more => format!(" (and {more} more)"),
     };
     Err(Error::invalid(
-        dir.join(INDEX),
+        dir.join(index.name),
         format!("{first}{others}"),
         "download the index and the shards again: they do not belong together",
     ))
@@ -266,17 +276,15 @@ fn no_weights(dir: &Path) -> Error {
     }
     let pickles = those(&|name| {
         let pickled = [".bin", ".pt", ".pth", ".ckpt"].iter().any(|end| name.ends_with(end));
-        (pickled && name != "training_args.bin") || name == "pytorch_model.bin.index.json"
+        pickled && name != "training_args.bin"
     });
     if !pickles.is_empty() {
         return Error::unsupported(
             format!(
-                "{}: the weights are pickles ({pickles}), and a pickle is a program: they are never unpickled",
+                "{}: there are pickles ({pickles}), but neither {TORCH_SINGLE} nor its index among them",
                 dir.display()
             ),
-            "convert them once, where you trust their origin: \
-             python -c \"from transformers import AutoModelForCausalLM as A; \
-             A.from_pretrained('DIR').save_pretrained('NEW_DIR', safe_serialization=True)\"",
+            torch::SAVE_ANEW,
         );
     }
     Error::invalid(

@@ -226,8 +226,8 @@ fn a_directory_without_weights_says_what_is_there() {
     let put = |name: &str| std::fs::write(dir.path().join(name), b"x").expect("written");
     let message = || told(Checkpoint::open(dir.path()).expect_err("must be refused"));
     assert!(message().contains("no weights here"));
-    put("pytorch_model.bin");
-    assert!(message().contains("never unpickled"), "{}", message());
+    put("weights.pt");
+    assert!(message().contains("there are pickles (weights.pt)"), "{}", message());
     let error = Checkpoint::open(dir.path()).expect_err("must be refused");
     assert!(matches!(&error, Error::Unsupported { remedy, .. } if remedy.contains("safe_serialization=True")));
     put("model-00001-of-00002.safetensors");

@@ -21,8 +21,6 @@ pub(super) fn bert(config: &Config) -> Result<Family> {
         .names
         .outside("head.transform", "cls.predictions.transform.dense")
         .outside("head.norm", "cls.predictions.transform.LayerNorm")
-        .bare_outside("head.norm", "cls.predictions.transform.LayerNorm.gamma")
-        .bare_outside("head.norm.bias", "cls.predictions.transform.LayerNorm.beta")
         .outside("head", "cls.predictions.decoder")
         .bare_outside("head.bias", "cls.predictions.bias")
         .ignoring(&["cls.predictions.decoder.bias"]);
@@ -127,14 +125,6 @@ fn encoder(config: &Config, trunk: &'static str, offset: usize) -> Result<Family
             ("layers.{l}.mlp.stream_norm", at("output.LayerNorm")),
         ])
         .ignoring(&["embeddings.position_ids", "embeddings.token_type_ids"]);
-    for (module, stored) in [
-        ("embed.norm", "embeddings.LayerNorm".to_string()),
-        ("layers.{l}.attn.stream_norm", at("attention.output.LayerNorm")),
-        ("layers.{l}.mlp.stream_norm", at("output.LayerNorm")),
-    ] {
-        let bias = format!("{module}.bias");
-        names = names.with_bare(&[(module, format!("{stored}.gamma")), (&bias, format!("{stored}.beta"))]);
-    }
     names.other_parts = vec!["bert.pooler.", "roberta.pooler.", "electra.pooler.", "pooler."];
     Ok(Family { architecture, names })
 }

@@ -259,6 +259,11 @@ pub fn read(config: &Config) -> Result<Family> {
     Ok(family)
 }
 
+/// Why a configuration of a type that is not native cannot be read.
+pub(crate) fn unknown_type(config: &Config) -> Error {
+    config.model_type().map_or_else(|error| error, unknown)
+}
+
 fn unknown(model_type: &str) -> Error {
     Error::unsupported(format!("models of type `{model_type}` do not run natively in this build"), nearest(model_type))
 }

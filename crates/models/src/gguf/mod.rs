@@ -26,6 +26,9 @@ mod testing;
 mod tokenizer;
 mod value;
 
+/// The key that says of which kind a file's tokenizer is.
+pub(crate) const TOKENIZER_MODEL: &str = "tokenizer.ggml.model";
+
 pub use config::hf_config;
 pub use names::{RowOrder, hf_names, ignored};
 pub use reader::{GgufFile, Tensor};

@@ -7,7 +7,7 @@
 //! - [`identify`](crate::identify) tells what kind of thing it is; `weights` counts what the tensor headers say; `tokenizer`, `model_card`
 //!   and `shape` look at the files beside them.
 //! - `native` asks the same functions that load a model whether this one would load, and what it would need.
-//! - `parts` are those of models that do more than write; `kinds` the things that are no models; `strategies` the ways to load.
+//! - `parts` are those of models that do more than write; `kinds` the things that are no models.
 //! - `directory` and `gguf` are the two ways through all of it; `card` writes the report for people.
 
 mod card;
@@ -19,7 +19,6 @@ mod native;
 mod parts;
 mod report;
 pub(crate) mod shape;
-mod strategies;
 mod tokenizer;
 mod vocabulary;
 pub(crate) mod weights;
@@ -30,7 +29,6 @@ pub use report::{
     Category, Format, Memory, Problem, Quantisation, Report, SCHEMA, Shards, Support, TokenizerReport, TokenizerState,
     schema,
 };
-pub use strategies::{Outcome, Strategy, StrategyName};
 
 use std::path::Path;
 
@@ -68,7 +66,6 @@ pub fn inspect_as(path: &Path, assume: Option<&str>) -> Result<Report> {
     } else {
         report.refuse("this is neither a file nor a directory", "give a model's directory or a .gguf file");
     }
-    report.strategies = strategies::considered(&report);
     Ok(report)
 }
 

@@ -8,10 +8,10 @@ use serde::Serialize;
 
 use super::kinds::Component;
 use super::parts::Modalities;
-use super::strategies::Strategy;
 use crate::Error;
 use crate::assume::Offer;
 use crate::identify::sae;
+use crate::strategy::Attempt;
 
 /// The format of reports as JSON.
 pub const SCHEMA: &str = "pellucid/inspect-report/v1";
@@ -91,8 +91,8 @@ pub struct Report {
     pub sae: Option<sae::Description>,
     /// The components of an image pipeline.
     pub components: Vec<Component>,
-    /// The ways to load it, in order, with what becomes of each.
-    pub strategies: Vec<Strategy>,
+    /// What each way to load it would do, in their order; nothing where that was not asked ([`strategies`](crate::strategies) tells).
+    pub strategies: Option<Vec<Attempt>>,
     /// Everything that keeps it from running; empty exactly where it runs.
     pub problems: Vec<Problem>,
     /// The licence that its model card names.
@@ -231,6 +231,14 @@ pub struct Problem {
 }
 
 impl Report {
+    /// What each way to load it would do, a line each; empty where that was not asked.
+    pub fn explanation(&self) -> String {
+        let Some(attempts) = &self.strategies else { return String::new() };
+        attempts.iter().fold("\nways to load it, in order:\n".to_owned(), |text, attempt| {
+            format!("{text}  {}\n", super::card::clean(&attempt.to_string()))
+        })
+    }
+
     /// A report that knows nothing yet.
     pub(super) fn new(path: &Path, format: Format) -> Report {
         Report {
@@ -252,7 +260,7 @@ impl Report {
             modalities: Modalities::default(),
             sae: None,
             components: Vec::new(),
-            strategies: Vec::new(),
+            strategies: None,
             quantisation: None,
             layers: None,
             width: None,

@@ -16,6 +16,8 @@ pub struct Special {
     pub eos: Vec<u32>,
     /// What fills up shorter rows elsewhere; Pellucid never pads, and never generates it either.
     pub pad: Option<u32>,
+    /// The files name no token for filling up, so `pad` is the one that ends a text.
+    pub pad_from_eos: bool,
     /// What stands for text that the vocabulary cannot spell.
     pub unk: Option<u32>,
     /// The texts that a chat template knows by name: `bos_token`, `eos_token`, `pad_token`, `unk_token`.
@@ -47,12 +49,9 @@ const ROLES: [&str; 4] = ["bos_token", "eos_token", "pad_token", "unk_token"];
 impl Special {
     /// Reads the special tokens from the files beside a tokenizer.
     pub(super) fn read(dir: &Path, files: &Sidecars<'_>, tokenizer: &tokenizers::Tokenizer) -> Result<Special> {
-        let contents = [files.tokenizer_config, files.special_tokens_map, files.generation_config, files.config];
-        let mut parsed = Vec::with_capacity(contents.len());
-        for (name, bytes) in Sidecars::NAMES.into_iter().zip(contents) {
-            parsed.push((name, parse(dir, name, bytes)?));
-        }
-        let (texts_in, ids_in) = parsed.split_at(2);
+        let parsed = parsed(dir, files)?;
+        let named: Vec<(&str, &Value)> = Sidecars::NAMES.into_iter().zip(&parsed).collect();
+        let (texts_in, ids_in) = named.split_at(2);
 
         let mut texts = BTreeMap::new();
         for role in ROLES {
@@ -83,8 +82,27 @@ impl Special {
         if eos.is_empty() {
             eos.extend(named("eos_token"));
         }
-        Ok(Special { bos, eos, pad, unk, texts })
+        Ok(Special { bos, eos, pad, pad_from_eos: false, unk, texts })
     }
+
+    /// Lets what ends a text fill up, where nothing is named for it.
+    pub(super) fn pad_as_eos(&mut self, tokenizer: &tokenizers::Tokenizer) {
+        if self.pad.is_none() {
+            let named = self.texts.get("eos_token").and_then(|text| tokenizer.token_to_id(text));
+            self.pad = named.or(self.eos.first().copied());
+            self.pad_from_eos = self.pad.is_some();
+        }
+    }
+}
+
+/// The files, in the order of their names; `null` for those that are missing.
+pub(super) fn parsed(dir: &Path, files: &Sidecars<'_>) -> Result<[Value; 4]> {
+    let contents = [files.tokenizer_config, files.special_tokens_map, files.generation_config, files.config];
+    let mut parsed = [Value::Null, Value::Null, Value::Null, Value::Null];
+    for ((place, name), bytes) in parsed.iter_mut().zip(Sidecars::NAMES).zip(contents) {
+        *place = parse(dir, name, bytes)?;
+    }
+    Ok(parsed)
 }
 
 fn parse(dir: &Path, name: &str, bytes: Option<&[u8]>) -> Result<Value> {
@@ -96,7 +114,7 @@ fn parse(dir: &Path, name: &str, bytes: Option<&[u8]>) -> Result<Value> {
 }
 
 /// A token's text: a string, or an object that holds it.
-fn token_text(value: &Value) -> Option<String> {
+pub(super) fn token_text(value: &Value) -> Option<String> {
     value.as_str().or_else(|| value.get("content")?.as_str()).map(str::to_owned)
 }
 

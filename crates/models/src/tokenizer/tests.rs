@@ -136,7 +136,8 @@ fn a_stream_holds_half_characters_and_keeps_spaces() {
 #[test]
 fn special_tokens_come_from_the_files_in_order() {
     let special = llama().special;
-    assert_eq!((special.bos, special.eos.as_slice(), special.pad, special.unk), (Some(1), &[2][..], None, Some(0)));
+    assert_eq!((special.bos, special.eos.as_slice(), special.unk), (Some(1), &[2][..], Some(0)));
+    assert_eq!((special.pad, special.pad_from_eos), (Some(2), true));
     assert_eq!(special.texts["bos_token"], "<s>");
     let read = |generation: &[u8], config: &[u8]| {
         let sidecars = Sidecars { generation_config: Some(generation), config: Some(config), ..Sidecars::default() };

@@ -1,0 +1,161 @@
+//! `pytorch_model.bin`: the zip files of `torch.save`, whose tensors are read where they lie.
+//!
+//! The archive holds one pickle, which describes the tensors (`pickle`), and a file of bare numbers for each storage. Those are
+//! stored, not compressed, so a tensor is a range of the mapped file, as in safetensors.
+
+use super::header::{Entry, Fault, LFS_POINTER};
+use super::pickle::{self, Described};
+use std::collections::HashMap;
+use std::io::{Cursor, Read};
+use std::ops::Range;
+
+const DAMAGED: &str = "the file is incomplete or damaged: download or copy it again";
+const CONVERT: &str = "convert it once, where you trust its origin: python -c \"import torch; from safetensors.torch import save_file; \
+                       save_file({k: v.contiguous().clone() for k, v in torch.load('FILE', weights_only=True).items()}, \
+                       'model.safetensors', {'format': 'pt'})\"";
+
+/// What helps where the whole model has to be written anew.
+pub(super) const SAVE_ANEW: &str = "convert it once, where you trust its origin: \
+                                    python -c \"from transformers import AutoModelForCausalLM as A; \
+                                    A.from_pretrained('DIR').save_pretrained('NEW_DIR', safe_serialization=True)\"";
+
+/// The longest description of tensors that is believed; real ones have some megabytes at most.
+const LONGEST_PICKLE: u64 = 256 << 20;
+
+fn fault(problem: impl Into<String>, remedy: &'static str) -> Fault {
+    Fault { problem: problem.into(), remedy }
+}
+
+/// Whether a file is torch's, by its name or its first bytes.
+pub(super) fn is_torch(name: &str, file: &[u8]) -> bool {
+    file.starts_with(b"PK\x03\x04") || [".bin", ".pt", ".pth"].iter().any(|end| name.ends_with(end))
+}
+
+/// Reads and checks the description of a whole file; the entries come back in the order of their data.
+pub(super) fn read(file: &[u8]) -> Result<Vec<Entry>, Fault> {
+    if file.starts_with(LFS_POINTER) {
+        return Err(fault("this is a Git LFS pointer, not the weights", "run `git lfs pull` in the model's directory"));
+    }
+    if !file.starts_with(b"PK") {
+        return Err(match file.first() {
+            Some(0x80) => fault(
+                "a file of torch from before version 1.6: all of it is a pickle, which is never unpickled",
+                SAVE_ANEW,
+            ),
+            _ => fault(format!("{} bytes that are no file of torch's", file.len()), DAMAGED),
+        });
+    }
+    let members = Members::read(file)?;
+    let mut entries = Vec::new();
+    for (name, tensor) in pickle::tensors(members.pickle)? {
+        entries.push(members.entry(name, &tensor)?);
+    }
+    let mut names: Vec<&str> = entries.iter().map(|entry| entry.name.as_str()).collect();
+    names.sort_unstable();
+    if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+        return Err(fault(format!("tensor `{}` occurs twice", pair[0]), DAMAGED));
+    }
+    entries.sort_by_key(|entry| (entry.range.start, entry.range.end));
+    Ok(entries)
+}
+
+/// What an archive holds.
+struct Members<'a> {
+    pickle: &'a [u8],
+    /// Where each storage lies in the file, by its key.
+    storages: HashMap<String, Range<usize>>,
+}
+
+impl<'a> Members<'a> {
+    fn read(file: &'a [u8]) -> Result<Members<'a>, Fault> {
+        let bad = |error: zip::result::ZipError| fault(format!("not a whole archive: {error}"), DAMAGED);
+        let mut archive = zip::ZipArchive::new(Cursor::new(file)).map_err(bad)?;
+        let (mut pickle, mut storages) = (None, HashMap::new());
+        for number in 0..archive.len() {
+            let mut member = archive.by_index_raw(number).map_err(bad)?;
+            let name = member.name().map_err(bad)?.into_owned();
+            // All members are in one folder, whatever it is called.
+            let Some((_, inside)) = name.split_once('/') else { continue };
+            let inside = inside.to_owned();
+            if inside == "byteorder" {
+                let mut order = String::new();
+                member
+                    .by_ref()
+                    .take(16)
+                    .read_to_string(&mut order)
+                    .map_err(|error| fault(error.to_string(), DAMAGED))?;
+                if order.trim() != "little" {
+                    return Err(fault(format!("its numbers are stored in {:?} byte order", order.trim()), CONVERT));
+                }
+            }
+            let wanted = inside == "data.pkl" || inside.starts_with("data/");
+            if !wanted {
+                continue;
+            }
+            if member.compression() != zip::CompressionMethod::Stored || member.encrypted() {
+                return Err(fault(format!("its member {name} is compressed or encrypted"), CONVERT));
+            }
+            let range = range(member.data_start(), member.size(), file.len());
+            let range = range.ok_or_else(|| fault(format!("its member {name} reaches beyond the file"), DAMAGED))?;
+            if inside == "data.pkl" {
+                if member.size() > LONGEST_PICKLE {
+                    return Err(fault(format!("its pickle has {} bytes", member.size()), DAMAGED));
+                }
+                pickle = Some(&file[range]);
+            } else if let Some(key) = inside.strip_prefix("data/") {
+                storages.insert(key.to_owned(), range);
+            }
+        }
+        let pickle = pickle.ok_or_else(|| fault("the archive holds no data.pkl, so it is none of torch's", DAMAGED))?;
+        Ok(Members { pickle, storages })
+    }
+
+    /// A tensor's place in the file, checked against its storage.
+    fn entry(&self, name: String, tensor: &Described) -> Result<Entry, Fault> {
+        let wrong = |problem: String, remedy| fault(format!("tensor `{name}`: {problem}"), remedy);
+        let Described { storage, offset, shape, strides } = tensor;
+        let range = self.storages.get(&*storage.key);
+        let range = range.ok_or_else(|| wrong(format!("its storage `{}` is missing", storage.key), DAMAGED))?;
+        let size = (storage.dtype.bits() / 8) as u64;
+        if storage.elements.checked_mul(size) != Some(range.len() as u64) {
+            let has = range.len();
+            return Err(wrong(
+                format!("{} elements of {} in a storage of {has} bytes", storage.elements, storage.dtype),
+                DAMAGED,
+            ));
+        }
+        let elements = shape.iter().try_fold(1u64, |product, size| product.checked_mul(*size));
+        let end = elements.and_then(|elements| elements.checked_add(*offset)).filter(|end| *end <= storage.elements);
+        let (Some(elements), Some(_)) = (elements, end) else {
+            return Err(wrong(format!("the shape {shape:?} at {offset} reaches beyond its storage"), DAMAGED));
+        };
+        if elements > 0 && !is_contiguous(shape, strides) {
+            return Err(wrong(
+                format!("its numbers do not lie row by row (strides {strides:?} of {shape:?})"),
+                CONVERT,
+            ));
+        }
+        // All at most the file's length now.
+        let start = range.start + (offset * size) as usize;
+        let range = start..start + (elements * size) as usize;
+        let shape = shape.iter().map(|size| *size as usize).collect();
+        Ok(Entry { name, dtype: storage.dtype, shape, range })
+    }
+}
+
+fn range(start: Option<u64>, size: u64, file: usize) -> Option<Range<usize>> {
+    let start = usize::try_from(start?).ok()?;
+    let end = start.checked_add(usize::try_from(size).ok()?)?;
+    (end <= file).then_some(start..end)
+}
+
+/// Whether strides are those of rows one after the other; axes of length one have none that matter.
+fn is_contiguous(shape: &[u64], strides: &[u64]) -> bool {
+    let mut expected = 1u64;
+    shape.len() == strides.len()
+        && shape.iter().zip(strides).rev().all(|(size, stride)| {
+            let fits = *size == 1 || *stride == expected;
+            expected = expected.saturating_mul(*size);
+            fits
+        })
+}

@@ -1,0 +1,50 @@
+"""Loading with visible strategies, and tokenizers by themselves."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pellucid
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FORMS = ROOT / "crates/models/tests/tokenizers"
+BUILTIN = ROOT / "crates/models/builtin"
+
+
+def test_every_form_of_a_tokenizer_is_read():
+    expected = json.loads((FORMS / "expected.json").read_text())
+    place = expected["texts"].index("Hello world")
+    for name, case in expected["cases"].items():
+        assert pellucid.load_tokenizer(FORMS / name).encode("Hello world") == case["ids"][place], name
+
+
+def test_a_tokenizer_says_where_it_came_from_and_what_was_filled_in():
+    tokenizer = pellucid.load_tokenizer(FORMS / "llama")
+    assert tokenizer.origin.endswith("tokenizer.model") and tokenizer.base is None
+    assert (tokenizer.bos, tokenizer.eos, tokenizer.pad, tokenizer.pad_from_eos) == (1, [2], 2, True)
+    assert tokenizer.decode(tokenizer.encode("Hello world")) == "Hello world"
+    assert tokenizer.find(tokenizer.token_text(600)) == 600
+
+
+def test_a_missing_tokenizer_is_an_error_that_says_what_was_looked_for(tmp_path):
+    with pytest.raises(pellucid.LoadError, match="looked for tokenizer.json"):
+        pellucid.load_tokenizer(tmp_path)
+
+
+def test_a_model_says_how_it_was_loaded():
+    model = pellucid.load_with_strategies(BUILTIN)
+    assert (model.strategy, model.repairs) == ("native family", [])
+    attempts = pellucid.strategies(BUILTIN)
+    assert [attempt.outcome for attempt in attempts] == ["taken", *["not needed"] * 4]
+
+
+def test_a_refusal_lists_the_strategies(tmp_path):
+    shutil.copytree(BUILTIN, tmp_path / "copy")
+    config = json.loads((tmp_path / "copy/config.json").read_text())
+    (tmp_path / "copy/config.json").write_text(json.dumps(config | {"model_type": "acme_llm"}))
+    with pytest.raises(pellucid.LoadError, match="mapped custom type: passed over"):
+        pellucid.load_with_strategies(tmp_path / "copy")
+    with pytest.warns(UserWarning, match="acme_llm"):
+        model = pellucid.load_with_strategies(tmp_path / "copy", assume="llama")
+    assert model.strategy == "assumed family"
