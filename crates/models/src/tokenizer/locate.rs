@@ -7,8 +7,7 @@ use super::convert::FORMS;
 use super::{Sidecars, Tokenizer};
 use crate::gguf::{self, GgufFile};
 use crate::model::gguf_tokenizer;
-use crate::{Error, Result, adapter, pull};
-use serde_json::Value;
+use crate::{Error, Result, adapter, identify, pull};
 use std::path::{Path, PathBuf};
 
 /// Loads the tokenizer of a directory or GGUF file; of an adapter's or sparse autoencoder's base model where it has none of its own.
@@ -99,25 +98,7 @@ fn base_model(dir: &Path) -> Result<Option<String>> {
     if dir.join(adapter::CONFIG).is_file() {
         return adapter::base_of(dir);
     }
-    Ok(autoencoder_base(dir, 3))
-}
-
-/// The base model that the configuration of a sparse autoencoder names, at most so many folders down.
-fn autoencoder_base(dir: &Path, depth: usize) -> Option<String> {
-    const FILES: [&str; 3] = ["cfg.json", "config.json", "hyperparams.json"];
-    const KEYS: [&str; 4] = ["/model_name", "/metadata/model_name", "/trainer/lm_name", "/model/name"];
-    let read = |name: &&str| serde_json::from_slice::<Value>(&std::fs::read(dir.join(name)).ok()?).ok();
-    let named = |config: Value| {
-        let names = KEYS.iter().filter_map(|key| config.pointer(key)?.as_str().map(str::to_owned));
-        names.into_iter().find(|name| !name.is_empty())
-    };
-    if let Some(base) = FILES.iter().filter_map(read).find_map(named) {
-        return Some(base);
-    }
-    let mut inner: Vec<PathBuf> = std::fs::read_dir(dir).ok()?.flatten().map(|entry| entry.path()).collect();
-    inner.retain(|path| depth > 0 && path.is_dir() && !path.is_symlink());
-    inner.sort();
-    inner.iter().find_map(|dir| autoencoder_base(dir, depth - 1))
+    Ok(identify::get_sae_base_model(dir))
 }
 
 /// The names of the files that a tokenizer may need beside its own.
