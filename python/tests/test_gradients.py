@@ -1,9 +1,10 @@
 """Gradients (behaviour 19), against finite differences."""
 
 import numpy as np
-import pellucid
 import pytest
 from conftest import BIRD, DOG, STORY
+
+import pellucid
 
 
 def loss_of(t, model):

@@ -35,7 +35,6 @@ WEIGHTS = {
     "llama": {**llama(1), "embed": "model.embed_tokens.weight", "head": "lm_head.weight", "final_norm.gain": "model.norm.weight",
               **block("model.layers", 0, mlp__gate="mlp.gate_proj.weight", mlp__down="mlp.down_proj.weight")},
     "gpt2": {"embed": "transformer.wte.weight", "pos_embed": "transformer.wpe.weight", "final_norm.bias": "transformer.ln_f.bias",
-             "layers.0.attn.k.bias": ("transformer.h.0.attn.c_attn.bias", lambda x: x[len(x) // 3:][:len(x) // 3]),
              "layers.0.mlp.up": ("transformer.h.0.mlp.c_fc.weight", transposed)},
     "gemma2": {**llama(0), **block("model.layers", 1, mlp__post_norm__gain="post_feedforward_layernorm.weight", mlp__up="mlp.up_proj.weight")},
     "gpt_oss": {**llama(0), **block("model.layers", 0, attn__sinks="self_attn.sinks", mlp__router="mlp.router.weight", mlp__router__bias="mlp.router.bias"),
