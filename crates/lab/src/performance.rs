@@ -174,7 +174,7 @@ pub fn measure(request: &Request) -> Result<Measured> {
         phases.push(phase(model, cut(count), "prompt", request.repeats)?);
     }
     let captures = match request.dtype.as_str() {
-        "f32" => captures(model, &LENGTHS.map(|count| cut(count)), request.repeats)?,
+        "f32" => captures(model, &LENGTHS.map(cut), request.repeats)?,
         _ => None,
     };
     Ok(Measured {
