@@ -39,9 +39,12 @@ def first_class(kind):
 def expected(kind, name):
     """The category that a class claims for itself, and whether it gives several kinds of output; nothing where it does not say."""
     model = getattr(transformers, name, None) if name else None
+    try:
+        takes = set(getattr(model, "input_modalities", None) or ())
+    except ImportError:  # a class of an optional library
+        return None, None
     if model is None:
         return None, None
-    takes = set(getattr(model, "input_modalities", None) or ())
     gives = set(getattr(model, "output_modalities", None) or ())
     omni = len(gives) > 1
     main = getattr(model, "main_input_name", "input_ids")

@@ -4,14 +4,13 @@
 
 use pellucid_models::{identify, inspect};
 use serde_json::{Value, json};
-use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::hint::black_box;
 use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
 
-const CALLS: u32 = 2000;
+const CALLS: usize = 2000;
 
 fn main() -> std::io::Result<()> {
     let root = tempfile::tempdir()?;
@@ -29,25 +28,33 @@ fn main() -> std::io::Result<()> {
     )?;
     sharded(&seven)?;
 
-    let mut lines = String::new();
-    let mut line = |name: &str, calls: u32, work: &dyn Fn()| {
-        (0..calls / 10 + 1).for_each(|_| work());
-        let start = Instant::now();
-        (0..calls).for_each(|_| work());
-        let each = start.elapsed().as_secs_f64() * 1e6 / f64::from(calls);
-        let _ = writeln!(lines, "{name:28}{each:10.1} µs");
-    };
-    line("get_model_info", CALLS, &|| drop(black_box(identify::get_model_info(&llama))));
-    line("detect_model_category", CALLS, &|| drop(black_box(identify::detect_model_category(&llama))));
-    line("is_model_supported", CALLS, &|| drop(black_box(identify::is_model_supported(&llama))));
-    line("is_omni_model (no)", CALLS, &|| drop(black_box(identify::is_omni_model(&llama))));
-    line("is_omni_model (yes)", CALLS, &|| drop(black_box(identify::is_omni_model(&omni))));
-    line("is_sae_model (no)", CALLS, &|| drop(black_box(identify::is_sae_model(&llama))));
-    line("is_sae_model (yes)", CALLS, &|| drop(black_box(identify::is_sae_model(&sae))));
-    line("get_sae_base_model", CALLS, &|| drop(black_box(identify::get_sae_base_model(&sae))));
-    line("inspect, 7B in 3 shards", CALLS / 20, &|| drop(black_box(inspect(&seven).map(|report| report.runs()))));
+    let lines = [
+        line("get_model_info", CALLS, || identify::get_model_info(&llama)),
+        line("detect_model_category", CALLS, || identify::detect_model_category(&llama)),
+        line("is_model_supported", CALLS, || identify::is_model_supported(&llama)),
+        line("is_omni_model (no)", CALLS, || identify::is_omni_model(&llama)),
+        line("is_omni_model (yes)", CALLS, || identify::is_omni_model(&omni)),
+        line("is_sae_model (no)", CALLS, || identify::is_sae_model(&llama)),
+        line("is_sae_model (yes)", CALLS, || identify::is_sae_model(&sae)),
+        line("get_sae_base_model", CALLS, || identify::get_sae_base_model(&sae)),
+        line("inspect, 7B in 3 shards", CALLS / 20, || inspect(&seven).map(|report| report.runs())),
+    ];
     assert!(inspect(&seven).is_ok_and(|report| report.runs()), "the made model is whole");
-    std::io::stdout().write_all(lines.as_bytes())
+    std::io::stdout().write_all(lines.concat().as_bytes())
+}
+
+/// Calls a function many times, and writes the mean and the median.
+fn line<T>(name: &str, calls: usize, work: impl Fn() -> T) -> String {
+    let time = |_| {
+        let start = Instant::now();
+        black_box(work());
+        start.elapsed().as_secs_f64() * 1e6
+    };
+    (0..calls / 10 + 1).for_each(|call| _ = time(call));
+    let mut each: Vec<f64> = (0..calls).map(time).collect();
+    each.sort_by(f64::total_cmp);
+    let (mean, median) = (each.iter().sum::<f64>() / calls as f64, each[calls / 2]);
+    format!("{name:28}{mean:10.1} µs mean {median:10.1} µs median\n")
 }
 
 fn llama_config() -> Value {

@@ -1,9 +1,9 @@
 //! The files of weights: which there are, which are missing, and what their headers count up to.
 
 use std::borrow::Cow;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
@@ -57,12 +57,20 @@ pub(super) fn open(listing: &Listing, uncounted: Uncounted, report: &mut Report)
     }
 }
 
-/// Counts every safetensors file of a directory and of those inside it: autoencoders, adapters, pipelines.
+/// Counts every safetensors file of a directory and of those inside it, at any depth: autoencoders, adapters, pipelines.
 pub(super) fn count_all(listing: &Listing, report: &mut Report) {
     /// Releases of autoencoders have thousands of directories, of which this many are counted.
     const MOST_DIRS: usize = 64;
-    let inside = listing.dirs().take(MOST_DIRS).filter_map(|dir| Listing::read(&listing.dir.join(dir)).ok());
-    let inside: Vec<Listing> = inside.collect();
+    let mut inside: Vec<Listing> = Vec::new();
+    let mut waiting: VecDeque<PathBuf> = listing.inner_dirs().collect();
+    while inside.len() < MOST_DIRS
+        && let Some(dir) = waiting.pop_front()
+    {
+        if let Ok(inner) = Listing::read(&dir) {
+            waiting.extend(inner.inner_dirs());
+            inside.push(inner);
+        }
+    }
     // The parts of a model are told apart by names that these things use otherwise.
     let parts = std::mem::take(&mut report.modalities.parts);
     for listing in std::iter::once(listing).chain(&inside) {

@@ -55,7 +55,7 @@ pub(crate) fn describe_listing(listing: &Listing) -> Description {
         true
     });
     for name in listing.ending(".gguf") {
-        if let Some(vector) = GgufFile::open(&listing.dir.join(name)).ok().filter(is_vector) {
+        if let Some(vector) = GgufFile::open(listing.dir.join(name)).ok().filter(is_vector) {
             all.add(Layout::ControlVector, control_vector(&vector));
         }
     }
@@ -115,7 +115,7 @@ pub(crate) fn base_model(listing: &Listing) -> Option<String> {
         found
     })
     .or_else(|| {
-        let vectors = listing.ending(".gguf").filter_map(|name| GgufFile::open(&listing.dir.join(name)).ok());
+        let vectors = listing.ending(".gguf").filter_map(|name| GgufFile::open(listing.dir.join(name)).ok());
         vectors.filter(is_vector).find_map(|vector| control_vector(&vector).base_model)
     })
 }

@@ -157,8 +157,7 @@ fn number_in(name: &str, start: &str) -> Option<usize> {
 fn holds_vectors(listing: &Listing) -> bool {
     const MOST: usize = 4;
     let is_vector = |name: &str| {
-        GgufFile::open(&listing.dir.join(name))
-            .is_ok_and(|file| file.architecture().is_ok_and(|a| a == "controlvector"))
+        GgufFile::open(listing.dir.join(name)).is_ok_and(|file| file.architecture().is_ok_and(|a| a == "controlvector"))
     };
     listing.ending(".gguf").take(MOST).any(is_vector)
 }
