@@ -21,11 +21,17 @@ const INSIDE: &[&str] = &["_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrap
 /// Old endings and what they are called now.
 const ENDINGS: &[(&str, &str)] = &[("gamma", "weight"), ("beta", "bias")];
 
-/// Projections of one input, as modules of the engine and as they are called apart; and the names of matrices in which they lie
-/// under each other in this order.
-const FUSED: &[(&[(&str, &str)], &[&str])] = &[
-    (&[("q", "q_proj"), ("k", "k_proj"), ("v", "v_proj")], &["qkv_proj", "W_pack"]),
-    (&[("gate", "gate_proj"), ("up", "up_proj")], &["gate_up_proj"]),
+/// Projections of one input.
+struct Group {
+    /// As modules of the engine, and as they are called apart.
+    parts: &'static [(&'static str, &'static str)],
+    /// The names of matrices in which they lie under each other in this order.
+    fused: &'static [&'static str],
+}
+
+const FUSED: &[Group] = &[
+    Group { parts: &[("q", "q_proj"), ("k", "k_proj"), ("v", "v_proj")], fused: &["qkv_proj", "W_pack"] },
+    Group { parts: &[("gate", "gate_proj"), ("up", "up_proj")], fused: &["gate_up_proj"] },
 ];
 
 /// Other names of fused matrices: their rows lie in orders of their own, so only the family that expects one knows how to read it.
@@ -79,11 +85,20 @@ impl fmt::Display for Repair {
     }
 }
 
+/// A rule, what the checkpoint says, and what the family says.
+type Applied = (Rule, String, String);
+
+/// A place where a weight may be, and the rule that reads it from there.
+struct Variant {
+    source: Source,
+    rule: Option<Applied>,
+}
+
 /// The stored names of a checkpoint by what remains of them without wrappers and old endings.
 pub(crate) struct Mender<'a> {
     by_core: HashMap<String, Vec<&'a str>>,
     specs: HashMap<&'a str, &'a WeightSpec>,
-    applied: BTreeMap<(Rule, String, String), BTreeSet<String>>,
+    applied: BTreeMap<Applied, BTreeSet<String>>,
 }
 
 /// What became of a weight that is not stored under its family's name.
@@ -108,15 +123,12 @@ impl<'a> Mender<'a> {
     /// Looks for a weight under the names that the rules know.
     pub(crate) fn find(&mut self, spec: &WeightSpec, names: &Names) -> Mended {
         let sources: Vec<Source> = names.prefixes.iter().flat_map(|prefix| names.sources(&spec.name, prefix)).collect();
-        let apart = sources.iter().filter_map(|source| self.in_fused(spec, source));
-        let variants: Vec<(Source, Option<(Rule, String, String)>)> = sources
-            .iter()
-            .map(|source| (source.clone(), None))
-            .chain(apart.flatten())
-            .chain(sources.iter().filter_map(|source| self.by_itself(spec, source)))
-            .collect();
+        let own = sources.iter().map(|source| Variant { source: source.clone(), rule: None });
+        let in_fused = sources.iter().flat_map(|source| self.in_fused(spec, source));
+        let by_itself = sources.iter().filter_map(|source| self.by_itself(spec, source));
+        let variants: Vec<Variant> = own.chain(in_fused).chain(by_itself).collect();
         // What is closest to the family's own way comes first; only names that compete for one place are ambiguous.
-        for (source, rule) in variants {
+        for Variant { source, rule } in variants {
             let Some(tensor) = self.stored(&source.tensor) else { continue };
             let more: Option<Vec<Vec<&str>>> = source.more.iter().map(|name| self.stored(name)).collect();
             let Some(more) = more else { continue };
@@ -140,39 +152,36 @@ impl<'a> Mender<'a> {
         self.by_core.get(&core(name)).cloned()
     }
 
-    /// The place of a projection in matrices in which it lies beside others.
-    fn in_fused(&self, spec: &WeightSpec, source: &Source) -> Option<Vec<(Source, Option<(Rule, String, String)>)>> {
+    /// The places of a projection in matrices in which it lies beside others.
+    fn in_fused(&self, spec: &WeightSpec, source: &Source) -> Vec<Variant> {
         if source.part != Part::default() || source.transposed || !source.more.is_empty() {
-            return None;
+            return Vec::new();
         }
-        let (group, fused) = FUSED.iter().find(|(group, _)| part_of(spec, group).is_some())?;
-        let (which, _) = part_of(spec, group)?;
-        let rows = group.iter().map(|(module, _)| self.specs.get(renamed(&spec.name, group[which].0, module).as_str()));
-        let rows: Vec<usize> = rows.map(|spec| spec.map(|spec| spec.shape[0])).collect::<Option<_>>()?;
-        let (start, total) = (rows[..which].iter().sum(), rows.iter().sum());
-        let apart = group.iter().map(|(_, name)| *name).collect::<Vec<_>>().join(", ");
+        let Some((group, which)) = group_of(spec) else { return Vec::new() };
+        let (module, name) = group.parts[which];
+        let rows = group.parts.iter().map(|(other, _)| self.specs.get(renamed(&spec.name, module, other).as_str()));
+        let rows: Option<Vec<usize>> = rows.map(|spec| spec.map(|spec| spec.shape[0])).collect();
+        let Some(rows) = rows else { return Vec::new() };
+        let part = Part::rows(rows[..which].iter().sum(), rows.iter().sum());
         let one = |fused: &&str| {
-            let tensor = replaced(&source.tensor, group[which].1, fused)?;
-            let rule = (Rule::Fused, fused.to_string(), apart.clone());
-            Some((Source { tensor, part: Part::rows(start, total), ..source.clone() }, Some(rule)))
+            let tensor = replaced(&source.tensor, name, fused)?;
+            let rule = Some((Rule::Fused, fused.to_string(), group.names()));
+            Some(Variant { source: Source { tensor, part, ..source.clone() }, rule })
         };
-        Some(fused.iter().filter_map(one).collect())
+        group.fused.iter().filter_map(one).collect()
     }
 
     /// A projection by itself, where the family expects it in a matrix with others.
-    fn by_itself(&self, spec: &WeightSpec, source: &Source) -> Option<(Source, Option<(Rule, String, String)>)> {
+    fn by_itself(&self, spec: &WeightSpec, source: &Source) -> Option<Variant> {
         if source.part.rows == Rows::All || source.part.stack.is_some() || source.transposed {
             return None;
         }
-        let (group, fused) = FUSED.iter().find(|(group, _)| part_of(spec, group).is_some())?;
-        let (_, name) = part_of(spec, group)?;
-        let (tensor, fused) = fused
-            .iter()
-            .chain(FUSED_ELSEHOW)
-            .find_map(|fused| Some((replaced(&source.tensor, fused, name)?, *fused)))?;
-        let apart = group.iter().map(|(_, name)| *name).collect::<Vec<_>>().join(", ");
-        let rule = (Rule::Apart, apart, fused.to_string());
-        Some((Source { tensor, part: Part::default(), ..source.clone() }, Some(rule)))
+        let (group, which) = group_of(spec)?;
+        let name = group.parts[which].1;
+        let mut fused = group.fused.iter().chain(FUSED_ELSEHOW);
+        let (tensor, fused) = fused.find_map(|fused| Some((replaced(&source.tensor, fused, name)?, *fused)))?;
+        let rule = Some((Rule::Apart, group.names(), fused.to_string()));
+        Some(Variant { source: Source { tensor, part: Part::default(), ..source.clone() }, rule })
     }
 
     /// Writes down the rules by which a stored name is one of the family's.
@@ -192,7 +201,7 @@ impl<'a> Mender<'a> {
 
     /// The rules that were at work.
     pub(crate) fn repairs(self) -> Vec<Repair> {
-        let told = |((rule, stored, read_as), tensors): ((Rule, String, String), BTreeSet<String>)| Repair {
+        let told = |((rule, stored, read_as), tensors): (Applied, BTreeSet<String>)| Repair {
             rule,
             stored,
             read_as,
@@ -230,10 +239,18 @@ fn ends(name: &str, part: &str) -> bool {
     name.strip_suffix(part).is_some_and(|before| before.ends_with('.'))
 }
 
-/// Which of a group of projections a weight is: its number and its name in checkpoints.
-fn part_of(spec: &WeightSpec, group: &[(&str, &'static str)]) -> Option<(usize, &'static str)> {
+impl Group {
+    /// What its projections are called apart.
+    fn names(&self) -> String {
+        self.parts.iter().map(|(_, name)| *name).collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// The group of projections that a weight belongs to, and which of them it is.
+fn group_of(spec: &WeightSpec) -> Option<(&'static Group, usize)> {
     let module = spec.name.strip_suffix(".bias").unwrap_or(&spec.name).rsplit('.').next()?;
-    group.iter().enumerate().find(|(_, (name, _))| *name == module).map(|(which, (_, name))| (which, *name))
+    let which = |group: &&'static Group| group.parts.iter().position(|(name, _)| *name == module);
+    FUSED.iter().find_map(|group| Some((group, which(&group)?)))
 }
 
 /// The weight's name with another module: `layers.0.attn.q.bias` → `layers.0.attn.k.bias`.

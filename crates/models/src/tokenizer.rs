@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use serde::de::IgnoredAny;
 use tokenizers::DecoderWrapper;
 
+use crate::checkpoint::{LFS_POINTER, LFS_REMEDY};
 use crate::{Error, Result};
 pub use convert::FORMS;
 pub use locate::load_tokenizer;
@@ -26,9 +27,6 @@ pub use special::{Sidecars, Special};
 pub use stream::Stream;
 
 const FILE: &str = "tokenizer.json";
-/// What Git leaves in the place of a large file that was not fetched.
-const LFS_POINTER: &[u8] = b"version https://git-lfs";
-const LFS_REMEDY: &str = "run `git lfs pull` in the model's directory";
 const AGAIN: &str = "download tokenizer.json again, or save it again with `tokenizer.save_pretrained`";
 
 /// A model's tokenizer with its special tokens.

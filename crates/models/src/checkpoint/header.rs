@@ -15,7 +15,9 @@ use super::pairs::Pairs;
 /// The reference implementation refuses longer headers, so no real file has one.
 const LONGEST_HEADER: u64 = 100_000_000;
 /// What Git leaves in the place of a large file that was not fetched.
-pub(super) const LFS_POINTER: &[u8] = b"version https://git-lfs";
+pub(crate) const LFS_POINTER: &[u8] = b"version https://git-lfs";
+/// How to get what it stands for.
+pub(crate) const LFS_REMEDY: &str = "run `git lfs pull` in the model's directory";
 
 /// One tensor of a header; `range` is counted from the start of the file.
 pub(super) struct Entry {
@@ -71,7 +73,7 @@ pub(super) fn read(file: &[u8]) -> Result<Vec<Entry>, Fault> {
 /// The JSON part of the file.
 fn header_bytes(file: &[u8]) -> Result<&[u8], Fault> {
     if file.starts_with(LFS_POINTER) {
-        return Err(fault("this is a Git LFS pointer, not the weights", "run `git lfs pull` in the model's directory"));
+        return Err(fault("this is a Git LFS pointer, not the weights", LFS_REMEDY));
     }
     let Some((length, rest)) = file.split_first_chunk::<8>() else {
         return Err(fault(format!("the file has {} bytes, too few for a safetensors header", file.len()), AGAIN));

@@ -22,6 +22,7 @@ use std::path::{Path, PathBuf};
 use memmap2::Mmap;
 
 use crate::{Error, Result};
+pub(crate) use header::{LFS_POINTER, LFS_REMEDY};
 use index::{INDEX, Index, TORCH_INDEX};
 pub use stored::StoredType;
 

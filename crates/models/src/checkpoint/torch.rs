@@ -3,7 +3,7 @@
 //! The archive holds one pickle, which describes the tensors (`pickle`), and a file of bare numbers for each storage. Those are
 //! stored, not compressed, so a tensor is a range of the mapped file, as in safetensors.
 
-use super::header::{Entry, Fault, LFS_POINTER};
+use super::header::{Entry, Fault, LFS_POINTER, LFS_REMEDY};
 use super::pickle::{self, Described};
 use std::collections::HashMap;
 use std::io::{Cursor, Read};
@@ -34,7 +34,7 @@ pub(super) fn is_torch(name: &str, file: &[u8]) -> bool {
 /// Reads and checks the description of a whole file; the entries come back in the order of their data.
 pub(super) fn read(file: &[u8]) -> Result<Vec<Entry>, Fault> {
     if file.starts_with(LFS_POINTER) {
-        return Err(fault("this is a Git LFS pointer, not the weights", "run `git lfs pull` in the model's directory"));
+        return Err(fault("this is a Git LFS pointer, not the weights", LFS_REMEDY));
     }
     if !file.starts_with(b"PK") {
         return Err(match file.first() {

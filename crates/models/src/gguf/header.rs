@@ -9,6 +9,7 @@ use pellucid_kernels::encoding::Encoding;
 
 use super::Tensor;
 use super::value::{Cursor, Value};
+use crate::checkpoint::{LFS_POINTER, LFS_REMEDY};
 
 /// What to do about most faults.
 pub(super) const DAMAGED: &str = "the file is damaged or incomplete: download or convert it again";
@@ -39,6 +40,9 @@ pub(super) struct Header {
 
 impl Header {
     pub(super) fn read(bytes: &[u8]) -> Result<Header, Fault> {
+        if bytes.starts_with(LFS_POINTER) {
+            return Err(Fault::new("this is a Git LFS pointer, not the model", LFS_REMEDY));
+        }
         if bytes.get(..4) != Some(b"GGUF") {
             let problem = "not a GGUF file: it does not begin with the letters GGUF";
             return Err(Fault::new(problem, "give a .gguf file, or the directory of a Hugging Face model"));
@@ -208,6 +212,7 @@ mod tests {
     fn other_files_are_refused() {
         assert!(problem(b"").contains("does not begin with the letters GGUF"));
         assert!(problem(b"PK\x03\x04").contains("not a GGUF file"));
+        assert!(problem(b"version https://git-lfs.github.com/spec/v1").contains("Git LFS pointer"));
         assert!(problem(b"GGUF\x01\0\0\0").contains("GGUF version 1; versions 2 and 3 are known"));
         assert!(problem(b"GGUF\0\0\0\x03").contains("big-endian"));
         assert!(

@@ -11,6 +11,7 @@ mod settings;
 mod words;
 
 use super::{Sidecars, read_optional, special};
+use crate::checkpoint::{LFS_POINTER, LFS_REMEDY};
 use crate::{Error, Result};
 use serde_json::{Value, json};
 use settings::Settings;
@@ -46,8 +47,8 @@ pub(super) struct Converted {
 /// Converts the tokenizer of a directory that has no `tokenizer.json`; `None` where there is none in any form.
 pub(super) fn from_dir(dir: &Path, sidecars: &Sidecars<'_>) -> Result<Option<Converted>> {
     let Some((file, bytes)) = found(dir)? else { return Ok(None) };
-    if bytes.starts_with(super::LFS_POINTER) {
-        return Err(Error::invalid(file, "this is a Git LFS pointer, not the tokenizer", super::LFS_REMEDY));
+    if bytes.starts_with(LFS_POINTER) {
+        return Err(Error::invalid(file, "this is a Git LFS pointer, not the tokenizer", LFS_REMEDY));
     }
     let settings = Settings::read(dir, sidecars)?;
     let name = file.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();

@@ -191,17 +191,17 @@ fn fallback_decoders() -> Vec<Value> {
 
 /// Every way to put a piece together from two others, in the order of the pieces.
 fn merges(ids: &HashMap<String, u32>) -> Vec<[&str; 2]> {
-    let mut merges: Vec<(u32, (usize, usize), (u32, u32), [&str; 2])> = Vec::new();
+    // Of two ways to make one piece, the one with the shorter first half comes first.
+    let mut merges: Vec<(u32, usize, [&str; 2])> = Vec::new();
     for (piece, id) in ids {
-        let length = piece.chars().count();
-        for (left_length, (at, _)) in piece.char_indices().enumerate().skip(1) {
+        for (at, _) in piece.char_indices().skip(1) {
             let (left, right) = piece.split_at(at);
-            if let (Some(first), Some(second)) = (ids.get(left), ids.get(right)) {
-                merges.push((*id, (left_length, length - left_length), (*first, *second), [left, right]));
+            if ids.contains_key(left) && ids.contains_key(right) {
+                merges.push((*id, at, [left, right]));
             }
         }
     }
-    merges.sort_by_key(|(id, lengths, halves, _)| (*id, *lengths, *halves));
+    merges.sort_by_key(|(id, at, _)| (*id, *at));
     merges.into_iter().map(|(.., pair)| pair).collect()
 }
 
