@@ -22,6 +22,7 @@ from .errors import Error, InputError, Interrupted, LoadError, PlanError, Record
 from .lens import ActivationCache
 from .model import Model, load, pull
 from .network import Network, NetworkModel
+from .prefixes import Prefixes
 from .results import Cache, Captures, Generated
 from .sites import SiteInfo, Sites
 from .values import Value
@@ -42,6 +43,7 @@ __all__ = [
     "NetworkModel",
     "Plan",
     "PlanError",
+    "Prefixes",
     "RecordError",
     "SiteError",
     "SiteInfo",

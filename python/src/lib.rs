@@ -8,6 +8,7 @@
 //! | `model` | loading, tokens, sites, weights |
 //! | `run` | runs and generations: with the interpreter released, and stopped by its signals |
 //! | `branch` | re-runs from the middle |
+//! | `prefix` | beginnings of prompts, kept for later calls |
 //! | `found` | what came back |
 //! | `record` | what a block recorded, as a plan |
 //! | `expression` | the values among it |
@@ -22,6 +23,7 @@ mod expression;
 mod found;
 mod model;
 mod network;
+mod prefix;
 mod record;
 mod run;
 
@@ -38,6 +40,8 @@ mod _core {
     use super::model::{Model, pull};
     #[pymodule_export]
     use super::network::Network;
+    #[pymodule_export]
+    use super::prefix::Prefixes;
     #[pymodule_export]
     use super::record::Plan;
     #[pymodule_export]

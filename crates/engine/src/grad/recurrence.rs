@@ -4,7 +4,7 @@
 
 use super::tape::Tape;
 use super::walk::Walk;
-use crate::cpu::recurrence::Reads;
+use crate::cpu::recurrence::{Reads, rates};
 use crate::exec::Segment;
 use crate::program::{OpKind, StateDecay};
 use pellucid_kernels::activation::{Activation, activate};
@@ -135,7 +135,8 @@ struct To {
 
 pub(super) fn recur_back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient: Vec<f32>) {
     let OpKind::Recur { q, k, v, decay, strength, shape, .. } = kind else { unreachable!("dispatched on the kind") };
-    let reads = Reads::of(kind, shape, walk.weights, &|edge| tape.value(edge));
+    let rate: Vec<f32> = rates(kind, walk.weights).collect();
+    let reads = Reads::of(kind, shape, walk.weights, &rate, &|edge| tape.value(edge));
     let step = match decay {
         StateDecay::Learned { step, .. } => Some(*step),
         StateDecay::Fixed(_) => None,
