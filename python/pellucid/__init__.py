@@ -24,6 +24,7 @@ from .lens import ActivationCache
 from .loading import Attempt, Tokenizer, load_tokenizer, load_with_strategies, strategies
 from .model import Model, load, pull
 from .network import Network, NetworkModel
+from .prefixes import Prefixes
 from .results import Cache, Captures, Generated
 from .sites import SiteInfo, Sites
 from .values import Value
@@ -45,6 +46,7 @@ __all__ = [
     "NetworkModel",
     "Plan",
     "PlanError",
+    "Prefixes",
     "RecordError",
     "Report",
     "SiteError",

@@ -65,6 +65,7 @@ class Model:
         adapters: list[str],
         assume: str | None,
         lazy: bool,
+        kv: str,
     ) -> Model: ...
     def load(self) -> None: ...
     @property
@@ -132,7 +133,19 @@ class Generation:
     @property
     def rows(self) -> list[tuple[list[int], str | None, str]]: ...
     @property
+    def saved_work(self) -> list[tuple[int, int, int]]: ...
+    @property
     def seconds(self) -> tuple[float, float]: ...
+
+class Prefixes:
+    """Kept beginnings of prompts of one model."""
+
+    def __init__(self, room: int) -> None: ...
+    @staticmethod
+    def of(model: Model, rows: list[Any]) -> Prefixes: ...
+    def add(self, model: Model, rows: list[Any]) -> None: ...
+    def counts(self) -> tuple[int, int, int, int]: ...
+    def clear(self) -> None: ...
 
 class Base:
     """A run that keeps what branches start from."""
@@ -141,7 +154,14 @@ class Base:
 
 def base(model: Model, rows: list[Any], edits: tuple[Plan, ...]) -> Base: ...
 def run(
-    model: Model, rows: list[Any], plan: Plan, edits: tuple[Plan, ...], chunk: int | None, recompute: bool
+    model: Model,
+    rows: list[Any],
+    plan: Plan,
+    edits: tuple[Plan, ...],
+    chunk: int | None,
+    recompute: bool,
+    threads: int | None,
+    prefixes: Prefixes | None,
 ) -> Run: ...
 def generate(
     model: Model,

@@ -14,6 +14,7 @@ from . import _core, convert, display
 from .branches import Base
 from .errors import InputError
 from .lens import Lens
+from .prefixes import Prefixes
 from .results import Captures, numpy_of
 from .sites import Sites
 from .trace import Generation, PlanBlock, Scan, Session, Trace
@@ -27,6 +28,7 @@ def load(
     adapters: Iterable[str | PathLike[str]] = (),
     assume: str | None = None,
     lazy: bool = False,
+    kv: str = "f32",
 ) -> Model:
     """Loads a model.
 
@@ -37,9 +39,10 @@ def load(
         adapters: Directories of LoRA adapters to merge into the weights.
         assume: The family to read a model of unknown type as.
         lazy: Loads the weights when they are first needed; sites, tokens and `scan` never need them.
+        kv: How keys and values are kept between tokens: `f32`, or `bf16`, which halves their memory and changes numbers a little.
     """
     core = _core.Model.open(
-        None if name is None else fspath(name), dtype, threads, [fspath(path) for path in adapters], assume, lazy
+        None if name is None else fspath(name), dtype, threads, [fspath(path) for path in adapters], assume, lazy, kv
     )
     for warning in core.warnings:
         warnings.warn(warning, stacklevel=2)
@@ -70,6 +73,8 @@ class Model(Lens):
         allow_nan: bool = False,
         chunk: int | None = None,
         recompute: bool = False,
+        threads: int | None = None,
+        prefixes: Prefixes | None = None,
     ) -> Trace:
         """A block whose reads, computations and writes run once, at its end.
 
@@ -86,8 +91,11 @@ class Model(Lens):
             allow_nan: Edits may write NaN, which is an error otherwise.
             chunk: At most this many tokens of a prompt go through at once, which bounds memory and changes nothing.
             recompute: For gradients, keep only what enters each layer and run layers again on the way back: less memory, more time.
+            threads: At most this many of the model's threads; all of them by default.
+            prefixes: Kept beginnings of prompts, which are not computed again where the block touches nothing there.
         """
-        return Trace(self, prompts, padded, allow_nan, chunk, recompute)
+        kept = None if prefixes is None else prefixes._core
+        return Trace(self, prompts, padded, allow_nan, chunk, recompute, threads, kept)
 
     def generate(
         self,
@@ -96,6 +104,7 @@ class Model(Lens):
         watch: Callable[[int, int, str | None], Any] | None = None,
         padded: bool = False,
         allow_nan: bool = False,
+        prefixes: Prefixes | None = None,
         **options: Any,
     ) -> Generation:
         """Continues prompts. As a block it records like a trace, with `t.steps`; without one `.text` and `.result` run it.
@@ -105,11 +114,23 @@ class Model(Lens):
             watch: Called with the row, the token and its text (where it is complete) as each token comes.
             padded: As in `trace`.
             allow_nan: As in `trace`.
+            prefixes: As in `trace`.
             options: `max_new`, `temperature` (0, the default, takes the likeliest token), `top_k`, `top_p`, `min_p`,
                 `repetition_penalty`, `seed`, `stop` (a list of texts that end a row), `eos` (`False` goes on past the end of a
-                text) and `chunk`.
+                text), `chunk`, `threads` (as in `trace`) and `lookup` (how many tokens are drafted at once from what the text has said
+                before: the same tokens, sooner).
         """
+        if prefixes is not None:
+            options["prefixes"] = prefixes._core
         return Generation(self, prompts, padded, allow_nan, watch, options)
+
+    def prefix(self, prompts: Any) -> Prefixes:
+        """Computes the beginning of prompts to come (or several beginnings), to be given to runs and generations as `prefixes`."""
+        return Prefixes(self, _core.Prefixes.of(self._core, convert.rows(self._core, prompts)[0]))
+
+    def prefixes(self, megabytes: float = 256) -> Prefixes:
+        """A cache that keeps what the calls it is given to have computed, at most so much, for later ones that begin alike."""
+        return Prefixes(self, _core.Prefixes(int(megabytes * 1e6)))
 
     def scan(self, prompts: Any = None) -> Scan:
         """A block like a trace that checks everything and gives `.shape`, without running anything or reading weights."""
@@ -145,6 +166,8 @@ class Model(Lens):
         positions: Any = None,
         padded: bool = False,
         chunk: int | None = None,
+        threads: int | None = None,
+        prefixes: Prefixes | None = None,
     ) -> Captures:
         """Runs prompts under a plan (a `Plan`, a dict, or JSON) and gives what it and `capture` capture, by site.
 
@@ -155,13 +178,16 @@ class Model(Lens):
             positions: Which positions `capture` takes: a list, a slice, `"last"`, …; all by default.
             padded: As in `trace`.
             chunk: As in `trace`.
+            threads: As in `trace`.
+            prefixes: As in `trace`.
         """
         rows, single = convert.rows(self._core, prompts)
         patterns = [capture] if isinstance(capture, str) else list(capture)
         select = None if positions is None else (None, positions, None, None, None, None)
         captures = _core.Plan.from_record([(0, None, "capture", site, select) for site in patterns], [], [], [], False)
         plans = () if plan is None else (as_plan(plan),)
-        run = _core.run(self._core, rows, captures, (*self.edits, *plans), chunk, False)
+        kept = None if prefixes is None else prefixes._core
+        run = _core.run(self._core, rows, captures, (*self.edits, *plans), chunk, False, threads, kept)
         found = Captures(self._core.find, run.all(), single, padded, run.passed_over)
         found.seconds = run.seconds
         return found

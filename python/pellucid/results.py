@@ -174,9 +174,18 @@ class Cache:
 class Generated:
     """What was generated from one prompt."""
 
-    __slots__ = ("finish", "prompt", "text", "tokens")
+    __slots__ = ("accepted", "drafted", "finish", "prompt", "reused", "text", "tokens")
 
-    def __init__(self, prompt: Any, tokens: list[int], text: str | None, finish: str) -> None:
+    def __init__(
+        self,
+        prompt: Any,
+        tokens: list[int],
+        text: str | None,
+        finish: str,
+        drafted: int = 0,
+        accepted: int = 0,
+        reused: int = 0,
+    ) -> None:
         self.prompt = prompt
         """The prompt's tokens."""
         self.tokens = tokens
@@ -185,6 +194,12 @@ class Generated:
         """Their text; `None` without a tokenizer."""
         self.finish = finish
         """Why it ended: `eos`, `length` or `stop`."""
+        self.drafted = drafted
+        """How many tokens were drafted by `lookup`."""
+        self.accepted = accepted
+        """How many of them were right."""
+        self.reused = reused
+        """How many tokens of the prompt were taken over from kept prefixes."""
 
     def __repr__(self) -> str:
         return f"Generated({self.text!r}, finish={self.finish!r})" if self.text is not None else repr(self.tokens)

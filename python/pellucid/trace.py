@@ -343,7 +343,8 @@ class Generation(Block):
         run = _core.generate(model._core, recorder.rows, self._plan(recorder), model.edits, self._options, self._watch)
         recorder.seconds = run.seconds
         self._hand_out(recorder, run)
-        generated = [Generated(prompt, *row) for prompt, row in zip(recorder.rows, run.rows, strict=True)]
+        results = zip(recorder.rows, run.rows, run.saved_work, strict=True)
+        generated = [Generated(prompt, *row, *work) for prompt, row, work in results]
         _set(self, "_generated", generated)
 
     def __repr__(self) -> str:

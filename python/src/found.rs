@@ -29,7 +29,7 @@ pub type Captured = (String, usize, Vec<usize>, Array, Option<Array>);
 impl Found {
     /// What a run gave back.
     pub fn of_run(run: engine::Run, plan: Py<Plan>, before: Before, one_row: bool) -> Found {
-        let engine::Run { captures, saved, passed_over } = run;
+        let engine::Run { captures, saved, passed_over, .. } = run;
         Found { captures, saved, passed_over, plan, before, one_row, steps: false }
     }
 

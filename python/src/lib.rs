@@ -9,6 +9,7 @@
 //! | `model` | loading, tokens, sites, weights |
 //! | `run` | runs and generations: with the interpreter released, and stopped by its signals |
 //! | `branch` | re-runs from the middle |
+//! | `prefix` | beginnings of prompts, kept for later calls |
 //! | `found` | what came back |
 //! | `record` | what a block recorded, as a plan |
 //! | `expression` | the values among it |
@@ -25,6 +26,7 @@ mod found;
 mod identify;
 mod model;
 mod network;
+mod prefix;
 mod record;
 mod run;
 mod tokenizer;
@@ -46,6 +48,8 @@ mod _core {
     use super::model::{Model, pull, strategies_of};
     #[pymodule_export]
     use super::network::Network;
+    #[pymodule_export]
+    use super::prefix::Prefixes;
     #[pymodule_export]
     use super::record::Plan;
     #[pymodule_export]

@@ -6,6 +6,7 @@ use crate::record::Plan;
 use numpy::{PyArray, PyArrayDyn, PyArrayMethods};
 use pellucid_engine::program::Layout;
 use pellucid_engine::{Program, WeightKind, site};
+use pellucid_kernels::attention::KvFormat;
 use pellucid_kernels::{DType, Pool};
 use pellucid_models::chat::Message;
 use pellucid_models::tokenizer::Tokenizer;
@@ -15,7 +16,7 @@ use pellucid_models::{
 };
 use pyo3::prelude::*;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Mutex, OnceLock};
 
 /// A model and everything that came with it. Threads may share it.
 #[pyclass(frozen, module = "pellucid._core")]
@@ -122,6 +123,7 @@ impl Model {
     /// Opens a directory, a GGUF file, a pulled name, or the built-in model. With `lazy` its weights are loaded when they are first
     /// needed.
     #[staticmethod]
+    #[allow(clippy::too_many_arguments)] // what Python hands over, one by one
     fn open(
         py: Python<'_>,
         name: Option<String>,
@@ -130,7 +132,16 @@ impl Model {
         adapters: Vec<PathBuf>,
         assume: Option<String>,
         lazy: bool,
+        kv: &str,
     ) -> PyResult<Model> {
+        let kv = match kv {
+            "f32" => KvFormat::F32,
+            "bf16" => KvFormat::Bf16,
+            _ => {
+                let problem = format!("kv {kv:?} is none that keys and values can be kept in");
+                return Err(error(py, Kind::Input, &problem, Some("take f32 or bf16")));
+            }
+        };
         let storage = match dtype {
             "auto" => Storage::AsStored,
             "f32" => Storage::As(DType::F32),
@@ -148,8 +159,8 @@ impl Model {
         let open = || {
             let path = locate(name.as_deref())?;
             let outline = lazy.then(|| outline(path.as_deref(), assume.as_deref())).transpose()?;
-            let pool = threads.map(|threads| Arc::new(Pool::new(threads)));
-            let options = LoadOptions { storage, pool, adapters, assume };
+            let pool = threads.map(Pool::of);
+            let options = LoadOptions { storage, pool, kv, adapters, assume };
             let name = name.unwrap_or_else(|| builtin::NAME.into());
             Ok(Model { name, path, options, outline, loaded: OnceLock::new(), loading: Mutex::new(()) })
         };

@@ -3,6 +3,7 @@
 use crate::errors::{Kind, error, from_models, guarded, raised};
 use crate::found::{Captured, Found};
 use crate::model::Model;
+use crate::prefix::Prefixes;
 use crate::record::{Kept, Plan};
 use pellucid_engine::{self as engine, Finish, Generate, Interrupt, RunOptions, Sampling};
 use pellucid_models::prepare;
@@ -29,6 +30,7 @@ pub struct Generation {
     texts: Vec<Option<String>>,
     prefill: Duration,
     decode: Duration,
+    reused: Vec<usize>,
 }
 
 #[pymethods]
@@ -91,6 +93,14 @@ impl Generation {
         rows.map(|(row, text)| (row.tokens.clone(), text.clone(), finish(row.finish))).collect()
     }
 
+    /// For each row how many tokens were drafted, how many of them were right, and how many of its prompt were taken over from kept
+    /// prefixes.
+    #[getter]
+    fn saved_work(&self) -> Vec<(usize, usize, usize)> {
+        let rows = self.rows.iter().zip(&self.reused);
+        rows.map(|(row, &reused)| (row.lookup.drafted, row.lookup.accepted, reused)).collect()
+    }
+
     /// Seconds in the prompts, and in the steps after them.
     #[getter]
     fn seconds(&self) -> (f64, f64) {
@@ -100,6 +110,7 @@ impl Generation {
 
 /// Runs rows of tokens under a plan, after standing edits.
 #[pyfunction]
+#[allow(clippy::too_many_arguments)] // what Python hands over, one by one
 pub fn run(
     py: Python<'_>,
     model: &Model,
@@ -108,11 +119,14 @@ pub fn run(
     edits: &Bound<'_, PyTuple>,
     chunk: Option<usize>,
     recompute: bool,
+    threads: Option<usize>,
+    prefixes: Option<Py<Prefixes>>,
 ) -> PyResult<Run> {
     let (loaded, rows, edits) = (model.loaded(py)?, tokens(py, rows)?, joined(edits)?);
+    let prefixes = prefixes.map(|prefixes| prefixes.get().0.clone());
     let (run, time, before) = calling(py, || {
         let whole = Whole::new(plan.get(), edits, &rows, model)?;
-        let options = RunOptions { chunk, recompute, interrupt: Some(interrupt()) };
+        let options = RunOptions { chunk, recompute, threads, prefixes, interrupt: Some(interrupt()) };
         let started = Instant::now();
         let run = loaded.model.run(&rows, &whole.plan, &options)?;
         Ok((run, started.elapsed(), whole.before))
@@ -148,9 +162,9 @@ pub fn generate(
         Ok((generation, whole.before))
     })?;
     let texts = generation.rows.iter().map(|row| loaded.text(&row.tokens, row.finish, stop)).collect();
-    let engine::Generation { rows, captures, saved, passed_over, prefill, decode } = generation;
+    let engine::Generation { rows, captures, saved, passed_over, reused, prefill, decode } = generation;
     let found = Found { captures, saved, passed_over, plan, before, one_row: rows.len() == 1, steps: true };
-    Ok(Generation { found, rows, texts, prefill, decode })
+    Ok(Generation { found, rows, texts, prefill, decode, reused })
 }
 
 /// For each of a row, or of all rows at once, a shape; none where it depends on a function.
@@ -288,8 +302,15 @@ fn settings(py: Python<'_>, options: &Bound<'_, PyDict>) -> PyResult<Settings> {
             "stop" => stop = value.extract().map_err(wrong)?,
             "eos" => eos = value.extract().map_err(wrong)?,
             "chunk" => generate.chunk = value.extract().map_err(wrong)?,
+            "lookup" => generate.lookup = value.extract().map_err(wrong)?,
+            "threads" => generate.threads = value.extract().map_err(wrong)?,
+            "prefixes" => {
+                let given = value.extract::<Option<Py<Prefixes>>>().map_err(|fault| wrong(fault.into()))?;
+                generate.prefixes = given.map(|prefixes| prefixes.get().0.clone());
+            }
             _ => {
-                let known = "max_new, temperature, top_k, top_p, min_p, repetition_penalty, seed, stop, eos, chunk";
+                let known = "max_new, temperature, top_k, top_p, min_p, repetition_penalty, seed, stop, eos, chunk, lookup, \
+                             threads, prefixes";
                 let problem = format!("generation has no option {key:?}");
                 return Err(error(py, Kind::Input, &problem, Some(&format!("the options are {known}"))));
             }

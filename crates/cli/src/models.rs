@@ -1,13 +1,13 @@
 //! Loading the model that the arguments name.
 
-use crate::args::{DTypeArg, ModelArgs};
+use crate::args::{DTypeArg, KvArg, ModelArgs};
 use crate::commands::say;
 use crate::failure::Failure;
 use crate::progress;
 use pellucid_engine::Program;
+use pellucid_kernels::attention::KvFormat;
 use pellucid_kernels::{DType, Pool};
 use pellucid_models::{LoadOptions, LoadedModel, Storage, load_with_strategies, locate, program_of};
-use std::sync::Arc;
 
 /// Loads a model, with a progress bar if it takes a while.
 pub fn load(args: &ModelArgs) -> Result<LoadedModel, Failure> {
@@ -18,8 +18,12 @@ pub fn load(args: &ModelArgs) -> Result<LoadedModel, Failure> {
         DTypeArg::F16 => Storage::As(DType::F16),
         DTypeArg::Q8 => Storage::As(DType::Q8),
     };
-    let pool = args.threads.map(|n| Arc::new(Pool::new(n as usize)));
-    let options = LoadOptions { storage, pool, assume: args.assume.assume.clone(), adapters: args.adapter.clone() };
+    let pool = args.threads.map(|n| Pool::of(n as usize));
+    let kv = match args.kv {
+        KvArg::F32 => KvFormat::F32,
+        KvArg::Bf16 => KvFormat::Bf16,
+    };
+    let options = LoadOptions { storage, pool, kv, assume: args.assume.assume.clone(), adapters: args.adapter.clone() };
     let loaded = open(args, &options)?;
     warn(&loaded.warnings);
     loaded.repairs.iter().for_each(|repair| say(&format!("note: {repair}")));

@@ -3,7 +3,9 @@
 use crate::error::{Error, Result};
 use crate::exec::{Call, Model, Saved};
 use crate::interrupt::{Interrupt, Watch};
+use crate::lookup::{self, Lookup};
 use crate::plan::{Capture, Lengths, Plan};
+use crate::prefix::PrefixCache;
 use crate::sample::{Sampler, Sampling};
 use crate::site::Site;
 use std::time::{Duration, Instant};
@@ -22,13 +24,29 @@ pub struct Generate {
     pub eos: Vec<u32>,
     /// Prompt tokens of a row that go through at once.
     pub chunk: Option<usize>,
+    /// At most this many tokens are drafted from what the row has said before, and checked in one pass; 0 drafts none. It never
+    /// changes a token. Plans that touch what is generated, and models that carry a state from token to token, run without.
+    pub lookup: usize,
+    /// At most this many of the model's threads; all of them where absent. It never changes a token.
+    pub threads: Option<usize>,
+    /// Kept beginnings of rows, which need not be computed again where the plan touches nothing of them. It never changes a token.
+    pub prefixes: Option<PrefixCache>,
     /// Asked now and then whether to stop.
     pub interrupt: Option<Interrupt>,
 }
 
 impl Default for Generate {
     fn default() -> Generate {
-        Generate { max_new: 64, sampling: Sampling::default(), eos: Vec::new(), chunk: None, interrupt: None }
+        Generate {
+            max_new: 64,
+            sampling: Sampling::default(),
+            eos: Vec::new(),
+            chunk: None,
+            lookup: 0,
+            threads: None,
+            prefixes: None,
+            interrupt: None,
+        }
     }
 }
 
@@ -59,6 +77,8 @@ pub struct Generated {
     pub tokens: Vec<u32>,
     /// Why it ended.
     pub finish: Finish,
+    /// What drafting came to.
+    pub lookup: Lookup,
 }
 
 /// What a generation gave back.
@@ -72,6 +92,8 @@ pub struct Generation {
     pub saved: Vec<Saved>,
     /// Sites that patterns passed over.
     pub passed_over: Vec<Site>,
+    /// For each row how many of its tokens were taken over from kept prefixes.
+    pub reused: Vec<usize>,
     /// Time in the prompts.
     pub prefill: Duration,
     /// Time in the steps after them.
@@ -81,6 +103,16 @@ pub struct Generation {
 impl Model {
     /// Continues rows of tokens under a plan. `watch` sees each new token of each row as it comes.
     pub fn generate(
+        &self,
+        inputs: &[Vec<u32>],
+        plan: &Plan,
+        options: &Generate,
+        watch: &mut dyn FnMut(usize, u32) -> Control,
+    ) -> Result<Generation> {
+        self.on_threads(options.threads)?.generate_all(inputs, plan, options, watch)
+    }
+
+    fn generate_all(
         &self,
         inputs: &[Vec<u32>],
         plan: &Plan,
@@ -107,27 +139,41 @@ impl Model {
         let mut call = Call::new(self, &compiled, &prompts, options.chunk, true);
         call.watch = Watch::new(options.interrupt.as_ref());
         (0..inputs.len()).for_each(|row| call.reserve(row, limits[row].min(prompts[row] + RESERVED)));
+        let reused = self.take_over(options.prefixes.as_ref(), &compiled, inputs, &mut call)?;
         let mut rows: Vec<Row> =
-            inputs.iter().enumerate().map(|(row, tokens)| Row::new(row, tokens, &options.sampling)).collect();
+            inputs.iter().enumerate().map(|(row, tokens)| Row::new(row, tokens, options)).collect();
 
         let started = Instant::now();
         for group in &compiled.groups {
             let mut logits = call.prefill(group, inputs, true)?;
             advance(&mut rows, group, &mut logits, options, watch);
         }
-        call.collector.end_step(self, &compiled, &ended(&rows))?;
+        // Lists of the loop below; a step allocates nothing.
+        let (mut alive, mut ended) = (Vec::with_capacity(rows.len()), Vec::with_capacity(rows.len()));
+        list_ended(&rows, &mut ended);
+        call.collector.end_step(self, &compiled, &ended)?;
+        call.end_prefill();
         let prefill = started.elapsed();
         let started = Instant::now();
-        while rows.iter().any(|row| row.finish.is_none()) {
+        let drafts = self.drafts(&compiled, options.lookup);
+        while ended.len() < rows.len() {
             for group in &compiled.groups {
-                let alive: Vec<usize> = group.iter().copied().filter(|&row| rows[row].finish.is_none()).collect();
-                if !alive.is_empty() {
-                    let tokens: Vec<(usize, u32)> = alive.iter().map(|&row| (row, rows[row].last())).collect();
-                    let mut logits = call.step(&tokens)?;
-                    advance(&mut rows, &alive, &mut logits, options, watch);
+                alive.clear();
+                alive.extend(group.iter().copied().filter(|&row| rows[row].finish.is_none()));
+                if alive.is_empty() {
+                    continue;
                 }
+                if drafts {
+                    alive.iter().for_each(|&row| rows[row].draft(options));
+                }
+                let mut logits = call.step(alive.iter().map(|&row| (row, rows[row].pending())))?;
+                advance(&mut rows, &alive, &mut logits, options, watch);
+                call.give_back(logits);
+                // What was drafted wrong was computed for nothing.
+                alive.iter().for_each(|&row| call.truncate(row, rows[row].tokens.len() - 1));
             }
-            call.collector.end_step(self, &compiled, &ended(&rows))?;
+            list_ended(&rows, &mut ended);
+            call.collector.end_step(self, &compiled, &ended)?;
         }
         let decode = started.elapsed();
         let lengths: Vec<usize> = call.rows.iter().map(|row| row.len).collect();
@@ -138,16 +184,20 @@ impl Model {
                 "each row computes prompt + generated - 1 positions"
             );
         }
+        self.learn(options.prefixes.as_ref(), &compiled, &call, rows.iter().map(|row| row.tokens.as_slice()));
         let saved = call.collector.take_saved();
         let captures = call.collector.finish(self.program(), &compiled, &lengths);
-        let rows = rows
-            .into_iter()
-            .map(|row| Generated { tokens: row.new_tokens().to_vec(), finish: row.finish.unwrap_or(Finish::Length) });
+        let rows = rows.into_iter().map(|row| Generated {
+            tokens: row.new_tokens().to_vec(),
+            finish: row.finish.unwrap_or(Finish::Length),
+            lookup: row.lookup,
+        });
         Ok(Generation {
             rows: rows.collect(),
             captures,
             saved,
             passed_over: compiled.passed_over.clone(),
+            reused,
             prefill,
             decode,
         })
@@ -157,59 +207,95 @@ impl Model {
 /// A row under way.
 struct Row {
     index: usize,
+    /// The row so far, and behind it what is drafted.
     tokens: Vec<u32>,
+    /// How many of the tokens are drafts.
+    drafted: usize,
     prompt: usize,
     sampler: Sampler,
     finish: Option<Finish>,
+    lookup: Lookup,
 }
 
 impl Row {
-    fn new(index: usize, prompt: &[u32], sampling: &Sampling) -> Row {
-        Row {
-            index,
-            tokens: prompt.to_vec(),
-            prompt: prompt.len(),
-            sampler: Sampler::new(sampling, index),
-            finish: None,
-        }
+    fn new(index: usize, prompt: &[u32], options: &Generate) -> Row {
+        // Drafts included: none reaches past the last new token.
+        let mut tokens = Vec::with_capacity(prompt.len() + options.max_new.min(RESERVED));
+        tokens.extend_from_slice(prompt);
+        let sampler = Sampler::new(&options.sampling, index);
+        Row { index, tokens, drafted: 0, prompt: prompt.len(), sampler, finish: None, lookup: Lookup::default() }
     }
 
-    fn last(&self) -> u32 {
-        self.tokens[self.tokens.len() - 1]
+    /// The tokens that go through next: the last, and the drafts after it.
+    fn pending(&self) -> &[u32] {
+        &self.tokens[self.tokens.len() - self.drafted - 1..]
     }
 
     fn new_tokens(&self) -> &[u32] {
         &self.tokens[self.prompt..]
     }
+
+    /// Drafts what may follow, no further than the row may come.
+    fn draft(&mut self, options: &Generate) {
+        let most = options.lookup.min(options.max_new - self.new_tokens().len() - 1);
+        self.drafted = lookup::draft(&mut self.tokens, most);
+        self.lookup.passes += 1;
+        self.lookup.drafted += self.drafted;
+    }
+
+    /// Chooses tokens from the logits of the pending ones: as many as were drafted right, and one more. Each is chosen as it would be
+    /// without drafts, since a token's logits have the same bits alone and among others.
+    fn advance(&mut self, logits: &mut [f32], options: &Generate, watch: &mut dyn FnMut(usize, u32) -> Control) {
+        let lines = self.drafted + 1;
+        let first = self.tokens.len() - self.drafted;
+        let width = logits.len() / lines;
+        self.drafted = 0;
+        for (sure, logits) in (first..).zip(logits.chunks_exact_mut(width)) {
+            let token = self.sampler.choose(logits, &self.tokens[..sure]);
+            let right = self.tokens.get(sure) == Some(&token);
+            if right {
+                self.lookup.accepted += 1;
+            } else {
+                self.tokens.truncate(sure);
+                self.tokens.push(token);
+            }
+            let control = watch(self.index, token);
+            self.finish = if options.eos.contains(&token) {
+                Some(Finish::Eos)
+            } else if control == Control::Stop {
+                Some(Finish::Stop)
+            } else if sure + 1 - self.prompt >= options.max_new {
+                Some(Finish::Length)
+            } else {
+                None
+            };
+            if !right || self.finish.is_some() {
+                self.tokens.truncate(sure + 1);
+                return;
+            }
+        }
+    }
 }
 
 /// The rows that have ended.
-fn ended(rows: &[Row]) -> Vec<usize> {
-    rows.iter().filter(|row| row.finish.is_some()).map(|row| row.index).collect()
+fn list_ended(rows: &[Row], ended: &mut Vec<usize>) {
+    ended.clear();
+    ended.extend(rows.iter().filter(|row| row.finish.is_some()).map(|row| row.index));
 }
 
-/// Chooses the next token of each listed row from its logits and decides whether the row goes on.
+/// Takes each listed row on, by the logits of its pending tokens.
 fn advance(
     rows: &mut [Row],
     listed: &[usize],
-    logits: &mut [f32],
+    mut logits: &mut [f32],
     options: &Generate,
     watch: &mut dyn FnMut(usize, u32) -> Control,
 ) {
-    let width = logits.len() / listed.len();
-    for (&row, logits) in listed.iter().zip(logits.chunks_exact_mut(width)) {
-        let row = &mut rows[row];
-        let token = row.sampler.choose(logits, &row.tokens);
-        row.tokens.push(token);
-        let control = watch(row.index, token);
-        row.finish = if options.eos.contains(&token) {
-            Some(Finish::Eos)
-        } else if control == Control::Stop {
-            Some(Finish::Stop)
-        } else if row.new_tokens().len() >= options.max_new {
-            Some(Finish::Length)
-        } else {
-            None
-        };
+    let lines: usize = listed.iter().map(|&row| rows[row].pending().len()).sum();
+    let width = logits.len() / lines;
+    for &row in listed {
+        let (own, rest) = logits.split_at_mut(rows[row].pending().len() * width);
+        rows[row].advance(own, options, watch);
+        logits = rest;
     }
 }

@@ -13,6 +13,8 @@
 //! | [`plan`] | taps: selection and action, as data |
 //! | [`exec`] | passes, frames, taps at work, captures |
 //! | [`generate`] | decoding with the plan active at every step |
+//! | [`lookup`] | drafts of what comes next, from what came before |
+//! | [`prefix`] | beginnings of rows that later calls need not compute again |
 //! | [`branch`] | re-runs from the middle of a run |
 //! | [`grad`] | gradients: the op list walked backwards |
 //! | [`backend`] | who executes ops; `cpu` is the one there is |
@@ -27,8 +29,10 @@ pub mod exec;
 pub mod generate;
 pub mod grad;
 mod interrupt;
+pub mod lookup;
 pub mod plan;
 pub mod point;
+pub mod prefix;
 pub mod profile;
 pub mod program;
 pub mod sample;
@@ -44,8 +48,10 @@ pub use exec::{Model, Run, RunOptions, Saved, WeakModel};
 pub use generate::{Control, Finish, Generate, Generated, Generation};
 pub use grad::{GradOptions, Seed};
 pub use interrupt::Interrupt;
+pub use lookup::Lookup;
 pub use plan::{Action, Callback, Capture, Operand, Phase, Plan, Positions, Reduce, Selected, Tap};
 pub use point::Point;
+pub use prefix::{PrefixCache, PrefixCounts};
 pub use program::Program;
 pub use sample::Sampling;
 pub use site::Site;

@@ -27,6 +27,8 @@ struct State {
     job: Mutex<Option<Job>>,
     next: AtomicUsize,
     tasks: AtomicUsize,
+    /// Workers that may join the job.
+    welcome: AtomicU64,
     quit: AtomicBool,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
@@ -59,14 +61,19 @@ struct Team {
 pub struct Pool {
     threads: usize,
     /// Held during a job; a second caller that finds it taken does its own work alone rather than wait or oversubscribe.
-    team: Mutex<Team>,
+    team: Arc<Mutex<Team>>,
 }
 
 impl Pool {
     /// A team of `threads` in all, the caller included.
     pub fn new(threads: usize) -> Pool {
         let team = Team::start(threads);
-        Pool { threads: team.workers.len() + 1, team: Mutex::new(team) }
+        Pool { threads: team.workers.len() + 1, team: Arc::new(Mutex::new(team)) }
+    }
+
+    /// The same team, of which at most `threads` work at once, the caller included.
+    pub fn at_most(&self, threads: usize) -> Pool {
+        Pool { threads: self.threads.min(threads).max(1), team: self.team.clone() }
     }
 
     /// To be called in the child after a fork: threads are not inherited, so every pool starts its own anew when it is next used.
@@ -79,6 +86,13 @@ impl Pool {
     pub fn global() -> Arc<Pool> {
         static GLOBAL: OnceLock<Arc<Pool>> = OnceLock::new();
         GLOBAL.get_or_init(|| Arc::new(Pool::new(default_threads()))).clone()
+    }
+
+    /// So many threads: some of the shared team, or a team of their own where that has fewer. Models that share a team take turns instead
+    /// of crowding the machine.
+    pub fn of(threads: usize) -> Arc<Pool> {
+        let global = Pool::global();
+        Arc::new(if threads <= global.threads { global.at_most(threads) } else { Pool::new(threads) })
     }
 
     /// Threads in the team, the caller included.
@@ -96,9 +110,9 @@ impl Pool {
             return;
         };
         if team.forks != FORKS.load(Ordering::Relaxed) {
-            *team = Team::start(self.threads);
+            *team = Team::start(team.workers.len() + 1);
         }
-        team.open(tasks, job);
+        team.open(tasks, self.threads - 1, job);
         let outcome = catch_unwind(AssertUnwindSafe(|| work(&team.state, job)));
         team.close();
         let theirs = team.state.panic.lock().ok().and_then(|mut slot| slot.take());
@@ -117,6 +131,7 @@ impl Team {
             job: Mutex::new(None),
             next: AtomicUsize::new(0),
             tasks: AtomicUsize::new(0),
+            welcome: AtomicU64::new(0),
             quit: AtomicBool::new(false),
             panic: Mutex::new(None),
         });
@@ -125,16 +140,18 @@ impl Team {
         Team { state, workers, forks: FORKS.load(Ordering::Relaxed) }
     }
 
-    fn open(&self, tasks: usize, job: &(dyn Fn(usize) + Sync)) {
+    /// Opens a job to at most `welcome` workers.
+    fn open(&self, tasks: usize, welcome: usize, job: &(dyn Fn(usize) + Sync)) {
         // SAFETY: the lifetime is only hidden, not lengthened: `close` returns when no worker can reach the job any more.
         let job: Job = unsafe { std::mem::transmute(job) };
         let state = &*self.state;
         *state.job.lock().unwrap_or_else(|e| e.into_inner()) = Some(job);
         state.tasks.store(tasks, Ordering::Relaxed);
         state.next.store(0, Ordering::Relaxed);
+        state.welcome.store(welcome as u64, Ordering::Relaxed);
         let epoch = (state.gate.load(Ordering::Relaxed) >> 32) + 1;
         state.gate.store(epoch << 32 | OPEN, Ordering::SeqCst);
-        for worker in self.workers.iter().take(tasks - 1) {
+        for worker in self.workers.iter().take(welcome.min(tasks - 1)) {
             if worker.parked.load(Ordering::SeqCst) {
                 worker.thread.unpark();
             }
@@ -188,7 +205,9 @@ fn serve(state: &State, parked: &AtomicBool) {
         if state.quit.load(Ordering::Relaxed) {
             return;
         }
-        if gate >> 32 != seen && gate & OPEN != 0 {
+        // Whoever comes when all places are taken waits for the next job.
+        let place = gate & JOINED < state.welcome.load(Ordering::Relaxed);
+        if gate >> 32 != seen && gate & OPEN != 0 && place {
             if state.gate.compare_exchange(gate, gate + 1, Ordering::AcqRel, Ordering::Relaxed).is_err() {
                 continue;
             }
@@ -275,6 +294,26 @@ mod tests {
             done.fetch_add(1, Ordering::Relaxed);
         });
         assert_eq!(done.into_inner(), 8);
+    }
+
+    #[test]
+    fn a_part_of_a_team_never_works_with_more() {
+        let pool = Pool::new(4);
+        let two = pool.at_most(2);
+        assert_eq!((pool.threads(), two.threads(), pool.at_most(0).threads(), two.at_most(9).threads()), (4, 2, 1, 2));
+        for pool in [&two, &pool.at_most(1)] {
+            let (now, most, done) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
+            for _ in 0..200 {
+                pool.run(16, &|_| {
+                    most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                    done.fetch_add(1, Ordering::SeqCst);
+                    std::thread::yield_now();
+                    now.fetch_sub(1, Ordering::SeqCst);
+                });
+            }
+            assert_eq!(done.into_inner(), 200 * 16);
+            assert!(most.into_inner() <= pool.threads());
+        }
     }
 
     #[test]

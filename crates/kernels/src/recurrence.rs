@@ -83,29 +83,26 @@ pub fn direction(x: &[f32], unit: bool, scale: f32, out: &mut [f32]) {
 
 /// A causal convolution of each channel. `x` and `out` are `[tokens, channels]`, `kernel` is `[channels, taps]` with the
 /// present token last, and `past` holds the `taps - 1` tokens before, which it exchanges for the last ones of `x`.
-pub fn convolve(
-    x: &[f32],
-    past: &mut Vec<f32>,
-    kernel: &[f32],
-    bias: Option<&[f32]>,
-    channels: usize,
-    out: &mut [f32],
-) {
+pub fn convolve(x: &[f32], past: &mut [f32], kernel: &[f32], bias: Option<&[f32]>, channels: usize, out: &mut [f32]) {
     let taps = kernel.len() / channels;
-    let all: Vec<f32> = past.iter().chain(x).copied().collect();
     for (token, out) in out.chunks_exact_mut(channels).enumerate() {
         match bias {
             Some(bias) => out.copy_from_slice(bias),
             None => out.fill(0.0),
         }
         for tap in 0..taps {
-            let seen = &all[(token + tap) * channels..][..channels];
+            let at = (token + tap) * channels;
+            let seen = if at < past.len() { &past[at..] } else { &x[at - past.len()..] };
             for (channel, (y, x)) in out.iter_mut().zip(seen).enumerate() {
                 *y += kernel[channel * taps + tap] * x;
             }
         }
     }
-    *past = all[all.len() - (taps - 1) * channels..].to_vec();
+    // The newest tokens push the oldest out.
+    let stay = past.len().saturating_sub(x.len());
+    let come = past.len() - stay;
+    past.copy_within(come.., 0);
+    past[stay..].copy_from_slice(&x[x.len() - come..]);
 }
 
 /// `ln(1 + eˣ)`

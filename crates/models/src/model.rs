@@ -18,6 +18,7 @@ use crate::tensors::Tensors;
 use crate::tokenizer::{self, FORMS, Special, Tokenizer};
 use pellucid_engine::{Control, Finish, Generate, Generation, Model, Plan, Program};
 use pellucid_kernels::Pool;
+use pellucid_kernels::attention::KvFormat;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -28,6 +29,8 @@ pub struct LoadOptions {
     pub storage: Storage,
     /// The threads that load and run; the shared ones where absent.
     pub pool: Option<Arc<Pool>>,
+    /// How keys and values are kept between tokens.
+    pub kv: KvFormat,
     /// Directories of LoRA adapters (PEFT's layout) that are merged into the weights, one after the other.
     pub adapters: Vec<PathBuf>,
     /// The family that a model is read as when its own type is not native. It has to fit completely, and the loaded model
@@ -208,7 +211,7 @@ fn assemble(
         let adapters = options.adapters.iter().map(|dir| Adapter::open(dir)).collect::<Result<Vec<Adapter>>>()?;
         load(family, Arc::new(tensors()?), &adapters, origin, options.storage, &pool, progress)
     })?;
-    let (name, model) = (name_of(origin), model.with_pool(pool));
+    let (name, model) = (name_of(origin), model.with_pool(pool).with_kv(options.kv));
     Ok(LoadedModel { name, model, tokenizer, chat, eos, warnings, strategy, repairs })
 }
 

@@ -62,6 +62,9 @@ pub struct ModelArgs {
     /// How weights are kept in memory
     #[arg(long, value_enum, default_value = "auto")]
     pub dtype: DTypeArg,
+    /// How keys and values are kept between tokens: bf16 halves their memory and changes numbers a little
+    #[arg(long, value_enum, default_value = "f32")]
+    pub kv: KvArg,
     /// Threads to use [default: PELLUCID_THREADS, RAYON_NUM_THREADS, OMP_NUM_THREADS or all cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub threads: Option<u16>,
@@ -85,6 +88,12 @@ pub enum DTypeArg {
     F16,
     /// Eight bits and a scale for 32 values: half the memory of bf16, and other numbers in the third digit
     Q8,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub enum KvArg {
+    F32,
+    Bf16,
 }
 
 #[derive(Args)]
@@ -196,6 +205,9 @@ pub struct GenerateArgs {
     /// Stop when this text appears; may be repeated
     #[arg(long, value_name = "S")]
     pub stop: Vec<String>,
+    /// Draft up to N tokens from what the text has said before and check them in one pass: the same tokens, sooner
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub lookup: usize,
     /// Do not stop at the end-of-text token
     #[arg(long)]
     pub ignore_eos: bool,

@@ -41,7 +41,7 @@ pub fn run(args: GenerateArgs) -> Result<(), Failure> {
     let left =
         loaded.model.program().architecture().context.map(|context| (context + 1).saturating_sub(prompt.len()).max(1));
     let max_new = args.max_new.map_or_else(|| left.unwrap_or(DEFAULT_LENGTH).min(DEFAULT_LENGTH), |n| n as usize);
-    let options = Generate { max_new, sampling, eos, ..Generate::default() };
+    let options = Generate { max_new, sampling, eos, lookup: args.lookup, ..Generate::default() };
 
     // Text streams as it comes; with stop strings only what cannot become part of one, so that none is ever shown.
     let mut stream = Stream::new(!args.json && loaded.tokenizer.is_some(), &args.stop);
@@ -65,6 +65,7 @@ pub fn run(args: GenerateArgs) -> Result<(), Failure> {
             "tokens": row.tokens,
             "text": text,
             "finish_reason": finish,
+            "lookup": { "drafted": row.lookup.drafted, "accepted": row.lookup.accepted },
             "timing": { "load_s": load_s, "prefill_s": prefill_s, "decode_s": decode_s },
         }))?;
     } else {

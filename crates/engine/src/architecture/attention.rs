@@ -237,6 +237,14 @@ impl Rope {
         }
     }
 
+    /// Whether a row of `length` tokens is past the first context, so that its angles depend on its length.
+    pub fn is_stretched(&self, length: usize) -> bool {
+        match &self.long {
+            Some(LongRope::Beyond { length: limit, .. } | LongRope::Dynamic { length: limit, .. }) => length > *limit,
+            None => false,
+        }
+    }
+
     /// What cosines and sines are multiplied by in a row of `length` tokens.
     pub fn amplitude_at(&self, length: usize) -> f32 {
         match self.long {

@@ -208,7 +208,7 @@ impl Base {
         let (program, compiled) = (self.model.program(), taps.compiled);
         let n = self.tokens.len();
         let mut rows: Vec<RowState> =
-            starts.iter().map(|start| RowState { len: start.position, prompt: n, ..RowState::default() }).collect();
+            starts.iter().map(|start| RowState { len: start.position, ..RowState::new(n, self.model.kv()) }).collect();
         let mut order: Vec<usize> = (0..starts.len()).filter(|&row| starts[row].position < n).collect();
         order.sort_by_key(|&row| starts[row].op);
         let (mut arena, mut buffers) = (Arena::default(), Buffers::new(program));

@@ -1,7 +1,7 @@
 //! Where a branch starts.
 
 use crate::plan::{Compiled, CompiledAction, Entry};
-use crate::program::{EdgeId, Layout, OpKind, Program};
+use crate::program::{EdgeId, Layout, Program};
 
 /// A place between layers where a branch may join.
 pub(super) struct Door {
@@ -51,7 +51,7 @@ impl Start {
         // Attention that somebody looks into is summed in another order, for the whole row: that counts as a change.
         let apart = |entry: &Entry| program.edge(entry.edge).layout == Layout::QueryKey;
         let edits: Vec<&Entry> =
-            compiled.entries.iter().filter(mine).filter(|entry| apart(entry) || !looks(entry)).collect();
+            compiled.entries.iter().filter(mine).filter(|entry| apart(entry) || !entry.looks()).collect();
         let first = |entry: &&Entry| match &entry.rows[row] {
             Some(chosen) if !apart(entry) => chosen.positions().into_iter().min(),
             _ => Some(0),
@@ -66,7 +66,7 @@ impl Start {
         });
         let op = door.map_or(0, |door| doors[door].op);
         // What is carried from token to token begins at the first; and a value is read in one piece, not half of the base.
-        let carries = program.ops()[op..].iter().any(|op| carries(&op.kind));
+        let carries = program.ops()[op..].iter().any(|op| op.kind.carries());
         let halved = compiled.entries.iter().any(|entry| {
             let Some(chosen) = entry.rows[row].as_ref() else { return false };
             let reads = matches!(entry.action, CompiledAction::Read) && program.edge(entry.edge).made_by >= op;
@@ -82,14 +82,4 @@ impl Start {
         let joins = self.door.is_some_and(|door| doors[door].crossing.contains(&edge));
         if before && !joins { length } else { self.position }
     }
-}
-
-fn looks(entry: &Entry) -> bool {
-    matches!(entry.action, CompiledAction::Capture(_) | CompiledAction::Read)
-}
-
-/// Whether an op carries something from token to token besides keys and values.
-fn carries(kind: &OpKind) -> bool {
-    use OpKind::*;
-    matches!(kind, Convolve { .. } | Recur { .. } | Lru { .. } | Shift { .. } | Wkv { .. })
 }

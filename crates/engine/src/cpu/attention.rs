@@ -26,7 +26,7 @@ pub(super) fn attend(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result
     let looked_into = |taps: &Taps, segment: &Segment| {
         taps.touches_row(*scores, segment.row) || taps.touches_row(*probs, segment.row)
     };
-    let (mut apart, mut together) = (Vec::new(), Vec::new());
+    let (mut apart, mut together) = (Vec::new(), frame.take_segments());
     for segment in &frame.pass.segments {
         if looked_into(taps, segment) {
             apart.push(segment.clone());
@@ -37,13 +37,22 @@ pub(super) fn attend(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result
         together.extend((free > 0).then(|| segment.part(0..free)));
         apart.extend((free < segment.count).then(|| segment.part(free..segment.count)));
     }
-    let runs: Vec<Queries> = together.iter().filter_map(|segment| queries(frame.rows, layer, segment)).collect();
-    fused(frame.pool, shape, terms, frame.value(*q), &runs, &mut value);
+    let rows: &[RowState] = frame.rows;
+    fused(
+        frame.pool,
+        shape,
+        terms,
+        frame.value(*q),
+        together.len(),
+        &|run| queries(rows, layer, &together[run]),
+        &mut value,
+    );
+    frame.put_segments(together);
     let mut notes = Vec::new();
     for segment in &apart {
         // A gradient has to know what taps have made of these.
         let noted = frame.is_recorded() && looked_into(taps, segment);
-        let Some(run) = queries(frame.rows, layer, segment) else { continue };
+        let run = queries(frame.rows, layer, segment);
         let mut weights = explicit_scores(shape, terms, frame.value(*q), &run);
         if let Some(kept) = *kept {
             keep_largest(shape, &run, kept, &mut weights);
@@ -79,9 +88,9 @@ pub(crate) fn keep_largest(shape: &AttentionShape, run: &Queries, kept: usize, s
     }
 }
 
-fn queries<'r>(rows: &'r [RowState], layer: usize, segment: &Segment) -> Option<Queries<'r>> {
-    let kv = rows[segment.row].kv[layer].as_ref()?;
-    Some(Queries { kv, position: segment.position, count: segment.count, token: segment.token })
+fn queries<'r>(rows: &'r [RowState], layer: usize, segment: &Segment) -> Queries<'r> {
+    let kv = rows[segment.row].kv[layer].as_ref().expect("the segment's own keys were appended before");
+    Queries { kv, position: segment.position, count: segment.count, token: segment.token }
 }
 
 fn append(frame: &mut Frame, layer: usize, shape: &AttentionShape, k: usize, v: usize) {
@@ -92,8 +101,9 @@ fn append(frame: &mut Frame, layer: usize, shape: &AttentionShape, k: usize, v: 
         let capacity = frame.rows[segment.row].capacity.max(segment.position + segment.count);
         let mut kv = std::mem::take(&mut frame.rows[segment.row].kv);
         kv.resize_with(layers.max(layer + 1), || None);
-        let store =
-            kv[layer].get_or_insert_with(|| KvStore::new(shape.kv_heads, shape.key_dim, shape.value_dim, capacity));
+        let format = frame.rows[segment.row].format;
+        let store = kv[layer]
+            .get_or_insert_with(|| KvStore::new(shape.kv_heads, shape.key_dim, shape.value_dim, capacity, format));
         store.append(
             &frame.value(k)[tokens.start * k_width..tokens.end * k_width],
             &frame.value(v)[tokens.start * v_width..tokens.end * v_width],

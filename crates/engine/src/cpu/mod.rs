@@ -200,6 +200,7 @@ fn narrow_gate(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()> {
     activation::activate(*activation, &mut gates);
     let mut value = frame.reuse(*linear, index, taps);
     value.chunks_exact_mut(width / numbers).zip(&gates).for_each(|(part, &by)| elementwise::scale(part, by));
+    frame.give_back(gates);
     frame.put(*out, value, taps)
 }
 

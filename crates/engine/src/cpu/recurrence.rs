@@ -10,6 +10,7 @@ use crate::weights::Weights;
 use pellucid_kernels::activation;
 use pellucid_kernels::memory::Shared;
 use pellucid_kernels::recurrence::{self as kernel, Fade, RecurrenceShape, softplus};
+use std::cell::RefCell;
 
 /// What op `index` carries for a row, made by `first` for the row's first token.
 fn carried(frame: &mut Frame, index: usize, row: usize, first: impl FnOnce() -> Vec<f32>) -> Vec<f32> {
@@ -72,8 +73,8 @@ pub(crate) struct Reads<'a> {
     pub v: &'a [f32],
     pub fixed: Option<&'a [f32]>,
     pub step: &'a [f32],
-    /// `-exp(rate)`
-    pub rate: Vec<f32>,
+    /// `-exp(rate)`, where the decay is learned.
+    pub rate: &'a [f32],
     pub strength: Option<&'a [f32]>,
     pub skip: Option<&'a [f32]>,
 }
@@ -85,10 +86,13 @@ pub(super) fn recur(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<
     };
     let mut value = frame.make(*out);
     let mut states = taps.touches(*state).then(|| frame.make(*state));
+    let (kind, pass) = (&program.ops()[index].kind, frame.pass);
     let each = shape.key_dim * shape.value_dim;
-    for segment in frame.pass.segments.clone() {
+    let mut rate = frame.room(rates(kind, frame.weights).len());
+    rates(kind, frame.weights).zip(&mut rate).for_each(|(from, to)| *to = from);
+    for segment in &pass.segments {
         let mut memory = carried(frame, index, segment.row, || vec![0.0; shape.heads * each]);
-        let reads = Reads::of(&program.ops()[index].kind, shape, frame.weights, &|edge| frame.value(edge));
+        let reads = Reads::of(kind, shape, frame.weights, &rate, &|edge| frame.value(edge));
         let (memory_of, out_of) = (Shared::new(&mut memory), Shared::new(&mut value));
         let states_of = states.as_mut().map(|states| Shared::new(states));
         // Heads are independent; a few at a time make a task worth its start.
@@ -96,31 +100,45 @@ pub(super) fn recur(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<
         frame.pool.run(shape.heads.div_ceil(HEADS), &|task| {
             for head in task * HEADS..((task + 1) * HEADS).min(shape.heads) {
                 // SAFETY: each head has its own part of the state, of every token's output and of every token's copy.
-                unsafe { reads.head(head, &segment, memory_of, out_of, states_of) };
+                unsafe { reads.head(head, segment, memory_of, out_of, states_of) };
             }
         });
         keep(frame, index, segment.row, memory);
     }
+    frame.give_back(rate);
     if let Some(states) = states {
         frame.put(*state, states, taps)?;
     }
     frame.put(*out, value, taps)
 }
 
+/// The rates of a learned decay: `-exp(rate)`; of others none.
+pub(crate) fn rates(kind: &OpKind, weights: &Weights) -> impl ExactSizeIterator<Item = f32> {
+    let learned = match kind {
+        OpKind::Recur { decay: StateDecay::Learned { rate, .. }, .. } => weights.vector(*rate),
+        _ => &[],
+    };
+    learned.iter().map(|x| -x.exp())
+}
+
+thread_local! {
+    /// A head's query, key, written value and fades.
+    static HEAD: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
+
 impl<'a> Reads<'a> {
-    /// What a recurrence reads from the edges of its inputs.
+    /// What a recurrence reads from the edges of its inputs; its [`rates`] are given.
     pub fn of(
         kind: &'a OpKind,
         shape: &'a RecurrenceShape,
         weights: &'a Weights,
+        rate: &'a [f32],
         value: &dyn Fn(EdgeId) -> &'a [f32],
     ) -> Reads<'a> {
         let OpKind::Recur { q, k, v, decay, strength, skip, .. } = kind else { unreachable!("dispatched on the kind") };
-        let (fixed, step, rate) = match decay {
-            StateDecay::Fixed(by) => (Some(by.as_slice()), [].as_slice(), Vec::new()),
-            StateDecay::Learned { step, rate } => {
-                (None, value(*step), weights.vector(*rate).iter().map(|x| -x.exp()).collect())
-            }
+        let (fixed, step) = match decay {
+            StateDecay::Fixed(by) => (Some(by.as_slice()), [].as_slice()),
+            StateDecay::Learned { step, .. } => (None, value(*step)),
         };
         Reads {
             shape,
@@ -162,20 +180,23 @@ impl<'a> Reads<'a> {
         let each = key_dim * value_dim;
         // SAFETY: the caller gives this head to nobody else.
         let state = unsafe { memory.part(head * each, each) };
-        let (mut query, mut key, mut written) = (vec![0.0; key_dim], vec![0.0; key_dim], vec![0.0; value_dim]);
-        let mut fades = vec![0.0; key_dim];
+        let mut own = HEAD.take();
+        own.resize(3 * key_dim + value_dim, 0.0);
+        let (query, rest) = own.split_at_mut(key_dim);
+        let (key, rest) = rest.split_at_mut(key_dim);
+        let (fades, written) = rest.split_at_mut(key_dim);
         for token in segment.token..segment.token + segment.count {
             let at = (token * key_heads + key_head) * key_dim;
-            kernel::direction(&self.q[at..at + key_dim], self.shape.unit, self.shape.query_scale, &mut query);
-            kernel::direction(&self.k[at..at + key_dim], self.shape.unit, 1.0, &mut key);
+            kernel::direction(&self.q[at..at + key_dim], self.shape.unit, self.shape.query_scale, query);
+            kernel::direction(&self.k[at..at + key_dim], self.shape.unit, 1.0, key);
             let value = &self.v[(token * heads + head) * value_dim..][..value_dim];
-            let fade = self.fade(head, token, &mut fades);
+            let fade = self.fade(head, token, fades);
             let step = self.written(head, token);
             written.iter_mut().zip(value).for_each(|(w, v)| *w = v * step);
             let strength = self.strength.map(|s| s[token * heads + head]);
             // SAFETY: as above.
             let out = unsafe { out.part((token * heads + head) * value_dim, value_dim) };
-            kernel::step(state, &query, &key, &written, fade, strength, out);
+            kernel::step(state, query, key, written, fade, strength, out);
             if let Some(skip) = self.skip {
                 out.iter_mut().zip(value).for_each(|(y, v)| *y += skip[head] * v);
             }
@@ -184,6 +205,7 @@ impl<'a> Reads<'a> {
                 unsafe { states.part((token * heads + head) * each, each) }.copy_from_slice(state);
             }
         }
+        HEAD.set(own);
     }
 
     /// What a head's state is multiplied by at a token.
@@ -220,14 +242,16 @@ pub(super) fn lru(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()
     activation::activate(activation::Activation::Sigmoid, &mut gates);
     activation::activate(activation::Activation::Sigmoid, &mut decays);
     let width = program.edge(*out).width;
-    let rate: Vec<f32> = frame.weights.vector(*rate).iter().map(|&x| -8.0 * softplus(x)).collect();
-    for segment in frame.pass.segments.clone() {
+    let mut rates = frame.room(width);
+    rates.iter_mut().zip(frame.weights.vector(*rate)).for_each(|(rate, &x)| *rate = -8.0 * softplus(x));
+    let pass = frame.pass;
+    for segment in &pass.segments {
         let mut memory = carried(frame, index, segment.row, || vec![0.0; width]);
         let x = frame.value(*x);
         for offset in 0..segment.count {
             let at = (segment.token + offset) * width;
             for channel in 0..width {
-                let log = rate[channel] * decays[at + channel];
+                let log = rates[channel] * decays[at + channel];
                 let gated = x[at + channel] * gates[at + channel];
                 // A row's first token enters whole.
                 let share = if segment.position + offset == 0 { 1.0 } else { (1.0 - (2.0 * log).exp()).sqrt() };
@@ -237,6 +261,7 @@ pub(super) fn lru(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()
         }
         keep(frame, index, segment.row, memory);
     }
+    [gates, decays, rates].into_iter().for_each(|room| frame.give_back(room));
     if taps.touches(*state) {
         // The unit's output is its state.
         frame.put(*state, value.clone(), taps)?;
@@ -250,9 +275,10 @@ pub(super) fn shift(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<
     let mut value = frame.make(*out);
     let mix = frame.weights.vector(*mix);
     let width = program.edge(*out).width;
-    for segment in frame.pass.segments.clone() {
+    let pass = frame.pass;
+    for segment in &pass.segments {
         let mut last = carried(frame, index, segment.row, || vec![0.0; width]);
-        let range = tokens(&segment, width);
+        let range = tokens(segment, width);
         let x = &frame.value(*x)[range.clone()];
         for (out, now) in value[range].chunks_exact_mut(width).zip(x.chunks_exact(width)) {
             for channel in 0..width {
@@ -273,15 +299,16 @@ pub(super) fn wkv(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()
     let mut value = frame.make(*out);
     let mut states = taps.touches(*state).then(|| frame.make(*state));
     let width = program.edge(*out).width;
-    let decay: Vec<f32> = frame.weights.vector(*decay).iter().map(|x| -x.exp()).collect();
-    let first = frame.weights.vector(*first);
-    for segment in frame.pass.segments.clone() {
+    let mut decays = frame.room(width);
+    decays.iter_mut().zip(frame.weights.vector(*decay)).for_each(|(decay, x)| *decay = -x.exp());
+    let (first, pass) = (frame.weights.vector(*first), frame.pass);
+    for segment in &pass.segments {
         let mut memory = carried(frame, index, segment.row, || [0.0, 0.0, -1e38].repeat(width));
         let (k, v) = (frame.value(*k), frame.value(*v));
         for token in segment.token..segment.token + segment.count {
             for (channel, memory) in memory.chunks_exact_mut(3).enumerate() {
                 let at = token * width + channel;
-                value[at] = kernel::wkv(memory, k[at], v[at], decay[channel], first[channel]);
+                value[at] = kernel::wkv(memory, k[at], v[at], decays[channel], first[channel]);
             }
             if let Some(states) = &mut states {
                 states[token * 3 * width..][..3 * width].copy_from_slice(&memory);
@@ -289,6 +316,7 @@ pub(super) fn wkv(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()
         }
         keep(frame, index, segment.row, memory);
     }
+    frame.give_back(decays);
     if let Some(states) = states {
         frame.put(*state, states, taps)?;
     }

@@ -179,7 +179,7 @@ impl Collector {
             }
         }
         self.step += 1;
-        self.store.borrow_mut().next_step(ended.to_vec());
+        self.store.borrow_mut().next_step(ended);
         Ok(())
     }
 

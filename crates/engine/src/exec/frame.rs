@@ -1,6 +1,6 @@
 //! The living values of a pass.
 
-use super::pass::{Pass, RowState};
+use super::pass::{Pass, RowState, Segment};
 use super::taps::Taps;
 use crate::architecture::Architecture;
 use crate::error::Result;
@@ -41,12 +41,14 @@ pub(crate) struct Buffers {
     values: Vec<Option<Vec<f32>>>,
     /// For each rotary embedding the cosines and sines of the pass's tokens.
     rotations: Vec<(Vec<f32>, Vec<f32>)>,
+    /// An empty list that waits to be used again.
+    segments: Vec<Segment>,
 }
 
 impl Buffers {
     pub fn new(program: &Program) -> Buffers {
         let rotations = program.architecture().ropes.iter().map(|_| Default::default()).collect();
-        Buffers { values: (0..program.edge_count()).map(|_| None).collect(), rotations }
+        Buffers { values: (0..program.edge_count()).map(|_| None).collect(), rotations, segments: Vec::new() }
     }
 
     /// Adds tokens to an edge's value.
@@ -140,6 +142,27 @@ impl<'a> Frame<'a> {
     pub fn make(&mut self, edge: EdgeId) -> Vec<f32> {
         let len = self.tokens(edge) * self.program.edge(edge).width;
         self.arena.take(len)
+    }
+
+    /// Room for `len` numbers of an op's own, whatever they are; [`Frame::give_back`] takes it.
+    pub fn room(&mut self, len: usize) -> Vec<f32> {
+        self.arena.take(len)
+    }
+
+    /// Takes back what [`Frame::room`] or [`Frame::copy`] gave.
+    pub fn give_back(&mut self, room: Vec<f32>) {
+        self.arena.give(room);
+    }
+
+    /// The list that segments are sorted out in, empty; to be put back when done.
+    pub(crate) fn take_segments(&mut self) -> Vec<Segment> {
+        let mut segments = std::mem::take(&mut self.buffers.segments);
+        segments.clear();
+        segments
+    }
+
+    pub(crate) fn put_segments(&mut self, segments: Vec<Segment>) {
+        self.buffers.segments = segments;
     }
 
     /// A copy of an edge's value.

@@ -28,10 +28,13 @@ use crate::grad::{self, Cotangents, Tape, TapsBack};
 use crate::interrupt::{Interrupt, Watch};
 use crate::plan::{Capture, Compiled, Lengths, Plan, PlanCache, ValueId};
 use crate::point::Point;
+use crate::prefix::PrefixCache;
 use crate::program::{EdgeId, OpKind, Program};
 use crate::site::{self, Site};
 use crate::weights::Weights;
 use pellucid_kernels::Pool;
+use pellucid_kernels::attention::KvFormat;
+use std::borrow::Cow;
 use std::sync::Arc;
 
 /// A program with its weights, ready to run. Cheap to share between threads.
@@ -42,6 +45,7 @@ pub struct Model {
     backend: Arc<dyn Backend>,
     pool: Arc<Pool>,
     plans: Arc<PlanCache>,
+    kv: KvFormat,
 }
 
 /// How to run.
@@ -51,6 +55,10 @@ pub struct RunOptions {
     pub chunk: Option<usize>,
     /// Asked now and then whether to stop.
     pub interrupt: Option<Interrupt>,
+    /// At most this many of the model's threads; all of them where absent. It never changes a number.
+    pub threads: Option<usize>,
+    /// Kept beginnings of rows, which need not be computed again where the plan touches nothing of them. It never changes a number.
+    pub prefixes: Option<PrefixCache>,
     /// For gradients, keep only what enters each layer and run the layers again on the way back: the same numbers for less memory
     /// and more time.
     pub recompute: bool,
@@ -65,6 +73,8 @@ pub struct Run {
     pub saved: Vec<Saved>,
     /// Sites that patterns passed over because their layers do not have them.
     pub passed_over: Vec<Site>,
+    /// For each row how many of its tokens were taken over from kept prefixes.
+    pub reused: Vec<usize>,
 }
 
 /// A value that a run saved.
@@ -103,6 +113,7 @@ impl Model {
             backend: Arc::new(crate::cpu::Cpu),
             pool: Pool::global(),
             plans: Arc::default(),
+            kv: KvFormat::default(),
         }
     }
 
@@ -128,6 +139,26 @@ impl Model {
         self
     }
 
+    /// The same model with keys and values kept otherwise between tokens. What is rounded there changes numbers.
+    pub fn with_kv(mut self, format: KvFormat) -> Model {
+        self.kv = format;
+        self
+    }
+
+    /// How keys and values are kept.
+    pub fn kv(&self) -> KvFormat {
+        self.kv
+    }
+
+    /// The same model on at most so many of its threads.
+    pub(crate) fn on_threads(&self, threads: Option<usize>) -> Result<Cow<'_, Model>> {
+        match threads {
+            Some(0) => Err(Error::input("threads is 0", "take at least one thread, or leave threads out")),
+            Some(threads) => Ok(Cow::Owned(self.clone().with_pool(Arc::new(self.pool.at_most(threads))))),
+            None => Ok(Cow::Borrowed(self)),
+        }
+    }
+
     /// Who executes its ops.
     pub(crate) fn backend(&self) -> Arc<dyn Backend> {
         self.backend.clone()
@@ -148,6 +179,10 @@ impl Model {
         &self.pool
     }
 
+    pub(crate) fn shared_weights(&self) -> &Arc<Weights> {
+        &self.weights
+    }
+
     /// Its weights.
     pub fn weights(&self) -> &Weights {
         &self.weights
@@ -155,11 +190,17 @@ impl Model {
 
     /// Runs rows of tokens under a plan: one forward pass (or as many as the rows' dependencies need), no padding.
     pub fn run(&self, inputs: &[Vec<u32>], plan: &Plan, options: &RunOptions) -> Result<Run> {
+        let model = self.on_threads(options.threads)?;
+        model.run_all(inputs, plan, options)
+    }
+
+    fn run_all(&self, inputs: &[Vec<u32>], plan: &Plan, options: &RunOptions) -> Result<Run> {
         self.check_inputs(inputs, 0, options.chunk)?;
         let prompts: Vec<usize> = inputs.iter().map(Vec::len).collect();
         let compiled = self.compile(plan, Lengths { prompts: &prompts, limits: &prompts }, false)?;
         let mut call = Call::new(self, &compiled, &prompts, options.chunk, false);
         call.watch = Watch::new(options.interrupt.as_ref());
+        let reused = self.take_over(options.prefixes.as_ref(), &compiled, inputs, &mut call)?;
         let mut tapes = Vec::new();
         for group in &compiled.groups {
             match compiled.gradient_edges(&self.program) {
@@ -175,11 +216,12 @@ impl Model {
         }
         call.collector.end_step(self, &compiled, &[])?;
         let gradients = call.gradients(&tapes)?;
+        self.learn(options.prefixes.as_ref(), &compiled, &call, inputs.iter().map(Vec::as_slice));
         let saved = call.collector.take_saved();
         let mut captures = call.collector.finish(&self.program, &compiled, &prompts);
         captures.extend(gradients);
         captures.sort_by_key(|capture| capture.tap);
-        Ok(Run { saved, captures, passed_over: compiled.passed_over.clone() })
+        Ok(Run { saved, captures, passed_over: compiled.passed_over.clone(), reused })
     }
 
     /// The sites that a text means on this model.
@@ -237,6 +279,8 @@ pub(crate) struct Call<'a> {
     pub rows: Vec<RowState>,
     pub collector: Collector,
     pub watch: Watch,
+    /// The tokens of the pass under way, or of the last.
+    pass: Pass,
     arena: Arena,
     buffers: Buffers,
 }
@@ -252,7 +296,7 @@ impl<'a> Call<'a> {
         // Sources and values may lie anywhere in a row, so a plan that has some takes each prompt whole.
         let apart = compiled.sources.is_empty() && compiled.values.list.is_empty();
         let chunk = chunk.filter(|_| apart).unwrap_or(usize::MAX).max(1);
-        let rows = prompts.iter().map(|&prompt| RowState { prompt, ..RowState::default() }).collect();
+        let rows = prompts.iter().map(|&prompt| RowState::new(prompt, model.kv)).collect();
         let collector = Collector::new(compiled, !steps_follow && prompts.iter().all(|&n| n <= chunk));
         Call {
             model,
@@ -262,6 +306,7 @@ impl<'a> Call<'a> {
             rows,
             collector,
             watch: Watch::new(None),
+            pass: Pass::default(),
             arena: Arena::default(),
             buffers: Buffers::new(model.program()),
         }
@@ -272,38 +317,49 @@ impl<'a> Call<'a> {
         self.rows[row].capacity = positions;
     }
 
-    /// Takes the prompts of a group through. With `logits` the last position's logits of each row come back, row after row.
+    /// Takes what is left of the prompts of a group through. With `logits` the last position's logits of each row come back, row after row.
     pub fn prefill(&mut self, group: &[usize], inputs: &[Vec<u32>], logits: bool) -> Result<Vec<f32>> {
-        let mut all = Vec::new();
+        let width = self.model.program.architecture().vocab;
+        let mut ordered = vec![0.0; if logits { group.len() * width } else { 0 }];
+        let left: Vec<(usize, &[u32])> = group.iter().map(|&row| (row, &inputs[row][self.rows[row].len..])).collect();
+        let longest = left.iter().map(|(_, tokens)| tokens.len()).max().unwrap_or(0);
         let mut from = 0;
-        let longest = group.iter().map(|&row| inputs[row].len()).max().unwrap_or(0);
         while from < longest {
             let to = from.saturating_add(self.chunk).min(longest);
-            let parts = group
-                .iter()
-                .filter(|&&row| inputs[row].len() > from)
-                .map(|&row| (row, &inputs[row][from..to.min(inputs[row].len())]));
-            let last = self.pass(parts, logits, None)?;
-            all.extend(last);
+            let parts = left.iter().filter(|(_, tokens)| tokens.len() > from);
+            let parts = parts.map(|&(row, tokens)| (row, &tokens[from..to.min(tokens.len())]));
+            let values = self.pass(parts, logits, None)?;
+            if logits {
+                // Rows end in different chunks: each goes to its place in the group.
+                for (row, line) in self.pass.ends(self.prompts) {
+                    let place = group.iter().position(|&r| r == row).unwrap_or_default();
+                    ordered[place * width..][..width].copy_from_slice(&values[line * width..][..width]);
+                }
+                self.arena.give(values);
+            }
             from = to;
-        }
-        if !logits {
-            return Ok(Vec::new());
-        }
-        // Rows end in different chunks: put them back into the group's order.
-        let width = self.model.program.architecture().vocab;
-        let mut ordered = vec![0.0; group.len() * width];
-        for (row, values) in all {
-            let place = group.iter().position(|&r| r == row).unwrap_or_default();
-            ordered[place * width..][..width].copy_from_slice(&values);
         }
         Ok(ordered)
     }
 
-    /// Takes one token of each given row through and gives the logits, row after row.
-    pub fn step(&mut self, tokens: &[(usize, u32)]) -> Result<Vec<f32>> {
-        let parts = tokens.iter().map(|(row, token)| (*row, std::slice::from_ref(token)));
-        Ok(self.pass(parts, true, None)?.into_iter().flat_map(|(_, values)| values).collect())
+    /// Lets go of what only prompts needed.
+    pub fn end_prefill(&mut self) {
+        self.arena = Arena::default();
+    }
+
+    /// Takes the next tokens of the given rows through and gives the logits of each, row after row; [`Call::give_back`] takes them.
+    pub fn step<'t>(&mut self, tokens: impl Iterator<Item = (usize, &'t [u32])>) -> Result<Vec<f32>> {
+        self.pass(tokens, true, None)
+    }
+
+    /// Takes a step's logits back.
+    pub fn give_back(&mut self, logits: Vec<f32>) {
+        self.arena.give(logits);
+    }
+
+    /// Forgets a row's positions from `len` on.
+    pub fn truncate(&mut self, row: usize, len: usize) {
+        self.rows[row].truncate(len);
     }
 
     /// Takes the whole prompts of a group through, and keeps on the tape what a gradient will need.
@@ -336,8 +392,7 @@ impl<'a> Call<'a> {
         let arena = std::mem::take(&mut self.arena);
         let mut rerun = |range: std::ops::Range<usize>, arena: &mut Arena, tape: &mut Tape, from: &Tape| {
             // The row states of a whole prompt begin empty.
-            let mut rows: Vec<RowState> =
-                prompts.iter().map(|&prompt| RowState { prompt, ..RowState::default() }).collect();
+            let mut rows: Vec<RowState> = prompts.iter().map(|&prompt| RowState::new(prompt, model.kv)).collect();
             let pass = from.pass();
             let mut frame = Frame::new(&model.program, &model.weights, &model.pool, pass, &mut rows, arena, buffers);
             frame.prepare(model.program.architecture());
@@ -357,30 +412,30 @@ impl<'a> Call<'a> {
         Ok(())
     }
 
-    /// One pass; gives `(row, logits)` of the rows whose prompt (or step) it ends, if asked.
+    /// One pass; gives the logits of the tokens that somebody reads, if asked.
     fn pass<'t>(
         &mut self,
         parts: impl Iterator<Item = (usize, &'t [u32])>,
         logits: bool,
         mut tape: Option<&mut Tape>,
-    ) -> Result<Vec<(usize, Vec<f32>)>> {
+    ) -> Result<Vec<f32>> {
         let program = self.model.program();
         let also = tape.as_ref().map(|tape| tape.reads.clone()).unwrap_or_default();
         let wanted = Wanted { compiled: self.compiled, program, prompts: self.prompts, ends: logits, also: &also };
-        let pass = Pass::new(parts, &self.rows, &wanted);
+        self.pass.fill(parts, &self.rows, &wanted);
         let keep = logits.then(|| self.model.logits_edge());
         let mut frame = Frame::new(
             program,
             &self.model.weights,
             &self.model.pool,
-            &pass,
+            &self.pass,
             &mut self.rows,
             &mut self.arena,
             &mut self.buffers,
         );
         frame.prepare(program.architecture());
         if let Some(tape) = &mut tape {
-            tape.begin(&pass, frame.rotations());
+            tape.begin(&self.pass, frame.rotations());
         }
         let mut frame = frame.with_tape(tape);
         let mut taps = Taps {
@@ -391,16 +446,10 @@ impl<'a> Call<'a> {
             first_tap: 0,
         };
         let values = run_ops(self.model.backend.as_ref(), &mut frame, &mut taps, keep, &self.watch)?;
-        for segment in &pass.segments {
+        for segment in &self.pass.segments {
             self.rows[segment.row].len += segment.count;
         }
-        let width = program.architecture().vocab;
-        let ended = pass.ends(self.prompts).map(|(row, place)| (row, values[place * width..][..width].to_vec()));
-        let ended = if logits { ended.collect() } else { Vec::new() };
-        if logits {
-            self.arena.give(values);
-        }
-        Ok(ended)
+        Ok(values)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::plan::Compiled;
 use crate::program::{Domain, Program};
-use pellucid_kernels::attention::KvStore;
+use pellucid_kernels::attention::{KvFormat, KvStore};
 
 /// What a row has computed so far.
 #[derive(Default)]
@@ -13,10 +13,32 @@ pub struct RowState {
     pub capacity: usize,
     /// Keys and values, for each layer that has run.
     pub kv: Vec<Option<KvStore>>,
+    /// How they are kept.
+    pub format: KvFormat,
     /// What recurrent ops carry on from token to token, for each op that has run.
     pub carried: Vec<Vec<f32>>,
     /// Tokens of its prompt.
     pub prompt: usize,
+}
+
+impl RowState {
+    /// A row of which nothing is computed yet.
+    pub(crate) fn new(prompt: usize, format: KvFormat) -> RowState {
+        RowState { prompt, format, ..RowState::default() }
+    }
+
+    /// A copy of the state after the first `len` positions, with room for `capacity`. What recurrent ops carry is known after the last
+    /// position only.
+    pub(crate) fn beginning(&self, len: usize, capacity: usize, prompt: usize) -> RowState {
+        let kv = self.kv.iter().map(|kv| kv.as_ref().map(|kv| kv.prefix(len, capacity))).collect();
+        RowState { len, capacity, kv, format: self.format, carried: self.carried.clone(), prompt }
+    }
+
+    /// Forgets the positions from `len` on. What recurrent ops carry cannot be taken back.
+    pub(super) fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+        self.kv.iter_mut().flatten().for_each(|kv| kv.truncate(len));
+    }
 }
 
 /// Adjacent tokens of one row.
@@ -77,10 +99,18 @@ impl Wanted<'_> {
 }
 
 impl Pass {
-    pub(super) fn new<'t>(parts: impl Iterator<Item = (usize, &'t [u32])>, rows: &[RowState], wanted: &Wanted) -> Pass {
-        let mut pass = Pass::default();
-        parts.for_each(|(row, tokens)| pass.add(row, rows[row].len, tokens, wanted));
-        pass
+    /// Makes this the pass of other tokens: those of the rows that come next.
+    pub(super) fn fill<'t>(
+        &mut self,
+        parts: impl Iterator<Item = (usize, &'t [u32])>,
+        rows: &[RowState],
+        wanted: &Wanted,
+    ) {
+        self.segments.clear();
+        self.tokens.clear();
+        self.positions.clear();
+        self.read.clear();
+        parts.for_each(|(row, tokens)| self.add(row, rows[row].len, tokens, wanted));
     }
 
     /// Adds tokens of a row, which stand at `position` and after it.

@@ -5,6 +5,7 @@ use crate::backend::Backend;
 use crate::program::Program;
 use crate::weights::Weights;
 use pellucid_kernels::Pool;
+use pellucid_kernels::attention::KvFormat;
 use std::sync::{Arc, Weak};
 
 /// A model that does not keep its weights alive.
@@ -15,14 +16,15 @@ pub struct WeakModel {
 }
 
 impl WeakModel {
-    /// Another model of the same program and weights, as long as somebody still has them. It has the shared threads, and keeps
-    /// compiled plans of its own.
+    /// Another model of the same program and weights, as long as somebody still has them. It has the shared threads, caches in
+    /// f32, and keeps compiled plans of its own.
     pub fn upgrade(&self) -> Option<Model> {
         Some(Model {
             program: self.program.upgrade()?,
             weights: self.weights.upgrade()?,
             backend: self.backend.clone(),
             pool: Pool::global(),
+            kv: KvFormat::default(),
             plans: Arc::default(),
         })
     }

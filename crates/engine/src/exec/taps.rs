@@ -35,8 +35,7 @@ impl Taps<'_> {
 
     /// Whether a tap changes an edge in a row.
     pub fn edits_row(&self, edge: EdgeId, row: usize) -> bool {
-        let looks = |entry: &Entry| matches!(entry.action, CompiledAction::Capture(_) | CompiledAction::Read);
-        let edits = |entry: &Entry| !looks(entry) && entry.rows[row].is_some();
+        let edits = |entry: &Entry| !entry.looks() && entry.rows[row].is_some();
         self.compiled.at_edge[edge].iter().any(|&i| edits(&self.compiled.entries[i]))
     }
 
@@ -106,8 +105,7 @@ impl Taps<'_> {
 
     /// Whether an entry has done its work already.
     fn passes_over(&self, entry: &Entry) -> bool {
-        let looks = matches!(entry.action, CompiledAction::Capture(_) | CompiledAction::Read);
-        entry.tap < self.first_tap || self.again && looks
+        entry.tap < self.first_tap || self.again && entry.looks()
     }
 
     /// One entry on the chosen tokens of one row: `(place in the value, position, place in the selection)`.

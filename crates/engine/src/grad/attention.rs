@@ -8,7 +8,8 @@ use crate::error::Result;
 use crate::exec::Segment;
 use crate::program::{EdgeId, OpKind};
 use pellucid_kernels::attention::{
-    Gradients, HeadTerms, KvStore, Queries, Run, Slopes, attend_back, mix_back, scores, scores_back, softmax_back,
+    Gradients, HeadTerms, KvFormat, KvStore, Queries, Run, Slopes, attend_back, mix_back, scores, scores_back,
+    softmax_back,
 };
 use pellucid_kernels::elementwise::dot;
 use pellucid_kernels::softmax::softmax;
@@ -41,7 +42,7 @@ pub(super) fn back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient: Vec<f3
     for segment in &apart {
         let first = segment.token - segment.position;
         let length = segment.position + segment.count;
-        let mut store = KvStore::new(shape.kv_heads, shape.key_dim, shape.value_dim, length);
+        let mut store = KvStore::new(shape.kv_heads, shape.key_dim, shape.value_dim, length, KvFormat::F32);
         let (key_width, value_width) = (walk.width(*k), walk.width(*v));
         store.append(
             &keys[first * key_width..(first + length) * key_width],

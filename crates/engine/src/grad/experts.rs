@@ -4,7 +4,7 @@ use super::tape::Tape;
 use super::walk::Walk;
 use super::weights::{add_outer, linear as add_linear};
 use crate::architecture::{ExpertWeights, Routing, Scores};
-use crate::cpu::experts::{best_and_close, choose, scores, slots_of};
+use crate::cpu::experts::{Desk, Slots, best_and_close, choose, scores};
 use crate::program::OpKind;
 use pellucid_kernels::activation::{Activation, activate, activate_gated};
 use pellucid_kernels::attention::softmax_back;
@@ -34,14 +34,15 @@ pub(super) fn route_back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient: 
 
 fn choice_back(logits: &[f32], routing: &Routing, correction: Option<&[f32]>, gradient: &[f32], dx: &mut [f32]) {
     let (mut shares, mut choices) = (vec![0.0; gradient.len()], vec![0.0; gradient.len()]);
-    choose(logits, routing, correction, &mut shares, &mut choices);
-    let scores = scores(logits, routing);
-    let picked: Vec<f32> = choices.iter().map(|&expert| scores[expert as usize]).collect();
+    choose(logits, routing, correction, &mut shares, &mut choices, &mut Desk::default());
+    let mut before = Vec::new();
+    scores(logits, routing, &mut before);
+    let picked: Vec<f32> = choices.iter().map(|&expert| before[expert as usize]).collect();
     let mut by_picked: Vec<f32> = gradient.iter().map(|g| g * routing.scale).collect();
     weights_back(routing.weights, &picked, &mut by_picked);
     choices.iter().zip(by_picked).for_each(|(&expert, g)| dx[expert as usize] = g);
     match routing.scores {
-        Scores::Softmax => softmax_back(&scores, dx),
+        Scores::Softmax => softmax_back(&before, dx),
         Scores::Sigmoid => activation_slope(Activation::Sigmoid, logits, dx),
         Scores::Raw | Scores::SparseMixer { .. } => {}
     }
@@ -85,9 +86,9 @@ fn divided_back(by: f32, slope: impl Fn(f32) -> f32, x: &[f32], gradient: &mut [
 }
 
 fn sparse_mixer_back(logits: &[f32], tolerance: f32, gradient: &[f32], dx: &mut [f32]) {
-    let mut left = logits.to_vec();
+    let (mut left, mut close) = (logits.to_vec(), Vec::new());
     for g in gradient {
-        let (best, close) = best_and_close(logits, tolerance, &left);
+        let best = best_and_close(logits, tolerance, &left, &mut close);
         for (i, (dx, share)) in dx.iter_mut().zip(&close).enumerate() {
             *dx += g * close[best] * (if i == best { 1.0 } else { 0.0 } - share);
         }
@@ -103,7 +104,9 @@ pub(super) fn experts_back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient
     let (width, chosen) = (walk.width(*x), walk.width(*weights));
     let (input, shares, choices) = (tape.value(*x), tape.value(*weights), tape.value(*indices));
     let (mut dx, mut by_share) = (walk.zeros(*x), walk.zeros(*weights));
-    for (expert, slots) in experts.iter().zip(slots_of(choices, experts.len())) {
+    let sorted = Slots::of(choices, experts.len());
+    for (nth, expert) in experts.iter().enumerate() {
+        let slots = sorted.of_expert(nth);
         if slots.is_empty() {
             continue;
         }
@@ -112,7 +115,7 @@ pub(super) fn experts_back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient
         };
         // The shares multiply what goes in or what comes out.
         let weigh = |lines: &mut [f32], width: usize| {
-            lines.chunks_exact_mut(width).zip(&slots).for_each(|(line, &slot)| scale(line, shares[slot]));
+            lines.chunks_exact_mut(width).zip(slots).for_each(|(line, &slot)| scale(line, shares[slot]));
         };
         let (mut read, upstream) = (gather(input), gather(&gradient));
         if *on_input {
@@ -195,7 +198,9 @@ fn routed_back(
     read: &dyn Fn(usize) -> Vec<f32>,
 ) -> Vec<Vec<f32>> {
     let mut outputs = vec![Vec::new(); choices.len()];
-    for (&expert, slots) in experts.iter().zip(slots_of(choices, experts.len())) {
+    let sorted = Slots::of(choices, experts.len());
+    for (nth, &expert) in experts.iter().enumerate() {
+        let slots = sorted.of_expert(nth);
         let matrix = walk.weights.matrix(expert);
         let gathered: Vec<f32> = slots.iter().flat_map(|&slot| upstream(slot)).collect();
         let mut result = vec![0.0; slots.len() * matrix.cols()];

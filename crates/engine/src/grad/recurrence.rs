@@ -5,7 +5,7 @@
 use super::tape::Tape;
 use super::walk::Walk;
 use super::weights::add_lines;
-use crate::cpu::recurrence::Reads;
+use crate::cpu::recurrence::{Reads, rates};
 use crate::exec::Segment;
 use crate::program::{OpKind, StateDecay};
 use pellucid_kernels::activation::{Activation, activate};
@@ -210,7 +210,8 @@ pub(super) fn recur_back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient: 
     let OpKind::Recur { q, k, v, decay, strength, skip, shape, .. } = kind else {
         unreachable!("dispatched on the kind")
     };
-    let reads = Reads::of(kind, shape, walk.weights, &|edge| tape.value(edge));
+    let rates: Vec<f32> = rates(kind, walk.weights).collect();
+    let reads = Reads::of(kind, shape, walk.weights, &rates, &|edge| tape.value(edge));
     let (step, rate) = match decay {
         StateDecay::Learned { step, rate } => (Some(*step), Some(*rate)),
         StateDecay::Fixed(_) => (None, None),

@@ -79,6 +79,11 @@ impl Entry {
         }
     }
 
+    /// Whether it only looks.
+    pub fn looks(&self) -> bool {
+        matches!(self.action, CompiledAction::Capture(_) | CompiledAction::Read)
+    }
+
     /// Whether it works on a gradient, not on the value.
     pub fn on_gradient(&self) -> bool {
         matches!(self.action, CompiledAction::Grad { .. })
@@ -152,6 +157,16 @@ impl Chosen {
     pub fn place(&self, position: usize) -> Option<usize> {
         let found = self.by_position.binary_search_by_key(&position, |&(p, _)| p).ok()?;
         Some(self.by_position[found].1)
+    }
+
+    /// Whether a position from `position` on is chosen.
+    pub fn reaches(&self, position: usize) -> bool {
+        self.by_position.last().is_some_and(|&(last, _)| last >= position)
+    }
+
+    /// The first position that is chosen.
+    pub fn first(&self) -> Option<usize> {
+        self.by_position.first().map(|&(first, _)| first)
     }
 
     /// The positions in the order of the result.

@@ -89,6 +89,11 @@ impl Program {
         &self.ops
     }
 
+    /// Whether something besides keys and values is carried from token to token.
+    pub fn carries(&self) -> bool {
+        self.ops.iter().any(|op| op.kind.carries())
+    }
+
     /// All edges, by their ids.
     pub fn edges(&self) -> &[Edge] {
         &self.edges

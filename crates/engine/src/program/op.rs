@@ -205,6 +205,12 @@ pub enum OpKind {
 }
 
 impl OpKind {
+    /// Whether it carries something from token to token besides keys and values.
+    pub fn carries(&self) -> bool {
+        use OpKind::*;
+        matches!(self, Convolve { .. } | Recur { .. } | Lru { .. } | Shift { .. } | Wkv { .. })
+    }
+
     /// The edges that it reads.
     pub fn inputs(&self) -> Vec<EdgeId> {
         use OpKind::*;

@@ -34,9 +34,10 @@ impl Store {
     }
 
     /// Another step begins; these rows have ended before it.
-    pub fn next_step(&mut self, ended: Vec<usize>) {
+    pub fn next_step(&mut self, ended: &[usize]) {
         self.step += 1;
-        self.ended = ended;
+        self.ended.clear();
+        self.ended.extend_from_slice(ended);
     }
 
     /// Whether a row takes part in the step under way.

@@ -53,7 +53,7 @@ fn execute(
     };
     let compiled = Compiled::empty(program);
     let (mut arena, mut buffers) = (Arena::default(), Buffers::new(program));
-    let mut rows = vec![RowState { prompt: count, ..RowState::default() }];
+    let mut rows = vec![RowState::new(count, model.kv())];
     let mut collector = Collector::new(&compiled, false);
     let mut taps = Taps { model, compiled: &compiled, collector: &mut collector, again: false, first_tap: 0 };
     let mut frame = Frame::new(program, model.weights(), model.pool(), &pass, &mut rows, &mut arena, &mut buffers);

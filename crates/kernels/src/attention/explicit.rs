@@ -40,7 +40,8 @@ fn head_scores_with<S: Simd>(
 ) {
     let keys = queries.position + queries.count;
     let panels = keys.div_ceil(PANEL);
-    let all = queries.kv.keys_from(head / shape.group(), 0);
+    let mut wide = Vec::new();
+    let all = queries.kv.keys(head / shape.group(), 0..keys, &mut wide);
     let mut line = vec![0.0; panels * PANEL];
     for (i, out) in out.chunks_exact_mut(keys).enumerate() {
         let start = ((queries.token + i) * shape.heads + head) * shape.key_dim;
@@ -68,7 +69,8 @@ fn head_mix_with<S: Simd>(
 ) {
     let keys = queries.position + queries.count;
     let stride = queries.kv.value_stride();
-    let all = queries.kv.values_from(head / shape.group(), 0);
+    let mut wide = Vec::new();
+    let all = queries.kv.values(head / shape.group(), 0..keys, &mut wide);
     let mut line = vec![0.0; stride];
     for (i, weights) in weights.chunks_exact(keys).enumerate() {
         let left = Left { start: weights.as_ptr(), row: 0, col: 1 };

@@ -10,6 +10,7 @@ use crate::simd::{LANES, Simd};
 use crate::softmax::ExpMinus;
 use crate::tile::{self, Left, Out, PANEL, Right};
 use std::cell::RefCell;
+use std::ops::Range;
 
 /// Keys in a tile. Tiles start at multiples of this position for every query, so a query's softmax always runs in the same steps.
 const TILE: usize = 64;
@@ -17,29 +18,48 @@ const TILE: usize = 64;
 const ROWS: usize = 48;
 
 /// `out[token] = softmax(q · keys) · values` for every query head; `q` is `[tokens, heads · key_dim]`, `out` `[tokens, heads · value_dim]`.
-pub fn attend(pool: &Pool, shape: &AttentionShape, terms: HeadTerms, q: &[f32], queries: &[Queries], out: &mut [f32]) {
+/// `queries` gives each of the `runs` runs of queries.
+pub fn attend<'a>(
+    pool: &Pool,
+    shape: &AttentionShape,
+    terms: HeadTerms,
+    q: &[f32],
+    runs: usize,
+    queries: &(dyn Fn(usize) -> Queries<'a> + Sync),
+    out: &mut [f32],
+) {
     let block = (ROWS / shape.group()).max(1);
     let blocks = |queries: &Queries| queries.count.div_ceil(block);
-    let total: usize = queries.iter().map(blocks).sum();
+    let total: usize = (0..runs).map(|run| blocks(&queries(run))).sum();
     let shared = Shared::new(out);
-    pool.run(total * shape.kv_heads, &|task| {
+    // One row of few key heads over a long text: the query heads that share keys part, so that every thread has some.
+    let long = (0..runs).map(queries).any(|run| run.position + run.count > 4 * TILE);
+    let shares = match total * shape.kv_heads {
+        tasks if long && tasks > 0 => pool.threads().div_ceil(tasks).min(shape.group()),
+        _ => 1,
+    };
+    pool.run(total * shape.kv_heads * shares, &|task| {
+        let (task, share) = (task / shares, task % shares);
         let (mut index, kv_head) = (task / shape.kv_heads, task % shape.kv_heads);
-        let run = queries.iter().find(|queries| {
+        let run = (0..runs).map(queries).find(|queries| {
             let here = index < blocks(queries);
             index -= if here { 0 } else { blocks(queries) };
             here
         });
         let Some(run) = run else { return };
         let first = index * block;
-        let part = Part { run: *run, kv_head, first, count: block.min(run.count - first) };
+        let heads = share * shape.group() / shares..(share + 1) * shape.group() / shares;
+        let part = Part { run, kv_head, heads, first, count: block.min(run.count - first) };
         WORKSPACE.with_borrow_mut(|workspace| attend_part(shape, terms, q, part, shared, workspace));
     });
 }
 
-/// Some queries of one run, for the query heads that share one key head.
+/// Some queries of one run, for query heads that share one key head.
 struct Part<'a> {
     run: Queries<'a>,
     kv_head: usize,
+    /// Which of the heads that share it.
+    heads: Range<usize>,
     first: usize,
     count: usize,
 }
@@ -49,6 +69,8 @@ struct Workspace {
     q: Vec<f32>,
     scores: Vec<f32>,
     sums: Vec<f32>,
+    /// A tile of keys or values that are kept in a narrower format.
+    wide: Vec<f32>,
     /// The running maximum and the running sum of a row's softmax.
     softmax: Vec<(f32, f32)>,
 }
@@ -69,11 +91,11 @@ fn attend_part_with<S: Simd>(
     out: Shared<f32>,
     workspace: &mut Workspace,
 ) {
-    let (group, kv) = (shape.group(), part.run.kv);
+    let (group, kv) = (part.heads.len(), part.run.kv);
     let (rows, stride) = (part.count * group, kv.value_stride());
     let position = part.run.position + part.first;
     let token = part.run.token + part.first;
-    let head = |row: usize| part.kv_head * group + row % group;
+    let head = |row: usize| part.kv_head * shape.group() + part.heads.start + row % group;
 
     // Row r is query r / group, head r % group of the group.
     workspace.q.clear();
@@ -94,7 +116,7 @@ fn attend_part_with<S: Simd>(
         // SAFETY: the store holds the positions up to `seen.end` in whole panels; the workspace was sized above.
         unsafe {
             let right = Right {
-                start: kv.keys_from(part.kv_head, tile_start).as_ptr(),
+                start: kv.keys(part.kv_head, tile_start..tile_start + keys, &mut workspace.wide).as_ptr(),
                 step: PANEL,
                 panel: shape.key_dim * PANEL,
             };
@@ -115,7 +137,8 @@ fn attend_part_with<S: Simd>(
         }
         // SAFETY: as above; values of positions below `seen.end` exist, and masked ones are weighted by zero.
         unsafe {
-            let right = Right { start: kv.values_from(part.kv_head, tile_start).as_ptr(), step: stride, panel: PANEL };
+            let values = kv.values(part.kv_head, tile_start..tile_start + keys, &mut workspace.wide);
+            let right = Right { start: values.as_ptr(), step: stride, panel: PANEL };
             let left = Left { start: workspace.scores.as_ptr(), row: TILE, col: 1 };
             let sums = Out { start: workspace.sums.as_mut_ptr(), row: stride, panel: PANEL };
             tile::block(s, rows, stride / PANEL, keys, left, right, sums, true);

@@ -9,12 +9,14 @@ mod back;
 mod explicit;
 mod explicit_back;
 mod fused;
+mod numbers;
 mod store;
 
 pub use back::{Gradients, Run, attend_back, softmax_back};
 pub use explicit::{mix, scores};
 pub use explicit_back::{mix_back, scores_back};
 pub use fused::attend;
+pub use numbers::KvFormat;
 pub use store::KvStore;
 
 /// What kind of attention a layer does.
@@ -59,11 +61,7 @@ pub struct Slopes<'a> {
 impl Slopes<'_> {
     /// What is added to a head's score of a key.
     fn bias(&self, head: usize, key: usize) -> f32 {
-        let round = |x: f32| {
-            // To nearest, ties to even: add half of what is cut off, a little less where the kept part is even.
-            let bits = x.to_bits();
-            f32::from_bits((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff_0000)
-        };
+        let round = |x: f32| f32::from_bits(u32::from(numbers::rounded(x)) << 16);
         match self.rounded {
             None => self.each[head] * key as f32,
             Some(scale) => round(round(self.each[head]) * round(key as f32)) * scale,

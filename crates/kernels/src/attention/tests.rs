@@ -63,13 +63,13 @@ fn naive(shape: &AttentionShape, terms: HeadTerms, q: &[f64], k: &[f64], v: &[f6
 
 fn fused(shape: &AttentionShape, terms: HeadTerms, q: &[f32], k: &[f32], v: &[f32], chunks: &[usize]) -> Vec<f32> {
     let pool = Pool::new(2);
-    let mut kv = KvStore::new(shape.kv_heads, shape.key_dim, shape.value_dim, 1);
+    let mut kv = KvStore::new(shape.kv_heads, shape.key_dim, shape.value_dim, 1, KvFormat::F32);
     let (kw, vw) = (shape.kv_heads * shape.key_dim, shape.kv_heads * shape.value_dim);
     let mut out = vec![0.0; q.len() / shape.key_dim * shape.value_dim];
     let mut position = 0;
     for &count in chunks {
         kv.append(&k[position * kw..(position + count) * kw], &v[position * vw..(position + count) * vw]);
-        attend(&pool, shape, terms, q, &[Queries { kv: &kv, position, count, token: position }], &mut out);
+        attend(&pool, shape, terms, q, 1, &|_| Queries { kv: &kv, position, count, token: position }, &mut out);
         position += count;
     }
     out
@@ -101,7 +101,7 @@ proptest! {
         prop_assert!(whole.iter().zip(&stepwise).all(|(a, b)| a == b));
         prop_assert!(whole.iter().zip(&halves).all(|(a, b)| a == b));
 
-        let mut kv = KvStore::new(kv_heads, key_dim, value_dim, tokens);
+        let mut kv = KvStore::new(kv_heads, key_dim, value_dim, tokens, KvFormat::F32);
         kv.append(&k, &v);
         let run = Queries { kv: &kv, position: 0, count: tokens, token: 0 };
         let mut weights = scores(&shape, terms, &q, &run);
@@ -135,7 +135,7 @@ proptest! {
         let gradients = Gradients { q: &mut dq, k: &mut dk, v: &mut dv };
         attend_back(&pool, &shape, terms, &q, &k, &v, &dz, &[Run { token: 0, count: tokens }], gradients);
 
-        let mut kv = KvStore::new(kv_heads, key_dim, value_dim, tokens);
+        let mut kv = KvStore::new(kv_heads, key_dim, value_dim, tokens, KvFormat::F32);
         kv.append(&k, &v);
         let run = Queries { kv: &kv, position: 0, count: tokens, token: 0 };
         let mut weights = scores(&shape, terms, &q, &run);
@@ -184,7 +184,7 @@ fn a_ragged_batch_gives_each_row_what_it_gets_alone() {
     lengths.iter().for_each(|n| starts.push(starts[starts.len() - 1] + n));
     let stores: Vec<KvStore> = (0..3)
         .map(|row| {
-            let mut kv = KvStore::new(2, 8, 8, 4);
+            let mut kv = KvStore::new(2, 8, 8, 4, KvFormat::F32);
             kv.append(&k[starts[row] * 16..starts[row + 1] * 16], &v[starts[row] * 16..starts[row + 1] * 16]);
             kv
         })
@@ -193,11 +193,19 @@ fn a_ragged_batch_gives_each_row_what_it_gets_alone() {
         (0..3).map(|row| Queries { kv: &stores[row], position: 0, count: lengths[row], token: starts[row] }).collect();
     let pool = Pool::new(2);
     let mut together = vec![0.0; total * 48];
-    attend(&pool, &shape, HeadTerms::default(), &q, &runs, &mut together);
+    attend(&pool, &shape, HeadTerms::default(), &q, runs.len(), &|run| runs[run], &mut together);
     for row in 0..3 {
         let own = starts[row] * 48..starts[row + 1] * 48;
         let mut alone = vec![0.0; own.len()];
-        attend(&pool, &shape, HeadTerms::default(), &q[own.clone()], &[Queries { token: 0, ..runs[row] }], &mut alone);
+        attend(
+            &pool,
+            &shape,
+            HeadTerms::default(),
+            &q[own.clone()],
+            1,
+            &|_| Queries { token: 0, ..runs[row] },
+            &mut alone,
+        );
         assert_eq!(alone, together[own]);
     }
 }
@@ -224,7 +232,7 @@ fn a_rounded_bias_has_eight_binary_digits_at_every_step() {
 fn a_store_gives_back_each_coordinate_of_each_key() {
     let (heads, dim, tokens) = (3, 5, 37);
     let (k, v) = (noise(7, tokens * heads * dim), noise(8, tokens * heads * 2));
-    let mut kv = KvStore::new(heads, dim, 2, 4);
+    let mut kv = KvStore::new(heads, dim, 2, 4, KvFormat::F32);
     // In pieces that make it grow and end inside a panel.
     for range in [0..3, 3..20, 20..37] {
         kv.append(
@@ -239,4 +247,110 @@ fn a_store_gives_back_each_coordinate_of_each_key() {
             }
         }
     }
+}
+
+#[test]
+fn rounded_keys_and_values_are_attended_to_as_what_they_are_rounded_to() {
+    let shape = AttentionShape {
+        heads: 6,
+        kv_heads: 2,
+        key_dim: 12,
+        value_dim: 20,
+        scale: 0.3,
+        soft_cap: None,
+        window: None,
+        chunk: None,
+    };
+    let (tokens, pool) = (300, Pool::new(2));
+    let numbers = |count: usize, seed: usize| -> Vec<f32> {
+        (0..count).map(|i| ((i * 31 + seed * 17) as f32 * 0.61).sin() * 2.0).collect()
+    };
+    let rounded =
+        |x: &[f32]| -> Vec<f32> { x.iter().map(|&x| f32::from_bits(u32::from(numbers::rounded(x)) << 16)).collect() };
+    let (q, k, v) = (numbers(tokens * 72, 1), numbers(tokens * 24, 2), numbers(tokens * 40, 3));
+    let stored = |format: KvFormat, k: &[f32], v: &[f32]| {
+        let mut kv = KvStore::new(2, 12, 20, 4, format);
+        // In two pieces, the second of which makes the store grow.
+        kv.append(&k[..5 * 24], &v[..5 * 40]);
+        kv.append(&k[5 * 24..], &v[5 * 40..]);
+        kv
+    };
+    let narrow = stored(KvFormat::Bf16, &k, &v);
+    let wide = stored(KvFormat::F32, &rounded(&k), &rounded(&v));
+    assert_eq!(narrow.bytes() * 2, wide.bytes());
+    let attended = |kv: &KvStore, count: usize| {
+        let mut out = vec![0.0; tokens * 120];
+        let run = Queries { kv, position: tokens - count, count, token: tokens - count };
+        attend(&pool, &shape, HeadTerms::default(), &q, 1, &|_| run, &mut out);
+        let apart = scores(&shape, HeadTerms::default(), &q, &run);
+        let mut mixed = vec![0.0; tokens * 120];
+        mix(&shape, &apart.iter().map(|x| if x.is_finite() { *x } else { 0.0 }).collect::<Vec<_>>(), &run, &mut mixed);
+        [out, apart, mixed].concat().iter().map(|x| x.to_bits()).collect::<Vec<u32>>()
+    };
+    for count in [1, tokens] {
+        assert_eq!(attended(&narrow, count), attended(&wide, count));
+        assert_eq!(attended(&narrow.prefix(tokens, 2 * tokens), count), attended(&wide, count));
+    }
+    assert_ne!(attended(&stored(KvFormat::F32, &k, &v), 1), attended(&wide, 1), "rounding changes numbers");
+}
+
+#[test]
+fn heads_that_part_among_threads_keep_their_bits() {
+    let shape = AttentionShape {
+        heads: 7,
+        kv_heads: 1,
+        key_dim: 8,
+        value_dim: 8,
+        scale: 0.4,
+        soft_cap: None,
+        window: None,
+        chunk: None,
+    };
+    let numbers = |count: usize, seed: usize| -> Vec<f32> {
+        (0..count).map(|i| ((i * 13 + seed * 7) as f32 * 0.53).sin()).collect()
+    };
+    let keys = 600;
+    let mut kv = KvStore::new(1, 8, 8, keys, KvFormat::F32);
+    kv.append(&numbers(keys * 8, 1), &numbers(keys * 8, 2));
+    let q = numbers(7 * 8, 3);
+    let on = |threads: usize| {
+        let mut out = vec![0.0; 7 * 8];
+        let run = Queries { kv: &kv, position: keys - 1, count: 1, token: 0 };
+        attend(&Pool::new(threads), &shape, HeadTerms::default(), &q, 1, &|_| run, &mut out);
+        out.iter().map(|x| x.to_bits()).collect::<Vec<u32>>()
+    };
+    let alone = on(1);
+    for threads in [2, 3, 7, 9] {
+        assert_eq!(on(threads), alone, "{threads} threads");
+    }
+}
+
+#[test]
+fn a_window_does_work_in_proportion_to_the_window() {
+    let shape = |window| AttentionShape {
+        heads: 2,
+        kv_heads: 1,
+        key_dim: 32,
+        value_dim: 32,
+        scale: 0.2,
+        soft_cap: None,
+        window,
+        chunk: None,
+    };
+    let (tokens, pool) = (4096, Pool::new(1));
+    let mut kv = KvStore::new(1, 32, 32, tokens, KvFormat::F32);
+    kv.append(&noise(1, tokens * 32), &noise(2, tokens * 32));
+    let (q, mut out) = (noise(3, tokens * 64), vec![0.0; tokens * 64]);
+    let mut best = |window| {
+        let mut once = || {
+            let started = std::time::Instant::now();
+            let run = Queries { kv: &kv, position: 0, count: tokens, token: 0 };
+            attend(&pool, &shape(window), HeadTerms::default(), &q, 1, &|_| run, &mut out);
+            started.elapsed()
+        };
+        (0..5).map(|_| once()).min().expect("five")
+    };
+    let (windowed, whole) = (best(Some(128)), best(None));
+    // A window of 128 meets at most four tiles of a query's 32 on average: about a tenth of the work.
+    assert!(windowed * 3 < whole, "{windowed:?} with a window, {whole:?} without");
 }

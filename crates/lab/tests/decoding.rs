@@ -1,0 +1,76 @@
+//! What generation allocates: nothing in a step. In a process of its own, since whatever else runs beside it is counted too.
+
+#[allow(dead_code)] // each test file uses its own part of this module
+#[path = "../../models/tests/golden/mod.rs"]
+mod golden;
+
+use pellucid_engine::{Control, Generate, Model, Plan, Sampling};
+use pellucid_kernels::Pool;
+use pellucid_lab::counting::{Counting, during};
+use pellucid_models::{LoadOptions, LoadedModel};
+use std::sync::Arc;
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// How often a generation of so many tokens allocates, prompts included.
+fn allocations(model: &Model, prompts: &[Vec<u32>], options: &Generate) -> u64 {
+    let generate =
+        || model.generate(prompts, &Plan::default(), options, &mut |_, _| Control::Go).expect("a generation");
+    let (made, counted) = during(generate);
+    assert!(made.rows.iter().all(|row| row.tokens.len() == options.max_new), "no row ends early");
+    counted.expect("counted").count
+}
+
+/// Steps allocate nothing: twenty more of them allocate as often as none.
+fn check(name: &str, model: &Model, prompts: &[Vec<u32>], options: &Generate) {
+    let of = |max_new: usize| allocations(model, prompts, &Generate { max_new, ..options.clone() });
+    // The first time a plan for these lengths is compiled and kept.
+    let _ = (of(6), of(26));
+    let (few, many) = (of(6), of(26));
+    assert_eq!(many, few, "{name}: twenty more steps allocate {} times", many as i64 - few as i64);
+}
+
+/// All counting in one test: tests of a process run side by side.
+#[test]
+fn a_step_allocates_nothing() {
+    let sampled = Sampling {
+        temperature: 0.8,
+        top_k: 30,
+        top_p: 0.9,
+        min_p: 0.01,
+        repetition_penalty: 1.2,
+        ..Sampling::default()
+    };
+    let ways = [("greedy", Generate::default()), ("sampled", Generate { sampling: sampled, ..Generate::default() })];
+    let loaded = LoadedModel::builtin(&LoadOptions::default()).expect("the built-in model");
+    let prompts = |texts: &[&str]| texts.iter().map(|text| loaded.encode(text).expect("tokens")).collect::<Vec<_>>();
+    let alone = loaded.model.clone().with_pool(Arc::new(Pool::new(1)));
+    for (way, options) in &ways {
+        check(&format!("built-in, {way}"), &alone, &prompts(&["Tom saw a dog and a dog and a dog"]), options);
+        check(&format!("built-in, two rows, {way}"), &alone, &prompts(&["Tom saw a dog.", "Lily"]), options);
+    }
+    // A thread that has not worked yet makes its room when it first does; after that nobody allocates.
+    let shared = loaded.model.clone().with_pool(Arc::new(Pool::new(2)));
+    let rows = prompts(&["Tom saw a dog.", "Lily"]);
+    let of = |max_new: usize| allocations(&shared, &rows, &Generate { max_new, ..Generate::default() });
+    assert!((0..20).any(|_| of(6) == of(26)), "two threads: steps keep allocating");
+
+    for name in golden::one_per_type() {
+        let case = golden::case(&name);
+        let context = case.loaded.model.program().architecture().context.unwrap_or(usize::MAX);
+        if case.ids.len() + 26 > context || !generates(&case) {
+            continue;
+        }
+        let model = case.loaded.model.clone().with_pool(Arc::new(Pool::new(1)));
+        for prompts in [vec![case.ids.clone()], vec![case.ids.clone(), case.ids[2..].to_vec()]] {
+            check(&format!("{name}, {} rows", prompts.len()), &model, &prompts, &Generate::default());
+        }
+    }
+}
+
+/// Whether a model has logits to continue from.
+fn generates(case: &golden::Case) -> bool {
+    let once = Generate { max_new: 1, ..Generate::default() };
+    case.loaded.model.generate(&[case.ids.clone()], &Plan::default(), &once, &mut |_, _| Control::Go).is_ok()
+}

@@ -1,0 +1,82 @@
+"""Drafts, kept prefixes and threads: the same numbers for less work."""
+
+import numpy as np
+import pytest
+from conftest import BIRD, DOG, STORY
+
+import pellucid
+
+
+def test_lookup_changes_no_token(model):
+    told = model.generate(STORY, max_new=50, eos=False).result
+    again = STORY + told.text + " " + STORY
+    for options in [{}, {"temperature": 0.8, "seed": 3}]:
+        plain = model.generate(again, max_new=30, eos=False, **options).result
+        drafted = model.generate(again, max_new=30, eos=False, lookup=5, **options).result
+        assert drafted.tokens == plain.tokens
+        assert drafted.drafted >= drafted.accepted
+        assert plain.drafted == 0
+    assert model.generate(again, max_new=30, eos=False, lookup=5).result.accepted > 5
+
+
+def test_lookup_is_off_where_steps_are_read(model):
+    with model.generate(STORY, max_new=8, eos=False, lookup=5) as t:
+        t.steps[:].logits[:, -1].save()
+    assert t.result.drafted == 0
+
+
+def test_a_prefix_gives_the_same_bits(model):
+    prefix = model.prefix(DOG)
+    prompt = DOG + " dog was big."
+    shared = len(model.to_tokens(DOG))
+
+    def last(**options):
+        with model.trace(prompt, **options) as t:
+            logits = t.logits[:, -1].save()
+        return logits.value
+
+    assert np.array_equal(last(prefixes=prefix), last())
+    assert (prefix.kept, prefix.hits) == (1, 1)
+    assert 0 < prefix.tokens <= shared
+    result = model.generate(prompt, max_new=4, prefixes=prefix).result
+    assert result.tokens == model.generate(prompt, max_new=4).result.tokens
+    assert result.reused == prefix.tokens // 2
+    found = model.run(prompt, capture="layers.*.resid_post", prefixes=prefix)
+    plain = model.run(prompt, capture="layers.*.resid_post")
+    assert all(np.array_equal(found[site], plain[site]) for site in plain)
+    assert prefix.hits == 2, "what is captured is computed"
+
+
+def test_a_cache_learns_and_forgets(model):
+    kept = model.prefixes(megabytes=32)
+    first = model.generate([DOG, BIRD], max_new=6, prefixes=kept).result
+    assert kept.kept == 2 and kept.bytes > 0 and kept.hits == 0
+    second = model.generate([DOG, BIRD], max_new=6, prefixes=kept).result
+    assert [row.tokens for row in first] == [row.tokens for row in second]
+    assert all(row.reused > 0 for row in second)
+    kept.add(STORY)
+    assert kept.kept == 3 and "3 kept" in repr(kept)
+    kept.clear()
+    assert kept.bytes == 0
+
+
+def test_a_cache_belongs_to_one_model(model, gpt2):
+    with pytest.raises(pellucid.InputError, match="another model"):
+        gpt2.run([[1, 2, 3]], capture="logits", prefixes=model.prefix(DOG))
+
+
+def test_threads_of_a_call(model, logits):
+    with model.trace(STORY, threads=1) as t:
+        alone = t.logits[:, -1].save()
+    assert np.array_equal(alone.value, logits(STORY))
+    assert model.generate(STORY, max_new=5, threads=1).text == model.generate(STORY, max_new=5).text
+    with pytest.raises(pellucid.InputError, match="threads is 0"):
+        model.run(STORY, capture="logits", threads=0)
+
+
+def test_keys_and_values_in_bf16(logits):
+    narrow = pellucid.load(kv="bf16")
+    apart = np.abs(logits(STORY, narrow) - logits(STORY)).max()
+    assert 0 < apart < 0.2
+    with pytest.raises(pellucid.InputError, match="kv"):
+        pellucid.load(kv="int8")
