@@ -285,7 +285,7 @@ fn the_schema_of_reports_names_every_field_and_the_ways_to_load_are_explained() 
     assert_eq!(keys(&schema["properties"]), keys(&report));
     refused(&["inspect", "--schema", "--json"], 2, "cannot be used with", "");
     let explained = stdout(&pellucid(&["inspect", &golden("llama"), "--explain"]));
-    assert!(explained.contains("It will run.\nways to load it, in order\n  native family    taken"), "{explained}");
+    assert!(explained.contains("\nways to load it, in order:\n  native family: taken: `llama`"), "{explained}");
 }
 
 #[test]

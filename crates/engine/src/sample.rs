@@ -89,7 +89,8 @@ impl Sampler {
 
     fn look_at(&mut self, row: &[u32], vocab: usize) {
         self.is_seen.resize(vocab, false);
-        self.seen.reserve(row.len().min(vocab).saturating_sub(self.seen.len()));
+        // Room for all that can be seen, so that later tokens allocate nothing.
+        self.seen.reserve(vocab.saturating_sub(self.seen.len()));
         for &token in &row[self.looked_at..] {
             if !std::mem::replace(&mut self.is_seen[token as usize], true) {
                 self.seen.push(token);
@@ -244,8 +245,11 @@ mod tests {
 
     #[test]
     fn the_repetition_penalty_pushes_down_what_was_seen() {
-        let mut sampler = Sampler::new(&Sampling { repetition_penalty: 2.0, ..Sampling::default() }, 0);
-        assert_eq!(sampler.choose(&mut [3.0, 2.0], &[0, 0]), 1);
-        assert_eq!(sampler.choose(&mut [-1.0, -1.5], &[0]), 1);
+        let sampler = || Sampler::new(&Sampling { repetition_penalty: 2.0, ..Sampling::default() }, 0);
+        assert_eq!(sampler().choose(&mut [3.0, 2.0], &[0, 0]), 1);
+        assert_eq!(sampler().choose(&mut [-1.0, -1.5], &[0]), 1);
+        let mut goes_on = sampler();
+        assert_eq!(goes_on.choose(&mut [3.0, 2.0, 1.0], &[0]), 1);
+        assert_eq!(goes_on.choose(&mut [3.0, 2.0, 1.8], &[0, 1]), 2);
     }
 }
