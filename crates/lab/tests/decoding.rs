@@ -72,5 +72,8 @@ fn a_step_allocates_nothing() {
 /// Whether a model has logits to continue from.
 fn generates(case: &golden::Case) -> bool {
     let once = Generate { max_new: 1, ..Generate::default() };
-    case.loaded.model.generate(&[case.ids.clone()], &Plan::default(), &once, &mut |_, _| Control::Go).is_ok()
+    case.loaded
+        .model
+        .generate(std::slice::from_ref(&case.ids), &Plan::default(), &once, &mut |_, _| Control::Go)
+        .is_ok()
 }

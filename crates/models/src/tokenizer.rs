@@ -7,7 +7,7 @@
 
 mod convert;
 mod locate;
-mod special;
+pub(crate) mod special;
 mod stream;
 #[cfg(test)]
 mod tests;

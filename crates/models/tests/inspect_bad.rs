@@ -181,12 +181,17 @@ fn an_index_that_names_files_elsewhere_is_refused() {
 }
 
 #[test]
-fn pickles_alone_are_refused_with_the_conversion() {
-    for file in ["pytorch_model.bin", "consolidated.00.pth", "pytorch_model.bin.index.json"] {
+fn pickles_that_could_execute_something_are_refused_with_the_conversion() {
+    let cases = [
+        ("pytorch_model.bin", "never unpickled", "safe_serialization=True"),
+        ("consolidated.00.pth", "there are pickles", "safe_serialization=True"),
+        ("pytorch_model.bin.index.json", "not valid JSON", "again"),
+    ];
+    for (file, what, remedy) in cases {
         let dir = copy("llama");
         fs::remove_file(dir.path().join("model.safetensors")).expect("removed");
         fs::write(dir.path().join(file), b"\x80\x02cos\nsystem\n").expect("written");
-        let report = refused(dir.path(), "a pickle is a program", "safe_serialization=True");
+        let report = refused(dir.path(), what, remedy);
         assert_eq!(report.support, Support::Native);
     }
 }

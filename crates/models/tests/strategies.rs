@@ -38,7 +38,7 @@ fn each_kind_of_model_has_its_strategy() {
     assert_eq!(loaded.strategy, Strategy::Mapped);
     assert_eq!(logits(&loaded), logits(&load(&golden::path("qwen3"), None).expect("native")));
     assert!(
-        loaded.warnings[0].contains("`agent_cpm`") && loaded.warnings[0].contains("mapped"),
+        loaded.warnings[0].contains("`agent_cpm`") && loaded.warnings[0].contains("registered"),
         "{:?}",
         loaded.warnings
     );

@@ -189,7 +189,8 @@ impl Report {
         let vocab = tokenizer.vocab.map(|vocab| format!("{vocab} tokens"));
         let bos =
             tokenizer.adds_bos.map(|adds| if adds { "adds a start token" } else { "adds no start token" }.to_owned());
-        let parts = [Some(state.to_owned()), vocab, bos, tokenizer.note.clone()];
+        let pad = (tokenizer.pad_from_eos == Some(true)).then(|| "pads with its end token".to_owned());
+        let parts = [Some(state.to_owned()), vocab, bos, pad, tokenizer.note.clone()];
         // Things without a tokenizer of their own have nothing said about it.
         if tokenizer.state == TokenizerState::Missing && tokenizer.note.is_none() {
             return String::new();

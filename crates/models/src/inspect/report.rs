@@ -190,8 +190,17 @@ pub struct TokenizerReport {
     pub vocab: Option<usize>,
     /// Whether it puts the start token before a text.
     pub adds_bos: Option<bool>,
+    /// No token for filling up is named, so the one that ends a text is taken.
+    pub pad_from_eos: Option<bool>,
     /// More about the state.
     pub note: Option<String>,
+}
+
+impl TokenizerReport {
+    /// Of a tokenizer of which nothing but its state is known.
+    pub(super) fn without(state: TokenizerState, note: Option<String>) -> TokenizerReport {
+        TokenizerReport { state, vocab: None, adds_bos: None, pad_from_eos: None, note }
+    }
 }
 
 /// Whether there is a tokenizer that can be used.
@@ -200,7 +209,7 @@ pub struct TokenizerReport {
 pub enum TokenizerState {
     /// `tokenizer.json` is there and fits.
     Present,
-    /// It is in the GGUF file, and rebuilt from it.
+    /// It is in the GGUF file or in an older form, and rebuilt from it.
     Rebuilt,
     /// There is none; the model runs on token ids.
     Missing,
@@ -271,7 +280,7 @@ impl Report {
             vocab: None,
             file_bytes: 0,
             memory: None,
-            tokenizer: TokenizerReport { state: TokenizerState::Missing, vocab: None, adds_bos: None, note: None },
+            tokenizer: TokenizerReport::without(TokenizerState::Missing, None),
             chat_template: false,
             custom_code: Vec::new(),
             shards: Shards::default(),

@@ -11,17 +11,13 @@ use super::vocabulary;
 use crate::chat::ChatTemplate;
 use crate::gguf::{self, GgufFile};
 use crate::listing::Listing;
-use crate::tokenizer::Sidecars;
+use crate::tokenizer::{FORMS, Sidecars, Tokenizer, special};
 use crate::{Error, Result};
 
 const FILE: &str = "tokenizer.json";
 
 /// The largest tokenizers have some thirty megabytes.
 const LONGEST: u64 = 256 << 20;
-
-/// Forms that other libraries read and this build does not.
-const OTHER_FORMS: &[&str] =
-    &["tokenizer.model", "spiece.model", "tekken.json", "vocab.json", "vocab.txt", "tokenizer.tiktoken"];
 
 const WRONG: &str = "the tokenizer belongs to another model: use the one that came with the weights";
 
@@ -31,7 +27,7 @@ pub(super) fn of_directory(listing: &Listing, report: &mut Report) {
     let broken: Vec<String> = sidecars.iter().filter_map(|file| file.as_ref().err().map(Error::to_string)).collect();
     let sidecars = sidecars.map(|file| file.ok().flatten());
     report.tokenizer = match listing.mapped(FILE, LONGEST) {
-        Ok(None) => missing(listing),
+        Ok(None) => older_form(listing, report.vocab),
         Ok(Some(json)) => {
             scan(&json, &sidecars, report.vocab).unwrap_or_else(|note| damaged(format!("{FILE}: {note}")))
         }
@@ -68,18 +64,36 @@ fn chat_template(listing: &Listing) -> Result<bool> {
 }
 
 fn damaged(note: String) -> TokenizerReport {
-    TokenizerReport { state: TokenizerState::Damaged, vocab: None, adds_bos: None, note: Some(note) }
+    TokenizerReport::without(TokenizerState::Damaged, Some(note))
 }
 
-fn missing(listing: &Listing) -> TokenizerReport {
-    let other = OTHER_FORMS.iter().find(|name| listing.has(name));
-    let note = match other {
-        Some(name) => {
-            format!("there is {name}, which this build does not read; save it as {FILE} with `AutoTokenizer`")
+/// A tokenizer in an older form has to be built to be told anything of.
+fn older_form(listing: &Listing, rows: Option<usize>) -> TokenizerReport {
+    match Tokenizer::from_dir(&listing.dir) {
+        Ok(Some(tokenizer)) => built(&tokenizer, rows, origin_of(&tokenizer)),
+        Ok(None) => {
+            let note = format!("none of {}; the model runs on token ids", FORMS.join(", "));
+            TokenizerReport::without(TokenizerState::Missing, Some(note))
         }
-        None => format!("no {FILE}; the model runs on token ids"),
-    };
-    TokenizerReport { state: TokenizerState::Missing, vocab: None, adds_bos: None, note: Some(note) }
+        Err(error) => damaged(error.to_string()),
+    }
+}
+
+fn origin_of(tokenizer: &Tokenizer) -> String {
+    let file = tokenizer.origin().file_name().unwrap_or_default();
+    format!("rebuilt from {}", file.to_string_lossy())
+}
+
+/// What a tokenizer tells that was built.
+fn built(tokenizer: &Tokenizer, rows: Option<usize>, note: String) -> TokenizerReport {
+    let misfit = rows.and_then(|rows| tokenizer.check_fits(rows).err());
+    TokenizerReport {
+        state: if misfit.is_some() { TokenizerState::DoesNotFit } else { TokenizerState::Rebuilt },
+        vocab: Some(tokenizer.vocab_size()),
+        adds_bos: Some(tokenizer.adds_bos()),
+        pad_from_eos: Some(tokenizer.special().pad_from_eos),
+        note: Some(misfit.map_or(note, |error| error.to_string())),
+    }
 }
 
 /// What `tokenizer.json` tells without being built.
@@ -165,12 +179,14 @@ fn scan(
     // Added tokens beyond the embedding are markers of images and the like; an ordinary one means another model's tokenizer.
     let beyond = rows.and_then(|rows| ids.iter().find(|id| **id as usize >= rows && added.binary_search(id).is_err()));
     let adds_bos = Some(adds_bos(file.post_processor.as_ref().unwrap_or(&Value::Null), sidecars));
-    Ok(match beyond.zip(rows) {
-        None => TokenizerReport { state: TokenizerState::Present, vocab: Some(vocab), adds_bos, note: None },
-        Some((id, rows)) => {
-            let note = format!("{FILE}: token {id} is beyond the model's embedding, which has {rows} rows");
-            TokenizerReport { state: TokenizerState::DoesNotFit, vocab: Some(vocab), adds_bos, note: Some(note) }
-        }
+    let beyond = beyond.zip(rows);
+    Ok(TokenizerReport {
+        state: if beyond.is_some() { TokenizerState::DoesNotFit } else { TokenizerState::Present },
+        vocab: Some(vocab),
+        adds_bos,
+        pad_from_eos: Some(special::pads_with_eos(sidecars)),
+        note: beyond
+            .map(|(id, rows)| format!("{FILE}: token {id} is beyond the model's embedding, which has {rows} rows")),
     })
 }
 
@@ -228,6 +244,7 @@ pub(super) fn of_gguf(file: &GgufFile, report: &mut Report) {
         state: TokenizerState::Rebuilt,
         vocab: tokens,
         adds_bos: Some(special.add_bos && special.bos.is_some()),
+        pad_from_eos: Some(special.pad.is_none() && special.eos.is_some()),
         note: None,
     };
     if !["gpt2", "llama"].contains(&kind) {

@@ -95,6 +95,18 @@ impl Special {
     }
 }
 
+/// Whether files (in the order of [`Sidecars::NAMES`]) name a token that ends a text and none for filling up, told without a vocabulary.
+pub(crate) fn pads_with_eos(files: &[Option<Value>; 4]) -> bool {
+    let named = |role: &str| files[..2].iter().flatten().any(|json| json.get(role).and_then(token_text).is_some());
+    let numbered = |role: &str| {
+        let stated = files[2..].iter().flatten().flat_map(|json| {
+            [json.get(role), json.get("text_config").and_then(|part| part.get(role))].into_iter().flatten()
+        });
+        stated.filter_map(token_ids).any(|ids| !ids.is_empty())
+    };
+    !named("pad_token") && !numbered("pad_token_id") && (named("eos_token") || numbered("eos_token_id"))
+}
+
 /// The files, in the order of their names; `null` for those that are missing.
 pub(super) fn parsed(dir: &Path, files: &Sidecars<'_>) -> Result<[Value; 4]> {
     let contents = [files.tokenizer_config, files.special_tokens_map, files.generation_config, files.config];
