@@ -14,14 +14,12 @@ class Report:
     """What a directory or file is, whether it runs, and what it would need.
 
     Its facts are attributes, of the names that `pellucid inspect --json` has: `category`, `support`, `parameters`, `problems`, …
-    Printed, it is a card; `explanation` says which ways to load it were considered.
+    Printed, it is a card. `pellucid.strategies` tells what each way to load it would do.
     """
 
-    def __init__(self, facts: dict[str, Any], card: str, explanation: str) -> None:
+    def __init__(self, facts: dict[str, Any], card: str) -> None:
         self._facts = facts
         self._card = card
-        self.explanation = explanation
-        """The ways to load it, in order, with what becomes of each."""
 
     @property
     def runs(self) -> bool:
@@ -66,8 +64,8 @@ def inspect(path: str | PathLike[str], *, assume: str | None = None) -> Report:
 
     Only a path that is not there, or a family that does not exist, is an error; what is damaged, incomplete or unknown is described.
     """
-    facts, card, explanation = _core.inspect_path(fspath(path), assume)
-    return Report(json.loads(facts), card, explanation)
+    facts, card = _core.inspect_path(fspath(path), assume)
+    return Report(json.loads(facts), card)
 
 
 def inspect_schema() -> dict[str, Any]:

@@ -47,4 +47,6 @@ class Prefixes:
         return self._core.counts()[3]
 
     def __repr__(self) -> str:
-        return f"Prefixes({self.kept} kept, {self.bytes / 1e6:.1f} MB, {self.tokens} tokens saved in {self.hits} prompts)"
+        return (
+            f"Prefixes({self.kept} kept, {self.bytes / 1e6:.1f} MB, {self.tokens} tokens saved in {self.hits} prompts)"
+        )

@@ -6,11 +6,11 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use std::path::PathBuf;
 
-/// The report about a path: as JSON, as a card for people, and the ways to load it.
+/// The report about a path: as JSON, and as a card for people.
 #[pyfunction]
-pub fn inspect_path(py: Python<'_>, path: PathBuf, assume: Option<String>) -> PyResult<(String, String, String)> {
+pub fn inspect_path(py: Python<'_>, path: PathBuf, assume: Option<String>) -> PyResult<(String, String)> {
     let report = guarded(py, || inspect_as(&path, assume.as_deref()))?.map_err(|fault| from_models(py, &fault))?;
-    Ok((json(&report)?, report.card(), report.explanation()))
+    Ok((json(&report)?, report.card()))
 }
 
 /// The JSON schema of reports.

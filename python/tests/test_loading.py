@@ -4,8 +4,9 @@ import json
 import shutil
 from pathlib import Path
 
-import pellucid
 import pytest
+
+import pellucid
 
 ROOT = Path(__file__).resolve().parents[2]
 FORMS = ROOT / "crates/models/tests/tokenizers"
@@ -21,14 +22,15 @@ def test_every_form_of_a_tokenizer_is_read():
 
 def test_a_tokenizer_says_where_it_came_from_and_what_was_filled_in():
     tokenizer = pellucid.load_tokenizer(FORMS / "llama")
-    assert tokenizer.origin.endswith("tokenizer.model") and tokenizer.base is None
+    assert tokenizer.origin.endswith("tokenizer.model")
+    assert tokenizer.base is None
     assert (tokenizer.bos, tokenizer.eos, tokenizer.pad, tokenizer.pad_from_eos) == (1, [2], 2, True)
     assert tokenizer.decode(tokenizer.encode("Hello world")) == "Hello world"
     assert tokenizer.find(tokenizer.token_text(600)) == 600
 
 
 def test_a_missing_tokenizer_is_an_error_that_says_what_was_looked_for(tmp_path):
-    with pytest.raises(pellucid.LoadError, match="looked for tokenizer.json"):
+    with pytest.raises(pellucid.LoadError, match=r"looked for tokenizer\.json"):
         pellucid.load_tokenizer(tmp_path)
 
 

@@ -87,6 +87,21 @@ fn a_branch_comes_after_what_its_base_changed() {
 }
 
 #[test]
+fn a_branch_may_pass_layers_over() {
+    for name in golden::one_per_type() {
+        let case = golden::case(&name);
+        let base = case.loaded.model.base(&case.ids, &Plan::default()).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let depth = case.loaded.model.program().architecture().layers.len();
+        let skip = |layer: usize| Tap::new(format!("layers.{layer}"), Action::Skip(None));
+        let plans: Vec<Plan> =
+            (0..depth).map(|layer| Plan::of([skip(layer), capture("layers.*.resid_post")])).collect();
+        for (plan, branch) in plans.iter().zip(base.branches(&plans).unwrap_or_else(|e| panic!("{name}: {e}"))) {
+            same(&case, &branch, &case.run(std::slice::from_ref(&case.ids), plan), &plan.taps[0]);
+        }
+    }
+}
+
+#[test]
 fn values_work_in_branches() {
     let case = golden::case("gpt2");
     let base = case.loaded.model.base(&case.ids, &Plan::default()).unwrap();

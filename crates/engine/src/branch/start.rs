@@ -60,9 +60,11 @@ impl Start {
             let last = doors.len() - 1;
             return Start { door: Some(last), op: doors[last].op, position: length };
         };
+        let sources = || edits.iter().filter_map(|entry| entry.source()).map(|source| compiled.sources[source].edge);
         let door = doors.iter().rposition(|door| {
-            let behind = |edge: EdgeId| program.edge(edge).made_by >= door.op || door.fresh.contains(&edge);
-            edits.iter().all(|entry| behind(entry.edge))
+            let made = |edge: EdgeId| program.edge(edge).made_by >= door.op;
+            // What an edit takes from another edge (as a layer that is passed over does) has to be computed here too.
+            edits.iter().all(|entry| made(entry.edge) || door.fresh.contains(&entry.edge)) && sources().all(made)
         });
         let op = door.map_or(0, |door| doors[door].op);
         // What is carried from token to token begins at the first; and a value is read in one piece, not half of the base.
