@@ -33,6 +33,8 @@ pub struct Change {
     pub after: f64,
     /// The change of the mean as a share of the earlier one.
     pub change: f64,
+    /// The change of the median, which a single slow moment does not move.
+    pub median_change: f64,
     /// Whether every round of one run was faster than every round of the other.
     pub clear: bool,
     /// What that amounts to.
@@ -43,7 +45,7 @@ pub struct Change {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Colour {
-    /// Slower by more than the margin, and by more than the rounds of either run differ.
+    /// Slower by more than the margin, on average and in the middle, and in every round.
     Red,
     /// Faster by as much.
     Green,
@@ -103,15 +105,17 @@ pub fn compare(before: &Run, after: &Run) -> Result<Comparison> {
 /// Judges one benchmark.
 pub fn judge(name: &str, before: &Times, after: &Times) -> Change {
     let change = after.mean_time / before.mean_time - 1.0;
+    let median_change = after.median_time / before.median_time - 1.0;
     let ((fast, slow), (now_fast, now_slow)) = (before.spread(), after.spread());
     let enough = [before, after].iter().all(|times| times.round_means.len() >= LEAST_ROUNDS);
     let clear = enough && (now_fast > slow || now_slow < fast);
     let verdict = match clear {
-        true if change > MARGIN => Colour::Red,
-        true if change < -MARGIN => Colour::Green,
+        true if change.min(median_change) > MARGIN => Colour::Red,
+        true if change.max(median_change) < -MARGIN => Colour::Green,
         _ => Colour::Neutral,
     };
-    Change { name: name.into(), before: before.mean_time, after: after.mean_time, change, clear, verdict }
+    let (before, after) = (before.mean_time, after.mean_time);
+    Change { name: name.into(), before, after, change, median_change, clear, verdict }
 }
 
 #[cfg(test)]
@@ -134,6 +138,7 @@ mod tests {
         assert_eq!(said(&quiet, &about(1.04)), Colour::Neutral, "clear, and within the margin");
         assert_eq!(said(&quiet, &[1.0, 1.5, 1.2, 1.3, 1.4]), Colour::Neutral, "slower by a quarter, and not clear");
         assert_eq!(said(&[0.8, 1.2, 1.0, 1.0, 1.0], &about(1.15)), Colour::Neutral);
+        assert_eq!(said(&[2.0, 1.01, 1.01, 1.01, 1.01], &[1.0; 5]), Colour::Neutral, "one slow moment is no change");
         assert_eq!(said(&[1.0; 4], &[2.0; 4]), Colour::Neutral, "so few rounds are apart by chance");
     }
 
@@ -144,6 +149,7 @@ mod tests {
             before: 1.0,
             after: 1.0 + change,
             change,
+            median_change: change,
             clear: true,
             verdict: Colour::Neutral,
         };

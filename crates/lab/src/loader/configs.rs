@@ -175,10 +175,10 @@ pub fn complex() -> Value {
     config
 }
 
-/// A Llama whose labels take `bytes` of text or a little more.
+/// A Llama whose labels take some `bytes` of text.
 pub fn large(bytes: usize) -> Value {
-    // The shortest label, `"LABEL_00000":0,`, has sixteen bytes.
-    let labels: Map<String, Value> = (0..bytes / 16).map(|i| (format!("LABEL_{i:05}"), json!(i))).collect();
+    // Most labels, such as `"LABEL_12345":12345,`, have twenty bytes.
+    let labels: Map<String, Value> = (0..bytes / 19).map(|i| (format!("LABEL_{i:05}"), json!(i))).collect();
     decoder("LlamaForCausalLM", "llama", json!({"label2id": labels}))
 }
 

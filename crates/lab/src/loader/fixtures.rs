@@ -12,7 +12,7 @@ use tempfile::TempDir;
 /// The model that the autoencoders say they were trained on; it lies beside them, too.
 pub const BASE: &str = "base-model";
 /// Bytes of a very large configuration.
-pub const LARGE: usize = 1 << 20;
+pub const LARGE: usize = 1_000_000;
 /// The layers of the large model whose weights are only headers, and its parameters.
 pub const SHARDED: (usize, u64) = (32, 6_738_415_616);
 /// The sites of autoencoders that releases name directories for.

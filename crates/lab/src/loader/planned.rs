@@ -28,6 +28,10 @@ fn tokens(tokenizer: &Tokenizer) -> String {
     }
 }
 
+fn padded(pad: &Option<u32>) -> String {
+    pad.map_or_else(|| "no pad token".into(), |pad| format!("pad token {pad}"))
+}
+
 fn said<T>(of: fn(&T) -> String) -> impl Fn(&Loaded<T>) -> String {
     move |found| found.as_ref().map_or_else(|error| format!("error: {error}"), of)
 }
@@ -52,7 +56,7 @@ pub(super) fn tokenizers(fixtures: &Fixtures) -> Result<Vec<Benchmark>> {
     };
     let expected = tokens(&own);
     let load = |name: &str, path: PathBuf| {
-        Benchmark::new(name, of, "load_tokenizer", &expected, move || ways::tokenizer(&path), said(tokens)).slow()
+        Benchmark::new(name, of, ways::TOKENIZER, &expected, move || ways::tokenizer(&path), said(tokens)).slow()
     };
     let missing = fixtures.path("without_tokenizer");
     let whole = fixtures.path("whole");
@@ -63,7 +67,7 @@ pub(super) fn tokenizers(fixtures: &Fixtures) -> Result<Vec<Benchmark>> {
         Benchmark::new(
             "tokenizer_load_missing",
             of,
-            "load_tokenizer",
+            ways::TOKENIZER,
             refusal("no tokenizer"),
             move || ways::tokenizer(&missing),
             |found| refused(found.as_ref().err().map(ToString::to_string).as_deref(), "no tokenizer"),
@@ -72,10 +76,10 @@ pub(super) fn tokenizers(fixtures: &Fixtures) -> Result<Vec<Benchmark>> {
         Benchmark::new(
             "tokenizer_pad_token",
             of,
-            "load_tokenizer",
-            format!("{end:?}"),
+            ways::TOKENIZER,
+            padded(&end),
             move || ways::tokenizer(&whole).map(|tokenizer| ways::pad(&tokenizer)),
-            said(|pad: &Option<u32>| format!("{pad:?}")),
+            said(padded),
         )
         .with(PLANNED, "pad token auto-configuration")
         .slow(),
@@ -103,7 +107,7 @@ fn download(expected: &str) -> Result<Benchmark> {
     let benchmark = Benchmark::prepared(
         "tokenizer_download_local_hub",
         Category::Tokenizer,
-        "load_tokenizer",
+        ways::TOKENIZER,
         expected,
         fresh,
         run,
@@ -142,7 +146,7 @@ pub(super) fn strategies(fixtures: &Fixtures) -> Vec<Benchmark> {
     let chosen = |name: &str, fixture: &str, expected: &str| {
         let path = fixtures.path(fixture);
         let run = move || ways::strategy(&path);
-        Benchmark::new(name, Category::Comparison, "load_with_strategies", expected, run, |way| way.to_string())
+        Benchmark::new(name, Category::Comparison, ways::STRATEGY, expected, run, |way| way.to_string())
             .with(PLANNED, "loading strategy selection")
             .slow()
     };
@@ -164,7 +168,7 @@ pub(super) fn loading(fixtures: &Fixtures) -> Result<Vec<Benchmark>> {
     let expected = next(&LoadedModel::builtin(&LoadOptions::default())?);
     let open = |name: &str, way: fn(&Path) -> Loaded<LoadedModel>| {
         let path = fixtures.path("whole");
-        Benchmark::new(name, of, "load_with_strategies", &expected, move || way(&path), said(next))
+        Benchmark::new(name, of, ways::OPEN, &expected, move || way(&path), said(next))
             .with(PLANNED, "real model loading")
             .slow()
     };
@@ -174,7 +178,7 @@ pub(super) fn loading(fixtures: &Fixtures) -> Result<Vec<Benchmark>> {
         Benchmark::new(
             "load_concurrent_8_threads",
             of,
-            "load_with_strategies",
+            ways::OPEN,
             format!("{THREADS} times: {expected}"),
             move || at_once(|| ways::open(&path)),
             |found| alike(found.iter().map(said(next))),
@@ -249,7 +253,7 @@ fn errors(fixtures: &Fixtures) -> Vec<Benchmark> {
         let path = fixtures.path(fixture);
         let say =
             move |found: &Loaded<LoadedModel>| refused(found.as_ref().err().map(ToString::to_string).as_deref(), about);
-        Benchmark::new(name, Category::Loading, "load_with_strategies", refusal(about), move || ways::open(&path), say)
+        Benchmark::new(name, Category::Loading, ways::OPEN, refusal(about), move || ways::open(&path), say)
     };
     let list = vec![
         asked("error_missing_path", "no_such_path", "No such file"),

@@ -60,7 +60,7 @@ fn tokenizer(path: &Path, report: &Report) -> Benchmark {
         Err(error) => format!("error: {error}"),
     };
     let run = move || ways::tokenizer(&path);
-    Benchmark::new("real_model_tokenizer", Category::Loading, "load_tokenizer", expected, run, say).slow()
+    Benchmark::new("real_model_tokenizer", Category::Loading, ways::TOKENIZER, expected, run, say).slow()
 }
 
 fn open(path: &Path, report: &Report) -> Benchmark {
@@ -71,7 +71,7 @@ fn open(path: &Path, report: &Report) -> Benchmark {
         Err(error) => format!("error: {error}"),
     };
     let run = move || ways::open(&path);
-    Benchmark::new("real_model_open", Category::Loading, "load_with_strategies", expected, run, say).slow()
+    Benchmark::new("real_model_open", Category::Loading, ways::OPEN, expected, run, say).slow()
 }
 
 /// Whether this is the model, in safetensors, that the gate of opening was made for.

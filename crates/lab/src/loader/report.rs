@@ -1,10 +1,10 @@
 //! A run as the Markdown page that people know from reports of this kind, in its order: what was expected, what was measured, what is covered.
 
-use super::Category;
 use super::against::{Change, Colour, Comparison};
 use super::gates::{Gate, Quantity, State};
 use super::measure::ROUNDS;
 use super::result::{Row, Run};
+use super::{Category, ways};
 use crate::report::seconds;
 
 /// The nine categories as that page counts them, and what it only planned.
@@ -50,10 +50,10 @@ const METHODS: [(&str, &str); 14] = [
     ("_is_vision_encoder", "is_vision_encoder"),
     ("_is_asr_model", "is_asr_model"),
     ("_detect_model_category", "detect_model_category"),
-    ("_load_tokenizer", "load_tokenizer"),
+    ("_load_tokenizer", ways::TOKENIZER),
     ("_register_custom_architecture", "register_architecture"),
     ("_apply_self_healing_patches", ""),
-    ("_load_with_strategies", "load_with_strategies"),
+    ("_load_with_strategies", ways::OPEN),
     ("—", "inspect"),
 ];
 
@@ -168,7 +168,7 @@ fn gates(gates: &[Gate], page: &mut Page) {
         let state = gate.state.name().to_owned();
         [gate.what.clone(), shown(gate.first_limit), shown(Some(gate.limit)), benchmark, shown(gate.value), state]
     });
-    page.table(["Gate", "First Suite's Limit", "Limit", "Nearest Benchmark", "Mean", "Verdict"], rows);
+    page.table(["Gate", "First Suite's Limit", "Limit", "Nearest Benchmark", "Measured", "Verdict"], rows);
 }
 
 fn baselines(results: &[Row], page: &mut Page) {
@@ -293,8 +293,8 @@ fn coverage(results: &[Row], page: &mut Page) {
 fn changes(comparison: &Comparison, page: &mut Page) {
     page.heading("## Regression Detection");
     page.line(
-        "> Red and green are changes of the mean by more than 5 % that are clear: every round of one run was faster than every round of\n\
-         > the other. Both runs are processes of their own, so a machine that was slower throughout shows as red, too.\n",
+        "> Red and green are changes of mean and median by more than 5 % that are clear: every round of one run was faster than every round\n\
+         > of the other. Both runs are processes of their own, so a machine that was slower throughout shows as red, too.\n",
     );
     if comparison.moved_together() {
         page.line("> **Most benchmarks moved the same way: the machine may have changed. Measure both again before believing it.**\n");
@@ -306,11 +306,12 @@ fn changes(comparison: &Comparison, page: &mut Page) {
             seconds(change.before),
             seconds(change.after),
             format!("{:+.1} %", change.change * 100.0),
+            format!("{:+.1} %", change.median_change * 100.0),
             clear.into(),
             change.verdict.sign().into(),
         ]
     });
-    page.table(["Benchmark", "Baseline", "Now", "Change", "Rounds", "Verdict"], rows);
+    page.table(["Benchmark", "Baseline", "Now", "Change", "Median", "Rounds", "Verdict"], rows);
     if !comparison.unmatched.is_empty() {
         page.line(format!("\nWith a time in one of the two runs only: {}.", comparison.unmatched.join(", ")));
     }

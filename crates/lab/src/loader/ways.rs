@@ -6,6 +6,13 @@ use pellucid_models::tokenizer::Tokenizer;
 use pellucid_models::{Error, LoadOptions, LoadedModel, Result, Storage, identify, inspect, tokenizer_of};
 use std::path::Path;
 
+/// The function by which models are opened.
+pub const OPEN: &str = "LoadedModel::open";
+/// The function by which tokenizers are loaded.
+pub const TOKENIZER: &str = "tokenizer_of";
+/// The function that tells by which strategy something would be loaded.
+pub const STRATEGY: &str = "inspect";
+
 /// Opens a model as it is stored, ready to run.
 pub fn open(path: &Path) -> Result<LoadedModel> {
     LoadedModel::open(path, &LoadOptions::default(), &mut |_| {})
