@@ -91,13 +91,89 @@ fn measured(dir: &Path, name: &str, more: &[&str]) -> PathBuf {
 fn the_suites_are_listed_and_the_schema_is_printed() {
     let dir = tempfile::tempdir().expect("a directory");
     let list = stdout(&lab(dir.path(), &["list"]));
-    for name in ["capture", "loader", "peers", "sessions", "speed", "trace"] {
+    for name in ["capture", "load", "loader", "peers", "sessions", "speed", "trace"] {
         // Each is a command of its own, too.
         assert!(stdout(&lab(dir.path(), &[name, "--help"])).contains("Usage: pellucid lab"));
-        assert!(list.lines().any(|line| line.starts_with(name)), "{list}");
+        assert!(list.lines().any(|line| line.split(' ').next() == Some(name)), "{list}");
     }
     let schema: Value = serde_json::from_str(&stdout(&lab(dir.path(), &["schema"]))).expect("JSON");
     assert_eq!(schema["$id"], "pellucid/lab-result/v1");
+}
+
+/// Runs the questions of the loader with these variables.
+fn questions(dir: &Path, variables: &[(&str, &str)], args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pellucid"));
+    command.args(["lab", "loader"]).args(args).env("NO_COLOR", "1").env("PELLUCID_CACHE", dir).current_dir(dir);
+    for name in ["BENCHMARK_ITERATIONS", "BENCHMARK_WARMUP", "TEST_MODEL_PATH"] {
+        command.env_remove(name);
+    }
+    command.envs(variables.iter().copied()).output().expect("the binary runs")
+}
+
+#[test]
+fn the_questions_of_the_loader_are_answered_rightly_and_kept() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let model = golden("llama");
+    let variables = [("BENCHMARK_ITERATIONS", "500"), ("BENCHMARK_WARMUP", "0"), ("TEST_MODEL_PATH", model.as_str())];
+    // The flag wins over the variable, and what is not typed is taken from there.
+    let output = questions(dir.path(), &variables, &["--all", "--iterations", "3", "--output", "r.json"]);
+    let page = stdout(&output);
+    assert!(page.starts_with("# Pellucid Loader Benchmark Report"), "{page}");
+    for part in [
+        "## Performance Gates",
+        "## Performance Baselines",
+        "## Memory Usage",
+        "## Coverage",
+        "### 9. Regression Tests",
+    ] {
+        assert!(page.contains(part), "{part}:\n{page}");
+    }
+    let found = json(&dir.path().join("r.json"));
+    assert_eq!((&found["settings"]["iterations"], &found["settings"]["warmup"]), (&3.into(), &0.into()));
+    assert_eq!(found["summary"]["wrong_outcomes"], 0);
+    assert_eq!(found["summary"]["categories"].as_array().map(Vec::len), Some(9));
+    let results = found["results"].as_array().expect("results");
+    assert_eq!(found["summary"]["total_benchmarks"], results.len());
+    for row in results {
+        let (samples, mean) = (row["samples_ns"].as_array().expect("samples"), row["mean_time"].as_f64());
+        assert_eq!(row["iterations"], samples.len(), "{row}");
+        assert!(mean.is_some_and(|mean| mean > 0.0) && row["outcome"]["ok"] == true, "{row}");
+        assert!(row["alloc_count"].is_u64() && row["memory_delta_mb"].is_f64(), "memory is a part of --all: {row}");
+    }
+    assert!(results.iter().any(|row| row["name"] == "real_model_open"));
+    let memory = found["gates"].as_array().expect("gates").iter().find(|gate| gate["quantity"] == "memory_delta");
+    assert_eq!(memory.expect("a gate")["state"], "met");
+
+    // Three iterations have too few rounds for any verdict but neutral.
+    let again = questions(
+        dir.path(),
+        &variables,
+        &["--category", "sae", "--iterations", "3", "--baseline", "r.json", "--output", "s.json"],
+    );
+    assert!(stdout(&again).contains("## Regression Detection"));
+    let changes = json(&dir.path().join("s.json"))["comparison"]["changes"].clone();
+    let changes = changes.as_array().expect("changes");
+    assert_eq!(changes.len(), 7);
+    assert!(changes.iter().all(|change| change["verdict"] == "neutral"));
+    let schema: Value = serde_json::from_str(&stdout(&questions(dir.path(), &[], &["--schema"]))).expect("JSON");
+    assert_eq!(schema["$id"], found["schema"]);
+}
+
+#[test]
+fn what_the_loader_cannot_be_asked_is_refused() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let refuse = |variables: &[(&str, &str)], args: &[&str], message: &str| {
+        refused(&questions(dir.path(), variables, args), message, "");
+    };
+    refuse(&[("BENCHMARK_ITERATIONS", "many")], &[], "BENCHMARK_ITERATIONS is `many`");
+    refuse(&[("TEST_MODEL_PATH", "no/such/model")], &[], "TEST_MODEL_PATH is `no/such/model`");
+    refuse(&[], &["--category", "bananas"], "bananas");
+    refuse(&[], &["--all", "--category", "sae"], "cannot be used with");
+    refuse(&[], &["--iterations", "0"], "measure nothing");
+    refuse(&[], &["--baseline", "none.json"], "none.json");
+    refuse(&[], &["--output", "none/r.json"], "none/r.json");
+    std::fs::write(dir.path().join("other.json"), r#"{"schema": "pellucid/lab-result/v1"}"#).expect("written");
+    refuse(&[], &["--baseline", "other.json"], "its format is pellucid/lab-result/v1");
 }
 
 #[test]

@@ -14,6 +14,7 @@ pub mod counting;
 pub mod environment;
 pub mod executor;
 pub mod history;
+pub mod loader;
 mod memory;
 pub mod noise;
 pub mod number;

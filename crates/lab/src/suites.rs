@@ -6,7 +6,7 @@ use crate::suite::Suite;
 /// Name and text of every suite that comes with the lab.
 const SUITES: &[(&str, &str)] = &[
     ("capture", include_str!("../suites/capture.toml")),
-    ("loader", include_str!("../suites/loader.toml")),
+    ("load", include_str!("../suites/load.toml")),
     ("peers", include_str!("../suites/peers.toml")),
     ("speed", include_str!("../suites/speed.toml")),
     ("trace", include_str!("../suites/trace.toml")),

@@ -243,7 +243,7 @@ fn control(loaded: &LoadedModel, request: &Request) -> Result<Vec<f32>> {
     Ok(one(loaded, &plain)?.values)
 }
 
-fn top(loaded: &LoadedModel, tokens: &[u32]) -> Result<Vec<(u32, f32)>> {
+pub(crate) fn top(loaded: &LoadedModel, tokens: &[u32]) -> Result<Vec<(u32, f32)>> {
     let plan = Plan::default().with(Tap::new("logits", Action::Capture(None)).positions(Positions::Last));
     let run = loaded.model.run(&[tokens.to_vec()], &plan, &RunOptions::default()).map_err(Error::from)?;
     let logits = run.captures[0].array.values();

@@ -436,6 +436,7 @@ fn tokenizers_that_do_not_fit_or_do_not_parse_are_problems() {
             && report.chat_template
             && report.tokenizer.note.is_some_and(|note| note.contains("tokenizer.model"))
     );
+    fs::remove_file(dir.path().join("tokenizer.model")).expect("removed");
     fs::write(dir.path().join("tokenizer_config.json"), r#"{"chat_template": "{% for"}"#).expect("written");
     assert!(look(dir.path()).reason.is_some_and(|reason| reason.contains("template")));
 }

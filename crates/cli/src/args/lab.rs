@@ -1,7 +1,9 @@
 //! What can be typed after `pellucid lab`.
 
 use super::AssumeArg;
+use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand};
+use pellucid_lab::loader::Category;
 use std::path::PathBuf;
 
 #[derive(Subcommand)]
@@ -24,8 +26,10 @@ pub enum LabCommand {
     Speed(SuiteOptions),
     /// What looking costs, rung by rung (as `lab run capture`)
     Capture(SuiteOptions),
-    /// From a cold process to the first token, and the memory it takes (as `lab run loader`)
-    Loader(SuiteOptions),
+    /// From a cold process to the first token, and the memory it takes (as `lab run load`)
+    Load(SuiteOptions),
+    /// What is this directory, and can it run? How fast that is answered, and how rightly
+    Loader(LabLoaderArgs),
     /// What looking and changing cost, by us and by others (as `lab run trace`)
     Trace(SuiteOptions),
     /// A profile of tracing from Python: ours, plain PyTorch hooks and nnsight on one network, and where our time goes
@@ -237,6 +241,59 @@ pub struct LabSessionsArgs {
     /// Write the report as Markdown instead of printing it
     #[arg(long, value_name = "F.md")]
     pub md: Option<PathBuf>,
+}
+
+/// What `--category` calls all of them.
+pub const EVERY_CATEGORY: &str = "all";
+
+fn categories() -> PossibleValuesParser {
+    PossibleValuesParser::new([EVERY_CATEGORY].into_iter().chain(Category::ALL.map(Category::name)))
+}
+
+#[derive(Args)]
+#[command(
+    after_help = "Every benchmark checks the answer that it times: a wrong answer has no time. The directories that are asked about are made in a \
+temporary folder beforehand.
+
+Environment: BENCHMARK_ITERATIONS and BENCHMARK_WARMUP, where the flags are not given; TEST_MODEL_PATH, a real model to inspect and load, too.
+
+Examples:
+  pellucid lab loader --all --output baseline.json   everything, memory included, kept as a baseline
+  pellucid lab loader --all --baseline baseline.json what changed since: red, green or neutral
+  pellucid lab loader --category sae --iterations 1000
+  TEST_MODEL_PATH=models/smollm2 pellucid lab loader --category loading
+
+Exit codes: 0 all answers right, all gates met; 1 a wrong answer, a missed gate or a red benchmark; 2 bad usage; 4 a gate lies within what the \
+machine does on its own."
+)]
+pub struct LabLoaderArgs {
+    /// Every category, with memory: the same as `--category all --memory-profiling`
+    #[arg(long, conflicts_with = "category")]
+    pub all: bool,
+    /// Only one category
+    #[arg(long, value_name = "NAME", default_value = EVERY_CATEGORY, value_parser = categories())]
+    pub category: String,
+    /// Timed iterations of each benchmark, a tenth for those that take milliseconds [default: 100]
+    #[arg(long, value_name = "N")]
+    pub iterations: Option<usize>,
+    /// Iterations before them that are not timed [default: 10]
+    #[arg(long, value_name = "N")]
+    pub warmup: Option<usize>,
+    /// Count the allocations of every benchmark, in an iteration of its own, and not only of those about memory
+    #[arg(long)]
+    pub memory_profiling: bool,
+    /// Write the result with all samples as JSON
+    #[arg(long, value_name = "F.json")]
+    pub output: Option<PathBuf>,
+    /// Compare with an earlier result of this command
+    #[arg(long, value_name = "F.json")]
+    pub baseline: Option<PathBuf>,
+    /// Write the report as Markdown instead of printing it
+    #[arg(long, value_name = "F.md")]
+    pub md: Option<PathBuf>,
+    /// Print the JSON Schema of results, and measure nothing
+    #[arg(long)]
+    pub schema: bool,
 }
 
 #[derive(Args)]

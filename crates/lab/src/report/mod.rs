@@ -10,8 +10,8 @@ mod peers;
 mod performance;
 
 pub use bencher::bencher;
-pub(crate) use format::date;
 pub use format::quantity;
+pub(crate) use format::{date, seconds};
 pub use history::{history_html, history_text};
 pub use html::html;
 pub use ladder::closure;

@@ -1,10 +1,11 @@
 //! `pellucid lab all`: every suite that can run here, one report each.
 
-use super::{end, print, say, session, sessions, write_outputs};
+use super::{end, loader, print, say, session, sessions, write_outputs};
 use crate::args::{AssumeArg, LabAllArgs, LabOutputs, SuiteOptions};
 use crate::failure::Failure;
 use pellucid_lab::budget::{self, Purse};
-use pellucid_lab::{report, sessions as fixtures, suites};
+use pellucid_lab::loader::settings::Settings;
+use pellucid_lab::{loader as questions, report, sessions as fixtures, suites};
 use std::path::Path;
 use std::time::Instant;
 
@@ -15,6 +16,8 @@ const QUICK_SECONDS: f64 = 540.0;
 const FIXTURE_PAIRS: (usize, usize) = (2, 5);
 /// What the fixtures weigh among the suites: each takes two short processes a pair.
 const FIXTURE_WEIGHT: f64 = 15.0;
+/// Iterations of each question, quickly.
+const QUICK_ITERATIONS: usize = 20;
 /// Seconds below which a suite is not begun.
 const TOO_LITTLE: f64 = 5.0;
 
@@ -26,6 +29,7 @@ pub fn run(args: LabAllArgs) -> Result<(), Failure> {
     let mut summary = format!("{:<10} {:>5} {:>7}  {}\n", "suite", "runs", "seconds", "verdict");
     let weights: Vec<(&str, f64)> = suites::names().map(|name| (name, weight(name, &args))).collect();
     let mut purse = Purse::new(QUICK_SECONDS, weights.iter().map(|(_, weight)| *weight).chain([FIXTURE_WEIGHT]));
+    codes.push(questioned(&args, &mut summary)?);
     let started = Instant::now();
     codes.push(survey(&args, &mut summary)?);
     purse.spend(FIXTURE_WEIGHT, started.elapsed().as_secs_f64());
@@ -105,4 +109,22 @@ fn survey(args: &LabAllArgs, summary: &mut String) -> Result<i32, Failure> {
     };
     *summary += &format!("{:<10} {:>5} {:>7.0}  {said}\n", fixtures::NAME, 2 * pairs, started.elapsed().as_secs_f64());
     Ok(if survey.invalid.is_some() { 5 } else { 0 })
+}
+
+/// The questions of the loader, which take seconds and are no session of pairs either; their exit code.
+fn questioned(args: &LabAllArgs, summary: &mut String) -> Result<i32, Failure> {
+    say(&format!("== {}", questions::NAME));
+    let started = Instant::now();
+    let iterations = if args.quick { QUICK_ITERATIONS } else { Settings::default().iterations };
+    let found = loader::measured(&Settings { iterations, memory_profiling: true, ..Settings::default() })?;
+    let path = |ending: &str| args.dir.join(format!("{}.{ending}", questions::NAME));
+    loader::write(&found, Some(&path("json")), Some(&path("md")))?;
+    let totals = &found.summary;
+    let said = format!(
+        "{} of {} answers wrong, {} gates missed",
+        totals.wrong_outcomes, totals.total_benchmarks, totals.gates_missed
+    );
+    let (seconds, count) = (started.elapsed().as_secs_f64(), totals.total_benchmarks);
+    *summary += &format!("{:<10} {count:>5} {seconds:>7.0}  {said}\n", questions::NAME);
+    Ok(found.exit_code())
 }

@@ -2,6 +2,7 @@
 
 mod all;
 mod history;
+mod loader;
 mod peers;
 mod performance;
 mod selftest;
@@ -14,6 +15,7 @@ use crate::args::{BaselineCommand, LabCommand, LabCompareArgs, LabOutputs, Suite
 use crate::failure::Failure;
 use crate::files;
 use pellucid_lab::baseline::{self, Shelf};
+use pellucid_lab::loader as questions;
 use pellucid_lab::result::{SCHEMA_TEXT, SessionResult};
 use pellucid_lab::sessions::{self as fixtures, child};
 use pellucid_lab::verdict::Verdict;
@@ -31,10 +33,12 @@ pub fn run(command: LabCommand) -> Result<(), Failure> {
         LabCommand::Roofline => print_json(&roofline::measure(&asked()?).map_err(failure)?),
         LabCommand::PerformanceWorker => print_json(&pellucid_lab::performance::measure(&asked()?).map_err(failure)?),
         LabCommand::Run(args) if args.suite == fixtures::NAME => sessions::run(sessions::as_suite(&args.options)),
+        LabCommand::Run(args) if args.suite == questions::NAME => loader::run(loader::as_suite(&args.options)),
         LabCommand::Run(args) => run_suite(&args.suite, args.options),
         LabCommand::Speed(options) => run_suite("speed", options),
         LabCommand::Capture(options) => run_suite("capture", options),
-        LabCommand::Loader(options) => run_suite("loader", options),
+        LabCommand::Load(options) => run_suite("load", options),
+        LabCommand::Loader(args) => loader::run(args),
         LabCommand::Trace(options) => run_suite("trace", options),
         LabCommand::TraceProfile(args) => trace_profile::run(args),
         LabCommand::Performance(args) => performance::run(args),
@@ -69,7 +73,8 @@ fn asked<T: DeserializeOwned>() -> Result<T, Failure> {
 }
 
 fn list() -> Result<(), Failure> {
-    let mut titles = vec![(fixtures::NAME, fixtures::TITLE.to_string())];
+    let mut titles =
+        vec![(fixtures::NAME, fixtures::TITLE.to_string()), (questions::NAME, questions::TITLE.to_string())];
     for name in suites::names() {
         titles.push((name, suites::named(name).and_then(Result::ok).map(|suite| suite.title).unwrap_or_default()));
     }

@@ -1,0 +1,43 @@
+//! The ways into a model that this suite times where there is more than one function to take: each named once, here.
+
+use pellucid_kernels::DType;
+use pellucid_models::tokenizer::Tokenizer;
+use pellucid_models::{
+    LoadOptions, LoadedModel, Outcome, Result, Storage, load_tokenizer, load_with_strategies, strategies,
+};
+use std::path::Path;
+
+/// The function by which models are opened.
+pub const OPEN: &str = "load_with_strategies";
+/// The function by which tokenizers are loaded.
+pub const TOKENIZER: &str = "load_tokenizer";
+/// The function that tells by which strategy something would be loaded.
+pub const STRATEGY: &str = "strategies";
+
+/// Opens a model as it is stored, ready to run.
+pub fn open(path: &Path) -> Result<LoadedModel> {
+    load_with_strategies(path, &LoadOptions::default(), &mut |_| {})
+}
+
+/// Opens a model with its matrices in f32.
+pub fn open_f32(path: &Path) -> Result<LoadedModel> {
+    let options = LoadOptions { storage: Storage::As(DType::F32), ..LoadOptions::default() };
+    load_with_strategies(path, &options, &mut |_| {})
+}
+
+/// The tokenizer of a path; of autoencoders that of their base model, where it lies beside them.
+pub fn tokenizer(path: &Path) -> Result<Tokenizer> {
+    load_tokenizer(path)
+}
+
+/// The token that fills up rows: the tokenizer's own, or the one that ends a text.
+pub fn pad(tokenizer: &Tokenizer) -> Option<u32> {
+    tokenizer.special().pad
+}
+
+/// The way by which a path would be loaded, from its headers.
+pub fn strategy(path: &Path) -> &'static str {
+    let attempts = strategies(path, &LoadOptions::default());
+    let taken = attempts.iter().find(|attempt| attempt.outcome == Outcome::Taken);
+    taken.map_or("refused", |attempt| attempt.strategy.name())
+}
