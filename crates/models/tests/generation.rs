@@ -146,13 +146,15 @@ fn a_cache_learns_from_calls_and_finds_what_rows_share() {
         let case = golden::case(name);
         let cache = PrefixCache::new(1 << 30);
         let options = Generate { max_new: 4, prefixes: Some(cache.clone()), ..Generate::default() };
-        let first = generate(&case.loaded.model, &[case.ids.clone()], &Plan::default(), &options);
+        let first = generate(&case.loaded.model, std::slice::from_ref(&case.ids), &Plan::default(), &options);
         assert_eq!(first.reused, [0]);
         // A conversation: the answer, and more.
         let next = [case.ids.as_slice(), &first.rows[0].tokens, &case.ids[..3]].concat();
         let plan = from(next.len() - 1);
-        let (ours, theirs) =
-            (run(&case, &[next.clone()], &plan, Some(&cache)), run(&case, &[next.clone()], &plan, None));
+        let (ours, theirs) = (
+            run(&case, std::slice::from_ref(&next), &plan, Some(&cache)),
+            run(&case, std::slice::from_ref(&next), &plan, None),
+        );
         assert_eq!(bits(&ours), bits(&theirs), "{name}");
         assert_eq!(ours.reused, [case.ids.len() + 3], "{name}: all that was computed");
         // Another end of the same beginning: known where nothing but keys and values is carried.
@@ -193,11 +195,11 @@ fn what_a_plan_touches_is_computed() {
     }
     // What an edit made of a row is no prefix of others.
     let cache = PrefixCache::new(1 << 30);
-    run(&case, &[case.ids.clone()], &plans[3].0, Some(&cache));
+    run(&case, std::slice::from_ref(&case.ids), &plans[3].0, Some(&cache));
     assert_eq!(cache.counts().kept, 0);
-    run(&case, &[case.ids.clone()], &plans[1].0, Some(&cache));
+    run(&case, std::slice::from_ref(&case.ids), &plans[1].0, Some(&cache));
     assert_eq!(cache.counts().kept, 0, "the layers after the last that was needed have not run");
-    run(&case, &[case.ids.clone()], &plans[0].0, Some(&cache));
+    run(&case, std::slice::from_ref(&case.ids), &plans[0].0, Some(&cache));
     assert_eq!(cache.counts().kept, 1);
 }
 
@@ -227,7 +229,13 @@ fn keys_in_bf16_halve_the_cache_and_keep_what_rows_promise() {
     let row = wide.encode("Once upon a time, there was a little girl named Lily. She loved to play").expect("tokens");
     let logits = |loaded: &LoadedModel, chunk| {
         let options = RunOptions { chunk, ..RunOptions::default() };
-        loaded.model.run(&[row.clone()], &Plan::capture(["logits"]), &options).expect("a run").captures.remove(0).array
+        loaded
+            .model
+            .run(std::slice::from_ref(&row), &Plan::capture(["logits"]), &options)
+            .expect("a run")
+            .captures
+            .remove(0)
+            .array
     };
     let (ours, theirs) = (logits(&narrow, None), logits(&wide, None));
     assert_eq!(ours.values(), logits(&narrow, Some(3)).values(), "whole and in chunks");
@@ -241,7 +249,7 @@ fn keys_in_bf16_halve_the_cache_and_keep_what_rows_promise() {
 fn threads_of_a_call_change_nothing_and_none_is_refused() {
     let case = golden::case("llama");
     let options = |threads| RunOptions { threads, ..RunOptions::default() };
-    let on = |threads| case.loaded.model.run(&[case.ids.clone()], &from(0), &options(threads));
+    let on = |threads| case.loaded.model.run(std::slice::from_ref(&case.ids), &from(0), &options(threads));
     let all = bits(&on(None).expect("a run"));
     assert_eq!(all, bits(&on(Some(1)).expect("a run")));
     assert_eq!(all, bits(&on(Some(64)).expect("a run")));
