@@ -239,16 +239,17 @@ fn many_rows<S: Simd>(
                 stream: depth.div_ceil(STREAMS) * PANEL,
                 step: (PANEL / tiles).max(1),
             };
-            if !w.is_f32() {
-                ahead = Ahead { start: right.start, stream: 0, step: 0 };
-            }
             for row in part.rows.clone().step_by(ROWS) {
                 let (left, height) = (inputs.from(row - part.above, from, inner), ROWS.min(part.rows.end - row));
                 // SAFETY: as in `few_rows`; the repacked inputs hold whole tiles.
                 unsafe {
                     let start = out.get().add(row * columns + panel * PANEL);
                     let out = Out { start, row: columns, panel: PANEL };
-                    tile::block_ahead(s, height, 1, to - from, left, right, out, ahead, from > 0);
+                    if w.is_f32() {
+                        tile::block_ahead(s, height, 1, to - from, left, right, out, ahead, from > 0);
+                    } else {
+                        tile::block(s, height, 1, to - from, left, right, out, from > 0);
+                    }
                 }
                 ahead.start = ahead.start.wrapping_add((to - from) / STREAMS * ahead.step);
             }

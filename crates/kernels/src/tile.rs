@@ -64,7 +64,7 @@ pub struct Ahead {
 /// All elements that the strides, `M`, `P` and `inner` reach must be readable, those of `out` writable.
 #[expect(clippy::needless_range_loop, reason = "indices over all three arrays keep the loops plain enough to unroll")]
 #[inline(always)]
-unsafe fn tile<S: Simd, const M: usize, const P: usize>(
+unsafe fn tile<S: Simd, const M: usize, const P: usize, const ASK: bool>(
     s: S,
     inner: usize,
     left: Left,
@@ -101,10 +101,12 @@ unsafe fn tile<S: Simd, const M: usize, const P: usize>(
             };
         }
         for _ in 0..inner / STREAMS {
-            for stream in 0..STREAMS {
-                s.prefetch(soon.wrapping_add(stream * ahead.stream));
+            if ASK {
+                for stream in 0..STREAMS {
+                    s.prefetch(soon.wrapping_add(stream * ahead.stream));
+                }
+                soon = soon.wrapping_add(ahead.step);
             }
-            soon = soon.wrapping_add(ahead.step);
             for _ in 0..STREAMS {
                 step!();
             }
@@ -148,10 +150,9 @@ pub unsafe fn block<S: Simd>(
     out: Out,
     go_on: bool,
 ) {
-    // What is in the cache already may be asked for as well as anything.
-    let ahead = Ahead { start: right.start, stream: 0, step: 0 };
+    let nothing = Ahead { start: right.start, stream: 0, step: 0 };
     // SAFETY: the caller vouches for the same.
-    unsafe { block_ahead(s, rows, panels, inner, left, right, out, ahead, go_on) }
+    unsafe { tiles::<S, false>(s, rows, panels, inner, left, right, out, nothing, go_on) }
 }
 
 /// [`block`], asking for memory ahead as it goes: `ahead` is walked once, over all tiles.
@@ -161,6 +162,27 @@ pub unsafe fn block<S: Simd>(
 #[expect(clippy::too_many_arguments, reason = "a product has three operands and three sizes")]
 #[inline(always)]
 pub unsafe fn block_ahead<S: Simd>(
+    s: S,
+    rows: usize,
+    panels: usize,
+    inner: usize,
+    left: Left,
+    right: Right,
+    out: Out,
+    ahead: Ahead,
+    go_on: bool,
+) {
+    // SAFETY: the caller vouches for the same.
+    unsafe { tiles::<S, true>(s, rows, panels, inner, left, right, out, ahead, go_on) }
+}
+
+/// Tile by tile, asking for memory ahead or not.
+///
+/// # Safety
+/// As for [`block`].
+#[expect(clippy::too_many_arguments, reason = "a product has three operands and three sizes")]
+#[inline(always)]
+unsafe fn tiles<S: Simd, const ASK: bool>(
     s: S,
     rows: usize,
     panels: usize,
@@ -188,15 +210,15 @@ pub unsafe fn block_ahead<S: Simd>(
                 let right = Right { start: right.start.add(p * right.panel), ..right };
                 let out = Out { start: out.start.add(m * out.row + p * out.panel), ..out };
                 match (height, width) {
-                    (1, 4) => tile::<S, 1, 4>(s, inner, left, right, out, ahead, go_on),
-                    (1, _) => tile::<S, 1, 1>(s, inner, left, right, out, ahead, go_on),
-                    (2, 2) => tile::<S, 2, 2>(s, inner, left, right, out, ahead, go_on),
-                    (2, _) => tile::<S, 2, 1>(s, inner, left, right, out, ahead, go_on),
-                    (3, 2) => tile::<S, 3, 2>(s, inner, left, right, out, ahead, go_on),
-                    (3, _) => tile::<S, 3, 1>(s, inner, left, right, out, ahead, go_on),
-                    (4, _) => tile::<S, 4, 1>(s, inner, left, right, out, ahead, go_on),
-                    (5, _) => tile::<S, 5, 1>(s, inner, left, right, out, ahead, go_on),
-                    _ => tile::<S, 6, 1>(s, inner, left, right, out, ahead, go_on),
+                    (1, 4) => tile::<S, 1, 4, ASK>(s, inner, left, right, out, ahead, go_on),
+                    (1, _) => tile::<S, 1, 1, ASK>(s, inner, left, right, out, ahead, go_on),
+                    (2, 2) => tile::<S, 2, 2, ASK>(s, inner, left, right, out, ahead, go_on),
+                    (2, _) => tile::<S, 2, 1, ASK>(s, inner, left, right, out, ahead, go_on),
+                    (3, 2) => tile::<S, 3, 2, ASK>(s, inner, left, right, out, ahead, go_on),
+                    (3, _) => tile::<S, 3, 1, ASK>(s, inner, left, right, out, ahead, go_on),
+                    (4, _) => tile::<S, 4, 1, ASK>(s, inner, left, right, out, ahead, go_on),
+                    (5, _) => tile::<S, 5, 1, ASK>(s, inner, left, right, out, ahead, go_on),
+                    _ => tile::<S, 6, 1, ASK>(s, inner, left, right, out, ahead, go_on),
                 }
             }
             p += width;

@@ -185,7 +185,7 @@ fn pickles_that_could_execute_something_are_refused_with_the_conversion() {
     let cases = [
         ("pytorch_model.bin", "never unpickled", "safe_serialization=True"),
         ("consolidated.00.pth", "there are pickles", "safe_serialization=True"),
-        ("pytorch_model.bin.index.json", "not valid JSON", "again"),
+        ("pytorch_model.bin.index.json", "not a valid shard index", "again"),
     ];
     for (file, what, remedy) in cases {
         let dir = copy("llama");

@@ -21,7 +21,7 @@ Exit codes: 0 done; 1 the thing asked for is not so; 2 wrong usage or bad input;
 pub struct Arguments {
     #[command(subcommand)]
     pub command: Command,
-    /// A TOML file of model types that stand for a native family ([architectures] acme_llm = "llama"); also named by
+    /// A TOML file of model types that stand for a native family (a table `[architectures]` with lines such as `acme_llm = "llama"`); also named by
     /// PELLUCID_ARCHITECTURES
     #[arg(long, global = true, value_name = "F.toml")]
     pub architectures: Option<PathBuf>,

@@ -1,7 +1,7 @@
 //! How fast the loader answers, and whether it answers rightly: the suite `loader`.
 //!
-//! A [`Benchmark`] is a question with the answer that it must get ([`registry`], [`planned`], [`real`]), asked of directories that the
-//! suite makes itself ([`fixtures`]). [`measure`](mod@measure) asks in rounds and keeps the times of right answers only; [`gates`] says which are
+//! A [`Benchmark`] is a question with the answer that it must get (`registry`, `planned`, `real`), asked of directories that the
+//! suite makes itself (`fixtures`). [`measure`](mod@measure) asks in rounds and keeps the times of right answers only; [`gates`] says which are
 //! too long, [`against`] how they changed since a baseline, [`result`] is the file and [`report`](mod@report) the page.
 
 pub mod against;

@@ -4,7 +4,7 @@
 //! autoencoders, a GGUF file. It looks at names, JSON files and the headers of tensors, never at their data, executes nothing,
 //! and only a path that is not there is an error; everything else is said in the [`Report`].
 //!
-//! - [`identify`](crate::identify) tells what kind of thing it is; `weights` counts what the tensor headers say; `tokenizer`, `model_card`
+//! - [`identify`] tells what kind of thing it is; `weights` counts what the tensor headers say; `tokenizer`, `model_card`
 //!   and `shape` look at the files beside them.
 //! - `native` asks the same functions that load a model whether this one would load, and what it would need.
 //! - `parts` are those of models that do more than write; `kinds` the things that are no models.
