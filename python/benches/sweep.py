@@ -17,7 +17,7 @@ import numpy as np
 
 import pellucid
 
-CLEAN, CORRUPT = "The capital of France is the city of", "The capital of Russia is the city of"
+CLEAN, CORRUPT = "The capital of France is the old city of", "The capital of Russia is the old city of"
 
 
 def by_transformers(path: str, clean: list[int], corrupt: list[int]) -> Any:

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How weights are kept, in the order of the page.
-pub const STORAGES: [&str; 3] = ["f32", "bf16", "auto"];
+pub const STORAGES: [&str; 4] = ["f32", "bf16", "q8", "auto"];
 /// Tokens of the prompts.
 const PROMPTS: [usize; 2] = [9, 512];
 /// Lengths at which captures are measured.

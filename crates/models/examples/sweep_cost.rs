@@ -16,7 +16,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         Some(path) => LoadedModel::open(Path::new(&path), &options, &mut |_| {})?,
         None => LoadedModel::builtin(&options)?,
     };
-    let (clean, corrupt) = ("The capital of France is the city of", "The capital of Russia is the city of");
+    let (clean, corrupt) = ("The capital of France is the old city of", "The capital of Russia is the old city of");
     let (clean, corrupt) = (loaded.encode(clean)?, loaded.encode(corrupt)?);
     let (model, depth) = (&loaded.model, loaded.model.program().architecture().layers.len());
     let seen =

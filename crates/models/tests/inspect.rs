@@ -258,6 +258,9 @@ fn custom_code_is_named_and_the_nearest_family_too() {
     let nearest = |config: Value| look(with_config(config, &[]).path()).nearest;
     assert_eq!(nearest(json!({"model_type": "qwen2_vl"})).as_deref(), Some("qwen2"));
     assert_eq!(nearest(json!({"model_type": "zzzz", "n_routed_experts": 256})).as_deref(), Some("mixtral"));
+    // A class tells more than a name that looks like another.
+    let class = json!({"model_type": "acme_llm", "architectures": ["LlamaForCausalLM"]});
+    assert_eq!(nearest(class).as_deref(), Some("llama"));
     assert_eq!(nearest(json!({"model_type": "zzzz", "rms_norm_eps": 1e-5})).as_deref(), Some("llama"));
 }
 

@@ -1,5 +1,6 @@
 //! The sizes of a model that is not native, as its configuration names them.
 
+use crate::identify::registry;
 use serde_json::Value;
 
 use super::report::{Quantisation, Report};
@@ -69,12 +70,17 @@ pub(crate) fn quantisation(config: &Value) -> Option<Quantisation> {
     Some(Quantisation { method: method.to_owned(), bits, types: Vec::new() })
 }
 
-/// The native family that a model is most like: by its name, and where no name is near, by what its configuration holds.
+/// The native family that a model is most like: by its name, by its class, and where neither is near, by what its configuration holds.
 pub(super) fn nearest(config: &Value, model_type: Option<&str>) -> Option<String> {
     const NEAR: f64 = 0.8;
     let name = model_type.unwrap_or_default();
     // The family of a longer name, such as qwen2_moe, before a name that only looks alike.
     let stem = crate::families::native().filter(|family| name.starts_with(family)).max_by_key(|family| family.len());
+    let by_class = || {
+        let class = config.pointer("/architectures/0")?.as_str()?;
+        let own = registry::by_class(class)?.model_type?;
+        crate::families::native().find(|family| *family == own)
+    };
     let alike = || {
         let scored = crate::families::native().map(|family| (family, strsim::jaro_winkler(family, name)));
         scored.filter(|(_, score)| *score >= NEAR).max_by(|a, b| a.1.total_cmp(&b.1)).map(|(family, _)| family)
@@ -88,5 +94,5 @@ pub(super) fn nearest(config: &Value, model_type: Option<&str>) -> Option<String
         _ if has("alibi") => Some("bloom"),
         _ => None,
     };
-    stem.or_else(alike).or_else(by_parts).map(str::to_owned)
+    stem.or_else(by_class).or_else(alike).or_else(by_parts).map(str::to_owned)
 }

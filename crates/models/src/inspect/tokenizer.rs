@@ -11,7 +11,7 @@ use super::vocabulary;
 use crate::chat::ChatTemplate;
 use crate::gguf::{self, GgufFile};
 use crate::listing::Listing;
-use crate::tokenizer::{FORMS, Sidecars, Tokenizer, special};
+use crate::tokenizer::{Sidecars, Tokenizer, special};
 use crate::{Error, Result};
 
 const FILE: &str = "tokenizer.json";
@@ -72,7 +72,7 @@ fn older_form(listing: &Listing, rows: Option<usize>) -> TokenizerReport {
     match Tokenizer::from_dir(&listing.dir) {
         Ok(Some(tokenizer)) => built(&tokenizer, rows, origin_of(&tokenizer)),
         Ok(None) => {
-            let note = format!("none of {}; the model runs on token ids", FORMS.join(", "));
+            let note = format!("no {FILE} nor an older form; the model runs on token ids");
             TokenizerReport::without(TokenizerState::Missing, Some(note))
         }
         Err(error) => damaged(error.to_string()),
