@@ -417,6 +417,7 @@ fn the_page_of_performance_has_every_storage_and_pass() {
         "Made by `pellucid lab performance --model builtin --md docs/performance.md`",
         "## Weights as f32",
         "## Weights as bf16",
+        "## Weights as q8",
         "## Weights as stored in the file",
         "A step of decoding, ",
         "A prompt of 9 tokens, ",
@@ -426,7 +427,7 @@ fn the_page_of_performance_has_every_storage_and_pass() {
     }
     let found = json(&dir.path().join("p.json"));
     let storages = found["storages"].as_array().expect("storages");
-    assert_eq!(storages.len(), 3);
+    assert_eq!(storages.len(), 4);
     assert!(storages.iter().all(|storage| storage["phases"].as_array().is_some_and(|phases| phases.len() == 3)));
     refused(&lab(dir.path(), &["performance", "--model", "no-such-model"]), "no-such-model", "");
 }
