@@ -106,14 +106,15 @@ impl SessionResult {
 
     /// Why nothing of the session can be believed, where it cannot.
     fn untrusted(&self) -> Option<String> {
-        if let Some(found) = self.comparisons.iter().find(|c| c.verdict == Verdict::Invalid) {
-            return Some(format!("{} differs from itself on {}", found.reference, found.workload));
-        }
         let asked = self.suite.workloads.iter().any(|workload| self.suite.arms(workload).len() > 1);
         let compared = self.comparisons.iter().any(|c| !asked || c.variant != c.reference);
         let early = &self.session.ended_early;
         let early = if early.is_empty() { String::new() } else { format!(" ({early})") };
-        (!compared).then(|| format!("nothing was compared: no pair has two sides that answered and are right{early}"))
+        if !compared {
+            return Some(format!("nothing was compared: no pair has two sides that answered and are right{early}"));
+        }
+        let found = self.comparisons.iter().find(|c| c.verdict == Verdict::Invalid)?;
+        Some(format!("{} differs from itself on {}", found.reference, found.workload))
     }
 
     /// What the rows that gate say.
