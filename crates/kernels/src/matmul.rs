@@ -206,7 +206,7 @@ fn few_rows<S: Simd>(
                         stream: inner * PANEL,
                         step: PANEL / rows.len().div_ceil(ROWS),
                     };
-                    tile::block_ahead(s, rows.len(), width, to - from, left, right, out, ahead, from > 0);
+                    tile::block_with::<S, true>(s, rows.len(), width, to - from, left, right, out, ahead, from > 0);
                 } else {
                     tile::block(s, rows.len(), width, to - from, left, right, out, from > 0);
                 }
@@ -246,7 +246,7 @@ fn many_rows<S: Simd>(
                     let start = out.get().add(row * columns + panel * PANEL);
                     let out = Out { start, row: columns, panel: PANEL };
                     if w.is_f32() {
-                        tile::block_ahead(s, height, 1, to - from, left, right, out, ahead, from > 0);
+                        tile::block_with::<S, true>(s, height, 1, to - from, left, right, out, ahead, from > 0);
                     } else {
                         tile::block(s, height, 1, to - from, left, right, out, from > 0);
                     }

@@ -152,37 +152,16 @@ pub unsafe fn block<S: Simd>(
 ) {
     let nothing = Ahead { start: right.start, stream: 0, step: 0 };
     // SAFETY: the caller vouches for the same.
-    unsafe { tiles::<S, false>(s, rows, panels, inner, left, right, out, nothing, go_on) }
+    unsafe { block_with::<S, false>(s, rows, panels, inner, left, right, out, nothing, go_on) }
 }
 
-/// [`block`], asking for memory ahead as it goes: `ahead` is walked once, over all tiles.
+/// [`block`], asking for memory ahead as it goes (`ASK`) or not: `ahead` is walked once, over all tiles.
 ///
 /// # Safety
 /// As for [`block`].
 #[expect(clippy::too_many_arguments, reason = "a product has three operands and three sizes")]
 #[inline(always)]
-pub unsafe fn block_ahead<S: Simd>(
-    s: S,
-    rows: usize,
-    panels: usize,
-    inner: usize,
-    left: Left,
-    right: Right,
-    out: Out,
-    ahead: Ahead,
-    go_on: bool,
-) {
-    // SAFETY: the caller vouches for the same.
-    unsafe { tiles::<S, true>(s, rows, panels, inner, left, right, out, ahead, go_on) }
-}
-
-/// Tile by tile, asking for memory ahead or not.
-///
-/// # Safety
-/// As for [`block`].
-#[expect(clippy::too_many_arguments, reason = "a product has three operands and three sizes")]
-#[inline(always)]
-unsafe fn tiles<S: Simd, const ASK: bool>(
+pub unsafe fn block_with<S: Simd, const ASK: bool>(
     s: S,
     rows: usize,
     panels: usize,
