@@ -1,5 +1,8 @@
 //! The quick questions: every answer on directories of the shapes that people have.
 
+mod directories;
+
+use directories::{golden, made};
 use pellucid_models::identify::{
     detect_model_category, family_of, get_model_info, get_sae_base_model, is_asr_model, is_diffusers_model,
     is_model_supported, is_omni_model, is_sae_model, is_vision_encoder, register_architecture,
@@ -8,23 +11,8 @@ use pellucid_models::inspect::{Category, Support};
 use pellucid_models::{LoadOptions, LoadedModel, inspect};
 use serde_json::{Value, json};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use tempfile::TempDir;
-
-fn golden(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/models").join(name)
-}
-
-/// A directory of these files.
-fn made(files: &[(&str, &[u8])]) -> TempDir {
-    let dir = tempfile::tempdir().expect("a directory");
-    for (name, contents) in files {
-        let path = dir.path().join(name);
-        fs::create_dir_all(path.parent().expect("a parent")).expect("created");
-        fs::write(path, contents).expect("written");
-    }
-    dir
-}
 
 fn with_config(config: Value) -> TempDir {
     made(&[("config.json", config.to_string().as_bytes())])

@@ -4,6 +4,10 @@
 #[path = "golden/mod.rs"]
 mod cases;
 
+#[allow(dead_code)] // each test file uses its own part of this module
+mod directories;
+
+use directories::made;
 use pellucid_models::inspect::{Category, Format, Report, Support, TokenizerState};
 use pellucid_models::tokenizer::Tokenizer;
 use pellucid_models::{LoadOptions, LoadedModel, inspect};
@@ -33,17 +37,6 @@ fn look(path: &Path) -> Report {
     assert_eq!(last == "It will run.", report.runs(), "{card}");
     assert!(report.runs() || last.starts_with("It will not run"), "{card}");
     report
-}
-
-/// A directory of these files.
-fn made(files: &[(&str, &[u8])]) -> TempDir {
-    let dir = tempfile::tempdir().expect("a directory");
-    for (name, contents) in files {
-        let path = dir.path().join(name);
-        fs::create_dir_all(path.parent().expect("a parent")).expect("created");
-        fs::write(path, contents).expect("written");
-    }
-    dir
 }
 
 fn with_config(config: Value, files: &[(&str, &[u8])]) -> TempDir {

@@ -1,14 +1,14 @@
 //! Whatever is wrong with a directory is said with what to do about it, and loading refuses it, too.
 
+#[allow(dead_code)] // each test file uses its own part of this module
+mod directories;
+
+use directories::golden;
 use pellucid_models::inspect::{Category, Report, Support};
 use pellucid_models::{LoadOptions, LoadedModel, inspect};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use tempfile::TempDir;
-
-fn golden(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/models").join(name)
-}
 
 /// A copy of a golden model, to be spoilt.
 fn copy(name: &str) -> TempDir {

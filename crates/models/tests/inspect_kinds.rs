@@ -1,25 +1,11 @@
 //! Models with several parts, pipelines, the ways to load, and the published schema.
 
+mod directories;
+
+use directories::{golden, made};
 use pellucid_models::inspect::{Category, LoadMode, Role, schema};
 use pellucid_models::{LoadOptions, inspect, strategies};
 use serde_json::{Value, json};
-use std::fs;
-use std::path::{Path, PathBuf};
-use tempfile::TempDir;
-
-fn golden(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/models").join(name)
-}
-
-fn made(files: &[(&str, &[u8])]) -> TempDir {
-    let dir = tempfile::tempdir().expect("a directory");
-    for (name, contents) in files {
-        let path = dir.path().join(name);
-        fs::create_dir_all(path.parent().expect("a parent")).expect("created");
-        fs::write(path, contents).expect("written");
-    }
-    dir
-}
 
 /// A safetensors file of f32 vectors of these lengths.
 fn weights(tensors: &[(&str, u64)]) -> Vec<u8> {
