@@ -216,8 +216,8 @@ impl Walk<'_> {
         }
         let mut gradient = self.given_or_zeros(edge);
         self.meet(edge, &mut gradient)?;
-        let read = kind.inputs();
-        if inside || self.tape.wants_any(kind) || read.iter().any(|&edge| self.flows(edge)) {
+        // An edit inside an op whose inputs nobody asks about leads nowhere, and nothing was kept for it.
+        if self.tape.wants_any(kind) || kind.inputs().iter().chain(&inner).any(|&edge| self.flows(edge)) {
             return Ok(Some(gradient));
         }
         self.give(gradient);

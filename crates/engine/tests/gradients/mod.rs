@@ -104,10 +104,11 @@ impl Case {
         (value(STEP) - value(-STEP)) / (2.0 * STEP)
     }
 
-    /// Whether no choice was so close that rounding may have decided it, and the oracle has not overflowed.
+    /// Whether no choice was so close that rounding may have decided it, nor any number so close to a kink that it may have been on
+    /// the other side, and the oracle has not overflowed.
     fn is_decided(&self, row: usize) -> bool {
-        let oracle::Truth { sites, closest } = self.oracle(&self.weights, row, None);
-        closest > 1e-4 && sites.values().flatten().all(|x| !x.is_nan())
+        let oracle::Truth { sites, closest, bend } = self.oracle(&self.weights, row, None);
+        closest.min(bend) > 1e-4 && sites.values().flatten().all(|x| !x.is_nan())
     }
 }
 

@@ -1,6 +1,6 @@
 //! Attention by its definition.
 
-use super::maths::{activate, dot, map, ranked, soft_cap, softmax, softplus, to_bfloat16};
+use super::maths::{dot, map, ranked, soft_cap, softmax, softplus, to_bfloat16};
 use super::{Oracle, Tokens};
 use pellucid_engine::architecture::{Attention, Latent, LongRope, NormSpan, Rope, RopeStyle};
 
@@ -44,7 +44,7 @@ impl Oracle<'_> {
             self.put("attn_gate", &mut raw);
             for (z, raw) in z.iter_mut().zip(&raw) {
                 for (i, z) in z.iter_mut().enumerate() {
-                    *z *= activate(gate.activation, raw[if gate.per_head { i / a.value_dim } else { i }]);
+                    *z *= self.activate(gate.activation, raw[if gate.per_head { i / a.value_dim } else { i }]);
                 }
             }
         }
@@ -91,7 +91,11 @@ impl Oracle<'_> {
             (q, k) = self.qk_norm(a, q, k);
         }
         if let Some(by) = a.clip.map(|by| by as f64) {
-            [&mut q, &mut k, &mut v].into_iter().for_each(|x| *x = map(x, |x| x.max(-by).min(by)));
+            let clip = |x: f64| {
+                [-by, by].into_iter().for_each(|at| self.bends(x, at));
+                x.max(-by).min(by)
+            };
+            [&mut q, &mut k, &mut v].into_iter().for_each(|x| *x = map(x, clip));
         }
         self.put("value", &mut v);
         if let Some(rope) = a.rope {

@@ -1,6 +1,6 @@
 //! MLPs and experts by their definition.
 
-use super::maths::{activate, add, map, ranked, sigmoid, soft_cap, softmax, softplus, times};
+use super::maths::{add, map, ranked, sigmoid, soft_cap, softmax, softplus, times};
 use super::{Oracle, Tokens};
 use pellucid_engine::architecture::{Activation, Dense, ExpertWeights, Experts, Mlp, Scores};
 
@@ -27,9 +27,10 @@ impl Oracle<'_> {
             let learned = |sign: &str| self.vector(&part(&format!("xielu_{sign}"))).expect("a learned number")[0];
             let (above, below) = (softplus(learned("positive")), 0.5 + softplus(learned("negative")));
             let eps = -1e-6f64;
+            pre.iter().flatten().for_each(|&x| self.bends(x, 0.0));
             map(&pre, |x| if x > 0.0 { above * x * x + 0.5 * x } else { (x.min(eps).exp_m1() - x) * below + 0.5 * x })
         } else {
-            map(&pre, |x| activate(d.activation, x))
+            map(&pre, |x| self.activate(d.activation, x))
         };
         if d.gated {
             let mut linear = self.adapted(x, &part("up"), d.adapter);
@@ -38,7 +39,11 @@ impl Oracle<'_> {
             }
             // One family clamps both branches and adds one to the linear one.
             let clamped = d.activation == Activation::ClampedGlu;
-            act = times(&act, &map(&linear, |x| if clamped { x.clamp(-7.0, 7.0) + 1.0 } else { x }));
+            let clamp = |x: f64| {
+                [-7.0, 7.0].into_iter().for_each(|at| self.bends(x, at));
+                x.clamp(-7.0, 7.0) + 1.0
+            };
+            act = times(&act, &if clamped { map(&linear, clamp) } else { linear });
         }
         if let Some(norm) = d.inner_norm {
             act = self.norm(&act, &part("inner_norm"), norm, d.width, None);

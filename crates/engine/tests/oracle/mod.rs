@@ -6,10 +6,11 @@ mod maths;
 mod mlp;
 mod recurrence;
 
-use maths::{activate, add, dot, map, soft_cap};
+use maths::{add, dot, map, soft_cap};
 use pellucid_engine::architecture::{
-    AbsolutePositions, Architecture, Gain, Layer, Mlp, Norm, NormKind, SharedBlock, Skip,
+    AbsolutePositions, Activation, Architecture, Gain, Layer, Mlp, Norm, NormKind, SharedBlock, Skip,
 };
+use std::cell::Cell;
 use std::collections::HashMap;
 
 pub type Weights = HashMap<String, (Vec<usize>, Vec<f32>)>;
@@ -17,10 +18,12 @@ pub type Weights = HashMap<String, (Vec<usize>, Vec<f32>)>;
 pub type Sites = HashMap<String, Vec<f64>>;
 type Tokens = Vec<Vec<f64>>;
 
-/// Every site, and how near the closest choice (of an expert, of a key to keep) was to another one.
+/// Every site; how near the closest choice (of an expert, of a key to keep) was to another one; how near a number came to a kink of
+/// what is computed from it, where the slope on either side is another.
 pub struct Truth {
     pub sites: Sites,
     pub closest: f64,
+    pub bend: f64,
 }
 
 /// What is added to a site where it is made.
@@ -35,6 +38,7 @@ struct Oracle<'a> {
     moved: &'a [Move],
     sites: Sites,
     closest: f64,
+    bend: Cell<f64>,
     layer: Option<usize>,
     /// The shared block that runs and the adapter that the layer uses in it.
     shared: Option<(usize, usize)>,
@@ -49,10 +53,10 @@ pub fn run(architecture: &Architecture, weights: &Weights, text: &[u32]) -> Trut
 /// The same with some sites moved.
 pub fn run_moved(architecture: &Architecture, weights: &Weights, text: &[u32], moved: &[Move]) -> Truth {
     let (sites, embedded) = (HashMap::new(), Tokens::new());
-    let closest = f64::INFINITY;
-    let mut oracle = Oracle { architecture, weights, moved, sites, closest, layer: None, shared: None, embedded };
+    let (closest, bend) = (f64::INFINITY, Cell::new(f64::INFINITY));
+    let mut oracle = Oracle { architecture, weights, moved, sites, closest, bend, layer: None, shared: None, embedded };
     oracle.forward(text);
-    Truth { sites: oracle.sites, closest: oracle.closest }
+    Truth { sites: oracle.sites, closest: oracle.closest, bend: oracle.bend.get() }
 }
 
 impl Oracle<'_> {
@@ -71,7 +75,7 @@ impl Oracle<'_> {
         }
         if let Some(transform) = a.head.transform {
             let width = a.head.table_width.unwrap_or(a.width);
-            stream = map(&self.product(&stream, "head.transform"), |x| activate(transform.activation, x));
+            stream = map(&self.product(&stream, "head.transform"), |x| self.activate(transform.activation, x));
             stream = self.norm(&stream, "head.norm", transform.norm, width, None);
         } else if a.head.table_width.is_some() {
             stream = self.product(&stream, "head.project");
@@ -290,6 +294,20 @@ impl Oracle<'_> {
     /// Remembers how far a choice was from going another way.
     fn decided(&mut self, gap: f64) {
         self.closest = self.closest.min(gap);
+    }
+
+    /// Remembers how far a number was from a kink.
+    fn bends(&self, x: f64, at: f64) {
+        self.bend.set(self.bend.get().min((x - at).abs()));
+    }
+
+    fn activate(&self, activation: Activation, x: f64) -> f64 {
+        match activation {
+            Activation::Relu => self.bends(x, 0.0),
+            Activation::ClampedGlu => self.bends(x, 7.0),
+            _ => {}
+        }
+        maths::activate(activation, x)
     }
 
     fn full(&self, name: &str) -> String {

@@ -1,6 +1,6 @@
 //! Recurrences by their definition: states are lists of lists, and each token's is made from the one before.
 
-use super::maths::{activate, dot, map, sigmoid, softplus, times};
+use super::maths::{dot, map, sigmoid, softplus, times};
 use super::{Oracle, Tokens};
 use pellucid_engine::architecture::{
     Activation, Decay, DeltaRule, LinearAttention, Lru, Mamba, Mamba2, Norm, Recurrence, ShortConv,
@@ -87,7 +87,7 @@ impl Oracle<'_> {
             y.push(line);
         }
         self.put_states(&states, &mut y);
-        times(&map(&gate, |x| activate(m.activation, x)), &y)
+        times(&map(&gate, |x| self.activate(m.activation, x)), &y)
     }
 
     fn mamba2(&mut self, m: &Mamba2, x: &Tokens) -> Tokens {
@@ -126,7 +126,7 @@ impl Oracle<'_> {
             y.push(line);
         }
         self.put_states(&states, &mut y);
-        let gate = map(&gate, |x| activate(Activation::Silu, x));
+        let gate = map(&gate, |x| self.activate(Activation::Silu, x));
         match m.norm {
             None => times(&gate, &y),
             Some(n) if n.before_gate => times(&gate, &self.grouped(&y, n.norm, n.groups)),
@@ -182,12 +182,12 @@ impl Oracle<'_> {
         let normed = self.norm(&y, "mixer.norm", d.norm, d.value_dim, None);
         let low = if d.gate_rank.is_some() { self.product(x, "mixer.gate_down") } else { x.clone() };
         let gate = self.gate(&low);
-        times(&map(&gate, |x| activate(d.gate, x)), &normed)
+        times(&map(&gate, |x| self.activate(d.gate, x)), &normed)
     }
 
     fn linear_attention(&mut self, l: &LinearAttention, x: &Tokens) -> Tokens {
         let [q, k, v] =
-            ["mixer.q", "mixer.k", "mixer.v"].map(|name| map(&self.product(x, name), |x| activate(l.activation, x)));
+            ["mixer.q", "mixer.k", "mixer.v"].map(|name| map(&self.product(x, name), |x| self.activate(l.activation, x)));
         let mut heads: Vec<State> = vec![vec![vec![0.0; l.head_dim]; l.head_dim]; l.heads];
         let (mut states, mut y) = (Vec::new(), Tokens::new());
         for t in 0..x.len() {
@@ -239,7 +239,7 @@ impl Oracle<'_> {
         }
         self.note("mixer_state", &y);
         self.put("mixer_scan", &mut y);
-        times(&map(&gate, |x| activate(l.activation, x)), &y)
+        times(&map(&gate, |x| self.activate(l.activation, x)), &y)
     }
 
     fn rwkv(&mut self, channels: usize, x: &Tokens) -> Tokens {
@@ -279,7 +279,7 @@ impl Oracle<'_> {
         let taps = kernel[0].len();
         let one = |t: usize, c: usize| {
             let seen = (0..taps.min(t + 1)).map(|back| kernel[c][taps - 1 - back] * x[t - back][c]);
-            activate(activation, seen.sum::<f64>() + bias.as_ref().map_or(0.0, |b| b[c]))
+            self.activate(activation, seen.sum::<f64>() + bias.as_ref().map_or(0.0, |b| b[c]))
         };
         let mut out: Tokens = (0..x.len()).map(|t| (0..x[t].len()).map(|c| one(t, c)).collect()).collect();
         self.put("conv_out", &mut out);
