@@ -13,6 +13,7 @@ use crate::pool::Pool;
 use crate::simd::Simd;
 use crate::softmax::softmax;
 use crate::tile::{self, Left, Out, PANEL, Right};
+use std::cell::RefCell;
 
 /// Rows (queries × heads of a group) handled together.
 const ROWS: usize = 48;
@@ -65,21 +66,44 @@ pub fn attend_back(
 ) {
     let reads = Reads { shape, terms, q, k, v, dz };
     let (key, value) = (shape.key_dim.next_multiple_of(PANEL), shape.value_dim.next_multiple_of(PANEL));
+    let mut sums = SUMS.take();
     for run in runs {
         let each = run.count * (key + value);
-        let mut sums = vec![0.0; shape.kv_heads * PARTS * each];
+        sums.resize(sums.len().max(shape.kv_heads * PARTS * each), 0.0);
         let (shared, dq) = (Shared::new(&mut sums), Shared::new(gradients.q));
         pool.run(shape.kv_heads * PARTS, &|task| {
             // SAFETY: each task has its own sums, and its own queries of its own heads.
             let sums = unsafe { shared.part(task * each, each) };
-            part(reads, *run, task / PARTS, task % PARTS, dq, sums);
+            sums.fill(0.0);
+            WORKSPACE.with_borrow_mut(|own| part(reads, *run, task / PARTS, task % PARTS, dq, sums, own));
         });
-        for (task, sums) in sums.chunks_exact(each).enumerate() {
+        for (task, sums) in sums.chunks_exact(each).take(shape.kv_heads * PARTS).enumerate() {
             let (keys, values) = sums.split_at(run.count * key);
             add_head(keys, key, shape.key_dim, task / PARTS, shape.kv_heads, run.token, gradients.k);
             add_head(values, value, shape.value_dim, task / PARTS, shape.kv_heads, run.token, gradients.v);
         }
     }
+    SUMS.set(sums);
+}
+
+/// What a task works on. It stays with its thread: fresh memory costs more than what is computed in it.
+#[derive(Default)]
+struct Workspace {
+    key_lines: Vec<f32>,
+    key_panels: Vec<f32>,
+    value_lines: Vec<f32>,
+    value_panels: Vec<f32>,
+    weights: Vec<f32>,
+    slopes: Vec<f32>,
+    queries: Vec<f32>,
+    upstream: Vec<f32>,
+    query_sums: Vec<f32>,
+}
+
+thread_local! {
+    static WORKSPACE: RefCell<Workspace> = RefCell::new(Workspace::default());
+    /// The sums of all tasks, on the thread that hands them out.
+    static SUMS: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Adds one head's numbers, in lines of `stride`, to all heads' packed ones.
@@ -90,45 +114,62 @@ fn add_head(from: &[f32], stride: usize, dim: usize, head: usize, heads: usize, 
     }
 }
 
-/// One head's numbers in lines of `stride`, position after position.
-pub(super) fn lines(from: &[f32], dim: usize, stride: usize, head: usize, heads: usize, run: Run) -> Vec<f32> {
-    let mut out = vec![0.0; run.count.next_multiple_of(PANEL) * stride];
+/// One head's numbers in lines of `stride`, position after position, in whole panels of them.
+pub(super) fn lines(from: &[f32], dim: usize, stride: usize, head: usize, heads: usize, run: Run, out: &mut Vec<f32>) {
+    out.clear();
+    out.resize(run.count.next_multiple_of(PANEL) * stride, 0.0);
     for (i, line) in out.chunks_exact_mut(stride).take(run.count).enumerate() {
         line[..dim].copy_from_slice(&from[((run.token + i) * heads + head) * dim..][..dim]);
     }
-    out
 }
 
 /// Lines of `stride` as panels of sixteen positions, coordinate after coordinate.
-pub(super) fn panels(lines: &[f32], dim: usize, stride: usize) -> Vec<f32> {
-    let mut out = vec![0.0; lines.len() / stride * dim];
+pub(super) fn panels(lines: &[f32], dim: usize, stride: usize, out: &mut Vec<f32>) {
+    out.resize(lines.len() / stride * dim, 0.0);
     for (panel, lines) in out.chunks_exact_mut(dim * PANEL).zip(lines.chunks_exact(stride * PANEL)) {
         for (lane, line) in lines.chunks_exact(stride).enumerate() {
             line[..dim].iter().enumerate().for_each(|(step, &x)| panel[step * PANEL + lane] = x);
         }
     }
-    out
 }
 
-dispatch! { fn part(reads: Reads, run: Run, kv_head: usize, part: usize, dq: Shared<f32>, sums: &mut [f32]) = part_with }
+dispatch! { fn part(reads: Reads, run: Run, kv_head: usize, part: usize, dq: Shared<f32>, sums: &mut [f32], own: &mut Workspace) = part_with }
 
 /// Every fourth block of queries, for the query heads that share one key head.
 #[inline(always)]
-fn part_with<S: Simd>(s: S, reads: Reads, run: Run, kv_head: usize, part: usize, dq: Shared<f32>, sums: &mut [f32]) {
+#[expect(clippy::too_many_arguments, reason = "what is read, which part of it, and where its sums go")]
+fn part_with<S: Simd>(
+    s: S,
+    reads: Reads,
+    run: Run,
+    kv_head: usize,
+    part: usize,
+    dq: Shared<f32>,
+    sums: &mut [f32],
+    own: &mut Workspace,
+) {
     let Reads { shape, terms, q, k, v, dz } = reads;
     let (group, key_dim, value_dim) = (shape.group(), shape.key_dim, shape.value_dim);
     let (key, value) = (key_dim.next_multiple_of(PANEL), value_dim.next_multiple_of(PANEL));
-    let key_lines = lines(k, key_dim, key, kv_head, shape.kv_heads, run);
-    let key_panels = panels(&key_lines, key_dim, key);
-    let value_panels = panels(&lines(v, value_dim, value, kv_head, shape.kv_heads, run), value_dim, value);
+    let Workspace { key_lines, key_panels, value_lines, value_panels, weights, slopes, queries, upstream, query_sums } =
+        own;
+    lines(k, key_dim, key, kv_head, shape.kv_heads, run, key_lines);
+    panels(key_lines, key_dim, key, key_panels);
+    lines(v, value_dim, value, kv_head, shape.kv_heads, run, value_lines);
+    panels(value_lines, value_dim, value, value_panels);
     let (key_sums, value_sums) = sums.split_at_mut(run.count * key);
 
     let block = (ROWS / group).max(1);
-    let most = run.count.next_multiple_of(PANEL);
     let rows_most = block * group;
-    let (mut weights, mut slopes) = (vec![0.0; rows_most * most], vec![0.0; rows_most * most]);
-    let (mut queries, mut upstream) = (vec![0.0; rows_most * key], vec![0.0; rows_most * value]);
-    let mut query_sums = vec![0.0; rows_most * key];
+    // Rows of weights are read down as well as along: a row of 2ⁿ numbers would put all of a column into a few lines of the cache.
+    let stride = run.count.next_multiple_of(PANEL) | PANEL;
+    weights.resize(rows_most * stride, 0.0);
+    slopes.resize(rows_most * stride, 0.0);
+    // Queries of other shapes may have been here: what lies between a head's numbers and the next panel is zero.
+    for (lines, width) in [(&mut *queries, key), (&mut *upstream, value), (&mut *query_sums, key)] {
+        lines.clear();
+        lines.resize(rows_most * width, 0.0);
+    }
     for first in (part * block..run.count).step_by(PARTS * block) {
         let count = block.min(run.count - first);
         let rows = count * group;
@@ -141,7 +182,6 @@ fn part_with<S: Simd>(s: S, reads: Reads, run: Run, kv_head: usize, part: usize,
         let start = shape.visible(first).start / PANEL * PANEL;
         let end = shape.visible(first + count - 1).end;
         let width = (end - start).next_multiple_of(PANEL);
-        let (weights, slopes) = (&mut weights[..rows * width], &mut slopes[..rows * width]);
         // SAFETY: keys and values were laid out in whole panels up to the run's end, which `start + width` does not pass; the rows of queries,
         // upstream gradients, weights and slopes were sized for a block of `rows` and `width` keys.
         unsafe {
@@ -150,14 +190,15 @@ fn part_with<S: Simd>(s: S, reads: Reads, run: Run, kv_head: usize, part: usize,
                 step: PANEL,
                 panel: dim * PANEL,
             };
-            let out = |to: &mut [f32]| Out { start: to.as_mut_ptr(), row: width, panel: PANEL };
+            let out = |to: &mut [f32]| Out { start: to.as_mut_ptr(), row: stride, panel: PANEL };
             let left = Left { start: queries.as_ptr(), row: key, col: 1 };
-            tile::block(s, rows, width / PANEL, key_dim, left, over(&key_panels, key_dim), out(weights), false);
+            tile::block(s, rows, width / PANEL, key_dim, left, over(key_panels, key_dim), out(weights), false);
             let left = Left { start: upstream.as_ptr(), row: value, col: 1 };
-            tile::block(s, rows, width / PANEL, value_dim, left, over(&value_panels, value_dim), out(slopes), false);
+            tile::block(s, rows, width / PANEL, value_dim, left, over(value_panels, value_dim), out(slopes), false);
         }
-        for (row, (weights, slopes)) in weights.chunks_exact_mut(width).zip(slopes.chunks_exact_mut(width)).enumerate()
-        {
+        let of_rows = weights.chunks_exact_mut(stride).zip(slopes.chunks_exact_mut(stride));
+        for (row, (weights, slopes)) in of_rows.take(rows).enumerate() {
+            let (weights, slopes) = (&mut weights[..width], &mut slopes[..width]);
             let visible = shape.visible(first + row / group);
             let visible = visible.start.saturating_sub(start)..visible.end - start;
             let head = kv_head * group + row % group;
@@ -166,10 +207,10 @@ fn part_with<S: Simd>(s: S, reads: Reads, run: Run, kv_head: usize, part: usize,
         // SAFETY: as above; the sums hold the run's keys, and those from `start` to `end` are among them.
         unsafe {
             let out = Out { start: query_sums.as_mut_ptr(), row: key, panel: PANEL };
-            let left = Left { start: slopes.as_ptr(), row: width, col: 1 };
+            let left = Left { start: slopes.as_ptr(), row: stride, col: 1 };
             let right = Right { start: key_lines[start * key..].as_ptr(), step: key, panel: PANEL };
             tile::block(s, rows, key / PANEL, end - start, left, right, out, false);
-            let turned = |from: &[f32]| Left { start: from.as_ptr(), row: 1, col: width };
+            let turned = |from: &[f32]| Left { start: from.as_ptr(), row: 1, col: stride };
             let out = Out { start: key_sums[start * key..].as_mut_ptr(), row: key, panel: PANEL };
             let right = Right { start: queries.as_ptr(), step: key, panel: PANEL };
             tile::block(s, end - start, key / PANEL, rows, turned(slopes), right, out, true);

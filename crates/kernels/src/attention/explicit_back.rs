@@ -118,14 +118,18 @@ impl Part {
     /// One head's numbers for each query, in whole panels.
     fn queries_of(self, from: &[f32], dim: usize, head: usize) -> Vec<f32> {
         let stride = dim.next_multiple_of(PANEL);
-        let mut lines = lines(from, dim, stride, head, self.heads, Run { token: self.token, count: self.count });
-        lines.truncate(self.count * stride);
-        lines
+        let mut out = Vec::new();
+        lines(from, dim, stride, head, self.heads, Run { token: self.token, count: self.count }, &mut out);
+        out.truncate(self.count * stride);
+        out
     }
 
     /// One key head's numbers for each key, in whole panels.
     fn keys_of(self, from: &[f32], dim: usize, head: usize) -> Vec<f32> {
-        lines(from, dim, dim.next_multiple_of(PANEL), head, self.kv_heads, Run { token: self.first, count: self.keys })
+        let (stride, run) = (dim.next_multiple_of(PANEL), Run { token: self.first, count: self.keys });
+        let mut out = Vec::new();
+        lines(from, dim, stride, head, self.kv_heads, run, &mut out);
+        out
     }
 
     /// Adds one key head's numbers for each key to all heads' packed ones.
@@ -155,7 +159,8 @@ fn scale_and_cap_with<S: Simd>(s: S, shape: &AttentionShape, scores: &mut [f32])
 #[inline(always)]
 fn by_keys_with<S: Simd>(s: S, left: &[f32], keys: &[f32], dim: usize, of: Part, out: &mut [f32]) {
     let (stride, width) = (dim.next_multiple_of(PANEL), of.keys.next_multiple_of(PANEL));
-    let packed = panels(keys, dim, stride);
+    let mut packed = Vec::new();
+    panels(keys, dim, stride, &mut packed);
     assert!(left.len() == of.count * stride && packed.len() == width * dim, "queries by keys");
     let mut wide = vec![0.0; of.count * width];
     let left = Left { start: left.as_ptr(), row: stride, col: 1 };
