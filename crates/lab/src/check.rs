@@ -135,6 +135,7 @@ mod tests {
             decoded: vec![],
             values: values.to_vec(),
             control: control.to_vec(),
+            beside: None,
         }
     }
 

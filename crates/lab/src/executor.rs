@@ -256,6 +256,7 @@ mod tests {
             threads: None,
             assume: None,
             job: Job::Prefill,
+            beside: None,
             tokens: vec![1; 100_000],
             warmups: 0,
             repeats: 1,

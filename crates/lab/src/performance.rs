@@ -155,6 +155,7 @@ fn request(model: &Path, dtype: &str, assume: Option<&str>) -> Request {
         threads: None,
         assume: assume.map(str::to_string),
         job: Job::Prefill,
+        beside: None,
         tokens: prompt(PROMPTS[1]),
         warmups: 1,
         repeats: ROUNDS,

@@ -21,6 +21,9 @@ pub struct Request {
     pub assume: Option<String>,
     /// What to measure.
     pub job: Job,
+    /// Another job to measure in turn with it, in the same process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub beside: Option<Job>,
     /// The input.
     pub tokens: Vec<u32>,
     /// Untimed runs first.
@@ -136,6 +139,9 @@ pub struct Answer {
     /// The same job without its edit, so that an edit that does nothing is noticed.
     #[serde(default, with = "number::list")]
     pub control: Vec<f32>,
+    /// The same of the job beside, where there was one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub beside: Option<Box<Answer>>,
 }
 
 /// Bytes at the highest in each phase, and what the process holds at its end.

@@ -234,6 +234,7 @@ mod tests {
             threads: Some(1),
             assume: None,
             job: Job::Prefill,
+            beside: None,
             tokens: (0..32).map(|i| 20 + i).collect(),
             warmups: 0,
             repeats: 1,

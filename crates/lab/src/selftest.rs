@@ -145,6 +145,7 @@ pub fn suite(builds: [&Path; 2], trial: &Trial) -> Suite {
             variants: None,
             metrics: vec![Metric::Time],
             margin: None,
+            together: false,
         }],
         limits: vec![],
     }

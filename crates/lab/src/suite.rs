@@ -144,6 +144,9 @@ pub struct Workload {
     /// Differences up to this share count as none, where this workload has its own.
     #[serde(default)]
     pub margin: Option<f64>,
+    /// Both sides of a pair run in one process, in turn: for jobs that differ less than one process does from the next.
+    #[serde(default)]
+    pub together: bool,
 }
 
 fn one() -> usize {
@@ -243,6 +246,18 @@ impl Suite {
             }
             if let Some(id) = workload.variants.iter().flatten().chain(&workload.reference).find(|id| !known(id)) {
                 return fail(format!("workload `{}` names the variant `{id}` (there are {names})", workload.id));
+            }
+        }
+        for workload in self.workloads.iter().filter(|workload| workload.together) {
+            let all = self.participants(workload);
+            let own = |variant: &&Variant| Variant { id: String::new(), job: None, ..(*variant).clone() };
+            let alike =
+                all.iter().all(|variant| own(variant) == own(&all[0]) && variant.worker == WorkerKind::Pellucid);
+            if !alike || workload.metrics != [Metric::Time] {
+                return fail(format!(
+                    "workload `{}` runs in one process: its variants may differ in their jobs alone, must be ours, and are compared by time",
+                    workload.id
+                ));
             }
         }
         for limit in &self.limits {
@@ -412,6 +427,7 @@ mod tests {
             ("ratio = 1.05", "", "limits nothing"),
             ("workload = \"step\"", "workload = \"stop\"", "`stop`"),
             ("tokens = 9", "tokens = 9\n bananas = 1", "bananas"),
+            ("tokens = 9", "tokens = 9\n together = true", "may differ in their jobs alone"),
             ("tokens = 9", "tokens = 9\n reference = \"afore\"", "names the variant `afore`"),
         ] {
             assert!(TWO.contains(from), "{from}");

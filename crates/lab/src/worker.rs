@@ -25,46 +25,66 @@ pub fn answer(request: &Request) -> Result<Answer> {
     let load_to_first_token_s = started.elapsed().as_secs_f64();
     let load = status("VmHWM");
     forget_peak();
-    let mut samples_s = Vec::new();
-    let mut made = Made::default();
+    let mut jobs: Vec<Timed> = std::iter::once(request.job).chain(request.beside).map(Timed::new).collect();
     for index in 0..request.warmups + request.repeats {
-        made = one(&loaded, request)?;
-        made.seconds += spin(made.seconds * slow);
-        if index >= request.warmups {
-            samples_s.push(made.seconds);
+        for turn in 0..jobs.len() {
+            // In turn, and each as often before the other as after it.
+            let timed = &mut jobs[if index.is_multiple_of(2) { turn } else { request.beside.iter().len() - turn }];
+            timed.made = one(&loaded, request, timed.job)?;
+            timed.made.seconds += spin(timed.made.seconds * slow);
+            if index >= request.warmups {
+                timed.samples_s.push(timed.made.seconds);
+            }
         }
     }
     let run = status("VmHWM");
     // After the timed runs: counting would disturb them.
     let allocations = match counting::is_asked() {
         true => {
-            let (counted, found) = counting::during(|| one(&loaded, request));
+            let (counted, found) = counting::during(|| one(&loaded, request, request.job));
             counted?;
             found
         }
         false => None,
     };
-    let control = if request.job.edits() { control(&loaded, request)? } else { Vec::new() };
-    let weight_bytes = loaded.model.weights().bytes() as u64;
-    Ok(Answer {
-        engine: format!("pellucid {}", env!("CARGO_PKG_VERSION")),
-        load_to_first_token_s,
-        samples_s,
-        peak_bytes: load.max(run),
-        memory: Some(Memory {
-            load,
-            run,
-            anonymous: status("RssAnon"),
-            file: status("RssFile"),
-            proportional: proportional(),
-        }),
-        allocations,
-        weight_bytes,
-        top,
-        decoded: made.tokens,
-        values: made.values,
-        control,
-    })
+    let mut answers = Vec::new();
+    for Timed { job, samples_s, made } in jobs {
+        answers.push(Answer {
+            engine: format!("pellucid {}", env!("CARGO_PKG_VERSION")),
+            load_to_first_token_s,
+            samples_s,
+            peak_bytes: load.max(run),
+            memory: Some(Memory {
+                load,
+                run,
+                anonymous: status("RssAnon"),
+                file: status("RssFile"),
+                proportional: proportional(),
+            }),
+            allocations,
+            weight_bytes: loaded.model.weights().bytes() as u64,
+            top: top.clone(),
+            decoded: made.tokens,
+            values: made.values,
+            control: if job.edits() { control(&loaded, request, job)? } else { Vec::new() },
+            beside: None,
+        });
+    }
+    let beside = answers.drain(1..).next().map(Box::new);
+    Ok(Answer { beside, ..answers.remove(0) })
+}
+
+/// A job and its runs.
+struct Timed {
+    job: Job,
+    samples_s: Vec<f64>,
+    made: Made,
+}
+
+impl Timed {
+    fn new(job: Job) -> Timed {
+        Timed { job, samples_s: Vec::new(), made: Made::default() }
+    }
 }
 
 /// How a request wants its model loaded.
@@ -123,9 +143,9 @@ struct Made {
 }
 
 /// One run of the job.
-fn one(loaded: &LoadedModel, request: &Request) -> Result<Made> {
-    let (inputs, plan) = prepared(loaded, request);
-    if let Some(steps) = request.job.steps() {
+fn one(loaded: &LoadedModel, request: &Request, job: Job) -> Result<Made> {
+    let (inputs, plan) = prepared(loaded, request, job);
+    if let Some(steps) = job.steps() {
         let options = Generate { max_new: steps + 1, ..Generate::default() };
         let generation =
             loaded.model.generate(&inputs, &plan, &options, &mut |_, _| Control::Go).map_err(Error::from)?;
@@ -136,7 +156,7 @@ fn one(loaded: &LoadedModel, request: &Request) -> Result<Made> {
     let started = Instant::now();
     let run = loaded.model.run(&inputs, &plan, &RunOptions::default()).map_err(Error::from)?;
     let mut values = Vec::new();
-    if request.job == Job::Lens {
+    if job == Job::Lens {
         let streams: Vec<&[f32]> = run.captures.iter().map(|capture| capture.array.values()).collect();
         values = loaded.model.unembed(&streams.concat()).map_err(Error::from)?;
     }
@@ -156,7 +176,7 @@ fn last_of(captures: &[Capture]) -> Vec<f32> {
 }
 
 /// The rows and the plan of a job.
-fn prepared(loaded: &LoadedModel, request: &Request) -> (Vec<Vec<u32>>, Plan) {
+fn prepared(loaded: &LoadedModel, request: &Request, job: Job) -> (Vec<Vec<u32>>, Plan) {
     let architecture = loaded.model.program().architecture();
     let (depth, width) = (architecture.layers.len(), architecture.width);
     let middle = depth / 2;
@@ -167,7 +187,7 @@ fn prepared(loaded: &LoadedModel, request: &Request) -> (Vec<Vec<u32>>, Plan) {
     let direction: Vec<f32> = (0..width).map(|i| ((i * 37 % 101) as f32 / 50.0 - 1.0) * 0.5).collect();
     let steer = Action::Add { operand: Operand::Vector(direction), scale: 1.0 };
     let one = vec![request.tokens.clone()];
-    match request.job {
+    match job {
         Job::Prefill => (one, Plan::default().with(logits())),
         Job::Forward => (one, Plan::capture(["logits"])),
         Job::Decode { rows, .. } => (rows_of(&request.tokens, rows), Plan::default()),
@@ -231,16 +251,13 @@ fn attribution(site: &str, token: u32) -> Plan {
 }
 
 /// The job's numbers without its edit.
-fn control(loaded: &LoadedModel, request: &Request) -> Result<Vec<f32>> {
-    let plain = match request.job {
+fn control(loaded: &LoadedModel, request: &Request, job: Job) -> Result<Vec<f32>> {
+    let plain = match job {
         Job::SteerDecode { .. } => return Ok(Vec::new()),
-        Job::Patch => {
-            let tokens = request.tokens.iter().rev().copied().collect();
-            Request { job: Job::Prefill, tokens, ..request.clone() }
-        }
-        _ => Request { job: Job::Prefill, ..request.clone() },
+        Job::Patch => Request { tokens: request.tokens.iter().rev().copied().collect(), ..request.clone() },
+        _ => request.clone(),
     };
-    Ok(one(loaded, &plain)?.values)
+    Ok(one(loaded, &plain, Job::Prefill)?.values)
 }
 
 pub(crate) fn top(loaded: &LoadedModel, tokens: &[u32]) -> Result<Vec<(u32, f32)>> {

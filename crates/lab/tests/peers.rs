@@ -34,6 +34,7 @@ impl Executor for Peers {
             decoded: vec![1],
             values: vec![if off { 2.0 } else { 1.0 }],
             control: vec![0.0],
+            beside: None,
         }))
     }
 

@@ -59,6 +59,7 @@ impl Executor for Machine {
             decoded: vec![],
             values: vec![1.0, 2.0],
             control: vec![],
+            beside: None,
         };
         match variant.id.as_str() {
             "crash" => return Outcome::Failed { how: Failing::Killed, said: "signal 9 <i>\u{1b}[0m".into() },

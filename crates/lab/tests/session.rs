@@ -61,6 +61,7 @@ fn answer(seconds: f64) -> Answer {
         decoded: vec![],
         values: vec![1.0, 2.0],
         control: vec![],
+        beside: None,
     }
 }
 

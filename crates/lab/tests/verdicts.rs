@@ -3,7 +3,7 @@
 use pellucid_lab::budget::{self, Purse};
 use pellucid_lab::environment::Environment;
 use pellucid_lab::executor::{Executor, Failing, Outcome};
-use pellucid_lab::protocol::{Answer, Request};
+use pellucid_lab::protocol::{Answer, Job, Request};
 use pellucid_lab::result::SessionResult;
 use pellucid_lab::selftest::{self, Trial};
 use pellucid_lab::session::{self, Setting};
@@ -31,7 +31,7 @@ impl Machine {
 }
 
 impl Executor for Machine {
-    fn run(&mut self, variant: &Variant, _: &Request, limit: Duration) -> Outcome {
+    fn run(&mut self, variant: &Variant, request: &Request, limit: Duration) -> Outcome {
         let takes = if variant.worker == WorkerKind::Pellucid { self.takes.0 } else { self.takes.1 };
         // Nobody runs longer than the limit: whoever would is killed then.
         self.clock += takes.min(limit.as_secs_f64());
@@ -43,10 +43,12 @@ impl Executor for Machine {
         }
         let slow: f64 = variant.env.get(worker::SLOW).map_or(0.0, |share| share.parse().expect("a share"));
         let seconds = 0.1 * (1.0 + slow) * (self.noise * self.random.normal()).exp();
-        Outcome::Answered(Box::new(Answer {
+        // A capture costs one in a hundred; what a process does by itself falls on all of its jobs.
+        let takes = |job: Job| seconds * if job == Job::Capture { 1.01 } else { 1.0 };
+        let answer = |job: Job, beside: Option<Box<Answer>>| Answer {
             engine: "simulated".into(),
             load_to_first_token_s: 1.0,
-            samples_s: vec![seconds],
+            samples_s: vec![takes(job)],
             peak_bytes: 1000,
             memory: None,
             allocations: None,
@@ -55,7 +57,10 @@ impl Executor for Machine {
             decoded: vec![],
             values: vec![1.0],
             control: vec![],
-        }))
+            beside,
+        };
+        let beside = request.beside.map(|job| Box::new(answer(job, None)));
+        Outcome::Answered(Box::new(answer(request.job, beside)))
     }
 
     fn elapsed(&self) -> f64 {
@@ -94,6 +99,21 @@ fn a_session_of_undecided_rows_is_inconclusive() {
     assert_eq!((conclusion.verdict, conclusion.exit_code()), (Some(Verdict::Inconclusive), 4), "{conclusion:?}");
     assert!(conclusion.why.contains("1 of 1 rows that gate"), "{conclusion:?}");
     assert_eq!(run(&suite(&["a", "b"], ""), Machine::new(1, 1e-4)).conclusion().verdict, Some(Verdict::Equivalent));
+}
+
+/// One process differs from the next by a tenth, and a capture from none by a hundredth: only a process that does both can tell.
+#[test]
+fn jobs_of_one_process_are_compared_without_what_processes_do() {
+    let mut suite = suite(&["a", "more job = \"capture\""], "");
+    let apart = run(&suite, Machine::new(1, 0.1));
+    suite.workloads[0].together = true;
+    let together = run(&suite, Machine::new(1, 0.1));
+    let interval = |result: &SessionResult| result.comparisons[1].log_ratio;
+    assert!(interval(&apart).half_width() > 0.02, "{:?}", interval(&apart));
+    let found = interval(&together);
+    assert!((found.mean - 1.01f64.ln()).abs() < 1e-9 && found.half_width() < 1e-9, "{found:?}");
+    // Two sides of a pair, one process.
+    assert_eq!(together.session.seconds, together.runs.len() as f64 / 2.0);
 }
 
 #[test]

@@ -1,5 +1,5 @@
 //! One decode step and one prompt of the built-in model, to be counted by callgrind: without a plan, with a plan that touches nothing, and
-//! with every layer's stream captured.
+//! with every layer's stream captured; then prompts of several lengths with more and more layers captured.
 //!
 //!     valgrind --tool=callgrind --dump-before=one_step_mark target/debug/examples/one_step
 //!
@@ -32,10 +32,27 @@ extern "C" fn one_step_mark() {
 }
 
 /// What lay between each mark and the one before it, and under which plan; none where it does not count.
-struct Marks(Vec<Option<(&'static str, &'static str)>>);
+struct Marks(Vec<Option<Ended>>);
+
+#[derive(Clone, Copy)]
+enum Ended {
+    Prompt(&'static str),
+    Step(&'static str),
+    Captures { tokens: usize, layers: usize },
+}
+
+impl std::fmt::Display for Ended {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        match self {
+            Ended::Prompt(plan) => write!(f, "prompt, {plan}"),
+            Ended::Step(plan) => write!(f, "step, {plan}"),
+            Ended::Captures { tokens, layers } => write!(f, "captures, {tokens} tokens, {layers} layers"),
+        }
+    }
+}
 
 impl Marks {
-    fn mark(&mut self, ended: Option<(&'static str, &'static str)>) {
+    fn mark(&mut self, ended: Option<Ended>) {
         one_step_mark();
         self.0.push(ended);
     }
@@ -58,13 +75,23 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for round in 0..=ROUNDS {
         for (name, plan) in &plans {
             let name = (round > 0).then_some(*name);
-            prompt(&loaded.model, plan, name, &mut marks)?;
+            prompt(&loaded.model, plan, PROMPT, name.map(Ended::Prompt), &mut marks)?;
             step(&loaded.model, plan, name, &mut marks)?;
+        }
+    }
+    let depth = loaded.model.program().architecture().layers.len();
+    for count in [PROMPT / 4, PROMPT / 2, PROMPT * 3 / 4] {
+        // The last layers' streams cost less than the others: the buffers of layers past by can be had for nothing.
+        for layers in 0..depth - 1 {
+            let plan = Plan::capture((0..layers).map(|layer| format!("layers.{layer}.resid_post")));
+            for ended in [None, Some(Ended::Captures { tokens: count, layers })] {
+                prompt(&loaded.model, &plan, count, ended, &mut marks)?;
+            }
         }
     }
     println!("{}", if simd::has_avx2() { "AVX2" } else { "portable" });
     for ended in marks.0 {
-        println!("{}", ended.map_or_else(String::new, |(what, plan)| format!("{what}, {plan}")));
+        println!("{}", ended.map_or_else(String::new, |ended| ended.to_string()));
     }
     Ok(())
 }
@@ -74,12 +101,18 @@ fn tokens(count: usize) -> Vec<Vec<u32>> {
 }
 
 /// A prompt, of which the last position's logits are read, as everybody does.
-fn prompt(model: &Model, plan: &Plan, name: Option<&'static str>, marks: &mut Marks) -> pellucid_engine::Result<()> {
+fn prompt(
+    model: &Model,
+    plan: &Plan,
+    count: usize,
+    ended: Option<Ended>,
+    marks: &mut Marks,
+) -> pellucid_engine::Result<()> {
     let plan = plan.clone().with(Tap::new("logits", Action::Capture(None)).positions(Positions::Last));
-    let rows = tokens(PROMPT);
+    let rows = tokens(count);
     marks.mark(None);
     let run = model.run(&rows, &plan, &RunOptions::default())?;
-    marks.mark(name.map(|name| ("prompt", name)));
+    marks.mark(ended);
     black_box(run);
     Ok(())
 }
@@ -90,7 +123,7 @@ fn step(model: &Model, plan: &Plan, name: Option<&'static str>, marks: &mut Mark
     let mut seen = 0;
     model.generate(&tokens(BEFORE_STEP), plan, &options, &mut |_, _| {
         seen += 1;
-        marks.mark(name.filter(|_| seen == NEW).map(|name| ("step", name)));
+        marks.mark(name.filter(|_| seen == NEW).map(Ended::Step));
         Control::Go
     })?;
     Ok(())

@@ -186,8 +186,8 @@ impl Oracle<'_> {
     }
 
     fn linear_attention(&mut self, l: &LinearAttention, x: &Tokens) -> Tokens {
-        let [q, k, v] =
-            ["mixer.q", "mixer.k", "mixer.v"].map(|name| map(&self.product(x, name), |x| self.activate(l.activation, x)));
+        let [q, k, v] = ["mixer.q", "mixer.k", "mixer.v"]
+            .map(|name| map(&self.product(x, name), |x| self.activate(l.activation, x)));
         let mut heads: Vec<State> = vec![vec![vec![0.0; l.head_dim]; l.head_dim]; l.heads];
         let (mut states, mut y) = (Vec::new(), Tokens::new());
         for t in 0..x.len() {

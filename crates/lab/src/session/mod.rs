@@ -70,7 +70,14 @@ pub fn run(
             arms.push(Arm { workload, before, after, before_first: random.bits() & 1 == 0 });
         }
     }
-    let mut state = Running { suite, setting: &setting, runs: Vec::new(), truths: Vec::new(), longest: HashMap::new() };
+    let mut state = Running {
+        suite,
+        setting: &setting,
+        runs: Vec::new(),
+        truths: Vec::new(),
+        waiting: None,
+        longest: HashMap::new(),
+    };
     let mut earlier: HashMap<(String, String, usize, bool), Run> = setting
         .earlier
         .iter()
@@ -92,6 +99,7 @@ pub fn run(
                 ended_early = spent.clone();
                 continue;
             }
+            state.waiting = None;
             for is_reference in [first, !first] {
                 let key = (arm.workload.id.clone(), arm_name(arm.before, arm.after), pair, is_reference);
                 let run = match earlier.remove(&key) {
@@ -150,6 +158,7 @@ pub(crate) fn request(suite: &Suite, setting: &Setting, workload: &Workload, var
         threads: variant.threads,
         assume: setting.assume.clone(),
         job: suite.job(workload, variant),
+        beside: None,
         tokens: prompt(workload.tokens),
         warmups: workload.warmups,
         repeats: workload.repeats,
@@ -185,6 +194,8 @@ struct Running<'s> {
     runs: Vec<Run>,
     /// The oracle's first answer to each question.
     truths: Vec<(Question, Answer)>,
+    /// What the process of a pair's first side has said of its second, where one does both.
+    waiting: Option<Answer>,
     /// Seconds of each variant's longest process on each workload.
     longest: HashMap<(String, String), f64>,
 }
@@ -215,18 +226,28 @@ impl Running<'_> {
     fn one(&mut self, arm: &Arm, pair: usize, is_reference: bool, executor: &mut dyn Executor) -> Option<Run> {
         let precision = &self.suite.precision;
         let variant = if is_reference { arm.before } else { arm.after };
-        let request = self.request(arm.workload, variant);
         let at_s = executor.elapsed();
         let left = precision.budget_s - at_s;
         if left <= 0.0 {
             return None;
         }
         let padding = padding(self.setting.seed, self.runs.len());
-        let limit = Duration::from_secs_f64(precision.timeout_s.min(left));
-        let (answer, failed) = match executor.run(&padded(variant, padding), &request, limit) {
-            Outcome::Answered(answer) => (Some(*answer), None),
-            Outcome::Failed { how: Failing::Timeout, .. } if left < precision.timeout_s => return None,
-            Outcome::Failed { how, said } => (None, Some((how, said))),
+        let (answer, failed) = match self.waiting.take() {
+            Some(answer) => (Some(answer), None),
+            None => {
+                let other = if is_reference { arm.after } else { arm.before };
+                let beside = arm.workload.together.then(|| self.suite.job(arm.workload, other));
+                let request = Request { beside, ..request(self.suite, self.setting, arm.workload, variant) };
+                let limit = Duration::from_secs_f64(precision.timeout_s.min(left));
+                match executor.run(&padded(variant, padding), &request, limit) {
+                    Outcome::Answered(mut answer) => {
+                        self.waiting = answer.beside.take().map(|beside| *beside);
+                        (Some(*answer), None)
+                    }
+                    Outcome::Failed { how: Failing::Timeout, .. } if left < precision.timeout_s => return None,
+                    Outcome::Failed { how, said } => (None, Some((how, said))),
+                }
+            }
         };
         let took = self.longest.entry((arm.workload.id.clone(), variant.id.clone())).or_default();
         *took = took.max(executor.elapsed() - at_s);
@@ -263,9 +284,5 @@ impl Running<'_> {
         let workload = self.suite.workloads.iter().find(|workload| workload.id == run.workload)?;
         let job = self.suite.job(workload, self.suite.variant(&run.variant)?);
         Some(Question { model: workload.model.clone(), tokens: workload.tokens, job })
-    }
-
-    fn request(&self, workload: &Workload, variant: &Variant) -> Request {
-        request(self.suite, self.setting, workload, variant)
     }
 }

@@ -34,6 +34,7 @@ impl Executor for Machine {
             decoded: vec![1],
             values: vec![1.0, 2.0],
             control: vec![],
+            beside: None,
         }))
     }
 
