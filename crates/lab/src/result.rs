@@ -48,6 +48,14 @@ pub struct SessionResult {
     pub roofline: Option<Roofline>,
 }
 
+impl SessionResult {
+    /// How many processes ran: where one did both sides of a pair, it counts once.
+    pub fn processes(&self) -> usize {
+        let together = |run: &&Run| self.suite.workloads.iter().any(|own| own.together && own.id == run.workload);
+        self.runs.len() - self.runs.iter().filter(together).count() / 2
+    }
+}
+
 /// How a session was run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Session {

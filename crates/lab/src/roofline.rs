@@ -11,6 +11,7 @@ use crate::{Result, worker};
 use pellucid_engine::profile::{OpTime, work};
 use pellucid_engine::program::OpKind;
 use pellucid_engine::{Action, Control, Generate, Model, Plan, Positions, Program, RunOptions, Tap};
+use pellucid_kernels::memory::Aligned;
 use pellucid_kernels::{DType, Matrix, Pool, matmul};
 use pellucid_models::Error;
 use serde::{Deserialize, Serialize};
@@ -185,17 +186,36 @@ fn rates(model: &Model, times: &[&OpTime], phase: &str) -> BTreeMap<String, OpRa
     rates
 }
 
-/// Bytes a second read by all threads from memory that no cache holds: the best of a few times.
+/// Bytes a second read by all threads from memory that no cache holds: the best of a few times and ways. The memory is as weights have it,
+/// and each thread reads its share in one stream or in several at once, which keeps more reads under way.
 pub(crate) fn read_rate(pool: &Pool) -> f64 {
     const BYTES: usize = 128 << 20;
-    let memory: Vec<u64> = (0..BYTES as u64 / 8).collect();
-    let parts: Vec<&[u64]> = memory.chunks(memory.len().div_ceil(pool.threads())).collect();
-    let seconds = best(16, || {
-        pool.run(parts.len(), &|part| {
-            black_box(parts[part].iter().fold(0u64, |sum, x| sum.wrapping_add(*x)));
+    const STREAMS: [usize; 3] = [1, 2, 4];
+    let mut memory = Aligned::<u16>::lasting(BYTES / 2);
+    memory.iter_mut().enumerate().for_each(|(i, x)| *x = i as u16);
+    let parts: Vec<&[u16]> = memory.chunks(memory.len().div_ceil(pool.threads())).collect();
+    let seconds = |streams: usize| {
+        best(12, || {
+            pool.run(parts.len(), &|part| {
+                black_box(sum_in_streams(parts[part], streams));
+            })
         })
-    });
-    BYTES as f64 / seconds
+    };
+    BYTES as f64 / STREAMS.map(seconds).into_iter().fold(f64::INFINITY, f64::min)
+}
+
+/// Reads numbers a cache line at a time, in turn from so many places at equal distances.
+fn sum_in_streams(numbers: &[u16], streams: usize) -> [u16; 32] {
+    let (lines, _) = numbers.as_chunks::<32>();
+    let apart = lines.len() / streams;
+    let mut sums = [0u16; 32];
+    for line in 0..apart {
+        for stream in 0..streams {
+            let line = &lines[stream * apart + line];
+            sums.iter_mut().zip(line).for_each(|(sum, x)| *sum = sum.wrapping_add(*x));
+        }
+    }
+    sums
 }
 
 /// Operations a second of products whose operands stay in the cache: the best of a few sizes and times.

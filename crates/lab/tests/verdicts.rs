@@ -113,7 +113,10 @@ fn jobs_of_one_process_are_compared_without_what_processes_do() {
     let found = interval(&together);
     assert!((found.mean - 1.01f64.ln()).abs() < 1e-9 && found.half_width() < 1e-9, "{found:?}");
     // Two sides of a pair, one process.
-    assert_eq!(together.session.seconds, together.runs.len() as f64 / 2.0);
+    assert_eq!(
+        (together.session.seconds, together.processes()),
+        (together.runs.len() as f64 / 2.0, together.runs.len() / 2)
+    );
 }
 
 #[test]

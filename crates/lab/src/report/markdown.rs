@@ -25,7 +25,7 @@ pub fn markdown(result: &SessionResult) -> String {
         cell(&result.suite.name),
         cell(&result.suite.title),
         conclusion.name(),
-        result.runs.len(),
+        result.processes(),
         result.session.seconds,
         cell(&conclusion.why)
     );

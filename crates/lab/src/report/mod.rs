@@ -103,7 +103,7 @@ pub fn text(result: &SessionResult) -> String {
     let conclusion = result.conclusion();
     out + &format!(
         "\n{} processes in {:.0} s, seed {}: {}\n({})\n",
-        result.runs.len(),
+        result.processes(),
         result.session.seconds,
         result.session.seed,
         conclusion.name(),
