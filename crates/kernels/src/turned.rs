@@ -91,25 +91,23 @@ fn multiply_with<S: Simd>(
             for row in rows.clone().step_by(ROWS) {
                 let height = ROWS.min(rows.end - row);
                 let left = Left { start: inputs[(row - above) * inner + from * ROWS..].as_ptr(), row: 1, col: ROWS };
-                let at = row * width + column;
-                if column + PANEL <= columns.end {
-                    // SAFETY: the repacked inputs hold whole tiles, the panel its steps; these rows and columns are this task's.
-                    unsafe {
-                        let out = Out { start: dx.get().add(at), row: width, panel: 0 };
-                        tile::block(s, height, 1, to - from, left, right, out, go_on);
-                    }
-                    continue;
-                }
-                // The last panel when its columns do not fill it: through a small buffer.
+                // Each chunk is summed up by itself: over a vocabulary of outputs one chain of sums would lose two digits.
                 let mut sums = [0.0f32; ROWS * PANEL];
                 let out = Out { start: sums.as_mut_ptr(), row: PANEL, panel: 0 };
-                // SAFETY: as above, and the buffer holds a whole tile.
+                // SAFETY: the repacked inputs hold whole tiles, the panel its steps, the buffer a whole tile.
                 unsafe { tile::block(s, height, 1, to - from, left, right, out, false) };
-                for lane in 0..height {
+                let wide = PANEL.min(columns.end - column);
+                for (lane, sums) in sums.chunks_exact(PANEL).take(height).enumerate() {
                     // SAFETY: these rows and columns are this task's.
-                    let out = unsafe { dx.part(at + lane * width, columns.end - column) };
-                    let sums = &sums[lane * PANEL..];
-                    out.iter_mut().zip(sums).for_each(|(y, x)| *y = if go_on { *y + x } else { *x });
+                    let out = unsafe { dx.part((row + lane) * width + column, wide) };
+                    if !go_on {
+                        out.copy_from_slice(&sums[..wide]);
+                    } else if let Ok(out) = <&mut [f32; PANEL]>::try_from(&mut *out) {
+                        // Of a length that is known: two sums of vectors.
+                        out.iter_mut().zip(sums).for_each(|(y, x)| *y += x);
+                    } else {
+                        out.iter_mut().zip(sums).for_each(|(y, x)| *y += x);
+                    }
                 }
             }
         }
@@ -206,6 +204,29 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// As many outputs as a vocabulary has: one chain of sums would be several times as far off.
+    #[test]
+    fn long_sums_keep_their_digits() {
+        let (inner, columns) = (40_000, 32);
+        // Of one sign, so that the sums grow.
+        let [dy, values] = [(inner, 3), (inner * columns, 1)]
+            .map(|(count, seed)| numbers(count, seed).iter().map(|x| x.abs()).collect::<Vec<f32>>());
+        let pool = Pool::new(2);
+        let w = Matrix::pack(&pool, inner, columns, DType::F32, &|row, out| {
+            out.copy_from_slice(&values[row * columns..][..columns]);
+        });
+        let mut dx = vec![0.0; columns];
+        matmul_turned(&pool, &dy, &w, false, &mut dx);
+        let (mut ours, mut chain) = (0.0, 0.0);
+        for (column, &sum) in dx.iter().enumerate() {
+            let of = |n: usize| (dy[n], values[n * columns + column]);
+            let truth: f64 = (0..inner).map(of).map(|(a, b)| a as f64 * b as f64).sum();
+            ours += (sum as f64 - truth).powi(2);
+            chain += ((0..inner).map(of).fold(0f32, |sum, (a, b)| a.mul_add(b, sum)) as f64 - truth).powi(2);
+        }
+        assert!(ours.sqrt() * 3.0 < chain.sqrt(), "{} against {}", ours.sqrt(), chain.sqrt());
     }
 
     struct Bytes(Vec<u8>, usize);
