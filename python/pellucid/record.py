@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import convert
+from . import _core, convert
 from .errors import PlanError, RecordError
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 OPEN, WAITING, DONE, FAILED = "open", "waiting", "done", "failed"
 
 
-class Recorder:
+class Recorder(_core.Record):
     """The record of one block.
 
     Every access to a site and every write takes the next `place`; taps are handed over in the order of their places. So a value that
@@ -35,13 +35,11 @@ class Recorder:
         "metrics",
         "model",
         "padded",
-        "place",
         "rows",
         "saves",
         "seconds",
         "session",
         "state",
-        "taps",
         "values",
         "writes",
     )
@@ -52,8 +50,6 @@ class Recorder:
         self.padded = padded
         self.allow_nan = allow_nan
         self.rows: list[Any] = []
-        self.place = 0
-        self.taps: list[tuple[Any, ...]] = []
         self.values: list[tuple[Any, ...]] = []
         self.saves: list[tuple[Value, int]] = []
         """Values that come back, each with its node; what a tap captures comes back to the site in the tap itself."""
@@ -71,6 +67,10 @@ class Recorder:
         self.seconds: Any = None
         self.state = OPEN
         self.failure: BaseException | None = None
+
+    def ended(self, state: str, failure: BaseException | None = None) -> None:
+        """Closes the record: the block has run, or never will."""
+        self.state, self.failure, self.closed = state, failure, True
 
     def capture(self, tap: tuple[Any, ...]) -> None:
         """Records a tap that hands a site's activation over as it lies, which no value of an expression does."""

@@ -6,37 +6,26 @@ for a single prompt. Numbers, numpy arrays, torch tensors and saved values of ea
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from . import display, results
+from . import _core, display, results
 from .errors import PlanError, RecordError
 from .selection import WHOLE, Scope, expand
 
-if TYPE_CHECKING:
-    from .record import Recorder
-
-AWAITED = object()
+AWAITED = ...
 """In the place of a result that the run has yet to give."""
 
 
-class Value:
+class Value(_core.BlockValue):
     """A value of a block. Save it to have its numbers after the block."""
 
-    __slots__ = ("_kept", "_node", "_rank", "_recorder", "_result", "_scope")
+    __slots__ = ()
 
     # numpy leaves operators between its arrays and values to this class.
     __array_ufunc__ = None
     __hash__ = object.__hash__
-
-    def __init__(self, recorder: Recorder, scope: Scope | None, node: int, rank: int | None) -> None:
-        self._recorder = recorder
-        self._scope = scope
-        self._node: Any = node
-        self._rank = rank
-        self._result: Any = None
-        self._kept: Any = None
 
     # What comes back.
 

@@ -11,6 +11,7 @@
 //! | `branch` | re-runs from the middle |
 //! | `prefix` | beginnings of prompts, kept for later calls |
 //! | `found` | what came back |
+//! | `block` | the objects of a block: its record, its views, its values and sites |
 //! | `record` | what a block recorded, as a plan |
 //! | `expression` | the values among it |
 //! | `tokenizer` | tokenizers by themselves |
@@ -19,6 +20,7 @@
 //! | `errors` | the package's exceptions |
 
 mod array;
+mod block;
 mod branch;
 mod errors;
 mod expression;
@@ -38,6 +40,8 @@ use pyo3::prelude::*;
 mod _core {
     #[pymodule_export]
     use super::array::Array;
+    #[pymodule_export]
+    use super::block::{BlockLayer, BlockLayers, BlockSite, BlockValue, BlockView, PointOfLayer, Record};
     #[pymodule_export]
     use super::branch::{Base, base};
     #[pymodule_export]
