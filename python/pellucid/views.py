@@ -145,6 +145,9 @@ class Layers(_core.BlockLayers):
     def __iter__(self) -> Iterator[Layer]:
         return (self[index] for index in range(len(self)))
 
+    def __repr__(self) -> str:
+        return f"<the {len(self)} layers inside a block>"
+
 
 class Layer(_core.BlockLayer):
     """A layer of a view: its points, its modules, and itself as a function."""

@@ -157,7 +157,6 @@ pub struct PointOfLayer {
     point: Py<PyString>,
     /// The class of sites.
     class: Py<PyAny>,
-    #[pyo3(get, name = "__doc__")]
     meaning: String,
 }
 
@@ -185,6 +184,11 @@ impl PointOfLayer {
         let recorder = view.recorder.as_ref().map(|recorder| recorder.bind(py));
         let place = recorder.map(|recorder| recorder.borrow_mut().next_place());
         class.bind(py).call1((recorder, &view.scope, info, place, &view.select))
+    }
+
+    /// What `help` shows of the attribute.
+    fn __repr__(&self) -> String {
+        format!("<a site of each layer: {}>", self.meaning)
     }
 }
 
