@@ -18,7 +18,6 @@ from .views import Layers, View, _set
 
 if TYPE_CHECKING:
     from .model import Model
-    from .sites import SiteInfo
 
 
 class Block(View):
@@ -144,11 +143,6 @@ class Block(View):
 
     def _run(self, recorder: Recorder) -> None:
         raise NotImplementedError
-
-    def _site(self, info: SiteInfo) -> Site:
-        if not self._recorder.entered:
-            raise RecordError("nothing is recorded outside the block", "write `with model.trace(…) as t:`")
-        return View._site(self, info)
 
     def __getattr__(self, name: str) -> Any:
         if name != "layers":

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from . import _core, display, results
+from . import _core, display, results, ufuncs
 from .errors import PlanError, RecordError
 from .selection import WHOLE, Scope, expand
 
@@ -23,8 +23,6 @@ class Value(_core.BlockValue):
 
     __slots__ = ()
 
-    # numpy leaves operators between its arrays and values to this class.
-    __array_ufunc__ = None
     __hash__ = object.__hash__
 
     # What comes back.
@@ -103,6 +101,15 @@ class Value(_core.BlockValue):
     def _derived(self, rank: int | None, *expression: Any, scope: Any = AWAITED) -> Value:
         recorder = self._recorder
         return Value(recorder, self._scope if scope is AWAITED else scope, recorder.value(*expression), rank)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *operands: Any, **options: Any) -> Any:
+        """numpy's functions, and its operators between arrays and values."""
+        own = ufuncs.own(ufunc, method, options)
+        return own(*(operand if isinstance(operand, Value) else self._constant(operand) for operand in operands))
+
+    def _constant(self, numbers: Any) -> Value:
+        node, _, rank = self._other(numbers)
+        return Value(self._recorder, None, node, rank)
 
     def copy(self) -> Value:
         """The same value; updating one leaves the other as it is."""

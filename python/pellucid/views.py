@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _core
-from .errors import PlanError, SiteError
+from .errors import PlanError, RecordError, SiteError
 from .places import Site, as_value, just_written, made_of, through
 from .selection import Scope
 from .values import Value
@@ -40,6 +40,8 @@ class View(_core.BlockView):
 
     def _site(self, info: SiteInfo) -> Site:
         recorder, scope = self._recorder, self._scope
+        if not recorder.entered:
+            raise RecordError("nothing is recorded outside the block", "write `with model.trace(…) as t:`")
         return Site(recorder, scope, info, recorder.next_place(), scope.select)
 
     def _write(self, info: SiteInfo, value: Any) -> None:
