@@ -127,9 +127,10 @@ class Block(View):
         """What was recorded, as a plan; what caches want comes after everything else."""
         for node, value in recorder.later:
             recorder.values[node] = ("constant", value._one_result())
-        taps = list(recorder.taps)
-        for _, patterns, scope in recorder.caches:
-            taps += [(recorder.place + 1, None, "capture", pattern, scope.select) for pattern in patterns]
+        after = recorder.place + 1
+        caches = [(patterns, scope.select) for _, patterns, scope in recorder.caches]
+        cached = [(after, None, "capture", pattern, select) for patterns, select in caches for pattern in patterns]
+        taps = recorder.taps + cached if cached else recorder.taps
         return _core.Plan.from_record(taps, recorder.values, recorder.saves, recorder.metrics, recorder.allow_nan)
 
     def _hand_out(self, recorder: Recorder, run: Any) -> None:
