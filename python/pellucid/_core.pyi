@@ -53,9 +53,9 @@ class BlockLayers:
 class PointOfLayer:
     """A point as an attribute of layers."""
 
-    def __new__(cls, point: str, site: type, meaning: str) -> Any: ...
+    def __new__(cls, point: str, meaning: str) -> Any: ...
 
-class BlockValue:
+class Value:
     """The fields of a value of a block."""
 
     _scope: Any
@@ -67,7 +67,7 @@ class BlockValue:
     @property
     def _recorder(self) -> Any: ...
 
-class BlockSite(BlockValue):
+class Site(Value):
     """The fields of a site in a block."""
 
     _place: int

@@ -9,6 +9,7 @@ import numpy as np
 
 from . import _core
 from .errors import PlanError, SiteError
+from .native import methods_of
 from .selection import EVERYTHING, Selected, subscript
 from .values import AWAITED, Value, joined
 
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
     from .sites import SiteInfo
 
 
-class Site(_core.BlockSite, Value):
+@methods_of(_core.Site)
+class Site(_core.Site, Value):
     """A site in a block: a value that can also be written.
 
     It is the activation as it stood when it was taken: after writes that came before, before writes that came after.
@@ -61,7 +63,7 @@ class Site(_core.BlockSite, Value):
     def __getitem__(self, key: Any) -> Value:
         selected = self._selected(key)
         if selected is None:
-            return super().__getitem__(key)
+            return Value.__getitem__(self, key)
         recorder = self._recorder
         part = Site(recorder, selected.scope, self._info, self._place, selected.select, selected.drop, self._metric)
         return part if selected.picks is None else part._index(selected.picks)

@@ -12,13 +12,15 @@ import numpy as np
 
 from . import _core, display, results, ufuncs
 from .errors import PlanError, RecordError
+from .native import methods_of
 from .selection import WHOLE, Scope, expand
 
 AWAITED = ...
 """In the place of a result that the run has yet to give."""
 
 
-class Value(_core.BlockValue):
+@methods_of(_core.Value)
+class Value(_core.Value):
     """A value of a block. Save it to have its numbers after the block."""
 
     __slots__ = ()

@@ -254,6 +254,6 @@ def _of_model(name: str, meaning: str) -> property:
 # Attributes that are there are found much faster than those that have to be made up.
 for _name, _in_layers, _meaning in _core.points():
     if _in_layers:
-        setattr(Layer, _name, _core.PointOfLayer(_name, Site, _meaning))
+        setattr(Layer, _name, _core.PointOfLayer(_name, _meaning))
     else:
         setattr(View, _name, _of_model(_name, _meaning))

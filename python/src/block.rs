@@ -2,11 +2,13 @@
 //!
 //! A block makes one of these for each thing that it touches, and what that costs is what recording costs. So their fields are here, and the
 //! one path that every plain `t.layers[5].resid_post.save()` takes; everything else that they can do is in
-//! `pellucid/{record,views,values,places}.py`, whose classes inherit these.
+//! `pellucid/{record,views,values,places}.py`: classes that inherit these, and methods that values and sites are given
+//! (`pellucid/native.py`), so that they are made here without the way through a subclass.
 
 use crate::array::Array;
 use pellucid_engine::{self as engine, Action, Tap};
 use pyo3::PyTraverseError;
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::gc::PyVisit;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -79,6 +81,17 @@ impl BlockView {
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.recorder)?;
         visit.call(&self.scope)
+    }
+}
+
+impl BlockView {
+    /// A site as the view sees it, at the next place of the record.
+    fn take<'py>(&self, py: Python<'py>, info: Py<PyTuple>) -> PyResult<Bound<'py, BlockSite>> {
+        let recorder = self.recorder.as_ref().ok_or_else(|| PyRuntimeError::new_err("a view without a record"))?;
+        let place = recorder.borrow_mut(py).next_place();
+        let copy = |object: &Option<Py<PyAny>>| object.as_ref().map(|object| object.clone_ref(py));
+        let (scope, select) = (copy(&self.scope), copy(&self.select));
+        Bound::new(py, BlockSite::new(recorder.clone_ref(py), scope, info, place, select, None, None))
     }
 }
 
@@ -155,16 +168,14 @@ impl BlockLayers {
 #[pyclass(frozen, module = "pellucid._core")]
 pub struct PointOfLayer {
     point: Py<PyString>,
-    /// The class of sites.
-    class: Py<PyAny>,
     meaning: String,
 }
 
 #[pymethods]
 impl PointOfLayer {
     #[new]
-    fn new(point: Py<PyString>, class: Py<PyAny>, meaning: String) -> PointOfLayer {
-        PointOfLayer { point, class, meaning }
+    fn new(point: Py<PyString>, meaning: String) -> PointOfLayer {
+        PointOfLayer { point, meaning }
     }
 
     fn __get__<'py>(
@@ -172,18 +183,15 @@ impl PointOfLayer {
         object: &Bound<'py, PyAny>,
         _owner: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let (py, PointOfLayer { point, class, .. }) = (slf.py(), slf.get());
+        let (py, point) = (slf.py(), &slf.get().point);
         let Ok(layer) = object.cast::<BlockLayer>() else { return Ok(slf.clone().into_any()) };
         let layer = layer.get();
         let info = match layer.points.bind(py).get_item(point)? {
-            Some(info) => info,
+            Some(info) => info.cast_into::<PyTuple>()?,
             // A layer says itself what it does not have.
-            None => object.call_method1(intern!(py, "_info"), (point,))?,
+            None => object.call_method1(intern!(py, "_info"), (point,))?.cast_into()?,
         };
-        let view = layer.view.bind(py).borrow();
-        let recorder = view.recorder.as_ref().map(|recorder| recorder.bind(py));
-        let place = recorder.map(|recorder| recorder.borrow_mut().next_place());
-        class.bind(py).call1((recorder, &view.scope, info, place, &view.select))
+        Ok(layer.view.bind(py).borrow().take(py, info.unbind())?.into_any())
     }
 
     /// What `help` shows of the attribute.
@@ -203,7 +211,7 @@ enum Outcome {
 }
 
 /// The fields of a value.
-#[pyclass(subclass, module = "pellucid._core")]
+#[pyclass(name = "Value", subclass, module = "pellucid._core")]
 pub struct BlockValue {
     #[pyo3(get, name = "_recorder")]
     recorder: Py<Record>,
@@ -273,7 +281,7 @@ impl BlockValue {
 }
 
 /// The fields of a site in a block.
-#[pyclass(subclass, extends = BlockValue, module = "pellucid._core")]
+#[pyclass(name = "Site", subclass, extends = BlockValue, module = "pellucid._core")]
 pub struct BlockSite {
     /// A `SiteInfo`, whose first entry is the address.
     #[pyo3(get, name = "_info")]
