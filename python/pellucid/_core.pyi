@@ -32,6 +32,7 @@ class BlockView:
     _recorder: Any
     _scope: Any
     def __new__(cls, *arguments: Any, **named: Any) -> Any: ...
+    def _take(self, info: tuple[Any, ...]) -> Any: ...
 
 class BlockLayer:
     """A layer of a view."""

@@ -35,14 +35,12 @@ class View(_core.BlockView):
         return Layers(self, len(self._recorder.layers))
 
     def _info(self, name: str) -> SiteInfo:
-        sites = self._recorder.model.sites
-        return sites.by_address.get(name) or sites[name]
+        return self._recorder.model.sites[name]
 
     def _site(self, info: SiteInfo) -> Site:
-        recorder, scope = self._recorder, self._scope
-        if not recorder.entered:
+        if not self._recorder.entered:
             raise RecordError("nothing is recorded outside the block", "write `with model.trace(…) as t:`")
-        return Site(recorder, scope, info, recorder.next_place(), scope.select)
+        return self._take(info)
 
     def _write(self, info: SiteInfo, value: Any) -> None:
         if not just_written(value, self._recorder, info, self._scope.select):

@@ -78,20 +78,19 @@ impl BlockView {
         Ok(())
     }
 
-    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        visit.call(&self.recorder)?;
-        visit.call(&self.scope)
-    }
-}
-
-impl BlockView {
     /// A site as the view sees it, at the next place of the record.
+    #[pyo3(name = "_take")]
     fn take<'py>(&self, py: Python<'py>, info: Py<PyTuple>) -> PyResult<Bound<'py, BlockSite>> {
         let recorder = self.recorder.as_ref().ok_or_else(|| PyRuntimeError::new_err("a view without a record"))?;
         let place = recorder.borrow_mut(py).next_place();
         let copy = |object: &Option<Py<PyAny>>| object.as_ref().map(|object| object.clone_ref(py));
         let (scope, select) = (copy(&self.scope), copy(&self.select));
         Bound::new(py, BlockSite::new(recorder.clone_ref(py), scope, info, place, select, None, None))
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.recorder)?;
+        visit.call(&self.scope)
     }
 }
 
