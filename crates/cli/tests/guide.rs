@@ -45,7 +45,7 @@ fn the_guide_to_plans_shows_what_is_printed() {
         let (words, most) = words(&line);
         let mut command = Command::new(env!("CARGO_BIN_EXE_pellucid"));
         let output = command.args(&words[1..]).current_dir(root()).env("NO_COLOR", "1").output().expect("the binary");
-        let printed = String::from_utf8_lossy(&output.stdout);
+        let printed = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
         // How long a plan takes is this machine's own.
         let lines = |text: &str| -> Vec<String> {
             let lines = text.lines().take(most).map(|line| line.trim_end().to_string());
