@@ -61,6 +61,8 @@ class Site(_core.Site, Value):
         return self._node
 
     def __getitem__(self, key: Any) -> Value:
+        if self._recorder.closed:
+            self._recorder.refuse("no part of a site can be taken any more")
         selected = self._selected(key)
         if selected is None:
             return Value.__getitem__(self, key)

@@ -88,7 +88,7 @@ class Recorder(_core.Record):
     def value(self, *expression: Any) -> int:
         """Records a value."""
         if self.state is not OPEN and self.state is not WAITING:
-            self.refuse("no more values can be recorded; take .value and go on with numpy")
+            self.refuse("no more values can be recorded")
         self.values.append(expression)
         return len(self.values) - 1
 
@@ -145,5 +145,8 @@ class Recorder(_core.Record):
         if self.state is FAILED:
             raise RecordError(f"the block raised {self.failure!r}, and nothing of it ran: {what}") from self.failure
         if self.state is DONE:
-            raise RecordError(f"the block has ended: {what}", "begin another block; saved values can be used in it")
+            raise RecordError(
+                f"the block has ended: {what}",
+                "take .value of what was saved and go on with numpy, or begin another block: saved values can be used in it",
+            )
         raise RecordError(f"the block has ended, and runs when its session ends: {what}")

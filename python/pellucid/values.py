@@ -425,7 +425,10 @@ class Value(_core.Value):
         )
 
     def __iter__(self) -> Any:
-        raise RecordError("how long this value is is not known while the block is recorded", "index it instead")
+        raise RecordError(
+            "how long this value is is not known while the block is recorded",
+            "index it instead; after the block, go through .value",
+        )
 
     def __float__(self) -> float:
         return float(self.value)

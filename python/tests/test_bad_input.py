@@ -150,6 +150,17 @@ def test_values_before_after_and_outside(model):
         pass
 
 
+def test_what_was_saved_goes_on_as_numbers(model):
+    with model.trace(STORY) as t:
+        h, length = t.layers[0].resid_post.save(), t.layers[0].resid_post.norm().save()
+    for use in (lambda: h[0], lambda: h[:, -1], lambda: h.mean(), lambda: h + 1, lambda: length * 2, lambda: np.exp(h)):
+        with pytest.raises(pellucid.RecordError, match=r"the block has ended.*\n.*take \.value"):
+            use()
+    with pytest.raises(pellucid.RecordError, match=r"go through \.value"):
+        list(h)
+    assert np.isclose(float(length), np.linalg.norm(h.value))
+
+
 def test_values_of_a_block_that_raised(model):
     with pytest.raises(ZeroDivisionError), model.trace(STORY) as t:
         saved = t.layers[0].resid_post.save()
