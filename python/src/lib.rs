@@ -1,7 +1,7 @@
 //! The engine as the Python module `pellucid._core`.
 //!
-//! This crate translates and nothing else: Python objects become rows of tokens and plans, what a run gives back becomes objects that
-//! share the engine's memory. What people use is the package around it (`pellucid/*.py`).
+//! This crate translates: Python objects become rows of tokens and plans, what a run gives back becomes objects that share the engine's
+//! memory. Only what a block makes by the dozen lives here itself (`block`). What people use is the package around it (`pellucid/*.py`).
 //!
 //! | module | its part |
 //! |---|---|
