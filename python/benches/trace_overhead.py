@@ -1,8 +1,9 @@
 """What a trace costs beyond the engine: python benches/trace_overhead.py
 
-Total time of a block minus the engine's own, on the built-in model with token ids, as medians; and what it then takes to read a saved
-value as a numpy array. The promises: an empty trace at most 20 µs, at most 3 µs more for each save, generation with every layer captured
-at most 1.03 times generation without.
+Total time of a block minus the engine's own, on the built-in model with token ids; and what it then takes to read a saved value as a numpy
+array. Numbers of saves take turns, and what a save adds is the median over the rounds of its difference from the empty block beside it: a
+machine that slows down slows both. The promises: an empty trace at most 20 µs, at most 3 µs more for each save, generation with every
+layer captured at most 1.03 times generation without.
 """
 
 from __future__ import annotations
@@ -19,8 +20,6 @@ POINTS = ("resid_pre", "attn_in", "attn_out", "mlp_in", "mlp_out", "resid_post")
 
 def beyond_engine(block: Callable[[], float], calls: int) -> float:
     """Microseconds of a call that are not the engine's: the median over calls."""
-    for _ in range(calls // 10):
-        block()
     found = []
     for _ in range(calls):
         started = time.perf_counter()
@@ -66,13 +65,16 @@ def main() -> None:
         with model.trace(tokens) as t:
             return [getattr(layer, point).save() for layer in t.layers for point in POINTS]
 
+    blocks = {saves: block(saves) for saves in (0, 1, 6, 12, 36)}
+    turns = max(options.calls // 25, 1)
+    for run in blocks.values():
+        beyond_engine(run, 25)
+    costs = [{saves: beyond_engine(run, 25) for saves, run in blocks.items()} for _ in range(turns)]
     print(f"{'saves':>6}  {'beyond the engine, µs':>22}  {'each, µs':>9}")
-    empty = 0.0
-    for saves in (0, 1, 6, 12, 36):
-        cost = beyond_engine(block(saves), options.calls)
-        empty = cost if saves == 0 else empty
-        each = f"{(cost - empty) / saves:9.2f}" if saves else ""
-        print(f"{saves:>6}  {cost:>22.1f}  {each:>9}")
+    for saves in blocks:
+        whole = statistics.median(cost[saves] for cost in costs)
+        each = statistics.median((cost[saves] - cost[0]) / saves for cost in costs) if saves else None
+        print(f"{saves:>6}  {whole:>22.1f}  {'' if each is None else f'{each:9.2f}':>9}")
 
     print(f"reading a saved value afterwards: {reading(saved, options.calls):.2f} µs")
 

@@ -17,6 +17,82 @@ class Array:
     def is_integer(self) -> bool: ...
     def numpy(self) -> np.ndarray: ...
 
+class Record:
+    """What a block records, as far as every access and save has to do with it."""
+
+    place: int
+    taps: list[Any]
+    closed: bool
+    def __new__(cls, *arguments: Any, **named: Any) -> Any: ...
+    def next_place(self) -> int: ...
+
+class BlockView:
+    """The fields of a view of a block."""
+
+    _recorder: Any
+    _scope: Any
+    def __new__(cls, *arguments: Any, **named: Any) -> Any: ...
+    def _take(self, info: tuple[Any, ...]) -> Any: ...
+
+class BlockLayer:
+    """A layer of a view."""
+
+    def __new__(cls, view: BlockView, index: int, points: dict[str, Any]) -> Any: ...
+    @property
+    def _of(self) -> tuple[Any, int, dict[str, Any]]: ...
+
+class BlockLayers:
+    """The layers of a view."""
+
+    def __new__(cls, view: BlockView, count: int) -> Any: ...
+    @property
+    def _view(self) -> Any: ...
+    def __getitem__(self, index: Any) -> Any: ...
+    def __len__(self) -> int: ...
+    def _keep(self, layer: BlockLayer) -> None: ...
+
+class PointOfLayer:
+    """A point as an attribute of layers."""
+
+    def __new__(cls, point: str, meaning: str) -> Any: ...
+
+class Value:
+    """The fields of a value of a block."""
+
+    _scope: Any
+    _node: Any
+    _rank: int | None
+    _kept: int | None
+    _result: Any
+    def __new__(cls, recorder: Record, scope: Any, node: int | None, rank: int | None) -> Any: ...
+    @property
+    def _recorder(self) -> Any: ...
+
+class Site(Value):
+    """The fields of a site in a block."""
+
+    _place: int
+    _written: int | None
+    def __new__(
+        cls,
+        recorder: Record,
+        scope: Any,
+        info: tuple[Any, ...],
+        place: int,
+        select: Any,
+        drop: tuple[Any, ...] | None = None,
+        metric: int | None = None,
+    ) -> Any: ...
+    @property
+    def _info(self) -> Any: ...
+    @property
+    def _select(self) -> Any: ...
+    @property
+    def _drop(self) -> Any: ...
+    @property
+    def _metric(self) -> int | None: ...
+    def save(self) -> Any: ...
+
 class Plan:
     """What to see and what to change, ready to run."""
 

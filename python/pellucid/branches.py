@@ -61,7 +61,7 @@ class Base:
             runs = self._core.branches([block._plan(block._recorder) for block in blocks])
         except BaseException as failure:
             for block in blocks:
-                block._recorder.state, block._recorder.failure = FAILED, failure
+                block._recorder.ended(FAILED, failure)
             raise
         for block, run in zip(blocks, runs, strict=True):
             block._hand_out(block._recorder, run)

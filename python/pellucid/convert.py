@@ -18,18 +18,20 @@ Prompt = Any
 
 def array(value: Any) -> np.ndarray:
     """An f32 array of what can be one: numbers, lists, numpy arrays and torch tensors of any number format (bf16 too)."""
-    if isinstance(value, np.ndarray):
-        return np.asarray(value, dtype=np.float32)
     if hasattr(value, "detach"):
         # A torch tensor: numpy has no bf16, so torch itself widens it.
         return value.detach().float().cpu().numpy()
     try:
-        return np.asarray(value, dtype=np.float32)
+        found = np.asarray(value)
+        # numpy would read texts as numbers and `None` as NaN.
+        if found.dtype.kind not in "OSUcmM":
+            return found.astype(np.float32, copy=False)
+        why = f"numpy makes {found.dtype} of it"
     except (TypeError, ValueError) as error:
-        raise PlanError(
-            f"{type(value).__name__} is not an array of numbers: {error}",
-            "give numbers, arrays or values of this block",
-        ) from None
+        why = str(error)
+    raise PlanError(
+        f"{type(value).__name__} is not an array of numbers: {why}", "give numbers, arrays or values of this block"
+    )
 
 
 def rows(core: _core.Model, prompts: Any) -> tuple[list[Any], bool]:

@@ -23,7 +23,8 @@ class Error(Exception):
         self.site = site
 
     def __str__(self) -> str:
-        place = f"`{self.site}`: " if self.site is not None else ""
+        named = self.site is None or self.problem.startswith(f"`{self.site}`")
+        place = "" if named else f"`{self.site}`: "
         hint = f"\nhint: {self.hint}" if self.hint else ""
         return f"{place}{self.problem}{hint}"
 

@@ -267,7 +267,14 @@ class Model(Lens):
 
     def to_string(self, tokens: Any, skip_special: bool = False) -> str:
         """The text of tokens."""
-        return self._core.decode([int(token) for token in np.atleast_1d(tokens)], skip_special)
+        ids = [int(token) for token in np.atleast_1d(tokens)]
+        for token in ids:
+            if not 0 <= token < self.vocabulary:
+                raise InputError(
+                    f"there is no token {token}: the vocabulary has {self.vocabulary}",
+                    "use tokens of this model's own tokenizer",
+                )
+        return self._core.decode(ids, skip_special)
 
     # What it is.
 

@@ -134,6 +134,5 @@ class _Given(Trace):
     def __enter__(self) -> Any:
         self._recorder.entered = False
         Trace.__enter__(self)
-        for row, array in enumerate(self._arrays):
-            self.batch[self._name][row] = array
+        self[self._name] = self._arrays[0] if self._scope.single else self._arrays
         return self

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from . import _core
 from .errors import PlanError, SiteError
-from .selection import EVERYTHING, Scope, Selected, subscript
+from .native import methods_of
+from .selection import EVERYTHING, Selected, subscript
 from .values import AWAITED, Value, joined
 
 if TYPE_CHECKING:
@@ -16,33 +18,14 @@ if TYPE_CHECKING:
     from .sites import SiteInfo
 
 
-class Site(Value):
+@methods_of(_core.Site)
+class Site(_core.Site, Value):
     """A site in a block: a value that can also be written.
 
     It is the activation as it stood when it was taken: after writes that came before, before writes that came after.
     """
 
-    __slots__ = ("_drop", "_info", "_metric", "_place", "_select", "_written")
-
-    def __init__(
-        self,
-        recorder: Recorder,
-        scope: Scope | None,
-        info: SiteInfo,
-        place: int,
-        select: Any,
-        drop: Any = None,
-        metric: int | None = None,
-    ) -> None:
-        self._recorder = recorder
-        self._scope = scope
-        self._info = info
-        self._place = place
-        self._select = select
-        self._drop = drop
-        self._metric = metric
-        self._node = None
-        self._result = None
+    __slots__ = ()
 
     @property
     def _rank(self) -> int:  # type: ignore[override]
@@ -51,17 +34,16 @@ class Site(Value):
 
     # Reading.
 
-    def save(self) -> Value:
-        """Keeps what stands here now: after the block `.value` has it, and nothing changes it any more."""
+    def _save_part(self) -> Value:
+        """Saves a site that is not simply taken whole: a part of it, one that was read or saved before."""
         if self._result is not None:
             return self if self._kept == self._place else self._again().save()
-        self._kept = place = self._place
-        recorder, scope = self._recorder, self._scope
+        recorder, scope, place = self._recorder, self._scope, self._place
         if self._node is None and self._drop is None and (scope is None or scope.steps is None):
             recorder.capture((place, self._metric, "capture", self._info.address, self._select, self))
         else:
             recorder.keep(self, self._read())
-        self._result = AWAITED
+        self._kept, self._result = place, AWAITED
         return self
 
     def _again(self) -> Site:
@@ -79,9 +61,11 @@ class Site(Value):
         return self._node
 
     def __getitem__(self, key: Any) -> Value:
+        if self._recorder.closed:
+            self._recorder.refuse("no part of a site can be taken any more")
         selected = self._selected(key)
         if selected is None:
-            return super().__getitem__(key)
+            return Value.__getitem__(self, key)
         recorder = self._recorder
         part = Site(recorder, selected.scope, self._info, self._place, selected.select, selected.drop, self._metric)
         return part if selected.picks is None else part._index(selected.picks)
@@ -113,8 +97,8 @@ class Site(Value):
 
     def _next(self) -> int:
         """The place of what is recorded now; everything about one value's gradient has that value's place."""
-        self._recorder.place += 1
-        return self._recorder.place if self._metric is None else self._place
+        place = self._recorder.next_place()
+        return place if self._metric is None else self._place
 
     def _follow(self) -> None:
         """From here on this is what stands at the site now."""
@@ -122,6 +106,8 @@ class Site(Value):
 
     def _write(self, action: str, value: Any, *arguments: Any, at: str | None = None) -> None:
         recorder, info = self._recorder, self._info
+        if value is None and action != "skip":
+            raise PlanError("None is not an array of numbers", "give numbers, arrays or values", site=info.address)
         if isinstance(value, Value) and value._recorder is not recorder and isinstance(value._result, list):
             value = value.value
         per_row = self._per_row(value)
@@ -236,7 +222,7 @@ def just_written(value: Any, recorder: Recorder, info: SiteInfo, select: Any, me
     return (
         isinstance(value, Site)
         and value._recorder is recorder
-        and getattr(value, "_written", None) == recorder.place
+        and value._written == recorder.place
         and value._info is info
         and value._select == select
         and value._metric == metric

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import convert
+from . import _core, convert
 from .errors import PlanError, RecordError
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 OPEN, WAITING, DONE, FAILED = "open", "waiting", "done", "failed"
 
 
-class Recorder:
+class Recorder(_core.Record):
     """The record of one block.
 
     Every access to a site and every write takes the next `place`; taps are handed over in the order of their places. So a value that
@@ -35,13 +35,11 @@ class Recorder:
         "metrics",
         "model",
         "padded",
-        "place",
         "rows",
         "saves",
         "seconds",
         "session",
         "state",
-        "taps",
         "values",
         "writes",
     )
@@ -52,8 +50,6 @@ class Recorder:
         self.padded = padded
         self.allow_nan = allow_nan
         self.rows: list[Any] = []
-        self.place = 0
-        self.taps: list[tuple[Any, ...]] = []
         self.values: list[tuple[Any, ...]] = []
         self.saves: list[tuple[Value, int]] = []
         """Values that come back, each with its node; what a tap captures comes back to the site in the tap itself."""
@@ -72,6 +68,10 @@ class Recorder:
         self.state = OPEN
         self.failure: BaseException | None = None
 
+    def ended(self, state: str, failure: BaseException | None = None) -> None:
+        """Closes the record: the block has run, or never will."""
+        self.state, self.failure, self.closed = state, failure, True
+
     def capture(self, tap: tuple[Any, ...]) -> None:
         """Records a tap that hands a site's activation over as it lies, which no value of an expression does."""
         if self.state is not OPEN and self.state is not WAITING:
@@ -88,7 +88,7 @@ class Recorder:
     def value(self, *expression: Any) -> int:
         """Records a value."""
         if self.state is not OPEN and self.state is not WAITING:
-            self.refuse("no more values can be recorded; take .value and go on with numpy")
+            self.refuse("no more values can be recorded")
         self.values.append(expression)
         return len(self.values) - 1
 
@@ -145,5 +145,8 @@ class Recorder:
         if self.state is FAILED:
             raise RecordError(f"the block raised {self.failure!r}, and nothing of it ran: {what}") from self.failure
         if self.state is DONE:
-            raise RecordError(f"the block has ended: {what}", "begin another block; saved values can be used in it")
+            raise RecordError(
+                f"the block has ended: {what}",
+                "take .value of what was saved and go on with numpy, or begin another block: saved values can be used in it",
+            )
         raise RecordError(f"the block has ended, and runs when its session ends: {what}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from . import _core, convert
 from .errors import PlanError, RecordError
 from .places import Site
@@ -16,7 +18,6 @@ from .views import Layers, View, _set
 
 if TYPE_CHECKING:
     from .model import Model
-    from .sites import SiteInfo
 
 
 class Block(View):
@@ -94,14 +95,14 @@ class Block(View):
             raise RecordError("a block runs once", "make another one")
         self._recorder.entered = True
         # Kept while the block is open; afterwards the circle would keep the block.
-        _set(self, "layers", Layers(self))
+        _set(self, "layers", Layers(self, len(self._recorder.layers)))
         return self
 
     def __exit__(self, kind: Any, failure: BaseException | None, traceback: Any) -> None:
         recorder = self._recorder
         object.__delattr__(self, "layers")
         if failure is not None:
-            recorder.state, recorder.failure = FAILED, failure
+            recorder.ended(FAILED, failure)
         elif recorder.session is not None:
             recorder.state = WAITING
         else:
@@ -113,12 +114,12 @@ class Block(View):
         try:
             self._run(recorder)
         except BaseException as failure:
-            recorder.state, recorder.failure = FAILED, failure
+            recorder.ended(FAILED, failure)
             raise
         self._done(recorder)
 
     def _done(self, recorder: Recorder) -> None:
-        recorder.state = DONE
+        recorder.ended(DONE)
         # Saved values keep the recorder; what it was made of goes.
         recorder.taps, recorder.values, recorder.saves, recorder.later = [], [], [], []
 
@@ -126,9 +127,10 @@ class Block(View):
         """What was recorded, as a plan; what caches want comes after everything else."""
         for node, value in recorder.later:
             recorder.values[node] = ("constant", value._one_result())
-        taps = list(recorder.taps)
-        for _, patterns, scope in recorder.caches:
-            taps += [(recorder.place + 1, None, "capture", pattern, scope.select) for pattern in patterns]
+        after = recorder.place + 1
+        caches = [(patterns, scope.select) for _, patterns, scope in recorder.caches]
+        cached = [(after, None, "capture", pattern, select) for patterns, select in caches for pattern in patterns]
+        taps = recorder.taps + cached if cached else recorder.taps
         return _core.Plan.from_record(taps, recorder.values, recorder.saves, recorder.metrics, recorder.allow_nan)
 
     def _hand_out(self, recorder: Recorder, run: Any) -> None:
@@ -143,17 +145,12 @@ class Block(View):
     def _run(self, recorder: Recorder) -> None:
         raise NotImplementedError
 
-    def _site(self, info: SiteInfo) -> Site:
-        if not self._recorder.entered:
-            raise RecordError("nothing is recorded outside the block", "write `with model.trace(…) as t:`")
-        return View._site(self, info)
-
     def __getattr__(self, name: str) -> Any:
         if name != "layers":
             return View.__getattr__(self, name)
         if not self._recorder.entered:
             raise RecordError("nothing is recorded outside the block", "write `with model.trace(…) as t:`")
-        return Layers(self)
+        return Layers(self, len(self._recorder.layers))
 
     def __del__(self) -> None:
         recorder = getattr(self, "_recorder", None)
@@ -279,11 +276,14 @@ class StepView(View):
     __slots__ = ("_block", "_outer")
 
     def __init__(self, block: Generation, steps: Any) -> None:
-        numbers = [steps] if isinstance(steps, int) else steps
         if isinstance(steps, slice):
             numbers = [bound for bound in (steps.start, steps.stop) if bound is not None]
-        if any(number < 0 for number in numbers):
-            raise PlanError(f"step {steps}", "steps count from 0, the one that chooses the first new token")
+        else:
+            steps = steps.tolist() if isinstance(steps, (np.integer, np.ndarray)) else steps
+            numbers = list(steps) if isinstance(steps, (list, tuple, range)) else [steps]
+            steps = steps if isinstance(steps, int) else numbers
+        if any(not isinstance(number, int) or number < 0 for number in numbers):
+            raise PlanError(f"step {steps!r}", "steps count from 0, the one that chooses the first new token")
         most = block._options.get("max_new")
         if most is not None and not isinstance(steps, slice) and any(number >= most for number in numbers):
             raise PlanError(f"step {steps} of a generation of at most {most} steps", f"steps are 0 to {most - 1}")
@@ -384,7 +384,7 @@ class Session:
         for block in self._blocks:
             recorder = block._recorder
             if failure is not None:
-                recorder.state, recorder.failure = FAILED, recorder.failure or failure
+                recorder.ended(FAILED, recorder.failure or failure)
                 continue
             try:
                 if recorder.state is WAITING:

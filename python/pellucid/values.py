@@ -6,37 +6,26 @@ for a single prompt. Numbers, numpy arrays, torch tensors and saved values of ea
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from . import display, results
+from . import _core, display, results, ufuncs
 from .errors import PlanError, RecordError
+from .native import methods_of
 from .selection import WHOLE, Scope, expand
 
-if TYPE_CHECKING:
-    from .record import Recorder
-
-AWAITED = object()
+AWAITED = ...
 """In the place of a result that the run has yet to give."""
 
 
-class Value:
+@methods_of(_core.Value)
+class Value(_core.Value):
     """A value of a block. Save it to have its numbers after the block."""
 
-    __slots__ = ("_kept", "_node", "_rank", "_recorder", "_result", "_scope")
+    __slots__ = ()
 
-    # numpy leaves operators between its arrays and values to this class.
-    __array_ufunc__ = None
     __hash__ = object.__hash__
-
-    def __init__(self, recorder: Recorder, scope: Scope | None, node: int, rank: int | None) -> None:
-        self._recorder = recorder
-        self._scope = scope
-        self._node: Any = node
-        self._rank = rank
-        self._result: Any = None
-        self._kept: Any = None
 
     # What comes back.
 
@@ -114,6 +103,15 @@ class Value:
     def _derived(self, rank: int | None, *expression: Any, scope: Any = AWAITED) -> Value:
         recorder = self._recorder
         return Value(recorder, self._scope if scope is AWAITED else scope, recorder.value(*expression), rank)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *operands: Any, **options: Any) -> Any:
+        """numpy's functions, and its operators between arrays and values."""
+        own = ufuncs.own(ufunc, method, options)
+        return own(*(operand if isinstance(operand, Value) else self._constant(operand) for operand in operands))
+
+    def _constant(self, numbers: Any) -> Value:
+        node, _, rank = self._other(numbers)
+        return Value(self._recorder, None, node, rank)
 
     def copy(self) -> Value:
         """The same value; updating one leaves the other as it is."""
@@ -427,7 +425,10 @@ class Value:
         )
 
     def __iter__(self) -> Any:
-        raise RecordError("how long this value is is not known while the block is recorded", "index it instead")
+        raise RecordError(
+            "how long this value is is not known while the block is recorded",
+            "index it instead; after the block, go through .value",
+        )
 
     def __float__(self) -> float:
         return float(self.value)

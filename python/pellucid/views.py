@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from . import _core
-from .errors import PlanError, SiteError
+from .errors import PlanError, RecordError, SiteError
 from .places import Site, as_value, just_written, made_of, through
 from .selection import Scope
 from .values import Value
@@ -18,10 +20,10 @@ if TYPE_CHECKING:
 _set = object.__setattr__
 
 
-class View:
+class View(_core.BlockView):
     """The model as some rows and steps of a block see it: `view.layers[5].resid_post`, `view.logits`, `view["resid_post5"]`."""
 
-    __slots__ = ("_recorder", "_scope")
+    __slots__ = ()
 
     def __init__(self, recorder: Recorder, scope: Scope) -> None:
         _set(self, "_recorder", recorder)
@@ -30,16 +32,15 @@ class View:
     @property
     def layers(self) -> Layers:
         """The layers; negative numbers count from the last."""
-        return Layers(self)
+        return Layers(self, len(self._recorder.layers))
 
     def _info(self, name: str) -> SiteInfo:
-        sites = self._recorder.model.sites
-        return sites.by_address.get(name) or sites[name]
+        return self._recorder.model.sites[name]
 
     def _site(self, info: SiteInfo) -> Site:
-        recorder, scope = self._recorder, self._scope
-        recorder.place += 1
-        return Site(recorder, scope, info, recorder.place, scope.select)
+        if not self._recorder.entered:
+            raise RecordError("nothing is recorded outside the block", "write `with model.trace(…) as t:`")
+        return self._take(info)
 
     def _write(self, info: SiteInfo, value: Any) -> None:
         if not just_written(value, self._recorder, info, self._scope.select):
@@ -103,6 +104,10 @@ class View:
 
     def call(self, function: Callable[..., Any], *values: Any) -> Value:
         """What a Python function makes of values: it is called for each row with numpy arrays, and gives one back."""
+        if not callable(function):
+            raise PlanError(f"{function!r} is not a function", "give the function first, then the values it takes")
+        if not values:
+            raise PlanError("a function of nothing", "give it at least one value of this block")
         of = [self._value(value) for value in values]
         return made_of(of, None, "call", function, [value._read() for value in of])
 
@@ -119,43 +124,35 @@ class View:
         return f"<a view of {self._recorder.model!r} inside a block>"
 
 
-class Layers:
+class Layers(_core.BlockLayers):
     """The layers of a view."""
 
-    __slots__ = ("_made", "_view")
+    __slots__ = ()
 
-    def __init__(self, view: View) -> None:
-        self._view = view
-        self._made: dict[int, Layer] = {}
-
-    def __getitem__(self, index: Any) -> Any:
-        if type(index) is int:
-            made = self._made.get(index)
-            if made is not None:
-                return made
+    def _make(self, index: Any) -> Any:
+        """What stands at an index that was not asked for before."""
         view = self._view
         layers = view._recorder.layers
-        if type(index) is int and -len(layers) <= index < len(layers):
-            self._made[index] = made = Layer(view, index, layers[index])
-            return made
         if isinstance(index, slice):
             return [self[layer] for layer in range(len(layers))[index]]
+        if isinstance(index, (int, np.integer)) and -len(layers) <= index < len(layers):
+            place = int(index) % len(layers)
+            layer = Layer(view, place, layers[place])
+            self._keep(layer)
+            return layer
         raise SiteError(f"there is no layer {index!r}", f"this model's layers are 0 to {len(layers) - 1}")
-
-    def __len__(self) -> int:
-        return len(self._view._recorder.layers)
 
     def __iter__(self) -> Iterator[Layer]:
         return (self[index] for index in range(len(self)))
 
+    def __repr__(self) -> str:
+        return f"<the {len(self)} layers inside a block>"
 
-class Layer:
+
+class Layer(_core.BlockLayer):
     """A layer of a view: its points, its modules, and itself as a function."""
 
-    __slots__ = ("_of",)
-
-    def __init__(self, view: View, index: int, points: dict[str, SiteInfo]) -> None:
-        _set(self, "_of", (view, index, points))
+    __slots__ = ()
 
     def _info(self, name: str) -> SiteInfo:
         return self._of[2].get(name) or self._of[0]._info(self._address(name))
@@ -174,8 +171,7 @@ class Layer:
         return f"layers.{self._number()}.{name}"
 
     def _number(self) -> int:
-        view, index, _ = self._of
-        return index % len(view._recorder.layers)
+        return self._of[1]
 
     @property
     def input(self) -> Site:
@@ -249,21 +245,13 @@ class Module:
         return layer._of[0].through(value, layer._address(first), layer._address(last))
 
 
-def _point(name: str, meaning: str, in_layers: bool) -> property:
-    """An attribute for a point. Attributes that are there are found much faster than those that have to be made up."""
-
-    def of_layer(layer: Layer) -> Site:
-        view, _, points = layer._of
-        info = points[name] if name in points else layer._info(name)
-        recorder, scope = view._recorder, view._scope
-        recorder.place = place = recorder.place + 1
-        return Site(recorder, scope, info, place, scope.select)
-
-    def of_model(view: View) -> Site:
-        return view._site(view._info(name))
-
-    return property(of_layer if in_layers else of_model, doc=meaning)
+def _of_model(name: str, meaning: str) -> property:
+    return property(lambda view: view._site(view._info(name)), doc=meaning)
 
 
+# Attributes that are there are found much faster than those that have to be made up.
 for _name, _in_layers, _meaning in _core.points():
-    setattr(Layer if _in_layers else View, _name, _point(_name, _meaning, _in_layers))
+    if _in_layers:
+        setattr(Layer, _name, _core.PointOfLayer(_name, _meaning))
+    else:
+        setattr(View, _name, _of_model(_name, _meaning))

@@ -49,6 +49,14 @@ fn make(py: Python<'_>, kind: Kind, problem: &str, hint: Option<&str>, place: Op
     raise().unwrap_or_else(|fault| fault)
 }
 
+/// How many, where that is said; anything but a whole number from 0 is an error of the package.
+pub fn count(object: &Bound<'_, PyAny>) -> PyResult<Option<usize>> {
+    object.extract().map_err(|_| {
+        let problem = format!("{object} is not a number to count with");
+        error(object.py(), Kind::Input, &problem, Some("threads and chunks are counted in whole numbers from 1"))
+    })
+}
+
 /// What the engine said, as an exception.
 pub fn from_engine(py: Python<'_>, fault: &engine::Error) -> PyErr {
     use engine::Error::*;

@@ -1,10 +1,9 @@
 //! What came back from a run, as Python objects that share the engine's memory.
 
 use crate::array::Array;
-use crate::record::{Kept, Plan};
+use crate::record::{Kept, Plan, Save};
 use crate::run::Before;
 use pellucid_engine as engine;
-use pyo3::intern;
 use pyo3::prelude::*;
 use std::collections::HashMap;
 
@@ -33,43 +32,46 @@ impl Found {
         Found { captures, saved, passed_over, plan, before, one_row, steps: false }
     }
 
-    /// Gives each object that the block saved its result: an array where there is one, else a list of `(row, step, array)`.
+    /// Gives each value that the block saved its result: an array where there is one, else a list of `(row, step, array)`.
     pub fn hand_out(&self, py: Python<'_>) -> PyResult<()> {
         // Captures come in the order of their taps; saved values come step by step.
         debug_assert!(self.captures.is_sorted_by_key(|capture| capture.tap));
         let mut values: HashMap<usize, Vec<&engine::Saved>> = HashMap::new();
         self.saved.iter().for_each(|saved| values.entry(saved.value).or_default().push(saved));
         for save in &self.plan.get().saves {
-            let result = match self.before.moved(save.kept) {
+            match self.before.moved(save.kept) {
                 Kept::Capture(tap) => {
                     let first = self.captures.partition_point(|capture| capture.tap < tap);
                     let found = self.captures[first..].iter().take_while(|capture| capture.tap == tap);
-                    self.organised(py, found.map(|capture| (Some(capture.row), None, &capture.array)))?
+                    self.give(py, save, found.map(|capture| (Some(capture.row), None, &capture.array)))?;
                 }
                 Kept::Value(id) => {
                     let found = values.get(&id).map(Vec::as_slice).unwrap_or_default().iter();
                     let step = |saved: &engine::Saved| self.steps.then_some(saved.step);
-                    self.organised(py, found.map(|saved| (saved.row, step(saved), &saved.array)))?
+                    self.give(py, save, found.map(|saved| (saved.row, step(saved), &saved.array)))?;
                 }
-            };
-            save.value.setattr(py, intern!(py, "_result"), result)?;
+            }
         }
         Ok(())
     }
 
-    fn organised<'a, 'py>(
+    fn give<'a>(
         &self,
-        py: Python<'py>,
+        py: Python<'_>,
+        save: &Save,
         mut found: impl Iterator<Item = (Option<usize>, Option<usize>, &'a engine::Array)>,
-    ) -> PyResult<Bound<'py, PyAny>> {
+    ) -> PyResult<()> {
         let first = found.next();
         if let Some((row, None, array)) = first
             && (row.is_none() || self.one_row)
         {
-            return Ok(Bound::new(py, Array(array.clone()))?.into_any());
+            save.value.borrow_mut(py).give(array.clone());
+            return Ok(());
         }
         let all = first.into_iter().chain(found).map(|(row, step, array)| (row, step, Array(array.clone())));
-        all.collect::<Vec<_>>().into_pyobject(py)
+        let all = all.collect::<Vec<_>>().into_pyobject(py)?;
+        save.value.borrow_mut(py).give_object(all.unbind());
+        Ok(())
     }
 
     /// What a recorded tap captured, row by row; of a pattern, site by site.

@@ -1,7 +1,7 @@
 //! The engine as the Python module `pellucid._core`.
 //!
-//! This crate translates and nothing else: Python objects become rows of tokens and plans, what a run gives back becomes objects that
-//! share the engine's memory. What people use is the package around it (`pellucid/*.py`).
+//! This crate translates: Python objects become rows of tokens and plans, what a run gives back becomes objects that share the engine's
+//! memory. Only what a block makes by the dozen lives here itself (`block`). What people use is the package around it (`pellucid/*.py`).
 //!
 //! | module | its part |
 //! |---|---|
@@ -11,6 +11,7 @@
 //! | `branch` | re-runs from the middle |
 //! | `prefix` | beginnings of prompts, kept for later calls |
 //! | `found` | what came back |
+//! | `block` | the objects of a block: its record, its views, its values and sites |
 //! | `record` | what a block recorded, as a plan |
 //! | `expression` | the values among it |
 //! | `tokenizer` | tokenizers by themselves |
@@ -19,6 +20,7 @@
 //! | `errors` | the package's exceptions |
 
 mod array;
+mod block;
 mod branch;
 mod errors;
 mod expression;
@@ -38,6 +40,8 @@ use pyo3::prelude::*;
 mod _core {
     #[pymodule_export]
     use super::array::Array;
+    #[pymodule_export]
+    use super::block::{BlockLayer, BlockLayers, BlockSite, BlockValue, BlockView, PointOfLayer, Record};
     #[pymodule_export]
     use super::branch::{Base, base};
     #[pymodule_export]

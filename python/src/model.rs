@@ -1,7 +1,7 @@
 //! A model: loading, tokens, sites, weights.
 
 use crate::array::{Array, to_engine};
-use crate::errors::{Kind, error, from_engine, from_models, guarded};
+use crate::errors::{Kind, count, error, from_engine, from_models, guarded};
 use crate::record::Plan;
 use numpy::{PyArray, PyArrayDyn, PyArrayMethods};
 use pellucid_engine::program::Layout;
@@ -128,7 +128,7 @@ impl Model {
         py: Python<'_>,
         name: Option<String>,
         dtype: &str,
-        threads: Option<usize>,
+        #[pyo3(from_py_with = count)] threads: Option<usize>,
         adapters: Vec<PathBuf>,
         assume: Option<String>,
         lazy: bool,

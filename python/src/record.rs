@@ -1,10 +1,11 @@
 //! What a block recorded, as a plan.
 //!
-//! A block hands everything over at once, as tuples. A tap is `(place, metric, action, site, selection, operand, …)`: taps apply in the
-//! order of their places; with a metric the action is done to its gradient at the value that stands there. A selection is `(rows, positions, steps, heads, units,
-//! keys)`, or `None` for everything. An operand is a float, or the number of a value; a capture has in its place the object that is to
-//! have the result, if one is.
+//! A block hands everything over at once. A tap is a site that is captured whole, or `(place, metric, action, site, selection, operand, …)`: taps
+//! apply in the order of their places; with a metric the action is done to its gradient at the value that stands there. A selection is `(rows,
+//! positions, steps, heads, units, keys)`, or `None` for everything. An operand is a float, or the number of a value; a capture has in its place
+//! the object that is to have the result, if one is.
 
+use crate::block::{BlockSite, BlockValue, gradient};
 use crate::errors::{Kind, error};
 use crate::expression::expression;
 use pellucid_engine::plan::Value;
@@ -22,10 +23,10 @@ pub struct Plan {
     pub saves: Vec<Save>,
 }
 
-/// Something that comes back, and the object whose `_result` it becomes.
+/// Something that comes back, and the value whose result it becomes.
 pub struct Save {
     pub kept: Kept,
-    pub value: Py<PyAny>,
+    pub value: Py<BlockValue>,
 }
 
 /// Where a run has something that comes back.
@@ -53,19 +54,29 @@ impl Plan {
     fn from_record(
         taps: &Bound<'_, PyList>,
         values: &Bound<'_, PyList>,
-        saves: Vec<(Py<PyAny>, usize)>,
+        saves: Vec<(Py<BlockValue>, usize)>,
         metrics: Vec<usize>,
         allow_nan: bool,
     ) -> PyResult<Plan> {
         let mut recorded = Vec::with_capacity(taps.len());
         let mut captured = Vec::with_capacity(taps.len());
-        for (index, tuple) in taps.iter().enumerate() {
-            let tuple = tuple.cast::<PyTuple>()?;
-            let tap = tap(tuple)?;
-            if is_capture(&tap.action) && tuple.len() > 5 {
-                captured.push((index, tuple.get_item(5)?.unbind()));
-            }
-            recorded.push((tuple.get_item(0)?.extract::<usize>()?, index, tap));
+        for (index, item) in taps.iter().enumerate() {
+            let (place, tap) = match item.cast_into::<BlockSite>() {
+                Ok(site) => {
+                    let tap = BlockSite::captured(&site)?;
+                    captured.push((index, site.into_super().unbind()));
+                    tap
+                }
+                Err(item) => {
+                    let tuple = item.into_inner().cast_into::<PyTuple>()?;
+                    let tap = tap(&tuple)?;
+                    if is_capture(&tap.action) && tuple.len() > 5 {
+                        captured.push((index, tuple.get_item(5)?.extract()?));
+                    }
+                    (tuple.get_item(0)?.extract::<usize>()?, tap)
+                }
+            };
+            recorded.push((place, index, tap));
         }
         // The way back goes through a site's taps in the opposite order: so that gradients are read and changed in the order in which a
         // block says so, those of one place are listed last first, right after the write that made the value they are the gradient of.
@@ -135,12 +146,7 @@ fn tap(recorded: &Bound<'_, PyTuple>) -> PyResult<Tap> {
         "skip" => Action::Skip(Some(operand()?)),
         other => return Err(unknown("action", other)),
     };
-    let metric: Option<usize> = item(1)?.extract()?;
-    let action = match metric {
-        Some(metric) => Action::Grad { metric, action: Box::new(action) },
-        None => action,
-    };
-    let mut tap = Tap::new(item(3)?.cast_into::<PyString>()?.to_str()?, action);
+    let mut tap = Tap::new(item(3)?.cast_into::<PyString>()?.to_str()?, gradient(action, item(1)?.extract()?));
     let selection = item(4)?;
     if !selection.is_none() {
         let selection = selection.cast::<PyTuple>()?;

@@ -1,6 +1,7 @@
 //! Runs and generations: with the interpreter released, and stopped by its signals.
 
-use crate::errors::{Kind, error, from_models, guarded, raised};
+use crate::block::BlockValue;
+use crate::errors::{Kind, count, error, from_models, guarded, raised};
 use crate::found::{Captured, Found};
 use crate::model::Model;
 use crate::prefix::Prefixes;
@@ -117,9 +118,9 @@ pub fn run(
     rows: &Bound<'_, PyList>,
     plan: Py<Plan>,
     edits: &Bound<'_, PyTuple>,
-    chunk: Option<usize>,
+    #[pyo3(from_py_with = count)] chunk: Option<usize>,
     recompute: bool,
-    threads: Option<usize>,
+    #[pyo3(from_py_with = count)] threads: Option<usize>,
     prefixes: Option<Py<Prefixes>>,
 ) -> PyResult<Run> {
     let (loaded, rows, edits) = (model.loaded(py)?, tokens(py, rows)?, joined(edits)?);
@@ -178,7 +179,7 @@ pub fn scan(
     rows: &Bound<'_, PyList>,
     plan: &Plan,
     edits: &Bound<'_, PyTuple>,
-) -> PyResult<Vec<(Py<PyAny>, RowShapes)>> {
+) -> PyResult<Vec<(Py<BlockValue>, RowShapes)>> {
     let (rows, edits) = (tokens(py, rows)?, joined(edits)?);
     let (shapes, before) = calling(py, || {
         let lengths: Vec<usize> = rows.iter().map(Vec::len).collect();

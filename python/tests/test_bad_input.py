@@ -56,6 +56,12 @@ def test_sites_that_do_not_exist(model, write, match):
         (lambda t: setattr(t.layers[1], "resid_post", t.layers[3].resid_post), r"layers\.3\.resid_post"),
         (lambda t: setattr(t.layers[0], "resid_post", "zero"), "not an array"),
         (lambda t: setattr(t.layers[0], "resid_post", object()), "not an array"),
+        (lambda t: setattr(t.layers[0], "resid_post", None), "None is not an array"),
+        (lambda t: setattr(t.layers[0], "resid_post", [1.0, None]), "not an array"),
+        (lambda t: setattr(t.layers[0], "resid_post", np.zeros(128, dtype=complex)), "not an array"),
+        (lambda t: t.call(lambda h: None, t.logits).save(), "NoneType is not an array"),
+        (lambda t: t.call("softmax", t.logits).save(), "not a function"),
+        (lambda t: t.call(lambda: 1.0).save(), "function of nothing"),
     ],
 )
 def test_plans_that_cannot_work(model, write, match):
@@ -144,6 +150,17 @@ def test_values_before_after_and_outside(model):
         pass
 
 
+def test_what_was_saved_goes_on_as_numbers(model):
+    with model.trace(STORY) as t:
+        h, length = t.layers[0].resid_post.save(), t.layers[0].resid_post.norm().save()
+    for use in (lambda: h[0], lambda: h[:, -1], lambda: h.mean(), lambda: h + 1, lambda: length * 2, lambda: np.exp(h)):
+        with pytest.raises(pellucid.RecordError, match=r"the block has ended.*\n.*take \.value"):
+            use()
+    with pytest.raises(pellucid.RecordError, match=r"go through \.value"):
+        list(h)
+    assert np.isclose(float(length), np.linalg.norm(h.value))
+
+
 def test_values_of_a_block_that_raised(model):
     with pytest.raises(ZeroDivisionError), model.trace(STORY) as t:
         saved = t.layers[0].resid_post.save()
@@ -177,6 +194,31 @@ def test_options_that_are_none(model, options, match):
         model.generate(STORY, **options).result  # noqa: B018 - asking runs it
 
 
+@pytest.mark.parametrize("steps", [-1, "first", [0, -2], slice(-1, None), 1.5])
+def test_steps_are_counted_from_zero(model, steps):
+    with pytest.raises(pellucid.PlanError, match="steps count from 0"), model.generate(STORY, max_new=3) as t:
+        t.steps[steps]
+
+
+@pytest.mark.parametrize("options", [{"threads": -1}, {"chunk": -1}, {"chunk": 1.5}])
+def test_options_of_a_run_that_do_not_count(model, options):
+    with pytest.raises(pellucid.InputError, match="not a number to count with"), model.trace(STORY, **options):
+        pass
+
+
+@pytest.mark.parametrize("token", [-1, 2048, 10**12])
+def test_tokens_that_are_none_have_no_text(model, token):
+    with pytest.raises(pellucid.InputError, match="no token"):
+        model.to_string(token)
+
+
+def test_a_site_is_named_once(model):
+    plan = {"taps": [{"site": "layers.99.z", "zero": True}]}
+    with pytest.raises(pellucid.PlanError) as caught:
+        model.run(STORY, plan)
+    assert str(caught.value).count("layers.99.z") == 1
+
+
 def test_options_of_generation_do_not_go_to_a_trace(model):
     with pytest.raises(TypeError):
         model.trace(STORY, max_new=3)
@@ -188,6 +230,8 @@ def test_options_of_generation_do_not_go_to_a_trace(model):
         ({"name": "no/such/model"}, pellucid.Error, "no/such/model"),
         ({"dtype": "int3"}, pellucid.InputError, "int3"),
         ({"threads": 0}, pellucid.InputError, "threads is 0"),
+        ({"threads": -1}, pellucid.InputError, "-1 is not a number to count with"),
+        ({"threads": "two"}, pellucid.InputError, "two is not a number to count with"),
         ({"adapters": ["nowhere"]}, pellucid.LoadError, "nowhere"),
         ({"assume": "gpt2"}, pellucid.Error, "gpt2"),
     ],

@@ -65,6 +65,22 @@ def test_a_layer_is_skipped_at_one_step(model):
     assert [bool(step.any()) for step in steps.value] == [True, False, True]
 
 
+@pytest.mark.parametrize("step", [1, None], ids=["one step", "every position"])
+def test_a_skip_with_kept_keys_is_that_of_a_run_over_the_whole_text(model, step):
+    with model.generate(STORY, max_new=4, eos=False) as t:
+        (t if step is None else t.steps[step]).layers[1].skip(0.0)
+        each = t.steps[:].logits.save()
+    prompt, tokens = list(t.tokens[0]), t.result.tokens
+    with model.trace(prompt + tokens[:-1]) as whole:
+        if step is None:
+            whole.layers[1].skip(0.0)
+        else:
+            # Step k computes position P + k - 1.
+            whole.layers[1].resid_post[:, len(prompt) + step - 1] = 0
+        logits = whole.logits[:, len(prompt) - 1 :].save()
+    assert np.array_equal(np.concatenate(each.value), logits.value)
+
+
 def test_an_edit_at_one_step_changes_what_follows_and_nothing_before(model):
     with model.generate(STORY, max_new=5, eos=False) as t:
         t.steps[1].layers[0].resid_post[:] = 0

@@ -11,6 +11,13 @@ def test_generation_continues_the_story(model):
     assert model.generate(STORY, max_new=5).text == " She loved to play outside"
 
 
+def test_layers_may_be_counted_with_numpy(model):
+    with model.trace(STORY) as t:
+        counted = [t.layers[layer].resid_post.save() for layer in np.arange(-1, 2)]
+        plain = [t.layers[layer].resid_post.save() for layer in (-1, 0, 1)]
+    assert all(np.array_equal(a.value, b.value) for a, b in zip(counted, plain, strict=True))
+
+
 def test_real_weights_know_where_the_tower_is(smollm2):
     generated = smollm2.generate("The Eiffel Tower is in the city of", max_new=2).result
     assert (generated.text, generated.finish) == (" Paris.", "length")

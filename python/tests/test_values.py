@@ -158,3 +158,39 @@ def test_values_are_not_known_while_recording(model):
             value.value  # noqa: B018 - asking is the point
         assert "not saved" in repr(value)
         assert "not run" in repr(value.save())
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        np.exp,
+        np.tanh,
+        np.square,
+        np.negative,
+        np.abs,
+        lambda h: np.maximum(h, 0.5),
+        lambda h: np.minimum(np.linspace(-1, 1, 128, dtype=np.float32), h),
+        lambda h: np.add(np.ones(128, dtype=np.float32), h),
+        lambda h: np.linspace(0, 1, 128, dtype=np.float32) - h,
+        lambda h: np.float32(2.0) * h,
+        lambda h: np.less(h, np.float32(0.25)),
+    ],
+)
+def test_functions_of_numpy_are_recorded(model, function):
+    with model.trace(STORY) as t:
+        h = t.layers[0].resid_post
+        found, plain = function(h).save(), h.save()
+    assert np.allclose(found.value, function(plain.value), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("function", "match"),
+    [
+        (np.sin, "numpy's sin is not recorded"),
+        (np.add.reduce, "numpy's add.reduce is not recorded"),
+        (lambda h: np.exp(h, out=np.zeros((13, 128))), "exp with out is not recorded"),
+    ],
+)
+def test_functions_of_numpy_that_values_lack_are_refused(model, function, match):
+    with pytest.raises(pellucid.RecordError, match=match), model.trace(STORY) as t:
+        function(t.layers[0].resid_post)

@@ -8,7 +8,8 @@ The scalar is the sum of all logits of the case's text, each times a number of i
 OUT/<case>/gradients.safetensors holds its gradient, all f32, at
   resid_pre.0, resid_post.<i> [T,D]  the stream entering the first layer, and leaving each
   z.<i>, mlp_act.<i>, mixer_out.<i>  as in the reference, for the first layer that has them
-OUT/<case>/weight_gradients.safetensors, of some cases, holds its gradient with respect to weights, by the engine's names (WEIGHTS).
+OUT/<case>/weight_gradients.safetensors, of some cases, holds its gradient with respect to weights, by the engine's names (WEIGHTS),
+but not where it is zero by nature (`vanishes`).
 The case of a type is its plainest: the shortest name, the first by alphabet among equals.
 """
 import json, os, shutil, sys, tempfile
@@ -35,6 +36,7 @@ WEIGHTS = {
     "llama": {**llama(1), "embed": "model.embed_tokens.weight", "head": "lm_head.weight", "final_norm.gain": "model.norm.weight",
               **block("model.layers", 0, mlp__gate="mlp.gate_proj.weight", mlp__down="mlp.down_proj.weight")},
     "gpt2": {"embed": "transformer.wte.weight", "pos_embed": "transformer.wpe.weight", "final_norm.bias": "transformer.ln_f.bias",
+             "layers.0.attn.k.bias": ("transformer.h.0.attn.c_attn.bias", lambda x: x[len(x) // 3:][:len(x) // 3]),
              "layers.0.mlp.up": ("transformer.h.0.mlp.c_fc.weight", transposed)},
     "gemma2": {**llama(0), **block("model.layers", 1, mlp__post_norm__gain="post_feedforward_layernorm.weight", mlp__up="mlp.up_proj.weight")},
     "gpt_oss": {**llama(0), **block("model.layers", 0, attn__sinks="self_attn.sinks", mlp__router="mlp.router.weight", mlp__router__bias="mlp.router.bias"),
@@ -50,6 +52,13 @@ WEIGHTS = {
     "rwkv": block("rwkv.blocks", 1, mixer__rate="attention.time_decay", mixer__first="attention.time_first", mixer__mix_k="attention.time_mix_key",
                   mlp__mix_gate="feed_forward.time_mix_receptance", mixer__v="attention.value.weight"),
 }
+
+
+def vanishes(weight, model):
+    """Whether a weight's gradient is zero by nature, so that what is computed is rounding: the bias of keys that are not turned by
+    their positions adds the same number to all scores of a query, and softmax takes it away."""
+    turned = any("rotary" in name for name, _ in model.named_modules())
+    return weight.endswith("attn.k.bias") and not turned
 
 
 def plainest():
@@ -106,7 +115,7 @@ def gradients(name, model):
     def of_weight(place):
         name, part = place if isinstance(place, tuple) else (place, lambda x: x)
         return part(parameters[name].grad).clone().contiguous()
-    of_weights = {k: of_weight(place) for k, place in WEIGHTS.get(name, {}).items()}
+    of_weights = {k: of_weight(place) for k, place in WEIGHTS.get(name, {}).items() if not vanishes(k, model)}
     def stays(key):
         """Of the inner points the first that the reference has under this name; streams always."""
         point, layer = key.split(".")

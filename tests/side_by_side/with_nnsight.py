@@ -24,8 +24,8 @@ def array(tensor):
 
 
 class Behaviours:
-    def __init__(self, path, prompts):
-        wrapped = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+    def __init__(self, path, prompts, dtype=torch.float32):
+        wrapped = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="eager").eval()
         wrapped.generation_config.eos_token_id = None
         wrapped.generation_config.pad_token_id = 1
         self.torch = wrapped
