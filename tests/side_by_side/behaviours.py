@@ -34,13 +34,6 @@ BEHAVIOURS = [
     ("", "weight_gradients", "gradients of weights: a projection, a gain, the embedding"),
 ]
 
-
-# What a difference comes from, where one is known; the page says so below the table in which it shows.
-KNOWN = {
-    "weight_gradients": "The gradient that enters the model's end is a sum over the whole vocabulary. It is added up in one chain of f32 here, as every "
-    "product is, so that a row has the same bits in any batch; torch adds parts. With 49 152 terms that costs two digits.",
-}
-
 # The toy of behaviour 18: a square matrix, and what goes through it three times.
 WEIGHT = np.random.default_rng(0).normal(size=(6, 6)).astype(np.float32) / 2
 INPUT = np.random.default_rng(1).normal(size=(4, 6)).astype(np.float32)

@@ -14,7 +14,7 @@ from pathlib import Path
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import nnsight, numpy as np, pellucid, torch, transformers
 import with_nnsight, with_pellucid
-from behaviours import BEHAVIOURS, KNOWN, Prompts
+from behaviours import BEHAVIOURS, Prompts
 
 TOLERANCE = 2e-4
 """Of the largest number of an array: both compute in f32, in different orders."""
@@ -54,10 +54,10 @@ class Judge:
 
 
 def table(path):
-    """The rows of a model's table, and what is known of those that differ."""
+    """The rows of a model's table."""
     prompts = Prompts(path)
     theirs, ours = with_nnsight.Behaviours(path, prompts), with_pellucid.Behaviours(path, prompts)
-    judge, rows, notes = Judge(path, prompts), [], []
+    judge, rows = Judge(path, prompts), []
     for number, name, meaning in BEHAVIOURS:
         try:
             a, b = getattr(theirs, name)(), getattr(ours, name)()
@@ -70,10 +70,8 @@ def table(path):
         except Exception as error:
             same, said = False, f"{type(error).__name__}: {' '.join(str(error).split())[:90]}"
         rows.append((number, meaning, "agree" if same else "differ", said))
-        if not same and name in KNOWN:
-            notes += [f"{meaning}: {KNOWN[name]}", ""]
         print(f"{number:>4}  {'agree ' if same else 'DIFFER'}  {said:<14}  {meaning}", flush=True)
-    return rows, notes
+    return rows
 
 
 def main():
@@ -95,10 +93,10 @@ def main():
     for path in options.models:
         name = path.resolve().name.split(".")[0]
         print(f"\n{name}: {versions}")
-        rows, notes = table(path)
+        rows = table(path)
         all_agree &= all(same == "agree" for _, _, same, _ in rows)
         page += [f"## {name}", "", "| | behaviour | | difference |", "|---|---|---|---|"]
-        page += [f"| {number} | {meaning} | {same} | {said} |" for number, meaning, same, said in rows] + ["", *notes]
+        page += [f"| {number} | {meaning} | {same} | {said} |" for number, meaning, same, said in rows] + [""]
     if options.write:
         (Path(__file__).resolve().parents[2] / "docs/side-by-side.md").write_text("\n".join(page))
     sys.exit(0 if all_agree else 1)
