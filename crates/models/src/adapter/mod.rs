@@ -71,9 +71,7 @@ fn config(dir: &Path) -> Result<Config> {
             "give the directory of a LoRA adapter in PEFT's layout",
         ));
     }
-    let bytes = std::fs::read(&path).map_err(Error::io(&path))?;
-    let value = serde_json::from_slice(&bytes).map_err(|error| bad(&path, &format!("not valid JSON: {error}")))?;
-    Config::new(value, &path)
+    Config::parse(&std::fs::read(&path).map_err(Error::io(&path))?, &path)
 }
 
 impl Adapter {
