@@ -98,6 +98,18 @@ pub(super) fn count_all(listing: &Listing, report: &mut Report) {
     report.modalities.parts = parts;
 }
 
+/// Counts a file of torch's own format, of which nothing is executed.
+pub(super) fn count_torch(path: &Path, report: &mut Report) {
+    // Why it cannot be read is said where it is loaded.
+    let Ok(checkpoint) = Checkpoint::open_file(path) else { return };
+    let parts = std::mem::take(&mut report.modalities.parts);
+    report.tensors += checkpoint.tensors().len();
+    for tensor in checkpoint.tensors() {
+        count(report, &tensor.name, tensor.dtype.name(), tensor.elements() as u64);
+    }
+    report.modalities.parts = parts;
+}
+
 /// Counts a lone safetensors file.
 pub(super) fn count_file(path: &Path, report: &mut Report) {
     report.shards.count = 1;
