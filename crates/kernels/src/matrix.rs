@@ -74,9 +74,9 @@ impl Matrix {
     ) -> Matrix {
         let size = rows.div_ceil(PANEL) * PANEL * cols;
         let store = match dtype {
-            DType::F32 => Store::F32(pack_panels(pool, rows, cols, size, fill, &interleave)),
-            DType::Bf16 => Store::Bf16(pack_panels(pool, rows, cols, size, fill, &narrow_panel::<Bf16>)),
-            DType::F16 => Store::F16(pack_panels(pool, rows, cols, size, fill, &narrow_panel::<F16>)),
+            DType::F32 => Store::F32(pack_panels(pool, rows, cols, size, fill, interleave)),
+            DType::Bf16 => Store::Bf16(pack_panels(pool, rows, cols, size, fill, narrow_panel::<Bf16>)),
+            DType::F16 => Store::F16(pack_panels(pool, rows, cols, size, fill, narrow_panel::<F16>)),
             DType::Q8 => return Matrix::quantised(pool, rows, cols, fill),
         };
         Matrix { rows, cols, store }
@@ -255,7 +255,7 @@ fn pack_panels<T: crate::memory::Plain>(
     cols: usize,
     size: usize,
     fill: &(dyn Fn(usize, &mut [f32]) + Sync),
-    store: &(dyn Fn(&[f32], usize, &mut [T]) + Sync),
+    store: impl Fn(&[f32], usize, &mut [T]) + Sync,
 ) -> Aligned<T> {
     let mut data = Aligned::<T>::lasting(size);
     let shared = Shared::new(&mut data);
