@@ -71,7 +71,7 @@ fn llama(model: &Model, settings: &Settings) -> Parts {
     }
 }
 
-/// Code Llama's way: Llama's, with the tokens between which code is filled in.
+/// Code Llama's way: Llama's, with the tokens between which code is filled in. They are written out: a text is not cut at `<FILL_ME>`.
 fn code_llama(model: &Model, settings: &Settings) -> Parts {
     let scheme = if settings.flag("add_prefix_space", true) { "first" } else { "never" };
     let mut decoders = fallback_decoders();
