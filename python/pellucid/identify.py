@@ -95,7 +95,7 @@ def is_model_supported(path: Path) -> SupportCheck:
 
 
 def is_omni_model(path: Path) -> bool:
-    """Whether a model gives more than one kind of output, or has a part that thinks and one that speaks."""
+    """Whether a model gives more than one kind of output, has a part that thinks and one that speaks, or is called omni by its makers."""
     return _ask("is_omni_model", path)
 
 

@@ -74,9 +74,9 @@ impl Matrix {
     ) -> Matrix {
         let size = rows.div_ceil(PANEL) * PANEL * cols;
         let store = match dtype {
-            DType::F32 => Store::F32(pack_panels(pool, rows, cols, size, fill, &|wide, out| out.copy_from_slice(wide))),
-            DType::Bf16 => Store::Bf16(pack_panels(pool, rows, cols, size, fill, &narrow_panel::<Bf16>)),
-            DType::F16 => Store::F16(pack_panels(pool, rows, cols, size, fill, &narrow_panel::<F16>)),
+            DType::F32 => Store::F32(pack_panels(pool, rows, cols, size, fill, interleave)),
+            DType::Bf16 => Store::Bf16(pack_panels(pool, rows, cols, size, fill, narrow_panel::<Bf16>)),
+            DType::F16 => Store::F16(pack_panels(pool, rows, cols, size, fill, narrow_panel::<F16>)),
             DType::Q8 => return Matrix::quantised(pool, rows, cols, fill),
         };
         Matrix { rows, cols, store }
@@ -255,7 +255,7 @@ fn pack_panels<T: crate::memory::Plain>(
     cols: usize,
     size: usize,
     fill: &(dyn Fn(usize, &mut [f32]) + Sync),
-    store: &(dyn Fn(&[f32], &mut [T]) + Sync),
+    store: impl Fn(&[f32], usize, &mut [T]) + Sync,
 ) -> Aligned<T> {
     let mut data = Aligned::<T>::lasting(size);
     let shared = Shared::new(&mut data);
@@ -264,10 +264,8 @@ fn pack_panels<T: crate::memory::Plain>(
         for lane in 0..PANEL.min(rows - panel * PANEL) {
             fill(panel * PANEL + lane, &mut source[lane * cols..][..cols]);
         }
-        let mut wide = vec![0.0; PANEL * cols];
-        interleave(&source, cols, &mut wide);
         // SAFETY: each task writes its own panel.
-        store(&wide, unsafe { shared.part(panel * PANEL * cols, PANEL * cols) });
+        store(&source, cols, unsafe { shared.part(panel * PANEL * cols, PANEL * cols) });
     });
     data
 }
@@ -281,9 +279,14 @@ fn interleave_with<S: Simd>(s: S, rows: &[f32], len: usize, out: &mut [f32]) {
     for step in (0..whole).step_by(LANES) {
         for half in [0, LANES] {
             let row = |lane: usize| rows[(half + lane) * len + step..][..LANES].as_ptr();
+            // A loop, since what a closure does is not compiled for the instructions of the function around it.
             // SAFETY: each pointer starts a slice of eight floats.
-            let columns = s.transpose(std::array::from_fn(|lane| unsafe { s.load(row(lane)) }));
-            for (offset, column) in columns.into_iter().enumerate() {
+            let mut block = [unsafe { s.load(row(0)) }; LANES];
+            for (lane, eight) in block.iter_mut().enumerate().skip(1) {
+                // SAFETY: as above.
+                *eight = unsafe { s.load(row(lane)) };
+            }
+            for (offset, column) in s.transpose(block).into_iter().enumerate() {
                 // SAFETY: the slice holds eight floats.
                 unsafe { s.store(out[(step + offset) * PANEL + half..][..LANES].as_mut_ptr(), column) };
             }
@@ -294,8 +297,10 @@ fn interleave_with<S: Simd>(s: S, rows: &[f32], len: usize, out: &mut [f32]) {
     }
 }
 
-/// Writes a panel in two bytes a number.
-fn narrow_panel<N: Narrow>(wide: &[f32], out: &mut [u16]) {
+/// Turns sixteen rows of `len` values into a panel in two bytes a number.
+fn narrow_panel<N: Narrow>(rows: &[f32], len: usize, out: &mut [u16]) {
+    let mut wide = vec![0.0; PANEL * len];
+    interleave(rows, len, &mut wide);
     for (wide, out) in wide.chunks_exact(PANEL).zip(out.chunks_exact_mut(PANEL)) {
         wide.iter().enumerate().for_each(|(lane, &x)| out[N::place(lane)] = N::narrow(x));
     }

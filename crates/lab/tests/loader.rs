@@ -8,6 +8,7 @@ use pellucid_lab::loader::measure::{ROUNDS, measure, times};
 use pellucid_lab::loader::result::{self, Outcome, Row, Run, SCHEMA_TEXT};
 use pellucid_lab::loader::settings::Settings;
 use pellucid_lab::loader::{Benchmark, Category, against, report};
+use pellucid_models::Strategy;
 use serde_json::Value;
 use std::collections::BTreeMap;
 
@@ -144,6 +145,11 @@ fn every_answer_is_right_and_every_name_is_there() {
         "loading strategy selection",
     ] {
         assert!(what.contains(&plan), "{plan}");
+    }
+    let chosen = found.results.iter().filter(|row| row.name.starts_with("strategy_selection_"));
+    let chosen: Vec<&str> = chosen.map(|row| row.outcome.observed.as_str()).collect();
+    for strategy in Strategy::ALL.map(Strategy::name).into_iter().chain(["refused"]) {
+        assert!(chosen.contains(&strategy), "no benchmark has the outcome {strategy:?}");
     }
 }
 

@@ -32,19 +32,19 @@ EMBEDDING = """colpali colqwen2 colmodernvbert dpr embedding_gemma2 embedding_ge
 VISION_PARTS = """aimv2 pixtral radio seggpt uvdoc groupvit sam3 sam3_lite_text sam3_tracker_video mgp-str tvp xclip pe_video
     vision-text-dual-encoder florence_vision flava_image_codebook bridgetower deepseek_ocr2_encoder sapiens2_head blip_2_qformer
     instructblip_qformer instructblipvideo_qformer idefics2_perceiver idefics_perciever molmo2_adapter flava_multimodal_model
-    glm_image_vqmodel flava vilt""".split()
+    glm_image_vqmodel flava vilt lxmert visual_bert""".split()
 AUDIO_PARTS = "clap encodec mimi xcodec univnet pe_audio pe_audio_video nemotron3_5_transcribe_asr_audio".split()
 TEXT_PARTS = """dia_encoder blt_local_encoder qwen2_5_omni_bigvgan qwen2_5_omni_dit granite4_vision_text cohere2_vision layoutlmv2 layoutlmv3
     layoutxlm perceiver""".split()
 # Text towers of models that compare texts with images or sounds.
 COMPARING = "aimv2 align altclip bridgetower chinese_clip clap clipseg flava groupvit metaclip_2 owlv2 owlvit siglip siglip2 videoprism xclip"
-# Encoders of text: their bare models are used for vectors; with another head they are models like others.
+# Encoders of text, also of text on a page or in a table: their bare models are used for vectors; with another head they are models like others.
 ENCODING = """albert bert big_bird bros camembert canine convbert data2vec-text deberta deberta-v2 distilbert electra ernie esm esmc eurobert
-    flaubert fnet funnel gte ibert jina_embeddings_v3 lilt longformer luke markuplm megatron-bert mobilebert modernbert mpnet mra
-    nomic_bert nystromformer rembert roberta roberta-prelayernorm roc_bert roformer splinter squeezebert ultrabert xlm-roberta
+    flaubert fnet funnel gte ibert jina_embeddings_v3 layoutlm layoutlmv2 layoutlmv3 lilt longformer luke markuplm megatron-bert mobilebert modernbert mpnet mra
+    nomic_bert nystromformer rembert roberta roberta-prelayernorm roc_bert roformer splinter squeezebert tapas ultrabert xlm-roberta
     xlm-roberta-xl xmod yoso""".split()
 ENCODERS = "JinaBertModel NomicBertModel NeoBERT LlamaBidirectionalModel".split()
-# Several kinds of output, or made to think and speak.
+# Several kinds of output, or made to think and speak, or called omni by their makers because they take in everything.
 OMNI = """qwen2_5_omni qwen2_5_omni_thinker qwen2_5_omni_talker qwen3_omni_moe qwen3_omni_moe_thinker qwen3_omni_moe_talker_text
     nemotron_h_omni cosmos3_omni emu3 janus moshi seamless_m4t seamless_m4t_v2""".split()
 

@@ -68,12 +68,7 @@ impl Comparison {
 pub(crate) fn compare(program: &Program, names: &Names, tensors: &Tensors, mend: bool) -> Comparison {
     let stored = tensors.names();
     let present = |source: &Source| tensors.get(&source.tensor).is_some();
-    // The prefix under which most of the first weights are found, of several the one that the table names first.
-    let found_under = |prefix: &&&str| {
-        let first = program.weights().iter().take(64);
-        first.filter(|spec| names.sources(&spec.name, prefix).iter().any(present)).count()
-    };
-    let prefix = names.prefixes.iter().rev().max_by_key(found_under).copied().unwrap_or_default();
+    let prefix = best_prefix(program, names, present);
     // Most checkpoints need no variant of any name.
     let mut mender: Option<Mender> = None;
     let (mut found, mut missing, mut ambiguous, mut misshaped) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
@@ -111,6 +106,22 @@ pub(crate) fn compare(program: &Program, names: &Names, tensors: &Tensors, mend:
     let repairs = mender.map(Mender::repairs).unwrap_or_default();
     let unexpected = unexpected(&stored, &found, !repairs.is_empty(), program, names, prefix);
     Comparison { found, repairs, missing, ambiguous, misshaped, unexpected }
+}
+
+/// The prefix under which most of the first weights are found, of several the one that the table names first.
+fn best_prefix(program: &Program, names: &Names, present: impl Fn(&Source) -> bool) -> &'static str {
+    let first = &program.weights()[..program.weights().len().min(64)];
+    let (mut best, mut most) = (names.prefixes.first().copied().unwrap_or_default(), 0);
+    for prefix in &names.prefixes {
+        let found = first.iter().filter(|spec| names.sources(&spec.name, prefix).iter().any(&present)).count();
+        if found > most {
+            (best, most) = (prefix, found);
+        }
+        if most == first.len() {
+            break;
+        }
+    }
+    best
 }
 
 enum Misfit {
@@ -181,8 +192,8 @@ fn pieces(source: &Source, tensors: &Tensors) -> std::result::Result<usize, Stri
 
 /// Axes of length one say nothing.
 fn same_shape(stored: &[usize], expected: &[usize]) -> bool {
-    let axes = |shape: &[usize]| shape.iter().copied().filter(|&n| n != 1).collect::<Vec<_>>();
-    axes(stored) == axes(expected)
+    let is_axis = |n: &&usize| **n != 1;
+    stored.iter().filter(is_axis).eq(expected.iter().filter(is_axis))
 }
 
 fn shorten(list: &[String]) -> String {

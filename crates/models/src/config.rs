@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::json;
 use serde_json::Value;
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// A number, infinity being written as an object by those who care about JSON.
@@ -19,8 +19,11 @@ fn number(value: &Value) -> Option<f32> {
 /// A model's configuration: a JSON object and where it came from.
 #[derive(Clone, Debug)]
 pub struct Config {
-    value: Value,
-    origin: PathBuf,
+    /// As the file has it. Families copy configurations to fill in defaults, so copies share it.
+    value: Arc<Value>,
+    /// The keys that were set since, over those of the file.
+    set: Vec<(String, Value)>,
+    origin: Arc<Path>,
     watch: Option<Watch>,
 }
 
@@ -38,7 +41,8 @@ struct Watch {
 
 impl Config {
     /// Takes a parsed configuration.
-    pub fn new(value: Value, origin: &Path) -> Result<Config> {
+    pub fn new(value: impl Into<Arc<Value>>, origin: &Path) -> Result<Config> {
+        let value = value.into();
         if !value.is_object() {
             return Err(Error::invalid(
                 origin,
@@ -46,25 +50,25 @@ impl Config {
                 "get config.json anew from where the model came from",
             ));
         }
-        Ok(Config { value, origin: origin.to_path_buf(), watch: None })
+        Ok(Config { value, set: Vec::new(), origin: origin.into(), watch: None })
     }
 
     /// Parses a configuration.
     pub fn parse(bytes: &[u8], origin: &Path) -> Result<Config> {
-        Config::new(json::parse(bytes, origin)?, origin)
+        Config::new(json::parse_config(bytes, origin)?, origin)
     }
 
     /// The family's name.
     pub fn model_type(&self) -> Result<&str> {
-        self.value.get("model_type").and_then(Value::as_str).ok_or_else(|| self.bad("model_type", "is missing"))
+        self.find("model_type").and_then(Value::as_str).ok_or_else(|| self.bad("model_type", "is missing"))
     }
 
     /// A part of the configuration with its own keys; what it lacks is not looked up outside.
     pub fn part(&self, key: &str) -> Option<Config> {
         self.note(key);
-        let value = self.value.get(key).filter(|value| value.is_object())?;
+        let value = self.find(key).filter(|value| value.is_object())?;
         let watch = self.watch.clone().map(|watch| Watch { place: format!("{}{key}.", watch.place), ..watch });
-        let part = Config { value: value.clone(), origin: self.origin.clone(), watch };
+        let part = Config { value: Arc::new(value.clone()), set: Vec::new(), origin: Arc::clone(&self.origin), watch };
         part.note("");
         Some(part)
     }
@@ -72,7 +76,19 @@ impl Config {
     /// The value of a key, unless it is absent or null.
     pub fn get(&self, key: &str) -> Option<&Value> {
         self.note(key);
-        self.value.get(key).filter(|value| !value.is_null())
+        self.find(key).filter(|value| !value.is_null())
+    }
+
+    /// Every key of the file with its value, then those that were set since.
+    pub(crate) fn entries(&self) -> impl Iterator<Item = (&str, &Value)> {
+        let own = self.value.as_object().into_iter().flatten().map(|(key, value)| (key.as_str(), value));
+        own.chain(self.set.iter().map(|(key, value)| (key.as_str(), value)))
+    }
+
+    /// The value of a key, as it was set last.
+    fn find(&self, key: &str) -> Option<&Value> {
+        let set = self.set.iter().rev().find(|(name, _)| name == key).map(|(_, value)| value);
+        set.or_else(|| self.value.get(key))
     }
 
     /// A whole number that must be there.
@@ -151,9 +167,7 @@ impl Config {
     /// The configuration with one key set.
     pub fn with(&self, key: &str, value: Value) -> Config {
         let mut changed = self.clone();
-        if let Value::Object(object) = &mut changed.value {
-            object.insert(key.into(), value);
-        }
+        changed.set.push((key.into(), value));
         changed
     }
 
@@ -186,9 +200,9 @@ impl Config {
     /// The configuration with values for keys that it leaves out; a key that is null stays so.
     pub fn with_defaults<const N: usize>(&self, defaults: [(&str, Value); N]) -> Config {
         let mut filled = self.clone();
-        if let Value::Object(object) = &mut filled.value {
-            for (key, value) in defaults {
-                object.entry(key).or_insert(value);
+        for (key, value) in defaults {
+            if filled.find(key).is_none() {
+                filled.set.push((key.into(), value));
             }
         }
         filled
@@ -197,7 +211,7 @@ impl Config {
     /// An error about a key.
     pub fn bad(&self, key: &str, problem: &str) -> Error {
         Error::invalid(
-            &self.origin,
+            &*self.origin,
             format!("`{key}` {problem}"),
             "get config.json anew from where the model came from, or correct the key",
         )

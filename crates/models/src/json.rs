@@ -3,14 +3,23 @@
 use std::fmt;
 use std::path::Path;
 
-use serde::de::{Deserialize, DeserializeOwned, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserialize, DeserializeOwned, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
+use serde_json::map::Entry;
 
 use crate::{Error, Result};
+
+/// What a classifier calls its outputs. No way of running a model depends on it, and large configurations are large because of it.
+const LABELS: [&str; 2] = ["id2label", "label2id"];
 
 /// Parses what a model's author wrote: with the infinities of Python, and without keys that occur twice, of which nobody could say which counts.
 pub(crate) fn parse(bytes: &[u8], origin: &Path) -> Result<Value> {
     parse_as(bytes, origin).map(|Strict(value)| value)
+}
+
+/// [`parse`] for a model's configuration, whose labels are passed over.
+pub(crate) fn parse_config(bytes: &[u8], origin: &Path) -> Result<Value> {
+    parse_as(bytes, origin).map(|Unlabelled(value)| value)
 }
 
 /// What is said of a file that holds another value than an object.
@@ -56,11 +65,23 @@ struct Strict(Value);
 
 impl<'de> Deserialize<'de> for Strict {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Strict, D::Error> {
-        deserializer.deserialize_any(StrictVisitor).map(Strict)
+        deserializer.deserialize_any(StrictVisitor { passed_over: &[] }).map(Strict)
     }
 }
 
-struct StrictVisitor;
+/// The same without labels.
+struct Unlabelled(Value);
+
+impl<'de> Deserialize<'de> for Unlabelled {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Unlabelled, D::Error> {
+        deserializer.deserialize_any(StrictVisitor { passed_over: &LABELS }).map(Unlabelled)
+    }
+}
+
+struct StrictVisitor {
+    /// Keys of the outermost object that are left out.
+    passed_over: &'static [&'static str],
+}
 
 impl<'de> Visitor<'de> for StrictVisitor {
     type Value = Value;
@@ -108,11 +129,20 @@ impl<'de> Visitor<'de> for StrictVisitor {
     fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> std::result::Result<Value, A::Error> {
         let mut object = serde_json::Map::new();
         while let Some(key) = entries.next_key::<String>()? {
-            if object.contains_key(&key) {
-                return Err(A::Error::custom(format!("the key \"{}\" occurs twice", key.escape_debug())));
+            if self.passed_over.contains(&key.as_str()) {
+                entries.next_value::<IgnoredAny>()?;
+                continue;
             }
-            let Strict(value) = entries.next_value()?;
-            object.insert(key, value);
+            match object.entry(key) {
+                Entry::Vacant(place) => {
+                    let Strict(value) = entries.next_value()?;
+                    place.insert(value);
+                }
+                Entry::Occupied(first) => {
+                    let key = first.key().escape_debug();
+                    return Err(A::Error::custom(format!("the key \"{key}\" occurs twice")));
+                }
+            }
         }
         Ok(object.into())
     }
@@ -131,6 +161,9 @@ mod tests {
             let fault = read(text).expect_err("refused").to_string();
             assert!(fault.contains("config.json: not valid JSON: the key \"a\" occurs twice"), "{fault}");
         }
+        let labelled = r#"{"id2label": {"0": "x"}, "a": {"label2id": {"x": 0}}, "label2id": [1]}"#;
+        let found = parse_config(labelled.as_bytes(), Path::new("config.json")).expect("read");
+        assert_eq!(found, serde_json::json!({"a": {"label2id": {"x": 0}}}), "only the outermost are labels");
         assert!(read(r#"{"a": 1e999999}"#).is_err() && read(&"[".repeat(1 << 20)).is_err());
     }
 }

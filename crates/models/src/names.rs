@@ -203,12 +203,10 @@ impl Names {
     pub fn sources(&self, weight: &str, prefix: &str) -> Vec<Source> {
         let (numbers, whole) = generalise(weight);
         let (module, ending) = match whole.strip_suffix(".bias") {
-            Some(module) => (module, "bias"),
-            None => (whole.strip_suffix(".gain").unwrap_or(&whole), "weight"),
+            Some(module) => (module, ".bias"),
+            None => (whole.strip_suffix(".gain").unwrap_or(&whole), ".weight"),
         };
-        let is_bias = ending == "bias";
-        let open = || NUMBERED.iter().zip(&numbers);
-        let fill = |text: &str| open().fold(text.to_string(), |text, ((_, mark), number)| text.replace(mark, number));
+        let is_bias = ending == ".bias";
         // A bare tensor is one weight's; a module's weight and bias share an entry.
         let found = self.entries.iter().filter(|entry| match entry.bare {
             true => entry.module == whole || (!is_bias && entry.module == module),
@@ -216,20 +214,17 @@ impl Names {
         });
         found
             .map(|entry| {
-                let prefix = if entry.outside { "" } else { prefix };
-                let name = fill(&entry.stored);
+                let (prefix, ending) = (if entry.outside { "" } else { prefix }, if entry.bare { "" } else { ending });
                 let mut part = entry.part;
                 if let Some(stack) = &mut part.stack {
                     stack.index = numbers[1].parse().unwrap_or(0);
                 }
-                let full = |name: String| {
-                    if entry.bare { format!("{prefix}{name}") } else { format!("{prefix}{name}.{ending}") }
-                };
+                let full = |stored: &str| filled(prefix, stored, &numbers, ending);
                 Source {
-                    tensor: full(name),
+                    tensor: full(&entry.stored),
                     part,
                     transposed: entry.transposed && !is_bias,
-                    more: entry.more.iter().map(|piece| full(fill(piece))).collect(),
+                    more: entry.more.iter().map(|piece| full(piece)).collect(),
                 }
             })
             .collect()
@@ -254,22 +249,43 @@ impl Entry {
 const NUMBERED: [(&str, &str); 4] = [("layers", "{l}"), ("experts", "{e}"), ("shared", "{s}"), ("adapters", "{a}")];
 
 /// `layers.3.mlp.experts.7.up` → `layers.{l}.mlp.experts.{e}.up`, with the numbers in the order of `NUMBERED`.
-fn generalise(weight: &str) -> ([String; 4], String) {
-    let mut numbers: [String; 4] = Default::default();
-    let parts: Vec<&str> = weight.split('.').collect();
-    let general = parts.iter().enumerate().map(|(i, part)| {
-        let before = i.checked_sub(1).map(|i| parts[i]);
-        let numbered = NUMBERED.iter().position(|(name, _)| Some(*name) == before);
-        match numbered.filter(|_| part.bytes().all(|b| b.is_ascii_digit())) {
+fn generalise(weight: &str) -> ([&str; 4], String) {
+    let mut numbers = [""; 4];
+    let mut general = String::with_capacity(weight.len() + 4);
+    let mut before = "";
+    for part in weight.split('.') {
+        if !general.is_empty() {
+            general.push('.');
+        }
+        let numbered = NUMBERED.iter().position(|(name, _)| *name == before);
+        general.push_str(match numbered.filter(|_| part.bytes().all(|b| b.is_ascii_digit())) {
             Some(which) => {
-                numbers[which] = part.to_string();
+                numbers[which] = part;
                 NUMBERED[which].1
             }
             None => part,
-        }
-    });
-    let general = general.collect::<Vec<_>>().join(".");
+        });
+        before = part;
+    }
     (numbers, general)
+}
+
+/// A stored name in full, its numbers in their places.
+fn filled(prefix: &str, stored: &str, numbers: &[&str; 4], ending: &str) -> String {
+    let mut name = String::with_capacity(prefix.len() + stored.len() + ending.len());
+    name.push_str(prefix);
+    let mut rest = stored;
+    while let Some(at) = rest.find('{') {
+        let (plain, open) = rest.split_at(at);
+        name.push_str(plain);
+        let mark = NUMBERED.iter().zip(numbers).find(|((_, mark), _)| open.starts_with(mark));
+        let (text, length) = mark.map_or(("{", 1), |((_, mark), number)| (*number, mark.len()));
+        name.push_str(text);
+        rest = &open[length..];
+    }
+    name.push_str(rest);
+    name.push_str(ending);
+    name
 }
 
 impl Part {

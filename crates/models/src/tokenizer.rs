@@ -120,6 +120,11 @@ impl Tokenizer {
 
     /// The text of tokens. Ids that the vocabulary lacks read as nothing, bytes that form no character as `�`.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> String {
+        // Some decoders cannot take a text of no tokens.
+        let is_shown = |&id: &u32| !(skip_special && self.is_special(id)) && self.inner.id_to_token(id).is_some();
+        if !ids.iter().any(is_shown) {
+            return String::new();
+        }
         self.inner.decode(ids, skip_special).unwrap_or_else(|_| {
             // A decoder that fails on the whole can still show the pieces.
             ids.iter().filter(|&&id| !(skip_special && self.is_special(id))).map(|&id| self.token_text(id)).collect()

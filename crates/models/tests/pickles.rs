@@ -132,6 +132,32 @@ fn a_model_in_torchs_files_runs_with_the_same_bits() {
 }
 
 #[test]
+fn an_adapter_in_torchs_file_changes_a_model_by_the_same_bits() {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/quantised/lora");
+    let (from, dir) = (golden.join("adapter"), tempfile::tempdir().expect("a directory"));
+    std::fs::copy(from.join("adapter_config.json"), dir.path().join("adapter_config.json")).expect("copied");
+    let open = |adapters: &[&Path]| {
+        let adapters = adapters.iter().map(|path| path.to_path_buf()).collect();
+        LoadedModel::open(&golden.join("base"), &LoadOptions { adapters, ..LoadOptions::default() }, &mut |_| {})
+    };
+    let error = open(&[dir.path()]).map(|_| ()).expect_err("no weights").to_string();
+    assert!(error.contains("neither adapter_model.safetensors nor adapter_model.bin"), "{error}");
+
+    let weights = dir.path().join("adapter_model.bin");
+    save(&weights, &copies::read(&from.join("adapter_model.safetensors")));
+    let [plain, merged, torch] =
+        [&[][..], &[&*from], &[dir.path()]].map(|adapters| logits(&open(adapters).unwrap_or_else(|e| panic!("{e}"))));
+    assert!(plain != merged && merged == torch);
+    let [old, new] = [dir.path(), &from].map(|path| pellucid_models::inspect(path).expect("a report"));
+    assert_eq!((old.category, old.tensors, old.parameters), (new.category, new.tensors, new.parameters));
+    assert_eq!(old.modalities, new.modalities);
+
+    std::fs::copy(made_by_torch("hostile.bin"), &weights).expect("copied");
+    let error = open(&[dir.path()]).map(|_| ()).expect_err("a program").to_string();
+    assert!(error.contains("adapter_model.bin") && error.contains("`posix.system`"), "{error}");
+}
+
+#[test]
 fn what_wants_to_execute_something_is_refused_by_name_and_does_not() {
     let (text, remedy) = refusal(&made_by_torch("hostile.bin"));
     assert!(text.contains("`posix.system`") && remedy.contains("a pickle is a program"), "{text}: {remedy}");

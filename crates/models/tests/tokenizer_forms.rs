@@ -31,50 +31,79 @@ fn refusal(dir: &Path) -> String {
     error.to_string()
 }
 
-fn expected() -> Value {
-    serde_json::from_slice(&std::fs::read(forms().join("expected.json")).expect("the expectations")).expect("JSON")
+fn read(file: &str) -> Value {
+    serde_json::from_slice(&std::fs::read(forms().join(file)).expect("the expectations")).expect("JSON")
+}
+
+/// Where a tokenizer differs from what its own library gives for these texts.
+fn differences(name: &str, dir: &Path, texts: &[&str], case: &Value) -> Vec<String> {
+    let tokenizer = match load_tokenizer(dir) {
+        Ok(tokenizer) => tokenizer,
+        Err(error) => return vec![format!("{name}: {error}")],
+    };
+    let mut wrong = Vec::new();
+    for (place, text) in texts.iter().enumerate() {
+        let ids = tokenizer.encode(text, true).expect("encodes");
+        if json!(ids) != case["ids"][place] {
+            wrong.push(format!("{name}: {text:?} is {ids:?}, not {}", case["ids"][place]));
+        }
+        if let Some(decoded) = case["decoded"][place].as_str()
+            && tokenizer.decode(&ids, true) != decoded
+        {
+            wrong.push(format!("{name}: {ids:?} reads {:?}, not {decoded:?}", tokenizer.decode(&ids, true)));
+        }
+    }
+    let special = tokenizer.special();
+    for (role, id) in case["special"].as_object().into_iter().flatten() {
+        let ours = match role.as_str() {
+            "bos" => special.bos,
+            "eos" => special.eos.first().copied(),
+            "unk" => special.unk,
+            _ => special.pad.filter(|_| !special.pad_from_eos),
+        };
+        if json!(ours) != *id {
+            wrong.push(format!("{name}: {role} is {ours:?}, not {id}"));
+        }
+    }
+    wrong
+}
+
+/// Holds every case of a file beside the tokenizer of the directory that `place` makes of it.
+fn compare<T>(file: &str, fewest: usize, place: impl Fn(&str, &Value) -> T, path: impl Fn(&T) -> &Path) {
+    let expected = read(file);
+    let texts: Vec<&str> = expected["texts"].as_array().expect("texts").iter().filter_map(Value::as_str).collect();
+    let cases = expected["cases"].as_object().expect("cases");
+    assert!(cases.len() >= fewest && texts.len() >= 28, "the forms are missing");
+    let wrong: Vec<String> = cases
+        .iter()
+        .flat_map(|(name, case)| {
+            let dir = place(name, case);
+            differences(name, path(&dir), &texts, case)
+        })
+        .collect();
+    assert!(wrong.is_empty(), "{} differences:\n{}", wrong.len(), wrong[..wrong.len().min(40)].join("\n"));
 }
 
 #[test]
 fn every_form_gives_the_ids_of_its_own_library() {
-    let expected = expected();
-    let texts: Vec<&str> = expected["texts"].as_array().expect("texts").iter().filter_map(Value::as_str).collect();
-    let cases = expected["cases"].as_object().expect("cases");
-    assert!(cases.len() >= 16 && texts.len() >= 28, "the forms are missing");
-    let mut wrong = Vec::new();
-    for (name, case) in cases {
-        let tokenizer = match load_tokenizer(&forms().join(name)) {
-            Ok(tokenizer) => tokenizer,
-            Err(error) => {
-                wrong.push(format!("{name}: {error}"));
-                continue;
-            }
-        };
-        for (place, text) in texts.iter().enumerate() {
-            let ids = tokenizer.encode(text, true).expect("encodes");
-            if json!(ids) != case["ids"][place] {
-                wrong.push(format!("{name}: {text:?} is {ids:?}, not {}", case["ids"][place]));
-            }
-            if let Some(decoded) = case["decoded"][place].as_str()
-                && tokenizer.decode(&ids, true) != decoded
-            {
-                wrong.push(format!("{name}: {ids:?} reads {:?}, not {decoded:?}", tokenizer.decode(&ids, true)));
+    compare("expected.json", 16, |name, _| forms().join(name), PathBuf::as_path);
+}
+
+#[test]
+fn every_class_of_a_known_form_gives_the_ids_of_transformers() {
+    let place = |_: &str, case: &Value| {
+        let dir = copied(case["form"].as_str().expect("a form"));
+        for file in ["tokenizer_config.json", "config.json"] {
+            let path = dir.path().join(file);
+            match case.get(file) {
+                Some(settings) => std::fs::write(path, settings.to_string()).expect("written"),
+                None if path.exists() => std::fs::remove_file(path).expect("removed"),
+                None => {}
             }
         }
-        let special = tokenizer.special();
-        for (role, id) in case["special"].as_object().into_iter().flatten() {
-            let ours = match role.as_str() {
-                "bos" => special.bos,
-                "eos" => special.eos.first().copied(),
-                "unk" => special.unk,
-                _ => special.pad.filter(|_| !special.pad_from_eos),
-            };
-            if json!(ours) != *id {
-                wrong.push(format!("{name}: {role} is {ours:?}, not {id}"));
-            }
-        }
-    }
-    assert!(wrong.is_empty(), "{} differences:\n{}", wrong.len(), wrong[..wrong.len().min(40)].join("\n"));
+        dir
+    };
+    compare("classes.json", 13, place, TempDir::path);
 }
 
 #[test]
@@ -112,6 +141,24 @@ fn a_class_that_is_not_known_is_refused_by_name() {
     std::fs::write(dir.path().join("tokenizer_config.json"), r#"{"tokenizer_class": "GPT2Tokenizer"}"#)
         .expect("written");
     assert!(refusal(dir.path()).contains("`GPT2Tokenizer`"));
+}
+
+#[test]
+fn classes_that_cannot_be_converted_exactly_are_refused_by_name() {
+    for (form, class) in [
+        ("gpt2", "WhisperTokenizer"),
+        ("gpt2", "CLIPTokenizer"),
+        ("roberta", "BlenderbotTokenizer"),
+        ("xlm-roberta", "MBartTokenizer"),
+        ("xlm-roberta", "XGLMTokenizer"),
+        ("xlm-roberta", "MarianTokenizer"),
+    ] {
+        let dir = copied(form);
+        std::fs::write(dir.path().join("tokenizer_config.json"), json!({"tokenizer_class": class}).to_string())
+            .expect("written");
+        let text = refusal(dir.path());
+        assert!(text.contains(&format!("not read as a tokenizer of class `{class}`")), "{text}");
+    }
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The directories that are asked about, made in a temporary folder before any time is taken.
 
-use super::configs;
+use super::{configs, gguf};
 use crate::{Error, Result};
 use pellucid_models::builtin;
 use serde_json::{Map, Value, json};
@@ -19,6 +19,10 @@ pub const SHARDED: (usize, u64) = (32, 6_738_415_616);
 pub const SITES: [&str; 5] = ["resid_post", "mlp_out", "attn_out", "transcoder", "resid_post_all"];
 /// A type that nobody has, which the suite registers as a Llama.
 pub const CUSTOM: &str = "pellucid_lab_custom";
+/// A type that nobody has and nobody registers.
+const UNHEARD_OF: &str = "pellucid_lab_unheard_of";
+/// A file instead of a directory.
+pub const GGUF: &str = "model.gguf";
 
 const TOKENIZER_CONFIG: &str = r#"{"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}"#;
 
@@ -113,17 +117,40 @@ impl Fixtures {
 
     /// Models with weights: those of the model inside this program.
     fn models(&self) -> std::io::Result<()> {
-        let mut custom: Value = serde_json::from_slice(builtin::CONFIG).map_err(std::io::Error::other)?;
-        configs::extend(&mut custom, json!({"model_type": CUSTOM, "architectures": ["CustomForCausalLM"]}));
-        let custom = custom.to_string();
-        for (name, config) in [("whole", builtin::CONFIG), (BASE, builtin::CONFIG), ("custom", custom.as_bytes())] {
+        let own: Value = serde_json::from_slice(builtin::CONFIG).map_err(std::io::Error::other)?;
+        let typed = |model_type: &str| {
+            let mut config = own.clone();
+            configs::extend(&mut config, json!({"model_type": model_type, "architectures": ["CustomForCausalLM"]}));
+            config.to_string()
+        };
+        let (custom, unheard_of) = (typed(CUSTOM), typed(UNHEARD_OF));
+        for (name, config) in [
+            ("whole", builtin::CONFIG),
+            (BASE, builtin::CONFIG),
+            ("custom", custom.as_bytes()),
+            ("unheard_of", unheard_of.as_bytes()),
+        ] {
             self.file(name, "config.json", config)?;
             self.file(name, "model.safetensors", builtin::WEIGHTS)?;
             self.file(name, "tokenizer.json", builtin::TOKENIZER)?;
             self.file(name, "tokenizer_config.json", TOKENIZER_CONFIG)?;
         }
+        fs::write(self.path(GGUF), gguf::llama())?;
+        self.adapter(own["hidden_size"].as_u64().unwrap_or_default())?;
         self.file("without_tokenizer", "config.json", builtin::CONFIG)?;
         self.file("without_tokenizer", "model.safetensors", builtin::WEIGHTS)
+    }
+
+    /// A LoRA adapter for the model inside this program, which lies beside it. Its queries are as wide as its stream.
+    fn adapter(&self, width: u64) -> std::io::Result<()> {
+        const RANK: u64 = 2;
+        let module = "base_model.model.model.layers.0.self_attn.q_proj";
+        let (a, b) = (format!("{module}.lora_A.weight"), format!("{module}.lora_B.weight"));
+        let settings = json!({"peft_type": "LORA", "r": RANK, "lora_alpha": 4, "target_modules": ["q_proj"],
+            "base_model_name_or_path": format!("../{BASE}")});
+        self.file("adapter", "adapter_config.json", settings.to_string())?;
+        let weights = safetensors(&[(&a, vec![RANK, width]), (&b, vec![width, RANK])]);
+        self.file("adapter", "adapter_model.safetensors", weights)
     }
 
     /// A model of seven thousand million parameters in three files, all of which is hole but the headers.

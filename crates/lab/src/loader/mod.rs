@@ -9,7 +9,7 @@ mod bench;
 mod configs;
 pub mod fixtures;
 pub mod gates;
-mod hub;
+mod gguf;
 pub mod measure;
 mod planned;
 pub mod real;

@@ -1,11 +1,12 @@
 //! What the first suite of this kind only planned: tokenizers in all their states, registration, the choice of a strategy, very large
 //! configurations, real weights, several threads at once, errors.
 
-use super::fixtures::{CUSTOM, Fixtures, SHARDED};
-use super::hub::{self, Hub};
+use super::fixtures::{CUSTOM, Fixtures, GGUF, SHARDED};
 use super::registry::{check, info, told};
 use super::{Benchmark, Category, ways};
 use crate::{Error, Result, worker};
+use pellucid_loopback::{Hub, MODEL};
+use pellucid_models::pull::Sources;
 use pellucid_models::tokenizer::Tokenizer;
 use pellucid_models::{LoadOptions, LoadedModel, builtin, identify, inspect, pull, tokenizer_of};
 use std::path::{Path, PathBuf};
@@ -89,18 +90,21 @@ pub(super) fn tokenizers(fixtures: &Fixtures) -> Result<Vec<Benchmark>> {
 
 /// A model with its tokenizer comes from a hub into an empty cache, and the tokenizer is loaded.
 fn download(expected: &str) -> Result<Benchmark> {
+    let fail = |error: std::io::Error| Error::File { path: "127.0.0.1".into(), problem: error.to_string() };
     let hub = Hub::start(vec![
-        ("config.json", builtin::CONFIG.to_vec()),
-        ("tokenizer.json", builtin::TOKENIZER.to_vec()),
-        ("model.safetensors", br#"{}"#.to_vec()),
-    ])?;
+        ("config.json".into(), builtin::CONFIG.to_vec()),
+        ("tokenizer.json".into(), builtin::TOKENIZER.to_vec()),
+        ("model.safetensors".into(), br#"{}"#.to_vec()),
+    ])
+    .map_err(fail)?;
+    let sources = move || Sources { endpoint: Some(hub.endpoint()), token: None, python: None };
     let fresh = || tempfile::Builder::new().prefix("pellucid-loader-").tempdir();
     let run = move |cache: std::io::Result<tempfile::TempDir>| -> (Loaded<Tokenizer>, Option<tempfile::TempDir>) {
         let cache = match cache {
             Ok(cache) => cache,
             Err(error) => return (Err(pellucid_models::Error::io(std::env::temp_dir())(error)), None),
         };
-        let pulled = pull::pull_from(&hub.sources(), hub::MODEL, cache.path(), &mut |_| ());
+        let pulled = pull::pull_from(&sources(), MODEL, cache.path(), &mut |_| ());
         (pulled.and_then(|dir| ways::tokenizer(&dir)), Some(cache))
     };
     let say = |(found, _): &(Loaded<Tokenizer>, Option<tempfile::TempDir>)| said(tokens)(found);
@@ -143,17 +147,28 @@ pub(super) fn registration(fixtures: &Fixtures) -> Vec<Benchmark> {
 }
 
 pub(super) fn strategies(fixtures: &Fixtures) -> Vec<Benchmark> {
-    let chosen = |name: &str, fixture: &str, expected: &str| {
+    let chosen = |name: &str, fixture: &str, assume: Option<&'static str>, expected: &str| {
         let path = fixtures.path(fixture);
-        let run = move || ways::strategy(&path);
-        Benchmark::new(name, Category::Comparison, ways::STRATEGY, expected, run, |way| way.to_string())
-            .with(PLANNED, "loading strategy selection")
-            .slow()
+        let run = move || ways::strategy(&path, assume);
+        Benchmark::new(
+            format!("strategy_selection_{name}"),
+            Category::Comparison,
+            ways::STRATEGY,
+            expected,
+            run,
+            |way| way.to_string(),
+        )
+        .with(PLANNED, "loading strategy selection")
+        .slow()
     };
     vec![
-        chosen("strategy_selection_native", "whole", "native family"),
-        chosen("strategy_selection_mapped", "custom", "mapped custom type"),
-        chosen("strategy_selection_refused", "unknown", "refused"),
+        chosen("native", "whole", None, "native family"),
+        chosen("mapped", "custom", None, "mapped custom type"),
+        chosen("assumed", "unheard_of", Some("llama"), "assumed family"),
+        chosen("adapter", "adapter", None, "adapter merge"),
+        chosen("gguf", GGUF, None, "GGUF"),
+        chosen("not_assumed", "unheard_of", None, "refused"),
+        chosen("refused", "unknown", None, "refused"),
     ]
 }
 

@@ -35,9 +35,10 @@ pub fn pad(tokenizer: &Tokenizer) -> Option<u32> {
     tokenizer.special().pad
 }
 
-/// The way by which a path would be loaded, from its headers.
-pub fn strategy(path: &Path) -> &'static str {
-    let attempts = strategies(path, &LoadOptions::default());
+/// The way by which a path would be loaded, from its headers; `assume` is the family that the caller names.
+pub fn strategy(path: &Path, assume: Option<&str>) -> &'static str {
+    let options = LoadOptions { assume: assume.map(str::to_owned), ..LoadOptions::default() };
+    let attempts = strategies(path, &options);
     let taken = attempts.iter().find(|attempt| attempt.outcome == Outcome::Taken);
     taken.map_or("refused", |attempt| attempt.strategy.name())
 }

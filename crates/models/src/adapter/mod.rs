@@ -1,6 +1,7 @@
 //! Adapters: LoRA factors in PEFT's layout, merged into the base model's weights as those are loaded.
 //!
-//! A directory with `adapter_config.json` and `adapter_model.safetensors` holds two thin matrices for a module:
+//! A directory with `adapter_config.json` and `adapter_model.safetensors` (or `adapter_model.bin`, as PEFT wrote them at first) holds two thin
+//! matrices for a module:
 //! `base_model.model.<module>.lora_A.weight` `[rank, inputs]` and `….lora_B.weight` `[outputs, rank]`. The weight that runs is `W + scale · B A`,
 //! computed row by row in f32 while `W` is packed; nothing remains of the adapter afterwards. DoRA's weight is that, with each row brought to a
 //! length of its own. Modules that were trained whole, and biases, stand in the place of the base model's.
@@ -22,8 +23,8 @@ use settings::{Settings, bad};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// The file of an adapter's weights.
-const WEIGHTS: &str = "adapter_model.safetensors";
+/// The files that may hold an adapter's weights; the first that is there counts, as in PEFT.
+pub(crate) const WEIGHTS: [&str; 2] = ["adapter_model.safetensors", "adapter_model.bin"];
 /// What stands before the names of the base model's modules.
 const PREFIX: &str = "base_model.model.";
 
@@ -71,25 +72,17 @@ fn config(dir: &Path) -> Result<Config> {
             "give the directory of a LoRA adapter in PEFT's layout",
         ));
     }
-    let bytes = std::fs::read(&path).map_err(Error::io(&path))?;
-    let value = serde_json::from_slice(&bytes).map_err(|error| bad(&path, &format!("not valid JSON: {error}")))?;
-    Config::new(value, &path)
+    Config::parse(&std::fs::read(&path).map_err(Error::io(&path))?, &path)
 }
 
 impl Adapter {
     /// Opens an adapter's directory.
     pub fn open(dir: &Path) -> Result<Adapter> {
         let settings = Settings::read(&config(dir)?, &dir.join(CONFIG))?;
-        let path = dir.join(WEIGHTS);
-        if !path.is_file() {
-            let pickled = dir.join("adapter_model.bin").is_file();
-            let remedy = if pickled {
-                "adapter_model.bin is a pickle, which is never unpickled: save the adapter anew with PEFT"
-            } else {
-                "download the adapter again"
-            };
-            return Err(Error::invalid(dir, format!("there is no {WEIGHTS} here"), remedy));
-        }
+        let Some(path) = WEIGHTS.iter().map(|name| dir.join(name)).find(|path| path.is_file()) else {
+            let problem = format!("there is neither {} nor {} here", WEIGHTS[0], WEIGHTS[1]);
+            return Err(Error::invalid(dir, problem, "download the adapter again"));
+        };
         let checkpoint = Checkpoint::open_file(&path)?;
         let (mut modules, mut whole): (BTreeMap<String, Parts>, BTreeMap<_, _>) = Default::default();
         for tensor in checkpoint.tensors() {

@@ -4,13 +4,14 @@
 //! than by the `safetensors` crate because that crate keeps the last of two equal keys and does not say which tensor
 //! is at fault.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use serde::Deserialize;
-use serde_json::value::RawValue;
+use serde::de::{Error as _, MapAccess};
 
 use super::StoredType;
-use super::pairs::Pairs;
+use super::pairs::{self, Pairs, Text};
 
 /// The reference implementation refuses longer headers, so no real file has one.
 const LONGEST_HEADER: u64 = 100_000_000;
@@ -41,28 +42,44 @@ const AGAIN: &str = "the file is incomplete: download or copy it again";
 const DAMAGED: &str =
     "the file is damaged or was not written by a safetensors library: download it again or convert the model again";
 
+/// What a header holds under a name.
+enum Field<'a> {
+    Tensor(Info<'a>),
+    /// Nothing in it is used, but a file that breaks the format here is not to be trusted elsewhere.
+    Metadata,
+}
+
 #[derive(Deserialize)]
-struct Info {
-    dtype: String,
+struct Info<'a> {
+    #[serde(borrow)]
+    dtype: Cow<'a, str>,
     shape: Vec<u64>,
     data_offsets: (u64, u64),
+}
+
+impl<'de: 'a, 'a> pairs::Entry<'de> for Field<'a> {
+    fn read<A: MapAccess<'de>>(name: &str, map: &mut A) -> Result<Self, A::Error> {
+        let (read, what) = if name == "__metadata__" {
+            let read = map.next_value::<Pairs<'a, Text<'a>>>().map(|_| Field::Metadata);
+            (read, "`__metadata__` is not a map of strings".to_owned())
+        } else {
+            (map.next_value().map(Field::Tensor), format!("tensor `{name}`: its description is not valid"))
+        };
+        read.map_err(|error| A::Error::custom(format!("{what}: {error}")))
+    }
 }
 
 /// Reads and checks the header of a whole file; the entries come back in the order of their data.
 pub(super) fn read(file: &[u8]) -> Result<Vec<Entry>, Fault> {
     let json = header_bytes(file)?;
     let data_start = 8 + json.len();
-    let fields: Pairs<&RawValue> = serde_json::from_slice(json)
-        .map_err(|error| fault(format!("the header is not valid JSON: {error}"), DAMAGED))?;
+    let fields: Pairs<'_, Field<'_>> =
+        serde_json::from_slice(json).map_err(|error| fault(format!("the header is not valid: {error}"), DAMAGED))?;
 
     let mut entries = Vec::with_capacity(fields.0.len());
-    for (name, value) in fields.0 {
-        if name == "__metadata__" {
-            // Nothing in it is used, but a file that breaks the format here is not to be trusted elsewhere.
-            serde_json::from_str::<Pairs<String>>(value.get())
-                .map_err(|error| fault(format!("`__metadata__` is not a map of strings: {error}"), DAMAGED))?;
-        } else {
-            entries.push(entry(name, value.get(), data_start, file.len())?);
+    for (name, field) in fields.0 {
+        if let Field::Tensor(info) = field {
+            entries.push(entry(name.into_owned(), info, data_start, file.len())?);
         }
     }
     entries.sort_by_key(|entry| (entry.range.start, entry.range.end));
@@ -92,11 +109,9 @@ fn header_bytes(file: &[u8]) -> Result<&[u8], Fault> {
 }
 
 /// One tensor's description, checked against itself and against the file's length.
-fn entry(name: String, json: &str, data_start: usize, file_len: usize) -> Result<Entry, Fault> {
+fn entry(name: String, info: Info<'_>, data_start: usize, file_len: usize) -> Result<Entry, Fault> {
     let wrong = |problem: String| fault(format!("tensor `{name}`: {problem}"), DAMAGED);
 
-    let info: Info =
-        serde_json::from_str(json).map_err(|error| wrong(format!("its description is not valid: {error}")))?;
     let dtype = StoredType::from_name(&info.dtype)
         .ok_or_else(|| wrong(format!("the number format `{}` is not known", info.dtype)))?;
 

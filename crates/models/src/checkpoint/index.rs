@@ -1,11 +1,11 @@
 //! `model.safetensors.index.json`: which shard holds which tensor.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::path::{Component, Path};
 
 use serde::Deserialize;
 
-use super::pairs::Pairs;
+use super::pairs::{Pairs, Text};
 use crate::{Error, Result};
 
 /// The file that lists a sharded model.
@@ -16,8 +16,9 @@ pub(super) const TORCH_INDEX: &str = "pytorch_model.bin.index.json";
 const WRITE_AGAIN: &str = "download the index file again, or save the model again with `save_pretrained`";
 
 #[derive(Deserialize)]
-struct IndexFile {
-    weight_map: Pairs<String>,
+struct IndexFile<'a> {
+    #[serde(borrow)]
+    weight_map: Pairs<'a, Text<'a>>,
 }
 
 /// A checked index: names of shards are plain names of files that exist.
@@ -26,8 +27,8 @@ pub(super) struct Index {
     pub name: &'static str,
     /// The shards, each once, in order of name.
     pub shards: Vec<String>,
-    /// From each tensor to its shard.
-    pub weight_map: HashMap<String, String>,
+    /// Each tensor, and the number of its shard.
+    pub weight_map: Vec<(String, usize)>,
 }
 
 impl Index {
@@ -35,10 +36,10 @@ impl Index {
     pub(super) fn open(dir: &Path, name: &'static str) -> Result<Index> {
         let path = dir.join(name);
         let text = std::fs::read(&path).map_err(Error::io(&path))?;
-        let file: IndexFile = serde_json::from_slice(&text)
+        let file: IndexFile<'_> = serde_json::from_slice(&text)
             .map_err(|error| Error::invalid(&path, format!("not a valid shard index: {error}"), WRITE_AGAIN))?;
 
-        let shards: BTreeSet<&str> = file.weight_map.0.iter().map(|(_, shard)| shard.as_str()).collect();
+        let shards: BTreeSet<&str> = file.weight_map.0.iter().map(|(_, shard)| shard.0.as_ref()).collect();
         if shards.is_empty() {
             return Err(Error::invalid(&path, "the index names no tensor", WRITE_AGAIN));
         }
@@ -53,11 +54,12 @@ impl Index {
                 "the download was not finished: run it again",
             ));
         }
-        Ok(Index {
-            name,
-            shards: shards.into_iter().map(str::to_owned).collect(),
-            weight_map: file.weight_map.0.into_iter().collect(),
-        })
+        let shards: Vec<String> = shards.into_iter().map(str::to_owned).collect();
+        // They are sorted, and every tensor's is among them.
+        let number = |shard: &str| shards.partition_point(|other| other.as_str() < shard);
+        let weight_map =
+            file.weight_map.0.into_iter().map(|(tensor, shard)| (tensor.into_owned(), number(&shard.0))).collect();
+        Ok(Index { name, shards, weight_map })
     }
 }
 

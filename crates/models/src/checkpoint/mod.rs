@@ -14,7 +14,7 @@ mod stored;
 mod tests;
 mod torch;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -132,7 +132,7 @@ impl Checkpoint {
         }
     }
 
-    /// Opens a single safetensors file.
+    /// Opens a single file: safetensors, or torch's own.
     pub fn open_file(path: &Path) -> Result<Checkpoint> {
         Checkpoint::single(Source::map(path.to_path_buf())?)
     }
@@ -149,28 +149,23 @@ impl Checkpoint {
     }
 
     fn sharded(dir: &Path, index: &Index) -> Result<Checkpoint> {
+        let listed: HashSet<&str> = index.weight_map.iter().map(|(name, _)| name.as_str()).collect();
         let mut files = Vec::with_capacity(index.shards.len());
-        let mut holder: HashMap<String, usize> = HashMap::new();
-        let (mut tensors, mut surplus) = (Vec::new(), Vec::new());
-
+        let (mut tensors, mut surplus) = (Vec::with_capacity(listed.len()), Vec::new());
         for (number, shard) in index.shards.iter().enumerate() {
             let source = Source::map(dir.join(shard))?;
-            for tensor in source.tensors(number)? {
-                if let Some(first) = holder.insert(tensor.name.clone(), number) {
-                    let problem = format!("tensor `{}` is also in {}", tensor.name, index.shards[first]);
-                    return Err(Error::invalid(
-                        &source.path,
-                        problem,
-                        "download the shards again: they do not belong together",
-                    ));
-                }
-                let listed = index.weight_map.contains_key(&tensor.name);
-                if listed { &mut tensors } else { &mut surplus }.push(tensor);
-            }
+            let (named, others): (Vec<Tensor>, Vec<Tensor>) =
+                source.tensors(number)?.into_iter().partition(|tensor| listed.contains(tensor.name.as_str()));
+            tensors.extend(named);
+            surplus.extend(others);
             files.push(source);
         }
-        check_index(dir, index, &holder)?;
         let by_name = names(&tensors);
+        if by_name.len() < tensors.len() {
+            check_once(&tensors, &files)?;
+        }
+        check_once(&surplus, &files)?;
+        check_index(dir, index, |name| by_name.get(name).map(|&number| tensors[number].file))?;
         Ok(Checkpoint { files, tensors, surplus, by_name })
     }
 
@@ -182,6 +177,11 @@ impl Checkpoint {
     /// Tensors that a shard holds although the index does not name them; they are not among [`Checkpoint::tensors`].
     pub fn surplus(&self) -> impl ExactSizeIterator<Item = &Tensor> {
         self.surplus.iter()
+    }
+
+    /// The files that hold them, with the bytes of each.
+    pub(crate) fn files(&self) -> impl Iterator<Item = (&Path, usize)> {
+        self.files.iter().map(|file| (file.path.as_path(), file.bytes().len()))
     }
 
     /// The tensor of that name.
@@ -220,15 +220,34 @@ fn names(tensors: &[Tensor]) -> HashMap<String, usize> {
     tensors.iter().enumerate().map(|(number, tensor)| (tensor.name.clone(), number)).collect()
 }
 
-/// Every tensor of the index must be in the shard that the index says.
-fn check_index(dir: &Path, index: &Index, holder: &HashMap<String, usize>) -> Result<()> {
+/// No two shards may hold a tensor of the same name.
+fn check_once(tensors: &[Tensor], files: &[Source]) -> Result<()> {
+    let mut holder: HashMap<&str, usize> = HashMap::with_capacity(tensors.len());
+    for tensor in tensors {
+        if let Some(first) = holder.insert(&tensor.name, tensor.file) {
+            let first = files[first].path.file_name().unwrap_or_default().to_string_lossy();
+            let problem = format!("tensor `{}` is also in {first}", tensor.name);
+            return Err(Error::invalid(
+                &files[tensor.file].path,
+                problem,
+                "download the shards again: they do not belong together",
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Every tensor of the index must be in the shard that the index says; `holder` says in which it is.
+fn check_index(dir: &Path, index: &Index, holder: impl Fn(&str) -> Option<usize>) -> Result<()> {
     let mut wrong: Vec<String> = index
         .weight_map
         .iter()
-        .filter_map(|(name, shard)| match holder.get(name) {
-            Some(&number) if index.shards[number] == *shard => None,
-            Some(&number) => Some(format!("tensor `{name}` should be in {shard} and is in {}", index.shards[number])),
-            None => Some(format!("tensor `{name}` is not in {shard}")),
+        .filter_map(|(name, number)| match (holder(name), &index.shards[*number]) {
+            (Some(found), _) if found == *number => None,
+            (Some(found), shard) => {
+                Some(format!("tensor `{name}` should be in {shard} and is in {}", index.shards[found]))
+            }
+            (None, shard) => Some(format!("tensor `{name}` is not in {shard}")),
         })
         .collect();
     wrong.sort();

@@ -3,16 +3,32 @@
 //! A map type would keep the last of two equal keys without a word, and a file in which a tensor is described twice is
 //! exactly the file that must not be trusted.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fmt;
 use std::marker::PhantomData;
 
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
 
-/// The entries of a JSON object in file order; a key that occurs twice is an error.
-pub(super) struct Pairs<T>(pub Vec<(String, T)>);
+/// A text where it lies in the file, unless it is written with escapes.
+#[derive(serde::Deserialize)]
+pub(super) struct Text<'a>(#[serde(borrow)] pub Cow<'a, str>);
 
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Pairs<T> {
+/// The entries of a JSON object in file order; a key that occurs twice is an error.
+pub(super) struct Pairs<'a, T>(pub Vec<(Cow<'a, str>, T)>);
+
+/// Reads the value of a key.
+pub(super) trait Entry<'de>: Sized {
+    fn read<A: MapAccess<'de>>(key: &str, map: &mut A) -> Result<Self, A::Error>;
+}
+
+impl<'de: 'a, 'a> Entry<'de> for Text<'a> {
+    fn read<A: MapAccess<'de>>(key: &str, map: &mut A) -> Result<Self, A::Error> {
+        map.next_value().map_err(|error| A::Error::custom(format!("\"{key}\": {error}")))
+    }
+}
+
+impl<'de: 'a, 'a, T: Entry<'de>> Deserialize<'de> for Pairs<'a, T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_map(PairsVisitor(PhantomData)).map(Pairs)
     }
@@ -20,8 +36,8 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Pairs<T> {
 
 struct PairsVisitor<T>(PhantomData<T>);
 
-impl<'de, T: Deserialize<'de>> Visitor<'de> for PairsVisitor<T> {
-    type Value = Vec<(String, T)>;
+impl<'de, T: Entry<'de>> Visitor<'de> for PairsVisitor<T> {
+    type Value = Vec<(Cow<'de, str>, T)>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a JSON object")
@@ -29,14 +45,14 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for PairsVisitor<T> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         let mut entries = Vec::new();
-        let mut seen = HashSet::new();
-        while let Some(key) = map.next_key::<String>()? {
-            if !seen.insert(key.clone()) {
-                return Err(A::Error::custom(format!("the key \"{key}\" occurs twice")));
-            }
-            let value = map.next_value().map_err(|error| A::Error::custom(format!("\"{key}\": {error}")))?;
+        while let Some(Text(key)) = map.next_key()? {
+            let value = T::read(&key, &mut map)?;
             entries.push((key, value));
         }
-        Ok(entries)
+        let mut seen = HashSet::with_capacity(entries.len());
+        match entries.iter().find(|(key, _)| !seen.insert(key.as_ref())) {
+            Some((key, _)) => Err(A::Error::custom(format!("the key \"{key}\" occurs twice"))),
+            None => Ok(entries),
+        }
     }
 }

@@ -123,10 +123,10 @@ fn lengths_that_lie_are_refused() {
 #[test]
 fn headers_that_lie_are_refused() {
     let one = |info: &str, data: &[u8]| raw(&format!("{{\"t\":{info}}}"), data);
-    refused(&raw("", b""), "the header is not valid JSON");
-    refused(&raw("[]", b""), "the header is not valid JSON");
-    refused(&raw("{\"a", b""), "the header is not valid JSON");
-    refused(&raw(&"[".repeat(100_000), b""), "the header is not valid JSON");
+    refused(&raw("", b""), "the header is not valid: ");
+    refused(&raw("[]", b""), "the header is not valid: ");
+    refused(&raw("{\"a", b""), "the header is not valid: ");
+    refused(&raw(&"[".repeat(100_000), b""), "the header is not valid: ");
     refused(&raw("{\"__metadata__\":{\"a\":1}}", b""), "`__metadata__` is not a map of strings");
     refused(&one(r#"{"dtype":"U9","shape":[1],"data_offsets":[0,1]}"#, b"x"), "tensor `t`: the number format `U9`");
     refused(&one(r#"{"dtype":"U8","data_offsets":[0,1]}"#, b"x"), "tensor `t`: its description is not valid");

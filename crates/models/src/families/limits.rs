@@ -4,6 +4,7 @@ use super::Family;
 use crate::config::{Config, LARGEST};
 use crate::error::Result;
 use pellucid_engine::architecture::{Layer, Mlp};
+use serde_json::Value;
 
 /// Of layers, heads and experts.
 const PARTS: usize = 4096;
@@ -67,20 +68,22 @@ const WIDTH_KEYS: &[&str] = &[
 /// Checks a configuration and the parts inside it that say sizes.
 pub(super) fn check(config: &Config) -> Result<()> {
     let inside = ["text_config", "attn_config", "ffn_config"].map(|key| config.part(key));
-    let depth = |part: &Config| LAYER_KEYS.iter().map(|key| largest(part, key)).max().unwrap_or(0);
+    let size = |part: &Config, key: &str| part.get(key).map_or(0, largest);
+    let depth = |part: &Config| LAYER_KEYS.iter().map(|key| size(part, key)).max().unwrap_or(0);
     // Doge writes down thousands that it has not made.
     let expert_keys = if config.model_type().is_ok_and(|kind| kind == "doge") { &[] } else { EXPERT_KEYS };
     for part in std::iter::once(config).chain(inside.iter().flatten()) {
-        let parts = [LAYER_KEYS, HEAD_KEYS, expert_keys].concat().into_iter().map(|key| (key, PARTS));
-        for (key, limit) in parts.chain(WIDTH_KEYS.iter().map(|key| (*key, WIDTH))) {
-            if largest(part, key) > limit {
+        for (key, value) in part.entries() {
+            let counts = [LAYER_KEYS, HEAD_KEYS, expert_keys].iter().any(|keys| keys.contains(&key));
+            let limit = if counts { PARTS } else { WIDTH };
+            if (counts || WIDTH_KEYS.contains(&key)) && largest(value) > limit {
                 return Err(part.bad(key, &format!("is more than {limit}, and no model is that large")));
             }
         }
         // Each expert of each layer has weights of its own.
         let layers = depth(part).max(depth(config)).max(1);
         for key in expert_keys {
-            let experts = largest(part, key).saturating_mul(layers);
+            let experts = size(part, key).saturating_mul(layers);
             if experts > EXPERTS {
                 let problem = format!("makes {experts} experts in all layers, and no model is that large");
                 return Err(part.bad(key, &problem));
@@ -104,9 +107,8 @@ pub(super) fn check_made(config: &Config, family: &Family) -> Result<()> {
     Ok(())
 }
 
-/// The number that a key has, the largest of a list of numbers, and 0 for what is no size at all: that its reader refuses.
-fn largest(config: &Config, key: &str) -> usize {
-    let Some(value) = config.get(key) else { return 0 };
+/// A number, the largest of a list of numbers, and 0 for what is no size at all: that its reader refuses.
+fn largest(value: &Value) -> usize {
     let numbers = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
     numbers.iter().filter_map(|n| usize::try_from(n.as_u64()?).ok()).filter(|&n| n <= LARGEST).max().unwrap_or(0)
 }

@@ -101,8 +101,8 @@ fn by_ending(class: Option<&str>, model_type: Option<&str>) -> Category {
     }
 }
 
-/// Whether a configuration is that of an omni model: one that gives more than one kind of output, or that thinks and speaks. A model that only
-/// looks or listens and then writes is none.
+/// Whether a configuration is that of an omni model: one that gives more than one kind of output, that thinks and speaks, or that its makers
+/// call so. Another model that only looks or listens and then writes is none.
 pub(crate) fn is_omni(config: &Peek) -> bool {
     if config.thinker_config == Seen::Part || config.talker_config == Seen::Part {
         return true;

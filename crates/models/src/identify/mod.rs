@@ -22,14 +22,16 @@ pub use register::{ARCHITECTURES_VARIABLE, family_of, register_architecture, reg
 pub(crate) use register::{register_environment, stand_in};
 
 use std::path::Path;
+use std::sync::Arc;
 
 use serde::Serialize;
+use serde_json::Value;
 
 use crate::config::Config;
 use crate::gguf::{self, GgufFile};
 use crate::inspect::{Category, Support, shape, weights};
 use crate::listing::Listing;
-use crate::{Error, Result, families, header};
+use crate::{Error, Result, families, header, json};
 use peek::{Peek, Seen};
 
 /// What there is to know about a model at a glance.
@@ -82,7 +84,7 @@ pub struct SupportCheck {
 /// assert!(info.size.is_some_and(|parameters| parameters > 100_000));
 /// ```
 pub fn get_model_info(path: &Path) -> ModelInfo {
-    let subject = Subject::read(path);
+    let subject = Subject::read(path, Depth::Whole);
     let check = subject.check();
     let name = path.file_name().map_or_else(|| path.to_string_lossy(), |name| name.to_string_lossy()).into_owned();
     let peek = subject.peek.as_ref();
@@ -102,8 +104,8 @@ pub fn get_model_info(path: &Path) -> ModelInfo {
     }
 }
 
-/// Whether a model is an omni model: it gives more than one kind of output, or has a part that thinks and one that speaks. Language models, and models
-/// that look or listen and then write, are none.
+/// Whether a model is an omni model: it gives more than one kind of output, has a part that thinks and one that speaks, or is called so by its
+/// makers. Language models, and others that look or listen and then write, are none.
 pub fn is_omni_model(path: &Path) -> bool {
     // The configuration alone decides, so nothing else is opened.
     let file = path.join("config.json");
@@ -118,12 +120,12 @@ pub fn is_omni_model(path: &Path) -> bool {
 /// assert!(!check.supported && check.error.is_some());
 /// ```
 pub fn is_model_supported(path: &Path) -> SupportCheck {
-    Subject::read(path).check()
+    Subject::read(path, Depth::Whole).check()
 }
 
 /// What kind of thing is here. It needs no `config.json`: pipelines and autoencoders are told by their files, lone weights by their tensors.
 pub fn detect_model_category(path: &Path) -> Category {
-    Subject::read(path).category()
+    Subject::read(path, Depth::Glance).category()
 }
 
 /// Whether these are sparse autoencoders or transcoders, in any layout and at any depth.
@@ -133,7 +135,7 @@ pub fn is_sae_model(path: &Path) -> bool {
 
 /// The model that autoencoders were trained on, where they say so.
 pub fn get_sae_base_model(path: &Path) -> Option<String> {
-    let subject = Subject::read(path);
+    let subject = Subject::read(path, Depth::Glance);
     match &subject.place {
         Place::Directory(listing) if subject.category() == Category::Sae => sae::base_model(listing),
         Place::Gguf(file) if subject.category() == Category::Sae => {
@@ -163,9 +165,18 @@ struct Subject {
     place: Place,
     /// The configuration's telling keys.
     peek: Option<Peek>,
-    /// The configuration as it is, for the family that reads it.
-    config: Vec<u8>,
+    /// The configuration, for the family that reads it; nothing at a glance, and where there is none that can be read.
+    config: Option<Arc<Value>>,
     fault: Option<String>,
+}
+
+/// How much of a configuration a question needs.
+#[derive(Clone, Copy, PartialEq)]
+enum Depth {
+    /// The keys that tell what it is.
+    Glance,
+    /// All of it, to ask a family.
+    Whole,
 }
 
 enum Place {
@@ -175,36 +186,28 @@ enum Place {
 }
 
 impl Subject {
-    fn read(path: &Path) -> Subject {
-        let nothing =
-            |fault: String| Subject { place: Place::Nothing, peek: None, config: Vec::new(), fault: Some(fault) };
+    fn read(path: &Path, depth: Depth) -> Subject {
+        let of = |place: Place, fault: Option<String>| Subject { place, peek: None, config: None, fault };
         let listing = match Listing::read(path) {
             Ok(listing) => listing,
             Err(error) if error.kind() == std::io::ErrorKind::NotADirectory => {
                 return match open_file(path) {
-                    Ok(file) => {
-                        Subject { place: Place::Gguf(Box::new(file)), peek: None, config: Vec::new(), fault: None }
-                    }
-                    Err(error) => nothing(error.to_string()),
+                    Ok(file) => of(Place::Gguf(Box::new(file)), None),
+                    Err(error) => of(Place::Nothing, Some(error.to_string())),
                 };
             }
-            Err(error) => return nothing(format!("{}: {error}", path.display())),
+            Err(error) => return of(Place::Nothing, Some(format!("{}: {error}", path.display()))),
         };
-        let read = listing.settings("config.json").and_then(|bytes| {
-            let Some(bytes) = bytes else { return Ok((Vec::new(), None)) };
-            let peek = Peek::read(&bytes, &listing.dir.join("config.json"))?;
-            Ok((bytes, Some(peek)))
-        });
-        let ((config, peek), fault) = match read {
+        let ((peek, config), fault) = match configuration(&listing, depth) {
             Ok(read) => (read, None),
-            Err(error) => ((Vec::new(), None), Some(error.to_string())),
+            Err(error) => ((None, None), Some(error.to_string())),
         };
         // People keep a GGUF file in a directory of its own.
         let mut files = listing.ending(".gguf").filter(|_| peek.is_none() && fault.is_none());
         if let (Some(only), None) = (files.next(), files.next())
             && let Ok(file) = GgufFile::open(listing.dir.join(only))
         {
-            return Subject { place: Place::Gguf(Box::new(file)), peek: None, config, fault };
+            return of(Place::Gguf(Box::new(file)), fault);
         }
         drop(files);
         Subject { place: Place::Directory(listing), peek, config, fault }
@@ -254,8 +257,8 @@ impl Subject {
     /// Asks the family of a model whether it can read the configuration.
     fn family(&self) -> Result<()> {
         let (config, origin) = match &self.place {
-            Place::Directory(listing) => (None, listing.dir.join("config.json")),
-            Place::Gguf(file) => (Some(gguf::hf_config(file)?), file.path().to_path_buf()),
+            Place::Directory(listing) => (self.config.clone(), listing.dir.join("config.json")),
+            Place::Gguf(file) => (Some(Arc::new(gguf::hf_config(file)?)), file.path().to_path_buf()),
             Place::Nothing => return Ok(()),
         };
         let own = self.peek.as_ref().and_then(Peek::model_type);
@@ -269,12 +272,10 @@ impl Subject {
                 "",
             ));
         };
-        let is_own = family == model_type;
-        let config = match config {
-            Some(config) => Config::new(config, &origin)?,
-            None => Config::parse(&self.config, &origin)?,
-        };
-        if is_own { families::read(&config).map(drop) } else { families::read_as(&config, family).map(drop) }
+        // What cannot be read is damaged, and its family runs all the same.
+        let Some(config) = &config else { return Ok(()) };
+        let own = Config::new(Arc::clone(config), &origin)?;
+        families::read(&if family == model_type { own } else { own.with("model_type", family.into()) }).map(drop)
     }
 
     /// Why nothing is known.
@@ -309,9 +310,7 @@ impl Subject {
 
     /// Bits of a weight, where the configuration says that weights are quantised.
     fn quantisation(&self) -> Option<Option<u64>> {
-        self.peek.as_ref().filter(|peek| peek.quantization_config.any())?;
-        let config = serde_json::from_slice(&self.config).ok()?;
-        shape::quantisation(&config).map(|quantisation| quantisation.bits)
+        shape::quantisation(self.config.as_ref()?).map(|quantisation| quantisation.bits)
     }
 
     fn parameters(&self) -> Option<u64> {
@@ -337,6 +336,17 @@ impl Subject {
             }
             Place::Nothing => None,
         }
+    }
+}
+
+/// What a directory's configuration tells, and the configuration where that was asked for and it is sound.
+fn configuration(listing: &Listing, depth: Depth) -> Result<(Option<Peek>, Option<Arc<Value>>)> {
+    let Some(bytes) = listing.settings("config.json")? else { return Ok((None, None)) };
+    let origin = listing.dir.join("config.json");
+    // A fault somewhere inside does not keep the other keys from telling.
+    match (depth == Depth::Whole).then(|| json::parse_config(&bytes, &origin)) {
+        Some(Ok(config)) => Ok((Some(Peek::of(&config, &origin)?), Some(Arc::new(config)))),
+        _ => Ok((Some(Peek::read(&bytes, &origin)?), None)),
     }
 }
 

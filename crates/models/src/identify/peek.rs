@@ -5,11 +5,12 @@ use std::path::Path;
 
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::Value;
 
 use crate::{Result, json};
 
 /// What tells. A key of an unexpected kind counts as absent, a key that occurs twice is an error.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub(crate) struct Peek {
     model_type: Scalar,
@@ -39,6 +40,14 @@ impl Peek {
             // A list would be taken for the values of the keys in their order.
             Some(b'{') => json::parse_as(bytes, origin),
             _ => json::parse(bytes, origin).and_then(|_| Err(json::not_an_object(origin))),
+        }
+    }
+
+    /// What tells in a configuration that has been parsed.
+    pub(crate) fn of(config: &Value, origin: &Path) -> Result<Peek> {
+        match config.is_object().then(|| Peek::deserialize(config)) {
+            Some(Ok(peek)) => Ok(peek),
+            _ => Err(json::not_an_object(origin)),
         }
     }
 
@@ -84,7 +93,7 @@ pub(crate) enum Scalar {
 }
 
 /// The first text of a list.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq)]
 struct First(Option<String>);
 
 impl<'de> Deserialize<'de> for Seen {
@@ -181,6 +190,8 @@ mod tests {
             r#"{"model_type": "x", "architectures": ["A", "B"], "talker_config": {"a": [1]}, "other": 1e999, "width": 3}"#,
         )
         .expect("read");
+        let parsed = serde_json::json!({"model_type": "x", "architectures": ["A", "B"], "talker_config": {"a": [1]}, "width": 3});
+        assert_eq!(Peek::of(&parsed, Path::new("config.json")).expect("read"), peek, "parsed before or not");
         assert_eq!((peek.model_type(), peek.class()), (Some("x"), Some("A")));
         assert_eq!((peek.talker_config, peek.width, peek.thinker_config), (Seen::Part, Seen::Value, Seen::No));
         let peek = read(r#"{"model_type": 3, "architectures": null, "talker_config": null}"#).expect("read");

@@ -1,6 +1,7 @@
 //! A directory, whatever is in it.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use serde_json::Value;
 
@@ -28,13 +29,13 @@ pub(super) fn inspect(dir: &Path, assume: Option<&str>) -> Report {
         (None, None)
     });
     report.category = category::of_directory(&listing, peek.as_ref());
-    report.custom_code = custom_code(&listing, config.as_ref());
+    report.custom_code = custom_code(&listing, config.as_deref());
     model_card::read(&listing, &mut report);
     report.modalities.omni = peek.as_ref().is_some_and(category::is_omni);
     match (report.category, config) {
         (Category::Adapter, _) => kinds::adapter(&listing, &mut report),
         (Category::Sae, _) => kinds::sae(&listing, &mut report),
-        (Category::Diffusers, config) => kinds::diffusers(&listing, config.as_ref(), &mut report),
+        (Category::Diffusers, config) => kinds::diffusers(&listing, config.as_deref(), &mut report),
         (Category::Unknown, config) => unknown(&listing, config.as_ref(), assume, &mut report),
         (_, Some(config)) => model(&listing, &config, assume, &mut report),
         // Told by its tensors alone, or with a configuration that is damaged.
@@ -44,11 +45,12 @@ pub(super) fn inspect(dir: &Path, assume: Option<&str>) -> Report {
 }
 
 /// The configuration, and what it tells at a glance.
-fn configuration(listing: &Listing) -> Result<(Option<Value>, Option<Peek>)> {
+fn configuration(listing: &Listing) -> Result<(Option<Arc<Value>>, Option<Peek>)> {
     let Some(bytes) = listing.settings("config.json")? else { return Ok((None, None)) };
     let origin = listing.dir.join("config.json");
-    let (config, peek) = (json::parse(&bytes, &origin)?, Peek::read(&bytes, &origin)?);
-    Ok((Some(with_sidecar(config, &listing.dir)), Some(peek)))
+    let config = json::parse_config(&bytes, &origin)?;
+    let peek = Peek::of(&config, &origin)?;
+    Ok((Some(Arc::new(with_sidecar(config, &listing.dir))), Some(peek)))
 }
 
 /// The configuration with what an older checkpoint says about quantisation in a file of its own.
@@ -63,7 +65,7 @@ fn with_sidecar(mut config: Value, dir: &Path) -> Value {
 }
 
 /// A model with a configuration: described by it, and asked whether it would load.
-fn model(listing: &Listing, config: &Value, assume: Option<&str>, report: &mut Report) {
+fn model(listing: &Listing, config: &Arc<Value>, assume: Option<&str>, report: &mut Report) {
     named(config, report);
     parts::read(config, report);
     report.quantisation = shape::quantisation(config);
@@ -99,7 +101,7 @@ fn named(config: &Value, report: &mut Report) {
 }
 
 /// Nothing recognised: say what is there, because that decides what to do.
-fn unknown(listing: &Listing, config: Option<&Value>, assume: Option<&str>, report: &mut Report) {
+fn unknown(listing: &Listing, config: Option<&Arc<Value>>, assume: Option<&str>, report: &mut Report) {
     if report.category != Category::Unknown {
         report.support = Support::InspectOnly;
     }

@@ -1,6 +1,7 @@
 //! A GGUF file, described by its header.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use serde_json::Value as Json;
 
@@ -49,7 +50,7 @@ pub(super) fn inspect(path: &Path, assume: Option<&str>, report: &mut Report) {
 
 fn model(path: &Path, file: GgufFile, assume: Option<&str>, report: &mut Report) {
     let config = match gguf::hf_config(&file) {
-        Ok(config) => config,
+        Ok(config) => Arc::new(config),
         Err(error) => {
             report.memory = native::estimate(report);
             tokenizer::of_gguf(&file, report);

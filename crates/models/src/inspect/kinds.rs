@@ -7,6 +7,7 @@ use serde_json::Value;
 use super::report::{Report, Support};
 use super::{native, weights};
 use crate::Error;
+use crate::adapter;
 use crate::identify::sae;
 use crate::listing::Listing;
 
@@ -58,6 +59,10 @@ pub(super) fn adapter(listing: &Listing, report: &mut Report) {
     }
     add_bases(base, report);
     weights::count_all(listing, report);
+    let [safetensors, torch] = adapter::WEIGHTS;
+    if listing.has(torch) && !listing.has(safetensors) {
+        weights::count_torch(&listing.dir.join(torch), report);
+    }
     report.memory = native::estimate(report);
 }
 

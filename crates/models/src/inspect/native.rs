@@ -1,6 +1,7 @@
 //! Whether a model would load, and what it would take: asked of the functions that load models.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use pellucid_engine::{Program, WeightKind, WeightSpec};
 use pellucid_kernels::encoding::Encoding;
@@ -26,7 +27,7 @@ pub(super) struct Native {
 }
 
 /// Reads a configuration by its family, and writes into the report what the family makes of it, or why none does.
-pub(super) fn read(value: &Value, origin: &Path, assume: Option<&str>, report: &mut Report) -> Option<Native> {
+pub(super) fn read(value: &Arc<Value>, origin: &Path, assume: Option<&str>, report: &mut Report) -> Option<Native> {
     shape::read(value, report);
     let model_type = value.get("model_type").and_then(Value::as_str);
     let stands_for = model_type.and_then(identify::stand_in);
@@ -41,7 +42,7 @@ pub(super) fn read(value: &Value, origin: &Path, assume: Option<&str>, report: &
         report.nearest = shape::nearest(value, model_type);
     }
     report.registered_as = stands_for.map(str::to_owned);
-    let built = Config::new(value.clone(), origin)
+    let built = Config::new(Arc::clone(value), origin)
         .and_then(|config| match assume.or(stands_for).filter(|_| stands_for.is_some()) {
             Some(family) => families::read_as(&config, family).map(|(family, _)| family),
             None => families::read(&config),
@@ -92,7 +93,7 @@ fn explain(model_type: Option<&str>, report: &mut Report) {
 
 /// Says in the problem at `place`, which is that the type is not native, whether a native family fits all the same.
 pub(super) fn offer(
-    value: &Value,
+    value: &Arc<Value>,
     origin: &Path,
     assume: Option<&str>,
     tensors: Option<&Tensors>,
@@ -102,7 +103,7 @@ pub(super) fn offer(
     let own = report.model_type.as_deref();
     let is_native = || is_native_type(own) || own.is_some_and(|own| identify::stand_in(own).is_some());
     let is_text = matches!(report.category, Category::Transformers | Category::Unknown);
-    let (Some(tensors), Ok(config), true) = (tensors, Config::new(value.clone(), origin), is_text && !is_native())
+    let (Some(tensors), Ok(config), true) = (tensors, Config::new(Arc::clone(value), origin), is_text && !is_native())
     else {
         return;
     };
@@ -142,9 +143,9 @@ fn sizes(program: &Program, report: &mut Report) {
 }
 
 /// The tensors as loading sees them: quantised layers as ordinary ones.
-pub(super) fn dequantised(tensors: Tensors, config: &Value, dir: &Path) -> crate::Result<Tensors> {
+pub(super) fn dequantised(tensors: Tensors, config: &Arc<Value>, dir: &Path) -> crate::Result<Tensors> {
     let Tensors::Checkpoint(checkpoint) = tensors else { return Ok(tensors) };
-    Tensors::from_checkpoint(checkpoint, &Config::new(config.clone(), &dir.join("config.json"))?, dir)
+    Tensors::from_checkpoint(checkpoint, &Config::new(Arc::clone(config), &dir.join("config.json"))?, dir)
 }
 
 impl Native {

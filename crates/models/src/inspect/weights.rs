@@ -24,22 +24,17 @@ pub(super) type Uncounted<'a> = &'a dyn Fn(&str) -> bool;
 /// Counts the weights of a model directory. Where they can be opened as for loading, they are; where not, the report says why
 /// and counts what is there.
 pub(super) fn open(listing: &Listing, uncounted: Uncounted, report: &mut Report) -> Option<Tensors> {
-    let shards = shards(listing, report);
-    let (used, missing): (Vec<String>, Vec<String>) = shards.iter().cloned().partition(|shard| listing.has(shard));
-    report.shards.count = shards.len();
-    report.shards.surplus = listing
-        .ending(".safetensors")
-        .filter(|name| name.starts_with("model") && !shards.contains(*name))
-        .map(str::to_owned)
-        .collect();
-    report.shards.missing = missing;
-    report.file_bytes = if used.is_empty() {
-        listing.bytes(weight_files(listing))
-    } else {
-        listing.bytes(used.iter().map(String::as_str))
-    };
     match Checkpoint::open(&listing.dir) {
         Ok(checkpoint) => {
+            let names = checkpoint.files().filter_map(|(path, _)| path.file_name()?.to_str());
+            // Files of torch's own format are counted, but they are no shards.
+            let shards: BTreeSet<String> =
+                names.filter(|name| name.ends_with(".safetensors")).map(str::to_owned).collect();
+            list_shards(listing, &shards, report);
+            report.file_bytes = match shards.is_empty() {
+                true => listing.bytes(weight_files(listing)),
+                false => checkpoint.files().map(|(_, bytes)| bytes as u64).sum(),
+            };
             for tensor in checkpoint.tensors().filter(|tensor| !uncounted(&tensor.name)) {
                 count(report, &tensor.name, tensor.dtype.name(), tensor.elements() as u64);
             }
@@ -47,6 +42,14 @@ pub(super) fn open(listing: &Listing, uncounted: Uncounted, report: &mut Report)
             Some(Tensors::Checkpoint(checkpoint))
         }
         Err(error) => {
+            let shards = shards(listing, report);
+            let (used, missing): (Vec<&String>, Vec<&String>) = shards.iter().partition(|shard| listing.has(shard));
+            list_shards(listing, &shards, report);
+            report.file_bytes = match used.is_empty() {
+                true => listing.bytes(weight_files(listing)),
+                false => listing.bytes(used.iter().map(|name| name.as_str())),
+            };
+            report.shards.missing = missing.into_iter().cloned().collect();
             report.refuse_for(&error);
             for shard in used {
                 // Why a header cannot be read has been said; the others still count.
@@ -55,6 +58,16 @@ pub(super) fn open(listing: &Listing, uncounted: Uncounted, report: &mut Report)
             None
         }
     }
+}
+
+/// How many files the weights are in, and which others look like some of them.
+fn list_shards(listing: &Listing, shards: &BTreeSet<String>, report: &mut Report) {
+    report.shards.count = shards.len();
+    report.shards.surplus = listing
+        .ending(".safetensors")
+        .filter(|name| name.starts_with("model") && !shards.contains(*name))
+        .map(str::to_owned)
+        .collect();
 }
 
 /// Counts every safetensors file of a directory and of those inside it, at any depth: autoencoders, adapters, pipelines.
@@ -81,6 +94,18 @@ pub(super) fn count_all(listing: &Listing, report: &mut Report) {
             // These things do not run here, so a damaged file among them changes no answer.
             let _ = count_header(&listing.dir.join(file), &|_| false, report);
         }
+    }
+    report.modalities.parts = parts;
+}
+
+/// Counts a file of torch's own format, of which nothing is executed.
+pub(super) fn count_torch(path: &Path, report: &mut Report) {
+    // Why it cannot be read is said where it is loaded.
+    let Ok(checkpoint) = Checkpoint::open_file(path) else { return };
+    let parts = std::mem::take(&mut report.modalities.parts);
+    report.tensors += checkpoint.tensors().len();
+    for tensor in checkpoint.tensors() {
+        count(report, &tensor.name, tensor.dtype.name(), tensor.elements() as u64);
     }
     report.modalities.parts = parts;
 }

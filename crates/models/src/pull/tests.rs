@@ -208,95 +208,21 @@ mod pip {
 
 #[cfg(feature = "hub")]
 mod hub {
-    use std::io::{BufRead, BufReader, Write};
-    use std::net::{TcpListener, TcpStream};
-    use std::sync::{Arc, Mutex};
+    use pellucid_loopback::Hub;
 
     use super::*;
 
-    const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
-
-    /// A hub on the loopback address with one model, `owner/tiny`; keeps the request lines and tokens that it saw.
-    struct Hub {
-        endpoint: String,
-        seen: Arc<Mutex<Vec<String>>>,
+    fn start(files: &[(&str, &[u8])]) -> Hub {
+        Hub::start(files.iter().map(|&(name, data)| (name.into(), data.into())).collect()).expect("a port")
     }
 
-    impl Hub {
-        fn start(files: &[(&str, &[u8])]) -> Hub {
-            let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-            let endpoint = format!("http://{}", listener.local_addr().expect("an address"));
-            let files: Vec<(String, Vec<u8>)> = files.iter().map(|&(name, data)| (name.into(), data.into())).collect();
-            let seen = Arc::new(Mutex::new(Vec::new()));
-            let record = Arc::clone(&seen);
-            std::thread::spawn(move || {
-                for stream in listener.incoming().flatten() {
-                    // A client that goes away is its own affair.
-                    let _ = answer(stream, &files, &record);
-                }
-            });
-            Hub { endpoint, seen }
-        }
-
-        fn sources(&self) -> Sources {
-            Sources { endpoint: Some(format!("{}/", self.endpoint)), token: Some("secret".into()), python: None }
-        }
-
-        fn seen(&self) -> Vec<String> {
-            self.seen.lock().expect("not poisoned").clone()
-        }
-    }
-
-    fn answer(stream: TcpStream, files: &[(String, Vec<u8>)], record: &Mutex<Vec<String>>) -> std::io::Result<()> {
-        let mut reader = BufReader::new(stream.try_clone()?);
-        let (mut request, mut start, mut token) = (String::new(), 0usize, String::new());
-        reader.read_line(&mut request)?;
-        loop {
-            let mut line = String::new();
-            reader.read_line(&mut line)?;
-            let lower = line.trim().to_ascii_lowercase();
-            if lower.is_empty() {
-                break;
-            }
-            if let Some(range) = lower.strip_prefix("range: bytes=") {
-                start = range.split('-').next().and_then(|start| start.parse().ok()).unwrap_or(0);
-            }
-            if let Some(value) = lower.strip_prefix("authorization: ") {
-                token = value.to_owned();
-            }
-        }
-        let path = request.split(' ').nth(1).unwrap_or_default().to_owned();
-        record.lock().expect("not poisoned").push(format!("{path} {token}"));
-        let mut stream = stream;
-        let names =
-            || files.iter().map(|(name, _)| format!(r#"{{"rfilename":"{name}"}}"#)).collect::<Vec<_>>().join(",");
-        let file = path.strip_prefix(&format!("/owner/tiny/resolve/{COMMIT}/"));
-        let file = file.and_then(|wanted| files.iter().find(|(name, _)| name == wanted));
-        if path.starts_with("/api/models/owner/tiny") {
-            let body = format!(r#"{{"sha":"{COMMIT}","siblings":[{}]}}"#, names());
-            let length = body.len();
-            write!(
-                stream,
-                "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
-            )
-        } else if let Some((name, data)) = file {
-            let (body, end) = (&data[start.min(data.len())..], data.len().saturating_sub(1));
-            write!(
-                stream,
-                "HTTP/1.1 206 Partial Content\r\nETag: \"etag-{name}\"\r\nX-Repo-Commit: {COMMIT}\r\nContent-Length: {}\r\n\
-                 Content-Range: bytes {start}-{end}/{}\r\nConnection: close\r\n\r\n",
-                body.len(),
-                data.len()
-            )?;
-            stream.write_all(body)
-        } else {
-            write!(stream, "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
-        }
+    fn sources(hub: &Hub) -> Sources {
+        Sources { endpoint: Some(format!("{}/", hub.endpoint())), token: Some("secret".into()), python: None }
     }
 
     #[test]
     fn a_model_comes_whole_and_only_what_is_needed() {
-        let hub = Hub::start(&[
+        let hub = start(&[
             ("README.md", b"words"),
             ("config.json", b"{}"),
             ("tokenizer.json", b"tok"),
@@ -311,7 +237,7 @@ mod hub {
         ]);
         let cache = tempfile::tempdir().expect("a directory");
         let mut seen = Vec::new();
-        let dir = pull_from(&hub.sources(), "owner/tiny", cache.path(), &mut |step| seen.push(step)).expect("pulled");
+        let dir = pull_from(&sources(&hub), "owner/tiny", cache.path(), &mut |step| seen.push(step)).expect("pulled");
         assert_eq!(dir, cache.path().join("models/owner/tiny"));
         let mut names: Vec<_> = std::fs::read_dir(&dir)
             .expect("read")
@@ -335,24 +261,24 @@ mod hub {
         assert!(hub.seen().iter().all(|line| !line.contains("consolidated") && !line.contains("README")));
 
         let asked = hub.seen().len();
-        assert_eq!(pull_from(&hub.sources(), "owner/tiny", cache.path(), &mut |_| ()).expect("there"), dir);
+        assert_eq!(pull_from(&sources(&hub), "owner/tiny", cache.path(), &mut |_| ()).expect("there"), dir);
         assert_eq!(hub.seen().len(), asked, "a pulled model is not asked for again");
         assert_eq!(resolve_in("owner/tiny", cache.path()).expect("there"), dir);
     }
 
     #[test]
     fn a_single_file_is_enough() {
-        let hub = Hub::start(&[("config.json", b"{}"), ("model.safetensors", b"w"), ("other.safetensors", b"x")]);
+        let hub = start(&[("config.json", b"{}"), ("model.safetensors", b"w"), ("other.safetensors", b"x")]);
         let cache = tempfile::tempdir().expect("a directory");
-        let dir = pull_from(&hub.sources(), "owner/tiny", cache.path(), &mut |_| ()).expect("pulled");
+        let dir = pull_from(&sources(&hub), "owner/tiny", cache.path(), &mut |_| ()).expect("pulled");
         assert!(dir.join("model.safetensors").is_file() && !dir.join("other.safetensors").exists());
     }
 
     #[test]
     fn what_the_hub_lacks_is_said() {
-        let hub = Hub::start(&[("config.json", b"{}"), ("pytorch_model.bin", b"pickle")]);
+        let hub = start(&[("config.json", b"{}"), ("pytorch_model.bin", b"pickle")]);
         let cache = tempfile::tempdir().expect("a directory");
-        let message = |id: &str| told(pull_from(&hub.sources(), id, cache.path(), &mut |_| ()).expect_err("must fail"));
+        let message = |id: &str| told(pull_from(&sources(&hub), id, cache.path(), &mut |_| ()).expect_err("must fail"));
         assert_eq!(message("owner/tiny"), "the model owner/tiny has no safetensors weights");
         assert!(message("owner/other").contains("status: 404"), "{}", message("owner/other"));
         let nowhere = Sources { endpoint: Some("http://127.0.0.1:9".into()), ..Sources::default() };

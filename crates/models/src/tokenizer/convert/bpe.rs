@@ -1,4 +1,4 @@
-//! Byte-level BPE as GPT-2 stored it: `vocab.json` and `merges.txt`.
+//! BPE as GPT-2 stored it, over bytes, and the first GPT, over words: `vocab.json` and `merges.txt`.
 
 use super::settings::{Kind, Settings};
 use super::{After, Parts, byte_level, byte_level_cut, damaged, unfit};
@@ -15,9 +15,14 @@ pub(super) fn convert(file: &Path, vocab: &[u8], settings: Settings) -> Result<(
     let ids: HashMap<String, u32> =
         serde_json::from_slice(vocab).map_err(|error| damaged(file, format!("not a vocabulary: {error}")))?;
     let merges = merges(&file.with_file_name("merges.txt"))?;
+    if settings.kind == Some(Kind::OpenAiGpt) {
+        let parts = first_gpt(ids, &merges, &settings);
+        return Ok((parts.assemble(file, &settings)?, settings));
+    }
     let add_prefix_space = settings.flag("add_prefix_space", false);
     let (normalizer, pre_tokenizer, after) = match settings.kind {
         Some(Kind::Gpt2) => (Value::Null, byte_level(add_prefix_space), After::Flags),
+        Some(Kind::GptNeoX) => (json!({"type": "NFC"}), byte_level(add_prefix_space), After::Flags),
         Some(Kind::Roberta) => {
             (Value::Null, byte_level(add_prefix_space), After::Around(&["cls_token"], &["sep_token"]))
         }
@@ -30,6 +35,25 @@ pub(super) fn convert(file: &Path, vocab: &[u8], settings: Settings) -> Result<(
     });
     let parts = Parts { model, ids, normalizer, pre_tokenizer, decoder: byte_level(true), after, added: Vec::new() };
     Ok((parts.assemble(file, &settings)?, settings))
+}
+
+/// The first GPT's way: BERT's words in lower case, whose ends are marked.
+fn first_gpt(ids: HashMap<String, u32>, merges: &[[String; 2]], settings: &Settings) -> Parts {
+    const END: &str = "</w>";
+    Parts {
+        model: json!({
+            "type": "BPE", "dropout": null, "unk_token": settings.token("unk_token"), "continuing_subword_prefix": "",
+            "end_of_word_suffix": END, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false, "vocab": ids,
+            "merges": merges,
+        }),
+        ids,
+        normalizer: json!({"type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true,
+                           "strip_accents": null, "lowercase": true}),
+        pre_tokenizer: json!({"type": "BertPreTokenizer"}),
+        decoder: json!({"type": "BPEDecoder", "suffix": END}),
+        after: After::Flags,
+        added: Vec::new(),
+    }
 }
 
 /// The merges: a pair of tokens a line, after a line that tells the version.

@@ -1,12 +1,13 @@
 //! Tokenizers in their older forms, made into what `tokenizer.json` would hold.
 //!
 //! Each form is converted as transformers converts it for the class that the directory names (`settings`): byte-level BPE as
-//! `vocab.json` and `merges.txt` (`bpe`), SentencePiece models (`pieces`), byte-level ranks of tiktoken and Mistral's tekken
+//! `vocab.json` and `merges.txt` (`bpe`), SentencePiece models (`sentencepiece`, `pieces`), byte-level ranks of tiktoken and Mistral's tekken
 //! (`ranks`), BERT's `vocab.txt` (`words`). A class that is not known is refused by name: its files do not tell how it cuts text.
 
 mod bpe;
 mod pieces;
 mod ranks;
+mod sentencepiece;
 mod settings;
 mod words;
 

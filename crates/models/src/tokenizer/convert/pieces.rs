@@ -1,5 +1,6 @@
 //! SentencePiece models: pieces with scores in a protocol buffer, joined by merges (BPE) or by the likeliest path (unigram).
 
+use super::sentencepiece::Model;
 use super::settings::{Kind, Settings};
 use super::{After, LONGEST, Parts, damaged, unfit};
 use crate::{Error, Result};
@@ -11,29 +12,10 @@ use std::path::Path;
 
 /// What stands for a space inside pieces.
 const SPACE: &str = "\u{2581}";
-
-/// A SentencePiece model, as far as a tokenizer needs it.
-#[derive(Debug, Default)]
-struct Model {
-    pieces: Vec<Piece>,
-    /// 1 is unigram, 2 is BPE.
-    algorithm: u64,
-    byte_fallback: bool,
-    /// Number and text of `<unk>`, `<s>` and `</s>`; a negative number says that there is none.
-    unk: (i64, String),
-    bos: (i64, String),
-    eos: (i64, String),
-    /// Rules for characters, compiled by SentencePiece.
-    rules: Vec<u8>,
-}
-
-#[derive(Debug, Default)]
-struct Piece {
-    text: String,
-    score: f32,
-    /// 3 is a control token, 4 one that the user defined.
-    kind: u64,
-}
+/// The languages of mBART-50, in the order of their ids.
+const LANGUAGES: &str = "ar_AR cs_CZ de_DE en_XX es_XX et_EE fi_FI fr_XX gu_IN hi_IN it_IT ja_XX kk_KZ ko_KR lt_LT lv_LV my_MM \
+    ne_NP nl_XX ro_RO ru_RU si_LK tr_TR vi_VN zh_CN af_ZA az_AZ bn_IN fa_IR he_IL hr_HR id_ID ka_GE km_KH mk_MK ml_IN mn_MN \
+    mr_IN pl_PL ps_AF pt_XX sv_SE sw_KE ta_IN te_IN th_TH tl_XX uk_UA ur_PK xh_ZA gl_ES sl_SI";
 
 pub(super) fn convert(file: &Path, bytes: &[u8], mut settings: Settings) -> Result<(Value, Settings)> {
     let broken = || damaged(file, "not a SentencePiece model, or one that breaks off");
@@ -51,9 +33,13 @@ pub(super) fn convert(file: &Path, bytes: &[u8], mut settings: Settings) -> Resu
     };
     let parts = match (settings.kind, is_bpe) {
         (Some(Kind::Llama), true) => llama(&model, &settings),
+        (Some(Kind::CodeLlama), true) => code_llama(&model, &settings),
         (Some(Kind::Gemma), true) => gemma(&model, &settings),
         (Some(Kind::T5), false) => t5(&model, &settings),
         (Some(Kind::XlmRoberta), false) => xlm_roberta(&model, &settings),
+        (Some(Kind::Camembert), false) => camembert(&model, &settings),
+        (Some(Kind::MBart50), false) => mbart50(&model, &settings),
+        (Some(Kind::Pegasus), false) => pegasus(&model, &settings),
         (Some(Kind::Plain), _) => {
             let named = [("bos_token", &model.bos), ("eos_token", &model.eos), ("unk_token", &model.unk)];
             let named = named.into_iter().filter(|(_, (id, _))| *id >= 0);
@@ -85,6 +71,22 @@ fn llama(model: &Model, settings: &Settings) -> Parts {
     }
 }
 
+/// Code Llama's way: Llama's, with the tokens between which code is filled in. They are written out: a text is not cut at `<FILL_ME>`.
+fn code_llama(model: &Model, settings: &Settings) -> Parts {
+    let scheme = if settings.flag("add_prefix_space", true) { "first" } else { "never" };
+    let mut decoders = fallback_decoders();
+    decoders.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
+    let infilling = ["prefix_token", "middle_token", "suffix_token", "eot_token", "fill_token"];
+    let infilling = infilling.iter().filter_map(|role| settings.token(role)).map(|text| (text, true));
+    let parts = Parts::bpe(model, model.ids(), json!(settings.token("unk_token")), true);
+    Parts {
+        pre_tokenizer: json!({"type": "Metaspace", "replacement": SPACE, "prepend_scheme": scheme, "split": false}),
+        decoder: json!({"type": "Sequence", "decoders": decoders}),
+        added: model.added().into_iter().chain(infilling).collect(),
+        ..parts
+    }
+}
+
 /// Gemma's way: spaces as they are, and what no piece spells as bytes.
 fn gemma(model: &Model, settings: &Settings) -> Parts {
     Parts {
@@ -110,6 +112,52 @@ fn xlm_roberta(model: &Model, settings: &Settings) -> Parts {
     let first = ["bos_token", "pad_token", "eos_token", "unk_token"].map(role);
     let vocab = first.into_iter().chain(model.scored().skip(3)).chain([role("mask_token")]).collect();
     Parts { after: After::Around(&["cls_token"], &["sep_token"]), ..Parts::words(model, vocab, 3) }
+}
+
+/// CamemBERT's way: fairseq's special tokens before SentencePiece's own, which stay.
+fn camembert(model: &Model, settings: &Settings) -> Parts {
+    let role = |role: &str| (settings.token(role).unwrap_or_default(), 0.0);
+    let unused = |name: &str, score: f32| (format!("{name}NOTUSED"), score);
+    let first =
+        [unused("<s>", 0.0), role("pad_token"), unused("</s>", 0.0), role("unk_token"), unused("<unk>", -100.0)];
+    let vocab = first.into_iter().chain(model.scored().skip(1)).chain([role("mask_token")]).collect();
+    let parts = Parts::words(model, vocab, 3);
+    // Its flag for the space is the only one that is asked for.
+    let scheme = if settings.flag("add_prefix_space", true) { "always" } else { "never" };
+    let spaces = json!({"type": "Metaspace", "replacement": SPACE, "prepend_scheme": scheme, "split": true});
+    Parts {
+        pre_tokenizer: json!({"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, spaces]}),
+        decoder: spaces,
+        after: After::Around(&["bos_token"], &["eos_token"]),
+        ..parts
+    }
+}
+
+/// mBART-50's way: fairseq's special tokens, languages behind the pieces, and a text after its language.
+fn mbart50(model: &Model, settings: &Settings) -> Parts {
+    let role = |role: &str| (settings.token(role).unwrap_or_default(), 0.0);
+    let first = ["cls_token", "pad_token", "eos_token", "unk_token"].map(role);
+    let languages = || LANGUAGES.split_whitespace().map(str::to_owned);
+    let vocab = first.into_iter().chain(model.scored().skip(3)).chain(languages().map(|code| (code, 0.0)));
+    let vocab = vocab.chain([role("mask_token")]).collect();
+    let parts = Parts::running(model, vocab, 3);
+    let added = model.added().into_iter().chain(languages().map(|code| (code, true))).collect();
+    Parts { after: After::Around(&["src_lang"], &["eos_token"]), added, ..parts }
+}
+
+/// Pegasus' way: the masks and as many unused tokens as `offset` says before the pieces.
+fn pegasus(model: &Model, settings: &Settings) -> Parts {
+    let offset = settings.number("offset", 103).min(1 << 16);
+    let role = |role: &str| settings.token(role).unwrap_or_default();
+    let masks = [role("mask_token_sent"), role("mask_token")];
+    let unused: Vec<String> = (2..offset).map(|i| format!("<unk_{i}>")).collect();
+    let first = [role("pad_token"), role("eos_token")].into_iter().chain(masks.clone()).map(|text| (text, 0.0));
+    let first = first.chain(unused.iter().map(|text| (text.clone(), -100.0)));
+    let vocab = first.chain(model.scored().skip(2)).collect();
+    let parts = Parts::running(model, vocab, model.unk.0.saturating_add(offset as i64));
+    let special = masks.into_iter().chain(unused).map(|text| (text, true));
+    let added = model.added().into_iter().chain(special).collect();
+    Parts { after: After::Around(&[], &["eos_token"]), added, ..parts }
 }
 
 /// What the file says by itself.
@@ -165,6 +213,20 @@ impl Parts {
         }
     }
 
+    /// Unigrams over a whole text, in which several spaces are one.
+    fn running(model: &Model, vocab: Vec<(String, f32)>, unk: i64) -> Parts {
+        let spaces = json!({"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "always", "split": true});
+        let rules = (!model.rules.is_empty()).then(|| rules(model));
+        let single = json!({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "});
+        let normalizers: Vec<Value> = rules.into_iter().chain([single]).collect();
+        Parts {
+            normalizer: json!({"type": "Sequence", "normalizers": normalizers}),
+            pre_tokenizer: spaces.clone(),
+            decoder: spaces,
+            ..Parts::unigram(model, vocab, unk, false)
+        }
+    }
+
     /// Unigrams over words.
     fn words(model: &Model, vocab: Vec<(String, f32)>, unk: i64) -> Parts {
         let spaces = json!({"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "always", "split": true});
@@ -203,133 +265,4 @@ fn merges(ids: &HashMap<String, u32>) -> Vec<[&str; 2]> {
     }
     merges.sort_by_key(|(id, at, _)| (*id, *at));
     merges.into_iter().map(|(.., pair)| pair).collect()
-}
-
-impl Model {
-    fn ids(&self) -> HashMap<String, u32> {
-        (0..).zip(&self.pieces).map(|(id, piece)| (piece.text.clone(), id)).collect()
-    }
-
-    fn scored(&self) -> impl Iterator<Item = (String, f32)> + '_ {
-        self.pieces.iter().map(|piece| (piece.text.clone(), piece.score))
-    }
-
-    /// The tokens that are found in a text before anything else is done to it.
-    fn added(&self) -> Vec<(String, bool)> {
-        let whole = self.pieces.iter().filter(|piece| matches!(piece.kind, 3 | 4));
-        whole.map(|piece| (piece.text.clone(), piece.kind == 3)).collect()
-    }
-
-    /// Reads the fields that matter; the others are passed over.
-    fn read(bytes: &[u8]) -> Option<Model> {
-        let mut model = Model {
-            algorithm: 1,
-            unk: (0, "<unk>".into()),
-            bos: (1, "<s>".into()),
-            eos: (2, "</s>".into()),
-            ..Model::default()
-        };
-        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).ok();
-        for field in Fields(bytes) {
-            match field? {
-                (1, Wire::Bytes(piece)) => {
-                    let mut read = Piece { kind: 1, ..Piece::default() };
-                    for field in Fields(piece) {
-                        match field? {
-                            (1, Wire::Bytes(bytes)) => read.text = text(bytes)?,
-                            (2, Wire::Fixed32(bits)) => read.score = f32::from_bits(bits),
-                            (3, Wire::Varint(kind)) => read.kind = kind,
-                            _ => {}
-                        }
-                    }
-                    model.pieces.push(read);
-                }
-                (2, Wire::Bytes(trainer)) => {
-                    for field in Fields(trainer) {
-                        match field? {
-                            (3, Wire::Varint(algorithm)) => model.algorithm = algorithm,
-                            (35, Wire::Varint(flag)) => model.byte_fallback = flag != 0,
-                            (40, Wire::Varint(id)) => model.unk.0 = id as i64,
-                            (41, Wire::Varint(id)) => model.bos.0 = id as i64,
-                            (42, Wire::Varint(id)) => model.eos.0 = id as i64,
-                            (45, Wire::Bytes(bytes)) => model.unk.1 = text(bytes)?,
-                            (46, Wire::Bytes(bytes)) => model.bos.1 = text(bytes)?,
-                            (47, Wire::Bytes(bytes)) => model.eos.1 = text(bytes)?,
-                            _ => {}
-                        }
-                    }
-                }
-                (3, Wire::Bytes(normalizer)) => {
-                    for field in Fields(normalizer) {
-                        if let (2, Wire::Bytes(rules)) = field? {
-                            model.rules = rules.to_vec();
-                        }
-                    }
-                }
-                _ => {}
-            }
-        }
-        (!model.pieces.is_empty()).then_some(model)
-    }
-}
-
-/// A value of a protocol buffer.
-enum Wire<'a> {
-    Varint(u64),
-    Fixed32(u32),
-    Fixed64,
-    Bytes(&'a [u8]),
-}
-
-/// The fields of a message: number and value, or `None` where it breaks off.
-struct Fields<'a>(&'a [u8]);
-
-impl<'a> Fields<'a> {
-    fn field(&mut self) -> Option<(u64, Wire<'a>)> {
-        let tag = self.varint()?;
-        let value = match tag & 7 {
-            0 => Wire::Varint(self.varint()?),
-            1 => self.take(8).map(|_| Wire::Fixed64)?,
-            2 => {
-                let length = usize::try_from(self.varint()?).ok()?;
-                Wire::Bytes(self.take(length)?)
-            }
-            5 => Wire::Fixed32(u32::from_le_bytes(self.take(4)?.try_into().ok()?)),
-            _ => return None,
-        };
-        Some((tag >> 3, value))
-    }
-
-    fn varint(&mut self) -> Option<u64> {
-        let mut value = 0u64;
-        for shift in (0..64).step_by(7) {
-            let byte = *self.take(1)?.first()?;
-            value |= u64::from(byte & 0x7F) << shift;
-            if byte < 0x80 {
-                return Some(value);
-            }
-        }
-        None
-    }
-
-    fn take(&mut self, count: usize) -> Option<&'a [u8]> {
-        let (head, rest) = self.0.split_at_checked(count)?;
-        self.0 = rest;
-        Some(head)
-    }
-}
-
-impl<'a> Iterator for Fields<'a> {
-    type Item = Option<(u64, Wire<'a>)>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.0.is_empty() {
-            return None;
-        }
-        let field = self.field();
-        if field.is_none() {
-            self.0 = &[];
-        }
-        Some(field)
-    }
 }

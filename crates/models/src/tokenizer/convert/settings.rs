@@ -10,12 +10,18 @@ use std::path::Path;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Gpt2,
+    GptNeoX,
+    OpenAiGpt,
     Roberta,
     Qwen2,
     Llama,
+    CodeLlama,
     Gemma,
     T5,
     XlmRoberta,
+    Camembert,
+    MBart50,
+    Pegasus,
     Bert,
     /// No class of its own: what the file itself says.
     Plain,
@@ -24,12 +30,18 @@ pub(super) enum Kind {
 /// Classes by their names, without an ending `Fast`.
 const CLASSES: &[(Kind, &[&str])] = &[
     (Kind::Gpt2, &["GPT2Tokenizer", "CodeGenTokenizer"]),
+    (Kind::GptNeoX, &["GPTNeoXTokenizer"]),
+    (Kind::OpenAiGpt, &["OpenAIGPTTokenizer"]),
     (Kind::Roberta, &["RobertaTokenizer", "BartTokenizer", "LongformerTokenizer", "LEDTokenizer", "MvpTokenizer"]),
     (Kind::Qwen2, &["Qwen2Tokenizer"]),
     (Kind::Llama, &["LlamaTokenizer"]),
+    (Kind::CodeLlama, &["CodeLlamaTokenizer"]),
     (Kind::Gemma, &["GemmaTokenizer"]),
     (Kind::T5, &["T5Tokenizer"]),
     (Kind::XlmRoberta, &["XLMRobertaTokenizer"]),
+    (Kind::Camembert, &["CamembertTokenizer"]),
+    (Kind::MBart50, &["MBart50Tokenizer"]),
+    (Kind::Pegasus, &["PegasusTokenizer"]),
     (
         Kind::Bert,
         &["BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer", "ConvBertTokenizer"],
@@ -40,12 +52,16 @@ const CLASSES: &[(Kind, &[&str])] = &[
 /// The classes of model types, where the tokenizer's own files name none.
 const TYPES: &[(Kind, &[&str])] = &[
     (Kind::Gpt2, &["gpt2", "gpt_neo", "gptj", "opt", "codegen", "phi", "starcoder2", "dbrx"]),
+    (Kind::GptNeoX, &["gpt_neox"]),
+    (Kind::OpenAiGpt, &["openai-gpt"]),
     (Kind::Roberta, &["roberta", "bart", "longformer"]),
     (Kind::Qwen2, &["qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next"]),
     (Kind::Llama, &["llama", "mistral", "mixtral"]),
     (Kind::Gemma, &["gemma", "gemma2", "gemma3", "gemma3_text", "recurrent_gemma"]),
     (Kind::T5, &["t5", "mt5"]),
     (Kind::XlmRoberta, &["xlm-roberta", "trocr"]),
+    (Kind::Camembert, &["camembert"]),
+    (Kind::Pegasus, &["pegasus"]),
     (Kind::Bert, &["bert", "distilbert", "electra"]),
 ];
 
@@ -56,7 +72,14 @@ impl Kind {
             Kind::Gpt2 => {
                 &[("bos_token", "<|endoftext|>"), ("eos_token", "<|endoftext|>"), ("unk_token", "<|endoftext|>")]
             }
-            Kind::Roberta | Kind::XlmRoberta => &[
+            Kind::GptNeoX => &[
+                ("bos_token", "<|endoftext|>"),
+                ("eos_token", "<|endoftext|>"),
+                ("unk_token", "<|endoftext|>"),
+                ("pad_token", "<|padding|>"),
+            ],
+            Kind::OpenAiGpt => &[("unk_token", "<unk>")],
+            Kind::Roberta | Kind::XlmRoberta | Kind::Camembert => &[
                 ("bos_token", "<s>"),
                 ("eos_token", "</s>"),
                 ("unk_token", "<unk>"),
@@ -69,12 +92,38 @@ impl Kind {
                 &[("eos_token", "<|endoftext|>"), ("unk_token", "<|endoftext|>"), ("pad_token", "<|endoftext|>")]
             }
             Kind::Llama => &[("bos_token", "<s>"), ("eos_token", "</s>"), ("unk_token", "<unk>")],
+            Kind::CodeLlama => &[
+                ("bos_token", "<s>"),
+                ("eos_token", "</s>"),
+                ("unk_token", "<unk>"),
+                ("prefix_token", "\u{2581}<PRE>"),
+                ("middle_token", "\u{2581}<MID>"),
+                ("suffix_token", "\u{2581}<SUF>"),
+                ("eot_token", "\u{2581}<EOT>"),
+                ("fill_token", "<FILL_ME>"),
+            ],
             Kind::Gemma => &[
                 ("bos_token", "<bos>"),
                 ("eos_token", "<eos>"),
                 ("unk_token", "<unk>"),
                 ("pad_token", "<pad>"),
                 ("mask_token", "<mask>"),
+            ],
+            Kind::MBart50 => &[
+                ("eos_token", "</s>"),
+                ("sep_token", "</s>"),
+                ("cls_token", "<s>"),
+                ("unk_token", "<unk>"),
+                ("pad_token", "<pad>"),
+                ("mask_token", "<mask>"),
+                ("src_lang", "en_XX"),
+            ],
+            Kind::Pegasus => &[
+                ("pad_token", "<pad>"),
+                ("eos_token", "</s>"),
+                ("unk_token", "<unk>"),
+                ("mask_token", "<mask_2>"),
+                ("mask_token_sent", "<mask_1>"),
             ],
             Kind::T5 => &[("eos_token", "</s>"), ("unk_token", "<unk>"), ("pad_token", "<pad>")],
             Kind::Bert => &[
@@ -126,6 +175,18 @@ impl Settings {
         };
         let mut settings = Settings { kind, class, values };
         settings.fill(kind.map(Kind::defaults).unwrap_or_default());
+        match kind {
+            // Their masks swallow the space before them, unless the files describe them in full.
+            Some(Kind::Camembert | Kind::MBart50) => {
+                if let Some(mask) = settings.values.get_mut("mask_token").filter(|mask| mask.is_string()) {
+                    *mask = json!({"content": mask, "lstrip": true});
+                }
+            }
+            Some(Kind::CodeLlama) => {
+                settings.values.entry("add_bos_token").or_insert(json!(true));
+            }
+            _ => {}
+        }
         Ok(settings)
     }
 
