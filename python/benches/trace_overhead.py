@@ -46,9 +46,11 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=15, help="pairs of generations")
     parser.add_argument("--threads", type=int, help="threads of the engine; all cores by default")
+    parser.add_argument("--generate", metavar="MODEL", help="generate with this model; the built-in one by default")
     options = parser.parse_args()
     model = pellucid.load(threads=options.threads)
     tokens = model.to_tokens("Once upon a time, there was")
+    writer = pellucid.load(options.generate, threads=options.threads)
 
     def block(saves: int) -> Callable[[], float]:
         sites = [(number // 6, POINTS[number % 6]) for number in range(saves)]
@@ -80,7 +82,7 @@ def main() -> None:
 
     def generation(captured: bool) -> float:
         started = time.perf_counter()
-        with model.generate(tokens, max_new=100, eos=False) as t:
+        with writer.generate(tokens, max_new=100, eos=False) as t:
             if captured:
                 t.cache("layers.*.resid_post")
         return time.perf_counter() - started
