@@ -100,14 +100,7 @@ fn multiply_with<S: Simd>(
                 for (lane, sums) in sums.chunks_exact(PANEL).take(height).enumerate() {
                     // SAFETY: these rows and columns are this task's.
                     let out = unsafe { dx.part((row + lane) * width + column, wide) };
-                    if !go_on {
-                        out.copy_from_slice(&sums[..wide]);
-                    } else if let Ok(out) = <&mut [f32; PANEL]>::try_from(&mut *out) {
-                        // Of a length that is known: two sums of vectors.
-                        out.iter_mut().zip(sums).for_each(|(y, x)| *y += x);
-                    } else {
-                        out.iter_mut().zip(sums).for_each(|(y, x)| *y += x);
-                    }
+                    out.iter_mut().zip(sums).for_each(|(y, x)| *y = if go_on { *y + x } else { *x });
                 }
             }
         }

@@ -26,10 +26,11 @@ pub fn answer(request: &Request) -> Result<Answer> {
     let load = status("VmHWM");
     forget_peak();
     let mut jobs: Vec<Timed> = std::iter::once(request.job).chain(request.beside).map(Timed::new).collect();
+    let last = jobs.len() - 1;
     for index in 0..request.warmups + request.repeats {
-        for turn in 0..jobs.len() {
-            // In turn, and each as often before the other as after it.
-            let timed = &mut jobs[if index.is_multiple_of(2) { turn } else { request.beside.iter().len() - turn }];
+        for turn in 0..=last {
+            // Each goes first as often as the other.
+            let timed = &mut jobs[if index.is_multiple_of(2) { turn } else { last - turn }];
             timed.made = one(&loaded, request, timed.job)?;
             timed.made.seconds += spin(timed.made.seconds * slow);
             if index >= request.warmups {
