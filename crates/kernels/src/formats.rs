@@ -2,9 +2,10 @@
 //!
 //! All of them are `value = code · scale + offset` with an unsigned code of a few bits, a scale and an offset for 16 or 32 values. In a panel,
 //! 32 steps of sixteen columns are a *span*: a head with what its scales are made of, then the codes, as many bytes as in
-//! the file. One lane of a vector of words holds the codes of one column for eight steps (four, if codes are bytes): they are
-//! taken out by a shift and a mask, and nothing ever moves between lanes. Formats of 256 values keep in a *block* of eight spans what
-//! these share.
+//! the file. One lane of a vector of words holds the codes of one column for eight steps (four, if codes are bytes), and nothing ever moves
+//! between lanes. Adjacent steps are in adjacent words, at the same *place* of each: so a whole place is taken out by one mask, and what it
+//! lies too high by is a power of two that the place's scale makes up for, without a shift and without rounding. Formats of 256 values
+//! keep in a *block* of eight spans what these share.
 
 #![allow(non_camel_case_types, reason = "formats are named as ggml names them")]
 
@@ -41,6 +42,11 @@ pub(crate) trait Format {
     /// # Safety
     /// `block` must be a block of a panel, and `span` one of its spans.
     unsafe fn scales<S: Simd>(s: S, block: *const u8, span: *const u8, half: usize, part: usize) -> [S::V; 2];
+    /// The scale and offset for codes that are `by`, a power of two, times as large.
+    #[inline(always)]
+    fn for_larger<S: Simd>(s: S, [scale, offset]: [S::V; 2], by: f32) -> [S::V; 2] {
+        [s.mul(scale, s.splat(1.0 / by)), offset]
+    }
     /// Values from codes. The product is exact, so fusing it with the sum rounds as the format's definition does.
     #[inline(always)]
     fn values<S: Simd>(s: S, codes: S::V, [scale, offset]: [S::V; 2]) -> S::V {
@@ -58,85 +64,135 @@ pub(crate) const fn block_bytes<F: Format>() -> usize {
     F::HEAD + F::SPANS * span_bytes::<F>()
 }
 
-/// Steps that one word of a lane holds.
-pub(crate) const fn steps_a_word<F: Format>() -> usize {
-    if F::BITS == 8 { 4 } else { 8 }
+/// Bits of a place: a whole code, or its low half where the rest is in further words.
+pub(crate) const fn place_bits<F: Format>() -> usize {
+    if F::BITS == 8 { 8 } else { 4 }
+}
+
+/// Words of a lane in which steps lie side by side: step `k` is at place `k / abreast` of word `k % abreast`.
+pub(crate) const fn abreast<F: Format>() -> usize {
+    place_bits::<F>()
+}
+
+/// Codes whose bits above the low four share four bits of a further word: so many adjacent steps.
+const fn sharing<F: Format>() -> usize {
+    4 / (F::BITS - 4)
 }
 
 /// The words of one row of a span: codes of eight bits, or their low halves and then the rest of them.
 #[inline(always)]
 pub(crate) fn words<F: Format>(codes: &[u8; SPAN]) -> [u32; 8] {
-    let mut words = [0; 8];
-    let (each, bits) = (steps_a_word::<F>(), if F::BITS == 8 { 8 } else { 4 });
-    for (word, codes) in words.iter_mut().zip(codes.chunks_exact(each)) {
-        let mask = if F::BITS == 8 { 255 } else { 15 };
-        *word = codes.iter().rev().fold(0, |word, &code| word << bits | u32::from(code & mask));
+    if F::BITS == 8 {
+        return std::array::from_fn(|word| u32::from_le_bytes(std::array::from_fn(|place| codes[8 * place + word])));
     }
-    if F::BITS == 5 || F::BITS == 6 {
-        let bits = F::BITS - 4;
-        for (word, codes) in words[4..].iter_mut().zip(codes.chunks_exact(32 / bits)) {
-            *word = codes.iter().rev().fold(0, |word, &code| word << bits | u32::from(code >> 4));
+    // Two places share a byte: four steps of each, side by side.
+    let four = |place: usize| u32::from_le_bytes(std::array::from_fn(|word| codes[4 * place + word] & 15));
+    let pairs: [[u8; 4]; 4] = std::array::from_fn(|i| (four(2 * i) | four(2 * i + 1) << 4).to_le_bytes());
+    let mut words = [0; 8];
+    for word in 0..4 {
+        words[word] = u32::from_le_bytes(pairs.map(|pair| pair[word]));
+    }
+    if place_bits::<F>() != F::BITS {
+        for (further, word) in words[4..F::BITS].iter_mut().enumerate() {
+            let shared = |place: usize| {
+                let codes = &codes[4 * place + further * sharing::<F>()..][..sharing::<F>()];
+                codes.iter().rev().fold(0, |bits, &code| bits << (F::BITS - 4) | u32::from(code >> 4))
+            };
+            // Four bits higher than the place, as in the code: those of the last place wrap around.
+            *word = (0..8).fold(0, |word, place| word | shared(place) << (4 * place)).rotate_left(4);
         }
     }
     words
 }
 
-/// The words of eight columns for a few steps, ready to be taken apart.
+/// A place of the words of a span.
 #[derive(Clone, Copy)]
-pub(crate) struct Words<S: Simd> {
-    low: S::I,
-    high: S::I,
-}
+pub(crate) struct Place(usize);
 
-impl<S: Simd> Words<S> {
-    /// Reads word `word` of one half of a span.
+impl Place {
+    /// Place `number` of a span, if it is in part `part`.
+    #[inline(always)]
+    pub fn of_part<F: Format>(part: usize, number: usize) -> Option<Place> {
+        let step = number * abreast::<F>();
+        (step < SPAN && step / F::STEPS == part).then_some(Place(number))
+    }
+
+    /// The step of a span that word `word` holds here.
+    #[inline(always)]
+    pub fn step<F: Format>(self, word: usize) -> usize {
+        self.0 * abreast::<F>() + word
+    }
+
+    /// The lowest bit.
+    #[inline(always)]
+    fn bit<F: Format>(self) -> u32 {
+        (self.0 * place_bits::<F>()) as u32
+    }
+
+    /// Whether it has a word's highest bits. They would be a sign, so these codes are moved down to where they belong.
+    #[inline(always)]
+    fn is_last<F: Format>(self) -> bool {
+        (self.0 + 1) * place_bits::<F>() == 32
+    }
+
+    /// Scales for codes that this place takes out.
+    #[inline(always)]
+    pub fn scales<S: Simd, F: Format>(self, s: S, scales: [S::V; 2]) -> [S::V; 2] {
+        let by = if self.is_last::<F>() { 1.0 } else { (1u32 << self.bit::<F>()) as f32 };
+        F::for_larger(s, scales, by)
+    }
+
+    /// The codes of eight columns that word `word` has at this place, times a power of two.
     ///
     /// # Safety
     /// `half` must be the codes of one half of a span.
     #[inline(always)]
-    pub unsafe fn load<F: Format>(s: S, half: *const u8, word: usize) -> Words<S> {
+    pub unsafe fn codes<S: Simd, F: Format>(self, s: S, half: *const u8, word: usize) -> S::V {
         // SAFETY: a half holds `BITS` words of eight lanes.
         let at = |word: usize| unsafe { s.load_words(half.add(word * 4 * LANES)) };
-        let low = at(word);
-        let high = match F::BITS {
-            5 => s.shift_right(at(4), 8 * word as u32),
-            6 => s.shift_right(at(4 + word / 2), 16 * (word % 2) as u32),
-            _ => low,
+        let (low, upper_mask) = (at(word), (1u32 << (F::BITS - 4)) - 1);
+        let low = if self.is_last::<F>() {
+            s.shift_right(low, self.bit::<F>())
+        } else {
+            s.mask(low, ((1 << place_bits::<F>()) - 1) << self.bit::<F>())
         };
-        Words { low, high }
-    }
-
-    /// The codes of a step of the word.
-    #[inline(always)]
-    pub fn codes<F: Format>(self, s: S, step: usize) -> S::V {
-        let step = step as u32;
-        // The bits above the low four, moved from where they are to where they belong.
-        let upper = |at: u32, mask: u32| {
-            let moved = if at < 4 { s.shift_left(self.high, 4 - at) } else { s.shift_right(self.high, at - 4) };
-            s.or(s.mask(s.shift_right(self.low, 4 * step), 15), s.mask(moved, mask))
+        if place_bits::<F>() == F::BITS {
+            return s.to_floats(low);
+        }
+        // Moved so that the upper bits of every place but the last are where they belong.
+        let moved = word % sharing::<F>() * (F::BITS - 4);
+        let upper = s.shift_right(at(4 + word / sharing::<F>()), moved as u32);
+        let upper = if self.is_last::<F>() {
+            s.shift_left(s.mask(upper, upper_mask), 4)
+        } else {
+            s.mask(upper, upper_mask << (self.bit::<F>() + 4))
         };
-        s.to_floats(match F::BITS {
-            8 => s.mask(s.shift_right(self.low, 8 * step), 255),
-            5 => upper(step, 16),
-            6 => upper(2 * step, 48),
-            _ => s.mask(s.shift_right(self.low, 4 * step), 15),
-        })
+        s.to_floats(s.or(low, upper))
     }
 }
 
+#[inline(always)]
 fn nibbles(packed: &[u8]) -> [u8; SPAN] {
-    std::array::from_fn(|k| if k < 16 { packed[k] & 15 } else { packed[k - 16] >> 4 })
+    let mut codes = [0; SPAN];
+    let (low, high) = codes.split_at_mut(SPAN / 2);
+    for ((low, high), &byte) in low.iter_mut().zip(high).zip(packed) {
+        (*low, *high) = (byte & 15, byte >> 4);
+    }
+    codes
 }
 
+#[inline(always)]
 fn fifth_bits(packed: &[u8]) -> [u8; SPAN] {
     std::array::from_fn(|k| (packed[k / 8] >> (k % 8) & 1) << 4)
 }
 
+#[inline(always)]
 fn join(low: [u8; SPAN], high: [u8; SPAN]) -> [u8; SPAN] {
     std::array::from_fn(|k| low[k] | high[k])
 }
 
 /// Puts the half-precision number at `from` of a block at number `index` of a head.
+#[inline(always)]
 fn put_half(block: &[u8], from: usize, index: usize, head: &mut [u8]) {
     head[2 * index..2 * index + 2].copy_from_slice(&block[from..from + 2]);
 }
@@ -157,6 +213,7 @@ macro_rules! plain {
                 codes(block)
             }
 
+            #[inline(always)]
             fn heads(block: &[u8], lane: usize, panel: &mut [u8]) {
                 let numbers = Self::SPAN_HEAD / HALVES;
                 (0..numbers).for_each(|number| put_half(block, 2 * number, number * PANEL + lane, panel));
@@ -189,9 +246,13 @@ plain!(Q4_0, 4, Some(8.0), |block| nibbles(&block[2..]));
 plain!(Q4_1, 4, None::<f32>, |block| nibbles(&block[4..]));
 plain!(Q5_0, 5, Some(16.0), |block| join(nibbles(&block[6..]), fifth_bits(&block[2..])));
 plain!(Q5_1, 5, None::<f32>, |block| join(nibbles(&block[8..]), fifth_bits(&block[4..])));
-plain!(Q8_0, 8, Some(128.0), |block| std::array::from_fn(|k| block[2 + k] ^ 0x80));
+plain!(Q8_0, 8, Some(128.0), |block| {
+    let codes = &block[2..][..SPAN];
+    std::array::from_fn(|k| codes[k] ^ 0x80)
+});
 
 /// The six bits of scale and minimum `i` of the eight that Q4_K and Q5_K keep in twelve bytes.
+#[inline(always)]
 fn scale_and_minimum(packed: &[u8], i: usize) -> (u8, u8) {
     if i < 4 {
         return (packed[i] & 63, packed[i + 4] & 63);
@@ -217,6 +278,7 @@ macro_rules! with_minima {
                 codes(block, span)
             }
 
+            #[inline(always)]
             fn heads(block: &[u8], lane: usize, panel: &mut [u8]) {
                 (0..2).for_each(|number| put_half(block, 2 * number, number * PANEL + lane, panel));
                 for (i, span) in panel[Self::HEAD..].chunks_exact_mut(span_bytes::<Self>()).enumerate() {
@@ -239,13 +301,16 @@ macro_rules! with_minima {
 }
 
 /// 32 bytes are 64 values: their low halves, then their high ones.
+#[inline(always)]
 fn span_nibbles(packed: &[u8], span: usize) -> [u8; SPAN] {
-    std::array::from_fn(|k| packed[span / 2 * SPAN + k] >> (span % 2 * 4) & 15)
+    let packed = &packed[span / 2 * SPAN..][..SPAN];
+    std::array::from_fn(|k| packed[k] >> (span % 2 * 4) & 15)
 }
 
 with_minima!(Q4_K, 4, |block, span| span_nibbles(&block[16..], span));
 with_minima!(Q5_K, 5, |block, span| {
-    join(span_nibbles(&block[48..], span), std::array::from_fn(|k| (block[16 + k] >> span & 1) << 4))
+    let fifth = &block[16..][..SPAN];
+    join(span_nibbles(&block[48..], span), std::array::from_fn(|k| (fifth[k] >> span & 1) << 4))
 });
 
 /// Six bits, with a signed byte for each 16 of 256 values by which the scale is multiplied.
@@ -261,14 +326,16 @@ impl Format for Q6_K {
 
     #[inline(always)]
     fn codes(block: &[u8], span: usize) -> [u8; SPAN] {
-        let (low, high) = (&block[span / 4 * 64..], &block[128 + span / 4 * 32..]);
         let quarter = span % 4;
+        let low = &block[span / 4 * 64 + quarter % 2 * SPAN..][..SPAN];
+        let high = &block[128 + span / 4 * SPAN..][..SPAN];
         std::array::from_fn(|k| {
-            let low = low[quarter % 2 * 32 + k] >> (quarter / 2 * 4) & 15;
+            let low = low[k] >> (quarter / 2 * 4) & 15;
             low | (high[k] >> (2 * quarter) & 3) << 4
         })
     }
 
+    #[inline(always)]
     fn heads(block: &[u8], lane: usize, panel: &mut [u8]) {
         put_half(block, 208, lane, panel);
         for (i, span) in panel[Self::HEAD..].chunks_exact_mut(span_bytes::<Self>()).enumerate() {
@@ -284,6 +351,11 @@ impl Format for Q6_K {
             let by = s.sub(s.load_bytes(span.add(part * PANEL + half * LANES)), s.splat(128.0));
             [s.mul(s.load_halves(block.add(half * HALVES / 2).cast()), by), s.splat(32.0)]
         }
+    }
+
+    #[inline(always)]
+    fn for_larger<S: Simd>(s: S, [scale, centre]: [S::V; 2], by: f32) -> [S::V; 2] {
+        [s.mul(scale, s.splat(1.0 / by)), s.mul(centre, s.splat(by))]
     }
 
     /// The product is not exact here: the centre is taken off first, as the format's definition does.

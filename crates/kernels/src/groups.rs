@@ -9,9 +9,6 @@ use crate::pool::Pool;
 use crate::simd::{LANES, Simd};
 use crate::tile::PANEL;
 
-/// Panels that one row is multiplied with at once: four chains of sums keep the arithmetic busy.
-const AT_ONCE: usize = 2;
-
 /// Runs something for the format of an encoding, or something else where it has none.
 macro_rules! with_format {
     ($encoding:expr, $format:ident => $do:expr, else $otherwise:expr) => {
@@ -31,6 +28,18 @@ macro_rules! with_format {
         type $format = $name;
         $do
     }};
+}
+
+/// Runs something for every place of a part, written out one after the other: masks and powers of two are constants then.
+macro_rules! for_each_place {
+    ($format:ident, $part:expr, $place:ident => $do:expr) => {
+        for_each_place!(@ $format, $part, $place => $do, 0 1 2 3 4 5 6 7)
+    };
+    (@ $format:ident, $part:expr, $place:ident => $do:expr, $($number:literal)*) => {$(
+        if let Some($place) = Place::of_part::<$format>($part, $number) {
+            $do
+        }
+    )*};
 }
 
 /// Shows the stored bytes of a row to a function.
@@ -97,14 +106,24 @@ fn pack<F: Format>(pool: &Pool, rows: usize, cols: usize, visit: Visit) -> Align
         // SAFETY: each task has its own panel.
         let out = unsafe { shared.part(panel * size, size) };
         for lane in 0..PANEL.min(rows - panel * PANEL) {
-            visit(panel * PANEL + lane, &mut |row| pack_lane::<F>(row, lane, out));
+            visit(panel * PANEL + lane, &mut |row| pack_lane(F::ENCODING, row, lane, out));
         }
     });
     data
 }
 
-/// Puts a stored row into its lane of a panel.
-fn pack_lane<F: Format>(row: &[u8], lane: usize, panel: &mut [u8]) {
+dispatch! {
+    /// Puts a stored row into its lane of a panel.
+    fn pack_lane(encoding: Encoding, row: &[u8], lane: usize, panel: &mut [u8]) = pack_lane_with
+}
+
+#[inline(always)]
+fn pack_lane_with<S: Simd>(_s: S, encoding: Encoding, row: &[u8], lane: usize, panel: &mut [u8]) {
+    with_format!(encoding, F => pack_lane_of::<F>(row, lane, panel), else unreachable!("only packed formats"))
+}
+
+#[inline(always)]
+fn pack_lane_of<F: Format>(row: &[u8], lane: usize, panel: &mut [u8]) {
     let blocks = row.chunks_exact(F::ENCODING.block_bytes()).zip(panel.chunks_exact_mut(block_bytes::<F>()));
     for (stored, block) in blocks {
         F::heads(stored, lane, block);
@@ -137,14 +156,13 @@ fn widen<S: Simd, F: Format>(s: S, groups: &Groups, panel: usize, from: usize, t
                 unsafe {
                     let scales = F::scales(s, block.as_ptr(), span.as_ptr(), half, part);
                     let codes = span.as_ptr().add(F::SPAN_HEAD + half * F::BITS * 4 * LANES);
-                    for word in part * F::STEPS / steps_a_word::<F>()..(part + 1) * F::STEPS / steps_a_word::<F>() {
-                        let words = Words::<S>::load::<F>(s, codes, word);
-                        for step in 0..steps_a_word::<F>() {
-                            let values = F::values(s, words.codes::<F>(s, step), scales);
-                            let at = (word * steps_a_word::<F>() + step) * PANEL + half * LANES;
-                            s.store(out.as_mut_ptr().add(at), values);
+                    for_each_place!(F, part, place => {
+                        let scales = place.scales::<S, F>(s, scales);
+                        for word in 0..abreast::<F>() {
+                            let values = F::values(s, place.codes::<S, F>(s, codes, word), scales);
+                            s.store(out.as_mut_ptr().add(place.step::<F>(word) * PANEL + half * LANES), values);
                         }
-                    }
+                    });
                 }
             }
         }
@@ -153,10 +171,12 @@ fn widen<S: Simd, F: Format>(s: S, groups: &Groups, panel: usize, from: usize, t
 
 #[inline(always)]
 fn times_row<S: Simd, F: Format>(s: S, groups: &Groups, x: &[f32], first_panel: usize, out: &mut [f32]) {
-    for (i, out) in out.chunks_mut(AT_ONCE * PANEL).enumerate() {
-        let panel = first_panel + i * AT_ONCE;
-        if out.len() == AT_ONCE * PANEL {
-            times_panels::<S, F, AT_ONCE>(s, groups, x, panel, out);
+    // Four chains of sums keep the arithmetic busy; where codes are put together from two words, registers are enough for two.
+    let at_once = if place_bits::<F>() == F::BITS { 2 } else { 1 };
+    for (i, out) in out.chunks_mut(at_once * PANEL).enumerate() {
+        let panel = first_panel + i * at_once;
+        if out.len() == 2 * PANEL {
+            times_panels::<S, F, 2>(s, groups, x, panel, out);
         } else {
             times_panels::<S, F, 1>(s, groups, x, panel, out);
         }
@@ -188,27 +208,22 @@ fn times_panels<S: Simd, F: Format, const P: usize>(s: S, groups: &Groups, x: &[
                             codes[p][half] = span.add(F::SPAN_HEAD + half * F::BITS * 4 * LANES);
                         }
                     }
-                    for word in part * F::STEPS / steps_a_word::<F>()..(part + 1) * F::STEPS / steps_a_word::<F>() {
-                        let mut words = [[Words::<S>::load::<F>(s, codes[0][0], word); 2]; P];
-                        for p in 0..P {
-                            for half in 0..2 {
-                                words[p][half] = Words::load::<F>(s, codes[p][half], word);
-                            }
-                        }
-                        for step in 0..steps_a_word::<F>() {
-                            let input = s.splat(*x);
-                            x = x.add(1);
+                    for_each_place!(F, part, place => {
+                        let scales = scales.map(|halves| halves.map(|scales| place.scales::<S, F>(s, scales)));
+                        for word in 0..abreast::<F>() {
+                            let input = s.splat(*x.add(place.step::<F>(word)));
                             for p in 0..P {
                                 for half in 0..2 {
-                                    let codes = words[p][half].codes::<F>(s, step);
+                                    let codes = place.codes::<S, F>(s, codes[p][half], word);
                                     let values = F::values(s, codes, scales[p][half]);
                                     sums[p][half] = s.fma(input, values, sums[p][half]);
                                 }
                             }
                         }
-                    }
+                    });
                 }
             }
+            x = x.wrapping_add(SPAN);
         }
     }
     for (sum, out) in sums.as_flattened().iter().zip(out.chunks_exact_mut(LANES)) {

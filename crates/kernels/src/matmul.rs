@@ -46,6 +46,9 @@ pub fn matmul(pool: &Pool, x: &[f32], w: &Matrix, bias: Option<&[f32]>, out: &mu
         out.len()
     );
     assert!(bias.is_none_or(|b| b.len() == columns), "a bias of the wrong width");
+    if rows == 0 {
+        return;
+    }
     let product = Product { w, bias, out: Shared::new(out) };
     if rows <= FEW_ROWS {
         return product.of_few_rows(pool, x, rows);
