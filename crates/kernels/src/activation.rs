@@ -309,7 +309,7 @@ pub fn xielu(x: &mut [f32], positive: f32, negative: f32) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::simd::Portable;
+    use crate::simd::{Lanes, Portable};
 
     /// By its series where that keeps its digits, by the continued fraction of the complement where it does not.
     fn erf_reference(x: f64) -> f64 {

@@ -2,7 +2,7 @@
 //!
 //! All of them are `value = code · scale + offset` with an unsigned code of a few bits, a scale and an offset for 16 or 32 values. In a panel,
 //! 32 steps of sixteen columns are a *span*: a head with what its scales are made of, then the codes, as many bytes as in
-//! the file. One lane of a vector of words holds the codes of one column for eight steps (four, if codes are bytes), and nothing ever moves
+//! the file. Sixteen adjacent words hold the codes of the sixteen columns for eight steps (four, if codes are bytes), and nothing ever moves
 //! between lanes. Adjacent steps are in adjacent words, at the same *place* of each: so a whole place is taken out by one mask, and what it
 //! lies too high by is a power of two that the place's scale makes up for, without a shift and without rounding. Formats of 256 values
 //! keep in a *block* of eight spans what these share.
@@ -10,7 +10,7 @@
 #![allow(non_camel_case_types, reason = "formats are named as ggml names them")]
 
 use crate::encoding::Encoding;
-use crate::simd::{LANES, Simd};
+use crate::simd::Lanes;
 use crate::tile::PANEL;
 
 /// Steps of a span.
@@ -37,20 +37,20 @@ pub(crate) trait Format {
     fn codes(block: &[u8], span: usize) -> [u8; SPAN];
     /// Writes what a row's scales are made of into its lane of a panel's heads.
     fn heads(block: &[u8], lane: usize, panel: &mut [u8]);
-    /// Scale and offset of eight columns for part `part` of a span.
+    /// Scale and offset of the columns from `column` on, as many as there are lanes, for part `part` of a span.
     ///
     /// # Safety
     /// `block` must be a block of a panel, and `span` one of its spans.
-    unsafe fn scales<S: Simd>(s: S, block: *const u8, span: *const u8, half: usize, part: usize) -> [S::V; 2];
+    unsafe fn scales<L: Lanes>(l: L, block: *const u8, span: *const u8, column: usize, part: usize) -> [L::V; 2];
     /// The scale and offset for codes that are `by`, a power of two, times as large.
     #[inline(always)]
-    fn for_larger<S: Simd>(s: S, [scale, offset]: [S::V; 2], by: f32) -> [S::V; 2] {
-        [s.mul(scale, s.splat(1.0 / by)), offset]
+    fn for_larger<L: Lanes>(l: L, [scale, offset]: [L::V; 2], by: f32) -> [L::V; 2] {
+        [l.mul(scale, l.splat(1.0 / by)), offset]
     }
     /// Values from codes. The product is exact, so fusing it with the sum rounds as the format's definition does.
     #[inline(always)]
-    fn values<S: Simd>(s: S, codes: S::V, [scale, offset]: [S::V; 2]) -> S::V {
-        s.fma(codes, scale, offset)
+    fn values<L: Lanes>(l: L, codes: L::V, [scale, offset]: [L::V; 2]) -> L::V {
+        l.fma(codes, scale, offset)
     }
 }
 
@@ -137,37 +137,37 @@ impl Place {
 
     /// Scales for codes that this place takes out.
     #[inline(always)]
-    pub fn scales<S: Simd, F: Format>(self, s: S, scales: [S::V; 2]) -> [S::V; 2] {
+    pub fn scales<L: Lanes, F: Format>(self, l: L, scales: [L::V; 2]) -> [L::V; 2] {
         let by = if self.is_last::<F>() { 1.0 } else { (1u32 << self.bit::<F>()) as f32 };
-        F::for_larger(s, scales, by)
+        F::for_larger(l, scales, by)
     }
 
-    /// The codes of eight columns that word `word` has at this place, times a power of two.
+    /// The codes of the columns from `column` on that word `word` has at this place, times a power of two.
     ///
     /// # Safety
-    /// `half` must be the codes of one half of a span.
+    /// `codes` must be the codes of a span, and its columns from `column` on as many as there are lanes.
     #[inline(always)]
-    pub unsafe fn codes<S: Simd, F: Format>(self, s: S, half: *const u8, word: usize) -> S::V {
-        // SAFETY: a half holds `BITS` words of eight lanes.
-        let at = |word: usize| unsafe { s.load_words(half.add(word * 4 * LANES)) };
+    pub unsafe fn codes<L: Lanes, F: Format>(self, l: L, codes: *const u8, word: usize, column: usize) -> L::V {
+        // SAFETY: a span holds `BITS` words of sixteen columns.
+        let at = |word: usize| unsafe { l.load_words(codes.add((word * PANEL + column) * 4)) };
         let (low, upper_mask) = (at(word), (1u32 << (F::BITS - 4)) - 1);
         let low = if self.is_last::<F>() {
-            s.shift_right(low, self.bit::<F>())
+            l.shift_right(low, self.bit::<F>())
         } else {
-            s.mask(low, ((1 << place_bits::<F>()) - 1) << self.bit::<F>())
+            l.mask(low, ((1 << place_bits::<F>()) - 1) << self.bit::<F>())
         };
         if place_bits::<F>() == F::BITS {
-            return s.to_floats(low);
+            return l.to_floats(low);
         }
         // Moved so that the upper bits of every place but the last are where they belong.
         let moved = word % sharing::<F>() * (F::BITS - 4);
-        let upper = s.shift_right(at(4 + word / sharing::<F>()), moved as u32);
+        let upper = l.shift_right(at(4 + word / sharing::<F>()), moved as u32);
         let upper = if self.is_last::<F>() {
-            s.shift_left(s.mask(upper, upper_mask), 4)
+            l.shift_left(l.mask(upper, upper_mask), 4)
         } else {
-            s.mask(upper, upper_mask << (self.bit::<F>() + 4))
+            l.mask(upper, upper_mask << (self.bit::<F>() + 4))
         };
-        s.to_floats(s.or(low, upper))
+        l.to_floats(l.or(low, upper))
     }
 }
 
@@ -220,20 +220,20 @@ macro_rules! plain {
             }
 
             #[inline(always)]
-            unsafe fn scales<S: Simd>(
-                s: S,
+            unsafe fn scales<L: Lanes>(
+                l: L,
                 _block: *const u8,
                 span: *const u8,
-                half: usize,
+                column: usize,
                 _part: usize,
-            ) -> [S::V; 2] {
+            ) -> [L::V; 2] {
                 let centre: Option<f32> = $centre;
                 // SAFETY: the head begins with sixteen scales, and has sixteen minima after them if there is no centre.
                 unsafe {
-                    let scale = s.load_halves(span.add(half * HALVES / 2).cast());
+                    let scale = l.load_halves(span.add(2 * column).cast());
                     let offset = match centre {
-                        Some(centre) => s.mul(scale, s.splat(-centre)),
-                        None => s.load_halves(span.add(HALVES + half * HALVES / 2).cast()),
+                        Some(centre) => l.mul(scale, l.splat(-centre)),
+                        None => l.load_halves(span.add(HALVES + 2 * column).cast()),
                     };
                     [scale, offset]
                 }
@@ -287,13 +287,19 @@ macro_rules! with_minima {
             }
 
             #[inline(always)]
-            unsafe fn scales<S: Simd>(s: S, block: *const u8, span: *const u8, half: usize, _part: usize) -> [S::V; 2] {
+            unsafe fn scales<L: Lanes>(
+                l: L,
+                block: *const u8,
+                span: *const u8,
+                column: usize,
+                _part: usize,
+            ) -> [L::V; 2] {
                 // SAFETY: both heads hold two times sixteen numbers.
                 unsafe {
-                    let (halves, bytes) = (block.add(half * HALVES / 2), span.add(half * LANES));
-                    let scale = s.mul(s.load_halves(halves.cast()), s.load_bytes(bytes));
-                    let minimum = s.mul(s.load_halves(halves.add(HALVES).cast()), s.load_bytes(bytes.add(PANEL)));
-                    [scale, s.sub(s.splat(0.0), minimum)]
+                    let (halves, bytes) = (block.add(2 * column), span.add(column));
+                    let scale = l.mul(l.load_halves(halves.cast()), l.load_bytes(bytes));
+                    let minimum = l.mul(l.load_halves(halves.add(HALVES).cast()), l.load_bytes(bytes.add(PANEL)));
+                    [scale, l.sub(l.splat(0.0), minimum)]
                 }
             }
         }
@@ -345,22 +351,22 @@ impl Format for Q6_K {
     }
 
     #[inline(always)]
-    unsafe fn scales<S: Simd>(s: S, block: *const u8, span: *const u8, half: usize, part: usize) -> [S::V; 2] {
+    unsafe fn scales<L: Lanes>(l: L, block: *const u8, span: *const u8, column: usize, part: usize) -> [L::V; 2] {
         // SAFETY: the block's head holds sixteen numbers, the span's two times sixteen.
         unsafe {
-            let by = s.sub(s.load_bytes(span.add(part * PANEL + half * LANES)), s.splat(128.0));
-            [s.mul(s.load_halves(block.add(half * HALVES / 2).cast()), by), s.splat(32.0)]
+            let by = l.sub(l.load_bytes(span.add(part * PANEL + column)), l.splat(128.0));
+            [l.mul(l.load_halves(block.add(2 * column).cast()), by), l.splat(32.0)]
         }
     }
 
     #[inline(always)]
-    fn for_larger<S: Simd>(s: S, [scale, centre]: [S::V; 2], by: f32) -> [S::V; 2] {
-        [s.mul(scale, s.splat(1.0 / by)), s.mul(centre, s.splat(by))]
+    fn for_larger<L: Lanes>(l: L, [scale, centre]: [L::V; 2], by: f32) -> [L::V; 2] {
+        [l.mul(scale, l.splat(1.0 / by)), l.mul(centre, l.splat(by))]
     }
 
     /// The product is not exact here: the centre is taken off first, as the format's definition does.
     #[inline(always)]
-    fn values<S: Simd>(s: S, codes: S::V, [scale, centre]: [S::V; 2]) -> S::V {
-        s.mul(s.sub(codes, centre), scale)
+    fn values<L: Lanes>(l: L, codes: L::V, [scale, centre]: [L::V; 2]) -> L::V {
+        l.mul(l.sub(codes, centre), scale)
     }
 }

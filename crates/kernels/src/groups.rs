@@ -6,8 +6,8 @@ use crate::encoding::Encoding;
 use crate::formats::*;
 use crate::memory::{Aligned, Shared};
 use crate::pool::Pool;
-use crate::simd::{LANES, Simd};
-use crate::tile::PANEL;
+use crate::simd::{Lanes, Simd};
+use crate::tile::{PANEL, store_step, vectors};
 
 /// Runs something for the format of an encoding, or something else where it has none.
 macro_rules! with_format {
@@ -79,14 +79,14 @@ impl Groups {
 
     /// Widens steps `from..to` of a panel (whole spans) to f32.
     #[inline(always)]
-    pub fn widen<S: Simd>(&self, s: S, panel: usize, from: usize, to: usize, out: &mut [f32]) {
-        with_format!(self.encoding, F => widen::<S, F>(s, self, panel, from, to, out), else unreachable!("only packed formats"))
+    pub fn widen<L: Lanes>(&self, l: L, panel: usize, from: usize, to: usize, out: &mut [f32]) {
+        with_format!(self.encoding, F => widen::<L, F>(l, self, panel, from, to, out), else unreachable!("only packed formats"))
     }
 
     /// The products of one row with adjacent panels, sixteen numbers each.
     #[inline(always)]
-    pub fn times_row<S: Simd>(&self, s: S, x: &[f32], first_panel: usize, out: &mut [f32]) {
-        with_format!(self.encoding, F => times_row::<S, F>(s, self, x, first_panel, out), else unreachable!("only packed formats"))
+    pub fn times_row<L: Lanes>(&self, l: L, x: &[f32], first_panel: usize, out: &mut [f32]) {
+        with_format!(self.encoding, F => times_row::<L, F>(l, self, x, first_panel, out), else unreachable!("only packed formats"))
     }
 
     /// The blocks of a panel.
@@ -128,10 +128,9 @@ fn pack_lane_of<F: Format>(row: &[u8], lane: usize, panel: &mut [u8]) {
     for (stored, block) in blocks {
         F::heads(stored, lane, block);
         for (i, span) in block[F::HEAD..].chunks_exact_mut(span_bytes::<F>()).enumerate() {
-            let half = &mut span[F::SPAN_HEAD + lane / LANES * F::BITS * 4 * LANES..];
-            for (word, value) in words::<F>(&F::codes(stored, i))[..F::BITS].iter().enumerate() {
-                let at = (word * LANES + lane % LANES) * 4;
-                half[at..at + 4].copy_from_slice(&value.to_le_bytes());
+            let columns = span[F::SPAN_HEAD..].chunks_exact_mut(4).skip(lane).step_by(PANEL);
+            for (column, word) in columns.zip(words::<F>(&F::codes(stored, i))) {
+                column.copy_from_slice(&word.to_le_bytes());
             }
         }
     }
@@ -141,26 +140,26 @@ dispatch! { fn widen_span(groups: &Groups, panel: usize, from: usize, out: &mut 
 
 #[inline(always)]
 fn widen_span_with<S: Simd>(s: S, groups: &Groups, panel: usize, from: usize, out: &mut [f32]) {
-    groups.widen(s, panel, from, from + SPAN, out);
+    groups.widen(s.panel(), panel, from, from + SPAN, out);
 }
 
 #[inline(always)]
-fn widen<S: Simd, F: Format>(s: S, groups: &Groups, panel: usize, from: usize, to: usize, out: &mut [f32]) {
+fn widen<L: Lanes, F: Format>(l: L, groups: &Groups, panel: usize, from: usize, to: usize, out: &mut [f32]) {
     let blocks = groups.panel::<F>(panel);
     for (index, out) in (from / SPAN..to / SPAN).zip(out.chunks_exact_mut(SPAN * PANEL)) {
         let block = &blocks[index / F::SPANS * block_bytes::<F>()..][..block_bytes::<F>()];
         let span = &block[F::HEAD + index % F::SPANS * span_bytes::<F>()..][..span_bytes::<F>()];
-        for half in 0..2 {
+        for column in (0..PANEL).step_by(L::COUNT) {
             for part in 0..SPAN / F::STEPS {
                 // SAFETY: block and span are whole; a part is a whole number of words, and `out` holds sixteen floats a step.
                 unsafe {
-                    let scales = F::scales(s, block.as_ptr(), span.as_ptr(), half, part);
-                    let codes = span.as_ptr().add(F::SPAN_HEAD + half * F::BITS * 4 * LANES);
+                    let scales = F::scales(l, block.as_ptr(), span.as_ptr(), column, part);
+                    let codes = span.as_ptr().add(F::SPAN_HEAD);
                     for_each_place!(F, part, place => {
-                        let scales = place.scales::<S, F>(s, scales);
+                        let scales = place.scales::<L, F>(l, scales);
                         for word in 0..abreast::<F>() {
-                            let values = F::values(s, place.codes::<S, F>(s, codes, word), scales);
-                            s.store(out.as_mut_ptr().add(place.step::<F>(word) * PANEL + half * LANES), values);
+                            let values = F::values(l, place.codes::<L, F>(l, codes, word, column), scales);
+                            l.store(out.as_mut_ptr().add(place.step::<F>(word) * PANEL + column), values);
                         }
                     });
                 }
@@ -169,26 +168,39 @@ fn widen<S: Simd, F: Format>(s: S, groups: &Groups, panel: usize, from: usize, t
     }
 }
 
+/// Panels that one row is multiplied with at once: four chains of sums keep the arithmetic busy; where codes are put together from two words,
+/// AVX2's registers are enough for two.
+const fn panels_at_once<L: Lanes, F: Format>() -> usize {
+    match place_bits::<F>() == F::BITS {
+        true => 4 / vectors::<L>(),
+        false => 2 / vectors::<L>(),
+    }
+}
+
 #[inline(always)]
-fn times_row<S: Simd, F: Format>(s: S, groups: &Groups, x: &[f32], first_panel: usize, out: &mut [f32]) {
-    // Four chains of sums keep the arithmetic busy; where codes are put together from two words, registers are enough for two.
-    let at_once = if place_bits::<F>() == F::BITS { 2 } else { 1 };
+fn times_row<L: Lanes, F: Format>(l: L, groups: &Groups, x: &[f32], first_panel: usize, out: &mut [f32]) {
+    let at_once = panels_at_once::<L, F>();
     for (i, out) in out.chunks_mut(at_once * PANEL).enumerate() {
         let panel = first_panel + i * at_once;
-        if out.len() == 2 * PANEL {
-            times_panels::<S, F, 2>(s, groups, x, panel, out);
-        } else {
-            times_panels::<S, F, 1>(s, groups, x, panel, out);
+        match out.len() / PANEL {
+            4 if at_once == 4 => times_panels::<L, F, 4>(l, groups, x, panel, out),
+            2 if at_once == 2 => times_panels::<L, F, 2>(l, groups, x, panel, out),
+            _ => {
+                for (i, out) in out.chunks_mut(PANEL).enumerate() {
+                    times_panels::<L, F, 1>(l, groups, x, panel + i, out);
+                }
+            }
         }
     }
 }
 
 /// One row times `P` panels: codes become numbers in registers and go straight into the sums.
+#[expect(clippy::needless_range_loop, reason = "indices over panels and vectors keep the loops plain enough to unroll")]
 #[inline(always)]
-fn times_panels<S: Simd, F: Format, const P: usize>(s: S, groups: &Groups, x: &[f32], panel: usize, out: &mut [f32]) {
+fn times_panels<L: Lanes, F: Format, const P: usize>(l: L, groups: &Groups, x: &[f32], panel: usize, out: &mut [f32]) {
     assert!(x.len() == groups.cols && out.len() == P * PANEL, "a row of inputs and {P} panels of outputs");
     let panels: [&[u8]; P] = std::array::from_fn(|p| groups.panel::<F>(panel + p));
-    let mut sums = [[s.splat(0.0); 2]; P];
+    let mut sums = [[l.splat(0.0); 2]; P];
     let mut x = x.as_ptr();
     for block in 0..groups.cols / (F::SPANS * SPAN) {
         let blocks = panels.map(|panel| panel[block * block_bytes::<F>()..][..block_bytes::<F>()].as_ptr());
@@ -196,27 +208,31 @@ fn times_panels<S: Simd, F: Format, const P: usize>(s: S, groups: &Groups, x: &[
             for part in 0..SPAN / F::STEPS {
                 // SAFETY: blocks are whole, and so are the spans in them; a span takes as many inputs as it has steps.
                 unsafe {
-                    let mut scales = [[[s.splat(0.0); 2]; 2]; P];
-                    let mut codes = [[std::ptr::null(); 2]; P];
+                    let mut scales = [[[l.splat(0.0); 2]; 2]; P];
+                    let mut codes = [std::ptr::null(); P];
                     for p in 0..P {
                         let span = blocks[p].add(F::HEAD + span * span_bytes::<F>());
                         for line in 0..span_bytes::<F>().div_ceil(64) {
-                            s.prefetch(span.wrapping_add(P * panels[0].len() + line * 64).cast());
+                            l.prefetch(span.wrapping_add(P * panels[0].len() + line * 64).cast());
                         }
-                        for half in 0..2 {
-                            scales[p][half] = F::scales(s, blocks[p], span, half, part);
-                            codes[p][half] = span.add(F::SPAN_HEAD + half * F::BITS * 4 * LANES);
+                        for v in 0..vectors::<L>() {
+                            scales[p][v] = F::scales(l, blocks[p], span, v * L::COUNT, part);
                         }
+                        codes[p] = span.add(F::SPAN_HEAD);
                     }
                     for_each_place!(F, part, place => {
-                        let scales = scales.map(|halves| halves.map(|scales| place.scales::<S, F>(s, scales)));
+                        let mut here = scales;
+                        for p in 0..P {
+                            for v in 0..vectors::<L>() {
+                                here[p][v] = place.scales::<L, F>(l, scales[p][v]);
+                            }
+                        }
                         for word in 0..abreast::<F>() {
-                            let input = s.splat(*x.add(place.step::<F>(word)));
+                            let input = l.splat(*x.add(place.step::<F>(word)));
                             for p in 0..P {
-                                for half in 0..2 {
-                                    let codes = place.codes::<S, F>(s, codes[p][half], word);
-                                    let values = F::values(s, codes, scales[p][half]);
-                                    sums[p][half] = s.fma(input, values, sums[p][half]);
+                                for v in 0..vectors::<L>() {
+                                    let codes = place.codes::<L, F>(l, codes[p], word, v * L::COUNT);
+                                    sums[p][v] = l.fma(input, F::values(l, codes, here[p][v]), sums[p][v]);
                                 }
                             }
                         }
@@ -226,8 +242,8 @@ fn times_panels<S: Simd, F: Format, const P: usize>(s: S, groups: &Groups, x: &[
             x = x.wrapping_add(SPAN);
         }
     }
-    for (sum, out) in sums.as_flattened().iter().zip(out.chunks_exact_mut(LANES)) {
-        // SAFETY: the chunk holds eight floats.
-        unsafe { s.store(out.as_mut_ptr(), *sum) };
+    for (sum, out) in sums.into_iter().zip(out.chunks_exact_mut(PANEL)) {
+        // SAFETY: the chunk holds sixteen floats.
+        unsafe { store_step(l, out.as_mut_ptr(), sum) };
     }
 }

@@ -183,7 +183,7 @@ fn few_rows<S: Simd>(
             return;
         }
     }
-    let at_once = if w.is_f32() { STREAMS } else { tile::panels_at_once(rows.len()) };
+    let at_once = if w.is_f32() { STREAMS } else { tile::panels_at_once::<S::Panel>(rows.len()) };
     let depth = match rows.len() {
         _ if !w.is_f32() => w.steps_at_once(at_once),
         1 => inner,
@@ -209,16 +209,26 @@ fn few_rows<S: Simd>(
                         stream: inner * PANEL,
                         step: PANEL / rows.len().div_ceil(ROWS),
                     };
-                    tile::block_with::<S, true>(s, rows.len(), width, to - from, left, right, out, ahead, from > 0);
+                    tile::block_with::<S::Panel, true>(
+                        s.panel(),
+                        rows.len(),
+                        width,
+                        to - from,
+                        left,
+                        right,
+                        out,
+                        ahead,
+                        from > 0,
+                    );
                 } else {
-                    tile::block(s, rows.len(), width, to - from, left, right, out, from > 0);
+                    tile::block(s.panel(), rows.len(), width, to - from, left, right, out, from > 0);
                 }
             }
         }
     }
 }
 
-/// Chunk by chunk of the inner dimension: a panel's chunk stays in the level-one cache, widened once, while all rows go by.
+/// Chunk by chunk of the inner dimension: the chunk of a tile's panels stays in a near cache, widened once, while all rows go by.
 #[inline(always)]
 fn many_rows<S: Simd>(
     s: S,
@@ -230,17 +240,20 @@ fn many_rows<S: Simd>(
 ) {
     let Product { w, out, .. } = product;
     let (inner, columns) = (w.cols(), w.rows());
+    let at_once = tile::panels_at_once::<S::Panel>(ROWS);
     let depth = if w.is_f32() { even(inner, DEPTH) } else { CHUNK };
     let tiles = part.rows.len().div_ceil(ROWS);
     for from in (0..inner).step_by(depth.max(1)) {
         let to = (from + depth).min(inner);
-        for panel in panels.clone() {
-            let right = w.panels(s, panel..panel + 1, from, to, scratch);
-            // The same chunk of the next panel comes in while these rows go by: a quarter of it is a stream.
+        for panel in panels.clone().step_by(at_once) {
+            let width = at_once.min(panels.end - panel);
+            let right = w.panels(s, panel..panel + width, from, to, scratch);
+            // The same chunk of the next panels comes in while these rows go by: each panel is a stream, or a quarter of the only one.
+            let stream = if at_once == 1 { depth.div_ceil(STREAMS) } else { inner };
             let mut ahead = Ahead {
-                start: right.start.wrapping_add(inner * PANEL),
-                stream: depth.div_ceil(STREAMS) * PANEL,
-                step: (PANEL / tiles).max(1),
+                start: right.start.wrapping_add(width * inner * PANEL),
+                stream: stream * PANEL,
+                step: (PANEL * at_once / tiles).max(1),
             };
             for row in part.rows.clone().step_by(ROWS) {
                 let (left, height) = (inputs.from(row - part.above, from, inner), ROWS.min(part.rows.end - row));
@@ -249,9 +262,19 @@ fn many_rows<S: Simd>(
                     let start = out.get().add(row * columns + panel * PANEL);
                     let out = Out { start, row: columns, panel: PANEL };
                     if w.is_f32() {
-                        tile::block_with::<S, true>(s, height, 1, to - from, left, right, out, ahead, from > 0);
+                        tile::block_with::<S::Panel, true>(
+                            s.panel(),
+                            height,
+                            width,
+                            to - from,
+                            left,
+                            right,
+                            out,
+                            ahead,
+                            from > 0,
+                        );
                     } else {
-                        tile::block(s, height, 1, to - from, left, right, out, from > 0);
+                        tile::block(s.panel(), height, width, to - from, left, right, out, from > 0);
                     }
                 }
                 ahead.start = ahead.start.wrapping_add((to - from) / STREAMS * ahead.step);
@@ -297,7 +320,7 @@ fn last_columns<S: Simd>(s: S, product: Product, inputs: Inputs, part: &Part, sc
             let left = inputs.from(row - part.above, from, inner);
             // SAFETY: `height` rows of inputs exist from `row` on, the chunk holds its steps, the buffer a whole tile.
             unsafe {
-                tile::block(s, height, 1, to - from, left, right, buffer, from > 0);
+                tile::block(s.panel(), height, 1, to - from, left, right, buffer, from > 0);
             }
         }
         for lane in 0..height {

@@ -11,14 +11,12 @@ use crate::memory::{Aligned, Shared};
 use crate::narrow::{self, Bf16, F16, Narrow};
 use crate::pool::Pool;
 use crate::simd::{LANES, Simd};
-use crate::tile::{PANEL, Right};
+use crate::tile::{MOST_PANELS, PANEL, Right};
 use std::ops::Range;
 
 /// Steps of the inner dimension handled at once: a chunk of an f32 panel is 16 KiB, half of a level-one cache,
 /// and 256 is a whole number of blocks in every encoding.
 pub(crate) const CHUNK: usize = 256;
-/// Most panels that a tile takes at once.
-const MOST_PANELS: usize = 4;
 
 /// How a packed weight is kept in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -190,9 +188,9 @@ impl Matrix {
             let range = (panel * self.cols + from) * PANEL..(panel * self.cols + to) * PANEL;
             match &self.store {
                 Store::F32(_) => {}
-                Store::Bf16(data) => narrow::widen::<S, Bf16>(s, &data[range], wide),
-                Store::F16(data) => narrow::widen::<S, F16>(s, &data[range], wide),
-                Store::Groups(groups) => groups.widen(s, panel, from, to, wide),
+                Store::Bf16(data) => narrow::widen::<S::Panel, Bf16>(s.panel(), &data[range], wide),
+                Store::F16(data) => narrow::widen::<S::Panel, F16>(s.panel(), &data[range], wide),
+                Store::Groups(groups) => groups.widen(s.panel(), panel, from, to, wide),
                 Store::Blocks(encoding, bytes) => {
                     self.decode_panel(*encoding, bytes.as_ref(), panel, from, to, &mut scratch.rows);
                     interleave_with(s, &scratch.rows[..size], to - from, wide);
@@ -207,9 +205,9 @@ impl Matrix {
     pub(crate) fn times_row<S: Simd>(&self, s: S, x: &[f32], panels: Range<usize>, out: &mut [f32]) -> bool {
         let range = panels.start * self.cols * PANEL..panels.end * self.cols * PANEL;
         match &self.store {
-            Store::Bf16(data) => narrow::times_row::<S, Bf16>(s, &data[range], x, out),
-            Store::F16(data) => narrow::times_row::<S, F16>(s, &data[range], x, out),
-            Store::Groups(groups) => groups.times_row(s, x, panels.start, out),
+            Store::Bf16(data) => narrow::times_row::<S::Panel, Bf16>(s.panel(), &data[range], x, out),
+            Store::F16(data) => narrow::times_row::<S::Panel, F16>(s.panel(), &data[range], x, out),
+            Store::Groups(groups) => groups.times_row(s.panel(), x, panels.start, out),
             Store::F32(_) | Store::Blocks(..) => return false,
         }
         true

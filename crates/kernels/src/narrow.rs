@@ -1,10 +1,10 @@
 //! Panels of two-byte floats: bf16 and f16, widened in registers when there is one row.
 
-use crate::simd::{LANES, Simd};
-use crate::tile::PANEL;
+use crate::simd::{LANES, Lanes};
+use crate::tile::{PANEL, Step, store_step, vectors};
 use half::{bf16, f16};
 
-/// Panels that one row is multiplied with at once: eight chains of sums, and four streams of memory.
+/// Panels that one row is multiplied with at once: at least four chains of sums, and four streams of memory.
 const AT_ONCE: usize = 4;
 
 /// How sixteen adjacent outputs of a step are kept in sixteen two-byte numbers.
@@ -19,11 +19,11 @@ pub(crate) trait Narrow {
     ///
     /// # Safety
     /// `step` must be valid for reading sixteen numbers.
-    unsafe fn load<S: Simd>(s: S, step: *const u16) -> [S::V; 2];
+    unsafe fn load<L: Lanes>(l: L, step: *const u16) -> Step<L>;
 }
 
-/// The upper halves of f32. The lanes of the first vector are the low halves of words, those of the second the high ones: so both are had by
-/// a shift and a mask.
+/// The upper halves of f32. The first eight columns are the low halves of words, the others the high ones: so eight lanes are had by a shift or a
+/// mask.
 pub(crate) struct Bf16;
 
 impl Narrow for Bf16 {
@@ -40,10 +40,9 @@ impl Narrow for Bf16 {
     }
 
     #[inline(always)]
-    unsafe fn load<S: Simd>(s: S, step: *const u16) -> [S::V; 2] {
-        // SAFETY: the caller vouches for sixteen numbers, eight words.
-        let words = unsafe { s.load_words(step.cast()) };
-        [s.as_floats(s.shift_left(words, 16)), s.as_floats(s.mask(words, 0xffff_0000))]
+    unsafe fn load<L: Lanes>(l: L, step: *const u16) -> Step<L> {
+        // SAFETY: the caller vouches for sixteen numbers.
+        unsafe { l.load_upper_halves(step) }
     }
 }
 
@@ -64,56 +63,56 @@ impl Narrow for F16 {
     }
 
     #[inline(always)]
-    unsafe fn load<S: Simd>(s: S, step: *const u16) -> [S::V; 2] {
+    unsafe fn load<L: Lanes>(l: L, step: *const u16) -> Step<L> {
         // SAFETY: the caller vouches for sixteen numbers.
-        unsafe { [s.load_halves(step), s.load_halves(step.add(LANES))] }
+        unsafe {
+            let first = l.load_halves(step);
+            [first, if vectors::<L>() == 2 { l.load_halves(step.add(L::COUNT)) } else { first }]
+        }
     }
 }
 
 /// Writes steps of a panel as f32.
 #[inline(always)]
-pub(crate) fn widen<S: Simd, N: Narrow>(s: S, steps: &[u16], out: &mut [f32]) {
+pub(crate) fn widen<L: Lanes, N: Narrow>(l: L, steps: &[u16], out: &mut [f32]) {
     for (step, out) in steps.chunks_exact(PANEL).zip(out.chunks_exact_mut(PANEL)) {
         // SAFETY: both hold sixteen numbers.
-        unsafe {
-            let [low, high] = N::load(s, step.as_ptr());
-            s.store(out.as_mut_ptr(), low);
-            s.store(out.as_mut_ptr().add(LANES), high);
-        }
+        unsafe { store_step(l, out.as_mut_ptr(), N::load(l, step.as_ptr())) };
     }
 }
 
 /// The products of one row with adjacent panels, sixteen numbers each.
 #[inline(always)]
-pub(crate) fn times_row<S: Simd, N: Narrow>(s: S, panels: &[u16], x: &[f32], out: &mut [f32]) {
+pub(crate) fn times_row<L: Lanes, N: Narrow>(l: L, panels: &[u16], x: &[f32], out: &mut [f32]) {
     let panels = panels.chunks(AT_ONCE * PANEL * x.len().max(1));
     for (panels, out) in panels.zip(out.chunks_mut(AT_ONCE * PANEL)) {
         if out.len() == AT_ONCE * PANEL {
-            times_panels::<S, N, AT_ONCE>(s, panels, x, out);
+            times_panels::<L, N, AT_ONCE>(l, panels, x, out);
             continue;
         }
         for (panel, out) in panels.chunks(PANEL * x.len()).zip(out.chunks_mut(PANEL)) {
-            times_panels::<S, N, 1>(s, panel, x, out);
+            times_panels::<L, N, 1>(l, panel, x, out);
         }
     }
 }
 
 #[inline(always)]
-fn times_panels<S: Simd, N: Narrow, const P: usize>(s: S, panels: &[u16], x: &[f32], out: &mut [f32]) {
+fn times_panels<L: Lanes, N: Narrow, const P: usize>(l: L, panels: &[u16], x: &[f32], out: &mut [f32]) {
     assert!(panels.len() == P * PANEL * x.len() && out.len() == P * PANEL, "{P} panels and their outputs");
-    let mut sums = [[s.splat(0.0); 2]; P];
+    let mut sums = [[l.splat(0.0); 2]; P];
     let steps = x.len();
     for (step, &x) in x.iter().enumerate() {
-        let input = s.splat(x);
+        let input = l.splat(x);
         for (p, sums) in sums.iter_mut().enumerate() {
             // SAFETY: each panel holds sixteen numbers for each of the inputs.
-            let [low, high] = unsafe { N::load(s, panels.as_ptr().add((p * steps + step) * PANEL)) };
-            sums[0] = s.fma(input, low, sums[0]);
-            sums[1] = s.fma(input, high, sums[1]);
+            let weights = unsafe { N::load(l, panels.as_ptr().add((p * steps + step) * PANEL)) };
+            for v in 0..vectors::<L>() {
+                sums[v] = l.fma(input, weights[v], sums[v]);
+            }
         }
     }
-    for (sum, out) in sums.as_flattened().iter().zip(out.chunks_exact_mut(LANES)) {
-        // SAFETY: the chunk holds eight floats.
-        unsafe { s.store(out.as_mut_ptr(), *sum) };
+    for (sum, out) in sums.into_iter().zip(out.chunks_exact_mut(PANEL)) {
+        // SAFETY: the chunk holds sixteen floats.
+        unsafe { store_step(l, out.as_mut_ptr(), sum) };
     }
 }

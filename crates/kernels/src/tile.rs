@@ -4,12 +4,46 @@
 //! width only decide how many chains run side by side, so they never change a result. Weights, cached keys and
 //! cached values all come in this form, so matrix products and both halves of attention share it.
 
-use crate::simd::{LANES, Simd};
+use crate::simd::{LANES, Lanes};
 
-/// Columns in a panel: two vectors, one cache line of f32.
+/// Columns in a panel: two vectors of eight lanes or one of sixteen, one cache line of f32.
 pub const PANEL: usize = 2 * LANES;
-/// Rows of the tallest tile: twelve accumulators, two weight vectors and one input fill AVX2's sixteen registers.
+/// Rows of the tallest tile. With one panel, twelve accumulators, two weight vectors and one input fill AVX2's sixteen registers; with four,
+/// twenty-four accumulators, four weight vectors and one input those of AVX-512.
 pub const ROWS: usize = 6;
+
+/// The sixteen columns of one step: two vectors of eight lanes, or one of sixteen and another that nobody uses.
+pub type Step<L> = [<L as Lanes>::V; 2];
+
+/// Vectors of a step.
+pub const fn vectors<L: Lanes>() -> usize {
+    PANEL / L::COUNT
+}
+
+/// Reads a step.
+///
+/// # Safety
+/// `p` must be valid for reading sixteen floats.
+#[inline(always)]
+pub unsafe fn load_step<L: Lanes>(l: L, p: *const f32) -> Step<L> {
+    // SAFETY: the caller vouches for sixteen floats.
+    unsafe {
+        let first = l.load(p);
+        [first, if vectors::<L>() == 2 { l.load(p.add(L::COUNT)) } else { first }]
+    }
+}
+
+/// Writes a step.
+///
+/// # Safety
+/// `p` must be valid for writing sixteen floats.
+#[inline(always)]
+pub unsafe fn store_step<L: Lanes>(l: L, p: *mut f32, step: Step<L>) {
+    for (i, &vector) in step.iter().enumerate().take(vectors::<L>()) {
+        // SAFETY: the caller vouches for sixteen floats.
+        unsafe { l.store(p.add(i * L::COUNT), vector) };
+    }
+}
 
 /// A matrix seen by a tile: where it starts and how far apart its rows and columns are, in floats.
 #[derive(Clone, Copy)]
@@ -64,8 +98,8 @@ pub struct Ahead {
 /// All elements that the strides, `M`, `P` and `inner` reach must be readable, those of `out` writable.
 #[expect(clippy::needless_range_loop, reason = "indices over all three arrays keep the loops plain enough to unroll")]
 #[inline(always)]
-unsafe fn tile<S: Simd, const M: usize, const P: usize, const ASK: bool>(
-    s: S,
+unsafe fn tile<L: Lanes, const M: usize, const P: usize, const ASK: bool>(
+    l: L,
     inner: usize,
     left: Left,
     right: Right,
@@ -73,27 +107,29 @@ unsafe fn tile<S: Simd, const M: usize, const P: usize, const ASK: bool>(
     ahead: Ahead,
     go_on: bool,
 ) {
-    let mut sums = [[[s.splat(0.0); 2]; P]; M];
+    let mut sums = [[[l.splat(0.0); 2]; P]; M];
     // SAFETY: the caller vouches for every element that the strides reach.
     unsafe {
         if go_on {
             for m in 0..M {
                 for p in 0..P {
-                    let at = out.start.add(m * out.row + p * out.panel);
-                    sums[m][p] = [s.load(at), s.load(at.add(LANES))];
+                    sums[m][p] = load_step(l, out.start.add(m * out.row + p * out.panel));
                 }
             }
         }
         let (mut a, mut b, mut soon) = (left.start, right.start, ahead.start);
         macro_rules! step {
             () => {
+                let mut weights = [[l.splat(0.0); 2]; P];
                 for p in 0..P {
-                    let b0 = s.load(b.add(p * right.panel));
-                    let b1 = s.load(b.add(p * right.panel + LANES));
-                    for m in 0..M {
-                        let x = s.splat(*a.add(m * left.row));
-                        sums[m][p][0] = s.fma(x, b0, sums[m][p][0]);
-                        sums[m][p][1] = s.fma(x, b1, sums[m][p][1]);
+                    weights[p] = load_step(l, b.add(p * right.panel));
+                }
+                for m in 0..M {
+                    let x = l.splat(*a.add(m * left.row));
+                    for p in 0..P {
+                        for v in 0..vectors::<L>() {
+                            sums[m][p][v] = l.fma(x, weights[p][v], sums[m][p][v]);
+                        }
                     }
                 }
                 a = a.add(left.col);
@@ -103,7 +139,7 @@ unsafe fn tile<S: Simd, const M: usize, const P: usize, const ASK: bool>(
         for _ in 0..inner / STREAMS {
             if ASK {
                 for stream in 0..STREAMS {
-                    s.prefetch(soon.wrapping_add(stream * ahead.stream));
+                    l.prefetch(soon.wrapping_add(stream * ahead.stream));
                 }
                 soon = soon.wrapping_add(ahead.step);
             }
@@ -116,21 +152,24 @@ unsafe fn tile<S: Simd, const M: usize, const P: usize, const ASK: bool>(
         }
         for m in 0..M {
             for p in 0..P {
-                let at = out.start.add(m * out.row + p * out.panel);
-                s.store(at, sums[m][p][0]);
-                s.store(at.add(LANES), sums[m][p][1]);
+                store_step(l, out.start.add(m * out.row + p * out.panel), sums[m][p]);
             }
         }
     }
 }
 
-/// Panels that a tile of `rows` rows takes at once: short tiles take more, to keep enough independent chains in flight.
+/// Most panels that a tile takes at once.
+pub const MOST_PANELS: usize = 4;
+
+/// Panels that a tile of `rows` rows takes at once: as many as registers allow, since each input is read once for all of them, and enough to keep
+/// independent chains in flight.
 #[inline(always)]
-pub fn panels_at_once(rows: usize) -> usize {
+pub const fn panels_at_once<L: Lanes>(rows: usize) -> usize {
     match rows {
-        1 => 4,
-        2 | 3 => 2,
-        _ => 1,
+        1 => MOST_PANELS,
+        2 | 3 if vectors::<L>() == 2 => 2,
+        _ if vectors::<L>() == 2 => 1,
+        _ => MOST_PANELS,
     }
 }
 
@@ -140,8 +179,8 @@ pub fn panels_at_once(rows: usize) -> usize {
 /// As for [`tile`], over all rows and panels.
 #[expect(clippy::too_many_arguments, reason = "a product has three operands and three sizes")]
 #[inline(always)]
-pub unsafe fn block<S: Simd>(
-    s: S,
+pub unsafe fn block<L: Lanes>(
+    l: L,
     rows: usize,
     panels: usize,
     inner: usize,
@@ -152,7 +191,7 @@ pub unsafe fn block<S: Simd>(
 ) {
     let nothing = Ahead { start: right.start, stream: 0, step: 0 };
     // SAFETY: the caller vouches for the same.
-    unsafe { block_with::<S, false>(s, rows, panels, inner, left, right, out, nothing, go_on) }
+    unsafe { block_with::<L, false>(l, rows, panels, inner, left, right, out, nothing, go_on) }
 }
 
 /// [`block`], asking for memory ahead as it goes (`ASK`) or not: `ahead` is walked once, over all tiles.
@@ -161,8 +200,8 @@ pub unsafe fn block<S: Simd>(
 /// As for [`block`].
 #[expect(clippy::too_many_arguments, reason = "a product has three operands and three sizes")]
 #[inline(always)]
-pub unsafe fn block_with<S: Simd, const ASK: bool>(
-    s: S,
+pub unsafe fn block_with<L: Lanes, const ASK: bool>(
+    l: L,
     rows: usize,
     panels: usize,
     inner: usize,
@@ -172,12 +211,14 @@ pub unsafe fn block_with<S: Simd, const ASK: bool>(
     ahead: Ahead,
     go_on: bool,
 ) {
+    // Known when this is compiled: only tiles that can occur become code.
+    let (two, four) = (vectors::<L>() == 2, vectors::<L>() == 1);
     // Tiles as even as they can be: nine rows are five and four, which keeps more chains in flight than six and three.
     let tiles = rows.div_ceil(ROWS);
     let (mut m, mut soon) = (0, ahead.start);
     for done in 0..tiles {
         let height = (rows - m).div_ceil(tiles - done);
-        let wide = panels_at_once(height);
+        let wide = panels_at_once::<L>(height);
         let mut p = 0;
         while p < panels {
             let width = if panels - p >= wide { wide } else { 1 };
@@ -189,15 +230,20 @@ pub unsafe fn block_with<S: Simd, const ASK: bool>(
                 let right = Right { start: right.start.add(p * right.panel), ..right };
                 let out = Out { start: out.start.add(m * out.row + p * out.panel), ..out };
                 match (height, width) {
-                    (1, 4) => tile::<S, 1, 4, ASK>(s, inner, left, right, out, ahead, go_on),
-                    (1, _) => tile::<S, 1, 1, ASK>(s, inner, left, right, out, ahead, go_on),
-                    (2, 2) => tile::<S, 2, 2, ASK>(s, inner, left, right, out, ahead, go_on),
-                    (2, _) => tile::<S, 2, 1, ASK>(s, inner, left, right, out, ahead, go_on),
-                    (3, 2) => tile::<S, 3, 2, ASK>(s, inner, left, right, out, ahead, go_on),
-                    (3, _) => tile::<S, 3, 1, ASK>(s, inner, left, right, out, ahead, go_on),
-                    (4, _) => tile::<S, 4, 1, ASK>(s, inner, left, right, out, ahead, go_on),
-                    (5, _) => tile::<S, 5, 1, ASK>(s, inner, left, right, out, ahead, go_on),
-                    _ => tile::<S, 6, 1, ASK>(s, inner, left, right, out, ahead, go_on),
+                    (1, 4) => tile::<L, 1, 4, ASK>(l, inner, left, right, out, ahead, go_on),
+                    (1, _) => tile::<L, 1, 1, ASK>(l, inner, left, right, out, ahead, go_on),
+                    (2, 2) if two => tile::<L, 2, 2, ASK>(l, inner, left, right, out, ahead, go_on),
+                    (2, 4) if four => tile::<L, 2, 4, ASK>(l, inner, left, right, out, ahead, go_on),
+                    (2, _) => tile::<L, 2, 1, ASK>(l, inner, left, right, out, ahead, go_on),
+                    (3, 2) if two => tile::<L, 3, 2, ASK>(l, inner, left, right, out, ahead, go_on),
+                    (3, 4) if four => tile::<L, 3, 4, ASK>(l, inner, left, right, out, ahead, go_on),
+                    (3, _) => tile::<L, 3, 1, ASK>(l, inner, left, right, out, ahead, go_on),
+                    (4, 4) if four => tile::<L, 4, 4, ASK>(l, inner, left, right, out, ahead, go_on),
+                    (4, _) => tile::<L, 4, 1, ASK>(l, inner, left, right, out, ahead, go_on),
+                    (5, 4) if four => tile::<L, 5, 4, ASK>(l, inner, left, right, out, ahead, go_on),
+                    (5, _) => tile::<L, 5, 1, ASK>(l, inner, left, right, out, ahead, go_on),
+                    (_, 4) if four => tile::<L, 6, 4, ASK>(l, inner, left, right, out, ahead, go_on),
+                    _ => tile::<L, 6, 1, ASK>(l, inner, left, right, out, ahead, go_on),
                 }
             }
             p += width;

@@ -10,7 +10,7 @@ use crate::matrix::{CHUNK, Matrix, Scratch};
 use crate::memory::{Aligned, Shared};
 use crate::pool::Pool;
 use crate::simd::{LANES, Simd};
-use crate::tile::{self, Left, Out, PANEL, ROWS};
+use crate::tile::{self, Left, MOST_PANELS, Out, PANEL, ROWS};
 use std::cell::RefCell;
 use std::ops::Range;
 
@@ -81,23 +81,24 @@ fn multiply_with<S: Simd>(
 ) {
     let (inner, width) = (w.rows(), w.cols());
     let Part { rows, columns, above } = part;
+    let at_once = tile::panels_at_once::<S::Panel>(ROWS);
     for from in (0..inner).step_by(CHUNK) {
         let to = (from + CHUNK).min(inner);
-        let go_on = add || from > 0;
+        let (depth, go_on) = (to - from, add || from > 0);
         turn(s, w, columns.clone(), from..to, &mut workspace.scratch, &mut workspace.turned);
-        let panels = workspace.turned.chunks_exact((to - from) * PANEL);
-        for (column, panel) in columns.clone().step_by(PANEL).zip(panels) {
-            let right = tile::Right { start: panel.as_ptr(), step: PANEL, panel: 0 };
+        let panels = workspace.turned.chunks(at_once * depth * PANEL);
+        for (column, panels) in columns.clone().step_by(at_once * PANEL).zip(panels) {
+            let wide = (at_once * PANEL).min(columns.end - column);
+            let right = tile::Right { start: panels.as_ptr(), step: PANEL, panel: depth * PANEL };
             for row in rows.clone().step_by(ROWS) {
                 let height = ROWS.min(rows.end - row);
                 let left = Left { start: inputs[(row - above) * inner + from * ROWS..].as_ptr(), row: 1, col: ROWS };
                 // Each chunk is summed up by itself: over a vocabulary of outputs one chain of sums would lose two digits.
-                let mut sums = [0.0f32; ROWS * PANEL];
-                let out = Out { start: sums.as_mut_ptr(), row: PANEL, panel: 0 };
-                // SAFETY: the repacked inputs hold whole tiles, the panel its steps, the buffer a whole tile.
-                unsafe { tile::block(s, height, 1, to - from, left, right, out, false) };
-                let wide = PANEL.min(columns.end - column);
-                for (lane, sums) in sums.chunks_exact(PANEL).take(height).enumerate() {
+                let mut sums = [0.0f32; ROWS * MOST_PANELS * PANEL];
+                let out = Out { start: sums.as_mut_ptr(), row: MOST_PANELS * PANEL, panel: PANEL };
+                // SAFETY: the repacked inputs hold whole tiles, the panels their steps, the buffer a whole tile.
+                unsafe { tile::block(s.panel(), height, wide.div_ceil(PANEL), depth, left, right, out, false) };
+                for (lane, sums) in sums.chunks_exact(MOST_PANELS * PANEL).take(height).enumerate() {
                     // SAFETY: these rows and columns are this task's.
                     let out = unsafe { dx.part((row + lane) * width + column, wide) };
                     out.iter_mut().zip(sums).for_each(|(y, x)| *y = if go_on { *y + x } else { *x });

@@ -22,7 +22,7 @@ impl Environment {
         let cpu = read("/proc/cpuinfo");
         hard("cpu", field(&cpu, "model name").unwrap_or_else(|| std::env::consts::ARCH.into()));
         hard("cores", std::thread::available_parallelism().map_or(0, |n| n.get()).to_string());
-        hard("instructions", if pellucid_kernels::simd::has_avx2() { "avx2" } else { "portable" }.into());
+        hard("instructions", pellucid_kernels::simd::instruction_set().name().into());
         hard("kernel", read("/proc/sys/kernel/osrelease").trim().into());
         hard("build", if cfg!(debug_assertions) { "debug".into() } else { "release".into() });
         hard("model", fingerprint(model));

@@ -89,7 +89,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             }
         }
     }
-    println!("{}", if simd::has_avx2() { "AVX2" } else { "portable" });
+    println!("{}", simd::instruction_set().name());
     for ended in marks.0 {
         println!("{}", ended.map_or_else(String::new, |ended| ended.to_string()));
     }

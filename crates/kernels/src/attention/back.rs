@@ -192,9 +192,18 @@ fn part_with<S: Simd>(
             };
             let out = |to: &mut [f32]| Out { start: to.as_mut_ptr(), row: stride, panel: PANEL };
             let left = Left { start: queries.as_ptr(), row: key, col: 1 };
-            tile::block(s, rows, width / PANEL, key_dim, left, over(key_panels, key_dim), out(weights), false);
+            tile::block(s.panel(), rows, width / PANEL, key_dim, left, over(key_panels, key_dim), out(weights), false);
             let left = Left { start: upstream.as_ptr(), row: value, col: 1 };
-            tile::block(s, rows, width / PANEL, value_dim, left, over(value_panels, value_dim), out(slopes), false);
+            tile::block(
+                s.panel(),
+                rows,
+                width / PANEL,
+                value_dim,
+                left,
+                over(value_panels, value_dim),
+                out(slopes),
+                false,
+            );
         }
         let of_rows = weights.chunks_exact_mut(stride).zip(slopes.chunks_exact_mut(stride));
         for (row, (weights, slopes)) in of_rows.take(rows).enumerate() {
@@ -209,14 +218,14 @@ fn part_with<S: Simd>(
             let out = Out { start: query_sums.as_mut_ptr(), row: key, panel: PANEL };
             let left = Left { start: slopes.as_ptr(), row: stride, col: 1 };
             let right = Right { start: key_lines[start * key..].as_ptr(), step: key, panel: PANEL };
-            tile::block(s, rows, key / PANEL, end - start, left, right, out, false);
+            tile::block(s.panel(), rows, key / PANEL, end - start, left, right, out, false);
             let turned = |from: &[f32]| Left { start: from.as_ptr(), row: 1, col: stride };
             let out = Out { start: key_sums[start * key..].as_mut_ptr(), row: key, panel: PANEL };
             let right = Right { start: queries.as_ptr(), step: key, panel: PANEL };
-            tile::block(s, end - start, key / PANEL, rows, turned(slopes), right, out, true);
+            tile::block(s.panel(), end - start, key / PANEL, rows, turned(slopes), right, out, true);
             let out = Out { start: value_sums[start * value..].as_mut_ptr(), row: value, panel: PANEL };
             let right = Right { start: upstream.as_ptr(), step: value, panel: PANEL };
-            tile::block(s, end - start, value / PANEL, rows, turned(weights), right, out, true);
+            tile::block(s.panel(), end - start, value / PANEL, rows, turned(weights), right, out, true);
         }
         for row in 0..rows {
             // SAFETY: each task has its own queries of its own heads.

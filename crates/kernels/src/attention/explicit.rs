@@ -49,7 +49,7 @@ fn head_scores_with<S: Simd>(
         let right = Right { start: all.as_ptr(), step: PANEL, panel: shape.key_dim * PANEL };
         let sums = Out { start: line.as_mut_ptr(), row: 0, panel: PANEL };
         // SAFETY: the store holds `keys` positions in whole panels, and `line` has room for them.
-        unsafe { tile::block(s, 1, panels, shape.key_dim, left, right, sums, false) };
+        unsafe { tile::block(s.panel(), 1, panels, shape.key_dim, left, right, sums, false) };
         out.copy_from_slice(&line[..keys]);
         finish_scores(s, shape, terms, head, 0, out);
         let visible = shape.visible(queries.position + i);
@@ -77,7 +77,7 @@ fn head_mix_with<S: Simd>(
         let right = Right { start: all.as_ptr(), step: stride, panel: PANEL };
         let sums = Out { start: line.as_mut_ptr(), row: 0, panel: PANEL };
         // SAFETY: the store holds `keys` positions, and `line` one value with its padding.
-        unsafe { tile::block(s, 1, stride / PANEL, keys, left, right, sums, false) };
+        unsafe { tile::block(s.panel(), 1, stride / PANEL, keys, left, right, sums, false) };
         let start = ((queries.token + i) * shape.heads + head) * shape.value_dim;
         out[start..start + shape.value_dim].copy_from_slice(&line[..shape.value_dim]);
     }

@@ -167,7 +167,7 @@ fn by_keys_with<S: Simd>(s: S, left: &[f32], keys: &[f32], dim: usize, of: Part,
     let right = Right { start: packed.as_ptr(), step: PANEL, panel: dim * PANEL };
     let to = Out { start: wide.as_mut_ptr(), row: width, panel: PANEL };
     // SAFETY: the lengths have just been checked, and `wide` has whole panels for each query.
-    unsafe { tile::block(s, of.count, width / PANEL, dim, left, right, to, false) };
+    unsafe { tile::block(s.panel(), of.count, width / PANEL, dim, left, right, to, false) };
     out.chunks_exact_mut(of.keys).zip(wide.chunks_exact(width)).for_each(|(y, x)| y.copy_from_slice(&x[..of.keys]));
 }
 
@@ -180,7 +180,7 @@ fn to_keys_with<S: Simd>(s: S, matrix: &[f32], right: &[f32], of: Part, out: &mu
     let right = Right { start: right.as_ptr(), step: stride, panel: PANEL };
     let to = Out { start: out.as_mut_ptr(), row: stride, panel: PANEL };
     // SAFETY: the lengths have just been checked; a stride is whole panels.
-    unsafe { tile::block(s, of.keys, stride / PANEL, of.count, left, right, to, true) };
+    unsafe { tile::block(s.panel(), of.keys, stride / PANEL, of.count, left, right, to, true) };
 }
 
 /// `out = matrix · keys`: what each query gets from all keys.
@@ -192,5 +192,5 @@ fn to_queries_with<S: Simd>(s: S, matrix: &[f32], keys: &[f32], of: Part, out: &
     let right = Right { start: keys.as_ptr(), step: stride, panel: PANEL };
     let to = Out { start: out.as_mut_ptr(), row: stride, panel: PANEL };
     // SAFETY: the lengths have just been checked; a stride is whole panels.
-    unsafe { tile::block(s, of.count, stride / PANEL, of.keys, left, right, to, false) };
+    unsafe { tile::block(s.panel(), of.count, stride / PANEL, of.keys, left, right, to, false) };
 }

@@ -122,7 +122,7 @@ fn attend_part_with<S: Simd>(
             };
             let left = Left { start: workspace.q.as_ptr(), row: shape.key_dim, col: 1 };
             let scores = Out { start: workspace.scores.as_mut_ptr(), row: TILE, panel: PANEL };
-            tile::block(s, rows, keys.div_ceil(PANEL), shape.key_dim, left, right, scores, false);
+            tile::block(s.panel(), rows, keys.div_ceil(PANEL), shape.key_dim, left, right, scores, false);
         }
         for row in 0..rows {
             let visible = shape.visible(position + row / group);
@@ -141,7 +141,7 @@ fn attend_part_with<S: Simd>(
             let right = Right { start: values.as_ptr(), step: stride, panel: PANEL };
             let left = Left { start: workspace.scores.as_ptr(), row: TILE, col: 1 };
             let sums = Out { start: workspace.sums.as_mut_ptr(), row: stride, panel: PANEL };
-            tile::block(s, rows, stride / PANEL, keys, left, right, sums, true);
+            tile::block(s.panel(), rows, stride / PANEL, keys, left, right, sums, true);
         }
         tile_start += TILE;
     }

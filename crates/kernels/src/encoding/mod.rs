@@ -202,12 +202,12 @@ pub fn decode(encoding: Encoding, bytes: &[u8], out: &mut [f32]) {
         out.len()
     );
     #[cfg(target_arch = "x86_64")]
-    if crate::simd::has_avx2() {
+    if crate::simd::instruction_set() >= crate::simd::InstructionSet::Avx2 {
         #[target_feature(enable = "avx2")]
         fn with_avx2(encoding: Encoding, bytes: &[u8], out: &mut [f32]) {
             decode_here(encoding, bytes, out);
         }
-        // SAFETY: `has_avx2` has just been checked.
+        // SAFETY: the machine has AVX2.
         return unsafe { with_avx2(encoding, bytes, out) };
     }
     decode_here(encoding, bytes, out);

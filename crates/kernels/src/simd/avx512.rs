@@ -1,0 +1,128 @@
+//! AVX-512: sixteen lanes, a whole step of a panel in one vector.
+
+use super::Lanes;
+use std::arch::x86_64::*;
+
+/// Sixteen lanes in AVX-512.
+#[derive(Clone, Copy)]
+pub struct Avx512(());
+
+impl Avx512 {
+    /// # Safety
+    /// The machine must have AVX-512 F, BW, DQ and VL.
+    pub unsafe fn new() -> Avx512 {
+        Avx512(())
+    }
+}
+
+macro_rules! binary {
+    ($name:ident, $intrinsic:ident) => {
+        #[inline(always)]
+        fn $name(self, a: __m512, b: __m512) -> __m512 {
+            // SAFETY: an `Avx512` exists only where AVX-512 does.
+            unsafe { $intrinsic(a, b) }
+        }
+    };
+}
+
+impl Lanes for Avx512 {
+    const COUNT: usize = 16;
+    type V = __m512;
+    type I = __m512i;
+    #[inline(always)]
+    fn splat(self, x: f32) -> __m512 {
+        // SAFETY: an `Avx512` exists only where AVX-512 does.
+        unsafe { _mm512_set1_ps(x) }
+    }
+    #[inline(always)]
+    unsafe fn load(self, p: *const f32) -> __m512 {
+        // SAFETY: the caller vouches for sixteen readable floats.
+        unsafe { _mm512_loadu_ps(p) }
+    }
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32, v: __m512) {
+        // SAFETY: the caller vouches for sixteen writable floats.
+        unsafe { _mm512_storeu_ps(p, v) }
+    }
+    #[inline(always)]
+    fn prefetch(self, p: *const f32) {
+        // SAFETY: a prefetch reads nothing that a program can see and never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
+    }
+    binary!(add, _mm512_add_ps);
+    binary!(sub, _mm512_sub_ps);
+    binary!(mul, _mm512_mul_ps);
+    #[inline(always)]
+    fn fma(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        // SAFETY: an `Avx512` exists only where AVX-512 does.
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+    #[inline(always)]
+    unsafe fn load_words(self, p: *const u8) -> __m512i {
+        // SAFETY: the caller vouches for 64 readable bytes.
+        unsafe { _mm512_loadu_si512(p.cast()) }
+    }
+    #[inline(always)]
+    fn shift_right(self, a: __m512i, by: u32) -> __m512i {
+        // SAFETY: an `Avx512` exists only where AVX-512 does.
+        unsafe { _mm512_srl_epi32(a, _mm_cvtsi32_si128(by as i32)) }
+    }
+    #[inline(always)]
+    fn shift_left(self, a: __m512i, by: u32) -> __m512i {
+        // SAFETY: an `Avx512` exists only where AVX-512 does.
+        unsafe { _mm512_sll_epi32(a, _mm_cvtsi32_si128(by as i32)) }
+    }
+    #[inline(always)]
+    fn mask(self, a: __m512i, mask: u32) -> __m512i {
+        // SAFETY: an `Avx512` exists only where AVX-512 does.
+        unsafe { _mm512_and_si512(a, _mm512_set1_epi32(mask as i32)) }
+    }
+    #[inline(always)]
+    fn or(self, a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: an `Avx512` exists only where AVX-512 does.
+        unsafe { _mm512_or_si512(a, b) }
+    }
+    #[inline(always)]
+    fn to_floats(self, a: __m512i) -> __m512 {
+        // SAFETY: an `Avx512` exists only where AVX-512 does.
+        unsafe { _mm512_cvtepi32_ps(a) }
+    }
+    #[inline(always)]
+    unsafe fn load_bytes(self, p: *const u8) -> __m512 {
+        // SAFETY: the caller vouches for sixteen readable bytes.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast()))) }
+    }
+    #[inline(always)]
+    unsafe fn load_halves(self, p: *const u16) -> __m512 {
+        // SAFETY: the caller vouches for 32 readable bytes.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn load_upper_halves(self, p: *const u16) -> [__m512; 2] {
+        // SAFETY: the caller vouches for 32 readable bytes.
+        unsafe {
+            // Number 2i becomes the upper half of word i, number 2i + 1 that of word i + 8; lower halves are zero.
+            let places = _mm512_set_epi32(
+                15 << 16,
+                13 << 16,
+                11 << 16,
+                9 << 16,
+                7 << 16,
+                5 << 16,
+                3 << 16,
+                1 << 16,
+                14 << 16,
+                12 << 16,
+                10 << 16,
+                8 << 16,
+                6 << 16,
+                4 << 16,
+                2 << 16,
+                0,
+            );
+            let stored = _mm512_castsi256_si512(_mm256_loadu_si256(p.cast()));
+            let wide = _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(0xaaaa_aaaa, places, stored));
+            [wide, wide]
+        }
+    }
+}
