@@ -1,8 +1,8 @@
-//! Activation functions, eight lanes at a time, each a polynomial accurate to a few units in the last place.
+//! Activation functions, a vector at a time, each a polynomial accurate to a few units in the last place.
 
 use crate::dispatch;
 use crate::recurrence::softplus;
-use crate::simd::{LANES, Simd};
+use crate::simd::{LANES, Lanes, Simd};
 
 /// The activation functions that models use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -33,11 +33,11 @@ pub enum Activation {
 
 /// A function of one vector.
 pub(crate) trait Unary {
-    fn apply<S: Simd>(&self, s: S, x: S::V) -> S::V;
+    fn apply<S: Lanes>(&self, s: S, x: S::V) -> S::V;
 
     /// What the other branch of a gated MLP becomes before it is multiplied.
     #[inline(always)]
-    fn linear<S: Simd>(&self, _: S, x: S::V) -> S::V {
+    fn linear<S: Lanes>(&self, _: S, x: S::V) -> S::V {
         x
     }
 }
@@ -45,13 +45,13 @@ pub(crate) trait Unary {
 /// `x = f(x)` everywhere; the last lanes go through the same vector code, so a value's result never depends on its place.
 #[inline(always)]
 pub(crate) fn map<S: Simd>(s: S, f: &impl Unary, x: &mut [f32]) {
-    let mut chunks = x.chunks_exact_mut(LANES);
+    let wide = s.panel();
+    let mut chunks = x.chunks_exact_mut(S::Panel::COUNT);
     for chunk in &mut chunks {
-        // SAFETY: the chunk holds eight floats.
-        unsafe { s.store(chunk.as_mut_ptr(), f.apply(s, s.load(chunk.as_ptr()))) };
+        // SAFETY: the chunk holds a vector.
+        unsafe { wide.store(chunk.as_mut_ptr(), f.apply(wide, wide.load(chunk.as_ptr()))) };
     }
-    let rest = chunks.into_remainder();
-    if !rest.is_empty() {
+    for rest in chunks.into_remainder().chunks_mut(LANES) {
         let y = f.apply(s, s.load_part(rest, 0.0));
         s.store_part(rest, y);
     }
@@ -61,23 +61,25 @@ pub(crate) fn map<S: Simd>(s: S, f: &impl Unary, x: &mut [f32]) {
 #[inline(always)]
 fn map_gated<S: Simd>(s: S, f: &impl Unary, gate: &mut [f32], linear: &[f32]) {
     assert_eq!(gate.len(), linear.len(), "both branches of a gated MLP have one width");
-    for (gate, linear) in gate.chunks_mut(LANES).zip(linear.chunks(LANES)) {
-        if gate.len() == LANES {
-            // SAFETY: both chunks hold eight floats.
-            unsafe {
-                let y = s.mul(f.apply(s, s.load(gate.as_ptr())), f.linear(s, s.load(linear.as_ptr())));
-                s.store(gate.as_mut_ptr(), y);
-            }
-        } else {
-            let y = s.mul(f.apply(s, s.load_part(gate, 0.0)), f.linear(s, s.load_part(linear, 0.0)));
-            s.store_part(gate, y);
+    let wide = s.panel();
+    let mut gates = gate.chunks_exact_mut(S::Panel::COUNT);
+    let mut linears = linear.chunks_exact(S::Panel::COUNT);
+    for (gate, linear) in (&mut gates).zip(&mut linears) {
+        // SAFETY: both chunks hold a vector.
+        unsafe {
+            let y = wide.mul(f.apply(wide, wide.load(gate.as_ptr())), f.linear(wide, wide.load(linear.as_ptr())));
+            wide.store(gate.as_mut_ptr(), y);
         }
+    }
+    for (gate, linear) in gates.into_remainder().chunks_mut(LANES).zip(linears.remainder().chunks(LANES)) {
+        let y = s.mul(f.apply(s, s.load_part(gate, 0.0)), f.linear(s, s.load_part(linear, 0.0)));
+        s.store_part(gate, y);
     }
 }
 
 /// `e^x`: range reduction by powers of two and a polynomial of degree six; 0 below -87.3, no overflow above 88.3.
 #[inline(always)]
-pub(crate) fn exp<S: Simd>(s: S, x: S::V) -> S::V {
+pub(crate) fn exp<S: Lanes>(s: S, x: S::V) -> S::V {
     let lowest = s.splat(-87.336_54);
     let clamped = s.max(s.min(x, s.splat(88.376_26)), lowest);
     let n = s.round(s.mul(clamped, s.splat(std::f32::consts::LOG2_E)));
@@ -95,7 +97,7 @@ pub(crate) fn exp<S: Simd>(s: S, x: S::V) -> S::V {
 
 /// `tanh(x)` as a ratio of polynomials; ±1 where it differs from that by less than f32 can say.
 #[inline(always)]
-pub(crate) fn tanh<S: Simd>(s: S, x: S::V) -> S::V {
+pub(crate) fn tanh<S: Lanes>(s: S, x: S::V) -> S::V {
     let (most, least) = (s.splat(7.905_311), s.splat(-7.905_311));
     let clamped = s.max(s.min(x, most), least);
     let square = s.mul(clamped, clamped);
@@ -114,14 +116,14 @@ pub(crate) fn tanh<S: Simd>(s: S, x: S::V) -> S::V {
 }
 
 #[inline(always)]
-pub(crate) fn sigmoid<S: Simd>(s: S, x: S::V) -> S::V {
+pub(crate) fn sigmoid<S: Lanes>(s: S, x: S::V) -> S::V {
     let one = s.splat(1.0);
     s.div(one, s.add(one, exp(s, s.sub(s.splat(0.0), x))))
 }
 
 /// The error function (Abramowitz and Stegun 7.1.26): absolute error below 2e-7.
 #[inline(always)]
-pub(crate) fn erf<S: Simd>(s: S, x: S::V) -> S::V {
+pub(crate) fn erf<S: Lanes>(s: S, x: S::V) -> S::V {
     let zero = s.splat(0.0);
     let size = s.max(x, s.sub(zero, x));
     let t = s.div(s.splat(1.0), s.fma(s.splat(0.327_591_1), size, s.splat(1.0)));
@@ -148,20 +150,20 @@ pub(crate) struct ClampedGlu;
 
 impl Unary for Silu {
     #[inline(always)]
-    fn apply<S: Simd>(&self, s: S, x: S::V) -> S::V {
+    fn apply<S: Lanes>(&self, s: S, x: S::V) -> S::V {
         s.mul(x, sigmoid(s, x))
     }
 }
 impl Unary for Gelu {
     #[inline(always)]
-    fn apply<S: Simd>(&self, s: S, x: S::V) -> S::V {
+    fn apply<S: Lanes>(&self, s: S, x: S::V) -> S::V {
         let half = s.splat(0.5);
         s.mul(s.mul(x, half), s.add(s.splat(1.0), erf(s, s.mul(x, s.splat(std::f32::consts::FRAC_1_SQRT_2)))))
     }
 }
 impl Unary for GeluTanh {
     #[inline(always)]
-    fn apply<S: Simd>(&self, s: S, x: S::V) -> S::V {
+    fn apply<S: Lanes>(&self, s: S, x: S::V) -> S::V {
         // sqrt(2 / π) (x + 0.044715 x³)
         let cubic = s.fma(s.mul(s.splat(0.044_715), s.mul(x, x)), x, x);
         let inner = s.mul(s.splat(0.797_884_6), cubic);
@@ -170,57 +172,57 @@ impl Unary for GeluTanh {
 }
 impl Unary for GeluQuick {
     #[inline(always)]
-    fn apply<S: Simd>(&self, s: S, x: S::V) -> S::V {
+    fn apply<S: Lanes>(&self, s: S, x: S::V) -> S::V {
         s.mul(x, sigmoid(s, s.mul(s.splat(1.702), x)))
     }
 }
 impl Unary for Relu {
     #[inline(always)]
-    fn apply<S: Simd>(&self, s: S, x: S::V) -> S::V {
+    fn apply<S: Lanes>(&self, s: S, x: S::V) -> S::V {
         s.max(x, s.splat(0.0))
     }
 }
 impl Unary for ReluSquared {
     #[inline(always)]
-    fn apply<S: Simd>(&self, s: S, x: S::V) -> S::V {
+    fn apply<S: Lanes>(&self, s: S, x: S::V) -> S::V {
         let y = s.max(x, s.splat(0.0));
         s.mul(y, y)
     }
 }
 impl Unary for Tanh {
     #[inline(always)]
-    fn apply<S: Simd>(&self, s: S, x: S::V) -> S::V {
+    fn apply<S: Lanes>(&self, s: S, x: S::V) -> S::V {
         tanh(s, x)
     }
 }
 impl Unary for Sigmoid {
     #[inline(always)]
-    fn apply<S: Simd>(&self, s: S, x: S::V) -> S::V {
+    fn apply<S: Lanes>(&self, s: S, x: S::V) -> S::V {
         sigmoid(s, x)
     }
 }
 impl Unary for Identity {
     #[inline(always)]
-    fn apply<S: Simd>(&self, _: S, x: S::V) -> S::V {
+    fn apply<S: Lanes>(&self, _: S, x: S::V) -> S::V {
         x
     }
 }
 
 impl Unary for Softplus {
     #[inline(always)]
-    fn apply<S: Simd>(&self, s: S, x: S::V) -> S::V {
+    fn apply<S: Lanes>(&self, s: S, x: S::V) -> S::V {
         // Gates of this kind are one number a head: not worth a polynomial.
-        s.load_part(&s.to_array(x).map(softplus), 0.0)
+        s.each(x, softplus)
     }
 }
 impl Unary for ClampedGlu {
     #[inline(always)]
-    fn apply<S: Simd>(&self, s: S, x: S::V) -> S::V {
+    fn apply<S: Lanes>(&self, s: S, x: S::V) -> S::V {
         GeluQuick.apply(s, s.min(x, s.splat(7.0)))
     }
 
     #[inline(always)]
-    fn linear<S: Simd>(&self, s: S, x: S::V) -> S::V {
+    fn linear<S: Lanes>(&self, s: S, x: S::V) -> S::V {
         s.add(s.max(s.min(x, s.splat(7.0)), s.splat(-7.0)), s.splat(1.0))
     }
 }
@@ -309,7 +311,7 @@ pub fn xielu(x: &mut [f32], positive: f32, negative: f32) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::simd::{Lanes, Portable};
+    use crate::simd::Portable;
 
     /// By its series where that keeps its digits, by the continued fraction of the complement where it does not.
     fn erf_reference(x: f64) -> f64 {

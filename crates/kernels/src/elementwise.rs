@@ -2,7 +2,7 @@
 
 use crate::activation::{Unary, map};
 use crate::dispatch;
-use crate::simd::Simd;
+use crate::simd::{Lanes, Simd};
 
 /// `a += b`
 pub fn add(a: &mut [f32], b: &[f32]) {
@@ -55,7 +55,7 @@ pub(crate) struct SoftCap(pub f32);
 
 impl Unary for SoftCap {
     #[inline(always)]
-    fn apply<S: Simd>(&self, s: S, x: S::V) -> S::V {
+    fn apply<S: Lanes>(&self, s: S, x: S::V) -> S::V {
         let cap = s.splat(self.0);
         s.mul(cap, crate::activation::tanh(s, s.div(x, cap)))
     }

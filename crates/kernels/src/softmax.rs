@@ -2,13 +2,13 @@
 
 use crate::activation::{Unary, exp, map};
 use crate::dispatch;
-use crate::simd::Simd;
+use crate::simd::{Lanes, Simd};
 
 pub(crate) struct ExpMinus(pub f32);
 
 impl Unary for ExpMinus {
     #[inline(always)]
-    fn apply<S: Simd>(&self, s: S, x: S::V) -> S::V {
+    fn apply<S: Lanes>(&self, s: S, x: S::V) -> S::V {
         exp(s, s.sub(x, s.splat(self.0)))
     }
 }

@@ -5,7 +5,7 @@
 //! ever made, and the turning costs a few percent of a product of some hundred rows.
 
 use crate::dispatch;
-use crate::matmul::{even, in_tiles};
+use crate::matmul::even;
 use crate::matrix::{CHUNK, Matrix, Scratch};
 use crate::memory::{Aligned, Shared};
 use crate::pool::Pool;
@@ -45,34 +45,28 @@ pub fn matmul_turned(pool: &Pool, dy: &[f32], w: &Matrix, add: bool, dx: &mut [f
     let panels = columns.div_ceil(PANEL);
     let band = if w.is_in_place() { BAND } else { even(panels, BAND).next_multiple_of(2) };
     let shared = Shared::new(dx);
-    in_tiles(pool, dy, inner, |inputs, strip| {
-        let block = even(strip.len(), BLOCK_ROWS).next_multiple_of(ROWS);
-        let (down, across) = (strip.len().div_ceil(block), panels.div_ceil(band));
-        pool.run(down * across, &|task| {
-            let (row, panel) = (strip.start + task % down * block, task / down * band);
-            let part = Part {
-                rows: row..(row + block).min(strip.end),
-                columns: panel * PANEL..((panel + band) * PANEL).min(columns),
-                above: strip.start,
-            };
-            WORKSPACE.with_borrow_mut(|workspace| multiply(inputs, w, add, shared, part, workspace));
-        });
+    let block = even(rows, BLOCK_ROWS).next_multiple_of(ROWS);
+    let (down, across) = (rows.div_ceil(block.max(1)), panels.div_ceil(band));
+    pool.run(down * across, &|task| {
+        let (row, panel) = (task % down * block, task / down * band);
+        let part =
+            Part { rows: row..(row + block).min(rows), columns: panel * PANEL..((panel + band) * PANEL).min(columns) };
+        WORKSPACE.with_borrow_mut(|workspace| multiply(dy, w, add, shared, part, workspace));
     });
 }
 
-/// The part of the outputs that one task computes; its inputs begin with row `above`.
+/// The part of the outputs that one task computes.
 struct Part {
     rows: Range<usize>,
     columns: Range<usize>,
-    above: usize,
 }
 
-dispatch! { fn multiply(inputs: &[f32], w: &Matrix, add: bool, dx: Shared<f32>, part: Part, workspace: &mut Workspace) = multiply_with }
+dispatch! { fn multiply(dy: &[f32], w: &Matrix, add: bool, dx: Shared<f32>, part: Part, workspace: &mut Workspace) = multiply_with }
 
 #[inline(always)]
 fn multiply_with<S: Simd>(
     s: S,
-    inputs: &[f32],
+    dy: &[f32],
     w: &Matrix,
     add: bool,
     dx: Shared<f32>,
@@ -80,7 +74,7 @@ fn multiply_with<S: Simd>(
     workspace: &mut Workspace,
 ) {
     let (inner, width) = (w.rows(), w.cols());
-    let Part { rows, columns, above } = part;
+    let Part { rows, columns } = part;
     let at_once = tile::panels_at_once::<S::Panel>(ROWS);
     for from in (0..inner).step_by(CHUNK) {
         let to = (from + CHUNK).min(inner);
@@ -92,11 +86,11 @@ fn multiply_with<S: Simd>(
             let right = tile::Right { start: panels.as_ptr(), step: PANEL, panel: depth * PANEL };
             for row in rows.clone().step_by(ROWS) {
                 let height = ROWS.min(rows.end - row);
-                let left = Left { start: inputs[(row - above) * inner + from * ROWS..].as_ptr(), row: 1, col: ROWS };
+                let left = Left { start: dy[row * inner + from..].as_ptr(), row: inner, col: 1 };
                 // Each chunk is summed up by itself: over a vocabulary of outputs one chain of sums would lose two digits.
                 let mut sums = [0.0f32; ROWS * MOST_PANELS * PANEL];
                 let out = Out { start: sums.as_mut_ptr(), row: MOST_PANELS * PANEL, panel: PANEL };
-                // SAFETY: the repacked inputs hold whole tiles, the panels their steps, the buffer a whole tile.
+                // SAFETY: these rows of `dy` exist, the panels hold their steps, the buffer holds a whole tile.
                 unsafe { tile::block(s.panel(), height, wide.div_ceil(PANEL), depth, left, right, out, false) };
                 for (lane, sums) in sums.chunks_exact(MOST_PANELS * PANEL).take(height).enumerate() {
                     // SAFETY: these rows and columns are this task's.

@@ -128,11 +128,14 @@ fn attend_part_with<S: Simd>(
             let visible = shape.visible(position + row / group);
             let visible =
                 visible.start.saturating_sub(tile_start).min(TILE)..visible.end.saturating_sub(tile_start).min(TILE);
-            let scores = &mut workspace.scores[row * TILE..][..TILE];
+            // Whole panels of what it sees; keys beyond them have no weight.
+            let (scores, beyond) =
+                workspace.scores[row * TILE..][..TILE].split_at_mut(visible.end.next_multiple_of(PANEL));
             let sums = &mut workspace.sums[row * stride..][..stride];
             finish_scores(s, shape, terms, head(row), tile_start, scores);
-            scores[..visible.start].fill(f32::NEG_INFINITY);
+            scores[..visible.start.min(visible.end)].fill(f32::NEG_INFINITY);
             scores[visible.end..].fill(f32::NEG_INFINITY);
+            beyond.fill(0.0);
             advance(s, scores, sums, &mut workspace.softmax[row]);
         }
         // SAFETY: as above; values of positions below `seen.end` exist, and masked ones are weighted by zero.

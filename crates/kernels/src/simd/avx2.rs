@@ -74,6 +74,27 @@ impl<const WIDE: bool> Lanes for Avx2<WIDE> {
         // SAFETY: an `Avx2` exists only where FMA does.
         unsafe { _mm256_fmadd_ps(a, b, c) }
     }
+    binary!(div, _mm256_div_ps);
+    binary!(max, _mm256_max_ps);
+    binary!(min, _mm256_min_ps);
+    #[inline(always)]
+    fn round(self, a: __m256) -> __m256 {
+        // SAFETY: an `Avx2` exists only where AVX2 does.
+        unsafe { _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a) }
+    }
+    #[inline(always)]
+    fn pow2(self, n: __m256) -> __m256 {
+        // SAFETY: an `Avx2` exists only where AVX2 does.
+        unsafe {
+            let exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<23>(exponent))
+        }
+    }
+    #[inline(always)]
+    fn select_lt(self, a: __m256, b: __m256, x: __m256, y: __m256) -> __m256 {
+        // SAFETY: an `Avx2` exists only where AVX does.
+        unsafe { _mm256_blendv_ps(y, x, _mm256_cmp_ps::<_CMP_LT_OQ>(a, b)) }
+    }
     #[inline(always)]
     unsafe fn load_words(self, p: *const u8) -> __m256i {
         // SAFETY: the caller vouches for 32 readable bytes.
@@ -128,27 +149,6 @@ impl<const WIDE: bool> Simd for Avx2<WIDE>
 where
     Avx2<WIDE>: Panels,
 {
-    binary!(div, _mm256_div_ps);
-    binary!(max, _mm256_max_ps);
-    binary!(min, _mm256_min_ps);
-    #[inline(always)]
-    fn round(self, a: __m256) -> __m256 {
-        // SAFETY: an `Avx2` exists only where AVX2 does.
-        unsafe { _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a) }
-    }
-    #[inline(always)]
-    fn pow2(self, n: __m256) -> __m256 {
-        // SAFETY: an `Avx2` exists only where AVX2 does.
-        unsafe {
-            let exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
-            _mm256_castsi256_ps(_mm256_slli_epi32::<23>(exponent))
-        }
-    }
-    #[inline(always)]
-    fn select_lt(self, a: __m256, b: __m256, x: __m256, y: __m256) -> __m256 {
-        // SAFETY: an `Avx2` exists only where AVX does.
-        unsafe { _mm256_blendv_ps(y, x, _mm256_cmp_ps::<_CMP_LT_OQ>(a, b)) }
-    }
     #[inline(always)]
     fn transpose(self, r: [__m256; 8]) -> [__m256; 8] {
         // SAFETY: an `Avx2` exists only where AVX does.

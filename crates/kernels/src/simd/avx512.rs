@@ -57,6 +57,27 @@ impl Lanes for Avx512 {
         // SAFETY: an `Avx512` exists only where AVX-512 does.
         unsafe { _mm512_fmadd_ps(a, b, c) }
     }
+    binary!(div, _mm512_div_ps);
+    binary!(max, _mm512_max_ps);
+    binary!(min, _mm512_min_ps);
+    #[inline(always)]
+    fn round(self, a: __m512) -> __m512 {
+        // SAFETY: an `Avx512` exists only where AVX-512 does.
+        unsafe { _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a) }
+    }
+    #[inline(always)]
+    fn pow2(self, n: __m512) -> __m512 {
+        // SAFETY: an `Avx512` exists only where AVX-512 does.
+        unsafe {
+            let exponent = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<23>(exponent))
+        }
+    }
+    #[inline(always)]
+    fn select_lt(self, a: __m512, b: __m512, x: __m512, y: __m512) -> __m512 {
+        // SAFETY: an `Avx512` exists only where AVX-512 does.
+        unsafe { _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b), y, x) }
+    }
     #[inline(always)]
     unsafe fn load_words(self, p: *const u8) -> __m512i {
         // SAFETY: the caller vouches for 64 readable bytes.

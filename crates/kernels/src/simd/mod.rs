@@ -4,9 +4,8 @@
 //! inside functions compiled for each set of instructions, and picks at run time. The portable lanes are a plain array,
 //! which compilers turn into SSE2 on x86-64 and into NEON (with fused multiply-add) on aarch64.
 //!
-//! Most kernels take eight lanes on every machine, so that what is summed across lanes is summed in one order. Only what works on panels
-//! of sixteen columns, where no lane ever meets another, takes as many lanes as the machine has ([`Panels`]). So AVX-512 and AVX2 give
-//! the same bits.
+//! What is summed across lanes takes eight of them on every machine, so that it is summed in one order. What works on panels of sixteen columns or
+//! on single numbers, where no lane ever meets another, takes as many as the machine has ([`Panels`]). So AVX-512 and AVX2 give the same bits.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -55,6 +54,29 @@ pub trait Lanes: Copy {
     fn mul(self, a: Self::V, b: Self::V) -> Self::V;
     /// `a * b + c`
     fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// `a / b`
+    fn div(self, a: Self::V, b: Self::V) -> Self::V;
+    /// Lane-wise maximum.
+    fn max(self, a: Self::V, b: Self::V) -> Self::V;
+    /// Lane-wise minimum.
+    fn min(self, a: Self::V, b: Self::V) -> Self::V;
+    /// Rounds to the nearest integer.
+    fn round(self, a: Self::V) -> Self::V;
+    /// `2^n` for integral `n` in -126..=127.
+    fn pow2(self, n: Self::V) -> Self::V;
+    /// `a < b ? x : y`, lane by lane.
+    fn select_lt(self, a: Self::V, b: Self::V, x: Self::V, y: Self::V) -> Self::V;
+    /// A function of each lane that has no vector code.
+    #[inline(always)]
+    fn each(self, v: Self::V, f: impl Fn(f32) -> f32) -> Self::V {
+        let mut lanes = [0.0; 16];
+        // SAFETY: sixteen floats are at least as many as there are lanes.
+        unsafe {
+            self.store(lanes.as_mut_ptr(), v);
+            lanes[..Self::COUNT].iter_mut().for_each(|x| *x = f(*x));
+            self.load(lanes.as_ptr())
+        }
+    }
 
     /// Reads words.
     ///
@@ -97,20 +119,8 @@ pub trait Panels: Copy {
     fn panel(self) -> Self::Panel;
 }
 
-/// Eight lanes, and what needs them to be eight.
+/// Eight lanes, and what needs them to be eight: sums across them, corners.
 pub trait Simd: Lanes + Panels {
-    /// `a / b`
-    fn div(self, a: Self::V, b: Self::V) -> Self::V;
-    /// Lane-wise maximum.
-    fn max(self, a: Self::V, b: Self::V) -> Self::V;
-    /// Lane-wise minimum.
-    fn min(self, a: Self::V, b: Self::V) -> Self::V;
-    /// Rounds to the nearest integer.
-    fn round(self, a: Self::V) -> Self::V;
-    /// `2^n` for integral `n` in -126..=127.
-    fn pow2(self, n: Self::V) -> Self::V;
-    /// `a < b ? x : y`, lane by lane.
-    fn select_lt(self, a: Self::V, b: Self::V, x: Self::V, y: Self::V) -> Self::V;
     /// Rows become columns.
     fn transpose(self, rows: [Self::V; LANES]) -> [Self::V; LANES];
 
@@ -158,7 +168,10 @@ pub trait Simd: Lanes + Panels {
     /// The largest lane.
     #[inline(always)]
     fn largest(self, v: Self::V) -> f32 {
-        self.to_array(v).into_iter().fold(f32::NEG_INFINITY, f32::max)
+        let x = self.to_array(v);
+        // In pairs, which do not wait for each other; without the care for NaN that `f32::max` takes.
+        let larger = |a: f32, b: f32| if a > b { a } else { b };
+        larger(larger(larger(x[0], x[4]), larger(x[2], x[6])), larger(larger(x[1], x[5]), larger(x[3], x[7])))
     }
 }
 

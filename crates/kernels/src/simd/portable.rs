@@ -64,6 +64,36 @@ impl Lanes for Portable {
         out
     }
     #[inline(always)]
+    fn div(self, a: Self::V, b: Self::V) -> Self::V {
+        lanewise!(a, b, |x: f32, y: f32| x / y)
+    }
+    #[inline(always)]
+    fn max(self, a: Self::V, b: Self::V) -> Self::V {
+        lanewise!(a, b, |x: f32, y: f32| if x > y { x } else { y })
+    }
+    #[inline(always)]
+    fn min(self, a: Self::V, b: Self::V) -> Self::V {
+        lanewise!(a, b, |x: f32, y: f32| if x < y { x } else { y })
+    }
+    #[inline(always)]
+    fn round(self, a: Self::V) -> Self::V {
+        a.map(f32::round_ties_even)
+    }
+    #[inline(always)]
+    fn pow2(self, n: Self::V) -> Self::V {
+        n.map(|x| f32::from_bits((((x as i32) + 127) << 23) as u32))
+    }
+    #[inline(always)]
+    fn select_lt(self, a: Self::V, b: Self::V, x: Self::V, y: Self::V) -> Self::V {
+        let mut out = y;
+        for i in 0..LANES {
+            if a[i] < b[i] {
+                out[i] = x[i];
+            }
+        }
+        out
+    }
+    #[inline(always)]
     unsafe fn load_words(self, p: *const u8) -> Self::I {
         // SAFETY: the caller vouches for 32 readable bytes.
         unsafe { p.cast::<Self::I>().read_unaligned() }
@@ -115,36 +145,6 @@ impl Panels for Portable {
 }
 
 impl Simd for Portable {
-    #[inline(always)]
-    fn div(self, a: Self::V, b: Self::V) -> Self::V {
-        lanewise!(a, b, |x: f32, y: f32| x / y)
-    }
-    #[inline(always)]
-    fn max(self, a: Self::V, b: Self::V) -> Self::V {
-        lanewise!(a, b, |x: f32, y: f32| if x > y { x } else { y })
-    }
-    #[inline(always)]
-    fn min(self, a: Self::V, b: Self::V) -> Self::V {
-        lanewise!(a, b, |x: f32, y: f32| if x < y { x } else { y })
-    }
-    #[inline(always)]
-    fn round(self, a: Self::V) -> Self::V {
-        a.map(f32::round_ties_even)
-    }
-    #[inline(always)]
-    fn pow2(self, n: Self::V) -> Self::V {
-        n.map(|x| f32::from_bits((((x as i32) + 127) << 23) as u32))
-    }
-    #[inline(always)]
-    fn select_lt(self, a: Self::V, b: Self::V, x: Self::V, y: Self::V) -> Self::V {
-        let mut out = y;
-        for i in 0..LANES {
-            if a[i] < b[i] {
-                out[i] = x[i];
-            }
-        }
-        out
-    }
     #[inline(always)]
     fn transpose(self, rows: [Self::V; LANES]) -> [Self::V; LANES] {
         std::array::from_fn(|column| rows.map(|row| row[column]))
