@@ -16,8 +16,8 @@ use std::sync::Arc;
 
 /// Captures under way, stashed sources and values.
 pub(crate) struct Collector {
-    /// By entry and row.
-    gathered: HashMap<(usize, usize), Gathered>,
+    /// By entry, and of an entry by row.
+    gathered: Vec<Vec<Option<Gathered>>>,
     /// By source and row, one value for each chosen position.
     stash: HashMap<(usize, usize), Vec<Option<Vec<f32>>>>,
     /// Every row is computed in a single pass.
@@ -51,23 +51,20 @@ pub(crate) struct Line {
 
 impl Collector {
     pub fn new(compiled: &Compiled, single_pass: bool) -> Collector {
-        let mut gathered = HashMap::new();
-        for (index, entry) in compiled.entries.iter().enumerate() {
-            let CompiledAction::Capture(reduce) = &entry.action else { continue };
+        let of_entry = |(index, entry): (usize, &Entry)| {
+            let CompiledAction::Capture(reduce) = &entry.action else { return Vec::new() };
             // A whole capture of a single pass takes the buffer itself and needs no room.
             let takes_buffer = single_pass
                 && entry.whole
                 && matches!(reduce, CompiledReduce::Whole)
                 && compiled.at_edge[entry.edge].last() == Some(&index);
-            if takes_buffer {
-                continue;
-            }
-            for (row, chosen) in entry.rows.iter().enumerate() {
-                if let Some(chosen) = chosen {
-                    gathered.insert((index, row), Gathered::new(entry, reduce, chosen.len()));
-                }
-            }
-        }
+            let room = |chosen: &Option<Chosen>| {
+                let chosen = chosen.as_ref().filter(|_| !takes_buffer)?;
+                Some(Gathered::new(entry, reduce, chosen.len()))
+            };
+            entry.rows.iter().map(room).collect()
+        };
+        let gathered = compiled.entries.iter().enumerate().map(of_entry).collect();
         Collector { gathered, stash: HashMap::new(), single_pass, store: Rc::default(), saved: Vec::new(), step: 0 }
     }
 
@@ -83,48 +80,28 @@ impl Collector {
             let first = places.next().map_or(0, |(place, _)| place);
             let shape = entry.columns.shape(edge, places.count() + 1);
             let array = Array::view(shape, value.clone(), first * edge.width).with_integer(edge.integer);
-            self.gathered.insert((index, segment.row), Gathered::Buffer(array));
+            self.gathered[index][segment.row] = Some(Gathered::Buffer(array));
         }
     }
 
-    pub fn collect(
+    /// Takes what a capture wants of tokens of one row, each with its place in the selection. Nothing is allocated for whole tokens.
+    pub fn collect<'t>(
         &mut self,
         index: usize,
         row: usize,
         entry: &Entry,
         reduce: &CompiledReduce,
-        nth: usize,
-        picked: &[f32],
+        tokens: impl Iterator<Item = (&'t [f32], usize)>,
     ) {
-        let width = entry.columns.len();
-        match self.gathered.get_mut(&(index, row)) {
-            Some(Gathered::Sum(sum, count)) => {
-                sum.iter_mut().zip(picked).for_each(|(sum, x)| *sum += x);
-                *count += 1;
-            }
-            Some(Gathered::Lines { values, units, there }) => {
-                there[nth] = true;
-                match reduce {
-                    CompiledReduce::Whole => values[nth * width..][..width].copy_from_slice(picked),
-                    CompiledReduce::Norm => values[nth] = dot(picked, picked).sqrt(),
-                    CompiledReduce::Dot(vector) => values[nth] = dot(picked, vector),
-                    CompiledReduce::TopK(k) => {
-                        let mut order: Vec<usize> = (0..picked.len()).collect();
-                        order.sort_by(|&a, &b| picked[b].total_cmp(&picked[a]));
-                        for (place, &unit) in order.iter().take(*k).enumerate() {
-                            values[nth * k + place] = picked[unit];
-                            units[nth * k + place] = unit as f32;
-                        }
-                    }
-                    CompiledReduce::Mean => {}
-                }
-            }
-            _ => {}
+        let Some(gathered) = &mut self.gathered[index][row] else { return };
+        let mut room = Vec::new();
+        for (token, nth) in tokens {
+            gathered.take(reduce, nth, entry.columns.pick(token, &mut room));
         }
     }
 
     pub fn collect_attention(&mut self, index: usize, row: usize, nth: usize, line: Line) {
-        if let Some(Gathered::Attention(lines)) = self.gathered.get_mut(&(index, row)) {
+        if let Some(Gathered::Attention(lines)) = &mut self.gathered[index][row] {
             lines[nth] = Some(line);
         }
     }
@@ -205,7 +182,7 @@ impl Collector {
         for (index, entry) in compiled.entries.iter().enumerate() {
             let CompiledAction::Capture(reduce) = &entry.action else { continue };
             for (row, chosen) in entry.rows.iter().enumerate() {
-                let (Some(chosen), Some(gathered)) = (chosen, self.gathered.remove(&(index, row))) else { continue };
+                let (Some(chosen), Some(gathered)) = (chosen, self.gathered[index][row].take()) else { continue };
                 let (positions, array, units) =
                     gathered.finish(program.edge(entry.edge), entry, reduce, chosen, row, lengths[row]);
                 captures.push(Capture { site: entry.site, tap: entry.tap, row, positions, array, units });
@@ -226,6 +203,34 @@ impl Gathered {
         };
         let units = if matches!(reduce, CompiledReduce::TopK(_)) { count * width } else { 0 };
         Gathered::Lines { values: vec![0.0; count * width], units: vec![0.0; units], there: vec![false; count] }
+    }
+
+    /// Takes the selected numbers of the `nth` chosen position.
+    fn take(&mut self, reduce: &CompiledReduce, nth: usize, picked: &[f32]) {
+        match self {
+            Gathered::Sum(sum, count) => {
+                sum.iter_mut().zip(picked).for_each(|(sum, x)| *sum += x);
+                *count += 1;
+            }
+            Gathered::Lines { values, units, there } => {
+                there[nth] = true;
+                match reduce {
+                    CompiledReduce::Whole => values[nth * picked.len()..][..picked.len()].copy_from_slice(picked),
+                    CompiledReduce::Norm => values[nth] = dot(picked, picked).sqrt(),
+                    CompiledReduce::Dot(vector) => values[nth] = dot(picked, vector),
+                    CompiledReduce::TopK(k) => {
+                        let mut order: Vec<usize> = (0..picked.len()).collect();
+                        order.sort_by(|&a, &b| picked[b].total_cmp(&picked[a]));
+                        for (place, &unit) in order.iter().take(*k).enumerate() {
+                            values[nth * k + place] = picked[unit];
+                            units[nth * k + place] = unit as f32;
+                        }
+                    }
+                    CompiledReduce::Mean => {}
+                }
+            }
+            Gathered::Buffer(_) | Gathered::Attention(_) => {}
+        }
     }
 
     fn finish(

@@ -83,6 +83,11 @@ impl Taps<'_> {
                 let places = pass
                     .places(spec.domain, segment)
                     .filter_map(|(place, position)| Some((place, position, chosen.place(position)?)));
+                if let CompiledAction::Capture(reduce) = &entry.action {
+                    let tokens = places.map(|(place, _, nth)| (&value[place * spec.width..][..spec.width], nth));
+                    self.collector.collect(index, segment.row, entry, reduce, tokens);
+                    continue;
+                }
                 let places: Vec<(usize, usize, usize)> = places.collect();
                 self.apply_row(index, segment.row, &places, spec.width, value)?;
             }
@@ -108,7 +113,7 @@ impl Taps<'_> {
         entry.tap < self.first_tap || self.again && entry.looks()
     }
 
-    /// One entry on the chosen tokens of one row: `(place in the value, position, place in the selection)`.
+    /// One entry that is no capture on the chosen tokens of one row: `(place in the value, position, place in the selection)`.
     fn apply_row(
         &mut self,
         index: usize,
@@ -155,12 +160,8 @@ impl Taps<'_> {
             let token = &mut value[place * width..][..width];
             picked.clear();
             entry.columns.gather(token, &mut picked);
-            if let CompiledAction::Capture(reduce) = &entry.action {
-                self.collector.collect(index, row, entry, reduce, nth, &picked);
-            } else {
-                self.edit(entry, row, nth, line, &mut picked)?;
-                entry.columns.scatter(&picked, token);
-            }
+            self.edit(entry, row, nth, line, &mut picked)?;
+            entry.columns.scatter(&picked, token);
         }
         Ok(())
     }

@@ -171,6 +171,16 @@ impl Columns {
         }
     }
 
+    /// The selected numbers of one token: where they lie, or gathered in `room`.
+    pub(crate) fn pick<'t>(&self, token: &'t [f32], room: &'t mut Vec<f32>) -> &'t [f32] {
+        if let Columns::All(_) = self {
+            return token;
+        }
+        room.clear();
+        self.gather(token, room);
+        room
+    }
+
     /// Appends the selected numbers of one token.
     pub(crate) fn gather(&self, token: &[f32], out: &mut Vec<f32>) {
         match self {
