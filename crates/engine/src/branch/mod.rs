@@ -214,6 +214,8 @@ impl Base {
         let (mut arena, mut buffers) = (Arena::default(), Buffers::new(program));
         let mut pass = Pass::default();
         let wanted = Wanted { compiled, program, prompts, ends: false, also: &[] };
+        // The batch grows where rows join it: its buffers have room for all of them from the start.
+        let all: usize = order.iter().map(|&row| n - starts[row].position).sum();
         for (nth, joining) in order.chunk_by(|&a, &b| starts[a].op == starts[b].op).enumerate() {
             let op = starts[joining[0]].op;
             let mut joined = Pass::default();
@@ -239,6 +241,7 @@ impl Base {
             let next = order.chunk_by(|&a, &b| starts[a].op == starts[b].op).nth(nth + 1);
             let until = next.map_or(compiled.ops, |rows| starts[rows[0]].op);
             let pool = self.model.pool();
+            arena.expect(all as f64 / pass.tokens.len() as f64);
             let mut frame = Frame::new(program, self.model.weights(), pool, &pass, &mut rows, &mut arena, &mut buffers);
             frame.prepare(program.architecture());
             self.run(&mut frame, taps, op..until, watch)?;

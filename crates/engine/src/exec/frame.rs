@@ -10,24 +10,42 @@ use crate::weights::Weights;
 use pellucid_kernels::Pool;
 
 /// Buffers that wait to be used again, so that steady work allocates nothing.
-#[derive(Default)]
 pub(crate) struct Arena {
     free: Vec<Vec<f32>>,
+    /// How many times as large values may become.
+    growth: f64,
+}
+
+impl Default for Arena {
+    fn default() -> Arena {
+        Arena { free: Vec::new(), growth: 1.0 }
+    }
 }
 
 impl Arena {
+    /// From now on buffers are made with room for `growth` times their values: passes to come have so many times the tokens.
+    pub fn expect(&mut self, growth: f64) {
+        self.growth = growth;
+    }
+
     /// A buffer of `len` values, whatever they are.
     pub fn take(&mut self, len: usize) -> Vec<f32> {
+        let room = (len as f64 * self.growth).ceil() as usize;
         // The smallest that fits, and no much larger one: a value that is captured keeps its buffer, and should not keep another's room.
         let fits =
-            self.free.iter().enumerate().filter(|(_, buffer)| (len..=len + len / 4).contains(&buffer.capacity()));
+            self.free.iter().enumerate().filter(|(_, buffer)| (len..=room + room / 4).contains(&buffer.capacity()));
         match fits.min_by_key(|(_, buffer)| buffer.capacity()).map(|(index, _)| index) {
             Some(index) => {
                 let mut buffer = self.free.swap_remove(index);
                 buffer.resize(len, 0.0);
                 buffer
             }
-            None => vec![0.0; len],
+            // Zeros from the system cost nothing until they are written.
+            None => {
+                let mut buffer = vec![0.0; room];
+                buffer.truncate(len);
+                buffer
+            }
         }
     }
 
