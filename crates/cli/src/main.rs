@@ -14,6 +14,7 @@ mod progress;
 use args::{Arguments, Command};
 use clap::Parser;
 use failure::Failure;
+use pellucid_kernels::simd::InstructionSet;
 use std::io::Write;
 use std::process::ExitCode;
 
@@ -48,7 +49,22 @@ fn keep_freed_memory() {
     }
 }
 
+/// A set of instructions that nobody knows would be passed over where it is read.
+fn check_instructions() -> Result<(), Failure> {
+    match std::env::var("PELLUCID_ISA") {
+        Ok(wanted) if InstructionSet::ALL.iter().all(|set| set.name() != wanted) => {
+            let names = InstructionSet::ALL.map(InstructionSet::name).join(", ");
+            Err(Failure::usage(
+                format!("PELLUCID_ISA is `{wanted}`, which is no set of instructions"),
+                format!("one of {names}"),
+            ))
+        }
+        _ => Ok(()),
+    }
+}
+
 fn run(arguments: Arguments) -> Result<(), Failure> {
+    check_instructions()?;
     if let Some(file) = &arguments.architectures {
         pellucid_models::identify::register_file(file)?;
     }

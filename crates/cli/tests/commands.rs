@@ -377,3 +377,28 @@ fn bad_input_is_refused_with_the_thing_the_place_and_the_remedy() {
     refused(&["generate", "hi", "--chat"], 2, "no chat template", "--chat");
     refused(&["pull", "nosuch"], 2, "nosuch", "");
 }
+
+/// Wider vectors take more columns at once and never another order: what differs between AVX2 and AVX-512 is time.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn avx512_and_avx2_give_the_same_bits() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let computed = |instructions: &str, dtype: &str| {
+        let out = dir.path().join(format!("{instructions}-{dtype}.safetensors"));
+        let path = out.to_str().expect("a path");
+        let text = "Once upon a time, there was a little girl named Lily. ".repeat(6);
+        let args =
+            ["run", &text, "--dtype", dtype, "--capture", "layers.*.resid_post", "--capture", "logits", "--out", path];
+        let run = Command::new(env!("CARGO_BIN_EXE_pellucid")).args(args).env("PELLUCID_ISA", instructions).output();
+        stdout(&run.expect("the binary runs"));
+        std::fs::read(out).expect("the file")
+    };
+    for dtype in ["f32", "bf16", "q8"] {
+        let narrow = computed("avx2", dtype);
+        assert_eq!(computed("avx512", dtype), narrow, "{dtype}");
+        // The control: without fused multiply-add the last bits are others.
+        if std::arch::is_x86_feature_detected!("fma") {
+            assert_ne!(computed("portable", dtype), narrow, "{dtype}");
+        }
+    }
+}

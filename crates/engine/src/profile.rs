@@ -17,6 +17,8 @@ pub struct OpTime {
     pub tokens: usize,
     /// Tokens that it computed: at the end of the model only those that somebody reads.
     pub computed: usize,
+    /// Queries times keys that they see, where it is attention.
+    pub pairs: usize,
     /// When it began, in seconds since the profile did.
     pub at_s: f64,
     /// Seconds that it took.
@@ -66,11 +68,12 @@ struct Profiled {
 impl Backend for Profiled {
     fn execute(&self, index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()> {
         let (tokens, computed) = (frame.pass.tokens.len(), frame.pass.len(self.domains[index]));
+        let pairs = pairs(frame.program, index, frame.pass.positions.iter().copied());
         let started = Instant::now();
         let outcome = self.inner.execute(index, frame, taps);
         let seconds = started.elapsed().as_secs_f64();
         let at_s = started.duration_since(self.profile.began).as_secs_f64();
-        self.profile.locked().push(OpTime { op: index, tokens, computed, at_s, seconds });
+        self.profile.locked().push(OpTime { op: index, tokens, computed, pairs, at_s, seconds });
         outcome
     }
 }
@@ -88,8 +91,17 @@ impl Model {
     }
 }
 
-/// What an op has to do for `tokens` tokens. Only products are counted: everything else reads what it computes with from caches.
-pub fn work(program: &Program, weights: &Weights, op: usize, tokens: usize) -> Work {
+/// How many keys queries at these positions see together, where an op is attention.
+pub fn pairs(program: &Program, op: usize, positions: impl Iterator<Item = usize>) -> usize {
+    match &program.ops()[op].kind {
+        OpKind::Attention { shape, .. } => positions.map(|position| shape.visible(position).len()).sum(),
+        _ => 0,
+    }
+}
+
+/// What an op has to do for `tokens` tokens, and attention for `pairs` of queries and keys. Only products are counted: everything else reads
+/// what it computes with from caches, as attention does its keys and values.
+pub fn work(program: &Program, weights: &Weights, op: usize, tokens: usize, pairs: usize) -> Work {
     let product = |linear: &Linear| {
         let matrix = weights.matrix(linear.weight);
         Work {
@@ -112,6 +124,10 @@ pub fn work(program: &Program, weights: &Weights, op: usize, tokens: usize) -> W
             let one = one.unwrap_or_default();
             let read = (chosen * tokens).min(experts.len()) as f64;
             Work { flops: one.flops * chosen as f64, weight_bytes: one.weight_bytes * read }
+        }
+        OpKind::Attention { shape, .. } => {
+            let each = 2 * shape.heads * (shape.key_dim + shape.value_dim);
+            Work { flops: (each * pairs) as f64, weight_bytes: 0.0 }
         }
         _ => Work::default(),
     }

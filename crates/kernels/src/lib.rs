@@ -8,7 +8,7 @@
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | [`simd`] | eight lanes of f32, with AVX2 and portable implementations chosen at run time |
+//! | [`simd`] | vectors of f32, with AVX-512, AVX2 and portable implementations chosen at run time |
 //! | [`pool`] | worker threads that spin, then park |
 //! | [`memory`] | cache-line aligned storage, and huge pages that weights share |
 //! | [`encoding`] | how weights are stored in files: f32, f16, bf16 and the ggml block formats |

@@ -177,7 +177,7 @@ fn rates(model: &Model, times: &[&OpTime], phase: &str) -> BTreeMap<String, OpRa
         let name = op_name(model.program(), time.op);
         let none = OpRate { name: name.clone(), phase: phase.into(), seconds: 0.0, share: 0.0, flops: 0.0, bytes: 0.0 };
         let rate = rates.entry(name).or_insert(none);
-        let work = work(model.program(), model.weights(), time.op, time.computed);
+        let work = work(model.program(), model.weights(), time.op, time.computed, time.pairs);
         rate.seconds += time.seconds;
         rate.flops += work.flops;
         rate.bytes += work.weight_bytes;

@@ -5,7 +5,9 @@
 mod golden;
 
 use golden::Case;
-use pellucid_engine::{Capture, Control, Generate, Generation, Model, Plan, RunOptions, Sampling};
+use pellucid_engine::{
+    Action, Capture, Control, Generate, Generation, Model, Plan, Positions, RunOptions, Sampling, Tap,
+};
 use pellucid_kernels::Pool;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -296,4 +298,32 @@ fn rows_of_a_batch_may_end_at_different_steps() {
             }
         }
     }
+}
+
+#[test]
+fn the_last_mlp_is_computed_where_somebody_reads_on_and_with_the_same_bits() {
+    let mut spared = 0;
+    for case in golden::one_per_type().iter().map(|name| golden::case(name)) {
+        let model = &case.loaded.model;
+        let last = model.program().layer_ops(model.program().architecture().layers.len() - 1);
+        let ends = Tap::new("logits", Action::Capture(None)).positions(Positions::List(vec![1, -1]));
+        let (plan, once) = (Plan::of([ends]), Generate { max_new: 1, ..Generate::default() });
+        let whole = Tap::new(
+            format!("layers.{}.resid_post", model.program().architecture().layers.len() - 1),
+            Action::Capture(None),
+        );
+        // Alone, two rows that read on at other places in one pass, and one of them looked at everywhere.
+        let two = [rows(&case)[0].clone(), rows(&case)[3].clone()];
+        let looked = plan.clone().with(Tap { rows: Some(vec![1]), ..whole });
+        for (rows, plan) in [(&two[..1], &plan), (&two[1..], &plan), (&two[..], &plan), (&two[..], &looked)] {
+            let (profiled, profile) = model.profiled();
+            let made = generate(&profiled, rows, plan, &once);
+            spared += profile.times().iter().filter(|t| t.op + 1 == last.end && t.computed == 2 * rows.len()).count();
+            let everywhere = run(model, rows, plan, None);
+            for (row, everywhere) in everywhere.iter().enumerate() {
+                assert_same(&case.name, &format!("row {row}"), &bits(&made.captures, row), everywhere);
+            }
+        }
+    }
+    assert!(spared > 300, "most types have a last MLP that can be spared: {spared}");
 }

@@ -143,7 +143,7 @@ fn table(model: &Model, times: &[OpTime], by: ProfileBy) -> Vec<(String, Line)> 
     let mut lines: BTreeMap<String, Line> = BTreeMap::new();
     for time in times {
         let line = lines.entry(group(model, time.op, by)).or_default();
-        let work = work(model.program(), model.weights(), time.op, time.computed);
+        let work = work(model.program(), model.weights(), time.op, time.computed, time.pairs);
         line.calls += 1;
         line.seconds += time.seconds;
         line.flops += work.flops;

@@ -63,6 +63,7 @@ impl Model {
         let mut keeps = vec![false; program.edge_count()];
         doors.iter().flat_map(|door| &door.crossing).for_each(|&edge| keeps[edge] = true);
         let mut tape = Tape::keeping(program, keeps);
+        tape.reads_late = (0..tokens.len()).map(|position| (0, position)).collect();
         let mut call = Call::new(self, &compiled, &prompts, None, false);
         call.watch = Watch::new(interrupt.as_ref());
         call.record(&[0], &inputs, &mut tape)?;
@@ -180,6 +181,7 @@ impl Base {
                     segments: vec![segment],
                     tokens: self.tokens[..limit].to_vec(),
                     positions: (0..limit).collect(),
+                    late: (0..limit).collect(),
                     read: (0..limit).collect(),
                 };
                 taps.apply(program, &pass, edge, &mut first)?;
@@ -213,7 +215,8 @@ impl Base {
         order.sort_by_key(|&row| starts[row].op);
         let (mut arena, mut buffers) = (Arena::default(), Buffers::new(program));
         let mut pass = Pass::default();
-        let wanted = Wanted { compiled, program, prompts, ends: false, also: &[] };
+        let wanted =
+            Wanted { compiled, program, prompts, ends: false, also: &[], also_late: &[], late_everywhere: false };
         // The batch grows where rows join it: its buffers have room for all of them from the start.
         let all: usize = order.iter().map(|&row| n - starts[row].position).sum();
         for (nth, joining) in order.chunk_by(|&a, &b| starts[a].op == starts[b].op).enumerate() {
@@ -225,10 +228,11 @@ impl Base {
             // What the base has put on the edges that cross here; the branches' own taps see it first.
             let edges = starts[joining[0]].door.map_or([].as_slice(), |door| &self.doors[door].crossing);
             for &edge in edges {
-                let width = program.edge(edge).width;
+                let (width, domain) = (program.edge(edge).width, program.edge(edge).domain);
                 let value = self.crossing[edge].as_deref().unwrap_or_default();
+                let places = joined.segments.iter().flat_map(|segment| joined.places(domain, segment));
                 let mut more: Vec<f32> =
-                    joining.iter().flat_map(|&row| value[starts[row].position * width..].iter().copied()).collect();
+                    places.flat_map(|(_, position)| &value[position * width..][..width]).copied().collect();
                 // The base's own taps have had their effect on it.
                 taps.first_tap = self.plan.taps.len();
                 taps.apply(program, &joined, edge, &mut more)?;

@@ -173,11 +173,7 @@ impl Backend for Cpu {
             OpKind::Shift { .. } => recurrence::shift(index, frame, taps),
             OpKind::Wkv { .. } => recurrence::wkv(index, frame, taps),
             OpKind::Select { x, out } => {
-                let mut value = frame.make(*out);
-                let (x, width) = (frame.value(*x), program.edge(*out).width);
-                for (row, &token) in value.chunks_exact_mut(width).zip(&frame.pass.read) {
-                    row.copy_from_slice(&x[token * width..][..width]);
-                }
+                let value = frame.select(*x, *out);
                 frame.put(*out, value, taps)
             }
         }

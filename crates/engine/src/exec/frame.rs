@@ -192,6 +192,17 @@ impl<'a> Frame<'a> {
         copy
     }
 
+    /// A copy of the tokens of an edge's value that another edge has.
+    pub fn select(&mut self, from: EdgeId, to: EdgeId) -> Vec<f32> {
+        let mut selected = self.make(to);
+        let (width, value) = (self.program.edge(to).width, self.value(from));
+        let picks = self.pass.picks(self.program.edge(from).domain, self.program.edge(to).domain);
+        for (token, place) in selected.chunks_exact_mut(width).zip(picks) {
+            token.copy_from_slice(&value[place * width..][..width]);
+        }
+        selected
+    }
+
     /// Whether op `reader` is the last to need an edge's value, so that it may write into it.
     pub fn is_free_after(&self, edge: EdgeId, reader: usize, taps: &Taps) -> bool {
         let recorded = self.tape.as_ref().is_some_and(|tape| tape.keeps(edge));

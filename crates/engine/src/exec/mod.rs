@@ -276,6 +276,7 @@ pub(crate) struct Call<'a> {
     compiled: &'a Compiled,
     prompts: &'a [usize],
     chunk: usize,
+    steps_follow: bool,
     pub rows: Vec<RowState>,
     pub collector: Collector,
     pub watch: Watch,
@@ -303,6 +304,7 @@ impl<'a> Call<'a> {
             compiled,
             prompts,
             chunk,
+            steps_follow,
             rows,
             collector,
             watch: Watch::new(None),
@@ -420,8 +422,15 @@ impl<'a> Call<'a> {
         mut tape: Option<&mut Tape>,
     ) -> Result<Vec<f32>> {
         let program = self.model.program();
-        let also = tape.as_ref().map(|tape| tape.reads.clone()).unwrap_or_default();
-        let wanted = Wanted { compiled: self.compiled, program, prompts: self.prompts, ends: logits, also: &also };
+        let (also, also_late) = match &tape {
+            Some(tape) => (tape.reads.clone(), tape.reads_late.clone()),
+            None => Default::default(),
+        };
+        let (compiled, prompts) = (self.compiled, self.prompts);
+        // A plain run computes the last MLP everywhere: what may be looked at should not cost more for being looked at.
+        let late_everywhere = !self.steps_follow && tape.is_none();
+        let (also, also_late) = (&also[..], &also_late[..]);
+        let wanted = Wanted { compiled, program, prompts, ends: logits, also, also_late, late_everywhere };
         self.pass.fill(parts, &self.rows, &wanted);
         let keep = logits.then(|| self.model.logits_edge());
         let mut frame = Frame::new(
@@ -457,7 +466,7 @@ impl<'a> Call<'a> {
 pub(crate) fn pass_by(frame: &mut Frame, taps: &mut Taps, layer: usize) -> Result<usize> {
     let program = frame.program;
     let site = |point| program.edge_of(Site::layer(layer, point)).unwrap_or_default();
-    let stream = frame.copy(site(Point::ResidPre));
+    let stream = frame.select(site(Point::ResidPre), site(Point::ResidPost));
     frame.put(site(Point::ResidPost), stream, taps)?;
     Ok(program.layer_ops(layer).end)
 }

@@ -75,7 +75,9 @@ pub struct Pass {
     pub tokens: Vec<u32>,
     /// Their absolute positions.
     pub positions: Vec<usize>,
-    /// The tokens whose logits somebody reads.
+    /// The tokens of [`Domain::Late`].
+    pub late: Vec<usize>,
+    /// The tokens of [`Domain::Read`], all of which are among the late ones.
     pub read: Vec<usize>,
 }
 
@@ -88,13 +90,23 @@ pub(crate) struct Wanted<'a> {
     pub ends: bool,
     /// Also these positions of rows, in order.
     pub also: &'a [(usize, usize)],
+    /// Also these, in order, but only what the last MLP makes.
+    pub also_late: &'a [(usize, usize)],
+    /// What the last MLP makes is computed for every token.
+    pub late_everywhere: bool,
 }
 
 impl Wanted<'_> {
     fn reads(&self, row: usize, position: usize) -> bool {
         self.ends && position + 1 >= self.prompts[row]
             || self.also.binary_search(&(row, position)).is_ok()
-            || self.compiled.reads(self.program, row, position)
+            || self.compiled.reads(self.program, Domain::Read, row, position)
+    }
+
+    fn reads_late(&self, row: usize, position: usize) -> bool {
+        self.late_everywhere
+            || self.also_late.binary_search(&(row, position)).is_ok()
+            || self.compiled.reads(self.program, Domain::Late, row, position)
     }
 }
 
@@ -109,6 +121,7 @@ impl Pass {
         self.segments.clear();
         self.tokens.clear();
         self.positions.clear();
+        self.late.clear();
         self.read.clear();
         parts.for_each(|(row, tokens)| self.add(row, rows[row].len, tokens, wanted));
     }
@@ -119,30 +132,46 @@ impl Pass {
         self.segments.push(Segment { row, position, count: tokens.len(), token });
         self.tokens.extend_from_slice(tokens);
         self.positions.extend(position..position + tokens.len());
-        self.read.extend((0..tokens.len()).filter(|i| wanted.reads(row, position + i)).map(|i| token + i));
+        for i in 0..tokens.len() {
+            let read = wanted.reads(row, position + i);
+            self.read.extend(read.then_some(token + i));
+            self.late.extend((read || wanted.reads_late(row, position + i)).then_some(token + i));
+        }
+    }
+
+    /// The tokens of a domain; none where it is all of them.
+    fn of(&self, domain: Domain) -> Option<&[usize]> {
+        match domain {
+            Domain::All => None,
+            Domain::Late => Some(&self.late),
+            Domain::Read => Some(&self.read),
+        }
+    }
+
+    /// For each token of a domain its place in a wider one.
+    pub fn picks(&self, from: Domain, to: Domain) -> impl Iterator<Item = usize> + '_ {
+        let (wider, tokens) = (self.of(from), self.of(to));
+        (0..self.len(to)).map(move |place| {
+            let token = tokens.map_or(place, |tokens| tokens[place]);
+            wider.map_or(token, |wider| wider.partition_point(|&t| t < token))
+        })
     }
 
     /// Tokens of an edge's domain.
     pub fn len(&self, domain: Domain) -> usize {
-        match domain {
-            Domain::All => self.tokens.len(),
-            Domain::Read => self.read.len(),
-        }
+        self.of(domain).map_or(self.tokens.len(), <[usize]>::len)
     }
 
     /// The places of a segment's tokens on an edge: `(place, position)`.
     pub fn places<'a>(&'a self, domain: Domain, segment: &'a Segment) -> impl Iterator<Item = (usize, usize)> + 'a {
-        let tokens = segment.token..segment.token + segment.count;
-        let position = move |token: usize| segment.position + token - segment.token;
-        let places = match domain {
-            Domain::All => tokens.clone(),
-            Domain::Read => {
-                self.read.partition_point(|&t| t < tokens.start)..self.read.partition_point(|&t| t < tokens.end)
-            }
+        let (tokens, some) = (segment.token..segment.token + segment.count, self.of(domain));
+        let places = match some {
+            None => tokens,
+            Some(some) => some.partition_point(|&t| t < tokens.start)..some.partition_point(|&t| t < tokens.end),
         };
-        places.map(move |place| match domain {
-            Domain::All => (place, position(place)),
-            Domain::Read => (place, position(self.read[place])),
+        places.map(move |place| {
+            let token = some.map_or(place, |some| some[place]);
+            (place, segment.position + token - segment.token)
         })
     }
 

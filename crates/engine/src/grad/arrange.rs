@@ -75,10 +75,7 @@ pub(super) fn back(walk: &mut Walk, kind: &OpKind, gradient: Vec<f32>) {
             walk.add(*x, dx);
         }
         OpKind::Select { x, out } => {
-            let mut dx = walk.zeros(*x);
-            for (&token, g) in walk.pass.read.iter().zip(gradient.chunks_exact(width(*out))) {
-                dx[token * g.len()..][..g.len()].copy_from_slice(g);
-            }
+            let dx = walk.unselect(*x, *out, &gradient);
             walk.add(*x, dx);
         }
         _ => unreachable!("dispatched on the kind"),

@@ -25,6 +25,8 @@ pub(crate) struct Tape {
     pub keeps_keys: bool,
     /// Positions of rows at which the model's end has to be computed for the gradient's sake, in order.
     pub reads: Vec<(usize, usize)>,
+    /// Positions of rows where what the last MLP makes is needed besides, in order.
+    pub reads_late: Vec<(usize, usize)>,
     pass: Pass,
     rotations: Vec<(Vec<f32>, Vec<f32>)>,
     values: Vec<Option<Vec<f32>>>,
@@ -78,6 +80,7 @@ impl Tape {
             recompute: false,
             keeps_keys: false,
             reads: Vec::new(),
+            reads_late: Vec::new(),
             pass: Pass::default(),
             rotations: Vec::new(),
             values: (0..program.edge_count()).map(|_| None).collect(),

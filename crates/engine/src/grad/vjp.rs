@@ -59,12 +59,17 @@ impl Model {
         for group in &compiled.groups {
             let mut tape =
                 Tape::new(program, &|edge| wanted.contains(&edge), HashSet::new(), compiled.ops - 1, options.recompute);
-            tape.reads = seeds
-                .iter()
-                .filter(|(edge, _)| program.edge(*edge).domain == Domain::Read)
-                .flat_map(|(_, seed)| seed.positions.iter().map(|&position| (seed.row, position)))
-                .collect();
+            let seeded = |domain: Domain| {
+                let seeds = seeds.iter().filter(move |(edge, _)| program.edge(*edge).domain == domain);
+                seeds.flat_map(|(_, seed)| seed.positions.iter().map(|&position| (seed.row, position)))
+            };
+            tape.reads = seeded(Domain::Read).collect();
+            tape.reads_late = match wanted.iter().any(|&edge| program.edge(edge).domain == Domain::Late) {
+                true => prompts.iter().enumerate().flat_map(|(row, &n)| (0..n).map(move |at| (row, at))).collect(),
+                false => seeded(Domain::Late).collect(),
+            };
             tape.reads.sort_unstable();
+            tape.reads_late.sort_unstable();
             call.record(group, inputs, &mut tape)?;
             let mut given = Given { seeds: &seeds, to, wanted: &wanted, gradients: Vec::new() };
             call.backward(&tape, &mut given)?;

@@ -225,13 +225,25 @@ impl Walk<'_> {
     }
 
     /// Hands the stream's gradient past a layer that nobody entered.
+    /// The gradient of an edge of which another has some tokens: zero for the rest.
+    pub fn unselect(&mut self, from: EdgeId, to: EdgeId, gradient: &[f32]) -> Vec<f32> {
+        let mut whole = self.zeros(from);
+        let picks = self.pass.picks(self.program.edge(from).domain, self.program.edge(to).domain);
+        for (place, g) in picks.zip(gradient.chunks_exact(self.width(to))) {
+            whole[place * g.len()..][..g.len()].copy_from_slice(g);
+        }
+        whole
+    }
+
     fn pass_by(&mut self, layer: usize) -> Result<()> {
         let site = |point| self.program.edge_of(Site::layer(layer, point)).unwrap_or_default();
         let (before, after) = (site(Point::ResidPre), site(Point::ResidPost));
         if self.gradients[after].is_some() || self.touches(after) {
             let mut gradient = self.given_or_zeros(after);
             self.meet(after, &mut gradient)?;
-            self.add(before, gradient);
+            let whole = self.unselect(before, after, &gradient);
+            self.give(gradient);
+            self.add(before, whole);
         }
         Ok(())
     }

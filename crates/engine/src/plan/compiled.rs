@@ -215,9 +215,9 @@ impl Compiled {
         Some(wanted)
     }
 
-    /// The positions of a row at which somebody reads the end of the model.
-    pub fn reads(&self, program: &Program, row: usize, position: usize) -> bool {
-        let at_end = |edge: EdgeId| program.edge(edge).domain == Domain::Read;
+    /// Whether somebody looks at a position of a row on edges of a domain.
+    pub fn reads(&self, program: &Program, domain: Domain, row: usize, position: usize) -> bool {
+        let at_end = |edge: EdgeId| program.edge(edge).domain == domain;
         let chosen =
             |rows: &[Option<Chosen>]| rows[row].as_ref().is_some_and(|chosen| chosen.place(position).is_some());
         self.entries.iter().any(|entry| at_end(entry.edge) && chosen(&entry.rows))

@@ -3,7 +3,7 @@
 use super::{Compiled, CompiledAction, CompiledReduce, Entry, Lengths, Plan, compile};
 use crate::error::{Error, Result};
 use crate::exec::Model;
-use crate::profile::work;
+use crate::profile::{pairs, work};
 use crate::program::{Domain, Layout, OpKind, Program};
 use pellucid_kernels::{DType, Matrix, Pool, matmul};
 use serde::Serialize;
@@ -79,15 +79,25 @@ impl Plan {
         let compiled = compile(program, self, Lengths { prompts, limits: prompts }, false)?;
         let tokens: usize = prompts.iter().sum();
         let rows = prompts.iter().enumerate();
-        let logits = rows.map(|(row, &n)| (0..n).filter(|&at| compiled.reads(program, row, at)).count()).sum();
+        let counted = |domains: &[Domain]| -> usize {
+            let read = |row: usize, at: usize| domains.iter().any(|&domain| compiled.reads(program, domain, row, at));
+            rows.clone().map(|(row, &n)| (0..n).filter(|&at| read(row, at)).count()).sum()
+        };
+        let (late, logits) = (counted(&[Domain::Late, Domain::Read]), counted(&[Domain::Read]));
         let ops = &program.ops()[..compiled.ops];
         let entered = |op: &&crate::program::Op| op.layer.is_none_or(|layer| !compiled.skipped[layer]);
         let (mut flops, mut weight_bytes, mut seconds) = (0.0, 0.0, 0.0);
         let (flop_rate, byte_rate) = rates(model.pool());
         let gradients = compiled.gradient_edges(program).is_some();
         for (index, _) in ops.iter().enumerate().filter(|(_, op)| entered(op)) {
-            let read = program.edge(program.ops()[index].kind.output()).domain == Domain::Read;
-            let work = work(program, model.weights(), index, if read { logits } else { tokens });
+            let computed = match program.edge(program.ops()[index].kind.output()).domain {
+                // A plain run computes the last MLP everywhere.
+                Domain::Late if gradients => late,
+                Domain::All | Domain::Late => tokens,
+                Domain::Read => logits,
+            };
+            let pairs = pairs(program, index, prompts.iter().flat_map(|&n| 0..n));
+            let work = work(program, model.weights(), index, computed, pairs);
             flops += work.flops;
             let read = work.weight_bytes * compiled.groups.len() as f64;
             weight_bytes += read;

@@ -25,6 +25,8 @@ pub enum Domain {
     /// Every token.
     #[default]
     All,
+    /// Only the tokens of which somebody reads what the last MLP makes, or what follows it.
+    Late,
     /// Only the tokens whose logits somebody reads.
     Read,
 }

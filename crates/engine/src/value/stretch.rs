@@ -49,6 +49,7 @@ fn execute(
         segments: vec![Segment { row: 0, position: 0, count, token: 0 }],
         tokens: vec![0; count],
         positions: (0..count).collect(),
+        late: (0..count).collect(),
         read: (0..count).collect(),
     };
     let compiled = Compiled::empty(program);

@@ -187,6 +187,9 @@ pub enum InstructionSet {
 }
 
 impl InstructionSet {
+    /// All of them, from plain to powerful.
+    pub const ALL: [InstructionSet; 3] = [InstructionSet::Portable, InstructionSet::Avx2, InstructionSet::Avx512];
+
     /// The name, as `PELLUCID_ISA` takes it.
     pub fn name(self) -> &'static str {
         match self {
@@ -224,10 +227,7 @@ pub fn instruction_set() -> InstructionSet {
     *FOUND.get_or_init(|| {
         let machine = InstructionSet::of_machine();
         let wanted = std::env::var("PELLUCID_ISA").unwrap_or_default();
-        [InstructionSet::Portable, InstructionSet::Avx2]
-            .into_iter()
-            .find(|set| set.name() == wanted)
-            .map_or(machine, |set| set.min(machine))
+        InstructionSet::ALL.into_iter().find(|set| set.name() == wanted).map_or(machine, |set| set.min(machine))
     })
 }
 

@@ -34,9 +34,9 @@ Each storage has a process of its own. Passes are timed without a profile; their
 of a few rounds, since what disturbs a machine only makes it slower. Limits are measured beside them: memory by all threads reading what no cache
 holds, products on matrices of several sizes.
 
-The bytes of an op are those of its weights, and its operations those of its products; what an op reads besides comes from caches. The limit of an op is the
+The bytes of an op are those of its weights, and its operations those of its products, attention's with the keys that are seen included; what an op reads besides comes from caches. The limit of an op is the
 longer of two times: its bytes at the speed of memory, its operations at the speed of the fastest product. `of its limit` is that time as a part of the measured one; ops
-without weights have none. Above 100 % the weights stay in a cache, or the machine was busier while its limits were measured. Ops bear the names of their
+without products have none. Above 100 % the weights stay in a cache, or the machine was busier while its limits were measured. Ops bear the names of their
 weights (`embed` is the head where both are one) or of what they do. The times of ops add up to more than their pass where profiling costs
 something, and to less where their fastest rounds were different ones.\n";
 

@@ -47,7 +47,7 @@ pub(super) fn build(architecture: Architecture) -> Result<Program> {
     for (index, layer) in architecture.layers.iter().enumerate() {
         let first = b.ops.len();
         b.layer = Some(index);
-        stream = b.block(layer, stream);
+        stream = b.block(layer, stream, index + 1 == architecture.layers.len());
         layer_ops.push(first..b.ops.len());
     }
     b.layer = None;
@@ -120,7 +120,7 @@ impl Builder {
         stream
     }
 
-    fn block(&mut self, layer: &Layer, resid_pre: EdgeId) -> EdgeId {
+    fn block(&mut self, layer: &Layer, resid_pre: EdgeId, last: bool) -> EdgeId {
         self.site(Point::ResidPre, resid_pre);
         let width = self.edges[resid_pre].width;
         // A layer with nothing but an MLP has no first sublayer.
@@ -130,6 +130,9 @@ impl Builder {
             (resid_pre, resid_pre)
         };
         let Some(mlp) = &layer.mlp else { return self.leave(layer, middle) };
+        // After the last attention tokens do not meet any more, so the last MLP is computed where somebody reads on.
+        let alone = !matches!(mlp, Mlp::ChannelMix { .. });
+        let middle = if last && alone && !layer.parallel { self.select(Domain::Late, middle) } else { middle };
         let mlp_points = [Some(Point::MlpScale), Some(Point::MlpNormed), Some(Point::MlpIn)];
         let read = if layer.parallel { resid_pre } else { middle };
         let mlp_in = match layer.mlp_norm {
@@ -239,10 +242,7 @@ impl Builder {
     }
 
     fn head(&mut self, architecture: &Architecture, table: WeightId, stream: EdgeId) {
-        self.domain = Domain::Read;
-        let selected = self.edge(None, architecture.width, Layout::Flat);
-        self.op(OpKind::Select { x: stream, out: selected });
-        let mut x = selected;
+        let mut x = self.select(Domain::Read, stream);
         if let Some(norm) = architecture.final_norm {
             x = self.norm(
                 x,
@@ -278,6 +278,14 @@ impl Builder {
     }
 
     // The small pieces.
+
+    /// From here on only the tokens of a domain.
+    fn select(&mut self, domain: Domain, x: EdgeId) -> EdgeId {
+        self.domain = domain;
+        let out = self.edge(None, self.edges[x].width, Layout::Flat);
+        self.op(OpKind::Select { x, out });
+        out
+    }
 
     fn op(&mut self, kind: OpKind) {
         self.ops.push(Op { kind, layer: self.layer });
