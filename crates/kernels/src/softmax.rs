@@ -2,7 +2,7 @@
 
 use crate::activation::{Unary, exp, map};
 use crate::dispatch;
-use crate::simd::{Lanes, Simd};
+use crate::simd::{LANES, Lanes, Simd};
 
 pub(crate) struct ExpMinus(pub f32);
 
@@ -15,7 +15,11 @@ impl Unary for ExpMinus {
 
 #[inline(always)]
 fn softmax_with<S: Simd>(s: S, x: &mut [f32], sink: Option<f32>) {
-    let mut top = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let mut top = s.splat(f32::NEG_INFINITY);
+    for part in x.chunks(LANES) {
+        top = s.max(top, s.load_part(part, f32::NEG_INFINITY));
+    }
+    let mut top = s.largest(top);
     if let Some(sink) = sink {
         top = top.max(sink);
     }
@@ -24,7 +28,11 @@ fn softmax_with<S: Simd>(s: S, x: &mut [f32], sink: Option<f32>) {
         return;
     }
     map(s, &ExpMinus(top), x);
-    let sum = x.iter().sum::<f32>() + sink.map_or(0.0, |sink| (sink - top).exp());
+    let mut sum = s.splat(0.0);
+    for part in x.chunks(LANES) {
+        sum = s.add(sum, s.load_part(part, 0.0));
+    }
+    let sum = s.sum(sum) + sink.map_or(0.0, |sink| (sink - top).exp());
     x.iter_mut().for_each(|x| *x /= sum);
 }
 
