@@ -30,10 +30,10 @@ pub enum LabCommand {
     Load(SuiteOptions),
     /// What is this directory, and can it run? How fast that is answered, and how rightly
     Loader(LabLoaderArgs),
-    /// What looking and changing cost, by us and by others (as `lab run trace`)
-    Trace(SuiteOptions),
-    /// A profile of tracing from Python: ours, plain PyTorch hooks and nnsight on one network, and where our time goes
-    TraceProfile(LabTraceProfileArgs),
+    /// A profile of tracing from Python: ours, plain PyTorch hooks and nnsight on one network, and where our time goes (`lab run trace` has the same
+    /// methods in processes of their own)
+    #[command(alias = "trace-profile")]
+    Trace(LabTraceArgs),
     /// Where the time goes: every op in decoding and in prompts, by storage, against the limits of this machine; what captures cost
     Performance(LabPerformanceArgs),
     /// The methods of the field by those who offer them; with --families the page of who is right on which family
@@ -76,7 +76,7 @@ pub enum LabCommand {
 
 /// The profile of tracing.
 #[derive(Args)]
-pub struct LabTraceProfileArgs {
+pub struct LabTraceArgs {
     /// The interpreter: with the package `pellucid`, and with torch and nnsight where they are to be compared
     #[arg(long, value_name = "PYTHON", default_value = "python3")]
     pub python: PathBuf,

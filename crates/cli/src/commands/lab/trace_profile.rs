@@ -1,12 +1,12 @@
-//! `pellucid lab trace-profile`: what tracing costs from Python, measured there.
+//! `pellucid lab trace`: what tracing costs from Python, measured there.
 
-use crate::args::LabTraceProfileArgs;
+use crate::args::LabTraceArgs;
 use crate::failure::Failure;
 use crate::files;
 use pellucid_lab::suites::TRACE_PROFILE;
 use std::process::Command;
 
-pub fn run(args: LabTraceProfileArgs) -> Result<(), Failure> {
+pub fn run(args: LabTraceArgs) -> Result<(), Failure> {
     files::check(args.md.as_deref())?;
     files::check(args.json.as_deref())?;
     let fail = |problem: String| {
