@@ -81,7 +81,8 @@ fn map_gated<S: Simd>(s: S, f: &impl Unary, gate: &mut [f32], linear: &[f32]) {
 #[inline(always)]
 pub(crate) fn exp<S: Lanes>(s: S, x: S::V) -> S::V {
     let lowest = s.splat(-87.336_54);
-    let clamped = s.max(s.min(x, s.splat(88.376_26)), lowest);
+    // Limits come first, here and below: of NaN and a number the second operand is taken, and what is no number must stay none.
+    let clamped = s.max(lowest, s.min(s.splat(88.376_26), x));
     let n = s.round(s.mul(clamped, s.splat(std::f32::consts::LOG2_E)));
     // ln 2 in two parts, so that the reduced argument keeps its low bits.
     let r = s.fma(n, s.splat(-0.693_359_4), clamped);
@@ -99,7 +100,7 @@ pub(crate) fn exp<S: Lanes>(s: S, x: S::V) -> S::V {
 #[inline(always)]
 pub(crate) fn tanh<S: Lanes>(s: S, x: S::V) -> S::V {
     let (most, least) = (s.splat(7.905_311), s.splat(-7.905_311));
-    let clamped = s.max(s.min(x, most), least);
+    let clamped = s.max(least, s.min(most, x));
     let square = s.mul(clamped, clamped);
     let mut above = s.splat(-2.760_768_5e-16);
     for c in [2.000_188e-13, -8.604_672e-11, 5.122_297e-8, 1.485_722_4e-5, 6.372_619e-4, 4.893_524_6e-3] {
@@ -179,13 +180,13 @@ impl Unary for GeluQuick {
 impl Unary for Relu {
     #[inline(always)]
     fn apply<S: Lanes>(&self, s: S, x: S::V) -> S::V {
-        s.max(x, s.splat(0.0))
+        s.max(s.splat(0.0), x)
     }
 }
 impl Unary for ReluSquared {
     #[inline(always)]
     fn apply<S: Lanes>(&self, s: S, x: S::V) -> S::V {
-        let y = s.max(x, s.splat(0.0));
+        let y = s.max(s.splat(0.0), x);
         s.mul(y, y)
     }
 }
@@ -218,12 +219,12 @@ impl Unary for Softplus {
 impl Unary for ClampedGlu {
     #[inline(always)]
     fn apply<S: Lanes>(&self, s: S, x: S::V) -> S::V {
-        GeluQuick.apply(s, s.min(x, s.splat(7.0)))
+        GeluQuick.apply(s, s.min(s.splat(7.0), x))
     }
 
     #[inline(always)]
     fn linear<S: Lanes>(&self, s: S, x: S::V) -> S::V {
-        s.add(s.max(s.min(x, s.splat(7.0)), s.splat(-7.0)), s.splat(1.0))
+        s.add(s.max(s.splat(-7.0), s.min(s.splat(7.0), x)), s.splat(1.0))
     }
 }
 
@@ -418,6 +419,22 @@ mod tests {
             let mut one = [x[i]];
             activate(Activation::GeluTanh, &mut one);
             assert_eq!(one[0].to_bits(), whole[i].to_bits());
+        }
+    }
+
+    #[test]
+    fn what_is_no_number_stays_none() {
+        use Activation::*;
+        let all = [Silu, Gelu, GeluTanh, GeluQuick, Relu, ReluSquared, Tanh, Sigmoid, Identity, Softplus, ClampedGlu];
+        for activation in all {
+            for length in [1, 8, 21] {
+                let mut x = vec![f32::NAN; length];
+                activate(activation, &mut x);
+                assert!(x.iter().all(|x| x.is_nan()), "{activation:?} of {length}: {x:?}");
+                let (mut gate, linear) = (vec![0.5; length], vec![f32::NAN; length]);
+                activate_gated(activation, &mut gate, &linear);
+                assert!(gate.iter().all(|x| x.is_nan()), "{activation:?} of {length}, gated: {gate:?}");
+            }
         }
     }
 }

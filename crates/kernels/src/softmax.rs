@@ -57,4 +57,15 @@ mod tests {
         softmax(&mut x, None);
         assert_eq!(x, [0.0; 3]);
     }
+
+    /// A score that is no number must not come out as a weight that looks like one.
+    #[test]
+    fn what_is_no_number_stays_none() {
+        for length in [3, 8, 40] {
+            let mut x = vec![0.5; length];
+            x[length / 2] = f32::NAN;
+            softmax(&mut x, None);
+            assert!(x.iter().all(|x| x.is_nan()), "{x:?}");
+        }
+    }
 }
