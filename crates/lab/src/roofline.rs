@@ -131,7 +131,8 @@ pub fn measure(request: &Request) -> Result<Roofline> {
         threads: pool.threads(),
         bytes_per_s: read_rate(&pool),
         flops_per_s: product_rate(&pool),
-        ops: ops.into_iter().filter(|rate| rate.flops > 0.0 && rate.seconds > 0.0).collect(),
+        // Attention has products, too, but no weights to read.
+        ops: ops.into_iter().filter(|rate| rate.flops > 0.0 && rate.bytes > 0.0 && rate.seconds > 0.0).collect(),
     })
 }
 
