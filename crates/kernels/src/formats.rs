@@ -85,12 +85,15 @@ pub(crate) fn words<F: Format>(codes: &[u8; SPAN]) -> [u32; 8] {
     if F::BITS == 8 {
         return std::array::from_fn(|word| u32::from_le_bytes(std::array::from_fn(|place| codes[8 * place + word])));
     }
-    // Two places share a byte: four steps of each, side by side.
-    let four = |place: usize| u32::from_le_bytes(std::array::from_fn(|word| codes[4 * place + word] & 15));
-    let pairs: [[u8; 4]; 4] = std::array::from_fn(|i| (four(2 * i) | four(2 * i + 1) << 4).to_le_bytes());
     let mut words = [0; 8];
-    for word in 0..4 {
-        words[word] = u32::from_le_bytes(pairs.map(|pair| pair[word]));
+    for i in 0..4 {
+        // Two places share a byte: four steps of each, side by side.
+        let four =
+            |at: usize| u32::from_le_bytes([codes[at], codes[at + 1], codes[at + 2], codes[at + 3]]) & 0x0F0F_0F0F;
+        let pair = (four(8 * i) | four(8 * i + 4) << 4).to_le_bytes();
+        for (word, byte) in words.iter_mut().zip(pair) {
+            *word |= u32::from(byte) << (8 * i);
+        }
     }
     if place_bits::<F>() != F::BITS {
         for (further, word) in words[4..F::BITS].iter_mut().enumerate() {

@@ -128,9 +128,9 @@ fn pack_lane_of<F: Format>(row: &[u8], lane: usize, panel: &mut [u8]) {
     for (stored, block) in blocks {
         F::heads(stored, lane, block);
         for (i, span) in block[F::HEAD..].chunks_exact_mut(span_bytes::<F>()).enumerate() {
-            let columns = span[F::SPAN_HEAD..].chunks_exact_mut(4).skip(lane).step_by(PANEL);
-            for (column, word) in columns.zip(words::<F>(&F::codes(stored, i))) {
-                column.copy_from_slice(&word.to_le_bytes());
+            let words = words::<F>(&F::codes(stored, i));
+            for (columns, word) in span[F::SPAN_HEAD..].chunks_exact_mut(4 * PANEL).zip(words) {
+                columns[4 * lane..][..4].copy_from_slice(&word.to_le_bytes());
             }
         }
     }

@@ -1,0 +1,44 @@
+//! Attention of SmolLM2-135M's shape: `cargo bench -p pellucid-kernels --bench attention`.
+//!
+//! A whole prompt against itself, and one query against a long past. The throughput is that of both products, over the keys that are seen.
+
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use pellucid_kernels::Pool;
+use pellucid_kernels::attention::{AttentionShape, HeadTerms, KvFormat, KvStore, Queries, attend};
+use std::hint::black_box;
+
+const SHAPE: AttentionShape = AttentionShape {
+    heads: 9,
+    kv_heads: 3,
+    key_dim: 64,
+    value_dim: 64,
+    scale: 0.125,
+    soft_cap: None,
+    window: None,
+    chunk: None,
+};
+
+fn attention(c: &mut Criterion) {
+    let pool = Pool::global();
+    let mut group = c.benchmark_group("attention");
+    group.sample_size(20);
+    for (name, past, count) in [("prompt", 0, 128), ("prompt", 0, 512), ("prompt", 0, 2048), ("step", 4095, 1)] {
+        let wave = |n: usize| (0..n).map(|i| (i as f32 * 0.37).sin()).collect::<Vec<f32>>();
+        let mut kv = KvStore::new(SHAPE.kv_heads, SHAPE.key_dim, SHAPE.value_dim, past + count, KvFormat::F32);
+        let numbers = wave((past + count) * SHAPE.kv_heads * SHAPE.key_dim);
+        kv.append(&numbers, &numbers);
+        let q = wave(count * SHAPE.heads * SHAPE.key_dim);
+        let mut out = vec![0.0; count * SHAPE.heads * SHAPE.value_dim];
+        let pairs: usize = (0..count).map(|i| SHAPE.visible(past + i).len()).sum();
+        let products = 2 * pairs * SHAPE.heads * (SHAPE.key_dim + SHAPE.value_dim);
+        group.throughput(Throughput::Elements(products as u64));
+        group.bench_function(BenchmarkId::new(name, past + count), |b| {
+            let queries = |_| Queries { kv: &kv, position: past, count, token: 0 };
+            b.iter(|| attend(&pool, &SHAPE, HeadTerms::default(), black_box(&q), 1, &queries, &mut out))
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, attention);
+criterion_main!(benches);
