@@ -1,7 +1,7 @@
 //! Generation: prefill, then one token at a time, with the plan active at every step.
 
 use crate::error::{Error, Result};
-use crate::exec::{Call, Model, Saved};
+use crate::exec::{After, Call, Model, Saved};
 use crate::interrupt::{Interrupt, Watch};
 use crate::lookup::{self, Lookup};
 use crate::plan::{Capture, Lengths, Plan};
@@ -136,7 +136,7 @@ impl Model {
                 "generate first, then run the whole text with the metric",
             ));
         }
-        let mut call = Call::new(self, &compiled, &prompts, options.chunk, true);
+        let mut call = Call::new(self, &compiled, &prompts, options.chunk, After::Steps);
         call.watch = Watch::new(options.interrupt.as_ref());
         (0..inputs.len()).for_each(|row| call.reserve(row, limits[row].min(prompts[row] + RESERVED)));
         let reused = self.take_over(options.prefixes.as_ref(), &compiled, inputs, &mut call)?;

@@ -5,7 +5,7 @@
 //! computed. Attention that a plan looks into is summed in another order for the whole row, so such rows take nothing over.
 
 use crate::error::{Error, Result};
-use crate::exec::{Call, Model, RowState};
+use crate::exec::{After, Call, Model, RowState};
 use crate::plan::{Chosen, Compiled, Entry, Lengths, Plan};
 use crate::program::{EdgeId, Layout, OpKind, Program};
 use crate::weights::Weights;
@@ -97,6 +97,11 @@ impl PrefixCache {
         Some((prefix, count))
     }
 
+    /// Whether it keeps what calls compute.
+    pub(crate) fn learns(&self) -> bool {
+        self.0.learns
+    }
+
     fn add(&self, program: &Program, prefix: Prefix) {
         let mut kept = self.kept();
         let covers = |long: &Prefix, short: &Prefix| {
@@ -151,7 +156,7 @@ impl Model {
         cache.check_owner(self)?;
         let prompts = [tokens.len()];
         let compiled = self.compile(&Plan::default(), Lengths { prompts: &prompts, limits: &prompts }, true)?;
-        let mut call = Call::new(self, &compiled, &prompts, None, false);
+        let mut call = Call::new(self, &compiled, &prompts, None, After::Keys);
         call.prefill(&[0], &inputs, false)?;
         if !self.depends_on_length(tokens.len()) {
             cache.add(self.program(), Prefix::of(tokens, &call.rows[0]));
@@ -181,7 +186,8 @@ impl Model {
             }
             if let Some((prefix, count)) = cache.find(self.program(), tokens, limit) {
                 let state = &mut call.rows[row];
-                *state = prefix.state.beginning(count, state.capacity.max(tokens.len()), tokens.len());
+                let begun = prefix.state.beginning(count, state.capacity.max(tokens.len()), tokens.len());
+                *state = RowState { keeps_keys: state.keeps_keys, ..begun };
                 reused[row] = count;
             }
         }
@@ -196,7 +202,7 @@ impl Model {
         call: &Call,
         rows: impl Iterator<Item = &'t [u32]>,
     ) {
-        let Some(cache) = cache.filter(|cache| cache.0.learns) else { return };
+        let Some(cache) = cache.filter(|cache| cache.learns()) else { return };
         let program = self.program();
         let stateful = |kind: &OpKind| kind.carries() || matches!(kind, OpKind::Attention { .. });
         let all_ran = program.ops().iter().skip(compiled.ops).all(|op| !stateful(&op.kind));

@@ -24,7 +24,7 @@ fn attention(c: &mut Criterion) {
     group.sample_size(20);
     for (name, past, count) in [("prompt", 0, 128), ("prompt", 0, 512), ("prompt", 0, 2048), ("step", 4095, 1)] {
         let wave = |n: usize| (0..n).map(|i| (i as f32 * 0.37).sin()).collect::<Vec<f32>>();
-        let mut kv = KvStore::new(SHAPE.kv_heads, SHAPE.key_dim, SHAPE.value_dim, past + count, KvFormat::F32);
+        let mut kv = KvStore::new(SHAPE.kv_layout(KvFormat::F32), past + count);
         let numbers = wave((past + count) * SHAPE.kv_heads * SHAPE.key_dim);
         kv.append(&numbers, &numbers);
         let q = wave(count * SHAPE.heads * SHAPE.key_dim);

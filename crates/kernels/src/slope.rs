@@ -76,7 +76,7 @@ impl Slope for Relu {
 impl Slope for ReluSquared {
     #[inline(always)]
     fn slope<S: Simd>(&self, s: S, x: S::V) -> S::V {
-        s.mul(s.splat(2.0), s.max(x, s.splat(0.0)))
+        s.mul(s.splat(2.0), s.max(s.splat(0.0), x))
     }
 }
 impl Slope for Tanh {

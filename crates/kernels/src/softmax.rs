@@ -23,17 +23,17 @@ fn softmax_with<S: Simd>(s: S, x: &mut [f32], sink: Option<f32>) {
     if let Some(sink) = sink {
         top = top.max(sink);
     }
-    if top == f32::NEG_INFINITY {
-        x.fill(0.0);
-        return;
-    }
+    // A row of -inf keeps weights of zero, but what is no number stays none.
+    let top = if top == f32::NEG_INFINITY { 0.0 } else { top };
     map(s, &ExpMinus(top), x);
     let mut sum = s.splat(0.0);
     for part in x.chunks(LANES) {
         sum = s.add(sum, s.load_part(part, 0.0));
     }
     let sum = s.sum(sum) + sink.map_or(0.0, |sink| (sink - top).exp());
-    x.iter_mut().for_each(|x| *x /= sum);
+    if sum != 0.0 {
+        x.iter_mut().for_each(|x| *x /= sum);
+    }
 }
 
 dispatch! {
@@ -64,6 +64,9 @@ mod tests {
         for length in [3, 8, 40] {
             let mut x = vec![0.5; length];
             x[length / 2] = f32::NAN;
+            softmax(&mut x, None);
+            assert!(x.iter().all(|x| x.is_nan()), "{x:?}");
+            x.fill(f32::NAN);
             softmax(&mut x, None);
             assert!(x.iter().all(|x| x.is_nan()), "{x:?}");
         }

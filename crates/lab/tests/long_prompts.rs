@@ -1,15 +1,24 @@
-//! Memory grows with a prompt's length, not with its square. In a process of its own, since whatever else runs beside it is counted too.
+//! What long prompts take: memory grows with their length, not with its square. In a process of its own, since whatever else runs beside it is
+//! counted too.
 
 #[allow(dead_code)] // each test file uses its own part of this module
 #[path = "../../models/tests/golden/mod.rs"]
 mod golden;
 
-use pellucid_engine::{Plan, Positions, RunOptions, Tap};
+use pellucid_engine::{Action, Control, Generate, Plan, Positions, RunOptions, Tap};
 use pellucid_lab::counting::{Counting, during};
 use pellucid_models::{LoadOptions, LoadedModel};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
+
+/// Held while memory is counted: one test at a time.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// A golden model with room for longer texts than it was made for.
 fn roomy(name: &str) -> LoadedModel {
@@ -25,12 +34,16 @@ fn roomy(name: &str) -> LoadedModel {
     LoadedModel::open(to.path(), &LoadOptions::default(), &mut |_| {}).expect("a model")
 }
 
+fn last_logits() -> Plan {
+    Plan::default().with(Tap::new("logits", Action::Capture(None)).positions(Positions::Last))
+}
+
 #[test]
 fn a_prompt_twice_as_long_takes_twice_the_memory() {
+    let _alone = alone();
     for name in ["llama", "mistral"] {
         let loaded = roomy(name);
-        let last =
-            Plan::default().with(Tap::new("logits", pellucid_engine::Action::Capture(None)).positions(Positions::Last));
+        let last = last_logits();
         let peak = |tokens: u32| {
             let row = [(0..tokens).map(|i| i * 7 % 50).collect::<Vec<u32>>()];
             let run = || loaded.model.run(&row, &last, &RunOptions::default()).expect("a run");
@@ -44,4 +57,27 @@ fn a_prompt_twice_as_long_takes_twice_the_memory() {
         let growth = (four - two) / (two - one);
         assert!((1.7..2.3).contains(&growth), "{name}: {one}, {two}, {four} bytes");
     }
+}
+
+/// Nobody goes on from a plain run: its layers share the room for keys and values, where a generation has to keep those of all.
+#[test]
+fn a_plain_run_keeps_the_keys_of_one_layer() {
+    let _alone = alone();
+    let loaded = LoadedModel::builtin(&LoadOptions::default()).expect("the model");
+    let architecture = loaded.model.program().architecture();
+    let length = architecture.context.expect("a limit") - 1;
+    let row = [(0..length as u32).map(|i| i * 7 % 50).collect::<Vec<u32>>()];
+    let run = || drop(loaded.model.run(&row, &last_logits(), &RunOptions::default()).expect("a run"));
+    let generate = || {
+        let options = Generate { max_new: 1, ..Generate::default() };
+        drop(loaded.model.generate(&row, &Plan::default(), &options, &mut |_, _| Control::Go).expect("a token"));
+    };
+    let peak = |work: &dyn Fn()| during(work).1.expect("counted").peak_live as usize;
+    // Threads make their room when they first need it.
+    run();
+    generate();
+    let (run, generate) = (peak(&run), peak(&generate));
+    // Keys and values of four heads of 32. The two have their peaks at different ops, so not all of the other five layers show.
+    let of_a_layer = length * 2 * 4 * 32 * size_of::<f32>();
+    assert!(run + 2 * of_a_layer <= generate, "{run} and {generate} bytes, {of_a_layer} of a layer");
 }

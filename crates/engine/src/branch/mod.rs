@@ -10,7 +10,8 @@ mod start;
 use crate::array::Array;
 use crate::error::{Error, Result};
 use crate::exec::{
-    Arena, Buffers, Call, Collector, Frame, Model, Pass, RowState, Run, RunOptions, Segment, Taps, Wanted, pass_by,
+    After, Arena, Buffers, Call, Collector, Frame, Model, Pass, RowState, Run, RunOptions, Segment, Taps, Wanted,
+    pass_by,
 };
 use crate::grad::Tape;
 use crate::interrupt::{Interrupt, Watch};
@@ -64,7 +65,7 @@ impl Model {
         doors.iter().flat_map(|door| &door.crossing).for_each(|&edge| keeps[edge] = true);
         let mut tape = Tape::keeping(program, keeps);
         tape.reads_late = (0..tokens.len()).map(|position| (0, position)).collect();
-        let mut call = Call::new(self, &compiled, &prompts, None, false);
+        let mut call = Call::new(self, &compiled, &prompts, None, After::Keys);
         call.watch = Watch::new(interrupt.as_ref());
         call.record(&[0], &inputs, &mut tape)?;
         let kv = std::mem::take(&mut call.rows[0].kv);
@@ -275,7 +276,7 @@ impl Base {
             frame.release(index, taps, None);
             index += 1;
             if let Some(layer) = layer.filter(|&layer| program.layer_ops(layer).end == index) {
-                frame.rows.iter_mut().filter_map(|row| row.kv.get_mut(layer)).for_each(|kv| *kv = None);
+                frame.forget_keys(layer);
             }
         }
         Ok(())
@@ -284,9 +285,7 @@ impl Base {
     fn lend_keys(&self, frame: &mut Frame, layer: usize) {
         let Some(Some(kv)) = self.kv.get(layer) else { return };
         for segment in &frame.pass.segments {
-            let row = &mut frame.rows[segment.row];
-            row.kv.resize_with(self.kv.len(), || None);
-            row.kv[layer] = Some(kv.prefix(segment.position, self.tokens.len()));
+            frame.lend_keys(segment.row, layer, kv, segment.position, self.tokens.len());
         }
     }
 }

@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::exec::{Frame, RowState, Segment, Taps};
 use crate::program::OpKind;
 use pellucid_kernels::attention::{
-    AttentionShape, HeadTerms, KvStore, Queries, Slopes, attend as fused, mix, scores as explicit_scores,
+    AttentionShape, HeadTerms, Queries, Slopes, attend as fused, mix, scores as explicit_scores,
 };
 use pellucid_kernels::elementwise::dot;
 use pellucid_kernels::matmul;
@@ -95,20 +95,15 @@ fn queries<'r>(rows: &'r [RowState], layer: usize, segment: &Segment) -> Queries
 
 fn append(frame: &mut Frame, layer: usize, shape: &AttentionShape, k: usize, v: usize) {
     let (k_width, v_width) = (shape.kv_heads * shape.key_dim, shape.kv_heads * shape.value_dim);
-    let layers = frame.program.architecture().layers.len();
     for segment in &frame.pass.segments {
         let tokens = segment.token..segment.token + segment.count;
-        let capacity = frame.rows[segment.row].capacity.max(segment.position + segment.count);
-        let mut kv = std::mem::take(&mut frame.rows[segment.row].kv);
-        kv.resize_with(layers.max(layer + 1), || None);
-        let format = frame.rows[segment.row].format;
-        let store = kv[layer]
-            .get_or_insert_with(|| KvStore::new(shape.kv_heads, shape.key_dim, shape.value_dim, capacity, format));
+        let room = segment.position + segment.count;
+        let mut store = frame.take_keys(segment.row, layer, shape, room);
         store.append(
             &frame.value(k)[tokens.start * k_width..tokens.end * k_width],
             &frame.value(v)[tokens.start * v_width..tokens.end * v_width],
         );
-        frame.rows[segment.row].kv = kv;
+        frame.put_keys(segment.row, layer, store);
     }
 }
 

@@ -65,7 +65,9 @@ pub(crate) fn choose(
     desk: &mut Desk,
 ) {
     scores(logits, routing, &mut desk.scores);
-    desk.judged.clone_from(&desk.scores);
+    desk.judged.clear();
+    // What is no number comes first, as torch has it, and is told from what was taken, whatever its sign.
+    desk.judged.extend(desk.scores.iter().map(|score| if score.is_nan() { f32::NAN } else { *score }));
     if let Some(correction) = correction {
         desk.judged.iter_mut().zip(correction).for_each(|(score, by)| *score += by);
     }
@@ -220,9 +222,9 @@ fn mixed(index: usize, frame: &mut Frame, sorted: &mut Slots) -> Vec<f32> {
     let (weights_of, pool) = (frame.weights, frame.pool);
     let rows = |linear: &Linear| weights_of.matrix(linear.weight).rows();
     let inner = experts.iter().map(|expert| rows(&expert.up)).max().unwrap_or(0);
-    // A token chooses an expert at most once.
+    // A token chooses an expert at most once, unless it had only infinities to choose among.
     let slots = frame.value(*indices).len();
-    let most = slots / chosen;
+    let most = (0..experts.len()).map(|expert| sorted.of_expert(expert).len()).fold(slots / chosen, usize::max);
     // The output of each choice of each token, and room for one expert at work.
     let mut outputs = frame.room(slots * width);
     let mut gathered = frame.room(most * width);

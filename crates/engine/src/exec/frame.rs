@@ -8,17 +8,20 @@ use crate::grad::Tape;
 use crate::program::{EdgeId, Program};
 use crate::weights::Weights;
 use pellucid_kernels::Pool;
+use pellucid_kernels::attention::{AttentionShape, KvLayout, KvStore};
 
 /// Buffers that wait to be used again, so that steady work allocates nothing.
 pub(crate) struct Arena {
     free: Vec<Vec<f32>>,
+    /// Stores of keys and values that are no longer needed.
+    stores: Vec<KvStore>,
     /// How many times as large values may become.
     growth: f64,
 }
 
 impl Default for Arena {
     fn default() -> Arena {
-        Arena { free: Vec::new(), growth: 1.0 }
+        Arena { free: Vec::new(), stores: Vec::new(), growth: 1.0 }
     }
 }
 
@@ -51,6 +54,19 @@ impl Arena {
 
     pub fn give(&mut self, buffer: Vec<f32>) {
         self.free.push(buffer);
+    }
+
+    /// An empty store of keys and values with room for `capacity` positions.
+    pub fn take_store(&mut self, layout: KvLayout, capacity: usize) -> KvStore {
+        let fits = |store: &KvStore| store.layout() == layout && store.capacity() >= capacity;
+        match self.stores.iter().position(fits) {
+            Some(index) => {
+                let mut store = self.stores.swap_remove(index);
+                store.truncate(0);
+                store
+            }
+            None => KvStore::new(layout, capacity),
+        }
     }
 }
 
@@ -257,11 +273,32 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// Lets go of a layer's cached keys and values: a pass that is recorded is never continued.
+    /// A row's keys and values in a layer, with room for `room` positions at least; [`Frame::put_keys`] takes them back.
+    pub(crate) fn take_keys(&mut self, row: usize, layer: usize, shape: &AttentionShape, room: usize) -> KvStore {
+        let row = &mut self.rows[row];
+        let kept = row.kv.get_mut(layer).and_then(Option::take);
+        kept.unwrap_or_else(|| self.arena.take_store(shape.kv_layout(row.format), row.capacity.max(room)))
+    }
+
+    /// Gives a row its keys and values in a layer.
+    pub(crate) fn put_keys(&mut self, row: usize, layer: usize, store: KvStore) {
+        let layers = self.program.architecture().layers.len();
+        let kv = &mut self.rows[row].kv;
+        kv.resize_with(layers.max(layer + 1), || None);
+        kv[layer] = Some(store);
+    }
+
+    /// Gives a row the first positions of another's keys and values in a layer, and room for `room`.
+    pub(crate) fn lend_keys(&mut self, row: usize, layer: usize, from: &KvStore, positions: usize, room: usize) {
+        let mut store = self.arena.take_store(from.layout(), room);
+        store.begin_with(from, positions);
+        self.put_keys(row, layer, store);
+    }
+
+    /// Lets go of a layer's keys and values of rows that nobody continues: the next layer uses their memory.
     pub(crate) fn forget_keys(&mut self, layer: usize) {
-        if self.tape.as_ref().is_some_and(|tape| !tape.keeps_keys) {
-            self.rows.iter_mut().filter_map(|row| row.kv.get_mut(layer)).for_each(|kv| *kv = None);
-        }
+        let rows = self.rows.iter_mut().filter(|row| !row.keeps_keys);
+        self.arena.stores.extend(rows.filter_map(|row| row.kv.get_mut(layer)?.take()));
     }
 
     /// Gives a value to those who captured it and to the tape, else to the arena.

@@ -15,6 +15,8 @@ pub struct RowState {
     pub kv: Vec<Option<KvStore>>,
     /// How they are kept.
     pub format: KvFormat,
+    /// Whether somebody goes on from them after the pass; else a layer's are let go as soon as it has attended.
+    pub keeps_keys: bool,
     /// What recurrent ops carry on from token to token, for each op that has run.
     pub carried: Vec<Vec<f32>>,
     /// Tokens of its prompt.
@@ -31,7 +33,8 @@ impl RowState {
     /// position only.
     pub(crate) fn beginning(&self, len: usize, capacity: usize, prompt: usize) -> RowState {
         let kv = self.kv.iter().map(|kv| kv.as_ref().map(|kv| kv.prefix(len, capacity))).collect();
-        RowState { len, capacity, kv, format: self.format, carried: self.carried.clone(), prompt }
+        let carried = self.carried.clone();
+        RowState { len, capacity, kv, format: self.format, keeps_keys: self.keeps_keys, carried, prompt }
     }
 
     /// Forgets the positions from `len` on. What recurrent ops carry cannot be taken back.

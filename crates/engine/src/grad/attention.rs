@@ -42,7 +42,7 @@ pub(super) fn back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient: Vec<f3
     for segment in &apart {
         let first = segment.token - segment.position;
         let length = segment.position + segment.count;
-        let mut store = KvStore::new(shape.kv_heads, shape.key_dim, shape.value_dim, length, KvFormat::F32);
+        let mut store = KvStore::new(shape.kv_layout(KvFormat::F32), length);
         let (key_width, value_width) = (walk.width(*k), walk.width(*v));
         store.append(
             &keys[first * key_width..(first + length) * key_width],

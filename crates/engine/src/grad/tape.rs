@@ -21,8 +21,6 @@ pub(crate) struct Tape {
     keeps: Vec<bool>,
     /// Only what enters a layer is kept, and the layer runs again on the way back.
     recompute: bool,
-    /// The pass may be continued, so its cached keys and values stay.
-    pub keeps_keys: bool,
     /// Positions of rows at which the model's end has to be computed for the gradient's sake, in order.
     pub reads: Vec<(usize, usize)>,
     /// Positions of rows where what the last MLP makes is needed besides, in order.
@@ -78,7 +76,6 @@ impl Tape {
             weights: HashSet::new(),
             keeps,
             recompute: false,
-            keeps_keys: false,
             reads: Vec::new(),
             reads_late: Vec::new(),
             pass: Pass::default(),
@@ -88,9 +85,9 @@ impl Tape {
         }
     }
 
-    /// A tape that only keeps the values of some edges, and leaves the rows as the pass leaves them.
+    /// A tape that only keeps the values of some edges.
     pub fn keeping(program: &Program, keeps: Vec<bool>) -> Tape {
-        Tape { keeps_keys: true, ..Tape::empty(program, 0..0, keeps) }
+        Tape::empty(program, 0..0, keeps)
     }
 
     /// The value that an edge had, if it was kept.

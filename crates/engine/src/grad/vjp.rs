@@ -4,7 +4,7 @@ use super::tape::check_site;
 use super::{Cotangents, Tape};
 use crate::array::Array;
 use crate::error::{Error, Result};
-use crate::exec::{Call, Model, Pass, Segment};
+use crate::exec::{After, Call, Model, Pass, Segment};
 use crate::plan::{Action, Capture, Lengths, Operand, Plan, compile};
 use crate::program::{Domain, EdgeId, Layout, Program};
 use crate::site::Site;
@@ -55,7 +55,7 @@ impl Model {
         compiled.ops = compiled.ops.max(ops.max().unwrap_or(0));
 
         let mut gradients = Vec::new();
-        let mut call = Call::new(self, &compiled, &prompts, None, false);
+        let mut call = Call::new(self, &compiled, &prompts, None, After::Nothing);
         for group in &compiled.groups {
             let mut tape =
                 Tape::new(program, &|edge| wanted.contains(&edge), HashSet::new(), compiled.ops - 1, options.recompute);

@@ -6,9 +6,8 @@ use crate::dispatch;
 use crate::elementwise::SoftCap;
 use crate::memory::Shared;
 use crate::pool::Pool;
-use crate::simd::{LANES, Simd};
-use crate::softmax::ExpMinus;
-use crate::tile::{self, Left, Out, PANEL, Right};
+use crate::simd::{LANES, Lanes, Simd};
+use crate::tile::{self, Left, Out, PANEL, Right, Step, load_step, store_step, vectors};
 use std::cell::RefCell;
 use std::ops::Range;
 
@@ -96,6 +95,9 @@ fn attend_part_with<S: Simd>(
     let position = part.run.position + part.first;
     let token = part.run.token + part.first;
     let head = |row: usize| part.kv_head * shape.group() + part.heads.start + row % group;
+    // Plain products are scaled where they become weights; others are finished before.
+    let plain = shape.soft_cap.is_none() && terms.slopes.is_none() && shape.scale > 0.0;
+    let scale = if plain { shape.scale } else { 1.0 };
 
     // Row r is query r / group, head r % group of the group.
     workspace.q.clear();
@@ -131,12 +133,14 @@ fn attend_part_with<S: Simd>(
             // Whole panels of what it sees; keys beyond them have no weight.
             let (scores, beyond) =
                 workspace.scores[row * TILE..][..TILE].split_at_mut(visible.end.next_multiple_of(PANEL));
-            let sums = &mut workspace.sums[row * stride..][..stride];
-            finish_scores(s, shape, terms, head(row), tile_start, scores);
+            if !plain {
+                finish_scores(s, shape, terms, head(row), tile_start, scores);
+            }
             scores[..visible.start.min(visible.end)].fill(f32::NEG_INFINITY);
             scores[visible.end..].fill(f32::NEG_INFINITY);
             beyond.fill(0.0);
-            advance(s, scores, sums, &mut workspace.softmax[row]);
+            let sums = &mut workspace.sums[row * stride..][..stride];
+            advance(s, scale, scores, sums, &mut workspace.softmax[row]);
         }
         // SAFETY: as above; values of positions below `seen.end` exist, and masked ones are weighted by zero.
         unsafe {
@@ -188,31 +192,62 @@ pub(super) fn scale_and_cap<S: Simd>(s: S, shape: &AttentionShape, scores: &mut 
     }
 }
 
-/// Takes one tile of scores into the running softmax and turns them into weights relative to the new maximum.
+/// Takes a tile's scores, whole panels that are still to be scaled, into a row's running softmax: they become weights relative to its new maximum.
 #[inline(always)]
-fn advance<S: Simd>(s: S, scores: &mut [f32], sums: &mut [f32], running: &mut (f32, f32)) {
-    let mut top = s.splat(f32::NEG_INFINITY);
-    for chunk in scores.chunks_exact(LANES) {
-        // SAFETY: the chunk holds eight floats.
-        top = s.max(top, unsafe { s.load(chunk.as_ptr()) });
-    }
-    let top = running.0.max(s.largest(top));
-    if top == f32::NEG_INFINITY {
-        // Nothing seen so far: no weight in this tile.
-        scores.fill(0.0);
-        return;
-    }
-    map(s, &ExpMinus(top), scores);
-    let mut total = s.splat(0.0);
-    for chunk in scores.chunks_exact(LANES) {
-        // SAFETY: the chunk holds eight floats.
-        total = s.add(total, unsafe { s.load(chunk.as_ptr()) });
-    }
-    if top > running.0 {
-        // SAFETY: the array holds eight floats.
-        let shrink = s.to_array(exp(s, s.splat(running.0 - top)))[0];
+fn advance<S: Simd>(s: S, scale: f32, scores: &mut [f32], sums: &mut [f32], running: &mut (f32, f32)) {
+    let (old, total) = *running;
+    let top = old.max(scale * largest(s, scores));
+    // Nothing seen so far: no weight in this tile, but what is no number stays none.
+    let here = weigh(s, scale, if top == f32::NEG_INFINITY { 0.0 } else { top }, scores);
+    let shrink = if top > old { s.to_array(exp(s, s.splat(old - top)))[0] } else { 1.0 };
+    if shrink < 1.0 {
         sums.iter_mut().for_each(|x| *x *= shrink);
-        running.1 *= shrink;
     }
-    *running = (top, running.1 + s.sum(total));
+    *running = (top, total * shrink + here);
+}
+
+/// The largest of whole panels of scores.
+#[inline(always)]
+fn largest<S: Simd>(s: S, scores: &[f32]) -> f32 {
+    let l = s.panel();
+    let mut top = [l.splat(f32::NEG_INFINITY); 2];
+    for panel in scores.chunks_exact(PANEL) {
+        // SAFETY: the chunk holds sixteen floats.
+        let x = unsafe { load_step(l, panel.as_ptr()) };
+        (0..vectors::<S::Panel>()).for_each(|v| top[v] = l.max(top[v], x[v]));
+    }
+    let [low, high] = halves(s, top);
+    s.largest(s.max(low, high))
+}
+
+/// Turns whole panels of scores into weights, `e^(scale · score − top)`, and returns their sum.
+#[inline(always)]
+fn weigh<S: Simd>(s: S, scale: f32, top: f32, scores: &mut [f32]) -> f32 {
+    let l = s.panel();
+    let (scale, top) = (l.splat(scale), l.splat(top));
+    let mut total = [l.splat(0.0); 2];
+    for panel in scores.chunks_exact_mut(PANEL) {
+        // SAFETY: the chunk holds sixteen floats.
+        unsafe {
+            let mut x = load_step(l, panel.as_ptr());
+            for v in 0..vectors::<S::Panel>() {
+                x[v] = exp(l, l.sub(l.mul(x[v], scale), top));
+                total[v] = l.add(total[v], x[v]);
+            }
+            store_step(l, panel.as_mut_ptr(), x);
+        }
+    }
+    let [low, high] = halves(s, total);
+    s.sum(s.add(low, high))
+}
+
+/// The sixteen columns of a step as two vectors of eight.
+#[inline(always)]
+fn halves<S: Simd>(s: S, step: Step<S::Panel>) -> [S::V; 2] {
+    let mut columns = [0.0; PANEL];
+    // SAFETY: the array holds sixteen floats.
+    unsafe {
+        store_step(s.panel(), columns.as_mut_ptr(), step);
+        [s.load(columns.as_ptr()), s.load(columns.as_ptr().add(LANES))]
+    }
 }

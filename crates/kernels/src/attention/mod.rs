@@ -17,7 +17,7 @@ pub use explicit::{mix, scores};
 pub use explicit_back::{mix_back, scores_back};
 pub use fused::attend;
 pub use numbers::KvFormat;
-pub use store::KvStore;
+pub use store::{KvLayout, KvStore};
 
 /// What kind of attention a layer does.
 #[derive(Clone, Debug, PartialEq)]
@@ -88,6 +88,11 @@ impl AttentionShape {
         let windowed = self.window.map_or(0, |window| (position + 1).saturating_sub(window));
         let chunked = self.chunk.map_or(0, |chunk| position / chunk * chunk);
         windowed.max(chunked)..position + 1
+    }
+
+    /// What its keys and values need to be kept.
+    pub fn kv_layout(&self, format: KvFormat) -> KvLayout {
+        KvLayout { kv_heads: self.kv_heads, key_dim: self.key_dim, value_dim: self.value_dim, format }
     }
 
     /// Query heads that share a key head.

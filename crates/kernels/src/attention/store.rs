@@ -4,14 +4,24 @@ use super::numbers::{KvFormat, Numbers};
 use crate::tile::PANEL;
 use std::ops::Range;
 
+/// What a position of a store is made of. Stores of one layout can stand in for each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvLayout {
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Width of a key.
+    pub key_dim: usize,
+    /// Width of a value.
+    pub value_dim: usize,
+    /// How numbers are kept.
+    pub format: KvFormat,
+}
+
 /// Cached keys and values: keys in panels of sixteen positions, values position after position.
 pub struct KvStore {
-    kv_heads: usize,
-    key_dim: usize,
-    value_dim: usize,
+    layout: KvLayout,
     capacity: usize,
     len: usize,
-    format: KvFormat,
     /// `[kv_heads][capacity / 16][key_dim][16]`
     keys: Numbers,
     /// `[kv_heads][capacity][value_stride]`
@@ -20,18 +30,26 @@ pub struct KvStore {
 
 impl KvStore {
     /// An empty store with room for `capacity` positions.
-    pub fn new(kv_heads: usize, key_dim: usize, value_dim: usize, capacity: usize, format: KvFormat) -> KvStore {
+    pub fn new(layout: KvLayout, capacity: usize) -> KvStore {
         let capacity = capacity.next_multiple_of(PANEL);
+        let KvLayout { kv_heads, key_dim, value_dim, format } = layout;
         KvStore {
-            kv_heads,
-            key_dim,
-            value_dim,
+            layout,
             capacity,
             len: 0,
-            format,
             keys: Numbers::zeroed(format, kv_heads * capacity * key_dim),
             values: Numbers::zeroed(format, kv_heads * capacity * value_dim.next_multiple_of(PANEL)),
         }
+    }
+
+    /// What its positions are made of.
+    pub fn layout(&self) -> KvLayout {
+        self.layout
+    }
+
+    /// Positions that there is room for.
+    pub fn capacity(&self) -> usize {
+        self.capacity
     }
 
     /// Positions held.
@@ -51,7 +69,8 @@ impl KvStore {
 
     /// Adds positions: `keys` is `[n, kv_heads · key_dim]`, `values` `[n, kv_heads · value_dim]`.
     pub fn append(&mut self, keys: &[f32], values: &[f32]) {
-        let (key_width, value_width) = (self.kv_heads * self.key_dim, self.kv_heads * self.value_dim);
+        let KvLayout { kv_heads, key_dim, value_dim, .. } = self.layout;
+        let (key_width, value_width) = (kv_heads * key_dim, kv_heads * value_dim);
         let count = keys.len() / key_width;
         assert!(
             keys.len() == count * key_width && values.len() == count * value_width,
@@ -63,11 +82,11 @@ impl KvStore {
         let stride = self.value_stride();
         for (i, (keys, values)) in keys.chunks_exact(key_width).zip(values.chunks_exact(value_width)).enumerate() {
             let position = self.len + i;
-            for head in 0..self.kv_heads {
+            for head in 0..kv_heads {
                 let panel = self.panel_start(head, position / PANEL) + position % PANEL;
-                self.keys.put(panel, PANEL, &keys[head * self.key_dim..][..self.key_dim]);
+                self.keys.put(panel, PANEL, &keys[head * key_dim..][..key_dim]);
                 let at = (head * self.capacity + position) * stride;
-                self.values.put(at, 1, &values[head * self.value_dim..][..self.value_dim]);
+                self.values.put(at, 1, &values[head * value_dim..][..value_dim]);
             }
         }
         self.len += count;
@@ -75,17 +94,22 @@ impl KvStore {
 
     /// A store that begins with the first positions of this one and has room for `capacity`.
     pub fn prefix(&self, len: usize, capacity: usize) -> KvStore {
-        let mut copy = KvStore::new(self.kv_heads, self.key_dim, self.value_dim, capacity.max(len), self.format);
-        let stride = self.value_stride();
-        for head in 0..self.kv_heads {
-            let keys = len.next_multiple_of(PANEL) * self.key_dim;
-            let (from, to) = (self.panel_start(head, 0), copy.panel_start(head, 0));
-            copy.keys.copy(to, &self.keys, from..from + keys);
-            let (from, to) = (head * self.capacity * stride, head * copy.capacity * stride);
-            copy.values.copy(to, &self.values, from..from + len * stride);
-        }
-        copy.len = len;
+        let mut copy = KvStore::new(self.layout, capacity.max(len));
+        copy.begin_with(self, len);
         copy
+    }
+
+    /// Makes the first positions of another store, of the same layout, all that this one holds. There must be room for them.
+    pub fn begin_with(&mut self, other: &KvStore, len: usize) {
+        let stride = self.value_stride();
+        for head in 0..self.layout.kv_heads {
+            let keys = len.next_multiple_of(PANEL) * self.layout.key_dim;
+            let (from, to) = (other.panel_start(head, 0), self.panel_start(head, 0));
+            self.keys.copy(to, &other.keys, from..from + keys);
+            let (from, to) = (head * other.capacity * stride, head * self.capacity * stride);
+            self.values.copy(to, &other.values, from..from + len * stride);
+        }
+        self.len = len;
     }
 
     /// Forgets the positions from `len` on.
@@ -100,11 +124,11 @@ impl KvStore {
 
     /// Floats from one position's value to the next: whole panels, so that tiles need no special end.
     pub(super) fn value_stride(&self) -> usize {
-        self.value_dim.next_multiple_of(PANEL)
+        self.layout.value_dim.next_multiple_of(PANEL)
     }
 
     fn panel_start(&self, head: usize, panel: usize) -> usize {
-        (head * (self.capacity / PANEL) + panel) * self.key_dim * PANEL
+        (head * (self.capacity / PANEL) + panel) * self.layout.key_dim * PANEL
     }
 
     /// The panels of a head's keys at `positions`, which begin with a panel; where they lie, or widened into `wide`.

@@ -13,6 +13,10 @@ fn noise(seed: u64, len: usize) -> Vec<f32> {
         .collect()
 }
 
+fn layout(kv_heads: usize, key_dim: usize, value_dim: usize, format: KvFormat) -> KvLayout {
+    KvLayout { kv_heads, key_dim, value_dim, format }
+}
+
 /// The nearest number of eight binary digits, the even one of two that are equally near.
 fn bfloat16(x: f64) -> f64 {
     if x == 0.0 {
@@ -63,7 +67,7 @@ fn naive(shape: &AttentionShape, terms: HeadTerms, q: &[f64], k: &[f64], v: &[f6
 
 fn fused(shape: &AttentionShape, terms: HeadTerms, q: &[f32], k: &[f32], v: &[f32], chunks: &[usize]) -> Vec<f32> {
     let pool = Pool::new(2);
-    let mut kv = KvStore::new(shape.kv_heads, shape.key_dim, shape.value_dim, 1, KvFormat::F32);
+    let mut kv = KvStore::new(shape.kv_layout(KvFormat::F32), 1);
     let (kw, vw) = (shape.kv_heads * shape.key_dim, shape.kv_heads * shape.value_dim);
     let mut out = vec![0.0; q.len() / shape.key_dim * shape.value_dim];
     let mut position = 0;
@@ -101,7 +105,7 @@ proptest! {
         prop_assert!(whole.iter().zip(&stepwise).all(|(a, b)| a == b));
         prop_assert!(whole.iter().zip(&halves).all(|(a, b)| a == b));
 
-        let mut kv = KvStore::new(kv_heads, key_dim, value_dim, tokens, KvFormat::F32);
+        let mut kv = KvStore::new(layout(kv_heads, key_dim, value_dim, KvFormat::F32), tokens);
         kv.append(&k, &v);
         let run = Queries { kv: &kv, position: 0, count: tokens, token: 0 };
         let mut weights = scores(&shape, terms, &q, &run);
@@ -135,7 +139,7 @@ proptest! {
         let gradients = Gradients { q: &mut dq, k: &mut dk, v: &mut dv };
         attend_back(&pool, &shape, terms, &q, &k, &v, &dz, &[Run { token: 0, count: tokens }], gradients);
 
-        let mut kv = KvStore::new(kv_heads, key_dim, value_dim, tokens, KvFormat::F32);
+        let mut kv = KvStore::new(layout(kv_heads, key_dim, value_dim, KvFormat::F32), tokens);
         kv.append(&k, &v);
         let run = Queries { kv: &kv, position: 0, count: tokens, token: 0 };
         let mut weights = scores(&shape, terms, &q, &run);
@@ -184,7 +188,7 @@ fn a_ragged_batch_gives_each_row_what_it_gets_alone() {
     lengths.iter().for_each(|n| starts.push(starts[starts.len() - 1] + n));
     let stores: Vec<KvStore> = (0..3)
         .map(|row| {
-            let mut kv = KvStore::new(2, 8, 8, 4, KvFormat::F32);
+            let mut kv = KvStore::new(layout(2, 8, 8, KvFormat::F32), 4);
             kv.append(&k[starts[row] * 16..starts[row + 1] * 16], &v[starts[row] * 16..starts[row + 1] * 16]);
             kv
         })
@@ -232,7 +236,7 @@ fn a_rounded_bias_has_eight_binary_digits_at_every_step() {
 fn a_store_gives_back_each_coordinate_of_each_key() {
     let (heads, dim, tokens) = (3, 5, 37);
     let (k, v) = (noise(7, tokens * heads * dim), noise(8, tokens * heads * 2));
-    let mut kv = KvStore::new(heads, dim, 2, 4, KvFormat::F32);
+    let mut kv = KvStore::new(layout(heads, dim, 2, KvFormat::F32), 4);
     // In pieces that make it grow and end inside a panel.
     for range in [0..3, 3..20, 20..37] {
         kv.append(
@@ -269,7 +273,7 @@ fn rounded_keys_and_values_are_attended_to_as_what_they_are_rounded_to() {
         |x: &[f32]| -> Vec<f32> { x.iter().map(|&x| f32::from_bits(u32::from(numbers::rounded(x)) << 16)).collect() };
     let (q, k, v) = (numbers(tokens * 72, 1), numbers(tokens * 24, 2), numbers(tokens * 40, 3));
     let stored = |format: KvFormat, k: &[f32], v: &[f32]| {
-        let mut kv = KvStore::new(2, 12, 20, 4, format);
+        let mut kv = KvStore::new(layout(2, 12, 20, format), 4);
         // In two pieces, the second of which makes the store grow.
         kv.append(&k[..5 * 24], &v[..5 * 40]);
         kv.append(&k[5 * 24..], &v[5 * 40..]);
@@ -310,7 +314,7 @@ fn heads_that_part_among_threads_keep_their_bits() {
         (0..count).map(|i| ((i * 13 + seed * 7) as f32 * 0.53).sin()).collect()
     };
     let keys = 600;
-    let mut kv = KvStore::new(1, 8, 8, keys, KvFormat::F32);
+    let mut kv = KvStore::new(layout(1, 8, 8, KvFormat::F32), keys);
     kv.append(&numbers(keys * 8, 1), &numbers(keys * 8, 2));
     let q = numbers(7 * 8, 3);
     let on = |threads: usize| {
@@ -338,7 +342,7 @@ fn a_window_does_work_in_proportion_to_the_window() {
         chunk: None,
     };
     let (tokens, pool) = (4096, Pool::new(1));
-    let mut kv = KvStore::new(1, 32, 32, tokens, KvFormat::F32);
+    let mut kv = KvStore::new(layout(1, 32, 32, KvFormat::F32), tokens);
     kv.append(&noise(1, tokens * 32), &noise(2, tokens * 32));
     let (q, mut out) = (noise(3, tokens * 64), vec![0.0; tokens * 64]);
     let mut best = |window| {
@@ -353,4 +357,31 @@ fn a_window_does_work_in_proportion_to_the_window() {
     let (windowed, whole) = (best(Some(128)), best(None));
     // A window of 128 meets at most four tiles of a query's 32 on average: about a tenth of the work.
     assert!(windowed * 3 < whole, "{windowed:?} with a window, {whole:?} without");
+}
+
+/// Nor does a sink, which always has a share, hide a query that is no number.
+#[test]
+fn what_is_no_number_stays_none() {
+    let shape = AttentionShape {
+        heads: 1,
+        kv_heads: 1,
+        key_dim: 8,
+        value_dim: 8,
+        scale: 0.4,
+        soft_cap: None,
+        window: None,
+        chunk: None,
+    };
+    let tokens = 70;
+    let mut kv = KvStore::new(shape.kv_layout(KvFormat::F32), tokens);
+    kv.append(&noise(1, tokens * 8), &noise(2, tokens * 8));
+    for sinks in [None, Some(&[0.5f32][..])] {
+        let (mut q, mut out) = (noise(3, tokens * 8), vec![0.0; tokens * 8]);
+        q[64 * 8] = f32::NAN;
+        let run = Queries { kv: &kv, position: 0, count: tokens, token: 0 };
+        attend(&Pool::new(1), &shape, HeadTerms { sinks, ..HeadTerms::default() }, &q, 1, &|_| run, &mut out);
+        for (token, out) in out.chunks_exact(8).enumerate() {
+            assert!(out.iter().all(|x| x.is_nan() == (token == 64)), "{sinks:?}: token {token} gives {out:?}");
+        }
+    }
 }
