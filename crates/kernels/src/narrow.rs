@@ -6,6 +6,8 @@ use half::{bf16, f16};
 
 /// Panels that one row is multiplied with at once: at least four chains of sums, and four streams of memory.
 const AT_ONCE: usize = 4;
+/// Steps of a panel that a cache line holds.
+const LINE: usize = 64 / (2 * PANEL);
 
 /// How sixteen adjacent outputs of a step are kept in sixteen two-byte numbers.
 pub(crate) trait Narrow {
@@ -101,13 +103,17 @@ fn times_panels<L: Lanes, N: Narrow, const P: usize>(l: L, panels: &[u16], x: &[
     assert!(panels.len() == P * PANEL * x.len() && out.len() == P * PANEL, "{P} panels and their outputs");
     let mut sums = [[l.splat(0.0); 2]; P];
     let steps = x.len();
-    for (step, &x) in x.iter().enumerate() {
-        let input = l.splat(x);
+    for (line, x) in x.chunks(LINE).enumerate() {
         for (p, sums) in sums.iter_mut().enumerate() {
-            // SAFETY: each panel holds sixteen numbers for each of the inputs.
-            let weights = unsafe { N::load(l, panels.as_ptr().add((p * steps + step) * PANEL)) };
-            for v in 0..vectors::<L>() {
-                sums[v] = l.fma(input, weights[v], sums[v]);
+            let start = panels[(p * steps + line * LINE) * PANEL..].as_ptr();
+            // The same place of the panels that come next, where there are some.
+            l.prefetch(start.wrapping_add(panels.len()).cast());
+            for (step, &x) in x.iter().enumerate() {
+                // SAFETY: each panel holds sixteen numbers for each of the inputs.
+                let weights = unsafe { N::load(l, start.add(step * PANEL)) };
+                for v in 0..vectors::<L>() {
+                    sums[v] = l.fma(l.splat(x), weights[v], sums[v]);
+                }
             }
         }
     }
