@@ -6,9 +6,9 @@
 
 use crate::executor::run_process;
 use crate::protocol::{Job, Request};
-use crate::roofline::{OpRate, STEPS, fastest, go, product_rate, read_rate};
+use crate::roofline::{OpRate, STEPS, fastest, go, lasting_product_rate, product_rate, read_rate};
 use crate::session::prompt;
-use crate::stats::{Fit, least_squares};
+use crate::stats::{Fit, least_squares, median};
 use crate::{Result, worker};
 use pellucid_engine::{Action, Model, Plan, Positions, RunOptions, Tap};
 use pellucid_kernels::Pool;
@@ -69,6 +69,8 @@ pub struct Phase {
     pub seconds: f64,
     /// Its ops, the longest first, with the seconds of one pass.
     pub ops: Vec<OpRate>,
+    /// Of a prompt: its operations a second as a part of those of products that ran just before, the median of all rounds.
+    pub of_products: Option<f64>,
 }
 
 /// What captures of whole layers cost.
@@ -170,9 +172,9 @@ pub fn measure(request: &Request) -> Result<Measured> {
     // A small model may have no room for a long prompt and the steps after it.
     let room = model.program().architecture().context.unwrap_or(usize::MAX).saturating_sub(STEPS).max(1);
     let cut = |count: usize| &request.tokens[..request.tokens.len().min(room).min(count)];
-    let mut phases = vec![phase(model, cut(PROMPTS[0]), "step", request.repeats)?];
+    let mut phases = vec![phase(model, &pool, cut(PROMPTS[0]), "step", request.repeats)?];
     for count in PROMPTS {
-        phases.push(phase(model, cut(count), "prompt", request.repeats)?);
+        phases.push(phase(model, &pool, cut(count), "prompt", request.repeats)?);
     }
     let captures = match request.dtype.as_str() {
         "f32" => captures(model, &LENGTHS.map(cut), request.repeats)?,
@@ -190,13 +192,14 @@ pub fn measure(request: &Request) -> Result<Measured> {
 }
 
 /// One phase: whole passes without a profile, then their ops.
-fn phase(model: &Model, tokens: &[u32], name: &str, rounds: usize) -> Result<Phase> {
+fn phase(model: &Model, pool: &Pool, tokens: &[u32], name: &str, rounds: usize) -> Result<Phase> {
     // Steps come in series, of which one has the time.
     let passes = if name == "step" { STEPS as f64 } else { 1.0 };
     go(model, tokens, name)?;
-    let mut seconds = f64::INFINITY;
+    let (mut times, mut rates) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
-        seconds = seconds.min(go(model, tokens, name)? / passes);
+        rates.extend((name == "prompt").then(|| lasting_product_rate(pool)));
+        times.push(go(model, tokens, name)? / passes);
     }
     let mut ops = fastest(model, tokens, name, rounds)?;
     let total: f64 = ops.iter().map(|op| op.seconds).sum();
@@ -205,7 +208,14 @@ fn phase(model: &Model, tokens: &[u32], name: &str, rounds: usize) -> Result<Pha
         [op.seconds, op.flops, op.bytes] = [op.seconds, op.flops, op.bytes].map(|amount| amount / passes);
     }
     ops.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
-    Ok(Phase { tokens: if name == "step" { 1 } else { tokens.len() }, seconds, ops })
+    let flops: f64 = ops.iter().map(|op| op.flops).sum();
+    let parts: Vec<f64> = times.iter().zip(&rates).map(|(seconds, rate)| flops / seconds / rate).collect();
+    Ok(Phase {
+        tokens: if name == "step" { 1 } else { tokens.len() },
+        seconds: times.into_iter().fold(f64::INFINITY, f64::min),
+        ops,
+        of_products: (!parts.is_empty()).then(|| median(&parts)),
+    })
 }
 
 /// Prefills of several lengths with several numbers of layers captured, in turns; none where the model is too small for several of each.
@@ -288,6 +298,7 @@ mod tests {
             let read: f64 = phase.ops.iter().map(|op| op.bytes).sum();
             assert!((read / found.phases[0].ops.iter().map(|op| op.bytes).sum::<f64>() - 1.0).abs() < 1e-9);
             assert!(read <= found.weight_bytes as f64 && read > 0.5 * found.weight_bytes as f64);
+            assert_eq!(phase.of_products.is_some(), phase.tokens > 1, "{phase:?}");
         }
         let captures = found.captures.as_ref().expect("several lengths and layers");
         assert_eq!(captures.cells.len(), 3 * 4, "64, 128 and 240 tokens");

@@ -233,6 +233,23 @@ pub(crate) fn product_rate(pool: &Pool) -> f64 {
     sizes.map(rate).into_iter().fold(0.0, f64::max)
 }
 
+/// Operations a second of products of a prompt's size, kept up for a while: what a pass that follows at once can be held against, since a processor's
+/// speed changes from moment to moment.
+pub(crate) fn lasting_product_rate(pool: &Pool) -> f64 {
+    const LEAST: Duration = Duration::from_millis(50);
+    let (rows, columns, inner) = (512, 576, 1536);
+    let weights = Matrix::pack(pool, columns, inner, DType::F32, &|_, out| out.fill(0.5));
+    let (x, mut y) = (vec![0.25f32; rows * inner], vec![0.0f32; rows * columns]);
+    let mut product = || matmul(pool, black_box(&x), &weights, None, &mut y);
+    product();
+    let (started, mut products) = (Instant::now(), 0);
+    while started.elapsed() < LEAST {
+        product();
+        products += 1;
+    }
+    (2 * rows * columns * inner * products) as f64 / started.elapsed().as_secs_f64()
+}
+
 /// The fewest seconds of some runs.
 fn best(runs: usize, mut run: impl FnMut()) -> f64 {
     let mut timed = || {

@@ -36,7 +36,8 @@ holds, products on matrices of several sizes.
 
 The bytes of an op are those of its weights, and its operations those of its products, attention's with the keys that are seen included; what an op reads besides comes from caches. The limit of an op is the
 longer of two times: its bytes at the speed of memory, its operations at the speed of the fastest product. `of its limit` is that time as a part of the measured one; ops
-without products have none. Above 100 % the weights stay in a cache, or the machine was busier while its limits were measured. Ops bear the names of their
+without products have none. `of products` compares a prompt's operations a second with those of products that ran for 50 ms just before it, the median of all rounds: a
+processor's speed changes from moment to moment, so the best product of a whole session may have had a faster one than any pass. Above 100 % the weights stay in a cache, or the machine was busier while its limits were measured. Ops bear the names of their
 weights (`embed` is the head where both are one) or of what they do. The times of ops add up to more than their pass where profiling costs
 something, and to less where their fastest rounds were different ones.\n";
 
@@ -85,13 +86,13 @@ fn least(phase: &Phase, limits: &Limits) -> f64 {
 
 fn overview(found: &Performance, limits: &Limits) -> String {
     let mut out = String::from(
-        "| weights | their bytes | pass | time | tokens/s | GB/s | GFLOP/s | limit | of its limit |\n|---|---|---|---|---|---|---|---|---|\n",
+        "| weights | their bytes | pass | time | tokens/s | GB/s | GFLOP/s | limit | of its limit | of products |\n|---|---|---|---|---|---|---|---|---|---|\n",
     );
     let row = |storage: &Measured, phase: &Phase| {
         let sum = |of: fn(&OpRate) -> f64| phase.ops.iter().map(of).sum::<f64>() / phase.seconds;
         let least = least(phase, limits);
         format!(
-            "| {} | {} | {} | {} | {:.0} | {} | {} | {} | {} |\n",
+            "| {} | {} | {} | {} | {:.0} | {} | {} | {} | {} | {} |\n",
             kept(&storage.dtype),
             bytes(storage.weight_bytes as f64),
             pass(phase),
@@ -100,7 +101,8 @@ fn overview(found: &Performance, limits: &Limits) -> String {
             giga(sum(|op| op.bytes)),
             giga(sum(|op| op.flops)),
             seconds(least),
-            share(least / phase.seconds)
+            share(least / phase.seconds),
+            phase.of_products.map_or("—".into(), share)
         )
     };
     for storage in &found.storages {
@@ -204,7 +206,7 @@ mod tests {
             threads: 2,
             bytes_per_s: 32e9,
             flops_per_s: 1.6e11,
-            phases: vec![Phase { tokens: 1, seconds: 0.02, ops }],
+            phases: vec![Phase { tokens: 9, seconds: 0.02, ops, of_products: Some(0.5) }],
             captures: Some(captures),
         };
         let found = Performance { model: "m".into(), storages: vec![storage], peers: vec![("torch 2".into(), 1.8e11)] };
@@ -214,7 +216,7 @@ mod tests {
             "| reading memory | 32.0 GB/s |",
             "| the fastest product of torch 2 | 180.0 GFLOP/s |",
             "fewer than 5.6 operations",
-            "| f32 | 400 MB | a step of decoding | 20.00 ms | 50 | 20.0 | 10.0 | 12.50 ms | 62.5 % |",
+            "| f32 | 400 MB | a prompt of 9 tokens | 20.00 ms | 450 | 20.0 | 10.0 | 12.50 ms | 62.5 % | 50.0 % |",
             "| mlp.up | 80.0 % | 16.00 ms | 25.0 | 12.5 | memory | 78.1 % |",
             "| attention | 19.8 % | 3.96 ms | — | — | — | — |",
             "| others (1) | 0.2 % | 40.0 µs | — | — | — | — |",
