@@ -1,4 +1,5 @@
-"""The lab's worker for llama.cpp through its Python binding, after `prelude.py`."""
+"""The lab's worker for llama.cpp, after `prelude.py`. It calls the library itself: the class `Llama` around it decodes one row only, and turns
+off what the library does by default."""
 import ctypes
 
 import llama_cpp, numpy
@@ -9,49 +10,71 @@ if request["dtype"] != "auto":
     sys.exit(f"llama.cpp keeps weights as they are stored, not as {request['dtype']}: give its variant dtype = \"auto\"")
 if name not in ("prefill", "forward", "decode", "steer", "steer_decode"):
     sys.exit(f"llama.cpp cannot do {name}: its interface neither shows nor changes activations, but for control vectors")
-if len(rows) > 1:
-    sys.exit("llama.cpp's binding for Python decodes one row at a time")
+
+
+@llama_cpp.llama_log_callback
+def quiet(level, text, data):
+    pass
 
 
 def main():
+    llama_cpp.llama_log_set(quiet, None)
     start = time.perf_counter()
-    threads = request.get("threads") or os.cpu_count()
-    steps = job.get("steps", 0)
-    model = llama_cpp.Llama(model_path=path, n_ctx=len(tokens) + steps + 8, n_batch=max(512, len(tokens)), n_threads=threads,
-                            n_threads_batch=threads, logits_all=name == "forward", verbose=False)
-    vocabulary, width, depth = model.n_vocab(), model.n_embd(), llama_cpp.llama_model_n_layer(model.model)
+    steps, everywhere = job.get("steps", 0), name == "forward"
+    model = llama_cpp.llama_model_load_from_file(path.encode(), llama_cpp.llama_model_default_params())
+    if not model:
+        sys.exit(f"llama.cpp cannot read {path}")
+    vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
+    width, depth = llama_cpp.llama_model_n_embd(model), llama_cpp.llama_model_n_layer(model)
+    params, prompts = llama_cpp.llama_context_default_params(), len(rows) * len(tokens)
+    # Each row has a store of its own, whose length the library rounds up to 256.
+    params.n_ctx, params.n_seq_max = len(rows) * -(-(len(tokens) + steps) // 256) * 256, len(rows)
+    params.n_batch = max(512, prompts)
+    params.n_threads = params.n_threads_batch = request.get("threads") or os.cpu_count()
+    context, batch = llama_cpp.llama_init_from_model(model, params), llama_cpp.llama_batch_init(prompts, 0, 1)
+    if not context:
+        sys.exit(f"llama.cpp has no room for {len(rows)} rows of {len(tokens) + steps} tokens")
 
-    def last():
-        pointer = llama_cpp.llama_get_logits_ith(model.ctx, -1)
-        return numpy.ctypeslib.as_array(pointer, (vocabulary,)).copy()
+    def evaluate(rows, position):
+        """The logits of every row's last token, or of all tokens; the rows go on at `position`."""
+        batch.n_tokens, asked = 0, []
+        for row, new in enumerate(rows):
+            for offset, token in enumerate(new):
+                at = batch.n_tokens
+                batch.token[at], batch.pos[at], batch.n_seq_id[at], batch.seq_id[at][0] = token, position + offset, 1, row
+                batch.logits[at] = everywhere or offset == len(new) - 1
+                asked += [at] * batch.logits[at]
+                batch.n_tokens += 1
+        if llama_cpp.llama_decode(context, batch) != 0:
+            sys.exit("llama.cpp refused the batch")
+        return [numpy.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(context, at), (vocabulary,)) for at in asked]
 
-    def prefill():
-        model.reset()
-        model.eval(tokens)
-        return last()
+    def prefill(rows=[tokens]):
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), False)
+        return evaluate(rows, 0)
 
     def steer(on):
         # A control vector for every layer but the first, of which only the middle one is not zero.
         vectors = numpy.zeros((depth - 1, width), numpy.float32)
         vectors[depth // 2 - 1] = direction(width) if on else 0.0
         data = vectors.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
-        if depth < 2 or llama_cpp.llama_set_adapter_cvec(model.ctx, data, vectors.size, width, depth // 2, depth // 2) != 0:
+        if depth < 2 or llama_cpp.llama_set_adapter_cvec(context, data, vectors.size, width, depth // 2, depth // 2) != 0:
             sys.exit("llama.cpp refused the control vector")
 
-    logits = prefill()
+    logits = prefill()[-1].copy()
     to_first = time.perf_counter() - start
     order = numpy.argsort(-logits)[:5]
     if name in ("steer", "steer_decode"):
         steer(True)
 
     def decode():
-        token, new = int(prefill().argmax()), []
+        likeliest = lambda logits: [int(row.argmax()) for row in logits]
+        new, of_first = likeliest(prefill(rows)), []
         begin = time.perf_counter()
-        for _ in range(steps):
-            new.append(token)
-            model.eval([token])
-            token = int(last().argmax())
-        return (time.perf_counter() - begin) / steps, new + [token], []
+        for step in range(steps):
+            of_first.append(new[0])
+            new = likeliest(evaluate([[token] for token in new], len(tokens) + step))
+        return (time.perf_counter() - begin) / steps, of_first + new[:1], []
 
     def timed():
         if steps:
@@ -59,15 +82,15 @@ def main():
         begin = time.perf_counter()
         made = prefill()
         seconds = time.perf_counter() - begin
-        return seconds, [], model.scores[: len(tokens)].flatten() if name == "forward" else made
+        return seconds, [], numpy.concatenate(made)
 
     found, made = measured(timed)
     control = []
     if name == "steer":
         steer(False)
-        control = [number(x) for x in prefill()[:COMPARED]]
+        control = [number(x) for x in prefill()[-1][:COMPARED]]
     return found | dict(
-        engine=f"llama-cpp-python {llama_cpp.__version__}", load_to_first_token_s=to_first, weight_bytes=llama_cpp.llama_model_size(model.model),
+        engine=f"llama-cpp-python {llama_cpp.__version__}", load_to_first_token_s=to_first, weight_bytes=llama_cpp.llama_model_size(model),
         top=[[int(i), number(logits[i])] for i in order], values=[number(x) for x in made[:COMPARED]], control=control)
 
 

@@ -99,7 +99,8 @@ impl Processes {
                 command.env(name, threads.to_string());
             }
         }
-        command.envs(&variant.env);
+        // Where a worker fails, its last words are told: they should be its error, not the end of a backtrace.
+        command.env("RUST_BACKTRACE", "0").envs(&variant.env);
         Ok(command)
     }
 }

@@ -119,7 +119,16 @@ fn batch(tokens: &[u32], rows: usize) -> Outcome<Tensor> {
 /// The last position's logits of every row.
 fn prefill(model: &mut ModelWeights, tokens: &[u32], rows: usize) -> Outcome<Tensor> {
     model.clear_kv_cache();
-    Ok(model.forward(&batch(tokens, rows)?, 0)?)
+    let all = batch(tokens, rows)?;
+    if rows == 1 {
+        return Ok(model.forward(&all, 0)?);
+    }
+    // Its quantised head refuses the last of several positions of several rows: they lie apart. So rows come a position at a time.
+    let mut logits = None;
+    for position in 0..tokens.len() {
+        logits = Some(model.forward(&all.narrow(1, position, 1)?.contiguous()?, position)?);
+    }
+    Ok(logits.ok_or("no tokens")?)
 }
 
 /// Seconds of one step, and the first row's tokens.
