@@ -9,8 +9,9 @@ use pellucid_kernels::attention::KvFormat;
 use pellucid_kernels::{DType, Pool};
 use pellucid_models::{LoadOptions, LoadedModel, Storage, load_with_strategies, locate, program_of};
 
-/// Loads a model, with a progress bar if it takes a while.
-pub fn load(args: &ModelArgs) -> Result<LoadedModel, Failure> {
+/// Loads a model, with a progress bar if it takes a while. It is there until the process ends, which gives its memory back at once instead
+/// of token by token.
+pub fn load(args: &ModelArgs) -> Result<&'static LoadedModel, Failure> {
     let storage = match args.dtype {
         DTypeArg::Auto => Storage::AsStored,
         DTypeArg::F32 => Storage::As(DType::F32),
@@ -27,7 +28,7 @@ pub fn load(args: &ModelArgs) -> Result<LoadedModel, Failure> {
     let loaded = open(args, &options)?;
     warn(&loaded.warnings);
     loaded.repairs.iter().for_each(|repair| say(&format!("note: {repair}")));
-    Ok(loaded)
+    Ok(Box::leak(Box::new(loaded)))
 }
 
 fn open(args: &ModelArgs, options: &LoadOptions) -> Result<LoadedModel, Failure> {

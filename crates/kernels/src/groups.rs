@@ -60,6 +60,11 @@ impl Groups {
         Some(Groups { encoding, cols, data })
     }
 
+    /// Bytes that [`Groups::pack`] takes for a matrix; `None` for the encodings that have no format of panels.
+    pub fn bytes_for(rows: usize, cols: usize, encoding: Encoding) -> Option<usize> {
+        Some(with_format!(encoding, F => rows.div_ceil(PANEL) * panel_bytes::<F>(cols), else return None))
+    }
+
     pub fn encoding(&self) -> Encoding {
         self.encoding
     }
@@ -92,15 +97,18 @@ impl Groups {
     /// The blocks of a panel.
     #[inline(always)]
     fn panel<F: Format>(&self, panel: usize) -> &[u8] {
-        let size = self.cols / (F::SPANS * SPAN) * block_bytes::<F>();
+        let size = panel_bytes::<F>(self.cols);
         &self.data[panel * size..][..size]
     }
 }
 
+fn panel_bytes<F: Format>(cols: usize) -> usize {
+    cols / (F::SPANS * SPAN) * block_bytes::<F>()
+}
+
 fn pack<F: Format>(pool: &Pool, rows: usize, cols: usize, visit: Visit) -> Aligned<u8> {
-    let (panels, blocks) = (rows.div_ceil(PANEL), cols / (F::SPANS * SPAN));
-    let size = blocks * block_bytes::<F>();
-    let mut data = Aligned::lasting(panels * size);
+    let (panels, size) = (rows.div_ceil(PANEL), panel_bytes::<F>(cols));
+    let mut data = Aligned::lasting(pool, panels * size);
     let shared = Shared::new(&mut data);
     pool.run(panels, &|panel| {
         // SAFETY: each task has its own panel.

@@ -87,8 +87,7 @@ impl Matrix {
             fill(row, &mut values);
             show(&encoding::to_q8_0(&values));
         };
-        let whole = cols.is_multiple_of(Encoding::Q8_0.block_len());
-        match whole.then(|| Groups::pack(pool, rows, cols, Encoding::Q8_0, &encode)).flatten() {
+        match fits_q8(cols).then(|| Groups::pack(pool, rows, cols, Encoding::Q8_0, &encode)).flatten() {
             Some(groups) => Matrix { rows, cols, store: Store::Groups(groups) },
             None => Matrix::pack(pool, rows, cols, DType::Bf16, fill),
         }
@@ -104,6 +103,22 @@ impl Matrix {
             None => Store::Blocks(encoding, bytes),
         };
         Matrix { rows, cols, store }
+    }
+
+    /// Bytes of memory that [`Matrix::pack`] takes.
+    pub fn packed_bytes(rows: usize, cols: usize, dtype: DType) -> usize {
+        let numbers = rows.div_ceil(PANEL) * PANEL * cols;
+        match dtype {
+            DType::F32 => numbers * 4,
+            DType::Bf16 | DType::F16 => numbers * 2,
+            DType::Q8 if fits_q8(cols) => Matrix::encoded_bytes(rows, cols, Encoding::Q8_0),
+            DType::Q8 => numbers * 2,
+        }
+    }
+
+    /// Bytes of memory that [`Matrix::encoded`] takes: none where rows are read as they lie.
+    pub fn encoded_bytes(rows: usize, cols: usize, encoding: Encoding) -> usize {
+        Groups::bytes_for(rows, cols, encoding).unwrap_or(0)
     }
 
     /// Outputs.
@@ -235,6 +250,11 @@ impl Matrix {
     }
 }
 
+/// Whether rows are whole blocks of eight-bit numbers.
+fn fits_q8(cols: usize) -> bool {
+    cols.is_multiple_of(Encoding::Q8_0.block_len())
+}
+
 /// Room for widened chunks of a few panels.
 pub(crate) struct Scratch {
     wide: Aligned<f32>,
@@ -255,7 +275,7 @@ fn pack_panels<T: crate::memory::Plain>(
     fill: &(dyn Fn(usize, &mut [f32]) + Sync),
     store: impl Fn(&[f32], usize, &mut [T]) + Sync,
 ) -> Aligned<T> {
-    let mut data = Aligned::<T>::lasting(size);
+    let mut data = Aligned::<T>::lasting(pool, size);
     let shared = Shared::new(&mut data);
     pool.run(rows.div_ceil(PANEL), &|panel| {
         let mut source = vec![0.0; PANEL * cols];
@@ -312,6 +332,28 @@ fn lane_of<N: Narrow>(steps: &[u16], lane: usize, out: &mut [f32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sizes_are_known_beforehand() {
+        struct Zeros(Vec<u8>);
+        impl RowBytes for Zeros {
+            fn row(&self, _row: usize) -> &[u8] {
+                &self.0
+            }
+        }
+        let pool = Pool::new(2);
+        for (rows, cols) in [(1, 32), (17, 5), (40, 512)] {
+            for dtype in [DType::F32, DType::Bf16, DType::F16, DType::Q8] {
+                let matrix = Matrix::pack(&pool, rows, cols, dtype, &|_, out| out.fill(1.0));
+                assert_eq!(matrix.bytes(), Matrix::packed_bytes(rows, cols, dtype), "{rows}x{cols} {dtype:?}");
+            }
+        }
+        for encoding in [Encoding::Q4_1, Encoding::Q8_0, Encoding::Q6_K] {
+            let bytes = Zeros(vec![0; encoding.bytes_for(512).unwrap()]);
+            let matrix = Matrix::encoded(&pool, 40, 512, encoding, Box::new(bytes));
+            assert_eq!(matrix.bytes(), Matrix::encoded_bytes(40, 512, encoding), "{encoding}");
+        }
+    }
 
     #[test]
     fn rows_come_back_as_they_were_packed() {

@@ -1,5 +1,7 @@
 //! Storage whose first byte starts a cache line, so that a panel row is one line and never two.
 
+use crate::pool::Pool;
+pub use crate::slab::Room;
 use crate::slab::Slab;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
@@ -41,9 +43,10 @@ impl<T: Plain> Aligned<T> {
         Aligned { start: start.cast(), len, slab: None }
     }
 
-    /// An array of `len` zeros that will live for long, such as weights: many of them share pages of two megabytes where the system has such.
-    pub fn lasting(len: usize) -> Aligned<T> {
-        let part = Self::layout(len).and_then(|layout| Slab::part(layout.size()));
+    /// An array of `len` zeros that will live for long, such as weights: many of them share pages of two megabytes where the system has such,
+    /// in a [`Room`] where there is one.
+    pub fn lasting(pool: &Pool, len: usize) -> Aligned<T> {
+        let part = Self::layout(len).and_then(|layout| Slab::part(pool, layout.size()));
         match part {
             Some((slab, start)) => Aligned { start: start.cast(), len, slab: Some(slab) },
             None => Aligned::zeroed(len),
@@ -119,9 +122,19 @@ mod tests {
 
     #[test]
     fn arrays_start_on_a_cache_line_and_are_zero() {
+        let pool = Pool::new(2);
+        for room in [None, Some(1 << 20), Some(30 << 20), Some(200 << 20)] {
+            let room = room.map(Room::new);
+            arrays(&pool);
+            drop(room);
+            arrays(&pool);
+        }
+    }
+
+    fn arrays(pool: &Pool) {
         let mut kept = Vec::new();
         for len in [0, 1, 17, 100_000, 1 << 21, 9 << 20] {
-            for mut array in [Aligned::<f32>::zeroed(len), Aligned::lasting(len), Aligned::lasting(len)] {
+            for mut array in [Aligned::<f32>::zeroed(len), Aligned::lasting(pool, len), Aligned::lasting(pool, len)] {
                 assert_eq!(array.len(), len);
                 assert!(array.iter().all(|&x| x == 0.0), "{len} floats that nobody else has written");
                 assert!(len == 0 || (array.as_ptr() as usize).is_multiple_of(LINE));

@@ -193,7 +193,7 @@ pub(crate) fn read_rate(pool: &Pool) -> f64 {
     // Servers have caches of hundreds of megabytes, and a small virtual machine on one may have them all to itself.
     const BYTES: usize = 768 << 20;
     const STREAMS: [usize; 4] = [1, 2, 4, 8];
-    let mut memory = Aligned::<u16>::lasting(BYTES / 2);
+    let mut memory = Aligned::<u16>::lasting(pool, BYTES / 2);
     memory.iter_mut().enumerate().for_each(|(i, x)| *x = i as u16);
     let parts: Vec<&[u16]> = memory.chunks(memory.len().div_ceil(pool.threads())).collect();
     let seconds = |streams: usize| {

@@ -12,6 +12,7 @@ use crate::tensors::{Stored, Tensors};
 use pellucid_engine::{Program, Weight, WeightKind, WeightSpec, Weights};
 use pellucid_kernels::encoding::{self, Encoding};
 use pellucid_kernels::matrix::RowBytes;
+use pellucid_kernels::memory::Room;
 use pellucid_kernels::{DType, Matrix, Pool};
 use std::collections::HashMap;
 use std::path::Path;
@@ -57,6 +58,8 @@ pub fn load(
     let (found, repairs) = find_mended(&program, &names, &tensors, origin)?;
     let mut left: HashMap<&str, usize> = HashMap::new();
     found.iter().for_each(|source| *left.entry(source.tensor.as_str()).or_default() += 1);
+    let unchanged = program.weights().iter().zip(&found).zip(&plan).filter(|(_, changes)| changes.is_none());
+    let _room = Room::new(unchanged.map(|((spec, source), _)| size_of(spec, source, &tensors, storage)).sum());
     let mut weights = Vec::with_capacity(found.len());
     for (index, ((spec, source), changes)) in program.weights().iter().zip(&found).zip(&plan).enumerate() {
         let weight = one(spec, source, &tensors, changes, storage, pool)?;
@@ -73,6 +76,20 @@ pub fn load(
         progress((index + 1) as f32 / found.len() as f32);
     }
     Ok(Loaded { program, weights: Weights::new(weights), repairs })
+}
+
+/// Bytes that a matrix will take in memory, as far as its header tells.
+fn size_of(spec: &WeightSpec, source: &Source, tensors: &Tensors, storage: Storage) -> usize {
+    let Some(stored) = tensors.get(&source.tensor) else { return 0 };
+    let Ok(encoding) = stored.encoding else { return 0 };
+    if spec.kind == WeightKind::Vector || stored.made.is_some() {
+        return 0;
+    }
+    let view = View::new(spec, source, &stored, encoding);
+    match view.kept(storage, true, false) {
+        Kept::AsStored => Matrix::encoded_bytes(view.rows, view.cols, encoding),
+        Kept::Packed(dtype) => Matrix::packed_bytes(view.rows, view.cols, dtype),
+    }
 }
 
 /// One weight: decoded row by row and packed, or kept as it is stored.
@@ -119,7 +136,7 @@ fn one(
     if let Some((encoding, rows)) = kept {
         return Ok(Weight::Matrix(Matrix::encoded(pool, view.rows, view.cols, encoding, Box::new(rows))));
     }
-    let weight = match (spec.kind, storage) {
+    let weight = match (spec.kind, view.kept(storage, changes.is_none(), !sums.is_empty())) {
         (WeightKind::Vector, _) => {
             let mut vector = view.vector(stored.bytes);
             for (row, x) in vector.iter_mut().enumerate() {
@@ -128,7 +145,7 @@ fn one(
             check(0, &vector);
             Weight::Vector(vector)
         }
-        (_, Storage::AsStored) if view.in_place() && changes.is_none() => {
+        (_, Kept::AsStored) => {
             let rows = EncodedRows::new(tensors, &stored, view.clone());
             pool.run(view.rows.div_ceil(64), &|part| {
                 for row in part * 64..((part + 1) * 64).min(view.rows) {
@@ -139,21 +156,11 @@ fn one(
             });
             Weight::Matrix(Matrix::encoded(pool, view.rows, view.cols, encoding, Box::new(rows)))
         }
-        (_, storage) => {
-            let dtype = match (storage, encoding) {
-                (Storage::As(dtype), _) => dtype,
-                // A sum is seldom exact in less.
-                _ if !sums.is_empty() => DType::F32,
-                (_, Encoding::BF16) => DType::Bf16,
-                (_, Encoding::F16) => DType::F16,
-                _ => DType::F32,
-            };
-            Weight::Matrix(Matrix::pack(pool, view.rows, view.cols, dtype, &|row, out| {
-                view.row(&stored, row, out);
-                sums.iter().for_each(|sum| sum.apply(row, out));
-                check(row, out);
-            }))
-        }
+        (_, Kept::Packed(dtype)) => Weight::Matrix(Matrix::pack(pool, view.rows, view.cols, dtype, &|row, out| {
+            view.row(&stored, row, out);
+            sums.iter().for_each(|sum| sum.apply(row, out));
+            check(row, out);
+        })),
     };
     match bad.into_inner() {
         usize::MAX => Ok(weight),
@@ -179,6 +186,12 @@ fn in_pieces(spec: &WeightSpec, source: &Source, tensors: &Arc<Tensors>) -> Resu
         }
     }
     Ok(Weight::Vector(whole))
+}
+
+/// How a matrix is kept.
+enum Kept {
+    AsStored,
+    Packed(DType),
 }
 
 /// How a weight's rows lie in its stored tensor.
@@ -213,6 +226,19 @@ impl View {
     /// Whether the stored rows can be multiplied as they are: quantised, whole blocks, and not across the rows.
     fn in_place(&self) -> bool {
         self.encoding.is_quantised() && !self.across && self.cols.is_multiple_of(self.encoding.block_len())
+    }
+
+    /// How the matrix is kept: `unchanged` if it is what is stored, `summed` if something is added to it.
+    fn kept(&self, storage: Storage, unchanged: bool, summed: bool) -> Kept {
+        match (storage, self.encoding) {
+            (Storage::As(dtype), _) => Kept::Packed(dtype),
+            _ if unchanged && self.in_place() => Kept::AsStored,
+            // A sum is seldom exact in less.
+            _ if summed => Kept::Packed(DType::F32),
+            (_, Encoding::BF16) => Kept::Packed(DType::Bf16),
+            (_, Encoding::F16) => Kept::Packed(DType::F16),
+            _ => Kept::Packed(DType::F32),
+        }
     }
 
     /// Rows of the matrices before this one in its stack.

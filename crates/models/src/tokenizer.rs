@@ -16,7 +16,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use serde::de::IgnoredAny;
-use tokenizers::DecoderWrapper;
+use tokenizers::{DecoderWrapper, Model as _};
 
 use crate::checkpoint::{LFS_POINTER, LFS_REMEDY};
 use crate::{Error, Result};
@@ -226,9 +226,12 @@ impl Tokenizer {
     /// model), and only a prompt that uses one is wrong. An ordinary token beyond it means the wrong tokenizer.
     pub fn check_fits(&self, vocab_rows: usize) -> Result<Vec<String>> {
         let beyond = |id: &u32| *id as usize >= vocab_rows;
-        let added = self.inner.get_added_vocabulary().get_vocab();
-        let mut ordinary: Vec<(u32, String)> =
-            self.inner.get_vocab(false).into_iter().map(|(token, id)| (id, token)).collect();
+        let (model, added) = (self.inner.get_model(), self.inner.get_added_vocabulary().get_vocab());
+        // The tokenizer shows its vocabulary only by copying it, which is not needed where its ids are the first ones without a gap.
+        let size = model.get_vocab_size();
+        let fits = size <= vocab_rows && (0..size as u32).all(|id| model.id_to_token(id).is_some());
+        let vocabulary = if fits { Default::default() } else { model.get_vocab() };
+        let mut ordinary: Vec<(u32, String)> = vocabulary.into_iter().map(|(token, id)| (id, token)).collect();
         ordinary.retain(|(id, token)| beyond(id) && !added.contains_key(token));
         if let Some((id, token)) = ordinary.iter().min() {
             return Err(Error::invalid(

@@ -20,14 +20,14 @@ pub fn run(args: GenerateArgs) -> Result<(), Failure> {
     let loaded = models::load(&args.model)?;
     let load_s = started.elapsed().as_secs_f64();
     let rows = match (args.chat, args.input.prompts.as_slice()) {
-        (false, _) => inputs::rows(&loaded, &args.input, None)?,
+        (false, _) => inputs::rows(loaded, &args.input, None)?,
         (true, [prompt]) => vec![loaded.encode_chat(&[Message::new("user", prompt)])?],
         (true, _) => return Err(Failure::usage("--chat takes exactly one prompt", "give the user's message")),
     };
     let [prompt] = rows.as_slice() else {
         return Err(Failure::usage("generate continues one prompt at a time", "give one prompt or one --tokens list"));
     };
-    let plan = inputs::plan(&loaded, &args.plan, &rows)?;
+    let plan = inputs::plan(loaded, &args.plan, &rows)?;
     let sampling = Sampling {
         temperature: args.temperature,
         top_k: args.top_k,

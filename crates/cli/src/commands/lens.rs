@@ -14,8 +14,8 @@ pub fn run(args: LensArgs) -> Result<(), Failure> {
     files::check(args.html.as_deref())?;
     let loaded = models::load(&args.model)?;
     let input = InputArgs { prompts: args.prompt.into_iter().collect(), tokens: args.tokens.into_iter().collect() };
-    let rows = inputs::rows(&loaded, &input, None)?;
-    let table = lens::compute(&loaded, &rows[0])?;
+    let rows = inputs::rows(loaded, &input, None)?;
+    let table = lens::compute(loaded, &rows[0])?;
     if args.json {
         return print_json(&table);
     }

@@ -20,8 +20,8 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
     let started = Instant::now();
     let loaded = models::load(&args.model)?;
     let load_s = started.elapsed().as_secs_f64();
-    let rows = inputs::rows(&loaded, &args.input, args.input_file.as_deref())?;
-    let mut plan = inputs::plan(&loaded, &args.plan, &rows)?;
+    let rows = inputs::rows(loaded, &args.input, args.input_file.as_deref())?;
+    let mut plan = inputs::plan(loaded, &args.plan, &rows)?;
     // Without captures the question is what comes next; with them nothing past the last captured site is computed.
     let hands_over = |tap: &Tap| matches!(tap.action, Action::Capture(_) | Action::Grad { .. });
     let asks_next = plan.save.is_empty() && !plan.taps.iter().any(hands_over);
@@ -49,9 +49,9 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
         say("warning: some values are not numbers (NaN); an edit may have been too large");
     }
     if args.json {
-        return print_json(&json_of(&loaded, &rows, &run, (!asks_next).then_some(&results), load_s, run_s));
+        return print_json(&json_of(loaded, &rows, &run, (!asks_next).then_some(&results), load_s, run_s));
     }
-    if asks_next { print(&next_tokens(&loaded, &rows, &run)) } else { print(&summary(&results)) }?;
+    if asks_next { print(&next_tokens(loaded, &rows, &run)) } else { print(&summary(&results)) }?;
     if let Some(path) = &args.plan.out {
         say_written(path, &results);
     }
