@@ -73,6 +73,11 @@ impl Groups {
         self.data.len()
     }
 
+    /// Where the panels begin, and their bytes.
+    pub fn place(&self) -> (*const u8, usize) {
+        (self.data.as_ptr(), self.data.len())
+    }
+
     /// Writes a row as f32: it is one lane of its panel.
     pub fn row(&self, row: usize, out: &mut [f32]) {
         let mut wide = [0.0; SPAN * PANEL];

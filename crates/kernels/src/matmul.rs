@@ -1,6 +1,6 @@
 //! `y = x Wᵀ + b`, for one row or thousands, with the same bits for a row either way.
 //!
-//! Few rows: threads take groups of panels, and each weight is read from memory once. Many rows: threads take blocks
+//! Few rows: threads take groups of panels, and each weight is read from memory once, while those to come are asked for. Many rows: threads take blocks
 //! of rows × panels, and chunks of weights are widened once for all rows of a block. Inputs are read where they lie: a tile's six rows are
 //! six streams, and repacking them costs more than it gains.
 
@@ -144,35 +144,41 @@ fn few_rows<S: Simd>(s: S, product: Product, rows: usize, panels: Range<usize>, 
             return;
         }
     }
-    let at_once = if w.is_f32() { STREAMS } else { tile::panels_at_once::<S::Panel>(rows) };
     let depth = match rows {
-        _ if !w.is_f32() => w.steps_at_once(at_once),
+        _ if !w.is_f32() => w.steps_at_once(STREAMS),
         1 => inner,
         _ => even(inner, FEW_ROWS_DEPTH),
     };
-    for panel in panels.clone().step_by(at_once) {
-        let width = at_once.min(panels.end - panel);
+    for panel in panels.clone().step_by(STREAMS) {
+        let width = STREAMS.min(panels.end - panel);
         for from in (0..inner).step_by(depth.max(1)) {
             let to = (from + depth).min(inner);
             let right = w.panels(s, panel..panel + width, from, to, scratch);
+            // The next chunk of these panels, or the first of the next ones. Few rows of f32 leave no time that memory could be idle in.
+            let next = if to < inner { w.place(panel, to) } else { w.place(panel + width, 0) };
+            let next = next.filter(|_| rows > 3 || !w.is_f32());
             // SAFETY: these rows of `x` and these rows and panels of `out` exist, and no other task writes them; all of the
             // panels have sixteen columns and `to - from` steps.
             unsafe {
                 let left = product.inputs(0, from);
                 let start = out.get().add(panel * PANEL);
                 let out = Out { start, row: columns, panel: PANEL };
-                // Fewer rows leave no time between two lines that memory could be idle in.
-                if w.is_f32() && rows > 3 {
-                    // The next chunk of these panels, or the first of the next ones.
-                    let next = if to < inner { to - from } else { width * inner - from };
-                    let ahead = Ahead {
-                        start: right.start.wrapping_add(next * PANEL),
-                        stream: inner * PANEL,
-                        step: PANEL / rows.div_ceil(ROWS),
-                    };
-                    tile::block_with::<_, true>(s.panel(), rows, width, to - from, left, right, out, ahead, from > 0);
-                } else {
-                    tile::block(s.panel(), rows, width, to - from, left, right, out, from > 0);
+                match next {
+                    Some(next) => {
+                        let ahead = Ahead::of::<S::Panel>(rows, to - from, next, next.1 * (to - from) / inner);
+                        tile::block_with::<_, true>(
+                            s.panel(),
+                            rows,
+                            width,
+                            to - from,
+                            left,
+                            right,
+                            out,
+                            ahead,
+                            from > 0,
+                        );
+                    }
+                    None => tile::block(s.panel(), rows, width, to - from, left, right, out, from > 0),
                 }
             }
         }
@@ -198,6 +204,7 @@ fn many_rows<S: Simd>(s: S, product: Product, rows: Range<usize>, panels: Range<
                 start: right.start.wrapping_add(width * inner * PANEL),
                 stream: stream * PANEL,
                 step: (PANEL * at_once / tiles).max(1),
+                lines: 1,
             };
             for row in rows.clone().step_by(ROWS) {
                 let (left, height) = (product.inputs(row, from), ROWS.min(rows.end - row));

@@ -8,8 +8,8 @@ use crate::simd::{LANES, Lanes};
 
 /// Columns in a panel: two vectors of eight lanes or one of sixteen, one cache line of f32.
 pub const PANEL: usize = 2 * LANES;
-/// Rows of the tallest tile. With one panel, twelve accumulators, two weight vectors and one input fill AVX2's sixteen registers; with four,
-/// twenty-four accumulators, four weight vectors and one input those of AVX-512.
+/// Rows of a tile where there are many. With one panel, twelve accumulators, two weight vectors and one input fill AVX2's sixteen registers; with
+/// four, twenty-four accumulators, four weight vectors and one input those of AVX-512.
 pub const ROWS: usize = 6;
 
 /// The sixteen columns of one step: two vectors of eight lanes, or one of sixteen and another that nobody uses.
@@ -88,8 +88,22 @@ pub struct Ahead {
     pub start: *const f32,
     /// Distance between streams, in floats.
     pub stream: usize,
-    /// How far to go on in every stream after [`STREAMS`] steps.
+    /// How far to go on in every stream after [`STREAMS`] steps, in floats.
     pub step: usize,
+    /// Lines of every stream that are asked for at once.
+    pub lines: usize,
+}
+
+impl Ahead {
+    /// What asks, while `rows` rows meet `inner` steps of [`STREAMS`] panels, for `bytes` bytes of as many others, from `start` on and `stream` bytes
+    /// apart.
+    pub fn of<L: Lanes>(rows: usize, inner: usize, (start, stream): (*const u8, usize), bytes: usize) -> Ahead {
+        let tiles = rows.div_ceil(tallest::<L>());
+        let turns = tiles * STREAMS / panels_at_once::<L>(rows.div_ceil(tiles)) * (inner / STREAMS).max(1);
+        let each = bytes.div_ceil(turns);
+        let (float, line) = (size_of::<f32>(), PANEL * size_of::<f32>());
+        Ahead { start: start.cast(), stream: stream / float, step: each.div_ceil(float), lines: each.div_ceil(line) }
+    }
 }
 
 /// `out = left × right`, or `out += left × right` when `go_on`, for `M` rows and `P` panels.
@@ -138,8 +152,10 @@ unsafe fn tile<L: Lanes, const M: usize, const P: usize, const ASK: bool>(
         }
         for _ in 0..inner / STREAMS {
             if ASK {
-                for stream in 0..STREAMS {
-                    l.prefetch(soon.wrapping_add(stream * ahead.stream));
+                for line in 0..ahead.lines {
+                    for stream in 0..STREAMS {
+                        l.prefetch(soon.wrapping_add(stream * ahead.stream + line * PANEL));
+                    }
                 }
                 soon = soon.wrapping_add(ahead.step);
             }
@@ -161,15 +177,24 @@ unsafe fn tile<L: Lanes, const M: usize, const P: usize, const ASK: bool>(
 /// Most panels that a tile takes at once.
 pub const MOST_PANELS: usize = 4;
 
+/// Rows of the tallest tile: with AVX-512, twelve rows of two panels read the weights once where six of four read them twice.
+pub const fn tallest<L: Lanes>() -> usize {
+    match vectors::<L>() {
+        2 => ROWS,
+        _ => 2 * ROWS,
+    }
+}
+
 /// Panels that a tile of `rows` rows takes at once: as many as registers allow, since each input is read once for all of them, and enough to keep
 /// independent chains in flight.
 #[inline(always)]
 pub const fn panels_at_once<L: Lanes>(rows: usize) -> usize {
-    match rows {
-        1 => MOST_PANELS,
-        2 | 3 if vectors::<L>() == 2 => 2,
-        _ if vectors::<L>() == 2 => 1,
-        _ => MOST_PANELS,
+    match (rows, vectors::<L>()) {
+        (1, _) => MOST_PANELS,
+        (2 | 3, 2) => 2,
+        (_, 2) => 1,
+        (..=ROWS, _) => MOST_PANELS,
+        _ => 2,
     }
 }
 
@@ -189,9 +214,24 @@ pub unsafe fn block<L: Lanes>(
     out: Out,
     go_on: bool,
 ) {
-    let nothing = Ahead { start: right.start, stream: 0, step: 0 };
+    let nothing = Ahead { start: right.start, stream: 0, step: 0, lines: 0 };
     // SAFETY: the caller vouches for the same.
     unsafe { block_with::<L, false>(l, rows, panels, inner, left, right, out, nothing, go_on) }
+}
+
+/// Calls the tile of a height and width. Which can occur is known when this is compiled, and only those become code.
+macro_rules! one_of {
+    ($height:ident, $width:ident, $arguments:tt: $($rows:literal)*) => {
+        match ($height, $width) {
+            $(
+                ($rows, 1) if $rows <= tallest::<L>() => one_of!(@ $rows, 1, $arguments),
+                ($rows, 2) if panels_at_once::<L>($rows) == 2 => one_of!(@ $rows, 2, $arguments),
+                ($rows, 4) if panels_at_once::<L>($rows) == 4 => one_of!(@ $rows, 4, $arguments),
+            )*
+            _ => unreachable!("a tile of {} rows and {} panels", $height, $width),
+        }
+    };
+    (@ $rows:literal, $panels:literal, ($($argument:expr),*)) => { tile::<L, $rows, $panels, ASK>($($argument),*) };
 }
 
 /// [`block`], asking for memory ahead as it goes (`ASK`) or not: `ahead` is walked once, over all tiles.
@@ -211,10 +251,8 @@ pub unsafe fn block_with<L: Lanes, const ASK: bool>(
     ahead: Ahead,
     go_on: bool,
 ) {
-    // Known when this is compiled: only tiles that can occur become code.
-    let (two, four) = (vectors::<L>() == 2, vectors::<L>() == 1);
     // Tiles as even as they can be: nine rows are five and four, which keeps more chains in flight than six and three.
-    let tiles = rows.div_ceil(ROWS);
+    let tiles = rows.div_ceil(tallest::<L>());
     let (mut m, mut soon) = (0, ahead.start);
     for done in 0..tiles {
         let height = (rows - m).div_ceil(tiles - done);
@@ -229,22 +267,7 @@ pub unsafe fn block_with<L: Lanes, const ASK: bool>(
                 let left = Left { start: left.start.add(m * left.row), ..left };
                 let right = Right { start: right.start.add(p * right.panel), ..right };
                 let out = Out { start: out.start.add(m * out.row + p * out.panel), ..out };
-                match (height, width) {
-                    (1, 4) => tile::<L, 1, 4, ASK>(l, inner, left, right, out, ahead, go_on),
-                    (1, _) => tile::<L, 1, 1, ASK>(l, inner, left, right, out, ahead, go_on),
-                    (2, 2) if two => tile::<L, 2, 2, ASK>(l, inner, left, right, out, ahead, go_on),
-                    (2, 4) if four => tile::<L, 2, 4, ASK>(l, inner, left, right, out, ahead, go_on),
-                    (2, _) => tile::<L, 2, 1, ASK>(l, inner, left, right, out, ahead, go_on),
-                    (3, 2) if two => tile::<L, 3, 2, ASK>(l, inner, left, right, out, ahead, go_on),
-                    (3, 4) if four => tile::<L, 3, 4, ASK>(l, inner, left, right, out, ahead, go_on),
-                    (3, _) => tile::<L, 3, 1, ASK>(l, inner, left, right, out, ahead, go_on),
-                    (4, 4) if four => tile::<L, 4, 4, ASK>(l, inner, left, right, out, ahead, go_on),
-                    (4, _) => tile::<L, 4, 1, ASK>(l, inner, left, right, out, ahead, go_on),
-                    (5, 4) if four => tile::<L, 5, 4, ASK>(l, inner, left, right, out, ahead, go_on),
-                    (5, _) => tile::<L, 5, 1, ASK>(l, inner, left, right, out, ahead, go_on),
-                    (_, 4) if four => tile::<L, 6, 4, ASK>(l, inner, left, right, out, ahead, go_on),
-                    _ => tile::<L, 6, 1, ASK>(l, inner, left, right, out, ahead, go_on),
-                }
+                one_of!(height, width, (l, inner, left, right, out, ahead, go_on): 1 2 3 4 5 6 7 8 9 10 11 12);
             }
             p += width;
         }
