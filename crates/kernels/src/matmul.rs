@@ -149,36 +149,29 @@ fn few_rows<S: Simd>(s: S, product: Product, rows: usize, panels: Range<usize>, 
         1 => inner,
         _ => even(inner, FEW_ROWS_DEPTH),
     };
+    // One to three rows of f32 leave no time that memory could be idle in.
+    let place = w.place().filter(|_| rows > 3 || !w.is_f32());
     for panel in panels.clone().step_by(STREAMS) {
         let width = STREAMS.min(panels.end - panel);
         for from in (0..inner).step_by(depth.max(1)) {
             let to = (from + depth).min(inner);
-            let right = w.panels(s, panel..panel + width, from, to, scratch);
-            // The next chunk of these panels, or the first of the next ones. Few rows of f32 leave no time that memory could be idle in.
-            let next = if to < inner { w.place(panel, to) } else { w.place(panel + width, 0) };
-            let next = next.filter(|_| rows > 3 || !w.is_f32());
+            let (steps, right) = (to - from, w.panels(s, panel..panel + width, from, to, scratch));
             // SAFETY: these rows of `x` and these rows and panels of `out` exist, and no other task writes them; all of the
-            // panels have sixteen columns and `to - from` steps.
+            // panels have sixteen columns and `steps` steps.
             unsafe {
                 let left = product.inputs(0, from);
                 let start = out.get().add(panel * PANEL);
                 let out = Out { start, row: columns, panel: PANEL };
-                match next {
-                    Some(next) => {
-                        let ahead = Ahead::of::<S::Panel>(rows, to - from, next, next.1 * (to - from) / inner);
-                        tile::block_with::<_, true>(
-                            s.panel(),
-                            rows,
-                            width,
-                            to - from,
-                            left,
-                            right,
-                            out,
-                            ahead,
-                            from > 0,
-                        );
+                match place {
+                    Some((first, bytes)) => {
+                        // The next chunk of these panels, or the first of the next ones.
+                        let next =
+                            if to < inner { panel * bytes + to * bytes / inner } else { (panel + width) * bytes };
+                        let chunk = steps * bytes / inner;
+                        let ahead = Ahead::of::<S::Panel>(rows, steps, first.wrapping_add(next), bytes, chunk);
+                        tile::block_with::<_, true>(s.panel(), rows, width, steps, left, right, out, ahead, from > 0);
                     }
-                    None => tile::block(s.panel(), rows, width, to - from, left, right, out, from > 0),
+                    None => tile::block(s.panel(), rows, width, steps, left, right, out, from > 0),
                 }
             }
         }

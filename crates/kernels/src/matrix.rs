@@ -178,16 +178,15 @@ impl Matrix {
         matches!(self.store, Store::F32(_))
     }
 
-    /// Where a step of a panel lies, and the bytes from one panel to the next; nothing where rows are read as they lie in the file.
-    pub(crate) fn place(&self, panel: usize, step: usize) -> Option<(*const u8, usize)> {
+    /// Where the panels lie, and the bytes from one to the next; nothing where rows are read as they lie in the file.
+    pub(crate) fn place(&self) -> Option<(*const u8, usize)> {
         let (start, bytes) = match &self.store {
-            Store::F32(data) => (data.as_ptr().cast::<u8>(), data.len() * 4),
+            Store::F32(data) => (data.as_ptr().cast(), data.len() * 4),
             Store::Bf16(data) | Store::F16(data) => (data.as_ptr().cast(), data.len() * 2),
             Store::Groups(groups) => groups.place(),
             Store::Blocks(..) => return None,
         };
-        let each = bytes / self.rows.div_ceil(PANEL);
-        Some((start.wrapping_add(panel * each + step * each / self.cols), each))
+        Some((start, bytes / self.rows.div_ceil(PANEL)))
     }
 
     /// The steps of the inner dimension to take at once when `panels` panels are widened together: whole blocks of the

@@ -97,7 +97,7 @@ pub struct Ahead {
 impl Ahead {
     /// What asks, while `rows` rows meet `inner` steps of [`STREAMS`] panels, for `bytes` bytes of as many others, from `start` on and `stream` bytes
     /// apart.
-    pub fn of<L: Lanes>(rows: usize, inner: usize, (start, stream): (*const u8, usize), bytes: usize) -> Ahead {
+    pub fn of<L: Lanes>(rows: usize, inner: usize, start: *const u8, stream: usize, bytes: usize) -> Ahead {
         let tiles = rows.div_ceil(tallest::<L>());
         let turns = tiles * STREAMS / panels_at_once::<L>(rows.div_ceil(tiles)) * (inner / STREAMS).max(1);
         let each = bytes.div_ceil(turns);
