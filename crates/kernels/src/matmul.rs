@@ -1,8 +1,8 @@
 //! `y = x Wᵀ + b`, for one row or thousands, with the same bits for a row either way.
 //!
-//! Few rows: threads take groups of panels, and each weight is read from memory once, while those to come are asked for. Many rows: threads take blocks
-//! of rows × panels, and chunks of weights are widened once for all rows of a block. Inputs are read where they lie: a tile's six rows are
-//! six streams, and repacking them costs more than it gains.
+//! Few rows: threads take groups of panels, and each weight is read from memory once, while those to come are asked for. Many rows:
+//! threads take blocks of rows × panels, and chunks of weights are widened once for all rows of a block. Inputs are read where they
+//! lie: a tile's six rows are six streams, and repacking them costs more than it gains.
 
 use crate::dispatch;
 use crate::matrix::{CHUNK, Matrix, Scratch};
@@ -145,7 +145,7 @@ fn few_rows<S: Simd>(s: S, product: Product, rows: usize, panels: Range<usize>, 
         }
     }
     let depth = match rows {
-        _ if !w.is_f32() => w.steps_at_once(STREAMS),
+        _ if !w.is_f32() => w.steps_at_once(),
         1 => inner,
         _ => even(inner, FEW_ROWS_DEPTH),
     };

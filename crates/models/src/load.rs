@@ -59,7 +59,7 @@ pub fn load(
     let mut left: HashMap<&str, usize> = HashMap::new();
     found.iter().for_each(|source| *left.entry(source.tensor.as_str()).or_default() += 1);
     let unchanged = program.weights().iter().zip(&found).zip(&plan).filter(|(_, changes)| changes.is_none());
-    let _room = Room::new(unchanged.map(|((spec, source), _)| size_of(spec, source, &tensors, storage)).sum());
+    let _room = Room::new(unchanged.map(|((spec, source), _)| room_for(spec, source, &tensors, storage)).sum());
     let mut weights = Vec::with_capacity(found.len());
     for (index, ((spec, source), changes)) in program.weights().iter().zip(&found).zip(&plan).enumerate() {
         let weight = one(spec, source, &tensors, changes, storage, pool)?;
@@ -79,7 +79,7 @@ pub fn load(
 }
 
 /// Bytes that a matrix will take in memory, as far as its header tells.
-fn size_of(spec: &WeightSpec, source: &Source, tensors: &Tensors, storage: Storage) -> usize {
+fn room_for(spec: &WeightSpec, source: &Source, tensors: &Tensors, storage: Storage) -> usize {
     let Some(stored) = tensors.get(&source.tensor) else { return 0 };
     let Ok(encoding) = stored.encoding else { return 0 };
     if spec.kind == WeightKind::Vector || stored.made.is_some() {
