@@ -73,9 +73,9 @@ impl Groups {
         self.data.len()
     }
 
-    /// Where the panels begin.
-    pub fn start(&self) -> *const u8 {
-        self.data.as_ptr()
+    /// Where the panels begin, and their bytes.
+    pub fn place(&self) -> (*const u8, usize) {
+        (self.data.as_ptr(), self.data.len())
     }
 
     /// Writes a row as f32: it is one lane of its panel.

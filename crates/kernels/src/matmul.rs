@@ -145,7 +145,7 @@ fn few_rows<S: Simd>(s: S, product: Product, rows: usize, panels: Range<usize>, 
         }
     }
     let depth = match rows {
-        _ if !w.is_f32() => w.steps_at_once(),
+        _ if !w.is_f32() => w.steps_at_once(STREAMS),
         1 => inner,
         _ => even(inner, FEW_ROWS_DEPTH),
     };

@@ -180,19 +180,19 @@ impl Matrix {
 
     /// Where the panels lie, and the bytes from one to the next; nothing where rows are read as they lie in the file.
     pub(crate) fn place(&self) -> Option<(*const u8, usize)> {
-        let start = match &self.store {
-            Store::F32(data) => data.as_ptr().cast(),
-            Store::Bf16(data) | Store::F16(data) => data.as_ptr().cast(),
-            Store::Groups(groups) => groups.start(),
+        let (start, bytes) = match &self.store {
+            Store::F32(data) => (data.as_ptr().cast(), data.len() * 4),
+            Store::Bf16(data) | Store::F16(data) => (data.as_ptr().cast(), data.len() * 2),
+            Store::Groups(groups) => groups.place(),
             Store::Blocks(..) => return None,
         };
-        Some((start, self.bytes() / self.rows.div_ceil(PANEL)))
+        Some((start, bytes / self.rows.div_ceil(PANEL)))
     }
 
-    /// The steps of the inner dimension to take at once when a tile's panels are widened together: whole blocks of the
+    /// The steps of the inner dimension to take at once when `panels` panels are widened together: whole blocks of the
     /// encoding, and otherwise what keeps the widened panels in the level-one cache.
-    pub(crate) fn steps_at_once(&self) -> usize {
-        if matches!(self.store, Store::Blocks(..)) { CHUNK } else { CHUNK / MOST_PANELS }
+    pub(crate) fn steps_at_once(&self, panels: usize) -> usize {
+        if matches!(self.store, Store::Blocks(..)) { CHUNK } else { CHUNK / panels }
     }
 
     /// Steps `from..to` of adjacent panels as f32, as they lie or widened into `scratch`.
