@@ -11,30 +11,35 @@
 //! | [`program`] | ops, edges, and the one place that knows a transformer's order |
 //! | [`point`], [`site`] | the names of everything that can be seen |
 //! | [`plan`] | taps: selection and action, as data |
-//! | [`exec`] | passes, frames, taps at work, captures |
+//! | `job` | rows that share a compiled plan: KV caches, captures |
+//! | `exec` | the executor: packs jobs into passes and walks the op list |
+//! | `run` | one forward pass under a plan |
 //! | [`generate`] | decoding with the plan active at every step |
 //! | [`lookup`] | drafts of what comes next, from what came before |
 //! | [`prefix`] | beginnings of rows that later calls need not compute again |
 //! | [`branch`] | re-runs from the middle of a run |
 //! | [`grad`] | gradients: the op list walked backwards |
-//! | [`backend`] | who executes ops; `cpu` is the one there is |
+//! | [`backend`] | what executes ops: the trait, and the CPU |
 
 pub mod architecture;
 pub mod array;
 pub mod backend;
 pub mod branch;
-mod cpu;
 mod error;
-pub mod exec;
+mod exec;
+mod explain;
 pub mod generate;
 pub mod grad;
 mod interrupt;
+mod job;
 pub mod lookup;
+mod model;
 pub mod plan;
 pub mod point;
 pub mod prefix;
 pub mod profile;
 pub mod program;
+mod run;
 pub mod sample;
 pub mod site;
 mod value;
@@ -44,15 +49,18 @@ pub use architecture::Architecture;
 pub use array::Array;
 pub use branch::Base;
 pub use error::{Error, Result};
-pub use exec::{Model, Run, RunOptions, Saved, WeakModel};
-pub use generate::{Control, Finish, Generate, Generated, Generation};
+pub use explain::Explanation;
+pub use generate::{Batch, Control, Finish, Generate, Generated, Generation, RequestId};
 pub use grad::{GradOptions, Seed};
 pub use interrupt::Interrupt;
+pub use job::{Pass, RowState, Saved, Segment};
 pub use lookup::Lookup;
+pub use model::{Model, WeakModel};
 pub use plan::{Action, Callback, Capture, Operand, Phase, Plan, Positions, Reduce, Selected, Tap};
 pub use point::Point;
 pub use prefix::{PrefixCache, PrefixCounts};
 pub use program::Program;
+pub use run::{Run, RunOptions};
 pub use sample::Sampling;
 pub use site::Site;
 pub use weights::{Weight, WeightKind, WeightSpec, Weights};

@@ -3,7 +3,7 @@
 //! The last few tokens of a row are looked for earlier in it. What followed them there is the draft; it goes through in one pass with the
 //! row's last token, and is kept as far as it is what would have been chosen anyway.
 
-use crate::exec::Model;
+use crate::model::Model;
 use crate::plan::{Chosen, Compiled};
 
 /// The longest and the shortest run of tokens that is looked for. A single token says too little about what follows it.

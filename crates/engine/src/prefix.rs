@@ -5,7 +5,10 @@
 //! computed. Attention that a plan looks into is summed in another order for the whole row, so such rows take nothing over.
 
 use crate::error::{Error, Result};
-use crate::exec::{After, Call, Model, RowState};
+use crate::exec::Executor;
+use crate::interrupt::Watch;
+use crate::job::{CacheUse, Job, RowState};
+use crate::model::Model;
 use crate::plan::{Chosen, Compiled, Entry, Lengths, Plan};
 use crate::program::{EdgeId, Layout, OpKind, Program};
 use crate::weights::Weights;
@@ -156,10 +159,10 @@ impl Model {
         cache.check_owner(self)?;
         let prompts = [tokens.len()];
         let compiled = self.compile(&Plan::default(), Lengths { prompts: &prompts, limits: &prompts }, true)?;
-        let mut call = Call::new(self, &compiled, &prompts, None, After::Keys);
-        call.prefill(&[0], &inputs, false)?;
+        let mut job = Job::new(compiled, self.kv(), None, CacheUse::Keep, false);
+        Executor::new(self, Watch::new(None)).prefill(&mut job, &[0], &inputs)?;
         if !self.depends_on_length(tokens.len()) {
-            cache.add(self.program(), Prefix::of(tokens, &call.rows[0]));
+            cache.add(self.program(), Prefix::of(tokens, &job.rows[0]));
         }
         Ok(())
     }
@@ -168,10 +171,10 @@ impl Model {
     pub(crate) fn take_over(
         &self,
         cache: Option<&PrefixCache>,
-        compiled: &Compiled,
         inputs: &[Vec<u32>],
-        call: &mut Call,
+        job: &mut Job,
     ) -> Result<Vec<usize>> {
+        let compiled = job.compiled.clone();
         let mut reused = vec![0; inputs.len()];
         let Some(cache) = cache else { return Ok(reused) };
         cache.check_owner(self)?;
@@ -185,9 +188,9 @@ impl Model {
                 continue;
             }
             if let Some((prefix, count)) = cache.find(self.program(), tokens, limit) {
-                let state = &mut call.rows[row];
-                let begun = prefix.state.beginning(count, state.capacity.max(tokens.len()), tokens.len());
-                *state = RowState { keeps_keys: state.keeps_keys, ..begun };
+                let state = &mut job.rows[row];
+                let begun = prefix.state.prefix(count, state.capacity.max(tokens.len()), tokens.len());
+                *state = RowState { keeps_kv: state.keeps_kv, ..begun };
                 reused[row] = count;
             }
         }
@@ -195,13 +198,8 @@ impl Model {
     }
 
     /// Keeps what the rows of a call have computed, where no plan has changed it.
-    pub(crate) fn learn<'t>(
-        &self,
-        cache: Option<&PrefixCache>,
-        compiled: &Compiled,
-        call: &Call,
-        rows: impl Iterator<Item = &'t [u32]>,
-    ) {
+    pub(crate) fn learn<'t>(&self, cache: Option<&PrefixCache>, job: &Job, rows: impl Iterator<Item = &'t [u32]>) {
+        let compiled = &job.compiled;
         let Some(cache) = cache.filter(|cache| cache.learns()) else { return };
         let program = self.program();
         let stateful = |kind: &OpKind| kind.carries() || matches!(kind, OpKind::Attention { .. });
@@ -209,7 +207,7 @@ impl Model {
         if !all_ran || compiled.gradient_edges(program).is_some() {
             return;
         }
-        for (row, (tokens, state)) in rows.zip(&call.rows).enumerate() {
+        for (row, (tokens, state)) in rows.zip(&job.rows).enumerate() {
             if compiled.leaves_alone(program, row) && !self.depends_on_length(state.len) {
                 cache.add(program, Prefix::of(&tokens[..state.len], state));
             }
@@ -224,7 +222,7 @@ impl Model {
 
 impl Prefix {
     fn of(tokens: &[u32], state: &RowState) -> Prefix {
-        let state = state.beginning(tokens.len(), tokens.len(), tokens.len());
+        let state = state.prefix(tokens.len(), tokens.len(), tokens.len());
         let numbers: usize = state.carried.iter().map(Vec::len).sum();
         let bytes = state.kv.iter().flatten().map(|kv| kv.bytes()).sum::<usize>() + 4 * numbers + 4 * tokens.len();
         Prefix { tokens: tokens.to_vec(), state, bytes }

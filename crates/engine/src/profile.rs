@@ -1,8 +1,8 @@
 //! Where the time goes: a backend that measures every op of another one.
 
-use crate::backend::Backend;
+use crate::backend::{Backend, Frame, Taps};
 use crate::error::Result;
-use crate::exec::{Frame, Model, Taps};
+use crate::model::Model;
 use crate::program::{Domain, Linear, OpKind, Program};
 use crate::weights::Weights;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -82,7 +82,7 @@ impl Model {
     /// The same model with a profile of everything that it runs from now on. Numbers do not change.
     pub fn profiled(&self) -> (Model, Profile) {
         let profile = Profile { began: Instant::now(), times: Arc::default() };
-        let inner = self.backend();
+        let inner = self.backend().clone();
         let mut domains = vec![Domain::All; self.program().ops().len()];
         for edge in self.program().edges() {
             domains[edge.made_by] = edge.domain;

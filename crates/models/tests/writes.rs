@@ -19,8 +19,8 @@ fn logits(case: &Case, plan: Plan) -> Vec<u32> {
     bits(run.captures.last().expect("logits").array.values())
 }
 
-fn call(f: impl Fn(&mut Selected<'_>) + Send + Sync + 'static) -> Action {
-    Action::Call(Callback(Arc::new(f)))
+fn call(f: impl Fn(&mut Selected) + Send + Sync + 'static) -> Action {
+    Action::Call(Callback(Arc::new(move |rows: &mut [Selected]| rows.iter_mut().for_each(&f))))
 }
 
 /// Sites whose values an edit may change: choices and recurrent states can only be looked at.

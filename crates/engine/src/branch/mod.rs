@@ -1,28 +1,28 @@
 //! Branches: re-runs from the middle of a run.
 //!
-//! A [`Base`] is a run that keeps, for each layer, what enters it and its keys and values. A branch is a plan on the same tokens: it
-//! starts at the layer and position of its first edit, since everything before is the base's, and computes only what can change.
-//! Branches are rows of one ragged batch. The batch begins with those that start first; the others join it at their own layers.
+//! A [`Base`] is a run that keeps the inputs of each layer and its KV cache. A branch is a plan on the same tokens: it starts at the
+//! layer and position of its first edit, since everything before is the base's, and computes only what can change. Each branch is a
+//! job of one row. The jobs share one pass, which begins with the branches that start first; the others join it at their own layers.
 //! Every number has the bits of a full re-run.
 
 mod start;
 
 use crate::array::Array;
+use crate::backend::{AttentionRow, KeptValues, Taps};
 use crate::error::{Error, Result};
-use crate::exec::{
-    After, Arena, Buffers, Call, Collector, Frame, Model, Pass, RowState, Run, RunOptions, Segment, Taps, Wanted,
-    pass_by,
-};
-use crate::grad::Tape;
+use crate::exec::{Executor, RowTokens, Walk};
 use crate::interrupt::{Interrupt, Watch};
+use crate::job::{Beginning, CacheUse, Job, Pass};
+use crate::model::Model;
 use crate::plan::{Action, Expr, Lengths, Plan, Tap, compile};
 use crate::program::Layout;
+use crate::run::{Run, RunOptions};
 use crate::site::Site;
 use pellucid_kernels::attention::KvStore;
-use start::{Door, Start, doors};
+use start::{JoinPoint, Start, join_points};
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Tokens that go through together: enough to share every weight read, few enough to bound memory.
 const TOGETHER: usize = 4096;
@@ -33,15 +33,15 @@ pub struct Base {
     tokens: Vec<u32>,
     /// What the base itself reads and changes.
     plan: Plan,
-    /// Keys and values of each layer.
-    kv: Vec<Option<KvStore>>,
-    /// The values that cross from a layer to the next, by edge.
-    crossing: Vec<Option<Vec<f32>>>,
+    /// KV cache of each layer.
+    kv: Arc<Vec<Option<KvStore>>>,
+    /// The values of the edges alive at the join points.
+    live: KeptValues,
     /// Where branches may join.
-    doors: Vec<Door>,
+    join_points: Vec<JoinPoint>,
     interrupt: Option<Interrupt>,
-    /// Whole sites of the base, computed when a branch first asks for what it shares with the base.
-    seen: Mutex<HashMap<Site, Array>>,
+    /// Whole sites of the base, computed when a branch first captures positions that it shares with the base.
+    sites: Mutex<HashMap<Site, Array>>,
 }
 
 impl Model {
@@ -51,7 +51,7 @@ impl Model {
         self.base_with(tokens, plan, None)
     }
 
-    /// The same, with somebody who is asked now and then whether to stop: while this runs, and whenever branches of it do.
+    /// Like [`base`](Self::base), polling `interrupt` during this run and its branches.
     pub fn base_with(&self, tokens: &[u32], plan: &Plan, interrupt: Option<Interrupt>) -> Result<Base> {
         let inputs = [tokens.to_vec()];
         self.check_inputs(&inputs, 0, None)?;
@@ -59,19 +59,18 @@ impl Model {
         let plan = without_captures(own_row(plan, 0)?);
         let prompts = [tokens.len()];
         let mut compiled = compile(program, &plan, Lengths { prompts: &prompts, limits: &prompts }, false)?;
-        let doors = doors(program);
-        compiled.ops = compiled.ops.max(doors.last().map_or(0, |door| door.op));
+        let join_points = join_points(program);
+        compiled.ops = compiled.ops.max(join_points.last().map_or(0, |point| point.op));
         let mut keeps = vec![false; program.edge_count()];
-        doors.iter().flat_map(|door| &door.crossing).for_each(|&edge| keeps[edge] = true);
-        let mut tape = Tape::keeping(program, keeps);
-        tape.reads_late = (0..tokens.len()).map(|position| (0, position)).collect();
-        let mut call = Call::new(self, &compiled, &prompts, None, After::Keys);
-        call.watch = Watch::new(interrupt.as_ref());
-        call.record(&[0], &inputs, &mut tape)?;
-        let kv = std::mem::take(&mut call.rows[0].kv);
-        let crossing = (0..program.edge_count()).map(|edge| tape.take(edge)).collect();
-        let (model, tokens, seen) = (self.clone(), tokens.to_vec(), Mutex::default());
-        Ok(Base { model, tokens, plan, kv, crossing, doors, interrupt, seen })
+        join_points.iter().flat_map(|point| &point.live).for_each(|&edge| keeps[edge] = true);
+        let mut live = KeptValues::new(program, keeps);
+        let mut job = Job::new(Arc::new(compiled), self.kv(), None, CacheUse::Keep, false);
+        let mut executor = Executor::new(self, Watch::new(interrupt.as_ref()));
+        let whole = std::iter::once(RowTokens { job: 0, row: 0, tokens });
+        executor.pass(&mut [&mut job], whole, false, Some(&mut live))?;
+        let kv = Arc::new(std::mem::take(&mut job.rows[0].kv));
+        let (model, tokens, sites) = (self.clone(), tokens.to_vec(), Mutex::default());
+        Ok(Base { model, tokens, plan, kv, live, join_points, interrupt, sites })
     }
 }
 
@@ -86,115 +85,94 @@ impl Base {
         Ok(self.branches(std::slice::from_ref(plan))?.remove(0))
     }
 
-    /// Many branches, as rows of a batch.
+    /// Many branches, as jobs of one pass.
     pub fn branches(&self, plans: &[Plan]) -> Result<Vec<Run>> {
         let each = (TOGETHER / self.tokens.len()).max(1);
         let mut runs = Vec::with_capacity(plans.len());
-        let watch = Watch::new(self.interrupt.as_ref());
+        let mut executor = Executor::new(&self.model, Watch::new(self.interrupt.as_ref()));
         for plans in plans.chunks(each) {
-            runs.extend(self.together(plans, &watch)?);
+            runs.extend(self.together(plans, &mut executor)?);
         }
         Ok(runs)
     }
 
-    fn together(&self, plans: &[Plan], watch: &Watch) -> Result<Vec<Run>> {
-        let program = self.model.program();
-        let (joint, first_taps) = self.joint(plans)?;
-        let prompts = vec![self.tokens.len(); plans.len()];
-        let compiled = compile(program, &joint, Lengths { prompts: &prompts, limits: &prompts }, false)?;
+    fn together(&self, plans: &[Plan], executor: &mut Executor) -> Result<Vec<Run>> {
+        let mut branches = plans.iter().map(|plan| self.prepare(plan)).collect::<Result<Vec<Branch>>>()?;
+        for branch in &mut branches {
+            self.show_shared(branch)?;
+        }
+        self.walk(&mut branches, executor)?;
+        branches.into_iter().map(|branch| self.finish(branch)).collect()
+    }
+
+    /// The job of a branch: the base's plan, then its own, on one row.
+    fn prepare(&self, plan: &Plan) -> Result<Branch> {
+        if !plan.metrics.is_empty() {
+            return Err(Error::input("a branch has no metrics", "take gradients in a run of its own"));
+        }
+        let (program, n) = (self.model.program(), self.tokens.len());
+        let joint = self.plan.clone().then(own_row(plan, 0)?);
+        let compiled = compile(program, &joint, Lengths { prompts: &[n], limits: &[n] }, false)?;
         if compiled.gradient_edges(program).is_some() {
             return Err(Error::input("a branch has no gradients", "take gradients in a run of its own"));
         }
-        let own = self.plan.taps.len();
-        let starts: Vec<Start> = (0..plans.len())
-            .map(|row| Start::of(program, &self.doors, &compiled, row, own, self.tokens.len()))
-            .collect();
-        let mut collector = Collector::new(&compiled, false);
-        let mut taps =
-            Taps { model: &self.model, compiled: &compiled, collector: &mut collector, again: false, first_tap: own };
-        for (row, start) in starts.iter().enumerate() {
-            self.show_shared(&mut taps, row, start)?;
-        }
-        self.walk(&mut taps, &starts, &prompts, watch)?;
-        collector.end_step(&self.model, &compiled, &[])?;
-        let mut runs: Vec<Run> = plans.iter().map(|_| Run::default()).collect();
-        let value_of = |value: usize, row: usize| value - self.first_value(plans, row);
-        for saved in collector.take_saved() {
-            // A value of all rows belongs to the branch whose plan lists it.
-            let row = saved.row.unwrap_or_else(|| self.branch_of(plans, saved.value));
-            runs[row].saved.push(crate::exec::Saved {
-                value: value_of(saved.value, row),
-                row: saved.row.map(|_| 0),
-                ..saved
-            });
-        }
-        for mut capture in collector.finish(program, &compiled, &prompts) {
-            let row = capture.row;
-            (capture.row, capture.tap) = (0, capture.tap - first_taps[row]);
-            runs[row].captures.push(capture);
-        }
-        Ok(runs)
+        let start = Start::of(program, &self.join_points, &compiled, self.plan.taps.len(), n);
+        let mut job = Job::new(Arc::new(compiled), self.model.kv(), None, CacheUse::Discard, true);
+        job.demand.last_mlp_everywhere = false;
+        let row = &mut job.rows[0];
+        (row.len, row.capacity) = (start.position, n);
+        row.begins_with = Some(Beginning { kv: self.kv.clone(), positions: start.position });
+        Ok(Branch { job, start })
     }
 
-    /// All branches' plans as one, each on its own row, after the base's on every row; and where each one's taps begin.
-    fn joint(&self, plans: &[Plan]) -> Result<(Plan, Vec<usize>)> {
-        let mut joint = self.plan.clone();
-        let mut first_taps = Vec::with_capacity(plans.len());
-        for (row, plan) in plans.iter().enumerate() {
-            if !plan.metrics.is_empty() {
-                return Err(Error::input("a branch has no metrics", "take gradients in a run of its own"));
-            }
-            first_taps.push(joint.taps.len());
-            joint = joint.then(own_row(plan, row)?);
-        }
-        Ok((joint, first_taps))
+    /// What a branch has captured and saved, in terms of its own plan.
+    fn finish(&self, branch: Branch) -> Result<Run> {
+        let Branch { mut job, .. } = branch;
+        job.end_step(&self.model, &[])?;
+        let (own_taps, own_values) = (self.plan.taps.len(), self.plan.values.len());
+        let mut run = Run { saved: job.collector.take_saved(), ..Run::default() };
+        run.saved.iter_mut().for_each(|saved| saved.value -= own_values);
+        run.captures = job.collector.finish(self.model.program(), &job.compiled, &[self.tokens.len()]);
+        run.captures.iter_mut().for_each(|capture| capture.tap -= own_taps);
+        Ok(run)
     }
 
-    fn first_value(&self, plans: &[Plan], row: usize) -> usize {
-        self.plan.values.len() + plans[..row].iter().map(|plan| plan.values.len()).sum::<usize>()
-    }
-
-    fn branch_of(&self, plans: &[Plan], value: usize) -> usize {
-        (0..plans.len()).rfind(|&row| self.first_value(plans, row) <= value).unwrap_or(0)
-    }
-
-    /// Shows a row's taps what the branch shares with the base.
-    fn show_shared(&self, taps: &mut Taps, row: usize, start: &Start) -> Result<()> {
-        let (program, compiled) = (self.model.program(), taps.compiled);
+    /// Shows a branch's taps the positions that it shares with the base.
+    fn show_shared(&self, branch: &mut Branch) -> Result<()> {
+        let program = self.model.program();
+        let Branch { job, start } = branch;
+        let compiled = job.compiled.clone();
+        job.first_tap = self.plan.taps.len();
         for edge in 0..program.edge_count() {
-            let looks = compiled.at_edge[edge].iter().map(|&index| &compiled.entries[index]);
-            let limit = start.shared(program, &self.doors, edge, self.tokens.len());
-            let looks = looks.filter(|entry| {
-                let early = |position: &usize| *position < limit;
-                entry.rows[row].as_ref().is_some_and(|chosen| chosen.positions().iter().any(early))
+            let shared = start.shared(program, &self.join_points, edge, self.tokens.len());
+            let entries = compiled.at_edge[edge].iter().map(|&index| &compiled.entries[index]);
+            let mut entries = entries.filter(|entry| {
+                let early = |position: &usize| *position < shared;
+                entry.rows[0].as_ref().is_some_and(|chosen| chosen.positions().iter().any(early))
             });
-            let Some(site) = looks.map(|entry| entry.site).next() else { continue };
+            let Some(site) = entries.next().map(|entry| entry.site) else { continue };
             let array = self.site(site)?;
-            let segment = Segment { row, position: 0, count: limit, token: 0 };
+            let pass = Pass::of_all(shared);
+            let mut taps = Taps { ops: &self.model, jobs: &mut [&mut *job] };
             if program.edge(edge).layout == Layout::QueryKey {
                 let n = self.tokens.len();
-                let lines = array.values().chunks_exact(n * n).flat_map(|head| head.chunks_exact(n).take(limit));
-                let mut first: Vec<f32> = lines.flat_map(|line| line[..limit].iter().copied()).collect();
-                taps.apply_attention(program, &segment, edge, &mut first)?;
+                let lines = array.values().chunks_exact(n * n).flat_map(|head| head.chunks_exact(n).take(shared));
+                let values = lines.flat_map(|line| line[..shared].iter().copied()).collect();
+                let row = AttentionRow { segment: pass.segments[0].clone(), values };
+                taps.apply_attention(program, edge, &mut [row])?;
             } else {
-                let mut first = array.values()[..limit * program.edge(edge).width].to_vec();
-                let pass = Pass {
-                    segments: vec![segment],
-                    tokens: self.tokens[..limit].to_vec(),
-                    positions: (0..limit).collect(),
-                    late: (0..limit).collect(),
-                    read: (0..limit).collect(),
-                };
-                taps.apply(program, &pass, edge, &mut first)?;
+                let mut values = array.values()[..shared * program.edge(edge).width].to_vec();
+                taps.apply(program, &pass, edge, &mut values)?;
             }
         }
+        job.first_tap = 0;
         Ok(())
     }
 
     /// A whole site of the base.
     fn site(&self, site: Site) -> Result<Array> {
-        let known = |seen: &HashMap<Site, Array>| seen.get(&site).cloned();
-        if let Some(array) = known(&self.seen.lock().unwrap_or_else(|poisoned| poisoned.into_inner())) {
+        let known = |sites: &HashMap<Site, Array>| sites.get(&site).cloned();
+        if let Some(array) = known(&self.sites.lock().unwrap_or_else(PoisonError::into_inner)) {
             return Ok(array);
         }
         let plan = self.plan.clone().with(Tap::new(site.to_string(), Action::Capture(None)));
@@ -202,92 +180,72 @@ impl Base {
         let run = self.model.run(std::slice::from_ref(&self.tokens), &plan, &options)?;
         let array = run.captures.into_iter().next_back().map(|capture| capture.array);
         let array = array.ok_or_else(|| Error::input(format!("the base has no `{site}`"), "capture another site"))?;
-        self.seen.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).insert(site, array.clone());
+        self.sites.lock().unwrap_or_else(PoisonError::into_inner).insert(site, array.clone());
         Ok(array)
     }
 
-    /// Walks the op list once: rows join where they start.
-    fn walk(&self, taps: &mut Taps, starts: &[Start], prompts: &[usize], watch: &Watch) -> Result<()> {
-        let (program, compiled) = (self.model.program(), taps.compiled);
+    /// Walks the op list once: branches join the pass where they start.
+    fn walk(&self, branches: &mut [Branch], executor: &mut Executor) -> Result<()> {
         let n = self.tokens.len();
-        let mut rows: Vec<RowState> =
-            starts.iter().map(|start| RowState { len: start.position, ..RowState::new(n, self.model.kv()) }).collect();
-        let mut order: Vec<usize> = (0..starts.len()).filter(|&row| starts[row].position < n).collect();
-        order.sort_by_key(|&row| starts[row].op);
-        let (mut arena, mut buffers) = (Arena::default(), Buffers::new(program));
-        let mut pass = Pass::default();
-        let wanted =
-            Wanted { compiled, program, prompts, ends: false, also: &[], also_late: &[], late_everywhere: false };
-        // The batch grows where rows join it: its buffers have room for all of them from the start.
-        let all: usize = order.iter().map(|&row| n - starts[row].position).sum();
-        for (nth, joining) in order.chunk_by(|&a, &b| starts[a].op == starts[b].op).enumerate() {
-            let op = starts[joining[0]].op;
-            let mut joined = Pass::default();
-            for &row in joining {
-                joined.add(row, starts[row].position, &self.tokens[starts[row].position..], &wanted);
-            }
-            // What the base has put on the edges that cross here; the branches' own taps see it first.
-            let edges = starts[joining[0]].door.map_or([].as_slice(), |door| &self.doors[door].crossing);
+        let mut active: Vec<&mut Branch> = branches.iter_mut().filter(|branch| branch.start.position < n).collect();
+        active.sort_by_key(|branch| branch.start.op);
+        let starts: Vec<Start> = active.iter().map(|branch| branch.start).collect();
+        let mut jobs: Vec<&mut Job> = active.into_iter().map(|branch| &mut branch.job).collect();
+        let ops = jobs.iter().map(|job| job.compiled.ops).max().unwrap_or(0);
+        let tokens = starts.iter().map(|start| n - start.position).sum();
+        executor.begin();
+        let mut joined = 0;
+        while joined < starts.len() {
+            let start = starts[joined];
+            let joining = joined..joined + starts[joined..].iter().take_while(|other| other.op == start.op).count();
+            self.join(executor, &mut jobs, &starts, joining.clone())?;
+            joined = joining.end;
+            let until = starts.get(joined).map_or(ops, |next| next.op);
+            // The pass grows where branches join it: its buffers get capacity for all of them.
+            executor.expect_tokens(tokens);
+            let last = joined == starts.len();
+            executor.walk(&mut jobs, Walk { ops: start.op..until, only: None, keep: None, last }, None)?;
+        }
+        executor.end(&mut jobs);
+        jobs.iter_mut().find_map(|job| job.failure.take()).map_or(Ok(()), Err)
+    }
+
+    /// Adds branches to the pass, with the base's values on the edges alive where they start. Their own taps see these first.
+    fn join(
+        &self,
+        executor: &mut Executor,
+        jobs: &mut [&mut Job],
+        starts: &[Start],
+        joining: Range<usize>,
+    ) -> Result<()> {
+        let program = self.model.program();
+        let edges = starts[joining.start].join_point.map_or([].as_slice(), |point| &self.join_points[point].live);
+        for index in joining {
+            let (job, position) = (&mut *jobs[index], starts[index].position);
+            let mut own = Pass::default();
+            own.add(program, (0, job), 0, position, &self.tokens[position..]);
+            job.first_tap = self.plan.taps.len();
             for &edge in edges {
                 let (width, domain) = (program.edge(edge).width, program.edge(edge).domain);
-                let value = self.crossing[edge].as_deref().unwrap_or_default();
-                let places = joined.segments.iter().flat_map(|segment| joined.places(domain, segment));
+                let value = self.live.value(edge);
+                let tokens = own.places(domain, &own.segments[0]);
                 let mut more: Vec<f32> =
-                    places.flat_map(|(_, position)| &value[position * width..][..width]).copied().collect();
-                // The base's own taps have had their effect on it.
-                taps.first_tap = self.plan.taps.len();
-                taps.apply(program, &joined, edge, &mut more)?;
-                buffers.extend(edge, more);
+                    tokens.flat_map(|(_, position)| &value[position * width..][..width]).copied().collect();
+                Taps { ops: &self.model, jobs: &mut [&mut *job] }.apply(program, &own, edge, &mut more)?;
+                executor.extend_edge(edge, more);
             }
-            taps.first_tap = 0;
-            joining.iter().for_each(|&row| {
-                pass.add(row, starts[row].position, &self.tokens[starts[row].position..], &wanted);
-            });
-            let next = order.chunk_by(|&a, &b| starts[a].op == starts[b].op).nth(nth + 1);
-            let until = next.map_or(compiled.ops, |rows| starts[rows[0]].op);
-            let pool = self.model.pool();
-            arena.expect(all as f64 / pass.tokens.len() as f64);
-            let mut frame = Frame::new(program, self.model.weights(), pool, &pass, &mut rows, &mut arena, &mut buffers);
-            frame.prepare(program.architecture());
-            self.run(&mut frame, taps, op..until, watch)?;
-            if next.is_none() {
-                frame.release_all(taps);
-            }
+            job.first_tap = 0;
+            let tokens = RowTokens { job: index, row: 0, tokens: &self.tokens[position..] };
+            executor.pack(jobs, std::iter::once((tokens, Some(position))));
         }
         Ok(())
     }
+}
 
-    /// Runs some ops. A row's keys and values live while its layer runs: before, they are the base's up to where the row starts.
-    fn run(&self, frame: &mut Frame, taps: &mut Taps, ops: Range<usize>, watch: &Watch) -> Result<()> {
-        let (program, compiled) = (self.model.program(), taps.compiled);
-        let backend = self.model.backend();
-        let mut index = ops.start;
-        while index < ops.end {
-            watch.check()?;
-            let layer = program.ops()[index].layer;
-            if let Some(layer) = layer.filter(|&layer| program.layer_ops(layer).start == index) {
-                if compiled.skipped[layer] {
-                    index = pass_by(frame, taps, layer)?;
-                    continue;
-                }
-                self.lend_keys(frame, layer);
-            }
-            backend.execute(index, frame, taps)?;
-            frame.release(index, taps, None);
-            index += 1;
-            if let Some(layer) = layer.filter(|&layer| program.layer_ops(layer).end == index) {
-                frame.forget_keys(layer);
-            }
-        }
-        Ok(())
-    }
-
-    fn lend_keys(&self, frame: &mut Frame, layer: usize) {
-        let Some(Some(kv)) = self.kv.get(layer) else { return };
-        for segment in &frame.pass.segments {
-            frame.lend_keys(segment.row, layer, kv, segment.position, self.tokens.len());
-        }
-    }
+/// A branch under way.
+struct Branch {
+    job: Job,
+    start: Start,
 }
 
 /// What a plan changes, in every row; it hands nothing over.

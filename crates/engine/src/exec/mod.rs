@@ -1,275 +1,211 @@
-//! Execution: passes of tokens walk the op list, taps apply where a plan put them, captures are handed over.
+//! The executor: packs tokens of jobs into passes and walks the op list.
 //!
-//! The story of a call (`call.rs`): the plan is compiled (`plan`), the rows are grouped, each group's tokens go through in one or more
-//! passes (`pass.rs`); in a pass each op runs on a [`Frame`] (`frame.rs`) that holds the living edges; every value that is put
-//! on an edge meets the edge's taps (`taps.rs`); what they capture gathers in `collect.rs`.
+//! This is the only code that walks the op list forward. A plain run is one job and one pass; a generation is one job and many
+//! passes; recomputation for gradients replays a job (`replay.rs`); branches are jobs that join a pass at a later op; `through` and
+//! `unembed` run some of the ops on given vectors. Rows are bit-identical in any company, so packing never changes a number.
 
-mod call;
-mod collect;
-mod frame;
-mod pass;
-mod shared;
-mod taps;
-mod unembed;
-mod vectors;
-mod weight_of;
+mod prefill;
+mod replay;
 
-pub(crate) use call::{After, Call, pass_by};
-pub(crate) use collect::Collector;
-pub use frame::Frame;
-pub(crate) use frame::{Arena, Buffers};
-pub(crate) use pass::Wanted;
-pub use pass::{Pass, RowState, Segment};
-pub use shared::WeakModel;
-pub use taps::Taps;
-
-use crate::array::Array;
-use crate::backend::Backend;
-use crate::error::{Error, Result};
-use crate::grad::Tape;
-use crate::interrupt::{Interrupt, Watch};
-use crate::plan::{Capture, Compiled, Lengths, Plan, PlanCache, ValueId};
+use crate::backend::{Arena, Buffers, Frame, KeptValues, Taps};
+use crate::error::Result;
+use crate::interrupt::Watch;
+use crate::job::{Job, Pass, RowState};
+use crate::model::Model;
 use crate::point::Point;
-use crate::prefix::PrefixCache;
-use crate::program::{EdgeId, Program};
-use crate::site::{self, Site};
-use crate::weights::Weights;
-use pellucid_kernels::Pool;
-use pellucid_kernels::attention::KvFormat;
-use std::borrow::Cow;
-use std::sync::Arc;
+use crate::program::{EdgeId, OpKind, Program};
+use crate::site::Site;
+use std::ops::Range;
 
-/// A program with its weights, ready to run. Cheap to share between threads.
-#[derive(Clone)]
-pub struct Model {
-    program: Arc<Program>,
-    weights: Arc<Weights>,
-    backend: Arc<dyn Backend>,
-    pool: Arc<Pool>,
-    plans: Arc<PlanCache>,
-    kv: KvFormat,
+/// The next tokens of one row of a job.
+pub(crate) struct RowTokens<'t> {
+    /// Index of the job among those of the pass.
+    pub job: usize,
+    pub row: usize,
+    pub tokens: &'t [u32],
 }
 
-/// How to run.
-#[derive(Clone, Debug, Default)]
-pub struct RunOptions {
-    /// Tokens of a row that go through at once; the whole prompt where absent. It bounds memory and never changes a number.
-    pub chunk: Option<usize>,
-    /// Asked now and then whether to stop.
-    pub interrupt: Option<Interrupt>,
-    /// At most this many of the model's threads; all of them where absent. It never changes a number.
-    pub threads: Option<usize>,
-    /// Kept beginnings of rows, which need not be computed again where the plan touches nothing of them. It never changes a number.
-    pub prefixes: Option<PrefixCache>,
-    /// For gradients, keep only what enters each layer and run the layers again on the way back: the same numbers for less memory
-    /// and more time.
-    pub recompute: bool,
+/// Which ops a walk runs, and which edge stays alive at its end.
+pub(crate) struct Walk<'a> {
+    pub ops: Range<usize>,
+    /// Of these ops only the listed ones, in order; all where absent.
+    pub only: Option<&'a [usize]>,
+    /// The edge whose value the caller takes.
+    pub keep: Option<EdgeId>,
+    /// Free all other edges at the end.
+    pub last: bool,
 }
 
-/// What a run gave back.
-#[derive(Debug, Default)]
-pub struct Run {
-    /// What the plan captured, in the plan's order, row by row.
-    pub captures: Vec<Capture>,
-    /// The values that the plan saves.
-    pub saved: Vec<Saved>,
-    /// Sites that patterns passed over because their layers do not have them.
-    pub passed_over: Vec<Site>,
-    /// For each row how many of its tokens were taken over from kept prefixes.
-    pub reused: Vec<usize>,
+/// Executes passes on a model, with memory that passes reuse.
+pub(crate) struct Executor {
+    model: Model,
+    pub watch: Watch,
+    /// The tokens of the pass under way, or of the last one.
+    pass: Pass,
+    /// The states of its rows, taken from their jobs while the pass runs.
+    rows: Vec<RowState>,
+    arena: Arena,
+    buffers: Buffers,
 }
 
-/// A value that a run saved.
-#[derive(Clone, Debug)]
-pub struct Saved {
-    /// Which value of the plan.
-    pub value: ValueId,
-    /// The row that it belongs to; none where it is one for all.
-    pub row: Option<usize>,
-    /// The step of a generation that computed it; 0 is the prompt.
-    pub step: usize,
-    /// The value.
-    pub array: Array,
-}
-
-impl Run {
-    /// A saved value: that of a row, or the one for all.
-    pub fn value(&self, value: ValueId, row: usize) -> Option<&Array> {
-        let found = |saved: &&Saved| saved.value == value && saved.row.is_none_or(|of| of == row);
-        self.saved.iter().find(found).map(|saved| &saved.array)
+impl Executor {
+    pub fn new(model: &Model, watch: Watch) -> Executor {
+        let buffers = Buffers::new(model.program());
+        let (pass, rows, arena) = (Pass::default(), Vec::new(), Arena::default());
+        Executor { model: model.clone(), watch, pass, rows, arena, buffers }
     }
 
-    /// The first capture of a site in a row.
-    pub fn get(&self, site: Site, row: usize) -> Option<&Capture> {
-        self.captures.iter().find(|capture| capture.site == site && capture.row == row)
+    /// The model that it runs.
+    pub fn model(&self) -> &Model {
+        &self.model
     }
-}
 
-impl Model {
-    /// A model that runs on the CPU with the shared threads.
-    pub fn new(program: Program, weights: Weights) -> Model {
-        let weights = weights.with_folded_gains(&program);
-        Model {
-            program: Arc::new(program),
-            weights: Arc::new(weights),
-            backend: Arc::new(crate::cpu::Cpu),
-            pool: Pool::global(),
-            plans: Arc::default(),
-            kv: KvFormat::default(),
+    /// The tokens of the last pass.
+    pub fn last_pass(&self) -> &Pass {
+        &self.pass
+    }
+
+    /// Takes a buffer back, such as logits that were read.
+    pub fn give_back(&mut self, buffer: Vec<f32>) {
+        self.arena.give(buffer);
+    }
+
+    /// Frees the buffers of past passes.
+    pub fn free_buffers(&mut self) {
+        self.arena = Arena::default();
+    }
+
+    /// Runs one pass: packs the next tokens of some rows, job after job, and walks the op list as far as any of the jobs needs.
+    ///
+    /// With `logits`, returns those of the tokens that need them, `[tokens of Domain::Read, vocab]`. A failing tap ends the pass with
+    /// an error if there is one job; with several, the failure is left in its job and the others go on.
+    pub fn pass<'t>(
+        &mut self,
+        jobs: &mut [&mut Job],
+        parts: impl Iterator<Item = RowTokens<'t>>,
+        logits: bool,
+        kept: Option<&mut KeptValues>,
+    ) -> Result<Vec<f32>> {
+        self.begin();
+        self.pack(jobs, parts.map(|part| (part, None)));
+        let keep = if logits { self.model.program().logits_edge() } else { None };
+        let ops = 0..jobs.iter().map(|job| job.compiled.ops).max().unwrap_or(0);
+        let outcome = self.walk(jobs, Walk { ops, only: None, keep, last: true }, kept);
+        self.end(jobs);
+        if outcome.is_err() {
+            self.buffers.clear();
+        }
+        outcome?;
+        Ok(keep.map(|edge| self.buffers.take(edge)).unwrap_or_default())
+    }
+
+    /// Runs the listed ops on a value that is given at their first edge; returns the value of edge `to`.
+    pub fn run_listed(
+        &mut self,
+        job: &mut Job,
+        pass: Pass,
+        (from, value): (EdgeId, &[f32]),
+        ops: &[usize],
+        to: EdgeId,
+        kept: Option<&mut KeptValues>,
+    ) -> Result<Vec<f32>> {
+        self.pass = pass;
+        self.rows = vec![RowState::new(self.pass.tokens.len(), self.model.kv())];
+        self.buffers.put(from, value.to_vec());
+        let range = ops[0]..ops[ops.len() - 1] + 1;
+        let walked = self.walk(&mut [job], Walk { ops: range, only: Some(ops), keep: Some(to), last: true }, kept);
+        self.rows.clear();
+        walked?;
+        Ok(self.buffers.take(to))
+    }
+
+    /// Begins an empty pass.
+    pub fn begin(&mut self) {
+        self.pass.clear();
+        self.rows.clear();
+    }
+
+    /// Adds tokens of rows to the pass, at the given position or where the row has come to.
+    pub fn pack<'t>(&mut self, jobs: &mut [&mut Job], parts: impl Iterator<Item = (RowTokens<'t>, Option<usize>)>) {
+        let program = self.model.program();
+        for (part, position) in parts {
+            let job = &mut *jobs[part.job];
+            let position = position.unwrap_or(job.rows[part.row].len);
+            self.pass.add(program, (part.job, job), part.row, position, part.tokens);
+            self.rows.push(std::mem::take(&mut job.rows[part.row]));
         }
     }
 
-    /// Keeps compiled plans from now on, as is the case unless turned off, or lets go of them; for all clones of this model. It never
-    /// changes a result.
-    pub fn keep_plans(&self, on: bool) {
-        self.plans.keep(on);
+    /// Prepares for a pass that will grow to `tokens` tokens: its buffers get capacity for all of them.
+    pub fn expect_tokens(&mut self, tokens: usize) {
+        self.arena.expect(tokens as f64 / self.pass.tokens.len() as f64);
     }
 
-    /// How many compiled plans are kept.
-    pub fn cached_plans(&self) -> usize {
-        self.plans.len()
+    /// Adds the values of rows that have joined the pass to an edge.
+    pub fn extend_edge(&mut self, edge: EdgeId, more: Vec<f32>) {
+        self.buffers.extend(edge, more);
     }
 
-    /// Checks a plan against the program and rows of these lengths, or finds it checked.
-    pub(crate) fn compile(&self, plan: &Plan, lengths: Lengths, logits: bool) -> Result<Arc<Compiled>> {
-        self.plans.compile(&self.program, plan, lengths, logits)
-    }
-
-    /// The same model on other threads.
-    pub fn with_pool(mut self, pool: Arc<Pool>) -> Model {
-        self.pool = pool;
-        self
-    }
-
-    /// The same model with keys and values kept otherwise between tokens. What is rounded there changes numbers.
-    pub fn with_kv(mut self, format: KvFormat) -> Model {
-        self.kv = format;
-        self
-    }
-
-    /// How keys and values are kept.
-    pub fn kv(&self) -> KvFormat {
-        self.kv
-    }
-
-    /// The same model on at most so many of its threads.
-    pub(crate) fn on_threads(&self, threads: Option<usize>) -> Result<Cow<'_, Model>> {
-        match threads {
-            Some(0) => Err(Error::input("threads is 0", "take at least one thread, or leave threads out")),
-            Some(threads) => Ok(Cow::Owned(self.clone().with_pool(Arc::new(self.pool.at_most(threads))))),
-            None => Ok(Cow::Borrowed(self)),
+    /// Walks some ops of the list. This is the one loop over ops of the forward pass.
+    pub fn walk(&mut self, jobs: &mut [&mut Job], walk: Walk, kept: Option<&mut KeptValues>) -> Result<()> {
+        let Executor { model, watch, pass, rows, arena, buffers } = self;
+        let program = model.program();
+        let mut frame = Frame::new(program, model.weights(), model.pool(), pass, rows, arena, buffers);
+        frame.prepare(program.architecture());
+        let mut kept = kept;
+        if let Some(kept) = &mut kept {
+            kept.begin(pass, frame.rotations());
         }
-    }
-
-    /// Who executes its ops.
-    pub(crate) fn backend(&self) -> Arc<dyn Backend> {
-        self.backend.clone()
-    }
-
-    /// The same model with its ops executed by another.
-    pub fn with_backend(&self, backend: Arc<dyn Backend>) -> Model {
-        Model { backend, ..self.clone() }
-    }
-
-    /// Its program.
-    pub fn program(&self) -> &Program {
-        &self.program
-    }
-
-    /// Its threads.
-    pub(crate) fn pool(&self) -> &Pool {
-        &self.pool
-    }
-
-    pub(crate) fn shared_weights(&self) -> &Arc<Weights> {
-        &self.weights
-    }
-
-    /// Its weights.
-    pub fn weights(&self) -> &Weights {
-        &self.weights
-    }
-
-    /// Runs rows of tokens under a plan: one forward pass (or as many as the rows' dependencies need), no padding.
-    pub fn run(&self, inputs: &[Vec<u32>], plan: &Plan, options: &RunOptions) -> Result<Run> {
-        let model = self.on_threads(options.threads)?;
-        model.run_all(inputs, plan, options)
-    }
-
-    fn run_all(&self, inputs: &[Vec<u32>], plan: &Plan, options: &RunOptions) -> Result<Run> {
-        self.check_inputs(inputs, 0, options.chunk)?;
-        let prompts: Vec<usize> = inputs.iter().map(Vec::len).collect();
-        let compiled = self.compile(plan, Lengths { prompts: &prompts, limits: &prompts }, false)?;
-        let learns = options.prefixes.as_ref().is_some_and(PrefixCache::learns);
-        let after = if learns { After::Keys } else { After::Nothing };
-        let mut call = Call::new(self, &compiled, &prompts, options.chunk, after);
-        call.watch = Watch::new(options.interrupt.as_ref());
-        let reused = self.take_over(options.prefixes.as_ref(), &compiled, inputs, &mut call)?;
-        let mut tapes = Vec::new();
-        for group in &compiled.groups {
-            match compiled.gradient_edges(&self.program) {
-                Some(wanted) => {
-                    let weights = compiled.values.weights.iter().map(|sought| sought.weight).collect();
-                    let last = compiled.ops - 1;
-                    let mut tape = Tape::new(&self.program, &|edge| wanted[edge], weights, last, options.recompute);
-                    call.record(group, inputs, &mut tape)?;
-                    tapes.push(tape);
+        let mut frame = frame.keeping(kept);
+        let mut taps = Taps { ops: model, jobs };
+        let mut listed = walk.only.map(|ops| ops.iter().copied().peekable());
+        let mut index = walk.ops.start;
+        while index < walk.ops.end {
+            if let Some(listed) = &mut listed {
+                if listed.next_if_eq(&index).is_none() {
+                    index += 1;
+                    continue;
                 }
-                None => drop(call.prefill(group, inputs, false)?),
             }
+            watch.check()?;
+            if let Some(layer) = skipped_layer(program, &taps, index) {
+                index = skip_layer(&mut frame, &mut taps, layer)?;
+                continue;
+            }
+            model.backend().execute(index, &mut frame, &mut taps)?;
+            frame.free_dead_edges(index, &mut taps, walk.keep);
+            let op = &program.ops()[index];
+            if let (OpKind::Attention { .. }, Some(layer)) = (&op.kind, op.layer) {
+                frame.free_kv(layer);
+            }
+            index += 1;
         }
-        call.collector.end_step(self, &compiled, &[])?;
-        let gradients = call.gradients(&tapes)?;
-        self.learn(options.prefixes.as_ref(), &compiled, &call, inputs.iter().map(Vec::as_slice));
-        let saved = call.collector.take_saved();
-        let mut captures = call.collector.finish(&self.program, &compiled, &prompts);
-        captures.extend(gradients);
-        captures.sort_by_key(|capture| capture.tap);
-        Ok(Run { saved, captures, passed_over: compiled.passed_over.clone(), reused })
-    }
-
-    /// The sites that a text means on this model.
-    pub fn find(&self, text: &str) -> Result<site::Matches> {
-        site::find(&self.program, text)
-    }
-
-    /// Refuses inputs that cannot run, before anything runs.
-    pub(crate) fn check_inputs(&self, inputs: &[Vec<u32>], more: usize, chunk: Option<usize>) -> Result<()> {
-        // Positions of a model that sets no limit itself: more than any text, less than what would overflow.
-        const MOST: usize = 1 << 20;
-        let architecture = self.program.architecture();
-        if chunk == Some(0) {
-            return Err(Error::input("the chunk is 0", "take at least one token at once, or leave the chunk out"));
-        }
-        if inputs.is_empty() {
-            return Err(Error::input("there is no input", "give at least one prompt or list of tokens"));
-        }
-        for (row, tokens) in inputs.iter().enumerate() {
-            if tokens.is_empty() {
-                return Err(Error::input(
-                    format!("row {row} is empty"),
-                    "a row needs at least one token; models with a beginning-of-text token can start from it",
-                ));
-            }
-            if let Some(token) = tokens.iter().find(|&&token| token as usize >= architecture.vocab) {
-                return Err(Error::input(
-                    format!("row {row} has token {token}, and the vocabulary has {} tokens", architecture.vocab),
-                    "use tokens of this model's own tokenizer",
-                ));
-            }
-            let length = tokens.len().saturating_add(more);
-            let context = architecture.context.unwrap_or(MOST);
-            if length > context {
-                return Err(Error::input(
-                    format!("row {row} would come to {length} positions, and this model has {context}"),
-                    "shorten the prompt or ask for fewer new tokens",
-                ));
-            }
+        if walk.last {
+            frame.free_all_but(walk.keep, &mut taps);
         }
         Ok(())
     }
 
-    fn logits_edge(&self) -> EdgeId {
-        self.program.edge_of(Site::model(Point::Logits)).unwrap_or_default()
+    /// Ends the pass: gives the rows back to their jobs, one pass further.
+    pub fn end(&mut self, jobs: &mut [&mut Job]) {
+        for (segment, mut row) in self.pass.segments.iter().zip(self.rows.drain(..)) {
+            row.len = segment.position + segment.count;
+            jobs[segment.job].rows[segment.row] = row;
+        }
     }
+}
+
+/// The layer that op `index` begins, if every job of the pass skips it.
+fn skipped_layer(program: &Program, taps: &Taps, index: usize) -> Option<usize> {
+    let layer = program.ops()[index].layer.filter(|&layer| program.layer_ops(layer).start == index)?;
+    taps.jobs.iter().all(|job| job.compiled.skipped[layer]).then_some(layer)
+}
+
+/// Copies the residual stream past a skipped layer; returns the op after it.
+fn skip_layer(frame: &mut Frame, taps: &mut Taps, layer: usize) -> Result<usize> {
+    let program = frame.program;
+    let site = |point| program.edge_of(Site::layer(layer, point)).unwrap_or_default();
+    let stream = frame.select(site(Point::ResidPre), site(Point::ResidPost));
+    frame.put(site(Point::ResidPost), stream, taps)?;
+    Ok(program.layer_ops(layer).end)
 }

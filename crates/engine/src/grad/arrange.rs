@@ -1,7 +1,7 @@
 //! Ops that move numbers: their gradients move back.
 
 use super::walk::Walk;
-use crate::cpu::differ_by;
+use crate::backend::cpu::differ_by;
 use crate::program::OpKind;
 
 pub(super) fn back(walk: &mut Walk, kind: &OpKind, gradient: Vec<f32>) {

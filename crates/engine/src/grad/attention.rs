@@ -1,11 +1,11 @@
 //! Attention: fused for the rows that nobody looks into, step by step for the others.
 
-use super::tape::Tape;
 use super::walk::Walk;
 use super::weights::add_lines;
-use crate::cpu::attention::keep_largest;
+use crate::backend::KeptValues;
+use crate::backend::cpu::attention::keep_largest;
 use crate::error::Result;
-use crate::exec::Segment;
+use crate::job::Segment;
 use crate::program::{EdgeId, OpKind};
 use pellucid_kernels::attention::{
     Gradients, HeadTerms, KvFormat, KvStore, Queries, Run, Slopes, attend_back, mix_back, scores, scores_back,
@@ -14,18 +14,18 @@ use pellucid_kernels::attention::{
 use pellucid_kernels::elementwise::dot;
 use pellucid_kernels::softmax::softmax;
 
-pub(super) fn back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient: Vec<f32>) -> Result<()> {
+pub(super) fn back(walk: &mut Walk, forward: &KeptValues, kind: &OpKind, gradient: Vec<f32>) -> Result<()> {
     let OpKind::Attention { q, k, v, shape, alibi, sinks, kept, scores: at_scores, probs: at_probs, .. } = kind else {
         unreachable!("dispatched on the kind")
     };
     let slopes = alibi.as_ref().map(|alibi| Slopes { each: &alibi.slopes, rounded: alibi.rounded });
     let terms = HeadTerms { slopes, sinks: sinks.map(|sinks| walk.weights.vector(sinks)) };
-    let (queries, keys, values) = (tape.value(*q), tape.value(*k), tape.value(*v));
+    let (queries, keys, values) = (forward.value(*q), forward.value(*k), forward.value(*v));
     // Whoever looked into a row on the way here may have changed it. What a sink drew is known only where the weights are.
     let sinks_wanted = sinks.is_some_and(|sinks| walk.weight(sinks).is_some());
     let looked_into = |walk: &Walk, segment: &Segment| {
         let looked =
-            |&edge: &EdgeId| walk.touches_row(edge, segment.row) || tape.attention(edge, segment.row).is_some();
+            |&edge: &EdgeId| walk.touches_row(edge, segment.row) || forward.attention(edge, segment.row).is_some();
         sinks_wanted || [*at_scores, *at_probs].iter().any(looked)
     };
     let (mut apart, mut together) = (Vec::new(), Vec::new());
@@ -54,11 +54,11 @@ pub(super) fn back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient: Vec<f3
             keep_largest(shape, &run, kept, &mut raw);
         }
         // The weights before anybody changed them, from the scores that the softmax has seen.
-        let mut weights = tape.attention(*at_scores, segment.row).unwrap_or(&raw).to_vec();
+        let mut weights = forward.attention(*at_scores, segment.row).unwrap_or(&raw).to_vec();
         for (line, weights) in weights.chunks_exact_mut(length).enumerate() {
             softmax(weights, terms.sinks.map(|sinks| sinks[line / segment.count]));
         }
-        let used = tape.attention(*at_probs, segment.row).unwrap_or(&weights);
+        let used = forward.attention(*at_probs, segment.row).unwrap_or(&weights);
         let mut gradient = mix_back(walk.pool, shape, used, &run, values, &gradient, &mut by_v);
         walk.meet_attention(segment, *at_probs, &mut gradient)?;
         let mut by_sink = vec![0.0; shape.heads];

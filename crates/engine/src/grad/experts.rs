@@ -1,10 +1,10 @@
 //! Mixtures of experts: the choice is a constant, the weights of the chosen are not.
 
-use super::tape::Tape;
 use super::walk::Walk;
 use super::weights::{add_outer, linear as add_linear};
 use crate::architecture::{ExpertWeights, Routing, Scores};
-use crate::cpu::experts::{Desk, Slots, best_and_close, choose, scores};
+use crate::backend::KeptValues;
+use crate::backend::cpu::experts::{Desk, Slots, best_and_close, choose, scores};
 use crate::program::OpKind;
 use pellucid_kernels::activation::{Activation, activate, activate_gated};
 use pellucid_kernels::attention::softmax_back;
@@ -14,14 +14,14 @@ use pellucid_kernels::softmax::softmax;
 use pellucid_kernels::{matmul, matmul_turned};
 
 /// From the weights of the chosen experts to the router's scores.
-pub(super) fn route_back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient: Vec<f32>) {
+pub(super) fn route_back(walk: &mut Walk, kept: &KeptValues, kind: &OpKind, gradient: Vec<f32>) {
     let OpKind::Route { logits, chosen, routing, correction, .. } = kind else {
         unreachable!("dispatched on the kind")
     };
     let mut dx = walk.zeros(*logits);
     let correction = correction.map(|weight| walk.weights.vector(weight));
     let experts = walk.width(*logits);
-    let lines = tape.value(*logits).chunks_exact(experts).zip(gradient.chunks_exact(*chosen));
+    let lines = kept.value(*logits).chunks_exact(experts).zip(gradient.chunks_exact(*chosen));
     for (dx, (logits, gradient)) in dx.chunks_exact_mut(experts).zip(lines) {
         match routing.scores {
             Scores::SparseMixer { tolerance } => sparse_mixer_back(logits, tolerance, gradient, dx),
@@ -97,12 +97,12 @@ fn sparse_mixer_back(logits: &[f32], tolerance: f32, gradient: &[f32], dx: &mut 
 }
 
 /// Each expert once more on the tokens that chose it, then back through it.
-pub(super) fn experts_back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient: Vec<f32>) {
+pub(super) fn experts_back(walk: &mut Walk, kept: &KeptValues, kind: &OpKind, gradient: Vec<f32>) {
     let OpKind::Experts { x, weights, indices, experts, activation, on_input, .. } = kind else {
         unreachable!("dispatched on the kind")
     };
     let (width, chosen) = (walk.width(*x), walk.width(*weights));
-    let (input, shares, choices) = (tape.value(*x), tape.value(*weights), tape.value(*indices));
+    let (input, shares, choices) = (kept.value(*x), kept.value(*weights), kept.value(*indices));
     let (mut dx, mut by_share) = (walk.zeros(*x), walk.zeros(*weights));
     let sorted = Slots::of(choices, experts.len());
     for (nth, expert) in experts.iter().enumerate() {
@@ -219,22 +219,22 @@ fn heads_of(slot: usize, chosen: usize, heads: usize) -> impl Iterator<Item = us
     (0..heads).map(move |head| slot / chosen * chosen * heads + head * chosen + slot % chosen)
 }
 
-pub(super) fn queries_back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient: Vec<f32>) {
+pub(super) fn queries_back(walk: &mut Walk, kept: &KeptValues, kind: &OpKind, gradient: Vec<f32>) {
     let OpKind::RoutedMatMul { x, indices, experts, heads, out } = kind else { unreachable!("dispatched on the kind") };
     let (width, chosen) = (walk.width(*x), walk.width(*indices));
     let dim = walk.width(*out) / chosen / heads;
     let upstream =
         |slot: usize| heads_of(slot, chosen, *heads).flat_map(|at| gradient[at * dim..][..dim].to_vec()).collect();
-    let read = |slot: usize| tape.value(*x)[slot / chosen * width..][..width].to_vec();
+    let read = |slot: usize| kept.value(*x)[slot / chosen * width..][..width].to_vec();
     let mut dx = walk.zeros(*x);
-    for (slot, by) in routed_back(walk, experts, tape.value(*indices), &upstream, &read).iter().enumerate() {
+    for (slot, by) in routed_back(walk, experts, kept.value(*indices), &upstream, &read).iter().enumerate() {
         add(&mut dx[slot / chosen * width..][..width], by);
     }
     walk.give(gradient);
     walk.add(*x, dx);
 }
 
-pub(super) fn project_back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient: Vec<f32>) {
+pub(super) fn project_back(walk: &mut Walk, kept: &KeptValues, kind: &OpKind, gradient: Vec<f32>) {
     let OpKind::RoutedProject { z, weights, indices, experts, heads, out, .. } = kind else {
         unreachable!("dispatched on the kind")
     };
@@ -242,12 +242,12 @@ pub(super) fn project_back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient
     let dim = walk.width(*z) / chosen / heads;
     let upstream = |slot: usize| gradient[slot / chosen * width..][..width].to_vec();
     let (mut dz, mut by_share) = (walk.make(*z), walk.make(*weights));
-    let (input, shares) = (tape.value(*z), tape.value(*weights));
+    let (input, shares) = (kept.value(*z), kept.value(*weights));
     let read = |slot: usize| {
         let numbers = heads_of(slot, chosen, *heads).flat_map(|at| &input[at * dim..][..dim]);
         numbers.map(|x| shares[slot] * x).collect()
     };
-    for (slot, by) in routed_back(walk, experts, tape.value(*indices), &upstream, &read).iter().enumerate() {
+    for (slot, by) in routed_back(walk, experts, kept.value(*indices), &upstream, &read).iter().enumerate() {
         by_share[slot] = 0.0;
         for (at, by) in heads_of(slot, chosen, *heads).zip(by.chunks_exact(dim)) {
             by_share[slot] += dot(by, &input[at * dim..][..dim]);

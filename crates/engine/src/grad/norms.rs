@@ -1,22 +1,22 @@
 //! Norms: through the gain, then through the division by the scale.
 
-use super::tape::Tape;
 use super::walk::Walk;
 use super::weights::add_products;
-use crate::cpu::in_parts;
+use crate::backend::KeptValues;
+use crate::backend::cpu::in_parts;
 use crate::error::Result;
 use crate::program::OpKind;
 use pellucid_kernels::elementwise::dot;
 use pellucid_kernels::norm::{NormKind, gain, normalise, normalise_back};
 
-pub(super) fn back(walk: &mut Walk, tape: &Tape, kind: &OpKind, mut gradient: Vec<f32>) -> Result<()> {
+pub(super) fn back(walk: &mut Walk, kept: &KeptValues, kind: &OpKind, mut gradient: Vec<f32>) -> Result<()> {
     let OpKind::Norm { x, norm, gain: weight, group, scale, normed, .. } = kind else {
         unreachable!("dispatched on the kind")
     };
-    let (input, group) = (tape.value(*x), *group);
+    let (input, group) = (kept.value(*x), *group);
     if let Some(weight) = weight.filter(|&weight| walk.weight(weight).is_some()) {
         // What the gain multiplied: as the taps left it, where somebody looked.
-        let mut values = tape.value(*normed).to_vec();
+        let mut values = kept.value(*normed).to_vec();
         if values.is_empty() {
             values = vec![0.0; input.len()];
             normalise(norm.kind, norm.eps, input, group, &mut values, &mut vec![0.0; input.len() / group]);
@@ -27,7 +27,7 @@ pub(super) fn back(walk: &mut Walk, tape: &Tape, kind: &OpKind, mut gradient: Ve
     // Gains may differ between the groups of a token.
     let gains = weight.map_or(group, <[f32]>::len);
     // The plain arithmetic, where nobody looks inside and nobody did.
-    if tape.value(*scale).is_empty() && !walk.touches(*scale) && !walk.touches(*normed) {
+    if kept.value(*scale).is_empty() && !walk.touches(*scale) && !walk.touches(*normed) {
         in_parts(walk.pool, &mut gradient, gains, &|rows, part| {
             gain(part, weight, None, gains);
             normalise_back(norm.kind, norm.eps, &input[rows.start * gains..rows.end * gains], group, part);
@@ -40,7 +40,7 @@ pub(super) fn back(walk: &mut Walk, tape: &Tape, kind: &OpKind, mut gradient: Ve
     // The scale as it comes from the values, and as the run has used it.
     let (mut values, mut own) = (walk.make(*normed), walk.make(*scale));
     normalise(norm.kind, norm.eps, input, group, &mut values, &mut own);
-    let used = if tape.value(*scale).is_empty() { own.clone() } else { tape.value(*scale).to_vec() };
+    let used = if kept.value(*scale).is_empty() { own.clone() } else { kept.value(*scale).to_vec() };
     // normed = centred / used, and centred = values · own.
     let mut by_scale = walk.make(*scale);
     let groups = gradient.chunks_exact_mut(group).zip(values.chunks_exact(group)).zip(own.iter().zip(&used));

@@ -1,10 +1,10 @@
 //! Ops that treat each number by itself, or each token.
 
-use super::tape::Tape;
 use super::walk::Walk;
 use super::weights::add_lines;
 use crate::architecture::Activation;
-use crate::cpu::{heat, in_parts};
+use crate::backend::KeptValues;
+use crate::backend::cpu::{heat, in_parts};
 use crate::program::{EdgeId, OpKind};
 use pellucid_kernels::activation::activate;
 use pellucid_kernels::elementwise::{self, dot};
@@ -14,7 +14,7 @@ use pellucid_kernels::recurrence::softplus;
 use pellucid_kernels::rope::rotate;
 use pellucid_kernels::slope::{activation_slope, gate_slopes, soft_cap_slope, softplus_slope, xielu_slope};
 
-pub(super) fn back(walk: &mut Walk, tape: &Tape, kind: &OpKind, mut gradient: Vec<f32>) {
+pub(super) fn back(walk: &mut Walk, kept: &KeptValues, kind: &OpKind, mut gradient: Vec<f32>) {
     let pool = walk.pool;
     match kind {
         OpKind::Add { a, b, .. } => {
@@ -43,18 +43,18 @@ pub(super) fn back(walk: &mut Walk, tape: &Tape, kind: &OpKind, mut gradient: Ve
             walk.add(*x, gradient);
         }
         OpKind::SoftCap { x, cap, .. } => {
-            let input = tape.value(*x);
+            let input = kept.value(*x);
             in_parts(pool, &mut gradient, 1, &|range, part| soft_cap_slope(*cap, &input[range], part));
             walk.add(*x, gradient);
         }
         OpKind::Clip { x, by, .. } => {
-            let pairs = gradient.iter_mut().zip(tape.value(*x));
+            let pairs = gradient.iter_mut().zip(kept.value(*x));
             pairs.filter(|(_, x)| x.abs() > *by).for_each(|(g, _)| *g = 0.0);
             walk.add(*x, gradient);
         }
         OpKind::Rotate { x, rope, heads, from, .. } => {
             // The transpose of a turn is the turn back.
-            let (cos, sin) = tape.rotation(*rope);
+            let (cos, sin) = kept.rotation(*rope);
             let back: Vec<f32> = sin.iter().map(|x| -x).collect();
             let spec = &walk.program.architecture().ropes[*rope];
             let (pairs, width) = (spec.frequencies.len(), walk.width(*x));
@@ -76,7 +76,7 @@ pub(super) fn back(walk: &mut Walk, tape: &Tape, kind: &OpKind, mut gradient: Ve
         }
         OpKind::KeyBias { x, rate, .. } => {
             let rate = walk.weights.vector(*rate);
-            let lines = gradient.chunks_exact_mut(rate.len()).zip(tape.value(*x).chunks_exact(rate.len()));
+            let lines = gradient.chunks_exact_mut(rate.len()).zip(kept.value(*x).chunks_exact(rate.len()));
             for (line, x) in lines {
                 for ((g, &x), rate) in line.iter_mut().zip(x).zip(rate) {
                     *g *= (rate * softplus(x)).exp() * rate * softplus_slope(x);
@@ -85,22 +85,22 @@ pub(super) fn back(walk: &mut Walk, tape: &Tape, kind: &OpKind, mut gradient: Ve
             walk.add(*x, gradient);
         }
         OpKind::Activate { x, activation, .. } => {
-            let input = tape.value(*x);
+            let input = kept.value(*x);
             in_parts(pool, &mut gradient, 1, &|range, part| activation_slope(*activation, &input[range], part));
             walk.add(*x, gradient);
         }
         OpKind::Xielu { x, positive, negative, .. } => {
-            let input = tape.value(*x);
+            let input = kept.value(*x);
             let (positive, negative) = (walk.weights.vector(*positive)[0], walk.weights.vector(*negative)[0]);
             in_parts(pool, &mut gradient, 1, &|range, part| xielu_slope(positive, negative, &input[range], part));
             walk.add(*x, gradient);
         }
         OpKind::Gate { gate, linear, activation, .. } => {
-            gate_back(walk, tape, *gate, *linear, *activation, gradient);
+            gate_back(walk, kept, *gate, *linear, *activation, gradient);
         }
         OpKind::Step { x, bias, limits, .. } => {
             let (width, numbers) = (walk.width(*x), bias.map(|b| walk.weights.vector(b)));
-            for (i, (g, &x)) in gradient.iter_mut().zip(tape.value(*x)).enumerate() {
+            for (i, (g, &x)) in gradient.iter_mut().zip(kept.value(*x)).enumerate() {
                 let x = x + numbers.map_or(0.0, |bias| bias[i % width]);
                 let inside = (limits.0..=limits.1).contains(&softplus(x));
                 *g *= if inside { softplus_slope(x) } else { 0.0 };
@@ -114,7 +114,7 @@ pub(super) fn back(walk: &mut Walk, tape: &Tape, kind: &OpKind, mut gradient: Ve
 
 fn gate_back(
     walk: &mut Walk,
-    tape: &Tape,
+    kept: &KeptValues,
     gate: EdgeId,
     linear: EdgeId,
     activation: Activation,
@@ -122,7 +122,7 @@ fn gate_back(
 ) {
     let (numbers, width) = (walk.width(gate), walk.width(linear));
     if numbers == width {
-        let (mut by_gate, mut by_linear) = (walk.copy(tape.value(gate)), walk.copy(tape.value(linear)));
+        let (mut by_gate, mut by_linear) = (walk.copy(kept.value(gate)), walk.copy(kept.value(linear)));
         let shared = Shared::new(&mut by_linear);
         in_parts(walk.pool, &mut by_gate, 1, &|range, part| {
             // SAFETY: each part has its own range.
@@ -136,14 +136,14 @@ fn gate_back(
     }
     // A gate of fewer numbers serves its neighbours: they all pull on it.
     let each = width / numbers;
-    let (mut gates, mut by_gate) = (walk.copy(tape.value(gate)), walk.make(gate));
+    let (mut gates, mut by_gate) = (walk.copy(kept.value(gate)), walk.make(gate));
     activate(activation, &mut gates);
-    let parts = gradient.chunks_exact_mut(each).zip(tape.value(linear).chunks_exact(each));
+    let parts = gradient.chunks_exact_mut(each).zip(kept.value(linear).chunks_exact(each));
     for ((by_gate, gate), (part, linear)) in by_gate.iter_mut().zip(&gates).zip(parts) {
         *by_gate = dot(part, linear);
         elementwise::scale(part, *gate);
     }
-    activation_slope(activation, tape.value(gate), &mut by_gate);
+    activation_slope(activation, kept.value(gate), &mut by_gate);
     walk.give(gates);
     walk.add(gate, by_gate);
     walk.add(linear, gradient);

@@ -1,9 +1,9 @@
 //! Products with weights: `dx = dy W`.
 
-use super::tape::Tape;
 use super::walk::Walk;
 use super::weights::{add_lines, add_outer};
-use crate::cpu::in_parts;
+use crate::backend::KeptValues;
+use crate::backend::cpu::in_parts;
 use crate::error::Result;
 use crate::program::{EdgeId, OpKind};
 use pellucid_kernels::elementwise::dot;
@@ -47,12 +47,12 @@ fn product(walk: &mut Walk, x: EdgeId, matrix: &Matrix, dy: &[f32]) {
 }
 
 /// The output projection is the sum of its heads' shares: each has the gradient of the sum until somebody changes it.
-pub(super) fn project_back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient: Vec<f32>) -> Result<()> {
+pub(super) fn project_back(walk: &mut Walk, kept: &KeptValues, kind: &OpKind, gradient: Vec<f32>) -> Result<()> {
     let OpKind::Project { z, linear, heads, head_out, .. } = kind else { unreachable!("dispatched on the kind") };
     let matrix = walk.weights.matrix(linear.weight);
     add_lines(walk, linear.bias, &gradient);
     if !walk.touches(*head_out) {
-        add_outer(walk, linear.weight, tape.value(*z), &gradient);
+        add_outer(walk, linear.weight, kept.value(*z), &gradient);
         product(walk, *z, matrix, &gradient);
         walk.give(gradient);
         return Ok(());
@@ -74,7 +74,7 @@ pub(super) fn project_back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient
         matmul_turned(walk.pool, &upstream, matrix, false, &mut own);
         if walk.weight(linear.weight).is_some() {
             let outside = |place: usize| place % inner / dim != head;
-            let mut read = tape.value(*z).to_vec();
+            let mut read = kept.value(*z).to_vec();
             read.iter_mut().enumerate().filter(|(place, _)| outside(*place)).for_each(|(_, x)| *x = 0.0);
             add_outer(walk, linear.weight, &read, &upstream);
         }

@@ -2,11 +2,11 @@
 //!
 //! A recorded pass takes whole rows, so each of them begins with nothing carried.
 
-use super::tape::Tape;
 use super::walk::Walk;
 use super::weights::add_lines;
-use crate::cpu::recurrence::{Reads, rates};
-use crate::exec::Segment;
+use crate::backend::KeptValues;
+use crate::backend::cpu::recurrence::{Reads, rates};
+use crate::job::Segment;
 use crate::program::{OpKind, StateDecay};
 use pellucid_kernels::activation::{Activation, activate};
 use pellucid_kernels::memory::Shared;
@@ -19,7 +19,7 @@ fn tokens(segment: &Segment, width: usize) -> Range<usize> {
     segment.token * width..(segment.token + segment.count) * width
 }
 
-pub(super) fn convolve_back(walk: &mut Walk, tape: &Tape, kind: &OpKind, mut gradient: Vec<f32>) {
+pub(super) fn convolve_back(walk: &mut Walk, kept: &KeptValues, kind: &OpKind, mut gradient: Vec<f32>) {
     let OpKind::Convolve { x, kernel: weight, bias: shift, activation, .. } = kind else {
         unreachable!("dispatched on the kind")
     };
@@ -30,7 +30,7 @@ pub(super) fn convolve_back(walk: &mut Walk, tape: &Tape, kind: &OpKind, mut gra
         for segment in &walk.pass.segments {
             let range = tokens(segment, channels);
             let mut past = vec![0.0; kernel.len() - channels];
-            convolve(&tape.value(*x)[range.clone()], &mut past, kernel, bias, channels, &mut before[range]);
+            convolve(&kept.value(*x)[range.clone()], &mut past, kernel, bias, channels, &mut before[range]);
         }
         activation_slope(*activation, &before, &mut gradient);
         walk.give(before);
@@ -40,7 +40,7 @@ pub(super) fn convolve_back(walk: &mut Walk, tape: &Tape, kind: &OpKind, mut gra
     if let Some(sum) = walk.weight(*weight) {
         for segment in segments {
             let range = tokens(segment, channels);
-            let (x, dy) = (&tape.value(*x)[range.clone()], &gradient[range]);
+            let (x, dy) = (&kept.value(*x)[range.clone()], &gradient[range]);
             for (place, sum) in sum.iter_mut().enumerate() {
                 let (channel, back) = (place / taps, taps - 1 - place % taps);
                 let later = dy[channel..].iter().step_by(channels).skip(back);
@@ -57,13 +57,13 @@ pub(super) fn convolve_back(walk: &mut Walk, tape: &Tape, kind: &OpKind, mut gra
     walk.add(*x, dx);
 }
 
-pub(super) fn shift_back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient: Vec<f32>) {
+pub(super) fn shift_back(walk: &mut Walk, kept: &KeptValues, kind: &OpKind, gradient: Vec<f32>) {
     let OpKind::Shift { x, mix: weight, .. } = kind else { unreachable!("dispatched on the kind") };
     let (mix, width, segments) = (walk.weights.vector(*weight), walk.width(*x), &walk.pass.segments);
     if let Some(sum) = walk.weight(*weight) {
         for segment in segments {
             let range = tokens(segment, width);
-            let (x, dy, nothing) = (&tape.value(*x)[range.clone()], &gradient[range], vec![0.0; width]);
+            let (x, dy, nothing) = (&kept.value(*x)[range.clone()], &gradient[range], vec![0.0; width]);
             let before = std::iter::once(&nothing[..]).chain(x.chunks_exact(width));
             for ((now, before), dy) in x.chunks_exact(width).zip(before).zip(dy.chunks_exact(width)) {
                 let differences = now.iter().zip(before).map(|(now, before)| now - before);
@@ -82,14 +82,14 @@ pub(super) fn shift_back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient: 
     walk.add(*x, dx);
 }
 
-pub(super) fn lru_back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient: Vec<f32>) {
+pub(super) fn lru_back(walk: &mut Walk, kept: &KeptValues, kind: &OpKind, gradient: Vec<f32>) {
     let OpKind::Lru { x, input_gate, recurrent_gate, rate: weight, .. } = kind else {
         unreachable!("dispatched on the kind")
     };
-    let (mut gates, mut decays) = (walk.copy(tape.value(*input_gate)), walk.copy(tape.value(*recurrent_gate)));
+    let (mut gates, mut decays) = (walk.copy(kept.value(*input_gate)), walk.copy(kept.value(*recurrent_gate)));
     activate(Activation::Sigmoid, &mut gates);
     activate(Activation::Sigmoid, &mut decays);
-    let (width, input) = (walk.width(*x), tape.value(*x));
+    let (width, input) = (walk.width(*x), kept.value(*x));
     let rate: Vec<f32> = walk.weights.vector(*weight).iter().map(|&x| -8.0 * softplus(x)).collect();
     let mut by_rate = vec![0.0; width];
     let (mut dx, mut by_gate, mut by_decay) = (walk.make(*x), walk.make(*x), walk.make(*x));
@@ -129,7 +129,7 @@ pub(super) fn lru_back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient: Ve
     walk.add(*recurrent_gate, by_decay);
 }
 
-pub(super) fn wkv_back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient: Vec<f32>) {
+pub(super) fn wkv_back(walk: &mut Walk, kept: &KeptValues, kind: &OpKind, gradient: Vec<f32>) {
     let OpKind::Wkv { k, v, decay: decay_weight, first: first_weight, .. } = kind else {
         unreachable!("dispatched on the kind")
     };
@@ -142,7 +142,7 @@ pub(super) fn wkv_back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient: Ve
             let at = |token: usize| (segment.token + token) * width + channel;
             let column = |from: &[f32]| (0..segment.count).map(|token| from[at(token)]).collect::<Vec<f32>>();
             let (mut dk, mut dv) = (vec![0.0; segment.count], vec![0.0; segment.count]);
-            let (keys, values) = (column(tape.value(*k)), column(tape.value(*v)));
+            let (keys, values) = (column(kept.value(*k)), column(kept.value(*v)));
             kernel::wkv_back(&keys, &values, decay[channel], first[channel], &column(&gradient), &mut dk, &mut dv);
             for token in 0..segment.count {
                 // SAFETY: each task has its own channel.
@@ -154,7 +154,7 @@ pub(super) fn wkv_back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient: Ve
         });
     }
     if [*decay_weight, *first_weight].iter().any(|&weight| walk.weight(weight).is_some()) {
-        let (keys, values) = (tape.value(*k), tape.value(*v));
+        let (keys, values) = (kept.value(*k), kept.value(*v));
         let (mut by_decay, mut by_first) = (vec![0.0; width], vec![0.0; width]);
         for segment in &walk.pass.segments {
             for channel in 0..width {
@@ -206,12 +206,12 @@ struct To {
     skip: Shared<f32>,
 }
 
-pub(super) fn recur_back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient: Vec<f32>) {
+pub(super) fn recur_back(walk: &mut Walk, kept: &KeptValues, kind: &OpKind, gradient: Vec<f32>) {
     let OpKind::Recur { q, k, v, decay, strength, skip, shape, .. } = kind else {
         unreachable!("dispatched on the kind")
     };
     let rates: Vec<f32> = rates(kind, walk.weights).collect();
-    let reads = Reads::of(kind, shape, walk.weights, &rates, &|edge| tape.value(edge));
+    let reads = Reads::of(kind, shape, walk.weights, &rates, &|edge| kept.value(edge));
     let (step, rate) = match decay {
         StateDecay::Learned { step, rate } => (Some(*step), Some(*rate)),
         StateDecay::Fixed(_) => (None, None),

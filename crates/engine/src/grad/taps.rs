@@ -3,16 +3,15 @@
 use super::Cotangents;
 use crate::array::Array;
 use crate::error::{Error, Result};
-use crate::exec::{Model, Pass, Segment};
+use crate::job::{Pass, Segment, SharedStore};
+use crate::model::Model;
 use crate::plan::{Capture, Chosen, Columns, Compiled, CompiledAction, Entry, Given};
 use crate::program::{EdgeId, Layout, Program};
-use crate::value::{Back, Store, unspread};
+use crate::value::{Back, unspread};
 use crate::weights::WeightId;
 use pellucid_kernels::elementwise::dot;
-use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ops::Range;
-use std::rc::Rc;
 
 /// The gradients of one metric as the plan's taps see them.
 pub(crate) struct TapsBack<'a> {
@@ -20,7 +19,7 @@ pub(crate) struct TapsBack<'a> {
     compiled: &'a Compiled,
     metric: usize,
     back: Back,
-    store: Rc<RefCell<Store>>,
+    store: SharedStore,
     /// What edits that took another site's value owe to it, by source, row and place.
     owed: HashMap<(usize, usize, usize), Vec<f32>>,
     /// The gradients of the weights that somebody asked for.
@@ -67,13 +66,8 @@ impl Picked {
 
 impl<'a> TapsBack<'a> {
     /// Begins at a metric, whose value the store has or finds.
-    pub fn new(
-        model: &'a Model,
-        compiled: &'a Compiled,
-        metric: usize,
-        store: Rc<RefCell<Store>>,
-    ) -> Result<TapsBack<'a>> {
-        let value = store.borrow_mut().get(model, compiled, compiled.values.metrics[metric], None)?;
+    pub fn new(model: &'a Model, compiled: &'a Compiled, metric: usize, store: SharedStore) -> Result<TapsBack<'a>> {
+        let value = store.lock().get(model, compiled, compiled.values.metrics[metric], None)?;
         if value.values().len() != 1 {
             return Err(Error::Value {
                 value: compiled.values.name(compiled.values.metrics[metric]),
@@ -94,7 +88,7 @@ impl<'a> TapsBack<'a> {
         let arrays: HashMap<WeightId, Array> =
             self.weights.into_iter().map(|(id, sum)| (id, Array::new(shape(id), sum))).collect();
         for sought in self.compiled.values.weights.iter().filter(|sought| sought.metric == self.metric) {
-            self.store.borrow_mut().know(sought.value, arrays[&sought.weight].clone());
+            self.store.lock().know(sought.value, arrays[&sought.weight].clone());
         }
         self.captures
     }
@@ -140,7 +134,7 @@ impl<'a> TapsBack<'a> {
             }
             CompiledAction::Read => {
                 for &read in &entry.binds {
-                    let store = &mut self.store.borrow_mut();
+                    let store = &mut self.store.lock();
                     if let Some(share) = self.back.take(self.model, self.compiled, store, read, row)? {
                         picked.change(gradient, share.values(), |sum, g| *sum += g);
                     }
@@ -194,7 +188,7 @@ impl<'a> TapsBack<'a> {
             CompiledAction::Read => {
                 let array = Array::new(picked.shape.clone(), numbers);
                 for &read in &entry.binds {
-                    self.store.borrow_mut().bind(&self.compiled.values, read, row, array.clone());
+                    self.store.lock().bind(&self.compiled.values, read, row, array.clone());
                 }
             }
             CompiledAction::Set(given) => {
@@ -218,7 +212,7 @@ impl<'a> TapsBack<'a> {
             Given::Vector(vector) => Ok(vector.iter().copied().cycle().take(count).collect()),
             Given::Rows(rows) => Ok(picked.places.iter().flat_map(|&place| rows[place].iter().copied()).collect()),
             Given::Computed(value) => {
-                let array = self.store.borrow_mut().get(self.model, self.compiled, *value, Some(row))?;
+                let array = self.store.lock().get(self.model, self.compiled, *value, Some(row))?;
                 array.broadcast(&picked.shape).ok_or_else(|| {
                     self.fail(entry, &format!("a value of shape {:?} does not fit {:?}", array.shape(), picked.shape))
                 })
@@ -232,7 +226,7 @@ impl<'a> TapsBack<'a> {
         match given {
             Given::Number(_) | Given::Vector(_) | Given::Rows(_) => {}
             Given::Computed(value) => {
-                let written = self.store.borrow_mut().get(self.model, self.compiled, *value, Some(row))?;
+                let written = self.store.lock().get(self.model, self.compiled, *value, Some(row))?;
                 let share = unspread(&Array::new(picked.shape.clone(), numbers.to_vec()), written.shape());
                 self.back.add(self.compiled, *value, Some(row), share);
             }

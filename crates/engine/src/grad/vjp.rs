@@ -1,14 +1,18 @@
 //! The mechanism by itself: from given gradients at some sites to those at others.
 
 use super::tape::check_site;
-use super::{Cotangents, Tape};
+use super::{Cotangents, GradientTape, record, walk};
 use crate::array::Array;
 use crate::error::{Error, Result};
-use crate::exec::{After, Call, Model, Pass, Segment};
+use crate::exec::Executor;
+use crate::interrupt::Watch;
+use crate::job::{CacheUse, Job, Pass, Segment};
+use crate::model::Model;
 use crate::plan::{Action, Capture, Lengths, Operand, Plan, compile};
 use crate::program::{Domain, EdgeId, Layout, Program};
 use crate::site::Site;
 use std::collections::HashSet;
+use std::sync::Arc;
 
 /// A gradient to begin with: what a scalar's derivative with respect to a site is, at some positions of a row.
 #[derive(Clone, Debug, PartialEq)]
@@ -55,24 +59,26 @@ impl Model {
         compiled.ops = compiled.ops.max(ops.max().unwrap_or(0));
 
         let mut gradients = Vec::new();
-        let mut call = Call::new(self, &compiled, &prompts, None, After::Nothing);
+        let mut executor = Executor::new(self, Watch::new(None));
+        let compiled = Arc::new(compiled);
+        let mut job = Job::new(compiled.clone(), self.kv(), None, CacheUse::Discard, false);
+        let seeded = |domain: Domain| {
+            let seeds = seeds.iter().filter(move |(edge, _)| program.edge(*edge).domain == domain);
+            seeds.flat_map(|(_, seed)| seed.positions.iter().map(|&position| (seed.row, position)))
+        };
+        job.demand.logits_at = seeded(Domain::Read).collect();
+        job.demand.last_mlp_at = match wanted.iter().any(|&edge| program.edge(edge).domain == Domain::Late) {
+            true => prompts.iter().enumerate().flat_map(|(row, &n)| (0..n).map(move |at| (row, at))).collect(),
+            false => seeded(Domain::Late).collect(),
+        };
+        job.demand.logits_at.sort_unstable();
+        job.demand.last_mlp_at.sort_unstable();
         for group in &compiled.groups {
-            let mut tape =
-                Tape::new(program, &|edge| wanted.contains(&edge), HashSet::new(), compiled.ops - 1, options.recompute);
-            let seeded = |domain: Domain| {
-                let seeds = seeds.iter().filter(move |(edge, _)| program.edge(*edge).domain == domain);
-                seeds.flat_map(|(_, seed)| seed.positions.iter().map(|&position| (seed.row, position)))
-            };
-            tape.reads = seeded(Domain::Read).collect();
-            tape.reads_late = match wanted.iter().any(|&edge| program.edge(edge).domain == Domain::Late) {
-                true => prompts.iter().enumerate().flat_map(|(row, &n)| (0..n).map(move |at| (row, at))).collect(),
-                false => seeded(Domain::Late).collect(),
-            };
-            tape.reads.sort_unstable();
-            tape.reads_late.sort_unstable();
-            call.record(group, inputs, &mut tape)?;
+            let is_wanted = |edge| wanted.contains(&edge);
+            let mut tape = GradientTape::new(program, &is_wanted, HashSet::new(), compiled.ops - 1, options.recompute);
+            record(&mut executor, &mut job, group, inputs, &mut tape)?;
             let mut given = Given { seeds: &seeds, to, wanted: &wanted, gradients: Vec::new() };
-            call.backward(&tape, &mut given)?;
+            walk(&mut executor, &mut job, &tape, &mut given)?;
             gradients.append(&mut given.gradients);
         }
         gradients.sort_by_key(|capture: &Capture| (capture.tap, capture.row));

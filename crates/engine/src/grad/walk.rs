@@ -1,11 +1,11 @@
-//! The walk back over the op list.
+//! The backward pass over the op list.
 
-use super::tape::Tape;
+use super::tape::{GradientTape, entering};
 use super::{Cotangents, arrange, attention, experts, norms, pointwise, products, recurrence, weights};
+use crate::backend::{Arena, KeptValues};
 use crate::error::Result;
-use crate::exec::{Arena, Model, Pass};
-use crate::interrupt::Watch;
-use crate::plan::Compiled;
+use crate::exec::Executor;
+use crate::job::{Job, Pass};
 use crate::point::Point;
 use crate::program::{EdgeId, OpKind, Program};
 use crate::site::Site;
@@ -13,97 +13,101 @@ use crate::weights::{WeightId, Weights};
 use pellucid_kernels::{Pool, elementwise};
 use std::ops::Range;
 
-/// Runs a layer's ops again, from what the second tape holds, and keeps on the first what their gradients need.
-pub(crate) type Rerun<'a> = dyn FnMut(Range<usize>, &mut Arena, &mut Tape, &Tape) -> Result<()> + 'a;
-
-/// Gradients under way.
+/// A backward pass under way.
 pub(super) struct Walk<'a> {
     pub program: &'a Program,
     pub weights: &'a Weights,
     pub pool: &'a Pool,
     pub pass: &'a Pass,
-    tape: &'a Tape,
+    tape: &'a GradientTape,
     cotangents: &'a mut dyn Cotangents,
     gradients: Vec<Option<Vec<f32>>>,
     arena: Arena,
 }
 
-/// Walks back from the last op of a tape to its first. An edge that nobody has given a gradient and nobody touches is passed
-/// over, and so is all that leads to it.
+/// Walks the op list backward, from the last op of a tape to its first. An edge that has no gradient and that `cotangents` do not
+/// touch is passed over, and so is everything that leads to it.
 pub(crate) fn walk(
-    model: &Model,
-    compiled: &Compiled,
-    tape: &Tape,
-    arena: Arena,
-    watch: &Watch,
-    rerun: &mut Rerun,
+    executor: &mut Executor,
+    job: &mut Job,
+    tape: &GradientTape,
     cotangents: &mut dyn Cotangents,
-) -> Result<Arena> {
+) -> Result<()> {
+    let model = executor.model().clone();
     let program = model.program();
     let mut walk = Walk {
         program,
         weights: model.weights(),
         pool: model.pool(),
-        pass: tape.pass(),
+        pass: tape.kept.pass(),
         tape,
         cotangents,
         gradients: (0..program.edge_count()).map(|_| None).collect(),
-        arena,
+        arena: executor.take_arena(),
     };
-    let mut again: Option<Tape> = None;
+    // The values of the layer that ran again last, with its ops.
+    let mut again: Option<(Range<usize>, KeptValues)> = None;
     let mut index = tape.ops().end;
     while index > tape.ops().start {
         index -= 1;
-        watch.check()?;
+        executor.watch.check()?;
         let op = &program.ops()[index];
-        if let Some(layer) = op.layer.filter(|&layer| compiled.skipped[layer]) {
-            // Nobody entered this layer: what leaves it is what came in.
+        if let Some(layer) = op.layer.filter(|&layer| job.compiled.skipped[layer]) {
+            // A skipped layer copies its input to its output.
             index = program.layer_ops(layer).start;
             walk.pass_by(layer)?;
             continue;
         }
         let Some(gradient) = walk.arrived(&op.kind)? else { continue };
         let ops = op.layer.and_then(|layer| tape.runs_again(program, layer));
-        if ops != again.as_ref().map(Tape::ops) {
-            again.take().into_iter().flat_map(Tape::into_values).for_each(|value| walk.arena.give(value));
+        if ops.as_ref() != again.as_ref().map(|(ops, _)| ops) {
+            again
+                .take()
+                .into_iter()
+                .flat_map(|(_, values)| values.into_values())
+                .for_each(|value| walk.arena.give(value));
             if let Some(ops) = ops {
-                let mut layer = tape.again(program, ops.clone());
-                rerun(ops, &mut walk.arena, &mut layer, tape)?;
-                again = Some(layer);
+                let mut values = tape.values_of(program, ops.clone());
+                let inputs = entering(program, &ops);
+                executor.put_arena(std::mem::take(&mut walk.arena));
+                executor.replay(job, ops.clone(), &tape.kept, &inputs, &mut values)?;
+                walk.arena = executor.take_arena();
+                again = Some((ops, values));
             }
         }
-        back(&mut walk, again.as_ref().unwrap_or(tape), &op.kind, gradient)?;
+        back(&mut walk, again.as_ref().map_or(&tape.kept, |(_, values)| values), &op.kind, gradient)?;
     }
-    Ok(walk.arena)
+    executor.put_arena(walk.arena);
+    Ok(())
 }
 
 /// From the gradient of what an op made to the gradients of what it read.
-fn back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient: Vec<f32>) -> Result<()> {
+fn back(walk: &mut Walk, kept: &KeptValues, kind: &OpKind, gradient: Vec<f32>) -> Result<()> {
     use OpKind::*;
-    weights::back(walk, tape, kind, &gradient);
+    weights::back(walk, kept, kind, &gradient);
     match kind {
         Input { .. } | Lookup { .. } | Sinusoids { .. } => walk.give(gradient),
         MatMul { .. } | BlockMatMul { .. } => products::back(walk, kind, gradient),
-        Project { .. } => return products::project_back(walk, tape, kind, gradient),
-        Norm { .. } => return norms::back(walk, tape, kind, gradient),
+        Project { .. } => return products::project_back(walk, kept, kind, gradient),
+        Norm { .. } => return norms::back(walk, kept, kind, gradient),
         Add { .. } | Scale { .. } | Gain { .. } | SoftCap { .. } | Clip { .. } | Rotate { .. } | Temper { .. } => {
-            pointwise::back(walk, tape, kind, gradient)
+            pointwise::back(walk, kept, kind, gradient)
         }
         KeyBias { .. } | Activate { .. } | Xielu { .. } | Gate { .. } | Step { .. } => {
-            pointwise::back(walk, tape, kind, gradient)
+            pointwise::back(walk, kept, kind, gradient)
         }
         Slice { .. } | Concat { .. } | JoinHeads { .. } | JoinNumber { .. } => arrange::back(walk, kind, gradient),
         PairValues { .. } | Differ { .. } | Select { .. } => arrange::back(walk, kind, gradient),
-        Attention { .. } => return attention::back(walk, tape, kind, gradient),
-        Route { .. } => experts::route_back(walk, tape, kind, gradient),
-        Experts { .. } => experts::experts_back(walk, tape, kind, gradient),
-        RoutedMatMul { .. } => experts::queries_back(walk, tape, kind, gradient),
-        RoutedProject { .. } => experts::project_back(walk, tape, kind, gradient),
-        Convolve { .. } => recurrence::convolve_back(walk, tape, kind, gradient),
-        Recur { .. } => recurrence::recur_back(walk, tape, kind, gradient),
-        Lru { .. } => recurrence::lru_back(walk, tape, kind, gradient),
-        Shift { .. } => recurrence::shift_back(walk, tape, kind, gradient),
-        Wkv { .. } => recurrence::wkv_back(walk, tape, kind, gradient),
+        Attention { .. } => return attention::back(walk, kept, kind, gradient),
+        Route { .. } => experts::route_back(walk, kept, kind, gradient),
+        Experts { .. } => experts::experts_back(walk, kept, kind, gradient),
+        RoutedMatMul { .. } => experts::queries_back(walk, kept, kind, gradient),
+        RoutedProject { .. } => experts::project_back(walk, kept, kind, gradient),
+        Convolve { .. } => recurrence::convolve_back(walk, kept, kind, gradient),
+        Recur { .. } => recurrence::recur_back(walk, kept, kind, gradient),
+        Lru { .. } => recurrence::lru_back(walk, kept, kind, gradient),
+        Shift { .. } => recurrence::shift_back(walk, kept, kind, gradient),
+        Wkv { .. } => recurrence::wkv_back(walk, kept, kind, gradient),
     }
     Ok(())
 }
@@ -140,7 +144,7 @@ impl Walk<'_> {
     }
 
     /// Shows one row's gradient of an attention edge, `[heads, queries, keys]`, to those who touch it.
-    pub fn meet_attention(&mut self, segment: &crate::exec::Segment, edge: EdgeId, gradient: &mut [f32]) -> Result<()> {
+    pub fn meet_attention(&mut self, segment: &crate::job::Segment, edge: EdgeId, gradient: &mut [f32]) -> Result<()> {
         if self.cotangents.touches_row(edge, segment.row) {
             self.cotangents.meet_attention(self.program, segment, edge, gradient)?;
         }

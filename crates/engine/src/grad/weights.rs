@@ -3,8 +3,8 @@
 //! Here are the ops whose weights meet what they read and what came back, number by number. Where the way to a weight lies inside an op,
 //! its own file says so: `products.rs` for shares of heads, `norms.rs`, `attention.rs`, `experts.rs`, `recurrence.rs`.
 
-use super::tape::Tape;
 use super::walk::Walk;
+use crate::backend::KeptValues;
 use crate::program::{Linear, OpKind};
 use crate::weights::WeightId;
 use pellucid_kernels::elementwise::{add, dot};
@@ -13,7 +13,7 @@ use pellucid_kernels::slope::softplus_slope;
 use pellucid_kernels::{DType, Matrix, matmul};
 
 /// What the gradient of an op's output says about its weights.
-pub(super) fn back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient: &[f32]) {
+pub(super) fn back(walk: &mut Walk, kept: &KeptValues, kind: &OpKind, gradient: &[f32]) {
     match kind {
         OpKind::Lookup { table, row, .. } => {
             let (pass, width) = (walk.pass, walk.weights.matrix(*table).cols());
@@ -23,12 +23,12 @@ pub(super) fn back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient: &[f32]
                 add(&mut sum[row.of(token, position) * width..][..width], line);
             }
         }
-        OpKind::MatMul { x, linear: weights, .. } => linear(walk, weights, tape.value(*x), gradient),
+        OpKind::MatMul { x, linear: weights, .. } => linear(walk, weights, kept.value(*x), gradient),
         OpKind::BlockMatMul { x, linear, blocks, .. } => {
             add_lines(walk, linear.bias, gradient);
             let dim = walk.width(*x) / blocks;
             let Some(sum) = walk.weight(linear.weight) else { return };
-            let lines = tape.value(*x).chunks_exact(dim).zip(gradient.chunks_exact(dim));
+            let lines = kept.value(*x).chunks_exact(dim).zip(gradient.chunks_exact(dim));
             for (block, (x, dy)) in lines.enumerate() {
                 let block = &mut sum[block % blocks * dim * dim..][..dim * dim];
                 for (line, x) in block.chunks_exact_mut(dim).zip(x) {
@@ -37,16 +37,16 @@ pub(super) fn back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient: &[f32]
             }
         }
         OpKind::Norm { bias, .. } => add_lines(walk, *bias, gradient),
-        OpKind::Gain { x, gain, .. } => add_products(walk, *gain, tape.value(*x), gradient),
+        OpKind::Gain { x, gain, .. } => add_products(walk, *gain, kept.value(*x), gradient),
         OpKind::KeyBias { x, rate, .. } => {
             let rates = walk.weights.vector(*rate);
-            let numbers = tape.value(*x).iter().zip(gradient).zip(rates.iter().cycle());
+            let numbers = kept.value(*x).iter().zip(gradient).zip(rates.iter().cycle());
             let by_rate: Vec<f32> =
                 numbers.map(|((&x, dy), rate)| dy * (rate * softplus(x)).exp() * softplus(x)).collect();
             add_lines(walk, Some(*rate), &by_rate);
         }
         OpKind::Xielu { x, positive, negative, .. } => {
-            let pairs = || tape.value(*x).iter().zip(gradient);
+            let pairs = || kept.value(*x).iter().zip(gradient);
             let above: f32 = pairs().filter(|(x, _)| **x > 0.0).map(|(x, dy)| dy * x * x).sum();
             let below: f32 = pairs().filter(|(x, _)| **x <= 0.0).map(|(x, dy)| dy * (x.min(-1e-6).exp_m1() - x)).sum();
             for (weight, by) in [(*positive, above), (*negative, below)] {
@@ -56,7 +56,7 @@ pub(super) fn back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient: &[f32]
         }
         OpKind::Differ { x, weights, out, .. } => {
             let (width, halves) = (walk.width(*out), walk.width(*x));
-            let lines = tape.value(*x).chunks_exact(halves).zip(gradient.chunks_exact(width));
+            let lines = kept.value(*x).chunks_exact(halves).zip(gradient.chunks_exact(width));
             let by: f32 = lines.map(|(x, dy)| -dot(&x[width..], dy)).sum();
             for (a, b, sign) in [(0, 1, 1.0), (2, 3, -1.0)] {
                 let (first, second) = (walk.weights.vector(weights[a]), walk.weights.vector(weights[b]));

@@ -10,7 +10,6 @@ mod cache;
 mod compile;
 mod compile_value;
 mod compiled;
-mod explain;
 mod json;
 mod json_value;
 
@@ -26,7 +25,6 @@ pub(crate) use cache::PlanCache;
 pub(crate) use compile::compile;
 pub(crate) use compile_value::{Stretch, Values, stretched, to_logits};
 pub(crate) use compiled::{Chosen, Compiled, CompiledAction, CompiledReduce, Entry, Given, Lengths};
-pub use explain::Explanation;
 pub(crate) use select::Columns;
 pub use select::{Phase, Positions};
 pub use shapes::Shapes;
@@ -165,21 +163,21 @@ pub struct FromSite {
     pub positions: Option<Positions>,
 }
 
-/// What a callback sees: the selected values of one row.
-pub struct Selected<'a> {
+/// The selected values of one row, as a callback sees them.
+pub struct Selected {
     /// The row of the call.
     pub row: usize,
     /// Absolute positions of the selected tokens.
-    pub positions: &'a [usize],
-    /// Numbers for each position (for attention sites: keys for each head and query).
+    pub positions: Vec<usize>,
+    /// Floats for each position; for attention sites keys for each head and position.
     pub width: usize,
-    /// The values, position after position, to be read and changed in place.
-    pub values: &'a mut [f32],
+    /// The values, to be read and changed in place: `[positions, width]`, for attention sites `[heads, positions, keys]`.
+    pub values: Vec<f32>,
 }
 
-/// A closure that changes values.
+/// A closure that changes values. It is called once for each site and pass, with the selected rows that run together.
 #[derive(Clone)]
-pub struct Callback(pub Arc<dyn Fn(&mut Selected<'_>) + Send + Sync>);
+pub struct Callback(pub Arc<dyn Fn(&mut [Selected]) + Send + Sync>);
 
 impl std::fmt::Debug for Callback {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -31,7 +31,9 @@ impl Reach<'_> {
                     );
                     return Err(cannot(entry, problem));
                 }
-                let before = reader != origin && made(edge) >= made(entry.edge);
+                // Taps of one edge go tap by tap over all rows, so a tap may use what an earlier one read of any row.
+                let alongside = made(edge) < made(entry.edge) || edge == entry.edge && there;
+                let before = reader != origin && !alongside;
                 waits.push(Wait { entry: index, site, reader, origin, before });
                 Ok(())
             };

@@ -136,6 +136,11 @@ impl Program {
         self.sites.get(&site).copied()
     }
 
+    /// The edge of the logits, if the model has an unembedding.
+    pub fn logits_edge(&self) -> Option<EdgeId> {
+        self.edge_of(Site::model(Point::Logits))
+    }
+
     /// The point of an edge that was named by hand.
     pub(crate) fn named(&self, name: &str) -> Option<Point> {
         let mut named = self.sites.keys().map(|site| site.point);

@@ -1,9 +1,8 @@
 //! Gradients of values: from a metric, and from what edits have written, to what taps have read.
 
-use super::{Store, derive, stretch};
+use super::{OpRunner, Store, derive};
 use crate::array::Array;
 use crate::error::{Error, Result};
-use crate::exec::Model;
 use crate::plan::{Compiled, Expr, ValueId};
 use std::collections::HashMap;
 
@@ -40,7 +39,7 @@ impl Back {
     /// The gradient of what a tap has read of a row, if anything depends on it.
     pub fn take(
         &mut self,
-        model: &Model,
+        ops: &dyn OpRunner,
         compiled: &Compiled,
         store: &mut Store,
         read: ValueId,
@@ -53,7 +52,7 @@ impl Back {
             }
             for row in values.rows[id].each() {
                 if let Some(gradient) = self.waiting.remove(&(id, row)) {
-                    self.hand_on(model, compiled, store, id, row, gradient)?;
+                    self.hand_on(ops, compiled, store, id, row, gradient)?;
                 }
             }
         }
@@ -63,7 +62,7 @@ impl Back {
     /// Hands a value's gradient on to what it was computed from.
     fn hand_on(
         &mut self,
-        model: &Model,
+        ops: &dyn OpRunner,
         compiled: &Compiled,
         store: &mut Store,
         id: ValueId,
@@ -72,19 +71,19 @@ impl Back {
     ) -> Result<()> {
         let values = &compiled.values;
         let inputs = values.inputs(id, row);
-        let of = inputs.iter().map(|&(of, row)| store.get(model, compiled, of, row)).collect::<Result<Vec<Array>>>()?;
+        let of = inputs.iter().map(|&(of, row)| store.get(ops, compiled, of, row)).collect::<Result<Vec<Array>>>()?;
         let fail = |problem: String| Error::Value {
             value: values.name(id),
             problem,
             remedy: "a metric is built from recorded operations".into(),
         };
         let shares = match &values.stretches[id] {
-            Some(ops) => vec![Some(stretch::back(model, ops, &of[0], &gradient)?)],
+            Some(span) => vec![Some(ops.backward(span, &of[0], &gradient)?)],
             None if matches!(values.list[id].expr, Expr::Call { .. }) => {
                 return Err(fail("the gradient cannot pass through a function of arrays".into()));
             }
             None => {
-                let made = store.get(model, compiled, id, row)?;
+                let made = store.get(ops, compiled, id, row)?;
                 derive(&values.list[id].expr, &of, &made, &gradient).map_err(fail)?
             }
         };

@@ -1,9 +1,8 @@
 //! What taps have read in this call, and what follows from it.
 
-use super::{compute, stretch};
+use super::{OpRunner, compute};
 use crate::array::Array;
 use crate::error::{Error, Result};
-use crate::exec::Model;
 use crate::plan::{Compiled, Expr, ValueId, Values};
 use std::collections::HashMap;
 
@@ -46,7 +45,13 @@ impl Store {
     }
 
     /// The value for a reader.
-    pub fn get(&mut self, model: &Model, compiled: &Compiled, value: ValueId, reader: Option<usize>) -> Result<Array> {
+    pub fn get(
+        &mut self,
+        ops: &dyn OpRunner,
+        compiled: &Compiled,
+        value: ValueId,
+        reader: Option<usize>,
+    ) -> Result<Array> {
         let values = &compiled.values;
         let asked = (value, values.rows[value].for_reader(reader));
         let mut todo = vec![asked];
@@ -63,7 +68,7 @@ impl Store {
             let before = todo.len();
             todo.extend(inputs.iter().filter(|input| !self.known.contains_key(input)));
             if todo.len() == before {
-                let array = self.evaluate(model, compiled, id, row, &inputs)?;
+                let array = self.evaluate(ops, compiled, id, row, &inputs)?;
                 self.known.insert((id, row), array);
                 todo.pop();
             }
@@ -73,7 +78,7 @@ impl Store {
 
     fn evaluate(
         &self,
-        model: &Model,
+        ops: &dyn OpRunner,
         compiled: &Compiled,
         id: ValueId,
         row: Option<usize>,
@@ -103,7 +108,7 @@ impl Store {
             }
             Expr::Through { .. } | Expr::Unembed(_) => {
                 let stretch = values.stretches[id].as_ref().expect("every `through` has its ops since it was checked");
-                stretch::run(model, stretch, &inputs[0])
+                ops.forward(stretch, &inputs[0])
                     .map_err(|problem| fail(problem.to_string(), "give vectors of the first site's shape"))
             }
             expr => {

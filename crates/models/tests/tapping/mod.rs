@@ -31,8 +31,8 @@ pub fn from(site: &str, row: usize) -> Operand {
     Operand::From(FromSite { site: Some(site.into()), rows: Some(vec![row]), positions: None })
 }
 
-pub fn call(f: impl Fn(&mut Selected<'_>) + Send + Sync + 'static) -> Action {
-    Action::Call(Callback(Arc::new(f)))
+pub fn call(f: impl Fn(&mut Selected) + Send + Sync + 'static) -> Action {
+    Action::Call(Callback(Arc::new(move |rows: &mut [Selected]| rows.iter_mut().for_each(&f))))
 }
 
 /// A direction that is not of unit length.

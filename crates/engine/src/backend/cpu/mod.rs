@@ -7,10 +7,9 @@ pub(crate) mod recurrence;
 
 pub(crate) use arrange::differ_by;
 
+use super::{Backend, Frame, Taps};
 use crate::architecture::Temperature;
-use crate::backend::Backend;
 use crate::error::Result;
-use crate::exec::{Frame, Taps};
 use crate::program::OpKind;
 use pellucid_kernels::memory::Shared;
 use pellucid_kernels::norm::{gain, normalise};

@@ -1,18 +1,38 @@
-//! What a call has captured so far, and the values that some rows keep for others.
+//! What a job has captured so far, and the values that some of its rows keep for others.
 
 use super::pass::Pass;
-use super::{Model, Saved};
 use crate::array::Array;
 use crate::error::Result;
 use crate::plan::{Capture, Chosen, Compiled, CompiledAction, CompiledReduce, Entry, ValueId};
 use crate::point::Point;
 use crate::program::{Edge, Layout, Program};
-use crate::value::Store;
+use crate::value::{OpRunner, Store};
 use pellucid_kernels::elementwise::dot;
-use std::cell::RefCell;
 use std::collections::HashMap;
-use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A value that a run saved.
+#[derive(Clone, Debug)]
+pub struct Saved {
+    /// Which value of the plan.
+    pub value: ValueId,
+    /// The row that it belongs to; none where it is one for all.
+    pub row: Option<usize>,
+    /// The step of a generation that computed it; 0 is the prompt.
+    pub step: usize,
+    /// The value.
+    pub array: Array,
+}
+
+/// The values of a job, which its backward passes share. Only one thread uses a job at a time, so the lock is never waited for.
+#[derive(Clone, Default)]
+pub(crate) struct SharedStore(Arc<Mutex<Store>>);
+
+impl SharedStore {
+    pub fn lock(&self) -> MutexGuard<'_, Store> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 /// Captures under way, stashed sources and values.
 pub(crate) struct Collector {
@@ -22,7 +42,7 @@ pub(crate) struct Collector {
     stash: HashMap<(usize, usize), Vec<Option<Vec<f32>>>>,
     /// Every row is computed in a single pass.
     single_pass: bool,
-    store: Rc<RefCell<Store>>,
+    store: SharedStore,
     saved: Vec<Saved>,
     step: usize,
 }
@@ -36,12 +56,12 @@ enum Gathered {
     /// A running sum and its count.
     Sum(Vec<f32>, usize),
     /// The chosen queries.
-    Attention(Vec<Option<Line>>),
+    Attention(Vec<Option<AttentionLine>>),
 }
 
 /// A captured query of attention.
 #[derive(Clone)]
-pub(crate) struct Line {
+pub(crate) struct AttentionLine {
     pub position: usize,
     /// The keys that were there when it was computed.
     pub keys: usize,
@@ -65,7 +85,14 @@ impl Collector {
             entry.rows.iter().map(room).collect()
         };
         let gathered = compiled.entries.iter().enumerate().map(of_entry).collect();
-        Collector { gathered, stash: HashMap::new(), single_pass, store: Rc::default(), saved: Vec::new(), step: 0 }
+        Collector {
+            gathered,
+            stash: HashMap::new(),
+            single_pass,
+            store: SharedStore::default(),
+            saved: Vec::new(),
+            step: 0,
+        }
     }
 
     pub fn takes_buffers(&self) -> bool {
@@ -100,7 +127,7 @@ impl Collector {
         }
     }
 
-    pub fn collect_attention(&mut self, index: usize, row: usize, nth: usize, line: Line) {
+    pub fn collect_attention(&mut self, index: usize, row: usize, nth: usize, line: AttentionLine) {
         if let Some(Gathered::Attention(lines)) = &mut self.gathered[index][row] {
             lines[nth] = Some(line);
         }
@@ -109,32 +136,32 @@ impl Collector {
     /// Makes what an entry has read of a row the values that it reads for.
     pub fn bind(&mut self, compiled: &Compiled, entry: &Entry, row: usize, array: Array) {
         for &value in &entry.binds {
-            self.store.borrow_mut().bind(&compiled.values, value, row, array.clone());
+            self.store.lock().bind(&compiled.values, value, row, array.clone());
         }
     }
 
     /// A value for a reader.
     pub fn value(
         &mut self,
-        model: &Model,
+        ops: &dyn OpRunner,
         compiled: &Compiled,
         value: ValueId,
         reader: Option<usize>,
     ) -> Result<Array> {
-        self.store.borrow_mut().get(model, compiled, value, reader)
+        self.store.lock().get(ops, compiled, value, reader)
     }
 
-    /// The values so far; the way back shares them.
-    pub fn store(&self) -> Rc<RefCell<Store>> {
+    /// The values so far; a backward pass shares them.
+    pub fn store(&self) -> SharedStore {
         self.store.clone()
     }
 
     /// Keeps the saved values that depend on the gradient of a metric.
-    pub fn end_gradient(&mut self, model: &Model, compiled: &Compiled, metric: usize) -> Result<()> {
+    pub fn end_gradient(&mut self, ops: &dyn OpRunner, compiled: &Compiled, metric: usize) -> Result<()> {
         let values = &compiled.values;
         for &value in values.save.iter().filter(|&&value| values.gradient_of[value] == Some(metric)) {
             for row in values.rows[value].each() {
-                let array = self.value(model, compiled, value, row)?;
+                let array = self.value(ops, compiled, value, row)?;
                 self.saved.push(Saved { value, row, step: 0, array });
             }
         }
@@ -142,21 +169,21 @@ impl Collector {
     }
 
     /// Keeps the saved values that the step under way has made; another step may follow, without the rows that have ended.
-    pub fn end_step(&mut self, model: &Model, compiled: &Compiled, ended: &[usize]) -> Result<()> {
+    pub fn end_step(&mut self, ops: &dyn OpRunner, compiled: &Compiled, ended: &[usize]) -> Result<()> {
         let values = &compiled.values;
         for &value in values.save.iter().filter(|&&value| values.gradient_of[value].is_none()) {
-            if !self.store.borrow().is_new(values, value) {
+            if !self.store.lock().is_new(values, value) {
                 continue;
             }
             for row in values.rows[value].each() {
-                if row.is_none_or(|row| self.store.borrow().is_alive(row)) {
-                    let array = self.store.borrow_mut().get(model, compiled, value, row)?;
+                if row.is_none_or(|row| self.store.lock().is_alive(row)) {
+                    let array = self.store.lock().get(ops, compiled, value, row)?;
                     self.saved.push(Saved { value, row, step: self.step, array });
                 }
             }
         }
         self.step += 1;
-        self.store.borrow_mut().next_step(ended);
+        self.store.lock().next_step(ended);
         Ok(())
     }
 
@@ -268,7 +295,7 @@ impl Gathered {
             }
             Gathered::Attention(lines) => {
                 debug_assert_eq!(edge.layout, Layout::QueryKey);
-                let lines: Vec<Line> = lines.into_iter().flatten().collect();
+                let lines: Vec<AttentionLine> = lines.into_iter().flatten().collect();
                 let selected: Vec<usize> = match &entry.keys {
                     Some(keys) => keys[row].iter().copied().filter(|&key| key < length).collect(),
                     None => (0..length).collect(),

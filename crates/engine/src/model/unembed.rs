@@ -4,7 +4,7 @@ use super::Model;
 use crate::array::Array;
 use crate::error::{Error, Result};
 use crate::plan::to_logits;
-use crate::value;
+use crate::value::OpRunner;
 
 impl Model {
     /// Logits of any vectors of the stream, `[n, width]` to `[n, vocab]`: final norm, unembedding, scale and soft cap, as this model has them.
@@ -18,6 +18,6 @@ impl Model {
         }
         let end = to_logits(self.program()).map_err(|problem| Error::input(problem, "there is nothing to unembed"))?;
         let stream = Array::new(vec![stream.len() / width, width], stream.to_vec());
-        Ok(value::stretch(self, &end, &stream)?.values().to_vec())
+        Ok(self.forward(&end, &stream)?.values().to_vec())
     }
 }

@@ -1,7 +1,7 @@
 //! Ops that move numbers: slices, joins, pairs of heads.
 
+use crate::backend::{Frame, Taps};
 use crate::error::Result;
-use crate::exec::{Frame, Taps};
 use crate::program::OpKind;
 use crate::weights::{WeightId, Weights};
 

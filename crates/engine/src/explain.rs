@@ -1,8 +1,8 @@
 //! What a plan will do on a model, and what it will cost, before it runs.
 
-use super::{Compiled, CompiledAction, CompiledReduce, Entry, Lengths, Plan, compile};
 use crate::error::{Error, Result};
-use crate::exec::Model;
+use crate::model::Model;
+use crate::plan::{Compiled, CompiledAction, CompiledReduce, Entry, Lengths, Plan, compile};
 use crate::profile::{pairs, work};
 use crate::program::{Domain, Layout, OpKind, Program};
 use pellucid_kernels::{DType, Matrix, Pool, matmul};

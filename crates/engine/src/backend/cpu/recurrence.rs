@@ -3,30 +3,40 @@
 //! Each keeps what it carries in its row's state, and goes through a segment's tokens in order: whole, in chunks or one at a
 //! time, the numbers are the same.
 
+use crate::backend::{Frame, Taps};
 use crate::error::Result;
-use crate::exec::{Frame, Segment, Taps};
-use crate::program::{EdgeId, OpKind, StateDecay};
+use crate::job::Segment;
+use crate::program::{EdgeId, OpKind, Program, StateDecay};
 use crate::weights::Weights;
 use pellucid_kernels::activation;
 use pellucid_kernels::memory::Shared;
 use pellucid_kernels::recurrence::{self as kernel, Fade, RecurrenceShape, softplus};
 use std::cell::RefCell;
 
-/// What op `index` carries for a row, made by `first` for the row's first token.
-fn carried(frame: &mut Frame, index: usize, row: usize, first: impl FnOnce() -> Vec<f32>) -> Vec<f32> {
+/// The state of op `index` in a segment's row; `first` makes it for the row's first token.
+fn carried(frame: &mut Frame, index: usize, segment: &Segment, first: impl FnOnce() -> Vec<f32>) -> Vec<f32> {
     let ops = frame.program.ops().len();
-    let all = &mut frame.rows[row].carried;
+    let all = &mut frame.rows[segment.slot].carried;
     all.resize_with(ops, Vec::new);
     let found = std::mem::take(&mut all[index]);
     if found.is_empty() { first() } else { found }
 }
 
-fn keep(frame: &mut Frame, index: usize, row: usize, value: Vec<f32>) {
-    frame.rows[row].carried[index] = value;
+fn keep(frame: &mut Frame, index: usize, segment: &Segment, value: Vec<f32>) {
+    frame.rows[segment.slot].carried[index] = value;
 }
 
 fn tokens(segment: &Segment, width: usize) -> std::ops::Range<usize> {
     segment.token * width..(segment.token + segment.count) * width
+}
+
+/// Whether a segment's job does not run this op; its output is zero then, and its state stays as it is.
+fn is_absent(taps: &Taps, index: usize, segment: &Segment, program: &Program, width: usize, value: &mut [f32]) -> bool {
+    let absent = !taps.runs(program, index, segment);
+    if absent {
+        value[tokens(segment, width)].fill(0.0);
+    }
+    absent
 }
 
 pub(super) fn convolve(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()> {
@@ -39,11 +49,14 @@ pub(super) fn convolve(index: usize, frame: &mut Frame, taps: &mut Taps) -> Resu
     let channels = program.edge(*out).width;
     let past = kernel.len() - channels;
     for segment in &frame.pass.segments {
+        if is_absent(taps, index, segment, program, channels, &mut value) {
+            continue;
+        }
         let range = tokens(segment, channels);
-        let mut seen = if past == 0 { Vec::new() } else { carried(frame, index, segment.row, || vec![0.0; past]) };
+        let mut seen = if past == 0 { Vec::new() } else { carried(frame, index, segment, || vec![0.0; past]) };
         kernel::convolve(&frame.value(*x)[range.clone()], &mut seen, kernel, bias, channels, &mut value[range]);
         if past > 0 {
-            keep(frame, index, segment.row, seen);
+            keep(frame, index, segment, seen);
         }
     }
     activation::activate(*activation, &mut value);
@@ -91,7 +104,10 @@ pub(super) fn recur(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<
     let mut rate = frame.room(rates(kind, frame.weights).len());
     rates(kind, frame.weights).zip(&mut rate).for_each(|(from, to)| *to = from);
     for segment in &pass.segments {
-        let mut memory = carried(frame, index, segment.row, || vec![0.0; shape.heads * each]);
+        if is_absent(taps, index, segment, program, program.edge(*out).width, &mut value) {
+            continue;
+        }
+        let mut memory = carried(frame, index, segment, || vec![0.0; shape.heads * each]);
         let reads = Reads::of(kind, shape, frame.weights, &rate, &|edge| frame.value(edge));
         let (memory_of, out_of) = (Shared::new(&mut memory), Shared::new(&mut value));
         let states_of = states.as_mut().map(|states| Shared::new(states));
@@ -103,7 +119,7 @@ pub(super) fn recur(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<
                 unsafe { reads.head(head, segment, memory_of, out_of, states_of) };
             }
         });
-        keep(frame, index, segment.row, memory);
+        keep(frame, index, segment, memory);
     }
     frame.give_back(rate);
     if let Some(states) = states {
@@ -246,7 +262,10 @@ pub(super) fn lru(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()
     rates.iter_mut().zip(frame.weights.vector(*rate)).for_each(|(rate, &x)| *rate = -8.0 * softplus(x));
     let pass = frame.pass;
     for segment in &pass.segments {
-        let mut memory = carried(frame, index, segment.row, || vec![0.0; width]);
+        if is_absent(taps, index, segment, program, width, &mut value) {
+            continue;
+        }
+        let mut memory = carried(frame, index, segment, || vec![0.0; width]);
         let x = frame.value(*x);
         for offset in 0..segment.count {
             let at = (segment.token + offset) * width;
@@ -259,7 +278,7 @@ pub(super) fn lru(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()
                 value[at + channel] = memory[channel];
             }
         }
-        keep(frame, index, segment.row, memory);
+        keep(frame, index, segment, memory);
     }
     [gates, decays, rates].into_iter().for_each(|room| frame.give_back(room));
     if taps.touches(*state) {
@@ -277,7 +296,10 @@ pub(super) fn shift(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<
     let width = program.edge(*out).width;
     let pass = frame.pass;
     for segment in &pass.segments {
-        let mut last = carried(frame, index, segment.row, || vec![0.0; width]);
+        if is_absent(taps, index, segment, program, width, &mut value) {
+            continue;
+        }
+        let mut last = carried(frame, index, segment, || vec![0.0; width]);
         let range = tokens(segment, width);
         let x = &frame.value(*x)[range.clone()];
         for (out, now) in value[range].chunks_exact_mut(width).zip(x.chunks_exact(width)) {
@@ -286,7 +308,7 @@ pub(super) fn shift(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<
             }
             last.copy_from_slice(now);
         }
-        keep(frame, index, segment.row, last);
+        keep(frame, index, segment, last);
     }
     frame.put(*out, value, taps)
 }
@@ -303,7 +325,10 @@ pub(super) fn wkv(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()
     decays.iter_mut().zip(frame.weights.vector(*decay)).for_each(|(decay, x)| *decay = -x.exp());
     let (first, pass) = (frame.weights.vector(*first), frame.pass);
     for segment in &pass.segments {
-        let mut memory = carried(frame, index, segment.row, || [0.0, 0.0, -1e38].repeat(width));
+        if is_absent(taps, index, segment, program, width, &mut value) {
+            continue;
+        }
+        let mut memory = carried(frame, index, segment, || [0.0, 0.0, -1e38].repeat(width));
         let (k, v) = (frame.value(*k), frame.value(*v));
         for token in segment.token..segment.token + segment.count {
             for (channel, memory) in memory.chunks_exact_mut(3).enumerate() {
@@ -314,7 +339,7 @@ pub(super) fn wkv(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()
                 states[token * 3 * width..][..3 * width].copy_from_slice(&memory);
             }
         }
-        keep(frame, index, segment.row, memory);
+        keep(frame, index, segment, memory);
     }
     frame.give_back(decays);
     if let Some(states) = states {

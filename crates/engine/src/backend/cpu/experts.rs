@@ -1,8 +1,8 @@
 //! Mixtures of experts: the choice, then the chosen experts on the tokens that chose them.
 
 use crate::architecture::{ExpertGroups, ExpertWeights, Routing, Scores};
+use crate::backend::{Frame, Taps};
 use crate::error::Result;
-use crate::exec::{Frame, Taps};
 use crate::program::{EdgeId, Linear, OpKind};
 use pellucid_kernels::activation::{Activation, activate};
 use pellucid_kernels::softmax::softmax;

@@ -1,8 +1,9 @@
 //! Networks that read vectors instead of tokens.
 
-use super::{Model, Run, RunOptions};
+use super::{Run, RunOptions};
 use crate::array::Array;
 use crate::error::Result;
+use crate::model::Model;
 use crate::plan::{Action, Expr, Operand, Plan, Tap};
 
 impl Model {

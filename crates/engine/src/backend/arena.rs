@@ -1,0 +1,113 @@
+//! Memory of passes that is used again from op to op and from pass to pass.
+
+use crate::job::Segment;
+use crate::program::{EdgeId, Program};
+use pellucid_kernels::attention::{KvLayout, KvStore};
+
+/// Free buffers, so that steady work allocates nothing.
+pub(crate) struct Arena {
+    free: Vec<Vec<f32>>,
+    /// Free KV caches.
+    caches: Vec<KvStore>,
+    /// How many times as large values may become.
+    growth: f64,
+}
+
+impl Default for Arena {
+    fn default() -> Arena {
+        Arena { free: Vec::new(), caches: Vec::new(), growth: 1.0 }
+    }
+}
+
+impl Arena {
+    /// From now on buffers are allocated with capacity for `growth` times their values: the pass will grow to so many times its tokens.
+    pub fn expect(&mut self, growth: f64) {
+        self.growth = growth;
+    }
+
+    /// Returns a buffer of `len` floats with unspecified contents.
+    pub fn take(&mut self, len: usize) -> Vec<f32> {
+        let capacity = (len as f64 * self.growth).ceil() as usize;
+        // Best fit within 25 %: captures keep their buffer, so a small value must not hold a large one.
+        let fits = self
+            .free
+            .iter()
+            .enumerate()
+            .filter(|(_, buffer)| (len..=capacity + capacity / 4).contains(&buffer.capacity()));
+        match fits.min_by_key(|(_, buffer)| buffer.capacity()).map(|(index, _)| index) {
+            Some(index) => {
+                let mut buffer = self.free.swap_remove(index);
+                buffer.resize(len, 0.0);
+                buffer
+            }
+            // Fresh zero pages are lazily mapped, so this allocation is free until written.
+            None => {
+                let mut buffer = vec![0.0; capacity];
+                buffer.truncate(len);
+                buffer
+            }
+        }
+    }
+
+    /// Takes a buffer back.
+    pub fn give(&mut self, buffer: Vec<f32>) {
+        self.free.push(buffer);
+    }
+
+    /// Takes KV caches back.
+    pub fn give_caches(&mut self, caches: impl Iterator<Item = KvStore>) {
+        self.caches.extend(caches);
+    }
+
+    /// Returns an empty KV cache with capacity for `capacity` positions.
+    pub fn take_cache(&mut self, layout: KvLayout, capacity: usize) -> KvStore {
+        let fits = |store: &KvStore| store.layout() == layout && store.capacity() >= capacity;
+        match self.caches.iter().position(fits) {
+            Some(index) => {
+                let mut store = self.caches.swap_remove(index);
+                store.truncate(0);
+                store
+            }
+            None => KvStore::new(layout, capacity),
+        }
+    }
+}
+
+/// Values of the edges and rotations of a pass; its lists are used again by the next.
+pub(crate) struct Buffers {
+    pub(super) values: Vec<Option<Vec<f32>>>,
+    /// For each rotary embedding the cosines and sines of the pass's tokens.
+    pub(super) rotations: Vec<(Vec<f32>, Vec<f32>)>,
+    /// An empty list, kept for its memory.
+    pub(super) segments: Vec<Segment>,
+}
+
+impl Buffers {
+    pub fn new(program: &Program) -> Buffers {
+        let rotations = program.architecture().ropes.iter().map(|_| Default::default()).collect();
+        Buffers { values: (0..program.edge_count()).map(|_| None).collect(), rotations, segments: Vec::new() }
+    }
+
+    /// Drops all values.
+    pub fn clear(&mut self) {
+        self.values.iter_mut().for_each(|value| *value = None);
+    }
+
+    /// Puts a value on an edge as it is.
+    pub fn put(&mut self, edge: EdgeId, value: Vec<f32>) {
+        self.values[edge] = Some(value);
+    }
+
+    /// Takes the value of an edge.
+    pub fn take(&mut self, edge: EdgeId) -> Vec<f32> {
+        self.values[edge].take().unwrap_or_default()
+    }
+
+    /// Adds tokens to an edge's value.
+    pub fn extend(&mut self, edge: EdgeId, more: Vec<f32>) {
+        match &mut self.values[edge] {
+            Some(value) => value.extend(more),
+            none => *none = Some(more),
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! Attention and its output projection.
+
+use super::in_parts;
+use crate::backend::{AttentionRow, Frame, Taps};
+use crate::error::Result;
+use crate::job::{RowState, Segment};
+use crate::program::{EdgeId, OpKind};
+use pellucid_kernels::attention::{
+    AttentionShape, HeadTerms, Queries, Slopes, attend as fused, mix, scores as explicit_scores,
+};
+use pellucid_kernels::elementwise::dot;
+use pellucid_kernels::matmul;
+use pellucid_kernels::softmax::softmax;
+
+/// Appends keys and values to the KV caches, then attends: fused, or unfused for rows whose scores or probabilities a tap touches.
+pub(super) fn attend(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()> {
+    let op = &frame.program.ops()[index];
+    let OpKind::Attention { q, k, v, shape, alibi, sinks, kept, scores, probs, out } = &op.kind else {
+        unreachable!("dispatched on the kind")
+    };
+    let layer = op.layer.unwrap_or_default();
+    let width = frame.program.edge(*out).width;
+    let mut value = frame.make(*out);
+    let slopes = alibi.as_ref().map(|alibi| Slopes { each: &alibi.slopes, rounded: alibi.rounded });
+    let terms = HeadTerms { slopes, sinks: sinks.map(|sinks| frame.weights.vector(sinks)) };
+    let (mut unfused, mut fused_segments) = (Vec::new(), frame.take_segments());
+    for segment in &frame.pass.segments {
+        if !taps.runs(frame.program, index, segment) {
+            // This row's job skips the layer or has ended before it: its KV cache here stays as it is.
+            value[segment.token * width..(segment.token + segment.count) * width].fill(0.0);
+            continue;
+        }
+        append(frame, layer, shape, *k, *v, segment);
+        if taps.touches_row(*scores, segment) || taps.touches_row(*probs, segment) {
+            unfused.push(segment.clone());
+            continue;
+        }
+        // Queries that choose among their keys run unfused too: each by its position, whatever else is in the pass.
+        let free = kept.map_or(segment.count, |kept| kept.saturating_sub(segment.position).min(segment.count));
+        fused_segments.extend((free > 0).then(|| segment.part(0..free)));
+        unfused.extend((free < segment.count).then(|| segment.part(free..segment.count)));
+    }
+    let rows: &[RowState] = frame.rows;
+    fused(
+        frame.pool,
+        shape,
+        terms,
+        frame.value(*q),
+        fused_segments.len(),
+        &|run| queries(rows, layer, &fused_segments[run]),
+        &mut value,
+    );
+    frame.put_segments(fused_segments);
+    let unfused_op = Unfused { q: *q, shape, terms, kept: *kept, scores: *scores, probs: *probs, layer };
+    // Rows that a tap needs at once take each step together; the others one after the other, to bound memory.
+    let mut rest = &unfused[..];
+    while let Some(first) = rest.first() {
+        let joined = taps.joins_rows(*scores, first) || taps.joins_rows(*probs, first);
+        let count = if joined { rest.iter().take_while(|segment| segment.job == first.job).count() } else { 1 };
+        unfused_op.attend(frame, taps, &rest[..count], &mut value)?;
+        rest = &rest[count..];
+    }
+    frame.put(*out, value, taps)
+}
+
+/// Attention step by step: scores, taps, softmax, taps, weighted values.
+struct Unfused<'a> {
+    q: EdgeId,
+    shape: &'a AttentionShape,
+    terms: HeadTerms<'a>,
+    kept: Option<usize>,
+    scores: EdgeId,
+    probs: EdgeId,
+    layer: usize,
+}
+
+impl Unfused<'_> {
+    fn attend(&self, frame: &mut Frame, taps: &mut Taps, segments: &[Segment], value: &mut [f32]) -> Result<()> {
+        let mut rows: Vec<AttentionRow> = segments
+            .iter()
+            .map(|segment| {
+                let run = queries(frame.rows, self.layer, segment);
+                let mut values = explicit_scores(self.shape, self.terms, frame.value(self.q), &run);
+                if let Some(kept) = self.kept {
+                    keep_largest(self.shape, &run, kept, &mut values);
+                }
+                AttentionRow { segment: segment.clone(), values }
+            })
+            .collect();
+        taps.apply_attention(frame.program, self.scores, &mut rows)?;
+        self.keep_tapped(frame, taps, self.scores, &rows);
+        for row in &mut rows {
+            let (keys, count) = (row.keys(), row.segment.count);
+            for (line, weights) in row.values.chunks_exact_mut(keys).enumerate() {
+                softmax(weights, self.terms.sinks.map(|sinks| sinks[line / count]));
+            }
+        }
+        taps.apply_attention(frame.program, self.probs, &mut rows)?;
+        self.keep_tapped(frame, taps, self.probs, &rows);
+        for row in &rows {
+            mix(self.shape, &row.values, &queries(frame.rows, self.layer, &row.segment), value);
+        }
+        Ok(())
+    }
+
+    /// Keeps what taps have made of attention for a backward pass, if one follows.
+    fn keep_tapped(&self, frame: &mut Frame, taps: &Taps, edge: EdgeId, rows: &[AttentionRow]) {
+        if frame.keeps_attention() {
+            let is_tapped = |row: &&AttentionRow| {
+                taps.touches_row(self.scores, &row.segment) || taps.touches_row(self.probs, &row.segment)
+            };
+            for row in rows.iter().filter(is_tapped) {
+                frame.keep_attention(edge, row.segment.row, row.values.clone());
+            }
+        }
+    }
+}
+
+/// Masks all but the `kept` keys with the largest last coordinate, of those that each query sees.
+pub(crate) fn keep_largest(shape: &AttentionShape, run: &Queries, kept: usize, scores: &mut [f32]) {
+    let keys = run.position + run.count;
+    let group = shape.heads / shape.kv_heads;
+    for (line, scores) in scores.chunks_exact_mut(keys).enumerate() {
+        let head = line / run.count / group;
+        let mut seen: Vec<(f32, usize)> = (0..keys)
+            .filter(|&key| scores[key] > f32::NEG_INFINITY)
+            .map(|key| (run.kv.key(head, key, shape.key_dim - 1), key))
+            .collect();
+        if seen.len() > kept {
+            seen.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+            seen[kept..].iter().for_each(|&(_, key)| scores[key] = f32::NEG_INFINITY);
+        }
+    }
+}
+
+fn queries<'r>(rows: &'r [RowState], layer: usize, segment: &Segment) -> Queries<'r> {
+    let kv = rows[segment.slot].kv[layer].as_ref().expect("the segment's own keys were appended before");
+    Queries { kv, position: segment.position, count: segment.count, token: segment.token }
+}
+
+fn append(frame: &mut Frame, layer: usize, shape: &AttentionShape, k: EdgeId, v: EdgeId, segment: &Segment) {
+    let (k_width, v_width) = (shape.kv_heads * shape.key_dim, shape.kv_heads * shape.value_dim);
+    let tokens = segment.token..segment.token + segment.count;
+    let mut kv = frame.take_kv(segment.slot, layer, shape, segment.position + segment.count);
+    kv.append(
+        &frame.value(k)[tokens.start * k_width..tokens.end * k_width],
+        &frame.value(v)[tokens.start * v_width..tokens.end * v_width],
+    );
+    frame.put_kv(segment.slot, layer, kv);
+}
+
+/// The output projection; each head's share apart when somebody looks.
+pub(super) fn project(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()> {
+    let OpKind::Project { z, linear, heads, head_out, out } = &frame.program.ops()[index].kind else {
+        unreachable!("dispatched on the kind")
+    };
+    let mut value = frame.make(*out);
+    let (matrix, bias) = frame.weights.linear(linear);
+    matmul(frame.pool, frame.value(*z), matrix, bias, &mut value);
+    if !taps.touches(*head_out) {
+        return frame.put(*out, value, taps);
+    }
+    let (width, inner) = (matrix.rows(), matrix.cols());
+    let dim = inner / heads;
+    let mut rows = vec![0.0; width * inner];
+    rows.chunks_exact_mut(inner).enumerate().for_each(|(row, out)| matrix.row(row, out));
+    let mut shares = frame.make(*head_out);
+    let z_value = frame.value(*z);
+    in_parts(frame.pool, &mut shares, heads * width, &|tokens, part| {
+        for (token, part) in tokens.zip(part.chunks_exact_mut(heads * width)) {
+            for (head, share) in part.chunks_exact_mut(width).enumerate() {
+                let z = &z_value[token * inner + head * dim..][..dim];
+                share
+                    .iter_mut()
+                    .enumerate()
+                    .for_each(|(unit, y)| *y = dot(z, &rows[unit * inner + head * dim..][..dim]));
+            }
+        }
+    });
+    let edited = frame.pass.segments.iter().any(|segment| taps.edits_row(*head_out, segment));
+    let before = if edited { shares.clone() } else { Vec::new() };
+    frame.put(*head_out, shares, taps)?;
+    // Where a head's share was changed, the sublayer's output is the sum of the shares; every other token keeps its bits.
+    let tokens = before.chunks_exact(heads * width).zip(frame.value(*head_out).chunks_exact(heads * width));
+    for (token, (_, shares)) in tokens.enumerate().filter(|(_, (before, after))| before != after) {
+        let out = &mut value[token * width..][..width];
+        match bias {
+            Some(bias) => out.copy_from_slice(bias),
+            None => out.fill(0.0),
+        }
+        for share in shares.chunks_exact(width) {
+            out.iter_mut().zip(share).for_each(|(y, x)| *y += x);
+        }
+    }
+    frame.put(*out, value, taps)
+}

@@ -1,0 +1,159 @@
+//! One tap on the selected tokens of one row.
+
+use super::{JobTaps, SelectedToken};
+use crate::array::Array;
+use crate::error::{Error, Result};
+use crate::plan::{CompiledAction, Entry, Given};
+use pellucid_kernels::elementwise::dot;
+
+impl JobTaps<'_> {
+    /// Applies a tap that reads or edits to the selected tokens of one row.
+    pub(super) fn apply_row(
+        &mut self,
+        entry: &Entry,
+        row: usize,
+        tokens: &[SelectedToken],
+        width: usize,
+        value: &mut [f32],
+    ) -> Result<()> {
+        if tokens.is_empty() {
+            return Ok(());
+        }
+        if matches!(entry.action, CompiledAction::Read) {
+            let mut order = tokens.to_vec();
+            order.sort_unstable_by_key(|&(_, _, nth)| nth);
+            let mut values = Vec::with_capacity(tokens.len() * entry.columns.len());
+            order.iter().for_each(|&(token, ..)| entry.columns.gather(&value[token * width..][..width], &mut values));
+            let edge = self.program.edge(entry.edge);
+            let array = Array::new(entry.columns.shape(edge, tokens.len()), values).with_integer(edge.integer);
+            self.job.bind(entry, row, array);
+            return Ok(());
+        }
+        // A computed value has a line for each selected position of this pass, in the order of the selection.
+        let edge = self.program.edge(entry.edge);
+        let computed = self.computed(entry, row, || entry.columns.shape(edge, tokens.len()))?;
+        let mut ranks: Vec<usize> = tokens.iter().map(|&(_, _, nth)| nth).collect();
+        ranks.sort_unstable();
+        let mut picked = Vec::with_capacity(entry.columns.len());
+        for &(token, _, nth) in tokens {
+            let line = computed.as_ref().map(|values| {
+                let rank = ranks.binary_search(&nth).unwrap_or_default();
+                &values[rank * entry.columns.len()..][..entry.columns.len()]
+            });
+            let token = &mut value[token * width..][..width];
+            picked.clear();
+            entry.columns.gather(token, &mut picked);
+            self.edit(entry, row, nth, line, &mut picked)?;
+            entry.columns.scatter(&picked, token);
+        }
+        Ok(())
+    }
+
+    /// The value of the plan that an entry writes, if it writes one, broadcast to the shape of its selection.
+    pub(super) fn computed(
+        &mut self,
+        entry: &Entry,
+        row: usize,
+        shape: impl FnOnce() -> Vec<usize>,
+    ) -> Result<Option<Vec<f32>>> {
+        let Some(value) = entry.value() else { return Ok(None) };
+        let array = self.job.value(self.ops, value, Some(row))?;
+        let shape = shape();
+        let wide = array.broadcast(&shape).ok_or_else(|| {
+            let problem = format!("a value of shape {:?} does not fit a selection of shape {shape:?}", array.shape());
+            self.at_run_time(entry, problem, "shapes broadcast as in numpy")
+        })?;
+        if !self.job.compiled.values.allow_nan && wide.iter().any(|x| x.is_nan()) {
+            let problem =
+                format!("{} has NaN, which would spread to everything after it", self.job.compiled.values.name(value));
+            return Err(self.at_run_time(entry, problem, "find where it comes from, or set allow_nan"));
+        }
+        Ok(Some(wide))
+    }
+
+    /// Changes the selected numbers of one token (or of one query's lines of attention); `line` is what is computed for them.
+    pub(super) fn edit(
+        &self,
+        entry: &Entry,
+        row: usize,
+        nth: usize,
+        line: Option<&[f32]>,
+        picked: &mut [f32],
+    ) -> Result<()> {
+        match &entry.action {
+            CompiledAction::Set(given) => self.with_given(entry, given, row, nth, line, picked, |x, v| *x = v),
+            CompiledAction::Add(given, scale) => {
+                self.with_given(entry, given, row, nth, line, picked, |x, v| *x += scale * v)
+            }
+            CompiledAction::Scale(by) => {
+                picked.iter_mut().for_each(|x| *x *= by);
+                Ok(())
+            }
+            CompiledAction::ProjectOut(v, scale) => {
+                // A direction of a head's width applies to each head.
+                for part in picked.chunks_exact_mut(v.len()) {
+                    let along = (scale - 1.0) * dot(part, v);
+                    part.iter_mut().zip(v).for_each(|(x, v)| *x += along * v);
+                }
+                Ok(())
+            }
+            CompiledAction::Cap(v, min, max) => {
+                for part in picked.chunks_exact_mut(v.len()) {
+                    let along = dot(part, v);
+                    let change = along.clamp(*min, *max) - along;
+                    part.iter_mut().zip(v).for_each(|(x, v)| *x += change * v);
+                }
+                Ok(())
+            }
+            CompiledAction::Capture(_)
+            | CompiledAction::Read
+            | CompiledAction::Call(_)
+            | CompiledAction::Grad { .. } => Ok(()),
+        }
+    }
+
+    #[allow(clippy::too_many_arguments)] // one step of `edit`, for its two arms
+    fn with_given(
+        &self,
+        entry: &Entry,
+        given: &Given,
+        row: usize,
+        nth: usize,
+        line: Option<&[f32]>,
+        picked: &mut [f32],
+        f: impl Fn(&mut f32, f32),
+    ) -> Result<()> {
+        let values = match given {
+            Given::Number(number) => {
+                picked.iter_mut().for_each(|x| f(x, *number));
+                return Ok(());
+            }
+            Given::Vector(vector) => vector.as_slice(),
+            Given::Rows(rows) => rows[nth].as_slice(),
+            Given::Source(source) => self.source(entry, *source, row, nth)?,
+            Given::Computed(_) => line.unwrap_or_default(),
+        };
+        if values.len() != picked.len() {
+            let problem = format!("the source has {} numbers where row {row} has {}", values.len(), picked.len());
+            return Err(self.at_run_time(
+                entry,
+                problem,
+                "attention can be taken over only between rows of equal length",
+            ));
+        }
+        picked.iter_mut().zip(values).for_each(|(x, &v)| f(x, v));
+        Ok(())
+    }
+
+    fn source(&self, entry: &Entry, index: usize, row: usize, nth: usize) -> Result<&[f32]> {
+        let origin = self.job.compiled.sources[index].read_by[row].unwrap_or(row);
+        self.job.collector.stashed(index, origin, nth).ok_or_else(|| {
+            let problem = format!("row {origin} has not computed the value that row {row} reads (it ended earlier, or lies later in the text)");
+            self.at_run_time(entry, problem, "choose positions that the source row reaches no later than the row that reads it")
+        })
+    }
+
+    fn at_run_time(&self, entry: &Entry, problem: String, remedy: &str) -> Error {
+        Error::Plan { tap: entry.tap, site: entry.site.to_string(), problem, remedy: remedy.into() }
+    }
+}

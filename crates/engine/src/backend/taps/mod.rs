@@ -1,0 +1,225 @@
+//! Taps at work: each value put on an edge is shown to the taps of the jobs in the pass, in the plans' order.
+//!
+//! `edit.rs` applies one tap to one row's tokens, `attention.rs` does the same for attention scores and probabilities.
+
+mod attention;
+mod edit;
+
+use crate::error::Result;
+use crate::job::{Job, Pass, Segment};
+use crate::plan::{Callback, Chosen, CompiledAction, CompiledReduce, Entry, Selected};
+use crate::program::{Domain, EdgeId, Program};
+use crate::value::OpRunner;
+
+/// The taps of the jobs whose rows are in a pass.
+pub struct Taps<'a, 'j> {
+    pub(crate) ops: &'a dyn OpRunner,
+    pub(crate) jobs: &'a mut [&'j mut Job],
+}
+
+/// Attention scores or probabilities of one segment, `[heads, queries, keys]`.
+pub struct AttentionRow {
+    /// The queries.
+    pub segment: Segment,
+    /// The keys are all positions up to the segment's last.
+    pub values: Vec<f32>,
+}
+
+impl Taps<'_, '_> {
+    /// Whether any tap reads or changes an edge.
+    pub fn touches(&self, edge: EdgeId) -> bool {
+        self.jobs.iter().any(|job| job.touches(edge))
+    }
+
+    /// Whether a tap reads or changes an edge in a segment's row.
+    pub fn touches_row(&self, edge: EdgeId, segment: &Segment) -> bool {
+        self.jobs[segment.job].touches_row(edge, segment.row)
+    }
+
+    /// Whether a tap changes an edge in a segment's row.
+    pub fn edits_row(&self, edge: EdgeId, segment: &Segment) -> bool {
+        self.jobs[segment.job].edits_row(edge, segment.row)
+    }
+
+    /// Whether a tap on an edge may need several rows of the segment's job at once: a closure, or an edit that writes a value of the
+    /// plan.
+    pub fn joins_rows(&self, edge: EdgeId, segment: &Segment) -> bool {
+        let compiled = &self.jobs[segment.job].compiled;
+        let joins = |entry: &Entry| matches!(entry.action, CompiledAction::Call(_)) || entry.value().is_some();
+        compiled.at_edge[edge].iter().any(|&index| joins(&compiled.entries[index]))
+    }
+
+    /// Whether a segment's row takes part in op `index`. Rows whose job does not need the op, or skips its layer, must not change
+    /// their KV cache and recurrent state there.
+    pub fn runs(&self, program: &Program, index: usize, segment: &Segment) -> bool {
+        self.jobs[segment.job].runs(program, index)
+    }
+
+    /// Whether an edge's buffer will be handed over to a capture, so that no op may write into it.
+    pub(super) fn keeps(&self, edge: EdgeId) -> bool {
+        self.whole_capture(edge).is_some()
+    }
+
+    /// The entry that takes an edge's whole buffer: a whole capture after which nothing changes the value. A buffer that several jobs
+    /// share is not handed over.
+    fn whole_capture(&self, edge: EdgeId) -> Option<usize> {
+        let [job] = &self.jobs[..] else { return None };
+        let last = *job.compiled.at_edge[edge].last().filter(|_| !job.replay)?;
+        let entry = &job.compiled.entries[last];
+        let whole = entry.whole && matches!(entry.action, CompiledAction::Capture(CompiledReduce::Whole));
+        (whole && job.collector.takes_buffers()).then_some(last)
+    }
+
+    /// Gives a dying value to its whole capture; gives it back when there is none.
+    pub(super) fn hand_over(
+        &mut self,
+        program: &Program,
+        pass: &Pass,
+        edge: EdgeId,
+        value: Vec<f32>,
+    ) -> Option<Vec<f32>> {
+        match self.whole_capture(edge) {
+            Some(index) => {
+                let job = &mut self.jobs[0];
+                job.collector.hand_over(index, &job.compiled.entries[index], program.edge(edge), pass, value);
+                None
+            }
+            None => Some(value),
+        }
+    }
+
+    /// Applies the taps of an edge to its value, `[tokens, width]`, job by job and entry by entry.
+    pub fn apply(&mut self, program: &Program, pass: &Pass, edge: EdgeId, value: &mut [f32]) -> Result<()> {
+        let taken = self.whole_capture(edge);
+        for index in 0..self.jobs.len() {
+            let job = &mut *self.jobs[index];
+            if job.touches(edge) && job.failure.is_none() {
+                let mut taps = JobTaps { program, ops: self.ops, job };
+                let outcome = taps.apply(pass, pass.segments_of(index), edge, taken, value);
+                self.settle(index, outcome)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Applies the taps of an attention edge to the rows whose attention is computed unfused, job by job and entry by entry.
+    pub fn apply_attention(&mut self, program: &Program, edge: EdgeId, rows: &mut [AttentionRow]) -> Result<()> {
+        for rows in rows.chunk_by_mut(|a, b| a.segment.job == b.segment.job) {
+            let index = rows[0].segment.job;
+            let job = &mut *self.jobs[index];
+            if job.touches(edge) && job.failure.is_none() {
+                let mut taps = JobTaps { program, ops: self.ops, job };
+                let outcome = taps.apply_attention(edge, rows);
+                self.settle(index, outcome)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A failure ends the pass where it concerns everything in it; else it is noted in its job, and the others go on.
+    fn settle(&mut self, job: usize, outcome: Result<()>) -> Result<()> {
+        match outcome {
+            Err(error) if self.jobs.len() > 1 => {
+                self.jobs[job].failure = Some(error);
+                Ok(())
+            }
+            outcome => outcome,
+        }
+    }
+}
+
+/// The taps of one job at work.
+struct JobTaps<'a> {
+    program: &'a Program,
+    ops: &'a dyn OpRunner,
+    job: &'a mut Job,
+}
+
+/// A selected token: its index on the edge, its position in the row, its index in the selection.
+type SelectedToken = (usize, usize, usize);
+
+impl JobTaps<'_> {
+    /// The entries of an edge, each on all segments of the job; then the values that other taps take from the edge.
+    fn apply(
+        &mut self,
+        pass: &Pass,
+        segments: &[Segment],
+        edge: EdgeId,
+        taken: Option<usize>,
+        value: &mut [f32],
+    ) -> Result<()> {
+        let (compiled, spec) = (self.job.compiled.clone(), self.program.edge(edge));
+        for &index in &compiled.at_edge[edge] {
+            let entry = &compiled.entries[index];
+            if Some(index) == taken || self.job.ignores(entry) {
+                continue;
+            }
+            if let CompiledAction::Call(callback) = &entry.action {
+                self.call(entry, callback, pass, segments, value);
+                continue;
+            }
+            for segment in segments {
+                let Some(chosen) = &entry.rows[segment.row] else { continue };
+                let tokens = selected(pass, segment, spec.domain, chosen);
+                if let CompiledAction::Capture(reduce) = &entry.action {
+                    let tokens = tokens.map(|(token, _, nth)| (&value[token * spec.width..][..spec.width], nth));
+                    self.job.collector.collect(index, segment.row, entry, reduce, tokens);
+                    continue;
+                }
+                let tokens: Vec<SelectedToken> = tokens.collect();
+                self.apply_row(entry, segment.row, &tokens, spec.width, value)?;
+            }
+        }
+        for &index in compiled.sources_at[edge].iter().filter(|_| !self.job.replay) {
+            let source = &compiled.sources[index];
+            for segment in segments {
+                let Some(chosen) = &source.rows[segment.row] else { continue };
+                for (token, _, nth) in selected(pass, segment, spec.domain, chosen) {
+                    let mut values = Vec::with_capacity(source.columns.len());
+                    source.columns.gather(&value[token * spec.width..][..spec.width], &mut values);
+                    self.job.collector.stash(index, segment.row, nth, chosen.len(), values);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Calls a closure once with the selected values of all rows, and writes back what it made of them.
+    fn call(&self, entry: &Entry, callback: &Callback, pass: &Pass, segments: &[Segment], value: &mut [f32]) {
+        let spec = self.program.edge(entry.edge);
+        let (mut tokens, mut gathered) = (Vec::new(), Vec::new());
+        for segment in segments {
+            let Some(chosen) = &entry.rows[segment.row] else { continue };
+            let own: Vec<SelectedToken> = selected(pass, segment, spec.domain, chosen).collect();
+            if own.is_empty() {
+                continue;
+            }
+            let mut values = Vec::with_capacity(own.len() * entry.columns.len());
+            own.iter().for_each(|&(token, ..)| {
+                entry.columns.gather(&value[token * spec.width..][..spec.width], &mut values);
+            });
+            let positions = own.iter().map(|&(_, position, _)| position).collect();
+            gathered.push(Selected { row: segment.row, positions, width: entry.columns.len(), values });
+            tokens.push(own);
+        }
+        if gathered.is_empty() {
+            return;
+        }
+        callback.0(&mut gathered);
+        for (own, gathered) in tokens.iter().zip(&gathered) {
+            for (&(token, ..), values) in own.iter().zip(gathered.values.chunks_exact(entry.columns.len())) {
+                entry.columns.scatter(values, &mut value[token * spec.width..][..spec.width]);
+            }
+        }
+    }
+}
+
+/// The tokens of a segment that a tap selects on an edge of some domain.
+fn selected<'a>(
+    pass: &'a Pass,
+    segment: &'a Segment,
+    domain: Domain,
+    chosen: &'a Chosen,
+) -> impl Iterator<Item = SelectedToken> + 'a {
+    pass.places(domain, segment).filter_map(|(token, position)| Some((token, position, chosen.place(position)?)))
+}
