@@ -6,8 +6,10 @@ use crate::encoding::Encoding;
 use crate::formats::*;
 use crate::memory::{Aligned, Shared};
 use crate::pool::Pool;
-use crate::simd::{Lanes, Simd};
+use crate::simd::{Kernel, Lanes, Simd};
 use crate::tile::{PANEL, store_step, vectors};
+use std::marker::PhantomData;
+use std::ops::Range;
 
 /// Runs something for the format of an encoding, or something else where it has none.
 macro_rules! with_format {
@@ -90,13 +92,13 @@ impl Groups {
     /// Widens steps `from..to` of a panel (whole spans) to f32.
     #[inline(always)]
     pub fn widen<L: Lanes>(&self, l: L, panel: usize, from: usize, to: usize, out: &mut [f32]) {
-        with_format!(self.encoding, F => widen::<L, F>(l, self, panel, from, to, out), else unreachable!("only packed formats"))
+        with_format!(self.encoding, F => l.call(Widen { groups: self, panel, steps: from..to, out, format: PhantomData::<F> }), else unreachable!("only packed formats"))
     }
 
     /// The products of one row with adjacent panels, sixteen numbers each.
     #[inline(always)]
     pub fn times_row<L: Lanes>(&self, l: L, x: &[f32], first_panel: usize, out: &mut [f32]) {
-        with_format!(self.encoding, F => times_row::<L, F>(l, self, x, first_panel, out), else unreachable!("only packed formats"))
+        with_format!(self.encoding, F => l.call(TimesRow { groups: self, x, first_panel, out, format: PhantomData::<F> }), else unreachable!("only packed formats"))
     }
 
     /// The blocks of a panel.
@@ -156,25 +158,37 @@ fn widen_span_with<S: Simd>(s: S, groups: &Groups, panel: usize, from: usize, ou
     groups.widen(s.panel(), panel, from, from + SPAN, out);
 }
 
-#[inline(always)]
-fn widen<L: Lanes, F: Format>(l: L, groups: &Groups, panel: usize, from: usize, to: usize, out: &mut [f32]) {
-    let blocks = groups.panel::<F>(panel);
-    for (index, out) in (from / SPAN..to / SPAN).zip(out.chunks_exact_mut(SPAN * PANEL)) {
-        let block = &blocks[index / F::SPANS * block_bytes::<F>()..][..block_bytes::<F>()];
-        let span = &block[F::HEAD + index % F::SPANS * span_bytes::<F>()..][..span_bytes::<F>()];
-        for column in (0..PANEL).step_by(L::COUNT) {
-            for part in 0..SPAN / F::STEPS {
-                // SAFETY: block and span are whole; a part is a whole number of words, and `out` holds sixteen floats a step.
-                unsafe {
-                    let scales = F::scales(l, block.as_ptr(), span.as_ptr(), column, part);
-                    let codes = span.as_ptr().add(F::SPAN_HEAD);
-                    for_each_place!(F, part, place => {
-                        let scales = place.scales::<L, F>(l, scales);
-                        for word in 0..abreast::<F>() {
-                            let values = F::values(l, place.codes::<L, F>(l, codes, word, column), scales);
-                            l.store(out.as_mut_ptr().add(place.step::<F>(word) * PANEL + column), values);
-                        }
-                    });
+/// Steps of a panel (whole spans) become f32.
+struct Widen<'a, F> {
+    groups: &'a Groups,
+    panel: usize,
+    steps: Range<usize>,
+    out: &'a mut [f32],
+    format: PhantomData<F>,
+}
+
+impl<F: Format> Kernel for Widen<'_, F> {
+    #[inline(always)]
+    fn run<L: Lanes>(self, l: L) {
+        let Widen { groups, panel, steps, out, .. } = self;
+        let blocks = groups.panel::<F>(panel);
+        for (index, out) in (steps.start / SPAN..steps.end / SPAN).zip(out.chunks_exact_mut(SPAN * PANEL)) {
+            let block = &blocks[index / F::SPANS * block_bytes::<F>()..][..block_bytes::<F>()];
+            let span = &block[F::HEAD + index % F::SPANS * span_bytes::<F>()..][..span_bytes::<F>()];
+            for column in (0..PANEL).step_by(L::COUNT) {
+                for part in 0..SPAN / F::STEPS {
+                    // SAFETY: block and span are whole; a part is a whole number of words, and `out` holds sixteen floats a step.
+                    unsafe {
+                        let scales = F::scales(l, block.as_ptr(), span.as_ptr(), column, part);
+                        let codes = span.as_ptr().add(F::SPAN_HEAD);
+                        for_each_place!(F, part, place => {
+                            let scales = place.scales::<L, F>(l, scales);
+                            for word in 0..abreast::<F>() {
+                                let values = F::values(l, place.codes::<L, F>(l, codes, word, column), scales);
+                                l.store(out.as_mut_ptr().add(place.step::<F>(word) * PANEL + column), values);
+                            }
+                        });
+                    }
                 }
             }
         }
@@ -190,17 +204,29 @@ const fn panels_at_once<L: Lanes, F: Format>() -> usize {
     }
 }
 
-#[inline(always)]
-fn times_row<L: Lanes, F: Format>(l: L, groups: &Groups, x: &[f32], first_panel: usize, out: &mut [f32]) {
-    let at_once = panels_at_once::<L, F>();
-    for (i, out) in out.chunks_mut(at_once * PANEL).enumerate() {
-        let panel = first_panel + i * at_once;
-        match out.len() / PANEL {
-            4 if at_once == 4 => times_panels::<L, F, 4>(l, groups, x, panel, out),
-            2 if at_once == 2 => times_panels::<L, F, 2>(l, groups, x, panel, out),
-            _ => {
-                for (i, out) in out.chunks_mut(PANEL).enumerate() {
-                    times_panels::<L, F, 1>(l, groups, x, panel + i, out);
+/// The products of one row with adjacent panels from `first_panel` on.
+struct TimesRow<'a, F> {
+    groups: &'a Groups,
+    x: &'a [f32],
+    first_panel: usize,
+    out: &'a mut [f32],
+    format: PhantomData<F>,
+}
+
+impl<F: Format> Kernel for TimesRow<'_, F> {
+    #[inline(always)]
+    fn run<L: Lanes>(self, l: L) {
+        let TimesRow { groups, x, first_panel, out, .. } = self;
+        let at_once = panels_at_once::<L, F>();
+        for (i, out) in out.chunks_mut(at_once * PANEL).enumerate() {
+            let panel = first_panel + i * at_once;
+            match out.len() / PANEL {
+                4 if at_once == 4 => times_panels::<L, F, 4>(l, groups, x, panel, out),
+                2 if at_once == 2 => times_panels::<L, F, 2>(l, groups, x, panel, out),
+                _ => {
+                    for (i, out) in out.chunks_mut(PANEL).enumerate() {
+                        times_panels::<L, F, 1>(l, groups, x, panel + i, out);
+                    }
                 }
             }
         }

@@ -219,7 +219,7 @@ impl Matrix {
                 Store::Groups(groups) => groups.widen(s.panel(), panel, from, to, wide),
                 Store::Blocks(encoding, bytes) => {
                     self.decode_panel(*encoding, bytes.as_ref(), panel, from, to, &mut scratch.rows);
-                    interleave_with(s, &scratch.rows[..size], to - from, wide);
+                    interleave(&scratch.rows[..size], to - from, wide);
                 }
             }
         }

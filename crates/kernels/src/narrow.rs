@@ -1,8 +1,9 @@
 //! Panels of two-byte floats: bf16 and f16, widened in registers when there is one row.
 
-use crate::simd::{LANES, Lanes};
+use crate::simd::{Kernel, LANES, Lanes};
 use crate::tile::{PANEL, Step, store_step, vectors};
 use half::{bf16, f16};
+use std::marker::PhantomData;
 
 /// Panels that one row is multiplied with at once: at least four chains of sums, and four streams of memory.
 const AT_ONCE: usize = 4;
@@ -77,23 +78,47 @@ impl Narrow for F16 {
 /// Writes steps of a panel as f32.
 #[inline(always)]
 pub(crate) fn widen<L: Lanes, N: Narrow>(l: L, steps: &[u16], out: &mut [f32]) {
-    for (step, out) in steps.chunks_exact(PANEL).zip(out.chunks_exact_mut(PANEL)) {
-        // SAFETY: both hold sixteen numbers.
-        unsafe { store_step(l, out.as_mut_ptr(), N::load(l, step.as_ptr())) };
+    l.call(Widen(steps, out, PhantomData::<N>));
+}
+
+struct Widen<'a, N>(&'a [u16], &'a mut [f32], PhantomData<N>);
+
+impl<N: Narrow> Kernel for Widen<'_, N> {
+    #[inline(always)]
+    fn run<L: Lanes>(self, l: L) {
+        for (step, out) in self.0.chunks_exact(PANEL).zip(self.1.chunks_exact_mut(PANEL)) {
+            // SAFETY: both hold sixteen numbers.
+            unsafe { store_step(l, out.as_mut_ptr(), N::load(l, step.as_ptr())) };
+        }
     }
 }
 
 /// The products of one row with adjacent panels, sixteen numbers each.
 #[inline(always)]
 pub(crate) fn times_row<L: Lanes, N: Narrow>(l: L, panels: &[u16], x: &[f32], out: &mut [f32]) {
-    let panels = panels.chunks(AT_ONCE * PANEL * x.len().max(1));
-    for (panels, out) in panels.zip(out.chunks_mut(AT_ONCE * PANEL)) {
-        if out.len() == AT_ONCE * PANEL {
-            times_panels::<L, N, AT_ONCE>(l, panels, x, out);
-            continue;
-        }
-        for (panel, out) in panels.chunks(PANEL * x.len()).zip(out.chunks_mut(PANEL)) {
-            times_panels::<L, N, 1>(l, panel, x, out);
+    l.call(TimesRow { panels, x, out, format: PhantomData::<N> });
+}
+
+struct TimesRow<'a, N> {
+    panels: &'a [u16],
+    x: &'a [f32],
+    out: &'a mut [f32],
+    format: PhantomData<N>,
+}
+
+impl<N: Narrow> Kernel for TimesRow<'_, N> {
+    #[inline(always)]
+    fn run<L: Lanes>(self, l: L) {
+        let TimesRow { panels, x, out, .. } = self;
+        let panels = panels.chunks(AT_ONCE * PANEL * x.len().max(1));
+        for (panels, out) in panels.zip(out.chunks_mut(AT_ONCE * PANEL)) {
+            if out.len() == AT_ONCE * PANEL {
+                times_panels::<L, N, AT_ONCE>(l, panels, x, out);
+                continue;
+            }
+            for (panel, out) in panels.chunks(PANEL * x.len()).zip(out.chunks_mut(PANEL)) {
+                times_panels::<L, N, 1>(l, panel, x, out);
+            }
         }
     }
 }

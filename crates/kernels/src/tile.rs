@@ -4,7 +4,7 @@
 //! width only decide how many chains run side by side, so they never change a result. Weights, cached keys and
 //! cached values all come in this form, so matrix products and both halves of attention share it.
 
-use crate::simd::{LANES, Lanes};
+use crate::simd::{Kernel, LANES, Lanes};
 
 /// Columns in a panel: two vectors of eight lanes or one of sixteen, one cache line of f32.
 pub const PANEL: usize = 2 * LANES;
@@ -106,69 +106,84 @@ impl Ahead {
     }
 }
 
-/// `out = left × right`, or `out += left × right` when `go_on`, for `M` rows and `P` panels.
-///
-/// # Safety
-/// All elements that the strides, `M`, `P` and `inner` reach must be readable, those of `out` writable.
-#[expect(clippy::needless_range_loop, reason = "indices over all three arrays keep the loops plain enough to unroll")]
-#[inline(always)]
-unsafe fn tile<L: Lanes, const M: usize, const P: usize, const ASK: bool>(
-    l: L,
+/// What all tiles of a product share: its operands from the first row and panel on, and how many steps they have.
+struct Operands {
     inner: usize,
     left: Left,
     right: Right,
     out: Out,
     ahead: Ahead,
     go_on: bool,
-) {
-    let mut sums = [[[l.splat(0.0); 2]; P]; M];
-    // SAFETY: the caller vouches for every element that the strides reach.
-    unsafe {
-        if go_on {
-            for m in 0..M {
-                for p in 0..P {
-                    sums[m][p] = load_step(l, out.start.add(m * out.row + p * out.panel));
+}
+
+/// `out = left × right`, or `out += left × right` when `go_on`, for `M` rows and `P` panels from some places of the operands on.
+///
+/// Whoever makes one vouches that all elements which the strides, `M`, `P` and `inner` reach are readable, those of `out` writable.
+struct Tile<'a, const M: usize, const P: usize, const ASK: bool> {
+    operands: &'a Operands,
+    left: *const f32,
+    right: *const f32,
+    out: *mut f32,
+    soon: *const f32,
+}
+
+impl<const M: usize, const P: usize, const ASK: bool> Kernel for Tile<'_, M, P, ASK> {
+    #[expect(
+        clippy::needless_range_loop,
+        reason = "indices over all three arrays keep the loops plain enough to unroll"
+    )]
+    #[inline(always)]
+    fn run<L: Lanes>(self, l: L) {
+        let Tile { operands: &Operands { inner, left, right, out, ahead, go_on }, .. } = self;
+        let (mut a, mut b, mut soon) = (self.left, self.right, self.soon);
+        let mut sums = [[[l.splat(0.0); 2]; P]; M];
+        // SAFETY: whoever made the tile vouched for every element that the strides reach.
+        unsafe {
+            if go_on {
+                for m in 0..M {
+                    for p in 0..P {
+                        sums[m][p] = load_step(l, self.out.add(m * out.row + p * out.panel));
+                    }
                 }
             }
-        }
-        let (mut a, mut b, mut soon) = (left.start, right.start, ahead.start);
-        macro_rules! step {
-            () => {
-                let mut weights = [[l.splat(0.0); 2]; P];
-                for p in 0..P {
-                    weights[p] = load_step(l, b.add(p * right.panel));
-                }
-                for m in 0..M {
-                    let x = l.splat(*a.add(m * left.row));
+            macro_rules! step {
+                () => {
+                    let mut weights = [[l.splat(0.0); 2]; P];
                     for p in 0..P {
-                        for v in 0..vectors::<L>() {
-                            sums[m][p][v] = l.fma(x, weights[p][v], sums[m][p][v]);
+                        weights[p] = load_step(l, b.add(p * right.panel));
+                    }
+                    for m in 0..M {
+                        let x = l.splat(*a.add(m * left.row));
+                        for p in 0..P {
+                            for v in 0..vectors::<L>() {
+                                sums[m][p][v] = l.fma(x, weights[p][v], sums[m][p][v]);
+                            }
                         }
                     }
-                }
-                a = a.add(left.col);
-                b = b.add(right.step);
-            };
-        }
-        for _ in 0..inner / STREAMS {
-            if ASK {
-                for line in 0..ahead.lines {
-                    for stream in 0..STREAMS {
-                        l.prefetch(soon.wrapping_add(stream * ahead.stream + line * PANEL));
-                    }
-                }
-                soon = soon.wrapping_add(ahead.step);
+                    a = a.add(left.col);
+                    b = b.add(right.step);
+                };
             }
-            for _ in 0..STREAMS {
+            for _ in 0..inner / STREAMS {
+                if ASK {
+                    for line in 0..ahead.lines {
+                        for stream in 0..STREAMS {
+                            l.prefetch(soon.wrapping_add(stream * ahead.stream + line * PANEL));
+                        }
+                    }
+                    soon = soon.wrapping_add(ahead.step);
+                }
+                for _ in 0..STREAMS {
+                    step!();
+                }
+            }
+            for _ in 0..inner % STREAMS {
                 step!();
             }
-        }
-        for _ in 0..inner % STREAMS {
-            step!();
-        }
-        for m in 0..M {
-            for p in 0..P {
-                store_step(l, out.start.add(m * out.row + p * out.panel), sums[m][p]);
+            for m in 0..M {
+                for p in 0..P {
+                    store_step(l, self.out.add(m * out.row + p * out.panel), sums[m][p]);
+                }
             }
         }
     }
@@ -201,7 +216,7 @@ pub const fn panels_at_once<L: Lanes>(rows: usize) -> usize {
 /// `out (+)= left × right` for any number of rows and panels, tile by tile.
 ///
 /// # Safety
-/// As for [`tile`], over all rows and panels.
+/// All elements that the strides, `rows`, `panels` and `inner` reach must be readable, those of `out` writable.
 #[expect(clippy::too_many_arguments, reason = "a product has three operands and three sizes")]
 #[inline(always)]
 pub unsafe fn block<L: Lanes>(
@@ -224,14 +239,16 @@ macro_rules! one_of {
     ($height:ident, $width:ident, $arguments:tt: $($rows:literal)*) => {
         match ($height, $width) {
             $(
-                ($rows, 1) if $rows <= tallest::<L>() => one_of!(@ $rows, 1, $arguments),
-                ($rows, 2) if panels_at_once::<L>($rows) == 2 => one_of!(@ $rows, 2, $arguments),
-                ($rows, 4) if panels_at_once::<L>($rows) == 4 => one_of!(@ $rows, 4, $arguments),
+                ($rows, 1) if const { $rows <= tallest::<L>() } => one_of!(@ $rows, 1, $arguments),
+                ($rows, 2) if const { $rows <= tallest::<L>() && panels_at_once::<L>($rows) == 2 } => one_of!(@ $rows, 2, $arguments),
+                ($rows, 4) if const { $rows <= tallest::<L>() && panels_at_once::<L>($rows) == 4 } => one_of!(@ $rows, 4, $arguments),
             )*
             _ => unreachable!("a tile of {} rows and {} panels", $height, $width),
         }
     };
-    (@ $rows:literal, $panels:literal, ($($argument:expr),*)) => { tile::<L, $rows, $panels, ASK>($($argument),*) };
+    (@ $rows:literal, $panels:literal, ($l:expr, $operands:expr, $left:expr, $right:expr, $out:expr, $soon:expr)) => {
+        $l.call(Tile::<$rows, $panels, ASK> { operands: $operands, left: $left, right: $right, out: $out, soon: $soon })
+    };
 }
 
 /// [`block`], asking for memory ahead as it goes (`ASK`) or not: `ahead` is walked once, over all tiles.
@@ -239,7 +256,7 @@ macro_rules! one_of {
 /// # Safety
 /// As for [`block`].
 #[expect(clippy::too_many_arguments, reason = "a product has three operands and three sizes")]
-#[inline(always)]
+#[inline(never)]
 pub unsafe fn block_with<L: Lanes, const ASK: bool>(
     l: L,
     rows: usize,
@@ -253,6 +270,7 @@ pub unsafe fn block_with<L: Lanes, const ASK: bool>(
 ) {
     // Tiles as even as they can be: nine rows are five and four, which keeps more chains in flight than six and three.
     let tiles = rows.div_ceil(tallest::<L>());
+    let operands = Operands { inner, left, right, out, ahead, go_on };
     let (mut m, mut soon) = (0, ahead.start);
     for done in 0..tiles {
         let height = (rows - m).div_ceil(tiles - done);
@@ -260,15 +278,13 @@ pub unsafe fn block_with<L: Lanes, const ASK: bool>(
         let mut p = 0;
         while p < panels {
             let width = if panels - p >= wide { wide } else { 1 };
-            let ahead = Ahead { start: soon, ..ahead };
-            soon = soon.wrapping_add(inner / STREAMS * ahead.step);
             // SAFETY: `m` and `p` stay within the rows and panels the caller vouches for.
             unsafe {
-                let left = Left { start: left.start.add(m * left.row), ..left };
-                let right = Right { start: right.start.add(p * right.panel), ..right };
-                let out = Out { start: out.start.add(m * out.row + p * out.panel), ..out };
-                one_of!(height, width, (l, inner, left, right, out, ahead, go_on): 1 2 3 4 5 6 7 8 9 10 11 12);
+                let (a, b) = (left.start.add(m * left.row), right.start.add(p * right.panel));
+                let to = out.start.add(m * out.row + p * out.panel);
+                one_of!(height, width, (l, &operands, a, b, to, soon): 1 2 3 4 5 6 7 8 9 10 11 12);
             }
+            soon = soon.wrapping_add(inner / STREAMS * ahead.step);
             p += width;
         }
         m += height;

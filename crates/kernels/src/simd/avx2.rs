@@ -1,6 +1,6 @@
 //! AVX2 with fused multiply-add and conversions of half precision.
 
-use super::{Avx512, LANES, Lanes, Panels, Simd};
+use super::{Avx512, Kernel, LANES, Lanes, Panels, Simd};
 use std::arch::x86_64::*;
 
 /// Eight lanes in AVX2. `WIDE` where there is AVX-512 besides, for panels.
@@ -142,6 +142,16 @@ impl<const WIDE: bool> Lanes for Avx2<WIDE> {
             let words = self.load_words(p.cast());
             [_mm256_castsi256_ps(self.shift_left(words, 16)), _mm256_castsi256_ps(self.mask(words, 0xffff_0000))]
         }
+    }
+    #[inline(always)]
+    fn call<K: Kernel>(self, kernel: K) {
+        #[inline(never)]
+        #[target_feature(enable = "avx2,fma,f16c")]
+        fn with_avx2<const WIDE: bool, K: Kernel>(l: Avx2<WIDE>, kernel: K) {
+            kernel.run(l);
+        }
+        // SAFETY: an `Avx2` exists only where AVX2, FMA and F16C do.
+        unsafe { with_avx2(self, kernel) }
     }
 }
 

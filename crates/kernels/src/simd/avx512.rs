@@ -1,6 +1,6 @@
 //! AVX-512: sixteen lanes, a whole step of a panel in one vector.
 
-use super::Lanes;
+use super::{Kernel, Lanes};
 use std::arch::x86_64::*;
 
 /// Sixteen lanes in AVX-512.
@@ -145,5 +145,15 @@ impl Lanes for Avx512 {
             let wide = _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(0xaaaa_aaaa, places, stored));
             [wide, wide]
         }
+    }
+    #[inline(always)]
+    fn call<K: Kernel>(self, kernel: K) {
+        #[inline(never)]
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+        fn with_avx512<K: Kernel>(l: Avx512, kernel: K) {
+            kernel.run(l);
+        }
+        // SAFETY: an `Avx512` exists only where AVX-512 does, and with it AVX2, FMA and F16C.
+        unsafe { with_avx512(self, kernel) }
     }
 }

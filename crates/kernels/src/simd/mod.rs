@@ -109,6 +109,18 @@ pub trait Lanes: Copy {
     /// # Safety
     /// `p` must be valid for reading 32 bytes; no alignment is needed.
     unsafe fn load_upper_halves(self, p: *const u16) -> [Self::V; 2];
+
+    /// Runs a kernel in a function of its own, compiled for the instructions of these lanes.
+    fn call<K: Kernel>(self, kernel: K);
+}
+
+/// Work that becomes one function for each instruction set, which all who need it call ([`Lanes::call`]).
+///
+/// Everything else here is inlined into its caller, because only there are the instructions of the lanes enabled. A loop that is written out for
+/// a dozen heights or formats must not be: the time that a compiler takes grows faster than the size of a function.
+pub trait Kernel {
+    /// Does the work; `#[inline(always)]` in every implementation.
+    fn run<L: Lanes>(self, l: L);
 }
 
 /// Who has wider vectors for panels.

@@ -1,6 +1,6 @@
 //! Plain arrays, for every machine.
 
-use super::{LANES, Lanes, Panels, Simd};
+use super::{Kernel, LANES, Lanes, Panels, Simd};
 use crate::encoding::half_to_single;
 
 /// Arrays of eight.
@@ -133,6 +133,14 @@ impl Lanes for Portable {
         // SAFETY: the caller vouches for 32 readable bytes.
         let words = unsafe { self.load_words(p.cast()) };
         [self.shift_left(words, 16), self.mask(words, 0xffff_0000)].map(|bits| bits.map(f32::from_bits))
+    }
+    #[inline(always)]
+    fn call<K: Kernel>(self, kernel: K) {
+        #[inline(never)]
+        fn apart<K: Kernel>(l: Portable, kernel: K) {
+            kernel.run(l);
+        }
+        apart(self, kernel);
     }
 }
 
