@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::plan::{Compiled, CompiledAction, CompiledReduce, Entry, Lengths, Plan, compile};
 use crate::profile::{pairs, work};
-use crate::program::{Domain, Layout, OpKind, Program};
+use crate::program::{Domain, EdgeId, Layout, Op, OpKind, Program};
 use pellucid_kernels::{DType, Matrix, Pool, matmul};
 use serde::Serialize;
 use std::fmt::{Display, Formatter};
@@ -42,6 +42,9 @@ pub struct Explanation {
     pub capture_bytes: usize,
     /// Bytes of keys and values.
     pub kv_bytes: usize,
+    /// Ops that the backend lacks, which run on the CPU; none where the backend is the CPU.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub fallbacks: Vec<String>,
     /// Whether a walk back follows: about as much arithmetic again, and the activations that it needs.
     pub gradients: bool,
 }
@@ -125,10 +128,22 @@ impl Plan {
             seconds,
             capture_bytes: capture_bytes(&compiled, program),
             kv_bytes: kv_bytes.sum(),
+            fallbacks: fallbacks(model, &compiled),
             gradients,
             taps,
         })
     }
+}
+
+/// The ops that the model's backend does not execute itself under a plan, such as `attention of layer 3`.
+fn fallbacks(model: &Model, compiled: &Compiled) -> Vec<String> {
+    let touched = |edge: EdgeId| !compiled.back_at_edge[edge].is_empty() || !compiled.sources_at[edge].is_empty();
+    let falls_back = |op: &&Op| !model.backend().runs(&op.kind, op.kind.inner().into_iter().any(touched));
+    let name = |op: &Op| match op.layer {
+        Some(layer) => format!("{} of layer {layer}", op.kind.name()),
+        None => op.kind.name().to_string(),
+    };
+    model.program().ops()[..compiled.ops].iter().filter(falls_back).map(name).collect()
 }
 
 fn touch(compiled: &Compiled, program: &Program, index: usize, entry: &Entry) -> Touch {
@@ -221,6 +236,9 @@ impl Display for Explanation {
         }
         for (layer, rows) in &self.attention_apart {
             writeln!(f, "attention of layer {layer} is taken apart for rows {rows:?}; the rest is fused")?;
+        }
+        if !self.fallbacks.is_empty() {
+            writeln!(f, "ops that the backend lacks and the CPU runs: {}", self.fallbacks.join(", "))?;
         }
         writeln!(f, "logits of {} positions", self.logits)?;
         writeln!(f, "arithmetic {:.2} GFLOP, weights read {}", self.flops / 1e9, bytes(self.weight_bytes))?;

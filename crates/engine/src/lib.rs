@@ -20,6 +20,7 @@
 //! | [`branch`] | re-runs from the middle of a run |
 //! | [`grad`] | gradients: the op list walked backwards |
 //! | [`backend`] | what executes ops: the trait, and the CPU |
+//! | [`memory`] | values and KV caches in a backend's own memory |
 
 pub mod architecture;
 pub mod array;
@@ -33,6 +34,7 @@ pub mod grad;
 mod interrupt;
 mod job;
 pub mod lookup;
+pub mod memory;
 mod model;
 pub mod plan;
 pub mod point;

@@ -223,8 +223,7 @@ impl Model {
 impl Prefix {
     fn of(tokens: &[u32], state: &RowState) -> Prefix {
         let state = state.prefix(tokens.len(), tokens.len(), tokens.len());
-        let numbers: usize = state.carried.iter().map(Vec::len).sum();
-        let bytes = state.kv.iter().flatten().map(|kv| kv.bytes()).sum::<usize>() + 4 * numbers + 4 * tokens.len();
+        let bytes = state.bytes() + 4 * tokens.len();
         Prefix { tokens: tokens.to_vec(), state, bytes }
     }
 }

@@ -1,9 +1,9 @@
-"""Hooks: Python functions that see an activation while the model runs, and may give another in its place.
+"""Hooks: Python functions that see an activation while the model runs, and may return another in its place.
 
-A hook gets a whole batch, `[batch, positions, …]`. One prompt runs in a single pass in which the engine calls its hooks. Several
-prompts are settled hook by hook, in forward order: a run up to the hook's site shows what all prompts have there, and what the hook
-made of it is written in the runs after it. So every hook sees the batch as the hooks before it left it, whatever it does across prompts.
-Gradients are settled in the same way, from the last site to the first.
+A hook gets the whole batch, `[batch, positions, …]`. The engine calls it once, in the middle of the one forward pass, when all
+prompts have reached its site. With a metric, hooks are settled one by one instead, because gradients are linear in recorded
+operations only: a run up to the hook's site shows the batch there, and the array that the hook returned is written as a constant in
+the runs after it. Backward hooks are settled the same way, from the last site to the first.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import numpy as np
 from ..convert import array as as_array
 from ..errors import InputError, PlanError
 from ..values import Value
+from ..selection import Scope
+from ..views import View
 from .names import Names, hook_name, sites_matching
 
 if TYPE_CHECKING:
@@ -97,11 +99,16 @@ def hooks_of(model: Model, listed: HookList) -> list[Hook]:
     return sorted(found, key=lambda hook: order[hook.point.site.address])
 
 
-def record(block: Block, hooks: Sequence[Hook]) -> None:
-    """Has the engine call hooks as it runs each prompt."""
+def record(block: Block, hooks: Sequence[Hook], rows: int = 1) -> None:
+    """Has the engine call each hook once, with the activations of all `rows` prompts."""
     for hook in hooks:
         address = hook.point.site.address
-        block[address] = block.call(hook.of_one_prompt, block[address])
+        if rows == 1:
+            block[address] = block.call(hook.of_one_prompt, block[address])
+            continue
+        batch = block.call(hook.applied, block[address].stack_rows())
+        for row in range(rows):
+            View(block._recorder, Scope((row,), True))[address] = batch[row]
 
 
 def see_to(block: Block, hooks: Sequence[Hook]) -> None:
@@ -124,7 +131,7 @@ def number_of(block: Block, metric: Metric | None) -> Value | None:
 
 
 class Settled:
-    """What hooks made of several prompts: values to write, in the order of their places."""
+    """What hooks made of a batch, for runs with gradients: values to write, in the order of their sites."""
 
     def __init__(self, model: Model, rows: list[Any], metric: Metric | None) -> None:
         self._model = model

@@ -269,14 +269,14 @@ def _run(model: Model, request: Request) -> Outcome:
     """Runs a request; hooks that stand on the model are among the request's own."""
     with suspended():
         settled = None
-        if (request.forward or request.backward) and (len(request.rows) > 1 or request.metric is not None):
+        if request.backward or (request.forward and request.metric is not None):
             settled = Settled(model, request.rows, request.metric)
             settled.settle(request.forward, request.backward, request.sites if request.gradients else [])
         with model.trace(request.rows) as block:
             if settled is not None:
                 metric = settled.write(block)
             else:
-                record(block, request.forward)
+                record(block, request.forward, len(request.rows))
                 see_to(block, request.forward)
                 metric = number_of(block, request.metric)
             number = None if metric is None else block._recorder.metric(metric)

@@ -1,6 +1,8 @@
 //! Memory of passes that is used again from op to op and from pass to pass.
 
+use crate::error::Result;
 use crate::job::Segment;
+use crate::memory::{DeviceMemory, DeviceValue, Value};
 use crate::program::{EdgeId, Program};
 use pellucid_kernels::attention::{KvLayout, KvStore};
 
@@ -75,7 +77,7 @@ impl Arena {
 
 /// Values of the edges and rotations of a pass; its lists are used again by the next.
 pub(crate) struct Buffers {
-    pub(super) values: Vec<Option<Vec<f32>>>,
+    pub(super) values: Vec<Option<Value>>,
     /// For each rotary embedding the cosines and sines of the pass's tokens.
     pub(super) rotations: Vec<(Vec<f32>, Vec<f32>)>,
     /// An empty list, kept for its memory.
@@ -95,19 +97,41 @@ impl Buffers {
 
     /// Puts a value on an edge as it is.
     pub fn put(&mut self, edge: EdgeId, value: Vec<f32>) {
-        self.values[edge] = Some(value);
+        self.values[edge] = Some(Value::Host(value));
     }
 
-    /// Takes the value of an edge.
-    pub fn take(&mut self, edge: EdgeId) -> Vec<f32> {
-        self.values[edge].take().unwrap_or_default()
+    /// Takes the value of an edge to the host.
+    pub fn take(&mut self, edge: EdgeId, memory: Option<&dyn DeviceMemory>) -> Result<Vec<f32>> {
+        match self.values[edge].take() {
+            Some(Value::Host(value)) => Ok(value),
+            Some(Value::Device(value)) => download_one(memory, &value),
+            None => Ok(Vec::new()),
+        }
     }
 
     /// Adds tokens to an edge's value.
-    pub fn extend(&mut self, edge: EdgeId, more: Vec<f32>) {
-        match &mut self.values[edge] {
-            Some(value) => value.extend(more),
-            none => *none = Some(more),
-        }
+    pub fn extend(&mut self, edge: EdgeId, more: Value, memory: Option<&dyn DeviceMemory>) {
+        let joined = match (self.values[edge].take(), more, memory) {
+            (None, more, _) => more,
+            (Some(Value::Host(mut value)), Value::Host(more), _) => {
+                value.extend(more);
+                Value::Host(value)
+            }
+            (Some(value), more, Some(memory)) => {
+                let on_device = |value: Value| match value {
+                    Value::Host(value) => memory.upload(&value),
+                    Value::Device(value) => value,
+                };
+                Value::Device(memory.concat(&on_device(value), &on_device(more)))
+            }
+            (Some(_), _, None) => unreachable!("only a backend with memory of its own makes device values"),
+        };
+        self.values[edge] = Some(joined);
     }
+}
+
+/// Copies one value to the host.
+pub(super) fn download_one(memory: Option<&dyn DeviceMemory>, value: &DeviceValue) -> Result<Vec<f32>> {
+    let memory = memory.expect("only a backend with memory of its own makes device values");
+    Ok(memory.download(&[value])?.pop().unwrap_or_default())
 }

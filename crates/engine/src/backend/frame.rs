@@ -1,10 +1,12 @@
 //! The edges alive in a pass.
 
+use super::arena::download_one;
 use super::{Arena, Buffers, KeptValues, Taps};
 use crate::architecture::Architecture;
 use crate::error::Result;
 use crate::job::{Pass, RowState, Segment};
-use crate::program::{EdgeId, Program};
+use crate::memory::{DeviceMemory, DeviceValue, Moved, Selection, TapWork, Value};
+use crate::program::{EdgeId, OpKind, Program};
 use crate::weights::Weights;
 use pellucid_kernels::Pool;
 use pellucid_kernels::attention::{AttentionShape, KvStore};
@@ -25,6 +27,12 @@ pub struct Frame<'a> {
     buffers: &'a mut Buffers,
     /// Takes values that are needed after the pass: by a backward pass or by branches.
     kept: Option<&'a mut KeptValues>,
+    /// The memory of a backend that has one of its own.
+    memory: Option<&'a dyn DeviceMemory>,
+    /// What moved between host and device.
+    pub(crate) moved: Moved,
+    /// For each segment whether its row stays out of the op under way; empty if none does.
+    pub(crate) absent: Vec<bool>,
 }
 
 impl<'a> Frame<'a> {
@@ -37,7 +45,13 @@ impl<'a> Frame<'a> {
         arena: &'a mut Arena,
         buffers: &'a mut Buffers,
     ) -> Frame<'a> {
-        Frame { program, weights, pool, pass, rows, arena, buffers, kept: None }
+        let (moved, absent) = (Moved::default(), Vec::new());
+        Frame { program, weights, pool, pass, rows, arena, buffers, kept: None, memory: None, moved, absent }
+    }
+
+    /// The frame of a backend with memory of its own.
+    pub(crate) fn on(self, memory: Option<&'a dyn DeviceMemory>) -> Frame<'a> {
+        Frame { memory, ..self }
     }
 
     /// The frame with values that are kept after the pass.
@@ -77,9 +91,74 @@ impl<'a> Frame<'a> {
         (cos, sin)
     }
 
-    /// The value on an edge.
+    /// The value on an edge, in host memory.
     pub fn value(&self, edge: EdgeId) -> &[f32] {
-        self.buffers.values[edge].as_deref().unwrap_or_default()
+        match &self.buffers.values[edge] {
+            Some(Value::Host(value)) => value,
+            Some(Value::Device(_)) => unreachable!("the executor moves the inputs of an op on the CPU to the host"),
+            None => &[],
+        }
+    }
+
+    /// The value on an edge, in the backend's memory; it moves there if it is not.
+    pub fn device(&mut self, edge: EdgeId) -> Option<DeviceValue> {
+        if let Some(Value::Host(value)) = &self.buffers.values[edge] {
+            self.moved.to_device += 4 * value.len();
+            self.buffers.values[edge] = Some(Value::Device(self.memory?.upload(value)));
+        }
+        match &self.buffers.values[edge] {
+            Some(Value::Device(value)) => Some(value.clone()),
+            _ => None,
+        }
+    }
+
+    /// Moves a value to host memory.
+    pub(crate) fn move_to_host(&mut self, edge: EdgeId) -> Result<()> {
+        if let Some(Value::Device(value)) = &self.buffers.values[edge] {
+            self.moved.to_host += 4 * value.len();
+            self.moved.waits += 1;
+            self.buffers.values[edge] = Some(Value::Host(download_one(self.memory, value)?));
+        }
+        Ok(())
+    }
+
+    /// Notes which rows stay out of op `index`; only jobs that share a pass can differ in that.
+    pub(crate) fn mark_absent(&mut self, taps: &Taps, index: usize) {
+        self.absent.clear();
+        if taps.jobs.len() > 1 && taps.jobs.iter().any(|job| !job.runs(self.program, index)) {
+            let absent = |segment: &Segment| !taps.jobs[segment.job].runs(self.program, index);
+            self.absent.extend(self.pass.segments.iter().map(absent));
+        }
+    }
+
+    /// Moves the inputs, KV caches and recurrent states of op `index` to the host: the backend lacks the op.
+    pub(crate) fn fall_back(&mut self, index: usize) -> Result<()> {
+        self.moved.fallbacks += 1;
+        let op = &self.program.ops()[index];
+        for edge in op.kind.inputs() {
+            self.move_to_host(edge)?;
+        }
+        let (layers, ops) = (self.program.architecture().layers.len(), self.program.ops().len());
+        for row in self.rows.iter_mut() {
+            let Some(device) = &mut row.device else { continue };
+            if let (OpKind::Attention { .. }, Some(layer)) = (&op.kind, op.layer)
+                && let Some(kv) = device.take_kv(layer)
+            {
+                row.put_kv(layer, layers, kv);
+            } else if op.kind.carries()
+                && let Some(state) = device.take_state(index)
+            {
+                row.carried.resize_with(ops, Vec::new);
+                row.carried[index] = state;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a segment's row stays out of the op under way: its job does not need the op, or skips its layer. Its KV cache and
+    /// recurrent state must not change, and its outputs are not used.
+    pub fn is_absent(&self, segment: &Segment) -> bool {
+        self.absent.get(segment.slot).copied().unwrap_or(false)
     }
 
     /// Tokens on an edge.
@@ -116,10 +195,10 @@ impl<'a> Frame<'a> {
 
     /// A copy of an edge's value.
     pub fn copy(&mut self, edge: EdgeId) -> Vec<f32> {
-        let value = self.buffers.values[edge].take().unwrap_or_default();
+        let value = self.take(edge);
         let mut copy = self.arena.take(value.len());
         copy.copy_from_slice(&value);
-        self.buffers.values[edge] = Some(value);
+        self.buffers.values[edge] = Some(Value::Host(value));
         copy
     }
 
@@ -146,7 +225,27 @@ impl<'a> Frame<'a> {
     }
 
     pub(crate) fn take(&mut self, edge: EdgeId) -> Vec<f32> {
-        self.buffers.values[edge].take().unwrap_or_default()
+        match self.buffers.values[edge].take() {
+            Some(Value::Host(value)) => value,
+            Some(Value::Device(_)) => unreachable!("the executor moves the inputs of an op on the CPU to the host"),
+            None => Vec::new(),
+        }
+    }
+
+    /// Copies the tokens of an edge that another edge has onto it, past all ops between: a skipped layer.
+    pub(crate) fn copy_edge(&mut self, from: EdgeId, to: EdgeId, taps: &mut Taps) -> Result<()> {
+        let (Some(Value::Device(value)), Some(memory)) = (&self.buffers.values[from], self.memory) else {
+            let selected = self.select(from, to);
+            return self.put(to, selected, taps);
+        };
+        let width = self.program.edge(to).width;
+        let picks = self.pass.picks(self.program.edge(from).domain, self.program.edge(to).domain);
+        let tokens: Vec<usize> = picks.collect();
+        let selection = Selection { width, tokens: &tokens, columns: std::slice::from_ref(&(0..width)) };
+        match memory.tap(value, &selection, &TapWork::Gather) {
+            Some(copy) => self.put_device(to, copy, taps),
+            None => Ok(()),
+        }
     }
 
     /// Puts a value on its edge; the edge's taps see and change it first.
@@ -154,7 +253,16 @@ impl<'a> Frame<'a> {
         if taps.touches(edge) {
             taps.apply(self.program, self.pass, edge, &mut value)?;
         }
-        self.buffers.values[edge] = Some(value);
+        self.buffers.values[edge] = Some(Value::Host(value));
+        Ok(())
+    }
+
+    /// Puts a value in the backend's memory on its edge; the edge's taps see and change it there first.
+    pub fn put_device(&mut self, edge: EdgeId, value: DeviceValue, taps: &mut Taps) -> Result<()> {
+        if let Some(memory) = self.memory.filter(|_| taps.touches(edge)) {
+            taps.apply_on_device(self.program, self.pass, edge, &value, memory, &mut self.moved)?;
+        }
+        self.buffers.values[edge] = Some(Value::Device(value));
         Ok(())
     }
 
@@ -195,21 +303,20 @@ impl<'a> Frame<'a> {
     /// Frees a layer's KV cache of the rows that do not keep it: the next layer uses its memory.
     pub(crate) fn free_kv(&mut self, layer: usize) {
         let rows = self.rows.iter_mut().filter(|row| !row.keeps_kv);
-        self.arena.give_caches(rows.filter_map(|row| row.kv.get_mut(layer)?.take()));
+        self.arena.give_caches(rows.filter_map(|row| row.free_kv(layer)));
     }
 
     /// Hands a value to the kept values and to its whole capture, if they want it, else to the arena.
     fn free(&mut self, edge: EdgeId, taps: &mut Taps) {
-        let Some(mut value) = self.buffers.values[edge].take() else { return };
+        let Some(value) = self.buffers.values[edge].take() else { return };
+        let mut value = Some(value);
         if let Some(kept) = self.kept.as_mut().filter(|kept| kept.keeps(edge)) {
-            let own = if taps.keeps(edge) { value.clone() } else { std::mem::take(&mut value) };
-            kept.put(edge, own);
-            if value.is_empty() {
-                return;
-            }
+            let own = if taps.keeps(edge) { value.as_ref().map(Value::copy) } else { value.take() };
+            own.into_iter().for_each(|own| kept.put(edge, own));
         }
-        if let Some(value) = taps.hand_over(self.program, self.pass, edge, value) {
-            self.arena.give(value);
+        let left = value.and_then(|value| taps.hand_over(self.program, self.pass, edge, value));
+        if let Some(Value::Host(buffer)) = left {
+            self.arena.give(buffer);
         }
     }
 }

@@ -1,6 +1,8 @@
 //! Values of a pass that are kept after their edges die.
 
+use crate::error::Result;
 use crate::job::Pass;
+use crate::memory::{DeviceMemory, DeviceValue, Selection, TapWork, Value};
 use crate::program::{EdgeId, Program};
 use std::collections::HashMap;
 
@@ -8,7 +10,7 @@ use std::collections::HashMap;
 pub(crate) struct KeptValues {
     /// For each edge whether its value is kept.
     keeps: Vec<bool>,
-    values: Vec<Option<Vec<f32>>>,
+    values: Vec<Option<Value>>,
     /// Scores and probabilities of the rows whose attention was computed unfused, by edge and row.
     attention: HashMap<(EdgeId, usize), Vec<f32>>,
     pass: Pass,
@@ -37,8 +39,25 @@ impl KeptValues {
         self.keeps[edge]
     }
 
-    pub fn put(&mut self, edge: EdgeId, value: Vec<f32>) {
+    pub fn put(&mut self, edge: EdgeId, value: Value) {
         self.values[edge] = Some(value);
+    }
+
+    /// Moves everything to the host, in one wait, for a backward pass.
+    pub fn move_to_host(&mut self, memory: Option<&dyn DeviceMemory>) -> Result<()> {
+        let Some(memory) = memory else { return Ok(()) };
+        let on_device = |value: &&mut Option<Value>| matches!(value, Some(Value::Device(_)));
+        let mut values: Vec<&mut Option<Value>> = self.values.iter_mut().filter(on_device).collect();
+        let buffers: Vec<DeviceValue> = values
+            .iter()
+            .filter_map(|value| match value {
+                Some(Value::Device(value)) => Some(value.clone()),
+                _ => None,
+            })
+            .collect();
+        let floats = memory.download(&buffers.iter().collect::<Vec<_>>())?;
+        values.iter_mut().zip(floats).for_each(|(value, floats)| **value = Some(Value::Host(floats)));
+        Ok(())
     }
 
     pub fn put_attention(&mut self, edge: EdgeId, row: usize, value: Vec<f32>) {
@@ -52,7 +71,29 @@ impl KeptValues {
 
     /// The value of an edge; empty where it was not computed or not kept.
     pub fn value(&self, edge: EdgeId) -> &[f32] {
-        self.values[edge].as_deref().unwrap_or_default()
+        match &self.values[edge] {
+            Some(Value::Host(value)) => value,
+            Some(Value::Device(_)) => unreachable!("a backward pass moves kept values to the host first"),
+            None => &[],
+        }
+    }
+
+    /// A copy of some tokens of an edge's value, where it is.
+    pub fn select(
+        &self,
+        edge: EdgeId,
+        width: usize,
+        tokens: impl Iterator<Item = usize>,
+        memory: Option<&dyn DeviceMemory>,
+    ) -> Value {
+        if let (Some(Value::Device(value)), Some(memory)) = (&self.values[edge], memory) {
+            let tokens: Vec<usize> = tokens.collect();
+            let selection = Selection { width, tokens: &tokens, columns: std::slice::from_ref(&(0..width)) };
+            let copy = memory.tap(value, &selection, &TapWork::Gather);
+            return copy.map_or_else(|| Value::Host(Vec::new()), Value::Device);
+        }
+        let value = self.value(edge);
+        Value::Host(tokens.flat_map(|token| &value[token * width..][..width]).copied().collect())
     }
 
     /// Cosines and sines of a rotary embedding, `[tokens, frequencies]`.
@@ -68,6 +109,9 @@ impl KeptValues {
 
     /// The buffers that it held.
     pub fn into_values(self) -> impl Iterator<Item = Vec<f32>> {
-        self.values.into_iter().flatten()
+        self.values.into_iter().filter_map(|value| match value {
+            Some(Value::Host(value)) => Some(value),
+            _ => None,
+        })
     }
 }

@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::exec::{Executor, RowTokens, Walk};
 use crate::interrupt::{Interrupt, Watch};
 use crate::job::{Beginning, CacheUse, Job, Pass};
+use crate::memory::DeviceRow;
 use crate::model::Model;
 use crate::plan::{Action, Expr, Lengths, Plan, Tap, compile};
 use crate::program::Layout;
@@ -35,6 +36,8 @@ pub struct Base {
     plan: Plan,
     /// KV cache of each layer.
     kv: Arc<Vec<Option<KvStore>>>,
+    /// What a backend with memory of its own keeps of the row.
+    device: Option<Box<dyn DeviceRow>>,
     /// The values of the edges alive at the join points.
     live: KeptValues,
     /// Where branches may join.
@@ -68,9 +71,9 @@ impl Model {
         let mut executor = Executor::new(self, Watch::new(interrupt.as_ref()));
         let whole = std::iter::once(RowTokens { job: 0, row: 0, tokens });
         executor.pass(&mut [&mut job], whole, false, Some(&mut live))?;
-        let kv = Arc::new(std::mem::take(&mut job.rows[0].kv));
+        let (kv, device) = (Arc::new(std::mem::take(&mut job.rows[0].kv)), job.rows[0].device.take());
         let (model, tokens, sites) = (self.clone(), tokens.to_vec(), Mutex::default());
-        Ok(Base { model, tokens, plan, kv, live, join_points, interrupt, sites })
+        Ok(Base { model, tokens, plan, kv, device, live, join_points, interrupt, sites })
     }
 }
 
@@ -121,6 +124,7 @@ impl Base {
         job.demand.last_mlp_everywhere = false;
         let row = &mut job.rows[0];
         (row.len, row.capacity) = (start.position, n);
+        row.device = self.device.as_ref().map(|device| device.prefix(start.position, n));
         row.begins_with = Some(Beginning { kv: self.kv.clone(), positions: start.position });
         Ok(Branch { job, start })
     }
@@ -128,11 +132,12 @@ impl Base {
     /// What a branch has captured and saved, in terms of its own plan.
     fn finish(&self, branch: Branch) -> Result<Run> {
         let Branch { mut job, .. } = branch;
+        let memory = self.model.backend().memory();
         job.end_step(&self.model, &[])?;
         let (own_taps, own_values) = (self.plan.taps.len(), self.plan.values.len());
         let mut run = Run { saved: job.collector.take_saved(), ..Run::default() };
         run.saved.iter_mut().for_each(|saved| saved.value -= own_values);
-        run.captures = job.collector.finish(self.model.program(), &job.compiled, &[self.tokens.len()]);
+        run.captures = job.collector.finish(self.model.program(), &job.compiled, &[self.tokens.len()], memory)?;
         run.captures.iter_mut().for_each(|capture| capture.tap -= own_taps);
         Ok(run)
     }
@@ -218,7 +223,7 @@ impl Base {
         starts: &[Start],
         joining: Range<usize>,
     ) -> Result<()> {
-        let program = self.model.program();
+        let (program, memory) = (self.model.program(), self.model.backend().memory());
         let edges = starts[joining.start].join_point.map_or([].as_slice(), |point| &self.join_points[point].live);
         for index in joining {
             let (job, position) = (&mut *jobs[index], starts[index].position);
@@ -227,12 +232,10 @@ impl Base {
             job.first_tap = self.plan.taps.len();
             for &edge in edges {
                 let (width, domain) = (program.edge(edge).width, program.edge(edge).domain);
-                let value = self.live.value(edge);
-                let tokens = own.places(domain, &own.segments[0]);
-                let mut more: Vec<f32> =
-                    tokens.flat_map(|(_, position)| &value[position * width..][..width]).copied().collect();
-                Taps { ops: &self.model, jobs: &mut [&mut *job] }.apply(program, &own, edge, &mut more)?;
-                executor.extend_edge(edge, more);
+                let tokens = own.places(domain, &own.segments[0]).map(|(_, position)| position);
+                let mut taps = Taps { ops: &self.model, jobs: &mut [&mut *job] };
+                let more = self.live.select(edge, width, tokens, memory);
+                executor.extend_edge(edge, taps.apply_to(program, &own, edge, more, memory)?);
             }
             job.first_tap = 0;
             let tokens = RowTokens { job: index, row: 0, tokens: &self.tokens[position..] };

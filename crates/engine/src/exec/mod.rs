@@ -7,10 +7,12 @@
 mod prefill;
 mod replay;
 
-use crate::backend::{Arena, Buffers, Frame, KeptValues, Taps};
+use crate::backend::cpu::Cpu;
+use crate::backend::{Arena, Backend, Buffers, Frame, KeptValues, Taps};
 use crate::error::Result;
 use crate::interrupt::Watch;
 use crate::job::{Job, Pass, RowState};
+use crate::memory::{Moved, Value};
 use crate::model::Model;
 use crate::point::Point;
 use crate::program::{EdgeId, OpKind, Program};
@@ -46,13 +48,15 @@ pub(crate) struct Executor {
     rows: Vec<RowState>,
     arena: Arena,
     buffers: Buffers,
+    /// What moved between host and device so far.
+    pub moved: Moved,
 }
 
 impl Executor {
     pub fn new(model: &Model, watch: Watch) -> Executor {
         let buffers = Buffers::new(model.program());
         let (pass, rows, arena) = (Pass::default(), Vec::new(), Arena::default());
-        Executor { model: model.clone(), watch, pass, rows, arena, buffers }
+        Executor { model: model.clone(), watch, pass, rows, arena, buffers, moved: Moved::default() }
     }
 
     /// The model that it runs.
@@ -96,7 +100,7 @@ impl Executor {
             self.buffers.clear();
         }
         outcome?;
-        Ok(keep.map(|edge| self.buffers.take(edge)).unwrap_or_default())
+        keep.map_or_else(|| Ok(Vec::new()), |edge| self.take(edge))
     }
 
     /// Runs the listed ops on a value that is given at their first edge; returns the value of edge `to`.
@@ -116,7 +120,18 @@ impl Executor {
         let walked = self.walk(&mut [job], Walk { ops: range, only: Some(ops), keep: Some(to), last: true }, kept);
         self.rows.clear();
         walked?;
-        Ok(self.buffers.take(to))
+        self.take(to)
+    }
+
+    /// Takes the value of an edge to the host.
+    fn take(&mut self, edge: EdgeId) -> Result<Vec<f32>> {
+        let memory = self.model.backend().memory();
+        let value = self.buffers.take(edge, memory)?;
+        if memory.is_some() {
+            self.moved.waits += 1;
+            self.moved.to_host += 4 * value.len();
+        }
+        Ok(value)
     }
 
     /// Begins an empty pass.
@@ -142,15 +157,16 @@ impl Executor {
     }
 
     /// Adds the values of rows that have joined the pass to an edge.
-    pub fn extend_edge(&mut self, edge: EdgeId, more: Vec<f32>) {
-        self.buffers.extend(edge, more);
+    pub fn extend_edge(&mut self, edge: EdgeId, more: Value) {
+        self.buffers.extend(edge, more, self.model.backend().memory());
     }
 
     /// Walks some ops of the list. This is the one loop over ops of the forward pass.
     pub fn walk(&mut self, jobs: &mut [&mut Job], walk: Walk, kept: Option<&mut KeptValues>) -> Result<()> {
-        let Executor { model, watch, pass, rows, arena, buffers } = self;
-        let program = model.program();
-        let mut frame = Frame::new(program, model.weights(), model.pool(), pass, rows, arena, buffers);
+        let Executor { model, watch, pass, rows, arena, buffers, moved } = self;
+        let (program, backend) = (model.program(), model.backend());
+        let frame = Frame::new(program, model.weights(), model.pool(), pass, rows, arena, buffers);
+        let mut frame = frame.on(backend.memory());
         frame.prepare(program.architecture());
         let mut kept = kept;
         if let Some(kept) = &mut kept {
@@ -172,7 +188,13 @@ impl Executor {
                 index = skip_layer(&mut frame, &mut taps, layer)?;
                 continue;
             }
-            model.backend().execute(index, &mut frame, &mut taps)?;
+            frame.mark_absent(&taps, index);
+            if backend.runs(&program.ops()[index].kind, taps.touch_inside(program, index)) {
+                backend.execute(index, &mut frame, &mut taps)?;
+            } else {
+                frame.fall_back(index)?;
+                Cpu.execute(index, &mut frame, &mut taps)?;
+            }
             frame.free_dead_edges(index, &mut taps, walk.keep);
             let op = &program.ops()[index];
             if let (OpKind::Attention { .. }, Some(layer)) = (&op.kind, op.layer) {
@@ -183,6 +205,7 @@ impl Executor {
         if walk.last {
             frame.free_all_but(walk.keep, &mut taps);
         }
+        *moved += frame.moved;
         Ok(())
     }
 
@@ -205,7 +228,6 @@ fn skipped_layer(program: &Program, taps: &Taps, index: usize) -> Option<usize> 
 fn skip_layer(frame: &mut Frame, taps: &mut Taps, layer: usize) -> Result<usize> {
     let program = frame.program;
     let site = |point| program.edge_of(Site::layer(layer, point)).unwrap_or_default();
-    let stream = frame.select(site(Point::ResidPre), site(Point::ResidPost));
-    frame.put(site(Point::ResidPost), stream, taps)?;
+    frame.copy_edge(site(Point::ResidPre), site(Point::ResidPost), taps)?;
     Ok(program.layer_ops(layer).end)
 }

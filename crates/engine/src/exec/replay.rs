@@ -33,7 +33,8 @@ impl Executor {
         let outcome = self.walk(&mut [job], Walk { ops, only: None, keep: None, last: true }, Some(kept));
         job.replay = false;
         self.rows.clear();
-        outcome
+        outcome?;
+        kept.move_to_host(self.model.backend().memory())
     }
 
     /// Lends the free buffers to a backward pass.

@@ -5,6 +5,7 @@ use super::{Control, Finish, Generate, Generated, Generation};
 use crate::error::{Error, Result};
 use crate::exec::RowTokens;
 use crate::job::{CacheUse, Job, Pass};
+use crate::memory::Moved;
 use crate::model::Model;
 use crate::plan::{Lengths, Plan};
 use crate::program::Domain;
@@ -190,13 +191,14 @@ impl Decoder {
         }
         model.learn(options.prefixes.as_ref(), &job, rows.iter().map(|row| row.tokens.as_slice()));
         let (saved, compiled) = (job.collector.take_saved(), job.compiled.clone());
-        let captures = job.collector.finish(model.program(), &compiled, &lengths);
+        let memory = model.backend().memory();
+        let captures = job.collector.finish(model.program(), &compiled, &lengths, memory)?;
         let rows = rows.into_iter().map(|row| Generated {
             tokens: row.new_tokens().to_vec(),
             finish: row.finish.unwrap_or(Finish::Length),
             lookup: row.lookup,
         });
         let passed_over = compiled.passed_over.clone();
-        Ok(Generation { rows: rows.collect(), captures, saved, passed_over, reused, prefill, decode })
+        Ok(Generation { rows: rows.collect(), captures, saved, passed_over, reused, prefill, decode, moved: Moved::default() })
     }
 }

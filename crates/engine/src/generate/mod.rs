@@ -15,6 +15,7 @@ use crate::exec::Executor;
 use crate::interrupt::{Interrupt, Watch};
 use crate::job::Saved;
 use crate::lookup::Lookup;
+use crate::memory::Moved;
 use crate::model::Model;
 use crate::plan::{Capture, Plan};
 use crate::prefix::PrefixCache;
@@ -108,6 +109,8 @@ pub struct Generation {
     pub prefill: Duration,
     /// Time in the steps after them.
     pub decode: Duration,
+    /// What moved between host and device; not counted in a [`Batch`].
+    pub moved: Moved,
 }
 
 impl Model {
@@ -134,6 +137,7 @@ impl Model {
                 executor.free_buffers();
             }
         }
-        decoder.finish(&model)
+        let generation = decoder.finish(&model)?;
+        Ok(Generation { moved: executor.moved, ..generation })
     }
 }

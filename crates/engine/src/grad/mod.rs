@@ -75,7 +75,8 @@ pub(crate) fn record(
     // The end of the model is computed only for the tokens that a gradient needs.
     job.demand.last_mlp_everywhere = false;
     let parts = group.iter().map(|&row| RowTokens { job: 0, row, tokens: &inputs[row] });
-    executor.pass(&mut [job], parts, false, Some(&mut tape.kept)).map(drop)
+    executor.pass(&mut [job], parts, false, Some(&mut tape.kept))?;
+    tape.kept.move_to_host(executor.model().backend().memory())
 }
 
 /// One backward pass for each metric of the plan; returns what the plan captures of the gradients.

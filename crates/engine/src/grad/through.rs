@@ -55,7 +55,12 @@ fn execute(
         let values = if ops.ops.is_empty() { of.values().to_vec() } else { Vec::new() };
         return Ok((shape, values));
     }
-    let made = executor.run_listed(job, Pass::of_all(count), (ops.from, of.values()), &ops.ops, ops.to, kept)?;
+    let mut kept = kept;
+    let pass = Pass::of_all(count);
+    let made = executor.run_listed(job, pass, (ops.from, of.values()), &ops.ops, ops.to, kept.as_deref_mut())?;
+    if let Some(kept) = kept {
+        kept.move_to_host(executor.model().backend().memory())?;
+    }
     Ok((shape, made))
 }
 

@@ -3,6 +3,7 @@
 use super::pass::Pass;
 use crate::array::Array;
 use crate::error::Result;
+use crate::memory::{DeviceMemory, DeviceValue, Value};
 use crate::plan::{Capture, Chosen, Compiled, CompiledAction, CompiledReduce, Entry, ValueId};
 use crate::point::Point;
 use crate::program::{Edge, Layout, Program};
@@ -40,11 +41,31 @@ pub(crate) struct Collector {
     gathered: Vec<Vec<Option<Gathered>>>,
     /// By source and row, one value for each chosen position.
     stash: HashMap<(usize, usize), Vec<Option<Vec<f32>>>>,
+    /// Sources in a backend's memory, by source and row: for each chosen position its buffer and line.
+    stash_on_device: HashMap<(usize, usize), Vec<Option<(DeviceValue, usize)>>>,
+    /// Captures in a backend's memory, in the order in which they were taken.
+    on_device: Vec<OnDevice>,
     /// Every row is computed in a single pass.
     single_pass: bool,
     store: SharedStore,
     saved: Vec<Saved>,
     step: usize,
+}
+
+/// A capture that is still in a backend's memory.
+enum OnDevice {
+    /// Selected lines of a row of an entry, with their indices in the selection.
+    Lines { entry: usize, row: usize, places: Vec<usize>, value: DeviceValue },
+    /// A whole buffer of an entry, and for each row its first token and how many.
+    Whole { entry: usize, rows: Vec<(usize, usize, usize)>, value: DeviceValue },
+}
+
+impl OnDevice {
+    fn value(&self) -> &DeviceValue {
+        match self {
+            OnDevice::Lines { value, .. } | OnDevice::Whole { value, .. } => value,
+        }
+    }
 }
 
 /// One capture of one row.
@@ -88,6 +109,8 @@ impl Collector {
         Collector {
             gathered,
             stash: HashMap::new(),
+            stash_on_device: HashMap::new(),
+            on_device: Vec::new(),
             single_pass,
             store: SharedStore::default(),
             saved: Vec::new(),
@@ -100,15 +123,85 @@ impl Collector {
     }
 
     /// Shares a whole buffer among the rows of its pass.
-    pub fn hand_over(&mut self, index: usize, entry: &Entry, edge: &Edge, pass: &Pass, value: Vec<f32>) {
-        let value = Arc::new(value);
-        for segment in &pass.segments {
-            let mut places = pass.places(edge.domain, segment);
-            let first = places.next().map_or(0, |(place, _)| place);
-            let shape = entry.columns.shape(edge, places.count() + 1);
-            let array = Array::view(shape, value.clone(), first * edge.width).with_integer(edge.integer);
-            self.gathered[index][segment.row] = Some(Gathered::Buffer(array));
+    pub fn hand_over(&mut self, index: usize, entry: &Entry, edge: &Edge, pass: &Pass, value: Value) {
+        let rows = pass.segments.iter().map(|segment| {
+            let tokens = pass.range(edge.domain, segment);
+            (segment.row, tokens.start, tokens.len())
+        });
+        match value {
+            Value::Host(value) => self.share(index, entry, edge, rows, value),
+            Value::Device(value) => self.on_device.push(OnDevice::Whole { entry: index, rows: rows.collect(), value }),
         }
+    }
+
+    /// Gives each row its tokens of a whole buffer, as views of it.
+    fn share(
+        &mut self,
+        index: usize,
+        entry: &Entry,
+        edge: &Edge,
+        rows: impl Iterator<Item = (usize, usize, usize)>,
+        value: Vec<f32>,
+    ) {
+        let value = Arc::new(value);
+        for (row, first, count) in rows {
+            let shape = entry.columns.shape(edge, count);
+            let array = Array::view(shape, value.clone(), first * edge.width).with_integer(edge.integer);
+            self.gathered[index][row] = Some(Gathered::Buffer(array));
+        }
+    }
+
+    /// Takes what a capture has gathered or reduced of a row in a backend's memory.
+    pub fn collect_on_device(&mut self, index: usize, row: usize, places: Vec<usize>, value: DeviceValue) {
+        self.on_device.push(OnDevice::Lines { entry: index, row, places, value });
+    }
+
+    /// Takes lines that other taps will read, in a backend's memory.
+    pub fn stash_on_device(
+        &mut self,
+        source: usize,
+        row: usize,
+        places: impl Iterator<Item = usize>,
+        count: usize,
+        lines: &DeviceValue,
+    ) {
+        let stash = self.stash_on_device.entry((source, row)).or_insert_with(|| vec![None; count]);
+        places.enumerate().for_each(|(line, nth)| stash[nth] = Some((lines.clone(), line)));
+    }
+
+    /// The stashed line for the `nth` chosen position, or the only one, in a backend's memory.
+    pub fn stashed_on_device(&self, source: usize, row: usize, nth: usize) -> Option<(DeviceValue, usize)> {
+        let lines = self.stash_on_device.get(&(source, row))?;
+        lines.get(if lines.len() == 1 { 0 } else { nth })?.clone()
+    }
+
+    /// Brings all captures to the host, in one wait.
+    fn resolve(&mut self, program: &Program, compiled: &Compiled, memory: Option<&dyn DeviceMemory>) -> Result<()> {
+        let Some(memory) = memory.filter(|_| !self.on_device.is_empty()) else { return Ok(()) };
+        let waiting = std::mem::take(&mut self.on_device);
+        let floats = memory.download(&waiting.iter().map(OnDevice::value).collect::<Vec<_>>())?;
+        for (capture, floats) in waiting.into_iter().zip(floats) {
+            match capture {
+                OnDevice::Whole { entry: index, rows, .. } => {
+                    let entry = &compiled.entries[index];
+                    self.share(index, entry, program.edge(entry.edge), rows.into_iter(), floats);
+                }
+                OnDevice::Lines { entry: index, row, places, .. } => {
+                    let CompiledAction::Capture(reduce) = &compiled.entries[index].action else { continue };
+                    let Some(gathered) = &mut self.gathered[index][row] else { continue };
+                    let width = floats.len() / places.len().max(1);
+                    for (nth, line) in places.into_iter().zip(floats.chunks_exact(width.max(1))) {
+                        match reduce {
+                            CompiledReduce::Norm | CompiledReduce::Dot(_) => gathered.put(nth, line[0]),
+                            CompiledReduce::Whole | CompiledReduce::Mean | CompiledReduce::TopK(_) => {
+                                gathered.take(reduce, nth, line)
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Takes what a capture wants of tokens of one row, each with its place in the selection. Nothing is allocated for whole tokens.
@@ -203,8 +296,15 @@ impl Collector {
         values.get(nth)?.as_deref()
     }
 
-    /// The captures in the plan's order; rows have computed `lengths` positions.
-    pub fn finish(mut self, program: &Program, compiled: &Compiled, lengths: &[usize]) -> Vec<Capture> {
+    /// The captures in the plan's order; rows have computed `lengths` positions. Those in a backend's memory come to the host.
+    pub fn finish(
+        mut self,
+        program: &Program,
+        compiled: &Compiled,
+        lengths: &[usize],
+        memory: Option<&dyn DeviceMemory>,
+    ) -> Result<Vec<Capture>> {
+        self.resolve(program, compiled, memory)?;
         let mut captures = Vec::new();
         for (index, entry) in compiled.entries.iter().enumerate() {
             let CompiledAction::Capture(reduce) = &entry.action else { continue };
@@ -215,7 +315,7 @@ impl Collector {
                 captures.push(Capture { site: entry.site, tap: entry.tap, row, positions, array, units });
             }
         }
-        captures
+        Ok(captures)
     }
 }
 
@@ -230,6 +330,13 @@ impl Gathered {
         };
         let units = if matches!(reduce, CompiledReduce::TopK(_)) { count * width } else { 0 };
         Gathered::Lines { values: vec![0.0; count * width], units: vec![0.0; units], there: vec![false; count] }
+    }
+
+    /// Takes the number that the `nth` chosen position was reduced to.
+    fn put(&mut self, nth: usize, number: f32) {
+        if let Gathered::Lines { values, there, .. } = self {
+            (values[nth], there[nth]) = (number, true);
+        }
     }
 
     /// Takes the selected numbers of the `nth` chosen position.

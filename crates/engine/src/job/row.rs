@@ -1,5 +1,6 @@
 //! What a row has computed so far: KV cache and recurrent states.
 
+use crate::memory::DeviceRow;
 use pellucid_kernels::attention::{AttentionShape, KvFormat, KvLayout, KvStore};
 use std::sync::Arc;
 
@@ -20,6 +21,8 @@ pub struct RowState {
     pub carried: Vec<Vec<f32>>,
     /// Tokens of its prompt.
     pub prompt: usize,
+    /// What a backend with memory of its own keeps of the row.
+    pub device: Option<Box<dyn DeviceRow>>,
     /// Another row's KV cache, by layer, that this row's begins with.
     pub(crate) begins_with: Option<Beginning>,
 }
@@ -41,14 +44,37 @@ impl RowState {
     /// position only, so `len` must be all of them if the model has some.
     pub(crate) fn prefix(&self, len: usize, capacity: usize, prompt: usize) -> RowState {
         let kv = self.kv.iter().map(|kv| kv.as_ref().map(|kv| kv.prefix(len, capacity))).collect();
-        let carried = self.carried.clone();
-        RowState { len, capacity, kv, format: self.format, keeps_kv: self.keeps_kv, carried, prompt, begins_with: None }
+        RowState {
+            len,
+            capacity,
+            kv,
+            format: self.format,
+            keeps_kv: self.keeps_kv,
+            carried: self.carried.clone(),
+            prompt,
+            device: self.device.as_ref().map(|device| device.prefix(len, capacity)),
+            begins_with: None,
+        }
     }
 
     /// Drops the positions from `len` on. Recurrent states cannot be rolled back.
     pub(crate) fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
         self.kv.iter_mut().flatten().for_each(|kv| kv.truncate(len));
+        self.device.iter_mut().for_each(|device| device.truncate(len));
+    }
+
+    /// Bytes of its KV caches and recurrent states.
+    pub(crate) fn bytes(&self) -> usize {
+        let states: usize = self.carried.iter().map(|state| 4 * state.len()).sum();
+        let device = self.device.as_ref().map_or(0, |device| device.bytes());
+        self.kv.iter().flatten().map(KvStore::bytes).sum::<usize>() + states + device
+    }
+
+    /// Frees the KV cache of a layer; gives the host's for its memory.
+    pub(crate) fn free_kv(&mut self, layer: usize) -> Option<KvStore> {
+        self.device.iter_mut().for_each(|device| device.free_kv(layer));
+        self.kv.get_mut(layer)?.take()
     }
 
     /// Takes the KV cache of a layer out of the row; a new one, from `allocate`, where the layer has none yet.

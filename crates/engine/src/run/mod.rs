@@ -8,6 +8,7 @@ use crate::exec::Executor;
 use crate::grad::{self, GradientTape};
 use crate::interrupt::{Interrupt, Watch};
 use crate::job::{CacheUse, Job, Saved};
+use crate::memory::Moved;
 use crate::model::Model;
 use crate::plan::{Capture, Lengths, Plan, ValueId};
 use crate::prefix::PrefixCache;
@@ -40,6 +41,8 @@ pub struct Run {
     pub passed_over: Vec<Site>,
     /// For each row how many of its tokens were taken over from kept prefixes.
     pub reused: Vec<usize>,
+    /// What moved between host and device.
+    pub moved: Moved,
 }
 
 impl Run {
@@ -88,9 +91,10 @@ impl Model {
         let gradients = grad::backward(&mut executor, &mut job, &tapes)?;
         self.learn(options.prefixes.as_ref(), &job, inputs.iter().map(Vec::as_slice));
         let saved = job.collector.take_saved();
-        let mut captures = job.collector.finish(self.program(), &compiled, &prompts);
+        let memory = self.backend().memory();
+        let mut captures = job.collector.finish(self.program(), &compiled, &prompts, memory)?;
         captures.extend(gradients);
         captures.sort_by_key(|capture| capture.tap);
-        Ok(Run { saved, captures, passed_over: compiled.passed_over.clone(), reused })
+        Ok(Run { saved, captures, passed_over: compiled.passed_over.clone(), reused, moved: executor.moved })
     }
 }

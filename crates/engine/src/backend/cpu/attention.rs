@@ -25,7 +25,7 @@ pub(super) fn attend(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result
     let terms = HeadTerms { slopes, sinks: sinks.map(|sinks| frame.weights.vector(sinks)) };
     let (mut unfused, mut fused_segments) = (Vec::new(), frame.take_segments());
     for segment in &frame.pass.segments {
-        if !taps.runs(frame.program, index, segment) {
+        if frame.is_absent(segment) {
             // This row's job skips the layer or has ended before it: its KV cache here stays as it is.
             value[segment.token * width..(segment.token + segment.count) * width].fill(0.0);
             continue;

@@ -6,7 +6,7 @@
 use crate::backend::{Frame, Taps};
 use crate::error::Result;
 use crate::job::Segment;
-use crate::program::{EdgeId, OpKind, Program, StateDecay};
+use crate::program::{EdgeId, OpKind, StateDecay};
 use crate::weights::Weights;
 use pellucid_kernels::activation;
 use pellucid_kernels::memory::Shared;
@@ -30,9 +30,9 @@ fn tokens(segment: &Segment, width: usize) -> std::ops::Range<usize> {
     segment.token * width..(segment.token + segment.count) * width
 }
 
-/// Whether a segment's job does not run this op; its output is zero then, and its state stays as it is.
-fn is_absent(taps: &Taps, index: usize, segment: &Segment, program: &Program, width: usize, value: &mut [f32]) -> bool {
-    let absent = !taps.runs(program, index, segment);
+/// Whether a segment's row stays out of this op; its output is zero then, and its state stays as it is.
+fn is_absent(frame: &Frame, segment: &Segment, width: usize, value: &mut [f32]) -> bool {
+    let absent = frame.is_absent(segment);
     if absent {
         value[tokens(segment, width)].fill(0.0);
     }
@@ -49,7 +49,7 @@ pub(super) fn convolve(index: usize, frame: &mut Frame, taps: &mut Taps) -> Resu
     let channels = program.edge(*out).width;
     let past = kernel.len() - channels;
     for segment in &frame.pass.segments {
-        if is_absent(taps, index, segment, program, channels, &mut value) {
+        if is_absent(frame, segment, channels, &mut value) {
             continue;
         }
         let range = tokens(segment, channels);
@@ -104,7 +104,7 @@ pub(super) fn recur(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<
     let mut rate = frame.room(rates(kind, frame.weights).len());
     rates(kind, frame.weights).zip(&mut rate).for_each(|(from, to)| *to = from);
     for segment in &pass.segments {
-        if is_absent(taps, index, segment, program, program.edge(*out).width, &mut value) {
+        if is_absent(frame, segment, program.edge(*out).width, &mut value) {
             continue;
         }
         let mut memory = carried(frame, index, segment, || vec![0.0; shape.heads * each]);
@@ -262,7 +262,7 @@ pub(super) fn lru(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()
     rates.iter_mut().zip(frame.weights.vector(*rate)).for_each(|(rate, &x)| *rate = -8.0 * softplus(x));
     let pass = frame.pass;
     for segment in &pass.segments {
-        if is_absent(taps, index, segment, program, width, &mut value) {
+        if is_absent(frame, segment, width, &mut value) {
             continue;
         }
         let mut memory = carried(frame, index, segment, || vec![0.0; width]);
@@ -296,7 +296,7 @@ pub(super) fn shift(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<
     let width = program.edge(*out).width;
     let pass = frame.pass;
     for segment in &pass.segments {
-        if is_absent(taps, index, segment, program, width, &mut value) {
+        if is_absent(frame, segment, width, &mut value) {
             continue;
         }
         let mut last = carried(frame, index, segment, || vec![0.0; width]);
@@ -325,7 +325,7 @@ pub(super) fn wkv(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()
     decays.iter_mut().zip(frame.weights.vector(*decay)).for_each(|(decay, x)| *decay = -x.exp());
     let (first, pass) = (frame.weights.vector(*first), frame.pass);
     for segment in &pass.segments {
-        if is_absent(taps, index, segment, program, width, &mut value) {
+        if is_absent(frame, segment, width, &mut value) {
             continue;
         }
         let mut memory = carried(frame, index, segment, || [0.0, 0.0, -1e38].repeat(width));

@@ -3,6 +3,7 @@
 use super::{JobTaps, SelectedToken};
 use crate::array::Array;
 use crate::error::{Error, Result};
+use crate::memory::DeviceValue;
 use crate::plan::{CompiledAction, Entry, Given};
 use pellucid_kernels::elementwise::dot;
 
@@ -147,10 +148,28 @@ impl JobTaps<'_> {
 
     fn source(&self, entry: &Entry, index: usize, row: usize, nth: usize) -> Result<&[f32]> {
         let origin = self.job.compiled.sources[index].read_by[row].unwrap_or(row);
-        self.job.collector.stashed(index, origin, nth).ok_or_else(|| {
-            let problem = format!("row {origin} has not computed the value that row {row} reads (it ended earlier, or lies later in the text)");
-            self.at_run_time(entry, problem, "choose positions that the source row reaches no later than the row that reads it")
-        })
+        self.job.collector.stashed(index, origin, nth).ok_or_else(|| self.not_computed(entry, origin, row))
+    }
+
+    /// The line of a source that a token reads, in a backend's memory.
+    pub(super) fn source_on_device(
+        &self,
+        entry: &Entry,
+        index: usize,
+        row: usize,
+        nth: usize,
+    ) -> Result<(DeviceValue, usize)> {
+        let origin = self.job.compiled.sources[index].read_by[row].unwrap_or(row);
+        let line = self.job.collector.stashed_on_device(index, origin, nth);
+        line.ok_or_else(|| self.not_computed(entry, origin, row))
+    }
+
+    fn not_computed(&self, entry: &Entry, origin: usize, row: usize) -> Error {
+        let problem = format!(
+            "row {origin} has not computed the value that row {row} reads (it ended earlier, or lies later in the text)"
+        );
+        let remedy = "choose positions that the source row reaches no later than the row that reads it";
+        self.at_run_time(entry, problem, remedy)
     }
 
     fn at_run_time(&self, entry: &Entry, problem: String, remedy: &str) -> Error {

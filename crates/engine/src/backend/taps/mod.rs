@@ -1,12 +1,15 @@
 //! Taps at work: each value put on an edge is shown to the taps of the jobs in the pass, in the plans' order.
 //!
-//! `edit.rs` applies one tap to one row's tokens, `attention.rs` does the same for attention scores and probabilities.
+//! `edit.rs` applies one tap to one row's tokens, `attention.rs` does the same for attention scores and probabilities, `device.rs` for
+//! values in a backend's own memory.
 
 mod attention;
+mod device;
 mod edit;
 
 use crate::error::Result;
 use crate::job::{Job, Pass, Segment};
+use crate::memory::{DeviceMemory, DeviceValue, Moved, Value};
 use crate::plan::{Callback, Chosen, CompiledAction, CompiledReduce, Entry, Selected};
 use crate::program::{Domain, EdgeId, Program};
 use crate::value::OpRunner;
@@ -31,28 +34,27 @@ impl Taps<'_, '_> {
         self.jobs.iter().any(|job| job.touches(edge))
     }
 
+    /// Whether a tap touches an inner edge of an op.
+    pub fn touch_inside(&self, program: &Program, index: usize) -> bool {
+        program.ops()[index].kind.inner().iter().any(|&edge| self.touches(edge))
+    }
+
     /// Whether a tap reads or changes an edge in a segment's row.
     pub fn touches_row(&self, edge: EdgeId, segment: &Segment) -> bool {
-        self.jobs[segment.job].touches_row(edge, segment.row)
+        self.jobs.get(segment.job).is_some_and(|job| job.touches_row(edge, segment.row))
     }
 
     /// Whether a tap changes an edge in a segment's row.
     pub fn edits_row(&self, edge: EdgeId, segment: &Segment) -> bool {
-        self.jobs[segment.job].edits_row(edge, segment.row)
+        self.jobs.get(segment.job).is_some_and(|job| job.edits_row(edge, segment.row))
     }
 
     /// Whether a tap on an edge may need several rows of the segment's job at once: a closure, or an edit that writes a value of the
     /// plan.
     pub fn joins_rows(&self, edge: EdgeId, segment: &Segment) -> bool {
-        let compiled = &self.jobs[segment.job].compiled;
+        let Some(compiled) = self.jobs.get(segment.job).map(|job| &job.compiled) else { return false };
         let joins = |entry: &Entry| matches!(entry.action, CompiledAction::Call(_)) || entry.value().is_some();
         compiled.at_edge[edge].iter().any(|&index| joins(&compiled.entries[index]))
-    }
-
-    /// Whether a segment's row takes part in op `index`. Rows whose job does not need the op, or skips its layer, must not change
-    /// their KV cache and recurrent state there.
-    pub fn runs(&self, program: &Program, index: usize, segment: &Segment) -> bool {
-        self.jobs[segment.job].runs(program, index)
     }
 
     /// Whether an edge's buffer will be handed over to a capture, so that no op may write into it.
@@ -76,8 +78,8 @@ impl Taps<'_, '_> {
         program: &Program,
         pass: &Pass,
         edge: EdgeId,
-        value: Vec<f32>,
-    ) -> Option<Vec<f32>> {
+        value: Value,
+    ) -> Option<Value> {
         match self.whole_capture(edge) {
             Some(index) => {
                 let job = &mut self.jobs[0];
@@ -96,6 +98,48 @@ impl Taps<'_, '_> {
             if job.touches(edge) && job.failure.is_none() {
                 let mut taps = JobTaps { program, ops: self.ops, job };
                 let outcome = taps.apply(pass, pass.segments_of(index), edge, taken, value);
+                self.settle(index, outcome)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Applies the taps of an edge to its value, wherever that is.
+    pub(crate) fn apply_to(
+        &mut self,
+        program: &Program,
+        pass: &Pass,
+        edge: EdgeId,
+        mut value: Value,
+        memory: Option<&dyn DeviceMemory>,
+    ) -> Result<Value> {
+        match (&mut value, memory) {
+            (Value::Device(value), Some(memory)) => {
+                self.apply_on_device(program, pass, edge, value, memory, &mut Moved::default())?
+            }
+            (Value::Host(value), _) => self.apply(program, pass, edge, value)?,
+            (Value::Device(_), None) => unreachable!("only a backend with memory of its own makes device values"),
+        }
+        Ok(value)
+    }
+
+    /// Applies the taps of an edge to its value in a backend's memory.
+    pub(super) fn apply_on_device(
+        &mut self,
+        program: &Program,
+        pass: &Pass,
+        edge: EdgeId,
+        value: &DeviceValue,
+        memory: &dyn DeviceMemory,
+        moved: &mut Moved,
+    ) -> Result<()> {
+        let taken = self.whole_capture(edge);
+        for index in 0..self.jobs.len() {
+            let job = &mut *self.jobs[index];
+            if job.touches(edge) && job.failure.is_none() {
+                let mut taps = JobTaps { program, ops: self.ops, job };
+                let outcome =
+                    taps.apply_on_device((pass, pass.segments_of(index)), edge, taken, value, &mut Device { memory, moved });
                 self.settle(index, outcome)?;
             }
         }
@@ -133,6 +177,12 @@ struct JobTaps<'a> {
     program: &'a Program,
     ops: &'a dyn OpRunner,
     job: &'a mut Job,
+}
+
+/// A backend's memory, with the count of what moves.
+struct Device<'a> {
+    memory: &'a dyn DeviceMemory,
+    moved: &'a mut Moved,
 }
 
 /// A selected token: its index on the edge, its position in the row, its index in the selection.

@@ -1,0 +1,381 @@
+//! A backend for tests: it records everything and executes it when the host waits, in memory of its own.
+//!
+//! It proves that [`Backend`] and [`DeviceMemory`] suffice for a device. Its arithmetic is the CPU's, so its results have the same bits.
+//! Ops that a tap looks into fall back to the CPU, and so do the kinds that [`Deferred::lacking`] names.
+
+use super::cpu::Cpu;
+use super::{Arena, Backend, Buffers, Frame, Taps};
+use crate::error::Result;
+use crate::job::{Pass, RowState};
+use crate::memory::{DeviceMemory, DeviceRow, DeviceValue, Selection, TapEdit, TapWork, Written};
+use crate::model::Model;
+use crate::program::{EdgeId, OpKind};
+use pellucid_kernels::attention::KvStore;
+use pellucid_kernels::elementwise::dot;
+use std::any::Any;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Floats that are there when everything before has been executed.
+type Slot = Arc<Mutex<Option<Vec<f32>>>>;
+type Task = Box<dyn FnOnce() + Send>;
+
+/// Work that is recorded and not executed yet.
+#[derive(Default)]
+struct Queue {
+    tasks: Mutex<Vec<Task>>,
+    /// How often the host has waited.
+    waits: Mutex<usize>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Queue {
+    fn record(&self, task: impl FnOnce() + Send + 'static) {
+        lock(&self.tasks).push(Box::new(task));
+    }
+
+    /// Executes everything recorded so far.
+    fn wait(&self) {
+        *lock(&self.waits) += 1;
+        let tasks = std::mem::take(&mut *lock(&self.tasks));
+        tasks.into_iter().for_each(|task| task());
+    }
+}
+
+/// The backend: see the module.
+pub struct Deferred {
+    model: Model,
+    queue: Arc<Queue>,
+    lacks: fn(&OpKind) -> bool,
+}
+
+impl Deferred {
+    /// The same model, executed by a backend that defers everything.
+    pub fn on(model: &Model) -> Model {
+        Deferred::lacking(model, |_| false)
+    }
+
+    /// The same, without the ops that `lacks` names: they fall back to the CPU.
+    pub fn lacking(model: &Model, lacks: fn(&OpKind) -> bool) -> Model {
+        model.with_backend(Arc::new(Deferred { model: model.clone(), queue: Arc::default(), lacks }))
+    }
+
+    fn value(&self, len: usize) -> (DeviceValue, Slot) {
+        let slot = Slot::default();
+        (DeviceValue::new(len, Arc::new(slot.clone())), slot)
+    }
+
+    /// The device's part of a row, made when the row first needs it. States on the host, from ops that have fallen back, move in.
+    fn row(&self, row: &mut RowState, layer: Option<usize>, op: usize) -> Arc<Mutex<RowState>> {
+        let make = || {
+            let state = RowState { keeps_kv: true, capacity: row.capacity, ..RowState::new(row.prompt, row.format) };
+            Box::new(DeferredRow { state: Arc::new(Mutex::new(state)), queue: self.queue.clone() })
+        };
+        let device = row.device.get_or_insert_with(|| make());
+        let Some(own) = device.as_any().downcast_mut::<DeferredRow>() else {
+            unreachable!("rows of a call stay on one backend")
+        };
+        let state = own.state.clone();
+        let kv = layer.and_then(|layer| Some((layer, row.kv.get_mut(layer)?.take()?)));
+        let carried = row.carried.get_mut(op).map(std::mem::take).filter(|state| !state.is_empty());
+        let (layers, ops) = (self.model.program().architecture().layers.len(), self.model.program().ops().len());
+        if kv.is_some() || carried.is_some() {
+            let state = state.clone();
+            self.queue.record(move || {
+                let mut state = lock(&state);
+                if let Some((layer, kv)) = kv {
+                    state.put_kv(layer, layers, kv);
+                }
+                if let Some(carried) = carried {
+                    state.carried.resize_with(ops, Vec::new);
+                    state.carried[op] = carried;
+                }
+            });
+        }
+        state
+    }
+}
+
+impl Backend for Deferred {
+    fn runs(&self, op: &OpKind, tapped_inside: bool) -> bool {
+        !tapped_inside && !(self.lacks)(op)
+    }
+
+    fn execute(&self, index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()> {
+        let program = frame.program;
+        let op = &program.ops()[index];
+        let inputs: Vec<(EdgeId, DeviceValue)> =
+            op.kind.inputs().into_iter().filter_map(|edge| Some((edge, frame.device(edge)?))).collect();
+        let outputs: Vec<(EdgeId, DeviceValue, Slot)> = outputs(&op.kind)
+            .into_iter()
+            .map(|edge| {
+                let (value, slot) = self.value(frame.tokens(edge) * program.edge(edge).width);
+                (edge, value, slot)
+            })
+            .collect();
+        let stateful = matches!(op.kind, OpKind::Attention { .. }) || op.kind.carries();
+        let layer = op.layer.filter(|_| matches!(op.kind, OpKind::Attention { .. }));
+        let lengths: Vec<(usize, usize)> = frame.rows.iter().map(|row| (row.prompt, row.capacity)).collect();
+        let rows: Vec<Arc<Mutex<RowState>>> =
+            frame.rows.iter_mut().filter(|_| stateful).map(|row| self.row(row, layer, index)).collect();
+        let recorded = Recorded {
+            model: self.model.clone(),
+            index,
+            pass: frame.pass.clone(),
+            absent: frame.absent.clone(),
+            inputs,
+            outputs: outputs.iter().map(|(edge, _, slot)| (*edge, slot.clone())).collect(),
+            lengths,
+            rows,
+        };
+        self.queue.record(move || recorded.execute());
+        outputs.into_iter().try_for_each(|(edge, value, _)| frame.put_device(edge, value, taps))
+    }
+
+    fn memory(&self) -> Option<&dyn DeviceMemory> {
+        Some(self)
+    }
+}
+
+/// The edges that an op always makes.
+fn outputs(kind: &OpKind) -> Vec<EdgeId> {
+    match kind {
+        OpKind::Route { weights, indices, .. } => vec![*weights, *indices],
+        kind => vec![kind.output()],
+    }
+}
+
+/// An op that is executed later.
+struct Recorded {
+    model: Model,
+    index: usize,
+    pass: Pass,
+    absent: Vec<bool>,
+    inputs: Vec<(EdgeId, DeviceValue)>,
+    outputs: Vec<(EdgeId, Slot)>,
+    /// Prompt and capacity of each row.
+    lengths: Vec<(usize, usize)>,
+    rows: Vec<Arc<Mutex<RowState>>>,
+}
+
+impl Recorded {
+    fn execute(self) {
+        let program = self.model.program();
+        let mut buffers = Buffers::new(program);
+        self.inputs.iter().for_each(|(edge, value)| buffers.put(*edge, floats(value)));
+        let mut states: Vec<RowState> = match self.rows.is_empty() {
+            true => self.lengths.iter().map(|&(prompt, _)| RowState::new(prompt, self.model.kv())).collect(),
+            false => self.rows.iter().map(|row| std::mem::take(&mut *lock(row))).collect(),
+        };
+        let mut arena = Arena::default();
+        let (weights, pool) = (self.model.weights(), self.model.pool());
+        let mut frame = Frame::new(program, weights, pool, &self.pass, &mut states, &mut arena, &mut buffers);
+        frame.absent = self.absent;
+        frame.prepare(program.architecture());
+        let mut no_taps = Taps { ops: &self.model, jobs: &mut [] };
+        Cpu.execute(self.index, &mut frame, &mut no_taps).expect("an op without taps does not fail");
+        for (edge, slot) in self.outputs {
+            *lock(&slot) = Some(frame.take(edge));
+        }
+        self.rows.iter().zip(states).for_each(|(row, state)| *lock(row) = state);
+    }
+}
+
+/// The floats of a value that has been executed.
+fn floats(value: &DeviceValue) -> Vec<f32> {
+    let slot = value.buffer::<Slot>().expect("a value of this backend");
+    lock(slot).clone().expect("everything before has been executed")
+}
+
+impl DeviceMemory for Deferred {
+    fn upload(&self, values: &[f32]) -> DeviceValue {
+        let (value, slot) = self.value(values.len());
+        let values = values.to_vec();
+        self.queue.record(move || *lock(&slot) = Some(values));
+        value
+    }
+
+    fn tap(&self, value: &DeviceValue, selection: &Selection, work: &TapWork) -> Option<DeviceValue> {
+        let (tokens, columns, width) = (selection.tokens.to_vec(), selection.columns.to_vec(), selection.width);
+        let count: usize = columns.iter().map(|range| range.len()).sum();
+        let from = value.clone();
+        let gather = move |line: &[f32]| -> Vec<f32> {
+            columns.iter().flat_map(|range| line[range.clone()].iter().copied()).collect()
+        };
+        let lines = move |values: &[f32]| -> Vec<Vec<f32>> {
+            tokens.iter().map(|&token| gather(&values[token * width..][..width])).collect()
+        };
+        let reduce: Box<dyn Fn(&[f32]) -> Vec<f32> + Send> = match work {
+            TapWork::Gather => Box::new(|line| line.to_vec()),
+            TapWork::Norm => Box::new(|line| vec![dot(line, line).sqrt()]),
+            TapWork::Dot(vector) => {
+                let vector = vector.to_vec();
+                Box::new(move |line| vec![dot(line, &vector)])
+            }
+            TapWork::Edit(edit) => {
+                let edit = OwnedEdit::of(edit);
+                let (tokens, columns) = (selection.tokens.to_vec(), selection.columns.to_vec());
+                self.queue.record(move || edit.execute(&from, width, &tokens, &columns));
+                return None;
+            }
+        };
+        let each = if matches!(work, TapWork::Gather) { count } else { 1 };
+        let (made, slot) = self.value(selection.tokens.len() * each);
+        self.queue.record(move || {
+            let values = floats(&from);
+            *lock(&slot) = Some(lines(&values).iter().flat_map(|line| reduce(line)).collect());
+        });
+        Some(made)
+    }
+
+    fn concat(&self, value: &DeviceValue, more: &DeviceValue) -> DeviceValue {
+        let (joined, slot) = self.value(value.len() + more.len());
+        let (value, more) = (value.clone(), more.clone());
+        self.queue.record(move || {
+            let mut floats_of_both = floats(&value);
+            floats_of_both.extend(floats(&more));
+            *lock(&slot) = Some(floats_of_both);
+        });
+        joined
+    }
+
+    fn download(&self, values: &[&DeviceValue]) -> Result<Vec<Vec<f32>>> {
+        self.queue.wait();
+        Ok(values.iter().map(|value| floats(value)).collect())
+    }
+}
+
+/// An edit that is executed later.
+enum OwnedEdit {
+    Set(OwnedWritten),
+    Add(OwnedWritten, f32),
+    Scale(f32),
+    ProjectOut(Vec<f32>, f32),
+    Cap(Vec<f32>, f32, f32),
+}
+
+enum OwnedWritten {
+    Number(f32),
+    Vector(Vec<f32>),
+    Vectors(Vec<f32>),
+    Lines(DeviceValue, Vec<usize>),
+}
+
+impl OwnedWritten {
+    fn of(written: &Written) -> OwnedWritten {
+        match written {
+            Written::Number(number) => OwnedWritten::Number(*number),
+            Written::Vector(vector) => OwnedWritten::Vector(vector.to_vec()),
+            Written::Vectors(vectors) => OwnedWritten::Vectors(vectors.to_vec()),
+            Written::Lines(buffer, lines) => OwnedWritten::Lines((*buffer).clone(), lines.to_vec()),
+        }
+    }
+
+    /// The floats for the `nth` selected token.
+    fn line(&self, nth: usize, count: usize) -> Vec<f32> {
+        match self {
+            OwnedWritten::Number(number) => vec![*number; count],
+            OwnedWritten::Vector(vector) => vector.clone(),
+            OwnedWritten::Vectors(vectors) => vectors[nth * count..][..count].to_vec(),
+            OwnedWritten::Lines(buffer, lines) => floats(buffer)[lines[nth] * count..][..count].to_vec(),
+        }
+    }
+}
+
+impl OwnedEdit {
+    fn of(edit: &TapEdit) -> OwnedEdit {
+        match edit {
+            TapEdit::Set(written) => OwnedEdit::Set(OwnedWritten::of(written)),
+            TapEdit::Add(written, scale) => OwnedEdit::Add(OwnedWritten::of(written), *scale),
+            TapEdit::Scale(by) => OwnedEdit::Scale(*by),
+            TapEdit::ProjectOut(direction, left) => OwnedEdit::ProjectOut(direction.to_vec(), *left),
+            TapEdit::Cap(direction, min, max) => OwnedEdit::Cap(direction.to_vec(), *min, *max),
+        }
+    }
+
+    fn execute(&self, value: &DeviceValue, width: usize, tokens: &[usize], columns: &[std::ops::Range<usize>]) {
+        let slot = value.buffer::<Slot>().expect("a value of this backend");
+        let mut values = lock(slot).take().expect("everything before has been executed");
+        for (nth, &token) in tokens.iter().enumerate() {
+            let line = &mut values[token * width..][..width];
+            let mut picked: Vec<f32> = columns.iter().flat_map(|range| line[range.clone()].iter().copied()).collect();
+            self.apply(nth, &mut picked);
+            let mut picked = picked.into_iter();
+            columns.iter().flat_map(Clone::clone).for_each(|column| line[column] = picked.next().unwrap_or_default());
+        }
+        *lock(slot) = Some(values);
+    }
+
+    fn apply(&self, nth: usize, picked: &mut [f32]) {
+        match self {
+            OwnedEdit::Set(written) => picked.copy_from_slice(&written.line(nth, picked.len())),
+            OwnedEdit::Add(written, scale) => {
+                let line = written.line(nth, picked.len());
+                picked.iter_mut().zip(line).for_each(|(x, v)| *x += scale * v);
+            }
+            OwnedEdit::Scale(by) => picked.iter_mut().for_each(|x| *x *= by),
+            OwnedEdit::ProjectOut(direction, left) => {
+                for part in picked.chunks_exact_mut(direction.len()) {
+                    let along = (left - 1.0) * dot(part, direction);
+                    part.iter_mut().zip(direction).for_each(|(x, v)| *x += along * v);
+                }
+            }
+            OwnedEdit::Cap(direction, min, max) => {
+                for part in picked.chunks_exact_mut(direction.len()) {
+                    let along = dot(part, direction);
+                    let change = along.clamp(*min, *max) - along;
+                    part.iter_mut().zip(direction).for_each(|(x, v)| *x += change * v);
+                }
+            }
+        }
+    }
+}
+
+/// KV caches and recurrent states of a row.
+struct DeferredRow {
+    state: Arc<Mutex<RowState>>,
+    queue: Arc<Queue>,
+}
+
+impl DeviceRow for DeferredRow {
+    fn truncate(&mut self, len: usize) {
+        let state = self.state.clone();
+        self.queue.record(move || lock(&state).truncate(len));
+    }
+
+    fn prefix(&self, len: usize, capacity: usize) -> Box<dyn DeviceRow> {
+        let (from, copy) = (self.state.clone(), Arc::new(Mutex::new(RowState::default())));
+        let to = copy.clone();
+        self.queue.record(move || {
+            let from = lock(&from);
+            *lock(&to) = from.prefix(len, capacity, from.prompt);
+        });
+        Box::new(DeferredRow { state: copy, queue: self.queue.clone() })
+    }
+
+    fn free_kv(&mut self, layer: usize) {
+        let state = self.state.clone();
+        self.queue.record(move || drop(lock(&state).free_kv(layer)));
+    }
+
+    fn take_kv(&mut self, layer: usize) -> Option<KvStore> {
+        self.queue.wait();
+        lock(&self.state).kv.get_mut(layer)?.take()
+    }
+
+    fn take_state(&mut self, op: usize) -> Option<Vec<f32>> {
+        self.queue.wait();
+        lock(&self.state).carried.get_mut(op).map(std::mem::take).filter(|state| !state.is_empty())
+    }
+
+    fn bytes(&self) -> usize {
+        self.queue.wait();
+        lock(&self.state).bytes()
+    }
+
+    fn as_any(&mut self) -> &mut dyn Any {
+        self
+    }
+}

@@ -1,0 +1,215 @@
+//! Taps on values in a backend's own memory: the selection and the action go there as data.
+
+use super::{Device, JobTaps, SelectedToken, selected};
+use crate::array::Array;
+use crate::error::Result;
+use crate::job::{Pass, Segment};
+use crate::memory::{DeviceValue, Selection, TapEdit, TapWork, Written};
+use crate::plan::{Callback, Columns, CompiledAction, CompiledReduce, Edit, Entry, Given, Selected};
+use crate::program::EdgeId;
+
+impl JobTaps<'_> {
+    /// The entries of an edge, each on all segments of the job; then the values that other taps take from the edge.
+    pub(super) fn apply_on_device(
+        &mut self,
+        (pass, segments): (&Pass, &[Segment]),
+        edge: EdgeId,
+        taken: Option<usize>,
+        value: &DeviceValue,
+        device: &mut Device,
+    ) -> Result<()> {
+        let (compiled, spec) = (self.job.compiled.clone(), self.program.edge(edge));
+        for &index in &compiled.at_edge[edge] {
+            let entry = &compiled.entries[index];
+            if Some(index) == taken || self.job.ignores(entry) {
+                continue;
+            }
+            let tokens = |segment: &Segment| -> Vec<SelectedToken> {
+                let chosen = entry.rows[segment.row].as_ref();
+                chosen.map_or_else(Vec::new, |chosen| selected(pass, segment, spec.domain, chosen).collect())
+            };
+            let rows: Vec<(usize, Vec<SelectedToken>)> =
+                segments.iter().map(|segment| (segment.row, tokens(segment))).filter(|(_, own)| !own.is_empty()).collect();
+            match &entry.action {
+                CompiledAction::Call(callback) => self.call_with_device(entry, callback, &rows, value, device)?,
+                CompiledAction::Capture(reduce) => {
+                    for (row, tokens) in &rows {
+                        self.capture_on_device(index, entry, reduce, *row, tokens, value, device);
+                    }
+                }
+                CompiledAction::Read => {
+                    for (row, tokens) in &rows {
+                        let mut tokens = tokens.clone();
+                        tokens.sort_unstable_by_key(|&(_, _, nth)| nth);
+                        let floats = self.fetch(entry, &tokens, value, device)?;
+                        let shape = entry.columns.shape(spec, tokens.len());
+                        self.job.bind(entry, *row, Array::new(shape, floats).with_integer(spec.integer));
+                    }
+                }
+                CompiledAction::Edit(edit) => {
+                    for (row, tokens) in &rows {
+                        self.edit_on_device(entry, edit, *row, tokens, value, device)?;
+                    }
+                }
+                CompiledAction::Grad { .. } => {}
+            }
+        }
+        for &index in compiled.sources_at[edge].iter().filter(|_| !self.job.replay) {
+            let source = &compiled.sources[index];
+            for segment in segments {
+                let Some(chosen) = &source.rows[segment.row] else { continue };
+                let tokens: Vec<SelectedToken> = selected(pass, segment, spec.domain, chosen).collect();
+                if let Some(lines) = gather(&source.columns, spec.width, &tokens, value, device) {
+                    let places = tokens.iter().map(|&(_, _, nth)| nth);
+                    self.job.collector.stash_on_device(index, segment.row, places, chosen.len(), &lines);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    #[allow(clippy::too_many_arguments)] // one arm of the function above
+    fn capture_on_device(
+        &mut self,
+        index: usize,
+        entry: &Entry,
+        reduce: &CompiledReduce,
+        row: usize,
+        tokens: &[SelectedToken],
+        value: &DeviceValue,
+        device: &mut Device,
+    ) {
+        // Means and top-k need more than one token or a sort: they are reduced when the capture has arrived.
+        let work = match reduce {
+            CompiledReduce::Norm => TapWork::Norm,
+            CompiledReduce::Dot(vector) => TapWork::Dot(vector),
+            CompiledReduce::Whole | CompiledReduce::Mean | CompiledReduce::TopK(_) => TapWork::Gather,
+        };
+        let width = self.program.edge(entry.edge).width;
+        if let Some(lines) = tap(&entry.columns, width, tokens, value, &work, device) {
+            let places = tokens.iter().map(|&(_, _, nth)| nth).collect();
+            self.job.collector.collect_on_device(index, row, places, lines);
+        }
+    }
+
+    /// The selected floats, on the host.
+    fn fetch(&self, entry: &Entry, tokens: &[SelectedToken], value: &DeviceValue, device: &mut Device) -> Result<Vec<f32>> {
+        let width = self.program.edge(entry.edge).width;
+        let lines = gather(&entry.columns, width, tokens, value, device);
+        let floats = match &lines {
+            Some(lines) => device.memory.download(&[lines])?.pop().unwrap_or_default(),
+            None => Vec::new(),
+        };
+        device.moved.waits += 1;
+        device.moved.to_host += 4 * floats.len();
+        Ok(floats)
+    }
+
+    fn edit_on_device(
+        &mut self,
+        entry: &Entry,
+        edit: &Edit,
+        row: usize,
+        tokens: &[SelectedToken],
+        value: &DeviceValue,
+        device: &mut Device,
+    ) -> Result<()> {
+        let spec = self.program.edge(entry.edge);
+        let (width, count) = (spec.width, entry.columns.len());
+        let mut vectors = Vec::new();
+        let (mut lines, mut buffer) = (Vec::new(), None);
+        let written = match edit.given() {
+            None => Written::Number(0.0),
+            Some(Given::Number(number)) => Written::Number(*number),
+            Some(Given::Vector(vector)) => Written::Vector(vector),
+            Some(Given::Rows(rows)) => {
+                tokens.iter().for_each(|&(_, _, nth)| vectors.extend_from_slice(&rows[nth]));
+                Written::Vectors(&vectors)
+            }
+            Some(Given::Computed(_)) => {
+                // A computed value has a line for each selected position of this pass, in the order of the selection.
+                let computed = self.computed(entry, row, || entry.columns.shape(spec, tokens.len()))?.unwrap_or_default();
+                let mut ranks: Vec<usize> = tokens.iter().map(|&(_, _, nth)| nth).collect();
+                ranks.sort_unstable();
+                for &(_, _, nth) in tokens {
+                    let rank = ranks.binary_search(&nth).unwrap_or_default();
+                    vectors.extend_from_slice(&computed[rank * count..][..count]);
+                }
+                device.moved.to_device += 4 * vectors.len();
+                Written::Vectors(&vectors)
+            }
+            Some(Given::Source(source)) => {
+                for &(_, _, nth) in tokens {
+                    let (stashed, line) = self.source_on_device(entry, *source, row, nth)?;
+                    lines.push(line);
+                    buffer = Some(stashed);
+                }
+                match &buffer {
+                    Some(buffer) => Written::Lines(buffer, &lines),
+                    None => return Ok(()),
+                }
+            }
+        };
+        let edit = match edit {
+            Edit::Set(_) => TapEdit::Set(written),
+            Edit::Add(_, scale) => TapEdit::Add(written, *scale),
+            Edit::Scale(by) => TapEdit::Scale(*by),
+            Edit::ProjectOut(direction, left) => TapEdit::ProjectOut(direction, *left),
+            Edit::Cap(direction, min, max) => TapEdit::Cap(direction, *min, *max),
+        };
+        tap(&entry.columns, width, tokens, value, &TapWork::Edit(edit), device);
+        Ok(())
+    }
+
+    /// Calls a closure once with the selected values of all rows on the host, and writes back what it made of them.
+    fn call_with_device(
+        &mut self,
+        entry: &Entry,
+        callback: &Callback,
+        rows: &[(usize, Vec<SelectedToken>)],
+        value: &DeviceValue,
+        device: &mut Device,
+    ) -> Result<()> {
+        let mut gathered = Vec::with_capacity(rows.len());
+        for (row, tokens) in rows {
+            let values = self.fetch(entry, tokens, value, device)?;
+            let positions = tokens.iter().map(|&(_, position, _)| position).collect();
+            gathered.push(Selected { row: *row, positions, width: entry.columns.len(), values });
+        }
+        if gathered.is_empty() {
+            return Ok(());
+        }
+        callback.0(&mut gathered);
+        let width = self.program.edge(entry.edge).width;
+        for ((_, tokens), gathered) in rows.iter().zip(&gathered) {
+            device.moved.to_device += 4 * gathered.values.len();
+            let work = TapWork::Edit(TapEdit::Set(Written::Vectors(&gathered.values)));
+            tap(&entry.columns, width, tokens, value, &work, device);
+        }
+        Ok(())
+    }
+}
+
+/// Does a tap's work on some tokens.
+fn tap(
+    columns: &Columns,
+    width: usize,
+    tokens: &[SelectedToken],
+    value: &DeviceValue,
+    work: &TapWork,
+    device: &Device,
+) -> Option<DeviceValue> {
+    let tokens: Vec<usize> = tokens.iter().map(|&(token, ..)| token).collect();
+    let columns = columns.ranges();
+    device.memory.tap(value, &Selection { width, tokens: &tokens, columns: &columns }, work)
+}
+
+fn gather(
+    columns: &Columns,
+    width: usize,
+    tokens: &[SelectedToken],
+    value: &DeviceValue,
+    device: &Device,
+) -> Option<DeviceValue> {
+    tap(columns, width, tokens, value, &TapWork::Gather, device)
+}
