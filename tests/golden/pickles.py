@@ -1,4 +1,4 @@
-"""Tiny files of torch's own formats for crates/models/tests/pickles.rs: what torch writes, and what a hostile file would hold.
+"""Tiny files of torch's own formats for crates/models/tests/it/pickles.rs: what torch writes, and what a hostile file would hold.
 
     python tests/golden/pickles.py
 """

@@ -16,7 +16,7 @@ fixes. Element i of a tensor is `mean + deviation * x` with x about normal:
     x     = (the sum of the four 16-bit parts of bits - 131070) / 37837
 
 in single precision from the division on, each step rounded by itself; F16 and BF16 are rounded from that to the nearest, ties to even.
-`crates/models/tests/golden/weights.rs` does the same, and both assert the same numbers.
+`crates/golden/src/weights.rs` does the same, and both assert the same numbers.
 """
 import json
 import numpy as np

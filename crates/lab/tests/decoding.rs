@@ -1,9 +1,5 @@
 //! What generation allocates: nothing in a step. In a process of its own, since whatever else runs beside it is counted too.
 
-#[allow(dead_code)] // each test file uses its own part of this module
-#[path = "../../models/tests/golden/mod.rs"]
-mod golden;
-
 use pellucid_engine::{Control, Generate, Model, Plan, Sampling};
 use pellucid_kernels::Pool;
 use pellucid_lab::counting::{Counting, during};

@@ -1,10 +1,6 @@
 //! What long prompts take: memory grows with their length, not with its square. In a process of its own, since whatever else runs beside it is
 //! counted too.
 
-#[allow(dead_code)] // each test file uses its own part of this module
-#[path = "../../models/tests/golden/mod.rs"]
-mod golden;
-
 use pellucid_engine::{Action, Control, Generate, Plan, Positions, RunOptions, Tap};
 use pellucid_lab::counting::{Counting, during};
 use pellucid_models::{LoadOptions, LoadedModel};
@@ -22,15 +18,7 @@ fn alone() -> MutexGuard<'static, ()> {
 
 /// A golden model with room for longer texts than it was made for.
 fn roomy(name: &str) -> LoadedModel {
-    let (from, to) = (golden::path(name), tempfile::tempdir().expect("a directory"));
-    for entry in std::fs::read_dir(from).expect("the case") {
-        let path = entry.expect("an entry").path();
-        std::fs::copy(&path, to.path().join(path.file_name().expect("a name"))).expect("a copy");
-    }
-    let file = to.path().join("config.json");
-    let mut config: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).expect("a file")).expect("JSON");
-    config["max_position_embeddings"] = 8192.into();
-    std::fs::write(&file, config.to_string()).expect("a file");
+    let to = golden::temp_models::with_config(name, |config| config["max_position_embeddings"] = 8192.into());
     LoadedModel::open(to.path(), &LoadOptions::default(), &mut |_| {}).expect("a model")
 }
 

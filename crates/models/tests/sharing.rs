@@ -1,12 +1,7 @@
 //! Weights are mapped and packed once for all who load the same files, kept while somebody uses them, and loaded anew when a file
 //! changed. One test, since it counts what its whole process loads.
 
-#[allow(dead_code)] // each test file uses its own part of these modules
-mod copies;
-#[allow(dead_code)]
-mod golden;
-
-use copies::logits;
+use golden::temp_models::{self, logits};
 use pellucid_kernels::DType;
 use pellucid_models::share::counts;
 use pellucid_models::{LoadOptions, LoadedModel, Storage};
@@ -20,7 +15,7 @@ fn open(dir: &Path, options: &LoadOptions) -> LoadedModel {
 
 #[test]
 fn the_same_files_are_loaded_once() {
-    let dir = copies::changed("llama", |_| {}, |_| {});
+    let dir = temp_models::changed("llama", |_| {}, |_| {});
     let (plain, before) = (LoadOptions::default(), counts());
 
     // Eight threads at once: one of them loads.
@@ -59,9 +54,9 @@ fn the_same_files_are_loaded_once() {
 
     // A file that changed is another file, whoever still has the old one.
     let path = dir.path().join("model.safetensors");
-    let mut tensors = copies::read(&path);
+    let mut tensors = temp_models::read(&path);
     tensors.get_mut("model.norm.weight").expect("a norm").2[..4].copy_from_slice(&2.5f32.to_le_bytes());
-    copies::write(&path, &tensors);
+    temp_models::write(&path, &tensors);
     let second = open(dir.path(), &plain);
     assert!(!second.model.shares_weights_with(&first.model));
     assert_ne!(logits(&second), logits(&first));

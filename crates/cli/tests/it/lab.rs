@@ -1,0 +1,430 @@
+//! The lab's commands as programs meet them, on a model so small that a process takes milliseconds. What is asserted is structure:
+//! verdicts are the machine's business.
+
+use crate::golden_path as golden;
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// Runs the lab with a cache of its own, so that no baseline of the user is met or made.
+fn lab(cache: &Path, args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pellucid"));
+    command.arg("lab").args(args).env("NO_COLOR", "1").env("PELLUCID_CACHE", cache).current_dir(cache);
+    command.output().expect("the binary runs")
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn stdout(output: &Output) -> String {
+    assert!(output.status.success(), "{}", said(output));
+    String::from_utf8(output.stdout.clone()).expect("text")
+}
+
+fn refused(output: &Output, message: &str, hint: &str) {
+    let said = said(output);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains(message) && said.contains(hint) && !said.contains("panicked"), "{said}");
+    assert!(output.stdout.is_empty());
+}
+
+fn json(path: &Path) -> Value {
+    serde_json::from_slice(&std::fs::read(path).expect("the file")).expect("JSON")
+}
+
+/// A suite of two equal variants on a tiny model.
+fn write_suite(dir: &Path) -> PathBuf {
+    let text = format!(
+        r#"
+name = "tiny"
+title = "A suite for the tests"
+model = '{}'
+reference = "one"
+
+[precision]
+pairs = 3
+least_pairs = 2
+budget_s = 60
+
+[[variant]]
+id = "one"
+
+[[variant]]
+id = "two"
+
+[[workload]]
+id = "prefill"
+job = "prefill"
+tokens = 8
+repeats = 2
+metrics = ["time", "load", "peak"]
+
+[[workload]]
+id = "other-model"
+job = "steer"
+tokens = 8
+model = '{}'
+"#,
+        golden("llama"),
+        golden("gpt2")
+    );
+    let path = dir.join("tiny.toml");
+    std::fs::write(&path, text).expect("written");
+    path
+}
+
+/// Runs the tiny suite and returns its result file.
+fn measured(dir: &Path, name: &str, more: &[&str]) -> PathBuf {
+    let (suite, out) = (write_suite(dir), dir.join(name));
+    let (suite, path) = (suite.to_str().expect("a path"), out.to_str().expect("a path"));
+    let output = lab(dir, &[&["run", suite, "--pairs", "2", "--budget", "300", "--out", path], more].concat());
+    // A noisy machine may call two equal things different, or one thing different from itself; everything else is an error.
+    assert!(matches!(output.status.code(), Some(0 | 1 | 5)), "{}", said(&output));
+    out
+}
+
+#[test]
+fn the_suites_are_listed_and_the_schema_is_printed() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let list = stdout(&lab(dir.path(), &["list"]));
+    for name in ["capture", "load", "loader", "peers", "sessions", "speed", "trace"] {
+        // Each is a command of its own, too.
+        assert!(stdout(&lab(dir.path(), &[name, "--help"])).contains("Usage: pellucid lab"));
+        assert!(list.lines().any(|line| line.split(' ').next() == Some(name)), "{list}");
+    }
+    let schema: Value = serde_json::from_str(&stdout(&lab(dir.path(), &["schema"]))).expect("JSON");
+    assert_eq!(schema["$id"], "pellucid/lab-result/v1");
+}
+
+/// Runs the questions of the loader with these variables.
+fn questions(dir: &Path, variables: &[(&str, &str)], args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pellucid"));
+    command.args(["lab", "loader"]).args(args).env("NO_COLOR", "1").env("PELLUCID_CACHE", dir).current_dir(dir);
+    for name in ["BENCHMARK_ITERATIONS", "BENCHMARK_WARMUP", "TEST_MODEL_PATH"] {
+        command.env_remove(name);
+    }
+    command.envs(variables.iter().copied()).output().expect("the binary runs")
+}
+
+#[test]
+fn the_questions_of_the_loader_are_answered_rightly_and_kept() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let model = golden("llama");
+    let variables = [("BENCHMARK_ITERATIONS", "500"), ("BENCHMARK_WARMUP", "0"), ("TEST_MODEL_PATH", model.as_str())];
+    // The flag wins over the variable, and what is not typed is taken from there.
+    let output = questions(dir.path(), &variables, &["--all", "--iterations", "3", "--output", "r.json"]);
+    let page = stdout(&output);
+    assert!(page.starts_with("# Pellucid Loader Benchmark Report"), "{page}");
+    for part in [
+        "## Performance Gates",
+        "## Performance Baselines",
+        "## Memory Usage",
+        "## Coverage",
+        "### 9. Regression Tests",
+    ] {
+        assert!(page.contains(part), "{part}:\n{page}");
+    }
+    let found = json(&dir.path().join("r.json"));
+    assert_eq!((&found["settings"]["iterations"], &found["settings"]["warmup"]), (&3.into(), &0.into()));
+    assert_eq!(found["summary"]["wrong_outcomes"], 0);
+    assert_eq!(found["summary"]["categories"].as_array().map(Vec::len), Some(9));
+    let results = found["results"].as_array().expect("results");
+    assert_eq!(found["summary"]["total_benchmarks"], results.len());
+    for row in results {
+        let (samples, mean) = (row["samples_ns"].as_array().expect("samples"), row["mean_time"].as_f64());
+        assert_eq!(row["iterations"], samples.len(), "{row}");
+        assert!(mean.is_some_and(|mean| mean > 0.0) && row["outcome"]["ok"] == true, "{row}");
+        assert!(row["alloc_count"].is_u64() && row["memory_delta_mb"].is_f64(), "memory is a part of --all: {row}");
+    }
+    assert!(results.iter().any(|row| row["name"] == "real_model_open"));
+    let memory = found["gates"].as_array().expect("gates").iter().find(|gate| gate["quantity"] == "memory_delta");
+    assert_eq!(memory.expect("a gate")["state"], "met");
+
+    // Three iterations have too few rounds for any verdict but neutral.
+    let again = questions(
+        dir.path(),
+        &variables,
+        &["--category", "sae", "--iterations", "3", "--baseline", "r.json", "--output", "s.json"],
+    );
+    assert!(stdout(&again).contains("## Regression Detection"));
+    let changes = json(&dir.path().join("s.json"))["comparison"]["changes"].clone();
+    let changes = changes.as_array().expect("changes");
+    assert_eq!(changes.len(), 7);
+    assert!(changes.iter().all(|change| change["verdict"] == "neutral"));
+    let schema: Value = serde_json::from_str(&stdout(&questions(dir.path(), &[], &["--schema"]))).expect("JSON");
+    assert_eq!(schema["$id"], found["schema"]);
+}
+
+#[test]
+fn what_the_loader_cannot_be_asked_is_refused() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let refuse = |variables: &[(&str, &str)], args: &[&str], message: &str| {
+        refused(&questions(dir.path(), variables, args), message, "");
+    };
+    refuse(&[("BENCHMARK_ITERATIONS", "many")], &[], "BENCHMARK_ITERATIONS is `many`");
+    refuse(&[("TEST_MODEL_PATH", "no/such/model")], &[], "TEST_MODEL_PATH is `no/such/model`");
+    refuse(&[], &["--category", "bananas"], "bananas");
+    refuse(&[], &["--all", "--category", "sae"], "cannot be used with");
+    refuse(&[], &["--iterations", "0"], "measure nothing");
+    refuse(&[], &["--baseline", "none.json"], "none.json");
+    refuse(&[], &["--output", "none/r.json"], "none/r.json");
+    std::fs::write(dir.path().join("other.json"), r#"{"schema": "pellucid/lab-result/v1"}"#).expect("written");
+    refuse(&[], &["--baseline", "other.json"], "its format is pellucid/lab-result/v1");
+}
+
+#[test]
+fn noise_is_measured_for_as_long_as_asked() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let text = stdout(&lab(dir.path(), &["noise", "--seconds", "0.2"]));
+    assert!(text.contains("spread of one run") && text.contains("pairs to see 2 %"), "{text}");
+    let found: Value =
+        serde_json::from_str(&stdout(&lab(dir.path(), &["noise", "--seconds", "0.2", "--json"]))).expect("JSON");
+    assert!(found["runs"].as_u64().is_some_and(|runs| runs >= 20), "{found}");
+    refused(&lab(dir.path(), &["noise", "--seconds", "0"]), "0 seconds", "between 0 and 3600");
+}
+
+#[test]
+fn a_run_writes_every_output_and_counts_allocations() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| dir.path().join(name).to_string_lossy().into_owned();
+    let (html, markdown, bencher) = (path("r.html"), path("r.md"), path("r-bencher.json"));
+    let more = ["--html", &html, "--markdown", &markdown, "--bencher", &bencher, "--allocations"];
+    let result = json(&measured(dir.path(), "r.json", &more));
+    assert_eq!(result["schema"], "pellucid/lab-result/v1");
+    // Two workloads of two arms (the reference with itself, two with one) of two pairs of two processes.
+    assert_eq!(result["runs"].as_array().map(Vec::len), Some(16));
+    assert_eq!(result["comparisons"].as_array().map(Vec::len), Some(8), "three metrics and one, of two arms");
+    for cell in result["cells"].as_array().expect("cells") {
+        assert_eq!(cell["state"], "SUPPORTED", "{cell}");
+    }
+    let allocations = result["allocations"].as_array().expect("allocations");
+    assert_eq!(allocations.len(), 4);
+    for counted in allocations {
+        let found = &counted["allocations"];
+        assert!(found["count"].as_u64().is_some_and(|count| count > 0), "{counted}");
+        assert!(found["peak_live"].as_u64() <= found["bytes"].as_u64(), "{counted}");
+    }
+    assert!(result["runs"].as_array().expect("runs").iter().all(|run| run["answer"]["allocations"].is_null()));
+    assert!(result["environment"]["hard"]["model of other-model"].is_string());
+    let text = |path: &str| std::fs::read_to_string(path).expect("the file");
+    assert!(text(&html).to_lowercase().contains("html") && text(&markdown).starts_with("# tiny"));
+    assert!(json(Path::new(&bencher))["tiny/prefill/two"]["time"]["value"].is_number());
+    let report = stdout(&lab(dir.path(), &["report", &path("r.json")]));
+    assert!(report.contains("allocations of two on prefill") && report.contains("16 processes"), "{report}");
+}
+
+#[test]
+fn results_are_kept_shown_and_compared() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (before, after) = (measured(dir.path(), "a.json", &[]), measured(dir.path(), "b.json", &["--seed", "2"]));
+    let (a, b) = (before.to_str().expect("a path"), after.to_str().expect("a path"));
+    assert!(said(&lab(dir.path(), &["baseline", "save", "main", a])).contains("main.json"));
+    assert_eq!(stdout(&lab(dir.path(), &["baseline", "list"])), "main\n");
+    assert!(stdout(&lab(dir.path(), &["baseline", "show", "main"])).contains("A suite for the tests"));
+    refused(&lab(dir.path(), &["baseline", "save", "../main", a]), "no name for a baseline", "");
+    refused(&lab(dir.path(), &["baseline", "show", "other"]), "there are main", "");
+    for before in [a, "main"] {
+        let output = lab(dir.path(), &["compare", before, b, "--json"]);
+        assert!(matches!(output.status.code(), Some(0 | 1)), "{}", said(&output));
+        let comparisons: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        assert_eq!(comparisons.as_array().map(Vec::len), Some(8), "four of each variant");
+    }
+    // Another machine's result is refused, unless the user insists.
+    let mut other = json(&after);
+    other["environment"]["hard"]["cpu"] = "an abacus".into();
+    std::fs::write(&after, other.to_string()).expect("written");
+    refused(&lab(dir.path(), &["compare", a, b]), "an abacus", "--force");
+    assert!(matches!(lab(dir.path(), &["compare", a, b, "--force"]).status.code(), Some(0 | 1)));
+    other["schema"] = "pellucid/lab-result/v9".into();
+    std::fs::write(&after, other.to_string()).expect("written");
+    refused(&lab(dir.path(), &["compare", a, b, "--force"]), "lab-result/v9", "");
+}
+
+#[test]
+fn an_interrupted_session_goes_on_from_its_log() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let log = dir.path().join("runs.jsonl");
+    let path = log.to_str().expect("a path");
+    measured(dir.path(), "whole.json", &["--log", path]);
+    let lines: Vec<String> = std::fs::read_to_string(&log).expect("the log").lines().map(String::from).collect();
+    assert_eq!(lines.len(), 16);
+    // Ten processes and half of the eleventh.
+    let half = &lines[10][..lines[10].len() / 2];
+    std::fs::write(&log, format!("{}\n{half}", lines[..10].join("\n"))).expect("written");
+    let (suite, out) = (write_suite(dir.path()), dir.path().join("again.json"));
+    let args = ["run", suite.to_str().expect("a path"), "--pairs", "2", "--budget", "300", "--log", path, "--out"];
+    let output = lab(dir.path(), &[&args[..], &[out.to_str().expect("a path")]].concat());
+    assert!(said(&output).contains("going on after 10 processes"), "{}", said(&output));
+    let (whole, again) = (json(&dir.path().join("whole.json")), json(&out));
+    assert_eq!(again["runs"].as_array().map(Vec::len), Some(16));
+    for index in 0..10 {
+        assert_eq!(whole["runs"][index]["answer"]["samples_s"], again["runs"][index]["answer"]["samples_s"]);
+    }
+    std::fs::write(&log, "bananas\n").expect("written");
+    refused(&lab(dir.path(), &args[..8]), "not a log of the lab", "");
+}
+
+#[test]
+fn a_bad_suite_is_named_with_its_mistake() {
+    let dir = tempfile::tempdir().expect("a directory");
+    refused(&lab(dir.path(), &["run", "nosuch"]), "no suite `nosuch`", "capture");
+    let good = std::fs::read_to_string(write_suite(dir.path())).expect("the suite");
+    for (from, to, message) in [
+        ("reference = \"one\"", "reference = \"three\"", "the reference is `three`"),
+        ("job = \"steer\"", "job = \"dance\"", "dance"),
+        ("tokens = 8", "tokens = 8\nbananas = 1", "bananas"),
+    ] {
+        let path = dir.path().join("bad.toml");
+        std::fs::write(&path, good.replacen(from, to, 1)).expect("written");
+        let output = lab(dir.path(), &["run", path.to_str().expect("a path")]);
+        refused(&output, message, "docs/lab.md");
+    }
+    let suite = write_suite(dir.path());
+    let suite = suite.to_str().expect("a path");
+    refused(&lab(dir.path(), &["run", suite, "--model", "nosuch"]), "nosuch", "");
+    refused(&lab(dir.path(), &["run", suite, "--html", "no/such/dir/r.html"]), "no such directory", "exists");
+    refused(&lab(dir.path(), &["run", suite, "--baseline", "main"]), "baseline `main`", "");
+}
+
+#[test]
+fn sessions_are_reported_whatever_becomes_of_a_fixture() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| dir.path().join(name).to_string_lossy().into_owned();
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").to_string_lossy().into_owned();
+    // The second fixture needs a model that this cache does not have.
+    let args = ["sessions", "--runs", "2", "--max-fixtures", "2", "--sources", &sources, "--json", &path("s.json")];
+    let page = stdout(&lab(dir.path(), &args));
+    assert!(
+        page.starts_with("# Pellucid Fixture Benchmark Report\n") && page.contains("**Total Fixtures Analyzed:** 2")
+    );
+    assert!(page.contains("| builtin_model |") && page.contains("✅ Success"), "{page}");
+    assert!(page.contains("❌ Setup error: the model `smollm..."), "{page}");
+    let survey = json(&dir.path().join("s.json"));
+    let built = &survey["rows"][0]["cost"];
+    assert!(
+        built["runs"] == 2 && built["load_s"].as_f64() > Some(0.0) && built["peak"].as_f64() > Some(1e6),
+        "{survey}"
+    );
+    assert!(survey["rows"][0]["uses"].as_u64() > Some(0));
+    // As a suite like the others, in a file; without sources uses are unknown, not zero.
+    let output = lab(dir.path(), &["sessions", "--runs", "1", "--max-fixtures", "1", "--md", &path("s.md")]);
+    assert!(stdout(&output).is_empty() && said(&output).contains("uses are not counted"), "{}", said(&output));
+    assert!(std::fs::read_to_string(path("s.md")).expect("the page").contains("| builtin_model | N/A | dynamic |"));
+    let startup = stdout(&lab(dir.path(), &["fixtures", "--benchmark-startup"]));
+    for line in ["5 empty processes", "Average: ", "Min: ", "Max: ", "Variance: "] {
+        assert!(startup.contains(line), "{startup}");
+    }
+}
+
+#[test]
+fn what_cannot_be_compared_is_invalid_and_says_why() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let output = lab(dir.path(), &["peers"]);
+    assert_eq!(output.status.code(), Some(5), "{}", said(&output));
+    assert!(said(&output).contains("nothing can be compared: only `pellucid`") && said(&output).contains("--python"));
+    // A build that is not there.
+    let good = std::fs::read_to_string(write_suite(dir.path())).expect("the suite");
+    let bad = good.replace("id = \"two\"", "id = \"two\"\nbinary = \"no/such/build\"");
+    std::fs::write(dir.path().join("bad.toml"), bad).expect("written");
+    let output = lab(dir.path(), &["run", "bad.toml", "--pairs", "2"]);
+    assert_eq!(output.status.code(), Some(5), "{}", said(&output));
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(text.contains("invalid") && text.contains("nothing was compared"), "{text}");
+}
+
+#[test]
+fn a_page_has_a_roofline_and_a_history_finds_its_step() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| dir.path().join(name).to_string_lossy().into_owned();
+    let result = json(&measured(dir.path(), "r.json", &["--html", &path("r.html")]));
+    assert!(result["roofline"]["bytes_per_s"].as_f64() > Some(1e8), "{}", result["roofline"]);
+    assert!(std::fs::read_to_string(path("r.html")).expect("the page").contains("<section id=\"roofline\""));
+    assert!(result["runs"][0]["padding"].is_u64());
+    // Ten results of one machine: after the fifth everything takes a fifth longer.
+    std::fs::create_dir(dir.path().join("old")).expect("made");
+    for day in 0..10u64 {
+        let mut result = result.clone();
+        result["session"]["began"] = (1_700_000_000 + day * 86_400).into();
+        for run in result["runs"].as_array_mut().expect("runs") {
+            let seconds = if day < 5 { 0.1 } else { 0.12 } + 0.0001 * (day % 3) as f64;
+            run["answer"]["samples_s"] = serde_json::json!([seconds]);
+        }
+        std::fs::write(dir.path().join(format!("old/day-{day}.json")), result.to_string()).expect("written");
+    }
+    std::fs::write(dir.path().join("old/other.json"), "{}").expect("written");
+    let output = lab(dir.path(), &["history", "old", "--html", &path("h.html")]);
+    let text = stdout(&output);
+    assert!(said(&output).contains("passed over: "), "{}", said(&output));
+    assert!(
+        text.contains("tiny / prefill / one / time") && text.contains(" since day-5 (2023-11-19 22:13:20 UTC)"),
+        "{text}"
+    );
+    let series: Value = serde_json::from_str(&stdout(&lab(dir.path(), &["history", "old", "--json"]))).expect("JSON");
+    let times: Vec<&Value> = series.as_array().expect("a list").iter().filter(|s| s["metric"] == "time").collect();
+    assert!(times.len() == 4 && times.iter().all(|s| s["steps"].as_array().map(Vec::len) == Some(1)), "{text}");
+    assert!(std::fs::read_to_string(path("h.html")).expect("the page").contains("Results over time"));
+    refused(&lab(dir.path(), &["history"]), "no results to look at", "baseline save");
+}
+
+#[test]
+fn the_lab_can_be_tried_on_itself() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let output = lab(dir.path(), &["selftest", "--sessions", "1", "--pairs", "2", "--json"]);
+    assert!(matches!(output.status.code(), Some(0 | 1 | 5)), "{}", said(&output));
+    let finding: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert!(finding["sessions"] == 1 && finding["pairs"] == 2 && finding["slow"] == 0.03, "{finding}");
+    refused(&lab(dir.path(), &["selftest", "--slow", "7"]), "slower by 7", "0.03");
+    // Only workers read the variable, and they refuse what is no share.
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pellucid"));
+    command.args(["run", "Tom"]).env("PELLUCID_LAB_SLOW", "bananas");
+    assert!(command.output().expect("the binary runs").status.success());
+}
+
+#[test]
+fn workloads_are_chosen_by_name_and_have_references_of_their_own() {
+    let dir = tempfile::tempdir().expect("a directory");
+    refused(&lab(dir.path(), &["speed", "--only", "bach"]), "there is no workload `bach`", "batch");
+    refused(&lab(dir.path(), &["capture", "--candle"]), "capture has no variant of candle", "leave out --candle");
+    let args = ["speed", "--model", "builtin", "--only", "batch", "stored-decode", "--pairs", "2", "--out", "r.json"];
+    let output = lab(dir.path(), &args);
+    // Nothing is said about how fast this machine is.
+    assert!(matches!(output.status.code(), Some(0 | 1 | 5)), "{}", said(&output));
+    for text in ["llama-cpp (--python PYTHON)", "candle (--candle)", "nobody to compare with: stored-decode"] {
+        assert!(said(&output).contains(text), "{text}: {}", said(&output));
+    }
+    let result = json(&dir.path().join("r.json"));
+    let compared: Vec<(&str, &str)> = result["comparisons"]
+        .as_array()
+        .expect("comparisons")
+        .iter()
+        .filter_map(|c| Some((c["variant"].as_str()?, c["reference"].as_str()?)))
+        .collect();
+    assert_eq!(compared, [("pellucid", "pellucid"), ("batch-32", "pellucid")]);
+    assert!(result["cells"].as_array().expect("cells").iter().all(|cell| cell["state"] == "SUPPORTED"), "{result}");
+}
+
+#[test]
+fn the_page_of_performance_has_every_storage_and_pass() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let output = lab(dir.path(), &["performance", "--model", "builtin", "--md", "p.md", "--json", "p.json"]);
+    assert!(stdout(&output).is_empty());
+    let page = std::fs::read_to_string(dir.path().join("p.md")).expect("the page");
+    for line in [
+        "Made by `pellucid lab performance --model builtin --md docs/performance.md`",
+        "## Weights as f32",
+        "## Weights as bf16",
+        "## Weights as q8",
+        "## Weights as stored in the file",
+        "A step of decoding, ",
+        "A prompt of 9 tokens, ",
+        "## What captures cost",
+    ] {
+        assert!(page.contains(line), "{line}\nis not in\n{page}");
+    }
+    let found = json(&dir.path().join("p.json"));
+    let storages = found["storages"].as_array().expect("storages");
+    assert_eq!(storages.len(), 4);
+    assert!(storages.iter().all(|storage| storage["phases"].as_array().is_some_and(|phases| phases.len() == 3)));
+    refused(&lab(dir.path(), &["performance", "--model", "no-such-model"]), "no-such-model", "");
+}

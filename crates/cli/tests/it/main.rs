@@ -1,0 +1,10 @@
+//! The tests of the command line, in one binary. They run the real `pellucid`.
+
+mod commands;
+mod guide;
+mod lab;
+
+/// The directory of a golden model, as an argument.
+fn golden_path(name: &str) -> String {
+    golden::path(name).to_string_lossy().into_owned()
+}

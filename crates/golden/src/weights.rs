@@ -1,0 +1,107 @@
+//! The weights of a golden case. They follow from their names: tests/golden/weights.py says how, and makes the same numbers.
+
+use half::{bf16, f16};
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
+use serde_json::{Value, json};
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+/// A directory with the model of a case as it would be published. Made on first use, and kept with what cargo builds.
+pub fn materialised(case: &Path) -> PathBuf {
+    if stored(case) { case.to_owned() } else { made(case) }
+}
+
+fn stored(case: &Path) -> bool {
+    case.join("model.safetensors").exists() || case.join("model.safetensors.index.json").exists()
+}
+
+/// The directory that is made from the manifest, whether or not the case has weight files of its own.
+pub fn made(case: &Path) -> PathBuf {
+    let read = |file: &str| std::fs::read(case.join(file)).unwrap_or_else(|e| panic!("{}/{file}: {e}", case.display()));
+    let (manifest, config) = (read("weights.json"), read("config.json"));
+    let key = fnv1a([include_bytes!("weights.rs").as_slice(), &manifest, &config].concat().iter().copied());
+    let cache = target_directory().unwrap_or_else(std::env::temp_dir).join("tmp/golden");
+    // The last part is the case's name, because results show it.
+    let there = cache.join(format!("{key:016x}")).join(case.file_name().expect("a name"));
+    if !there.exists() {
+        let parent = there.parent().expect("a parent");
+        std::fs::create_dir_all(parent).expect("a directory");
+        let new = tempfile::tempdir_in(parent).expect("a directory");
+        std::fs::write(new.path().join("config.json"), config).expect("written");
+        write_files(&serde_json::from_slice(&manifest).expect("a manifest"), new.path());
+        // Tests run side by side: whoever comes second finds the first one's, which is the same.
+        if std::fs::rename(new.path(), &there).is_err() {
+            assert!(there.exists(), "{} cannot be made", there.display());
+        }
+    }
+    there
+}
+
+/// The target directory that this program was built in: cargo marks it with a file.
+fn target_directory() -> Option<PathBuf> {
+    let program = std::env::current_exe().ok()?;
+    program.ancestors().find(|directory| directory.join("CACHEDIR.TAG").exists()).map(Path::to_owned)
+}
+
+fn write_files(manifest: &Value, to: &Path) {
+    let seed = manifest["seed"].as_u64().expect("a seed");
+    let files = manifest["files"].as_object().expect("files");
+    let (mut map, mut total) = (serde_json::Map::new(), 0);
+    for (file, lines) in files {
+        let tensors: Vec<Tensor> = lines.as_array().expect("lines").iter().map(|line| tensor(seed, line)).collect();
+        for (name, _, _, bytes) in &tensors {
+            map.insert(name.clone(), json!(file));
+            total += bytes.len();
+        }
+        let view = |(name, dtype, shape, bytes)| (name, TensorView::new(dtype, shape, bytes).expect("a tensor"));
+        let views = tensors.iter().map(|(name, dtype, shape, bytes)| view((name, *dtype, shape.clone(), bytes)));
+        let about = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+        let bytes = safetensors::serialize(views.collect::<Vec<_>>(), Some(about)).expect("a file");
+        std::fs::write(to.join(file), bytes).expect("written");
+    }
+    if files.len() > 1 {
+        let index = json!({"metadata": {"total_size": total}, "weight_map": map});
+        std::fs::write(to.join("model.safetensors.index.json"), index.to_string()).expect("written");
+    }
+}
+
+type Tensor = (String, Dtype, Vec<usize>, Vec<u8>);
+
+/// A line of the manifest: name, type, shape, and mean and deviation or the values.
+fn tensor(seed: u64, line: &Value) -> Tensor {
+    let name = line[0].as_str().expect("a name").to_owned();
+    let shape: Vec<usize> = line[2].as_array().expect("a shape").iter().map(|n| n.as_u64().unwrap() as usize).collect();
+    let single = |value: &Value| value.as_f64().expect("a number") as f32;
+    let values: Vec<f32> = match &line[3] {
+        Value::Array(values) => values.iter().map(single).collect(),
+        mean => {
+            let (mean, deviation) = (single(mean), single(&line[4]));
+            standard(seed, &name).take(shape.iter().product()).map(|x| mean + deviation * x).collect()
+        }
+    };
+    let (dtype, bytes) = match line[1].as_str() {
+        Some("F32") => (Dtype::F32, values.iter().flat_map(|x| x.to_le_bytes()).collect()),
+        Some("F16") => (Dtype::F16, values.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect()),
+        Some("BF16") => (Dtype::BF16, values.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes()).collect()),
+        other => panic!("{name}: {other:?}"),
+    };
+    (name, dtype, shape, bytes)
+}
+
+/// Numbers of mean 0 and deviation 1 that belong to a name.
+pub fn standard(seed: u64, name: &str) -> impl Iterator<Item = f32> {
+    let mut state = fnv1a(format!("{seed}:{name}").bytes());
+    std::iter::repeat_with(move || {
+        state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let z = (state ^ (state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        let bits = z ^ (z >> 31);
+        let parts: u64 = [0, 16, 32, 48].iter().map(|shift| (bits >> shift) & 0xFFFF).sum();
+        (parts as f32 - 131_070.0) / 37837.0
+    })
+}
+
+fn fnv1a(bytes: impl Iterator<Item = u8>) -> u64 {
+    bytes.fold(0xCBF2_9CE4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3))
+}

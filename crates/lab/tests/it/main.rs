@@ -1,0 +1,15 @@
+//! The tests of the lab, in one binary, on simulated machines and tiny models.
+
+// Helpers.
+mod conforms;
+mod machine;
+
+// Tests.
+mod docs;
+mod loader;
+mod peers;
+mod report;
+mod schema;
+mod session;
+mod sessions;
+mod verdicts;

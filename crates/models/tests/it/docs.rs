@@ -1,0 +1,210 @@
+//! The documentation is true: its plans run on the built-in model, its tables say what the code says.
+
+use golden::models_page;
+use pellucid_engine::point::Scope;
+use pellucid_engine::{Action, Control, Generate, Phase, Plan, Point, Positions, RunOptions};
+use pellucid_kernels::encoding::Encoding;
+use pellucid_models::tokenizer::FORMS;
+use pellucid_models::{LoadOptions, LoadedModel, Strategy, families, prepare, strategies};
+use std::path::{Path, PathBuf};
+
+/// The prompts that the guide uses: equally long, so that each may feed the other.
+const PROMPTS: [&str; 2] = ["Tom saw a dog. The", "Lily saw a bird. The"];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn read(path: impl AsRef<Path>) -> String {
+    let path = root().join(path);
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// Every plan of `examples/plans`, by file name.
+fn examples() -> Vec<(String, Plan)> {
+    let entries = std::fs::read_dir(root().join("examples/plans")).expect("the examples");
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect();
+    names.retain(|name| name.ends_with(".json"));
+    names.sort();
+    assert!(names.len() >= 20, "the examples are missing: {names:?}");
+    let plan = |name: &String| {
+        Plan::from_json(&read(format!("examples/plans/{name}"))).unwrap_or_else(|problem| panic!("{name}: {problem}"))
+    };
+    names.iter().map(|name| (name.clone(), plan(name))).collect()
+}
+
+/// The fenced blocks of a language, each with the number of its first line.
+fn blocks(text: &str, language: &str) -> Vec<(usize, String)> {
+    let fence = format!("```{language}");
+    let (mut found, mut open): (Vec<(usize, String)>, bool) = (Vec::new(), false);
+    for (number, line) in text.lines().enumerate() {
+        match line {
+            line if !open && line == fence => {
+                open = true;
+                found.push((number + 2, String::new()));
+            }
+            "```" => open = false,
+            line if open => found.last_mut().expect("a block").1.push_str(&format!("{line}\n")),
+            _ => {}
+        }
+    }
+    found
+}
+
+#[test]
+fn every_example_plan_runs_and_generates() {
+    let loaded = LoadedModel::builtin(&LoadOptions::default()).expect("the built-in model");
+    let rows: Vec<Vec<u32>> = PROMPTS.iter().map(|prompt| loaded.encode(prompt).expect("tokens")).collect();
+    assert_eq!(rows[0].len(), rows[1].len(), "the guide says that both are equally long");
+    for (name, plan) in examples() {
+        let fail = |problem: &dyn std::fmt::Display| -> ! { panic!("{name}: {problem}") };
+        let base = root().join("examples/plans");
+        let plan = prepare(plan, &base, &rows, loaded.tokenizer.as_ref()).unwrap_or_else(|error| fail(&error));
+        let captures = plan.taps.iter().filter(|tap| matches!(tap.action, Action::Capture(_))).count();
+        let of_prompt =
+            plan.taps.iter().filter(|tap| tap.phase != Phase::Decode && tap.positions != Positions::Generated);
+        let of_prompt = of_prompt.filter(|tap| matches!(tap.action, Action::Capture(_))).count();
+
+        let run = loaded.model.run(&rows, &plan, &RunOptions::default()).unwrap_or_else(|error| fail(&error));
+        assert!(run.captures.len() >= of_prompt, "{name}: {} captures of a run", run.captures.len());
+        let options = Generate { max_new: 6, ..Generate::default() };
+        let generation = loaded.model.generate(&rows, &plan, &options, &mut |_, _| Control::Go);
+        if !plan.metrics.is_empty() {
+            assert!(generation.is_err_and(|error| error.to_string().contains("gradients are of one run")), "{name}");
+            continue;
+        }
+        let generation = generation.unwrap_or_else(|error| fail(&error));
+        assert!(
+            generation.captures.len() >= captures,
+            "{name}: {} captures of a generation",
+            generation.captures.len()
+        );
+    }
+}
+
+#[test]
+fn every_plan_of_the_guide_is_an_example_and_every_example_is_in_the_guide() {
+    let (guide, examples) = (read("docs/plans.md"), examples());
+    let shown: Vec<Plan> = blocks(&guide, "json")
+        .iter()
+        .map(|(line, text)| {
+            let plan = Plan::from_json(text).unwrap_or_else(|problem| panic!("docs/plans.md, line {line}: {problem}"));
+            assert!(
+                examples.iter().any(|(_, example)| *example == plan),
+                "docs/plans.md, line {line}: no such example"
+            );
+            plan
+        })
+        .collect();
+    for (name, example) in &examples {
+        assert!(shown.contains(example), "examples/plans/{name} is not in docs/plans.md");
+    }
+}
+
+#[test]
+fn an_edit_of_the_examples_changes_what_it_says() {
+    // The control of this file: the plan that moves a noun really moves it.
+    let loaded = LoadedModel::builtin(&LoadOptions::default()).expect("the built-in model");
+    let rows: Vec<Vec<u32>> = PROMPTS.iter().map(|prompt| loaded.encode(prompt).expect("tokens")).collect();
+    let next = |plan: &Plan| -> Vec<String> {
+        let options = Generate { max_new: 1, ..Generate::default() };
+        let generation = loaded.generate(&rows, plan, &options, &[], &mut |_, _, _| {}).expect("a generation");
+        generation.rows.iter().map(|row| loaded.text(&row.tokens, row.finish, &[]).expect("a text")).collect()
+    };
+    let patch = examples().into_iter().find(|(name, _)| name == "patch.json").expect("the example").1;
+    assert_eq!(next(&Plan::default()), [" dog", " bird"]);
+    assert_eq!(next(&patch), [" dog", " dog"]);
+}
+
+#[test]
+fn the_guide_to_sites_has_every_point_as_the_table_declares_it() {
+    let guide = read("docs/sites.md");
+    for point in Point::ALL {
+        let info = point.info();
+        let start = format!("| `{}` |", info.name);
+        let row = guide
+            .lines()
+            .find(|line| line.starts_with(&start))
+            .unwrap_or_else(|| panic!("docs/sites.md lacks {point}"));
+        let alias = info.transformer_lens.map(|alias| format!("`{}`", alias.replace("{}", "L")));
+        for part in [Some(info.meaning.to_string()), alias].into_iter().flatten() {
+            assert!(row.contains(&part), "docs/sites.md, {point}: {part:?} is not in {row:?}");
+        }
+        let absent = row.trim_end_matches('|').rsplit('|').next().unwrap_or_default().trim();
+        let always = info.absent_because == "every model has it";
+        assert_eq!(absent, if always { "never" } else { info.absent_because }, "docs/sites.md, {point}");
+        let in_layers = guide.lines().position(|line| line == "## In every layer").expect("the section");
+        let stands = guide.lines().position(|line| line.starts_with(&start)).expect("the row");
+        assert_eq!(stands > in_layers, info.scope == Scope::Layer, "docs/sites.md, {point} is in the wrong table");
+    }
+}
+
+#[test]
+fn the_guide_to_models_names_every_family_and_every_encoding() {
+    let guide = read("docs/models.md");
+    for family in families::native() {
+        assert!(guide.contains(&format!("| `{family}` |")), "docs/models.md lacks {family}");
+    }
+    for encoding in Encoding::ALL {
+        assert!(guide.contains(&format!("`{encoding}`")), "docs/models.md lacks {encoding}");
+    }
+}
+
+#[test]
+fn the_table_of_model_types_is_what_the_golden_cases_give() {
+    let (page, rows) = (read("docs/models.md"), models_page::measure());
+    let command = models_page::COMMAND;
+    let stated = models_page::part(&page).expect("the two comments around the generated part");
+    let bound = |row: &models_page::Row| models_page::stated_bound(stated, row.model_type).unwrap_or("none").to_owned();
+    // Rounding differs between processors, so a bound need only hold; everything else is exact.
+    let fresh = models_page::render(&rows, bound);
+    let differs = fresh.lines().zip(stated.lines()).find(|(fresh, stated)| fresh != stated);
+    assert_eq!(differs, None, "docs/models.md is out of date: run `{command}`");
+    assert!(fresh == stated, "docs/models.md is out of date: run `{command}`");
+    for row in &rows {
+        let (stated, error) = (bound(row), row.error.unwrap_or_else(|| panic!("{}: no reference", row.model_type)));
+        let holds = stated.parse().is_ok_and(|stated: f32| error <= stated);
+        let (model_type, fitting) = (row.model_type, models_page::bound(error));
+        assert!(holds, "docs/models.md, {model_type}: off by {error:e}, not within {stated}; run `{command}`");
+        // A bound ten times too wide says nothing.
+        let slack = stated.parse::<f32>().expect("a number") / fitting.parse::<f32>().expect("a number");
+        assert!(slack < 10.0, "docs/models.md, {model_type}: {stated} could be {fitting}; run `{command}`");
+    }
+}
+
+#[test]
+fn the_readme_shows_the_example_program() {
+    let program = read("crates/models/examples/look_and_change.rs");
+    let shown = &program[program.find("use pellucid_engine").expect("the first line")..];
+    assert!(read("README.md").contains(shown), "README.md shows another program than examples/look_and_change.rs");
+}
+
+#[test]
+fn the_guide_to_loading_names_every_strategy_and_form_and_shows_the_example() {
+    let guide = read("docs/loading.md");
+    for strategy in Strategy::ALL {
+        assert!(guide.contains(&format!("| {strategy} |")), "docs/loading.md lacks {strategy}");
+    }
+    for form in FORMS {
+        assert!(guide.contains(&format!("`{form}`")), "docs/loading.md lacks {form}");
+    }
+    let program = read("crates/models/examples/load_explained.rs");
+    let shown = &program[program.find("use pellucid_models").expect("the first line")..];
+    assert!(guide.contains(shown), "docs/loading.md shows another program than examples/load_explained.rs");
+    let explained = strategies(&root().join("crates/models/builtin"), &LoadOptions::default());
+    for attempt in explained {
+        assert!(guide.contains(&format!("\n  {attempt}\n")), "docs/loading.md shows another explanation: {attempt}");
+    }
+}
+
+#[test]
+fn the_guide_to_contributing_quotes_the_code() {
+    let sources = ["crates/models/src/families/llama.rs", "crates/models/src/families/mod.rs"].map(read).concat();
+    let quoted = blocks(&read("CONTRIBUTING.md"), "rust");
+    assert!(quoted.len() >= 3, "the guide shows a family");
+    for (line, text) in quoted {
+        let missing = text.lines().find(|line| !sources.contains(line.trim()));
+        assert_eq!(missing, None, "CONTRIBUTING.md, line {line}: not in the code");
+    }
+}

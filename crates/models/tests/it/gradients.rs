@@ -1,0 +1,200 @@
+//! Gradients of one golden model of every type are those that torch computes.
+#![allow(clippy::print_stdout)] // how far off the worst is, is worth knowing when all is well, too
+
+use golden::Case;
+use pellucid_engine::plan::{Combine, Expr, Fold};
+use pellucid_engine::{Action, Array, GradOptions, Plan, Point, RunOptions, Seed, Site, Tap};
+
+/// The scalar of `tests/golden/gradients.py`: all logits, each times a number that follows from the case's seed.
+fn seed(case: &Case) -> Seed {
+    let text = std::fs::read(golden::directory().join(&case.name).join("weights.json")).expect("a list of weights");
+    let list: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
+    let count = case.reference["logits"].1.len();
+    let numbers = golden::weights::standard(list["seed"].as_u64().expect("a seed"), "gradient").take(count);
+    Seed {
+        site: Site::model(Point::Logits),
+        row: 0,
+        positions: (0..case.ids.len()).collect(),
+        values: numbers.collect(),
+    }
+}
+
+fn length(x: impl Iterator<Item = f32>) -> f64 {
+    x.map(|x| x as f64 * x as f64).sum::<f64>().sqrt()
+}
+
+#[test]
+fn gradients_agree_with_torch() {
+    let (mut faults, mut worst, mut all) = (Vec::new(), (0.0, String::new()), Vec::new());
+    for name in golden::one_per_type() {
+        let case = golden::case(&name);
+        let file = golden::directory().join(&name).join("gradients.safetensors");
+        let Ok(bytes) = std::fs::read(&file) else {
+            faults.push(format!("{name} has no gradients"));
+            continue;
+        };
+        let file = safetensors::SafeTensors::deserialize(&bytes).expect("a valid file");
+        let mut names: Vec<&str> = file.names();
+        names.sort();
+        let site = |tensor: &str| {
+            let (point, layer) = tensor.split_once('.').expect("a layer");
+            case.site(&format!("layers.{layer}.{point}"))
+        };
+        let sites: Vec<Site> = names.iter().map(|tensor| site(tensor)).collect();
+        let ids = std::slice::from_ref(&case.ids);
+        let gradients = |recompute| {
+            let options = GradOptions { recompute };
+            case.loaded.model.vjp(ids, &Plan::default(), &[seed(&case)], &sites, &options).expect("gradients")
+        };
+        let ours = gradients(false);
+        for (tensor, capture) in names.iter().zip(&ours) {
+            let bytes = file.tensor(tensor).expect("a tensor").data();
+            let truth: Vec<f32> = bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+            assert_eq!(capture.array.values().len(), truth.len(), "{name}: {tensor}");
+            let off =
+                length(capture.array.values().iter().zip(&truth).map(|(a, b)| a - b)) / length(truth.iter().copied());
+            if off.is_nan() || off >= 1e-3 {
+                faults.push(format!("{name}: {tensor} is off by {off:.2e}"));
+            }
+            if off > worst.0 {
+                worst = (off, format!("{name} {tensor}"));
+            }
+            all.push(off);
+        }
+        // Layers that run again give the same bits.
+        if gradients(true).iter().zip(&ours).any(|(a, b)| a.array.values() != b.array.values()) {
+            faults.push(format!("{name}: layers that run again give other gradients"));
+        }
+    }
+    all.sort_by(f64::total_cmp);
+    println!(
+        "{} gradients, the middle one off by {:.1e}, the worst by {:.1e}: {}",
+        all.len(),
+        all[all.len() / 2],
+        worst.0,
+        worst.1
+    );
+    assert!(faults.is_empty(), "{} faults\n{}", faults.len(), faults.join("\n"));
+    assert!(all[all.len() / 2] < 1e-5, "typical gradients agree to five digits");
+}
+
+/// The same scalar as a metric, and the gradients of weights as what is saved.
+fn weights_plan(case: &Case, weights: &[&str]) -> Plan {
+    let mut plan = Plan::default();
+    let logits = plan.read(Tap::new("logits", Action::Read));
+    let numbers = Array::new(case.reference["logits"].0.clone(), seed(case).values);
+    let numbers = plan.value(Expr::Constant(numbers));
+    let product = plan.value(Expr::Combine(Combine::Mul, logits, numbers));
+    let sum = plan.value(Expr::Fold { of: product, how: Fold::Sum, axis: None, keep: false });
+    plan.metrics.push(sum);
+    for weight in weights {
+        let gradient = plan.value(Expr::WeightGrad { metric: 0, weight: weight.to_string() });
+        plan.save.push(gradient);
+    }
+    plan
+}
+
+#[test]
+fn gradients_of_weights_agree_with_torch() {
+    let (mut faults, mut compared) = (Vec::new(), 0);
+    for name in golden::one_per_type() {
+        let file = golden::directory().join(&name).join("weight_gradients.safetensors");
+        let Ok(bytes) = std::fs::read(&file) else { continue };
+        let case = golden::case(&name);
+        let file = safetensors::SafeTensors::deserialize(&bytes).expect("a valid file");
+        let names = file.names();
+        let plan = weights_plan(&case, &names);
+        for recompute in [false, true] {
+            let options = RunOptions { recompute, ..RunOptions::default() };
+            let run = case.loaded.model.run(std::slice::from_ref(&case.ids), &plan, &options).expect("a run");
+            assert_eq!(run.saved.len(), names.len());
+            for (weight, saved) in names.iter().zip(&run.saved) {
+                let bytes = file.tensor(weight).expect("a tensor").data();
+                let truth: Vec<f32> =
+                    bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+                let ours = saved.array.values();
+                assert_eq!(ours.len(), truth.len(), "{name}: {weight}");
+                let off = length(ours.iter().zip(&truth).map(|(a, b)| a - b)) / length(truth.iter().copied());
+                if off.is_nan() || off >= 1e-4 {
+                    faults.push(format!("{name}: {weight} is off by {off:.2e}"));
+                }
+                compared += 1;
+            }
+        }
+    }
+    assert!(faults.is_empty(), "{} faults\n{}", faults.len(), faults.join("\n"));
+    assert!(compared >= 100, "only {compared} gradients were compared");
+}
+
+#[test]
+fn gradients_of_weights_are_written_and_read_as_json() {
+    let text = |value: &str| {
+        format!(
+            r#"{{"taps": [{{"site": "logits", "as": "l"}}], "values": [{{"name": "a", "sum": "l"}}, {{"name": "b", "mean": "l"}},
+                {{"name": "g", "weight_grad": {value}}}], "save": ["g"], "metrics": ["a", "b"]}}"#
+        )
+    };
+    let read = |value: &str| Plan::from_json(&text(value));
+    let first = read(r#"{"weight": "head", "of": "a"}"#).expect("a plan");
+    assert_eq!(read(r#""head""#).expect("a plan"), first);
+    let second = read(r#"{"weight": "head", "of": "b"}"#).expect("a plan");
+    assert_eq!(second.values[3].expr, Expr::WeightGrad { metric: 1, weight: "head".into() });
+    assert_eq!(Plan::from_json(&second.to_json().expect("JSON")).expect("a plan"), second);
+    for (value, problem) in [
+        (r#"{"of": "a"}"#, "name of a `weight`"),
+        (r#"{"weight": "head", "of": "l"}"#, "no metric"),
+        (r#"{"weight": "head", "off": "a"}"#, "unknown key `off`"),
+        ("3", "`weight`"),
+    ] {
+        let said = read(value).expect_err("no such form");
+        assert!(said.contains(problem), "{value}: {said}");
+    }
+}
+
+#[test]
+fn gradients_of_weights_that_cannot_be_had_are_refused() {
+    let llama = golden::case("llama");
+    let refused = |case: &Case, plan: Plan| {
+        let outcome = case.loaded.model.run(std::slice::from_ref(&case.ids), &plan, &RunOptions::default());
+        outcome.expect_err("it has no such gradient").to_string()
+    };
+    let unknown = refused(&llama, weights_plan(&llama, &["layers.0.mlp.dwon"]));
+    assert!(unknown.contains("did you mean `layers.0.mlp.down`"), "{unknown}");
+    let router = golden::case("deepseek_v3");
+    let correction = router.loaded.model.program().weights().iter().find(|spec| spec.name.ends_with("correction"));
+    let choice = refused(&router, weights_plan(&router, &[&correction.expect("a correction").name]));
+    assert!(choice.contains("`route`") && choice.contains("choose experts"), "{choice}");
+    // A metric that runs a part of the model once more would have a gradient that misses it.
+    let mut again = weights_plan(&llama, &[]);
+    let stream = again.read(Tap::new("layers.1.resid_post", Action::Read));
+    let lens = again.value(Expr::Unembed(stream));
+    let sum = again.value(Expr::Fold { of: lens, how: Fold::Sum, axis: None, keep: false });
+    again.metrics = vec![sum];
+    let head = again.value(Expr::WeightGrad { metric: 0, weight: "head".into() });
+    again.save.push(head);
+    let again = refused(&llama, again);
+    assert!(again.contains("runs `head` once more"), "{again}");
+    let mut no_metric = weights_plan(&llama, &["head"]);
+    no_metric.metrics.clear();
+    assert!(refused(&llama, no_metric).contains("there is no metric 0"));
+}
+
+#[test]
+fn other_scalars_have_other_gradients() {
+    // The control of the comparison: it would notice a seed that is a little different.
+    let case = golden::case("llama");
+    let off = |change: &dyn Fn(&mut Seed)| {
+        let mut other = seed(&case);
+        change(&mut other);
+        let ids = std::slice::from_ref(&case.ids);
+        let [ours, theirs] = [seed(&case), other].map(|seed| {
+            let to = [case.site("layers.0.resid_post")];
+            let options = GradOptions::default();
+            case.loaded.model.vjp(ids, &Plan::default(), &[seed], &to, &options).expect("gradients").remove(0).array
+        });
+        length(ours.values().iter().zip(theirs.values()).map(|(a, b)| a - b)) / length(ours.values().iter().copied())
+    };
+    assert_eq!(off(&|_| {}), 0.0);
+    assert!(off(&|seed| seed.values[40] += 1.0) > 1e-3);
+    assert!(off(&|seed| seed.positions.swap(0, 1)) > 1e-1);
+}
