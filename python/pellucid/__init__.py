@@ -21,7 +21,8 @@ from ._core import Plan
 from .errors import Error, InputError, Interrupted, LoadError, PlanError, RecordError, SiteError
 from .inspection import Report, inspect, inspect_schema
 from .lens import ActivationCache
-from .loading import Attempt, Tokenizer, load_tokenizer, load_with_strategies, strategies
+from .loading import Attempt, Tokenizer, load_tokenizer, strategies
+from .loading import load_with_strategies as load_with_strategies  # deprecated, not in __all__
 from .model import Model, load, pull
 from .network import Network, NetworkModel
 from .prefixes import Prefixes
@@ -60,7 +61,6 @@ __all__ = [
     "lens",
     "load",
     "load_tokenizer",
-    "load_with_strategies",
     "pull",
     "strategies",
 ]

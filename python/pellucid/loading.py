@@ -38,19 +38,9 @@ def strategies(name: str | PathLike[str], *, assume: str | None = None) -> list[
 
 
 def load_with_strategies(name: str | PathLike[str], **options: Any) -> Model:
-    """Loads a model by the first way that takes it; `model.strategy` says which, `model.repairs` under which other names weights were found.
-
-    It is `load` of something that is not built in, with what was read otherwise than it is stored said as a warning. Where nothing
-    takes the model, `LoadError` lists every way and its reason.
-
-    Args:
-        name: As in `strategies`.
-        options: Those of `load`.
-    """
-    model = load(name, **options)
-    for repair in model.repairs:
-        warnings.warn(repair, stacklevel=2)
-    return model
+    """Deprecated: `load` does the same."""
+    warnings.warn("load_with_strategies is deprecated: load does the same", DeprecationWarning, stacklevel=2)
+    return load(name, **options)
 
 
 class Tokenizer:

@@ -30,10 +30,13 @@ def load(
     lazy: bool = False,
     kv: str = "f32",
 ) -> Model:
-    """Loads a model.
+    """Loads a model by the first strategy that takes it; `model.strategy` says which.
+
+    Weights that were found under other names than their family's are reported as warnings and in `model.repairs`. Where no strategy takes
+    the model, `LoadError` lists every one of them and why it does not.
 
     Args:
-        name: A Hugging Face directory, a GGUF file or the name of a pulled model; without it the small built-in model.
+        name: A Hugging Face directory, a GGUF file, an adapter's directory or the name of a pulled model; without it the small built-in model.
         dtype: How matrices are kept in memory: `auto` (as stored), `f32`, `bf16`, `f16` or `q8` (eight bits). Arithmetic is f32 in any case.
         threads: How many threads run it; by default as many as there are cores, shared by all models.
         adapters: Directories of LoRA adapters to merge into the weights.
@@ -44,7 +47,8 @@ def load(
     core = _core.Model.open(
         None if name is None else fspath(name), dtype, threads, [fspath(path) for path in adapters], assume, lazy, kv
     )
-    for warning in core.warnings:
+    # Without its weights it is not known which of them have other names.
+    for warning in core.warnings + (core.repairs if core.is_loaded else []):
         warnings.warn(warning, stacklevel=2)
     return Model(core)
 

@@ -11,8 +11,7 @@ use pellucid_kernels::{DType, Pool};
 use pellucid_models::chat::Message;
 use pellucid_models::tokenizer::Tokenizer;
 use pellucid_models::{
-    LoadOptions, LoadedModel, Storage, Strategy, builtin, load_with_strategies, locate, program_of, strategies,
-    tokenizer_of,
+    LoadOptions, LoadedModel, Storage, Strategy, builtin, locate, program_of, strategies, tokenizer_of,
 };
 use pyo3::prelude::*;
 use std::path::{Path, PathBuf};
@@ -49,10 +48,7 @@ impl Model {
             if let Some(loaded) = self.loaded.get() {
                 return Ok(loaded);
             }
-            let loaded = match &self.path {
-                None => LoadedModel::builtin(&self.options)?,
-                Some(path) => load_with_strategies(path, &self.options, &mut |_| {})?,
-            };
+            let loaded = LoadedModel::load(self.path.as_deref(), &self.options, &mut |_| {})?;
             Ok(self.loaded.get_or_init(|| loaded))
         };
         guarded(py, load)?.map_err(|fault| from_models(py, &fault))

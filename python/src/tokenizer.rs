@@ -14,7 +14,7 @@ impl Tokenizer {
     /// Loads the tokenizer of a directory or GGUF file, or of the base model of what has none of its own.
     #[staticmethod]
     fn load(py: Python<'_>, path: PathBuf) -> PyResult<Tokenizer> {
-        let loaded = guarded(py, || tokenizer::load_tokenizer(&path))?;
+        let loaded = guarded(py, || pellucid_models::load_tokenizer(&path))?;
         loaded.map(Tokenizer).map_err(|fault| from_models(py, &fault))
     }
 

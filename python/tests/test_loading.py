@@ -35,7 +35,7 @@ def test_a_missing_tokenizer_is_an_error_that_says_what_was_looked_for(tmp_path)
 
 
 def test_a_model_says_how_it_was_loaded():
-    model = pellucid.load_with_strategies(BUILTIN)
+    model = pellucid.load(BUILTIN)
     assert (model.strategy, model.repairs) == ("native family", [])
     attempts = pellucid.strategies(BUILTIN)
     assert [attempt.outcome for attempt in attempts] == ["taken", *["not needed"] * 4]
@@ -46,7 +46,27 @@ def test_a_refusal_lists_the_strategies(tmp_path):
     config = json.loads((tmp_path / "copy/config.json").read_text())
     (tmp_path / "copy/config.json").write_text(json.dumps(config | {"model_type": "acme_llm"}))
     with pytest.raises(pellucid.LoadError, match="mapped custom type: passed over"):
-        pellucid.load_with_strategies(tmp_path / "copy")
+        pellucid.load(tmp_path / "copy")
     with pytest.warns(UserWarning, match="acme_llm"):
-        model = pellucid.load_with_strategies(tmp_path / "copy", assume="llama")
+        model = pellucid.load(tmp_path / "copy", assume="llama")
     assert model.strategy == "assumed family"
+
+
+def test_weights_under_other_names_are_reported(tmp_path):
+    shutil.copytree(BUILTIN, tmp_path / "copy")
+    weights = tmp_path / "copy/model.safetensors"
+    stored = weights.read_bytes()
+    end = 8 + int.from_bytes(stored[:8], "little")
+    tensors = json.loads(stored[8:end])
+    header = json.dumps({name if name == "__metadata__" else f"module.{name}": tensors[name] for name in tensors}).encode()
+    header += b" " * (-len(header) % 8)
+    weights.write_bytes(len(header).to_bytes(8, "little") + header + stored[end:])
+    with pytest.warns(UserWarning, match=r"the prefix `module\.model\.` is read as `model\.`"):
+        model = pellucid.load(tmp_path / "copy")
+    assert len(model.repairs) == 1
+
+
+def test_the_former_name_of_load_still_works():
+    with pytest.warns(DeprecationWarning, match="load does the same"):
+        model = pellucid.load_with_strategies(BUILTIN)
+    assert model.strategy == "native family"

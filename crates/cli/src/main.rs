@@ -66,7 +66,7 @@ fn check_instructions() -> Result<(), Failure> {
 fn run(arguments: Arguments) -> Result<(), Failure> {
     check_instructions()?;
     if let Some(file) = &arguments.architectures {
-        pellucid_models::identify::register_file(file)?;
+        pellucid_models::families::register_file(file)?;
     }
     match arguments.command {
         Command::Inspect(inspect) => commands::inspect::run(inspect),

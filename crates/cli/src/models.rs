@@ -7,7 +7,7 @@ use crate::progress;
 use pellucid_engine::Program;
 use pellucid_kernels::attention::KvFormat;
 use pellucid_kernels::{DType, Pool};
-use pellucid_models::{LoadOptions, LoadedModel, Storage, load_with_strategies, locate, program_of};
+use pellucid_models::{LoadOptions, LoadedModel, Storage, locate, program_of};
 
 /// Loads a model, with a progress bar if it takes a while. It is there until the process ends, which gives its memory back at once instead
 /// of token by token.
@@ -36,7 +36,7 @@ fn open(args: &ModelArgs, options: &LoadOptions) -> Result<LoadedModel, Failure>
         None => Ok(LoadedModel::builtin(options)?),
         Some(path) => {
             let bar = progress::Late::new("loading weights");
-            let mut loaded = load_with_strategies(&path, options, &mut |fraction| bar.set(fraction))?;
+            let mut loaded = LoadedModel::open(&path, options, &mut |fraction| bar.set(fraction))?;
             bar.finish();
             // A pulled model is known by its name, not by its file's.
             if let Some(name) = &args.model

@@ -2,7 +2,7 @@
 //!
 //! `cargo run --release -p pellucid-models --example identify_cost`
 
-use pellucid_models::{identify, inspect};
+use pellucid_models::inspect;
 use serde_json::{Value, json};
 use std::fs::{self, File};
 use std::hint::black_box;
@@ -29,14 +29,14 @@ fn main() -> std::io::Result<()> {
     sharded(&seven)?;
 
     let lines = [
-        line("get_model_info", CALLS, || identify::get_model_info(&llama)),
-        line("detect_model_category", CALLS, || identify::detect_model_category(&llama)),
-        line("is_model_supported", CALLS, || identify::is_model_supported(&llama)),
-        line("is_omni_model (no)", CALLS, || identify::is_omni_model(&llama)),
-        line("is_omni_model (yes)", CALLS, || identify::is_omni_model(&omni)),
-        line("is_sae_model (no)", CALLS, || identify::is_sae_model(&llama)),
-        line("is_sae_model (yes)", CALLS, || identify::is_sae_model(&sae)),
-        line("get_sae_base_model", CALLS, || identify::get_sae_base_model(&sae)),
+        line("get_model_info", CALLS, || inspect::get_model_info(&llama)),
+        line("detect_model_category", CALLS, || inspect::detect_model_category(&llama)),
+        line("is_model_supported", CALLS, || inspect::is_model_supported(&llama)),
+        line("is_omni_model (no)", CALLS, || inspect::is_omni_model(&llama)),
+        line("is_omni_model (yes)", CALLS, || inspect::is_omni_model(&omni)),
+        line("is_sae_model (no)", CALLS, || inspect::is_sae_model(&llama)),
+        line("is_sae_model (yes)", CALLS, || inspect::is_sae_model(&sae)),
+        line("get_sae_base_model", CALLS, || inspect::get_sae_base_model(&sae)),
         line("inspect, 7B in 3 shards", CALLS / 20, || inspect(&seven).map(|report| report.runs())),
     ];
     assert!(inspect(&seven).is_ok_and(|report| report.runs()), "the made model is whole");

@@ -2,7 +2,7 @@
 //!
 //!     cargo run --release -p pellucid-models --example load_explained -- PATH
 
-use pellucid_models::{LoadOptions, load_tokenizer, load_with_strategies, strategies};
+use pellucid_models::{LoadOptions, LoadedModel, load_tokenizer, strategies};
 use std::path::PathBuf;
 
 fn main() -> Result<(), pellucid_models::Error> {
@@ -12,7 +12,7 @@ fn main() -> Result<(), pellucid_models::Error> {
     for attempt in strategies(&path, &options) {
         said += &format!("{attempt}\n");
     }
-    let loaded = load_with_strategies(&path, &options, &mut |_| {})?;
+    let loaded = LoadedModel::open(&path, &options, &mut |_| {})?;
     for repair in &loaded.repairs {
         said += &format!("{repair}\n");
     }

@@ -1,4 +1,4 @@
-//! Stored tensors beside the weights of a program: what is where, what is missing, what is left over.
+//! Compares stored tensors with the weights of a program: where each weight is, what is missing, what is left over.
 
 use crate::error::{Error, Result};
 use crate::gguf::RowOrder;
@@ -9,13 +9,9 @@ use pellucid_engine::{Program, WeightSpec};
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// Finds a source for each weight, and reports everything that is missing, of the wrong shape or left over, all at once.
-pub(crate) fn find(program: &Program, names: &Names, tensors: &Tensors, origin: &Path) -> Result<Vec<Source>> {
-    find_mended(program, names, tensors, origin).map(|(found, _)| found)
-}
-
-/// [`find`], with the known variants of names that were met.
-pub(crate) fn find_mended(
+/// Finds a source for each weight, and reports everything that is missing, of the wrong shape or left over, all at once; also returns the
+/// known variants of names that were met.
+pub(crate) fn find(
     program: &Program,
     names: &Names,
     tensors: &Tensors,
@@ -32,7 +28,7 @@ pub(crate) fn find_mended(
     ))
 }
 
-/// Stored tensors beside the weights of a program.
+/// The result of comparing stored tensors with the weights of a program.
 pub(crate) struct Comparison {
     /// The sources of the weights that are stored, in the program's order.
     pub found: Vec<Source>,

@@ -1,6 +1,6 @@
 //! What can go wrong between a path and a running model.
 
-use crate::strategy::{self, Attempt};
+use crate::attempt::{self, Attempt};
 use std::path::PathBuf;
 
 /// Every failure of this crate: it names the thing, the place and the remedy.
@@ -41,7 +41,7 @@ pub enum Error {
         remedy: String,
     },
     /// A model was not loaded: why, and what became of each way to load it.
-    #[error("{error}{}", strategy::listed(attempts))]
+    #[error("{error}{}", attempt::list(&error.to_string(), attempts))]
     Load {
         /// Why.
         error: Box<Error>,
@@ -76,6 +76,16 @@ impl Error {
     /// An [`Error::Usage`].
     pub fn usage(problem: impl Into<String>, remedy: impl Into<String>) -> Error {
         Error::Usage { problem: problem.into(), remedy: remedy.into() }
+    }
+
+    /// An [`Error::Load`] of a model whose family was selected: the attempt that was taken failed with `error`. The built-in model has no
+    /// attempts, and its errors stay as they are.
+    pub(crate) fn load(error: Error, mut attempts: Vec<Attempt>) -> Error {
+        if attempts.is_empty() {
+            return error;
+        }
+        attempt::fail_taken(&mut attempts, &error.to_string());
+        Error::Load { error: Box::new(error), attempts }
     }
 
     /// What the user can do about it, where there is more to say than the message.

@@ -1,26 +1,25 @@
 //! From a model directory or GGUF file to a running model with its tokenizer.
 //!
+//! The path that every model takes, from the files to [`LoadedModel`]:
+//!
 //! | module | its part |
 //! |---|---|
+//! | [`source`] | where a model comes from (built-in, directory, GGUF): configuration, tensors, tokenizer, chat template |
 //! | [`checkpoint`], [`gguf`] | the files: every length checked before it is believed |
-//! | [`tensors`] | both, under the names that Hugging Face uses |
+//! | [`select_family`](mod@select_family), [`attempt`] | which family reads it, by which strategy, and what became of the others |
 //! | [`config`], [`families`] | `config.json` → architecture and table of names; one function a family |
-//! | [`identify`] | quick answers: what is this, does its family run here; types that stand for a family |
-//! | [`inspect`](mod@inspect) | everything that a directory or file tells without being loaded |
-//! | [`assume`] | models of unknown types: which native family fits them |
-//! | [`quantised`] | quantised layers made to look like ordinary ones |
-//! | [`adapter`] | small weights that are merged into a model's as they are loaded |
-//! | [`names`], [`load`](mod@load) | which stored tensor is which weight; found, checked, packed |
-//! | [`repair`] | known variants of names, each application told |
-//! | [`strategy`] | the ways to load a model, in their order, and what became of each |
+//! | [`tensors`], [`quantised`] | stored tensors under the names that Hugging Face uses; quantised layers made to look like ordinary ones |
+//! | [`names`], [`repair`] | which stored tensor is which weight; known variants of names, each use counted and reported |
+//! | [`load`](mod@load), [`adapter`] | weights found, checked, packed; adapters merged into them on the way |
 //! | [`share`] | weights that several loads share |
 //! | [`tokenizer`], [`chat`] | text to tokens and back |
-//! | [`builtin`] | the model inside this program |
-//! | [`pull`] | models by name |
 //! | [`model`] | all of it together: [`LoadedModel`] |
+//!
+//! Beside it: [`builtin`], the model inside this program; [`pull`], models by name; [`inspect`](mod@inspect), what a directory or file
+//! is and whether it would run, without loading it.
 
 pub mod adapter;
-pub mod assume;
+pub mod attempt;
 pub mod builtin;
 pub mod chat;
 pub mod checkpoint;
@@ -30,11 +29,11 @@ mod error;
 pub mod families;
 pub mod gguf;
 mod header;
-pub mod identify;
 pub mod inspect;
 mod json;
 mod listing;
 pub mod load;
+mod load_tokenizer;
 pub mod model;
 pub mod names;
 pub mod prepare;
@@ -42,16 +41,19 @@ pub mod pull;
 pub mod quantised;
 pub mod repair;
 mod rope;
+pub mod select_family;
 pub mod share;
-pub mod strategy;
+pub mod source;
 pub mod tensors;
 pub mod tokenizer;
 
+pub use attempt::{Attempt, Outcome, Strategy};
 pub use error::{Error, Result};
 pub use inspect::{Report, inspect, inspect_as};
-pub use load::Storage;
-pub use model::{LoadOptions, LoadedModel, locate, program_of, tokenizer_of};
+pub use load::{LoadOptions, Storage};
+pub use load_tokenizer::{load_tokenizer, tokenizer_of};
+pub use model::{LoadedModel, locate, program_of};
 pub use prepare::prepare;
 pub use repair::Repair;
-pub use strategy::{Attempt, Outcome, Strategy, load_with_strategies, strategies};
-pub use tokenizer::load_tokenizer;
+pub use select_family::{SelectedFamily, select_family, strategies};
+pub use source::ModelSource;

@@ -1,21 +1,21 @@
 //! From stored tensors to a program's weights: found, checked, packed; nothing missing, nothing substituted.
 
 use crate::adapter::{self, Adapter, Changes};
-use crate::compare::find_mended;
-pub(crate) use crate::compare::{Comparison, compare, find};
+use crate::compare::find;
 use crate::error::{Error, Result};
 use crate::families::Family;
 use crate::gguf::RowOrder;
-use crate::names::{Part, Source};
+use crate::names::{Names, Part, Source};
 use crate::repair::Repair;
 use crate::tensors::{Stored, Tensors};
 use pellucid_engine::{Program, Weight, WeightKind, WeightSpec, Weights};
+use pellucid_kernels::attention::KvFormat;
 use pellucid_kernels::encoding::{self, Encoding};
 use pellucid_kernels::matrix::RowBytes;
 use pellucid_kernels::memory::Room;
 use pellucid_kernels::{DType, Matrix, Pool};
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -29,6 +29,22 @@ pub enum Storage {
     As(DType),
 }
 
+/// How to load.
+#[derive(Clone, Default)]
+pub struct LoadOptions {
+    /// How matrices are kept in memory.
+    pub storage: Storage,
+    /// The threads that load and run; the shared ones where absent.
+    pub pool: Option<Arc<Pool>>,
+    /// How keys and values are kept between tokens.
+    pub kv: KvFormat,
+    /// Directories of LoRA adapters (PEFT's layout) that are merged into the weights, one after the other.
+    pub adapters: Vec<PathBuf>,
+    /// The family that a model is read as when its own type is not native. It has to fit completely, and the loaded model
+    /// carries a warning; for a model whose own type is native and another, it is an error.
+    pub assume: Option<String>,
+}
+
 /// A program with its weights.
 pub struct Loaded {
     /// The program.
@@ -39,9 +55,50 @@ pub struct Loaded {
     pub repairs: Vec<Repair>,
 }
 
-/// Loads every weight of a family's program, with adapters merged into them. `progress` hears the fraction done.
+/// Where the weights of a program are stored.
+pub(crate) struct FoundWeights<'a> {
+    program: Program,
+    /// The stored tensor of each weight, in the program's order.
+    sources: Vec<Source>,
+    /// What adapters make of each weight, in the same order.
+    changes: Vec<Changes<'a>>,
+    /// The known variants of names by which some of them were found.
+    pub(crate) repairs: Vec<Repair>,
+}
+
+/// Finds a stored tensor for each weight of a family's program, and the weight for each tensor of the adapters. It reads headers only, and
+/// reports everything that is missing, surplus or mis-shaped at once.
+pub(crate) fn find_weights<'a>(
+    family: &Family,
+    tensors: &Tensors,
+    adapters: &'a [Adapter],
+    origin: &Path,
+) -> Result<FoundWeights<'a>> {
+    let (program, names, changes) = match_adapters(family, adapters)?;
+    let (sources, repairs) = find(&program, &names, tensors, origin)?;
+    Ok(FoundWeights { program, sources, changes, repairs })
+}
+
+/// The program of a family with adapters, the table of its weights' names, and what the adapters make of each weight.
+pub(crate) fn match_adapters<'a>(
+    family: &Family,
+    adapters: &'a [Adapter],
+) -> Result<(Program, Names, Vec<Changes<'a>>)> {
+    let (mut architecture, mut names) = (family.architecture.clone(), family.names.clone());
+    let untied = architecture.head.tied && adapter::untie(adapters, &names);
+    architecture.head.tied &= !untied;
+    let program = Program::new(architecture)?;
+    let changes = adapter::changes(adapters, &program, &names)?;
+    if untied {
+        // The head of a model that ties it is stored as the embedding.
+        names = names.with_alternative("head", "embed");
+    }
+    Ok((program, names, changes))
+}
+
+/// Loads every weight of a family's program, with adapters merged into them. `progress` receives the fraction done.
 pub fn load(
-    mut family: Family,
+    family: &Family,
     tensors: Arc<Tensors>,
     adapters: &[Adapter],
     origin: &Path,
@@ -49,20 +106,16 @@ pub fn load(
     pool: &Pool,
     progress: &mut dyn FnMut(f32),
 ) -> Result<Loaded> {
-    let untied = family.architecture.head.tied && adapter::untie(adapters, &family.names);
-    family.architecture.head.tied &= !untied;
-    let program = Program::new(family.architecture)?;
-    let plan = adapter::plan(adapters, &program, &family.names)?;
-    // The head of a model that ties it is stored as the embedding.
-    let names = if untied { family.names.with_alternative("head", "embed") } else { family.names };
-    let (found, repairs) = find_mended(&program, &names, &tensors, origin)?;
+    let FoundWeights { program, sources, changes, repairs } = find_weights(family, &tensors, adapters, origin)?;
     let mut left: HashMap<&str, usize> = HashMap::new();
-    found.iter().for_each(|source| *left.entry(source.tensor.as_str()).or_default() += 1);
-    let unchanged = program.weights().iter().zip(&found).zip(&plan).filter(|(_, changes)| changes.is_none());
-    let _room = Room::new(unchanged.map(|((spec, source), _)| room_for(spec, source, &tensors, storage)).sum());
-    let mut weights = Vec::with_capacity(found.len());
-    for (index, ((spec, source), changes)) in program.weights().iter().zip(&found).zip(&plan).enumerate() {
-        let weight = one(spec, source, &tensors, changes, storage, pool)?;
+    sources.iter().for_each(|source| *left.entry(source.tensor.as_str()).or_default() += 1);
+    let unchanged = program.weights().iter().zip(&sources).zip(&changes).filter(|(_, changes)| changes.is_none());
+    let bytes = unchanged.map(|((spec, source), _)| packed_bytes(spec, source, &tensors, storage)).sum();
+    // While this guard lives, the matrices that this thread packs (`Matrix::pack`, `Matrix::encoded`) are allocated from one slab.
+    let slab_of_weights = Room::new(bytes);
+    let mut weights = Vec::with_capacity(sources.len());
+    for (index, ((spec, source), changes)) in program.weights().iter().zip(&sources).zip(&changes).enumerate() {
+        let weight = load_weight(spec, source, &tensors, changes, storage, pool)?;
         // A stored tensor that several weights share is dropped after the last of them; one that is used in place stays.
         let in_place = matches!(&weight, Weight::Matrix(matrix) if matrix.is_in_place())
             && tensors.get(&source.tensor).is_some_and(|stored| stored.made.is_none());
@@ -73,13 +126,14 @@ pub fn load(
             }
         }
         weights.push(weight);
-        progress((index + 1) as f32 / found.len() as f32);
+        progress((index + 1) as f32 / sources.len() as f32);
     }
+    drop(slab_of_weights);
     Ok(Loaded { program, weights: Weights::new(weights), repairs })
 }
 
 /// Bytes that a matrix will take in memory, as far as its header tells.
-fn room_for(spec: &WeightSpec, source: &Source, tensors: &Tensors, storage: Storage) -> usize {
+fn packed_bytes(spec: &WeightSpec, source: &Source, tensors: &Tensors, storage: Storage) -> usize {
     let Some(stored) = tensors.get(&source.tensor) else { return 0 };
     let Ok(encoding) = stored.encoding else { return 0 };
     if spec.kind == WeightKind::Vector || stored.made.is_some() {
@@ -92,8 +146,8 @@ fn room_for(spec: &WeightSpec, source: &Source, tensors: &Tensors, storage: Stor
     }
 }
 
-/// One weight: decoded row by row and packed, or kept as it is stored.
-fn one(
+/// Loads one weight: decoded row by row and packed, or kept as it is stored.
+fn load_weight(
     spec: &WeightSpec,
     source: &Source,
     tensors: &Arc<Tensors>,
@@ -180,7 +234,7 @@ fn in_pieces(spec: &WeightSpec, source: &Source, tensors: &Arc<Tensors>) -> Resu
         let one = WeightSpec { shape: vec![stored.shape.iter().product()], ..spec.clone() };
         let piece = Source { tensor: name.into(), more: Vec::new(), ..source.clone() };
         if let Weight::Vector(vector) =
-            self::one(&one, &piece, tensors, &Changes::default(), Storage::AsStored, &Pool::new(1))?
+            load_weight(&one, &piece, tensors, &Changes::default(), Storage::AsStored, &Pool::new(1))?
         {
             whole.extend(vector);
         }

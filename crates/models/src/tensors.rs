@@ -8,6 +8,7 @@ use crate::quantised::{Made, Method, Quantised};
 use pellucid_kernels::encoding::Encoding;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// A stored tensor.
 pub struct Stored<'a> {
@@ -37,7 +38,7 @@ pub enum Tensors {
 
 /// A GGUF file's tensors under other names.
 pub struct GgufTensors {
-    file: GgufFile,
+    file: Arc<GgufFile>,
     names: HashMap<String, (usize, RowOrder)>,
     path: PathBuf,
 }
@@ -52,7 +53,8 @@ impl Tensors {
     }
 
     /// The tensors of a GGUF file.
-    pub fn from_gguf(file: GgufFile) -> Result<Tensors> {
+    pub fn from_gguf(file: impl Into<Arc<GgufFile>>) -> Result<Tensors> {
+        let file = file.into();
         let names = gguf::hf_names(file.architecture()?, &file)?;
         let names = names.into_iter().map(|(name, index, order)| (name, (index, order))).collect();
         let path = file.path().to_path_buf();

@@ -3,10 +3,9 @@
 //! A thin layer over the `tokenizers` crate that adds what an engine showing single tokens needs: how one token reads
 //! where it stands ([`Tokenizer::token_text`]), a decoder for tokens as they are generated ([`Stream`]), the token of
 //! a string ([`Tokenizer::find`]), the special tokens, which Hugging Face spreads over five files (`special`), the older forms of
-//! tokenizers (`convert`), and whose tokenizer it is that a path needs (`locate`).
+//! tokenizers (`convert`).
 
 mod convert;
-mod locate;
 pub(crate) mod special;
 mod stream;
 #[cfg(test)]
@@ -21,8 +20,6 @@ use tokenizers::{DecoderWrapper, Model as _};
 use crate::checkpoint::{LFS_POINTER, LFS_REMEDY};
 use crate::{Error, Result};
 pub use convert::FORMS;
-pub use locate::load_tokenizer;
-pub(crate) use locate::places;
 pub use special::{Sidecars, Special};
 pub use stream::Stream;
 
@@ -58,7 +55,7 @@ impl Tokenizer {
     /// The tokenizer of a Hugging Face directory, or `None` where it has none in any form that is known ([`FORMS`]).
     pub fn from_dir(dir: &Path) -> Result<Option<Tokenizer>> {
         let json = read_optional(&dir.join(FILE))?;
-        let [tokenizer_config, special_tokens_map, generation_config, config] = locate::sidecar_files(dir)?;
+        let [tokenizer_config, special_tokens_map, generation_config, config] = sidecar_files(dir)?;
         let sidecars = Sidecars {
             tokenizer_config: tokenizer_config.as_deref(),
             special_tokens_map: special_tokens_map.as_deref(),
@@ -201,6 +198,11 @@ impl Tokenizer {
         &self.origin
     }
 
+    /// The same tokenizer, as taken from the base model `base`.
+    pub(crate) fn of_base(self, base: String) -> Tokenizer {
+        Tokenizer { base: Some(base), ..self }
+    }
+
     /// The base model whose tokenizer this is, where the path that was asked for belongs to another model and has none of its own.
     pub fn base(&self) -> Option<&str> {
         self.base.as_deref()
@@ -255,6 +257,12 @@ impl std::fmt::Debug for Tokenizer {
             .field("special", &self.special)
             .finish_non_exhaustive()
     }
+}
+
+/// The contents of the files that a tokenizer may need beside its own, in the order of [`Sidecars::NAMES`].
+fn sidecar_files(dir: &Path) -> Result<[Option<Vec<u8>>; 4]> {
+    let [a, b, c, d] = Sidecars::NAMES.map(|name| read_optional(&dir.join(name)));
+    Ok([a?, b?, c?, d?])
 }
 
 /// A file's contents, or `None` where there is no such file.

@@ -8,7 +8,7 @@ use crate::{Error, Result, worker};
 use pellucid_loopback::{Hub, MODEL};
 use pellucid_models::pull::Sources;
 use pellucid_models::tokenizer::Tokenizer;
-use pellucid_models::{LoadOptions, LoadedModel, builtin, identify, inspect, pull, tokenizer_of};
+use pellucid_models::{LoadOptions, LoadedModel, builtin, families, inspect, pull, tokenizer_of};
 use std::path::{Path, PathBuf};
 
 /// The text with which tokenizers and models are tried.
@@ -127,8 +127,8 @@ pub(super) fn registration(fixtures: &Fixtures) -> Vec<Benchmark> {
         format!("{CUSTOM}_{count}")
     };
     let register = |name: String| {
-        let registered = identify::register_architecture(&name, "llama");
-        registered.map(|()| identify::family_of(&name))
+        let registered = families::register_architecture(&name, "llama");
+        registered.map(|()| families::family_of(&name))
     };
     vec![
         Benchmark::prepared(
@@ -208,7 +208,7 @@ pub(super) fn loading(fixtures: &Fixtures) -> Result<Vec<Benchmark>> {
             of,
             "get_model_info",
             format!("{THREADS} times: LlamaForCausalLM (llama), supported"),
-            move || at_once(|| identify::get_model_info(&path)),
+            move || at_once(|| inspect::get_model_info(&path)),
             |found| alike(found.iter().map(told)),
         )
         .with(PLANNED, "concurrent loading"),
@@ -260,8 +260,8 @@ pub(super) fn next(loaded: &LoadedModel) -> String {
 fn errors(fixtures: &Fixtures) -> Vec<Benchmark> {
     let asked = |name: &str, fixture: &str, about: &'static str| {
         let path = fixtures.path(fixture);
-        let run = move || identify::is_model_supported(&path);
-        let say = move |check: &identify::SupportCheck| refused(check.error.as_deref(), about);
+        let run = move || inspect::is_model_supported(&path);
+        let say = move |check: &inspect::SupportCheck| refused(check.error.as_deref(), about);
         Benchmark::new(name, Category::Loading, "is_model_supported", refusal(about), run, say)
     };
     let opened = |name: &str, fixture: &str, about: &'static str| {

@@ -3,7 +3,7 @@
 use super::{Benchmark, Category, settings, ways};
 use crate::{Error, Result};
 use pellucid_models::inspect::{Format, Report, TokenizerState};
-use pellucid_models::{LoadedModel, identify, inspect, pull};
+use pellucid_models::{LoadedModel, inspect, pull};
 use std::path::{Path, PathBuf};
 
 /// The metadata value by which the gate of opening knows its model.
@@ -37,9 +37,9 @@ fn kind(model_type: Option<&str>, native: bool) -> String {
 
 fn described(path: &Path, report: &Report) -> Benchmark {
     let path = path.to_owned();
-    let say = |info: &identify::ModelInfo| kind(info.model_type.as_deref(), info.is_supported);
+    let say = |info: &inspect::ModelInfo| kind(info.model_type.as_deref(), info.is_supported);
     let expected = kind(report.model_type.as_deref(), report.support == inspect::Support::Native);
-    let run = move || identify::get_model_info(&path);
+    let run = move || inspect::get_model_info(&path);
     Benchmark::new("real_model_info", Category::Loading, "get_model_info", expected, run, say).slow()
 }
 

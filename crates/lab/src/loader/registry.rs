@@ -3,8 +3,8 @@
 use super::fixtures::{BASE, CUSTOM, Fixtures, SITES};
 use super::{Benchmark, Category, planned};
 use crate::Result;
-use pellucid_models::identify::{self, ModelInfo, SupportCheck};
-use pellucid_models::inspect;
+use pellucid_models::families;
+use pellucid_models::inspect::{self, ModelInfo, SupportCheck};
 use std::path::PathBuf;
 
 /// Every benchmark that needs nothing but the fixtures.
@@ -12,7 +12,7 @@ use std::path::PathBuf;
 /// # Errors
 /// If the model inside this program cannot be loaded, or no port can be listened on.
 pub fn all(fixtures: &Fixtures) -> Result<Vec<Benchmark>> {
-    identify::register_architecture(CUSTOM, "llama")?;
+    families::register_architecture(CUSTOM, "llama")?;
     let mut list = detection(fixtures);
     list.extend(autoencoders(fixtures));
     list.extend(planned::tokenizers(fixtures)?);
@@ -47,15 +47,15 @@ fn checked(check: &SupportCheck) -> String {
 }
 
 pub(super) fn info(name: impl Into<String>, category: Category, path: PathBuf, expected: &str) -> Benchmark {
-    Benchmark::new(name, category, "get_model_info", expected, move || identify::get_model_info(&path), told)
+    Benchmark::new(name, category, "get_model_info", expected, move || inspect::get_model_info(&path), told)
 }
 
 pub(super) fn check(name: impl Into<String>, category: Category, path: PathBuf, expected: &str) -> Benchmark {
-    Benchmark::new(name, category, "is_model_supported", expected, move || identify::is_model_supported(&path), checked)
+    Benchmark::new(name, category, "is_model_supported", expected, move || inspect::is_model_supported(&path), checked)
 }
 
 fn kind(name: impl Into<String>, category: Category, path: PathBuf, expected: inspect::Category) -> Benchmark {
-    let run = move || identify::detect_model_category(&path);
+    let run = move || inspect::detect_model_category(&path);
     Benchmark::new(name, category, "detect_model_category", expected.name(), run, |found| found.name().to_owned())
 }
 
@@ -70,11 +70,11 @@ fn yes_or_no(
 }
 
 fn omni(name: impl Into<String>, category: Category, path: PathBuf, expected: bool) -> Benchmark {
-    yes_or_no(name, category, "is_omni_model", expected, move || identify::is_omni_model(&path))
+    yes_or_no(name, category, "is_omni_model", expected, move || inspect::is_omni_model(&path))
 }
 
 fn sae(name: impl Into<String>, category: Category, path: PathBuf, expected: bool) -> Benchmark {
-    yes_or_no(name, category, "is_sae_model", expected, move || identify::is_sae_model(&path))
+    yes_or_no(name, category, "is_sae_model", expected, move || inspect::is_sae_model(&path))
 }
 
 fn detection(fixtures: &Fixtures) -> Vec<Benchmark> {
@@ -126,15 +126,9 @@ fn detection(fixtures: &Fixtures) -> Vec<Benchmark> {
 fn parts(fixtures: &Fixtures) -> Vec<Benchmark> {
     type Ask = fn(&std::path::Path) -> bool;
     let kinds: [(&str, &str, &'static str, Ask, inspect::Category); 3] = [
-        (
-            "vision_encoder",
-            "vision",
-            "is_vision_encoder",
-            identify::is_vision_encoder,
-            inspect::Category::VisionEncoder,
-        ),
-        ("asr_model", "asr", "is_asr_model", identify::is_asr_model, inspect::Category::Asr),
-        ("diffusers", "diffusers", "is_diffusers_model", identify::is_diffusers_model, inspect::Category::Diffusers),
+        ("vision_encoder", "vision", "is_vision_encoder", inspect::is_vision_encoder, inspect::Category::VisionEncoder),
+        ("asr_model", "asr", "is_asr_model", inspect::is_asr_model, inspect::Category::Asr),
+        ("diffusers", "diffusers", "is_diffusers_model", inspect::is_diffusers_model, inspect::Category::Diffusers),
     ];
     kinds
         .into_iter()
@@ -159,7 +153,7 @@ fn autoencoders(fixtures: &Fixtures) -> Vec<Benchmark> {
         Category::Sae,
         "get_sae_base_model",
         BASE,
-        move || identify::get_sae_base_model(&path),
+        move || inspect::get_sae_base_model(&path),
         |base| base.clone().unwrap_or_else(|| "none".into()),
     ));
     list

@@ -2,13 +2,11 @@
 
 use pellucid_kernels::DType;
 use pellucid_models::tokenizer::Tokenizer;
-use pellucid_models::{
-    LoadOptions, LoadedModel, Outcome, Result, Storage, load_tokenizer, load_with_strategies, strategies,
-};
+use pellucid_models::{LoadOptions, LoadedModel, Outcome, Result, Storage, load_tokenizer, strategies};
 use std::path::Path;
 
 /// The function by which models are opened.
-pub const OPEN: &str = "load_with_strategies";
+pub const OPEN: &str = "LoadedModel::open";
 /// The function by which tokenizers are loaded.
 pub const TOKENIZER: &str = "load_tokenizer";
 /// The function that tells by which strategy something would be loaded.
@@ -16,13 +14,13 @@ pub const STRATEGY: &str = "strategies";
 
 /// Opens a model as it is stored, ready to run.
 pub fn open(path: &Path) -> Result<LoadedModel> {
-    load_with_strategies(path, &LoadOptions::default(), &mut |_| {})
+    LoadedModel::open(path, &LoadOptions::default(), &mut |_| {})
 }
 
 /// Opens a model with its matrices in f32.
 pub fn open_f32(path: &Path) -> Result<LoadedModel> {
     let options = LoadOptions { storage: Storage::As(DType::F32), ..LoadOptions::default() };
-    load_with_strategies(path, &options, &mut |_| {})
+    LoadedModel::open(path, &options, &mut |_| {})
 }
 
 /// The tokenizer of a path; of autoencoders that of their base model, where it lies beside them.

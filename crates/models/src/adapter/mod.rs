@@ -103,6 +103,11 @@ impl Adapter {
         Ok(Adapter { path, checkpoint, deltas, whole, tied: settings.tied })
     }
 
+    /// Opens several, in their order.
+    pub(crate) fn open_all(dirs: &[PathBuf]) -> Result<Vec<Adapter>> {
+        dirs.iter().map(|dir| Adapter::open(dir)).collect()
+    }
+
     /// Whether any of these tensors of the base model is changed.
     fn touches(&self, tensors: &[Source]) -> bool {
         tensors.iter().any(|source| {
@@ -211,12 +216,12 @@ pub(crate) fn untie(adapters: &[Adapter], names: &Names) -> bool {
     adapters.iter().any(|adapter| !adapter.tied && changed(adapter))
 }
 
-/// What each weight of a program becomes, in the program's order. A tensor of an adapter that no weight uses is an error.
-pub(crate) fn plan<'a>(adapters: &'a [Adapter], program: &Program, names: &Names) -> Result<Vec<Changes<'a>>> {
-    let mut plan: Vec<Changes> = program.weights().iter().map(|_| Changes::default()).collect();
+/// What adapters make of each weight of a program, in the program's order. A tensor of an adapter that no weight uses is an error.
+pub(crate) fn changes<'a>(adapters: &'a [Adapter], program: &Program, names: &Names) -> Result<Vec<Changes<'a>>> {
+    let mut all: Vec<Changes> = program.weights().iter().map(|_| Changes::default()).collect();
     for adapter in adapters {
         let mut used: BTreeSet<&str> = BTreeSet::new();
-        for (spec, changes) in program.weights().iter().zip(&mut plan) {
+        for (spec, changes) in program.weights().iter().zip(&mut all) {
             for source in names.prefixes.iter().flat_map(|prefix| names.sources(&spec.name, prefix)) {
                 adapter.change(spec, &source, changes, &mut used)?;
             }
@@ -232,7 +237,7 @@ pub(crate) fn plan<'a>(adapters: &'a [Adapter], program: &Program, names: &Names
             ));
         }
     }
-    Ok(plan)
+    Ok(all)
 }
 
 impl Adapter {

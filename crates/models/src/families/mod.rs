@@ -1,7 +1,8 @@
 //! The families: for each `model_type` a function from its configuration to an architecture and a table of names.
 //!
 //! A family is data. It has no forward pass; what it says here becomes ops in `pellucid_engine::program`. To add one, write its
-//! function in a file named for it, add its row to `FAMILIES`, and add its golden case (see CONTRIBUTING.md).
+//! function in a file named for it, add its row to `FAMILIES`, and add its golden case (see CONTRIBUTING.md). `register` holds the types
+//! that are a native family under another name.
 
 mod bert;
 mod bloom;
@@ -30,12 +31,15 @@ mod moe;
 mod offshoots;
 mod olmo;
 mod opt;
+mod register;
 mod relatives;
 mod seq2seq;
 mod sigmoid_moe;
 mod zamba;
 
 pub(crate) use limits::MOST_LAYERS;
+pub use register::{ARCHITECTURES_VARIABLE, family_of, register_architecture, register_file, registered_architectures};
+pub(crate) use register::{mapped_family, register_environment};
 
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -229,6 +233,11 @@ const FAMILIES: &[(&str, Reader)] = &[
 /// The model types that run natively.
 pub fn native() -> impl Iterator<Item = &'static str> {
     FAMILIES.iter().map(|(name, _)| *name)
+}
+
+/// Whether a model type runs natively.
+pub(crate) fn is_native(model_type: &str) -> bool {
+    native().any(|name| name == model_type)
 }
 
 /// Reads a configuration as that of a family, whatever it calls itself; also gives the keys that the family never asked for.

@@ -5,14 +5,13 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
+use super::peek::Peek;
 use super::report::{Category, Format, Report, Support};
-use super::{gguf, kinds, model_card, native, parts, shape, tokenizer, weights};
+use super::{category, gguf, kinds, model_card, native, parts, shape, tokenizer, weights};
 use crate::checkpoint::Checkpoint;
-use crate::identify::category;
-use crate::identify::peek::Peek;
 use crate::listing::Listing;
 use crate::tensors::Tensors;
-use crate::{Result, json};
+use crate::{Result, json, quantised};
 
 /// Describes a directory.
 pub(super) fn inspect(dir: &Path, assume: Option<&str>) -> Report {
@@ -50,18 +49,7 @@ fn configuration(listing: &Listing) -> Result<(Option<Arc<Value>>, Option<Peek>)
     let origin = listing.dir.join("config.json");
     let config = json::parse_config(&bytes, &origin)?;
     let peek = Peek::of(&config, &origin)?;
-    Ok((Some(Arc::new(with_sidecar(config, &listing.dir))), Some(peek)))
-}
-
-/// The configuration with what an older checkpoint says about quantisation in a file of its own.
-fn with_sidecar(mut config: Value, dir: &Path) -> Value {
-    if let Value::Object(object) = &mut config
-        && !object.contains_key("quantization_config")
-        && let Some(part) = crate::quantised::sidecar(dir)
-    {
-        object.insert("quantization_config".into(), part);
-    }
-    config
+    Ok((Some(Arc::new(quantised::with_sidecar(config, &listing.dir))), Some(peek)))
 }
 
 /// A model with a configuration: described by it, and asked whether it would load.

@@ -6,10 +6,9 @@ use std::sync::Arc;
 use serde_json::Value as Json;
 
 use super::report::{Category, Format, Problem, Quantisation, Report, Support};
-use super::{native, shape, tokenizer, weights};
+use super::{category, native, sae, shape, tokenizer, weights};
 use crate::Error;
 use crate::gguf::{self, GgufFile, Value};
-use crate::identify::{category, sae};
 use crate::tensors::Tensors;
 
 /// Writes what the file is into the report.

@@ -1,15 +1,17 @@
 //! Directories that are no models by themselves: adapters, autoencoders, pipelines.
 
+use std::path::{Path, PathBuf};
+
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
 
 use super::report::{Report, Support};
-use super::{native, weights};
-use crate::Error;
+use super::{native, sae, weights};
 use crate::adapter;
-use crate::identify::sae;
 use crate::listing::Listing;
+use crate::select_family::select_family;
+use crate::{Error, Result};
 
 /// A component of a pipeline.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
@@ -39,14 +41,14 @@ pub(super) fn adapter(listing: &Listing, report: &mut Report) {
         Err(error) => report.refuse_for(&error),
     }
     let lora = report.model_type.as_deref().is_some_and(|kind| kind.eq_ignore_ascii_case("lora"));
-    match crate::model::fitting_base(&listing.dir) {
+    match fitting_base(&listing.dir) {
         // Given as a model, it is merged into its base.
         Ok(found) if super::inspect(&found).is_ok_and(|report| report.runs()) => report.support = Support::Native,
         Ok(found) => report.refuse(
             format!("its base model ({}) does not run", found.display()),
             format!("`pellucid inspect {}` says why", found.display()),
         ),
-        Err(Error::Usage { .. }) if lora => {
+        Err(error) if lora && matches!(error.cause(), Error::Usage { .. }) => {
             let whose =
                 base.as_deref().map_or_else(|| "its base model".into(), |name| format!("its base model ({name})"));
             let base = base.as_deref().unwrap_or("BASE");
@@ -55,7 +57,7 @@ pub(super) fn adapter(listing: &Listing, report: &mut Report) {
                 format!("load {whose} with it: --model {base} --adapter {}", report.path),
             );
         }
-        Err(error) => report.refuse_for(&error),
+        Err(error) => report.refuse_for(error.cause()),
     }
     add_bases(base, report);
     weights::count_all(listing, report);
@@ -64,6 +66,13 @@ pub(super) fn adapter(listing: &Listing, report: &mut Report) {
         weights::count_torch(&listing.dir.join(torch), report);
     }
     report.memory = native::estimate(report);
+}
+
+/// The base model of an adapter, if the adapter fits it.
+fn fitting_base(dir: &Path) -> Result<PathBuf> {
+    let selected = select_family(Some(dir), None)?;
+    selected.check_adapter()?;
+    Ok(selected.source.origin().to_path_buf())
 }
 
 /// Sparse autoencoders, one or a release of many.

@@ -1,28 +1,45 @@
 //! What is this directory or file, and can it run?
 //!
 //! [`inspect`] answers for whatever a person has: a language model, half a download, an adapter, a folder of sparse
-//! autoencoders, a GGUF file. It looks at names, JSON files and the headers of tensors, never at their data, executes nothing,
-//! and only a path that is not there is an error; everything else is said in the [`Report`].
+//! autoencoders, a GGUF file. It reads names, JSON files and the headers of tensors, never their data, executes nothing,
+//! and only a path that is not there is an error; everything else is said in the [`Report`]. Where one fact is enough, the functions
+//! beside it ([`detect_model_category`], [`is_model_supported`], …) answer in microseconds from the same files.
 //!
-//! - [`identify`] tells what kind of thing it is; `weights` counts what the tensor headers say; `tokenizer`, `model_card`
-//!   and `shape` look at the files beside them.
-//! - `native` asks the same functions that load a model whether this one would load, and what it would need.
-//! - `parts` are those of models that do more than write; `kinds` the things that are no models.
-//! - `directory` and `gguf` are the two ways through all of it; `card` writes the report for people.
+//! | module | its part |
+//! |---|---|
+//! | `answers`, `subject` | questions with one answer, and the files that they are asked about |
+//! | `category`, `peek`, `tensor_names` | what kind of thing it is: by files, by the deciding keys of `config.json`, by names of tensors |
+//! | [`registry`] | every model type and class of `transformers`, with its category |
+//! | [`sae`] | autoencoders in all their layouts |
+//! | `directory`, `gguf`, `kinds` | the report of a directory, of a GGUF file, of things that are no models |
+//! | `native` | whether it would load and what it would need, asked of the functions that load models |
+//! | `weights`, `tokenizer`, `vocabulary`, `shape`, `parts`, `model_card` | the parts of a report |
+//! | `report`, `card` | the report as data, and for people |
 
+mod answers;
 mod card;
+mod category;
 mod directory;
 mod gguf;
 mod kinds;
 mod model_card;
 mod native;
 mod parts;
+mod peek;
+pub mod registry;
 mod report;
-pub(crate) mod shape;
+pub mod sae;
+mod shape;
+mod subject;
+mod tensor_names;
 mod tokenizer;
 mod vocabulary;
-pub(crate) mod weights;
+mod weights;
 
+pub use answers::{
+    ModelInfo, SupportCheck, detect_model_category, get_model_info, get_sae_base_model, is_asr_model,
+    is_diffusers_model, is_model_supported, is_omni_model, is_sae_model, is_vision_encoder,
+};
 pub use kinds::Component;
 pub use parts::{Load, LoadMode, Modalities, Part, Role};
 pub use report::{
@@ -32,7 +49,8 @@ pub use report::{
 
 use std::path::Path;
 
-use crate::{Error, Result, assume, identify, listing};
+use crate::select_family::check_assumption;
+use crate::{Error, Result, families, listing};
 
 /// Tells what a directory or file is and whether it will run, without reading any tensor's data.
 ///
@@ -55,8 +73,8 @@ pub fn inspect(path: &Path) -> Result<Report> {
 /// # Errors
 /// Also if there is no such native family.
 pub fn inspect_as(path: &Path, assume: Option<&str>) -> Result<Report> {
-    assume::check_name(assume)?;
-    identify::register_environment()?;
+    check_assumption(None, assume)?;
+    families::register_environment()?;
     let metadata = std::fs::metadata(path).map_err(Error::io(path))?;
     let mut report = Report::new(path, Format::Other);
     if metadata.is_dir() {

@@ -11,13 +11,13 @@ use super::card;
 use super::report::{Category, Memory, Report, Support};
 use super::shape;
 use crate::Error;
-use crate::assume::{self, Verdict};
+use crate::attempt::Strategy;
+use crate::compare;
 use crate::config::Config;
 use crate::families;
 use crate::gguf::RowOrder;
-use crate::identify;
-use crate::load;
 use crate::names::{Names, Source};
+use crate::select_family::{Fit, check_assumption, describe, family_of_type, find_fit, find_fit_as, read_by_type};
 use crate::tensors::Tensors;
 
 /// A model whose configuration a native family understands.
@@ -30,23 +30,19 @@ pub(super) struct Native {
 pub(super) fn read(value: &Arc<Value>, origin: &Path, assume: Option<&str>, report: &mut Report) -> Option<Native> {
     shape::read(value, report);
     let model_type = value.get("model_type").and_then(Value::as_str);
-    let stands_for = model_type.and_then(identify::stand_in);
-    let is_native = stands_for.is_some() || is_native_type(model_type);
-    if let (true, Some(own), Some(family)) =
-        (is_native && stands_for.is_none(), model_type, assume.filter(|family| Some(*family) != model_type))
-    {
-        report.refuse_for(&assume::contradiction(own, family));
+    let by_type = family_of_type(model_type, None);
+    let is_native = by_type.is_some();
+    if let Err(error) = check_assumption(model_type, assume) {
+        report.refuse_for(&error);
     }
     // What a text encoder or a Whisper is like, no native family tells.
     if !is_native && report.category == Category::Transformers {
         report.nearest = shape::nearest(value, model_type);
     }
-    report.registered_as = stands_for.map(str::to_owned);
+    let mapped = by_type.filter(|(strategy, _)| *strategy == Strategy::Mapped);
+    report.registered_as = mapped.map(|(_, family)| family.to_owned());
     let built = Config::new(Arc::clone(value), origin)
-        .and_then(|config| match assume.or(stands_for).filter(|_| stands_for.is_some()) {
-            Some(family) => families::read_as(&config, family).map(|(family, _)| family),
-            None => families::read(&config),
-        })
+        .and_then(|config| read_by_type(&config))
         .and_then(|family| Ok((Program::new(family.architecture)?, family.names)));
     match built {
         Ok((program, names)) => {
@@ -101,19 +97,19 @@ pub(super) fn offer(
     report: &mut Report,
 ) {
     let own = report.model_type.as_deref();
-    let is_native = || is_native_type(own) || own.is_some_and(|own| identify::stand_in(own).is_some());
+    let is_native = || family_of_type(own, None).is_some();
     let is_text = matches!(report.category, Category::Transformers | Category::Unknown);
     let (Some(tensors), Ok(config), true) = (tensors, Config::new(Arc::clone(value), origin), is_text && !is_native())
     else {
         return;
     };
-    let verdict = match assume {
-        None => assume::judge(&config, tensors),
-        Some(family) => assume::judge_as(&config, family, tensors),
+    let fit = match assume {
+        None => find_fit(&config, tensors),
+        Some(family) => find_fit_as(&config, family, tensors),
     };
-    let (more, remedy) = assume::said(&verdict);
-    if let Verdict::Fits(offer) = verdict {
-        report.assume = Some(offer);
+    let (more, remedy) = describe(&fit);
+    if let Fit::Fits(suggestion) = fit {
+        report.assume = Some(suggestion);
     }
     if let Some(problem) = report.problems.get_mut(place) {
         problem.what += &more;
@@ -122,10 +118,6 @@ pub(super) fn offer(
             report.reason = Some(problem.what.clone());
         }
     }
-}
-
-fn is_native_type(model_type: Option<&str>) -> bool {
-    model_type.is_some_and(|name| families::native().any(|family| family == name))
 }
 
 /// The architecture's own sizes are what would run, defaults and all.
@@ -160,8 +152,8 @@ impl Native {
 
     /// Checks the weights as loading would, all but their numbers, and says what they would take in memory.
     pub(super) fn check(&self, tensors: Option<&Tensors>, origin: &Path, report: &mut Report) {
-        let found = tensors.and_then(|tensors| match load::find(&self.program, &self.names, tensors, origin) {
-            Ok(found) => Some((tensors, found)),
+        let found = tensors.and_then(|tensors| match compare::find(&self.program, &self.names, tensors, origin) {
+            Ok((found, _)) => Some((tensors, found)),
             Err(error) => {
                 report.refuse_for(&error);
                 None

@@ -8,10 +8,10 @@ use serde::Serialize;
 
 use super::kinds::Component;
 use super::parts::Modalities;
+use super::sae;
 use crate::Error;
-use crate::assume::Offer;
-use crate::identify::sae;
-use crate::strategy::Attempt;
+use crate::attempt::Attempt;
+use crate::select_family::Suggestion;
 
 /// The format of reports as JSON.
 pub const SCHEMA: &str = "pellucid/inspect-report/v1";
@@ -48,7 +48,7 @@ pub struct Report {
     /// The native family that is most like it, for a language model that is not native itself.
     pub nearest: Option<String>,
     /// The native family that `--assume` would run it as, for a model whose own type is not native and that fits one.
-    pub assume: Option<Offer>,
+    pub assume: Option<Suggestion>,
     /// Numbers in all tensors, a tied table counted once, packed numbers one by one.
     pub parameters: u64,
     /// Tensors in all files.

@@ -1,8 +1,8 @@
 //! The sizes of a model that is not native, as its configuration names them.
 
-use crate::identify::registry;
 use serde_json::Value;
 
+use super::registry;
 use super::report::{Quantisation, Report};
 
 /// What families call their sizes; the first that a configuration has counts.
@@ -56,7 +56,7 @@ pub(super) fn class(config: &Value) -> Option<&str> {
 }
 
 /// How the configuration says the weights are quantised.
-pub(crate) fn quantisation(config: &Value) -> Option<Quantisation> {
+pub(super) fn quantisation(config: &Value) -> Option<Quantisation> {
     let part =
         [Some(config), text_part(config)].into_iter().flatten().find_map(|part| part.get("quantization_config"))?;
     let flag = |key: &str| part.get(key).and_then(Value::as_bool).unwrap_or(false);

@@ -133,7 +133,7 @@ pub(super) fn count(report: &mut Report, name: &str, dtype: &str, elements: u64)
 }
 
 /// How many parameters a tensor of quantised weights stands for; scales and the like are none.
-pub(crate) fn packed(name: &str, dtype: &str, elements: u64, bits: Option<u64>) -> u64 {
+pub(super) fn packed(name: &str, dtype: &str, elements: u64, bits: Option<u64>) -> u64 {
     const BESIDE: &[&str] = &[
         ".qzeros",
         ".scales",

@@ -80,8 +80,18 @@ impl Method {
     }
 }
 
-/// What a file beside `config.json` says about quantisation, as the first GPTQ and AWQ checkpoints have it instead of a `quantization_config`.
-pub(crate) fn sidecar(dir: &Path) -> Option<Value> {
+/// A directory's configuration, with the `quantization_config` that the first GPTQ and AWQ checkpoints keep in a file of its own.
+pub(crate) fn with_sidecar(mut config: Value, dir: &Path) -> Value {
+    if let Value::Object(keys) = &mut config
+        && keys.get("quantization_config").is_none_or(Value::is_null)
+        && let Some(part) = sidecar(dir)
+    {
+        keys.insert("quantization_config".into(), part);
+    }
+    config
+}
+
+fn sidecar(dir: &Path) -> Option<Value> {
     [("quantize_config.json", "gptq"), ("quant_config.json", "awq")].into_iter().find_map(|(file, method)| {
         let mut value: Value = serde_json::from_slice(&std::fs::read(dir.join(file)).ok()?).ok()?;
         let part = value.as_object_mut().filter(|part| part.contains_key("bits") || part.contains_key("w_bit"))?;

@@ -1,11 +1,11 @@
 //! The quick questions: every answer on directories of the shapes that people have.
 
 use crate::directories::{golden, made};
-use pellucid_models::identify::{
-    detect_model_category, family_of, get_model_info, get_sae_base_model, is_asr_model, is_diffusers_model,
-    is_model_supported, is_omni_model, is_sae_model, is_vision_encoder, register_architecture,
+use pellucid_models::families::{family_of, register_architecture};
+use pellucid_models::inspect::{
+    Category, Support, detect_model_category, get_model_info, get_sae_base_model, is_asr_model, is_diffusers_model,
+    is_model_supported, is_omni_model, is_sae_model, is_vision_encoder,
 };
-use pellucid_models::inspect::{Category, Support};
 use pellucid_models::{LoadOptions, LoadedModel, inspect};
 use serde_json::{Value, json};
 use std::fs;

@@ -1,8 +1,7 @@
 //! Every layout that autoencoders are published in is recognised at any depth, with its base model and hook points.
 
-use pellucid_models::identify::{detect_model_category, get_sae_base_model, is_sae_model};
 use pellucid_models::inspect;
-use pellucid_models::inspect::{Category, Support};
+use pellucid_models::inspect::{Category, Support, detect_model_category, get_sae_base_model, is_sae_model};
 use std::fs;
 use std::path::Path;
 

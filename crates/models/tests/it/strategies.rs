@@ -2,7 +2,7 @@
 
 use golden::temp_models::{self, changed, logits, renamed};
 use pellucid_models::Outcome::{Failed, NotNeeded, Passed, Taken};
-use pellucid_models::{Error, LoadOptions, LoadedModel, Outcome, Strategy, load_with_strategies, strategies};
+use pellucid_models::{Error, LoadOptions, LoadedModel, Outcome, Strategy, strategies};
 use serde_json::json;
 use std::path::Path;
 
@@ -18,7 +18,7 @@ fn outcomes(path: &Path, assume: Option<&str>) -> Vec<Outcome> {
 }
 
 fn load(path: &Path, assume: Option<&str>) -> Result<LoadedModel, Error> {
-    load_with_strategies(path, &options(assume), &mut |_| {})
+    LoadedModel::open(path, &options(assume), &mut |_| {})
 }
 
 #[test]

@@ -1,8 +1,7 @@
 //! Configurations of well-known models, as published (without keys that nothing depends on): category, tier and sizes.
 
-use pellucid_models::identify::{is_model_supported, is_omni_model};
 use pellucid_models::inspect;
-use pellucid_models::inspect::{Category, Support};
+use pellucid_models::inspect::{Category, Support, is_model_supported, is_omni_model};
 
 /// Name, configuration, category, tier, whether omni, and `[layers, width, heads, key heads, context, vocabulary]`.
 type Known = (&'static str, &'static str, Category, Support, bool, [Option<usize>; 6]);

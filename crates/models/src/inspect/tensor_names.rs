@@ -1,7 +1,7 @@
 //! What weights are of, by the names of their tensors: the last resort, where no configuration says it.
 
+use super::report::Category;
 use crate::header;
-use crate::inspect::Category;
 use crate::listing::Listing;
 
 /// Parts of names that only such a thing has, in the order in which they are looked for.

@@ -1,15 +1,13 @@
-//! Models of a type that nobody knows: whether a native family fits them, and running them as one when the caller says so.
+//! Whether a native family fits a model of another type.
 //!
-//! A family fits when its reader accepts the configuration, every weight of its program is stored in the right shape, and nothing is left
-//! over. That is much, and not enough: two families may share every name and shape and differ in a multiplier. So a fit is only ever
-//! offered, together with the keys that the family does not know; it is taken when the caller names the family, and then with a warning.
+//! A family fits when its reader accepts the configuration, every weight of its program is stored in the right shape, and no tensor is left
+//! over. That does not make its mathematics right: two families may share every name and shape and differ in a multiplier. So a fit is only
+//! suggested, with the keys that the family does not read; the family is used when the caller names it, and then with a warning.
 
+use crate::compare::{Comparison, compare};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::families::{self, Family};
-use crate::identify;
-use crate::load::{self, Comparison};
-use crate::strategy::Strategy;
 use crate::tensors::Tensors;
 use pellucid_engine::Program;
 use schemars::JsonSchema;
@@ -17,107 +15,42 @@ use serde::Serialize;
 
 /// A native family that a model of an unknown type fits.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
-pub struct Offer {
+pub struct Suggestion {
     /// What `--assume` takes.
     pub family: String,
     /// Keys of the configuration that this family never asks for and that may change the mathematics.
     pub unread: Vec<String>,
     /// Another family that fits and knows more of these keys than any.
-    pub also: Option<Also>,
+    pub also: Option<Alternative>,
     /// All native families that fit.
     pub fitting: Vec<String>,
 }
 
 /// A second family that fits.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
-pub struct Also {
+pub struct Alternative {
     /// What `--assume` takes.
     pub family: String,
     /// Keys that it knows and the first family does not.
     pub reads: Vec<String>,
 }
 
-/// A configuration, read.
-#[derive(Debug)]
-pub(crate) struct Read {
-    /// What a family makes of it.
-    pub family: Family,
-    /// What to warn of.
-    pub warnings: Vec<String>,
-    /// How the family was chosen.
-    pub strategy: Strategy,
-}
-
-/// Reads a configuration by its own family or, where that is not native, by the one that its type is mapped to or that the caller
-/// assumes. `tensors` opens the stored tensors, and is called only for models whose own type is not native.
-pub(crate) fn read(config: &Config, assume: Option<&str>, tensors: impl FnOnce() -> Result<Tensors>) -> Result<Read> {
-    check_name(assume)?;
-    identify::register_environment()?;
-    let own = own_type(config);
-    if let Some(native) = own.filter(|own| is_native(own)) {
-        return match assume.filter(|family| *family != native) {
-            Some(family) => Err(contradiction(native, family)),
-            None => Ok(Read { family: families::read(config)?, warnings: Vec::new(), strategy: Strategy::Native }),
-        };
-    }
-    match (own.and_then(identify::stand_in), assume) {
-        (Some(mapped), Some(family)) if mapped != family => Err(Error::usage(
-            format!("this model's type is mapped to `{mapped}`, so it is not assumed to be `{family}`"),
-            "leave out --assume, or map the type to another family",
-        )),
-        (Some(mapped), _) => {
-            let (family, unread) = assumed(config, mapped, &tensors()?)?;
-            let because = "because the type is registered as that";
-            Ok(Read { warnings: vec![warning(own, mapped, because, &unread)], family, strategy: Strategy::Mapped })
-        }
-        (None, Some(name)) => {
-            let (family, unread) = assumed(config, name, &tensors()?)?;
-            let because = "because --assume says so";
-            Ok(Read { warnings: vec![warning(own, name, because, &unread)], family, strategy: Strategy::Assumed })
-        }
-        (None, None) => {
-            families::check(config)?;
-            // Without weights there is nothing that a family could fit.
-            let Ok(tensors) = tensors() else { return Err(families::unknown_type(config)) };
-            Err(refusal(config, &judge(config, &tensors)))
-        }
-    }
-}
-
-/// Refuses a family that does not exist.
-pub(crate) fn check_name(assume: Option<&str>) -> Result<()> {
-    match assume.filter(|family| !is_native(family)) {
-        Some(family) => {
-            Err(Error::usage(format!("there is no native type `{family}` to assume"), families::nearest(family)))
-        }
-        None => Ok(()),
-    }
-}
-
-/// A native model is what it says that it is: reading it as another family could only make it wrong.
-pub(crate) fn contradiction(own: &str, family: &str) -> Error {
-    Error::usage(
-        format!("this model's own type, `{own}`, is native, so it is not assumed to be `{family}`"),
-        "leave out --assume; it is for models of a type that is not native",
-    )
-}
-
-/// What comes of holding native families beside a model.
-pub(crate) enum Verdict {
+/// The result of comparing native families with a model.
+pub(crate) enum Fit {
     /// One fits.
-    Fits(Offer),
+    Fits(Suggestion),
     /// The one that was named does not.
     Misfit(Error),
     /// None does; the nearest, and what keeps it from fitting.
     Nothing { nearest: &'static str, because: String },
 }
 
-/// Holds the native families beside a model whose own type is not native.
-pub(crate) fn judge(config: &Config, tensors: &Tensors) -> Verdict {
+/// Compares every native family with a model whose own type is not native.
+pub(crate) fn find_fit(config: &Config, tensors: &Tensors) -> Fit {
     let mut fits: Vec<(&'static str, Vec<String>)> = Vec::new();
     let mut nearest: Option<(&'static str, Comparison)> = None;
     for family in in_order() {
-        let Ok((_, comparison, unread)) = beside(config, family, tensors, false) else { continue };
+        let Ok((_, comparison, unread)) = compare_with(config, family, tensors, false) else { continue };
         match comparison.misfits() {
             0 => fits.push((family, unread)),
             misfits if nearest.as_ref().is_none_or(|(_, other)| misfits < other.misfits()) => {
@@ -128,7 +61,7 @@ pub(crate) fn judge(config: &Config, tensors: &Tensors) -> Verdict {
     }
     // Only where none fits as it is are variants of names tried, with the families that others copy.
     if fits.is_empty() {
-        let mended = copied().filter_map(|family| Some((family, beside(config, family, tensors, true).ok()?)));
+        let mended = copied().filter_map(|family| Some((family, compare_with(config, family, tensors, true).ok()?)));
         fits.extend(
             mended
                 .filter(|(_, (_, comparison, _))| comparison.misfits() == 0)
@@ -136,41 +69,41 @@ pub(crate) fn judge(config: &Config, tensors: &Tensors) -> Verdict {
         );
     }
     match (fits.is_empty(), nearest) {
-        (false, _) => Verdict::Fits(offer(fits)),
-        (true, Some((nearest, comparison))) => Verdict::Nothing { nearest, because: comparison.lines().join("; ") },
+        (false, _) => Fit::Fits(suggest(fits)),
+        (true, Some((nearest, comparison))) => Fit::Nothing { nearest, because: comparison.lines().join("; ") },
         (true, None) => {
             let because =
-                beside(config, "llama", tensors, true).err().map(|error| error.to_string()).unwrap_or_default();
-            Verdict::Nothing { nearest: "llama", because }
+                compare_with(config, "llama", tensors, true).err().map(|error| error.to_string()).unwrap_or_default();
+            Fit::Nothing { nearest: "llama", because }
         }
     }
 }
 
-/// Holds one family beside a model whose own type is not native.
-pub(crate) fn judge_as(config: &Config, family: &str, tensors: &Tensors) -> Verdict {
-    match assumed(config, family, tensors) {
+/// Compares one family with a model whose own type is not native.
+pub(crate) fn find_fit_as(config: &Config, family: &str, tensors: &Tensors) -> Fit {
+    match read_as(config, family, tensors) {
         Ok((_, unread)) => {
-            Verdict::Fits(Offer { family: family.into(), unread, also: None, fitting: vec![family.into()] })
+            Fit::Fits(Suggestion { family: family.into(), unread, also: None, fitting: vec![family.into()] })
         }
-        Err(error) => Verdict::Misfit(error),
+        Err(error) => Fit::Misfit(error),
     }
 }
 
-/// The first of the families that fit is offered; one that knows more of the configuration is named beside it.
-fn offer(fits: Vec<(&'static str, Vec<String>)>) -> Offer {
+/// Suggests the first of the families that fit, and names another that reads more of the configuration.
+fn suggest(fits: Vec<(&'static str, Vec<String>)>) -> Suggestion {
     let fitting = fits.iter().map(|(family, _)| family.to_string()).collect();
     let mut fits = fits.into_iter();
     let (family, unread) = fits.next().unwrap_or_default();
     let also = fits.min_by_key(|(_, left)| left.len()).filter(|(_, left)| left.len() < unread.len());
-    let also = also.map(|(family, left)| Also {
+    let also = also.map(|(family, left)| Alternative {
         family: family.into(),
         reads: unread.iter().filter(|key| !left.contains(key)).cloned().collect(),
     });
-    Offer { family: family.into(), unread, also, fitting }
+    Suggestion { family: family.into(), unread, also, fitting }
 }
 
-/// Reads a model as a family that was named, and only if it fits; with the keys that the family does not know.
-fn assumed(config: &Config, family: &str, tensors: &Tensors) -> Result<(Family, Vec<String>)> {
+/// Reads a model as the named family, if it fits; also returns the keys that the family does not read.
+pub(super) fn read_as(config: &Config, family: &str, tensors: &Tensors) -> Result<(Family, Vec<String>)> {
     let misfit = |why: &str| {
         Error::unsupported(
             format!("this model does not fit `{family}`: {why}"),
@@ -178,27 +111,32 @@ fn assumed(config: &Config, family: &str, tensors: &Tensors) -> Result<(Family, 
         )
     };
     let (read, comparison, unread) =
-        beside(config, family, tensors, true).map_err(|error| misfit(&error.to_string()))?;
+        compare_with(config, family, tensors, true).map_err(|error| misfit(&error.to_string()))?;
     match comparison.misfits() {
         0 => Ok((read, unread)),
         _ => Err(misfit(&comparison.lines().join("; "))),
     }
 }
 
-/// One family beside a model.
-fn beside(config: &Config, family: &str, tensors: &Tensors, mend: bool) -> Result<(Family, Comparison, Vec<String>)> {
+/// Compares one family with a model: what it makes of the configuration, how the tensors fit, and the keys that it does not read.
+fn compare_with(
+    config: &Config,
+    family: &str,
+    tensors: &Tensors,
+    mend: bool,
+) -> Result<(Family, Comparison, Vec<String>)> {
     let (family, unread) = families::read_as(config, family)?;
     let Family { architecture, names } = family;
     let program = Program::new(architecture)?;
-    let comparison = load::compare(&program, &names, tensors, mend);
+    let comparison = compare(&program, &names, tensors, mend);
     let family = Family { architecture: program.architecture().clone(), names };
     Ok((family, comparison, unread.into_iter().filter(|key| matters(key)).collect()))
 }
 
 /// Why a model of an unknown type is refused, and what can be done.
-fn refusal(config: &Config, verdict: &Verdict) -> Error {
-    let own = own_type(config);
-    let (more, remedy) = said(verdict);
+pub(super) fn refusal(config: &Config, fit: &Fit) -> Error {
+    let own = config.model_type().ok();
+    let (more, remedy) = describe(fit);
     match own {
         Some(own) => Error::unsupported(
             format!("models of type `{}` do not run natively in this build{more}", own.escape_debug()),
@@ -214,26 +152,26 @@ fn refusal(config: &Config, verdict: &Verdict) -> Error {
     }
 }
 
-/// A verdict in words: what follows the statement that the type is unknown, and the remedy where there is one.
-pub(crate) fn said(verdict: &Verdict) -> (String, Option<String>) {
-    match verdict {
-        Verdict::Fits(offer) => (
+/// A fit in words: what follows the statement that the type is unknown, and the remedy where there is one.
+pub(crate) fn describe(fit: &Fit) -> (String, Option<String>) {
+    match fit {
+        Fit::Fits(suggestion) => (
             format!(
                 ", but the configuration and all tensors of this one fit `{}`{}; its mathematics may differ nevertheless{}",
-                offer.family,
-                if offer.fitting.len() > 1 { " and other native families" } else { "" },
-                unknown_keys(&offer.family, &offer.unread)
+                suggestion.family,
+                if suggestion.fitting.len() > 1 { " and other native families" } else { "" },
+                unknown_keys(&suggestion.family, &suggestion.unread)
             ),
-            Some(offer.remedy()),
+            Some(suggestion.remedy()),
         ),
-        Verdict::Misfit(error) => (format!("; {error}"), error.remedy().map(str::to_owned)),
-        Verdict::Nothing { nearest, because } => {
+        Fit::Misfit(error) => (format!("; {error}"), error.remedy().map(str::to_owned)),
+        Fit::Nothing { nearest, because } => {
             (format!(", and no native family fits this one; the nearest is `{nearest}`: {because}"), None)
         }
     }
 }
 
-impl Offer {
+impl Suggestion {
     /// What the caller can do with it.
     fn remedy(&self) -> String {
         let family = &self.family;
@@ -247,8 +185,8 @@ impl Offer {
     }
 }
 
-/// What is said about a model that runs as another family than it names.
-fn warning(own: Option<&str>, family: &str, because: &str, unread: &[String]) -> String {
+/// The warning about a model that runs as another family than it names.
+pub(super) fn warning(own: Option<&str>, family: &str, because: &str, unread: &[String]) -> String {
     let own = own.map_or_else(
         || "this model does not say its type".into(),
         |own| format!("this model's type, `{}`, is not native", own.escape_debug()),
@@ -268,7 +206,7 @@ fn unknown_keys(family: &str, unread: &[String]) -> String {
     }
 }
 
-/// The first of a list of keys, which come from a file that nobody vouches for.
+/// The first of a list of keys, escaped because they come from an untrusted file.
 fn quoted(keys: &[String]) -> String {
     const SHOWN: usize = 12;
     let shown: Vec<String> = keys.iter().take(SHOWN).map(|key| format!("`{}`", key.escape_debug())).collect();
@@ -276,15 +214,7 @@ fn quoted(keys: &[String]) -> String {
     shown.join(", ") + &more
 }
 
-fn own_type(config: &Config) -> Option<&str> {
-    config.model_type().ok()
-}
-
-fn is_native(name: &str) -> bool {
-    families::native().any(|family| family == name)
-}
-
-/// The families in the order in which they are offered: those that others copy, then the rest.
+/// The families in the order in which they are suggested: those that others copy, then the rest.
 fn in_order() -> impl Iterator<Item = &'static str> {
     copied().chain(families::native().filter(|name| !COPIED.contains(name)))
 }
@@ -293,7 +223,7 @@ fn in_order() -> impl Iterator<Item = &'static str> {
 const COPIED: &[&str] = &["llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gpt_neox", "gpt2"];
 
 fn copied() -> impl Iterator<Item = &'static str> {
-    COPIED.iter().copied().filter(|name| is_native(name))
+    COPIED.iter().copied().filter(|name| families::is_native(name))
 }
 
 /// Whether a key may change what the model computes. The others are about training, generation, files and the library.

@@ -1,8 +1,8 @@
 //! What kind of thing a directory is: by the files that only such a thing has, then by what its configuration calls it, then by its tensors.
 
 use super::peek::{Peek, Scalar, Seen};
+use super::report::Category;
 use super::{registry, sae, tensor_names};
-use crate::inspect::Category;
 use crate::listing::Listing;
 
 /// The endings of classes that look at images, whatever their family.

@@ -5,7 +5,7 @@
 
 use std::cmp::Ordering;
 
-use crate::inspect::Category;
+use super::report::Category;
 
 const TYPES: &str = include_str!("../../registry/types.tsv");
 const CLASSES: &str = include_str!("../../registry/classes.tsv");
@@ -45,7 +45,7 @@ pub struct ClassInfo {
 /// Looks up a `model_type`, without regard to case and to `-` or `_`.
 ///
 /// ```
-/// use pellucid_models::identify::registry;
+/// use pellucid_models::inspect::registry;
 /// assert!(registry::by_type("Llama").is_some_and(|info| info.causal && info.model_type == "llama"));
 /// assert!(registry::by_type("nothing_of_the_kind").is_none());
 /// ```

@@ -6,8 +6,8 @@ use std::sync::{OnceLock, PoisonError, RwLock};
 
 use serde::Deserialize;
 
-use crate::families;
-use crate::{Error, Result};
+use super::nearest;
+use crate::error::{Error, Result};
 
 /// Names the TOML file of architectures that is registered before anything is loaded or inspected.
 pub const ARCHITECTURES_VARIABLE: &str = "PELLUCID_ARCHITECTURES";
@@ -22,10 +22,10 @@ static REGISTERED: RwLock<BTreeMap<String, &'static str>> = RwLock::new(BTreeMap
 /// tensors fit it, and carry a warning that says so.
 ///
 /// ```
-/// use pellucid_models::identify;
-/// identify::register_architecture("acme_llm", "llama")?;
-/// assert_eq!(identify::family_of("acme_llm"), Some("llama"));
-/// assert!(identify::register_architecture("mistral", "llama").is_err());
+/// use pellucid_models::families;
+/// families::register_architecture("acme_llm", "llama")?;
+/// assert_eq!(families::family_of("acme_llm"), Some("llama"));
+/// assert!(families::register_architecture("mistral", "llama").is_err());
 /// # Ok::<(), pellucid_models::Error>(())
 /// ```
 ///
@@ -51,7 +51,7 @@ fn add(registered: &mut BTreeMap<String, &'static str>, model_type: &str, family
     let Some(known) = native(family) else {
         return Err(Error::usage(
             format!("there is no native family `{family}` for `{model_type}` to be registered as"),
-            families::nearest(family),
+            nearest(family),
         ));
     };
     match mapped(registered, model_type) {
@@ -104,11 +104,11 @@ pub fn register_file(path: &Path) -> Result<()> {
 
 /// The native family that models of a type are read as: the type's own, a built-in one or a registered one.
 pub fn family_of(model_type: &str) -> Option<&'static str> {
-    native(model_type).or_else(|| stand_in(model_type))
+    native(model_type).or_else(|| mapped_family(model_type))
 }
 
-/// The family that a type which is not native itself stands for.
-pub(crate) fn stand_in(model_type: &str) -> Option<&'static str> {
+/// The native family that a type which is not native itself is mapped to.
+pub(crate) fn mapped_family(model_type: &str) -> Option<&'static str> {
     // A file that cannot be read is an error where models are loaded and inspected; here it only means that nothing more is known.
     let _ = register_environment();
     mapped(&REGISTERED.read().unwrap_or_else(PoisonError::into_inner), model_type)
@@ -142,7 +142,7 @@ fn mapped(registered: &BTreeMap<String, &'static str>, model_type: &str) -> Opti
 }
 
 fn native(name: &str) -> Option<&'static str> {
-    families::native().find(|family| *family == name)
+    super::native().find(|family| *family == name)
 }
 
 #[cfg(test)]
@@ -155,7 +155,7 @@ mod tests {
             assert_eq!(family_of(model_type), Some(family));
         }
         for own in ["qwen3", "glm4_moe_lite"] {
-            assert_eq!((family_of(own), stand_in(own)), (Some(own), None), "native by itself");
+            assert_eq!((family_of(own), mapped_family(own)), (Some(own), None), "native by itself");
         }
         assert_eq!(family_of("register_test"), None);
         register_architecture("register_test", "gemma2").expect("registered");

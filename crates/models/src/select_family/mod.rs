@@ -1,0 +1,343 @@
+//! Selects the family that reads a model.
+//!
+//! Every load goes through [`select_family`], and so do explanations (`inspect --explain`) and errors of loading: it returns the family,
+//! the strategy that led to it, warnings, and what became of each strategy. The strategies, in their order:
+//!
+//! - a directory of a native type is read by its own family; one of a type that is mapped to a family, by that; one of any other type, by
+//!   the family that the caller names, if it fits (`fit`);
+//! - an adapter is merged into its base model, whose family is selected in the same way;
+//! - a GGUF file is read as the directory that it was converted from.
+//!
+//! What none of them takes is refused, and the error lists why.
+
+mod fit;
+
+pub use fit::{Alternative, Suggestion};
+pub(crate) use fit::{Fit, describe, find_fit, find_fit_as};
+
+use crate::adapter::{self, Adapter};
+use crate::attempt::{self, Attempt, Outcome, Strategy};
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::families::{self, Family};
+use crate::load::{self, LoadOptions};
+use crate::repair::Repair;
+use crate::source::ModelSource;
+use std::path::{Path, PathBuf};
+
+/// A model whose family is selected, before its weights are read.
+pub struct SelectedFamily {
+    /// Where its configuration and weights come from; of an adapter, those of its base model.
+    pub source: ModelSource,
+    /// The adapter's directory, where the path is an adapter.
+    pub adapter: Option<PathBuf>,
+    /// Its configuration.
+    pub config: Config,
+    /// What the family makes of the configuration.
+    pub family: Family,
+    /// How the family was selected.
+    pub strategy: Strategy,
+    /// What to warn of: that the model runs as a family which it does not name.
+    pub warnings: Vec<String>,
+    /// Each strategy, in order, and what became of it. The built-in model has none.
+    pub attempts: Vec<Attempt>,
+}
+
+/// Selects the family of a directory, GGUF file, adapter or (where `path` is absent) the built-in model, from its configuration.
+/// `assume` names the family to read a type as that is neither native nor mapped to a family. Only for models whose own type is not
+/// native are headers of tensors read, because these have to fit the family completely.
+///
+/// # Errors
+/// [`Error::Load`]: why no family reads the model, and what became of each strategy.
+pub fn select_family(path: Option<&Path>, assume: Option<&str>) -> Result<SelectedFamily> {
+    let mut route = Route::of_path(path);
+    match select(path, assume, &mut route) {
+        Ok(selected) => {
+            let attempts = route.attempts(path, Ok(format!("`{}`", selected.family.architecture.family)));
+            Ok(SelectedFamily { attempts, ..selected })
+        }
+        Err(error) => {
+            let attempts = route.attempts(path, Err(error.to_string()));
+            Err(Error::load(error, attempts))
+        }
+    }
+}
+
+/// [`select_family`] without the attempts; what it learns about the path goes into `route`, also where it fails.
+fn select(path: Option<&Path>, assume: Option<&str>, route: &mut Route) -> Result<SelectedFamily> {
+    let source = ModelSource::open(path)?;
+    let config = source.config()?;
+    route.read_type(config.model_type().ok(), assume);
+    let (family, warnings) = read_family(&config, assume, &source)?;
+    Ok(SelectedFamily {
+        adapter: path.filter(|path| adapter::is_adapter(path)).map(Path::to_path_buf),
+        strategy: route.strategy.unwrap_or(Strategy::Native),
+        source,
+        config,
+        family,
+        warnings,
+        attempts: Vec::new(),
+    })
+}
+
+/// Reads a configuration by the family that its type, or the caller's assumption, leads to; with what to warn of.
+fn read_family(config: &Config, assume: Option<&str>, source: &ModelSource) -> Result<(Family, Vec<String>)> {
+    let own = config.model_type().ok();
+    check_assumption(own, assume)?;
+    families::register_environment()?;
+    match family_of_type(own, assume) {
+        Some((Strategy::Native, _)) => Ok((families::read(config)?, Vec::new())),
+        Some((strategy, name)) => {
+            let (family, unread) = fit::read_as(config, name, &source.tensors(config)?)?;
+            let because = match strategy {
+                Strategy::Mapped => "because the type is registered as that",
+                _ => "because --assume says so",
+            };
+            Ok((family, vec![fit::warning(own, name, because, &unread)]))
+        }
+        None => {
+            families::check(config)?;
+            // Without weights no family can be compared.
+            let Ok(tensors) = source.tensors(config) else { return Err(families::unknown_type(config)) };
+            Err(fit::refusal(config, &find_fit(config, &tensors)))
+        }
+    }
+}
+
+/// Reads a configuration by the family that its own type leads to. Whether the weights fit is not checked, so that a model can be
+/// described whose weights are damaged or absent.
+pub(crate) fn read_by_type(config: &Config) -> Result<Family> {
+    match family_of_type(config.model_type().ok(), None) {
+        Some((Strategy::Native, _)) => families::read(config),
+        Some((_, mapped)) => families::read_as(config, mapped).map(|(family, _)| family),
+        None => Err(families::unknown_type(config)),
+    }
+}
+
+/// The family that a model type leads to, and by which strategy: its own, the one that it is mapped to, or the one that the caller
+/// assumes. Whether the model fits it is not checked.
+pub(crate) fn family_of_type<'a>(own: Option<&'a str>, assume: Option<&'a str>) -> Option<(Strategy, &'a str)> {
+    if let Some(own) = own.filter(|own| families::is_native(own)) {
+        return Some((Strategy::Native, own));
+    }
+    let mapped = own.and_then(families::mapped_family).map(|family| (Strategy::Mapped, family));
+    mapped.or_else(|| assume.map(|family| (Strategy::Assumed, family)))
+}
+
+/// Refuses the assumption of a family that does not exist, or of another than a model's own type leads to.
+pub(crate) fn check_assumption(own: Option<&str>, assume: Option<&str>) -> Result<()> {
+    let Some(assumed) = assume else { return Ok(()) };
+    if !families::is_native(assumed) {
+        return Err(Error::usage(format!("there is no native type `{assumed}` to assume"), families::nearest(assumed)));
+    }
+    match family_of_type(own, None) {
+        // A native model is what it says that it is: reading it as another family could only make it wrong.
+        Some((Strategy::Native, family)) if family != assumed => Err(Error::usage(
+            format!("this model's own type, `{family}`, is native, so it is not assumed to be `{assumed}`"),
+            "leave out --assume; it is for models of a type that is not native",
+        )),
+        Some((_, family)) if family != assumed => Err(Error::usage(
+            format!("this model's type is mapped to `{family}`, so it is not assumed to be `{assumed}`"),
+            "leave out --assume, or map the type to another family",
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Tells what each strategy would do with a path, from configurations and headers alone.
+pub fn strategies(path: &Path, options: &LoadOptions) -> Vec<Attempt> {
+    let selected = match select_family(Some(path), options.assume.as_deref()) {
+        Ok(selected) => selected,
+        Err(Error::Load { attempts, .. }) => return attempts,
+        Err(_) => return Vec::new(),
+    };
+    let mut attempts = selected.attempts.clone();
+    let taken = attempts.iter_mut().find(|attempt| attempt.outcome == Outcome::Taken);
+    match (selected.find_weights(&options.adapters), taken) {
+        (Ok(_), Some(taken)) if selected.adapter.is_some() => {
+            taken.reason = format!("it fits its base model, {}", selected.source.origin().display());
+        }
+        (Ok(repairs), Some(taken)) => {
+            taken.reason += ", and every weight is there";
+            repairs.iter().for_each(|repair| taken.reason += &format!("; {repair}"));
+        }
+        (Err(error), _) => attempt::fail_taken(&mut attempts, &error.to_string()),
+        (Ok(_), None) => {}
+    }
+    attempts
+}
+
+impl SelectedFamily {
+    /// The adapters to merge into the weights: the path itself where it is one, then those that the caller names.
+    pub fn adapters(&self, more: &[PathBuf]) -> Vec<PathBuf> {
+        self.adapter.iter().chain(more).cloned().collect()
+    }
+
+    /// Checks that the weights are stored as the family expects them and that every tensor of the adapters has its weight, reading
+    /// headers only; returns the known variants of names that were met.
+    fn find_weights(&self, adapters: &[PathBuf]) -> Result<Vec<Repair>> {
+        let adapters = Adapter::open_all(&self.adapters(adapters))?;
+        let tensors = self.source.tensors(&self.config)?;
+        Ok(load::find_weights(&self.family, &tensors, &adapters, self.source.origin())?.repairs)
+    }
+
+    /// Checks that every tensor of the adapter has its weight in the base model, without a look at that model's weights.
+    pub(crate) fn check_adapter(&self) -> Result<()> {
+        let adapters = Adapter::open_all(&self.adapters(&[]))?;
+        load::match_adapters(&self.family, &adapters).map(drop)
+    }
+}
+
+/// What is known about a path on the way to its family: enough to say why each strategy was taken or passed over.
+struct Route {
+    /// The strategy that applies to the path, whether it succeeds or not.
+    strategy: Option<Strategy>,
+    /// What the configuration says about its type; `None` until it has been read.
+    own_type: Option<Option<String>>,
+}
+
+impl Route {
+    fn of_path(path: Option<&Path>) -> Route {
+        let strategy = match path {
+            Some(path) if adapter::is_adapter(path) => Some(Strategy::Adapter),
+            Some(path) if path.is_file() => Some(Strategy::Gguf),
+            Some(path) if !path.join("config.json").is_file() => None,
+            _ => Some(Strategy::Native),
+        };
+        Route { strategy, own_type: None }
+    }
+
+    /// A directory's strategy follows from the type that its configuration names.
+    fn read_type(&mut self, own: Option<&str>, assume: Option<&str>) {
+        self.own_type = Some(own.map(str::to_owned));
+        if self.strategy == Some(Strategy::Native) {
+            self.strategy = family_of_type(own, assume).map(|(strategy, _)| strategy);
+        }
+    }
+
+    /// Each strategy and what became of it; `result` is that of the one that applies: a reason, or an error.
+    fn attempts(&self, path: Option<&Path>, result: std::result::Result<String, String>) -> Vec<Attempt> {
+        let Some(path) = path else { return Vec::new() };
+        let mut taken = false;
+        let mut attempts = Vec::with_capacity(Strategy::ALL.len());
+        for strategy in Strategy::ALL {
+            attempts.push(match &result {
+                _ if taken => Attempt::new(strategy, Outcome::NotNeeded, "an earlier one loads the model"),
+                _ if self.strategy != Some(strategy) => {
+                    Attempt::new(strategy, Outcome::Passed, self.why_passed(strategy, path))
+                }
+                Ok(reason) => Attempt::new(strategy, Outcome::Taken, reason),
+                Err(error) => Attempt::new(strategy, Outcome::Failed, error),
+            });
+            taken |= attempts.last().is_some_and(|attempt| attempt.outcome == Outcome::Taken);
+        }
+        attempts
+    }
+
+    /// Why a strategy does not apply to the path.
+    fn why_passed(&self, strategy: Strategy, path: &Path) -> String {
+        match strategy {
+            Strategy::Adapter => format!("there is no {} without a config.json", adapter::CONFIG),
+            Strategy::Gguf if path.is_dir() => match gguf_file_in(path) {
+                Some(file) => format!("this is a directory; {} in it can be given itself", file.display()),
+                None => "this is a directory".to_owned(),
+            },
+            Strategy::Gguf => "there is no such file".to_owned(),
+            Strategy::Native | Strategy::Mapped | Strategy::Assumed => self.why_not_by_family(strategy, path),
+        }
+    }
+
+    fn why_not_by_family(&self, strategy: Strategy, path: &Path) -> String {
+        let reason = match (strategy, &self.own_type) {
+            _ if !path.exists() => "there is nothing at this path",
+            _ if !path.is_dir() => "this is a file, not a directory",
+            _ if !path.join("config.json").is_file() => "there is no config.json",
+            (_, None) => "the configuration cannot be read",
+            (Strategy::Native, Some(Some(own))) => return format!("`{}` is not a native type", own.escape_debug()),
+            (Strategy::Native, Some(None)) => "config.json does not say its type",
+            _ if self.strategy == Some(Strategy::Native) => "the type is native",
+            (Strategy::Mapped, _) => "the type is mapped to no family",
+            _ if self.strategy == Some(Strategy::Mapped) => "the type is mapped to a family",
+            _ => "no family was named (--assume)",
+        };
+        reason.to_owned()
+    }
+}
+
+fn gguf_file_in(dir: &Path) -> Option<PathBuf> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).find(|path| path.extension().is_some_and(|end| end == "gguf"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{LoadedModel, inspect};
+    use serde_json::{Value, json};
+    use std::fs;
+
+    /// A copy of the built-in model of another type, with an adapter for it beside it.
+    fn adapter_of(model_type: &str) -> tempfile::TempDir {
+        let root = tempfile::tempdir().expect("a directory");
+        let (base, adapter) = (root.path().join("base"), root.path().join("adapter"));
+        [&base, &adapter].iter().for_each(|dir| fs::create_dir(dir).expect("made"));
+        for file in ["model.safetensors", "tokenizer.json"] {
+            fs::copy(Path::new(env!("CARGO_MANIFEST_DIR")).join("builtin").join(file), base.join(file))
+                .expect("copied");
+        }
+        let mut config: Value = serde_json::from_slice(crate::builtin::CONFIG).expect("JSON");
+        config["model_type"] = json!(model_type);
+        fs::write(base.join("config.json"), config.to_string()).expect("written");
+        let settings = json!({"peft_type": "LORA", "r": 1, "lora_alpha": 1, "base_model_name_or_path": "base",
+                              "target_modules": ["q_proj"]});
+        fs::write(adapter.join(adapter::CONFIG), settings.to_string()).expect("written");
+        let source = ModelSource::Builtin;
+        let tensors = source.tensors(&source.config().expect("a configuration")).expect("tensors");
+        let shape = tensors.get("model.layers.0.self_attn.q_proj.weight").expect("a projection").shape.to_vec();
+        let (a, b) = (vec![0; 4 * shape[1]], vec![0; 4 * shape[0]]);
+        let factor =
+            |data, shape| safetensors::tensor::TensorView::new(safetensors::Dtype::F32, shape, data).expect("a tensor");
+        let module = "base_model.model.model.layers.0.self_attn.q_proj";
+        let factors = [
+            (format!("{module}.lora_A.weight"), factor(&a, vec![1, shape[1]])),
+            (format!("{module}.lora_B.weight"), factor(&b, vec![shape[0], 1])),
+        ];
+        let bytes = safetensors::serialize(factors, None).expect("a file");
+        fs::write(adapter.join(adapter::WEIGHTS[0]), bytes).expect("written");
+        root
+    }
+
+    #[test]
+    fn loading_explaining_and_inspecting_an_adapter_of_a_mapped_type_agree() {
+        families::register_architecture("select_family_test", "llama").expect("registered");
+        let root = adapter_of("select_family_test");
+        let path = root.path().join("adapter");
+        let options = LoadOptions::default();
+        let loaded = LoadedModel::open(&path, &options, &mut |_| {}).expect("a model");
+        assert_eq!((loaded.name.as_str(), loaded.strategy), ("adapter", Strategy::Adapter));
+        assert!(loaded.warnings[0].contains("`select_family_test`"), "{:?}", loaded.warnings);
+        let attempt = &strategies(&path, &options)[3];
+        assert_eq!((attempt.outcome, attempt.strategy), (Outcome::Taken, Strategy::Adapter), "{attempt}");
+        assert!(attempt.reason.starts_with("it fits its base model, "), "{attempt}");
+        assert!(inspect(&path).expect("a report").runs());
+
+        // Loading, which reads the base model's weights, and explaining fail with the same words.
+        fs::remove_file(root.path().join("base/model.safetensors")).expect("removed");
+        let error = LoadedModel::open(&path, &options, &mut |_| {}).map(|_| ()).expect_err("no weights");
+        let Error::Load { error, attempts } = error else { panic!("{error} lists no attempts") };
+        assert_eq!(attempts, strategies(&path, &options));
+        assert_eq!((attempts[3].outcome, &attempts[3].reason), (Outcome::Failed, &error.to_string()));
+    }
+
+    #[test]
+    fn a_mapped_type_is_not_assumed_to_be_another_family() {
+        families::register_architecture("select_family_other", "llama").expect("registered");
+        let root = adapter_of("select_family_other");
+        let base = root.path().join("base");
+        let error = select_family(Some(&base), Some("qwen3")).map(|_| ()).expect_err("two families");
+        let report = crate::inspect_as(&base, Some("qwen3")).expect("a report");
+        assert!(!report.runs());
+        assert_eq!(report.problems[0].what, error.cause().to_string());
+        assert!(select_family(Some(&base), Some("llama")).is_ok());
+    }
+}

@@ -1,0 +1,223 @@
+//! Where a model comes from: the program itself, a Hugging Face directory or a GGUF file.
+//!
+//! Everything that needs to know which of the three it is asks [`ModelSource`]: the configuration, the tensors, the tokenizer and the
+//! chat template of each are read here and nowhere else. An adapter (LoRA) is not a source: it stands for its base model, which is.
+
+use crate::adapter;
+use crate::builtin;
+use crate::chat::ChatTemplate;
+use crate::checkpoint::Checkpoint;
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::gguf::{self, GgufFile};
+use crate::json;
+use crate::pull;
+use crate::quantised;
+use crate::tensors::Tensors;
+use crate::tokenizer::{Special, Tokenizer};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The source of a model.
+#[derive(Clone)]
+pub enum ModelSource {
+    /// The model inside this program.
+    Builtin,
+    /// A Hugging Face directory.
+    Directory(PathBuf),
+    /// A GGUF file, whose header has been read and checked.
+    Gguf(Arc<GgufFile>),
+}
+
+impl ModelSource {
+    /// The source of a path, or the built-in model where there is none. An adapter's directory gives the source of its base model.
+    ///
+    /// # Errors
+    /// If the path is a file that is no GGUF file, or an adapter whose base model is not at hand. A directory is not read yet.
+    pub fn open(path: Option<&Path>) -> Result<ModelSource> {
+        let Some(path) = path else { return Ok(ModelSource::Builtin) };
+        let base = adapter::is_adapter(path).then(|| base_of_adapter(path)).transpose()?;
+        let path = base.as_deref().unwrap_or(path);
+        Ok(match path.is_dir() {
+            true => ModelSource::Directory(path.to_path_buf()),
+            false => ModelSource::Gguf(Arc::new(GgufFile::open(path)?)),
+        })
+    }
+
+    /// Its directory or file; nothing for the built-in model.
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            ModelSource::Builtin => None,
+            ModelSource::Directory(dir) => Some(dir),
+            ModelSource::Gguf(file) => Some(file.path()),
+        }
+    }
+
+    /// Its path for messages: that of the directory or file, or the name of the built-in model.
+    pub fn origin(&self) -> &Path {
+        self.path().unwrap_or(Path::new(builtin::NAME))
+    }
+
+    /// Its `config.json`; for a GGUF file, what its metadata says in the keys of that file.
+    pub fn config(&self) -> Result<Config> {
+        match self {
+            ModelSource::Builtin => Config::parse(builtin::CONFIG, self.origin()),
+            ModelSource::Directory(dir) => directory_config(dir),
+            ModelSource::Gguf(file) => Config::new(gguf::hf_config(file)?, file.path()),
+        }
+    }
+
+    /// Its tensors under their Hugging Face names. `config` is its configuration, which says how they are quantised, if they are.
+    pub fn tensors(&self, config: &Config) -> Result<Tensors> {
+        match self {
+            ModelSource::Builtin => Ok(Tensors::Checkpoint(Checkpoint::from_static(builtin::WEIGHTS, builtin::NAME)?)),
+            ModelSource::Directory(dir) => Tensors::from_checkpoint(Checkpoint::open(dir)?, config, dir),
+            ModelSource::Gguf(file) => Tensors::from_gguf(Arc::clone(file)),
+        }
+    }
+
+    /// Its tokenizer, if it has one.
+    pub fn tokenizer(&self) -> Result<Option<Tokenizer>> {
+        match self {
+            ModelSource::Builtin => {
+                Tokenizer::from_bytes(self.origin(), builtin::TOKENIZER, &builtin::sidecars()).map(Some)
+            }
+            ModelSource::Directory(dir) => Tokenizer::from_dir(dir),
+            ModelSource::Gguf(file) => gguf_tokenizer(file),
+        }
+    }
+
+    /// Its chat template, if it has one.
+    pub fn chat_template(&self) -> Result<Option<ChatTemplate>> {
+        match self {
+            ModelSource::Builtin => Ok(None),
+            ModelSource::Directory(dir) => ChatTemplate::from_dir(dir),
+            // A template is of no use without the tokenizer that reads its text.
+            ModelSource::Gguf(file) if file.value(gguf::TOKENIZER_MODEL).is_none() => Ok(None),
+            ModelSource::Gguf(file) => {
+                let template = gguf::special_tokens(file)?.chat_template;
+                template.map(|source| ChatTemplate::new(&source, file.path())).transpose()
+            }
+        }
+    }
+}
+
+fn directory_config(dir: &Path) -> Result<Config> {
+    let file = dir.join("config.json");
+    if !file.exists() {
+        return Err(Error::invalid(
+            dir,
+            "there is no config.json here",
+            "give a Hugging Face model directory or a .gguf file; `pellucid inspect` says what a directory is",
+        ));
+    }
+    let value = json::parse_config(&std::fs::read(&file).map_err(Error::io(&file))?, &file)?;
+    Config::new(quantised::with_sidecar(value, dir), &file)
+}
+
+fn gguf_tokenizer(file: &GgufFile) -> Result<Option<Tokenizer>> {
+    if file.value(gguf::TOKENIZER_MODEL).is_none() {
+        return Ok(None);
+    }
+    let special = gguf::special_tokens(file)?;
+    let inner = gguf::tokenizer(file)?;
+    let mut texts = BTreeMap::new();
+    for (name, id) in
+        [("bos_token", special.bos), ("eos_token", special.eos), ("pad_token", special.pad), ("unk_token", special.unk)]
+    {
+        if let Some(text) = id.and_then(|id| inner.id_to_token(id)) {
+            texts.insert(name.to_string(), text);
+        }
+    }
+    let mut eos: Vec<u32> = special.eos.into_iter().chain(special.eot).collect();
+    eos.dedup();
+    let special = Special { bos: special.bos, eos, pad: special.pad, pad_from_eos: false, unk: special.unk, texts };
+    Tokenizer::from_parts(inner, special, file.path()).map(Some)
+}
+
+/// Finds the base model of an adapter: at the path that the adapter names, in a directory beside it, among pulled or cached models.
+fn base_of_adapter(dir: &Path) -> Result<PathBuf> {
+    let base = adapter::base_of(dir)?;
+    if let Some(base) = &base {
+        // The path may be relative to the adapter or to the working directory. An adapter of an adapter could lead in a circle.
+        let near = base_candidates(dir, base).into_iter().find(|candidate| candidate.join("config.json").is_file());
+        let found = near.or_else(|| pull::resolve(base).ok());
+        if let Some(found) = found.filter(|found| !adapter::is_adapter(found)) {
+            return Ok(found);
+        }
+    }
+    let whose = base.as_deref().map_or_else(|| "a model that it does not name".into(), |base| format!("`{base}`"));
+    Err(Error::usage(
+        format!("{} is an adapter for {whose}, not a model", dir.display()),
+        format!(
+            "give its base model, and the adapter beside it: --model {} --adapter {}",
+            base.as_deref().unwrap_or("BASE"),
+            dir.display()
+        ),
+    ))
+}
+
+/// The directories in which the base model `base` of something in `dir` (an adapter, autoencoders) may be.
+pub(crate) fn base_candidates(dir: &Path, base: &str) -> Vec<PathBuf> {
+    let name = base.rsplit('/').next().unwrap_or(base);
+    let parent = dir.canonicalize().ok().and_then(|dir| dir.parent().map(Path::to_path_buf));
+    let folders = [Some(dir.to_path_buf()), parent];
+    let near = folders.iter().flatten().flat_map(|folder| [folder.join(base), folder.join(name)]);
+    let pulled = pull::resolve(base).ok().filter(|found| found.is_dir());
+    let mut candidates: Vec<PathBuf> = Vec::new();
+    for candidate in near.chain(pulled).chain(hugging_face_cache(base)) {
+        if !candidates.contains(&candidate) {
+            candidates.push(candidate);
+        }
+    }
+    candidates
+}
+
+/// The directory of a model in the cache that Hugging Face's own libraries fill.
+fn hugging_face_cache(id: &str) -> Option<PathBuf> {
+    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let hub = set("HF_HUB_CACHE").or_else(|| set("HF_HOME").map(|home| home.join("hub")));
+    let hub = hub.or_else(|| set("HOME").map(|home| home.join(".cache/huggingface/hub")))?;
+    if id.contains("..") || id.starts_with('/') {
+        return None;
+    }
+    let model = hub.join(format!("models--{}", id.replace('/', "--")));
+    let revision = std::fs::read_to_string(model.join("refs/main")).ok()?;
+    Some(model.join("snapshots").join(revision.trim()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_built_in_model_and_its_directory_hold_the_same() {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("builtin");
+        let sources = [None, Some(dir.as_path())].map(|path| ModelSource::open(path).expect("a source"));
+        assert_eq!(sources.each_ref().map(ModelSource::path), [None, Some(dir.as_path())]);
+        let configs = sources.each_ref().map(|source| source.config().expect("a configuration"));
+        let [inside, outside] = configs.each_ref().map(|config| config.entries().collect::<Vec<_>>());
+        assert_eq!(inside, outside);
+        let [inside, outside] = [0, 1].map(|i| sources[i].tensors(&configs[i]).expect("tensors"));
+        for name in inside.names() {
+            let [inside, outside] = [&inside, &outside].map(|tensors| tensors.get(name).expect("a tensor"));
+            assert_eq!((inside.shape, inside.bytes), (outside.shape, outside.bytes), "{name}");
+        }
+        let [inside, outside] =
+            sources.each_ref().map(|source| source.tokenizer().expect("read").expect("a tokenizer"));
+        assert_eq!(inside.encode("Once upon a time", true).ok(), outside.encode("Once upon a time", true).ok());
+        assert!(sources.iter().all(|source| source.chat_template().expect("read").is_none()));
+    }
+
+    #[test]
+    fn a_path_that_is_no_model_is_an_error_that_names_it() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let error =
+            |path: &Path| ModelSource::open(Some(path)).and_then(|source| source.config()).expect_err("refused");
+        assert!(error(dir.path()).to_string().contains("there is no config.json here"));
+        assert!(error(&dir.path().join("nothing")).to_string().contains("nothing"));
+        std::fs::write(dir.path().join(adapter::CONFIG), r#"{"base_model_name_or_path": "no/base"}"#).expect("written");
+        assert!(error(dir.path()).to_string().contains("is an adapter for `no/base`, not a model"));
+    }
+}
