@@ -50,6 +50,11 @@ impl DeviceValue {
         self.len == 0
     }
 
+    /// Whether two values are one buffer.
+    pub fn is_same(&self, other: &DeviceValue) -> bool {
+        Arc::ptr_eq(&self.buffer, &other.buffer)
+    }
+
     /// The buffer, if it is of this type.
     pub fn buffer<T: 'static>(&self) -> Option<&T> {
         self.buffer.downcast_ref()

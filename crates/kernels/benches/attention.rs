@@ -4,7 +4,7 @@
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use pellucid_kernels::Pool;
-use pellucid_kernels::attention::{AttentionShape, HeadTerms, KvFormat, KvStore, Queries, attend};
+use pellucid_kernels::attention::{AttentionShape, CausalMask, HeadTerms, KvFormat, KvStore, Queries, attend};
 use std::hint::black_box;
 
 const SHAPE: AttentionShape = AttentionShape {
@@ -14,8 +14,7 @@ const SHAPE: AttentionShape = AttentionShape {
     value_dim: 64,
     scale: 0.125,
     soft_cap: None,
-    window: None,
-    chunk: None,
+    mask: CausalMask { window: None, chunk: None },
 };
 
 fn attention(c: &mut Criterion) {

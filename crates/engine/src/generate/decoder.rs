@@ -199,6 +199,15 @@ impl Decoder {
             lookup: row.lookup,
         });
         let passed_over = compiled.passed_over.clone();
-        Ok(Generation { rows: rows.collect(), captures, saved, passed_over, reused, prefill, decode, moved: Moved::default() })
+        Ok(Generation {
+            rows: rows.collect(),
+            captures,
+            saved,
+            passed_over,
+            reused,
+            prefill,
+            decode,
+            moved: Moved::default(),
+        })
     }
 }

@@ -34,10 +34,27 @@ pub struct AttentionShape {
     pub scale: f32,
     /// `cap · tanh(score / cap)`, before the mask.
     pub soft_cap: Option<f32>,
-    /// A query sees this many positions, itself included.
+    /// Which keys a query sees.
+    pub mask: CausalMask,
+}
+
+/// The keys that a query sees: its own position and earlier ones, all of them or the nearest. That no query sees a later position
+/// is what KV caches, chunked prompts, prefixes, branches and generation stand on (ARCHITECTURE, "What follows from causality").
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CausalMask {
+    /// Sliding window: a query sees this many positions, itself included.
     pub window: Option<usize>,
-    /// A query sees only positions of its own chunk of this length.
+    /// Chunked attention: a query sees only positions of its own chunk of this length.
     pub chunk: Option<usize>,
+}
+
+impl CausalMask {
+    /// The key positions that a query at `position` sees.
+    pub fn visible(&self, position: usize) -> std::ops::Range<usize> {
+        let windowed = self.window.map_or(0, |window| (position + 1).saturating_sub(window));
+        let chunked = self.chunk.map_or(0, |chunk| position / chunk * chunk);
+        windowed.max(chunked)..position + 1
+    }
 }
 
 /// Numbers that some attention adds, one for each query head.
@@ -85,9 +102,7 @@ pub struct Queries<'a> {
 impl AttentionShape {
     /// The key positions that a query at `position` sees.
     pub fn visible(&self, position: usize) -> std::ops::Range<usize> {
-        let windowed = self.window.map_or(0, |window| (position + 1).saturating_sub(window));
-        let chunked = self.chunk.map_or(0, |chunk| position / chunk * chunk);
-        windowed.max(chunked)..position + 1
+        self.mask.visible(position)
     }
 
     /// What its keys and values need to be kept.

@@ -50,7 +50,9 @@ fn naive(shape: &AttentionShape, terms: HeadTerms, q: &[f64], k: &[f64], v: &[f6
                 })
             };
             let visible: Vec<usize> = (0..=t)
-                .filter(|j| shape.window.is_none_or(|w| t - j < w) && shape.chunk.is_none_or(|c| t / c == j / c))
+                .filter(|j| {
+                    shape.mask.window.is_none_or(|w| t - j < w) && shape.mask.chunk.is_none_or(|c| t / c == j / c)
+                })
                 .collect();
             let weights: Vec<f64> = visible.iter().map(|&j| score(j).exp()).collect();
             let total = weights.iter().sum::<f64>() + terms.sinks.map_or(0.0, |s| (s[h] as f64).exp());
@@ -87,7 +89,7 @@ proptest! {
         window in prop::option::of(1usize..80), chunk in prop::option::of(1usize..90), cap in prop::option::of(0.5f32..5.0), alibi: bool, rounded in prop::option::of(0.2f32..1.5), sinks: bool, seed: u64,
     ) {
         let heads = kv_heads * group;
-        let shape = AttentionShape { heads, kv_heads, key_dim, value_dim, scale: 0.7, soft_cap: cap, window, chunk };
+        let shape = AttentionShape { heads, kv_heads, key_dim, value_dim, scale: 0.7, soft_cap: cap, mask: CausalMask { window, chunk } };
         let (slopes, sink) = (noise(seed ^ 1, heads), noise(seed ^ 2, heads));
         let terms = HeadTerms { slopes: alibi.then_some(Slopes { each: &slopes, rounded }), sinks: sinks.then_some(&sink[..]) };
         let q = noise(seed ^ 3, tokens * heads * key_dim);
@@ -125,7 +127,7 @@ proptest! {
         window in prop::option::of(1usize..80), chunk in prop::option::of(1usize..90), cap in prop::option::of(0.5f32..5.0), alibi: bool, sinks: bool, seed: u64,
     ) {
         let heads = kv_heads * group;
-        let shape = AttentionShape { heads, kv_heads, key_dim, value_dim, scale: 0.7, soft_cap: cap, window, chunk };
+        let shape = AttentionShape { heads, kv_heads, key_dim, value_dim, scale: 0.7, soft_cap: cap, mask: CausalMask { window, chunk } };
         let (slopes, sink) = (noise(seed ^ 1, heads), noise(seed ^ 2, heads));
         let terms = HeadTerms { slopes: alibi.then_some(Slopes { each: &slopes, rounded: None }), sinks: sinks.then_some(&sink[..]) };
         let q = noise(seed ^ 3, tokens * heads * key_dim);
@@ -178,8 +180,7 @@ fn a_ragged_batch_gives_each_row_what_it_gets_alone() {
         value_dim: 8,
         scale: 0.35,
         soft_cap: None,
-        window: None,
-        chunk: None,
+        mask: CausalMask::default(),
     };
     let lengths = [3usize, 70, 1];
     let total: usize = lengths.iter().sum();
@@ -262,8 +263,7 @@ fn rounded_keys_and_values_are_attended_to_as_what_they_are_rounded_to() {
         value_dim: 20,
         scale: 0.3,
         soft_cap: None,
-        window: None,
-        chunk: None,
+        mask: CausalMask::default(),
     };
     let (tokens, pool) = (300, Pool::new(2));
     let numbers = |count: usize, seed: usize| -> Vec<f32> {
@@ -307,8 +307,7 @@ fn heads_that_part_among_threads_keep_their_bits() {
         value_dim: 8,
         scale: 0.4,
         soft_cap: None,
-        window: None,
-        chunk: None,
+        mask: CausalMask::default(),
     };
     let numbers = |count: usize, seed: usize| -> Vec<f32> {
         (0..count).map(|i| ((i * 13 + seed * 7) as f32 * 0.53).sin()).collect()
@@ -338,8 +337,7 @@ fn a_window_does_work_in_proportion_to_the_window() {
         value_dim: 32,
         scale: 0.2,
         soft_cap: None,
-        window,
-        chunk: None,
+        mask: CausalMask { window, chunk: None },
     };
     let (tokens, pool) = (4096, Pool::new(1));
     let mut kv = KvStore::new(layout(1, 32, 32, KvFormat::F32), tokens);
@@ -369,8 +367,7 @@ fn what_is_no_number_stays_none() {
         value_dim: 8,
         scale: 0.4,
         soft_cap: None,
-        window: None,
-        chunk: None,
+        mask: CausalMask::default(),
     };
     let tokens = 70;
     let mut kv = KvStore::new(shape.kv_layout(KvFormat::F32), tokens);

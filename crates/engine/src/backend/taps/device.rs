@@ -28,8 +28,11 @@ impl JobTaps<'_> {
                 let chosen = entry.rows[segment.row].as_ref();
                 chosen.map_or_else(Vec::new, |chosen| selected(pass, segment, spec.domain, chosen).collect())
             };
-            let rows: Vec<(usize, Vec<SelectedToken>)> =
-                segments.iter().map(|segment| (segment.row, tokens(segment))).filter(|(_, own)| !own.is_empty()).collect();
+            let rows: Vec<(usize, Vec<SelectedToken>)> = segments
+                .iter()
+                .map(|segment| (segment.row, tokens(segment)))
+                .filter(|(_, own)| !own.is_empty())
+                .collect();
             match &entry.action {
                 CompiledAction::Call(callback) => self.call_with_device(entry, callback, &rows, value, device)?,
                 CompiledAction::Capture(reduce) => {
@@ -93,7 +96,13 @@ impl JobTaps<'_> {
     }
 
     /// The selected floats, on the host.
-    fn fetch(&self, entry: &Entry, tokens: &[SelectedToken], value: &DeviceValue, device: &mut Device) -> Result<Vec<f32>> {
+    fn fetch(
+        &self,
+        entry: &Entry,
+        tokens: &[SelectedToken],
+        value: &DeviceValue,
+        device: &mut Device,
+    ) -> Result<Vec<f32>> {
         let width = self.program.edge(entry.edge).width;
         let lines = gather(&entry.columns, width, tokens, value, device);
         let floats = match &lines {
@@ -116,48 +125,49 @@ impl JobTaps<'_> {
     ) -> Result<()> {
         let spec = self.program.edge(entry.edge);
         let (width, count) = (spec.width, entry.columns.len());
-        let mut vectors = Vec::new();
-        let (mut lines, mut buffer) = (Vec::new(), None);
-        let written = match edit.given() {
-            None => Written::Number(0.0),
-            Some(Given::Number(number)) => Written::Number(*number),
-            Some(Given::Vector(vector)) => Written::Vector(vector),
+        let write = |tokens: &[SelectedToken], written: Written| {
+            let work = match edit {
+                Edit::Set(_) => TapEdit::Set(written),
+                Edit::Add(_, scale) => TapEdit::Add(written, *scale),
+                Edit::Scale(by) => TapEdit::Scale(*by),
+                Edit::ProjectOut(direction, left) => TapEdit::ProjectOut(direction, *left),
+                Edit::Cap(direction, min, max) => TapEdit::Cap(direction, *min, *max),
+            };
+            tap(&entry.columns, width, tokens, value, &TapWork::Edit(work), device);
+        };
+        match edit.given() {
+            None => write(tokens, Written::Number(0.0)),
+            Some(Given::Number(number)) => write(tokens, Written::Number(*number)),
+            Some(Given::Vector(vector)) => write(tokens, Written::Vector(vector)),
             Some(Given::Rows(rows)) => {
-                tokens.iter().for_each(|&(_, _, nth)| vectors.extend_from_slice(&rows[nth]));
-                Written::Vectors(&vectors)
+                let vectors: Vec<f32> = tokens.iter().flat_map(|&(_, _, nth)| rows[nth].iter().copied()).collect();
+                write(tokens, Written::Vectors(&vectors));
             }
             Some(Given::Computed(_)) => {
                 // A computed value has a line for each selected position of this pass, in the order of the selection.
-                let computed = self.computed(entry, row, || entry.columns.shape(spec, tokens.len()))?.unwrap_or_default();
+                let computed =
+                    self.computed(entry, row, || entry.columns.shape(spec, tokens.len()))?.unwrap_or_default();
                 let mut ranks: Vec<usize> = tokens.iter().map(|&(_, _, nth)| nth).collect();
                 ranks.sort_unstable();
-                for &(_, _, nth) in tokens {
+                let line = |&(_, _, nth): &SelectedToken| {
                     let rank = ranks.binary_search(&nth).unwrap_or_default();
-                    vectors.extend_from_slice(&computed[rank * count..][..count]);
-                }
+                    computed[rank * count..][..count].iter().copied()
+                };
+                let vectors: Vec<f32> = tokens.iter().flat_map(line).collect();
+                write(tokens, Written::Vectors(&vectors));
                 device.moved.to_device += 4 * vectors.len();
-                Written::Vectors(&vectors)
             }
             Some(Given::Source(source)) => {
-                for &(_, _, nth) in tokens {
-                    let (stashed, line) = self.source_on_device(entry, *source, row, nth)?;
-                    lines.push(line);
-                    buffer = Some(stashed);
-                }
-                match &buffer {
-                    Some(buffer) => Written::Lines(buffer, &lines),
-                    None => return Ok(()),
+                let line = |&(_, _, nth): &SelectedToken| self.source_on_device(entry, *source, row, nth);
+                let lines = tokens.iter().map(line).collect::<Result<Vec<(DeviceValue, usize)>>>()?;
+                let mut done = 0;
+                for lines in lines.chunk_by(|(a, _), (b, _)| a.is_same(b)) {
+                    let indices: Vec<usize> = lines.iter().map(|&(_, line)| line).collect();
+                    write(&tokens[done..][..lines.len()], Written::Lines(&lines[0].0, &indices));
+                    done += lines.len();
                 }
             }
-        };
-        let edit = match edit {
-            Edit::Set(_) => TapEdit::Set(written),
-            Edit::Add(_, scale) => TapEdit::Add(written, *scale),
-            Edit::Scale(by) => TapEdit::Scale(*by),
-            Edit::ProjectOut(direction, left) => TapEdit::ProjectOut(direction, *left),
-            Edit::Cap(direction, min, max) => TapEdit::Cap(direction, *min, *max),
-        };
-        tap(&entry.columns, width, tokens, value, &TapWork::Edit(edit), device);
+        }
         Ok(())
     }
 

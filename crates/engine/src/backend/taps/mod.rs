@@ -73,13 +73,7 @@ impl Taps<'_, '_> {
     }
 
     /// Gives a dying value to its whole capture; gives it back when there is none.
-    pub(super) fn hand_over(
-        &mut self,
-        program: &Program,
-        pass: &Pass,
-        edge: EdgeId,
-        value: Value,
-    ) -> Option<Value> {
+    pub(super) fn hand_over(&mut self, program: &Program, pass: &Pass, edge: EdgeId, value: Value) -> Option<Value> {
         match self.whole_capture(edge) {
             Some(index) => {
                 let job = &mut self.jobs[0];
@@ -138,8 +132,13 @@ impl Taps<'_, '_> {
             let job = &mut *self.jobs[index];
             if job.touches(edge) && job.failure.is_none() {
                 let mut taps = JobTaps { program, ops: self.ops, job };
-                let outcome =
-                    taps.apply_on_device((pass, pass.segments_of(index)), edge, taken, value, &mut Device { memory, moved });
+                let outcome = taps.apply_on_device(
+                    (pass, pass.segments_of(index)),
+                    edge,
+                    taken,
+                    value,
+                    &mut Device { memory, moved },
+                );
                 self.settle(index, outcome)?;
             }
         }

@@ -5,7 +5,7 @@ use crate::architecture::{Attention, AttentionExperts, DynamicMask, ExpertWeight
 use crate::point::Point;
 use crate::program::{EdgeId, Layout, OpKind};
 use crate::weights::WeightKind;
-use pellucid_kernels::attention::AttentionShape;
+use pellucid_kernels::attention::{AttentionShape, CausalMask};
 
 /// Queries, keys and values as attention multiplies them.
 struct Heads {
@@ -36,8 +36,7 @@ impl Builder {
             value_dim: a.value_dim,
             scale: a.scale,
             soft_cap: a.soft_cap,
-            window: a.window,
-            chunk: a.chunk,
+            mask: CausalMask { window: a.window, chunk: a.chunk },
         };
         if let Some(mask) = a.dynamic_mask {
             (q, k) = self.with_key_bias(a, mask, q, k, v);

@@ -7,7 +7,7 @@ use crate::point::{Point, Scope};
 use crate::program::{EdgeId, Layout, OpKind, Program, RowOf};
 use crate::site::Site;
 use crate::weights::{WeightId, WeightKind};
-use pellucid_kernels::attention::AttentionShape;
+use pellucid_kernels::attention::{AttentionShape, CausalMask};
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, OnceLock};
 
@@ -203,8 +203,7 @@ impl Network {
             value_dim,
             scale: (key_dim as f32).sqrt().recip(),
             soft_cap: None,
-            window: None,
-            chunk: None,
+            mask: CausalMask::default(),
         };
         let scores = self.edge(&format!("{name}.scores"), heads, Layout::QueryKey)?;
         let probs = self.edge(&format!("{name}.probs"), heads, Layout::QueryKey)?;

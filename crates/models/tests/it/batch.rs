@@ -1,13 +1,10 @@
 //! Many jobs in one executor: each gives, bit by bit, what it gives alone.
 
-mod golden;
-mod tapping;
-
+use crate::test_plans::{add, at, bits, call, capture, from, plan, set};
 use golden::Case;
 use pellucid_engine::plan::Expr;
 use pellucid_engine::{Action, Batch, Control, Finish, Generate, Generation, Operand, Plan, RequestId, Sampling, Tap};
 use std::collections::HashMap;
-use tapping::{add, at, bits, call, capture, from, plan, set};
 
 /// A small generator of pseudo-random numbers, so that a failing case can be repeated.
 struct Random(u64);
