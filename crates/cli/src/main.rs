@@ -1,8 +1,9 @@
 //! The pellucid command: see through a language model.
 //!
-//! `args.rs` says what can be typed, `commands/` what each command does; results go to stdout, everything said about
+//! `args/` says what can be typed, `commands/` what each command does; results go to stdout, everything said about
 //! them to stderr, and the exit code is decided here and nowhere else.
 
+mod allocator;
 mod args;
 mod commands;
 mod failure;
@@ -18,12 +19,8 @@ use pellucid_kernels::simd::InstructionSet;
 use std::io::Write;
 use std::process::ExitCode;
 
-/// The system's allocator, which a worker of the lab can ask to count.
-#[global_allocator]
-static ALLOCATOR: pellucid_lab::counting::Counting = pellucid_lab::counting::Counting;
-
 fn main() -> ExitCode {
-    keep_freed_memory();
+    allocator::keep_freed_memory();
     let arguments = Arguments::parse();
     let outcome = std::panic::catch_unwind(|| run(arguments));
     let failure = match outcome {
@@ -36,17 +33,6 @@ fn main() -> ExitCode {
     // If stderr is closed there is nobody left to tell; the code still says it.
     let _ = writeln!(std::io::stderr(), "{failure}");
     ExitCode::from(failure.code())
-}
-
-/// Activations are large and short-lived. The system's allocator would give their memory back after each run and fault every page in
-/// again at the next, which costs more than the captures themselves.
-fn keep_freed_memory() {
-    #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    // SAFETY: called before any other thread exists; both settings only say when memory goes back to the system.
-    unsafe {
-        libc::mallopt(libc::M_MMAP_THRESHOLD, 1 << 30);
-        libc::mallopt(libc::M_TRIM_THRESHOLD, 1 << 30);
-    }
 }
 
 /// A set of instructions that nobody knows would be passed over where it is read.

@@ -127,15 +127,10 @@ mod tests {
             engine: "test".into(),
             load_to_first_token_s: 1.0,
             samples_s: vec![1.0],
-            peak_bytes: 0,
-            memory: None,
-            allocations: None,
-            weight_bytes: 0,
             top: top.to_vec(),
-            decoded: vec![],
             values: values.to_vec(),
             control: control.to_vec(),
-            beside: None,
+            ..Answer::default()
         }
     }
 

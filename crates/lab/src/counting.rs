@@ -1,14 +1,11 @@
-//! An allocator that can count. It is inert until a worker that was asked to count turns it on for one run.
+//! A global allocator that counts allocations while [`during`] runs.
 //!
-//! Counting disturbs timing, so no time is ever taken from a process that counts; in all others the cost is one relaxed load of a
-//! flag that nobody writes.
+//! Only `pellucid-lab-worker` and tests install it. Counting disturbs timing, so no time is taken from a run that counts; between such runs
+//! an allocation costs one relaxed load more than the system's.
 
 use crate::protocol::Allocations;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
-
-/// The environment variable that asks a worker to count the allocations of one run.
-pub const ASK: &str = "PELLUCID_LAB_ALLOCATIONS";
 
 static ON: AtomicBool = AtomicBool::new(false);
 static COUNT: AtomicU64 = AtomicU64::new(0);
@@ -17,7 +14,7 @@ static BYTES: AtomicU64 = AtomicU64::new(0);
 static LIVE: AtomicI64 = AtomicI64::new(0);
 static PEAK: AtomicI64 = AtomicI64::new(0);
 
-/// The system's allocator, counted while [`during`] runs. An executable installs it with `#[global_allocator]`.
+/// The system's allocator with counters. An executable installs it with `#[global_allocator]`.
 pub struct Counting;
 
 // SAFETY: every call goes to the system's allocator unchanged; counting touches atomics only and never allocates.
@@ -67,11 +64,6 @@ fn grown(size: usize, instead_of: usize) {
     PEAK.fetch_max(live, Relaxed);
 }
 
-/// Whether this process was started to count.
-pub fn is_asked() -> bool {
-    std::env::var_os(ASK).is_some_and(|value| !value.is_empty() && value != "0")
-}
-
 /// Runs something and counts what it allocates, on all threads. None where the executable did not install [`Counting`].
 pub fn during<T>(run: impl FnOnce() -> T) -> (T, Option<Allocations>) {
     COUNT.store(0, Relaxed);
@@ -79,7 +71,7 @@ pub fn during<T>(run: impl FnOnce() -> T) -> (T, Option<Allocations>) {
     LIVE.store(0, Relaxed);
     PEAK.store(0, Relaxed);
     ON.store(true, Relaxed);
-    // Something is always allocated here, so that nothing counted means nobody counts.
+    // Something is always allocated here, so a count of zero means that the allocator is not installed.
     drop(std::hint::black_box(Box::new(0u8)));
     let (own_count, own_bytes) = (COUNT.load(Relaxed), BYTES.load(Relaxed));
     let made = run();

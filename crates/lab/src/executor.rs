@@ -1,5 +1,6 @@
 //! Who runs a worker: a fresh process, or a simulation of one.
 
+use crate::lab_worker;
 use crate::protocol::{Answer, Request};
 use crate::suite::{Variant, WorkerKind};
 use serde::de::DeserializeOwned;
@@ -56,6 +57,11 @@ impl Failing {
 pub trait Executor {
     /// Runs one worker to its end, whatever that is.
     fn run(&mut self, variant: &Variant, request: &Request, limit: Duration) -> Outcome;
+
+    /// Runs a worker of ours that counts the heap allocations of the job. Simulated workers count whenever they run.
+    fn count_allocations(&mut self, variant: &Variant, request: &Request, limit: Duration) -> Outcome {
+        self.run(variant, request, limit)
+    }
 
     /// Seconds since the session began.
     fn elapsed(&self) -> f64;
@@ -148,13 +154,16 @@ impl Variant {
 
 impl Executor for Processes {
     fn run(&mut self, variant: &Variant, request: &Request, limit: Duration) -> Outcome {
-        match self.command(variant) {
-            Ok(mut command) => match run_process(&mut command, request, limit) {
-                Ok((answer, _)) => Outcome::Answered(Box::new(answer)),
-                Err((how, said)) => Outcome::Failed { how, said },
-            },
-            Err(said) => Outcome::Failed { how: Failing::Start, said },
-        }
+        outcome(self.command(variant), request, limit)
+    }
+
+    fn count_allocations(&mut self, variant: &Variant, request: &Request, limit: Duration) -> Outcome {
+        let command = lab_worker::beside(variant.binary.as_deref().unwrap_or(&self.pellucid)).map(|path| {
+            let mut command = lab_worker::Task::CountAllocations.command(&path);
+            command.env("RUST_BACKTRACE", "0").envs(&variant.env);
+            command
+        });
+        outcome(command.map_err(|error| error.to_string()), request, limit)
     }
 
     fn elapsed(&self) -> f64 {
@@ -162,9 +171,17 @@ impl Executor for Processes {
     }
 }
 
+fn outcome(command: Result<Command, String>, request: &Request, limit: Duration) -> Outcome {
+    match command.map(|mut command| run_process(&mut command, request, limit)) {
+        Ok(Ok((answer, _))) => Outcome::Answered(Box::new(answer)),
+        Ok(Err((how, said))) => Outcome::Failed { how, said },
+        Err(said) => Outcome::Failed { how: Failing::Start, said },
+    }
+}
+
 /// Starts a process, hands it the request as JSON, and waits for its answer or its end. With the answer come the seconds from its start
 /// until it closed its output.
-pub(crate) fn run_process<A: DeserializeOwned>(
+pub fn run_process<A: DeserializeOwned>(
     command: &mut Command,
     request: &impl Serialize,
     limit: Duration,

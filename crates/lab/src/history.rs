@@ -5,6 +5,7 @@
 //! distances). Medians and absolute distances do not follow single outliers, and the price comes from the noise of the series itself,
 //! so nothing is tried out and nothing is drawn at random.
 
+use crate::builtin_suites::present_name;
 use crate::environment::Environment;
 use crate::result::SessionResult;
 use crate::stats;
@@ -89,8 +90,8 @@ pub fn series(results: &[(String, SessionResult)]) -> Vec<Series> {
                     let (began, value) = (result.session.began, stats::median(&values));
                     let point = Point { name: name.clone(), began, value };
                     let same = |(environment, series): &&mut (&Environment, Series)| {
-                        (&series.suite, &series.workload, &series.variant, series.metric)
-                            == (&result.suite.name, &workload.id, &variant.id, metric)
+                        (series.suite.as_str(), &series.workload, &series.variant, series.metric)
+                            == (present_name(&result.suite.name), &workload.id, &variant.id, metric)
                             && environment.hard == result.environment.hard
                     };
                     match found.iter_mut().find(same) {
@@ -98,7 +99,7 @@ pub fn series(results: &[(String, SessionResult)]) -> Vec<Series> {
                         None => found.push((
                             &result.environment,
                             Series {
-                                suite: result.suite.name.clone(),
+                                suite: present_name(&result.suite.name).into(),
                                 workload: workload.id.clone(),
                                 variant: variant.id.clone(),
                                 metric,

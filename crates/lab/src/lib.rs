@@ -1,20 +1,27 @@
 //! The performance lab: measurements that can be believed.
 //!
 //! Every measurement is a fresh process ([`executor`]) that speaks one JSON [`protocol`]; our side of it is [`worker`], the peers' are the
-//! programs in `peers/`. A [`suite`] says who does what; a [`session`] runs pairs of them in random ABBA order, with an arm of
+//! programs in `peers/`. A [`suite`] (the [`builtin_suites`] or a file) says who does what; a [`session`] runs pairs of them in random ABBA order, with an arm of
 //! the reference against itself, until the [`stats`] are precise enough; [`check`] sees to it that wrong numbers have no time, and
 //! [`verdict`] says what may be said. [`result`] is what a session leaves behind, for [`report`] and [`baseline`] to read.
+//!
+//! Two suites are not sessions of pairs: [`construction`] (what models, tokenizers and runs cost to construct) and [`identify`] (latency and
+//! correctness of recognizing models). What needs the [`counting`] allocator runs in the binary `pellucid-lab-worker`, which alone
+//! installs it; the product's binary starts that where it is needed.
 
 pub mod baseline;
 pub mod budget;
+pub mod builtin_suites;
 pub mod candle;
 pub mod check;
 pub mod conclusion;
+pub mod construction;
 pub mod counting;
 pub mod environment;
 pub mod executor;
 pub mod history;
-pub mod loader;
+pub mod identify;
+pub mod lab_worker;
 mod memory;
 pub mod noise;
 pub mod number;
@@ -25,10 +32,8 @@ pub mod result;
 pub mod roofline;
 pub mod selftest;
 pub mod session;
-pub mod sessions;
 pub mod stats;
 pub mod suite;
-pub mod suites;
 pub mod survey;
 pub mod verdict;
 pub mod worker;
@@ -51,6 +56,12 @@ pub enum Error {
         path: String,
         /// What happened.
         problem: String,
+    },
+    /// The binary that counts allocations and serves downloads is not there.
+    #[error("{} is missing", path.display())]
+    NoWorker {
+        /// Where it should be.
+        path: std::path::PathBuf,
     },
     /// Two sessions that must not be compared.
     #[error("the two results do not belong together: {}", .0.join("; "))]

@@ -5,9 +5,8 @@
 //! things slower, never faster.
 
 use crate::executor::run_process;
-use crate::protocol::{Job, Request};
+use crate::protocol::{Job, Request, prompt};
 use crate::roofline::{OpRate, STEPS, fastest, go, lasting_product_rate, product_rate, read_rate};
-use crate::session::prompt;
 use crate::stats::{Fit, least_squares, median};
 use crate::{Result, worker};
 use pellucid_engine::{Action, Model, Plan, Positions, RunOptions, Tap};

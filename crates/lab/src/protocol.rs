@@ -108,8 +108,13 @@ impl Job {
     }
 }
 
+/// The tokens of a prompt: any fixed ones do, if neighbors differ and every vocabulary has them. The smallest test model has 96.
+pub(crate) fn prompt(tokens: usize) -> Vec<u32> {
+    (0..tokens).map(|i| (20 + i * 37 % 73) as u32).collect()
+}
+
 /// What a worker found.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Answer {
     /// Who measured, with its version.
     pub engine: String,

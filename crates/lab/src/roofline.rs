@@ -4,9 +4,8 @@
 //! than the multipliers. Both limits are measured here, shortly, with the threads that the ops have.
 
 use crate::executor::run_process;
-use crate::protocol::Request;
-use crate::session::{self, Setting, prompt};
-use crate::suite::{Suite, WorkerKind};
+use crate::protocol::{Request, prompt};
+use crate::suite::Variant;
 use crate::{Result, worker};
 use pellucid_engine::profile::{OpTime, work};
 use pellucid_engine::program::OpKind;
@@ -89,16 +88,17 @@ impl Roofline {
     }
 }
 
-/// Measures the first variant of ours of a suite on its first workload, in a fresh process of an executable of ours; none where the suite has
-/// no such variant.
-pub fn in_process(suite: &Suite, setting: &Setting, pellucid: &Path) -> Option<std::result::Result<Roofline, String>> {
-    let variant = suite.variants.iter().find(|variant| variant.worker == WorkerKind::Pellucid)?;
-    let workload = suite.workloads.first()?;
-    let request = Request { tokens: prompt(TOKENS), ..session::request(suite, setting, workload, variant) };
+/// Measures a variant of ours in a fresh process of its executable, with the model, dtype and threads of `request`.
+pub(crate) fn in_process(
+    variant: &Variant,
+    request: Request,
+    pellucid: &Path,
+) -> std::result::Result<Roofline, String> {
+    let request = Request { tokens: prompt(TOKENS), ..request };
     let mut command = Command::new(variant.binary.as_deref().unwrap_or(pellucid));
     command.args(["lab", "__roofline"]).envs(&variant.env);
     let found = run_process(&mut command, &request, LIMIT);
-    Some(found.map(|(found, _)| found).map_err(|(how, said)| format!("its process {}: {said}", how.name())))
+    found.map(|(found, _)| found).map_err(|(how, said)| format!("its process {}: {said}", how.name()))
 }
 
 /// What an op is called after its weight, without its layer; in parentheses where it has none.

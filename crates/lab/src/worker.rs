@@ -39,15 +39,6 @@ pub fn answer(request: &Request) -> Result<Answer> {
         }
     }
     let run = status("VmHWM");
-    // After the timed runs: counting would disturb them.
-    let allocations = match counting::is_asked() {
-        true => {
-            let (counted, found) = counting::during(|| one(&loaded, request, request.job));
-            counted?;
-            found
-        }
-        false => None,
-    };
     let mut answers = Vec::new();
     for Timed { job, samples_s, made } in jobs {
         answers.push(Answer {
@@ -62,17 +53,27 @@ pub fn answer(request: &Request) -> Result<Answer> {
                 file: status("RssFile"),
                 proportional: proportional(),
             }),
-            allocations,
             weight_bytes: loaded.model.weights().bytes() as u64,
             top: top.clone(),
             decoded: made.tokens,
             values: made.values,
             control: if job.edits() { control(&loaded, request, job)? } else { Vec::new() },
-            beside: None,
+            ..Answer::default()
         });
     }
     let beside = answers.drain(1..).next().map(Box::new);
     Ok(Answer { beside, ..answers.remove(0) })
+}
+
+/// Counts the heap allocations of one run of a job, after its warm-up. Only an executable with the [`counting`] allocator can.
+pub fn count_allocations(request: &Request) -> Result<Answer> {
+    let loaded = open(&request.model, &options(request)?)?;
+    for _ in 0..request.warmups + request.repeats {
+        one(&loaded, request, request.job)?;
+    }
+    let (run, allocations) = counting::during(|| one(&loaded, request, request.job));
+    run?;
+    Ok(Answer { allocations, ..Answer::default() })
 }
 
 /// A job and its runs.

@@ -6,6 +6,7 @@
 use super::colour::{DARK, LIGHT, Scale};
 use super::table::LensTable;
 use super::text::{one_line, visible};
+use crate::html::escape_json;
 use serde::Serialize;
 
 const PAGE: &str = include_str!("page.html");
@@ -38,7 +39,7 @@ pub fn html(table: &LensTable) -> String {
     let data = Data { table: spelled(table), scales: Scales { light: steps(LIGHT), dark: steps(DARK) } };
     let json = serde_json::to_string(&data).expect("plain structs with string keys always serialise");
     // The data goes in last, and only once: whatever a token contains, nothing looks for a marker in it.
-    PAGE.replacen("/*STYLE*/", STYLE, 1).replacen("/*SCRIPT*/", SCRIPT, 1).replacen("/*DATA*/", &inert(&json), 1)
+    PAGE.replacen("/*STYLE*/", STYLE, 1).replacen("/*SCRIPT*/", SCRIPT, 1).replacen("/*DATA*/", &escape_json(&json), 1)
 }
 
 /// The table with every text as the reader must see it, so that the script needs no spelling rules of its own.
@@ -53,20 +54,6 @@ fn spelled(table: &LensTable) -> LensTable {
         }
     }
     table
-}
-
-/// JSON that can stand inside a `<script>` element: what HTML could read as its end, or as a comment, is escaped.
-///
-/// In JSON these characters occur only inside strings, where `\u` escapes mean the same.
-fn inert(json: &str) -> String {
-    let mut out = String::with_capacity(json.len());
-    for c in json.chars() {
-        match c {
-            '<' | '>' | '&' | '\u{2028}' | '\u{2029}' => out.push_str(&format!("\\u{:04x}", c as u32)),
-            c => out.push(c),
-        }
-    }
-    out
 }
 
 #[cfg(test)]

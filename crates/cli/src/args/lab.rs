@@ -3,7 +3,7 @@
 use super::AssumeArg;
 use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand};
-use pellucid_lab::loader::Category;
+use pellucid_lab::identify::Category;
 use std::path::PathBuf;
 
 #[derive(Subcommand)]
@@ -26,21 +26,23 @@ pub enum LabCommand {
     Speed(SuiteOptions),
     /// What looking costs, rung by rung (as `lab run capture`)
     Capture(SuiteOptions),
-    /// From a cold process to the first token, and the memory it takes (as `lab run load`)
-    Load(SuiteOptions),
-    /// What is this directory, and can it run? How fast that is answered, and how rightly
-    Loader(LabLoaderArgs),
-    /// A profile of tracing from Python: ours, plain PyTorch hooks and nnsight on one network, and where our time goes (`lab run trace` has the same
-    /// methods in processes of their own)
-    #[command(alias = "trace-profile")]
-    Trace(LabTraceArgs),
+    /// From a cold process to the first token, and the memory it takes (as `lab run startup`)
+    #[command(alias = "load")]
+    Startup(SuiteOptions),
+    /// Benchmark model inspection: latency and correctness of category, support and metadata queries
+    #[command(alias = "loader")]
+    Identify(LabIdentifyArgs),
+    /// The cost of tracing from Python: ours, plain PyTorch hooks and nnsight on one network, and where our time goes (`lab run trace` has the
+    /// same methods in processes of their own)
+    #[command(aliases = ["trace", "trace-profile"])]
+    TracingCost(LabTracingCostArgs),
     /// Where the time goes: every op in decoding and in prompts, by storage, against the limits of this machine; what captures cost
     Performance(LabPerformanceArgs),
     /// The methods of the field by those who offer them; with --families the page of who is right on which family
     Peers(LabPeersArgs),
-    /// What constructing a model, a tokenizer or a session costs, against an empty process
-    #[command(alias = "fixtures")]
-    Sessions(LabSessionsArgs),
+    /// Time and memory to construct a model, a tokenizer or a run, relative to an empty process
+    #[command(aliases = ["sessions", "fixtures"])]
+    Construction(LabConstructionArgs),
     /// Run every suite that comes with the lab, as far as it can run here, and write a report of each
     All(LabAllArgs),
     /// The suites that come with the lab
@@ -74,9 +76,9 @@ pub enum LabCommand {
     },
 }
 
-/// The profile of tracing.
+/// The cost of tracing.
 #[derive(Args)]
-pub struct LabTraceArgs {
+pub struct LabTracingCostArgs {
     /// The interpreter: with the package `pellucid`, and with torch and nnsight where they are to be compared
     #[arg(long, value_name = "PYTHON", default_value = "python3")]
     pub python: PathBuf,
@@ -188,7 +190,7 @@ pub struct SuiteOptions {
     /// Exit with the verdict's code even where it is inconclusive
     #[arg(long)]
     pub gate: bool,
-    /// Count heap allocations too, in one more process for each of our variants and workloads, which gives no time
+    /// Count heap allocations too, in one more process (pellucid-lab-worker) for each of our variants and workloads, which gives no time
     #[arg(long)]
     pub allocations: bool,
     #[command(flatten)]
@@ -213,13 +215,13 @@ pub struct LabPeersArgs {
     after_help = "Every fixture is built in a fresh process beside an empty one; the report says how much longer and larger it is.
 
 Examples:
-  pellucid lab sessions                              the report as Markdown
-  pellucid lab sessions --runs 9 --json s.json --md s.md
-  pellucid lab sessions --benchmark-startup          what an empty process costs, five times
+  pellucid lab construction                          the report as Markdown
+  pellucid lab construction --runs 9 --json s.json --md s.md
+  pellucid lab construction --benchmark-startup      what an empty process costs, five times
 
 Exit codes: 0 reported, whatever fixtures failed; 5 the empty process failed, so nothing can be believed."
 )]
-pub struct LabSessionsArgs {
+pub struct LabConstructionArgs {
     /// Pairs of a fixture's process and an empty one
     #[arg(long, value_name = "K", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub runs: u32,
@@ -229,9 +231,9 @@ pub struct LabSessionsArgs {
     /// Only start empty processes, five of them, and say how long they take
     #[arg(long)]
     pub benchmark_startup: bool,
-    /// Where the sources are whose tests are searched for uses
-    #[arg(long, value_name = "DIR", default_value = ".")]
-    pub sources: PathBuf,
+    /// Accepted and ignored: uses in test sources are no longer counted
+    #[arg(long, value_name = "DIR", hide = true)]
+    pub sources: Option<PathBuf>,
     /// The seed of the order
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
@@ -247,26 +249,26 @@ pub struct LabSessionsArgs {
 pub const EVERY_CATEGORY: &str = "all";
 
 fn categories() -> PossibleValuesParser {
-    PossibleValuesParser::new([EVERY_CATEGORY].into_iter().chain(Category::ALL.map(Category::name)))
+    PossibleValuesParser::new([EVERY_CATEGORY].into_iter().chain(Category::ALL.map(|(_, name, _)| name)))
 }
 
 #[derive(Args)]
 #[command(
     after_help = "Every benchmark checks the answer that it times: a wrong answer has no time. The directories that are asked about are made in a \
-temporary folder beforehand.
+temporary folder beforehand. Measuring runs in pellucid-lab-worker, which `cargo build` and `cargo install` put beside pellucid.
 
 Environment: BENCHMARK_ITERATIONS and BENCHMARK_WARMUP, where the flags are not given; TEST_MODEL_PATH, a real model to inspect and load, too.
 
 Examples:
-  pellucid lab loader --all --output baseline.json   everything, memory included, kept as a baseline
-  pellucid lab loader --all --baseline baseline.json what changed since: red, green or neutral
-  pellucid lab loader --category sae --iterations 1000
-  TEST_MODEL_PATH=models/smollm2 pellucid lab loader --category loading
+  pellucid lab identify --all --output baseline.json   everything, memory included, kept as a baseline
+  pellucid lab identify --all --baseline baseline.json what changed since: red, green or neutral
+  pellucid lab identify --category sae --iterations 1000
+  TEST_MODEL_PATH=models/smollm2 pellucid lab identify --category loading
 
 Exit codes: 0 all answers right, all gates met; 1 a wrong answer, a missed gate or a red benchmark; 2 bad usage; 4 a gate lies within what the \
 machine does on its own."
 )]
-pub struct LabLoaderArgs {
+pub struct LabIdentifyArgs {
     /// Every category, with memory: the same as `--category all --memory-profiling`
     #[arg(long, conflicts_with = "category")]
     pub all: bool,

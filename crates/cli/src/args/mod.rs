@@ -257,6 +257,9 @@ pub struct ProfileArgs {
     /// Print the table as JSON
     #[arg(long)]
     pub json: bool,
+    /// Also run N pairs with and without the profile, to say what profiling costs [default: one warm-up and one profiled run]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
+    pub pairs: Option<u32>,
     /// Write every op as a Chrome trace (for chrome://tracing or Perfetto)
     #[arg(long, value_name = "F.json")]
     pub trace: Option<PathBuf>,

@@ -13,12 +13,6 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-/// Pairs of runs with and without the profile, at least and at most, to say what profiling itself costs.
-const LEAST_PAIRS: usize = 6;
-const MOST_PAIRS: usize = 40;
-/// Seconds after which no further pair is begun.
-const PAIRING_S: f64 = 2.0;
-
 /// A line of the table.
 #[derive(Default, Serialize)]
 struct Line {
@@ -47,17 +41,21 @@ pub fn run(args: ProfileArgs) -> Result<(), Failure> {
         Ok(started.elapsed().as_secs_f64())
     };
     let (profiled, profile) = loaded.model.profiled();
-    // The first of each warms up; then they take turns, each first in every other pair.
-    once(&loaded.model)?;
+    // The first run faults in weights and buffers; its times would be those of a cold start.
     once(&profiled)?;
-    let (mut pairs, started) = (Vec::new(), Instant::now());
-    while pairs.len() < LEAST_PAIRS || (pairs.len() < MOST_PAIRS && started.elapsed().as_secs_f64() < PAIRING_S) {
-        let before = if pairs.len() % 2 == 0 { Some(once(&loaded.model)?) } else { None };
+    let timed = || {
         profile.clear();
-        let with = once(&profiled)?;
-        pairs.push((before.map_or_else(|| once(&loaded.model), Ok)?, with));
-    }
-    let overhead = Overhead::of(&pairs);
+        once(&profiled)
+    };
+    let (overhead, profiled_s) = match args.pairs {
+        None => (None, timed()?),
+        Some(pairs) => {
+            once(&loaded.model)?;
+            let overhead = Overhead::of(&measure_pairs(pairs as usize, || once(&loaded.model), timed)?);
+            let profiled_s = overhead.profiled_s;
+            (Some(overhead), profiled_s)
+        }
+    };
     let times = profile.times();
     let lines = table(&loaded.model, &times, args.by);
     if let Some(path) = &args.trace {
@@ -68,21 +66,39 @@ pub fn run(args: ProfileArgs) -> Result<(), Failure> {
     }
     if args.json {
         return print_json(&json!({
-            "seconds": overhead.plain_s,
-            "profiled_seconds": overhead.profiled_s,
-            "overhead": overhead.share,
-            "overhead_interval": [overhead.low, overhead.high],
-            "pairs": pairs.len(),
+            "seconds": overhead.as_ref().map_or(profiled_s, |overhead| overhead.plain_s),
+            "profiled_seconds": profiled_s,
+            "overhead": overhead.as_ref().map(|overhead| overhead.share),
+            "overhead_interval": overhead.as_ref().map(|overhead| [overhead.low, overhead.high]),
+            "pairs": overhead.as_ref().map_or(0, |overhead| overhead.pairs),
             "lines": lines,
         }));
     }
     print(&text(&lines))?;
-    say(&overhead.text(pairs.len()));
+    say(&match overhead {
+        Some(overhead) => overhead.text(),
+        None => format!("{:.2} ms in one profiled run; --pairs 6 says what profiling adds to it", profiled_s * 1e3),
+    });
     Ok(())
+}
+
+/// Times runs without and with the profile in pairs; each side goes first in every other pair.
+fn measure_pairs(
+    pairs: usize,
+    plain: impl Fn() -> Result<f64, Failure>,
+    profiled: impl Fn() -> Result<f64, Failure>,
+) -> Result<Vec<(f64, f64)>, Failure> {
+    let pair = |index: usize| {
+        let before = if index.is_multiple_of(2) { Some(plain()?) } else { None };
+        let with = profiled()?;
+        Ok((before.map_or_else(&plain, Ok)?, with))
+    };
+    (0..pairs).map(pair).collect()
 }
 
 /// What profiling costs, as a share, from pairs of runs without it and with it.
 struct Overhead {
+    pairs: usize,
     plain_s: f64,
     profiled_s: f64,
     share: f64,
@@ -96,21 +112,23 @@ impl Overhead {
         let logs: Vec<f64> = pairs.iter().map(|(plain, with)| (with / plain).ln()).collect();
         let found = stats::interval(&logs, 1);
         let (share, low, high) = (found.mean.exp_m1(), found.low.exp_m1(), found.high.exp_m1());
-        Overhead { plain_s: side(|pair| pair.0), profiled_s: side(|pair| pair.1), share, low, high }
+        let (plain_s, profiled_s) = (side(|pair| pair.0), side(|pair| pair.1));
+        Overhead { pairs: pairs.len(), plain_s, profiled_s, share, low, high }
     }
 
-    fn text(&self, pairs: usize) -> String {
+    fn text(&self) -> String {
         let what = match self.low <= 0.0 && self.high >= 0.0 {
-            true => "cannot be told from nothing here",
-            false => "is real",
+            true => "not statistically significant",
+            false => "statistically significant",
         };
         format!(
-            "{:.2} ms without the profile, {:.2} ms with it: profiling costs {:+.1} % ({:+.1} to {:+.1} % at 95 %, {pairs} pairs), which {what}",
+            "{:.2} ms without the profile, {:.2} ms with it: profiling costs {:+.1} % ({:+.1} to {:+.1} % at 95 %, {} pairs), {what}",
             self.plain_s * 1e3,
             self.profiled_s * 1e3,
             self.share * 100.0,
             self.low * 100.0,
             self.high * 100.0,
+            self.pairs,
         )
     }
 }

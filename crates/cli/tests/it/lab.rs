@@ -88,19 +88,38 @@ fn measured(dir: &Path, name: &str, more: &[&str]) -> PathBuf {
 fn the_suites_are_listed_and_the_schema_is_printed() {
     let dir = tempfile::tempdir().expect("a directory");
     let list = stdout(&lab(dir.path(), &["list"]));
-    for name in ["capture", "load", "loader", "peers", "sessions", "speed", "trace"] {
-        // Each is a command of its own, too.
-        assert!(stdout(&lab(dir.path(), &[name, "--help"])).contains("Usage: pellucid lab"));
+    for name in ["capture", "construction", "identify", "peers", "speed", "startup", "trace"] {
         assert!(list.lines().any(|line| line.split(' ').next() == Some(name)), "{list}");
+    }
+    // Each is a command of its own, too; earlier names are accepted and not shown.
+    let help = stdout(&lab(dir.path(), &["--help"]));
+    for (name, earlier) in [
+        ("construction", &["sessions", "fixtures"][..]),
+        ("identify", &["loader"]),
+        ("startup", &["load"]),
+        ("tracing-cost", &["trace", "trace-profile"]),
+        ("capture", &[]),
+        ("peers", &[]),
+        ("speed", &[]),
+    ] {
+        let usage = stdout(&lab(dir.path(), &[name, "--help"]));
+        assert!(
+            usage.contains(&format!("Usage: pellucid lab {name}")) && help.contains(&format!("\n  {name} ")),
+            "{help}"
+        );
+        for earlier in earlier {
+            assert_eq!(stdout(&lab(dir.path(), &[earlier, "--help"])), usage);
+            assert!(!help.contains(&format!("\n  {earlier} ")), "{help}");
+        }
     }
     let schema: Value = serde_json::from_str(&stdout(&lab(dir.path(), &["schema"]))).expect("JSON");
     assert_eq!(schema["$id"], "pellucid/lab-result/v1");
 }
 
-/// Runs the questions of the loader with these variables.
-fn questions(dir: &Path, variables: &[(&str, &str)], args: &[&str]) -> Output {
+/// Runs the suite `identify` with these variables.
+fn identify(dir: &Path, variables: &[(&str, &str)], args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pellucid"));
-    command.args(["lab", "loader"]).args(args).env("NO_COLOR", "1").env("PELLUCID_CACHE", dir).current_dir(dir);
+    command.args(["lab", "identify"]).args(args).env("NO_COLOR", "1").env("PELLUCID_CACHE", dir).current_dir(dir);
     for name in ["BENCHMARK_ITERATIONS", "BENCHMARK_WARMUP", "TEST_MODEL_PATH"] {
         command.env_remove(name);
     }
@@ -108,21 +127,15 @@ fn questions(dir: &Path, variables: &[(&str, &str)], args: &[&str]) -> Output {
 }
 
 #[test]
-fn the_questions_of_the_loader_are_answered_rightly_and_kept() {
+fn identify_gives_right_answers_and_keeps_them() {
     let dir = tempfile::tempdir().expect("a directory");
     let model = golden("llama");
     let variables = [("BENCHMARK_ITERATIONS", "500"), ("BENCHMARK_WARMUP", "0"), ("TEST_MODEL_PATH", model.as_str())];
     // The flag wins over the variable, and what is not typed is taken from there.
-    let output = questions(dir.path(), &variables, &["--all", "--iterations", "3", "--output", "r.json"]);
+    let output = identify(dir.path(), &variables, &["--all", "--iterations", "3", "--output", "r.json"]);
     let page = stdout(&output);
-    assert!(page.starts_with("# Pellucid Loader Benchmark Report"), "{page}");
-    for part in [
-        "## Performance Gates",
-        "## Performance Baselines",
-        "## Memory Usage",
-        "## Coverage",
-        "### 9. Regression Tests",
-    ] {
+    assert!(page.starts_with("# Pellucid Identify Benchmark Report"), "{page}");
+    for part in ["## Performance Gates", "## Memory Usage", "## Coverage", "### 8. Regression Tests"] {
         assert!(page.contains(part), "{part}:\n{page}");
     }
     let found = json(&dir.path().join("r.json"));
@@ -142,7 +155,7 @@ fn the_questions_of_the_loader_are_answered_rightly_and_kept() {
     assert_eq!(memory.expect("a gate")["state"], "met");
 
     // Three iterations have too few rounds for any verdict but neutral.
-    let again = questions(
+    let again = identify(
         dir.path(),
         &variables,
         &["--category", "sae", "--iterations", "3", "--baseline", "r.json", "--output", "s.json"],
@@ -152,15 +165,15 @@ fn the_questions_of_the_loader_are_answered_rightly_and_kept() {
     let changes = changes.as_array().expect("changes");
     assert_eq!(changes.len(), 7);
     assert!(changes.iter().all(|change| change["verdict"] == "neutral"));
-    let schema: Value = serde_json::from_str(&stdout(&questions(dir.path(), &[], &["--schema"]))).expect("JSON");
+    let schema: Value = serde_json::from_str(&stdout(&identify(dir.path(), &[], &["--schema"]))).expect("JSON");
     assert_eq!(schema["$id"], found["schema"]);
 }
 
 #[test]
-fn what_the_loader_cannot_be_asked_is_refused() {
+fn identify_refuses_what_it_cannot_do() {
     let dir = tempfile::tempdir().expect("a directory");
     let refuse = |variables: &[(&str, &str)], args: &[&str], message: &str| {
-        refused(&questions(dir.path(), variables, args), message, "");
+        refused(&identify(dir.path(), variables, args), message, "");
     };
     refuse(&[("BENCHMARK_ITERATIONS", "many")], &[], "BENCHMARK_ITERATIONS is `many`");
     refuse(&[("TEST_MODEL_PATH", "no/such/model")], &[], "TEST_MODEL_PATH is `no/such/model`");
@@ -171,6 +184,31 @@ fn what_the_loader_cannot_be_asked_is_refused() {
     refuse(&[], &["--output", "none/r.json"], "none/r.json");
     std::fs::write(dir.path().join("other.json"), r#"{"schema": "pellucid/lab-result/v1"}"#).expect("written");
     refuse(&[], &["--baseline", "other.json"], "its format is pellucid/lab-result/v1");
+}
+
+#[test]
+fn a_missing_worker_is_named_with_the_command_that_builds_it() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let alone = dir.path().join("pellucid");
+    std::fs::copy(env!("CARGO_BIN_EXE_pellucid"), &alone).expect("copied");
+    let run = |args: &[&str]| {
+        let mut command = Command::new(&alone);
+        // `cargo test` sets these as `cargo run` does, which would build the worker.
+        command.env_remove("CARGO").env("PELLUCID_CACHE", dir.path()).current_dir(dir.path());
+        command.arg("lab").args(args).output().expect("the binary runs")
+    };
+    refused(&run(&["identify"]), "pellucid-lab-worker is missing", "cargo build --release");
+    let suite = write_suite(dir.path());
+    let suite = suite.to_str().expect("a path");
+    refused(&run(&["run", suite, "--allocations"]), "pellucid-lab-worker is missing", "cargo install");
+    // What needs no counting needs no worker.
+    assert!(run(&["construction", "--runs", "1", "--max-fixtures", "1"]).status.success());
+}
+
+#[test]
+fn the_worker_alone_says_who_starts_it() {
+    let output = Command::new(env!("CARGO_BIN_EXE_pellucid-lab-worker")).output().expect("the binary runs");
+    assert!(output.status.code() == Some(2) && said(&output).contains("`pellucid lab`"), "{}", said(&output));
 }
 
 #[test]
@@ -288,12 +326,11 @@ fn a_bad_suite_is_named_with_its_mistake() {
 }
 
 #[test]
-fn sessions_are_reported_whatever_becomes_of_a_fixture() {
+fn construction_is_reported_whatever_becomes_of_a_fixture() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = |name: &str| dir.path().join(name).to_string_lossy().into_owned();
-    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").to_string_lossy().into_owned();
     // The second fixture needs a model that this cache does not have.
-    let args = ["sessions", "--runs", "2", "--max-fixtures", "2", "--sources", &sources, "--json", &path("s.json")];
+    let args = ["construction", "--runs", "2", "--max-fixtures", "2", "--json", &path("s.json")];
     let page = stdout(&lab(dir.path(), &args));
     assert!(
         page.starts_with("# Pellucid Fixture Benchmark Report\n") && page.contains("**Total Fixtures Analyzed:** 2")
@@ -306,11 +343,11 @@ fn sessions_are_reported_whatever_becomes_of_a_fixture() {
         built["runs"] == 2 && built["load_s"].as_f64() > Some(0.0) && built["peak"].as_f64() > Some(1e6),
         "{survey}"
     );
-    assert!(survey["rows"][0]["uses"].as_u64() > Some(0));
-    // As a suite like the others, in a file; without sources uses are unknown, not zero.
-    let output = lab(dir.path(), &["sessions", "--runs", "1", "--max-fixtures", "1", "--md", &path("s.md")]);
-    assert!(stdout(&output).is_empty() && said(&output).contains("uses are not counted"), "{}", said(&output));
-    assert!(std::fs::read_to_string(path("s.md")).expect("the page").contains("| builtin_model | N/A | dynamic |"));
+    // Under its earlier name, with a flag that it has lost, and in a file.
+    let args = ["sessions", "--runs", "1", "--max-fixtures", "1", "--sources", ".", "--md", &path("s.md")];
+    let output = lab(dir.path(), &args);
+    assert!(stdout(&output).is_empty() && said(&output).contains("--sources is ignored"), "{}", said(&output));
+    assert!(std::fs::read_to_string(path("s.md")).expect("the page").contains("| builtin_model | dynamic |"));
     let startup = stdout(&lab(dir.path(), &["fixtures", "--benchmark-startup"]));
     for line in ["5 empty processes", "Average: ", "Min: ", "Max: ", "Variance: "] {
         assert!(startup.contains(line), "{startup}");

@@ -1,7 +1,7 @@
 //! Results over time, as text and as a page.
 
 use super::format::{change, date, noise, quantity};
-use super::html::{Axis, curve, document, escape, gutter, level, mark, text};
+use super::html::{Axis, curve, document, escape, levels, mark, text};
 use crate::history::{LEAST, Series, Step};
 use crate::report::html::{byte_tick, second_tick};
 use crate::stats;
@@ -102,18 +102,13 @@ fn plot(series: &Series) -> String {
     let values: Vec<f64> = series.points.iter().map(|point| point.value).collect();
     let up = Axis::of(values.iter().copied(), label);
     let across = |at: usize| 2.0 + 96.0 * at as f64 / (values.len() - 1).max(1) as f64;
-    let mut marks = String::new();
-    for (tick, label) in up.ticks() {
-        let y = up.down(*tick, HEIGHT);
-        marks += &level("grid", 0.0, 100.0, y);
-        marks += &gutter(y, label);
-    }
+    let mut marks = levels(&up, HEIGHT);
     for (at, point) in series.points.iter().enumerate() {
         let dot = mark("dot v0", "s0", across(at), up.down(point.value, HEIGHT));
         let title = format!("{}, {}: {}", point.name, date(point.began), quantity(series.metric, point.value));
         marks += &format!("<g><title>{}</title>{dot}</g>", escape(&title));
     }
-    let levels: Vec<(f64, f64)> = (0..values.len())
+    let steps: Vec<(f64, f64)> = (0..values.len())
         .flat_map(|at| {
             let y = up.down(series.level(at), HEIGHT);
             // A step is upright, half way to the point before it.
@@ -123,7 +118,7 @@ fn plot(series: &Series) -> String {
             before.into_iter().chain([(from, y), (across(at), y)])
         })
         .collect();
-    marks += &curve("fit", &levels, HEIGHT);
+    marks += &curve("fit", &steps, HEIGHT);
     let dates = series.points.first().zip(series.points.last());
     if let Some((first, last)) = dates {
         let day = |began: u64| date(began).split(' ').next().unwrap_or_default().to_string();

@@ -7,12 +7,13 @@ mod findings;
 
 use crate::environment::Environment;
 use crate::executor::{Executor, Failing, Outcome};
-use crate::protocol::{Answer, Job, Request};
+use crate::protocol::{Answer, Job, Request, prompt};
 use crate::result::{Comparison, Counted, Run, SessionResult};
+use crate::roofline::{self, Roofline};
 use crate::stats::Random;
 use crate::suite::{Metric, Suite, Variant, WorkerKind, Workload};
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// What a session needs beside its suite.
@@ -126,28 +127,39 @@ pub fn run(
 }
 
 /// Counts the heap allocations of one run of every variant of ours on every workload, each in a process of its own that gives no time.
-/// A variant whose worker fails or cannot count is left out.
-pub fn count_allocations(suite: &Suite, setting: &Setting, executor: &mut dyn Executor) -> Vec<Counted> {
+/// A variant whose worker fails is left out; `on_failure` receives the reason.
+pub fn count_allocations(
+    suite: &Suite,
+    setting: &Setting,
+    executor: &mut dyn Executor,
+    on_failure: &mut dyn FnMut(&str),
+) -> Vec<Counted> {
     let mut counted = Vec::new();
     for workload in &suite.workloads {
         for variant in suite.participants(workload).into_iter().filter(|v| v.worker == WorkerKind::Pellucid) {
-            let mut asked = variant.clone();
-            asked.env.insert(crate::counting::ASK.into(), "1".into());
             let request = Request { repeats: 1, ..request(suite, setting, workload, variant) };
             let limit = Duration::from_secs_f64(suite.precision.timeout_s);
-            if let Outcome::Answered(answer) = executor.run(&asked, &request, limit)
-                && let Some(allocations) = answer.allocations
-            {
-                counted.push(Counted { workload: workload.id.clone(), variant: variant.id.clone(), allocations });
+            let found = match executor.count_allocations(variant, &request, limit) {
+                Outcome::Answered(answer) => answer.allocations.ok_or_else(|| "its worker did not count".into()),
+                Outcome::Failed { how, said } => Err(format!("its worker {}: {said}", how.name())),
+            };
+            match found {
+                Ok(allocations) => {
+                    counted.push(Counted { workload: workload.id.clone(), variant: variant.id.clone(), allocations });
+                }
+                Err(why) => on_failure(&format!("no allocations of {} on {}: {why}", variant.id, workload.id)),
             }
         }
     }
     counted
 }
 
-/// The tokens of a prompt: any fixed ones do, if neighbours differ and every vocabulary has them. The smallest model of the tests knows 96.
-pub(crate) fn prompt(tokens: usize) -> Vec<u32> {
-    (0..tokens).map(|i| (20 + i * 37 % 73) as u32).collect()
+/// Measures the roofline of the suite's first variant of ours on its first workload, in a fresh process of an executable of ours; none where
+/// the suite has no such variant.
+pub fn roofline(suite: &Suite, setting: &Setting, pellucid: &Path) -> Option<Result<Roofline, String>> {
+    let variant = suite.variants.iter().find(|variant| variant.worker == WorkerKind::Pellucid)?;
+    let request = request(suite, setting, suite.workloads.first()?, variant);
+    Some(roofline::in_process(variant, request, pellucid))
 }
 
 /// What a variant's worker is asked on a workload.

@@ -43,9 +43,9 @@ fn every_suite_of_the_page_can_be_read() {
 #[test]
 fn the_page_knows_every_suite_job_and_peer() {
     let page = read("docs/lab.md");
-    for name in pellucid_lab::suites::names() {
+    for name in pellucid_lab::builtin_suites::names() {
         assert!(page.lines().any(|line| line.starts_with(&format!("{name} "))), "`lab list` of the page has no {name}");
-        let suite = pellucid_lab::suites::named(name).expect("it is there").expect("a suite");
+        let suite = pellucid_lab::builtin_suites::named(name).expect("it is there").expect("a suite");
         for workload in &suite.workloads {
             let job = serde_json::to_value(workload.job).expect("JSON");
             let job =

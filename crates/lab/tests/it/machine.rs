@@ -33,8 +33,7 @@ impl Executor for Machine {
             top: vec![(3, 1.0), (4, 0.5)],
             decoded: vec![1],
             values: vec![1.0, 2.0],
-            control: vec![],
-            beside: None,
+            ..Answer::default()
         }))
     }
 
@@ -68,7 +67,7 @@ pub fn full_result() -> SessionResult {
         earlier: vec![],
     };
     let mut machine = Machine { random: Random::new(1), clock: 0.0 };
-    let counted: Vec<Counted> = session::count_allocations(&suite, &setting, &mut machine);
+    let counted: Vec<Counted> = session::count_allocations(&suite, &setting, &mut machine, &mut |why| panic!("{why}"));
     assert_eq!(counted.len(), 3, "of ours only");
     let result = session::run(&suite, setting, &mut machine, &mut |_| {}).expect("a session");
     assert!(!result.models.is_empty() && !result.broken_limits.is_empty());

@@ -5,11 +5,11 @@ mod conforms;
 mod machine;
 
 // Tests.
+mod construction;
 mod docs;
-mod loader;
+mod identify;
 mod peers;
 mod report;
 mod schema;
 mod session;
-mod sessions;
 mod verdicts;

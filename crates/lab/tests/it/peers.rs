@@ -7,7 +7,7 @@ use pellucid_lab::protocol::{Answer, Job, Request};
 use pellucid_lab::session::Setting;
 use pellucid_lab::suite::Variant;
 use pellucid_lab::survey::{self, Family};
-use pellucid_lab::{report, suites};
+use pellucid_lab::{builtin_suites, report};
 use std::time::Duration;
 
 /// Peers that agree, but for TransformerLens, which is off when it ablates, and llama.cpp, which refuses.
@@ -26,15 +26,11 @@ impl Executor for Peers {
             engine: format!("{} 1.0", variant.id),
             load_to_first_token_s: 1.0,
             samples_s: vec![1.0],
-            peak_bytes: 0,
-            memory: None,
-            allocations: None,
-            weight_bytes: 0,
             top: vec![(3, 1.0)],
             decoded: vec![1],
             values: vec![if off { 2.0 } else { 1.0 }],
             control: vec![0.0],
-            beside: None,
+            ..Answer::default()
         }))
     }
 
@@ -44,7 +40,7 @@ impl Executor for Peers {
 }
 
 fn families(ours_lie: bool) -> Vec<Family> {
-    let suite = suites::named("peers").expect("there").expect("a suite");
+    let suite = builtin_suites::named("peers").expect("there").expect("a suite");
     let family = |name: &str| {
         let environment = Environment::default();
         let setting =
@@ -56,7 +52,7 @@ fn families(ours_lie: bool) -> Vec<Family> {
 
 #[test]
 fn the_page_shows_who_is_right_and_why_others_are_not() {
-    let suite = suites::named("peers").expect("there").expect("a suite");
+    let suite = builtin_suites::named("peers").expect("there").expect("a suite");
     let families = families(false);
     assert!(families.iter().all(|family| family.cells.len() == 7 * 5), "every method by everybody");
     assert!(survey::wrong_of_ours(&suite, &families).is_empty());
@@ -80,7 +76,7 @@ fn the_page_shows_who_is_right_and_why_others_are_not() {
 
 #[test]
 fn a_wrong_cell_of_ours_is_counted() {
-    let suite = suites::named("peers").expect("there").expect("a suite");
+    let suite = builtin_suites::named("peers").expect("there").expect("a suite");
     let families = families(true);
     let wrong = survey::wrong_of_ours(&suite, &families);
     assert_eq!(wrong.len(), 14);

@@ -53,13 +53,10 @@ impl Executor for Machine {
                 file: 505_000_000,
                 proportional: 570_000_000,
             }),
-            allocations: None,
             weight_bytes: 500_000_000,
             top: vec![(3, 1.0), (4, 0.5)],
-            decoded: vec![],
             values: vec![1.0, 2.0],
-            control: vec![],
-            beside: None,
+            ..Answer::default()
         };
         match variant.id.as_str() {
             "crash" => return Outcome::Failed { how: Failing::Killed, said: "signal 9 <i>\u{1b}[0m".into() },

@@ -54,14 +54,10 @@ fn answer(seconds: f64) -> Answer {
         load_to_first_token_s: 1.0,
         samples_s: vec![seconds],
         peak_bytes: 1000,
-        memory: None,
-        allocations: None,
         weight_bytes: 1000,
         top: vec![(3, 1.0), (4, 0.5)],
-        decoded: vec![],
         values: vec![1.0, 2.0],
-        control: vec![],
-        beside: None,
+        ..Answer::default()
     }
 }
 

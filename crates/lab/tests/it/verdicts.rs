@@ -50,14 +50,11 @@ impl Executor for Machine {
             load_to_first_token_s: 1.0,
             samples_s: vec![takes(job)],
             peak_bytes: 1000,
-            memory: None,
-            allocations: None,
             weight_bytes: 1000,
             top: vec![(3, 1.0)],
-            decoded: vec![],
             values: vec![1.0],
-            control: vec![],
             beside,
+            ..Answer::default()
         };
         let beside = request.beside.map(|job| Box::new(answer(job, None)));
         Outcome::Answered(Box::new(answer(request.job, beside)))
@@ -174,7 +171,7 @@ fn all_suites_together_stay_within_their_budget() {
     const TOTAL: f64 = 540.0;
     for takes in [(0.05, 0.5), (2.0, 9.0), (6.0, 40.0), (50.0, 400.0)] {
         let all: Vec<Suite> =
-            suites::names().map(|name| suites::named(name).expect("there").expect("a suite")).collect();
+            builtin_suites::names().map(|name| builtin_suites::named(name).expect("there").expect("a suite")).collect();
         let mut purse = Purse::new(TOTAL, all.iter().map(budget::weight));
         let (mut spent, mut compared) = (0.0, 0);
         for mut suite in all {

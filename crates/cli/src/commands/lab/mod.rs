@@ -1,25 +1,25 @@
 //! `pellucid lab`: measurements that can be believed.
 
 mod all;
+mod construction;
 mod history;
-mod loader;
+mod identify;
 mod peers;
 mod performance;
 mod selftest;
 mod session;
-mod sessions;
-mod trace_profile;
+mod tracing_cost;
+mod worker_binary;
 
 use super::{print, print_json, say};
 use crate::args::{BaselineCommand, LabCommand, LabCompareArgs, LabOutputs, SuiteOptions};
 use crate::failure::Failure;
 use crate::files;
 use pellucid_lab::baseline::{self, Shelf};
-use pellucid_lab::loader as questions;
+use pellucid_lab::construction::child;
 use pellucid_lab::result::{SCHEMA_TEXT, SessionResult};
-use pellucid_lab::sessions::{self as fixtures, child};
 use pellucid_lab::verdict::Verdict;
-use pellucid_lab::{noise, report, roofline, suites, worker};
+use pellucid_lab::{builtin_suites, noise, report, roofline, worker};
 use pellucid_models::pull;
 use serde::de::DeserializeOwned;
 use std::io::Read;
@@ -32,18 +32,22 @@ pub fn run(command: LabCommand) -> Result<(), Failure> {
         LabCommand::Fixture => print_json(&child::answer(&asked()?)),
         LabCommand::Roofline => print_json(&roofline::measure(&asked()?).map_err(failure)?),
         LabCommand::PerformanceWorker => print_json(&pellucid_lab::performance::measure(&asked()?).map_err(failure)?),
-        LabCommand::Run(args) if args.suite == fixtures::NAME => sessions::run(sessions::as_suite(&args.options)),
-        LabCommand::Run(args) if args.suite == questions::NAME => loader::run(loader::as_suite(&args.options)),
+        LabCommand::Run(args) if construction::NAMES.contains(&args.suite.as_str()) => {
+            construction::run(construction::as_suite(&args.options))
+        }
+        LabCommand::Run(args) if identify::NAMES.contains(&args.suite.as_str()) => {
+            identify::run(identify::as_suite(&args.options))
+        }
         LabCommand::Run(args) => run_suite(&args.suite, args.options),
         LabCommand::Speed(options) => run_suite("speed", options),
         LabCommand::Capture(options) => run_suite("capture", options),
-        LabCommand::Load(options) => run_suite("load", options),
-        LabCommand::Loader(args) => loader::run(args),
-        LabCommand::Trace(args) => trace_profile::run(args),
+        LabCommand::Startup(options) => run_suite("startup", options),
+        LabCommand::Identify(args) => identify::run(args),
+        LabCommand::TracingCost(args) => tracing_cost::run(args),
         LabCommand::Performance(args) => performance::run(args),
         LabCommand::Peers(args) if args.families.is_empty() => run_suite("peers", args.options),
         LabCommand::Peers(args) => peers::run(args),
-        LabCommand::Sessions(args) => sessions::run(args),
+        LabCommand::Construction(args) => construction::run(args),
         LabCommand::All(args) => all::run(args),
         LabCommand::List => list(),
         LabCommand::Schema => print(SCHEMA_TEXT),
@@ -72,13 +76,14 @@ fn asked<T: DeserializeOwned>() -> Result<T, Failure> {
 }
 
 fn list() -> Result<(), Failure> {
-    let mut titles =
-        vec![(fixtures::NAME, fixtures::TITLE.to_string()), (questions::NAME, questions::TITLE.to_string())];
-    for name in suites::names() {
-        titles.push((name, suites::named(name).and_then(Result::ok).map(|suite| suite.title).unwrap_or_default()));
+    let mut titles = vec![(construction::NAMES[0], construction::TITLE.to_string())];
+    titles.push((identify::NAMES[0], identify::TITLE.to_string()));
+    for name in builtin_suites::names() {
+        let suite = builtin_suites::named(name).and_then(Result::ok);
+        titles.push((name, suite.map(|suite| suite.title).unwrap_or_default()));
     }
     titles.sort();
-    print(&titles.iter().map(|(name, title)| format!("{name:<10} {title}\n")).collect::<String>())
+    print(&titles.iter().map(|(name, title)| format!("{name:<12} {title}\n")).collect::<String>())
 }
 
 fn run_suite(name: &str, options: SuiteOptions) -> Result<(), Failure> {
@@ -191,6 +196,7 @@ fn failure(error: pellucid_lab::Error) -> Failure {
         pellucid_lab::Error::Mismatch(_) => {
             Failure::usage(error.to_string(), "compare results of one machine, build and model, or say --force")
         }
+        pellucid_lab::Error::NoWorker { .. } => Failure::usage(error.to_string(), worker_binary::HINT),
         other => Failure::usage(other.to_string(), "`pellucid lab --help` and docs/lab.md tell more"),
     }
 }

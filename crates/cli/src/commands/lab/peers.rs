@@ -8,7 +8,7 @@ use pellucid_lab::environment::Environment;
 use pellucid_lab::executor::Processes;
 use pellucid_lab::session::Setting;
 use pellucid_lab::survey::{self, Family};
-use pellucid_lab::{report, suites};
+use pellucid_lab::{builtin_suites, report};
 use std::path::Path;
 
 pub fn run(args: LabPeersArgs) -> Result<(), Failure> {
@@ -20,7 +20,7 @@ pub fn run(args: LabPeersArgs) -> Result<(), Failure> {
             "write it with --markdown, and its cells with --out",
         ));
     }
-    let mut suite = suites::named("peers").expect("it comes with the lab").map_err(failure)?;
+    let mut suite = builtin_suites::named("peers").expect("it comes with the lab").map_err(failure)?;
     session::leave_out_absent(&mut suite, options.python.as_deref())?;
     let pellucid = std::env::current_exe().map_err(|error| Failure::internal(error.to_string()))?;
     let mut families: Vec<Family> = Vec::new();

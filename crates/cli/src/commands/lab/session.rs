@@ -1,6 +1,6 @@
 //! `pellucid lab run`: a session of one suite, from its arguments to its result.
 
-use super::{failure, say};
+use super::{failure, say, worker_binary};
 use crate::args::SuiteOptions;
 use crate::failure::Failure;
 use crate::models;
@@ -9,10 +9,10 @@ use indicatif::ProgressBar;
 use pellucid_lab::environment::{self, Environment};
 use pellucid_lab::executor::Processes;
 use pellucid_lab::result::{Run, SessionResult};
-use pellucid_lab::roofline::{self, Roofline};
+use pellucid_lab::roofline::Roofline;
 use pellucid_lab::session::{self, Progress, Setting};
 use pellucid_lab::suite::{Suite, Variant, WorkerKind, Workload};
-use pellucid_lab::{candle, suites};
+use pellucid_lab::{builtin_suites, candle};
 use pellucid_models::{builtin, locate, program_of, pull};
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -53,9 +53,10 @@ pub fn measure(name: &str, args: &SuiteOptions) -> Result<SessionResult, Failure
     };
     let allocations = match args.allocations {
         true => {
+            worker_binary::path()?;
             say("counting allocations");
             let mut executor = Processes::new(pellucid.clone(), args.python.clone());
-            session::count_allocations(&suite, &setting, &mut executor)
+            session::count_allocations(&suite, &setting, &mut executor, &mut say)
         }
         false => Vec::new(),
     };
@@ -83,7 +84,7 @@ pub fn measure(name: &str, args: &SuiteOptions) -> Result<SessionResult, Failure
 
 /// Our products against this machine's limits, in a process of their own; none where that fails, which is said.
 fn measured_roofline(suite: &Suite, setting: &Setting, pellucid: &Path) -> Option<Roofline> {
-    let found = roofline::in_process(suite, setting, pellucid)?;
+    let found = session::roofline(suite, setting, pellucid)?;
     found.map_err(|why| say(&format!("no roofline: {why}"))).ok()
 }
 
@@ -96,11 +97,11 @@ pub fn found(name: &str, assume: Option<&str>) -> Result<PathBuf, Failure> {
 }
 
 fn find_suite(name: &str) -> Result<Suite, Failure> {
-    if let Some(suite) = suites::named(name) {
+    if let Some(suite) = builtin_suites::named(name) {
         return suite.map_err(failure);
     }
     let text = std::fs::read_to_string(name).map_err(|error| {
-        let known = suites::names().collect::<Vec<_>>().join(", ");
+        let known = builtin_suites::names().collect::<Vec<_>>().join(", ");
         Failure::usage(format!("there is no suite `{name}`: {error}"), format!("give a TOML file, or one of {known}"))
     })?;
     Suite::parse(&text, name).map_err(failure)
@@ -150,7 +151,7 @@ pub fn leave_out_absent(suite: &mut Suite, python: Option<&Path>) -> Result<(), 
             variants.retain(|id| !is_absent(id));
         }
     }
-    // Whoever has lost everybody to be compared with is not measured alone.
+    // Skip a workload that has nothing left to be compared with.
     let own = |workload: &Workload| workload.reference.as_deref().is_some_and(is_absent);
     let alone = |w: &&Workload| own(w) || (before.contains(&w.id) && !compared(suite, w));
     let alone: Vec<String> = suite.workloads.iter().filter(alone).map(|w| w.id.clone()).collect();

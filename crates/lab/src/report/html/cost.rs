@@ -1,6 +1,6 @@
 //! The cost: time against captured layers, with its fit.
 
-use super::svg::{Axis, capital, curve, escape, gutter, level, mark, second_tick, text};
+use super::svg::{Axis, capital, curve, escape, grid, mark, second_tick, text};
 use crate::report::cost as sentence;
 use crate::result::{CostModel, SessionResult};
 
@@ -19,15 +19,7 @@ fn scatter(model: &CostModel) -> String {
     let most = points.iter().map(|(x, _)| *x).fold(0.0, f64::max);
     let fit = |x: f64| model.base.mean + model.per_layer.mean * x;
     let up = Axis::of(points.iter().map(|(_, y)| *y).chain([fit(0.0), fit(most)]), second_tick);
-    let mut marks = String::new();
-    for (tick, label) in up.ticks() {
-        let y = up.down(*tick, HEIGHT);
-        marks += &level("grid", 0.0, 100.0, y);
-        marks += &gutter(y, label);
-    }
-    for (tick, label) in across.ticks() {
-        marks += &text(across.at(*tick), HEIGHT + 18.0, "middle", label);
-    }
+    let mut marks = grid(&across, &up, HEIGHT);
     // The slope's interval, turned about the middle of the points, where the fit is surest.
     let n = points.len().max(1) as f64;
     let centre = points.iter().fold((0.0, 0.0), |(a, b), (x, y)| (a + x / n, b + y / n));

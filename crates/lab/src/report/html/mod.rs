@@ -14,7 +14,8 @@ mod svg;
 mod tables;
 
 use crate::result::SessionResult;
-pub(super) use svg::{Axis, byte_tick, curve, escape, gutter, level, mark, second_tick, text};
+use pellucid_analysis::html::escape_json;
+pub(super) use svg::{Axis, byte_tick, curve, escape, levels, mark, second_tick, text};
 
 const STYLE: &str = include_str!("style.css");
 
@@ -53,7 +54,7 @@ pub fn html(result: &SessionResult) -> String {
     }
     out += "</main>\n<script type=\"application/json\" id=\"data\">";
     // Plain structs with string keys always serialise.
-    out += &inert(&serde_json::to_string(result).unwrap_or_default());
+    out += &escape_json(&serde_json::to_string(result).unwrap_or_default());
     out += "</script>\n";
     document(&format!("{} · {}", result.suite.name, result.conclusion().name()), &out)
 }
@@ -189,18 +190,4 @@ fn sections(result: &SessionResult) -> Vec<Section> {
         Some(raw),
     );
     all
-}
-
-/// JSON that can stand inside a `<script>` element: what HTML could read as its end, or as a comment, is escaped.
-///
-/// In JSON these characters occur only inside strings, where `\u` escapes mean the same.
-fn inert(json: &str) -> String {
-    let mut out = String::with_capacity(json.len());
-    for c in json.chars() {
-        match c {
-            '<' | '>' | '&' | '\u{2028}' | '\u{2029}' => out.push_str(&format!("\\u{:04x}", c as u32)),
-            c => out.push(c),
-        }
-    }
-    out
 }

@@ -1,6 +1,6 @@
 //! The roofline: operations a second against operations for each byte, under what the machine allows.
 
-use super::svg::{Axis, curve, escape, gutter, level, mark, text, upright};
+use super::svg::{Axis, curve, escape, grid, mark, text, upright};
 use crate::report::format::share;
 use crate::result::SessionResult;
 use crate::roofline::{OpRate, Roofline};
@@ -38,16 +38,8 @@ fn plot(found: &Roofline, ops: &[&OpRate]) -> String {
     let across = Axis::of([least, most], |tick, _| plain(tick));
     let slowest = ops.iter().map(|op| op.flops_per_s()).fold(found.limit(least), f64::min);
     let up = Axis::of([slowest / 1.3, found.flops_per_s * 1.6], |tick, _| plain(tick / 1e9));
-    let mut marks = String::new();
-    for (tick, label) in up.ticks() {
-        let y = up.down(*tick, HEIGHT);
-        marks += &level("grid", 0.0, 100.0, y);
-        marks += &gutter(y, label);
-    }
-    for (tick, label) in across.ticks() {
-        marks += &upright("grid", across.at(*tick), 0.0, HEIGHT);
-        marks += &text(across.at(*tick), HEIGHT + 18.0, "middle", label);
-    }
+    let mut marks = grid(&across, &up, HEIGHT);
+    marks += &across.ticks().iter().map(|(tick, _)| upright("grid", across.at(*tick), 0.0, HEIGHT)).collect::<String>();
     let roof: Vec<(f64, f64)> = [least, ridge, most].map(|x| (across.at(x), up.down(found.limit(x), HEIGHT))).to_vec();
     marks += &curve("fit", &roof, HEIGHT);
     for op in ops {

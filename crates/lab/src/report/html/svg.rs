@@ -234,6 +234,26 @@ pub(crate) fn rows(axis: &Axis, rows: &[Row]) -> String {
     )
 }
 
+/// The grid of a plot of some height: a level line with a label in the gutter for each tick of `up`, and the labels of `across` below.
+pub(crate) fn grid(across: &Axis, up: &Axis, height: f64) -> String {
+    let mut out = levels(up, height);
+    for (tick, label) in across.ticks() {
+        out += &text(across.at(*tick), height + 18.0, "middle", label);
+    }
+    out
+}
+
+/// A level line with a label in the gutter for each tick of a plot of some height.
+pub(crate) fn levels(up: &Axis, height: f64) -> String {
+    let mut out = String::new();
+    for (tick, label) in up.ticks() {
+        let y = up.down(*tick, height);
+        out += &level("grid", 0.0, 100.0, y);
+        out += &gutter(y, label);
+    }
+    out
+}
+
 /// An upright line.
 pub(crate) fn upright(class: &str, x: f64, from: f64, to: f64) -> String {
     format!("<line class=\"{class}\" x1=\"{x:.2}%\" x2=\"{x:.2}%\" y1=\"{from:.1}\" y2=\"{to:.1}\"/>")

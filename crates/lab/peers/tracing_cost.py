@@ -1,6 +1,6 @@
 """What tracing costs, and where the time goes: ours, plain PyTorch hooks and nnsight on the same network, in one run.
 
-    python trace_profile.py [--rounds N] [--model DIR] [--md FILE] [--json FILE]
+    python tracing_cost.py [--rounds N] [--model DIR] [--md FILE] [--json FILE]
 
 Needs the package `pellucid`; torch and nnsight are measured where they can be imported, and `--model` (a Hugging Face directory) adds a
 language model's generation. Every round measures each thing once, in a new random order; a figure is the median over the rounds.

@@ -1,13 +1,12 @@
-//! What it costs to construct what the engine and its tests construct: the suite `sessions`.
+//! The suite `construction`: what it costs to construct a model, a tokenizer or a run, relative to an empty process.
 //!
 //! A [`Fixture`] is a registered constructor ([`registry`]). Each is built in a fresh process ([`child`]) beside an empty one
-//! ([`measure`]); [`uses`] counts how often the test sources refer to it, and [`report`](mod@report) prints all of it as one Markdown page.
+//! ([`measure`]); [`report`](mod@report) prints the survey as one Markdown page.
 
 pub mod child;
 pub mod measure;
 pub mod registry;
 pub mod report;
-pub mod uses;
 
 use crate::Result;
 use child::Phases;
@@ -15,9 +14,11 @@ use serde::{Deserialize, Serialize};
 use std::any::Any;
 
 /// The name of this suite.
-pub const NAME: &str = "sessions";
+pub const NAME: &str = "construction";
+/// Its earlier name, which is still accepted.
+pub const OLD_NAME: &str = "sessions";
 /// What it is about.
-pub const TITLE: &str = "What constructing a model, a tokenizer or a session costs, against an empty process";
+pub const TITLE: &str = "Time and memory to construct a model, a tokenizer or a run, relative to an empty process";
 /// The child that constructs nothing.
 pub const NONE: &str = "none";
 
@@ -96,8 +97,6 @@ impl Kind {
 pub struct Fixture {
     /// Its name in the report.
     pub name: &'static str,
-    /// What sources refer to it by: a path, a method with its dot, or a function with its parenthesis.
-    pub identifier: &'static str,
     /// For how long tests keep it.
     pub scope: Scope,
     /// What it constructs.

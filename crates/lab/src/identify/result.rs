@@ -1,9 +1,9 @@
-//! What a run of the suite leaves behind: the fields that files of this kind have always had, and those that they lacked.
+//! The settings and the result of a run of the suite.
 
-use super::against::Comparison;
+use super::compare::{Color, Comparison};
+use super::directories::Directories;
 use super::gates::{self, Gate, State};
-use super::settings::Settings;
-use super::{Benchmark, Category, NAME, fixtures::Fixtures, measure, real, registry};
+use super::{Category, Hub, NAME, chosen, find_model, measure};
 use crate::environment::Environment;
 use crate::report::date;
 use crate::{Error, Result};
@@ -17,6 +17,13 @@ use std::time::{SystemTime, UNIX_EPOCH};
 pub const SCHEMA: &str = "pellucid/lab-loader/v1";
 /// Its JSON Schema.
 pub const SCHEMA_TEXT: &str = include_str!("../../schema/lab-loader-v1.json");
+
+/// The variable for [`Settings::iterations`].
+pub const ITERATIONS: &str = "BENCHMARK_ITERATIONS";
+/// The variable for [`Settings::warmup`].
+pub const WARMUP: &str = "BENCHMARK_WARMUP";
+/// The variable for [`Settings::model`].
+pub const MODEL: &str = "TEST_MODEL_PATH";
 
 /// A run of the suite.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -37,15 +44,15 @@ pub struct Run {
     pub settings: Settings,
     /// Every benchmark.
     pub results: Vec<Row>,
-    /// What must not take longer or more than it may.
+    /// The limits on time and memory.
     pub gates: Vec<Gate>,
     /// What changed since a baseline, where one was given.
     pub comparison: Option<Comparison>,
-    /// The whole in a few numbers.
+    /// Totals.
     pub summary: Summary,
 }
 
-/// A benchmark with what it gave.
+/// A benchmark's result.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// Its name.
@@ -56,18 +63,18 @@ pub struct Row {
     pub function: String,
     /// Timed iterations.
     pub iterations: usize,
-    /// How long they took; nothing where an answer was wrong.
+    /// Their times; none where an answer was wrong.
     #[serde(flatten)]
     pub times: Option<Times>,
-    /// Megabytes of heap that were alive at most beyond those before; nothing where they were not counted.
+    /// The peak of live heap beyond what was live before, in megabytes; none where it was not counted.
     pub memory_delta_mb: Option<f64>,
-    /// What else is good to know.
+    /// The directory or the real model.
     pub metadata: BTreeMap<String, String>,
-    /// What was answered, and what should have been.
+    /// The answer and the expected one.
     pub outcome: Outcome,
     /// Every iteration, in order.
     pub samples_ns: Vec<u64>,
-    /// The most memory that the process held meanwhile.
+    /// The peak of resident memory meanwhile.
     pub peak_rss_kb: Option<u64>,
     /// Heap allocations of one iteration.
     pub alloc_count: Option<u64>,
@@ -90,11 +97,11 @@ pub struct Times {
     pub min_time: f64,
     /// The longest.
     pub max_time: f64,
-    /// The one at place `⌊0.95 n⌋` of the sorted.
+    /// The sample at index `⌊0.95 n⌋` of the sorted ones.
     pub p95_time: f64,
-    /// The one at place `⌊0.99 n⌋` of the sorted.
+    /// The sample at index `⌊0.99 n⌋` of the sorted ones.
     pub p99_time: f64,
-    /// The mean of each round: how far they lie apart is what the machine does on its own.
+    /// The mean of each round; their spread is the machine's noise.
     pub round_means: Vec<f64>,
 }
 
@@ -110,54 +117,96 @@ impl Times {
 /// An answer beside the right one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outcome {
-    /// What should be answered.
+    /// The right answer.
     pub expected: String,
-    /// What was.
+    /// The first wrong answer, or the right one.
     pub observed: String,
-    /// Whether that is the same, in every iteration.
+    /// Whether every iteration gave the right answer.
     pub ok: bool,
 }
 
-/// The whole in a few numbers.
+/// Totals.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
     /// Benchmarks.
     pub total_benchmarks: usize,
-    /// What they are about.
+    /// The categories that were measured.
     pub categories: Vec<Category>,
-    /// Those that answered wrongly.
+    /// Those with a wrong answer.
     pub wrong_outcomes: usize,
-    /// Gates that are missed, and those that the machine is too restless to decide.
+    /// Gates that are missed.
     pub gates_missed: usize,
-    /// Gates that lie within what the machine does on its own.
+    /// Gates that lie within the machine's noise.
     pub gates_undecided: usize,
 }
 
-/// Makes the fixtures, measures, and judges.
-///
-/// # Errors
-/// If the fixtures cannot be made, or the real model is not there.
-pub fn run(settings: &Settings, heard: &mut dyn FnMut(&str)) -> Result<Run> {
-    let began = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let fixtures = Fixtures::make()?;
-    let mut benchmarks = chosen(&fixtures, settings)?;
-    let results = measure::measure(&mut benchmarks, settings, heard);
-    let model = settings.model.as_deref().unwrap_or(builtin::NAME);
-    let model = if model == builtin::NAME { model.into() } else { pellucid_models::pull::resolve(model)? };
-    Ok(Run::new(began, Environment::here(&model), settings.clone(), results))
+/// How much is measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Settings {
+    /// Timed iterations of each benchmark; those that take milliseconds get a tenth.
+    pub iterations: usize,
+    /// Iterations before them that are not timed.
+    pub warmup: usize,
+    /// Whether the allocations of every benchmark are counted, and not only of those about memory.
+    pub memory_profiling: bool,
+    /// The only category that is measured; none means all.
+    pub category: Option<Category>,
+    /// A real model that is inspected and loaded, too.
+    pub model: Option<String>,
 }
 
-/// The benchmarks that the settings ask for.
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings { iterations: 100, warmup: 10, memory_profiling: false, category: None, model: None }
+    }
+}
+
+impl Settings {
+    /// Arguments override what `variable` finds in the environment, and that overrides the defaults.
+    ///
+    /// # Errors
+    /// If a variable that is needed is not a number, or if nothing would be timed.
+    pub fn new(
+        iterations: Option<usize>,
+        warmup: Option<usize>,
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Result<Settings> {
+        let fail = |problem: String| Error::Suite { suite: NAME.into(), problem };
+        let set = |name: &str| variable(name).filter(|value| !value.trim().is_empty());
+        let count = |argument: Option<usize>, name: &str, default: usize| match (argument, set(name)) {
+            (Some(argument), _) => Ok(argument),
+            (None, Some(text)) => {
+                text.trim().parse().map_err(|_| fail(format!("{name} is `{text}`, not a number of iterations")))
+            }
+            (None, None) => Ok(default),
+        };
+        let default = Settings::default();
+        let settings = Settings {
+            iterations: count(iterations, ITERATIONS, default.iterations)?,
+            warmup: count(warmup, WARMUP, default.warmup)?,
+            model: set(MODEL),
+            ..default
+        };
+        match settings.iterations {
+            0 => Err(fail(format!("0 iterations measure nothing: give --iterations or {ITERATIONS} of at least 1"))),
+            _ => Ok(settings),
+        }
+    }
+}
+
+/// Makes the directories, measures, and judges. Benchmarks that download are left out where there is no hub.
 ///
 /// # Errors
-/// As [`run`].
-pub fn chosen(fixtures: &Fixtures, settings: &Settings) -> Result<Vec<Benchmark>> {
-    let mut list = registry::all(fixtures)?;
-    if let Some(model) = &settings.model {
-        list.extend(real::benchmarks(model)?);
-    }
-    list.retain(|benchmark| settings.category.is_none_or(|category| category == benchmark.category));
-    Ok(list)
+/// If the directories cannot be made, or the real model is not there.
+pub fn run(settings: &Settings, hub: Option<&Hub>) -> Result<Run> {
+    let began = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let directories = Directories::make()?;
+    let results = measure::measure(&chosen(&directories, settings, hub.is_some())?, settings, hub);
+    let model = match settings.model.as_deref() {
+        Some(model) if model != builtin::NAME => find_model(model)?,
+        _ => builtin::NAME.into(),
+    };
+    Ok(Run::new(began, Environment::here(&model), settings.clone(), results))
 }
 
 impl Run {
@@ -191,9 +240,9 @@ impl Run {
         }
     }
 
-    /// 1 where an answer is wrong, a gate is missed or something is slower than the baseline; 4 where the machine does not allow to say; else 0.
+    /// 1 where an answer is wrong, a gate is missed or a benchmark is red; 4 where a gate is undecided; else 0.
     pub fn exit_code(&self) -> i32 {
-        let slower = self.comparison.as_ref().is_some_and(|comparison| comparison.reds().next().is_some());
+        let slower = self.comparison.as_ref().is_some_and(|comparison| comparison.count(Color::Red) > 0);
         if self.summary.wrong_outcomes > 0 || self.summary.gates_missed > 0 || slower {
             return 1;
         }

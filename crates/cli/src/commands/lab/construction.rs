@@ -1,25 +1,31 @@
-//! `pellucid lab sessions`: what constructing things costs.
+//! `pellucid lab construction`: what constructing things costs.
 
 use super::{end, print, say};
-use crate::args::{LabSessionsArgs, SuiteOptions};
+use crate::args::{LabConstructionArgs, SuiteOptions};
 use crate::failure::Failure;
 use crate::files;
 use crate::progress::bar_of;
-use pellucid_lab::sessions::measure::{Processes, Survey, measure, startup};
-use pellucid_lab::sessions::{Fixture, registry, report, uses};
+pub use pellucid_lab::construction::TITLE;
+use pellucid_lab::construction::measure::{Processes, Survey, measure, startup};
+use pellucid_lab::construction::{Fixture, NAME, OLD_NAME, registry, report};
 use pellucid_lab::stats;
 use std::io::IsTerminal;
 use std::path::PathBuf;
 
+/// The name of the suite, and its earlier one.
+pub const NAMES: [&str; 2] = [NAME, OLD_NAME];
 /// Empty processes that are started to see what starting costs.
 const STARTUPS: usize = 5;
 
-pub fn run(args: LabSessionsArgs) -> Result<(), Failure> {
+pub fn run(args: LabConstructionArgs) -> Result<(), Failure> {
     [&args.json, &args.md].into_iter().try_for_each(|path| files::check(path.as_deref()))?;
+    if args.sources.is_some() {
+        say("--sources is ignored: uses in test sources are no longer counted");
+    }
     if args.benchmark_startup {
         return start();
     }
-    let survey = surveyed(args.runs as usize, args.max_fixtures, &args.sources, args.seed)?;
+    let survey = survey(args.runs as usize, args.max_fixtures, args.seed)?;
     write(&survey, args.json.as_ref(), args.md.as_ref())?;
     if args.md.is_none() {
         print(&report::markdown(&survey))?;
@@ -33,13 +39,13 @@ pub fn run(args: LabSessionsArgs) -> Result<(), Failure> {
     }
 }
 
-/// The arguments of `lab run sessions`, in this suite's own words.
-pub fn as_suite(options: &SuiteOptions) -> LabSessionsArgs {
-    LabSessionsArgs {
+/// The arguments of `lab run construction`.
+pub fn as_suite(options: &SuiteOptions) -> LabConstructionArgs {
+    LabConstructionArgs {
         runs: options.pairs.unwrap_or(5),
         max_fixtures: None,
         benchmark_startup: false,
-        sources: ".".into(),
+        sources: None,
         seed: options.seed,
         json: options.outputs.out.clone(),
         md: options.outputs.markdown.clone(),
@@ -47,17 +53,13 @@ pub fn as_suite(options: &SuiteOptions) -> LabSessionsArgs {
 }
 
 /// Measures the fixtures, with a bar or lines on stderr.
-pub fn surveyed(runs: usize, most: Option<usize>, sources: &std::path::Path, seed: u64) -> Result<Survey, Failure> {
+pub fn survey(runs: usize, most: Option<usize>, seed: u64) -> Result<Survey, Failure> {
     let fixtures: Vec<&Fixture> = registry::FIXTURES.iter().take(most.unwrap_or(usize::MAX)).collect();
-    let uses = uses::count(sources, &fixtures);
-    if uses.is_none() {
-        say(&format!("no test sources under {}: uses are not counted (--sources names them)", sources.display()));
-    }
-    let bar = std::io::stderr()
-        .is_terminal()
-        .then(|| bar_of((runs * fixtures.len()) as u64, "sessions [{bar:24}] {percent:>3}% {elapsed}/{eta}  {msg}"));
+    let bar = std::io::stderr().is_terminal().then(|| {
+        bar_of((runs * fixtures.len()) as u64, "construction [{bar:24}] {percent:>3}% {elapsed}/{eta}  {msg}")
+    });
     let mut children = children()?;
-    let survey = measure(&fixtures, uses, runs, seed, &mut children, &mut |name, round| match &bar {
+    let survey = measure(&fixtures, runs, seed, &mut children, &mut |name, round| match &bar {
         Some(bar) => {
             bar.set_message(name.to_string());
             bar.inc(1);
@@ -70,7 +72,7 @@ pub fn surveyed(runs: usize, most: Option<usize>, sources: &std::path::Path, see
     Ok(survey)
 }
 
-/// Writes what was found where it was asked for.
+/// Writes the survey to the files that were asked for.
 pub fn write(survey: &Survey, json: Option<&PathBuf>, md: Option<&PathBuf>) -> Result<(), Failure> {
     if let Some(path) = json {
         let text = serde_json::to_string_pretty(survey).map_err(|error| Failure::internal(error.to_string()))?;

@@ -26,47 +26,38 @@ type Made = Result<Box<dyn Any>>;
 /// A row of the table.
 const fn row(
     name: &'static str,
-    identifier: &'static str,
     (scope, category, kind): (Scope, Category, Kind),
     model: Option<&'static str>,
     build: fn(&mut Phases) -> Made,
 ) -> Fixture {
-    Fixture { name, identifier, scope, category, kind, model, build }
+    Fixture { name, scope, category, kind, model, build }
 }
 
 const OWN: Option<&str> = Some(builtin::NAME);
 
 /// All of them, in the order of the report's lists.
 pub const FIXTURES: &[Fixture] = &[
-    row("builtin_model", "LoadedModel::builtin", (Scope::Process, Category::Custom, Kind::Dynamic), OWN, |phases| {
+    row("builtin_model", (Scope::Process, Category::Custom, Kind::Dynamic), OWN, |phases| {
         kept(load(phases, builtin::NAME, Storage::AsStored)?)
     }),
-    row("opened_model", "LoadedModel::open", (Scope::Process, Category::Real, Kind::Dynamic), Some(REAL), |phases| {
+    row("opened_model", (Scope::Process, Category::Real, Kind::Dynamic), Some(REAL), |phases| {
         let loaded = load(phases, REAL, Storage::AsStored)?;
         first_token(phases, loaded)
     }),
-    row("model_as_stored", "Storage::AsStored", (Scope::Suite, Category::Real, Kind::Dynamic), Some(REAL), |phases| {
+    row("model_as_stored", (Scope::Suite, Category::Real, Kind::Dynamic), Some(REAL), |phases| {
         kept(load(phases, REAL, Storage::AsStored)?)
     }),
-    row(
-        "model_in_f32",
-        "Storage::As(DType::F32)",
-        (Scope::Suite, Category::Real, Kind::Dynamic),
-        Some(REAL),
-        |phases| kept(load(phases, REAL, Storage::As(DType::F32))?),
-    ),
-    row(
-        "model_in_bf16",
-        "Storage::As(DType::Bf16)",
-        (Scope::Suite, Category::Real, Kind::Dynamic),
-        Some(REAL),
-        |phases| kept(load(phases, REAL, Storage::As(DType::Bf16))?),
-    ),
-    row("decode_job", "Job::Decode", (Scope::Test, Category::Real, Kind::Dynamic), Some(REAL), |phases| {
+    row("model_in_f32", (Scope::Suite, Category::Real, Kind::Dynamic), Some(REAL), |phases| {
+        kept(load(phases, REAL, Storage::As(DType::F32))?)
+    }),
+    row("model_in_bf16", (Scope::Suite, Category::Real, Kind::Dynamic), Some(REAL), |phases| {
+        kept(load(phases, REAL, Storage::As(DType::Bf16))?)
+    }),
+    row("decode_job", (Scope::Test, Category::Real, Kind::Dynamic), Some(REAL), |phases| {
         let loaded = load(phases, REAL, Storage::AsStored)?;
         generated(phases, loaded, PROMPT.to_vec())
     }),
-    row("steer_job", "Job::Steer", (Scope::Test, Category::Real, Kind::Dynamic), Some(REAL), |phases| {
+    row("steer_job", (Scope::Test, Category::Real, Kind::Dynamic), Some(REAL), |phases| {
         let loaded = load(phases, REAL, Storage::AsStored)?;
         let plan = phases.prepare(|| {
             let architecture = loaded.model.program().architecture();
@@ -76,37 +67,37 @@ pub const FIXTURES: &[Fixture] = &[
         })?;
         captured(phases, loaded, PROMPT.to_vec(), plan)
     }),
-    row("gguf_header", "GgufFile::open", (Scope::Test, Category::Config, Kind::Dynamic), Some(REAL), |phases| {
+    row("gguf_header", (Scope::Test, Category::Config, Kind::Dynamic), Some(REAL), |phases| {
         let path = phases.prepare(real_path)?;
         kept(phases.load(|| Ok(GgufFile::open(&path)?))?)
     }),
-    row("inspection", "inspect(", (Scope::Test, Category::Config, Kind::Dynamic), Some(REAL), |phases| {
+    row("inspection", (Scope::Test, Category::Config, Kind::Dynamic), Some(REAL), |phases| {
         let path = phases.prepare(real_path)?;
         kept(phases.run(|| Ok(inspect(&path)?))?)
     }),
-    row("configuration", "Config::parse", (Scope::Test, Category::Config, Kind::Static), OWN, |phases| {
+    row("configuration", (Scope::Test, Category::Config, Kind::Static), OWN, |phases| {
         kept(phases.load(|| Ok(Config::parse(builtin::CONFIG, Path::new(builtin::NAME))?))?)
     }),
-    row("program_without_weights", "program_of", (Scope::Suite, Category::Config, Kind::Dynamic), OWN, |phases| {
+    row("program_without_weights", (Scope::Suite, Category::Config, Kind::Dynamic), OWN, |phases| {
         kept(phases.load(|| Ok(program_of(None, None)?))?)
     }),
-    row("capture_session", "Plan::capture", (Scope::Test, Category::Custom, Kind::Dynamic), OWN, |phases| {
+    row("capture_session", (Scope::Test, Category::Custom, Kind::Dynamic), OWN, |phases| {
         let loaded = load(phases, builtin::NAME, Storage::AsStored)?;
         let (tokens, plan) = phases.prepare(|| Ok((loaded.encode(TEXT)?, Plan::capture(["layers.*.resid_post"]))))?;
         captured(phases, loaded, tokens, plan)
     }),
-    row("generate_session", ".generate(", (Scope::Test, Category::Custom, Kind::Dynamic), OWN, |phases| {
+    row("generate_session", (Scope::Test, Category::Custom, Kind::Dynamic), OWN, |phases| {
         let loaded = load(phases, builtin::NAME, Storage::AsStored)?;
         let tokens = phases.prepare(|| Ok(loaded.encode(TEXT)?))?;
         generated(phases, loaded, tokens)
     }),
-    row("lens_session", "compute(", (Scope::Test, Category::Custom, Kind::Dynamic), OWN, |phases| {
+    row("lens_session", (Scope::Test, Category::Custom, Kind::Dynamic), OWN, |phases| {
         let loaded = load(phases, builtin::NAME, Storage::AsStored)?;
         let tokens = phases.prepare(|| Ok(loaded.encode(TEXT)?))?;
         let table = phases.run(|| Ok(lens::compute(&loaded, &tokens)?))?;
         kept((loaded, table))
     }),
-    row("profile_session", "profiled", (Scope::Test, Category::Custom, Kind::Dynamic), OWN, |phases| {
+    row("profile_session", (Scope::Test, Category::Custom, Kind::Dynamic), OWN, |phases| {
         let loaded = load(phases, builtin::NAME, Storage::AsStored)?;
         let (tokens, model, profile) = phases.prepare(|| {
             let (model, profile) = loaded.model.profiled();
@@ -117,24 +108,24 @@ pub const FIXTURES: &[Fixture] = &[
         })?;
         kept((loaded, model, profile, run))
     }),
-    row("tokenizer", "Tokenizer::from_bytes", (Scope::Suite, Category::Static, Kind::Static), OWN, |phases| {
+    row("tokenizer", (Scope::Suite, Category::Static, Kind::Static), OWN, |phases| {
         let origin = Path::new(builtin::NAME);
         kept(phases.load(|| Ok(Tokenizer::from_bytes(origin, builtin::TOKENIZER, &Sidecars::default())?))?)
     }),
-    row("chat_template", "ChatTemplate::new", (Scope::Test, Category::Static, Kind::Static), None, |phases| {
+    row("chat_template", (Scope::Test, Category::Static, Kind::Static), None, |phases| {
         let source = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}";
         let template = phases.load(|| Ok(ChatTemplate::new(source, Path::new("a template"))?))?;
         let messages = [Message::new("user", TEXT)];
         let text = phases.run(|| Ok(template.render(&messages, true, &Special::default())?))?;
         kept((template, text))
     }),
-    row("plan_from_json", "Plan::from_json", (Scope::Test, Category::Static, Kind::Static), None, |phases| {
+    row("plan_from_json", (Scope::Test, Category::Static, Kind::Static), None, |phases| {
         let text = r#"{"taps": [{"site": "layers.*.resid_post", "capture": true}]}"#;
         kept(phases.prepare(|| {
             Plan::from_json(text).map_err(|error| Error::usage(error, "the plan of this fixture").into())
         })?)
     }),
-    row("thread_pool", "Pool::new", (Scope::Process, Category::Static, Kind::Static), None, |phases| {
+    row("thread_pool", (Scope::Process, Category::Static, Kind::Static), None, |phases| {
         let pool = phases.prepare(|| Ok(Pool::new(2)))?;
         phases.run(|| {
             pool.run(2, &|_| {});
@@ -188,10 +179,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_identifiers_are_unique() {
+    fn names_are_unique() {
         for (i, one) in FIXTURES.iter().enumerate() {
             for other in &FIXTURES[..i] {
-                assert!(one.name != other.name && one.identifier != other.identifier, "{}", one.name);
+                assert_ne!(one.name, other.name);
             }
             assert_ne!(one.name, super::super::NONE);
         }

@@ -1,22 +1,22 @@
-//! `pellucid lab trace`: what tracing costs from Python, measured there.
+//! `pellucid lab tracing-cost`: what tracing costs from Python, measured there.
 
-use crate::args::LabTraceArgs;
+use crate::args::LabTracingCostArgs;
 use crate::failure::Failure;
 use crate::files;
-use pellucid_lab::suites::TRACE_PROFILE;
+use pellucid_lab::builtin_suites::TRACING_COST;
 use std::process::Command;
 
-pub fn run(args: LabTraceArgs) -> Result<(), Failure> {
+pub fn run(args: LabTracingCostArgs) -> Result<(), Failure> {
     files::check(args.md.as_deref())?;
     files::check(args.json.as_deref())?;
     let fail = |problem: String| {
         let hint = "name an interpreter that has the package: --python PYTHON, after `pip install ./python`";
         Failure::usage(format!("{}: {problem}", args.python.display()), hint)
     };
-    // A file of its own, in a folder of its own: nnsight reads the source of what it traces, and neighbours must not stand for packages.
+    // A file in a folder of its own: nnsight reads the source of what it traces, and neighboring files must not shadow packages.
     let folder = tempfile::tempdir().map_err(|error| fail(error.to_string()))?;
-    let program = folder.path().join("trace_profile.py");
-    files::write(&program, TRACE_PROFILE.as_bytes())?;
+    let program = folder.path().join("tracing_cost.py");
+    files::write(&program, TRACING_COST.as_bytes())?;
     let mut command = Command::new(&args.python);
     command.arg(&program).args(["--rounds", &args.rounds.to_string()]);
     for (name, path) in [("--model", &args.model), ("--md", &args.md), ("--json", &args.json)] {

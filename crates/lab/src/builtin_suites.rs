@@ -6,22 +6,31 @@ use crate::suite::Suite;
 /// Name and text of every suite that comes with the lab.
 const SUITES: &[(&str, &str)] = &[
     ("capture", include_str!("../suites/capture.toml")),
-    ("load", include_str!("../suites/load.toml")),
     ("peers", include_str!("../suites/peers.toml")),
     ("speed", include_str!("../suites/speed.toml")),
+    ("startup", include_str!("../suites/startup.toml")),
     ("trace", include_str!("../suites/trace.toml")),
 ];
 
-/// The profile of tracing, a program for Python.
-pub const TRACE_PROFILE: &str = include_str!("../peers/trace_profile.py");
+/// The Python program of `lab tracing-cost`.
+pub const TRACING_COST: &str = include_str!("../peers/tracing_cost.py");
 
-/// Their names.
+/// The names of all suites.
 pub fn names() -> impl Iterator<Item = &'static str> {
     SUITES.iter().map(|(name, _)| *name)
 }
 
-/// A suite by its name.
+/// Earlier names of suites, which are still accepted.
+const OLD_NAMES: &[(&str, &str)] = &[("load", "startup")];
+
+/// The present name of a suite: of results that were written under an earlier one, too.
+pub fn present_name(name: &str) -> &str {
+    OLD_NAMES.iter().find(|(old, _)| *old == name).map_or(name, |(_, present)| present)
+}
+
+/// A suite by its name, or by an earlier name of it.
 pub fn named(name: &str) -> Option<Result<Suite>> {
+    let name = present_name(name);
     SUITES.iter().find(|(known, _)| *known == name).map(|(name, text)| Suite::parse(text, name))
 }
 
@@ -34,5 +43,7 @@ mod tests {
             assert_eq!(suite.name, name);
             assert!(!suite.title.is_empty());
         }
+        let renamed = super::named("load").expect("an earlier name").expect("a suite");
+        assert_eq!(renamed.name, "startup");
     }
 }

@@ -10,7 +10,7 @@ use std::process::Command;
 use std::time::Duration;
 
 /// The version of the format of [`Survey`].
-pub const SCHEMA: &str = "pellucid/lab-sessions/v1";
+pub const SCHEMA: &str = "pellucid/lab-construction/v1";
 /// How long an empty process may take.
 pub const BASELINE_LIMIT: Duration = Duration::from_secs(30);
 /// How long a fixture may take.
@@ -58,10 +58,6 @@ pub struct Survey {
 pub struct Row {
     /// Its name.
     pub name: String,
-    /// What the tests refer to it by.
-    pub identifier: String,
-    /// How often they do; none where there were no tests to look at.
-    pub uses: Option<usize>,
     /// Its kind.
     pub kind: Kind,
     /// Its scope.
@@ -116,28 +112,23 @@ pub struct Cost {
     pub run_s: f64,
 }
 
-/// Measures fixtures: `runs` pairs of each, in an order that the seed decides. `heard` is told before each pair.
+/// Measures fixtures: `runs` pairs of each, in an order that the seed decides. `on_pair` is called before each pair.
 pub fn measure(
     fixtures: &[&Fixture],
-    uses: Option<Vec<usize>>,
     runs: usize,
     seed: u64,
     children: &mut dyn Children,
-    heard: &mut dyn FnMut(&str, usize),
+    on_pair: &mut dyn FnMut(&str, usize),
 ) -> Survey {
     let mut random = Random::new(seed);
-    let mut rows: Vec<Row> = fixtures
-        .iter()
-        .enumerate()
-        .map(|(index, fixture)| Row::new(fixture, uses.as_ref().and_then(|uses| uses.get(index).copied())))
-        .collect();
+    let mut rows: Vec<Row> = fixtures.iter().map(|fixture| Row::new(fixture)).collect();
     let mut invalid = None;
     'rounds: for round in 0..runs {
         let mut order: Vec<usize> = (0..rows.len()).collect();
         random.shuffle(&mut order);
         for index in order.into_iter().filter(|index| rows[*index].error.is_none()).collect::<Vec<_>>() {
             let row = &mut rows[index];
-            heard(&row.name, round);
+            on_pair(&row.name, round);
             let empty_first = round.is_multiple_of(2);
             let empty = |children: &mut dyn Children| children.run(NONE, BASELINE_LIMIT);
             let before = empty_first.then(|| empty(children));
@@ -181,11 +172,9 @@ pub fn startup(times: usize, children: &mut dyn Children) -> Result<Vec<f64>, St
 }
 
 impl Row {
-    fn new(fixture: &Fixture, uses: Option<usize>) -> Row {
+    fn new(fixture: &Fixture) -> Row {
         Row {
             name: fixture.name.into(),
-            identifier: fixture.identifier.into(),
-            uses,
             kind: fixture.kind,
             scope: fixture.scope,
             category: fixture.category,

@@ -1,0 +1,19 @@
+//! Helpers for HTML reports that are one self-contained file.
+
+/// Escapes JSON so that it can stand inside a `<script>` element: HTML must not read the end of the element or a comment in it.
+///
+/// In JSON these characters occur only inside strings, where `\u` escapes mean the same.
+///
+/// ```
+/// assert_eq!(pellucid_analysis::html::escape_json(r#"{"a": "</script>"}"#), r#"{"a": "\u003c/script\u003e"}"#);
+/// ```
+pub fn escape_json(json: &str) -> String {
+    let mut out = String::with_capacity(json.len());
+    for c in json.chars() {
+        match c {
+            '<' | '>' | '&' | '\u{2028}' | '\u{2029}' => out.push_str(&format!("\\u{:04x}", c as u32)),
+            c => out.push(c),
+        }
+    }
+    out
+}

@@ -1,0 +1,33 @@
+//! The binary `pellucid-lab-worker`, which counts allocations and serves downloads.
+
+use super::{failure, say};
+use crate::failure::Failure;
+use pellucid_lab::lab_worker::{NAME, beside};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// How to get the worker.
+pub const HINT: &str = "`cargo build --release` in the repository builds it beside pellucid, `cargo install --path crates/cli` installs both";
+
+/// The worker beside this executable. `cargo run` builds only the binary that it runs, so there a missing worker is built first.
+pub fn path() -> Result<PathBuf, Failure> {
+    let own = std::env::current_exe().map_err(|error| Failure::internal(error.to_string()))?;
+    if beside(&own).is_err() {
+        build(&own);
+    }
+    beside(&own).map_err(failure)
+}
+
+/// Builds the worker with the profile of this executable, where `cargo run` started it; that it failed shows in its absence.
+fn build(own: &Path) {
+    let (cargo, package) = (std::env::var_os("CARGO"), std::env::var_os("CARGO_MANIFEST_DIR"));
+    let (Some(cargo), Some(package), Some(profile)) = (cargo, package, own.parent()) else { return };
+    let (Some(name), Some(target)) = (profile.file_name(), profile.parent()) else { return };
+    say(&format!("building {NAME}"));
+    let mut command = Command::new(cargo);
+    command.args(["build", "--quiet", "--bin", NAME, "--manifest-path"]).arg(Path::new(&package).join("Cargo.toml"));
+    command.arg("--target-dir").arg(target).arg("--profile").arg(if name == "debug" { "dev".as_ref() } else { name });
+    if let Err(error) = command.status() {
+        say(&format!("cargo: {error}"));
+    }
+}
