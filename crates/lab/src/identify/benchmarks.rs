@@ -6,7 +6,7 @@ use super::questions::*;
 use super::result::{MODEL, Settings};
 use crate::{Error, Result};
 use pellucid_models::inspect::{self as inspection, Format, TokenizerState};
-use pellucid_models::{identify, inspect, pull};
+use pellucid_models::{families, inspect, pull};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -137,7 +137,7 @@ pub struct Benchmark {
 /// # Errors
 /// If the real model is not there.
 pub fn chosen(directories: &Directories, settings: &Settings, has_hub: bool) -> Result<Vec<Benchmark>> {
-    identify::register_architecture(CUSTOM, "llama")?;
+    families::register_architecture(CUSTOM, "llama")?;
     let rows = ROWS.iter().filter(|(_, _, _, directory, _)| has_hub || *directory != HUB);
     let mut all: Vec<Benchmark> = rows
         .map(|&(category, name, question, directory, expected)| {

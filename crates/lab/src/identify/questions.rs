@@ -5,12 +5,11 @@ use super::directories::CUSTOM;
 use crate::protocol::Allocations;
 use crate::{counting, worker};
 use pellucid_kernels::DType;
-use pellucid_models::identify::{self, ModelInfo};
-use pellucid_models::inspect::Report;
+use pellucid_models::inspect::{self, ModelInfo, Report, inspect};
 use pellucid_models::pull::{self, Sources};
 use pellucid_models::tokenizer::Tokenizer;
 use pellucid_models::{LoadOptions, LoadedModel, Outcome, Storage};
-use pellucid_models::{builtin, inspect, load_tokenizer, load_with_strategies, strategies, tokenizer_of};
+use pellucid_models::{builtin, load_tokenizer, strategies, tokenizer_of};
 use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -80,29 +79,29 @@ const fn slow(function: &'static str, ask: Ask) -> Question {
 }
 
 pub const INFO: Question =
-    fast("get_model_info", |at, watch| describe(&watch.time(|| identify::get_model_info(at.path))));
+    fast("get_model_info", |at, watch| describe(&watch.time(|| inspect::get_model_info(at.path))));
 pub const LARGE_INFO: Question = slow(INFO.function, INFO.ask);
 pub const SUPPORT: Question = fast("is_model_supported", |at, watch| {
-    let check = watch.time(|| identify::is_model_supported(at.path));
+    let check = watch.time(|| inspect::is_model_supported(at.path));
     format!("{}, {}", if check.supported { "supported" } else { "not supported" }, check.category.name())
 });
 pub const SUPPORT_REFUSAL: Question = fast("is_model_supported", |at, watch| {
-    refusal(watch.time(|| identify::is_model_supported(at.path)).error, at.expected)
+    refusal(watch.time(|| inspect::is_model_supported(at.path)).error, at.expected)
 });
 pub const CATEGORY: Question =
-    fast("detect_model_category", |at, watch| watch.time(|| identify::detect_model_category(at.path)).name().into());
+    fast("detect_model_category", |at, watch| watch.time(|| inspect::detect_model_category(at.path)).name().into());
 pub const IS_OMNI: Question =
-    fast("is_omni_model", |at, watch| watch.time(|| identify::is_omni_model(at.path)).to_string());
+    fast("is_omni_model", |at, watch| watch.time(|| inspect::is_omni_model(at.path)).to_string());
 pub const IS_SAE: Question =
-    fast("is_sae_model", |at, watch| watch.time(|| identify::is_sae_model(at.path)).to_string());
+    fast("is_sae_model", |at, watch| watch.time(|| inspect::is_sae_model(at.path)).to_string());
 pub const IS_VISION: Question =
-    fast("is_vision_encoder", |at, watch| watch.time(|| identify::is_vision_encoder(at.path)).to_string());
+    fast("is_vision_encoder", |at, watch| watch.time(|| inspect::is_vision_encoder(at.path)).to_string());
 pub const IS_ASR: Question =
-    fast("is_asr_model", |at, watch| watch.time(|| identify::is_asr_model(at.path)).to_string());
+    fast("is_asr_model", |at, watch| watch.time(|| inspect::is_asr_model(at.path)).to_string());
 pub const IS_DIFFUSERS: Question =
-    fast("is_diffusers_model", |at, watch| watch.time(|| identify::is_diffusers_model(at.path)).to_string());
+    fast("is_diffusers_model", |at, watch| watch.time(|| inspect::is_diffusers_model(at.path)).to_string());
 pub const SAE_BASE: Question = fast("get_sae_base_model", |at, watch| {
-    watch.time(|| identify::get_sae_base_model(at.path)).unwrap_or_else(|| "none".into())
+    watch.time(|| inspect::get_sae_base_model(at.path)).unwrap_or_else(|| "none".into())
 });
 
 pub const TOKENIZER: Question =
@@ -131,7 +130,7 @@ pub const DOWNLOAD: Question = slow("load_tokenizer", |at, watch| {
 pub const REGISTER: Question = fast("register_architecture", |_, watch| {
     static COUNT: AtomicUsize = AtomicUsize::new(0);
     let name = format!("{CUSTOM}_{}", COUNT.fetch_add(1, Relaxed));
-    let family = watch.time(|| identify::register_architecture(&name, "llama").map(|()| identify::family_of(&name)));
+    let family = watch.time(|| families::register_architecture(&name, "llama").map(|()| families::family_of(&name)));
     worded(&family, |family| family.unwrap_or("nothing").into())
 });
 pub const STRATEGY: Question = slow("strategies", |at, watch| watch.time(|| strategy(at.path, None)).into());
@@ -154,10 +153,10 @@ pub const OPEN_REFUSAL: Question = fast("load_with_strategies", |at, watch| {
     refusal(error_of(watch.time(|| open(at.path, Storage::AsStored))), at.expected)
 });
 pub const INFO_CONCURRENTLY: Question = fast("get_model_info", |at, watch| {
-    distinct(watch.time(|| concurrently(|| identify::get_model_info(at.path))).iter().map(describe))
+    distinct(watch.time(|| concurrently(|| inspect::get_model_info(at.path))).iter().map(describe))
 });
 pub const INFO_TYPE: Question = slow("get_model_info", |at, watch| {
-    let info = watch.time(|| identify::get_model_info(at.path));
+    let info = watch.time(|| inspect::get_model_info(at.path));
     kind(info.model_type.as_deref(), info.is_supported)
 });
 pub const REPORT: Question = slow("inspect", |at, watch| {
@@ -203,7 +202,7 @@ fn refusal(error: Option<String>, expected: &str) -> String {
 }
 
 fn open(path: &Path, storage: Storage) -> Loaded<LoadedModel> {
-    load_with_strategies(path, &LoadOptions { storage, ..LoadOptions::default() }, &mut |_| {})
+    LoadedModel::open(path, &LoadOptions { storage, ..LoadOptions::default() }, &mut |_| {})
 }
 
 /// The strategy by which a path would be loaded, from its headers.
