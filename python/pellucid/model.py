@@ -32,11 +32,12 @@ def load(
 ) -> Model:
     """Loads a model by the first strategy that takes it; `model.strategy` says which.
 
-    Weights that were found under other names than their family's are reported as warnings and in `model.repairs`. Where no strategy takes
-    the model, `LoadError` lists every one of them and why it does not.
+    Weights that were found under other names than their family's are reported as warnings and in `model.repairs`.
+    Where no strategy takes the model, `LoadError` lists each of them with its reason.
 
     Args:
-        name: A Hugging Face directory, a GGUF file, an adapter's directory or the name of a pulled model; without it the small built-in model.
+        name: A Hugging Face directory, a GGUF file, an adapter's directory or the name of a pulled model; without it
+            the small built-in model.
         dtype: How matrices are kept in memory: `auto` (as stored), `f32`, `bf16`, `f16` or `q8` (eight bits). Arithmetic is f32 in any case.
         threads: How many threads run it; by default as many as there are cores, shared by all models.
         adapters: Directories of LoRA adapters to merge into the weights.

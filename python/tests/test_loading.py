@@ -58,7 +58,8 @@ def test_weights_under_other_names_are_reported(tmp_path):
     stored = weights.read_bytes()
     end = 8 + int.from_bytes(stored[:8], "little")
     tensors = json.loads(stored[8:end])
-    header = json.dumps({name if name == "__metadata__" else f"module.{name}": tensors[name] for name in tensors}).encode()
+    renamed = {f"module.{name}": tensor for name, tensor in tensors.items() if name != "__metadata__"}
+    header = json.dumps(renamed).encode()
     header += b" " * (-len(header) % 8)
     weights.write_bytes(len(header).to_bytes(8, "little") + header + stored[end:])
     with pytest.warns(UserWarning, match=r"the prefix `module\.model\.` is read as `model\.`"):
