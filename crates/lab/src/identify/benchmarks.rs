@@ -174,7 +174,7 @@ fn real(name: &str) -> Result<Vec<Benchmark>> {
     let vocab = report.tokenizer.vocab.unwrap_or_default();
     let rows: [(&str, &'static Question, String, bool); 4] = [
         ("real_model_info", &INFO_TYPE, kind(report.model_type.as_deref(), is_native), true),
-        ("real_model_report", &REPORT_SIZE, size(&report), true),
+        ("real_model_report", &REPORT, summarize(&report), true),
         ("real_model_tokenizer", &TOKENIZER_SIZE, format!("{vocab} tokens"), has_tokenizer),
         (
             "real_model_open",

@@ -69,7 +69,8 @@ impl Directories {
         }
         fs::create_dir_all(self.path("empty"))?;
         self.file("deep_config/config.json", format!("{{\"a\": {}1{}}}", "[".repeat(100_000), "]".repeat(100_000)))?;
-        self.file("model.gguf", gguf())?;
+        // A Llama of one layer, width 8 and five tokens, whose weights are zero.
+        self.file("model.gguf", include_bytes!("model.gguf"))?;
         self.autoencoders()?;
         self.models()?;
         self.sharded(config(&all, "llama"))
@@ -207,54 +208,4 @@ fn safetensors(dtype: &str, width: u64, tensors: &[(String, Vec<u64>)], with_dat
         file.resize(file.len() + at as usize, 0);
     }
     (file, at)
-}
-
-/// A GGUF file of a Llama of one layer whose weights are zero.
-fn gguf() -> Vec<u8> {
-    // Numbers of the format: value types, and the alignment of tensors.
-    let (u32_type, f32_type, text_type) = (4, 6, 8);
-    const ALIGNMENT: u64 = 32;
-    const SIZES: [(&str, u32); 6] = [
-        ("block_count", 1),
-        ("context_length", 64),
-        ("embedding_length", 8),
-        ("feed_forward_length", 12),
-        ("attention.head_count", 2),
-        ("attention.head_count_kv", 1),
-    ];
-    const TENSORS: [(&str, &[u64]); 11] = [
-        ("token_embd", &[8, 5]),
-        ("blk.0.attn_norm", &[8]),
-        ("blk.0.attn_q", &[8, 8]),
-        ("blk.0.attn_k", &[8, 4]),
-        ("blk.0.attn_v", &[8, 4]),
-        ("blk.0.attn_output", &[8, 8]),
-        ("blk.0.ffn_norm", &[8]),
-        ("blk.0.ffn_gate", &[8, 12]),
-        ("blk.0.ffn_up", &[8, 12]),
-        ("blk.0.ffn_down", &[12, 8]),
-        ("output_norm", &[8]),
-    ];
-    let text = |text: &str| [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
-    let value = |key: &str, kind: u32, bytes: &[u8]| [&text(key), &kind.to_le_bytes()[..], bytes].concat();
-    let mut file = b"GGUF".to_vec();
-    file.extend(3u32.to_le_bytes());
-    file.extend((TENSORS.len() as u64).to_le_bytes());
-    file.extend((SIZES.len() as u64 + 2).to_le_bytes());
-    file.extend(value("general.architecture", text_type, &text("llama")));
-    file.extend(SIZES.iter().flat_map(|(key, size)| value(&format!("llama.{key}"), u32_type, &size.to_le_bytes())));
-    file.extend(value("llama.attention.layer_norm_rms_epsilon", f32_type, &1e-5f32.to_le_bytes()));
-    let mut offset = 0u64;
-    for (name, shape) in TENSORS {
-        file.extend(text(&format!("{name}.weight")));
-        file.extend((shape.len() as u32).to_le_bytes());
-        file.extend(shape.iter().flat_map(|size| size.to_le_bytes()));
-        // A tensor's type f32 is 0, other than that of a value.
-        file.extend(0u32.to_le_bytes());
-        file.extend(offset.to_le_bytes());
-        offset += (shape.iter().product::<u64>() * 4).next_multiple_of(ALIGNMENT);
-    }
-    let data = (file.len() as u64).next_multiple_of(ALIGNMENT);
-    file.resize((data + offset) as usize, 0);
-    file
 }

@@ -78,6 +78,13 @@ const fn slow(function: &'static str, ask: Ask) -> Question {
     Question { function, one_in: 10, ask }
 }
 
+/// A question of `inspect` whose answer is `true` or `false`.
+macro_rules! yes_or_no {
+    ($function:ident) => {
+        fast(stringify!($function), |at, watch| watch.time(|| inspect::$function(at.path)).to_string())
+    };
+}
+
 pub const INFO: Question =
     fast("get_model_info", |at, watch| describe(&watch.time(|| inspect::get_model_info(at.path))));
 pub const LARGE_INFO: Question = slow(INFO.function, INFO.ask);
@@ -90,16 +97,11 @@ pub const SUPPORT_REFUSAL: Question = fast("is_model_supported", |at, watch| {
 });
 pub const CATEGORY: Question =
     fast("detect_model_category", |at, watch| watch.time(|| inspect::detect_model_category(at.path)).name().into());
-pub const IS_OMNI: Question =
-    fast("is_omni_model", |at, watch| watch.time(|| inspect::is_omni_model(at.path)).to_string());
-pub const IS_SAE: Question =
-    fast("is_sae_model", |at, watch| watch.time(|| inspect::is_sae_model(at.path)).to_string());
-pub const IS_VISION: Question =
-    fast("is_vision_encoder", |at, watch| watch.time(|| inspect::is_vision_encoder(at.path)).to_string());
-pub const IS_ASR: Question =
-    fast("is_asr_model", |at, watch| watch.time(|| inspect::is_asr_model(at.path)).to_string());
-pub const IS_DIFFUSERS: Question =
-    fast("is_diffusers_model", |at, watch| watch.time(|| inspect::is_diffusers_model(at.path)).to_string());
+pub const IS_OMNI: Question = yes_or_no!(is_omni_model);
+pub const IS_SAE: Question = yes_or_no!(is_sae_model);
+pub const IS_VISION: Question = yes_or_no!(is_vision_encoder);
+pub const IS_ASR: Question = yes_or_no!(is_asr_model);
+pub const IS_DIFFUSERS: Question = yes_or_no!(is_diffusers_model);
 pub const SAE_BASE: Question = fast("get_sae_base_model", |at, watch| {
     watch.time(|| inspect::get_sae_base_model(at.path)).unwrap_or_else(|| "none".into())
 });
@@ -159,16 +161,12 @@ pub const INFO_TYPE: Question = slow("get_model_info", |at, watch| {
     let info = watch.time(|| inspect::get_model_info(at.path));
     kind(info.model_type.as_deref(), info.is_supported)
 });
-pub const REPORT: Question = slow("inspect", |at, watch| {
-    worded(&watch.time(|| inspect(at.path)), |report| {
-        let runs = report.reason.clone().unwrap_or_else(|| "it will run".into());
-        format!("{} layers, {}, {}, {runs}", report.layers.unwrap_or_default(), size(report), report.support.name())
-    })
-});
-pub const REPORT_SIZE: Question = slow("inspect", |at, watch| worded(&watch.time(|| inspect(at.path)), size));
+pub const REPORT: Question = slow("inspect", |at, watch| worded(&watch.time(|| inspect(at.path)), summarize));
 
-pub fn size(report: &Report) -> String {
-    format!("{} parameters", report.parameters)
+/// A report in words: whether everything was read.
+pub fn summarize(report: &Report) -> String {
+    let (layers, runs) = (report.layers.unwrap_or_default(), report.reason.as_deref().unwrap_or("it will run"));
+    format!("{layers} layers, {} parameters, {}, {runs}", report.parameters, report.support.name())
 }
 
 pub fn kind(model_type: Option<&str>, is_native: bool) -> String {

@@ -65,7 +65,7 @@ fn a_real_model_must_be_what_inspection_says_and_be_there() {
     };
     assert_eq!(observed("real_model_info"), "llama, native");
     assert_eq!(observed("real_model_open"), "3 layers, ready to run");
-    assert!(observed("real_model_report").ends_with(" parameters"));
+    assert!(observed("real_model_report").ends_with(" parameters, native, it will run"));
     assert_eq!(found.env.hard["model"].len(), 16, "the model is a part of what is compared");
     let nowhere = Settings { model: Some("/no/such/model".into()), ..quick() };
     let fault = result::run(&nowhere, None).expect_err("refused").to_string();

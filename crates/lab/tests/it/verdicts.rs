@@ -10,7 +10,7 @@ use pellucid_lab::session::{self, Setting};
 use pellucid_lab::stats::Random;
 use pellucid_lab::suite::{Suite, Variant, WorkerKind};
 use pellucid_lab::verdict::Verdict;
-use pellucid_lab::{suites, worker};
+use pellucid_lab::{builtin_suites, worker};
 use std::path::Path;
 use std::time::Duration;
 
