@@ -52,7 +52,7 @@ pub use array::Array;
 pub use branch::Base;
 pub use error::{Error, Result};
 pub use explain::Explanation;
-pub use generate::{Batch, Control, Finish, Generate, Generated, Generation, RequestId};
+pub use generate::{Batch, Control, Finish, GenerateOptions, Generated, Generation, RequestId};
 pub use grad::{GradOptions, Seed};
 pub use interrupt::Interrupt;
 pub use job::{Pass, RowState, Saved, Segment};

@@ -11,7 +11,7 @@ use crate::repair::Repair;
 use crate::select_family::{SelectedFamily, select_family};
 use crate::share;
 use crate::tokenizer::{FORMS, Tokenizer};
-use pellucid_engine::{Control, Finish, Generate, Generation, Model, Plan, Program};
+use pellucid_engine::{Control, Finish, GenerateOptions, Generation, Model, Plan, Program};
 use pellucid_kernels::Pool;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -96,7 +96,7 @@ impl LoadedModel {
         &self,
         inputs: &[Vec<u32>],
         plan: &Plan,
-        options: &Generate,
+        options: &GenerateOptions,
         stops: &[String],
         watch: &mut dyn FnMut(usize, u32, Option<&str>),
     ) -> Result<Generation> {

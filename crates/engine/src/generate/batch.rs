@@ -1,7 +1,7 @@
 //! Generations that share passes.
 
 use super::decoder::Decoder;
-use super::{Control, Generate, Generation};
+use super::{Control, GenerateOptions, Generation};
 use crate::error::Result;
 use crate::exec::{Executor, RowTokens};
 use crate::interrupt::Watch;
@@ -18,9 +18,9 @@ pub struct RequestId(u64);
 ///
 /// ```no_run
 /// # fn example(model: &pellucid_engine::Model, prompt: Vec<u32>) -> pellucid_engine::Result<()> {
-/// use pellucid_engine::{Batch, Control, Generate, Plan};
+/// use pellucid_engine::{Batch, Control, GenerateOptions, Plan};
 /// let mut batch = Batch::new(model);
-/// let request = batch.add(&[prompt], &Plan::capture(["layers.0.resid_post"]), &Generate::default())?;
+/// let request = batch.add(&[prompt], &Plan::capture(["layers.0.resid_post"]), &GenerateOptions::default())?;
 /// while batch.running() > 0 {
 ///     batch.pass(512, &mut |_request, _row, _token| Control::Go)?;
 /// }
@@ -44,7 +44,7 @@ impl Batch {
     }
 
     /// Adds a generation: rows that share a plan. It takes part from the next pass on. Its `threads` and `interrupt` are the batch's.
-    pub fn add(&mut self, inputs: &[Vec<u32>], plan: &Plan, options: &Generate) -> Result<RequestId> {
+    pub fn add(&mut self, inputs: &[Vec<u32>], plan: &Plan, options: &GenerateOptions) -> Result<RequestId> {
         let decoder = Decoder::new(self.executor.model(), inputs, plan, options)?;
         let id = RequestId(self.added);
         self.added += 1;

@@ -1,7 +1,7 @@
 //! A generation as a job: which tokens go through next, and what their logits give.
 
 use super::row::{RESERVED, Row};
-use super::{Control, Finish, Generate, Generated, Generation};
+use super::{Control, Finish, GenerateOptions, Generated, Generation};
 use crate::error::{Error, Result};
 use crate::exec::RowTokens;
 use crate::job::{CacheUse, Job, Pass};
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 pub(super) struct Decoder {
     pub job: Job,
     rows: Vec<Row>,
-    options: Generate,
+    options: GenerateOptions,
     reused: Vec<usize>,
     /// Whether tokens are drafted by prompt lookup.
     drafts: bool,
@@ -34,7 +34,7 @@ pub(super) struct Decoder {
 
 impl Decoder {
     /// Checks inputs, plan and options, and takes over what a prefix cache holds of the prompts.
-    pub fn new(model: &Model, inputs: &[Vec<u32>], plan: &Plan, options: &Generate) -> Result<Decoder> {
+    pub fn new(model: &Model, inputs: &[Vec<u32>], plan: &Plan, options: &GenerateOptions) -> Result<Decoder> {
         if let Some(problem) = options.sampling.problem() {
             return Err(Error::input(problem, "see `pellucid generate --help`"));
         }

@@ -26,7 +26,7 @@ use std::time::Duration;
 
 /// How to generate.
 #[derive(Clone, Debug)]
-pub struct Generate {
+pub struct GenerateOptions {
     /// At most this many new tokens a row.
     pub max_new: usize,
     /// How tokens are chosen.
@@ -46,9 +46,9 @@ pub struct Generate {
     pub interrupt: Option<Interrupt>,
 }
 
-impl Default for Generate {
-    fn default() -> Generate {
-        Generate {
+impl Default for GenerateOptions {
+    fn default() -> GenerateOptions {
+        GenerateOptions {
             max_new: 64,
             sampling: Sampling::default(),
             eos: Vec::new(),
@@ -119,7 +119,7 @@ impl Model {
         &self,
         inputs: &[Vec<u32>],
         plan: &Plan,
-        options: &Generate,
+        options: &GenerateOptions,
         watch: &mut dyn FnMut(usize, u32) -> Control,
     ) -> Result<Generation> {
         let model = self.on_threads(options.threads)?;

@@ -1,6 +1,6 @@
 //! The tokens of one row of a generation.
 
-use super::{Control, Finish, Generate};
+use super::{Control, Finish, GenerateOptions};
 use crate::lookup::{self, Lookup};
 use crate::sample::Sampler;
 
@@ -21,7 +21,7 @@ pub(super) struct Row {
 }
 
 impl Row {
-    pub fn new(index: usize, prompt: &[u32], options: &Generate) -> Row {
+    pub fn new(index: usize, prompt: &[u32], options: &GenerateOptions) -> Row {
         // Drafts included: none reaches past the last new token.
         let mut tokens = Vec::with_capacity(prompt.len() + options.max_new.min(RESERVED));
         tokens.extend_from_slice(prompt);
@@ -40,7 +40,7 @@ impl Row {
     }
 
     /// Appends draft tokens, no further than the row may come.
-    pub fn draft(&mut self, options: &Generate) {
+    pub fn draft(&mut self, options: &GenerateOptions) {
         let most = options.lookup.min(options.max_new - self.new_tokens().len() - 1);
         self.drafted = lookup::draft(&mut self.tokens, most);
         self.lookup.passes += 1;
@@ -49,7 +49,7 @@ impl Row {
 
     /// Chooses tokens from the logits of the pending ones, `[pending, vocab]`: as many as were drafted right, and one more. Each is
     /// chosen as it would be without drafts, since a token's logits have the same bits alone and among others.
-    pub fn advance(&mut self, logits: &mut [f32], options: &Generate, watch: &mut dyn FnMut(usize, u32) -> Control) {
+    pub fn advance(&mut self, logits: &mut [f32], options: &GenerateOptions, watch: &mut dyn FnMut(usize, u32) -> Control) {
         let lines = self.drafted + 1;
         let first = self.tokens.len() - self.drafted;
         let width = logits.len() / lines;

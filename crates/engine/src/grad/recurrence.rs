@@ -8,11 +8,10 @@ use crate::backend::KeptValues;
 use crate::backend::cpu::recurrence::{Reads, rates};
 use crate::job::Segment;
 use crate::program::{OpKind, StateDecay};
-use pellucid_kernels::activation::{Activation, activate};
+use pellucid_kernels::activation::{Activation, activate, activate_backward, softplus_derivative};
 use pellucid_kernels::memory::Shared;
 use pellucid_kernels::recurrence::{Fade, RecurrenceShape, convolve, direction, softplus, step};
 use pellucid_kernels::recurrence_back::{self as kernel, REMEMBERED, Token, TokenGradient, direction_back, step_back};
-use pellucid_kernels::slope::{activation_slope, softplus_slope};
 use std::ops::Range;
 
 fn tokens(segment: &Segment, width: usize) -> Range<usize> {
@@ -32,7 +31,7 @@ pub(super) fn convolve_back(walk: &mut Walk, kept: &KeptValues, kind: &OpKind, m
             let mut past = vec![0.0; kernel.len() - channels];
             convolve(&kept.value(*x)[range.clone()], &mut past, kernel, bias, channels, &mut before[range]);
         }
-        activation_slope(*activation, &before, &mut gradient);
+        activate_backward(*activation, &before, &mut gradient);
         walk.give(before);
     }
     add_lines(walk, *shift, &gradient);
@@ -121,7 +120,7 @@ pub(super) fn lru_back(walk: &mut Walk, kept: &KeptValues, kind: &OpKind, gradie
             }
         }
     }
-    by_rate.iter_mut().zip(walk.weights.vector(*weight)).for_each(|(by, &x)| *by *= -8.0 * softplus_slope(x));
+    by_rate.iter_mut().zip(walk.weights.vector(*weight)).for_each(|(by, &x)| *by *= -8.0 * softplus_derivative(x));
     add_lines(walk, Some(*weight), &by_rate);
     [gates, decays, gradient].into_iter().for_each(|buffer| walk.give(buffer));
     walk.add(*x, dx);

@@ -3,7 +3,7 @@
 use crate::test_plans::{add, at, bits, call, capture, from, plan, set};
 use golden::Case;
 use pellucid_engine::plan::Expr;
-use pellucid_engine::{Action, Batch, Control, Finish, Generate, Generation, Operand, Plan, RequestId, Sampling, Tap};
+use pellucid_engine::{Action, Batch, Control, Finish, GenerateOptions, Generation, Operand, Plan, RequestId, Sampling, Tap};
 use std::collections::HashMap;
 
 /// A small generator of pseudo-random numbers, so that a failing case can be repeated.
@@ -20,7 +20,7 @@ impl Random {
 struct Request {
     rows: Vec<Vec<u32>>,
     plan: Plan,
-    options: Generate,
+    options: GenerateOptions,
     arrival: usize,
     cancelled: Option<usize>,
 }
@@ -39,7 +39,7 @@ fn request(case: &Case, random: &mut Random) -> Request {
         _ => Sampling { temperature: 0.9, seed: random.below(1000) as u64, ..Sampling::default() },
     };
     let chunk = [None, Some(1), Some(3)][random.below(3)];
-    let options = Generate { max_new: 1 + random.below(9), sampling, chunk, ..Generate::default() };
+    let options = GenerateOptions { max_new: 1 + random.below(9), sampling, chunk, ..GenerateOptions::default() };
     let cancelled = (random.below(5) == 0).then(|| random.below(12));
     Request { rows, plan, options, arrival: random.below(12), cancelled }
 }
@@ -178,7 +178,7 @@ fn a_failing_request_does_not_disturb_the_others() {
     let nan = failing.value(Expr::Constant(pellucid_engine::Array::new(vec![1], vec![f32::NAN])));
     let sum = failing.value(Expr::Combine(pellucid_engine::plan::Combine::Add, read, nan));
     let failing = failing.with(set("layers.1.resid_post", Operand::Value(sum)));
-    let options = Generate { max_new: 4, ..Generate::default() };
+    let options = GenerateOptions { max_new: 4, ..GenerateOptions::default() };
     let good = plan([capture("layers.*.resid_post")]);
     let mut batch = Batch::new(model);
     let first = batch.add(std::slice::from_ref(&case.ids), &good, &options).expect("a request");

