@@ -163,7 +163,7 @@ pub fn generate(
         Ok((generation, whole.before))
     })?;
     let texts = generation.rows.iter().map(|row| loaded.text(&row.tokens, row.finish, stop)).collect();
-    let engine::Generation { rows, captures, saved, passed_over, reused, prefill, decode } = generation;
+    let engine::Generation { rows, captures, saved, passed_over, reused, prefill, decode, .. } = generation;
     let found = Found { captures, saved, passed_over, plan, before, one_row: rows.len() == 1, steps: true };
     Ok(Generation { found, rows, texts, prefill, decode, reused })
 }

@@ -49,7 +49,12 @@ impl Row {
 
     /// Chooses tokens from the logits of the pending ones, `[pending, vocab]`: as many as were drafted right, and one more. Each is
     /// chosen as it would be without drafts, since a token's logits have the same bits alone and among others.
-    pub fn advance(&mut self, logits: &mut [f32], options: &GenerateOptions, watch: &mut dyn FnMut(usize, u32) -> Control) {
+    pub fn advance(
+        &mut self,
+        logits: &mut [f32],
+        options: &GenerateOptions,
+        watch: &mut dyn FnMut(usize, u32) -> Control,
+    ) {
         let lines = self.drafted + 1;
         let first = self.tokens.len() - self.drafted;
         let width = logits.len() / lines;

@@ -9,7 +9,7 @@ use pellucid_models::inspect::{self, ModelInfo, Report, inspect};
 use pellucid_models::pull::{self, Sources};
 use pellucid_models::tokenizer::Tokenizer;
 use pellucid_models::{LoadOptions, LoadedModel, Outcome, Storage};
-use pellucid_models::{builtin, load_tokenizer, strategies, tokenizer_of};
+use pellucid_models::{builtin, families, load_tokenizer, strategies, tokenizer_of};
 use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};

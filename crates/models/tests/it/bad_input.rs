@@ -3,7 +3,9 @@
 use crate::test_plans::{add, at, call, capture, from, plan, set};
 use golden::Case;
 use pellucid_engine::plan::FromSite;
-use pellucid_engine::{Action, Control, Error, GenerateOptions, Operand, Plan, Positions, Reduce, RunOptions, Sampling, Tap};
+use pellucid_engine::{
+    Action, Control, Error, GenerateOptions, Operand, Plan, Positions, Reduce, RunOptions, Sampling, Tap,
+};
 
 const SITE: &str = "layers.1.resid_post";
 

@@ -3,7 +3,9 @@
 use crate::test_plans::{add, at, bits, call, capture, from, plan, set};
 use golden::Case;
 use pellucid_engine::plan::Expr;
-use pellucid_engine::{Action, Batch, Control, Finish, GenerateOptions, Generation, Operand, Plan, RequestId, Sampling, Tap};
+use pellucid_engine::{
+    Action, Batch, Control, Finish, GenerateOptions, Generation, Operand, Plan, RequestId, Sampling, Tap,
+};
 use std::collections::HashMap;
 
 /// A small generator of pseudo-random numbers, so that a failing case can be repeated.

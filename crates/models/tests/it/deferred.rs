@@ -5,7 +5,9 @@ use golden::Case;
 use pellucid_engine::backend::Deferred;
 use pellucid_engine::plan::{Combine, Expr};
 use pellucid_engine::program::OpKind;
-use pellucid_engine::{Action, Control, GenerateOptions, Generation, Model, Operand, Plan, Reduce, Run, RunOptions, Tap};
+use pellucid_engine::{
+    Action, Control, GenerateOptions, Generation, Model, Operand, Plan, Reduce, Run, RunOptions, Tap,
+};
 
 fn run(model: &Model, inputs: &[Vec<u32>], plan: &Plan, name: &str) -> Run {
     model.run(inputs, plan, &RunOptions::default()).unwrap_or_else(|e| panic!("{name}: {e}"))
