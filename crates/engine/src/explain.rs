@@ -138,7 +138,7 @@ impl Plan {
 /// The ops that the model's backend does not execute itself under a plan, such as `attention of layer 3`.
 fn fallbacks(model: &Model, compiled: &Compiled) -> Vec<String> {
     let touched = |edge: EdgeId| !compiled.back_at_edge[edge].is_empty() || !compiled.sources_at[edge].is_empty();
-    let falls_back = |op: &&Op| !model.backend().runs(&op.kind, op.kind.inner().into_iter().any(touched));
+    let falls_back = |op: &&Op| !model.backend().runs(&op.kind, op.kind.tap_edges().into_iter().any(touched));
     let name = |op: &Op| match op.layer {
         Some(layer) => format!("{} of layer {layer}", op.kind.name()),
         None => op.kind.name().to_string(),

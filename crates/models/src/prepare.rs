@@ -162,7 +162,8 @@ fn read_array(base: &Path, reference: &str) -> Result<Array> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{LoadOptions, LoadedModel};
+    use crate::load::LoadOptions;
+    use crate::model::LoadedModel;
     use pellucid_engine::RunOptions;
 
     #[test]

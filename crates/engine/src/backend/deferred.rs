@@ -108,7 +108,9 @@ impl Backend for Deferred {
         let op = &program.ops()[index];
         let inputs: Vec<(EdgeId, DeviceValue)> =
             op.kind.inputs().into_iter().filter_map(|edge| Some((edge, frame.device(edge)?))).collect();
-        let outputs: Vec<(EdgeId, DeviceValue, Slot)> = outputs(&op.kind)
+        let outputs: Vec<(EdgeId, DeviceValue, Slot)> = op
+            .kind
+            .outputs()
             .into_iter()
             .map(|edge| {
                 let (value, slot) = self.value(frame.tokens(edge) * program.edge(edge).width);
@@ -136,14 +138,6 @@ impl Backend for Deferred {
 
     fn memory(&self) -> Option<&dyn DeviceMemory> {
         Some(self)
-    }
-}
-
-/// The edges that an op always makes.
-fn outputs(kind: &OpKind) -> Vec<EdgeId> {
-    match kind {
-        OpKind::Route { weights, indices, .. } => vec![*weights, *indices],
-        kind => vec![kind.output()],
     }
 }
 

@@ -124,7 +124,9 @@ impl Base {
         job.demand.last_mlp_everywhere = false;
         let row = &mut job.rows[0];
         (row.len, row.capacity) = (start.position, n);
-        row.device = self.device.as_ref().map(|device| device.prefix(start.position, n));
+        // A branch from the first position on begins with nothing of the base, recurrent states included.
+        let device = self.device.as_ref().filter(|_| start.position > 0);
+        row.device = device.map(|device| device.prefix(start.position, n));
         row.begins_with = Some(Beginning { kv: self.kv.clone(), positions: start.position });
         Ok(Branch { job, start })
     }

@@ -418,3 +418,22 @@ ops! {
     Wkv { k, v, decay, first, out }: "wkv", reads [k, v], makes out, weights [decay, first], needs [k, v], carries state;
     Select { x, out }: "select", reads [x], makes out, needs [];
 }
+
+impl OpKind {
+    /// The edges that it computes only where a tap touches them: its inner edges, and the copy of a recurrent op's state.
+    pub fn tap_edges(&self) -> Vec<EdgeId> {
+        let mut edges = self.inner();
+        if let OpKind::Recur { state, .. } | OpKind::Lru { state, .. } | OpKind::Wkv { state, .. } = self {
+            edges.push(*state);
+        }
+        edges
+    }
+
+    /// The edges that it always computes.
+    pub fn outputs(&self) -> Vec<EdgeId> {
+        match self {
+            OpKind::Route { weights, indices, .. } => vec![*weights, *indices],
+            kind => vec![kind.output()],
+        }
+    }
+}

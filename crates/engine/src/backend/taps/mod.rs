@@ -34,9 +34,9 @@ impl Taps<'_, '_> {
         self.jobs.iter().any(|job| job.touches(edge))
     }
 
-    /// Whether a tap touches an inner edge of an op.
+    /// Whether a tap touches an edge that an op computes for taps only.
     pub fn touch_inside(&self, program: &Program, index: usize) -> bool {
-        program.ops()[index].kind.inner().iter().any(|&edge| self.touches(edge))
+        program.ops()[index].kind.tap_edges().iter().any(|&edge| self.touches(edge))
     }
 
     /// Whether a tap reads or changes an edge in a segment's row.
