@@ -1,61 +1,9 @@
-//! The points: every kind of activation that can be seen or changed, declared once.
+//! Points: the kinds of activation that a plan can read or change, declared in one table.
 //!
-//! Parsing, listings, aliases, documentation and refusals all derive from [`Point::ALL`] and [`Point::info`].
+//! The `points!` table below gives the enum, [`Point::ALL`] and [`Point::info`]; parsing, listings, aliases, documentation and
+//! error messages derive from these. Adding a point is adding a row, in forward order.
 
 use crate::architecture::Layer;
-
-/// A kind of activation. A [`crate::Site`] is a point at a layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[allow(missing_docs)] // each is documented by its row in `info`
-pub enum Point {
-    Embed,
-    PosEmbed,
-    ResidPre,
-    AttnScale,
-    AttnNormed,
-    AttnIn,
-    Q,
-    K,
-    Value,
-    QNormOut,
-    KNormOut,
-    RotQ,
-    RotK,
-    AttnScores,
-    AttnProbs,
-    AttnGate,
-    Z,
-    HeadOut,
-    AttnOut,
-    AttnOutPost,
-    MixerIn,
-    MixerGate,
-    ConvOut,
-    MixerState,
-    MixerScan,
-    MixerOut,
-    MixerOutPost,
-    ResidMid,
-    MlpScale,
-    MlpNormed,
-    MlpIn,
-    MlpPre,
-    MlpPreLinear,
-    MlpAct,
-    RouterLogits,
-    ExpertWeights,
-    ExpertIndices,
-    MlpOut,
-    MlpOutPost,
-    ResidPost,
-    FinalScale,
-    FinalNormed,
-    FinalNorm,
-    LmHead,
-    Logits,
-    /// An edge of a network built by hand ([`Network`](crate::program::Network)), by its own name.
-    Named(&'static str),
-}
 
 /// Where a point lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,263 +42,208 @@ const NO_ATTENTION: &str = "this layer has no softmax attention";
 const NO_RECURRENCE: &str = "this layer has no recurrence in attention's place; use the attention points";
 const NO_MLP: &str = "this layer has no MLP";
 
-impl Point {
-    /// All points in forward order.
-    pub const ALL: [Point; 45] = {
-        use Point::*;
-        [
-            Embed,
-            PosEmbed,
-            ResidPre,
-            AttnScale,
-            AttnNormed,
-            AttnIn,
-            Q,
-            K,
-            Value,
-            QNormOut,
-            KNormOut,
-            RotQ,
-            RotK,
-            AttnScores,
-            AttnProbs,
-            AttnGate,
-            Z,
-            HeadOut,
-            AttnOut,
-            AttnOutPost,
-            MixerIn,
-            MixerGate,
-            ConvOut,
-            MixerState,
-            MixerScan,
-            MixerOut,
-            MixerOutPost,
-            ResidMid,
-            MlpScale,
-            MlpNormed,
-            MlpIn,
-            MlpPre,
-            MlpPreLinear,
-            MlpAct,
-            RouterLogits,
-            ExpertWeights,
-            ExpertIndices,
-            MlpOut,
-            MlpOutPost,
-            ResidPost,
-            FinalScale,
-            FinalNormed,
-            FinalNorm,
-            LmHead,
-            Logits,
-        ]
-    };
+/// Declares [`Point`] from the table of points: `Variant: scope("name", "meaning", TransformerLens name, why it may be absent)`.
+macro_rules! points {
+    ($($variant:ident: $scope:ident($name:literal, $meaning:literal, $alias:expr, $absent:expr $(,)?),)+) => {
+        /// A kind of activation. A [`crate::Site`] is a point at a layer.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum Point {
+            $(#[doc = $meaning] $variant,)+
+            /// An edge of a network built by hand ([`Network`](crate::program::Network)), by its own name.
+            Named(&'static str),
+        }
 
-    /// The point's row in the table.
-    pub const fn info(self) -> PointInfo {
-        match self {
-            Point::Embed => model(
-                "embed",
-                "rows of the token embedding table, before any scale or position",
-                Some("hook_embed"),
-                ALWAYS,
-            ),
-            Point::PosEmbed => model(
-                "pos_embed",
-                "absolute position rows, learned or computed",
-                Some("hook_pos_embed"),
-                "this model has no absolute positions (rotary and ALiBi models put position into attention)",
-            ),
-            Point::ResidPre => {
-                layer("resid_pre", "the stream entering the block", Some("blocks.{}.hook_resid_pre"), ALWAYS)
-            }
-            Point::AttnScale => layer(
-                "attn_scale",
-                "what the norm before attention (or a recurrence) divides by, one number a token",
-                Some("blocks.{}.ln1.hook_scale"),
-                "this layer has no norm before its attention or recurrence",
-            ),
-            Point::AttnNormed => layer(
-                "attn_normed",
-                "the norm before attention (or a recurrence), before its gain and bias",
-                Some("blocks.{}.ln1.hook_normalized"),
-                "this layer has no norm before its attention or recurrence",
-            ),
-            Point::AttnIn => layer("attn_in", "what attention is handed", Some("blocks.{}.attn.hook_in"), NO_ATTENTION),
-            Point::Q => {
-                layer("q", "queries by head, before any norm or rotation", Some("blocks.{}.attn.hook_q"), NO_ATTENTION)
-            }
-            Point::K => {
-                layer("k", "keys by key head, before any norm or rotation", Some("blocks.{}.attn.hook_k"), NO_ATTENTION)
-            }
-            Point::Value => layer("value", "values by key head", Some("blocks.{}.attn.hook_v"), NO_ATTENTION),
-            Point::QNormOut => layer(
-                "q_norm_out",
-                "queries after the norm of queries",
-                Some("blocks.{}.attn.q_norm.hook_out"),
-                "this layer does not norm its queries",
-            ),
-            Point::KNormOut => layer(
-                "k_norm_out",
-                "keys after the norm of keys",
-                Some("blocks.{}.attn.k_norm.hook_out"),
-                "this layer does not norm its keys",
-            ),
-            Point::RotQ => {
-                layer("rot_q", "queries as attention multiplies them", Some("blocks.{}.attn.hook_rot_q"), NO_ATTENTION)
-            }
-            Point::RotK => {
-                layer("rot_k", "keys as attention multiplies them", Some("blocks.{}.attn.hook_rot_k"), NO_ATTENTION)
-            }
-            Point::AttnScores => layer(
-                "attn_scores",
-                "attention scores, scaled, capped and masked with -inf, before softmax",
-                Some("blocks.{}.attn.hook_attn_scores"),
-                NO_ATTENTION,
-            ),
-            Point::AttnProbs => {
-                layer("attn_probs", "attention weights", Some("blocks.{}.attn.hook_pattern"), NO_ATTENTION)
-            }
-            Point::AttnGate => layer(
-                "attn_gate",
-                "the gate on attention's heads, before its activation",
-                None,
-                "this layer's attention has no gate on its output",
-            ),
-            Point::Z => layer(
-                "z",
-                "input of attention's output projection, by head",
-                Some("blocks.{}.attn.hook_z"),
-                NO_ATTENTION,
-            ),
-            Point::HeadOut => layer(
-                "head_out",
-                "each head's own write: z of the head times its part of the output projection, without bias",
-                Some("blocks.{}.attn.hook_result"),
-                NO_ATTENTION,
-            ),
-            Point::AttnOut => {
-                layer("attn_out", "output of the attention sublayer", Some("blocks.{}.attn.hook_out"), NO_ATTENTION)
-            }
-            Point::AttnOutPost => layer(
-                "attn_out_post",
-                "attention's contribution to the stream, after any post-norm and multiplier",
-                Some("blocks.{}.hook_attn_out"),
-                NO_ATTENTION,
-            ),
-            Point::MixerIn => layer("mixer_in", "what the recurrence is handed", None, NO_RECURRENCE),
-            Point::MixerGate => {
-                layer("mixer_gate", "the gate on the recurrence's output, before its activation", None, NO_RECURRENCE)
-            }
-            Point::ConvOut => layer(
-                "conv_out",
-                "output of the short convolution, after its activation",
-                None,
-                "this layer has no convolution",
-            ),
-            Point::MixerState => layer(
-                "mixer_state",
-                "the recurrent state after each token, by head; to look at, not to change",
-                None,
-                "this layer carries no recurrent state",
-            ),
-            Point::MixerScan => layer(
-                "mixer_scan",
-                "what the recurrence reads from its state, its skip included, before norm and gate",
-                None,
-                "this layer carries no recurrent state",
-            ),
-            Point::MixerOut => layer("mixer_out", "output of the recurrent sublayer", None, NO_RECURRENCE),
-            Point::MixerOutPost => layer(
-                "mixer_out_post",
-                "the recurrence's contribution to the stream, after any post-norm and multiplier",
-                None,
-                NO_RECURRENCE,
-            ),
-            Point::ResidMid => layer(
-                "resid_mid",
-                "the stream between attention (or a recurrence) and MLP",
-                Some("blocks.{}.hook_resid_mid"),
-                "attention and MLP of this block run in parallel on its input, so no stream lies between them; use resid_pre, attn_out_post or mlp_out_post",
-            ),
-            Point::MlpScale => layer(
-                "mlp_scale",
-                "what the norm before the MLP divides by, one number a token",
-                Some("blocks.{}.ln2.hook_scale"),
-                "this layer has no norm of its own before the MLP",
-            ),
-            Point::MlpNormed => layer(
-                "mlp_normed",
-                "the norm before the MLP, before its gain and bias",
-                Some("blocks.{}.ln2.hook_normalized"),
-                "this layer has no norm of its own before the MLP",
-            ),
-            Point::MlpIn => layer("mlp_in", "what the MLP is handed", Some("blocks.{}.mlp.hook_in"), NO_MLP),
-            Point::MlpPre => layer(
-                "mlp_pre",
-                "argument of the activation function",
-                Some("blocks.{}.mlp.hook_pre"),
-                "neurons do not exist at block level in a layer of experts; use mlp_in, mlp_out or the router's points",
-            ),
-            Point::MlpPreLinear => layer(
-                "mlp_pre_linear",
-                "the branch of a gated MLP that is multiplied",
-                Some("blocks.{}.mlp.hook_pre_linear"),
-                "this layer's MLP is not a gated one; use mlp_pre or mlp_act",
-            ),
-            Point::MlpAct => layer(
-                "mlp_act",
-                "the neurons: what the down projection reads",
-                Some("blocks.{}.mlp.hook_post"),
-                "neurons do not exist at block level in a layer of experts; use mlp_in, mlp_out or the router's points",
-            ),
-            Point::RouterLogits => {
-                layer("router_logits", "router scores over all experts", None, "this layer has no experts")
-            }
-            Point::ExpertWeights => layer(
-                "expert_weights",
-                "weights of the chosen experts, largest score first",
-                None,
-                "this layer has no experts",
-            ),
-            Point::ExpertIndices => layer(
-                "expert_indices",
-                "which experts were chosen, largest score first",
-                Some("blocks.{}.mlp.hook_expert_indices"),
-                "this layer has no experts",
-            ),
-            Point::MlpOut => layer("mlp_out", "output of the MLP sublayer", Some("blocks.{}.mlp.hook_out"), NO_MLP),
-            Point::MlpOutPost => layer(
-                "mlp_out_post",
-                "the MLP's contribution to the stream, after any post-norm and multiplier",
-                Some("blocks.{}.hook_mlp_out"),
-                NO_MLP,
-            ),
-            Point::ResidPost => {
-                layer("resid_post", "the stream leaving the block", Some("blocks.{}.hook_resid_post"), ALWAYS)
-            }
-            Point::FinalScale => model(
-                "final_scale",
-                "what the final norm divides by, one number a token",
-                Some("ln_final.hook_scale"),
-                "this model has no final norm",
-            ),
-            Point::FinalNormed => model(
-                "final_normed",
-                "the final norm, before its gain and bias",
-                Some("ln_final.hook_normalized"),
-                "this model has no final norm",
-            ),
-            Point::FinalNorm => model("final_norm", "output of the final norm", None, "this model has no final norm"),
-            Point::LmHead => model("lm_head", "the bare unembedding, before any scale or soft cap", None, ALWAYS),
-            Point::Logits => model("logits", "the model's answer, after scale and soft cap", None, ALWAYS),
-            Point::Named(name) => {
-                model(name, "an edge of a network built by hand", None, "this network has none of that name")
+        impl Point {
+            /// All points in forward order.
+            pub const ALL: [Point; [$($name),+].len()] = [$(Point::$variant),+];
+
+            /// The point's row in the table.
+            pub const fn info(self) -> PointInfo {
+                match self {
+                    $(Point::$variant => $scope($name, $meaning, $alias, $absent),)+
+                    Point::Named(name) => {
+                        model(name, "an edge of a network built by hand", None, "this network has none of that name")
+                    }
+                }
             }
         }
-    }
+    };
+}
 
+points! {
+    Embed: model(
+        "embed",
+        "rows of the token embedding table, before any scale or position",
+        Some("hook_embed"),
+        ALWAYS,
+    ),
+    PosEmbed: model(
+        "pos_embed",
+        "absolute position rows, learned or computed",
+        Some("hook_pos_embed"),
+        "this model has no absolute positions (rotary and ALiBi models put position into attention)",
+    ),
+    ResidPre: layer("resid_pre", "the stream entering the block", Some("blocks.{}.hook_resid_pre"), ALWAYS),
+    AttnScale: layer(
+        "attn_scale",
+        "what the norm before attention (or a recurrence) divides by, one number a token",
+        Some("blocks.{}.ln1.hook_scale"),
+        "this layer has no norm before its attention or recurrence",
+    ),
+    AttnNormed: layer(
+        "attn_normed",
+        "the norm before attention (or a recurrence), before its gain and bias",
+        Some("blocks.{}.ln1.hook_normalized"),
+        "this layer has no norm before its attention or recurrence",
+    ),
+    AttnIn: layer("attn_in", "what attention is handed", Some("blocks.{}.attn.hook_in"), NO_ATTENTION),
+    Q: layer("q", "queries by head, before any norm or rotation", Some("blocks.{}.attn.hook_q"), NO_ATTENTION),
+    K: layer("k", "keys by key head, before any norm or rotation", Some("blocks.{}.attn.hook_k"), NO_ATTENTION),
+    Value: layer("value", "values by key head", Some("blocks.{}.attn.hook_v"), NO_ATTENTION),
+    QNormOut: layer(
+        "q_norm_out",
+        "queries after the norm of queries",
+        Some("blocks.{}.attn.q_norm.hook_out"),
+        "this layer does not norm its queries",
+    ),
+    KNormOut: layer(
+        "k_norm_out",
+        "keys after the norm of keys",
+        Some("blocks.{}.attn.k_norm.hook_out"),
+        "this layer does not norm its keys",
+    ),
+    RotQ: layer("rot_q", "queries as attention multiplies them", Some("blocks.{}.attn.hook_rot_q"), NO_ATTENTION),
+    RotK: layer("rot_k", "keys as attention multiplies them", Some("blocks.{}.attn.hook_rot_k"), NO_ATTENTION),
+    AttnScores: layer(
+        "attn_scores",
+        "attention scores, scaled, capped and masked with -inf, before softmax",
+        Some("blocks.{}.attn.hook_attn_scores"),
+        NO_ATTENTION,
+    ),
+    AttnProbs: layer("attn_probs", "attention weights", Some("blocks.{}.attn.hook_pattern"), NO_ATTENTION),
+    AttnGate: layer(
+        "attn_gate",
+        "the gate on attention's heads, before its activation",
+        None,
+        "this layer's attention has no gate on its output",
+    ),
+    Z: layer("z", "input of attention's output projection, by head", Some("blocks.{}.attn.hook_z"), NO_ATTENTION),
+    HeadOut: layer(
+        "head_out",
+        "each head's own write: z of the head times its part of the output projection, without bias",
+        Some("blocks.{}.attn.hook_result"),
+        NO_ATTENTION,
+    ),
+    AttnOut: layer("attn_out", "output of the attention sublayer", Some("blocks.{}.attn.hook_out"), NO_ATTENTION),
+    AttnOutPost: layer(
+        "attn_out_post",
+        "attention's contribution to the stream, after any post-norm and multiplier",
+        Some("blocks.{}.hook_attn_out"),
+        NO_ATTENTION,
+    ),
+    MixerIn: layer("mixer_in", "what the recurrence is handed", None, NO_RECURRENCE),
+    MixerGate: layer("mixer_gate", "the gate on the recurrence's output, before its activation", None, NO_RECURRENCE),
+    ConvOut: layer(
+        "conv_out",
+        "output of the short convolution, after its activation",
+        None,
+        "this layer has no convolution",
+    ),
+    MixerState: layer(
+        "mixer_state",
+        "the recurrent state after each token, by head; to look at, not to change",
+        None,
+        "this layer carries no recurrent state",
+    ),
+    MixerScan: layer(
+        "mixer_scan",
+        "what the recurrence reads from its state, its skip included, before norm and gate",
+        None,
+        "this layer carries no recurrent state",
+    ),
+    MixerOut: layer("mixer_out", "output of the recurrent sublayer", None, NO_RECURRENCE),
+    MixerOutPost: layer(
+        "mixer_out_post",
+        "the recurrence's contribution to the stream, after any post-norm and multiplier",
+        None,
+        NO_RECURRENCE,
+    ),
+    ResidMid: layer(
+        "resid_mid",
+        "the stream between attention (or a recurrence) and MLP",
+        Some("blocks.{}.hook_resid_mid"),
+        "attention and MLP of this block run in parallel on its input, so no stream lies between them; use resid_pre, attn_out_post or mlp_out_post",
+    ),
+    MlpScale: layer(
+        "mlp_scale",
+        "what the norm before the MLP divides by, one number a token",
+        Some("blocks.{}.ln2.hook_scale"),
+        "this layer has no norm of its own before the MLP",
+    ),
+    MlpNormed: layer(
+        "mlp_normed",
+        "the norm before the MLP, before its gain and bias",
+        Some("blocks.{}.ln2.hook_normalized"),
+        "this layer has no norm of its own before the MLP",
+    ),
+    MlpIn: layer("mlp_in", "what the MLP is handed", Some("blocks.{}.mlp.hook_in"), NO_MLP),
+    MlpPre: layer(
+        "mlp_pre",
+        "argument of the activation function",
+        Some("blocks.{}.mlp.hook_pre"),
+        "neurons do not exist at block level in a layer of experts; use mlp_in, mlp_out or the router's points",
+    ),
+    MlpPreLinear: layer(
+        "mlp_pre_linear",
+        "the branch of a gated MLP that is multiplied",
+        Some("blocks.{}.mlp.hook_pre_linear"),
+        "this layer's MLP is not a gated one; use mlp_pre or mlp_act",
+    ),
+    MlpAct: layer(
+        "mlp_act",
+        "the neurons: what the down projection reads",
+        Some("blocks.{}.mlp.hook_post"),
+        "neurons do not exist at block level in a layer of experts; use mlp_in, mlp_out or the router's points",
+    ),
+    RouterLogits: layer("router_logits", "router scores over all experts", None, "this layer has no experts"),
+    ExpertWeights: layer(
+        "expert_weights",
+        "weights of the chosen experts, largest score first",
+        None,
+        "this layer has no experts",
+    ),
+    ExpertIndices: layer(
+        "expert_indices",
+        "which experts were chosen, largest score first",
+        Some("blocks.{}.mlp.hook_expert_indices"),
+        "this layer has no experts",
+    ),
+    MlpOut: layer("mlp_out", "output of the MLP sublayer", Some("blocks.{}.mlp.hook_out"), NO_MLP),
+    MlpOutPost: layer(
+        "mlp_out_post",
+        "the MLP's contribution to the stream, after any post-norm and multiplier",
+        Some("blocks.{}.hook_mlp_out"),
+        NO_MLP,
+    ),
+    ResidPost: layer("resid_post", "the stream leaving the block", Some("blocks.{}.hook_resid_post"), ALWAYS),
+    FinalScale: model(
+        "final_scale",
+        "what the final norm divides by, one number a token",
+        Some("ln_final.hook_scale"),
+        "this model has no final norm",
+    ),
+    FinalNormed: model(
+        "final_normed",
+        "the final norm, before its gain and bias",
+        Some("ln_final.hook_normalized"),
+        "this model has no final norm",
+    ),
+    FinalNorm: model("final_norm", "output of the final norm", None, "this model has no final norm"),
+    LmHead: model("lm_head", "the bare unembedding, before any scale or soft cap", None, ALWAYS),
+    Logits: model("logits", "the model's answer, after scale and soft cap", None, ALWAYS),
+}
+
+impl Point {
     /// Why a layer does not have it: the general reason, or the layer's own where that says more.
     pub fn absent_from(self, layer: Option<&Layer>) -> &'static str {
         let general = self.info().absent_because;
