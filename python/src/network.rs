@@ -63,17 +63,11 @@ impl Network {
             }
             "activation" => {
                 let function: String = options.get_item("function")?.map_or(Ok(String::new()), |f| f.extract())?;
-                let activation = match function.as_str() {
-                    "relu" => Activation::Relu,
-                    "gelu" => Activation::Gelu,
-                    "silu" => Activation::Silu,
-                    "sigmoid" => Activation::Sigmoid,
-                    "tanh" => Activation::Tanh,
-                    other => {
-                        let problem = format!("`{name}`: there is no activation {other:?}");
-                        return Err(error(py, Kind::Input, &problem, Some("take relu, gelu, silu, sigmoid or tanh")));
-                    }
-                };
+                let activation = Activation::named(&function).ok_or_else(|| {
+                    let known = Activation::all_names().collect::<Vec<_>>().join(", ");
+                    let problem = format!("`{name}`: there is no activation {function:?}");
+                    error(py, Kind::Input, &problem, Some(&format!("the activations are {known}")))
+                })?;
                 builder.activation(name, node(0)?, activation)
             }
             "norm" => {

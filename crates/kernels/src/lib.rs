@@ -15,7 +15,7 @@
 //! | [`matrix`], [`matmul`](mod@matmul), [`turned`] | weights in panels, their products, and the products of gradients |
 //! | [`attention`] | keys and values in panels, fused and explicit attention |
 //! | [`recurrence`], [`recurrence_back`] | states carried from token to token, short convolutions; their gradients |
-//! | [`norm`], [`activation`], [`slope`], [`rope`], [`softmax`](mod@softmax), [`elementwise`] | everything between the products |
+//! | [`norm`], [`activation`], [`rope`], [`softmax`](mod@softmax), [`elementwise`] | everything between the products |
 
 pub mod activation;
 pub mod attention;
@@ -34,7 +34,6 @@ pub mod recurrence_back;
 pub mod rope;
 pub mod simd;
 mod slab;
-pub mod slope;
 pub mod softmax;
 mod tile;
 pub mod turned;

@@ -6,6 +6,7 @@ mod golden;
 mod tapping;
 
 use golden::Case;
+use pellucid_engine::architecture::Activation;
 use pellucid_engine::plan::{Across, Combine, Expr, Fold, FromSite, Function, Map, Pick};
 use pellucid_engine::{Action, Array, Operand, Plan, Run, RunOptions, Tap};
 use std::sync::Arc;
@@ -137,7 +138,7 @@ fn gradients_pass_through_values() {
     // Row 0's stream, squashed, is written into row 1 later; and the MLP runs once more on what it made.
     let mut plan = Plan::default();
     let h = plan.read(read("layers.0.resid_post").rows([0]).positions(at("2")));
-    let squashed = plan.value(Expr::Map(Map::Tanh, h));
+    let squashed = plan.value(Expr::Map(Map::Activation(Activation::Tanh), h));
     let plan = &mut plan.with(
         Tap::new("layers.1.resid_post", Action::Add { operand: Operand::Value(squashed), scale: 2.0 })
             .rows([1])

@@ -6,10 +6,9 @@ use super::weights::{add_outer, linear as add_linear};
 use crate::architecture::{ExpertWeights, Routing, Scores};
 use crate::cpu::experts::{Desk, Slots, best_and_close, choose, scores};
 use crate::program::OpKind;
-use pellucid_kernels::activation::{Activation, activate, activate_gated};
+use pellucid_kernels::activation::{Activation, activate, activate_backward, activate_gated, activate_gated_backward};
 use pellucid_kernels::attention::softmax_back;
 use pellucid_kernels::elementwise::{add, dot, scale};
-use pellucid_kernels::slope::{activation_slope, gate_slopes};
 use pellucid_kernels::softmax::softmax;
 use pellucid_kernels::{matmul, matmul_turned};
 
@@ -43,7 +42,7 @@ fn choice_back(logits: &[f32], routing: &Routing, correction: Option<&[f32]>, gr
     choices.iter().zip(by_picked).for_each(|(&expert, g)| dx[expert as usize] = g);
     match routing.scores {
         Scores::Softmax => softmax_back(&before, dx),
-        Scores::Sigmoid => activation_slope(Activation::Sigmoid, logits, dx),
+        Scores::Sigmoid => activate_backward(Activation::Sigmoid, logits, dx),
         Scores::Raw | Scores::SparseMixer { .. } => {}
     }
 }
@@ -74,7 +73,7 @@ fn weights_back(weights: ExpertWeights, scores: &[f32], gradient: &mut [f32]) {
                 activate(Activation::Sigmoid, &mut each);
                 divided_back(each.iter().sum(), |_| 1.0, &each, gradient);
             }
-            activation_slope(Activation::Sigmoid, scores, gradient);
+            activate_backward(Activation::Sigmoid, scores, gradient);
         }
     }
 }
@@ -159,7 +158,7 @@ pub(super) fn experts_back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient
         }
         let mut by_read = match &mut gate {
             Some(gate) => {
-                gate_slopes(*activation, &by_neurons, gate, &mut up);
+                activate_gated_backward(*activation, &by_neurons, gate, &mut up);
                 if let Some(linear) = &expert.gate {
                     add_linear(walk, linear, &read, gate);
                 }
@@ -169,7 +168,7 @@ pub(super) fn experts_back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient
                 both
             }
             None => {
-                activation_slope(*activation, &up, &mut by_neurons);
+                activate_backward(*activation, &up, &mut by_neurons);
                 add_linear(walk, &expert.up, &read, &by_neurons);
                 turned(&expert.up, &by_neurons)
             }

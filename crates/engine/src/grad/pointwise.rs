@@ -6,13 +6,14 @@ use super::weights::add_lines;
 use crate::architecture::Activation;
 use crate::cpu::{heat, in_parts};
 use crate::program::{EdgeId, OpKind};
-use pellucid_kernels::activation::activate;
+use pellucid_kernels::activation::{
+    activate, activate_backward, activate_gated_backward, soft_cap_backward, softplus_derivative, xielu_backward,
+};
 use pellucid_kernels::elementwise::{self, dot};
 use pellucid_kernels::memory::Shared;
 use pellucid_kernels::norm::gain;
 use pellucid_kernels::recurrence::softplus;
 use pellucid_kernels::rope::rotate;
-use pellucid_kernels::slope::{activation_slope, gate_slopes, soft_cap_slope, softplus_slope, xielu_slope};
 
 pub(super) fn back(walk: &mut Walk, tape: &Tape, kind: &OpKind, mut gradient: Vec<f32>) {
     let pool = walk.pool;
@@ -44,7 +45,7 @@ pub(super) fn back(walk: &mut Walk, tape: &Tape, kind: &OpKind, mut gradient: Ve
         }
         OpKind::SoftCap { x, cap, .. } => {
             let input = tape.value(*x);
-            in_parts(pool, &mut gradient, 1, &|range, part| soft_cap_slope(*cap, &input[range], part));
+            in_parts(pool, &mut gradient, 1, &|range, part| soft_cap_backward(*cap, &input[range], part));
             walk.add(*x, gradient);
         }
         OpKind::Clip { x, by, .. } => {
@@ -79,20 +80,20 @@ pub(super) fn back(walk: &mut Walk, tape: &Tape, kind: &OpKind, mut gradient: Ve
             let lines = gradient.chunks_exact_mut(rate.len()).zip(tape.value(*x).chunks_exact(rate.len()));
             for (line, x) in lines {
                 for ((g, &x), rate) in line.iter_mut().zip(x).zip(rate) {
-                    *g *= (rate * softplus(x)).exp() * rate * softplus_slope(x);
+                    *g *= (rate * softplus(x)).exp() * rate * softplus_derivative(x);
                 }
             }
             walk.add(*x, gradient);
         }
         OpKind::Activate { x, activation, .. } => {
             let input = tape.value(*x);
-            in_parts(pool, &mut gradient, 1, &|range, part| activation_slope(*activation, &input[range], part));
+            in_parts(pool, &mut gradient, 1, &|range, part| activate_backward(*activation, &input[range], part));
             walk.add(*x, gradient);
         }
         OpKind::Xielu { x, positive, negative, .. } => {
             let input = tape.value(*x);
             let (positive, negative) = (walk.weights.vector(*positive)[0], walk.weights.vector(*negative)[0]);
-            in_parts(pool, &mut gradient, 1, &|range, part| xielu_slope(positive, negative, &input[range], part));
+            in_parts(pool, &mut gradient, 1, &|range, part| xielu_backward(positive, negative, &input[range], part));
             walk.add(*x, gradient);
         }
         OpKind::Gate { gate, linear, activation, .. } => {
@@ -103,7 +104,7 @@ pub(super) fn back(walk: &mut Walk, tape: &Tape, kind: &OpKind, mut gradient: Ve
             for (i, (g, &x)) in gradient.iter_mut().zip(tape.value(*x)).enumerate() {
                 let x = x + numbers.map_or(0.0, |bias| bias[i % width]);
                 let inside = (limits.0..=limits.1).contains(&softplus(x));
-                *g *= if inside { softplus_slope(x) } else { 0.0 };
+                *g *= if inside { softplus_derivative(x) } else { 0.0 };
             }
             add_lines(walk, *bias, &gradient);
             walk.add(*x, gradient);
@@ -127,7 +128,7 @@ fn gate_back(
         in_parts(walk.pool, &mut by_gate, 1, &|range, part| {
             // SAFETY: each part has its own range.
             let by_linear = unsafe { shared.part(range.start, range.len()) };
-            gate_slopes(activation, &gradient[range], part, by_linear);
+            activate_gated_backward(activation, &gradient[range], part, by_linear);
         });
         walk.give(gradient);
         walk.add(gate, by_gate);
@@ -143,7 +144,7 @@ fn gate_back(
         *by_gate = dot(part, linear);
         elementwise::scale(part, *gate);
     }
-    activation_slope(activation, tape.value(gate), &mut by_gate);
+    activate_backward(activation, tape.value(gate), &mut by_gate);
     walk.give(gates);
     walk.add(gate, by_gate);
     walk.add(linear, gradient);

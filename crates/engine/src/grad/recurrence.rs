@@ -8,11 +8,10 @@ use super::weights::add_lines;
 use crate::cpu::recurrence::{Reads, rates};
 use crate::exec::Segment;
 use crate::program::{OpKind, StateDecay};
-use pellucid_kernels::activation::{Activation, activate};
+use pellucid_kernels::activation::{Activation, activate, activate_backward, softplus_derivative};
 use pellucid_kernels::memory::Shared;
 use pellucid_kernels::recurrence::{Fade, RecurrenceShape, convolve, direction, softplus, step};
 use pellucid_kernels::recurrence_back::{self as kernel, REMEMBERED, Token, TokenGradient, direction_back, step_back};
-use pellucid_kernels::slope::{activation_slope, softplus_slope};
 use std::ops::Range;
 
 fn tokens(segment: &Segment, width: usize) -> Range<usize> {
@@ -32,7 +31,7 @@ pub(super) fn convolve_back(walk: &mut Walk, tape: &Tape, kind: &OpKind, mut gra
             let mut past = vec![0.0; kernel.len() - channels];
             convolve(&tape.value(*x)[range.clone()], &mut past, kernel, bias, channels, &mut before[range]);
         }
-        activation_slope(*activation, &before, &mut gradient);
+        activate_backward(*activation, &before, &mut gradient);
         walk.give(before);
     }
     add_lines(walk, *shift, &gradient);
@@ -121,7 +120,7 @@ pub(super) fn lru_back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient: Ve
             }
         }
     }
-    by_rate.iter_mut().zip(walk.weights.vector(*weight)).for_each(|(by, &x)| *by *= -8.0 * softplus_slope(x));
+    by_rate.iter_mut().zip(walk.weights.vector(*weight)).for_each(|(by, &x)| *by *= -8.0 * softplus_derivative(x));
     add_lines(walk, Some(*weight), &by_rate);
     [gates, decays, gradient].into_iter().for_each(|buffer| walk.give(buffer));
     walk.add(*x, dx);

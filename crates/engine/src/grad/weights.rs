@@ -7,9 +7,9 @@ use super::tape::Tape;
 use super::walk::Walk;
 use crate::program::{Linear, OpKind};
 use crate::weights::WeightId;
+use pellucid_kernels::activation::softplus_derivative;
 use pellucid_kernels::elementwise::{add, dot};
 use pellucid_kernels::recurrence::softplus;
-use pellucid_kernels::slope::softplus_slope;
 use pellucid_kernels::{DType, Matrix, matmul};
 
 /// What the gradient of an op's output says about its weights.
@@ -50,7 +50,7 @@ pub(super) fn back(walk: &mut Walk, tape: &Tape, kind: &OpKind, gradient: &[f32]
             let above: f32 = pairs().filter(|(x, _)| **x > 0.0).map(|(x, dy)| dy * x * x).sum();
             let below: f32 = pairs().filter(|(x, _)| **x <= 0.0).map(|(x, dy)| dy * (x.min(-1e-6).exp_m1() - x)).sum();
             for (weight, by) in [(*positive, above), (*negative, below)] {
-                let slope = softplus_slope(walk.weights.vector(weight)[0]);
+                let slope = softplus_derivative(walk.weights.vector(weight)[0]);
                 add_lines(walk, Some(weight), &[by * slope]);
             }
         }

@@ -4,10 +4,12 @@
 
 use super::{Across, Combine, Expr, Fold, Map, Pick, Plan, Value as PlanValue, ValueId};
 use crate::array::Array;
+use pellucid_kernels::activation::Activation;
 use serde_json::{Map as Object, Value, json};
 use std::collections::HashMap;
 
-const MAPS: [(&str, Map); 16] = [
+/// The functions of one number besides the activation functions, which have a table of their own.
+const MAPS: [(&str, Map); 11] = [
     ("detach", Map::Detach),
     ("neg", Map::Neg),
     ("abs", Map::Abs),
@@ -15,11 +17,6 @@ const MAPS: [(&str, Map); 16] = [
     ("log", Map::Log),
     ("sqrt", Map::Sqrt),
     ("square", Map::Square),
-    ("tanh", Map::Tanh),
-    ("sigmoid", Map::Sigmoid),
-    ("relu", Map::Relu),
-    ("gelu", Map::Gelu),
-    ("silu", Map::Silu),
     ("sign", Map::Sign),
     ("not", Map::Not),
     ("sin", Map::Sin),
@@ -66,7 +63,15 @@ fn name_of<T: Copy + PartialEq>(table: &[(&'static str, T)], meaning: T) -> &'st
 impl Map {
     /// The function of this name, as JSON plans write it.
     pub fn named(name: &str) -> Option<Map> {
-        named(&MAPS, name)
+        named(&MAPS, name).or_else(|| Activation::named(name).map(Map::Activation))
+    }
+
+    /// Its name in JSON; none for an activation function that has no name.
+    fn name(self) -> Option<&'static str> {
+        match self {
+            Map::Activation(activation) => activation.names().first().copied(),
+            other => Some(name_of(&MAPS, other)),
+        }
     }
 }
 
@@ -374,7 +379,10 @@ impl Written {
             Expr::Read(_) => unreachable!("reads are written as taps"),
             Expr::Constant(array) => ("constant", nested(array.shape(), array.values())),
             Expr::File(file) => ("file", json!(file)),
-            Expr::Map(map, a) => (name_of(&MAPS, *map), json!(of(a))),
+            Expr::Map(map, a) => {
+                let problem = || format!("the activation function of a value has no name: {map:?}");
+                (map.name().ok_or_else(problem)?, json!(of(a)))
+            }
             Expr::Combine(combine, a, b) => (name_of(&COMBINES, *combine), json!([of(a), of(b)])),
             Expr::Where(c, a, b) => ("where", json!([of(c), of(a), of(b)])),
             Expr::MatMul(a, b) => ("matmul", json!([of(a), of(b)])),

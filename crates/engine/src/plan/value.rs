@@ -5,6 +5,7 @@
 //! rows. An edit writes a value through [`Operand::Value`](super::Operand::Value), a metric is a value with a single number.
 
 use crate::array::Array;
+use pellucid_kernels::activation::Activation;
 use std::sync::Arc;
 
 /// Index of a value in its plan.
@@ -163,16 +164,12 @@ pub enum Map {
     Log,
     Sqrt,
     Square,
-    Tanh,
-    Sigmoid,
-    Relu,
-    /// With the error function.
-    Gelu,
-    Silu,
     Sign,
     Not,
     Sin,
     Cos,
+    /// An activation function, as MLPs use it.
+    Activation(Activation),
 }
 
 /// Functions of two numbers; comparisons give 1 or 0.

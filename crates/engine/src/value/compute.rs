@@ -5,6 +5,7 @@ use super::shape::{axis_of, shape};
 use crate::array::Array;
 use crate::plan::{self, Combine, Expr, Fold, Map};
 use ndarray::{ArrayD, ArrayViewD, Axis, IxDyn, Zip};
+use pellucid_kernels::activation::activate;
 use pellucid_kernels::softmax::softmax;
 
 /// The value of an expression of these inputs; shapes that do not go together are refused by name.
@@ -13,7 +14,7 @@ pub(crate) fn compute(expr: &Expr, of: &[Array]) -> Result<Array, String> {
     let shapes: Vec<&[usize]> = of.iter().map(Array::shape).collect();
     let shape = shape(expr, &shapes)?;
     Ok(match expr {
-        Map(map, _) => Array::new(shape, of[0].values().iter().map(|&x| map.of(x)).collect()),
+        Map(map, _) => Array::new(shape, map.of(of[0].values())),
         Combine(combine, ..) => zip(&shape, &of[0], &of[1], |a, b| combine.of(a, b)),
         Where(..) => {
             let chosen = zip(&shape, &of[0], &of[1], |c, a| if c != 0.0 { a } else { f32::NAN });
@@ -205,43 +206,28 @@ pub(super) fn log_softmax(line: &mut [f32]) {
 }
 
 impl Map {
-    /// Its value at a number.
-    pub(crate) fn of(self, x: f32) -> f32 {
-        let truth = |holds: bool| if holds { 1.0 } else { 0.0 };
+    /// Its value at each number.
+    fn of(self, numbers: &[f32]) -> Vec<f32> {
+        let each = |f: fn(f32) -> f32| numbers.iter().map(|&x| f(x)).collect();
         match self {
-            Map::Detach => x,
-            Map::Neg => -x,
-            Map::Abs => x.abs(),
-            Map::Exp => x.exp(),
-            Map::Log => x.ln(),
-            Map::Sqrt => x.sqrt(),
-            Map::Square => x * x,
-            Map::Tanh => x.tanh(),
-            Map::Sigmoid => sigmoid(x),
-            Map::Relu => x.max(0.0),
-            Map::Gelu => {
-                let mut line = [x];
-                use pellucid_kernels::activation::{Activation, activate};
-                activate(Activation::Gelu, &mut line);
-                line[0]
+            Map::Detach => numbers.to_vec(),
+            Map::Neg => each(|x| -x),
+            Map::Abs => each(f32::abs),
+            Map::Exp => each(f32::exp),
+            Map::Log => each(f32::ln),
+            Map::Sqrt => each(f32::sqrt),
+            Map::Square => each(|x| x * x),
+            Map::Sign => each(|x| if x == 0.0 || x.is_nan() { x } else { x.signum() }),
+            Map::Not => each(|x| if x == 0.0 { 1.0 } else { 0.0 }),
+            Map::Sin => each(f32::sin),
+            Map::Cos => each(f32::cos),
+            Map::Activation(activation) => {
+                let mut values = numbers.to_vec();
+                activate(activation, &mut values);
+                values
             }
-            Map::Silu => x * sigmoid(x),
-            Map::Sign => {
-                if x == 0.0 || x.is_nan() {
-                    x
-                } else {
-                    x.signum()
-                }
-            }
-            Map::Not => truth(x == 0.0),
-            Map::Sin => x.sin(),
-            Map::Cos => x.cos(),
         }
     }
-}
-
-pub(super) fn sigmoid(x: f32) -> f32 {
-    1.0 / (1.0 + (-x).exp())
 }
 
 impl Combine {

@@ -1,11 +1,12 @@
 //! Derivatives of expressions: what a gradient of the result means for each input.
 
-use super::compute::{array, largest, matmul, owned, sigmoid, spread, taken, view};
+use super::compute::{array, largest, matmul, owned, spread, taken, view};
 use super::index::Selection;
 use super::shape::axis_of;
 use crate::array::Array;
 use crate::plan::{self, Combine, Expr, Fold, Map};
 use ndarray::{ArrayD, Axis, IxDyn, Zip};
+use pellucid_kernels::activation::activate_backward;
 
 /// For each input its gradient, in its own shape; `None` where no gradient flows (places, conditions).
 ///
@@ -15,14 +16,13 @@ pub(crate) fn derive(expr: &Expr, of: &[Array], made: &Array, back: &Array) -> R
     let one = |gradient: Array| Ok(vec![Some(gradient)]);
     match expr {
         Map(map, _) => {
-            let pairs = of[0].values().iter().zip(made.values()).zip(back.values());
-            one(Array::new(of[0].shape().to_vec(), pairs.map(|((&x, &y), &g)| g * map.slope(x, y)).collect()))
+            one(Array::new(of[0].shape().to_vec(), map.backward(of[0].values(), made.values(), back.values())))
         }
         Combine(combine, ..) => {
             let shape = made.shape();
             let (a, b, g) = (spread(&of[0], shape), spread(&of[1], shape), view(back));
-            let left = Zip::from(&g).and(&a).and(&b).map_collect(|&g, &a, &b| g * combine.slopes(a, b).0);
-            let right = Zip::from(&g).and(&a).and(&b).map_collect(|&g, &a, &b| g * combine.slopes(a, b).1);
+            let left = Zip::from(&g).and(&a).and(&b).map_collect(|&g, &a, &b| g * combine.derivatives(a, b).0);
+            let right = Zip::from(&g).and(&a).and(&b).map_collect(|&g, &a, &b| g * combine.derivatives(a, b).1);
             Ok(vec![Some(gathered(left, of[0].shape())), Some(gathered(right, of[1].shape()))])
         }
         Where(..) => {
@@ -198,48 +198,33 @@ fn fold(how: Fold, axis: Option<i64>, of: &Array, made: &Array, back: &Array) ->
 }
 
 impl Map {
-    /// Its slope at `x`, where it is `y`.
-    fn slope(self, x: f32, y: f32) -> f32 {
+    /// The gradient of its numbers `x`, from the gradient `dy` of its values `y`.
+    fn backward(self, x: &[f32], y: &[f32], dy: &[f32]) -> Vec<f32> {
+        let each = |derivative: fn(f32, f32) -> f32| {
+            x.iter().zip(y).zip(dy).map(|((&x, &y), &dy)| dy * derivative(x, y)).collect()
+        };
         match self {
-            Map::Neg => -1.0,
-            Map::Abs => {
-                if x == 0.0 {
-                    0.0
-                } else {
-                    x.signum()
-                }
+            Map::Neg => each(|_, _| -1.0),
+            Map::Abs => each(|x, _| if x == 0.0 { 0.0 } else { x.signum() }),
+            Map::Exp => each(|_, y| y),
+            Map::Log => each(|x, _| 1.0 / x),
+            Map::Sqrt => each(|_, y| 0.5 / y),
+            Map::Square => each(|x, _| 2.0 * x),
+            Map::Sign | Map::Not | Map::Detach => each(|_, _| 0.0),
+            Map::Sin => each(|x, _| x.cos()),
+            Map::Cos => each(|x, _| -x.sin()),
+            Map::Activation(activation) => {
+                let mut dx = dy.to_vec();
+                activate_backward(activation, x, &mut dx);
+                dx
             }
-            Map::Exp => y,
-            Map::Log => 1.0 / x,
-            Map::Sqrt => 0.5 / y,
-            Map::Square => 2.0 * x,
-            Map::Tanh => 1.0 - y * y,
-            Map::Sigmoid => y * (1.0 - y),
-            Map::Relu => {
-                if x > 0.0 {
-                    1.0
-                } else {
-                    0.0
-                }
-            }
-            Map::Gelu => {
-                let density = (-0.5 * x * x).exp() / (2.0 * std::f32::consts::PI).sqrt();
-                (if x == 0.0 { 0.5 } else { y / x }) + x * density
-            }
-            Map::Silu => {
-                let s = sigmoid(x);
-                s * (1.0 + x * (1.0 - s))
-            }
-            Map::Sign | Map::Not | Map::Detach => 0.0,
-            Map::Sin => x.cos(),
-            Map::Cos => -x.sin(),
         }
     }
 }
 
 impl Combine {
-    /// Its slopes along both numbers; equal numbers share the slope of `max` and `min`.
-    fn slopes(self, a: f32, b: f32) -> (f32, f32) {
+    /// Its derivatives by both numbers; equal numbers share the derivative of `max` and `min`.
+    fn derivatives(self, a: f32, b: f32) -> (f32, f32) {
         let share = |first: bool, second: bool| match (first, second) {
             (true, false) => (1.0, 0.0),
             (false, true) => (0.0, 1.0),

@@ -281,21 +281,11 @@ pub(crate) fn nearest(name: &str) -> String {
 /// The activation function that a configuration names.
 fn activation(config: &Config, key: &str, default: &str) -> Result<Activation> {
     let name = config.text(key).unwrap_or(default);
-    Ok(match name {
-        "silu" | "swish" => Activation::Silu,
-        "gelu" => Activation::Gelu,
-        "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" | "gelu_python_tanh" => Activation::GeluTanh,
-        "quick_gelu" => Activation::GeluQuick,
-        "relu" => Activation::Relu,
-        "relu2" => Activation::ReluSquared,
-        "tanh" => Activation::Tanh,
-        "linear" => Activation::Identity,
-        _ => {
-            return Err(Error::unsupported(
-                format!("the activation function `{name}` (`{key}`) is not known to this build"),
-                "report the model's family",
-            ));
-        }
+    Activation::named(name).ok_or_else(|| {
+        Error::unsupported(
+            format!("the activation function `{name}` (`{key}`) is not known to this build"),
+            "report the model's family",
+        )
     })
 }
 
