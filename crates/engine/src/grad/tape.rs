@@ -5,7 +5,6 @@ use crate::exec::Pass;
 use crate::program::{EdgeId, OpKind, Program};
 use crate::site::Site;
 use crate::weights::WeightId;
-use pellucid_kernels::activation::Activation;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
@@ -196,52 +195,9 @@ fn reads_any(kind: &OpKind, weights: &HashSet<WeightId>) -> bool {
     !weights.is_empty() && kind.weights().iter().any(|weight| weights.contains(weight))
 }
 
-/// The edges whose values an op's gradient needs, and those of some weights. Always among those that it has read (and inside a norm,
-/// where a tap may have set them): a tap may have changed what it made.
+/// The edges whose values an op's backward pass needs, for its inputs and for those of `weights` that it reads.
 fn needed(kind: &OpKind, weights: &HashSet<WeightId>) -> Vec<EdgeId> {
-    use OpKind::*;
-    match kind {
-        Norm { x, scale, normed, .. } if reads_any(kind, weights) => vec![*x, *scale, *normed],
-        _ if reads_any(kind, weights) => kind.inputs(),
-        // Linear in what flows through them.
-        Input { .. }
-        | Lookup { .. }
-        | Sinusoids { .. }
-        | MatMul { .. }
-        | BlockMatMul { .. }
-        | Project { .. }
-        | Add { .. }
-        | Scale { .. }
-        | Gain { .. }
-        | Slice { .. }
-        | Concat { .. }
-        | JoinHeads { .. }
-        | JoinNumber { .. }
-        | Rotate { .. }
-        | Temper { .. }
-        | PairValues { .. }
-        | Differ { .. }
-        | Shift { .. }
-        | Convolve { activation: Activation::Identity, .. }
-        | Select { .. } => vec![],
-        RoutedMatMul { indices, .. } => vec![*indices],
-        Norm { x, scale, .. } => vec![*x, *scale],
-        SoftCap { .. }
-        | Clip { .. }
-        | Attention { .. }
-        | KeyBias { .. }
-        | Activate { .. }
-        | Xielu { .. }
-        | Gate { .. }
-        | Route { .. }
-        | Experts { .. }
-        | RoutedProject { .. }
-        | Convolve { .. }
-        | Step { .. }
-        | Recur { .. }
-        | Lru { .. }
-        | Wkv { .. } => kind.inputs(),
-    }
+    if reads_any(kind, weights) { kind.needed_for_weights() } else { kind.needed_for_inputs() }
 }
 
 /// Refuses a site at which a gradient has no meaning.

@@ -1,4 +1,7 @@
 //! The ops: everything a model does, one variant for each kind of mathematics.
+//!
+//! [`OpKind`] says what an op holds; the `ops!` table below it says, one row each, what the op reads, makes and needs on the way
+//! back. Adding an op is adding a variant and its row; the compiler then asks for its forward and backward code.
 
 use super::EdgeId;
 use crate::architecture::{Activation, Alibi, Norm, Routing, Temperature};
@@ -204,203 +207,214 @@ pub enum OpKind {
     Select { x: EdgeId, out: EdgeId },
 }
 
-impl OpKind {
-    /// Whether it carries something from token to token besides keys and values.
-    pub fn carries(&self) -> bool {
-        use OpKind::*;
-        matches!(self, Convolve { .. } | Recur { .. } | Lru { .. } | Shift { .. } | Wkv { .. })
+/// Ids found in a field of an op: one, none or several.
+trait Ids<Id> {
+    fn add_to(&self, ids: &mut Vec<Id>);
+}
+
+impl Ids<usize> for usize {
+    fn add_to(&self, ids: &mut Vec<usize>) {
+        ids.push(*self);
+    }
+}
+
+impl<Id, T: Ids<Id>> Ids<Id> for &T {
+    fn add_to(&self, ids: &mut Vec<Id>) {
+        T::add_to(self, ids);
+    }
+}
+
+impl<Id, T: Ids<Id>> Ids<Id> for Option<T> {
+    fn add_to(&self, ids: &mut Vec<Id>) {
+        self.iter().for_each(|one| one.add_to(ids));
+    }
+}
+
+impl<Id, T: Ids<Id>> Ids<Id> for Vec<T> {
+    fn add_to(&self, ids: &mut Vec<Id>) {
+        self.iter().for_each(|one| one.add_to(ids));
+    }
+}
+
+impl<Id, T: Ids<Id>, const N: usize> Ids<Id> for [T; N] {
+    fn add_to(&self, ids: &mut Vec<Id>) {
+        self.iter().for_each(|one| one.add_to(ids));
+    }
+}
+
+impl Ids<WeightId> for Linear {
+    fn add_to(&self, ids: &mut Vec<WeightId>) {
+        self.weight.add_to(ids);
+        self.bias.add_to(ids);
+    }
+}
+
+impl Ids<WeightId> for Expert {
+    fn add_to(&self, ids: &mut Vec<WeightId>) {
+        self.gate.add_to(ids);
+        self.up.add_to(ids);
+        self.down.add_to(ids);
+    }
+}
+
+impl StateDecay {
+    /// The edge of the time step of a learned decay.
+    fn step(&self) -> Option<EdgeId> {
+        match self {
+            StateDecay::Learned { step, .. } => Some(*step),
+            StateDecay::Fixed(_) => None,
+        }
     }
 
-    /// The edges that it reads.
-    pub fn inputs(&self) -> Vec<EdgeId> {
-        use OpKind::*;
+    /// The rate of a learned decay.
+    fn rate(&self) -> Option<WeightId> {
         match self {
-            Input { .. } | Lookup { .. } | Sinusoids { .. } => vec![],
-            MatMul { x, .. }
-            | BlockMatMul { x, .. }
-            | Norm { x, .. }
-            | Scale { x, .. }
-            | Gain { x, .. }
-            | SoftCap { x, .. }
-            | Clip { x, .. }
-            | Slice { x, .. }
-            | JoinNumber { x, .. }
-            | Rotate { x, .. }
-            | Temper { x, .. }
-            | PairValues { x, .. }
-            | Differ { x, .. }
-            | KeyBias { x, .. }
-            | Activate { x, .. }
-            | Xielu { x, .. }
-            | Convolve { x, .. }
-            | Step { x, .. }
-            | Shift { x, .. }
-            | Select { x, .. } => vec![*x],
-            Project { z, .. } => vec![*z],
-            Add { a, b, .. } => vec![*a, *b],
-            Concat { parts, .. } => parts.clone(),
-            JoinHeads { x, tail, .. } => vec![*x, *tail],
-            Attention { q, k, v, .. } => vec![*q, *k, *v],
-            Gate { gate, linear, .. } => vec![*gate, *linear],
-            Route { logits, .. } => vec![*logits],
-            Experts { x, weights, indices, .. } => vec![*x, *weights, *indices],
-            RoutedMatMul { x, indices, .. } => vec![*x, *indices],
-            RoutedProject { z, weights, indices, .. } => vec![*z, *weights, *indices],
-            Recur { q, k, v, decay, strength, .. } => {
-                let step = match decay {
-                    StateDecay::Learned { step, .. } => Some(*step),
-                    StateDecay::Fixed(_) => None,
-                };
-                [*q, *k, *v].into_iter().chain(step).chain(*strength).collect()
+            StateDecay::Learned { rate, .. } => Some(*rate),
+            StateDecay::Fixed(_) => None,
+        }
+    }
+}
+
+/// Writes the methods of [`OpKind`] from the table of ops. A row names an op, the fields that it uses and its name in listings, then
+///
+/// - `reads`: the edges that it reads;
+/// - `inside`: the edges within it, through which its output is made;
+/// - `makes`: its output;
+/// - `weights`: the weights that it reads;
+/// - `needs`: the edges whose values the gradient of its inputs needs (none where it is linear in them), always among those
+///   that it reads or has inside, since a tap may have changed what it made;
+/// - `for weights`: the edges whose values the gradient of its weights needs, where these are not just those that it reads;
+/// - `carries state`: it carries something from token to token besides the KV cache.
+macro_rules! ops {
+    ($(
+        $op:ident { $($field:ident),* }: $name:literal
+        $(, reads [$($read:expr),*])?
+        $(, inside [$($inner:expr),*])?
+        , makes $out:ident
+        $(, weights [$($weight:expr),*])?
+        , needs [$($need:expr),*]
+        $(, for weights [$($weight_need:expr),*])?
+        $(, carries $state:ident)?
+        ;
+    )+) => {
+        #[allow(unused_variables, unused_mut)] // each method uses some of the fields that a row names
+        impl OpKind {
+            /// A short name for listings and profiles.
+            pub fn name(&self) -> &'static str {
+                match self {
+                    $(OpKind::$op { .. } => $name,)+
+                }
             }
-            Lru { x, input_gate, recurrent_gate, .. } => vec![*x, *input_gate, *recurrent_gate],
-            Wkv { k, v, .. } => vec![*k, *v],
-        }
-    }
 
-    /// The edge that other ops read from it. (A router's choice is read too, but it is no quantity.)
-    pub fn output(&self) -> EdgeId {
-        use OpKind::*;
-        match self {
-            Input { out }
-            | Lookup { out, .. }
-            | Sinusoids { out, .. }
-            | MatMul { out, .. }
-            | BlockMatMul { out, .. }
-            | Project { out, .. }
-            | Norm { out, .. }
-            | Add { out, .. }
-            | Scale { out, .. }
-            | Gain { out, .. }
-            | SoftCap { out, .. }
-            | Clip { out, .. }
-            | Slice { out, .. }
-            | Concat { out, .. }
-            | JoinHeads { out, .. }
-            | JoinNumber { out, .. }
-            | Rotate { out, .. }
-            | Temper { out, .. }
-            | Attention { out, .. }
-            | PairValues { out, .. }
-            | Differ { out, .. }
-            | KeyBias { out, .. }
-            | Activate { out, .. }
-            | Xielu { out, .. }
-            | Gate { out, .. }
-            | Experts { out, .. }
-            | RoutedMatMul { out, .. }
-            | RoutedProject { out, .. }
-            | Convolve { out, .. }
-            | Step { out, .. }
-            | Recur { out, .. }
-            | Lru { out, .. }
-            | Shift { out, .. }
-            | Wkv { out, .. }
-            | Select { out, .. } => *out,
-            Route { weights, .. } => *weights,
-        }
-    }
-
-    /// The weights that it reads.
-    pub fn weights(&self) -> Vec<WeightId> {
-        use OpKind::*;
-        let of = |linear: &Linear| std::iter::once(linear.weight).chain(linear.bias);
-        match self {
-            Lookup { table, .. } => vec![*table],
-            MatMul { linear, .. } | BlockMatMul { linear, .. } | Project { linear, .. } => of(linear).collect(),
-            Norm { gain, bias, .. } => gain.iter().chain(bias).copied().collect(),
-            Gain { gain, .. } => vec![*gain],
-            Attention { sinks, .. } => sinks.iter().copied().collect(),
-            Differ { weights, .. } => weights.to_vec(),
-            KeyBias { rate, .. } | Lru { rate, .. } => vec![*rate],
-            Xielu { positive, negative, .. } => vec![*positive, *negative],
-            Route { correction, .. } => correction.iter().copied().collect(),
-            Experts { experts, .. } => experts
-                .iter()
-                .flat_map(|Expert { gate, up, down }| gate.iter().chain([up, down]).flat_map(of).collect::<Vec<_>>())
-                .collect(),
-            RoutedMatMul { experts, .. } => experts.clone(),
-            RoutedProject { experts, bias, .. } => experts.iter().chain([bias]).copied().collect(),
-            Convolve { kernel, bias, .. } => std::iter::once(*kernel).chain(*bias).collect(),
-            Step { bias, .. } => bias.iter().copied().collect(),
-            Recur { decay, skip, .. } => {
-                let rate = match decay {
-                    StateDecay::Learned { rate, .. } => Some(*rate),
-                    StateDecay::Fixed(_) => None,
-                };
-                rate.into_iter().chain(*skip).collect()
+            /// The edges that it reads.
+            pub fn inputs(&self) -> Vec<EdgeId> {
+                let mut ids = Vec::new();
+                match self {
+                    $(OpKind::$op { $($field,)* .. } => { $($($read.add_to(&mut ids);)*)? })+
+                }
+                ids
             }
-            Shift { mix, .. } => vec![*mix],
-            Wkv { decay, first, .. } => vec![*decay, *first],
-            Input { .. }
-            | Sinusoids { .. }
-            | Add { .. }
-            | Scale { .. }
-            | SoftCap { .. }
-            | Clip { .. }
-            | Slice { .. }
-            | Concat { .. }
-            | JoinHeads { .. }
-            | JoinNumber { .. }
-            | Rotate { .. }
-            | Temper { .. }
-            | PairValues { .. }
-            | Activate { .. }
-            | Gate { .. }
-            | Select { .. } => vec![],
-        }
-    }
 
-    /// The edges within it, through which its output is made.
-    pub fn inner(&self) -> Vec<EdgeId> {
-        match self {
-            OpKind::Project { head_out, .. } => vec![*head_out],
-            OpKind::Norm { scale, normed, .. } => vec![*scale, *normed],
-            OpKind::Attention { scores, probs, .. } => vec![*scores, *probs],
-            _ => vec![],
-        }
-    }
+            /// The edges within it, through which its output is made.
+            pub fn inner(&self) -> Vec<EdgeId> {
+                let mut ids = Vec::new();
+                match self {
+                    $(OpKind::$op { $($field,)* .. } => { $($($inner.add_to(&mut ids);)*)? })+
+                }
+                ids
+            }
 
-    /// A short name for listings and profiles.
-    pub fn name(&self) -> &'static str {
-        use OpKind::*;
-        match self {
-            Input { .. } => "input",
-            Lookup { .. } => "lookup",
-            Sinusoids { .. } => "sinusoids",
-            MatMul { .. } => "matmul",
-            BlockMatMul { .. } => "block_matmul",
-            Project { .. } => "project",
-            Norm { .. } => "norm",
-            Add { .. } => "add",
-            Scale { .. } => "scale",
-            Gain { .. } => "gain",
-            SoftCap { .. } => "soft_cap",
-            Clip { .. } => "clip",
-            Slice { .. } => "slice",
-            Concat { .. } => "concat",
-            JoinHeads { .. } => "join_heads",
-            JoinNumber { .. } => "join_number",
-            Rotate { .. } => "rotate",
-            Temper { .. } => "temper",
-            Attention { .. } => "attention",
-            PairValues { .. } => "pair_values",
-            Differ { .. } => "differ",
-            KeyBias { .. } => "key_bias",
-            Activate { .. } => "activate",
-            Xielu { .. } => "xielu",
-            Gate { .. } => "gate",
-            Route { .. } => "route",
-            Experts { .. } => "experts",
-            RoutedMatMul { .. } => "routed_matmul",
-            RoutedProject { .. } => "routed_project",
-            Convolve { .. } => "convolve",
-            Step { .. } => "step",
-            Recur { .. } => "recur",
-            Lru { .. } => "lru",
-            Shift { .. } => "shift",
-            Wkv { .. } => "wkv",
-            Select { .. } => "select",
+            /// The edge that other ops read from it. (A router's choice is read too, but it is not a quantity.)
+            pub fn output(&self) -> EdgeId {
+                match self {
+                    $(OpKind::$op { $out, .. } => *$out,)+
+                }
+            }
+
+            /// The weights that it reads.
+            pub fn weights(&self) -> Vec<WeightId> {
+                let mut ids = Vec::new();
+                match self {
+                    $(OpKind::$op { $($field,)* .. } => { $($($weight.add_to(&mut ids);)*)? })+
+                }
+                ids
+            }
+
+            /// The edges whose values the gradient of its inputs needs.
+            pub fn needed_for_inputs(&self) -> Vec<EdgeId> {
+                let mut ids = Vec::new();
+                match self {
+                    $(OpKind::$op { $($field,)* .. } => { $($need.add_to(&mut ids);)* })+
+                }
+                ids
+            }
+
+            /// The edges whose values the gradients of its inputs and weights need.
+            pub fn needed_for_weights(&self) -> Vec<EdgeId> {
+                let mut ids = self.inputs();
+                match self {
+                    $(OpKind::$op { $($field,)* .. } => { $(ids.clear(); $($weight_need.add_to(&mut ids);)*)? })+
+                }
+                ids
+            }
+
+            /// Whether it carries something from token to token besides the KV cache.
+            pub fn carries(&self) -> bool {
+                match self {
+                    $(OpKind::$op { .. } => {
+                        const STATE: &[&str] = &[$(stringify!($state))?];
+                        !STATE.is_empty()
+                    })+
+                }
+            }
         }
-    }
+    };
+}
+
+ops! {
+    Input { out }: "input", makes out, needs [];
+    Lookup { table, out }: "lookup", makes out, weights [table], needs [];
+    Sinusoids { out }: "sinusoids", makes out, needs [];
+    MatMul { x, linear, out }: "matmul", reads [x], makes out, weights [linear], needs [];
+    BlockMatMul { x, linear, out }: "block_matmul", reads [x], makes out, weights [linear], needs [];
+    Project { z, linear, head_out, out }: "project", reads [z], inside [head_out], makes out, weights [linear], needs [];
+    Norm { x, gain, bias, scale, normed, out }: "norm", reads [x], inside [scale, normed], makes out, weights [gain, bias],
+        needs [x, scale], for weights [x, scale, normed];
+    Add { a, b, out }: "add", reads [a, b], makes out, needs [];
+    Scale { x, out }: "scale", reads [x], makes out, needs [];
+    Gain { x, gain, out }: "gain", reads [x], makes out, weights [gain], needs [];
+    SoftCap { x, out }: "soft_cap", reads [x], makes out, needs [x];
+    Clip { x, out }: "clip", reads [x], makes out, needs [x];
+    Slice { x, out }: "slice", reads [x], makes out, needs [];
+    Concat { parts, out }: "concat", reads [parts], makes out, needs [];
+    JoinHeads { x, tail, out }: "join_heads", reads [x, tail], makes out, needs [];
+    JoinNumber { x, out }: "join_number", reads [x], makes out, needs [];
+    Rotate { x, out }: "rotate", reads [x], makes out, needs [];
+    Temper { x, out }: "temper", reads [x], makes out, needs [];
+    Attention { q, k, v, sinks, scores, probs, out }: "attention", reads [q, k, v], inside [scores, probs], makes out,
+        weights [sinks], needs [q, k, v];
+    PairValues { x, out }: "pair_values", reads [x], makes out, needs [];
+    Differ { x, weights, out }: "differ", reads [x], makes out, weights [weights], needs [];
+    KeyBias { x, rate, out }: "key_bias", reads [x], makes out, weights [rate], needs [x];
+    Activate { x, out }: "activate", reads [x], makes out, needs [x];
+    Xielu { x, positive, negative, out }: "xielu", reads [x], makes out, weights [positive, negative], needs [x];
+    Gate { gate, linear, out }: "gate", reads [gate, linear], makes out, needs [gate, linear];
+    Route { logits, correction, weights }: "route", reads [logits], makes weights, weights [correction], needs [logits];
+    Experts { x, weights, indices, experts, out }: "experts", reads [x, weights, indices], makes out, weights [experts],
+        needs [x, weights, indices];
+    RoutedMatMul { x, indices, experts, out }: "routed_matmul", reads [x, indices], makes out, weights [experts],
+        needs [indices];
+    RoutedProject { z, weights, indices, experts, bias, out }: "routed_project", reads [z, weights, indices], makes out,
+        weights [experts, bias], needs [z, weights, indices];
+    // Without an activation function it is linear.
+    Convolve { x, kernel, bias, activation, out }: "convolve", reads [x], makes out, weights [kernel, bias],
+        needs [(*activation != Activation::Identity).then_some(x)], carries state;
+    Step { x, bias, out }: "step", reads [x], makes out, weights [bias], needs [x];
+    Recur { q, k, v, decay, strength, skip, out }: "recur", reads [q, k, v, decay.step(), strength], makes out,
+        weights [decay.rate(), skip], needs [q, k, v, decay.step(), strength], carries state;
+    Lru { x, input_gate, recurrent_gate, rate, out }: "lru", reads [x, input_gate, recurrent_gate], makes out,
+        weights [rate], needs [x, input_gate, recurrent_gate], carries state;
+    Shift { x, mix, out }: "shift", reads [x], makes out, weights [mix], needs [], carries state;
+    Wkv { k, v, decay, first, out }: "wkv", reads [k, v], makes out, weights [decay, first], needs [k, v], carries state;
+    Select { x, out }: "select", reads [x], makes out, needs [];
 }
