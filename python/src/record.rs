@@ -70,7 +70,7 @@ impl Plan {
                 Err(item) => {
                     let tuple = item.into_inner().cast_into::<PyTuple>()?;
                     let tap = tap(&tuple)?;
-                    if is_capture(&tap.action) && tuple.len() > 5 {
+                    if tap.action.captures() && tuple.len() > 5 {
                         captured.push((index, tuple.get_item(5)?.extract()?));
                     }
                     (tuple.get_item(0)?.extract::<usize>()?, tap)
@@ -121,14 +121,6 @@ impl Plan {
     fn __repr__(&self) -> String {
         let engine::Plan { taps, values, .. } = &self.inner;
         format!("Plan of {} taps and {} values", taps.len(), values.len())
-    }
-}
-
-fn is_capture(action: &Action) -> bool {
-    match action {
-        Action::Capture(_) => true,
-        Action::Grad { action, .. } => is_capture(action),
-        _ => false,
     }
 }
 

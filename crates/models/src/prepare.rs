@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::tensors::Tensors;
 use crate::tokenizer::Tokenizer;
 use pellucid_engine::plan::{Expr, FromSite};
-use pellucid_engine::{Action, Array, Operand, Plan, Positions, Reduce, Tap};
+use pellucid_engine::{Action, Array, Operand, Plan, Positions, Tap};
 use pellucid_kernels::encoding;
 use std::path::Path;
 
@@ -38,9 +38,8 @@ pub fn prepare(plan: Plan, base: &Path, inputs: &[Vec<u32>], tokenizer: Option<&
             let mut one = tap.clone().rows([row]);
             one.positions = look_up(&tap.positions)?;
             one.keys = tap.keys.as_ref().map(look_up).transpose()?;
-            if let Some(from) = source_of(&mut one.action)
-                && let Some(Positions::Token(text)) = &from.positions
-            {
+            for from in sources(&mut one.action) {
+                let Some(Positions::Token(text)) = &from.positions else { continue };
                 let origin = match from.rows.as_deref() {
                     None => row,
                     Some([one]) => *one,
@@ -79,18 +78,16 @@ pub fn prepare(plan: Plan, base: &Path, inputs: &[Vec<u32>], tokenizer: Option<&
 
 fn mentions_token(tap: &mut Tap) -> bool {
     let is_token = |positions: &Positions| matches!(positions, Positions::Token(_));
-    let in_source = source_of(&mut tap.action).and_then(|from| from.positions.as_ref()).is_some_and(is_token);
+    let in_source = sources(&mut tap.action).any(|from| from.positions.as_ref().is_some_and(is_token));
     in_source || is_token(&tap.positions) || tap.keys.as_ref().is_some_and(is_token)
 }
 
-/// The site that an action reads from, if it does.
-fn source_of(action: &mut Action) -> Option<&mut FromSite> {
-    match action {
-        Action::Set(Operand::From(from))
-        | Action::MeanAblate(Operand::From(from))
-        | Action::Add { operand: Operand::From(from), .. } => Some(from),
-        _ => None,
-    }
+/// The sites that an action reads from.
+fn sources(action: &mut Action) -> impl Iterator<Item = &mut FromSite> {
+    action.operands_mut().into_iter().filter_map(|operand| match operand {
+        Operand::From(from) => Some(from),
+        Operand::Number(_) | Operand::Vector(_) | Operand::Rows(_) | Operand::File(_) | Operand::Value(_) => None,
+    })
 }
 
 /// Where a token stands in a row, every time.
@@ -118,19 +115,12 @@ fn find(text: &str, tokens: &[u32], row: usize, tokenizer: Option<&Tokenizer>) -
     Ok(places)
 }
 
+/// Replaces the file references among an action's operands by the tensors that they name.
 fn read_files(action: &mut Action, base: &Path) -> Result<()> {
-    let operand = match action {
-        Action::Set(operand)
-        | Action::MeanAblate(operand)
-        | Action::Add { operand, .. }
-        | Action::Skip(Some(operand)) => operand,
-        Action::Grad { action, .. } => return read_files(action, base),
-        Action::ProjectOut { vector, .. } | Action::Cap { vector, .. } => vector,
-        Action::Capture(Some(Reduce::Dot(vector))) => vector,
-        _ => return Ok(()),
-    };
-    if let Operand::File(reference) = operand {
-        *operand = read_tensor(base, reference)?;
+    for operand in action.operands_mut() {
+        if let Operand::File(reference) = operand {
+            *operand = read_tensor(base, reference)?;
+        }
     }
     Ok(())
 }
@@ -167,4 +157,30 @@ fn read_array(base: &Path, reference: &str) -> Result<Array> {
     let mut values = vec![0.0; stored.shape.iter().product()];
     encoding::decode(encoding, stored.bytes, &mut values);
     Ok(Array::new(stored.shape.to_vec(), values))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{LoadOptions, LoadedModel};
+    use pellucid_engine::RunOptions;
+
+    #[test]
+    fn a_token_in_the_source_of_skip_is_looked_up() {
+        let loaded = LoadedModel::builtin(&LoadOptions::default()).unwrap();
+        let inputs = [loaded.encode("Tom saw a dog. The").unwrap(), loaded.encode("Lily saw a bird. The").unwrap()];
+        let logits = |positions: &str| {
+            let skip =
+                format!(r#"{{"site": "layers.1", "rows": [1], "positions": [3], "skip": {{"from": {positions}}}}}"#);
+            let plan =
+                Plan::from_json(&format!(r#"{{"taps": [{skip}, {{"site": "logits", "capture": true}}]}}"#)).unwrap();
+            let plan = prepare(plan, Path::new(""), &inputs, loaded.tokenizer.as_ref()).unwrap();
+            let run = loaded.model.run(&inputs, &plan, &RunOptions::default()).unwrap();
+            run.captures[1].array.values().to_vec()
+        };
+        let by_token = logits(r#"{"rows": [0], "positions": {"token": " dog"}}"#);
+        assert_eq!(by_token, logits(r#"{"rows": [0], "positions": [3]}"#));
+        // The control: another token of that row gives something else.
+        assert_ne!(by_token, logits(r#"{"rows": [0], "positions": {"token": " saw"}}"#));
+    }
 }

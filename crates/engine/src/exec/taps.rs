@@ -5,9 +5,8 @@ use super::collect::{Collector, Line};
 use super::pass::{Pass, Segment};
 use crate::array::Array;
 use crate::error::{Error, Result};
-use crate::plan::{Compiled, CompiledAction, CompiledReduce, Entry, Given, Selected};
+use crate::plan::{Compiled, CompiledAction, CompiledReduce, Entry, Given, Resolved, Selected};
 use crate::program::{EdgeId, Program};
-use pellucid_kernels::elementwise::dot;
 
 /// A compiled plan with what it has collected.
 pub struct Taps<'a> {
@@ -185,69 +184,38 @@ impl Taps<'_> {
 
     /// Changes the selected numbers of one token (or of one query's lines of attention); `line` is what is computed for them.
     fn edit(&self, entry: &Entry, row: usize, nth: usize, line: Option<&[f32]>, picked: &mut [f32]) -> Result<()> {
-        match &entry.action {
-            CompiledAction::Set(given) => self.with_given(entry, given, row, nth, line, picked, |x, v| *x = v),
-            CompiledAction::Add(given, scale) => {
-                self.with_given(entry, given, row, nth, line, picked, |x, v| *x += scale * v)
-            }
-            CompiledAction::Scale(by) => {
-                picked.iter_mut().for_each(|x| *x *= by);
-                Ok(())
-            }
-            CompiledAction::ProjectOut(v, scale) => {
-                // A direction of a head's width applies to each head.
-                for part in picked.chunks_exact_mut(v.len()) {
-                    let along = (scale - 1.0) * dot(part, v);
-                    part.iter_mut().zip(v).for_each(|(x, v)| *x += along * v);
-                }
-                Ok(())
-            }
-            CompiledAction::Cap(v, min, max) => {
-                for part in picked.chunks_exact_mut(v.len()) {
-                    let along = dot(part, v);
-                    let change = along.clamp(*min, *max) - along;
-                    part.iter_mut().zip(v).for_each(|(x, v)| *x += change * v);
-                }
-                Ok(())
-            }
-            CompiledAction::Capture(_)
-            | CompiledAction::Read
-            | CompiledAction::Call(_)
-            | CompiledAction::Grad { .. } => Ok(()),
-        }
+        let CompiledAction::Edit(edit) = &entry.action else { return Ok(()) };
+        edit.apply(picked, self.resolved(entry, edit.given(), row, nth, line, picked.len())?);
+        Ok(())
     }
 
-    #[allow(clippy::too_many_arguments)] // one step of `edit`, for its two arms
-    fn with_given(
-        &self,
+    /// What an edit writes at one token of `count` selected numbers.
+    fn resolved<'a>(
+        &'a self,
         entry: &Entry,
-        given: &Given,
+        given: Option<&'a Given>,
         row: usize,
         nth: usize,
-        line: Option<&[f32]>,
-        picked: &mut [f32],
-        f: impl Fn(&mut f32, f32),
-    ) -> Result<()> {
+        line: Option<&'a [f32]>,
+        count: usize,
+    ) -> Result<Resolved<'a>> {
         let values = match given {
-            Given::Number(number) => {
-                picked.iter_mut().for_each(|x| f(x, *number));
-                return Ok(());
-            }
-            Given::Vector(vector) => vector.as_slice(),
-            Given::Rows(rows) => rows[nth].as_slice(),
-            Given::Source(source) => self.source(entry, *source, row, nth)?,
-            Given::Computed(_) => line.unwrap_or_default(),
+            None => return Ok(Resolved::Nothing),
+            Some(Given::Number(number)) => return Ok(Resolved::Number(*number)),
+            Some(Given::Vector(vector)) => vector.as_slice(),
+            Some(Given::Rows(rows)) => rows[nth].as_slice(),
+            Some(Given::Source(source)) => self.source(entry, *source, row, nth)?,
+            Some(Given::Computed(_)) => line.unwrap_or_default(),
         };
-        if values.len() != picked.len() {
-            let problem = format!("the source has {} numbers where row {row} has {}", values.len(), picked.len());
+        if values.len() != count {
+            let problem = format!("the source has {} numbers where row {row} has {count}", values.len());
             return Err(self.at_run_time(
                 entry,
                 problem,
                 "attention can be taken over only between rows of equal length",
             ));
         }
-        picked.iter_mut().zip(values).for_each(|(x, &v)| f(x, v));
-        Ok(())
+        Ok(Resolved::Each(values))
     }
 
     fn source(&self, entry: &Entry, index: usize, row: usize, nth: usize) -> Result<&[f32]> {
@@ -332,7 +300,7 @@ impl Taps<'_> {
                             values: &mut picked,
                         });
                     }
-                    _ => {
+                    CompiledAction::Edit(_) | CompiledAction::Grad { .. } => {
                         let of_query = |values: &Vec<f32>| -> Vec<f32> {
                             (0..entry.heads.len()).flat_map(|head| values[lines(head)].iter().copied()).collect()
                         };

@@ -4,11 +4,10 @@ use super::Cotangents;
 use crate::array::Array;
 use crate::error::{Error, Result};
 use crate::exec::{Model, Pass, Segment};
-use crate::plan::{Capture, Chosen, Columns, Compiled, CompiledAction, Entry, Given};
+use crate::plan::{Capture, Chosen, Columns, Compiled, CompiledAction, Entry, Given, Resolved};
 use crate::program::{EdgeId, Layout, Program};
 use crate::value::{Back, Store, unspread};
 use crate::weights::WeightId;
-use pellucid_kernels::elementwise::dot;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ops::Range;
@@ -146,30 +145,15 @@ impl<'a> TapsBack<'a> {
                     }
                 }
             }
-            CompiledAction::Set(given) => {
-                let numbers = picked.gather(gradient);
-                self.give(given, entry, row, picked, &numbers)?;
-                picked.change(gradient, &numbers, |g, _| *g = 0.0);
-            }
-            CompiledAction::Add(given, scale) => {
-                let numbers: Vec<f32> = picked.gather(gradient).into_iter().map(|g| g * scale).collect();
-                self.give(given, entry, row, picked, &numbers)?;
-            }
-            CompiledAction::Scale(by) => {
-                let numbers = picked.gather(gradient);
-                picked.change(gradient, &numbers, |g, was| *g = was * by);
-            }
-            CompiledAction::ProjectOut(v, scale) => {
+            CompiledAction::Edit(edit) => {
                 let mut numbers = picked.gather(gradient);
-                for part in numbers.chunks_exact_mut(v.len()) {
-                    let along = (scale - 1.0) * dot(part, v);
-                    part.iter_mut().zip(v).for_each(|(g, v)| *g += along * v);
+                let written = edit.backward(&mut numbers).map_err(|problem| self.fail(entry, &problem))?;
+                if let (Some(given), Some(written)) = (edit.given(), written) {
+                    self.give(given, entry, row, picked, &written)?;
                 }
-                picked.change(gradient, &numbers, |g, new| *g = new);
+                picked.change(gradient, &numbers, |g, before| *g = before);
             }
-            CompiledAction::Cap(..) | CompiledAction::Call(_) => {
-                return Err(self.fail(entry, "no gradient passes through `cap` and `call`"));
-            }
+            CompiledAction::Call(_) => return Err(self.fail(entry, "no gradient passes through `cap` and `call`")),
         }
         Ok(())
     }
@@ -197,16 +181,16 @@ impl<'a> TapsBack<'a> {
                     self.store.borrow_mut().bind(&self.compiled.values, read, row, array.clone());
                 }
             }
-            CompiledAction::Set(given) => {
-                let new = self.given(given, entry, row, picked, numbers.len())?;
-                picked.change(gradient, &new, |g, new| *g = new);
+            CompiledAction::Edit(edit) => {
+                let mut numbers = numbers;
+                let given =
+                    edit.given().map(|given| self.given(given, entry, row, picked, numbers.len())).transpose()?;
+                edit.apply(&mut numbers, given.as_deref().map_or(Resolved::Nothing, Resolved::Each));
+                picked.change(gradient, &numbers, |g, new| *g = new);
             }
-            CompiledAction::Add(given, scale) => {
-                let more = self.given(given, entry, row, picked, numbers.len())?;
-                picked.change(gradient, &more, |g, more| *g += scale * more);
+            CompiledAction::Grad { .. } | CompiledAction::Call(_) => {
+                return Err(self.fail(entry, "a gradient can be captured, read and edited"));
             }
-            CompiledAction::Scale(by) => picked.change(gradient, &numbers, |g, was| *g = was * by),
-            _ => return Err(self.fail(entry, "a gradient can be captured, read, set, added to, scaled and zeroed")),
         }
         Ok(())
     }

@@ -5,7 +5,7 @@ use super::{Cotangents, Tape};
 use crate::array::Array;
 use crate::error::{Error, Result};
 use crate::exec::{After, Call, Model, Pass, Segment};
-use crate::plan::{Action, Capture, Lengths, Operand, Plan, compile};
+use crate::plan::{Capture, Lengths, Plan, compile};
 use crate::program::{Domain, EdgeId, Layout, Program};
 use crate::site::Site;
 use std::collections::HashSet;
@@ -82,12 +82,7 @@ impl Model {
 
 fn refuse_edits(plan: &Plan) -> Result<()> {
     for (tap, spec) in plan.taps.iter().enumerate() {
-        let passes = match &spec.action {
-            Action::Capture(_) => true,
-            Action::Add { operand, .. } => !matches!(operand, Operand::From(_)),
-            _ => false,
-        };
-        if !passes {
+        if !spec.action.keeps_gradient() {
             return Err(Error::Plan {
                 tap,
                 site: spec.site.clone(),

@@ -1,10 +1,9 @@
 //! From a plan to what the executor needs: every name found, every shape checked, every dependency ordered.
 
 use super::compile_value::values;
-use super::compiled::{Chosen, Compiled, CompiledAction, CompiledReduce, Entry, Given, Lengths, Source};
-use super::operand::{plain_vector, unit_vector};
+use super::compiled::{Chosen, Compiled, Entry, Lengths, Source};
 use super::passable::{check_passable, check_written};
-use super::{Action, Columns, FromSite, Operand, Phase, Plan, Positions, Reduce, Tap, ValueId};
+use super::{Action, Columns, CompiledAction, Phase, Plan, Positions, Tap, ValueId};
 use crate::error::{Error, Result};
 use crate::plan::order;
 use crate::point::Point;
@@ -45,9 +44,7 @@ pub(crate) fn compile(program: &Program, plan: &Plan, lengths: Lengths, logits: 
     let bound = |value: ValueId| values.reads[value].iter().filter_map(|&read| values.bound_by[read]);
     let returned = entries
         .iter()
-        .filter(|entry| {
-            matches!(entry.action, CompiledAction::Capture(_) | CompiledAction::Call(_) | CompiledAction::Grad { .. })
-        })
+        .filter(|entry| entry.action.must_run())
         .chain(values.save.iter().chain(&values.metrics).flat_map(|&value| bound(value)).map(|entry| &entries[entry]));
     let mut ops = returned.map(|entry| made(entry.edge)).max().unwrap_or(0);
     // An edit that runs needs what it writes, which in another row may lie further on.
@@ -100,6 +97,13 @@ pub(super) struct Place<'a> {
     pub edge: &'a Edge,
     pub columns: &'a Columns,
     pub rows: &'a [Option<Chosen>],
+}
+
+impl Place<'_> {
+    /// Whether the site is one of attention's scores and weights.
+    pub fn on_attention(&self) -> bool {
+        self.edge.layout == Layout::QueryKey
+    }
 }
 
 impl Compiler<'_> {
@@ -191,12 +195,7 @@ impl Compiler<'_> {
             && matches!(columns, Columns::All(_))
             && edge.layout != Layout::QueryKey;
         let place = Place { tap, site, edge, columns: &columns, rows: &rows };
-        let action = match &tap.action {
-            Action::Grad { metric, action } => {
-                CompiledAction::Grad { metric: *metric, action: Box::new(self.gradient_action(action, place)?) }
-            }
-            action => self.action(action, place)?,
-        };
+        let action = self.action(&tap.action, place)?;
         Ok(Entry { tap: index, site, edge: edge_id, rows, whole, columns, heads, keys, action, binds: Vec::new() })
     }
 
@@ -226,101 +225,10 @@ impl Compiler<'_> {
             .collect()
     }
 
-    /// What is done to a gradient: what could be done to the value, as far as it makes sense.
-    fn gradient_action(&mut self, action: &Action, place: Place) -> std::result::Result<CompiledAction, String> {
-        if place.edge.integer || place.edge.aside {
-            return Err(
-                "there is no gradient: no gradient flows through a choice of experts or into a recurrent state".into(),
-            );
-        }
-        match action {
-            Action::Set(Operand::From(_)) | Action::Add { operand: Operand::From(_), .. } => {
-                Err("a gradient takes numbers, lists and values, not `from`".into())
-            }
-            Action::Capture(None)
-            | Action::Read
-            | Action::Set(_)
-            | Action::Add { .. }
-            | Action::Scale(_)
-            | Action::Zero => self.action(action, place),
-            _ => Err("a gradient can be captured, read, set, added to, scaled and zeroed".into()),
-        }
-    }
-
-    fn action(&mut self, action: &Action, place: Place) -> std::result::Result<CompiledAction, String> {
-        let Place { site, edge, columns, .. } = place;
-        if edge.layout == Layout::QueryKey {
-            return self.attention_action(action, place);
-        }
-        if edge.integer && !matches!(action, Action::Capture(None) | Action::Read) {
-            return Err("a choice of experts can be captured whole, not edited; edit router_logits instead".into());
-        }
-        if edge.aside && !matches!(action, Action::Capture(_) | Action::Read) {
-            return Err("a recurrent state can be captured, not edited: it flows from token to token inside one op; edit mixer_in or conv_out, which feed it".into());
-        }
-        match action {
-            Action::Read => Ok(CompiledAction::Read),
-            Action::Grad { .. } => Err("a gradient of a gradient is not offered".into()),
-            Action::Capture(None) => Ok(CompiledAction::Capture(CompiledReduce::Whole)),
-            Action::Capture(Some(reduce)) => Ok(CompiledAction::Capture(match reduce {
-                Reduce::Mean => CompiledReduce::Mean,
-                Reduce::Norm => CompiledReduce::Norm,
-                Reduce::TopK(k) if *k >= 1 && *k <= columns.len() => CompiledReduce::TopK(*k),
-                Reduce::TopK(k) => return Err(format!("topk of {k} among {} units", columns.len())),
-                Reduce::Dot(vector) => CompiledReduce::Dot(plain_vector(vector, columns.len())?),
-            })),
-            Action::Set(operand) | Action::MeanAblate(operand) => Ok(CompiledAction::Set(self.value(operand, place)?)),
-            Action::Add { operand, scale } => Ok(CompiledAction::Add(self.value(operand, place)?, *scale)),
-            Action::Scale(by) => Ok(CompiledAction::Scale(*by)),
-            Action::Zero => Ok(CompiledAction::Set(Given::Number(0.0))),
-            Action::ProjectOut { vector, scale } => {
-                Ok(CompiledAction::ProjectOut(unit_vector(vector, edge, columns)?, *scale))
-            }
-            Action::Cap { vector, min, max } => {
-                let (min, max) = (min.unwrap_or(f32::NEG_INFINITY), max.unwrap_or(f32::INFINITY));
-                if min > max || min.is_nan() || max.is_nan() {
-                    return Err(format!("cap with min {min} above max {max}"));
-                }
-                Ok(CompiledAction::Cap(unit_vector(vector, edge, columns)?, min, max))
-            }
-            Action::Skip(Some(operand)) => Ok(CompiledAction::Set(self.value(operand, place)?)),
-            Action::Skip(None) => {
-                let before = FromSite {
-                    site: Some(Site { point: Point::ResidPre, ..site }.to_string()),
-                    rows: None,
-                    positions: None,
-                };
-                Ok(CompiledAction::Set(self.value(&Operand::From(before), place)?))
-            }
-            Action::Call(callback) => Ok(CompiledAction::Call(callback.clone())),
-        }
-    }
-
-    fn attention_action(&mut self, action: &Action, place: Place) -> std::result::Result<CompiledAction, String> {
-        let number = |operand: &Operand| match operand {
-            Operand::Number(x) => Ok(*x),
-            _ => Err("attention sites take a number here".to_string()),
-        };
-        match action {
-            Action::Read => Ok(CompiledAction::Read),
-            Action::Set(Operand::Value(value)) => Ok(CompiledAction::Set(Given::Computed(*value))),
-            Action::Add { operand: Operand::Value(value), scale } => {
-                Ok(CompiledAction::Add(Given::Computed(*value), *scale))
-            }
-            Action::Capture(None) => Ok(CompiledAction::Capture(CompiledReduce::Whole)),
-            Action::Set(Operand::From(from)) => {
-                if place.tap.keys.is_some() {
-                    return Err("`set` from another site takes all keys".into());
-                }
-                Ok(CompiledAction::Set(Given::Source(self.source(from, place)?)))
-            }
-            Action::Set(operand) => Ok(CompiledAction::Set(Given::Number(number(operand)?))),
-            Action::Add { operand, scale } => Ok(CompiledAction::Add(Given::Number(number(operand)?), *scale)),
-            Action::Scale(by) => Ok(CompiledAction::Scale(*by)),
-            Action::Zero => Ok(CompiledAction::Set(Given::Number(0.0))),
-            Action::Call(callback) => Ok(CompiledAction::Call(callback.clone())),
-            _ => Err("attention sites take capture, read, set, add, scale, zero and call".into()),
-        }
+    /// Checks that a site takes an action, and compiles it there.
+    pub(super) fn action(&mut self, action: &Action, place: Place) -> std::result::Result<CompiledAction, String> {
+        action.check_site(place)?;
+        action.compile(self, place)
     }
 }
 

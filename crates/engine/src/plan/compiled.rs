@@ -1,10 +1,9 @@
 //! A checked plan: what the executor works from.
 
 use super::compile_value::Values;
-use super::{Callback, Columns, ValueId};
+use super::{Columns, CompiledAction, Given, ValueId};
 use crate::program::{Domain, EdgeId, Program};
 use crate::site::Site;
-use std::sync::Arc;
 
 /// The rows of a call: how long each prompt is, and how many positions it may come to.
 #[derive(Clone, Copy)]
@@ -55,17 +54,9 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// What its action writes, if it writes something given.
-    fn given(&self) -> Option<&Given> {
-        match &self.action {
-            CompiledAction::Set(given) | CompiledAction::Add(given, _) => Some(given),
-            _ => None,
-        }
-    }
-
     /// The source that its action reads, if any.
     pub fn source(&self) -> Option<usize> {
-        match self.given() {
+        match self.action.given() {
             Some(Given::Source(source)) => Some(*source),
             _ => None,
         }
@@ -73,7 +64,7 @@ impl Entry {
 
     /// The value that its action writes, if any.
     pub fn value(&self) -> Option<ValueId> {
-        match self.given() {
+        match self.action.given() {
             Some(Given::Computed(value)) => Some(*value),
             _ => None,
         }
@@ -81,42 +72,13 @@ impl Entry {
 
     /// Whether it only looks.
     pub fn looks(&self) -> bool {
-        matches!(self.action, CompiledAction::Capture(_) | CompiledAction::Read)
+        self.action.looks()
     }
 
     /// Whether it works on a gradient, not on the value.
     pub fn on_gradient(&self) -> bool {
         matches!(self.action, CompiledAction::Grad { .. })
     }
-}
-
-pub(crate) enum CompiledAction {
-    Capture(CompiledReduce),
-    Read,
-    Grad { metric: usize, action: Box<CompiledAction> },
-    Set(Given),
-    Add(Given, f32),
-    Scale(f32),
-    ProjectOut(Vec<f32>, f32),
-    Cap(Vec<f32>, f32, f32),
-    Call(Callback),
-}
-
-pub(crate) enum CompiledReduce {
-    Whole,
-    Mean,
-    Norm,
-    TopK(usize),
-    Dot(Vec<f32>),
-}
-
-/// What an edit writes.
-pub(crate) enum Given {
-    Number(f32),
-    Vector(Arc<Vec<f32>>),
-    Rows(Arc<Vec<Vec<f32>>>),
-    Source(usize),
-    Computed(ValueId),
 }
 
 /// A site whose value another tap reads.

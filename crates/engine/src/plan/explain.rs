@@ -136,26 +136,12 @@ fn touch(compiled: &Compiled, program: &Program, index: usize, entry: &Entry) ->
     Touch {
         tap: entry.tap,
         site: entry.site.to_string(),
-        action: name(&entry.action).into(),
+        action: entry.action.name().into(),
         rows: entry.rows.iter().flatten().count(),
         positions: entry.rows.iter().flatten().map(|chosen| chosen.len()).sum(),
         handed_over: whole
             && compiled.at_edge[entry.edge].last() == Some(&index)
             && program.edge(entry.edge).layout != Layout::QueryKey,
-    }
-}
-
-fn name(action: &CompiledAction) -> &'static str {
-    match action {
-        CompiledAction::Capture(_) => "capture",
-        CompiledAction::Read => "read",
-        CompiledAction::Grad { .. } => "gradient",
-        CompiledAction::Set(_) => "set",
-        CompiledAction::Add(..) => "add",
-        CompiledAction::Scale(_) => "scale",
-        CompiledAction::ProjectOut(..) => "project_out",
-        CompiledAction::Cap(..) => "cap",
-        CompiledAction::Call(_) => "call",
     }
 }
 
@@ -189,14 +175,15 @@ fn capture_bytes(compiled: &Compiled, program: &Program) -> usize {
             CompiledAction::Capture(CompiledReduce::Whole) => positions * entry.columns.len(),
             CompiledAction::Capture(CompiledReduce::Mean) => entry.columns.len(),
             CompiledAction::Capture(CompiledReduce::TopK(k)) => 2 * positions * k,
-            CompiledAction::Capture(_) => positions,
-            _ => 0,
+            CompiledAction::Capture(CompiledReduce::Norm | CompiledReduce::Dot(_)) => positions,
+            CompiledAction::Read | CompiledAction::Grad { .. } | CompiledAction::Edit(_) | CompiledAction::Call(_) => 0,
         };
         rows.map(|(row, positions)| 4 * numbers(row, positions)).sum::<usize>()
     };
     let captures = compiled.entries.iter().map(|entry| match &entry.action {
         CompiledAction::Grad { action, .. } => of(entry, action),
-        action => of(entry, action),
+        CompiledAction::Capture(_) => of(entry, &entry.action),
+        CompiledAction::Read | CompiledAction::Edit(_) | CompiledAction::Call(_) => 0,
     });
     let saved = compiled.values.save.iter().flat_map(|&value| &compiled.values.shapes[value]).flatten();
     captures.sum::<usize>() + saved.map(|shape| 4 * shape.iter().product::<usize>()).sum::<usize>()

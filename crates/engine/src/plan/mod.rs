@@ -1,11 +1,12 @@
 //! Plans: what to see and what to change, as data.
 //!
-//! A [`Plan`] is a list of taps; a [`Tap`] is a site (or pattern), a selection and one action. Taps may read values, values are
-//! computed from each other (`value.rs`), and edits write them back. It serialises to JSON (`json.rs`, `json_value.rs`) and is checked
-//! against a program and its inputs before anything runs: `compile.rs` tap by tap (`operand.rs` what edits write), `compile_value.rs`
-//! value by value, `passable.rs` and `order.rs` how they go together. The result is `compiled.rs`, which `cache.rs` keeps and
-//! `explain.rs` describes.
+//! A [`Plan`] is a list of taps; a [`Tap`] (`tap.rs`) is a site or pattern, a selection and one action (`action/`). Taps may
+//! read values, values are computed from each other (`value.rs`), and edits write them back. It serializes to JSON (`json.rs`,
+//! `json_value.rs`) and is checked against a program and its inputs before anything runs: `compile.rs` tap by tap,
+//! `compile_value.rs` value by value, `passable.rs` and `order.rs` how they go together. The result is `compiled.rs`, which
+//! `cache.rs` keeps and `explain.rs` describes.
 
+mod action;
 mod cache;
 mod compile;
 mod compile_value;
@@ -13,27 +14,28 @@ mod compiled;
 mod explain;
 mod json;
 mod json_value;
-
-mod operand;
 mod order;
 mod passable;
 mod select;
 mod shapes;
+mod tap;
 mod then;
 mod value;
 
+pub use action::{Action, Callback, FromSite, Operand, Reduce, Selected};
+pub(crate) use action::{CompiledAction, CompiledReduce, Given, Resolved};
 pub(crate) use cache::PlanCache;
 pub(crate) use compile::compile;
 pub(crate) use compile_value::{Stretch, Values, stretched, to_logits};
-pub(crate) use compiled::{Chosen, Compiled, CompiledAction, CompiledReduce, Entry, Given, Lengths};
+pub(crate) use compiled::{Chosen, Compiled, Entry, Lengths};
 pub use explain::Explanation;
 pub(crate) use select::Columns;
 pub use select::{Phase, Positions};
 pub use shapes::Shapes;
+pub use tap::{AddTap, SetTap, Tap};
 pub use value::{Across, Body, Combine, Expr, Fold, Function, Map, Pick, Value, ValueId};
 
 use crate::array::Array;
-use std::sync::Arc;
 
 /// What to see and what to change in a run.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -48,149 +50,6 @@ pub struct Plan {
     pub metrics: Vec<ValueId>,
     /// Edits may write NaN; otherwise that is an error.
     pub allow_nan: bool,
-}
-
-/// A site, a selection and an action.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Tap {
-    /// Address, pattern or alias.
-    pub site: String,
-    /// Which inputs of the call; all where absent.
-    pub rows: Option<Vec<usize>>,
-    /// Which positions.
-    pub positions: Positions,
-    /// Which phase of a generation.
-    pub phase: Phase,
-    /// Which steps of a generation: step 0 is the last prompt position.
-    pub steps: Option<Positions>,
-    /// Which heads, for sites that have them.
-    pub heads: Option<Vec<usize>>,
-    /// Which units (columns).
-    pub units: Option<Vec<usize>>,
-    /// Which key positions, for attention sites.
-    pub keys: Option<Positions>,
-    /// What to do there.
-    pub action: Action,
-}
-
-/// What a tap does with the values that it selects.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Action {
-    /// Hand the value over, whole or reduced.
-    Capture(Option<Reduce>),
-    /// Make it a value: the plan's [`Expr::Read`] of this tap.
-    Read,
-    /// Do this to the gradient of a metric there, instead of to the value: capture, read or change it on its way.
-    Grad {
-        /// Which of the plan's metrics.
-        metric: usize,
-        /// What to do.
-        action: Box<Action>,
-    },
-    /// Replace it.
-    Set(Operand),
-    /// Add to it.
-    Add {
-        /// What to add, as given.
-        operand: Operand,
-        /// What it is multiplied by first.
-        scale: f32,
-    },
-    /// Multiply it.
-    Scale(f32),
-    /// Replace it by zeros.
-    Zero,
-    /// Replace it by a given mean.
-    MeanAblate(Operand),
-    /// `h + (s − 1)(h·v)v` with `v` of unit length: 0 removes the direction, 1 changes nothing.
-    ProjectOut {
-        /// The direction.
-        vector: Operand,
-        /// What is left of it.
-        scale: f32,
-    },
-    /// `h + (clamp(h·v) − h·v)v` with `v` of unit length.
-    Cap {
-        /// The direction.
-        vector: Operand,
-        /// Least value of `h·v`.
-        min: Option<f32>,
-        /// Largest value of `h·v`.
-        max: Option<f32>,
-    },
-    /// The layer is passed over: what leaves it is this, or what entered it.
-    Skip(Option<Operand>),
-    /// A Rust closure changes the value.
-    Call(Callback),
-}
-
-/// How a captured value is reduced before it is handed over.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Reduce {
-    /// The mean over the selected positions.
-    Mean,
-    /// The length of each position's vector.
-    Norm,
-    /// The largest values of each position, with their units.
-    TopK(usize),
-    /// The inner product of each position with a vector.
-    Dot(Operand),
-}
-
-/// A value that an action uses.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Operand {
-    /// The same number everywhere.
-    Number(f32),
-    /// One number for each selected unit, the same at every position.
-    Vector(Vec<f32>),
-    /// One vector for each selected position.
-    Rows(Vec<Vec<f32>>),
-    /// A tensor in a safetensors file, `file.safetensors#name`; resolved before compiling.
-    File(String),
-    /// The value of a site in this run.
-    From(FromSite),
-    /// A value of the plan; its shape broadcasts to the selection's.
-    Value(ValueId),
-}
-
-/// Another site's value.
-#[derive(Clone, Debug, PartialEq, Default)]
-pub struct FromSite {
-    /// The source site; the tap's own where absent.
-    pub site: Option<String>,
-    /// The source row or rows; the tap's own row where absent.
-    pub rows: Option<Vec<usize>>,
-    /// The source positions; the tap's own where absent.
-    pub positions: Option<Positions>,
-}
-
-/// What a callback sees: the selected values of one row.
-pub struct Selected<'a> {
-    /// The row of the call.
-    pub row: usize,
-    /// Absolute positions of the selected tokens.
-    pub positions: &'a [usize],
-    /// Numbers for each position (for attention sites: keys for each head and query).
-    pub width: usize,
-    /// The values, position after position, to be read and changed in place.
-    pub values: &'a mut [f32],
-}
-
-/// A closure that changes values.
-#[derive(Clone)]
-pub struct Callback(pub Arc<dyn Fn(&mut Selected<'_>) + Send + Sync>);
-
-impl std::fmt::Debug for Callback {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Callback")
-    }
-}
-
-impl PartialEq for Callback {
-    fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
-    }
 }
 
 /// A value that a run handed over.
@@ -219,7 +78,7 @@ impl Plan {
     /// assert_eq!(plan.taps.len(), 2);
     /// ```
     pub fn capture<S: Into<String>>(sites: impl IntoIterator<Item = S>) -> Plan {
-        Plan::of(sites.into_iter().map(|site| Tap::new(site, Action::Capture(None))))
+        Plan::of(sites.into_iter().map(Tap::capture))
     }
 
     /// A plan of taps alone.
@@ -237,12 +96,12 @@ impl Plan {
     ///
     /// ```
     /// use pellucid_engine::plan::{Expr, Map};
-    /// use pellucid_engine::{Action, Operand, Plan, Tap};
-    /// // Twice what layer 3 writes, written at layer 5.
+    /// use pellucid_engine::{Operand, Plan, Tap};
+    /// // The square of the residual stream after layer 3, written after layer 5.
     /// let mut plan = Plan::default();
-    /// let stream = plan.read(Tap::new("layers.3.resid_post", Action::Read));
+    /// let stream = plan.read(Tap::read("layers.3.resid_post"));
     /// let squared = plan.value(Expr::Map(Map::Square, stream));
-    /// let plan = plan.with(Tap::new("layers.5.resid_post", Action::Set(Operand::Value(squared))));
+    /// let plan = plan.with(Tap::set("layers.5.resid_post").with(Operand::Value(squared)));
     /// assert_eq!(plan.taps.len(), 2);
     /// ```
     pub fn read(&mut self, tap: Tap) -> ValueId {
@@ -256,87 +115,25 @@ impl Plan {
         self.values.len() - 1
     }
 
+    /// Names a value: what it is called in JSON and in what comes back. Returns the value.
+    pub fn name(&mut self, value: ValueId, name: impl Into<String>) -> ValueId {
+        self.values[value].name = Some(name.into());
+        value
+    }
+
+    /// Returns a value with the run.
+    pub fn save_value(&mut self, value: ValueId) {
+        self.save.push(value);
+    }
+
+    /// Makes a value, a single number, a metric that gradients are of; gives its index among the metrics.
+    pub fn add_metric(&mut self, value: ValueId) -> usize {
+        self.metrics.push(value);
+        self.metrics.len() - 1
+    }
+
     /// Adds a tap that captures the gradient of the plan's first metric.
     pub fn gradient(self, site: impl Into<String>) -> Plan {
-        self.with(Tap::new(site, Action::Grad { metric: 0, action: Box::new(Action::Capture(None)) }))
-    }
-}
-
-impl Tap {
-    /// A tap on all rows and positions.
-    pub fn new(site: impl Into<String>, action: Action) -> Tap {
-        Tap {
-            site: site.into(),
-            rows: None,
-            positions: Positions::All,
-            phase: Phase::All,
-            steps: None,
-            heads: None,
-            units: None,
-            keys: None,
-            action,
-        }
-    }
-
-    /// The same tap in a plan that has `values` values before its own.
-    pub(crate) fn with_values_after(mut self, values: usize) -> Tap {
-        fn shift(action: &mut Action, by: usize) {
-            match action {
-                Action::Set(operand)
-                | Action::MeanAblate(operand)
-                | Action::Add { operand, .. }
-                | Action::Skip(Some(operand)) => {
-                    if let Operand::Value(value) = operand {
-                        *value += by;
-                    }
-                }
-                Action::Grad { action, .. } => shift(action, by),
-                _ => {}
-            }
-        }
-        shift(&mut self.action, values);
-        self
-    }
-
-    /// Only these rows.
-    pub fn rows(mut self, rows: impl IntoIterator<Item = usize>) -> Tap {
-        self.rows = Some(rows.into_iter().collect());
-        self
-    }
-
-    /// Only these positions.
-    pub fn positions(mut self, positions: Positions) -> Tap {
-        self.positions = positions;
-        self
-    }
-
-    /// Only these heads.
-    pub fn heads(mut self, heads: impl IntoIterator<Item = usize>) -> Tap {
-        self.heads = Some(heads.into_iter().collect());
-        self
-    }
-
-    /// Only these units.
-    pub fn units(mut self, units: impl IntoIterator<Item = usize>) -> Tap {
-        self.units = Some(units.into_iter().collect());
-        self
-    }
-
-    /// Only these key positions.
-    pub fn keys(mut self, keys: Positions) -> Tap {
-        self.keys = Some(keys);
-        self
-    }
-
-    /// Only this phase of a generation.
-    pub fn phase(mut self, phase: Phase) -> Tap {
-        self.phase = phase;
-        self
-    }
-
-    /// Only these steps of a generation.
-    pub fn steps(mut self, steps: Positions) -> Tap {
-        self.steps = Some(steps);
-        self
+        self.with(Tap::capture(site).of_gradient(0))
     }
 }

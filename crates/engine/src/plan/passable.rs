@@ -1,7 +1,7 @@
 //! What edits write must fit, and gradients must be able to pass.
 
 use super::compile_value::{Stretch, Values, selection_shape};
-use super::compiled::{CompiledAction, Entry, Lengths};
+use super::compiled::{Entry, Lengths};
 use crate::error::{Error, Result};
 use crate::plan::ValueId;
 use crate::program::{Op, Program};
@@ -24,7 +24,7 @@ pub(super) fn check_passable(program: &Program, entries: &[Entry], values: &Valu
     }
     let blocks = |entry: &&Entry| {
         let by_value = entry.value().is_some_and(|value| values.opaque[value]);
-        made(entry) >= first && (by_value || matches!(entry.action, CompiledAction::Cap(..) | CompiledAction::Call(_)))
+        made(entry) >= first && (by_value || !entry.action.passes_gradient())
     };
     match entries.iter().find(blocks) {
         None => Ok(()),

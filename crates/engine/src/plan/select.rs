@@ -2,6 +2,7 @@
 
 use crate::program::{Edge, Layout};
 use serde::{Deserialize, Serialize};
+use std::ops::{Range, RangeFrom, RangeTo};
 
 /// Which positions of a row. Positions are absolute; negative ones count from the end of the prompt.
 #[derive(Clone, Debug, PartialEq, Default)]
@@ -91,6 +92,42 @@ impl Positions {
             return Positions::List(list);
         }
         slice(text).unwrap_or_else(|| Positions::Token(text.to_string()))
+    }
+}
+
+impl From<i64> for Positions {
+    fn from(position: i64) -> Positions {
+        Positions::List(vec![position])
+    }
+}
+
+impl From<Vec<i64>> for Positions {
+    fn from(positions: Vec<i64>) -> Positions {
+        Positions::List(positions)
+    }
+}
+
+impl<const N: usize> From<[i64; N]> for Positions {
+    fn from(positions: [i64; N]) -> Positions {
+        Positions::List(positions.to_vec())
+    }
+}
+
+impl From<Range<i64>> for Positions {
+    fn from(range: Range<i64>) -> Positions {
+        Positions::Slice { start: Some(range.start), end: Some(range.end), step: 1 }
+    }
+}
+
+impl From<RangeFrom<i64>> for Positions {
+    fn from(range: RangeFrom<i64>) -> Positions {
+        Positions::Slice { start: Some(range.start), end: None, step: 1 }
+    }
+}
+
+impl From<RangeTo<i64>> for Positions {
+    fn from(range: RangeTo<i64>) -> Positions {
+        Positions::Slice { start: None, end: Some(range.end), step: 1 }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::compile::compile;
 use super::compile_value::selection_shape;
-use super::compiled::{CompiledAction, Lengths};
+use super::compiled::Lengths;
 use super::{Plan, ValueId};
 use crate::error::Result;
 use crate::program::Program;
@@ -23,7 +23,7 @@ impl Plan {
         let lengths = Lengths { prompts, limits: prompts };
         let compiled = compile(program, self, lengths, false)?;
         let mut shapes = Shapes::default();
-        for entry in compiled.entries.iter().filter(|entry| captures(&entry.action)) {
+        for entry in compiled.entries.iter().filter(|entry| entry.action.captures()) {
             let found = (0..prompts.len())
                 .filter_map(|row| selection_shape(program, entry, lengths, row).map(|shape| (entry.tap, row, shape)));
             shapes.captures.extend(found);
@@ -34,13 +34,5 @@ impl Plan {
             shapes.saved.extend(rows.map(|(row, shape)| (id, row, shape.clone())));
         }
         Ok(shapes)
-    }
-}
-
-fn captures(action: &CompiledAction) -> bool {
-    match action {
-        CompiledAction::Capture(_) => true,
-        CompiledAction::Grad { action, .. } => captures(action),
-        _ => false,
     }
 }

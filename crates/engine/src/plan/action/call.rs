@@ -1,0 +1,47 @@
+//! `call`: a Rust closure changes the selected values. JSON cannot say it, and no gradient passes through it.
+
+use super::{Action, CompiledAction, Writer};
+use crate::plan::compile::{Compiler, Place};
+use crate::plan::json_value::Names;
+use serde_json::Value;
+use std::sync::Arc;
+
+/// What a callback sees: the selected values of one row.
+pub struct Selected<'a> {
+    /// The row of the call.
+    pub row: usize,
+    /// Absolute positions of the selected tokens.
+    pub positions: &'a [usize],
+    /// Numbers for each position (for attention sites: keys for each head and query).
+    pub width: usize,
+    /// The values, position after position, to be read and changed in place.
+    pub values: &'a mut [f32],
+}
+
+/// A closure that changes values.
+#[derive(Clone)]
+pub struct Callback(pub Arc<dyn Fn(&mut Selected<'_>) + Send + Sync>);
+
+impl std::fmt::Debug for Callback {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Callback")
+    }
+}
+
+impl PartialEq for Callback {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+pub(super) fn read(_: Value, _: &Names) -> Result<Action, String> {
+    Err("`call` takes a closure and cannot be written in JSON".into())
+}
+
+pub(super) fn write(_: &Callback, _: &Writer) -> Result<Value, String> {
+    Err("a plan with a closure cannot be written as JSON".into())
+}
+
+pub(super) fn compile(callback: &Callback, _: &mut Compiler, _: Place) -> Result<CompiledAction, String> {
+    Ok(CompiledAction::Call(callback.clone()))
+}

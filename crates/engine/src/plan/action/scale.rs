@@ -1,0 +1,26 @@
+//! `scale`: multiplies the selected values.
+
+use super::{Action, CompiledAction, Edit, Writer};
+use crate::plan::compile::{Compiler, Place};
+use crate::plan::json_value::Names;
+use serde_json::{Value, json};
+
+pub(super) fn read(value: Value, _: &Names) -> Result<Action, String> {
+    Ok(Action::Scale(value.as_f64().ok_or("`scale` takes a number")? as f32))
+}
+
+pub(super) fn write(by: &f32, _: &Writer) -> Result<Value, String> {
+    Ok(json!(by))
+}
+
+pub(super) fn compile(by: &f32, _: &mut Compiler, _: Place) -> Result<CompiledAction, String> {
+    Ok(CompiledAction::Edit(Edit::Scale(*by)))
+}
+
+pub(super) fn apply(picked: &mut [f32], by: f32) {
+    picked.iter_mut().for_each(|x| *x *= by);
+}
+
+pub(super) fn backward(gradient: &mut [f32], by: f32) {
+    apply(gradient, by);
+}
