@@ -6,7 +6,7 @@ use crate::found::{Captured, Found};
 use crate::model::Model;
 use crate::prefix::Prefixes;
 use crate::record::{Kept, Plan};
-use pellucid_engine::{self as engine, Finish, Generate, Interrupt, RunOptions, Sampling};
+use pellucid_engine::{self as engine, Finish, GenerateOptions, Interrupt, RunOptions, Sampling};
 use pellucid_models::prepare;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -272,14 +272,14 @@ pub fn tokens(py: Python<'_>, rows: &Bound<'_, PyList>) -> PyResult<Vec<Vec<u32>
 }
 
 struct Settings {
-    generate: Generate,
+    generate: GenerateOptions,
     stop: Vec<String>,
     eos: bool,
 }
 
 /// How to generate, from keywords.
 fn settings(py: Python<'_>, options: &Bound<'_, PyDict>) -> PyResult<Settings> {
-    let (mut generate, mut sampling) = (Generate::default(), Sampling::default());
+    let (mut generate, mut sampling) = (GenerateOptions::default(), Sampling::default());
     let (mut stop, mut eos) = (Vec::new(), true);
     for (key, value) in options {
         let key: String = key.extract()?;

@@ -15,7 +15,7 @@ const RESERVED: usize = 1024;
 
 /// How to generate.
 #[derive(Clone, Debug)]
-pub struct Generate {
+pub struct GenerateOptions {
     /// At most this many new tokens a row.
     pub max_new: usize,
     /// How tokens are chosen.
@@ -35,9 +35,9 @@ pub struct Generate {
     pub interrupt: Option<Interrupt>,
 }
 
-impl Default for Generate {
-    fn default() -> Generate {
-        Generate {
+impl Default for GenerateOptions {
+    fn default() -> GenerateOptions {
+        GenerateOptions {
             max_new: 64,
             sampling: Sampling::default(),
             eos: Vec::new(),
@@ -106,7 +106,7 @@ impl Model {
         &self,
         inputs: &[Vec<u32>],
         plan: &Plan,
-        options: &Generate,
+        options: &GenerateOptions,
         watch: &mut dyn FnMut(usize, u32) -> Control,
     ) -> Result<Generation> {
         self.on_threads(options.threads)?.generate_all(inputs, plan, options, watch)
@@ -116,7 +116,7 @@ impl Model {
         &self,
         inputs: &[Vec<u32>],
         plan: &Plan,
-        options: &Generate,
+        options: &GenerateOptions,
         watch: &mut dyn FnMut(usize, u32) -> Control,
     ) -> Result<Generation> {
         if let Some(problem) = options.sampling.problem() {
@@ -218,7 +218,7 @@ struct Row {
 }
 
 impl Row {
-    fn new(index: usize, prompt: &[u32], options: &Generate) -> Row {
+    fn new(index: usize, prompt: &[u32], options: &GenerateOptions) -> Row {
         // Drafts included: none reaches past the last new token.
         let mut tokens = Vec::with_capacity(prompt.len() + options.max_new.min(RESERVED));
         tokens.extend_from_slice(prompt);
@@ -236,7 +236,7 @@ impl Row {
     }
 
     /// Drafts what may follow, no further than the row may come.
-    fn draft(&mut self, options: &Generate) {
+    fn draft(&mut self, options: &GenerateOptions) {
         let most = options.lookup.min(options.max_new - self.new_tokens().len() - 1);
         self.drafted = lookup::draft(&mut self.tokens, most);
         self.lookup.passes += 1;
@@ -245,7 +245,7 @@ impl Row {
 
     /// Chooses tokens from the logits of the pending ones: as many as were drafted right, and one more. Each is chosen as it would be
     /// without drafts, since a token's logits have the same bits alone and among others.
-    fn advance(&mut self, logits: &mut [f32], options: &Generate, watch: &mut dyn FnMut(usize, u32) -> Control) {
+    fn advance(&mut self, logits: &mut [f32], options: &GenerateOptions, watch: &mut dyn FnMut(usize, u32) -> Control) {
         let lines = self.drafted + 1;
         let first = self.tokens.len() - self.drafted;
         let width = logits.len() / lines;
@@ -288,7 +288,7 @@ fn advance(
     rows: &mut [Row],
     listed: &[usize],
     mut logits: &mut [f32],
-    options: &Generate,
+    options: &GenerateOptions,
     watch: &mut dyn FnMut(usize, u32) -> Control,
 ) {
     let lines: usize = listed.iter().map(|&row| rows[row].pending().len()).sum();

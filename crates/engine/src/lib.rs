@@ -45,7 +45,7 @@ pub use array::Array;
 pub use branch::Base;
 pub use error::{Error, Result};
 pub use exec::{Model, Run, RunOptions, Saved, WeakModel};
-pub use generate::{Control, Finish, Generate, Generated, Generation};
+pub use generate::{Control, Finish, GenerateOptions, Generated, Generation};
 pub use grad::{GradOptions, Seed};
 pub use interrupt::Interrupt;
 pub use lookup::Lookup;

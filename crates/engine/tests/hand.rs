@@ -12,7 +12,7 @@ use pellucid_engine::architecture::{
 };
 use pellucid_engine::point::{Point, Scope};
 use pellucid_engine::{
-    Architecture, Capture, Control, Generate, Model, Plan, Program, RunOptions, Weight, WeightKind, Weights,
+    Architecture, Capture, Control, GenerateOptions, Model, Plan, Program, RunOptions, Weight, WeightKind, Weights,
 };
 use pellucid_kernels::{DType, Matrix, Pool};
 use proptest::prelude::*;
@@ -114,7 +114,7 @@ fn runs_the_same_anyhow(model: &Model, texts: &[Vec<u32>], chunk: usize) -> Resu
             prop_assert!(differs.is_none(), "row {}, {}: {:?} has other bits", row, how, differs);
         }
     }
-    let options = Generate { max_new: 4, chunk: Some(chunk), ..Generate::default() };
+    let options = GenerateOptions { max_new: 4, chunk: Some(chunk), ..GenerateOptions::default() };
     let generation = model.generate(texts, &plan, &options, &mut |_, _| Control::Go).expect("a generation");
     for (row, text) in texts.iter().enumerate() {
         let whole = [text, &generation.rows[row].tokens[..3]].concat();

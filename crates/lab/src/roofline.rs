@@ -10,7 +10,7 @@ use crate::suite::{Suite, WorkerKind};
 use crate::{Result, worker};
 use pellucid_engine::profile::{OpTime, work};
 use pellucid_engine::program::OpKind;
-use pellucid_engine::{Action, Control, Generate, Model, Plan, Positions, Program, RunOptions, Tap};
+use pellucid_engine::{Action, Control, GenerateOptions, Model, Plan, Positions, Program, RunOptions, Tap};
 use pellucid_kernels::memory::Aligned;
 use pellucid_kernels::{DType, Matrix, Pool, matmul};
 use pellucid_models::Error;
@@ -165,7 +165,7 @@ pub(crate) fn go(model: &Model, tokens: &[u32], phase: &str) -> Result<f64> {
         model.run(&rows, &plan, &RunOptions::default()).map_err(Error::from)?;
         Ok(started.elapsed().as_secs_f64())
     } else {
-        let options = Generate { max_new: STEPS + 1, ..Generate::default() };
+        let options = GenerateOptions { max_new: STEPS + 1, ..GenerateOptions::default() };
         let made = model.generate(&rows, &Plan::default(), &options, &mut |_, _| Control::Go).map_err(Error::from)?;
         Ok(made.decode.as_secs_f64())
     }

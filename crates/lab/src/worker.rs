@@ -5,7 +5,7 @@ use crate::counting;
 use crate::memory::{forget_peak, proportional, status};
 use crate::protocol::{Answer, Job, Memory, Request};
 use pellucid_engine::plan::{Combine, Expr, Fold, FromSite, Pick};
-use pellucid_engine::{Action, Capture, Control, Generate, Operand, Plan, Positions, RunOptions, Tap};
+use pellucid_engine::{Action, Capture, Control, GenerateOptions, Operand, Plan, Positions, RunOptions, Tap};
 use pellucid_kernels::{DType, Pool};
 use pellucid_models::{Error, LoadOptions, LoadedModel, Storage, locate};
 use std::path::Path;
@@ -147,7 +147,7 @@ struct Made {
 fn one(loaded: &LoadedModel, request: &Request, job: Job) -> Result<Made> {
     let (inputs, plan) = prepared(loaded, request, job);
     if let Some(steps) = job.steps() {
-        let options = Generate { max_new: steps + 1, ..Generate::default() };
+        let options = GenerateOptions { max_new: steps + 1, ..GenerateOptions::default() };
         let generation =
             loaded.model.generate(&inputs, &plan, &options, &mut |_, _| Control::Go).map_err(Error::from)?;
         // The first new token comes from the prompt; each step after it is one decode.

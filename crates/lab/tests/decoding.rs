@@ -4,7 +4,7 @@
 #[path = "../../models/tests/golden/mod.rs"]
 mod golden;
 
-use pellucid_engine::{Control, Generate, Model, Plan, Sampling};
+use pellucid_engine::{Control, GenerateOptions, Model, Plan, Sampling};
 use pellucid_kernels::Pool;
 use pellucid_lab::counting::{Counting, during};
 use pellucid_models::{LoadOptions, LoadedModel};
@@ -14,7 +14,7 @@ use std::sync::Arc;
 static ALLOCATOR: Counting = Counting;
 
 /// How often a generation of so many tokens allocates, prompts included.
-fn allocations(model: &Model, prompts: &[Vec<u32>], options: &Generate) -> u64 {
+fn allocations(model: &Model, prompts: &[Vec<u32>], options: &GenerateOptions) -> u64 {
     let generate =
         || model.generate(prompts, &Plan::default(), options, &mut |_, _| Control::Go).expect("a generation");
     let (made, counted) = during(generate);
@@ -23,8 +23,8 @@ fn allocations(model: &Model, prompts: &[Vec<u32>], options: &Generate) -> u64 {
 }
 
 /// Steps allocate nothing: twenty more of them allocate as often as none.
-fn check(name: &str, model: &Model, prompts: &[Vec<u32>], options: &Generate) {
-    let of = |max_new: usize| allocations(model, prompts, &Generate { max_new, ..options.clone() });
+fn check(name: &str, model: &Model, prompts: &[Vec<u32>], options: &GenerateOptions) {
+    let of = |max_new: usize| allocations(model, prompts, &GenerateOptions { max_new, ..options.clone() });
     // The first time a plan for these lengths is compiled and kept.
     let _ = (of(6), of(26));
     let (few, many) = (of(6), of(26));
@@ -42,7 +42,10 @@ fn a_step_allocates_nothing() {
         repetition_penalty: 1.2,
         ..Sampling::default()
     };
-    let ways = [("greedy", Generate::default()), ("sampled", Generate { sampling: sampled, ..Generate::default() })];
+    let ways = [
+        ("greedy", GenerateOptions::default()),
+        ("sampled", GenerateOptions { sampling: sampled, ..GenerateOptions::default() }),
+    ];
     let loaded = LoadedModel::builtin(&LoadOptions::default()).expect("the built-in model");
     let prompts = |texts: &[&str]| texts.iter().map(|text| loaded.encode(text).expect("tokens")).collect::<Vec<_>>();
     let alone = loaded.model.clone().with_pool(Arc::new(Pool::new(1)));
@@ -53,7 +56,7 @@ fn a_step_allocates_nothing() {
     // A thread that has not worked yet makes its room when it first does; after that nobody allocates.
     let shared = loaded.model.clone().with_pool(Arc::new(Pool::new(2)));
     let rows = prompts(&["Tom saw a dog.", "Lily"]);
-    let of = |max_new: usize| allocations(&shared, &rows, &Generate { max_new, ..Generate::default() });
+    let of = |max_new: usize| allocations(&shared, &rows, &GenerateOptions { max_new, ..GenerateOptions::default() });
     assert!((0..20).any(|_| of(6) == of(26)), "two threads: steps keep allocating");
 
     for name in golden::one_per_type() {
@@ -64,14 +67,14 @@ fn a_step_allocates_nothing() {
         }
         let model = case.loaded.model.clone().with_pool(Arc::new(Pool::new(1)));
         for prompts in [vec![case.ids.clone()], vec![case.ids.clone(), case.ids[2..].to_vec()]] {
-            check(&format!("{name}, {} rows", prompts.len()), &model, &prompts, &Generate::default());
+            check(&format!("{name}, {} rows", prompts.len()), &model, &prompts, &GenerateOptions::default());
         }
     }
 }
 
 /// Whether a model has logits to continue from.
 fn generates(case: &golden::Case) -> bool {
-    let once = Generate { max_new: 1, ..Generate::default() };
+    let once = GenerateOptions { max_new: 1, ..GenerateOptions::default() };
     case.loaded
         .model
         .generate(std::slice::from_ref(&case.ids), &Plan::default(), &once, &mut |_, _| Control::Go)

@@ -5,7 +5,7 @@
 #[path = "../../models/tests/golden/mod.rs"]
 mod golden;
 
-use pellucid_engine::{Action, Control, Generate, Plan, Positions, RunOptions, Tap};
+use pellucid_engine::{Action, Control, GenerateOptions, Plan, Positions, RunOptions, Tap};
 use pellucid_lab::counting::{Counting, during};
 use pellucid_models::{LoadOptions, LoadedModel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -69,7 +69,7 @@ fn a_plain_run_keeps_the_keys_of_one_layer() {
     let row = [(0..length as u32).map(|i| i * 7 % 50).collect::<Vec<u32>>()];
     let run = || drop(loaded.model.run(&row, &last_logits(), &RunOptions::default()).expect("a run"));
     let generate = || {
-        let options = Generate { max_new: 1, ..Generate::default() };
+        let options = GenerateOptions { max_new: 1, ..GenerateOptions::default() };
         drop(loaded.model.generate(&row, &Plan::default(), &options, &mut |_, _| Control::Go).expect("a token"));
     };
     let peak = |work: &dyn Fn()| during(work).1.expect("counted").peak_live as usize;

@@ -1,7 +1,7 @@
 //! Look into a model and change what it computes: `cargo run --release -p pellucid-models --example look_and_change`.
 #![allow(clippy::print_stdout)] // printing is what an example is for
 
-use pellucid_engine::{Action, Generate, Plan, Positions, RunOptions, Tap};
+use pellucid_engine::{Action, GenerateOptions, Plan, Positions, RunOptions, Tap};
 use pellucid_models::{LoadOptions, LoadedModel};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let patch = Plan::from_json(
         r#"{"taps": [{"site": "layers.0.resid_post", "rows": [1], "positions": [3], "set": {"from": {"rows": [0]}}}]}"#,
     )?;
-    let options = Generate { max_new: 8, eos: loaded.eos.clone(), ..Generate::default() };
+    let options = GenerateOptions { max_new: 8, eos: loaded.eos.clone(), ..GenerateOptions::default() };
     for plan in [Plan::default(), patch] {
         let generation = loaded.generate(&rows, &plan, &options, &[], &mut |_row, _token, _text| {})?;
         for row in &generation.rows {

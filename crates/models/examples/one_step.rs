@@ -8,7 +8,7 @@
 
 #![allow(clippy::print_stdout)] // a program that prints what it measures
 
-use pellucid_engine::{Action, Control, Generate, Model, Plan, Positions, RunOptions, Tap};
+use pellucid_engine::{Action, Control, GenerateOptions, Model, Plan, Positions, RunOptions, Tap};
 use pellucid_kernels::{DType, Pool, simd};
 use pellucid_models::{LoadOptions, LoadedModel, Storage};
 use std::hint::black_box;
@@ -119,7 +119,7 @@ fn prompt(
 
 /// Between the watcher's looks at two new tokens lies one step.
 fn step(model: &Model, plan: &Plan, name: Option<&'static str>, marks: &mut Marks) -> pellucid_engine::Result<()> {
-    let options = Generate { max_new: NEW, ..Generate::default() };
+    let options = GenerateOptions { max_new: NEW, ..GenerateOptions::default() };
     let mut seen = 0;
     model.generate(&tokens(BEFORE_STEP), plan, &options, &mut |_, _| {
         seen += 1;

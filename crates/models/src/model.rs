@@ -16,7 +16,7 @@ use crate::share;
 use crate::strategy::Strategy;
 use crate::tensors::Tensors;
 use crate::tokenizer::{self, FORMS, Special, Tokenizer};
-use pellucid_engine::{Control, Finish, Generate, Generation, Model, Plan, Program};
+use pellucid_engine::{Control, Finish, GenerateOptions, Generation, Model, Plan, Program};
 use pellucid_kernels::Pool;
 use pellucid_kernels::attention::KvFormat;
 use std::path::{Path, PathBuf};
@@ -145,7 +145,7 @@ impl LoadedModel {
         &self,
         inputs: &[Vec<u32>],
         plan: &Plan,
-        options: &Generate,
+        options: &GenerateOptions,
         stops: &[String],
         watch: &mut dyn FnMut(usize, u32, Option<&str>),
     ) -> Result<Generation> {

@@ -7,7 +7,9 @@ mod tapping;
 
 use golden::Case;
 use pellucid_engine::plan::FromSite;
-use pellucid_engine::{Action, Control, Error, Generate, Operand, Plan, Positions, Reduce, RunOptions, Sampling, Tap};
+use pellucid_engine::{
+    Action, Control, Error, GenerateOptions, Operand, Plan, Positions, Reduce, RunOptions, Sampling, Tap,
+};
 use tapping::{add, at, call, capture, from, plan, set};
 
 const SITE: &str = "layers.1.resid_post";
@@ -26,7 +28,7 @@ fn refused(case: &Case, taps: impl IntoIterator<Item = Tap>, parts: &[&str]) {
     let ran = case.loaded.model.run(&inputs, &plan, &RunOptions::default()).expect_err("a refusal");
     assert_says(&ran, parts);
     assert!(matches!(ran, Error::Plan { .. } | Error::Site { .. }), "{ran:?}");
-    let options = Generate { max_new: 4, ..Generate::default() };
+    let options = GenerateOptions { max_new: 4, ..GenerateOptions::default() };
     let generated = case
         .loaded
         .model
@@ -52,9 +54,12 @@ fn rows_of_tokens_that_the_model_cannot_take() {
             &parts,
         );
         let error = model
-            .generate(&inputs, &Plan::default(), &Generate { max_new: 1, ..Generate::default() }, &mut |_, _| {
-                Control::Go
-            })
+            .generate(
+                &inputs,
+                &Plan::default(),
+                &GenerateOptions { max_new: 1, ..GenerateOptions::default() },
+                &mut |_, _| Control::Go,
+            )
             .expect_err("a refusal");
         assert_says(&error, &parts);
     }
@@ -73,7 +78,7 @@ fn generations_that_would_leave_the_context() {
             case.loaded.model.generate(
                 &prompt,
                 &Plan::default(),
-                &Generate { max_new, ..Generate::default() },
+                &GenerateOptions { max_new, ..GenerateOptions::default() },
                 &mut |_, _| Control::Stop,
             )
         };
@@ -101,7 +106,7 @@ fn a_chunk_of_nothing() {
             .expect_err("no progress"),
         &["chunk is 0"],
     );
-    let options = Generate { chunk: Some(0), ..Generate::default() };
+    let options = GenerateOptions { chunk: Some(0), ..GenerateOptions::default() };
     assert_says(
         &case
             .loaded
@@ -134,7 +139,7 @@ fn sampling_settings_out_of_range() {
         (Sampling { repetition_penalty: 0.0, ..plain.clone() }, "repetition_penalty is 0"),
         (Sampling { repetition_penalty: f32::NAN, ..plain.clone() }, "repetition_penalty is NaN"),
     ] {
-        let options = Generate { sampling, ..Generate::default() };
+        let options = GenerateOptions { sampling, ..GenerateOptions::default() };
         let error = case
             .loaded
             .model
@@ -162,15 +167,16 @@ fn extreme_settings_and_logits_still_choose_a_token() {
         (Sampling::default(), infinite(f32::NAN)),
         (Sampling::default(), infinite(f32::NEG_INFINITY)),
     ] {
-        let options = Generate { max_new: 3, sampling: sampling.clone(), ..Generate::default() };
+        let options = GenerateOptions { max_new: 3, sampling: sampling.clone(), ..GenerateOptions::default() };
         let generation =
             case.loaded.model.generate(std::slice::from_ref(&case.ids), &plan, &options, &mut |_, _| Control::Go);
         let tokens = &generation.unwrap_or_else(|e| panic!("{sampling:?}: {e}")).rows[0].tokens;
         assert!(tokens.len() == 3 && tokens.iter().all(|&token| token < 96), "{sampling:?}: {tokens:?}");
     }
     // A temperature close to nothing is the greedy choice.
-    let cold = Generate { max_new: 6, sampling: Sampling { temperature: 1e-40, ..hot }, ..Generate::default() };
-    let tokens = |options: &Generate| {
+    let cold =
+        GenerateOptions { max_new: 6, sampling: Sampling { temperature: 1e-40, ..hot }, ..GenerateOptions::default() };
+    let tokens = |options: &GenerateOptions| {
         case.loaded
             .model
             .generate(std::slice::from_ref(&case.ids), &Plan::default(), options, &mut |_, _| Control::Go)
@@ -179,7 +185,7 @@ fn extreme_settings_and_logits_still_choose_a_token() {
             .tokens
             .clone()
     };
-    assert_eq!(tokens(&cold), tokens(&Generate { max_new: 6, ..Generate::default() }));
+    assert_eq!(tokens(&cold), tokens(&GenerateOptions { max_new: 6, ..GenerateOptions::default() }));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Stopping a call from outside, plans one after the other, and shapes without weights.
 
 use pellucid_engine::plan::{Across, Expr, Fold, Function};
-use pellucid_engine::{Action, Array, Error, Generate, Interrupt, Operand, Plan, RunOptions, Tap};
+use pellucid_engine::{Action, Array, Error, GenerateOptions, Interrupt, Operand, Plan, RunOptions, Tap};
 use pellucid_models::{LoadOptions, LoadedModel};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -31,7 +31,7 @@ fn a_call_ends_when_it_is_told_to_and_the_next_is_right() {
     assert_eq!(asked.load(Ordering::Relaxed), 3);
 
     let (interrupt, _) = third_time();
-    let options = Generate { max_new: 250, interrupt: Some(interrupt), ..Generate::default() };
+    let options = GenerateOptions { max_new: 250, interrupt: Some(interrupt), ..GenerateOptions::default() };
     let outcome = loaded
         .model
         .generate(&vec![row[..5].to_vec(); 64], &Plan::default(), &options, &mut |_, _| pellucid_engine::Control::Go);

@@ -6,7 +6,7 @@ mod golden;
 mod models_page;
 
 use pellucid_engine::point::Scope;
-use pellucid_engine::{Action, Control, Generate, Phase, Plan, Point, Positions, RunOptions};
+use pellucid_engine::{Action, Control, GenerateOptions, Phase, Plan, Point, Positions, RunOptions};
 use pellucid_kernels::encoding::Encoding;
 use pellucid_models::tokenizer::FORMS;
 use pellucid_models::{LoadOptions, LoadedModel, Strategy, families, prepare, strategies};
@@ -72,7 +72,7 @@ fn every_example_plan_runs_and_generates() {
 
         let run = loaded.model.run(&rows, &plan, &RunOptions::default()).unwrap_or_else(|error| fail(&error));
         assert!(run.captures.len() >= of_prompt, "{name}: {} captures of a run", run.captures.len());
-        let options = Generate { max_new: 6, ..Generate::default() };
+        let options = GenerateOptions { max_new: 6, ..GenerateOptions::default() };
         let generation = loaded.model.generate(&rows, &plan, &options, &mut |_, _| Control::Go);
         if !plan.metrics.is_empty() {
             assert!(generation.is_err_and(|error| error.to_string().contains("gradients are of one run")), "{name}");
@@ -112,7 +112,7 @@ fn an_edit_of_the_examples_changes_what_it_says() {
     let loaded = LoadedModel::builtin(&LoadOptions::default()).expect("the built-in model");
     let rows: Vec<Vec<u32>> = PROMPTS.iter().map(|prompt| loaded.encode(prompt).expect("tokens")).collect();
     let next = |plan: &Plan| -> Vec<String> {
-        let options = Generate { max_new: 1, ..Generate::default() };
+        let options = GenerateOptions { max_new: 1, ..GenerateOptions::default() };
         let generation = loaded.generate(&rows, plan, &options, &[], &mut |_, _, _| {}).expect("a generation");
         generation.rows.iter().map(|row| loaded.text(&row.tokens, row.finish, &[]).expect("a text")).collect()
     };

@@ -5,12 +5,13 @@ mod golden;
 
 use golden::Case;
 use pellucid_engine::{
-    Action, Control, Generate, Generation, Model, Operand, Plan, Positions, PrefixCache, Run, RunOptions, Sampling, Tap,
+    Action, Control, GenerateOptions, Generation, Model, Operand, Plan, Positions, PrefixCache, Run, RunOptions,
+    Sampling, Tap,
 };
 use pellucid_kernels::attention::KvFormat;
 use pellucid_models::{LoadOptions, LoadedModel};
 
-fn generate(model: &Model, rows: &[Vec<u32>], plan: &Plan, options: &Generate) -> Generation {
+fn generate(model: &Model, rows: &[Vec<u32>], plan: &Plan, options: &GenerateOptions) -> Generation {
     model.generate(rows, plan, options, &mut |_, _| Control::Go).expect("a generation")
 }
 
@@ -39,8 +40,8 @@ fn lookup_changes_no_token() {
         let rows = [twice(&case), case.ids[1..].to_vec()];
         let max_new = room(&case, rows[0].len());
         for sampling in &ways {
-            let without = Generate { max_new, sampling: sampling.clone(), ..Generate::default() };
-            let with = Generate { lookup: 5, ..without.clone() };
+            let without = GenerateOptions { max_new, sampling: sampling.clone(), ..GenerateOptions::default() };
+            let with = GenerateOptions { lookup: 5, ..without.clone() };
             let [ours, theirs] =
                 [with, without].map(|options| generate(&case.loaded.model, &rows, &Plan::default(), &options));
             for (ours, theirs) in ours.rows.iter().zip(&theirs.rows) {
@@ -63,7 +64,7 @@ fn lookup_takes_fewer_passes_over_a_text_that_repeats_itself() {
     let passes = golden::one_per_type().into_iter().filter_map(|name| {
         let case = golden::case(&name);
         let rows = [twice(&case)];
-        let options = Generate { max_new: room(&case, rows[0].len()), lookup: 5, ..Generate::default() };
+        let options = GenerateOptions { max_new: room(&case, rows[0].len()), lookup: 5, ..GenerateOptions::default() };
         let row = generate(&case.loaded.model, &rows, &Plan::default(), &options).rows.remove(0);
         (row.lookup.passes > 0).then(|| row.lookup.passes as f64 / row.tokens.len() as f64)
     });
@@ -75,12 +76,13 @@ fn lookup_takes_fewer_passes_over_a_text_that_repeats_itself() {
 fn lookup_is_off_where_a_plan_touches_what_is_generated() {
     let case = golden::case("llama");
     let rows = [twice(&case)];
-    let options = Generate { max_new: 10, lookup: 4, ..Generate::default() };
+    let options = GenerateOptions { max_new: 10, lookup: 4, ..GenerateOptions::default() };
     let tap =
         |positions| Plan::default().with(Tap::new("layers.0.resid_post", Action::Capture(None)).positions(positions));
     for (positions, on) in [(Positions::All, false), (Positions::Generated, false), (Positions::Last, true)] {
         let found = generate(&case.loaded.model, &rows, &tap(positions), &options);
-        let plain = generate(&case.loaded.model, &rows, &Plan::default(), &Generate { lookup: 0, ..options.clone() });
+        let plain =
+            generate(&case.loaded.model, &rows, &Plan::default(), &GenerateOptions { lookup: 0, ..options.clone() });
         assert_eq!(found.rows[0].tokens, plain.rows[0].tokens);
         assert_eq!(found.rows[0].lookup.passes > 0, on);
     }
@@ -126,9 +128,9 @@ fn a_kept_prefix_changes_no_bit() {
         shared += ours.reused[0];
 
         let max_new = room(&case, case.ids.len()).min(6);
-        let options = Generate { max_new, ..Generate::default() };
+        let options = GenerateOptions { max_new, ..GenerateOptions::default() };
         let plain = generate(&case.loaded.model, &rows, &from(begin), &options);
-        let with = Generate { prefixes: Some(prefix), ..options };
+        let with = GenerateOptions { prefixes: Some(prefix), ..options };
         let kept = generate(&case.loaded.model, &rows, &from(begin), &with);
         for (ours, theirs) in kept.rows.iter().zip(&plain.rows) {
             assert_eq!(ours.tokens, theirs.tokens, "{name}");
@@ -145,7 +147,7 @@ fn a_cache_learns_from_calls_and_finds_what_rows_share() {
     for name in ["llama", "mistral", "mamba"] {
         let case = golden::case(name);
         let cache = PrefixCache::new(1 << 30);
-        let options = Generate { max_new: 4, prefixes: Some(cache.clone()), ..Generate::default() };
+        let options = GenerateOptions { max_new: 4, prefixes: Some(cache.clone()), ..GenerateOptions::default() };
         let first = generate(&case.loaded.model, std::slice::from_ref(&case.ids), &Plan::default(), &options);
         assert_eq!(first.reused, [0]);
         // A conversation: the answer, and more.

@@ -4,7 +4,7 @@
 mod golden;
 
 use golden::{Case, difference};
-use pellucid_engine::{Generate, Plan};
+use pellucid_engine::{GenerateOptions, Plan};
 use pellucid_models::families;
 
 /// What is wrong with a case, in words; empty when nothing is.
@@ -83,7 +83,7 @@ fn greedy_continuations_agree_token_for_token() {
         let cached = case.reference.get("greedy_cached").filter(|_| grows);
         let truth = cached.unwrap_or(&case.reference["greedy"]);
         let truth: Vec<u32> = truth.1.iter().map(|&x| x as u32).collect();
-        let options = Generate { max_new: truth.len(), ..Generate::default() };
+        let options = GenerateOptions { max_new: truth.len(), ..GenerateOptions::default() };
         let model = &case.loaded.model;
         let generation = model.generate(std::slice::from_ref(&case.ids), &Plan::default(), &options, &mut |_, _| {
             pellucid_engine::Control::Go

@@ -6,7 +6,7 @@ mod golden;
 mod tapping;
 
 use golden::{Case, difference};
-use pellucid_engine::{Action, Array, Control, Generate, Operand, Plan, Reduce, RunOptions, Tap};
+use pellucid_engine::{Action, Array, Control, GenerateOptions, Operand, Plan, Reduce, RunOptions, Tap};
 use tapping::{add, at, bits, capture, direction, logits, plan, run, set, value};
 
 const SITE: &str = "layers.1.resid_post";
@@ -169,7 +169,7 @@ fn keys_are_captured_in_the_order_given_however_the_row_is_run() {
     for point in ["attn_probs", "attn_scores"] {
         let plan = plan([tap(point)]);
         let all = whole(&case, &format!("layers.1.{point}"));
-        let (options, mut seen) = (Generate { max_new: 8, ..Generate::default() }, 0);
+        let (options, mut seen) = (GenerateOptions { max_new: 8, ..GenerateOptions::default() }, 0);
         let mut stop_at_third = |_, _| {
             seen += 1;
             if seen == 3 { Control::Stop } else { Control::Go }

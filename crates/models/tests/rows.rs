@@ -6,7 +6,7 @@ mod golden;
 
 use golden::Case;
 use pellucid_engine::{
-    Action, Capture, Control, Generate, Generation, Model, Plan, Positions, RunOptions, Sampling, Tap,
+    Action, Capture, Control, GenerateOptions, Generation, Model, Plan, Positions, RunOptions, Sampling, Tap,
 };
 use pellucid_kernels::Pool;
 use std::collections::BTreeMap;
@@ -52,7 +52,7 @@ fn run(model: &Model, rows: &[Vec<u32>], plan: &Plan, chunk: Option<usize>) -> V
     (0..rows.len()).map(|row| bits(&run.captures, row)).collect()
 }
 
-fn generate(model: &Model, rows: &[Vec<u32>], plan: &Plan, options: &Generate) -> Generation {
+fn generate(model: &Model, rows: &[Vec<u32>], plan: &Plan, options: &GenerateOptions) -> Generation {
     model.generate(rows, plan, options, &mut |_, _| Control::Go).expect("a generation")
 }
 
@@ -135,7 +135,7 @@ fn decoding_with_the_cache_is_one_run_over_the_whole_text() {
     let (mut equal, mut outgrown) = (0, 0);
     for case in golden::all() {
         let (prompts, plan) = ([case.ids.clone(), case.ids[..2].to_vec(), case.ids[5..].to_vec()], everything(&case));
-        let mut options = Generate { max_new: 7, ..Generate::default() };
+        let mut options = GenerateOptions { max_new: 7, ..GenerateOptions::default() };
         for chunk in [None, Some(4)] {
             options.chunk = chunk;
             let generation = generate(&case.loaded.model, &prompts, &plan, &options);
@@ -179,7 +179,7 @@ fn decoding_with_the_cache_is_one_run_over_the_whole_text() {
 fn attention_captured_over_decode_steps_is_square_with_nothing_above_the_diagonal() {
     for case in golden::all().iter().filter(|case| case.attends()) {
         let plan = Plan::capture(["layers.*.attn_probs", "layers.*.attn_scores", "logits"]);
-        let options = Generate { max_new: 5, ..Generate::default() };
+        let options = GenerateOptions { max_new: 5, ..GenerateOptions::default() };
         let generation = generate(&case.loaded.model, std::slice::from_ref(&case.ids), &plan, &options);
         let text = [&case.ids, &generation.rows[0].tokens[..4]].concat();
         let n = text.len();
@@ -216,7 +216,7 @@ fn a_generated_batch_is_each_row_generated_alone() {
     for case in golden::all() {
         let prompts = [case.ids.clone(), case.ids[4..].to_vec(), vec![case.ids[0]]];
         let plan = everything(&case);
-        let options = Generate { max_new: 6, ..Generate::default() };
+        let options = GenerateOptions { max_new: 6, ..GenerateOptions::default() };
         let together = generate(&case.loaded.model, &prompts, &plan, &options);
         for (row, prompt) in prompts.iter().enumerate() {
             let alone = generate(&case.loaded.model, std::slice::from_ref(prompt), &plan, &options);
@@ -238,7 +238,7 @@ fn sampling_with_a_seed_does_not_depend_on_the_batch() {
             Sampling { temperature: 1.5, top_k: 40, top_p: 0.95, min_p: 0.01, repetition_penalty: 1.1, seed: 11 };
         // Ten tokens, or as many as fit behind the prompt.
         let room = case.loaded.model.program().architecture().context.map_or(10, |context| context - case.ids.len());
-        let options = Generate { max_new: room.min(10), sampling, ..Generate::default() };
+        let options = GenerateOptions { max_new: room.min(10), sampling, ..GenerateOptions::default() };
         let prompts = [case.ids.clone(), case.ids[4..].to_vec(), case.ids.clone()];
         let together = generate(&case.loaded.model, &prompts, &Plan::default(), &options);
         let alone = generate(&case.loaded.model, &prompts[..1], &Plan::default(), &options);
@@ -248,7 +248,7 @@ fn sampling_with_a_seed_does_not_depend_on_the_batch() {
             "{}: equal prompts draw from different streams",
             case.name
         );
-        let other = Generate { sampling: Sampling { seed: 12, ..options.sampling.clone() }, ..options.clone() };
+        let other = GenerateOptions { sampling: Sampling { seed: 12, ..options.sampling.clone() }, ..options.clone() };
         assert_ne!(
             generate(&case.loaded.model, &prompts[..1], &Plan::default(), &other).rows[0].tokens,
             alone.rows[0].tokens,
@@ -263,14 +263,19 @@ fn rows_of_a_batch_may_end_at_different_steps() {
     for case in golden::all() {
         let prompts = [case.ids.clone(), case.ids[2..7].to_vec()];
         let plan = everything(&case);
-        let free = generate(&case.loaded.model, &prompts, &plan, &Generate { max_new: 6, ..Generate::default() });
+        let free = generate(
+            &case.loaded.model,
+            &prompts,
+            &plan,
+            &GenerateOptions { max_new: 6, ..GenerateOptions::default() },
+        );
         // The first row's third token ends it; the second goes on unless it says the same.
         let eos = vec![free.rows[0].tokens[2]];
         let ended = generate(
             &case.loaded.model,
             &prompts,
             &plan,
-            &Generate { max_new: 6, eos: eos.clone(), ..Generate::default() },
+            &GenerateOptions { max_new: 6, eos: eos.clone(), ..GenerateOptions::default() },
         );
         for (row, prompt) in prompts.iter().enumerate() {
             let expected = free.rows[row].tokens.iter().position(|token| *token == eos[0]).map_or(6, |at| at + 1);
@@ -307,7 +312,7 @@ fn the_last_mlp_is_computed_where_somebody_reads_on_and_with_the_same_bits() {
         let model = &case.loaded.model;
         let last = model.program().layer_ops(model.program().architecture().layers.len() - 1);
         let ends = Tap::new("logits", Action::Capture(None)).positions(Positions::List(vec![1, -1]));
-        let (plan, once) = (Plan::of([ends]), Generate { max_new: 1, ..Generate::default() });
+        let (plan, once) = (Plan::of([ends]), GenerateOptions { max_new: 1, ..GenerateOptions::default() });
         let whole = Tap::new(
             format!("layers.{}.resid_post", model.program().architecture().layers.len() - 1),
             Action::Capture(None),

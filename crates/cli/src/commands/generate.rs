@@ -5,7 +5,7 @@ use crate::args::GenerateArgs;
 use crate::failure::{Failure, output};
 use crate::files::Results;
 use crate::{files, inputs, models};
-use pellucid_engine::{Finish, Generate, Sampling};
+use pellucid_engine::{Finish, GenerateOptions, Sampling};
 use pellucid_models::chat::Message;
 use serde_json::json;
 use std::io::Write;
@@ -41,7 +41,7 @@ pub fn run(args: GenerateArgs) -> Result<(), Failure> {
     let left =
         loaded.model.program().architecture().context.map(|context| (context + 1).saturating_sub(prompt.len()).max(1));
     let max_new = args.max_new.map_or_else(|| left.unwrap_or(DEFAULT_LENGTH).min(DEFAULT_LENGTH), |n| n as usize);
-    let options = Generate { max_new, sampling, eos, lookup: args.lookup, ..Generate::default() };
+    let options = GenerateOptions { max_new, sampling, eos, lookup: args.lookup, ..GenerateOptions::default() };
 
     // Text streams as it comes; with stop strings only what cannot become part of one, so that none is ever shown.
     let mut stream = Stream::new(!args.json && loaded.tokenizer.is_some(), &args.stop);

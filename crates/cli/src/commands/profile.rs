@@ -5,7 +5,7 @@ use crate::args::{ProfileArgs, ProfileBy};
 use crate::failure::Failure;
 use crate::{files, inputs, models};
 use pellucid_engine::profile::{OpTime, work};
-use pellucid_engine::{Action, Control, Generate, Model, Plan, Positions, RunOptions, Tap};
+use pellucid_engine::{Action, Control, GenerateOptions, Model, Plan, Positions, RunOptions, Tap};
 use pellucid_lab::roofline::op_name;
 use pellucid_lab::stats;
 use serde::Serialize;
@@ -119,7 +119,7 @@ fn go(model: &Model, rows: &[Vec<u32>], plan: &Plan, max_new: usize) -> Result<(
     if max_new == 0 {
         model.run(rows, plan, &RunOptions::default())?;
     } else {
-        let options = Generate { max_new, ..Generate::default() };
+        let options = GenerateOptions { max_new, ..GenerateOptions::default() };
         model.generate(rows, plan, &options, &mut |_, _| Control::Go)?;
     }
     Ok(())

@@ -5,7 +5,7 @@ use super::{Category, Fixture, Kind, Scope};
 use crate::Result;
 use crate::worker::open;
 use pellucid_analysis::lens;
-use pellucid_engine::{Action, Control, Generate, Operand, Plan, RunOptions, Tap};
+use pellucid_engine::{Action, Control, GenerateOptions, Operand, Plan, RunOptions, Tap};
 use pellucid_kernels::{DType, Pool};
 use pellucid_models::builtin;
 use pellucid_models::chat::{ChatTemplate, Message};
@@ -175,7 +175,7 @@ fn captured(phases: &mut Phases, loaded: LoadedModel, tokens: Vec<u32>, plan: Pl
 }
 
 fn generated(phases: &mut Phases, loaded: LoadedModel, tokens: Vec<u32>) -> Made {
-    let options = Generate { max_new: 16, ..Generate::default() };
+    let options = GenerateOptions { max_new: 16, ..GenerateOptions::default() };
     let made = phases.run(|| {
         let plan = Plan::default();
         Ok(loaded.model.generate(&[tokens], &plan, &options, &mut |_, _| Control::Go).map_err(Error::from)?)

@@ -3,7 +3,7 @@
 use crate::golden::Case;
 use pellucid_engine::plan::FromSite;
 use pellucid_engine::{
-    Action, Array, Callback, Control, Generate, Generation, Operand, Plan, Positions, Run, Selected, Tap,
+    Action, Array, Callback, Control, GenerateOptions, Generation, Operand, Plan, Positions, Run, Selected, Tap,
 };
 use std::sync::Arc;
 
@@ -59,7 +59,7 @@ pub fn logits(run: &Run) -> Vec<u32> {
 }
 
 pub fn generate(case: &Case, prompts: &[Vec<u32>], plan: &Plan, max_new: usize) -> Generation {
-    let options = Generate { max_new, ..Generate::default() };
+    let options = GenerateOptions { max_new, ..GenerateOptions::default() };
     case.loaded
         .model
         .generate(prompts, plan, &options, &mut |_, _| Control::Go)
