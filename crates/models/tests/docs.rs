@@ -178,13 +178,6 @@ fn the_table_of_model_types_is_what_the_golden_cases_give() {
 }
 
 #[test]
-fn the_readme_shows_the_example_program() {
-    let program = read("crates/models/examples/look_and_change.rs");
-    let shown = &program[program.find("use pellucid_engine").expect("the first line")..];
-    assert!(read("README.md").contains(shown), "README.md shows another program than examples/look_and_change.rs");
-}
-
-#[test]
 fn the_guide_to_loading_names_every_strategy_and_form_and_shows_the_example() {
     let guide = read("docs/loading.md");
     for strategy in Strategy::ALL {
