@@ -58,7 +58,7 @@ class Network:
         return self._add("linear", name, x, outputs=outputs, bias=bias, **options)
 
     def activation(self, name: str, x: str, function: str) -> str:
-        """A function of each number: `relu`, `gelu`, `silu`, `sigmoid` or `tanh`."""
+        """An activation function, by its Hugging Face name: `relu`, `gelu`, `gelu_new`, `silu`, `sigmoid`, `tanh`, …"""
         return self._add("activation", name, x, function=function)
 
     def layer_norm(self, name: str, x: str, *, eps: float = 1e-5, bias: bool = True) -> str:
