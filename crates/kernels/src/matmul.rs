@@ -169,7 +169,7 @@ fn few_rows<S: Simd>(s: S, product: Product, rows: usize, panels: Range<usize>, 
                             if to < inner { panel * bytes + to * bytes / inner } else { (panel + width) * bytes };
                         let chunk = steps * bytes / inner;
                         let ahead = Ahead::of::<S::Panel>(rows, steps, first.wrapping_add(next), bytes, chunk);
-                        tile::block_with::<_, true>(s.panel(), rows, width, steps, left, right, out, ahead, from > 0);
+                        tile::block_asking(s.panel(), rows, width, steps, left, right, out, ahead, from > 0);
                     }
                     None => tile::block(s.panel(), rows, width, steps, left, right, out, from > 0),
                 }
@@ -206,17 +206,7 @@ fn many_rows<S: Simd>(s: S, product: Product, rows: Range<usize>, panels: Range<
                     let start = out.get().add(row * columns + panel * PANEL);
                     let out = Out { start, row: columns, panel: PANEL };
                     if w.is_f32() {
-                        tile::block_with::<_, true>(
-                            s.panel(),
-                            height,
-                            width,
-                            to - from,
-                            left,
-                            right,
-                            out,
-                            ahead,
-                            from > 0,
-                        );
+                        tile::block_asking(s.panel(), height, width, to - from, left, right, out, ahead, from > 0);
                     } else {
                         tile::block(s.panel(), height, width, to - from, left, right, out, from > 0);
                     }

@@ -118,8 +118,11 @@ struct Operands {
 
 /// `out = left × right`, or `out += left × right` when `go_on`, for `M` rows and `P` panels from some places of the operands on.
 ///
+/// `COL` is the distance between the left columns and `STEP` that between the steps of the panels where they are known beforehand, which saves a
+/// third of the instructions, and 0 where they are not. With `ASK` it asks for memory ahead.
+///
 /// Whoever makes one vouches that all elements which the strides, `M`, `P` and `inner` reach are readable, those of `out` writable.
-struct Tile<'a, const M: usize, const P: usize, const ASK: bool> {
+struct Tile<'a, const M: usize, const P: usize, const ASK: bool, const COL: usize, const STEP: usize> {
     operands: &'a Operands,
     left: *const f32,
     right: *const f32,
@@ -127,7 +130,9 @@ struct Tile<'a, const M: usize, const P: usize, const ASK: bool> {
     soon: *const f32,
 }
 
-impl<const M: usize, const P: usize, const ASK: bool> Kernel for Tile<'_, M, P, ASK> {
+impl<const M: usize, const P: usize, const ASK: bool, const COL: usize, const STEP: usize> Kernel
+    for Tile<'_, M, P, ASK, COL, STEP>
+{
     #[expect(
         clippy::needless_range_loop,
         reason = "indices over all three arrays keep the loops plain enough to unroll"
@@ -135,6 +140,8 @@ impl<const M: usize, const P: usize, const ASK: bool> Kernel for Tile<'_, M, P, 
     #[inline(always)]
     fn run<L: Lanes>(self, l: L) {
         let Tile { operands: &Operands { inner, left, right, out, ahead, go_on }, .. } = self;
+        let col = if COL == 0 { left.col } else { COL };
+        let step = if STEP == 0 { right.step } else { STEP };
         let (mut a, mut b, mut soon) = (self.left, self.right, self.soon);
         let mut sums = [[[l.splat(0.0); 2]; P]; M];
         // SAFETY: whoever made the tile vouched for every element that the strides reach.
@@ -160,8 +167,8 @@ impl<const M: usize, const P: usize, const ASK: bool> Kernel for Tile<'_, M, P, 
                             }
                         }
                     }
-                    a = a.add(left.col);
-                    b = b.add(right.step);
+                    a = a.add(col);
+                    b = b.add(step);
                 };
             }
             for _ in 0..inner / STREAMS {
@@ -218,7 +225,7 @@ pub const fn panels_at_once<L: Lanes>(rows: usize) -> usize {
 /// # Safety
 /// All elements that the strides, `rows`, `panels` and `inner` reach must be readable, those of `out` writable.
 #[expect(clippy::too_many_arguments, reason = "a product has three operands and three sizes")]
-#[inline(always)]
+#[inline(never)]
 pub unsafe fn block<L: Lanes>(
     l: L,
     rows: usize,
@@ -229,35 +236,25 @@ pub unsafe fn block<L: Lanes>(
     out: Out,
     go_on: bool,
 ) {
-    let nothing = Ahead { start: right.start, stream: 0, step: 0, lines: 0 };
+    let ahead = Ahead { start: right.start, stream: 0, step: 0, lines: 0 };
+    let operands = Operands { inner, left, right, out, ahead, go_on };
     // SAFETY: the caller vouches for the same.
-    unsafe { block_with::<L, false>(l, rows, panels, inner, left, right, out, nothing, go_on) }
-}
-
-/// Calls the tile of a height and width. Which can occur is known when this is compiled, and only those become code.
-macro_rules! one_of {
-    ($height:ident, $width:ident, $arguments:tt: $($rows:literal)*) => {
-        match ($height, $width) {
-            $(
-                ($rows, 1) if const { $rows <= tallest::<L>() } => one_of!(@ $rows, 1, $arguments),
-                ($rows, 2) if const { $rows <= tallest::<L>() && panels_at_once::<L>($rows) == 2 } => one_of!(@ $rows, 2, $arguments),
-                ($rows, 4) if const { $rows <= tallest::<L>() && panels_at_once::<L>($rows) == 4 } => one_of!(@ $rows, 4, $arguments),
-            )*
-            _ => unreachable!("a tile of {} rows and {} panels", $height, $width),
+    unsafe {
+        match (left.col, right.step) {
+            (1, PANEL) => tiles::<L, false, 1, PANEL>(l, rows, panels, &operands),
+            (1, _) => tiles::<L, false, 1, 0>(l, rows, panels, &operands),
+            _ => tiles::<L, false, 0, 0>(l, rows, panels, &operands),
         }
-    };
-    (@ $rows:literal, $panels:literal, ($l:expr, $operands:expr, $left:expr, $right:expr, $out:expr, $soon:expr)) => {
-        $l.call(Tile::<$rows, $panels, ASK> { operands: $operands, left: $left, right: $right, out: $out, soon: $soon })
-    };
+    }
 }
 
-/// [`block`], asking for memory ahead as it goes (`ASK`) or not: `ahead` is walked once, over all tiles.
+/// [`block`] for adjacent columns and steps, asking for memory ahead as it goes: `ahead` is walked once, over all tiles.
 ///
 /// # Safety
 /// As for [`block`].
 #[expect(clippy::too_many_arguments, reason = "a product has three operands and three sizes")]
 #[inline(never)]
-pub unsafe fn block_with<L: Lanes, const ASK: bool>(
+pub unsafe fn block_asking<L: Lanes>(
     l: L,
     rows: usize,
     panels: usize,
@@ -268,9 +265,52 @@ pub unsafe fn block_with<L: Lanes, const ASK: bool>(
     ahead: Ahead,
     go_on: bool,
 ) {
+    debug_assert!(left.col == 1 && right.step == PANEL, "columns and steps are adjacent");
+    let operands = Operands { inner, left, right, out, ahead, go_on };
+    // SAFETY: the caller vouches for the same.
+    unsafe { tiles::<L, true, 1, PANEL>(l, rows, panels, &operands) }
+}
+
+/// Calls the tile of a height and width. Which can occur is known when this is compiled, and only those become code.
+macro_rules! one_of {
+    ($height:ident, $width:ident, $arguments:tt: $($rows:literal)*) => {
+        match ($height, $width) {
+            $(
+                ($rows, 1) if const { $rows <= tallest::<L>() } => one_of!(@ $rows, 1, $arguments),
+                ($rows, 2) if const { is_size::<L>($rows, 2) } => one_of!(@ $rows, 2, $arguments),
+                ($rows, 4) if const { is_size::<L>($rows, 4) } => one_of!(@ $rows, 4, $arguments),
+            )*
+            _ => unreachable!("a tile of {} rows and {} panels", $height, $width),
+        }
+    };
+    (@ $rows:literal, $panels:literal, ($l:expr, $operands:expr, $left:expr, $right:expr, $out:expr, $soon:expr)) => {
+        $l.call(Tile::<$rows, $panels, ASK, COL, STEP> {
+            operands: $operands,
+            left: $left,
+            right: $right,
+            out: $out,
+            soon: $soon,
+        })
+    };
+}
+
+/// Whether tiles of so many rows take so many panels.
+const fn is_size<L: Lanes>(rows: usize, panels: usize) -> bool {
+    rows <= tallest::<L>() && panels_at_once::<L>(rows) == panels
+}
+
+/// # Safety
+/// As for [`block`].
+#[inline(always)]
+unsafe fn tiles<L: Lanes, const ASK: bool, const COL: usize, const STEP: usize>(
+    l: L,
+    rows: usize,
+    panels: usize,
+    operands: &Operands,
+) {
+    let &Operands { inner, left, right, out, ahead, .. } = operands;
     // Tiles as even as they can be: nine rows are five and four, which keeps more chains in flight than six and three.
     let tiles = rows.div_ceil(tallest::<L>());
-    let operands = Operands { inner, left, right, out, ahead, go_on };
     let (mut m, mut soon) = (0, ahead.start);
     for done in 0..tiles {
         let height = (rows - m).div_ceil(tiles - done);
@@ -282,9 +322,11 @@ pub unsafe fn block_with<L: Lanes, const ASK: bool>(
             unsafe {
                 let (a, b) = (left.start.add(m * left.row), right.start.add(p * right.panel));
                 let to = out.start.add(m * out.row + p * out.panel);
-                one_of!(height, width, (l, &operands, a, b, to, soon): 1 2 3 4 5 6 7 8 9 10 11 12);
+                one_of!(height, width, (l, operands, a, b, to, soon): 1 2 3 4 5 6 7 8 9 10 11 12);
             }
-            soon = soon.wrapping_add(inner / STREAMS * ahead.step);
+            if ASK {
+                soon = soon.wrapping_add(inner / STREAMS * ahead.step);
+            }
             p += width;
         }
         m += height;
