@@ -168,8 +168,8 @@ fn a_category_is_measured_alone() {
 
 #[test]
 fn a_real_model_must_be_what_inspection_says_and_be_there() {
-    let golden = golden::path("llama");
-    let settings = Settings { category: Some(Category::Loading), model: Some(golden.into()), ..quickly() };
+    let golden = golden::path("llama").to_string_lossy().into_owned();
+    let settings = Settings { category: Some(Category::Loading), model: Some(golden), ..quickly() };
     let found = result::run(&settings, &mut |_| {}).expect("measured");
     let said = |name: &str| {
         let row = found.results.iter().find(|row| row.name == name).unwrap_or_else(|| panic!("{name}"));

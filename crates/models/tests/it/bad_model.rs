@@ -5,6 +5,7 @@ use pellucid_engine::{Plan, RunOptions};
 use pellucid_models::{Error, LoadOptions, LoadedModel};
 use safetensors::Dtype;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 fn open(dir: &Path) -> Result<LoadedModel, Error> {
