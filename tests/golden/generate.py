@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 """Makes the golden models: tiny random models of Hugging Face architectures with everything Pellucid must reproduce.
 
-    generate.py OUT [case ...]       writes OUT/<case>/ (without names: every case)
+    generate.py OUT [case ...]       writes OUT/cases/<case>.safetensors (without names: every case)
     generate.py OUT fresh [--seed N] one case of every type with other weights and other sizes, to look beyond the committed ones
-    generate.py --check [case ...]   makes them again in a temporary directory and compares with models/
+    generate.py --check [case ...]   makes them again in a temporary directory and compares with cases/ here
     generate.py --list               names of all cases
 
 Needs Python 3.10+, torch, transformers, safetensors; no network. The cases are data in cases.py and more.py.
 
-Each OUT/<case>/ holds config.json, weights.json (from which the weights follow: see weights.py; token ids are enough, so no tokenizer)
-and reference.safetensors, all f32 from an eager forward pass of one text of T tokens; D width, H heads, V vocabulary, <i> the layer:
+A case is one file (case_file.py): its configuration, the manifest from which its weights follow (weights.py; token ids are enough, so no tokenizer)
+and its reference, all f32 from an eager forward pass of one text of T tokens; D width, H heads, V vocabulary, <i> the layer:
   ids [T] i64, logits [T,V]          the text and its logits, after scale and soft cap
   short_logits [T-3,V]               the text without its first 3 tokens, alone: the second row of a ragged batch
   greedy [8] i64                     greedy continuation by full recomputation: no special ids, no near ties (by cached generation where
@@ -24,7 +24,8 @@ and, in the cases that are told in full (cases.py):
   z.<i>, attn_out.<i>                input and output of attention's output projection
   mlp_act.<i>, mlp_out.<i>           input of the down projection (dense MLPs); output of the MLP or MoE block
   mixer_out_post.<i>, mlp_out_post.<i>  what is added to the stream, where that is all that transformers computes
-The cases of STORED keep their weight files too, for the examples in the documentation; a test compares them with what weights.json says.
+The models of STORED are written as directories too, OUT/models/<case>/, for the examples in the documentation; a test compares their weights with what
+the manifest says.
 """
 import argparse, json, math, os, re, shutil, sys, tempfile, traceback
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -34,7 +35,7 @@ from dataclasses import replace
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-import weights
+import case_file, weights
 from cases import CASES, PER_TYPE, TINY
 from fresh import FRESH, grown
 from more import MORE, MORE_PER_TYPE, MORE_TINY
@@ -86,7 +87,7 @@ DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
 def build(case, d):
-    """Writes config.json, weights.json and the weights into `d`, and loads the model from there."""
+    """Writes config.json and the weights into `d`, and loads the model from there; the model and its manifest."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(tiny_config(case), dtype=torch.float32, attn_implementation=case.attention).eval()
     transposed = {f"{n}.weight" for n, m in model.named_modules() if type(m).__name__ == "Conv1D"}  # [in, out]
@@ -102,7 +103,6 @@ def build(case, d):
         new = {line[0]: torch.from_numpy(weights.values(case.seed, line)).to(old[line[0]].dtype) for line in files[file]}
         save_file(new, os.path.join(d, file), metadata={"format": "pt"})
         state |= new
-    weights.write(os.path.join(d, "weights.json"), case.seed, files)
     again = AutoModelForCausalLM.from_pretrained(d, dtype=torch.float32, attn_implementation=case.attention).eval()
     try: again(input_ids=torch.tensor([[FIRST_ID]]), use_cache=False)
     except NotImplementedError as e:  # sinusoids of TrOCR, which transformers makes only for a new model
@@ -110,7 +110,7 @@ def build(case, d):
         again = AutoModelForCausalLM.from_config(tiny_config(case), dtype=torch.float32, attn_implementation=case.attention).eval()
         again.load_state_dict({**again.state_dict(), **state})
         again.tie_weights()
-    return again
+    return again, {"seed": case.seed, "files": files}
 
 
 # ---- what is recorded -------------------------------------------------------------------------------------------------
@@ -333,35 +333,41 @@ def legacy_config(file):
 
 
 def make(name, case, out):
-    d = os.path.join(out, name)
-    shutil.rmtree(d, ignore_errors=True)
-    for case in (replace(case, seed=case.seed + 100 * attempt) for attempt in range(6)):
-        model = build(case, d)
-        with torch.no_grad(): ref = reference(model, case)
-        if ref: break
-    else: raise ValueError("no text with a clear continuation")
-    save_file(ref, os.path.join(d, "reference.safetensors"))
-    for f in os.listdir(d):
-        if f.startswith("model") and name not in STORED: os.remove(os.path.join(d, f))
-    size = sum(os.path.getsize(os.path.join(d, f)) for f in os.listdir(d))
+    d = tempfile.mkdtemp()
+    try:
+        for case in (replace(case, seed=case.seed + 100 * attempt) for attempt in range(6)):
+            for f in os.listdir(d): os.remove(os.path.join(d, f))
+            model, manifest = build(case, d)
+            with torch.no_grad(): ref = reference(model, case)
+            if ref: break
+        else: raise ValueError("no text with a clear continuation")
+        os.makedirs(os.path.join(out, "cases"), exist_ok=True)
+        path = case_path(out, name)
+        # Gradients are made after the case, and stay until they are made again.
+        old = case_file.read(path)[2] if os.path.exists(path) else {}
+        gradients = {k: v for k, v in old.items() if k not in case_file.reference(old)}
+        case_file.write(path, json.load(open(os.path.join(d, "config.json"))), manifest, ref | gradients)
+        if name in STORED: shutil.copytree(d, os.path.join(out, "models", name), dirs_exist_ok=True)
+    finally: shutil.rmtree(d)
     points = sorted({k.split(".")[0] for k in ref} - {"ids", "logits", "short_logits", "greedy"})
-    print(f"ok   {name:28} {type(model).__name__:32} {size // 1024:4} KB  logits std {ref['logits'].std():.3f}  {' '.join(points)}", flush=True)
+    print(f"ok   {name:28} {type(model).__name__:32} {os.path.getsize(path) // 1024:4} KB  logits std {ref['logits'].std():.3f}  {' '.join(points)}", flush=True)
+
+
+def case_path(out, name): return os.path.join(out, "cases", f"{name}.safetensors")
 
 
 def differences(old, new):
-    """What differs between two directories of the same case."""
-    for f in sorted((set(os.listdir(old)) | set(os.listdir(new))) - {"gradients.safetensors"}):  # gradients.py compares its own
-        a, b = os.path.join(old, f), os.path.join(new, f)
-        if not (os.path.exists(a) and os.path.exists(b)): yield f"{f} is only in one"
-        elif f.endswith(".json"):
-            x, y = ({k: v for k, v in json.load(open(p)).items() if k != "transformers_version"} for p in (a, b))
-            if x != y: yield f"{f}: {sorted(k for k in x.keys() | y.keys() if x.get(k) != y.get(k))}"
-        else:
-            x, y = load_file(a), load_file(b)
-            if x.keys() != y.keys(): yield f"{f}: tensors {sorted(x.keys() ^ y.keys())}"
-            for k in sorted(x.keys() & y.keys()):
-                if x[k].shape != y[k].shape or x[k].dtype != y[k].dtype: yield f"{f}: {k} has another shape or type"
-                elif (worst := (x[k].double() - y[k].double()).abs().max().item()) > (2e-5 if f.startswith("reference") else 0): yield f"{f}: {k} off by {worst:.2g}"
+    """What differs between two files of the same case."""
+    if not os.path.exists(old): return (yield "it is not committed")
+    (old_config, old_weights, old), (new_config, new_weights, new) = case_file.read(old), case_file.read(new)
+    x, y = ({k: v for k, v in config.items() if k != "transformers_version"} for config in (old_config, new_config))
+    if x != y: yield f"config: {sorted(k for k in x.keys() | y.keys() if x.get(k) != y.get(k))}"
+    if old_weights != new_weights: yield "weights: another manifest"
+    x, y = case_file.reference(old), case_file.reference(new)  # gradients.py compares its own
+    if x.keys() != y.keys(): yield f"tensors {sorted(x.keys() ^ y.keys())}"
+    for k in sorted(x.keys() & y.keys()):
+        if x[k].shape != y[k].shape or x[k].dtype != y[k].dtype: yield f"{k} has another shape or type"
+        elif (worst := (x[k].double() - y[k].double()).abs().max().item()) > 2e-5: yield f"{k} off by {worst:.2g}"
 
 
 def main():
@@ -383,9 +389,8 @@ def main():
     for name in a.cases or list(known):
         try:
             make(name, known[name], a.out)
-            if a.check: failed += [f"{name}/{d}" for d in differences(os.path.join(HERE, "models", name), os.path.join(a.out, name))]
+            if a.check: failed += [f"{name}: {d}" for d in differences(case_path(HERE, name), case_path(a.out, name))]
         except Exception as e:
-            shutil.rmtree(os.path.join(a.out, name), ignore_errors=True)
             failed.append(f"{name}: {type(e).__name__}: {str(e)[:300]}"); print("BAD ", failed[-1], flush=True)
             if a.trace: traceback.print_exc()
     if a.check: shutil.rmtree(a.out)

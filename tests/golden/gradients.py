@@ -1,27 +1,25 @@
 #!/usr/bin/env python3
 """Gradients of the golden models, by torch's own reverse mode.
 
-    gradients.py OUT [case ...]      writes OUT/<case>/gradients.safetensors beside the reference (without names: one case of each type)
-    gradients.py --check [case ...]  makes them again and compares with models/
+    gradients.py [case ...]          adds them to the files of cases/ (without names: one case of each type)
+    gradients.py --check [case ...]  makes them again and compares with these
 
 The scalar is the sum of all logits of the case's text, each times a number of its own: `standard(seed, "gradient", T * V)` of weights.py.
-OUT/<case>/gradients.safetensors holds its gradient, all f32, at
+`gradient/<name>` of a case is its gradient, all f32, at
   resid_pre.0, resid_post.<i> [T,D]  the stream entering the first layer, and leaving each
   z.<i>, mlp_act.<i>, mixer_out.<i>  as in the reference, for the first layer that has them
-OUT/<case>/weight_gradients.safetensors, of some cases, holds its gradient with respect to weights, by the engine's names (WEIGHTS),
-but not where it is zero by nature (`vanishes`).
+`weight_gradient/<name>`, in some cases, is its gradient with respect to a weight, by the engine's name (WEIGHTS), but not where it is zero by nature
+(`vanishes`).
 The case of a type is its plainest: the shortest name, the first by alphabet among equals.
 """
-import json, os, shutil, sys, tempfile
-import generate, weights
+import os, shutil, sys, tempfile
+import case_file, generate, weights
 import torch
 import transformers
 from cases import CASES
 from dataclasses import replace
 from more import MORE
-from safetensors.torch import load_file, save_file
 
-MODELS = os.path.join(generate.HERE, "models")
 # Their layers also read a copy of what enters the first one: its gradient is that of the embeddings.
 COPIES_EMBEDDINGS = ("zamba", "zamba2")
 
@@ -64,9 +62,13 @@ def vanishes(weight, model):
 def plainest():
     """One case of each model type."""
     found = {}
-    for name in sorted(os.listdir(MODELS), key=lambda name: (len(name), name)):
-        found.setdefault(json.load(open(os.path.join(MODELS, name, "config.json")))["model_type"], name)
+    names = (os.path.splitext(file)[0] for file in os.listdir(os.path.join(generate.HERE, "cases")))
+    for name in sorted(names, key=lambda name: (len(name), name)):
+        found.setdefault(committed(name)[0]["model_type"], name)
     return sorted(found.values())
+
+
+def committed(name): return case_file.read(generate.case_path(generate.HERE, name))
 
 
 def watch(model):
@@ -103,12 +105,11 @@ def watch(model):
     return kept
 
 
-def gradients(name, model):
-    ids = load_file(os.path.join(MODELS, name, "reference.safetensors"))
+def gradients(name, model, seed, ids):
+    """At sites and of weights; `ids` are the tensors of the case."""
     generate.forget(model)
     kept = watch(model)
     logits = generate.logits_of(model, ids["ids"])
-    seed = json.load(open(os.path.join(MODELS, name, "weights.json")))["seed"]
     (logits * torch.from_numpy(weights.standard(seed, "gradient", logits.numel())).reshape(logits.shape)).sum().backward()
     out = {k: v.grad.reshape(len(ids["ids"]), -1) for k, v in kept.items() if v.grad is not None}
     parameters = dict(model.named_parameters())
@@ -127,28 +128,25 @@ def gradients(name, model):
 def main():
     names = [a for a in sys.argv[1:] if not a.startswith("--")]
     check = "--check" in sys.argv
-    out = MODELS if check else names.pop(0)
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error(); transformers.logging.disable_progress_bar()
     known, failed = {**CASES, **MORE}, []
     for name in names or plainest():
         d = tempfile.mkdtemp()
         try:
-            seed = json.load(open(os.path.join(MODELS, name, "weights.json")))["seed"]
-            at_sites, of_weights = gradients(name, generate.build(replace(known[name], seed=seed), d))
-            for file, found in (("gradients", at_sites), ("weight_gradients", of_weights)):
-                if not found: continue
-                file = os.path.join(out, name, f"{file}.safetensors")
-                if check:
-                    old = load_file(file)
-                    if old.keys() != found.keys(): failed.append(f"{name}: tensors {sorted(old.keys() ^ found.keys())}")
-                    for k in old.keys() & found.keys():
-                        off = ((old[k] - found[k]).norm() / old[k].norm().clamp_min(1e-30)).item()
-                        if off > 1e-4: failed.append(f"{name}: {k} off by {off:.2g}")
-                else:
-                    os.makedirs(os.path.dirname(file), exist_ok=True)
-                    save_file(found, file)
-                print(f"ok   {name:28} {' '.join(sorted(found))}", flush=True)
+            config, manifest, tensors = committed(name)
+            reference = case_file.reference(tensors)
+            model, _ = generate.build(replace(known[name], seed=manifest["seed"]), d)
+            at_sites, of_weights = gradients(name, model, manifest["seed"], reference)
+            found = {case_file.GRADIENT + k: v for k, v in at_sites.items()} | {case_file.WEIGHT_GRADIENT + k: v for k, v in of_weights.items()}
+            if check:
+                old = {k: v for k, v in tensors.items() if k not in reference}
+                if old.keys() != found.keys(): failed.append(f"{name}: tensors {sorted(old.keys() ^ found.keys())}")
+                for k in old.keys() & found.keys():
+                    off = ((old[k] - found[k]).norm() / old[k].norm().clamp_min(1e-30)).item()
+                    if off > 1e-4: failed.append(f"{name}: {k} off by {off:.2g}")
+            else: case_file.write(generate.case_path(generate.HERE, name), config, manifest, reference | found)
+            print(f"ok   {name:28} {' '.join(sorted(found))}", flush=True)
         except Exception as e:
             failed.append(f"{name}: {type(e).__name__}: {str(e)[:300]}"); print("BAD ", failed[-1], flush=True)
         shutil.rmtree(d)

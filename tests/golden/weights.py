@@ -1,6 +1,6 @@
 """The weights of the golden cases: numbers that follow from their names, so that no weights are stored.
 
-A case keeps `weights.json`, one line for each stored tensor:
+A case keeps a manifest (`weights` of its file, case_file.py), one line for each stored tensor:
 
     {"seed": 0, "files": {
     "model.safetensors": [
@@ -18,7 +18,6 @@ fixes. Element i of a tensor is `mean + deviation * x` with x about normal:
 in single precision from the division on, each step rounded by itself; F16 and BF16 are rounded from that to the nearest, ties to even.
 `crates/golden/src/weights.rs` does the same, and both assert the same numbers.
 """
-import json
 import numpy as np
 
 GAMMA = 0x9E3779B97F4A7C15
@@ -56,12 +55,6 @@ def exact(array):
     """Explicit values, each the shortest decimal number of its f32."""
     numbers = [float(str(x)) for x in array.astype(np.float32).ravel()]
     return [int(x) if x == int(x) else x for x in numbers]
-
-
-def write(path, seed, files):
-    """files: name of a weight file -> its lines."""
-    blocks = ["%s: [\n%s\n]" % (json.dumps(file), ",\n".join(json.dumps(line, separators=(",", ":")) for line in lines)) for file, lines in files.items()]
-    with open(path, "w") as f: f.write('{"seed": %d, "files": {\n%s\n}}\n' % (seed, ",\n".join(blocks)))
 
 
 # What both languages assert: seed, name, and the bits of the first elements and of element 1000.

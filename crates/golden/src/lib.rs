@@ -2,10 +2,12 @@
 //!
 //! The test crates depend on this one under the name `golden`. It is never published.
 
+mod case_file;
 pub mod models_page;
 pub mod temp_models;
 pub mod weights;
 
+pub use case_file::{CaseFile, Tensors};
 use pellucid_engine::architecture::Rope;
 use pellucid_engine::{Plan, Positions, Run, RunOptions, Site, Tap};
 use pellucid_models::{LoadOptions, LoadedModel};
@@ -19,50 +21,52 @@ pub struct Case {
     /// The model.
     pub loaded: LoadedModel,
     /// The reference tensors by name: shape and values. tests/golden/generate.py lists them.
-    pub reference: HashMap<String, (Vec<usize>, Vec<f32>)>,
+    pub reference: Tensors,
     /// The text that the reference was computed from.
     pub ids: Vec<u32>,
 }
 
-/// The directory of all golden data.
-fn root() -> PathBuf {
+/// The committed golden data.
+fn committed_data() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden")
+}
+
+/// The directory of cases and models: the committed one, or another of the same form that `PELLUCID_GOLDEN` names
+/// (tests/golden/generate.py makes them).
+fn root() -> PathBuf {
+    std::env::var_os("PELLUCID_GOLDEN").map_or_else(committed_data, PathBuf::from)
 }
 
 /// A quantized checkpoint or adapter: a directory as it would be published.
 pub fn quantized(name: &str) -> PathBuf {
-    root().join("quantised").join(name)
+    committed_data().join("quantised").join(name)
 }
 
-/// The committed cases, or others of the same form that `PELLUCID_GOLDEN` names (tests/golden/generate.py makes them).
-pub fn directory() -> PathBuf {
-    std::env::var_os("PELLUCID_GOLDEN").map_or_else(|| root().join("models"), PathBuf::from)
-}
-
-/// The model of a case: a directory as it would be published. Everything that opens one gets it from here, since the weights are not
-/// committed but follow from their names.
+/// The model of a case: a directory as it would be published. Most are made from the case's file when they are first asked for, since
+/// weights are not committed but follow from their names.
 pub fn path(name: &str) -> PathBuf {
-    weights::materialised(&directory().join(name))
+    committed(name).unwrap_or_else(|| weights::made(name))
+}
+
+/// The directory of a case that is committed as one, too, for the examples in the documentation.
+pub fn committed(name: &str) -> Option<PathBuf> {
+    Some(root().join("models").join(name)).filter(|directory| directory.is_dir())
 }
 
 /// The names of every case there is; at least one for each native family.
 pub fn names() -> Vec<String> {
-    let mut names: Vec<String> = std::fs::read_dir(directory())
-        .expect("golden models")
-        .map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned())
-        .collect();
+    let files =
+        std::fs::read_dir(case_file::directory()).expect("golden cases").map(|entry| entry.expect("an entry").path());
+    let mut names: Vec<String> =
+        files.filter_map(|file| Some(file.file_stem()?.to_string_lossy().into_owned())).collect();
     names.sort();
-    assert!(!names.is_empty(), "the golden models are missing");
+    assert!(!names.is_empty(), "the golden cases are missing");
     names
 }
 
 /// The names of one case of each model type, the plainest there is: for tests that take long.
 pub fn one_per_type() -> Vec<String> {
-    let model_type = |name: &String| {
-        let bytes = std::fs::read(directory().join(name).join("config.json")).expect("a configuration");
-        let config: serde_json::Value = serde_json::from_slice(&bytes).expect("JSON");
-        config["model_type"].as_str().expect("a type").to_owned()
-    };
+    let model_type = |name: &String| CaseFile::read(name).config["model_type"].as_str().expect("a type").to_owned();
     let mut names = names();
     names.sort_by_key(|name| (name.len(), name.clone()));
     let mut plainest: HashMap<String, String> = HashMap::new();
@@ -88,24 +92,7 @@ pub fn case(name: &str) -> Case {
 pub fn open(name: &str) -> Result<Case, String> {
     let loaded = LoadedModel::open(&path(name), &LoadOptions::default(), &mut |_| {})
         .map_err(|error| format!("{name}: {error}"))?;
-    let bytes = std::fs::read(directory().join(name).join("reference.safetensors")).expect("reference");
-    let file = safetensors::SafeTensors::deserialize(&bytes).expect("a valid reference");
-    let reference: HashMap<String, (Vec<usize>, Vec<f32>)> = file
-        .tensors()
-        .into_iter()
-        .map(|(name, tensor)| {
-            let values = match tensor.dtype() {
-                safetensors::Dtype::I64 => {
-                    tensor.data().chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap()) as f32).collect()
-                }
-                safetensors::Dtype::F32 => {
-                    tensor.data().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
-                }
-                other => panic!("{name}: {other:?}"),
-            };
-            (name, (tensor.shape().to_vec(), values))
-        })
-        .collect();
+    let reference = CaseFile::read(name).reference();
     let ids = reference["ids"].1.iter().map(|&x| x as u32).collect();
     Ok(Case { name: name.into(), loaded, reference, ids })
 }

@@ -1,5 +1,6 @@
 //! The weights of a golden case. They follow from their names: tests/golden/weights.py says how, and makes the same numbers.
 
+use crate::CaseFile;
 use half::{bf16, f16};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
@@ -7,29 +8,21 @@ use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-/// A directory with the model of a case as it would be published. Made on first use, and kept with what cargo builds.
-pub fn materialised(case: &Path) -> PathBuf {
-    if stored(case) { case.to_owned() } else { made(case) }
-}
-
-fn stored(case: &Path) -> bool {
-    case.join("model.safetensors").exists() || case.join("model.safetensors.index.json").exists()
-}
-
-/// The directory that is made from the manifest, whether or not the case has weight files of its own.
-pub fn made(case: &Path) -> PathBuf {
-    let read = |file: &str| std::fs::read(case.join(file)).unwrap_or_else(|e| panic!("{}/{file}: {e}", case.display()));
-    let (manifest, config) = (read("weights.json"), read("config.json"));
-    let key = fnv1a([include_bytes!("weights.rs").as_slice(), &manifest, &config].concat().iter().copied());
+/// The directory that is made from the file of a case, once for all tests: kept where cargo builds.
+pub fn made(name: &str) -> PathBuf {
+    let case = CaseFile::read(name);
+    let config = format!("{:#}\n", case.config);
+    let key = [include_str!("weights.rs"), &config, &case.manifest.to_string()].concat();
+    let key = fnv1a(key.bytes());
     let cache = target_directory().unwrap_or_else(std::env::temp_dir).join("tmp/golden");
     // The last part is the case's name, because results show it.
-    let there = cache.join(format!("{key:016x}")).join(case.file_name().expect("a name"));
+    let there = cache.join(format!("{key:016x}")).join(name);
     if !there.exists() {
         let parent = there.parent().expect("a parent");
         std::fs::create_dir_all(parent).expect("a directory");
         let new = tempfile::tempdir_in(parent).expect("a directory");
         std::fs::write(new.path().join("config.json"), config).expect("written");
-        write_files(&serde_json::from_slice(&manifest).expect("a manifest"), new.path());
+        write_files(&case, new.path());
         // Tests run side by side: whoever comes second finds the first one's, which is the same.
         if std::fs::rename(new.path(), &there).is_err() {
             assert!(there.exists(), "{} cannot be made", there.display());
@@ -44,9 +37,9 @@ fn target_directory() -> Option<PathBuf> {
     program.ancestors().find(|directory| directory.join("CACHEDIR.TAG").exists()).map(Path::to_owned)
 }
 
-fn write_files(manifest: &Value, to: &Path) {
-    let seed = manifest["seed"].as_u64().expect("a seed");
-    let files = manifest["files"].as_object().expect("files");
+fn write_files(case: &CaseFile, to: &Path) {
+    let seed = case.seed();
+    let files = case.manifest["files"].as_object().expect("files");
     let (mut map, mut total) = (serde_json::Map::new(), 0);
     for (file, lines) in files {
         let tensors: Vec<Tensor> = lines.as_array().expect("lines").iter().map(|line| tensor(seed, line)).collect();

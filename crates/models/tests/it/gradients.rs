@@ -1,16 +1,14 @@
 //! Gradients of one golden model of every type are those that torch computes.
 #![allow(clippy::print_stdout)] // how far off the worst is, is worth knowing when all is well, too
 
-use golden::Case;
+use golden::{Case, CaseFile};
 use pellucid_engine::plan::{Combine, Expr, Fold};
 use pellucid_engine::{Action, Array, GradOptions, Plan, Point, RunOptions, Seed, Site, Tap};
 
 /// The scalar of `tests/golden/gradients.py`: all logits, each times a number that follows from the case's seed.
 fn seed(case: &Case) -> Seed {
-    let text = std::fs::read(golden::directory().join(&case.name).join("weights.json")).expect("a list of weights");
-    let list: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
     let count = case.reference["logits"].1.len();
-    let numbers = golden::weights::standard(list["seed"].as_u64().expect("a seed"), "gradient").take(count);
+    let numbers = golden::weights::standard(CaseFile::read(&case.name).seed(), "gradient").take(count);
     Seed {
         site: Site::model(Point::Logits),
         row: 0,
@@ -28,31 +26,26 @@ fn gradients_agree_with_torch() {
     let (mut faults, mut worst, mut all) = (Vec::new(), (0.0, String::new()), Vec::new());
     for name in golden::one_per_type() {
         let case = golden::case(&name);
-        let file = golden::directory().join(&name).join("gradients.safetensors");
-        let Ok(bytes) = std::fs::read(&file) else {
+        let truth = CaseFile::read(&name).gradients();
+        if truth.is_empty() {
             faults.push(format!("{name} has no gradients"));
             continue;
-        };
-        let file = safetensors::SafeTensors::deserialize(&bytes).expect("a valid file");
-        let mut names: Vec<&str> = file.names();
-        names.sort();
+        }
         let site = |tensor: &str| {
             let (point, layer) = tensor.split_once('.').expect("a layer");
             case.site(&format!("layers.{layer}.{point}"))
         };
-        let sites: Vec<Site> = names.iter().map(|tensor| site(tensor)).collect();
+        let sites: Vec<Site> = truth.keys().map(|tensor| site(tensor)).collect();
         let ids = std::slice::from_ref(&case.ids);
         let gradients = |recompute| {
             let options = GradOptions { recompute };
             case.loaded.model.vjp(ids, &Plan::default(), &[seed(&case)], &sites, &options).expect("gradients")
         };
         let ours = gradients(false);
-        for (tensor, capture) in names.iter().zip(&ours) {
-            let bytes = file.tensor(tensor).expect("a tensor").data();
-            let truth: Vec<f32> = bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+        for ((tensor, (_, truth)), capture) in truth.iter().zip(&ours) {
             assert_eq!(capture.array.values().len(), truth.len(), "{name}: {tensor}");
             let off =
-                length(capture.array.values().iter().zip(&truth).map(|(a, b)| a - b)) / length(truth.iter().copied());
+                length(capture.array.values().iter().zip(truth).map(|(a, b)| a - b)) / length(truth.iter().copied());
             if off.is_nan() || off >= 1e-3 {
                 faults.push(format!("{name}: {tensor} is off by {off:.2e}"));
             }
@@ -98,23 +91,21 @@ fn weights_plan(case: &Case, weights: &[&str]) -> Plan {
 fn gradients_of_weights_agree_with_torch() {
     let (mut faults, mut compared) = (Vec::new(), 0);
     for name in golden::one_per_type() {
-        let file = golden::directory().join(&name).join("weight_gradients.safetensors");
-        let Ok(bytes) = std::fs::read(&file) else { continue };
+        let truth = CaseFile::read(&name).weight_gradients();
+        if truth.is_empty() {
+            continue;
+        }
         let case = golden::case(&name);
-        let file = safetensors::SafeTensors::deserialize(&bytes).expect("a valid file");
-        let names = file.names();
+        let names: Vec<&str> = truth.keys().map(String::as_str).collect();
         let plan = weights_plan(&case, &names);
         for recompute in [false, true] {
             let options = RunOptions { recompute, ..RunOptions::default() };
             let run = case.loaded.model.run(std::slice::from_ref(&case.ids), &plan, &options).expect("a run");
             assert_eq!(run.saved.len(), names.len());
-            for (weight, saved) in names.iter().zip(&run.saved) {
-                let bytes = file.tensor(weight).expect("a tensor").data();
-                let truth: Vec<f32> =
-                    bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+            for ((weight, (_, truth)), saved) in truth.iter().zip(&run.saved) {
                 let ours = saved.array.values();
                 assert_eq!(ours.len(), truth.len(), "{name}: {weight}");
-                let off = length(ours.iter().zip(&truth).map(|(a, b)| a - b)) / length(truth.iter().copied());
+                let off = length(ours.iter().zip(truth).map(|(a, b)| a - b)) / length(truth.iter().copied());
                 if off.is_nan() || off >= 1e-4 {
                     faults.push(format!("{name}: {weight} is off by {off:.2e}"));
                 }

@@ -46,10 +46,6 @@ impl<'a> Seen<'a> {
         self.site(&format!("layers.{layer}.{point}"))
     }
 
-    pub fn has(&self, name: &str) -> bool {
-        self.case.loaded.model.find(name).is_ok()
-    }
-
     fn id(&self, name: &str) -> Option<usize> {
         self.case.loaded.model.program().weights().iter().position(|spec| spec.name == name)
     }

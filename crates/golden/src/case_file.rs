@@ -1,0 +1,81 @@
+//! The file of a case: reference, gradients, configuration and the manifest of the weights in one safetensors file
+//! (tests/golden/case_file.py writes it).
+
+use crate::root;
+use safetensors::{Dtype, SafeTensors};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// Tensors by name: shape and values.
+pub type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
+
+/// Which tensors of a case, by what their names begin with.
+const GRADIENT: &str = "gradient/";
+const WEIGHT_GRADIENT: &str = "weight_gradient/";
+
+/// The file of a case.
+pub struct CaseFile {
+    bytes: Vec<u8>,
+    /// What config.json says.
+    pub config: Value,
+    /// From which the weights follow: `weights` says how.
+    pub manifest: Value,
+}
+
+/// The directory of the files.
+pub fn directory() -> PathBuf {
+    root().join("cases")
+}
+
+impl CaseFile {
+    /// Reads the file of a case.
+    pub fn read(name: &str) -> CaseFile {
+        let file = directory().join(format!("{name}.safetensors"));
+        let bytes = std::fs::read(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+        let (_, header) = SafeTensors::read_metadata(&bytes).expect("a valid case");
+        let case =
+            header.metadata().as_ref().and_then(|metadata| metadata.get("case")).expect("a case in the metadata");
+        let mut case: Value = serde_json::from_str(case).expect("JSON");
+        CaseFile { config: case["config"].take(), manifest: case["weights"].take(), bytes }
+    }
+
+    /// The seed of the weights.
+    pub fn seed(&self) -> u64 {
+        self.manifest["seed"].as_u64().expect("a seed")
+    }
+
+    /// What transformers computed: tests/golden/generate.py lists it.
+    pub fn reference(&self) -> Tensors {
+        self.tensors(|name| (!name.contains('/')).then_some(name))
+    }
+
+    /// The gradients at sites that torch computed (tests/golden/gradients.py); none of most cases.
+    pub fn gradients(&self) -> Tensors {
+        self.tensors(|name| name.strip_prefix(GRADIENT))
+    }
+
+    /// The gradients of weights that torch computed, by the engine's names; none of most cases.
+    pub fn weight_gradients(&self) -> Tensors {
+        self.tensors(|name| name.strip_prefix(WEIGHT_GRADIENT))
+    }
+
+    /// The tensors that `called` has a name for.
+    fn tensors(&self, called: impl Fn(&str) -> Option<&str>) -> Tensors {
+        let file = SafeTensors::deserialize(&self.bytes).expect("a valid case");
+        let chosen = file.iter().filter_map(|(name, tensor)| Some((called(name)?.to_owned(), tensor)));
+        let read = |(name, tensor): (String, safetensors::tensor::TensorView)| {
+            let values = match tensor.dtype() {
+                Dtype::I64 => {
+                    tensor.data().chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap()) as f32).collect()
+                }
+                Dtype::F32 => {
+                    tensor.data().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+                }
+                other => panic!("{name}: {other:?}"),
+            };
+            (name, (tensor.shape().to_vec(), values))
+        };
+        chosen.map(read).collect()
+    }
+}
