@@ -26,6 +26,8 @@ pub mod architecture;
 pub mod array;
 pub mod backend;
 pub mod branch;
+#[cfg(feature = "deferred")]
+pub mod deferred;
 mod error;
 mod exec;
 mod explain;

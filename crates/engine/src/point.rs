@@ -284,6 +284,36 @@ impl std::fmt::Display for Point {
     }
 }
 
+/// A point at a layer, or a point of the whole model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Site {
+    /// The layer; absent for points outside layers.
+    pub layer: Option<usize>,
+    /// The kind of activation.
+    pub point: Point,
+}
+
+impl Site {
+    /// A point of a layer.
+    pub fn layer(layer: usize, point: Point) -> Site {
+        Site { layer: Some(layer), point }
+    }
+
+    /// A point of the whole model.
+    pub fn model(point: Point) -> Site {
+        Site { layer: None, point }
+    }
+}
+
+impl std::fmt::Display for Site {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.layer {
+            Some(layer) => write!(f, "layers.{layer}.{}", self.point),
+            None => write!(f, "{}", self.point),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

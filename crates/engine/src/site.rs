@@ -1,39 +1,11 @@
-//! Sites: points at layers, their addresses, patterns and aliases.
+//! Sites by name: addresses, patterns and aliases, found in a program.
+
+pub use crate::point::Site;
 
 use crate::architecture::{Layer, Modules};
 use crate::error::{Error, Result};
 use crate::point::{Point, Scope};
 use crate::program::Program;
-
-/// A point at a layer, or a point of the whole model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Site {
-    /// The layer; absent for points outside layers.
-    pub layer: Option<usize>,
-    /// The kind of activation.
-    pub point: Point,
-}
-
-impl Site {
-    /// A point of a layer.
-    pub fn layer(layer: usize, point: Point) -> Site {
-        Site { layer: Some(layer), point }
-    }
-
-    /// A point of the whole model.
-    pub fn model(point: Point) -> Site {
-        Site { layer: None, point }
-    }
-}
-
-impl std::fmt::Display for Site {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.layer {
-            Some(layer) => write!(f, "layers.{layer}.{}", self.point),
-            None => write!(f, "{}", self.point),
-        }
-    }
-}
 
 /// What a pattern found: the sites that exist, and those it passed over because their layer does not have the point.
 #[derive(Clone, Debug, PartialEq)]

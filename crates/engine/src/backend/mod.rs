@@ -2,19 +2,15 @@
 //!
 //! A [`Backend`] executes one op after the other on a [`Frame`] (`frame.rs`), which holds the edges alive; every value that is put on
 //! an edge meets the taps of the jobs in the pass first (`taps/`). `cpu/` is the CPU backend. A backend with memory of its own
-//! ([`memory`](crate::memory)) keeps values, KV caches and captures there, and gets taps as data; `deferred.rs` is one for tests.
+//! ([`memory`](crate::memory)) keeps values, KV caches and captures there, and gets taps as data; `deferred.rs` beside this module is one for tests.
 
 mod arena;
 pub(crate) mod cpu;
-#[cfg(feature = "deferred")]
-mod deferred;
 mod frame;
 mod kept;
 mod taps;
 
 pub(crate) use arena::{Arena, Buffers};
-#[cfg(feature = "deferred")]
-pub use deferred::Deferred;
 pub use frame::Frame;
 pub(crate) use kept::KeptValues;
 pub use taps::{AttentionRow, Taps};

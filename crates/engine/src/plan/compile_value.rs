@@ -1,12 +1,12 @@
 //! The values of a plan, checked: what each depends on, which rows it has, what shape it takes.
 
 use super::compiled::{Entry, Lengths};
+use super::value_shape::shape;
 use super::{Expr, Map, Plan, Value, ValueId};
 use crate::error::{Error, Result};
 use crate::point::Point;
 use crate::program::{EdgeId, Layout, Op, OpKind, Program};
 use crate::site::{self, Site};
-use crate::value::shape::shape;
 use crate::weights::{WeightId, WeightSpec};
 
 /// The rows that a value has an array for.

@@ -20,6 +20,8 @@ mod shapes;
 mod tap;
 mod then;
 mod value;
+pub(crate) mod value_index;
+pub(crate) mod value_shape;
 
 pub use action::{Action, Callback, FromSite, Operand, Reduce, Selected};
 pub(crate) use action::{CompiledAction, CompiledReduce, Edit, Given, Resolved};

@@ -91,8 +91,7 @@ pub(super) fn check_written(program: &Program, entries: &[Entry], values: &Value
             }
             let shapes = values.shape(value, Some(row)).zip(selection_shape(program, entry, lengths, row));
             if let Some((shape, selection)) = shapes {
-                crate::value::shape::fits(shape, &selection)
-                    .map_err(|problem| fail(format!("row {row}: {problem}")))?;
+                super::value_shape::fits(shape, &selection).map_err(|problem| fail(format!("row {row}: {problem}")))?;
             }
         }
     }

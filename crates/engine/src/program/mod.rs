@@ -5,15 +5,15 @@
 
 mod build;
 mod op;
+mod weight;
 
 pub use build::{Network, Node};
 pub use op::{Expert, Linear, Op, OpKind, RowOf, StateDecay};
+pub use weight::{WeightId, WeightKind, WeightSpec};
 
 use crate::architecture::Architecture;
 use crate::error::Result;
-use crate::point::Point;
-use crate::site::Site;
-use crate::weights::WeightSpec;
+use crate::point::{Point, Site};
 use std::collections::BTreeMap;
 
 /// Index of an edge in its program.

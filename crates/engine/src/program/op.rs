@@ -5,7 +5,7 @@
 
 use super::EdgeId;
 use crate::architecture::{Activation, Alibi, Norm, Routing, Temperature};
-use crate::weights::WeightId;
+use crate::program::WeightId;
 use pellucid_kernels::attention::AttentionShape;
 use pellucid_kernels::recurrence::RecurrenceShape;
 

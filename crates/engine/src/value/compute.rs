@@ -1,8 +1,8 @@
 //! What expressions compute, on whole arrays.
 
-use super::index::Selection;
-use super::shape::{axis_of, shape};
 use crate::array::Array;
+use crate::plan::value_index::Selection;
+use crate::plan::value_shape::{self, axis_of, shape};
 use crate::plan::{self, Combine, Expr, Fold, Map};
 use ndarray::{ArrayD, ArrayViewD, Axis, IxDyn, Zip};
 use pellucid_kernels::activation::activate;
@@ -152,7 +152,7 @@ fn as_matrices(array: &Array, row: bool) -> ArrayD<f32> {
 }
 
 fn broadcast_front(a: &[usize], b: &[usize]) -> Vec<usize> {
-    super::shape::broadcast(&a[..a.len() - 2], &b[..b.len() - 2]).unwrap_or_default()
+    value_shape::broadcast(&a[..a.len() - 2], &b[..b.len() - 2]).unwrap_or_default()
 }
 
 /// All matrices of an array, one after the other.

@@ -1,9 +1,9 @@
 //! Derivatives of expressions: what a gradient of the result means for each input.
 
 use super::compute::{array, largest, matmul, owned, spread, taken, view};
-use super::index::Selection;
-use super::shape::axis_of;
 use crate::array::Array;
+use crate::plan::value_index::Selection;
+use crate::plan::value_shape::{self, axis_of};
 use crate::plan::{self, Combine, Expr, Fold, Map};
 use ndarray::{ArrayD, Axis, IxDyn, Zip};
 use pellucid_kernels::activation::activate_backward;
@@ -160,7 +160,7 @@ fn product(a: &Array, b: &Array, back: &Array) -> Vec<Option<Array>> {
     };
     let joint = |a: &Array, b: &Array| {
         let (x, y) = (a.shape(), b.shape());
-        let front = super::shape::broadcast(&x[..x.len() - 2], &y[..y.len() - 2]).unwrap_or_default();
+        let front = value_shape::broadcast(&x[..x.len() - 2], &y[..y.len() - 2]).unwrap_or_default();
         [&front[..], &[x[x.len() - 2], y[y.len() - 1]]].concat()
     };
     let times = |a: &Array, b: &Array| matmul(a, b, joint(a, b));

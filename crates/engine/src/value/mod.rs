@@ -1,13 +1,11 @@
 //! Values at work: the expressions of a plan, evaluated when they are needed.
 //!
-//! `shape.rs` gives the shape of an expression, `compute.rs` its value, `derive.rs` its derivatives; `store.rs` keeps what taps have
-//! read and evaluates the rest on demand, `back.rs` takes gradients the other way.
+//! `compute.rs` gives the value of an expression, `derive.rs` its derivatives; `store.rs` keeps what taps have read and evaluates the
+//! rest on demand, `back.rs` takes gradients the other way.
 
 mod back;
 mod compute;
 mod derive;
-mod index;
-pub(crate) mod shape;
 mod store;
 
 pub(crate) use back::Back;

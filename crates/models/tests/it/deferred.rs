@@ -2,7 +2,7 @@
 
 use crate::test_plans::{add, at, bits, call, capture, direction, from, plan, set};
 use golden::Case;
-use pellucid_engine::backend::Deferred;
+use pellucid_engine::deferred::Deferred;
 use pellucid_engine::plan::{Combine, Expr};
 use pellucid_engine::program::OpKind;
 use pellucid_engine::{

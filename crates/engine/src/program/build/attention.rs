@@ -3,8 +3,8 @@
 use super::Builder;
 use crate::architecture::{Attention, AttentionExperts, DynamicMask, ExpertWeights, Latent, NormSpan, Routing, Scores};
 use crate::point::Point;
+use crate::program::WeightKind;
 use crate::program::{EdgeId, Layout, OpKind};
-use crate::weights::WeightKind;
 use pellucid_kernels::attention::{AttentionShape, CausalMask};
 
 /// Queries, keys and values as attention multiplies them.

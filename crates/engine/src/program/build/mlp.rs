@@ -3,8 +3,8 @@
 use super::Builder;
 use crate::architecture::{Activation, Dense, Experts, Mlp};
 use crate::point::Point;
+use crate::program::WeightKind;
 use crate::program::{EdgeId, Expert, Layout, OpKind};
-use crate::weights::WeightKind;
 
 impl Builder {
     pub(super) fn mlp(&mut self, width: usize, mlp: &Mlp, x: EdgeId) -> EdgeId {

@@ -12,8 +12,8 @@ use super::{Domain, Edge, EdgeId, Layout, Linear, Op, OpKind, Program, RowOf};
 use crate::architecture::{AbsolutePositions, Activation, Architecture, Gain, Layer, Mlp, Norm, SharedBlock, Skip};
 use crate::error::Result;
 use crate::point::Point;
-use crate::site::Site;
-use crate::weights::{WeightId, WeightKind, WeightSpec};
+use crate::point::Site;
+use crate::program::{WeightId, WeightKind, WeightSpec};
 use std::collections::BTreeMap;
 
 /// The points of a norm: what it divides by, its value before the gain, its output.

@@ -3,10 +3,10 @@
 use super::{Builder, finish};
 use crate::architecture::{Activation, Architecture, Embedding, Gain, Head, Modules, Norm, NormKind};
 use crate::error::{Error, Result};
+use crate::point::Site;
 use crate::point::{Point, Scope};
 use crate::program::{EdgeId, Layout, OpKind, Program, RowOf};
-use crate::site::Site;
-use crate::weights::{WeightId, WeightKind};
+use crate::program::{WeightId, WeightKind};
 use pellucid_kernels::attention::{AttentionShape, CausalMask};
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, OnceLock};

@@ -3,8 +3,8 @@
 use super::Builder;
 use crate::architecture::{Activation, Decay, DeltaRule, LinearAttention, Lru, Mamba, Mamba2, Recurrence, ShortConv};
 use crate::point::Point;
+use crate::program::WeightKind;
 use crate::program::{EdgeId, Layout, Linear, OpKind, StateDecay};
-use crate::weights::WeightKind;
 use pellucid_kernels::recurrence::RecurrenceShape;
 
 impl Builder {

@@ -3,8 +3,8 @@
 //! It proves that [`Backend`] and [`DeviceMemory`] suffice for a device. Its arithmetic is the CPU's, so its results have the same bits.
 //! Ops that a tap looks into fall back to the CPU, and so do the kinds that [`Deferred::lacking`] names.
 
-use super::cpu::Cpu;
-use super::{Arena, Backend, Buffers, Frame, Taps};
+use crate::backend::cpu::Cpu;
+use crate::backend::{Arena, Backend, Buffers, Frame, Taps};
 use crate::error::Result;
 use crate::job::{Pass, RowState};
 use crate::memory::{DeviceMemory, DeviceRow, DeviceValue, Selection, TapEdit, TapWork, Written};

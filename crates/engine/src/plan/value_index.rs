@@ -1,6 +1,6 @@
 //! Which numbers an index picks.
 
-use crate::plan::Pick;
+use super::Pick;
 
 /// The picked numbers of an array: runs of neighbours, and the shape that they make.
 pub(crate) struct Selection {

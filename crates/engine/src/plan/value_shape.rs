@@ -1,7 +1,7 @@
 //! The shape of a value, known before anything runs.
 
-use super::index::Selection;
-use crate::plan::{Across, Expr};
+use super::value_index::Selection;
+use super::{Across, Expr};
 
 /// A shape, or why there is none.
 pub(crate) type Shape = Result<Vec<usize>, String>;
