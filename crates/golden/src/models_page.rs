@@ -1,9 +1,9 @@
 //! The generated part of docs/models.md: every model type with its golden cases, measured error and refused sites.
 //!
-//! `cargo run -p pellucid-models --example models_page` writes it, the test of the documentation compares it. It knows no family
-//! and no point by name: a new golden directory, family, point or reason appears by itself.
+//! The example `models_page` of `pellucid-models` writes it for `cargo xtask check --fix`; `cargo xtask check` and a test compare it. It knows no
+//! family and no point by name: a new golden case, family, point or reason appears by itself.
 
-use crate::{Case, all, difference};
+use crate::{Case, CaseFile, all, difference};
 use pellucid_engine::Point;
 use pellucid_engine::point::Scope;
 use pellucid_models::families;
@@ -12,20 +12,17 @@ use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-/// The command that writes the page.
-pub const COMMAND: &str = "cargo run -p pellucid-models --example models_page";
-const BEGIN: &str = "<!-- generated: begin (cargo run -p pellucid-models --example models_page) -->\n";
+const BEGIN: &str = "<!-- generated: begin (cargo xtask check --fix) -->\n";
 const END: &str = "<!-- generated: end -->\n";
 
 /// What is known of a model type.
 pub struct Row {
-    /// Its name in `config.json`.
-    pub model_type: &'static str,
+    model_type: &'static str,
     /// The classes of transformers that its golden cases are of.
     classes: Vec<String>,
     cases: usize,
     /// The largest difference from transformers in the logits and in any layer's `resid_post`; none without a reference.
-    pub error: Option<f32>,
+    error: Option<f32>,
     /// Which points its golden cases lack.
     lacks: Vec<(Point, Lack)>,
 }
@@ -46,7 +43,7 @@ pub fn path() -> PathBuf {
 /// Runs every golden case: a row for each native type.
 pub fn measure() -> Vec<Row> {
     let with_config = |case: Case| {
-        let config = config_of(&case.name);
+        let config = CaseFile::read(&case.name).config;
         (case, config)
     };
     let cases: Vec<(Case, Value)> = all().into_iter().map(with_config).collect();
@@ -62,11 +59,6 @@ pub fn measure() -> Vec<Row> {
         }
     };
     families::native().map(row).collect()
-}
-
-fn config_of(case: &str) -> Value {
-    let bytes = std::fs::read(crate::path(case).join("config.json")).expect("a configuration");
-    serde_json::from_slice(&bytes).expect("JSON")
 }
 
 fn error(case: &Case) -> Option<f32> {
@@ -98,7 +90,7 @@ fn lack(cases: &[&(Case, Value)], point: Point) -> Option<Lack> {
 
 /// The bound that is printed for a measured error. Other processors round otherwise: AVX2 and portable code have been seen to differ by a factor of
 /// 2.6 here. So it is four times as much, up to one digit, and no more than the parity tests allow.
-pub fn bound(error: f32) -> String {
+fn bound(error: f32) -> String {
     const ALLOWED: f64 = 1e-4;
     // Below this, what one processor rounds to nothing another may not.
     let error = f64::from(error).max(1e-7);
@@ -108,8 +100,45 @@ pub fn bound(error: f32) -> String {
     if digit < 10.0 { format!("{digit}e{exponent}") } else { format!("1e{}", exponent + 1.0) }
 }
 
+/// What is wrong with a page, in words. Rounding differs between processors, so a bound need only hold, and not be ten times too wide;
+/// everything else is exact.
+pub fn problems(page: &str, rows: &[Row]) -> Vec<String> {
+    let Some(stated) = part(page) else { return vec!["the two comments around the generated part are lost".into()] };
+    let fresh = render(rows, |row| stated_bound(stated, row.model_type).unwrap_or("none").to_owned());
+    let mut problems: Vec<String> = rows.iter().filter_map(|row| problem_of_bound(stated, row)).collect();
+    if let Some((new, old)) = fresh.lines().zip(stated.lines()).find(|(new, old)| new != old) {
+        problems.push(format!("out of date: {old:?} should be {new:?}"));
+    } else if fresh != stated {
+        problems.push("out of date: its end is missing, or there is more than there should be".into());
+    }
+    problems
+}
+
+/// The page made new. A bound that holds stays, whatever this processor measures.
+pub fn renewed(page: &str, rows: &[Row]) -> Option<String> {
+    let stated = part(page)?;
+    let bound_of = |row: &Row| match stated_bound(stated, row.model_type) {
+        Some(bound) if problem_of_bound(stated, row).is_none() => bound.to_owned(),
+        _ => row.error.map_or_else(|| "not measured".into(), bound),
+    };
+    replaced(page, &render(rows, bound_of))
+}
+
+fn problem_of_bound(stated: &str, row: &Row) -> Option<String> {
+    let (model_type, bound_of) = (row.model_type, stated_bound(stated, row.model_type).unwrap_or("none"));
+    let Some(error) = row.error else { return Some(format!("{model_type}: no reference")) };
+    let fitting = bound(error);
+    match bound_of.parse::<f32>() {
+        Ok(stated) if error <= stated => {
+            let slack = stated / fitting.parse::<f32>().expect("a number");
+            (slack >= 10.0).then(|| format!("{model_type}: {bound_of} could be {fitting}"))
+        }
+        _ => Some(format!("{model_type}: off by {error:e}, not within {bound_of}")),
+    }
+}
+
 /// The part, with the bound that `bound_of` gives for each row.
-pub fn render(rows: &[Row], bound_of: impl Fn(&Row) -> String) -> String {
+fn render(rows: &[Row], bound_of: impl Fn(&Row) -> String) -> String {
     let reasons = reasons(rows);
     let mut text = String::from(
         "| model type | class in transformers | status | golden cases | error at most | sites refused |\n\
@@ -179,19 +208,19 @@ fn refused(row: &Row, reasons: &[&str]) -> String {
 }
 
 /// The generated part of a page.
-pub fn part(page: &str) -> Option<&str> {
+fn part(page: &str) -> Option<&str> {
     let start = page.find(BEGIN)? + BEGIN.len();
     Some(&page[start..start + page[start..].find(END)?])
 }
 
 /// The page with another generated part.
-pub fn replaced(page: &str, new: &str) -> Option<String> {
+fn replaced(page: &str, new: &str) -> Option<String> {
     let old = part(page)?;
     Some(page.replacen(&format!("{BEGIN}{old}{END}"), &format!("{BEGIN}{new}{END}"), 1))
 }
 
 /// The bound that a part states for a model type.
-pub fn stated_bound<'a>(part: &'a str, model_type: &str) -> Option<&'a str> {
+fn stated_bound<'a>(part: &'a str, model_type: &str) -> Option<&'a str> {
     let line = part.lines().find(|line| line.starts_with(&format!("| `{model_type}` |")))?;
     line.split('|').nth(5).map(str::trim)
 }

@@ -1,7 +1,7 @@
 //! One decode step and one prompt of the built-in model, to be counted by callgrind: without a plan, with a plan that touches nothing, and
 //! with every layer's stream captured; then prompts of several lengths with more and more layers captured.
 //!
-//!     valgrind --tool=callgrind --dump-before=one_step_mark target/release/examples/one_step
+//!     valgrind --tool=callgrind --dump-before=one_step_mark target/release/one_step
 //!
 //! Callgrind writes what was executed since the last mark each time it comes to one. The program prints what lay between them, in order;
 //! `.ci/instructions` puts both together and compares them with what was counted before.
