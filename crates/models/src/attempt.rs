@@ -90,20 +90,6 @@ impl fmt::Display for Attempt {
     }
 }
 
-impl Attempt {
-    /// An attempt with its outcome and reason.
-    pub(crate) fn new(strategy: Strategy, outcome: Outcome, reason: impl Into<String>) -> Attempt {
-        Attempt { strategy, outcome, reason: reason.into() }
-    }
-}
-
-/// Marks the attempt that was taken as failed, when loading the weights ended with `reason`.
-pub(crate) fn fail_taken(attempts: &mut [Attempt], reason: &str) {
-    for attempt in attempts.iter_mut().filter(|attempt| attempt.outcome == Outcome::Taken) {
-        (attempt.outcome, attempt.reason) = (Outcome::Failed, reason.to_owned());
-    }
-}
-
 /// The attempts as the end of an error's message, up to the first that failed. One that failed with the error itself does not repeat it.
 pub(crate) fn list(error: &str, attempts: &[Attempt]) -> String {
     let failed = attempts.iter().position(|attempt| attempt.outcome == Outcome::Failed);

@@ -78,16 +78,6 @@ impl Error {
         Error::Usage { problem: problem.into(), remedy: remedy.into() }
     }
 
-    /// An [`Error::Load`] of a model whose family was selected: the attempt that was taken failed with `error`. The built-in model has no
-    /// attempts, and its errors stay as they are.
-    pub(crate) fn load(error: Error, mut attempts: Vec<Attempt>) -> Error {
-        if attempts.is_empty() {
-            return error;
-        }
-        attempt::fail_taken(&mut attempts, &error.to_string());
-        Error::Load { error: Box::new(error), attempts }
-    }
-
     /// What the user can do about it, where there is more to say than the message.
     pub fn remedy(&self) -> Option<&str> {
         match self {
@@ -97,6 +87,14 @@ impl Error {
             }
             Error::Load { error, .. } => error.remedy(),
             Error::Engine(error) => error.remedy(),
+        }
+    }
+
+    /// [`cause`](Self::cause), by value.
+    pub(crate) fn into_cause(self) -> Error {
+        match self {
+            Error::Load { error, .. } => error.into_cause(),
+            error => error,
         }
     }
 

@@ -54,7 +54,7 @@ impl LoadedModel {
     pub fn load(path: Option<&Path>, options: &LoadOptions, progress: &mut dyn FnMut(f32)) -> Result<LoadedModel> {
         // A family that cannot run is refused before gigabytes are looked at.
         let selected = select_family(path, options.assume.as_deref())?;
-        load_selected(&selected, options, progress).map_err(|error| Error::load(error, selected.attempts))
+        load_selected(&selected, options, progress).map_err(|error| selected.failure(error))
     }
 
     /// Tokens of a text, with what the tokenizer adds around it.
@@ -177,7 +177,8 @@ fn eos_of(config: &Config) -> Vec<u32> {
 /// The program of a directory, GGUF file or (where absent) the built-in model, from its configuration alone, with what to warn of.
 /// Only for a model whose own type is not native are the headers of its tensors read, too: see [`LoadOptions::assume`].
 pub fn program_of(path: Option<&Path>, assume: Option<&str>) -> Result<(Program, Vec<String>)> {
-    let selected = select_family(path, assume)?;
+    // Nothing is loaded, so an error does not list the ways to load it.
+    let selected = select_family(path, assume).map_err(Error::into_cause)?;
     Ok((Program::new(selected.family.architecture)?, selected.warnings))
 }
 

@@ -32,7 +32,7 @@ pub(super) fn inspect(dir: &Path, assume: Option<&str>) -> Report {
     model_card::read(&listing, &mut report);
     report.modalities.omni = peek.as_ref().is_some_and(category::is_omni);
     match (report.category, config) {
-        (Category::Adapter, _) => kinds::adapter(&listing, &mut report),
+        (Category::Adapter, _) => kinds::adapter(&listing, assume, &mut report),
         (Category::Sae, _) => kinds::sae(&listing, &mut report),
         (Category::Diffusers, config) => kinds::diffusers(&listing, config.as_deref(), &mut report),
         (Category::Unknown, config) => unknown(&listing, config.as_ref(), assume, &mut report),

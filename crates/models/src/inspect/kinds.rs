@@ -27,7 +27,7 @@ pub struct Component {
 }
 
 /// Small weights beside a base model.
-pub(super) fn adapter(listing: &Listing, report: &mut Report) {
+pub(super) fn adapter(listing: &Listing, assume: Option<&str>, report: &mut Report) {
     report.support = Support::InspectOnly;
     let mut base = None;
     match listing.json("adapter_config.json") {
@@ -41,9 +41,11 @@ pub(super) fn adapter(listing: &Listing, report: &mut Report) {
         Err(error) => report.refuse_for(&error),
     }
     let lora = report.model_type.as_deref().is_some_and(|kind| kind.eq_ignore_ascii_case("lora"));
-    match fitting_base(&listing.dir) {
+    match fitting_base(&listing.dir, assume) {
         // Given as a model, it is merged into its base.
-        Ok(found) if super::inspect(&found).is_ok_and(|report| report.runs()) => report.support = Support::Native,
+        Ok(found) if super::inspect_as(&found, assume).is_ok_and(|report| report.runs()) => {
+            report.support = Support::Native;
+        }
         Ok(found) => report.refuse(
             format!("its base model ({}) does not run", found.display()),
             format!("`pellucid inspect {}` says why", found.display()),
@@ -69,8 +71,8 @@ pub(super) fn adapter(listing: &Listing, report: &mut Report) {
 }
 
 /// The base model of an adapter, if the adapter fits it.
-fn fitting_base(dir: &Path) -> Result<PathBuf> {
-    let selected = select_family(Some(dir), None)?;
+fn fitting_base(dir: &Path, assume: Option<&str>) -> Result<PathBuf> {
+    let selected = select_family(Some(dir), assume)?;
     selected.check_adapter()?;
     Ok(selected.source.origin().to_path_buf())
 }

@@ -16,7 +16,7 @@ pub use fit::{Alternative, Suggestion};
 pub(crate) use fit::{Fit, describe, find_fit, find_fit_as};
 
 use crate::adapter::{self, Adapter};
-use crate::attempt::{self, Attempt, Outcome, Strategy};
+use crate::attempt::{Attempt, Outcome, Strategy};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::families::{self, Family};
@@ -41,6 +41,7 @@ pub struct SelectedFamily {
     pub warnings: Vec<String>,
     /// Each strategy, in order, and what became of it. The built-in model has none.
     pub attempts: Vec<Attempt>,
+    route: Route,
 }
 
 /// Selects the family of a directory, GGUF file, adapter or (where `path` is absent) the built-in model, from its configuration.
@@ -51,33 +52,28 @@ pub struct SelectedFamily {
 /// [`Error::Load`]: why no family reads the model, and what became of each strategy.
 pub fn select_family(path: Option<&Path>, assume: Option<&str>) -> Result<SelectedFamily> {
     let mut route = Route::of_path(path);
-    match select(path, assume, &mut route) {
-        Ok(selected) => {
-            let attempts = route.attempts(path, Ok(format!("`{}`", selected.family.architecture.family)));
-            Ok(SelectedFamily { attempts, ..selected })
-        }
-        Err(error) => {
-            let attempts = route.attempts(path, Err(error.to_string()));
-            Err(Error::load(error, attempts))
-        }
+    match select(assume, &mut route) {
+        Ok((source, config, family, warnings)) => Ok(SelectedFamily {
+            adapter: path.filter(|path| adapter::is_adapter(path)).map(Path::to_path_buf),
+            strategy: route.strategy.unwrap_or(Strategy::Native),
+            attempts: route.attempts(Ok(format!("`{}`", family.architecture.family))),
+            source,
+            config,
+            family,
+            warnings,
+            route,
+        }),
+        Err(error) => Err(route.failure(error)),
     }
 }
 
-/// [`select_family`] without the attempts; what it learns about the path goes into `route`, also where it fails.
-fn select(path: Option<&Path>, assume: Option<&str>, route: &mut Route) -> Result<SelectedFamily> {
-    let source = ModelSource::open(path)?;
+/// Opens the path of `route` and reads its configuration. What that tells goes into `route`, also where no family reads it.
+fn select(assume: Option<&str>, route: &mut Route) -> Result<(ModelSource, Config, Family, Vec<String>)> {
+    let source = ModelSource::open(route.path.as_deref())?;
     let config = source.config()?;
     route.read_type(config.model_type().ok(), assume);
     let (family, warnings) = read_family(&config, assume, &source)?;
-    Ok(SelectedFamily {
-        adapter: path.filter(|path| adapter::is_adapter(path)).map(Path::to_path_buf),
-        strategy: route.strategy.unwrap_or(Strategy::Native),
-        source,
-        config,
-        family,
-        warnings,
-        attempts: Vec::new(),
-    })
+    Ok((source, config, family, warnings))
 }
 
 /// Reads a configuration by the family that its type, or the caller's assumption, leads to; with what to warn of.
@@ -151,23 +147,23 @@ pub fn strategies(path: &Path, options: &LoadOptions) -> Vec<Attempt> {
         Err(Error::Load { attempts, .. }) => return attempts,
         Err(_) => return Vec::new(),
     };
-    let mut attempts = selected.attempts.clone();
-    let taken = attempts.iter_mut().find(|attempt| attempt.outcome == Outcome::Taken);
-    match (selected.find_weights(&options.adapters), taken) {
-        (Ok(_), Some(taken)) if selected.adapter.is_some() => {
-            taken.reason = format!("it fits its base model, {}", selected.source.origin().display());
+    let found = selected.find_weights(&options.adapters);
+    selected.route.attempts(match (found, &selected.adapter) {
+        (Ok(_), Some(_)) => Ok(format!("it fits its base model, {}", selected.source.origin().display())),
+        (Ok(repairs), None) => {
+            let whole = format!("`{}`, and every weight is there", selected.family.architecture.family);
+            Ok(repairs.iter().fold(whole, |text, repair| format!("{text}; {repair}")))
         }
-        (Ok(repairs), Some(taken)) => {
-            taken.reason += ", and every weight is there";
-            repairs.iter().for_each(|repair| taken.reason += &format!("; {repair}"));
-        }
-        (Err(error), _) => attempt::fail_taken(&mut attempts, &error.to_string()),
-        (Ok(_), None) => {}
-    }
-    attempts
+        (Err(error), _) => Err(error.to_string()),
+    })
 }
 
 impl SelectedFamily {
+    /// The error of a load that failed after the family was selected, with what became of each strategy.
+    pub(crate) fn failure(&self, error: Error) -> Error {
+        self.route.failure(error)
+    }
+
     /// The adapters to merge into the weights: the path itself where it is one, then those that the caller names.
     pub fn adapters(&self, more: &[PathBuf]) -> Vec<PathBuf> {
         self.adapter.iter().chain(more).cloned().collect()
@@ -190,10 +186,13 @@ impl SelectedFamily {
 
 /// What is known about a path on the way to its family: enough to say why each strategy was taken or passed over.
 struct Route {
+    path: Option<PathBuf>,
     /// The strategy that applies to the path, whether it succeeds or not.
     strategy: Option<Strategy>,
     /// What the configuration says about its type; `None` until it has been read.
     own_type: Option<Option<String>>,
+    /// Whether the caller names a family.
+    assumes: bool,
 }
 
 impl Route {
@@ -204,34 +203,46 @@ impl Route {
             Some(path) if !path.join("config.json").is_file() => None,
             _ => Some(Strategy::Native),
         };
-        Route { strategy, own_type: None }
+        Route { path: path.map(Path::to_path_buf), strategy, own_type: None, assumes: false }
     }
 
     /// A directory's strategy follows from the type that its configuration names.
     fn read_type(&mut self, own: Option<&str>, assume: Option<&str>) {
-        self.own_type = Some(own.map(str::to_owned));
+        (self.own_type, self.assumes) = (Some(own.map(str::to_owned)), assume.is_some());
         if self.strategy == Some(Strategy::Native) {
             self.strategy = family_of_type(own, assume).map(|(strategy, _)| strategy);
         }
     }
 
+    /// Whether a strategy applies to the path. Of a mapped type only that family can be assumed, with the same result.
+    fn applies(&self, strategy: Strategy) -> bool {
+        let assumes_mapped = self.strategy == Some(Strategy::Mapped) && self.assumes;
+        self.strategy == Some(strategy) || (strategy == Strategy::Assumed && assumes_mapped)
+    }
+
     /// Each strategy and what became of it; `result` is that of the one that applies: a reason, or an error.
-    fn attempts(&self, path: Option<&Path>, result: std::result::Result<String, String>) -> Vec<Attempt> {
-        let Some(path) = path else { return Vec::new() };
+    fn attempts(&self, result: std::result::Result<String, String>) -> Vec<Attempt> {
+        let Some(path) = &self.path else { return Vec::new() };
         let mut taken = false;
-        let mut attempts = Vec::with_capacity(Strategy::ALL.len());
-        for strategy in Strategy::ALL {
-            attempts.push(match &result {
-                _ if taken => Attempt::new(strategy, Outcome::NotNeeded, "an earlier one loads the model"),
-                _ if self.strategy != Some(strategy) => {
-                    Attempt::new(strategy, Outcome::Passed, self.why_passed(strategy, path))
-                }
-                Ok(reason) => Attempt::new(strategy, Outcome::Taken, reason),
-                Err(error) => Attempt::new(strategy, Outcome::Failed, error),
-            });
-            taken |= attempts.last().is_some_and(|attempt| attempt.outcome == Outcome::Taken);
+        let attempt = |strategy: Strategy| {
+            let (outcome, reason) = match &result {
+                _ if taken => (Outcome::NotNeeded, "an earlier one loads the model".to_owned()),
+                _ if !self.applies(strategy) => (Outcome::Passed, self.why_passed(strategy, path)),
+                Ok(reason) => (Outcome::Taken, reason.clone()),
+                Err(error) => (Outcome::Failed, error.clone()),
+            };
+            taken |= outcome == Outcome::Taken;
+            Attempt { strategy, outcome, reason }
+        };
+        Strategy::ALL.into_iter().map(attempt).collect()
+    }
+
+    /// An error with the attempts that led to it. The built-in model has none.
+    fn failure(&self, error: Error) -> Error {
+        match self.path {
+            Some(_) => Error::Load { attempts: self.attempts(Err(error.to_string())), error: Box::new(error) },
+            None => error,
         }
-        attempts
     }
 
     /// Why a strategy does not apply to the path.
@@ -257,7 +268,6 @@ impl Route {
             (Strategy::Native, Some(None)) => "config.json does not say its type",
             _ if self.strategy == Some(Strategy::Native) => "the type is native",
             (Strategy::Mapped, _) => "the type is mapped to no family",
-            _ if self.strategy == Some(Strategy::Mapped) => "the type is mapped to a family",
             _ => "no family was named (--assume)",
         };
         reason.to_owned()
