@@ -250,7 +250,7 @@ fn distinct(answers: impl Iterator<Item = String>) -> String {
     format!("{count} times: {}", all.join(" and "))
 }
 
-/// The files of the model that [`DOWNLOAD`] expects on its hub.
+/// The files of the model that the download benchmark expects on its hub.
 pub fn hub_files() -> Vec<(String, Vec<u8>)> {
     let files: [(&str, &[u8]); 3] =
         [("config.json", builtin::CONFIG), ("tokenizer.json", builtin::TOKENIZER), ("model.safetensors", b"{}")];
