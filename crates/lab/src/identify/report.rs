@@ -19,7 +19,9 @@ pub fn markdown(run: &Run) -> String {
     }
     page += "\n## Performance Gates\n\n";
     page += &table(["Gate", "Limit", "Nearest Benchmark", "Measured", "Verdict"], run.gates.iter().map(gate));
-    page += &memory(&run.results);
+    if run.summary.categories.contains(&Category::Memory) {
+        page += &memory(&run.results);
+    }
     page += "\n## Results\n";
     for (number, (category, _, title)) in Category::ALL.iter().enumerate() {
         let mut rows = run.results.iter().filter(|row| row.category == *category).peekable();
