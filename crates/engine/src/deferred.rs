@@ -18,6 +18,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// Floats that are there when everything before has been executed.
 type Slot = Arc<Mutex<Option<Vec<f32>>>>;
 type Task = Box<dyn FnOnce() + Send>;
+/// From the selected floats of a token to what a tap takes of them.
+type Reduce = Box<dyn Fn(&[f32]) -> Vec<f32> + Send>;
 
 /// Work that is recorded and not executed yet.
 #[derive(Default)]
@@ -201,7 +203,7 @@ impl DeviceMemory for Deferred {
         let lines = move |values: &[f32]| -> Vec<Vec<f32>> {
             tokens.iter().map(|&token| gather(&values[token * width..][..width])).collect()
         };
-        let reduce: Box<dyn Fn(&[f32]) -> Vec<f32> + Send> = match work {
+        let reduce: Reduce = match work {
             TapWork::Gather => Box::new(|line| line.to_vec()),
             TapWork::Norm => Box::new(|line| vec![dot(line, line).sqrt()]),
             TapWork::Dot(vector) => {

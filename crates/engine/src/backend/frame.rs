@@ -241,8 +241,8 @@ impl<'a> Frame<'a> {
         let width = self.program.edge(to).width;
         let picks = self.pass.picks(self.program.edge(from).domain, self.program.edge(to).domain);
         let tokens: Vec<usize> = picks.collect();
-        let columns = [0..width];
-        let selection = Selection { width, tokens: &tokens, columns: &columns };
+        let columns = 0..width;
+        let selection = Selection { width, tokens: &tokens, columns: std::slice::from_ref(&columns) };
         match memory.tap(value, &selection, &TapWork::Gather) {
             Some(copy) => self.put_device(to, copy, taps),
             None => Ok(()),

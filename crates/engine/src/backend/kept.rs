@@ -88,8 +88,8 @@ impl KeptValues {
     ) -> Value {
         if let (Some(Value::Device(value)), Some(memory)) = (&self.values[edge], memory) {
             let tokens: Vec<usize> = tokens.collect();
-            let columns = [0..width];
-            let selection = Selection { width, tokens: &tokens, columns: &columns };
+            let columns = 0..width;
+            let selection = Selection { width, tokens: &tokens, columns: std::slice::from_ref(&columns) };
             let copy = memory.tap(value, &selection, &TapWork::Gather);
             return copy.map_or_else(|| Value::Host(Vec::new()), Value::Device);
         }

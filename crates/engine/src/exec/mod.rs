@@ -177,11 +177,9 @@ impl Executor {
         let mut listed = walk.only.map(|ops| ops.iter().copied().peekable());
         let mut index = walk.ops.start;
         while index < walk.ops.end {
-            if let Some(listed) = &mut listed {
-                if listed.next_if_eq(&index).is_none() {
-                    index += 1;
-                    continue;
-                }
+            if listed.as_mut().is_some_and(|listed| listed.next_if_eq(&index).is_none()) {
+                index += 1;
+                continue;
             }
             watch.check()?;
             if let Some(layer) = skipped_layer(program, &taps, index) {

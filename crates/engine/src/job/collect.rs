@@ -42,7 +42,7 @@ pub(crate) struct Collector {
     /// By source and row, one value for each chosen position.
     stash: HashMap<(usize, usize), Vec<Option<Vec<f32>>>>,
     /// Sources in a backend's memory, by source and row: for each chosen position its buffer and line.
-    stash_on_device: HashMap<(usize, usize), Vec<Option<(DeviceValue, usize)>>>,
+    stash_on_device: HashMap<(usize, usize), Vec<Option<DeviceLine>>>,
     /// Captures in a backend's memory, in the order in which they were taken.
     on_device: Vec<OnDevice>,
     /// Every row is computed in a single pass.
@@ -51,6 +51,9 @@ pub(crate) struct Collector {
     saved: Vec<Saved>,
     step: usize,
 }
+
+/// A line of a buffer in a backend's memory.
+pub(crate) type DeviceLine = (DeviceValue, usize);
 
 /// A capture that is still in a backend's memory.
 enum OnDevice {
@@ -170,7 +173,7 @@ impl Collector {
     }
 
     /// The stashed line for the `nth` chosen position, or the only one, in a backend's memory.
-    pub fn stashed_on_device(&self, source: usize, row: usize, nth: usize) -> Option<(DeviceValue, usize)> {
+    pub fn stashed_on_device(&self, source: usize, row: usize, nth: usize) -> Option<DeviceLine> {
         let lines = self.stash_on_device.get(&(source, row))?;
         lines.get(if lines.len() == 1 { 0 } else { nth })?.clone()
     }

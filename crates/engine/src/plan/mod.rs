@@ -23,7 +23,7 @@ mod value;
 pub(crate) mod value_index;
 pub(crate) mod value_shape;
 
-pub use action::{Action, Callback, FromSite, Operand, Reduce, Selected};
+pub use action::{Action, Callback, CallbackFn, FromSite, Operand, Reduce, Selected};
 pub(crate) use action::{CompiledAction, CompiledReduce, Edit, Given, Resolved};
 pub(crate) use cache::PlanCache;
 pub(crate) use compile::compile;

@@ -79,10 +79,13 @@ fn taps(case: &Case, rows: usize, random: &mut Random) -> Plan {
     }
 }
 
+/// One capture: its tap, row, positions and bits.
+type CaptureBits = (usize, usize, Vec<usize>, Vec<u32>);
+/// The tokens of each row, the captures, and the bits of saved values.
+type GenerationBits = (Vec<(Vec<u32>, Finish)>, Vec<CaptureBits>, Vec<Vec<u32>>);
+
 /// Everything that a generation gave, in bits.
-fn everything(
-    generation: &Generation,
-) -> (Vec<(Vec<u32>, Finish)>, Vec<(usize, usize, Vec<usize>, Vec<u32>)>, Vec<Vec<u32>>) {
+fn everything(generation: &Generation) -> GenerationBits {
     let rows = generation.rows.iter().map(|row| (row.tokens.clone(), row.finish)).collect();
     let captures = generation.captures.iter();
     let captures = captures.map(|capture| (capture.tap, capture.row, capture.positions.clone(), bits(&capture.array)));

@@ -13,8 +13,11 @@ fn run(model: &Model, inputs: &[Vec<u32>], plan: &Plan, name: &str) -> Run {
     model.run(inputs, plan, &RunOptions::default()).unwrap_or_else(|e| panic!("{name}: {e}"))
 }
 
-/// Everything that a run gave, in bits.
-fn everything(run: &Run) -> (Vec<(usize, usize, Vec<usize>, Vec<u32>)>, Vec<Vec<u32>>) {
+/// One capture: its tap, row, positions and bits.
+type CaptureBits = (usize, usize, Vec<usize>, Vec<u32>);
+
+/// Everything that a run gave, in bits: captures and saved values.
+fn everything(run: &Run) -> (Vec<CaptureBits>, Vec<Vec<u32>>) {
     let captures = run.captures.iter();
     let captures = captures.map(|capture| (capture.tap, capture.row, capture.positions.clone(), bits(&capture.array)));
     (captures.collect(), run.saved.iter().map(|saved| bits(&saved.array)).collect())

@@ -20,7 +20,10 @@ pub struct Selected {
 
 /// A closure that changes values. It is called once for each site and pass, with the selected rows that run together.
 #[derive(Clone)]
-pub struct Callback(pub Arc<dyn Fn(&mut [Selected]) + Send + Sync>);
+pub struct Callback(pub Arc<CallbackFn>);
+
+/// A function that reads and changes the selected values of rows in place.
+pub type CallbackFn = dyn Fn(&mut [Selected]) + Send + Sync;
 
 impl std::fmt::Debug for Callback {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -20,7 +20,7 @@ mod set;
 mod skip;
 mod zero;
 
-pub use call::{Callback, Selected};
+pub use call::{Callback, CallbackFn, Selected};
 pub(crate) use capture::CompiledReduce;
 pub use capture::Reduce;
 pub(crate) use edit::{CompiledAction, Edit, Given, Resolved};
