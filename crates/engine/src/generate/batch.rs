@@ -78,7 +78,8 @@ impl Batch {
         watch: &mut dyn FnMut(RequestId, usize, u32) -> Control,
     ) -> Result<()> {
         let Batch { executor, running, ended, .. } = self;
-        let mut left = prompt_tokens;
+        // At least one, so that prompts always advance.
+        let mut left = prompt_tokens.max(1);
         let mut chosen: Vec<&mut (RequestId, Decoder)> = Vec::with_capacity(running.len());
         for request in running.iter_mut() {
             let in_prompts = request.1.in_prompts();
@@ -90,6 +91,9 @@ impl Batch {
                 left = left.saturating_sub(tokens);
             }
             chosen.push(request);
+        }
+        if chosen.is_empty() {
+            return Ok(());
         }
         let model = executor.model().clone();
         let mut jobs: Vec<&mut Job> = Vec::with_capacity(chosen.len());

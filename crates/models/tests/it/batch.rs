@@ -173,6 +173,20 @@ fn forty_jobs_of_a_hybrid_model_keep_their_bits() {
     forty_jobs("recurrent_gemma", 6);
 }
 
+#[test]
+fn an_empty_batch_and_a_budget_of_nothing_do_no_harm() {
+    let case = golden::case("llama");
+    let mut batch = Batch::new(&case.loaded.model);
+    batch.pass(8, &mut |_, _, _| Control::Go).expect("nothing to do");
+    let options = GenerateOptions { max_new: 2, ..GenerateOptions::default() };
+    let id = batch.add(std::slice::from_ref(&case.ids), &Plan::default(), &options).expect("a request");
+    while batch.running() > 0 {
+        batch.pass(0, &mut |_, _, _| Control::Go).expect("a pass");
+    }
+    assert_eq!(batch.take(id).expect("it ended").expect("a generation").rows[0].tokens.len(), 2);
+    assert!(batch.take(id).is_none() && !batch.cancel(id), "a request is taken once");
+}
+
 /// A failing tap ends its own request; the requests that share the pass go on.
 #[test]
 fn a_failing_request_does_not_disturb_the_others() {
