@@ -4,7 +4,7 @@ use crate::array::{Array, to_engine};
 use crate::errors::raised;
 use crate::record::unknown;
 use pellucid_engine as engine;
-use pellucid_engine::plan::{Across, Combine, Expr, Fold, Function, Map, Pick};
+use pellucid_engine::plan::{Across, Combine, Expr, Fold, Function, Map, Pick, ValueId};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyEllipsis, PyFloat, PyInt, PySlice, PyString, PyTuple};
@@ -13,11 +13,13 @@ use std::sync::Arc;
 /// The expression of a recorded value; `places` says where each recorded tap is in the plan.
 pub fn expression(recorded: &Bound<'_, PyTuple>, places: &[usize]) -> PyResult<Expr> {
     let item = |at: usize| recorded.get_item(at);
-    let id = |at: usize| item(at)?.extract::<usize>();
+    let number = |at: usize| item(at)?.extract::<usize>();
+    let id = |at: usize| number(at).map(ValueId::new);
+    let ids = |at: usize| Ok::<_, PyErr>(item(at)?.extract::<Vec<usize>>()?.into_iter().map(ValueId::new).collect());
     let name = |at: usize| Ok::<_, PyErr>(item(at)?.cast_into::<PyString>()?);
     let kind = name(0)?;
     Ok(match kind.to_str()? {
-        "read" => Expr::Read(places[id(1)?]),
+        "read" => Expr::Read(places[number(1)?]),
         "constant" => Expr::Constant(constant(&item(1)?)?),
         "map" => Expr::Map(known("function", &name(1)?, Map::named)?, id(2)?),
         "combine" => Expr::Combine(known("function", &name(1)?, Combine::named)?, id(2)?, id(3)?),
@@ -30,19 +32,19 @@ pub fn expression(recorded: &Bound<'_, PyTuple>, places: &[usize]) -> PyResult<E
             keep: item(4)?.extract()?,
         },
         "softmax" => Expr::Softmax { of: id(1)?, axis: item(2)?.extract()?, log: item(3)?.extract()? },
-        "topk" => Expr::TopK { of: id(1)?, k: id(2)?, places: item(3)?.extract()? },
+        "topk" => Expr::TopK { of: id(1)?, k: number(2)?, places: item(3)?.extract()? },
         "index" => Expr::Index { of: id(1)?, picks: picks(&item(2)?)? },
         "put" => Expr::Put { of: id(1)?, picks: picks(&item(2)?)?, by: id(3)? },
         "take" => Expr::Take { of: id(1)?, places: id(2)? },
         "reshape" => Expr::Reshape { of: id(1)?, shape: item(2)?.extract()? },
         "permute" => Expr::Permute { of: id(1)?, axes: item(2)?.extract()? },
-        "concat" => Expr::Concat { parts: item(1)?.extract()?, axis: item(2)?.extract()? },
+        "concat" => Expr::Concat { parts: ids(1)?, axis: item(2)?.extract()? },
         "across" => Expr::Across { how: known("way to join rows", &name(1)?, Across::named)?, of: id(2)? },
-        "row" => Expr::Row { of: id(1)?, row: id(2)? },
+        "row" => Expr::Row { of: id(1)?, row: number(2)? },
         "through" => Expr::Through { of: id(1)?, from: item(2)?.extract()?, to: item(3)?.extract()? },
-        "weight_grad" => Expr::WeightGrad { metric: id(1)?, weight: item(2)?.extract()? },
+        "weight_grad" => Expr::WeightGrad { metric: number(1)?, weight: item(2)?.extract()? },
         "unembed" => Expr::Unembed(id(1)?),
-        "call" => Expr::Call { function: function(item(1)?.unbind()), of: item(2)?.extract()? },
+        "call" => Expr::Call { function: function(item(1)?.unbind()), of: ids(2)? },
         other => return Err(unknown("value", other)),
     })
 }

@@ -4,6 +4,7 @@ use crate::array::Array;
 use crate::record::{Kept, Plan, Save};
 use crate::run::Before;
 use pellucid_engine as engine;
+use pellucid_engine::plan::ValueId;
 use pyo3::prelude::*;
 use std::collections::HashMap;
 
@@ -36,7 +37,7 @@ impl Found {
     pub fn hand_out(&self, py: Python<'_>) -> PyResult<()> {
         // Captures come in the order of their taps; saved values come step by step.
         debug_assert!(self.captures.is_sorted_by_key(|capture| capture.tap));
-        let mut values: HashMap<usize, Vec<&engine::Saved>> = HashMap::new();
+        let mut values: HashMap<ValueId, Vec<&engine::Saved>> = HashMap::new();
         self.saved.iter().for_each(|saved| values.entry(saved.value).or_default().push(saved));
         for save in &self.plan.get().saves {
             match self.before.moved(save.kept) {

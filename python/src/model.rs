@@ -344,11 +344,11 @@ impl Model {
     /// A weight as f32, whatever it is stored as: `[outputs, inputs]`, a table's rows, or a vector.
     fn weight<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyArrayDyn<f32>>> {
         let program = self.program();
-        let Some(id) = program.weights().iter().position(|spec| spec.name == name) else {
+        let Some(id) = program.weight_named(name) else {
             let hint = "model.weights lists their names";
             return Err(error(py, Kind::Input, &format!("no weight is called {name:?}"), Some(hint)));
         };
-        let (spec, weights) = (&program.weights()[id], self.loaded(py)?.model.weights());
+        let (spec, weights) = (program.weight(id), self.loaded(py)?.model.weights());
         let values = guarded(py, || match spec.kind {
             WeightKind::Vector => weights.vector(id).to_vec(),
             WeightKind::Matrix | WeightKind::Table => {

@@ -8,7 +8,7 @@
 use crate::block::{BlockSite, BlockValue, gradient};
 use crate::errors::{Kind, error};
 use crate::expression::expression;
-use pellucid_engine::plan::Value;
+use pellucid_engine::plan::{Value, ValueId};
 use pellucid_engine::{self as engine, Action, Operand, Positions, Tap};
 use pyo3::prelude::*;
 use pyo3::types::{PyFloat, PyList, PySlice, PyString, PyTuple};
@@ -33,7 +33,7 @@ pub struct Save {
 #[derive(Clone, Copy)]
 pub enum Kept {
     /// A value of the plan.
-    Value(usize),
+    Value(ValueId),
     /// What a tap of the plan captures.
     Capture(usize),
 }
@@ -90,17 +90,17 @@ impl Plan {
             let expr = expression(tuple.cast::<PyTuple>()?, &places)?;
             Ok(Value { name: None, expr })
         });
-        let mut save: Vec<usize> = saves.iter().map(|(_, id)| *id).collect();
+        let mut save: Vec<ValueId> = saves.iter().map(|(_, id)| ValueId::new(*id)).collect();
         save.sort_unstable();
         save.dedup();
         let captured = captured.into_iter().map(|(tap, value)| Save { kept: Kept::Capture(places[tap]), value });
-        let saves = saves.into_iter().map(|(value, id)| Save { kept: Kept::Value(id), value });
+        let saves = saves.into_iter().map(|(value, id)| Save { kept: Kept::Value(ValueId::new(id)), value });
         let saves = captured.chain(saves).collect();
         let inner = engine::Plan {
             values: values.collect::<PyResult<_>>()?,
             taps: recorded.into_iter().map(|(.., tap)| tap).collect(),
             save,
-            metrics,
+            metrics: metrics.into_iter().map(ValueId::new).collect(),
             allow_nan,
         };
         Ok(Plan { inner, places, saves })
@@ -172,7 +172,7 @@ fn operand(object: &Bound<'_, PyAny>) -> PyResult<Operand> {
     if object.is_instance_of::<PyFloat>() {
         Ok(Operand::Number(object.extract()?))
     } else {
-        Ok(Operand::Value(object.extract()?))
+        Ok(Operand::Value(ValueId::new(object.extract()?)))
     }
 }
 

@@ -216,7 +216,7 @@ impl Before {
     /// Where something that comes back is in the whole plan.
     pub fn moved(self, kept: Kept) -> Kept {
         match kept {
-            Kept::Value(id) => Kept::Value(id + self.values),
+            Kept::Value(id) => Kept::Value(id.after(self.values)),
             Kept::Capture(tap) => Kept::Capture(tap + self.taps),
         }
     }

@@ -9,6 +9,7 @@
 //! |---|---|
 //! | [`architecture`] | what a family says about itself |
 //! | [`program`] | ops, edges, and the one place that knows a transformer's order |
+//! | [`ids`] | the ids of edges, weights and values, and lists by them |
 //! | [`point`], [`site`] | the names of everything that can be seen |
 //! | [`plan`] | taps: selection and action, as data |
 //! | `job` | rows that share a compiled plan: KV caches, captures |
@@ -33,6 +34,7 @@ mod exec;
 mod explain;
 pub mod generate;
 pub mod grad;
+pub mod ids;
 mod interrupt;
 mod job;
 pub mod lookup;

@@ -3,6 +3,7 @@
 pub use crate::program::{WeightId, WeightKind, WeightSpec};
 
 use crate::architecture::Gain;
+use crate::ids::IdVec;
 use crate::program::{Linear, OpKind, Program};
 use pellucid_kernels::Matrix;
 
@@ -15,12 +16,12 @@ pub enum Weight {
 }
 
 /// All weights of a program, by [`WeightId`].
-pub struct Weights(Vec<Weight>);
+pub struct Weights(IdVec<WeightId, Weight>);
 
 impl Weights {
     /// Takes the weights in the program's order; the loader has checked their shapes.
     pub fn new(weights: Vec<Weight>) -> Weights {
-        Weights(weights)
+        Weights(IdVec::from(weights))
     }
 
     /// A matrix or table.
@@ -46,7 +47,7 @@ impl Weights {
 
     /// The weights with every gain that is stored as its distance from one made whole, so that a norm only multiplies.
     pub(crate) fn with_folded_gains(mut self, program: &Program) -> Weights {
-        let mut folded = vec![false; self.0.len()];
+        let mut folded = IdVec::filled(false, self.0.len());
         for op in program.ops() {
             if let OpKind::Norm { norm, gain: Some(gain), .. } = &op.kind
                 && norm.gain == Gain::OnePlusWeight

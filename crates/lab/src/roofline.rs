@@ -106,7 +106,7 @@ pub fn op_name(program: &Program, op: usize) -> String {
     let op = &program.ops()[op];
     match &op.kind {
         OpKind::MatMul { linear, .. } | OpKind::Project { linear, .. } => {
-            let name = &program.weights()[linear.weight].name;
+            let name = &program.weight(linear.weight).name;
             let own = op.layer.and_then(|layer| name.strip_prefix(&format!("layers.{layer}.")));
             own.unwrap_or(name).to_string()
         }

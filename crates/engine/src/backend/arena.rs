@@ -1,6 +1,7 @@
 //! Memory of passes that is used again from op to op and from pass to pass.
 
 use crate::error::Result;
+use crate::ids::IdVec;
 use crate::job::Segment;
 use crate::memory::{DeviceMemory, DeviceValue, Value};
 use crate::program::{EdgeId, Program};
@@ -77,7 +78,7 @@ impl Arena {
 
 /// Values of the edges and rotations of a pass; its lists are used again by the next.
 pub(crate) struct Buffers {
-    pub(super) values: Vec<Option<Value>>,
+    pub(super) values: IdVec<EdgeId, Option<Value>>,
     /// For each rotary embedding the cosines and sines of the pass's tokens.
     pub(super) rotations: Vec<(Vec<f32>, Vec<f32>)>,
     /// An empty list, kept for its memory.
@@ -87,7 +88,7 @@ pub(crate) struct Buffers {
 impl Buffers {
     pub fn new(program: &Program) -> Buffers {
         let rotations = program.architecture().ropes.iter().map(|_| Default::default()).collect();
-        Buffers { values: (0..program.edge_count()).map(|_| None).collect(), rotations, segments: Vec::new() }
+        Buffers { values: program.edge_ids().map(|_| None).collect(), rotations, segments: Vec::new() }
     }
 
     /// Drops all values.

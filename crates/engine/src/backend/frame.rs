@@ -275,7 +275,7 @@ impl<'a> Frame<'a> {
 
     /// Frees all edges that are left when the ops end, but one.
     pub(crate) fn free_all_but(&mut self, keep: Option<EdgeId>, taps: &mut Taps) {
-        let edges = (0..self.buffers.values.len()).filter(|&edge| Some(edge) != keep);
+        let edges = self.program.edge_ids().filter(|&edge| Some(edge) != keep);
         edges.for_each(|edge| self.free(edge, taps));
     }
 

@@ -1,6 +1,7 @@
 //! Values of a pass that are kept after their edges die.
 
 use crate::error::Result;
+use crate::ids::IdVec;
 use crate::job::Pass;
 use crate::memory::{DeviceMemory, DeviceValue, Selection, TapWork, Value};
 use crate::program::{EdgeId, Program};
@@ -9,8 +10,8 @@ use std::collections::HashMap;
 /// Values that a backward pass or a branch will read: of some edges, as the taps left them, with the pass that computed them.
 pub(crate) struct KeptValues {
     /// For each edge whether its value is kept.
-    keeps: Vec<bool>,
-    values: Vec<Option<Value>>,
+    keeps: IdVec<EdgeId, bool>,
+    values: IdVec<EdgeId, Option<Value>>,
     /// Scores and probabilities of the rows whose attention was computed unfused, by edge and row.
     attention: HashMap<(EdgeId, usize), Vec<f32>>,
     pass: Pass,
@@ -19,10 +20,10 @@ pub(crate) struct KeptValues {
 
 impl KeptValues {
     /// Nothing yet; the edges that `keeps` marks are to be kept.
-    pub fn new(program: &Program, keeps: Vec<bool>) -> KeptValues {
+    pub fn new(program: &Program, keeps: IdVec<EdgeId, bool>) -> KeptValues {
         KeptValues {
             keeps,
-            values: (0..program.edge_count()).map(|_| None).collect(),
+            values: program.edge_ids().map(|_| None).collect(),
             attention: HashMap::new(),
             pass: Pass::default(),
             rotations: Vec::new(),

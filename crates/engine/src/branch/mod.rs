@@ -64,7 +64,7 @@ impl Model {
         let mut compiled = compile(program, &plan, Lengths { prompts: &prompts, limits: &prompts }, false)?;
         let join_points = join_points(program);
         compiled.ops = compiled.ops.max(join_points.last().map_or(0, |point| point.op));
-        let mut keeps = vec![false; program.edge_count()];
+        let mut keeps = program.list_by_edge(false);
         join_points.iter().flat_map(|point| &point.live).for_each(|&edge| keeps[edge] = true);
         let mut live = KeptValues::new(program, keeps);
         let mut job = Job::new(Arc::new(compiled), self.kv(), None, CacheUse::Keep, false);
@@ -138,7 +138,7 @@ impl Base {
         job.end_step(&self.model, &[])?;
         let (own_taps, own_values) = (self.plan.taps.len(), self.plan.values.len());
         let mut run = Run { saved: job.collector.take_saved(), ..Run::default() };
-        run.saved.iter_mut().for_each(|saved| saved.value -= own_values);
+        run.saved.iter_mut().for_each(|saved| saved.value = saved.value.without(own_values));
         run.captures = job.collector.finish(self.model.program(), &job.compiled, &[self.tokens.len()], memory)?;
         run.captures.iter_mut().for_each(|capture| capture.tap -= own_taps);
         Ok(run)
@@ -150,7 +150,7 @@ impl Base {
         let Branch { job, start } = branch;
         let compiled = job.compiled.clone();
         job.first_tap = self.plan.taps.len();
-        for edge in 0..program.edge_count() {
+        for edge in program.edge_ids() {
             let shared = start.shared(program, &self.join_points, edge, self.tokens.len());
             let entries = compiled.at_edge[edge].iter().map(|&index| &compiled.entries[index]);
             let mut entries = entries.filter(|entry| {

@@ -16,7 +16,7 @@ pub(super) struct JoinPoint {
 /// The join points of a program: one before each layer, and one after the last.
 pub(super) fn join_points(program: &Program) -> Vec<JoinPoint> {
     let depth = program.architecture().layers.len();
-    let mut first_use = vec![usize::MAX; program.edge_count()];
+    let mut first_use = program.list_by_edge(usize::MAX);
     for (index, op) in program.ops().iter().enumerate().rev() {
         op.kind.inputs().into_iter().for_each(|edge| first_use[edge] = index);
     }
@@ -27,7 +27,7 @@ pub(super) fn join_points(program: &Program) -> Vec<JoinPoint> {
             None => 0,
         };
         let is_live = |&edge: &EdgeId| program.edge(edge).made_by < op && program.last_use(edge) >= op;
-        let live: Vec<EdgeId> = (0..program.edge_count()).filter(is_live).collect();
+        let live: Vec<EdgeId> = program.edge_ids().filter(is_live).collect();
         let unread = live.iter().copied().filter(|&edge| first_use[edge] >= op).collect();
         JoinPoint { op, live, unread }
     };

@@ -227,7 +227,7 @@ fn skipped_layer(program: &Program, taps: &Taps, index: usize) -> Option<usize> 
 /// Copies the residual stream past a skipped layer; returns the op after it.
 fn skip_layer(frame: &mut Frame, taps: &mut Taps, layer: usize) -> Result<usize> {
     let program = frame.program;
-    let site = |point| program.edge_of(Site::layer(layer, point)).unwrap_or_default();
+    let site = |point| program.edge_of(Site::layer(layer, point)).expect("every layer has both ends of its stream");
     frame.copy_edge(site(Point::ResidPre), site(Point::ResidPost), taps)?;
     Ok(program.layer_ops(layer).end)
 }

@@ -2,11 +2,11 @@
 
 use super::walk::Walk;
 use crate::backend::cpu::differ_by;
-use crate::program::OpKind;
+use crate::program::{EdgeId, OpKind};
 
 pub(super) fn back(walk: &mut Walk, kind: &OpKind, gradient: Vec<f32>) {
     let program = walk.program;
-    let width = |edge: usize| program.edge(edge).width;
+    let width = |edge: EdgeId| program.edge(edge).width;
     match kind {
         OpKind::Slice { x, from, out } => {
             let mut dx = walk.given_or_zeros(*x);

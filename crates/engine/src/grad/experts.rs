@@ -5,7 +5,7 @@ use super::weights::{add_outer, linear as add_linear};
 use crate::architecture::{ExpertWeights, Routing, Scores};
 use crate::backend::KeptValues;
 use crate::backend::cpu::experts::{Desk, Slots, best_and_close, choose, scores};
-use crate::program::OpKind;
+use crate::program::{OpKind, WeightId};
 use pellucid_kernels::activation::{Activation, activate, activate_backward, activate_gated, activate_gated_backward};
 use pellucid_kernels::attention::softmax_back;
 use pellucid_kernels::elementwise::{add, dot, scale};
@@ -191,7 +191,7 @@ pub(super) fn experts_back(walk: &mut Walk, kept: &KeptValues, kind: &OpKind, gr
 /// For each slot `upstream(slot) · W` of its expert's weight, and for the weight what the slot has `read`, times its share.
 fn routed_back(
     walk: &mut Walk,
-    experts: &[usize],
+    experts: &[WeightId],
     choices: &[f32],
     upstream: &dyn Fn(usize) -> Vec<f32>,
     read: &dyn Fn(usize) -> Vec<f32>,

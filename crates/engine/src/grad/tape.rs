@@ -2,6 +2,7 @@
 
 use crate::backend::KeptValues;
 use crate::error::{Error, Result};
+use crate::ids::IdVec;
 use crate::program::{EdgeId, OpKind, Program};
 use crate::site::Site;
 use crate::weights::WeightId;
@@ -13,7 +14,7 @@ pub(crate) struct GradientTape {
     /// The ops that the backward pass walks.
     ops: Range<usize>,
     /// For each edge whether its gradient leads on to one that is wanted.
-    flows: Vec<bool>,
+    flows: IdVec<EdgeId, bool>,
     /// The weights whose gradients are wanted.
     weights: HashSet<WeightId>,
     /// Gradient checkpointing: only the inputs of each layer are kept, and its ops run again in the backward pass.
@@ -33,12 +34,12 @@ impl GradientTape {
         recompute: bool,
     ) -> GradientTape {
         let ops = program.ops();
-        let edges = (0..program.edge_count()).filter(|&edge| wanted(edge)).map(|edge| program.edge(edge).made_by);
+        let edges = program.edge_ids().filter(|&edge| wanted(edge)).map(|edge| program.edge(edge).made_by);
         let readers = (0..ops.len()).filter(|&index| reads_any(&ops[index].kind, &weights));
         let first = edges.chain(readers).min().unwrap_or(last_op + 1).min(last_op + 1);
         let range = first..last_op + 1;
-        let mut flows: Vec<bool> = (0..program.edge_count()).map(wanted).collect();
-        let mut keeps = vec![false; program.edge_count()];
+        let mut flows: IdVec<EdgeId, bool> = program.edge_ids().map(wanted).collect();
+        let mut keeps = program.list_by_edge(false);
         for index in range.clone() {
             let kind = &ops[index].kind;
             let on_the_way = kind.inputs().iter().chain(&kind.inner()).any(|&edge| flows[edge]);
@@ -66,7 +67,7 @@ impl GradientTape {
 
     /// Room for the values that the gradients of some ops need, when these run again.
     pub fn values_of(&self, program: &Program, ops: Range<usize>) -> KeptValues {
-        let mut keeps = vec![false; program.edge_count()];
+        let mut keeps = program.list_by_edge(false);
         for index in ops {
             needed(&program.ops()[index].kind, &self.weights).into_iter().for_each(|edge| keeps[edge] = true);
         }

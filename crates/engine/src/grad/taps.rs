@@ -76,14 +76,14 @@ impl<'a> TapsBack<'a> {
         }
         let back = Back::new(compiled, metric, &value);
         let sought = compiled.values.weights.iter().filter(|sought| sought.metric == metric);
-        let numbers = |id: WeightId| model.program().weights()[id].shape.iter().product();
+        let numbers = |id: WeightId| model.program().weight(id).shape.iter().product();
         let weights = sought.map(|sought| (sought.weight, vec![0.0; numbers(sought.weight)])).collect();
         Ok(TapsBack { model, compiled, metric, back, store, owed: HashMap::new(), weights, captures: Vec::new() })
     }
 
     /// Makes the weights' gradients values, now that all rows have given their share; gives what was captured on the way.
     pub fn end(self) -> Vec<(usize, Capture)> {
-        let shape = |id: WeightId| self.model.program().weights()[id].shape.clone();
+        let shape = |id: WeightId| self.model.program().weight(id).shape.clone();
         let arrays: HashMap<WeightId, Array> =
             self.weights.into_iter().map(|(id, sum)| (id, Array::new(shape(id), sum))).collect();
         for sought in self.compiled.values.weights.iter().filter(|sought| sought.metric == self.metric) {

@@ -5,6 +5,7 @@ use super::{Cotangents, arrange, attention, experts, norms, pointwise, products,
 use crate::backend::{Arena, KeptValues};
 use crate::error::Result;
 use crate::exec::Executor;
+use crate::ids::IdVec;
 use crate::job::{Job, Pass};
 use crate::point::Point;
 use crate::program::{EdgeId, OpKind, Program};
@@ -21,7 +22,7 @@ pub(super) struct Walk<'a> {
     pub pass: &'a Pass,
     tape: &'a GradientTape,
     cotangents: &'a mut dyn Cotangents,
-    gradients: Vec<Option<Vec<f32>>>,
+    gradients: IdVec<EdgeId, Option<Vec<f32>>>,
     arena: Arena,
 }
 
@@ -42,7 +43,7 @@ pub(crate) fn walk(
         pass: tape.kept.pass(),
         tape,
         cotangents,
-        gradients: (0..program.edge_count()).map(|_| None).collect(),
+        gradients: program.edge_ids().map(|_| None).collect(),
         arena: executor.take_arena(),
     };
     // The values of the layer that ran again last, with its ops.
@@ -240,7 +241,8 @@ impl Walk<'_> {
     }
 
     fn pass_by(&mut self, layer: usize) -> Result<()> {
-        let site = |point| self.program.edge_of(Site::layer(layer, point)).unwrap_or_default();
+        let site =
+            |point| self.program.edge_of(Site::layer(layer, point)).expect("every layer has both ends of its stream");
         let (before, after) = (site(Point::ResidPre), site(Point::ResidPost));
         if self.gradients[after].is_some() || self.touches(after) {
             let mut gradient = self.given_or_zeros(after);

@@ -3,7 +3,7 @@
 use super::Model;
 use crate::array::Array;
 use crate::error::{Error, Result};
-use crate::program::OpKind;
+use crate::program::{OpKind, WeightId};
 use crate::site::Site;
 use pellucid_kernels::Matrix;
 
@@ -22,7 +22,7 @@ impl Model {
             values.chunks_exact_mut(matrix.cols()).enumerate().for_each(|(row, line)| matrix.row(row, line));
             Array::new(vec![matrix.rows(), matrix.cols()], values)
         };
-        let vector = |id: usize| Array::new(vec![self.weights.vector(id).len()], self.weights.vector(id).to_vec());
+        let vector = |id: WeightId| Array::new(vec![self.weights.vector(id).len()], self.weights.vector(id).to_vec());
         match &self.program.ops()[self.program.edge(edge).made_by].kind {
             OpKind::MatMul { linear, .. } | OpKind::Project { linear, .. } => {
                 Ok((whole(self.weights.matrix(linear.weight)), linear.bias.map(vector)))

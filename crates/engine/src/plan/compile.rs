@@ -5,6 +5,7 @@ use super::compiled::{Chosen, Compiled, Entry, Lengths, Source};
 use super::passable::{check_passable, check_written};
 use super::{Action, Columns, CompiledAction, Phase, Plan, Positions, Tap, ValueId};
 use crate::error::{Error, Result};
+use crate::ids::IdVec;
 use crate::plan::order;
 use crate::point::Point;
 use crate::program::{Edge, EdgeId, Layout, Program};
@@ -20,21 +21,20 @@ pub(crate) fn compile(program: &Program, plan: &Plan, lengths: Lengths, logits: 
     }
     let Compiler { mut entries, sources, passed_over, .. } = compiler;
     let values = values(program, plan, &entries, lengths)?;
-    for (value, entry) in values.bound_by.iter().enumerate().filter_map(|(value, entry)| Some((value, (*entry)?))) {
+    for (value, entry) in values.bound_by.iter_with_ids().filter_map(|(value, entry)| Some((value, (*entry)?))) {
         entries[entry].binds.push(value);
     }
     check_written(program, &entries, &values, lengths)?;
     check_passable(program, &entries, &values)?;
     let skipped = order::skipped_layers(program, plan, &entries, &sources, lengths)?;
 
-    let edges = program.edge_count();
-    let (mut back_at_edge, mut sources_at) = (vec![Vec::new(); edges], vec![Vec::new(); edges]);
+    let (mut back_at_edge, mut sources_at) = (program.list_by_edge(Vec::new()), program.list_by_edge(Vec::new()));
     entries.iter().enumerate().for_each(|(i, entry)| back_at_edge[entry.edge].push(i));
     sources.iter().enumerate().for_each(|(i, source)| sources_at[source.edge].push(i));
     // One edge may be two sites (`layers.4.resid_post` is `layers.5.resid_pre`): the earlier layer's taps go first.
     back_at_edge.iter_mut().for_each(|list: &mut Vec<usize>| list.sort_by_key(|&i| (entries[i].site.layer, i)));
     let forward = |list: &Vec<usize>| list.iter().copied().filter(|&i| !entries[i].on_gradient()).collect();
-    let at_edge: Vec<Vec<usize>> = back_at_edge.iter().map(forward).collect();
+    let at_edge: IdVec<EdgeId, Vec<usize>> = back_at_edge.iter().map(forward).collect();
     let groups = order::row_groups(
         &order::Reach { program, entries: &entries, at_edge: &at_edge, sources: &sources, values: &values },
         lengths.prompts.len(),

@@ -4,6 +4,7 @@ use super::compiled::{Entry, Lengths};
 use super::value_shape::shape;
 use super::{Expr, Map, Plan, Value, ValueId};
 use crate::error::{Error, Result};
+use crate::ids::IdVec;
 use crate::point::Point;
 use crate::program::{EdgeId, Layout, Op, OpKind, Program};
 use crate::site::{self, Site};
@@ -71,21 +72,21 @@ pub(crate) struct SoughtWeight {
 /// The checked values of a plan.
 #[derive(Default)]
 pub(crate) struct Values {
-    pub list: Vec<Value>,
-    pub rows: Vec<Rows>,
+    pub list: IdVec<ValueId, Value>,
+    pub rows: IdVec<ValueId, Rows>,
     /// For each value the reads that it depends on, itself included.
-    pub reads: Vec<Vec<ValueId>>,
+    pub reads: IdVec<ValueId, Vec<ValueId>>,
     /// For each read the entry that binds it.
-    pub bound_by: Vec<Option<usize>>,
+    pub bound_by: IdVec<ValueId, Option<usize>>,
     /// For each value the metric whose gradient it depends on.
-    pub gradient_of: Vec<Option<usize>>,
+    pub gradient_of: IdVec<ValueId, Option<usize>>,
     /// For each value whether it passes through a function of arrays on its way from what was read.
-    pub opaque: Vec<bool>,
-    pub stretches: Vec<Option<Stretch>>,
+    pub opaque: IdVec<ValueId, bool>,
+    pub stretches: IdVec<ValueId, Option<Stretch>>,
     /// The gradients of weights among the values.
     pub weights: Vec<SoughtWeight>,
     /// For each value and each of its rows the shape in the first pass, where it is known.
-    pub shapes: Vec<Vec<Option<Vec<usize>>>>,
+    pub shapes: IdVec<ValueId, Vec<Option<Vec<usize>>>>,
     pub save: Vec<ValueId>,
     pub metrics: Vec<ValueId>,
     pub allow_nan: bool,
@@ -126,13 +127,14 @@ impl Values {
 
     /// Stands for a value that cannot be, so that those after it can still be looked at.
     fn unknown(&mut self, id: ValueId) {
-        self.rows.resize(id + 1, Rows::Any);
-        self.reads.resize(id + 1, Vec::new());
-        self.bound_by.resize(id + 1, None);
-        self.gradient_of.resize(id + 1, None);
-        self.opaque.resize(id + 1, false);
-        self.stretches.resize(id + 1, None);
-        self.shapes.resize(id + 1, vec![None]);
+        let len = id.index() + 1;
+        self.rows.resize(len, Rows::Any);
+        self.reads.resize(len, Vec::new());
+        self.bound_by.resize(len, None);
+        self.gradient_of.resize(len, None);
+        self.opaque.resize(len, false);
+        self.stretches.resize(len, None);
+        self.shapes.resize(len, vec![None]);
     }
 
     /// What a value is called in messages.
@@ -154,7 +156,7 @@ pub(super) fn values(program: &Program, plan: &Plan, entries: &[Entry], lengths:
         ..Values::default()
     };
     let mut problems = Vec::new();
-    for (id, value) in plan.values.iter().enumerate() {
+    for (id, value) in plan.values.iter_with_ids() {
         let fail = |values: &Values, problem: String| Error::Value {
             value: values.name(id),
             problem,
@@ -258,9 +260,8 @@ fn add(
 
 /// A weight by its name, if it has a gradient.
 fn sought(program: &Program, name: &str) -> std::result::Result<WeightId, String> {
-    let weights = program.weights();
-    let id = weights.iter().position(|spec| spec.name == name).ok_or_else(|| {
-        let nearest = weights.iter().max_by(|a, b| {
+    let id = program.weight_named(name).ok_or_else(|| {
+        let nearest = program.weights().iter().max_by(|a, b| {
             let likeness = |spec: &WeightSpec| strsim::jaro_winkler(name, &spec.name);
             likeness(a).total_cmp(&likeness(b))
         });
@@ -309,7 +310,7 @@ fn shape_of(
         (Expr::Call { .. }, _) => return Ok(None),
         (Expr::WeightGrad { .. }, _) => {
             let sought = values.weights.iter().find(|sought| sought.value == id);
-            return Ok(sought.map(|sought| program.weights()[sought.weight].shape.clone()));
+            return Ok(sought.map(|sought| program.weight(sought.weight).shape.clone()));
         }
         _ => {}
     }
@@ -391,7 +392,7 @@ fn between(program: &Program, from: &str, to: &str) -> std::result::Result<Stret
 /// Saves and metrics name values that exist; a metric is a single number.
 fn check_uses(values: &Values, plan: &Plan) -> Result<()> {
     for &id in plan.save.iter().chain(&plan.metrics) {
-        if id >= values.list.len() {
+        if values.list.get(id).is_none() {
             return Err(Error::input(
                 format!("there is no value {id}: the plan has {}", values.list.len()),
                 "save and metric name values of the plan",

@@ -2,6 +2,7 @@
 
 use super::compile_value::Values;
 use super::{Columns, CompiledAction, Given, ValueId};
+use crate::ids::IdVec;
 use crate::program::{Domain, EdgeId, Program};
 use crate::site::Site;
 
@@ -16,15 +17,15 @@ pub(crate) struct Lengths<'a> {
 pub(crate) struct Compiled {
     pub entries: Vec<Entry>,
     /// For each edge the entries on its value, in the order in which they apply.
-    pub at_edge: Vec<Vec<usize>>,
+    pub at_edge: IdVec<EdgeId, Vec<usize>>,
     /// For each edge those on its gradients among them, and all others: the way back goes through them in the opposite order.
-    pub back_at_edge: Vec<Vec<usize>>,
+    pub back_at_edge: IdVec<EdgeId, Vec<usize>>,
     pub values: Values,
     /// How long each prompt is.
     pub prompts: Vec<usize>,
     pub sources: Vec<Source>,
     /// For each edge the sources that read it.
-    pub sources_at: Vec<Vec<usize>>,
+    pub sources_at: IdVec<EdgeId, Vec<usize>>,
     /// How many ops have to run.
     pub ops: usize,
     /// Rows that run together, in order.
@@ -142,15 +143,14 @@ impl Chosen {
 impl Compiled {
     /// No taps, no rows.
     pub fn empty(program: &Program) -> Compiled {
-        let edges = program.edge_count();
         Compiled {
             entries: Vec::new(),
-            at_edge: vec![Vec::new(); edges],
-            back_at_edge: vec![Vec::new(); edges],
+            at_edge: program.list_by_edge(Vec::new()),
+            back_at_edge: program.list_by_edge(Vec::new()),
             values: Values::default(),
             prompts: Vec::new(),
             sources: Vec::new(),
-            sources_at: vec![Vec::new(); edges],
+            sources_at: program.list_by_edge(Vec::new()),
             ops: program.ops().len(),
             groups: Vec::new(),
             skipped: vec![false; program.architecture().layers.len()],
@@ -159,11 +159,11 @@ impl Compiled {
     }
 
     /// For each edge whether its gradient is needed, if any is.
-    pub fn gradient_edges(&self, program: &Program) -> Option<Vec<bool>> {
+    pub fn gradient_edges(&self, program: &Program) -> Option<IdVec<EdgeId, bool>> {
         if !self.entries.iter().any(Entry::on_gradient) && self.values.weights.is_empty() {
             return None;
         }
-        let mut wanted = vec![false; program.edge_count()];
+        let mut wanted = program.list_by_edge(false);
         self.entries.iter().filter(|entry| entry.on_gradient()).for_each(|entry| wanted[entry.edge] = true);
         // Gradients also pass from what an edit wrote to where that was read.
         for entry in &self.entries {

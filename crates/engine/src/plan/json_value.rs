@@ -4,6 +4,7 @@
 
 use super::{Across, Combine, Expr, Fold, Map, Pick, Plan, Value as PlanValue, ValueId};
 use crate::array::Array;
+use crate::ids::IdVec;
 use pellucid_kernels::activation::Activation;
 use serde_json::{Map as Object, Value, json};
 use std::collections::HashMap;
@@ -98,14 +99,14 @@ impl Across {
 
 /// The values of a plan that is being read, by name.
 pub(super) struct Names<'a> {
-    pub values: Vec<PlanValue>,
+    pub values: IdVec<ValueId, PlanValue>,
     by_name: HashMap<String, ValueId>,
     metrics: &'a [String],
 }
 
 impl<'a> Names<'a> {
     pub fn new(metrics: &'a [String]) -> Names<'a> {
-        Names { values: Vec::new(), by_name: HashMap::new(), metrics }
+        Names { values: IdVec::default(), by_name: HashMap::new(), metrics }
     }
 
     /// The metric that `of` means in `grad` or `weight_grad`; the first where it is left out.
@@ -148,13 +149,13 @@ impl<'a> Names<'a> {
     }
 
     fn add(&mut self, name: Option<String>, expr: Expr) -> Result<ValueId, String> {
+        let id = ValueId::new(self.values.len());
         if let Some(name) = &name
-            && self.by_name.insert(name.clone(), self.values.len()).is_some()
+            && self.by_name.insert(name.clone(), id).is_some()
         {
             return Err(format!("two values are called {name:?}"));
         }
-        self.values.push(PlanValue { name, expr });
-        Ok(self.values.len() - 1)
+        Ok(self.values.push(PlanValue { name, expr }))
     }
 
     fn argument(&mut self, value: Value) -> Result<ValueId, String> {
@@ -332,20 +333,20 @@ fn slice(text: &str) -> Option<Pick> {
 
 /// The names of a plan that is being written.
 pub(super) struct Written {
-    names: Vec<String>,
+    names: IdVec<ValueId, String>,
     taps: HashMap<usize, ValueId>,
     metrics: Vec<ValueId>,
 }
 
 impl Written {
     pub fn new(plan: &Plan) -> Written {
-        let name = |(id, value): (usize, &PlanValue)| value.name.clone().unwrap_or_else(|| format!("v{id}"));
-        let reads = plan.values.iter().enumerate().filter_map(|(id, value)| match value.expr {
+        let name = |(id, value): (ValueId, &PlanValue)| value.name.clone().unwrap_or_else(|| format!("v{id}"));
+        let reads = plan.values.iter_with_ids().filter_map(|(id, value)| match value.expr {
             Expr::Read(tap) => Some((tap, id)),
             _ => None,
         });
         Written {
-            names: plan.values.iter().enumerate().map(name).collect(),
+            names: plan.values.iter_with_ids().map(name).collect(),
             taps: reads.collect(),
             metrics: plan.metrics.clone(),
         }
@@ -365,7 +366,7 @@ impl Written {
 
     /// The list of values; what taps read is written there.
     pub fn values(&self, plan: &Plan) -> Result<Vec<Object<String, Value>>, String> {
-        let rest = plan.values.iter().enumerate().filter(|(_, value)| !matches!(value.expr, Expr::Read(_)));
+        let rest = plan.values.iter_with_ids().filter(|(_, value)| !matches!(value.expr, Expr::Read(_)));
         rest.map(|(id, value)| {
             let (op, argument) = self.write(&value.expr)?;
             Ok(Object::from_iter([("name".to_string(), json!(self.of(id))), (op.to_string(), argument)]))

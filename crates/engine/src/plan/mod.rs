@@ -36,6 +36,7 @@ pub use tap::{AddTap, SetTap, Tap};
 pub use value::{Across, Body, Combine, Expr, Fold, Function, Map, Pick, Value, ValueId};
 
 use crate::array::Array;
+use crate::ids::IdVec;
 
 /// What to see and what to change in a run.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -43,7 +44,7 @@ pub struct Plan {
     /// Taps on one site apply in this order.
     pub taps: Vec<Tap>,
     /// What is computed from what taps read; each from earlier ones.
-    pub values: Vec<Value>,
+    pub values: IdVec<ValueId, Value>,
     /// The values that come back.
     pub save: Vec<ValueId>,
     /// The values that gradients are of, each a single number.
@@ -111,8 +112,7 @@ impl Plan {
 
     /// Adds a value.
     pub fn value(&mut self, expr: Expr) -> ValueId {
-        self.values.push(Value { name: None, expr });
-        self.values.len() - 1
+        self.values.push(Value { name: None, expr })
     }
 
     /// Names a value: what it is called in JSON and in what comes back. Returns the value.

@@ -4,15 +4,16 @@ use super::compile_value::Values;
 use super::compiled::{Entry, Lengths, Source};
 use super::{Action, Plan};
 use crate::error::{Error, Result};
+use crate::ids::IdVec;
 use crate::point::Point;
-use crate::program::Program;
+use crate::program::{EdgeId, Program};
 use crate::site::Site;
 
 /// What entries can reach.
 pub(super) struct Reach<'a> {
     pub program: &'a Program,
     pub entries: &'a [Entry],
-    pub at_edge: &'a [Vec<usize>],
+    pub at_edge: &'a IdVec<EdgeId, Vec<usize>>,
     pub sources: &'a [Source],
     pub values: &'a Values,
 }
@@ -21,9 +22,9 @@ impl Reach<'_> {
     /// Every row that writes what another, or itself, has computed.
     fn waits(&self) -> Result<Vec<Wait>> {
         let mut waits = Vec::new();
-        let made = |edge: usize| self.program.edge(edge).made_by;
+        let made = |edge: EdgeId| self.program.edge(edge).made_by;
         for (index, entry) in self.entries.iter().enumerate().filter(|(_, entry)| !entry.on_gradient()) {
-            let mut wait = |reader: usize, origin: usize, site: Site, edge: usize, there: bool| {
+            let mut wait = |reader: usize, origin: usize, site: Site, edge: EdgeId, there: bool| {
                 if reader == origin && !there {
                     let problem = format!(
                         "row {reader} would need its own later value: `{site}` is not computed before `{}`",

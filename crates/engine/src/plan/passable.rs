@@ -56,7 +56,7 @@ fn check_own_use(program: &Program, entries: &[Entry], values: &Values) -> Resul
                 problem: format!(
                     "{} runs `{}` once more, and the gradient would miss that part",
                     values.name(through),
-                    program.weights()[sought.weight].name
+                    program.weight(sought.weight).name
                 ),
                 remedy: "build the metric from sites of the run, not from `through` or `unembed`".into(),
             });
@@ -75,7 +75,7 @@ pub(super) fn check_written(program: &Program, entries: &[Entry], values: &Value
             problem,
             remedy: "shapes broadcast as in numpy; `pellucid sites` shows each site's shape".into(),
         };
-        if value >= values.list.len() {
+        if values.list.get(value).is_none() {
             return Err(fail(format!("there is no value {value}: the plan has {}", values.list.len())));
         }
         if values.gradient_of[value].is_some() && !entry.on_gradient() {

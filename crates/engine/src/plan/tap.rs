@@ -324,7 +324,7 @@ impl Tap {
     pub(crate) fn with_values_after(mut self, values: usize) -> Tap {
         for operand in self.action.operands_mut() {
             if let Operand::Value(value) = operand {
-                *value += values;
+                *value = value.after(values);
             }
         }
         self

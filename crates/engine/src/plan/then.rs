@@ -24,8 +24,8 @@ impl Plan {
             tap
         }));
         self.values.extend(later.values.into_iter().map(|value| value.after(taps, values, metrics)));
-        self.save.extend(later.save.iter().map(|id| id + values));
-        self.metrics.extend(later.metrics.iter().map(|id| id + values));
+        self.save.extend(later.save.iter().map(|id| id.after(values)));
+        self.metrics.extend(later.metrics.iter().map(|id| id.after(values)));
         self.allow_nan |= later.allow_nan;
         self
     }

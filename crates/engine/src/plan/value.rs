@@ -8,8 +8,7 @@ use crate::array::Array;
 use pellucid_kernels::activation::Activation;
 use std::sync::Arc;
 
-/// Index of a value in its plan.
-pub type ValueId = usize;
+pub use crate::ids::ValueId;
 
 /// An expression and perhaps its name.
 #[derive(Clone, Debug, PartialEq)]
@@ -262,7 +261,7 @@ impl Value {
             Expr::WeightGrad { metric, .. } => *metric += metrics,
             _ => {}
         }
-        self.expr.inputs_mut().into_iter().for_each(|input| *input += values);
+        self.expr.inputs_mut().into_iter().for_each(|input| *input = input.after(values));
         self
     }
 }

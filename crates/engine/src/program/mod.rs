@@ -7,17 +7,16 @@ mod build;
 mod op;
 mod weight;
 
+pub use crate::ids::{EdgeId, WeightId};
 pub use build::{Network, Node};
 pub use op::{Expert, Linear, Op, OpKind, RowOf, StateDecay};
-pub use weight::{WeightId, WeightKind, WeightSpec};
+pub use weight::{WeightKind, WeightSpec};
 
 use crate::architecture::Architecture;
 use crate::error::Result;
+use crate::ids::IdVec;
 use crate::point::{Point, Site};
 use std::collections::BTreeMap;
-
-/// Index of an edge in its program.
-pub type EdgeId = usize;
 
 /// Which tokens of a pass an edge covers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -64,11 +63,11 @@ pub struct Edge {
 pub struct Program {
     architecture: Architecture,
     ops: Vec<Op>,
-    edges: Vec<Edge>,
-    weights: Vec<WeightSpec>,
+    edges: IdVec<EdgeId, Edge>,
+    weights: IdVec<WeightId, WeightSpec>,
     sites: BTreeMap<Site, EdgeId>,
     /// For each edge the last op that reads it.
-    last_use: Vec<usize>,
+    last_use: IdVec<EdgeId, usize>,
     /// For each op the edges that nobody needs after it.
     dies_at: Vec<Vec<EdgeId>>,
     /// The first and one past the last op of each layer.
@@ -98,7 +97,7 @@ impl Program {
 
     /// All edges, by their ids.
     pub fn edges(&self) -> &[Edge] {
-        &self.edges
+        self.edges.as_slice()
     }
 
     /// An edge.
@@ -106,14 +105,34 @@ impl Program {
         &self.edges[id]
     }
 
-    /// How many edges there are.
-    pub fn edge_count(&self) -> usize {
-        self.edges.len()
+    /// The ids of all edges, in order.
+    pub fn edge_ids(&self) -> impl DoubleEndedIterator<Item = EdgeId> + ExactSizeIterator + use<> {
+        self.edges.ids()
+    }
+
+    /// A list with the same item for each edge.
+    pub(crate) fn list_by_edge<T: Clone>(&self, item: T) -> IdVec<EdgeId, T> {
+        IdVec::filled(item, self.edges.len())
     }
 
     /// The weights that it needs.
     pub fn weights(&self) -> &[WeightSpec] {
-        &self.weights
+        self.weights.as_slice()
+    }
+
+    /// A weight that it needs.
+    pub fn weight(&self, id: WeightId) -> &WeightSpec {
+        &self.weights[id]
+    }
+
+    /// The ids of all weights, in order.
+    pub fn weight_ids(&self) -> impl DoubleEndedIterator<Item = WeightId> + ExactSizeIterator + use<> {
+        self.weights.ids()
+    }
+
+    /// The weight of a name, if the program needs one.
+    pub fn weight_named(&self, name: &str) -> Option<WeightId> {
+        self.weight_ids().find(|&id| self.weights[id].name == name)
     }
 
     /// Every site, in forward order.

@@ -212,8 +212,14 @@ trait Ids<Id> {
     fn add_to(&self, ids: &mut Vec<Id>);
 }
 
-impl Ids<usize> for usize {
-    fn add_to(&self, ids: &mut Vec<usize>) {
+impl Ids<EdgeId> for EdgeId {
+    fn add_to(&self, ids: &mut Vec<EdgeId>) {
+        ids.push(*self);
+    }
+}
+
+impl Ids<WeightId> for WeightId {
+    fn add_to(&self, ids: &mut Vec<WeightId>) {
         ids.push(*self);
     }
 }

@@ -1,8 +1,5 @@
 //! The weights that a program needs.
 
-/// Index of a weight in its program.
-pub type WeightId = usize;
-
 /// What a weight is for, and so how it is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WeightKind {

@@ -19,7 +19,7 @@ impl Model {
             rows.iter().map(|array| vec![0; array.shape().first().copied().unwrap_or(0)]).collect();
         let mut run = self.run(&tokens, &given.then(plan.clone()), options)?;
         run.captures.iter_mut().for_each(|capture| capture.tap -= taps);
-        run.saved.iter_mut().for_each(|saved| saved.value -= values);
+        run.saved.iter_mut().for_each(|saved| saved.value = saved.value.without(values));
         Ok(run)
     }
 }

@@ -46,7 +46,7 @@ impl Back {
         row: usize,
     ) -> Result<Option<Array>> {
         let values = &compiled.values;
-        for id in (read + 1..values.list.len()).rev() {
+        for id in values.list.ids().rev().take_while(|&id| id > read) {
             if values.reads[id].binary_search(&read).is_err() {
                 continue;
             }

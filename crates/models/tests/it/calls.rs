@@ -1,6 +1,6 @@
 //! Stopping a call from outside, plans one after the other, and shapes without weights.
 
-use pellucid_engine::plan::{Across, Expr, Fold, Function};
+use pellucid_engine::plan::{Across, Expr, Fold, Function, ValueId};
 use pellucid_engine::{Action, Array, Error, GenerateOptions, Interrupt, Operand, Plan, RunOptions, Tap};
 use pellucid_models::{LoadOptions, LoadedModel};
 use std::sync::Arc;
@@ -103,9 +103,10 @@ fn a_plan_after_another_is_as_if_written_at_once() {
     let (first, second) =
         (doubled("layers.0.resid_pre", "layers.1.resid_post"), doubled("layers.1.resid_post", "layers.3.resid_post"));
     let both = first.clone().then(second.clone());
-    assert_eq!((both.taps.len(), both.values.len(), &both.save), (4, 6, &vec![2, 5]));
+    assert_eq!((both.taps.len(), both.values.len(), &both.save), (4, 6, &vec![ValueId::new(2), ValueId::new(5)]));
     let run = loaded.model.run(&rows, &both, &RunOptions::default()).expect("a run");
-    let (once, twice) = (run.value(2, 0).expect("the first"), run.value(5, 0).expect("the second"));
+    let (once, twice) =
+        (run.value(ValueId::new(2), 0).expect("the first"), run.value(ValueId::new(5), 0).expect("the second"));
     assert!(once.values().iter().zip(twice.values()).all(|(once, twice)| 2.0 * once == *twice));
 }
 

@@ -1,7 +1,7 @@
 //! What a plan will do, what is wrong with it, and that it is checked only once.
 
 use crate::test_plans::{at, bits, capture, from, set};
-use pellucid_engine::plan::Expr;
+use pellucid_engine::plan::{Expr, ValueId};
 use pellucid_engine::{Action, Plan, RunOptions, Tap};
 
 #[test]
@@ -47,7 +47,7 @@ fn a_check_reports_every_problem() {
         assert!(problem.to_string().contains(word), "{problem}");
     }
     let mut plan = Plan::default();
-    plan.value(Expr::Unembed(7));
+    plan.value(Expr::Unembed(ValueId::new(7)));
     let h = plan.read(Tap::new("layers.0.resid_post", Action::Read));
     plan.value(Expr::Reshape { of: h, shape: vec![5, -1] });
     assert_eq!(plan.check(program, &[12]).len(), 2);

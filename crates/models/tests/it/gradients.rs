@@ -2,7 +2,7 @@
 #![allow(clippy::print_stdout)] // how far off the worst is, is worth knowing when all is well, too
 
 use golden::{Case, CaseFile};
-use pellucid_engine::plan::{Combine, Expr, Fold};
+use pellucid_engine::plan::{Combine, Expr, Fold, ValueId};
 use pellucid_engine::{Action, Array, GradOptions, Plan, Point, RunOptions, Seed, Site, Tap};
 
 /// The scalar of `tests/golden/gradients.py`: all logits, each times a number that follows from the case's seed.
@@ -129,7 +129,7 @@ fn gradients_of_weights_are_written_and_read_as_json() {
     let first = read(r#"{"weight": "head", "of": "a"}"#).expect("a plan");
     assert_eq!(read(r#""head""#).expect("a plan"), first);
     let second = read(r#"{"weight": "head", "of": "b"}"#).expect("a plan");
-    assert_eq!(second.values[3].expr, Expr::WeightGrad { metric: 1, weight: "head".into() });
+    assert_eq!(second.values[ValueId::new(3)].expr, Expr::WeightGrad { metric: 1, weight: "head".into() });
     assert_eq!(Plan::from_json(&second.to_json().expect("JSON")).expect("a plan"), second);
     for (value, problem) in [
         (r#"{"of": "a"}"#, "name of a `weight`"),

@@ -2,6 +2,7 @@
 
 use golden::Case;
 use pellucid_engine::architecture::{Activation, Attention, Dense, Layer, Mlp, Norm, NormKind};
+use pellucid_engine::program::WeightId;
 use pellucid_engine::{Plan, Run};
 
 /// Equal in direction, in size and in every number, relative to the largest.
@@ -46,8 +47,8 @@ impl<'a> Seen<'a> {
         self.site(&format!("layers.{layer}.{point}"))
     }
 
-    fn id(&self, name: &str) -> Option<usize> {
-        self.case.loaded.model.program().weights().iter().position(|spec| spec.name == name)
+    fn id(&self, name: &str) -> Option<WeightId> {
+        self.case.loaded.model.program().weight_named(name)
     }
 
     pub fn vector(&self, name: &str) -> Option<Vec<f64>> {

@@ -2,7 +2,7 @@
 
 use crate::test_plans::{at, bits, capture, generate, set};
 use golden::{Case, difference};
-use pellucid_engine::plan::{Across, Combine, Expr, Fold, Function, Map, Pick};
+use pellucid_engine::plan::{Across, Combine, Expr, Fold, Function, Map, Pick, ValueId};
 use pellucid_engine::{Action, Array, Error, Operand, Plan, Run, RunOptions, Tap};
 use std::sync::Arc;
 
@@ -265,9 +265,9 @@ fn bad_values_are_refused_by_name() {
         &["index 32"],
     );
     check(&|plan| _ = plan.read(read("layers.*.resid_post")), &["several sites"]);
-    check(&|plan| plan.save = vec![3], &["no value 3"]);
-    check(&|plan| plan.taps.push(set(SITE, Operand::Value(7))), &["no value 7"]);
-    check(&|plan| _ = plan.value(Expr::Map(Map::Exp, 5)), &["does not come before"]);
+    check(&|plan| plan.save = vec![ValueId::new(3)], &["no value 3"]);
+    check(&|plan| plan.taps.push(set(SITE, Operand::Value(ValueId::new(7)))), &["no value 7"]);
+    check(&|plan| _ = plan.value(Expr::Map(Map::Exp, ValueId::new(5))), &["does not come before"]);
     check(
         &|plan| {
             let h = plan.read(read("logits"));

@@ -2,12 +2,12 @@
 
 use crate::backend::{Frame, Taps};
 use crate::error::Result;
-use crate::program::OpKind;
+use crate::program::{EdgeId, OpKind};
 use crate::weights::{WeightId, Weights};
 
 pub(super) fn run(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()> {
     let program = frame.program;
-    let width = |edge: usize| program.edge(edge).width;
+    let width = |edge: EdgeId| program.edge(edge).width;
     match &program.ops()[index].kind {
         OpKind::Slice { x, from, out } => {
             let mut value = frame.make(*out);

@@ -3,7 +3,7 @@
 use crate::architecture::{ExpertGroups, ExpertWeights, Routing, Scores};
 use crate::backend::{Frame, Taps};
 use crate::error::Result;
-use crate::program::{EdgeId, Linear, OpKind};
+use crate::program::{EdgeId, Linear, OpKind, WeightId};
 use pellucid_kernels::activation::{Activation, activate};
 use pellucid_kernels::softmax::softmax;
 use pellucid_kernels::{activation, matmul};
@@ -273,7 +273,7 @@ fn mixed(index: usize, frame: &mut Frame, sorted: &mut Slots) -> Vec<f32> {
 /// Products of attention experts with what each slot reads: one line a slot.
 fn routed(
     frame: &mut Frame,
-    experts: &[usize],
+    experts: &[WeightId],
     choices: EdgeId,
     inner: usize,
     read: &dyn Fn(&Frame, usize, &mut [f32]),

@@ -11,6 +11,7 @@ pub use network::{Network, Node};
 use super::{Domain, Edge, EdgeId, Layout, Linear, Op, OpKind, Program, RowOf};
 use crate::architecture::{AbsolutePositions, Activation, Architecture, Gain, Layer, Mlp, Norm, SharedBlock, Skip};
 use crate::error::Result;
+use crate::ids::IdVec;
 use crate::point::Point;
 use crate::point::Site;
 use crate::program::{WeightId, WeightKind, WeightSpec};
@@ -22,14 +23,14 @@ type NormPoints = [Option<Point>; 3];
 #[derive(Default)]
 struct Builder {
     ops: Vec<Op>,
-    edges: Vec<Edge>,
-    weights: Vec<WeightSpec>,
+    edges: IdVec<EdgeId, Edge>,
+    weights: IdVec<WeightId, WeightSpec>,
     sites: BTreeMap<Site, EdgeId>,
     layer: Option<usize>,
     /// The shared block that is being written and the adapter that the layer uses in it.
     shared: Option<(usize, usize)>,
     /// The stream before the first layer.
-    embedded: EdgeId,
+    embedded: Option<EdgeId>,
     domain: Domain,
 }
 
@@ -42,7 +43,7 @@ pub(super) fn build(architecture: Architecture) -> Result<Program> {
         WeightKind::Table,
     );
     let mut stream = b.embedding(&architecture, table);
-    b.embedded = stream;
+    b.embedded = Some(stream);
     let mut layer_ops = Vec::new();
     for (index, layer) in architecture.layers.iter().enumerate() {
         let first = b.ops.len();
@@ -57,12 +58,12 @@ pub(super) fn build(architecture: Architecture) -> Result<Program> {
 
 /// The program of what was built.
 fn finish(b: Builder, architecture: Architecture, layer_ops: Vec<std::ops::Range<usize>>) -> Program {
-    let mut last_use: Vec<usize> = b.edges.iter().map(|edge| edge.made_by).collect();
+    let mut last_use: IdVec<EdgeId, usize> = b.edges.iter().map(|edge| edge.made_by).collect();
     for (index, op) in b.ops.iter().enumerate() {
         op.kind.inputs().into_iter().for_each(|edge| last_use[edge] = index);
     }
     let mut dies_at = vec![Vec::new(); b.ops.len()];
-    last_use.iter().enumerate().for_each(|(edge, &op)| dies_at[op].push(edge));
+    last_use.iter_with_ids().for_each(|(edge, &op)| dies_at[op].push(edge));
     Program {
         architecture,
         ops: b.ops,
@@ -185,7 +186,8 @@ impl Builder {
     /// The stream with what a shared block makes of it beside the embeddings.
     fn shared_block(&mut self, width: usize, shared: &SharedBlock, resid_pre: EdgeId) -> EdgeId {
         self.shared = Some((shared.block, shared.adapter));
-        let joined = self.concat(&[resid_pre, self.embedded], None);
+        let embedded = self.embedded.expect("the embedding comes before every layer");
+        let joined = self.concat(&[resid_pre, embedded], None);
         let both = self.edges[joined].width;
         let attn_in = self.norm(joined, "attn.norm", shared.norm, both, [None, None, Some(Point::AttnIn)]);
         let out = self.attention(width, &shared.attention, attn_in);
@@ -293,8 +295,7 @@ impl Builder {
 
     /// A new edge, made by the next op.
     fn edge(&mut self, point: Option<Point>, width: usize, layout: Layout) -> EdgeId {
-        let id = self.edges.len();
-        self.edges.push(Edge {
+        let id = self.edges.push(Edge {
             width,
             layout,
             domain: self.domain,
@@ -324,11 +325,10 @@ impl Builder {
             (None, None) => name.to_string(),
         };
         // Layers that share a block share its weights.
-        if let Some(known) = self.shared.and_then(|_| self.weights.iter().position(|spec| spec.name == name)) {
+        if let Some(known) = self.shared.and_then(|_| self.weights.ids().find(|&id| self.weights[id].name == name)) {
             return known;
         }
-        self.weights.push(WeightSpec { name, shape, kind });
-        self.weights.len() - 1
+        self.weights.push(WeightSpec { name, shape, kind })
     }
 
     /// A projection by its name: its matrix and, if it has one, its bias.

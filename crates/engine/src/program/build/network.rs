@@ -5,7 +5,7 @@ use crate::architecture::{Activation, Architecture, Embedding, Gain, Head, Modul
 use crate::error::{Error, Result};
 use crate::point::Site;
 use crate::point::{Point, Scope};
-use crate::program::{EdgeId, Layout, OpKind, Program, RowOf};
+use crate::program::{EdgeId, Layout, Linear, OpKind, Program, RowOf};
 use crate::program::{WeightId, WeightKind};
 use pellucid_kernels::attention::{AttentionShape, CausalMask};
 use std::collections::{HashMap, HashSet};
@@ -33,7 +33,7 @@ pub struct Network {
     builder: Builder,
     names: HashSet<String>,
     /// Matrices and biases by name, so that a part may be used again.
-    linears: HashMap<String, (usize, usize, bool)>,
+    linears: HashMap<String, Linear>,
     vocab: usize,
     context: Option<usize>,
     width: usize,
@@ -93,23 +93,22 @@ impl Network {
     pub fn linear_again(&mut self, name: &str, weight: &str, x: Node, outputs: usize, bias: bool) -> Result<Node> {
         let inputs = self.width_of(x);
         let known = self.linears.get(weight).copied();
-        let (weight_id, bias_id) = match known {
-            Some((id, with_bias, had_bias)) => {
-                let shape = &self.builder.weights[id].shape;
-                if *shape != [outputs, inputs] || had_bias != bias {
+        let linear = match known {
+            Some(linear) => {
+                let shape = &self.builder.weights[linear.weight].shape;
+                if *shape != [outputs, inputs] || linear.bias.is_some() != bias {
                     let problem = format!("the weight {weight:?} is {shape:?}, not [{outputs}, {inputs}]");
                     return Err(bad(name, problem, "use it again for the same widths, bias included"));
                 }
-                (id, bias.then_some(with_bias))
+                linear
             }
             None => {
                 let linear = self.builder.linear(weight, outputs, inputs, bias);
-                self.linears.insert(weight.into(), (linear.weight, linear.bias.unwrap_or_default(), bias));
-                (linear.weight, linear.bias)
+                self.linears.insert(weight.into(), linear);
+                linear
             }
         };
         let out = self.edge(name, outputs, Layout::Flat)?;
-        let linear = crate::program::Linear { weight: weight_id, bias: bias_id };
         self.builder.op(OpKind::MatMul { x: x.0, linear, out });
         Ok(Node(out))
     }

@@ -3,8 +3,8 @@
 use super::Builder;
 use crate::architecture::{Activation, Decay, DeltaRule, LinearAttention, Lru, Mamba, Mamba2, Recurrence, ShortConv};
 use crate::point::Point;
-use crate::program::WeightKind;
 use crate::program::{EdgeId, Layout, Linear, OpKind, StateDecay};
+use crate::program::{WeightId, WeightKind};
 use pellucid_kernels::recurrence::RecurrenceShape;
 
 impl Builder {
@@ -218,7 +218,7 @@ impl Builder {
         state
     }
 
-    fn step(&mut self, x: EdgeId, bias: Option<usize>, limits: (f32, f32)) -> EdgeId {
+    fn step(&mut self, x: EdgeId, bias: Option<WeightId>, limits: (f32, f32)) -> EdgeId {
         let out = self.edge(None, self.edges[x].width, Layout::Flat);
         self.op(OpKind::Step { x, bias, limits, out });
         out
@@ -232,7 +232,7 @@ impl Builder {
         v: EdgeId,
         decay: StateDecay,
         strength: Option<EdgeId>,
-        skip: Option<usize>,
+        skip: Option<WeightId>,
         shape: RecurrenceShape,
     ) -> EdgeId {
         let (heads, each) = (shape.heads, shape.key_dim * shape.value_dim);

@@ -3,7 +3,7 @@
 use super::{Case, length};
 use crate::{oracle, random};
 use pellucid_engine::plan::{Combine, Expr, Fold};
-use pellucid_engine::program::OpKind;
+use pellucid_engine::program::{OpKind, WeightId};
 use pellucid_engine::{Action, Architecture, Array, Plan, Program, RunOptions, Tap};
 use proptest::prelude::*;
 use random::noise;
@@ -30,7 +30,7 @@ fn plan(case: &Case, weights: &[String]) -> Plan {
 }
 
 /// Weights that only decide have no gradient.
-fn decides(program: &Program, weight: usize) -> bool {
+fn decides(program: &Program, weight: WeightId) -> bool {
     let corrects = |kind: &OpKind| matches!(kind, OpKind::Route { correction: Some(own), .. } if *own == weight);
     program.ops().iter().any(|op| corrects(&op.kind))
 }
@@ -72,8 +72,8 @@ impl Case {
 fn is_its_difference(architecture: &Architecture, lengths: &[usize], seed: u64) -> Result<(), TestCaseError> {
     let case = Case::new(architecture, lengths, seed);
     let program = case.model.program();
-    let specs = program.weights().iter().enumerate().filter(|(id, _)| !decides(program, *id));
-    let mut names: Vec<String> = specs.map(|(_, spec)| spec.name.clone()).collect();
+    let weights = program.weight_ids().filter(|&id| !decides(program, id));
+    let mut names: Vec<String> = weights.map(|id| program.weight(id).name.clone()).collect();
     let chance = noise(seed ^ 0xBEEF, names.len());
     let keep = 8.0 / names.len() as f32;
     let mut draws = chance.iter();
