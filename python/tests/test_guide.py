@@ -1,17 +1,18 @@
 """The guides' code runs."""
 
 import re
-from pathlib import Path
 
 import pytest
+from conftest import REPOSITORY
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGES = [("docs/python.md", 8), ("docs/generation.md", 6), ("AGENTS.md", 6)]
+"""Each page with the least number of blocks that it has."""
 
 
-@pytest.mark.parametrize(("guide", "least"), [("python.md", 8), ("generation.md", 6)])
+@pytest.mark.parametrize(("guide", "least"), PAGES)
 def test_every_block_of_a_guide_runs(guide, least):
-    blocks = re.findall(r"```python\n(.*?)```", (DOCS / guide).read_text(encoding="utf-8"), flags=re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", (REPOSITORY / guide).read_text(encoding="utf-8"), flags=re.DOTALL)
     assert len(blocks) >= least
     names: dict[str, object] = {}
     for number, block in enumerate(blocks):
-        exec(compile(block, f"docs/{guide}, block {number}", "exec"), names)
+        exec(compile(block, f"{guide}, block {number}", "exec"), names)

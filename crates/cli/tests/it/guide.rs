@@ -1,4 +1,4 @@
-//! The guide to plans shows what the binary prints.
+//! Pages show what the binary prints: the guide to plans, and the page for coding agents.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -36,11 +36,11 @@ fn alike(shown: &str, printed: &str) -> bool {
     shown.split_whitespace().count() == printed.split_whitespace().count() && same.all(|same| same)
 }
 
-#[test]
-fn the_guide_to_plans_shows_what_is_printed() {
-    let guide = std::fs::read_to_string(root().join("docs/plans.md")).expect("the guide");
-    let consoles = consoles(&guide);
-    assert!(consoles.len() >= 25, "the guide has only {} commands", consoles.len());
+/// Runs every command of a page, of which there are `least` at least, and compares its output with what the page shows.
+fn check_page(page: &str, least: usize) {
+    let text = std::fs::read_to_string(root().join(page)).expect("the page");
+    let consoles = consoles(&text);
+    assert!(consoles.len() >= least, "{page} has only {} commands", consoles.len());
     for (line, shown) in consoles {
         let (words, most) = words(&line);
         let mut command = Command::new(env!("CARGO_BIN_EXE_pellucid"));
@@ -53,6 +53,16 @@ fn the_guide_to_plans_shows_what_is_printed() {
         };
         let (shown, printed) = (lines(&shown), lines(&printed));
         let same = shown.len() == printed.len() && shown.iter().zip(&printed).all(|(a, b)| alike(a, b));
-        assert!(same, "$ {line}\nthe guide shows {shown:#?}\nand this is printed: {printed:#?}");
+        assert!(same, "$ {line}\n{page} shows {shown:#?}\nand this is printed: {printed:#?}");
     }
+}
+
+#[test]
+fn the_guide_to_plans_shows_what_is_printed() {
+    check_page("docs/plans.md", 25);
+}
+
+#[test]
+fn the_page_for_coding_agents_shows_what_is_printed() {
+    check_page("AGENTS.md", 5);
 }
