@@ -1,8 +1,8 @@
 //! Loops over whole activations: sums, scaling, soft caps.
 
-use crate::activation::{Unary, map};
+use crate::activation::{SoftCap, map};
 use crate::dispatch;
-use crate::simd::{Lanes, Simd};
+use crate::simd::Simd;
 
 /// `a += b`
 pub fn add(a: &mut [f32], b: &[f32]) {
@@ -47,17 +47,6 @@ pub fn block_diagonal(x: &[f32], weight: &[f32], bias: Option<&[f32]>, blocks: u
                 out.iter_mut().zip(weights).for_each(|(y, w)| *y += x * w);
             }
         }
-    }
-}
-
-/// `cap · tanh(x / cap)`
-pub(crate) struct SoftCap(pub f32);
-
-impl Unary for SoftCap {
-    #[inline(always)]
-    fn apply<S: Lanes>(&self, s: S, x: S::V) -> S::V {
-        let cap = s.splat(self.0);
-        s.mul(cap, crate::activation::tanh(s, s.div(x, cap)))
     }
 }
 

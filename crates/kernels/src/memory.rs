@@ -2,13 +2,10 @@
 
 use crate::pool::Pool;
 pub use crate::slab::Room;
-use crate::slab::Slab;
+use crate::slab::{LINE, Slab};
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
-
-/// Bytes in a cache line.
-pub(crate) const LINE: usize = 64;
 
 /// Number types that may live in [`Aligned`] storage: any bit pattern is a value.
 pub trait Plain: Copy + Send + Sync + 'static {}

@@ -5,12 +5,13 @@
 //! the arithmetic on these. So weights are laid one after the other into slabs that the system may back with huge pages. A slab is given
 //! back when the last weight in it is dropped. Who knows how much is coming makes a [`Room`] for it, whose pages the threads make ready together.
 
-use crate::memory::LINE;
 use crate::pool::Pool;
 use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
+/// Bytes in a cache line.
+pub(crate) const LINE: usize = 64;
 /// Bytes of a slab; what is larger has one of its own.
 const SIZE: usize = 64 << 20;
 /// Bytes of a huge page.

@@ -24,8 +24,6 @@ pub const ALLOWED: &[Allowed] = &[
         "commands",
         "loading reports through `commands::say`; that function belongs beside `progress`",
     ),
-    allow("kernels", "memory", "slab", "a lasting buffer may come out of the slab of the thread"),
-    allow("kernels", "simd", "encoding", "portable code converts halves with the function of the encodings"),
     allow("python", "expression", "record", "they share the error for an unknown word"),
     allow("python", "found", "run", "they share the type of earlier results"),
     allow("python", "prefix", "run", "they share the conversion of tokens"),

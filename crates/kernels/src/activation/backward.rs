@@ -1,8 +1,7 @@
 //! Derivatives of the activation functions, eight lanes at a time, and the loops that multiply a gradient by one.
 
-use super::{Activation, Derivative, Tanh, forward, with_activation};
+use super::{Activation, Derivative, SoftCap, Tanh, forward, with_activation};
 use crate::dispatch;
-use crate::elementwise::SoftCap;
 use crate::recurrence;
 use crate::simd::{LANES, Simd};
 

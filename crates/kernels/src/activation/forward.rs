@@ -183,3 +183,14 @@ pub fn xielu(x: &mut [f32], positive: f32, negative: f32) {
         *x = if *x > 0.0 { above * *x * *x + BETA * *x } else { (x.min(-1e-6).exp_m1() - *x) * below + BETA * *x };
     }
 }
+
+/// `cap · tanh(x / cap)`
+pub(crate) struct SoftCap(pub f32);
+
+impl Unary for SoftCap {
+    #[inline(always)]
+    fn apply<S: Lanes>(&self, s: S, x: S::V) -> S::V {
+        let cap = s.splat(self.0);
+        s.mul(cap, tanh(s, s.div(x, cap)))
+    }
+}

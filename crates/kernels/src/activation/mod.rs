@@ -12,8 +12,8 @@ mod tests;
 pub use backward::{
     activate_backward, activate_gated_backward, soft_cap_backward, softplus_derivative, xielu_backward,
 };
+pub(crate) use forward::{SoftCap, exp, map};
 pub use forward::{activate, activate_gated, xielu};
-pub(crate) use forward::{exp, map, tanh};
 
 use crate::simd::{Lanes, Simd};
 

@@ -1,9 +1,8 @@
 //! Fused attention: a running softmax over tiles of keys.
 
 use super::{AttentionShape, HeadTerms, Queries};
-use crate::activation::{exp, map};
+use crate::activation::{SoftCap, exp, map};
 use crate::dispatch;
-use crate::elementwise::SoftCap;
 use crate::memory::Shared;
 use crate::pool::Pool;
 use crate::simd::{LANES, Lanes, Simd};

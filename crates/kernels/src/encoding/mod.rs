@@ -11,6 +11,7 @@ mod finite;
 mod small;
 mod super_block;
 
+use crate::simd::half_to_single;
 pub use finite::is_finite;
 pub use small::to_q8_0;
 use std::fmt;
@@ -262,17 +263,6 @@ fn each_block<const BYTES: usize, const LEN: usize>(
 #[inline(always)]
 fn half_at(block: &[u8], at: usize) -> f32 {
     half_to_single(u16_at(block, at))
-}
-
-/// The f32 of an f16's bits, without a branch, so that loops over it vectorise: the exponent is moved by a multiplication,
-/// which also makes subnormal numbers right; only infinities and NaNs need their own exponent.
-#[inline(always)]
-pub(crate) fn half_to_single(bits: u16) -> f32 {
-    let sign = u32::from(bits & 0x8000) << 16;
-    let rest = u32::from(bits & 0x7fff) << 13;
-    let number = (f32::from_bits(rest) * f32::from_bits((127 + 112) << 23)).to_bits();
-    let special = rest | 0x7f80_0000;
-    f32::from_bits(sign | if bits & 0x7c00 == 0x7c00 { special } else { number })
 }
 
 /// The little-endian u16 at a place in a block.

@@ -13,6 +13,8 @@ mod avx2;
 mod avx512;
 mod portable;
 
+pub(crate) use portable::half_to_single;
+
 #[cfg(target_arch = "x86_64")]
 pub use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]

@@ -1,7 +1,6 @@
 //! Plain arrays, for every machine.
 
 use super::{Kernel, LANES, Lanes, Panels, Simd};
-use crate::encoding::half_to_single;
 
 /// Arrays of eight.
 #[derive(Clone, Copy)]
@@ -157,4 +156,15 @@ impl Simd for Portable {
     fn transpose(self, rows: [Self::V; LANES]) -> [Self::V; LANES] {
         std::array::from_fn(|column| rows.map(|row| row[column]))
     }
+}
+
+/// The f32 of an f16's bits, without a branch, so that loops over it vectorise: the exponent is moved by a multiplication,
+/// which also makes subnormal numbers right; only infinities and NaNs need their own exponent.
+#[inline(always)]
+pub(crate) fn half_to_single(bits: u16) -> f32 {
+    let sign = u32::from(bits & 0x8000) << 16;
+    let rest = u32::from(bits & 0x7fff) << 13;
+    let number = (f32::from_bits(rest) * f32::from_bits((127 + 112) << 23)).to_bits();
+    let special = rest | 0x7f80_0000;
+    f32::from_bits(sign | if bits & 0x7c00 == 0x7c00 { special } else { number })
 }
