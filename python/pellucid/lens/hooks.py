@@ -17,8 +17,8 @@ import numpy as np
 
 from ..convert import array as as_array
 from ..errors import InputError, PlanError
-from ..values import Value
 from ..selection import Scope
+from ..values import Value
 from ..views import View
 from .names import Names, hook_name, sites_matching
 
