@@ -1,8 +1,9 @@
-"""Induction heads: random tokens, then the same again. Who looks at what followed the last time?
+"""Induction heads: on a repeated random sequence, which heads attend to the token after the
+previous occurrence?
 
 It prints:
 
-    layer  to the previous token     to what followed last time
+    layer  to the previous token     to the token after the previous occurrence
         0  0.06  0.07  0.09  0.11      0.03  0.03  0.02  0.02
         1  0.78  0.96  0.09  0.38      0.00  0.00  0.00  0.00
         2  0.04  0.04  0.10  0.17      0.78  0.84  0.02  0.01
@@ -25,7 +26,7 @@ patterns = cache.stack_activation("pattern")  # [layers, batch, heads, queries, 
 
 
 def mean_attention(queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """What each head gives, on average, to a key from a query."""
+    """Mean attention probability of each head for these (query, key) pairs: `[layers, heads]`."""
     return patterns[..., queries, keys].mean(axis=(1, -1))
 
 
@@ -33,7 +34,7 @@ second = np.arange(length, 2 * length)
 previous = mean_attention(np.arange(1, 2 * length), np.arange(2 * length - 1))
 induction = mean_attention(second, second - length + 1)
 
-print("layer  to the previous token     to what followed last time")
+print("layer  to the previous token     to the token after the previous occurrence")
 for layer in range(model.cfg.n_layers):
     before, after = ("  ".join(f"{share:.2f}" for share in shares[layer]) for shares in (previous, induction))
     print(f"{layer:5}  {before}      {after}")

@@ -1,8 +1,8 @@
-"""Logit lens: what the model would say if it ended at each layer.
+"""Logit lens: the prediction from the residual stream before each layer and after the last.
 
 It prints:
 
-    stream      best guesses                p( Tom)  rank
+    resid       top tokens                  p( Tom)  rank
     0_pre        to| and| for                 0.000   249
     1_pre        the| a| be                   0.000    53
     2_pre        the| his| her                0.002    14
@@ -22,7 +22,7 @@ answer = model.to_single_token(" Tom")
 logits, cache = model.run_with_cache(prompt, names_filter=["blocks.*.hook_resid_pre", "resid_post5"])
 probs, labels = cache.logit_lens(pos_slice=-1, return_labels=True)
 
-print(f"{'stream':<10}  {'best guesses':<26}  p( Tom)  rank")
+print(f"{'resid':<10}  {'top tokens':<26}  p( Tom)  rank")
 for label, row in zip(labels, probs[:, 0], strict=True):
     best = "|".join(model.to_string(token) for token in np.argsort(-row)[:3])
     print(f"{label:<10}  {best:<26}  {row[answer]:7.3f}  {(row > row[answer]).sum():4}")

@@ -1,7 +1,8 @@
-"""Activation patching: which layer and position tell the model whom the ball was given to.
+"""Activation patching: which layers and positions determine who receives the ball.
 
-The stream of the first prompt is written into the second at one place after the other. 0 means that the second prompt's
-answer stays, 1 that it becomes the first's. All places run as rows of one pass.
+Writes the clean prompt's residual stream into the corrupted prompt, at one layer and position at a
+time. 0 means that the corrupted prompt's logit difference is unchanged, 1 that it becomes the clean
+prompt's. All patches run as rows of one pass.
 
 It prints:
 
@@ -35,13 +36,13 @@ _, cache = model.run_with_cache(clean, return_type=None, names_filter="blocks.*.
 
 
 def difference(logits: Any) -> Any:
-    """How much more the model expects Tom than Lily."""
+    """The logit difference Tom - Lily."""
     return logits[..., tom] - logits[..., lily]
 
 
 saved = {}
 with model.trace() as t:
-    for layer in range(model.layers):
+    for layer in range(model.n_layers):
         for position in range(len(words)):
             with t.row(corrupted):
                 t.layers[layer].resid_pre[:, position] = cache["resid_pre", layer][0, position]
@@ -49,7 +50,7 @@ with model.trace() as t:
 
 low = difference(model(corrupted)[0, -1])
 high = difference(model(clean)[0, -1])
-print(f"{'position':<12}" + "".join(f"layer {layer}  " for layer in range(model.layers)).rstrip())
+print(f"{'position':<12}" + "".join(f"layer {layer}  " for layer in range(model.n_layers)).rstrip())
 for position, word in enumerate(words):
-    effects = [float((saved[layer, position].value - low) / (high - low)) for layer in range(model.layers)]
+    effects = [float((saved[layer, position].value - low) / (high - low)) for layer in range(model.n_layers)]
     print(f"{position:>3} {word:<8}" + "".join(f"{round(effect, 1) + 0.0:7.1f}  " for effect in effects).rstrip())

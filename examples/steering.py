@@ -1,8 +1,9 @@
-"""Steering: a direction from sad and happy sentences, added to the stream while the model writes.
+"""Steering: adds the mean difference between sad and happy prompts to the residual stream during
+generation.
 
 It prints:
 
-    factor  p( sad)  the model goes on
+    factor  p( sad)  continuation
       -0.5    0.000   having a great time playing with her friends. They
        0.0    0.003   having a lot of fun. She saw a big
        0.5    0.129   very sad. Her mom told her to go to
@@ -19,7 +20,7 @@ layer = 4
 
 
 def mean_activation(prompts: list[str]) -> np.ndarray:
-    """The mean of what leaves the layer at the last position of each prompt."""
+    """The mean of `resid_post` at the last position of the prompts: `[d_model]`."""
     return model.get_token_activations(prompts, layers=[layer])[0].mean(axis=0)
 
 
@@ -27,8 +28,8 @@ direction = mean_activation(sad) - mean_activation(happy)
 sad_token = model.to_single_token(" sad")
 prompt = "One day, Lily went to the park. She was"
 
-print("factor  p( sad)  the model goes on")
+print("factor  p( sad)  continuation")
 for factor in (-0.5, 0.0, 0.5, 1.0):
     steered = model.steer(layer, direction, factor=factor)
-    chance = steered.next_token_probs(prompt)[0, sad_token]
-    print(f"{factor:6.1f}  {chance:7.3f}  {steered.generate(prompt, max_new=10).text}")
+    probability = steered.next_token_probs(prompt)[0, sad_token]
+    print(f"{factor:6.1f}  {probability:7.3f}  {steered.generate(prompt, max_new=10).text}")

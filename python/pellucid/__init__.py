@@ -3,12 +3,12 @@
 ```python
 import pellucid
 
-model = pellucid.load()  # the small built-in model; or a directory, a GGUF file, a pulled name
+model = pellucid.load()  # the small built-in model; or pass a directory, a GGUF file, a pulled name
 with model.trace("Once upon a time, there was a little") as t:
     h = t.layers[2].resid_post.save()
     t.layers[3].mlp_out[:, -1] = 0
     logits = t.logits[:, -1].save()
-h.value  # numpy, without a copy; h.torch() where torch is there
+h.value  # a numpy array, zero-copy; h.torch() if torch is installed
 ```
 """
 
@@ -16,18 +16,19 @@ from __future__ import annotations
 
 import os
 
-from . import _core, identify, lens
+from . import _core, identify, transformer_lens
+from . import lens as lens  # former name of transformer_lens, not in __all__
 from ._core import Plan
 from .errors import Error, InputError, Interrupted, LoadError, PlanError, RecordError, SiteError
 from .inspection import Report, inspect, inspect_schema
-from .lens import ActivationCache
 from .loading import Attempt, Tokenizer, load_tokenizer, strategies
 from .loading import load_with_strategies as load_with_strategies  # deprecated, not in __all__
 from .model import Model, load, pull
 from .network import Network, NetworkModel
 from .prefixes import Prefixes
 from .results import Cache, Captures, Generated
-from .sites import SiteInfo, Sites
+from .site_table import SiteInfo, Sites
+from .transformer_lens import ActivationCache
 from .values import Value
 
 __version__ = _core.version()
@@ -58,13 +59,13 @@ __all__ = [
     "identify",
     "inspect",
     "inspect_schema",
-    "lens",
     "load",
     "load_tokenizer",
     "pull",
     "strategies",
+    "transformer_lens",
 ]
 
-# Threads are not inherited by a child: the engine starts its own again when the child first runs something.
+# A forked child does not inherit the thread pool; the engine restarts it on the first run.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_core.after_fork)

@@ -1,4 +1,6 @@
-"""Branches: one prompt run again and again with small changes, each from where it begins to differ."""
+"""Branches: re-runs of one prompt with small edits, each from the first layer and position it
+changes.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _core, convert
 from .errors import InputError
-from .record import FAILED, Recorder
+from .recorder import FAILED, Recorder
 from .trace import Block
 
 if TYPE_CHECKING:
@@ -15,7 +17,10 @@ if TYPE_CHECKING:
 
 
 class Branch(Block):
-    """A block like a trace of the base's prompt; it runs from the middle, with the bits of a whole run."""
+    """A trace of the base's prompt that recomputes only what its edits change.
+
+    Bit-identical to a whole run.
+    """
 
     __slots__ = ("_base",)
 
@@ -26,29 +31,30 @@ class Branch(Block):
     def _run(self, recorder: Recorder) -> None:
         (run,) = self._base._core.branches([self._plan(recorder)])
         recorder.seconds = run.seconds
-        self._hand_out(recorder, run)
+        self._assign_results(recorder, run)
 
 
 class Base:
-    """A run of one prompt that keeps what enters each layer, its keys and its values, so that branches need not compute them."""
+    """A run of one prompt that stores every layer's input and KV cache for its branches."""
 
     def __init__(self, model: Model, prompt: Any) -> None:
         rows, single = convert.rows(model._core, prompt)
         if not single:
-            raise InputError("branches start from one prompt", "make a base for each prompt")
+            raise InputError("a base has one prompt", "create one base per prompt")
         self.model = model
         self.tokens = rows[0]
         self._core = _core.base(model._core, rows, model.edits)
 
     def branch(self, *, allow_nan: bool = False) -> Branch:
-        """A block like `Model.trace` of the base's prompt."""
+        """A `with` block like `Model.trace`, for the base's prompt."""
         return Branch(self, allow_nan)
 
     def sweep(self, record: Callable[..., Any], over: Iterable[Any]) -> list[Any]:
-        """Many branches in one batch: `record(t, item)` writes and saves in a block of its own for each item.
+        """Runs many branches in one batch: calls `record(t, item)` for each item, with its own
+        trace `t`.
 
-        What it returns (saved values, say) comes back in a list, with the numbers there. An item that is a tuple is handed over as
-        several arguments.
+        Returns the list of `record`'s return values, such as saved values, which then have their
+        `.value`. A tuple item is unpacked: `record(t, *item)`.
         """
         blocks: list[Branch] = []
         returned = []
@@ -61,9 +67,9 @@ class Base:
             runs = self._core.branches([block._plan(block._recorder) for block in blocks])
         except BaseException as failure:
             for block in blocks:
-                block._recorder.ended(FAILED, failure)
+                block._recorder.close(FAILED, failure)
             raise
         for block, run in zip(blocks, runs, strict=True):
-            block._hand_out(block._recorder, run)
-            block._done(block._recorder)
+            block._assign_results(block._recorder, run)
+            block._release(block._recorder)
         return returned

@@ -1,4 +1,4 @@
-"""Prompts to tokens, numbers to arrays: what comes in from Python, numpy and torch."""
+"""Converts inputs from Python, numpy and torch: prompts to token rows, values to arrays."""
 
 from __future__ import annotations
 
@@ -13,29 +13,33 @@ if TYPE_CHECKING:
     from . import _core
 
 Prompt = Any
-"""A text, a list of token ids, an array of them, or a conversation (a list of `{"role": …, "content": …}`)."""
+"""A text, a list of token ids, an array of them, or a conversation (a list of
+`{"role": …, "content": …}`).
+"""
 
 
 def array(value: Any) -> np.ndarray:
-    """An f32 array of what can be one: numbers, lists, numpy arrays and torch tensors of any number format (bf16 too)."""
+    """Converts numbers, lists, numpy arrays and torch tensors of any dtype (bf16 too) to an f32
+    array.
+    """
     if hasattr(value, "detach"):
-        # A torch tensor: numpy has no bf16, so torch itself widens it.
+        # A torch tensor. numpy has no bf16, so torch converts it to f32.
         return value.detach().float().cpu().numpy()
     try:
-        found = np.asarray(value)
-        # numpy would read texts as numbers and `None` as NaN.
-        if found.dtype.kind not in "OSUcmM":
-            return found.astype(np.float32, copy=False)
-        why = f"numpy makes {found.dtype} of it"
+        result = np.asarray(value)
+        # Reject these kinds: `astype` would parse strings as numbers and turn `None` into NaN.
+        if result.dtype.kind not in "OSUcmM":
+            return result.astype(np.float32, copy=False)
+        reason = f"numpy converts it to dtype {result.dtype}"
     except (TypeError, ValueError) as error:
-        why = str(error)
+        reason = str(error)
     raise PlanError(
-        f"{type(value).__name__} is not an array of numbers: {why}", "give numbers, arrays or values of this block"
+        f"{type(value).__name__} is not an array of numbers: {reason}", "pass numbers, arrays or values of this block"
     )
 
 
 def rows(core: _core.Model, prompts: Any) -> tuple[list[Any], bool]:
-    """The rows of tokens that prompts mean, and whether they are one prompt that was not in a list."""
+    """Converts prompts to rows of tokens; also returns whether it was a single prompt, not a list."""
     if type(prompts) is list and prompts and type(prompts[0]) is int:
         return [prompts], True
     if isinstance(prompts, str) or _is_tokens(prompts) or _is_chat(prompts):
@@ -45,12 +49,12 @@ def rows(core: _core.Model, prompts: Any) -> tuple[list[Any], bool]:
     if isinstance(prompts, Sequence):
         return [tokens(core, prompt) for prompt in prompts], False
     raise InputError(
-        f"{type(prompts).__name__} is not a prompt", "give a text, a list of token ids, or a list of those"
+        f"{type(prompts).__name__} is not a prompt", "pass a text, a list of token ids, or a list of these"
     )
 
 
 def tokens(core: _core.Model, prompt: Prompt) -> Any:
-    """The tokens of one prompt."""
+    """Converts one prompt to tokens."""
     if isinstance(prompt, str):
         return core.encode(prompt, True)
     if _is_chat(prompt):
@@ -59,7 +63,7 @@ def tokens(core: _core.Model, prompt: Prompt) -> Any:
         return prompt
     if isinstance(prompt, (Sequence, np.ndarray)) or hasattr(prompt, "tolist"):
         return [int(token) for token in prompt]
-    raise InputError(f"{type(prompt).__name__} is not a prompt", "give a text or a list of token ids")
+    raise InputError(f"{type(prompt).__name__} is not a prompt", "pass a text or a list of token ids")
 
 
 def _is_tokens(prompts: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Small tables for notebooks."""
+"""HTML tables for notebooks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table of texts."""
+    """An HTML table with a header row."""
     line = "".join(f"<th style='text-align:left'>{escape(name)}</th>" for name in head)
     body = "".join(
         "<tr>" + "".join(f"<td style='text-align:left'>{escape(str(cell))}</td>" for cell in row) + "</tr>"
@@ -19,16 +19,16 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def facts(title: str, pairs: Iterable[tuple[str, object]]) -> str:
-    """A title and what is to be said of it."""
+    """A title and a two-column table of names and values."""
     lines = "".join(
-        f"<tr><td style='text-align:left'>{escape(name)}</td><td style='text-align:left'>{escape(str(what))}</td></tr>"
-        for name, what in pairs
+        f"<tr><td style='text-align:left'>{escape(name)}</td><td style='text-align:left'>{escape(str(value))}</td></tr>"
+        for name, value in pairs
     )
     return f"<div><b>{escape(title)}</b><table>{lines}</table></div>"
 
 
-def numbers(array: np.ndarray) -> tuple[str, str, str]:
-    """Shape, mean and deviation of an array, as texts."""
+def array_stats(array: np.ndarray) -> tuple[str, str, str]:
+    """Shape, mean and standard deviation (of the finite elements) of an array, as strings."""
     shape = "[" + ", ".join(str(length) for length in array.shape) + "]"
     finite = array[np.isfinite(array)]
     if finite.size == 0:

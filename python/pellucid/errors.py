@@ -1,16 +1,16 @@
-"""What can go wrong. Every error says what the problem is, where, and what to do about it."""
+"""Exceptions of the package. Each has the problem, its site if known, and a hint."""
 
 from __future__ import annotations
 
 
 class Error(Exception):
-    """The root of all errors of this package.
+    """Base class of the package's exceptions.
 
     Attributes:
-        problem: What is wrong.
-        hint: What to do about it, where there is something to say.
-        tap: The number of the tap in the plan, where it is about one.
-        site: The site as it was written, where it is about one.
+        problem: The problem.
+        hint: How to fix it, if known.
+        tap: Index of the tap in the plan, for errors about a tap.
+        site: The site as the caller wrote it, for errors about a site.
     """
 
     def __init__(
@@ -24,9 +24,9 @@ class Error(Exception):
 
     def __str__(self) -> str:
         named = self.site is None or self.problem.startswith(f"`{self.site}`")
-        place = "" if named else f"`{self.site}`: "
+        prefix = "" if named else f"`{self.site}`: "
         hint = f"\nhint: {self.hint}" if self.hint else ""
-        return f"{place}{self.problem}{hint}"
+        return f"{prefix}{self.problem}{hint}"
 
 
 class SiteError(Error, AttributeError):
@@ -34,20 +34,20 @@ class SiteError(Error, AttributeError):
 
 
 class PlanError(Error, ValueError):
-    """A plan that cannot work: a selection that does not exist, shapes that do not fit, values that wait for each other."""
+    """An invalid plan: an index out of range, mismatched shapes, values in a cyclic dependency."""
 
 
 class InputError(Error, ValueError):
-    """Prompts, tokens or options that the model cannot take."""
+    """Invalid prompts, tokens or options."""
 
 
 class LoadError(Error, OSError):
-    """A model that cannot be found, read or run."""
+    """A model that cannot be found, read or supported."""
 
 
 class RecordError(Error, RuntimeError):
-    """Something that does not go at this place of a block, or before its end, or after it failed."""
+    """A block used wrongly: outside `with`, before it has run, or after it failed."""
 
 
 class Interrupted(Error, RuntimeError):
-    """A run that was stopped from outside. Ctrl-C itself arrives as `KeyboardInterrupt`."""
+    """A run that was interrupted. Ctrl-C raises `KeyboardInterrupt` instead."""

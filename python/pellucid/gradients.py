@@ -1,4 +1,4 @@
-"""Blocks in which sites have gradients."""
+"""`with loss.backward():` blocks."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ if TYPE_CHECKING:
 
 
 class Backward:
-    """`with loss.backward():` makes `.grad` of a site the gradient of that loss. Nothing runs until the trace ends."""
+    """Inside `with loss.backward():`, `.grad` of a site is the gradient of `loss`.
+
+    Only records; the trace runs later.
+    """
 
     __slots__ = ("_metric", "_recorder")
 
     def __init__(self, loss: Value) -> None:
         self._recorder = loss._recorder
-        self._metric = self._recorder.metric(loss)
+        self._metric = self._recorder.add_metric(loss)
 
     def __enter__(self) -> Backward:
         if self._recorder.backward is not None:
-            raise RecordError("a backward block inside another", "end the first before the next begins")
+            raise RecordError("backward blocks cannot be nested", "end the first before starting the next")
         self._recorder.backward = self._metric
         return self
 

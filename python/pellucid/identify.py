@@ -1,4 +1,6 @@
-"""What is this directory or file, and does it run here? Quick answers to single questions; `pellucid.inspect` tells everything.
+"""Quick queries about a model directory or file: category, support, metadata.
+
+`pellucid.inspect` gives the full report.
 
 ```python
 from pellucid import identify
@@ -8,7 +10,7 @@ identify.is_model_supported("path/to/model").tier  # "native", "inspect-only" or
 identify.register_architecture("acme_llm", "llama")  # models of this type then load as Llama, if they fit
 ```
 
-None of these fails on a bad path or a damaged file, executes anything, or reads a tokenizer.
+The queries never raise for a bad path or a damaged file, execute no code and read no tokenizer.
 """
 
 from __future__ import annotations
@@ -42,113 +44,126 @@ Path = str | PathLike[str]
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What there is to know about a model at a glance."""
+    """Basic metadata of a model."""
 
     name: str
     """The name of its directory or file."""
     size: int | None
-    """Its parameters, counted in the headers of its weights."""
+    """Number of parameters, from the weight files' headers."""
     is_quantized: bool
-    """Whether its weights are quantised."""
+    """Whether the weights are quantized."""
     has_talker: bool
-    """Whether it has a part that speaks."""
+    """Whether it has speech output."""
     architecture: str | None
-    """The class that `config.json` names."""
+    """`architectures[0]` of `config.json`."""
     model_type: str | None
-    """The family that `config.json` names."""
+    """`model_type` of `config.json`."""
     is_supported: bool
-    """Whether its family runs here."""
+    """Whether its family is supported."""
     has_custom_files: bool
-    """Whether it brings Python code, which is never executed."""
+    """Whether it contains Python code (never executed)."""
     error: str | None
-    """What keeps it from being known or run."""
+    """Why it is not recognized or not supported."""
 
 
 @dataclass(frozen=True)
 class SupportCheck:
-    """Whether a model runs here, and why not."""
+    """Whether a model is supported, and why not."""
 
     supported: bool
-    """Whether its family runs here; whether this copy of it is whole, `pellucid.inspect` tells."""
+    """Whether its family is supported.
+
+    `pellucid.inspect` also checks that the files are complete.
+    """
     tier: str
     """`native`, `inspect-only` or `unsupported`."""
     has_custom_files: bool
-    """Whether it brings Python code, which is never executed."""
+    """Whether it contains Python code (never executed)."""
     architecture: str | None
-    """The class that `config.json` names."""
+    """`architectures[0]` of `config.json`."""
     model_type: str | None
-    """The family that `config.json` names."""
+    """`model_type` of `config.json`."""
     category: str
-    """What kind of thing it is."""
+    """As `detect_model_category` returns it."""
     error: str | None
     """Why it is not supported."""
 
 
 def get_model_info(path: Path) -> ModelInfo:
-    """Describes a model at a glance. What is wrong is said in `error`."""
-    return ModelInfo(**_ask("get_model_info", path))
+    """Returns basic metadata; problems are reported in `error`."""
+    return ModelInfo(**_query("get_model_info", path))
 
 
 def is_model_supported(path: Path) -> SupportCheck:
-    """Whether a model runs here, and why not."""
-    return SupportCheck(**_ask("is_model_supported", path))
+    """Whether a model is supported, and why not."""
+    return SupportCheck(**_query("is_model_supported", path))
 
 
 def is_omni_model(path: Path) -> bool:
-    """Whether a model gives more than one kind of output, has a part that thinks and one that speaks, or is called omni by its makers."""
-    return _ask("is_omni_model", path)
+    """Whether a model is omni-modal: several output modalities, a thinker and a talker, or an omni
+    model type.
+    """
+    return _query("is_omni_model", path)
 
 
 def detect_model_category(path: Path) -> str:
-    """What kind of thing is here: `transformers`, `vision_encoder`, `audio_encoder`, `asr`, `diffusers`, `sae`, `adapter`, `embedding` or `unknown`."""
-    return _ask("detect_model_category", path)
+    """The category: `transformers`, `vision_encoder`, `audio_encoder`, `asr`, `diffusers`, `sae`,
+    `adapter`, `embedding` or `unknown`.
+    """
+    return _query("detect_model_category", path)
 
 
 def is_sae_model(path: Path) -> bool:
-    """Whether these are sparse autoencoders or transcoders, in any layout and at any depth."""
-    return _ask("is_sae_model", path)
+    """Whether the path contains sparse autoencoders or transcoders, in any layout and directory
+    depth.
+    """
+    return _query("is_sae_model", path)
 
 
 def get_sae_base_model(path: Path) -> str | None:
-    """The model that autoencoders were trained on, where they say so."""
-    return _ask("get_sae_base_model", path)
+    """The model that SAEs were trained on, if their files name it."""
+    return _query("get_sae_base_model", path)
 
 
 def is_diffusers_model(path: Path) -> bool:
-    """Whether this is an image pipeline of the `diffusers` library, or a part of one."""
-    return _ask("is_diffusers_model", path)
+    """Whether this is a pipeline of the `diffusers` library, or a component of one."""
+    return _query("is_diffusers_model", path)
 
 
 def is_vision_encoder(path: Path) -> bool:
-    """Whether this is a model that looks at images and does not write."""
-    return _ask("is_vision_encoder", path)
+    """Whether this is an image encoder without text output."""
+    return _query("is_vision_encoder", path)
 
 
 def is_asr_model(path: Path) -> bool:
-    """Whether this is a model that writes down speech."""
-    return _ask("is_asr_model", path)
+    """Whether this is a speech recognition model."""
+    return _query("is_asr_model", path)
 
 
 def register_architecture(model_type: str, family: str) -> None:
-    """Says that models of a type are of a native family. They then load as it, with a warning, if configuration and tensors fit.
+    """Registers a model type as a native family.
 
-    Raises `InputError` where there is no such family, or the type is native itself or registered as another family.
+    Models of this type then load as it, with a warning, if configuration and tensors fit.
+
+    Raises `InputError` if there is no such family, or if the type is native or registered as
+    another family.
     """
     _core.register_architecture(model_type, family)
 
 
 def register_file(path: Path) -> None:
-    """Registers every type of a TOML file: a table `[architectures]` with lines such as `acme_llm = "llama"`.
+    """Registers every model type of a TOML file: a table `[architectures]` with lines such as
+    `acme_llm = "llama"`.
 
-    The file that the environment variable `PELLUCID_ARCHITECTURES` names is registered by itself.
+    The file named by the environment variable `PELLUCID_ARCHITECTURES` is registered automatically.
     """
     _core.register_file(fspath(path))
 
 
 def registered_architectures() -> dict[str, str]:
-    """All types that stand for a native family, with it: built-in and registered ones."""
+    """All model types that load as a native family, with the family: built-in and registered ones."""
     return dict(_core.registered_architectures())
 
 
-def _ask(question: str, path: Path) -> Any:
-    return json.loads(_core.identify_path(question, fspath(path)))
+def _query(name: str, path: Path) -> Any:
+    return json.loads(_core.identify_path(name, fspath(path)))

@@ -1,4 +1,4 @@
-"""Everything that a directory or file tells without being loaded."""
+"""Reports about a directory or file, without loading it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from . import _core
 
 
 class Report:
-    """What a directory or file is, whether it runs, and what it would need.
+    """The category, support and requirements of a model directory or file.
 
-    Its facts are attributes, of the names that `pellucid inspect --json` has: `category`, `support`, `parameters`, `problems`, …
-    Printed, it is a card. `pellucid.strategies` tells what each way to load it would do.
+    Its attributes are the keys of `pellucid inspect --json`: `category`, `support`, `parameters`,
+    `problems`, … `print` shows a summary. `pellucid.strategies` lists the loading strategies.
     """
 
     def __init__(self, facts: dict[str, Any], card: str) -> None:
@@ -23,11 +23,11 @@ class Report:
 
     @property
     def runs(self) -> bool:
-        """Whether it will run as it is."""
+        """Whether it runs as it is."""
         return self._facts["support"] == "native" and not self._facts["problems"]
 
     def to_dict(self) -> dict[str, Any]:
-        """All facts, as plain data of the caller's own."""
+        """All attributes as a new dict of plain data."""
         return json.loads(json.dumps(self._facts))
 
     def __getattr__(self, name: str) -> Any:
@@ -56,13 +56,15 @@ class Report:
 
 
 def inspect(path: str | PathLike[str], *, assume: str | None = None) -> Report:
-    """Tells what a directory or file is and whether it will run, from names, settings and headers; executes nothing.
+    """Reports what a directory or file contains and whether it runs, from file names, configuration
+    and headers.
 
     Args:
-        path: A directory or file, whatever is in it.
-        assume: Say whether a model whose own type is not native fits this family.
+        path: Any directory or file.
+        assume: Also check whether a model of an unsupported type fits this native family.
 
-    Only a path that is not there, or a family that does not exist, is an error; what is damaged, incomplete or unknown is described.
+    Executes no code. Raises only if the path or the family does not exist; damaged, incomplete or
+    unknown files are described in the report.
     """
     facts, card = _core.inspect_path(fspath(path), assume)
     return Report(json.loads(facts), card)

@@ -1,4 +1,4 @@
-"""The ways to load a model, in their order, and tokenizers by themselves."""
+"""Loading strategies, and tokenizers without a model."""
 
 from __future__ import annotations
 
@@ -14,25 +14,30 @@ from .model import Model, load
 
 @dataclass(frozen=True)
 class Attempt:
-    """A way to load a model, and what became of it."""
+    """A loading strategy and its outcome for a model."""
 
     strategy: str
-    """`native family`, `mapped custom type`, `assumed family`, `adapter merge` or `GGUF`, tried in this order."""
+    """`native family`, `mapped custom type`, `assumed family`, `adapter merge` or `GGUF`, tried in
+    this order.
+    """
     outcome: str
-    """`taken`, `passed over` (it is not for this), `failed` (it is, and cannot) or `not needed` (an earlier one was taken)."""
+    """`taken`, `passed over` (does not apply), `failed` (applies, but cannot load it) or
+    `not needed` (an earlier one was taken).
+    """
     reason: str
-    """Why."""
+    """The reason for the outcome."""
 
     def __str__(self) -> str:
         return f"{self.strategy}: {self.outcome}" + ("" if self.outcome == "not needed" else f": {self.reason}")
 
 
 def strategies(name: str | PathLike[str], *, assume: str | None = None) -> list[Attempt]:
-    """What each way to load a model would do, told from its configuration and headers alone.
+    """The outcome of each loading strategy for a model, from its configuration and headers only.
 
     Args:
-        name: A Hugging Face directory, a GGUF file, an adapter's directory or the name of a pulled model.
-        assume: The family to read a model of unknown type as.
+        name: A Hugging Face directory, a GGUF file, an adapter directory or the name of a pulled
+            model.
+        assume: The family to load a model of unknown type as.
     """
     return [Attempt(*attempt) for attempt in _core.strategies(fspath(name), assume)]
 
@@ -44,75 +49,78 @@ def load_with_strategies(name: str | PathLike[str], **options: Any) -> Model:
 
 
 class Tokenizer:
-    """A tokenizer without its model. Threads may share it."""
+    """A tokenizer without its model. Thread-safe."""
 
     def __init__(self, core: _core.Tokenizer) -> None:
         self._core = core
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """The tokens of a text; `special` adds what the tokenizer puts around it."""
+        """Encodes a text; `special` adds the tokenizer's special tokens (such as BOS)."""
         return self._core.encode(text, special)
 
     def decode(self, tokens: Iterable[int], *, skip_special: bool = True) -> str:
-        """The text of tokens."""
+        """Decodes tokens to text."""
         return self._core.decode(list(tokens), skip_special)
 
     def token_text(self, token: int) -> str:
-        """How one token reads where it stands."""
+        """The text of one token inside a longer text, leading space included."""
         return self._core.token_text(token)
 
     def find(self, text: str) -> int | None:
-        """The one token that reads as this text, leading space included."""
+        """The single token with this text, leading space included; `None` if there is none."""
         return self._core.find_token(text)
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens there are, added ones included."""
+        """Vocabulary size, added tokens included."""
         return self._core.vocab_size
 
     @property
     def bos(self) -> int | None:
-        """What begins a text."""
+        """The beginning-of-text token."""
         return self._core.special[0]
 
     @property
     def eos(self) -> Sequence[int]:
-        """What ends a text, the usual one first."""
+        """The end-of-text tokens, the default one first."""
         return self._core.special[1]
 
     @property
     def pad(self) -> int | None:
-        """What fills up shorter rows elsewhere; the end of a text where the files name nothing else, see `pad_from_eos`."""
+        """The padding token; `eos[0]` if the files name none, see `pad_from_eos`."""
         return self._core.special[2]
 
     @property
     def unk(self) -> int | None:
-        """What stands for text that the vocabulary cannot spell."""
+        """The unknown token."""
         return self._core.special[3]
 
     @property
     def pad_from_eos(self) -> bool:
-        """Whether `pad` is `eos[0]` because the files name none."""
+        """Whether `pad` is `eos[0]` because the files name no padding token."""
         return self._core.pad_from_eos
 
     @property
     def origin(self) -> str:
-        """The file that it came from."""
+        """The file it was loaded from."""
         return fspath(self._core.origin)
 
     @property
     def base(self) -> str | None:
-        """The base model that it was taken from, where the path has no tokenizer of its own."""
+        """The base model whose tokenizer this is, if the path has none of its own."""
         return self._core.base
 
     def __repr__(self) -> str:
-        whose = f", base={self.base!r}" if self.base else ""
-        return f"Tokenizer({self.origin!r}, {self.vocab_size} tokens{whose})"
+        base = f", base={self.base!r}" if self.base else ""
+        return f"Tokenizer({self.origin!r}, {self.vocab_size} tokens{base})"
 
 
 def load_tokenizer(path: str | PathLike[str]) -> Tokenizer:
-    """Loads the tokenizer of a directory or GGUF file, in any form; of an adapter's or autoencoder's base model where that is at hand.
+    """Loads the tokenizer of a directory or GGUF file, in any format.
 
-    Another model's tokenizer is never taken instead: where there is none, `LoadError` says what was looked for and where.
+    For an adapter or SAE, loads that of its base model if available locally.
+
+    Never falls back to another model's tokenizer: if there is none, `LoadError` lists the files
+    that were searched.
     """
     return Tokenizer(_core.Tokenizer.load(fspath(path)))

@@ -1,4 +1,4 @@
-"""Models: loading them, their tokens, sites and weights, and the ways to run them."""
+"""`load` and `Model`: loading, running, tokens, sites and weights."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import numpy as np
 from . import _core, convert, display
 from .branches import Base
 from .errors import InputError
-from .lens import Lens
 from .prefixes import Prefixes
-from .results import Captures, numpy_of
-from .sites import Sites
+from .results import Captures, to_numpy
+from .site_table import Sites
 from .trace import Generation, PlanBlock, Scan, Session, Trace
+from .transformer_lens import TransformerLensApi
 
 
 def load(
@@ -30,43 +30,46 @@ def load(
     lazy: bool = False,
     kv: str = "f32",
 ) -> Model:
-    """Loads a model by the first strategy that takes it; `model.strategy` says which.
+    """Loads a model with the first strategy that accepts it; `model.strategy` is its name.
 
-    Weights that were found under other names than their family's are reported as warnings and in `model.repairs`.
-    Where no strategy takes the model, `LoadError` lists each of them with its reason.
+    Weights found under another name than their family's are reported as warnings and in
+    `model.name_variants`. If no strategy accepts the model, `LoadError` lists each with its reason.
 
     Args:
-        name: A Hugging Face directory, a GGUF file, an adapter's directory or the name of a pulled model; without it
-            the small built-in model.
-        dtype: How matrices are kept in memory: `auto` (as stored), `f32`, `bf16`, `f16` or `q8` (eight bits). Arithmetic is f32 in any case.
-        threads: How many threads run it; by default as many as there are cores, shared by all models.
+        name: A Hugging Face directory, a GGUF file, an adapter directory or the name of a pulled
+            model; the small built-in model if omitted.
+        dtype: Storage dtype of matrices: `auto` (as stored), `f32`, `bf16`, `f16` or `q8` (8 bits).
+            Arithmetic is always f32.
+        threads: Number of threads; by default one per core, in a pool shared by all models.
         adapters: Directories of LoRA adapters to merge into the weights.
-        assume: The family to read a model of unknown type as.
-        lazy: Loads the weights when they are first needed; sites, tokens and `scan` never need them.
-        kv: How keys and values are kept between tokens: `f32`, or `bf16`, which halves their memory and changes numbers a little.
+        assume: The family to load a model of unknown type as.
+        lazy: Loads the weights on first use; sites, tokens and `scan` never need them.
+        kv: Dtype of the KV cache: `f32`, or `bf16`, which halves its memory and rounds results.
     """
     core = _core.Model.open(
         None if name is None else fspath(name), dtype, threads, [fspath(path) for path in adapters], assume, lazy, kv
     )
-    # Without its weights it is not known which of them have other names.
-    for warning in core.warnings + (core.repairs if core.is_loaded else []):
+    # Name variants are known only after the weights are loaded.
+    for warning in core.warnings + (core.name_variants if core.is_loaded else []):
         warnings.warn(warning, stacklevel=2)
     return Model(core)
 
 
 def pull(name: str) -> str:
-    """Fetches a model by name (`smollm2-135m`, or a hub's id) where it is not here yet, and gives its path for `load`."""
+    """Downloads a model by name (`smollm2-135m`, or a Hugging Face id) unless cached; returns its
+    path for `load`.
+    """
     return fspath(_core.pull(name))
 
 
-class Model(Lens):
-    """A model. Edited models share its weights; threads may share it."""
+class Model(TransformerLensApi):
+    """A model. Edited copies share its weights. Thread-safe."""
 
     def __init__(self, core: _core.Model, edits: tuple[_core.Plan, ...] = (), sites: Sites | None = None) -> None:
         self._core = core
         self.edits = edits
         self.sites = sites if sites is not None else Sites(core)
-        """Every site, with shape, meaning and aliases."""
+        """The table of all sites, with shape, meaning and aliases."""
 
     # Running.
 
@@ -81,7 +84,8 @@ class Model(Lens):
         threads: int | None = None,
         prefixes: Prefixes | None = None,
     ) -> Trace:
-        """A block whose reads, computations and writes run once, at its end.
+        """A `with` block that records reads, computations and writes, and runs them in one pass at
+        its end.
 
         ```python
         with model.trace("The Eiffel Tower is in the city of") as t:
@@ -91,16 +95,19 @@ class Model(Lens):
         ```
 
         Args:
-            prompts: A text, a list of token ids, a conversation, or a list of those; rows can be added in the block with `t.row`.
-            padded: Values of several prompts come as one array, filled up with zeros, instead of a list.
-            allow_nan: Edits may write NaN, which is an error otherwise.
-            chunk: At most this many tokens of a prompt go through at once, which bounds memory and changes nothing.
-            recompute: For gradients, keep only what enters each layer and run layers again on the way back: less memory, more time.
-            threads: At most this many of the model's threads; all of them by default.
-            prefixes: Kept beginnings of prompts, which are not computed again where the block touches nothing there.
+            prompts: A text, a list of token ids, a conversation, or a list of these; `t.row` adds
+                more.
+            padded: Return values of several prompts as one zero-padded array instead of a list.
+            allow_nan: Allow edits to write NaN, which is an error otherwise.
+            chunk: Chunked prefill: process at most this many tokens of a prompt at once. Limits
+                memory; results are the same.
+            recompute: Gradient checkpointing: store only the input of each layer and recompute the
+                layers in the backward pass. Less memory, more time.
+            threads: Use at most this many of the model's threads; all by default.
+            prefixes: A prefix cache, used where the block neither reads nor writes activations.
         """
-        kept = None if prefixes is None else prefixes._core
-        return Trace(self, prompts, padded, allow_nan, chunk, recompute, threads, kept)
+        cache = None if prefixes is None else prefixes._core
+        return Trace(self, prompts, padded, allow_nan, chunk, recompute, threads, cache)
 
     def generate(
         self,
@@ -112,52 +119,68 @@ class Model(Lens):
         prefixes: Prefixes | None = None,
         **options: Any,
     ) -> Generation:
-        """Continues prompts. As a block it records like a trace, with `t.steps`; without one `.text` and `.result` run it.
+        """Generates from prompts.
+
+        Use it as a `with` block like `trace`, with `t.steps`; or read `.text` or `.result`
+        directly.
 
         Args:
             prompts: As in `trace`.
-            watch: Called with the row, the token and its text (where it is complete) as each token comes.
+            watch: Called for each new token with the row, the token and its text (`None` for an
+                incomplete UTF-8 character).
             padded: As in `trace`.
             allow_nan: As in `trace`.
             prefixes: As in `trace`.
-            options: `max_new`, `temperature` (0, the default, takes the likeliest token), `top_k`, `top_p`, `min_p`,
-                `repetition_penalty`, `seed`, `stop` (a list of texts that end a row), `eos` (`False` goes on past the end of a
-                text), `chunk`, `threads` (as in `trace`) and `lookup` (how many tokens are drafted at once from what the text has said
-                before: the same tokens, sooner).
+            options: `max_new`, `temperature` (0, the default, is greedy), `top_k`, `top_p`,
+                `min_p`, `repetition_penalty`, `seed`, `stop` (a list of strings that end a row),
+                `eos` (`False` continues past the end-of-text token), `chunk`, `threads` (as in
+                `trace`) and `lookup` (number of speculative tokens per step, by prompt lookup: the
+                same tokens, faster).
         """
         if prefixes is not None:
             options["prefixes"] = prefixes._core
         return Generation(self, prompts, padded, allow_nan, watch, options)
 
     def prefix(self, prompts: Any) -> Prefixes:
-        """Computes the beginning of prompts to come (or several beginnings), to be given to runs and generations as `prefixes`."""
+        """Computes one or several prefixes of later prompts; pass the result to runs and
+        generations as `prefixes`.
+        """
         return Prefixes(self, _core.Prefixes.of(self._core, convert.rows(self._core, prompts)[0]))
 
     def prefixes(self, megabytes: float = 256) -> Prefixes:
-        """A cache that keeps what the calls it is given to have computed, at most so much, for later ones that begin alike."""
+        """A prefix cache: reuses the KV cache of earlier calls whose prompts start with the same
+        tokens.
+        """
         return Prefixes(self, _core.Prefixes(int(megabytes * 1e6)))
 
     def scan(self, prompts: Any = None) -> Scan:
-        """A block like a trace that checks everything and gives `.shape`, without running anything or reading weights."""
+        """A block like `trace` that only checks and infers `.shape`; runs nothing and needs no
+        weights.
+        """
         return Scan(self, prompts, False, False)
 
     def session(self) -> Session:
-        """Blocks that run together at its end, so that values of one can be used in the next without being saved."""
+        """Several blocks that run at the end of the session; later blocks can use unsaved values of
+        earlier ones.
+        """
         return Session(self)
 
     def base(self, prompt: Any) -> Base:
-        """A run of one prompt to branch off from: `base.branch()` is a block like a trace, `base.sweep` runs many at once."""
+        """Runs one prompt and stores its state: `base.branch()` is a block like `trace`,
+        `base.sweep` runs many at once.
+        """
         return Base(self, prompt)
 
     def sweep(self, prompt: Any, record: Callable[..., Any], over: Iterable[Any]) -> list[Any]:
-        """A prompt with many small changes, each computed from where it begins to differ, all in one batch.
+        """Runs one prompt with many different edits in one batch, recomputing only what each edit
+        changes.
 
         ```python
         def patch(t, layer, position):
             t.layers[layer].resid_post[:, position] = clean[layer][position]
             return t.logits[:, -1].save()
 
-        logits = model.sweep(prompt, patch, itertools.product(range(model.layers), range(9)))
+        logits = model.sweep(prompt, patch, itertools.product(range(model.n_layers), range(9)))
         ```
         """
         return Base(self, prompt).sweep(record, over)
@@ -174,13 +197,14 @@ class Model(Lens):
         threads: int | None = None,
         prefixes: Prefixes | None = None,
     ) -> Captures:
-        """Runs prompts under a plan (a `Plan`, a dict, or JSON) and gives what it and `capture` capture, by site.
+        """Runs prompts under a plan (a `Plan`, a dict, or JSON); returns the captures by site.
 
         Args:
             prompts: As in `trace`.
-            plan: What to see and what to change.
-            capture: Sites, patterns (`layers.*.resid_post`) or aliases to capture as they are after the plan's edits.
-            positions: Which positions `capture` takes: a list, a slice, `"last"`, …; all by default.
+            plan: Captures and edits, see docs/plans.md.
+            capture: Sites, patterns (`layers.*.resid_post`) or aliases to capture after the plan's
+                edits.
+            positions: Positions of `capture`: a list, a slice, `"last"`, …; all by default.
             padded: As in `trace`.
             chunk: As in `trace`.
             threads: As in `trace`.
@@ -191,26 +215,33 @@ class Model(Lens):
         select = None if positions is None else (None, positions, None, None, None, None)
         captures = _core.Plan.from_record([(0, None, "capture", site, select) for site in patterns], [], [], [], False)
         plans = () if plan is None else (as_plan(plan),)
-        kept = None if prefixes is None else prefixes._core
-        run = _core.run(self._core, rows, captures, (*self.edits, *plans), chunk, False, threads, kept)
-        found = Captures(self._core.find, run.all(), single, padded, run.passed_over)
-        found.seconds = run.seconds
-        return found
+        cache = None if prefixes is None else prefixes._core
+        run = _core.run(self._core, rows, captures, (*self.edits, *plans), chunk, False, threads, cache)
+        result = Captures(self._core.find, run.all(), single, padded, run.passed_over)
+        result.seconds = run.seconds
+        return result
 
     def unembed(self, stream: Any) -> np.ndarray:
-        """Logits of vectors of the stream: final norm, unembedding, scale and soft cap, as this model has them."""
+        """Logits of residual stream vectors `[…, d_model]`: final norm, unembedding, and the
+        model's logit scale and soft cap.
+        """
         array = convert.array(stream)
-        logits = numpy_of(self._core.unembed(array))
+        logits = to_numpy(self._core.unembed(array))
         return logits.reshape(*array.shape[:-1], logits.shape[-1])
 
     def check(self, plan: Any, prompts: Any) -> list[str]:
-        """Every problem of a plan for these prompts, each with what to change; an empty list means that it will run."""
+        """Checks a plan for these prompts; returns all problems with hints, or an empty list if it
+        runs.
+        """
         rows, _ = convert.rows(self._core, prompts)
         problems = self._core.check(as_plan(plan), [len(row) for row in rows])
         return [problem if hint is None else f"{problem} ({hint})" for problem, hint in problems]
 
     def explain(self, plan: Any, prompts: Any) -> Explanation:
-        """What a plan would do with these prompts, and what that would cost in time and memory. Runs nothing."""
+        """Explains what a plan does with these prompts, and its cost in time and memory.
+
+        Runs nothing.
+        """
         rows, _ = convert.rows(self._core, prompts)
         text, facts = self._core.explain(as_plan(plan), [len(row) for row in rows])
         return Explanation(text, json.loads(facts))
@@ -218,14 +249,17 @@ class Model(Lens):
     # Standing edits.
 
     def plan(self) -> PlanBlock:
-        """A block that records a plan and runs nothing; after it `.plan` has it."""
+        """A block that records a plan and runs nothing; afterwards `.plan` is the plan."""
         return PlanBlock(self, None, False, False)
 
     def edit(self, plan: Any = None) -> Any:
-        """A model with a standing edit, which shares this one's weights; this one stays as it is.
+        """A copy of the model with a standing edit.
 
-        With a plan (a `Plan`, a dict, JSON, or a finished `plan()` block) the edited model comes back at once. Without, it is a block
-        to record the edit in, after which `.model` is the edited model.
+        The copy shares the weights; this model is unchanged.
+
+        With a plan (a `Plan`, a dict, JSON, or a finished `plan()` block), returns the edited
+        model. Without one, returns a block that records the edit; afterwards `.model` is the edited
+        model.
         """
         return (
             PlanBlock(self, None, False, False)
@@ -241,108 +275,125 @@ class Model(Lens):
 
     @property
     def cached_plans(self) -> int:
-        """How many compiled plans are kept: a block that is recorded again for prompts of the same lengths is not checked again."""
+        """Number of cached compiled plans.
+
+        The same plan for prompts of the same lengths is compiled only once.
+        """
         return self._core.cached_plans
 
     def keep_plans(self, on: bool = True) -> None:
-        """Keeps compiled plans (as is the case unless turned off), or lets go of them. It never changes a result."""
+        """Turns the cache of compiled plans on (the default) or off. Does not affect results."""
         self._core.keep_plans(on)
 
     # Tokens.
 
     def to_tokens(self, prompts: Any) -> list[Any]:
-        """The tokens of a prompt, with what the tokenizer puts before a text; of several prompts a list of them."""
+        """Tokenizes a prompt, with the special tokens that the tokenizer adds; a list of lists for
+        several prompts.
+        """
         rows, single = convert.rows(self._core, prompts)
         return list(rows[0]) if single else [list(row) for row in rows]
 
     def to_str_tokens(self, prompts: Any) -> list[Any]:
-        """How each token of a prompt reads where it stands; of several prompts a list of them."""
+        """The text of each token of a prompt; a list of lists for several prompts."""
         rows, single = convert.rows(self._core, prompts)
-        read = [[self._core.token_text(token) for token in row] for row in rows]
-        return read[0] if single else read
+        texts = [[self._core.token_text(token) for token in row] for row in rows]
+        return texts[0] if single else texts
 
     def to_single_token(self, text: str) -> int:
-        """The one token that reads as this text, leading space included."""
+        """The single token with this text, leading space included."""
         token = self._core.find_token(text)
         if token is None:
             raise InputError(
-                f"{text!r} is not one token of this model", "mind the leading space; to_str_tokens shows tokens"
+                f"{text!r} is not one token of this model", "check the leading space; to_str_tokens shows the tokens"
             )
         return token
 
     def to_string(self, tokens: Any, skip_special: bool = False) -> str:
-        """The text of tokens."""
+        """Decodes tokens to text."""
         ids = [int(token) for token in np.atleast_1d(tokens)]
         for token in ids:
-            if not 0 <= token < self.vocabulary:
+            if not 0 <= token < self.vocab_size:
                 raise InputError(
-                    f"there is no token {token}: the vocabulary has {self.vocabulary}",
-                    "use tokens of this model's own tokenizer",
+                    f"there is no token {token}: the vocabulary has {self.vocab_size}",
+                    "use tokens of this model's tokenizer",
                 )
         return self._core.decode(ids, skip_special)
 
-    # What it is.
+    # Properties.
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """The model's name: as passed to `load`, or `builtin`."""
         return self._core.name
 
     @property
     def strategy(self) -> str:
-        """How it was loaded: `native family`, `mapped custom type`, `assumed family`, `adapter merge` or `GGUF`."""
+        """The loading strategy: `native family`, `mapped custom type`, `assumed family`,
+        `adapter merge` or `GGUF`.
+        """
         return self._core.strategy
 
     @property
-    def repairs(self) -> list[str]:
-        """What was read under another name than its family's, a sentence for each rule; empty for most models."""
-        return self._core.repairs
+    def name_variants(self) -> list[str]:
+        """Known variants of tensor names (wrappers, fused projections) under which weights were
+        found, one sentence per rule; usually empty.
+        """
+        return self._core.name_variants
 
     @property
-    def layers(self) -> int:
-        """How many layers it has."""
+    def repairs(self) -> list[str]:
+        """Former name of `name_variants`."""
+        return self.name_variants
+
+    @property
+    def n_layers(self) -> int:
+        """Number of layers."""
         return self._core.dimensions[0]
 
     @property
-    def width(self) -> int:
-        """The width of its stream."""
+    def d_model(self) -> int:
+        """Width of the residual stream."""
         return self._core.dimensions[1]
 
     @property
-    def vocabulary(self) -> int:
-        """How many tokens it knows."""
+    def vocab_size(self) -> int:
+        """Vocabulary size."""
         return self._core.dimensions[2]
 
     @property
-    def context(self) -> int | None:
-        """How many positions it has, if it sets a limit."""
+    def n_ctx(self) -> int | None:
+        """Context length; `None` if the model has no limit."""
         return self._core.dimensions[3]
+
+    # Former names, kept for existing programs.
+    layers, width, vocabulary, context = n_layers, d_model, vocab_size, n_ctx
 
     @property
     def loaded(self) -> bool:
-        """Whether its weights are in memory."""
+        """Whether the weights are in memory."""
         return self._core.is_loaded
 
     @property
     def weights(self) -> dict[str, tuple[int, ...]]:
-        """The names of its weights, with their shapes."""
+        """Names and shapes of the weights."""
         return {name: tuple(shape) for name, shape in self._core.weights()}
 
     def weight(self, name: str) -> np.ndarray:
-        """A weight as f32, whatever format it is kept in; matrices are `[outputs, inputs]`."""
+        """A weight converted to f32; matrices are `[outputs, inputs]`."""
         return self._core.weight(name)
 
     def __repr__(self) -> str:
         edits = f", {len(self.edits)} standing edits" if self.edits else ""
-        return f"Model({self.name!r}: {self._core.family}, {self.layers} layers, width {self.width}{edits})"
+        return f"Model({self.name!r}: {self._core.family}, {self.n_layers} layers, d_model {self.d_model}{edits})"
 
     def _repr_html_(self) -> str:
         facts: list[tuple[str, object]] = [
             ("family", self._core.family),
-            ("layers", self.layers),
-            ("width", self.width),
-            ("vocabulary", self.vocabulary),
-            ("context", self.context or "no limit"),
+            ("n_layers", self.n_layers),
+            ("d_model", self.d_model),
+            ("vocab_size", self.vocab_size),
+            ("n_ctx", self.n_ctx or "no limit"),
             ("sites", len(self.sites)),
             ("standing edits", len(self.edits)),
         ]
@@ -350,7 +401,7 @@ class Model(Lens):
 
 
 class Explanation:
-    """What a plan would do: as text for people, and as `facts` by name."""
+    """What a plan does and costs: `print` it for text; `facts` has the same as a dict."""
 
     def __init__(self, text: str, facts: dict[str, Any]) -> None:
         self.facts = facts
@@ -361,7 +412,7 @@ class Explanation:
 
 
 def as_plan(plan: Any) -> _core.Plan:
-    """A plan of whatever can be one."""
+    """Converts a `Plan`, `plan()` block, JSON string, dict or list of taps to a `Plan`."""
     if isinstance(plan, _core.Plan):
         return plan
     if isinstance(plan, PlanBlock):

@@ -1,4 +1,4 @@
-"""Kept prefixes: beginnings of prompts that later calls need not compute again."""
+"""The prefix cache: later calls reuse the KV cache of prompts with the same first tokens."""
 
 from __future__ import annotations
 
@@ -11,39 +11,42 @@ if TYPE_CHECKING:
 
 
 class Prefixes:
-    """Beginnings of prompts of one model. A call takes over what its prompts share with them, where it reads and writes nothing there; what
-    comes back has the same bits. `Model.prefix` and `Model.prefixes` make them."""
+    """A prefix cache of one model, created by `Model.prefix` or `Model.prefixes`.
+
+    A call reuses the KV cache of the tokens its prompts share with a cached prefix, as far as the
+    call neither reads nor writes activations there. Results are bit-identical.
+    """
 
     def __init__(self, model: Model, core: _core.Prefixes) -> None:
         self._model = model
         self._core = core
 
     def add(self, prompts: Any) -> None:
-        """Computes prompts and keeps them."""
+        """Computes prompts and adds them to the cache."""
         self._core.add(self._model._core, convert.rows(self._model._core, prompts)[0])
 
     def clear(self) -> None:
-        """Lets go of everything."""
+        """Drops all cached prefixes."""
         self._core.clear()
 
     @property
     def kept(self) -> int:
-        """How many prefixes are kept."""
+        """The number of cached prefixes."""
         return self._core.counts()[0]
 
     @property
     def bytes(self) -> int:
-        """The bytes that they take."""
+        """Their size in bytes."""
         return self._core.counts()[1]
 
     @property
     def hits(self) -> int:
-        """How many prompts took something over."""
+        """The number of prompts that reused a prefix."""
         return self._core.counts()[2]
 
     @property
     def tokens(self) -> int:
-        """How many tokens were not computed again."""
+        """The number of tokens that were reused instead of computed."""
         return self._core.counts()[3]
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Blocks: what is written inside `with model.trace(…)` is recorded, and runs once at its end."""
+"""Blocks: `with model.trace(…)` and its relatives record operations and run them once, at the end."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 
 from . import _core, convert
 from .errors import PlanError, RecordError
-from .places import Site
-from .record import DONE, FAILED, OPEN, WAITING, Recorder
+from .recorder import DONE, FAILED, OPEN, WAITING, Recorder
 from .results import Cache, Captures, Generated
 from .selection import Scope
+from .site import Site
 from .values import Value
 from .views import Layers, View, _set
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 class Block(View):
-    """A block that records. Subclasses say what happens at its end."""
+    """Base class of recording `with` blocks. Subclasses implement `_run`, called at the end."""
 
-    # The layers are an attribute of its own while the block is open; before and after, `__getattr__` is asked for them.
+    # Set while the block is open, for fast access; before and after, `__getattr__` handles `layers`.
     __slots__ = ("layers",)
 
     def __init__(self, model: Model, prompts: Any, padded: bool, allow_nan: bool) -> None:
@@ -36,7 +36,7 @@ class Block(View):
 
     @property
     def seconds(self) -> Any:
-        """Seconds that the engine took, after the block; of a generation those of the prompts and of the steps."""
+        """Seconds spent in the engine, after the block; for a generation `(prefill, decode)`."""
         return self._recorder.seconds
 
     @property
@@ -46,55 +46,64 @@ class Block(View):
 
     @property
     def batch(self) -> View:
-        """All rows, in the order in which they were given; also inside a row's own block."""
+        """A view of all rows, in order; also inside `with t.row(…)`."""
         return View(self._recorder, Scope(None, False))
 
-    def row(self, prompts: Any) -> Rows:
-        """Adds a prompt (or a list of them), and is a block in which only its rows are seen and written."""
-        return Rows(self, prompts)
+    def row(self, prompts: Any) -> RowView:
+        """Adds a prompt (or a list of prompts).
+
+        As a `with` block, `t` reads and writes only these rows inside it.
+        """
+        return RowView(self, prompts)
 
     def cache(self, *patterns: str) -> Cache:
-        """Captures every site that the patterns mean, as it is after all writes, in the rows of this place."""
+        """Captures every site that matches the patterns, after all writes, in the rows of the
+        current view.
+        """
         cache = Cache()
         self._recorder.caches.append((cache, patterns or ("layers.*.resid_post",), self._scope))
         return cache
 
     def gradient(self, of: Value, at: Any) -> Any:
-        """The gradient of a number at a site, or at each of several."""
-        metric = self._recorder.metric(of)
+        """The gradient of a scalar at a site, or at each of a list of sites."""
+        metric = self._recorder.add_metric(of)
         if isinstance(at, (list, tuple)):
-            return [self.gradient(of, one) for one in at]
+            return [self.gradient(of, site) for site in at]
         if isinstance(at, str):
             at = self[at]
         if not isinstance(at, Site):
-            raise RecordError("gradients are taken at sites", "give sites of this block, or their names")
+            raise RecordError("gradients are taken at sites", "pass sites of this block, or their names")
         return at.gradient_of(metric)
 
     def weight_grad(self, name: str, of: Value | None = None) -> Value:
-        """The gradient of a number with respect to a weight, in the weight's own shape: a sum over all tokens of all rows.
+        """The gradient of a scalar with respect to a weight, in the weight's shape, summed over all
+        tokens and rows.
 
         Args:
             name: The weight's name; `model.weights` lists them.
-            of: The number; where it is left out, that whose `backward()` block this is.
+            of: The scalar; by default the loss of the open `backward()` block.
         """
         recorder = self._recorder
-        metric = recorder.current_metric() if of is None else recorder.metric(of)
+        metric = recorder.current_metric() if of is None else recorder.add_metric(of)
         shape = recorder.model.weights.get(name)
-        node = recorder.value("weight_grad", metric, name)
+        node = recorder.add_value("weight_grad", metric, name)
         return Value(recorder, None, node, None if shape is None else len(shape))
 
     def metric(self, value: Value) -> Value:
-        """Makes a number one that gradients are of; `value.backward()` and `t.gradient` do so by themselves."""
-        self._recorder.metric(value)
+        """Declares a scalar to differentiate.
+
+        `value.backward()` and `t.gradient` do this automatically.
+        """
+        self._recorder.add_metric(value)
         return value
 
-    # The block's life.
+    # Entering, running, leaving.
 
     def __enter__(self) -> Any:
         if self._recorder.entered:
-            raise RecordError("a block runs once", "make another one")
+            raise RecordError("a block runs once", "create another one")
         self._recorder.entered = True
-        # Kept while the block is open; afterwards the circle would keep the block.
+        # Removed in `__exit__`: the reference cycle would keep the block alive.
         _set(self, "layers", Layers(self, len(self._recorder.layers)))
         return self
 
@@ -102,42 +111,42 @@ class Block(View):
         recorder = self._recorder
         object.__delattr__(self, "layers")
         if failure is not None:
-            recorder.ended(FAILED, failure)
+            recorder.close(FAILED, failure)
         elif recorder.session is not None:
             recorder.state = WAITING
         else:
-            self._finish()
+            self._run_and_close()
 
-    def _finish(self) -> None:
-        """Runs what was recorded, and hands out what came back."""
+    def _run_and_close(self) -> None:
+        """Runs the recorded plan and assigns the results of the saved values."""
         recorder = self._recorder
         try:
             self._run(recorder)
         except BaseException as failure:
-            recorder.ended(FAILED, failure)
+            recorder.close(FAILED, failure)
             raise
-        self._done(recorder)
+        self._release(recorder)
 
-    def _done(self, recorder: Recorder) -> None:
-        recorder.ended(DONE)
-        # Saved values keep the recorder; what it was made of goes.
-        recorder.taps, recorder.values, recorder.saves, recorder.later = [], [], [], []
+    def _release(self, recorder: Recorder) -> None:
+        recorder.close(DONE)
+        # Saved values keep the recorder alive; drop its contents.
+        recorder.taps, recorder.values, recorder.saves, recorder.pending_constants = [], [], [], []
 
     def _plan(self, recorder: Recorder) -> Any:
-        """What was recorded, as a plan; what caches want comes after everything else."""
-        for node, value in recorder.later:
-            recorder.values[node] = ("constant", value._one_result())
-        after = recorder.place + 1
+        """The recorded plan. Captures of `t.cache` come after all other taps."""
+        for node, value in recorder.pending_constants:
+            recorder.values[node] = ("constant", value._single_array())
+        after = recorder.order + 1
         caches = [(patterns, scope.select) for _, patterns, scope in recorder.caches]
         cached = [(after, None, "capture", pattern, select) for patterns, select in caches for pattern in patterns]
         taps = recorder.taps + cached if cached else recorder.taps
         return _core.Plan.from_record(taps, recorder.values, recorder.saves, recorder.metrics, recorder.allow_nan)
 
-    def _hand_out(self, recorder: Recorder, run: Any) -> None:
-        run.hand_out()
+    def _assign_results(self, recorder: Recorder, run: Any) -> None:
+        run.assign_saved()
         tap = len(recorder.taps)
         for cache, patterns, scope in recorder.caches:
-            captured = [one for at in range(tap, tap + len(patterns)) for one in run.captured(at)]
+            captured = [capture for at in range(tap, tap + len(patterns)) for capture in run.captured(at)]
             tap += len(patterns)
             find = recorder.model._core.find
             cache._captures = Captures(find, captured, scope.single, recorder.padded, run.passed_over)
@@ -149,26 +158,26 @@ class Block(View):
         if name != "layers":
             return View.__getattr__(self, name)
         if not self._recorder.entered:
-            raise RecordError("nothing is recorded outside the block", "write `with model.trace(…) as t:`")
+            raise RecordError("nothing is recorded outside the block", "use `with model.trace(…) as t:`")
         return Layers(self, len(self._recorder.layers))
 
     def __del__(self) -> None:
         recorder = getattr(self, "_recorder", None)
         if recorder is not None and not recorder.entered:
-            warnings.warn("a block was made and never entered, so nothing ran: use it in `with`", RuntimeWarning, 2)
+            warnings.warn("a block was created but never entered, so nothing ran: use it in `with`", RuntimeWarning, 2)
 
 
-class Rows(View):
-    """Some rows of a block, which were added with it."""
+class RowView(View):
+    """A view of the rows that `t.row` added."""
 
     __slots__ = ("_block", "_outer")
 
     def __init__(self, block: Block, prompts: Any) -> None:
         recorder = block._recorder
         if recorder.state is not OPEN:
-            recorder.refuse("no more rows can be added")
+            recorder.raise_closed("no more rows can be added")
         if block._scope.rows is not None:
-            raise RecordError("a row inside another row's block", "end the first block before the next begins")
+            raise RecordError("`t.row` blocks cannot be nested", "end the first block before starting the next")
         added, single = convert.rows(recorder.model._core, prompts)
         first = len(recorder.rows)
         recorder.rows = recorder.rows + added
@@ -176,9 +185,9 @@ class Rows(View):
         _set(self, "_block", block)
         _set(self, "_outer", None)
 
-    def __enter__(self) -> Rows:
+    def __enter__(self) -> RowView:
         if self._block._scope.rows is not None:
-            raise RecordError("a row inside another row's block", "end the first block before the next begins")
+            raise RecordError("`t.row` blocks cannot be nested", "end the first block before starting the next")
         _set(self, "_outer", self._block._scope)
         _set(self._block, "_scope", self._scope)
         return self
@@ -200,22 +209,22 @@ class Trace(Block):
         model = recorder.model
         run = _core.run(model._core, recorder.rows, self._plan(recorder), model.edits, *self._options)
         recorder.seconds = run.seconds
-        self._hand_out(recorder, run)
+        self._assign_results(recorder, run)
 
 
 class Scan(Block):
-    """The shapes of what a trace would give, checked as it would be, without weights."""
+    """Checks a trace and infers the shapes of its saved values, without weights."""
 
     __slots__ = ()
 
     def _run(self, recorder: Recorder) -> None:
         model = recorder.model
-        for value, found in _core.scan(model._core, recorder.rows, self._plan(recorder), model.edits):
-            value._result = [(row, None, ShapeOnly(shape)) for row, shape in found]
+        for value, shapes in _core.scan(model._core, recorder.rows, self._plan(recorder), model.edits):
+            value._result = [(row, None, ShapeOnly(shape)) for row, shape in shapes]
 
 
 class ShapeOnly:
-    """In the place of numbers that a scan does not compute."""
+    """Stands in for an array in the results of a scan."""
 
     __slots__ = ("shape",)
 
@@ -225,41 +234,39 @@ class ShapeOnly:
     is_integer = False
 
     def numpy(self) -> Any:
-        """Refuses."""
-        raise RecordError("a scan knows shapes and no numbers", "use .shape, or trace instead of scan")
+        """Raises: a scan computes no values."""
+        raise RecordError("a scan computes shapes, not values", "use .shape, or trace instead of scan")
 
 
 class PlanBlock(Block):
     """Records a plan without running it: `model.plan()`, `model.edit()`."""
 
-    __slots__ = ("_recorded",)
+    __slots__ = ("_finished_plan",)
 
     def _run(self, recorder: Recorder) -> None:
         plan = self._plan(recorder)
         if plan.saves or recorder.caches:
-            raise RecordError(
-                "a plan that stands by itself has nobody to save for", "save in a trace of the edited model"
-            )
-        _set(self, "_recorded", plan)
+            raise RecordError("values cannot be saved in a recorded plan", "save them in a trace of the edited model")
+        _set(self, "_finished_plan", plan)
 
-    def _finished(self) -> Any:
+    def _require_plan(self) -> Any:
         if self._recorder.state is not DONE:
-            raise RecordError("the block has not ended", "take the plan after the with block")
-        return self._recorded
+            raise RecordError("the block has not ended", "read the plan after the with block")
+        return self._finished_plan
 
     @property
     def plan(self) -> Any:
         """The plan, after the block."""
-        return self._finished()
+        return self._require_plan()
 
     @property
     def model(self) -> Model:
         """The model with this plan as a standing edit, after the block."""
-        return self._recorder.model.edit(self._finished())
+        return self._recorder.model.edit(self._require_plan())
 
 
 class Steps:
-    """The steps of a generation: `t.steps[0]` is where the first new token is chosen."""
+    """The steps of a generation. `t.steps[0]` is the step that produces the first new token."""
 
     __slots__ = ("_block",)
 
@@ -271,7 +278,10 @@ class Steps:
 
 
 class StepView(View):
-    """Some steps of a generation; inside its block the whole generation is seen so."""
+    """A view of some steps of a generation.
+
+    As a `with` block, `t` reads and writes only these steps inside it.
+    """
 
     __slots__ = ("_block", "_outer")
 
@@ -283,12 +293,12 @@ class StepView(View):
             numbers = list(steps) if isinstance(steps, (list, tuple, range)) else [steps]
             steps = steps if isinstance(steps, int) else numbers
         if any(not isinstance(number, int) or number < 0 for number in numbers):
-            raise PlanError(f"step {steps!r}", "steps count from 0, the one that chooses the first new token")
-        most = block._options.get("max_new")
-        if most is not None and not isinstance(steps, slice) and any(number >= most for number in numbers):
-            raise PlanError(f"step {steps} of a generation of at most {most} steps", f"steps are 0 to {most - 1}")
+            raise PlanError(f"invalid step {steps!r}", "steps count from 0, which produces the first new token")
+        max_new = block._options.get("max_new")
+        if max_new is not None and not isinstance(steps, slice) and any(number >= max_new for number in numbers):
+            raise PlanError(f"step {steps} of a generation of at most {max_new} steps", f"steps are 0 to {max_new - 1}")
         if block._scope.steps is not None:
-            raise RecordError("steps inside other steps", "end the first block before the next begins")
+            raise RecordError("`t.steps` blocks cannot be nested", "end the first block before starting the next")
         View.__init__(self, block._recorder, Scope(block._scope.rows, block._scope.single, steps))
         _set(self, "_block", block)
 
@@ -302,7 +312,7 @@ class StepView(View):
 
 
 class Generation(Block):
-    """A generation: a block like a trace, or without a block the result itself."""
+    """A generation: a block like a trace, or used without `with`, `.text` and `.result` run it."""
 
     __slots__ = ("_generated", "_options", "_watch")
 
@@ -316,33 +326,36 @@ class Generation(Block):
 
     @property
     def steps(self) -> Steps:
-        """The steps, to read and write at some of them: `t.steps[1:3]`, `t.steps[0]`, `t.steps[:]`."""
+        """Selects steps to read and write at: `t.steps[1:3]`, `t.steps[0]`, `t.steps[:]`."""
         return Steps(self)
 
     @property
     def result(self) -> Any:
-        """What was generated: one for a prompt, a list for several. Outside a block, asking for it runs the generation."""
+        """The `Generated` result; a list for several prompts.
+
+        Without a `with` block, reading it runs the generation.
+        """
         if not self._recorder.entered:
             with self:
                 pass
         if self._generated is None:
             failure = self._recorder.failure
             if failure is not None:
-                raise RecordError(f"the block raised {failure!r}, and nothing was generated") from failure
-            raise RecordError("nothing is generated before the block ends", "take .result after the with block")
+                raise RecordError(f"the block raised {failure!r}; nothing was generated") from failure
+            raise RecordError("nothing is generated before the block ends", "read .result after the with block")
         return self._generated[0] if self._scope.single else self._generated
 
     @property
     def text(self) -> Any:
         """The new text; a list for several prompts."""
         result = self.result
-        return [one.text for one in result] if isinstance(result, list) else result.text
+        return [row.text for row in result] if isinstance(result, list) else result.text
 
     def _run(self, recorder: Recorder) -> None:
         model = recorder.model
         run = _core.generate(model._core, recorder.rows, self._plan(recorder), model.edits, self._options, self._watch)
         recorder.seconds = run.seconds
-        self._hand_out(recorder, run)
+        self._assign_results(recorder, run)
         results = zip(recorder.rows, run.rows, run.saved_work, strict=True)
         generated = [Generated(prompt, *row, *work) for prompt, row, work in results]
         _set(self, "_generated", generated)
@@ -351,12 +364,15 @@ class Generation(Block):
         return (
             repr(self.result)
             if self._generated is not None
-            else "<a generation that has not run: read .text, or use with>"
+            else "<generation that has not run: read .text, or use it in `with`>"
         )
 
 
 class Session:
-    """Several blocks that run together at its end: values of one, saved or not, can be used in the next."""
+    """Several blocks that run at the end of the session, in order.
+
+    Later blocks can use values of earlier ones, saved or not.
+    """
 
     __slots__ = ("_blocks", "_model")
 
@@ -364,18 +380,18 @@ class Session:
         self._model = model
         self._blocks: list[Block] = []
 
-    def _added(self, block: Any) -> Any:
+    def _add(self, block: Any) -> Any:
         block._recorder.session = self
         self._blocks.append(block)
         return block
 
     def trace(self, *arguments: Any, **options: Any) -> Trace:
         """A trace that runs when the session ends; see `Model.trace`."""
-        return self._added(self._model.trace(*arguments, **options))
+        return self._add(self._model.trace(*arguments, **options))
 
     def generate(self, *arguments: Any, **options: Any) -> Generation:
         """A generation that runs when the session ends; see `Model.generate`."""
-        return self._added(self._model.generate(*arguments, **options))
+        return self._add(self._model.generate(*arguments, **options))
 
     def __enter__(self) -> Session:
         return self
@@ -384,11 +400,11 @@ class Session:
         for block in self._blocks:
             recorder = block._recorder
             if failure is not None:
-                recorder.ended(FAILED, recorder.failure or failure)
+                recorder.close(FAILED, recorder.failure or failure)
                 continue
             try:
                 if recorder.state is WAITING:
-                    block._finish()
+                    block._run_and_close()
             except BaseException as raised:
                 failure = raised
         if failure is not None and kind is None:

@@ -1,4 +1,4 @@
-"""numpy's functions of values: those that a value has itself are recorded, the others refused by name."""
+"""numpy ufuncs of values: those with a `Value` equivalent are recorded, all others raise."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from .errors import RecordError
 
-_OWN: dict[str, Callable[..., Any]] = {
+_RECORDED: dict[str, Callable[..., Any]] = {
     "add": operator.add,
     "subtract": operator.sub,
     "multiply": operator.mul,
@@ -30,17 +30,17 @@ _OWN: dict[str, Callable[..., Any]] = {
     "maximum": lambda a, b: a.maximum(b),
     "minimum": lambda a, b: a.minimum(b),
 }
-"""What numpy's functions are for values."""
+"""numpy ufunc name → equivalent operation on values."""
 
 
-def own(ufunc: Any, method: str, options: dict[str, Any]) -> Callable[..., Any]:
-    """What a function of numpy is for values."""
-    found = _OWN.get(ufunc.__name__)
-    if found is None or method != "__call__" or options:
+def recorded_function(ufunc: Any, method: str, options: dict[str, Any]) -> Callable[..., Any]:
+    """The operation on values that a numpy ufunc call stands for."""
+    function = _RECORDED.get(ufunc.__name__)
+    if function is None or method != "__call__" or options:
         called = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
-        given = f" with {', '.join(options)}" if options else ""
+        arguments = f" with {', '.join(options)}" if options else ""
         raise RecordError(
-            f"numpy's {called}{given} is not recorded",
-            "use the value's own methods, or t.call with a function of arrays; after the block take .value",
+            f"numpy's {called}{arguments} is not recorded",
+            "use methods of the value, or t.call with a function of numpy arrays; after the block use .value",
         )
-    return found
+    return function

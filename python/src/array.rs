@@ -1,4 +1,4 @@
-//! Arrays in both directions.
+//! Arrays between Python and the engine.
 
 use numpy::ndarray::ArrayView;
 use numpy::{PyArrayDyn, PyArrayMethods, PyReadonlyArrayDyn};
@@ -6,32 +6,32 @@ use pellucid_engine as engine;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-/// A value of a run: immutable numbers that share the engine's memory and keep it alive.
+/// An immutable f32 array of a run. Shares the engine's buffer and keeps it alive.
 #[pyclass(frozen, module = "pellucid._core")]
 #[derive(Clone)]
 pub struct Array(pub engine::Array);
 
 #[pymethods]
 impl Array {
-    /// The lengths of its axes.
+    /// The shape.
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         PyTuple::new(py, self.0.shape())
     }
 
-    /// Whether its numbers are indices.
+    /// Whether the elements are indices (argmax, top-k), stored as f32.
     #[getter]
     fn is_integer(&self) -> bool {
         self.0.is_integer()
     }
 
-    /// A read-only view in numpy; it keeps this array alive.
+    /// Returns a read-only numpy view that keeps this array alive.
     pub fn numpy<'py>(slf: Bound<'py, Self>) -> PyResult<Bound<'py, PyArrayDyn<f32>>> {
         let array = &slf.get().0;
         let view = ArrayView::from_shape(array.shape(), array.values())
             .map_err(|error| pyo3::exceptions::PyRuntimeError::new_err(error.to_string()))?;
-        // SAFETY: the owner is `slf`, which numpy keeps as the view's base and which never moves or changes its numbers; the view is
-        // made read-only before anyone sees it.
+        // SAFETY: `slf` owns the buffer, never moves or mutates it, and stays alive as the base
+        // object of the numpy view; the view is made read-only before it is returned.
         let array = unsafe { PyArrayDyn::borrow_from_array(&view, slf.clone().into_any()) };
         drop(array.try_readwrite()?.make_nonwriteable());
         Ok(array)
@@ -42,12 +42,13 @@ impl Array {
     }
 }
 
-/// The engine's array behind a Python object: the same memory for our own, a copy for numpy's f32.
+/// Converts a Python object to an engine array: shares the buffer of an `Array`, copies a numpy f32
+/// array.
 pub fn to_engine(object: &Bound<'_, PyAny>) -> PyResult<engine::Array> {
-    if let Ok(own) = object.cast::<Array>() {
-        return Ok(own.get().0.clone());
+    if let Ok(array) = object.cast::<Array>() {
+        return Ok(array.get().0.clone());
     }
-    let numbers: PyReadonlyArrayDyn<'_, f32> = object.extract()?;
-    let view = numbers.as_array();
+    let array: PyReadonlyArrayDyn<'_, f32> = object.extract()?;
+    let view = array.as_array();
     Ok(engine::Array::new(view.shape().to_vec(), view.iter().copied().collect()))
 }

@@ -1,40 +1,43 @@
-//! Branches: re-runs of one prompt from its middle.
+//! Branches: re-runs of one prompt from the first layer and position that a plan changes.
 
-use crate::found::Found;
 use crate::model::Model;
-use crate::record::Plan;
-use crate::run::{Before, Run, Whole, calling, interrupt, joined, tokens};
+use crate::plan::Plan;
+use crate::results::RunResults;
+use crate::run::{EditedPlan, PlanOffset, Run, concat_edits, extract_rows, run_engine, signal_interrupt};
 use pellucid_engine as engine;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 use std::time::Instant;
 
-/// A run that keeps what branches start from.
+/// A run that stores the residual streams and KV caches that branches start from.
 #[pyclass(frozen, module = "pellucid._core")]
 pub struct Base(engine::Base);
 
-/// Runs one row of tokens under standing edits, and keeps what branches need.
+/// Runs one row of tokens under standing edits and stores the state that branches need.
 #[pyfunction]
 pub fn base(py: Python<'_>, model: &Model, rows: &Bound<'_, PyList>, edits: &Bound<'_, PyTuple>) -> PyResult<Base> {
-    let (loaded, rows, edits) = (model.loaded(py)?, tokens(py, rows)?, joined(edits)?);
-    let none = Plan { inner: engine::Plan::default(), places: Vec::new(), saves: Vec::new() };
-    let base = calling(py, || {
-        let whole = Whole::new(&none, edits, &rows, model)?;
+    let (loaded, rows, edits) = (model.loaded(py)?, extract_rows(py, rows)?, concat_edits(edits)?);
+    let none = Plan { inner: engine::Plan::default(), tap_indices: Vec::new(), saves: Vec::new() };
+    let base = run_engine(py, || {
+        let edited = EditedPlan::new(&none, edits, &rows, model)?;
         let row = rows.first().map(Vec::as_slice).unwrap_or_default();
-        Ok(loaded.model.base_with(row, &whole.plan, Some(interrupt()))?)
+        Ok(loaded.model.base_with(row, &edited.plan, Some(signal_interrupt()))?)
     })?;
     Ok(Base(base))
 }
 
 #[pymethods]
 impl Base {
-    /// What runs of the base's tokens under these plans would give, computed together from where each begins to differ.
+    /// Runs the base's tokens under each plan, batched, recomputing only what each plan changes.
+    /// The results equal those of whole runs.
     fn branches(&self, py: Python<'_>, plans: Vec<Py<Plan>>) -> PyResult<Vec<Run>> {
         let started = Instant::now();
         let inner: Vec<engine::Plan> = plans.iter().map(|plan| plan.get().inner.clone()).collect();
-        let runs = calling(py, || Ok(self.0.branches(&inner)?))?;
+        let runs = run_engine(py, || Ok(self.0.branches(&inner)?))?;
         let time = started.elapsed() / u32::try_from(plans.len().max(1)).unwrap_or(u32::MAX);
         let each = runs.into_iter().zip(plans);
-        Ok(each.map(|(run, plan)| Run { found: Found::of_run(run, plan, Before::default(), true), time }).collect())
+        Ok(each
+            .map(|(run, plan)| Run { results: RunResults::from_run(run, plan, PlanOffset::default(), true), time })
+            .collect())
     }
 }

@@ -1,5 +1,7 @@
-//! The package's exceptions, defined in `pellucid/errors.py`: each carries a problem, its place and a hint.
+//! Raises the exceptions of `pellucid/errors.py`. Each has a problem, a hint and, for plans, the
+//! tap and site.
 
+use crate::hints;
 use pellucid_engine as engine;
 use pellucid_models as models;
 use pyo3::exceptions::PyRuntimeError;
@@ -7,9 +9,9 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyModule, PyType};
 
-/// The kinds of errors, by their class in `pellucid.errors`.
+/// The exception classes of `pellucid.errors`.
 #[derive(Clone, Copy)]
-pub enum Kind {
+pub enum ErrorKind {
     Site,
     Plan,
     Input,
@@ -17,30 +19,36 @@ pub enum Kind {
     Interrupted,
 }
 
-impl Kind {
+impl ErrorKind {
     fn class_name(self) -> &'static str {
         match self {
-            Kind::Site => "SiteError",
-            Kind::Plan => "PlanError",
-            Kind::Input => "InputError",
-            Kind::Load => "LoadError",
-            Kind::Interrupted => "Interrupted",
+            ErrorKind::Site => "SiteError",
+            ErrorKind::Plan => "PlanError",
+            ErrorKind::Input => "InputError",
+            ErrorKind::Load => "LoadError",
+            ErrorKind::Interrupted => "Interrupted",
         }
     }
 }
 
-/// An exception of the package.
-pub fn error(py: Python<'_>, kind: Kind, problem: &str, hint: Option<&str>) -> PyErr {
-    make(py, kind, problem, hint, None)
+/// Creates an exception of the package.
+pub fn error(py: Python<'_>, kind: ErrorKind, problem: &str, hint: Option<&str>) -> PyErr {
+    new_error(py, kind, problem, hint, None)
 }
 
-fn make(py: Python<'_>, kind: Kind, problem: &str, hint: Option<&str>, place: Option<(usize, &str)>) -> PyErr {
+fn new_error(
+    py: Python<'_>,
+    kind: ErrorKind,
+    problem: &str,
+    hint: Option<&str>,
+    tap_and_site: Option<(usize, &str)>,
+) -> PyErr {
     static MODULE: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
     let raise = || -> PyResult<PyErr> {
         let module = MODULE.get_or_try_init(py, || PyModule::import(py, "pellucid.errors").map(Bound::unbind))?;
         let class = module.bind(py).getattr(kind.class_name())?.cast_into::<PyType>()?;
         let named = PyDict::new(py);
-        if let Some((tap, site)) = place {
+        if let Some((tap, site)) = tap_and_site {
             named.set_item("tap", tap)?;
             named.set_item("site", site)?;
         }
@@ -49,48 +57,56 @@ fn make(py: Python<'_>, kind: Kind, problem: &str, hint: Option<&str>, place: Op
     raise().unwrap_or_else(|fault| fault)
 }
 
-/// How many, where that is said; anything but a whole number from 0 is an error of the package.
-pub fn count(object: &Bound<'_, PyAny>) -> PyResult<Option<usize>> {
+/// Extracts an optional count; anything but `None` or an integer from 0 is an `InputError`.
+pub fn extract_count(object: &Bound<'_, PyAny>) -> PyResult<Option<usize>> {
     object.extract().map_err(|_| {
-        let problem = format!("{object} is not a number to count with");
-        error(object.py(), Kind::Input, &problem, Some("threads and chunks are counted in whole numbers from 1"))
+        let problem = format!("{object} is not a valid count");
+        error(object.py(), ErrorKind::Input, &problem, Some("threads and chunk are integers, at least 1"))
     })
 }
 
-/// What the engine said, as an exception.
+/// Converts an error of the engine to an exception.
 pub fn from_engine(py: Python<'_>, fault: &engine::Error) -> PyErr {
     use engine::Error::*;
     let message = fault.to_string();
+    let hint = fault.remedy().map(hints::word);
+    let hint = hint.as_deref();
     match fault {
-        Site { .. } => make(py, Kind::Site, &message, fault.remedy(), None),
-        Plan { tap, site, problem, .. } => make(py, Kind::Plan, problem, fault.remedy(), Some((*tap, site))),
-        Input { .. } => make(py, Kind::Input, &message, fault.remedy(), None),
-        Value { .. } | Several(_) => make(py, Kind::Plan, &message, fault.remedy(), None),
-        Interrupted => make(py, Kind::Interrupted, &message, None, None),
-        Architecture { .. } => make(py, Kind::Load, &message, fault.remedy(), None),
+        Site { .. } => new_error(py, ErrorKind::Site, &message, hint, None),
+        Plan { tap, site, problem, .. } => new_error(py, ErrorKind::Plan, problem, hint, Some((*tap, site))),
+        Input { .. } => new_error(py, ErrorKind::Input, &message, hint, None),
+        Value { .. } | Several(_) => new_error(py, ErrorKind::Plan, &message, hint, None),
+        Interrupted => new_error(py, ErrorKind::Interrupted, &message, None, None),
+        Busy { .. } => new_error(py, ErrorKind::Input, &message, hint, None),
+        Internal(_) => PyRuntimeError::new_err(message),
+        Architecture { .. } => new_error(py, ErrorKind::Load, &message, hint, None),
     }
 }
 
-/// What the loader, the tokenizer or the engine beneath them said, as an exception.
+/// Converts an error of the loader, the tokenizer or the engine to an exception.
 pub fn from_models(py: Python<'_>, fault: &models::Error) -> PyErr {
-    match fault.cause() {
-        models::Error::Engine(fault) => from_engine(py, fault),
-        models::Error::Usage { .. } => make(py, Kind::Input, &fault.to_string(), fault.remedy(), None),
-        _ => make(py, Kind::Load, &fault.to_string(), fault.remedy(), None),
-    }
+    let kind = match fault.cause() {
+        models::Error::Engine(fault) => return from_engine(py, fault),
+        models::Error::Usage { .. } => ErrorKind::Input,
+        _ => ErrorKind::Load,
+    };
+    let hint = fault.remedy().map(hints::word);
+    new_error(py, kind, &fault.to_string(), hint.as_deref(), None)
 }
 
-/// Runs without the interpreter; a panic, which would be a fault of ours, becomes an exception and not the end of the process.
+/// Runs `work` with the GIL released. A panic (a bug in the engine) becomes a `RuntimeError`
+/// instead of aborting the process.
 pub fn guarded<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send) -> PyResult<T> {
     py.detach(|| std::panic::catch_unwind(std::panic::AssertUnwindSafe(work))).map_err(|panic| {
-        let said = panic.downcast_ref::<String>().cloned();
-        let said = said.or_else(|| panic.downcast_ref::<&str>().map(|text| text.to_string()));
-        PyRuntimeError::new_err(format!("a fault inside the engine: {}", said.unwrap_or_default()))
+        let message = panic.downcast_ref::<String>().cloned();
+        let message = message.or_else(|| panic.downcast_ref::<&str>().map(|text| text.to_string()));
+        PyRuntimeError::new_err(format!("internal error in the engine: {}", message.unwrap_or_default()))
     })
 }
 
-/// Exceptions that Python code raised on this thread while the engine was running: functions of a plan, watchers, handlers of signals.
-/// The engine runs them on the thread that called it, so each thread has its own.
+/// The first exception that Python code (functions of a plan, `watch`, signal handlers) raised on
+/// this thread during a run. The engine calls Python on the calling thread, so a thread-local is
+/// enough.
 pub mod raised {
     use pyo3::prelude::*;
     use std::cell::RefCell;
@@ -99,26 +115,26 @@ pub mod raised {
         static FIRST: RefCell<Option<PyErr>> = const { RefCell::new(None) };
     }
 
-    /// Keeps an exception; the first one tells what happened.
-    pub fn keep(exception: PyErr) {
+    /// Stores an exception unless there is one already: the first is the cause.
+    pub fn store(exception: PyErr) {
         FIRST.with_borrow_mut(|first| {
             first.get_or_insert(exception);
         });
     }
 
-    /// Keeps the exception of an outcome that is one.
-    pub fn keep_from<T>(outcome: PyResult<T>) {
-        if let Err(exception) = outcome {
-            keep(exception);
+    /// Stores the exception of a failed call.
+    pub fn store_error<T>(result: PyResult<T>) {
+        if let Err(exception) = result {
+            store(exception);
         }
     }
 
-    /// Whether there is one.
+    /// Whether an exception is stored.
     pub fn any() -> bool {
         FIRST.with_borrow(Option::is_some)
     }
 
-    /// Takes it.
+    /// Takes the stored exception.
     pub fn take() -> Option<PyErr> {
         FIRST.take()
     }

@@ -1,16 +1,19 @@
-//! What a directory or file is: reports and quick answers, as JSON that the package makes objects of.
+//! Inspection of a directory or file: reports and single queries, as JSON for `inspection.py` and
+//! `identify.py`.
 
 use crate::errors::{from_models, guarded};
+use crate::hints;
 use pellucid_models::{families, inspect, inspect_as};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use std::path::PathBuf;
 
-/// The report about a path: as JSON, and as a card for people.
+/// Inspects a path; returns the report as JSON and as human-readable text.
 #[pyfunction]
 pub fn inspect_path(py: Python<'_>, path: PathBuf, assume: Option<String>) -> PyResult<(String, String)> {
-    let report = guarded(py, || inspect_as(&path, assume.as_deref()))?.map_err(|fault| from_models(py, &fault))?;
-    Ok((json(&report)?, report.card()))
+    let mut report = guarded(py, || inspect_as(&path, assume.as_deref()))?.map_err(|fault| from_models(py, &fault))?;
+    report.word_remedies(&hints::word);
+    Ok((json(&report)?, report.card_with(&hints::word)))
 }
 
 /// The JSON schema of reports.
@@ -19,10 +22,10 @@ pub fn inspect_schema() -> PyResult<String> {
     json(&inspect::schema())
 }
 
-/// The answer to one question about a path, as JSON.
+/// Runs one query of `pellucid.identify` on a path; returns the answer as JSON.
 #[pyfunction]
-pub fn identify_path(py: Python<'_>, question: &str, path: PathBuf) -> PyResult<String> {
-    let answer = || match question {
+pub fn identify_path(py: Python<'_>, query: &str, path: PathBuf) -> PyResult<String> {
+    let answer = || match query {
         "get_model_info" => json(&inspect::get_model_info(&path)),
         "is_model_supported" => json(&inspect::is_model_supported(&path)),
         "is_omni_model" => json(&inspect::is_omni_model(&path)),
@@ -32,24 +35,24 @@ pub fn identify_path(py: Python<'_>, question: &str, path: PathBuf) -> PyResult<
         "is_diffusers_model" => json(&inspect::is_diffusers_model(&path)),
         "is_vision_encoder" => json(&inspect::is_vision_encoder(&path)),
         "is_asr_model" => json(&inspect::is_asr_model(&path)),
-        other => Err(PyRuntimeError::new_err(format!("there is no question `{other}`"))),
+        other => Err(PyRuntimeError::new_err(format!("unknown query `{other}`"))),
     };
     guarded(py, answer)?
 }
 
-/// Says that models of a type are of a native family.
+/// Registers a model type as a variant of a native family.
 #[pyfunction]
 pub fn register_architecture(py: Python<'_>, model_type: &str, family: &str) -> PyResult<()> {
     families::register_architecture(model_type, family).map_err(|fault| from_models(py, &fault))
 }
 
-/// Registers every type of a TOML file.
+/// Registers every model type of a TOML file.
 #[pyfunction]
 pub fn register_file(py: Python<'_>, path: PathBuf) -> PyResult<()> {
     families::register_file(&path).map_err(|fault| from_models(py, &fault))
 }
 
-/// All types that stand for a native family.
+/// All model types that load as a native family, with the family.
 #[pyfunction]
 pub fn registered_architectures() -> Vec<(String, &'static str)> {
     families::registered_architectures()

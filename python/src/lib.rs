@@ -1,47 +1,49 @@
-//! The engine as the Python module `pellucid._core`.
+//! Python bindings of the engine: the extension module `pellucid._core`.
 //!
-//! This crate translates: Python objects become rows of tokens and plans, what a run gives back becomes objects that share the engine's
-//! memory. Only what a block makes by the dozen lives here itself (`block`). What people use is the package around it (`pellucid/*.py`).
+//! This crate converts between Python and the engine: prompts to token rows, recorded traces to
+//! plans, results to arrays that share the engine's memory. The user-facing API is the Python
+//! package around it (`pellucid/*.py`). Only objects that a trace creates in large numbers are
+//! native (`tracing`).
 //!
-//! | module | its part |
+//! | module | contents |
 //! |---|---|
-//! | `identify` | what a directory or file is |
+//! | `array` | arrays in both directions; engine arrays are shared, not copied |
+//! | `branch` | branches: re-runs of a prompt from the middle |
+//! | `errors` | engine errors and panics as exceptions of the package |
+//! | `expression` | recorded values as expressions of a plan |
+//! | `hints` | remedies of errors, worded for Python |
+//! | `identify` | inspection of a directory or file |
 //! | `model` | loading, tokens, sites, weights |
-//! | `run` | runs and generations: with the interpreter released, and stopped by its signals |
-//! | `branch` | re-runs from the middle |
-//! | `prefix` | beginnings of prompts, kept for later calls |
-//! | `found` | what came back |
-//! | `block` | the objects of a block: its record, its views, its values and sites |
-//! | `record` | what a block recorded, as a plan |
-//! | `expression` | the values among it |
-//! | `tokenizer` | tokenizers by themselves |
-//! | `network` | small networks built by hand |
-//! | `array` | arrays in both directions, without copies where the memory is ours |
-//! | `errors` | the package's exceptions |
+//! | `network` | small networks built layer by layer |
+//! | `plan` | a recorded trace as a plan |
+//! | `prefix` | the prefix cache |
+//! | `results` | captures and saved values of a run |
+//! | `run` | runs and generations, with the GIL released and Ctrl-C handled |
+//! | `tokenizer` | tokenizers without a model |
+//! | `tracing` | native halves of the tracing objects: recorder, views, values, sites |
 
 mod array;
-mod block;
 mod branch;
 mod errors;
 mod expression;
-mod found;
+mod hints;
 mod identify;
 mod model;
 mod network;
+mod plan;
 mod prefix;
-mod record;
+mod results;
 mod run;
 mod tokenizer;
+mod tracing;
 
 use pyo3::prelude::*;
 
-/// The engine: what the package `pellucid` is made of.
+/// Native part of the package `pellucid`. Use the package; this module is not a public API.
 #[pymodule]
 mod _core {
     #[pymodule_export]
     use super::array::Array;
-    #[pymodule_export]
-    use super::block::{BlockLayer, BlockLayers, BlockSite, BlockValue, BlockView, PointOfLayer, Record};
     #[pymodule_export]
     use super::branch::{Base, base};
     #[pymodule_export]
@@ -53,18 +55,20 @@ mod _core {
     #[pymodule_export]
     use super::network::Network;
     #[pymodule_export]
-    use super::prefix::Prefixes;
+    use super::plan::Plan;
     #[pymodule_export]
-    use super::record::Plan;
+    use super::prefix::Prefixes;
     #[pymodule_export]
     use super::run::{Generation, Run, generate, run, scan};
     #[pymodule_export]
     use super::tokenizer::Tokenizer;
     #[pymodule_export]
+    use super::tracing::{SiteDescriptor, TraceLayer, TraceLayers, TraceRecorder, TraceSite, TraceValue, TraceView};
+    #[pymodule_export]
     use super::{after_fork, points, version};
 }
 
-/// Every point that a model may have: its name, whether it is in layers, and what it is.
+/// Every point that a model may have: `(name, whether it is per layer, meaning)`.
 #[pyfunction]
 fn points() -> Vec<(&'static str, bool, &'static str)> {
     use pellucid_engine::point::{Point, Scope};
@@ -72,13 +76,13 @@ fn points() -> Vec<(&'static str, bool, &'static str)> {
     described.map(|info| (info.name, info.scope == Scope::Layer, info.meaning)).collect()
 }
 
-/// The version of the engine.
+/// The version of this crate.
 #[pyfunction]
 fn version() -> &'static str {
     env!("CARGO_PKG_VERSION")
 }
 
-/// Tells the engine that this process is the child of a fork: threads are not inherited, and start anew.
+/// Called in the child after `os.fork`: the thread pool is not inherited and must be restarted.
 #[pyfunction]
 fn after_fork() {
     pellucid_kernels::Pool::after_fork();

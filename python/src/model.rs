@@ -1,8 +1,9 @@
-//! A model: loading, tokens, sites, weights.
+//! The model class: loading, tokens, sites, weights.
 
 use crate::array::{Array, to_engine};
-use crate::errors::{Kind, count, error, from_engine, from_models, guarded};
-use crate::record::Plan;
+use crate::errors::{ErrorKind, error, extract_count, from_engine, from_models, guarded};
+use crate::hints;
+use crate::plan::Plan;
 use numpy::{PyArray, PyArrayDyn, PyArrayMethods};
 use pellucid_engine::program::Layout;
 use pellucid_engine::{Program, WeightKind, site};
@@ -17,16 +18,16 @@ use pyo3::prelude::*;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock};
 
-/// A model and everything that came with it. Threads may share it.
+/// A model with its tokenizer and chat template. Thread-safe.
 #[pyclass(frozen, module = "pellucid._core")]
 pub struct Model {
     name: String,
     path: Option<PathBuf>,
     options: LoadOptions,
-    /// What is known without weights; only of a model that was opened without them.
+    /// Program and tokenizer of a lazily opened model; `None` if the weights were loaded at once.
     outline: Option<Outline>,
     loaded: OnceLock<LoadedModel>,
-    /// Held while the weights are loaded, so that two threads do not both load them.
+    /// Held while loading the weights, so that two threads do not load them twice.
     loading: Mutex<()>,
 }
 
@@ -38,7 +39,7 @@ struct Outline {
 }
 
 impl Model {
-    /// The model with its weights, which are loaded now if they were not before.
+    /// The model with its weights; loads them on the first call.
     pub fn loaded(&self, py: Python<'_>) -> PyResult<&LoadedModel> {
         if let Some(loaded) = self.loaded.get() {
             return Ok(loaded);
@@ -54,7 +55,7 @@ impl Model {
         guarded(py, load)?.map_err(|fault| from_models(py, &fault))
     }
 
-    /// Its program, which needs no weights.
+    /// The program. Does not load the weights.
     pub fn program(&self) -> &Program {
         match (self.loaded.get(), &self.outline) {
             (Some(loaded), _) => loaded.model.program(),
@@ -63,7 +64,7 @@ impl Model {
         }
     }
 
-    /// Its tokenizer, if it has one.
+    /// The tokenizer, if there is one. Does not load the weights.
     pub fn optional_tokenizer(&self) -> Option<&Tokenizer> {
         match self.loaded.get() {
             Some(loaded) => loaded.tokenizer.as_ref(),
@@ -71,11 +72,11 @@ impl Model {
         }
     }
 
-    /// Refuses prompts that a run would refuse for their lengths.
+    /// Checks prompt lengths as a run would: at least one row, 1 to `n_ctx` tokens each.
     pub fn check_lengths(&self, lengths: &[usize]) -> pellucid_engine::Result<()> {
         let context = self.program().architecture().context.unwrap_or(usize::MAX);
         let problem = match lengths.iter().position(|&length| length == 0 || length > context) {
-            Some(row) => format!("row {row} has {} tokens, and this model takes 1 to {context}", lengths[row]),
+            Some(row) => format!("row {row} has {} tokens; this model takes 1 to {context}", lengths[row]),
             None if lengths.is_empty() => "there is no input".into(),
             None => return Ok(()),
         };
@@ -85,10 +86,10 @@ impl Model {
         ))
     }
 
-    /// A network built by hand, which came from nowhere and has no tokenizer.
-    pub fn of_network(name: String, model: pellucid_engine::Model) -> Model {
+    /// Wraps a model from the network builder; it has no files and no tokenizer.
+    pub fn from_network(name: String, model: pellucid_engine::Model) -> Model {
         let (chat, tokenizer, eos, warnings) = (None, None, Vec::new(), Vec::new());
-        let (strategy, repairs) = (Strategy::Native, Vec::new());
+        let (strategy, name_variants) = (Strategy::Native, Vec::new());
         let loaded = OnceLock::from(LoadedModel {
             name: name.clone(),
             model,
@@ -97,7 +98,7 @@ impl Model {
             eos,
             warnings,
             strategy,
-            repairs,
+            name_variants,
         });
         Model { name, path: None, options: LoadOptions::default(), outline: None, loaded, loading: Mutex::new(()) }
     }
@@ -106,9 +107,9 @@ impl Model {
         self.optional_tokenizer().ok_or_else(|| {
             error(
                 py,
-                Kind::Input,
-                &format!("{} came without a tokenizer (no tokenizer.json)", self.name),
-                Some("give token ids, or put the model's tokenizer.json beside its weights"),
+                ErrorKind::Input,
+                &format!("{} has no tokenizer (no tokenizer.json)", self.name),
+                Some("pass token ids, or put the model's tokenizer.json next to its weights"),
             )
         })
     }
@@ -116,15 +117,15 @@ impl Model {
 
 #[pymethods]
 impl Model {
-    /// Opens a directory, a GGUF file, a pulled name, or the built-in model. With `lazy` its weights are loaded when they are first
-    /// needed.
+    /// Opens a directory, a GGUF file, a pulled model by name, or the built-in model (`None`). With
+    /// `lazy`, the weights are loaded on first use.
     #[staticmethod]
-    #[allow(clippy::too_many_arguments)] // what Python hands over, one by one
+    #[allow(clippy::too_many_arguments)] // one per Python argument
     fn open(
         py: Python<'_>,
         name: Option<String>,
         dtype: &str,
-        #[pyo3(from_py_with = count)] threads: Option<usize>,
+        #[pyo3(from_py_with = extract_count)] threads: Option<usize>,
         adapters: Vec<PathBuf>,
         assume: Option<String>,
         lazy: bool,
@@ -134,8 +135,8 @@ impl Model {
             "f32" => KvFormat::F32,
             "bf16" => KvFormat::Bf16,
             _ => {
-                let problem = format!("kv {kv:?} is none that keys and values can be kept in");
-                return Err(error(py, Kind::Input, &problem, Some("take f32 or bf16")));
+                let problem = format!("unknown dtype kv={kv:?} for the KV cache");
+                return Err(error(py, ErrorKind::Input, &problem, Some("use f32 or bf16")));
             }
         };
         let storage = match dtype {
@@ -145,17 +146,17 @@ impl Model {
             "f16" => Storage::As(DType::F16),
             "q8" => Storage::As(DType::Q8),
             _ => {
-                let problem = format!("dtype {dtype:?} is none that weights can be kept in");
-                return Err(error(py, Kind::Input, &problem, Some("take auto, f32, bf16, f16 or q8")));
+                let problem = format!("unknown dtype={dtype:?} for the weights");
+                return Err(error(py, ErrorKind::Input, &problem, Some("use auto, f32, bf16, f16 or q8")));
             }
         };
         if threads == Some(0) {
-            return Err(error(py, Kind::Input, "threads is 0", Some("take at least one thread, or leave threads out")));
+            return Err(error(py, ErrorKind::Input, "threads is 0", Some("use at least one thread, or omit threads")));
         }
         let open = || {
             let path = locate(name.as_deref())?;
             let outline = lazy.then(|| outline(path.as_deref(), assume.as_deref())).transpose()?;
-            let pool = threads.map(Pool::of);
+            let pool = threads.map(Pool::with_threads);
             let options = LoadOptions { storage, pool, kv, adapters, assume };
             let name = name.unwrap_or_else(|| builtin::NAME.into());
             Ok(Model { name, path, options, outline, loaded: OnceLock::new(), loading: Mutex::new(()) })
@@ -178,26 +179,26 @@ impl Model {
         self.loaded.get().is_some()
     }
 
-    /// What it is called.
+    /// The model's name.
     #[getter]
     fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its family.
+    /// The model family.
     #[getter]
     fn family(&self) -> String {
         self.program().architecture().family.to_string()
     }
 
-    /// `(layers, width, vocabulary, context)`.
+    /// `(n_layers, d_model, vocab_size, n_ctx)`.
     #[getter]
     fn dimensions(&self) -> (usize, usize, usize, Option<usize>) {
         let architecture = self.program().architecture();
         (architecture.layers.len(), architecture.width, architecture.vocab, architecture.context)
     }
 
-    /// What is to be known before relying on its numbers.
+    /// Warnings of the loader: reasons why results may differ from the original model.
     #[getter]
     fn warnings(&self) -> Vec<String> {
         match (self.loaded.get(), &self.outline) {
@@ -206,25 +207,25 @@ impl Model {
         }
     }
 
-    /// How it was loaded; it is, with its weights, when this returns.
+    /// The strategy that loaded it. Loads the weights.
     #[getter]
     fn strategy(&self, py: Python<'_>) -> PyResult<&'static str> {
         Ok(self.loaded(py)?.strategy.name())
     }
 
-    /// The known variants of names by which some of its weights were found.
+    /// Known variants of tensor names under which weights were found, one sentence per rule.
     #[getter]
-    fn repairs(&self, py: Python<'_>) -> PyResult<Vec<String>> {
-        Ok(self.loaded(py)?.repairs.iter().map(ToString::to_string).collect())
+    fn name_variants(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        Ok(self.loaded(py)?.name_variants.iter().map(ToString::to_string).collect())
     }
 
-    /// Bytes of its weights, and the formats they are kept in.
+    /// Storage formats of the weights, with the bytes in each.
     fn storage(&self, py: Python<'_>) -> PyResult<Vec<(String, usize)>> {
         Ok(self.loaded(py)?.model.weights().formats())
     }
 
-    /// Every site: its address, kind, shape without tokens, meaning and aliases.
-    #[allow(clippy::type_complexity)] // a row of a table that Python unpacks at once
+    /// Every site: `(address, kind, shape without tokens, meaning, aliases)`.
+    #[allow(clippy::type_complexity)] // unpacked by the caller
     fn sites(&self) -> Vec<(String, &'static str, Vec<usize>, &'static str, Vec<String>)> {
         let program = self.program();
         let described = program.sites().filter_map(|site| {
@@ -239,45 +240,45 @@ impl Model {
         described.collect()
     }
 
-    /// The addresses that a name, pattern or alias means.
+    /// The addresses that a name, pattern or alias matches.
     fn find(&self, py: Python<'_>, text: &str) -> PyResult<Vec<String>> {
         let matches = site::find(self.program(), text).map_err(|fault| from_engine(py, &fault))?;
         Ok(matches.sites.iter().map(|site| site.to_string()).collect())
     }
 
-    /// The tokens of a text; `special` adds what the tokenizer puts before a text.
+    /// Encodes a text; `special` adds the special tokens of the tokenizer's template (such as BOS).
     fn encode(&self, py: Python<'_>, text: &str, special: bool) -> PyResult<Vec<u32>> {
         self.tokenizer(py)?.encode(text, special).map_err(|fault| from_models(py, &fault))
     }
 
-    /// The tokens of a conversation that the model is to answer: pairs of role and content.
+    /// Encodes a conversation of `(role, content)` pairs with the chat template, up to the answer.
     fn encode_chat(&self, py: Python<'_>, messages: Vec<(String, String)>) -> PyResult<Vec<u32>> {
         let messages: Vec<Message> = messages.iter().map(|(role, content)| Message::new(role, content)).collect();
         self.loaded(py)?.encode_chat(&messages).map_err(|fault| from_models(py, &fault))
     }
 
-    /// The text of tokens.
+    /// Decodes tokens to text.
     fn decode(&self, py: Python<'_>, tokens: Vec<u32>, skip_special: bool) -> PyResult<String> {
         Ok(self.tokenizer(py)?.decode(&tokens, skip_special))
     }
 
-    /// How one token reads where it stands.
+    /// The text of one token inside a longer text (leading space included).
     fn token_text(&self, py: Python<'_>, token: u32) -> PyResult<String> {
         Ok(self.tokenizer(py)?.token_text(token))
     }
 
-    /// The one token that reads as this text.
+    /// The single token with this text, if there is one.
     fn find_token(&self, py: Python<'_>, text: &str) -> PyResult<Option<u32>> {
         Ok(self.tokenizer(py)?.find(text))
     }
 
-    /// Tokens that end a text.
+    /// The end-of-text tokens.
     #[getter]
     fn eos(&self, py: Python<'_>) -> PyResult<Vec<u32>> {
         Ok(self.loaded(py)?.eos.clone())
     }
 
-    /// The token that begins a text, if the model has one.
+    /// The beginning-of-text token, if the model has one.
     #[getter]
     fn bos(&self) -> Option<u32> {
         self.optional_tokenizer().and_then(|tokenizer| tokenizer.special().bos)
@@ -289,64 +290,69 @@ impl Model {
         self.optional_tokenizer().is_some()
     }
 
-    /// Logits of vectors of the stream, `[n, width]` to `[n, vocabulary]`.
-    fn unembed(&self, py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<Array> {
-        let (loaded, stream) = (self.loaded(py)?, to_engine(stream)?);
-        let logits = guarded(py, || loaded.model.unembed(stream.values()))?;
+    /// Final norm and unembedding: residual stream `[n, d_model]` → logits `[n, vocab_size]`.
+    fn unembed(&self, py: Python<'_>, resid: &Bound<'_, PyAny>) -> PyResult<Array> {
+        let (loaded, resid) = (self.loaded(py)?, to_engine(resid)?);
+        let logits = guarded(py, || loaded.model.unembed(resid.values()))?;
         let logits = logits.map_err(|fault| from_engine(py, &fault))?;
         let vocab = self.program().architecture().vocab;
         Ok(Array(pellucid_engine::Array::new(vec![logits.len() / vocab, vocab], logits)))
     }
 
-    /// The weight of the op that makes a site, and its bias.
+    /// The weight and bias of the op whose output is `site`.
     fn weight_of(&self, py: Python<'_>, site: &str) -> PyResult<(Array, Option<Array>)> {
-        let found = site::find(self.program(), site).map_err(|fault| from_engine(py, &fault))?;
-        let [site] = found.sites[..] else {
-            return Err(error(py, Kind::Site, &format!("{site:?} names several sites"), Some("ask for one at a time")));
+        let matches = site::find(self.program(), site).map_err(|fault| from_engine(py, &fault))?;
+        let [site] = matches.sites[..] else {
+            return Err(error(
+                py,
+                ErrorKind::Site,
+                &format!("{site:?} names several sites"),
+                Some("ask for one at a time"),
+            ));
         };
         let loaded = self.loaded(py)?;
-        let made = guarded(py, || loaded.model.weight_of(site))?.map_err(|fault| from_engine(py, &fault))?;
-        Ok((Array(made.0), made.1.map(Array)))
+        let (weight, bias) = guarded(py, || loaded.model.weight_of(site))?.map_err(|fault| from_engine(py, &fault))?;
+        Ok((Array(weight), bias.map(Array)))
     }
 
-    /// What is wrong with a plan for prompts of these lengths: problem and remedy of each.
+    /// Checks a plan for prompts of these lengths; returns `(problem, remedy)` of each problem.
     fn check(&self, plan: &Plan, lengths: Vec<usize>) -> Vec<(String, Option<String>)> {
         let problems = plan.inner.check(self.program(), &lengths);
-        problems.iter().map(|problem| (problem.to_string(), problem.remedy().map(str::to_string))).collect()
+        problems.iter().map(|problem| (problem.to_string(), problem.remedy().map(hints::word))).collect()
     }
 
-    /// What a plan would do and cost for prompts of these lengths: for people, and as JSON.
+    /// Explains what a plan does and costs for prompts of these lengths, as text and as JSON.
     fn explain(&self, py: Python<'_>, plan: &Plan, lengths: Vec<usize>) -> PyResult<(String, String)> {
         let loaded = self.loaded(py)?;
-        let told = guarded(py, || plan.inner.explain(&loaded.model, &lengths))?;
-        let told = told.map_err(|fault| from_engine(py, &fault))?;
-        let json = told.to_json().map_err(|problem| error(py, Kind::Plan, &problem, None))?;
-        Ok((told.to_string(), json))
+        let explanation = guarded(py, || plan.inner.explain(&loaded.model, &lengths))?;
+        let explanation = explanation.map_err(|fault| from_engine(py, &fault))?;
+        let json = explanation.to_json().map_err(|problem| error(py, ErrorKind::Plan, &problem, None))?;
+        Ok((explanation.to_string(), json))
     }
 
-    /// Keeps compiled plans from now on, or lets go of them.
+    /// Turns the cache of compiled plans on or off; turning it off drops them.
     fn keep_plans(&self, py: Python<'_>, on: bool) -> PyResult<()> {
         self.loaded(py)?.model.keep_plans(on);
         Ok(())
     }
 
-    /// How many compiled plans are kept.
+    /// The number of cached compiled plans.
     #[getter]
     fn cached_plans(&self) -> usize {
         self.loaded.get().map_or(0, |loaded| loaded.model.cached_plans())
     }
 
-    /// The weights' names and shapes.
+    /// Names and shapes of the weights.
     fn weights(&self) -> Vec<(String, Vec<usize>)> {
         self.program().weights().iter().map(|spec| (spec.name.clone(), spec.shape.clone())).collect()
     }
 
-    /// A weight as f32, whatever it is stored as: `[outputs, inputs]`, a table's rows, or a vector.
+    /// A weight converted to f32: matrix `[outputs, inputs]`, table `[rows, width]`, or vector.
     fn weight<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyArrayDyn<f32>>> {
         let program = self.program();
         let Some(id) = program.weight_named(name) else {
             let hint = "model.weights lists their names";
-            return Err(error(py, Kind::Input, &format!("no weight is called {name:?}"), Some(hint)));
+            return Err(error(py, ErrorKind::Input, &format!("there is no weight {name:?}"), Some(hint)));
         };
         let (spec, weights) = (program.weight(id), self.loaded(py)?.model.weights());
         let values = guarded(py, || match spec.kind {
@@ -363,7 +369,7 @@ impl Model {
     }
 }
 
-/// What each way to load a model would do: its name, what became of it, and why.
+/// The loading strategies for a model: `(strategy, outcome, reason)` of each.
 #[pyfunction(name = "strategies")]
 pub fn strategies_of(
     py: Python<'_>,
@@ -375,12 +381,12 @@ pub fn strategies_of(
         Ok(strategies(&path, &LoadOptions { assume, ..LoadOptions::default() }))
     };
     let attempts = guarded(py, look)?.map_err(|fault| from_models(py, &fault))?;
-    let told =
+    let rows =
         attempts.into_iter().map(|attempt| (attempt.strategy.name(), attempt.outcome.name().into(), attempt.reason));
-    Ok(told.collect())
+    Ok(rows.collect())
 }
 
-/// Fetches a model by name, where it is not here yet, and gives its path.
+/// Downloads a model by name unless it is cached, and returns its path.
 #[pyfunction]
 pub fn pull(py: Python<'_>, name: &str) -> PyResult<PathBuf> {
     let fetch = || pellucid_models::pull::pull(name, &pellucid_models::pull::cache_dir()?, &mut |_| {});

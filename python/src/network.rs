@@ -1,7 +1,7 @@
-//! Networks built by hand.
+//! Builder for small networks, called by `pellucid.Network`.
 
 use crate::array::to_engine;
-use crate::errors::{Kind, error, from_engine};
+use crate::errors::{ErrorKind, error, from_engine};
 use crate::model::Model;
 use pellucid_engine::architecture::{Activation, NormKind};
 use pellucid_engine::program::{Network as Builder, Node};
@@ -12,44 +12,45 @@ use pyo3::types::PyDict;
 use std::collections::HashMap;
 use std::sync::Mutex;
 
-/// A network under construction: parts are known by the names of their edges.
+/// A network under construction. Each part is named after its output edge.
 #[pyclass(frozen, module = "pellucid._core")]
 pub struct Network {
-    under_way: Mutex<(Option<Builder>, HashMap<String, Node>)>,
+    /// The builder (`None` once built), and the node of each part by name.
+    state: Mutex<(Option<Builder>, HashMap<String, Node>)>,
 }
 
 #[pymethods]
 impl Network {
     #[new]
     fn new() -> Network {
-        Network { under_way: Mutex::new((Some(Builder::new()), HashMap::new())) }
+        Network { state: Mutex::new((Some(Builder::new()), HashMap::new())) }
     }
 
-    /// Adds a part: its kind, its name, the parts that it reads, and what the kind takes.
+    /// Adds a part that reads the parts `inputs`; `options` depend on `kind`.
     fn add(
         &self,
         py: Python<'_>,
         kind: &str,
         name: &str,
-        of: Vec<String>,
+        inputs: Vec<String>,
         options: &Bound<'_, PyDict>,
     ) -> PyResult<()> {
-        let mut under_way = self.under_way.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let (builder, nodes) = &mut *under_way;
+        let mut state = self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let (builder, nodes) = &mut *state;
         let Some(builder) = builder else {
-            return Err(error(py, Kind::Input, "the network is built", Some("begin another one")));
+            return Err(error(py, ErrorKind::Input, "the network is already built", Some("create another Network")));
         };
         let node = |at: usize| {
-            let part = of.get(at).map_or("", String::as_str);
+            let part = inputs.get(at).map_or("", String::as_str);
             let known = nodes.get(part).copied();
             known.ok_or_else(|| {
-                let problem = format!("`{name}` reads {part:?}, and there is no such part");
-                error(py, Kind::Input, &problem, Some("name a part that was added before"))
+                let problem = format!("`{name}` reads {part:?}, but there is no such part");
+                error(py, ErrorKind::Input, &problem, Some("name a part that was added before"))
             })
         };
         let number = |key: &str| match options.get_item(key)? {
             Some(value) => value.extract::<usize>(),
-            None => Err(error(py, Kind::Input, &format!("`{name}` takes {key}"), None)),
+            None => Err(error(py, ErrorKind::Input, &format!("`{name}` needs the option {key}"), None)),
         };
         let flag = |key: &str| options.get_item(key)?.map_or(Ok(false), |value| value.extract::<bool>());
         let added = match kind {
@@ -66,7 +67,7 @@ impl Network {
                 let activation = Activation::named(&function).ok_or_else(|| {
                     let known = Activation::all_names().collect::<Vec<_>>().join(", ");
                     let problem = format!("`{name}`: there is no activation {function:?}");
-                    error(py, Kind::Input, &problem, Some(&format!("the activations are {known}")))
+                    error(py, ErrorKind::Input, &problem, Some(&format!("the activations are {known}")))
                 })?;
                 builder.activation(name, node(0)?, activation)
             }
@@ -79,44 +80,46 @@ impl Network {
             "multiply" => builder.multiply(name, node(0)?, node(1)?),
             "scale" => builder.scale(name, node(0)?, options.get_item("by")?.map_or(Ok(1.0), |by| by.extract())?),
             "concat" => {
-                let parts = (0..of.len()).map(node).collect::<PyResult<Vec<Node>>>()?;
+                let parts = (0..inputs.len()).map(node).collect::<PyResult<Vec<Node>>>()?;
                 builder.concat(name, &parts)
             }
             "attention" => {
                 let (heads, kv_heads) = (number("heads")?, number("kv_heads")?);
                 builder.attention(name, node(0)?, node(1)?, node(2)?, heads, kv_heads)
             }
-            other => return Err(error(py, Kind::Input, &format!("there is no kind of part {other:?}"), None)),
+            other => return Err(error(py, ErrorKind::Input, &format!("unknown kind of part {other:?}"), None)),
         };
         let added = added.map_err(|fault| from_engine(py, &fault))?;
         nodes.insert(name.to_string(), added);
         Ok(())
     }
 
-    /// The network with its weights, by name: matrices `[outputs, inputs]`, tables, vectors.
+    /// Builds the model from weights by name: matrices `[outputs, inputs]`, embedding tables
+    /// `[rows, width]`, vectors.
     fn build(&self, py: Python<'_>, name: String, weights: &Bound<'_, PyDict>) -> PyResult<Model> {
-        let builder = self.under_way.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).0.take();
-        let builder =
-            builder.ok_or_else(|| error(py, Kind::Input, "the network is built", Some("begin another one")))?;
+        let builder = self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).0.take();
+        let builder = builder.ok_or_else(|| {
+            error(py, ErrorKind::Input, "the network is already built", Some("create another Network"))
+        })?;
         let program = builder.build().map_err(|fault| from_engine(py, &fault))?;
         let known: Vec<String> = program.weights().iter().map(|spec| spec.name.clone()).collect();
         for (key, _) in weights {
             let key: String = key.extract()?;
             if !known.contains(&key) {
                 let hint = format!("the weights are {}", known.join(", "));
-                return Err(error(py, Kind::Input, &format!("no part has a weight {key:?}"), Some(&hint)));
+                return Err(error(py, ErrorKind::Input, &format!("no part has a weight {key:?}"), Some(&hint)));
             }
         }
         let mut packed = Vec::with_capacity(known.len());
         for spec in program.weights() {
-            let given = weights.get_item(&spec.name)?.ok_or_else(|| {
+            let weight = weights.get_item(&spec.name)?.ok_or_else(|| {
                 let problem = format!("the weight {:?} of shape {:?} is missing", spec.name, spec.shape);
-                error(py, Kind::Input, &problem, Some("give an array for each weight"))
+                error(py, ErrorKind::Input, &problem, Some("give an array for each weight"))
             })?;
-            let array = to_engine(&given)?;
+            let array = to_engine(&weight)?;
             if array.shape() != spec.shape {
                 let problem = format!("the weight {:?} has shape {:?}, not {:?}", spec.name, array.shape(), spec.shape);
-                return Err(error(py, Kind::Input, &problem, Some("matrices are outputs by inputs")));
+                return Err(error(py, ErrorKind::Input, &problem, Some("matrices are [outputs, inputs]")));
             }
             packed.push(match spec.kind {
                 WeightKind::Vector => Weight::Vector(array.values().to_vec()),
@@ -127,6 +130,6 @@ impl Network {
                 }
             });
         }
-        Ok(Model::of_network(name, engine::Model::new(program, Weights::new(packed))))
+        Ok(Model::from_network(name, engine::Model::new(program, Weights::new(packed))))
     }
 }

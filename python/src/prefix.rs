@@ -1,51 +1,51 @@
-//! Kept prefixes, which later calls need not compute again.
+//! The prefix cache: KV caches of prompt prefixes that later calls reuse.
 
 use crate::errors::{from_engine, guarded};
 use crate::model::Model;
-use crate::run::tokens;
+use crate::run::extract_rows;
 use pellucid_engine as engine;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
-/// Kept beginnings of prompts of one model.
+/// A prefix cache of one model.
 #[pyclass(frozen, module = "pellucid._core")]
 pub struct Prefixes(pub engine::PrefixCache);
 
 #[pymethods]
 impl Prefixes {
-    /// A cache of at most `room` bytes that learns from the calls that it is given to.
+    /// An empty cache of at most `capacity` bytes. Calls that use it add their prompts.
     #[new]
-    fn new(room: usize) -> Prefixes {
-        Prefixes(engine::PrefixCache::new(room))
+    fn new(capacity: usize) -> Prefixes {
+        Prefixes(engine::PrefixCache::new(capacity))
     }
 
-    /// Prefixes that learn nothing more: the given rows.
+    /// A fixed cache: computes `rows` now; later calls add nothing.
     #[staticmethod]
     fn of(py: Python<'_>, model: &Model, rows: &Bound<'_, PyList>) -> PyResult<Prefixes> {
-        let (loaded, rows) = (model.loaded(py)?, tokens(py, rows)?);
-        let made = guarded(py, || {
+        let (loaded, rows) = (model.loaded(py)?, extract_rows(py, rows)?);
+        let cache = guarded(py, || {
             let mut rows = rows.iter();
             let cache = loaded.model.prefix(rows.next().map(Vec::as_slice).unwrap_or_default())?;
             rows.try_for_each(|row| loaded.model.keep_prefix(&cache, row))?;
             Ok(cache)
         })?;
-        made.map(Prefixes).map_err(|fault: engine::Error| from_engine(py, &fault))
+        cache.map(Prefixes).map_err(|fault: engine::Error| from_engine(py, &fault))
     }
 
-    /// Computes rows and keeps them.
+    /// Computes `rows` and adds them to the cache.
     fn add(&self, py: Python<'_>, model: &Model, rows: &Bound<'_, PyList>) -> PyResult<()> {
-        let (loaded, rows) = (model.loaded(py)?, tokens(py, rows)?);
-        let made = guarded(py, || rows.iter().try_for_each(|row| loaded.model.keep_prefix(&self.0, row)))?;
-        made.map_err(|fault| from_engine(py, &fault))
+        let (loaded, rows) = (model.loaded(py)?, extract_rows(py, rows)?);
+        let added = guarded(py, || rows.iter().try_for_each(|row| loaded.model.keep_prefix(&self.0, row)))?;
+        added.map_err(|fault| from_engine(py, &fault))
     }
 
-    /// `(prefixes kept, their bytes, rows that took something over, tokens not computed again)`.
+    /// `(cached prefixes, their bytes, rows that reused one, tokens reused)`.
     fn counts(&self) -> (usize, usize, usize, usize) {
         let counts = self.0.counts();
-        (counts.kept, counts.bytes, counts.hits, counts.tokens)
+        (counts.prefixes, counts.bytes, counts.hits, counts.tokens)
     }
 
-    /// Lets go of everything.
+    /// Drops all cached prefixes.
     fn clear(&self) {
         self.0.clear();
     }

@@ -1,11 +1,11 @@
-//! Runs and generations: with the interpreter released, and stopped by its signals.
+//! Runs and generations. The GIL is released meanwhile; Python signals such as Ctrl-C stop them.
 
-use crate::block::BlockValue;
-use crate::errors::{Kind, count, error, from_models, guarded, raised};
-use crate::found::{Captured, Found};
+use crate::errors::{ErrorKind, error, extract_count, from_models, guarded, raised};
 use crate::model::Model;
+use crate::plan::{Plan, SaveSource};
 use crate::prefix::Prefixes;
-use crate::record::{Kept, Plan};
+use crate::results::{CaptureTuple, RunResults};
+use crate::tracing::TraceValue;
 use pellucid_engine::{self as engine, Finish, GenerateOptions, Interrupt, RunOptions, Sampling};
 use pellucid_models::prepare;
 use pyo3::exceptions::PyTypeError;
@@ -16,18 +16,18 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What a run gave back.
+/// The results of a run.
 #[pyclass(frozen, module = "pellucid._core")]
 pub struct Run {
-    pub found: Found,
+    pub results: RunResults,
     pub time: Duration,
 }
 
-/// What a generation gave back.
+/// The results of a generation.
 #[pyclass(frozen, module = "pellucid._core")]
 pub struct Generation {
-    found: Found,
-    rows: Vec<engine::Generated>,
+    results: RunResults,
+    rows: Vec<engine::GeneratedRow>,
     texts: Vec<Option<String>>,
     prefill: Duration,
     decode: Duration,
@@ -36,28 +36,28 @@ pub struct Generation {
 
 #[pymethods]
 impl Run {
-    /// Gives each object that the block saved its result.
-    fn hand_out(&self, py: Python<'_>) -> PyResult<()> {
-        self.found.hand_out(py)
+    /// Sets the results of the saved values.
+    fn assign_saved(&self, py: Python<'_>) -> PyResult<()> {
+        self.results.assign_saved(py)
     }
 
-    /// What a recorded tap captured.
-    fn captured(&self, tap: usize) -> Vec<Captured> {
-        self.found.captured(tap)
+    /// The captures of a recorded tap.
+    fn captured(&self, tap: usize) -> Vec<CaptureTuple> {
+        self.results.captured(tap)
     }
 
-    /// Everything that was captured, in the plan's order.
-    fn all(&self) -> Vec<Captured> {
-        self.found.all()
+    /// All captures, in the order of the plan's taps.
+    fn all(&self) -> Vec<CaptureTuple> {
+        self.results.all()
     }
 
-    /// Sites that patterns passed over.
+    /// Sites that patterns skipped because their layer does not have the point.
     #[getter]
     fn passed_over(&self) -> Vec<String> {
-        self.found.passed_over()
+        self.results.passed_over()
     }
 
-    /// Seconds in the engine.
+    /// Seconds spent in the engine.
     #[getter]
     fn seconds(&self) -> f64 {
         self.time.as_secs_f64()
@@ -66,23 +66,23 @@ impl Run {
 
 #[pymethods]
 impl Generation {
-    /// Gives each object that the block saved its result.
-    fn hand_out(&self, py: Python<'_>) -> PyResult<()> {
-        self.found.hand_out(py)
+    /// Sets the results of the saved values.
+    fn assign_saved(&self, py: Python<'_>) -> PyResult<()> {
+        self.results.assign_saved(py)
     }
 
-    /// What a recorded tap captured.
-    fn captured(&self, tap: usize) -> Vec<Captured> {
-        self.found.captured(tap)
+    /// The captures of a recorded tap.
+    fn captured(&self, tap: usize) -> Vec<CaptureTuple> {
+        self.results.captured(tap)
     }
 
-    /// Sites that patterns passed over.
+    /// Sites that patterns skipped because their layer does not have the point.
     #[getter]
     fn passed_over(&self) -> Vec<String> {
-        self.found.passed_over()
+        self.results.passed_over()
     }
 
-    /// For each row its new tokens, its text and why it ended.
+    /// For each row: the new tokens, their text, and the finish reason.
     #[getter]
     fn rows(&self) -> Vec<(Vec<u32>, Option<String>, &'static str)> {
         let finish = |finish| match finish {
@@ -94,48 +94,49 @@ impl Generation {
         rows.map(|(row, text)| (row.tokens.clone(), text.clone(), finish(row.finish))).collect()
     }
 
-    /// For each row how many tokens were drafted, how many of them were right, and how many of its prompt were taken over from kept
-    /// prefixes.
+    /// For each row: speculative tokens, how many of them were accepted, and prompt tokens that
+    /// came from the prefix cache.
     #[getter]
     fn saved_work(&self) -> Vec<(usize, usize, usize)> {
         let rows = self.rows.iter().zip(&self.reused);
         rows.map(|(row, &reused)| (row.lookup.drafted, row.lookup.accepted, reused)).collect()
     }
 
-    /// Seconds in the prompts, and in the steps after them.
+    /// Seconds of prefill and of decode.
     #[getter]
     fn seconds(&self) -> (f64, f64) {
         (self.prefill.as_secs_f64(), self.decode.as_secs_f64())
     }
 }
 
-/// Runs rows of tokens under a plan, after standing edits.
+/// Runs rows of tokens under the standing edits followed by a plan.
 #[pyfunction]
-#[allow(clippy::too_many_arguments)] // what Python hands over, one by one
+#[allow(clippy::too_many_arguments)] // one per Python argument
 pub fn run(
     py: Python<'_>,
     model: &Model,
     rows: &Bound<'_, PyList>,
     plan: Py<Plan>,
     edits: &Bound<'_, PyTuple>,
-    #[pyo3(from_py_with = count)] chunk: Option<usize>,
+    #[pyo3(from_py_with = extract_count)] chunk: Option<usize>,
     recompute: bool,
-    #[pyo3(from_py_with = count)] threads: Option<usize>,
+    #[pyo3(from_py_with = extract_count)] threads: Option<usize>,
     prefixes: Option<Py<Prefixes>>,
 ) -> PyResult<Run> {
-    let (loaded, rows, edits) = (model.loaded(py)?, tokens(py, rows)?, joined(edits)?);
+    let (loaded, rows, edits) = (model.loaded(py)?, extract_rows(py, rows)?, concat_edits(edits)?);
     let prefixes = prefixes.map(|prefixes| prefixes.get().0.clone());
-    let (run, time, before) = calling(py, || {
-        let whole = Whole::new(plan.get(), edits, &rows, model)?;
-        let options = RunOptions { chunk, recompute, threads, prefixes, interrupt: Some(interrupt()) };
+    let (run, time, offset) = run_engine(py, || {
+        let edited = EditedPlan::new(plan.get(), edits, &rows, model)?;
+        let options = RunOptions { chunk, recompute, threads, prefixes, interrupt: Some(signal_interrupt()) };
         let started = Instant::now();
-        let run = loaded.model.run(&rows, &whole.plan, &options)?;
-        Ok((run, started.elapsed(), whole.before))
+        let run = loaded.model.run(&rows, &edited.plan, &options)?;
+        Ok((run, started.elapsed(), edited.offset))
     })?;
-    Ok(Run { found: Found::of_run(run, plan, before, rows.len() == 1), time })
+    Ok(Run { results: RunResults::from_run(run, plan, offset, rows.len() == 1), time })
 }
 
-/// Continues rows of tokens under a plan, after standing edits; `watch(row, token, text)` hears of each new token.
+/// Generates from rows of tokens under the standing edits followed by a plan. Calls
+/// `watch(row, token, text)` for each new token.
 #[pyfunction]
 pub fn generate(
     py: Python<'_>,
@@ -146,32 +147,33 @@ pub fn generate(
     options: &Bound<'_, PyDict>,
     watch: Option<Py<PyAny>>,
 ) -> PyResult<Generation> {
-    let (loaded, rows, edits) = (model.loaded(py)?, tokens(py, rows)?, joined(edits)?);
-    let mut settings = settings(py, options)?;
+    let (loaded, rows, edits) = (model.loaded(py)?, extract_rows(py, rows)?, concat_edits(edits)?);
+    let mut settings = parse_generate_options(py, options)?;
     if settings.eos {
         settings.generate.eos = loaded.eos.clone();
     }
-    settings.generate.interrupt = Some(interrupt());
-    let Settings { generate, stop, .. } = &settings;
-    let (generation, before) = calling(py, || {
-        let whole = Whole::new(plan.get(), edits, &rows, model)?;
-        let generation = loaded.generate(&rows, &whole.plan, generate, stop, &mut |row, token, text| {
+    settings.generate.interrupt = Some(signal_interrupt());
+    let GenerateSettings { generate, stop, .. } = &settings;
+    let (generation, offset) = run_engine(py, || {
+        let edited = EditedPlan::new(plan.get(), edits, &rows, model)?;
+        let generation = loaded.generate(&rows, &edited.plan, generate, stop, &mut |row, token, text| {
             if let Some(watch) = watch.as_ref().filter(|_| !raised::any()) {
-                Python::attach(|py| raised::keep_from(watch.call1(py, (row, token, text))));
+                Python::attach(|py| raised::store_error(watch.call1(py, (row, token, text))));
             }
         })?;
-        Ok((generation, whole.before))
+        Ok((generation, edited.offset))
     })?;
     let texts = generation.rows.iter().map(|row| loaded.text(&row.tokens, row.finish, stop)).collect();
     let engine::Generation { rows, captures, saved, passed_over, reused, prefill, decode, .. } = generation;
-    let found = Found { captures, saved, passed_over, plan, before, one_row: rows.len() == 1, steps: true };
-    Ok(Generation { found, rows, texts, prefill, decode, reused })
+    let results = RunResults { captures, saved, passed_over, plan, offset, one_row: rows.len() == 1, steps: true };
+    Ok(Generation { results, rows, texts, prefill, decode, reused })
 }
 
-/// For each of a row, or of all rows at once, a shape; none where it depends on a function.
+/// `(row, shape)` of a saved value. The row is `None` for a value that joins all rows, the shape is
+/// `None` if it depends on a Python function.
 type RowShapes = Vec<(Option<usize>, Option<Vec<usize>>)>;
 
-/// The shapes of what a block would save for rows of tokens, each with the object that saves it.
+/// Infers the shapes of a trace's saved values without running it.
 #[pyfunction]
 pub fn scan(
     py: Python<'_>,
@@ -179,73 +181,74 @@ pub fn scan(
     rows: &Bound<'_, PyList>,
     plan: &Plan,
     edits: &Bound<'_, PyTuple>,
-) -> PyResult<Vec<(Py<BlockValue>, RowShapes)>> {
-    let (rows, edits) = (tokens(py, rows)?, joined(edits)?);
-    let (shapes, before) = calling(py, || {
+) -> PyResult<Vec<(Py<TraceValue>, RowShapes)>> {
+    let (rows, edits) = (extract_rows(py, rows)?, concat_edits(edits)?);
+    let (shapes, offset) = run_engine(py, || {
         let lengths: Vec<usize> = rows.iter().map(Vec::len).collect();
         model.check_lengths(&lengths)?;
-        let whole = Whole::new(plan, edits, &rows, model)?;
-        Ok((whole.plan.shapes(model.program(), &lengths)?, whole.before))
+        let edited = EditedPlan::new(plan, edits, &rows, model)?;
+        Ok((edited.plan.shapes(model.program(), &lengths)?, edited.offset))
     })?;
-    let of = |kept: Kept| match before.moved(kept) {
-        Kept::Value(id) => {
+    let shapes_of = |source: SaveSource| match offset.shift(source) {
+        SaveSource::Value(id) => {
             shapes.saved.iter().filter(|saved| saved.0 == id).map(|(_, row, shape)| (*row, shape.clone())).collect()
         }
-        Kept::Capture(tap) => {
+        SaveSource::Capture(tap) => {
             let captures = shapes.captures.iter().filter(|capture| capture.0 == tap);
             captures.map(|(_, row, shape)| (Some(*row), Some(shape.clone()))).collect()
         }
     };
-    Ok(plan.saves.iter().map(|save| (save.value.clone_ref(py), of(save.kept))).collect())
+    Ok(plan.saves.iter().map(|save| (save.value.clone_ref(py), shapes_of(save.source))).collect())
 }
 
-/// Standing edits and a plan after them, as one.
-pub struct Whole<'a> {
+/// One plan: the standing edits followed by the plan of a trace.
+pub struct EditedPlan<'a> {
     pub plan: Cow<'a, engine::Plan>,
-    pub before: Before,
+    pub offset: PlanOffset,
 }
 
-/// How much stands before a block's own plan: what its record speaks of moves along.
+/// Number of taps and values of the standing edits, which precede those of the trace's plan.
 #[derive(Clone, Copy, Default)]
-pub struct Before {
+pub struct PlanOffset {
     pub taps: usize,
     pub values: usize,
 }
 
-impl Before {
-    /// Where something that comes back is in the whole plan.
-    pub fn moved(self, kept: Kept) -> Kept {
-        match kept {
-            Kept::Value(id) => Kept::Value(id.after(self.values)),
-            Kept::Capture(tap) => Kept::Capture(tap + self.taps),
+impl PlanOffset {
+    /// Translates a source in the trace's plan to the combined plan.
+    pub fn shift(self, source: SaveSource) -> SaveSource {
+        match source {
+            SaveSource::Value(id) => SaveSource::Value(id.after(self.values)),
+            SaveSource::Capture(tap) => SaveSource::Capture(tap + self.taps),
         }
     }
 }
 
-impl<'a> Whole<'a> {
+impl<'a> EditedPlan<'a> {
     pub fn new(
         plan: &'a Plan,
         edits: engine::Plan,
         rows: &[Vec<u32>],
         model: &Model,
-    ) -> pellucid_models::Result<Whole<'a>> {
+    ) -> pellucid_models::Result<EditedPlan<'a>> {
         if edits == engine::Plan::default() {
-            return Ok(Whole { plan: Cow::Borrowed(&plan.inner), before: Before::default() });
+            return Ok(EditedPlan { plan: Cow::Borrowed(&plan.inner), offset: PlanOffset::default() });
         }
-        // Files and tokens' texts occur in plans that were read, not in what a block records.
+        // Only plans from JSON name files and token texts; a recorded trace has neither.
         let edits = prepare(edits, Path::new("."), rows, model.optional_tokenizer())?;
-        let before = Before { taps: edits.taps.len(), values: edits.values.len() };
-        Ok(Whole { plan: Cow::Owned(edits.then(plan.inner.clone())), before })
+        let offset = PlanOffset { taps: edits.taps.len(), values: edits.values.len() };
+        Ok(EditedPlan { plan: Cow::Owned(edits.then(plan.inner.clone())), offset })
     }
 }
 
-/// Standing edits as one plan.
-pub fn joined(edits: &Bound<'_, PyTuple>) -> PyResult<engine::Plan> {
+/// Concatenates the standing edits to one plan.
+pub fn concat_edits(edits: &Bound<'_, PyTuple>) -> PyResult<engine::Plan> {
     edits.iter().try_fold(engine::Plan::default(), |all, edit| Ok(all.then(edit.cast::<Plan>()?.get().inner.clone())))
 }
 
-/// Does the engine's work with the interpreter released. What Python code raised meanwhile goes before what the engine says.
-pub fn calling<T: Send>(py: Python<'_>, work: impl FnOnce() -> pellucid_models::Result<T> + Send) -> PyResult<T> {
+/// Runs `work` with the GIL released. An exception raised by Python code during the run takes
+/// precedence over the engine's error.
+pub fn run_engine<T: Send>(py: Python<'_>, work: impl FnOnce() -> pellucid_models::Result<T> + Send) -> PyResult<T> {
     let outcome = guarded(py, work)?;
     match raised::take() {
         Some(exception) => Err(exception),
@@ -253,32 +256,36 @@ pub fn calling<T: Send>(py: Python<'_>, work: impl FnOnce() -> pellucid_models::
     }
 }
 
-/// Stops the engine when a signal's handler raises (as Ctrl-C does), or when Python code that it called has raised.
-pub fn interrupt() -> Interrupt {
+/// Interrupt that stops the engine when a signal handler raises (Ctrl-C) or when Python code called
+/// by the run has raised.
+pub fn signal_interrupt() -> Interrupt {
     Interrupt(Arc::new(|| {
-        Python::attach(|py| raised::keep_from(py.check_signals()));
+        Python::attach(|py| raised::store_error(py.check_signals()));
         raised::any()
     }))
 }
 
-pub fn tokens(py: Python<'_>, rows: &Bound<'_, PyList>) -> PyResult<Vec<Vec<u32>>> {
-    let of_row = |(row, tokens): (usize, Bound<'_, PyAny>)| {
+/// Extracts token ids, `[rows][tokens]`.
+pub fn extract_rows(py: Python<'_>, rows: &Bound<'_, PyList>) -> PyResult<Vec<Vec<u32>>> {
+    let extract = |(row, tokens): (usize, Bound<'_, PyAny>)| {
         tokens.extract().map_err(|fault: PyErr| {
             let problem = format!("row {row} is not a list of token ids: {}", fault.value(py));
-            error(py, Kind::Input, &problem, Some("token ids are whole numbers from 0"))
+            error(py, ErrorKind::Input, &problem, Some("token ids are whole numbers from 0"))
         })
     };
-    rows.iter().enumerate().map(of_row).collect()
+    rows.iter().enumerate().map(extract).collect()
 }
 
-struct Settings {
+struct GenerateSettings {
     generate: GenerateOptions,
+    /// Strings that end a row.
     stop: Vec<String>,
+    /// End a row at the model's end-of-text tokens.
     eos: bool,
 }
 
-/// How to generate, from keywords.
-fn settings(py: Python<'_>, options: &Bound<'_, PyDict>) -> PyResult<Settings> {
+/// Parses the keyword arguments of `Model.generate`.
+fn parse_generate_options(py: Python<'_>, options: &Bound<'_, PyDict>) -> PyResult<GenerateSettings> {
     let (mut generate, mut sampling) = (GenerateOptions::default(), Sampling::default());
     let (mut stop, mut eos) = (Vec::new(), true);
     for (key, value) in options {
@@ -286,11 +293,11 @@ fn settings(py: Python<'_>, options: &Bound<'_, PyDict>) -> PyResult<Settings> {
         let wrong = |fault: PyErr| match fault.is_instance_of::<PyTypeError>(py) {
             true => error(
                 py,
-                Kind::Input,
+                ErrorKind::Input,
                 &format!("{key}: {}", fault.value(py)),
                 Some("see help(pellucid.Model.generate)"),
             ),
-            false => error(py, Kind::Input, &format!("{key} is out of range: {}", fault.value(py)), None),
+            false => error(py, ErrorKind::Input, &format!("{key} is out of range: {}", fault.value(py)), None),
         };
         match key.as_str() {
             "max_new" => generate.max_new = value.extract().map_err(wrong)?,
@@ -313,10 +320,10 @@ fn settings(py: Python<'_>, options: &Bound<'_, PyDict>) -> PyResult<Settings> {
                 let known = "max_new, temperature, top_k, top_p, min_p, repetition_penalty, seed, stop, eos, chunk, lookup, \
                              threads, prefixes";
                 let problem = format!("generation has no option {key:?}");
-                return Err(error(py, Kind::Input, &problem, Some(&format!("the options are {known}"))));
+                return Err(error(py, ErrorKind::Input, &problem, Some(&format!("the options are {known}"))));
             }
         }
     }
     generate.sampling = sampling;
-    Ok(Settings { generate, stop, eos })
+    Ok(GenerateSettings { generate, stop, eos })
 }

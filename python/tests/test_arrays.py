@@ -1,4 +1,4 @@
-"""What comes back shares the engine's memory, is read-only, and outlives everything else."""
+"""Results share the engine's memory, are read-only, and outlive the trace and the model."""
 
 import gc
 
@@ -60,7 +60,7 @@ def test_saved_values_are_arrays_to_numpy(model):
     assert np.linalg.norm(stream.value) > 0
 
 
-def test_dlpack_hands_over_a_copy(model):
+def test_dlpack_exports_a_copy(model):
     with model.trace(STORY) as t:
         stream = t.layers[1].resid_post.save()
     theirs = np.from_dlpack(stream)
@@ -70,7 +70,7 @@ def test_dlpack_hands_over_a_copy(model):
         stream.__dlpack__(copy=False)
 
 
-def test_weights_are_f32_whatever_they_are_kept_in(model):
+def test_weights_are_returned_as_f32(model):
     wide = pellucid.load(dtype="f32")
     name = next(name for name, shape in model.weights.items() if len(shape) == 2)
     assert np.array_equal(model.weight(name), wide.weight(name))
@@ -79,15 +79,15 @@ def test_weights_are_f32_whatever_they_are_kept_in(model):
         model.weight("layers.0.nothing")
 
 
-def test_lists_and_numbers_of_any_kind_are_taken(model):
-    for given in ([1.0] * 128, np.ones(128, np.float16), np.ones(128, np.int32), np.float64(1.0), 1):
+def test_lists_and_numbers_of_any_dtype_are_accepted(model):
+    for written in ([1.0] * 128, np.ones(128, np.float16), np.ones(128, np.int32), np.float64(1.0), 1):
         with model.trace(STORY) as t:
-            t.layers[1].resid_post = given
+            t.layers[1].resid_post = written
             stream = t.layers[1].resid_post.save()
         assert (stream.value == 1.0).all()
 
 
-def test_noncontiguous_arrays_are_taken_as_they_read(model):
+def test_noncontiguous_arrays_are_accepted(model):
     matrix = np.arange(13 * 128, dtype=np.float32).reshape(128, 13).T
     with model.trace(STORY) as t:
         t.layers[1].resid_post = matrix
@@ -95,7 +95,7 @@ def test_noncontiguous_arrays_are_taken_as_they_read(model):
     assert np.array_equal(stream.value, matrix)
 
 
-def test_an_axis_of_one_row_is_understood(model):
+def test_a_row_axis_of_length_one_is_accepted(model):
     batch = np.ones((1, 13, 128), np.float32)
     with model.trace(STORY) as t:
         t.layers[1].resid_post = batch

@@ -1,4 +1,4 @@
-"""Branches have the bits of whole runs."""
+"""Branches are bit-identical to whole runs."""
 
 from itertools import product
 
@@ -29,10 +29,10 @@ def test_a_sweep_patches_every_layer_and_position(model):
         t.layers[layer].resid_post[:, position] = clean[f"layers.{layer}.resid_post"][position]
         return t.logits[:, -1].save()
 
-    places = list(product(range(model.layers), range(6)))
-    swept = model.sweep(BIRD, patch, places)
-    assert len(swept) == len(places)
-    for (layer, position), logits in zip(places[::7], swept[::7], strict=True):
+    cells = list(product(range(model.n_layers), range(6)))
+    swept = model.sweep(BIRD, patch, cells)
+    assert len(swept) == len(cells)
+    for (layer, position), logits in zip(cells[::7], swept[::7], strict=True):
         with model.trace(BIRD) as t:
             alone = patch(t, layer, position)
         assert np.array_equal(logits.value, alone.value)
@@ -47,10 +47,10 @@ def test_a_base_has_the_models_standing_edits(model):
     assert np.array_equal(seen.value, expected.value)
 
 
-def test_what_branches_refuse(model):
+def test_invalid_branches(model):
     with pytest.raises(pellucid.InputError, match="one prompt"):
         model.base([STORY, DOG])
     with pytest.raises(pellucid.PlanError, match="position 99"):
-        model.sweep(STORY, lambda t, place: t.layers[0].resid_post[:, place].save(), [1, 99])
+        model.sweep(STORY, lambda t, position: t.layers[0].resid_post[:, position].save(), [1, 99])
     with pytest.raises(ZeroDivisionError):
         model.sweep(STORY, lambda t, _: t.call(lambda h: 1 / 0, t.layers[0].resid_post).save(), [0])

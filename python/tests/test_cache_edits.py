@@ -1,4 +1,4 @@
-"""Caches, standing edits, sessions and plans (behaviours 20 and 21)."""
+"""Caches, standing edits, sessions and plans (behaviors 20 and 21)."""
 
 import json
 
@@ -14,17 +14,17 @@ def test_a_cache_holds_every_site_of_its_patterns(model):
         streams = t.cache("layers.*.resid_post")
         more = t.cache("layers.*.resid_post", "logits")
         inputs = t.cache("layers.*.resid_pre")
-    assert (len(streams), len(more)) == (model.layers, model.layers + 1)
+    assert (len(streams), len(more)) == (model.n_layers, model.n_layers + 1)
     assert np.array_equal(streams["layers.0.resid_post"], inputs["layers.1.resid_pre"])
     assert np.array_equal(streams["blocks.2.hook_resid_post"], streams["layers.2.resid_post"])
-    assert list(streams) == [f"layers.{layer}.resid_post" for layer in range(model.layers)]
+    assert list(streams) == [f"layers.{layer}.resid_post" for layer in range(model.n_layers)]
     with pytest.raises(KeyError):
         streams["logits"]
     with pytest.raises(pellucid.SiteError, match="no layer 6"):
         streams["layers.6.resid_post"]
 
 
-def test_a_cache_holds_what_is_there_after_all_writes(model):
+def test_a_cache_holds_activations_after_all_writes(model):
     with model.trace(STORY) as t:
         cache = t.cache("layers.*.resid_post")
         t.layers[2].resid_post = 0
@@ -56,7 +56,7 @@ def zero_position(model, position):
     return e.model
 
 
-def test_standing_edits_stack_and_go(model, logits):
+def test_standing_edits_are_stacked_and_removed(model, logits):
     once = zero_position(model, 0)
     twice = zero_position(once, 1)
 
@@ -115,8 +115,8 @@ def test_plans_are_dicts_json_and_blocks(model):
 
 def test_runs_give_captures_by_site(model):
     captures = model.run([DOG, BIRD], capture=["layers.*.z", "logits"], positions=[-1])
-    assert len(captures) == model.layers + 1
-    assert [array.shape for array in captures["logits"]] == [(1, model.vocabulary)] * 2
+    assert len(captures) == model.n_layers + 1
+    assert [array.shape for array in captures["logits"]] == [(1, model.vocab_size)] * 2
     assert captures.positions["logits"] == [[5], [8]]
     assert "layers.0.z" in captures._repr_html_()
     token = model.run(STORY, [{"site": "logits", "positions": {"token": " girl"}, "capture": True}])
@@ -127,7 +127,7 @@ def test_runs_give_captures_by_site(model):
     assert model.to_string(units[0, 0]) == " She"
 
 
-def test_sessions_hand_values_on(model, logits):
+def test_sessions_pass_values_on(model, logits):
     with model.session() as s:
         with s.trace(DOG) as first:
             unsaved = first.layers[2].resid_post[:, -1]
@@ -139,7 +139,7 @@ def test_sessions_hand_values_on(model, logits):
         with s.generate(BIRD, max_new=2) as third:
             third.layers[2].resid_post[:, "last"] = doubled
         with pytest.raises(pellucid.RecordError, match="session"):
-            written.value  # noqa: B018 - asking is the point
+            written.value  # noqa: B018 - reading it raises
     with model.trace(DOG) as t:
         expected = (t.layers[2].resid_post[:, -1] * 2.0).save()
     assert np.array_equal(written.value, expected.value)
@@ -154,10 +154,10 @@ def test_a_session_that_raises_runs_nothing(model):
         1 / 0  # noqa: B018 - it raises
     assert not ran
     with pytest.raises(pellucid.RecordError, match="ZeroDivisionError"):
-        value.value  # noqa: B018 - asking is the point
+        value.value  # noqa: B018 - reading it raises
 
 
-def test_saved_values_go_into_the_next_run_without_a_copy(model):
+def test_saved_values_are_passed_to_the_next_run_without_a_copy(model):
     with model.trace(STORY) as t:
         stream = t.layers[1].resid_post.save()
     with model.trace(STORY) as t:
@@ -165,7 +165,7 @@ def test_saved_values_go_into_the_next_run_without_a_copy(model):
     assert np.shares_memory(same.value, stream.value)
 
 
-def test_what_was_saved_of_several_rows_is_written_to_as_many(model):
+def test_saved_values_of_several_rows_are_written_row_by_row(model):
     with model.trace([DOG, BIRD]) as t:
         streams = t.layers[1].resid_post.save()
     with model.trace([DOG, BIRD]) as t:

@@ -1,18 +1,18 @@
-"""Products of two factors behave as the product does."""
+"""`FactoredMatrix` behaves like the product of its factors."""
 
 import numpy as np
 import pytest
 
-from pellucid.lens import FactoredMatrix
+from pellucid.transformer_lens import FactoredMatrix
 
 
 @pytest.fixture
 def factored() -> FactoredMatrix:
-    numbers = np.random.default_rng(0)
-    return FactoredMatrix(numbers.normal(size=(3, 6, 2)), numbers.normal(size=(3, 2, 6)))
+    rng = np.random.default_rng(0)
+    return FactoredMatrix(rng.normal(size=(3, 6, 2)), rng.normal(size=(3, 2, 6)))
 
 
-def test_it_multiplies_as_the_product(factored):
+def test_products_equal_those_of_the_full_matrix(factored):
     vector, matrix = np.arange(6.0), np.eye(6)[:, :4]
     assert factored.shape == factored.AB.shape == (3, 6, 6)
     assert np.allclose(factored @ vector, factored.AB @ vector)
@@ -23,7 +23,7 @@ def test_it_multiplies_as_the_product(factored):
     assert np.allclose(factored[1].AB, factored.AB[1])
 
 
-def test_its_singular_values_and_eigenvalues(factored):
+def test_singular_values_and_eigenvalues(factored):
     assert np.allclose(factored.U @ (factored.S[..., None] * factored.Vh), factored.AB)
     assert np.allclose(factored.S, np.linalg.svd(factored.AB)[1][..., :2])
     assert np.allclose(factored.norm(), np.linalg.norm(factored.AB, axis=(-2, -1)))

@@ -1,4 +1,4 @@
-"""Generation step by step (behaviours 15 to 18)."""
+"""Generation step by step (behaviors 15 to 18)."""
 
 import numpy as np
 import pytest
@@ -25,13 +25,13 @@ def test_every_step_and_some_steps(model):
 
 def test_numbered_steps_equal_a_slice_of_them(model):
     with model.generate(STORY, max_new=3) as t:
-        sliced = [t.steps[:3].layers[layer].resid_post.save() for layer in range(model.layers)]
+        sliced = [t.steps[:3].layers[layer].resid_post.save() for layer in range(model.n_layers)]
         numbered = [
-            [t.steps[step].layers[layer].resid_post.save() for step in range(3)] for layer in range(model.layers)
+            [t.steps[step].layers[layer].resid_post.save() for step in range(3)] for layer in range(model.n_layers)
         ]
-    for layer in range(model.layers):
+    for layer in range(model.n_layers):
         for step in range(3):
-            assert numbered[layer][step].value.shape == (1, model.width)
+            assert numbered[layer][step].value.shape == (1, model.d_model)
             assert np.array_equal(numbered[layer][step].value, sliced[layer].value[step])
 
 
@@ -40,8 +40,8 @@ def test_a_capture_has_every_position_that_was_computed(model):
         stream = t.layers[2].resid_post.save()
         cache = t.cache("layers.*.resid_post")
         steps = t.steps[:].layers[2].resid_post.save()
-    assert stream.value.shape == (13 + 5 - 1, model.width)
-    assert all(array.shape == (17, model.width) for _, array in cache.items())
+    assert stream.value.shape == (13 + 5 - 1, model.d_model)
+    assert all(array.shape == (17, model.d_model) for _, array in cache.items())
     assert len(steps.value) == 5
     assert np.array_equal(np.concatenate(steps.value), stream.value[12:])
 
@@ -66,7 +66,7 @@ def test_a_layer_is_skipped_at_one_step(model):
 
 
 @pytest.mark.parametrize("step", [1, None], ids=["one step", "every position"])
-def test_a_skip_with_kept_keys_is_that_of_a_run_over_the_whole_text(model, step):
+def test_a_skip_with_a_kv_cache_equals_a_run_over_the_whole_text(model, step):
     with model.generate(STORY, max_new=4, eos=False) as t:
         (t if step is None else t.steps[step]).layers[1].skip(0.0)
         each = t.steps[:].logits.save()
@@ -108,7 +108,7 @@ def test_one_row_steers_another_step_by_step(model):
     assert [row.text for row in t.result] == [CONTINUATION] * 2
 
 
-def test_steps_that_cannot_be(model):
+def test_invalid_steps(model):
     with pytest.raises(pellucid.PlanError, match="step"), model.generate(STORY, max_new=3) as t:
         t.steps[-1]
     with pytest.raises(pellucid.PlanError, match="step 5"), model.generate(STORY, max_new=3) as t:
@@ -125,10 +125,10 @@ def test_a_step_that_no_row_reached_has_no_value(model):
     assert (t.result.finish, len(t.result.tokens)) == ("eos", 2)
     assert reached.value == eos
     with pytest.raises(pellucid.RecordError, match="no row reached"):
-        beyond.value  # noqa: B018 - asking is the point
+        beyond.value  # noqa: B018 - reading it raises
 
 
-def test_results_and_their_words(model):
+def test_results_of_generation(model):
     generation = model.generate([DOG, BIRD], max_new=3)
     results = generation.result
     assert [result.finish for result in results] == ["length"] * 2
@@ -142,16 +142,16 @@ def test_results_and_their_words(model):
     assert sampled[0] == sampled[1] != sampled[2]
 
 
-def test_watching_the_tokens_come(model):
-    heard = []
-    result = model.generate(STORY, max_new=4, watch=lambda row, token, text: heard.append((row, token, text))).result
-    assert [token for _, token, _ in heard] == result.tokens
-    assert "".join(text for _, _, text in heard if text) == result.text
+def test_watch_is_called_for_each_token(model):
+    calls = []
+    result = model.generate(STORY, max_new=4, watch=lambda row, token, text: calls.append((row, token, text))).result
+    assert [token for _, token, _ in calls] == result.tokens
+    assert "".join(text for _, _, text in calls if text) == result.text
     with pytest.raises(ZeroDivisionError):
-        model.generate(STORY, max_new=4, watch=lambda *_: 1 / 0).result  # noqa: B018 - asking runs it
+        model.generate(STORY, max_new=4, watch=lambda *_: 1 / 0).result  # noqa: B018 - reading it runs it
     assert model.generate(STORY, max_new=5).text == CONTINUATION
 
 
-def test_the_result_is_not_there_before_the_end(model):
+def test_the_result_is_not_available_before_the_end(model):
     with pytest.raises(pellucid.RecordError, match="before the block ends"), model.generate(STORY, max_new=3) as t:
-        t.result  # noqa: B018 - asking is the point
+        t.result  # noqa: B018 - reading it raises

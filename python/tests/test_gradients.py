@@ -1,4 +1,4 @@
-"""Gradients (behaviour 19), against finite differences."""
+"""Gradients (behavior 19), against finite differences."""
 
 import numpy as np
 import pytest
@@ -12,29 +12,29 @@ def loss_of(t, model):
     return logits[:, model.to_single_token(" She")] - logits[:, model.to_single_token(" He")]
 
 
-def test_a_gradient_is_the_slope(model):
+def test_a_gradient_matches_finite_differences(model):
     with model.trace(STORY) as t:
         stream = t.layers[2].resid_post
         loss = loss_of(t, model)
         with loss.backward():
             gradient = stream.grad.save()
-        value, kept = loss.save(), stream.save()
-    direction = np.random.default_rng(0).normal(size=kept.value.shape).astype(np.float32)
+        value, activation = loss.save(), stream.save()
+    direction = np.random.default_rng(0).normal(size=activation.value.shape).astype(np.float32)
     step = 1e-2
     losses = []
     for sign in (1, -1):
         with model.trace(STORY) as t:
-            t.layers[2].resid_post = kept.value + sign * step * direction
+            t.layers[2].resid_post = activation.value + sign * step * direction
             losses.append(loss_of(t, model).save())
-    slope = (float(losses[0].value) - float(losses[1].value)) / (2 * step)
-    assert gradient.value.shape == kept.value.shape
-    assert np.isclose((gradient.value * direction).sum(), slope, rtol=1e-2)
+    finite_difference = (float(losses[0].value) - float(losses[1].value)) / (2 * step)
+    assert gradient.value.shape == activation.value.shape
+    assert np.isclose((gradient.value * direction).sum(), finite_difference, rtol=1e-2)
     assert np.isfinite(value.value)
 
 
 def test_one_pass_has_gradients_at_many_sites(model):
     with model.trace(STORY) as t:
-        sites = [t.layers[layer].resid_post for layer in range(model.layers)]
+        sites = [t.layers[layer].resid_post for layer in range(model.n_layers)]
         loss = loss_of(t, model)
         gradients = [gradient.save() for gradient in t.gradient(loss, sites)]
         named = t.gradient(loss, "blocks.1.hook_resid_post").save()
@@ -44,7 +44,7 @@ def test_one_pass_has_gradients_at_many_sites(model):
     assert not gradients[-1].value[:-1].any()
 
 
-def test_the_end_and_the_sum_of_logits(model):
+def test_gradients_of_the_sum_of_logits(model):
     with model.trace(STORY) as t:
         with t.logits.sum().backward():
             gradient = t.layers[-1].resid_post.grad.save()
@@ -64,7 +64,7 @@ def test_two_losses_have_two_gradients(model):
     assert np.allclose(three.value, 3 * one.value, rtol=1e-4, atol=1e-6)
 
 
-def test_a_gradient_is_changed_on_its_way(model):
+def test_a_gradient_is_edited_in_the_backward_pass(model):
     with model.trace(STORY) as t:
         with loss_of(t, model).backward():
             t.layers[4].resid_post.grad[:] = 0
@@ -107,15 +107,15 @@ def test_the_gradient_of_a_weight_is_the_sum_over_tokens_and_rows(model):
     assert down.value.shape == model.weights["layers.3.mlp.down"] == expected.shape
     assert np.allclose(down.value, expected, atol=1e-5 * np.abs(expected).max())
     assert np.allclose(twice.value, 2 * down.value, rtol=1e-5)
-    assert gain.value.shape == (model.width,)
+    assert gain.value.shape == (model.d_model,)
     assert gain.value.any()
 
 
-def test_gradients_of_weights_that_cannot_be_had(model):
+def test_invalid_gradients_of_weights(model):
     with pytest.raises(pellucid.PlanError, match=r"did you mean `layers\.3\.mlp\.down`"), model.trace(DOG) as t:
         t.weight_grad("layers.3.mlp.dwon", of=loss_of(t, model)).save()
     with pytest.raises(pellucid.RecordError, match="backward"), model.trace(DOG) as t:
         t.weight_grad("layers.3.mlp.down").save()
-    with pytest.raises(pellucid.PlanError, match="once more"), model.trace(DOG) as t:
+    with pytest.raises(pellucid.PlanError, match="a second time"), model.trace(DOG) as t:
         lens = t.unembed(t.layers[2].resid_post)[:, -1, 0]
         t.weight_grad("final_norm.gain", of=lens).save()

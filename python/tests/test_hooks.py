@@ -1,4 +1,4 @@
-"""Hooks: what they see, what they change, and that none stays behind."""
+"""Hooks: the arrays they receive, the edits they make, and that none stays installed."""
 
 import threading
 import traceback
@@ -23,7 +23,7 @@ def keep(activation, hook):
 
 @pytest.fixture(params=["one prompt", "a batch"])
 def prompts(request, pair):
-    """What a hook does is the same for one prompt (one pass) and for several (settled hook by hook)."""
+    """One prompt and a batch: hooks behave the same for both."""
     return pair[:1] if request.param == "one prompt" else pair
 
 
@@ -56,7 +56,7 @@ def test_a_hook_sees_the_whole_batch(model, prompts):
 
 def test_what_a_hook_returns_or_writes_takes_effect(model, prompts):
     def edit(t):
-        for layer in range(model.layers):
+        for layer in range(model.n_layers):
             t.layers[layer].z *= 0.5
         t.layers[2].mlp_out_post = 0
 
@@ -75,7 +75,7 @@ def test_one_head_at_one_position(model, prompts):
     assert np.array_equal(model.run_with_hooks(prompts, fwd_hooks=[("z1", ablate)]), traced(model, prompts, edit))
 
 
-def test_hooks_at_one_place_apply_in_their_order(model, prompts):
+def test_hooks_at_one_site_apply_in_list_order(model, prompts):
     def one(activation, hook):
         return activation + 1
 
@@ -96,8 +96,8 @@ def test_later_hooks_see_what_earlier_ones_did(model, prompts):
     assert not seen[0].any()
 
 
-def test_prompts_meet_in_a_hook(model, pair):
-    """The second prompt's stream in the first one's place: the first goes on as the second does."""
+def test_a_hook_can_mix_prompts(model, pair):
+    """Swapping the residual streams of two prompts swaps their logits."""
 
     def swap(stream, hook):
         return stream[::-1]
@@ -126,7 +126,7 @@ def test_patching_from_a_cache(model, pair):
     assert np.allclose(patched, model(pair[0])[0, -1], atol=1e-4)
 
 
-def test_the_cache_holds_what_hooks_left(model, prompts):
+def test_the_cache_holds_activations_after_hooks(model, prompts):
     hooks = [("resid_post2", zero)]
     _, cache = model.run_with_cache(prompts, names_filter="blocks.*.hook_resid_post", fwd_hooks=hooks)
     assert not cache["resid_post", 2].any()
@@ -164,7 +164,7 @@ def test_a_block_of_hooks(model, pair):
     assert model.edits == ()
 
 
-def test_blocks_of_hooks_add_up(model, pair):
+def test_nested_blocks_of_hooks_combine(model, pair):
     with model.hooks(fwd_hooks=[("z1", halve)]):
         with model.hooks(fwd_hooks=[("z2", halve)]):
             both = model(pair)
@@ -246,7 +246,7 @@ def test_a_hook_that_returns_another_shape(model, prompts):
         model.run_with_hooks(prompts, fwd_hooks=[("z2", cut)])
 
 
-def test_a_hook_that_returns_no_numbers(model, prompts):
+def test_a_hook_that_does_not_return_an_array(model, prompts):
     with pytest.raises(pellucid.PlanError, match=r"blocks\.2\.attn\.hook_z.*returned str.*not an array of numbers"):
         model.run_with_hooks(prompts, fwd_hooks=[("z2", lambda z, hook: "text")])
 

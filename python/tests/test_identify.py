@@ -1,4 +1,4 @@
-"""What is this directory? Reports and quick answers."""
+"""Inspection reports and `identify` queries."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def directory(tmp_path):
     return make
 
 
-def test_a_report_has_its_facts_as_attributes_and_prints_as_a_card():
+def test_a_report_has_attributes_and_prints_as_a_summary():
     report = pellucid.inspect(GOLDEN / "llama")
     assert (report.category, report.support, report.model_type, report.layers) == ("transformers", "native", "llama", 3)
     assert report.runs
@@ -42,16 +42,16 @@ def test_a_report_has_its_facts_as_attributes_and_prints_as_a_card():
     assert "It will run." in report._repr_html_()
     assert report.strategies is None
     assert "category" in dir(report)
-    with pytest.raises(AttributeError, match="has no 'colour'; it has schema"):
-        _ = report.colour
+    with pytest.raises(AttributeError, match="has no 'color'; it has schema"):
+        _ = report.color
 
 
-def test_the_schema_names_every_fact():
+def test_the_schema_lists_every_attribute():
     schema = pellucid.inspect_schema()
     assert set(schema["properties"]) == set(pellucid.inspect(GOLDEN / "llama").to_dict())
 
 
-def test_quick_answers_agree_with_the_report(directory):
+def test_queries_agree_with_the_report(directory):
     info = identify.get_model_info(GOLDEN / "llama")
     assert asdict(info) == {
         "name": "llama",
@@ -70,15 +70,15 @@ def test_quick_answers_agree_with_the_report(directory):
 
 
 def test_the_predicates(directory):
-    def made(model_type, architecture="X"):
+    def model_dir(model_type, architecture="X"):
         return directory(model_type=model_type, architectures=[architecture])
 
-    assert identify.is_omni_model(made("qwen2_5_omni"))
-    assert not identify.is_omni_model(made("qwen2_vl"))
-    assert identify.is_asr_model(made("whisper"))
-    assert identify.is_vision_encoder(made("dinov2"))
-    assert identify.detect_model_category(made("wav2vec2")) == "audio_encoder"
-    site = made("x") / "resid_post" / "layer_0"
+    assert identify.is_omni_model(model_dir("qwen2_5_omni"))
+    assert not identify.is_omni_model(model_dir("qwen2_vl"))
+    assert identify.is_asr_model(model_dir("whisper"))
+    assert identify.is_vision_encoder(model_dir("dinov2"))
+    assert identify.detect_model_category(model_dir("wav2vec2")) == "audio_encoder"
+    site = model_dir("x") / "resid_post" / "layer_0"
     site.mkdir(parents=True)
     (site.parents[1] / "config.json").unlink()
     (site / "config.json").write_text('{"model_name": "google/gemma-3-1b"}')
@@ -87,7 +87,7 @@ def test_the_predicates(directory):
     assert identify.get_sae_base_model(site.parents[1]) == "google/gemma-3-1b"
 
 
-def test_bad_paths_are_answered_and_only_inspect_raises(tmp_path):
+def test_only_inspect_raises_for_bad_paths(tmp_path):
     nowhere = tmp_path / "nowhere"
     assert identify.detect_model_category(nowhere) == "unknown"
     assert str(nowhere) in identify.get_model_info(nowhere).error
@@ -108,8 +108,8 @@ def test_a_registered_type_loads_as_its_family(tmp_path):
     assert identify.registered_architectures()["python_llm"] == "llama"
     assert pellucid.inspect(tmp_path).registered_as == "llama"
     with pytest.warns(UserWarning, match="`python_llm`, is not native; it runs as `llama`"):
-        assert pellucid.load(tmp_path).layers == 3
-    with pytest.raises(pellucid.Error, match="native itself"):
+        assert pellucid.load(tmp_path).n_layers == 3
+    with pytest.raises(pellucid.Error, match="itself native"):
         identify.register_architecture("mistral", "llama")
     with pytest.raises(pellucid.Error, match="no native family `lama`"):
         identify.register_architecture("other_llm", "lama")

@@ -1,4 +1,4 @@
-"""Loading with visible strategies, and tokenizers by themselves."""
+"""Loading strategies, and tokenizers without a model."""
 
 import json
 import shutil
@@ -13,14 +13,14 @@ FORMS = ROOT / "crates/models/tests/tokenizers"
 BUILTIN = ROOT / "crates/models/builtin"
 
 
-def test_every_form_of_a_tokenizer_is_read():
+def test_every_tokenizer_format_is_read():
     expected = json.loads((FORMS / "expected.json").read_text())
-    place = expected["texts"].index("Hello world")
+    index = expected["texts"].index("Hello world")
     for name, case in expected["cases"].items():
-        assert pellucid.load_tokenizer(FORMS / name).encode("Hello world") == case["ids"][place], name
+        assert pellucid.load_tokenizer(FORMS / name).encode("Hello world") == case["ids"][index], name
 
 
-def test_a_tokenizer_says_where_it_came_from_and_what_was_filled_in():
+def test_a_tokenizer_has_origin_and_special_tokens():
     tokenizer = pellucid.load_tokenizer(FORMS / "llama")
     assert tokenizer.origin.endswith("tokenizer.model")
     assert tokenizer.base is None
@@ -29,19 +29,19 @@ def test_a_tokenizer_says_where_it_came_from_and_what_was_filled_in():
     assert tokenizer.find(tokenizer.token_text(600)) == 600
 
 
-def test_a_missing_tokenizer_is_an_error_that_says_what_was_looked_for(tmp_path):
+def test_a_missing_tokenizer_is_an_error_that_lists_the_searched_files(tmp_path):
     with pytest.raises(pellucid.LoadError, match=r"looked for tokenizer\.json"):
         pellucid.load_tokenizer(tmp_path)
 
 
-def test_a_model_says_how_it_was_loaded():
+def test_a_model_has_its_loading_strategy():
     model = pellucid.load(BUILTIN)
-    assert (model.strategy, model.repairs) == ("native family", [])
+    assert (model.strategy, model.name_variants) == ("native family", [])
     attempts = pellucid.strategies(BUILTIN)
     assert [attempt.outcome for attempt in attempts] == ["taken", *["not needed"] * 4]
 
 
-def test_a_refusal_lists_the_strategies(tmp_path):
+def test_a_load_error_lists_the_strategies(tmp_path):
     shutil.copytree(BUILTIN, tmp_path / "copy")
     config = json.loads((tmp_path / "copy/config.json").read_text())
     (tmp_path / "copy/config.json").write_text(json.dumps(config | {"model_type": "acme_llm"}))
@@ -64,7 +64,8 @@ def test_weights_under_other_names_are_reported(tmp_path):
     weights.write_bytes(len(header).to_bytes(8, "little") + header + stored[end:])
     with pytest.warns(UserWarning, match=r"the prefix `module\.model\.` is read as `model\.`"):
         model = pellucid.load(tmp_path / "copy")
-    assert len(model.repairs) == 1
+    assert len(model.name_variants) == 1
+    assert model.repairs == model.name_variants
 
 
 def test_the_former_name_of_load_still_works():

@@ -1,4 +1,4 @@
-"""The model itself: sites, tokens, weights, displays."""
+"""Properties of a model: sites, tokens, weights, notebook display."""
 
 import numpy as np
 import pytest
@@ -7,10 +7,13 @@ from conftest import STORY
 import pellucid
 
 
-def test_what_a_model_is(model):
-    assert (model.name, model.layers, model.width, model.vocabulary) == ("builtin", 6, 128, 2048)
+def test_model_properties(model):
+    assert (model.name, model.n_layers, model.d_model, model.vocab_size, model.n_ctx) == ("builtin", 6, 128, 2048, 256)
+    former = (model.layers, model.width, model.vocabulary, model.context)
+    assert former == (model.n_layers, model.d_model, model.vocab_size, model.n_ctx)
+    assert pellucid.lens.get_act_name is pellucid.transformer_lens.get_act_name
     assert "llama" in repr(model)
-    assert "vocabulary" in model._repr_html_()
+    assert "vocab_size" in model._repr_html_()
     assert pellucid.__version__
 
 
@@ -31,7 +34,7 @@ def test_sites_are_a_table(model):
         model.sites["layers.0.resid_psot"]
 
 
-def test_every_site_is_as_it_is_said_to_be(model):
+def test_every_site_has_the_documented_shape(model):
     captures = model.run(STORY, capture=[site.address for site in model.sites])
     for site in model.sites:
         expected = tuple(13 if length == "tokens" else length for length in site.shape)
@@ -76,7 +79,7 @@ def test_loading_with_options(logits):
     assert np.array_equal(logits(STORY, narrow), logits(STORY))
 
 
-def test_a_lazy_model_loads_when_it_has_to():
+def test_a_lazy_model_loads_on_first_use():
     model = pellucid.load(lazy=True)
     assert model.to_tokens(STORY)
     assert len(model.sites) == 156

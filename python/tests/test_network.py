@@ -1,4 +1,4 @@
-"""Networks built by hand: the linear model of profiles, parts that are called again, attention."""
+"""`Network`: linear models, edits, shared weights, gradients, errors."""
 
 import numpy as np
 import pytest
@@ -39,12 +39,12 @@ def test_an_edit_and_several_inputs() -> None:
     with model.trace(rows) as t:
         t["layer1"][:] = 0
         y = t["layer2"].save()
-    assert [one.shape for one in y.value] == [(2, 2), (4, 2)]
-    for one in y.value:
-        np.testing.assert_allclose(one, np.broadcast_to(w["layer2.bias"], one.shape), atol=1e-6)
+    assert [row.shape for row in y.value] == [(2, 2), (4, 2)]
+    for row in y.value:
+        np.testing.assert_allclose(row, np.broadcast_to(w["layer2.bias"], row.shape), atol=1e-6)
 
 
-def test_a_part_that_is_called_three_times() -> None:
+def test_a_part_that_is_applied_three_times() -> None:
     net = pellucid.Network()
     h = net.input("x", 4)
     for call in range(3):
@@ -80,7 +80,7 @@ def test_bad_networks() -> None:
     with pytest.raises(pellucid.InputError, match="already"):
         net.input("z", 4)
     net.linear("y", "x", 3)
-    with pytest.raises(pellucid.InputError, match="such a part"):
+    with pytest.raises(pellucid.InputError, match="already used"):
         net.linear("y", "x", 3)
     with pytest.raises(pellucid.InputError, match="no activation"):
         net.activation("a", "y", "sine")

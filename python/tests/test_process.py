@@ -1,4 +1,4 @@
-"""Threads, signals and forks: a model in the middle of a process."""
+"""Threads, signals and forks."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ from conftest import BIRD, DOG, STORY
 
 @contextmanager
 def alarm(seconds, handler=signal.default_int_handler):
-    """A signal in a while, as if somebody pressed Ctrl-C."""
+    """Raises a signal after some seconds, like Ctrl-C."""
     before = signal.signal(signal.SIGALRM, handler)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
@@ -58,7 +58,7 @@ def test_other_threads_run_while_the_engine_does(model):
     thread = threading.Thread(target=tick)
     thread.start()
     started = time.perf_counter()
-    model.generate(STORY, max_new=200, eos=False).result  # noqa: B018 - asking runs it
+    model.generate(STORY, max_new=200, eos=False).result  # noqa: B018 - reading it runs it
     ended = time.perf_counter()
     done.set()
     thread.join()
@@ -78,9 +78,9 @@ def test_ctrl_c_stops_a_run_and_the_model_is_fine(model, logits, kind):
                 with model.trace([long] * 20) as t:
                     t.gradient(t.logits.sum(), t.layers[0].resid_post).save()
             elif kind == "sweep":
-                model.sweep(long, lambda t, layer: t.layers[layer].skip(), range(model.layers))
+                model.sweep(long, lambda t, layer: t.layers[layer].skip(), range(model.n_layers))
             else:
-                model.generate([long] * 4, max_new=6, eos=False).result  # noqa: B018 - asking runs it
+                model.generate([long] * 4, max_new=6, eos=False).result  # noqa: B018 - reading it runs it
 
     with alarm(0.2), pytest.raises(KeyboardInterrupt):
         endless()
@@ -103,7 +103,7 @@ def test_a_long_run_ends_soon_after_the_signal(model):
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_fork_after_load_works(model, logits):
     expected = logits(STORY)
-    model.generate(STORY, max_new=3).result  # noqa: B018 - the threads are at work before the fork
+    model.generate(STORY, max_new=3).result  # noqa: B018 - starts the thread pool before the fork
     read, write = os.pipe()
     child = os.fork()
     if child == 0:

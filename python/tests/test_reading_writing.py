@@ -1,4 +1,4 @@
-"""Reading and writing: what a block sees and changes (behaviours 1 to 7 of the field's own tests)."""
+"""Reading and writing activations in a trace (behaviors 1 to 7 of tests/side_by_side)."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ def test_generation_continues_the_story(model):
     assert model.generate(STORY, max_new=5).text == " She loved to play outside"
 
 
-def test_layers_may_be_counted_with_numpy(model):
+def test_layers_can_be_indexed_with_numpy_integers(model):
     with model.trace(STORY) as t:
         counted = [t.layers[layer].resid_post.save() for layer in np.arange(-1, 2)]
         plain = [t.layers[layer].resid_post.save() for layer in (-1, 0, 1)]
@@ -38,7 +38,7 @@ def test_real_weights_are_steered_from_one_city_to_another(smollm2):
     assert smollm2.to_string(before.value) == smollm2.to_string(patched.value) == " Rome"
 
 
-def test_zeroing_the_last_layer_is_seen_after_it_and_not_before(model):
+def test_zeroing_the_last_layer_affects_later_reads_only(model):
     with model.generate(STORY, max_new=5) as t:
         before = t.layers[-1].resid_post.save()
         t.layers[-1].resid_post[:] = 0
@@ -48,7 +48,7 @@ def test_zeroing_the_last_layer_is_seen_after_it_and_not_before(model):
     assert t.text != " She loved to play outside"
 
 
-def test_multiplying_the_embedding_by_zero_likewise(model, logits):
+def test_zeroing_the_embedding_affects_later_reads_only(model, logits):
     with model.trace(STORY) as t:
         before = t.embed.save()
         t.embed *= 0
@@ -70,7 +70,7 @@ def test_an_edit_of_one_prompt_leaves_the_other_alone(model, logits):
     assert np.array_equal(last.value, logits(STORY))
 
 
-def test_writing_back_what_an_earlier_run_had_changes_nothing(model, logits):
+def test_writing_back_the_activation_of_an_earlier_run_changes_nothing(model, logits):
     with model.trace(STORY) as t:
         stream = t.layers[3].resid_pre.save()
     with model.trace(STORY) as t:
@@ -97,7 +97,7 @@ def test_plain_python_decides_in_a_called_function(model):
     assert not after.value.any()
 
 
-def test_a_module_of_ones_own_in_the_stream(model):
+def test_a_custom_module_in_the_residual_stream(model):
     with model.trace(STORY) as t:
         stream = t.layers[0].resid_post
         passed = t.call(lambda h: h.copy(), stream)
@@ -123,7 +123,7 @@ def test_a_saved_value_is_a_snapshot(model):
     assert np.array_equal(before.value[1:], after.value[1:])
 
 
-def test_order_of_recording_is_the_order_of_one_site_and_no_other(model):
+def test_order_of_recording_matters_only_within_a_site(model):
     with model.trace(STORY) as t:
         late = t.layers[5].resid_post.save()
         early = t.layers[0].resid_post.save()
@@ -163,7 +163,7 @@ def test_in_place_operators_write(model):
 
 
 def test_a_steering_vector_acts_where_it_is_added(model, logits):
-    vector = np.random.default_rng(0).normal(size=model.width)
+    vector = np.random.default_rng(0).normal(size=model.d_model)
     with model.trace(STORY) as t:
         before = t.layers[3].resid_post.save()
         t.layers[3].resid_post[:, -1] += 4.0 * vector
@@ -181,7 +181,7 @@ def test_layers_past_the_last_needed_site_do_not_run(model):
     assert never._result is None
 
 
-def test_modules_are_called_on_values_of_ones_own(model):
+def test_modules_can_be_called_on_values(model):
     with model.trace(STORY) as t:
         mlp_in = t.layers[3].mlp_in
         own = t.layers[3].mlp(mlp_in).save()
@@ -224,7 +224,7 @@ def test_values_are_written_into_one_head(model):
     assert np.array_equal(units.value[:, 0], units.value[:, 1] * 2)
 
 
-def test_subscripts_that_no_tap_selects_still_work(model):
+def test_subscripts_that_taps_cannot_select_still_work(model):
     with model.trace(STORY) as t:
         q = t.layers[1].q.save()
         part = t.layers[1].q[:, ::-1, 1, :4].save()
@@ -240,7 +240,7 @@ def test_positions_can_be_named_by_a_token(model):
     with model.trace(STORY) as t:
         named = t.layers[1].resid_post[:, " girl"].save()
         whole = t.layers[1].resid_post.save()
-    place = model.to_str_tokens(STORY).index(" girl")
-    assert np.array_equal(named.value, whole.value[[place]])
+    position = model.to_str_tokens(STORY).index(" girl")
+    assert np.array_equal(named.value, whole.value[[position]])
     with pytest.raises(pellucid.PlanError, match="does not occur"), model.trace(STORY) as t:
         t.layers[1].resid_post[:, " dog"].save()

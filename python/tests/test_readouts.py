@@ -1,4 +1,4 @@
-"""Short ways to common answers."""
+"""Readouts: logit lens, token activations, steering, skipping, patchscope."""
 
 import numpy as np
 

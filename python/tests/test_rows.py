@@ -1,4 +1,4 @@
-"""Several prompts in one pass (behaviours 8 to 11)."""
+"""Several prompts in one pass (behaviors 8 to 11)."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def test_each_view_has_its_own_rows_and_the_batch_has_all(model):
 
 
 @pytest.mark.parametrize("split", [[4], [1, 3], [3, 1], [2, 2], [1, 1, 1, 1]])
-def test_prompts_of_unequal_length_are_as_if_alone(model, logits, split):
+def test_prompts_of_unequal_length_give_the_same_results_as_alone(model, logits, split):
     prompts = ["Hi", "A cat and", "Tom", "The quick brown dog ran"]
     alone = [logits(prompt) for prompt in prompts]
     rest = list(prompts)
@@ -38,7 +38,7 @@ def test_prompts_of_unequal_length_are_as_if_alone(model, logits, split):
     assert all(np.array_equal(a, b) for a, b in zip(last.value, alone, strict=True))
 
 
-def test_embeddings_of_one_prompt_in_another(model):
+def test_embeddings_of_one_prompt_written_to_another(model):
     blank = [0] * len(model.to_tokens(STORY))
     with model.generate(max_new=5) as t:
         with t.row(STORY):
@@ -66,7 +66,7 @@ def test_a_row_uses_another_rows_value_at_any_depth(model, source, target):
     assert np.array_equal(written.value, kept.value)
 
 
-def test_a_heads_slice_is_handed_over(model):
+def test_one_heads_output_is_passed_to_another_row(model):
     with model.trace() as t:
         with t.row(DOG):
             source = t.layers[2].z[:, -1, 0]
@@ -79,7 +79,7 @@ def test_a_heads_slice_is_handed_over(model):
     assert not np.array_equal(other.value, kept.value)
 
 
-def test_rows_that_wait_for_each_other_are_refused(model):
+def test_cyclic_dependencies_between_rows_are_rejected(model):
     with pytest.raises(pellucid.PlanError, match=r"layers\.[13]"), model.trace() as t:
         with t.row(DOG) as a:
             late = t.layers[3].resid_post[:, -1]
@@ -101,7 +101,7 @@ def test_a_rows_view_works_after_its_block(model):
     assert np.array_equal(one.value, two.value)
 
 
-def test_rows_of_a_list_are_picked_by_number(model):
+def test_rows_of_a_list_are_indexed(model):
     with model.trace([DOG, BIRD, STORY]) as t:
         t.layers[1].resid_post[1, -1] = t.layers[1].resid_post[0, -1]
         picked = t.layers[1].resid_post[0, -1].save()
@@ -113,14 +113,14 @@ def test_rows_of_a_list_are_picked_by_number(model):
     assert np.array_equal(row.value, whole.value[2])
 
 
-def test_nested_rows_are_refused(model):
-    with pytest.raises(pellucid.RecordError, match="inside another"), model.trace() as t, t.row(DOG):
+def test_nested_rows_are_rejected(model):
+    with pytest.raises(pellucid.RecordError, match="cannot be nested"), model.trace() as t, t.row(DOG):
         t.row(BIRD)
 
 
 def test_each_row_is_written_its_own_array(model):
     rng = np.random.default_rng(1)
-    vectors = [rng.normal(size=(1, model.width)).astype(np.float32) for _ in range(2)]
+    vectors = [rng.normal(size=(1, model.d_model)).astype(np.float32) for _ in range(2)]
     with model.trace([DOG, BIRD]) as t:
         t.layers[1].resid_post[:, -1:] = vectors
         as_list = t.layers[1].resid_post[:, -1:].save()
@@ -138,7 +138,7 @@ def test_padded_values_are_one_array(model):
     with model.trace([DOG, BIRD]) as t:
         rows = t.layers[1].resid_post.save()
     longest = max(len(row) for row in rows.value)
-    assert stream.value.shape == (2, longest, model.width)
+    assert stream.value.shape == (2, longest, model.d_model)
     for padded, row in zip(stream.value, rows.value, strict=True):
         assert np.array_equal(padded[: len(row)], row)
         assert not padded[len(row) :].any()
@@ -151,7 +151,7 @@ def test_rows_are_joined(model):
         total = last.sum().save()
         t.layers[4].resid_post[:, -1] = last.mean(axis=0)
         written = t.layers[4].resid_post[:, -1].save()
-    assert stacked.value.shape == (2, model.width)
+    assert stacked.value.shape == (2, model.d_model)
     assert np.allclose(mean.value, stacked.value.mean(axis=0), atol=1e-6)
     assert np.isclose(total.value, stacked.value.sum(), rtol=1e-4)
     assert all(np.array_equal(row, mean.value) for row in written.value)
@@ -165,4 +165,4 @@ def test_padded_results_of_plans_and_steps(model):
         steps = t.steps[:].logits[:, -1].argmax(-1).save()
         whole = t.layers[0].resid_post.save()
     assert [[int(token) for token in row] for row in steps.value] == [row.tokens for row in t.result]
-    assert whole.value.shape == (2, 9 + 2, model.width)
+    assert whole.value.shape == (2, 9 + 2, model.d_model)

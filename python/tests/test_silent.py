@@ -1,4 +1,4 @@
-"""Cases in which other tools are silently wrong, and this one must not be (those that meet a user of the package)."""
+"""Cases in which other tools give silently wrong results and this package must not."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from conftest import BIRD, DOG, STORY
 import pellucid
 
 
-def test_a_batch_has_the_numbers_of_its_prompts_alone_also_in_generation(model):
+def test_a_batch_gives_the_same_results_as_its_prompts_alone_in_generation(model):
     prompts = [STORY, "Hi", DOG, BIRD]
     alone = [model.generate(prompt, max_new=6).text for prompt in prompts]
     assert model.generate(prompts, max_new=6).text == alone
@@ -18,7 +18,7 @@ def test_saved_values_are_not_overwritten_by_later_steps_or_runs(model):
         steps = t.steps[:].layers[2].resid_post.save()
         whole = t.layers[2].resid_post.save()
     copies = [step.copy() for step in steps.value]
-    model.generate(BIRD, max_new=20).result  # noqa: B018 - asking runs it
+    model.generate(BIRD, max_new=20).result  # noqa: B018 - reading it runs it
     assert all(np.array_equal(a, b) for a, b in zip(steps.value, copies, strict=True))
     assert np.array_equal(np.concatenate(copies), whole.value[12:])
 
@@ -53,7 +53,7 @@ def test_a_write_at_a_step_lands_at_that_step(model):
     assert np.flatnonzero((stream.value == 9.0).all(axis=-1)).tolist() == [12 + 2]
 
 
-def test_looking_changes_nothing(model, logits):
+def test_capturing_changes_nothing(model, logits):
     with model.trace(STORY) as t:
         t.cache("layers.*.resid_post", "layers.*.mlp_act")
         seen = t.logits[:, -1].save()
@@ -69,7 +69,7 @@ def test_writing_back_what_is_there_changes_nothing(model, logits):
     assert np.array_equal(seen.value, logits(STORY))
 
 
-def test_attention_that_is_seen_is_the_attention_that_is_used(model, logits):
+def test_captured_attention_is_the_attention_that_is_used(model, logits):
     rng = np.random.default_rng(0)
     with model.trace(STORY) as t:
         probabilities = t.layers[2].attn_probs.save()
@@ -80,7 +80,7 @@ def test_attention_that_is_seen_is_the_attention_that_is_used(model, logits):
 
 
 def test_logits_are_as_wide_as_the_vocabulary(model, logits):
-    assert logits(STORY).shape == (model.vocabulary,)
+    assert logits(STORY).shape == (model.vocab_size,)
 
 
 def test_an_update_that_python_assigns_back_is_written_once(model):
@@ -109,11 +109,11 @@ def test_an_updated_value_of_one_row_is_written_to_another(model):
         with t.row(BIRD):
             t.layers[1].resid_post[:, -1] = dog
             bird = t.layers[1].resid_post[:, -1].save()
-        kept = dog.save()
-    assert np.array_equal(bird.value, kept.value)
+        written = dog.save()
+    assert np.array_equal(bird.value, written.value)
 
 
-def test_memory_of_finished_blocks_is_given_back(model):
+def test_memory_of_finished_blocks_is_freed(model):
     import gc
     import weakref
 
@@ -121,12 +121,12 @@ def test_memory_of_finished_blocks_is_given_back(model):
     gc.disable()
     try:
         constant = np.ones(128, np.float32)
-        seen = weakref.ref(constant)
+        reference = weakref.ref(constant)
         with model.trace(STORY) as t:
             t.layers[1].resid_post += constant
             saved = t.layers[1].resid_post[:, -1].save()
         del constant, t
-        assert seen() is None
+        assert reference() is None
         assert saved.value.shape == (128,)
     finally:
         gc.enable()

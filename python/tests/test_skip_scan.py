@@ -1,4 +1,4 @@
-"""Skipping layers, stopping early, and shapes without weights (behaviours 12 to 14)."""
+"""Skipping layers, stopping early, and shapes without weights (behaviors 12 to 14)."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from conftest import BIRD, DOG, STORY
 import pellucid
 
 
-def test_a_skipped_layer_gives_what_it_was_given(model):
+def test_a_skipped_layer_outputs_the_given_value(model):
     with model.trace(STORY) as t:
         stream = t.layers[0].resid_post
         t.layers[1].skip(stream)
@@ -15,8 +15,8 @@ def test_a_skipped_layer_gives_what_it_was_given(model):
         t.layers[3].skip()
         first, second = t.layers[1].resid_post.save(), t.layers[2].resid_post.save()
         third = t.layers[3].resid_post.save()
-        kept = stream.save()
-    assert all(np.array_equal(skipped.value, kept.value) for skipped in (first, second, third))
+        original = stream.save()
+    assert all(np.array_equal(skipped.value, original.value) for skipped in (first, second, third))
 
 
 def test_an_edit_before_a_skipped_layer_does_not_matter(model):
@@ -25,11 +25,11 @@ def test_an_edit_before_a_skipped_layer_does_not_matter(model):
         t.layers[1].resid_pre = 0
         t.layers[1].skip(value)
         after = t.layers[1].resid_post.save()
-        kept = value.save()
-    assert np.array_equal(after.value, kept.value)
+        written = value.save()
+    assert np.array_equal(after.value, written.value)
 
 
-def test_inside_a_skipped_layer_there_is_nothing(model):
+def test_a_skipped_layer_has_no_inner_activations(model):
     with pytest.raises(pellucid.PlanError, match=r"layers\.1"), model.trace(STORY) as t:
         t.layers[1].skip(t.layers[0].resid_post)
         t.layers[1].attn_out.save()
@@ -47,26 +47,26 @@ def test_two_prompts_skip_with_their_own_values(model):
     assert not b.value.any()
 
 
-def test_a_scan_says_shapes_without_weights():
+def test_a_scan_infers_shapes_without_weights():
     model = pellucid.load(lazy=True)
     with model.scan(STORY) as t:
         attention_in, attention_out = t.layers[0].attn_in.save(), t.layers[0].attn_out.save()
         scores = t.layers[0].attn_scores.save()
-        t.layers[0].resid_post[:, -1:] = np.zeros((1, model.width))
+        t.layers[0].resid_post[:, -1:] = np.zeros((1, model.d_model))
         shorter = t.layers[0].resid_post[:, -1:].save()
-        product = (t.layers[1].resid_post @ np.zeros((model.width, 7))).save()
-    assert attention_in.shape == attention_out.shape == (13, model.width)
+        product = (t.layers[1].resid_post @ np.zeros((model.d_model, 7))).save()
+    assert attention_in.shape == attention_out.shape == (13, model.d_model)
     assert scores.shape == (scores._info.inner[0], 13, 13)
-    assert shorter.shape == (1, model.width)
+    assert shorter.shape == (1, model.d_model)
     assert product.shape == (13, 7)
     assert not model.loaded
-    with pytest.raises(pellucid.RecordError, match="no numbers"):
-        attention_in.value  # noqa: B018 - asking is the point
+    with pytest.raises(pellucid.RecordError, match="shapes, not values"):
+        attention_in.value  # noqa: B018 - reading it raises
     model.trace(STORY).__enter__().__exit__(None, None, None)
     assert model.loaded
 
 
-def test_a_scan_refuses_what_a_run_would_refuse(model):
+def test_a_scan_rejects_what_a_run_would_reject(model):
     with pytest.raises(pellucid.PlanError, match="shape"), model.scan(STORY) as t:
         t.layers[0].resid_post = np.zeros(7)
     with pytest.raises(pellucid.InputError, match="no input"), model.scan() as t:
@@ -77,5 +77,5 @@ def test_several_prompts_have_several_shapes(model):
     with model.scan([DOG, STORY]) as t:
         stream = t.layers[0].resid_post.save()
         joined = t.layers[0].resid_post[:, -1].mean(axis=0).save()
-    assert stream.shape == [(6, model.width), (13, model.width)]
-    assert joined.shape == (model.width,)
+    assert stream.shape == [(6, model.d_model), (13, model.d_model)]
+    assert joined.shape == (model.d_model,)

@@ -24,7 +24,7 @@ def test_dlpack_goes_to_torch(model):
     assert stream.value.any()
 
 
-def test_tensors_are_taken_bf16_too(model):
+def test_tensors_are_accepted_including_bf16(model):
     vector = torch.randn(128, dtype=torch.bfloat16, requires_grad=True)
     with model.trace(STORY) as t:
         t.layers[1].resid_post = vector

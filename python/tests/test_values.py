@@ -1,4 +1,4 @@
-"""Every operation on values, against numpy on the same numbers."""
+"""Every operation on values, against numpy on the same arrays."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def softmax(x, axis):
     return e / e.sum(axis=axis, keepdims=True)
 
 
-# Each: on a value with its axis of rows, and on one row's array without it.
+# Each operation on a value, with the row axis, and in numpy on one row's array, without it.
 OPERATIONS = {
     "add": (lambda t, h: h + VECTOR, lambda h: h + VECTOR),
     "radd": (lambda t, h: VECTOR + h, lambda h: VECTOR + h),
@@ -54,7 +54,7 @@ OPERATIONS = {
     "softmax of positions": (lambda t, h: h.softmax(axis=1), lambda h: softmax(h, 0)),
     "log softmax": (lambda t, h: h.log_softmax(-1), lambda h: np.log(softmax(h, -1))),
     "topk": (lambda t, h: h.topk(3)[0], lambda h: -np.sort(-h, axis=-1)[:, :3]),
-    "topk places": (lambda t, h: h.topk(3)[1], lambda h: np.argsort(-h, axis=-1)[:, :3]),
+    "topk indices": (lambda t, h: h.topk(3)[1], lambda h: np.argsort(-h, axis=-1)[:, :3]),
     "take": (lambda t, h: h.take(h.argmax(axis=-1)), lambda h: h.max(axis=-1)),
     "concat": (lambda t, h: t.concat([h, h * 2], axis=-1), lambda h: np.concatenate([h, h * 2], axis=-1)),
     "concat of positions": (lambda t, h: t.concat([h, h], axis=1), lambda h: np.concatenate([h, h], axis=0)),
@@ -74,26 +74,26 @@ OPERATIONS = {
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_an_operation_is_numpys(model, name):
-    ours, numpys = OPERATIONS[name]
+def test_an_operation_matches_numpy(model, name):
+    recorded, in_numpy = OPERATIONS[name]
     with model.trace(STORY) as t:
         stream = t.layers[2].resid_post
-        result, given = ours(t, stream).save(), stream.save()
-    expected = numpys(given.value)
+        result, operand = recorded(t, stream).save(), stream.save()
+    expected = in_numpy(operand.value)
     assert result.value.shape == expected.shape
     assert np.allclose(result.value, expected, rtol=1e-4, atol=1e-4)
-    if name in ("argmax", "topk places"):
+    if name in ("argmax", "topk indices"):
         assert result.value.dtype == np.int64
 
 
 @pytest.mark.parametrize("name", ["matmul", "softmax", "mean of positions", "index", "call", "where"])
-def test_several_rows_are_each_their_own(model, name):
-    ours, numpys = OPERATIONS[name]
+def test_operations_apply_per_row(model, name):
+    recorded, in_numpy = OPERATIONS[name]
     with model.trace([DOG, BIRD]) as t:
         stream = t.layers[2].resid_post
-        result, given = ours(t, stream).save(), stream.save()
-    for mine, row in zip(result.value, given.value, strict=True):
-        assert np.allclose(mine, numpys(row), rtol=1e-4, atol=1e-4)
+        result, operand = recorded(t, stream).save(), stream.save()
+    for found, row in zip(result.value, operand.value, strict=True):
+        assert np.allclose(found, in_numpy(row), rtol=1e-4, atol=1e-4)
 
 
 def test_a_value_is_updated_in_place_and_the_model_is_not(model):
@@ -110,7 +110,7 @@ def test_a_value_is_updated_in_place_and_the_model_is_not(model):
     assert np.array_equal(site.value, before.value)
 
 
-def test_a_sparse_autoencoder_of_ones_own(model):
+def test_a_custom_sparse_autoencoder(model):
     encoder, decoder = RNG.normal(size=(128, 256)).astype(np.float32), RNG.normal(size=(256, 128)).astype(np.float32)
     bias = RNG.normal(size=256).astype(np.float32)
     with model.trace(STORY) as t:
@@ -126,7 +126,7 @@ def test_a_sparse_autoencoder_of_ones_own(model):
     assert np.isfinite(logits.value).all()
 
 
-def test_the_users_exception_surfaces_and_the_next_run_is_right(model, logits):
+def test_an_exception_in_a_called_function_propagates_and_the_next_run_is_correct(model, logits):
     before = logits(STORY)
 
     def fails(h):
@@ -137,7 +137,7 @@ def test_the_users_exception_surfaces_and_the_next_run_is_right(model, logits):
     assert "fails" in [entry.name for entry in caught.traceback]
     assert np.array_equal(logits(STORY), before)
     with pytest.raises(pellucid.RecordError, match="KeyError"):
-        value.value  # noqa: B018 - asking is the point
+        value.value  # noqa: B018 - reading it raises
 
 
 def test_a_function_may_run_the_model_itself(model, logits):
@@ -155,7 +155,7 @@ def test_values_are_not_known_while_recording(model):
         with pytest.raises(pellucid.RecordError, match="not known"):
             list(value)
         with pytest.raises(pellucid.RecordError, match="not saved"):
-            value.value  # noqa: B018 - asking is the point
+            value.value  # noqa: B018 - reading it raises
         assert "not saved" in repr(value)
         assert "not run" in repr(value.save())
 
@@ -191,6 +191,6 @@ def test_functions_of_numpy_are_recorded(model, function):
         (lambda h: np.exp(h, out=np.zeros((13, 128))), "exp with out is not recorded"),
     ],
 )
-def test_functions_of_numpy_that_values_lack_are_refused(model, function, match):
+def test_numpy_functions_without_an_equivalent_are_rejected(model, function, match):
     with pytest.raises(pellucid.RecordError, match=match), model.trace(STORY) as t:
         function(t.layers[0].resid_post)

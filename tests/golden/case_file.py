@@ -1,8 +1,9 @@
 """One golden case in one file: `cases/<case>.safetensors`.
 
-The tensors are those of the reference (generate.py lists them), `gradient/<name>` and `weight_gradient/<name>` (gradients.py). The metadata has one
-key, `case`: JSON with `config`, which is config.json, and `weights`, from which the weights follow (weights.py).
-`crates/golden` reads it.
+The tensors are the reference (listed in generate.py), `gradient/<name>` and
+`weight_gradient/<name>` (gradients.py). The metadata has one key, `case`: JSON with `config`
+(config.json) and `weights` (the manifest from which weights.py computes the weights).
+`crates/golden` reads the file.
 """
 import json
 from safetensors import safe_open
@@ -12,13 +13,14 @@ GRADIENT, WEIGHT_GRADIENT = "gradient/", "weight_gradient/"
 
 
 def write(path, config, weights, tensors):
-    # One key: the order of several is not fixed, and the same case should be the same bytes.
+    # A single key, because the order of several is not fixed and the file must be reproducible to
+    # the byte.
     about = {"case": json.dumps({"config": config, "weights": weights}, separators=(",", ":"))}
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata=about)
 
 
 def read(path):
-    """Configuration, weights, tensors."""
+    """Returns configuration, manifest of the weights, and tensors."""
     with safe_open(path, "pt") as file:
         case = json.loads(file.metadata()["case"])
         return case["config"], case["weights"], {name: file.get_tensor(name) for name in file.keys()}

@@ -1,9 +1,10 @@
 """The golden cases as data: name -> Case(model_type, config overrides, how to store it).
 
-A case named like a model type is that type as it comes; `type-switch` is the same type with a switch turned. Overrides
-go on top of TINY (the shared sizes, used where the config class has the field) and PER_TYPE (what a type needs to be
-tiny and to show its features within three layers). `more.py` goes on with the other types. A type as it comes is told in
-full, with what each sublayer gives; of most switches the streams, attention and logits are kept, which is enough to show an error.
+A case with the name of a model type has that type's defaults; `type-switch` changes one switch.
+Overrides apply on top of TINY (the shared sizes, for the fields that the config class has) and
+PER_TYPE (settings that make a type tiny and show its features within three layers). `more.py` has
+the other types. The default case of a type records every sublayer's output; most switches record
+only residual streams, attention and logits, which suffice to show an error.
 """
 from dataclasses import dataclass, field
 
@@ -12,15 +13,15 @@ from dataclasses import dataclass, field
 class Case:
     model_type: str
     config: dict = field(default_factory=dict)
-    boost: dict = field(default_factory=dict)  # regex of parameter names -> factor, so that a soft cap or a router bites
-    dtype: str = "float32"                     # how the weights are stored; the reference is f32 from the rounded weights
+    boost: dict = field(default_factory=dict)  # regex of parameter names -> factor, so that a soft cap or a router has an effect
+    dtype: str = "float32"                     # of the stored weights; the reference is f32 arithmetic on the rounded weights
     tokens: int = 12
-    shards: str | None = None                  # maximal shard size
-    legacy: bool = False                       # write config.json the way transformers 4 did (rope_theta, rope_scaling, torch_dtype)
-    full: bool = False                         # submodule outputs too; else the streams, attention, routers and logits
+    shards: str | None = None                  # maximum shard size
+    legacy: bool = False                       # write config.json as transformers 4 did (rope_theta, rope_scaling, torch_dtype)
+    full: bool = False                         # record submodule outputs, too; else residual streams, attention, routers and logits
     attention: str = "eager"                   # transformers' implementation
     seed: int = 0                              # of the weights (weights.py)
-    grown: bool = False                        # the sizes of fresh.py
+    grown: bool = False                        # use the sizes of fresh.py
 
 
 TINY = dict(
@@ -60,7 +61,7 @@ def rope(kind, **parameters):
 
 LLAMA3_ROPE = rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)
 SHARP = {r"(q|k)_proj\.weight": 2.0}  # attention far from uniform
-UNNORMED = {r"(q|k)_proj\.weight": 2.5, r"embed_positions": 3.0}  # attention reads the bare embeddings
+UNNORMED = {r"(q|k)_proj\.weight": 2.5, r"embed_positions": 3.0}  # attention reads the embeddings without a norm
 CAPPED = {r"(q|k)_proj\.weight": 2.0, r"embed_tokens": 3.0}
 
 CASES = {

@@ -1,7 +1,7 @@
-"""Writes encodings/blocks.bin: random blocks of every stored number format with the values they decode to.
+"""Writes encodings/blocks.bin: random blocks of every encoding and the values they decode to.
 
-The reference is the Python package `gguf` (pip install gguf numpy). Layout, little endian, once for each format:
-u32 ggml type, u32 number of blocks, the blocks, then the values as f32.
+The reference is the Python package `gguf` (pip install gguf numpy). Layout, little endian, once for
+each encoding: u32 ggml type, u32 number of blocks, the blocks, then the values as f32.
 """
 
 import pathlib
@@ -10,7 +10,8 @@ import struct
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
-# The order of `Encoding::ALL`, and where in a block its f16 scales are (IQ1_M spreads its only one over four words).
+# In the order of `Encoding::ALL`, with the byte offsets of a block's f16 scales (IQ1_M splits its
+# one scale over four words).
 FORMATS = {
     "F32": [], "F16": [], "BF16": [], "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0],
     "Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "IQ2_XXS": [0], "IQ2_XS": [0],
@@ -23,14 +24,14 @@ out = bytearray()
 for name, scales in FORMATS.items():
     kind = GGMLQuantizationType[name]
     length, size = GGML_QUANT_SIZES[kind]
-    # A few blocks each; plain floats come singly and need more.
+    # A few blocks each; more of the plain floats, whose blocks have one element.
     count = {1: 100, 32: 12}.get(length, 6)
     blocks = rng.integers(0, 256, (count, size), dtype=np.uint8)
     if name == "F32":
         blocks = rng.standard_normal(count, dtype=np.float32).view(np.uint8).reshape(count, size)
     elif name == "F16":
         values = rng.standard_normal(count).astype(np.float16)
-        values[:4] = [0.0, -0.0, 6e-8, 65504.0]  # a subnormal and the greatest number among them
+        values[:4] = [0.0, -0.0, 6e-8, 65504.0]  # including a subnormal and the largest finite value
         blocks = values.view(np.uint8).reshape(count, size)
     elif name == "BF16":
         blocks = quants.quantize(rng.standard_normal((count, 1), dtype=np.float32), kind)

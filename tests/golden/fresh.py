@@ -1,6 +1,7 @@
-"""Other sizes for every type: width 48, 6 heads over 3 key heads, 4 layers, 110 tokens, 5 experts of which 3 run.
+"""Other sizes for every type: width 48, 6 heads, 3 KV heads, 4 layers, 110 tokens, top 3 of 5 experts.
 
-`generate.py OUT fresh` makes one case of each type so, with other weights: what holds for the committed cases must hold for these.
+`generate.py OUT fresh` generates one case of each type with these sizes and other weights. The
+tests must pass on them, too.
 """
 SIZES = dict(
     vocab_size=110, hidden_size=48, intermediate_size=56, num_hidden_layers=4, num_attention_heads=6, num_key_value_heads=3,
@@ -12,9 +13,9 @@ SIZES = dict(
 )
 PER_LAYER = ("layer_types", "no_rope_layers", "mlp_layer_types", "layer_rope_theta", "block_types", "num_attention_heads_per_layer", "layers_block_type")
 
-# What a type needs beyond that, or cannot have.
+# Exceptions by type.
 FRESH = {
-    "codegen": dict(n_head=4), "phimoe": dict(num_experts_per_tok=2),  # its routing is of two by construction
+    "codegen": dict(n_head=4), "phimoe": dict(num_experts_per_tok=2),  # its routing always selects two
     "diffllama": dict(num_key_value_heads=2),
     "mamba2": dict(num_heads=12),
     "falcon_h1": dict(mamba_d_ssm=48),
@@ -33,7 +34,7 @@ def grown(model_type, values):
         elif key == "vision_config": pass
         elif isinstance(value, dict) and key.endswith("_config"): value = grown(model_type, value)
         elif value == "drop" or value is None: pass
-        elif key == "num_key_value_heads" and value in (1, 4): value = 1 if value == 1 else 6  # one, or one for each query head
+        elif key == "num_key_value_heads" and value in (1, 4): value = 1 if value == 1 else 6  # MQA stays MQA, MHA stays MHA
         elif key in ("intermediate_size", "num_experts_per_tok") and values[key] != {"intermediate_size": 48, "num_experts_per_tok": 2}[key]: pass
         elif key in PER_LAYER and len(value) == 3: value = [*value, value[1]]
         elif key in SIZES: value = SIZES[key]

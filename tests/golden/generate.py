@@ -1,31 +1,33 @@
 #!/usr/bin/env python3
-"""Makes the golden models: tiny random models of Hugging Face architectures with everything Pellucid must reproduce.
+"""Generates the golden cases: tiny random Hugging Face models with reference activations.
 
     generate.py OUT [case ...]       writes OUT/cases/<case>.safetensors (without names: every case)
-    generate.py OUT fresh [--seed N] one case of every type with other weights and other sizes, to look beyond the committed ones
-    generate.py --check [case ...]   makes them again in a temporary directory and compares with cases/ here
+    generate.py OUT fresh [--seed N] one case of every type with other weights and sizes
+    generate.py --check [case ...]   regenerates them and compares with cases/ here
     generate.py --list               names of all cases
 
-Needs Python 3.10+, torch, transformers, safetensors; no network. The cases are data in cases.py and more.py.
+Needs Python 3.10+, torch, transformers, safetensors; no network. The cases are data in cases.py and
+more.py.
 
-A case is one file (case_file.py): its configuration, the manifest from which its weights follow (weights.py; token ids are enough, so no tokenizer)
-and its reference, all f32 from an eager forward pass of one text of T tokens; D width, H heads, V vocabulary, <i> the layer:
+A case is one file (case_file.py): its configuration, the manifest of its weights (weights.py) and
+its reference, all f32 from an eager forward pass over one text of T tokens (ids, so there is no
+tokenizer); D width, H heads, V vocabulary, E experts, <i> the layer:
   ids [T] i64, logits [T,V]          the text and its logits, after scale and soft cap
-  short_logits [T-3,V]               the text without its first 3 tokens, alone: the second row of a ragged batch
-  greedy [8] i64                     greedy continuation by full recomputation: no special ids, no near ties (by cached generation where
-                                     rotations depend on the length of the text)
-  greedy_cached [8]                  only where transformers' cached generation disagrees
-  resid_pre.0, resid_post.<i> [T,D]  the stream entering the first layer, and leaving each (before the final norm)
+  short_logits [T-3,V]               the text without its first 3 tokens, run alone: the second row of a ragged batch
+  greedy [8] i64                     greedy continuation by full recomputation, without special ids or near ties (by cached
+                                     generation if RoPE depends on the length of the text)
+  greedy_cached [8]                  only if transformers' cached generation disagrees
+  resid_pre.0, resid_post.<i> [T,D]  the residual stream before the first layer, and after each (before the final norm)
   attn_probs.<i> [H,T,T]             attention probabilities
   router_logits.<i> [T,E]            router scores over all experts (MoE)
   mixer_out.<i> [T,D]                output of a recurrent or linear-attention mixer's projection
-and, in the cases that are told in full (cases.py):
-  final_norm [T,D]                   output of the final norm, where there is one
+and, in the cases with `full` (cases.py):
+  final_norm [T,D]                   output of the final norm, if there is one
   z.<i>, attn_out.<i>                input and output of attention's output projection
   mlp_act.<i>, mlp_out.<i>           input of the down projection (dense MLPs); output of the MLP or MoE block
-  mixer_out_post.<i>, mlp_out_post.<i>  what is added to the stream, where that is all that transformers computes
-The models of STORED are written as directories too, OUT/models/<case>/, for the examples in the documentation; a test compares their weights with what
-the manifest says.
+  mixer_out_post.<i>, mlp_out_post.<i>  the contribution to the residual stream, if transformers computes only that
+The models in STORED are also written as directories, OUT/models/<case>/, for the examples in the
+documentation; a test compares their weights with the manifest.
 """
 import argparse, json, math, os, re, shutil, sys, tempfile, traceback
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -42,18 +44,19 @@ from more import MORE, MORE_PER_TYPE, MORE_TINY
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 NEW_TOKENS, SKIPPED = 8, 3
-FIRST_ID, END_ID = 3, 93  # pad, bos and eos below, image tokens above: kept out of texts and continuations
-VARIETY = 4         # different tokens wanted among a continuation's eight
-MARGIN = 2e-3       # every greedy choice is ahead of the second best by this much
-LEAST_SPREAD = 0.1  # logits closer together than this are a degenerate model
+FIRST_ID, END_ID = 3, 93  # pad, bos and eos are below, image tokens above: excluded from texts and continuations
+VARIETY = 4         # preferred number of distinct tokens in a continuation
+MARGIN = 2e-3       # minimum lead of every greedy token over the second
+MIN_SPREAD = 0.1    # minimum standard deviation of the logits; below it the model is degenerate
 STORED = ("llama", "llama-sharded", "gpt2", "gpt_neox", "mixtral")
-LEFT_OUT = {"doge-moe": "its router mixes positions (a reshape), so later tokens change earlier ones: no causal engine can follow it"}
+LEFT_OUT = {"doge-moe": "its router mixes positions (a reshape), so later tokens change earlier ones: no causal engine can reproduce it"}
 
 
-# ---- the model ------------------------------------------------------------------------------------------------------
+# ---- the model -----------------------------------------------------------------------------------
 
 def tiny_config(case):
-    """The type's config with the tiny sizes for whatever fields it has, then what its type and its case set."""
+    """The type's config with the tiny sizes for the fields it has, and the overrides of its type
+    and case."""
     cls = CONFIG_MAPPING[case.model_type]
     known = {name for base in cls.__mro__ for name in getattr(base, "__annotations__", {})}
     values = {k: v for k, v in {**TINY, **MORE_TINY}.items() if k in known or (k == "rope_theta" and "rope_parameters" in known)}
@@ -64,18 +67,20 @@ def tiny_config(case):
     return cls(**{k: v for k, v in values.items() if v != "drop"})
 
 
-# Parameters whose values mean something: (mean, deviation) such that a state lasts for several tokens and matters.
-MEANT = {r"A_log": (-0.7, 0.5), r"dt_bias|dt_proj\.bias": (-0.5, 0.5), r"\.D$": (1, 0.3), r"recurrent_param": (-3, 0.8), r"lambda_": (0, 0.3),
+# Parameters of recurrences: (mean, deviation) such that a state persists for several tokens and has
+# an effect.
+RECURRENT = {r"A_log": (-0.7, 0.5), r"dt_bias|dt_proj\.bias": (-0.5, 0.5), r"\.D$": (1, 0.3), r"recurrent_param": (-3, 0.8), r"lambda_": (0, 0.3),
          r"time_decay": (-1, 2.2), r"time_first": (-1, 0.5), r"time_mix": (0.5, 0.4)}
 GAINS = re.compile(r"(norm|ln_|ln\d|layernorm|\.ln|_ln)[^.]*\.(weight|bias|gamma)$", re.I)
 
 
 def rule(name, tensor, case, fixed, transposed):
-    """Mean and deviation of a stored tensor, or its values. Nothing is left at one or zero: a forgotten bias, gain or router correction must show."""
+    """Mean and deviation of a stored tensor, or its values. No tensor stays at one or zero, so that
+    a forgotten bias, gain or router correction shows."""
     if name in fixed: return [weights.exact(tensor.float().numpy())]
     initial = tensor.flatten()[0].item() if tensor.numel() and (tensor == tensor.flatten()[0]).all() else round(tensor.float().mean().item())
-    meant = next((m for pattern, m in MEANT.items() if re.search(pattern, name)), None)
-    if meant: mean, deviation = meant
+    preset = next((m for pattern, m in RECURRENT.items() if re.search(pattern, name)), None)
+    if preset: mean, deviation = preset
     elif GAINS.search(name): mean, deviation = initial, 0.3
     elif tensor.dim() >= 2: mean, deviation = 0, tensor.shape[0 if name in transposed else -1] ** -0.5
     else: mean, deviation = initial, 0.2
@@ -87,7 +92,8 @@ DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
 def build(case, d):
-    """Writes config.json and the weights into `d`, and loads the model from there; the model and its manifest."""
+    """Writes config.json and the weights into `d` and loads the model from there; returns the model
+    and its manifest."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(tiny_config(case), dtype=torch.float32, attn_implementation=case.attention).eval()
     transposed = {f"{n}.weight" for n, m in model.named_modules() if type(m).__name__ == "Conv1D"}  # [in, out]
@@ -105,7 +111,7 @@ def build(case, d):
         state |= new
     again = AutoModelForCausalLM.from_pretrained(d, dtype=torch.float32, attn_implementation=case.attention).eval()
     try: again(input_ids=torch.tensor([[FIRST_ID]]), use_cache=False)
-    except NotImplementedError as e:  # sinusoids of TrOCR, which transformers makes only for a new model
+    except NotImplementedError as e:  # TrOCR's sinusoids, which transformers computes only for a new model
         print(f"     transformers cannot load what it saved: {e}")
         again = AutoModelForCausalLM.from_config(tiny_config(case), dtype=torch.float32, attn_implementation=case.attention).eval()
         again.load_state_dict({**again.state_dict(), **state})
@@ -113,7 +119,7 @@ def build(case, d):
     return again, {"seed": case.seed, "files": files}
 
 
-# ---- what is recorded -------------------------------------------------------------------------------------------------
+# ---- what is recorded ----------------------------------------------------------------------------
 
 LAYERS = re.compile(r"(^|\.)(layers|layer|h|blocks)$")
 FINAL_NORM = ("norm", "ln_f", "final_layer_norm", "final_layernorm", "norm_f", "ln_out", "layer_norm", "layernorm", "embedding_norm", "final_norm")
@@ -123,7 +129,7 @@ MIXER_OUT = re.compile(r"(^|\.)(mamba|mixer|linear_attn|conv|temporal_block|atte
 MLP = re.compile(r"(^|\.)(mlp|block_sparse_moe|feed_forward|ffn|moe|mlp_block|mixer)$")
 DOWN = re.compile(r"((^|\.)(mlp|feed_forward|ffn|mlp_block|mixer)\.(down_proj|c_proj|dense_4h_to_h|fc_out|fc2|w2|proj|Wo|wo|2)$)|^fc2$|^output\.dense$")
 ROUTER = re.compile(r"(^|\.)(gate|router|router\.layer|gate\.wg)$")
-ADDS_RESIDUAL = ("bloom", "mpt")  # their MLP modules return the stream, so take the projection
+ADDS_RESIDUAL = ("bloom", "mpt")  # their MLP modules add the residual, so the projection's output is recorded
 
 
 def trunk(model):
@@ -136,8 +142,8 @@ def trunk(model):
 
 
 def watch(model, T, record, slim):
-    """Forward hooks that write into `record`; returns their handles."""
-    handles, current = [], []  # current: the layer that runs, since some layers share modules
+    """Adds forward hooks that write into `record`; returns their handles."""
+    handles, current = [], []  # current: the running layer, because some layers share modules
     def flat(x): return x.detach().reshape(T, -1).clone()
     def first(x): return x if torch.is_tensor(x) else x[0]
     def on_output(module, name, i=None, convert=lambda inputs, output: flat(first(output))):
@@ -157,16 +163,16 @@ def watch(model, T, record, slim):
         on_output(layer, "resid_post", i)
         modules = dict(layer.named_modules())
         def find(pattern, among=modules): return next((m for n, m in among.items() if pattern.search(n)), None)
-        for n, m in modules.items():  # attention's second output, wherever the family keeps it
+        for n, m in modules.items():  # attention probabilities: the second output of an attention module
             if re.search(ATTENTION + r"(\.(self|attention))?$", n):
                 on_output(m, "attn_probs", i, lambda _, out, i=i: probabilities(out, T, record.get(f"attn_probs.{i}")))
         mlp, down = find(MLP), find(DOWN)
         inside = dict(mlp.named_modules()) if mlp is not None else {}
         router = next((m for n, m in inside.items() if ROUTER.search(n) and getattr(m, "weight", None) is not None and m.weight.dim() == 2), None)
         if any(n.split(".")[-1] in ("experts", "input_linear") for n in inside) and router is not None:
-            down = None  # a sparse layer has no neurons of its own
+            down = None  # a sparse layer has no single set of neurons
             on_output(router, "router_logits", i, lambda x, _, r=router: flat(torch.nn.functional.linear(x.reshape(T, -1).float(), r.weight.float(), getattr(r, "bias", None))))
-        elif "experts" not in inside and "mixer" in modules and down is None: mlp = None  # a mixer that is no MLP
+        elif "experts" not in inside and "mixer" in modules and down is None: mlp = None  # a mixer that is not an MLP
         if (shared := modules.get("shared_mlp")) is not None and shared is not mlp: on_output(shared, "shared_out", i)
         if (projection := find(ATTENTION_OUT)) is not None: on_output(projection, "attn_out", i), on_input(projection, "z", i)
         if (projection := find(MIXER_OUT)) is not None: on_output(projection, "mixer_out", i)
@@ -176,7 +182,7 @@ def watch(model, T, record, slim):
     return handles
 
 
-# ---- definitions ------------------------------------------------------------------------------------------------------
+# ---- definitions ---------------------------------------------------------------------------------
 
 def dropped(point):
     def change(record, model, i): record.pop(f"{point}.{i}", None)
@@ -221,24 +227,26 @@ def rwkv_stream(record, model, i):
         for point in ("mixer_out", "mlp_out"): renamed(point, f"{point}_post")(record, model, i)
 
 
-# Where a hook on transformers' module sees something else than the site of that name means: what is done about it in every layer, and why.
+# If a hook on a transformers module sees a different tensor than the site means: types, correction
+# in every layer, reason.
 ENCODERS = ("bert", "roberta", "xlm-roberta", "camembert", "electra")
 DEFINITIONS = [
-    (("granite_swa", "granitemoe_swa"), dropped("attn_probs"), "the weights come back without the sink's share taken from them"),
+    (("granite_swa", "granitemoe_swa"), dropped("attn_probs"), "the returned weights do not account for the attention sink"),
     (("jetmoe",), heads_by_key, "heads are ordered by expert slot; the site orders them by key head, then slot"),
-    (("granitemoeshared", "granitemoe_swa", "granitemoehybrid"), shared_added, "the experts' module does not hold the shared MLP"),
-    (("axk1",), sparse_after_norm, "a sparse layer's module ends with its norm"),
+    (("granitemoeshared", "granitemoe_swa", "granitemoehybrid"), shared_added, "the experts' module does not contain the shared MLP"),
+    (("axk1",), sparse_after_norm, "the module of a sparse layer includes its post-norm"),
     (("gpt_neox_japanese",), bias_added, "the last layer's bias is added outside the projection"),
-    (("laguna",), capped, "the router's scores are capped after its product"),
-    (ENCODERS, dropped("mixer_out"), "`attention.output` is the sublayer with its residual and norm, no mixer"),
-    (("rwkv",), rwkv_stream, "block 0 norms the embeddings itself; the model halves the stream between blocks, and the outputs with it"),
+    (("laguna",), capped, "the router's scores are soft-capped after its matmul"),
+    (ENCODERS, dropped("mixer_out"), "`attention.output` is the sublayer with its residual and norm, not a mixer"),
+    (("rwkv",), rwkv_stream, "block 0 normalizes the embeddings; the model halves the residual stream between blocks, and the sublayer outputs, too"),
 ]
 
 
-def sort_out(record, model):
-    """A projection is attention's if there are attention probabilities, else that of a recurrent or linear mixer."""
+def apply_definitions(record, model):
+    """Applies DEFINITIONS, and names each projection: attention's if there are attention
+    probabilities, else a mixer's."""
     for i in {k.split(".")[1] for k in record if "." in k}:
-        hidden = model.config._attn_implementation != "eager"  # attention that does not tell its probabilities
+        hidden = model.config._attn_implementation != "eager"  # attention that does not return its probabilities
         if record.get(f"attn_probs.{i}") is None and f"attn_out.{i}" in record and not hidden:
             record[f"mixer_out.{i}"] = record.pop(f"attn_out.{i}"); record.pop(f"z.{i}")
         elif f"attn_out.{i}" in record and torch.equal(record[f"attn_out.{i}"], record.get(f"mixer_out.{i}", torch.zeros(0))):
@@ -253,25 +261,27 @@ def probabilities(output, T, earlier):
     return earlier
 
 
-def turns_by_length(model):
-    """Whether a longer text turns its earlier keys otherwise: then decoding is, by definition, what the cache makes of it, and no recomputation."""
+def rope_depends_on_length(model):
+    """Whether RoPE angles of earlier positions depend on the length of the text. Then the reference
+    for decoding is cached generation, which differs from recomputation."""
     return any(kind in str(getattr(model.config, "rope_parameters", "")) for kind in ("dynamic", "longrope"))
 
 
-def forget(model):
-    """Dynamic RoPE remembers the longest text it saw; a short one resets it."""
+def reset_rope(model):
+    """Dynamic RoPE remembers the longest text; a short one resets it."""
     if "dynamic" in str(getattr(model.config, "rope_parameters", "")): model(input_ids=torch.tensor([[FIRST_ID]]), use_cache=False)
 
 
 def logits_of(model, ids):
-    looked = model.config._attn_implementation == "eager"
-    return model(input_ids=ids[None], use_cache=False, **({"output_attentions": True} if looked else {})).logits[0]
+    eager = model.config._attn_implementation == "eager"
+    return model(input_ids=ids[None], use_cache=False, **({"output_attentions": True} if eager else {})).logits[0]
 
 
 def continuation(model, ids):
-    """Greedy tokens by recomputation, and by how much the closest choice was made."""
+    """Returns the greedy tokens by recomputation, and the smallest lead of a top token over the
+    second."""
     seq, margin = ids, float("inf")
-    forget(model)
+    reset_rope(model)
     for _ in range(NEW_TOKENS):
         top = logits_of(model, seq)[-1].topk(2)
         margin = min(margin, (top.values[0] - top.values[1]).item())
@@ -293,33 +303,33 @@ def text_for(model, case, vocabulary):
 
 def reference(model, case):
     config = model.config.get_text_config()
-    if (found := text_for(model, case, config.vocab_size)) is None: return None  # weights that do not do
+    if (found := text_for(model, case, config.vocab_size)) is None: return None  # unsuitable weights
     ids, greedy = found
     out = dict(ids=ids, greedy=greedy)
-    forget(model)
+    reset_rope(model)
     handles = watch(model, len(ids), out, not case.full)
     out["logits"] = logits_of(model, ids)
     for h in handles: h.remove()
-    sort_out(out, model)
-    forget(model)
+    apply_definitions(out, model)
+    reset_rope(model)
     out["short_logits"] = logits_of(model, ids[SKIPPED:])
-    plain = GenerationConfig(max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0)  # no eos, nothing forced
+    plain = GenerationConfig(max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0)  # no eos, no forced tokens
     model.generation_config = plain
     try:
         cached = model.generate(input_ids=ids[None], attention_mask=torch.ones(1, len(ids), dtype=torch.long), generation_config=plain)[0, len(ids):]
-        if not torch.equal(cached, greedy): out["greedy" if turns_by_length(model) else "greedy_cached"] = cached
+        if not torch.equal(cached, greedy): out["greedy" if rope_depends_on_length(model) else "greedy_cached"] = cached
     except Exception as e:
         print(f"     cached generation does not run: {type(e).__name__}: {str(e)[:100]}")
-    if (spread := out["logits"].std().item()) < LEAST_SPREAD: raise ValueError(f"degenerate: logits std {spread:.3f}")
+    if (spread := out["logits"].std().item()) < MIN_SPREAD: raise ValueError(f"degenerate: logits std {spread:.3f}")
     if case.tokens > 40: out = {k: v for k, v in out.items() if not k.startswith("attn_probs")}  # large
-    kept = lambda k: case.full or k.split(".")[0] not in ("attn_out", "z", "mlp_act", "mlp_out", "mlp_out_post", "mixer_out_post", "final_norm")
-    return {k: v.contiguous() for k, v in out.items() if v is not None and kept(k)}
+    is_recorded = lambda k: case.full or k.split(".")[0] not in ("attn_out", "z", "mlp_act", "mlp_out", "mlp_out_post", "mixer_out_post", "final_norm")
+    return {k: v.contiguous() for k, v in out.items() if v is not None and is_recorded(k)}
 
 
-# ---- files ------------------------------------------------------------------------------------------------------------
+# ---- files ---------------------------------------------------------------------------------------
 
 def legacy_config(file):
-    """config.json as transformers 4 wrote it, as nearly all published models still have it."""
+    """Rewrites config.json as transformers 4 wrote it, as in nearly all published models."""
     c = json.load(open(file))
     ropes = c.pop("rope_parameters")
     local, full = (ropes["sliding_attention"], ropes["full_attention"]) if "full_attention" in ropes else (None, ropes)
@@ -343,7 +353,7 @@ def make(name, case, out):
         else: raise ValueError("no text with a clear continuation")
         os.makedirs(os.path.join(out, "cases"), exist_ok=True)
         path = case_path(out, name)
-        # Gradients are made after the case, and stay until they are made again.
+        # gradients.py adds the gradients after the case; keep them.
         old = case_file.read(path)[2] if os.path.exists(path) else {}
         gradients = {k: v for k, v in old.items() if k not in case_file.reference(old)}
         case_file.write(path, json.load(open(os.path.join(d, "config.json"))), manifest, ref | gradients)
@@ -357,16 +367,16 @@ def case_path(out, name): return os.path.join(out, "cases", f"{name}.safetensors
 
 
 def differences(old, new):
-    """What differs between two files of the same case."""
+    """Yields the differences between two files of the same case."""
     if not os.path.exists(old): return (yield "it is not committed")
     (old_config, old_weights, old), (new_config, new_weights, new) = case_file.read(old), case_file.read(new)
     x, y = ({k: v for k, v in config.items() if k != "transformers_version"} for config in (old_config, new_config))
     if x != y: yield f"config: {sorted(k for k in x.keys() | y.keys() if x.get(k) != y.get(k))}"
-    if old_weights != new_weights: yield "weights: another manifest"
+    if old_weights != new_weights: yield "weights: the manifest differs"
     x, y = case_file.reference(old), case_file.reference(new)  # gradients.py compares its own
     if x.keys() != y.keys(): yield f"tensors {sorted(x.keys() ^ y.keys())}"
     for k in sorted(x.keys() & y.keys()):
-        if x[k].shape != y[k].shape or x[k].dtype != y[k].dtype: yield f"{k} has another shape or type"
+        if x[k].shape != y[k].shape or x[k].dtype != y[k].dtype: yield f"{k} has another shape or dtype"
         elif (worst := (x[k].double() - y[k].double()).abs().max().item()) > 2e-5: yield f"{k} off by {worst:.2g}"
 
 
@@ -377,11 +387,11 @@ def main():
     a = ap.parse_args()
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error(); transformers.logging.disable_progress_bar()
-    if weights.known_bits() != weights.KNOWN_BITS: sys.exit("weights.py does not give the numbers it must")
+    if weights.known_bits() != weights.KNOWN_BITS: sys.exit("weights.py does not give the expected bits")
     known = {name: case for name, case in {**CASES, **MORE}.items() if name not in LEFT_OUT}
     if a.list: return print("\n".join(known))
     if a.check: a.cases, a.out = ([a.out] if a.out else []) + a.cases, tempfile.mkdtemp()
-    if not a.out: ap.error("where to? (OUT)")
+    if not a.out: ap.error("OUT is missing")
     failed = []
     if a.cases[:1] == ["fresh"]:
         known = {c.model_type: replace(c, config=FRESH.get(c.model_type, {}), seed=a.seed, grown=True, full=True) for n, c in known.items() if n == c.model_type}

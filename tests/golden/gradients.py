@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Gradients of the golden models, by torch's own reverse mode.
+"""Gradients of the golden models, computed by torch.
 
-    gradients.py [case ...]          adds them to the files of cases/ (without names: one case of each type)
-    gradients.py --check [case ...]  makes them again and compares with these
+    gradients.py [case ...]          adds them to the files in cases/ (without names: one case of each type)
+    gradients.py --check [case ...]  computes them again and compares
 
-The scalar is the sum of all logits of the case's text, each times a number of its own: `standard(seed, "gradient", T * V)` of weights.py.
-`gradient/<name>` of a case is its gradient, all f32, at
-  resid_pre.0, resid_post.<i> [T,D]  the stream entering the first layer, and leaving each
+The scalar is the sum of all logits of the case's text, each times a random coefficient:
+`standard(seed, "gradient", T * V)` of weights.py. `gradient/<name>` is its gradient, in f32, at
+  resid_pre.0, resid_post.<i> [T,D]  the residual stream before the first layer, and after each
   z.<i>, mlp_act.<i>, mixer_out.<i>  as in the reference, for the first layer that has them
-`weight_gradient/<name>`, in some cases, is its gradient with respect to a weight, by the engine's name (WEIGHTS), but not where it is zero by nature
-(`vanishes`).
-The case of a type is its plainest: the shortest name, the first by alphabet among equals.
+`weight_gradient/<name>`, in some cases, is its gradient with respect to a weight, under the
+engine's name (WEIGHTS), unless it is analytically zero (`vanishes`). The case of a type is the one
+with the shortest name, the first in alphabetical order among equals.
 """
 import os, shutil, sys, tempfile
 import case_file, generate, weights
@@ -20,11 +20,12 @@ from cases import CASES
 from dataclasses import replace
 from more import MORE
 
-# Their layers also read a copy of what enters the first one: its gradient is that of the embeddings.
+# Every layer also reads the embeddings, so the gradient of resid_pre.0 is taken at the embeddings.
 COPIES_EMBEDDINGS = ("zamba", "zamba2")
 
 
-# Of some cases: weights of every kind of op by the engine's names, where they are in the model, and which part of what is there.
+# For some cases, weights of every kind of op: the engine's name -> the parameter's name, or (name,
+# function that selects a part).
 def transposed(x): return x.T
 def llama(i, **more):
     of = {"attn.norm.gain": "input_layernorm.weight", "attn.q": "self_attn.q_proj.weight", "attn.out": "self_attn.o_proj.weight"}
@@ -53,14 +54,15 @@ WEIGHTS = {
 
 
 def vanishes(weight, model):
-    """Whether a weight's gradient is zero by nature, so that what is computed is rounding: the bias of keys that are not turned by
-    their positions adds the same number to all scores of a query, and softmax takes it away."""
-    turned = any("rotary" in name for name, _ in model.named_modules())
-    return weight.endswith("attn.k.bias") and not turned
+    """Whether a weight's gradient is analytically zero, so that only rounding would be compared:
+    without RoPE, the bias of the keys adds a constant to all scores of a query, which softmax
+    ignores."""
+    rotary = any("rotary" in name for name, _ in model.named_modules())
+    return weight.endswith("attn.k.bias") and not rotary
 
 
-def plainest():
-    """One case of each model type."""
+def simplest_cases():
+    """The simplest case of each model type."""
     found = {}
     names = (os.path.splitext(file)[0] for file in os.listdir(os.path.join(generate.HERE, "cases")))
     for name in sorted(names, key=lambda name: (len(name), name)):
@@ -72,12 +74,13 @@ def committed(name): return case_file.read(generate.case_path(generate.HERE, nam
 
 
 def watch(model):
-    """Forward hooks that keep the tensors themselves, with their gradients; by name."""
-    kept, current = {}, []
+    """Adds forward hooks; returns a dict that they fill with the activations by name, which retain
+    their gradients."""
+    activations, current = {}, []
     def keep(name, tensor):
-        if name not in kept and tensor.requires_grad:
+        if name not in activations and tensor.requires_grad:
             tensor.retain_grad()
-            kept[name] = tensor
+            activations[name] = tensor
     def first(x): return x if torch.is_tensor(x) else x[0]
     def read(args, kwargs): return args[0] if args else kwargs["hidden_states"]
     layers, _ = generate.trunk(model)
@@ -102,27 +105,28 @@ def watch(model):
         on_input(find(generate.ATTENTION_OUT), "z", i)
         on_input(find(generate.DOWN), "mlp_act", i)
         on_output(find(generate.MIXER_OUT), "mixer_out", i)
-    return kept
+    return activations
 
 
-def gradients(name, model, seed, ids):
-    """At sites and of weights; `ids` are the tensors of the case."""
-    generate.forget(model)
-    kept = watch(model)
-    logits = generate.logits_of(model, ids["ids"])
+def gradients(name, model, seed, reference):
+    """Returns the gradients at sites and of weights; `reference` has the tensors of the case."""
+    generate.reset_rope(model)
+    activations = watch(model)
+    logits = generate.logits_of(model, reference["ids"])
     (logits * torch.from_numpy(weights.standard(seed, "gradient", logits.numel())).reshape(logits.shape)).sum().backward()
-    out = {k: v.grad.reshape(len(ids["ids"]), -1) for k, v in kept.items() if v.grad is not None}
+    out = {k: v.grad.reshape(len(reference["ids"]), -1) for k, v in activations.items() if v.grad is not None}
     parameters = dict(model.named_parameters())
-    def of_weight(place):
-        name, part = place if isinstance(place, tuple) else (place, lambda x: x)
+    def of_weight(source):
+        name, part = source if isinstance(source, tuple) else (source, lambda x: x)
         return part(parameters[name].grad).clone().contiguous()
-    of_weights = {k: of_weight(place) for k, place in WEIGHTS.get(name, {}).items() if not vanishes(k, model)}
-    def stays(key):
-        """Of the inner points the first that the reference has under this name; streams always."""
+    of_weights = {k: of_weight(source) for k, source in WEIGHTS.get(name, {}).items() if not vanishes(k, model)}
+    def is_recorded(key):
+        """Whether to record this gradient: residual streams always, inner points for the first
+        layer in the reference."""
         point, layer = key.split(".")
         if point.startswith("resid"): return True
-        return key in ids and not any(f"{point}.{i}" in out and f"{point}.{i}" in ids for i in range(int(layer)))
-    return {k: v.clone().contiguous() for k, v in out.items() if stays(k)}, of_weights
+        return key in reference and not any(f"{point}.{i}" in out and f"{point}.{i}" in reference for i in range(int(layer)))
+    return {k: v.clone().contiguous() for k, v in out.items() if is_recorded(k)}, of_weights
 
 
 def main():
@@ -131,7 +135,7 @@ def main():
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error(); transformers.logging.disable_progress_bar()
     known, failed = {**CASES, **MORE}, []
-    for name in names or plainest():
+    for name in names or simplest_cases():
         d = tempfile.mkdtemp()
         try:
             config, manifest, tensors = committed(name)

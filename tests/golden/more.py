@@ -1,7 +1,8 @@
-"""More cases: the other decoder types of transformers and the switches that change their mathematics.
+"""More cases: the other decoder types of transformers, and switches that change the computation.
 
-Same form as cases.py. A type's plain case already turns on what a real checkpoint of it has (multipliers away from 1, layer
-kinds that alternate, routers with a correction); the variants turn one more switch each.
+Same format as cases.py. The default case of a type already has the features of its real checkpoints
+(multipliers other than 1, alternating layer kinds, routers with a correction); each variant changes
+one more switch.
 """
 from cases import ALTERNATING, CASES, Case, rope
 
@@ -18,7 +19,7 @@ qwen3_5_text qwen3_5_moe_text olmo_hybrid kimi_linear zamba2
 bart mbart pegasus blenderbot marian trocr whisper bert roberta electra xlm-roberta camembert
 """.split()
 
-# Switches whose sublayers are told too.
+# Cases that also record their sublayers (`full`).
 FULL = """
 arcee-bias cohere-bias gemma-bias glm-full-rotary glm-unbiased gptj-full-rotary granite-bias helium-bias olmo-bias olmo2-bias
 phi3-partial phi3-sliding qwen3_moe-normalised qwen3_moe-step qwen3_moe-dense-layers seed_oss-out-bias smollm3-sliding stablelm-bias
@@ -115,7 +116,7 @@ MORE_PER_TYPE = {
     "olmo_hybrid": LINEAR,
     "kimi_linear": dict(**MLA, **LINEAR, q_lora_rank=None, linear_head_dim=8, linear_num_heads=4, mlp_layer_types=["dense", "sparse", "sparse"]),
     "zamba2": dict(layers_block_type=["linear_attention", "hybrid", "hybrid"], n_mamba_heads=8, adapter_rank=4, num_key_value_heads=4, mamba_expand=1),
-    # decoder halves, and encoder families as decoders
+    # decoders of encoder-decoder models, and encoder families as decoders
     "bert": DECODER, "electra": dict(**DECODER, embedding_size=20), "roberta": ROBERTA, "xlm-roberta": ROBERTA, "camembert": ROBERTA,
 }
 
@@ -250,7 +251,8 @@ VARIANTS = {
     "bert": {"relu": dict(hidden_act="relu")}, "electra": {"same-width": dict(embedding_size=32)},
 }
 
-# The same again: what the first round left unturned, other sizes, and texts longer than windows, chunks and the lengths where rotations change.
+# More switches of the same form, other sizes, and texts longer than windows, chunks and the lengths
+# at which RoPE scaling changes.
 BIAS, BOTH = dict(attention_bias=True), dict(attention_bias=True, mlp_bias=True)
 ODD = dict(hidden_size=30, num_attention_heads=6, num_key_value_heads=3, head_dim=10, intermediate_size=45, vocab_size=101)
 FURTHER = {
@@ -283,7 +285,8 @@ LONGER = {  # case -> (type, tokens, config)
     **{f"{t}-long": (t, 70, dict(max_position_embeddings=128)) for t in ("qwen3_next", "olmo_hybrid", "kimi_linear")},  # past a chunk of 64
 }
 
-# Soft caps that bite, and attention that is not uniform where it reads the bare embeddings.
+# Factors that make soft caps take effect, and attention non-uniform if it reads embeddings without
+# a norm.
 UNNORMED = {r"(q|k)_proj\.weight|c_attn\.weight": 3.0, "positions_embed|embed_positions": 3.0}
 BOOST = {"vaultgemma": {r"(q|k)_proj\.weight": 2.0, "embed_tokens": 3.0}, "recurrent_gemma": {"embed_tokens": 3.0}, "nanochat": {"lm_head": 3.0},
          "openai-gpt": UNNORMED, "marian": UNNORMED, "trocr": UNNORMED}

@@ -1,4 +1,4 @@
-"""Tiny files of torch's own formats for crates/models/tests/it/pickles.rs: what torch writes, and what a hostile file would hold.
+"""Tiny files in torch's formats for crates/models/tests/it/pickles.rs, including a malicious one.
 
     python tests/golden/pickles.py
 """

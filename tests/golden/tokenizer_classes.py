@@ -1,8 +1,10 @@
-"""Tokenizer classes whose files have the form of another class: the ids that transformers gives with the files of tokenizer_forms.py.
+"""Tokenizer classes that use the file format of another class: ids of transformers for the files of
+tokenizer_forms.py.
 
     python tests/golden/tokenizer_classes.py
 
-writes crates/models/tests/tokenizers/classes.json, and the one vocabulary that no other form has (the first GPT's words).
+Writes crates/models/tests/tokenizers/classes.json, and the vocabulary of GPT-1, which no other
+class uses.
 """
 
 import json
@@ -15,7 +17,8 @@ from transformers import AutoTokenizer
 
 FORMS = Path(__file__).resolve().parents[2] / "crates/models/tests/tokenizers"
 
-# Name, the form whose files it has, the class, and what else its settings say. Without a class config.json tells the type.
+# Name, directory with the files, class, other settings. Without a class, config.json gives the
+# model type.
 CASES = [
     ("gpt-neox", "gpt2", "GPTNeoXTokenizer", {}),
     ("gpt-neox-bos", "gpt2", "GPTNeoXTokenizer", {"add_bos_token": True, "add_prefix_space": True}),
@@ -31,16 +34,16 @@ CASES = [
     ("pegasus-type", "t5", None, {"model_type": "pegasus"}),
     ("openai-gpt-type", "openai-gpt", None, {"model_type": "openai-gpt"}),
 ]
-# Without <FILL_ME>, at which transformers cuts a text in two and writes the tokens for filling in itself.
+# <FILL_ME> is omitted: transformers splits a text there and inserts the infilling tokens itself.
 MORE = ["a <mask> b", "fr_XX Bonjour sl_SI", "<mask_1> and<mask_2> <unk_5>", "x ▁<PRE> y ▁<MID>z", "<|padding|>"]
 
 
-def first_gpt(directory, texts):
+def train_gpt1(directory, texts):
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<unk>"], end_of_word_suffix="</w>", show_progress=False)
-    # Their last characters are unknown ones.
+    # Trained on two thirds of each text, so that some characters are unknown.
     tokenizer.train_from_iterator([text[: 2 * len(text) // 3] for text in texts], trainer)
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir()
@@ -49,7 +52,7 @@ def first_gpt(directory, texts):
 
 def main():
     texts = json.loads((FORMS / "expected.json").read_text())["texts"]
-    first_gpt(FORMS / "openai-gpt", texts)
+    train_gpt1(FORMS / "openai-gpt", texts)
     cases = {}
     for name, form, kind, settings in CASES:
         with tempfile.TemporaryDirectory() as root:

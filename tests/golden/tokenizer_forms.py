@@ -1,9 +1,10 @@
-"""Tiny tokenizers in every form that is not tokenizer.json, with the ids that their own libraries give.
+"""Tiny tokenizers in every format other than tokenizer.json, with the ids of their own libraries.
 
     python tests/golden/tokenizer_forms.py TEXT_FILE
 
-trains them on a text (any English text will do), writes them to crates/models/tests/tokenizers, and asks transformers (or, where
-it cannot read the form, tiktoken) for the ids of a list of awkward strings. Needs transformers, sentencepiece, tiktoken.
+Trains them on an English text, writes them to crates/models/tests/tokenizers, and encodes a list of
+difficult strings with transformers (or with tiktoken for formats that transformers cannot read).
+Needs transformers, sentencepiece, tiktoken.
 """
 
 import base64
@@ -61,7 +62,7 @@ def bpe(text, directory, specials):
 
 def pieces(text, path, **options):
     lines = [line for line in text.splitlines() if line.strip()]
-    # Written by way of memory, since the file would keep the path that it is written to.
+    # Written to memory first: a model trained into a file contains the path of that file.
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(lines), model_writer=model, minloglevel=2, num_threads=1, **options
@@ -70,14 +71,15 @@ def pieces(text, path, **options):
 
 
 def ranks(text, size=480):
-    """Byte-level merges as tiktoken writes them: every token with its rank."""
+    """Trains byte-level BPE and returns its tokens as bytes, in order of rank, as tiktoken stores
+    them."""
     trainer = ByteLevelBPETokenizer()
     trainer.train_from_iterator([text, *TEXTS], vocab_size=size, show_progress=False)
     visible = [b for b in range(256) if chr(b).isprintable() and b not in (0x20, 0xA0, 0xAD) and not 0x7F <= b <= 0xA0]
-    spelt = {chr(b): b for b in visible}
-    spelt |= {chr(256 + n): b for n, b in enumerate(b for b in range(256) if b not in visible)}
+    byte_of = {chr(b): b for b in visible}
+    byte_of |= {chr(256 + n): b for n, b in enumerate(b for b in range(256) if b not in visible)}
     vocab = sorted(trainer.get_vocab().items(), key=lambda entry: entry[1])
-    tokens = [bytes(spelt[c] for c in token) for token, _ in vocab]
+    tokens = [bytes(byte_of[c] for c in token) for token, _ in vocab]
     assert len(set(tokens)) == len(tokens) and sum(len(token) == 1 for token in tokens) == 256
     return tokens
 
@@ -136,7 +138,7 @@ def main(text):
     config(directory, tokenizer_class="GemmaTokenizer", add_bos_token=True)
 
     rules = Path("rules.tsv")
-    # A few of the rules of nmt_nfkc, whose whole table would take a quarter of a megabyte.
+    # A few rules of nmt_nfkc; the whole table has 250 KB.
     fold = {"ﬁ": "fi", "½": "1⁄2", "①": "1", "\u00a0": " ", "\u2003": " ", "\t": " ", "\n": " ", "\r": " ", "e\u0301": "é"}
     rules.write_text("".join(" ".join(f"{ord(c):X}" for c in a) + "\t" + " ".join(f"{ord(c):X}" for c in b) + "\n" for a, b in fold.items()))
     unigram = dict(model_type="unigram", vocab_size=400, normalization_rule_tsv=str(rules), character_coverage=0.99, max_sentence_length=20000)
@@ -184,7 +186,7 @@ def main(text):
     (directory / "tekken.json").write_text(json.dumps(tekken))
     from transformers.integrations.mistral.tokenizer import MistralConverter
     converted = MistralConverter(str(directory / "tekken.json")).converted()
-    # mistral-common begins every text with <s>.
+    # mistral-common starts every text with <s>.
     cases["tekken"] = [[1, *converted.encode(text).ids] for text in TEXTS]
 
     for name, lower in [("bert", True), ("bert-cased", False)]:

@@ -1,6 +1,6 @@
-"""The weights of the golden cases: numbers that follow from their names, so that no weights are stored.
+"""The weights of the golden cases, computed from tensor names, so that none are committed.
 
-A case keeps a manifest (`weights` of its file, case_file.py), one line for each stored tensor:
+A case has a manifest (`weights` in its file, see case_file.py) with a line for each stored tensor:
 
     {"seed": 0, "files": {
     "model.safetensors": [
@@ -8,15 +8,17 @@ A case keeps a manifest (`weights` of its file, case_file.py), one line for each
     ["model.layers.0.mlp.act_fn.beta", "F32", [], [0.5]]
     ]}}
 
-Five fields are name, type, shape, mean and deviation; four are name, type, shape and the values themselves, for what an architecture
-fixes. Element i of a tensor is `mean + deviation * x` with x about normal:
+Lines of five fields are name, dtype, shape, mean and standard deviation. Lines of four are name,
+dtype, shape and the values, for tensors that the architecture fixes. Element i of a tensor is
+`mean + deviation * x` with x approximately normal:
 
     key   = FNV-1a (64 bits) of "<seed>:<name>"
     bits  = SplitMix64's mixing of key + (i + 1) * 0x9E3779B97F4A7C15
     x     = (the sum of the four 16-bit parts of bits - 131070) / 37837
 
-in single precision from the division on, each step rounded by itself; F16 and BF16 are rounded from that to the nearest, ties to even.
-`crates/golden/src/weights.rs` does the same, and both assert the same numbers.
+in f32 from the division on, each operation rounded separately; F16 and BF16 are rounded from the
+f32 value, to nearest even. `crates/golden/src/weights.rs` implements the same rule, and both assert
+the same bits.
 """
 import numpy as np
 
@@ -24,7 +26,8 @@ GAMMA = 0x9E3779B97F4A7C15
 
 
 def standard(seed, name, count):
-    """`count` numbers of mean 0 and deviation 1."""
+    """Returns `count` random floats of mean 0 and standard deviation 1, determined by seed and
+    name."""
     key = 0xCBF29CE484222325
     for byte in f"{seed}:{name}".encode():
         key = (key ^ byte) * 0x100000001B3 % 2**64
@@ -38,26 +41,27 @@ def standard(seed, name, count):
 
 
 def values(seed, line):
-    """The numbers of one line of the manifest, as f32 in its shape."""
+    """Returns the tensor of a manifest line, as f32."""
     name, _, shape, *rule = line
     if len(rule) == 1: return np.array(rule[0], dtype=np.float32).reshape(shape)
-    mean, deviation = (np.float32(number) for number in rule)
+    mean, deviation = (np.float32(x) for x in rule)
     return (mean + deviation * standard(seed, name, int(np.prod(shape)))).astype(np.float32).reshape(shape)
 
 
 def few_digits(x):
-    """Few enough that reading the decimal number gives the same f32 everywhere."""
+    """Rounds to four digits, so that every parser of the decimal gives the same f32."""
     x = float(f"{x:.4g}")
     return int(x) if x == int(x) else x
 
 
 def exact(array):
-    """Explicit values, each the shortest decimal number of its f32."""
-    numbers = [float(str(x)) for x in array.astype(np.float32).ravel()]
-    return [int(x) if x == int(x) else x for x in numbers]
+    """Returns the values as the shortest decimals of their f32."""
+    values = [float(str(x)) for x in array.astype(np.float32).ravel()]
+    return [int(x) if x == int(x) else x for x in values]
 
 
-# What both languages assert: seed, name, and the bits of the first elements and of element 1000.
+# Seeds and names; KNOWN_BITS are the bits of elements 0, 1, 2 and 1000, which both implementations
+# assert.
 KNOWN = [(0, "model.norm.weight"), (7, "h.0.attn.c_attn.weight")]
 
 

@@ -1,35 +1,35 @@
-"""The behaviours with nnsight."""
+"""The behaviors with nnsight."""
 import nnsight
 import torch
-from behaviours import INPUT, WEIGHT
+from behaviors import INPUT, WEIGHT
 from nnsight.modeling.transformers import TransformersModel
 from transformers import AutoModelForCausalLM
 
 
-def no_tokenizer():
-    """Only token ids go in; this library wants a tokenizer all the same."""
+def placeholder_tokenizer():
+    """A tokenizer that is never used: inputs are token ids, but nnsight requires one."""
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
     words = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
-    made = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="a", bos_token="b", eos_token="b", pad_token="b")
-    made.padding_side = "left"
-    return made
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="a", bos_token="b", eos_token="b", pad_token="b")
+    tokenizer.padding_side = "left"
+    return tokenizer
 
 
 def array(tensor):
-    """Without the axis of rows where there is one row."""
+    """The tensor as an array, without the batch axis if there is one row."""
     out = tensor.detach().float().numpy()
     return out[0] if out.ndim > 2 and out.shape[0] == 1 else out
 
 
-class Behaviours:
+class Behaviors:
     def __init__(self, path, prompts, dtype=torch.float32):
         wrapped = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="eager").eval()
         wrapped.generation_config.eos_token_id = None
         wrapped.generation_config.pad_token_id = 1
         self.torch = wrapped
-        self.model = TransformersModel(wrapped, task="text-generation", tokenizer=no_tokenizer())
+        self.model = TransformersModel(wrapped, task="text-generation", tokenizer=placeholder_tokenizer())
         self.layers = self.model.model.layers
         self.p = prompts
         self.first, self.second = torch.tensor([prompts.first]), torch.tensor([prompts.second])
@@ -166,14 +166,14 @@ class Behaviours:
     def skipped(self):
         layers = self.layers
         with self.model.trace(self.first):
-            made = layers[0].output
-            layers[1].skip(made)
+            first = layers[0].output
+            layers[1].skip(first)
             block = layers[1].output.clone().save()
             logits = self.model.lm_head.output.save()
         with self.model.trace(self.first):
-            made = layers[0].output
-            layers[1].skip(made)
-            layers[2].skip(made)
+            first = layers[0].output
+            layers[1].skip(first)
+            layers[2].skip(first)
             chain = self.model.lm_head.output.save()
         return {"block": array(block), "logits": array(logits), "chain": array(chain)}
 
@@ -188,9 +188,9 @@ class Behaviours:
     def scanned(self):
         attention = self.layers[0].self_attn
         with self.model.scan(self.first):
-            entered = nnsight.save(list(attention.inputs[1]["hidden_states"].shape))
-            made = nnsight.save(list(attention.output[0].shape))
-        return {"shapes": [list(entered)[1:], list(made)[1:]]}
+            inputs = nnsight.save(list(attention.inputs[1]["hidden_states"].shape))
+            outputs = nnsight.save(list(attention.output[0].shape))
+        return {"shapes": [list(inputs)[1:], list(outputs)[1:]]}
 
     @torch.no_grad()
     def steps(self):
@@ -222,8 +222,8 @@ class Behaviours:
     @torch.no_grad()
     def skipped_step(self):
         block = self.layers[1]
-        # A skipped block adds no keys to the cache, and the next step trips over that: so without a cache, where only what the step itself shows
-        # can be compared.
+        # A skipped block adds nothing to the KV cache, which makes the next step fail. So this runs
+        # without a cache, and only the step itself is compared.
         with self.model.generate(self.first, max_new_tokens=3, do_sample=False, use_cache=False) as tracer:
             each = nnsight.save([])
             for step in tracer.iter[:3]:

@@ -1,10 +1,10 @@
-"""The behaviours with Pellucid."""
+"""The behaviors with Pellucid."""
 import numpy as np
 import pellucid
-from behaviours import INPUT, WEIGHT
+from behaviors import INPUT, WEIGHT
 
 
-class Behaviours:
+class Behaviors:
     def __init__(self, path, prompts):
         self.model = pellucid.load(str(path), dtype="f32")
         self.p = prompts
@@ -109,8 +109,8 @@ class Behaviours:
 
     def scanned(self):
         with self.model.scan(self.p.first) as t:
-            entered, made = t.layers[0].attn.input.save(), t.layers[0].attn.output.save()
-        return {"shapes": [list(entered.shape), list(made.shape)]}
+            inputs, outputs = t.layers[0].attn.input.save(), t.layers[0].attn.output.save()
+        return {"shapes": [list(inputs.shape), list(outputs.shape)]}
 
     def steps(self):
         with self.model.generate(self.p.first, max_new=4, eos=False) as t:

@@ -1,10 +1,11 @@
-//! Everything that must hold before a change lands: formatting, lints, all tests, and the count of instructions.
+//! `cargo xtask ci`: all checks before a change lands: formatting, lints, all tests, and
+//! instruction counts.
 
 use crate::steps::Steps;
 use crate::{cargo, root, test};
 use std::process::Command;
 
-/// Runs it all.
+/// Runs all checks.
 pub fn run(steps: &mut Steps) {
     steps.command("formatting", cargo().args(["fmt", "--all", "--check"]));
     let deny = ["--", "--deny", "warnings"];
@@ -16,6 +17,6 @@ pub fn run(steps: &mut Steps) {
         steps.command("ruff check", environment.program("ruff").args(["check", "python"]));
         steps.command("ruff format", environment.program("ruff").args(["format", "--check", "python"]));
     }
-    // Of a release build; needs valgrind, which it installs where apt-get can.
+    // Counts a release build under valgrind, which the script installs if apt-get is available.
     steps.command("instructions", Command::new(root().join(".ci/instructions")).current_dir(root()));
 }

@@ -1,7 +1,8 @@
-//! The commands of contributors. `.cargo/config.toml` makes them `cargo xtask …`.
+//! Commands for contributors, run as `cargo xtask …` (alias in `.cargo/config.toml`).
 //!
-//! `test` needs Rust, Python 3.11 with pip and a C compiler, and sets up everything else under `target/`. `check` covers what neither the
-//! compiler nor a test does: the structure of the sources, and generated pages. `ci` is what `.ci/run` runs.
+//! `test` needs Rust, Python 3.11 with pip and a C compiler; it sets up everything else under
+//! `target/`. `check` covers what neither the compiler nor a test does: the structure of the
+//! sources, and generated pages. `ci` is what `.ci/run` runs.
 
 mod check;
 mod ci;
@@ -17,11 +18,11 @@ const USAGE: &str = "\
 usage: cargo xtask COMMAND
 
   test [--offline]   run all tests: Rust, Python, structure and generated pages
-                     --offline leaves out what needs the network: real weights, and the Python package
-                     where its build tools are not installed yet
+                     --offline skips what needs the network: real weights, and the Python package
+                     if its build tools are not installed yet
   check [--fix]      check module cycles, file lengths, files that no module declares, generated pages
                      --fix rewrites the generated pages
-  ci                 formatting, lints, `test`, and the count of instructions (as .ci/run)
+  ci                 formatting, lints, `test`, and instruction counts (same as .ci/run)
 ";
 
 fn main() -> ExitCode {
@@ -46,19 +47,19 @@ fn main() -> ExitCode {
     steps.finish()
 }
 
-/// The root of the repository.
+/// Returns the root of the repository.
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the repository").to_owned()
 }
 
-/// Cargo, at the root of the repository.
+/// Returns a cargo command that runs at the root of the repository.
 fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root());
     command
 }
 
-/// The directory that cargo builds into: it holds this program, in `target/debug`.
+/// Returns cargo's target directory: this program is in `target/debug`.
 fn target() -> PathBuf {
     let program = std::env::current_exe().ok();
     program.and_then(|file| file.ancestors().nth(2).map(Path::to_owned)).unwrap_or_else(|| root().join("target"))

@@ -1,30 +1,30 @@
-//! Steps, one after the other: each is run whatever became of the others, timed, and listed in a table at the end.
+//! Runs steps one after the other, even after a failure, times them, and prints a table at the end.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-/// How a step ended.
+/// Result of a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
-    /// All is well.
+pub enum StepOutcome {
+    /// The step succeeded.
     Passed,
-    /// Something is wrong; the reason, or nothing where the step's own output says it.
+    /// The step failed, for this reason; empty if the step's own output shows it.
     Failed(String),
-    /// It could not run, or was not asked for, and why. `fatal` where that leaves the command unfinished.
+    /// The step did not run. `fatal`: the whole command then fails.
     Skipped { why: String, fatal: bool },
 }
 
-impl Outcome {
+impl StepOutcome {
     /// `Passed` without problems, `Failed` with them.
-    pub fn of(problems: &[String]) -> Outcome {
-        if problems.is_empty() { Outcome::Passed } else { Outcome::Failed(problems.join("\n")) }
+    pub fn of(problems: &[String]) -> StepOutcome {
+        if problems.is_empty() { StepOutcome::Passed } else { StepOutcome::Failed(problems.join("\n")) }
     }
 }
 
-struct Row {
+struct StepRow {
     name: String,
-    outcome: Outcome,
+    outcome: StepOutcome,
     wall: Duration,
     cpu: Option<Duration>,
 }
@@ -32,24 +32,24 @@ struct Row {
 /// The steps so far.
 #[derive(Default)]
 pub struct Steps {
-    rows: Vec<Row>,
+    rows: Vec<StepRow>,
     summaries: Vec<String>,
 }
 
 impl Steps {
-    /// Runs a step and notes what it took; whether it passed.
-    pub fn step(&mut self, name: &str, work: impl FnOnce(&mut Vec<String>) -> Outcome) -> bool {
+    /// Runs a step and records its time; returns whether it passed.
+    pub fn step(&mut self, name: &str, work: impl FnOnce(&mut Vec<String>) -> StepOutcome) -> bool {
         println!("\n== {name}");
         let (start, before) = (Instant::now(), children_cpu());
         let outcome = work(&mut self.summaries);
         let cpu = before.zip(children_cpu()).map(|(before, after)| after.saturating_sub(before));
         match &outcome {
-            Outcome::Failed(why) if !why.is_empty() => println!("{why}"),
-            Outcome::Skipped { why, .. } => println!("not run: {why}"),
+            StepOutcome::Failed(why) if !why.is_empty() => println!("{why}"),
+            StepOutcome::Skipped { why, .. } => println!("not run: {why}"),
             _ => {}
         }
-        let passed = outcome == Outcome::Passed;
-        self.rows.push(Row { name: name.into(), outcome, wall: start.elapsed(), cpu });
+        let passed = outcome == StepOutcome::Passed;
+        self.rows.push(StepRow { name: name.into(), outcome, wall: start.elapsed(), cpu });
         passed
     }
 
@@ -58,9 +58,9 @@ impl Steps {
         self.step(name, |summaries| run(command, summaries))
     }
 
-    /// Notes a step that does not run.
+    /// Records a step that does not run.
     pub fn skip(&mut self, name: &str, why: &str, fatal: bool) {
-        self.step(name, |_| Outcome::Skipped { why: why.into(), fatal });
+        self.step(name, |_| StepOutcome::Skipped { why: why.into(), fatal });
     }
 
     /// Prints the summary lines of the test runners and the table of steps.
@@ -69,7 +69,8 @@ impl Steps {
             println!("\n== summaries\n{}", self.summaries.join("\n"));
         }
         println!("\n{}", table(&self.rows));
-        let wrong = |row: &&Row| !matches!(row.outcome, Outcome::Passed | Outcome::Skipped { fatal: false, .. });
+        let wrong =
+            |row: &&StepRow| !matches!(row.outcome, StepOutcome::Passed | StepOutcome::Skipped { fatal: false, .. });
         match self.rows.iter().filter(wrong).count() {
             0 => ExitCode::SUCCESS,
             count => {
@@ -80,12 +81,12 @@ impl Steps {
     }
 }
 
-/// Runs a command, shows what it prints, and keeps the summary lines of test runners.
-fn run(command: &mut Command, summaries: &mut Vec<String>) -> Outcome {
+/// Runs a command, forwards its output, and collects the summary lines of test runners.
+fn run(command: &mut Command, summaries: &mut Vec<String>) -> StepOutcome {
     let program = command.get_program().to_string_lossy().into_owned();
     let mut child = match command.stdout(Stdio::piped()).spawn() {
         Ok(child) => child,
-        Err(error) => return Outcome::Failed(format!("{program}: {error}")),
+        Err(error) => return StepOutcome::Failed(format!("{program}: {error}")),
     };
     for line in BufReader::new(child.stdout.take().expect("piped")).split(b'\n').map_while(Result::ok) {
         let line = String::from_utf8_lossy(&line);
@@ -95,19 +96,20 @@ fn run(command: &mut Command, summaries: &mut Vec<String>) -> Outcome {
         }
     }
     match child.wait() {
-        Ok(status) if status.success() => Outcome::Passed,
-        Ok(status) => Outcome::Failed(format!("{program}: {status}")),
-        Err(error) => Outcome::Failed(format!("{program}: {error}")),
+        Ok(status) if status.success() => StepOutcome::Passed,
+        Ok(status) => StepOutcome::Failed(format!("{program}: {status}")),
+        Err(error) => StepOutcome::Failed(format!("{program}: {error}")),
     }
 }
 
-/// Whether a line is the summary of cargo's test runner or of pytest (`===== 270 passed in 80.1s =====`).
+/// Whether a line is the summary of cargo's test runner or of pytest (`===== 270 passed in 80.1s
+/// =====`).
 fn is_summary(line: &str) -> bool {
     let counts = || [" passed", " failed", " error"].iter().any(|word| line.contains(word));
     line.starts_with("test result:") || (line.starts_with("==") && line.contains(" in ") && counts())
 }
 
-fn table(rows: &[Row]) -> String {
+fn table(rows: &[StepRow]) -> String {
     let width = rows.iter().map(|row| row.name.chars().count()).max().unwrap_or(0).max(4);
     let mut text = format!("{:<width$}  {:<7}  {:>7}  {:>7}\n", "step", "result", "wall", "CPU");
     let mut line = |name: &str, result: &str, wall: Duration, cpu: Option<Duration>| {
@@ -117,9 +119,9 @@ fn table(rows: &[Row]) -> String {
     };
     for row in rows {
         let result = match row.outcome {
-            Outcome::Passed => "ok",
-            Outcome::Failed(_) => "FAILED",
-            Outcome::Skipped { .. } => "not run",
+            StepOutcome::Passed => "ok",
+            StepOutcome::Failed(_) => "FAILED",
+            StepOutcome::Skipped { .. } => "not run",
         };
         line(&row.name, result, row.wall, row.cpu);
     }
@@ -127,16 +129,18 @@ fn table(rows: &[Row]) -> String {
     text
 }
 
-/// Minutes and seconds.
+/// Formats minutes and seconds.
 fn clock(time: Duration) -> String {
     let tenths = (time.as_secs_f64() * 10.0).round() as u64;
     format!("{}:{:02}.{}", tenths / 600, tenths / 10 % 60, tenths % 10)
 }
 
-/// Processor time of all processes that were started here and have ended. Linux only: the standard library has no such thing.
+/// Returns the CPU time of all finished child processes. Linux only: the standard library has no
+/// such function.
 fn children_cpu() -> Option<Duration> {
     let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
-    // The program's name in parentheses may hold anything; user and system time of children are the 14th and 15th field after it.
+    // The program's name in parentheses may contain anything. The children's user and system times
+    // are the 14th and 15th field after it.
     let fields: Vec<&str> = stat.rsplit(')').next()?.split_whitespace().collect();
     let ticks = fields.get(13)?.parse::<u64>().ok()? + fields.get(14)?.parse::<u64>().ok()?;
     Some(Duration::from_millis(ticks * 10))
@@ -155,15 +159,18 @@ mod tests {
 
     #[test]
     fn the_table_names_every_step_and_its_times() {
-        let row = |name: &str, outcome, seconds| Row {
+        let row = |name: &str, outcome, seconds| StepRow {
             name: name.into(),
             outcome,
             wall: Duration::from_secs(seconds),
             cpu: Some(Duration::from_millis(2 * 1000 * seconds + 40)),
         };
-        let skipped = Outcome::Skipped { why: "no network".into(), fatal: true };
-        let rows =
-            [row("lints", Outcome::Passed, 61), row("tests", Outcome::Failed(String::new()), 5), row("x", skipped, 0)];
+        let skipped = StepOutcome::Skipped { why: "no network".into(), fatal: true };
+        let rows = [
+            row("lints", StepOutcome::Passed, 61),
+            row("tests", StepOutcome::Failed(String::new()), 5),
+            row("x", skipped, 0),
+        ];
         let expected = "\
 step   result      wall      CPU
 lints  ok        1:01.0   2:02.0

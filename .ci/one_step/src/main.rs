@@ -1,10 +1,12 @@
-//! One decode step and one prompt of the built-in model, to be counted by callgrind: without a plan, with a plan that touches nothing, and
-//! with every layer's stream captured; then prompts of several lengths with more and more layers captured.
+//! Runs one decode step and one prompt of the built-in model under callgrind: without a plan, with
+//! a plan that touches nothing, and with every layer's residual stream captured; then prompts of
+//! several lengths with an increasing number of captured layers.
 //!
 //!     valgrind --tool=callgrind --dump-before=one_step_mark target/release/one_step
 //!
-//! Callgrind writes what was executed since the last mark each time it comes to one. The program prints what lay between them, in order;
-//! `.ci/instructions` puts both together and compares them with what was counted before.
+//! At each call of `one_step_mark`, callgrind dumps the instruction count since the previous one.
+//! The program prints a label per dump, in order; `.ci/instructions` joins labels and counts and
+//! compares them with the stored baseline.
 
 #![allow(clippy::print_stdout)] // a program that prints what it measures
 
@@ -14,84 +16,87 @@ use pellucid_models::{LoadOptions, LoadedModel, Storage};
 use std::hint::black_box;
 use std::sync::Arc;
 
-/// Tokens of the prompt that is counted.
+/// Length of the measured prompt.
 const PROMPT: usize = 64;
-/// Tokens of the prompt before the step that is counted.
+/// Length of the prompt before the measured step.
 const BEFORE_STEP: usize = 9;
-/// New tokens: the first comes from the prompt, the second from a step that grows what it needs; the third is counted.
+/// New tokens: the first comes from the prompt, the second from a step that still allocates
+/// buffers; the third step is measured.
 const NEW: usize = 3;
 
-/// Times that each is counted.
+/// Number of measured rounds.
 const ROUNDS: usize = 5;
 
-/// Where callgrind looks: its name must survive, and it must be called.
+/// Marker function for callgrind: must keep its name and must not be inlined.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn one_step_mark() {
     black_box(());
 }
 
-/// What lay between each mark and the one before it, and under which plan; none where it does not count.
-struct Marks(Vec<Option<Ended>>);
+/// The label of the work before each mark; `None` if it is not measured.
+struct Marks(Vec<Option<Label>>);
 
 #[derive(Clone, Copy)]
-enum Ended {
+enum Label {
     Prompt(&'static str),
     Step(&'static str),
     Captures { tokens: usize, layers: usize },
 }
 
-impl std::fmt::Display for Ended {
+impl std::fmt::Display for Label {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
         match self {
-            Ended::Prompt(plan) => write!(f, "prompt, {plan}"),
-            Ended::Step(plan) => write!(f, "step, {plan}"),
-            Ended::Captures { tokens, layers } => write!(f, "captures, {tokens} tokens, {layers} layers"),
+            Label::Prompt(plan) => write!(f, "prompt, {plan}"),
+            Label::Step(plan) => write!(f, "step, {plan}"),
+            Label::Captures { tokens, layers } => write!(f, "captures, {tokens} tokens, {layers} layers"),
         }
     }
 }
 
 impl Marks {
-    fn mark(&mut self, ended: Option<Ended>) {
+    fn mark(&mut self, label: Option<Label>) {
         one_step_mark();
-        self.0.push(ended);
+        self.0.push(label);
     }
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // One thread: what several do at once depends on their timing.
+    // One thread, because the counts of several depend on their timing.
     let pool = Some(Arc::new(Pool::new(1)));
     let options = LoadOptions { storage: Storage::As(DType::F32), pool, ..LoadOptions::default() };
     let loaded = LoadedModel::builtin(&options)?;
-    let nowhere = Tap::new("layers.2.resid_post", Action::Zero).positions(Positions::List(vec![]));
+    let no_op = Tap::new("layers.2.resid_post", Action::Zero).positions(Positions::List(vec![]));
     let plans = [
         ("no plan", Plan::default()),
-        ("a plan that touches nothing", Plan::of([nowhere])),
+        ("a plan that touches nothing", Plan::of([no_op])),
         ("every layer captured", Plan::capture(["layers.*.resid_post"])),
     ];
-    // With room for all of them: growing would be counted.
+    // Preallocated, because growing would be counted.
     let mut marks = Marks(Vec::with_capacity(128));
-    // The first round finds what the others only look up; of these the median counts, since tables are hashed with other keys each time.
+    // The first round fills caches and is not measured. Hash maps have random keys, so the counts
+    // vary; `.ci/instructions` takes the median of the others.
     for round in 0..=ROUNDS {
         for (name, plan) in &plans {
             let name = (round > 0).then_some(*name);
-            prompt(&loaded.model, plan, PROMPT, name.map(Ended::Prompt), &mut marks)?;
+            prompt(&loaded.model, plan, PROMPT, name.map(Label::Prompt), &mut marks)?;
             step(&loaded.model, plan, name, &mut marks)?;
         }
     }
     let depth = loaded.model.program().architecture().layers.len();
     for count in [PROMPT / 4, PROMPT / 2, PROMPT * 3 / 4] {
-        // The last layers' streams cost less than the others: the buffers of layers past by can be had for nothing.
+        // Capturing the last layer is cheaper, since it can reuse buffers of earlier layers: leave
+        // it out.
         for layers in 0..depth - 1 {
             let plan = Plan::capture((0..layers).map(|layer| format!("layers.{layer}.resid_post")));
-            for ended in [None, Some(Ended::Captures { tokens: count, layers })] {
-                prompt(&loaded.model, &plan, count, ended, &mut marks)?;
+            for label in [None, Some(Label::Captures { tokens: count, layers })] {
+                prompt(&loaded.model, &plan, count, label, &mut marks)?;
             }
         }
     }
     println!("{}", simd::instruction_set().name());
-    for ended in marks.0 {
-        println!("{}", ended.map_or_else(String::new, |ended| ended.to_string()));
+    for label in marks.0 {
+        println!("{}", label.map_or_else(String::new, |label| label.to_string()));
     }
     Ok(())
 }
@@ -100,30 +105,30 @@ fn tokens(count: usize) -> Vec<Vec<u32>> {
     vec![(0..count).map(|i| (20 + i * 37 % 73) as u32).collect()]
 }
 
-/// A prompt, of which the last position's logits are read, as everybody does.
+/// Runs a prompt and captures the logits of its last position.
 fn prompt(
     model: &Model,
     plan: &Plan,
     count: usize,
-    ended: Option<Ended>,
+    label: Option<Label>,
     marks: &mut Marks,
 ) -> pellucid_engine::Result<()> {
     let plan = plan.clone().with(Tap::new("logits", Action::Capture(None)).positions(Positions::Last));
     let rows = tokens(count);
     marks.mark(None);
     let run = model.run(&rows, &plan, &RunOptions::default())?;
-    marks.mark(ended);
+    marks.mark(label);
     black_box(run);
     Ok(())
 }
 
-/// Between the watcher's looks at two new tokens lies one step.
+/// Runs a generation; one decode step lies between two calls of the per-token callback.
 fn step(model: &Model, plan: &Plan, name: Option<&'static str>, marks: &mut Marks) -> pellucid_engine::Result<()> {
     let options = GenerateOptions { max_new: NEW, ..GenerateOptions::default() };
     let mut seen = 0;
     model.generate(&tokens(BEFORE_STEP), plan, &options, &mut |_, _| {
         seen += 1;
-        marks.mark(name.filter(|_| seen == NEW).map(Ended::Step));
+        marks.mark(name.filter(|_| seen == NEW).map(Label::Step));
         Control::Go
     })?;
     Ok(())

@@ -1,11 +1,13 @@
 //! Helpers for HTML reports that are one self-contained file.
 
-/// Escapes JSON so that it can stand inside a `<script>` element: HTML must not read the end of the element or a comment in it.
+/// Escapes JSON for use inside a `<script>` element, so that HTML does not see the end of the
+/// element or a comment in it.
 ///
 /// In JSON these characters occur only inside strings, where `\u` escapes mean the same.
 ///
 /// ```
-/// assert_eq!(pellucid_analysis::html::escape_json(r#"{"a": "</script>"}"#), r#"{"a": "\u003c/script\u003e"}"#);
+/// use pellucid_analysis::html::escape_json;
+/// assert_eq!(escape_json(r#"{"a": "</script>"}"#), r#"{"a": "\u003c/script\u003e"}"#);
 /// ```
 pub fn escape_json(json: &str) -> String {
     let mut out = String::with_capacity(json.len());

@@ -1,4 +1,4 @@
-//! Analyses that read a model through the engine: the logit lens first.
+//! Analyses built on the engine. The first is the logit lens.
 
 pub mod html;
 pub mod lens;

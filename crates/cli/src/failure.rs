@@ -1,8 +1,9 @@
-//! Why a command failed: what is said, and the exit code.
+//! Failure of a command: message, hint and exit code.
 
+use crate::hints;
 use std::fmt;
 
-/// A failure as the user meets it.
+/// A failure to report to the user.
 #[derive(Debug)]
 pub struct Failure {
     message: String,
@@ -11,7 +12,7 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// The thing asked for is not so: exit code 1.
+    /// Negative answer (unsupported model, failed check, regression): exit code 1.
     pub fn no(message: impl Into<String>, hint: impl Into<String>) -> Failure {
         Failure { message: message.into(), hint: Some(hint.into()), code: 1 }
     }
@@ -21,12 +22,12 @@ impl Failure {
         Failure { message: message.into(), hint: Some(hint.into()), code: 2 }
     }
 
-    /// A fault of ours: exit code 3.
+    /// Internal error: exit code 3.
     pub fn internal(message: impl Into<String>) -> Failure {
         Failure { message: message.into(), hint: None, code: 3 }
     }
 
-    /// A measurement that cannot be believed, or made at all: exit code 5.
+    /// Invalid or impossible measurement: exit code 5.
     pub fn invalid(message: impl Into<String>, hint: impl Into<String>) -> Failure {
         Failure { message: message.into(), hint: Some(hint.into()), code: 5 }
     }
@@ -49,9 +50,9 @@ impl fmt::Display for Failure {
 
 impl From<pellucid_models::Error> for Failure {
     fn from(error: pellucid_models::Error) -> Failure {
-        // A model that this build cannot run is an answer, not a mistake in asking.
+        // An unsupported model is a negative answer, not wrong usage.
         let code = if matches!(error.cause(), pellucid_models::Error::Unsupported { .. }) { 1 } else { 2 };
-        Failure { message: error.to_string(), hint: error.remedy().map(String::from), code }
+        Failure { message: error.to_string(), hint: error.remedy().map(hints::word), code }
     }
 }
 
@@ -61,7 +62,8 @@ impl From<pellucid_engine::Error> for Failure {
     }
 }
 
-/// Results that cannot be written: a closed pipe is the reader's choice and ends the program quietly.
+/// Reports that stdout cannot be written. A closed pipe is the reader's choice: the program exits
+/// quietly.
 pub fn output(error: std::io::Error) -> Failure {
     if error.kind() == std::io::ErrorKind::BrokenPipe {
         std::process::exit(0);

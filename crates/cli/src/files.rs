@@ -1,23 +1,25 @@
-//! Output files: written under a temporary name, then renamed, so that nobody ever finds half a file.
+//! Output files: written under a temporary name, then renamed, so that a reader never sees an
+//! incomplete file.
 
 use crate::failure::Failure;
-use pellucid_engine::{Action, Array, Capture, Plan, Saved};
+use pellucid_engine::{Action, Array, Capture, Plan, SavedValue};
 use safetensors::tensor::{Dtype, TensorView};
 use std::collections::HashMap;
 use std::io::Write;
 use std::path::Path;
 
-/// Writes a file whole or not at all.
+/// Writes a file atomically.
 pub fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     let fail = |error: std::io::Error| {
         Failure::usage(
             format!("cannot write {}: {error}", path.display()),
-            "check that the directory exists and has room",
+            "check that the directory exists and the disk is not full",
         )
     };
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut builder = tempfile::Builder::new();
-    // Temporary files are private; a result is as readable as any file that the user makes (the umask still applies).
+    // Temporary files are private by default; a result gets the usual permissions (the umask
+    // applies).
     #[cfg(unix)]
     builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
     let mut file = builder.tempfile_in(dir).map_err(fail)?;
@@ -40,18 +42,19 @@ pub fn check(path: Option<&Path>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What a run handed over.
+/// Captures and saved values of a run.
 pub struct Results<'a> {
     pub plan: &'a Plan,
     pub captures: &'a [Capture],
-    pub saved: &'a [Saved],
-    /// Rows of the call.
+    pub saved: &'a [SavedValue],
+    /// Number of rows in the call.
     pub rows: usize,
 }
 
 impl<'a> Results<'a> {
-    /// Everything under its name: the site (with `.grad` for gradients) or the value's own name, prefixed by the row where there are
-    /// several, with the step of a generation behind an `@`, numbered where a name occurs more than once.
+    /// Returns every result with its name: the site (with `.grad` for gradients) or the value's own
+    /// name, prefixed by the row if there are several, followed by `@step` in a generation, and
+    /// numbered if the name repeats.
     pub fn named(&self) -> Vec<(String, &'a Array)> {
         let mut seen: HashMap<String, usize> = HashMap::new();
         let mut unique = |name: String| {
@@ -65,8 +68,8 @@ impl<'a> Results<'a> {
         };
         let mut named = Vec::new();
         for capture in self.captures {
-            let gradient = matches!(self.plan.taps[capture.tap].action, Action::Grad { .. });
-            let site = if gradient { format!("{}.grad", capture.site) } else { capture.site.to_string() };
+            let is_gradient = matches!(self.plan.taps[capture.tap].action, Action::Grad { .. });
+            let site = if is_gradient { format!("{}.grad", capture.site) } else { capture.site.to_string() };
             let name = unique(of_row(Some(capture.row), site));
             named.push((name.clone(), &capture.array));
             named.extend(capture.units.as_ref().map(|units| (format!("{name}.units"), units)));
@@ -81,7 +84,7 @@ impl<'a> Results<'a> {
     }
 }
 
-/// Writes results as one safetensors file; whole numbers as I64.
+/// Writes results as one safetensors file; integer arrays as I64.
 pub fn write_results(path: &Path, results: &Results) -> Result<(), Failure> {
     let data: Vec<(String, Dtype, Vec<usize>, Vec<u8>)> = results
         .named()

@@ -1,4 +1,4 @@
-//! Rows of tokens from prompts, ids and files; plans from files and flags.
+//! Input rows from prompts, token ids and files; plans from files and flags.
 
 use crate::args::{InputArgs, PlanArgs};
 use crate::failure::Failure;
@@ -17,7 +17,7 @@ enum Line {
     NamedTokens { tokens: Vec<u32> },
 }
 
-/// The rows that the arguments give, in the order prompts, token lists, file.
+/// Returns the input rows: prompts, then token lists, then the file's lines.
 pub fn rows(loaded: &LoadedModel, input: &InputArgs, file: Option<&Path>) -> Result<Vec<Vec<u32>>, Failure> {
     let mut rows = Vec::new();
     for prompt in &input.prompts {
@@ -32,7 +32,7 @@ pub fn rows(loaded: &LoadedModel, input: &InputArgs, file: Option<&Path>) -> Res
         for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
             let line: Line = serde_json::from_str(line).map_err(|_| {
                 Failure::usage(
-                    format!("{}, line {}: neither a text nor tokens", path.display(), number + 1),
+                    format!("{}, line {}: neither text nor tokens", path.display(), number + 1),
                     "each line is \"text\", {\"text\": \"…\"}, [1,2,3] or {\"tokens\": [1,2,3]}",
                 )
             })?;
@@ -58,7 +58,8 @@ fn token_list(text: &str) -> Result<Vec<u32>, Failure> {
     })
 }
 
-/// The plan file's taps, then the captures asked for by flags, which see the edited values.
+/// Returns the plan file's taps followed by the captures of the flags, which therefore see edited
+/// values.
 pub fn plan(loaded: &LoadedModel, args: &PlanArgs, rows: &[Vec<u32>]) -> Result<Plan, Failure> {
     let (mut plan, base) = match &args.plan {
         None => (Plan::default(), Path::new(".")),

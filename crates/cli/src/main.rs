@@ -1,13 +1,16 @@
-//! The pellucid command: see through a language model.
+//! The `pellucid` command: see through a language model.
 //!
-//! `args/` says what can be typed, `commands/` what each command does; results go to stdout, everything said about
-//! them to stderr, and the exit code is decided here and nowhere else.
+//! `args/` defines the arguments, `commands/` runs them. Results go to stdout, everything else to
+//! stderr. [`Failure`] carries a failed command's exit code, which `main` returns. Two places exit
+//! directly: `failure::output` (0 when stdout is a closed pipe) and `commands::lab::exit_with` (the
+//! code of a verdict).
 
 mod allocator;
 mod args;
 mod commands;
 mod failure;
 mod files;
+mod hints;
 mod inputs;
 mod models;
 mod progress;
@@ -26,23 +29,21 @@ fn main() -> ExitCode {
     let failure = match outcome {
         Ok(Ok(())) => return ExitCode::SUCCESS,
         Ok(Err(failure)) => failure,
-        Err(_) => Failure::internal(
-            "the program met a state that it believed impossible (see above); please report it with the command and the model",
-        ),
+        Err(_) => Failure::internal("internal error (see above); please report it with the command and the model"),
     };
-    // If stderr is closed there is nobody left to tell; the code still says it.
+    // stderr may be closed; the exit code still reports the failure.
     let _ = writeln!(std::io::stderr(), "{failure}");
     ExitCode::from(failure.code())
 }
 
-/// A set of instructions that nobody knows would be passed over where it is read.
+/// Rejects an unknown `PELLUCID_ISA`, which `instruction_set()` would silently ignore.
 fn check_instructions() -> Result<(), Failure> {
     match std::env::var("PELLUCID_ISA") {
         Ok(wanted) if InstructionSet::ALL.iter().all(|set| set.name() != wanted) => {
             let names = InstructionSet::ALL.map(InstructionSet::name).join(", ");
             Err(Failure::usage(
-                format!("PELLUCID_ISA is `{wanted}`, which is no set of instructions"),
-                format!("one of {names}"),
+                format!("unknown instruction set `{wanted}` in PELLUCID_ISA"),
+                format!("use one of {names}"),
             ))
         }
         _ => Ok(()),

@@ -1,4 +1,4 @@
-//! Loading the model that the arguments name.
+//! Loads the model that the arguments name.
 
 use crate::args::{DTypeArg, KvArg, ModelArgs};
 use crate::commands::say;
@@ -9,8 +9,8 @@ use pellucid_kernels::attention::KvFormat;
 use pellucid_kernels::{DType, Pool};
 use pellucid_models::{LoadOptions, LoadedModel, Storage, locate, program_of};
 
-/// Loads a model, with a progress bar if it takes a while. It is there until the process ends, which gives its memory back at once instead
-/// of token by token.
+/// Loads a model, with a progress bar if it takes a while. The model is leaked: the exit of the
+/// process frees its memory faster than dropping it.
 pub fn load(args: &ModelArgs) -> Result<&'static LoadedModel, Failure> {
     let storage = match args.dtype {
         DTypeArg::Auto => Storage::AsStored,
@@ -19,15 +19,15 @@ pub fn load(args: &ModelArgs) -> Result<&'static LoadedModel, Failure> {
         DTypeArg::F16 => Storage::As(DType::F16),
         DTypeArg::Q8 => Storage::As(DType::Q8),
     };
-    let pool = args.threads.map(|n| Pool::of(n as usize));
-    let kv = match args.kv {
+    let pool = args.threads.map(|n| Pool::with_threads(n as usize));
+    let kv = match args.kv_dtype {
         KvArg::F32 => KvFormat::F32,
         KvArg::Bf16 => KvFormat::Bf16,
     };
     let options = LoadOptions { storage, pool, kv, assume: args.assume.assume.clone(), adapters: args.adapter.clone() };
     let loaded = open(args, &options)?;
     warn(&loaded.warnings);
-    loaded.repairs.iter().for_each(|repair| say(&format!("note: {repair}")));
+    loaded.name_variants.iter().for_each(|variant| say(&format!("note: {variant}")));
     Ok(Box::leak(Box::new(loaded)))
 }
 
@@ -35,10 +35,10 @@ fn open(args: &ModelArgs, options: &LoadOptions) -> Result<LoadedModel, Failure>
     match locate(args.model.as_deref())? {
         None => Ok(LoadedModel::builtin(options)?),
         Some(path) => {
-            let bar = progress::Late::new("loading weights");
+            let bar = progress::DelayedProgressBar::new("loading weights");
             let mut loaded = LoadedModel::open(&path, options, &mut |fraction| bar.set(fraction))?;
             bar.finish();
-            // A pulled model is known by its name, not by its file's.
+            // A pulled model is shown under its name, not its file's.
             if let Some(name) = &args.model
                 && !std::path::Path::new(name).exists()
             {
@@ -49,7 +49,7 @@ fn open(args: &ModelArgs, options: &LoadOptions) -> Result<LoadedModel, Failure>
     }
 }
 
-/// The name and program of a model, without its weights.
+/// Returns the name and program of a model, without loading its weights.
 pub fn describe(args: &ModelArgs) -> Result<(String, Program), Failure> {
     let path = locate(args.model.as_deref())?;
     let name = args.model.clone().unwrap_or_else(|| pellucid_models::builtin::NAME.into());
@@ -58,7 +58,7 @@ pub fn describe(args: &ModelArgs) -> Result<(String, Program), Failure> {
     Ok((name, program))
 }
 
-/// Says on stderr what is to be known before relying on a model.
+/// Prints warnings to stderr.
 pub fn warn(warnings: &[String]) {
     warnings.iter().for_each(|warning| say(&format!("warning: {warning}")));
 }

@@ -1,5 +1,5 @@
-//! What gradients cost: forward and backward to every `resid_post` against the forward pass alone, on a model of SmolLM2-135M's shape
-//! with weights made up on the spot.
+//! Measures the cost of gradients: forward and backward to every `resid_post` against the forward
+//! pass alone, on a model of SmolLM2-135M's shape with synthetic weights.
 //!
 //!     cargo run --release -p pellucid-engine --example gradient_cost -- [tokens [rounds]]
 #![allow(clippy::print_stdout)] // printing is what an example is for
@@ -39,14 +39,14 @@ fn architecture() -> Architecture {
 
 fn weights(program: &Program, dtype: DType) -> Weights {
     let pool = Pool::global();
-    let number = |i: usize| ((i.wrapping_mul(2_654_435_761) >> 8) & 0xffff) as f32 / 32768.0 - 1.0;
+    let value = |i: usize| ((i.wrapping_mul(2_654_435_761) >> 8) & 0xffff) as f32 / 32768.0 - 1.0;
     let one = |spec: &pellucid_engine::WeightSpec| match spec.kind {
-        WeightKind::Vector => Weight::Vector((0..spec.shape[0]).map(|i| 1.0 + 0.1 * number(i)).collect()),
+        WeightKind::Vector => Weight::Vector((0..spec.shape[0]).map(|i| 1.0 + 0.1 * value(i)).collect()),
         _ => {
             let (rows, cols) = (spec.shape[0], spec.shape[1]);
             let size = (cols as f32).sqrt().recip();
             let fill = |row: usize, out: &mut [f32]| {
-                out.iter_mut().enumerate().for_each(|(col, x)| *x = size * number(row * cols + col));
+                out.iter_mut().enumerate().for_each(|(col, x)| *x = size * value(row * cols + col));
             };
             Weight::Matrix(Matrix::pack(&pool, rows, cols, dtype, &fill))
         }
@@ -68,7 +68,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         (values[11], values[12]) = (1.0, -1.0);
         let seed = Seed { site: Site::model(Point::Logits), row: 0, positions: vec![tokens - 1], values };
         let to = model.find("layers.*.resid_post")?.sites;
-        // Turn and turn about, so that a busy machine troubles all alike; the least time is the one it troubled least.
+        // Interleave the variants, so that noise affects all alike, and report the minimum.
         let mut least = [f64::INFINITY; 3];
         for _ in 0..rounds {
             for (way, least) in least.iter_mut().enumerate() {

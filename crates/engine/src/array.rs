@@ -1,8 +1,8 @@
-//! Values that leave the engine: shared, immutable, cheap to clone.
+//! Arrays returned by the engine: shared, immutable, cheap to clone.
 
 use std::sync::Arc;
 
-/// An immutable array of f32; clones and rows share its memory.
+/// An immutable f32 array; clones share its memory.
 #[derive(Clone)]
 pub struct Array {
     shape: Vec<usize>,
@@ -12,41 +12,41 @@ pub struct Array {
 }
 
 impl Array {
-    /// An array that owns its values.
+    /// Returns an array that owns its elements; panics if their number does not match the shape.
     pub fn new(shape: Vec<usize>, data: Vec<f32>) -> Array {
-        assert_eq!(shape.iter().product::<usize>(), data.len(), "values for every place of {shape:?}");
+        assert_eq!(shape.iter().product::<usize>(), data.len(), "number of elements for shape {shape:?}");
         Array { shape, data: Arc::new(data), start: 0, integer: false }
     }
 
-    /// A view of part of a shared buffer.
+    /// Returns a view of part of a shared buffer.
     pub(crate) fn view(shape: Vec<usize>, data: Arc<Vec<f32>>, start: usize) -> Array {
         assert!(start + shape.iter().product::<usize>() <= data.len(), "a view past the end of its buffer");
         Array { shape, data, start, integer: false }
     }
 
-    /// Marks the values as whole numbers.
+    /// Marks the elements as integers.
     pub(crate) fn with_integer(mut self, integer: bool) -> Array {
         self.integer = integer;
         self
     }
 
-    /// The same numbers in another shape.
+    /// Returns a reshaped view; panics if the number of elements differs.
     pub fn reshaped(&self, shape: Vec<usize>) -> Array {
-        assert_eq!(shape.iter().product::<usize>(), self.values().len(), "a shape for as many numbers");
+        assert_eq!(shape.iter().product::<usize>(), self.values().len(), "number of elements for shape {shape:?}");
         Array { shape, ..self.clone() }
     }
 
-    /// The lengths of its axes.
+    /// Returns the lengths of its axes.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// The values, last axis fastest.
+    /// Returns the elements in row-major order.
     pub fn values(&self) -> &[f32] {
         &self.data[self.start..self.start + self.shape.iter().product::<usize>()]
     }
 
-    /// The values in a shape that this one broadcasts to, as numpy does; `None` where it does not.
+    /// Returns the elements broadcast to a shape, as numpy does; `None` if the shapes do not match.
     pub fn broadcast(&self, shape: &[usize]) -> Option<Vec<f32>> {
         if self.shape == shape {
             return Some(self.values().to_vec());
@@ -55,12 +55,12 @@ impl Array {
         Some(view.broadcast(shape)?.iter().copied().collect())
     }
 
-    /// Whether the values are whole numbers (indices).
+    /// Whether the elements are integers (indices).
     pub fn is_integer(&self) -> bool {
         self.integer
     }
 
-    /// One entry of the first axis.
+    /// Returns the elements at one index of the first axis.
     pub fn row(&self, index: usize) -> &[f32] {
         let size: usize = self.shape[1..].iter().product();
         &self.values()[index * size..][..size]
@@ -69,14 +69,14 @@ impl Array {
 
 impl std::fmt::Debug for Array {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let some = &self.values()[..self.values().len().min(4)];
-        write!(f, "Array{:?} {some:?}…", self.shape)
+        let first = &self.values()[..self.values().len().min(4)];
+        write!(f, "Array{:?} {first:?}…", self.shape)
     }
 }
 
 impl PartialEq for Array {
     fn eq(&self, other: &Array) -> bool {
-        let same_place = Arc::ptr_eq(&self.data, &other.data) && self.start == other.start;
-        self.shape == other.shape && (same_place || self.values() == other.values())
+        let same_memory = Arc::ptr_eq(&self.data, &other.data) && self.start == other.start;
+        self.shape == other.shape && (same_memory || self.values() == other.values())
     }
 }

@@ -1,31 +1,33 @@
-//! A backend for tests: it records everything and executes it when the host waits, in memory of its own.
+//! A backend for tests that records all work and executes it when the host waits, in separate
+//! memory.
 //!
-//! It proves that [`Backend`] and [`DeviceMemory`] suffice for a device. Its arithmetic is the CPU's, so its results have the same bits.
-//! Ops that a tap looks into fall back to the CPU, and so do the kinds that [`Deferred::lacking`] names.
+//! It proves that [`Backend`] and [`DeviceMemory`] suffice for a device. It uses the CPU's kernels,
+//! so results are bit-identical. Ops with taps on inner edges fall back to the CPU, and so do the
+//! ops excluded by [`Deferred::lacking`].
 
 use crate::backend::cpu::Cpu;
 use crate::backend::{Arena, Backend, Buffers, Frame, Taps};
 use crate::error::Result;
 use crate::job::{Pass, RowState};
-use crate::memory::{DeviceMemory, DeviceRow, DeviceValue, Selection, TapEdit, TapWork, Written};
+use crate::memory::{DeviceMemory, DeviceRow, DeviceValue, EditOperand, Selection, TapEdit, TapWork};
 use crate::model::Model;
 use crate::program::{EdgeId, OpKind};
-use pellucid_kernels::attention::KvStore;
+use pellucid_kernels::attention::KvCache;
 use pellucid_kernels::elementwise::dot;
 use std::any::Any;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Floats that are there when everything before has been executed.
+/// A buffer that is filled when all earlier work has been executed.
 type Slot = Arc<Mutex<Option<Vec<f32>>>>;
 type Task = Box<dyn FnOnce() + Send>;
-/// From the selected floats of a token to what a tap takes of them.
+/// Reduces the selected floats of a token to a tap's output.
 type Reduce = Box<dyn Fn(&[f32]) -> Vec<f32> + Send>;
 
-/// Work that is recorded and not executed yet.
+/// Recorded work that has not been executed.
 #[derive(Default)]
 struct Queue {
     tasks: Mutex<Vec<Task>>,
-    /// How often the host has waited.
+    /// Number of times the host has waited.
     waits: Mutex<usize>,
 }
 
@@ -46,7 +48,7 @@ impl Queue {
     }
 }
 
-/// The backend: see the module.
+/// The deferring backend; see the module documentation.
 pub struct Deferred {
     model: Model,
     queue: Arc<Queue>,
@@ -54,14 +56,22 @@ pub struct Deferred {
 }
 
 impl Deferred {
-    /// The same model, executed by a backend that defers everything.
+    /// Returns the model with a backend that defers all work.
     pub fn on(model: &Model) -> Model {
         Deferred::lacking(model, |_| false)
     }
 
-    /// The same, without the ops that `lacks` names: they fall back to the CPU.
+    /// Like [`on`](Self::on), without the ops for which `lacks` is true: those fall back to the
+    /// CPU.
     pub fn lacking(model: &Model, lacks: fn(&OpKind) -> bool) -> Model {
         model.with_backend(Arc::new(Deferred { model: model.clone(), queue: Arc::default(), lacks }))
+    }
+
+    /// Like [`on`](Self::on), with a function that returns how often the host has waited.
+    pub fn counting(model: &Model) -> (Model, impl Fn() -> usize + use<>) {
+        let queue: Arc<Queue> = Arc::default();
+        let backend = Deferred { model: model.clone(), queue: queue.clone(), lacks: |_| false };
+        (model.with_backend(Arc::new(backend)), move || *lock(&queue.waits))
     }
 
     fn value(&self, len: usize) -> (DeviceValue, Slot) {
@@ -69,7 +79,8 @@ impl Deferred {
         (DeviceValue::new(len, Arc::new(slot.clone())), slot)
     }
 
-    /// The device's part of a row, made when the row first needs it. States on the host, from ops that have fallen back, move in.
+    /// The device state of a row, created on first use. KV caches and states left on the host by
+    /// fallback ops move to the device.
     fn row(&self, row: &mut RowState, layer: Option<usize>, op: usize) -> Arc<Mutex<RowState>> {
         let make = || {
             let state = RowState { keeps_kv: true, capacity: row.capacity, ..RowState::new(row.prompt, row.format) };
@@ -81,7 +92,7 @@ impl Deferred {
         };
         let state = own.state.clone();
         let kv = layer.and_then(|layer| Some((layer, row.kv.get_mut(layer)?.take()?)));
-        let carried = row.carried.get_mut(op).map(std::mem::take).filter(|state| !state.is_empty());
+        let carried = row.recurrent_states.get_mut(op).map(std::mem::take).filter(|state| !state.is_empty());
         let (layers, ops) = (self.model.program().architecture().layers.len(), self.model.program().ops().len());
         if kv.is_some() || carried.is_some() {
             let state = state.clone();
@@ -91,8 +102,8 @@ impl Deferred {
                     state.put_kv(layer, layers, kv);
                 }
                 if let Some(carried) = carried {
-                    state.carried.resize_with(ops, Vec::new);
-                    state.carried[op] = carried;
+                    state.recurrent_states.resize_with(ops, Vec::new);
+                    state.recurrent_states[op] = carried;
                 }
             });
         }
@@ -119,12 +130,12 @@ impl Backend for Deferred {
                 (edge, value, slot)
             })
             .collect();
-        let stateful = matches!(op.kind, OpKind::Attention { .. }) || op.kind.carries();
+        let stateful = matches!(op.kind, OpKind::Attention { .. }) || op.kind.is_recurrent();
         let layer = op.layer.filter(|_| matches!(op.kind, OpKind::Attention { .. }));
         let lengths: Vec<(usize, usize)> = frame.rows.iter().map(|row| (row.prompt, row.capacity)).collect();
         let rows: Vec<Arc<Mutex<RowState>>> =
             frame.rows.iter_mut().filter(|_| stateful).map(|row| self.row(row, layer, index)).collect();
-        let recorded = Recorded {
+        let recorded = RecordedOp {
             model: self.model.clone(),
             index,
             pass: frame.pass.clone(),
@@ -143,20 +154,20 @@ impl Backend for Deferred {
     }
 }
 
-/// An op that is executed later.
-struct Recorded {
+/// A recorded op.
+struct RecordedOp {
     model: Model,
     index: usize,
     pass: Pass,
     absent: Vec<bool>,
     inputs: Vec<(EdgeId, DeviceValue)>,
     outputs: Vec<(EdgeId, Slot)>,
-    /// Prompt and capacity of each row.
+    /// Prompt length and capacity of each row.
     lengths: Vec<(usize, usize)>,
     rows: Vec<Arc<Mutex<RowState>>>,
 }
 
-impl Recorded {
+impl RecordedOp {
     fn execute(self) {
         let program = self.model.program();
         let mut buffers = Buffers::new(program);
@@ -179,7 +190,7 @@ impl Recorded {
     }
 }
 
-/// The floats of a value that has been executed.
+/// The floats of a value whose work has been executed.
 fn floats(value: &DeviceValue) -> Vec<f32> {
     let slot = value.buffer::<Slot>().expect("a value of this backend");
     lock(slot).clone().expect("everything before has been executed")
@@ -243,39 +254,39 @@ impl DeviceMemory for Deferred {
     }
 }
 
-/// An edit that is executed later.
+/// A recorded edit.
 enum OwnedEdit {
-    Set(OwnedWritten),
-    Add(OwnedWritten, f32),
+    Set(OwnedOperand),
+    Add(OwnedOperand, f32),
     Scale(f32),
     ProjectOut(Vec<f32>, f32),
     Cap(Vec<f32>, f32, f32),
 }
 
-enum OwnedWritten {
+enum OwnedOperand {
     Number(f32),
     Vector(Vec<f32>),
     Vectors(Vec<f32>),
     Lines(DeviceValue, Vec<usize>),
 }
 
-impl OwnedWritten {
-    fn of(written: &Written) -> OwnedWritten {
+impl OwnedOperand {
+    fn of(written: &EditOperand) -> OwnedOperand {
         match written {
-            Written::Number(number) => OwnedWritten::Number(*number),
-            Written::Vector(vector) => OwnedWritten::Vector(vector.to_vec()),
-            Written::Vectors(vectors) => OwnedWritten::Vectors(vectors.to_vec()),
-            Written::Lines(buffer, lines) => OwnedWritten::Lines((*buffer).clone(), lines.to_vec()),
+            EditOperand::Number(number) => OwnedOperand::Number(*number),
+            EditOperand::Vector(vector) => OwnedOperand::Vector(vector.to_vec()),
+            EditOperand::Vectors(vectors) => OwnedOperand::Vectors(vectors.to_vec()),
+            EditOperand::Lines(buffer, lines) => OwnedOperand::Lines((*buffer).clone(), lines.to_vec()),
         }
     }
 
     /// The floats for the `nth` selected token.
     fn line(&self, nth: usize, count: usize) -> Vec<f32> {
         match self {
-            OwnedWritten::Number(number) => vec![*number; count],
-            OwnedWritten::Vector(vector) => vector.clone(),
-            OwnedWritten::Vectors(vectors) => vectors[nth * count..][..count].to_vec(),
-            OwnedWritten::Lines(buffer, lines) => floats(buffer)[lines[nth] * count..][..count].to_vec(),
+            OwnedOperand::Number(number) => vec![*number; count],
+            OwnedOperand::Vector(vector) => vector.clone(),
+            OwnedOperand::Vectors(vectors) => vectors[nth * count..][..count].to_vec(),
+            OwnedOperand::Lines(buffer, lines) => floats(buffer)[lines[nth] * count..][..count].to_vec(),
         }
     }
 }
@@ -283,8 +294,8 @@ impl OwnedWritten {
 impl OwnedEdit {
     fn of(edit: &TapEdit) -> OwnedEdit {
         match edit {
-            TapEdit::Set(written) => OwnedEdit::Set(OwnedWritten::of(written)),
-            TapEdit::Add(written, scale) => OwnedEdit::Add(OwnedWritten::of(written), *scale),
+            TapEdit::Set(written) => OwnedEdit::Set(OwnedOperand::of(written)),
+            TapEdit::Add(written, scale) => OwnedEdit::Add(OwnedOperand::of(written), *scale),
             TapEdit::Scale(by) => OwnedEdit::Scale(*by),
             TapEdit::ProjectOut(direction, left) => OwnedEdit::ProjectOut(direction.to_vec(), *left),
             TapEdit::Cap(direction, min, max) => OwnedEdit::Cap(direction.to_vec(), *min, *max),
@@ -356,14 +367,14 @@ impl DeviceRow for DeferredRow {
         self.queue.record(move || drop(lock(&state).free_kv(layer)));
     }
 
-    fn take_kv(&mut self, layer: usize) -> Option<KvStore> {
+    fn take_kv(&mut self, layer: usize) -> Option<KvCache> {
         self.queue.wait();
         lock(&self.state).kv.get_mut(layer)?.take()
     }
 
     fn take_state(&mut self, op: usize) -> Option<Vec<f32>> {
         self.queue.wait();
-        lock(&self.state).carried.get_mut(op).map(std::mem::take).filter(|state| !state.is_empty())
+        lock(&self.state).recurrent_states.get_mut(op).map(std::mem::take).filter(|state| !state.is_empty())
     }
 
     fn bytes(&self) -> usize {

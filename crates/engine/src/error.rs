@@ -1,94 +1,110 @@
-//! What can go wrong in the engine: always before work starts where that can be known.
+//! Errors of the engine. Checks run before any computation if possible.
 
-/// Every failure of this crate: a sentence that names the thing and the place, and a remedy.
+use crate::remedy::Remedy;
+use std::sync::LazyLock;
+
+/// Errors of this crate: each names the cause and where it occurred, and has a remedy.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Error {
-    /// A site, point or pattern that does not exist on this program.
+    /// A site, point or pattern that does not exist in this program.
     #[error("{problem}")]
     Site {
-        /// What was asked for and why it does not exist.
+        /// The request, and why it does not exist.
         problem: String,
-        /// The nearest thing that does.
-        remedy: String,
+        /// The nearest existing site, or where to find one.
+        remedy: Remedy,
     },
-    /// A plan that cannot work.
+    /// An invalid tap of a plan.
     #[error("tap {tap} on `{site}`: {problem}")]
     Plan {
         /// Index of the tap in the plan.
         tap: usize,
-        /// Its site as written.
+        /// Site as written in the plan.
         site: String,
-        /// What is wrong.
+        /// The problem.
         problem: String,
         /// What to change.
-        remedy: String,
+        remedy: Remedy,
     },
-    /// A value of a plan that cannot be computed.
+    /// An invalid value of a plan.
     #[error("{value}: {problem}")]
     Value {
-        /// Which value.
+        /// Name or id of the value.
         value: String,
-        /// What is wrong.
+        /// The problem.
         problem: String,
         /// What to change.
-        remedy: String,
+        remedy: Remedy,
     },
     /// Several problems of one plan.
-    #[error("{}", listed(.0))]
+    #[error("{}", list_problems(.0))]
     Several(Vec<Error>),
-    /// Input tokens that the model cannot take.
+    /// Invalid input or options of a call.
     #[error("{problem}")]
     Input {
-        /// What is wrong with which row.
+        /// The problem, with the row if it concerns one.
         problem: String,
         /// What to change.
-        remedy: String,
+        remedy: Remedy,
     },
-    /// The one who asked for the call wanted it no more: see [`Interrupt`](crate::Interrupt).
+    /// The caller's [`Interrupt`](crate::Interrupt) stopped the call.
     #[error("the call was interrupted")]
     Interrupted,
-    /// An architecture whose numbers contradict each other.
-    #[error("impossible architecture: {problem}")]
+    /// The queue of a [`Scheduler`](crate::Scheduler) is full.
+    #[error("the queue is full: {waiting} requests wait")]
+    Busy {
+        /// Requests in the queue.
+        waiting: usize,
+    },
+    /// A fault of the engine itself.
+    #[error("internal error: {0}")]
+    Internal(String),
+    /// An architecture whose sizes contradict each other.
+    #[error("invalid architecture: {problem}")]
     Architecture {
         /// The contradiction.
         problem: String,
     },
 }
 
-fn listed(errors: &[Error]) -> String {
+fn list_problems(errors: &[Error]) -> String {
     let lines: Vec<String> = errors.iter().map(|error| format!("- {error}")).collect();
     format!("{} problems:\n{}", errors.len(), lines.join("\n"))
 }
 
-/// The result of this crate's functions.
+/// Result type of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// What the user can do about it.
-    pub fn remedy(&self) -> Option<&str> {
+    /// Returns what the user can do about it.
+    pub fn remedy(&self) -> Option<&Remedy> {
+        static CORRECT_CONFIG: LazyLock<Remedy> = LazyLock::new(|| "correct config.json, or download it again".into());
+        static SUBMIT_LATER: LazyLock<Remedy> =
+            LazyLock::new(|| "submit the request again when others have ended, or raise the queue limit".into());
         match self {
             Error::Site { remedy, .. }
             | Error::Plan { remedy, .. }
             | Error::Value { remedy, .. }
             | Error::Input { remedy, .. } => Some(remedy),
-            Error::Interrupted => None,
+            Error::Interrupted | Error::Internal(_) => None,
+            Error::Busy { .. } => Some(&SUBMIT_LATER),
             Error::Several(all) => all.first().and_then(Error::remedy),
-            Error::Architecture { .. } => Some("correct config.json, or get it anew from where the model came from"),
+            Error::Architecture { .. } => Some(&CORRECT_CONFIG),
         }
     }
 
-    /// One error of several; the one itself where there is only one.
+    /// Combines errors into [`Error::Several`]; a single error is returned unchanged.
     pub(crate) fn all(mut errors: Vec<Error>) -> Error {
         if errors.len() == 1 { errors.remove(0) } else { Error::Several(errors) }
     }
 
-    /// An [`Error::Input`].
-    pub fn input(problem: impl Into<String>, remedy: impl Into<String>) -> Error {
+    /// Returns an [`Error::Input`].
+    pub fn input(problem: impl Into<String>, remedy: impl Into<Remedy>) -> Error {
         Error::Input { problem: problem.into(), remedy: remedy.into() }
     }
 
-    /// An [`Error::Site`].
-    pub fn site(problem: impl Into<String>, remedy: impl Into<String>) -> Error {
+    /// Returns an [`Error::Site`].
+    pub fn site(problem: impl Into<String>, remedy: impl Into<Remedy>) -> Error {
         Error::Site { problem: problem.into(), remedy: remedy.into() }
     }
 }

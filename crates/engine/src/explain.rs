@@ -1,119 +1,131 @@
-//! What a plan will do on a model, and what it will cost, before it runs.
+//! `Plan::explain`: what a plan will do on a model and what it will cost, without running it.
 
 use crate::error::{Error, Result};
 use crate::model::Model;
-use crate::plan::{Compiled, CompiledAction, CompiledReduce, Entry, Lengths, Plan, compile};
+use crate::plan::{CompiledAction, CompiledPlan, CompiledReduce, CompiledTap, Lengths, Plan, compile};
 use crate::profile::{pairs, work};
-use crate::program::{Domain, EdgeId, Layout, Op, OpKind, Program};
+use crate::program::{EdgeId, Layout, Op, OpKind, Program, TokenSet};
 use pellucid_kernels::{DType, Matrix, Pool, matmul};
 use serde::Serialize;
 use std::fmt::{Display, Formatter};
 use std::sync::OnceLock;
 use std::time::Instant;
 
-/// What a plan will do and cost, for rows of given lengths.
+/// What a plan will do and cost, for prompts of given lengths.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Explanation {
-    /// Tokens that go through.
+    /// Number of input tokens.
     pub tokens: usize,
-    /// Ops that run, of all.
+    /// Number of ops that run.
     pub ops: usize,
-    /// Ops of the whole program.
+    /// Number of ops in the program.
     pub all_ops: usize,
-    /// The last layer that runs.
+    /// Last layer that runs.
     pub last_layer: Option<usize>,
-    /// Layers that nobody enters.
+    /// Layers that all rows skip.
     pub skipped: Vec<usize>,
-    /// Rows that run together, group after group.
+    /// Groups of rows; groups run one after the other.
     pub groups: Vec<Vec<usize>>,
-    /// What happens where, in the plan's order.
-    pub taps: Vec<Touch>,
-    /// Layers whose attention is taken apart, with the rows that somebody looks into; all other attention is fused.
-    pub attention_apart: Vec<(usize, Vec<usize>)>,
-    /// Positions whose logits are computed.
+    /// Taps at their matched sites, in the plan's order.
+    pub taps: Vec<TapExplanation>,
+    /// Layers with unfused attention, each with the rows that tap its scores or weights; all other
+    /// attention is fused.
+    #[serde(rename = "attention_apart")]
+    pub unfused_attention: Vec<(usize, Vec<usize>)>,
+    /// Number of positions whose logits are computed.
     pub logits: usize,
-    /// Multiplications and additions of the forward pass.
+    /// FLOPs of the forward pass.
     pub flops: f64,
-    /// Bytes of weights that the forward pass reads.
+    /// Weight bytes that the forward pass reads.
     pub weight_bytes: f64,
-    /// About how long it will take here: for each op the longer of arithmetic and reading, at rates that are measured once.
+    /// Estimated time in seconds on this machine: per op the maximum of compute and weight reading,
+    /// at rates measured once per process.
     pub seconds: f64,
-    /// Bytes that captures and saved values take.
+    /// Bytes of captures and saved values.
     pub capture_bytes: usize,
-    /// Bytes of keys and values.
+    /// Bytes of the KV cache.
     pub kv_bytes: usize,
-    /// Ops that the backend lacks, which run on the CPU; none where the backend is the CPU.
+    /// Ops that the backend does not support and that run on the CPU; empty for the CPU backend.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub fallbacks: Vec<String>,
-    /// Whether a walk back follows: about as much arithmetic again, and the activations that it needs.
+    /// Whether a backward pass follows, with about the same FLOPs and the stored activations.
     pub gradients: bool,
 }
 
-/// A tap at a site.
+/// A tap at one matched site.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Touch {
-    /// Which tap of the plan.
+pub struct TapExplanation {
+    /// Index of the tap in the plan.
     pub tap: usize,
     /// The site.
     pub site: String,
-    /// What it does there.
+    /// Name of the action.
     pub action: String,
-    /// In how many rows.
+    /// Number of rows.
     pub rows: usize,
-    /// At how many positions of all rows together.
+    /// Number of positions, summed over rows.
     pub positions: usize,
-    /// The whole buffer changes hands, and nothing is copied.
-    pub handed_over: bool,
+    /// The capture takes ownership of the whole buffer, without a copy.
+    #[serde(rename = "handed_over")]
+    pub zero_copy: bool,
 }
 
 impl Plan {
-    /// Every problem of the plan on a program, for prompts of these lengths; none means that it will run.
+    /// Returns every problem of the plan on a program, for prompts of these lengths; empty if it is
+    /// valid.
     pub fn check(&self, program: &Program, prompts: &[usize]) -> Vec<Error> {
         match compile(program, self, Lengths { prompts, limits: prompts }, false) {
             Ok(_) => Vec::new(),
             Err(Error::Several(all)) => all,
-            Err(one) => vec![one],
+            Err(single) => vec![single],
         }
     }
 
-    /// What the plan will do on a model and what that will cost, for prompts of these lengths.
+    /// Returns what the plan will do on a model and what it will cost, for prompts of these
+    /// lengths.
     pub fn explain(&self, model: &Model, prompts: &[usize]) -> Result<Explanation> {
         let program = model.program();
         let compiled = compile(program, self, Lengths { prompts, limits: prompts }, false)?;
         let tokens: usize = prompts.iter().sum();
         let rows = prompts.iter().enumerate();
-        let counted = |domains: &[Domain]| -> usize {
-            let read = |row: usize, at: usize| domains.iter().any(|&domain| compiled.reads(program, domain, row, at));
+        let count_positions = |token_sets: &[TokenSet]| -> usize {
+            let read =
+                |row: usize, at: usize| token_sets.iter().any(|&token_set| compiled.reads(program, token_set, row, at));
             rows.clone().map(|(row, &n)| (0..n).filter(|&at| read(row, at)).count()).sum()
         };
-        let (late, logits) = (counted(&[Domain::Late, Domain::Read]), counted(&[Domain::Read]));
+        let (last_mlp, logits) =
+            (count_positions(&[TokenSet::ForLastMlp, TokenSet::ForLogits]), count_positions(&[TokenSet::ForLogits]));
         let ops = &program.ops()[..compiled.ops];
         let entered = |op: &&crate::program::Op| op.layer.is_none_or(|layer| !compiled.skipped[layer]);
         let (mut flops, mut weight_bytes, mut seconds) = (0.0, 0.0, 0.0);
         let (flop_rate, byte_rate) = rates(model.pool());
         let gradients = compiled.gradient_edges(program).is_some();
         for (index, _) in ops.iter().enumerate().filter(|(_, op)| entered(op)) {
-            let computed = match program.edge(program.ops()[index].kind.output()).domain {
-                // A plain run computes the last MLP everywhere.
-                Domain::Late if gradients => late,
-                Domain::All | Domain::Late => tokens,
-                Domain::Read => logits,
+            let computed = match program.edge(program.ops()[index].kind.output()).token_set {
+                // Without gradients the last MLP runs for all tokens.
+                TokenSet::ForLastMlp if gradients => last_mlp,
+                TokenSet::All | TokenSet::ForLastMlp => tokens,
+                TokenSet::ForLogits => logits,
             };
             let pairs = pairs(program, index, prompts.iter().flat_map(|&n| 0..n));
             let work = work(program, model.weights(), index, computed, pairs);
             flops += work.flops;
             let read = work.weight_bytes * compiled.groups.len() as f64;
             weight_bytes += read;
-            // On the way back each product is done again with its weight turned.
-            let ways = if gradients { 2.0 } else { 1.0 };
-            seconds += ways * (work.flops / flop_rate).max(read / byte_rate);
+            // The backward pass repeats each matmul with the transposed weight.
+            let passes = if gradients { 2.0 } else { 1.0 };
+            seconds += passes * (work.flops / flop_rate).max(read / byte_rate);
         }
         let kv_bytes = ops.iter().filter(entered).map(|op| match &op.kind {
             OpKind::Attention { shape, .. } => 4 * tokens * shape.kv_heads * (shape.key_dim + shape.value_dim),
             _ => 0,
         });
-        let taps: Vec<Touch> =
-            compiled.entries.iter().enumerate().map(|(index, entry)| touch(&compiled, program, index, entry)).collect();
+        let taps: Vec<TapExplanation> = compiled
+            .taps
+            .iter()
+            .enumerate()
+            .map(|(index, entry)| explain_tap(&compiled, program, index, entry))
+            .collect();
         Ok(Explanation {
             tokens,
             ops: ops.iter().filter(entered).count(),
@@ -121,12 +133,12 @@ impl Plan {
             last_layer: ops.iter().filter_map(|op| op.layer).max(),
             skipped: (0..compiled.skipped.len()).filter(|&layer| compiled.skipped[layer]).collect(),
             groups: compiled.groups.clone(),
-            attention_apart: apart(&compiled, program),
+            unfused_attention: unfused_attention(&compiled, program),
             logits,
             flops,
             weight_bytes,
             seconds,
-            capture_bytes: capture_bytes(&compiled, program),
+            capture_bytes: capture_bytes(&compiled, program, prompts),
             kv_bytes: kv_bytes.sum(),
             fallbacks: fallbacks(model, &compiled),
             gradients,
@@ -135,10 +147,11 @@ impl Plan {
     }
 }
 
-/// The ops that the model's backend does not execute itself under a plan, such as `attention of layer 3`.
-fn fallbacks(model: &Model, compiled: &Compiled) -> Vec<String> {
-    let touched = |edge: EdgeId| !compiled.back_at_edge[edge].is_empty() || !compiled.sources_at[edge].is_empty();
-    let falls_back = |op: &&Op| !model.backend().runs(&op.kind, op.kind.tap_edges().into_iter().any(touched));
+/// Returns the ops that the model's backend does not support under a plan, such as
+/// `attention of layer 3`.
+fn fallbacks(model: &Model, compiled: &CompiledPlan) -> Vec<String> {
+    let is_tapped = |edge: EdgeId| !compiled.backward_at_edge[edge].is_empty() || !compiled.sources_at[edge].is_empty();
+    let falls_back = |op: &&Op| !model.backend().runs(&op.kind, op.kind.tap_edges().into_iter().any(is_tapped));
     let name = |op: &Op| match op.layer {
         Some(layer) => format!("{} of layer {layer}", op.kind.name()),
         None => op.kind.name().to_string(),
@@ -146,24 +159,24 @@ fn fallbacks(model: &Model, compiled: &Compiled) -> Vec<String> {
     model.program().ops()[..compiled.ops].iter().filter(falls_back).map(name).collect()
 }
 
-fn touch(compiled: &Compiled, program: &Program, index: usize, entry: &Entry) -> Touch {
+fn explain_tap(compiled: &CompiledPlan, program: &Program, index: usize, entry: &CompiledTap) -> TapExplanation {
     let whole = entry.whole && matches!(entry.action, CompiledAction::Capture(CompiledReduce::Whole));
-    Touch {
+    TapExplanation {
         tap: entry.tap,
         site: entry.site.to_string(),
         action: entry.action.name().into(),
         rows: entry.rows.iter().flatten().count(),
         positions: entry.rows.iter().flatten().map(|chosen| chosen.len()).sum(),
-        handed_over: whole
+        zero_copy: whole
             && compiled.at_edge[entry.edge].last() == Some(&index)
             && program.edge(entry.edge).layout != Layout::QueryKey,
     }
 }
 
-/// The rows of each layer whose attention is not fused.
-fn apart(compiled: &Compiled, program: &Program) -> Vec<(usize, Vec<usize>)> {
+/// Returns the layers with unfused attention, each with the rows that need it.
+fn unfused_attention(compiled: &CompiledPlan, program: &Program) -> Vec<(usize, Vec<usize>)> {
     let mut layers: Vec<(usize, Vec<usize>)> = Vec::new();
-    for entry in compiled.entries.iter().filter(|entry| program.edge(entry.edge).layout == Layout::QueryKey) {
+    for entry in compiled.taps.iter().filter(|entry| program.edge(entry.edge).layout == Layout::QueryKey) {
         let layer = entry.site.layer.unwrap_or_default();
         let rows = (0..entry.rows.len()).filter(|&row| entry.rows[row].is_some());
         match layers.iter_mut().find(|(known, _)| *known == layer) {
@@ -179,13 +192,14 @@ fn apart(compiled: &Compiled, program: &Program) -> Vec<(usize, Vec<usize>)> {
     layers
 }
 
-fn capture_bytes(compiled: &Compiled, program: &Program) -> usize {
-    let of = |entry: &Entry, action: &CompiledAction| {
+/// Bytes of the captures and saved values of a plan; rows have `lengths` positions.
+pub(crate) fn capture_bytes(compiled: &CompiledPlan, program: &Program, lengths: &[usize]) -> usize {
+    let of = |entry: &CompiledTap, action: &CompiledAction| {
         let edge = program.edge(entry.edge);
         let rows = entry.rows.iter().enumerate().filter_map(|(row, chosen)| Some((row, chosen.as_ref()?.len())));
-        let numbers = |row: usize, positions: usize| match action {
+        let elements = |row: usize, positions: usize| match action {
             CompiledAction::Capture(_) if edge.layout == Layout::QueryKey => {
-                entry.heads.len() * positions * compiled.prompts[row]
+                entry.heads.len() * positions * lengths[row]
             }
             CompiledAction::Capture(CompiledReduce::Whole) => positions * entry.columns.len(),
             CompiledAction::Capture(CompiledReduce::Mean) => entry.columns.len(),
@@ -193,9 +207,9 @@ fn capture_bytes(compiled: &Compiled, program: &Program) -> usize {
             CompiledAction::Capture(CompiledReduce::Norm | CompiledReduce::Dot(_)) => positions,
             CompiledAction::Read | CompiledAction::Grad { .. } | CompiledAction::Edit(_) | CompiledAction::Call(_) => 0,
         };
-        rows.map(|(row, positions)| 4 * numbers(row, positions)).sum::<usize>()
+        rows.map(|(row, positions)| 4 * elements(row, positions)).sum::<usize>()
     };
-    let captures = compiled.entries.iter().map(|entry| match &entry.action {
+    let captures = compiled.taps.iter().map(|entry| match &entry.action {
         CompiledAction::Grad { action, .. } => of(entry, action),
         CompiledAction::Capture(_) => of(entry, &entry.action),
         CompiledAction::Read | CompiledAction::Edit(_) | CompiledAction::Call(_) => 0,
@@ -205,7 +219,7 @@ fn capture_bytes(compiled: &Compiled, program: &Program) -> usize {
 }
 
 impl Explanation {
-    /// All of it as JSON.
+    /// Returns the explanation as JSON.
     pub fn to_json(&self) -> std::result::Result<String, String> {
         serde_json::to_string(self).map_err(|error| error.to_string())
     }
@@ -216,35 +230,36 @@ impl Display for Explanation {
         let last = self.last_layer.map_or(String::new(), |layer| format!(", up to layer {layer}"));
         writeln!(f, "{} tokens through {} of {} ops{last}", self.tokens, self.ops, self.all_ops)?;
         if !self.skipped.is_empty() {
-            writeln!(f, "layers that nobody enters: {:?}", self.skipped)?;
+            writeln!(f, "skipped layers: {:?}", self.skipped)?;
         }
         if self.groups.len() > 1 {
             writeln!(f, "rows run in groups, one after the other: {:?}", self.groups)?;
         }
-        for (layer, rows) in &self.attention_apart {
-            writeln!(f, "attention of layer {layer} is taken apart for rows {rows:?}; the rest is fused")?;
+        for (layer, rows) in &self.unfused_attention {
+            writeln!(f, "attention of layer {layer} is unfused for rows {rows:?}")?;
         }
         if !self.fallbacks.is_empty() {
-            writeln!(f, "ops that the backend lacks and the CPU runs: {}", self.fallbacks.join(", "))?;
+            writeln!(f, "ops without backend support, run on the CPU: {}", self.fallbacks.join(", "))?;
         }
         writeln!(f, "logits of {} positions", self.logits)?;
         writeln!(f, "arithmetic {:.2} GFLOP, weights read {}", self.flops / 1e9, bytes(self.weight_bytes))?;
         writeln!(f, "time: about {} here", time(self.seconds))?;
         let (captures, kv) = (bytes(self.capture_bytes as f64), bytes(self.kv_bytes as f64));
-        writeln!(f, "memory: captures {captures}, keys and values {kv}")?;
+        writeln!(f, "memory: captures {captures}, KV cache {kv}")?;
         if self.gradients {
-            writeln!(f, "a walk back follows: about as much arithmetic again, and the activations that it needs")?;
+            writeln!(f, "backward pass: about as much arithmetic again, plus stored activations")?;
         }
-        for touch in &self.taps {
-            let copied = if touch.handed_over { ", handed over without a copy" } else { "" };
-            let (site, action, rows, positions) = (&touch.site, &touch.action, touch.rows, touch.positions);
-            writeln!(f, "tap {}: {action} at {site}, {positions} positions in {rows} rows{copied}", touch.tap)?;
+        for tap in &self.taps {
+            let copied = if tap.zero_copy { ", zero-copy" } else { "" };
+            let (site, action, rows, positions) = (&tap.site, &tap.action, tap.rows, tap.positions);
+            writeln!(f, "tap {}: {action} at {site}, {positions} positions in {rows} rows{copied}", tap.tap)?;
         }
         Ok(())
     }
 }
 
-/// Multiplications and additions a second, and bytes of weights a second, on these threads: measured once, in a few milliseconds.
+/// Returns FLOPs per second and weight bytes per second of this machine, measured once in a few
+/// milliseconds.
 fn rates(pool: &Pool) -> (f64, f64) {
     static RATES: OnceLock<(f64, f64)> = OnceLock::new();
     *RATES.get_or_init(|| {

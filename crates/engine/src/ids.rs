@@ -1,18 +1,18 @@
-//! Ids of edges, weights and values, each of a type of its own, and lists with one item for each id.
+//! Typed ids of edges, weights and values, and vectors indexed by them.
 //!
-//! An id is an index that says what it counts: an [`EdgeId`] cannot be taken for a [`WeightId`], an op, a row or a position.
-//! [`IdVec`] is the list that such an id indexes. Both cost what a `usize` and a `Vec` cost.
+//! An id is a newtype index, so an [`EdgeId`] cannot be confused with a [`WeightId`], an op, a row
+//! or a position. [`IdVec`] is a `Vec` indexed by one kind of id. Neither has a runtime cost.
 
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Index, IndexMut};
 
-/// An index into one kind of list.
+/// A typed index.
 pub trait Id: Copy {
-    /// The id of the item at an index.
+    /// Returns the id with this index.
     fn new(index: usize) -> Self;
 
-    /// The index of its item.
+    /// Returns its index.
     fn index(self) -> usize;
 }
 
@@ -23,12 +23,12 @@ macro_rules! ids {
         pub struct $name(usize);
 
         impl $name {
-            /// The id of the item at an index.
+            /// Returns the id with this index.
             pub const fn new(index: usize) -> $name {
                 $name(index)
             }
 
-            /// The index of its item.
+            /// Returns its index.
             pub const fn index(self) -> usize {
                 self.0
             }
@@ -62,18 +62,18 @@ ids! {
 }
 
 impl ValueId {
-    /// The id of the same value in a plan that has `values` others before its own.
+    /// Returns the value's id after its plan is appended to a plan with `values` values.
     pub const fn after(self, values: usize) -> ValueId {
         ValueId(self.0 + values)
     }
 
-    /// The opposite of [`after`](Self::after): the id of the same value in its own plan, without the `values` others.
+    /// Inverse of [`after`](Self::after).
     pub const fn without(self, values: usize) -> ValueId {
         ValueId(self.0 - values)
     }
 }
 
-/// A list with one item for each id, indexed by ids of one kind only.
+/// A vector indexed by one kind of id.
 ///
 /// ```
 /// use pellucid_engine::ids::{IdVec, ValueId};
@@ -89,60 +89,60 @@ pub struct IdVec<I, T> {
 }
 
 impl<I: Id, T> IdVec<I, T> {
-    /// How many items there are.
+    /// Returns the number of items.
     pub fn len(&self) -> usize {
         self.items.len()
     }
 
-    /// Whether there is none.
+    /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.items.is_empty()
     }
 
-    /// Adds an item, and gives its id.
+    /// Appends an item; returns its id.
     pub fn push(&mut self, item: T) -> I {
         self.items.push(item);
         I::new(self.items.len() - 1)
     }
 
-    /// The item of an id, if there is one.
+    /// Returns the item of an id, if it exists.
     pub fn get(&self, id: I) -> Option<&T> {
         self.items.get(id.index())
     }
 
-    /// The ids, in order.
+    /// Returns the ids, in order.
     pub fn ids(&self) -> impl DoubleEndedIterator<Item = I> + ExactSizeIterator + use<I, T> {
         (0..self.items.len()).map(I::new)
     }
 
-    /// The items, in the order of their ids.
+    /// Iterates over the items, in the order of their ids.
     pub fn iter(&self) -> std::slice::Iter<'_, T> {
         self.items.iter()
     }
 
-    /// The items to change, in the order of their ids.
+    /// Iterates over the items mutably, in the order of their ids.
     pub fn iter_mut(&mut self) -> std::slice::IterMut<'_, T> {
         self.items.iter_mut()
     }
 
-    /// The items with their ids, in order.
+    /// Iterates over the items with their ids, in order.
     pub fn iter_with_ids(&self) -> impl DoubleEndedIterator<Item = (I, &T)> + ExactSizeIterator {
         self.items.iter().enumerate().map(|(index, item)| (I::new(index), item))
     }
 
-    /// The items as a slice.
+    /// Returns the items as a slice.
     pub fn as_slice(&self) -> &[T] {
         &self.items
     }
 }
 
 impl<I: Id, T: Clone> IdVec<I, T> {
-    /// A list of `len` copies of an item.
+    /// Returns `len` copies of an item.
     pub fn filled(item: T, len: usize) -> IdVec<I, T> {
         IdVec::from(vec![item; len])
     }
 
-    /// Makes the list `len` items long: the items past it go, those that lack are copies of `item`.
+    /// Truncates or extends to `len` items; new items are copies of `item`.
     pub fn resize(&mut self, len: usize, item: T) {
         self.items.resize(len, item);
     }

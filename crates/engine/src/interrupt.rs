@@ -1,16 +1,17 @@
-//! Stopping a call from outside.
+//! Interrupting a call.
 
 use crate::error::{Error, Result};
 use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Least time between two questions.
-const PERIOD: Duration = Duration::from_millis(20);
+/// Minimum time between two polls.
+const MIN_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Asked now and then during a call whether to stop it: true ends the call with [`Error::Interrupted`].
+/// A callback that is polled during a call; returning true ends the call with
+/// [`Error::Interrupted`].
 ///
-/// The question is put between ops, on the thread that made the call, at most fifty times a second.
+/// It is polled between ops, on the calling thread, at most 50 times per second.
 #[derive(Clone)]
 pub struct Interrupt(pub Arc<dyn Fn() -> bool + Send + Sync>);
 
@@ -20,24 +21,24 @@ impl std::fmt::Debug for Interrupt {
     }
 }
 
-/// When a call's interrupt was asked last.
-pub(crate) struct Watch {
+/// Polls a call's interrupt at a limited rate.
+pub(crate) struct InterruptPoller {
     interrupt: Option<Interrupt>,
-    asked: Cell<Instant>,
+    last_poll: Cell<Instant>,
 }
 
-impl Watch {
-    pub fn new(interrupt: Option<&Interrupt>) -> Watch {
-        Watch { interrupt: interrupt.cloned(), asked: Cell::new(Instant::now()) }
+impl InterruptPoller {
+    pub fn new(interrupt: Option<&Interrupt>) -> InterruptPoller {
+        InterruptPoller { interrupt: interrupt.cloned(), last_poll: Cell::new(Instant::now()) }
     }
 
-    /// Asks, if it is time to.
+    /// Polls the interrupt if the last poll is long enough ago.
     pub fn check(&self) -> Result<()> {
         let Some(interrupt) = &self.interrupt else { return Ok(()) };
-        if self.asked.get().elapsed() < PERIOD {
+        if self.last_poll.get().elapsed() < MIN_POLL_INTERVAL {
             return Ok(());
         }
-        self.asked.set(Instant::now());
+        self.last_poll.set(Instant::now());
         if interrupt.0() { Err(Error::Interrupted) } else { Ok(()) }
     }
 }

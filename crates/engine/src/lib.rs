@@ -1,27 +1,30 @@
 //! The engine of Pellucid.
 //!
-//! **A model is a list of ops. The named edges between ops are the sites. Everything else reads that list.**
+//! **A model is a list of ops. The named edges between ops are the sites. Everything else reads
+//! that list.**
 //!
-//! An [`Architecture`] (plain data, from a family's `config.json`) becomes a [`Program`] (ops and edges). A [`Plan`] says what to see
-//! and what to change; it is checked against the program before anything runs. A [`Model`] walks the list:
+//! An [`Architecture`] (plain data, from `config.json`) becomes a [`Program`] (ops and edges). A
+//! [`Plan`] lists what to capture and what to change; it is checked against the program before
+//! anything runs. A [`Model`] executes the list:
 //!
-//! | module | the part it plays |
+//! | module | contents |
 //! |---|---|
-//! | [`architecture`] | what a family says about itself |
-//! | [`program`] | ops, edges, and the one place that knows a transformer's order |
-//! | [`ids`] | the ids of edges, weights and values, and lists by them |
-//! | [`point`], [`site`] | the names of everything that can be seen |
-//! | [`plan`] | taps: selection and action, as data |
+//! | [`architecture`] | description of a model, as data |
+//! | [`program`] | ops, edges, weights, and the builder that orders them |
+//! | [`ids`] | typed ids of edges, weights and values, and vectors indexed by them |
+//! | [`point`], [`site`] | names of the activations that a plan can tap |
+//! | [`plan`] | taps (site, selection, action) and values, as data |
 //! | `job` | rows that share a compiled plan: KV caches, captures |
-//! | `exec` | the executor: packs jobs into passes and walks the op list |
+//! | `exec` | the executor: packs jobs into passes and runs the op list |
 //! | `run` | one forward pass under a plan |
 //! | [`generate`] | decoding with the plan active at every step |
-//! | [`lookup`] | drafts of what comes next, from what came before |
-//! | [`prefix`] | beginnings of rows that later calls need not compute again |
+//! | [`prompt_lookup`] | speculative tokens for decoding, copied from earlier in the row |
+//! | [`prefix`] | prefix cache: reuses the KV cache of prompts with a common start |
 //! | [`branch`] | re-runs from the middle of a run |
-//! | [`grad`] | gradients: the op list walked backwards |
-//! | [`backend`] | what executes ops: the trait, and the CPU |
-//! | [`memory`] | values and KV caches in a backend's own memory |
+//! | [`grad`] | gradients: the backward pass over the op list |
+//! | [`backend`] | the trait that executes ops, and the CPU backend |
+//! | [`memory`] | activations and KV caches in a backend's memory |
+//! | `error`, `remedy` | errors, and what the user can do about them |
 
 pub mod architecture;
 pub mod array;
@@ -37,7 +40,6 @@ pub mod grad;
 pub mod ids;
 mod interrupt;
 mod job;
-pub mod lookup;
 pub mod memory;
 mod model;
 pub mod plan;
@@ -45,6 +47,8 @@ pub mod point;
 pub mod prefix;
 pub mod profile;
 pub mod program;
+pub mod prompt_lookup;
+mod remedy;
 mod run;
 pub mod sample;
 pub mod site;
@@ -56,17 +60,28 @@ pub use array::Array;
 pub use branch::Base;
 pub use error::{Error, Result};
 pub use explain::Explanation;
-pub use generate::{Batch, Control, Finish, GenerateOptions, Generated, Generation, RequestId};
+pub use generate::{Batch, Control, Finish, GenerateOptions, GeneratedRow, Generation, RequestId};
 pub use grad::{GradOptions, Seed};
 pub use interrupt::Interrupt;
-pub use job::{Pass, RowState, Saved, Segment};
-pub use lookup::Lookup;
+pub use job::{Pass, RowState, SavedValue, Segment};
 pub use model::{Model, WeakModel};
-pub use plan::{Action, Callback, Capture, Operand, Phase, Plan, Positions, Reduce, Selected, Tap};
+#[doc(hidden)]
+pub use plan::SelectedRow as Selected;
+pub use plan::{Action, Callback, Capture, Operand, Phase, Plan, Positions, Reduce, SelectedRow, Tap};
 pub use point::Point;
 pub use prefix::{PrefixCache, PrefixCounts};
 pub use program::Program;
+pub use prompt_lookup::LookupStats;
+pub use remedy::Remedy;
 pub use run::{Run, RunOptions};
 pub use sample::Sampling;
 pub use site::Site;
 pub use weights::{Weight, WeightKind, WeightSpec, Weights};
+
+// Former names, for programs that still use them.
+#[doc(hidden)]
+pub use generate::GeneratedRow as Generated;
+#[doc(hidden)]
+pub use job::SavedValue as Saved;
+#[doc(hidden)]
+pub use prompt_lookup::{self as lookup, LookupStats as Lookup};

@@ -1,10 +1,11 @@
-//! Memory of a backend's own: buffers that the engine holds but does not look into.
+//! Device memory: buffers that the engine holds but cannot read directly.
 //!
-//! The CPU backend keeps every value in host memory and needs none of this. A device keeps values, KV caches and captures in its own
-//! memory and records what the engine asks for; [`DeviceMemory::download`] is the only call that waits for it.
+//! The CPU backend keeps all values in host memory and does not use this module. A device keeps
+//! values, KV caches and captures in its own memory and may defer all work; only
+//! [`DeviceMemory::download`] and the `take_*` calls of [`DeviceRow`] wait for it.
 
 use crate::error::Result;
-use pellucid_kernels::attention::KvStore;
+use pellucid_kernels::attention::KvCache;
 use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,12 +14,12 @@ use std::sync::Arc;
 pub enum Value {
     /// In host memory.
     Host(Vec<f32>),
-    /// In the backend's memory.
+    /// In device memory.
     Device(DeviceValue),
 }
 
 impl Value {
-    /// A copy; buffers in the backend's memory are shared.
+    /// Copies a host value; a device value shares its buffer.
     pub(crate) fn copy(&self) -> Value {
         match self {
             Value::Host(value) => Value::Host(value.clone()),
@@ -27,7 +28,7 @@ impl Value {
     }
 }
 
-/// A buffer of floats in a backend's memory. Clones share the buffer.
+/// A buffer of floats in device memory. Clones share the buffer.
 #[derive(Clone)]
 pub struct DeviceValue {
     len: usize,
@@ -35,71 +36,72 @@ pub struct DeviceValue {
 }
 
 impl DeviceValue {
-    /// A buffer of `len` floats. What it is, only the backend knows.
+    /// Wraps a buffer of `len` floats, of a type that only the backend knows.
     pub fn new(len: usize, buffer: Arc<dyn Any + Send + Sync>) -> DeviceValue {
         DeviceValue { len, buffer }
     }
 
-    /// How many floats.
+    /// Number of floats.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it holds nothing.
+    /// Whether the buffer is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Whether two values are one buffer.
+    /// Whether two values share one buffer.
     pub fn is_same(&self, other: &DeviceValue) -> bool {
         Arc::ptr_eq(&self.buffer, &other.buffer)
     }
 
-    /// The buffer, if it is of this type.
+    /// The buffer, if it has this type.
     pub fn buffer<T: 'static>(&self) -> Option<&T> {
         self.buffer.downcast_ref()
     }
 }
 
-/// Tokens and columns of a value `[tokens, width]`.
+/// A selection of tokens and columns of a value `[tokens, width]`.
 pub struct Selection<'a> {
-    /// Floats for each token.
+    /// Floats per token.
     pub width: usize,
     /// The selected tokens.
     pub tokens: &'a [usize],
-    /// The selected columns of each.
+    /// The selected columns of each token.
     pub columns: &'a [Range<usize>],
 }
 
-/// What a tap does with the selected floats of a value.
+/// The work of a tap on the selected floats of a value.
 pub enum TapWork<'a> {
     /// Copy them: `[tokens, columns]`.
     Gather,
-    /// The length of each token's selected vector: `[tokens]`.
+    /// L2 norm of each token's selected vector: `[tokens]`.
     Norm,
-    /// Project each token's selected vector: `[tokens]`.
+    /// Dot product of each token's selected vector with this one: `[tokens]`.
     Dot(&'a [f32]),
-    /// Change them.
+    /// Edit them in place.
     Edit(TapEdit<'a>),
 }
 
-/// A change of the selected floats, token by token.
+/// An edit of the selected floats, token by token.
 pub enum TapEdit<'a> {
     /// Replace them.
-    Set(Written<'a>),
-    /// Add to them, multiplied by a factor.
-    Add(Written<'a>, f32),
-    /// Multiply them.
+    Set(EditOperand<'a>),
+    /// Add the operand multiplied by a factor.
+    Add(EditOperand<'a>, f32),
+    /// Multiply by a factor.
     Scale(f32),
     /// `h + (s − 1)(h·v)v` with `v` of unit length; a `v` of a head's width applies to each head.
     ProjectOut(&'a [f32], f32),
-    /// `h + (clamp(h·v, min, max) − h·v)v` with `v` of unit length; a `v` of a head's width applies to each head.
+    /// `h + (clamp(h·v, min, max) − h·v)v` with `v` of unit length; a `v` of a head's width applies
+    /// to each head.
     Cap(&'a [f32], f32, f32),
 }
 
-/// The floats that an edit writes.
-pub enum Written<'a> {
-    /// The same number everywhere.
+/// The operand of an edit.
+pub enum EditOperand<'a> {
+    /// The same value everywhere.
     Number(f32),
     /// The same vector at each token.
     Vector(&'a [f32]),
@@ -109,63 +111,69 @@ pub enum Written<'a> {
     Lines(&'a DeviceValue, &'a [usize]),
 }
 
-/// The memory of a backend. Calls are executed in order; all but `download` may be recorded and executed later.
+/// The memory of a device. Calls take effect in order; all but `download` may be recorded and
+/// executed later.
 pub trait DeviceMemory: Send + Sync {
     /// Copies floats from the host.
     fn upload(&self, values: &[f32]) -> DeviceValue;
 
-    /// Does a tap's work on a value. Returns what it gathers or reduces; an edit returns nothing.
+    /// Runs a tap's work on a value. Returns the gathered or reduced floats; `None` for an edit.
     fn tap(&self, value: &DeviceValue, selection: &Selection, work: &TapWork) -> Option<DeviceValue>;
 
-    /// The floats of a value, then those of another.
+    /// Concatenates two values.
     fn concat(&self, value: &DeviceValue, more: &DeviceValue) -> DeviceValue;
 
-    /// Copies floats to the host, when everything before has been executed.
+    /// Copies values to the host, after executing all earlier calls.
     fn download(&self, values: &[&DeviceValue]) -> Result<Vec<Vec<f32>>>;
 }
 
-/// What a backend keeps of a row between passes: KV caches and recurrent states of the ops that it runs.
+/// The device state of a row between passes: KV caches and recurrent states of the ops that the
+/// backend runs.
 pub trait DeviceRow: Send + Sync {
     /// Drops the positions from `len` on.
     fn truncate(&mut self, len: usize);
 
-    /// A copy of the state after the first `len` positions, with capacity for `capacity`.
+    /// Copies the state after the first `len` positions, with capacity for `capacity`.
     fn prefix(&self, len: usize, capacity: usize) -> Box<dyn DeviceRow>;
 
     /// Frees the KV cache of a layer.
     fn free_kv(&mut self, layer: usize);
 
     /// Moves the KV cache of a layer to the host, for an op that falls back to the CPU. Waits.
-    fn take_kv(&mut self, layer: usize) -> Option<KvStore>;
+    fn take_kv(&mut self, layer: usize) -> Option<KvCache>;
 
     /// Moves the state of a recurrent op to the host, for an op that falls back to the CPU. Waits.
     fn take_state(&mut self, op: usize) -> Option<Vec<f32>>;
 
-    /// Bytes that it takes.
+    /// Size in bytes.
     fn bytes(&self) -> usize;
 
     /// As the backend's own type.
     fn as_any(&mut self) -> &mut dyn Any;
 }
 
-/// What moved between host and device in a call; all zero on the CPU.
+/// Transfers between host and device in a call; all zero on the CPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Moved {
-    /// Executions of ops that the backend lacks.
+pub struct TransferStats {
+    /// Op executions that fell back to the CPU.
     pub fallbacks: usize,
     /// Bytes copied to the host.
     pub to_host: usize,
     /// Bytes copied to the device.
     pub to_device: usize,
-    /// How often the host waited for the device.
+    /// Number of times the host waited for the device.
     pub waits: usize,
 }
 
-impl std::ops::AddAssign for Moved {
-    fn add_assign(&mut self, more: Moved) {
+impl std::ops::AddAssign for TransferStats {
+    fn add_assign(&mut self, more: TransferStats) {
         self.fallbacks += more.fallbacks;
         self.to_host += more.to_host;
         self.to_device += more.to_device;
         self.waits += more.waits;
     }
 }
+
+// Former names.
+#[doc(hidden)]
+pub use self::{EditOperand as Written, TransferStats as Moved};

@@ -1,31 +1,32 @@
-//! Points: the kinds of activation that a plan can read or change, declared in one table.
+//! Points: the kinds of activation that a plan can capture or change, declared in one table.
 //!
-//! The `points!` table below gives the enum, [`Point::ALL`] and [`Point::info`]; parsing, listings, aliases, documentation and
-//! error messages derive from these. Adding a point is adding a row, in forward order.
+//! The `points!` table below generates the enum, [`Point::ALL`] and [`Point::info`]; parsing,
+//! listings, aliases, documentation and error messages use these. To add a point, add a row in
+//! forward order; a test compares the table with docs/sites.md.
 
 use crate::architecture::Layer;
 
-/// Where a point lives.
+/// Scope of a point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// Once in the model.
+    /// Once per model.
     Model,
-    /// Once in each layer that has it.
+    /// Once per layer that has it.
     Layer,
 }
 
-/// The row of a point in the table.
+/// Row of a point in the table.
 #[derive(Clone, Copy, Debug)]
 pub struct PointInfo {
-    /// Its name.
+    /// Name in addresses.
     pub name: &'static str,
-    /// Where it lives.
+    /// Scope.
     pub scope: Scope,
-    /// What it is, in one sentence.
+    /// One-sentence description.
     pub meaning: &'static str,
-    /// TransformerLens' name of exactly this tensor, `{}` for the layer.
+    /// TransformerLens hook of exactly this tensor, `{}` for the layer.
     pub transformer_lens: Option<&'static str>,
-    /// Why a layer or model may not have it.
+    /// Why a layer or model does not have it.
     pub absent_because: &'static str,
 }
 
@@ -39,30 +40,31 @@ const fn layer(name: &'static str, meaning: &'static str, tl: Option<&'static st
 
 const ALWAYS: &str = "every model has it";
 const NO_ATTENTION: &str = "this layer has no softmax attention";
-const NO_RECURRENCE: &str = "this layer has no recurrence in attention's place; use the attention points";
+const NO_RECURRENCE: &str = "this layer has no recurrence; use the attention points";
 const NO_MLP: &str = "this layer has no MLP";
 
-/// Declares [`Point`] from the table of points: `Variant: scope("name", "meaning", TransformerLens name, why it may be absent)`.
+/// Declares [`Point`] from a table:
+/// `Variant: scope("name", "meaning", TransformerLens name, reason for absence)`.
 macro_rules! points {
     ($($variant:ident: $scope:ident($name:literal, $meaning:literal, $alias:expr, $absent:expr $(,)?),)+) => {
         /// A kind of activation. A [`crate::Site`] is a point at a layer.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub enum Point {
             $(#[doc = $meaning] $variant,)+
-            /// An edge of a network built by hand ([`Network`](crate::program::Network)), by its own name.
+            /// A named edge of a hand-built [`Network`](crate::program::Network).
             Named(&'static str),
         }
 
         impl Point {
-            /// All points in forward order.
+            /// All points, in forward order.
             pub const ALL: [Point; [$($name),+].len()] = [$(Point::$variant),+];
 
-            /// The point's row in the table.
+            /// Returns the point's row in the table.
             pub const fn info(self) -> PointInfo {
                 match self {
                     $(Point::$variant => $scope($name, $meaning, $alias, $absent),)+
                     Point::Named(name) => {
-                        model(name, "an edge of a network built by hand", None, "this network has none of that name")
+                        model(name, "a named edge of a hand-built network", None, "this network has no edge of that name")
                     }
                 }
             }
@@ -73,47 +75,47 @@ macro_rules! points {
 points! {
     Embed: model(
         "embed",
-        "rows of the token embedding table, before any scale or position",
+        "token embeddings, before any scale or position",
         Some("hook_embed"),
         ALWAYS,
     ),
     PosEmbed: model(
         "pos_embed",
-        "absolute position rows, learned or computed",
+        "absolute position embeddings, learned or sinusoidal",
         Some("hook_pos_embed"),
         "this model has no absolute positions (rotary and ALiBi models put position into attention)",
     ),
-    ResidPre: layer("resid_pre", "the stream entering the block", Some("blocks.{}.hook_resid_pre"), ALWAYS),
+    ResidPre: layer("resid_pre", "the residual stream entering the block", Some("blocks.{}.hook_resid_pre"), ALWAYS),
     AttnScale: layer(
         "attn_scale",
-        "what the norm before attention (or a recurrence) divides by, one number a token",
+        "divisor of the norm before attention (or a recurrence), one per token",
         Some("blocks.{}.ln1.hook_scale"),
         "this layer has no norm before its attention or recurrence",
     ),
     AttnNormed: layer(
         "attn_normed",
-        "the norm before attention (or a recurrence), before its gain and bias",
+        "normalized value before attention (or a recurrence), before gain and bias",
         Some("blocks.{}.ln1.hook_normalized"),
         "this layer has no norm before its attention or recurrence",
     ),
-    AttnIn: layer("attn_in", "what attention is handed", Some("blocks.{}.attn.hook_in"), NO_ATTENTION),
-    Q: layer("q", "queries by head, before any norm or rotation", Some("blocks.{}.attn.hook_q"), NO_ATTENTION),
-    K: layer("k", "keys by key head, before any norm or rotation", Some("blocks.{}.attn.hook_k"), NO_ATTENTION),
+    AttnIn: layer("attn_in", "input of attention", Some("blocks.{}.attn.hook_in"), NO_ATTENTION),
+    Q: layer("q", "queries by head, before any norm or RoPE", Some("blocks.{}.attn.hook_q"), NO_ATTENTION),
+    K: layer("k", "keys by key head, before any norm or RoPE", Some("blocks.{}.attn.hook_k"), NO_ATTENTION),
     Value: layer("value", "values by key head", Some("blocks.{}.attn.hook_v"), NO_ATTENTION),
     QNormOut: layer(
         "q_norm_out",
         "queries after the norm of queries",
         Some("blocks.{}.attn.q_norm.hook_out"),
-        "this layer does not norm its queries",
+        "this layer has no norm of queries",
     ),
     KNormOut: layer(
         "k_norm_out",
         "keys after the norm of keys",
         Some("blocks.{}.attn.k_norm.hook_out"),
-        "this layer does not norm its keys",
+        "this layer has no norm of keys",
     ),
-    RotQ: layer("rot_q", "queries as attention multiplies them", Some("blocks.{}.attn.hook_rot_q"), NO_ATTENTION),
-    RotK: layer("rot_k", "keys as attention multiplies them", Some("blocks.{}.attn.hook_rot_k"), NO_ATTENTION),
+    RotQ: layer("rot_q", "queries as used in the dot product, after norm and RoPE", Some("blocks.{}.attn.hook_rot_q"), NO_ATTENTION),
+    RotK: layer("rot_k", "keys as used in the dot product, after norm and RoPE", Some("blocks.{}.attn.hook_rot_k"), NO_ATTENTION),
     AttnScores: layer(
         "attn_scores",
         "attention scores, scaled, capped and masked with -inf, before softmax",
@@ -130,18 +132,18 @@ points! {
     Z: layer("z", "input of attention's output projection, by head", Some("blocks.{}.attn.hook_z"), NO_ATTENTION),
     HeadOut: layer(
         "head_out",
-        "each head's own write: z of the head times its part of the output projection, without bias",
+        "each head's contribution: z of the head times its part of the output projection, without bias",
         Some("blocks.{}.attn.hook_result"),
         NO_ATTENTION,
     ),
     AttnOut: layer("attn_out", "output of the attention sublayer", Some("blocks.{}.attn.hook_out"), NO_ATTENTION),
     AttnOutPost: layer(
         "attn_out_post",
-        "attention's contribution to the stream, after any post-norm and multiplier",
+        "attention's contribution to the residual stream, after any post-norm and multiplier",
         Some("blocks.{}.hook_attn_out"),
         NO_ATTENTION,
     ),
-    MixerIn: layer("mixer_in", "what the recurrence is handed", None, NO_RECURRENCE),
+    MixerIn: layer("mixer_in", "input of the recurrence", None, NO_RECURRENCE),
     MixerGate: layer("mixer_gate", "the gate on the recurrence's output, before its activation", None, NO_RECURRENCE),
     ConvOut: layer(
         "conv_out",
@@ -151,128 +153,129 @@ points! {
     ),
     MixerState: layer(
         "mixer_state",
-        "the recurrent state after each token, by head; to look at, not to change",
+        "the recurrent state after each token, by head; read-only",
         None,
-        "this layer carries no recurrent state",
+        "this layer has no recurrent state",
     ),
     MixerScan: layer(
         "mixer_scan",
-        "what the recurrence reads from its state, its skip included, before norm and gate",
+        "output of the recurrence including its skip term, before norm and gate",
         None,
-        "this layer carries no recurrent state",
+        "this layer has no recurrent state",
     ),
     MixerOut: layer("mixer_out", "output of the recurrent sublayer", None, NO_RECURRENCE),
     MixerOutPost: layer(
         "mixer_out_post",
-        "the recurrence's contribution to the stream, after any post-norm and multiplier",
+        "the recurrence's contribution to the residual stream, after any post-norm and multiplier",
         None,
         NO_RECURRENCE,
     ),
     ResidMid: layer(
         "resid_mid",
-        "the stream between attention (or a recurrence) and MLP",
+        "the residual stream between attention (or a recurrence) and MLP",
         Some("blocks.{}.hook_resid_mid"),
-        "attention and MLP of this block run in parallel on its input, so no stream lies between them; use resid_pre, attn_out_post or mlp_out_post",
+        "attention and MLP of this block run in parallel on its input, so there is no residual stream between them; use resid_pre, attn_out_post or mlp_out_post",
     ),
     MlpScale: layer(
         "mlp_scale",
-        "what the norm before the MLP divides by, one number a token",
+        "divisor of the norm before the MLP, one per token",
         Some("blocks.{}.ln2.hook_scale"),
-        "this layer has no norm of its own before the MLP",
+        "this layer has no separate norm before the MLP",
     ),
     MlpNormed: layer(
         "mlp_normed",
-        "the norm before the MLP, before its gain and bias",
+        "normalized value before the MLP, before gain and bias",
         Some("blocks.{}.ln2.hook_normalized"),
-        "this layer has no norm of its own before the MLP",
+        "this layer has no separate norm before the MLP",
     ),
-    MlpIn: layer("mlp_in", "what the MLP is handed", Some("blocks.{}.mlp.hook_in"), NO_MLP),
+    MlpIn: layer("mlp_in", "input of the MLP", Some("blocks.{}.mlp.hook_in"), NO_MLP),
     MlpPre: layer(
         "mlp_pre",
         "argument of the activation function",
         Some("blocks.{}.mlp.hook_pre"),
-        "neurons do not exist at block level in a layer of experts; use mlp_in, mlp_out or the router's points",
+        "a layer of experts has no neurons at block level; use mlp_in, mlp_out or the router's points",
     ),
     MlpPreLinear: layer(
         "mlp_pre_linear",
-        "the branch of a gated MLP that is multiplied",
+        "the linear branch of a gated MLP",
         Some("blocks.{}.mlp.hook_pre_linear"),
-        "this layer's MLP is not a gated one; use mlp_pre or mlp_act",
+        "this layer's MLP is not gated; use mlp_pre or mlp_act",
     ),
     MlpAct: layer(
         "mlp_act",
-        "the neurons: what the down projection reads",
+        "the neurons: input of the down projection",
         Some("blocks.{}.mlp.hook_post"),
-        "neurons do not exist at block level in a layer of experts; use mlp_in, mlp_out or the router's points",
+        "a layer of experts has no neurons at block level; use mlp_in, mlp_out or the router's points",
     ),
-    RouterLogits: layer("router_logits", "router scores over all experts", None, "this layer has no experts"),
+    RouterLogits: layer("router_logits", "router logits over all experts", None, "this layer has no experts"),
     ExpertWeights: layer(
         "expert_weights",
-        "weights of the chosen experts, largest score first",
+        "weights of the selected experts, largest score first",
         None,
         "this layer has no experts",
     ),
     ExpertIndices: layer(
         "expert_indices",
-        "which experts were chosen, largest score first",
+        "indices of the selected experts, largest score first",
         Some("blocks.{}.mlp.hook_expert_indices"),
         "this layer has no experts",
     ),
     MlpOut: layer("mlp_out", "output of the MLP sublayer", Some("blocks.{}.mlp.hook_out"), NO_MLP),
     MlpOutPost: layer(
         "mlp_out_post",
-        "the MLP's contribution to the stream, after any post-norm and multiplier",
+        "the MLP's contribution to the residual stream, after any post-norm and multiplier",
         Some("blocks.{}.hook_mlp_out"),
         NO_MLP,
     ),
-    ResidPost: layer("resid_post", "the stream leaving the block", Some("blocks.{}.hook_resid_post"), ALWAYS),
+    ResidPost: layer("resid_post", "the residual stream leaving the block", Some("blocks.{}.hook_resid_post"), ALWAYS),
     FinalScale: model(
         "final_scale",
-        "what the final norm divides by, one number a token",
+        "divisor of the final norm, one per token",
         Some("ln_final.hook_scale"),
         "this model has no final norm",
     ),
     FinalNormed: model(
         "final_normed",
-        "the final norm, before its gain and bias",
+        "normalized value of the final norm, before gain and bias",
         Some("ln_final.hook_normalized"),
         "this model has no final norm",
     ),
     FinalNorm: model("final_norm", "output of the final norm", None, "this model has no final norm"),
-    LmHead: model("lm_head", "the bare unembedding, before any scale or soft cap", None, ALWAYS),
-    Logits: model("logits", "the model's answer, after scale and soft cap", None, ALWAYS),
+    LmHead: model("lm_head", "output of the unembedding, before any scale or soft cap", None, ALWAYS),
+    Logits: model("logits", "the final logits, after scale and soft cap", None, ALWAYS),
 }
 
 impl Point {
-    /// Why a layer does not have it: the general reason, or the layer's own where that says more.
+    /// Returns why a layer does not have the point: a reason specific to the layer, or the general
+    /// one.
     pub fn absent_from(self, layer: Option<&Layer>) -> &'static str {
         let general = self.info().absent_because;
         let Some(layer) = layer else { return general };
         let latent = layer.attention.as_ref().is_some_and(|a| a.latent.is_some());
         match self {
             Point::K | Point::Value if latent => {
-                "latent attention has no keys and values of its own: all heads expand one compressed vector; use rot_k, z or attn_probs"
+                "latent attention has no separate k and v: all heads up-project one low-rank vector; use rot_k, z or attn_probs"
             }
             Point::HeadOut if layer.attention.as_ref().is_some_and(|a| a.experts.is_some()) => {
-                "the output projection of this attention is its experts'; use z or attn_out"
+                "this attention's output projection belongs to its experts; use z or attn_out"
             }
             Point::ResidMid if layer.mlp.is_none() || (layer.attention.is_none() && layer.recurrence.is_none()) => {
-                "this block has one sublayer, so nothing lies in its middle; use resid_pre or resid_post"
+                "this block has one sublayer, so there is no residual stream between sublayers; use resid_pre or resid_post"
             }
             Point::AttnOutPost | Point::MlpOutPost if layer.shared.is_some() => {
-                "attention and MLP of this layer add nothing to the stream: they feed its recurrence; use attn_out, mlp_out or mixer_in"
+                "attention and MLP of this layer are not added to the residual stream: they feed its recurrence; use attn_out, mlp_out or mixer_in"
             }
             Point::MlpPre | Point::MlpPreLinear | Point::MlpAct if layer.mlp.is_none() => NO_MLP,
             _ => general,
         }
     }
 
-    /// Its name.
+    /// Returns its name.
     pub fn name(self) -> &'static str {
         self.info().name
     }
 
-    /// The point of that name.
+    /// Returns the point called `name`.
     pub fn named(name: &str) -> Option<Point> {
         Point::ALL.into_iter().find(|point| point.name() == name)
     }
@@ -287,19 +290,19 @@ impl std::fmt::Display for Point {
 /// A point at a layer, or a point of the whole model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Site {
-    /// The layer; absent for points outside layers.
+    /// Layer; absent for points of the whole model.
     pub layer: Option<usize>,
     /// The kind of activation.
     pub point: Point,
 }
 
 impl Site {
-    /// A point of a layer.
+    /// Returns the site of a point in a layer.
     pub fn layer(layer: usize, point: Point) -> Site {
         Site { layer: Some(layer), point }
     }
 
-    /// A point of the whole model.
+    /// Returns the site of a point of the whole model.
     pub fn model(point: Point) -> Site {
         Site { layer: None, point }
     }

@@ -1,38 +1,40 @@
-//! Prefixes: what rows have computed, kept for rows of later calls that begin with the same tokens.
+//! Prefix cache: KV caches and recurrent states of earlier calls, reused by rows that start with
+//! the same tokens.
 //!
-//! A row's keys and values (and what recurrent ops carry) depend on its own tokens only, in their bits. So a call may take them over from an
-//! earlier one as far as its row begins alike, and as far as its plan touches nothing there: what somebody reads or changes has to be
-//! computed. Attention that a plan looks into is summed in another order for the whole row, so such rows take nothing over.
+//! A row's KV cache and recurrent states depend, bit for bit, on its own tokens only. A call may
+//! therefore reuse those of an earlier call for the common prefix, up to the first position that
+//! its plan reads or edits: tapped positions must be computed. Unfused attention sums in a
+//! different order, so rows with taps on attention scores or probabilities reuse nothing.
 
 use crate::error::{Error, Result};
 use crate::exec::Executor;
-use crate::interrupt::Watch;
+use crate::interrupt::InterruptPoller;
 use crate::job::{CacheUse, Job, RowState};
 use crate::model::Model;
-use crate::plan::{Chosen, Compiled, Entry, Lengths, Plan};
+use crate::plan::{CompiledPlan, CompiledTap, Lengths, Plan, SelectedPositions};
 use crate::program::{EdgeId, Layout, OpKind, Program};
 use crate::weights::Weights;
 use pellucid_kernels::attention::KvFormat;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-/// Kept prefixes of one model. Cheap to clone; clones share what is kept.
+/// A prefix cache of one model. Cheap to clone; clones share their contents.
 #[derive(Clone)]
-pub struct PrefixCache(Arc<Shared>);
+pub struct PrefixCache(Arc<CacheInner>);
 
-struct Shared {
-    /// Bytes that may be kept.
-    room: usize,
-    /// Whether calls add what they have computed.
-    learns: bool,
-    kept: Mutex<Kept>,
+struct CacheInner {
+    /// Maximum size in bytes.
+    capacity: usize,
+    /// Whether calls add the prefixes that they have computed.
+    adds_prefixes: bool,
+    table: Mutex<PrefixTable>,
 }
 
 #[derive(Default)]
-struct Kept {
-    /// Whose prefixes these are, once there are some.
+struct PrefixTable {
+    /// The weights of the model that the prefixes belong to.
     owner: Weak<Weights>,
     format: KvFormat,
-    /// Used last, listed last.
+    /// In order of last use, most recent last.
     prefixes: Vec<Arc<Prefix>>,
     counts: PrefixCounts,
 }
@@ -44,96 +46,98 @@ struct Prefix {
     bytes: usize,
 }
 
-/// What a cache holds, and what it has saved.
+/// Size and hit statistics of a prefix cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PrefixCounts {
-    /// Prefixes kept.
-    pub kept: usize,
-    /// Bytes that they take.
+    /// Number of prefixes in the cache.
+    pub prefixes: usize,
+    /// Their size in bytes.
     pub bytes: usize,
-    /// Rows that took something over.
+    /// Rows that reused a prefix.
     pub hits: usize,
-    /// Tokens that were not computed again.
+    /// Tokens that were reused instead of computed.
     pub tokens: usize,
 }
 
 impl PrefixCache {
-    /// A cache of at most `room` bytes, which learns from the calls that it is given to. Prefixes that were not used for the longest
-    /// time make room for others.
-    pub fn new(room: usize) -> PrefixCache {
-        PrefixCache(Arc::new(Shared { room, learns: true, kept: Mutex::default() }))
+    /// Creates a cache of at most `capacity` bytes. Calls that use it add the prefixes they
+    /// compute; the least recently used ones are evicted.
+    pub fn new(capacity: usize) -> PrefixCache {
+        PrefixCache(Arc::new(CacheInner { capacity, adds_prefixes: true, table: Mutex::default() }))
     }
 
-    /// What it holds, and what it has saved so far.
+    /// Returns size and hit statistics.
     pub fn counts(&self) -> PrefixCounts {
-        let kept = self.kept();
-        let bytes = kept.prefixes.iter().map(|prefix| prefix.bytes).sum();
-        PrefixCounts { kept: kept.prefixes.len(), bytes, ..kept.counts }
+        let table = self.table();
+        let bytes = table.prefixes.iter().map(|prefix| prefix.bytes).sum();
+        PrefixCounts { prefixes: table.prefixes.len(), bytes, ..table.counts }
     }
 
-    /// Lets go of everything.
+    /// Drops all prefixes.
     pub fn clear(&self) {
-        self.kept().prefixes.clear();
+        self.table().prefixes.clear();
     }
 
-    fn kept(&self) -> MutexGuard<'_, Kept> {
-        self.0.kept.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    fn table(&self) -> MutexGuard<'_, PrefixTable> {
+        self.0.table.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// The longest kept beginning of a row, at most `limit` tokens of it: the prefix, and how many of its tokens.
+    /// Finds the longest cached prefix of a row, at most `limit` tokens: the prefix, and how many
+    /// of its tokens match.
     fn find(&self, program: &Program, tokens: &[u32], limit: usize) -> Option<(Arc<Prefix>, usize)> {
-        let mut kept = self.kept();
+        let mut table = self.table();
         let usable = |prefix: &Prefix| {
             let common = prefix.tokens.iter().zip(&tokens[..limit]).take_while(|(a, b)| a == b).count();
-            // What is carried from token to token is known after the last of them only.
-            if program.carries() && common < prefix.tokens.len() { 0 } else { common }
+            // A recurrent state exists only for the last token of the prefix.
+            if program.is_recurrent() && common < prefix.tokens.len() { 0 } else { common }
         };
         let (index, count) =
-            kept.prefixes.iter().map(|prefix| usable(prefix)).enumerate().max_by_key(|&(_, count)| count)?;
+            table.prefixes.iter().map(|prefix| usable(prefix)).enumerate().max_by_key(|&(_, count)| count)?;
         if count == 0 {
             return None;
         }
-        let prefix = kept.prefixes.remove(index);
-        kept.prefixes.push(prefix.clone());
-        kept.counts.hits += 1;
-        kept.counts.tokens += count;
+        let prefix = table.prefixes.remove(index);
+        table.prefixes.push(prefix.clone());
+        table.counts.hits += 1;
+        table.counts.tokens += count;
         Some((prefix, count))
     }
 
-    /// Whether it keeps what calls compute.
-    pub(crate) fn learns(&self) -> bool {
-        self.0.learns
+    /// Whether calls add the prefixes that they have computed.
+    pub(crate) fn adds_prefixes(&self) -> bool {
+        self.0.adds_prefixes
     }
 
     fn add(&self, program: &Program, prefix: Prefix) {
-        let mut kept = self.kept();
+        let mut table = self.table();
         let covers = |long: &Prefix, short: &Prefix| {
-            long.tokens.starts_with(&short.tokens) && (!program.carries() || long.tokens.len() == short.tokens.len())
+            long.tokens.starts_with(&short.tokens)
+                && (!program.is_recurrent() || long.tokens.len() == short.tokens.len())
         };
-        if prefix.bytes > self.0.room || kept.prefixes.iter().any(|known| covers(known, &prefix)) {
+        if prefix.bytes > self.0.capacity || table.prefixes.iter().any(|known| covers(known, &prefix)) {
             return;
         }
-        kept.prefixes.retain(|known| !covers(&prefix, known));
-        let mut bytes = prefix.bytes + kept.prefixes.iter().map(|known| known.bytes).sum::<usize>();
-        kept.prefixes.push(Arc::new(prefix));
-        while bytes > self.0.room {
-            bytes -= kept.prefixes.remove(0).bytes;
+        table.prefixes.retain(|known| !covers(&prefix, known));
+        let mut bytes = prefix.bytes + table.prefixes.iter().map(|known| known.bytes).sum::<usize>();
+        table.prefixes.push(Arc::new(prefix));
+        while bytes > self.0.capacity {
+            bytes -= table.prefixes.remove(0).bytes;
         }
     }
 
-    /// Refuses a cache that holds another model's prefixes.
+    /// Returns an error if the cache holds prefixes of another model.
     fn check_owner(&self, model: &Model) -> Result<()> {
-        let mut kept = self.kept();
-        let owner = kept.owner.upgrade();
+        let mut table = self.table();
+        let owner = table.owner.upgrade();
         let same = owner.as_ref().is_some_and(|owner| Arc::ptr_eq(owner, model.shared_weights()));
-        if same && kept.format == model.kv() {
+        if same && table.format == model.kv() {
             return Ok(());
         }
-        if owner.is_some() && !kept.prefixes.is_empty() {
-            return Err(Error::input("these prefixes belong to another model", "make a cache for each model"));
+        if owner.is_some() && !table.prefixes.is_empty() {
+            return Err(Error::input("these prefixes belong to another model", "use one cache per model"));
         }
-        kept.prefixes.clear();
-        (kept.owner, kept.format) = (Arc::downgrade(model.shared_weights()), model.kv());
+        table.prefixes.clear();
+        (table.owner, table.format) = (Arc::downgrade(model.shared_weights()), model.kv());
         Ok(())
     }
 }
@@ -145,9 +149,11 @@ impl std::fmt::Debug for PrefixCache {
 }
 
 impl Model {
-    /// Computes a prefix to be given to later calls: a cache that holds these tokens and learns nothing more.
+    /// Computes a prefix for later calls: returns a cache that holds only these tokens, to which
+    /// calls add nothing.
     pub fn prefix(&self, tokens: &[u32]) -> Result<PrefixCache> {
-        let cache = PrefixCache(Arc::new(Shared { room: usize::MAX, learns: false, kept: Mutex::default() }));
+        let cache =
+            PrefixCache(Arc::new(CacheInner { capacity: usize::MAX, adds_prefixes: false, table: Mutex::default() }));
         self.keep_prefix(&cache, tokens)?;
         Ok(cache)
     }
@@ -160,15 +166,16 @@ impl Model {
         let prompts = [tokens.len()];
         let compiled = self.compile(&Plan::default(), Lengths { prompts: &prompts, limits: &prompts }, true)?;
         let mut job = Job::new(compiled, self.kv(), None, CacheUse::Keep, false);
-        Executor::new(self, Watch::new(None)).prefill(&mut job, &[0], &inputs)?;
+        Executor::new(self, InterruptPoller::new(None)).prefill(&mut job, &[0], &inputs)?;
         if !self.depends_on_length(tokens.len()) {
             cache.add(self.program(), Prefix::of(tokens, &job.rows[0]));
         }
         Ok(())
     }
 
-    /// Begins the rows of a call with what is kept of them; gives for each row how many tokens need not be computed.
-    pub(crate) fn take_over(
+    /// Initializes the rows of a call from cached prefixes; returns for each row how many tokens
+    /// were reused.
+    pub(crate) fn reuse_prefixes(
         &self,
         cache: Option<&PrefixCache>,
         inputs: &[Vec<u32>],
@@ -182,7 +189,7 @@ impl Model {
             return Ok(reused);
         }
         for (row, tokens) in inputs.iter().enumerate() {
-            // The last token of a prompt is always computed: something is to come out.
+            // The last token of a prompt is always computed, for its logits.
             let limit = compiled.first_touched(self.program(), row).min(tokens.len() - 1);
             if self.depends_on_length(tokens.len()) {
                 continue;
@@ -197,24 +204,31 @@ impl Model {
         Ok(reused)
     }
 
-    /// Keeps what the rows of a call have computed, where no plan has changed it.
-    pub(crate) fn learn<'t>(&self, cache: Option<&PrefixCache>, job: &Job, rows: impl Iterator<Item = &'t [u32]>) {
+    /// Adds the computed prefixes of a call's rows to the cache, for rows that the plan has not
+    /// edited.
+    pub(crate) fn store_prefixes<'t>(
+        &self,
+        cache: Option<&PrefixCache>,
+        job: &Job,
+        rows: impl Iterator<Item = &'t [u32]>,
+    ) {
         let compiled = &job.compiled;
-        let Some(cache) = cache.filter(|cache| cache.learns()) else { return };
+        let Some(cache) = cache.filter(|cache| cache.adds_prefixes()) else { return };
         let program = self.program();
-        let stateful = |kind: &OpKind| kind.carries() || matches!(kind, OpKind::Attention { .. });
+        let stateful = |kind: &OpKind| kind.is_recurrent() || matches!(kind, OpKind::Attention { .. });
         let all_ran = program.ops().iter().skip(compiled.ops).all(|op| !stateful(&op.kind));
         if !all_ran || compiled.gradient_edges(program).is_some() {
             return;
         }
         for (row, (tokens, state)) in rows.zip(&job.rows).enumerate() {
-            if compiled.leaves_alone(program, row) && !self.depends_on_length(state.len) {
+            if compiled.is_unedited(program, row) && !self.depends_on_length(state.len) {
                 cache.add(program, Prefix::of(&tokens[..state.len], state));
             }
         }
     }
 
-    /// Whether a row of this length is turned by other angles than shorter rows are.
+    /// Whether a row of this length uses other rotary frequencies than shorter rows (LongRoPE,
+    /// dynamic NTK), so that prefixes do not match.
     fn depends_on_length(&self, length: usize) -> bool {
         self.program().architecture().ropes.iter().any(|rope| rope.is_stretched(length))
     }
@@ -228,23 +242,23 @@ impl Prefix {
     }
 }
 
-impl Compiled {
-    /// The first position of a row that somebody reads or changes.
+impl CompiledPlan {
+    /// The first position of a row that a tap reads or edits.
     fn first_touched(&self, program: &Program, row: usize) -> usize {
-        let first = |edge: EdgeId, rows: &[Option<Chosen>]| match &rows[row] {
+        let first = |edge: EdgeId, rows: &[Option<SelectedPositions>]| match &rows[row] {
             Some(_) if program.edge(edge).layout == Layout::QueryKey => Some(0),
-            chosen => chosen.as_ref().and_then(Chosen::first),
+            chosen => chosen.as_ref().and_then(SelectedPositions::first),
         };
-        let entries = self.entries.iter().filter_map(|entry| first(entry.edge, &entry.rows));
+        let entries = self.taps.iter().filter_map(|entry| first(entry.edge, &entry.rows));
         let sources = self.sources.iter().filter_map(|source| first(source.edge, &source.rows));
         entries.chain(sources).min().unwrap_or(usize::MAX)
     }
 
-    /// Whether a row computes what it would without a plan.
-    fn leaves_alone(&self, program: &Program, row: usize) -> bool {
-        let apart = |edge: EdgeId| program.edge(edge).layout == Layout::QueryKey;
-        let alone = |entry: &Entry| entry.rows[row].is_none() || entry.looks() && !apart(entry.edge);
-        self.entries.iter().all(alone)
-            && self.sources.iter().all(|source| source.rows[row].is_none() || !apart(source.edge))
+    /// Whether a row's values are those of a run without a plan.
+    fn is_unedited(&self, program: &Program, row: usize) -> bool {
+        let unfused = |edge: EdgeId| program.edge(edge).layout == Layout::QueryKey;
+        let alone = |entry: &CompiledTap| entry.rows[row].is_none() || entry.is_read_only() && !unfused(entry.edge);
+        self.taps.iter().all(alone)
+            && self.sources.iter().all(|source| source.rows[row].is_none() || !unfused(source.edge))
     }
 }

@@ -1,9 +1,9 @@
-//! Where the time goes: a backend that measures every op of another one.
+//! Op profiler: a backend that times every op of another backend.
 
 use crate::backend::{Backend, Frame, Taps};
 use crate::error::Result;
 use crate::model::Model;
-use crate::program::{Domain, Linear, OpKind, Program};
+use crate::program::{Linear, OpKind, Program, TokenSet};
 use crate::weights::Weights;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -11,26 +11,27 @@ use std::time::Instant;
 /// One execution of one op.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OpTime {
-    /// Which op of the program.
+    /// Index of the op in the program.
     pub op: usize,
-    /// Tokens of its pass.
+    /// Number of tokens in the pass.
     pub tokens: usize,
-    /// Tokens that it computed: at the end of the model only those that somebody reads.
+    /// Number of tokens that it computed. The last ops of a model run only for tokens whose output
+    /// is used.
     pub computed: usize,
-    /// Queries times keys that they see, where it is attention.
+    /// For attention, the number of (query, visible key) pairs.
     pub pairs: usize,
-    /// When it began, in seconds since the profile did.
+    /// Start time, in seconds since the profile was created.
     pub at_s: f64,
-    /// Seconds that it took.
+    /// Duration in seconds.
     pub seconds: f64,
 }
 
-/// What an op has to do for some tokens, counted from its shapes.
+/// The cost of an op for some tokens, computed from its shapes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Work {
-    /// Multiplications and additions.
+    /// Floating-point operations; a multiply-add counts as two.
     pub flops: f64,
-    /// Bytes of weights that are read.
+    /// Bytes of weights read.
     pub weight_bytes: f64,
 }
 
@@ -42,56 +43,57 @@ pub struct Profile {
 }
 
 impl Profile {
-    /// Everything measured so far, in order.
+    /// All measurements so far, in order.
     pub fn times(&self) -> Vec<OpTime> {
-        self.locked().clone()
+        self.lock().clone()
     }
 
-    /// Forgets what was measured so far.
+    /// Drops all measurements.
     pub fn clear(&self) {
-        self.locked().clear();
+        self.lock().clear();
     }
 
-    fn locked(&self) -> MutexGuard<'_, Vec<OpTime>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<OpTime>> {
         self.times.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A backend that notes how long another one takes.
-struct Profiled {
+/// A backend that times another one.
+struct ProfilingBackend {
     inner: Arc<dyn Backend>,
-    /// Which tokens each op computes.
-    domains: Vec<Domain>,
+    /// The tokens that each op computes.
+    token_sets: Vec<TokenSet>,
     profile: Profile,
 }
 
-impl Backend for Profiled {
+impl Backend for ProfilingBackend {
     fn execute(&self, index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()> {
-        let (tokens, computed) = (frame.pass.tokens.len(), frame.pass.len(self.domains[index]));
+        let (tokens, computed) = (frame.pass.tokens.len(), frame.pass.len(self.token_sets[index]));
         let pairs = pairs(frame.program, index, frame.pass.positions.iter().copied());
         let started = Instant::now();
         let outcome = self.inner.execute(index, frame, taps);
         let seconds = started.elapsed().as_secs_f64();
         let at_s = started.duration_since(self.profile.began).as_secs_f64();
-        self.profile.locked().push(OpTime { op: index, tokens, computed, pairs, at_s, seconds });
+        self.profile.lock().push(OpTime { op: index, tokens, computed, pairs, at_s, seconds });
         outcome
     }
 }
 
 impl Model {
-    /// The same model with a profile of everything that it runs from now on. Numbers do not change.
+    /// Returns the model with a profiling backend, and its profile. Results are bit-identical.
     pub fn profiled(&self) -> (Model, Profile) {
         let profile = Profile { began: Instant::now(), times: Arc::default() };
         let inner = self.backend().clone();
-        let mut domains = vec![Domain::All; self.program().ops().len()];
+        let mut token_sets = vec![TokenSet::All; self.program().ops().len()];
         for edge in self.program().edges() {
-            domains[edge.made_by] = edge.domain;
+            token_sets[edge.producer] = edge.token_set;
         }
-        (self.with_backend(Arc::new(Profiled { inner, domains, profile: profile.clone() })), profile)
+        (self.with_backend(Arc::new(ProfilingBackend { inner, token_sets, profile: profile.clone() })), profile)
     }
 }
 
-/// How many keys queries at these positions see together, where an op is attention.
+/// The number of (query, visible key) pairs of queries at these positions; 0 if the op is not
+/// attention.
 pub fn pairs(program: &Program, op: usize, positions: impl Iterator<Item = usize>) -> usize {
     match &program.ops()[op].kind {
         OpKind::Attention { shape, .. } => positions.map(|position| shape.visible(position).len()).sum(),
@@ -99,8 +101,9 @@ pub fn pairs(program: &Program, op: usize, positions: impl Iterator<Item = usize
     }
 }
 
-/// What an op has to do for `tokens` tokens, and attention for `pairs` of queries and keys. Only products are counted: everything else reads
-/// what it computes with from caches, as attention does its keys and values.
+/// The cost of an op for `tokens` tokens, and of attention for `pairs` (query, key) pairs. Counts
+/// only matrix products; all other ops read their inputs from CPU caches, as attention does its KV
+/// cache.
 pub fn work(program: &Program, weights: &Weights, op: usize, tokens: usize, pairs: usize) -> Work {
     let product = |linear: &Linear| {
         let matrix = weights.matrix(linear.weight);
@@ -112,8 +115,8 @@ pub fn work(program: &Program, weights: &Weights, op: usize, tokens: usize, pair
     match &program.ops()[op].kind {
         OpKind::MatMul { linear, .. } | OpKind::Project { linear, .. } => product(linear),
         OpKind::Experts { experts, weights: shares, .. } => {
-            // Each token uses a few of them; for one token only those are read.
-            let chosen = program.edge(*shares).width;
+            // Each token uses `chosen` experts, and only the weights of used experts are read.
+            let top_k = program.edge(*shares).width;
             let one = experts.first().map(|expert| {
                 let parts = expert.gate.iter().chain([&expert.up, &expert.down]);
                 parts.map(product).fold(Work::default(), |a, b| Work {
@@ -122,8 +125,8 @@ pub fn work(program: &Program, weights: &Weights, op: usize, tokens: usize, pair
                 })
             });
             let one = one.unwrap_or_default();
-            let read = (chosen * tokens).min(experts.len()) as f64;
-            Work { flops: one.flops * chosen as f64, weight_bytes: one.weight_bytes * read }
+            let read = (top_k * tokens).min(experts.len()) as f64;
+            Work { flops: one.flops * top_k as f64, weight_bytes: one.weight_bytes * read }
         }
         OpKind::Attention { shape, .. } => {
             let each = 2 * shape.heads * (shape.key_dim + shape.value_dim);

@@ -1,24 +1,25 @@
-//! From logits to a token.
+//! Samples a token from logits.
 
 use pellucid_kernels::softmax::softmax;
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 use std::cmp::Ordering;
 
-/// How a token is chosen from logits.
+/// Sampling settings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
-    /// 0 takes the most likely token; higher is more varied.
+    /// Softmax temperature; 0 is greedy (argmax).
     pub temperature: f32,
-    /// Only the `k` most likely tokens; 0 for all.
+    /// Sample only from the `k` most likely tokens; 0 for all.
     pub top_k: usize,
-    /// Only the most likely tokens that together reach this probability.
+    /// Nucleus sampling: only the most likely tokens that together reach this probability.
     pub top_p: f32,
-    /// Only tokens at least this fraction as likely as the most likely one.
+    /// Only tokens with at least this fraction of the top token's probability.
     pub min_p: f32,
-    /// Logits of tokens already in the row are divided by this (multiplied, where negative).
+    /// Divides positive logits of tokens already in the row by this factor and multiplies negative
+    /// ones; 1 has no effect.
     pub repetition_penalty: f32,
-    /// Same seed, same tokens.
+    /// RNG seed. The same seed gives the same tokens.
     pub seed: u64,
 }
 
@@ -29,9 +30,9 @@ impl Default for Sampling {
 }
 
 impl Sampling {
-    /// What is wrong with these settings, if anything.
+    /// Describes the first invalid setting, if any.
     pub fn problem(&self) -> Option<String> {
-        let wrong = |name: &str, value: f32, range: &str| Some(format!("{name} is {value}, and takes {range}"));
+        let wrong = |name: &str, value: f32, range: &str| Some(format!("{name} is {value}; it must be {range}"));
         match self {
             s if !(s.temperature >= 0.0 && s.temperature.is_finite()) => {
                 wrong("temperature", s.temperature, "0 or more")
@@ -46,116 +47,120 @@ impl Sampling {
     }
 }
 
-/// A row's own source of chance.
+/// The sampler of one row: its settings, RNG and scratch buffers.
 pub(crate) struct Sampler {
     sampling: Sampling,
-    random: Pcg64Mcg,
-    order: Vec<(f32, u32)>,
-    /// The different tokens among the first `looked_at` of the row, and whether each token is one of them.
+    rng: Pcg64Mcg,
+    candidates: Vec<(f32, u32)>,
+    /// The distinct tokens among the first `scanned` tokens of the row, and the same as a flag per
+    /// token of the vocabulary.
     seen: Vec<u32>,
     is_seen: Vec<bool>,
-    looked_at: usize,
+    scanned: usize,
 }
 
 impl Sampler {
-    pub fn new(sampling: &Sampling, row: usize) -> Sampler {
-        // Rows draw from different streams, so that equal prompts differ and a row does not depend on its neighbours.
-        let random = Pcg64Mcg::seed_from_u64(sampling.seed ^ (row as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+    /// A sampler that draws from random stream `stream` of the seed.
+    pub fn new(sampling: &Sampling, stream: usize) -> Sampler {
+        let rng = Pcg64Mcg::seed_from_u64(sampling.seed ^ (stream as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15));
         Sampler {
             sampling: sampling.clone(),
-            random,
-            order: Vec::new(),
+            rng,
+            candidates: Vec::new(),
             seen: Vec::new(),
             is_seen: Vec::new(),
-            looked_at: 0,
+            scanned: 0,
         }
     }
 
-    /// Chooses a token; `row` are the row's tokens so far, which only ever become more.
+    /// Samples a token. `row` are the row's tokens so far; each call must extend those of the
+    /// previous call.
     pub fn choose(&mut self, logits: &mut [f32], row: &[u32]) -> u32 {
         let penalty = self.sampling.repetition_penalty;
         if penalty != 1.0 {
-            self.look_at(row, logits.len());
+            self.update_seen(row, logits.len());
             for &token in &self.seen {
                 let logit = &mut logits[token as usize];
                 *logit = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
             }
         }
         if self.sampling.temperature == 0.0 {
-            return most_likely(logits);
+            return argmax(logits);
         }
         self.draw(logits)
     }
 
-    fn look_at(&mut self, row: &[u32], vocab: usize) {
+    fn update_seen(&mut self, row: &[u32], vocab: usize) {
         self.is_seen.resize(vocab, false);
-        // Room for all that can be seen, so that later tokens allocate nothing.
+        // Reserve the maximum, so that later tokens allocate nothing.
         self.seen.reserve(vocab.saturating_sub(self.seen.len()));
-        for &token in &row[self.looked_at..] {
+        for &token in &row[self.scanned..] {
             if !std::mem::replace(&mut self.is_seen[token as usize], true) {
                 self.seen.push(token);
             }
         }
-        self.looked_at = row.len();
+        self.scanned = row.len();
     }
 
     fn draw(&mut self, logits: &mut [f32]) -> u32 {
         let Sampling { temperature, top_k, top_p, min_p, .. } = self.sampling;
-        let first = most_likely(logits);
+        let first = argmax(logits);
         let top = logits[first as usize];
         if !top.is_finite() {
             return first;
         }
-        // The difference first: a temperature near zero then makes it minus infinity, not infinity minus infinity.
+        // Subtract before dividing: a temperature near zero then gives -inf, not inf - inf = NaN.
         for x in logits.iter_mut() {
             *x = if x.is_nan() { f32::NEG_INFINITY } else { (*x - top) / temperature };
         }
         softmax(logits, None);
-        let order = &mut self.order;
-        order.clear();
-        order.reserve(logits.len());
-        order.extend(logits.iter().zip(0..).filter(|(p, _)| **p > 0.0).map(|(&p, token)| (p, token)));
-        if top_k > 0 && top_k < order.len() {
-            order.select_nth_unstable_by(top_k - 1, likelier);
-            order.truncate(top_k);
-            order.sort_unstable_by(likelier);
+        let candidates = &mut self.candidates;
+        candidates.clear();
+        candidates.reserve(logits.len());
+        candidates.extend(logits.iter().zip(0..).filter(|(p, _)| **p > 0.0).map(|(&p, token)| (p, token)));
+        if top_k > 0 && top_k < candidates.len() {
+            candidates.select_nth_unstable_by(top_k - 1, by_probability);
+            candidates.truncate(top_k);
+            candidates.sort_unstable_by(by_probability);
         }
         if top_p < 1.0 {
-            keep_likeliest(order, top_p);
+            keep_top_p(candidates, top_p);
         }
         let least = min_p * logits[first as usize];
-        order.retain(|(p, _)| *p >= least);
-        let total: f64 = order.iter().map(|(p, _)| *p as f64).sum();
-        let mut left = (self.random.next_u64() >> 40) as f64 / (1u64 << 24) as f64 * total;
-        for &(p, token) in order.iter() {
+        candidates.retain(|(p, _)| *p >= least);
+        let total: f64 = candidates.iter().map(|(p, _)| *p as f64).sum();
+        let mut left = (self.rng.next_u64() >> 40) as f64 / (1u64 << 24) as f64 * total;
+        for &(p, token) in candidates.iter() {
             left -= p as f64;
             if left < 0.0 {
                 return token;
             }
         }
-        order.last().map_or(first, |&(_, token)| token)
+        candidates.last().map_or(first, |&(_, token)| token)
     }
 }
 
-/// The likelier first; among equals the earlier token, as in the reference's sort.
-fn likelier(a: &(f32, u32), b: &(f32, u32)) -> Ordering {
+/// Orders by descending probability; among equals the lower token first, as in the reference's
+/// sort.
+fn by_probability(a: &(f32, u32), b: &(f32, u32)) -> Ordering {
     b.0.total_cmp(&a.0).then(a.1.cmp(&b.1))
 }
 
-/// Keeps a token while those likelier than it have not yet reached `top_p` of the whole. Only what comes near staying is ever sorted.
-fn keep_likeliest(order: &mut Vec<(f32, u32)>, top_p: f32) {
-    let enough = top_p as f64 * order.iter().map(|(p, _)| *p as f64).sum::<f64>();
+/// Keeps the most likely tokens until they reach `top_p` of the total probability. Sorts in growing
+/// blocks, so that little more than the kept tokens is sorted.
+fn keep_top_p(candidates: &mut Vec<(f32, u32)>, top_p: f32) {
+    let enough = top_p as f64 * candidates.iter().map(|(p, _)| *p as f64).sum::<f64>();
     let (mut before, mut kept, mut block) = (0.0, 0, 64);
-    while kept < order.len() {
-        let rest = &mut order[kept..];
+    while kept < candidates.len() {
+        let rest = &mut candidates[kept..];
         let sorted = block.min(rest.len());
         if sorted < rest.len() {
-            rest.select_nth_unstable_by(sorted, likelier);
+            rest.select_nth_unstable_by(sorted, by_probability);
         }
-        rest[..sorted].sort_unstable_by(likelier);
+        rest[..sorted].sort_unstable_by(by_probability);
         for (p, _) in &rest[..sorted] {
             if before >= enough && kept > 0 {
-                order.truncate(kept);
+                candidates.truncate(kept);
                 return;
             }
             before += *p as f64;
@@ -165,9 +170,9 @@ fn keep_likeliest(order: &mut Vec<(f32, u32)>, top_p: f32) {
     }
 }
 
-/// The token of the largest logit, the first among equals.
-pub fn most_likely(logits: &[f32]) -> u32 {
-    // The largest in lanes, then where it stands: two loops that vectorise, where one that keeps the place does not.
+/// The token with the largest logit; the lowest one among equals. NaN is ignored.
+pub fn argmax(logits: &[f32]) -> u32 {
+    // First the maximum, then its index: both loops vectorize, a single argmax loop does not.
     let mut lanes = [f32::NEG_INFINITY; 16];
     let chunks = logits.chunks_exact(lanes.len());
     let rest = chunks.remainder().iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -177,6 +182,9 @@ pub fn most_likely(logits: &[f32]) -> u32 {
     let top = lanes.into_iter().fold(rest, f32::max);
     logits.iter().position(|&x| x == top).unwrap_or(0) as u32
 }
+
+#[doc(hidden)]
+pub use self::argmax as most_likely; // former name
 
 #[cfg(test)]
 mod tests {
@@ -191,20 +199,20 @@ mod tests {
     fn greedy_takes_the_largest_and_the_first_among_equals() {
         assert_eq!(draws(Sampling::default(), &[1.0, 3.0, 3.0, 2.0], 2), [1, 1]);
         let mut logits: Vec<f32> = (0..100).map(|i| ((i * 37) % 100) as f32).collect();
-        assert_eq!(most_likely(&logits), 27);
+        assert_eq!(argmax(&logits), 27);
         (logits[3], logits[27]) = (f32::NAN, f32::NAN);
-        assert_eq!(most_likely(&logits), 54, "what is no number is not chosen");
-        assert_eq!(most_likely(&[f32::NEG_INFINITY; 20]), 0);
+        assert_eq!(argmax(&logits), 54, "NaN is not chosen");
+        assert_eq!(argmax(&[f32::NEG_INFINITY; 20]), 0);
     }
 
     #[test]
-    fn partial_sorting_keeps_what_full_sorting_would() {
+    fn top_p_with_partial_sorting_equals_full_sorting() {
         let shares: Vec<(f32, u32)> = (0..3000).map(|token| (((token * 7919) % 257) as f32 + 1.0, token)).collect();
         let whole: f64 = shares.iter().map(|(p, _)| *p as f64).sum();
         for top_p in [1e-6, 0.01, 0.3, 0.9, 0.999_999] {
             let (mut ours, mut all) = (shares.clone(), shares.clone());
-            keep_likeliest(&mut ours, top_p);
-            all.sort_by(likelier);
+            keep_top_p(&mut ours, top_p);
+            all.sort_by(by_probability);
             let mut before = 0.0;
             all.retain(|(p, _)| {
                 let stays = before < top_p as f64 * whole;
@@ -216,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn filters_leave_what_they_should() {
+    fn top_k_top_p_and_min_p_filter_tokens() {
         let logits = [5.0, 4.0, 3.0, -50.0];
         let hot = Sampling { temperature: 1.0, ..Sampling::default() };
         let only = |s: Sampling| {
@@ -227,9 +235,9 @@ mod tests {
         };
         assert_eq!(only(hot.clone()), [0, 1, 2]);
         assert_eq!(only(Sampling { top_k: 2, ..hot.clone() }), [0, 1]);
-        // The first token has 0.665 of the whole: it alone reaches 0.6.
+        // The first token has probability 0.665, so it alone reaches 0.6.
         assert_eq!(only(Sampling { top_p: 0.6, ..hot.clone() }), [0]);
-        // e^-1 = 0.37 of the best stays, e^-2 = 0.14 goes.
+        // e^-1 = 0.37 of the top probability stays, e^-2 = 0.14 is dropped.
         assert_eq!(only(Sampling { min_p: 0.2, ..hot.clone() }), [0, 1]);
     }
 
@@ -244,12 +252,12 @@ mod tests {
     }
 
     #[test]
-    fn the_repetition_penalty_pushes_down_what_was_seen() {
+    fn the_repetition_penalty_lowers_seen_tokens() {
         let sampler = || Sampler::new(&Sampling { repetition_penalty: 2.0, ..Sampling::default() }, 0);
         assert_eq!(sampler().choose(&mut [3.0, 2.0], &[0, 0]), 1);
         assert_eq!(sampler().choose(&mut [-1.0, -1.5], &[0]), 1);
-        let mut goes_on = sampler();
-        assert_eq!(goes_on.choose(&mut [3.0, 2.0, 1.0], &[0]), 1);
-        assert_eq!(goes_on.choose(&mut [3.0, 2.0, 1.8], &[0, 1]), 2);
+        let mut reused = sampler();
+        assert_eq!(reused.choose(&mut [3.0, 2.0, 1.0], &[0]), 1);
+        assert_eq!(reused.choose(&mut [3.0, 2.0, 1.8], &[0, 1]), 2);
     }
 }

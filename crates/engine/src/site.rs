@@ -1,4 +1,4 @@
-//! Sites by name: addresses, patterns and aliases, found in a program.
+//! Resolves site addresses, patterns and aliases in a program.
 
 pub use crate::point::Site;
 
@@ -6,40 +6,42 @@ use crate::architecture::{Layer, Modules};
 use crate::error::{Error, Result};
 use crate::point::{Point, Scope};
 use crate::program::Program;
+use crate::remedy::Remedy;
 
-/// What a pattern found: the sites that exist, and those it passed over because their layer does not have the point.
+/// Sites that a pattern matches, and those that it passes over because their layer lacks the point.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Matches {
     /// Existing sites, in layer order.
     pub sites: Vec<Site>,
-    /// Sites that a wildcard would have meant but that do not exist.
+    /// Sites that the pattern's layers and point would name, but that do not exist.
     pub passed_over: Vec<Site>,
 }
 
-/// Which layers an address means.
+/// Layers of an address.
 #[derive(Clone, Debug, PartialEq)]
 enum Layers {
     One(usize),
     Several(Vec<usize>),
 }
 
-/// Finds the sites that `text` means: an address (`layers.5.resid_post`, `logits`), a pattern (`layers.*.z`, `layers.3-7.z`, `layers.{0,11}.z`),
-/// or an alias in the words of TransformerLens, interp-engine or Hugging Face.
+/// Returns the sites that `text` names: an address (`layers.5.resid_post`, `logits`), a pattern
+/// (`layers.*.z`, `layers.3-7.z`, `layers.{0,11}.z`), or an alias of TransformerLens, interp-engine
+/// or Hugging Face. Fails if none exists.
 pub fn find(program: &Program, text: &str) -> Result<Matches> {
     let (point, layers) = parse(program, text)?;
     let depth = program.architecture().layers.len();
     let Some(layers) = layers else {
-        return one(program, Site::model(point));
+        return single(program, Site::model(point));
     };
-    let wanted = match layers {
+    let layers = match layers {
         Layers::One(layer) => {
             check_layer(layer, depth, text)?;
-            return one(program, Site::layer(layer, point));
+            return single(program, Site::layer(layer, point));
         }
         Layers::Several(layers) => layers,
     };
     let mut matches = Matches { sites: Vec::new(), passed_over: Vec::new() };
-    for layer in wanted {
+    for layer in layers {
         check_layer(layer, depth, text)?;
         let site = Site::layer(layer, point);
         if program.edge_of(site).is_some() { matches.sites.push(site) } else { matches.passed_over.push(site) }
@@ -47,7 +49,7 @@ pub fn find(program: &Program, text: &str) -> Result<Matches> {
     if matches.sites.is_empty() {
         return Err(Error::site(
             format!("`{text}` matches no site: {}", point.absent_from(layer_of(program, matches.passed_over.first()))),
-            "`pellucid sites` lists the sites of a model",
+            Remedy::ListSites,
         ));
     }
     Ok(matches)
@@ -61,7 +63,7 @@ fn check_layer(layer: usize, depth: usize, text: &str) -> Result<()> {
     Err(Error::site(format!("`{text}`: there is no layer {layer}"), format!("this model's layers are 0 to {last}")))
 }
 
-fn one(program: &Program, site: Site) -> Result<Matches> {
+fn single(program: &Program, site: Site) -> Result<Matches> {
     if program.edge_of(site).is_some() {
         return Ok(Matches { sites: vec![site], passed_over: Vec::new() });
     }
@@ -71,7 +73,7 @@ fn one(program: &Program, site: Site) -> Result<Matches> {
             program.architecture().family,
             site.point.absent_from(layer_of(program, Some(&site)))
         ),
-        "`pellucid sites` lists the sites of a model",
+        Remedy::ListSites,
     ))
 }
 
@@ -84,19 +86,19 @@ fn parse(program: &Program, text: &str) -> Result<(Point, Option<Layers>)> {
         return Ok((site.point, site.layer.map(Layers::One)));
     }
     let depth = program.architecture().layers.len();
-    // Our own addresses are what most texts are, and need no search.
+    // Most texts are our own addresses, which need no search over aliases.
     if let Some((layer, point)) = text.strip_prefix("layers.").and_then(|rest| rest.split_once('.'))
         && let (Some(point), Some(layers)) = (Point::named(point), parse_layers(layer, depth))
         && point.info().scope == Scope::Layer
     {
         return Ok((point, Some(layers)));
     }
-    if let Some(point) = program.named(text) {
+    if let Some(point) = program.named_point(text) {
         return Ok((point, None));
     }
     for point in Point::ALL {
-        for form in forms(point, &program.architecture().modules) {
-            match matched(&form, text) {
+        for form in address_forms(point, &program.architecture().modules) {
+            match match_form(&form, text) {
                 Some(None) => return Ok((point, None)),
                 Some(Some(selector)) => {
                     if let Some(layers) = parse_layers(selector, depth) {
@@ -110,7 +112,7 @@ fn parse(program: &Program, text: &str) -> Result<(Point, Option<Layers>)> {
     Err(unknown(program, text))
 }
 
-/// The site that a text is the address of, which programs write: found without trying every way to write a point.
+/// Parses a canonical address without trying the aliases of every point.
 fn canonical(text: &str) -> Option<Site> {
     match text.strip_prefix("layers.") {
         None => Point::named(text).filter(|point| point.info().scope == Scope::Model).map(Site::model),
@@ -122,8 +124,8 @@ fn canonical(text: &str) -> Option<Site> {
     }
 }
 
-/// Every way to write a point's address, `{}` for the layer.
-fn forms(point: Point, modules: &Modules) -> Vec<String> {
+/// Returns every form of a point's address, `{}` for the layer.
+fn address_forms(point: Point, modules: &Modules) -> Vec<String> {
     let info = point.info();
     let mut forms = match info.scope {
         Scope::Model => vec![info.name.to_string()],
@@ -135,7 +137,8 @@ fn forms(point: Point, modules: &Modules) -> Vec<String> {
     forms
 }
 
-/// TransformerLens' short names: a word and the layer's number (`resid_post5`, `q3`, `pattern0`).
+/// Returns TransformerLens' short name: a word and the layer index (`resid_post5`, `q3`,
+/// `pattern0`).
 fn short_form(point: Point) -> Option<String> {
     use Point::*;
     let word = match point {
@@ -153,7 +156,7 @@ fn short_form(point: Point) -> Option<String> {
     Some(format!("{word}{{}}"))
 }
 
-/// Hugging Face module paths with nnsight's `.input` and `.output`.
+/// Returns the Hugging Face module path with nnsight's `.input` or `.output`.
 fn module_form(point: Point, modules: &Modules) -> Option<String> {
     let layers = &modules.layers;
     let inside =
@@ -173,7 +176,7 @@ fn module_form(point: Point, modules: &Modules) -> Option<String> {
     }
 }
 
-/// The aliases of a site, most useful first.
+/// Returns the aliases of a site: TransformerLens, then Hugging Face.
 pub fn aliases(program: &Program, site: Site) -> Vec<String> {
     let modules = &program.architecture().modules;
     let layer = site.layer.map(|layer| layer.to_string()).unwrap_or_default();
@@ -182,8 +185,9 @@ pub fn aliases(program: &Program, site: Site) -> Vec<String> {
     forms.map(|form| form.replace("{}", &layer)).collect()
 }
 
-/// Matches `text` against a form: `Some(None)` for a form without layer, else the layer's part of the text.
-fn matched<'a>(form: &str, text: &'a str) -> Option<Option<&'a str>> {
+/// Matches `text` against a form: `Some(None)` for a form without a layer, else the layer part of
+/// the text.
+fn match_form<'a>(form: &str, text: &'a str) -> Option<Option<&'a str>> {
     let Some((before, after)) = form.split_once("{}") else {
         return (form == text).then_some(None);
     };
@@ -191,7 +195,7 @@ fn matched<'a>(form: &str, text: &'a str) -> Option<Option<&'a str>> {
     (!selector.is_empty()).then_some(Some(selector))
 }
 
-/// `5`, `*`, `3-7`, `{0,11}`.
+/// Parses `5`, `*`, `3-7` or `{0,11}`.
 fn parse_layers(text: &str, depth: usize) -> Option<Layers> {
     if text == "*" {
         return Some(Layers::Several((0..depth).collect()));
@@ -201,54 +205,54 @@ fn parse_layers(text: &str, depth: usize) -> Option<Layers> {
     }
     if let Some((first, last)) = text.split_once('-') {
         let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
-        // A range past the last layer is cut there and refused by the layer check, without listing billions of numbers.
+        // Truncate a huge range just past the last layer: the layer check then rejects it without
+        // allocating billions of indices.
         return (first <= last).then(|| Layers::Several((first..=last.min(depth.max(first))).collect()));
     }
     text.parse().ok().map(Layers::One)
 }
 
-/// What TransformerLens makes beside the stream when its flags are set: copies that only one reader sees. They are no edges of the
-/// model, and the tensors that they repeat are written with another effect, so no site answers to their names.
-fn beside_the_stream(text: &str) -> Option<Error> {
+/// Returns the error for TransformerLens hooks that are copies of the residual stream for one
+/// reader (`use_attn_in`, `use_split_qkv_input`, `use_hook_mlp_in`). They are not edges of the
+/// model, and editing the original tensor has another effect, so they are not aliases.
+fn transformer_lens_copy(text: &str) -> Option<Error> {
     let (layer, name) = text.strip_prefix("blocks.")?.split_once('.')?;
-    let (what, remedy) = match name {
+    let (copy, remedy) = match name {
         "hook_attn_in" => (
-            "the stream before the norm, copied for each head",
-            format!(
-                "read layers.{layer}.resid_pre; to change what attention alone is handed, write layers.{layer}.attn_in"
-            ),
+            "a copy of the residual stream before the norm for each head",
+            format!("read layers.{layer}.resid_pre; to change attention's input alone, edit layers.{layer}.attn_in"),
         ),
         "hook_q_input" | "hook_k_input" | "hook_v_input" => {
-            let made = match name {
+            let point = match name {
                 "hook_q_input" => "q",
                 "hook_k_input" => "k",
                 _ => "value",
             };
             (
-                "the stream before the norm, copied for the heads of one projection",
-                format!("read layers.{layer}.resid_pre; to change one head's projection, write layers.{layer}.{made}"),
+                "a copy of the residual stream before the norm for the heads of one projection",
+                format!("read layers.{layer}.resid_pre; to change one head's projection, edit layers.{layer}.{point}"),
             )
         }
         "hook_mlp_in" => (
-            "the stream before the norm, copied for the MLP",
+            "a copy of the residual stream before the norm for the MLP",
             format!(
-                "read layers.{layer}.resid_mid (resid_pre on a parallel block); to change what the MLP alone is handed, \
-                 write layers.{layer}.mlp_in"
+                "read layers.{layer}.resid_mid (resid_pre on a parallel block); to change the MLP's input alone, \
+                 edit layers.{layer}.mlp_in"
             ),
         ),
         _ => return None,
     };
-    Some(Error::site(format!("`{text}` is no site: TransformerLens makes it beside the model, {what}"), remedy))
+    Some(Error::site(format!("`{text}` is not a site: in TransformerLens it is {copy}"), remedy))
 }
 
 fn unknown(program: &Program, text: &str) -> Error {
     if let Some(point) = Point::named(text) {
         return Error::site(
-            format!("`{text}` is a point of layers, and the address names none"),
+            format!("`{text}` is a point of a layer, but the address has no layer"),
             format!("write layers.*.{point}, or layers.0.{point}"),
         );
     }
-    if let Some(error) = beside_the_stream(text) {
+    if let Some(error) = transformer_lens_copy(text) {
         return error;
     }
     let names = program.sites().map(|site| site.to_string());
@@ -256,9 +260,6 @@ fn unknown(program: &Program, text: &str) -> Error {
     let mut near: Vec<(f64, String)> =
         names.chain(aliases).map(|name| (strsim::jaro_winkler(text, &name), name)).collect();
     near.sort_by(|a, b| b.0.total_cmp(&a.0));
-    let near: Vec<String> = near.into_iter().take(3).map(|(_, name)| format!("`{name}`")).collect();
-    Error::site(
-        format!("no site is called `{text}`"),
-        format!("did you mean {}? `pellucid sites` lists them all", near.join(", ")),
-    )
+    let near: Vec<String> = near.into_iter().take(3).map(|(_, name)| name).collect();
+    Error::site(format!("no site is called `{text}`"), Remedy::DidYouMean(near))
 }

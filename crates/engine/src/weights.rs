@@ -1,4 +1,4 @@
-//! The weights that a model runs with.
+//! The weights of a model.
 
 pub use crate::program::{WeightId, WeightKind, WeightSpec};
 
@@ -7,7 +7,7 @@ use crate::ids::IdVec;
 use crate::program::{Linear, OpKind, Program};
 use pellucid_kernels::Matrix;
 
-/// A weight as the backend uses it.
+/// A weight in its runtime format.
 pub enum Weight {
     /// A matrix or table.
     Matrix(Matrix),
@@ -19,12 +19,12 @@ pub enum Weight {
 pub struct Weights(IdVec<WeightId, Weight>);
 
 impl Weights {
-    /// Takes the weights in the program's order; the loader has checked their shapes.
+    /// Wraps weights in the program's order. The loader has already checked their shapes.
     pub fn new(weights: Vec<Weight>) -> Weights {
         Weights(IdVec::from(weights))
     }
 
-    /// A matrix or table.
+    /// Returns a matrix or table; panics if the weight is a vector.
     pub fn matrix(&self, id: WeightId) -> &Matrix {
         match &self.0[id] {
             Weight::Matrix(matrix) => matrix,
@@ -32,7 +32,7 @@ impl Weights {
         }
     }
 
-    /// A vector.
+    /// Returns a vector; panics if the weight is a matrix.
     pub fn vector(&self, id: WeightId) -> &[f32] {
         match &self.0[id] {
             Weight::Vector(vector) => vector,
@@ -40,12 +40,12 @@ impl Weights {
         }
     }
 
-    /// A projection's matrix and bias.
+    /// Returns a projection's matrix and bias.
     pub fn linear(&self, linear: &Linear) -> (&Matrix, Option<&[f32]>) {
         (self.matrix(linear.weight), linear.bias.map(|bias| self.vector(bias)))
     }
 
-    /// The weights with every gain that is stored as its distance from one made whole, so that a norm only multiplies.
+    /// Adds 1 to gains stored as `1 + weight` (Gemma), so that norms only multiply.
     pub(crate) fn with_folded_gains(mut self, program: &Program) -> Weights {
         let mut folded = IdVec::filled(false, self.0.len());
         for op in program.ops() {
@@ -61,7 +61,7 @@ impl Weights {
         self
     }
 
-    /// Bytes of all weights.
+    /// Returns the size of all weights in bytes.
     pub fn bytes(&self) -> usize {
         let size = |weight: &Weight| match weight {
             Weight::Matrix(matrix) => matrix.bytes(),
@@ -70,7 +70,7 @@ impl Weights {
         self.0.iter().map(size).sum()
     }
 
-    /// The storage formats in use, with the bytes that each takes, largest first.
+    /// Returns the storage formats in use with their total bytes, largest first.
     pub fn formats(&self) -> Vec<(String, usize)> {
         let mut formats: Vec<(String, usize)> = Vec::new();
         for weight in &self.0 {
@@ -79,7 +79,7 @@ impl Weights {
                 Weight::Vector(vector) => ("f32".into(), vector.len() * 4),
             };
             match formats.iter_mut().find(|(name, _)| *name == format) {
-                Some(found) => found.1 += bytes,
+                Some(entry) => entry.1 += bytes,
                 None => formats.push((format, bytes)),
             }
         }

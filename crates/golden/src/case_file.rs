@@ -1,5 +1,5 @@
-//! The file of a case: reference, gradients, configuration and the manifest of the weights in one safetensors file
-//! (tests/golden/case_file.py writes it).
+//! The file of a golden case: reference, gradients, configuration and the manifest of the weights
+//! in one safetensors file (written by tests/golden/case_file.py).
 
 use crate::root;
 use safetensors::{Dtype, SafeTensors};
@@ -10,20 +10,20 @@ use std::path::PathBuf;
 /// Tensors by name: shape and values.
 pub type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
-/// Which tensors of a case, by what their names begin with.
+/// Name prefixes of the gradients; other tensors are the reference.
 const GRADIENT: &str = "gradient/";
 const WEIGHT_GRADIENT: &str = "weight_gradient/";
 
 /// The file of a case.
 pub struct CaseFile {
     bytes: Vec<u8>,
-    /// What config.json says.
+    /// `config.json`.
     pub config: Value,
-    /// From which the weights follow: `weights` says how.
+    /// Manifest from which `weights` generates the weights.
     pub manifest: Value,
 }
 
-/// The directory of the files.
+/// Directory of the case files.
 pub fn directory() -> PathBuf {
     root().join("cases")
 }
@@ -40,30 +40,30 @@ impl CaseFile {
         CaseFile { config: case["config"].take(), manifest: case["weights"].take(), bytes }
     }
 
-    /// The seed of the weights.
+    /// Seed of the weights.
     pub fn seed(&self) -> u64 {
         self.manifest["seed"].as_u64().expect("a seed")
     }
 
-    /// What transformers computed: tests/golden/generate.py lists it.
+    /// The tensors that transformers computed; tests/golden/generate.py lists them.
     pub fn reference(&self) -> Tensors {
         self.tensors(|name| (!name.contains('/')).then_some(name))
     }
 
-    /// The gradients at sites that torch computed (tests/golden/gradients.py); none of most cases.
+    /// Gradients at sites, computed by torch (tests/golden/gradients.py); empty for most cases.
     pub fn gradients(&self) -> Tensors {
         self.tensors(|name| name.strip_prefix(GRADIENT))
     }
 
-    /// The gradients of weights that torch computed, by the engine's names; none of most cases.
+    /// Gradients of weights, computed by torch, by the engine's names; empty for most cases.
     pub fn weight_gradients(&self) -> Tensors {
         self.tensors(|name| name.strip_prefix(WEIGHT_GRADIENT))
     }
 
-    /// The tensors that `called` has a name for.
-    fn tensors(&self, called: impl Fn(&str) -> Option<&str>) -> Tensors {
+    /// Reads the tensors for which `rename` returns a name, under that name.
+    fn tensors(&self, rename: impl Fn(&str) -> Option<&str>) -> Tensors {
         let file = SafeTensors::deserialize(&self.bytes).expect("a valid case");
-        let chosen = file.iter().filter_map(|(name, tensor)| Some((called(name)?.to_owned(), tensor)));
+        let chosen = file.iter().filter_map(|(name, tensor)| Some((rename(name)?.to_owned(), tensor)));
         let read = |(name, tensor): (String, safetensors::tensor::TensorView)| {
             let values = match tensor.dtype() {
                 Dtype::I64 => {

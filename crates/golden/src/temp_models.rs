@@ -1,4 +1,4 @@
-//! Golden models with their tensors or configuration changed, in directories of their own.
+//! Modified copies of golden models in temporary directories.
 
 use crate::path;
 use pellucid_engine::{Plan, RunOptions};
@@ -9,10 +9,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use tempfile::TempDir;
 
-/// The tensors of a file: type, shape, bytes.
+/// The tensors of a file by name: dtype, shape, bytes.
 pub type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
 
-/// The tensors of a safetensors file.
+/// Reads the tensors of a safetensors file.
 pub fn read(file: &Path) -> Tensors {
     let bytes = std::fs::read(file).expect("weights");
     let file = SafeTensors::deserialize(&bytes).expect("a valid file");
@@ -29,7 +29,7 @@ pub fn write(file: &Path, tensors: &Tensors) {
     std::fs::write(file, bytes).expect("written");
 }
 
-/// A copy of a golden model.
+/// Copies a golden model.
 pub fn copy(name: &str) -> TempDir {
     let to = tempfile::tempdir().expect("a directory");
     for entry in std::fs::read_dir(path(name)).expect("a golden model").flatten() {
@@ -38,7 +38,7 @@ pub fn copy(name: &str) -> TempDir {
     to
 }
 
-/// A copy of a golden model with another configuration.
+/// Copies a golden model and changes its configuration.
 pub fn with_config(name: &str, change: impl FnOnce(&mut Value)) -> TempDir {
     let to = copy(name);
     let file = to.path().join("config.json");
@@ -48,7 +48,7 @@ pub fn with_config(name: &str, change: impl FnOnce(&mut Value)) -> TempDir {
     to
 }
 
-/// A copy of a golden model with something changed.
+/// Copies a golden model and changes its configuration and tensors.
 pub fn changed(name: &str, config: impl FnOnce(&mut Value), weights: impl FnOnce(&mut Tensors)) -> TempDir {
     let (from, to) = (path(name), tempfile::tempdir().expect("a directory"));
     let mut value: Value =
@@ -61,7 +61,7 @@ pub fn changed(name: &str, config: impl FnOnce(&mut Value), weights: impl FnOnce
     to
 }
 
-/// A copy of a golden model whose tensors have other names.
+/// Copies a golden model and renames its tensors.
 pub fn renamed(name: &str, rename: impl Fn(&str) -> String) -> TempDir {
     changed(
         name,
@@ -72,7 +72,7 @@ pub fn renamed(name: &str, rename: impl Fn(&str) -> String) -> TempDir {
     )
 }
 
-/// The bits of a model's logits for a few tokens.
+/// Returns the bits of a model's logits for four tokens.
 pub fn logits(loaded: &LoadedModel) -> Vec<u32> {
     let run = loaded.model.run(&[vec![5, 6, 7, 8]], &Plan::capture(["logits"]), &RunOptions::default()).expect("a run");
     run.captures[0].array.values().iter().map(|x| x.to_bits()).collect()

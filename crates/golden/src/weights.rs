@@ -1,4 +1,5 @@
-//! The weights of a golden case. They follow from their names: tests/golden/weights.py says how, and makes the same numbers.
+//! Generates the weights of a golden case from their names and a seed, bit-identically to
+//! tests/golden/weights.py.
 
 use crate::CaseFile;
 use half::{bf16, f16};
@@ -8,14 +9,14 @@ use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-/// The directory that is made from the file of a case, once for all tests: kept where cargo builds.
-pub fn made(name: &str) -> PathBuf {
+/// Generates the model directory of a case, unless it is cached in cargo's target directory.
+pub fn generate(name: &str) -> PathBuf {
     let case = CaseFile::read(name);
     let config = format!("{:#}\n", case.config);
     let key = [include_str!("weights.rs"), &config, &case.manifest.to_string()].concat();
     let key = fnv1a(key.bytes());
     let cache = target_directory().unwrap_or_else(std::env::temp_dir).join("tmp/golden");
-    // The last part is the case's name, because results show it.
+    // The last path component is the case's name, because results show it.
     let there = cache.join(format!("{key:016x}")).join(name);
     if !there.exists() {
         let parent = there.parent().expect("a parent");
@@ -23,15 +24,15 @@ pub fn made(name: &str) -> PathBuf {
         let new = tempfile::tempdir_in(parent).expect("a directory");
         std::fs::write(new.path().join("config.json"), config).expect("written");
         write_files(&case, new.path());
-        // Tests run side by side: whoever comes second finds the first one's, which is the same.
+        // Tests run in parallel; a test that loses the race uses the winner's identical directory.
         if std::fs::rename(new.path(), &there).is_err() {
-            assert!(there.exists(), "{} cannot be made", there.display());
+            assert!(there.exists(), "{} cannot be created", there.display());
         }
     }
     there
 }
 
-/// The target directory that this program was built in: cargo marks it with a file.
+/// Cargo's target directory of this executable, which has a `CACHEDIR.TAG`.
 fn target_directory() -> Option<PathBuf> {
     let program = std::env::current_exe().ok()?;
     program.ancestors().find(|directory| directory.join("CACHEDIR.TAG").exists()).map(Path::to_owned)
@@ -61,7 +62,8 @@ fn write_files(case: &CaseFile, to: &Path) {
 
 type Tensor = (String, Dtype, Vec<usize>, Vec<u8>);
 
-/// A line of the manifest: name, type, shape, and mean and deviation or the values.
+/// Generates the tensor of a manifest line: name, dtype, shape, and either mean and deviation or
+/// the values.
 fn tensor(seed: u64, line: &Value) -> Tensor {
     let name = line[0].as_str().expect("a name").to_owned();
     let shape: Vec<usize> = line[2].as_array().expect("a shape").iter().map(|n| n.as_u64().unwrap() as usize).collect();
@@ -82,7 +84,7 @@ fn tensor(seed: u64, line: &Value) -> Tensor {
     (name, dtype, shape, bytes)
 }
 
-/// Numbers of mean 0 and deviation 1 that belong to a name.
+/// Random floats of mean 0 and standard deviation 1, determined by seed and name.
 pub fn standard(seed: u64, name: &str) -> impl Iterator<Item = f32> {
     let mut state = fnv1a(format!("{seed}:{name}").bytes());
     std::iter::repeat_with(move || {

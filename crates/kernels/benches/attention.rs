@@ -1,10 +1,11 @@
 //! Attention of SmolLM2-135M's shape: `cargo bench -p pellucid-kernels --bench attention`.
 //!
-//! A whole prompt against itself, and one query against a long past. The throughput is that of both products, over the keys that are seen.
+//! A whole prompt, and one query with a long KV cache. Throughput counts the operations of both
+//! products over the visible keys.
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use pellucid_kernels::Pool;
-use pellucid_kernels::attention::{AttentionShape, CausalMask, HeadTerms, KvFormat, KvStore, Queries, attend};
+use pellucid_kernels::attention::{AttentionShape, CausalMask, HeadBiases, KvCache, KvFormat, Queries, attend};
 use std::hint::black_box;
 
 const SHAPE: AttentionShape = AttentionShape {
@@ -23,7 +24,7 @@ fn attention(c: &mut Criterion) {
     group.sample_size(20);
     for (name, past, count) in [("prompt", 0, 128), ("prompt", 0, 512), ("prompt", 0, 2048), ("step", 4095, 1)] {
         let wave = |n: usize| (0..n).map(|i| (i as f32 * 0.37).sin()).collect::<Vec<f32>>();
-        let mut kv = KvStore::new(SHAPE.kv_layout(KvFormat::F32), past + count);
+        let mut kv = KvCache::new(SHAPE.kv_layout(KvFormat::F32), past + count);
         let numbers = wave((past + count) * SHAPE.kv_heads * SHAPE.key_dim);
         kv.append(&numbers, &numbers);
         let q = wave(count * SHAPE.heads * SHAPE.key_dim);
@@ -32,8 +33,8 @@ fn attention(c: &mut Criterion) {
         let products = 2 * pairs * SHAPE.heads * (SHAPE.key_dim + SHAPE.value_dim);
         group.throughput(Throughput::Elements(products as u64));
         group.bench_function(BenchmarkId::new(name, past + count), |b| {
-            let queries = |_| Queries { kv: &kv, position: past, count, token: 0 };
-            b.iter(|| attend(&pool, &SHAPE, HeadTerms::default(), black_box(&q), 1, &queries, &mut out))
+            let queries = |_| Queries { kv: &kv, position: past, count, packed_offset: 0 };
+            b.iter(|| attend(&pool, &SHAPE, HeadBiases::default(), black_box(&q), 1, &queries, &mut out))
         });
     }
     group.finish();

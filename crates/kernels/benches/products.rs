@@ -1,7 +1,8 @@
 //! Matrix products against the `gemm` crate: `cargo bench -p pellucid-kernels`.
 //!
-//! Both sides get the same threads. `gemm` packs the weights at each call, ours once at load: that is the point of the layout,
-//! so at few rows the comparison is of what a decode step costs, not of two inner loops.
+//! Both sides use the same threads. `gemm` packs the weights at each call, Pellucid once at load:
+//! that is the purpose of the layout. So with few rows this compares the cost of a decode step, not
+//! two inner loops.
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use pellucid_kernels::{DType, Matrix, Pool, matmul};
@@ -29,7 +30,8 @@ fn products(c: &mut Criterion) {
                 b.iter(|| matmul(&pool, black_box(&x), &bf16s, None, &mut y))
             });
             group.bench_function(BenchmarkId::new("gemm crate", rows), |b| {
-                // SAFETY: the strides describe `y` = `x` × `weights` transposed, all of the sizes above.
+                // SAFETY: the strides describe `y` = `x` × `weights` transposed, all of the sizes
+                // above.
                 b.iter(|| unsafe {
                     gemm::gemm(
                         rows,

@@ -1,4 +1,4 @@
-//! Loops over whole activations: sums, scaling, soft caps.
+//! Elementwise loops over whole activations: sums, scaling, soft caps.
 
 use crate::activation::{SoftCap, map};
 use crate::dispatch;
@@ -21,7 +21,7 @@ pub fn scale(x: &mut [f32], scale: f32) {
     x.iter_mut().for_each(|x| *x *= scale);
 }
 
-/// The inner product, summed in a fixed order.
+/// Dot product, summed in a fixed order.
 pub fn dot(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len(), "inner products need equal lengths");
     let mut lanes = [0.0f32; 8];
@@ -33,7 +33,8 @@ pub fn dot(a: &[f32], b: &[f32]) -> f32 {
     lanes.iter().sum::<f32>() + rest
 }
 
-/// Products with a block-diagonal matrix: each of `blocks` blocks of a row by its own `[inputs, outputs]` matrix.
+/// Product with a block-diagonal matrix: `x` is `[tokens, width]`, `weight` is `[blocks, dim, dim]`
+/// (inputs, outputs) with `dim = width / blocks`.
 pub fn block_diagonal(x: &[f32], weight: &[f32], bias: Option<&[f32]>, blocks: usize, width: usize, out: &mut [f32]) {
     let dim = width / blocks;
     for (x, out) in x.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
@@ -65,14 +66,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_block_diagonal_product_is_the_product_with_the_whole_matrix() {
-        let numbers = |count: usize, seed: usize| {
+    fn block_diagonal_agrees_with_the_full_matrix() {
+        let sines = |count: usize, seed: usize| {
             (0..count).map(|i| ((i * 7 + seed * 13) as f32 * 0.37).sin()).collect::<Vec<f32>>()
         };
         for (blocks, dim) in [(1, 5), (3, 4), (4, 1), (2, 9)] {
             let (width, tokens) = (blocks * dim, 3);
-            let (x, weight, bias) = (numbers(tokens * width, 1), numbers(blocks * dim * dim, 2), numbers(width, 3));
-            // The whole matrix, `[inputs][outputs]`, with zeros between the blocks.
+            let (x, weight, bias) = (sines(tokens * width, 1), sines(blocks * dim * dim, 2), sines(width, 3));
+            // The full matrix, `[inputs][outputs]`, with zeros outside the blocks.
             let mut whole = vec![vec![0.0f64; width]; width];
             for (i, &w) in weight.iter().enumerate() {
                 let (block, input, output) = (i / (dim * dim), i / dim % dim, i % dim);

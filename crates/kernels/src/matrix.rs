@@ -1,59 +1,61 @@
-//! Weights as the inner loop wants them: panels of sixteen output columns.
+//! Weight matrices, packed for the inner loop: panels of 16 output columns.
 //!
-//! A weight of `rows` outputs and `cols` inputs is stored panel after panel; in a panel, step after step of
-//! the inner dimension, sixteen adjacent outputs. f32 panels are multiplied as they lie. Narrower panels and the
-//! block formats of GGUF are widened a chunk at a time into a scratch panel of f32, which is exact: so the numbers do not depend on the product's height.
+//! A weight of `rows` outputs and `cols` inputs is stored as `[rows / 16][cols][16]`: panel after
+//! panel, and in a panel, for each input, the weights of 16 adjacent outputs (a panel row). f32
+//! panels are used as they are. 16-bit panels and GGUF block formats are widened to f32 a chunk at
+//! a time. Widening is exact, so results do not depend on the number of rows that are multiplied.
 
 use crate::dispatch;
 use crate::encoding::{self, Encoding};
-use crate::groups::Groups;
-use crate::memory::{Aligned, Shared};
-use crate::narrow::{self, Bf16, F16, Narrow};
+use crate::half_panels::{self, Bf16, F16, HalfFormat};
+use crate::memory::{AlignedBuffer, DisjointMut};
 use crate::pool::Pool;
+use crate::quant_panels::QuantPanels;
 use crate::simd::{LANES, Simd};
-use crate::tile::{MOST_PANELS, PANEL, Right};
+use crate::tile::{CHAIN, MAX_PANELS, PANEL, Right};
 use std::ops::Range;
 
-/// Steps of the inner dimension handled at once: a chunk of an f32 panel is 16 KiB, half of a level-one cache,
-/// and 256 is a whole number of blocks in every encoding.
-pub(crate) const CHUNK: usize = 256;
+/// Inner-dimension rows per chunk, one chain of fused multiply-adds: a chunk of an f32 panel is
+/// 16 KiB, half of the L1 cache, and a whole number of blocks in every encoding.
+pub(crate) const CHUNK: usize = CHAIN;
 
-/// How a packed weight is kept in memory.
+/// In-memory dtype of a packed weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DType {
-    /// Four bytes a value.
+    /// Four bytes per element.
     F32,
     /// Two bytes, eight bits of precision.
     Bf16,
     /// Two bytes, eleven bits of precision, small range.
     F16,
-    /// One byte, and a scale for 32 values. A matrix whose rows are not whole blocks of 32 is kept in bf16.
+    /// One byte per element and a scale per 32 (Q8_0). Falls back to bf16 if `cols` is not a
+    /// multiple of 32.
     Q8,
 }
 
-/// The stored bytes of a weight's rows, for encodings that are kept as they are in the file.
+/// Encoded rows of a weight, usually a memory-mapped file.
 pub trait RowBytes: Send + Sync {
-    /// The encoded row.
+    /// Bytes of one encoded row.
     fn row(&self, row: usize) -> &[u8];
 }
 
-enum Store {
-    F32(Aligned<f32>),
-    Bf16(Aligned<u16>),
-    F16(Aligned<u16>),
-    Groups(Groups),
-    Blocks(Encoding, Box<dyn RowBytes>),
+enum Storage {
+    F32(AlignedBuffer<f32>),
+    Bf16(AlignedBuffer<u16>),
+    F16(AlignedBuffer<u16>),
+    Quant(QuantPanels),
+    InPlace(Encoding, Box<dyn RowBytes>),
 }
 
 /// A weight matrix, ready to be multiplied.
 pub struct Matrix {
     rows: usize,
     cols: usize,
-    store: Store,
+    storage: Storage,
 }
 
 impl Matrix {
-    /// Packs a matrix whose rows `fill` writes as f32, in parallel.
+    /// Packs a matrix in parallel; `fill(row, out)` writes one row as f32.
     ///
     /// ```
     /// use pellucid_kernels::{DType, Matrix, Pool, matmul};
@@ -71,84 +73,85 @@ impl Matrix {
         fill: &(dyn Fn(usize, &mut [f32]) + Sync),
     ) -> Matrix {
         let size = rows.div_ceil(PANEL) * PANEL * cols;
-        let store = match dtype {
-            DType::F32 => Store::F32(pack_panels(pool, rows, cols, size, fill, interleave)),
-            DType::Bf16 => Store::Bf16(pack_panels(pool, rows, cols, size, fill, narrow_panel::<Bf16>)),
-            DType::F16 => Store::F16(pack_panels(pool, rows, cols, size, fill, narrow_panel::<F16>)),
-            DType::Q8 => return Matrix::quantised(pool, rows, cols, fill),
+        let storage = match dtype {
+            DType::F32 => Storage::F32(pack_panels(pool, rows, cols, size, fill, interleave)),
+            DType::Bf16 => Storage::Bf16(pack_panels(pool, rows, cols, size, fill, pack_half_panel::<Bf16>)),
+            DType::F16 => Storage::F16(pack_panels(pool, rows, cols, size, fill, pack_half_panel::<F16>)),
+            DType::Q8 => return Matrix::quantized_q8(pool, rows, cols, fill),
         };
-        Matrix { rows, cols, store }
+        Matrix { rows, cols, storage }
     }
 
-    /// A matrix in eight bits, made from rows of f32.
-    fn quantised(pool: &Pool, rows: usize, cols: usize, fill: &(dyn Fn(usize, &mut [f32]) + Sync)) -> Matrix {
+    /// Packs a matrix as Q8_0, or as bf16 if `cols` is not a multiple of 32.
+    fn quantized_q8(pool: &Pool, rows: usize, cols: usize, fill: &(dyn Fn(usize, &mut [f32]) + Sync)) -> Matrix {
         let encode = |row: usize, show: &mut dyn FnMut(&[u8])| {
             let mut values = vec![0.0; cols];
             fill(row, &mut values);
             show(&encoding::to_q8_0(&values));
         };
-        match fits_q8(cols).then(|| Groups::pack(pool, rows, cols, Encoding::Q8_0, &encode)).flatten() {
-            Some(groups) => Matrix { rows, cols, store: Store::Groups(groups) },
+        match fits_q8(cols).then(|| QuantPanels::pack(pool, rows, cols, Encoding::Q8_0, &encode)).flatten() {
+            Some(quant) => Matrix { rows, cols, storage: Storage::Quant(quant) },
             None => Matrix::pack(pool, rows, cols, DType::Bf16, fill),
         }
     }
 
-    /// A matrix kept in its file's encoding; `cols` must be a whole number of blocks. The simple formats are repacked into panels
-    /// of the same size, the others are read where they lie.
+    /// Keeps a matrix in its file's encoding; `cols` must be a whole number of blocks. Encodings
+    /// with a panel layout (`quant_layout.rs`) are repacked into panels of the
+    /// same size. The others keep `bytes` and decode it during each product.
     pub fn encoded(pool: &Pool, rows: usize, cols: usize, encoding: Encoding, bytes: Box<dyn RowBytes>) -> Matrix {
         assert!(cols.is_multiple_of(encoding.block_len()), "{cols} columns are not whole blocks of {encoding}");
-        let packed = Groups::pack(pool, rows, cols, encoding, &|row, show| show(bytes.row(row)));
-        let store = match packed {
-            Some(groups) => Store::Groups(groups),
-            None => Store::Blocks(encoding, bytes),
+        let packed = QuantPanels::pack(pool, rows, cols, encoding, &|row, show| show(bytes.row(row)));
+        let storage = match packed {
+            Some(quant) => Storage::Quant(quant),
+            None => Storage::InPlace(encoding, bytes),
         };
-        Matrix { rows, cols, store }
+        Matrix { rows, cols, storage }
     }
 
-    /// Bytes of memory that [`Matrix::pack`] takes.
+    /// Bytes that [`Matrix::pack`] allocates.
     pub fn packed_bytes(rows: usize, cols: usize, dtype: DType) -> usize {
-        let numbers = rows.div_ceil(PANEL) * PANEL * cols;
+        let elements = rows.div_ceil(PANEL) * PANEL * cols;
         match dtype {
-            DType::F32 => numbers * 4,
-            DType::Bf16 | DType::F16 => numbers * 2,
+            DType::F32 => elements * 4,
+            DType::Bf16 | DType::F16 => elements * 2,
             DType::Q8 if fits_q8(cols) => Matrix::encoded_bytes(rows, cols, Encoding::Q8_0),
-            DType::Q8 => numbers * 2,
+            DType::Q8 => elements * 2,
         }
     }
 
-    /// Bytes of memory that [`Matrix::encoded`] takes: none where rows are read as they lie.
+    /// Bytes that [`Matrix::encoded`] allocates: 0 for encodings that are not repacked.
     pub fn encoded_bytes(rows: usize, cols: usize, encoding: Encoding) -> usize {
-        Groups::bytes_for(rows, cols, encoding).unwrap_or(0)
+        QuantPanels::bytes_for(rows, cols, encoding).unwrap_or(0)
     }
 
-    /// Outputs.
+    /// Number of outputs.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Inputs.
+    /// Number of inputs.
     pub fn cols(&self) -> usize {
         self.cols
     }
 
-    /// Bytes that the weights take, in memory or mapped.
+    /// Bytes of the weights, allocated or memory-mapped.
     pub fn bytes(&self) -> usize {
-        match &self.store {
-            Store::F32(data) => data.len() * 4,
-            Store::Bf16(data) | Store::F16(data) => data.len() * 2,
-            Store::Groups(groups) => groups.bytes(),
-            Store::Blocks(encoding, _) => self.rows * (self.cols / encoding.block_len()) * encoding.block_bytes(),
+        match &self.storage {
+            Storage::F32(data) => data.len() * 4,
+            Storage::Bf16(data) | Storage::F16(data) => data.len() * 2,
+            Storage::Quant(quant) => quant.bytes(),
+            Storage::InPlace(encoding, _) => self.rows * (self.cols / encoding.block_len()) * encoding.block_bytes(),
         }
     }
 
-    /// The name of the storage format, as people write it.
+    /// Display name of the storage format, such as `bf16` or `Q4_K`.
     pub fn format(&self) -> String {
-        match &self.store {
-            Store::F32(_) => "f32".into(),
-            Store::Bf16(_) => "bf16".into(),
-            Store::F16(_) => "f16".into(),
-            Store::Groups(groups) => groups.encoding().to_string(),
-            Store::Blocks(encoding, _) => encoding.to_string(),
+        match &self.storage {
+            Storage::F32(_) => "f32".into(),
+            Storage::Bf16(_) => "bf16".into(),
+            Storage::F16(_) => "f16".into(),
+            Storage::Quant(quant) => quant.encoding().to_string(),
+            Storage::InPlace(encoding, _) => encoding.to_string(),
         }
     }
 
@@ -157,45 +160,41 @@ impl Matrix {
         assert!(row < self.rows && out.len() == self.cols, "row {row} of a {}x{} matrix", self.rows, self.cols);
         let (panel, lane) = (row / PANEL, row % PANEL);
         let steps = panel * self.cols * PANEL..(panel + 1) * self.cols * PANEL;
-        match &self.store {
-            Store::F32(data) => {
+        match &self.storage {
+            Storage::F32(data) => {
                 out.iter_mut().zip(data[steps].chunks_exact(PANEL)).for_each(|(x, step)| *x = step[lane]);
             }
-            Store::Bf16(data) => lane_of::<Bf16>(&data[steps], lane, out),
-            Store::F16(data) => lane_of::<F16>(&data[steps], lane, out),
-            Store::Groups(groups) => groups.row(row, out),
-            Store::Blocks(encoding, bytes) => encoding::decode(*encoding, bytes.row(row), out),
+            Storage::Bf16(data) => read_half_lane::<Bf16>(&data[steps], lane, out),
+            Storage::F16(data) => read_half_lane::<F16>(&data[steps], lane, out),
+            Storage::Quant(quant) => quant.row(row, out),
+            Storage::InPlace(encoding, bytes) => encoding::decode(*encoding, bytes.row(row), out),
         }
     }
 
-    /// Whether the rows are read where they lie in the file.
+    /// Whether products decode the rows of the [`RowBytes`] directly, so these must stay alive.
     pub fn is_in_place(&self) -> bool {
-        matches!(self.store, Store::Blocks(..))
+        matches!(self.storage, Storage::InPlace(..))
     }
 
     /// Whether panels are already f32 and need no widening.
     pub(crate) fn is_f32(&self) -> bool {
-        matches!(self.store, Store::F32(_))
+        matches!(self.storage, Storage::F32(_))
     }
 
-    /// Where the panels lie, and the bytes from one to the next; nothing where rows are read as they lie in the file.
-    pub(crate) fn place(&self) -> Option<(*const u8, usize)> {
-        let (start, bytes) = match &self.store {
-            Store::F32(data) => (data.as_ptr().cast(), data.len() * 4),
-            Store::Bf16(data) | Store::F16(data) => (data.as_ptr().cast(), data.len() * 2),
-            Store::Groups(groups) => groups.place(),
-            Store::Blocks(..) => return None,
+    /// Address of the first panel and bytes per panel, for prefetching; `None` for rows that are
+    /// decoded in place.
+    pub(crate) fn panel_memory(&self) -> Option<(*const u8, usize)> {
+        let (start, bytes) = match &self.storage {
+            Storage::F32(data) => (data.as_ptr().cast(), data.len() * 4),
+            Storage::Bf16(data) | Storage::F16(data) => (data.as_ptr().cast(), data.len() * 2),
+            Storage::Quant(quant) => quant.memory(),
+            Storage::InPlace(..) => return None,
         };
         Some((start, bytes / self.rows.div_ceil(PANEL)))
     }
 
-    /// The steps of the inner dimension to take at once when `panels` panels are widened together: whole blocks of the
-    /// encoding, and otherwise what keeps the widened panels in the level-one cache.
-    pub(crate) fn steps_at_once(&self, panels: usize) -> usize {
-        if matches!(self.store, Store::Blocks(..)) { CHUNK } else { CHUNK / panels }
-    }
-
-    /// Steps `from..to` of adjacent panels as f32, as they lie or widened into `scratch`.
+    /// Rows `from..to` of adjacent panels as f32: the stored panels themselves, or widened into
+    /// `scratch`.
     #[inline(always)]
     pub(crate) fn panels<S: Simd>(
         &self,
@@ -203,43 +202,44 @@ impl Matrix {
         panels: Range<usize>,
         from: usize,
         to: usize,
-        scratch: &mut Scratch,
+        scratch: &mut PanelScratch,
     ) -> Right {
         let first = (panels.start * self.cols + from) * PANEL;
-        if let Store::F32(data) = &self.store {
-            return Right { start: data[first..].as_ptr(), step: PANEL, panel: self.cols * PANEL };
+        if let Storage::F32(data) = &self.storage {
+            return Right { start: data[first..].as_ptr(), row_stride: PANEL, panel_stride: self.cols * PANEL };
         }
         let size = (to - from) * PANEL;
         for (panel, wide) in panels.clone().zip(scratch.wide.chunks_exact_mut(size)) {
             let range = (panel * self.cols + from) * PANEL..(panel * self.cols + to) * PANEL;
-            match &self.store {
-                Store::F32(_) => {}
-                Store::Bf16(data) => narrow::widen::<S::Panel, Bf16>(s.panel(), &data[range], wide),
-                Store::F16(data) => narrow::widen::<S::Panel, F16>(s.panel(), &data[range], wide),
-                Store::Groups(groups) => groups.widen(s.panel(), panel, from, to, wide),
-                Store::Blocks(encoding, bytes) => {
+            match &self.storage {
+                Storage::F32(_) => {}
+                Storage::Bf16(data) => half_panels::widen::<S::Panel, Bf16>(s.panel(), &data[range], wide),
+                Storage::F16(data) => half_panels::widen::<S::Panel, F16>(s.panel(), &data[range], wide),
+                Storage::Quant(quant) => quant.widen(s.panel(), panel, from, to, wide),
+                Storage::InPlace(encoding, bytes) => {
                     self.decode_panel(*encoding, bytes.as_ref(), panel, from, to, &mut scratch.rows);
                     interleave(&scratch.rows[..size], to - from, wide);
                 }
             }
         }
-        Right { start: scratch.wide.as_ptr(), step: PANEL, panel: size }
+        Right { start: scratch.wide.as_ptr(), row_stride: PANEL, panel_stride: size }
     }
 
-    /// The products of one row with adjacent panels, for the formats that are widened on the way; `false` for the others.
+    /// Multiplies one row by adjacent panels if the storage is widened in registers; returns
+    /// `false` without computing anything otherwise.
     #[inline(always)]
-    pub(crate) fn times_row<S: Simd>(&self, s: S, x: &[f32], panels: Range<usize>, out: &mut [f32]) -> bool {
+    pub(crate) fn multiply_row<S: Simd>(&self, s: S, x: &[f32], panels: Range<usize>, out: &mut [f32]) -> bool {
         let range = panels.start * self.cols * PANEL..panels.end * self.cols * PANEL;
-        match &self.store {
-            Store::Bf16(data) => narrow::times_row::<S::Panel, Bf16>(s.panel(), &data[range], x, out),
-            Store::F16(data) => narrow::times_row::<S::Panel, F16>(s.panel(), &data[range], x, out),
-            Store::Groups(groups) => groups.times_row(s.panel(), x, panels.start, out),
-            Store::F32(_) | Store::Blocks(..) => return false,
+        match &self.storage {
+            Storage::Bf16(data) => half_panels::multiply_row::<S::Panel, Bf16>(s.panel(), &data[range], x, out),
+            Storage::F16(data) => half_panels::multiply_row::<S::Panel, F16>(s.panel(), &data[range], x, out),
+            Storage::Quant(quant) => quant.multiply_row(s.panel(), x, panels.start, out),
+            Storage::F32(_) | Storage::InPlace(..) => return false,
         }
         true
     }
 
-    /// Decodes part of a panel's sixteen rows, one after the other.
+    /// Decodes columns `from..to` of a panel's 16 matrix rows into `out`, `[16, to - from]`.
     fn decode_panel(
         &self,
         encoding: Encoding,
@@ -261,33 +261,33 @@ impl Matrix {
     }
 }
 
-/// Whether rows are whole blocks of eight-bit numbers.
+/// Whether a row is a whole number of Q8_0 blocks.
 fn fits_q8(cols: usize) -> bool {
     cols.is_multiple_of(Encoding::Q8_0.block_len())
 }
 
-/// Room for widened chunks of a few panels.
-pub(crate) struct Scratch {
-    wide: Aligned<f32>,
+/// Per-thread buffers for widened chunks of a few panels.
+pub(crate) struct PanelScratch {
+    wide: AlignedBuffer<f32>,
     rows: Vec<f32>,
 }
 
-impl Scratch {
-    pub(crate) fn new() -> Scratch {
-        Scratch { wide: Aligned::zeroed(MOST_PANELS * CHUNK * PANEL), rows: vec![0.0; CHUNK * PANEL] }
+impl PanelScratch {
+    pub(crate) fn new() -> PanelScratch {
+        PanelScratch { wide: AlignedBuffer::zeroed(MAX_PANELS * CHUNK * PANEL), rows: vec![0.0; CHUNK * PANEL] }
     }
 }
 
-fn pack_panels<T: crate::memory::Plain>(
+fn pack_panels<T: crate::memory::Pod>(
     pool: &Pool,
     rows: usize,
     cols: usize,
     size: usize,
     fill: &(dyn Fn(usize, &mut [f32]) + Sync),
     store: impl Fn(&[f32], usize, &mut [T]) + Sync,
-) -> Aligned<T> {
-    let mut data = Aligned::<T>::lasting(pool, size);
-    let shared = Shared::new(&mut data);
+) -> AlignedBuffer<T> {
+    let mut data = AlignedBuffer::<T>::zeroed_in_slab(pool, size);
+    let shared = DisjointMut::new(&mut data);
     pool.run(rows.div_ceil(PANEL), &|panel| {
         let mut source = vec![0.0; PANEL * cols];
         for lane in 0..PANEL.min(rows - panel * PANEL) {
@@ -301,14 +301,15 @@ fn pack_panels<T: crate::memory::Plain>(
 
 dispatch! { fn interleave(rows: &[f32], len: usize, out: &mut [f32]) = interleave_with }
 
-/// Turns sixteen rows of `len` values into `len` steps of sixteen values.
+/// Transposes `rows`, `[16, len]`, into panel rows, `[len, 16]`.
 #[inline(always)]
 fn interleave_with<S: Simd>(s: S, rows: &[f32], len: usize, out: &mut [f32]) {
     let whole = len / LANES * LANES;
     for step in (0..whole).step_by(LANES) {
         for half in [0, LANES] {
             let row = |lane: usize| rows[(half + lane) * len + step..][..LANES].as_ptr();
-            // A loop, since what a closure does is not compiled for the instructions of the function around it.
+            // A loop, because a closure is not compiled with the target features of the enclosing
+            // function.
             // SAFETY: each pointer starts a slice of eight floats.
             let mut block = [unsafe { s.load(row(0)) }; LANES];
             for (lane, eight) in block.iter_mut().enumerate().skip(1) {
@@ -326,18 +327,18 @@ fn interleave_with<S: Simd>(s: S, rows: &[f32], len: usize, out: &mut [f32]) {
     }
 }
 
-/// Turns sixteen rows of `len` values into a panel in two bytes a number.
-fn narrow_panel<N: Narrow>(rows: &[f32], len: usize, out: &mut [u16]) {
+/// Packs `rows`, `[16, len]`, into a panel of 16-bit floats.
+fn pack_half_panel<N: HalfFormat>(rows: &[f32], len: usize, out: &mut [u16]) {
     let mut wide = vec![0.0; PANEL * len];
     interleave(rows, len, &mut wide);
     for (wide, out) in wide.chunks_exact(PANEL).zip(out.chunks_exact_mut(PANEL)) {
-        wide.iter().enumerate().for_each(|(lane, &x)| out[N::place(lane)] = N::narrow(x));
+        wide.iter().enumerate().for_each(|(lane, &x)| out[N::storage_index(lane)] = N::from_f32(x));
     }
 }
 
-/// One lane of a panel in two bytes a number.
-fn lane_of<N: Narrow>(steps: &[u16], lane: usize, out: &mut [f32]) {
-    out.iter_mut().zip(steps.chunks_exact(PANEL)).for_each(|(x, step)| *x = N::widen(step[N::place(lane)]));
+/// Reads one column of a panel of 16-bit floats.
+fn read_half_lane<N: HalfFormat>(steps: &[u16], lane: usize, out: &mut [f32]) {
+    out.iter_mut().zip(steps.chunks_exact(PANEL)).for_each(|(x, step)| *x = N::to_f32(step[N::storage_index(lane)]));
 }
 
 #[cfg(test)]
@@ -345,7 +346,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_known_beforehand() {
+    fn sizes_match_the_prediction() {
         struct Zeros(Vec<u8>);
         impl RowBytes for Zeros {
             fn row(&self, _row: usize) -> &[u8] {
@@ -367,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_come_back_as_they_were_packed() {
+    fn rows_are_unpacked_exactly() {
         let pool = Pool::new(2);
         let value = |row: usize, col: usize| (row * 31 + col) as f32 * 0.25;
         for (rows, cols) in [(1, 1), (16, 8), (17, 5), (40, 300)] {

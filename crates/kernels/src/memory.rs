@@ -1,63 +1,64 @@
-//! Storage whose first byte starts a cache line, so that a panel row is one line and never two.
+//! Buffers aligned to a cache line, so that an f32 panel row is exactly one line.
 
 use crate::pool::Pool;
-pub use crate::slab::Room;
-use crate::slab::{LINE, Slab};
+pub use crate::slab::SlabReservation;
+use crate::slab::{CACHE_LINE, Slab};
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
-/// Number types that may live in [`Aligned`] storage: any bit pattern is a value.
-pub trait Plain: Copy + Send + Sync + 'static {}
-impl Plain for f32 {}
-impl Plain for u16 {}
-impl Plain for u8 {}
+/// Element types of [`AlignedBuffer`]: every bit pattern is a valid value.
+pub trait Pod: Copy + Send + Sync + 'static {}
+impl Pod for f32 {}
+impl Pod for u16 {}
+impl Pod for u8 {}
 
-/// A fixed-size zeroed array aligned to a cache line.
-pub struct Aligned<T: Plain> {
+/// Fixed-size array aligned to a cache line, zeroed on allocation.
+pub struct AlignedBuffer<T: Pod> {
     start: *mut T,
     len: usize,
-    /// The slab that it is part of, if it is not an allocation of its own.
+    /// The slab that contains it; `None` if it is a separate allocation.
     slab: Option<Arc<Slab>>,
 }
 
-// SAFETY: `Aligned` owns its memory like a `Vec` and holds plain numbers.
-unsafe impl<T: Plain> Send for Aligned<T> {}
+// SAFETY: `AlignedBuffer` owns its memory like a `Vec`, and its elements are plain data.
+unsafe impl<T: Pod> Send for AlignedBuffer<T> {}
 // SAFETY: shared access only reads.
-unsafe impl<T: Plain> Sync for Aligned<T> {}
+unsafe impl<T: Pod> Sync for AlignedBuffer<T> {}
 
-impl<T: Plain> Aligned<T> {
-    /// An array of `len` zeros.
-    pub fn zeroed(len: usize) -> Aligned<T> {
+impl<T: Pod> AlignedBuffer<T> {
+    /// Allocates `len` zeros.
+    pub fn zeroed(len: usize) -> AlignedBuffer<T> {
         let Some(layout) = Self::layout(len) else {
-            return Aligned { start: std::ptr::NonNull::dangling().as_ptr(), len: 0, slab: None };
+            return AlignedBuffer { start: std::ptr::NonNull::dangling().as_ptr(), len: 0, slab: None };
         };
         // SAFETY: the layout has a size above zero.
         let start = unsafe { alloc_zeroed(layout) };
         if start.is_null() {
             handle_alloc_error(layout);
         }
-        Aligned { start: start.cast(), len, slab: None }
+        AlignedBuffer { start: start.cast(), len, slab: None }
     }
 
-    /// An array of `len` zeros that will live for long, such as weights: many of them share pages of two megabytes where the system has such,
-    /// in a [`Room`] where there is one.
-    pub fn lasting(pool: &Pool, len: usize) -> Aligned<T> {
-        let part = Self::layout(len).and_then(|layout| Slab::part(pool, layout.size()));
+    /// Allocates `len` zeros for long-lived data such as weights: in this thread's
+    /// [`SlabReservation`] if there is one, else in a slab of huge pages that many arrays share.
+    /// Falls back to [`zeroed`](Self::zeroed) for small arrays and on systems without slabs.
+    pub fn zeroed_in_slab(pool: &Pool, len: usize) -> AlignedBuffer<T> {
+        let part = Self::layout(len).and_then(|layout| Slab::allocate(pool, layout.size()));
         match part {
-            Some((slab, start)) => Aligned { start: start.cast(), len, slab: Some(slab) },
-            None => Aligned::zeroed(len),
+            Some((slab, start)) => AlignedBuffer { start: start.cast(), len, slab: Some(slab) },
+            None => AlignedBuffer::zeroed(len),
         }
     }
 
-    /// `None` where nothing needs to be allocated.
+    /// `None` if there is nothing to allocate.
     fn layout(len: usize) -> Option<Layout> {
         let bytes = len.checked_mul(size_of::<T>()).expect("an array larger than the address space");
-        (bytes > 0).then(|| Layout::from_size_align(bytes, LINE).expect("an array larger than the address space"))
+        (bytes > 0).then(|| Layout::from_size_align(bytes, CACHE_LINE).expect("an array larger than the address space"))
     }
 }
 
-impl<T: Plain> Drop for Aligned<T> {
+impl<T: Pod> Drop for AlignedBuffer<T> {
     fn drop(&mut self) {
         if let (Some(layout), None) = (Self::layout(self.len), &self.slab) {
             // SAFETY: allocated in `zeroed` with the same layout.
@@ -66,49 +67,49 @@ impl<T: Plain> Drop for Aligned<T> {
     }
 }
 
-impl<T: Plain> Deref for Aligned<T> {
+impl<T: Pod> Deref for AlignedBuffer<T> {
     type Target = [T];
     fn deref(&self) -> &[T] {
-        // SAFETY: `start` holds `len` initialised values for as long as `self` lives.
+        // SAFETY: `start` holds `len` initialized elements for as long as `self` lives.
         unsafe { std::slice::from_raw_parts(self.start, self.len) }
     }
 }
 
-impl<T: Plain> DerefMut for Aligned<T> {
+impl<T: Pod> DerefMut for AlignedBuffer<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         // SAFETY: as in `deref`, and the borrow is exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.start, self.len) }
     }
 }
 
-/// A pointer that threads may share because each writes only its own part.
+/// A mutable slice whose disjoint parts are written by several threads.
 ///
-/// The code that shares it states why the parts are disjoint.
+/// Code that uses it must state in a SAFETY comment why the parts are disjoint.
 #[derive(Clone, Copy)]
-pub struct Shared<T>(*mut T);
+pub struct DisjointMut<T>(*mut T);
 
-// SAFETY: whoever dereferences it vouches for disjoint parts.
-unsafe impl<T> Send for Shared<T> {}
+// SAFETY: callers of `part` guarantee that parts are disjoint.
+unsafe impl<T> Send for DisjointMut<T> {}
 // SAFETY: as above.
-unsafe impl<T> Sync for Shared<T> {}
+unsafe impl<T> Sync for DisjointMut<T> {}
 
-impl<T> Shared<T> {
-    /// Shares a slice that is split among threads.
-    pub fn new(slice: &mut [T]) -> Shared<T> {
-        Shared(slice.as_mut_ptr())
+impl<T> DisjointMut<T> {
+    /// Wraps a slice that is split among threads.
+    pub fn new(slice: &mut [T]) -> DisjointMut<T> {
+        DisjointMut(slice.as_mut_ptr())
     }
 
-    /// The pointer itself.
-    pub fn get(self) -> *mut T {
+    /// Pointer to the first element.
+    pub fn as_mut_ptr(self) -> *mut T {
         self.0
     }
 
-    /// Part of the shared slice.
+    /// Returns `len` elements from `start` on.
     ///
     /// # Safety
-    /// The range must lie within the shared slice, and no other thread may hold an overlapping part.
+    /// The range must lie within the slice, and no other thread may hold an overlapping part.
     pub unsafe fn part<'a>(self, start: usize, len: usize) -> &'a mut [T] {
-        // SAFETY: the caller vouches for the range and for exclusiveness.
+        // SAFETY: the caller guarantees the range and that it is exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.0.add(start), len) }
     }
 }
@@ -120,25 +121,29 @@ mod tests {
     #[test]
     fn arrays_start_on_a_cache_line_and_are_zero() {
         let pool = Pool::new(2);
-        for room in [None, Some(1 << 20), Some(30 << 20), Some(200 << 20)] {
-            let room = room.map(Room::new);
-            arrays(&pool);
-            drop(room);
-            arrays(&pool);
+        for reserved in [None, Some(1 << 20), Some(30 << 20), Some(200 << 20)] {
+            let reservation = reserved.map(SlabReservation::new);
+            check_arrays(&pool);
+            drop(reservation);
+            check_arrays(&pool);
         }
     }
 
-    fn arrays(pool: &Pool) {
-        let mut kept = Vec::new();
+    fn check_arrays(pool: &Pool) {
+        let mut arrays = Vec::new();
         for len in [0, 1, 17, 100_000, 1 << 21, 9 << 20] {
-            for mut array in [Aligned::<f32>::zeroed(len), Aligned::lasting(pool, len), Aligned::lasting(pool, len)] {
+            for mut array in [
+                AlignedBuffer::<f32>::zeroed(len),
+                AlignedBuffer::zeroed_in_slab(pool, len),
+                AlignedBuffer::zeroed_in_slab(pool, len),
+            ] {
                 assert_eq!(array.len(), len);
-                assert!(array.iter().all(|&x| x == 0.0), "{len} floats that nobody else has written");
-                assert!(len == 0 || (array.as_ptr() as usize).is_multiple_of(LINE));
+                assert!(array.iter().all(|&x| x == 0.0), "{len} floats are zero");
+                assert!(len == 0 || (array.as_ptr() as usize).is_multiple_of(CACHE_LINE));
                 array.fill(1.0);
-                kept.push(array);
+                arrays.push(array);
             }
         }
-        assert!(kept.iter().all(|array| array.iter().all(|&x| x == 1.0)));
+        assert!(arrays.iter().all(|array| array.iter().all(|&x| x == 1.0)));
     }
 }

@@ -1,9 +1,10 @@
-//! Layer and root-mean-square norms, in the two steps that interpretability names apart: normalise, then gain.
+//! LayerNorm and RMSNorm in two steps, because interpretability hooks see the value in between:
+//! normalize, then gain and bias.
 
 use crate::dispatch;
 use crate::simd::{LANES, Simd};
 
-/// Which moments a norm removes.
+/// Kind of norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum NormKind {
     /// Subtract the mean, divide by the standard deviation.
@@ -12,28 +13,38 @@ pub enum NormKind {
     Rms,
 }
 
+/// Elements whose sum is computed in f32; the sums of these blocks are added in f64. An error of a
+/// row's scale is common to all of its elements, so it does not average out in the next product.
+const SUM_BLOCK: usize = 8 * LANES;
+
+/// Sum of `x - mean`, or of its squares.
 #[inline(always)]
-fn sum_with<S: Simd>(s: S, x: &[f32], mean: f32, squares: bool) -> f32 {
-    let mean = s.splat(mean);
-    let term = |v: S::V| {
-        let centred = s.sub(v, mean);
-        if squares { s.mul(centred, centred) } else { centred }
+fn sum_with<S: Simd>(s: S, x: &[f32], mean: f32, squares: bool) -> f64 {
+    let center = s.splat(mean);
+    let add = |sum: S::V, v: S::V| {
+        let centered = s.sub(v, center);
+        if squares { s.fma(centered, centered, sum) } else { s.add(sum, centered) }
     };
-    let chunks = x.chunks_exact(LANES);
-    let rest = chunks.remainder();
-    let mut sum = s.splat(0.0);
-    for chunk in chunks {
-        // SAFETY: the chunk holds eight floats.
-        sum = s.add(sum, term(unsafe { s.load(chunk.as_ptr()) }));
+    let mut total = 0.0;
+    for block in x.chunks(SUM_BLOCK) {
+        let chunks = block.chunks_exact(LANES);
+        let rest = chunks.remainder();
+        let mut sum = s.splat(0.0);
+        for chunk in chunks {
+            // SAFETY: the chunk holds eight floats.
+            sum = add(sum, unsafe { s.load(chunk.as_ptr()) });
+        }
+        if !rest.is_empty() {
+            // Lanes past the end hold the mean, so they add 0.
+            sum = add(sum, s.load_partial(rest, mean));
+        }
+        total += s.sum(sum) as f64;
     }
-    let mut total = s.sum(sum);
-    let tail = s.to_array(term(s.load_part(rest, 0.0)));
-    tail[..rest.len()].iter().for_each(|&x| total += x);
     total
 }
 
 #[inline(always)]
-fn normalise_with<S: Simd>(
+fn normalize_with<S: Simd>(
     s: S,
     kind: NormKind,
     eps: f32,
@@ -44,22 +55,24 @@ fn normalise_with<S: Simd>(
 ) {
     for ((x, normed), scale) in x.chunks_exact(width).zip(normed.chunks_exact_mut(width)).zip(scales) {
         let mean = match kind {
-            NormKind::Layer => sum_with(s, x, 0.0, false) / width as f32,
+            NormKind::Layer => (sum_with(s, x, 0.0, false) / width as f64) as f32,
             NormKind::Rms => 0.0,
         };
-        *scale = (sum_with(s, x, mean, true) / width as f32 + eps).sqrt();
-        let inverse = 1.0 / *scale;
+        let exact = (sum_with(s, x, mean, true) / width as f64 + eps as f64).sqrt();
+        *scale = exact as f32;
+        let inverse = (1.0 / exact) as f32;
         normed.iter_mut().zip(x).for_each(|(y, &x)| *y = (x - mean) * inverse);
     }
 }
 
 dispatch! {
-    /// Normalises each row of `width` values: `normed = (x - mean) / scale`, with the scale of each row beside it.
-    pub fn normalise(kind: NormKind, eps: f32, x: &[f32], width: usize, normed: &mut [f32], scales: &mut [f32]) = normalise_with
+    /// Normalizes each row of `width` elements: `normed = (x - mean) / scale`; writes the scale of
+    /// each row to `scales`.
+    pub fn normalize(kind: NormKind, eps: f32, x: &[f32], width: usize, normed: &mut [f32], scales: &mut [f32]) = normalize_with
 }
 
-/// `x = x · gain + bias` for each row.
-pub fn gain(x: &mut [f32], gain: Option<&[f32]>, bias: Option<&[f32]>, width: usize) {
+/// Applies `x = x · gain + bias` to each row of `width` elements.
+pub fn apply_gain(x: &mut [f32], gain: Option<&[f32]>, bias: Option<&[f32]>, width: usize) {
     for row in x.chunks_exact_mut(width) {
         if let Some(gain) = gain {
             row.iter_mut().zip(gain).for_each(|(x, &g)| *x *= g);
@@ -71,34 +84,36 @@ pub fn gain(x: &mut [f32], gain: Option<&[f32]>, bias: Option<&[f32]>, width: us
 }
 
 #[inline(always)]
-fn centred_product_with<S: Simd>(s: S, x: &[f32], mean: f32, gradient: &[f32]) -> f32 {
+fn centered_product_with<S: Simd>(s: S, x: &[f32], mean: f32, gradient: &[f32]) -> f32 {
     let mut sum = s.splat(0.0);
     for (x, gradient) in x.chunks(LANES).zip(gradient.chunks(LANES)) {
-        // Lanes past the end have a gradient of zero.
-        sum = s.fma(s.sub(s.load_part(x, 0.0), s.splat(mean)), s.load_part(gradient, 0.0), sum);
+        // Lanes past the end have gradient 0.
+        sum = s.fma(s.sub(s.load_partial(x, 0.0), s.splat(mean)), s.load_partial(gradient, 0.0), sum);
     }
     s.sum(sum)
 }
 
 #[inline(always)]
-fn normalise_back_with<S: Simd>(s: S, kind: NormKind, eps: f32, x: &[f32], width: usize, gradient: &mut [f32]) {
+fn normalize_backward_with<S: Simd>(s: S, kind: NormKind, eps: f32, x: &[f32], width: usize, gradient: &mut [f32]) {
     let count = width as f32;
+    let average = |x: &[f32]| (sum_with(s, x, 0.0, false) / width as f64) as f32;
     for (x, gradient) in x.chunks_exact(width).zip(gradient.chunks_exact_mut(width)) {
-        let (mean, level) = match kind {
-            NormKind::Layer => (sum_with(s, x, 0.0, false) / count, sum_with(s, gradient, 0.0, false) / count),
+        let (mean, gradient_mean) = match kind {
+            NormKind::Layer => (average(x), average(gradient)),
             NormKind::Rms => (0.0, 0.0),
         };
-        let scale = (sum_with(s, x, mean, true) / count + eps).sqrt();
-        // What the gradient says along the value only changes its length, which the norm takes away.
-        let along = centred_product_with(s, x, mean, gradient) / (scale * scale * count);
+        let scale = ((sum_with(s, x, mean, true) / width as f64 + eps as f64).sqrt()) as f32;
+        // The gradient's component along `x` only changes its length, which the norm removes.
+        let along = centered_product_with(s, x, mean, gradient) / (scale * scale * count);
         let inverse = 1.0 / scale;
-        gradient.iter_mut().zip(x).for_each(|(g, &x)| *g = (*g - level - (x - mean) * along) * inverse);
+        gradient.iter_mut().zip(x).for_each(|(g, &x)| *g = (*g - gradient_mean - (x - mean) * along) * inverse);
     }
 }
 
 dispatch! {
-    /// The gradient of [`normalise`]: from that of the normed value to that of `x`, in place.
-    pub fn normalise_back(kind: NormKind, eps: f32, x: &[f32], width: usize, gradient: &mut [f32]) = normalise_back_with
+    /// Backward pass of [`normalize`], in place: `gradient` is that of `normed` and becomes that of
+    /// `x`.
+    pub fn normalize_backward(kind: NormKind, eps: f32, x: &[f32], width: usize, gradient: &mut [f32]) = normalize_backward_with
 }
 
 #[cfg(test)]
@@ -111,7 +126,7 @@ mod tests {
             let x: Vec<f32> = (0..2 * width).map(|i| (i as f32 * 1.3).sin() * 2.0 + 0.5).collect();
             for kind in [NormKind::Layer, NormKind::Rms] {
                 let (mut normed, mut scales) = (vec![0.0; 2 * width], vec![0.0; 2]);
-                normalise(kind, 1e-5, &x, width, &mut normed, &mut scales);
+                normalize(kind, 1e-5, &x, width, &mut normed, &mut scales);
                 for row in 0..2 {
                     let x: Vec<f64> = x[row * width..][..width].iter().map(|&x| x as f64).collect();
                     let mean = if kind == NormKind::Layer { x.iter().sum::<f64>() / width as f64 } else { 0.0 };
@@ -126,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn gradients_are_those_of_the_norm() {
+    fn gradients_agree_with_central_differences() {
         for width in [3, 8, 21] {
             let x: Vec<f32> = (0..width).map(|i| (i as f32 * 1.3).sin() * 2.0 + 0.5).collect();
             let upstream: Vec<f32> = (0..width).map(|i| (i as f32 * 0.7).cos()).collect();
@@ -137,7 +152,7 @@ mod tests {
                     x.iter().zip(&upstream).map(|(x, &g)| (x - mean) / scale * g as f64).sum()
                 };
                 let mut gradient = upstream.clone();
-                normalise_back(kind, 1e-3, &x, width, &mut gradient);
+                normalize_backward(kind, 1e-3, &x, width, &mut gradient);
                 for (i, &ours) in gradient.iter().enumerate() {
                     let at = |by: f64| {
                         let mut moved: Vec<f64> = x.iter().map(|&x| x as f64).collect();

@@ -1,8 +1,9 @@
-//! Worker threads for the token loop: they spin for a moment after each job, then park.
+//! Worker threads for parallel loops: they spin for a moment after each loop, then park.
 //!
-//! A decode step is some hundred short parallel loops a few microseconds apart: waking a sleeping thread for each would
-//! cost more than the loop. So a worker keeps looking for the next job for about 100 µs before it parks, and an
-//! idle process uses no processor time. The caller works too, and never waits for a worker that has not joined.
+//! A decode step is some hundred short parallel loops a few microseconds apart; waking a parked
+//! thread for each would cost more than the loop itself. So a worker polls for the next loop for
+//! about 100 µs before it parks, and an idle process uses no CPU time. The calling thread works
+//! too, and never waits for a worker that has not joined the loop.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -11,24 +12,26 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
-/// How long an idle worker looks for the next job before it parks.
+/// How long an idle worker polls for the next loop before it parks.
 const SPIN: Duration = Duration::from_micros(100);
 
-/// A job as the workers see it: a function of the task's index.
-type Job = &'static (dyn Fn(usize) + Sync);
+/// Body of a parallel loop, called with the task index. It borrows from the caller; [`Team::open`]
+/// says why `'static` is sound.
+type LoopBody = &'static (dyn Fn(usize) + Sync);
 
-/// `gate` packs `epoch << 32 | open << 31 | joined`: a worker joins by one compare-and-swap that succeeds only
-/// while the job of that epoch is open, so the caller may return as soon as the job is closed and nobody is joined.
+/// `gate` packs `epoch << 32 | open << 31 | joined`. A worker joins by one compare-and-swap that
+/// succeeds only while the loop of that epoch is open, so the caller may return as soon as the loop
+/// is closed and no worker is joined.
 const OPEN: u64 = 1 << 31;
 const JOINED: u64 = OPEN - 1;
 
 struct State {
     gate: AtomicU64,
-    job: Mutex<Option<Job>>,
+    body: Mutex<Option<LoopBody>>,
     next: AtomicUsize,
     tasks: AtomicUsize,
-    /// Workers that may join the job.
-    welcome: AtomicU64,
+    /// Number of workers that may join the loop.
+    max_joined: AtomicU64,
     quit: AtomicBool,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
@@ -39,18 +42,18 @@ struct Worker {
     handle: Option<JoinHandle<()>>,
 }
 
-/// How often this process was forked off; see [`Pool::after_fork`].
+/// How often this process was forked; see [`Pool::after_fork`].
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// The threads of a pool, and what they and the caller share.
+/// Worker threads and the state that they share with the calling thread.
 struct Team {
     state: Arc<State>,
     workers: Vec<Worker>,
-    /// The process that started them.
+    /// Value of [`FORKS`] when the workers were started.
     forks: u32,
 }
 
-/// A team of threads that run parallel loops.
+/// A pool of threads that run parallel loops.
 ///
 /// ```
 /// use std::sync::atomic::{AtomicUsize, Ordering};
@@ -60,65 +63,69 @@ struct Team {
 /// ```
 pub struct Pool {
     threads: usize,
-    /// Held during a job; a second caller that finds it taken does its own work alone rather than wait or oversubscribe.
+    /// Locked during a loop. A second caller that finds it locked runs its loop alone: waiting or
+    /// oversubscribing would be slower.
     team: Arc<Mutex<Team>>,
 }
 
 impl Pool {
-    /// A team of `threads` in all, the caller included.
+    /// Creates a pool of `threads` threads, including the caller.
     pub fn new(threads: usize) -> Pool {
         let team = Team::start(threads);
         Pool { threads: team.workers.len() + 1, team: Arc::new(Mutex::new(team)) }
     }
 
-    /// The same team, of which at most `threads` work at once, the caller included.
+    /// Returns a pool that shares these threads but uses at most `threads` of them, including the
+    /// caller.
     pub fn at_most(&self, threads: usize) -> Pool {
         Pool { threads: self.threads.min(threads).max(1), team: self.team.clone() }
     }
 
-    /// To be called in the child after a fork: threads are not inherited, so every pool starts its own anew when it is next used.
+    /// Must be called in the child after a fork: threads are not inherited, so every pool restarts
+    /// its workers at its next loop.
     pub fn after_fork() {
         FORKS.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The team that everything shares unless told otherwise: `PELLUCID_THREADS`, `RAYON_NUM_THREADS` or
-    /// `OMP_NUM_THREADS` threads, else one for each core.
+    /// Returns the process-wide pool, which is the default everywhere: `PELLUCID_THREADS`,
+    /// `RAYON_NUM_THREADS` or `OMP_NUM_THREADS` threads, else one per core.
     pub fn global() -> Arc<Pool> {
         static GLOBAL: OnceLock<Arc<Pool>> = OnceLock::new();
         GLOBAL.get_or_init(|| Arc::new(Pool::new(default_threads()))).clone()
     }
 
-    /// So many threads: some of the shared team, or a team of their own where that has fewer. Models that share a team take turns instead
-    /// of crowding the machine.
-    pub fn of(threads: usize) -> Arc<Pool> {
+    /// Returns a pool of `threads` threads: part of the global pool if that is large enough, else a
+    /// new one. Models that share the global pool do not oversubscribe the machine.
+    pub fn with_threads(threads: usize) -> Arc<Pool> {
         let global = Pool::global();
         Arc::new(if threads <= global.threads { global.at_most(threads) } else { Pool::new(threads) })
     }
 
-    /// Threads in the team, the caller included.
+    /// Number of threads, including the caller.
     pub fn threads(&self) -> usize {
         self.threads
     }
 
-    /// Runs `job(0)` … `job(tasks - 1)`, each once, on all threads, and returns when all are done.
+    /// Runs `body(0)` … `body(tasks - 1)`, each once, on all threads, and returns when all are
+    /// done.
     ///
-    /// A panic in a task is rethrown here once the others have finished.
-    pub fn run(&self, tasks: usize, job: &(dyn Fn(usize) + Sync)) {
+    /// A panic in a task is rethrown here once the other tasks have finished.
+    pub fn run(&self, tasks: usize, body: &(dyn Fn(usize) + Sync)) {
         let team = if tasks > 1 && self.threads > 1 { self.team.try_lock().ok() } else { None };
         let Some(mut team) = team else {
-            (0..tasks).for_each(job);
+            (0..tasks).for_each(body);
             return;
         };
         if team.forks != FORKS.load(Ordering::Relaxed) {
             *team = Team::start(team.workers.len() + 1);
         }
-        team.open(tasks, self.threads - 1, job);
-        let outcome = catch_unwind(AssertUnwindSafe(|| work(&team.state, job)));
+        team.open(tasks, self.threads - 1, body);
+        let outcome = catch_unwind(AssertUnwindSafe(|| work(&team.state, body)));
         team.close();
-        let theirs = team.state.panic.lock().ok().and_then(|mut slot| slot.take());
-        // Unwinding with the team in hand would mark it as broken.
+        let worker_panic = team.state.panic.lock().ok().and_then(|mut slot| slot.take());
+        // Unwinding while holding the lock would poison it.
         drop(team);
-        if let Some(panic) = outcome.err().or(theirs) {
+        if let Some(panic) = outcome.err().or(worker_panic) {
             resume_unwind(panic);
         }
     }
@@ -128,30 +135,31 @@ impl Team {
     fn start(threads: usize) -> Team {
         let state = Arc::new(State {
             gate: AtomicU64::new(0),
-            job: Mutex::new(None),
+            body: Mutex::new(None),
             next: AtomicUsize::new(0),
             tasks: AtomicUsize::new(0),
-            welcome: AtomicU64::new(0),
+            max_joined: AtomicU64::new(0),
             quit: AtomicBool::new(false),
             panic: Mutex::new(None),
         });
-        // A thread that cannot be started leaves a smaller team, which computes the same.
+        // If a thread cannot be started, the pool is smaller; results are the same.
         let workers = (1..threads.max(1)).map_while(|index| Worker::start(index, &state)).collect();
         Team { state, workers, forks: FORKS.load(Ordering::Relaxed) }
     }
 
-    /// Opens a job to at most `welcome` workers.
-    fn open(&self, tasks: usize, welcome: usize, job: &(dyn Fn(usize) + Sync)) {
-        // SAFETY: the lifetime is only hidden, not lengthened: `close` returns when no worker can reach the job any more.
-        let job: Job = unsafe { std::mem::transmute(job) };
+    /// Opens a loop to at most `max_joined` workers.
+    fn open(&self, tasks: usize, max_joined: usize, body: &(dyn Fn(usize) + Sync)) {
+        // SAFETY: extends the lifetime. `close` returns only when no worker can reach `body` any
+        // more, and the caller calls it before `body` goes out of scope.
+        let body: LoopBody = unsafe { std::mem::transmute(body) };
         let state = &*self.state;
-        *state.job.lock().unwrap_or_else(|e| e.into_inner()) = Some(job);
+        *state.body.lock().unwrap_or_else(|e| e.into_inner()) = Some(body);
         state.tasks.store(tasks, Ordering::Relaxed);
         state.next.store(0, Ordering::Relaxed);
-        state.welcome.store(welcome as u64, Ordering::Relaxed);
+        state.max_joined.store(max_joined as u64, Ordering::Relaxed);
         let epoch = (state.gate.load(Ordering::Relaxed) >> 32) + 1;
         state.gate.store(epoch << 32 | OPEN, Ordering::SeqCst);
-        for worker in self.workers.iter().take(welcome.min(tasks - 1)) {
+        for worker in self.workers.iter().take(max_joined.min(tasks - 1)) {
             if worker.parked.load(Ordering::SeqCst) {
                 worker.thread.unpark();
             }
@@ -163,7 +171,7 @@ impl Team {
         gate.fetch_and(!OPEN, Ordering::AcqRel);
         let started = Instant::now();
         while gate.load(Ordering::Acquire) & JOINED != 0 {
-            // A worker that lost its core holds the last task: let the system run it.
+            // A worker that was preempted holds the last task: let the scheduler run it.
             if started.elapsed() > SPIN { std::thread::yield_now() } else { std::hint::spin_loop() }
         }
     }
@@ -176,10 +184,11 @@ impl Drop for Team {
             worker.thread.unpark();
             let Some(handle) = worker.handle.take() else { continue };
             if self.forks == FORKS.load(Ordering::Relaxed) {
-                // A worker has nothing to report: its tasks' panics went to their caller.
+                // Join errors are ignored: panics of tasks were already passed to their caller.
                 let _ = handle.join();
             } else {
-                // The thread exists in the parent only, and its memory here may already serve another.
+                // After a fork the thread exists only in the parent; joining or detaching its
+                // handle here would touch memory that may have been reused.
                 std::mem::forget(handle);
             }
         }
@@ -196,7 +205,7 @@ impl Worker {
     }
 }
 
-/// A worker's life: wait for an open job of a new epoch, join it, work, leave.
+/// Main loop of a worker: wait for an open loop of a new epoch, join it, work, leave.
 fn serve(state: &State, parked: &AtomicBool) {
     let mut seen = 0;
     let mut idle_since = Instant::now();
@@ -205,15 +214,15 @@ fn serve(state: &State, parked: &AtomicBool) {
         if state.quit.load(Ordering::Relaxed) {
             return;
         }
-        // Whoever comes when all places are taken waits for the next job.
-        let place = gate & JOINED < state.welcome.load(Ordering::Relaxed);
-        if gate >> 32 != seen && gate & OPEN != 0 && place {
+        // If enough workers have joined, wait for the next loop.
+        let has_slot = gate & JOINED < state.max_joined.load(Ordering::Relaxed);
+        if gate >> 32 != seen && gate & OPEN != 0 && has_slot {
             if state.gate.compare_exchange(gate, gate + 1, Ordering::AcqRel, Ordering::Relaxed).is_err() {
                 continue;
             }
             seen = gate >> 32;
-            let job = *state.job.lock().unwrap_or_else(|e| e.into_inner());
-            let outcome = catch_unwind(AssertUnwindSafe(|| job.map(|job| work(state, job))));
+            let body = *state.body.lock().unwrap_or_else(|e| e.into_inner());
+            let outcome = catch_unwind(AssertUnwindSafe(|| body.map(|body| work(state, body))));
             if let (Err(panic), Ok(mut slot)) = (outcome, state.panic.lock()) {
                 *slot = Some(panic);
             }
@@ -222,7 +231,8 @@ fn serve(state: &State, parked: &AtomicBool) {
         } else if idle_since.elapsed() < SPIN {
             (0..32).for_each(|_| std::hint::spin_loop());
         } else {
-            // Announce, look once more (a job may have opened in between), then sleep until somebody unparks.
+            // Set the flag, check again (a loop may have opened in between), then park until `open`
+            // or `drop` unparks this thread.
             parked.store(true, Ordering::SeqCst);
             if state.gate.load(Ordering::SeqCst) == gate && !state.quit.load(Ordering::SeqCst) {
                 std::thread::park();
@@ -233,15 +243,15 @@ fn serve(state: &State, parked: &AtomicBool) {
     }
 }
 
-/// Takes tasks until none is left.
-fn work(state: &State, job: &(dyn Fn(usize) + Sync)) {
+/// Runs tasks until none is left.
+fn work(state: &State, body: &(dyn Fn(usize) + Sync)) {
     let tasks = state.tasks.load(Ordering::Relaxed);
     loop {
         let task = state.next.fetch_add(1, Ordering::Relaxed);
         if task >= tasks {
             return;
         }
-        job(task);
+        body(task);
     }
 }
 
@@ -270,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn works_after_the_workers_have_parked_and_under_many_short_jobs() {
+    fn runs_after_workers_have_parked_and_under_many_short_loops() {
         let pool = Pool::new(2);
         let total = AtomicUsize::new(0);
         for round in 0..2000 {
@@ -297,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_a_team_never_works_with_more() {
+    fn a_limited_pool_never_uses_more_threads() {
         let pool = Pool::new(4);
         let two = pool.at_most(2);
         assert_eq!((pool.threads(), two.threads(), pool.at_most(0).threads(), two.at_most(9).threads()), (4, 2, 1, 2));
@@ -317,17 +327,17 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_starts_its_threads_anew_after_a_fork() {
+    fn a_pool_restarts_its_threads_after_a_fork() {
         let pool = Pool::new(2);
         let total = AtomicUsize::new(0);
         let count = |_| {
             total.fetch_add(1, Ordering::Relaxed);
         };
         pool.run(10, &count);
-        let before = Arc::downgrade(&pool.team.lock().expect("nobody panicked").state);
+        let before = Arc::downgrade(&pool.team.lock().expect("no task panicked").state);
         Pool::after_fork();
         pool.run(10, &count);
-        let team = pool.team.lock().expect("nobody panicked");
+        let team = pool.team.lock().expect("no task panicked");
         assert_eq!(total.into_inner(), 20);
         assert_eq!(team.forks, FORKS.load(Ordering::Relaxed));
         assert!(!before.upgrade().is_some_and(|before| Arc::ptr_eq(&before, &team.state)));

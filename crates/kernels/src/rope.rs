@@ -1,15 +1,15 @@
-//! Rotary position embedding.
+//! Rotary position embedding (RoPE).
 
-/// Which coordinates turn together.
+/// Which channels form a rotated pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RopeStyle {
-    /// Coordinate `i` with coordinate `i + n/2` (Llama, GPT-NeoX).
+    /// Channels `i` and `i + n/2` (rotate-half: Llama, GPT-NeoX).
     Halves,
-    /// Coordinate `2i` with `2i + 1` (GPT-J, GLM).
+    /// Channels `2i` and `2i + 1` (interleaved: GPT-J, GLM).
     Pairs,
 }
 
-/// Turns the first `2 · cos.len()` coordinates of a head by the angles whose cosines and sines are given.
+/// Rotates the first `2 · cos.len()` channels of a head by the angles with these cosines and sines.
 pub fn rotate(style: RopeStyle, head: &mut [f32], cos: &[f32], sin: &[f32]) {
     let half = cos.len();
     match style {
@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_quarter_turn_swaps_the_pair_and_leaves_the_rest() {
+    fn a_rotation_by_90_degrees_swaps_the_pair_and_leaves_the_rest() {
         let (cos, sin) = ([0.0, 0.0], [1.0, 1.0]);
         let mut head = [1.0, 2.0, 3.0, 4.0, 9.0];
         rotate(RopeStyle::Halves, &mut head, &cos, &sin);

@@ -1,4 +1,4 @@
-//! Softmax of whole rows.
+//! Softmax of a row.
 
 use crate::activation::{Unary, exp, map};
 use crate::dispatch;
@@ -17,18 +17,18 @@ impl Unary for ExpMinus {
 fn softmax_with<S: Simd>(s: S, x: &mut [f32], sink: Option<f32>) {
     let mut top = s.splat(f32::NEG_INFINITY);
     for part in x.chunks(LANES) {
-        top = s.max(top, s.load_part(part, f32::NEG_INFINITY));
+        top = s.max(top, s.load_partial(part, f32::NEG_INFINITY));
     }
     let mut top = s.largest(top);
     if let Some(sink) = sink {
         top = top.max(sink);
     }
-    // A row of -inf keeps weights of zero, but what is no number stays none.
+    // A row of -inf gets weights of zero; NaN stays NaN.
     let top = if top == f32::NEG_INFINITY { 0.0 } else { top };
     map(s, &ExpMinus(top), x);
     let mut sum = s.splat(0.0);
     for part in x.chunks(LANES) {
-        sum = s.add(sum, s.load_part(part, 0.0));
+        sum = s.add(sum, s.load_partial(part, 0.0));
     }
     let sum = s.sum(sum) + sink.map_or(0.0, |sink| (sink - top).exp());
     if sum != 0.0 {
@@ -37,7 +37,8 @@ fn softmax_with<S: Simd>(s: S, x: &mut [f32], sink: Option<f32>) {
 }
 
 dispatch! {
-    /// `x = softmax(x)`; a sink is one more logit whose share nobody receives. A row of -inf becomes zeros.
+    /// Computes `x = softmax(x)`. `sink` is an attention sink: one extra logit whose weight is
+    /// discarded. A row of -inf becomes zeros.
     pub fn softmax(x: &mut [f32], sink: Option<f32>) = softmax_with
 }
 
@@ -46,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_sum_to_one_less_the_sink() {
+    fn weights_sum_to_one_minus_the_sink() {
         let mut x = [1.0, f32::NEG_INFINITY, 3.0, -200.0, 2.5];
         softmax(&mut x, None);
         assert!((x.iter().sum::<f32>() - 1.0).abs() < 1e-6 && x[1] == 0.0 && x[2] > x[4]);
@@ -58,9 +59,9 @@ mod tests {
         assert_eq!(x, [0.0; 3]);
     }
 
-    /// A score that is no number must not come out as a weight that looks like one.
+    /// A NaN score must not give a finite weight.
     #[test]
-    fn what_is_no_number_stays_none() {
+    fn nan_stays_nan() {
         for length in [3, 8, 40] {
             let mut x = vec![0.5; length];
             x[length / 2] = f32::NAN;

@@ -1,20 +1,22 @@
-//! An idle process uses no processor time. In a process of its own, since time is counted for all its threads.
+//! An idle process uses no CPU time. A separate test binary, because CPU time is counted for all
+//! threads of a process.
 
 #![cfg(target_os = "linux")]
 
 use pellucid_kernels::Pool;
 use std::time::Duration;
 
-/// Processor time of this process so far, in clock ticks (hundredths of a second).
+/// CPU time of this process so far, in clock ticks (10 ms).
 fn ticks() -> u64 {
-    let stat = std::fs::read_to_string("/proc/self/stat").expect("linux has it");
-    // The name in brackets may hold anything; user and system time are the 12th and 13th field after it.
+    let stat = std::fs::read_to_string("/proc/self/stat").expect("Linux has /proc");
+    // The name in parentheses may contain anything; user and system time are fields 12 and 13 after
+    // it.
     let after = stat.rsplit(')').next().expect("fields");
     after.split_whitespace().skip(11).take(2).map(|field| field.parse::<u64>().expect("a number")).sum()
 }
 
 #[test]
-fn threads_sleep_when_there_is_nothing_to_do() {
+fn idle_threads_use_no_cpu_time() {
     let pool = Pool::new(4);
     for _ in 0..1000 {
         pool.run(8, &|task| _ = std::hint::black_box(task));
@@ -22,6 +24,6 @@ fn threads_sleep_when_there_is_nothing_to_do() {
     std::thread::sleep(Duration::from_millis(50));
     let before = ticks();
     std::thread::sleep(Duration::from_millis(1500));
-    // Threads that kept looking for work would take 300 of them or more.
-    assert!(ticks() - before <= 3, "{} ticks in a second and a half of nothing", ticks() - before);
+    // Threads that kept polling would use 300 ticks or more.
+    assert!(ticks() - before <= 3, "{} ticks in 1.5 idle seconds", ticks() - before);
 }

@@ -1,4 +1,5 @@
-//! Matrix products against naive loops, and the promise that a row's bits do not depend on its neighbours.
+//! Matrix products against naive loops, and the guarantee that a row's bits do not depend on its
+//! neighbors.
 
 use pellucid_kernels::encoding::{self, Encoding};
 use pellucid_kernels::matrix::RowBytes;
@@ -22,7 +23,7 @@ impl RowBytes for Encoded {
     }
 }
 
-/// Random blocks: `scales` small half-precision numbers, then random codes.
+/// Random blocks: `scales` small f16 scales, then random codes.
 fn encoded_rows(encoding: Encoding, scales: usize, rows: usize, cols: usize, seed: u64) -> Encoded {
     let mut bytes = Vec::new();
     for block in 0..rows * cols / encoding.block_len() {
@@ -59,7 +60,7 @@ proptest! {
                 let bias = if bias { b[column] as f64 } else { 0.0 };
                 let (truth, size) = terms.fold((bias, bias.abs()), |(sum, size), term| (sum + term, size + term.abs()));
                 let y = out[row * columns + column];
-                // What a chain of so many roundings can be off by, at most.
+                // Upper bound on the rounding error of a chain of `inner + 1` operations.
                 let bound = (inner + 1) as f64 * 2f64.powi(-24) * size;
                 prop_assert!((y as f64 - truth).abs() <= bound, "row {row} column {column}: {y} instead of {truth}");
             }
@@ -68,11 +69,11 @@ proptest! {
 }
 
 #[test]
-fn a_row_has_the_same_bits_whatever_the_batch_the_threads_and_the_storage() {
+fn a_row_has_the_same_bits_for_any_batch_threads_and_storage() {
     let (inner, columns) = (768, 77);
     let pools = [Pool::new(1), Pool::new(3)];
     let x: Vec<f32> = (0..500 * inner).map(|i| value(9, i)).collect();
-    // The formats that are repacked into panels, and one that is read where it lies.
+    // The formats that are repacked into panels, and one that is decoded in place.
     let formats = [
         (Encoding::Q4_0, 1),
         (Encoding::Q4_1, 2),
@@ -117,8 +118,39 @@ fn a_row_has_the_same_bits_whatever_the_batch_the_threads_and_the_storage() {
     }
 }
 
+/// The order of every sum: chains of 256 fused multiply-adds, chain sums added in order.
 #[test]
-fn eight_bits_keep_each_value_to_half_a_step() {
+fn every_product_is_a_sum_of_chains_of_256() {
+    let pool = Pool::new(2);
+    for inner in [1, 255, 256, 257, 512, 800, 1536] {
+        let (rows, columns) = (60, 40);
+        let x: Vec<f32> = (0..rows * inner).map(|i| value(21, i)).collect();
+        for dtype in [DType::F32, DType::Bf16, DType::F16, DType::Q8] {
+            let w = Matrix::pack(&pool, columns, inner, dtype, &|row, out| {
+                out.iter_mut().enumerate().for_each(|(i, x)| *x = value(22, row * inner + i));
+            });
+            let mut weights = vec![0.0; inner];
+            let mut expected = vec![0.0; rows * columns];
+            for column in 0..columns {
+                w.row(column, &mut weights);
+                for row in 0..rows {
+                    let chain =
+                        |(x, w): (&[f32], &[f32])| x.iter().zip(w).fold(0.0f32, |sum, (x, w)| x.mul_add(*w, sum));
+                    let chains = x[row * inner..][..inner].chunks(256).zip(weights.chunks(256)).map(chain);
+                    expected[row * columns + column] = chains.reduce(|total, sum| total + sum).unwrap_or(0.0);
+                }
+            }
+            for count in [1, 2, 7, 60] {
+                let mut out = vec![0.0; count * columns];
+                matmul(&pool, &x[..count * inner], &w, None, &mut out);
+                assert!(out == expected[..count * columns], "{count} rows of {inner} inputs, {dtype:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn q8_rounds_each_value_to_half_a_step() {
     let pool = Pool::new(1);
     let (rows, cols) = (40, 96);
     let stored = |row: usize, col: usize| value(3, row * cols + col) * if row == 7 { 0.0 } else { 4.0 };
@@ -134,12 +166,12 @@ fn eight_bits_keep_each_value_to_half_a_step() {
             let largest = (0..32).map(|i| stored(row, block * 32 + i).abs()).fold(0.0, f32::max);
             for (i, x) in values.iter().enumerate() {
                 let truth = stored(row, block * 32 + i);
-                // Half a step, and the rounding of the scale to half precision.
+                // Half a step, and the rounding of the scale to f16.
                 let most = largest / 127.0 * 0.5 + truth.abs() * 5e-4;
                 assert!((x - truth).abs() <= most, "row {row} block {block}: {x} for {truth}");
             }
         }
     }
-    // Rows that are not whole blocks are kept in two bytes.
+    // Rows that are not whole blocks fall back to bf16.
     assert_eq!(Matrix::pack(&pool, 2, 33, DType::Q8, &|_, out| out.fill(1.0)).format(), "bf16");
 }

@@ -11,7 +11,7 @@ def first(module, names, what):
 
 
 def parts(model):
-    """The list of layers, and the module that holds it with the final norm."""
+    """Returns the list of layers and the module that contains it and the final norm."""
     depth = model._module.config.get_text_config().num_hidden_layers
     for where, module in model._module.named_modules():
         if isinstance(module, torch.nn.ModuleList) and len(module) == depth:
@@ -24,8 +24,8 @@ def parts(model):
 def main():
     where, start = source(), time.perf_counter()
     wrapped = load(where, **(dict(attn_implementation="eager") if name == "pattern" else {}))
-    wrapped.generation_config.eos_token_id = None  # decode jobs go on to their last step
-    model = TransformersModel(wrapped, task="text-generation", tokenizer=tokenizer_for_nobody())
+    wrapped.generation_config.eos_token_id = None  # decode jobs must not stop early
+    model = TransformersModel(wrapped, task="text-generation", tokenizer=dummy_tokenizer())
 
     def prefill(rows=ids, edit=lambda: None):
         with model.trace(rows, logits_to_keep=1):
@@ -38,7 +38,8 @@ def main():
     layers, body = parts(model)
     middle = layers[len(layers) // 2]
     along = torch.tensor(direction(wrapped.config.get_text_config().hidden_size), dtype=dtype)
-    # Whether a layer returns its stream alone or first in a tuple is the architecture's choice.
+    # Depending on the architecture, a layer returns the residual stream or a tuple that starts with
+    # it.
     with model.trace(ids):
         is_tuple = nnsight.save(isinstance(middle.output, tuple))
 
@@ -83,7 +84,7 @@ def main():
 
     def ablate():
         mlp = getattr(middle, "mlp", middle)
-        down = first(mlp, ["down_proj", "c_proj", "dense_4h_to_h", "fc2", "fc_out"], "last matrix of an MLP")
+        down = first(mlp, ["down_proj", "c_proj", "dense_4h_to_h", "fc2", "fc_out"], "MLP down projection")
 
         def zero():
             down.input = torch.zeros_like(down.input)
@@ -122,7 +123,7 @@ def main():
             out = model.output.logits[0].save()
         return out
 
-    # What each job makes: the logits of the last position unless its name says otherwise.
+    # Output of each job: the last position's logits unless the name says otherwise.
     jobs = dict(
         prefill=prefill, forward=forward, ablate=ablate, pattern=pattern, lens=lens, patch=patch, attribute=attribute,
         armed=lambda: prefill(edit=lambda: stream(middle)),

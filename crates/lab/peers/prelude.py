@@ -1,13 +1,13 @@
-"""What every worker of a peer begins with: one JSON request on stdin, one JSON answer on stdout (see protocol.rs). The lab puts it before
-the peer's own program, which ends with `reply(main)`."""
+"""Common start of every peer's worker: reads one JSON request from stdin, writes one JSON answer to
+stdout (see protocol.rs). The lab prepends it to the peer's program, which ends with `reply(main)`."""
 import json, math, os, sys, time
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 request, answer_to = json.load(sys.stdin), os.dup(1)
-os.dup2(2, 1)  # whatever the libraries print goes to stderr: stdout is for the answer
+os.dup2(2, 1)  # libraries may print; stdout is reserved for the answer
 path, job, tokens = request["model"], request["job"], request["tokens"]
 name, job = (job, {}) if isinstance(job, str) else next(iter(job.items()))
-# A batch has rows of one length: each begins one token later in the prompt, and goes on from its start.
+# Rows of a batch have equal length: each is the prompt rotated by one more token.
 rows = [tokens[row:] + tokens[:row] for row in (r % len(tokens) for r in range(job.get("rows", 1)))]
 COMPARED = 4096
 
@@ -19,16 +19,16 @@ def status(key, file="/proc/self/status"):
 
 def number(x):
     x = float(x)
-    return x if math.isfinite(x) else str(x)  # JSON has no word for the others
+    return x if math.isfinite(x) else str(x)  # JSON has no non-finite numbers
 
 
 def direction(width):
-    """The vector that steers: the same numbers for every worker, since no engine's random generator is another's."""
+    """Returns the steering vector, the same fixed values for every worker."""
     return [((i * 37 % 101) / 50.0 - 1.0) * 0.5 for i in range(width)]
 
 
 def measured(timed):
-    """Runs `timed`, which returns seconds, decoded tokens and what was made, as often as asked: the answer's part about it, and what was made."""
+    """Runs `timed` (returns seconds, decoded tokens, output) as often as requested. Returns the measurements and the last output."""
     memory, samples = dict(load=status("VmHWM")), []
     with open("/proc/self/clear_refs", "w") as f:
         f.write("5")

@@ -1,4 +1,4 @@
-"""What the workers that stand on torch and transformers have in common, after `prelude.py`."""
+"""Common code of the workers based on torch and transformers, after `prelude.py`."""
 import torch, transformers
 from transformers import AutoModelForCausalLM
 
@@ -11,19 +11,20 @@ ids, pair, batch = torch.tensor([tokens]), torch.tensor([tokens, tokens[::-1]]),
 
 
 def source():
-    """What the model is read from."""
+    """Returns the arguments of `from_pretrained` that name the model."""
     if not path.endswith(".gguf"):
         return dict(pretrained_model_name_or_path=path)
     file, size, changed = os.path.basename(path), os.path.getsize(path), int(os.path.getmtime(path))
     itself = dict(pretrained_model_name_or_path=os.path.dirname(path), gguf_file=file)
     if os.environ.get("PELLUCID_LAB_CONVERT") != "1":
         return itself
-    # Reading GGUF takes half a minute each time; where that is not what is measured, a directory is made of it once.
+    # Reading GGUF takes half a minute. If loading is not measured, the file is converted to a
+    # directory once.
     cache = os.environ.get("PELLUCID_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "pellucid")
     kept = os.path.join(cache, "lab", "converted", f"{file}-{size}-{changed}")
     if not os.path.isdir(kept):
         made = AutoModelForCausalLM.from_pretrained(**itself, dtype=torch.float32)
-        made.hf_quantizer = None  # its weights are plain by now
+        made.hf_quantizer = None  # the weights are dequantized by now
         made.config.__dict__.pop("quantization_config", None)
         made.save_pretrained(f"{kept}.{os.getpid()}")
         os.rename(f"{kept}.{os.getpid()}", kept)
@@ -38,8 +39,8 @@ def flat(tensor):
     return [number(x) for x in tensor.detach().float().flatten()[:COMPARED].tolist()]
 
 
-def tokenizer_for_nobody():
-    """The lab sends token ids; some libraries want a tokenizer all the same."""
+def dummy_tokenizer():
+    """Returns a dummy tokenizer for libraries that require one; the lab sends token ids."""
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
@@ -48,7 +49,7 @@ def tokenizer_for_nobody():
 
 
 def timed_jobs(jobs, decode):
-    """One run of the job: seconds, decoded tokens, and what it made."""
+    """Returns a function that runs the job once: seconds, decoded tokens, output."""
 
     def timed():
         if "steps" in job:
@@ -61,13 +62,13 @@ def timed_jobs(jobs, decode):
 
 
 def answer_of(engine, to_first, logits, model, timed, prefill):
-    """The whole answer, given the prompt's logits and a prefill that can be run without the job's edit."""
+    """Builds the answer from the prompt's logits; `prefill` runs the job's input without its edit."""
     found, made = measured(timed)
-    likeliest, order = logits.float().topk(5)
+    top_logits, order = logits.float().topk(5)
     plain = {"steer": ids, "ablate": ids, "patch": pair[1:]}.get(name)
     return found | dict(
         engine=f"{engine}torch {torch.__version__}", load_to_first_token_s=to_first, weight_bytes=sum(p.numel() * p.element_size() for p in model.parameters()),
-        top=[[int(i), number(v)] for i, v in zip(order, likeliest)], values=flat(made) if len(made) else [],
+        top=[[int(i), number(v)] for i, v in zip(order, top_logits)], values=flat(made) if len(made) else [],
         control=flat(prefill(plain)) if plain is not None else [])
 
 

@@ -1,9 +1,9 @@
-"""The fastest matrix product of torch in f32: who, and operations a second, as one JSON list on stdout."""
+"""Measures torch's fastest f32 matmul. Prints [name, FLOP/s] as JSON to stdout."""
 import json, os, sys, time
 
 sys.stdin.read()
 answer_to = os.dup(1)
-os.dup2(2, 1)  # whatever the libraries print goes to stderr: stdout is for the answer
+os.dup2(2, 1)  # libraries may print; stdout is reserved for the answer
 import torch
 
 

@@ -1,9 +1,10 @@
-"""What tracing costs, and where the time goes: ours, plain PyTorch hooks and nnsight on the same network, in one run.
+"""Measures the cost of tracing: Pellucid, plain PyTorch hooks and nnsight on the same network, in one run.
 
     python tracing_cost.py [--rounds N] [--model DIR] [--md FILE] [--json FILE]
 
-Needs the package `pellucid`; torch and nnsight are measured where they can be imported, and `--model` (a Hugging Face directory) adds a
-language model's generation. Every round measures each thing once, in a new random order; a figure is the median over the rounds.
+Needs the package `pellucid`. torch and nnsight are measured if they can be imported; `--model` (a
+Hugging Face directory) adds a language model's generation. Every round measures everything once, in
+random order; results are medians over the rounds.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Measure = Callable[[], float]
 
 
 def timed(work: Callable[[], Any], calls: int = 5) -> float:
-    """Seconds of a call: the least of a few, since only disturbance is ever added."""
+    """Returns the minimum seconds of a few calls, because disturbances only add time."""
     least = float("inf")
     for _ in range(calls):
         started = time.perf_counter()
@@ -38,7 +39,7 @@ def timed(work: Callable[[], Any], calls: int = 5) -> float:
 
 
 def network() -> tuple[dict[str, np.ndarray], pellucid.Network]:
-    """Twelve projections one after the other, with their weights."""
+    """Returns twelve consecutive projections and their weights."""
     rng = np.random.default_rng(0)
     net, weights, x = pellucid.Network(), {}, None
     x = net.input("x", WIDTH)
@@ -57,12 +58,12 @@ class Ours:
         self.model, self.x, self.weights = net.build(weights), x, weights
 
     def create(self) -> None:
-        """A network with its weights packed."""
+        """Builds a network and packs its weights."""
         _, net = network()
         net.build(self.weights)
 
     def trace(self, count: int, write: bool = False) -> Any:
-        """A block that saves the outputs of some layers, or doubles them."""
+        """Traces: saves the outputs of some layers, or doubles them."""
         with self.model.trace(self.x) as t:
             for layer in range(count):
                 site = t[f"layer{layer}"]
@@ -74,11 +75,11 @@ class Ours:
         return t, out
 
     def forward(self) -> None:
-        """What the engine itself takes for the forward pass."""
+        """Runs the forward pass alone."""
         self.trace(0)
 
     def cross_row(self, shared: bool) -> None:
-        """Two rows, of which the second takes the first one's value, or not."""
+        """Traces two rows; with `shared` the second row uses a value of the first."""
         with self.model.trace([self.x, self.x]) as t:
             first = t["layer3"][0, -1]
             t["layer6"][1, -1] = first if shared else 0.0
@@ -103,11 +104,11 @@ class Torch:
         self.x = torch.from_numpy(x)
 
     def forward(self) -> Any:
-        """The bare module."""
+        """Runs the module without hooks."""
         return self.model(self.x)
 
     def trace(self, count: int, write: bool = False) -> dict[int, Any]:
-        """Hooks on some layers that copy their outputs, or double them; set, run, removed."""
+        """Registers hooks that copy or double layer outputs, runs, and removes them."""
         found: dict[int, Any] = {}
 
         def hook(layer: int) -> Any:
@@ -126,7 +127,7 @@ class Torch:
         return found
 
     def parts(self) -> dict[str, float]:
-        """Setting a hook, its call, removing it."""
+        """Times registering, calling and removing hooks."""
         started = time.perf_counter()
         handles = [module.register_forward_hook(lambda *_: None) for module in self.modules]
         setup = time.perf_counter() - started
@@ -151,11 +152,11 @@ class NNsight:
         self.model = nnsight.NNsight(torch.model)
 
     def create(self) -> None:
-        """The wrapper."""
+        """Wraps the model."""
         self.nnsight.NNsight(self.torch.model)
 
     def trace(self, count: int, write: bool = False) -> Any:
-        """A block that saves the outputs of some layers, or doubles them."""
+        """Traces: saves the outputs of some layers, or doubles them."""
         model, x, saved = self.model, self.torch.x, self.nnsight.save
         if count == 0:
             with model.trace(x):
@@ -176,7 +177,7 @@ class NNsight:
 
 
 def rounds(measures: dict[str, Measure], count: int) -> dict[str, float]:
-    """Each measure's median over rounds of random order, in seconds."""
+    """Returns the median seconds of each measure over rounds in random order."""
     found: dict[str, list[float]] = {name: [] for name in measures}
     order, shuffle = list(measures), random.Random(1)
     for _ in range(count):
@@ -187,16 +188,16 @@ def rounds(measures: dict[str, Measure], count: int) -> dict[str, float]:
 
 
 def agree(ours: Ours, others: list[Any]) -> None:
-    """The figures are of the same computation, or there are none."""
+    """Exits unless all libraries compute the same values."""
     expected = ours.trace(0)[1].value
     for other in others:
         found = other.forward() if isinstance(other, Torch) else other.trace(0)
         if not np.allclose(np.asarray(found), expected, atol=1e-4):
-            raise SystemExit(f"{other.name} computes other numbers: nothing is compared")
+            raise SystemExit(f"{other.name} computes different values: nothing is compared")
 
 
-def where_it_goes(ours: Ours, without: Ours, count: int) -> dict[str, float]:
-    """Recording, the engine, handing over; and checking and compiling, which the engine spares itself for a plan that it has kept."""
+def trace_breakdown(ours: Ours, without: Ours, count: int) -> dict[str, float]:
+    """Splits a trace into recording, execution and returning results; also plan compilation, which the plan cache skips."""
     record, engine, new, rest = [], [], [], []
     for _ in range(count):
         new.append(without.trace(LAYERS)[0].seconds)
@@ -220,8 +221,9 @@ def where_it_goes(ours: Ours, without: Ours, count: int) -> dict[str, float]:
 
 
 def generation(path: str, count: int) -> dict[str, float]:
-    """A language model's generation, plain and with every layer captured, and what a captured layer adds to a step."""
-    # On one thread: several wait for each other on a machine that others use, and for how long is not what captures cost.
+    """Measures generation without and with every layer captured, and the cost per captured layer and step."""
+    # One thread: on a busy machine several wait for each other, which would hide the cost of
+    # captures.
     model = pellucid.load(path, dtype="f32", threads=1)
     tokens, steps = list(range(1, 10)), 16
 
@@ -232,13 +234,13 @@ def generation(path: str, count: int) -> dict[str, float]:
                 t.cache("layers.*.resid_post")
         return time.perf_counter() - started
 
-    # Pairs, side by side and in turns: a machine that slows down slows both.
+    # Pairs in alternating order: drift of the machine affects both sides.
     pairs = []
     for number in range(-1, count):
         first = ours(number % 2 == 1)
         second = ours(number % 2 == 0)
         pairs.append((first, second) if number % 2 == 0 else (second, first))
-    pairs = pairs[1:]  # the first one warms up
+    pairs = pairs[1:]  # the first pair is the warm-up
     plain, captured = (statistics.median(times) for times in zip(*pairs, strict=True))
     more = statistics.median(with_all - without for without, with_all in pairs)
     return {
@@ -262,7 +264,7 @@ def ms(seconds: float | None) -> str:
 
 
 def report(found: dict[str, float], split: dict[str, float], hooks: dict[str, float] | None, names: list[str]) -> str:
-    """The report, with the headings of the profile that it answers."""
+    """Formats the report."""
 
     def row(title: str, key: str, note: str = "") -> tuple[Any, ...]:
         return (title, *(ms(found.get(f"{name} {key}")) for name in names), note)
@@ -275,7 +277,7 @@ def report(found: dict[str, float], split: dict[str, float], hooks: dict[str, fl
     core = [
         row("Model baseline (forward)", "forward", f"{LAYERS} projections of {WIDTH}, {TOKENS} tokens"),
         row("Wrapper creation", "create", "one-time cost; ours packs the weights"),
-        row("Empty trace", "0", "fixed per-trace cost; the end is read"),
+        row("Empty trace", "0", "fixed cost per trace; the last layer is saved"),
         *(row(f"{count} interventions (read)", str(count)) for count in COUNTS),
         row(f"{LAYERS} interventions (write)", "write"),
     ]
@@ -290,7 +292,7 @@ def report(found: dict[str, float], split: dict[str, float], hooks: dict[str, fl
         text += "### 1.2 LanguageModel Results\n\n" + table(("Operation", "Time (ms)"), language)
         text += f"\nRatio: {found['ratio']:.3f}x with every layer captured.\n\n"
     whole = sum(split.values())
-    text += "## 2. Tracing Phase Analysis\n\n### 2.1 Where our time goes (12 saves)\n\n"
+    text += "## 2. Tracing Phase Analysis\n\n### 2.1 Breakdown of a Pellucid trace (12 saves)\n\n"
     text += table(("Operation", "Time (ms)", "% of Trace"), [(k, ms(v), f"{v / whole:.1%}") for k, v in split.items()])
     cached, uncached = found["pellucid 12"], found["pellucid uncached"]
     text += "\n### 2.2 Full Trace Timing\n\n" + table(
@@ -309,16 +311,16 @@ def report(found: dict[str, float], split: dict[str, float], hooks: dict[str, fl
         text += table(("Part", "Time (ms)"), [(key, ms(value)) for key, value in hooks.items()])
     text += (
         "\n## Performance Tuning\n\n"
-        "- Plans are kept compiled by their content; `model.keep_plans(False)` turns that off.\n"
-        "- Save sites themselves rather than values computed from them: a site's buffer changes hands, nothing is copied.\n"
-        "- Ask only for what you need: layers past the last site that somebody reads do not run.\n"
-        "- One prompt with many changes: `model.sweep`, which computes each from where it begins to differ.\n"
+        "- Compiled plans are cached by content; `model.keep_plans(False)` disables the cache.\n"
+        "- Save sites rather than values computed from them: a saved site takes over the buffer without a copy.\n"
+        "- Save only what you need: layers after the last site in use do not run.\n"
+        "- For many edits of one prompt use `model.sweep`, which recomputes each from its first edited layer.\n"
     )
     return text
 
 
 def main() -> None:
-    """Measures and writes."""
+    """Runs all measurements and writes the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--model", help="a Hugging Face directory or GGUF file, for generation")
@@ -358,7 +360,7 @@ def main() -> None:
     found = rounds(measures, options.rounds)
     if options.model:
         found |= generation(options.model, max(options.rounds // 3, 5))
-    split = where_it_goes(ours, without, options.rounds * 5)
+    split = trace_breakdown(ours, without, options.rounds * 5)
     text = report(found, split, hooks, ["pellucid", *(other.name for other in others)])
     if options.json:
         with open(options.json, "w") as file:

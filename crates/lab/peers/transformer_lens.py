@@ -5,16 +5,17 @@ from transformer_lens.model_bridge import TransformerBridge
 
 
 def tokenizer_in_a_directory():
-    home = tempfile.mkdtemp()  # this library reads the tokenizer again, from where it came
+    home = tempfile.mkdtemp()  # the library reloads the tokenizer from its directory
     atexit.register(shutil.rmtree, home, ignore_errors=True)
-    tokenizer_for_nobody().save_pretrained(home)
+    dummy_tokenizer().save_pretrained(home)
     return transformers.PreTrainedTokenizerFast.from_pretrained(home)
 
 
 @torch.no_grad()
 def main():
     where, start = source(), time.perf_counter()
-    # Its hooks inside attention need attention written out; weights stay as they are: no folding, no centring.
+    # The hooks inside attention need unfused (eager) attention. Weights stay as they are: no
+    # folding, no centering.
     wrapped = load(where, attn_implementation="eager")
     model = TransformerBridge.boot_transformers(path, hf_model=wrapped, tokenizer=tokenizer_in_a_directory(), dtype=dtype, device="cpu")
 
@@ -75,7 +76,7 @@ def main():
         where = f"blocks.{middle}.attn.hook_pattern"
         return model.run_with_cache(ids, names_filter=where)[1][where][0]
 
-    # What each job makes: the logits of the last position unless its name says otherwise.
+    # Output of each job: the last position's logits unless the name says otherwise.
     jobs = dict(
         prefill=prefill,
         forward=lambda: model(ids)[0],

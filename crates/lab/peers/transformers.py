@@ -7,7 +7,7 @@ def first(module, names, what):
 
 
 def parts(model):
-    """The list of layers, and the module that holds it with the final norm."""
+    """Returns the list of layers and the module that contains it and the final norm."""
     depth = model.config.get_text_config().num_hidden_layers
     for where, module in model.named_modules():
         if isinstance(module, torch.nn.ModuleList) and len(module) == depth:
@@ -22,7 +22,7 @@ def stream(output):
 @torch.no_grad()
 def main():
     where, start = source(), time.perf_counter()
-    # Attention weights exist only where attention is written out.
+    # Attention weights exist only in unfused (eager) attention.
     model = load(where, **(dict(attn_implementation="eager") if name == "pattern" else {}))
     logits = model(input_ids=ids, logits_to_keep=1).logits[0, -1]
     to_first = time.perf_counter() - start
@@ -42,7 +42,7 @@ def main():
     def replaced(output, new):
         return (new, *output[1:]) if isinstance(output, tuple) else new
 
-    def armed():
+    def no_op_hook():
         return [middle.register_forward_hook(lambda m, a, o: None)]
 
     def steering():
@@ -53,7 +53,7 @@ def main():
         keep = lambda into: lambda m, a, o: into.append(stream(o))
         hooks = {
             "capture_decode": lambda: [layer.register_forward_hook(keep(into)) for layer, into in zip(layers, kept)],
-            "armed_decode": armed,
+            "armed_decode": no_op_hook,
             "steer_decode": steering,
         }.get(name, list)()
 
@@ -85,7 +85,7 @@ def main():
 
     def ablate():
         mlp = getattr(middle, "mlp", middle)
-        down = first(mlp, ["down_proj", "c_proj", "dense_4h_to_h", "fc2", "fc_out"], "last matrix of an MLP")
+        down = first(mlp, ["down_proj", "c_proj", "dense_4h_to_h", "fc2", "fc_out"], "MLP down projection")
         return with_hooks([down.register_forward_pre_hook(lambda m, a: (torch.zeros_like(a[0]),))], prefill)
 
     def patch():
@@ -108,10 +108,10 @@ def main():
             (gradient,) = torch.autograd.grad(logits[1, -1, tokens[-1]], kept[0])
         return ((kept[0][0] - kept[0][1]) * gradient[1]).sum(-1)
 
-    # What each job makes: the logits of the last position unless its name says otherwise.
+    # Output of each job: the last position's logits unless the name says otherwise.
     jobs = dict(
         prefill=prefill,
-        armed=lambda: with_hooks(armed(), prefill),
+        armed=lambda: with_hooks(no_op_hook(), prefill),
         forward=lambda: model(input_ids=ids, use_cache=False).logits[0],
         capture=lambda: captured(layers)[1][-1][0],
         capture_layers=lambda: captured(layers[: job["layers"]])[1][-1][0] if job["layers"] else prefill(),

@@ -1,7 +1,7 @@
-//! Results that are kept, and the comparison of two of them.
+//! Result files, named baselines, and the unpaired comparison of two results.
 
 use crate::result::{Comparison, SCHEMA, SessionResult};
-use crate::stats::{self, Estimate, Random};
+use crate::stats::{self, Estimate, Rng};
 use crate::suite::Metric;
 use crate::verdict::{Verdict, judge, pairs_needed};
 use crate::{Error, Result};
@@ -12,13 +12,13 @@ pub fn read(path: &Path) -> Result<SessionResult> {
     let fail = |problem: String| Error::File { path: path.display().to_string(), problem };
     let bytes = std::fs::read(path).map_err(|error| fail(error.to_string()))?;
     let value: serde_json::Value =
-        serde_json::from_slice(&bytes).map_err(|error| fail(format!("not a result of the lab: {error}")))?;
+        serde_json::from_slice(&bytes).map_err(|error| fail(format!("not a lab result: {error}")))?;
     match value.get("schema").and_then(|schema| schema.as_str()) {
         Some(SCHEMA) => {}
         Some(other) => return Err(fail(format!("its format is {other}, this build reads {SCHEMA}"))),
-        None => return Err(fail("not a result of the lab: it names no schema".into())),
+        None => return Err(fail("not a lab result: it names no schema".into())),
     }
-    serde_json::from_value(value).map_err(|error| fail(format!("not a result of the lab: {error}")))
+    serde_json::from_value(value).map_err(|error| fail(format!("not a lab result: {error}")))
 }
 
 /// Writes a result file.
@@ -31,28 +31,29 @@ pub fn write(path: &Path, result: &SessionResult) -> Result<()> {
     std::fs::write(path, text).map_err(|error| fail(error.to_string()))
 }
 
-/// Baselines by name, in a directory.
-pub struct Shelf {
+/// Named baselines in a directory.
+pub struct BaselineStore {
     directory: PathBuf,
 }
 
-impl Shelf {
-    /// The baselines in a directory.
-    pub fn new(directory: PathBuf) -> Shelf {
-        Shelf { directory }
+impl BaselineStore {
+    /// Uses the baselines of a directory.
+    pub fn new(directory: PathBuf) -> BaselineStore {
+        BaselineStore { directory }
     }
 
-    /// The file of a name; a name is letters, digits, dots, dashes and underscores.
+    /// Returns the file of a baseline. Names consist of letters, digits, dots, dashes and
+    /// underscores.
     pub fn path(&self, name: &str) -> Result<PathBuf> {
         let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
         if name.is_empty() || name.starts_with('.') || !name.chars().all(plain) {
-            let problem = "is no name for a baseline: letters, digits, dots, dashes and underscores".into();
+            let problem = "is not a valid baseline name: use letters, digits, dots, dashes and underscores".into();
             return Err(Error::File { path: format!("`{name}`"), problem });
         }
         Ok(self.directory.join(format!("{name}.json")))
     }
 
-    /// The names there are.
+    /// Returns the names of all baselines.
     pub fn names(&self) -> Vec<String> {
         let entries = std::fs::read_dir(&self.directory).into_iter().flatten().flatten();
         let names = entries.filter_map(|entry| entry.file_name().to_str()?.strip_suffix(".json").map(String::from));
@@ -61,20 +62,23 @@ impl Shelf {
         names
     }
 
-    /// Keeps a result under a name.
+    /// Saves a result under a name.
     pub fn save(&self, name: &str, result: &SessionResult) -> Result<PathBuf> {
         let path = self.path(name)?;
         write(&path, result)?;
         Ok(path)
     }
 
-    /// A kept result.
+    /// Loads a baseline.
     pub fn load(&self, name: &str) -> Result<SessionResult> {
         let path = self.path(name)?;
         if !path.exists() {
             let names = self.names();
-            let there =
-                if names.is_empty() { "there is none".into() } else { format!("there are {}", names.join(", ")) };
+            let there = if names.is_empty() {
+                "there are no baselines".into()
+            } else {
+                format!("baselines: {}", names.join(", "))
+            };
             return Err(Error::File {
                 path: format!("baseline `{name}`"),
                 problem: format!("does not exist; {there}"),
@@ -84,10 +88,11 @@ impl Shelf {
     }
 }
 
-/// Compares two sessions, variant by variant and workload by workload. Sessions of different machines or models are refused
-/// unless `force` says otherwise.
+/// Compares two sessions per variant, workload and metric. Sessions of different machines, builds
+/// or models are refused unless `force` is set.
 ///
-/// These are not pairs: the machine may have changed between the sessions, so the noise of both is added to the bar.
+/// The samples are not paired, and the machine may have changed between the sessions. The noise
+/// floors of both are therefore combined (root of the sum of squares).
 pub fn compare(before: &SessionResult, after: &SessionResult, force: bool) -> Result<Vec<Comparison>> {
     let mismatches = before.environment.mismatches(&after.environment);
     if !mismatches.is_empty() && !force {
@@ -144,15 +149,15 @@ fn noise(result: &SessionResult, workload: &str, metric: Metric) -> f64 {
     found.map_or(0.0, |comparison| comparison.noise)
 }
 
-/// The logarithm of the ratio of two samples' medians, with a bootstrap interval.
+/// Returns the log-ratio of two samples' medians, with a bootstrap confidence interval.
 fn unpaired(before: &[f64], after: &[f64], seed: u64) -> Estimate {
     const RESAMPLES: usize = 4_000;
-    let mut random = Random::new(seed);
-    let mut again = |sample: &[f64]| {
+    let mut random = Rng::new(seed);
+    let mut resampled_median = |sample: &[f64]| {
         let drawn: Vec<f64> = (0..sample.len()).map(|_| sample[random.below(sample.len())]).collect();
         stats::median(&drawn)
     };
-    let logs: Vec<f64> = (0..RESAMPLES).map(|_| (again(after) / again(before)).ln()).collect();
+    let logs: Vec<f64> = (0..RESAMPLES).map(|_| (resampled_median(after) / resampled_median(before)).ln()).collect();
     Estimate {
         mean: (stats::median(after) / stats::median(before)).ln(),
         low: stats::quantile(&logs, 0.025),

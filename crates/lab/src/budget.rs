@@ -1,39 +1,39 @@
-//! One budget for several suites, shared out so that their sum is bounded however long each would like to take.
+//! Splits one time budget over several suites in proportion to their cost.
 
 use crate::suite::{Suite, WorkerKind};
 
-/// How many of our processes one of a peer is worth: it imports a library first.
-const PEER: f64 = 3.0;
+/// Cost of a peer's process in units of one Pellucid process: a peer imports its library first.
+const PEER_COST: f64 = 3.0;
 
-/// What a suite needs to be seen once, in processes of ours: both sides of one pair of each of its arms.
-pub fn weight(suite: &Suite) -> f64 {
-    let process = |worker: WorkerKind| if worker == WorkerKind::Pellucid { 1.0 } else { PEER };
-    let arms = suite.workloads.iter().flat_map(|workload| suite.arms(workload));
-    arms.map(|(before, after)| process(before.worker) + process(after.worker)).sum()
+/// Estimated cost of one round of a suite (one pair per pairing), in units of one Pellucid process.
+pub fn round_cost(suite: &Suite) -> f64 {
+    let process_cost = |worker: WorkerKind| if worker == WorkerKind::Pellucid { 1.0 } else { PEER_COST };
+    let pairings = suite.workloads.iter().flat_map(|workload| suite.pairings(workload));
+    pairings.map(|(before, after)| process_cost(before.worker) + process_cost(after.worker)).sum()
 }
 
-/// Seconds that are left, for those who are still to come.
+/// The time left, and the total cost of the suites that have not run yet.
 #[derive(Clone, Copy, Debug)]
-pub struct Purse {
-    seconds: f64,
-    weights: f64,
+pub struct TimeBudget {
+    remaining_s: f64,
+    remaining_cost: f64,
 }
 
-impl Purse {
-    /// Seconds for everybody whose weights are given.
-    pub fn new(seconds: f64, weights: impl IntoIterator<Item = f64>) -> Purse {
-        Purse { seconds, weights: weights.into_iter().sum() }
+impl TimeBudget {
+    /// A budget of `seconds` for suites of these costs.
+    pub fn new(seconds: f64, costs: impl IntoIterator<Item = f64>) -> TimeBudget {
+        TimeBudget { remaining_s: seconds, remaining_cost: costs.into_iter().sum() }
     }
 
-    /// What the next may spend: its part of what is left, by its weight among those still to come.
-    pub fn share(&self, weight: f64) -> f64 {
-        (self.seconds * weight / self.weights.max(weight)).max(0.0)
+    /// Returns the seconds for the next suite: its share, by cost, of the remaining time.
+    pub fn share(&self, cost: f64) -> f64 {
+        (self.remaining_s * cost / self.remaining_cost.max(cost)).max(0.0)
     }
 
-    /// Takes away what it spent; what it left over is for the others.
-    pub fn spend(&mut self, weight: f64, seconds: f64) {
-        self.seconds -= seconds;
-        self.weights -= weight;
+    /// Subtracts a finished suite. Time that it left unused is shared by the remaining suites.
+    pub fn spend(&mut self, cost: f64, seconds: f64) {
+        self.remaining_s -= seconds;
+        self.remaining_cost -= cost;
     }
 }
 
@@ -42,16 +42,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_one_leaves_over_is_for_the_others_and_the_sum_is_bounded() {
-        let weights = [10.0, 30.0, 60.0];
-        let mut purse = Purse::new(100.0, weights);
-        assert_eq!(purse.share(10.0), 10.0);
-        purse.spend(10.0, 1.0);
-        assert_eq!(purse.share(30.0), 33.0);
-        purse.spend(30.0, 33.0);
-        assert!((purse.share(60.0) - 66.0).abs() < 1e-9);
-        // One that takes more than its part takes it from those after it, never from the whole.
-        purse.spend(60.0, 70.0);
-        assert_eq!(purse.share(5.0), 0.0);
+    fn unused_time_goes_to_the_remaining_suites() {
+        let costs = [10.0, 30.0, 60.0];
+        let mut budget = TimeBudget::new(100.0, costs);
+        assert_eq!(budget.share(10.0), 10.0);
+        budget.spend(10.0, 1.0);
+        assert_eq!(budget.share(30.0), 33.0);
+        budget.spend(30.0, 33.0);
+        assert!((budget.share(60.0) - 66.0).abs() < 1e-9);
+        // A suite that exceeds its share leaves less, down to zero, for the suites after it.
+        budget.spend(60.0, 70.0);
+        assert_eq!(budget.share(5.0), 0.0);
     }
 }

@@ -12,23 +12,24 @@ const SUITES: &[(&str, &str)] = &[
     ("trace", include_str!("../suites/trace.toml")),
 ];
 
-/// The Python program of `lab tracing-cost`.
+/// Python program of `lab tracing-cost`.
 pub const TRACING_COST: &str = include_str!("../peers/tracing_cost.py");
 
-/// The names of all suites.
+/// Returns the names of all suites.
 pub fn names() -> impl Iterator<Item = &'static str> {
     SUITES.iter().map(|(name, _)| *name)
 }
 
-/// Earlier names of suites, which are still accepted.
+/// Former names of suites, still accepted.
 const OLD_NAMES: &[(&str, &str)] = &[("load", "startup")];
 
-/// The present name of a suite: of results that were written under an earlier one, too.
+/// Maps a former name of a suite to its current name. Results that were written under a former name
+/// need it too.
 pub fn present_name(name: &str) -> &str {
     OLD_NAMES.iter().find(|(old, _)| *old == name).map_or(name, |(_, present)| present)
 }
 
-/// A suite by its name, or by an earlier name of it.
+/// Returns a suite by its current or a former name.
 pub fn named(name: &str) -> Option<Result<Suite>> {
     let name = present_name(name);
     SUITES.iter().find(|(known, _)| *known == name).map(|(name, text)| Suite::parse(text, name))

@@ -1,8 +1,8 @@
-//! candle as a peer: a small Rust program that is built on request, in a directory of the lab's own.
+//! candle's worker: a small Rust program that the lab builds on request in its cache directory.
 //!
-//! It is no part of the workspace, so that nobody compiles candle who does not want to be compared with it.
+//! It is not part of the workspace, so that a normal build does not compile candle.
 
-use crate::executor::last_words;
+use crate::executor::last_lines;
 use crate::{Error, Result};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,14 +11,14 @@ const MANIFEST: &str = include_str!("../peers/candle/Cargo.toml");
 const PROGRAM: &str = include_str!("../peers/candle/main.rs");
 const NAME: &str = "pellucid-lab-candle";
 
-/// Builds the worker under a cache directory and returns it; quickly where it has been built before.
+/// Builds the worker under `cache` and returns its path; fast if it is already built.
 pub fn build(cache: &Path) -> Result<PathBuf> {
     let home = cache.join("lab").join("candle");
     let fail = |path: &Path, problem: String| Error::File { path: path.display().to_string(), problem };
     std::fs::create_dir_all(&home).map_err(|error| fail(&home, error.to_string()))?;
     for (name, text) in [("Cargo.toml", MANIFEST), ("main.rs", PROGRAM)] {
         let path = home.join(name);
-        // An untouched file keeps its time, and cargo has nothing to do.
+        // Unchanged files keep their modification time, so cargo does not rebuild.
         if std::fs::read_to_string(&path).is_ok_and(|there| there == text) {
             continue;
         }
@@ -27,11 +27,11 @@ pub fn build(cache: &Path) -> Result<PathBuf> {
     let target = home.join("target");
     let mut cargo = Command::new("cargo");
     cargo.args(["build", "--release", "--quiet", "--target-dir"]).arg(&target).current_dir(&home);
-    // As candle's own examples are built: for the processor that is here.
+    // candle recommends building for the local processor.
     cargo.env("RUSTFLAGS", "-C target-cpu=native");
     let built = cargo.output().map_err(|error| fail(&home, format!("cargo cannot be started ({error})")))?;
     if !built.status.success() {
-        return Err(fail(&home, format!("candle's worker cannot be built: {}", last_words(&built.stderr))));
+        return Err(fail(&home, format!("candle's worker cannot be built: {}", last_lines(&built.stderr))));
     }
     Ok(target.join("release").join(NAME).with_extension(std::env::consts::EXE_EXTENSION))
 }
@@ -47,6 +47,10 @@ mod tests {
         assert_eq!(manifest["package"]["name"].as_str(), Some(NAME));
         let (version, pinned) =
             (manifest["package"]["version"].as_str(), manifest["dependencies"]["candle-core"].as_str());
-        assert_eq!(version.map(|v| format!("={v}")).as_deref(), pinned, "the worker tells its own version as candle's");
+        assert_eq!(
+            version.map(|v| format!("={v}")).as_deref(),
+            pinned,
+            "the worker reports its own version as candle's"
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! The machine and what it was doing: what must be the same before two sessions are compared, and what is good to know.
+//! Fingerprint of the machine, the build and the model: facts that must agree before two sessions
+//! are compared, and facts that may explain a difference.
 
 use pellucid_models::builtin;
 use serde::{Deserialize, Serialize};
@@ -8,38 +9,38 @@ use std::path::Path;
 /// A fingerprint of the machine, the build and the model.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Environment {
-    /// What must agree before results are compared.
+    /// Facts that must agree before two results are compared.
     pub hard: BTreeMap<String, String>,
-    /// What may differ and explain something.
+    /// Facts that may differ and may explain a difference.
     pub soft: BTreeMap<String, String>,
 }
 
 impl Environment {
-    /// Looks at this machine, with a model.
-    pub fn here(model: &Path) -> Environment {
-        let mut here = Environment::default();
-        let mut hard = |key: &str, value: String| here.hard.insert(key.into(), value);
+    /// Collects the facts of this machine and build, with the fingerprint of `model`.
+    pub fn detect(model: &Path) -> Environment {
+        let mut found = Environment::default();
+        let mut hard = |key: &str, value: String| found.hard.insert(key.into(), value);
         let cpu = read("/proc/cpuinfo");
-        hard("cpu", field(&cpu, "model name").unwrap_or_else(|| std::env::consts::ARCH.into()));
+        hard("cpu", proc_field(&cpu, "model name").unwrap_or_else(|| std::env::consts::ARCH.into()));
         hard("cores", std::thread::available_parallelism().map_or(0, |n| n.get()).to_string());
         hard("instructions", pellucid_kernels::simd::instruction_set().name().into());
         hard("kernel", read("/proc/sys/kernel/osrelease").trim().into());
         hard("build", if cfg!(debug_assertions) { "debug".into() } else { "release".into() });
         hard("model", fingerprint(model));
-        let mut soft = |key: &str, value: String| here.soft.insert(key.into(), value);
+        let mut soft = |key: &str, value: String| found.soft.insert(key.into(), value);
         soft("version", env!("CARGO_PKG_VERSION").into());
         soft("load", read("/proc/loadavg").split_whitespace().take(3).collect::<Vec<_>>().join(" "));
-        soft("memory", field(&read("/proc/meminfo"), "MemTotal").unwrap_or_default());
-        soft("transparent huge pages", chosen(&read("/sys/kernel/mm/transparent_hugepage/enabled")));
+        soft("memory", proc_field(&read("/proc/meminfo"), "MemTotal").unwrap_or_default());
+        soft("transparent huge pages", selected_option(&read("/sys/kernel/mm/transparent_hugepage/enabled")));
         soft("address randomisation", read("/proc/sys/kernel/randomize_va_space").trim().into());
         soft("governor", read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").trim().into());
         soft("uptime", read("/proc/uptime").split_whitespace().next().unwrap_or_default().into());
-        soft("stolen", stolen().map_or_else(String::new, |share| format!("{:.2} %", share * 100.0)));
-        here.soft.retain(|_, value| !value.is_empty());
-        here
+        soft("stolen", steal_share().map_or_else(String::new, |share| format!("{:.2} %", share * 100.0)));
+        found.soft.retain(|_, value| !value.is_empty());
+        found
     }
 
-    /// What differs of what must not.
+    /// Returns the `hard` facts that differ, as text.
     pub fn mismatches(&self, other: &Environment) -> Vec<String> {
         let keys: std::collections::BTreeSet<&String> = self.hard.keys().chain(other.hard.keys()).collect();
         let absent = String::from("unknown");
@@ -51,17 +52,18 @@ impl Environment {
     }
 }
 
-/// The share of all time since the start that a hypervisor took away.
-pub fn stolen() -> Option<f64> {
+/// Returns the fraction of CPU time since boot that the hypervisor took (steal time).
+pub fn steal_share() -> Option<f64> {
     let text = read("/proc/stat");
     let numbers: Vec<f64> = text.lines().next()?.split_whitespace().skip(1).filter_map(|n| n.parse().ok()).collect();
     let total: f64 = numbers.iter().take(8).sum();
     numbers.get(7).map(|stolen| stolen / total.max(1.0))
 }
 
-/// A model by its files' names and sizes, and the beginning of each: enough to tell two models apart at once.
+/// Returns a hash of the model's file names, sizes and first 64 KiB: enough to distinguish models,
+/// and fast.
 pub fn fingerprint(model: &Path) -> String {
-    const BEGINNING: usize = 64 * 1024;
+    const PREFIX_BYTES: usize = 64 * 1024;
     if model.to_str() == Some(builtin::NAME) {
         return format!("{}-{:x}", builtin::NAME, builtin::WEIGHTS.len());
     }
@@ -79,13 +81,13 @@ pub fn fingerprint(model: &Path) -> String {
     for file in &files {
         add(file.file_name().unwrap_or_default().as_encoded_bytes());
         add(&std::fs::metadata(file).map_or(0, |meta| meta.len()).to_le_bytes());
-        let mut beginning = Vec::new();
+        let mut prefix = Vec::new();
         if let Ok(file) = std::fs::File::open(file) {
             use std::io::Read;
-            // A file that cannot be read is told apart by its name and size.
-            let _ = file.take(BEGINNING as u64).read_to_end(&mut beginning);
+            // An unreadable file is identified by its name and size alone.
+            let _ = file.take(PREFIX_BYTES as u64).read_to_end(&mut prefix);
         }
-        add(&beginning);
+        add(&prefix);
     }
     format!("{hash:016x}")
 }
@@ -94,7 +96,7 @@ fn read(path: &str) -> String {
     std::fs::read_to_string(path).unwrap_or_default()
 }
 
-fn field(text: &str, key: &str) -> Option<String> {
+fn proc_field(text: &str, key: &str) -> Option<String> {
     text.lines().find_map(|line| {
         let (name, value) = line.split_once(':')?;
         (name.trim() == key).then(|| value.trim().to_string())
@@ -102,7 +104,7 @@ fn field(text: &str, key: &str) -> Option<String> {
 }
 
 /// `always [madvise] never` → `madvise`
-fn chosen(text: &str) -> String {
+fn selected_option(text: &str) -> String {
     text.split_whitespace().find_map(|word| word.strip_prefix('[')?.strip_suffix(']')).unwrap_or_default().into()
 }
 
@@ -111,17 +113,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_same_place_matches_itself_and_another_model_does_not() {
+    fn an_environment_matches_itself_but_not_one_with_another_model() {
         let dir = std::env::temp_dir().join(format!("pellucid-lab-{}", std::process::id()));
         std::fs::create_dir_all(&dir).expect("a directory");
         std::fs::write(dir.join("config.json"), b"{}").expect("a file");
-        let before = Environment::here(&dir);
+        let before = Environment::detect(&dir);
         assert!(before.hard["model"].len() == 16 && before.hard.contains_key("cpu"));
-        assert_eq!(before.mismatches(&Environment::here(&dir)), Vec::<String>::new());
+        assert_eq!(before.mismatches(&Environment::detect(&dir)), Vec::<String>::new());
         std::fs::write(dir.join("config.json"), b"{ }").expect("a file");
-        let said = before.mismatches(&Environment::here(&dir));
-        assert!(said.len() == 1 && said[0].starts_with("model: "), "{said:?}");
+        let mismatches = before.mismatches(&Environment::detect(&dir));
+        assert!(mismatches.len() == 1 && mismatches[0].starts_with("model: "), "{mismatches:?}");
         std::fs::remove_dir_all(&dir).expect("removed");
-        assert_eq!(chosen("always [madvise] never"), "madvise");
+        assert_eq!(selected_option("always [madvise] never"), "madvise");
     }
 }

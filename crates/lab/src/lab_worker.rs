@@ -1,7 +1,8 @@
-//! The binary `pellucid-lab-worker`: where it is, and what it can be asked.
+//! The binary `pellucid-lab-worker`: its path and its tasks.
 //!
-//! It installs the [`counting`](crate::counting) allocator and serves downloads from a local hub, so that the product's binary contains
-//! neither. It reads one JSON request from stdin and writes one JSON answer to stdout.
+//! It installs the [`counting`](crate::counting) allocator and serves downloads from a local hub,
+//! so that the product binary contains neither. It reads one JSON request from stdin and writes one
+//! JSON answer to stdout.
 
 use crate::{Error, Result};
 use std::path::{Path, PathBuf};
@@ -10,24 +11,25 @@ use std::process::Command;
 /// The name of the binary.
 pub const NAME: &str = "pellucid-lab-worker";
 
-/// What the worker can be asked, as its one argument.
+/// The worker's task, given as its only argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Task {
-    /// A [`Request`](crate::protocol::Request): counts the allocations of one run.
+    /// Counts the allocations of one run. The request is a [`Request`](crate::protocol::Request).
     CountAllocations,
-    /// [`Settings`](crate::identify::result::Settings): runs the suite `identify`.
+    /// Runs the suite `identify`. The request is
+    /// [`IdentifySettings`](crate::identify::result::IdentifySettings).
     Identify,
 }
 
 impl Task {
     const ALL: [(Task, &str); 2] = [(Task::CountAllocations, "count-allocations"), (Task::Identify, "identify")];
 
-    /// The task of an argument.
+    /// Returns the task of an argument.
     pub fn from_name(name: &str) -> Option<Task> {
         Task::ALL.iter().find(|(_, known)| *known == name).map(|(task, _)| *task)
     }
 
-    /// The command that starts a worker with this task.
+    /// Returns the command that starts `worker` with this task.
     pub fn command(self, worker: &Path) -> Command {
         let mut command = Command::new(worker);
         command.args(Task::ALL.iter().filter(|(task, _)| *task == self).map(|(_, name)| name));
@@ -35,11 +37,10 @@ impl Task {
     }
 }
 
-/// The worker beside an executable of ours.
+/// Returns the worker in the directory of a Pellucid executable.
 ///
-/// # Errors
-/// If there is none.
-pub fn beside(executable: &Path) -> Result<PathBuf> {
+/// # Errors If it is missing.
+pub fn find_worker(executable: &Path) -> Result<PathBuf> {
     let path = executable.with_file_name(format!("{NAME}{}", std::env::consts::EXE_SUFFIX));
     if path.is_file() { Ok(path) } else { Err(Error::NoWorker { path }) }
 }

@@ -1,13 +1,17 @@
-//! The performance lab: measurements that can be believed.
+//! The performance lab: controlled benchmarks of Pellucid and its peers.
 //!
-//! Every measurement is a fresh process ([`executor`]) that speaks one JSON [`protocol`]; our side of it is [`worker`], the peers' are the
-//! programs in `peers/`. A [`suite`] (the [`builtin_suites`] or a file) says who does what; a [`session`] runs pairs of them in random ABBA order, with an arm of
-//! the reference against itself, until the [`stats`] are precise enough; [`check`] sees to it that wrong numbers have no time, and
-//! [`verdict`] says what may be said. [`result`] is what a session leaves behind, for [`report`] and [`baseline`] to read.
+//! Each measurement runs in a fresh process ([`executor`]) that speaks one JSON [`protocol`].
+//! Pellucid's side of it is [`worker`]; the peers' workers are in `peers/`. A [`suite`] (one of the
+//! [`builtin_suites`] or a TOML file) lists variants, workloads and metrics. A [`session`] runs
+//! pairs of processes in random ABBA order, including an A/A control of the reference against
+//! itself, until the confidence intervals ([`stats`]) are narrow enough. [`check`] discards the
+//! times of wrong outputs, [`verdict`] classifies each comparison. [`result`] is the file format
+//! that [`report`] and [`baseline`] read.
 //!
-//! Two suites are not sessions of pairs: [`construction`] (what models, tokenizers and runs cost to construct) and [`identify`] (latency and
-//! correctness of recognizing models). What needs the [`counting`] allocator runs in the binary `pellucid-lab-worker`, which alone
-//! installs it; the product's binary starts that where it is needed.
+//! Two suites do not compare pairs of variants: [`construction`] (time and memory to construct
+//! models, tokenizers and runs) and [`identify`] (latency and correctness of model inspection).
+//! Code that needs the [`counting`] allocator runs in the second binary, `pellucid-lab-worker`, so
+//! that the product binary keeps the system allocator.
 
 pub mod baseline;
 pub mod budget;
@@ -21,10 +25,10 @@ pub mod environment;
 pub mod executor;
 pub mod history;
 pub mod identify;
+pub mod json_float;
 pub mod lab_worker;
 mod memory;
 pub mod noise;
-pub mod number;
 pub mod performance;
 pub mod protocol;
 pub mod report;
@@ -38,38 +42,38 @@ pub mod survey;
 pub mod verdict;
 pub mod worker;
 
-/// Every failure of this crate.
+/// Errors of this crate.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A suite that cannot be run.
+    /// The suite is invalid.
     #[error("{suite}: {problem}")]
     Suite {
-        /// Which suite.
+        /// Name of the suite, or of its file.
         suite: String,
-        /// What is wrong with it.
+        /// The mistake.
         problem: String,
     },
-    /// A file of the lab that cannot be read or written.
+    /// A result, baseline or log file cannot be read or written.
     #[error("{path}: {problem}")]
     File {
-        /// Which file.
+        /// The file.
         path: String,
-        /// What happened.
+        /// The cause.
         problem: String,
     },
-    /// The binary that counts allocations and serves downloads is not there.
+    /// `pellucid-lab-worker` is missing.
     #[error("{} is missing", path.display())]
     NoWorker {
-        /// Where it should be.
+        /// The expected path.
         path: std::path::PathBuf,
     },
-    /// Two sessions that must not be compared.
-    #[error("the two results do not belong together: {}", .0.join("; "))]
+    /// The results come from different machines, builds or models.
+    #[error("the two results cannot be compared: {}", .0.join("; "))]
     Mismatch(Vec<String>),
     /// The model could not be loaded or run.
     #[error(transparent)]
     Model(#[from] pellucid_models::Error),
 }
 
-/// The result of this crate's functions.
+/// Result type of this crate.
 pub type Result<T> = std::result::Result<T, Error>;

@@ -1,62 +1,64 @@
-//! Is this machine fit to measure? The same small work, again and again, and how much its time varies.
+//! `lab noise`: repeats a small fixed computation and measures how much its time varies.
 
-use crate::environment::stolen;
+use crate::environment::steal_share;
 use crate::stats;
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
 
-/// What was found.
+/// Variability of the machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Noise {
-    /// Runs of the small work.
+    /// Number of repetitions.
     pub runs: usize,
-    /// Seconds of one, in the middle.
+    /// Median time in seconds.
     pub median_s: f64,
-    /// The median distance from it, as a share.
+    /// Median absolute deviation, relative to the median.
     pub spread: f64,
-    /// The slowest twentieth against the middle.
+    /// 95th percentile relative to the median, minus 1.
     pub slowest: f64,
-    /// How far the means of neighbouring tenths of the session are apart, as a share: slow drift.
+    /// Largest relative change between the medians of neighboring tenths of the measurement: slow
+    /// drift.
     pub drift: f64,
-    /// The share of the time that a hypervisor took away meanwhile, where the system tells.
+    /// Fraction of CPU time that the hypervisor took meanwhile (steal time), if known.
     pub stolen: Option<f64>,
-    /// Pairs that a difference of 2 % would need.
+    /// Pairs needed to detect a difference of 2 %.
     pub pairs_for_two_percent: usize,
 }
 
 impl Noise {
-    /// In words.
+    /// Describes what can be measured on this machine.
     pub fn verdict(&self) -> &'static str {
         match self.spread.max(self.drift / 2.0) {
-            x if x < 0.005 => "quiet: differences of 1 % can be seen",
-            x if x < 0.02 => "fair: differences of 2 to 3 % can be seen, with patience",
-            x if x < 0.05 => "noisy: only differences above 5 % can be seen",
-            _ => "unfit: something else is running; measure later or elsewhere",
+            x if x < 0.005 => "quiet: differences of 1 % are detectable",
+            x if x < 0.02 => "fair: differences of 2 to 3 % are detectable with many pairs",
+            x if x < 0.05 => "noisy: only differences above 5 % are detectable",
+            _ => "unusable: other processes are running; measure on an idle machine",
         }
     }
 }
 
-/// Measures for a while.
+/// Measures for at least `length`.
 pub fn measure(length: Duration) -> Noise {
-    let before = stolen();
+    let before = steal_share();
     let started = Instant::now();
     let mut times = Vec::new();
     while started.elapsed() < length || times.len() < 20 {
         times.push(work());
     }
     let found = describe(&times);
-    let after = stolen();
-    // The counters are shares since the machine started; what grew meanwhile is what counts.
+    let after = steal_share();
+    // The counters are fractions since boot; their increase is used.
     let stolen = before.zip(after).map(|(before, after)| (after - before).max(0.0));
     Noise { stolen, ..found }
 }
 
 fn describe(times: &[f64]) -> Noise {
     let median = stats::median(times);
-    let spread = stats::median_deviation(times) / median;
+    let spread = stats::median_absolute_deviation(times) / median;
     let tenths: Vec<f64> = times.chunks(times.len().div_ceil(10)).map(stats::median).collect();
     let drift = tenths.windows(2).map(|pair| (pair[1] / pair[0]).ln().abs()).fold(0.0, f64::max);
-    // A pair's logarithm varies by √2 of one process's; 1.48 makes a standard deviation of a median distance.
+    // The log-ratio of a pair has √2 times the deviation of one process; 1.48 converts a MAD into a
+    // standard deviation.
     let deviation = 1.48 * spread * std::f64::consts::SQRT_2;
     let pairs = (1.96 * deviation / 0.01).powi(2).ceil() as usize;
     Noise {
@@ -70,7 +72,7 @@ fn describe(times: &[f64]) -> Noise {
     }
 }
 
-/// A few milliseconds of arithmetic that stay in the cache.
+/// Runs a few milliseconds of arithmetic that stays in the cache; returns the seconds.
 fn work() -> f64 {
     let started = Instant::now();
     let mut values = [1.0f32; 4096];
@@ -85,12 +87,12 @@ fn work() -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stats::Random;
+    use crate::stats::Rng;
 
     #[test]
-    fn quiet_and_noisy_machines_are_told_apart() {
+    fn quiet_noisy_and_drifting_machines_are_distinguished() {
         let session = |noise: f64, slope: f64| {
-            let mut random = Random::new(1);
+            let mut random = Rng::new(1);
             (0..400).map(|i| 0.01 * (1.0 + noise * random.normal() + slope * i as f64 / 400.0)).collect::<Vec<f64>>()
         };
         let quiet = describe(&session(0.002, 0.0));

@@ -1,12 +1,12 @@
-//! Where the time goes: a model's ops in decoding and in prompts, by how its weights are kept, under the limits of this machine; and what
-//! captures cost, by layers and length.
+//! `lab performance`: the time of every op in decoding and in prompts, per weight dtype, against
+//! the machine's roofline; and the cost of captures by layers and prompt length.
 //!
-//! Each way to keep weights is measured in a process of its own. Times are the fastest of a few rounds: what disturbs a machine makes
-//! things slower, never faster.
+//! Each dtype is measured in its own process. Times are the minimum of a few rounds, because
+//! disturbances only ever add time.
 
 use crate::executor::run_process;
 use crate::protocol::{Job, Request, prompt};
-use crate::roofline::{OpRate, STEPS, fastest, go, lasting_product_rate, product_rate, read_rate};
+use crate::roofline::{OpRate, STEPS, fastest_ops, matmul_rate, read_rate, run_phase, sustained_matmul_rate};
 use crate::stats::{Fit, least_squares, median};
 use crate::{Result, worker};
 use pellucid_engine::{Action, Model, Plan, Positions, RunOptions, Tap};
@@ -18,98 +18,100 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How weights are kept, in the order of the page.
+/// Weight dtypes, in the order of the page.
 pub const STORAGES: [&str; 4] = ["f32", "bf16", "q8", "auto"];
 /// Tokens of the prompts.
 const PROMPTS: [usize; 2] = [9, 512];
-/// Lengths at which captures are measured.
+/// Prompt lengths at which captures are measured.
 const LENGTHS: [usize; 4] = [64, 128, 256, 512];
-/// Rounds, of which the fastest counts; more for what is short.
+/// Number of rounds; the fastest counts.
 const ROUNDS: usize = 5;
-/// How long one process may take.
-const LIMIT: Duration = Duration::from_secs(300);
+/// Time limit of one process.
+const TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Everything that the page tells.
+/// Everything on the page.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Performance {
-    /// The model, as it was named.
+    /// Model name or path.
     pub model: String,
-    /// By how weights are kept.
-    pub storages: Vec<Measured>,
-    /// Peers' fastest products: who, and operations a second.
+    /// One profile per weight dtype.
+    pub storages: Vec<StorageProfile>,
+    /// Fastest matmul of each peer: name and FLOP/s.
     pub peers: Vec<(String, f64)>,
 }
 
-/// What one process found.
+/// Measurements of one process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Measured {
-    /// How weights are kept: `f32`, `bf16` or `auto`, which is as stored.
+pub struct StorageProfile {
+    /// Weight dtype: `f32`, `bf16`, `q8`, or `auto` for as stored.
     pub dtype: String,
-    /// Bytes of all weights.
+    /// Total bytes of the weights.
     pub weight_bytes: u64,
     /// Threads.
     pub threads: usize,
-    /// Bytes a second that this machine reads from memory.
+    /// Memory read bandwidth, in bytes per second.
     pub bytes_per_s: f64,
-    /// Operations a second of our fastest product.
+    /// FLOP/s of our fastest matmul.
     pub flops_per_s: f64,
-    /// A step of decoding, then the prompts.
+    /// A decode step, then the prompts.
     pub phases: Vec<Phase>,
-    /// What captures cost.
+    /// Cost of captures.
     pub captures: Option<Captures>,
 }
 
-/// One pass through the model.
+/// One forward pass.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Phase {
-    /// Tokens of the pass; one is a step of decoding.
+    /// Tokens in the pass; 1 for a decode step.
     pub tokens: usize,
-    /// Seconds of the pass, without a profile.
+    /// Seconds of the pass without profiling.
     pub seconds: f64,
-    /// Its ops, the longest first, with the seconds of one pass.
+    /// Ops by decreasing time, with the seconds of one pass.
     pub ops: Vec<OpRate>,
-    /// Of a prompt: its operations a second as a part of those of products that ran just before, the median of all rounds.
-    pub of_products: Option<f64>,
+    /// For prompts: FLOP/s relative to matmuls that ran just before; median of the rounds.
+    #[serde(rename = "of_products")]
+    pub fraction_of_matmul: Option<f64>,
 }
 
-/// What captures of whole layers cost.
+/// Cost of capturing whole layers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Captures {
-    /// Tokens, captured layers and seconds.
+    /// (tokens, captured layers, seconds).
     pub cells: Vec<(usize, usize, f64)>,
-    /// Seconds that a captured layer adds for each token.
+    /// Additional seconds per captured layer and token.
     pub per_layer_token: f64,
-    /// The share of the extra seconds' variance that follows from layers times tokens.
+    /// R² of the fit of extra seconds against layers × tokens.
     pub extra_r2: f64,
-    /// Seconds that each token adds where every layer is captured.
+    /// Seconds per token with every layer captured.
     pub per_token: f64,
-    /// The share of these runs' variance that follows from their length.
+    /// R² of that fit against the prompt length.
     pub length_r2: f64,
 }
 
-/// The limits that ops are held against.
+/// The machine's roofline.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Limits {
-    /// Bytes a second.
+    /// Memory bandwidth, bytes per second.
     pub bytes_per_s: f64,
-    /// Operations a second.
+    /// Peak matmul rate, FLOP/s.
     pub flops_per_s: f64,
 }
 
 impl Limits {
-    /// The seconds that an op needs at least; 0 for what is no product.
+    /// Returns the minimum seconds of an op; 0 if it is not a matmul.
     pub fn least_seconds(&self, op: &OpRate) -> f64 {
         (op.bytes / self.bytes_per_s).max(op.flops / self.flops_per_s)
     }
 
-    /// Whether memory is what limits an op.
+    /// Whether the op is memory-bound.
     pub fn is_memory(&self, op: &OpRate) -> bool {
         op.bytes / self.bytes_per_s > op.flops / self.flops_per_s
     }
 }
 
 impl Performance {
-    /// The best that was measured here by anybody: a process that was disturbed does not lower the bar.
+    /// Returns the best rates of all processes and peers, so that one disturbed process does not
+    /// lower the limit.
     pub fn limits(&self) -> Limits {
         let most = |values: &mut dyn Iterator<Item = f64>| values.fold(f64::MIN_POSITIVE, f64::max);
         Limits {
@@ -119,36 +121,38 @@ impl Performance {
     }
 }
 
-/// Measures a model in all storages, each in a fresh process of an executable of ours, and products of torch where a Python has it.
-pub fn survey(
+/// Measures a model with every weight dtype, each in a fresh process, and torch's matmul if
+/// `python` is given.
+pub fn measure_storages(
     model: &Path,
     assume: Option<&str>,
     pellucid: &Path,
     python: Option<&Path>,
-    heard: &mut dyn FnMut(&str),
+    on_progress: &mut dyn FnMut(&str),
 ) -> std::result::Result<Performance, String> {
     let mut storages = Vec::new();
     for dtype in STORAGES {
-        heard(&format!("weights as {}", if dtype == "auto" { "stored" } else { dtype }));
+        on_progress(&format!("weights as {}", if dtype == "auto" { "stored" } else { dtype }));
         let mut command = Command::new(pellucid);
         command.args(["lab", "__performance"]);
-        let found = run_process(&mut command, &request(model, dtype, assume), LIMIT);
-        storages.push(found.map_err(|(how, said)| format!("the process for {dtype} {}: {said}", how.name()))?.0);
+        let found = run_process(&mut command, &request(model, dtype, assume), TIMEOUT);
+        storages
+            .push(found.map_err(|(kind, message)| format!("the process for {dtype} {}: {message}", kind.name()))?.0);
     }
     let mut peers = Vec::new();
     if let Some(python) = python {
-        heard("products of torch");
+        on_progress("matmuls of torch");
         let mut command = Command::new(python);
         command.args(["-c", include_str!("../peers/product_rate.py")]);
-        match run_process::<(String, f64)>(&mut command, &(), LIMIT) {
+        match run_process::<(String, f64)>(&mut command, &(), TIMEOUT) {
             Ok((peer, _)) => peers.push(peer),
-            Err((how, said)) => heard(&format!("left out: torch {}: {said}", how.name())),
+            Err((kind, message)) => on_progress(&format!("left out: torch {}: {message}", kind.name())),
         }
     }
     Ok(Performance { model: model.display().to_string(), storages, peers })
 }
 
-/// What a process is asked.
+/// Builds the request for one process.
 fn request(model: &Path, dtype: &str, assume: Option<&str>) -> Request {
     Request {
         model: model.into(),
@@ -156,7 +160,7 @@ fn request(model: &Path, dtype: &str, assume: Option<&str>) -> Request {
         threads: None,
         assume: assume.map(str::to_string),
         job: Job::Prefill,
-        beside: None,
+        paired_job: None,
         tokens: prompt(PROMPTS[1]),
         warmups: 1,
         repeats: ROUNDS,
@@ -164,43 +168,43 @@ fn request(model: &Path, dtype: &str, assume: Option<&str>) -> Request {
 }
 
 /// Measures a model in this process.
-pub fn measure(request: &Request) -> Result<Measured> {
+pub fn measure(request: &Request) -> Result<StorageProfile> {
     let loaded = worker::open(&request.model, &worker::options(request)?)?;
     let pool = request.threads.map_or_else(Pool::global, |n| Arc::new(Pool::new(n)));
     let model = &loaded.model;
-    // A small model may have no room for a long prompt and the steps after it.
-    let room = model.program().architecture().context.unwrap_or(usize::MAX).saturating_sub(STEPS).max(1);
-    let cut = |count: usize| &request.tokens[..request.tokens.len().min(room).min(count)];
-    let mut phases = vec![phase(model, &pool, cut(PROMPTS[0]), "step", request.repeats)?];
+    // The prompt and the decode steps must fit into the model's context.
+    let max_prompt = model.program().architecture().context.unwrap_or(usize::MAX).saturating_sub(STEPS).max(1);
+    let cut = |count: usize| &request.tokens[..request.tokens.len().min(max_prompt).min(count)];
+    let mut phases = vec![measure_phase(model, &pool, cut(PROMPTS[0]), "step", request.repeats)?];
     for count in PROMPTS {
-        phases.push(phase(model, &pool, cut(count), "prompt", request.repeats)?);
+        phases.push(measure_phase(model, &pool, cut(count), "prompt", request.repeats)?);
     }
     let captures = match request.dtype.as_str() {
-        "f32" => captures(model, &LENGTHS.map(cut), request.repeats)?,
+        "f32" => measure_captures(model, &LENGTHS.map(cut), request.repeats)?,
         _ => None,
     };
-    Ok(Measured {
+    Ok(StorageProfile {
         dtype: request.dtype.clone(),
         weight_bytes: model.weights().bytes() as u64,
         threads: pool.threads(),
         bytes_per_s: read_rate(&pool),
-        flops_per_s: product_rate(&pool),
+        flops_per_s: matmul_rate(&pool),
         phases,
         captures,
     })
 }
 
-/// One phase: whole passes without a profile, then their ops.
-fn phase(model: &Model, pool: &Pool, tokens: &[u32], name: &str, rounds: usize) -> Result<Phase> {
-    // Steps come in series, of which one has the time.
+/// Measures one phase: whole passes without profiling, then the ops with it.
+fn measure_phase(model: &Model, pool: &Pool, tokens: &[u32], name: &str, rounds: usize) -> Result<Phase> {
+    // `run_phase` times all decode steps together.
     let passes = if name == "step" { STEPS as f64 } else { 1.0 };
-    go(model, tokens, name)?;
+    run_phase(model, tokens, name)?;
     let (mut times, mut rates) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
-        rates.extend((name == "prompt").then(|| lasting_product_rate(pool)));
-        times.push(go(model, tokens, name)? / passes);
+        rates.extend((name == "prompt").then(|| sustained_matmul_rate(pool)));
+        times.push(run_phase(model, tokens, name)? / passes);
     }
-    let mut ops = fastest(model, tokens, name, rounds)?;
+    let mut ops = fastest_ops(model, tokens, name, rounds)?;
     let total: f64 = ops.iter().map(|op| op.seconds).sum();
     for op in &mut ops {
         op.share = op.seconds / total.max(f64::MIN_POSITIVE);
@@ -213,12 +217,13 @@ fn phase(model: &Model, pool: &Pool, tokens: &[u32], name: &str, rounds: usize) 
         tokens: if name == "step" { 1 } else { tokens.len() },
         seconds: times.into_iter().fold(f64::INFINITY, f64::min),
         ops,
-        of_products: (!parts.is_empty()).then(|| median(&parts)),
+        fraction_of_matmul: (!parts.is_empty()).then(|| median(&parts)),
     })
 }
 
-/// Prefills of several lengths with several numbers of layers captured, in turns; none where the model is too small for several of each.
-fn captures(model: &Model, prompts: &[&[u32]], rounds: usize) -> Result<Option<Captures>> {
+/// Times prefills of several lengths with several numbers of captured layers, alternating. `None`
+/// if the model is too small to vary both.
+fn measure_captures(model: &Model, prompts: &[&[u32]], rounds: usize) -> Result<Option<Captures>> {
     let depth = model.program().architecture().layers.len();
     let mut layers = vec![0, depth / 3, 2 * depth / 3, depth];
     layers.dedup();
@@ -226,24 +231,24 @@ fn captures(model: &Model, prompts: &[&[u32]], rounds: usize) -> Result<Option<C
     prompts.dedup_by_key(|tokens| tokens.len());
     let mut cells: Vec<(usize, usize, f64)> = Vec::new();
     for round in 0..=rounds {
-        let mut place = 0;
+        let mut index = 0;
         for tokens in &prompts {
             for &count in &layers {
-                let seconds = captured(model, tokens, count)?;
-                match cells.get_mut(place) {
-                    // The first round warms up.
+                let seconds = time_captures(model, tokens, count)?;
+                match cells.get_mut(index) {
+                    // The first round is the warm-up.
                     Some(cell) if round > 1 => cell.2 = cell.2.min(seconds),
                     Some(cell) => cell.2 = seconds,
                     None => cells.push((tokens.len(), count, seconds)),
                 }
-                place += 1;
+                index += 1;
             }
         }
     }
-    Ok(fitted(cells))
+    Ok(fit_costs(cells))
 }
 
-fn captured(model: &Model, tokens: &[u32], layers: usize) -> Result<f64> {
+fn time_captures(model: &Model, tokens: &[u32], layers: usize) -> Result<f64> {
     let last = Tap::new("logits", Action::Capture(None)).positions(Positions::Last);
     let taps = (0..layers).map(|layer| Tap::new(format!("layers.{layer}.resid_post"), Action::Capture(None)));
     let plan = taps.fold(Plan::default().with(last), Plan::with);
@@ -255,8 +260,8 @@ fn captured(model: &Model, tokens: &[u32], layers: usize) -> Result<f64> {
     Ok(seconds)
 }
 
-/// The two lines through what captures cost: extra seconds by layers times tokens, and seconds with all layers by tokens.
-fn fitted(cells: Vec<(usize, usize, f64)>) -> Option<Captures> {
+/// Fits extra seconds against layers × tokens, and seconds with all layers captured against tokens.
+fn fit_costs(cells: Vec<(usize, usize, f64)>) -> Option<Captures> {
     let plain = |tokens: usize| cells.iter().find(|cell| (cell.0, cell.1) == (tokens, 0)).map(|cell| cell.2);
     let extra: Option<Vec<(f64, f64)>> = cells
         .iter()
@@ -264,7 +269,7 @@ fn fitted(cells: Vec<(usize, usize, f64)>) -> Option<Captures> {
         .collect();
     let deepest = cells.iter().map(|cell| cell.1).max()?;
     let whole = cells.iter().filter(|cell| cell.1 == deepest).map(|&(tokens, _, seconds)| (tokens as f64, seconds));
-    let (extra, length) = (line(&extra?)?, line(&whole.collect::<Vec<_>>())?);
+    let (extra, length) = (fit_line(&extra?)?, fit_line(&whole.collect::<Vec<_>>())?);
     Some(Captures {
         per_layer_token: extra.coefficients[1],
         extra_r2: extra.r2,
@@ -274,7 +279,7 @@ fn fitted(cells: Vec<(usize, usize, f64)>) -> Option<Captures> {
     })
 }
 
-fn line(points: &[(f64, f64)]) -> Option<Fit> {
+fn fit_line(points: &[(f64, f64)]) -> Option<Fit> {
     let rows: Vec<Vec<f64>> = points.iter().map(|(x, _)| vec![1.0, *x]).collect();
     least_squares(&rows, &points.iter().map(|(_, y)| *y).collect::<Vec<_>>())
 }
@@ -284,38 +289,38 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_builtin_model_is_taken_apart() {
+    fn the_builtin_model_is_profiled() {
         let builtin = Path::new(pellucid_models::builtin::NAME);
         let request = Request { repeats: 1, threads: Some(1), ..request(builtin, "f32", None) };
         let found = measure(&request).expect("measured");
         let tokens: Vec<usize> = found.phases.iter().map(|phase| phase.tokens).collect();
-        assert_eq!(tokens, [1, 9, 256 - STEPS], "a step, a short prompt, and one as long as there is room");
+        assert_eq!(tokens, [1, 9, 256 - STEPS], "a step, a short prompt, and one that fills the context");
         for phase in &found.phases {
             assert!((phase.ops.iter().map(|op| op.share).sum::<f64>() - 1.0).abs() < 1e-9, "{phase:?}");
             assert!(phase.seconds > 0.0 && phase.ops.iter().any(|op| op.name == "(attention)"), "{phase:?}");
-            // All weights but the embedding, which only gathers rows, are read once a pass, whatever its length.
+            // Every pass reads all weights once, except the embedding table, whatever its length.
             let read: f64 = phase.ops.iter().map(|op| op.bytes).sum();
             assert!((read / found.phases[0].ops.iter().map(|op| op.bytes).sum::<f64>() - 1.0).abs() < 1e-9);
             assert!(read <= found.weight_bytes as f64 && read > 0.5 * found.weight_bytes as f64);
-            assert_eq!(phase.of_products.is_some(), phase.tokens > 1, "{phase:?}");
+            assert_eq!(phase.fraction_of_matmul.is_some(), phase.tokens > 1, "{phase:?}");
         }
         let captures = found.captures.as_ref().expect("several lengths and layers");
         assert_eq!(captures.cells.len(), 3 * 4, "64, 128 and 240 tokens");
         let survey =
             Performance { model: "builtin".into(), storages: vec![found], peers: vec![("torch".into(), 1e15)] };
-        assert_eq!(survey.limits().flops_per_s, 1e15, "whoever is fastest sets the limit");
+        assert_eq!(survey.limits().flops_per_s, 1e15, "the fastest rate sets the limit");
     }
 
     #[test]
-    fn costs_that_are_linear_are_found_to_be() {
+    fn linear_costs_are_fitted() {
         let cell = |tokens: usize, layers: usize| {
             (tokens, layers, 1.0 + 0.01 * tokens as f64 + 1e-4 * (tokens * layers) as f64)
         };
         let cells =
             [64, 128, 256].into_iter().flat_map(|tokens| [0, 4, 8].map(|layers| cell(tokens, layers))).collect();
-        let found = fitted(cells).expect("a fit");
+        let found = fit_costs(cells).expect("a fit");
         assert!((found.per_layer_token - 1e-4).abs() < 1e-9 && (found.per_token - 0.0108).abs() < 1e-9, "{found:?}");
         assert!(found.extra_r2 > 0.999_999 && found.length_r2 > 0.999_999);
-        assert_eq!(fitted(vec![(64, 0, 1.0)]), None, "one length has no line");
+        assert_eq!(fit_costs(vec![(64, 0, 1.0)]), None, "one point has no fit");
     }
 }

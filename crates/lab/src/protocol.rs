@@ -1,9 +1,10 @@
-//! What workers are asked and what they answer.
+//! The JSON protocol between the lab and its workers.
 //!
-//! A worker is a process that reads one [`Request`] as JSON from stdin, does the job, writes one [`Answer`] as JSON to stdout and
-//! ends. Being fresh, it shares no caches, threads or allocator state with any other measurement.
+//! A worker is a process that reads one [`Request`] from stdin, runs the job, writes one [`Answer`]
+//! to stdout and exits. A fresh process shares no caches, threads or allocator state with any other
+//! measurement.
 
-use crate::number;
+use crate::json_float;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -12,27 +13,27 @@ use std::path::PathBuf;
 pub struct Request {
     /// Directory or GGUF file.
     pub model: PathBuf,
-    /// How weights are kept: `auto`, `f32`, `bf16` or `f16`.
+    /// In-memory dtype of the weights: `auto` (as stored), `f32`, `bf16`, `f16` or `q8`.
     pub dtype: String,
-    /// Threads to use; the default where absent.
+    /// Number of threads; the engine's default if absent.
     pub threads: Option<usize>,
-    /// The family that a model of an unknown type is read as.
+    /// Family to assume for a model of an unknown type.
     #[serde(default)]
     pub assume: Option<String>,
-    /// What to measure.
+    /// The job to measure.
     pub job: Job,
-    /// Another job to measure in turn with it, in the same process.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub beside: Option<Job>,
-    /// The input.
+    /// A second job, measured alternately with the first in the same process.
+    #[serde(default, rename = "beside", skip_serializing_if = "Option::is_none")]
+    pub paired_job: Option<Job>,
+    /// Token ids of the prompt.
     pub tokens: Vec<u32>,
-    /// Untimed runs first.
+    /// Untimed runs before the timed ones.
     pub warmups: usize,
     /// Timed runs.
     pub repeats: usize,
 }
 
-/// What is measured.
+/// The task that a worker times. `resid_post` of "the middle layer" is that of layer n_layers / 2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Job {
@@ -40,67 +41,73 @@ pub enum Job {
     Prefill,
     /// One forward pass, logits of every position.
     Forward,
-    /// Greedy decoding of this many tokens after the prompt; the time is that of one step of all rows.
+    /// Greedy decoding after the prompt. The time is that of one step of all rows.
     Decode {
         /// New tokens.
         steps: usize,
-        /// Rows that are decoded together: each begins one token later in the prompt, and goes on from its start.
-        #[serde(default = "one_row", skip_serializing_if = "is_one_row")]
+        /// Batch size. Each row is the prompt rotated by one more token.
+        #[serde(default = "default_rows", skip_serializing_if = "is_default_rows")]
         rows: usize,
     },
     /// A prefill that captures every layer's `resid_post`.
     Capture,
     /// A prefill that captures `resid_post` of the first layers.
     CaptureLayers {
-        /// How many.
+        /// Number of layers.
         layers: usize,
     },
-    /// A prefill with a plan whose only tap applies to no position.
-    Armed,
-    /// Greedy decoding of this many tokens under such a plan; the time is that of one step.
-    ArmedDecode {
+    /// A prefill with a plan whose only tap matches no position (the cost of having a plan).
+    #[serde(rename = "armed")]
+    NoOpTap,
+    /// Greedy decoding under such a plan. The time is that of one step.
+    #[serde(rename = "armed_decode")]
+    NoOpTapDecode {
         /// New tokens.
         steps: usize,
     },
-    /// A prefill that adds a vector to the middle layer's `resid_post` at every position.
+    /// A prefill that adds a fixed vector to the middle layer's `resid_post` at every position.
     Steer,
-    /// Greedy decoding of this many tokens while that vector is added at every step; the time is that of one step.
+    /// Greedy decoding with that vector added at every step. The time is that of one step.
     SteerDecode {
         /// New tokens.
         steps: usize,
     },
-    /// Greedy decoding of this many tokens while every layer's `resid_post` is captured at every step; the time is that of one step.
+    /// Greedy decoding that captures every layer's `resid_post` at every step. The time is that of
+    /// one step.
     CaptureDecode {
         /// New tokens.
         steps: usize,
     },
-    /// A prefill that sets the neurons of the middle layer's MLP to zero.
+    /// A prefill that zeroes the middle layer's MLP activations.
     Ablate,
-    /// A prefill that captures the attention weights of the middle layer.
+    /// A prefill that captures the middle layer's attention pattern.
     Pattern,
-    /// The logit lens: every layer's stream at the last position through the final norm and the head.
+    /// Logit lens: final norm and unembedding of every layer's residual stream at the last
+    /// position.
     Lens,
-    /// Two prompts, the second the first backwards; the first row's middle `resid_post` at the last position is put into the second.
+    /// Activation patching between a prompt and its reverse: the first row's middle `resid_post` at
+    /// the last position replaces the second row's.
     Patch,
-    /// Attribution patching between the same two prompts: for each position the middle `resid_post` of the first minus that of the
-    /// second, times the gradient there of the second's last logit of its own first token.
+    /// Attribution patching between the same two prompts: per position, the difference of the rows'
+    /// middle `resid_post` times the gradient, in the second row, of the last position's logit for
+    /// that row's first token.
     Attribute,
 }
 
-fn one_row() -> usize {
+fn default_rows() -> usize {
     1
 }
 
-fn is_one_row(rows: &usize) -> bool {
+fn is_default_rows(rows: &usize) -> bool {
     *rows == 1
 }
 
 impl Job {
-    /// The new tokens of a job that decodes.
+    /// Returns the number of decode steps, if the job decodes.
     pub fn steps(self) -> Option<usize> {
         match self {
             Job::Decode { steps, .. }
-            | Job::ArmedDecode { steps }
+            | Job::NoOpTapDecode { steps }
             | Job::SteerDecode { steps }
             | Job::CaptureDecode { steps } => Some(steps),
             _ => None,
@@ -108,69 +115,70 @@ impl Job {
     }
 }
 
-/// The tokens of a prompt: any fixed ones do, if neighbors differ and every vocabulary has them. The smallest test model has 96.
+/// Returns a fixed prompt of `tokens` token ids. Neighbors differ, and the ids stay below 96, the
+/// vocabulary size of the smallest test model.
 pub(crate) fn prompt(tokens: usize) -> Vec<u32> {
     (0..tokens).map(|i| (20 + i * 37 % 73) as u32).collect()
 }
 
-/// What a worker found.
+/// A worker's measurements and outputs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Answer {
-    /// Who measured, with its version.
+    /// Library and version.
     pub engine: String,
-    /// From the start of loading to the first token's logits, once.
+    /// Seconds from the start of loading to the first token's logits, measured once.
     pub load_to_first_token_s: f64,
-    /// The timed runs, in order.
+    /// Seconds of the timed runs, in order.
     pub samples_s: Vec<f64>,
-    /// The most memory the process held, from the system's own count.
+    /// Peak RSS of the process, from the kernel.
     pub peak_bytes: u64,
-    /// The memory of its phases, where the worker tells.
+    /// Memory per phase, if the worker reports it.
     #[serde(default)]
     pub memory: Option<Memory>,
-    /// Heap allocations of one timed run, from a worker that was asked to count.
+    /// Heap allocations of one run, if counting was requested.
     #[serde(default)]
     pub allocations: Option<Allocations>,
-    /// Bytes of the weights as this engine keeps them.
+    /// Bytes of the weights in memory.
     pub weight_bytes: u64,
-    /// The five likeliest next tokens after the input with their logits: both sides must agree on them.
-    #[serde(with = "number::pairs")]
+    /// Top five next tokens of the prompt with their logits. Compared with the oracle's.
+    #[serde(with = "json_float::pairs")]
     pub top: Vec<(u32, f32)>,
-    /// Tokens decoded, for decode jobs.
+    /// Decoded tokens of the first row, for decode jobs.
     #[serde(default)]
     pub decoded: Vec<u32>,
-    /// What the job itself made, cut to its first numbers: both sides must agree on them, too.
-    #[serde(default, with = "number::list")]
+    /// The first values of the job's output. Compared with the oracle's.
+    #[serde(default, with = "json_float::list")]
     pub values: Vec<f32>,
-    /// The same job without its edit, so that an edit that does nothing is noticed.
-    #[serde(default, with = "number::list")]
+    /// The job's output without its edit, to detect edits without effect.
+    #[serde(default, with = "json_float::list")]
     pub control: Vec<f32>,
-    /// The same of the job beside, where there was one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub beside: Option<Box<Answer>>,
+    /// Measurements and outputs of the paired job.
+    #[serde(default, rename = "beside", skip_serializing_if = "Option::is_none")]
+    pub paired_answer: Option<Box<Answer>>,
 }
 
-/// Bytes at the highest in each phase, and what the process holds at its end.
+/// Peak memory per phase and memory held at the end, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Memory {
-    /// While loading, the first forward pass included.
+    /// Peak while loading, including the first forward pass.
     pub load: u64,
-    /// While warming up and measuring.
+    /// Peak during warm-up and timed runs.
     pub run: u64,
-    /// At the end: not backed by a file.
+    /// At the end: anonymous memory (not backed by a file).
     pub anonymous: u64,
     /// At the end: mapped files.
     pub file: u64,
-    /// At the end: its share of everything, where the system tells.
+    /// At the end: proportional set size; 0 if not available.
     pub proportional: u64,
 }
 
-/// Heap allocations.
+/// Heap allocations of one run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Allocations {
-    /// How many.
+    /// Number of allocations.
     pub count: u64,
-    /// Their bytes.
+    /// Total bytes allocated.
     pub bytes: u64,
-    /// Bytes alive at the highest, above what was alive before.
+    /// Peak of live bytes above those live before the run.
     pub peak_live: u64,
 }

@@ -1,9 +1,10 @@
-//! What a session leaves behind: every raw sample, and what follows from them. The file format of the lab.
+//! The result of a session: every raw sample and the comparisons computed from them. The lab's file
+//! format.
 
-use crate::check::{Check, State};
+use crate::check::{CellState, Check};
 use crate::environment::Environment;
-use crate::executor::Failing;
-use crate::number;
+use crate::executor::FailureKind;
+use crate::json_float;
 use crate::protocol::{Allocations, Answer};
 use crate::roofline::Roofline;
 use crate::stats::Estimate;
@@ -11,10 +12,10 @@ use crate::suite::{Metric, Suite};
 use crate::verdict::Verdict;
 use serde::{Deserialize, Serialize};
 
-/// The version of the file format.
+/// Version of the file format.
 pub const SCHEMA: &str = "pellucid/lab-result/v1";
 
-/// The JSON Schema of that version.
+/// JSON Schema of this version.
 pub const SCHEMA_TEXT: &str = include_str!("../schema/lab-result-v1.json");
 
 /// A session with its results.
@@ -22,94 +23,100 @@ pub const SCHEMA_TEXT: &str = include_str!("../schema/lab-result-v1.json");
 pub struct SessionResult {
     /// The format, [`SCHEMA`].
     pub schema: String,
-    /// What was asked for.
+    /// The suite that ran.
     pub suite: Suite,
-    /// How it was run.
+    /// Seed, duration and command.
     pub session: Session,
-    /// On what machine.
+    /// The machine, the build and the model.
     pub environment: Environment,
-    /// Every process, in the order in which they ran.
+    /// One entry per measured side of a pair, in the order in which they ran.
     pub runs: Vec<Run>,
-    /// Every pair of variants that was compared.
+    /// The comparisons, per workload, pairing and metric.
     pub comparisons: Vec<Comparison>,
-    /// Every variant's state on every workload.
+    /// Correctness of every variant on every workload.
     pub cells: Vec<Cell>,
-    /// Fits of time against what was captured.
-    #[serde(default)]
-    pub models: Vec<CostModel>,
-    /// Limits that do not hold, in words.
+    /// Linear fits of time against the number of captured layers.
+    #[serde(default, rename = "models")]
+    pub cost_models: Vec<CostModel>,
+    /// Descriptions of the limits that are exceeded.
     #[serde(default)]
     pub broken_limits: Vec<String>,
-    /// Heap allocations of one run, from processes that gave no time; empty where nobody asked.
+    /// Heap allocations of one run, from separate untimed processes; empty without `--allocations`.
     #[serde(default)]
-    pub allocations: Vec<Counted>,
-    /// The products of the first of our variants against the machine's limits, from a process that gave no time.
+    pub allocations: Vec<AllocationCounts>,
+    /// Matmuls of the first Pellucid variant against the machine's limits, from a separate untimed
+    /// process.
     #[serde(default)]
     pub roofline: Option<Roofline>,
 }
 
 impl SessionResult {
-    /// How many processes ran: where one did both sides of a pair, it counts once.
+    /// Returns the number of processes. With `same_process` one process measures both sides of a
+    /// pair and counts once.
     pub fn processes(&self) -> usize {
-        let together = |run: &&Run| self.suite.workloads.iter().any(|own| own.together && own.id == run.workload);
-        self.runs.len() - self.runs.iter().filter(together).count() / 2
+        let same_process =
+            |run: &&Run| self.suite.workloads.iter().any(|own| own.same_process && own.id == run.workload);
+        self.runs.len() - self.runs.iter().filter(same_process).count() / 2
     }
 }
 
-/// How a session was run.
+/// Seed, duration and command of a session.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Session {
-    /// When it began, seconds since 1970.
+    /// Start time, Unix seconds.
     pub began: u64,
-    /// The seed of its order.
+    /// Seed of the random order.
     pub seed: u64,
-    /// Seconds that it took.
+    /// Duration in seconds.
     pub seconds: f64,
-    /// The command that asked for it.
+    /// The command line.
     pub command: Vec<String>,
-    /// The model, as it was found.
+    /// Path or name of the model.
     pub model: String,
-    /// Why it ended before all comparisons were precise enough; empty where it did not.
+    /// Why the session stopped before all comparisons were precise enough; empty if it did not.
     #[serde(default)]
     pub ended_early: String,
 }
 
-/// One process.
+/// One side of a pair: a process, or one of the two jobs of a process (`same_process`).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Run {
     /// The workload.
     pub workload: String,
-    /// Its arm: who is compared with whom.
-    pub arm: String,
-    /// Which pair of its arm.
+    /// The compared variants: `reference → variant`.
+    #[serde(rename = "arm")]
+    pub pairing: String,
+    /// Index of the pair within its pairing.
     pub pair: usize,
-    /// Whether it is the reference's side of its pair.
+    /// Whether this is the reference's side of the pair.
     pub is_reference: bool,
-    /// Its place among all processes of the session.
-    pub place: usize,
+    /// Index in the order of execution.
+    #[serde(rename = "place")]
+    pub order: usize,
     /// The variant that ran.
     pub variant: String,
-    /// When it began, in seconds since the session did.
+    /// Start time, in seconds after the session's start.
     pub at_s: f64,
-    /// Characters that its environment was padded with: where a stack begins can change a time, so every process has another.
+    /// Bytes of padding in the process's environment. The padding shifts the stack, whose alignment
+    /// can change times, so it is random per process.
     #[serde(default)]
     pub padding: usize,
-    /// What it answered.
+    /// The worker's answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer: Option<Answer>,
-    /// How it failed, and what it said.
+    /// The kind of failure and the end of the worker's stderr.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub failed: Option<(Failing, String)>,
-    /// Whether its numbers are right.
+    pub failed: Option<(FailureKind, String)>,
+    /// Comparison with the oracle's output.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub check: Option<Check>,
 }
 
 impl Run {
-    /// A metric of it, unless its numbers are wrong: a wrong cell has no time.
+    /// Returns a metric, or `None` if the output is wrong: wrong outputs have no time.
     pub fn value(&self, metric: Metric) -> Option<f64> {
         let answer = self.answer.as_ref()?;
-        if self.check.as_ref().is_some_and(|check| check.state == State::SilentlyWrong) {
+        if self.check.as_ref().is_some_and(|check| check.state == CellState::SilentlyWrong) {
             return None;
         }
         let value = match metric {
@@ -121,38 +128,39 @@ impl Run {
     }
 }
 
-/// Two variants on one workload by one metric.
+/// A variant compared with a reference on one workload, by one metric.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Comparison {
     /// The workload.
     pub workload: String,
     /// The variant that is compared.
     pub variant: String,
-    /// With whom.
+    /// The variant that it is compared with.
     pub reference: String,
-    /// By what.
+    /// The compared quantity.
     pub metric: Metric,
-    /// Pairs that count.
+    /// Number of complete pairs.
     pub pairs: usize,
-    /// The mean logarithm of the variant's value over the reference's.
+    /// Mean of ln(variant / reference) over the pairs, with its 95 % confidence interval.
     pub log_ratio: Estimate,
-    /// What the session found between the reference and itself; infinite where it found nothing out.
-    #[serde(with = "number")]
+    /// Noise floor: half the width of the A/A control's interval (reference against itself), as a
+    /// logarithm; infinite if no A/A pair completed.
+    #[serde(with = "json_float")]
     pub noise: f64,
-    /// Differences up to this share count as none.
+    /// Equivalence margin: relative differences up to this count as equal.
     pub margin: f64,
-    /// What may be said.
+    /// The verdict.
     pub verdict: Verdict,
-    /// Pairs that would be needed to say more, where it is inconclusive.
+    /// Estimated number of pairs for a decision, if the verdict is inconclusive.
     #[serde(default)]
     pub pairs_needed: Option<usize>,
-    /// The variant's value, as a median over its processes.
+    /// Median of the variant's values.
     pub value: f64,
-    /// The reference's.
+    /// Median of the reference's values.
     pub reference_value: f64,
-    /// Values beyond Tukey's fences at 1.5 and 3, of both sides.
+    /// Outliers of both sides: values beyond Tukey's fences at 1.5 and at 3 interquartile ranges.
     pub outliers: (usize, usize),
-    /// How both sides' logarithms moved with their place, per process.
+    /// Linear drift of the logarithms with the order of execution, per process.
     #[serde(default)]
     pub drift: Option<Estimate>,
 }
@@ -164,39 +172,39 @@ pub struct Cell {
     pub workload: String,
     /// The variant.
     pub variant: String,
-    /// The worst state of its runs.
-    pub state: State,
+    /// Worst state of its runs.
+    pub state: CellState,
     /// Largest difference from the oracle.
-    #[serde(with = "number")]
+    #[serde(with = "json_float")]
     pub max_abs: f32,
-    /// What went wrong; empty where nothing did.
+    /// The reason; empty if the output is correct.
     #[serde(default)]
     pub why: String,
 }
 
-/// The allocations of a variant on a workload.
+/// Heap allocations of a variant on a workload.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Counted {
+pub struct AllocationCounts {
     /// The workload.
     pub workload: String,
     /// The variant.
     pub variant: String,
-    /// What one run allocated.
+    /// Allocations of one run.
     pub allocations: Allocations,
 }
 
-/// Time against what was captured: `seconds = base + per_layer · layers`.
+/// Linear fit of time against captured layers: `seconds = base + per_layer · layers`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CostModel {
     /// The workload.
     pub workload: String,
     /// Seconds without captures.
     pub base: Estimate,
-    /// Seconds that each captured layer adds.
+    /// Additional seconds per captured layer.
     pub per_layer: Estimate,
-    /// The share of the variance that it explains.
-    #[serde(with = "number")]
+    /// Coefficient of determination (R²).
+    #[serde(with = "json_float")]
     pub r2: f64,
-    /// What it was fitted to: layers and seconds.
+    /// The fitted data: (layers, seconds).
     pub points: Vec<(f64, f64)>,
 }

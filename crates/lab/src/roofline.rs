@@ -1,7 +1,8 @@
-//! The roofline: how fast the products of a model run, against how fast this machine can read memory and multiply.
+//! Roofline model: the FLOP/s of a model's matmuls against the machine's memory bandwidth and peak
+//! matmul rate.
 //!
-//! An op that does few operations for each byte of weights that it reads cannot be faster than memory; one that does many cannot be faster
-//! than the multipliers. Both limits are measured here, shortly, with the threads that the ops have.
+//! An op with few operations per byte of weights is memory-bound; one with many is compute-bound.
+//! Both limits are measured here, briefly, with the same threads as the ops.
 
 use crate::executor::run_process;
 use crate::protocol::{Request, prompt};
@@ -10,7 +11,7 @@ use crate::{Result, worker};
 use pellucid_engine::profile::{OpTime, work};
 use pellucid_engine::program::OpKind;
 use pellucid_engine::{Action, Control, GenerateOptions, Model, Plan, Positions, Program, RunOptions, Tap};
-use pellucid_kernels::memory::Aligned;
+use pellucid_kernels::memory::AlignedBuffer;
 use pellucid_kernels::{DType, Matrix, Pool, matmul};
 use pellucid_models::Error;
 use serde::{Deserialize, Serialize};
@@ -21,75 +22,75 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Tokens of the prompt.
+/// Prompt length.
 const TOKENS: usize = 128;
-/// How long it may take.
-const LIMIT: Duration = Duration::from_secs(60);
-/// Tokens that are decoded after the prompt.
+/// Time limit of the process.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Decode steps after the prompt.
 pub(crate) const STEPS: usize = 16;
-/// Runs, of which each op's fastest is kept.
+/// Number of runs; the fastest of each op counts.
 const ROUNDS: usize = 3;
 
-/// A machine's limits and a model's products under them.
+/// A machine's limits and the rates of a model's matmuls.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Roofline {
-    /// The model, as it was named.
+    /// Model name or path.
     pub model: String,
-    /// How its weights were kept.
+    /// Weight dtype.
     pub dtype: String,
     /// Threads.
     pub threads: usize,
-    /// Bytes a second that this machine reads from memory.
+    /// Memory read bandwidth, in bytes per second.
     pub bytes_per_s: f64,
-    /// Operations a second of the fastest product of ours here, on matrices that stay in the cache.
+    /// FLOP/s of our fastest matmul, on matrices that stay in the cache.
     pub flops_per_s: f64,
-    /// The products.
+    /// The matmuls.
     pub ops: Vec<OpRate>,
 }
 
-/// All products with one weight's name in one phase.
+/// All matmuls with one weight's name in one phase.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OpRate {
-    /// The weight, over all layers.
+    /// Name of the weight, without its layer.
     pub name: String,
     /// `prompt` or `step`.
     pub phase: String,
-    /// Seconds that they took.
+    /// Total seconds.
     pub seconds: f64,
-    /// The part of their phase's time.
+    /// Fraction of the phase's time.
     pub share: f64,
-    /// Multiplications and additions.
+    /// Multiplications and additions (FLOPs).
     pub flops: f64,
-    /// Bytes of weights that were read.
+    /// Bytes of weights read.
     pub bytes: f64,
 }
 
 impl OpRate {
-    /// Operations for each byte.
+    /// Arithmetic intensity: FLOPs per byte of weights.
     pub fn intensity(&self) -> f64 {
         self.flops / self.bytes
     }
 
-    /// Operations a second.
+    /// FLOP/s.
     pub fn flops_per_s(&self) -> f64 {
         self.flops / self.seconds
     }
 
-    /// Bytes of weights a second.
+    /// Bytes of weights per second.
     pub fn bytes_per_s(&self) -> f64 {
         self.bytes / self.seconds
     }
 }
 
 impl Roofline {
-    /// Operations a second that an intensity allows.
+    /// Returns the maximum FLOP/s at an arithmetic intensity.
     pub fn limit(&self, intensity: f64) -> f64 {
         (self.bytes_per_s * intensity).min(self.flops_per_s)
     }
 }
 
-/// Measures a variant of ours in a fresh process of its executable, with the model, dtype and threads of `request`.
-pub(crate) fn in_process(
+/// Measures a Pellucid variant in a fresh process, with the model, dtype and threads of `request`.
+pub(crate) fn measure_in_process(
     variant: &Variant,
     request: Request,
     pellucid: &Path,
@@ -97,11 +98,12 @@ pub(crate) fn in_process(
     let request = Request { tokens: prompt(TOKENS), ..request };
     let mut command = Command::new(variant.binary.as_deref().unwrap_or(pellucid));
     command.args(["lab", "__roofline"]).envs(&variant.env);
-    let found = run_process(&mut command, &request, LIMIT);
-    found.map(|(found, _)| found).map_err(|(how, said)| format!("its process {}: {said}", how.name()))
+    let found = run_process(&mut command, &request, TIMEOUT);
+    found.map(|(found, _)| found).map_err(|(kind, message)| format!("its process {}: {message}", kind.name()))
 }
 
-/// What an op is called after its weight, without its layer; in parentheses where it has none.
+/// Names an op after its weight, without the layer, or after its kind, in parentheses, if it has no
+/// weight.
 pub fn op_name(program: &Program, op: usize) -> String {
     let op = &program.ops()[op];
     match &op.kind {
@@ -114,37 +116,37 @@ pub fn op_name(program: &Program, op: usize) -> String {
     }
 }
 
-/// Measures the model of a request: its prompt, then a few steps of decoding.
+/// Measures the prompt of a request, then a few decode steps.
 pub fn measure(request: &Request) -> Result<Roofline> {
     let loaded = worker::open(&request.model, &worker::options(request)?)?;
     let pool = request.threads.map_or_else(Pool::global, |n| Arc::new(Pool::new(n)));
-    // A small model may have no room for the whole prompt and the steps after it.
-    let room = loaded.model.program().architecture().context.unwrap_or(usize::MAX).saturating_sub(STEPS).max(1);
-    let tokens = &request.tokens[..request.tokens.len().min(room)];
+    // The prompt and the decode steps must fit into the model's context.
+    let max_prompt = loaded.model.program().architecture().context.unwrap_or(usize::MAX).saturating_sub(STEPS).max(1);
+    let tokens = &request.tokens[..request.tokens.len().min(max_prompt)];
     let mut ops = Vec::new();
     for phase in ["prompt", "step"] {
-        ops.extend(fastest(&loaded.model, tokens, phase, ROUNDS)?);
+        ops.extend(fastest_ops(&loaded.model, tokens, phase, ROUNDS)?);
     }
     Ok(Roofline {
         model: request.model.display().to_string(),
         dtype: request.dtype.clone(),
         threads: pool.threads(),
         bytes_per_s: read_rate(&pool),
-        flops_per_s: product_rate(&pool),
-        // Attention has products, too, but no weights to read.
+        flops_per_s: matmul_rate(&pool),
+        // Attention multiplies too, but reads no weights.
         ops: ops.into_iter().filter(|rate| rate.flops > 0.0 && rate.bytes > 0.0 && rate.seconds > 0.0).collect(),
     })
 }
 
-/// The ops of a phase by their names, each as in its fastest round.
-pub(crate) fn fastest(model: &Model, tokens: &[u32], phase: &str, rounds: usize) -> Result<Vec<OpRate>> {
+/// Returns the ops of a phase by name, each from its fastest round.
+pub(crate) fn fastest_ops(model: &Model, tokens: &[u32], phase: &str, rounds: usize) -> Result<Vec<OpRate>> {
     let (profiled, profile) = model.profiled();
     let mut fastest: BTreeMap<String, OpRate> = BTreeMap::new();
     for _ in 0..rounds {
         profile.clear();
-        go(&profiled, tokens, phase)?;
+        run_phase(&profiled, tokens, phase)?;
         let times: Vec<OpTime> = profile.times();
-        // Generating begins with the prompt; its steps are those of one token.
+        // Generation starts with the prompt; decode steps have one token.
         let times: Vec<&OpTime> = times.iter().filter(|t| phase == "prompt" || t.tokens == 1).collect();
         for (name, rate) in rates(model, &times, phase) {
             let best = fastest.entry(name).or_insert_with(|| rate.clone());
@@ -156,8 +158,8 @@ pub(crate) fn fastest(model: &Model, tokens: &[u32], phase: &str, rounds: usize)
     Ok(fastest.into_values().collect())
 }
 
-/// A prompt, or the steps after one; the seconds of the prompt, or of all steps together.
-pub(crate) fn go(model: &Model, tokens: &[u32], phase: &str) -> Result<f64> {
+/// Runs a prompt, or the decode steps after one. Returns the seconds of the prompt or of all steps.
+pub(crate) fn run_phase(model: &Model, tokens: &[u32], phase: &str) -> Result<f64> {
     let rows = [tokens.to_vec()];
     if phase == "prompt" {
         let plan = Plan::default().with(Tap::new("logits", Action::Capture(None)).positions(Positions::Last));
@@ -166,8 +168,9 @@ pub(crate) fn go(model: &Model, tokens: &[u32], phase: &str) -> Result<f64> {
         Ok(started.elapsed().as_secs_f64())
     } else {
         let options = GenerateOptions { max_new: STEPS + 1, ..GenerateOptions::default() };
-        let made = model.generate(&rows, &Plan::default(), &options, &mut |_, _| Control::Go).map_err(Error::from)?;
-        Ok(made.decode.as_secs_f64())
+        let generation =
+            model.generate(&rows, &Plan::default(), &options, &mut |_, _| Control::Go).map_err(Error::from)?;
+        Ok(generation.decode.as_secs_f64())
     }
 }
 
@@ -187,17 +190,18 @@ fn rates(model: &Model, times: &[&OpTime], phase: &str) -> BTreeMap<String, OpRa
     rates
 }
 
-/// Bytes a second read by all threads from memory that no cache holds: the best of a few times and ways. The memory is as weights have it,
-/// and each thread reads its share in one stream or in several at once, which keeps more reads under way.
+/// Measures the memory read bandwidth of all threads: the best of several attempts and access
+/// patterns, on memory allocated like the weights. Each thread reads its part in one or several
+/// interleaved streams, which keep more reads in flight.
 pub(crate) fn read_rate(pool: &Pool) -> f64 {
-    // Servers have caches of hundreds of megabytes, and a small virtual machine on one may have them all to itself.
+    // Larger than the caches of servers, which a small virtual machine may have to itself.
     const BYTES: usize = 768 << 20;
     const STREAMS: [usize; 4] = [1, 2, 4, 8];
-    let mut memory = Aligned::<u16>::lasting(pool, BYTES / 2);
+    let mut memory = AlignedBuffer::<u16>::zeroed_in_slab(pool, BYTES / 2);
     memory.iter_mut().enumerate().for_each(|(i, x)| *x = i as u16);
     let parts: Vec<&[u16]> = memory.chunks(memory.len().div_ceil(pool.threads())).collect();
     let seconds = |streams: usize| {
-        best(6, || {
+        fastest_run(6, || {
             pool.run(parts.len(), &|part| {
                 black_box(sum_in_streams(parts[part], streams));
             })
@@ -206,26 +210,27 @@ pub(crate) fn read_rate(pool: &Pool) -> f64 {
     BYTES as f64 / STREAMS.map(seconds).into_iter().fold(f64::INFINITY, f64::min)
 }
 
-/// Reads numbers a cache line at a time, in turn from so many places at equal distances.
-fn sum_in_streams(numbers: &[u16], streams: usize) -> [u16; 32] {
-    let (lines, _) = numbers.as_chunks::<32>();
-    let apart = lines.len() / streams;
+/// Sums `values` one cache line at a time, alternating between `streams` equally spaced positions.
+fn sum_in_streams(values: &[u16], streams: usize) -> [u16; 32] {
+    let (lines, _) = values.as_chunks::<32>();
+    let stride = lines.len() / streams;
     let mut sums = [0u16; 32];
-    for line in 0..apart {
+    for line in 0..stride {
         for stream in 0..streams {
-            let line = &lines[stream * apart + line];
+            let line = &lines[stream * stride + line];
             sums.iter_mut().zip(line).for_each(|(sum, x)| *sum = sum.wrapping_add(*x));
         }
     }
     sums
 }
 
-/// Operations a second of products whose operands stay in the cache: the best of a few sizes and times.
-pub(crate) fn product_rate(pool: &Pool) -> f64 {
+/// Measures the FLOP/s of matmuls whose operands stay in the cache: the best of several sizes and
+/// repetitions.
+pub(crate) fn matmul_rate(pool: &Pool) -> f64 {
     let rate = |(rows, columns, inner): (usize, usize, usize)| {
         let weights = Matrix::pack(pool, columns, inner, DType::F32, &|_, out| out.fill(0.5));
         let (x, mut y) = (vec![0.25f32; rows * inner], vec![0.0f32; rows * columns]);
-        let seconds = best(20, || matmul(pool, black_box(&x), &weights, None, &mut y));
+        let seconds = fastest_run(20, || matmul(pool, black_box(&x), &weights, None, &mut y));
         (2 * rows * columns * inner) as f64 / seconds
     };
     let sizes =
@@ -233,25 +238,25 @@ pub(crate) fn product_rate(pool: &Pool) -> f64 {
     sizes.map(rate).into_iter().fold(0.0, f64::max)
 }
 
-/// Operations a second of products of a prompt's size, kept up for a while: what a pass that follows at once can be held against, since a processor's
-/// speed changes from moment to moment.
-pub(crate) fn lasting_product_rate(pool: &Pool) -> f64 {
-    const LEAST: Duration = Duration::from_millis(50);
+/// Measures the FLOP/s of prompt-sized matmuls over 50 ms. The clock speed of a processor changes,
+/// so a pass is compared with matmuls that ran just before it.
+pub(crate) fn sustained_matmul_rate(pool: &Pool) -> f64 {
+    const MIN_DURATION: Duration = Duration::from_millis(50);
     let (rows, columns, inner) = (512, 576, 1536);
     let weights = Matrix::pack(pool, columns, inner, DType::F32, &|_, out| out.fill(0.5));
     let (x, mut y) = (vec![0.25f32; rows * inner], vec![0.0f32; rows * columns]);
     let mut product = || matmul(pool, black_box(&x), &weights, None, &mut y);
     product();
     let (started, mut products) = (Instant::now(), 0);
-    while started.elapsed() < LEAST {
+    while started.elapsed() < MIN_DURATION {
         product();
         products += 1;
     }
     (2 * rows * columns * inner * products) as f64 / started.elapsed().as_secs_f64()
 }
 
-/// The fewest seconds of some runs.
-fn best(runs: usize, mut run: impl FnMut()) -> f64 {
+/// Returns the minimum seconds over `runs` calls.
+fn fastest_run(runs: usize, mut run: impl FnMut()) -> f64 {
     let mut timed = || {
         let started = Instant::now();
         run();
@@ -266,14 +271,14 @@ mod tests {
     use crate::protocol::Job;
 
     #[test]
-    fn the_products_of_the_builtin_model_lie_under_the_roof() {
+    fn the_roofline_of_the_builtin_model_is_measured() {
         let request = Request {
             model: pellucid_models::builtin::NAME.into(),
             dtype: "f32".into(),
             threads: Some(1),
             assume: None,
             job: Job::Prefill,
-            beside: None,
+            paired_job: None,
             tokens: (0..32).map(|i| 20 + i).collect(),
             warmups: 0,
             repeats: 1,

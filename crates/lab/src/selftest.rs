@@ -1,11 +1,12 @@
-//! The lab tried on itself: two copies of one build, and one that is slower by a share that is known.
+//! Self-test of the lab: compares two copies of one build, and one copy with an injected slowdown.
 //!
-//! Identical builds must not be called different, and a slower one must be found or be left open with the pairs that would tell.
+//! Identical builds must not be called different. The slowed build must be detected, or the
+//! comparison must stay inconclusive with an estimate of the pairs needed.
 
 use crate::executor::Executor;
 use crate::protocol::Job;
 use crate::result::Comparison;
-use crate::session::{self, Setting};
+use crate::session::{self, SessionContext};
 use crate::stats;
 use crate::suite::{Metric, Precision, Suite, Variant, WorkerKind, Workload};
 use crate::verdict::Verdict;
@@ -13,81 +14,82 @@ use crate::{Result, worker};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-/// Identical builds may be called different in this share of the sessions, and no more.
-pub const FALSE_SHARE: f64 = 0.1;
+/// Maximum fraction of sessions with a false verdict.
+pub const MAX_FALSE_SHARE: f64 = 0.1;
 
-/// How the lab is tried.
+/// Size of the self-test.
 #[derive(Clone, Copy, Debug)]
-pub struct Trial {
-    /// Sessions.
+pub struct SelftestOptions {
+    /// Number of sessions.
     pub sessions: usize,
-    /// Pairs of processes in each comparison.
+    /// Pairs per comparison.
     pub pairs: usize,
-    /// The share by which one build is slowed.
+    /// Relative slowdown of the slowed build.
     pub slow: f64,
 }
 
-/// What was found.
+/// Counts over all sessions.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Finding {
-    /// Sessions.
+pub struct SelftestResult {
+    /// Number of sessions.
     pub sessions: usize,
-    /// Pairs in each of their comparisons.
+    /// Pairs per comparison.
     pub pairs: usize,
-    /// Sessions in which the reference differed from itself: they say nothing, and nothing is concluded from them.
+    /// Invalid sessions: the A/A control differed significantly. They are excluded from the other
+    /// counts.
     pub invalid: usize,
-    /// Sessions that called identical builds different.
+    /// False positives: sessions that called identical builds different.
     pub false_verdicts: usize,
-    /// Sessions that called them equivalent; the others left it open.
+    /// Sessions that called identical builds equivalent; the rest were inconclusive.
     pub equivalent: usize,
-    /// The share by which a build was slowed.
+    /// Relative slowdown of the slowed build.
     pub slow: f64,
-    /// Sessions that found it.
+    /// Sessions that detected the slowdown.
     pub found: usize,
-    /// Sessions that left it open.
+    /// Sessions that were inconclusive about the slowdown.
     pub open: usize,
-    /// Sessions that said that it is no slower: wrong, as it is.
+    /// False negatives: sessions that called the slowed build no slower.
     pub missed: usize,
-    /// The pairs that the open ones asked for, in the middle; none where they could not say.
+    /// Median of the pairs needed in the inconclusive sessions; `None` if there is no estimate.
     pub pairs_needed: Option<usize>,
-    /// The half width of the intervals between identical builds, in the middle.
-    #[serde(with = "crate::number")]
+    /// Median half-width of the confidence intervals between identical builds.
+    #[serde(with = "crate::json_float")]
     pub half_width: f64,
 }
 
-impl Finding {
-    /// Whether the instrument can be believed here.
+impl SelftestResult {
+    /// Whether the error rates are acceptable on this machine.
     pub fn holds(&self) -> bool {
-        let told = (self.sessions - self.invalid) as f64;
-        told > 0.0 && self.false_verdicts as f64 <= FALSE_SHARE * told && self.missed as f64 <= FALSE_SHARE * told
+        let valid = (self.sessions - self.invalid) as f64;
+        valid > 0.0
+            && self.false_verdicts as f64 <= MAX_FALSE_SHARE * valid
+            && self.missed as f64 <= MAX_FALSE_SHARE * valid
     }
 
-    /// In words.
+    /// Formats the result for the terminal.
     pub fn text(&self) -> String {
-        let told = self.sessions - self.invalid;
-        let needed =
-            self.pairs_needed.map_or_else(String::new, |pairs| format!(", and about {pairs} pairs would tell"));
+        let valid = self.sessions - self.invalid;
+        let needed = self.pairs_needed.map_or_else(String::new, |pairs| format!(", about {pairs} pairs needed"));
         format!(
-            "{} sessions of {} pairs, {} of them invalid (the reference differed from itself)\n\
-             identical builds: {} of {told} called different, {} equivalent, {} left open; intervals of ±{:.1} %\n\
-             a build slowed by {:.1} %: found in {} of {told}, left open in {}{needed}; said to be no slower in {}\n{}\n",
+            "{} sessions of {} pairs, {} of them invalid (the A/A control differed)\n\
+             identical builds: {} of {valid} called different, {} equivalent, {} inconclusive; intervals of ±{:.1} %\n\
+             a build slowed by {:.1} %: detected in {} of {valid}, inconclusive in {}{needed}; called no slower in {}\n{}\n",
             self.sessions,
             self.pairs,
             self.invalid,
             self.false_verdicts,
             self.equivalent,
-            told - self.false_verdicts - self.equivalent,
+            valid - self.false_verdicts - self.equivalent,
             self.half_width.exp_m1() * 100.0,
             self.slow * 100.0,
             self.found,
             self.open,
             self.missed,
             match (self.holds(), self.found + self.equivalent) {
-                _ if told == 0 => "nothing can be measured here: something else is running",
-                (true, 0) =>
-                    "nothing that the lab said is wrong, but this machine is too noisy for it to decide anything",
-                (true, _) => "the lab can be believed here",
-                (false, _) => "the lab cannot be believed here",
+                _ if valid == 0 => "every session was invalid: the machine is busy, measure again when it is idle",
+                (true, 0) => "no false verdict, but this machine is too noisy to decide anything",
+                (true, _) => "verdicts on this machine are reliable",
+                (false, _) => "verdicts on this machine are not reliable",
             }
         )
     }
@@ -106,30 +108,30 @@ impl Finding {
     }
 }
 
-/// A suite of two copies of one build and a slowed one.
-pub fn suite(builds: [&Path; 2], trial: &Trial) -> Suite {
+/// Builds the suite: two copies of one build, and a slowed one.
+pub fn suite(builds: [&Path; 2], options: &SelftestOptions) -> Suite {
     let variant = |id: &str, build: &Path| Variant {
         id: id.into(),
         worker: WorkerKind::Pellucid,
         binary: Some(build.to_path_buf()),
         job: None,
         dtype: "f32".into(),
-        // One thread waits for no other, so a busy machine disturbs it least.
+        // A single thread waits for no other, so it is the least disturbed on a busy machine.
         threads: Some(1),
         env: Default::default(),
     };
     let mut slowed = variant("slowed", builds[1]);
-    slowed.env.insert(worker::SLOW.into(), trial.slow.to_string());
+    slowed.env.insert(worker::SLOWDOWN_VARIABLE.into(), options.slow.to_string());
     Suite {
         name: "selftest".into(),
-        title: "Two copies of one build, and one that is slowed".into(),
+        title: "Two copies of one build, and one with an injected slowdown".into(),
         model: None,
         reference: "one".into(),
         oracle: None,
         ladder: vec![],
         precision: Precision {
-            pairs: trial.pairs,
-            least_pairs: trial.pairs.min(4),
+            pairs: options.pairs,
+            least_pairs: options.pairs.min(4),
             half_width: 0.005,
             ..Default::default()
         },
@@ -145,36 +147,42 @@ pub fn suite(builds: [&Path; 2], trial: &Trial) -> Suite {
             variants: None,
             metrics: vec![Metric::Time],
             margin: None,
-            together: false,
+            same_process: false,
         }],
         limits: vec![],
     }
 }
 
-/// Runs the sessions, each with a seed, a setting and an executor of its own; `heard` is told after each.
+/// Runs the sessions. `begin` returns the context and executor for a seed; `on_session` is called
+/// after each session.
 pub fn run<E: Executor>(
     suite: &Suite,
-    trial: &Trial,
-    mut begin: impl FnMut(u64) -> (Setting, E),
-    mut heard: impl FnMut(usize, &Finding),
-) -> Result<Finding> {
-    let mut finding = Finding { sessions: trial.sessions, pairs: trial.pairs, slow: trial.slow, ..Finding::default() };
+    options: &SelftestOptions,
+    mut begin: impl FnMut(u64) -> (SessionContext, E),
+    mut on_session: impl FnMut(usize, &SelftestResult),
+) -> Result<SelftestResult> {
+    let mut totals = SelftestResult {
+        sessions: options.sessions,
+        pairs: options.pairs,
+        slow: options.slow,
+        ..SelftestResult::default()
+    };
     let (mut needed, mut widths) = (Vec::new(), Vec::new());
-    for number in 0..trial.sessions {
-        let (setting, mut executor) = begin(number as u64 + 1);
-        let result = session::run(suite, setting, &mut executor, &mut |_| {})?;
+    for number in 0..options.sessions {
+        let (context, mut executor) = begin(number as u64 + 1);
+        let result = session::run(suite, context, &mut executor, &mut |_| {})?;
         let of = |id: &str| result.comparisons.iter().find(|c| c.variant == id && c.verdict != Verdict::Invalid);
         match (of("twin"), of("slowed")) {
             (Some(twins), Some(slowed)) => {
-                finding.count(twins, slowed);
+                totals.count(twins, slowed);
                 widths.push(twins.log_ratio.half_width());
                 needed.extend(slowed.pairs_needed.map(|pairs| pairs as f64));
             }
-            _ => finding.invalid += 1,
+            _ => totals.invalid += 1,
         }
-        heard(number + 1, &finding);
+        on_session(number + 1, &totals);
     }
-    finding.half_width = stats::median(&widths);
-    finding.pairs_needed = (!needed.is_empty()).then(|| stats::median(&needed) as usize);
-    Ok(finding)
+    totals.half_width = stats::median(&widths);
+    totals.pairs_needed = (!needed.is_empty()).then(|| stats::median(&needed) as usize);
+    Ok(totals)
 }

@@ -6,55 +6,57 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-/// What is measured, with whom, and how exactly.
+/// A benchmark suite: which variants run which workloads, and how precisely they are compared.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Suite {
     /// Its name.
     pub name: String,
-    /// What it is about, in one sentence.
+    /// One-sentence description.
     #[serde(default)]
     pub title: String,
-    /// The model, where the caller names no other: a path or the name of a pulled one.
+    /// Default model: a path or the name of a pulled model.
     #[serde(default)]
     pub model: Option<String>,
-    /// The variant that the others are compared with.
+    /// The variant that the others are compared with (the "A" of A/B).
     pub reference: String,
-    /// The variant whose outputs are the truth; the reference where absent.
+    /// The variant whose outputs are taken as correct; the reference if absent.
     #[serde(default)]
     pub oracle: Option<String>,
-    /// Variants of which each does a little more than the one before: steps are compared with each other, and the last with the first.
+    /// Variants of increasing work: each is compared with the one before it, and the last with the
+    /// first.
     #[serde(default)]
     pub ladder: Vec<String>,
-    /// When a comparison is precise enough.
+    /// Stopping rules and equivalence margin.
     #[serde(default)]
     pub precision: Precision,
-    /// Who is measured.
+    /// The measured programs and settings.
     #[serde(rename = "variant")]
     pub variants: Vec<Variant>,
-    /// What they do.
+    /// The measured tasks.
     #[serde(rename = "workload")]
     pub workloads: Vec<Workload>,
-    /// What must hold.
+    /// Upper bounds on times, memory or ratios.
     #[serde(default, rename = "limit")]
     pub limits: Vec<Limit>,
 }
 
-/// When to stop.
+/// Stopping rules and equivalence margin of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Precision {
-    /// Pairs of processes at most.
+    /// Maximum number of pairs per comparison.
     pub pairs: usize,
-    /// Pairs at least, whatever the precision.
+    /// Minimum number of pairs per comparison, even if the interval is already narrow enough.
     pub least_pairs: usize,
-    /// The half width of a ratio's interval that is good enough.
+    /// A comparison is precise enough when the half-width of its ratio's 95 % interval is at most
+    /// this.
     pub half_width: f64,
-    /// Seconds for the whole session.
+    /// Time limit of the session in seconds.
     pub budget_s: f64,
-    /// Seconds that one process may take.
+    /// Time limit of one process in seconds.
     pub timeout_s: f64,
-    /// Differences up to this share count as none.
+    /// Equivalence margin: relative differences up to this count as equal.
     pub margin: f64,
 }
 
@@ -64,25 +66,25 @@ impl Default for Precision {
     }
 }
 
-/// Somebody who can do the workloads.
+/// A program, with its settings, that runs the workloads.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Variant {
     /// Its name in the suite.
     pub id: String,
-    /// Which worker runs it.
+    /// The worker that runs it.
     #[serde(default)]
     pub worker: WorkerKind,
-    /// Another executable of ours, for comparing builds.
+    /// Another Pellucid executable, to compare builds.
     #[serde(default)]
     pub binary: Option<PathBuf>,
-    /// What it does instead of the workload's own job, for comparing jobs.
+    /// Runs this job instead of the workload's, to compare jobs.
     #[serde(default)]
     pub job: Option<Job>,
-    /// How weights are kept: `auto`, `f32`, `bf16` or `f16`.
-    #[serde(default = "f32_name")]
+    /// In-memory dtype of the weights: `auto` (as stored), `f32`, `bf16`, `f16` or `q8`.
+    #[serde(default = "default_dtype")]
     pub dtype: String,
-    /// Threads; the default where absent.
+    /// Number of threads; the engine's default if absent.
     #[serde(default)]
     pub threads: Option<usize>,
     /// Environment variables of its process.
@@ -90,15 +92,15 @@ pub struct Variant {
     pub env: BTreeMap<String, String>,
 }
 
-fn f32_name() -> String {
+fn default_dtype() -> String {
     "f32".into()
 }
 
-/// Whose worker it is.
+/// The library that a worker measures.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WorkerKind {
-    /// Ours.
+    /// This engine.
     #[default]
     Pellucid,
     /// Hugging Face transformers with forward hooks.
@@ -109,59 +111,60 @@ pub enum WorkerKind {
     TransformerLens,
     /// llama.cpp through its Python binding.
     LlamaCpp,
-    /// candle, as a program of its own that the lab builds on request; its variant's `binary`.
+    /// candle: a separate program that the lab builds on request (the variant's `binary`).
     Candle,
 }
 
-/// Something to do and what to read off it.
+/// A task, its input size and the metrics to compare.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Workload {
     /// Its name in the suite.
     pub id: String,
-    /// What is done.
+    /// The job to run.
     pub job: Job,
-    /// The model of this workload, where it is not the session's: a path or the name of a pulled one.
+    /// Model of this workload, if it is not the session's: a path or the name of a pulled model.
     #[serde(default)]
     pub model: Option<String>,
     /// Tokens of the prompt.
     pub tokens: usize,
     /// Untimed runs in each process.
-    #[serde(default = "one")]
+    #[serde(default = "default_warmups")]
     pub warmups: usize,
-    /// Timed runs in each process; their median is the process's number.
-    #[serde(default = "three")]
+    /// Timed runs in each process; their median is the process's value.
+    #[serde(default = "default_repeats")]
     pub repeats: usize,
-    /// The variant that the others are compared with here, where it is not the suite's.
+    /// The reference on this workload, if it is not the suite's.
     #[serde(default)]
     pub reference: Option<String>,
-    /// Who takes part; everybody where absent.
+    /// The variants that run this workload; all if absent.
     #[serde(default)]
     pub variants: Option<Vec<String>>,
-    /// What is compared.
-    #[serde(default = "time")]
+    /// The compared metrics.
+    #[serde(default = "default_metrics")]
     pub metrics: Vec<Metric>,
-    /// Differences up to this share count as none, where this workload has its own.
+    /// Equivalence margin of this workload, if it is not the suite's.
     #[serde(default)]
     pub margin: Option<f64>,
-    /// Both sides of a pair run in one process, in turn: for jobs that differ less than one process does from the next.
-    #[serde(default)]
-    pub together: bool,
+    /// Both sides of a pair alternate in one process. For jobs whose difference is smaller than the
+    /// variation between processes.
+    #[serde(default, rename = "together")]
+    pub same_process: bool,
 }
 
-fn one() -> usize {
+fn default_warmups() -> usize {
     1
 }
 
-fn three() -> usize {
+fn default_repeats() -> usize {
     3
 }
 
-fn time() -> Vec<Metric> {
+fn default_metrics() -> Vec<Metric> {
     vec![Metric::Time]
 }
 
-/// What is read off a process.
+/// A quantity measured per process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Metric {
@@ -169,7 +172,7 @@ pub enum Metric {
     Time,
     /// Seconds from the start of loading to the first token.
     Load,
-    /// Bytes at the highest, of the whole process.
+    /// Peak memory of the process in bytes.
     Peak,
 }
 
@@ -184,7 +187,7 @@ impl Metric {
     }
 }
 
-/// Something that must hold; beyond a soft limit a comparison has regressed, whatever the margin.
+/// An upper bound. Exceeding it is a regression, whatever the equivalence margin.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Limit {
@@ -192,18 +195,18 @@ pub struct Limit {
     pub workload: String,
     /// The variant.
     pub variant: String,
-    /// What is limited.
-    #[serde(default = "time_metric")]
+    /// The bounded metric.
+    #[serde(default = "default_metric")]
     pub metric: Metric,
-    /// The ratio to the reference that must not be exceeded.
+    /// Maximum ratio to the reference.
     #[serde(default)]
     pub ratio: Option<f64>,
-    /// The seconds or bytes that must not be exceeded.
+    /// Maximum value, in seconds or bytes.
     #[serde(default)]
     pub absolute: Option<f64>,
 }
 
-fn time_metric() -> Metric {
+fn default_metric() -> Metric {
     Metric::Time
 }
 
@@ -216,59 +219,65 @@ impl Suite {
         Ok(suite)
     }
 
-    /// Refuses names that lead nowhere and numbers that make no sense.
+    /// Rejects unknown names and values out of range.
     pub fn check(&self) -> Result<()> {
         let fail = |problem: String| Err(Error::Suite { suite: self.name.clone(), problem });
         let ids: Vec<&str> = self.variants.iter().map(|variant| variant.id.as_str()).collect();
         let known = |id: &str| ids.contains(&id);
         let names = ids.join(", ");
         if ids.iter().collect::<BTreeSet<_>>().len() != ids.len() {
-            return fail(format!("two variants have one name: {names}"));
+            return fail(format!("two variants have the same name: {names}"));
         }
         if self.workloads.is_empty() || ids.is_empty() {
             return fail("a suite needs a variant and a workload".into());
         }
         for (what, id) in [("reference", Some(&self.reference)), ("oracle", self.oracle.as_ref())] {
             if let Some(id) = id.filter(|id| !known(id)) {
-                return fail(format!("the {what} is `{id}`, which is no variant (there are {names})"));
+                return fail(format!("the {what} is `{id}`, which is not a variant (variants: {names})"));
             }
         }
         if let Some(id) = self.ladder.iter().find(|id| !known(id)) {
-            return fail(format!("the ladder names `{id}`, which is no variant (there are {names})"));
+            return fail(format!("the ladder names `{id}`, which is not a variant (variants: {names})"));
         }
         let mut seen = BTreeSet::new();
         for workload in &self.workloads {
             if !seen.insert(&workload.id) {
-                return fail(format!("two workloads are called `{}`", workload.id));
+                return fail(format!("two workloads have the same name: `{}`", workload.id));
             }
             if workload.tokens == 0 || workload.repeats == 0 || workload.metrics.is_empty() {
                 return fail(format!("workload `{}` needs tokens, repeats and a metric", workload.id));
             }
             if let Some(id) = workload.variants.iter().flatten().chain(&workload.reference).find(|id| !known(id)) {
-                return fail(format!("workload `{}` names the variant `{id}` (there are {names})", workload.id));
+                return fail(format!(
+                    "workload `{}` names the unknown variant `{id}` (variants: {names})",
+                    workload.id
+                ));
             }
         }
-        for workload in self.workloads.iter().filter(|workload| workload.together) {
+        for workload in self.workloads.iter().filter(|workload| workload.same_process) {
             let all = self.participants(workload);
             let own = |variant: &&Variant| Variant { id: String::new(), job: None, ..(*variant).clone() };
             let alike =
                 all.iter().all(|variant| own(variant) == own(&all[0]) && variant.worker == WorkerKind::Pellucid);
             if !alike || workload.metrics != [Metric::Time] {
                 return fail(format!(
-                    "workload `{}` runs in one process: its variants may differ in their jobs alone, must be ours, and are compared by time",
+                    "workload `{}` has `together = true`: its variants must be Pellucid's, may differ only in their jobs, and are compared by time",
                     workload.id
                 ));
             }
         }
         for limit in &self.limits {
             if !known(&limit.variant) || !seen.contains(&limit.workload) {
-                return fail(format!("a limit names `{}` of `{}`, which do not exist", limit.workload, limit.variant));
+                return fail(format!(
+                    "a limit names workload `{}` and variant `{}`, which do not both exist",
+                    limit.workload, limit.variant
+                ));
             }
             if limit.ratio.is_none() && limit.absolute.is_none() {
-                return fail(format!("the limit of `{}` limits nothing", limit.workload));
+                return fail(format!("the limit on `{}` needs `ratio` or `absolute`", limit.workload));
             }
             if limit.ratio.into_iter().chain(limit.absolute).any(|most| !most.is_finite()) {
-                return fail(format!("a limit of `{}` is no number", limit.workload));
+                return fail(format!("a limit on `{}` is not finite", limit.workload));
             }
         }
         let p = &self.precision;
@@ -279,31 +288,31 @@ impl Suite {
             || !(positive(p.half_width) && positive(p.budget_s) && positive(p.timeout_s) && finite(p.margin))
         {
             return fail(
-                "precision needs 2 ≤ least_pairs ≤ pairs, a half width, a budget, a time limit and a margin".into(),
+                "precision needs 2 ≤ least_pairs ≤ pairs, positive half_width, budget_s and timeout_s, and a margin of at least 0".into(),
             );
         }
         if let Some(workload) = self.workloads.iter().find(|workload| !workload.margin.is_none_or(finite)) {
-            return fail(format!("the margin of workload `{}` is no share", workload.id));
+            return fail(format!("the margin of workload `{}` must be a fraction of at least 0", workload.id));
         }
         Ok(())
     }
 
-    /// A variant by its name.
+    /// Returns the variant of this name.
     pub fn variant(&self, id: &str) -> Option<&Variant> {
         self.variants.iter().find(|variant| variant.id == id)
     }
 
-    /// Whose outputs are the truth.
+    /// Returns the name of the variant whose outputs are taken as correct.
     pub fn oracle(&self) -> &str {
         self.oracle.as_deref().unwrap_or(&self.reference)
     }
 
-    /// Whom the others are compared with on a workload.
+    /// Returns the name of the reference on a workload.
     pub fn reference<'s>(&'s self, workload: &'s Workload) -> &'s str {
         workload.reference.as_deref().unwrap_or(&self.reference)
     }
 
-    /// Who takes part in a workload, the reference first.
+    /// Returns the variants that run a workload, the reference first.
     pub fn participants<'s>(&'s self, workload: &'s Workload) -> Vec<&'s Variant> {
         let reference = self.reference(workload);
         let takes_part = |variant: &&Variant| {
@@ -312,12 +321,12 @@ impl Suite {
         self.variant(reference).into_iter().chain(self.variants.iter().filter(takes_part)).collect()
     }
 
-    /// Keeps only the workloads of these names, with their limits.
-    pub fn keep_only(&mut self, names: &[String]) -> Result<()> {
+    /// Keeps only the named workloads and their limits.
+    pub fn retain_workloads(&mut self, names: &[String]) -> Result<()> {
         let known = |name: &&String| self.workloads.iter().any(|workload| workload.id == **name);
         if let Some(name) = names.iter().find(|name| !known(name)) {
             let ids: Vec<&str> = self.workloads.iter().map(|workload| workload.id.as_str()).collect();
-            let problem = format!("there is no workload `{name}` (there are {})", ids.join(", "));
+            let problem = format!("there is no workload `{name}` (workloads: {})", ids.join(", "));
             return Err(Error::Suite { suite: self.name.clone(), problem });
         }
         self.workloads.retain(|workload| names.contains(&workload.id));
@@ -325,31 +334,32 @@ impl Suite {
         Ok(())
     }
 
-    /// Who is compared with whom on a workload, `(before, after)`: the reference with itself, then every variant with the
-    /// reference, or every rung of the ladder with the one below it and the last with the first.
-    pub fn arms<'s>(&'s self, workload: &'s Workload) -> Vec<(&'s Variant, &'s Variant)> {
+    /// Returns the compared variants of a workload as `(reference, variant)`. The first pairing is
+    /// the A/A control (the reference with itself). Then every variant is paired with the reference
+    /// or, with a ladder, every rung with the one below it and the last with the first.
+    pub fn pairings<'s>(&'s self, workload: &'s Workload) -> Vec<(&'s Variant, &'s Variant)> {
         let all = self.participants(workload);
         let Some(reference) = all.first().copied() else { return Vec::new() };
-        let mut arms = vec![(reference, reference)];
+        let mut pairings = vec![(reference, reference)];
         if self.ladder.is_empty() {
-            arms.extend(all[1..].iter().map(|variant| (reference, *variant)));
-            return arms;
+            pairings.extend(all[1..].iter().map(|variant| (reference, *variant)));
+            return pairings;
         }
         let rungs: Vec<&Variant> =
             self.ladder.iter().filter_map(|id| all.iter().find(|v| v.id == *id).copied()).collect();
-        arms.extend(rungs.windows(2).map(|step| (step[0], step[1])));
+        pairings.extend(rungs.windows(2).map(|step| (step[0], step[1])));
         if let ([first, .., last], true) = (&rungs[..], rungs.len() > 2) {
-            arms.push((first, last));
+            pairings.push((first, last));
         }
-        arms
+        pairings
     }
 
-    /// What a variant does on a workload.
+    /// Returns the job of a variant on a workload.
     pub fn job(&self, workload: &Workload, variant: &Variant) -> Job {
         variant.job.unwrap_or(workload.job)
     }
 
-    /// The margin of a workload.
+    /// Returns the equivalence margin of a workload.
     pub fn margin(&self, workload: &Workload) -> f64 {
         workload.margin.unwrap_or(self.precision.margin)
     }
@@ -393,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn a_workload_may_have_a_reference_of_its_own_and_be_chosen_alone() {
+    fn a_workload_can_have_its_own_reference_and_be_selected_alone() {
         let more = r#"
             [[workload]]
             id = "batch"
@@ -403,36 +413,36 @@ mod tests {
         "#;
         let mut suite = Suite::parse(&format!("{TWO}{more}"), "two.toml").expect("a suite");
         assert_eq!(suite.workloads[1].job, Job::Decode { steps: 8, rows: 4 });
-        let arms = |workload: usize| {
-            let arms = suite.arms(&suite.workloads[workload]);
-            arms.iter().map(|(a, b)| format!("{} {}", a.id, b.id)).collect::<Vec<_>>()
+        let pairings = |workload: usize| {
+            let pairings = suite.pairings(&suite.workloads[workload]);
+            pairings.iter().map(|(a, b)| format!("{} {}", a.id, b.id)).collect::<Vec<_>>()
         };
         assert_eq!(
-            (arms(0), arms(1)),
+            (pairings(0), pairings(1)),
             (vec!["before before".into(), "before after".into()], vec!["after after".into(), "after before".into()])
         );
-        let error = suite.keep_only(&["bach".into()]).expect_err("a name that leads nowhere").to_string();
+        let error = suite.retain_workloads(&["bach".into()]).expect_err("unknown name").to_string();
         assert!(error.contains("`bach`") && error.contains("step, batch"), "{error}");
-        suite.keep_only(&["batch".into()]).expect("it is there");
+        suite.retain_workloads(&["batch".into()]).expect("it is there");
         assert_eq!((suite.workloads.len(), suite.limits.len()), (1, 0));
     }
 
     #[test]
     fn mistakes_are_named() {
-        for (from, to, said) in [
-            ("reference = \"before\"", "reference = \"befor\"", "the reference is `befor`, which is no variant"),
-            ("id = \"after\"", "id = \"before\"", "two variants have one name"),
+        for (from, to, message) in [
+            ("reference = \"before\"", "reference = \"befor\"", "the reference is `befor`, which is not a variant"),
+            ("id = \"after\"", "id = \"before\"", "two variants have the same name"),
             ("tokens = 9", "tokens = 0", "needs tokens"),
             ("pairs = 8", "pairs = 1", "least_pairs ≤ pairs"),
-            ("ratio = 1.05", "", "limits nothing"),
+            ("ratio = 1.05", "", "needs `ratio` or `absolute`"),
             ("workload = \"step\"", "workload = \"stop\"", "`stop`"),
             ("tokens = 9", "tokens = 9\n bananas = 1", "bananas"),
-            ("tokens = 9", "tokens = 9\n together = true", "may differ in their jobs alone"),
-            ("tokens = 9", "tokens = 9\n reference = \"afore\"", "names the variant `afore`"),
+            ("tokens = 9", "tokens = 9\n together = true", "may differ only in their jobs"),
+            ("tokens = 9", "tokens = 9\n reference = \"afore\"", "names the unknown variant `afore`"),
         ] {
             assert!(TWO.contains(from), "{from}");
-            let error = Suite::parse(&TWO.replace(from, to), "two.toml").expect_err(said).to_string();
-            assert!(error.contains(said), "{error}");
+            let error = Suite::parse(&TWO.replace(from, to), "two.toml").expect_err(message).to_string();
+            assert!(error.contains(message), "{error}");
         }
     }
 }

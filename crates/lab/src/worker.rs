@@ -1,8 +1,8 @@
-//! Our worker: one request in, one answer out.
+//! Pellucid's worker: runs the job of one [`Request`] and returns one [`Answer`].
 
 use crate::Result;
 use crate::counting;
-use crate::memory::{forget_peak, proportional, status};
+use crate::memory::{pss_bytes, reset_peak_rss, status_bytes};
 use crate::protocol::{Answer, Job, Memory, Request};
 use pellucid_engine::plan::{Combine, Expr, Fold, FromSite, Pick};
 use pellucid_engine::{Action, Capture, Control, GenerateOptions, Operand, Plan, Positions, RunOptions, Tap};
@@ -12,35 +12,36 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Numbers of a job's output that are compared.
-const COMPARED: usize = 4096;
+/// Number of values of a job's output that are compared with the oracle.
+const MAX_COMPARED_VALUES: usize = 4096;
 
-/// Does one job.
+/// Loads the model, runs the job and, if there is one, the paired job, and returns times, memory
+/// and outputs.
 pub fn answer(request: &Request) -> Result<Answer> {
     let options = options(request)?;
-    let slow = slowness()?;
+    let slow = injected_slowdown()?;
     let started = Instant::now();
     let loaded = open(&request.model, &options)?;
-    let top = top(&loaded, &request.tokens)?;
+    let top = top_tokens(&loaded, &request.tokens)?;
     let load_to_first_token_s = started.elapsed().as_secs_f64();
-    let load = status("VmHWM");
-    forget_peak();
-    let mut jobs: Vec<Timed> = std::iter::once(request.job).chain(request.beside).map(Timed::new).collect();
+    let load = status_bytes("VmHWM");
+    reset_peak_rss();
+    let mut jobs: Vec<TimedJob> = std::iter::once(request.job).chain(request.paired_job).map(TimedJob::new).collect();
     let last = jobs.len() - 1;
     for index in 0..request.warmups + request.repeats {
         for turn in 0..=last {
-            // Each goes first as often as the other.
+            // The paired jobs alternate in who goes first.
             let timed = &mut jobs[if index.is_multiple_of(2) { turn } else { last - turn }];
-            timed.made = one(&loaded, request, timed.job)?;
-            timed.made.seconds += spin(timed.made.seconds * slow);
+            timed.output = run_once(&loaded, request, timed.job)?;
+            timed.output.seconds += spin(timed.output.seconds * slow);
             if index >= request.warmups {
-                timed.samples_s.push(timed.made.seconds);
+                timed.samples_s.push(timed.output.seconds);
             }
         }
     }
-    let run = status("VmHWM");
+    let run = status_bytes("VmHWM");
     let mut answers = Vec::new();
-    for Timed { job, samples_s, made } in jobs {
+    for TimedJob { job, samples_s, output } in jobs {
         answers.push(Answer {
             engine: format!("pellucid {}", env!("CARGO_PKG_VERSION")),
             load_to_first_token_s,
@@ -49,47 +50,48 @@ pub fn answer(request: &Request) -> Result<Answer> {
             memory: Some(Memory {
                 load,
                 run,
-                anonymous: status("RssAnon"),
-                file: status("RssFile"),
-                proportional: proportional(),
+                anonymous: status_bytes("RssAnon"),
+                file: status_bytes("RssFile"),
+                proportional: pss_bytes(),
             }),
             weight_bytes: loaded.model.weights().bytes() as u64,
             top: top.clone(),
-            decoded: made.tokens,
-            values: made.values,
-            control: if job.edits() { control(&loaded, request, job)? } else { Vec::new() },
+            decoded: output.tokens,
+            values: output.values,
+            control: if job.edits() { control_values(&loaded, request, job)? } else { Vec::new() },
             ..Answer::default()
         });
     }
-    let beside = answers.drain(1..).next().map(Box::new);
-    Ok(Answer { beside, ..answers.remove(0) })
+    let paired_answer = answers.drain(1..).next().map(Box::new);
+    Ok(Answer { paired_answer, ..answers.remove(0) })
 }
 
-/// Counts the heap allocations of one run of a job, after its warm-up. Only an executable with the [`counting`] allocator can.
+/// Counts the heap allocations of one run of the job, after its warm-up runs. Needs an executable
+/// that installs the [`counting`] allocator.
 pub fn count_allocations(request: &Request) -> Result<Answer> {
     let loaded = open(&request.model, &options(request)?)?;
     for _ in 0..request.warmups + request.repeats {
-        one(&loaded, request, request.job)?;
+        run_once(&loaded, request, request.job)?;
     }
-    let (run, allocations) = counting::during(|| one(&loaded, request, request.job));
+    let (run, allocations) = counting::during(|| run_once(&loaded, request, request.job));
     run?;
     Ok(Answer { allocations, ..Answer::default() })
 }
 
-/// A job and its runs.
-struct Timed {
+/// A job, its timed runs and the output of the latest.
+struct TimedJob {
     job: Job,
     samples_s: Vec<f64>,
-    made: Made,
+    output: JobOutput,
 }
 
-impl Timed {
-    fn new(job: Job) -> Timed {
-        Timed { job, samples_s: Vec::new(), made: Made::default() }
+impl TimedJob {
+    fn new(job: Job) -> TimedJob {
+        TimedJob { job, samples_s: Vec::new(), output: JobOutput::default() }
     }
 }
 
-/// How a request wants its model loaded.
+/// Load options of a request.
 pub(crate) fn options(request: &Request) -> Result<LoadOptions> {
     let storage = match request.dtype.as_str() {
         "auto" => Storage::AsStored,
@@ -98,7 +100,7 @@ pub(crate) fn options(request: &Request) -> Result<LoadOptions> {
         "f16" => Storage::As(DType::F16),
         "q8" => Storage::As(DType::Q8),
         other => {
-            return Err(Error::usage(format!("there is no dtype {other:?}"), "use auto, f32, bf16, f16 or q8").into());
+            return Err(Error::usage(format!("unknown dtype {other:?}"), "use auto, f32, bf16, f16 or q8").into());
         }
     };
     Ok(LoadOptions {
@@ -109,7 +111,7 @@ pub(crate) fn options(request: &Request) -> Result<LoadOptions> {
     })
 }
 
-/// The model of a path, or the one inside this program by its name.
+/// Loads the model of a path, or the built-in model by its name.
 pub(crate) fn open(model: &Path, options: &LoadOptions) -> Result<LoadedModel> {
     Ok(match locate(model.to_str())? {
         Some(path) => LoadedModel::open(&path, options, &mut |_| {})?,
@@ -117,17 +119,18 @@ pub(crate) fn open(model: &Path, options: &LoadOptions) -> Result<LoadedModel> {
     })
 }
 
-/// The environment variable that makes a worker slower by a share of each timed run, so that the lab can be tried on a loss that is known:
-/// `PELLUCID_LAB_SLOW=0.03`.
-pub const SLOW: &str = "PELLUCID_LAB_SLOW";
+/// Environment variable that slows a worker by a fraction of each timed run, e.g.
+/// `PELLUCID_LAB_SLOW=0.03`. `lab selftest` uses it to inject a known slowdown.
+pub const SLOWDOWN_VARIABLE: &str = "PELLUCID_LAB_SLOW";
 
-fn slowness() -> Result<f64> {
-    let Some(text) = std::env::var_os(SLOW) else { return Ok(0.0) };
+fn injected_slowdown() -> Result<f64> {
+    let Some(text) = std::env::var_os(SLOWDOWN_VARIABLE) else { return Ok(0.0) };
     let share = text.to_str().and_then(|text| text.parse::<f64>().ok()).filter(|share| (0.0..=10.0).contains(share));
-    Ok(share.ok_or_else(|| Error::usage(format!("{SLOW} is {text:?}"), "give a share, such as 0.03"))?)
+    Ok(share
+        .ok_or_else(|| Error::usage(format!("{SLOWDOWN_VARIABLE} is {text:?}"), "give a fraction, such as 0.03"))?)
 }
 
-/// Keeps the processor busy for some seconds, and returns those that passed.
+/// Busy-waits for `seconds` and returns the seconds that passed.
 fn spin(seconds: f64) -> f64 {
     let started = Instant::now();
     while started.elapsed().as_secs_f64() < seconds {
@@ -136,24 +139,28 @@ fn spin(seconds: f64) -> f64 {
     if seconds > 0.0 { started.elapsed().as_secs_f64() } else { 0.0 }
 }
 
-/// What one run of a job made.
+/// Time and output of one run.
 #[derive(Default)]
-struct Made {
+struct JobOutput {
     seconds: f64,
     tokens: Vec<u32>,
     values: Vec<f32>,
 }
 
-/// One run of the job.
-fn one(loaded: &LoadedModel, request: &Request, job: Job) -> Result<Made> {
-    let (inputs, plan) = prepared(loaded, request, job);
+/// Runs the job once.
+fn run_once(loaded: &LoadedModel, request: &Request, job: Job) -> Result<JobOutput> {
+    let (inputs, plan) = inputs_and_plan(loaded, request, job);
     if let Some(steps) = job.steps() {
         let options = GenerateOptions { max_new: steps + 1, ..GenerateOptions::default() };
         let generation =
             loaded.model.generate(&inputs, &plan, &options, &mut |_, _| Control::Go).map_err(Error::from)?;
         // The first new token comes from the prompt; each step after it is one decode.
         let seconds = generation.decode.as_secs_f64() / steps as f64;
-        return Ok(Made { seconds, tokens: generation.rows[0].tokens.clone(), values: last_of(&generation.captures) });
+        return Ok(JobOutput {
+            seconds,
+            tokens: generation.rows[0].tokens.clone(),
+            values: last_capture_values(&generation.captures),
+        });
     }
     let started = Instant::now();
     let run = loaded.model.run(&inputs, &plan, &RunOptions::default()).map_err(Error::from)?;
@@ -164,78 +171,85 @@ fn one(loaded: &LoadedModel, request: &Request, job: Job) -> Result<Made> {
     }
     let seconds = started.elapsed().as_secs_f64();
     if values.is_empty() {
-        // What the job made is what it saved, or its last capture: the edited row's logits, the pattern, the last layer's stream.
-        values = run.saved.last().map_or_else(|| last_of(&run.captures), |saved| saved.array.values().to_vec());
+        // A job's output is its saved value, or else its last capture: the edited row's logits, the
+        // attention pattern, the last layer's residual stream.
+        values =
+            run.saved.last().map_or_else(|| last_capture_values(&run.captures), |saved| saved.array.values().to_vec());
     }
-    values.truncate(COMPARED);
-    Ok(Made { seconds, tokens: Vec::new(), values })
+    values.truncate(MAX_COMPARED_VALUES);
+    Ok(JobOutput { seconds, tokens: Vec::new(), values })
 }
 
-/// The numbers of the last capture that are compared.
-fn last_of(captures: &[Capture]) -> Vec<f32> {
+/// Returns the first values of the last capture.
+fn last_capture_values(captures: &[Capture]) -> Vec<f32> {
     let all = captures.last().map_or(&[][..], |capture| capture.array.values());
-    all[..all.len().min(COMPARED)].to_vec()
+    all[..all.len().min(MAX_COMPARED_VALUES)].to_vec()
 }
 
-/// The rows and the plan of a job.
-fn prepared(loaded: &LoadedModel, request: &Request, job: Job) -> (Vec<Vec<u32>>, Plan) {
+/// Builds the input rows and the plan of a job.
+fn inputs_and_plan(loaded: &LoadedModel, request: &Request, job: Job) -> (Vec<Vec<u32>>, Plan) {
     let architecture = loaded.model.program().architecture();
     let (depth, width) = (architecture.layers.len(), architecture.width);
     let middle = depth / 2;
     let last = |tap: Tap| tap.positions(Positions::Last);
     let logits = || last(Tap::new("logits", Action::Capture(None)));
-    let nowhere = || Tap::new(format!("layers.{middle}.resid_post"), Action::Zero).positions(Positions::List(vec![]));
-    // The same numbers for every worker: no engine's random generator is another's.
+    let no_op_tap = || Tap::new(format!("layers.{middle}.resid_post"), Action::Zero).positions(Positions::List(vec![]));
+    // A fixed vector instead of a random one, so that every worker steers with the same values.
     let direction: Vec<f32> = (0..width).map(|i| ((i * 37 % 101) as f32 / 50.0 - 1.0) * 0.5).collect();
     let steer = Action::Add { operand: Operand::Vector(direction), scale: 1.0 };
-    let one = vec![request.tokens.clone()];
+    let single_row = vec![request.tokens.clone()];
     match job {
-        Job::Prefill => (one, Plan::default().with(logits())),
-        Job::Forward => (one, Plan::capture(["logits"])),
-        Job::Decode { rows, .. } => (rows_of(&request.tokens, rows), Plan::default()),
+        Job::Prefill => (single_row, Plan::default().with(logits())),
+        Job::Forward => (single_row, Plan::capture(["logits"])),
+        Job::Decode { rows, .. } => (rotated_rows(&request.tokens, rows), Plan::default()),
         Job::Capture => {
-            (one, Plan::default().with(logits()).with(Tap::new("layers.*.resid_post", Action::Capture(None))))
+            (single_row, Plan::default().with(logits()).with(Tap::new("layers.*.resid_post", Action::Capture(None))))
         }
         Job::CaptureLayers { layers } => {
             let captured =
                 (0..layers.min(depth)).map(|l| Tap::new(format!("layers.{l}.resid_post"), Action::Capture(None)));
-            (one, captured.fold(Plan::default().with(logits()), Plan::with))
+            (single_row, captured.fold(Plan::default().with(logits()), Plan::with))
         }
-        Job::Armed => (one, Plan::default().with(nowhere()).with(logits())),
-        Job::ArmedDecode { .. } => (one, Plan::default().with(nowhere())),
+        Job::NoOpTap => (single_row, Plan::default().with(no_op_tap()).with(logits())),
+        Job::NoOpTapDecode { .. } => (single_row, Plan::default().with(no_op_tap())),
         Job::Steer => {
-            (one, Plan::default().with(Tap::new(format!("layers.{middle}.resid_post"), steer)).with(logits()))
+            (single_row, Plan::default().with(Tap::new(format!("layers.{middle}.resid_post"), steer)).with(logits()))
         }
-        Job::SteerDecode { .. } => (one, Plan::default().with(Tap::new(format!("layers.{middle}.resid_post"), steer))),
-        Job::CaptureDecode { .. } => (one, Plan::capture(["layers.*.resid_post"])),
-        Job::Ablate => {
-            (one, Plan::default().with(Tap::new(format!("layers.{middle}.mlp_act"), Action::Zero)).with(logits()))
+        Job::SteerDecode { .. } => {
+            (single_row, Plan::default().with(Tap::new(format!("layers.{middle}.resid_post"), steer)))
         }
-        Job::Pattern => (one, Plan::capture([format!("layers.{middle}.attn_probs")])),
-        Job::Lens => (one, Plan::default().with(last(Tap::new("layers.*.resid_post", Action::Capture(None))))),
+        Job::CaptureDecode { .. } => (single_row, Plan::capture(["layers.*.resid_post"])),
+        Job::Ablate => (
+            single_row,
+            Plan::default().with(Tap::new(format!("layers.{middle}.mlp_act"), Action::Zero)).with(logits()),
+        ),
+        Job::Pattern => (single_row, Plan::capture([format!("layers.{middle}.attn_probs")])),
+        Job::Lens => (single_row, Plan::default().with(last(Tap::new("layers.*.resid_post", Action::Capture(None))))),
         Job::Patch => {
             let site = format!("layers.{middle}.resid_post");
-            let backwards: Vec<u32> = request.tokens.iter().rev().copied().collect();
+            let reversed: Vec<u32> = request.tokens.iter().rev().copied().collect();
             let from = FromSite { rows: Some(vec![0]), ..FromSite::default() };
             let patch = last(Tap::new(site, Action::Set(Operand::From(from)))).rows(vec![1]);
-            (vec![request.tokens.clone(), backwards], Plan::default().with(patch).with(logits()))
+            (vec![request.tokens.clone(), reversed], Plan::default().with(patch).with(logits()))
         }
         Job::Attribute => {
-            let backwards: Vec<u32> = request.tokens.iter().rev().copied().collect();
-            let token = backwards.first().copied().unwrap_or_default();
+            let reversed: Vec<u32> = request.tokens.iter().rev().copied().collect();
+            let token = reversed.first().copied().unwrap_or_default();
             let plan = attribution(&format!("layers.{middle}.resid_post"), token);
-            (vec![request.tokens.clone(), backwards], plan)
+            (vec![request.tokens.clone(), reversed], plan)
         }
     }
 }
 
-/// Rows of one length that differ: each begins one token later in the prompt, and goes on from its start.
-fn rows_of(tokens: &[u32], rows: usize) -> Vec<Vec<u32>> {
+/// Builds `rows` different rows of equal length by rotating the prompt one token further per row.
+fn rotated_rows(tokens: &[u32], rows: usize) -> Vec<Vec<u32>> {
     let row = |row: usize| tokens.iter().cycle().skip(row % tokens.len().max(1)).take(tokens.len()).copied().collect();
     (0..rows).map(row).collect()
 }
 
-/// What putting row 0's stream in place of row 1's would do to a logit of row 1, position by position, to first order.
+/// Attribution patching at `site`: estimates, to first order, the effect on `token`'s logit in row
+/// 1 of replacing row 1's residual stream by row 0's, per position: `Σ_d (clean − corrupt) ·
+/// ∂logit/∂corrupt`.
 fn attribution(site: &str, token: u32) -> Plan {
     let mut plan = Plan::default();
     let stream = plan.read(Tap::new(site, Action::Read));
@@ -252,17 +266,18 @@ fn attribution(site: &str, token: u32) -> Plan {
     plan
 }
 
-/// The job's numbers without its edit.
-fn control(loaded: &LoadedModel, request: &Request, job: Job) -> Result<Vec<f32>> {
+/// Returns the job's output without its edit. If it equals the edited output, the edit had no
+/// effect.
+fn control_values(loaded: &LoadedModel, request: &Request, job: Job) -> Result<Vec<f32>> {
     let plain = match job {
         Job::SteerDecode { .. } => return Ok(Vec::new()),
         Job::Patch => Request { tokens: request.tokens.iter().rev().copied().collect(), ..request.clone() },
         _ => request.clone(),
     };
-    Ok(one(loaded, &plain, Job::Prefill)?.values)
+    Ok(run_once(loaded, &plain, Job::Prefill)?.values)
 }
 
-pub(crate) fn top(loaded: &LoadedModel, tokens: &[u32]) -> Result<Vec<(u32, f32)>> {
+pub(crate) fn top_tokens(loaded: &LoadedModel, tokens: &[u32]) -> Result<Vec<(u32, f32)>> {
     let plan = Plan::default().with(Tap::new("logits", Action::Capture(None)).positions(Positions::Last));
     let run = loaded.model.run(&[tokens.to_vec()], &plan, &RunOptions::default()).map_err(Error::from)?;
     let logits = run.captures[0].array.values();

@@ -1,12 +1,13 @@
-//! Allocations are counted: in a process of its own, since whatever else runs beside it is counted too.
+//! Tests of the counting allocator. A separate test binary, because allocations of other tests
+//! would be counted too.
 
-use pellucid_lab::counting::{Counting, during};
+use pellucid_lab::counting::{CountingAllocator, during};
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 #[test]
-fn a_run_is_counted_and_nothing_else_is() {
+fn only_allocations_of_the_run_are_counted() {
     drop(std::hint::black_box(vec![1u8; 1 << 16]));
     let (_, idle) = during(|| ());
     let (made, found) = during(|| {
@@ -17,7 +18,7 @@ fn a_run_is_counted_and_nothing_else_is() {
     });
     assert!(made.capacity() >= 1 << 12);
     let (idle, found) = (idle.expect("counted"), found.expect("counted"));
-    assert!(idle.bytes < 1 << 16, "what was allocated before does not count: {idle:?}");
+    assert!(idle.bytes < 1 << 16, "earlier allocations do not count: {idle:?}");
     assert!(found.count >= 2 && found.bytes >= (1 << 20) + (1 << 12), "{found:?}");
     assert!(found.peak_live >= 1 << 20, "{found:?}");
 }

@@ -1,33 +1,34 @@
-//! What generation allocates: nothing in a step. In a process of its own, since whatever else runs beside it is counted too.
+//! A decode step allocates nothing. A separate test binary, because allocations of other tests
+//! would be counted too.
 
 use pellucid_engine::{Control, GenerateOptions, Model, Plan, Sampling};
 use pellucid_kernels::Pool;
-use pellucid_lab::counting::{Counting, during};
+use pellucid_lab::counting::{CountingAllocator, during};
 use pellucid_models::{LoadOptions, LoadedModel};
 use std::sync::Arc;
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// How often a generation of so many tokens allocates, prompts included.
+/// Counts the allocations of a generation, including its prompts.
 fn allocations(model: &Model, prompts: &[Vec<u32>], options: &GenerateOptions) -> u64 {
     let generate =
         || model.generate(prompts, &Plan::default(), options, &mut |_, _| Control::Go).expect("a generation");
-    let (made, counted) = during(generate);
-    assert!(made.rows.iter().all(|row| row.tokens.len() == options.max_new), "no row ends early");
+    let (generation, counted) = during(generate);
+    assert!(generation.rows.iter().all(|row| row.tokens.len() == options.max_new), "no row ends early");
     counted.expect("counted").count
 }
 
-/// Steps allocate nothing: twenty more of them allocate as often as none.
+/// Checks that twenty more steps do not add an allocation.
 fn check(name: &str, model: &Model, prompts: &[Vec<u32>], options: &GenerateOptions) {
     let of = |max_new: usize| allocations(model, prompts, &GenerateOptions { max_new, ..options.clone() });
-    // The first time a plan for these lengths is compiled and kept.
+    // The first calls compile and cache the plan.
     let _ = (of(6), of(26));
     let (few, many) = (of(6), of(26));
     assert_eq!(many, few, "{name}: twenty more steps allocate {} times", many as i64 - few as i64);
 }
 
-/// All counting in one test: tests of a process run side by side.
+/// One test for everything: tests of a process run in parallel.
 #[test]
 fn a_step_allocates_nothing() {
     let sampled = Sampling {
@@ -49,7 +50,7 @@ fn a_step_allocates_nothing() {
         check(&format!("built-in, {way}"), &alone, &prompts(&["Tom saw a dog and a dog and a dog"]), options);
         check(&format!("built-in, two rows, {way}"), &alone, &prompts(&["Tom saw a dog.", "Lily"]), options);
     }
-    // A thread that has not worked yet makes its room when it first does; after that nobody allocates.
+    // A thread allocates its scratch buffers when it first works; later steps allocate nothing.
     let shared = loaded.model.clone().with_pool(Arc::new(Pool::new(2)));
     let rows = prompts(&["Tom saw a dog.", "Lily"]);
     let of = |max_new: usize| allocations(&shared, &rows, &GenerateOptions { max_new, ..GenerateOptions::default() });
@@ -58,7 +59,7 @@ fn a_step_allocates_nothing() {
     for name in golden::one_per_type() {
         let case = golden::case(&name);
         let context = case.loaded.model.program().architecture().context.unwrap_or(usize::MAX);
-        if case.ids.len() + 26 > context || !generates(&case) {
+        if case.ids.len() + 26 > context || !can_generate(&case) {
             continue;
         }
         let model = case.loaded.model.clone().with_pool(Arc::new(Pool::new(1)));
@@ -68,8 +69,8 @@ fn a_step_allocates_nothing() {
     }
 }
 
-/// Whether a model has logits to continue from.
-fn generates(case: &golden::Case) -> bool {
+/// Whether the model can generate.
+fn can_generate(case: &golden::Case) -> bool {
     let once = GenerateOptions { max_new: 1, ..GenerateOptions::default() };
     case.loaded
         .model

@@ -1,23 +1,23 @@
-//! What long prompts take: memory grows with their length, not with its square. In a process of its own, since whatever else runs beside it is
-//! counted too.
+//! Memory of long prompts grows linearly with their length. A separate test binary, because
+//! allocations of other tests would be counted too.
 
 use pellucid_engine::{Action, Control, GenerateOptions, Plan, Positions, RunOptions, Tap};
-use pellucid_lab::counting::{Counting, during};
+use pellucid_lab::counting::{CountingAllocator, during};
 use pellucid_models::{LoadOptions, LoadedModel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// Held while memory is counted: one test at a time.
+/// Held while memory is counted, so that tests do not overlap.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A golden model with room for longer texts than it was made for.
-fn roomy(name: &str) -> LoadedModel {
+/// Loads a golden model with a longer context limit.
+fn long_context_model(name: &str) -> LoadedModel {
     let to = golden::temp_models::with_config(name, |config| config["max_position_embeddings"] = 8192.into());
     LoadedModel::open(to.path(), &LoadOptions::default(), &mut |_| {}).expect("a model")
 }
@@ -30,26 +30,27 @@ fn last_logits() -> Plan {
 fn a_prompt_twice_as_long_takes_twice_the_memory() {
     let _alone = alone();
     for name in ["llama", "mistral"] {
-        let loaded = roomy(name);
+        let loaded = long_context_model(name);
         let last = last_logits();
         let peak = |tokens: u32| {
             let row = [(0..tokens).map(|i| i * 7 % 50).collect::<Vec<u32>>()];
             let run = || loaded.model.run(&row, &last, &RunOptions::default()).expect("a run");
             during(run).1.expect("counted").peak_live as f64
         };
-        // Threads make their room for repacked inputs when they first need it.
+        // Warm-up: threads allocate their scratch buffers on first use.
         peak(1024);
         let (one, two, four) = (peak(1024), peak(2048), peak(4096));
         assert!(two > 1.5 * one, "{name}: the prompts are what takes memory: {one} and {two} bytes");
-        // Were there a matrix of scores, this would be four.
+        // With a full score matrix this would be four.
         let growth = (four - two) / (two - one);
         assert!((1.7..2.3).contains(&growth), "{name}: {one}, {two}, {four} bytes");
     }
 }
 
-/// Nobody goes on from a plain run: its layers share the room for keys and values, where a generation has to keep those of all.
+/// A run without generation frees each layer's KV cache after its attention, so all layers share
+/// one layer's memory. A generation keeps all of them.
 #[test]
-fn a_plain_run_keeps_the_keys_of_one_layer() {
+fn a_run_without_generation_keeps_the_kv_cache_of_one_layer() {
     let _alone = alone();
     let loaded = LoadedModel::builtin(&LoadOptions::default()).expect("the model");
     let architecture = loaded.model.program().architecture();
@@ -61,11 +62,12 @@ fn a_plain_run_keeps_the_keys_of_one_layer() {
         drop(loaded.model.generate(&row, &Plan::default(), &options, &mut |_, _| Control::Go).expect("a token"));
     };
     let peak = |work: &dyn Fn()| during(work).1.expect("counted").peak_live as usize;
-    // Threads make their room when they first need it.
+    // Warm-up: threads allocate their scratch buffers on first use.
     run();
     generate();
     let (run, generate) = (peak(&run), peak(&generate));
-    // Keys and values of four heads of 32. The two have their peaks at different ops, so not all of the other five layers show.
-    let of_a_layer = length * 2 * 4 * 32 * size_of::<f32>();
-    assert!(run + 2 * of_a_layer <= generate, "{run} and {generate} bytes, {of_a_layer} of a layer");
+    // KV cache of four heads of 32. The two runs peak at different ops, so not all of the other
+    // five layers show.
+    let layer_bytes = length * 2 * 4 * 32 * size_of::<f32>();
+    assert!(run + 2 * layer_bytes <= generate, "{run} and {generate} bytes, {layer_bytes} of a layer");
 }

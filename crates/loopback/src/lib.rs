@@ -1,4 +1,7 @@
-//! A hub on the loopback address with one small model: what downloads are tried and measured against where there is no network.
+//! A model hub on the loopback address with one small model, for tests and benchmarks of downloads.
+//!
+//! Implements the two requests that `hf-hub` makes: the list of a model's files, and a file with an
+//! optional byte range.
 
 use std::io::{BufRead, BufReader, Result, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -6,22 +9,22 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-/// The id of its model.
+/// The id of the hub's model.
 pub const MODEL: &str = "owner/tiny";
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// A running hub; it stops when it is dropped.
+/// A running hub; stops on drop.
 pub struct Hub {
     address: SocketAddr,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// What the hub and its thread both see.
+/// State shared with the server thread.
 #[derive(Default)]
 struct Shared {
     stopped: AtomicBool,
-    seen: Mutex<Vec<String>>,
+    requests: Mutex<Vec<String>>,
 }
 
 impl Hub {
@@ -29,7 +32,7 @@ impl Hub {
     ///
     /// ```
     /// let hub = pellucid_loopback::Hub::start(vec![("config.json".into(), b"{}".to_vec())])?;
-    /// assert!(hub.endpoint().starts_with("http://127.0.0.1:") && hub.seen().is_empty());
+    /// assert!(hub.endpoint().starts_with("http://127.0.0.1:") && hub.requests().is_empty());
     /// # Ok::<(), std::io::Error>(())
     /// ```
     ///
@@ -39,34 +42,35 @@ impl Hub {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let address = listener.local_addr()?;
         let shared = Arc::new(Shared::default());
-        let here = Arc::clone(&shared);
+        let state = Arc::clone(&shared);
         let thread = std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
-                if here.stopped.load(Relaxed) {
+                if state.stopped.load(Relaxed) {
                     break;
                 }
-                // A client that goes away is its own affair: it says so itself.
-                let _ = answer(&stream, &files, &here.seen);
+                // A client that disconnects reports the error itself.
+                let _ = answer(&stream, &files, &state.requests);
             }
         });
         Ok(Hub { address, shared, thread: Some(thread) })
     }
 
-    /// Where it answers.
+    /// URL of the hub.
     pub fn endpoint(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// The paths that it was asked for, each with what was said to prove the right to it.
-    pub fn seen(&self) -> Vec<String> {
-        self.shared.seen.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// The requests so far: the path and the `Authorization` header of each.
+    pub fn requests(&self) -> Vec<String> {
+        self.shared.requests.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
 impl Drop for Hub {
     fn drop(&mut self) {
         self.shared.stopped.store(true, Relaxed);
-        // The thread waits for somebody to come; where nobody can, it ends with the process.
+        // The thread blocks in accept: connect once to wake it. If that fails, it ends with the
+        // process.
         if TcpStream::connect(self.address).is_ok()
             && let Some(thread) = self.thread.take()
         {
@@ -75,8 +79,8 @@ impl Drop for Hub {
     }
 }
 
-/// Answers the two questions that a download asks: which files there are, and a file from some byte on.
-fn answer(mut stream: &TcpStream, files: &[(String, Vec<u8>)], seen: &Mutex<Vec<String>>) -> Result<()> {
+/// Answers one request: the list of files, or a file from a given byte on.
+fn answer(mut stream: &TcpStream, files: &[(String, Vec<u8>)], requests: &Mutex<Vec<String>>) -> Result<()> {
     let mut reader = BufReader::new(stream);
     let (mut request, mut start, mut token) = (String::new(), 0usize, String::new());
     reader.read_line(&mut request)?;
@@ -94,7 +98,7 @@ fn answer(mut stream: &TcpStream, files: &[(String, Vec<u8>)], seen: &Mutex<Vec<
         }
     }
     let path = request.split(' ').nth(1).unwrap_or_default();
-    seen.lock().unwrap_or_else(PoisonError::into_inner).push(format!("{path} {token}"));
+    requests.lock().unwrap_or_else(PoisonError::into_inner).push(format!("{path} {token}"));
     let file = path.strip_prefix(&format!("/{MODEL}/resolve/{COMMIT}/"));
     if let Some((name, data)) = file.and_then(|wanted| files.iter().find(|(name, _)| name == wanted)) {
         let (body, end) = (&data[start.min(data.len())..], data.len().saturating_sub(1));

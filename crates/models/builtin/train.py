@@ -3,12 +3,12 @@
 
     train.py stories.txt OUT [--minutes 30] [--resume]
 
-`stories.txt` holds one story a line, with newlines written as \\n (sample.py makes it). OUT becomes a Hugging Face
+`stories.txt` has one story per line, with newlines written as \\n (sample.py writes it). OUT becomes a Hugging Face
 directory: bf16 safetensors, configuration, byte-level BPE tokenizer of 2,048 tokens. It also holds state.pt, from which
---resume goes on; without that file --resume starts from the saved weights. Needs torch, transformers and tokenizers.
+--resume continues; without that file --resume starts from the saved weights. Needs torch, transformers and tokenizers.
 
-Hidden matrices train with Muon, the rest with AdamW. Three rows of each batch repeat a random sequence: that is what
-makes induction heads form.
+Hidden matrices train with Muon, the rest with AdamW. Three rows of each batch repeat a random sequence, so that
+induction heads form.
 """
 import argparse
 import os
@@ -32,7 +32,7 @@ def read(path):
 
 
 def make_tokenizer(stories, out):
-    """The directory's tokenizer; trained on the stories the first time."""
+    """Loads the directory's tokenizer, or trains it on the stories."""
     file = os.path.join(out, "tokenizer.json")
     if os.path.exists(file):
         return Tokenizer.from_file(file)
@@ -61,7 +61,7 @@ def batch(data):
     return rows
 
 
-# ---- model and optimisers ------------------------------------------------------------------------------------------
+# ---- model and optimizers ------------------------------------------------------------------------------------------
 
 def make_model():
     return LlamaForCausalLM(LlamaConfig(
@@ -70,7 +70,7 @@ def make_model():
         bos_token_id=0, eos_token_id=0, rms_norm_eps=1e-5, initializer_range=0.05))
 
 
-def orthogonalise(gradient, steps=5):
+def orthogonalize(gradient, steps=5):
     """Newton-Schulz iteration towards the nearest orthogonal matrix (Muon's update)."""
     a, b, c = 3.4445, -4.7750, 2.0315
     x = gradient / (gradient.norm() + 1e-7)
@@ -94,12 +94,12 @@ class Muon(torch.optim.Optimizer):
             for p in group["params"]:
                 buffer = self.state[p].setdefault("m", torch.zeros_like(p))
                 buffer.lerp_(p.grad, 1 - momentum)
-                update = orthogonalise(p.grad.lerp(buffer, momentum))
+                update = orthogonalize(p.grad.lerp(buffer, momentum))
                 p.mul_(1 - rate * 0.1).add_(update, alpha=-rate * max(1, p.size(0) / p.size(1)) ** 0.5)
 
 
-def make_optimisers(model):
-    """Both optimisers, and the parameters of the second, whose gradients are clipped."""
+def make_optimizers(model):
+    """Returns both optimizers, and the parameters of the second, whose gradients are clipped."""
     is_hidden = lambda name, p: p.ndim == 2 and "embed" not in name
     hidden = [p for name, p in model.named_parameters() if is_hidden(name, p)]
     rest = [p for name, p in model.named_parameters() if not is_hidden(name, p)]
@@ -107,7 +107,7 @@ def make_optimisers(model):
 
 
 def rate_at(step, done):
-    """Part of the full learning rate: forty steps of warm-up, full until 40 % of the time, then down in a line."""
+    """Learning rate factor: 40 steps of warm-up, constant until 40 % of the time, then linear decay."""
     return min(1, (step + 1) / 40) * (1 if done < 0.4 else max(0.02, (1 - done) / 0.6))
 
 
@@ -123,20 +123,20 @@ def evaluate(model, held_out):
     return loss
 
 
-def train(model, optimisers, clipped, data, held_out, minutes, seen):
-    """Trains for so many minutes; returns the tokens seen in all."""
-    full = [optimiser.param_groups[0]["lr"] for optimiser in optimisers]
+def train(model, optimizers, clipped, data, held_out, minutes, seen):
+    """Trains for `minutes`; returns the total number of tokens seen."""
+    full = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
     started, step, before = time.time(), 0, seen
     while (done := (time.time() - started) / (minutes * 60)) < 1:
-        for optimiser, rate in zip(optimisers, full):
-            optimiser.param_groups[0]["lr"] = rate * rate_at(step, done)
+        for optimizer, rate in zip(optimizers, full):
+            optimizer.param_groups[0]["lr"] = rate * rate_at(step, done)
         x = batch(data)
         loss = model(input_ids=x, labels=x).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(clipped, 1.0)
-        for optimiser in optimisers:
-            optimiser.step()
-            optimiser.zero_grad()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
         step, seen = step + 1, seen + x.numel()
         if step % 50 == 0:
             speed = (seen - before) / (time.time() - started)
@@ -162,24 +162,24 @@ def main():
     held_out, data = data[:held], data[held:]
     model = make_model()
     print(f"{len(stories)} stories, {len(data)} tokens, {sum(p.numel() for p in model.parameters())} parameters")
-    optimisers, clipped = make_optimisers(model)
+    optimizers, clipped = make_optimizers(model)
 
     state, seen = os.path.join(arguments.out, "state.pt"), 0
-    full_rates = [optimiser.param_groups[0]["lr"] for optimiser in optimisers]
+    full_rates = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
     if arguments.resume and os.path.exists(state):
         saved = torch.load(state)
         model.load_state_dict(saved["model"])
-        for optimiser, values, rate in zip(optimisers, saved["opts"], full_rates):
-            optimiser.load_state_dict(values)
-            optimiser.param_groups[0]["lr"] = rate  # the saved one is that of the end
+        for optimizer, values, rate in zip(optimizers, saved["opts"], full_rates):
+            optimizer.load_state_dict(values)
+            optimizer.param_groups[0]["lr"] = rate  # the saved rate is the decayed one
         seen = saved["seen"]
     elif arguments.resume:
         weights = LlamaForCausalLM.from_pretrained(arguments.out, dtype=torch.float32).state_dict()
         model.load_state_dict(weights)
 
-    seen = train(model, optimisers, clipped, data, held_out, arguments.minutes, seen)
+    seen = train(model, optimizers, clipped, data, held_out, arguments.minutes, seen)
     print(f"held-out loss {evaluate(model, held_out):.4f} after {seen} tokens")
-    torch.save(dict(model=model.state_dict(), opts=[o.state_dict() for o in optimisers], seen=seen), state)
+    torch.save(dict(model=model.state_dict(), opts=[o.state_dict() for o in optimizers], seen=seen), state)
     model.to(torch.bfloat16).save_pretrained(arguments.out)
 
     model.float().eval()

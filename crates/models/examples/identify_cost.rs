@@ -1,4 +1,5 @@
-//! What the quick questions and a full report cost, on directories that this program makes: mean of many calls on a warm page cache.
+//! Measures the identification calls and a full inspection on generated directories: mean and
+//! median of many calls with a warm page cache.
 //!
 //! `cargo run --release -p pellucid-models --example identify_cost`
 
@@ -39,11 +40,11 @@ fn main() -> std::io::Result<()> {
         line("get_sae_base_model", CALLS, || inspect::get_sae_base_model(&sae)),
         line("inspect, 7B in 3 shards", CALLS / 20, || inspect(&seven).map(|report| report.runs())),
     ];
-    assert!(inspect(&seven).is_ok_and(|report| report.runs()), "the made model is whole");
+    assert!(inspect(&seven).is_ok_and(|report| report.runs()), "the generated model is complete");
     std::io::stdout().write_all(lines.concat().as_bytes())
 }
 
-/// Calls a function many times, and writes the mean and the median.
+/// Calls a function many times and returns a line with the mean and the median.
 fn line<T>(name: &str, calls: usize, work: impl Fn() -> T) -> String {
     let time = |_| {
         let start = Instant::now();
@@ -71,7 +72,7 @@ fn write(dir: &Path, name: &str, bytes: &[u8]) -> std::io::Result<()> {
     fs::write(path, bytes)
 }
 
-/// A Llama of seven billion parameters whose numbers are holes in its files, with a tokenizer of the usual size.
+/// Writes a 7B Llama whose weights are sparse files (holes), with a tokenizer of the usual size.
 fn sharded(dir: &Path) -> std::io::Result<()> {
     write(dir, "config.json", llama_config().to_string().as_bytes())?;
     let mut tensors: Vec<(String, Vec<u64>)> = vec![

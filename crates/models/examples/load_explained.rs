@@ -1,4 +1,5 @@
-//! Loads a model and says how: which strategy took it, what was read under another name, where the tokenizer came from.
+//! Loads a model and prints the strategy, the name variants of its weights, and the origin of its
+//! tokenizer.
 //!
 //!     cargo run --release -p pellucid-models --example load_explained -- PATH
 
@@ -8,20 +9,20 @@ use std::path::PathBuf;
 fn main() -> Result<(), pellucid_models::Error> {
     let path = PathBuf::from(std::env::args().nth(1).unwrap_or_else(|| "crates/models/builtin".into()));
     let options = LoadOptions::default();
-    let mut said = String::new();
+    let mut report = String::new();
     for attempt in strategies(&path, &options) {
-        said += &format!("{attempt}\n");
+        report += &format!("{attempt}\n");
     }
     let loaded = LoadedModel::open(&path, &options, &mut |_| {})?;
-    for repair in &loaded.repairs {
-        said += &format!("{repair}\n");
+    for variant in &loaded.name_variants {
+        report += &format!("{variant}\n");
     }
     let tokenizer = load_tokenizer(&path)?;
-    said += &format!(
+    report += &format!(
         "{} loaded by its {}, tokenizer from {}\n",
         loaded.name,
         loaded.strategy,
         tokenizer.origin().display()
     );
-    std::io::Write::write_all(&mut std::io::stdout(), said.as_bytes()).map_err(pellucid_models::Error::io("stdout"))
+    std::io::Write::write_all(&mut std::io::stdout(), report.as_bytes()).map_err(pellucid_models::Error::io("stdout"))
 }

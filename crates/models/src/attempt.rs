@@ -1,34 +1,34 @@
-//! The strategies that load a model, in their order, and what became of each.
+//! The strategies for loading a model, and the outcome of each attempt.
 //!
-//! [`select_family`](crate::select_family::select_family) decides and fills in these records; this file is only their data, so that
-//! errors can carry them.
+//! [`select_family`](crate::select_family::select_family) fills in these records. They are in a
+//! file of their own so that errors can carry them.
 
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::fmt;
 
-/// A way to load a model.
+/// A strategy for loading a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Strategy {
-    /// By the family of its own type.
+    /// The family of the model's own type.
     Native,
-    /// By the family that its type is mapped to.
+    /// The family that the model's type is mapped to.
     Mapped,
-    /// By the family that the caller names.
+    /// The family that the caller names.
     Assumed,
-    /// As an adapter, merged into its base model.
+    /// An adapter, merged into its base model.
     Adapter,
-    /// As a GGUF file.
+    /// A GGUF file.
     Gguf,
 }
 
 impl Strategy {
-    /// All of them, in the order in which they are tried.
+    /// All strategies, in the order in which they are tried.
     pub const ALL: [Strategy; 5] =
         [Strategy::Native, Strategy::Mapped, Strategy::Assumed, Strategy::Adapter, Strategy::Gguf];
 
-    /// What it is called.
+    /// Name for messages.
     pub fn name(self) -> &'static str {
         match self {
             Strategy::Native => "native family",
@@ -46,56 +46,58 @@ impl fmt::Display for Strategy {
     }
 }
 
-/// What became of a way to load a model.
+/// Outcome of an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Outcome {
-    /// It loads the model.
+#[schemars(rename = "Outcome")]
+pub enum AttemptOutcome {
+    /// The strategy loads the model.
     Taken,
-    /// It does not apply to this path.
+    /// The strategy does not apply to this path.
     Passed,
-    /// It applies to this path and cannot load it.
+    /// The strategy applies to this path, but failed.
     Failed,
-    /// An earlier one loads the model.
+    /// An earlier strategy loads the model.
     NotNeeded,
 }
 
-impl Outcome {
-    /// What it is called.
+impl AttemptOutcome {
+    /// Name for messages.
     pub fn name(self) -> &'static str {
         match self {
-            Outcome::Taken => "taken",
-            Outcome::Passed => "passed over",
-            Outcome::Failed => "failed",
-            Outcome::NotNeeded => "not needed",
+            AttemptOutcome::Taken => "taken",
+            AttemptOutcome::Passed => "passed over",
+            AttemptOutcome::Failed => "failed",
+            AttemptOutcome::NotNeeded => "not needed",
         }
     }
 }
 
-/// A way to load a model, what became of it, and why.
+/// A strategy, its outcome, and the reason.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Attempt {
-    /// The way.
+    /// The strategy.
     pub strategy: Strategy,
-    /// What became of it.
-    pub outcome: Outcome,
-    /// Why.
+    /// Its outcome.
+    pub outcome: AttemptOutcome,
+    /// Reason of the outcome.
     pub reason: String,
 }
 
 impl fmt::Display for Attempt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.strategy, self.outcome.name())?;
-        if self.outcome == Outcome::NotNeeded { Ok(()) } else { write!(f, ": {}", self.reason) }
+        if self.outcome == AttemptOutcome::NotNeeded { Ok(()) } else { write!(f, ": {}", self.reason) }
     }
 }
 
-/// The attempts as the end of an error's message, up to the first that failed. One that failed with the error itself does not repeat it.
+/// Lists the attempts up to the first that failed, as the end of an error message. A reason that
+/// equals the error itself is not repeated.
 pub(crate) fn list(error: &str, attempts: &[Attempt]) -> String {
-    let failed = attempts.iter().position(|attempt| attempt.outcome == Outcome::Failed);
-    let made = &attempts[..failed.map_or(attempts.len(), |failed| failed + 1)];
-    made.iter().fold("\nways to load it that were tried:".to_owned(), |text, attempt| match attempt.reason == error {
-        true => format!("{text}\n  {}: {}: as said above", attempt.strategy, attempt.outcome.name()),
+    let failed = attempts.iter().position(|attempt| attempt.outcome == AttemptOutcome::Failed);
+    let tried = &attempts[..failed.map_or(attempts.len(), |failed| failed + 1)];
+    tried.iter().fold("\nstrategies that were tried:".to_owned(), |text, attempt| match attempt.reason == error {
+        true => format!("{text}\n  {}: {}: see above", attempt.strategy, attempt.outcome.name()),
         false => format!("{text}\n  {attempt}"),
     })
 }

@@ -1,9 +1,9 @@
-//! Chat templates: from messages to the text that a chat model was trained on.
+//! Chat templates: render messages to the text that a chat model was trained on.
 //!
-//! Templates are Jinja programs written for Python, so the environment here is set up as transformers sets up its own:
-//! blocks take their line with them, Python's methods on strings and maps exist, `raise_exception` and `strftime_now`
-//! are there, and `tojson` writes what `json.dumps` writes. A template comes with the model and is not to be trusted:
-//! it can only compute a string, and only for so long.
+//! Templates are Jinja programs written for Python, so the environment is set up as in
+//! transformers: `trim_blocks` and `lstrip_blocks`, Python's methods on strings and maps,
+//! `raise_exception`, `strftime_now`, and a `tojson` that writes like `json.dumps`. A template
+//! comes with the model and is untrusted: it can only compute a string, with a limit on its steps.
 
 mod environment;
 #[cfg(test)]
@@ -14,21 +14,21 @@ use std::path::{Path, PathBuf};
 use minijinja::{Environment, ErrorKind, Value};
 use serde::{Deserialize, Serialize};
 
-use crate::tokenizer::{Special, read_optional};
+use crate::tokenizer::{SpecialTokens, read_optional};
 use crate::{Error, Result};
 use environment::REFUSED;
 
 /// One turn of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Message {
-    /// Who speaks: `system`, `user`, `assistant`, or what else the template knows.
+    /// `system`, `user`, `assistant`, or another role that the template supports.
     pub role: String,
-    /// What is said.
+    /// Text of the message.
     pub content: String,
 }
 
 impl Message {
-    /// A message of a role.
+    /// Creates a message.
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Message {
         Message { role: role.into(), content: content.into() }
     }
@@ -58,14 +58,14 @@ impl ChatTemplate {
     pub fn new(source: &str, origin: &Path) -> Result<ChatTemplate> {
         let mut environment = environment::build();
         environment.add_template_owned(NAME, environment::without_generation_tags(source)).map_err(|error| {
-            Error::invalid(origin, format!("the chat template does not parse: {}", said(&error)), NO_CHAT)
+            Error::invalid(origin, format!("the chat template does not parse: {}", describe(&error)), NO_CHAT)
         })?;
         Ok(ChatTemplate { environment, origin: origin.to_owned() })
     }
 
-    /// The chat template of a Hugging Face directory, or `None` where it has none.
+    /// Reads the chat template of a Hugging Face directory; `None` if it has none.
     ///
-    /// A `chat_template.jinja` wins over a `chat_template.json`, and that over `tokenizer_config.json`.
+    /// Looks in `chat_template.jinja`, then `chat_template.json`, then `tokenizer_config.json`.
     pub fn from_dir(dir: &Path) -> Result<Option<ChatTemplate>> {
         let path = dir.join("chat_template.jinja");
         if let Some(source) = read_optional(&path)? {
@@ -84,10 +84,10 @@ impl ChatTemplate {
         Ok(None)
     }
 
-    /// The text of a conversation; `add_generation_prompt` ends it where the assistant is to speak.
+    /// Renders a conversation; `add_generation_prompt` appends the start of an assistant turn.
     ///
-    /// The text holds the special tokens written out, so encode it with `add_special` false.
-    pub fn render(&self, messages: &[Message], add_generation_prompt: bool, special: &Special) -> Result<String> {
+    /// The text contains the special tokens, so encode it with `add_special` false.
+    pub fn render(&self, messages: &[Message], add_generation_prompt: bool, special: &SpecialTokens) -> Result<String> {
         if messages.is_empty() {
             return Err(Error::usage("a chat needs at least one message", "give a message of the role `user`"));
         }
@@ -106,21 +106,21 @@ impl ChatTemplate {
     }
 
     fn render_error(&self, error: &minijinja::Error) -> Error {
-        // What a template raises itself is about the conversation, everything else about the template.
+        // `raise_exception` means that the messages are wrong; any other error is the template's.
         if let Some(reason) = error.detail().and_then(|detail| detail.strip_prefix(REFUSED)) {
             let remedy =
-                "change the messages accordingly; where a role is not supported, say it in the first user message";
+                "change the messages accordingly; if a role is not supported, put its text into the first user message";
             return Error::invalid(&self.origin, format!("the chat template refuses these messages: {reason}"), remedy);
         }
         let problem = match error.kind() {
-            ErrorKind::OutOfFuel => "the chat template does not come to an end".to_owned(),
-            _ => format!("the chat template fails: {}", said(error)),
+            ErrorKind::OutOfFuel => "the chat template exceeds the step limit".to_owned(),
+            _ => format!("the chat template fails: {}", describe(error)),
         };
         Error::invalid(&self.origin, problem, NO_CHAT)
     }
 }
 
-/// The template in a JSON file: a string, or a list of named ones of which `default` is the plain chat.
+/// The template in a JSON file: a string, or a list of named templates, of which `default` is used.
 fn source_in(json: &[u8], path: &Path) -> Result<Option<String>> {
     #[derive(Deserialize)]
     struct File {
@@ -146,8 +146,8 @@ fn source_in(json: &[u8], path: &Path) -> Result<Option<String>> {
         Some(Templates::One(source)) => Ok(Some(source)),
         Some(Templates::Named(mut named)) => {
             let chosen = named.iter().position(|one| one.name == "default").or((named.len() == 1).then_some(0));
-            if let Some(number) = chosen {
-                return Ok(Some(named.swap_remove(number).template));
+            if let Some(index) = chosen {
+                return Ok(Some(named.swap_remove(index).template));
             }
             let names: Vec<&str> = named.iter().map(|one| one.name.as_str()).collect();
             let problem = format!("none of the chat templates is named `default`; there are: {}", names.join(", "));
@@ -156,8 +156,8 @@ fn source_in(json: &[u8], path: &Path) -> Result<Option<String>> {
     }
 }
 
-/// What the template engine says, with the line.
-fn said(error: &minijinja::Error) -> String {
+/// Formats a template error with its line.
+fn describe(error: &minijinja::Error) -> String {
     let what = error.detail().map_or_else(|| error.kind().to_string(), |detail| format!("{}: {detail}", error.kind()));
     error.line().map_or(what.clone(), |line| format!("line {line}: {what}"))
 }

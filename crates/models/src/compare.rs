@@ -1,25 +1,30 @@
-//! Compares stored tensors with the weights of a program: where each weight is, what is missing, what is left over.
+//! Matches the weights of a program with the stored tensors of a checkpoint, reading headers only.
+//!
+//! Everything that does not match is collected and reported at once: missing, ambiguous, wrongly
+//! shaped and unexpected tensors.
 
 use crate::error::{Error, Result};
 use crate::gguf::RowOrder;
-use crate::names::{Names, Source};
-use crate::repair::{self, Mended, Mender, Repair};
+use crate::name_variants::{self, NameResolver, NameVariant, Resolution};
+use crate::names::{Names, WeightSource};
 use crate::tensors::Tensors;
 use pellucid_engine::{Program, WeightSpec};
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// Finds a source for each weight, and reports everything that is missing, of the wrong shape or left over, all at once; also returns the
-/// known variants of names that were met.
-pub(crate) fn find(
+/// Finds the source of each weight, in the program's order, and the name variants that were used.
+///
+/// # Errors
+/// Lists every missing, ambiguous, wrongly shaped and unexpected tensor.
+pub(crate) fn find_sources(
     program: &Program,
     names: &Names,
     tensors: &Tensors,
     origin: &Path,
-) -> Result<(Vec<Source>, Vec<Repair>)> {
+) -> Result<(Vec<WeightSource>, Vec<NameVariant>)> {
     let comparison = compare(program, names, tensors, true);
     if comparison.misfits() == 0 {
-        return Ok((comparison.found, comparison.repairs));
+        return Ok((comparison.found, comparison.name_variants));
     }
     Err(Error::invalid(
         origin,
@@ -31,9 +36,9 @@ pub(crate) fn find(
 /// The result of comparing stored tensors with the weights of a program.
 pub(crate) struct Comparison {
     /// The sources of the weights that are stored, in the program's order.
-    pub found: Vec<Source>,
-    /// Known variants of names by which some of them were found.
-    pub repairs: Vec<Repair>,
+    pub found: Vec<WeightSource>,
+    /// Name variants under which some of them were found.
+    pub name_variants: Vec<NameVariant>,
     missing: Vec<String>,
     ambiguous: Vec<String>,
     misshaped: Vec<String>,
@@ -41,12 +46,12 @@ pub(crate) struct Comparison {
 }
 
 impl Comparison {
-    /// How many tensors are missing, ambiguous, of the wrong shape or left over.
+    /// Number of missing, ambiguous, wrongly shaped and unexpected tensors.
     pub fn misfits(&self) -> usize {
         self.missing.len() + self.ambiguous.len() + self.misshaped.len() + self.unexpected.len()
     }
 
-    /// What does not fit: a line for each kind, with the first names.
+    /// Describes the misfits: one line per kind, with the first names.
     pub fn lines(&self) -> Vec<String> {
         let report = [
             ("missing", &self.missing),
@@ -54,19 +59,20 @@ impl Comparison {
             ("of the wrong shape", &self.misshaped),
             ("unexpected", &self.unexpected),
         ];
-        let said = report.iter().filter(|(_, list)| !list.is_empty());
-        said.map(|(what, list)| format!("{} {what}: {}", list.len(), shorten(list))).collect()
+        let present = report.iter().filter(|(_, list)| !list.is_empty());
+        present.map(|(what, list)| format!("{} {what}: {}", list.len(), shorten(list))).collect()
     }
 }
 
-/// Compares the stored tensors with what a program needs; reads none of their data. With `mend`, weights that are not stored under
-/// their family's names are looked for under known variants.
-pub(crate) fn compare(program: &Program, names: &Names, tensors: &Tensors, mend: bool) -> Comparison {
+/// Matches the weights of a program with stored tensors, without reading their data. With
+/// `try_variants`, a weight that is not stored under its family's name is looked for under the
+/// known variants of that name.
+pub(crate) fn compare(program: &Program, names: &Names, tensors: &Tensors, try_variants: bool) -> Comparison {
     let stored = tensors.names();
-    let present = |source: &Source| tensors.get(&source.tensor).is_some();
+    let present = |source: &WeightSource| tensors.get(&source.tensor).is_some();
     let prefix = best_prefix(program, names, present);
-    // Most checkpoints need no variant of any name.
-    let mut mender: Option<Mender> = None;
+    // Created on demand: most checkpoints need no variants.
+    let mut resolver: Option<NameResolver> = None;
     let (mut found, mut missing, mut ambiguous, mut misshaped) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for spec in program.weights() {
         let sources = names.sources(&spec.name, prefix);
@@ -76,17 +82,17 @@ pub(crate) fn compare(program: &Program, names: &Names, tensors: &Tensors, mend:
         };
         let source = match sources.iter().find(|source| present(source)) {
             Some(source) => source.clone(),
-            None if !mend => {
+            None if !try_variants => {
                 missing.push(first.tensor.clone());
                 continue;
             }
-            None => match mender.get_or_insert_with(|| Mender::new(program, &stored)).find(spec, names) {
-                Mended::Found(source) => source,
-                Mended::Missing => {
+            None => match resolver.get_or_insert_with(|| NameResolver::new(program, &stored)).find(spec, names) {
+                Resolution::Found(source) => source,
+                Resolution::Missing => {
                     missing.push(first.tensor.clone());
                     continue;
                 }
-                Mended::Ambiguous(which) => {
+                Resolution::Ambiguous(which) => {
                     ambiguous.push(which);
                     continue;
                 }
@@ -99,13 +105,14 @@ pub(crate) fn compare(program: &Program, names: &Names, tensors: &Tensors, mend:
         }
         found.push(source);
     }
-    let repairs = mender.map(Mender::repairs).unwrap_or_default();
-    let unexpected = unexpected(&stored, &found, !repairs.is_empty(), program, names, prefix);
-    Comparison { found, repairs, missing, ambiguous, misshaped, unexpected }
+    let name_variants = resolver.map(NameResolver::name_variants).unwrap_or_default();
+    let unexpected = unexpected(&stored, &found, !name_variants.is_empty(), program, names, prefix);
+    Comparison { found, name_variants, missing, ambiguous, misshaped, unexpected }
 }
 
-/// The prefix under which most of the first weights are found, of several the one that the table names first.
-fn best_prefix(program: &Program, names: &Names, present: impl Fn(&Source) -> bool) -> &'static str {
+/// Returns the prefix under which most of the first weights are stored; on a tie, the table's
+/// first.
+fn best_prefix(program: &Program, names: &Names, present: impl Fn(&WeightSource) -> bool) -> &'static str {
     let first = &program.weights()[..program.weights().len().min(64)];
     let (mut best, mut most) = (names.prefixes.first().copied().unwrap_or_default(), 0);
     for prefix in &names.prefixes {
@@ -125,54 +132,56 @@ enum Misfit {
     Shape(String),
 }
 
-/// Why a stored tensor is not the weight, if it is not.
-fn misfit(spec: &WeightSpec, source: &Source, tensors: &Tensors) -> Option<Misfit> {
+/// Checks that a stored tensor exists and has the shape of the weight.
+fn misfit(spec: &WeightSpec, source: &WeightSource, tensors: &Tensors) -> Option<Misfit> {
     let Some(stored) = tensors.get(&source.tensor) else { return Some(Misfit::Missing(source.tensor.clone())) };
-    if source.more.is_empty() {
+    if source.more_pieces.is_empty() {
         let transposed = source.transposed && stored.order != RowOrder::Transposed;
         let expected = source.part.stored_shape(&spec.shape, transposed);
-        let what = || format!("{} is {:?} where the configuration makes it {expected:?}", source.tensor, stored.shape);
+        let what = || format!("{} is {:?} where the configuration expects {expected:?}", source.tensor, stored.shape);
         return (!same_shape(stored.shape, &expected)).then(|| Misfit::Shape(what()));
     }
-    match pieces(source, tensors) {
-        Ok(numbers) if numbers == spec.shape.iter().product::<usize>() => None,
-        Ok(numbers) => Some(Misfit::Shape(format!(
-            "{} and {} more hold {numbers} numbers where the configuration makes them {:?}",
+    match count_elements(source, tensors) {
+        Ok(elements) if elements == spec.shape.iter().product::<usize>() => None,
+        Ok(elements) => Some(Misfit::Shape(format!(
+            "{} and {} more hold {elements} elements where the configuration expects {:?}",
             source.tensor,
-            source.more.len(),
+            source.more_pieces.len(),
             spec.shape
         ))),
         Err(name) => Some(Misfit::Missing(name)),
     }
 }
 
-/// The stored tensors that nobody needs and that are not known to be superfluous.
+/// Returns the stored tensors that no weight uses and that the family does not ignore.
 fn unexpected(
     stored: &[&str],
-    found: &[Source],
-    mended: bool,
+    found: &[WeightSource],
+    variants_used: bool,
     program: &Program,
     names: &Names,
     prefix: &str,
 ) -> Vec<String> {
-    let used: BTreeSet<&str> = found.iter().flat_map(Source::tensors).collect();
-    // A tied head may be stored once more; it is the same table.
+    let used: BTreeSet<&str> = found.iter().flat_map(WeightSource::tensors).collect();
+    // A tied head may be stored as well, as a copy of the embedding.
     let heads = if program.architecture().head.tied { names.sources("head", prefix) } else { Vec::new() };
-    let known = |name: &str, prefix: &str, starts: &dyn Fn(&str) -> bool| {
-        names.ignored.iter().any(|end| name.ends_with(end))
-            || names.other_parts.iter().any(|start| starts(start))
-            || names.other_places.iter().any(|place| name.contains(place))
-            || names.guesses(name, prefix)
+    let ignored = |name: &str, prefix: &str, starts: &dyn Fn(&str) -> bool| {
+        names.ignored_suffixes.iter().any(|suffix| name.ends_with(suffix))
+            || names.ignored_prefixes.iter().any(|start| starts(start))
+            || names.ignored_infixes.iter().any(|infix| name.contains(infix))
+            || names.is_mtp_layer(name, prefix)
     };
     let harmless = |name: &str| {
-        let head =
-            |source: &Source| source.tensor == name || (mended && repair::core(&source.tensor) == repair::core(name));
-        if heads.iter().any(head) || known(name, prefix, &|start| name.starts_with(start)) {
+        let head = |source: &WeightSource| {
+            source.tensor == name
+                || (variants_used && name_variants::canonical(&source.tensor) == name_variants::canonical(name))
+        };
+        if heads.iter().any(head) || ignored(name, prefix, &|start| name.starts_with(start)) {
             return true;
         }
-        // Under a wrapper's name, what is not needed has it too.
-        let core = repair::core(name);
-        mended && known(&core, "", &|start| core.starts_with(&repair::core(start)))
+        // A wrapper renames the ignored tensors, too.
+        let canonical = name_variants::canonical(name);
+        variants_used && ignored(&canonical, "", &|start| canonical.starts_with(&name_variants::canonical(start)))
     };
     let left = stored.iter().filter(|name| !used.contains(*name) && !harmless(name));
     let mut unexpected: Vec<String> = left.map(|name| name.to_string()).collect();
@@ -180,13 +189,13 @@ fn unexpected(
     unexpected
 }
 
-/// How many numbers the pieces of a vector hold, or which of them is missing.
-fn pieces(source: &Source, tensors: &Tensors) -> std::result::Result<usize, String> {
-    let numbers = |name: &str| tensors.get(name).map(|stored| stored.shape.iter().product::<usize>());
-    source.tensors().map(|name| numbers(name).ok_or_else(|| name.to_string())).sum()
+/// Counts the elements of a vector stored in pieces; the error is the name of a missing piece.
+fn count_elements(source: &WeightSource, tensors: &Tensors) -> std::result::Result<usize, String> {
+    let elements = |name: &str| tensors.get(name).map(|stored| stored.shape.iter().product::<usize>());
+    source.tensors().map(|name| elements(name).ok_or_else(|| name.to_string())).sum()
 }
 
-/// Axes of length one say nothing.
+/// Compares shapes without their axes of length one.
 fn same_shape(stored: &[usize], expected: &[usize]) -> bool {
     let is_axis = |n: &&usize| **n != 1;
     stored.iter().filter(is_axis).eq(expected.iter().filter(is_axis))

@@ -1,4 +1,7 @@
-//! `config.json`, read by key with errors that name the key.
+//! `config.json`: typed access by key, with errors that name the key.
+//!
+//! A [`Config`] can track which keys are read. `select_family` uses this to list the keys of a
+//! model that a family ignores.
 
 use crate::error::{Error, Result};
 use crate::json;
@@ -7,7 +10,8 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A number, infinity being written as an object by those who care about JSON.
+/// Reads a float. Infinity may be an object, `{"__float__": "Infinity"}`, because JSON has no word
+/// for it.
 fn number(value: &Value) -> Option<f32> {
     match value.get("__float__").and_then(Value::as_str) {
         Some("Infinity") => Some(f32::INFINITY),
@@ -16,41 +20,38 @@ fn number(value: &Value) -> Option<f32> {
     }
 }
 
-/// A model's configuration: a JSON object and where it came from.
+/// A model's configuration: a JSON object and the file that it came from.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// As the file has it. Families copy configurations to fill in defaults, so copies share it.
+    /// The file's contents, shared between copies: families copy configurations to set defaults.
     value: Arc<Value>,
-    /// The keys that were set since, over those of the file.
+    /// Keys set later, which override those of the file; the last entry of a key counts.
     set: Vec<(String, Value)>,
     origin: Arc<Path>,
-    watch: Option<Watch>,
+    reads: Option<ReadTracker>,
 }
 
-/// Dimensions beyond this are no model's, and products of them would overflow.
-pub(crate) const LARGEST: usize = 1 << 31;
+/// Largest size that is accepted; products of larger ones could overflow.
+pub(crate) const MAX_DIMENSION: usize = 1 << 31;
 
-/// Remembers which keys were asked for. Copies and parts of a configuration share one memory.
+/// Records which keys are read. Copies and parts of a configuration share one record.
 #[derive(Clone, Debug, Default)]
-struct Watch {
-    /// Keys by their path: `hidden_size`, `rope_parameters.factor`; with a point at the end where a part was taken out.
-    asked: Arc<Mutex<BTreeSet<String>>>,
-    /// Where this part of the configuration lies: `rope_parameters.`
-    place: String,
+struct ReadTracker {
+    /// Paths of the keys: `hidden_size`, `rope_parameters.factor`; with a trailing dot for a part
+    /// that was read with [`Config::part`].
+    keys: Arc<Mutex<BTreeSet<String>>>,
+    /// Path of this part of the configuration: `rope_parameters.`, or empty.
+    path: String,
 }
 
 impl Config {
-    /// Takes a parsed configuration.
+    /// Wraps a parsed configuration, which must be an object.
     pub fn new(value: impl Into<Arc<Value>>, origin: &Path) -> Result<Config> {
         let value = value.into();
         if !value.is_object() {
-            return Err(Error::invalid(
-                origin,
-                "the configuration is not a JSON object",
-                "get config.json anew from where the model came from",
-            ));
+            return Err(Error::invalid(origin, "the configuration is not a JSON object", "download config.json again"));
         }
-        Ok(Config { value, set: Vec::new(), origin: origin.into(), watch: None })
+        Ok(Config { value, set: Vec::new(), origin: origin.into(), reads: None })
     }
 
     /// Parses a configuration.
@@ -58,78 +59,79 @@ impl Config {
         Config::new(json::parse_config(bytes, origin)?, origin)
     }
 
-    /// The family's name.
+    /// The model type, which names the family.
     pub fn model_type(&self) -> Result<&str> {
         self.find("model_type").and_then(Value::as_str).ok_or_else(|| self.bad("model_type", "is missing"))
     }
 
-    /// A part of the configuration with its own keys; what it lacks is not looked up outside.
+    /// Returns a nested object as a configuration. A key that it lacks is not looked up in the
+    /// outer one.
     pub fn part(&self, key: &str) -> Option<Config> {
-        self.note(key);
+        self.record_read(key);
         let value = self.find(key).filter(|value| value.is_object())?;
-        let watch = self.watch.clone().map(|watch| Watch { place: format!("{}{key}.", watch.place), ..watch });
-        let part = Config { value: Arc::new(value.clone()), set: Vec::new(), origin: Arc::clone(&self.origin), watch };
-        part.note("");
+        let reads = self.reads.clone().map(|reads| ReadTracker { path: format!("{}{key}.", reads.path), ..reads });
+        let part = Config { value: Arc::new(value.clone()), set: Vec::new(), origin: Arc::clone(&self.origin), reads };
+        part.record_read("");
         Some(part)
     }
 
-    /// The value of a key, unless it is absent or null.
+    /// Returns the value of a key; `None` if it is absent or null.
     pub fn get(&self, key: &str) -> Option<&Value> {
-        self.note(key);
+        self.record_read(key);
         self.find(key).filter(|value| !value.is_null())
     }
 
-    /// Every key of the file with its value, then those that were set since.
+    /// Returns every key of the file with its value, then those that were set later.
     pub(crate) fn entries(&self) -> impl Iterator<Item = (&str, &Value)> {
         let own = self.value.as_object().into_iter().flatten().map(|(key, value)| (key.as_str(), value));
         own.chain(self.set.iter().map(|(key, value)| (key.as_str(), value)))
     }
 
-    /// The value of a key, as it was set last.
+    /// Returns the current value of a key, without recording the read.
     fn find(&self, key: &str) -> Option<&Value> {
         let set = self.set.iter().rev().find(|(name, _)| name == key).map(|(_, value)| value);
         set.or_else(|| self.value.get(key))
     }
 
-    /// A whole number that must be there.
+    /// Returns a required size.
     pub fn size(&self, key: &str) -> Result<usize> {
         self.size_maybe(key)?.ok_or_else(|| self.bad(key, "is missing"))
     }
 
-    /// A whole number that may be absent or null.
+    /// Returns a size that may be absent or null.
     pub fn size_maybe(&self, key: &str) -> Result<Option<usize>> {
         self.get(key)
             .map(|value| {
                 value
                     .as_u64()
-                    .filter(|&n| n <= LARGEST as u64)
+                    .filter(|&n| n <= MAX_DIMENSION as u64)
                     .map(|n| n as usize)
-                    .ok_or_else(|| self.bad(key, "is not a sensible whole number"))
+                    .ok_or_else(|| self.bad(key, "is not an integer in range"))
             })
             .transpose()
     }
 
-    /// A whole number with a default.
+    /// Returns a size, or its default.
     pub fn size_or(&self, key: &str, default: usize) -> Result<usize> {
         Ok(self.size_maybe(key)?.unwrap_or(default))
     }
 
-    /// A number that must be there.
+    /// Returns a required float.
     pub fn number(&self, key: &str) -> Result<f32> {
         self.number_maybe(key)?.ok_or_else(|| self.bad(key, "is missing"))
     }
 
-    /// A number that may be absent or null.
+    /// Returns a float that may be absent or null.
     pub fn number_maybe(&self, key: &str) -> Result<Option<f32>> {
         self.get(key).map(|value| number(value).ok_or_else(|| self.bad(key, "is not a number"))).transpose()
     }
 
-    /// A number with a default.
+    /// Returns a float, or its default.
     pub fn number_or(&self, key: &str, default: f32) -> Result<f32> {
         Ok(self.number_maybe(key)?.unwrap_or(default))
     }
 
-    /// A truth value with a default.
+    /// Returns a boolean, or its default.
     pub fn flag_or(&self, key: &str, default: bool) -> Result<bool> {
         match self.get(key) {
             None => Ok(default),
@@ -138,66 +140,67 @@ impl Config {
         }
     }
 
-    /// A text that may be absent.
+    /// Returns a string; `None` if it is absent or not a string.
     pub fn text(&self, key: &str) -> Option<&str> {
         self.get(key).and_then(Value::as_str)
     }
 
-    /// A list of texts that may be absent.
+    /// Returns a list of strings, which may be absent.
     pub fn texts(&self, key: &str) -> Result<Option<Vec<&str>>> {
         let Some(value) = self.get(key) else { return Ok(None) };
         let list = value.as_array().and_then(|list| list.iter().map(Value::as_str).collect());
-        list.map(Some).ok_or_else(|| self.bad(key, "is not a list of texts"))
+        list.map(Some).ok_or_else(|| self.bad(key, "is not a list of strings"))
     }
 
-    /// A list of whole numbers; empty where absent.
+    /// Returns a list of sizes; empty if absent.
     pub fn sizes(&self, key: &str) -> Result<Vec<usize>> {
         let Some(value) = self.get(key) else { return Ok(Vec::new()) };
         let list = value.as_array().and_then(|list| list.iter().map(|n| n.as_u64().map(|n| n as usize)).collect());
-        list.ok_or_else(|| self.bad(key, "is not a list of whole numbers"))
+        list.ok_or_else(|| self.bad(key, "is not a list of integers"))
     }
 
-    /// A list of numbers that must be there.
+    /// Returns a required list of floats.
     pub fn numbers(&self, key: &str) -> Result<Vec<f32>> {
         let list = self.get(key).and_then(Value::as_array);
         let list = list.and_then(|list| list.iter().map(number).collect());
         list.ok_or_else(|| self.bad(key, "is not a list of numbers"))
     }
 
-    /// The configuration with one key set.
+    /// Returns a copy with one key set.
     pub fn with(&self, key: &str, value: Value) -> Config {
         let mut changed = self.clone();
         changed.set.push((key.into(), value));
         changed
     }
 
-    /// A copy that remembers which keys it is asked for, from now on.
-    pub(crate) fn watched(&self) -> Config {
-        Config { watch: Some(Watch::default()), ..self.clone() }
+    /// Returns a copy that records which of its keys are read.
+    pub(crate) fn track_reads(&self) -> Config {
+        Config { reads: Some(ReadTracker::default()), ..self.clone() }
     }
 
-    /// The keys with a value that nobody has asked a watched configuration for, by their path.
-    pub(crate) fn unread(&self) -> Vec<String> {
-        let Some(watch) = &self.watch else { return Vec::new() };
-        let asked = watch.asked.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Returns the paths of the keys with a value that were not read; empty without
+    /// [`track_reads`](Self::track_reads).
+    pub(crate) fn unread_keys(&self) -> Vec<String> {
+        let Some(reads) = &self.reads else { return Vec::new() };
+        let keys = reads.keys.lock().unwrap_or_else(PoisonError::into_inner);
         let mut unread = Vec::new();
-        unread_in(&self.value, &watch.place, &asked, &mut unread);
+        collect_unread(&self.value, &reads.path, &keys, &mut unread);
         unread
     }
 
-    fn note(&self, key: &str) {
-        if let Some(watch) = &self.watch {
-            let mut asked = watch.asked.lock().unwrap_or_else(PoisonError::into_inner);
-            asked.insert(format!("{}{key}", watch.place));
+    fn record_read(&self, key: &str) {
+        if let Some(reads) = &self.reads {
+            let mut keys = reads.keys.lock().unwrap_or_else(PoisonError::into_inner);
+            keys.insert(format!("{}{key}", reads.path));
         }
     }
 
-    /// The file that it came from.
+    /// The file that the configuration came from.
     pub(crate) fn origin(&self) -> &Path {
         &self.origin
     }
 
-    /// The configuration with values for keys that it leaves out; a key that is null stays so.
+    /// Returns a copy with values for absent keys. A key that is null stays null.
     pub fn with_defaults<const N: usize>(&self, defaults: [(&str, Value); N]) -> Config {
         let mut filled = self.clone();
         for (key, value) in defaults {
@@ -208,23 +211,19 @@ impl Config {
         filled
     }
 
-    /// An error about a key.
+    /// Returns an error about a key: "`key` problem".
     pub fn bad(&self, key: &str, problem: &str) -> Error {
-        Error::invalid(
-            &*self.origin,
-            format!("`{key}` {problem}"),
-            "get config.json anew from where the model came from, or correct the key",
-        )
+        Error::invalid(&*self.origin, format!("`{key}` {problem}"), "download config.json again, or correct the key")
     }
 }
 
-fn unread_in(value: &Value, place: &str, asked: &BTreeSet<String>, unread: &mut Vec<String>) {
+fn collect_unread(value: &Value, parent: &str, read: &BTreeSet<String>, unread: &mut Vec<String>) {
     for (key, value) in value.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null()) {
-        let path = format!("{place}{key}");
+        let path = format!("{parent}{key}");
         let inside = format!("{path}.");
-        if asked.contains(&inside) {
-            unread_in(value, &inside, asked, unread);
-        } else if !asked.contains(&path) {
+        if read.contains(&inside) {
+            collect_unread(value, &inside, read, unread);
+        } else if !read.contains(&path) {
             unread.push(path);
         }
     }
@@ -236,19 +235,19 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_watched_configuration_tells_what_nobody_asked_for() {
+    fn a_tracked_configuration_lists_the_keys_that_were_not_read() {
         let value = json!({"width": 8, "depth": null, "other": null, "extra": 1, "rope": {"base": 1e4, "factor": 2.0},
             "whole": {"a": 1}, "list": [1]});
-        let config = Config::new(value, Path::new("config.json")).expect("an object").watched();
+        let config = Config::new(value, Path::new("config.json")).expect("an object").track_reads();
         assert_eq!(config.size("width").expect("a number"), 8);
         assert_eq!(config.size_maybe("depth").expect("absent"), None);
-        // Copies and parts tell, too; a key that a reader sets itself is nobody's.
+        // Reads through copies and parts count; a key that the reader sets itself is not listed.
         let changed = config.with("set", 1.into());
         assert_eq!(changed.sizes("list").expect("a list"), [1]);
         assert_eq!(changed.part("rope").expect("a part").number("base").expect("a number"), 1e4);
-        assert!(config.get("whole").is_some(), "who takes a value has all of it");
-        assert_eq!(config.unread(), ["extra", "rope.factor"]);
-        assert_eq!(config.watched().unread().len(), 5, "a new watch begins anew");
+        assert!(config.get("whole").is_some(), "reading a value reads all keys inside it");
+        assert_eq!(config.unread_keys(), ["extra", "rope.factor"]);
+        assert_eq!(config.track_reads().unread_keys().len(), 5, "a new record is empty");
     }
 
     #[test]

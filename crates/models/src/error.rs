@@ -1,9 +1,10 @@
-//! What can go wrong between a path and a running model.
+//! The error type of this crate.
 
 use crate::attempt::{self, Attempt};
+use pellucid_engine::Remedy;
 use std::path::PathBuf;
 
-/// Every failure of this crate: it names the thing, the place and the remedy.
+/// An error: what is wrong, where, and the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A file could not be read or written.
@@ -11,44 +12,44 @@ pub enum Error {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The OS error.
         source: std::io::Error,
     },
-    /// A file was read, and what it holds is not valid.
+    /// The contents of a file are not valid.
     #[error("{path}: {problem}", path = path.display())]
     Invalid {
         /// The file.
         path: PathBuf,
-        /// What is wrong, where in the file.
+        /// The problem, and its position in the file.
         problem: String,
-        /// What to do about it.
-        remedy: String,
+        /// The remedy.
+        remedy: Remedy,
     },
     /// The input is well formed, but this build cannot run it.
     #[error("{what}")]
     Unsupported {
-        /// What was asked for and why it cannot be done.
+        /// The unsupported feature.
         what: String,
-        /// What to do instead.
-        remedy: String,
+        /// The alternative.
+        remedy: Remedy,
     },
-    /// The caller asked for something that does not exist (a name, a token, an option).
+    /// The caller's request is invalid: an unknown name, token or option.
     #[error("{problem}")]
     Usage {
-        /// What is wrong with the request.
+        /// The problem with the request.
         problem: String,
-        /// What to ask for instead.
-        remedy: String,
+        /// A valid request.
+        remedy: Remedy,
     },
-    /// A model was not loaded: why, and what became of each way to load it.
+    /// A model could not be loaded; lists the outcome of each strategy.
     #[error("{error}{}", attempt::list(&error.to_string(), attempts))]
     Load {
-        /// Why.
+        /// The error of the strategy that applies.
         error: Box<Error>,
-        /// The ways, in their order.
+        /// The strategies in their order, each with its outcome.
         attempts: Vec<Attempt>,
     },
-    /// The engine refused.
+    /// An error of the engine.
     #[error(transparent)]
     Engine(#[from] pellucid_engine::Error),
 }
@@ -57,29 +58,29 @@ pub enum Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// An [`Error::Io`] that remembers its file.
+    /// Returns a function that makes an [`Error::Io`] about `path`.
     pub fn io(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Error {
         let path = path.into();
         move |source| Error::Io { path, source }
     }
 
     /// An [`Error::Invalid`].
-    pub fn invalid(path: impl Into<PathBuf>, problem: impl Into<String>, remedy: impl Into<String>) -> Error {
+    pub fn invalid(path: impl Into<PathBuf>, problem: impl Into<String>, remedy: impl Into<Remedy>) -> Error {
         Error::Invalid { path: path.into(), problem: problem.into(), remedy: remedy.into() }
     }
 
     /// An [`Error::Unsupported`].
-    pub fn unsupported(what: impl Into<String>, remedy: impl Into<String>) -> Error {
+    pub fn unsupported(what: impl Into<String>, remedy: impl Into<Remedy>) -> Error {
         Error::Unsupported { what: what.into(), remedy: remedy.into() }
     }
 
     /// An [`Error::Usage`].
-    pub fn usage(problem: impl Into<String>, remedy: impl Into<String>) -> Error {
+    pub fn usage(problem: impl Into<String>, remedy: impl Into<Remedy>) -> Error {
         Error::Usage { problem: problem.into(), remedy: remedy.into() }
     }
 
-    /// What the user can do about it, where there is more to say than the message.
-    pub fn remedy(&self) -> Option<&str> {
+    /// The remedy, if the error has one.
+    pub fn remedy(&self) -> Option<&Remedy> {
         match self {
             Error::Io { .. } => None,
             Error::Invalid { remedy, .. } | Error::Unsupported { remedy, .. } | Error::Usage { remedy, .. } => {
@@ -98,7 +99,7 @@ impl Error {
         }
     }
 
-    /// What went wrong, without the ways of loading that were tried.
+    /// The error itself, without the list of strategies of [`Error::Load`].
     pub fn cause(&self) -> &Error {
         match self {
             Error::Load { error, .. } => error.cause(),

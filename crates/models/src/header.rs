@@ -1,4 +1,5 @@
-//! The header of a safetensors file, without its data: even where that is cut off.
+//! Reads the header of a safetensors file only, so that a file with truncated data can be
+//! inspected.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -12,28 +13,28 @@ use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess
 use crate::checkpoint::StoredType;
 use crate::listing::LFS_POINTER;
 
-/// The reference implementation refuses longer headers, so no real file has one.
-const LONGEST: u64 = 100_000_000;
+/// Limit of the reference implementation.
+const MAX_HEADER_BYTES: u64 = 100_000_000;
 
-/// A tensor as the header describes it.
-pub(crate) struct Entry<'a> {
+/// Description of a tensor in the header.
+pub(crate) struct HeaderEntry<'a> {
     pub(crate) name: &'a str,
     pub(crate) dtype: &'static str,
     pub(crate) elements: u64,
 }
 
-/// What stands for a damaged file: the message that says so.
+/// Message about a damaged file.
 pub(crate) type Fault = String;
 
-/// Shows every tensor of a file to `visit`, in the order of the header.
-pub(crate) fn scan(path: &Path, visit: &mut dyn FnMut(&Entry<'_>)) -> Result<(), Fault> {
-    let said = |error: std::io::Error| error.to_string();
-    let mut file = File::open(path).map_err(said)?;
-    // Small headers come with the same call as their length.
+/// Calls `visit` for every tensor of a file, in the order of the header.
+pub(crate) fn scan(path: &Path, visit: &mut dyn FnMut(&HeaderEntry<'_>)) -> Result<(), Fault> {
+    let message = |error: std::io::Error| error.to_string();
+    let mut file = File::open(path).map_err(message)?;
+    // One read fetches the length and, if it is small, the whole header.
     let mut start = [0; 8192];
     let mut read = 0;
     while read < 8 {
-        match file.read(&mut start[read..]).map_err(said)? {
+        match file.read(&mut start[read..]).map_err(message)? {
             0 => return Err("the file is too short for a safetensors header".into()),
             more => read += more,
         }
@@ -43,24 +44,24 @@ pub(crate) fn scan(path: &Path, visit: &mut dyn FnMut(&Entry<'_>)) -> Result<(),
         return Err("this is a Git LFS pointer, not the weights".into());
     }
     let length = u64::from_le_bytes(length.try_into().map_err(|_| "no length".to_owned())?);
-    if length > LONGEST {
+    if length > MAX_HEADER_BYTES {
         return Err(format!("the header claims {length} bytes: this is not a safetensors file"));
     }
     if let Some(json) = rest.get(..length as usize) {
-        return entries(json, visit);
+        return parse_entries(json, visit);
     }
     let mut json = Vec::with_capacity(length as usize);
     json.extend_from_slice(rest);
-    file.take(length - rest.len() as u64).read_to_end(&mut json).map_err(said)?;
-    entries(&json, visit)
+    file.take(length - rest.len() as u64).read_to_end(&mut json).map_err(message)?;
+    parse_entries(&json, visit)
 }
 
-fn entries(json: &[u8], visit: &mut dyn FnMut(&Entry<'_>)) -> Result<(), Fault> {
+fn parse_entries(json: &[u8], visit: &mut dyn FnMut(&HeaderEntry<'_>)) -> Result<(), Fault> {
     let mut deserializer = serde_json::Deserializer::from_slice(json);
     Header(visit).deserialize(&mut deserializer).map_err(|error| format!("the header is not valid: {error}"))
 }
 
-struct Header<'v>(&'v mut dyn FnMut(&Entry<'_>));
+struct Header<'v>(&'v mut dyn FnMut(&HeaderEntry<'_>));
 
 impl<'de> DeserializeSeed<'de> for Header<'_> {
     type Value = ();
@@ -80,7 +81,7 @@ struct Info<'a> {
     shape: Elements,
 }
 
-/// How many elements a shape has.
+/// Number of elements of a shape.
 struct Elements(u64);
 
 impl<'de> Deserialize<'de> for Elements {
@@ -97,7 +98,7 @@ impl<'de> Deserialize<'de> for Elements {
                 let mut product = 1u64;
                 while let Some(size) = sizes.next_element::<u64>()? {
                     let next = product.checked_mul(size);
-                    product = next.ok_or_else(|| A::Error::custom("a shape is beyond any memory"))?;
+                    product = next.ok_or_else(|| A::Error::custom("the product of a shape overflows"))?;
                 }
                 Ok(Elements(product))
             }
@@ -124,7 +125,7 @@ impl<'de> Visitor<'de> for Header<'_> {
             let known = StoredType::from_name(&info.dtype).ok_or_else(|| {
                 A::Error::custom(format!("tensor `{name}`: unknown format {}", info.dtype.escape_debug()))
             })?;
-            (self.0)(&Entry { name: &name, dtype: known.name(), elements: info.shape.0 });
+            (self.0)(&HeaderEntry { name: &name, dtype: known.name(), elements: info.shape.0 });
         }
         Ok(())
     }

@@ -1,4 +1,5 @@
-//! JSON that came with a model, read as its author meant it or not at all.
+//! Strict JSON parsing for model files: duplicate keys are errors, and Python's `Infinity` is
+//! accepted.
 
 use std::fmt;
 use std::path::Path;
@@ -9,38 +10,39 @@ use serde_json::map::Entry;
 
 use crate::{Error, Result};
 
-/// What a classifier calls its outputs. No way of running a model depends on it, and large configurations are large because of it.
-const LABELS: [&str; 2] = ["id2label", "label2id"];
+/// Label tables of classifiers. They are skipped: nothing uses them, and they can be very large.
+const LABEL_KEYS: [&str; 2] = ["id2label", "label2id"];
 
-/// Parses what a model's author wrote: with the infinities of Python, and without keys that occur twice, of which nobody could say which counts.
+/// Parses JSON. A duplicate key is an error, because readers disagree on which value counts.
 pub(crate) fn parse(bytes: &[u8], origin: &Path) -> Result<Value> {
     parse_as(bytes, origin).map(|Strict(value)| value)
 }
 
-/// [`parse`] for a model's configuration, whose labels are passed over.
+/// Like [`parse`], without the label tables of a configuration.
 pub(crate) fn parse_config(bytes: &[u8], origin: &Path) -> Result<Value> {
-    parse_as(bytes, origin).map(|Unlabelled(value)| value)
+    parse_as(bytes, origin).map(|WithoutLabels(value)| value)
 }
 
-/// What is said of a file that holds another value than an object.
+/// The error for a file whose value is not an object.
 pub(crate) fn not_an_object(origin: &Path) -> Error {
-    Error::invalid(origin, "not a JSON object", "get the file anew from where the model came from")
+    Error::invalid(origin, "not a JSON object", "download the file again")
 }
 
-/// Parses only what is asked for. Keys that are not asked for are passed over, and may be anything.
+/// Parses JSON into a type, ignoring keys that the type does not have.
 pub(crate) fn parse_as<T: DeserializeOwned>(bytes: &[u8], origin: &Path) -> Result<T> {
-    let parsed = serde_json::from_slice(bytes).or_else(|error| match with_infinities(bytes) {
+    let parsed = serde_json::from_slice(bytes).or_else(|error| match replace_infinities(bytes) {
         Some(text) => serde_json::from_str(&text).map_err(|_| error),
         None => Err(error),
     });
     parsed.map_err(|error| {
-        let remedy = "get the file anew from where the model came from, or correct it there";
+        let remedy = "download the file again, or correct it";
         Error::invalid(origin, format!("not valid JSON: {error}"), remedy)
     })
 }
 
-/// Python writes infinity as a bare word, which JSON does not know: the text with such words made objects.
-fn with_infinities(bytes: &[u8]) -> Option<String> {
+/// Replaces bare `Infinity` and `-Infinity`, as Python writes them, by `{"__float__": "Infinity"}`
+/// objects. `None` if there are none.
+fn replace_infinities(bytes: &[u8]) -> Option<String> {
     let text = std::str::from_utf8(bytes).ok().filter(|text| text.contains("Infinity"))?;
     let mut out = String::with_capacity(text.len());
     let (mut in_text, mut escaped) = (false, false);
@@ -65,22 +67,22 @@ struct Strict(Value);
 
 impl<'de> Deserialize<'de> for Strict {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Strict, D::Error> {
-        deserializer.deserialize_any(StrictVisitor { passed_over: &[] }).map(Strict)
+        deserializer.deserialize_any(StrictVisitor { skipped: &[] }).map(Strict)
     }
 }
 
-/// The same without labels.
-struct Unlabelled(Value);
+/// Like [`Strict`], without label tables.
+struct WithoutLabels(Value);
 
-impl<'de> Deserialize<'de> for Unlabelled {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Unlabelled, D::Error> {
-        deserializer.deserialize_any(StrictVisitor { passed_over: &LABELS }).map(Unlabelled)
+impl<'de> Deserialize<'de> for WithoutLabels {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<WithoutLabels, D::Error> {
+        deserializer.deserialize_any(StrictVisitor { skipped: &LABEL_KEYS }).map(WithoutLabels)
     }
 }
 
 struct StrictVisitor {
-    /// Keys of the outermost object that are left out.
-    passed_over: &'static [&'static str],
+    /// Keys of the outermost object to skip.
+    skipped: &'static [&'static str],
 }
 
 impl<'de> Visitor<'de> for StrictVisitor {
@@ -129,14 +131,14 @@ impl<'de> Visitor<'de> for StrictVisitor {
     fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> std::result::Result<Value, A::Error> {
         let mut object = serde_json::Map::new();
         while let Some(key) = entries.next_key::<String>()? {
-            if self.passed_over.contains(&key.as_str()) {
+            if self.skipped.contains(&key.as_str()) {
                 entries.next_value::<IgnoredAny>()?;
                 continue;
             }
             match object.entry(key) {
-                Entry::Vacant(place) => {
+                Entry::Vacant(slot) => {
                     let Strict(value) = entries.next_value()?;
-                    place.insert(value);
+                    slot.insert(value);
                 }
                 Entry::Occupied(first) => {
                     let key = first.key().escape_debug();

@@ -1,22 +1,22 @@
-//! From a model directory or GGUF file to a running model with its tokenizer.
+//! Loads models: from a model directory or GGUF file to a [`LoadedModel`] with its tokenizer.
 //!
-//! The path that every model takes, from the files to [`LoadedModel`]:
+//! The stages of a load, from the files to [`LoadedModel`]:
 //!
-//! | module | its part |
+//! | module | task |
 //! |---|---|
-//! | [`source`] | where a model comes from (built-in, directory, GGUF): configuration, tensors, tokenizer, chat template |
-//! | [`checkpoint`], [`gguf`] | the files: every length checked before it is believed |
-//! | [`select_family`](mod@select_family), [`attempt`] | which family reads it, by which strategy, and what became of the others |
-//! | [`config`], [`families`] | `config.json` → architecture and table of names; one function a family |
-//! | [`tensors`], [`quantised`] | stored tensors under the names that Hugging Face uses; quantised layers made to look like ordinary ones |
-//! | [`names`], [`repair`] | which stored tensor is which weight; known variants of names, each use counted and reported |
-//! | [`load`](mod@load), [`adapter`] | weights found, checked, packed; adapters merged into them on the way |
-//! | [`share`] | weights that several loads share |
+//! | [`source`] | source of a model (built-in, directory, GGUF): configuration, tensors, tokenizer, chat template |
+//! | [`checkpoint`], [`gguf`] | file formats; every length in a file is checked before it is used |
+//! | [`select_family`](mod@select_family), [`attempt`] | selects the family and the strategy; records the outcome of each strategy |
+//! | [`config`], [`families`] | `config.json` → architecture and table of names; one function per family |
+//! | [`tensors`], [`quantized`] | stored tensors under the names that Hugging Face uses; quantized layers presented as f32 tensors |
+//! | [`names`], [`name_variants`] | maps weights to stored tensors; known variants of names, each match counted and reported |
+//! | [`load`](mod@load), [`adapter`] | finds, checks and packs weights; merges adapters |
+//! | [`share`] | weight sharing between loads of one process |
 //! | [`tokenizer`], [`chat`] | text to tokens and back |
-//! | [`model`] | all of it together: [`LoadedModel`] |
+//! | [`model`] | [`LoadedModel`]: all of the above together |
 //!
-//! Beside it: [`builtin`], the model inside this program; [`pull`], models by name; [`inspect`](mod@inspect), what a directory or file
-//! is and whether it would run, without loading it.
+//! Also: [`builtin`], the built-in model; [`pull`], downloads by name; [`inspect`](mod@inspect),
+//! which reports what a directory or file is and whether it would run, without loading it.
 
 pub mod adapter;
 pub mod attempt;
@@ -35,11 +35,11 @@ mod listing;
 pub mod load;
 mod load_tokenizer;
 pub mod model;
+pub mod name_variants;
 pub mod names;
 pub mod prepare;
 pub mod pull;
-pub mod quantised;
-pub mod repair;
+pub mod quantized;
 mod rope;
 pub mod select_family;
 pub mod share;
@@ -47,13 +47,17 @@ pub mod source;
 pub mod tensors;
 pub mod tokenizer;
 
-pub use attempt::{Attempt, Outcome, Strategy};
+#[doc(hidden)]
+pub use attempt::AttemptOutcome as Outcome;
+pub use attempt::{Attempt, AttemptOutcome, Strategy};
 pub use error::{Error, Result};
 pub use inspect::{Report, inspect, inspect_as};
 pub use load::{LoadOptions, Storage};
 pub use load_tokenizer::{load_tokenizer, tokenizer_of};
 pub use model::{LoadedModel, locate, program_of};
+pub use name_variants::NameVariant;
+#[doc(hidden)]
+pub use name_variants::NameVariant as Repair;
 pub use prepare::prepare;
-pub use repair::Repair;
 pub use select_family::{SelectedFamily, select_family, strategies};
 pub use source::ModelSource;

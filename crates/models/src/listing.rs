@@ -1,4 +1,4 @@
-//! A directory's entries, read once; and small files, read only up to the size that such files have.
+//! A directory listing that is read once, and size-limited reads of its files.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -9,44 +9,44 @@ use serde_json::Value;
 
 use crate::{Error, Result, json};
 
-/// What Git leaves in the place of a large file that was not fetched.
+/// Start of a Git LFS pointer, which stands in for a file that was not fetched.
 pub(crate) const LFS_POINTER: &[u8] = b"version https://git-lfs";
 
-/// How to get what a pointer of Git LFS stands for.
+/// Remedy for a Git LFS pointer.
 pub(crate) const FETCH_LFS: &str = "run `git lfs pull` in the model's directory";
 
-/// No file of settings that anyone needs is longer; the longest known, a tokenizer's, has a few megabytes.
-const LONGEST_JSON: u64 = 32 << 20;
+/// Size limit of JSON files. The largest that are needed, tokenizers, have a few megabytes.
+const MAX_JSON_BYTES: u64 = 32 << 20;
 
-/// Directories with more entries are listed no further: no model has as many files.
-const MOST_ENTRIES: usize = 100_000;
+/// Listing stops after this many entries; no model has as many files.
+const MAX_ENTRIES: usize = 100_000;
 
 /// The files and directories inside a directory, in order of name.
 pub(crate) struct Listing {
     pub(crate) dir: PathBuf,
-    entries: Vec<(String, Kind)>,
+    entries: Vec<(String, EntryKind)>,
 }
 
-/// What the directory itself says about an entry, without a look at it.
+/// File type as the directory records it, without a `stat` of the entry.
 #[derive(Clone, Copy, PartialEq)]
-enum Kind {
+enum EntryKind {
     File,
     Dir,
-    /// Hubs keep their files behind links, so they are followed, but only when somebody asks.
+    /// Hub caches store files as symbolic links. They are resolved on demand.
     Link,
-    /// Pipes and devices, of which opening one may wait forever.
+    /// Pipes and devices: opening one may block.
     Other,
 }
 
 impl Listing {
     pub(crate) fn read(dir: &Path) -> io::Result<Listing> {
         let mut entries = Vec::new();
-        for entry in std::fs::read_dir(dir)?.take(MOST_ENTRIES).flatten() {
+        for entry in std::fs::read_dir(dir)?.take(MAX_ENTRIES).flatten() {
             let kind = match entry.file_type() {
-                Ok(kind) if kind.is_file() => Kind::File,
-                Ok(kind) if kind.is_dir() => Kind::Dir,
-                Ok(kind) if kind.is_symlink() => Kind::Link,
-                _ => Kind::Other,
+                Ok(kind) if kind.is_file() => EntryKind::File,
+                Ok(kind) if kind.is_dir() => EntryKind::Dir,
+                Ok(kind) if kind.is_symlink() => EntryKind::Link,
+                _ => EntryKind::Other,
             };
             entries.push((entry.file_name().to_string_lossy().into_owned(), kind));
         }
@@ -54,36 +54,39 @@ impl Listing {
         Ok(Listing { dir: dir.to_owned(), entries })
     }
 
-    /// Whether nothing is there; links that lead nowhere are nothing.
+    /// Whether the directory has neither files nor directories; dangling links do not count.
     pub(crate) fn is_empty(&self) -> bool {
-        !self.entries.iter().any(|(name, kind)| self.is(name, *kind, Kind::File) || self.is(name, *kind, Kind::Dir))
+        !self
+            .entries
+            .iter()
+            .any(|(name, kind)| self.is(name, *kind, EntryKind::File) || self.is(name, *kind, EntryKind::Dir))
     }
 
     pub(crate) fn has(&self, file: &str) -> bool {
-        self.kind(file).is_some_and(|kind| self.is(file, kind, Kind::File))
+        self.kind(file).is_some_and(|kind| self.is(file, kind, EntryKind::File))
     }
 
     pub(crate) fn has_dir(&self, dir: &str) -> bool {
-        self.kind(dir).is_some_and(|kind| self.is(dir, kind, Kind::Dir))
+        self.kind(dir).is_some_and(|kind| self.is(dir, kind, EntryKind::Dir))
     }
 
     /// The names of the files.
     pub(crate) fn files(&self) -> impl Iterator<Item = &str> {
-        self.entries.iter().filter(|(name, kind)| self.is(name, *kind, Kind::File)).map(|(name, _)| name.as_str())
+        self.entries.iter().filter(|(name, kind)| self.is(name, *kind, EntryKind::File)).map(|(name, _)| name.as_str())
     }
 
     /// The names of the directories.
     pub(crate) fn dirs(&self) -> impl Iterator<Item = &str> {
-        self.entries.iter().filter(|(name, kind)| self.is(name, *kind, Kind::Dir)).map(|(name, _)| name.as_str())
+        self.entries.iter().filter(|(name, kind)| self.is(name, *kind, EntryKind::Dir)).map(|(name, _)| name.as_str())
     }
 
-    /// Directories inside that do not lead back to where we are: links are followed, circles are not.
+    /// Paths of the subdirectories. Links are followed unless they lead to a parent (a cycle).
     pub(crate) fn inner_dirs(&self) -> impl Iterator<Item = PathBuf> {
-        let of_kind = |kind: &Kind| matches!(kind, Kind::Dir | Kind::Link);
+        let of_kind = |kind: &EntryKind| matches!(kind, EntryKind::Dir | EntryKind::Link);
         self.entries.iter().filter(move |(_, kind)| of_kind(kind)).filter_map(|(name, kind)| {
             let path = self.dir.join(name);
             match kind {
-                Kind::Dir => Some(path),
+                EntryKind::Dir => Some(path),
                 _ => {
                     let (to, here) = (path.canonicalize().ok()?, self.dir.canonicalize().ok()?);
                     (to.is_dir() && !here.starts_with(&to)).then_some(path)
@@ -92,13 +95,13 @@ impl Listing {
         })
     }
 
-    /// The files whose names end so.
-    pub(crate) fn ending<'a>(&'a self, end: &'a str) -> impl Iterator<Item = &'a str> {
-        let named = self.entries.iter().filter(move |(name, _)| name.ends_with(end));
-        named.filter(|(name, kind)| self.is(name, *kind, Kind::File)).map(|(name, _)| name.as_str())
+    /// Names of the files with this suffix.
+    pub(crate) fn files_with_suffix<'a>(&'a self, suffix: &'a str) -> impl Iterator<Item = &'a str> {
+        let named = self.entries.iter().filter(move |(name, _)| name.ends_with(suffix));
+        named.filter(|(name, kind)| self.is(name, *kind, EntryKind::File)).map(|(name, _)| name.as_str())
     }
 
-    /// The sizes of these files, together.
+    /// Total size of these files.
     pub(crate) fn bytes<'a>(&self, names: impl IntoIterator<Item = &'a str>) -> u64 {
         let sizes = names.into_iter().filter(|name| self.has(name)).map(|name| self.size(name));
         sizes.fold(0, u64::saturating_add)
@@ -108,32 +111,32 @@ impl Listing {
         std::fs::metadata(self.dir.join(file)).map_or(0, |metadata| metadata.len())
     }
 
-    fn kind(&self, name: &str) -> Option<Kind> {
+    fn kind(&self, name: &str) -> Option<EntryKind> {
         let at = self.entries.binary_search_by(|(entry, _)| entry.as_str().cmp(name)).ok()?;
         Some(self.entries[at].1)
     }
 
-    /// Whether an entry is of a kind, where a link is what it leads to.
-    fn is(&self, name: &str, kind: Kind, wanted: Kind) -> bool {
-        if kind != Kind::Link {
+    /// Whether an entry is of a kind; links are resolved.
+    fn is(&self, name: &str, kind: EntryKind, wanted: EntryKind) -> bool {
+        if kind != EntryKind::Link {
             return kind == wanted;
         }
         std::fs::metadata(self.dir.join(name)).is_ok_and(|to| match wanted {
-            Kind::File => to.is_file(),
-            Kind::Dir => to.is_dir(),
-            Kind::Link | Kind::Other => false,
+            EntryKind::File => to.is_file(),
+            EntryKind::Dir => to.is_dir(),
+            EntryKind::Link | EntryKind::Other => false,
         })
     }
 
-    /// A file that is not longer than `most`; `None` where there is none.
-    pub(crate) fn contents(&self, file: &str, most: u64) -> Result<Option<Vec<u8>>> {
+    /// Reads a file of at most `limit` bytes; `None` if it does not exist.
+    pub(crate) fn contents(&self, file: &str, limit: u64) -> Result<Option<Vec<u8>>> {
         if !self.has(file) {
             return Ok(None);
         }
         let path = self.dir.join(file);
-        let bytes = first_bytes(&path, most + 1).map_err(Error::io(&path))?;
-        if bytes.len() as u64 > most {
-            return Err(too_long(path, self.size(file), most));
+        let bytes = first_bytes(&path, limit + 1).map_err(Error::io(&path))?;
+        if bytes.len() as u64 > limit {
+            return Err(too_long(path, self.size(file), limit));
         }
         if bytes.starts_with(LFS_POINTER) {
             return Err(Error::invalid(path, "this is a Git LFS pointer, not the file itself", FETCH_LFS));
@@ -141,18 +144,18 @@ impl Listing {
         Ok(Some(bytes))
     }
 
-    /// A file that is not longer than `most`, mapped, so that only what is looked at is read; `None` where there is none.
-    pub(crate) fn mapped(&self, file: &str, most: u64) -> Result<Option<Mmap>> {
+    /// Memory-maps a file of at most `limit` bytes; `None` if it does not exist.
+    pub(crate) fn map_file(&self, file: &str, limit: u64) -> Result<Option<Mmap>> {
         let path = self.dir.join(file);
         match (self.has(file), self.size(file)) {
             (false, _) => return Ok(None),
             (true, 0) => return Err(Error::invalid(path, "the file is empty", "download it again")),
-            (true, size) if size > most => return Err(too_long(path, size, most)),
+            (true, size) if size > limit => return Err(too_long(path, size, limit)),
             _ => {}
         }
         let opened = File::open(&path).map_err(Error::io(&path))?;
-        // SAFETY: the map is private to reading. Should another program cut the file while it is mapped, reading it
-        // ends the process; no program that reads models by mapping them can rule that out.
+        // SAFETY: the map is read-only. If another process truncates the file while it is mapped,
+        // reading it raises SIGBUS; this cannot be ruled out for mapped files.
         let map = unsafe { Mmap::map(&opened) }.map_err(Error::io(&path))?;
         if map.starts_with(LFS_POINTER) {
             return Err(Error::invalid(path, "this is a Git LFS pointer, not the file itself", FETCH_LFS));
@@ -160,12 +163,12 @@ impl Listing {
         Ok(Some(map))
     }
 
-    /// A file of settings, as it is; `None` where there is none.
+    /// Reads a JSON file as bytes; `None` if it does not exist.
     pub(crate) fn settings(&self, file: &str) -> Result<Option<Vec<u8>>> {
-        self.contents(file, LONGEST_JSON)
+        self.contents(file, MAX_JSON_BYTES)
     }
 
-    /// A file that holds a JSON object; `None` where there is none.
+    /// Reads a JSON object; `None` if the file does not exist.
     pub(crate) fn json(&self, file: &str) -> Result<Option<Value>> {
         let Some(bytes) = self.settings(file)? else { return Ok(None) };
         let path = self.dir.join(file);
@@ -174,14 +177,14 @@ impl Listing {
     }
 }
 
-fn too_long(path: PathBuf, size: u64, most: u64) -> Error {
-    let problem = format!("{size} bytes, where no such file has more than {most}");
-    Error::invalid(path, problem, "get the file anew from where the model came from")
+fn too_long(path: PathBuf, size: u64, limit: u64) -> Error {
+    let problem = format!("the file has {size} bytes; the limit for such files is {limit}");
+    Error::invalid(path, problem, "download the file again")
 }
 
-/// The beginning of a file.
-pub(crate) fn first_bytes(path: &Path, most: u64) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::with_capacity(most.min(4096) as usize);
-    File::open(path)?.take(most).read_to_end(&mut bytes)?;
+/// Reads the first `limit` bytes of a file.
+pub(crate) fn first_bytes(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(limit.min(4096) as usize);
+    File::open(path)?.take(limit).read_to_end(&mut bytes)?;
     Ok(bytes)
 }

@@ -1,85 +1,93 @@
-//! From stored tensors to a program's weights: found, checked, packed; nothing missing, nothing substituted.
+//! Loads the weights of a program: finds the stored tensors, decodes, checks and packs them.
+//!
+//! Loading is strict: a missing, surplus or wrongly shaped tensor or a non-finite element is an
+//! error, and nothing is ever filled in. Matrices are decoded row by row into their packed form;
+//! quantized ones keep their encoding.
 
 use crate::adapter::{self, Adapter, Changes};
-use crate::compare::find;
+use crate::compare::find_sources;
 use crate::error::{Error, Result};
 use crate::families::Family;
 use crate::gguf::RowOrder;
-use crate::names::{Names, Part, Source};
-use crate::repair::Repair;
-use crate::tensors::{Stored, Tensors};
+use crate::name_variants::NameVariant;
+use crate::names::{Names, StoredPart, WeightSource};
+use crate::tensors::{StoredTensor, Tensors};
 use pellucid_engine::{Program, Weight, WeightKind, WeightSpec, Weights};
 use pellucid_kernels::attention::KvFormat;
 use pellucid_kernels::encoding::{self, Encoding};
 use pellucid_kernels::matrix::RowBytes;
-use pellucid_kernels::memory::Room;
+use pellucid_kernels::memory::SlabReservation;
 use pellucid_kernels::{DType, Matrix, Pool};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// How matrices are kept in memory.
+/// Format of matrices in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Storage {
-    /// As in the file: quantised blocks stay quantised.
+    /// As in the file: quantized blocks stay quantized.
     #[default]
     AsStored,
-    /// All in this format.
+    /// All converted to this dtype.
     As(DType),
 }
 
-/// How to load.
+/// Options of a load.
 #[derive(Clone, Default)]
 pub struct LoadOptions {
-    /// How matrices are kept in memory.
+    /// Format of matrices in memory.
     pub storage: Storage,
-    /// The threads that load and run; the shared ones where absent.
+    /// Threads that load and run the model; the global pool if absent.
     pub pool: Option<Arc<Pool>>,
-    /// How keys and values are kept between tokens.
+    /// Format of the KV cache.
     pub kv: KvFormat,
-    /// Directories of LoRA adapters (PEFT's layout) that are merged into the weights, one after the other.
+    /// Directories of LoRA adapters (PEFT's layout) to merge into the weights, in this order.
     pub adapters: Vec<PathBuf>,
-    /// The family that a model is read as when its own type is not native. It has to fit completely, and the loaded model
-    /// carries a warning; for a model whose own type is native and another, it is an error.
+    /// Family to read a model as whose own type is not native. The model must fit it completely and
+    /// gets a warning. An error if the model's own type is native and differs.
     pub assume: Option<String>,
 }
 
 /// A program with its weights.
-pub struct Loaded {
+pub struct LoadedWeights {
     /// The program.
     pub program: Program,
-    /// Its weights, in its order.
+    /// Its weights, in the program's order.
     pub weights: Weights,
-    /// The known variants of names by which some of them were found.
-    pub repairs: Vec<Repair>,
+    /// Name variants under which some of them were found.
+    pub name_variants: Vec<NameVariant>,
 }
 
-/// Where the weights of a program are stored.
-pub(crate) struct FoundWeights<'a> {
+/// The stored tensors of a program's weights.
+pub(crate) struct WeightSources<'a> {
     program: Program,
     /// The stored tensor of each weight, in the program's order.
-    sources: Vec<Source>,
-    /// What adapters make of each weight, in the same order.
+    sources: Vec<WeightSource>,
+    /// The adapters' changes to each weight, in the same order.
     changes: Vec<Changes<'a>>,
-    /// The known variants of names by which some of them were found.
-    pub(crate) repairs: Vec<Repair>,
+    /// Name variants under which some of them were found.
+    pub(crate) name_variants: Vec<NameVariant>,
 }
 
-/// Finds a stored tensor for each weight of a family's program, and the weight for each tensor of the adapters. It reads headers only, and
-/// reports everything that is missing, surplus or mis-shaped at once.
+/// Finds the stored tensor of each weight and the weight of each adapter tensor, reading headers
+/// only.
+///
+/// # Errors
+/// Lists every missing, surplus and wrongly shaped tensor.
 pub(crate) fn find_weights<'a>(
     family: &Family,
     tensors: &Tensors,
     adapters: &'a [Adapter],
     origin: &Path,
-) -> Result<FoundWeights<'a>> {
+) -> Result<WeightSources<'a>> {
     let (program, names, changes) = match_adapters(family, adapters)?;
-    let (sources, repairs) = find(&program, &names, tensors, origin)?;
-    Ok(FoundWeights { program, sources, changes, repairs })
+    let (sources, name_variants) = find_sources(&program, &names, tensors, origin)?;
+    Ok(WeightSources { program, sources, changes, name_variants })
 }
 
-/// The program of a family with adapters, the table of its weights' names, and what the adapters make of each weight.
+/// Returns the program of a family with adapters, its table of names, and the adapters' changes to
+/// each weight.
 pub(crate) fn match_adapters<'a>(
     family: &Family,
     adapters: &'a [Adapter],
@@ -90,13 +98,14 @@ pub(crate) fn match_adapters<'a>(
     let program = Program::new(architecture)?;
     let changes = adapter::changes(adapters, &program, &names)?;
     if untied {
-        // The head of a model that ties it is stored as the embedding.
+        // A tied head is stored as the embedding.
         names = names.with_alternative("head", "embed");
     }
     Ok((program, names, changes))
 }
 
-/// Loads every weight of a family's program, with adapters merged into them. `progress` receives the fraction done.
+/// Loads all weights of a family's program and merges the adapters. `progress` receives the
+/// fraction done.
 pub fn load(
     family: &Family,
     tensors: Arc<Tensors>,
@@ -105,21 +114,23 @@ pub fn load(
     storage: Storage,
     pool: &Pool,
     progress: &mut dyn FnMut(f32),
-) -> Result<Loaded> {
-    let FoundWeights { program, sources, changes, repairs } = find_weights(family, &tensors, adapters, origin)?;
-    let mut left: HashMap<&str, usize> = HashMap::new();
-    sources.iter().for_each(|source| *left.entry(source.tensor.as_str()).or_default() += 1);
+) -> Result<LoadedWeights> {
+    let WeightSources { program, sources, changes, name_variants } = find_weights(family, &tensors, adapters, origin)?;
+    let mut pending: HashMap<&str, usize> = HashMap::new();
+    sources.iter().for_each(|source| *pending.entry(source.tensor.as_str()).or_default() += 1);
     let unchanged = program.weights().iter().zip(&sources).zip(&changes).filter(|(_, changes)| changes.is_none());
     let bytes = unchanged.map(|((spec, source), _)| packed_bytes(spec, source, &tensors, storage)).sum();
-    // While this guard lives, the matrices that this thread packs (`Matrix::pack`, `Matrix::encoded`) are allocated from one slab.
-    let slab_of_weights = Room::new(bytes);
+    // While this guard lives, `Matrix::pack` and `Matrix::encoded` on this thread allocate from one
+    // slab.
+    let slab_of_weights = SlabReservation::new(bytes);
     let mut weights = Vec::with_capacity(sources.len());
     for (index, ((spec, source), changes)) in program.weights().iter().zip(&sources).zip(&changes).enumerate() {
         let weight = load_weight(spec, source, &tensors, changes, storage, pool)?;
-        // A stored tensor that several weights share is dropped after the last of them; one that is used in place stays.
+        // Pages of a stored tensor are released after its last weight, unless a matrix reads them
+        // in place.
         let in_place = matches!(&weight, Weight::Matrix(matrix) if matrix.is_in_place())
-            && tensors.get(&source.tensor).is_some_and(|stored| stored.made.is_none());
-        if let Some(count) = left.get_mut(source.tensor.as_str()) {
+            && tensors.get(&source.tensor).is_some_and(|stored| stored.dequantized.is_none());
+        if let Some(count) = pending.get_mut(source.tensor.as_str()) {
             *count -= 1;
             if *count == 0 && !in_place {
                 tensors.forget(&source.tensor);
@@ -129,77 +140,77 @@ pub fn load(
         progress((index + 1) as f32 / sources.len() as f32);
     }
     drop(slab_of_weights);
-    Ok(Loaded { program, weights: Weights::new(weights), repairs })
+    Ok(LoadedWeights { program, weights: Weights::new(weights), name_variants })
 }
 
-/// Bytes that a matrix will take in memory, as far as its header tells.
-fn packed_bytes(spec: &WeightSpec, source: &Source, tensors: &Tensors, storage: Storage) -> usize {
+/// Bytes of a packed matrix, from its header; 0 if they are not allocated from the slab.
+fn packed_bytes(spec: &WeightSpec, source: &WeightSource, tensors: &Tensors, storage: Storage) -> usize {
     let Some(stored) = tensors.get(&source.tensor) else { return 0 };
     let Ok(encoding) = stored.encoding else { return 0 };
-    if spec.kind == WeightKind::Vector || stored.made.is_some() {
+    if spec.kind == WeightKind::Vector || stored.dequantized.is_some() {
         return 0;
     }
-    let view = View::new(spec, source, &stored, encoding);
-    match view.kept(storage, true, false) {
-        Kept::AsStored => Matrix::encoded_bytes(view.rows, view.cols, encoding),
-        Kept::Packed(dtype) => Matrix::packed_bytes(view.rows, view.cols, dtype),
+    let view = WeightView::new(spec, source, &stored, encoding);
+    match view.matrix_form(storage, true, false) {
+        MatrixForm::Encoded => Matrix::encoded_bytes(view.rows, view.cols, encoding),
+        MatrixForm::Packed(dtype) => Matrix::packed_bytes(view.rows, view.cols, dtype),
     }
 }
 
-/// Loads one weight: decoded row by row and packed, or kept as it is stored.
+/// Loads one weight: decoded row by row and packed, or left in its stored encoding.
 fn load_weight(
     spec: &WeightSpec,
-    source: &Source,
+    source: &WeightSource,
     tensors: &Arc<Tensors>,
     changes: &Changes,
     storage: Storage,
     pool: &Pool,
 ) -> Result<Weight> {
-    if !source.more.is_empty() {
-        return in_pieces(spec, source, tensors);
+    if !source.more_pieces.is_empty() {
+        return load_pieces(spec, source, tensors);
     }
     let gone = || Error::usage(format!("{} disappeared while loading", source.tensor), "load the model again");
-    let (stored, source) = match changes.whole() {
-        Some(whole) => whole,
+    let (stored, source) = match changes.replacement() {
+        Some(replacement) => replacement,
         None => (tensors.get(&source.tensor).ok_or_else(gone)?, source),
     };
-    let sums = changes.ready()?;
+    let updates = changes.read_updates()?;
     let encoding = stored.encoding.map_err(|format| {
         Error::unsupported(
             format!("{}: tensor {} is stored as {format}", stored.path.display(), source.tensor),
             "convert the weights to F32, F16 or BF16",
         )
     })?;
-    let view = View::new(spec, source, &stored, encoding);
-    if let Some(made) = &stored.made {
-        made.check()?;
+    let view = WeightView::new(spec, source, &stored, encoding);
+    if let Some(tensor) = &stored.dequantized {
+        tensor.check()?;
     }
     let bad = AtomicUsize::new(usize::MAX);
     let check = |row: usize, values: &[f32]| {
-        // Without an early end the compiler looks at several numbers at a time.
+        // No early exit, so that the loop vectorizes.
         if values.iter().fold(false, |bad, x| bad | !x.is_finite()) {
             bad.fetch_min(row, Ordering::Relaxed);
         }
     };
-    let kept = match (&stored.made, storage) {
-        (Some(made), Storage::AsStored) if spec.kind != WeightKind::Vector && sums.is_empty() => {
-            made.blocks(pool, view.rows, view.cols, &|row| view.place(row))
+    let blocks = match (&stored.dequantized, storage) {
+        (Some(tensor), Storage::AsStored) if spec.kind != WeightKind::Vector && updates.is_empty() => {
+            tensor.to_blocks(pool, view.rows, view.cols, &|row| view.tensor_row(row))
         }
         _ => None,
     };
-    if let Some((encoding, rows)) = kept {
+    if let Some((encoding, rows)) = blocks {
         return Ok(Weight::Matrix(Matrix::encoded(pool, view.rows, view.cols, encoding, Box::new(rows))));
     }
-    let weight = match (spec.kind, view.kept(storage, changes.is_none(), !sums.is_empty())) {
+    let weight = match (spec.kind, view.matrix_form(storage, changes.is_none(), !updates.is_empty())) {
         (WeightKind::Vector, _) => {
             let mut vector = view.vector(stored.bytes);
             for (row, x) in vector.iter_mut().enumerate() {
-                sums.iter().for_each(|sum| sum.apply(row, std::slice::from_mut(x)));
+                updates.iter().for_each(|update| update.apply(row, std::slice::from_mut(x)));
             }
             check(0, &vector);
             Weight::Vector(vector)
         }
-        (_, Kept::AsStored) => {
+        (_, MatrixForm::Encoded) => {
             let rows = EncodedRows::new(tensors, &stored, view.clone());
             pool.run(view.rows.div_ceil(64), &|part| {
                 for row in part * 64..((part + 1) * 64).min(view.rows) {
@@ -210,29 +221,31 @@ fn load_weight(
             });
             Weight::Matrix(Matrix::encoded(pool, view.rows, view.cols, encoding, Box::new(rows)))
         }
-        (_, Kept::Packed(dtype)) => Weight::Matrix(Matrix::pack(pool, view.rows, view.cols, dtype, &|row, out| {
-            view.row(&stored, row, out);
-            sums.iter().for_each(|sum| sum.apply(row, out));
-            check(row, out);
-        })),
+        (_, MatrixForm::Packed(dtype)) => {
+            Weight::Matrix(Matrix::pack(pool, view.rows, view.cols, dtype, &|row, out| {
+                view.row(&stored, row, out);
+                updates.iter().for_each(|update| update.apply(row, out));
+                check(row, out);
+            }))
+        }
     };
     match bad.into_inner() {
         usize::MAX => Ok(weight),
         row => Err(Error::invalid(
             stored.path,
-            format!("tensor {} holds a number that is not finite (row {row} of {})", source.tensor, spec.name),
-            "the file is damaged or the training diverged: get it anew",
+            format!("tensor {} has a non-finite element (row {row} of {})", source.tensor, spec.name),
+            "the file is damaged or the training diverged: download it again",
         )),
     }
 }
 
-/// A vector that is stored in pieces.
-fn in_pieces(spec: &WeightSpec, source: &Source, tensors: &Arc<Tensors>) -> Result<Weight> {
+/// Loads a vector that is stored in pieces.
+fn load_pieces(spec: &WeightSpec, source: &WeightSource, tensors: &Arc<Tensors>) -> Result<Weight> {
     let mut whole = Vec::with_capacity(spec.shape.iter().product());
     for name in source.tensors() {
         let Some(stored) = tensors.get(name) else { continue };
         let one = WeightSpec { shape: vec![stored.shape.iter().product()], ..spec.clone() };
-        let piece = Source { tensor: name.into(), more: Vec::new(), ..source.clone() };
+        let piece = WeightSource { tensor: name.into(), more_pieces: Vec::new(), ..source.clone() };
         if let Weight::Vector(vector) =
             load_weight(&one, &piece, tensors, &Changes::default(), Storage::AsStored, &Pool::new(1))?
         {
@@ -242,18 +255,20 @@ fn in_pieces(spec: &WeightSpec, source: &Source, tensors: &Arc<Tensors>) -> Resu
     Ok(Weight::Vector(whole))
 }
 
-/// How a matrix is kept.
-enum Kept {
-    AsStored,
+/// Form of a matrix in memory.
+enum MatrixForm {
+    /// In its stored (quantized) encoding.
+    Encoded,
+    /// Packed into panels of this dtype.
     Packed(DType),
 }
 
-/// How a weight's rows lie in its stored tensor.
+/// A weight as a view of its stored tensor: `[rows, cols]`, with the mapping to stored rows.
 #[derive(Clone)]
-struct View {
-    part: Part,
+struct WeightView {
+    part: StoredPart,
     /// Stored as `[inputs, outputs]`.
-    across: bool,
+    transposed: bool,
     encoding: Encoding,
     order: RowOrder,
     rows: usize,
@@ -262,13 +277,13 @@ struct View {
     stored_rows: usize,
 }
 
-impl View {
-    fn new(spec: &WeightSpec, source: &Source, stored: &Stored, encoding: Encoding) -> View {
+impl WeightView {
+    fn new(spec: &WeightSpec, source: &WeightSource, stored: &StoredTensor, encoding: Encoding) -> WeightView {
         let rows = spec.shape[0];
-        View {
+        WeightView {
             part: source.part,
-            // A GGUF file holds the transpose of what such a checkpoint holds.
-            across: source.transposed && stored.order != RowOrder::Transposed,
+            // GGUF files hold the transpose of such a checkpoint's matrix.
+            transposed: source.transposed && stored.order != RowOrder::Transposed,
             encoding,
             order: stored.order,
             rows,
@@ -277,26 +292,28 @@ impl View {
         }
     }
 
-    /// Whether the stored rows can be multiplied as they are: quantised, whole blocks, and not across the rows.
+    /// Whether the stored rows can be used in place: quantized, not transposed, whole blocks per
+    /// row.
     fn in_place(&self) -> bool {
-        self.encoding.is_quantised() && !self.across && self.cols.is_multiple_of(self.encoding.block_len())
+        self.encoding.is_quantized() && !self.transposed && self.cols.is_multiple_of(self.encoding.block_len())
     }
 
-    /// How the matrix is kept: `unchanged` if it is what is stored, `summed` if something is added to it.
-    fn kept(&self, storage: Storage, unchanged: bool, summed: bool) -> Kept {
+    /// Form of the matrix in memory. `unchanged`: no adapter touches it; `updated`: an adapter adds
+    /// to it.
+    fn matrix_form(&self, storage: Storage, unchanged: bool, updated: bool) -> MatrixForm {
         match (storage, self.encoding) {
-            (Storage::As(dtype), _) => Kept::Packed(dtype),
-            _ if unchanged && self.in_place() => Kept::AsStored,
-            // A sum is seldom exact in less.
-            _ if summed => Kept::Packed(DType::F32),
-            (_, Encoding::BF16) => Kept::Packed(DType::Bf16),
-            (_, Encoding::F16) => Kept::Packed(DType::F16),
-            _ => Kept::Packed(DType::F32),
+            (Storage::As(dtype), _) => MatrixForm::Packed(dtype),
+            _ if unchanged && self.in_place() => MatrixForm::Encoded,
+            // A 16-bit format would round the sum of weight and update.
+            _ if updated => MatrixForm::Packed(DType::F32),
+            (_, Encoding::BF16) => MatrixForm::Packed(DType::Bf16),
+            (_, Encoding::F16) => MatrixForm::Packed(DType::F16),
+            _ => MatrixForm::Packed(DType::F32),
         }
     }
 
-    /// Rows of the matrices before this one in its stack.
-    fn before(&self) -> usize {
+    /// Total rows of the matrices before this one in its stack.
+    fn stack_offset(&self) -> usize {
         self.part.stack.map_or(0, |stack| stack.index * self.stored_rows)
     }
 
@@ -304,29 +321,29 @@ impl View {
         self.order.source_row(self.part.stored_row(row), self.stored_rows)
     }
 
-    /// The place of a row among all rows of the stored tensor, if it is stored along.
-    fn place(&self, row: usize) -> usize {
-        self.before() + self.stored_row(row)
+    /// Index of a row in the whole stored tensor. Only for tensors that are not transposed.
+    fn tensor_row(&self, row: usize) -> usize {
+        self.stack_offset() + self.stored_row(row)
     }
 
-    /// The bytes of a row that is stored along.
+    /// Bytes of a row. Only for tensors that are not transposed.
     fn row_bytes<'a>(&self, bytes: &'a [u8], row: usize) -> &'a [u8] {
         let size = self.encoding.bytes_for(self.cols).unwrap_or(0);
-        &bytes[self.place(row) * size..][..size]
+        &bytes[self.tensor_row(row) * size..][..size]
     }
 
     /// Decodes a row.
-    fn row(&self, stored: &Stored, row: usize, out: &mut [f32]) {
-        if let Some(made) = &stored.made {
-            return made.row(self.place(row), out);
+    fn row(&self, stored: &StoredTensor, row: usize, out: &mut [f32]) {
+        if let Some(tensor) = &stored.dequantized {
+            return tensor.row(self.tensor_row(row), out);
         }
         let bytes = stored.bytes;
-        if !self.across {
+        if !self.transposed {
             return encoding::decode(self.encoding, self.row_bytes(bytes, row), out);
         }
-        // Only plain number formats are ever stored across, so one number can be read at a time.
+        // Transposed tensors are never quantized, so single elements can be decoded.
         let (size, column) = (self.encoding.block_bytes(), self.part.stored_row(row));
-        let first = self.before() * self.cols;
+        let first = self.stack_offset() * self.cols;
         for (input, x) in out.iter_mut().enumerate() {
             encoding::decode(
                 self.encoding,
@@ -337,10 +354,10 @@ impl View {
     }
 
     fn vector(&self, bytes: &[u8]) -> Vec<f32> {
-        // A vector may have several axes: a row is what lies along all but the first.
+        // A vector may have several axes; `cols` is the product of all but the first.
         let mut all = vec![0.0; self.rows * self.cols];
-        if self.encoding.is_quantised() {
-            // Blocks run across rows: decode them all, then take the rows.
+        if self.encoding.is_quantized() {
+            // Blocks may span rows: decode the whole tensor, then select the rows.
             let mut stored = vec![0.0; self.stored_rows * self.cols];
             encoding::decode(self.encoding, bytes, &mut stored);
             for (row, out) in all.chunks_exact_mut(self.cols).enumerate() {
@@ -350,25 +367,26 @@ impl View {
         }
         let size = self.encoding.bytes_for(self.cols).unwrap_or(0);
         for (row, out) in all.chunks_exact_mut(self.cols).enumerate() {
-            let at = (self.before() + self.stored_row(row)) * size;
+            let at = (self.stack_offset() + self.stored_row(row)) * size;
             encoding::decode(self.encoding, &bytes[at..at + size], out);
         }
         all
     }
 }
 
-/// Rows that are multiplied straight from the mapped file.
+/// Rows of an encoded matrix, read from the mapped file.
 struct EncodedRows {
     /// Keeps the mapping alive that `bytes` points into.
     _tensors: Arc<Tensors>,
     bytes: &'static [u8],
-    view: View,
+    view: WeightView,
 }
 
 impl EncodedRows {
-    fn new(tensors: &Arc<Tensors>, stored: &Stored, view: View) -> EncodedRows {
-        // SAFETY: the bytes belong to a mapping (or vector) inside `tensors`, which never moves nor changes while the `Arc` beside them lives;
-        // they leave this struct only as borrows of it.
+    fn new(tensors: &Arc<Tensors>, stored: &StoredTensor, view: WeightView) -> EncodedRows {
+        // SAFETY: the bytes belong to a mapping (or vector) inside `tensors`, which neither moves
+        // nor changes while the `Arc` in this struct lives; they leave the struct only as borrows
+        // of it.
         let bytes = unsafe { std::slice::from_raw_parts(stored.bytes.as_ptr(), stored.bytes.len()) };
         EncodedRows { _tensors: tensors.clone(), bytes, view }
     }

@@ -1,19 +1,22 @@
-//! The tokenizer of a path: its own or, for something that belongs to another model, that of its base model.
+//! Finds the tokenizer of a path: its own, or that of the base model of an adapter or autoencoder.
 //!
-//! An adapter and a folder of sparse autoencoders name the model that they were made for. Its tokenizer is taken where that model is
-//! at hand: in the same folder, beside it, among the pulled models or in the Hugging Face cache. No other tokenizer is ever taken.
+//! Adapters and sparse autoencoders name their base model. It is looked for in the same folder, in
+//! a sibling directory, among the pulled models and in the Hugging Face cache. No other tokenizer
+//! is used.
 
 use crate::gguf;
 use crate::source::{ModelSource, base_candidates};
-use crate::tokenizer::{FORMS, Tokenizer};
+use crate::tokenizer::{TOKENIZER_FILES, Tokenizer};
 use crate::{Error, Result, adapter, inspect, pull};
+use pellucid_engine::Remedy;
 use std::path::{Path, PathBuf};
 
-/// Loads the tokenizer of a directory or GGUF file; of an adapter's or sparse autoencoder's base model where it has none of its own.
-/// [`Tokenizer::origin`] says which file it came from, [`Tokenizer::base`] whose it is.
+/// Loads the tokenizer of a directory or GGUF file. An adapter or sparse autoencoder without one
+/// uses that of its base model. [`Tokenizer::origin`] is the file, [`Tokenizer::base`] the base
+/// model.
 ///
 /// # Errors
-/// If there is none: the error says what was looked for, and where.
+/// If there is none; the error lists the files and directories that were tried.
 pub fn load_tokenizer(path: &Path) -> Result<Tokenizer> {
     if path.is_file() {
         return ModelSource::open(Some(path))?.tokenizer()?.ok_or_else(|| missing(path, None, &[]));
@@ -32,26 +35,26 @@ pub fn load_tokenizer(path: &Path) -> Result<Tokenizer> {
     let candidates = base_candidates(path, &base);
     for dir in candidates.iter().filter(|dir| dir.is_dir()) {
         if let Some(tokenizer) = Tokenizer::from_dir(dir)? {
-            return Ok(tokenizer.of_base(base));
+            return Ok(tokenizer.with_base(base));
         }
     }
     if let Ok(file) = pull::resolve(&base)
         && file.is_file()
         && let Some(tokenizer) = ModelSource::open(Some(&file))?.tokenizer()?
     {
-        return Ok(tokenizer.of_base(base));
+        return Ok(tokenizer.with_base(base));
     }
     Err(missing(path, Some(&base), &candidates))
 }
 
-/// The tokenizer of a directory, GGUF file or (where absent) the built-in model, if it has one, without its weights; of an adapter, that
-/// of its base model.
+/// Loads the tokenizer of a directory, a GGUF file or (if `path` is absent) the built-in model,
+/// without its weights. For an adapter, that of its base model. `None` if there is no tokenizer.
 pub fn tokenizer_of(path: Option<&Path>) -> Result<Option<Tokenizer>> {
     ModelSource::open(path)?.tokenizer()
 }
 
 fn missing(path: &Path, base: Option<&str>, candidates: &[PathBuf]) -> Error {
-    let forms = FORMS.join(", ");
+    let forms = TOKENIZER_FILES.join(", ");
     let problem = match base {
         None if path.is_file() => format!("the file holds no tokenizer ({} is missing)", gguf::TOKENIZER_MODEL),
         None => format!("there is no tokenizer here; looked for {forms}"),
@@ -61,15 +64,13 @@ fn missing(path: &Path, base: Option<&str>, candidates: &[PathBuf]) -> Error {
         ),
     };
     let remedy = match base {
-        None => {
-            "put the tokenizer that came with the model beside its weights; another model's is never taken".to_owned()
-        }
-        Some(base) => format!("pull the base model (`pellucid pull {base}`), or put its tokenizer here"),
+        None => "put the model's tokenizer into the directory of its weights; another model's is never used".into(),
+        Some(base) => Remedy::PullBase(base.into()),
     };
     Error::invalid(path, problem, remedy)
 }
 
-/// The model that a directory was made for, if it says so.
+/// The base model that an adapter's or autoencoder's directory names.
 fn base_model(dir: &Path) -> Result<Option<String>> {
     if dir.join(adapter::CONFIG).is_file() {
         return adapter::base_of(dir);

@@ -1,4 +1,4 @@
-//! A loaded model: program, weights, tokenizer, chat template, and the text-level calls that need them together.
+//! [`LoadedModel`]: program, weights, tokenizer and chat template, with the calls on text.
 
 use crate::adapter::Adapter;
 use crate::attempt::Strategy;
@@ -7,18 +7,18 @@ use crate::chat::{ChatTemplate, Message};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::load::{LoadOptions, load};
-use crate::repair::Repair;
+use crate::name_variants::NameVariant;
 use crate::select_family::{SelectedFamily, select_family};
 use crate::share;
-use crate::tokenizer::{FORMS, Tokenizer};
-use pellucid_engine::{Control, Finish, GenerateOptions, Generation, Model, Plan, Program};
+use crate::tokenizer::{TOKENIZER_FILES, Tokenizer};
+use pellucid_engine::{Control, Finish, GenerateOptions, Generation, Model, Plan, Program, Remedy};
 use pellucid_kernels::Pool;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A model with everything that came with it.
+/// A model with its tokenizer and chat template.
 pub struct LoadedModel {
-    /// What it is called, for people.
+    /// Name for display: the last component of its path.
     pub name: String,
     /// The engine's model.
     pub model: Model,
@@ -26,38 +26,40 @@ pub struct LoadedModel {
     pub tokenizer: Option<Tokenizer>,
     /// Its chat template, if it came with one.
     pub chat: Option<ChatTemplate>,
-    /// Tokens that end a text.
+    /// End-of-text tokens.
     pub eos: Vec<u32>,
-    /// What the caller should be told before relying on its numbers: that it runs as a family which it does not name.
+    /// Warnings, such as that the model runs as a family other than its own type.
     pub warnings: Vec<String>,
-    /// How it was loaded.
+    /// The strategy that loaded it.
     pub strategy: Strategy,
-    /// The known variants of names by which some of its weights were found: the names of its family are others.
-    pub repairs: Vec<Repair>,
+    /// Variants of tensor names under which some of its weights were found.
+    pub name_variants: Vec<NameVariant>,
 }
 
 impl LoadedModel {
-    /// Loads a directory, an adapter's directory or a GGUF file. `progress` receives the fraction of weights loaded.
+    /// Loads a directory, an adapter's directory or a GGUF file. `progress` receives the fraction
+    /// of weights loaded.
     ///
     /// # Errors
-    /// [`Error::Load`]: why it cannot be loaded, and what became of each strategy.
+    /// [`Error::Load`]: the error, and the outcome of each strategy.
     pub fn open(path: &Path, options: &LoadOptions, progress: &mut dyn FnMut(f32)) -> Result<LoadedModel> {
         LoadedModel::load(Some(path), options, progress)
     }
 
-    /// Loads the model inside this program.
+    /// Loads the built-in model.
     pub fn builtin(options: &LoadOptions) -> Result<LoadedModel> {
         LoadedModel::load(None, options, &mut |_| {})
     }
 
-    /// Loads the model at a path, as [`open`](Self::open) does, or the one inside this program where there is none.
+    /// Loads the model at a path, as [`open`](Self::open) does, or the built-in model if `path` is
+    /// absent.
     pub fn load(path: Option<&Path>, options: &LoadOptions, progress: &mut dyn FnMut(f32)) -> Result<LoadedModel> {
-        // A family that cannot run is refused before gigabytes are looked at.
+        // Rejects unsupported families before any weight is read.
         let selected = select_family(path, options.assume.as_deref())?;
         load_selected(&selected, options, progress).map_err(|error| selected.failure(error))
     }
 
-    /// Tokens of a text, with what the tokenizer adds around it.
+    /// Encodes a text, with the special tokens that the tokenizer adds.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         let tokens = self.tokenizer()?.encode(text, true)?;
         if tokens.is_empty() {
@@ -69,29 +71,28 @@ impl LoadedModel {
         Ok(tokens)
     }
 
-    /// Tokens of a conversation that the model is to answer.
+    /// Encodes a conversation with the chat template, ending with the start of the model's answer.
     pub fn encode_chat(&self, messages: &[Message]) -> Result<Vec<u32>> {
-        let template = self.chat.as_ref().ok_or_else(|| {
-            Error::usage(
-                format!("{} has no chat template", self.name),
-                "leave out --chat, or use an instruction-tuned model",
-            )
-        })?;
+        let template = self
+            .chat
+            .as_ref()
+            .ok_or_else(|| Error::usage(format!("{} has no chat template", self.name), Remedy::DropChat))?;
         let tokenizer = self.tokenizer()?;
         tokenizer.encode(&template.render(messages, true, tokenizer.special())?, false)
     }
 
-    /// The tokenizer, or why there is none.
+    /// Returns the tokenizer, or an error that lists the files that would provide one.
     pub fn tokenizer(&self) -> Result<&Tokenizer> {
         self.tokenizer.as_ref().ok_or_else(|| {
             Error::usage(
-                format!("{} came without a tokenizer (none of {})", self.name, FORMS.join(", ")),
-                "give token ids (--tokens 1,2,3), or put the model's tokenizer.json beside its weights",
+                format!("{} came without a tokenizer (none of {})", self.name, TOKENIZER_FILES.join(", ")),
+                Remedy::GiveTokenIds,
             )
         })
     }
 
-    /// Generates; a row also ends when its text contains one of `stops`. `watch` sees each row's new text as it comes.
+    /// Generates. A row also ends when its text contains one of `stops`. `watch` is called with the
+    /// row, each new token, and its text when complete.
     pub fn generate(
         &self,
         inputs: &[Vec<u32>],
@@ -118,7 +119,7 @@ impl LoadedModel {
         Ok(generation)
     }
 
-    /// The text of generated tokens: cut before the stop string that ended it.
+    /// Decodes generated tokens, without the stop string that ended the row and the text after it.
     pub fn text(&self, tokens: &[u32], finish: Finish, stops: &[String]) -> Option<String> {
         let mut text = self.tokenizer.as_ref()?.decode(tokens, true);
         if finish == Finish::Stop
@@ -130,7 +131,7 @@ impl LoadedModel {
     }
 }
 
-/// Loads a model whose family is selected; its weights are read unless an earlier load in this process still has them.
+/// Loads a model whose family is selected. Weights that this process still holds are shared.
 fn load_selected(
     selected: &SelectedFamily,
     options: &LoadOptions,
@@ -147,8 +148,8 @@ fn load_selected(
     };
     let pool = options.pool.clone().unwrap_or_else(Pool::global);
     let adapters = selected.adapters(&options.adapters);
-    let key = share::Key::new(source.path(), &adapters, options.storage, &family.architecture.family)?;
-    let (model, repairs) = share::model(key, || {
+    let key = share::LoadKey::new(source.path(), &adapters, options.storage, &family.architecture.family)?;
+    let (model, name_variants) = share::get_or_load(key, || {
         let (adapters, tensors) = (Adapter::open_all(&adapters)?, Arc::new(source.tensors(config)?));
         load(family, tensors, &adapters, source.origin(), options.storage, &pool, progress)
     })?;
@@ -160,7 +161,7 @@ fn load_selected(
         eos,
         warnings: selected.warnings.clone(),
         strategy: selected.strategy,
-        repairs,
+        name_variants,
     })
 }
 
@@ -168,21 +169,22 @@ fn name_of(path: &Path) -> String {
     path.file_name().map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned())
 }
 
-/// `eos_token_id`: a number or a list.
+/// `eos_token_id`: an id or a list of ids.
 fn eos_of(config: &Config) -> Vec<u32> {
     let ids = config.get("eos_token_id").map(|value| value.as_array().cloned().unwrap_or_else(|| vec![value.clone()]));
     ids.unwrap_or_default().iter().filter_map(|id| u32::try_from(id.as_u64()?).ok()).collect()
 }
 
-/// The program of a directory, GGUF file or (where absent) the built-in model, from its configuration alone, with what to warn of.
-/// Only for a model whose own type is not native are the headers of its tensors read, too: see [`LoadOptions::assume`].
+/// Builds the program of a directory, a GGUF file or (if `path` is absent) the built-in model from
+/// its configuration alone; also returns the warnings. For a model whose own type is not native,
+/// the headers of its tensors are read, too: see [`LoadOptions::assume`].
 pub fn program_of(path: Option<&Path>, assume: Option<&str>) -> Result<(Program, Vec<String>)> {
-    // Nothing is loaded, so an error does not list the ways to load it.
+    // Nothing is loaded, so the error does not list strategies.
     let selected = select_family(path, assume).map_err(Error::into_cause)?;
     Ok((Program::new(selected.family.architecture)?, selected.warnings))
 }
 
-/// The path of a model by name, or `None` for the built-in one.
+/// Resolves a model's name to its path; `None` for the built-in model.
 pub fn locate(name: Option<&str>) -> Result<Option<PathBuf>> {
     match name {
         None => Ok(None),

@@ -1,26 +1,27 @@
-//! Plans as people write them, made ready to compile: tensors read from files, tokens looked up in prompts.
+//! Resolves the references of a plan before it is compiled: tensors in files, tokens in prompts.
 
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
 use crate::tensors::Tensors;
 use crate::tokenizer::Tokenizer;
 use pellucid_engine::plan::{Expr, FromSite};
-use pellucid_engine::{Action, Array, Operand, Plan, Positions, Tap};
+use pellucid_engine::{Action, Array, Operand, Plan, Positions, Remedy, Tap};
 use pellucid_kernels::encoding;
 use std::path::Path;
 
 /// Resolves file references (relative to `base`) and token selectors of a plan for these inputs.
 ///
-/// A token stands in different places of different rows, so a tap that names one becomes a tap for each row.
+/// The position of a token differs between rows, so a tap that selects by token becomes one tap per
+/// row.
 pub fn prepare(plan: Plan, base: &Path, inputs: &[Vec<u32>], tokenizer: Option<&Tokenizer>) -> Result<Plan> {
     let mut taps = Vec::with_capacity(plan.taps.len());
-    // For each tap of the plan the first that it became, and how many.
-    let mut became = Vec::with_capacity(plan.taps.len());
+    // For each tap of the plan, the index of its first resolved tap and their number.
+    let mut resolved = Vec::with_capacity(plan.taps.len());
     for mut tap in plan.taps {
         read_files(&mut tap.action, base)?;
-        became.push((taps.len(), tap.rows.as_ref().map_or(inputs.len(), Vec::len)));
+        resolved.push((taps.len(), tap.rows.as_ref().map_or(inputs.len(), Vec::len)));
         if !mentions_token(&mut tap) {
-            became.last_mut().expect("pushed above").1 = 1;
+            resolved.last_mut().expect("pushed above").1 = 1;
             taps.push(tap);
             continue;
         }
@@ -32,7 +33,7 @@ pub fn prepare(plan: Plan, base: &Path, inputs: &[Vec<u32>], tokenizer: Option<&
                 ));
             };
             let look_up = |positions: &Positions| match positions {
-                Positions::Token(text) => find(text, tokens, row, tokenizer).map(Positions::List),
+                Positions::Token(text) => find_positions(text, tokens, row, tokenizer).map(Positions::List),
                 other => Ok(other.clone()),
             };
             let mut one = tap.clone().rows([row]);
@@ -46,12 +47,12 @@ pub fn prepare(plan: Plan, base: &Path, inputs: &[Vec<u32>], tokenizer: Option<&
                     Some(_) => {
                         return Err(Error::usage(
                             format!("the source position {text:?} names a token in several rows"),
-                            "write one tap a row",
+                            "write one tap per row",
                         ));
                     }
                 };
                 let tokens = inputs.get(origin).map(Vec::as_slice).unwrap_or_default();
-                from.positions = Some(Positions::List(find(text, tokens, origin, tokenizer)?));
+                from.positions = Some(Positions::List(find_positions(text, tokens, origin, tokenizer)?));
             }
             taps.push(one);
         }
@@ -60,12 +61,12 @@ pub fn prepare(plan: Plan, base: &Path, inputs: &[Vec<u32>], tokenizer: Option<&
     for value in &mut values {
         match &mut value.expr {
             Expr::File(reference) => value.expr = Expr::Constant(read_array(base, reference)?),
-            Expr::Read(tap) => match became.get(*tap) {
+            Expr::Read(tap) => match resolved.get(*tap) {
                 Some((first, 1)) => *tap = *first,
                 Some(_) => {
                     return Err(Error::usage(
-                        "a value is read where a token stands, in several rows",
-                        "write one tap a row, or give the position as a number",
+                        "a value reads the position of a token in several rows",
+                        "write one tap per row, or give the position as a number",
                     ));
                 }
                 None => {}
@@ -90,8 +91,8 @@ fn sources(action: &mut Action) -> impl Iterator<Item = &mut FromSite> {
     })
 }
 
-/// Where a token stands in a row, every time.
-fn find(text: &str, tokens: &[u32], row: usize, tokenizer: Option<&Tokenizer>) -> Result<Vec<i64>> {
+/// Returns all positions of a token in a row.
+fn find_positions(text: &str, tokens: &[u32], row: usize, tokenizer: Option<&Tokenizer>) -> Result<Vec<i64>> {
     let tokenizer = tokenizer.ok_or_else(|| {
         Error::usage(
             format!("the position {text:?} names a token, and this model has no tokenizer"),
@@ -101,21 +102,18 @@ fn find(text: &str, tokens: &[u32], row: usize, tokenizer: Option<&Tokenizer>) -
     let id = tokenizer.find(text).ok_or_else(|| {
         Error::usage(
             format!("{text:?} is not one token of this model (nor a position, slice or keyword)"),
-            "mind the leading space, or give positions as numbers",
+            "check the leading space, or give positions as numbers",
         )
     })?;
-    let places: Vec<i64> =
-        tokens.iter().enumerate().filter(|(_, token)| **token == id).map(|(place, _)| place as i64).collect();
-    if places.is_empty() {
-        return Err(Error::usage(
-            format!("the token {text:?} does not occur in row {row}"),
-            "choose a token of the prompt; `pellucid run` prints them",
-        ));
+    let positions: Vec<i64> =
+        tokens.iter().enumerate().filter(|(_, token)| **token == id).map(|(position, _)| position as i64).collect();
+    if positions.is_empty() {
+        return Err(Error::usage(format!("the token {text:?} does not occur in row {row}"), Remedy::PromptTokens));
     }
-    Ok(places)
+    Ok(positions)
 }
 
-/// Replaces the file references among an action's operands by the tensors that they name.
+/// Replaces the file references among an action's operands by their tensors.
 fn read_files(action: &mut Action, base: &Path) -> Result<()> {
     for operand in action.operands_mut() {
         if let Operand::File(reference) = operand {
@@ -125,7 +123,8 @@ fn read_files(action: &mut Action, base: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A tensor as an operand: a vector, or rows of vectors.
+/// Reads a tensor as an operand: a vector `[width]`, or one vector per position `[positions,
+/// width]`.
 fn read_tensor(base: &Path, reference: &str) -> Result<Operand> {
     let array = read_array(base, reference)?;
     let values = array.values();
@@ -134,12 +133,12 @@ fn read_tensor(base: &Path, reference: &str) -> Result<Operand> {
         [_, width] if *width > 0 => Ok(Operand::Rows(values.chunks_exact(*width).map(<[f32]>::to_vec).collect())),
         shape => Err(Error::usage(
             format!("{reference:?} has shape {shape:?}"),
-            "a tap takes a vector, or a matrix with one row a position; other shapes are for values",
+            "a tap takes a vector, or a matrix with one row per position; other shapes are for values",
         )),
     }
 }
 
-/// Reads `file.safetensors#name`.
+/// Reads the tensor of a reference `file.safetensors#name`.
 fn read_array(base: &Path, reference: &str) -> Result<Array> {
     let Some((file, name)) = reference.split_once('#') else {
         return Err(Error::usage(format!("{reference:?} does not name a tensor"), "write file.safetensors#tensor"));
@@ -181,7 +180,7 @@ mod tests {
         };
         let by_token = logits(r#"{"rows": [0], "positions": {"token": " dog"}}"#);
         assert_eq!(by_token, logits(r#"{"rows": [0], "positions": [3]}"#));
-        // The control: another token of that row gives something else.
+        // The control: another token of that row gives another result.
         assert_ne!(by_token, logits(r#"{"rows": [0], "positions": {"token": " saw"}}"#));
     }
 }

@@ -1,4 +1,5 @@
-//! Rotary frequencies and their scalings, as `transformers` computes them.
+//! Rotary frequencies and their scalings (linear, dynamic, Llama 3, LongRoPE, YaRN), as
+//! `transformers` computes them.
 
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -6,11 +7,12 @@ use pellucid_engine::architecture::{LongRope, Rope, RopeStyle};
 use serde_json::{Value, json};
 use std::f32::consts::PI;
 
-/// The rotary embedding that a configuration describes, for heads of `head_dim`.
+/// Builds the rotary embedding that a configuration describes, for heads of `head_dim`.
 ///
-/// Both spellings are read: `rope_parameters` (with the base inside), and the older `rope_theta` with `rope_scaling`.
+/// Reads both forms: `rope_parameters` (with the base inside), and the older `rope_theta` with
+/// `rope_scaling`.
 pub(crate) fn rope(config: &Config, head_dim: usize, style: RopeStyle) -> Result<Rope> {
-    let source = scaling(config);
+    let source = rope_scaling(config);
     let source = source.as_ref();
     let base = match source.map(|p| p.number_maybe("rope_theta")).transpose()?.flatten() {
         Some(base) => base,
@@ -20,17 +22,18 @@ pub(crate) fn rope(config: &Config, head_dim: usize, style: RopeStyle) -> Result
         Some(fraction) => fraction,
         None => config.number_maybe("partial_rotary_factor")?.or(config.number_maybe("rotary_pct")?).unwrap_or(1.0),
     };
-    scaled(config, source, base, head_dim, fraction, style)
+    build_rope(config, source, base, head_dim, fraction, style)
 }
 
-/// The part that describes the rotation: as for `transformers`, the older spelling where it says anything.
-pub(crate) fn scaling(config: &Config) -> Option<Config> {
+/// Returns `rope_scaling` if it is present and not empty, else `rope_parameters`, as `transformers`
+/// does.
+pub(crate) fn rope_scaling(config: &Config) -> Option<Config> {
     let older = config.part("rope_scaling").filter(|_| config.get("rope_scaling") != Some(&json!({})));
     older.or_else(|| config.part("rope_parameters"))
 }
 
-/// The configuration with a key set in the part that describes the rotation, where there is one.
-pub(crate) fn with_scaling(config: &Config, key: &str, value: Value) -> Config {
+/// Returns the configuration with a key set in `rope_scaling` and `rope_parameters`, where present.
+pub(crate) fn with_rope_scaling_key(config: &Config, key: &str, value: Value) -> Config {
     ["rope_scaling", "rope_parameters"].into_iter().fold(config.clone(), |config, part| {
         let mut object = config.get(part).and_then(Value::as_object).cloned().unwrap_or_default();
         if object.is_empty() {
@@ -41,8 +44,9 @@ pub(crate) fn with_scaling(config: &Config, key: &str, value: Value) -> Config {
     })
 }
 
-/// The rotary embeddings of full and of sliding layers, in this order; one for both where the configuration has no parts by layer type.
-pub(crate) fn by_layer_type(config: &Config, head_dim: usize) -> Result<Vec<Rope>> {
+/// Builds the rotary embeddings of full-attention and of sliding-window layers, in this order. They
+/// are equal if the configuration does not distinguish layer types.
+pub(crate) fn ropes_by_layer_type(config: &Config, head_dim: usize) -> Result<Vec<Rope>> {
     let parts = config.part("rope_parameters");
     ["full_attention", "sliding_attention"]
         .into_iter()
@@ -50,24 +54,28 @@ pub(crate) fn by_layer_type(config: &Config, head_dim: usize) -> Result<Vec<Rope
             Some(part) => {
                 let (base, fraction) =
                     (part.number_or("rope_theta", 10_000.0)?, part.number_or("partial_rotary_factor", 1.0)?);
-                scaled(config, Some(&part), base, head_dim, fraction, RopeStyle::Halves)
+                build_rope(config, Some(&part), base, head_dim, fraction, RopeStyle::Halves)
             }
             None => rope(config, head_dim, RopeStyle::Halves),
         })
         .collect()
 }
 
-/// The configuration with `rope_parameters` where it has none.
-pub(crate) fn or_parameters(config: &Config, default: Value) -> Config {
+/// Returns the configuration with `rope_parameters` set to `default` if absent.
+pub(crate) fn rope_parameters_or(config: &Config, default: Value) -> Config {
     match config.part("rope_parameters") {
         Some(_) => config.clone(),
         None => config.with("rope_parameters", default),
     }
 }
 
-/// The configuration with `rope_parameters` by layer type where it has older keys: a base for full and one for sliding
-/// layers, each with its default, and a scaling of the full layers alone.
-pub(crate) fn parts_by_layer_type(config: &Config, full: (&str, f32), sliding: (&str, f32)) -> Result<Config> {
+/// Converts the older keys to `rope_parameters` by layer type. `full` and `sliding` are the key of
+/// the base and its default; `rope_scaling` applies to the full-attention layers only.
+pub(crate) fn rope_parameters_by_layer_type(
+    config: &Config,
+    full: (&str, f32),
+    sliding: (&str, f32),
+) -> Result<Config> {
     let given = |key: &str, inner: &str| config.get(key).and_then(|parts| parts.get(inner)).filter(|x| x.is_object());
     let part = |kind: &str, (key, default): (&str, f32)| -> Result<Value> {
         let mut part = given("rope_parameters", kind).cloned().unwrap_or(json!({}));
@@ -87,8 +95,9 @@ pub(crate) fn parts_by_layer_type(config: &Config, full: (&str, f32), sliding: (
     Ok(config.with("rope_parameters", parts).with("rope_scaling", Value::Null))
 }
 
-/// The frequencies for a base, with the scaling that `source` names, if any.
-pub(crate) fn scaled(
+/// Builds the rotary embedding for a base, with the scaling that `source` describes, if any.
+/// `fraction` is the rotated part of each head.
+pub(crate) fn build_rope(
     config: &Config,
     source: Option<&Config>,
     base: f32,
@@ -123,7 +132,7 @@ pub(crate) fn scaled(
         ("yarn", Some(s)) => yarn(config, s, base, dim, &plain)?,
         (other, _) => {
             let what = format!(
-                "rotary scaling of type {other:?} is not among those this build knows (default, dynamic, linear, llama3, longrope, yarn)"
+                "rotary scaling of type {other:?} is not supported (default, dynamic, linear, llama3, longrope and yarn are)"
             );
             return Err(Error::unsupported(what, "use a model with one of these scalings"));
         }
@@ -131,7 +140,7 @@ pub(crate) fn scaled(
     Ok(Rope { style, frequencies, amplitude, long })
 }
 
-/// The length that a scaled model was first trained with.
+/// Context length of the original training, before scaling.
 fn original_length(config: &Config, scaling: &Config) -> Result<f32> {
     match scaling.number_maybe("original_max_position_embeddings")? {
         Some(length) => Ok(length),
@@ -139,7 +148,7 @@ fn original_length(config: &Config, scaling: &Config) -> Result<f32> {
     }
 }
 
-/// Llama 3: long waves are stretched, short ones kept, those between blended.
+/// Llama 3: low frequencies are divided by `factor`, high ones kept, those between interpolated.
 fn llama3(config: &Config, scaling: &Config, plain: &[f32]) -> Result<Vec<f32>> {
     let factor = scaling.number("factor")?;
     let (low, high) = (scaling.number("low_freq_factor")?, scaling.number("high_freq_factor")?);
@@ -158,7 +167,8 @@ fn llama3(config: &Config, scaling: &Config, plain: &[f32]) -> Result<Vec<f32>> 
     Ok(plain.iter().map(stretch).collect())
 }
 
-/// LongRoPE: each frequency has a factor of its own, one set for rows up to the first context and one beyond.
+/// LongRoPE: one factor per frequency; `short_factor` up to the original context length,
+/// `long_factor` beyond it.
 fn longrope(config: &Config, scaling: &Config, plain: &[f32]) -> Result<(Vec<f32>, LongRope, f32)> {
     let by = |key: &str| -> Result<Vec<f32>> {
         let factors = scaling.numbers(key)?;
@@ -167,14 +177,14 @@ fn longrope(config: &Config, scaling: &Config, plain: &[f32]) -> Result<(Vec<f32
         }
         Ok(plain.iter().zip(factors).map(|(frequency, factor)| frequency / factor).collect())
     };
-    let reach = config.number("max_position_embeddings")?;
+    let context = config.number("max_position_embeddings")?;
     let length = match scaling.number_maybe("original_max_position_embeddings")? {
         Some(length) => length,
-        None => config.number_or("original_max_position_embeddings", reach)?,
+        None => config.number_or("original_max_position_embeddings", context)?,
     };
     let factor = match scaling.number_maybe("factor")? {
         Some(factor) => factor,
-        None => reach / length,
+        None => context / length,
     };
     let amplitude = match scaling.number_maybe("attention_factor")? {
         Some(given) => given,
@@ -185,7 +195,7 @@ fn longrope(config: &Config, scaling: &Config, plain: &[f32]) -> Result<(Vec<f32
     Ok((by("short_factor")?, beyond, amplitude))
 }
 
-/// YaRN: interpolate the coordinates that turn rarely, keep those that turn often, and sharpen attention.
+/// YaRN: interpolates low frequencies, keeps high ones, and scales attention by an amplitude.
 fn yarn(config: &Config, scaling: &Config, base: f32, dim: usize, plain: &[f32]) -> Result<(Vec<f32>, f32)> {
     let factor = scaling.number("factor")?;
     let length = original_length(config, scaling)?;
@@ -200,8 +210,8 @@ fn yarn(config: &Config, scaling: &Config, base: f32, dim: usize, plain: &[f32])
         (None, Some(mscale), Some(all)) => magnitude(factor, mscale) / magnitude(factor, all),
         _ => magnitude(factor, 1.0),
     };
-    let turns = |count: f32| dim as f32 * (length / (count * 2.0 * PI)).ln() / (2.0 * base.ln());
-    let (mut from, mut to) = (turns(fast), turns(slow));
+    let dim_of_rotations = |count: f32| dim as f32 * (length / (count * 2.0 * PI)).ln() / (2.0 * base.ln());
+    let (mut from, mut to) = (dim_of_rotations(fast), dim_of_rotations(slow));
     if scaling.flag_or("truncate", true)? {
         (from, to) = (from.floor(), to.ceil());
     }

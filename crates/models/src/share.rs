@@ -1,12 +1,12 @@
-//! Weights that several loads share.
+//! Weight sharing between the loads of one process.
 //!
-//! Whoever loads files that somebody in this process has loaded and still uses gets the same weights; whoever comes while they are
-//! being loaded waits for them. The table holds no weights itself: with the last user they go. A file that has changed since is
-//! another file.
+//! A load of files that are already loaded and still in use returns the same weights; a load that
+//! arrives while another one reads the same files waits for it. The table holds weak references, so
+//! weights are freed with their last user. A file that has changed on disk counts as another file.
 
 use crate::error::{Error, Result};
-use crate::load::{Loaded, Storage};
-use crate::repair::Repair;
+use crate::load::{LoadedWeights, Storage};
+use crate::name_variants::NameVariant;
 use pellucid_engine::{Model, WeakModel};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -14,19 +14,19 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::SystemTime;
 
-/// What makes two loads the same.
+/// Identifies a load: two loads with equal keys share their weights.
 #[derive(PartialEq, Eq)]
-pub(crate) struct Key {
+pub(crate) struct LoadKey {
     /// The model, then its adapters in their order.
-    places: Vec<Place>,
+    paths: Vec<PathState>,
     storage: Storage,
-    /// The family that it is read as: a type may be mapped to another one between two loads.
+    /// Family that the model is read as; the mapping of its type may change between two loads.
     family: String,
 }
 
-/// A directory or file, with what tells whether its contents are still the same.
+/// A directory or file, with the metadata that detects a change of its contents.
 #[derive(PartialEq, Eq)]
-struct Place {
+struct PathState {
     path: PathBuf,
     files: Vec<FileState>,
 }
@@ -36,37 +36,38 @@ struct FileState {
     name: OsString,
     len: u64,
     modified: Option<SystemTime>,
-    /// Device and number on it, where the system has such.
-    number: Option<(u64, u64)>,
+    /// Device and inode (Unix).
+    inode: Option<(u64, u64)>,
 }
 
-impl Key {
-    /// The key of a model at a path, or (where there is none) inside this program.
-    pub(crate) fn new(path: Option<&Path>, adapters: &[PathBuf], storage: Storage, family: &str) -> Result<Key> {
+impl LoadKey {
+    /// Returns the key of the model at `path`, or of the built-in model if absent.
+    pub(crate) fn new(path: Option<&Path>, adapters: &[PathBuf], storage: Storage, family: &str) -> Result<LoadKey> {
         let paths = path.into_iter().chain(adapters.iter().map(PathBuf::as_path));
-        let places = paths.map(Place::look).collect::<Result<_>>()?;
-        Ok(Key { places, storage, family: family.to_owned() })
+        let paths = paths.map(PathState::read).collect::<Result<_>>()?;
+        Ok(LoadKey { paths, storage, family: family.to_owned() })
     }
 }
 
-impl Place {
-    fn look(path: &Path) -> Result<Place> {
+impl PathState {
+    fn read(path: &Path) -> Result<PathState> {
         let path = path.canonicalize().map_err(Error::io(path))?;
         if path.is_file() {
             let state = FileState::of(OsString::new(), &path).ok_or_else(|| gone(&path))?;
-            return Ok(Place { path, files: vec![state] });
+            return Ok(PathState { path, files: vec![state] });
         }
         let entries = std::fs::read_dir(&path).map_err(Error::io(&path))?;
-        let matters = entries.flatten().filter(|entry| decides(&entry.file_name().to_string_lossy()));
+        let relevant = entries.flatten().filter(|entry| affects_weights(&entry.file_name().to_string_lossy()));
         let mut files: Vec<FileState> =
-            matters.filter_map(|entry| FileState::of(entry.file_name(), &entry.path())).collect();
+            relevant.filter_map(|entry| FileState::of(entry.file_name(), &entry.path())).collect();
         files.sort_by(|a, b| a.name.cmp(&b.name));
-        Ok(Place { path, files })
+        Ok(PathState { path, files })
     }
 }
 
-/// Whether weights depend on a file of this name: they do not on tokenizers, cards and code.
-fn decides(name: &str) -> bool {
+/// Whether the weights depend on a file of this name. Tokenizers, model cards and code do not
+/// matter.
+fn affects_weights(name: &str) -> bool {
     let ends = |end: &&str| name.ends_with(end);
     [".safetensors", ".bin", ".pt", ".pth", ".gguf", "config.json", ".index.json"].iter().any(ends)
 }
@@ -79,73 +80,78 @@ impl FileState {
     fn of(name: OsString, path: &Path) -> Option<FileState> {
         let found = std::fs::metadata(path).ok()?;
         #[cfg(unix)]
-        let number = {
+        let inode = {
             use std::os::unix::fs::MetadataExt;
             Some((found.dev(), found.ino()))
         };
         #[cfg(not(unix))]
-        let number = None;
-        Some(FileState { name, len: found.len(), modified: found.modified().ok(), number })
+        let inode = None;
+        Some(FileState { name, len: found.len(), modified: found.modified().ok(), inode })
     }
 }
 
-/// Weights that somebody has loaded.
-struct Kept {
+/// Loaded weights, as a weak reference, with the name variants of that load.
+struct SharedWeights {
     model: WeakModel,
-    repairs: Vec<Repair>,
+    name_variants: Vec<NameVariant>,
 }
 
-/// Held by the one that loads, so that the others wait.
-type Slot = Arc<Mutex<Option<Kept>>>;
+/// Locked while a load is in progress, so that other loads of the same key wait.
+type Slot = Arc<Mutex<Option<SharedWeights>>>;
 
-static TABLE: Mutex<Vec<(Key, Slot)>> = Mutex::new(Vec::new());
+static TABLE: Mutex<Vec<(LoadKey, Slot)>> = Mutex::new(Vec::new());
 static LOADED: AtomicUsize = AtomicUsize::new(0);
 static SHARED: AtomicUsize = AtomicUsize::new(0);
 
-/// What has been loaded in this process so far.
+/// Number of loads in this process so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Counts {
-    /// How often weights were mapped and packed.
+    /// Loads that read and packed weights.
     pub loaded: usize,
-    /// How often a load got the weights of an earlier one.
+    /// Loads that received the weights of an earlier one.
     pub shared: usize,
 }
 
-/// What has been loaded in this process so far.
+/// Returns the number of loads in this process so far.
 pub fn counts() -> Counts {
     Counts { loaded: LOADED.load(Ordering::Relaxed), shared: SHARED.load(Ordering::Relaxed) }
 }
 
-/// The model of a key: that of somebody who has it, or loaded now.
-pub(crate) fn model(key: Key, load: impl FnOnce() -> Result<Loaded>) -> Result<(Model, Vec<Repair>)> {
+/// Returns the live model for `key`, or loads it.
+pub(crate) fn get_or_load(
+    key: LoadKey,
+    load: impl FnOnce() -> Result<LoadedWeights>,
+) -> Result<(Model, Vec<NameVariant>)> {
     let slot = slot_of(key);
-    let mut kept = lock(&slot);
-    if let Some((model, repairs)) = kept.as_ref().and_then(|kept| Some((kept.model.upgrade()?, kept.repairs.clone()))) {
+    let mut shared = lock(&slot);
+    let live = shared.as_ref().and_then(|shared| Some((shared.model.upgrade()?, shared.name_variants.clone())));
+    if let Some((model, name_variants)) = live {
         SHARED.fetch_add(1, Ordering::Relaxed);
-        return Ok((model, repairs));
+        return Ok((model, name_variants));
     }
-    let Loaded { program, weights, repairs } = load()?;
+    let LoadedWeights { program, weights, name_variants } = load()?;
     LOADED.fetch_add(1, Ordering::Relaxed);
     let model = Model::new(program, weights);
-    *kept = Some(Kept { model: model.downgrade(), repairs: repairs.clone() });
-    Ok((model, repairs))
+    *shared = Some(SharedWeights { model: model.downgrade(), name_variants: name_variants.clone() });
+    Ok((model, name_variants))
 }
 
-fn slot_of(key: Key) -> Slot {
+fn slot_of(key: LoadKey) -> Slot {
     let mut table = lock(&TABLE);
     if let Some((_, slot)) = table.iter().find(|(other, _)| *other == key) {
         return slot.clone();
     }
-    // A slot that only the table has is of nobody who loads; whether somebody uses its weights, it tells itself.
+    // If only the table holds a slot, no load is in progress; keep it only while its weights are
+    // alive.
     table.retain(|(_, slot)| {
-        Arc::strong_count(slot) > 1 || lock(slot).as_ref().is_some_and(|kept| kept.model.is_alive())
+        Arc::strong_count(slot) > 1 || lock(slot).as_ref().is_some_and(|shared| shared.model.is_alive())
     });
     let slot = Slot::default();
     table.push((key, slot.clone()));
     slot
 }
 
-/// A panic while somebody loaded leaves nothing half done behind: the slot is empty.
+/// Ignores poisoning: a panic during a load leaves the slot empty, which is a valid state.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }

@@ -1,7 +1,8 @@
-//! Where a model comes from: the program itself, a Hugging Face directory or a GGUF file.
+//! The source of a model: built-in, a Hugging Face directory or a GGUF file.
 //!
-//! Everything that needs to know which of the three it is asks [`ModelSource`]: the configuration, the tensors, the tokenizer and the
-//! chat template of each are read here and nowhere else. An adapter (LoRA) is not a source: it stands for its base model, which is.
+//! [`ModelSource`] is the only code that distinguishes the three: it reads the configuration,
+//! tensors, tokenizer and chat template of each. An adapter (LoRA) is not a source; its base model
+//! is.
 
 use crate::adapter;
 use crate::builtin;
@@ -12,9 +13,10 @@ use crate::error::{Error, Result};
 use crate::gguf::{self, GgufFile};
 use crate::json;
 use crate::pull;
-use crate::quantised;
+use crate::quantized;
 use crate::tensors::Tensors;
-use crate::tokenizer::{Special, Tokenizer};
+use crate::tokenizer::{SpecialTokens, Tokenizer};
+use pellucid_engine::Remedy;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,7 +24,7 @@ use std::sync::Arc;
 /// The source of a model.
 #[derive(Clone)]
 pub enum ModelSource {
-    /// The model inside this program.
+    /// The built-in model.
     Builtin,
     /// A Hugging Face directory.
     Directory(PathBuf),
@@ -31,10 +33,12 @@ pub enum ModelSource {
 }
 
 impl ModelSource {
-    /// The source of a path, or the built-in model where there is none. An adapter's directory gives the source of its base model.
+    /// Opens the source at a path, or the built-in model if absent. For an adapter's directory,
+    /// opens its base model.
     ///
     /// # Errors
-    /// If the path is a file that is no GGUF file, or an adapter whose base model is not at hand. A directory is not read yet.
+    /// If the path is a file but not GGUF, or an adapter whose base model is not found. A directory
+    /// is not read yet.
     pub fn open(path: Option<&Path>) -> Result<ModelSource> {
         let Some(path) = path else { return Ok(ModelSource::Builtin) };
         let base = adapter::is_adapter(path).then(|| base_of_adapter(path)).transpose()?;
@@ -45,7 +49,7 @@ impl ModelSource {
         })
     }
 
-    /// Its directory or file; nothing for the built-in model.
+    /// Directory or file; `None` for the built-in model.
     pub fn path(&self) -> Option<&Path> {
         match self {
             ModelSource::Builtin => None,
@@ -54,12 +58,12 @@ impl ModelSource {
         }
     }
 
-    /// Its path for messages: that of the directory or file, or the name of the built-in model.
+    /// Path for messages: directory or file, or the name of the built-in model.
     pub fn origin(&self) -> &Path {
         self.path().unwrap_or(Path::new(builtin::NAME))
     }
 
-    /// Its `config.json`; for a GGUF file, what its metadata says in the keys of that file.
+    /// Reads `config.json`; for a GGUF file, its metadata converted to the same keys.
     pub fn config(&self) -> Result<Config> {
         match self {
             ModelSource::Builtin => Config::parse(builtin::CONFIG, self.origin()),
@@ -68,7 +72,8 @@ impl ModelSource {
         }
     }
 
-    /// Its tensors under their Hugging Face names. `config` is its configuration, which says how they are quantised, if they are.
+    /// Opens the tensors under their Hugging Face names. `config` gives the quantization method, if
+    /// any.
     pub fn tensors(&self, config: &Config) -> Result<Tensors> {
         match self {
             ModelSource::Builtin => Ok(Tensors::Checkpoint(Checkpoint::from_static(builtin::WEIGHTS, builtin::NAME)?)),
@@ -77,7 +82,7 @@ impl ModelSource {
         }
     }
 
-    /// Its tokenizer, if it has one.
+    /// Loads the tokenizer, if there is one.
     pub fn tokenizer(&self) -> Result<Option<Tokenizer>> {
         match self {
             ModelSource::Builtin => {
@@ -88,12 +93,12 @@ impl ModelSource {
         }
     }
 
-    /// Its chat template, if it has one.
+    /// Loads the chat template, if there is one.
     pub fn chat_template(&self) -> Result<Option<ChatTemplate>> {
         match self {
             ModelSource::Builtin => Ok(None),
             ModelSource::Directory(dir) => ChatTemplate::from_dir(dir),
-            // A template is of no use without the tokenizer that reads its text.
+            // A template is useless without a tokenizer.
             ModelSource::Gguf(file) if file.value(gguf::TOKENIZER_MODEL).is_none() => Ok(None),
             ModelSource::Gguf(file) => {
                 let template = gguf::special_tokens(file)?.chat_template;
@@ -106,14 +111,10 @@ impl ModelSource {
 fn directory_config(dir: &Path) -> Result<Config> {
     let file = dir.join("config.json");
     if !file.exists() {
-        return Err(Error::invalid(
-            dir,
-            "there is no config.json here",
-            "give a Hugging Face model directory or a .gguf file; `pellucid inspect` says what a directory is",
-        ));
+        return Err(Error::invalid(dir, "there is no config.json here", Remedy::GiveModelPath));
     }
     let value = json::parse_config(&std::fs::read(&file).map_err(Error::io(&file))?, &file)?;
-    Config::new(quantised::with_sidecar(value, dir), &file)
+    Config::new(quantized::with_sidecar(value, dir), &file)
 }
 
 fn gguf_tokenizer(file: &GgufFile) -> Result<Option<Tokenizer>> {
@@ -132,33 +133,32 @@ fn gguf_tokenizer(file: &GgufFile) -> Result<Option<Tokenizer>> {
     }
     let mut eos: Vec<u32> = special.eos.into_iter().chain(special.eot).collect();
     eos.dedup();
-    let special = Special { bos: special.bos, eos, pad: special.pad, pad_from_eos: false, unk: special.unk, texts };
+    let special =
+        SpecialTokens { bos: special.bos, eos, pad: special.pad, pad_from_eos: false, unk: special.unk, texts };
     Tokenizer::from_parts(inner, special, file.path()).map(Some)
 }
 
-/// Finds the base model of an adapter: at the path that the adapter names, in a directory beside it, among pulled or cached models.
+/// Finds the base model of an adapter: at the path that it names, in a sibling directory, among
+/// pulled or cached models.
 fn base_of_adapter(dir: &Path) -> Result<PathBuf> {
     let base = adapter::base_of(dir)?;
     if let Some(base) = &base {
-        // The path may be relative to the adapter or to the working directory. An adapter of an adapter could lead in a circle.
+        // The path may be relative to the adapter or to the working directory. An adapter of an
+        // adapter is rejected, because it could form a cycle.
         let near = base_candidates(dir, base).into_iter().find(|candidate| candidate.join("config.json").is_file());
         let found = near.or_else(|| pull::resolve(base).ok());
         if let Some(found) = found.filter(|found| !adapter::is_adapter(found)) {
             return Ok(found);
         }
     }
-    let whose = base.as_deref().map_or_else(|| "a model that it does not name".into(), |base| format!("`{base}`"));
+    let owner = base.as_deref().map_or_else(|| "a model that it does not name".into(), |base| format!("`{base}`"));
     Err(Error::usage(
-        format!("{} is an adapter for {whose}, not a model", dir.display()),
-        format!(
-            "give its base model, and the adapter beside it: --model {} --adapter {}",
-            base.as_deref().unwrap_or("BASE"),
-            dir.display()
-        ),
+        format!("{} is an adapter for {owner}, not a model", dir.display()),
+        Remedy::UseAdapter { base, adapter: dir.display().to_string() },
     ))
 }
 
-/// The directories in which the base model `base` of something in `dir` (an adapter, autoencoders) may be.
+/// Directories that may hold the base model `base` of an adapter or autoencoder in `dir`.
 pub(crate) fn base_candidates(dir: &Path, base: &str) -> Vec<PathBuf> {
     let name = base.rsplit('/').next().unwrap_or(base);
     let parent = dir.canonicalize().ok().and_then(|dir| dir.parent().map(Path::to_path_buf));
@@ -174,7 +174,7 @@ pub(crate) fn base_candidates(dir: &Path, base: &str) -> Vec<PathBuf> {
     candidates
 }
 
-/// The directory of a model in the cache that Hugging Face's own libraries fill.
+/// Directory of a model in the cache of Hugging Face's libraries.
 fn hugging_face_cache(id: &str) -> Option<PathBuf> {
     let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let hub = set("HF_HUB_CACHE").or_else(|| set("HF_HOME").map(|home| home.join("hub")));
@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_built_in_model_and_its_directory_hold_the_same() {
+    fn the_built_in_model_equals_its_directory() {
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("builtin");
         let sources = [None, Some(dir.as_path())].map(|path| ModelSource::open(path).expect("a source"));
         assert_eq!(sources.each_ref().map(ModelSource::path), [None, Some(dir.as_path())]);

@@ -1,29 +1,32 @@
-//! Stored tensors under their Hugging Face names, whatever file they are in.
+//! The stored tensors of a model under their Hugging Face names: safetensors, torch or GGUF, plain
+//! or quantized.
 
 use crate::checkpoint::{Checkpoint, StoredType};
 use crate::config::Config;
 use crate::error::Result;
 use crate::gguf::{self, GgufFile, RowOrder};
-use crate::quantised::{Made, Method, Quantised};
+use crate::quantized::{DequantizedTensor, Method, QuantizedCheckpoint};
 use pellucid_kernels::encoding::Encoding;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// A stored tensor.
-pub struct Stored<'a> {
+pub struct StoredTensor<'a> {
     /// Its shape in the checkpoint.
     pub shape: &'a [usize],
-    /// How its numbers are stored; the name of the format where nothing can compute with it.
+    /// Encoding of its elements; the name of the format if it is not supported.
     pub encoding: std::result::Result<Encoding, &'static str>,
     /// Its bytes.
     pub bytes: &'a [u8],
     /// The order of its rows in the file.
     pub order: RowOrder,
-    /// The file that it is in.
+    /// The file that holds it.
     pub path: &'a Path,
-    /// Its rows on demand, where it is made from other tensors and so has no bytes of its own. `encoding` then is what holds them exactly.
-    pub made: Option<Made<'a>>,
+    /// Set for a quantized layer, whose rows are dequantized on demand from several stored tensors.
+    /// `bytes` is empty then, and `encoding` is the format that holds the dequantized values
+    /// exactly.
+    pub dequantized: Option<DequantizedTensor<'a>>,
 }
 
 /// The tensors of a model.
@@ -32,11 +35,11 @@ pub enum Tensors {
     Checkpoint(Checkpoint),
     /// A GGUF file, with its tensors under their Hugging Face names.
     Gguf(Box<GgufTensors>),
-    /// A directory of safetensors files with quantised layers.
-    Quantised(Box<Quantised>),
+    /// A directory of safetensors files with quantized layers.
+    Quantized(Box<QuantizedCheckpoint>),
 }
 
-/// A GGUF file's tensors under other names.
+/// A GGUF file's tensors under their Hugging Face names.
 pub struct GgufTensors {
     file: Arc<GgufFile>,
     names: HashMap<String, (usize, RowOrder)>,
@@ -44,15 +47,15 @@ pub struct GgufTensors {
 }
 
 impl Tensors {
-    /// The tensors of a directory, whose configuration says how they are quantised, if they are.
+    /// Returns the tensors of a directory. `config` gives the quantization method, if any.
     pub fn from_checkpoint(checkpoint: Checkpoint, config: &Config, origin: &Path) -> Result<Tensors> {
         Ok(match Method::read(config)? {
             None => Tensors::Checkpoint(checkpoint),
-            Some(method) => Tensors::Quantised(Box::new(Quantised::new(checkpoint, &method, origin)?)),
+            Some(method) => Tensors::Quantized(Box::new(QuantizedCheckpoint::new(checkpoint, &method, origin)?)),
         })
     }
 
-    /// The tensors of a GGUF file.
+    /// Returns the tensors of a GGUF file.
     pub fn from_gguf(file: impl Into<Arc<GgufFile>>) -> Result<Tensors> {
         let file = file.into();
         let names = gguf::hf_names(file.architecture()?, &file)?;
@@ -61,70 +64,72 @@ impl Tensors {
         Ok(Tensors::Gguf(Box::new(GgufTensors { file, names, path })))
     }
 
-    /// A tensor.
-    pub fn get(&self, name: &str) -> Option<Stored<'_>> {
+    /// Returns a tensor by name.
+    pub fn get(&self, name: &str) -> Option<StoredTensor<'_>> {
         match self {
             Tensors::Checkpoint(checkpoint) => plain(checkpoint, name),
             Tensors::Gguf(gguf) => {
                 let (index, order) = *gguf.names.get(name)?;
                 let tensor = &gguf.file.tensors()[index];
-                Some(Stored {
+                Some(StoredTensor {
                     shape: &tensor.shape,
                     encoding: Ok(tensor.encoding),
                     bytes: gguf.file.bytes(tensor),
                     order,
                     path: &gguf.path,
-                    made: None,
+                    dequantized: None,
                 })
             }
-            Tensors::Quantised(quantised) => match quantised.made(name) {
-                Some(made) => Some(Stored {
-                    shape: made.shape(),
-                    encoding: Ok(made.exact()),
+            Tensors::Quantized(quantized) => match quantized.dequantized(name) {
+                Some(tensor) => Some(StoredTensor {
+                    shape: tensor.shape(),
+                    encoding: Ok(tensor.exact_encoding()),
                     bytes: &[],
-                    // Quantised layers lie as [outputs, inputs] also where a family's own are the other way round.
+                    // Quantized layers are [outputs, inputs] even in families that store [inputs,
+                    // outputs].
                     order: RowOrder::Transposed,
-                    path: made.path(),
-                    made: Some(made),
+                    path: tensor.path(),
+                    dequantized: Some(tensor),
                 }),
-                None if quantised.hides(name) => None,
-                None => plain(quantised.checkpoint(), name),
+                None if quantized.hides(name) => None,
+                None => plain(quantized.checkpoint(), name),
             },
         }
     }
 
-    /// All names, in no order.
+    /// Returns all names, in no particular order.
     pub fn names(&self) -> Vec<&str> {
         match self {
             Tensors::Checkpoint(checkpoint) => checkpoint.tensors().map(|tensor| tensor.name.as_str()).collect(),
             Tensors::Gguf(gguf) => gguf.names.keys().map(String::as_str).collect(),
-            Tensors::Quantised(quantised) => quantised.names(),
+            Tensors::Quantized(quantized) => quantized.names(),
         }
     }
 
-    /// Lets the system drop a tensor's pages: it has been packed and will not be read again.
+    /// Tells the OS that a tensor's mapped pages may be dropped (`madvise`); it will not be read
+    /// again.
     pub fn forget(&self, name: &str) {
         match self {
             Tensors::Checkpoint(checkpoint) => {
                 if let Some(tensor) = checkpoint.get(name) {
-                    checkpoint.forget(tensor);
+                    checkpoint.release_pages(tensor);
                 }
             }
             Tensors::Gguf(gguf) => {
                 if let Some(&(index, _)) = gguf.names.get(name) {
-                    gguf.file.forget(&gguf.file.tensors()[index]);
+                    gguf.file.release_pages(&gguf.file.tensors()[index]);
                 }
             }
-            Tensors::Quantised(quantised) => match quantised.checkpoint().get(name) {
-                Some(tensor) if quantised.made(name).is_none() => quantised.checkpoint().forget(tensor),
-                _ => quantised.forget(name),
+            Tensors::Quantized(quantized) => match quantized.checkpoint().get(name) {
+                Some(tensor) if quantized.dequantized(name).is_none() => quantized.checkpoint().release_pages(tensor),
+                _ => quantized.release_pages(name),
             },
         }
     }
 }
 
-/// A tensor that is stored as it is.
-pub(crate) fn plain<'a>(checkpoint: &'a Checkpoint, name: &str) -> Option<Stored<'a>> {
+/// Returns a tensor of a checkpoint that is not quantized.
+pub(crate) fn plain<'a>(checkpoint: &'a Checkpoint, name: &str) -> Option<StoredTensor<'a>> {
     let tensor = checkpoint.get(name)?;
     let encoding = match tensor.dtype {
         StoredType::F32 => Ok(Encoding::F32),
@@ -133,5 +138,5 @@ pub(crate) fn plain<'a>(checkpoint: &'a Checkpoint, name: &str) -> Option<Stored
         other => Err(other.name()),
     };
     let (bytes, path) = (checkpoint.bytes(tensor), checkpoint.path(tensor));
-    Some(Stored { shape: &tensor.shape, encoding, bytes, order: RowOrder::AsIs, path, made: None })
+    Some(StoredTensor { shape: &tensor.shape, encoding, bytes, order: RowOrder::AsIs, path, dequantized: None })
 }

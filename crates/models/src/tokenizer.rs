@@ -1,9 +1,9 @@
-//! Text to token ids and back.
+//! Encodes text to token ids and decodes them.
 //!
-//! A thin layer over the `tokenizers` crate that adds what an engine showing single tokens needs: how one token reads
-//! where it stands ([`Tokenizer::token_text`]), a decoder for tokens as they are generated ([`Stream`]), the token of
-//! a string ([`Tokenizer::find`]), the special tokens, which Hugging Face spreads over five files (`special`), the older forms of
-//! tokenizers (`convert`).
+//! A thin layer over the `tokenizers` crate. It adds the text of a single token in context
+//! ([`Tokenizer::token_text`]), streaming decoding ([`DecodeStream`]), the token of a string
+//! ([`Tokenizer::find`]), the special tokens, which Hugging Face spreads over five files
+//! (`special`), and the conversion of older tokenizer files (`convert`).
 
 mod convert;
 pub(crate) mod special;
@@ -19,42 +19,44 @@ use tokenizers::{DecoderWrapper, Model as _};
 
 use crate::checkpoint::{LFS_POINTER, LFS_REMEDY};
 use crate::{Error, Result};
-pub use convert::FORMS;
-pub use special::{Sidecars, Special};
-pub use stream::Stream;
+pub use convert::TOKENIZER_FILES;
+pub use special::{Sidecars, SpecialTokens};
+pub use stream::DecodeStream;
 
-const FILE: &str = "tokenizer.json";
-const AGAIN: &str = "download tokenizer.json again, or save it again with `tokenizer.save_pretrained`";
+const TOKENIZER_JSON: &str = "tokenizer.json";
+const REDOWNLOAD: &str = "download tokenizer.json again, or save it again with `tokenizer.save_pretrained`";
 
 /// A model's tokenizer with its special tokens.
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
-    special: Special,
+    special: SpecialTokens,
     /// The file it came from, for messages.
     origin: PathBuf,
-    /// The base model that it was taken from.
+    /// The base model whose tokenizer this is, if the model itself has none.
     base: Option<String>,
-    bytes: ByteForm,
-    /// A token, and its text, to put before another so that the other reads as it does inside a text.
+    byte_encoding: ByteEncoding,
+    /// A plain token and its text. Decoding `[anchor, id]` gives the text of `id` in context: some
+    /// decoders strip the space of the first token.
     anchor: Option<(u32, String)>,
     adds_bos: bool,
 }
 
-/// How the vocabulary spells bytes that are not text.
+/// How the vocabulary represents bytes that are not valid UTF-8 on their own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum ByteForm {
-    /// GPT-2's alphabet: each byte is one printable character.
-    Level,
-    /// Llama's: a token `<0xE2>` for each byte.
-    Fallback,
-    /// Not at all.
+enum ByteEncoding {
+    /// Byte-level BPE (GPT-2): each byte is one printable character.
+    ByteLevel,
+    /// Byte fallback (Llama): a token `<0xE2>` for each byte.
+    ByteFallback,
+    /// No representation.
     None,
 }
 
 impl Tokenizer {
-    /// The tokenizer of a Hugging Face directory, or `None` where it has none in any form that is known ([`FORMS`]).
+    /// Opens the tokenizer of a Hugging Face directory; `None` if it has none of the
+    /// [`TOKENIZER_FILES`].
     pub fn from_dir(dir: &Path) -> Result<Option<Tokenizer>> {
-        let json = read_optional(&dir.join(FILE))?;
+        let json = read_optional(&dir.join(TOKENIZER_JSON))?;
         let [tokenizer_config, special_tokens_map, generation_config, config] = sidecar_files(dir)?;
         let sidecars = Sidecars {
             tokenizer_config: tokenizer_config.as_deref(),
@@ -70,66 +72,69 @@ impl Tokenizer {
         Tokenizer::read(dir, converted.file, &converted.json, &sidecars).map(Some)
     }
 
-    /// A tokenizer from the contents of its files; `dir` stands for their directory in messages.
+    /// Creates a tokenizer from the contents of its files; `dir` is only used in messages.
     pub fn from_bytes(dir: &Path, tokenizer_json: &[u8], sidecars: &Sidecars<'_>) -> Result<Tokenizer> {
-        Tokenizer::read(dir, dir.join(FILE), tokenizer_json, sidecars)
+        Tokenizer::read(dir, dir.join(TOKENIZER_JSON), tokenizer_json, sidecars)
     }
 
-    /// Reads what `tokenizer.json` holds, or would hold had `origin` been one.
+    /// Creates a tokenizer from `tokenizer.json` contents, read or converted from the file
+    /// `origin`.
     fn read(dir: &Path, origin: PathBuf, tokenizer_json: &[u8], sidecars: &Sidecars<'_>) -> Result<Tokenizer> {
         if tokenizer_json.starts_with(LFS_POINTER) {
             return Err(Error::invalid(origin, "this is a Git LFS pointer, not the tokenizer", LFS_REMEDY));
         }
         let inner = parse(tokenizer_json)
-            .map_err(|problem| Error::invalid(&origin, format!("not a valid tokenizer: {problem}"), AGAIN))?;
-        let special = Special::read(dir, sidecars, &inner)?;
+            .map_err(|problem| Error::invalid(&origin, format!("not a valid tokenizer: {problem}"), REDOWNLOAD))?;
+        let special = SpecialTokens::read(dir, sidecars, &inner)?;
         Tokenizer::assemble(inner, special, origin)
     }
 
-    /// A tokenizer built by other means, such as from a GGUF file; `origin` is that file, for messages.
-    pub fn from_parts(inner: tokenizers::Tokenizer, special: Special, origin: &Path) -> Result<Tokenizer> {
+    /// Wraps a tokenizer built elsewhere, such as from the GGUF file `origin` (used in messages).
+    pub fn from_parts(inner: tokenizers::Tokenizer, special: SpecialTokens, origin: &Path) -> Result<Tokenizer> {
         Tokenizer::assemble(inner, special, origin.to_owned())
     }
 
-    fn assemble(mut inner: tokenizers::Tokenizer, mut special: Special, origin: PathBuf) -> Result<Tokenizer> {
+    fn assemble(mut inner: tokenizers::Tokenizer, mut special: SpecialTokens, origin: PathBuf) -> Result<Tokenizer> {
         special.pad_as_eos(&inner);
-        // Files keep the settings of whoever trained them; a prompt must never be cut or filled up in silence.
+        // Files keep the truncation and padding used in training; a prompt must never be truncated
+        // or padded.
         inner
             .with_truncation(None)
-            .map_err(|error| Error::invalid(&origin, format!("cannot switch truncation off: {error}"), AGAIN))?
+            .map_err(|error| Error::invalid(&origin, format!("cannot switch truncation off: {error}"), REDOWNLOAD))?
             .with_padding(None);
-        let bytes = inner.get_decoder().map_or(ByteForm::None, byte_form);
+        let byte_encoding = inner.get_decoder().map_or(ByteEncoding::None, byte_encoding);
         let anchor = find_anchor(&inner, &special);
-        // A file whose parts contradict each other shows it now, and not at the first prompt.
-        let around = encode(&inner, "", true)
-            .map_err(|problem| Error::invalid(&origin, format!("not a usable tokenizer: {problem}"), AGAIN))?;
-        let adds_bos = special.bos.is_some() && special.bos == around.first().copied();
-        Ok(Tokenizer { inner, special, origin, base: None, bytes, anchor, adds_bos })
+        // Encoding once exposes an inconsistent file here instead of at the first prompt.
+        let empty = encode(&inner, "", true)
+            .map_err(|problem| Error::invalid(&origin, format!("not a usable tokenizer: {problem}"), REDOWNLOAD))?;
+        let adds_bos = special.bos.is_some() && special.bos == empty.first().copied();
+        Ok(Tokenizer { inner, special, origin, base: None, byte_encoding, anchor, adds_bos })
     }
 
-    /// The tokens of a text; `add_special` adds what the tokenizer puts around a text (often a start token).
+    /// Encodes a text; with `add_special`, the post-processor's tokens (often bos) are added.
     ///
-    /// Special tokens written out in the text are recognised either way, as chat templates need.
+    /// Special tokens written out in the text are recognized either way, as chat templates require.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
-        encode(&self.inner, text, add_special)
-            .map_err(|problem| Error::invalid(&self.origin, format!("the text cannot be encoded: {problem}"), AGAIN))
+        encode(&self.inner, text, add_special).map_err(|problem| {
+            Error::invalid(&self.origin, format!("the text cannot be encoded: {problem}"), REDOWNLOAD)
+        })
     }
 
-    /// The text of tokens. Ids that the vocabulary lacks read as nothing, bytes that form no character as `�`.
+    /// Decodes tokens. Ids outside the vocabulary give no text, invalid UTF-8 gives `�`.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> String {
-        // Some decoders cannot take a text of no tokens.
+        // Some decoders fail on an empty list.
         let is_shown = |&id: &u32| !(skip_special && self.is_special(id)) && self.inner.id_to_token(id).is_some();
         if !ids.iter().any(is_shown) {
             return String::new();
         }
         self.inner.decode(ids, skip_special).unwrap_or_else(|_| {
-            // A decoder that fails on the whole can still show the pieces.
+            // If the decoder fails on the sequence, concatenate the texts of the tokens.
             ids.iter().filter(|&&id| !(skip_special && self.is_special(id))).map(|&id| self.token_text(id)).collect()
         })
     }
 
-    /// How one token reads in the middle of a text: with its leading space, and bytes that are no character on their
-    /// own as `<0xE2>`.
+    /// The text of one token in the middle of a text: with its leading space, and bytes that are
+    /// not valid UTF-8 on their own as `<0xE2>`.
     pub fn token_text(&self, id: u32) -> String {
         let mut text = String::new();
         for chunk in self.token_bytes(id).utf8_chunks() {
@@ -139,21 +144,21 @@ impl Tokenizer {
         text
     }
 
-    /// The bytes that a token stands for in the middle of a text; none for an id that the vocabulary lacks.
+    /// The bytes of a token in the middle of a text; empty for an id outside the vocabulary.
     pub fn token_bytes(&self, id: u32) -> Vec<u8> {
         let Some(piece) = self.inner.id_to_token(id) else { return Vec::new() };
         if self.is_added(id) {
             return piece.into_bytes();
         }
-        let bytes = match self.bytes {
-            ByteForm::Level => piece.chars().map(level_byte).collect(),
-            ByteForm::Fallback => fallback_byte(&piece).map(|byte| vec![byte]),
-            ByteForm::None => None,
+        let bytes = match self.byte_encoding {
+            ByteEncoding::ByteLevel => piece.chars().map(char_to_byte).collect(),
+            ByteEncoding::ByteFallback => fallback_byte(&piece).map(|byte| vec![byte]),
+            ByteEncoding::None => None,
         };
         bytes.unwrap_or_else(|| self.text_after_anchor(id).into_bytes())
     }
 
-    /// What the decoder adds to a text when the token follows it.
+    /// The text that the decoder adds for `id` after the anchor token.
     fn text_after_anchor(&self, id: u32) -> String {
         let alone = |id| self.inner.decode(&[id], false).unwrap_or_default();
         let Some((anchor, text)) = &self.anchor else { return alone(id) };
@@ -161,19 +166,21 @@ impl Tokenizer {
         both.strip_prefix(text.as_str()).map_or_else(|| alone(id), str::to_owned)
     }
 
-    /// A decoder for tokens that arrive one at a time.
-    pub fn stream(&self, skip_special: bool) -> Stream<'_> {
-        Stream::new(self, skip_special)
+    /// Returns a decoder for tokens that arrive one at a time.
+    pub fn stream(&self, skip_special: bool) -> DecodeStream<'_> {
+        DecodeStream::new(self, skip_special)
     }
 
-    /// The one token that reads as this text, leading space included.
+    /// Returns the single token for this text, including a leading space.
     pub fn find(&self, text: &str) -> Option<u32> {
         if text.is_empty() {
             return None;
         }
-        // The vocabulary spells a space in its own way; a spelling counts only if the token then reads as the text.
-        let level: String = text.bytes().map(level_char).collect();
-        let spellings = [text, &text.replace(' ', "\u{2581}"), &level].map(|spelling| self.inner.token_to_id(spelling));
+        // The vocabulary may contain the text as is, with metaspaces or in byte-level form; the
+        // token must decode to the text.
+        let byte_level: String = text.bytes().map(byte_to_char).collect();
+        let spellings =
+            [text, &text.replace(' ', "\u{2581}"), &byte_level].map(|spelling| self.inner.token_to_id(spelling));
         if let Some(id) = spellings.into_iter().flatten().find(|&id| self.token_bytes(id) == text.as_bytes()) {
             return Some(id);
         }
@@ -183,32 +190,32 @@ impl Tokenizer {
         }
     }
 
-    /// How many tokens the vocabulary has, added ones included.
+    /// Vocabulary size, including added tokens.
     pub fn vocab_size(&self) -> usize {
         self.inner.get_vocab_size(true)
     }
 
     /// The special tokens.
-    pub fn special(&self) -> &Special {
+    pub fn special(&self) -> &SpecialTokens {
         &self.special
     }
 
-    /// The file that it came from.
+    /// The file that the tokenizer was read from.
     pub fn origin(&self) -> &Path {
         &self.origin
     }
 
-    /// The same tokenizer, as taken from the base model `base`.
-    pub(crate) fn of_base(self, base: String) -> Tokenizer {
+    /// Marks this tokenizer as taken from the base model `base`.
+    pub(crate) fn with_base(self, base: String) -> Tokenizer {
         Tokenizer { base: Some(base), ..self }
     }
 
-    /// The base model whose tokenizer this is, where the path that was asked for belongs to another model and has none of its own.
+    /// The base model whose tokenizer this is, if the requested model has none of its own.
     pub fn base(&self) -> Option<&str> {
         self.base.as_deref()
     }
 
-    /// Whether a token is a marker rather than text.
+    /// Whether a token is special (a marker rather than text).
     pub fn is_special(&self, id: u32) -> bool {
         self.inner.get_added_vocabulary().get_added_tokens_decoder().get(&id).is_some_and(|token| token.special)
     }
@@ -217,19 +224,22 @@ impl Tokenizer {
         self.inner.get_added_vocabulary().get_added_tokens_decoder().contains_key(&id)
     }
 
-    /// Whether [`Tokenizer::encode`] with `add_special` puts the start token first.
+    /// Whether [`Tokenizer::encode`] with `add_special` prepends bos.
     pub fn adds_bos(&self) -> bool {
         self.adds_bos
     }
 
-    /// Checks that the vocabulary fits an embedding of `vocab_rows` rows.
+    /// Checks that all token ids are below `vocab_rows`, the rows of the embedding.
     ///
-    /// Returns the added tokens that lie beyond it: some real models have a few (markers of images in a text-only
-    /// model), and only a prompt that uses one is wrong. An ordinary token beyond it means the wrong tokenizer.
+    /// Returns the added tokens that are not: some real models have a few (image markers in a
+    /// text-only model), which matter only to prompts that use them.
+    ///
+    /// # Errors
+    /// If an ordinary token is not: then the tokenizer belongs to another model.
     pub fn check_fits(&self, vocab_rows: usize) -> Result<Vec<String>> {
         let beyond = |id: &u32| *id as usize >= vocab_rows;
         let (model, added) = (self.inner.get_model(), self.inner.get_added_vocabulary().get_vocab());
-        // The tokenizer shows its vocabulary only by copying it, which is not needed where its ids are the first ones without a gap.
+        // get_vocab() copies the vocabulary; skip that if the ids are contiguous from 0.
         let size = model.get_vocab_size();
         let fits = size <= vocab_rows && (0..size as u32).all(|id| model.id_to_token(id).is_some());
         let vocabulary = if fits { Default::default() } else { model.get_vocab() };
@@ -251,7 +261,7 @@ impl Tokenizer {
 
 impl std::fmt::Debug for Tokenizer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // The vocabulary would fill the screen.
+        // Omits the vocabulary, which is too long.
         f.debug_struct("Tokenizer")
             .field("origin", &self.origin)
             .field("special", &self.special)
@@ -259,13 +269,13 @@ impl std::fmt::Debug for Tokenizer {
     }
 }
 
-/// The contents of the files that a tokenizer may need beside its own, in the order of [`Sidecars::NAMES`].
+/// The contents of the sidecar files, in the order of [`Sidecars::NAMES`].
 fn sidecar_files(dir: &Path) -> Result<[Option<Vec<u8>>; 4]> {
     let [a, b, c, d] = Sidecars::NAMES.map(|name| read_optional(&dir.join(name)));
     Ok([a?, b?, c?, d?])
 }
 
-/// A file's contents, or `None` where there is no such file.
+/// Reads a file; `None` if it does not exist.
 pub(crate) fn read_optional(path: &Path) -> Result<Option<Vec<u8>>> {
     match std::fs::read(path) {
         Ok(bytes) => Ok(Some(bytes)),
@@ -274,42 +284,42 @@ pub(crate) fn read_optional(path: &Path) -> Result<Option<Vec<u8>>> {
     }
 }
 
-/// Reads `tokenizer.json`.
+/// Parses `tokenizer.json`.
 fn parse(json: &[u8]) -> std::result::Result<tokenizers::Tokenizer, String> {
-    // The library panics on JSON that breaks off in some places, so the syntax is checked before it sees the file.
+    // The library panics on some truncated JSON, so the syntax is checked first.
     serde_json::from_slice::<IgnoredAny>(json).map_err(|error| error.to_string())?;
-    // What well-formed nonsense may still trip over in there is an error about the file, and not the end of the program.
+    // It also panics on some well-formed but inconsistent files; that becomes an error.
     catch_unwind(|| tokenizers::Tokenizer::from_bytes(json))
-        .map_err(|_| "its parts contradict each other".to_owned())?
+        .map_err(|_| "its parts are inconsistent".to_owned())?
         .map_err(|error| error.to_string())
 }
 
-/// Encodes; contradictions in the file on which the library panics come back as a problem too.
+/// Encodes a text; a panic of the library on an inconsistent file becomes an error.
 fn encode(inner: &tokenizers::Tokenizer, text: &str, add_special: bool) -> std::result::Result<Vec<u32>, String> {
     catch_unwind(AssertUnwindSafe(|| inner.encode_fast(text, add_special)))
-        .map_err(|_| "its parts contradict each other".to_owned())?
+        .map_err(|_| "its parts are inconsistent".to_owned())?
         .map(|encoding| encoding.get_ids().to_vec())
         .map_err(|error| error.to_string())
 }
 
-fn byte_form(decoder: &DecoderWrapper) -> ByteForm {
+fn byte_encoding(decoder: &DecoderWrapper) -> ByteEncoding {
     match decoder {
-        DecoderWrapper::ByteLevel(_) => ByteForm::Level,
-        DecoderWrapper::ByteFallback(_) => ByteForm::Fallback,
+        DecoderWrapper::ByteLevel(_) => ByteEncoding::ByteLevel,
+        DecoderWrapper::ByteFallback(_) => ByteEncoding::ByteFallback,
         DecoderWrapper::Sequence(sequence) => {
-            let forms = sequence.get_decoders().iter().map(byte_form);
-            forms.into_iter().find(|&form| form != ByteForm::None).unwrap_or(ByteForm::None)
+            let forms = sequence.get_decoders().iter().map(byte_encoding);
+            forms.into_iter().find(|&form| form != ByteEncoding::None).unwrap_or(ByteEncoding::None)
         }
-        _ => ByteForm::None,
+        _ => ByteEncoding::None,
     }
 }
 
-/// A plain token that decodes to something, if the vocabulary has one.
-fn find_anchor(inner: &tokenizers::Tokenizer, special: &Special) -> Option<(u32, String)> {
+/// Finds a plain token that decodes to its own text.
+fn find_anchor(inner: &tokenizers::Tokenizer, special: &SpecialTokens) -> Option<(u32, String)> {
     ["a", "e", "the", "."].into_iter().find_map(|text| {
         let id = *encode(inner, text, false).ok()?.last()?;
-        let read = inner.decode(&[id], false).ok()?;
-        (Some(id) != special.unk && read == text).then_some((id, read))
+        let decoded = inner.decode(&[id], false).ok()?;
+        (Some(id) != special.unk && decoded == text).then_some((id, decoded))
     })
 }
 
@@ -319,8 +329,9 @@ fn fallback_byte(piece: &str) -> Option<u8> {
     (digits.len() == 2).then(|| u8::from_str_radix(digits, 16).ok())?
 }
 
-/// GPT-2 writes bytes that are visible in Latin-1 as themselves and numbers the others from U+0100 upwards.
-fn level_char(byte: u8) -> char {
+/// GPT-2's byte alphabet: printable Latin-1 bytes are themselves, the others are numbered from
+/// U+0100.
+fn byte_to_char(byte: u8) -> char {
     if is_visible(byte) {
         return char::from(byte);
     }
@@ -328,8 +339,8 @@ fn level_char(byte: u8) -> char {
     char::from_u32(256 + number).unwrap_or(char::REPLACEMENT_CHARACTER)
 }
 
-/// The inverse of [`level_char`].
-fn level_byte(char: char) -> Option<u8> {
+/// Inverse of [`byte_to_char`].
+fn char_to_byte(char: char) -> Option<u8> {
     match u32::from(char) {
         code @ 0..256 => u8::try_from(code).ok().filter(|&byte| is_visible(byte)),
         code => (0..=255u8).filter(|&byte| !is_visible(byte)).nth((code - 256) as usize),

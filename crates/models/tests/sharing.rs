@@ -1,5 +1,6 @@
-//! Weights are mapped and packed once for all who load the same files, kept while somebody uses them, and loaded anew when a file
-//! changed. One test, since it counts what its whole process loads.
+//! Models loaded from the same files share their weights, which are mapped and packed once, kept
+//! while a model uses them, and loaded again after a file changed. One test, because the counters
+//! are global to the process.
 
 use golden::temp_models::{self, logits};
 use pellucid_kernels::DType;
@@ -19,12 +20,12 @@ fn the_same_files_are_loaded_once() {
     let (plain, before) = (LoadOptions::default(), counts());
 
     // Eight threads at once: one of them loads.
-    let (start, heard) = (Barrier::new(8), AtomicUsize::new(0));
+    let (start, packed) = (Barrier::new(8), AtomicUsize::new(0));
     let models: Vec<LoadedModel> = std::thread::scope(|scope| {
         let load = || {
             start.wait();
             let mut progress = |_| {
-                heard.fetch_add(1, Ordering::Relaxed);
+                packed.fetch_add(1, Ordering::Relaxed);
             };
             LoadedModel::open(dir.path(), &LoadOptions::default(), &mut progress).expect("a model")
         };
@@ -33,7 +34,7 @@ fn the_same_files_are_loaded_once() {
     });
     let after = counts();
     assert_eq!((after.loaded - before.loaded, after.shared - before.shared), (1, 7));
-    assert_eq!(heard.load(Ordering::Relaxed), models[0].model.program().weights().len(), "packed once");
+    assert_eq!(packed.load(Ordering::Relaxed), models[0].model.program().weights().len(), "packed once");
     assert!(models.iter().all(|other| other.model.shares_weights_with(&models[0].model)));
     assert!(models.iter().all(|other| logits(other) == logits(&models[0])));
 
@@ -43,7 +44,8 @@ fn the_same_files_are_loaded_once() {
     let narrow = LoadOptions { storage: Storage::As(DType::Bf16), ..LoadOptions::default() };
     assert!(!open(dir.path(), &narrow).model.shares_weights_with(&models[0].model));
 
-    // A clone of the engine's model is a user, too; with the last one the weights go.
+    // A clone of the engine's model keeps the weights alive, too; they are freed with the last
+    // user.
     let (engine, loaded) = (models[0].model.clone(), counts().loaded);
     drop(models);
     assert!(open(dir.path(), &plain).model.shares_weights_with(&engine));
@@ -52,7 +54,7 @@ fn the_same_files_are_loaded_once() {
     let first = open(dir.path(), &plain);
     assert_eq!(counts().loaded, loaded + 1);
 
-    // A file that changed is another file, whoever still has the old one.
+    // A changed file is loaded again, even while its old weights are in use.
     let path = dir.path().join("model.safetensors");
     let mut tensors = temp_models::read(&path);
     tensors.get_mut("model.norm.weight").expect("a norm").2[..4].copy_from_slice(&2.5f32.to_le_bytes());
@@ -61,7 +63,7 @@ fn the_same_files_are_loaded_once() {
     assert!(!second.model.shares_weights_with(&first.model));
     assert_ne!(logits(&second), logits(&first));
 
-    // What failed leaves nothing behind, and the next one tries again.
+    // A failed load is not shared; the next one tries again.
     let whole = std::fs::read(&path).expect("weights");
     std::fs::write(&path, &whole[..whole.len() / 2]).expect("written");
     assert!(LoadedModel::open(dir.path(), &plain, &mut |_| {}).is_err());

@@ -1,4 +1,5 @@
-//! Look into a model and change what it computes: `cargo run --release -p pellucid --example look_and_change`.
+//! Look into a model and change what it computes:
+//! `cargo run --release -p pellucid --example look_and_change`.
 #![allow(clippy::print_stdout)] // printing is what an example is for
 
 use pellucid::{GenerateOptions, Plan, Tap};
@@ -11,7 +12,7 @@ fn main() -> Result<(), pellucid::Error> {
     for capture in &model.run(&prompts, &look)?.captures {
         println!("row {}, {}: {:?}", capture.row, capture.site, capture.array.shape());
     }
-    // Change: where row 1 reads " bird", it gets what row 0 made of " dog".
+    // Change: at " bird" in row 1, write the residual stream that row 0 has at " dog".
     let patch = Plan::of([Tap::set("layers.0.resid_post").from_row(0).rows([1]).positions(3)]);
     for plan in [Plan::default(), patch] {
         let generation = model.generate(&prompts, &plan, GenerateOptions { max_new: 8, ..Default::default() })?;

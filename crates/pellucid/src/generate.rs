@@ -1,12 +1,12 @@
-//! Generating text.
+//! Options and results of text generation.
 
-use pellucid_engine::{Capture, Finish, Interrupt, Lookup, PrefixCache, Sampling, Saved, Site};
+use pellucid_engine::{Capture, Finish, Interrupt, LookupStats, PrefixCache, Sampling, SavedValue, Site};
 use std::time::Duration;
 
-/// A function that is called with a row and a piece of its text.
+/// Callback for generated text: the row and a piece of its text.
 pub type OnText<'a> = &'a mut dyn FnMut(usize, &str);
 
-/// How to generate text.
+/// Options of text generation.
 ///
 /// ```
 /// use pellucid::{GenerateOptions, Sampling};
@@ -19,26 +19,27 @@ pub type OnText<'a> = &'a mut dyn FnMut(usize, &str);
 /// # let _ = options;
 /// ```
 pub struct GenerateOptions<'a> {
-    /// At most this many new tokens a row.
+    /// Maximum number of new tokens per row.
     pub max_new: usize,
-    /// How tokens are chosen; greedily by default.
+    /// Sampling settings; greedy by default.
     pub sampling: Sampling,
-    /// Strings that end a row. They are not part of its text.
+    /// Stop strings, which end a row and are not part of its text.
     pub stop: Vec<String>,
-    /// Tokens that end a row; the model's own end-of-text tokens where absent.
+    /// Tokens that end a row; the model's end-of-text tokens if absent.
     pub eos: Option<Vec<u32>>,
-    /// Called with a row and its new text as it is generated. The pieces may contain a stop string; the result's text does not.
+    /// Called with a row and its new text during generation. The pieces may contain a stop string;
+    /// the result's text does not.
     pub on_text: Option<OnText<'a>>,
-    /// Prompt tokens of a row that go through at once.
+    /// Prompt tokens per row and pass (chunked prefill).
     pub chunk: Option<usize>,
-    /// At most this many tokens are proposed from the row's own text and checked in one pass (prompt lookup); 0 proposes none.
-    /// It never changes a token.
+    /// Maximum number of speculative tokens per step, proposed by prompt lookup; 0 turns it off.
+    /// Never changes the output.
     pub lookup: usize,
-    /// At most this many of the model's threads; all of them where absent. It never changes a token.
+    /// Maximum number of the model's threads to use; all if absent. Never changes the output.
     pub threads: Option<usize>,
-    /// Computed prefixes of rows that later calls reuse. It never changes a token.
+    /// Prefix cache, which later calls reuse. Never changes the output.
     pub prefixes: Option<PrefixCache>,
-    /// Polled now and then whether to stop.
+    /// Polled during the run; stops it on request.
     pub interrupt: Option<Interrupt>,
 }
 
@@ -60,7 +61,7 @@ impl Default for GenerateOptions<'_> {
     }
 }
 
-/// A row that was generated.
+/// One generated row.
 #[derive(Clone, Debug)]
 pub struct GeneratedText {
     /// The prompt's tokens.
@@ -71,23 +72,23 @@ pub struct GeneratedText {
     pub text: String,
     /// Why the row ended.
     pub finish: Finish,
-    /// How many tokens prompt lookup proposed, and how many were right.
-    pub lookup: Lookup,
+    /// Speculative tokens that prompt lookup proposed, and those that were accepted.
+    pub lookup: LookupStats,
 }
 
-/// What a generation returns.
+/// Result of a generation.
 #[derive(Debug)]
 pub struct Generation {
-    /// One for each prompt.
+    /// One row per prompt.
     pub rows: Vec<GeneratedText>,
-    /// What the plan captured: `prompt + generated - 1` positions of each row.
+    /// The plan's captures: `prompt + generated - 1` positions of each row.
     pub captures: Vec<Capture>,
     /// The values that the plan saves, step by step.
-    pub saved: Vec<Saved>,
-    /// Sites that a pattern named and that their layers do not have.
+    pub saved: Vec<SavedValue>,
+    /// Sites that a pattern matched but that their layers do not have.
     pub absent: Vec<Site>,
-    /// Time in the prompts.
+    /// Time of the prefill.
     pub prefill: Duration,
-    /// Time in the steps after them.
+    /// Time of the decoding steps.
     pub decode: Duration,
 }

@@ -1,10 +1,10 @@
-//! Pellucid lets you see through a language model: load it, read or change any activation inside it while it runs or generates,
-//! and know what the numbers mean.
+//! Pellucid is a language model engine for interpretability: load a model, read or change any
+//! activation inside it while it runs or generates.
 //!
 //! # A first look
 //!
-//! [`load`] takes a directory as Hugging Face lays it out, a GGUF file, the name of a model that was pulled, or `builtin`: a model
-//! of six layers inside this library, which every example here uses.
+//! [`load`] takes a Hugging Face directory, a GGUF file, the name of a pulled model, or `builtin`:
+//! a model of six layers inside this library, which every example here uses.
 //!
 //! ```
 //! let model = pellucid::load("builtin")?;
@@ -15,10 +15,10 @@
 //!
 //! # Sites
 //!
-//! Every activation has an address, its *site*: a [`Point`] (a kind of activation, such as `resid_post`, `z` or `mlp_act`) at a
-//! layer. A site means the same tensor on every architecture; a site that a model does not have is an error that says why.
-//! Patterns name several (`layers.*.resid_post`, `layers.3-7.z`), and the names of TransformerLens work as well
-//! (`blocks.2.attn.hook_pattern`).
+//! Every activation has an address, its *site*: a [`Point`] (a kind of activation, such as
+//! `resid_post`, `z` or `mlp_act`) at a layer. A site is the same tensor on every architecture. If
+//! a model does not have a site, the error says why. Patterns name several (`layers.*.resid_post`,
+//! `layers.3-7.z`), and the names of TransformerLens work as well (`blocks.2.attn.hook_pattern`).
 //!
 //! ```
 //! use pellucid::{Point, Site};
@@ -32,8 +32,9 @@
 //!
 //! # Look: captures
 //!
-//! A [`Plan`] is a list of taps. A [`Tap`] is a site, what it selects there, and one action. A captured value is a snapshot:
-//! nothing changes it afterwards, and a whole activation is handed over without a copy.
+//! A [`Plan`] is a list of taps. A [`Tap`] is a site, a selection there, and one action. A captured
+//! value is a snapshot: later edits do not change it. A whole activation is captured without a
+//! copy.
 //!
 //! ```
 //! use pellucid::{Plan, Reduce, Tap};
@@ -52,15 +53,16 @@
 //!
 //! # Change: edits
 //!
-//! Edits replace, add, scale, zero, ablate, project and cap values, skip layers, or call a closure. What they write is a number, a
-//! vector, another row's value, another site's, or a computed one. Several prompts in one call are rows of one batch, without padding;
-//! a row gives the same bits alone and in company.
+//! Edits replace, add, scale, zero, ablate, project and cap values, skip layers, or call a closure.
+//! The operand is a number, a vector, the value of another row or site, or a computed value.
+//! Several prompts in one call are rows of one batch, without padding; a row gives the same bits
+//! alone and in a batch.
 //!
 //! ```
 //! use pellucid::{GenerateOptions, Plan, Tap};
 //! let model = pellucid::load("builtin")?;
 //! let prompts = ["Tom saw a dog. The", "Lily saw a bird. The"];
-//! // Where row 1 reads " bird", it gets what row 0 made of " dog" in layer 0.
+//! // At the position of " bird" in row 1, write row 0's residual stream of " dog" after layer 0.
 //! let patch = Plan::of([Tap::set("layers.0.resid_post").from_row(0).rows([1]).positions(3)]);
 //! let short = || GenerateOptions { max_new: 3, ..GenerateOptions::default() };
 //! assert!(model.generate(&prompts, &Plan::default(), short())?.rows[1].text.starts_with(" bird"));
@@ -91,8 +93,8 @@
 //!
 //! # Compute: values and gradients
 //!
-//! What taps read can be computed with inside the run ([`plan::Expr`]); a value with a single number is a metric, and gradients of it
-//! can be captured at any site.
+//! Values that taps read can be used in expressions inside the run ([`plan::Expr`]). A scalar value
+//! is a metric, and its gradients can be captured at any site.
 //!
 //! ```
 //! use pellucid::plan::{Across, Expr, Pick};
@@ -102,7 +104,7 @@
 //! let mut plan = Plan::default();
 //! let logits = plan.read(Tap::read("logits").last());
 //! let logit = plan.value(Expr::Index { of: logits, picks: vec![Pick::At(0), Pick::At(dog)] });
-//! let metric = plan.value(Expr::Across { of: logit, how: Across::Sum }); // one number for all rows
+//! let metric = plan.value(Expr::Across { of: logit, how: Across::Sum }); // a scalar over all rows
 //! plan.save_value(metric);
 //! let of_dog = plan.add_metric(metric);
 //! let plan = plan.with(Tap::capture("layers.2.resid_post").of_gradient(of_dog));
@@ -114,7 +116,8 @@
 //!
 //! # Plans are data
 //!
-//! A plan without closures is JSON as well, the same for the command, Python and Rust, and is checked before anything runs.
+//! A plan without closures can be written as JSON, the same for the command line, Python and Rust.
+//! Plans are checked before anything runs.
 //!
 //! ```
 //! use pellucid::{Plan, Tap};
@@ -127,8 +130,9 @@
 //!
 //! # Further
 //!
-//! This crate is a front: [`engine`] has the op list, plans, gradients, branches and generation on tokens; [`models`] reads
-//! directories and GGUF files, tokenizers and chat templates, and inspects what cannot run.
+//! This crate is a facade. [`engine`] has the op list, plans, gradients, branches and generation on
+//! tokens; [`models`] loads directories and GGUF files, tokenizers and chat templates, and inspects
+//! models that cannot run.
 
 mod generate;
 mod model;
@@ -137,10 +141,14 @@ pub use generate::{GenerateOptions, GeneratedText, Generation, OnText};
 pub use model::{Model, Prompt, load};
 
 pub use pellucid_engine as engine;
+#[doc(hidden)]
+pub use pellucid_engine::SavedValue as Saved;
+#[doc(hidden)]
+pub use pellucid_engine::SelectedRow as Selected;
 pub use pellucid_engine::plan::{self, FromSite};
 pub use pellucid_engine::{
     Action, Array, Callback, Capture, Finish, Interrupt, Operand, Phase, Plan, Point, Positions, PrefixCache, Reduce,
-    Run, RunOptions, Sampling, Saved, Selected, Site, Tap,
+    Remedy, Run, RunOptions, Sampling, SavedValue, SelectedRow, Site, Tap,
 };
 pub use pellucid_models as models;
 pub use pellucid_models::chat::Message;

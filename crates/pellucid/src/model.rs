@@ -1,4 +1,4 @@
-//! A loaded model, and the calls that take prompts.
+//! [`Model`]: a loaded model with the calls that take prompts.
 
 use crate::generate::{GenerateOptions, GeneratedText, Generation};
 use pellucid_engine::{GenerateOptions as EngineOptions, Plan, Program, Run, RunOptions};
@@ -6,17 +6,17 @@ use pellucid_models::chat::Message;
 use pellucid_models::{LoadOptions, LoadedModel, Result, locate, prepare};
 use std::path::Path;
 
-/// A model with its tokenizer: what [`load`](crate::load) gives.
+/// A model with its tokenizer, as [`load`](crate::load) returns it.
 ///
-/// Prompts are texts or lists of tokens ([`Prompt`]); several in one call run together, without padding, and give the same bits as
-/// alone. A [`Plan`] says what to see and what to change.
+/// Prompts are texts or lists of tokens ([`Prompt`]). Several in one call run as one batch, without
+/// padding, and give the same bits as alone. A [`Plan`] lists the captures and edits.
 pub struct Model {
     loaded: LoadedModel,
 }
 
-/// A prompt: a text, or the tokens themselves.
+/// A prompt: a text, tokens, or a conversation.
 pub trait Prompt {
-    /// The prompt's tokens, as a model reads them.
+    /// Encodes the prompt for a model.
     fn tokens(&self, model: &Model) -> Result<Vec<u32>>;
 }
 
@@ -38,7 +38,7 @@ impl Prompt for Vec<u32> {
     }
 }
 
-/// A conversation: the model's chat template makes the prompt.
+/// A conversation, encoded with the model's chat template.
 impl Prompt for Vec<Message> {
     fn tokens(&self, model: &Model) -> Result<Vec<u32>> {
         model.loaded.encode_chat(self)
@@ -46,7 +46,8 @@ impl Prompt for Vec<Message> {
 }
 
 impl Model {
-    /// Loads a model by name, as [`load`](crate::load) does, with options: number format of the weights, threads, LoRA adapters.
+    /// Loads a model by name, as [`load`](crate::load) does, with options: dtype of the weights,
+    /// threads, LoRA adapters.
     pub fn load_with(name: &str, options: &LoadOptions) -> Result<Model> {
         let loaded = match locate(Some(name))? {
             None => LoadedModel::builtin(options)?,
@@ -55,7 +56,7 @@ impl Model {
         Ok(Model { loaded })
     }
 
-    /// The small model inside this library: six layers, trained on simple stories.
+    /// Loads the small model inside this library: six layers, trained on simple stories.
     pub fn builtin() -> Result<Model> {
         Ok(Model { loaded: LoadedModel::builtin(&LoadOptions::default())? })
     }
@@ -73,42 +74,43 @@ impl Model {
         self.run_with(prompts, plan, &RunOptions::default())
     }
 
-    /// Like [`run`](Self::run), with options: threads, chunks, prefixes, memory of gradients.
+    /// Like [`run`](Self::run), with options: threads, chunked prefill, prefix cache, gradient
+    /// checkpointing.
     pub fn run_with(&self, prompts: &[impl Prompt], plan: &Plan, options: &RunOptions) -> Result<Run> {
-        let (rows, plan) = self.ready(prompts, plan)?;
+        let (rows, plan) = self.prepare(prompts, plan)?;
         Ok(self.loaded.model.run(&rows, &plan, options)?)
     }
 
-    /// Continues prompts, with the plan active at every step.
+    /// Generates text from prompts, with the plan active at every step.
     ///
     /// ```
     /// use pellucid::{GenerateOptions, Model, Plan};
     /// let model = Model::builtin()?;
-    /// let mut heard = String::new();
+    /// let mut streamed = String::new();
     /// let options = GenerateOptions {
     ///     max_new: 30,
     ///     stop: vec![".".into()],
-    ///     on_text: Some(&mut |_row, piece| heard.push_str(piece)),
+    ///     on_text: Some(&mut |_row, piece| streamed.push_str(piece)),
     ///     ..GenerateOptions::default()
     /// };
     /// let generation = model.generate(&["Tom saw a dog. The"], &Plan::default(), options)?;
     /// let text = &generation.rows[0].text;
-    /// assert!(text.starts_with(" dog") && !text.contains('.') && heard.starts_with(text.as_str()));
+    /// assert!(text.starts_with(" dog") && !text.contains('.') && streamed.starts_with(text.as_str()));
     /// # Ok::<(), pellucid::Error>(())
     /// ```
     pub fn generate(&self, prompts: &[impl Prompt], plan: &Plan, options: GenerateOptions) -> Result<Generation> {
-        let (rows, plan) = self.ready(prompts, plan)?;
+        let (rows, plan) = self.prepare(prompts, plan)?;
         let GenerateOptions { max_new, sampling, stop, eos, on_text, chunk, lookup, threads, prefixes, interrupt } =
             options;
         let eos = eos.unwrap_or_else(|| self.loaded.eos.clone());
         let options = EngineOptions { max_new, sampling, eos, chunk, lookup, threads, prefixes, interrupt };
         let mut on_text = on_text;
-        let made = self.loaded.generate(&rows, &plan, &options, &stop, &mut |row, _token, text| {
+        let generation = self.loaded.generate(&rows, &plan, &options, &stop, &mut |row, _token, text| {
             if let (Some(on_text), Some(text)) = (&mut on_text, text) {
                 on_text(row, text);
             }
         })?;
-        let texts = rows.into_iter().zip(made.rows).map(|(prompt, row)| GeneratedText {
+        let texts = rows.into_iter().zip(generation.rows).map(|(prompt, row)| GeneratedText {
             text: self.loaded.text(&row.tokens, row.finish, &stop).unwrap_or_default(),
             prompt,
             tokens: row.tokens,
@@ -117,27 +119,27 @@ impl Model {
         });
         Ok(Generation {
             rows: texts.collect(),
-            captures: made.captures,
-            saved: made.saved,
-            absent: made.passed_over,
-            prefill: made.prefill,
-            decode: made.decode,
+            captures: generation.captures,
+            saved: generation.saved,
+            absent: generation.passed_over,
+            prefill: generation.prefill,
+            decode: generation.decode,
         })
     }
 
-    /// The tokens of a text, with what the tokenizer adds around it.
+    /// Encodes a text, with the special tokens that the tokenizer adds.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         self.loaded.encode(text)
     }
 
-    /// The text of tokens.
+    /// Decodes tokens.
     pub fn decode(&self, tokens: &[u32]) -> Result<String> {
         Ok(self.loaded.tokenizer()?.decode(tokens, false))
     }
 
-    /// Every problem of a plan for these prompts; an empty list means that it will run.
+    /// Checks a plan for these prompts and returns all problems; if there are none, it will run.
     pub fn check(&self, prompts: &[impl Prompt], plan: &Plan) -> Result<Vec<pellucid_engine::Error>> {
-        let (rows, plan) = self.ready(prompts, plan)?;
+        let (rows, plan) = self.prepare(prompts, plan)?;
         let lengths: Vec<usize> = rows.iter().map(Vec::len).collect();
         Ok(plan.check(self.program(), &lengths))
     }
@@ -147,13 +149,13 @@ impl Model {
         self.loaded.model.program()
     }
 
-    /// Everything else that came with the model: its tokenizer, chat template, end-of-text tokens, warnings.
+    /// The loaded model with its tokenizer, chat template, end-of-text tokens and warnings.
     pub fn loaded(&self) -> &LoadedModel {
         &self.loaded
     }
 
-    /// The rows of a call, and its plan with files read and tokens looked up in these rows.
-    fn ready(&self, prompts: &[impl Prompt], plan: &Plan) -> Result<(Vec<Vec<u32>>, Plan)> {
+    /// Encodes the prompts, and resolves the files and tokens that the plan refers to.
+    fn prepare(&self, prompts: &[impl Prompt], plan: &Plan) -> Result<(Vec<Vec<u32>>, Plan)> {
         let rows = prompts.iter().map(|prompt| prompt.tokens(self)).collect::<Result<Vec<_>>>()?;
         let plan = prepare(plan.clone(), Path::new(""), &rows, self.loaded.tokenizer.as_ref())?;
         Ok((rows, plan))
@@ -166,7 +168,7 @@ impl From<LoadedModel> for Model {
     }
 }
 
-/// Loads a model: a directory as Hugging Face lays it out, a GGUF file, a name that was pulled, or `builtin`.
+/// Loads a model: a Hugging Face directory, a GGUF file, the name of a pulled model, or `builtin`.
 ///
 /// ```
 /// let model = pellucid::load("builtin")?;

@@ -1,15 +1,16 @@
-//! No dependency cycles between the top-level modules of a crate, except those listed in `allowed.rs`.
+//! Finds dependency cycles between the top-level modules of a crate, except those in `allowed.rs`.
 //!
-//! A module depends on another when one of its files names it: by `crate::other`, by `super::` paths that lead to the root, or by a
-//! name that the crate's root re-exports from it. Comments and tests do not count.
+//! A module depends on another if one of its files names it: by `crate::other`, by a `super::` path
+//! that reaches the root, or by a name that the crate root re-exports from it. Comments and tests
+//! do not count.
 
 use super::allowed::{ALLOWED, Allowed};
-use super::imports::{of_root, reexports};
+use super::imports::{reexports, root_names};
 use super::source::{Token, tokens, without_comments, without_tests};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// Dependencies of the modules of a crate: `(from, to)` and where it is named first.
+/// Module dependencies of a crate: `(from, to)` and the first location that names it.
 type Graph = BTreeMap<(String, String), String>;
 
 /// Reports the cycles of all crates.
@@ -23,7 +24,7 @@ pub fn check(root: &Path) -> Result<Vec<String>, String> {
     Ok(problems)
 }
 
-/// The source directories of the crates.
+/// Returns the source directories of the crates.
 fn crates(root: &Path) -> Result<Vec<PathBuf>, String> {
     let mut found = vec![root.join("python"), root.join("xtask")];
     let entries = std::fs::read_dir(root.join("crates")).map_err(|error| format!("crates: {error}"))?;
@@ -33,7 +34,7 @@ fn crates(root: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(found)
 }
 
-/// `engine` for `crates/engine/src`.
+/// Returns the crate's name: `engine` for `crates/engine/src`.
 fn crate_name(root: &Path, source: &Path) -> String {
     let path = source.parent().unwrap_or(source);
     let path = path.strip_prefix(root).unwrap_or(path);
@@ -42,17 +43,18 @@ fn crate_name(root: &Path, source: &Path) -> String {
 
 fn problems_of(name: &str, graph: &Graph, allowed: &[&Allowed]) -> Vec<String> {
     let edge = |allowed: &Allowed| (allowed.from.to_owned(), allowed.to.to_owned());
-    let without = |left_out: &[(String, String)]| -> Graph {
+    let graph_without = |left_out: &[(String, String)]| -> Graph {
         graph.iter().filter(|(edge, _)| !left_out.contains(edge)).map(|(a, b)| (a.clone(), b.clone())).collect()
     };
     let edges: Vec<(String, String)> = allowed.iter().map(|allowed| edge(allowed)).collect();
-    let mut problems: Vec<String> = cycles(&without(&edges)).iter().map(|cycle| describe(name, graph, cycle)).collect();
+    let mut problems: Vec<String> =
+        cycles(&graph_without(&edges)).iter().map(|cycle| describe(name, graph, cycle)).collect();
     for ((from, to), because) in edges.iter().zip(allowed.iter().map(|allowed| allowed.because)) {
         let others: Vec<(String, String)> = edges.iter().filter(|(a, b)| (a, b) != (from, to)).cloned().collect();
-        let rest = without(&others);
+        let rest = graph_without(&others);
         if !rest.contains_key(&(from.clone(), to.clone())) || path_between(&rest, to, from).is_none() {
             problems.push(format!(
-                "{name}: `{from}` → `{to}` closes no cycle any more ({because}); remove it from xtask/src/check/allowed.rs"
+                "{name}: `{from}` → `{to}` no longer closes a cycle ({because}); remove it from xtask/src/check/allowed.rs"
             ));
         }
     }
@@ -67,7 +69,7 @@ fn describe(name: &str, graph: &Graph, cycle: &[String]) -> String {
     text
 }
 
-/// The dependencies between the top-level modules of a crate.
+/// Returns the dependencies between the top-level modules of a crate.
 fn graph(source: &Path) -> Result<Graph, String> {
     let files = rust_files(source)?;
     let module_of = |file: &Path| module_path(source, file).first().cloned();
@@ -82,9 +84,9 @@ fn graph(source: &Path) -> Result<Graph, String> {
         tests.extend(of_tests.into_iter().map(|name| [own.clone(), vec![name]].concat()));
         read.push((file, tokens));
     }
-    let mut taken = BTreeMap::new();
+    let mut reexported = BTreeMap::new();
     for (_, tokens) in read.iter().filter(|(file, _)| module_path(source, file).is_empty()) {
-        taken.extend(reexports(tokens, &modules));
+        reexported.extend(reexports(tokens, &modules));
     }
     let mut graph = Graph::new();
     for (file, tokens) in &read {
@@ -93,19 +95,19 @@ fn graph(source: &Path) -> Result<Graph, String> {
         if tests.iter().any(|test| own.starts_with(test)) {
             continue;
         }
-        for named in of_root(tokens, own.len()) {
-            let to = if modules.contains(&named.name) { Some(&named.name) } else { taken.get(&named.name) };
+        for named in root_names(tokens, own.len()) {
+            let to = if modules.contains(&named.name) { Some(&named.name) } else { reexported.get(&named.name) };
             if let Some(to) = to.filter(|to| *to != from) {
-                let place = file.strip_prefix(source).unwrap_or(file);
-                let place = format!("{}:{} names `{}`", place.display(), named.line, named.name);
-                graph.entry((from.clone(), to.clone())).or_insert(place);
+                let location = file.strip_prefix(source).unwrap_or(file);
+                let location = format!("{}:{} names `{}`", location.display(), named.line, named.name);
+                graph.entry((from.clone(), to.clone())).or_insert(location);
             }
         }
     }
     Ok(graph)
 }
 
-/// Every Rust file under a directory, in order.
+/// Returns every Rust file under a directory, sorted.
 fn rust_files(directory: &Path) -> Result<Vec<PathBuf>, String> {
     let entries = std::fs::read_dir(directory).map_err(|error| format!("{}: {error}", directory.display()))?;
     let mut found = Vec::new();
@@ -120,7 +122,8 @@ fn rust_files(directory: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(found)
 }
 
-/// `["plan", "json"]` for `src/plan/json.rs`, `["plan"]` for `src/plan/mod.rs`, nothing for the root.
+/// Returns the module path of a file: `["plan", "json"]` for `src/plan/json.rs`, `["plan"]` for
+/// `src/plan/mod.rs`, empty for the root.
 fn module_path(source: &Path, file: &Path) -> Vec<String> {
     let path = file.strip_prefix(source).unwrap_or(file).with_extension("");
     let mut parts: Vec<String> = path.iter().map(|part| part.to_string_lossy().into_owned()).collect();
@@ -131,7 +134,8 @@ fn module_path(source: &Path, file: &Path) -> Vec<String> {
     parts
 }
 
-/// Finds a shortest cycle through each module that lies on one; modules of a cycle already found are not repeated.
+/// Finds a shortest cycle through each module that lies on one; modules of a cycle already found
+/// are not repeated.
 fn cycles(graph: &Graph) -> Vec<Vec<String>> {
     let nodes: BTreeSet<&String> = graph.keys().flat_map(|(from, to)| [from, to]).collect();
     let (mut found, mut done): (Vec<Vec<String>>, BTreeSet<String>) = (Vec::new(), BTreeSet::new());
@@ -150,7 +154,7 @@ fn cycles(graph: &Graph) -> Vec<Vec<String>> {
     found
 }
 
-/// A shortest path from one module to another along dependencies, both included.
+/// Returns a shortest dependency path between two modules, both included.
 fn path_between(graph: &Graph, from: &str, to: &str) -> Option<Vec<String>> {
     let mut paths = vec![vec![from.to_owned()]];
     let mut seen = BTreeSet::from([from.to_owned()]);
@@ -176,18 +180,18 @@ fn path_between(graph: &Graph, from: &str, to: &str) -> Option<Vec<String>> {
 mod tests {
     use super::*;
 
-    /// A crate of these files, in a directory that is removed when it is dropped.
-    struct Made(PathBuf);
+    /// A temporary crate, deleted on drop.
+    struct TempCrate(PathBuf);
 
-    impl Made {
-        fn new(name: &str, files: &[(&str, &str)]) -> Made {
+    impl TempCrate {
+        fn new(name: &str, files: &[(&str, &str)]) -> TempCrate {
             let root = std::env::temp_dir().join(format!("xtask-cycles-{}-{name}", std::process::id()));
             for (file, text) in files {
                 let file = root.join(file);
                 std::fs::create_dir_all(file.parent().expect("a parent")).expect("created");
                 std::fs::write(file, text).expect("written");
             }
-            Made(root)
+            TempCrate(root)
         }
 
         fn problems(&self, allowed: &[&Allowed]) -> Vec<String> {
@@ -195,7 +199,7 @@ mod tests {
         }
     }
 
-    impl Drop for Made {
+    impl Drop for TempCrate {
         fn drop(&mut self) {
             std::fs::remove_dir_all(&self.0).expect("removed");
         }
@@ -205,7 +209,7 @@ mod tests {
 
     #[test]
     fn a_cycle_is_found_and_reported_with_file_and_line() {
-        let made = Made::new(
+        let krate = TempCrate::new(
             "cycle",
             &[
                 ("lib.rs", "mod a; mod b; mod c; mod error; pub use error::Error;"),
@@ -216,7 +220,7 @@ mod tests {
                 ("error.rs", ""),
             ],
         );
-        let problems = made.problems(&[]);
+        let problems = krate.problems(&[]);
         assert_eq!(problems.len(), 1, "{problems:?}");
         assert!(problems[0].contains("`a` → `b` (a.rs:1 names `b`)"), "{problems:?}");
         assert!(problems[0].contains("`b` → `c` (b/inner.rs:2 names `c`)"), "{problems:?}");
@@ -229,7 +233,7 @@ mod tests {
             ("a.rs", "use crate::Error;"),
             ("error.rs", "use crate::a::A;"),
         ];
-        assert_eq!(Made::new("root", &files).problems(&[]).len(), 1);
+        assert_eq!(TempCrate::new("root", &files).problems(&[]).len(), 1);
     }
 
     #[test]
@@ -243,15 +247,15 @@ mod tests {
             ),
             ("b/tests.rs", "use crate::a;"),
         ];
-        assert_eq!(Made::new("comments", &files).problems(&[]), [""; 0]);
+        assert_eq!(TempCrate::new("comments", &files).problems(&[]), [""; 0]);
     }
 
     #[test]
     fn an_allowed_dependency_is_ignored_and_must_still_be_needed() {
         let cycle = [("lib.rs", "mod a; mod b;"), ("a.rs", "use crate::b;"), ("b.rs", "use crate::a;")];
-        assert_eq!(Made::new("allowed", &cycle).problems(&[&BACK]), [""; 0]);
+        assert_eq!(TempCrate::new("allowed", &cycle).problems(&[&BACK]), [""; 0]);
         let straight = [("lib.rs", "mod a; mod b;"), ("a.rs", "use crate::b;"), ("b.rs", "")];
-        let problems = Made::new("stale", &straight).problems(&[&BACK]);
+        let problems = TempCrate::new("stale", &straight).problems(&[&BACK]);
         assert!(problems.len() == 1 && problems[0].contains("remove it"), "{problems:?}");
     }
 }

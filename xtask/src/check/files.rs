@@ -1,14 +1,15 @@
-//! Source files: at most 600 lines, and each declared by a module. A test file that `main.rs` does not declare would never run.
+//! Checks source files: at most 600 lines, and declared by a module. A test file that `main.rs`
+//! does not declare would never run.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const LONGEST: usize = 600;
+const MAX_LINES: usize = 600;
 
-/// Reports source files that are too long or belong to no module.
+/// Reports source files that are too long or not declared by a module.
 pub fn check(root: &Path) -> Result<Vec<String>, String> {
     let mut problems = Vec::new();
-    for file in sources(root)? {
+    for file in tracked(root, &["*.rs", "*.py"])? {
         let text = std::fs::read_to_string(root.join(&file)).map_err(|error| format!("{}: {error}", file.display()))?;
         problems.extend(too_long(&file, &text));
         if file.extension().is_some_and(|extension| extension == "rs") {
@@ -18,28 +19,38 @@ pub fn check(root: &Path) -> Result<Vec<String>, String> {
     Ok(problems)
 }
 
-/// The Rust and Python files that git knows or would add, relative to the root.
-fn sources(root: &Path) -> Result<Vec<PathBuf>, String> {
-    let arguments = ["ls-files", "--cached", "--others", "--exclude-standard", "--", "*.rs", "*.py"];
-    let output =
-        Command::new("git").args(arguments).current_dir(root).output().map_err(|error| format!("git: {error}"))?;
+/// Reports avoided words in sources and pages (see `words.rs`).
+pub fn check_language(root: &Path) -> Result<Vec<String>, String> {
+    let mut problems = Vec::new();
+    for file in tracked(root, &["*.rs", "*.py", "*.pyi", "*.md"])? {
+        let text = std::fs::read_to_string(root.join(&file)).map_err(|error| format!("{}: {error}", file.display()))?;
+        problems.extend(super::words::check(&file, &text));
+    }
+    Ok(problems)
+}
+
+/// Returns the files of some patterns that git tracks or would add, relative to the root.
+fn tracked(root: &Path, patterns: &[&str]) -> Result<Vec<PathBuf>, String> {
+    let arguments = ["ls-files", "--cached", "--others", "--exclude-standard", "--"];
+    let output = Command::new("git").args(arguments).args(patterns).current_dir(root).output();
+    let output = output.map_err(|error| format!("git: {error}"))?;
     if !output.status.success() {
         return Err(format!("git ls-files: {}", String::from_utf8_lossy(&output.stderr).trim()));
     }
     let files = String::from_utf8_lossy(&output.stdout).lines().map(PathBuf::from).collect::<Vec<_>>();
-    // One that was removed and is not committed yet is still listed.
+    // A removed file stays listed until the removal is committed.
     Ok(files.into_iter().filter(|file| root.join(file).exists()).collect())
 }
 
 fn too_long(file: &Path, text: &str) -> Option<String> {
     let lines = text.lines().count();
-    (lines > LONGEST).then(|| format!("{}: {lines} lines, more than {LONGEST}; divide it", file.display()))
+    (lines > MAX_LINES).then(|| format!("{}: {lines} lines, more than {MAX_LINES}; split it", file.display()))
 }
 
-/// Reports a file below `src/`, or below a directory of `tests/`, is declared by no module.
+/// Reports a file below `src/`, or below a directory of `tests/`, that no module declares.
 fn not_declared(root: &Path, file: &Path) -> Option<String> {
     let parts: Vec<String> = file.iter().map(|part| part.to_string_lossy().into_owned()).collect();
-    // Files directly in `tests/`, `examples/`, `benches/` and `src/bin/` are programs of their own.
+    // Files directly in `tests/`, `examples/`, `benches/` and `src/bin/` are separate programs.
     let tops = |top: &String| top == "src" || top == "tests";
     let top = parts.iter().position(tops)?;
     let inside = &parts[top + 1..];
@@ -49,14 +60,14 @@ fn not_declared(root: &Path, file: &Path) -> Option<String> {
     if programs || in_root && ["lib", "main"].contains(&stem.as_str()) {
         return None;
     }
-    // `plan/mod.rs` is declared beside `plan/`, everything else in its own directory.
+    // `plan/mod.rs` is declared next to `plan/`, other files in their own directory.
     let directory = file.parent()?;
     let (name, directory) = match stem.as_str() {
         "mod" => (directory.file_name()?.to_string_lossy().into_owned(), directory.parent()?),
         _ => (stem, directory),
     };
-    let beside = directory.with_extension("rs");
-    let parents = ["mod.rs", "lib.rs", "main.rs"].map(|parent| directory.join(parent)).into_iter().chain([beside]);
+    let sibling = directory.with_extension("rs");
+    let parents = ["mod.rs", "lib.rs", "main.rs"].map(|parent| directory.join(parent)).into_iter().chain([sibling]);
     let names = |parent: PathBuf| {
         let text = std::fs::read_to_string(root.join(parent)).unwrap_or_default();
         let text = super::source::without_comments(&text);

@@ -1,20 +1,22 @@
-//! Paths in a crate's files that start at its root: `crate::…`, and `super::…` where it reaches the root.
+//! Finds paths in a crate's files that start at its root: `crate::…`, and `super::…` that reaches
+//! the root.
 
 use super::source::Token;
 use std::collections::BTreeMap;
 
-/// A name directly under the crate root, and the line that mentions it.
+/// A name directly under the crate root, and the line that uses it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Named {
+pub struct RootName {
     pub name: String,
     pub line: usize,
 }
 
-/// The names directly under the root that a file mentions. `depth` is the number of modules in the path of the file's own module.
-pub fn of_root(tokens: &[Token], depth: usize) -> Vec<Named> {
+/// Returns the names directly under the root that a file uses. `depth` is the length of the file's
+/// module path.
+pub fn root_names(tokens: &[Token], depth: usize) -> Vec<RootName> {
     let text = |at: usize| tokens.get(at).map_or("", |token| token.text.as_str());
     let mut found = Vec::new();
-    // The brace depths at which modules inside the file begin.
+    // Brace depths at which inline modules start.
     let (mut braces, mut inner): (usize, Vec<usize>) = (0, Vec::new());
     let mut at = 0;
     while at < tokens.len() {
@@ -48,9 +50,9 @@ pub fn of_root(tokens: &[Token], depth: usize) -> Vec<Named> {
     found
 }
 
-/// The first names of the paths that begin at a token: one, or those of a group in braces.
-fn heads(tokens: &[Token], at: usize) -> Vec<Named> {
-    let name = |token: &Token| Named { name: token.text.clone(), line: token.line };
+/// Returns the first names of the paths that start at a token: one, or those of a group in braces.
+fn heads(tokens: &[Token], at: usize) -> Vec<RootName> {
+    let name = |token: &Token| RootName { name: token.text.clone(), line: token.line };
     match tokens.get(at) {
         Some(token) if token.text == "{" => {
             let (mut found, mut depth, mut first) = (Vec::new(), 0, true);
@@ -74,7 +76,8 @@ fn heads(tokens: &[Token], at: usize) -> Vec<Named> {
     }
 }
 
-/// The names that a crate root re-exports from its modules: `pub use error::{Error, Result as R};` gives `Error` and `R` of `error`.
+/// Returns the names that a crate root re-exports from its modules: `pub use error::{Error, Result
+/// as R};` gives `Error` and `R` of `error`.
 pub fn reexports(root: &[Token], modules: &[String]) -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
     let mut at = 0;
@@ -129,7 +132,7 @@ mod tests {
     use super::*;
 
     fn named(text: &str, depth: usize) -> Vec<String> {
-        of_root(&tokens(text), depth).into_iter().map(|named| named.name).collect()
+        root_names(&tokens(text), depth).into_iter().map(|named| named.name).collect()
     }
 
     #[test]

@@ -1,18 +1,18 @@
-//! Generated pages: compared with what their generator makes now, or rewritten by it.
+//! Generated pages: compared with the output of their generator, or rewritten by it.
 //!
-//! Only generators that need nothing but this repository are here. CONTRIBUTING.md lists all of them.
+//! Only generators that need nothing but this repository are here. CONTRIBUTING.md lists all.
 
-use crate::steps::{Outcome, Steps};
+use crate::steps::{StepOutcome, Steps};
 use crate::{cargo, root, target};
 use std::process::Command;
 
-/// A page and the example program that makes it. It takes `--check` and then compares instead of writing.
+/// A page and the example program that writes it; with `--check` the program compares instead.
 struct Page {
     path: &'static str,
     example: &'static str,
 }
 
-const PAGES: &[Page] = &[Page { path: "docs/models.md", example: "models_page" }];
+const PAGES: &[Page] = &[Page { path: "docs/model-types.md", example: "models_page" }];
 
 /// Compares the pages, or rewrites them.
 pub fn run(steps: &mut Steps, fix: bool) {
@@ -25,7 +25,7 @@ pub fn run(steps: &mut Steps, fix: bool) {
     }
     steps.step("generated pages", |_| {
         let problems: Vec<String> = PAGES.iter().filter_map(|page| page.problem(fix)).collect();
-        Outcome::of(&problems)
+        StepOutcome::of(&problems)
     });
 }
 
@@ -36,8 +36,8 @@ impl Page {
         match output {
             Ok(output) if output.status.success() => None,
             Ok(output) => {
-                let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-                Some(format!("{}: {said}\nhint: cargo xtask check --fix", self.path))
+                let message = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+                Some(format!("{}: {message}\nhint: cargo xtask check --fix", self.path))
             }
             Err(error) => Some(format!("{}: {}: {error}", self.path, self.example)),
         }

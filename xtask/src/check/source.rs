@@ -1,6 +1,7 @@
-//! Rust source as far as the checks need it: without comments, without the contents of literals, without tests.
+//! A minimal Rust tokenizer for the checks: without comments, contents of literals, and tests.
 
-/// The text with comments and the contents of literals replaced by blanks. Line breaks stay, so lines keep their numbers.
+/// Replaces comments and the contents of literals by blanks. Line breaks stay, so line numbers are
+/// preserved.
 pub fn without_comments(text: &str) -> String {
     let source: Vec<char> = text.chars().collect();
     let mut out: Vec<char> = Vec::with_capacity(source.len());
@@ -26,9 +27,9 @@ pub fn without_comments(text: &str) -> String {
     out.into_iter().collect()
 }
 
-/// Whether the character belongs to a word that began before it.
+/// Whether the character continues a word.
 fn is_word(source: &[char], at: usize) -> bool {
-    // The prefix of a byte string is no word.
+    // The prefix of a byte string does not count as a word.
     let byte = |before: usize| source[before] == 'b' && (before == 0 || !is_name(source[before - 1]));
     at > 0 && is_name(source[at - 1]) && !byte(at - 1)
 }
@@ -74,7 +75,7 @@ fn raw_string_end(source: &[char], at: usize) -> Option<usize> {
     Some(found.map_or(source.len(), |length| open + 1 + length + end.len()))
 }
 
-/// The end of a character literal; nothing for a lifetime.
+/// Returns the end of a character literal; `None` for a lifetime.
 fn char_end(source: &[char], at: usize) -> Option<usize> {
     match source.get(at + 1)? {
         '\\' => source[at + 3..].iter().position(|&c| c == '\'').map(|length| at + 4 + length),
@@ -89,7 +90,7 @@ pub struct Token {
     pub line: usize,
 }
 
-/// The tokens of a text without comments. `::` is one.
+/// Splits a text without comments into tokens. `::` is one token.
 pub fn tokens(text: &str) -> Vec<Token> {
     let (mut found, mut line): (Vec<Token>, usize) = (Vec::new(), 1);
     let mut characters = text.chars().peekable();
@@ -113,7 +114,8 @@ pub fn tokens(text: &str) -> Vec<Token> {
     found
 }
 
-/// The tokens without the items under `#[cfg(test)]`, and the names of modules in files of their own that are among these.
+/// Removes items under `#[cfg(test)]`. Also returns the names of removed modules that have their
+/// own files.
 pub fn without_tests(tokens: Vec<Token>) -> (Vec<Token>, Vec<String>) {
     const ATTRIBUTE: [&str; 7] = ["#", "[", "cfg", "(", "test", ")", "]"];
     let text = |at: usize| tokens.get(at).map(|token: &Token| token.text.as_str());
@@ -125,7 +127,7 @@ pub fn without_tests(tokens: Vec<Token>) -> (Vec<Token>, Vec<String>) {
             continue;
         }
         at += ATTRIBUTE.len();
-        // The item ends with its first semicolon or block outside brackets.
+        // The item ends at the first semicolon or block outside brackets.
         let (start, mut depth) = (at, 0);
         while let Some(token) = text(at) {
             at += 1;
@@ -135,7 +137,7 @@ pub fn without_tests(tokens: Vec<Token>) -> (Vec<Token>, Vec<String>) {
                 "}" => {
                     depth -= 1;
                     if depth == 0 {
-                        // A list in braces has its semicolon after them.
+                        // A `use` list in braces is followed by a semicolon.
                         at += usize::from(text(at) == Some(";"));
                         break;
                     }

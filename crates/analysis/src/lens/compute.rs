@@ -1,15 +1,15 @@
-//! From a prompt to its lens table.
+//! Computes the lens table of a prompt.
 //!
-//! 1. One run captures the stream entering the first layer and leaving every layer.
-//! 2. Each is sent through the model's own end (final norm, unembedding, soft cap).
-//! 3. Each distribution is compared with the last row's, which is the model's answer.
+//! 1. One run captures the residual stream before the first and after every layer.
+//! 2. The final norm, unembedding and soft cap are applied to each.
+//! 3. Each distribution is compared with the last row's, the model's output.
 
-use super::{Guess, LensCell, LensRow, LensTable};
+use super::{LensCell, LensRow, LensTable, Prediction};
 use pellucid_engine::{Plan, RunOptions, Site};
 use pellucid_models::{LoadedModel, Result};
 
-/// Guesses kept of each distribution.
-const GUESSES: usize = 5;
+/// Predictions kept per distribution.
+const TOP_TOKENS: usize = 5;
 
 /// Computes the logit lens of a prompt at every layer and position.
 pub fn compute(loaded: &LoadedModel, tokens: &[u32]) -> Result<LensTable> {
@@ -19,16 +19,16 @@ pub fn compute(loaded: &LoadedModel, tokens: &[u32]) -> Result<LensTable> {
     let text = |id: u32| loaded.tokenizer.as_ref().map_or_else(|| id.to_string(), |tokenizer| tokenizer.token_text(id));
     let vocab = model.program().architecture().vocab;
 
-    let mut answers: Vec<Vec<f32>> = Vec::new();
+    let mut final_rows: Vec<Vec<f32>> = Vec::new();
     let mut rows = Vec::new();
-    // The last layer first: the others are compared with it.
+    // The last layer first; the others are compared with it.
     for (depth, capture) in run.captures.iter().enumerate().rev() {
         let logits = model.unembed(capture.array.values())?;
         let distributions: Vec<Vec<f32>> = logits.chunks_exact(vocab).map(log_softmax).collect();
-        if answers.is_empty() {
-            answers = distributions.clone();
+        if final_rows.is_empty() {
+            final_rows = distributions.clone();
         }
-        let cells = distributions.iter().zip(&answers).map(|(here, answer)| cell(here, answer, &text)).collect();
+        let cells = distributions.iter().zip(&final_rows).map(|(here, answer)| cell(here, answer, &text)).collect();
         let last = depth + 1 == run.captures.len();
         rows.push(LensRow { site: name(capture.site, last), label: label(capture.site, last), cells });
     }
@@ -54,21 +54,23 @@ fn log_softmax(logits: &[f32]) -> Vec<f32> {
     logits.iter().map(|x| x - top - total).collect()
 }
 
-/// What is worth keeping of a distribution, both given as natural logarithms.
+/// Summarizes a distribution; both arguments are natural log-probabilities, `[vocab]`.
 fn cell(here: &[f32], answer: &[f32], text: &dyn Fn(u32) -> String) -> LensCell {
     let mut order: Vec<usize> = (0..here.len()).collect();
-    let kept = GUESSES.min(order.len());
+    let kept = TOP_TOKENS.min(order.len());
     order.select_nth_unstable_by(kept - 1, |&a, &b| here[b].total_cmp(&here[a]));
     order.truncate(kept);
     order.sort_by(|&a, &b| here[b].total_cmp(&here[a]));
-    let guesses =
-        order.iter().map(|&id| Guess { token: text(id as u32), id: id as u32, probability: here[id].exp() }).collect();
-    let best = pellucid_engine::sample::most_likely(answer) as usize;
+    let predictions = order
+        .iter()
+        .map(|&id| Prediction { token: text(id as u32), id: id as u32, probability: here[id].exp() })
+        .collect();
+    let best = pellucid_engine::sample::argmax(answer) as usize;
     let bits = |nats: f32| nats / std::f32::consts::LN_2;
     // A probability of zero contributes nothing, though its logarithm is -inf.
     let expected = |p: f32, value: f32| if p > 0.0 { p * value } else { 0.0 };
     LensCell {
-        guesses,
+        predictions,
         entropy_bits: bits(-here.iter().map(|&l| expected(l.exp(), l)).sum::<f32>()).max(0.0),
         kl_to_final_bits: bits(answer.iter().zip(here).map(|(&a, &h)| expected(a.exp(), a - h)).sum::<f32>()).max(0.0),
         rank_of_final: 1 + here.iter().filter(|&&l| l > here[best]).count() as u32,
@@ -81,7 +83,7 @@ mod tests {
     use pellucid_models::LoadOptions;
 
     #[test]
-    fn the_last_row_is_the_models_own_answer_and_the_lens_converges() {
+    fn the_last_row_is_the_models_output_and_the_lens_converges() {
         let loaded = LoadedModel::builtin(&LoadOptions::default()).expect("the built-in model");
         let tokens = loaded
             .encode("Once upon a time, there was a little girl named Lily. She loved to play with her")
@@ -96,7 +98,7 @@ mod tests {
         for position in 0..tokens.len() {
             let column: Vec<&LensCell> = table.rows.iter().map(|row| &row.cells[position]).collect();
             let answer = column[layers];
-            assert_eq!(answer.guesses[0].id, pellucid_engine::sample::most_likely(run.captures[0].array.row(position)));
+            assert_eq!(answer.predictions[0].id, pellucid_engine::sample::argmax(run.captures[0].array.row(position)));
             assert!(answer.agrees() && answer.kl_to_final_bits < 1e-4);
             assert!(
                 column
@@ -105,6 +107,6 @@ mod tests {
             );
         }
         let kl = |row: usize| table.rows[row].cells.iter().map(|cell| cell.kl_to_final_bits).sum::<f32>();
-        assert!(kl(layers - 1) < kl(0) / 2.0, "the last layers are nearer to the answer than the embedding");
+        assert!(kl(layers - 1) < kl(0) / 2.0, "the last layers are closer to the output than the embedding");
     }
 }

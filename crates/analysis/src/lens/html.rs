@@ -1,9 +1,9 @@
-//! The lens as one self-contained page: no network, no fonts to fetch, opens from a file.
+//! The lens as one self-contained page that loads nothing and opens from a file.
 //!
-//! The page is three plain files (`page.html`, `page.css`, `page.js`) and the table as JSON. The script builds every
-//! element from that JSON with `textContent`, so no token is ever read as markup.
+//! The page consists of three plain files (`page.html`, `page.css`, `page.js`) and the table as
+//! JSON. The script creates every element with `textContent`, so a token is never parsed as markup.
 
-use super::colour::{DARK, LIGHT, Scale};
+use super::color::{DARK, LIGHT, Scale};
 use super::table::LensTable;
 use super::text::{one_line, visible};
 use crate::html::escape_json;
@@ -13,14 +13,14 @@ const PAGE: &str = include_str!("page.html");
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
 
-/// More steps than the eye tells apart on these scales.
+/// More steps than the eye can distinguish on these scales.
 const STEPS: usize = 65;
 
-/// What the script reads.
+/// Data for the script.
 #[derive(Serialize)]
 struct Data {
     table: LensTable,
-    /// Background and ink of each step, as CSS colours, from weak to strong.
+    /// Background and text color of each step, as CSS colors, from weak to strong.
     scales: Scales,
 }
 
@@ -30,27 +30,30 @@ struct Scales {
     dark: Vec<[String; 2]>,
 }
 
-/// Draws the table as a complete HTML document.
+/// Renders the table as a complete HTML document.
 ///
-/// The page is a heat map of layers × tokens that can be coloured by probability, entropy, KL to the final row or
-/// rank of the final answer; hover, keyboard focus or a tap shows a cell's best guesses.
+/// The page is a heat map of layers × tokens, colored by probability, entropy, KL divergence to the
+/// final row or rank of the final prediction. Hover, keyboard focus or a tap shows a cell's top
+/// predictions.
 pub fn html(table: &LensTable) -> String {
-    let steps = |scale: Scale| scale.steps(STEPS).map(|(ground, ink)| [ground.to_string(), ink.to_string()]).collect();
+    let steps = |scale: Scale| {
+        scale.steps(STEPS).map(|(background, text)| [background.to_string(), text.to_string()]).collect()
+    };
     let data = Data { table: spelled(table), scales: Scales { light: steps(LIGHT), dark: steps(DARK) } };
-    let json = serde_json::to_string(&data).expect("plain structs with string keys always serialise");
-    // The data goes in last, and only once: whatever a token contains, nothing looks for a marker in it.
+    let json = serde_json::to_string(&data).expect("plain structs with string keys always serialize");
+    // The data is inserted last, so that markers in tokens are never replaced.
     PAGE.replacen("/*STYLE*/", STYLE, 1).replacen("/*SCRIPT*/", SCRIPT, 1).replacen("/*DATA*/", &escape_json(&json), 1)
 }
 
-/// The table with every text as the reader must see it, so that the script needs no spelling rules of its own.
+/// Returns the table with all texts made visible, so that the script needs no such rules.
 fn spelled(table: &LensTable) -> LensTable {
     let mut table = table.clone();
     table.model = one_line(&table.model);
     table.prompt_tokens.iter_mut().for_each(|token| *token = visible(token));
     for row in &mut table.rows {
         row.label = one_line(&row.label);
-        for guess in row.cells.iter_mut().flat_map(|cell| &mut cell.guesses) {
-            guess.token = visible(&guess.token);
+        for prediction in row.cells.iter_mut().flat_map(|cell| &mut cell.predictions) {
+            prediction.token = visible(&prediction.token);
         }
     }
     table
@@ -61,7 +64,7 @@ mod tests {
     use super::super::table::{LensRow, sample};
     use super::*;
 
-    /// The data element's text, found as a browser finds it: up to the first `</script`.
+    /// Extracts the data element as a browser does: up to the first `</script`.
     fn data(page: &str) -> serde_json::Value {
         let (_, rest) = page.split_once(r#"<script type="application/json" id="data">"#).unwrap();
         serde_json::from_str(rest.split_once("</script").unwrap().0).unwrap()
@@ -87,9 +90,9 @@ mod tests {
             table.prompt_tokens[0] = text.into();
             table.rows[0].site = format!("{text}\u{2028}\u{2029}");
             table.rows[0].label = text.into();
-            table.rows[0].cells[0].guesses[0].token = text.into();
+            table.rows[0].cells[0].predictions[0].token = text.into();
             let page = html(&table);
-            // No new markup: the same tags as the harmless page has.
+            // No new markup: as many tags as in the harmless page.
             assert_eq!(page.matches('<').count(), clean.matches('<').count(), "{text}");
             assert!(!page.contains(['\u{2028}', '\u{2029}']), "{text}");
             let table = &data(&page)["table"];
@@ -121,7 +124,7 @@ mod tests {
         let mut table = sample::table();
         table.prompt_tokens.truncate(1);
         table.rows = vec![LensRow { cells: vec![sample::cell("a", f32::NAN, 1)], ..LensRow::default() }];
-        // What is not a number becomes null, which the script shows as a dash.
+        // NaN becomes null, which the script shows as a dash.
         let data = data(&html(&table));
         assert!(data["table"]["rows"][0]["cells"][0]["guesses"][0]["probability"].is_null());
     }

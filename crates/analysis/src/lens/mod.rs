@@ -1,14 +1,15 @@
-//! The logit lens: what would the model say next, if it had to answer from this layer?
+//! The logit lens: the model's next-token prediction from each layer.
 //!
-//! The stream after each layer is sent through the model's own final norm and unembedding, which gives a full
-//! distribution over the next token at every layer and position. [`LensTable`] holds what is worth keeping of those
-//! distributions, and two renderings read it: [`terminal`] draws it as text, [`html`] as one self-contained page.
+//! The final norm and the unembedding are applied to the residual stream after each layer, which
+//! gives a distribution over the next token at every layer and position. [`LensTable`] holds the
+//! top tokens and summary statistics of these distributions. Two functions render it: [`terminal`]
+//! as text, [`html`] as one self-contained page.
 //!
-//! Both put the embedding at the top and the model's own answer at the bottom, so that reading down is the order in
-//! which the model computes, and in a terminal the answer of a deep model is what is left on the screen.
-//! Both colour by the same scales (`colour`) and spell tokens the same way (`text`).
+//! Both put the embedding at the top and the model's output at the bottom, so that rows follow the
+//! order of computation and, for deep models, the output stays visible at the end of the terminal.
+//! Both use the same color scales (`color`) and the same spelling of tokens (`text`).
 
-mod colour;
+mod color;
 mod compute;
 mod html;
 mod table;
@@ -17,5 +18,12 @@ mod text;
 
 pub use compute::compute;
 pub use html::html;
-pub use table::{Guess, LensCell, LensRow, LensTable};
-pub use terminal::{ColourDepth, TerminalOptions, terminal};
+pub use table::{LensCell, LensRow, LensTable, Prediction};
+pub use terminal::{ColorDepth, TerminalOptions, terminal};
+
+/// Former name of [`Prediction`].
+#[doc(hidden)]
+pub use table::Prediction as Guess;
+/// Former spelling of [`ColorDepth`].
+#[doc(hidden)]
+pub use terminal::ColorDepth as ColourDepth;

@@ -4,7 +4,7 @@
   const cells = table.rows.flatMap((row) => row.cells);
   const finalRow = table.rows.at(-1);
 
-  // ---- What a cell can be coloured by. Strong colour always means: nearer to a settled answer. ----
+  // ---- Measures for coloring cells. A strong color always means: closer to the final prediction. ----
   const largest = (values) => values.reduce((a, b) => Math.max(a, b ?? 0), 0);
   const maxEntropy = largest(cells.map((cell) => cell.entropy_bits)) || 1;
   const maxKl = largest(cells.map((cell) => cell.kl_to_final_bits)) || 1;
@@ -15,13 +15,13 @@
     { name: 'Probability', ends: ['0 %', '100 %'], strength: (cell) => cell.guesses[0]?.probability },
     { name: 'Entropy', ends: [bits(maxEntropy), 'certain'], strength: (cell) => cell.entropy_bits == null ? null : 1 - cell.entropy_bits / maxEntropy },
     { name: 'KL to final', ends: [bits(maxKl), 'as final'], strength: (cell) => cell.kl_to_final_bits == null ? null : 1 - cell.kl_to_final_bits / maxKl },
-    // Ranks run over the whole vocabulary: what matters is their order of magnitude.
+    // Ranks span the whole vocabulary, so the scale is logarithmic.
     { name: 'Rank of final', ends: [`rank ${maxRank}`, 'first'], strength: (cell) => 1 - Math.log(Math.max(1, cell.rank_of_final)) / Math.log(maxRank) },
   ];
   let measure = measures[0];
   let pinned = null;
 
-  // ---- Building: text always goes in as text. ----
+  // ---- Elements are built with text nodes, never from markup. ----
   function make(tag, attributes = {}, ...children) {
     const element = document.createElement(tag);
     for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
@@ -36,7 +36,7 @@
       make('th', { scope: 'row', title: row.site }, row.label),
       ...table.prompt_tokens.map((_, c) => drawCell(row, r, c))));
     const corner = make('th', {}, make('span', { class: 'unseen' }, 'Layer'));
-    return make('table', { role: 'grid', 'aria-label': 'Best guess for the next token, by layer and prompt token' },
+    return make('table', { role: 'grid', 'aria-label': 'Top prediction of the next token, by layer and prompt token' },
       make('thead', {}, make('tr', {}, corner, ...heads)), make('tbody', {}, ...rows));
   }
 
@@ -61,7 +61,7 @@
     }
     const [low, bar, high] = document.getElementById('legend').children;
     [low.textContent, high.textContent] = measure.ends;
-    bar.style.background = `linear-gradient(90deg, ${scale.map(([ground]) => ground).join(', ')})`;
+    bar.style.background = `linear-gradient(90deg, ${scale.map(([background]) => background).join(', ')})`;
   }
 
   // ---- The panel that shows one cell. ----
@@ -71,8 +71,8 @@
     const answer = finalRow.cells[c]?.guesses[0];
     const before = table.prompt_tokens.slice(Math.max(0, c - 6), c).join('');
     const facts = [['Entropy', bits(cell.entropy_bits)], ['KL to final', bits(cell.kl_to_final_bits)]];
-    if (answer) facts.push(['Final answer', answer.token], ['its rank here', String(cell.rank_of_final)]);
-    if (c + 1 < table.prompt_tokens.length) facts.push(['Prompt goes on', table.prompt_tokens[c + 1]]);
+    if (answer) facts.push(['Final prediction', answer.token], ['its rank here', String(cell.rank_of_final)]);
+    if (c + 1 < table.prompt_tokens.length) facts.push(['Next prompt token', table.prompt_tokens[c + 1]]);
     document.getElementById('detail').replaceChildren(
       make('h2', {}, make('span', { title: row.site }, row.label), make('small', {}, td === pinned ? 'pinned' : '')),
       make('p', { class: 'context' }, (c > 6 ? '…' : '') + before, make('b', {}, token), ' → ?'),
@@ -96,7 +96,7 @@
     if (td) show(td);
   }
 
-  // ---- One cell at a time is in the tab order; arrows move it. ----
+  // ---- One cell at a time is in the tab order; arrow keys move the focus. ----
   function focusCell(td) {
     if (!td || td.tagName !== 'TD') return;
     for (const other of document.querySelectorAll('td[tabindex="0"]')) other.tabIndex = -1;
@@ -138,7 +138,7 @@
   function setTheme(theme) {
     document.documentElement.dataset.theme = theme;
     document.getElementById('theme').textContent = theme === 'dark' ? 'Light' : 'Dark';
-    document.getElementById('theme').setAttribute('aria-label', `Switch to ${theme === 'dark' ? 'light' : 'dark'} colours`);
+    document.getElementById('theme').setAttribute('aria-label', `Switch to ${theme === 'dark' ? 'light' : 'dark'} colors`);
     paint();
   }
 
@@ -165,7 +165,7 @@
     const grid = drawTable();
     map.replaceChildren(grid);
     listen(grid);
-    // The question most people come with: how did the model arrive at its next token?
+    // Start with the last token: how did the model arrive at its next token?
     const last = [...grid.querySelectorAll('tbody tr:last-child td[data-row]')].at(-1);
     if (last) { last.tabIndex = 0; show(last); map.scrollLeft = map.scrollWidth; }
   } else {

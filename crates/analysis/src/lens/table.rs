@@ -1,52 +1,54 @@
-//! What a logit lens found: layers × tokens, each cell the best guesses for the next token.
+//! Result of the logit lens: layers × tokens, each cell with the top predictions for the next
+//! token.
 
 use serde::Serialize;
 
 /// A logit lens over one prompt.
 ///
-/// The rows go from the input to the output of the model; the last row is the model's real answer, and the other rows
-/// are compared with it. A row may be shorter than the prompt (a lens that was asked for some positions only): the
-/// renderings leave the missing cells blank.
+/// Rows go from the model's input to its output. The last row is the model's actual output; the
+/// other rows are compared with it. A row may have fewer cells than the prompt has tokens; missing
+/// cells are drawn blank.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct LensTable {
     /// The model's name, as shown in the title.
     pub model: String,
-    /// The text of each prompt token, as the tokenizer decodes it (with its real spaces and line breaks).
+    /// Text of each prompt token, as the tokenizer decodes it (with spaces and line breaks).
     pub prompt_tokens: Vec<String>,
-    /// One row a site, in the order in which the model computes them.
+    /// One row per site, in the order of computation.
     pub rows: Vec<LensRow>,
 }
 
-/// The guesses read at one site.
+/// Predictions at one site.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct LensRow {
     /// The address of the site: `embed`, `layers.0.resid_post`, …, `logits`.
     pub site: String,
-    /// The short name that heads the row.
+    /// Short label of the row.
     pub label: String,
-    /// One cell a prompt token: the guesses for the token that follows it.
+    /// One cell per prompt token: predictions for the token that follows it.
     pub cells: Vec<LensCell>,
 }
 
-/// The distribution over the next token at one site and position, summed up.
+/// Summary of the next-token distribution at one site and position.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct LensCell {
-    /// The most probable next tokens, best first.
-    pub guesses: Vec<Guess>,
-    /// The entropy of the whole distribution: 0 when certain, log₂ of the vocabulary when it knows nothing.
+    /// Most probable next tokens, best first.
+    #[serde(rename = "guesses")]
+    pub predictions: Vec<Prediction>,
+    /// Entropy of the distribution in bits: 0 if certain, log₂(vocab) if uniform.
     pub entropy_bits: f32,
-    /// KL(last row ‖ this row): how many bits a code built on this row would waste on the model's real answer.
+    /// KL(last row ‖ this row) in bits.
     pub kl_to_final_bits: f32,
-    /// The rank here of the token that the last row puts first; 1 when this cell already agrees with it.
+    /// Rank in this cell of the last row's top token; 1 if this cell agrees with it.
     pub rank_of_final: u32,
 }
 
-/// One candidate for the next token.
+/// A predicted token.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
-pub struct Guess {
+pub struct Prediction {
     /// The token's text, as the tokenizer decodes it.
     pub token: String,
-    /// The token's number in the vocabulary.
+    /// Token id.
     pub id: u32,
     /// Its probability, from 0 to 1.
     pub probability: f32,
@@ -60,7 +62,7 @@ impl LensTable {
 }
 
 impl LensCell {
-    /// Whether the best guess here is already the one that the last row makes.
+    /// Whether the top prediction equals the last row's.
     pub fn agrees(&self) -> bool {
         self.rank_of_final == 1
     }
@@ -68,16 +70,16 @@ impl LensCell {
 
 #[cfg(test)]
 pub(super) mod sample {
-    //! Small tables that the tests of the renderings share.
+    //! Small tables for the tests of the renderers.
     use super::*;
 
-    /// One guess a cell: `(token, probability, rank of the final answer)`.
+    /// A cell with this top token, probability and rank of the final prediction.
     pub fn cell(token: &str, probability: f32, rank_of_final: u32) -> LensCell {
-        let guesses = vec![
-            Guess { token: token.into(), id: 7, probability },
-            Guess { token: " or".into(), id: 8, probability: probability / 4.0 },
+        let predictions = vec![
+            Prediction { token: token.into(), id: 7, probability },
+            Prediction { token: " or".into(), id: 8, probability: probability / 4.0 },
         ];
-        LensCell { guesses, entropy_bits: 2.5, kl_to_final_bits: 0.5, rank_of_final }
+        LensCell { predictions, entropy_bits: 2.5, kl_to_final_bits: 0.5, rank_of_final }
     }
 
     /// Two prompt tokens through an embedding, one layer and the logits.
@@ -100,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_serialises_under_its_own_names() {
+    fn a_table_serializes_under_its_field_names() {
         let json = serde_json::to_value(sample::table()).unwrap();
         assert_eq!(json["prompt_tokens"][1], " Eiffel");
         let cell = &json["rows"][1]["cells"][1];
@@ -113,7 +115,7 @@ mod tests {
     fn only_rank_one_agrees() {
         assert!(sample::cell("a", 0.5, 1).agrees());
         assert!(!sample::cell("a", 0.5, 2).agrees());
-        // A rank that nobody filled in is not agreement.
+        // A missing rank (0) is not agreement.
         assert!(!LensCell::default().agrees());
     }
 }

@@ -1,56 +1,57 @@
-//! The lens as text: one line a layer, one column a token, coloured by probability.
+//! The lens as text: one line per layer, one column per token, colored by probability.
 
-use super::colour::{DARK, Rgb, dark_256};
+use super::color::{DARK, Rgb, dark_256};
 use super::table::{LensRow, LensTable};
 use super::text::{cut, fit, one_line, visible, width};
 use std::ops::{Range, RangeInclusive};
 
-/// Token text is given at least and at most this many columns (fewer only where the terminal is narrower).
+/// Minimum and maximum columns for token text (fewer only if the terminal is narrower).
 const TOKEN_COLUMNS: RangeInclusive<usize> = 4..=10;
-/// Marks a cell that already makes the final row's guess.
+/// Marks a cell whose prediction equals the final row's.
 const AGREES: char = '•';
 /// Marks the final row.
 const FINAL: char = '▸';
 
-/// Which colours the terminal can show.
+/// Colors that the terminal supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum ColourDepth {
-    /// None (a pipe, `NO_COLOR`): probabilities are printed as two digits, and no escape sequence is written.
+pub enum ColorDepth {
+    /// None (a pipe, `NO_COLOR`): probabilities are printed as two digits, without escape
+    /// sequences.
     #[default]
     None,
-    /// The 256 colours of xterm.
+    /// The 256 colors of xterm.
     Ansi256,
-    /// 24 bits.
-    TrueColour,
+    /// 24-bit colors.
+    TrueColor,
 }
 
-/// How [`terminal`] draws.
+/// Options of [`terminal`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TerminalOptions {
-    /// The columns of the terminal; no line is wider. Prompts that do not fit continue in a further band below.
+    /// Columns of the terminal; no line is wider. Longer prompts continue in another band below.
     pub width: usize,
-    /// Which colours to use.
-    pub colour: ColourDepth,
-    /// How many guesses each cell shows, one under the other (at least one).
+    /// Colors to use.
+    pub color: ColorDepth,
+    /// Predictions per cell, one below the other (at least one).
     pub top: usize,
 }
 
 impl Default for TerminalOptions {
-    /// The best guess only, in 80 columns without colour.
+    /// The top prediction only, in 80 columns without color.
     fn default() -> Self {
-        Self { width: 80, colour: ColourDepth::None, top: 1 }
+        Self { width: 80, color: ColorDepth::None, top: 1 }
     }
 }
 
 /// Draws the table for a terminal, ending in a newline.
 ///
-/// Rows read down in the order in which the model computes, so that the final answer is the last line printed, next
-/// to the shell's prompt: a deep model's table is taller than the screen, and its end is what stays visible.
+/// Rows follow the order of computation. A deep model's table is taller than the screen, and its
+/// last row, the model's output, stays visible above the shell prompt.
 ///
 /// ```
-/// # use pellucid_analysis::lens::{Guess, LensCell, LensRow, LensTable, TerminalOptions, terminal};
-/// let guesses = vec![Guess { token: " Tower".into(), id: 18669, probability: 0.93 }];
-/// let cell = LensCell { guesses, entropy_bits: 0.6, kl_to_final_bits: 0.0, rank_of_final: 1 };
+/// # use pellucid_analysis::lens::{Prediction, LensCell, LensRow, LensTable, TerminalOptions, terminal};
+/// let predictions = vec![Prediction { token: " Tower".into(), id: 18669, probability: 0.93 }];
+/// let cell = LensCell { predictions, entropy_bits: 0.6, kl_to_final_bits: 0.0, rank_of_final: 1 };
 /// let row = LensRow { site: "logits".into(), label: "logits".into(), cells: vec![cell] };
 /// let table = LensTable { model: "tiny".into(), prompt_tokens: vec![" Eiffel".into()], rows: vec![row] };
 /// assert!(terminal(&table, &TerminalOptions::default()).contains("▸logits  ·Tower  93"));
@@ -71,14 +72,15 @@ pub fn terminal(table: &LensTable, options: &TerminalOptions) -> String {
     lines.iter().map(|line| line.trim_end().to_owned() + "\n").collect()
 }
 
-/// The measures of the drawing, settled before anything is drawn.
+/// Layout of the drawing.
 struct Page<'a> {
     table: &'a LensTable,
-    colour: ColourDepth,
+    color: ColorDepth,
     top: usize,
     width: usize,
     label_width: usize,
-    /// What a cell holds besides its token: spaces, the digits that stand in for colour, the mark of agreement.
+    /// Columns of a cell besides its token: spaces, the digits shown without color, the agreement
+    /// mark.
     extra: usize,
     /// The width of each column's cells.
     cell_widths: Vec<usize>,
@@ -88,36 +90,37 @@ impl<'a> Page<'a> {
     fn new(table: &'a LensTable, options: &TerminalOptions) -> Self {
         let (page_width, top) = (options.width.max(1), options.top.max(1));
         let widest_label = table.rows.iter().map(|row| width(&one_line(&row.label))).max().unwrap_or(0);
-        // The mark of the final row stands before the label; labels never take more than a third of the page.
+        // The final row's mark precedes the label; labels take at most a third of the width.
         let label_width = (1 + widest_label + 1).min(page_width / 3);
-        let extra = if options.colour == ColourDepth::None { 5 } else { 3 };
+        let extra = if options.color == ColorDepth::None { 5 } else { 3 };
         let cell_width = |(column, token): (usize, &String)| {
             let cells = table.rows.iter().filter_map(|row| row.cells.get(column));
-            let guesses = cells.flat_map(|cell| cell.guesses.iter().take(top)).map(|guess| &guess.token);
-            let widest = guesses.chain([token]).map(|token| width(&visible(token))).max().unwrap_or(0);
+            let predictions =
+                cells.flat_map(|cell| cell.predictions.iter().take(top)).map(|prediction| &prediction.token);
+            let widest = predictions.chain([token]).map(|token| width(&visible(token))).max().unwrap_or(0);
             let token_width = widest.clamp(*TOKEN_COLUMNS.start(), *TOKEN_COLUMNS.end());
             (token_width + extra).min(page_width - label_width)
         };
         let cell_widths = table.prompt_tokens.iter().enumerate().map(cell_width).collect();
-        Self { table, colour: options.colour, top, width: page_width, label_width, extra, cell_widths }
+        Self { table, color: options.color, top, width: page_width, label_width, extra, cell_widths }
     }
 
-    /// The columns of each band: as few bands as the width allows, and these as even as they can be, because
-    /// 10 + 10 columns are easier to compare than 17 + 3.
+    /// Splits the columns into as few bands as the width allows, as even as possible: 10 + 10
+    /// columns are easier to compare than 17 + 3.
     fn bands(&self) -> Vec<Range<usize>> {
-        let room = (self.width - self.label_width).min(self.cell_widths.iter().sum());
-        let fewest = self.bands_within(room);
-        let same_number = |room: &usize| self.bands_within(*room).len() == fewest.len();
-        (1..room).rev().take_while(same_number).last().map_or(fewest.clone(), |least| self.bands_within(least))
+        let available = (self.width - self.label_width).min(self.cell_widths.iter().sum());
+        let fewest = self.bands_within(available);
+        let same_number = |available: &usize| self.bands_within(*available).len() == fewest.len();
+        (1..available).rev().take_while(same_number).last().map_or(fewest.clone(), |least| self.bands_within(least))
     }
 
-    /// Fills one band after the other with the columns that fit in `room`, and at least one.
-    fn bands_within(&self, room: usize) -> Vec<Range<usize>> {
+    /// Fills bands greedily with the columns that fit into `available`, at least one each.
+    fn bands_within(&self, available: usize) -> Vec<Range<usize>> {
         let mut bands: Vec<Range<usize>> = Vec::new();
         let mut used = 0;
         for (column, cell_width) in self.cell_widths.iter().enumerate() {
             match bands.last_mut() {
-                Some(band) if used + cell_width <= room => band.end = column + 1,
+                Some(band) if used + cell_width <= available => band.end = column + 1,
                 _ => {
                     bands.push(column..column + 1);
                     used = 0;
@@ -128,7 +131,7 @@ impl<'a> Page<'a> {
         bands
     }
 
-    /// Header, layers, a rule, and the final row, for some of the columns.
+    /// Draws a header, the layers, a rule and the final row, for some of the columns.
     fn band(&self, columns: Range<usize>, lines: &mut Vec<String>) {
         let header: String = columns.clone().map(|column| self.header(column)).collect();
         let rule = "─".repeat(self.label_width + self.cell_widths[columns.clone()].iter().sum::<usize>());
@@ -138,71 +141,73 @@ impl<'a> Page<'a> {
             if index == last && last > 0 {
                 lines.push(self.faint(&rule));
             }
-            for place in 0..self.top {
-                lines.push(self.line(row, index == last, place, columns.clone()));
+            for rank in 0..self.top {
+                lines.push(self.line(row, index == last, rank, columns.clone()));
             }
         }
     }
 
     fn header(&self, column: usize) -> String {
         let (token, cell_width) = (visible(&self.table.prompt_tokens[column]), self.cell_widths[column]);
-        // A space at either end keeps long neighbours apart.
+        // Spaces at both ends separate long neighbors.
         fit(&format!(" {}", cut(&token, cell_width.saturating_sub(2).max(1))), cell_width)
     }
 
-    /// The guesses of one place (best, second, …) of a row.
-    fn line(&self, row: &LensRow, is_final: bool, place: usize, columns: Range<usize>) -> String {
-        let label = match (place, is_final) {
+    /// Draws the predictions of one rank (0 is the best) of a row.
+    fn line(&self, row: &LensRow, is_final: bool, rank: usize, columns: Range<usize>) -> String {
+        let label = match (rank, is_final) {
             (0, true) => self.bold(&fit(&format!("{FINAL}{}", one_line(&row.label)), self.label_width)),
             (0, false) => fit(&format!(" {}", one_line(&row.label)), self.label_width),
             _ => " ".repeat(self.label_width),
         };
         let cells = columns.map(|column| {
             let cell_width = self.cell_widths[column];
-            let Some((cell, guess)) = row.cells.get(column).and_then(|cell| Some((cell, cell.guesses.get(place)?)))
+            let Some((cell, prediction)) =
+                row.cells.get(column).and_then(|cell| Some((cell, cell.predictions.get(rank)?)))
             else {
                 return " ".repeat(cell_width);
             };
-            // The final row agrees with itself; marking it would only add noise.
-            let agrees = place == 0 && !is_final && cell.agrees();
-            let mut text = format!(" {}", fit(&visible(&guess.token), cell_width.saturating_sub(self.extra).max(1)));
-            match self.colour {
-                ColourDepth::None => text += &format!(" {}", two_digits(guess.probability)),
+            // The final row always agrees with itself, so it is not marked.
+            let agrees = rank == 0 && !is_final && cell.agrees();
+            let mut text =
+                format!(" {}", fit(&visible(&prediction.token), cell_width.saturating_sub(self.extra).max(1)));
+            match self.color {
+                ColorDepth::None => text += &format!(" {}", two_digits(prediction.probability)),
                 _ => text.push(' '),
             }
             text.push(if agrees { AGREES } else { ' ' });
-            self.paint(&fit(&text, cell_width), guess.probability, agrees || (is_final && place == 0))
+            self.paint(&fit(&text, cell_width), prediction.probability, agrees || (is_final && rank == 0))
         });
         label + &cells.collect::<String>()
     }
 
     fn legend(&self, lines: &mut Vec<String>) {
-        if self.colour == ColourDepth::None {
-            lines.push(cut("token NN: guess for the next token and its probability in %", self.width));
+        if self.color == ColorDepth::None {
+            lines.push(cut("token NN: prediction of the next token and its probability in %", self.width));
         } else {
             let (from, to) = ("probability 0 % ", " 100 %");
             let steps = self.width.saturating_sub(from.len() + to.len()).min(24);
-            // Below a few steps there is no scale to see.
+            // Fewer steps do not show a scale.
             if steps >= 4 {
                 let swatch = |step| self.paint(" ", step as f32 / (steps - 1) as f32, false);
                 lines.push(from.to_owned() + &(0..steps).map(swatch).collect::<String>() + to);
             }
         }
-        lines.push(cut(&format!("{AGREES} same guess as the final row ({FINAL})"), self.width));
+        lines.push(cut(&format!("{AGREES} same prediction as the final row ({FINAL})"), self.width));
     }
 
-    /// The text on the colour of a probability.
+    /// Puts text on the color of a probability.
     fn paint(&self, text: &str, probability: f32, bold: bool) -> String {
         let weight = if bold { "1;" } else { "" };
-        match self.colour {
-            ColourDepth::None => text.into(),
-            ColourDepth::Ansi256 => {
-                let (ground, ink) = dark_256(probability);
-                format!("\x1b[{weight}38;5;{ink};48;5;{ground}m{text}\x1b[0m")
+        match self.color {
+            ColorDepth::None => text.into(),
+            ColorDepth::Ansi256 => {
+                let (background, text_color) = dark_256(probability);
+                format!("\x1b[{weight}38;5;{text_color};48;5;{background}m{text}\x1b[0m")
             }
-            ColourDepth::TrueColour => {
-                let ground = DARK.at(probability);
-                let (Rgb(r, g, b), Rgb(ir, ig, ib)) = (ground, ground.ink());
+            ColorDepth::TrueColor => {
+                let background = DARK.at(probability);
+                let (Rgb(r, g, b), Rgb(ir, ig, ib)) = (background, background.text_color());
                 format!("\x1b[{weight}38;2;{ir};{ig};{ib};48;2;{r};{g};{b}m{text}\x1b[0m")
             }
         }
@@ -217,11 +222,11 @@ impl<'a> Page<'a> {
     }
 
     fn styled(&self, code: &str, text: &str) -> String {
-        if self.colour == ColourDepth::None { text.into() } else { format!("\x1b[{code}m{text}\x1b[0m") }
+        if self.color == ColorDepth::None { text.into() } else { format!("\x1b[{code}m{text}\x1b[0m") }
     }
 }
 
-/// The probability in whole percent, always two columns wide: certainty is 99, what is not a number `--`.
+/// Formats a probability in percent with two digits: certainty is 99, non-finite values are `--`.
 fn two_digits(probability: f32) -> String {
     if probability.is_finite() {
         format!("{:02}", (probability.clamp(0.0, 1.0) * 100.0).floor().min(99.0))
@@ -232,7 +237,7 @@ fn two_digits(probability: f32) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::table::{Guess, LensCell, sample};
+    use super::super::table::{LensCell, Prediction, sample};
     use super::*;
     use proptest::prelude::*;
 
@@ -241,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn without_colour_every_cell_has_its_probability() {
+    fn without_color_every_cell_has_its_probability() {
         let expected = "\
 logit lens: tiny
 
@@ -251,19 +256,19 @@ logit lens: tiny
 ──────────────────────────────
 ▸logits   ·man 25  ·Tower  99
 
-token NN: guess for the next token and its probability in %
-• same guess as the final row (▸)
+token NN: prediction of the next token and its probability in %
+• same prediction as the final row (▸)
 ";
         assert_eq!(terminal(&sample::table(), &plain(80, 1)), expected);
     }
 
     #[test]
-    fn further_guesses_stand_below_the_best() {
+    fn further_predictions_are_drawn_below_the_best() {
         let drawn = terminal(&sample::table(), &plain(80, 2));
         assert!(drawn.contains(" layer 0  ·cat 50  ·Tower  75•\n          ·or  12  ·or     18\n"), "{drawn}");
-        // Asking for more guesses than the table has leaves blank lines, not an error.
+        // More predictions than the table has: blank lines.
         assert!(terminal(&sample::table(), &plain(80, 3)).contains("·or     18\n\n"));
-        // A width without limit is one band.
+        // Unlimited width: one band.
         assert_eq!(terminal(&sample::table(), &plain(usize::MAX, 2)), drawn);
     }
 
@@ -271,7 +276,8 @@ token NN: guess for the next token and its probability in %
     fn a_prompt_that_does_not_fit_continues_in_even_bands() {
         let mut table = sample::table();
         table.prompt_tokens = ["a", "b", "c", "d"].map(String::from).to_vec();
-        // Three columns fit in the first band (9 + 10 + 9 of 29, after 9 of labels), but two and two are even.
+        // Three columns fit into the first band (9 + 10 + 9 of 29, after 9 for labels), but two and
+        // two are even.
         let expected = "\
 logit lens: tiny
 
@@ -287,22 +293,22 @@ logit lens: tiny
 ───────────────────────────
 ▸logits
 
-token NN: guess for the next token an…
-• same guess as the final row (▸)
+token NN: prediction of the next toke…
+• same prediction as the final row (▸)
 ";
-        // The sample has no cells for c and d: their band is there, and blank.
+        // The sample has no cells for c and d: their band is blank.
         assert_eq!(terminal(&table, &plain(38, 1)), expected);
     }
 
     #[test]
-    fn colour_shows_probability_and_weight_shows_agreement() {
-        let drawn = |colour| terminal(&sample::table(), &TerminalOptions { colour, ..plain(80, 1) });
+    fn color_shows_probability_and_weight_shows_agreement() {
+        let drawn = |color| terminal(&sample::table(), &TerminalOptions { color, ..plain(80, 1) });
         let Rgb(r, g, b) = DARK.at(0.75);
         assert!(
-            drawn(ColourDepth::TrueColour).contains(&format!("\x1b[1;38;2;0;0;0;48;2;{r};{g};{b}m ·Tower  •\x1b[0m"))
+            drawn(ColorDepth::TrueColor).contains(&format!("\x1b[1;38;2;0;0;0;48;2;{r};{g};{b}m ·Tower  •\x1b[0m"))
         );
-        assert!(drawn(ColourDepth::Ansi256).contains("\x1b[38;5;16;48;5;36m ·cat  \x1b[0m"));
-        assert!(!drawn(ColourDepth::None).contains('\x1b'));
+        assert!(drawn(ColorDepth::Ansi256).contains("\x1b[38;5;16;48;5;36m ·cat  \x1b[0m"));
+        assert!(!drawn(ColorDepth::None).contains('\x1b'));
     }
 
     #[test]
@@ -322,14 +328,15 @@ token NN: guess for the next token an…
         assert_eq!(shown, ["--", "--", "00", "00", "99", "99", "99"]);
     }
 
-    /// The line without its escape sequences.
+    /// Removes the escape sequences of a line.
     fn stripped(line: &str) -> String {
         let mut parts = line.split('\x1b');
         let first = parts.next().unwrap_or_default().to_owned();
         parts.fold(first, |text, part| text + part.split_once('m').map_or("", |(_, rest)| rest))
     }
 
-    /// Any text, and text made of what is hard to measure: accents, joiners, ligatures, flags, emoji, wide characters.
+    /// Any text, and text of characters whose width is hard to measure: accents, joiners,
+    /// ligatures, flags, emoji, wide characters.
     fn any_text() -> impl Strategy<Value = String> {
         let hard: Vec<char> =
             "a ·•\n\x1b\u{301}\u{fe0f}\u{200d}\u{202e}لا❤👩🏽🇫🇷東ﷺक्षกำ\u{1160}\u{20e3}1".chars().collect();
@@ -344,7 +351,7 @@ token NN: guess for the next token an…
             rows in prop::collection::vec((any_text(), prop::collection::vec((any_text(), any::<f32>()), 0..12)), 0..4),
         ) -> LensTable {
             let cell = |(token, probability)| LensCell {
-                guesses: vec![Guess { token, id: 0, probability }; 2],
+                predictions: vec![Prediction { token, id: 0, probability }; 2],
                 rank_of_final: 1,
                 ..LensCell::default()
             };
@@ -361,9 +368,9 @@ token NN: guess for the next token an…
             table in any_table(),
             columns in 0usize..140,
             top in 0usize..4,
-            colour in prop::sample::select(vec![ColourDepth::None, ColourDepth::Ansi256, ColourDepth::TrueColour]),
+            color in prop::sample::select(vec![ColorDepth::None, ColorDepth::Ansi256, ColorDepth::TrueColor]),
         ) {
-            for line in terminal(&table, &TerminalOptions { width: columns, colour, top }).lines() {
+            for line in terminal(&table, &TerminalOptions { width: columns, color, top }).lines() {
                 let line = stripped(line);
                 prop_assert!(width(&line) <= columns.max(1), "{} columns of {columns}: {line:?}", width(&line));
                 prop_assert!(!line.chars().any(char::is_control), "{line:?}");

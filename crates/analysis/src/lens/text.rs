@@ -1,24 +1,26 @@
-//! Tokens as a reader must see them: on one line, with their spaces, and of a known width on the screen.
+//! Makes tokens visible: on one line, with their spaces, and with a known width in the terminal.
 //!
-//! A token is whatever bytes the tokenizer learned. It may be a line break, an escape sequence that would recolour the
-//! terminal, or a mark that reverses the direction of the text after it. All of these are spelled out here, so that
-//! the renderings can print the result as it is.
+//! A token is any byte sequence that the tokenizer learned: possibly a line break, an escape
+//! sequence that recolors the terminal, or a mark that reverses the direction of text. All of these
+//! are spelled out here, so that the result can be printed as it is.
 
 use unicode_width::UnicodeWidthStr;
 
-/// The token with its spaces as `·`, its line breaks as `⏎`, and every other invisible character spelled out.
+/// Returns the token with spaces as `·`, line breaks as `⏎`, and other invisible characters spelled
+/// out.
 pub(super) fn visible(token: &str) -> String {
     if token.is_empty() { "∅".into() } else { spell(token, '·') }
 }
 
-/// A name (of a model, of a row) on one line: as [`visible`], but with its spaces left alone.
+/// Returns a name (of a model or a row) on one line: like [`visible`], but spaces are kept.
 pub(super) fn one_line(name: &str) -> String {
     spell(name, ' ')
 }
 
 fn spell(text: &str, space: char) -> String {
     let mut out = String::with_capacity(text.len() + 2);
-    // A leading accent would settle on whatever is printed before the token; give it a circle of its own.
+    // A leading combining mark would attach to the previous character; give it a circle to attach
+    // to.
     if text.chars().next().is_some_and(|first| !is_format(first) && !first.is_control() && is_zero_width(first)) {
         out.push('◌');
     }
@@ -27,7 +29,7 @@ fn spell(text: &str, space: char) -> String {
             ' ' => out.push(space),
             '\n' => out.push('⏎'),
             '\t' => out.push('⇥'),
-            // Unicode has a picture of each ASCII control character, in the same order.
+            // Unicode has a symbol for each ASCII control character, in the same order.
             '\0'..='\x1f' => out.extend(char::from_u32(0x2400 + c as u32)),
             '\x7f' => out.push('␡'),
             c if c.is_control() || c.is_whitespace() || is_format(c) => out.push_str(&format!("‹{:x}›", c as u32)),
@@ -37,7 +39,7 @@ fn spell(text: &str, space: char) -> String {
     out
 }
 
-/// Characters without a shape that steer the text around them: joiners, direction marks, byte-order marks, tags.
+/// Invisible format characters: joiners, direction marks, byte-order marks, tags.
 fn is_format(c: char) -> bool {
     matches!(c,
         '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
@@ -48,12 +50,12 @@ fn is_zero_width(c: char) -> bool {
     width(c.encode_utf8(&mut [0; 4])) == 0
 }
 
-/// The number of terminal columns that the text takes.
+/// Returns the number of terminal columns of a text.
 pub(super) fn width(text: &str) -> usize {
     UnicodeWidthStr::width(text)
 }
 
-/// The text in at most `columns` columns, with `…` where something was cut off.
+/// Truncates the text to `columns` columns, ending in `…` if it was cut.
 pub(super) fn cut(text: &str, columns: usize) -> String {
     if width(text) <= columns {
         return text.into();
@@ -61,13 +63,14 @@ pub(super) fn cut(text: &str, columns: usize) -> String {
     if columns == 0 {
         return String::new();
     }
-    // Characters have no width of their own (accents, ligatures, emoji sequences), so whole prefixes are measured.
+    // The width depends on context (accents, ligatures, emoji sequences), so whole prefixes are
+    // measured.
     let fits = |end: &usize| width(&text[..*end]) < columns;
     let end = text.char_indices().map(|(at, c)| at + c.len_utf8()).take_while(fits).last().unwrap_or(0);
     format!("{}…", &text[..end])
 }
 
-/// The text in exactly `columns` columns: cut, or filled with spaces.
+/// Truncates or pads the text to exactly `columns` columns.
 pub(super) fn fit(text: &str, columns: usize) -> String {
     let mut out = cut(text, columns);
     out.extend(std::iter::repeat_n(' ', columns.saturating_sub(width(&out))));
@@ -96,7 +99,7 @@ mod tests {
         assert_eq!(cut("abcdef", 4), "abc…");
         assert_eq!(cut("東京都", 6), "東京都");
         assert_eq!(cut("東京都", 5), "東京…");
-        // The second ideograph would end one column too far; the cell is filled with a space instead.
+        // The second ideograph would exceed the width by one column; a space fills the cell.
         assert_eq!(fit("東京都", 4), "東… ");
         assert_eq!(cut("e\u{301}e\u{301}e\u{301}", 2), "e\u{301}…");
         assert_eq!((cut("東京", 1), cut("ab", 0), fit("", 2)), ("…".into(), String::new(), "  ".into()));

@@ -1,4 +1,4 @@
-//! What can be typed after `pellucid lab`.
+//! Arguments of `pellucid lab`.
 
 use super::AssumeArg;
 use clap::builder::PossibleValuesParser;
@@ -14,60 +14,65 @@ pub enum LabCommand {
     /// Construct one fixture in this process: a JSON request on stdin, a JSON answer on stdout
     #[command(name = "__fixture", hide = true)]
     Fixture,
-    /// Measure the products of a model and this machine's limits: a JSON request on stdin, a JSON answer on stdout
+    /// Measure the roofline of a model: a JSON request on stdin, a JSON answer on stdout
     #[command(name = "__roofline", hide = true)]
     Roofline,
-    /// Take the passes of a model apart: a JSON request on stdin, a JSON answer on stdout
+    /// Profile the passes of a model: a JSON request on stdin, a JSON answer on stdout
     #[command(name = "__performance", hide = true)]
     PerformanceWorker,
-    /// Run a suite: one by name (see `lab list`) or a TOML file
+    /// Run a benchmark suite, by name (see `lab list`) or from a TOML file
     Run(LabRunArgs),
-    /// Our engine against transformers, llama.cpp and candle on the same weights (as `lab run speed`)
+    /// Pellucid against transformers, llama.cpp and candle on the same weights (same as `lab run
+    /// speed`)
     Speed(SuiteOptions),
-    /// What looking costs, rung by rung (as `lab run capture`)
+    /// Overhead of plans, captures and steering, step by step (same as `lab run capture`)
     Capture(SuiteOptions),
-    /// From a cold process to the first token, and the memory it takes (as `lab run startup`)
+    /// Time from process start to the first token, and peak memory (same as `lab run startup`)
     #[command(alias = "load")]
     Startup(SuiteOptions),
-    /// Benchmark model inspection: latency and correctness of category, support and metadata queries
+    /// Benchmark model inspection: latency and correctness of category, support and metadata
+    /// queries
     #[command(alias = "loader")]
     Identify(LabIdentifyArgs),
-    /// The cost of tracing from Python: ours, plain PyTorch hooks and nnsight on one network, and where our time goes (`lab run trace` has the
-    /// same methods in processes of their own)
+    /// Overhead of tracing from Python: Pellucid, plain PyTorch hooks and nnsight on one network,
+    /// with a breakdown (`lab run trace` measures the same methods in separate processes)
     #[command(aliases = ["trace", "trace-profile"])]
     TracingCost(LabTracingCostArgs),
-    /// Where the time goes: every op in decoding and in prompts, by storage, against the limits of this machine; what captures cost
+    /// Time of every op in decode steps and prompts, per weight dtype, against the machine's
+    /// roofline; cost of captures
     Performance(LabPerformanceArgs),
-    /// The methods of the field by those who offer them; with --families the page of who is right on which family
+    /// Interpretability methods in Pellucid and other libraries: speed and correctness; with
+    /// --families, correctness per model family
     Peers(LabPeersArgs),
     /// Time and memory to construct a model, a tokenizer or a run, relative to an empty process
     #[command(aliases = ["sessions", "fixtures"])]
     Construction(LabConstructionArgs),
-    /// Run every suite that comes with the lab, as far as it can run here, and write a report of each
+    /// Run every built-in suite that can run here and write a report of each
     All(LabAllArgs),
-    /// The suites that come with the lab
+    /// List the built-in suites
     List,
-    /// The JSON Schema of result files
+    /// Print the JSON Schema of result files
     Schema,
     /// Compare two result files, or a result with a baseline
     Compare(LabCompareArgs),
-    /// When did a number change for good? Steps in results over time
+    /// Find change points in results over time
     History(LabHistoryArgs),
-    /// Is this machine fit to measure?
+    /// Check how noisy this machine is and what differences it can detect
     Noise {
-        /// Seconds to look
+        /// Duration of the check in seconds
         #[arg(long, default_value_t = 10.0, value_name = "S")]
         seconds: f64,
         /// As JSON
         #[arg(long)]
         json: bool,
     },
-    /// Try the lab on itself: identical builds must not differ, and one that is slowed must be found
+    /// Check the lab's error rates here: identical builds must not differ, and an injected slowdown
+    /// must be detected
     Selftest(LabSelftestArgs),
-    /// Results kept by name
+    /// Save, list and show named results
     #[command(subcommand)]
     Baseline(BaselineCommand),
-    /// A result file as a report
+    /// Print or write the report of a result file
     Report {
         /// The result file
         result: PathBuf,
@@ -76,60 +81,61 @@ pub enum LabCommand {
     },
 }
 
-/// The cost of tracing.
+/// Arguments of `lab tracing-cost`.
 #[derive(Args)]
 pub struct LabTracingCostArgs {
-    /// The interpreter: with the package `pellucid`, and with torch and nnsight where they are to be compared
+    /// Python interpreter with the package `pellucid`, and with torch and nnsight to compare with
+    /// them
     #[arg(long, value_name = "PYTHON", default_value = "python3")]
     pub python: PathBuf,
-    /// A Hugging Face directory or GGUF file whose generation is measured, too
+    /// Hugging Face directory or GGUF file: also measure generation with this model
     #[arg(long, value_name = "M")]
     pub model: Option<PathBuf>,
-    /// Rounds; each measures everything once, in a new order
+    /// Number of rounds; each measures everything once, in random order
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
     /// Write the report here instead of printing it
     #[arg(long, value_name = "F.md")]
     pub md: Option<PathBuf>,
-    /// Write all figures here, in seconds
+    /// Write all measurements as JSON, in seconds
     #[arg(long, value_name = "F.json")]
     pub json: Option<PathBuf>,
 }
 
 #[derive(Args)]
 #[command(after_help = "Examples:
-  pellucid lab performance --model builtin                      a look, on the screen
-  pellucid lab performance --python venv/bin/python --md docs/performance.md")]
+  pellucid lab performance --model builtin                      print the page for the built-in model
+  pellucid lab performance --python venv/bin/python --md docs/op-profile.md")]
 pub struct LabPerformanceArgs {
     /// The model (directory, GGUF file, pulled name or `builtin`)
     #[arg(long, short, value_name = "M", default_value = "smollm2-135m")]
     pub model: String,
     #[command(flatten)]
     pub assume: AssumeArg,
-    /// A Python with torch, whose fastest product is measured, too
+    /// Python interpreter with torch, to measure its matmul too
     #[arg(long, value_name = "PYTHON")]
     pub python: Option<PathBuf>,
     /// Write the page here instead of printing it
     #[arg(long, value_name = "F.md")]
     pub md: Option<PathBuf>,
-    /// Write everything that was measured as JSON
+    /// Write all measurements as JSON
     #[arg(long, value_name = "F.json")]
     pub json: Option<PathBuf>,
 }
 
-/// Baselines.
+/// Commands on named results.
 #[derive(Subcommand)]
 pub enum BaselineCommand {
-    /// Keep a result under a name
+    /// Save a result under a name
     Save {
         /// The name
         name: String,
         /// The result file
         result: PathBuf,
     },
-    /// The names there are
+    /// List the saved names
     List,
-    /// A kept result
+    /// Print a saved result
     Show {
         /// The name
         name: String,
@@ -138,59 +144,61 @@ pub enum BaselineCommand {
 
 #[derive(Args)]
 #[command(
-    after_help = "Exit codes: 0 equivalent, improved or information only, 1 regressed or a wrong number of ours, 2 bad usage, 5 invalid \
-(the reference differs from itself, or nothing could be compared); with --gate also 4 inconclusive.
+    after_help = "Exit codes: 0 equivalent, improved or information only; 1 regressed, or wrong output of Pellucid; 2 wrong usage; 5 invalid \
+(the A/A control failed, or nothing could be compared); with --gate also 4 inconclusive.
 
 Examples:
-  pellucid lab run capture                          what looking costs, rung by rung
+  pellucid lab run capture                          overhead of captures and edits
   pellucid lab run speed --python venv/bin/python   against transformers on the same weights
   pellucid lab run speed --out speed.json --html speed.html
   pellucid lab run speed --only decode-1 batch      two workloads of the suite
   pellucid lab run my-suite.toml --gate             a gate for continuous integration"
 )]
 pub struct LabRunArgs {
-    /// The suite: a name or a TOML file
+    /// Name of a built-in suite, or a TOML file
     pub suite: String,
     #[command(flatten)]
     pub options: SuiteOptions,
 }
 
-/// How a suite is run.
+/// Options of suites.
 #[derive(Args, Clone)]
 pub struct SuiteOptions {
-    /// The model, where it is not the suite's own (directory, GGUF file, pulled name or `builtin`)
+    /// Model to use instead of the suite's (directory, GGUF file, pulled name or `builtin`)
     #[arg(long, short, value_name = "M")]
     pub model: Option<String>,
     #[command(flatten)]
     pub assume: AssumeArg,
-    /// A Python that has the peers; variants that it cannot import are left out, and named
+    /// Python interpreter with the peer libraries; missing ones are left out and reported
     #[arg(long, value_name = "PYTHON")]
     pub python: Option<PathBuf>,
-    /// Compare with candle, too, where the suite does: its worker is built with cargo, once, which takes minutes
+    /// Also compare with candle, if the suite does; builds its worker with cargo, which takes
+    /// minutes the first time
     #[arg(long)]
     pub candle: bool,
-    /// Only these workloads of the suite
+    /// Run only these workloads of the suite
     #[arg(long, value_name = "W", num_args = 1..)]
     pub only: Vec<String>,
-    /// Pairs of processes for each comparison, at most
+    /// Maximum number of pairs of processes per comparison
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
     pub pairs: Option<u32>,
-    /// Seconds for the whole session
+    /// Time limit of the session in seconds
     #[arg(long, value_name = "S")]
     pub budget: Option<f64>,
-    /// The seed of the order
+    /// Seed of the random order
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Append every process to this file as it ends, and go on from what is there
+    /// Append every run to this file, and resume from the runs already in it
     #[arg(long, value_name = "F.jsonl")]
     pub log: Option<PathBuf>,
-    /// Compare the result with a baseline of this name
+    /// Also compare the result with this baseline
     #[arg(long, value_name = "NAME")]
     pub baseline: Option<String>,
-    /// Exit with the verdict's code even where it is inconclusive
+    /// Exit with code 4 if the verdict is inconclusive
     #[arg(long)]
     pub gate: bool,
-    /// Count heap allocations too, in one more process (pellucid-lab-worker) for each of our variants and workloads, which gives no time
+    /// Also count heap allocations, in one more untimed process (pellucid-lab-worker) per Pellucid
+    /// variant and workload
     #[arg(long)]
     pub allocations: bool,
     #[command(flatten)]
@@ -199,45 +207,46 @@ pub struct SuiteOptions {
 
 #[derive(Args)]
 #[command(after_help = "Examples:
-  pellucid lab peers --python venv/bin/python        times and states on one model
+  pellucid lab peers --python venv/bin/python        speed and correctness on one model
   pellucid lab peers --python venv/bin/python --families smollm2-135m models/gpt2 models/qwen3 --markdown peers.md
-                                                     states only: every method, family and library once")]
+                                                     correctness only: every method, family and library once")]
 pub struct LabPeersArgs {
     #[command(flatten)]
     pub options: SuiteOptions,
-    /// Models of different families (directories, GGUF files or pulled names): each method once on each, by everybody, no times
+    /// Models of different families (directories, GGUF files or pulled names): check the
+    /// correctness of every method and library on each; nothing is timed
     #[arg(long, value_name = "M", num_args = 1..)]
     pub families: Vec<String>,
 }
 
 #[derive(Args)]
 #[command(
-    after_help = "Every fixture is built in a fresh process beside an empty one; the report says how much longer and larger it is.
+    after_help = "Every fixture is built in a fresh process paired with an empty one; the report shows the difference in time and memory.
 
 Examples:
   pellucid lab construction                          the report as Markdown
   pellucid lab construction --runs 9 --json s.json --md s.md
-  pellucid lab construction --benchmark-startup      what an empty process costs, five times
+  pellucid lab construction --benchmark-startup      time to start an empty process, five times
 
-Exit codes: 0 reported, whatever fixtures failed; 5 the empty process failed, so nothing can be believed."
+Exit codes: 0 reported, even if fixtures failed; 5 invalid: the empty process failed."
 )]
 pub struct LabConstructionArgs {
-    /// Pairs of a fixture's process and an empty one
+    /// Number of pairs of a fixture's process and an empty one
     #[arg(long, value_name = "K", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub runs: u32,
-    /// Only the first N fixtures
+    /// Measure only the first N fixtures
     #[arg(long, value_name = "N")]
     pub max_fixtures: Option<usize>,
-    /// Only start empty processes, five of them, and say how long they take
+    /// Only time the start of five empty processes
     #[arg(long)]
     pub benchmark_startup: bool,
     /// Accepted and ignored: uses in test sources are no longer counted
     #[arg(long, value_name = "DIR", hide = true)]
     pub sources: Option<PathBuf>,
-    /// The seed of the order
+    /// Seed of the random order
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Write the rows with every pair as JSON
+    /// Write the result with every pair as JSON
     #[arg(long, value_name = "F.json")]
     pub json: Option<PathBuf>,
     /// Write the report as Markdown instead of printing it
@@ -245,7 +254,7 @@ pub struct LabConstructionArgs {
     pub md: Option<PathBuf>,
 }
 
-/// What `--category` calls all of them.
+/// Value of `--category` that selects all.
 pub const EVERY_CATEGORY: &str = "all";
 
 fn categories() -> PossibleValuesParser {
@@ -254,34 +263,35 @@ fn categories() -> PossibleValuesParser {
 
 #[derive(Args)]
 #[command(
-    after_help = "Every benchmark checks the answer that it times: a wrong answer has no time. The directories that are asked about are made in a \
-temporary folder beforehand. Measuring runs in pellucid-lab-worker, which `cargo build` and `cargo install` put beside pellucid.
+    after_help = "Every benchmark checks the answer that it times: a wrong answer has no time. The model directories are created in a \
+temporary directory first. Measuring runs in pellucid-lab-worker, which `cargo build` and `cargo install` put next to pellucid.
 
-Environment: BENCHMARK_ITERATIONS and BENCHMARK_WARMUP, where the flags are not given; TEST_MODEL_PATH, a real model to inspect and load, too.
+Environment: BENCHMARK_ITERATIONS and BENCHMARK_WARMUP if the flags are not given; TEST_MODEL_PATH adds a real model to inspect and load.
 
 Examples:
-  pellucid lab identify --all --output baseline.json   everything, memory included, kept as a baseline
-  pellucid lab identify --all --baseline baseline.json what changed since: red, green or neutral
+  pellucid lab identify --all --output baseline.json   everything, with memory, saved as a baseline
+  pellucid lab identify --all --baseline baseline.json changes since then: red, green or neutral
   pellucid lab identify --category sae --iterations 1000
   TEST_MODEL_PATH=models/smollm2 pellucid lab identify --category loading
 
-Exit codes: 0 all answers right, all gates met; 1 a wrong answer, a missed gate or a red benchmark; 2 bad usage; 4 a gate lies within what the \
-machine does on its own."
+Exit codes: 0 all answers correct, all gates met; 1 a wrong answer, a missed gate or a red benchmark; 2 wrong usage; 4 a gate is undecided \
+because of noise."
 )]
 pub struct LabIdentifyArgs {
-    /// Every category, with memory: the same as `--category all --memory-profiling`
+    /// All categories with memory: same as `--category all --memory-profiling`
     #[arg(long, conflicts_with = "category")]
     pub all: bool,
-    /// Only one category
+    /// Measure only one category
     #[arg(long, value_name = "NAME", default_value = EVERY_CATEGORY, value_parser = categories())]
     pub category: String,
-    /// Timed iterations of each benchmark, a tenth for those that take milliseconds [default: 100]
+    /// Timed iterations per benchmark; a tenth for calls that take milliseconds [default: 100]
     #[arg(long, value_name = "N")]
     pub iterations: Option<usize>,
-    /// Iterations before them that are not timed [default: 10]
+    /// Untimed warm-up iterations [default: 10]
     #[arg(long, value_name = "N")]
     pub warmup: Option<usize>,
-    /// Count the allocations of every benchmark, in an iteration of its own, and not only of those about memory
+    /// Count the allocations of every benchmark, in a separate iteration, not only of the category
+    /// memory
     #[arg(long)]
     pub memory_profiling: bool,
     /// Write the result with all samples as JSON
@@ -293,29 +303,30 @@ pub struct LabIdentifyArgs {
     /// Write the report as Markdown instead of printing it
     #[arg(long, value_name = "F.md")]
     pub md: Option<PathBuf>,
-    /// Print the JSON Schema of results, and measure nothing
+    /// Print the JSON Schema of results and exit
     #[arg(long)]
     pub schema: bool,
 }
 
 #[derive(Args)]
 pub struct LabAllArgs {
-    /// Two pairs at most and nine minutes for everything, shared out among the suites: states and gross losses
+    /// At most two pairs per comparison and nine minutes in total: checks correctness and finds
+    /// large regressions
     #[arg(long)]
     pub quick: bool,
-    /// Where the reports go: NAME.json, NAME.html and NAME.md of every suite
+    /// Directory of the reports: NAME.json, NAME.html and NAME.md per suite
     #[arg(long, value_name = "DIR", default_value = "lab-reports")]
     pub dir: PathBuf,
-    /// The model, where it is not the suites' own (directory, GGUF file, pulled name or `builtin`)
+    /// Model to use instead of the suites' (directory, GGUF file, pulled name or `builtin`)
     #[arg(long, short, value_name = "M")]
     pub model: Option<String>,
-    /// A Python that has the peers; variants that it cannot import are left out, and named
+    /// Python interpreter with the peer libraries; missing ones are left out and reported
     #[arg(long, value_name = "PYTHON")]
     pub python: Option<PathBuf>,
-    /// The seed of the order
+    /// Seed of the random order
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Exit with the worst verdict's code even where it is inconclusive
+    /// Exit with code 4 if the worst verdict is inconclusive
     #[arg(long)]
     pub gate: bool,
 }
@@ -325,24 +336,24 @@ pub struct LabOutputs {
     /// Write the result with all samples as JSON
     #[arg(long, value_name = "F.json")]
     pub out: Option<PathBuf>,
-    /// Write a report as one web page, with a roofline of our products
+    /// Write the report as one web page, including a roofline
     #[arg(long, value_name = "F.html")]
     pub html: Option<PathBuf>,
-    /// Write a report as Markdown
+    /// Write the report as Markdown
     #[arg(long, value_name = "F.md")]
     pub markdown: Option<PathBuf>,
-    /// Write the metrics in the format of bencher
+    /// Write the metrics in Bencher's format
     #[arg(long, value_name = "F.json")]
     pub bencher: Option<PathBuf>,
 }
 
 #[derive(Args)]
 pub struct LabCompareArgs {
-    /// The result before: a file or a baseline's name
+    /// Earlier result: a file or the name of a baseline
     pub before: String,
-    /// The result after: a file or a baseline's name
+    /// Later result: a file or the name of a baseline
     pub after: String,
-    /// Compare even where machine, build or model differ
+    /// Compare even if machine, build or model differ
     #[arg(long)]
     pub force: bool,
     /// As JSON
@@ -352,8 +363,8 @@ pub struct LabCompareArgs {
 
 #[derive(Args)]
 #[command(
-    after_help = "A step is where a number changed for good: three results or more on either side, and a change beyond their noise.
-Results of different machines or models are different series.
+    after_help = "A change point is a lasting change of level: at least three results on either side, and a change beyond the noise.
+Results of different machines, builds or models are separate series.
 
 Examples:
   pellucid lab history results/              every result file of a directory
@@ -361,7 +372,7 @@ Examples:
   pellucid lab history --html history.html   all baselines, as a page"
 )]
 pub struct LabHistoryArgs {
-    /// Directories of result files, result files or baselines' names [default: all baselines]
+    /// Directories of result files, result files or names of baselines [default: all baselines]
     pub results: Vec<String>,
     /// Write a page with a plot of every series
     #[arg(long, value_name = "F.html")]
@@ -373,25 +384,25 @@ pub struct LabHistoryArgs {
 
 #[derive(Args)]
 #[command(
-    after_help = "Two copies of this program are compared again and again, and with one that spins for a share of each timed run \
-(PELLUCID_LAB_SLOW, which only workers read).
+    after_help = "Compares two copies of this program repeatedly, and a third that busy-waits for a fraction of each timed run \
+(PELLUCID_LAB_SLOW, read only by workers).
 
-Exit codes: 0 the lab can be believed here: at most a tenth of the sessions are wrong; 1 it cannot; 5 nothing can be measured here."
+Exit codes: 0 at most 10 % of the sessions have a false verdict; 1 more than 10 %; 5 all sessions are invalid."
 )]
 pub struct LabSelftestArgs {
-    /// Sessions
+    /// Number of sessions
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     pub sessions: u32,
-    /// Pairs of processes in each comparison, at most
+    /// Maximum number of pairs of processes per comparison
     #[arg(long, value_name = "N", default_value_t = 12, value_parser = clap::value_parser!(u32).range(2..))]
     pub pairs: u32,
-    /// The share by which a build is slowed
+    /// Injected slowdown as a fraction of the run time
     #[arg(long, value_name = "SHARE", default_value_t = 0.03)]
     pub slow: f64,
     /// The model (directory, GGUF file or pulled name)
     #[arg(long, short, value_name = "M", default_value = "builtin")]
     pub model: String,
-    /// Print the finding as JSON
+    /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
 }

@@ -1,4 +1,4 @@
-//! What can be typed.
+//! Command-line arguments.
 
 mod lab;
 
@@ -6,87 +6,92 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 pub use lab::*;
 use std::path::PathBuf;
 
-/// See through a language model: read or change any activation inside it, generate, and know what it costs.
+/// See through a language model: read or change any activation inside it, generate, and know what
+/// it costs.
 #[derive(Parser)]
 #[command(
     version,
     about,
     max_term_width = 110,
     after_help = "Without --model every command uses the built-in model, so each works on a fresh machine.\n\n\
-  pellucid lens \"Once upon a time\"                      what the model would say at every layer\n  \
+  pellucid lens \"Once upon a time\"                      the model's prediction after every layer\n  \
   pellucid run \"Tom saw a dog\" --capture 'layers.*.resid_post' --out acts.safetensors\n  \
   pellucid generate \"One day,\" --max-new 40 --plan steer.json\n\n\
-Exit codes: 0 done; 1 the thing asked for is not so; 2 wrong usage or bad input; 3 a fault of ours."
+Exit codes: 0 success; 1 negative answer (unsupported model, failed check, regression); 2 wrong usage or bad input; 3 internal error; `lab` also 4 inconclusive (with --gate) and 5 invalid measurement."
 )]
 pub struct Arguments {
     #[command(subcommand)]
     pub command: Command,
-    /// A TOML file of model types that stand for a native family (a table `[architectures]` with lines such as `acme_llm = "llama"`); also named by
-    /// PELLUCID_ARCHITECTURES
+    /// TOML file that maps model types to a supported family (a table `[architectures]` with lines
+    /// such as `acme_llm = "llama"`); PELLUCID_ARCHITECTURES also names one
     #[arg(long, global = true, value_name = "F.toml")]
     pub architectures: Option<PathBuf>,
 }
 
 #[derive(Subcommand)]
 pub enum Command {
-    /// What is this directory or file, can it run, and what would it need?
+    /// Describe a model directory or file: architecture, size, whether it can run and what it
+    /// needs.
     Inspect(InspectArgs),
-    /// Every site of a model: its shape, meaning and aliases.
+    /// List every site (named activation) of a model with its shape, meaning and aliases.
     Sites(SitesArgs),
-    /// Run prompts once: capture and edit activations, see the likeliest next tokens.
+    /// Run prompts once: capture and edit activations, or show the top next tokens.
     Run(RunArgs),
-    /// Continue a prompt, with a plan active at every step.
+    /// Generate text, optionally with a plan of captures and edits active at every step.
     Generate(GenerateArgs),
-    /// The logit lens: what the model would answer from each layer.
+    /// Logit lens: the model's next-token prediction after each layer.
     Lens(LensArgs),
-    /// Where the time goes: every op of a run or a generation, measured.
+    /// Profile a run or a generation: time, FLOP/s and bandwidth of every op.
     Profile(ProfileArgs),
-    /// Fetch a model by name.
+    /// Download a model by name.
     Pull(PullArgs),
-    /// The performance lab: measurements in fresh processes.
+    /// Benchmarks: compare builds, settings and other libraries in fresh processes.
     #[command(subcommand)]
     Lab(LabCommand),
 }
 
-/// Which model, and how it is kept.
+/// Selects a model and its storage formats.
 #[derive(Args)]
 pub struct ModelArgs {
-    /// A directory, a GGUF file, a hub id or a pulled name [default: the built-in model]
+    /// Model directory, GGUF file, Hugging Face id or pulled name [default: the built-in model]
     #[arg(long, short, value_name = "M")]
     pub model: Option<String>,
-    /// A LoRA adapter (PEFT's directory) to merge into the weights; may be repeated
+    /// LoRA adapter (a PEFT directory) to merge into the weights; may be repeated
     #[arg(long, value_name = "DIR")]
     pub adapter: Vec<PathBuf>,
     #[command(flatten)]
     pub assume: AssumeArg,
-    /// How weights are kept in memory
+    /// In-memory dtype of the weights
     #[arg(long, value_enum, default_value = "auto")]
     pub dtype: DTypeArg,
-    /// How keys and values are kept between tokens: bf16 halves their memory and changes numbers a little
-    #[arg(long, value_enum, default_value = "f32")]
-    pub kv: KvArg,
-    /// Threads to use [default: PELLUCID_THREADS, RAYON_NUM_THREADS, OMP_NUM_THREADS or all cores]
+    /// KV cache dtype; bf16 halves its memory and rounds keys and values
+    #[arg(long, alias = "kv", value_enum, default_value = "f32")]
+    pub kv_dtype: KvArg,
+    /// Number of threads [default: PELLUCID_THREADS, RAYON_NUM_THREADS, OMP_NUM_THREADS or all
+    /// cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub threads: Option<u16>,
 }
 
-/// What a model of an unknown type is taken for.
+/// Family to assume for a model of an unknown type.
 #[derive(Args, Clone)]
 pub struct AssumeArg {
-    /// Read a model whose own type is not native as one of FAMILY (such as llama), with a warning, and only if its
-    /// configuration and tensors fit completely; an error for a model whose own type is native and another
+    /// Load a model of an unsupported type as FAMILY (such as llama). Prints a warning, and fails
+    /// unless the configuration and all tensors fit. An error if the model's own type is supported
+    /// and differs
     #[arg(long, value_name = "FAMILY")]
     pub assume: Option<String>,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
 pub enum DTypeArg {
-    /// As in the file; quantised weights stay quantised
+    /// As stored in the file; quantized weights stay quantized
     Auto,
     F32,
     Bf16,
     F16,
-    /// Eight bits and a scale for 32 values: half the memory of bf16, and other numbers in the third digit
+    /// 8-bit blocks of 32 values with one scale each: half the memory of bf16; outputs differ in
+    /// about the third digit
     Q8,
 }
 
@@ -98,18 +103,18 @@ pub enum KvArg {
 
 #[derive(Args)]
 pub struct InspectArgs {
-    /// A directory or file, whatever is in it; or a pulled name
+    /// Model directory or file, or a pulled name
     #[arg(required_unless_present = "schema")]
     pub path: Option<PathBuf>,
     #[command(flatten)]
     pub assume: AssumeArg,
-    /// Also say what each way to load it would do, in their order
+    /// Also list the loading strategies in order and the outcome of each
     #[arg(long)]
     pub explain: bool,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
-    /// Print the JSON schema of what --json prints, and look at nothing
+    /// Print the JSON Schema of the --json output and exit
     #[arg(long, conflicts_with_all = ["json", "explain"])]
     pub schema: bool,
 }
@@ -123,30 +128,32 @@ pub struct SitesArgs {
     pub json: bool,
 }
 
-/// What goes in.
+/// Input rows.
 #[derive(Args)]
 pub struct InputArgs {
-    /// Prompts; each is a row
+    /// Prompts; each is one row of the batch
     #[arg(value_name = "PROMPT")]
     pub prompts: Vec<String>,
-    /// Token ids of a row, such as 1,2,3; may be repeated
+    /// Token ids of one row, such as 1,2,3; may be repeated
     #[arg(long, value_name = "IDS")]
     pub tokens: Vec<String>,
 }
 
-/// What to see and change.
+/// Captures and edits.
 #[derive(Args)]
 pub struct PlanArgs {
-    /// Sites to capture: an address, a pattern (`layers.*.resid_post`, `layers.3-7.z`) or an alias; may be repeated
+    /// Sites to capture: an address, a pattern (`layers.*.resid_post`, `layers.3-7.z`) or an alias;
+    /// may be repeated
     #[arg(long, value_name = "PATTERN")]
     pub capture: Vec<String>,
-    /// Positions to capture: all, last, prompt, generated, 3, -4:, 0,5,-1 or the text of a token
+    /// Positions to capture: all, last, prompt, generated, an index (3), a slice (-4:), a list
+    /// (0,5,-1) or the text of a token
     #[arg(long, value_name = "P", default_value = "all", allow_hyphen_values = true)]
     pub positions: String,
-    /// A plan of taps (JSON); see docs/plans.md
+    /// JSON file with a plan of captures and edits; see docs/plans.md
     #[arg(long, value_name = "F.json")]
     pub plan: Option<PathBuf>,
-    /// Where captures are written (safetensors)
+    /// Write the captures to this safetensors file
     #[arg(long, value_name = "F.safetensors")]
     pub out: Option<PathBuf>,
 }
@@ -157,15 +164,15 @@ pub struct RunArgs {
     pub model: ModelArgs,
     #[command(flatten)]
     pub input: InputArgs,
-    /// Rows from a file, one JSON value a line: "text", {"text": …} or {"tokens": […]}
+    /// Read rows from a file, one JSON value per line: "text", {"text": …} or {"tokens": […]}
     #[arg(long = "input", value_name = "F.jsonl")]
     pub input_file: Option<PathBuf>,
     #[command(flatten)]
     pub plan: PlanArgs,
-    /// Prompt tokens of a row that go through at once; bounds memory, never changes a number
+    /// Process prompts in chunks of N tokens: limits memory, results are identical
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub chunk: Option<u32>,
-    /// Say what the plan would do and cost, and run nothing
+    /// Show what the plan would compute and its estimated cost, without running it
     #[arg(long)]
     pub explain: bool,
     /// Print one JSON object
@@ -181,37 +188,40 @@ pub struct GenerateArgs {
     pub input: InputArgs,
     #[command(flatten)]
     pub plan: PlanArgs,
-    /// At most this many new tokens [default: 64, or what the model's context leaves]
+    /// Maximum number of new tokens [default: 64, or what the model's context leaves]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_new: Option<u32>,
-    /// 0 takes the most likely token; higher is more varied
+    /// Sampling temperature; 0 is greedy (argmax)
     #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true)]
     pub temperature: f32,
-    /// Only the K most likely tokens
+    /// Sample from the K most likely tokens; 0 disables
     #[arg(long, value_name = "K", default_value_t = 0)]
     pub top_k: usize,
-    /// Only the most likely tokens that together reach this probability
+    /// Nucleus sampling: sample from the most likely tokens whose probabilities sum to P; 1
+    /// disables
     #[arg(long, value_name = "P", default_value_t = 1.0, allow_negative_numbers = true)]
     pub top_p: f32,
-    /// Only tokens at least this fraction as likely as the best
+    /// Sample from tokens at least this fraction as likely as the top token; 0 disables
     #[arg(long, value_name = "P", default_value_t = 0.0, allow_negative_numbers = true)]
     pub min_p: f32,
-    /// Divide the logits of tokens already seen by this
+    /// Penalize tokens that already occurred: divide their positive logits by R, multiply negative
+    /// ones; 1 disables
     #[arg(long, value_name = "R", default_value_t = 1.0, allow_negative_numbers = true)]
     pub repetition_penalty: f32,
-    /// Same seed, same tokens
+    /// Seed of the sampler; the same seed gives the same tokens
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
     /// Stop when this text appears; may be repeated
     #[arg(long, value_name = "S")]
     pub stop: Vec<String>,
-    /// Draft up to N tokens from what the text has said before and check them in one pass: the same tokens, sooner
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    pub lookup: usize,
-    /// Do not stop at the end-of-text token
+    /// Prompt lookup decoding: propose up to N tokens from earlier occurrences in the text and
+    /// verify them in one pass; same tokens, usually faster; 0 disables
+    #[arg(long, alias = "lookup", value_name = "N", default_value_t = 0)]
+    pub prompt_lookup: usize,
+    /// Do not stop at the end-of-sequence token
     #[arg(long)]
     pub ignore_eos: bool,
-    /// Put the prompt into the model's chat template as the user's message
+    /// Wrap the prompt in the model's chat template as a user message
     #[arg(long)]
     pub chat: bool,
     /// Print one JSON object
@@ -229,13 +239,13 @@ pub struct LensArgs {
     /// Token ids instead of a prompt, such as 1,2,3
     #[arg(long, value_name = "IDS", conflicts_with = "prompt")]
     pub tokens: Option<String>,
-    /// Write a page with a heat map instead of drawing in the terminal
+    /// Write a web page with a heat map instead of printing a table
     #[arg(long, value_name = "F.html")]
     pub html: Option<PathBuf>,
     /// Print the table as JSON
     #[arg(long, conflicts_with = "html")]
     pub json: bool,
-    /// Guesses shown in each cell
+    /// Predictions shown per cell
     #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=5))]
     pub top: u8,
 }
@@ -248,22 +258,23 @@ pub struct ProfileArgs {
     pub input: InputArgs,
     #[command(flatten)]
     pub plan: PlanArgs,
-    /// Also generate this many tokens
+    /// Profile a generation of N tokens instead of a single run
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub max_new: u32,
-    /// Group by kind of op, by weight, or by layer
+    /// Group the ops by kind, weight or layer
     #[arg(long, value_enum, default_value = "kind")]
     pub by: ProfileBy,
     /// Print the table as JSON
     #[arg(long)]
     pub json: bool,
-    /// Also run N pairs with and without the profile, to say what profiling costs [default: one warm-up and one profiled run]
+    /// Measure the overhead of profiling with N pairs of runs [default: no overhead; one warm-up
+    /// and one profiled run]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
     pub pairs: Option<u32>,
-    /// Write every op as a Chrome trace (for chrome://tracing or Perfetto)
+    /// Write a Chrome trace of every op (for chrome://tracing or Perfetto)
     #[arg(long, value_name = "F.json")]
     pub trace: Option<PathBuf>,
-    /// Write a flame graph: phase, layer, op
+    /// Write a flame graph of phase, layer and op
     #[arg(long, value_name = "F.svg")]
     pub flame: Option<PathBuf>,
 }
@@ -281,6 +292,6 @@ pub enum ProfileBy {
 
 #[derive(Args)]
 pub struct PullArgs {
-    /// A known name (listed when omitted) or a hub id such as owner/name
+    /// Known name (listed if omitted) or Hugging Face id such as owner/name
     pub name: Option<String>,
 }

@@ -1,10 +1,11 @@
-//! The worker of `pellucid lab` for measurements that need a counting allocator or a hub to download from, which the product's binary
-//! does not contain: one JSON request on stdin, one JSON answer on stdout. `pellucid_lab::lab_worker` says what it can be asked.
+//! `pellucid-lab-worker`: runs measurements that need a counting allocator or a local hub, which
+//! the product binary does not contain. Reads one JSON request from stdin and writes one JSON
+//! answer to stdout; `pellucid_lab::lab_worker` lists its tasks.
 
 #[path = "../allocator.rs"]
 mod allocator;
 
-use pellucid_lab::counting::Counting;
+use pellucid_lab::counting::CountingAllocator;
 use pellucid_lab::identify::{self, hub_files};
 use pellucid_lab::lab_worker::Task;
 use pellucid_lab::worker;
@@ -15,13 +16,13 @@ use std::io::Write;
 use std::process::ExitCode;
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 fn main() -> ExitCode {
     allocator::keep_freed_memory();
     let outcome = run();
     if let Err(error) = &outcome {
-        // If stderr is closed, the exit code still tells.
+        // stderr may be closed; the exit code still reports the failure.
         let _ = writeln!(std::io::stderr(), "{error}");
     }
     if outcome.is_ok() { ExitCode::SUCCESS } else { ExitCode::from(2) }
@@ -29,7 +30,7 @@ fn main() -> ExitCode {
 
 fn run() -> Result<(), Box<dyn Error>> {
     let task = std::env::args().nth(1).as_deref().and_then(Task::from_name);
-    let task = task.ok_or("this program is started by `pellucid lab`, which tells it what to measure")?;
+    let task = task.ok_or("this program is started by `pellucid lab` and takes its task as an argument")?;
     let request = std::io::read_to_string(std::io::stdin())?;
     match task {
         Task::CountAllocations => answer(&worker::count_allocations(&serde_json::from_str(&request)?)?),

@@ -11,7 +11,7 @@ use serde_json::json;
 use std::io::Write;
 use std::time::Instant;
 
-/// New tokens when nobody says how many.
+/// Default number of new tokens.
 const DEFAULT_LENGTH: usize = 64;
 
 pub fn run(args: GenerateArgs) -> Result<(), Failure> {
@@ -37,13 +37,14 @@ pub fn run(args: GenerateArgs) -> Result<(), Failure> {
         seed: args.seed,
     };
     let eos = if args.ignore_eos { Vec::new() } else { loaded.eos.clone() };
-    // The last new token is never taken through, so a context of n leaves n + 1 - prompt.
+    // The last new token is not fed back, so a context of n leaves n + 1 − prompt new tokens.
     let left =
         loaded.model.program().architecture().context.map(|context| (context + 1).saturating_sub(prompt.len()).max(1));
     let max_new = args.max_new.map_or_else(|| left.unwrap_or(DEFAULT_LENGTH).min(DEFAULT_LENGTH), |n| n as usize);
-    let options = GenerateOptions { max_new, sampling, eos, lookup: args.lookup, ..GenerateOptions::default() };
+    let options = GenerateOptions { max_new, sampling, eos, lookup: args.prompt_lookup, ..GenerateOptions::default() };
 
-    // Text streams as it comes; with stop strings only what cannot become part of one, so that none is ever shown.
+    // Text is streamed. With stop strings, text that could become part of one is held back, so that
+    // none is shown.
     let mut stream = Stream::new(!args.json && loaded.tokenizer.is_some(), &args.stop);
     let generation = loaded
         .generate(&rows, &plan, &options, &args.stop, &mut |_, _, piece| stream.push(piece.unwrap_or_default()))?;
@@ -78,19 +79,19 @@ pub fn run(args: GenerateArgs) -> Result<(), Failure> {
     match &args.plan.out {
         Some(path) => say_written(path, &results),
         None if !generation.captures.is_empty() => {
-            say("what was captured was not written; --out F.safetensors keeps it")
+            say("captures were not written; use --out F.safetensors to save them")
         }
         None => {}
     }
     Ok(())
 }
 
-/// What has been shown of the text so far.
+/// Streams the generated text to stdout.
 struct Stream {
     on: bool,
     text: String,
     shown: usize,
-    /// Bytes that may still turn out to be part of a stop string.
+    /// Bytes held back because they may belong to a stop string.
     held_back: usize,
     fault: Option<std::io::Error>,
 }

@@ -1,13 +1,14 @@
-//! `pellucid inspect`: what is this, can it run?
+//! `pellucid inspect`: describes a model directory or file and whether it can run.
 
 use super::{print, print_json};
 use crate::args::InspectArgs;
 use crate::failure::Failure;
+use crate::hints;
 use pellucid_models::{LoadOptions, inspect, inspect_as, pull, strategies};
 
 pub fn run(args: InspectArgs) -> Result<(), Failure> {
     let Some(path) = args.path.filter(|_| !args.schema) else { return print_json(&inspect::schema()) };
-    // A pulled model may be named instead of its path.
+    // The name of a pulled model works instead of a path.
     let named = path.to_str().filter(|_| !path.exists()).and_then(|name| pull::resolve(name).ok());
     let path = named.unwrap_or(path);
     let mut report = inspect_as(&path, args.assume.assume.as_deref())?;
@@ -15,5 +16,10 @@ pub fn run(args: InspectArgs) -> Result<(), Failure> {
         let options = LoadOptions { assume: args.assume.assume, ..LoadOptions::default() };
         report.strategies = Some(strategies(&path, &options));
     }
-    if args.json { print_json(&report) } else { print(&format!("{}{}", report.card(), report.explanation())) }
+    report.word_remedies(&hints::word);
+    if args.json {
+        print_json(&report)
+    } else {
+        print(&format!("{}{}", report.card_with(&hints::word), report.explanation()))
+    }
 }

@@ -1,13 +1,13 @@
-//! `pellucid lens`: the logit lens, drawn in the terminal or as a page.
+//! `pellucid lens`: the logit lens, in the terminal or as a page.
 
 use super::{print, print_json, say};
 use crate::args::{InputArgs, LensArgs};
 use crate::failure::Failure;
 use crate::{files, inputs, models};
-use pellucid_analysis::lens::{self, ColourDepth, TerminalOptions};
+use pellucid_analysis::lens::{self, ColorDepth, TerminalOptions};
 use std::io::IsTerminal;
 
-/// Width where nobody knows the terminal's.
+/// Width if the terminal's is unknown.
 const PLAIN_WIDTH: usize = 100;
 
 pub fn run(args: LensArgs) -> Result<(), Failure> {
@@ -25,20 +25,20 @@ pub fn run(args: LensArgs) -> Result<(), Failure> {
         return Ok(());
     }
     let width = terminal_size::terminal_size().map_or(PLAIN_WIDTH, |(width, _)| width.0 as usize);
-    print(&lens::terminal(&table, &TerminalOptions { width, colour: colour_depth(), top: args.top as usize }))
+    print(&lens::terminal(&table, &TerminalOptions { width, color: color_depth(), top: args.top as usize }))
 }
 
-/// Colours only where a terminal will show them and nobody asked not to.
-fn colour_depth() -> ColourDepth {
+/// Returns the color depth: none without a terminal or with `NO_COLOR`.
+fn color_depth() -> ColorDepth {
     let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let forced = set("CLICOLOR_FORCE").is_some_and(|value| value != "0");
     if set("NO_COLOR").is_some()
         || (!forced && (!std::io::stdout().is_terminal() || set("TERM").is_some_and(|term| term == "dumb")))
     {
-        ColourDepth::None
+        ColorDepth::None
     } else if set("COLORTERM").is_some_and(|value| value == "truecolor" || value == "24bit") {
-        ColourDepth::TrueColour
+        ColorDepth::TrueColor
     } else {
-        ColourDepth::Ansi256
+        ColorDepth::Ansi256
     }
 }

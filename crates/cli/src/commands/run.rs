@@ -1,4 +1,4 @@
-//! `pellucid run`: prompts through the model once.
+//! `pellucid run`: runs prompts once, with captures and edits.
 
 use super::{print, print_json, say, say_passed_over, say_written};
 use crate::args::RunArgs;
@@ -10,10 +10,10 @@ use pellucid_models::LoadedModel;
 use serde_json::{Value, json};
 use std::time::Instant;
 
-/// Likeliest next tokens shown for each row.
-const SHOWN: usize = 5;
-/// Numbers of a result that are listed instead of summed up.
-const LISTED: usize = 8;
+/// Number of top next tokens shown per row.
+const TOP_TOKENS: usize = 5;
+/// Results with at most this many values are printed in full, larger ones as statistics.
+const MAX_LISTED_VALUES: usize = 8;
 
 pub fn run(args: RunArgs) -> Result<(), Failure> {
     files::check(args.plan.out.as_deref())?;
@@ -22,10 +22,11 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
     let load_s = started.elapsed().as_secs_f64();
     let rows = inputs::rows(loaded, &args.input, args.input_file.as_deref())?;
     let mut plan = inputs::plan(loaded, &args.plan, &rows)?;
-    // Without captures the question is what comes next; with them nothing past the last captured site is computed.
-    let hands_over = |tap: &Tap| matches!(tap.action, Action::Capture(_) | Action::Grad { .. });
-    let asks_next = plan.save.is_empty() && !plan.taps.iter().any(hands_over);
-    if asks_next {
+    // Without captures the command prints the next tokens. With captures, ops after the last
+    // captured site do not run.
+    let has_result = |tap: &Tap| matches!(tap.action, Action::Capture(_) | Action::Grad { .. });
+    let shows_next_tokens = plan.save.is_empty() && !plan.taps.iter().any(has_result);
+    if shows_next_tokens {
         plan.taps.push(Tap::new("logits", Action::Capture(None)).positions(Positions::Last));
     }
     if args.explain {
@@ -43,28 +44,28 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
     }
     say_passed_over(&run.passed_over);
     if run.captures.is_empty() && run.saved.is_empty() {
-        say("nothing was selected: the positions that were asked for do not exist in these rows");
+        say("nothing was captured: the requested positions do not exist in these rows");
     }
     if results.named().iter().any(|(_, array)| array.values().iter().any(|x| x.is_nan())) {
-        say("warning: some values are not numbers (NaN); an edit may have been too large");
+        say("warning: some values are NaN; an edit may have been too large");
     }
     if args.json {
-        return print_json(&json_of(loaded, &rows, &run, (!asks_next).then_some(&results), load_s, run_s));
+        return print_json(&json_of(loaded, &rows, &run, (!shows_next_tokens).then_some(&results), load_s, run_s));
     }
-    if asks_next { print(&next_tokens(loaded, &rows, &run)) } else { print(&summary(&results)) }?;
+    if shows_next_tokens { print(&next_tokens(loaded, &rows, &run)) } else { print(&summary(&results)) }?;
     if let Some(path) = &args.plan.out {
         say_written(path, &results);
     }
     Ok(())
 }
 
-/// The likeliest tokens with their logits and probabilities.
-fn likeliest(logits: &[f32]) -> Vec<(u32, f32, f32)> {
+/// Returns the top tokens with their logits and probabilities.
+fn top_tokens(logits: &[f32]) -> Vec<(u32, f32, f32)> {
     let mut order: Vec<usize> = (0..logits.len()).collect();
     order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]));
     let top = logits[order[0]];
     let total: f32 = logits.iter().map(|x| (x - top).exp()).sum();
-    order.iter().take(SHOWN).map(|&id| (id as u32, logits[id], (logits[id] - top).exp() / total)).collect()
+    order.iter().take(TOP_TOKENS).map(|&id| (id as u32, logits[id], (logits[id] - top).exp() / total)).collect()
 }
 
 fn token_text(loaded: &LoadedModel, id: u32) -> Option<String> {
@@ -77,7 +78,7 @@ fn next_tokens(loaded: &LoadedModel, rows: &[Vec<u32>], run: &Run) -> String {
         if rows.len() > 1 {
             text += &format!("row {row}: {} tokens\n", rows[row].len());
         }
-        for (id, logit, probability) in likeliest(capture.array.values()) {
+        for (id, logit, probability) in top_tokens(capture.array.values()) {
             let token = token_text(loaded, id).map(|text| format!("{text:?}")).unwrap_or_default();
             text += &format!("{id:>7}  {token:<16} {logit:>9.3}  {:>5.1}%\n", probability * 100.0);
         }
@@ -85,20 +86,20 @@ fn next_tokens(loaded: &LoadedModel, rows: &[Vec<u32>], run: &Run) -> String {
     text
 }
 
-/// Shape and size of each result; a few numbers themselves.
+/// Prints the shape and statistics of each result, or its values if there are few.
 fn summary(results: &Results) -> String {
     let named = results.named();
     let width = named.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
     named
         .iter()
         .map(|(name, array)| match array.values() {
-            numbers if numbers.len() <= LISTED => format!("{name:width$}  {}\n", listed(array)),
+            values if values.len() <= MAX_LISTED_VALUES => format!("{name:width$}  {}\n", listed(array)),
             _ => format!("{name:width$}  {:<18} {}\n", format!("{:?}", array.shape()), statistics(array)),
         })
         .collect()
 }
 
-/// The numbers themselves, whole ones as such.
+/// Formats the values; integers without decimals.
 fn listed(array: &Array) -> String {
     let number = |x: &f32| if array.is_integer() { format!("{x:.0}") } else { format!("{x:.4}") };
     array.values().iter().map(number).collect::<Vec<_>>().join("  ")
@@ -112,7 +113,7 @@ fn statistics(array: &Array) -> String {
     format!("mean {mean:>9.4}  deviation {deviation:>9.4}")
 }
 
-/// The rows; what was handed over, or where nothing was asked for what comes next.
+/// Returns the rows with the captures, or with the next tokens if nothing was captured.
 fn json_of(
     loaded: &LoadedModel,
     rows: &[Vec<u32>],
@@ -128,7 +129,7 @@ fn json_of(
         if results.is_none()
             && let Some(capture) = run.captures.get(row)
         {
-            let next = likeliest(capture.array.values()).into_iter();
+            let next = top_tokens(capture.array.values()).into_iter();
             entry["next"] = next.map(|(id, logit, probability)| json!({ "id": id, "token": token_text(loaded, id), "logit": logit, "probability": probability })).collect();
         }
         listed.push(entry);

@@ -1,4 +1,4 @@
-//! `pellucid sites`: everything that can be seen.
+//! `pellucid sites`: lists every site of a model.
 
 use super::{print, print_json};
 use crate::args::SitesArgs;
@@ -9,7 +9,7 @@ use pellucid_engine::{Program, Site, site};
 use serde_json::json;
 
 pub fn run(args: SitesArgs) -> Result<(), Failure> {
-    // Sites follow from the configuration alone: no weight is read.
+    // Sites follow from the configuration; no weights are loaded.
     let (name, program) = models::describe(&args.model)?;
     let program = &program;
     if args.json {
@@ -22,7 +22,7 @@ pub fn run(args: SitesArgs) -> Result<(), Failure> {
     print(&table(program))
 }
 
-/// The shape of a site, with `tokens` for the length of the text.
+/// Returns the shape of a site, with `tokens` for the sequence length.
 fn shape(program: &Program, site: Site) -> Vec<serde_json::Value> {
     let Some(edge) = program.edge_of(site) else { return Vec::new() };
     let edge = program.edge(edge);
@@ -33,7 +33,7 @@ fn shape(program: &Program, site: Site) -> Vec<serde_json::Value> {
     }
 }
 
-/// One line a point and shape, with the layers that share it.
+/// Formats one line per point and shape, with the layers that have it.
 fn table(program: &Program) -> String {
     let mut lines: Vec<(String, String, String, Vec<usize>, Site)> = Vec::new();
     for site in program.sites() {
@@ -64,7 +64,7 @@ fn table(program: &Program) -> String {
         .collect()
 }
 
-/// `0-29` for a run of layers, `{0,2}` for others.
+/// Formats layers: `0-29` for a range, `{0,2}` for others.
 fn selector(layers: &[usize]) -> String {
     match (layers, layers.windows(2).all(|pair| pair[1] == pair[0] + 1)) {
         ([one], _) => one.to_string(),

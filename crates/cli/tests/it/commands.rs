@@ -1,4 +1,4 @@
-//! The command line as programs meet it: outputs, files and exit codes of the real binary.
+//! Outputs, files and exit codes of the real binary.
 
 use crate::golden_path as golden;
 use serde_json::Value;
@@ -18,14 +18,15 @@ fn json(args: &[&str]) -> Value {
     serde_json::from_str(&stdout(&pellucid(args))).expect("one JSON object")
 }
 
-/// Fails with this code, says both texts on stderr and nothing on stdout.
+/// Checks that the command fails with this code and both texts on stderr, and prints nothing to
+/// stdout.
 fn refused(args: &[&str], code: i32, message: &str, hint: &str) {
     let output = pellucid(args);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(code), "{args:?}: {said}");
-    assert!(said.contains(message) && said.contains(hint), "{args:?} said: {said}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{args:?}: {stderr}");
+    assert!(stderr.contains(message) && stderr.contains(hint), "{args:?} stderr: {stderr}");
     assert!(output.stdout.is_empty(), "{args:?} wrote to stdout");
-    assert!(!said.contains("panicked"), "{args:?} panicked");
+    assert!(!stderr.contains("panicked"), "{args:?} panicked");
 }
 
 fn tensors(path: &Path) -> Vec<(String, Vec<usize>)> {
@@ -37,7 +38,7 @@ fn tensors(path: &Path) -> Vec<(String, Vec<usize>)> {
 }
 
 #[test]
-fn run_shows_the_likeliest_next_tokens() {
+fn run_shows_the_top_next_tokens() {
     let text = stdout(&pellucid(&["run", "Once upon a"]));
     assert!(text.lines().next().is_some_and(|line| line.contains("\" time\"")), "{text}");
     assert_eq!(text.lines().count(), 5);
@@ -151,7 +152,7 @@ fn generate_captures_prompt_plus_generated_minus_one_positions() {
 }
 
 #[test]
-fn a_plan_changes_what_is_generated_and_a_bad_one_is_explained() {
+fn a_plan_changes_the_generation_and_an_invalid_one_is_explained() {
     let dir = tempfile::tempdir().expect("a directory");
     let write = |name: &str, text: &str| {
         let path = dir.path().join(name);
@@ -180,7 +181,7 @@ fn lens_draws_a_table_and_a_page() {
 }
 
 #[test]
-fn profile_tells_where_the_time_goes() {
+fn profile_reports_the_time_of_every_op() {
     let dir = tempfile::tempdir().expect("a directory");
     let (trace, flame) = (dir.path().join("t.json"), dir.path().join("f.svg"));
     let (trace_name, flame_name) = (trace.to_string_lossy(), flame.to_string_lossy());
@@ -206,7 +207,7 @@ fn profile_tells_where_the_time_goes() {
     let flame = std::fs::read_to_string(flame).expect("a flame graph");
     assert!(flame.contains("<svg") && flame.contains("mlp.down") && flame.contains("prompt") && flame.contains("step"));
     assert!(stdout(&pellucid(&["profile", "Tom", "--by", "layer"])).contains("layers.  5"));
-    // What profiling costs is measured where it is asked for.
+    // The overhead is measured only on request.
     let found = json(&["profile", "Tom", "--json", "--pairs", "6"]);
     let ends: Vec<f64> =
         found["overhead_interval"].as_array().expect("two ends").iter().filter_map(Value::as_f64).collect();
@@ -254,13 +255,13 @@ fn an_adapter_changes_the_answer_and_finds_its_base() {
     refused(
         &["run", "--tokens", "5", "--adapter", &adapter],
         2,
-        "where the model makes it [4, 128]",
-        "made for this model",
+        "where the model expects [4, 128]",
+        "trained for this model",
     );
 }
 
 #[test]
-fn quantised_models_run() {
+fn quantized_models_run() {
     for case in ["gptq-4", "awq", "bnb-nf4-nested", "fp8-blocks", "compressed-pack"] {
         let answer =
             json(&["run", "--tokens", "5,17,40", "--json", "--model", &golden::quantized(case).to_string_lossy()]);
@@ -269,7 +270,7 @@ fn quantised_models_run() {
 }
 
 #[test]
-fn inspect_reports_and_exits_zero_where_it_could_look() {
+fn inspect_exits_zero_if_the_path_is_readable() {
     let report = json(&["inspect", &golden("llama"), "--json"]);
     assert_eq!(
         (report["support"].as_str(), report["model_type"].as_str(), report["category"].as_str()),
@@ -286,7 +287,7 @@ fn the_schema_of_reports_names_every_field_and_the_ways_to_load_are_explained() 
     assert_eq!(keys(&schema["properties"]), keys(&report));
     refused(&["inspect", "--schema", "--json"], 2, "cannot be used with", "");
     let explained = stdout(&pellucid(&["inspect", &golden("llama"), "--explain"]));
-    assert!(explained.contains("\nways to load it, in order:\n  native family: taken: `llama`"), "{explained}");
+    assert!(explained.contains("\nloading strategies, in order:\n  native family: taken: `llama`"), "{explained}");
 }
 
 #[test]
@@ -315,14 +316,14 @@ fn registered_types_come_from_a_file_or_the_environment() {
     assert_eq!(stdout(&environment("types.toml")), original);
     let answer = environment("wrong.toml");
     assert_eq!(answer.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&answer.stderr).contains("`llama` is native itself"));
+    assert!(String::from_utf8_lossy(&answer.stderr).contains("`llama` is itself native"));
     refused(&[&run[..], &["--architectures", &path("none.toml")]].concat(), 2, "none.toml", "");
 }
 
 #[test]
 fn a_model_of_an_unknown_type_runs_only_with_assume_and_a_warning() {
     let parent = tempfile::tempdir().expect("a directory");
-    // Of the same name, because results show it.
+    // Same directory name, because results show it.
     let dir = parent.path().join("llama");
     std::fs::create_dir(&dir).expect("a directory");
     for file in ["config.json", "model.safetensors"] {
@@ -344,12 +345,12 @@ fn a_model_of_an_unknown_type_runs_only_with_assume_and_a_warning() {
         refused(&[command, &["--model", path]].concat(), 1, "`attention_multiplier`", "--assume llama");
         let (assumed, original) = (call(path, &["--assume", "llama"]), call(&golden("llama"), &[]));
         assert_eq!(stdout(&assumed), stdout(&original), "{command:?}");
-        let said = |output: &Output| String::from_utf8_lossy(&output.stderr).into_owned();
-        let (warned, quiet) = (said(&assumed), said(&original));
+        let stderr = |output: &Output| String::from_utf8_lossy(&output.stderr).into_owned();
+        let (warned, quiet) = (stderr(&assumed), stderr(&original));
         assert!(warned.contains("warning: ") && warned.contains("`acme_llm`"), "{command:?}: {warned}");
         assert!(warned.contains("`attention_multiplier`") && !quiet.contains("warning: "), "{command:?}: {warned}");
     }
-    refused(&["run", "--tokens", "5", "--model", path, "--assume", "lama"], 2, "`lama`", "nearest names are `llama`");
+    refused(&["run", "--tokens", "5", "--model", path, "--assume", "lama"], 2, "`lama`", "similar names are `llama`");
     refused(&["run", "--tokens", "5", "--model", path, "--assume", "qwen2"], 1, "does not fit `qwen2`", "--assume");
     refused(&["run", "hi", "--assume", "qwen2"], 2, "own type, `llama`, is native", "leave out --assume");
     let report = json(&["inspect", path, "--json"]);
@@ -361,7 +362,7 @@ fn a_model_of_an_unknown_type_runs_only_with_assume_and_a_warning() {
 }
 
 #[test]
-fn bad_input_is_refused_with_the_thing_the_place_and_the_remedy() {
+fn bad_input_is_rejected_with_a_message_and_a_hint() {
     refused(&["run"], 2, "no prompt", "--tokens");
     refused(&["run", ""], 2, "prompt is empty", "character");
     refused(&["run", "--tokens", "1,x"], 2, "1,x", "--tokens 1,2,3");
@@ -379,7 +380,8 @@ fn bad_input_is_refused_with_the_thing_the_place_and_the_remedy() {
     refused(&["pull", "nosuch"], 2, "nosuch", "");
 }
 
-/// Wider vectors take more columns at once and never another order: what differs between AVX2 and AVX-512 is time.
+/// AVX-512 processes more columns at once but sums in the same order as AVX2, so the bits are
+/// equal.
 #[test]
 #[cfg(target_arch = "x86_64")]
 fn avx512_and_avx2_give_the_same_bits() {
@@ -397,7 +399,7 @@ fn avx512_and_avx2_give_the_same_bits() {
     for dtype in ["f32", "bf16", "q8"] {
         let narrow = computed("avx2", dtype);
         assert_eq!(computed("avx512", dtype), narrow, "{dtype}");
-        // The control: without fused multiply-add the last bits are others.
+        // Control: without fused multiply-add the last bits differ.
         if std::arch::is_x86_feature_detected!("fma") {
             assert_ne!(computed("portable", dtype), narrow, "{dtype}");
         }

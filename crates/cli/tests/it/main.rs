@@ -1,4 +1,4 @@
-//! The tests of the command line, in one binary. They run the real `pellucid`.
+//! Tests of the command line, in one binary. They run the real `pellucid`.
 
 mod commands;
 mod guide;

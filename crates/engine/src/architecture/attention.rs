@@ -1,4 +1,4 @@
-//! Attention as data.
+//! Attention and rotary embeddings as data.
 
 use super::Norm;
 use pellucid_kernels::activation::Activation;
@@ -8,182 +8,187 @@ use std::borrow::Cow;
 /// An attention sublayer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Attention {
-    /// Query heads.
+    /// Query heads (`num_attention_heads`).
     pub heads: usize,
-    /// Key and value heads.
+    /// Key/value heads (`num_key_value_heads`); divides `heads`.
     pub kv_heads: usize,
-    /// Width of a head's query and key.
+    /// Width of a query and a key.
     pub head_dim: usize,
-    /// Width of a head's value.
+    /// Width of a value.
     pub value_dim: usize,
-    /// Queries, keys and values are made from compressed forms (multi-head latent attention).
+    /// Multi-head latent attention: q, k and v are up-projections of low-rank vectors.
     pub latent: Option<Latent>,
-    /// Queries and outputs are made by experts that the token chose.
+    /// The query and output projections are experts selected per token.
     pub experts: Option<AttentionExperts>,
-    /// Queries, keys and values each have a second projection through this width, one for each layer that shares them.
+    /// Rank of the per-layer LoRA adapters on the q, k and v projections of a shared block.
     pub adapter: Option<usize>,
-    /// Whether the query, key and value projections have biases.
+    /// Biases on the q, k and v projections.
     pub qkv_bias: bool,
-    /// The key projection has none even so.
-    pub unbiased_keys: bool,
-    /// Whether the output projection has a bias.
+    /// The key projection has no bias even if `qkv_bias` is set (Whisper).
+    pub no_key_bias: bool,
+    /// Bias on the output projection.
     pub out_bias: bool,
-    /// Values are multiplied by this.
+    /// Scale of the values.
     pub value_scale: Option<f32>,
-    /// Queries, keys and values are clipped to plus or minus this.
+    /// q, k and v are clamped to `[-clip, clip]`.
     pub clip: Option<f32>,
-    /// A norm of queries and keys.
+    /// Norm of queries and keys.
     pub qk_norm: Option<Norm>,
-    /// What that norm runs over.
+    /// Axis of the q/k norm.
     pub qk_norm_span: NormSpan,
-    /// That norm follows the rotation.
+    /// The q/k norm comes after RoPE instead of before.
     pub qk_norm_after_rope: bool,
-    /// Which rotary embedding turns queries and keys.
+    /// Index into [`Architecture::ropes`](super::Architecture::ropes); no RoPE if absent.
     pub rope: Option<usize>,
-    /// Queries grow with their position.
-    pub temperature: Option<Temperature>,
-    /// What products of queries and keys are multiplied by.
+    /// Position-dependent scale of the queries.
+    pub position_scale: Option<PositionScale>,
+    /// Scale of the scores q·k.
     pub scale: f32,
     /// `cap · tanh(score / cap)` on the scores.
     pub soft_cap: Option<f32>,
-    /// Positions that a query sees, itself included; all earlier ones where absent.
+    /// Sliding window: positions that a query attends to, itself included; unlimited if absent.
     pub window: Option<usize>,
-    /// A query sees only positions of its own chunk of this length.
+    /// Chunked attention: a query attends only within its chunk of this length.
     pub chunk: Option<usize>,
-    /// Linear position biases.
+    /// ALiBi: linear position biases.
     pub alibi: Option<Alibi>,
-    /// A number for each key, computed from its value, is added to its scores.
+    /// Dynamic mask: a learned bias per key, computed from its value, is added to its scores.
     pub dynamic_mask: Option<DynamicMask>,
-    /// Each head has one more logit in its softmax, whose share nobody receives.
+    /// Attention sinks: one extra softmax logit per head, whose weight is discarded.
     pub sinks: bool,
-    /// Heads work in pairs, the second subtracted from the first; holds the weight it starts from.
+    /// Differential attention: heads work in pairs, the second subtracted from the first. Holds
+    /// λ_init.
     pub differential: Option<f32>,
-    /// A norm of the heads' outputs, before the gate and the output projection.
+    /// Norm of the heads' outputs, before the gate and the output projection.
     pub out_norm: Option<Norm>,
-    /// The heads' outputs are multiplied by a gate computed from the sublayer's input.
+    /// Gate on the heads' outputs, computed from the sublayer's input.
     pub gate: Option<AttentionGate>,
 }
 
-/// Multi-head latent attention: what is small enough to cache for all heads together, and expanded for each.
+/// Multi-head latent attention (DeepSeek): keys and values are up-projected per head from one
+/// low-rank vector.
 ///
-/// A query or key is a part without position and a rotated part; the keys' rotated part is the same for all heads.
+/// A query or key is `[nope, rope]`: a part without position and a rotated part. All heads share
+/// the rotated part of the key.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Latent {
-    /// Width of the compressed query; queries are projected directly where absent.
+    /// Rank of the query projection (`q_lora_rank`); full rank if absent.
     pub query_rank: Option<usize>,
-    /// Width of the compressed keys and values.
+    /// Rank of the key and value projections (`kv_lora_rank`).
     pub kv_rank: usize,
-    /// Rotated coordinates, the last of each query and key.
-    pub rotated: usize,
-    /// The norm of the compressed forms.
+    /// Channels with RoPE (`qk_rope_head_dim`), the last of each query and key.
+    pub rope_dim: usize,
+    /// Norm of the low-rank vectors.
     pub norm: Norm,
-    /// Whether the compressing projections have biases.
+    /// Biases on the down projections.
     pub bias: bool,
-    /// What normed compressed queries are multiplied by.
+    /// Scale of the low-rank query, after its norm.
     pub query_scale: Option<f32>,
-    /// What normed compressed keys and values are multiplied by.
+    /// Scale of the low-rank key/value vector, after its norm.
     pub kv_scale: Option<f32>,
 }
 
-/// Attention whose query and output projections are experts.
+/// Attention whose query and output projections are experts (JetMoE).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttentionExperts {
-    /// How many.
+    /// Number of experts.
     pub count: usize,
-    /// How many a token uses; each brings as many heads as there are key heads.
-    pub chosen: usize,
+    /// Experts per token; each contributes `kv_heads` query heads.
+    pub top_k: usize,
 }
 
-/// What a norm of queries and keys runs over.
+/// Axis of the q/k norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum NormSpan {
-    /// Each head, with one gain for all heads.
+    /// Per head; all heads share one gain `[head_dim]`.
     #[default]
     Head,
-    /// Each head, with a gain for each.
+    /// Per head, with a gain per head `[heads, head_dim]`.
     HeadGains,
-    /// All heads together.
+    /// Over all heads together, gain `[heads * head_dim]`.
     All,
 }
 
-/// `1 + scale · ln(1 + ⌊(position + offset) / span⌋)`
+/// Position-dependent scale `1 + scale · ln(1 + ⌊(position + offset) / span⌋)` (Llama 4's attention
+/// temperature tuning).
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Temperature {
-    /// How fast it grows.
+pub struct PositionScale {
+    /// Growth rate (`attn_scale`).
     pub scale: f32,
-    /// Positions of one step.
+    /// Positions per step (`floor_scale`).
     pub span: f32,
     /// Added to the position.
     pub offset: f32,
 }
 
-/// Linear position biases.
+/// ALiBi: linear position biases.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Alibi {
-    /// One slope a head.
+    /// Slope per head.
     pub slopes: Vec<f32>,
-    /// Biases are rounded to bfloat16, then multiplied by this.
-    pub rounded: Option<f32>,
+    /// If set, biases are rounded to bf16, then multiplied by this (Falcon).
+    pub bf16_scale: Option<f32>,
 }
 
-/// A learned mask: `exp(a · softplus(dt · values))` is added to a key's scores.
+/// Dynamic mask (Doge): `exp(a · softplus(dt · values))` is added to a key's scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DynamicMask {
-    /// Whether the projection has a bias.
+    /// Bias on the projection.
     pub bias: bool,
-    /// Keys that a query keeps when there are more: those with the largest such numbers.
-    pub kept: usize,
+    /// Keys per query (`keep_window_size`): beyond it only those with the largest bias stay.
+    pub max_keys: usize,
 }
 
 /// A gate on the heads' outputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttentionGate {
-    /// One number a head instead of one a coordinate.
+    /// One gate per head instead of one per channel.
     pub per_head: bool,
-    /// Its activation function.
+    /// Activation of the gate.
     pub activation: Activation,
-    /// Whether its projection has a bias.
+    /// Bias on the gate's projection.
     pub bias: bool,
 }
 
 /// A rotary embedding.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
-    /// Which coordinates turn together.
+    /// Which channels form a pair.
     pub style: RopeStyle,
-    /// Angle per position of each pair of coordinates.
+    /// Angle per position, for each pair of channels.
     pub frequencies: Vec<f32>,
-    /// What cosines and sines are multiplied by (YaRN).
+    /// Scale of cosines and sines (YaRN's attention factor).
     pub amplitude: f32,
-    /// Other frequencies for long rows.
+    /// Frequencies of rows longer than the original context.
     pub long: Option<LongRope>,
 }
 
-/// The frequencies of rows that are longer than a model's first context.
+/// Frequencies of rows longer than the model's original context.
 #[derive(Clone, Debug, PartialEq)]
 pub enum LongRope {
-    /// Another set beyond a length.
+    /// LongRoPE: another set of frequencies beyond a length.
     Beyond {
-        /// The length.
+        /// The original context length.
         length: usize,
-        /// The set.
+        /// Frequencies of longer rows.
         frequencies: Vec<f32>,
-        /// What cosines and sines are multiplied by then.
+        /// Scale of cosines and sines in longer rows.
         amplitude: f32,
     },
-    /// A base that grows with the row's length.
+    /// Dynamic NTK: the base grows with the row's length.
     Dynamic {
-        /// The length that the model was trained for.
+        /// The original context length.
         length: usize,
         /// The base at that length.
         base: f32,
-        /// How fast it grows.
+        /// Growth rate of the base.
         factor: f32,
     },
 }
 
 impl Attention {
-    /// Heads without biases, norms, positions, caps or windows; scores divided by the root of the head's width.
+    /// Returns attention without biases, norms, positions, caps or windows; scores are scaled by
+    /// `1/√head_dim`.
     pub fn plain(heads: usize, kv_heads: usize, head_dim: usize) -> Attention {
         Attention {
             heads,
@@ -194,7 +199,7 @@ impl Attention {
             experts: None,
             adapter: None,
             qkv_bias: false,
-            unbiased_keys: false,
+            no_key_bias: false,
             out_bias: false,
             value_scale: None,
             clip: None,
@@ -202,7 +207,7 @@ impl Attention {
             qk_norm_span: NormSpan::Head,
             qk_norm_after_rope: false,
             rope: None,
-            temperature: None,
+            position_scale: None,
             scale: 1.0 / (head_dim.max(1) as f32).sqrt(),
             soft_cap: None,
             window: None,
@@ -218,13 +223,13 @@ impl Attention {
 }
 
 impl Rope {
-    /// The same frequencies for rows of any length.
+    /// Returns an embedding with the same frequencies at every row length.
     pub fn fixed(style: RopeStyle, frequencies: Vec<f32>, amplitude: f32) -> Rope {
         Rope { style, frequencies, amplitude, long: None }
     }
 
-    /// The frequencies for a row of `length` tokens.
-    pub fn at_length(&self, length: usize) -> Cow<'_, [f32]> {
+    /// Returns the frequencies for a row of `length` tokens.
+    pub fn frequencies_at(&self, length: usize) -> Cow<'_, [f32]> {
         match &self.long {
             Some(LongRope::Beyond { length: limit, frequencies, .. }) if length > *limit => frequencies.into(),
             Some(LongRope::Dynamic { length: limit, base, factor }) if length > *limit => {
@@ -237,7 +242,8 @@ impl Rope {
         }
     }
 
-    /// Whether a row of `length` tokens is past the first context, so that its angles depend on its length.
+    /// Whether a row of `length` tokens exceeds the original context, so that its angles depend on
+    /// its length.
     pub fn is_stretched(&self, length: usize) -> bool {
         match &self.long {
             Some(LongRope::Beyond { length: limit, .. } | LongRope::Dynamic { length: limit, .. }) => length > *limit,
@@ -245,7 +251,7 @@ impl Rope {
         }
     }
 
-    /// What cosines and sines are multiplied by in a row of `length` tokens.
+    /// Returns the scale of cosines and sines for a row of `length` tokens.
     pub fn amplitude_at(&self, length: usize) -> f32 {
         match self.long {
             Some(LongRope::Beyond { length: limit, amplitude, .. }) if length > limit => amplitude,

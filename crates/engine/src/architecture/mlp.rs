@@ -1,4 +1,4 @@
-//! MLPs and experts as data.
+//! MLPs and mixtures of experts as data.
 
 use super::Norm;
 use pellucid_kernels::activation::Activation;
@@ -6,157 +6,159 @@ use pellucid_kernels::activation::Activation;
 /// An MLP sublayer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Mlp {
-    /// The same neurons for every token.
+    /// One MLP for every token.
     Dense(Dense),
-    /// A router and experts.
+    /// Mixture of experts.
     Experts(Experts),
     /// RWKV's channel mixing.
     ChannelMix {
-        /// Neurons.
+        /// Number of neurons.
         width: usize,
     },
 }
 
-/// Neurons: up, activation, down; a gated MLP multiplies the activated branch by a second one.
+/// Dense MLP: up, activation, down. A gated MLP computes `down(activation(gate(x)) · up(x))`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dense {
-    /// Neurons.
+    /// Number of neurons (`intermediate_size`).
     pub width: usize,
-    /// Their activation function, of the gate where there is one.
+    /// Activation function; of the gate in a gated MLP.
     pub activation: Activation,
-    /// The activation is xIELU instead, which has two learned numbers.
+    /// xIELU instead of `activation`; it has two learned parameters.
     pub xielu: bool,
-    /// There is a second branch.
+    /// Gated MLP.
     pub gated: bool,
-    /// Whether the projections to the neurons have biases.
+    /// Biases on the up and gate projections.
     pub bias: bool,
-    /// Whether the projection from the neurons has one.
+    /// Bias on the down projection.
     pub down_bias: bool,
-    /// A norm of the neurons.
+    /// Norm of the neurons, before the down projection.
     pub inner_norm: Option<Norm>,
-    /// The projections to the neurons each have a second one through this width, one for each layer that shares them.
+    /// Rank of the per-layer LoRA adapters on the up and gate projections of a shared block.
     pub adapter: Option<usize>,
-    /// What the activation's argument is multiplied by.
+    /// Scale of the activation's argument.
     pub gate_scale: Option<f32>,
-    /// What the projection from the neurons is multiplied by.
+    /// Scale of the down projection's output.
     pub down_scale: Option<f32>,
 }
 
-/// Experts and how tokens choose them.
+/// Mixture of experts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Experts {
-    /// How many.
+    /// Number of experts.
     pub count: usize,
-    /// How many of them a token uses.
-    pub chosen: usize,
-    /// What each of them is.
+    /// Experts per token (`num_experts_per_tok`).
+    pub top_k: usize,
+    /// The MLP of each expert.
     pub expert: Dense,
-    /// How scores become choices and weights.
+    /// How router scores select and weight experts.
     pub routing: Routing,
-    /// An MLP that every token uses besides.
+    /// Shared expert: an MLP that every token also uses.
     pub shared: Option<Shared>,
-    /// The experts read and write a stream of this width, between two projections.
+    /// Projections around experts whose width differs from the residual stream's.
     pub latent: Option<LatentExperts>,
-    /// Whether one bias is added to the sum of the experts.
+    /// One bias on the sum of the experts' outputs.
     pub sum_bias: bool,
-    /// Experts' and shared output together are multiplied by this.
+    /// Scale of the sum of experts and shared expert.
     pub scale: Option<f32>,
 }
 
-/// Projections around experts of another width.
+/// Projections into and out of experts that work at another width than the residual stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LatentExperts {
-    /// Their width.
+    /// Input and output width of the experts.
     pub width: usize,
-    /// Whether the projections have biases.
+    /// Biases on both projections.
     pub bias: bool,
 }
 
-/// What every token uses beside its experts.
+/// Shared expert.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Shared {
     /// The MLP.
     pub mlp: Dense,
-    /// Its output is multiplied by the sigmoid of a learned number.
+    /// Its output is multiplied by `sigmoid(gate(x))`, one scalar per token.
     pub gated: bool,
 }
 
-/// How a router's scores become a choice of experts and their weights.
+/// How a router selects experts and weights their outputs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Routing {
-    /// Whether the router has a bias.
+    /// Bias on the router.
     pub bias: bool,
-    /// `cap · tanh(score / cap)` on the router's scores.
+    /// `cap · tanh(score / cap)` on the router's logits.
     pub soft_cap: Option<f32>,
-    /// What the router's scores become before the choice.
+    /// Score function, applied before the top-k selection.
     pub scores: Scores,
-    /// A learned correction is added for the choice, and not to the weights.
+    /// A learned bias is added to the scores for the selection, but not to the weights
+    /// (`e_score_correction_bias`).
     pub correction: bool,
-    /// Only experts of the best groups can be chosen.
+    /// Group-limited routing: only experts of the top groups can be selected.
     pub groups: Option<ExpertGroups>,
-    /// What the chosen scores become.
+    /// How the selected scores become weights.
     pub weights: ExpertWeights,
-    /// What the weights are multiplied by.
+    /// Scale of the weights (`routed_scaling_factor`).
     pub scale: f32,
-    /// Weights multiply an expert's input instead of its output.
+    /// Weights multiply an expert's input instead of its output (Llama 4).
     pub on_input: bool,
 }
 
-/// What a router's scores become before the choice.
+/// Score function of a router, applied before the top-k selection.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scores {
-    /// They stay.
+    /// The logits themselves.
     Raw,
     /// Softmax over all experts.
     Softmax,
-    /// The sigmoid of each.
+    /// Sigmoid of each logit.
     Sigmoid,
-    /// Two choices one after the other, each a softmax over the experts that come within `2 · tolerance` of the best left.
+    /// SparseMixer (Phi-MoE): two sequential selections, each a softmax over the experts within
+    /// `2 · tolerance` of the best remaining one.
     SparseMixer {
-        /// The tolerance.
+        /// The tolerance (`router_jitter_noise`).
         tolerance: f32,
     },
 }
 
-/// Groups of experts.
+/// Groups of experts for group-limited routing (DeepSeek).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertGroups {
-    /// How many.
+    /// Number of groups (`n_group`).
     pub count: usize,
-    /// How many are kept.
-    pub kept: usize,
-    /// A group is judged by the sum of its two best experts instead of its best.
-    pub by_best_two: bool,
+    /// Groups that stay eligible per token (`topk_group`).
+    pub top_groups: usize,
+    /// A group's score is the sum of its two best experts' scores instead of the best one's.
+    pub by_top_two: bool,
 }
 
-/// What the chosen experts' scores become.
+/// How the selected experts' scores become weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ExpertWeights {
-    /// They stay.
+    /// The scores themselves.
     Scores,
-    /// Divided by their sum plus a little, or by `least` where that is more.
-    Shares {
+    /// Divided by `max(sum + eps, min_divisor)`.
+    SumNormalized {
         /// Added to the sum.
         eps: f32,
-        /// The least divisor.
-        least: f32,
+        /// Minimum divisor.
+        min_divisor: f32,
     },
-    /// Divided by their norm of this power.
-    Normed {
-        /// The power.
+    /// Divided by their p-norm (DBRX).
+    PNormNormalized {
+        /// The exponent p.
         power: f32,
     },
-    /// Softmax over the chosen.
+    /// Softmax over the selected scores.
     Softmax,
-    /// The sigmoid of each.
+    /// Sigmoid of each score.
     Sigmoid {
-        /// Divided by their sum then.
-        shares: bool,
+        /// Divided by their sum afterwards.
+        normalized: bool,
     },
 }
 
 impl Dense {
-    /// Up, activation, down, without biases.
+    /// Returns an ungated MLP without biases.
     pub fn plain(width: usize, activation: Activation) -> Dense {
         Dense {
             width,
@@ -172,26 +174,26 @@ impl Dense {
         }
     }
 
-    /// Gate and up, activation of the gate times up, down, without biases.
+    /// Returns a gated MLP without biases.
     pub fn gated(width: usize, activation: Activation) -> Dense {
         Dense { gated: true, ..Dense::plain(width, activation) }
     }
 
-    /// The same with or without biases on all projections.
+    /// Returns this MLP with or without biases on all projections.
     pub fn with_bias(self, bias: bool) -> Dense {
         Dense { bias, down_bias: bias, ..self }
     }
 }
 
 impl Experts {
-    /// Experts without anything besides.
-    pub fn new(count: usize, chosen: usize, expert: Dense, routing: Routing) -> Experts {
-        Experts { count, chosen, expert, routing, shared: None, latent: None, sum_bias: false, scale: None }
+    /// Returns experts without a shared expert, latent width, bias or scale.
+    pub fn new(count: usize, top_k: usize, expert: Dense, routing: Routing) -> Experts {
+        Experts { count, top_k, expert, routing, shared: None, latent: None, sum_bias: false, scale: None }
     }
 }
 
 impl Routing {
-    /// Scores as they are, chosen and weighted in the given ways.
+    /// Returns plain top-k routing: no bias, cap, correction, groups or scale.
     pub fn new(scores: Scores, weights: ExpertWeights) -> Routing {
         Routing {
             bias: false,
@@ -205,13 +207,13 @@ impl Routing {
         }
     }
 
-    /// Softmax over all experts; the chosen weights as they are, or divided by their sum.
-    pub fn softmax(renormalise: bool) -> Routing {
-        Routing::new(Scores::Softmax, if renormalise { ExpertWeights::SHARES } else { ExpertWeights::Scores })
+    /// Returns softmax routing; `renormalize` divides the selected weights by their sum.
+    pub fn softmax(renormalize: bool) -> Routing {
+        Routing::new(Scores::Softmax, if renormalize { ExpertWeights::SUM_NORMALIZED } else { ExpertWeights::Scores })
     }
 }
 
 impl ExpertWeights {
     /// Divided by their sum.
-    pub const SHARES: ExpertWeights = ExpertWeights::Shares { eps: 0.0, least: 0.0 };
+    pub const SUM_NORMALIZED: ExpertWeights = ExpertWeights::SumNormalized { eps: 0.0, min_divisor: 0.0 };
 }

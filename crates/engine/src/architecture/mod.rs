@@ -1,14 +1,14 @@
-//! A model's architecture as plain data: what a family's function makes of `config.json`.
+//! A model's architecture as plain data, built from `config.json` by the model's family.
 //!
-//! Nothing here computes. Every true difference between model families is a field or a small enum; [`crate::Program`] turns
-//! the whole into ops, and no family has a forward pass of its own.
+//! Nothing here computes. Every difference between model families is a field or a small enum.
+//! [`crate::Program`] turns an architecture into ops, so no family has its own forward pass.
 
 mod attention;
 mod mlp;
 mod recurrence;
 
 pub use attention::{
-    Alibi, Attention, AttentionExperts, AttentionGate, DynamicMask, Latent, LongRope, NormSpan, Rope, Temperature,
+    Alibi, Attention, AttentionExperts, AttentionGate, DynamicMask, Latent, LongRope, NormSpan, PositionScale, Rope,
 };
 pub use mlp::{Dense, ExpertGroups, ExpertWeights, Experts, LatentExperts, Mlp, Routing, Scores, Shared};
 pub use pellucid_kernels::activation::Activation;
@@ -19,60 +19,61 @@ pub use recurrence::{Decay, DeltaRule, GroupedNorm, LinearAttention, Lru, Mamba,
 /// Everything that determines a model's ops and the shapes of its weights.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Architecture {
-    /// The family's name, as in `config.json`'s `model_type`.
+    /// Family name (`model_type` in `config.json`).
     pub family: String,
-    /// Tokens in the vocabulary: the width of the logits.
+    /// Vocabulary size: the width of the logits.
     pub vocab: usize,
-    /// Width of the residual stream.
+    /// Width of the residual stream (`hidden_size`).
     pub width: usize,
-    /// Positions that the model can address, where something limits them.
+    /// Maximum number of positions; unlimited if absent.
     pub context: Option<usize>,
-    /// From tokens to the first layer.
+    /// Token and position embeddings.
     pub embedding: Embedding,
-    /// The blocks, each with its own description.
+    /// The blocks, in forward order.
     pub layers: Vec<Layer>,
-    /// The norm before the head.
+    /// Norm before the head.
     pub final_norm: Option<Norm>,
-    /// From the last layer to logits.
+    /// Unembedding.
     pub head: Head,
-    /// The rotary embeddings that layers refer to by index.
+    /// Rotary embeddings; layers refer to them by index.
     pub ropes: Vec<Rope>,
-    /// What Hugging Face calls the modules, for aliases.
+    /// Hugging Face module names, for site aliases.
     pub modules: Modules,
 }
 
-/// From tokens to the residual stream.
+/// Embeddings: from tokens to the residual stream.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct Embedding {
-    /// Width of the table where it differs from the stream: a projection follows.
+    /// Width of the embedding table if it differs from the residual stream's; a projection follows.
     pub table_width: Option<usize>,
-    /// What the table's rows are multiplied by.
+    /// Scale of the token embeddings.
     pub scale: Option<f32>,
-    /// Absolute positions that are added.
+    /// Absolute position embeddings, added to the token embeddings.
     pub positions: Option<AbsolutePositions>,
-    /// Segment types: rows of their table, whose first is added to every token.
+    /// Rows of the token-type table (`type_vocab_size`); row 0 is added to every token.
     pub segments: Option<usize>,
-    /// A norm of the sum.
+    /// Norm of the sum.
     pub norm: Option<Norm>,
-    /// Positions, segments and norm have the table's width, and the projection (with a bias) comes last.
+    /// Positions, token types and norm use the table's width; the projection (with a bias) comes
+    /// last.
     pub projected_last: bool,
 }
 
-/// Absolute positions.
+/// Absolute position embeddings.
 #[derive(Clone, Debug, PartialEq)]
 pub enum AbsolutePositions {
     /// A learned table.
     Learned {
         /// Rows of the table.
         rows: usize,
-        /// The row of position 0.
+        /// Row of position 0.
         offset: usize,
     },
-    /// Sines and cosines of the position, computed: all sines, then all cosines.
+    /// Sinusoidal: all sines, then all cosines.
     Sinusoidal {
-        /// Angle per position, one for each pair of sine and cosine.
+        /// Angle per position, for each sine/cosine pair.
         frequencies: Vec<f32>,
-        /// The angle's position of position 0.
+        /// Added to the position.
         offset: usize,
     },
 }
@@ -80,88 +81,91 @@ pub enum AbsolutePositions {
 /// One block.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Layer {
-    /// The mixer and the MLP both read the block's input, and their sum is added once.
+    /// Parallel block: attention and MLP both read the block's input.
     pub parallel: bool,
-    /// The norm that attention (and the recurrence) reads through.
+    /// Norm before attention and the recurrence.
     pub attn_norm: Option<Norm>,
     /// Softmax attention.
     pub attention: Option<Attention>,
-    /// A recurrence in attention's place, or beside it where a layer has both.
+    /// Recurrence in place of attention, or next to it in hybrid layers.
     pub recurrence: Option<Recurrence>,
-    /// A norm of the mixer's output, before it is added to the stream.
+    /// Post-norm: norm of the attention or recurrence output, before it is added to the residual
+    /// stream.
     pub attn_post_norm: Option<Norm>,
-    /// A norm of the stream after the mixer was added (the original transformer's order).
-    pub attn_stream_norm: Option<Norm>,
-    /// What attention's input is multiplied by.
+    /// Norm of the residual stream after attention is added (the original transformer's order).
+    pub attn_post_residual_norm: Option<Norm>,
+    /// Scale of attention's input.
     pub attn_in_scale: Option<f32>,
-    /// What attention's output is multiplied by before it is added.
+    /// Scale of attention's output before it is added.
     pub attn_multiplier: Option<f32>,
-    /// What the recurrence's output is multiplied by before it is added.
+    /// Scale of the recurrence's output before it is added.
     pub mixer_multiplier: Option<f32>,
-    /// The norm that the MLP reads through; a parallel block without one shares attention's.
+    /// Norm before the MLP; a parallel block without one shares attention's.
     pub mlp_norm: Option<Norm>,
     /// The MLP sublayer.
     pub mlp: Option<Mlp>,
-    /// A norm of the MLP's output, before it is added to the stream.
+    /// Post-norm: norm of the MLP's output, before it is added to the residual stream.
     pub mlp_post_norm: Option<Norm>,
-    /// A norm of the stream after the MLP was added.
-    pub mlp_stream_norm: Option<Norm>,
-    /// What the MLP's output is multiplied by before it is added.
+    /// Norm of the residual stream after the MLP is added.
+    pub mlp_post_residual_norm: Option<Norm>,
+    /// Scale of the MLP's output before it is added.
     pub mlp_multiplier: Option<f32>,
-    /// What the sublayers' outputs are added to.
+    /// Residual connection around each sublayer.
     pub skip: Skip,
-    /// A transformer block that several layers share, whose output is added to what the recurrence reads.
+    /// Transformer block shared by several layers (Zamba); its output is added to the recurrence's
+    /// input.
     pub shared: Option<SharedBlock>,
-    /// What leaves the layer is multiplied by this.
+    /// Scale of the layer's output.
     pub out_scale: Option<f32>,
 }
 
-/// A transformer block that several layers share.
+/// A transformer block that several layers share (Zamba).
 ///
-/// It reads the stream beside the embeddings, each through its norms, one sublayer after the other, and adds nothing itself.
+/// Its input is `[residual stream, embeddings]` concatenated. Attention and MLP run in sequence,
+/// without residual connections.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SharedBlock {
-    /// Which block, by the first layer that uses it.
+    /// Block id: the first layer that uses it.
     pub block: usize,
-    /// Which of its adapters this layer uses.
+    /// LoRA adapter that this layer uses.
     pub adapter: usize,
-    /// The norm of stream and embeddings together.
+    /// Norm of the concatenated input.
     pub norm: Norm,
     /// Its attention.
     pub attention: Attention,
-    /// The norm between attention and MLP.
+    /// Norm between attention and MLP.
     pub mlp_norm: Norm,
     /// Its MLP.
     pub mlp: Dense,
 }
 
-/// What a sublayer's output is added to.
+/// Residual connection: the term to which a sublayer's output is added.
 #[derive(Clone, Copy, Debug, PartialEq, Default)]
 pub enum Skip {
-    /// The stream.
+    /// The residual stream.
     #[default]
-    Stream,
-    /// The stream as the sublayer's norm left it, times one number for the mixer and one for the MLP.
+    Identity,
+    /// The sublayer's normed input, scaled (BLOOM's `apply_residual_connection_post_layernorm`).
     Normed {
-        /// The mixer's.
+        /// Scale around attention or the recurrence.
         attn: f32,
-        /// The MLP's.
+        /// Scale around the MLP.
         mlp: f32,
     },
-    /// The stream times a learned gain.
-    Gained,
+    /// The residual stream times a learned gain per channel (Doge).
+    LearnedGain,
 }
 
-/// A norm with what is learned in it.
+/// A norm and its learned parameters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Norm {
-    /// Which moments it removes.
+    /// RMS norm or layer norm.
     pub kind: NormKind,
     /// Added to the variance.
     pub eps: f32,
-    /// The learned gain.
+    /// Learned gain.
     pub gain: Gain,
-    /// Whether a bias follows.
+    /// Learned bias.
     pub bias: bool,
 }
 
@@ -176,35 +180,36 @@ pub enum Gain {
     OnePlusWeight,
 }
 
-/// From the stream to logits.
+/// Unembedding: from the residual stream to logits.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct Head {
-    /// The unembedding is the embedding table.
+    /// The unembedding shares the embedding table (`tie_word_embeddings`).
     pub tied: bool,
-    /// Whether the unembedding has a bias.
+    /// Bias on the unembedding.
     pub bias: bool,
-    /// Width of the unembedding where it differs from the stream: a projection precedes.
+    /// Width of the unembedding if it differs from the residual stream's; a projection precedes.
     pub table_width: Option<usize>,
-    /// A layer between the stream and the unembedding: a projection, an activation and a norm.
+    /// Projection, activation and norm before the unembedding.
     pub transform: Option<HeadTransform>,
-    /// What the products are multiplied by.
+    /// Scale of the logits.
     pub scale: Option<f32>,
     /// `cap · tanh(logit / cap)`
     pub soft_cap: Option<f32>,
 }
 
-/// A layer before the unembedding, as wide as the unembedding.
+/// Layer before the unembedding (BERT's `cls.predictions.transform`), as wide as the unembedding.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HeadTransform {
-    /// Whether the projection has a bias.
+    /// Bias on the projection.
     pub bias: bool,
-    /// Its activation function.
+    /// Activation after the projection.
     pub activation: Activation,
-    /// The norm after it.
+    /// Norm after the activation.
     pub norm: Norm,
 }
 
-/// What Hugging Face calls the modules of a family; a name is given only where the module's tensor is exactly the site's.
+/// Hugging Face module names of a family, for site aliases. A name is set only if the module's
+/// tensor is exactly the site's.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct Modules {
     /// The list of blocks, such as `model.layers`.
@@ -222,12 +227,13 @@ pub struct Modules {
 }
 
 impl Layer {
-    /// Attention, then the MLP, each reading the stream through a norm and adding to it.
+    /// Returns a pre-norm block: attention, then the MLP, each behind a norm and a residual
+    /// connection.
     pub fn pre_norm(norm: Norm, attention: Attention, mlp: Mlp) -> Layer {
         Layer { attention: Some(attention), mlp: Some(mlp), mlp_norm: Some(norm), ..Layer::empty(norm) }
     }
 
-    /// A norm with nothing behind it yet.
+    /// Returns a layer that has a first norm and no sublayers yet.
     pub fn empty(norm: Norm) -> Layer {
         Layer {
             parallel: false,
@@ -235,16 +241,16 @@ impl Layer {
             attention: None,
             recurrence: None,
             attn_post_norm: None,
-            attn_stream_norm: None,
+            attn_post_residual_norm: None,
             attn_in_scale: None,
             attn_multiplier: None,
             mixer_multiplier: None,
             mlp_norm: None,
             mlp: None,
             mlp_post_norm: None,
-            mlp_stream_norm: None,
+            mlp_post_residual_norm: None,
             mlp_multiplier: None,
-            skip: Skip::Stream,
+            skip: Skip::Identity,
             shared: None,
             out_scale: None,
         }
@@ -252,12 +258,12 @@ impl Layer {
 }
 
 impl Norm {
-    /// A root-mean-square norm with a plain gain.
+    /// Returns an RMS norm with a gain.
     pub fn rms(eps: f32) -> Norm {
         Norm { kind: NormKind::Rms, eps, gain: Gain::Weight, bias: false }
     }
 
-    /// A layer norm with gain and bias.
+    /// Returns a layer norm with gain and bias.
     pub fn layer(eps: f32) -> Norm {
         Norm { kind: NormKind::Layer, eps, gain: Gain::Weight, bias: true }
     }

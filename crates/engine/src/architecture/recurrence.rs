@@ -1,159 +1,164 @@
-//! Recurrences as data: what stands in attention's place in state-space and linear-attention models.
+//! Recurrences as data: the sublayers that replace attention in state-space and linear-attention
+//! models.
 
 use super::Norm;
 use pellucid_kernels::activation::Activation;
 
-/// A sublayer that carries a state from token to token.
+/// A sublayer with a recurrent state.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Recurrence {
-    /// Mamba: a selective scan with a decay for each channel and coordinate of the state.
+    /// Mamba: selective scan with a decay per channel and state element.
     Mamba(Mamba),
-    /// Mamba 2: a selective scan by heads, each with one decay.
+    /// Mamba 2: selective scan by heads, with one decay per head.
     Mamba2(Mamba2),
-    /// The gated delta rule: a linear attention that writes only what its state does not know yet.
+    /// Gated delta rule (Gated DeltaNet): linear attention that writes only the difference between
+    /// a value and the state's prediction of it.
     DeltaRule(DeltaRule),
-    /// Linear attention with a fixed decay for each head.
+    /// Linear attention with a fixed decay per head (lightning attention).
     LinearAttention(LinearAttention),
-    /// A gated convolution over a few tokens.
+    /// Gated short convolution (LFM2).
     ShortConv(ShortConv),
-    /// A real-gated linear recurrent unit.
+    /// Real-gated linear recurrent unit (RG-LRU, Griffin).
     Lru(Lru),
-    /// RWKV's time mixing, of this width.
+    /// RWKV time mixing with this many channels.
     Rwkv(usize),
 }
 
 /// Mamba.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mamba {
-    /// Channels.
-    pub width: usize,
-    /// Coordinates of a channel's state.
-    pub state: usize,
-    /// Width of the compressed time step.
-    pub rank: usize,
-    /// Tokens that the convolution sees.
-    pub kernel: usize,
-    /// Whether the convolution has a bias.
+    /// Number of channels (`d_inner`).
+    pub inner_width: usize,
+    /// SSM state size per channel (`d_state`, N in the paper).
+    pub state_size: usize,
+    /// Rank of the low-rank projection of dt (`dt_rank`).
+    pub dt_rank: usize,
+    /// Kernel size of the causal conv1d.
+    pub conv_kernel: usize,
+    /// Bias on the convolution.
     pub conv_bias: bool,
-    /// Whether the projections have biases.
+    /// Biases on the projections.
     pub bias: bool,
-    /// The activation of the convolution and of the gate.
+    /// Activation of the convolution and of the gate.
     pub activation: Activation,
-    /// A norm of the compressed time step and of the vectors that write and read the state.
+    /// Norm applied to dt (before its up-projection), B and C (Jamba, Falcon-Mamba).
     pub inner_norm: Option<Norm>,
 }
 
 /// Mamba 2.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mamba2 {
-    /// Heads.
+    /// Number of heads.
     pub heads: usize,
-    /// Channels of a head.
+    /// Channels per head.
     pub head_dim: usize,
-    /// Coordinates of a channel's state.
-    pub state: usize,
-    /// Groups of heads that share the vectors that write and read the state.
+    /// SSM state size per channel (`d_state`).
+    pub state_size: usize,
+    /// Groups of heads that share B and C (`n_groups`).
     pub groups: usize,
-    /// Tokens that the convolution sees.
-    pub kernel: usize,
-    /// Whether the convolution has a bias.
+    /// Kernel size of the causal conv1d.
+    pub conv_kernel: usize,
+    /// Bias on the convolution.
     pub conv_bias: bool,
-    /// Whether the projection in has a bias.
+    /// Bias on the input projection.
     pub bias: bool,
-    /// Whether the projection out has one.
+    /// Bias on the output projection.
     pub out_bias: bool,
-    /// The activation of the convolution.
+    /// Activation of the convolution.
     pub activation: Activation,
-    /// The time step is kept within these.
-    pub step_limits: (f32, f32),
-    /// A norm of the channels.
+    /// Minimum and maximum of dt (`time_step_limit`).
+    pub dt_limits: (f32, f32),
+    /// Norm of the scan's output.
     pub norm: Option<GroupedNorm>,
-    /// What its input is multiplied by.
+    /// Scale of the sublayer's input.
     pub in_scale: Option<f32>,
-    /// What gate, channels, writing vectors, reading vectors and time steps are multiplied by.
-    pub multipliers: Option<[f32; 5]>,
+    /// Multipliers of the input projection's parts [z, x, B, C, dt] (Falcon-H1).
+    pub in_proj_multipliers: Option<[f32; 5]>,
 }
 
-/// A norm over groups of channels, beside a gate.
+/// Gated group norm: a norm over groups of channels, before or after the gate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GroupedNorm {
     /// The norm.
     pub norm: Norm,
-    /// How many groups.
+    /// Number of groups.
     pub groups: usize,
-    /// The gate multiplies after the norm instead of before.
-    pub before_gate: bool,
+    /// Normalize before gating (`norm_before_gate`) instead of after.
+    pub norm_before_gate: bool,
 }
 
 /// The gated delta rule.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeltaRule {
-    /// Heads of queries and keys.
+    /// Query and key heads.
     pub key_heads: usize,
-    /// Heads of values; each key head serves several.
+    /// Value heads, a multiple of `key_heads`.
     pub value_heads: usize,
-    /// Width of a query and of a key.
+    /// Width of a query and a key.
     pub key_dim: usize,
     /// Width of a value.
     pub value_dim: usize,
-    /// Tokens that the convolution sees.
-    pub kernel: usize,
-    /// The convolution's activation.
+    /// Kernel size of the causal conv1d.
+    pub conv_kernel: usize,
+    /// Activation of the convolution.
     pub activation: Activation,
-    /// What the state decays by.
+    /// Granularity of the state's decay.
     pub decay: Decay,
-    /// What the writing strength, a sigmoid, is multiplied by.
-    pub strength: f32,
-    /// The norm of each head's output.
+    /// Scale of beta = `beta_scale` · sigmoid(x) (2 allows negative eigenvalues).
+    pub beta_scale: f32,
+    /// Norm of each head's output.
     pub norm: Norm,
-    /// The activation of the gate on it.
-    pub gate: Activation,
-    /// The gate's projection goes through this width.
+    /// Activation of the gate on the normed output.
+    pub gate_activation: Activation,
+    /// Rank of the gate's low-rank projection; full rank if absent.
     pub gate_rank: Option<usize>,
 }
 
-/// What a state decays by.
+/// Granularity of a state's decay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decay {
-    /// One number a head.
-    Head,
-    /// One number for each coordinate of a key, projected through this width.
-    Key(usize),
+    /// One decay per head.
+    PerHead,
+    /// One decay per key channel, from a low-rank projection (Kimi Delta Attention).
+    PerKeyChannel {
+        /// Rank of the projection.
+        rank: usize,
+    },
 }
 
 /// Linear attention with a fixed decay.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LinearAttention {
-    /// Heads.
+    /// Number of heads.
     pub heads: usize,
     /// Width of a query, a key and a value.
     pub head_dim: usize,
-    /// The activation of all three.
+    /// Activation of q, k and v.
     pub activation: Activation,
-    /// What each head's state is multiplied by at each token.
+    /// Decay factor per head and token, `[heads]`.
     pub decay: Vec<f32>,
-    /// The norm of all heads' outputs together.
+    /// Norm over all heads' outputs together.
     pub norm: Norm,
 }
 
-/// A gated convolution.
+/// Gated short convolution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShortConv {
-    /// Tokens that it sees.
-    pub kernel: usize,
-    /// Whether convolution and projections have biases.
+    /// Kernel size of the causal conv1d.
+    pub conv_kernel: usize,
+    /// Biases on convolution and projections.
     pub bias: bool,
 }
 
-/// A real-gated linear recurrent unit.
+/// Real-gated linear recurrent unit (RG-LRU).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lru {
-    /// Channels.
-    pub width: usize,
+    /// Number of channels (`lru_width`).
+    pub inner_width: usize,
     /// Blocks of the gates' block-diagonal projections.
     pub blocks: usize,
-    /// Tokens that the convolution sees.
-    pub kernel: usize,
-    /// The gate's activation.
+    /// Kernel size of the causal conv1d.
+    pub conv_kernel: usize,
+    /// Activation of the gate.
     pub activation: Activation,
 }

@@ -1,18 +1,18 @@
-//! Memory of passes that is used again from op to op and from pass to pass.
+//! Buffers that are reused from op to op and from pass to pass.
 
 use crate::error::Result;
 use crate::ids::IdVec;
 use crate::job::Segment;
 use crate::memory::{DeviceMemory, DeviceValue, Value};
 use crate::program::{EdgeId, Program};
-use pellucid_kernels::attention::{KvLayout, KvStore};
+use pellucid_kernels::attention::{KvCache, KvLayout};
 
-/// Free buffers, so that steady work allocates nothing.
+/// Free buffers. Once they have grown, decoding allocates nothing.
 pub(crate) struct Arena {
     free: Vec<Vec<f32>>,
     /// Free KV caches.
-    caches: Vec<KvStore>,
-    /// How many times as large values may become.
+    caches: Vec<KvCache>,
+    /// Capacity of new buffers relative to their length.
     growth: f64,
 }
 
@@ -23,15 +23,17 @@ impl Default for Arena {
 }
 
 impl Arena {
-    /// From now on buffers are allocated with capacity for `growth` times their values: the pass will grow to so many times its tokens.
-    pub fn expect(&mut self, growth: f64) {
+    /// Sets the capacity of new buffers to `growth` times their length, for a pass that will grow
+    /// to `growth` times its tokens.
+    pub fn set_growth(&mut self, growth: f64) {
         self.growth = growth;
     }
 
     /// Returns a buffer of `len` floats with unspecified contents.
     pub fn take(&mut self, len: usize) -> Vec<f32> {
         let capacity = (len as f64 * self.growth).ceil() as usize;
-        // Best fit within 25 %: captures keep their buffer, so a small value must not hold a large one.
+        // Best fit within 25 %: captures keep their buffer, so a small value must not hold a large
+        // one.
         let fits = self
             .free
             .iter()
@@ -52,36 +54,36 @@ impl Arena {
         }
     }
 
-    /// Takes a buffer back.
+    /// Returns a buffer to the arena.
     pub fn give(&mut self, buffer: Vec<f32>) {
         self.free.push(buffer);
     }
 
-    /// Takes KV caches back.
-    pub fn give_caches(&mut self, caches: impl Iterator<Item = KvStore>) {
+    /// Returns KV caches to the arena.
+    pub fn give_caches(&mut self, caches: impl Iterator<Item = KvCache>) {
         self.caches.extend(caches);
     }
 
     /// Returns an empty KV cache with capacity for `capacity` positions.
-    pub fn take_cache(&mut self, layout: KvLayout, capacity: usize) -> KvStore {
-        let fits = |store: &KvStore| store.layout() == layout && store.capacity() >= capacity;
+    pub fn take_cache(&mut self, layout: KvLayout, capacity: usize) -> KvCache {
+        let fits = |store: &KvCache| store.layout() == layout && store.capacity() >= capacity;
         match self.caches.iter().position(fits) {
             Some(index) => {
                 let mut store = self.caches.swap_remove(index);
                 store.truncate(0);
                 store
             }
-            None => KvStore::new(layout, capacity),
+            None => KvCache::new(layout, capacity),
         }
     }
 }
 
-/// Values of the edges and rotations of a pass; its lists are used again by the next.
+/// Edge values and rotary tables of a pass. The next pass reuses the allocations.
 pub(crate) struct Buffers {
     pub(super) values: IdVec<EdgeId, Option<Value>>,
-    /// For each rotary embedding the cosines and sines of the pass's tokens.
+    /// For each rotary embedding `(cos, sin)` of the pass's tokens, `[tokens, frequencies]`.
     pub(super) rotations: Vec<(Vec<f32>, Vec<f32>)>,
-    /// An empty list, kept for its memory.
+    /// An empty list, kept for its allocation.
     pub(super) segments: Vec<Segment>,
 }
 
@@ -96,12 +98,12 @@ impl Buffers {
         self.values.iter_mut().for_each(|value| *value = None);
     }
 
-    /// Puts a value on an edge as it is.
+    /// Puts a value on an edge without applying taps.
     pub fn put(&mut self, edge: EdgeId, value: Vec<f32>) {
         self.values[edge] = Some(Value::Host(value));
     }
 
-    /// Takes the value of an edge to the host.
+    /// Takes the value of an edge, downloading it if it is on the device; empty if there is none.
     pub fn take(&mut self, edge: EdgeId, memory: Option<&dyn DeviceMemory>) -> Result<Vec<f32>> {
         match self.values[edge].take() {
             Some(Value::Host(value)) => Ok(value),
@@ -110,7 +112,7 @@ impl Buffers {
         }
     }
 
-    /// Adds tokens to an edge's value.
+    /// Appends tokens to an edge's value.
     pub fn extend(&mut self, edge: EdgeId, more: Value, memory: Option<&dyn DeviceMemory>) {
         let joined = match (self.values[edge].take(), more, memory) {
             (None, more, _) => more,
@@ -125,7 +127,7 @@ impl Buffers {
                 };
                 Value::Device(memory.concat(&on_device(value), &on_device(more)))
             }
-            (Some(_), _, None) => unreachable!("only a backend with memory of its own makes device values"),
+            (Some(_), _, None) => unreachable!("only a backend with device memory creates device values"),
         };
         self.values[edge] = Some(joined);
     }
@@ -133,6 +135,6 @@ impl Buffers {
 
 /// Copies one value to the host.
 pub(super) fn download_one(memory: Option<&dyn DeviceMemory>, value: &DeviceValue) -> Result<Vec<f32>> {
-    let memory = memory.expect("only a backend with memory of its own makes device values");
+    let memory = memory.expect("only a backend with device memory creates device values");
     Ok(memory.download(&[value])?.pop().unwrap_or_default())
 }

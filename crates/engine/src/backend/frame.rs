@@ -1,37 +1,37 @@
-//! The edges alive in a pass.
+//! The live edges of a pass.
 
 use super::arena::download_one;
-use super::{Arena, Buffers, KeptValues, Taps};
+use super::{Arena, Buffers, RetainedValues, Taps};
 use crate::architecture::Architecture;
 use crate::error::Result;
 use crate::job::{Pass, RowState, Segment};
-use crate::memory::{DeviceMemory, DeviceValue, Moved, Selection, TapWork, Value};
+use crate::memory::{DeviceMemory, DeviceValue, Selection, TapWork, TransferStats, Value};
 use crate::program::{EdgeId, OpKind, Program};
 use crate::weights::Weights;
 use pellucid_kernels::Pool;
-use pellucid_kernels::attention::{AttentionShape, KvStore};
+use pellucid_kernels::attention::{AttentionShape, KvCache};
 
-/// What an op sees: the pass, the weights, the rows' caches and the edges alive.
+/// The state an op runs on: the pass, the weights, the rows' KV caches and the live edges.
 pub struct Frame<'a> {
-    /// The program that runs.
+    /// The program.
     pub program: &'a Program,
     /// Its weights.
     pub weights: &'a Weights,
-    /// The threads.
+    /// The thread pool.
     pub pool: &'a Pool,
-    /// The tokens.
+    /// The tokens of the pass.
     pub pass: &'a Pass,
-    /// The states of the rows in the pass, one for each segment.
+    /// The row states, one per segment.
     pub rows: &'a mut [RowState],
     arena: &'a mut Arena,
     buffers: &'a mut Buffers,
-    /// Takes values that are needed after the pass: by a backward pass or by branches.
-    kept: Option<&'a mut KeptValues>,
-    /// The memory of a backend that has one of its own.
+    /// Receives the values that a backward pass or branches read after this pass.
+    retained: Option<&'a mut RetainedValues>,
+    /// The backend's device memory, if it has one.
     memory: Option<&'a dyn DeviceMemory>,
-    /// What moved between host and device.
-    pub(crate) moved: Moved,
-    /// For each segment whether its row stays out of the op under way; empty if none does.
+    /// Transfers between host and device so far.
+    pub(crate) moved: TransferStats,
+    /// For each segment whether its row skips the current op; empty if none does.
     pub(crate) absent: Vec<bool>,
 }
 
@@ -45,32 +45,34 @@ impl<'a> Frame<'a> {
         arena: &'a mut Arena,
         buffers: &'a mut Buffers,
     ) -> Frame<'a> {
-        let (moved, absent) = (Moved::default(), Vec::new());
-        Frame { program, weights, pool, pass, rows, arena, buffers, kept: None, memory: None, moved, absent }
+        let (moved, absent) = (TransferStats::default(), Vec::new());
+        Frame { program, weights, pool, pass, rows, arena, buffers, retained: None, memory: None, moved, absent }
     }
 
-    /// The frame of a backend with memory of its own.
-    pub(crate) fn on(self, memory: Option<&'a dyn DeviceMemory>) -> Frame<'a> {
+    /// Sets the device memory.
+    pub(crate) fn with_memory(self, memory: Option<&'a dyn DeviceMemory>) -> Frame<'a> {
         Frame { memory, ..self }
     }
 
-    /// The frame with values that are kept after the pass.
-    pub(crate) fn keeping(self, kept: Option<&'a mut KeptValues>) -> Frame<'a> {
-        Frame { kept, ..self }
+    /// Sets the receiver of values that outlive the pass.
+    pub(crate) fn with_retained(self, retained: Option<&'a mut RetainedValues>) -> Frame<'a> {
+        Frame { retained, ..self }
     }
 
-    /// Computes the pass's rotations, once for all layers.
+    /// Computes the rotary tables of the pass, once for all layers.
     pub(crate) fn prepare(&mut self, architecture: &Architecture) {
         for (rope, (cos, sin)) in architecture.ropes.iter().zip(&mut self.buffers.rotations) {
             cos.clear();
             sin.clear();
             for segment in &self.pass.segments {
                 for position in segment.position..segment.position + segment.count {
-                    // A row's length when a token is computed: its prompt, or what was generated since.
+                    // The row's length when this token is computed: the prompt's, or more while
+                    // decoding.
                     let length = self.rows[segment.slot].prompt.max(position + 1);
                     let amplitude = rope.amplitude_at(length);
-                    for frequency in rope.at_length(length).iter() {
-                        // The angle in f32, as the reference has it; its functions in f64 are exact enough not to matter.
+                    for frequency in rope.frequencies_at(length).iter() {
+                        // The reference computes the angle in f32; cos and sin in f64 add no
+                        // visible error.
                         let angle = (position as f32 * frequency) as f64;
                         cos.push(angle.cos() as f32 * amplitude);
                         sin.push(angle.sin() as f32 * amplitude);
@@ -80,7 +82,7 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// The rotations of all rotary embeddings.
+    /// The `(cos, sin)` tables of all rotary embeddings.
     pub(crate) fn rotations(&self) -> &[(Vec<f32>, Vec<f32>)] {
         &self.buffers.rotations
     }
@@ -100,7 +102,7 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// The value on an edge, in the backend's memory; it moves there if it is not.
+    /// The value on an edge in device memory, uploaded if necessary.
     pub fn device(&mut self, edge: EdgeId) -> Option<DeviceValue> {
         if let Some(Value::Host(value)) = &self.buffers.values[edge] {
             self.moved.to_device += 4 * value.len();
@@ -122,7 +124,7 @@ impl<'a> Frame<'a> {
         Ok(())
     }
 
-    /// Notes which rows stay out of op `index`; only jobs that share a pass can differ in that.
+    /// Marks the rows that skip op `index`. Rows differ only if several jobs share the pass.
     pub(crate) fn mark_absent(&mut self, taps: &Taps, index: usize) {
         self.absent.clear();
         if taps.jobs.len() > 1 && taps.jobs.iter().any(|job| !job.runs(self.program, index)) {
@@ -131,7 +133,8 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// Moves the inputs, KV caches and recurrent states of op `index` to the host: the backend lacks the op.
+    /// Moves the inputs, KV caches and recurrent states of op `index` to the host, because the
+    /// backend does not support the op.
     pub(crate) fn fall_back(&mut self, index: usize) -> Result<()> {
         self.moved.fallbacks += 1;
         let op = &self.program.ops()[index];
@@ -145,44 +148,46 @@ impl<'a> Frame<'a> {
                 && let Some(kv) = device.take_kv(layer)
             {
                 row.put_kv(layer, layers, kv);
-            } else if op.kind.carries()
+            } else if op.kind.is_recurrent()
                 && let Some(state) = device.take_state(index)
             {
-                row.carried.resize_with(ops, Vec::new);
-                row.carried[index] = state;
+                row.recurrent_states.resize_with(ops, Vec::new);
+                row.recurrent_states[index] = state;
             }
         }
         Ok(())
     }
 
-    /// Whether a segment's row stays out of the op under way: its job does not need the op, or skips its layer. Its KV cache and
-    /// recurrent state must not change, and its outputs are not used.
+    /// Whether a segment's row skips the current op, because its job does not need the op or skips
+    /// the layer. The row's KV cache and recurrent state must not change, and its outputs are not
+    /// used.
     pub fn is_absent(&self, segment: &Segment) -> bool {
         self.absent.get(segment.slot).copied().unwrap_or(false)
     }
 
-    /// Tokens on an edge.
+    /// Number of tokens on an edge.
     pub fn tokens(&self, edge: EdgeId) -> usize {
-        self.pass.len(self.program.edge(edge).domain)
+        self.pass.len(self.program.edge(edge).token_set)
     }
 
-    /// A buffer for an edge's value.
-    pub fn make(&mut self, edge: EdgeId) -> Vec<f32> {
+    /// Returns a buffer for an edge's value, `[tokens, width]`, with unspecified contents.
+    pub fn alloc(&mut self, edge: EdgeId) -> Vec<f32> {
         let len = self.tokens(edge) * self.program.edge(edge).width;
         self.arena.take(len)
     }
 
-    /// Room for `len` numbers of an op's own, whatever they are; [`Frame::give_back`] takes it.
-    pub fn room(&mut self, len: usize) -> Vec<f32> {
+    /// Returns a scratch buffer of `len` floats with unspecified contents. Return it with
+    /// [`Frame::give_back`].
+    pub fn scratch(&mut self, len: usize) -> Vec<f32> {
         self.arena.take(len)
     }
 
-    /// Takes back what [`Frame::room`] or [`Frame::copy`] gave.
-    pub fn give_back(&mut self, room: Vec<f32>) {
-        self.arena.give(room);
+    /// Returns a buffer from [`Frame::scratch`] or [`Frame::copy`] to the arena.
+    pub fn give_back(&mut self, buffer: Vec<f32>) {
+        self.arena.give(buffer);
     }
 
-    /// The list that segments are sorted out in, empty; to be put back when done.
+    /// Takes the reusable segment list, empty. Return it with `put_segments`.
     pub(crate) fn take_segments(&mut self) -> Vec<Segment> {
         let mut segments = std::mem::take(&mut self.buffers.segments);
         segments.clear();
@@ -202,24 +207,25 @@ impl<'a> Frame<'a> {
         copy
     }
 
-    /// A copy of the tokens of an edge's value that another edge has.
+    /// Copies from edge `from` the tokens that are in the domain of edge `to`.
     pub fn select(&mut self, from: EdgeId, to: EdgeId) -> Vec<f32> {
-        let mut selected = self.make(to);
+        let mut selected = self.alloc(to);
         let (width, value) = (self.program.edge(to).width, self.value(from));
-        let picks = self.pass.picks(self.program.edge(from).domain, self.program.edge(to).domain);
-        for (token, place) in selected.chunks_exact_mut(width).zip(picks) {
-            token.copy_from_slice(&value[place * width..][..width]);
+        let picks = self.pass.indices_in(self.program.edge(from).token_set, self.program.edge(to).token_set);
+        for (token, index) in selected.chunks_exact_mut(width).zip(picks) {
+            token.copy_from_slice(&value[index * width..][..width]);
         }
         selected
     }
 
-    /// Whether op `reader` is the last to need an edge's value, so that it may write into it.
+    /// Whether op `reader` is the last to use an edge's value, so that it may overwrite the buffer.
     pub fn is_free_after(&self, edge: EdgeId, reader: usize, taps: &Taps) -> bool {
-        let kept = self.kept.as_ref().is_some_and(|kept| kept.keeps(edge));
-        self.program.last_use(edge) == reader && !taps.keeps(edge) && !kept
+        let retained = self.retained.as_ref().is_some_and(|retained| retained.retains(edge));
+        self.program.last_use(edge) == reader && !taps.captures_whole(edge) && !retained
     }
 
-    /// An edge's value to change: the value itself when op `reader` is the last to need it, else a copy.
+    /// An edge's value for in-place modification: the buffer itself if op `reader` is its last
+    /// user, otherwise a copy.
     pub fn reuse(&mut self, edge: EdgeId, reader: usize, taps: &Taps) -> Vec<f32> {
         if self.is_free_after(edge, reader, taps) { self.take(edge) } else { self.copy(edge) }
     }
@@ -232,14 +238,15 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// Copies the tokens of an edge that another edge has onto it, past all ops between: a skipped layer.
+    /// Copies edge `from` onto edge `to` (the tokens of its domain), bypassing the ops between: a
+    /// skipped layer.
     pub(crate) fn copy_edge(&mut self, from: EdgeId, to: EdgeId, taps: &mut Taps) -> Result<()> {
         let (Some(Value::Device(value)), Some(memory)) = (&self.buffers.values[from], self.memory) else {
             let selected = self.select(from, to);
             return self.put(to, selected, taps);
         };
         let width = self.program.edge(to).width;
-        let picks = self.pass.picks(self.program.edge(from).domain, self.program.edge(to).domain);
+        let picks = self.pass.indices_in(self.program.edge(from).token_set, self.program.edge(to).token_set);
         let tokens: Vec<usize> = picks.collect();
         let columns = 0..width;
         let selection = Selection { width, tokens: &tokens, columns: std::slice::from_ref(&columns) };
@@ -249,7 +256,7 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// Puts a value on its edge; the edge's taps see and change it first.
+    /// Applies the edge's taps to a value and puts it on the edge.
     pub fn put(&mut self, edge: EdgeId, mut value: Vec<f32>, taps: &mut Taps) -> Result<()> {
         if taps.touches(edge) {
             taps.apply(self.program, self.pass, edge, &mut value)?;
@@ -258,7 +265,7 @@ impl<'a> Frame<'a> {
         Ok(())
     }
 
-    /// Puts a value in the backend's memory on its edge; the edge's taps see and change it there first.
+    /// Like [`put`](Self::put) for a value in device memory; the taps run there.
     pub fn put_device(&mut self, edge: EdgeId, value: DeviceValue, taps: &mut Taps) -> Result<()> {
         if let Some(memory) = self.memory.filter(|_| taps.touches(edge)) {
             taps.apply_on_device(self.program, self.pass, edge, &value, memory, &mut self.moved)?;
@@ -270,50 +277,52 @@ impl<'a> Frame<'a> {
     /// Frees the edges whose last reader is op `index`, handing whole captures their buffer.
     pub(crate) fn free_dead_edges(&mut self, index: usize, taps: &mut Taps, keep: Option<EdgeId>) {
         let program = self.program;
-        program.dies_at(index).iter().filter(|&&edge| Some(edge) != keep).for_each(|&edge| self.free(edge, taps));
+        program.dead_after(index).iter().filter(|&&edge| Some(edge) != keep).for_each(|&edge| self.free(edge, taps));
     }
 
-    /// Frees all edges that are left when the ops end, but one.
+    /// Frees all remaining edges except `keep`, after the last op.
     pub(crate) fn free_all_but(&mut self, keep: Option<EdgeId>, taps: &mut Taps) {
         let edges = self.program.edge_ids().filter(|&edge| Some(edge) != keep);
         edges.for_each(|edge| self.free(edge, taps));
     }
 
-    /// Whether unfused attention is kept for a backward pass.
+    /// Whether a backward pass will read unfused attention.
     pub(crate) fn keeps_attention(&self) -> bool {
-        self.kept.is_some()
+        self.retained.is_some()
     }
 
-    /// Keeps one row's attention scores or probabilities as the taps left them.
+    /// Retains one row's attention scores or probabilities after their taps.
     pub(crate) fn keep_attention(&mut self, edge: EdgeId, row: usize, value: Vec<f32>) {
-        if let Some(kept) = &mut self.kept {
-            kept.put_attention(edge, row, value);
+        if let Some(retained) = &mut self.retained {
+            retained.put_attention(edge, row, value);
         }
     }
 
-    /// Takes the KV cache of a row and layer, with capacity for `capacity` positions at least; [`Frame::put_kv`] puts it back.
-    pub(crate) fn take_kv(&mut self, slot: usize, layer: usize, shape: &AttentionShape, capacity: usize) -> KvStore {
+    /// Takes the KV cache of a row and layer, with capacity for at least `capacity` positions.
+    /// Return it with [`Frame::put_kv`].
+    pub(crate) fn take_kv(&mut self, slot: usize, layer: usize, shape: &AttentionShape, capacity: usize) -> KvCache {
         self.rows[slot].take_kv(layer, shape, capacity, |layout, capacity| self.arena.take_cache(layout, capacity))
     }
 
     /// Puts the KV cache of a row and layer back.
-    pub(crate) fn put_kv(&mut self, slot: usize, layer: usize, kv: KvStore) {
+    pub(crate) fn put_kv(&mut self, slot: usize, layer: usize, kv: KvCache) {
         self.rows[slot].put_kv(layer, self.program.architecture().layers.len(), kv);
     }
 
-    /// Frees a layer's KV cache of the rows that do not keep it: the next layer uses its memory.
+    /// Frees a layer's KV cache for the rows that do not keep it, so that the next layer reuses the
+    /// memory.
     pub(crate) fn free_kv(&mut self, layer: usize) {
         let rows = self.rows.iter_mut().filter(|row| !row.keeps_kv);
         self.arena.give_caches(rows.filter_map(|row| row.free_kv(layer)));
     }
 
-    /// Hands a value to the kept values and to its whole capture, if they want it, else to the arena.
+    /// Moves a dead value to the retained values, to its whole capture, or else back to the arena.
     fn free(&mut self, edge: EdgeId, taps: &mut Taps) {
         let Some(value) = self.buffers.values[edge].take() else { return };
         let mut value = Some(value);
-        if let Some(kept) = self.kept.as_mut().filter(|kept| kept.keeps(edge)) {
-            let own = if taps.keeps(edge) { value.as_ref().map(Value::copy) } else { value.take() };
-            own.into_iter().for_each(|own| kept.put(edge, own));
+        if let Some(retained) = self.retained.as_mut().filter(|retained| retained.retains(edge)) {
+            let own = if taps.captures_whole(edge) { value.as_ref().map(Value::copy) } else { value.take() };
+            own.into_iter().for_each(|own| retained.put(edge, own));
         }
         let left = value.and_then(|value| taps.hand_over(self.program, self.pass, edge, value));
         if let Some(Value::Host(buffer)) = left {

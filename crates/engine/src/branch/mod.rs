@@ -1,55 +1,58 @@
 //! Branches: re-runs from the middle of a run.
 //!
-//! A [`Base`] is a run that keeps the inputs of each layer and its KV cache. A branch is a plan on the same tokens: it starts at the
-//! layer and position of its first edit, since everything before is the base's, and computes only what can change. Each branch is a
-//! job of one row. The jobs share one pass, which begins with the branches that start first; the others join it at their own layers.
-//! Every number has the bits of a full re-run.
+//! A [`Base`] is a run that retains the inputs and the KV cache of each layer. A branch is a plan
+//! on the same tokens. Everything before its first edit is identical to the base, so it starts at
+//! that layer and position. Each branch is a job of one row. The jobs share one pass, which starts
+//! with the earliest branches; the others join it at their own layers. Results are bit-identical to
+//! a full re-run.
 
 mod start;
 
 use crate::array::Array;
-use crate::backend::{AttentionRow, KeptValues, Taps};
+use crate::backend::{AttentionRow, RetainedValues, Taps};
 use crate::error::{Error, Result};
-use crate::exec::{Executor, RowTokens, Walk};
-use crate::interrupt::{Interrupt, Watch};
-use crate::job::{Beginning, CacheUse, Job, Pass};
+use crate::exec::{Executor, OpSequence, RowTokens};
+use crate::interrupt::{Interrupt, InterruptPoller};
+use crate::job::{CacheUse, Job, KvPrefix, Pass};
 use crate::memory::DeviceRow;
 use crate::model::Model;
 use crate::plan::{Action, Expr, Lengths, Plan, Tap, compile};
 use crate::program::Layout;
 use crate::run::{Run, RunOptions};
 use crate::site::Site;
-use pellucid_kernels::attention::KvStore;
+use pellucid_kernels::attention::KvCache;
 use start::{JoinPoint, Start, join_points};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Tokens that go through together: enough to share every weight read, few enough to bound memory.
-const TOGETHER: usize = 4096;
+/// Maximum number of tokens in a pass: enough to amortize reading the weights, few enough to bound
+/// memory.
+const MAX_BATCH_TOKENS: usize = 4096;
 
 /// A run that branches start from.
 pub struct Base {
     model: Model,
     tokens: Vec<u32>,
-    /// What the base itself reads and changes.
+    /// The base's own reads and edits, without captures.
     plan: Plan,
     /// KV cache of each layer.
-    kv: Arc<Vec<Option<KvStore>>>,
-    /// What a backend with memory of its own keeps of the row.
+    kv: Arc<Vec<Option<KvCache>>>,
+    /// The row's state in device memory.
     device: Option<Box<dyn DeviceRow>>,
-    /// The values of the edges alive at the join points.
-    live: KeptValues,
-    /// Where branches may join.
+    /// The values of the edges live at the join points.
+    live: RetainedValues,
+    /// The points where branches may join the pass.
     join_points: Vec<JoinPoint>,
     interrupt: Option<Interrupt>,
-    /// Whole sites of the base, computed when a branch first captures positions that it shares with the base.
+    /// Whole sites of the base, computed when a branch first taps positions that it shares with the
+    /// base.
     sites: Mutex<HashMap<Site, Array>>,
 }
 
 impl Model {
-    /// Runs a row under a plan and keeps what branches need to start from it. The plan's captures are not taken here: a branch
-    /// asks for what it wants to see.
+    /// Runs a row under a plan and retains the state that branches start from. The plan's captures
+    /// are ignored: each branch has its own.
     pub fn base(&self, tokens: &[u32], plan: &Plan) -> Result<Base> {
         self.base_with(tokens, plan, None)
     }
@@ -66,9 +69,9 @@ impl Model {
         compiled.ops = compiled.ops.max(join_points.last().map_or(0, |point| point.op));
         let mut keeps = program.list_by_edge(false);
         join_points.iter().flat_map(|point| &point.live).for_each(|&edge| keeps[edge] = true);
-        let mut live = KeptValues::new(program, keeps);
+        let mut live = RetainedValues::new(program, keeps);
         let mut job = Job::new(Arc::new(compiled), self.kv(), None, CacheUse::Keep, false);
-        let mut executor = Executor::new(self, Watch::new(interrupt.as_ref()));
+        let mut executor = Executor::new(self, InterruptPoller::new(interrupt.as_ref()));
         let whole = std::iter::once(RowTokens { job: 0, row: 0, tokens });
         executor.pass(&mut [&mut job], whole, false, Some(&mut live))?;
         let (kv, device) = (Arc::new(std::mem::take(&mut job.rows[0].kv)), job.rows[0].device.take());
@@ -78,60 +81,61 @@ impl Model {
 }
 
 impl Base {
-    /// Its tokens.
+    /// The tokens.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
     }
 
-    /// One branch: what a run of the base's tokens under this plan (after the base's own) would give, bit for bit.
+    /// Runs one branch: bit-identical to a run of the base's tokens under the base's plan followed
+    /// by this one.
     pub fn branch(&self, plan: &Plan) -> Result<Run> {
         Ok(self.branches(std::slice::from_ref(plan))?.remove(0))
     }
 
-    /// Many branches, as jobs of one pass.
+    /// Runs many branches, as jobs of shared passes.
     pub fn branches(&self, plans: &[Plan]) -> Result<Vec<Run>> {
-        let each = (TOGETHER / self.tokens.len()).max(1);
+        let each = (MAX_BATCH_TOKENS / self.tokens.len()).max(1);
         let mut runs = Vec::with_capacity(plans.len());
-        let mut executor = Executor::new(&self.model, Watch::new(self.interrupt.as_ref()));
+        let mut executor = Executor::new(&self.model, InterruptPoller::new(self.interrupt.as_ref()));
         for plans in plans.chunks(each) {
-            runs.extend(self.together(plans, &mut executor)?);
+            runs.extend(self.run_batch(plans, &mut executor)?);
         }
         Ok(runs)
     }
 
-    fn together(&self, plans: &[Plan], executor: &mut Executor) -> Result<Vec<Run>> {
+    fn run_batch(&self, plans: &[Plan], executor: &mut Executor) -> Result<Vec<Run>> {
         let mut branches = plans.iter().map(|plan| self.prepare(plan)).collect::<Result<Vec<Branch>>>()?;
         for branch in &mut branches {
-            self.show_shared(branch)?;
+            self.apply_taps_to_shared(branch)?;
         }
-        self.walk(&mut branches, executor)?;
+        self.run_jobs(&mut branches, executor)?;
         branches.into_iter().map(|branch| self.finish(branch)).collect()
     }
 
-    /// The job of a branch: the base's plan, then its own, on one row.
+    /// Creates the job of a branch: the base's plan followed by its own, on one row.
     fn prepare(&self, plan: &Plan) -> Result<Branch> {
         if !plan.metrics.is_empty() {
-            return Err(Error::input("a branch has no metrics", "take gradients in a run of its own"));
+            return Err(Error::input("a branch cannot have metrics", "compute gradients in a separate run"));
         }
         let (program, n) = (self.model.program(), self.tokens.len());
         let joint = self.plan.clone().then(own_row(plan, 0)?);
         let compiled = compile(program, &joint, Lengths { prompts: &[n], limits: &[n] }, false)?;
         if compiled.gradient_edges(program).is_some() {
-            return Err(Error::input("a branch has no gradients", "take gradients in a run of its own"));
+            return Err(Error::input("a branch cannot have gradients", "compute gradients in a separate run"));
         }
         let start = Start::of(program, &self.join_points, &compiled, self.plan.taps.len(), n);
         let mut job = Job::new(Arc::new(compiled), self.model.kv(), None, CacheUse::Discard, true);
         job.demand.last_mlp_everywhere = false;
         let row = &mut job.rows[0];
         (row.len, row.capacity) = (start.position, n);
-        // A branch from the first position on begins with nothing of the base, recurrent states included.
+        // A branch that starts at position 0 reuses nothing of the base, not even recurrent states.
         let device = self.device.as_ref().filter(|_| start.position > 0);
         row.device = device.map(|device| device.prefix(start.position, n));
-        row.begins_with = Some(Beginning { kv: self.kv.clone(), positions: start.position });
+        row.kv_prefix = Some(KvPrefix { kv: self.kv.clone(), positions: start.position });
         Ok(Branch { job, start })
     }
 
-    /// What a branch has captured and saved, in terms of its own plan.
+    /// Returns the captures and saved values of a branch, indexed by its own plan.
     fn finish(&self, branch: Branch) -> Result<Run> {
         let Branch { mut job, .. } = branch;
         let memory = self.model.backend().memory();
@@ -139,20 +143,21 @@ impl Base {
         let (own_taps, own_values) = (self.plan.taps.len(), self.plan.values.len());
         let mut run = Run { saved: job.collector.take_saved(), ..Run::default() };
         run.saved.iter_mut().for_each(|saved| saved.value = saved.value.without(own_values));
-        run.captures = job.collector.finish(self.model.program(), &job.compiled, &[self.tokens.len()], memory)?;
+        let lengths = [self.tokens.len()];
+        run.captures = job.collector.finish(self.model.program(), &job.compiled, &lengths, memory, &mut run.moved)?;
         run.captures.iter_mut().for_each(|capture| capture.tap -= own_taps);
         Ok(run)
     }
 
-    /// Shows a branch's taps the positions that it shares with the base.
-    fn show_shared(&self, branch: &mut Branch) -> Result<()> {
+    /// Applies a branch's taps to the positions that it shares with the base.
+    fn apply_taps_to_shared(&self, branch: &mut Branch) -> Result<()> {
         let program = self.model.program();
         let Branch { job, start } = branch;
         let compiled = job.compiled.clone();
         job.first_tap = self.plan.taps.len();
         for edge in program.edge_ids() {
             let shared = start.shared(program, &self.join_points, edge, self.tokens.len());
-            let entries = compiled.at_edge[edge].iter().map(|&index| &compiled.entries[index]);
+            let entries = compiled.at_edge[edge].iter().map(|&index| &compiled.taps[index]);
             let mut entries = entries.filter(|entry| {
                 let early = |position: &usize| *position < shared;
                 entry.rows[0].as_ref().is_some_and(|chosen| chosen.positions().iter().any(early))
@@ -176,7 +181,7 @@ impl Base {
         Ok(())
     }
 
-    /// A whole site of the base.
+    /// Computes a whole site of the base, with caching.
     fn site(&self, site: Site) -> Result<Array> {
         let known = |sites: &HashMap<Site, Array>| sites.get(&site).cloned();
         if let Some(array) = known(&self.sites.lock().unwrap_or_else(PoisonError::into_inner)) {
@@ -191,8 +196,8 @@ impl Base {
         Ok(array)
     }
 
-    /// Walks the op list once: branches join the pass where they start.
-    fn walk(&self, branches: &mut [Branch], executor: &mut Executor) -> Result<()> {
+    /// Runs the op list once; branches join the pass where they start.
+    fn run_jobs(&self, branches: &mut [Branch], executor: &mut Executor) -> Result<()> {
         let n = self.tokens.len();
         let mut active: Vec<&mut Branch> = branches.iter_mut().filter(|branch| branch.start.position < n).collect();
         active.sort_by_key(|branch| branch.start.op);
@@ -208,16 +213,17 @@ impl Base {
             self.join(executor, &mut jobs, &starts, joining.clone())?;
             joined = joining.end;
             let until = starts.get(joined).map_or(ops, |next| next.op);
-            // The pass grows where branches join it: its buffers get capacity for all of them.
-            executor.expect_tokens(tokens);
+            // The pass grows as branches join it: reserve capacity for all of them.
+            executor.reserve_tokens(tokens);
             let last = joined == starts.len();
-            executor.walk(&mut jobs, Walk { ops: start.op..until, only: None, keep: None, last }, None)?;
+            executor.run_ops(&mut jobs, OpSequence { ops: start.op..until, only: None, keep: None, last }, None)?;
         }
         executor.end(&mut jobs);
         jobs.iter_mut().find_map(|job| job.failure.take()).map_or(Ok(()), Err)
     }
 
-    /// Adds branches to the pass, with the base's values on the edges alive where they start. Their own taps see these first.
+    /// Adds branches to the pass, with the base's values on the edges live at their start. Each
+    /// branch's own taps apply first.
     fn join(
         &self,
         executor: &mut Executor,
@@ -233,8 +239,8 @@ impl Base {
             own.add(program, (0, job), 0, position, &self.tokens[position..]);
             job.first_tap = self.plan.taps.len();
             for &edge in edges {
-                let (width, domain) = (program.edge(edge).width, program.edge(edge).domain);
-                let tokens = own.places(domain, &own.segments[0]).map(|(_, position)| position);
+                let (width, token_set) = (program.edge(edge).width, program.edge(edge).token_set);
+                let tokens = own.segment_tokens(token_set, &own.segments[0]).map(|(_, position)| position);
                 let mut taps = Taps { ops: &self.model, jobs: &mut [&mut *job] };
                 let more = self.live.select(edge, width, tokens, memory);
                 executor.extend_edge(edge, taps.apply_to(program, &own, edge, more, memory)?);
@@ -247,13 +253,13 @@ impl Base {
     }
 }
 
-/// A branch under way.
+/// A branch in progress.
 struct Branch {
     job: Job,
     start: Start,
 }
 
-/// What a plan changes, in every row; it hands nothing over.
+/// Removes a plan's captures and saved values and applies its other taps to every row.
 fn without_captures(plan: Plan) -> Plan {
     let stays = |tap: &Tap| !matches!(tap.action, Action::Capture(_));
     let mut values = plan.values;
@@ -266,7 +272,7 @@ fn without_captures(plan: Plan) -> Plan {
     Plan { taps, values, save: Vec::new(), ..plan }
 }
 
-/// A plan for one row as a plan for that row of several.
+/// Binds a plan for one row to row `row`.
 fn own_row(plan: &Plan, row: usize) -> Result<Plan> {
     let mut plan = plan.clone();
     for (index, tap) in plan.taps.iter_mut().enumerate() {
@@ -281,7 +287,7 @@ fn own_row(plan: &Plan, row: usize) -> Result<Plan> {
         tap.rows = Some(vec![row]);
     }
     if plan.values.iter().any(|value| matches!(value.expr, Expr::Row { .. } | Expr::Across { .. })) {
-        return Err(Error::input("a branch has one row, and a value joins or picks rows", "leave that out"));
+        return Err(Error::input("a branch has one row, but a value joins or selects rows", "remove that value"));
     }
     Ok(plan)
 }

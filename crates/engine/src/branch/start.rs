@@ -1,15 +1,15 @@
-//! Where a branch starts.
+//! Determines where a branch starts.
 
-use crate::plan::{Compiled, CompiledAction, Entry};
+use crate::plan::{CompiledAction, CompiledPlan, CompiledTap};
 use crate::program::{EdgeId, Layout, Program};
 
 /// A point between layers where a branch may join the pass.
 pub(super) struct JoinPoint {
     /// The first op of the layer, or the one after the last layer.
     pub op: usize,
-    /// The edges alive here: made before and read after.
+    /// The live edges: computed before this point and read after it.
     pub live: Vec<EdgeId>,
-    /// Those of them that no op before has read.
+    /// The live edges that no earlier op has read.
     unread: Vec<EdgeId>,
 }
 
@@ -26,7 +26,7 @@ pub(super) fn join_points(program: &Program) -> Vec<JoinPoint> {
             Some(last) => program.layer_ops(last).end,
             None => 0,
         };
-        let is_live = |&edge: &EdgeId| program.edge(edge).made_by < op && program.last_use(edge) >= op;
+        let is_live = |&edge: &EdgeId| program.edge(edge).producer < op && program.last_use(edge) >= op;
         let live: Vec<EdgeId> = program.edge_ids().filter(is_live).collect();
         let unread = live.iter().copied().filter(|&edge| first_use[edge] >= op).collect();
         JoinPoint { op, live, unread }
@@ -34,26 +34,27 @@ pub(super) fn join_points(program: &Program) -> Vec<JoinPoint> {
     (0..=depth).map(point).collect()
 }
 
-/// Where a branch starts.
+/// The starting op and position of a branch.
 #[derive(Clone, Copy)]
 pub(super) struct Start {
-    /// The point at which it joins the pass; none where it starts at the first op.
+    /// The point at which it joins the pass; `None` if it starts at the first op.
     pub join_point: Option<usize>,
     /// The first op that it runs.
     pub op: usize,
-    /// The first position that it computes; the row's length where it changes nothing.
+    /// The first position that it computes; the row's length if it changes nothing.
     pub position: usize,
 }
 
 impl Start {
-    /// Where a branch of a plan starts. The first `own` taps are the base's, and change nothing that the base has not.
-    pub fn of(program: &Program, points: &[JoinPoint], compiled: &Compiled, own: usize, length: usize) -> Start {
-        let mine = |entry: &&Entry| entry.tap >= own && entry.rows[0].is_some();
-        // Unfused attention is summed in another order, for the whole row: that counts as a change.
-        let unfused = |entry: &Entry| program.edge(entry.edge).layout == Layout::QueryKey;
-        let edits: Vec<&Entry> =
-            compiled.entries.iter().filter(mine).filter(|entry| unfused(entry) || !entry.looks()).collect();
-        let first = |entry: &&Entry| match &entry.rows[0] {
+    /// Finds the start of a branch. The first `own` taps are the base's, whose effect the base's
+    /// values already have.
+    pub fn of(program: &Program, points: &[JoinPoint], compiled: &CompiledPlan, own: usize, length: usize) -> Start {
+        let mine = |entry: &&CompiledTap| entry.tap >= own && entry.rows[0].is_some();
+        // Unfused attention sums in a different order, for the whole row, so it counts as an edit.
+        let unfused = |entry: &CompiledTap| program.edge(entry.edge).layout == Layout::QueryKey;
+        let edits: Vec<&CompiledTap> =
+            compiled.taps.iter().filter(mine).filter(|entry| unfused(entry) || !entry.is_read_only()).collect();
+        let first = |entry: &&CompiledTap| match &entry.rows[0] {
             Some(chosen) if !unfused(entry) => chosen.positions().into_iter().min(),
             _ => Some(0),
         };
@@ -63,25 +64,27 @@ impl Start {
         };
         let sources = || edits.iter().filter_map(|entry| entry.source()).map(|source| compiled.sources[source].edge);
         let join_point = points.iter().rposition(|point| {
-            let made = |edge: EdgeId| program.edge(edge).made_by >= point.op;
-            // An edit may take the value of another edge (as a skipped layer does): that has to be computed here too.
+            let made = |edge: EdgeId| program.edge(edge).producer >= point.op;
+            // An edit may read another edge (a skipped layer does), which must be computed here
+            // too.
             edits.iter().all(|entry| made(entry.edge) || point.unread.contains(&entry.edge)) && sources().all(made)
         });
         let op = join_point.map_or(0, |point| points[point].op);
-        // Recurrent states begin at the first token; and a value is read in one piece, not half of it from the base.
-        let recurrent = program.ops()[op..].iter().any(|op| op.kind.carries());
-        let halved = compiled.entries.iter().any(|entry| {
+        // Recurrent states start at the first token. A value that a tap reads must come entirely
+        // from the base or entirely from the branch.
+        let recurrent = program.ops()[op..].iter().any(|op| op.kind.is_recurrent());
+        let halved = compiled.taps.iter().any(|entry| {
             let Some(chosen) = entry.rows[0].as_ref() else { return false };
-            let reads = matches!(entry.action, CompiledAction::Read) && program.edge(entry.edge).made_by >= op;
+            let reads = matches!(entry.action, CompiledAction::Read) && program.edge(entry.edge).producer >= op;
             let early = |position: &usize| *position < first;
             reads && chosen.positions().iter().any(early) && !chosen.positions().iter().all(early)
         });
         Start { join_point, op, position: if recurrent || halved { 0 } else { first } }
     }
 
-    /// How many positions of an edge are the base's.
+    /// Number of positions of an edge that are identical to the base's.
     pub fn shared(&self, program: &Program, points: &[JoinPoint], edge: EdgeId, length: usize) -> usize {
-        let before = program.edge(edge).made_by < self.op;
+        let before = program.edge(edge).producer < self.op;
         let joins = self.join_point.is_some_and(|point| points[point].live.contains(&edge));
         if before && !joins { length } else { self.position }
     }

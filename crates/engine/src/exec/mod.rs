@@ -1,18 +1,19 @@
-//! The executor: packs tokens of jobs into passes and walks the op list.
+//! The executor: packs tokens of jobs into passes and runs the op list.
 //!
-//! This is the only code that walks the op list forward. A plain run is one job and one pass; a generation is one job and many
-//! passes; recomputation for gradients replays a job (`replay.rs`); branches are jobs that join a pass at a later op; `through` and
-//! `unembed` run some of the ops on given vectors. Rows are bit-identical in any company, so packing never changes a number.
+//! This is the only code that runs the op list forward. A plain run is one job and one pass; a
+//! generation is one job and many passes; gradient checkpointing replays a job (`replay.rs`);
+//! branches are jobs that join a pass at a later op; `through` and `unembed` run some of the ops on
+//! given vectors. A row's results are bit-identical in any batch, so packing never changes them.
 
 mod prefill;
 mod replay;
 
 use crate::backend::cpu::Cpu;
-use crate::backend::{Arena, Backend, Buffers, Frame, KeptValues, Taps};
+use crate::backend::{Arena, Backend, Buffers, Frame, RetainedValues, Taps};
 use crate::error::Result;
-use crate::interrupt::Watch;
+use crate::interrupt::InterruptPoller;
 use crate::job::{Job, Pass, RowState};
-use crate::memory::{Moved, Value};
+use crate::memory::{TransferStats, Value};
 use crate::model::Model;
 use crate::point::Point;
 use crate::program::{EdgeId, OpKind, Program};
@@ -27,49 +28,49 @@ pub(crate) struct RowTokens<'t> {
     pub tokens: &'t [u32],
 }
 
-/// Which ops a walk runs, and which edge stays alive at its end.
-pub(crate) struct Walk<'a> {
+/// The ops to run, and the edge that stays alive at their end.
+pub(crate) struct OpSequence<'a> {
     pub ops: Range<usize>,
-    /// Of these ops only the listed ones, in order; all where absent.
+    /// Run only these ops of the range, in order; `None` runs all.
     pub only: Option<&'a [usize]>,
-    /// The edge whose value the caller takes.
+    /// The edge whose value the caller takes afterwards.
     pub keep: Option<EdgeId>,
     /// Free all other edges at the end.
     pub last: bool,
 }
 
-/// Executes passes on a model, with memory that passes reuse.
+/// Executes passes on a model, reusing buffers between passes.
 pub(crate) struct Executor {
     model: Model,
-    pub watch: Watch,
-    /// The tokens of the pass under way, or of the last one.
+    pub watch: InterruptPoller,
+    /// The current pass, or the last one.
     pass: Pass,
-    /// The states of its rows, taken from their jobs while the pass runs.
+    /// The row states, taken from their jobs while the pass runs.
     rows: Vec<RowState>,
     arena: Arena,
     buffers: Buffers,
-    /// What moved between host and device so far.
-    pub moved: Moved,
+    /// Transfers between host and device so far.
+    pub moved: TransferStats,
 }
 
 impl Executor {
-    pub fn new(model: &Model, watch: Watch) -> Executor {
+    pub fn new(model: &Model, watch: InterruptPoller) -> Executor {
         let buffers = Buffers::new(model.program());
         let (pass, rows, arena) = (Pass::default(), Vec::new(), Arena::default());
-        Executor { model: model.clone(), watch, pass, rows, arena, buffers, moved: Moved::default() }
+        Executor { model: model.clone(), watch, pass, rows, arena, buffers, moved: TransferStats::default() }
     }
 
-    /// The model that it runs.
+    /// The model.
     pub fn model(&self) -> &Model {
         &self.model
     }
 
-    /// The tokens of the last pass.
+    /// The last pass.
     pub fn last_pass(&self) -> &Pass {
         &self.pass
     }
 
-    /// Takes a buffer back, such as logits that were read.
+    /// Returns a buffer for reuse, such as the logits of a pass.
     pub fn give_back(&mut self, buffer: Vec<f32>) {
         self.arena.give(buffer);
     }
@@ -79,22 +80,24 @@ impl Executor {
         self.arena = Arena::default();
     }
 
-    /// Runs one pass: packs the next tokens of some rows, job after job, and walks the op list as far as any of the jobs needs.
+    /// Runs one pass: packs the next tokens of some rows, job after job, and runs the ops up to the
+    /// last that any job needs.
     ///
-    /// With `logits`, returns those of the tokens that need them, `[tokens of Domain::Read, vocab]`. A failing tap ends the pass with
-    /// an error if there is one job; with several, the failure is left in its job and the others go on.
+    /// With `logits`, returns the logits of the tokens that need them, `[tokens of
+    /// TokenSet::ForLogits, vocab]`. With one job, a failing tap ends the pass with its error; with
+    /// several, the error is stored in its job and the others continue.
     pub fn pass<'t>(
         &mut self,
         jobs: &mut [&mut Job],
         parts: impl Iterator<Item = RowTokens<'t>>,
         logits: bool,
-        kept: Option<&mut KeptValues>,
+        retained: Option<&mut RetainedValues>,
     ) -> Result<Vec<f32>> {
         self.begin();
         self.pack(jobs, parts.map(|part| (part, None)));
         let keep = if logits { self.model.program().logits_edge() } else { None };
         let ops = 0..jobs.iter().map(|job| job.compiled.ops).max().unwrap_or(0);
-        let outcome = self.walk(jobs, Walk { ops, only: None, keep, last: true }, kept);
+        let outcome = self.run_ops(jobs, OpSequence { ops, only: None, keep, last: true }, retained);
         self.end(jobs);
         if outcome.is_err() {
             self.buffers.clear();
@@ -103,7 +106,7 @@ impl Executor {
         keep.map_or_else(|| Ok(Vec::new()), |edge| self.take(edge))
     }
 
-    /// Runs the listed ops on a value that is given at their first edge; returns the value of edge `to`.
+    /// Runs the listed ops on a given value of edge `from`; returns the value of edge `to`.
     pub fn run_listed(
         &mut self,
         job: &mut Job,
@@ -111,19 +114,20 @@ impl Executor {
         (from, value): (EdgeId, &[f32]),
         ops: &[usize],
         to: EdgeId,
-        kept: Option<&mut KeptValues>,
+        retained: Option<&mut RetainedValues>,
     ) -> Result<Vec<f32>> {
         self.pass = pass;
         self.rows = vec![RowState::new(self.pass.tokens.len(), self.model.kv())];
         self.buffers.put(from, value.to_vec());
         let range = ops[0]..ops[ops.len() - 1] + 1;
-        let walked = self.walk(&mut [job], Walk { ops: range, only: Some(ops), keep: Some(to), last: true }, kept);
+        let outcome =
+            self.run_ops(&mut [job], OpSequence { ops: range, only: Some(ops), keep: Some(to), last: true }, retained);
         self.rows.clear();
-        walked?;
+        outcome?;
         self.take(to)
     }
 
-    /// Takes the value of an edge to the host.
+    /// Takes the value of an edge, downloading it if necessary.
     fn take(&mut self, edge: EdgeId) -> Result<Vec<f32>> {
         let memory = self.model.backend().memory();
         let value = self.buffers.take(edge, memory)?;
@@ -134,13 +138,13 @@ impl Executor {
         Ok(value)
     }
 
-    /// Begins an empty pass.
+    /// Starts an empty pass.
     pub fn begin(&mut self) {
         self.pass.clear();
         self.rows.clear();
     }
 
-    /// Adds tokens of rows to the pass, at the given position or where the row has come to.
+    /// Adds tokens of rows to the pass, at the given position or after the row's last computed one.
     pub fn pack<'t>(&mut self, jobs: &mut [&mut Job], parts: impl Iterator<Item = (RowTokens<'t>, Option<usize>)>) {
         let program = self.model.program();
         for (part, position) in parts {
@@ -151,32 +155,37 @@ impl Executor {
         }
     }
 
-    /// Prepares for a pass that will grow to `tokens` tokens: its buffers get capacity for all of them.
-    pub fn expect_tokens(&mut self, tokens: usize) {
-        self.arena.expect(tokens as f64 / self.pass.tokens.len() as f64);
+    /// Gives new buffers capacity for `tokens` tokens, to which the pass will grow.
+    pub fn reserve_tokens(&mut self, tokens: usize) {
+        self.arena.set_growth(tokens as f64 / self.pass.tokens.len() as f64);
     }
 
-    /// Adds the values of rows that have joined the pass to an edge.
+    /// Appends the values of rows that join the pass to an edge.
     pub fn extend_edge(&mut self, edge: EdgeId, more: Value) {
         self.buffers.extend(edge, more, self.model.backend().memory());
     }
 
-    /// Walks some ops of the list. This is the one loop over ops of the forward pass.
-    pub fn walk(&mut self, jobs: &mut [&mut Job], walk: Walk, kept: Option<&mut KeptValues>) -> Result<()> {
+    /// Runs ops. This is the only loop over ops in the forward direction.
+    pub fn run_ops(
+        &mut self,
+        jobs: &mut [&mut Job],
+        sequence: OpSequence,
+        retained: Option<&mut RetainedValues>,
+    ) -> Result<()> {
         let Executor { model, watch, pass, rows, arena, buffers, moved } = self;
         let (program, backend) = (model.program(), model.backend());
         let frame = Frame::new(program, model.weights(), model.pool(), pass, rows, arena, buffers);
-        let mut frame = frame.on(backend.memory());
+        let mut frame = frame.with_memory(backend.memory());
         frame.prepare(program.architecture());
-        let mut kept = kept;
-        if let Some(kept) = &mut kept {
-            kept.begin(pass, frame.rotations());
+        let mut retained = retained;
+        if let Some(retained) = &mut retained {
+            retained.begin(pass, frame.rotations());
         }
-        let mut frame = frame.keeping(kept);
+        let mut frame = frame.with_retained(retained);
         let mut taps = Taps { ops: model, jobs };
-        let mut listed = walk.only.map(|ops| ops.iter().copied().peekable());
-        let mut index = walk.ops.start;
-        while index < walk.ops.end {
+        let mut listed = sequence.only.map(|ops| ops.iter().copied().peekable());
+        let mut index = sequence.ops.start;
+        while index < sequence.ops.end {
             if listed.as_mut().is_some_and(|listed| listed.next_if_eq(&index).is_none()) {
                 index += 1;
                 continue;
@@ -187,29 +196,29 @@ impl Executor {
                 continue;
             }
             frame.mark_absent(&taps, index);
-            // On the host taps run in the middle of an op, so the question is only put to a device.
-            let tapped_inside = backend.memory().is_some() && taps.touch_inside(program, index);
+            // The CPU runs taps inside an op itself, so only a device needs to know.
+            let tapped_inside = backend.memory().is_some() && taps.touches_inside(program, index);
             if backend.runs(&program.ops()[index].kind, tapped_inside) {
                 backend.execute(index, &mut frame, &mut taps)?;
             } else {
                 frame.fall_back(index)?;
                 Cpu.execute(index, &mut frame, &mut taps)?;
             }
-            frame.free_dead_edges(index, &mut taps, walk.keep);
+            frame.free_dead_edges(index, &mut taps, sequence.keep);
             let op = &program.ops()[index];
             if let (OpKind::Attention { .. }, Some(layer)) = (&op.kind, op.layer) {
                 frame.free_kv(layer);
             }
             index += 1;
         }
-        if walk.last {
-            frame.free_all_but(walk.keep, &mut taps);
+        if sequence.last {
+            frame.free_all_but(sequence.keep, &mut taps);
         }
         *moved += frame.moved;
         Ok(())
     }
 
-    /// Ends the pass: gives the rows back to their jobs, one pass further.
+    /// Ends the pass: returns the row states, with their new lengths, to their jobs.
     pub fn end(&mut self, jobs: &mut [&mut Job]) {
         for (segment, mut row) in self.pass.segments.iter().zip(self.rows.drain(..)) {
             row.len = segment.position + segment.count;
@@ -227,7 +236,7 @@ fn skipped_layer(program: &Program, taps: &Taps, index: usize) -> Option<usize> 
 /// Copies the residual stream past a skipped layer; returns the op after it.
 fn skip_layer(frame: &mut Frame, taps: &mut Taps, layer: usize) -> Result<usize> {
     let program = frame.program;
-    let site = |point| program.edge_of(Site::layer(layer, point)).expect("every layer has both ends of its stream");
+    let site = |point| program.edge_of(Site::layer(layer, point)).expect("every layer has resid_pre and resid_post");
     frame.copy_edge(site(Point::ResidPre), site(Point::ResidPost), taps)?;
     Ok(program.layer_ops(layer).end)
 }

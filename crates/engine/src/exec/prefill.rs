@@ -1,12 +1,13 @@
-//! Prompts in chunks.
+//! Chunked prefill.
 
 use super::{Executor, RowTokens};
 use crate::error::Result;
 use crate::job::Job;
 
 impl Executor {
-    /// Runs the unprocessed prompt tokens of `group`, rows of a job that run together, in chunks. Returns the logits of each row's
-    /// last position, `[rows, vocab]`, if the job demands logits at the ends of prompts.
+    /// Runs the unprocessed prompt tokens of `group`, rows of a job that run together, in chunks.
+    /// Returns the logits of each row's last position, `[rows, vocab]`, if the job demands them;
+    /// else nothing.
     pub fn prefill(&mut self, job: &mut Job, group: &[usize], inputs: &[Vec<u32>]) -> Result<Vec<f32>> {
         let width = self.model.program().architecture().vocab;
         let logits = job.demand.logits_at_ends;
@@ -21,7 +22,7 @@ impl Executor {
                 parts.map(|&(row, tokens)| RowTokens { job: 0, row, tokens: &tokens[from..to.min(tokens.len())] });
             let values = self.pass(&mut [job], parts, logits, None)?;
             if logits {
-                // Rows end in different chunks: each goes to its index in the group.
+                // Rows end in different chunks; store each row's logits at its index in the group.
                 for segment in &self.pass.segments {
                     let ended = segment.position + segment.count >= inputs[segment.row].len();
                     let Some(line) = self.pass.last_logits(segment).filter(|_| ended) else { continue };

@@ -1,25 +1,26 @@
-//! Ops that run again, for gradient checkpointing.
+//! Recomputation of ops, for gradient checkpointing.
 
-use super::{Executor, Walk};
-use crate::backend::{Arena, KeptValues};
+use super::{Executor, OpSequence};
+use crate::backend::{Arena, RetainedValues};
 use crate::error::Result;
 use crate::job::{Job, RowState};
 use crate::program::EdgeId;
 use std::ops::Range;
 
 impl Executor {
-    /// Runs some ops of a job's earlier pass again, from the values that `from` has kept of their `inputs`. Edits apply again, nothing
-    /// is collected twice; `kept` takes what the gradients of these ops need.
+    /// Recomputes some ops of a job's earlier pass from the values of their `inputs` in `from`.
+    /// Edits apply again, but nothing is captured twice. `retained` receives the values that the
+    /// backward pass of these ops reads.
     pub fn replay(
         &mut self,
         job: &mut Job,
         ops: Range<usize>,
-        from: &KeptValues,
+        from: &RetainedValues,
         inputs: &[EdgeId],
-        kept: &mut KeptValues,
+        retained: &mut RetainedValues,
     ) -> Result<()> {
         self.pass.clone_from(from.pass());
-        // Gradients run whole prompts, so the rows begin empty.
+        // Gradients run whole prompts, so the rows start empty.
         self.rows.clear();
         for segment in &self.pass.segments {
             self.rows.push(RowState::new(job.compiled.prompts[segment.row], self.model.kv()));
@@ -30,11 +31,11 @@ impl Executor {
             self.buffers.put(edge, copy);
         }
         job.replay = true;
-        let outcome = self.walk(&mut [job], Walk { ops, only: None, keep: None, last: true }, Some(kept));
+        let outcome = self.run_ops(&mut [job], OpSequence { ops, only: None, keep: None, last: true }, Some(retained));
         job.replay = false;
         self.rows.clear();
         outcome?;
-        kept.move_to_host(self.model.backend().memory())
+        retained.move_to_host(self.model.backend().memory())
     }
 
     /// Lends the free buffers to a backward pass.
@@ -42,7 +43,7 @@ impl Executor {
         std::mem::take(&mut self.arena)
     }
 
-    /// Takes the free buffers back.
+    /// Takes the free buffers back from a backward pass.
     pub fn put_arena(&mut self, arena: Arena) {
         self.arena = arena;
     }

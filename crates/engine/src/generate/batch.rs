@@ -1,20 +1,31 @@
-//! Generations that share passes.
+//! Continuous batching: generations that share passes.
 
 use super::decoder::Decoder;
 use super::{Control, GenerateOptions, Generation};
 use crate::error::Result;
 use crate::exec::{Executor, RowTokens};
-use crate::interrupt::Watch;
+use crate::interrupt::InterruptPoller;
 use crate::job::Job;
 use crate::model::Model;
 use crate::plan::Plan;
 
-/// A generation of a [`Batch`].
+/// The tokens of one generation in a pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchShare {
+    /// The generation.
+    pub request: RequestId,
+    /// Its prompt tokens in the pass.
+    pub prompt_tokens: usize,
+    /// Its generated tokens in the pass.
+    pub decode_tokens: usize,
+}
+
+/// Identifies a generation of a [`Batch`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(u64);
 
-/// Generations that run in the same passes, each under its own plan and options. They join and leave between passes, and each gives
-/// the bits that [`Model::generate`] would.
+/// Generations that run in the same passes, each with its own plan and options. They join and leave
+/// between passes, and each gives results bit-identical to [`Model::generate`].
 ///
 /// ```no_run
 /// # fn example(model: &pellucid_engine::Model, prompt: Vec<u32>) -> pellucid_engine::Result<()> {
@@ -37,13 +48,14 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// A batch with no generations yet.
+    /// Creates an empty batch.
     pub fn new(model: &Model) -> Batch {
-        let executor = Executor::new(model, Watch::new(None));
+        let executor = Executor::new(model, InterruptPoller::new(None));
         Batch { executor, running: Vec::new(), ended: Vec::new(), added: 0 }
     }
 
-    /// Adds a generation: rows that share a plan. It takes part from the next pass on. Its `threads` and `interrupt` are the batch's.
+    /// Adds a generation of rows that share a plan; it joins at the next pass. Its `threads` and
+    /// `interrupt` options are ignored.
     pub fn add(&mut self, inputs: &[Vec<u32>], plan: &Plan, options: &GenerateOptions) -> Result<RequestId> {
         let decoder = Decoder::new(self.executor.model(), inputs, plan, options)?;
         let id = RequestId(self.added);
@@ -52,7 +64,7 @@ impl Batch {
         Ok(id)
     }
 
-    /// Generations that have not ended.
+    /// Number of generations that have not ended.
     pub fn running(&self) -> usize {
         self.running.len()
     }
@@ -70,16 +82,24 @@ impl Batch {
         Some(self.ended.swap_remove(index).1)
     }
 
-    /// Runs one pass of all generations: the next token of each row that decodes, and at most about `prompt_tokens` tokens of prompts,
-    /// first come, first served. `watch` sees each new token of each row.
+    /// Takes the results of all generations that have ended.
+    pub fn take_ended(&mut self) -> Vec<(RequestId, Result<Generation>)> {
+        std::mem::take(&mut self.ended)
+    }
+
+    /// Runs one pass of all generations: the next token of each decoding row, and prompt tokens in
+    /// the order of arrival, together about `tokens`. Prompts advance by at least one token.
+    /// `watch` is called with each new token of each row. Returns the generations in the pass.
     pub fn pass(
         &mut self,
-        prompt_tokens: usize,
+        tokens: usize,
         watch: &mut dyn FnMut(RequestId, usize, u32) -> Control,
-    ) -> Result<()> {
+    ) -> Result<Vec<BatchShare>> {
         let Batch { executor, running, ended, .. } = self;
-        // At least one, so that prompts always advance.
-        let mut left = prompt_tokens.max(1);
+        let decoding = running.iter().filter(|(_, decoder)| !decoder.in_prompts());
+        let decoding: usize = decoding.map(|(_, decoder)| decoder.running_rows()).sum();
+        let mut left = tokens.saturating_sub(decoding).max(1);
+        let mut shares = Vec::with_capacity(running.len());
         let mut chosen: Vec<&mut (RequestId, Decoder)> = Vec::with_capacity(running.len());
         for request in running.iter_mut() {
             let in_prompts = request.1.in_prompts();
@@ -87,13 +107,13 @@ impl Batch {
                 continue;
             }
             let tokens = request.1.plan_pass(left);
-            if in_prompts {
-                left = left.saturating_sub(tokens);
-            }
+            let (prompt_tokens, decode_tokens) = if in_prompts { (tokens, 0) } else { (0, tokens) };
+            left = left.saturating_sub(prompt_tokens);
+            shares.push(BatchShare { request: request.0, prompt_tokens, decode_tokens });
             chosen.push(request);
         }
         if chosen.is_empty() {
-            return Ok(());
+            return Ok(shares);
         }
         let model = executor.model().clone();
         let mut jobs: Vec<&mut Job> = Vec::with_capacity(chosen.len());
@@ -107,12 +127,12 @@ impl Batch {
         drop(jobs);
         let mut logits = match passed {
             Ok(logits) => logits,
-            // With one job in the pass, the failure is its own; the batch goes on.
+            // With one job in the pass, the error belongs to it; the batch continues.
             Err(error) if chosen.len() == 1 => {
                 let id = chosen[0].0;
                 ended.push((id, Err(error)));
                 running.retain(|(running, _)| *running != id);
-                return Ok(());
+                return Ok(shares);
             }
             Err(error) => return Err(error),
         };
@@ -137,6 +157,6 @@ impl Batch {
         let (done, going): (Vec<_>, Vec<_>) = running.drain(..).partition(|(_, decoder)| decoder.is_done());
         *running = going;
         ended.extend(done.into_iter().map(|(id, decoder)| (id, decoder.finish(&model))));
-        Ok(())
+        Ok(shares)
     }
 }

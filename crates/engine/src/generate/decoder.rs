@@ -1,30 +1,32 @@
-//! A generation as a job: which tokens go through next, and what their logits give.
+//! A generation as a job: chooses the tokens of each pass and samples new ones from the logits.
 
 use super::row::{RESERVED, Row};
-use super::{Control, Finish, GenerateOptions, Generated, Generation};
+use super::{Control, Finish, GenerateOptions, GeneratedRow, Generation};
 use crate::error::{Error, Result};
 use crate::exec::RowTokens;
 use crate::job::{CacheUse, Job, Pass};
-use crate::memory::Moved;
+use crate::memory::TransferStats;
 use crate::model::Model;
-use crate::plan::{Lengths, Plan};
-use crate::program::Domain;
+use crate::plan::{CompiledPlan, Lengths, Plan};
+use crate::program::TokenSet;
+use crate::remedy::Remedy;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A generation under way.
+/// A generation in progress.
 pub(super) struct Decoder {
     pub job: Job,
     rows: Vec<Row>,
     options: GenerateOptions,
     reused: Vec<usize>,
-    /// Whether tokens are drafted by prompt lookup.
-    drafts: bool,
-    /// Rows run in groups, one after the other in each step: the group that runs next.
+    /// Whether prompt lookup adds speculative tokens.
+    speculates: bool,
+    /// Index of the group that runs next. Groups of rows run one after the other in each step.
     group: usize,
-    /// Prompts are not through yet.
+    /// Prefill is not finished.
     in_prompts: bool,
-    /// The next pass: rows, and which of their tokens.
+    /// The next pass: rows, and the range of their tokens.
     parts: Vec<(usize, Range<usize>)>,
     /// Rows that have ended.
     ended: Vec<usize>,
@@ -33,37 +35,25 @@ pub(super) struct Decoder {
 }
 
 impl Decoder {
-    /// Checks inputs, plan and options, and takes over what a prefix cache holds of the prompts.
+    /// Checks inputs, plan and options, and reuses cached prefixes of the prompts.
     pub fn new(model: &Model, inputs: &[Vec<u32>], plan: &Plan, options: &GenerateOptions) -> Result<Decoder> {
-        if let Some(problem) = options.sampling.problem() {
-            return Err(Error::input(problem, "see `pellucid generate --help`"));
-        }
-        if options.max_new == 0 {
-            return Err(Error::input("max_new is 0", "ask for at least one new token, or use run"));
-        }
-        model.check_inputs(inputs, options.max_new - 1, options.chunk)?;
-        let prompts: Vec<usize> = inputs.iter().map(Vec::len).collect();
-        // The last new token is never run through the model, so a row comes to prompt + new - 1 positions.
-        let limits: Vec<usize> = prompts.iter().map(|n| n + options.max_new - 1).collect();
-        let compiled = model.compile(plan, Lengths { prompts: &prompts, limits: &limits }, true)?;
-        if compiled.gradient_edges(model.program()).is_some() {
-            return Err(Error::input(
-                "gradients are not available during generation",
-                "generate first, then run the full text with the metric",
-            ));
-        }
-        let drafts = model.drafts(&compiled, options.lookup);
+        let (compiled, limits) = check(model, inputs, plan, options)?;
+        let speculates = model.can_speculate(&compiled, options.lookup);
         let mut job = Job::new(compiled, model.kv(), options.chunk, CacheUse::Decode, false);
         job.demand.logits_at_ends = true;
-        (0..inputs.len()).for_each(|row| job.rows[row].capacity = limits[row].min(prompts[row] + RESERVED));
-        let reused = model.take_over(options.prefixes.as_ref(), inputs, &mut job)?;
-        let rows = inputs.iter().enumerate().map(|(row, tokens)| Row::new(row, tokens, options)).collect();
+        let reserved = |row: usize| limits[row].min(inputs[row].len() + RESERVED);
+        (0..inputs.len()).for_each(|row| job.rows[row].capacity = reserved(row));
+        let reused = model.reuse_prefixes(options.prefixes.as_ref(), inputs, &mut job)?;
+        // The n-th copy of a prompt draws from the n-th random stream of the seed, so that copies
+        // differ and a row does not depend on its place among other prompts.
+        let copy = |row: usize| inputs[..row].iter().filter(|earlier| **earlier == inputs[row]).count();
+        let rows = (0..inputs.len()).map(|row| Row::new(row, &inputs[row], copy(row), options)).collect();
         Ok(Decoder {
             job,
             rows,
             options: options.clone(),
             reused,
-            drafts,
+            speculates,
             group: 0,
             in_prompts: true,
             parts: Vec::with_capacity(inputs.len()),
@@ -78,13 +68,19 @@ impl Decoder {
         self.ended.len() == self.rows.len()
     }
 
-    /// Whether prompt tokens are still to be run.
+    /// Rows that have not ended.
+    pub fn running_rows(&self) -> usize {
+        self.rows.len() - self.ended.len()
+    }
+
+    /// Whether prefill is not finished.
     pub fn in_prompts(&self) -> bool {
         self.in_prompts
     }
 
-    /// Chooses the tokens of the next pass: the next chunks of the group's prompts, or the pending tokens of its rows. At most
-    /// `budget` prompt tokens are taken where the plan allows prompts to be split, but always some. Returns how many tokens.
+    /// Chooses the tokens of the next pass: the next prompt chunks of the group, or the pending
+    /// tokens of its rows. Takes at most `budget` prompt tokens (at least one) if the plan allows
+    /// splitting prompts. Returns the number of tokens.
     pub fn plan_pass(&mut self, budget: usize) -> usize {
         self.parts.clear();
         let mut left = budget;
@@ -101,8 +97,8 @@ impl Decoder {
                     self.parts.push((row, state.len..end));
                 }
             } else if !self.in_prompts {
-                if self.drafts {
-                    tokens.draft(&self.options);
+                if self.speculates {
+                    tokens.speculate(&self.options);
                 }
                 self.parts.push((row, state.len..tokens.tokens.len()));
             }
@@ -110,7 +106,8 @@ impl Decoder {
         self.parts.iter().map(|(_, tokens)| tokens.len()).sum()
     }
 
-    /// The job, and the tokens that [`plan_pass`](Self::plan_pass) chose, as those of job `index` of a pass.
+    /// The job, and the tokens chosen by [`plan_pass`](Self::plan_pass), labeled as job `index` of
+    /// a pass.
     pub fn parts(&mut self, index: usize) -> (&mut Job, impl Iterator<Item = RowTokens<'_>>) {
         let (job, rows) = (&mut self.job, &self.rows[..]);
         let part = move |(row, range): &(usize, Range<usize>)| RowTokens {
@@ -122,8 +119,8 @@ impl Decoder {
         (job, parts)
     }
 
-    /// Takes the logits of a pass, `[tokens of Domain::Read, vocab]`, in which this is job `index`: rows whose prompt or step has
-    /// ended choose their next tokens.
+    /// Processes the logits of a pass, `[tokens of TokenSet::ForLogits, vocab]`, in which this is
+    /// job `index`: rows whose prompt or step is complete sample their next tokens.
     pub fn receive(
         &mut self,
         model: &Model,
@@ -138,16 +135,16 @@ impl Decoder {
             if segment.position + segment.count < row.prompt {
                 continue;
             }
-            let end = pass.range(Domain::Read, segment).end;
+            let end = pass.range(TokenSet::ForLogits, segment).end;
             let lines = (end - row.pending()) * width..end * width;
             row.advance(&mut logits[lines], &self.options, watch);
-            // Rejected draft tokens: drop their KV cache entries.
+            // Drop the KV cache entries of rejected speculative tokens.
             self.job.rows[segment.row].truncate(row.tokens.len() - 1);
         }
         self.end_group(model)
     }
 
-    /// Goes on to the next group, and after the last to the next step.
+    /// Advances to the next group, and after the last one to the next step.
     fn end_group(&mut self, model: &Model) -> Result<()> {
         let group = &self.job.compiled.groups[self.group];
         if self.in_prompts && group.iter().any(|&row| self.rows[row].tokens.len() == self.rows[row].prompt) {
@@ -164,6 +161,8 @@ impl Decoder {
         self.job.end_step(model, &self.ended)?;
         if self.in_prompts {
             self.in_prompts = false;
+            // Later requests with the same prompt need not wait for the end of this one.
+            self.store_prefixes(model);
             self.prefill = self.started.elapsed();
             self.started = Instant::now();
         }
@@ -171,7 +170,13 @@ impl Decoder {
         Ok(())
     }
 
-    /// Passes over groups all of whose rows have ended.
+    /// Adds the computed tokens of its rows to the prefix cache.
+    fn store_prefixes(&self, model: &Model) {
+        let computed = self.rows.iter().zip(&self.job.rows).map(|(row, state)| &row.tokens[..state.len]);
+        model.store_prefixes(self.options.prefixes.as_ref(), &self.job, computed);
+    }
+
+    /// Skips groups whose rows have all ended.
     fn skip_ended_groups(&mut self) {
         let (groups, rows) = (&self.job.compiled.groups, &self.rows);
         let ended = |group: &Vec<usize>| group.iter().all(|&row| rows[row].finish.is_some());
@@ -180,34 +185,61 @@ impl Decoder {
         }
     }
 
-    /// The tokens, captures and saved values.
+    /// Returns the tokens, captures and saved values.
     pub fn finish(self, model: &Model) -> Result<Generation> {
-        let Decoder { mut job, rows, options, reused, started, prefill, .. } = self;
+        self.store_prefixes(model);
+        let Decoder { mut job, rows, reused, started, prefill, .. } = self;
         let decode = started.elapsed();
         let lengths: Vec<usize> = job.rows.iter().map(|row| row.len).collect();
         for (row, &length) in rows.iter().zip(&lengths) {
             let expected = row.prompt + row.new_tokens().len() - 1;
             assert_eq!(length, expected, "each row computes prompt + generated - 1 positions");
         }
-        model.learn(options.prefixes.as_ref(), &job, rows.iter().map(|row| row.tokens.as_slice()));
         let (saved, compiled) = (job.collector.take_saved(), job.compiled.clone());
         let memory = model.backend().memory();
-        let captures = job.collector.finish(model.program(), &compiled, &lengths, memory)?;
-        let rows = rows.into_iter().map(|row| Generated {
+        let mut moved = TransferStats::default();
+        let captures = job.collector.finish(model.program(), &compiled, &lengths, memory, &mut moved)?;
+        let rows = rows.into_iter().map(|row| GeneratedRow {
             tokens: row.new_tokens().to_vec(),
             finish: row.finish.unwrap_or(Finish::Length),
             lookup: row.lookup,
         });
         let passed_over = compiled.passed_over.clone();
-        Ok(Generation {
-            rows: rows.collect(),
-            captures,
-            saved,
-            passed_over,
-            reused,
-            prefill,
-            decode,
-            moved: Moved::default(),
-        })
+        Ok(Generation { rows: rows.collect(), captures, saved, passed_over, reused, prefill, decode, moved })
     }
+}
+
+/// Checks inputs, plan and options of a generation. Returns the compiled plan, and for each row the
+/// positions that it may come to.
+pub(crate) fn check(
+    model: &Model,
+    inputs: &[Vec<u32>],
+    plan: &Plan,
+    options: &GenerateOptions,
+) -> Result<(Arc<CompiledPlan>, Vec<usize>)> {
+    if model.program().logits_edge().is_none() {
+        return Err(Error::input(
+            "this model has no logits, so it cannot generate",
+            "use run, which captures any site of the model",
+        ));
+    }
+    if let Some(problem) = options.sampling.problem() {
+        return Err(Error::input(problem, Remedy::GenerationOptions));
+    }
+    if options.max_new == 0 {
+        return Err(Error::input("max_new is 0", "ask for at least one new token, or use run"));
+    }
+    model.check_inputs(inputs, options.max_new - 1, options.chunk)?;
+    let prompts: Vec<usize> = inputs.iter().map(Vec::len).collect();
+    // The last new token is not run through the model, so a row has at most
+    // prompt + max_new - 1 positions.
+    let limits: Vec<usize> = prompts.iter().map(|n| n + options.max_new - 1).collect();
+    let compiled = model.compile(plan, Lengths { prompts: &prompts, limits: &limits }, true)?;
+    if compiled.gradient_edges(model.program()).is_some() {
+        return Err(Error::input(
+            "gradients are not available during generation",
+            "generate first, then run the full text with the metric",
+        ));
+    }
+    Ok((compiled, limits))
 }

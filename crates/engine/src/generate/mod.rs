@@ -1,48 +1,52 @@
 //! Generation: prefill, then one token at a time, with the plan active at every step.
 //!
-//! A `Decoder` (`decoder.rs`) is a job with the tokens of its rows (`row.rs`): it says which tokens go through next and chooses new
-//! ones from the logits. [`Model::generate`] runs one decoder to its end; a [`Batch`] (`batch.rs`) runs any number of them in the same
-//! passes, and admits and ends them between passes.
+//! A `Decoder` (`decoder.rs`) is a job with the tokens of its rows (`row.rs`): it chooses the
+//! tokens of each pass and samples new ones from the logits. [`Model::generate`] runs one decoder
+//! to its end; a [`Batch`] (`batch.rs`) runs any number of them in the same passes, which they join
+//! and leave between passes.
 
 mod batch;
 mod decoder;
 mod row;
 
-pub use batch::{Batch, RequestId};
+pub use batch::{Batch, BatchShare, RequestId};
+pub(crate) use decoder::check;
 
 use crate::error::Result;
 use crate::exec::Executor;
-use crate::interrupt::{Interrupt, Watch};
-use crate::job::Saved;
-use crate::lookup::Lookup;
-use crate::memory::Moved;
+use crate::interrupt::{Interrupt, InterruptPoller};
+use crate::job::SavedValue;
+use crate::memory::TransferStats;
 use crate::model::Model;
 use crate::plan::{Capture, Plan};
 use crate::prefix::PrefixCache;
+use crate::prompt_lookup::LookupStats;
 use crate::sample::Sampling;
 use crate::site::Site;
 use decoder::Decoder;
 use std::time::Duration;
 
-/// How to generate.
+/// Options of a generation.
 #[derive(Clone, Debug)]
 pub struct GenerateOptions {
-    /// At most this many new tokens a row.
+    /// Maximum number of new tokens per row.
     pub max_new: usize,
-    /// How tokens are chosen.
+    /// Sampling settings.
     pub sampling: Sampling,
     /// Tokens that end a row.
     pub eos: Vec<u32>,
-    /// Prompt tokens of a row that go through at once.
+    /// Chunked prefill: prompt tokens of a row per pass; the whole prompt if `None`.
     pub chunk: Option<usize>,
-    /// At most this many tokens are drafted from what the row has said before, and checked in one pass; 0 drafts none. It never
-    /// changes a token. Plans that touch what is generated, and models that carry a state from token to token, run without.
+    /// Prompt lookup: maximum number of speculative tokens per pass, copied from earlier in the
+    /// row; 0 turns it off. The output never changes. Off for plans that touch generated positions
+    /// and for models with recurrent state.
     pub lookup: usize,
-    /// At most this many of the model's threads; all of them where absent. It never changes a token.
+    /// Maximum number of threads; all threads of the model if `None`. The output never changes.
     pub threads: Option<usize>,
-    /// Kept beginnings of rows, which need not be computed again where the plan touches nothing of them. It never changes a token.
+    /// Prefix cache: reuses KV caches of earlier calls up to the first position that the plan
+    /// touches. The output never changes.
     pub prefixes: Option<PrefixCache>,
-    /// Asked now and then whether to stop.
+    /// Polled during the generation; ends it with an error.
     pub interrupt: Option<Interrupt>,
 }
 
@@ -61,12 +65,12 @@ impl Default for GenerateOptions {
     }
 }
 
-/// What the one who watches a generation says to each token.
+/// Returned by the per-token callback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Control {
-    /// Go on.
+    /// Continue this row.
     Go,
-    /// This row is done.
+    /// End this row.
     Stop,
 }
 
@@ -75,46 +79,46 @@ pub enum Control {
 pub enum Finish {
     /// An end-of-text token.
     Eos,
-    /// As many new tokens as were asked for.
+    /// `max_new` tokens were generated.
     Length,
-    /// The watcher said so (a stop string).
+    /// The per-token callback returned [`Control::Stop`] (a stop string, for example).
     Stop,
 }
 
 /// A generated row.
 #[derive(Clone, Debug)]
-pub struct Generated {
+pub struct GeneratedRow {
     /// The new tokens, the end-of-text token included.
     pub tokens: Vec<u32>,
     /// Why it ended.
     pub finish: Finish,
-    /// What drafting came to.
-    pub lookup: Lookup,
+    /// Statistics of prompt lookup.
+    pub lookup: LookupStats,
 }
 
-/// What a generation gave back.
+/// The result of a generation.
 #[derive(Debug)]
 pub struct Generation {
-    /// One for each input.
-    pub rows: Vec<Generated>,
-    /// What the plan captured: `prompt + generated - 1` positions of each row.
+    /// One per input.
+    pub rows: Vec<GeneratedRow>,
+    /// The plan's captures; a row has `prompt + generated - 1` positions.
     pub captures: Vec<Capture>,
     /// The values that the plan saves, step by step.
-    pub saved: Vec<Saved>,
-    /// Sites that patterns passed over.
+    pub saved: Vec<SavedValue>,
+    /// Sites that a pattern of the plan skipped because their layers do not have them.
     pub passed_over: Vec<Site>,
-    /// For each row how many of its tokens were taken over from kept prefixes.
+    /// For each row the number of tokens reused from the prefix cache.
     pub reused: Vec<usize>,
-    /// Time in the prompts.
+    /// Duration of prefill.
     pub prefill: Duration,
-    /// Time in the steps after them.
+    /// Duration of decoding.
     pub decode: Duration,
-    /// What moved between host and device; not counted in a [`Batch`].
-    pub moved: Moved,
+    /// Transfers between host and device; in a [`Batch`] those of the captures only.
+    pub moved: TransferStats,
 }
 
 impl Model {
-    /// Continues rows of tokens under a plan. `watch` sees each new token of each row as it comes.
+    /// Continues rows of tokens under a plan. `watch` is called with the row and each new token.
     pub fn generate(
         &self,
         inputs: &[Vec<u32>],
@@ -123,7 +127,7 @@ impl Model {
         watch: &mut dyn FnMut(usize, u32) -> Control,
     ) -> Result<Generation> {
         let model = self.on_threads(options.threads)?;
-        let mut executor = Executor::new(&model, Watch::new(options.interrupt.as_ref()));
+        let mut executor = Executor::new(&model, InterruptPoller::new(options.interrupt.as_ref()));
         let mut decoder = Decoder::new(&model, inputs, plan, options)?;
         while !decoder.is_done() {
             let prompts = decoder.in_prompts();
@@ -133,11 +137,12 @@ impl Model {
             decoder.receive(&model, executor.last_pass(), 0, &mut logits, watch)?;
             executor.give_back(logits);
             if prompts && !decoder.in_prompts() {
-                // Buffers for whole prompts are far larger than a step needs.
+                // Prefill buffers are far larger than decoding needs.
                 executor.free_buffers();
             }
         }
-        let generation = decoder.finish(&model)?;
-        Ok(Generation { moved: executor.moved, ..generation })
+        let mut generation = decoder.finish(&model)?;
+        generation.moved += executor.moved;
+        Ok(generation)
     }
 }

@@ -1,54 +1,56 @@
 //! The tokens of one row of a generation.
 
 use super::{Control, Finish, GenerateOptions};
-use crate::lookup::{self, Lookup};
+use crate::prompt_lookup::{self, LookupStats};
 use crate::sample::Sampler;
 
-/// Positions beyond the prompt that a row reserves memory for at first.
+/// Positions after the prompt that a row initially reserves memory for.
 pub(super) const RESERVED: usize = 1024;
 
-/// A row under way.
+/// A row of a generation in progress.
 pub(super) struct Row {
     pub index: usize,
-    /// The row so far, and behind it the draft tokens.
+    /// The row so far, followed by the speculative tokens.
     pub tokens: Vec<u32>,
-    /// How many of the tokens are drafts.
+    /// Number of speculative tokens at the end of `tokens`.
     drafted: usize,
     pub prompt: usize,
     sampler: Sampler,
     pub finish: Option<Finish>,
-    pub lookup: Lookup,
+    pub lookup: LookupStats,
 }
 
 impl Row {
-    pub fn new(index: usize, prompt: &[u32], options: &GenerateOptions) -> Row {
-        // Drafts included: none reaches past the last new token.
+    /// A row before prefill. `copy` counts the earlier rows of the call with the same prompt.
+    pub fn new(index: usize, prompt: &[u32], copy: usize, options: &GenerateOptions) -> Row {
+        // Also enough for speculative tokens, which never extend past `max_new`.
         let mut tokens = Vec::with_capacity(prompt.len() + options.max_new.min(RESERVED));
         tokens.extend_from_slice(prompt);
-        let sampler = Sampler::new(&options.sampling, index);
-        Row { index, tokens, drafted: 0, prompt: prompt.len(), sampler, finish: None, lookup: Lookup::default() }
+        let sampler = Sampler::new(&options.sampling, copy);
+        Row { index, tokens, drafted: 0, prompt: prompt.len(), sampler, finish: None, lookup: LookupStats::default() }
     }
 
-    /// How many tokens go through next: the last one, and the drafts after it.
+    /// Number of tokens to run next: the last one and the speculative ones.
     pub fn pending(&self) -> usize {
         self.drafted + 1
     }
 
-    /// The generated tokens, and the drafts after them.
+    /// The generated tokens, followed by the speculative ones.
     pub fn new_tokens(&self) -> &[u32] {
         &self.tokens[self.prompt..]
     }
 
-    /// Appends draft tokens, no further than the row may come.
-    pub fn draft(&mut self, options: &GenerateOptions) {
+    /// Appends speculative tokens, at most up to `max_new`.
+    pub fn speculate(&mut self, options: &GenerateOptions) {
         let most = options.lookup.min(options.max_new - self.new_tokens().len() - 1);
-        self.drafted = lookup::draft(&mut self.tokens, most);
+        self.drafted = prompt_lookup::speculate(&mut self.tokens, most);
         self.lookup.passes += 1;
         self.lookup.drafted += self.drafted;
     }
 
-    /// Chooses tokens from the logits of the pending ones, `[pending, vocab]`: as many as were drafted right, and one more. Each is
-    /// chosen as it would be without drafts, since a token's logits have the same bits alone and among others.
+    /// Samples tokens from the logits of the pending ones, `[pending, vocab]`: confirms speculative
+    /// tokens while they match, plus one more. The result is the same as without speculation,
+    /// because a token's logits do not depend on its batch.
     pub fn advance(
         &mut self,
         logits: &mut [f32],
@@ -59,13 +61,13 @@ impl Row {
         let first = self.tokens.len() - self.drafted;
         let width = logits.len() / lines;
         self.drafted = 0;
-        for (sure, logits) in (first..).zip(logits.chunks_exact_mut(width)) {
-            let token = self.sampler.choose(logits, &self.tokens[..sure]);
-            let right = self.tokens.get(sure) == Some(&token);
-            if right {
+        for (accepted, logits) in (first..).zip(logits.chunks_exact_mut(width)) {
+            let token = self.sampler.choose(logits, &self.tokens[..accepted]);
+            let matches = self.tokens.get(accepted) == Some(&token);
+            if matches {
                 self.lookup.accepted += 1;
             } else {
-                self.tokens.truncate(sure);
+                self.tokens.truncate(accepted);
                 self.tokens.push(token);
             }
             let control = watch(self.index, token);
@@ -73,13 +75,13 @@ impl Row {
                 Some(Finish::Eos)
             } else if control == Control::Stop {
                 Some(Finish::Stop)
-            } else if sure + 1 - self.prompt >= options.max_new {
+            } else if accepted + 1 - self.prompt >= options.max_new {
                 Some(Finish::Length)
             } else {
                 None
             };
-            if !right || self.finish.is_some() {
-                self.tokens.truncate(sure + 1);
+            if !matches || self.finish.is_some() {
+                self.tokens.truncate(accepted + 1);
                 return;
             }
         }

@@ -1,40 +1,40 @@
-//! Ops that move numbers: their gradients move back.
+//! Backward passes of ops that rearrange elements.
 
-use super::walk::Walk;
-use crate::backend::cpu::differ_by;
+use super::backward::BackwardPass;
+use crate::backend::cpu::differential_lambda;
 use crate::program::{EdgeId, OpKind};
 
-pub(super) fn back(walk: &mut Walk, kind: &OpKind, gradient: Vec<f32>) {
-    let program = walk.program;
+pub(super) fn backward(ctx: &mut BackwardPass, kind: &OpKind, gradient: Vec<f32>) {
+    let program = ctx.program;
     let width = |edge: EdgeId| program.edge(edge).width;
     match kind {
         OpKind::Slice { x, from, out } => {
-            let mut dx = walk.given_or_zeros(*x);
+            let mut dx = ctx.take_gradient_or_zeros(*x);
             for (line, part) in dx.chunks_exact_mut(width(*x)).zip(gradient.chunks_exact(width(*out))) {
                 line[*from..from + part.len()].iter_mut().zip(part).for_each(|(y, g)| *y += g);
             }
-            walk.put(*x, dx);
+            ctx.put_gradient(*x, dx);
         }
         OpKind::Concat { parts, out } => {
             let mut from = 0;
             for &part in parts {
-                let mut dx = walk.make(part);
+                let mut dx = ctx.alloc(part);
                 for (line, whole) in dx.chunks_exact_mut(width(part)).zip(gradient.chunks_exact(width(*out))) {
                     line.copy_from_slice(&whole[from..from + line.len()]);
                 }
-                walk.add(part, dx);
+                ctx.add_gradient(part, dx);
                 from += width(part);
             }
         }
         OpKind::JoinHeads { x, tail, heads, out } => {
             let (dim, joined) = (width(*x) / heads, width(*out) / heads);
-            let mut dx = walk.make(*x);
+            let mut dx = ctx.alloc(*x);
             for (dx, joined) in dx.chunks_exact_mut(dim).zip(gradient.chunks_exact(joined)) {
                 dx.copy_from_slice(&joined[..dim]);
             }
-            walk.add(*x, dx);
-            // One tail for all heads gets what each of them says.
-            let mut dx = walk.zeros(*tail);
+            ctx.add_gradient(*x, dx);
+            // A tail shared by all heads sums their gradients.
+            let mut dx = ctx.zeros(*tail);
             let tails = width(*tail) / (joined - dim);
             for (line, whole) in dx.chunks_exact_mut(width(*tail)).zip(gradient.chunks_exact(width(*out))) {
                 for (head, whole) in whole.chunks_exact(joined).enumerate() {
@@ -42,19 +42,19 @@ pub(super) fn back(walk: &mut Walk, kind: &OpKind, gradient: Vec<f32>) {
                     line.iter_mut().zip(&whole[dim..]).for_each(|(y, g)| *y += g);
                 }
             }
-            walk.add(*tail, dx);
+            ctx.add_gradient(*tail, dx);
         }
-        OpKind::JoinNumber { x, heads, out, .. } => {
+        OpKind::JoinConstant { x, heads, out, .. } => {
             let (dim, joined) = (width(*x) / heads, width(*out) / heads);
-            let mut dx = walk.make(*x);
+            let mut dx = ctx.alloc(*x);
             for (dx, joined) in dx.chunks_exact_mut(dim).zip(gradient.chunks_exact(joined)) {
                 dx.copy_from_slice(&joined[..dim]);
             }
-            walk.add(*x, dx);
+            ctx.add_gradient(*x, dx);
         }
         OpKind::PairValues { x, heads, out } => {
             let (dim, half) = (width(*x) / heads, heads / 2);
-            let mut dx = walk.zeros(*x);
+            let mut dx = ctx.zeros(*x);
             for (line, pairs) in dx.chunks_exact_mut(width(*x)).zip(gradient.chunks_exact(width(*out))) {
                 for (head, pair) in pairs.chunks_exact(2 * dim).enumerate() {
                     for (own, part) in [head % half, head % half + half].into_iter().zip(pair.chunks_exact(dim)) {
@@ -62,23 +62,23 @@ pub(super) fn back(walk: &mut Walk, kind: &OpKind, gradient: Vec<f32>) {
                     }
                 }
             }
-            walk.add(*x, dx);
+            ctx.add_gradient(*x, dx);
         }
-        OpKind::Differ { x, weights, start, out } => {
-            let by = differ_by(walk.weights, weights, *start);
-            let mut dx = walk.make(*x);
+        OpKind::HeadDifference { x, weights, lambda_init, out } => {
+            let by = differential_lambda(ctx.weights, weights, *lambda_init);
+            let mut dx = ctx.alloc(*x);
             for (line, g) in dx.chunks_exact_mut(width(*x)).zip(gradient.chunks_exact(width(*out))) {
                 let (first, second) = line.split_at_mut(g.len());
                 first.copy_from_slice(g);
                 second.iter_mut().zip(g).for_each(|(y, g)| *y = -by * g);
             }
-            walk.add(*x, dx);
+            ctx.add_gradient(*x, dx);
         }
         OpKind::Select { x, out } => {
-            let dx = walk.unselect(*x, *out, &gradient);
-            walk.add(*x, dx);
+            let dx = ctx.scatter_selected(*x, *out, &gradient);
+            ctx.add_gradient(*x, dx);
         }
         _ => unreachable!("dispatched on the kind"),
     }
-    walk.give(gradient);
+    ctx.release(gradient);
 }

@@ -1,19 +1,23 @@
-//! Gradients: the op list walked backward.
+//! Gradients: reverse-mode differentiation over the op list.
 //!
-//! A forward pass with a gradient keeps a `GradientTape` (`tape.rs`): of each op between the wanted sites and the last seeded one, the
-//! inputs that its derivative needs, as the taps left them, and nothing else; products need none. Then `walk` (`walk.rs`) goes from
-//! the last op to the first. The gradient of an edge is complete when the op that made it is reached, since every op that read the
-//! edge lies behind; it is shown to the `Cotangents`, which read it, change it or add to it, and handed on to the op's inputs. The
-//! derivatives are in one file for each kind of op: `products.rs`, `norms.rs`, `pointwise.rs`, `arrange.rs`, `attention.rs`,
-//! `experts.rs`, `recurrence.rs`. Weights get their share on the way, where their gradient is wanted (`weights.rs`).
+//! A forward pass with gradients fills a `GradientTape` (`tape.rs`): for each op between the wanted
+//! sites and the last seeded one, the inputs that its derivative reads, after taps. Matrix products
+//! retain nothing unless their weight gradient is wanted. Then `run_backward` (`backward.rs`) goes
+//! from the last op to the first. An edge's gradient is complete when the op that computed the edge
+//! is reached, because all its readers come later. At that point the `Cotangents` visit it (read,
+//! edit or add to it), and it is propagated to the op's inputs. Each kind of op has its file:
+//! `products.rs`, `norms.rs`, `pointwise.rs`, `arrange.rs`, `attention.rs`, `experts.rs`,
+//! `recurrence.rs`. Weight gradients are accumulated along the way if wanted (`weights.rs`).
 //!
-//! Choices (of experts, and of keys that a query keeps) are constants.
+//! Discrete choices (top-k experts, keys kept by a dynamic mask) are constants.
 //!
-//! A plan with metrics runs them through its own taps (`taps.rs`); [`Model::vjp`](crate::Model::vjp) (`vjp.rs`) is the mechanism by
-//! itself. `through.rs` runs some of the ops on given vectors, forward and backward.
+//! Metrics of a plan are differentiated through its taps (`taps.rs`);
+//! [`Model::vjp`](crate::Model::vjp) (`vjp.rs`) computes a plain vector-Jacobian product.
+//! `through.rs` runs some of the ops on given vectors, forward and backward.
 
 mod arrange;
 mod attention;
+mod backward;
 mod experts;
 mod norms;
 mod pointwise;
@@ -23,13 +27,12 @@ mod tape;
 mod taps;
 mod through;
 mod vjp;
-mod walk;
 mod weights;
 
+use backward::run_backward;
 pub(crate) use tape::GradientTape;
-use taps::TapsBack;
+use taps::BackwardTaps;
 pub use vjp::{GradOptions, Seed};
-use walk::walk;
 
 use crate::error::Result;
 use crate::exec::{Executor, RowTokens};
@@ -38,24 +41,26 @@ use crate::plan::Capture;
 use crate::program::{EdgeId, Program};
 use crate::weights::WeightId;
 
-/// Meets each edge's gradient once it is complete and before it flows on: reads it, changes it, adds to it.
+/// Visits the gradients of edges: reads, edits or adds to each one when it is complete, before it
+/// is propagated.
 pub(crate) trait Cotangents {
-    /// The gradient of a weight so far, in the weight's own order, if it is wanted.
+    /// The accumulated gradient of a weight, in the weight's layout, if it is wanted.
     fn weight(&mut self, _: WeightId) -> Option<&mut Vec<f32>> {
         None
     }
 
-    /// Whether an edge's gradient is to be met, even where it is nothing.
-    fn touches(&self, edge: EdgeId) -> bool;
+    /// Whether to visit an edge's gradient, even if it is zero.
+    fn wants(&self, edge: EdgeId) -> bool;
 
-    /// The same for one row; an attention edge is made only for the rows that somebody touches.
-    fn touches_row(&self, edge: EdgeId, row: usize) -> bool;
+    /// Like [`wants`](Self::wants) for one row. Attention edges exist only for the rows that are
+    /// wanted.
+    fn wants_row(&self, edge: EdgeId, row: usize) -> bool;
 
-    /// The gradient of an edge, `[tokens, width]`.
-    fn meet(&mut self, program: &Program, pass: &Pass, edge: EdgeId, gradient: &mut [f32]) -> Result<()>;
+    /// Visits the gradient of an edge, `[tokens, width]`.
+    fn visit(&mut self, program: &Program, pass: &Pass, edge: EdgeId, gradient: &mut [f32]) -> Result<()>;
 
-    /// The gradient of an attention edge for one row, `[heads, queries, keys]`.
-    fn meet_attention(
+    /// Visits the gradient of an attention edge for one row, `[heads, queries, keys]`.
+    fn visit_attention(
         &mut self,
         program: &Program,
         segment: &Segment,
@@ -64,7 +69,8 @@ pub(crate) trait Cotangents {
     ) -> Result<()>;
 }
 
-/// Runs the whole prompts of a group, rows of a job that run together, and keeps on the tape what the backward pass needs.
+/// Runs the whole prompts of a group (rows of a job that run together) and records on the tape the
+/// values that the backward pass reads.
 pub(crate) fn record(
     executor: &mut Executor,
     job: &mut Job,
@@ -72,22 +78,22 @@ pub(crate) fn record(
     inputs: &[Vec<u32>],
     tape: &mut GradientTape,
 ) -> Result<()> {
-    // The end of the model is computed only for the tokens that a gradient needs.
+    // Compute the last MLP and the logits only for the tokens that a gradient needs.
     job.demand.last_mlp_everywhere = false;
     let parts = group.iter().map(|&row| RowTokens { job: 0, row, tokens: &inputs[row] });
-    executor.pass(&mut [job], parts, false, Some(&mut tape.kept))?;
-    tape.kept.move_to_host(executor.model().backend().memory())
+    executor.pass(&mut [job], parts, false, Some(&mut tape.retained))?;
+    tape.retained.move_to_host(executor.model().backend().memory())
 }
 
-/// One backward pass for each metric of the plan; returns what the plan captures of the gradients.
+/// Runs one backward pass per metric of the plan; returns the captured gradients.
 pub(crate) fn backward(executor: &mut Executor, job: &mut Job, tapes: &[GradientTape]) -> Result<Vec<Capture>> {
     let (model, compiled) = (executor.model().clone(), job.compiled.clone());
     let mut captures = Vec::new();
     for metric in 0..if tapes.is_empty() { 0 } else { compiled.values.metrics.len() } {
-        let mut taps = TapsBack::new(&model, &compiled, metric, job.collector.store())?;
-        // Rows of a later group may have read values of an earlier one, so the last group goes first.
+        let mut taps = BackwardTaps::new(&model, &compiled, metric, job.collector.store())?;
+        // Rows of a later group may have read values of an earlier one: go in reverse order.
         for tape in tapes.iter().rev() {
-            walk(executor, job, tape, &mut taps)?;
+            run_backward(executor, job, tape, &mut taps)?;
         }
         captures.append(&mut taps.end());
         job.collector.end_gradient(&model, &compiled, metric)?;

@@ -1,65 +1,69 @@
-//! Norms: through the gain, then through the division by the scale.
+//! Backward pass of norms: first through the gain, then through the division by the scale.
 
-use super::walk::Walk;
+use super::backward::BackwardPass;
 use super::weights::add_products;
-use crate::backend::KeptValues;
-use crate::backend::cpu::in_parts;
+use crate::backend::RetainedValues;
+use crate::backend::cpu::parallel_rows;
 use crate::error::Result;
 use crate::program::OpKind;
 use pellucid_kernels::elementwise::dot;
-use pellucid_kernels::norm::{NormKind, gain, normalise, normalise_back};
+use pellucid_kernels::norm::{NormKind, apply_gain, normalize, normalize_backward};
 
-pub(super) fn back(walk: &mut Walk, kept: &KeptValues, kind: &OpKind, mut gradient: Vec<f32>) -> Result<()> {
+pub(super) fn backward(
+    ctx: &mut BackwardPass,
+    retained: &RetainedValues,
+    kind: &OpKind,
+    mut gradient: Vec<f32>,
+) -> Result<()> {
     let OpKind::Norm { x, norm, gain: weight, group, scale, normed, .. } = kind else {
         unreachable!("dispatched on the kind")
     };
-    let (input, group) = (kept.value(*x), *group);
-    if let Some(weight) = weight.filter(|&weight| walk.weight(weight).is_some()) {
-        // What the gain multiplied: as the taps left it, where somebody looked.
-        let mut values = kept.value(*normed).to_vec();
+    let (input, group) = (retained.value(*x), *group);
+    if let Some(weight) = weight.filter(|&weight| ctx.weight(weight).is_some()) {
+        // The gain's input: retained if a tap touched it, else recomputed.
+        let mut values = retained.value(*normed).to_vec();
         if values.is_empty() {
             values = vec![0.0; input.len()];
-            normalise(norm.kind, norm.eps, input, group, &mut values, &mut vec![0.0; input.len() / group]);
+            normalize(norm.kind, norm.eps, input, group, &mut values, &mut vec![0.0; input.len() / group]);
         }
-        add_products(walk, weight, &values, &gradient);
+        add_products(ctx, weight, &values, &gradient);
     }
-    let weight = weight.map(|w| walk.weights.vector(w));
+    let weight = weight.map(|w| ctx.weights.vector(w));
     // Gains may differ between the groups of a token.
     let gains = weight.map_or(group, <[f32]>::len);
-    // The plain arithmetic, where nobody looks inside and nobody did.
-    if kept.value(*scale).is_empty() && !walk.touches(*scale) && !walk.touches(*normed) {
-        in_parts(walk.pool, &mut gradient, gains, &|rows, part| {
-            gain(part, weight, None, gains);
-            normalise_back(norm.kind, norm.eps, &input[rows.start * gains..rows.end * gains], group, part);
+    // Fast path: no tap touches the inside of the norm, in either direction.
+    if retained.value(*scale).is_empty() && !ctx.wants(*scale) && !ctx.wants(*normed) {
+        parallel_rows(ctx.pool, &mut gradient, gains, &|rows, part| {
+            apply_gain(part, weight, None, gains);
+            normalize_backward(norm.kind, norm.eps, &input[rows.start * gains..rows.end * gains], group, part);
         });
-        walk.add(*x, gradient);
+        ctx.add_gradient(*x, gradient);
         return Ok(());
     }
-    gain(&mut gradient, weight, None, gains);
-    walk.meet(*normed, &mut gradient)?;
-    // The scale as it comes from the values, and as the run has used it.
-    let (mut values, mut own) = (walk.make(*normed), walk.make(*scale));
-    normalise(norm.kind, norm.eps, input, group, &mut values, &mut own);
-    let used = if kept.value(*scale).is_empty() { own.clone() } else { kept.value(*scale).to_vec() };
-    // normed = centred / used, and centred = values · own.
-    let mut by_scale = walk.make(*scale);
+    apply_gain(&mut gradient, weight, None, gains);
+    ctx.visit(*normed, &mut gradient)?;
+    // `own` is the scale computed from the input, `used` the one after taps.
+    let (mut values, mut own) = (ctx.alloc(*normed), ctx.alloc(*scale));
+    normalize(norm.kind, norm.eps, input, group, &mut values, &mut own);
+    let used = if retained.value(*scale).is_empty() { own.clone() } else { retained.value(*scale).to_vec() };
+    // normed = centered / used, and centered = values · own.
+    let mut d_scale = ctx.alloc(*scale);
     let groups = gradient.chunks_exact_mut(group).zip(values.chunks_exact(group)).zip(own.iter().zip(&used));
-    for (by_scale, ((gradient, values), (own, used))) in by_scale.iter_mut().zip(groups) {
-        *by_scale = -dot(gradient, values) * own / (used * used);
+    for (d_scale, ((gradient, values), (own, used))) in d_scale.iter_mut().zip(groups) {
+        *d_scale = -dot(gradient, values) * own / (used * used);
         gradient.iter_mut().for_each(|g| *g /= used);
     }
-    walk.meet(*scale, &mut by_scale)?;
-    for ((gradient, values), by_scale) in
-        gradient.chunks_exact_mut(group).zip(values.chunks_exact(group)).zip(&by_scale)
+    ctx.visit(*scale, &mut d_scale)?;
+    for ((gradient, values), d_scale) in gradient.chunks_exact_mut(group).zip(values.chunks_exact(group)).zip(&d_scale)
     {
-        // The scale rises by its values' share: own' = centred / (own · group) = values / group.
-        gradient.iter_mut().zip(values).for_each(|(g, value)| *g += by_scale * value / group as f32);
+        // d own / d x = centered / (own · group) = values / group.
+        gradient.iter_mut().zip(values).for_each(|(g, value)| *g += d_scale * value / group as f32);
         if norm.kind == NormKind::Layer {
             let mean = gradient.iter().sum::<f32>() / group as f32;
             gradient.iter_mut().for_each(|g| *g -= mean);
         }
     }
-    [values, own, by_scale].into_iter().for_each(|buffer| walk.give(buffer));
-    walk.add(*x, gradient);
+    [values, own, d_scale].into_iter().for_each(|buffer| ctx.release(buffer));
+    ctx.add_gradient(*x, gradient);
     Ok(())
 }

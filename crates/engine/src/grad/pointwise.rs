@@ -1,151 +1,153 @@
-//! Ops that treat each number by itself, or each token.
+//! Backward passes of ops on single elements or single tokens.
 
-use super::walk::Walk;
+use super::backward::BackwardPass;
 use super::weights::add_lines;
 use crate::architecture::Activation;
-use crate::backend::KeptValues;
-use crate::backend::cpu::{heat, in_parts};
+use crate::backend::RetainedValues;
+use crate::backend::cpu::{parallel_rows, position_scale};
 use crate::program::{EdgeId, OpKind};
 use pellucid_kernels::activation::{
     activate, activate_backward, activate_gated_backward, soft_cap_backward, softplus_derivative, xielu_backward,
 };
 use pellucid_kernels::elementwise::{self, dot};
-use pellucid_kernels::memory::Shared;
-use pellucid_kernels::norm::gain;
+use pellucid_kernels::memory::DisjointMut;
+use pellucid_kernels::norm::apply_gain;
 use pellucid_kernels::recurrence::softplus;
 use pellucid_kernels::rope::rotate;
 
-pub(super) fn back(walk: &mut Walk, kept: &KeptValues, kind: &OpKind, mut gradient: Vec<f32>) {
-    let pool = walk.pool;
+pub(super) fn backward(ctx: &mut BackwardPass, retained: &RetainedValues, kind: &OpKind, mut gradient: Vec<f32>) {
+    let pool = ctx.pool;
     match kind {
         OpKind::Add { a, b, .. } => {
-            if walk.flows(*a) && walk.flows(*b) {
-                match walk.given(*b) {
+            if ctx.requires_grad(*a) && ctx.requires_grad(*b) {
+                match ctx.take_gradient(*b) {
                     Some(mut sum) => {
                         elementwise::add(&mut sum, &gradient);
-                        walk.put(*b, sum);
+                        ctx.put_gradient(*b, sum);
                     }
                     None => {
-                        let copy = walk.copy(&gradient);
-                        walk.put(*b, copy);
+                        let copy = ctx.copy(&gradient);
+                        ctx.put_gradient(*b, copy);
                     }
                 }
-                walk.add(*a, gradient);
+                ctx.add_gradient(*a, gradient);
             } else {
-                walk.add(if walk.flows(*a) { *a } else { *b }, gradient);
+                ctx.add_gradient(if ctx.requires_grad(*a) { *a } else { *b }, gradient);
             }
         }
         OpKind::Scale { x, by, .. } => {
             elementwise::scale(&mut gradient, *by);
-            walk.add(*x, gradient);
+            ctx.add_gradient(*x, gradient);
         }
         OpKind::Gain { x, gain: weight, .. } => {
-            gain(&mut gradient, Some(walk.weights.vector(*weight)), None, walk.width(*x));
-            walk.add(*x, gradient);
+            apply_gain(&mut gradient, Some(ctx.weights.vector(*weight)), None, ctx.width(*x));
+            ctx.add_gradient(*x, gradient);
         }
         OpKind::SoftCap { x, cap, .. } => {
-            let input = kept.value(*x);
-            in_parts(pool, &mut gradient, 1, &|range, part| soft_cap_backward(*cap, &input[range], part));
-            walk.add(*x, gradient);
+            let input = retained.value(*x);
+            parallel_rows(pool, &mut gradient, 1, &|range, part| soft_cap_backward(*cap, &input[range], part));
+            ctx.add_gradient(*x, gradient);
         }
         OpKind::Clip { x, by, .. } => {
-            let pairs = gradient.iter_mut().zip(kept.value(*x));
+            let pairs = gradient.iter_mut().zip(retained.value(*x));
             pairs.filter(|(_, x)| x.abs() > *by).for_each(|(g, _)| *g = 0.0);
-            walk.add(*x, gradient);
+            ctx.add_gradient(*x, gradient);
         }
         OpKind::Rotate { x, rope, heads, from, .. } => {
-            // The transpose of a turn is the turn back.
-            let (cos, sin) = kept.rotation(*rope);
-            let back: Vec<f32> = sin.iter().map(|x| -x).collect();
-            let spec = &walk.program.architecture().ropes[*rope];
-            let (pairs, width) = (spec.frequencies.len(), walk.width(*x));
-            in_parts(pool, &mut gradient, width, &|tokens, part| {
+            // The transpose of a rotation is the rotation by the negative angle.
+            let (cos, sin) = retained.rotation(*rope);
+            let minus_sin: Vec<f32> = sin.iter().map(|x| -x).collect();
+            let spec = &ctx.program.architecture().ropes[*rope];
+            let (pairs, width) = (spec.frequencies.len(), ctx.width(*x));
+            parallel_rows(pool, &mut gradient, width, &|tokens, part| {
                 for (token, row) in tokens.zip(part.chunks_exact_mut(width)) {
-                    let (cos, back) = (&cos[token * pairs..][..pairs], &back[token * pairs..][..pairs]);
+                    let (cos, minus_sin) = (&cos[token * pairs..][..pairs], &minus_sin[token * pairs..][..pairs]);
                     row.chunks_exact_mut(width / heads)
-                        .for_each(|head| rotate(spec.style, &mut head[*from..], cos, back));
+                        .for_each(|head| rotate(spec.style, &mut head[*from..], cos, minus_sin));
                 }
             });
-            walk.add(*x, gradient);
+            ctx.add_gradient(*x, gradient);
         }
-        OpKind::Temper { x, temperature, .. } => {
-            let width = walk.width(*x);
-            for (row, &position) in gradient.chunks_exact_mut(width).zip(&walk.pass.positions) {
-                elementwise::scale(row, heat(temperature, position));
+        OpKind::ScaleByPosition { x, scale, .. } => {
+            let width = ctx.width(*x);
+            for (row, &position) in gradient.chunks_exact_mut(width).zip(&ctx.pass.positions) {
+                elementwise::scale(row, position_scale(scale, position));
             }
-            walk.add(*x, gradient);
+            ctx.add_gradient(*x, gradient);
         }
         OpKind::KeyBias { x, rate, .. } => {
-            let rate = walk.weights.vector(*rate);
-            let lines = gradient.chunks_exact_mut(rate.len()).zip(kept.value(*x).chunks_exact(rate.len()));
+            let rate = ctx.weights.vector(*rate);
+            let lines = gradient.chunks_exact_mut(rate.len()).zip(retained.value(*x).chunks_exact(rate.len()));
             for (line, x) in lines {
                 for ((g, &x), rate) in line.iter_mut().zip(x).zip(rate) {
                     *g *= (rate * softplus(x)).exp() * rate * softplus_derivative(x);
                 }
             }
-            walk.add(*x, gradient);
+            ctx.add_gradient(*x, gradient);
         }
         OpKind::Activate { x, activation, .. } => {
-            let input = kept.value(*x);
-            in_parts(pool, &mut gradient, 1, &|range, part| activate_backward(*activation, &input[range], part));
-            walk.add(*x, gradient);
+            let input = retained.value(*x);
+            parallel_rows(pool, &mut gradient, 1, &|range, part| activate_backward(*activation, &input[range], part));
+            ctx.add_gradient(*x, gradient);
         }
         OpKind::Xielu { x, positive, negative, .. } => {
-            let input = kept.value(*x);
-            let (positive, negative) = (walk.weights.vector(*positive)[0], walk.weights.vector(*negative)[0]);
-            in_parts(pool, &mut gradient, 1, &|range, part| xielu_backward(positive, negative, &input[range], part));
-            walk.add(*x, gradient);
+            let input = retained.value(*x);
+            let (positive, negative) = (ctx.weights.vector(*positive)[0], ctx.weights.vector(*negative)[0]);
+            parallel_rows(pool, &mut gradient, 1, &|range, part| {
+                xielu_backward(positive, negative, &input[range], part)
+            });
+            ctx.add_gradient(*x, gradient);
         }
         OpKind::Gate { gate, linear, activation, .. } => {
-            gate_back(walk, kept, *gate, *linear, *activation, gradient);
+            gate_backward(ctx, retained, *gate, *linear, *activation, gradient);
         }
-        OpKind::Step { x, bias, limits, .. } => {
-            let (width, numbers) = (walk.width(*x), bias.map(|b| walk.weights.vector(b)));
-            for (i, (g, &x)) in gradient.iter_mut().zip(kept.value(*x)).enumerate() {
-                let x = x + numbers.map_or(0.0, |bias| bias[i % width]);
+        OpKind::TimeStep { x, bias, limits, .. } => {
+            let (width, values) = (ctx.width(*x), bias.map(|b| ctx.weights.vector(b)));
+            for (i, (g, &x)) in gradient.iter_mut().zip(retained.value(*x)).enumerate() {
+                let x = x + values.map_or(0.0, |bias| bias[i % width]);
                 let inside = (limits.0..=limits.1).contains(&softplus(x));
                 *g *= if inside { softplus_derivative(x) } else { 0.0 };
             }
-            add_lines(walk, *bias, &gradient);
-            walk.add(*x, gradient);
+            add_lines(ctx, *bias, &gradient);
+            ctx.add_gradient(*x, gradient);
         }
         _ => unreachable!("dispatched on the kind"),
     }
 }
 
-fn gate_back(
-    walk: &mut Walk,
-    kept: &KeptValues,
+fn gate_backward(
+    ctx: &mut BackwardPass,
+    retained: &RetainedValues,
     gate: EdgeId,
     linear: EdgeId,
     activation: Activation,
     mut gradient: Vec<f32>,
 ) {
-    let (numbers, width) = (walk.width(gate), walk.width(linear));
-    if numbers == width {
-        let (mut by_gate, mut by_linear) = (walk.copy(kept.value(gate)), walk.copy(kept.value(linear)));
-        let shared = Shared::new(&mut by_linear);
-        in_parts(walk.pool, &mut by_gate, 1, &|range, part| {
+    let (gate_width, width) = (ctx.width(gate), ctx.width(linear));
+    if gate_width == width {
+        let (mut d_gate, mut d_linear) = (ctx.copy(retained.value(gate)), ctx.copy(retained.value(linear)));
+        let shared = DisjointMut::new(&mut d_linear);
+        parallel_rows(ctx.pool, &mut d_gate, 1, &|range, part| {
             // SAFETY: each part has its own range.
-            let by_linear = unsafe { shared.part(range.start, range.len()) };
-            activate_gated_backward(activation, &gradient[range], part, by_linear);
+            let d_linear = unsafe { shared.part(range.start, range.len()) };
+            activate_gated_backward(activation, &gradient[range], part, d_linear);
         });
-        walk.give(gradient);
-        walk.add(gate, by_gate);
-        walk.add(linear, by_linear);
+        ctx.release(gradient);
+        ctx.add_gradient(gate, d_gate);
+        ctx.add_gradient(linear, d_linear);
         return;
     }
-    // A gate of fewer numbers serves its neighbours: they all pull on it.
-    let each = width / numbers;
-    let (mut gates, mut by_gate) = (walk.copy(kept.value(gate)), walk.make(gate));
+    // Each gate element scales a group of adjacent elements, so it sums their gradients.
+    let each = width / gate_width;
+    let (mut gates, mut d_gate) = (ctx.copy(retained.value(gate)), ctx.alloc(gate));
     activate(activation, &mut gates);
-    let parts = gradient.chunks_exact_mut(each).zip(kept.value(linear).chunks_exact(each));
-    for ((by_gate, gate), (part, linear)) in by_gate.iter_mut().zip(&gates).zip(parts) {
-        *by_gate = dot(part, linear);
+    let parts = gradient.chunks_exact_mut(each).zip(retained.value(linear).chunks_exact(each));
+    for ((d_gate, gate), (part, linear)) in d_gate.iter_mut().zip(&gates).zip(parts) {
+        *d_gate = dot(part, linear);
         elementwise::scale(part, *gate);
     }
-    activate_backward(activation, kept.value(gate), &mut by_gate);
-    walk.give(gates);
-    walk.add(gate, by_gate);
-    walk.add(linear, gradient);
+    activate_backward(activation, retained.value(gate), &mut d_gate);
+    ctx.release(gates);
+    ctx.add_gradient(gate, d_gate);
+    ctx.add_gradient(linear, gradient);
 }

@@ -1,71 +1,81 @@
-//! A plan's taps on the way back: each entry of an edge, last to first, says what a gradient behind it means before it.
+//! Backward pass through a plan's taps: the taps of an edge, last to first, turn the gradient after
+//! a tap into the one before it.
 
 use super::Cotangents;
 use crate::array::Array;
 use crate::error::{Error, Result};
 use crate::job::{Pass, Segment, SharedStore};
 use crate::model::Model;
-use crate::plan::{Capture, Chosen, Columns, Compiled, CompiledAction, Entry, Given, Resolved};
+use crate::plan::{
+    Capture, Columns, CompiledAction, CompiledPlan, CompiledTap, EditSource, SelectedPositions, TokenOperand,
+};
 use crate::program::{EdgeId, Layout, Program};
-use crate::value::{Back, unspread};
+use crate::value::{ValueGradients, sum_to_shape};
 use crate::weights::WeightId;
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// The gradients of one metric as the plan's taps see them.
-pub(crate) struct TapsBack<'a> {
+/// Propagates the gradients of one metric through the plan's taps.
+pub(crate) struct BackwardTaps<'a> {
     model: &'a Model,
-    compiled: &'a Compiled,
+    compiled: &'a CompiledPlan,
     metric: usize,
-    back: Back,
+    value_gradients: ValueGradients,
     store: SharedStore,
-    /// What edits that took another site's value owe to it, by source, row and place.
-    owed: HashMap<(usize, usize, usize), Vec<f32>>,
-    /// The gradients of the weights that somebody asked for.
+    /// Gradients of source values, accumulated from the edits that wrote them: by source, row and
+    /// index in the selection.
+    source_gradients: HashMap<(usize, usize, usize), Vec<f32>>,
+    /// The requested weight gradients.
     weights: HashMap<WeightId, Vec<f32>>,
-    /// By entry.
+    /// With the index of their tap.
     captures: Vec<(usize, Capture)>,
 }
 
-/// The numbers of a gradient that a tap selects of one row, in the selection's order.
-struct Picked {
+/// The elements of one row's gradient that a tap selects, in selection order.
+struct PickedGradient {
     shape: Vec<usize>,
     ranges: Vec<Range<usize>>,
     positions: Vec<usize>,
-    /// For each position its place in the whole selection.
-    places: Vec<usize>,
-    /// `[heads, queries, keys]`, where a position's numbers are a line of each head; else they are neighbours.
+    /// For each position its index in the whole selection.
+    ranks: Vec<usize>,
+    /// Whether the layout is `[heads, queries, keys]`. Otherwise the elements of a position are
+    /// contiguous.
     attention: bool,
 }
 
-impl Picked {
+impl PickedGradient {
     fn gather(&self, gradient: &[f32]) -> Vec<f32> {
         self.ranges.iter().flat_map(|range| gradient[range.clone()].iter().copied()).collect()
     }
 
-    fn change(&self, gradient: &mut [f32], with: &[f32], f: impl Fn(&mut f32, f32)) {
-        let places = self.ranges.iter().flat_map(|range| range.clone());
-        places.zip(with).for_each(|(place, &x)| f(&mut gradient[place], x));
+    fn update(&self, gradient: &mut [f32], with: &[f32], f: impl Fn(&mut f32, f32)) {
+        let indices = self.ranges.iter().flat_map(|range| range.clone());
+        indices.zip(with).for_each(|(index, &x)| f(&mut gradient[index], x));
     }
 
-    /// The selected numbers of each position: neighbours, or one line of each head.
-    fn lines(&self, numbers: &[f32]) -> Vec<Vec<f32>> {
+    /// Splits the selected elements by position.
+    fn lines(&self, elements: &[f32]) -> Vec<Vec<f32>> {
         let count = self.positions.len();
         if !self.attention {
-            let width = numbers.len() / count.max(1);
-            return numbers.chunks_exact(width.max(1)).map(<[f32]>::to_vec).collect();
+            let width = elements.len() / count.max(1);
+            return elements.chunks_exact(width.max(1)).map(<[f32]>::to_vec).collect();
         }
         let keys = self.shape[2];
         let line = |query: usize| {
-            (0..self.shape[0]).flat_map(move |head| numbers[(head * count + query) * keys..][..keys].iter().copied())
+            (0..self.shape[0]).flat_map(move |head| elements[(head * count + query) * keys..][..keys].iter().copied())
         };
         (0..count).map(|query| line(query).collect()).collect()
     }
 }
 
-impl<'a> TapsBack<'a> {
-    /// Begins at a metric, whose value the store has or finds.
-    pub fn new(model: &'a Model, compiled: &'a Compiled, metric: usize, store: SharedStore) -> Result<TapsBack<'a>> {
+impl<'a> BackwardTaps<'a> {
+    /// Starts at a metric, which must be a scalar.
+    pub fn new(
+        model: &'a Model,
+        compiled: &'a CompiledPlan,
+        metric: usize,
+        store: SharedStore,
+    ) -> Result<BackwardTaps<'a>> {
         let value = store.lock().get(model, compiled, compiled.values.metrics[metric], None)?;
         if value.values().len() != 1 {
             return Err(Error::Value {
@@ -74,56 +84,75 @@ impl<'a> TapsBack<'a> {
                 remedy: "a metric is one number: sum or average it, over rows too".into(),
             });
         }
-        let back = Back::new(compiled, metric, &value);
-        let sought = compiled.values.weights.iter().filter(|sought| sought.metric == metric);
-        let numbers = |id: WeightId| model.program().weight(id).shape.iter().product();
-        let weights = sought.map(|sought| (sought.weight, vec![0.0; numbers(sought.weight)])).collect();
-        Ok(TapsBack { model, compiled, metric, back, store, owed: HashMap::new(), weights, captures: Vec::new() })
+        let value_gradients = ValueGradients::new(compiled, metric, &value);
+        let request = compiled.values.weight_grads.iter().filter(|request| request.metric == metric);
+        let len = |id: WeightId| model.program().weight(id).shape.iter().product();
+        let weights = request.map(|request| (request.weight, vec![0.0; len(request.weight)])).collect();
+        Ok(BackwardTaps {
+            model,
+            compiled,
+            metric,
+            value_gradients,
+            store,
+            source_gradients: HashMap::new(),
+            weights,
+            captures: Vec::new(),
+        })
     }
 
-    /// Makes the weights' gradients values, now that all rows have given their share; gives what was captured on the way.
+    /// Stores the weight gradients as values of the plan; returns the captured gradients. Call it
+    /// after all rows.
     pub fn end(self) -> Vec<(usize, Capture)> {
         let shape = |id: WeightId| self.model.program().weight(id).shape.clone();
         let arrays: HashMap<WeightId, Array> =
             self.weights.into_iter().map(|(id, sum)| (id, Array::new(shape(id), sum))).collect();
-        for sought in self.compiled.values.weights.iter().filter(|sought| sought.metric == self.metric) {
-            self.store.lock().know(sought.value, arrays[&sought.weight].clone());
+        for request in self.compiled.values.weight_grads.iter().filter(|request| request.metric == self.metric) {
+            self.store.lock().insert(request.value, arrays[&request.weight].clone());
         }
         self.captures
     }
 
-    /// All entries of an edge in one row, last to first.
-    fn row(
+    /// Runs the taps of an edge backward in one row, last to first.
+    fn row_backward(
         &mut self,
         edge: EdgeId,
         row: usize,
         gradient: &mut [f32],
-        pick: &dyn Fn(&Chosen, &Selects) -> Picked,
+        pick: &dyn Fn(&SelectedPositions, &InnerSelection) -> PickedGradient,
     ) -> Result<()> {
         let compiled = self.compiled;
         for &index in &compiled.sources_at[edge] {
             let source = &compiled.sources[index];
             let Some(chosen) = &source.rows[row] else { continue };
-            let picked = pick(chosen, &Selects { columns: &source.columns, heads: &source.heads, keys: None });
+            let picked = pick(chosen, &InnerSelection { columns: &source.columns, heads: &source.heads, keys: None });
             let zeros = vec![0.0; picked.gather(gradient).len()];
-            let lines = picked.lines(&zeros).into_iter().zip(&picked.places);
-            let owed = lines.map(|(zeros, &place)| self.owed.remove(&(index, row, place)).unwrap_or(zeros)).collect();
-            picked.change(gradient, &interleaved(&picked, owed), |sum, g| *sum += g);
+            let lines = picked.lines(&zeros).into_iter().zip(&picked.ranks);
+            let source_gradients = lines
+                .map(|(zeros, &rank)| self.source_gradients.remove(&(index, row, rank)).unwrap_or(zeros))
+                .collect();
+            picked.update(gradient, &join_lines(&picked, source_gradients), |sum, g| *sum += g);
         }
-        for &index in compiled.back_at_edge[edge].iter().rev() {
-            let entry = &compiled.entries[index];
+        for &index in compiled.backward_at_edge[edge].iter().rev() {
+            let entry = &compiled.taps[index];
             let Some(chosen) = &entry.rows[row] else { continue };
             let keys = entry.keys.as_ref().map(|keys| keys[row].as_slice());
-            let picked = pick(chosen, &Selects { columns: &entry.columns, heads: &entry.heads, keys });
+            let picked = pick(chosen, &InnerSelection { columns: &entry.columns, heads: &entry.heads, keys });
             if !picked.positions.is_empty() {
-                self.entry(index, entry, row, &picked, gradient)?;
+                self.tap_backward(index, entry, row, &picked, gradient)?;
             }
         }
         Ok(())
     }
 
-    /// From the gradient after an entry to the gradient before it.
-    fn entry(&mut self, index: usize, entry: &Entry, row: usize, picked: &Picked, gradient: &mut [f32]) -> Result<()> {
+    /// Turns the gradient after a tap into the gradient before it.
+    fn tap_backward(
+        &mut self,
+        index: usize,
+        entry: &CompiledTap,
+        row: usize,
+        picked: &PickedGradient,
+        gradient: &mut [f32],
+    ) -> Result<()> {
         match &entry.action {
             CompiledAction::Capture(_) => {}
             CompiledAction::Grad { metric, action } => {
@@ -134,53 +163,55 @@ impl<'a> TapsBack<'a> {
             CompiledAction::Read => {
                 for &read in &entry.binds {
                     let store = &mut self.store.lock();
-                    if let Some(share) = self.back.take(self.model, self.compiled, store, read, row)? {
-                        picked.change(gradient, share.values(), |sum, g| *sum += g);
+                    if let Some(share) = self.value_gradients.take(self.model, self.compiled, store, read, row)? {
+                        picked.update(gradient, share.values(), |sum, g| *sum += g);
                     }
                 }
             }
             CompiledAction::Edit(edit) => {
-                let mut numbers = picked.gather(gradient);
-                let written = edit.backward(&mut numbers).map_err(|problem| self.fail(entry, &problem))?;
-                if let (Some(given), Some(written)) = (edit.given(), written) {
-                    self.give(given, entry, row, picked, &written)?;
+                let mut elements = picked.gather(gradient);
+                let written = edit.backward(&mut elements).map_err(|problem| self.fail(entry, &problem))?;
+                if let (Some(given), Some(written)) = (edit.edit_source(), written) {
+                    self.add_operand_gradient(given, entry, row, picked, &written)?;
                 }
-                picked.change(gradient, &numbers, |g, before| *g = before);
+                picked.update(gradient, &elements, |g, before| *g = before);
             }
             CompiledAction::Call(_) => return Err(self.fail(entry, "no gradient passes through `cap` and `call`")),
         }
         Ok(())
     }
 
-    /// What the plan does to the gradient itself.
+    /// Applies a `grad` tap: captures, reads or edits the gradient itself.
     fn on_gradient(
         &mut self,
         index: usize,
-        entry: &Entry,
+        entry: &CompiledTap,
         action: &CompiledAction,
         row: usize,
-        picked: &Picked,
+        picked: &PickedGradient,
         gradient: &mut [f32],
     ) -> Result<()> {
-        let numbers = picked.gather(gradient);
+        let elements = picked.gather(gradient);
         match action {
             CompiledAction::Capture(_) => {
-                let array = Array::new(picked.shape.clone(), numbers);
+                let array = Array::new(picked.shape.clone(), elements);
                 let (site, tap, positions) = (entry.site, entry.tap, picked.positions.clone());
                 self.captures.push((index, Capture { site, tap, row, positions, array, units: None }));
             }
             CompiledAction::Read => {
-                let array = Array::new(picked.shape.clone(), numbers);
+                let array = Array::new(picked.shape.clone(), elements);
                 for &read in &entry.binds {
                     self.store.lock().bind(&self.compiled.values, read, row, array.clone());
                 }
             }
             CompiledAction::Edit(edit) => {
-                let mut numbers = numbers;
-                let given =
-                    edit.given().map(|given| self.given(given, entry, row, picked, numbers.len())).transpose()?;
-                edit.apply(&mut numbers, given.as_deref().map_or(Resolved::Nothing, Resolved::Each));
-                picked.change(gradient, &numbers, |g, new| *g = new);
+                let mut elements = elements;
+                let given = edit
+                    .edit_source()
+                    .map(|given| self.gradient_operand(given, entry, row, picked, elements.len()))
+                    .transpose()?;
+                edit.apply(&mut elements, given.as_deref().map_or(TokenOperand::None, TokenOperand::Each));
+                picked.update(gradient, &elements, |g, new| *g = new);
             }
             CompiledAction::Grad { .. } | CompiledAction::Call(_) => {
                 return Err(self.fail(entry, "a gradient can be captured, read and edited"));
@@ -189,38 +220,52 @@ impl<'a> TapsBack<'a> {
         Ok(())
     }
 
-    /// The numbers that a gradient is set to, or that are added to it.
-    fn given(&self, given: &Given, entry: &Entry, row: usize, picked: &Picked, count: usize) -> Result<Vec<f32>> {
+    /// The operand of an edit of the gradient, one float per selected element.
+    fn gradient_operand(
+        &self,
+        given: &EditSource,
+        entry: &CompiledTap,
+        row: usize,
+        picked: &PickedGradient,
+        count: usize,
+    ) -> Result<Vec<f32>> {
         match given {
-            Given::Number(x) => Ok(vec![*x; count]),
-            Given::Vector(vector) => Ok(vector.iter().copied().cycle().take(count).collect()),
-            Given::Rows(rows) => Ok(picked.places.iter().flat_map(|&place| rows[place].iter().copied()).collect()),
-            Given::Computed(value) => {
+            EditSource::Number(x) => Ok(vec![*x; count]),
+            EditSource::Vector(vector) => Ok(vector.iter().copied().cycle().take(count).collect()),
+            EditSource::Rows(rows) => Ok(picked.ranks.iter().flat_map(|&rank| rows[rank].iter().copied()).collect()),
+            EditSource::Value(value) => {
                 let array = self.store.lock().get(self.model, self.compiled, *value, Some(row))?;
                 array.broadcast(&picked.shape).ok_or_else(|| {
                     self.fail(entry, &format!("a value of shape {:?} does not fit {:?}", array.shape(), picked.shape))
                 })
             }
-            Given::Source(_) => Err(self.fail(entry, "a gradient takes numbers, lists and values, not `from`")),
+            EditSource::Site(_) => Err(self.fail(entry, "a gradient takes numbers, lists and values, not `from`")),
         }
     }
 
-    /// Gives what an edit wrote its share of the gradient.
-    fn give(&mut self, given: &Given, entry: &Entry, row: usize, picked: &Picked, numbers: &[f32]) -> Result<()> {
+    /// Adds the gradient of an edit's operand to where the operand came from.
+    fn add_operand_gradient(
+        &mut self,
+        given: &EditSource,
+        entry: &CompiledTap,
+        row: usize,
+        picked: &PickedGradient,
+        elements: &[f32],
+    ) -> Result<()> {
         match given {
-            Given::Number(_) | Given::Vector(_) | Given::Rows(_) => {}
-            Given::Computed(value) => {
+            EditSource::Number(_) | EditSource::Vector(_) | EditSource::Rows(_) => {}
+            EditSource::Value(value) => {
                 let written = self.store.lock().get(self.model, self.compiled, *value, Some(row))?;
-                let share = unspread(&Array::new(picked.shape.clone(), numbers.to_vec()), written.shape());
-                self.back.add(self.compiled, *value, Some(row), share);
+                let share = sum_to_shape(&Array::new(picked.shape.clone(), elements.to_vec()), written.shape());
+                self.value_gradients.add(self.compiled, *value, Some(row), share);
             }
-            Given::Source(index) => {
+            EditSource::Site(index) => {
                 let source = &self.compiled.sources[*index];
                 let origin = source.read_by[row].unwrap_or(row);
                 let one = source.rows[origin].as_ref().is_some_and(|chosen| chosen.len() == 1);
-                for (line, &place) in picked.lines(numbers).into_iter().zip(&picked.places) {
-                    let owed = self.owed.entry((*index, origin, if one { 0 } else { place }));
-                    let sum = owed.or_insert_with(|| vec![0.0; line.len()]);
+                for (line, &rank) in picked.lines(elements).into_iter().zip(&picked.ranks) {
+                    let source_gradients = self.source_gradients.entry((*index, origin, if one { 0 } else { rank }));
+                    let sum = source_gradients.or_insert_with(|| vec![0.0; line.len()]);
                     if sum.len() != line.len() {
                         return Err(self.fail(entry, "rows of different length feed each other's attention"));
                     }
@@ -231,70 +276,70 @@ impl<'a> TapsBack<'a> {
         Ok(())
     }
 
-    fn fail(&self, entry: &Entry, problem: &str) -> Error {
-        let remedy = "docs/plans.md says what gradients pass through";
+    fn fail(&self, entry: &CompiledTap, problem: &str) -> Error {
+        let remedy = "docs/plans.md lists what gradients pass through";
         Error::Plan { tap: entry.tap, site: entry.site.to_string(), problem: problem.into(), remedy: remedy.into() }
     }
 }
 
-/// Lines of positions in the order of a selection's numbers.
-fn interleaved(picked: &Picked, lines: Vec<Vec<f32>>) -> Vec<f32> {
+/// Joins the elements of each position, the inverse of `PickedGradient::lines`.
+fn join_lines(picked: &PickedGradient, lines: Vec<Vec<f32>>) -> Vec<f32> {
     if !picked.attention {
         return lines.concat();
     }
-    // For each head the lines of all queries.
+    // [queries][heads, keys] → [heads, queries, keys]
     let (heads, keys) = (picked.shape[0], picked.shape[2]);
     (0..heads).flat_map(|head| lines.iter().flat_map(move |line| line[head * keys..][..keys].iter().copied())).collect()
 }
 
-/// What a tap selects besides rows and positions.
-struct Selects<'a> {
+/// The selection within a position: columns, or heads and keys of attention.
+struct InnerSelection<'a> {
     columns: &'a Columns,
     heads: &'a [usize],
     keys: Option<&'a [usize]>,
 }
 
-impl Cotangents for TapsBack<'_> {
+impl Cotangents for BackwardTaps<'_> {
     fn weight(&mut self, id: WeightId) -> Option<&mut Vec<f32>> {
         self.weights.get_mut(&id)
     }
 
-    fn touches(&self, edge: EdgeId) -> bool {
-        !self.compiled.back_at_edge[edge].is_empty() || !self.compiled.sources_at[edge].is_empty()
+    fn wants(&self, edge: EdgeId) -> bool {
+        !self.compiled.backward_at_edge[edge].is_empty() || !self.compiled.sources_at[edge].is_empty()
     }
 
-    fn touches_row(&self, edge: EdgeId, row: usize) -> bool {
+    fn wants_row(&self, edge: EdgeId, row: usize) -> bool {
         let compiled = self.compiled;
-        compiled.back_at_edge[edge].iter().any(|&i| compiled.entries[i].rows[row].is_some())
+        compiled.backward_at_edge[edge].iter().any(|&i| compiled.taps[i].rows[row].is_some())
             || compiled.sources_at[edge].iter().any(|&i| compiled.sources[i].rows[row].is_some())
     }
 
-    fn meet(&mut self, program: &Program, pass: &Pass, edge: EdgeId, gradient: &mut [f32]) -> Result<()> {
+    fn visit(&mut self, program: &Program, pass: &Pass, edge: EdgeId, gradient: &mut [f32]) -> Result<()> {
         let spec = program.edge(edge);
         for segment in &pass.segments {
-            let pick = |chosen: &Chosen, selects: &Selects| {
-                let there = pass.places(spec.domain, segment);
-                let mut there: Vec<(usize, usize, usize)> =
-                    there.filter_map(|(at, position)| Some((chosen.place(position)?, at, position))).collect();
-                there.sort_unstable();
-                let ranges = there.iter().flat_map(|&(_, at, _)| {
+            let pick = |chosen: &SelectedPositions, selects: &InnerSelection| {
+                let present = pass.segment_tokens(spec.token_set, segment);
+                let mut present: Vec<(usize, usize, usize)> =
+                    present.filter_map(|(at, position)| Some((chosen.index_of(position)?, at, position))).collect();
+                present.sort_unstable();
+                let ranges = present.iter().flat_map(|&(_, at, _)| {
                     let shift = move |range: Range<usize>| at * spec.width + range.start..at * spec.width + range.end;
                     selects.columns.ranges().into_iter().map(shift)
                 });
-                Picked {
-                    shape: selects.columns.shape(spec, there.len()),
+                PickedGradient {
+                    shape: selects.columns.shape(spec, present.len()),
                     ranges: ranges.collect(),
-                    positions: there.iter().map(|&(_, _, position)| position).collect(),
-                    places: there.iter().map(|&(place, ..)| place).collect(),
+                    positions: present.iter().map(|&(_, _, position)| position).collect(),
+                    ranks: present.iter().map(|&(rank, ..)| rank).collect(),
                     attention: false,
                 }
             };
-            self.row(edge, segment.row, gradient, &pick)?;
+            self.row_backward(edge, segment.row, gradient, &pick)?;
         }
         Ok(())
     }
 
-    fn meet_attention(
+    fn visit_attention(
         &mut self,
         program: &Program,
         segment: &Segment,
@@ -303,37 +348,38 @@ impl Cotangents for TapsBack<'_> {
     ) -> Result<()> {
         debug_assert_eq!(program.edge(edge).layout, Layout::QueryKey);
         let length = segment.position + segment.count;
-        let pick = |chosen: &Chosen, selects: &Selects| {
-            let mut there: Vec<(usize, usize)> =
-                (0..segment.count).filter_map(|query| Some((chosen.place(segment.position + query)?, query))).collect();
-            there.sort_unstable();
+        let pick = |chosen: &SelectedPositions, selects: &InnerSelection| {
+            let mut present: Vec<(usize, usize)> = (0..segment.count)
+                .filter_map(|query| Some((chosen.index_of(segment.position + query)?, query)))
+                .collect();
+            present.sort_unstable();
             let line = |head: usize, query: usize| (head * segment.count + query) * length;
             let ranges: Vec<Range<usize>> = match selects.keys {
                 None => selects
                     .heads
                     .iter()
                     .flat_map(|&head| {
-                        there.iter().map(move |&(_, query)| line(head, query)..line(head, query) + length)
+                        present.iter().map(move |&(_, query)| line(head, query)..line(head, query) + length)
                     })
                     .collect(),
                 Some(keys) => selects
                     .heads
                     .iter()
-                    .flat_map(|&head| there.iter().map(move |&(_, query)| line(head, query)))
+                    .flat_map(|&head| present.iter().map(move |&(_, query)| line(head, query)))
                     .flat_map(|start| {
                         keys.iter().filter(|&&key| key < length).map(move |key| start + key..start + key + 1)
                     })
                     .collect(),
             };
             let keys = selects.keys.map_or(length, |keys| keys.iter().filter(|&&key| key < length).count());
-            Picked {
-                shape: vec![selects.heads.len(), there.len(), keys],
+            PickedGradient {
+                shape: vec![selects.heads.len(), present.len(), keys],
                 ranges,
-                positions: there.iter().map(|&(_, query)| segment.position + query).collect(),
-                places: there.iter().map(|&(place, _)| place).collect(),
+                positions: present.iter().map(|&(_, query)| segment.position + query).collect(),
+                ranks: present.iter().map(|&(rank, _)| rank).collect(),
                 attention: true,
             }
         };
-        self.row(edge, segment.row, gradient, &pick)
+        self.row_backward(edge, segment.row, gradient, &pick)
     }
 }

@@ -1,44 +1,48 @@
-//! The mechanism by itself: from given gradients at some sites to those at others.
+//! Vector-Jacobian products between sites.
 
 use super::tape::check_site;
-use super::{Cotangents, GradientTape, record, walk};
+use super::{Cotangents, GradientTape, record, run_backward};
 use crate::array::Array;
 use crate::error::{Error, Result};
 use crate::exec::Executor;
-use crate::interrupt::Watch;
+use crate::interrupt::InterruptPoller;
 use crate::job::{CacheUse, Job, Pass, Segment};
 use crate::model::Model;
 use crate::plan::{Capture, Lengths, Plan, compile};
-use crate::program::{Domain, EdgeId, Layout, Program};
+use crate::program::{EdgeId, Layout, Program, TokenSet};
 use crate::site::Site;
 use std::collections::HashSet;
 use std::sync::Arc;
 
-/// A gradient to begin with: what a scalar's derivative with respect to a site is, at some positions of a row.
+/// An upstream gradient: the derivative of a scalar with respect to a site, at some positions of a
+/// row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Seed {
     /// The site.
     pub site: Site,
     /// The row of the call.
     pub row: usize,
-    /// Positions of the row; for attention sites all of them.
+    /// Positions of the row. Attention sites take all positions.
     pub positions: Vec<usize>,
-    /// One number for each number of the site at these positions, in a capture's order.
+    /// One float per element of the site at these positions, in the layout of a capture.
     pub values: Vec<f32>,
 }
 
-/// How to compute gradients.
+/// Options of gradient computation.
 #[derive(Clone, Debug, Default)]
 pub struct GradOptions {
-    /// Keep only what enters each layer, and run the layers again on the way back: the same numbers for less memory and more time.
+    /// Gradient checkpointing: retain only each layer's inputs and recompute the layers in the
+    /// backward pass. Bit-identical, with less memory and more time.
     pub recompute: bool,
 }
 
 impl Model {
-    /// One forward pass and one walk back: the gradients at the sites `to` of the scalar whose gradients at other sites the seeds give.
+    /// Computes a vector-Jacobian product with one forward and one backward pass: from the upstream
+    /// gradients `seeds` to the gradients at the sites `to`.
     ///
-    /// The captures of `to` come row by row, in the shapes of the sites' own captures; where nothing depends on a site, they are zeros.
-    /// `plan` may capture and may add constants; other edits change what a gradient means before and after them, and are refused here.
+    /// Returns one capture per row and site, in the shape of the site's own captures; zeros if the
+    /// seeded sites do not depend on it. `plan` may capture and add constants; other edits are an
+    /// error, because the gradient before and after them differs.
     pub fn vjp(
         &self,
         inputs: &[Vec<u32>],
@@ -55,21 +59,21 @@ impl Model {
         let wanted = to.iter().map(|&site| check_site(program, site)).collect::<Result<Vec<EdgeId>>>()?;
         let seeds = seeds.iter().map(|seed| Ok((check_seed(program, seed, &prompts)?, seed)));
         let seeds = seeds.collect::<Result<Vec<(EdgeId, &Seed)>>>()?;
-        let ops = wanted.iter().chain(seeds.iter().map(|(edge, _)| edge)).map(|&edge| program.edge(edge).made_by + 1);
+        let ops = wanted.iter().chain(seeds.iter().map(|(edge, _)| edge)).map(|&edge| program.edge(edge).producer + 1);
         compiled.ops = compiled.ops.max(ops.max().unwrap_or(0));
 
         let mut gradients = Vec::new();
-        let mut executor = Executor::new(self, Watch::new(None));
+        let mut executor = Executor::new(self, InterruptPoller::new(None));
         let compiled = Arc::new(compiled);
         let mut job = Job::new(compiled.clone(), self.kv(), None, CacheUse::Discard, false);
-        let seeded = |domain: Domain| {
-            let seeds = seeds.iter().filter(move |(edge, _)| program.edge(*edge).domain == domain);
+        let seeded = |token_set: TokenSet| {
+            let seeds = seeds.iter().filter(move |(edge, _)| program.edge(*edge).token_set == token_set);
             seeds.flat_map(|(_, seed)| seed.positions.iter().map(|&position| (seed.row, position)))
         };
-        job.demand.logits_at = seeded(Domain::Read).collect();
-        job.demand.last_mlp_at = match wanted.iter().any(|&edge| program.edge(edge).domain == Domain::Late) {
+        job.demand.logits_at = seeded(TokenSet::ForLogits).collect();
+        job.demand.last_mlp_at = match wanted.iter().any(|&edge| program.edge(edge).token_set == TokenSet::ForLastMlp) {
             true => prompts.iter().enumerate().flat_map(|(row, &n)| (0..n).map(move |at| (row, at))).collect(),
-            false => seeded(Domain::Late).collect(),
+            false => seeded(TokenSet::ForLastMlp).collect(),
         };
         job.demand.logits_at.sort_unstable();
         job.demand.last_mlp_at.sort_unstable();
@@ -77,9 +81,9 @@ impl Model {
             let is_wanted = |edge| wanted.contains(&edge);
             let mut tape = GradientTape::new(program, &is_wanted, HashSet::new(), compiled.ops - 1, options.recompute);
             record(&mut executor, &mut job, group, inputs, &mut tape)?;
-            let mut given = Given { seeds: &seeds, to, wanted: &wanted, gradients: Vec::new() };
-            walk(&mut executor, &mut job, &tape, &mut given)?;
-            gradients.append(&mut given.gradients);
+            let mut vjp_seeds = VjpSeeds { seeds: &seeds, to, wanted: &wanted, gradients: Vec::new() };
+            run_backward(&mut executor, &mut job, &tape, &mut vjp_seeds)?;
+            gradients.append(&mut vjp_seeds.gradients);
         }
         gradients.sort_by_key(|capture: &Capture| (capture.tap, capture.row));
         Ok(gradients)
@@ -92,8 +96,8 @@ fn refuse_edits(plan: &Plan) -> Result<()> {
             return Err(Error::Plan {
                 tap,
                 site: spec.site.clone(),
-                problem: "this edit changes what a gradient means before and after it".into(),
-                remedy: "take gradients under a plan that captures and adds constants".into(),
+                problem: "the gradient before and after this edit differs".into(),
+                remedy: "use a plan that only captures and adds constants".into(),
             });
         }
     }
@@ -114,23 +118,23 @@ fn check_seed(program: &Program, seed: &Seed, prompts: &[usize]) -> Result<EdgeI
         let problem = format!("a seed at `{}` is for position {position} of a row of {length}", seed.site);
         return Err(Error::input(problem, "positions count a row's tokens from 0"));
     }
-    let numbers = if attention { spec.width * length * length } else { spec.width * seed.positions.len() };
-    if seed.values.len() != numbers {
-        let problem = format!("a seed at `{}` has {} numbers instead of {numbers}", seed.site, seed.values.len());
-        return Err(Error::input(problem, "give one number for each number of a capture at these positions"));
+    let count = if attention { spec.width * length * length } else { spec.width * seed.positions.len() };
+    if seed.values.len() != count {
+        let problem = format!("a seed at `{}` has {} values instead of {count}", seed.site, seed.values.len());
+        return Err(Error::input(problem, "give one value for each element of a capture at these positions"));
     }
     Ok(edge)
 }
 
-/// Adds the seeds and takes the gradients down.
-struct Given<'a> {
+/// Adds the seeds and captures the wanted gradients.
+struct VjpSeeds<'a> {
     seeds: &'a [(EdgeId, &'a Seed)],
     to: &'a [Site],
     wanted: &'a [EdgeId],
     gradients: Vec<Capture>,
 }
 
-impl Given<'_> {
+impl VjpSeeds<'_> {
     fn take(&mut self, edge: EdgeId, row: usize, positions: Vec<usize>, array: Array) {
         for (tap, (&site, _)) in self.to.iter().zip(self.wanted).enumerate().filter(|(_, (_, wanted))| **wanted == edge)
         {
@@ -140,33 +144,33 @@ impl Given<'_> {
     }
 }
 
-impl Cotangents for Given<'_> {
-    fn touches(&self, edge: EdgeId) -> bool {
+impl Cotangents for VjpSeeds<'_> {
+    fn wants(&self, edge: EdgeId) -> bool {
         self.wanted.contains(&edge) || self.seeds.iter().any(|(seeded, _)| *seeded == edge)
     }
 
-    fn touches_row(&self, edge: EdgeId, row: usize) -> bool {
+    fn wants_row(&self, edge: EdgeId, row: usize) -> bool {
         self.wanted.contains(&edge) || self.seeds.iter().any(|(seeded, seed)| *seeded == edge && seed.row == row)
     }
 
-    fn meet(&mut self, program: &Program, pass: &Pass, edge: EdgeId, gradient: &mut [f32]) -> Result<()> {
+    fn visit(&mut self, program: &Program, pass: &Pass, edge: EdgeId, gradient: &mut [f32]) -> Result<()> {
         let spec = program.edge(edge);
         for segment in &pass.segments {
-            let places: Vec<(usize, usize)> = pass.places(spec.domain, segment).collect();
+            let tokens: Vec<(usize, usize)> = pass.segment_tokens(spec.token_set, segment).collect();
             for (_, seed) in self.seeds.iter().filter(|(seeded, seed)| *seeded == edge && seed.row == segment.row) {
                 for (&position, values) in seed.positions.iter().zip(seed.values.chunks_exact(spec.width)) {
-                    let place = places.iter().find(|(_, at)| *at == position).map_or(0, |(place, _)| *place);
-                    gradient[place * spec.width..][..spec.width].iter_mut().zip(values).for_each(|(g, x)| *g += x);
+                    let index = tokens.iter().find(|(_, at)| *at == position).map_or(0, |(index, _)| *index);
+                    gradient[index * spec.width..][..spec.width].iter_mut().zip(values).for_each(|(g, x)| *g += x);
                 }
             }
-            let numbers = places.iter().flat_map(|(place, _)| &gradient[place * spec.width..][..spec.width]);
-            let array = Array::new(program.shape(edge, places.len()), numbers.copied().collect());
-            self.take(edge, segment.row, places.into_iter().map(|(_, position)| position).collect(), array);
+            let elements = tokens.iter().flat_map(|(index, _)| &gradient[index * spec.width..][..spec.width]);
+            let array = Array::new(program.shape(edge, tokens.len()), elements.copied().collect());
+            self.take(edge, segment.row, tokens.into_iter().map(|(_, position)| position).collect(), array);
         }
         Ok(())
     }
 
-    fn meet_attention(
+    fn visit_attention(
         &mut self,
         program: &Program,
         segment: &Segment,

@@ -1,85 +1,86 @@
-//! What a job has captured so far, and the values that some of its rows keep for others.
+//! Captures of a job, and the values that its rows stash for taps on other rows.
 
 use super::pass::Pass;
 use crate::array::Array;
 use crate::error::Result;
-use crate::memory::{DeviceMemory, DeviceValue, Value};
-use crate::plan::{Capture, Chosen, Compiled, CompiledAction, CompiledReduce, Entry, ValueId};
+use crate::memory::{DeviceMemory, DeviceValue, TransferStats, Value};
+use crate::plan::{Capture, CompiledAction, CompiledPlan, CompiledReduce, CompiledTap, SelectedPositions, ValueId};
 use crate::point::Point;
 use crate::program::{Edge, Layout, Program};
-use crate::value::{OpRunner, Store};
+use crate::value::{OpRunner, ValueStore};
 use pellucid_kernels::elementwise::dot;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A value that a run saved.
+/// A value saved by a run.
 #[derive(Clone, Debug)]
-pub struct Saved {
-    /// Which value of the plan.
+pub struct SavedValue {
+    /// The value of the plan.
     pub value: ValueId,
-    /// The row that it belongs to; none where it is one for all.
+    /// The row it belongs to; `None` for a value of all rows.
     pub row: Option<usize>,
-    /// The step of a generation that computed it; 0 is the prompt.
+    /// The generation step that computed it; 0 is the prompt.
     pub step: usize,
-    /// The value.
+    /// The array.
     pub array: Array,
 }
 
-/// The values of a job, which its backward passes share. Only one thread uses a job at a time, so the lock is never waited for.
+/// The values of a job, shared with its backward passes. One thread at a time uses a job, so the
+/// lock is never contended.
 #[derive(Clone, Default)]
-pub(crate) struct SharedStore(Arc<Mutex<Store>>);
+pub(crate) struct SharedStore(Arc<Mutex<ValueStore>>);
 
 impl SharedStore {
-    pub fn lock(&self) -> MutexGuard<'_, Store> {
+    pub fn lock(&self) -> MutexGuard<'_, ValueStore> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Captures under way, stashed sources and values.
+/// Unfinished captures, stashed sources and values.
 pub(crate) struct Collector {
-    /// By entry, and of an entry by row.
-    gathered: Vec<Vec<Option<Gathered>>>,
-    /// By source and row, one value for each chosen position.
+    /// By tap, then by row.
+    captures: Vec<Vec<Option<CaptureBuffer>>>,
+    /// By source and row, one vector per selected position.
     stash: HashMap<(usize, usize), Vec<Option<Vec<f32>>>>,
-    /// Sources in a backend's memory, by source and row: for each chosen position its buffer and line.
+    /// Sources in device memory, by source and row: for each selected position its buffer and line.
     stash_on_device: HashMap<(usize, usize), Vec<Option<DeviceLine>>>,
-    /// Captures in a backend's memory, in the order in which they were taken.
-    on_device: Vec<OnDevice>,
+    /// Captures in device memory, in the order in which they were taken.
+    on_device: Vec<DeviceCapture>,
     /// Every row is computed in a single pass.
     single_pass: bool,
     store: SharedStore,
-    saved: Vec<Saved>,
+    saved: Vec<SavedValue>,
     step: usize,
 }
 
-/// A line of a buffer in a backend's memory.
+/// A line of a buffer in device memory.
 pub(crate) type DeviceLine = (DeviceValue, usize);
 
-/// A capture that is still in a backend's memory.
-enum OnDevice {
-    /// Selected lines of a row of an entry, with their indices in the selection.
-    Lines { entry: usize, row: usize, places: Vec<usize>, value: DeviceValue },
-    /// A whole buffer of an entry, and for each row its first token and how many.
+/// A capture that is still in device memory.
+enum DeviceCapture {
+    /// Selected lines of one row, with their indices in the selection.
+    Lines { entry: usize, row: usize, indices: Vec<usize>, value: DeviceValue },
+    /// A whole buffer, and for each row `(row, first token, token count)`.
     Whole { entry: usize, rows: Vec<(usize, usize, usize)>, value: DeviceValue },
 }
 
-impl OnDevice {
+impl DeviceCapture {
     fn value(&self) -> &DeviceValue {
         match self {
-            OnDevice::Lines { value, .. } | OnDevice::Whole { value, .. } => value,
+            DeviceCapture::Lines { value, .. } | DeviceCapture::Whole { value, .. } => value,
         }
     }
 }
 
-/// One capture of one row.
-enum Gathered {
-    /// The whole value, as it was made.
+/// The data of one capture of one row.
+enum CaptureBuffer {
+    /// The op's output buffer itself.
     Buffer(Array),
-    /// A line for each chosen position, in a buffer sized beforehand, and which of them are there.
-    Lines { values: Vec<f32>, units: Vec<f32>, there: Vec<bool> },
-    /// A running sum and its count.
+    /// One line per selected position, preallocated, and a flag for those that have been computed.
+    Lines { values: Vec<f32>, units: Vec<f32>, present: Vec<bool> },
+    /// A sum over tokens and their count, for a mean.
     Sum(Vec<f32>, usize),
-    /// The chosen queries.
+    /// The selected queries.
     Attention(Vec<Option<AttentionLine>>),
 }
 
@@ -87,30 +88,30 @@ enum Gathered {
 #[derive(Clone)]
 pub(crate) struct AttentionLine {
     pub position: usize,
-    /// The keys that were there when it was computed.
+    /// Number of keys when it was computed.
     pub keys: usize,
     /// `[heads × selected keys]`
     pub values: Vec<f32>,
 }
 
 impl Collector {
-    pub fn new(compiled: &Compiled, single_pass: bool) -> Collector {
-        let of_entry = |(index, entry): (usize, &Entry)| {
+    pub fn new(compiled: &CompiledPlan, single_pass: bool) -> Collector {
+        let of_tap = |(index, entry): (usize, &CompiledTap)| {
             let CompiledAction::Capture(reduce) = &entry.action else { return Vec::new() };
-            // A whole capture of a single pass takes the buffer itself and needs no room.
+            // A whole capture of a single pass takes over the op's buffer: allocate nothing.
             let takes_buffer = single_pass
                 && entry.whole
                 && matches!(reduce, CompiledReduce::Whole)
                 && compiled.at_edge[entry.edge].last() == Some(&index);
-            let room = |chosen: &Option<Chosen>| {
+            let allocate = |chosen: &Option<SelectedPositions>| {
                 let chosen = chosen.as_ref().filter(|_| !takes_buffer)?;
-                Some(Gathered::new(entry, reduce, chosen.len()))
+                Some(CaptureBuffer::new(entry, reduce, chosen.len()))
             };
-            entry.rows.iter().map(room).collect()
+            entry.rows.iter().map(allocate).collect()
         };
-        let gathered = compiled.entries.iter().enumerate().map(of_entry).collect();
+        let captures = compiled.taps.iter().enumerate().map(of_tap).collect();
         Collector {
-            gathered,
+            captures,
             stash: HashMap::new(),
             stash_on_device: HashMap::new(),
             on_device: Vec::new(),
@@ -125,23 +126,25 @@ impl Collector {
         self.single_pass
     }
 
-    /// Shares a whole buffer among the rows of its pass.
-    pub fn hand_over(&mut self, index: usize, entry: &Entry, edge: &Edge, pass: &Pass, value: Value) {
+    /// Takes over a whole buffer and divides it among the rows of its pass.
+    pub fn hand_over(&mut self, index: usize, entry: &CompiledTap, edge: &Edge, pass: &Pass, value: Value) {
         let rows = pass.segments.iter().map(|segment| {
-            let tokens = pass.range(edge.domain, segment);
+            let tokens = pass.range(edge.token_set, segment);
             (segment.row, tokens.start, tokens.len())
         });
         match value {
             Value::Host(value) => self.share(index, entry, edge, rows, value),
-            Value::Device(value) => self.on_device.push(OnDevice::Whole { entry: index, rows: rows.collect(), value }),
+            Value::Device(value) => {
+                self.on_device.push(DeviceCapture::Whole { entry: index, rows: rows.collect(), value })
+            }
         }
     }
 
-    /// Gives each row its tokens of a whole buffer, as views of it.
+    /// Gives each row a view of its tokens in a whole buffer.
     fn share(
         &mut self,
         index: usize,
-        entry: &Entry,
+        entry: &CompiledTap,
         edge: &Edge,
         rows: impl Iterator<Item = (usize, usize, usize)>,
         value: Vec<f32>,
@@ -150,54 +153,62 @@ impl Collector {
         for (row, first, count) in rows {
             let shape = entry.columns.shape(edge, count);
             let array = Array::view(shape, value.clone(), first * edge.width).with_integer(edge.integer);
-            self.gathered[index][row] = Some(Gathered::Buffer(array));
+            self.captures[index][row] = Some(CaptureBuffer::Buffer(array));
         }
     }
 
-    /// Takes what a capture has gathered or reduced of a row in a backend's memory.
-    pub fn collect_on_device(&mut self, index: usize, row: usize, places: Vec<usize>, value: DeviceValue) {
-        self.on_device.push(OnDevice::Lines { entry: index, row, places, value });
+    /// Adds a gathered or reduced capture of a row in device memory.
+    pub fn collect_on_device(&mut self, index: usize, row: usize, indices: Vec<usize>, value: DeviceValue) {
+        self.on_device.push(DeviceCapture::Lines { entry: index, row, indices, value });
     }
 
-    /// Takes lines that other taps will read, in a backend's memory.
+    /// Stashes lines in device memory that other taps will read.
     pub fn stash_on_device(
         &mut self,
         source: usize,
         row: usize,
-        places: impl Iterator<Item = usize>,
+        indices: impl Iterator<Item = usize>,
         count: usize,
         lines: &DeviceValue,
     ) {
         let stash = self.stash_on_device.entry((source, row)).or_insert_with(|| vec![None; count]);
-        places.enumerate().for_each(|(line, nth)| stash[nth] = Some((lines.clone(), line)));
+        indices.enumerate().for_each(|(line, nth)| stash[nth] = Some((lines.clone(), line)));
     }
 
-    /// The stashed line for the `nth` chosen position, or the only one, in a backend's memory.
+    /// The stashed line in device memory for the `nth` selected position, or the only one.
     pub fn stashed_on_device(&self, source: usize, row: usize, nth: usize) -> Option<DeviceLine> {
         let lines = self.stash_on_device.get(&(source, row))?;
         lines.get(if lines.len() == 1 { 0 } else { nth })?.clone()
     }
 
-    /// Brings all captures to the host, in one wait.
-    fn resolve(&mut self, program: &Program, compiled: &Compiled, memory: Option<&dyn DeviceMemory>) -> Result<()> {
+    /// Downloads all captures at once.
+    fn download_captures(
+        &mut self,
+        program: &Program,
+        compiled: &CompiledPlan,
+        memory: Option<&dyn DeviceMemory>,
+        moved: &mut TransferStats,
+    ) -> Result<()> {
         let Some(memory) = memory.filter(|_| !self.on_device.is_empty()) else { return Ok(()) };
-        let waiting = std::mem::take(&mut self.on_device);
-        let floats = memory.download(&waiting.iter().map(OnDevice::value).collect::<Vec<_>>())?;
-        for (capture, floats) in waiting.into_iter().zip(floats) {
+        let pending = std::mem::take(&mut self.on_device);
+        let floats = memory.download(&pending.iter().map(DeviceCapture::value).collect::<Vec<_>>())?;
+        moved.waits += 1;
+        moved.to_host += 4 * floats.iter().map(Vec::len).sum::<usize>();
+        for (capture, floats) in pending.into_iter().zip(floats) {
             match capture {
-                OnDevice::Whole { entry: index, rows, .. } => {
-                    let entry = &compiled.entries[index];
+                DeviceCapture::Whole { entry: index, rows, .. } => {
+                    let entry = &compiled.taps[index];
                     self.share(index, entry, program.edge(entry.edge), rows.into_iter(), floats);
                 }
-                OnDevice::Lines { entry: index, row, places, .. } => {
-                    let CompiledAction::Capture(reduce) = &compiled.entries[index].action else { continue };
-                    let Some(gathered) = &mut self.gathered[index][row] else { continue };
-                    let width = floats.len() / places.len().max(1);
-                    for (nth, line) in places.into_iter().zip(floats.chunks_exact(width.max(1))) {
+                DeviceCapture::Lines { entry: index, row, indices, .. } => {
+                    let CompiledAction::Capture(reduce) = &compiled.taps[index].action else { continue };
+                    let Some(buffer) = &mut self.captures[index][row] else { continue };
+                    let width = floats.len() / indices.len().max(1);
+                    for (nth, line) in indices.into_iter().zip(floats.chunks_exact(width.max(1))) {
                         match reduce {
-                            CompiledReduce::Norm | CompiledReduce::Dot(_) => gathered.put(nth, line[0]),
+                            CompiledReduce::Norm | CompiledReduce::Dot(_) => buffer.set_scalar(nth, line[0]),
                             CompiledReduce::Whole | CompiledReduce::Mean | CompiledReduce::TopK(_) => {
-                                gathered.take(reduce, nth, line)
+                                buffer.add(reduce, nth, line)
                             }
                         }
                     }
@@ -207,65 +218,67 @@ impl Collector {
         Ok(())
     }
 
-    /// Takes what a capture wants of tokens of one row, each with its place in the selection. Nothing is allocated for whole tokens.
+    /// Adds tokens of one row to a capture, each with its index in the selection. Whole tokens are
+    /// not copied first.
     pub fn collect<'t>(
         &mut self,
         index: usize,
         row: usize,
-        entry: &Entry,
+        entry: &CompiledTap,
         reduce: &CompiledReduce,
         tokens: impl Iterator<Item = (&'t [f32], usize)>,
     ) {
-        let Some(gathered) = &mut self.gathered[index][row] else { return };
-        let mut room = Vec::new();
+        let Some(buffer) = &mut self.captures[index][row] else { return };
+        let mut scratch = Vec::new();
         for (token, nth) in tokens {
-            gathered.take(reduce, nth, entry.columns.pick(token, &mut room));
+            buffer.add(reduce, nth, entry.columns.pick(token, &mut scratch));
         }
     }
 
     pub fn collect_attention(&mut self, index: usize, row: usize, nth: usize, line: AttentionLine) {
-        if let Some(Gathered::Attention(lines)) = &mut self.gathered[index][row] {
+        if let Some(CaptureBuffer::Attention(lines)) = &mut self.captures[index][row] {
             lines[nth] = Some(line);
         }
     }
 
-    /// Makes what an entry has read of a row the values that it reads for.
-    pub fn bind(&mut self, compiled: &Compiled, entry: &Entry, row: usize, array: Array) {
+    /// Binds an array that a tap has read from a row to the plan values that read it.
+    pub fn bind(&mut self, compiled: &CompiledPlan, entry: &CompiledTap, row: usize, array: Array) {
         for &value in &entry.binds {
             self.store.lock().bind(&compiled.values, value, row, array.clone());
         }
     }
 
-    /// A value for a reader.
+    /// Computes a value for the row that uses it.
     pub fn value(
         &mut self,
         ops: &dyn OpRunner,
-        compiled: &Compiled,
+        compiled: &CompiledPlan,
         value: ValueId,
         reader: Option<usize>,
     ) -> Result<Array> {
         self.store.lock().get(ops, compiled, value, reader)
     }
 
-    /// The values so far; a backward pass shares them.
+    /// The values, shared with a backward pass.
     pub fn store(&self) -> SharedStore {
         self.store.clone()
     }
 
-    /// Keeps the saved values that depend on the gradient of a metric.
-    pub fn end_gradient(&mut self, ops: &dyn OpRunner, compiled: &Compiled, metric: usize) -> Result<()> {
+    /// Stores the saved values that depend on the gradient of a metric.
+    pub fn end_gradient(&mut self, ops: &dyn OpRunner, compiled: &CompiledPlan, metric: usize) -> Result<()> {
         let values = &compiled.values;
         for &value in values.save.iter().filter(|&&value| values.gradient_of[value] == Some(metric)) {
             for row in values.rows[value].each() {
                 let array = self.value(ops, compiled, value, row)?;
-                self.saved.push(Saved { value, row, step: 0, array });
+                self.saved.push(SavedValue { value, row, step: 0, array });
             }
         }
         Ok(())
     }
 
-    /// Keeps the saved values that the step under way has made; another step may follow, without the rows that have ended.
-    pub fn end_step(&mut self, ops: &dyn OpRunner, compiled: &Compiled, ended: &[usize]) -> Result<()> {
+    /// Stores the saved values that the current step has computed. Rows in `ended` take no part in
+    /// the next step.
+    pub fn end_step(&mut self, ops: &dyn OpRunner, compiled: &CompiledPlan, ended: &[usize]) -> Result<()> {
         let values = &compiled.values;
         for &value in values.save.iter().filter(|&&value| values.gradient_of[value].is_none()) {
             if !self.store.lock().is_new(values, value) {
@@ -274,7 +287,7 @@ impl Collector {
             for row in values.rows[value].each() {
                 if row.is_none_or(|row| self.store.lock().is_alive(row)) {
                     let array = self.store.lock().get(ops, compiled, value, row)?;
-                    self.saved.push(Saved { value, row, step: self.step, array });
+                    self.saved.push(SavedValue { value, row, step: self.step, array });
                 }
             }
         }
@@ -283,8 +296,8 @@ impl Collector {
         Ok(())
     }
 
-    /// What was saved, in the order of the steps and of the plan.
-    pub fn take_saved(&mut self) -> Vec<Saved> {
+    /// Takes the saved values, ordered by step and plan.
+    pub fn take_saved(&mut self) -> Vec<SavedValue> {
         std::mem::take(&mut self.saved)
     }
 
@@ -292,29 +305,31 @@ impl Collector {
         self.stash.entry((source, row)).or_insert_with(|| vec![None; count])[nth] = Some(values);
     }
 
-    /// The stashed value for the `nth` chosen position, or the only one.
+    /// The stashed vector for the `nth` selected position, or the only one.
     pub fn stashed(&self, source: usize, row: usize, nth: usize) -> Option<&[f32]> {
         let values = self.stash.get(&(source, row))?;
         let nth = if values.len() == 1 { 0 } else { nth };
         values.get(nth)?.as_deref()
     }
 
-    /// The captures in the plan's order; rows have computed `lengths` positions. Those in a backend's memory come to the host.
+    /// Returns the captures in plan order, downloading those in device memory, which is added to
+    /// `moved`. `lengths` are the computed positions of the rows.
     pub fn finish(
         mut self,
         program: &Program,
-        compiled: &Compiled,
+        compiled: &CompiledPlan,
         lengths: &[usize],
         memory: Option<&dyn DeviceMemory>,
+        moved: &mut TransferStats,
     ) -> Result<Vec<Capture>> {
-        self.resolve(program, compiled, memory)?;
+        self.download_captures(program, compiled, memory, moved)?;
         let mut captures = Vec::new();
-        for (index, entry) in compiled.entries.iter().enumerate() {
+        for (index, entry) in compiled.taps.iter().enumerate() {
             let CompiledAction::Capture(reduce) = &entry.action else { continue };
             for (row, chosen) in entry.rows.iter().enumerate() {
-                let (Some(chosen), Some(gathered)) = (chosen, self.gathered[index][row].take()) else { continue };
+                let (Some(chosen), Some(buffer)) = (chosen, self.captures[index][row].take()) else { continue };
                 let (positions, array, units) =
-                    gathered.finish(program.edge(entry.edge), entry, reduce, chosen, row, lengths[row]);
+                    buffer.finish(program.edge(entry.edge), entry, reduce, chosen, row, lengths[row]);
                 captures.push(Capture { site: entry.site, tap: entry.tap, row, positions, array, units });
             }
         }
@@ -322,35 +337,35 @@ impl Collector {
     }
 }
 
-impl Gathered {
-    fn new(entry: &Entry, reduce: &CompiledReduce, count: usize) -> Gathered {
+impl CaptureBuffer {
+    fn new(entry: &CompiledTap, reduce: &CompiledReduce, count: usize) -> CaptureBuffer {
         let width = match reduce {
-            _ if !entry.heads.is_empty() => return Gathered::Attention(vec![None; count]),
+            _ if !entry.heads.is_empty() => return CaptureBuffer::Attention(vec![None; count]),
             CompiledReduce::Whole => entry.columns.len(),
-            CompiledReduce::Mean => return Gathered::Sum(vec![0.0; entry.columns.len()], 0),
+            CompiledReduce::Mean => return CaptureBuffer::Sum(vec![0.0; entry.columns.len()], 0),
             CompiledReduce::Norm | CompiledReduce::Dot(_) => 1,
             CompiledReduce::TopK(k) => *k,
         };
         let units = if matches!(reduce, CompiledReduce::TopK(_)) { count * width } else { 0 };
-        Gathered::Lines { values: vec![0.0; count * width], units: vec![0.0; units], there: vec![false; count] }
+        CaptureBuffer::Lines { values: vec![0.0; count * width], units: vec![0.0; units], present: vec![false; count] }
     }
 
-    /// Takes the number that the `nth` chosen position was reduced to.
-    fn put(&mut self, nth: usize, number: f32) {
-        if let Gathered::Lines { values, there, .. } = self {
-            (values[nth], there[nth]) = (number, true);
+    /// Sets the scalar that the `nth` selected position was reduced to.
+    fn set_scalar(&mut self, nth: usize, scalar: f32) {
+        if let CaptureBuffer::Lines { values, present, .. } = self {
+            (values[nth], present[nth]) = (scalar, true);
         }
     }
 
-    /// Takes the selected numbers of the `nth` chosen position.
-    fn take(&mut self, reduce: &CompiledReduce, nth: usize, picked: &[f32]) {
+    /// Reduces and adds the selected floats of the `nth` selected position.
+    fn add(&mut self, reduce: &CompiledReduce, nth: usize, picked: &[f32]) {
         match self {
-            Gathered::Sum(sum, count) => {
+            CaptureBuffer::Sum(sum, count) => {
                 sum.iter_mut().zip(picked).for_each(|(sum, x)| *sum += x);
                 *count += 1;
             }
-            Gathered::Lines { values, units, there } => {
-                there[nth] = true;
+            CaptureBuffer::Lines { values, units, present } => {
+                present[nth] = true;
                 match reduce {
                     CompiledReduce::Whole => values[nth * picked.len()..][..picked.len()].copy_from_slice(picked),
                     CompiledReduce::Norm => values[nth] = dot(picked, picked).sqrt(),
@@ -358,43 +373,44 @@ impl Gathered {
                     CompiledReduce::TopK(k) => {
                         let mut order: Vec<usize> = (0..picked.len()).collect();
                         order.sort_by(|&a, &b| picked[b].total_cmp(&picked[a]));
-                        for (place, &unit) in order.iter().take(*k).enumerate() {
-                            values[nth * k + place] = picked[unit];
-                            units[nth * k + place] = unit as f32;
+                        for (slot, &unit) in order.iter().take(*k).enumerate() {
+                            values[nth * k + slot] = picked[unit];
+                            units[nth * k + slot] = unit as f32;
                         }
                     }
                     CompiledReduce::Mean => {}
                 }
             }
-            Gathered::Buffer(_) | Gathered::Attention(_) => {}
+            CaptureBuffer::Buffer(_) | CaptureBuffer::Attention(_) => {}
         }
     }
 
     fn finish(
         self,
         edge: &Edge,
-        entry: &Entry,
+        entry: &CompiledTap,
         reduce: &CompiledReduce,
-        chosen: &Chosen,
+        chosen: &SelectedPositions,
         row: usize,
         length: usize,
     ) -> (Vec<usize>, Array, Option<Array>) {
         let mut positions = chosen.positions();
         match self {
-            Gathered::Buffer(array) => (positions, array, None),
-            Gathered::Sum(mut sum, count) => {
+            CaptureBuffer::Buffer(array) => (positions, array, None),
+            CaptureBuffer::Sum(mut sum, count) => {
                 sum.iter_mut().for_each(|x| *x /= count.max(1) as f32);
                 let shape = entry.columns.shape(edge, 1)[1..].to_vec();
                 positions.retain(|&position| position < length);
                 (positions, Array::new(shape, sum), None)
             }
-            Gathered::Lines { mut values, mut units, there } => {
-                // A generation that ended early computed fewer positions than it might have: close the gaps.
-                let width = values.len() / there.len().max(1);
-                keep(&mut values, &there, width);
-                keep(&mut units, &there, width);
-                let mut there = there.into_iter();
-                positions.retain(|_| there.next().unwrap_or(false));
+            CaptureBuffer::Lines { mut values, mut units, present } => {
+                // A generation that ended early has not computed all selected positions: drop
+                // those.
+                let width = values.len() / present.len().max(1);
+                retain_present(&mut values, &present, width);
+                retain_present(&mut units, &present, width);
+                let mut present = present.into_iter();
+                positions.retain(|_| present.next().unwrap_or(false));
                 let shape = match reduce {
                     CompiledReduce::Whole => entry.columns.shape(edge, positions.len()),
                     CompiledReduce::TopK(k) => vec![positions.len(), *k],
@@ -403,7 +419,7 @@ impl Gathered {
                 let units = (!units.is_empty()).then(|| Array::new(shape.clone(), units).with_integer(true));
                 (positions, Array::new(shape, values).with_integer(edge.integer), units)
             }
-            Gathered::Attention(lines) => {
+            CaptureBuffer::Attention(lines) => {
                 debug_assert_eq!(edge.layout, Layout::QueryKey);
                 let lines: Vec<AttentionLine> = lines.into_iter().flatten().collect();
                 let selected: Vec<usize> = match &entry.keys {
@@ -411,15 +427,15 @@ impl Gathered {
                     None => (0..length).collect(),
                 };
                 let (heads, keys) = (entry.heads.len(), selected.len());
-                // Keys past a query were never computed: masked scores are -inf, weights zero.
+                // Later keys did not exist yet: masked scores are -inf, probabilities zero.
                 let blank = if entry.site.point == Point::AttnScores { f32::NEG_INFINITY } else { 0.0 };
                 let mut values = vec![blank; heads * lines.len() * keys];
                 for (query, line) in lines.iter().enumerate() {
                     let width = line.values.len() / heads;
-                    let places = (0..keys).filter(|&place| selected[place] < line.keys);
-                    for (nth, place) in places.enumerate() {
+                    let indices = (0..keys).filter(|&slot| selected[slot] < line.keys);
+                    for (nth, slot) in indices.enumerate() {
                         (0..heads).for_each(|head| {
-                            values[(head * lines.len() + query) * keys + place] = line.values[head * width + nth]
+                            values[(head * lines.len() + query) * keys + slot] = line.values[head * width + nth]
                         });
                     }
                 }
@@ -430,15 +446,15 @@ impl Gathered {
     }
 }
 
-/// Keeps the lines that are there.
-fn keep(values: &mut Vec<f32>, there: &[bool], width: usize) {
-    if there.iter().all(|&t| t) || values.is_empty() {
+/// Removes the lines that have not been computed.
+fn retain_present(values: &mut Vec<f32>, present: &[bool], width: usize) {
+    if present.iter().all(|&t| t) || values.is_empty() {
         return;
     }
-    let kept = there
+    let kept = present
         .iter()
         .enumerate()
-        .filter(|(_, there)| **there)
+        .filter(|(_, present)| **present)
         .flat_map(|(line, _)| values[line * width..][..width].to_vec());
     *values = kept.collect();
 }

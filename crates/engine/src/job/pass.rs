@@ -1,7 +1,7 @@
 //! A pass: tokens of rows of one or several jobs, packed without padding.
 
 use super::Job;
-use crate::program::{Domain, Program};
+use crate::program::{Program, TokenSet};
 use std::ops::Range;
 
 /// Adjacent tokens of one row.
@@ -11,18 +11,19 @@ pub struct Segment {
     pub job: usize,
     /// Row of the job.
     pub row: usize,
-    /// Index of the row's state among those of the pass ([`Frame::rows`](crate::backend::Frame::rows)).
+    /// Index of the row's state among those of the pass
+    /// ([`Frame::rows`](crate::backend::Frame::rows)).
     pub slot: usize,
     /// Absolute position of its first token.
     pub position: usize,
-    /// How many tokens.
+    /// Number of tokens.
     pub count: usize,
     /// Index of its first token in the pass.
     pub token: usize,
 }
 
 impl Segment {
-    /// Some of its tokens.
+    /// The part of the segment that covers `tokens`, counted from its first.
     pub fn part(&self, tokens: Range<usize>) -> Segment {
         Segment {
             position: self.position + tokens.start,
@@ -33,7 +34,7 @@ impl Segment {
     }
 }
 
-/// Tokens that go through the ops together.
+/// Tokens that run through the ops together.
 #[derive(Clone, Debug, Default)]
 pub struct Pass {
     /// One segment for each row, job after job.
@@ -42,35 +43,36 @@ pub struct Pass {
     pub tokens: Vec<u32>,
     /// Their absolute positions.
     pub positions: Vec<usize>,
-    /// The tokens of [`Domain::Late`].
-    pub late: Vec<usize>,
-    /// The tokens of [`Domain::Read`], all of which are among the late ones.
-    pub read: Vec<usize>,
+    /// Indices of the tokens of [`TokenSet::ForLastMlp`], ascending.
+    pub last_mlp_tokens: Vec<usize>,
+    /// Indices of the tokens of [`TokenSet::ForLogits`], ascending; a subset of `last_mlp_tokens`.
+    pub logit_tokens: Vec<usize>,
     /// For each job the range of its segments.
     jobs: Vec<Range<usize>>,
 }
 
 impl Pass {
-    /// A pass of `count` tokens of one row, all of which go through every op.
+    /// A pass of `count` tokens of one row, all of which run through every op.
     pub(crate) fn of_all(count: usize) -> Pass {
         let mut pass = Pass { tokens: vec![0; count], positions: (0..count).collect(), ..Pass::default() };
-        pass.late.extend(0..count);
-        pass.read.extend(0..count);
+        pass.last_mlp_tokens.extend(0..count);
+        pass.logit_tokens.extend(0..count);
         pass.push_segment(Segment { job: 0, row: 0, slot: 0, position: 0, count, token: 0 });
         pass
     }
 
-    /// Empties the pass, keeping its memory.
+    /// Empties the pass, keeping its allocations.
     pub(crate) fn clear(&mut self) {
         self.segments.clear();
         self.tokens.clear();
         self.positions.clear();
-        self.late.clear();
-        self.read.clear();
+        self.last_mlp_tokens.clear();
+        self.logit_tokens.clear();
         self.jobs.clear();
     }
 
-    /// Adds tokens of a row of job `index`, at `position` and after it. The segments of a job must be added one after the other.
+    /// Adds tokens of a row of job `index`, starting at `position`. The segments of a job must be
+    /// added one after the other.
     pub(crate) fn add(
         &mut self,
         program: &Program,
@@ -84,9 +86,10 @@ impl Pass {
         self.tokens.extend_from_slice(tokens);
         self.positions.extend(position..position + tokens.len());
         for i in 0..tokens.len() {
-            let read = job.needs_logits(program, row, position + i);
-            self.read.extend(read.then_some(token + i));
-            self.late.extend((read || job.needs_last_mlp(program, row, position + i)).then_some(token + i));
+            let logits = job.needs_logits(program, row, position + i);
+            self.logit_tokens.extend(logits.then_some(token + i));
+            self.last_mlp_tokens
+                .extend((logits || job.needs_last_mlp(program, row, position + i)).then_some(token + i));
         }
     }
 
@@ -106,42 +109,47 @@ impl Pass {
         self.jobs.get(job).map_or(&[], |range| &self.segments[range.clone()])
     }
 
-    /// The tokens of a domain; `None` if it is all of them.
-    fn of(&self, domain: Domain) -> Option<&[usize]> {
-        match domain {
-            Domain::All => None,
-            Domain::Late => Some(&self.late),
-            Domain::Read => Some(&self.read),
+    /// Indices of the tokens of a set; `None` for all tokens.
+    fn tokens_of(&self, token_set: TokenSet) -> Option<&[usize]> {
+        match token_set {
+            TokenSet::All => None,
+            TokenSet::ForLastMlp => Some(&self.last_mlp_tokens),
+            TokenSet::ForLogits => Some(&self.logit_tokens),
         }
     }
 
-    /// For each token of a domain its index in a wider one.
-    pub fn picks(&self, from: Domain, to: Domain) -> impl Iterator<Item = usize> + '_ {
-        let (wider, tokens) = (self.of(from), self.of(to));
-        (0..self.len(to)).map(move |place| {
-            let token = tokens.map_or(place, |tokens| tokens[place]);
+    /// For each token of set `to` its index in the larger set `from`.
+    pub fn indices_in(&self, from: TokenSet, to: TokenSet) -> impl Iterator<Item = usize> + '_ {
+        let (wider, tokens) = (self.tokens_of(from), self.tokens_of(to));
+        (0..self.len(to)).map(move |index| {
+            let token = tokens.map_or(index, |tokens| tokens[index]);
             wider.map_or(token, |wider| wider.partition_point(|&t| t < token))
         })
     }
 
-    /// Tokens of an edge's domain.
-    pub fn len(&self, domain: Domain) -> usize {
-        self.of(domain).map_or(self.tokens.len(), <[usize]>::len)
+    /// Number of tokens in a set.
+    pub fn len(&self, token_set: TokenSet) -> usize {
+        self.tokens_of(token_set).map_or(self.tokens.len(), <[usize]>::len)
     }
 
-    /// Indices of a segment's tokens on an edge: `(index, position)`.
-    pub fn places<'a>(&'a self, domain: Domain, segment: &'a Segment) -> impl Iterator<Item = (usize, usize)> + 'a {
-        let some = self.of(domain);
-        self.range(domain, segment).map(move |place| {
-            let token = some.map_or(place, |some| some[place]);
-            (place, segment.position + token - segment.token)
+    /// The tokens of a segment on an edge with this token set: `(index on the edge, position in the
+    /// row)`.
+    pub fn segment_tokens<'a>(
+        &'a self,
+        token_set: TokenSet,
+        segment: &'a Segment,
+    ) -> impl Iterator<Item = (usize, usize)> + 'a {
+        let some = self.tokens_of(token_set);
+        self.range(token_set, segment).map(move |index| {
+            let token = some.map_or(index, |some| some[index]);
+            (index, segment.position + token - segment.token)
         })
     }
 
-    /// The range of a segment's tokens on an edge.
-    pub fn range(&self, domain: Domain, segment: &Segment) -> Range<usize> {
+    /// The index range of a segment's tokens on an edge with this token set.
+    pub fn range(&self, token_set: TokenSet, segment: &Segment) -> Range<usize> {
         let tokens = segment.token..segment.token + segment.count;
-        match self.of(domain) {
+        match self.tokens_of(token_set) {
             None => tokens,
             Some(some) => some.partition_point(|&t| t < tokens.start)..some.partition_point(|&t| t < tokens.end),
         }
@@ -149,6 +157,6 @@ impl Pass {
 
     /// The index of a segment's last token among those with logits, if it has logits.
     pub(crate) fn last_logits(&self, segment: &Segment) -> Option<usize> {
-        self.read.binary_search(&(segment.token + segment.count - 1)).ok()
+        self.logit_tokens.binary_search(&(segment.token + segment.count - 1)).ok()
     }
 }

@@ -1,4 +1,4 @@
-//! A model: a program with its weights, a backend and threads.
+//! A model: a program with its weights, a backend and a thread pool.
 
 mod shared;
 mod unembed;
@@ -9,7 +9,7 @@ pub use shared::WeakModel;
 use crate::backend::Backend;
 use crate::backend::cpu::Cpu;
 use crate::error::{Error, Result};
-use crate::plan::{Compiled, Lengths, Plan, PlanCache};
+use crate::plan::{CompiledPlan, Lengths, Plan, PlanCache};
 use crate::program::Program;
 use crate::site;
 use crate::weights::Weights;
@@ -30,7 +30,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// A model that runs on the CPU with the shared threads.
+    /// Creates a model on the CPU backend with the global thread pool.
     pub fn new(program: Program, weights: Weights) -> Model {
         let weights = weights.with_folded_gains(&program);
         Model {
@@ -43,64 +43,65 @@ impl Model {
         }
     }
 
-    /// Keeps compiled plans from now on, as is the case unless turned off, or lets go of them; for all clones of this model. It never
-    /// changes a result.
+    /// Turns the cache of compiled plans on (the default) or off, for all clones of this model.
+    /// Results never change.
     pub fn keep_plans(&self, on: bool) {
-        self.plans.keep(on);
+        self.plans.set_enabled(on);
     }
 
-    /// How many compiled plans are kept.
+    /// Number of compiled plans in the cache.
     pub fn cached_plans(&self) -> usize {
         self.plans.len()
     }
 
-    /// Checks a plan against the program and rows of these lengths, or finds it checked.
-    pub(crate) fn compile(&self, plan: &Plan, lengths: Lengths, logits: bool) -> Result<Arc<Compiled>> {
+    /// Compiles a plan for rows of these lengths, or returns it from the cache.
+    pub(crate) fn compile(&self, plan: &Plan, lengths: Lengths, logits: bool) -> Result<Arc<CompiledPlan>> {
         self.plans.compile(&self.program, plan, lengths, logits)
     }
 
-    /// The same model on other threads.
+    /// Returns this model with another thread pool.
     pub fn with_pool(mut self, pool: Arc<Pool>) -> Model {
         self.pool = pool;
         self
     }
 
-    /// The same model with keys and values kept otherwise between tokens. What is rounded there changes numbers.
+    /// Returns this model with another element format of the KV cache. A 16-bit or quantized cache
+    /// changes results.
     pub fn with_kv(mut self, format: KvFormat) -> Model {
         self.kv = format;
         self
     }
 
-    /// How keys and values are kept.
+    /// Element format of the KV cache.
     pub fn kv(&self) -> KvFormat {
         self.kv
     }
 
-    /// The same model on at most so many of its threads.
+    /// Returns this model limited to `threads` threads of its pool.
     pub(crate) fn on_threads(&self, threads: Option<usize>) -> Result<Cow<'_, Model>> {
         match threads {
-            Some(0) => Err(Error::input("threads is 0", "take at least one thread, or leave threads out")),
+            Some(0) => Err(Error::input("threads is 0", "use at least one thread, or leave threads out")),
             Some(threads) => Ok(Cow::Owned(self.clone().with_pool(Arc::new(self.pool.at_most(threads))))),
             None => Ok(Cow::Borrowed(self)),
         }
     }
 
-    /// What executes its ops.
+    /// The backend.
     pub(crate) fn backend(&self) -> &Arc<dyn Backend> {
         &self.backend
     }
 
-    /// The same model with its ops executed by another backend.
+    /// Returns this model with another backend.
     pub fn with_backend(&self, backend: Arc<dyn Backend>) -> Model {
         Model { backend, ..self.clone() }
     }
 
-    /// Its program.
+    /// The program.
     pub fn program(&self) -> &Program {
         &self.program
     }
 
-    /// Its threads.
+    /// The thread pool.
     pub(crate) fn pool(&self) -> &Pool {
         &self.pool
     }
@@ -109,23 +110,25 @@ impl Model {
         &self.weights
     }
 
-    /// Its weights.
+    /// The weights.
     pub fn weights(&self) -> &Weights {
         &self.weights
     }
 
-    /// The sites that a text means on this model.
+    /// Resolves a site name or pattern to sites of this model.
     pub fn find(&self, text: &str) -> Result<site::Matches> {
         site::find(&self.program, text)
     }
 
-    /// Refuses inputs that cannot run, before anything runs.
+    /// Checks inputs before anything runs; `more` is the number of further positions that a
+    /// generation may add.
     pub(crate) fn check_inputs(&self, inputs: &[Vec<u32>], more: usize, chunk: Option<usize>) -> Result<()> {
-        // Positions of a model that sets no limit itself: more than any text, less than what would overflow.
-        const MOST: usize = 1 << 20;
+        // Limit for models without a context length: more than any text, small enough not to
+        // overflow.
+        const MAX_POSITIONS: usize = 1 << 20;
         let architecture = self.program.architecture();
         if chunk == Some(0) {
-            return Err(Error::input("the chunk is 0", "take at least one token at once, or leave the chunk out"));
+            return Err(Error::input("the chunk is 0", "use a chunk of at least one token, or leave it out"));
         }
         if inputs.is_empty() {
             return Err(Error::input("there is no input", "give at least one prompt or list of tokens"));
@@ -139,15 +142,15 @@ impl Model {
             }
             if let Some(token) = tokens.iter().find(|&&token| token as usize >= architecture.vocab) {
                 return Err(Error::input(
-                    format!("row {row} has token {token}, and the vocabulary has {} tokens", architecture.vocab),
+                    format!("row {row} has token {token}, but the vocabulary has {} tokens", architecture.vocab),
                     "use tokens of this model's own tokenizer",
                 ));
             }
             let length = tokens.len().saturating_add(more);
-            let context = architecture.context.unwrap_or(MOST);
+            let context = architecture.context.unwrap_or(MAX_POSITIONS);
             if length > context {
                 return Err(Error::input(
-                    format!("row {row} would come to {length} positions, and this model has {context}"),
+                    format!("row {row} would have {length} positions, but this model has {context}"),
                     "shorten the prompt or ask for fewer new tokens",
                 ));
             }

@@ -8,7 +8,7 @@ use pellucid_kernels::Pool;
 use pellucid_kernels::attention::KvFormat;
 use std::sync::{Arc, Weak};
 
-/// A model that does not keep its weights alive.
+/// A weak handle of a model, which does not keep its weights alive.
 pub struct WeakModel {
     program: Weak<Program>,
     weights: Weak<Weights>,
@@ -16,8 +16,8 @@ pub struct WeakModel {
 }
 
 impl WeakModel {
-    /// Another model of the same program and weights, as long as somebody still has them. It has the shared threads, caches in
-    /// f32, and keeps compiled plans of its own.
+    /// Returns a model with the same program and weights; `None` if they have been dropped. The
+    /// model has the global thread pool, an f32 KV cache and its own cache of compiled plans.
     pub fn upgrade(&self) -> Option<Model> {
         Some(Model {
             program: self.program.upgrade()?,
@@ -29,14 +29,14 @@ impl WeakModel {
         })
     }
 
-    /// Whether somebody still has the weights.
+    /// Whether the weights are still in memory.
     pub fn is_alive(&self) -> bool {
         self.weights.strong_count() > 0
     }
 }
 
 impl Model {
-    /// A handle from which other models with the same weights can be had while there is one.
+    /// Returns a weak handle, from which other models can be created while the weights are alive.
     pub fn downgrade(&self) -> WeakModel {
         WeakModel {
             program: Arc::downgrade(&self.program),
@@ -45,7 +45,7 @@ impl Model {
         }
     }
 
-    /// Whether two models have the same weights in memory.
+    /// Whether two models share the same weights in memory.
     pub fn shares_weights_with(&self, other: &Model) -> bool {
         Arc::ptr_eq(&self.weights, &other.weights)
     }

@@ -1,4 +1,4 @@
-//! The model's own end on any stream: what the logit lens asks.
+//! Unembeds residual stream vectors, for the logit lens.
 
 use super::Model;
 use crate::array::Array;
@@ -7,13 +7,14 @@ use crate::plan::to_logits;
 use crate::value::OpRunner;
 
 impl Model {
-    /// Logits of any vectors of the stream, `[n, width]` to `[n, vocab]`: final norm, unembedding, scale and soft cap, as this model has them.
+    /// Applies the model's final norm, unembedding, logit scale and soft cap to residual stream
+    /// vectors: `[n, width]` → `[n, vocab]`.
     pub fn unembed(&self, stream: &[f32]) -> Result<Vec<f32>> {
         let width = self.program().architecture().width;
         if !stream.len().is_multiple_of(width) {
             return Err(Error::input(
-                format!("{} numbers are not whole vectors of {width}", stream.len()),
-                "give vectors of the stream's width",
+                format!("{} values are not a multiple of the residual stream's width {width}", stream.len()),
+                "give whole residual stream vectors",
             ));
         }
         let end = to_logits(self.program()).map_err(|problem| Error::input(problem, "there is nothing to unembed"))?;

@@ -1,62 +1,66 @@
-//! From a plan to what the executor needs: every name found, every shape checked, every dependency ordered.
+//! Compiles a plan: resolves names, checks shapes and orders dependencies.
 
-use super::compile_value::values;
-use super::compiled::{Chosen, Compiled, Entry, Lengths, Source};
-use super::passable::{check_passable, check_written};
+use super::check_gradients::{check_differentiable, check_edit_shapes};
+use super::compile_value::compile_values;
+use super::compiled::{CompiledPlan, CompiledTap, Lengths, SelectedPositions, Source};
 use super::{Action, Columns, CompiledAction, Phase, Plan, Positions, Tap, ValueId};
 use crate::error::{Error, Result};
 use crate::ids::IdVec;
-use crate::plan::order;
+use crate::plan::row_groups;
 use crate::point::Point;
 use crate::program::{Edge, EdgeId, Layout, Program};
+use crate::remedy::Remedy;
 use crate::site::{self, Site};
 
-/// Checks a plan against a program and rows. `logits` asks for the program's end whatever the plan needs.
-pub(crate) fn compile(program: &Program, plan: &Plan, lengths: Lengths, logits: bool) -> Result<Compiled> {
-    let mut compiler = Compiler { program, lengths, entries: Vec::new(), sources: Vec::new(), passed_over: Vec::new() };
+/// Compiles a plan for a program and rows of given lengths. With `logits` all ops run, even if the
+/// plan needs fewer.
+pub(crate) fn compile(program: &Program, plan: &Plan, lengths: Lengths, logits: bool) -> Result<CompiledPlan> {
+    let mut compiler = Compiler { program, lengths, taps: Vec::new(), sources: Vec::new(), passed_over: Vec::new() };
     let problems: Vec<Error> =
         plan.taps.iter().enumerate().filter_map(|(index, tap)| compiler.tap(index, tap, plan).err()).collect();
     if !problems.is_empty() {
         return Err(Error::all(problems));
     }
-    let Compiler { mut entries, sources, passed_over, .. } = compiler;
-    let values = values(program, plan, &entries, lengths)?;
+    let Compiler { taps: mut entries, sources, passed_over, .. } = compiler;
+    let values = compile_values(program, plan, &entries, lengths)?;
     for (value, entry) in values.bound_by.iter_with_ids().filter_map(|(value, entry)| Some((value, (*entry)?))) {
         entries[entry].binds.push(value);
     }
-    check_written(program, &entries, &values, lengths)?;
-    check_passable(program, &entries, &values)?;
-    let skipped = order::skipped_layers(program, plan, &entries, &sources, lengths)?;
+    check_edit_shapes(program, &entries, &values, lengths)?;
+    check_differentiable(program, &entries, &values)?;
+    let skipped = row_groups::skipped_layers(program, plan, &entries, &sources, lengths)?;
 
-    let (mut back_at_edge, mut sources_at) = (program.list_by_edge(Vec::new()), program.list_by_edge(Vec::new()));
-    entries.iter().enumerate().for_each(|(i, entry)| back_at_edge[entry.edge].push(i));
+    let (mut backward_at_edge, mut sources_at) = (program.list_by_edge(Vec::new()), program.list_by_edge(Vec::new()));
+    entries.iter().enumerate().for_each(|(i, entry)| backward_at_edge[entry.edge].push(i));
     sources.iter().enumerate().for_each(|(i, source)| sources_at[source.edge].push(i));
-    // One edge may be two sites (`layers.4.resid_post` is `layers.5.resid_pre`): the earlier layer's taps go first.
-    back_at_edge.iter_mut().for_each(|list: &mut Vec<usize>| list.sort_by_key(|&i| (entries[i].site.layer, i)));
+    // One edge can be two sites (`layers.4.resid_post` is `layers.5.resid_pre`): the earlier
+    // layer's taps apply first.
+    backward_at_edge.iter_mut().for_each(|list: &mut Vec<usize>| list.sort_by_key(|&i| (entries[i].site.layer, i)));
     let forward = |list: &Vec<usize>| list.iter().copied().filter(|&i| !entries[i].on_gradient()).collect();
-    let at_edge: IdVec<EdgeId, Vec<usize>> = back_at_edge.iter().map(forward).collect();
-    let groups = order::row_groups(
-        &order::Reach { program, entries: &entries, at_edge: &at_edge, sources: &sources, values: &values },
+    let at_edge: IdVec<EdgeId, Vec<usize>> = backward_at_edge.iter().map(forward).collect();
+    let groups = row_groups::row_groups(
+        &row_groups::RowDependencies { program, taps: &entries, at_edge: &at_edge, sources: &sources, values: &values },
         lengths.prompts.len(),
     )?;
 
-    let made = |edge: EdgeId| program.edge(edge).made_by + 1;
+    let ops_up_to = |edge: EdgeId| program.edge(edge).producer + 1;
     let bound = |value: ValueId| values.reads[value].iter().filter_map(|&read| values.bound_by[read]);
     let returned = entries
         .iter()
         .filter(|entry| entry.action.must_run())
         .chain(values.save.iter().chain(&values.metrics).flat_map(|&value| bound(value)).map(|entry| &entries[entry]));
-    let mut ops = returned.map(|entry| made(entry.edge)).max().unwrap_or(0);
-    // An edit that runs needs what it writes, which in another row may lie further on.
+    let mut ops = returned.map(|entry| ops_up_to(entry.edge)).max().unwrap_or(0);
+    // An edit that runs needs the activation that it writes, which in another row can be a later
+    // op.
     while let Some(more) = entries
         .iter()
-        .filter(|entry| made(entry.edge) <= ops)
+        .filter(|entry| ops_up_to(entry.edge) <= ops)
         .flat_map(|entry| {
             let source = entry.source().map(|source| sources[source].edge);
             let reads = entry.value().into_iter().flat_map(&bound).map(|entry| entries[entry].edge);
             source.into_iter().chain(reads)
         })
-        .map(made)
+        .map(ops_up_to)
         .find(|&op| op > ops)
     {
         ops = more;
@@ -65,10 +69,10 @@ pub(crate) fn compile(program: &Program, plan: &Plan, lengths: Lengths, logits: 
         ops = program.ops().len();
     }
     let prompts = lengths.prompts.to_vec();
-    Ok(Compiled {
-        entries,
+    Ok(CompiledPlan {
+        taps: entries,
         at_edge,
-        back_at_edge,
+        backward_at_edge,
         values,
         prompts,
         sources,
@@ -80,27 +84,27 @@ pub(crate) fn compile(program: &Program, plan: &Plan, lengths: Lengths, logits: 
     })
 }
 
-/// A plan being checked: its taps become entries one by one.
+/// A plan under compilation.
 pub(super) struct Compiler<'a> {
     pub program: &'a Program,
     lengths: Lengths<'a>,
-    entries: Vec<Entry>,
+    taps: Vec<CompiledTap>,
     pub sources: Vec<Source>,
     passed_over: Vec<Site>,
 }
 
-/// Where a tap acts: one site, and what is selected there.
+/// One site that a tap matches, and the tap's selection there.
 #[derive(Clone, Copy)]
-pub(super) struct Place<'a> {
+pub(super) struct TapSite<'a> {
     pub tap: &'a Tap,
     pub site: Site,
     pub edge: &'a Edge,
     pub columns: &'a Columns,
-    pub rows: &'a [Option<Chosen>],
+    pub rows: &'a [Option<SelectedPositions>],
 }
 
-impl Place<'_> {
-    /// Whether the site is one of attention's scores and weights.
+impl TapSite<'_> {
+    /// Whether the site is `attn_scores` or `attn_probs`.
     pub fn on_attention(&self) -> bool {
         self.edge.layout == Layout::QueryKey
     }
@@ -108,78 +112,77 @@ impl Place<'_> {
 
 impl Compiler<'_> {
     fn tap(&mut self, index: usize, tap: &Tap, plan: &Plan) -> Result<()> {
-        let fail = |problem: String, remedy: &str| Error::Plan {
-            tap: index,
-            site: tap.site.clone(),
-            problem,
-            remedy: remedy.into(),
-        };
-        // `skip` takes a layer, `layers.5`, which is short for what leaves it.
+        let refuse =
+            |problem: String, remedy: Remedy| Error::Plan { tap: index, site: tap.site.clone(), problem, remedy };
+        let fail = |problem: String, remedy: &str| refuse(problem, remedy.into());
+        // `skip` takes a layer, `layers.5`, which stands for its output `layers.5.resid_post`.
         let skips = matches!(tap.action, Action::Skip(_));
         let is_site = site::find(self.program, &tap.site).is_ok();
         let text = if skips && !is_site { format!("{}.{}", tap.site, Point::ResidPost) } else { tap.site.clone() };
         if skips && is_site && !tap.site.ends_with(Point::ResidPost.name()) {
-            return Err(fail("only whole layers can be skipped".into(), "write the layer, such as layers.5"));
+            return Err(fail("only whole layers can be skipped".into(), "name the layer, such as layers.5"));
         }
         let matches = site::find(self.program, &text)
-            .map_err(|error| fail(error.to_string(), error.remedy().unwrap_or_default()))?;
+            .map_err(|error| refuse(error.to_string(), error.remedy().cloned().unwrap_or(Remedy::ListSites)))?;
         self.passed_over.extend(matches.passed_over);
         if let Action::Grad { metric, .. } = &tap.action
             && *metric >= plan.metrics.len()
         {
-            let problem = format!("there is no metric {metric}: the plan has {}", plan.metrics.len());
-            return Err(fail(problem, "say what the gradient is of: a metric is a value with a single number"));
+            let problem = format!("there is no metric {metric}: the plan has {} metrics", plan.metrics.len());
+            return Err(fail(problem, "add a metric: a scalar value to differentiate"));
         }
         let rows = self
             .rows(tap)
             .map_err(|problem| fail(problem, "rows count the inputs of the call from 0; positions count tokens"))?;
         for site in matches.sites {
-            let entry = self.entry(index, tap, site, rows.clone());
+            let entry = self.compile_tap(index, tap, site, rows.clone());
             let entry = entry.map_err(|problem| {
                 let here = site.to_string();
                 let problem = if here == tap.site { problem } else { format!("{here}: {problem}") };
-                fail(problem, "docs/plans.md says what each action takes; `pellucid sites` shows each site's shape")
+                refuse(problem, Remedy::SiteShapes("docs/plans.md describes each action"))
             })?;
-            self.entries.push(entry);
+            self.taps.push(entry);
         }
         Ok(())
     }
 
-    /// The chosen positions of each row.
-    fn rows(&self, tap: &Tap) -> std::result::Result<Vec<Option<Chosen>>, String> {
-        self.choose(tap.rows.as_deref(), |prompt, limit| selected(tap, prompt, limit))
+    /// Returns the selected positions of each row.
+    fn rows(&self, tap: &Tap) -> std::result::Result<Vec<Option<SelectedPositions>>, String> {
+        self.select(tap.rows.as_deref(), |prompt, limit| selected_positions(tap, prompt, limit))
     }
 
-    pub(super) fn choose(
+    /// Returns for each row its selected positions, if `rows` contains it; `positions` takes the
+    /// prompt length and the limit of a row.
+    pub(super) fn select(
         &self,
         rows: Option<&[usize]>,
         positions: impl Fn(usize, usize) -> std::result::Result<Vec<usize>, String>,
-    ) -> std::result::Result<Vec<Option<Chosen>>, String> {
+    ) -> std::result::Result<Vec<Option<SelectedPositions>>, String> {
         let count = self.lengths.prompts.len();
         if let Some(row) = rows.and_then(|rows| rows.iter().find(|&&row| row >= count)) {
             return Err(format!("there is no row {row}: this call has {count} inputs"));
         }
-        let mut chosen = vec![None; count];
-        for (row, slot) in chosen.iter_mut().enumerate() {
+        let mut selected = vec![None; count];
+        for (row, slot) in selected.iter_mut().enumerate() {
             if rows.is_none_or(|rows| rows.contains(&row)) {
                 let positions = positions(self.lengths.prompts[row], self.lengths.limits[row])
                     .map_err(|problem| format!("row {row}: {problem}"))?;
-                *slot = Some(Chosen::new(positions)?).filter(|chosen| chosen.len() > 0);
+                *slot = Some(SelectedPositions::new(positions)?).filter(|positions| positions.len() > 0);
             }
         }
-        Ok(chosen)
+        Ok(selected)
     }
 
-    fn entry(
+    fn compile_tap(
         &mut self,
         index: usize,
         tap: &Tap,
         site: Site,
-        rows: Vec<Option<Chosen>>,
-    ) -> std::result::Result<Entry, String> {
-        let edge_id = self.program.edge_of(site).ok_or("the site is gone")?;
+        rows: Vec<Option<SelectedPositions>>,
+    ) -> std::result::Result<CompiledTap, String> {
+        let edge_id = self.program.edge_of(site).ok_or("the site has no edge")?;
         let edge = self.program.edge(edge_id);
-        let (columns, heads) = self.inner(edge, tap.heads.as_deref(), tap.units.as_deref())?;
+        let (columns, heads) = self.columns_and_heads(edge, tap.heads.as_deref(), tap.units.as_deref())?;
         let keys = match &tap.keys {
             Some(_) if edge.layout != Layout::QueryKey => {
                 return Err("`keys` selects key positions of attn_scores and attn_probs only".into());
@@ -188,18 +191,30 @@ impl Compiler<'_> {
             None => None,
         };
         let everywhere = rows.iter().zip(self.lengths.limits).all(|(row, &limit)| {
-            row.as_ref().is_some_and(|chosen| chosen.len() == limit && chosen.place(0) == Some(0))
+            row.as_ref().is_some_and(|chosen| chosen.len() == limit && chosen.index_of(0) == Some(0))
         });
         let whole = everywhere
             && tap.positions == Positions::All
             && matches!(columns, Columns::All(_))
             && edge.layout != Layout::QueryKey;
-        let place = Place { tap, site, edge, columns: &columns, rows: &rows };
-        let action = self.action(&tap.action, place)?;
-        Ok(Entry { tap: index, site, edge: edge_id, rows, whole, columns, heads, keys, action, binds: Vec::new() })
+        let target = TapSite { tap, site, edge, columns: &columns, rows: &rows };
+        let action = self.action(&tap.action, target)?;
+        Ok(CompiledTap {
+            tap: index,
+            site,
+            edge: edge_id,
+            rows,
+            whole,
+            columns,
+            heads,
+            keys,
+            action,
+            binds: Vec::new(),
+        })
     }
 
-    pub(super) fn inner(
+    /// Resolves a selection of heads or units: columns, and heads for attention sites.
+    pub(super) fn columns_and_heads(
         &self,
         edge: &Edge,
         heads: Option<&[usize]>,
@@ -211,7 +226,7 @@ impl Compiler<'_> {
         if units.is_some() {
             return Err("attention sites have heads and keys, not units".into());
         }
-        // For attention the edge's width is its number of heads.
+        // The width of an attention edge is its number of heads.
         let as_units = Columns::new(edge, None, heads).map_err(|problem| problem.replace("unit", "head"))?;
         Ok((as_units, heads.map_or_else(|| (0..edge.width).collect(), <[usize]>::to_vec)))
     }
@@ -225,15 +240,15 @@ impl Compiler<'_> {
             .collect()
     }
 
-    /// Checks that a site takes an action, and compiles it there.
-    pub(super) fn action(&mut self, action: &Action, place: Place) -> std::result::Result<CompiledAction, String> {
-        action.check_site(place)?;
-        action.compile(self, place)
+    /// Checks that an action is allowed at a site, then compiles it.
+    pub(super) fn action(&mut self, action: &Action, target: TapSite) -> std::result::Result<CompiledAction, String> {
+        action.check_site(target)?;
+        action.compile(self, target)
     }
 }
 
-/// The positions that a tap selects in a row.
-pub(super) fn selected(tap: &Tap, prompt: usize, limit: usize) -> std::result::Result<Vec<usize>, String> {
+/// Returns the positions that a tap selects in a row.
+pub(super) fn selected_positions(tap: &Tap, prompt: usize, limit: usize) -> std::result::Result<Vec<usize>, String> {
     let mut positions = tap.positions.resolve(prompt, limit)?;
     match tap.phase {
         Phase::All => {}
@@ -241,7 +256,7 @@ pub(super) fn selected(tap: &Tap, prompt: usize, limit: usize) -> std::result::R
         Phase::Decode => positions.retain(|&p| p >= prompt),
     }
     if let Some(steps) = &tap.steps {
-        // Step k is position prompt - 1 + k; steps have no prompt to count back from.
+        // Step k is position `prompt - 1 + k`. Negative steps count from the last step.
         let steps =
             steps.resolve(limit + 1 - prompt, limit + 1 - prompt).map_err(|problem| format!("steps: {problem}"))?;
         positions.retain(|&p| p + 1 >= prompt && steps.contains(&(p + 1 - prompt)));

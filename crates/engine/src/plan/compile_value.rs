@@ -1,6 +1,6 @@
-//! The values of a plan, checked: what each depends on, which rows it has, what shape it takes.
+//! Compiles the values of a plan: the dependencies, rows and shape of each.
 
-use super::compiled::{Entry, Lengths};
+use super::compiled::{CompiledTap, Lengths};
 use super::value_shape::shape;
 use super::{Expr, Map, Plan, Value, ValueId};
 use crate::error::{Error, Result};
@@ -10,17 +10,17 @@ use crate::program::{EdgeId, Layout, Op, OpKind, Program};
 use crate::site::{self, Site};
 use crate::weights::{WeightId, WeightSpec};
 
-/// The rows that a value has an array for.
+/// Rows for which a value has an array.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Rows {
     /// One array, the same for every row.
     Any,
-    /// One for each of these.
+    /// One array per listed row.
     These(Vec<usize>),
 }
 
 impl Rows {
-    /// The row whose array a reader uses; `None` where there is one for all.
+    /// Returns the row whose array a reader uses; `None` if all rows share one array.
     pub fn for_reader(&self, reader: Option<usize>) -> Option<usize> {
         match self {
             Rows::Any => None,
@@ -31,7 +31,7 @@ impl Rows {
         }
     }
 
-    /// Each row that has an array, or none for the one of all.
+    /// Returns each row that has an array; `[None]` if all rows share one array.
     pub fn each(&self) -> Vec<Option<usize>> {
         match self {
             Rows::Any => vec![None],
@@ -39,61 +39,63 @@ impl Rows {
         }
     }
 
-    /// The rows of what is computed from both.
+    /// Returns the rows of a value computed from two values.
     fn with(self, other: &Rows) -> std::result::Result<Rows, String> {
         match (self, other) {
             (Rows::Any, other) => Ok(other.clone()),
             (mine, Rows::Any) => Ok(mine),
             (Rows::These(a), Rows::These(b)) if a == *b => Ok(Rows::These(a)),
-            // One row's value serves every row; values of two single rows make one for all.
+            // A value of a single row is usable by every row; combining two of them gives one
+            // shared array.
             (Rows::These(a), Rows::These(b)) if a.len() == 1 && b.len() == 1 => Ok(Rows::Any),
             (Rows::These(a), Rows::These(b)) if a.len() == 1 => Ok(Rows::These(b.clone())),
             (Rows::These(a), Rows::These(b)) if b.len() == 1 => Ok(Rows::These(a)),
-            (Rows::These(a), Rows::These(b)) => Err(format!("rows {a:?} and rows {b:?} do not go together")),
+            (Rows::These(a), Rows::These(b)) => Err(format!("cannot combine values of rows {a:?} and rows {b:?}")),
         }
     }
 }
 
-/// A stretch of the model's own ops.
+/// The model's ops between two edges.
 #[derive(Clone, Debug)]
-pub(crate) struct Stretch {
+pub(crate) struct OpRange {
     pub from: EdgeId,
     pub to: EdgeId,
+    /// Indices of the ops that compute `to` from `from`, in order.
     pub ops: Vec<usize>,
 }
 
-/// A value that is a metric's gradient with respect to a weight.
-pub(crate) struct SoughtWeight {
+/// A requested gradient of a metric with respect to a weight.
+pub(crate) struct WeightGradRequest {
     pub value: ValueId,
     pub metric: usize,
     pub weight: WeightId,
 }
 
-/// The checked values of a plan.
+/// The compiled values of a plan. Lists are indexed by value.
 #[derive(Default)]
-pub(crate) struct Values {
+pub(crate) struct CompiledValues {
     pub list: IdVec<ValueId, Value>,
     pub rows: IdVec<ValueId, Rows>,
-    /// For each value the reads that it depends on, itself included.
+    /// Reads that the value depends on, itself included.
     pub reads: IdVec<ValueId, Vec<ValueId>>,
-    /// For each read the entry that binds it.
+    /// For a read, the index of the compiled tap that binds it.
     pub bound_by: IdVec<ValueId, Option<usize>>,
-    /// For each value the metric whose gradient it depends on.
+    /// Metric whose gradient the value depends on.
     pub gradient_of: IdVec<ValueId, Option<usize>>,
-    /// For each value whether it passes through a function of arrays on its way from what was read.
+    /// Whether the value depends on a read through an opaque function.
     pub opaque: IdVec<ValueId, bool>,
-    pub stretches: IdVec<ValueId, Option<Stretch>>,
-    /// The gradients of weights among the values.
-    pub weights: Vec<SoughtWeight>,
-    /// For each value and each of its rows the shape in the first pass, where it is known.
+    pub op_ranges: IdVec<ValueId, Option<OpRange>>,
+    /// Requested weight gradients.
+    pub weight_grads: Vec<WeightGradRequest>,
+    /// Shape per row in the first pass, if known.
     pub shapes: IdVec<ValueId, Vec<Option<Vec<usize>>>>,
     pub save: Vec<ValueId>,
     pub metrics: Vec<ValueId>,
     pub allow_nan: bool,
 }
 
-impl Values {
-    /// The reads that a value takes for a reader, each with its row.
+impl CompiledValues {
+    /// Returns the reads that a value depends on for a reader, each with its row.
     pub fn leaves(&self, value: ValueId, reader: Option<usize>) -> Vec<(ValueId, usize)> {
         let (mut leaves, mut todo) = (Vec::new(), vec![(value, self.rows[value].for_reader(reader))]);
         let mut seen = std::collections::HashSet::new();
@@ -109,7 +111,7 @@ impl Values {
         leaves
     }
 
-    /// What a value is computed from for a reader: each input with the row that it is taken of.
+    /// Returns the inputs of a value for a reader, each with the row that it is taken from.
     pub fn inputs(&self, value: ValueId, reader: Option<usize>) -> Vec<(ValueId, Option<usize>)> {
         match &self.list[value].expr {
             Expr::Across { of, .. } => self.rows[*of].each().into_iter().map(|row| (*of, row)).collect(),
@@ -118,26 +120,26 @@ impl Values {
         }
     }
 
-    /// The shape of a value for a reader in the first pass, where it is known.
+    /// Returns the shape of a value for a reader in the first pass, if known.
     pub fn shape(&self, value: ValueId, reader: Option<usize>) -> Option<&[usize]> {
         let row = self.rows[value].for_reader(reader);
-        let place = self.rows[value].each().iter().position(|&each| each == row)?;
-        self.shapes[value][place].as_deref()
+        let index = self.rows[value].each().iter().position(|&each| each == row)?;
+        self.shapes[value][index].as_deref()
     }
 
-    /// Stands for a value that cannot be, so that those after it can still be looked at.
-    fn unknown(&mut self, id: ValueId) {
+    /// Adds a placeholder for an invalid value, so that later values can still be checked.
+    fn add_placeholder(&mut self, id: ValueId) {
         let len = id.index() + 1;
         self.rows.resize(len, Rows::Any);
         self.reads.resize(len, Vec::new());
         self.bound_by.resize(len, None);
         self.gradient_of.resize(len, None);
         self.opaque.resize(len, false);
-        self.stretches.resize(len, None);
+        self.op_ranges.resize(len, None);
         self.shapes.resize(len, vec![None]);
     }
 
-    /// What a value is called in messages.
+    /// Returns the description of a value for messages.
     pub fn name(&self, value: ValueId) -> String {
         match &self.list[value].name {
             Some(name) => format!("value `{name}`"),
@@ -146,30 +148,35 @@ impl Values {
     }
 }
 
-/// Checks the values of a plan whose taps have become entries.
-pub(super) fn values(program: &Program, plan: &Plan, entries: &[Entry], lengths: Lengths) -> Result<Values> {
-    let mut values = Values {
+/// Compiles the values of a plan whose taps are compiled.
+pub(super) fn compile_values(
+    program: &Program,
+    plan: &Plan,
+    entries: &[CompiledTap],
+    lengths: Lengths,
+) -> Result<CompiledValues> {
+    let mut values = CompiledValues {
         list: plan.values.clone(),
         save: plan.save.clone(),
         metrics: plan.metrics.clone(),
         allow_nan: plan.allow_nan,
-        ..Values::default()
+        ..CompiledValues::default()
     };
     let mut problems = Vec::new();
     for (id, value) in plan.values.iter_with_ids() {
-        let fail = |values: &Values, problem: String| Error::Value {
+        let fail = |values: &CompiledValues, problem: String| Error::Value {
             value: values.name(id),
             problem,
-            remedy: "docs/plans.md says what each operation takes".into(),
+            remedy: "docs/plans.md describes each operation".into(),
         };
         let later = value.expr.inputs().into_iter().find(|&input| input >= id);
         let added = match later {
-            Some(later) => Err(format!("it is computed from value {later}, which does not come before it")),
-            None => add(&mut values, program, plan, entries, lengths, id),
+            Some(later) => Err(format!("it uses value {later}, which is not defined before it")),
+            None => compile_value(&mut values, program, plan, entries, lengths, id),
         };
         if let Err(problem) = added {
             problems.push(fail(&values, problem));
-            values.unknown(id);
+            values.add_placeholder(id);
         }
     }
     if problems.is_empty() {
@@ -179,22 +186,22 @@ pub(super) fn values(program: &Program, plan: &Plan, entries: &[Entry], lengths:
     Err(Error::all(problems))
 }
 
-fn add(
-    values: &mut Values,
+fn compile_value(
+    values: &mut CompiledValues,
     program: &Program,
     plan: &Plan,
-    entries: &[Entry],
+    entries: &[CompiledTap],
     lengths: Lengths,
     id: ValueId,
 ) -> std::result::Result<(), String> {
     let expr = plan.values[id].expr.clone();
     let inputs = expr.inputs();
     let mut reads: Vec<ValueId> = inputs.iter().flat_map(|&of| values.reads[of].clone()).collect();
-    let (mut rows, mut bound_by, mut stretch) = (Rows::Any, None, None);
+    let (mut rows, mut bound_by, mut op_range) = (Rows::Any, None, None);
     let mut metrics: Vec<usize> = inputs.iter().filter_map(|&of| values.gradient_of[of]).collect();
     match &expr {
         Expr::Read(tap) => {
-            let (entry, metric) = read_entry(plan, entries, *tap)?;
+            let (entry, metric) = find_read_tap(plan, entries, *tap)?;
             let read = (0..lengths.prompts.len()).filter(|&row| entries[entry].rows[row].is_some());
             rows = Rows::These(read.collect());
             if rows == Rows::These(Vec::new()) {
@@ -207,27 +214,33 @@ fn add(
         Expr::Across { .. } => {}
         Expr::WeightGrad { metric, weight } => {
             if *metric >= plan.metrics.len() {
-                return Err(format!("there is no metric {metric}: the plan has {}", plan.metrics.len()));
+                return Err(format!("there is no metric {metric}: the plan has {} metrics", plan.metrics.len()));
             }
             metrics.push(*metric);
-            values.weights.push(SoughtWeight { value: id, metric: *metric, weight: sought(program, weight)? });
+            values.weight_grads.push(WeightGradRequest {
+                value: id,
+                metric: *metric,
+                weight: find_weight(program, weight)?,
+            });
         }
         Expr::Row { of, row } => {
-            let there = values.rows[*of].each().iter().any(|each| each.is_none_or(|each| each == *row));
-            if !there {
-                return Err(format!("there is no row {row} in it"));
+            let has_row = values.rows[*of].each().iter().any(|each| each.is_none_or(|each| each == *row));
+            if !has_row {
+                return Err(format!("its input has no row {row}"));
             }
         }
         Expr::Through { from, to, .. } => {
-            stretch = Some(between(program, from, to)?);
+            op_range = Some(op_range_between(program, from, to)?);
             rows = values.rows[inputs[0]].clone();
         }
         Expr::Unembed(_) => {
-            stretch = Some(to_logits(program)?);
+            op_range = Some(to_logits(program)?);
             rows = values.rows[inputs[0]].clone();
         }
         Expr::File(file) => {
-            return Err(format!("the file {file:?} was not read; files are resolved before a plan is compiled"));
+            return Err(format!(
+                "the file {file:?} was not loaded; files must be resolved before the plan is compiled"
+            ));
         }
         _ => {
             for &of in &inputs {
@@ -239,7 +252,7 @@ fn add(
     reads.dedup();
     metrics.dedup();
     if metrics.len() > 1 {
-        return Err("it mixes gradients of several metrics".into());
+        return Err("it depends on gradients of several metrics".into());
     }
     let opaque = match &expr {
         Expr::Map(Map::Detach, _) => false,
@@ -251,51 +264,55 @@ fn add(
     values.reads.push(reads);
     values.bound_by.push(bound_by);
     values.gradient_of.push(metrics.first().copied());
-    values.stretches.push(stretch);
+    values.op_ranges.push(op_range);
     let shapes = values.rows[id].each().into_iter().map(|row| shape_of(values, program, entries, lengths, id, row));
     let shapes = shapes.collect::<std::result::Result<_, _>>()?;
     values.shapes.push(shapes);
     Ok(())
 }
 
-/// A weight by its name, if it has a gradient.
-fn sought(program: &Program, name: &str) -> std::result::Result<WeightId, String> {
+/// Returns the id of a weight by its name; fails if it has no gradient.
+fn find_weight(program: &Program, name: &str) -> std::result::Result<WeightId, String> {
     let id = program.weight_named(name).ok_or_else(|| {
         let nearest = program.weights().iter().max_by(|a, b| {
-            let likeness = |spec: &WeightSpec| strsim::jaro_winkler(name, &spec.name);
-            likeness(a).total_cmp(&likeness(b))
+            let similarity = |spec: &WeightSpec| strsim::jaro_winkler(name, &spec.name);
+            similarity(a).total_cmp(&similarity(b))
         });
         format!("no weight is called `{name}`; did you mean `{}`?", nearest.map_or("", |spec| &spec.name))
     })?;
-    let decides = |op: &Op| matches!(op.kind, OpKind::Route { correction: Some(weight), .. } if weight == id);
-    match program.ops().iter().any(decides) {
+    let only_selects = |op: &Op| matches!(op.kind, OpKind::Route { correction: Some(weight), .. } if weight == id);
+    match program.ops().iter().any(only_selects) {
         true => Err(format!(
-            "`{name}` has no gradient: op `route` uses it only to choose experts, and a choice is a constant"
+            "`{name}` has no gradient: op `route` uses it only to select experts, which is not differentiable"
         )),
         false => Ok(id),
     }
 }
 
-/// The one entry of a tap that reads, and the metric whose gradient it reads.
-fn read_entry(plan: &Plan, entries: &[Entry], tap: usize) -> std::result::Result<(usize, Option<usize>), String> {
+/// Returns the compiled tap of a reading tap, and the metric if it reads a gradient.
+fn find_read_tap(
+    plan: &Plan,
+    entries: &[CompiledTap],
+    tap: usize,
+) -> std::result::Result<(usize, Option<usize>), String> {
     use super::Action;
     let metric = match plan.taps.get(tap).map(|tap| &tap.action) {
         Some(Action::Read) => None,
         Some(Action::Grad { metric, action }) if **action == Action::Read => Some(*metric),
-        Some(_) => return Err(format!("tap {tap} does not read")),
+        Some(_) => return Err(format!("tap {tap} is not a read")),
         None => return Err(format!("there is no tap {tap}")),
     };
-    let mut found = entries.iter().enumerate().filter(|(_, entry)| entry.tap == tap).map(|(index, _)| index);
-    match (found.next(), found.next()) {
+    let mut matching = entries.iter().enumerate().filter(|(_, entry)| entry.tap == tap).map(|(index, _)| index);
+    match (matching.next(), matching.next()) {
         (Some(entry), None) => Ok((entry, metric)),
-        _ => Err(format!("tap {tap} on `{}` names several sites; a value is read at one", plan.taps[tap].site)),
+        _ => Err(format!("tap {tap} on `{}` matches several sites; a value is read at one site", plan.taps[tap].site)),
     }
 }
 
 fn shape_of(
-    values: &Values,
+    values: &CompiledValues,
     program: &Program,
-    entries: &[Entry],
+    entries: &[CompiledTap],
     lengths: Lengths,
     id: ValueId,
     row: Option<usize>,
@@ -309,22 +326,27 @@ fn shape_of(
         }
         (Expr::Call { .. }, _) => return Ok(None),
         (Expr::WeightGrad { .. }, _) => {
-            let sought = values.weights.iter().find(|sought| sought.value == id);
-            return Ok(sought.map(|sought| program.weight(sought.weight).shape.clone()));
+            let request = values.weight_grads.iter().find(|request| request.value == id);
+            return Ok(request.map(|request| program.weight(request.weight).shape.clone()));
         }
         _ => {}
     }
     let inputs: Option<Vec<&[usize]>> =
         values.inputs(id, row).into_iter().map(|(of, row)| values.shape(of, row)).collect();
     let Some(inputs) = inputs else { return Ok(None) };
-    match &values.stretches[id] {
-        Some(stretch) => stretched(program, stretch, inputs[0]).map(Some),
+    match &values.op_ranges[id] {
+        Some(range) => op_range_shape(program, range, inputs[0]).map(Some),
         None => shape(expr, &inputs).map(Some),
     }
 }
 
-/// The shape of what an entry selects of a row in the first pass, if it selects anything there.
-pub(super) fn selection_shape(program: &Program, entry: &Entry, lengths: Lengths, row: usize) -> Option<Vec<usize>> {
+/// Returns the shape of a tap's selection in a row in the first pass, if it selects anything there.
+pub(super) fn selection_shape(
+    program: &Program,
+    entry: &CompiledTap,
+    lengths: Lengths,
+    row: usize,
+) -> Option<Vec<usize>> {
     let prompt = lengths.prompts[row];
     let count = entry.rows[row].as_ref()?.positions().iter().filter(|&&position| position < prompt).count();
     if count == 0 {
@@ -338,47 +360,51 @@ pub(super) fn selection_shape(program: &Program, entry: &Entry, lengths: Lengths
     Some(entry.columns.shape(edge, count))
 }
 
-/// The shape that a stretch of ops gives vectors of this shape.
-pub(crate) fn stretched(program: &Program, stretch: &Stretch, of: &[usize]) -> std::result::Result<Vec<usize>, String> {
-    let inner = |edge: EdgeId| program.shape(edge, 1)[1..].to_vec();
-    let (from, to) = (inner(stretch.from), inner(stretch.to));
+/// Returns the output shape of an op range for an input of this shape.
+pub(crate) fn op_range_shape(
+    program: &Program,
+    range: &OpRange,
+    of: &[usize],
+) -> std::result::Result<Vec<usize>, String> {
+    let token_shape = |edge: EdgeId| program.shape(edge, 1)[1..].to_vec();
+    let (from, to) = (token_shape(range.from), token_shape(range.to));
     match of.strip_suffix(&from[..]) {
         Some(before) => Ok([before, &to].concat()),
-        None => Err(format!("the site takes {from:?} for each token, not {of:?}")),
+        None => Err(format!("the site has shape {from:?} per token, not {of:?}")),
     }
 }
 
-/// The ops from the end of the stream to the logits.
-pub(crate) fn to_logits(program: &Program) -> std::result::Result<Stretch, String> {
-    let last = program.architecture().layers.len().checked_sub(1).ok_or("this model has no layers, so no stream")?;
-    between(program, &Site::layer(last, Point::ResidPost).to_string(), Point::Logits.name())
+/// Returns the ops from the last `resid_post` to the logits.
+pub(crate) fn to_logits(program: &Program) -> std::result::Result<OpRange, String> {
+    let last = program.architecture().layers.len().checked_sub(1).ok_or("this model has no layers")?;
+    op_range_between(program, &Site::layer(last, Point::ResidPost).to_string(), Point::Logits.name())
 }
 
-/// The ops that lead from one site to another and need nothing else.
-fn between(program: &Program, from: &str, to: &str) -> std::result::Result<Stretch, String> {
+/// Returns the ops that compute one site from another alone; fails if they need any other input.
+fn op_range_between(program: &Program, from: &str, to: &str) -> std::result::Result<OpRange, String> {
     let edge = |text: &str| {
         let found = site::find(program, text).map_err(|error| error.to_string())?;
-        let [site] = found.sites[..] else { return Err(format!("`{text}` names several sites")) };
-        let edge = program.edge_of(site).ok_or("the site is gone")?;
+        let [site] = found.sites[..] else { return Err(format!("`{text}` matches several sites")) };
+        let edge = program.edge_of(site).ok_or("the site has no edge")?;
         if program.edge(edge).layout == Layout::QueryKey {
-            return Err(format!("`{text}` is no vector for each token"));
+            return Err(format!("`{text}` does not have one vector per token"));
         }
         Ok(edge)
     };
     let (from, to) = (edge(from)?, edge(to)?);
-    let no = || "nothing leads from the one site to the other alone; the second needs more than the first".to_string();
+    let no = || "the second site cannot be computed from the first alone".to_string();
     let (mut ops, mut todo) = (Vec::new(), vec![to]);
     while let Some(edge) = todo.pop() {
         if edge == from {
             continue;
         }
-        let made_by = program.edge(edge).made_by;
-        let inputs = program.ops()[made_by].kind.inputs();
-        if inputs.is_empty() || made_by <= program.edge(from).made_by {
+        let producer = program.edge(edge).producer;
+        let inputs = program.ops()[producer].kind.inputs();
+        if inputs.is_empty() || producer <= program.edge(from).producer {
             return Err(no());
         }
-        if !ops.contains(&made_by) {
-            ops.push(made_by);
+        if !ops.contains(&producer) {
+            ops.push(producer);
             todo.extend(inputs);
         }
     }
@@ -386,16 +412,16 @@ fn between(program: &Program, from: &str, to: &str) -> std::result::Result<Stret
     if ops.is_empty() && from != to {
         return Err(no());
     }
-    Ok(Stretch { from, to, ops })
+    Ok(OpRange { from, to, ops })
 }
 
-/// Saves and metrics name values that exist; a metric is a single number.
-fn check_uses(values: &Values, plan: &Plan) -> Result<()> {
+/// Checks that saved values and metrics exist and that metrics are scalars.
+fn check_uses(values: &CompiledValues, plan: &Plan) -> Result<()> {
     for &id in plan.save.iter().chain(&plan.metrics) {
         if values.list.get(id).is_none() {
             return Err(Error::input(
-                format!("there is no value {id}: the plan has {}", values.list.len()),
-                "save and metric name values of the plan",
+                format!("there is no value {id}: the plan has {} values", values.list.len()),
+                "`save` and `metric` must name values of the plan",
             ));
         }
     }
@@ -403,19 +429,22 @@ fn check_uses(values: &Values, plan: &Plan) -> Result<()> {
         let fail = |problem: String| Error::Value {
             value: values.name(id),
             problem,
-            remedy: "a metric is one number: sum or average it, over rows too".into(),
+            remedy: "a metric must be a scalar: sum or average it, also over rows".into(),
         };
         if values.rows[id].each().len() > 1 {
-            return Err(fail(format!("as a metric it has a number for each of {} rows", values.rows[id].each().len())));
+            return Err(fail(format!(
+                "a metric must be one scalar, but it has one per row ({} rows)",
+                values.rows[id].each().len()
+            )));
         }
         if let Some(shape) = values.shape(id, None).filter(|shape| shape.iter().product::<usize>() != 1) {
-            return Err(fail(format!("as a metric it has shape {shape:?}")));
+            return Err(fail(format!("a metric must be a scalar, but it has shape {shape:?}")));
         }
         if values.gradient_of[id].is_some() {
-            return Err(fail("as a metric it depends on a gradient".into()));
+            return Err(fail("a metric cannot depend on a gradient".into()));
         }
         if values.reads[id].is_empty() {
-            return Err(fail("as a metric it reads nothing of the run".into()));
+            return Err(fail("the metric does not depend on any activation".into()));
         }
     }
     Ok(())

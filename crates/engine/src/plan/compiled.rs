@@ -1,114 +1,120 @@
-//! A checked plan: what the executor works from.
+//! Compiled plans: the form that the executor runs.
 
-use super::compile_value::Values;
-use super::{Columns, CompiledAction, Given, ValueId};
+use super::compile_value::CompiledValues;
+use super::{Columns, CompiledAction, EditSource, ValueId};
 use crate::ids::IdVec;
-use crate::program::{Domain, EdgeId, Program};
+use crate::program::{EdgeId, Program, TokenSet};
 use crate::site::Site;
 
-/// The rows of a call: how long each prompt is, and how many positions it may come to.
+/// Lengths of the rows of a call, in tokens.
 #[derive(Clone, Copy)]
 pub(crate) struct Lengths<'a> {
+    /// Prompt length per row.
     pub prompts: &'a [usize],
+    /// Maximum length per row, generated tokens included.
     pub limits: &'a [usize],
 }
 
-/// A checked plan for given rows.
-pub(crate) struct Compiled {
-    pub entries: Vec<Entry>,
-    /// For each edge the entries on its value, in the order in which they apply.
+/// A plan checked against a program, for rows of given lengths.
+pub(crate) struct CompiledPlan {
+    /// The plan's taps, one per matched site.
+    pub taps: Vec<CompiledTap>,
+    /// For each edge the indices of the taps on its activation, in the order in which they apply.
     pub at_edge: IdVec<EdgeId, Vec<usize>>,
-    /// For each edge those on its gradients among them, and all others: the way back goes through them in the opposite order.
-    pub back_at_edge: IdVec<EdgeId, Vec<usize>>,
-    pub values: Values,
-    /// How long each prompt is.
+    /// For each edge the indices of all its taps, on activation and gradient. The backward pass
+    /// goes through them in reverse.
+    pub backward_at_edge: IdVec<EdgeId, Vec<usize>>,
+    pub values: CompiledValues,
+    /// Prompt length per row.
     pub prompts: Vec<usize>,
     pub sources: Vec<Source>,
-    /// For each edge the sources that read it.
+    /// For each edge the indices of the sources that read it.
     pub sources_at: IdVec<EdgeId, Vec<usize>>,
-    /// How many ops have to run.
+    /// Number of ops to run, from the start of the op list.
     pub ops: usize,
-    /// Rows that run together, in order.
+    /// Groups of rows; groups run one after the other.
     pub groups: Vec<Vec<usize>>,
-    /// Layers that nobody enters.
+    /// For each layer whether all rows skip it.
     pub skipped: Vec<bool>,
-    /// Sites that patterns passed over.
+    /// Sites that a pattern matched by layer but that do not exist.
     pub passed_over: Vec<Site>,
 }
 
-/// One tap at one site.
-pub(crate) struct Entry {
+/// One tap at one matched site.
+pub(crate) struct CompiledTap {
+    /// Index of the tap in the plan.
     pub tap: usize,
     pub site: Site,
     pub edge: EdgeId,
     /// For each row of the call its selected positions, if any.
-    pub rows: Vec<Option<Chosen>>,
-    /// All positions of all rows and all columns: the whole value.
+    pub rows: Vec<Option<SelectedPositions>>,
+    /// The selection is all positions of all rows and all columns.
     pub whole: bool,
     pub columns: Columns,
-    /// For attention sites: heads, and key positions by row.
+    /// Heads, for attention sites.
     pub heads: Vec<usize>,
+    /// Key positions per row, for attention sites.
     pub keys: Option<Vec<Vec<usize>>>,
     pub action: CompiledAction,
-    /// The values that it reads for.
+    /// Values bound to the activation that it reads.
     pub binds: Vec<ValueId>,
 }
 
-impl Entry {
-    /// The source that its action reads, if any.
+impl CompiledTap {
+    /// Returns the index of the source that its action writes, if any.
     pub fn source(&self) -> Option<usize> {
-        match self.action.given() {
-            Some(Given::Source(source)) => Some(*source),
+        match self.action.edit_source() {
+            Some(EditSource::Site(source)) => Some(*source),
             _ => None,
         }
     }
 
-    /// The value that its action writes, if any.
+    /// Returns the value that its action writes, if any.
     pub fn value(&self) -> Option<ValueId> {
-        match self.action.given() {
-            Some(Given::Computed(value)) => Some(*value),
+        match self.action.edit_source() {
+            Some(EditSource::Value(value)) => Some(*value),
             _ => None,
         }
     }
 
-    /// Whether it only looks.
-    pub fn looks(&self) -> bool {
-        self.action.looks()
+    /// Whether it leaves the activation unchanged.
+    pub fn is_read_only(&self) -> bool {
+        self.action.is_read_only()
     }
 
-    /// Whether it works on a gradient, not on the value.
+    /// Whether it acts on a gradient instead of the activation.
     pub fn on_gradient(&self) -> bool {
         matches!(self.action, CompiledAction::Grad { .. })
     }
 }
 
-/// A site whose value another tap reads.
+/// A site whose activation a tap writes elsewhere (`from`).
 pub(crate) struct Source {
     pub site: Site,
     pub edge: EdgeId,
     /// For each row of the call its selected positions, if it is read.
-    pub rows: Vec<Option<Chosen>>,
+    pub rows: Vec<Option<SelectedPositions>>,
     pub columns: Columns,
     pub heads: Vec<usize>,
-    /// For each row of the call the row that it reads from.
+    /// For each row of the call the row that it reads.
     pub read_by: Vec<Option<usize>>,
 }
 
-/// Chosen positions of a row: each with its place in the result.
+/// Selected positions of a row, each with its index in the result.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Chosen {
-    /// `(position, place)`, by position.
+pub(crate) struct SelectedPositions {
+    /// `(position, index)`, sorted by position.
     by_position: Vec<(usize, usize)>,
 }
 
-impl Chosen {
-    pub(super) fn new(positions: Vec<usize>) -> std::result::Result<Chosen, String> {
+impl SelectedPositions {
+    pub(super) fn new(positions: Vec<usize>) -> std::result::Result<SelectedPositions, String> {
         let mut by_position: Vec<(usize, usize)> =
-            positions.into_iter().enumerate().map(|(place, position)| (position, place)).collect();
+            positions.into_iter().enumerate().map(|(index, position)| (position, index)).collect();
         by_position.sort_unstable();
         match by_position.windows(2).find(|pair| pair[0].0 == pair[1].0) {
             Some(pair) => Err(format!("position {} is selected twice", pair[0].0)),
-            None => Ok(Chosen { by_position }),
+            None => Ok(SelectedPositions { by_position }),
         }
     }
 
@@ -116,38 +122,38 @@ impl Chosen {
         self.by_position.len()
     }
 
-    /// The place of a position in the result, if it is chosen.
-    pub fn place(&self, position: usize) -> Option<usize> {
+    /// Returns the index of a position in the result, if it is selected.
+    pub fn index_of(&self, position: usize) -> Option<usize> {
         let found = self.by_position.binary_search_by_key(&position, |&(p, _)| p).ok()?;
         Some(self.by_position[found].1)
     }
 
-    /// Whether a position from `position` on is chosen.
+    /// Whether any position at or after `position` is selected.
     pub fn reaches(&self, position: usize) -> bool {
         self.by_position.last().is_some_and(|&(last, _)| last >= position)
     }
 
-    /// The first position that is chosen.
+    /// Returns the smallest selected position.
     pub fn first(&self) -> Option<usize> {
         self.by_position.first().map(|&(first, _)| first)
     }
 
-    /// The positions in the order of the result.
+    /// Returns the positions in the order of the result.
     pub fn positions(&self) -> Vec<usize> {
         let mut positions = vec![0; self.len()];
-        self.by_position.iter().for_each(|&(position, place)| positions[place] = position);
+        self.by_position.iter().for_each(|&(position, index)| positions[index] = position);
         positions
     }
 }
 
-impl Compiled {
-    /// No taps, no rows.
-    pub fn empty(program: &Program) -> Compiled {
-        Compiled {
-            entries: Vec::new(),
+impl CompiledPlan {
+    /// Returns a plan without taps and rows that runs all ops.
+    pub fn empty(program: &Program) -> CompiledPlan {
+        CompiledPlan {
+            taps: Vec::new(),
             at_edge: program.list_by_edge(Vec::new()),
-            back_at_edge: program.list_by_edge(Vec::new()),
-            values: Values::default(),
+            backward_at_edge: program.list_by_edge(Vec::new()),
+            values: CompiledValues::default(),
             prompts: Vec::new(),
             sources: Vec::new(),
             sources_at: program.list_by_edge(Vec::new()),
@@ -158,31 +164,32 @@ impl Compiled {
         }
     }
 
-    /// For each edge whether its gradient is needed, if any is.
+    /// Returns for each edge whether its gradient is needed; `None` if no gradient is.
     pub fn gradient_edges(&self, program: &Program) -> Option<IdVec<EdgeId, bool>> {
-        if !self.entries.iter().any(Entry::on_gradient) && self.values.weights.is_empty() {
+        if !self.taps.iter().any(CompiledTap::on_gradient) && self.values.weight_grads.is_empty() {
             return None;
         }
-        let mut wanted = program.list_by_edge(false);
-        self.entries.iter().filter(|entry| entry.on_gradient()).for_each(|entry| wanted[entry.edge] = true);
-        // Gradients also pass from what an edit wrote to where that was read.
-        for entry in &self.entries {
+        let mut needed = program.list_by_edge(false);
+        self.taps.iter().filter(|entry| entry.on_gradient()).for_each(|entry| needed[entry.edge] = true);
+        // Gradients also flow from an edit to the sites that its value was read from.
+        for entry in &self.taps {
             let reads = entry.value().into_iter().flat_map(|value| &self.values.reads[value]);
-            let reads = reads.filter_map(|&read| self.values.bound_by[read]).map(|entry| self.entries[entry].edge);
+            let reads = reads.filter_map(|&read| self.values.bound_by[read]).map(|entry| self.taps[entry].edge);
             let source = entry.source().map(|source| self.sources[source].edge);
             for edge in reads.chain(source) {
-                (wanted[edge], wanted[entry.edge]) = (true, true);
+                (needed[edge], needed[entry.edge]) = (true, true);
             }
         }
-        Some(wanted)
+        Some(needed)
     }
 
-    /// Whether somebody looks at a position of a row on edges of a domain.
-    pub fn reads(&self, program: &Program, domain: Domain, row: usize, position: usize) -> bool {
-        let at_end = |edge: EdgeId| program.edge(edge).domain == domain;
-        let chosen =
-            |rows: &[Option<Chosen>]| rows[row].as_ref().is_some_and(|chosen| chosen.place(position).is_some());
-        self.entries.iter().any(|entry| at_end(entry.edge) && chosen(&entry.rows))
-            || self.sources.iter().any(|source| at_end(source.edge) && chosen(&source.rows))
+    /// Whether a tap or source selects a position of a row on an edge of a token set.
+    pub fn reads(&self, program: &Program, token_set: TokenSet, row: usize, position: usize) -> bool {
+        let in_set = |edge: EdgeId| program.edge(edge).token_set == token_set;
+        let selects = |rows: &[Option<SelectedPositions>]| {
+            rows[row].as_ref().is_some_and(|chosen| chosen.index_of(position).is_some())
+        };
+        self.taps.iter().any(|entry| in_set(entry.edge) && selects(&entry.rows))
+            || self.sources.iter().any(|source| in_set(source.edge) && selects(&source.rows))
     }
 }

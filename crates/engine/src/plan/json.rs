@@ -1,7 +1,8 @@
-//! Plans as JSON: one object a tap, one key for its action. The actions' own JSON is in `action/`.
+//! Plans as JSON: one object per tap, with one key for its action. The JSON of each action is in
+//! `action/`.
 
-use super::action::Writer;
-use super::json_value::{Names, Written};
+use super::action::ActionWriter;
+use super::json_value::{ValueParser, ValueWriter};
 use super::{Action, Phase, Plan, Positions, Tap};
 use serde::de::Error as _;
 use serde::ser::Error as _;
@@ -9,7 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value, json};
 
 impl Plan {
-    /// Reads a plan from JSON text.
+    /// Parses a plan from JSON.
     ///
     /// ```
     /// use pellucid_engine::Plan;
@@ -21,7 +22,7 @@ impl Plan {
         serde_json::from_str(text).map_err(|e| e.to_string())
     }
 
-    /// The plan as JSON text; a plan with closures cannot be written.
+    /// Returns the plan as JSON; fails if it contains closures.
     pub fn to_json(&self) -> std::result::Result<String, String> {
         serde_json::to_string_pretty(self).map_err(|e| e.to_string())
     }
@@ -55,15 +56,15 @@ impl Serialize for Plan {
     }
 }
 
-/// Names first, since taps may use values and values what taps read.
+/// Collects names first: taps can use values, and values use what taps read.
 fn read_plan(form: PlanForm) -> Result<Plan, String> {
     let metrics: Vec<String> = form.metric.into_iter().chain(form.metrics).collect();
-    let mut names = Names::new(&metrics);
+    let mut names = ValueParser::new(&metrics);
     for (index, tap) in form.taps.iter().enumerate() {
-        names.read(index, tap.reads_as(&tap.action)?)?;
+        names.add_read(index, tap.reads_as(&tap.action)?)?;
     }
     for value in form.values {
-        names.value(value)?;
+        names.add_value(value)?;
     }
     let taps = form.taps.into_iter().map(|tap| tap.read(&names)).collect::<Result<_, _>>()?;
     let find = |list: &[String]| list.iter().map(|name| names.find(name)).collect::<Result<Vec<_>, _>>();
@@ -77,21 +78,21 @@ fn read_plan(form: PlanForm) -> Result<Plan, String> {
 }
 
 fn write_plan(plan: &Plan) -> Result<PlanForm, String> {
-    let names = Written::new(plan);
+    let names = ValueWriter::new(plan);
     let taps = plan.taps.iter().enumerate().map(|(index, tap)| TapForm::write(index, tap, &names));
-    let mut metrics: Vec<String> = plan.metrics.iter().map(|&id| names.of(id)).collect();
+    let mut metrics: Vec<String> = plan.metrics.iter().map(|&id| names.name(id)).collect();
     let metric = (metrics.len() == 1).then(|| metrics.remove(0));
     Ok(PlanForm {
         taps: taps.collect::<Result<_, _>>()?,
         values: names.values(plan)?,
-        save: plan.save.iter().map(|&id| names.of(id)).collect(),
+        save: plan.save.iter().map(|&id| names.name(id)).collect(),
         metric,
         metrics,
         allow_nan: plan.allow_nan,
     })
 }
 
-/// The keys of a tap that are not its action.
+/// A tap in JSON; `action` collects the keys that are not part of the selection.
 #[derive(Serialize, Deserialize)]
 struct TapForm {
     site: String,
@@ -122,27 +123,27 @@ fn is_every_phase(phase: &Phase) -> bool {
 }
 
 impl TapForm {
-    /// The name under which the tap reads, if it does; a read of a gradient stands inside `grad`.
+    /// Returns the value name of a reading tap (`as`), which is inside `grad` for a gradient.
     fn reads_as(&self, action: &Map<String, Value>) -> Result<Option<String>, String> {
         if let Some(Value::Object(inner)) = action.get("grad") {
             return self.reads_as(inner);
         }
         match action.get("as") {
             Some(Value::String(name)) => Ok(Some(name.clone())),
-            Some(_) => Err(format!("tap on `{}`: `as` takes a name", self.site)),
+            Some(_) => Err(format!("tap on `{}`: `as` must be a name", self.site)),
             None => Ok(None),
         }
     }
 
-    fn read(self, names: &Names) -> Result<Tap, String> {
+    fn read(self, names: &ValueParser) -> Result<Tap, String> {
         let TapForm { site, rows, positions, phase, steps, heads, units, keys, action } = self;
         let action = Action::from_json(action, names).map_err(|problem| format!("tap on `{site}`: {problem}"))?;
         Ok(Tap { site, rows, positions, phase, steps, heads, units, keys, action })
     }
 
-    fn write(index: usize, tap: &Tap, names: &Written) -> Result<TapForm, String> {
+    fn write(index: usize, tap: &Tap, names: &ValueWriter) -> Result<TapForm, String> {
         let tap = tap.clone();
-        let action = tap.action.to_json(&Writer { tap: index, names })?;
+        let action = tap.action.to_json(&ActionWriter { tap: index, names })?;
         let Tap { site, rows, positions, phase, steps, heads, units, keys, .. } = tap;
         Ok(TapForm { site, rows, positions, phase, steps, heads, units, keys, action })
     }
@@ -154,15 +155,15 @@ impl<'de> Deserialize<'de> for Positions {
             Value::Number(n) => n
                 .as_i64()
                 .map(|n| Positions::List(vec![n]))
-                .ok_or_else(|| D::Error::custom("a position is a whole number")),
+                .ok_or_else(|| D::Error::custom("a position must be an integer")),
             Value::String(text) => Ok(Positions::parse(&text)),
             list @ Value::Array(_) => serde_json::from_value(list).map(Positions::List).map_err(D::Error::custom),
             Value::Object(object) => match object.get("token").and_then(Value::as_str) {
                 Some(text) if object.len() == 1 => Ok(Positions::Token(text.into())),
-                _ => Err(D::Error::custom("positions as an object are {\"token\": \"text\"}")),
+                _ => Err(D::Error::custom("a positions object must be {\"token\": \"text\"}")),
             },
             _ => Err(D::Error::custom(
-                "positions are a number, a list, a slice, last, prompt, generated, all or a token",
+                "positions must be a number, a list, a slice, last, prompt, generated, all or a token",
             )),
         }
     }

@@ -1,6 +1,7 @@
 //! Values as JSON: one object each, with a name and one operation.
 //!
-//! An argument is a name, a number, nested lists of numbers, or another operation: `{"name": "x", "mul": ["h", {"exp": "g"}]}`.
+//! An argument is a name, a number, nested lists of numbers, or another operation:
+//! `{"name": "x", "mul": ["h", {"exp": "g"}]}`.
 
 use super::{Across, Combine, Expr, Fold, Map, Pick, Plan, Value as PlanValue, ValueId};
 use crate::array::Array;
@@ -9,7 +10,7 @@ use pellucid_kernels::activation::Activation;
 use serde_json::{Map as Object, Value, json};
 use std::collections::HashMap;
 
-/// The functions of one number besides the activation functions, which have a table of their own.
+/// JSON names of elementwise functions. Activation functions have their own table in the kernels.
 const MAPS: [(&str, Map); 11] = [
     ("detach", Map::Detach),
     ("neg", Map::Neg),
@@ -62,12 +63,12 @@ fn name_of<T: Copy + PartialEq>(table: &[(&'static str, T)], meaning: T) -> &'st
 }
 
 impl Map {
-    /// The function of this name, as JSON plans write it.
+    /// Returns the function with this JSON name.
     pub fn named(name: &str) -> Option<Map> {
         named(&MAPS, name).or_else(|| Activation::named(name).map(Map::Activation))
     }
 
-    /// Its name in JSON; none for an activation function that has no name.
+    /// Returns its JSON name; `None` for an activation function without one.
     fn name(self) -> Option<&'static str> {
         match self {
             Map::Activation(activation) => activation.names().first().copied(),
@@ -77,64 +78,65 @@ impl Map {
 }
 
 impl Combine {
-    /// The function of this name, as JSON plans write it.
+    /// Returns the function with this JSON name.
     pub fn named(name: &str) -> Option<Combine> {
         named(&COMBINES, name)
     }
 }
 
 impl Fold {
-    /// The summary of this name, as JSON plans write it.
+    /// Returns the reduction with this JSON name.
     pub fn named(name: &str) -> Option<Fold> {
         named(&FOLDS, name)
     }
 }
 
 impl Across {
-    /// The way of joining rows of this name, as JSON plans write it.
+    /// Returns the row join with this JSON name.
     pub fn named(name: &str) -> Option<Across> {
         named(&ACROSS, name)
     }
 }
 
-/// The values of a plan that is being read, by name.
-pub(super) struct Names<'a> {
+/// Parses the values of a plan and resolves their names.
+pub(super) struct ValueParser<'a> {
     pub values: IdVec<ValueId, PlanValue>,
     by_name: HashMap<String, ValueId>,
     metrics: &'a [String],
 }
 
-impl<'a> Names<'a> {
-    pub fn new(metrics: &'a [String]) -> Names<'a> {
-        Names { values: IdVec::default(), by_name: HashMap::new(), metrics }
+impl<'a> ValueParser<'a> {
+    pub fn new(metrics: &'a [String]) -> ValueParser<'a> {
+        ValueParser { values: IdVec::default(), by_name: HashMap::new(), metrics }
     }
 
-    /// The metric that `of` means in `grad` or `weight_grad`; the first where it is left out.
-    pub fn metric(&self, of_what: &str, of: Option<Value>) -> Result<usize, String> {
+    /// Returns the metric that `of` names in `grad` or `weight_grad`; the first metric if it is
+    /// absent.
+    pub fn metric(&self, op: &str, of: Option<Value>) -> Result<usize, String> {
         match of {
             None => Ok(0),
             Some(Value::String(of)) => self
                 .metrics
                 .iter()
                 .position(|metric| *metric == of)
-                .ok_or_else(|| format!("`{of_what}` of {of:?}, which is no metric of the plan")),
-            Some(_) => Err(format!("`of` in `{of_what}` takes the name of a metric")),
+                .ok_or_else(|| format!("`{op}` of {of:?}, which is not a metric of the plan")),
+            Some(_) => Err(format!("`of` in `{op}` must be the name of a metric")),
         }
     }
 
-    /// A tap reads under a name.
-    pub fn read(&mut self, tap: usize, name: Option<String>) -> Result<(), String> {
+    /// Registers a reading tap under its name.
+    pub fn add_read(&mut self, tap: usize, name: Option<String>) -> Result<(), String> {
         match name {
             Some(name) => self.add(Some(name), Expr::Read(tap)).map(drop),
             None => Ok(()),
         }
     }
 
-    /// One object of the list of values.
-    pub fn value(&mut self, mut object: Object<String, Value>) -> Result<(), String> {
+    /// Parses one object of the list of values.
+    pub fn add_value(&mut self, mut object: Object<String, Value>) -> Result<(), String> {
         let name = match object.remove("name") {
             Some(Value::String(name)) => name,
-            _ => return Err("a value has a `name`".into()),
+            _ => return Err("a value needs a `name`".into()),
         };
         let expr = self.expr(object).map_err(|problem| format!("value `{name}`: {problem}"))?;
         self.add(Some(name), expr).map(drop)
@@ -145,7 +147,7 @@ impl<'a> Names<'a> {
         self.by_name
             .get(name)
             .copied()
-            .ok_or_else(|| format!("there is no value {name:?} before this; there are: {}", known()))
+            .ok_or_else(|| format!("there is no earlier value {name:?}; known values: {}", known()))
     }
 
     fn add(&mut self, name: Option<String>, expr: Expr) -> Result<ValueId, String> {
@@ -153,7 +155,7 @@ impl<'a> Names<'a> {
         if let Some(name) = &name
             && self.by_name.insert(name.clone(), id).is_some()
         {
-            return Err(format!("two values are called {name:?}"));
+            return Err(format!("two values have the name {name:?}"));
         }
         Ok(self.values.push(PlanValue { name, expr }))
     }
@@ -165,38 +167,38 @@ impl<'a> Names<'a> {
                 let expr = self.expr(object)?;
                 self.add(None, expr)
             }
-            numbers => {
-                let array = array(&numbers)?;
+            constant => {
+                let array = array(&constant)?;
                 self.add(None, Expr::Constant(array))
             }
         }
     }
 
     fn arguments<const N: usize>(&mut self, op: &str, value: Value) -> Result<[ValueId; N], String> {
-        let Value::Array(list) = value else { return Err(format!("`{op}` takes a list of {N}")) };
+        let Value::Array(list) = value else { return Err(format!("`{op}` takes a list of {N} arguments")) };
         let found = list.into_iter().map(|value| self.argument(value)).collect::<Result<Vec<_>, _>>()?;
-        found.try_into().map_err(|list: Vec<ValueId>| format!("`{op}` takes {N}, not {}", list.len()))
+        found.try_into().map_err(|list: Vec<ValueId>| format!("`{op}` takes {N} arguments, not {}", list.len()))
     }
 
-    /// A weight's name, or an object with it and with the metric that is meant.
+    /// Parses `weight_grad`: a weight's name, or an object with `weight` and the metric `of`.
     fn weight_grad(&self, value: Value) -> Result<Expr, String> {
         let mut form = match value {
             Value::Object(form) => form,
             alone => Object::from_iter([("weight".to_string(), alone)]),
         };
         let metric = self.metric("weight_grad", form.remove("of"))?;
-        let weight = take(&mut form, "weight")?.ok_or("`weight_grad` takes the name of a `weight`")?;
+        let weight = take(&mut form, "weight")?.ok_or("`weight_grad` needs the name of a `weight`")?;
         match form.keys().next() {
             Some(key) => Err(format!("unknown key `{key}` in `weight_grad`")),
             None => Ok(Expr::WeightGrad { metric, weight }),
         }
     }
 
-    /// An object with one operation.
+    /// Parses an object with one operation.
     fn expr(&mut self, object: Object<String, Value>) -> Result<Expr, String> {
         let mut keys = object.into_iter();
         let (Some((op, value)), None) = (keys.next(), keys.next()) else {
-            return Err("a value has one operation; docs/plans.md lists them".into());
+            return Err("a value has exactly one operation; docs/plans.md lists them".into());
         };
         if let Some(map) = Map::named(&op) {
             return Ok(Expr::Map(map, self.argument(value)?));
@@ -208,7 +210,8 @@ impl<'a> Names<'a> {
         if op == "weight_grad" {
             return self.weight_grad(value);
         }
-        // What takes more than arguments has them by name; the argument alone stands for itself.
+        // Operations with options take an object with `of`; `{"sum": "x"}` is short for
+        // `{"sum": {"of": "x"}}`.
         let mut form = match value {
             Value::Object(form) if form.contains_key("of") => form,
             other => Object::from_iter([("of".to_string(), other)]),
@@ -230,25 +233,25 @@ impl<'a> Names<'a> {
                 Expr::Softmax { of, axis, log: op == "log_softmax" }
             }
             "topk" | "topk_places" => {
-                let k = take(&mut form, "k")?.ok_or("`topk` takes `k`")?;
-                Expr::TopK { of: self.argument(of)?, k, places: op == "topk_places" }
+                let k = take(&mut form, "k")?.ok_or("`topk` needs `k`")?;
+                Expr::TopK { of: self.argument(of)?, k, indices: op == "topk_places" }
             }
             "index" => Expr::Index { of: self.argument(of)?, picks: picks(&mut form)? },
             "put" => {
-                let by = form.remove("by").ok_or("`put` takes `by`")?;
+                let by = form.remove("by").ok_or("`put` needs `by`")?;
                 Expr::Put { of: self.argument(of)?, picks: picks(&mut form)?, by: self.argument(by)? }
             }
             "take" => {
-                let places = form.remove("places").ok_or("`take` takes `places`")?;
-                Expr::Take { of: self.argument(of)?, places: self.argument(places)? }
+                let indices = form.remove("places").ok_or("`take` needs `places`")?;
+                Expr::Take { of: self.argument(of)?, indices: self.argument(indices)? }
             }
             "reshape" => Expr::Reshape {
                 of: self.argument(of)?,
-                shape: take(&mut form, "shape")?.ok_or("`reshape` takes `shape`")?,
+                shape: take(&mut form, "shape")?.ok_or("`reshape` needs `shape`")?,
             },
             "permute" => Expr::Permute {
                 of: self.argument(of)?,
-                axes: take(&mut form, "axes")?.ok_or("`permute` takes `axes`")?,
+                axes: take(&mut form, "axes")?.ok_or("`permute` needs `axes`")?,
             },
             "concat" => {
                 let Value::Array(parts) = of else { return Err("`concat` takes a list".into()) };
@@ -258,14 +261,14 @@ impl<'a> Names<'a> {
             "across" => {
                 let how: String = take(&mut form, "how")?.unwrap_or_else(|| "stack".into());
                 let how = Across::named(&how)
-                    .ok_or_else(|| format!("rows are joined by sum, mean, stack or concat, not {how:?}"))?;
+                    .ok_or_else(|| format!("`how` must be sum, mean, stack or concat, not {how:?}"))?;
                 Expr::Across { of: self.argument(of)?, how }
             }
-            "row" => Expr::Row { of: self.argument(of)?, row: take(&mut form, "row")?.ok_or("`row` takes `row`")? },
+            "row" => Expr::Row { of: self.argument(of)?, row: take(&mut form, "row")?.ok_or("`row` needs `row`")? },
             "through" => Expr::Through {
                 of: self.argument(of)?,
-                from: take(&mut form, "from")?.ok_or("`through` takes `from`, a site")?,
-                to: take(&mut form, "to")?.ok_or("`through` takes `to`, a site")?,
+                from: take(&mut form, "from")?.ok_or("`through` needs `from`, a site")?,
+                to: take(&mut form, "to")?.ok_or("`through` needs `to`, a site")?,
             },
             "unembed" => Expr::Unembed(self.argument(of)?),
             "call" => return Err("`call` takes a closure and cannot be written in JSON".into()),
@@ -288,35 +291,35 @@ fn take<T: serde::de::DeserializeOwned>(form: &mut Object<String, Value>, key: &
     form.remove(key).map(|value| serde_json::from_value(value).map_err(|error| format!("`{key}`: {error}"))).transpose()
 }
 
-/// Nested lists of equal lengths.
+/// Parses a number or nested lists of numbers with equal lengths.
 fn array(value: &Value) -> Result<Array, String> {
     fn fill(value: &Value, depth: usize, shape: &mut Vec<usize>, out: &mut Vec<f32>) -> Result<(), String> {
         let Value::Array(list) = value else {
-            out.push(value.as_f64().ok_or("constants are numbers and lists of numbers")? as f32);
-            return if depth == shape.len() { Ok(()) } else { Err("lists of different depth".into()) };
+            out.push(value.as_f64().ok_or("a constant must be a number or nested lists of numbers")? as f32);
+            return if depth == shape.len() { Ok(()) } else { Err("nested lists have different depths".into()) };
         };
         if depth == shape.len() && out.is_empty() {
             shape.push(list.len());
         }
         if shape.get(depth) != Some(&list.len()) {
-            return Err("lists of different lengths".into());
+            return Err("nested lists have different lengths".into());
         }
         list.iter().try_for_each(|value| fill(value, depth + 1, shape, out))
     }
-    let (mut shape, mut numbers) = (Vec::new(), Vec::new());
-    fill(value, 0, &mut shape, &mut numbers)?;
-    Ok(Array::new(shape, numbers))
+    let (mut shape, mut elements) = (Vec::new(), Vec::new());
+    fill(value, 0, &mut shape, &mut elements)?;
+    Ok(Array::new(shape, elements))
 }
 
 fn picks(form: &mut Object<String, Value>) -> Result<Vec<Pick>, String> {
-    let Some(Value::Array(list)) = form.remove("picks") else { return Err("an index takes `picks`, a list".into()) };
+    let Some(Value::Array(list)) = form.remove("picks") else { return Err("an index needs a list of `picks`".into()) };
     let pick = |value: Value| match value {
         Value::Null => Ok(Pick::New),
-        Value::Number(at) => at.as_i64().map(Pick::At).ok_or_else(|| "an index is a whole number".to_string()),
+        Value::Number(at) => at.as_i64().map(Pick::At).ok_or_else(|| "an index must be an integer".to_string()),
         Value::String(text) if text == "..." => Ok(Pick::Rest),
-        Value::String(text) => slice(&text).ok_or_else(|| format!("{text:?} is no slice")),
+        Value::String(text) => slice(&text).ok_or_else(|| format!("{text:?} is not a slice")),
         each @ Value::Array(_) => serde_json::from_value(each).map(Pick::Each).map_err(|error| error.to_string()),
-        other => Err(format!("{other} picks nothing; write a number, \"1:3\", a list, \"...\" or null")),
+        other => Err(format!("{other} is not an index; use a number, \"1:3\", a list, \"...\" or null")),
     };
     list.into_iter().map(pick).collect()
 }
@@ -331,57 +334,57 @@ fn slice(text: &str) -> Option<Pick> {
     }
 }
 
-/// The names of a plan that is being written.
-pub(super) struct Written {
+/// Writes the values of a plan as JSON; unnamed values are called `v0`, `v1`, ….
+pub(super) struct ValueWriter {
     names: IdVec<ValueId, String>,
     taps: HashMap<usize, ValueId>,
     metrics: Vec<ValueId>,
 }
 
-impl Written {
-    pub fn new(plan: &Plan) -> Written {
+impl ValueWriter {
+    pub fn new(plan: &Plan) -> ValueWriter {
         let name = |(id, value): (ValueId, &PlanValue)| value.name.clone().unwrap_or_else(|| format!("v{id}"));
         let reads = plan.values.iter_with_ids().filter_map(|(id, value)| match value.expr {
             Expr::Read(tap) => Some((tap, id)),
             _ => None,
         });
-        Written {
+        ValueWriter {
             names: plan.values.iter_with_ids().map(name).collect(),
             taps: reads.collect(),
             metrics: plan.metrics.clone(),
         }
     }
 
-    pub fn of(&self, id: ValueId) -> String {
+    pub fn name(&self, id: ValueId) -> String {
         self.names.get(id).cloned().unwrap_or_default()
     }
 
-    pub fn of_tap(&self, tap: usize) -> String {
-        self.taps.get(&tap).map_or_else(|| format!("tap{tap}"), |&id| self.of(id))
+    pub fn tap_name(&self, tap: usize) -> String {
+        self.taps.get(&tap).map_or_else(|| format!("tap{tap}"), |&id| self.name(id))
     }
 
-    pub fn metric(&self, metric: usize) -> String {
-        self.metrics.get(metric).map_or_else(String::new, |&id| self.of(id))
+    pub fn metric_name(&self, metric: usize) -> String {
+        self.metrics.get(metric).map_or_else(String::new, |&id| self.name(id))
     }
 
-    /// The list of values; what taps read is written there.
+    /// Returns the list of values. Reads are written with their taps instead.
     pub fn values(&self, plan: &Plan) -> Result<Vec<Object<String, Value>>, String> {
         let rest = plan.values.iter_with_ids().filter(|(_, value)| !matches!(value.expr, Expr::Read(_)));
         rest.map(|(id, value)| {
             let (op, argument) = self.write(&value.expr)?;
-            Ok(Object::from_iter([("name".to_string(), json!(self.of(id))), (op.to_string(), argument)]))
+            Ok(Object::from_iter([("name".to_string(), json!(self.name(id))), (op.to_string(), argument)]))
         })
         .collect()
     }
 
     fn write(&self, expr: &Expr) -> Result<(&'static str, Value), String> {
-        let of = |id: &ValueId| self.of(*id);
+        let of = |id: &ValueId| self.name(*id);
         Ok(match expr {
             Expr::Read(_) => unreachable!("reads are written as taps"),
             Expr::Constant(array) => ("constant", nested(array.shape(), array.values())),
             Expr::File(file) => ("file", json!(file)),
             Expr::Map(map, a) => {
-                let problem = || format!("the activation function of a value has no name: {map:?}");
+                let problem = || format!("the activation function has no JSON name: {map:?}");
                 (map.name().ok_or_else(problem)?, json!(of(a)))
             }
             Expr::Combine(combine, a, b) => (name_of(&COMBINES, *combine), json!([of(a), of(b)])),
@@ -397,14 +400,14 @@ impl Written {
             Expr::Softmax { of: a, axis, log } => {
                 (if *log { "log_softmax" } else { "softmax" }, json!({ "of": of(a), "axis": axis }))
             }
-            Expr::TopK { of: a, k, places } => {
-                (if *places { "topk_places" } else { "topk" }, json!({ "of": of(a), "k": k }))
+            Expr::TopK { of: a, k, indices } => {
+                (if *indices { "topk_places" } else { "topk" }, json!({ "of": of(a), "k": k }))
             }
             Expr::Index { of: a, picks } => ("index", json!({ "of": of(a), "picks": write_picks(picks) })),
             Expr::Put { of: a, picks, by } => {
                 ("put", json!({ "of": of(a), "picks": write_picks(picks), "by": of(by) }))
             }
-            Expr::Take { of: a, places } => ("take", json!({ "of": of(a), "places": of(places) })),
+            Expr::Take { of: a, indices } => ("take", json!({ "of": of(a), "places": of(indices) })),
             Expr::Reshape { of: a, shape } => ("reshape", json!({ "of": of(a), "shape": shape })),
             Expr::Permute { of: a, axes } => ("permute", json!({ "of": of(a), "axes": axes })),
             Expr::Concat { parts, axis } => {
@@ -414,7 +417,7 @@ impl Written {
             Expr::Row { of: a, row } => ("row", json!({ "of": of(a), "row": row })),
             Expr::Through { of: a, from, to } => ("through", json!({ "of": of(a), "from": from, "to": to })),
             Expr::WeightGrad { metric, weight } => {
-                ("weight_grad", json!({ "of": self.metric(*metric), "weight": weight }))
+                ("weight_grad", json!({ "of": self.metric_name(*metric), "weight": weight }))
             }
             Expr::Unembed(a) => ("unembed", json!(of(a))),
             Expr::Call { .. } => return Err("a plan with a closure cannot be written as JSON".into()),
@@ -438,8 +441,8 @@ fn nested(shape: &[usize], values: &[f32]) -> Value {
     match shape.split_first() {
         None => json!(values.first()),
         Some((&length, rest)) => {
-            let each: usize = rest.iter().product();
-            (0..length).map(|nth| nested(rest, &values[nth * each..][..each])).collect()
+            let stride: usize = rest.iter().product();
+            (0..length).map(|index| nested(rest, &values[index * stride..][..stride])).collect()
         }
     }
 }

@@ -1,77 +1,86 @@
-//! Plans: what to see and what to change, as data.
+//! Plans: what a run captures and changes, as data.
 //!
-//! A [`Plan`] is a list of taps; a [`Tap`] (`tap.rs`) is a site or pattern, a selection and one action (`action/`). Taps may
-//! read values, values are computed from each other (`value.rs`), and edits write them back. It serializes to JSON (`json.rs`,
-//! `json_value.rs`) and is checked against a program and its inputs before anything runs: `compile.rs` tap by tap,
-//! `compile_value.rs` value by value, `passable.rs` and `order.rs` how they go together. The result is `compiled.rs`, which
-//! `cache.rs` keeps.
+//! A [`Plan`] is a list of taps. A [`Tap`] (`tap.rs`) is a site or pattern, a selection and one
+//! action (`action/`). Taps can read activations into values; values are expressions over other
+//! values (`value.rs`); edits can write values. A plan serializes to JSON (`json.rs`,
+//! `json_value.rs`).
+//!
+//! A plan is checked against a program and its inputs before anything runs: `compile.rs` checks
+//! taps, `compile_value.rs` values, `check_gradients.rs` edited shapes and differentiability,
+//! `row_groups.rs` dependencies between rows. The result is a `CompiledPlan` (`compiled.rs`), which
+//! `cache.rs` caches.
 
 mod action;
 mod cache;
+mod check_gradients;
 mod compile;
 mod compile_value;
 mod compiled;
 mod json;
 mod json_value;
-mod order;
-mod passable;
+mod output_shapes;
+mod row_groups;
 mod select;
-mod shapes;
 mod tap;
-mod then;
 mod value;
 pub(crate) mod value_index;
 pub(crate) mod value_shape;
 
-pub use action::{Action, Callback, CallbackFn, FromSite, Operand, Reduce, Selected};
-pub(crate) use action::{CompiledAction, CompiledReduce, Edit, Given, Resolved};
+#[doc(hidden)]
+pub use action::SelectedRow as Selected;
+pub use action::{Action, Callback, CallbackFn, FromSite, Operand, Reduce, SelectedRow};
+pub(crate) use action::{CompiledAction, CompiledReduce, Edit, EditSource, TokenOperand};
 pub(crate) use cache::PlanCache;
 pub(crate) use compile::compile;
-pub(crate) use compile_value::{Stretch, Values, stretched, to_logits};
-pub(crate) use compiled::{Chosen, Compiled, Entry, Lengths};
+pub(crate) use compile_value::{CompiledValues, OpRange, op_range_shape, to_logits};
+pub(crate) use compiled::{CompiledPlan, CompiledTap, Lengths, SelectedPositions};
+pub use output_shapes::OutputShapes;
+#[doc(hidden)]
+pub use output_shapes::OutputShapes as Shapes;
 pub(crate) use select::Columns;
 pub use select::{Phase, Positions};
-pub use shapes::Shapes;
 pub use tap::{AddTap, SetTap, Tap};
-pub use value::{Across, Body, Combine, Expr, Fold, Function, Map, Pick, Value, ValueId};
+#[doc(hidden)]
+pub use value::FunctionBody as Body;
+pub use value::{Across, Combine, Expr, Fold, Function, FunctionBody, Map, Pick, Value, ValueId};
 
 use crate::array::Array;
 use crate::ids::IdVec;
 
-/// What to see and what to change in a run.
+/// What a run captures and changes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
-    /// Taps on one site apply in this order.
+    /// Taps; those on the same site apply in this order.
     pub taps: Vec<Tap>,
-    /// What is computed from what taps read; each from earlier ones.
+    /// Values computed from what taps read; a value can use only earlier values.
     pub values: IdVec<ValueId, Value>,
-    /// The values that come back.
+    /// Values that the run returns.
     pub save: Vec<ValueId>,
-    /// The values that gradients are of, each a single number.
+    /// Scalar values that are differentiated.
     pub metrics: Vec<ValueId>,
-    /// Edits may write NaN; otherwise that is an error.
+    /// Allow edits to write NaN, which is an error otherwise.
     pub allow_nan: bool,
 }
 
-/// A value that a run handed over.
+/// A captured activation or gradient.
 #[derive(Clone, Debug)]
 pub struct Capture {
-    /// Where it was.
+    /// The captured site.
     pub site: crate::Site,
-    /// Index of the tap that asked for it.
+    /// Index of the tap in the plan.
     pub tap: usize,
-    /// The row that it belongs to.
+    /// Row of the call.
     pub row: usize,
-    /// The absolute positions that its first axis runs over (for attention sites: its queries).
+    /// Absolute positions of the first axis (of the query axis for attention sites).
     pub positions: Vec<usize>,
-    /// The values.
+    /// The captured values.
     pub array: Array,
-    /// For a top-k reduction the units of the values.
+    /// Unit indices of the values, for a top-k reduction.
     pub units: Option<Array>,
 }
 
 impl Plan {
-    /// A plan that captures whole sites.
+    /// Returns a plan that captures whole sites.
     ///
     /// ```
     /// use pellucid_engine::Plan;
@@ -82,18 +91,18 @@ impl Plan {
         Plan::of(sites.into_iter().map(Tap::capture))
     }
 
-    /// A plan of taps alone.
+    /// Returns a plan of taps without values.
     pub fn of(taps: impl IntoIterator<Item = Tap>) -> Plan {
         Plan { taps: taps.into_iter().collect(), ..Plan::default() }
     }
 
-    /// The plan with one more tap.
+    /// Appends a tap.
     pub fn with(mut self, tap: Tap) -> Plan {
         self.taps.push(tap);
         self
     }
 
-    /// Adds a tap that reads a site, and gives the value that it reads.
+    /// Appends a tap that reads a site; returns the value that it reads.
     ///
     /// ```
     /// use pellucid_engine::plan::{Expr, Map};
@@ -110,30 +119,57 @@ impl Plan {
         self.value(Expr::Read(self.taps.len() - 1))
     }
 
-    /// Adds a value.
+    /// Appends a value; returns its id.
     pub fn value(&mut self, expr: Expr) -> ValueId {
         self.values.push(Value { name: None, expr })
     }
 
-    /// Names a value: what it is called in JSON and in what comes back. Returns the value.
+    /// Names a value, for JSON and for the results; returns its id.
     pub fn name(&mut self, value: ValueId, name: impl Into<String>) -> ValueId {
         self.values[value].name = Some(name.into());
         value
     }
 
-    /// Returns a value with the run.
+    /// Makes the run return a value.
     pub fn save_value(&mut self, value: ValueId) {
         self.save.push(value);
     }
 
-    /// Makes a value, a single number, a metric that gradients are of; gives its index among the metrics.
+    /// Makes a scalar value a metric to differentiate; returns its index among the metrics.
     pub fn add_metric(&mut self, value: ValueId) -> usize {
         self.metrics.push(value);
         self.metrics.len() - 1
     }
 
-    /// Adds a tap that captures the gradient of the plan's first metric.
+    /// Appends a tap that captures the gradient of the plan's first metric.
     pub fn gradient(self, site: impl Into<String>) -> Plan {
         self.with(Tap::capture(site).of_gradient(0))
+    }
+
+    /// Concatenates two plans; the taps of this one apply first.
+    ///
+    /// The later plan's taps, values and metrics keep their order: its tap `i` becomes tap
+    /// `self.taps.len() + i`, and so on.
+    ///
+    /// ```
+    /// use pellucid_engine::{Action, Plan, Tap};
+    /// let edits = Plan::default().with(Tap::new("layers.0.z", Action::Zero));
+    /// let both = edits.then(Plan::capture(["logits"]));
+    /// assert_eq!(both.taps[1].site, "logits");
+    /// ```
+    pub fn then(mut self, later: Plan) -> Plan {
+        let (taps, values, metrics) = (self.taps.len(), self.values.len(), self.metrics.len());
+        self.taps.extend(later.taps.into_iter().map(|tap| {
+            let mut tap = tap.with_values_after(values);
+            if let Action::Grad { metric, .. } = &mut tap.action {
+                *metric += metrics;
+            }
+            tap
+        }));
+        self.values.extend(later.values.into_iter().map(|value| value.after(taps, values, metrics)));
+        self.save.extend(later.save.iter().map(|id| id.after(values)));
+        self.metrics.extend(later.metrics.iter().map(|id| id.after(values)));
+        self.allow_nan |= later.allow_nan;
+        self
     }
 }

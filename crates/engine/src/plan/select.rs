@@ -1,10 +1,10 @@
-//! Selections: which positions and columns a tap means.
+//! Selections: positions and columns of a tap.
 
 use crate::program::{Edge, Layout};
 use serde::{Deserialize, Serialize};
 use std::ops::{Range, RangeFrom, RangeTo};
 
-/// Which positions of a row. Positions are absolute; negative ones count from the end of the prompt.
+/// Positions of a row. They are absolute; negative positions count from the end of the prompt.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub enum Positions {
     /// Every position.
@@ -14,38 +14,39 @@ pub enum Positions {
     Last,
     /// The prompt.
     Prompt,
-    /// What was generated.
+    /// Generated positions.
     Generated,
-    /// These, in this order.
+    /// A list, in this order.
     List(Vec<i64>),
     /// Every `step`-th from `start` up to but not including `end`.
     Slice {
-        /// First position; the first of all where absent.
+        /// First position; 0 if absent.
         start: Option<i64>,
-        /// One past the last position; the end where absent.
+        /// One past the last position; the end of the row if absent.
         end: Option<i64>,
-        /// Distance.
+        /// Step.
         step: usize,
     },
-    /// Where this text's token stands in the prompt; resolved to a list before compiling.
+    /// Position of this token in the prompt; resolved to a list before compilation.
     Token(String),
 }
 
-/// Which phase of a generation.
+/// Phase of a generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
     /// Both.
     #[default]
     All,
-    /// The prompt's positions.
+    /// Prompt positions.
     Prefill,
     /// Generated positions.
     Decode,
 }
 
 impl Positions {
-    /// The positions meant in a row of `prompt` tokens that may grow to `limit`, in order; or the one that does not exist.
+    /// Returns the positions in a row of `prompt` tokens that can grow to `limit`; fails if one
+    /// does not exist.
     pub(crate) fn resolve(&self, prompt: usize, limit: usize) -> Result<Vec<usize>, String> {
         let absolute = |n: i64| if n < 0 { n + prompt as i64 } else { n };
         match self {
@@ -68,12 +69,12 @@ impl Positions {
                 Ok((start..end).step_by((*step).max(1)).collect())
             }
             Positions::Token(text) => Err(format!(
-                "the token {text:?} was not looked up; load the model with a tokenizer, or give positions as numbers"
+                "the token {text:?} was not resolved; load the model with a tokenizer, or use numeric positions"
             )),
         }
     }
 
-    /// Reads `last`, `all`, `3`, `-4:`, `2:10:2`, `0,5,-1`; anything else is the text of a token.
+    /// Parses `last`, `all`, `3`, `-4:`, `2:10:2`, `0,5,-1`; anything else is the text of a token.
     ///
     /// ```
     /// use pellucid_engine::Positions;
@@ -162,7 +163,7 @@ impl std::fmt::Display for Positions {
     }
 }
 
-/// Which of a token's numbers: all, or ranges of columns.
+/// Selected columns of an edge: all, or ranges.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Columns {
     All(usize),
@@ -170,20 +171,20 @@ pub(crate) enum Columns {
 }
 
 impl Columns {
-    /// The columns that heads and units select on an edge, or what is wrong with them.
+    /// Resolves heads or units to columns of an edge; fails if one does not exist.
     pub(crate) fn new(edge: &Edge, heads: Option<&[usize]>, units: Option<&[usize]>) -> Result<Columns, String> {
         let all = match (heads, units) {
             (None, None) => return Ok(Columns::All(edge.width)),
             (Some(_), Some(_)) => return Err("a tap selects heads or units, not both".into()),
             (None, Some(units)) => {
-                check(units, edge.width, "unit")?;
+                check_indices(units, edge.width, "unit")?;
                 (units.iter().map(|&u| u..u + 1).collect::<Vec<_>>(), vec![units.len()])
             }
             (Some(heads), None) => {
                 let Layout::Heads(count) = edge.layout else {
                     return Err("this site has no heads".into());
                 };
-                check(heads, count, "head")?;
+                check_indices(heads, count, "head")?;
                 let dim = edge.width / count;
                 (heads.iter().map(|&h| h * dim..(h + 1) * dim).collect(), vec![heads.len(), dim])
             }
@@ -192,7 +193,7 @@ impl Columns {
         Ok(Columns::Some { len: shape.iter().product(), ranges, shape })
     }
 
-    /// How many numbers are selected.
+    /// Returns the number of selected columns.
     pub(crate) fn len(&self) -> usize {
         match self {
             Columns::All(width) => *width,
@@ -200,7 +201,7 @@ impl Columns {
         }
     }
 
-    /// The selected columns, as ranges.
+    /// Returns the selected columns as ranges.
     pub(crate) fn ranges(&self) -> Vec<std::ops::Range<usize>> {
         match self {
             Columns::All(width) => std::iter::once(0..*width).collect(),
@@ -208,17 +209,18 @@ impl Columns {
         }
     }
 
-    /// The selected numbers of one token: where they lie, or gathered in `room`.
-    pub(crate) fn pick<'t>(&self, token: &'t [f32], room: &'t mut Vec<f32>) -> &'t [f32] {
+    /// Returns the selected elements of one token: a borrow if all are selected, else gathered into
+    /// `buffer`.
+    pub(crate) fn pick<'t>(&self, token: &'t [f32], buffer: &'t mut Vec<f32>) -> &'t [f32] {
         if let Columns::All(_) = self {
             return token;
         }
-        room.clear();
-        self.gather(token, room);
-        room
+        buffer.clear();
+        self.gather(token, buffer);
+        buffer
     }
 
-    /// Appends the selected numbers of one token.
+    /// Appends the selected elements of one token to `out`.
     pub(crate) fn gather(&self, token: &[f32], out: &mut Vec<f32>) {
         match self {
             Columns::All(_) => out.extend_from_slice(token),
@@ -228,7 +230,7 @@ impl Columns {
         }
     }
 
-    /// Writes the selected numbers of one token back.
+    /// Writes the selected elements of one token back.
     pub(crate) fn scatter(&self, values: &[f32], token: &mut [f32]) {
         match self {
             Columns::All(_) => token.copy_from_slice(values),
@@ -242,7 +244,7 @@ impl Columns {
         }
     }
 
-    /// The shape of `tokens` tokens' selected numbers on an edge.
+    /// Returns the shape of the selected columns of `tokens` tokens on an edge.
     pub(crate) fn shape(&self, edge: &Edge, tokens: usize) -> Vec<usize> {
         let inner = match (self, edge.layout) {
             (Columns::Some { shape, .. }, _) => shape.clone(),
@@ -253,12 +255,12 @@ impl Columns {
     }
 }
 
-fn check(chosen: &[usize], count: usize, what: &str) -> Result<(), String> {
-    if chosen.is_empty() {
-        return Err(format!("an empty list of {what}s selects nothing"));
+fn check_indices(selected: &[usize], count: usize, kind: &str) -> Result<(), String> {
+    if selected.is_empty() {
+        return Err(format!("an empty list of {kind}s selects nothing"));
     }
-    match chosen.iter().find(|&&index| index >= count) {
-        Some(index) => Err(format!("there is no {what} {index}: this site has {count}")),
+    match selected.iter().find(|&&index| index >= count) {
+        Some(index) => Err(format!("there is no {kind} {index}: this site has {count}")),
         None => Ok(()),
     }
 }
@@ -281,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn positions_are_written_as_they_are_read() {
+    fn positions_round_trip_through_text() {
         for text in ["all", "last", "prompt", "generated", "3", "-4:", "2:10:2", "0,5,-1", ":-1", " Paris"] {
             assert_eq!(Positions::parse(text).to_string(), text);
         }

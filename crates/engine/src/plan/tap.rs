@@ -1,22 +1,23 @@
-//! Taps, and how they are built: an action at a site, then what it selects.
+//! Taps and their builder methods: a constructor per action, then methods that narrow the
+//! selection.
 
-use super::{Action, Callback, FromSite, Operand, Phase, Positions, Reduce, Selected};
+use super::{Action, Callback, FromSite, Operand, Phase, Positions, Reduce, SelectedRow};
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 
 /// A site, a selection and an action.
 ///
-/// A constructor names the action and the site, which is an address (`layers.5.resid_post`), a pattern (`layers.*.z`,
-/// `layers.3-7.z`, `layers.{0,11}.z`) or an alias. The methods after it narrow the selection; without them a tap is on all rows
-/// and positions.
+/// A constructor takes the site: an address (`layers.5.resid_post`), a pattern (`layers.*.z`,
+/// `layers.3-7.z`, `layers.{0,11}.z`) or an alias. The methods after it narrow the selection, which
+/// is all rows and positions by default.
 ///
 /// ```
 /// use pellucid_engine::{Plan, Reduce, Tap};
 /// let plan = Plan::of([
-///     // Look: the residual stream at the last position, and the five largest neurons of layer 2 in row 0.
+///     // Capture the residual stream at the last position, and row 0's top 5 neurons of layer 2.
 ///     Tap::capture("layers.*.resid_post").last(),
 ///     Tap::capture_reduced("layers.2.mlp_act", Reduce::TopK(5)).rows([0]),
-///     // Change: heads 3 and 7 of layer 5 off; at position 3 row 1 gets what row 0 has there.
+///     // Zero heads 3 and 7 of layer 5; patch position 3 of row 1 from row 0.
 ///     Tap::zero("layers.5.z").heads([3, 7]),
 ///     Tap::set("layers.0.resid_post").from_row(0).rows([1]).positions(3),
 /// ]);
@@ -26,49 +27,49 @@ use std::sync::Arc;
 pub struct Tap {
     /// Address, pattern or alias.
     pub site: String,
-    /// Which inputs of the call; all where absent.
+    /// Rows (inputs of the call); all if absent.
     pub rows: Option<Vec<usize>>,
-    /// Which positions.
+    /// Positions.
     pub positions: Positions,
-    /// Which phase of a generation.
+    /// Phase of a generation.
     pub phase: Phase,
-    /// Which steps of a generation: step 0 is the last prompt position.
+    /// Steps of a generation; step 0 is the last prompt position.
     pub steps: Option<Positions>,
-    /// Which heads, for sites that have them.
+    /// Heads, for sites that have them.
     pub heads: Option<Vec<usize>>,
-    /// Which units (columns).
+    /// Units (columns).
     pub units: Option<Vec<usize>>,
-    /// Which key positions, for attention sites.
+    /// Key positions, for attention sites.
     pub keys: Option<Positions>,
-    /// What to do there.
+    /// The action.
     pub action: Action,
 }
 
-/// What a [`SetTap`] and an [`AddTap`] take as their operand.
+/// Methods of [`SetTap`] and [`AddTap`] that supply the operand and complete the tap.
 macro_rules! operands {
     ($tap:ident, $verb:literal) => {
         impl $tap {
             #[doc = $verb]
-            /// a number, a vector (`Vec<f32>`, `&[f32]`: one number for each selected unit), rows of vectors (`Vec<Vec<f32>>`: one
-            /// for each selected position), or any other [`Operand`].
+            /// a number, a vector (`Vec<f32>` or `&[f32]`, one element per selected unit), a matrix
+            /// (`Vec<Vec<f32>>`, one vector per selected position), or any other [`Operand`].
             pub fn with(self, operand: impl Into<Operand>) -> Tap {
                 self.finish(operand.into())
             }
 
             #[doc = $verb]
-            /// the same site's value in another row of the call.
+            /// the activation of the same site in another row of the call.
             pub fn from_row(self, row: usize) -> Tap {
                 self.finish(Operand::From(FromSite::default().row(row)))
             }
 
             #[doc = $verb]
-            /// another site's value in the same row.
+            /// the activation of another site in the same row.
             pub fn from_site(self, site: impl Into<String>) -> Tap {
                 self.finish(Operand::From(FromSite::default().site(site)))
             }
 
             #[doc = $verb]
-            /// another value of this run: of a site, row and positions.
+            /// another activation of this run, given by site, row and positions.
             pub fn from(self, source: FromSite) -> Tap {
                 self.finish(Operand::From(source))
             }
@@ -82,8 +83,8 @@ macro_rules! operands {
     };
 }
 
-/// A tap that replaces values and does not yet say by what: [`Tap::set`], [`Tap::mean_ablate`], [`Tap::skip_to`].
-#[must_use = "it is a tap when it says what it writes"]
+/// A `set` tap without its operand yet: [`Tap::set`], [`Tap::mean_ablate`], [`Tap::skip_to`].
+#[must_use = "call `with` or a `from_*` method to complete the tap"]
 pub struct SetTap {
     site: String,
     action: fn(Operand) -> Action,
@@ -97,15 +98,15 @@ impl SetTap {
 
 operands!(SetTap, "Writes");
 
-/// A tap that adds to values and does not yet say what: [`Tap::add`].
-#[must_use = "it is a tap when it says what it adds"]
+/// An `add` tap without its operand yet: [`Tap::add`].
+#[must_use = "call `with` or a `from_*` method to complete the tap"]
 pub struct AddTap {
     site: String,
     scale: f32,
 }
 
 impl AddTap {
-    /// Multiplies what is added.
+    /// Scales the operand.
     ///
     /// ```
     /// use pellucid_engine::{Action, Operand, Tap};
@@ -126,7 +127,7 @@ operands!(AddTap, "Adds");
 
 /// One constructor for each action.
 impl Tap {
-    /// A tap with any action, on all rows and positions.
+    /// Returns a tap with any action, on all rows and positions.
     pub fn new(site: impl Into<String>, action: Action) -> Tap {
         Tap {
             site: site.into(),
@@ -141,29 +142,29 @@ impl Tap {
         }
     }
 
-    /// Captures the values.
+    /// Captures the activation.
     pub fn capture(site: impl Into<String>) -> Tap {
         Tap::new(site, Action::Capture(None))
     }
 
-    /// Captures a reduction of the values: their mean, norm, top-k or inner product with a vector.
+    /// Captures a reduction of the activation: mean, norm, top-k or inner product with a vector.
     pub fn capture_reduced(site: impl Into<String>, reduce: Reduce) -> Tap {
         Tap::new(site, Action::Capture(Some(reduce)))
     }
 
-    /// Reads the values, for the plan's expressions; [`Plan::read`](super::Plan::read) takes such a tap.
+    /// Reads the activation into a value of the plan; see [`Plan::read`](super::Plan::read).
     pub fn read(site: impl Into<String>) -> Tap {
         Tap::new(site, Action::Read)
     }
 
-    /// Replaces the values: by a number, a vector, another row's, another site's.
+    /// Replaces the activation by a number, a vector, or another row's or site's activation.
     ///
     /// ```
     /// use pellucid_engine::plan::FromSite;
     /// use pellucid_engine::Tap;
     /// let constant = Tap::set("layers.3.mlp_out").with(0.5);
     /// let patched = Tap::set("layers.3.mlp_out").from_row(0).rows([1]);
-    /// // Of row 0 the position of " dog", wherever row 1 has " bird".
+    /// // Row 0 at " dog" is written to row 1 at " bird".
     /// let by_token = Tap::set("layers.3.mlp_out").from(FromSite::default().row(0).token(" dog")).rows([1]).token(" bird");
     /// # let _ = (constant, patched, by_token);
     /// ```
@@ -171,37 +172,37 @@ impl Tap {
         SetTap { site: site.into(), action: Action::Set }
     }
 
-    /// Replaces the values by their mean over some data, which the caller gives.
+    /// Replaces the activation by its mean over a dataset, supplied by the caller.
     pub fn mean_ablate(site: impl Into<String>) -> SetTap {
         SetTap { site: site.into(), action: Action::MeanAblate }
     }
 
-    /// Adds to the values.
+    /// Adds to the activation.
     pub fn add(site: impl Into<String>) -> AddTap {
         AddTap { site: site.into(), scale: 1.0 }
     }
 
-    /// Multiplies the values.
+    /// Multiplies the activation.
     pub fn scale(site: impl Into<String>, by: f32) -> Tap {
         Tap::new(site, Action::Scale(by))
     }
 
-    /// Replaces the values by zeros.
+    /// Sets the activation to zero.
     pub fn zero(site: impl Into<String>) -> Tap {
         Tap::new(site, Action::Zero)
     }
 
-    /// Removes a direction from the values.
+    /// Removes the component along a direction.
     pub fn project_out(site: impl Into<String>, direction: impl Into<Operand>) -> Tap {
         Tap::scale_along(site, direction, 0.0)
     }
 
-    /// Multiplies the part of the values that lies along a direction; 0 removes it, 1 changes nothing.
+    /// Scales the component along a direction; 0 removes it, 1 changes nothing.
     pub fn scale_along(site: impl Into<String>, direction: impl Into<Operand>, scale: f32) -> Tap {
         Tap::new(site, Action::ProjectOut { vector: direction.into(), scale })
     }
 
-    /// Keeps the values along a direction within limits.
+    /// Clamps the component along a direction.
     ///
     /// ```
     /// use pellucid_engine::Tap;
@@ -218,17 +219,17 @@ impl Tap {
         Tap::new(site, Action::Cap { vector: direction.into(), min, max })
     }
 
-    /// Skips a layer, such as `layers.5`: its output is its input.
+    /// Skips a layer such as `layers.5`: its output is its input.
     pub fn skip(layer: impl Into<String>) -> Tap {
         Tap::new(layer, Action::Skip(None))
     }
 
-    /// Skips a layer: its output is something else.
+    /// Skips a layer: its output is the operand.
     pub fn skip_to(layer: impl Into<String>) -> SetTap {
         SetTap { site: layer.into(), action: |operand| Action::Skip(Some(operand)) }
     }
 
-    /// Lets a closure read and change the values of all rows at once.
+    /// Calls a closure that can read and change the activations of all selected rows.
     ///
     /// ```
     /// use pellucid_engine::Tap;
@@ -237,26 +238,28 @@ impl Tap {
     /// });
     /// # let _ = clamp;
     /// ```
-    pub fn call(site: impl Into<String>, change: impl Fn(&mut [Selected]) + Send + Sync + 'static) -> Tap {
+    pub fn call(site: impl Into<String>, change: impl Fn(&mut [SelectedRow]) + Send + Sync + 'static) -> Tap {
         Tap::new(site, Action::Call(Callback(Arc::new(change))))
     }
 
-    /// Applies the tap's action to the gradient of one of the plan's metrics, instead of to the value.
+    /// Applies the action to the gradient of one of the plan's metrics instead of to the
+    /// activation.
     pub fn of_gradient(mut self, metric: usize) -> Tap {
         self.action = Action::Grad { metric, action: Box::new(self.action) };
         self
     }
 }
 
-/// What a tap selects.
+/// Selection.
 impl Tap {
-    /// Only these rows of the call.
+    /// Selects rows of the call.
     pub fn rows(mut self, rows: impl IntoIterator<Item = usize>) -> Tap {
         self.rows = Some(rows.into_iter().collect());
         self
     }
 
-    /// Only these positions: one, a list, a range, or any [`Positions`]. Negative ones count from the end of the prompt.
+    /// Selects positions: one, a list, a range, or any [`Positions`]. Negative positions count from
+    /// the end of the prompt.
     ///
     /// ```
     /// use pellucid_engine::{Positions, Tap};
@@ -270,57 +273,57 @@ impl Tap {
         self
     }
 
-    /// Only the last position of the prompt.
+    /// Selects the last position of the prompt.
     pub fn last(self) -> Tap {
         self.positions(Positions::Last)
     }
 
-    /// Only the positions of the prompt.
+    /// Selects the positions of the prompt.
     pub fn prompt(self) -> Tap {
         self.positions(Positions::Prompt)
     }
 
-    /// Only the positions that are generated.
+    /// Selects the generated positions.
     pub fn generated(self) -> Tap {
         self.positions(Positions::Generated)
     }
 
-    /// Only where a token stands in the prompt, by its text (` dog`, with its space).
+    /// Selects the position of a token in the prompt, by its text (` dog`, with its space).
     pub fn token(self, text: impl Into<String>) -> Tap {
         self.positions(Positions::Token(text.into()))
     }
 
-    /// Only these heads.
+    /// Selects heads.
     pub fn heads(mut self, heads: impl IntoIterator<Item = usize>) -> Tap {
         self.heads = Some(heads.into_iter().collect());
         self
     }
 
-    /// Only these units (columns).
+    /// Selects units (columns).
     pub fn units(mut self, units: impl IntoIterator<Item = usize>) -> Tap {
         self.units = Some(units.into_iter().collect());
         self
     }
 
-    /// Only these key positions, of attention sites.
+    /// Selects key positions of attention sites.
     pub fn keys(mut self, keys: impl Into<Positions>) -> Tap {
         self.keys = Some(keys.into());
         self
     }
 
-    /// Only this phase of a generation.
+    /// Selects a phase of a generation.
     pub fn phase(mut self, phase: Phase) -> Tap {
         self.phase = phase;
         self
     }
 
-    /// Only these steps of a generation; step 0 is the last prompt position.
+    /// Selects steps of a generation; step 0 is the last prompt position.
     pub fn steps(mut self, steps: impl Into<Positions>) -> Tap {
         self.steps = Some(steps.into());
         self
     }
 
-    /// The same tap in a plan that has `values` values before its own.
+    /// Shifts the value ids in the operands by `values`, for a plan that is appended to another.
     pub(crate) fn with_values_after(mut self, values: usize) -> Tap {
         for operand in self.action.operands_mut() {
             if let Operand::Value(value) = operand {
@@ -331,32 +334,33 @@ impl Tap {
     }
 }
 
-/// A source is built like a selection.
+/// Builder methods.
 impl FromSite {
-    /// Of this site; the tap's own where this is not said.
+    /// Sets the source site; defaults to the tap's site.
     pub fn site(mut self, site: impl Into<String>) -> FromSite {
         self.site = Some(site.into());
         self
     }
 
-    /// Of this row; the tap's own where this is not said.
+    /// Sets the source row; defaults to the tap's row.
     pub fn row(self, row: usize) -> FromSite {
         self.rows([row])
     }
 
-    /// Of these rows, one for each row of the tap.
+    /// Sets the source rows, one per row of the tap.
     pub fn rows(mut self, rows: impl IntoIterator<Item = usize>) -> FromSite {
         self.rows = Some(rows.into_iter().collect());
         self
     }
 
-    /// Of these positions, as many as the tap selects, or one for all; the tap's own where this is not said.
+    /// Sets the source positions, as many as the tap selects or one for all; defaults to the tap's
+    /// positions.
     pub fn positions(mut self, positions: impl Into<Positions>) -> FromSite {
         self.positions = Some(positions.into());
         self
     }
 
-    /// Of the position where a token stands in the source row, by its text.
+    /// Sets the source position to that of a token in the source row, by its text.
     pub fn token(self, text: impl Into<String>) -> FromSite {
         self.positions(Positions::Token(text.into()))
     }

@@ -1,8 +1,9 @@
-//! Values: expressions over what a run computes.
+//! Values: expressions over the activations of a run.
 //!
-//! A plan lists its values; each is an expression over earlier ones. The leaves are constants and what taps read
-//! ([`Action::Read`](super::Action::Read)). A value has one array for each row that its reads belong to; [`Expr::Across`] joins the
-//! rows. An edit writes a value through [`Operand::Value`](super::Operand::Value), a metric is a value with a single number.
+//! A plan lists its values; each is an expression over earlier ones. The leaves are constants and
+//! the activations that taps read ([`Action::Read`](super::Action::Read)). A value has one array
+//! per row that its reads belong to; [`Expr::Across`] joins the rows. An edit writes a value
+//! through [`Operand::Value`](super::Operand::Value). A metric is a scalar value.
 
 use crate::array::Array;
 use pellucid_kernels::activation::Activation;
@@ -10,152 +11,153 @@ use std::sync::Arc;
 
 pub use crate::ids::ValueId;
 
-/// An expression and perhaps its name.
+/// An expression and its optional name.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Value {
-    /// What it is called in what comes back, and in JSON.
+    /// Name in JSON and in the results.
     pub name: Option<String>,
-    /// How it is computed.
+    /// The expression.
     pub expr: Expr,
 }
 
-/// How a value is computed from earlier ones.
+/// An expression over earlier values.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Expr {
-    /// What this tap read.
+    /// The activation or gradient that this tap reads.
     Read(usize),
-    /// The same array in every row.
+    /// A constant, the same in every row.
     Constant(Array),
     /// A tensor in a safetensors file, `file.safetensors#name`; resolved before compiling.
     File(String),
-    /// A function of each number.
+    /// Elementwise function of one value.
     Map(Map, ValueId),
-    /// A function of pairs of numbers; shapes broadcast as in numpy.
+    /// Elementwise function of two values; shapes broadcast as in numpy.
     Combine(Combine, ValueId, ValueId),
-    /// Numbers of the second where the first is not zero, else of the third.
+    /// Elements of the second value where the first is not zero, else of the third.
     Where(ValueId, ValueId, ValueId),
-    /// The matrix product of the last two axes.
+    /// Matrix product over the last two axes.
     MatMul(ValueId, ValueId),
-    /// A summary along one axis, or of all numbers of a row.
+    /// Reduction over one axis, or over all elements of a row.
     Fold {
-        /// Of what.
+        /// Input.
         of: ValueId,
-        /// Which summary.
+        /// Reduction.
         how: Fold,
-        /// Along which axis; negative from the last; all where absent.
+        /// Axis, negative from the last; all axes if absent.
         axis: Option<i64>,
-        /// The axis stays, with length one.
+        /// Keep the reduced axis with length 1.
         keep: bool,
     },
     /// Softmax along an axis, or its logarithm.
     Softmax {
-        /// Of what.
+        /// Input.
         of: ValueId,
-        /// Along which axis.
+        /// Axis.
         axis: i64,
-        /// The logarithm.
+        /// Log-softmax.
         log: bool,
     },
-    /// The largest numbers of the last axis, in falling order, or their places.
+    /// The largest elements along the last axis in descending order, or their indices.
     TopK {
-        /// Of what.
+        /// Input.
         of: ValueId,
-        /// How many.
+        /// Number of elements.
         k: usize,
-        /// Their places instead.
-        places: bool,
+        /// Return the indices instead of the elements.
+        indices: bool,
     },
-    /// Some of the numbers.
+    /// Indexing, as in numpy.
     Index {
-        /// Of what.
+        /// Input.
         of: ValueId,
-        /// One for each axis; axes past the last pick stay whole.
+        /// One pick per axis; axes after the last pick stay whole.
         picks: Vec<Pick>,
     },
-    /// The same with some numbers replaced.
+    /// A copy with some elements replaced.
     Put {
-        /// Of what.
+        /// Input.
         of: ValueId,
-        /// Where.
+        /// Elements to replace.
         picks: Vec<Pick>,
-        /// By what; its shape broadcasts to the selection's.
+        /// Replacement; its shape broadcasts to the selection's.
         by: ValueId,
     },
-    /// For each place of `places` the number of that place along the last axis.
+    /// Gathers elements along the last axis, as `torch.gather`.
     Take {
-        /// Of what.
+        /// Input.
         of: ValueId,
-        /// Whole numbers; one axis less than `of`, or as many.
-        places: ValueId,
+        /// Integer indices; with as many axes as `of`, or one fewer for one element each.
+        indices: ValueId,
     },
-    /// The same numbers in another shape; one axis may be -1.
+    /// Reshape; one axis can be -1.
     Reshape {
-        /// Of what.
+        /// Input.
         of: ValueId,
         /// The new shape.
         shape: Vec<i64>,
     },
-    /// The axes in another order.
+    /// Transposition of axes.
     Permute {
-        /// Of what.
+        /// Input.
         of: ValueId,
         /// For each new axis the old one.
         axes: Vec<usize>,
     },
-    /// One after the other along an axis.
+    /// Concatenation along an axis.
     Concat {
         /// The parts.
         parts: Vec<ValueId>,
         /// The axis.
         axis: i64,
     },
-    /// One value of all rows, which every row can use.
+    /// Joins the arrays of all rows into one that every row can use.
     Across {
-        /// Of what.
+        /// Input.
         of: ValueId,
-        /// How rows are joined.
+        /// How the rows are joined.
         how: Across,
     },
-    /// One row's value, which every row can use.
+    /// One row's array, which every row can use.
     Row {
-        /// Of what.
+        /// Input.
         of: ValueId,
-        /// The row of the call.
+        /// Row of the call.
         row: usize,
     },
-    /// What the model's own ops make of it between two sites: `[tokens, width]` of the first to that of the second. The tokens stand
-    /// alone, at positions 0, 1, ….
+    /// Applies the model's ops between two sites, from the first site's shape to the second's. The
+    /// ops see only these tokens, at positions 0, 1, ….
     Through {
-        /// What stands at the first site.
+        /// Activation at the first site.
         of: ValueId,
-        /// The first site.
+        /// First site.
         from: String,
-        /// The second site.
+        /// Second site.
         to: String,
     },
-    /// The gradient of a metric with respect to a weight, in the weight's own shape: the sum over all tokens of all rows.
+    /// Gradient of a metric with respect to a weight, in the weight's shape, summed over all tokens
+    /// of all rows.
     WeightGrad {
-        /// Which of the plan's metrics.
+        /// Index of the plan's metric.
         metric: usize,
-        /// The weight's name in the program, such as `layers.3.mlp.down`.
+        /// Name of the weight in the program, such as `layers.3.mlp.down`.
         weight: String,
     },
-    /// Logits of vectors of the stream: final norm, unembedding, scale and soft cap, as the model has them.
+    /// Logits of residual-stream vectors: the model's final norm, unembedding, scale and soft cap.
     Unembed(ValueId),
-    /// A function of arrays.
+    /// Opaque function of arrays (a Rust closure or Python callable).
     Call {
         /// The function.
         function: Function,
-        /// Its arguments.
+        /// Arguments.
         of: Vec<ValueId>,
     },
 }
 
-/// Functions of one number.
+/// Elementwise functions of one argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)] // named for what they compute
 pub enum Map {
-    /// The number itself, as a constant: no gradient passes.
+    /// Identity without gradient.
     Detach,
     Neg,
     Abs,
@@ -167,11 +169,11 @@ pub enum Map {
     Not,
     Sin,
     Cos,
-    /// An activation function, as MLPs use it.
+    /// Activation function of an MLP.
     Activation(Activation),
 }
 
-/// Functions of two numbers; comparisons give 1 or 0.
+/// Elementwise functions of two arguments; comparisons return 1 or 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)] // named for what they compute
 pub enum Combine {
@@ -190,7 +192,7 @@ pub enum Combine {
     NotEqual,
 }
 
-/// Summaries.
+/// Reductions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)] // named for what they compute
 pub enum Fold {
@@ -198,48 +200,49 @@ pub enum Fold {
     Mean,
     Max,
     Min,
-    /// The place of the largest.
+    /// Index of the largest element.
     ArgMax,
-    /// The square root of the sum of squares.
+    /// L2 norm.
     Norm,
-    /// The mean squared distance from the mean.
+    /// Population variance.
     Var,
 }
 
-/// How the rows of a value become one.
+/// How the rows of a value are joined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Across {
-    /// Their sum; shapes must be equal.
+    /// Sum; shapes must be equal.
     Sum,
-    /// Their mean; shapes must be equal.
+    /// Mean; shapes must be equal.
     Mean,
-    /// A new first axis; shapes must be equal.
+    /// Stacked along a new first axis; shapes must be equal.
     Stack,
-    /// One after the other along the first axis.
+    /// Concatenated along the first axis.
     Concat,
 }
 
-/// What an index takes of one axis.
+/// Index into one axis.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Pick {
-    /// One place; the axis goes.
+    /// One index; the axis is dropped.
     At(i64),
-    /// From, to (not included) and step, as in Python.
+    /// Start, end (exclusive) and step, as in Python.
     Slice(Option<i64>, Option<i64>, i64),
-    /// These places.
+    /// A list of indices.
     Each(Vec<i64>),
-    /// A new axis of length one.
+    /// A new axis of length 1 (`None` in numpy).
     New,
-    /// As many whole axes as are left over.
+    /// All remaining axes (`...` in numpy).
     Rest,
 }
 
-/// What a [`Function`] runs: arrays in, an array out, or what went wrong.
-pub type Body = dyn Fn(&[Array]) -> Result<Array, String> + Send + Sync;
+/// Body of a [`Function`]: arrays in, an array or an error message out.
+pub type FunctionBody = dyn Fn(&[Array]) -> Result<Array, String> + Send + Sync;
 
-/// A function of arrays. Its result's shape is known beforehand only where it says so.
+/// An opaque function of arrays. The shape of its result is unknown before it runs, and it has no
+/// gradient.
 #[derive(Clone)]
-pub struct Function(pub Arc<Body>);
+pub struct Function(pub Arc<FunctionBody>);
 
 impl std::fmt::Debug for Function {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -254,7 +257,7 @@ impl PartialEq for Function {
 }
 
 impl Value {
-    /// The same value in a plan that has other taps, values and metrics before its own.
+    /// Shifts tap, value and metric indices, for a plan that is appended to another.
     pub(crate) fn after(mut self, taps: usize, values: usize, metrics: usize) -> Value {
         match &mut self.expr {
             Expr::Read(tap) => *tap += taps,
@@ -266,7 +269,7 @@ impl Value {
     }
 }
 
-/// The values that an expression is computed from, by reference: shared or to be changed, as the expression itself is.
+/// References to the inputs of an expression; mutable if the expression is.
 macro_rules! inputs {
     ($expr:expr, $each:ident) => {{
         use Expr::*;
@@ -286,7 +289,7 @@ macro_rules! inputs {
             Combine(_, a, b) | MatMul(a, b) => vec![a, b],
             Where(a, b, c) => vec![a, b, c],
             Put { of, by, .. } => vec![of, by],
-            Take { of, places } => vec![of, places],
+            Take { of, indices } => vec![of, indices],
             Concat { parts, .. } => parts.$each().collect(),
             Call { of, .. } => of.$each().collect(),
         }
@@ -298,7 +301,7 @@ impl Expr {
         inputs!(self, iter_mut)
     }
 
-    /// The values that it is computed from.
+    /// Returns the values that it is computed from.
     pub fn inputs(&self) -> Vec<ValueId> {
         let inputs: Vec<&ValueId> = inputs!(self, iter);
         inputs.into_iter().copied().collect()

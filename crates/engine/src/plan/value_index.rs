@@ -1,16 +1,19 @@
-//! Which numbers an index picks.
+//! Resolves numpy-style indexing to element offsets.
 
 use super::Pick;
 
-/// The picked numbers of an array: runs of neighbours, and the shape that they make.
+/// The selected elements of an array: contiguous runs of equal length, and the result's shape.
 pub(crate) struct Selection {
     pub shape: Vec<usize>,
+    /// Offset of each run.
     starts: Vec<usize>,
+    /// Length of a run.
     run: usize,
 }
 
 impl Selection {
-    /// Resolves picks against a shape, as numpy does; several lists pick their combinations.
+    /// Resolves picks against a shape, as numpy does, except that several lists select their
+    /// combinations (`np.ix_`).
     pub fn new(shape: &[usize], picks: &[Pick]) -> Result<Selection, String> {
         let axes = picks.iter().filter(|pick| !matches!(pick, Pick::New | Pick::Rest)).count();
         let rests = picks.iter().filter(|pick| matches!(pick, Pick::Rest)).count();
@@ -29,41 +32,41 @@ impl Selection {
         if rests == 0 {
             all.extend((0..left).map(|_| whole()));
         }
-        let (mut out, mut places, mut axis) = (Vec::new(), Vec::new(), 0);
+        let (mut out, mut indices, mut axis) = (Vec::new(), Vec::new(), 0);
         for pick in &all {
             if *pick == Pick::New {
                 out.push(1);
                 continue;
             }
-            let chosen = chosen(shape[axis], pick)?;
+            let selected = axis_indices(shape[axis], pick)?;
             if !matches!(pick, Pick::At(_)) {
-                out.push(chosen.len());
+                out.push(selected.len());
             }
-            places.push(chosen);
+            indices.push(selected);
             axis += 1;
         }
         // Whole axes at the end are copied in one run.
         let mut run = 1;
-        while let Some(last) = places.last()
-            && last.iter().copied().eq(0..shape[places.len() - 1])
+        while let Some(last) = indices.last()
+            && last.iter().copied().eq(0..shape[indices.len() - 1])
         {
             run *= last.len();
-            places.pop();
+            indices.pop();
         }
         let mut starts = vec![0];
-        for (axis, chosen) in places.iter().enumerate() {
+        for (axis, selected) in indices.iter().enumerate() {
             let stride: usize = shape[axis + 1..].iter().product();
-            starts = starts.iter().flat_map(|start| chosen.iter().map(move |place| start + place * stride)).collect();
+            starts = starts.iter().flat_map(|start| selected.iter().map(move |index| start + index * stride)).collect();
         }
         Ok(Selection { shape: out, starts, run })
     }
 
-    /// The places of the picked numbers, in the order of the result.
-    pub fn places(&self) -> impl Iterator<Item = usize> + '_ {
+    /// Returns the offsets of the selected elements, in the order of the result.
+    pub fn indices(&self) -> impl Iterator<Item = usize> + '_ {
         self.starts.iter().flat_map(|&start| start..start + self.run)
     }
 
-    /// The picked numbers.
+    /// Returns the selected elements.
     pub fn gather(&self, from: &[f32]) -> Vec<f32> {
         let mut out = Vec::with_capacity(self.starts.len() * self.run);
         self.starts.iter().for_each(|&start| out.extend_from_slice(&from[start..start + self.run]));
@@ -71,10 +74,10 @@ impl Selection {
     }
 }
 
-/// The places of one axis that a pick takes.
-fn chosen(length: usize, pick: &Pick) -> Result<Vec<usize>, String> {
+/// Returns the indices of one axis that a pick selects.
+fn axis_indices(length: usize, pick: &Pick) -> Result<Vec<usize>, String> {
     let n = length as i64;
-    let place = |at: i64| {
+    let resolve = |at: i64| {
         let from_first = if at < 0 { at + n } else { at };
         if (0..n).contains(&from_first) {
             Ok(from_first as usize)
@@ -83,21 +86,21 @@ fn chosen(length: usize, pick: &Pick) -> Result<Vec<usize>, String> {
         }
     };
     match pick {
-        Pick::At(at) => Ok(vec![place(*at)?]),
-        Pick::Each(list) => list.iter().map(|&at| place(at)).collect(),
-        Pick::Slice(_, _, 0) => Err("a slice with step 0".into()),
+        Pick::At(at) => Ok(vec![resolve(*at)?]),
+        Pick::Each(list) => list.iter().map(|&at| resolve(at)).collect(),
+        Pick::Slice(_, _, 0) => Err("slice step cannot be 0".into()),
         Pick::Slice(start, end, step) => {
             let bound = |at: i64| if at < 0 { at + n } else { at };
             let (low, high) = if *step > 0 { (0, n) } else { (-1, n - 1) };
             let start = start.map_or(if *step > 0 { 0 } else { n - 1 }, |at| bound(at).clamp(low, high));
             let end = end.map_or(if *step > 0 { n } else { -1 }, |at| bound(at).clamp(low, high));
-            let mut places = Vec::new();
+            let mut indices = Vec::new();
             let mut at = start;
             while if *step > 0 { at < end } else { at > end } {
-                places.push(at as usize);
+                indices.push(at as usize);
                 at += step;
             }
-            Ok(places)
+            Ok(indices)
         }
         Pick::New | Pick::Rest => Ok(Vec::new()),
     }
@@ -108,11 +111,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn picks_are_numpys() {
-        let numbers: Vec<f32> = (0..24).map(|n| n as f32).collect();
+    fn indexing_follows_numpy() {
+        let elements: Vec<f32> = (0..24).map(|n| n as f32).collect();
         let pick = |picks: &[Pick]| {
             let selection = Selection::new(&[2, 3, 4], picks).unwrap();
-            (selection.shape.clone(), selection.gather(&numbers))
+            (selection.shape.clone(), selection.gather(&elements))
         };
         assert_eq!(pick(&[Pick::At(-1), Pick::At(0)]), (vec![4], vec![12.0, 13.0, 14.0, 15.0]));
         assert_eq!(pick(&[Pick::Rest, Pick::At(1)]).0, vec![2, 3]);

@@ -1,27 +1,28 @@
-//! The shape of a value, known before anything runs.
+//! Shape inference for values.
 
 use super::value_index::Selection;
 use super::{Across, Expr};
 
-/// A shape, or why there is none.
+/// A shape, or an error message.
 pub(crate) type Shape = Result<Vec<usize>, String>;
 
-/// The shape that an expression gives inputs of these shapes. Reads, constants, calls and the model's own ops are the caller's.
+/// Returns the shape of an expression over inputs of these shapes. The caller handles reads,
+/// constants, opaque calls and the model's own ops.
 pub(crate) fn shape(expr: &Expr, of: &[&[usize]]) -> Shape {
     use Expr::*;
     match expr {
         Read(_) | Constant(_) | File(_) | WeightGrad { .. } | Through { .. } | Unembed(_) | Call { .. } => {
-            Err("its shape does not follow from other shapes".into())
+            Err("its shape does not follow from the shapes of its inputs".into())
         }
         Map(..) | Row { .. } => Ok(of[0].to_vec()),
         Combine(..) => broadcast(of[0], of[1]),
         Where(..) => broadcast(&broadcast(of[0], of[1])?, of[2]),
-        MatMul(..) => product(of[0], of[1]),
+        MatMul(..) => matmul(of[0], of[1]),
         Fold { axis: None, keep, .. } => Ok(if *keep { vec![1; of[0].len()] } else { vec![] }),
         Fold { axis: Some(axis), keep, .. } => {
             let (mut shape, axis) = (of[0].to_vec(), axis_of(of[0], *axis)?);
             if shape[axis] == 0 {
-                return Err("there is nothing to summarise along an empty axis".into());
+                return Err("cannot reduce over an empty axis".into());
             }
             shape[axis] = 1;
             if !keep {
@@ -32,37 +33,37 @@ pub(crate) fn shape(expr: &Expr, of: &[&[usize]]) -> Shape {
         Softmax { axis, .. } => axis_of(of[0], *axis).map(|_| of[0].to_vec()),
         TopK { k, .. } => match of[0].split_last() {
             Some((last, rest)) if (1..=*last).contains(k) => Ok([rest, &[*k]].concat()),
-            Some((last, _)) => Err(format!("topk of {k} among {last} numbers")),
-            None => Err("topk of a single number".into()),
+            Some((last, _)) => Err(format!("topk of {k} along an axis of {last}")),
+            None => Err("topk of a scalar".into()),
         },
         Index { picks, .. } => Selection::new(of[0], picks).map(|selection| selection.shape),
         Put { picks, .. } => {
-            let chosen = Selection::new(of[0], picks)?.shape;
-            fits(of[1], &chosen)?;
+            let selection = Selection::new(of[0], picks)?.shape;
+            check_broadcasts_to(of[1], &selection)?;
             Ok(of[0].to_vec())
         }
         Take { .. } => {
-            let (last, rest) = of[0].split_last().ok_or("a single number has no places to take")?;
+            let (_, rest) = of[0].split_last().ok_or("take of a scalar")?;
             if of[1] == rest || of[1].len() == rest.len() + 1 && of[1].starts_with(rest) {
                 return Ok(of[1].to_vec());
             }
-            Err(format!("places of shape {:?} do not lead into {:?} of {last} numbers each", of[1], rest))
+            Err(format!("take: indices of shape {:?} do not match a value of shape {:?}", of[1], of[0]))
         }
-        Reshape { shape, .. } => reshaped(of[0], shape),
+        Reshape { shape, .. } => reshape(of[0], shape),
         Permute { axes, .. } => {
             let mut sorted = axes.clone();
             sorted.sort_unstable();
             if !sorted.iter().copied().eq(0..of[0].len()) {
-                return Err(format!("{axes:?} is no order of the {} axes", of[0].len()));
+                return Err(format!("{axes:?} is not a permutation of the {} axes", of[0].len()));
             }
             Ok(axes.iter().map(|&axis| of[0][axis]).collect())
         }
-        Concat { axis, .. } => joined(of, *axis),
+        Concat { axis, .. } => concat(of, *axis),
         Across { how, .. } => across(*how, of),
     }
 }
 
-/// The shape that two shapes broadcast to.
+/// Returns the shape that two shapes broadcast to.
 pub(crate) fn broadcast(a: &[usize], b: &[usize]) -> Shape {
     let rank = a.len().max(b.len());
     let length = |shape: &[usize], axis: usize| (axis + shape.len()).checked_sub(rank).map_or(1, |at| shape[at]);
@@ -76,15 +77,15 @@ pub(crate) fn broadcast(a: &[usize], b: &[usize]) -> Shape {
         .collect()
 }
 
-/// Refuses a shape that does not broadcast to exactly another.
-pub(crate) fn fits(shape: &[usize], to: &[usize]) -> Result<(), String> {
+/// Rejects a shape that does not broadcast to exactly `to`.
+pub(crate) fn check_broadcasts_to(shape: &[usize], to: &[usize]) -> Result<(), String> {
     match broadcast(shape, to) {
         Ok(joint) if joint == to => Ok(()),
-        _ => Err(format!("a value of shape {shape:?} does not fit a selection of shape {to:?}")),
+        _ => Err(format!("a value of shape {shape:?} does not broadcast to a selection of shape {to:?}")),
     }
 }
 
-/// An axis counted from the first, of one that may count from the last.
+/// Returns an axis as a non-negative index; negative axes count from the last.
 pub(crate) fn axis_of(shape: &[usize], axis: i64) -> Result<usize, String> {
     let rank = shape.len() as i64;
     let from_first = if axis < 0 { axis + rank } else { axis };
@@ -95,8 +96,8 @@ pub(crate) fn axis_of(shape: &[usize], axis: i64) -> Result<usize, String> {
     }
 }
 
-fn product(a: &[usize], b: &[usize]) -> Shape {
-    let no = || format!("shapes {a:?} and {b:?} do not multiply");
+fn matmul(a: &[usize], b: &[usize]) -> Shape {
+    let no = || format!("matmul of shapes {a:?} and {b:?}");
     match (a, b) {
         ([], _) | (_, []) => Err(no()),
         ([x], [y]) => (x == y).then(Vec::new).ok_or_else(no),
@@ -109,8 +110,8 @@ fn product(a: &[usize], b: &[usize]) -> Shape {
     }
 }
 
-fn reshaped(from: &[usize], to: &[i64]) -> Shape {
-    let no = || format!("{from:?} cannot take the shape {to:?}");
+fn reshape(from: &[usize], to: &[i64]) -> Shape {
+    let no = || format!("cannot reshape {from:?} to {to:?}");
     let count: usize = from.iter().product();
     let known: usize = to.iter().filter(|&&n| n >= 0).map(|&n| n as usize).product();
     let open = to.iter().filter(|&&n| n < 0).count();
@@ -121,8 +122,8 @@ fn reshaped(from: &[usize], to: &[i64]) -> Shape {
     if shape.iter().product::<usize>() == count { Ok(shape) } else { Err(no()) }
 }
 
-fn joined(parts: &[&[usize]], axis: i64) -> Shape {
-    let first = parts.first().ok_or("there is nothing to join")?;
+fn concat(parts: &[&[usize]], axis: i64) -> Shape {
+    let first = parts.first().ok_or("concat of an empty list")?;
     let axis = axis_of(first, axis)?;
     let mut shape = first.to_vec();
     shape[axis] = 0;
@@ -130,21 +131,21 @@ fn joined(parts: &[&[usize]], axis: i64) -> Shape {
         let alike =
             part.len() == shape.len() && (0..shape.len()).all(|other| other == axis || part[other] == shape[other]);
         if !alike {
-            return Err(format!("shapes {first:?} and {part:?} cannot be joined along axis {axis}"));
+            return Err(format!("cannot concatenate shapes {first:?} and {part:?} along axis {axis}"));
         }
         shape[axis] += part[axis];
     }
     Ok(shape)
 }
 
-/// The shape of rows joined into one.
+/// Returns the shape of rows joined into one array.
 fn across(how: Across, rows: &[&[usize]]) -> Shape {
-    let first = rows.first().ok_or("there is no row to join")?;
+    let first = rows.first().ok_or("`across` of no rows")?;
     if how == Across::Concat {
-        return joined(rows, 0);
+        return concat(rows, 0);
     }
     if let Some(other) = rows.iter().find(|other| *other != first) {
-        return Err(format!("rows of shapes {first:?} and {other:?} can only be joined by concat"));
+        return Err(format!("rows of shapes {first:?} and {other:?} can only be joined with `concat`"));
     }
     Ok(if how == Across::Stack { [&[rows.len()], *first].concat() } else { first.to_vec() })
 }
@@ -157,11 +158,11 @@ mod tests {
     fn shapes_follow_numpy() {
         assert_eq!(broadcast(&[3, 1], &[4]), Ok(vec![3, 4]));
         assert!(broadcast(&[3, 2], &[4]).is_err());
-        assert_eq!(product(&[2, 3], &[3]), Ok(vec![2]));
-        assert_eq!(product(&[5, 2, 3], &[3, 4]), Ok(vec![5, 2, 4]));
-        assert!(product(&[2, 3], &[2, 3]).is_err());
-        assert_eq!(reshaped(&[2, 6], &[3, -1]), Ok(vec![3, 4]));
-        assert!(reshaped(&[2, 6], &[5, -1]).is_err());
-        assert!(fits(&[2, 1], &[1]).is_err());
+        assert_eq!(matmul(&[2, 3], &[3]), Ok(vec![2]));
+        assert_eq!(matmul(&[5, 2, 3], &[3, 4]), Ok(vec![5, 2, 4]));
+        assert!(matmul(&[2, 3], &[2, 3]).is_err());
+        assert_eq!(reshape(&[2, 6], &[3, -1]), Ok(vec![3, 4]));
+        assert!(reshape(&[2, 6], &[5, -1]).is_err());
+        assert!(check_broadcasts_to(&[2, 1], &[1]).is_err());
     }
 }

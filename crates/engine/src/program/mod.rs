@@ -1,7 +1,8 @@
 //! A model as a list of ops whose named edges are the sites.
 //!
-//! [`Program::new`] (in `build.rs`) writes the list from an [`Architecture`]. Everything else reads it: the executor walks
-//! it, plans are checked against its edges, the loader asks it which weights exist, `sites` prints it.
+//! [`Program::new`] (in `build/`) builds the list from an [`Architecture`]. Everything else reads
+//! it: the executor runs it, plans are checked against its edges, the loader takes the list of
+//! weights from it, `pellucid sites` prints it.
 
 mod build;
 mod op;
@@ -9,7 +10,7 @@ mod weight;
 
 pub use crate::ids::{EdgeId, WeightId};
 pub use build::{Network, Node};
-pub use op::{Expert, Linear, Op, OpKind, RowOf, StateDecay};
+pub use op::{Expert, Linear, Op, OpKind, StateDecay, TableRow};
 pub use weight::{WeightKind, WeightSpec};
 
 use crate::architecture::Architecture;
@@ -19,43 +20,47 @@ use crate::point::{Point, Site};
 use std::collections::BTreeMap;
 
 /// Which tokens of a pass an edge covers.
+///
+/// Tokens do not interact after the last attention, so from there on only the tokens whose output
+/// is used are computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Domain {
+pub enum TokenSet {
     /// Every token.
     #[default]
     All,
-    /// Only the tokens of which somebody reads what the last MLP makes, or what follows it.
-    Late,
-    /// Only the tokens whose logits somebody reads.
-    Read,
+    /// Tokens whose last-MLP output, or anything computed from it, is needed.
+    ForLastMlp,
+    /// Tokens whose logits are needed.
+    ForLogits,
 }
 
-/// How one token's values on an edge are laid out.
+/// Layout of one token's elements on an edge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
     /// `[width]`
     Flat,
     /// `[heads, width / heads]`
     Heads(usize),
-    /// One matrix of queries by keys for each head; the edge's width is the number of heads.
+    /// `[heads, queries, keys]`: attention scores and weights. The edge's width is the number of
+    /// heads.
     QueryKey,
 }
 
-/// A value between ops: a matrix with one row a token.
+/// A tensor between ops, `[tokens, width]`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Edge {
-    /// Numbers for each token.
+    /// Elements per token.
     pub width: usize,
-    /// Their arrangement.
+    /// Layout of these elements.
     pub layout: Layout,
     /// Which tokens it covers.
-    pub domain: Domain,
-    /// The values are whole numbers.
+    pub token_set: TokenSet,
+    /// The elements are integers (expert indices).
     pub integer: bool,
-    /// The values are made beside the flow, and can only be looked at.
-    pub aside: bool,
-    /// The op that makes it.
-    pub made_by: usize,
+    /// No op reads this edge (a recurrent state): taps can capture it, edits are rejected.
+    pub observe_only: bool,
+    /// Index of the op that computes it.
+    pub producer: usize,
 }
 
 /// An architecture's ops, edges, sites and weights.
@@ -66,122 +71,122 @@ pub struct Program {
     edges: IdVec<EdgeId, Edge>,
     weights: IdVec<WeightId, WeightSpec>,
     sites: BTreeMap<Site, EdgeId>,
-    /// For each edge the last op that reads it.
+    /// For each edge the last op that reads it, or its producer.
     last_use: IdVec<EdgeId, usize>,
-    /// For each op the edges that nobody needs after it.
-    dies_at: Vec<Vec<EdgeId>>,
-    /// The first and one past the last op of each layer.
+    /// For each op the edges whose last reader it is.
+    dead_after: Vec<Vec<EdgeId>>,
+    /// Op range of each layer.
     layer_ops: Vec<std::ops::Range<usize>>,
 }
 
 impl Program {
-    /// Writes the program of an architecture.
+    /// Builds the program of an architecture; fails if its sizes contradict each other.
     pub fn new(architecture: Architecture) -> Result<Program> {
         build::build(architecture)
     }
 
-    /// What it was made from.
+    /// Returns the architecture that it was built from.
     pub fn architecture(&self) -> &Architecture {
         &self.architecture
     }
 
-    /// The ops, in the order in which they run.
+    /// Returns the ops in execution order.
     pub fn ops(&self) -> &[Op] {
         &self.ops
     }
 
-    /// Whether something besides keys and values is carried from token to token.
-    pub fn carries(&self) -> bool {
-        self.ops.iter().any(|op| op.kind.carries())
+    /// Whether any op carries a state from token to token, other than the KV cache.
+    pub fn is_recurrent(&self) -> bool {
+        self.ops.iter().any(|op| op.kind.is_recurrent())
     }
 
-    /// All edges, by their ids.
+    /// Returns all edges, ordered by id.
     pub fn edges(&self) -> &[Edge] {
         self.edges.as_slice()
     }
 
-    /// An edge.
+    /// Returns an edge.
     pub fn edge(&self, id: EdgeId) -> &Edge {
         &self.edges[id]
     }
 
-    /// The ids of all edges, in order.
+    /// Returns the ids of all edges, in order.
     pub fn edge_ids(&self) -> impl DoubleEndedIterator<Item = EdgeId> + ExactSizeIterator + use<> {
         self.edges.ids()
     }
 
-    /// A list with the same item for each edge.
+    /// Returns a list with one copy of `item` per edge.
     pub(crate) fn list_by_edge<T: Clone>(&self, item: T) -> IdVec<EdgeId, T> {
         IdVec::filled(item, self.edges.len())
     }
 
-    /// The weights that it needs.
+    /// Returns the specs of all weights, ordered by id.
     pub fn weights(&self) -> &[WeightSpec] {
         self.weights.as_slice()
     }
 
-    /// A weight that it needs.
+    /// Returns a weight's spec.
     pub fn weight(&self, id: WeightId) -> &WeightSpec {
         &self.weights[id]
     }
 
-    /// The ids of all weights, in order.
+    /// Returns the ids of all weights, in order.
     pub fn weight_ids(&self) -> impl DoubleEndedIterator<Item = WeightId> + ExactSizeIterator + use<> {
         self.weights.ids()
     }
 
-    /// The weight of a name, if the program needs one.
+    /// Returns the id of the weight called `name`.
     pub fn weight_named(&self, name: &str) -> Option<WeightId> {
         self.weight_ids().find(|&id| self.weights[id].name == name)
     }
 
-    /// Every site, in forward order.
+    /// Returns all sites, in forward order.
     pub fn sites(&self) -> impl Iterator<Item = Site> + '_ {
         let mut sites: Vec<Site> = self.sites.keys().copied().collect();
         sites.sort_by_key(|site| {
             let before = site.layer.is_none()
                 && self
                     .edge_of(*site)
-                    .is_some_and(|edge| self.edges[edge].made_by < self.layer_ops.first().map_or(0, |r| r.start));
-            // Names given by hand have no order of their own: they come as they are made.
+                    .is_some_and(|edge| self.edges[edge].producer < self.layer_ops.first().map_or(0, |r| r.start));
+            // Named edges of a `Network` sort by edge id, which is their creation order.
             let named = matches!(site.point, Point::Named(_)).then(|| self.edge_of(*site));
             (if before { 0 } else { site.layer.map_or(usize::MAX, |layer| layer + 1) }, named, site.point)
         });
         sites.into_iter()
     }
 
-    /// The edge of a site, if the model has it.
+    /// Returns the edge of a site, if the model has it.
     pub fn edge_of(&self, site: Site) -> Option<EdgeId> {
         self.sites.get(&site).copied()
     }
 
-    /// The edge of the logits, if the model has an unembedding.
+    /// Returns the edge of the logits, if the model has an unembedding.
     pub fn logits_edge(&self) -> Option<EdgeId> {
         self.edge_of(Site::model(Point::Logits))
     }
 
-    /// The point of an edge that was named by hand.
-    pub(crate) fn named(&self, name: &str) -> Option<Point> {
+    /// Returns the point of a [`Network`]'s named edge.
+    pub(crate) fn named_point(&self, name: &str) -> Option<Point> {
         let mut named = self.sites.keys().map(|site| site.point);
         named.find(|point| matches!(point, Point::Named(known) if *known == name))
     }
 
-    /// The last op that reads an edge (or the one that makes it, when none does).
+    /// Returns the last op that reads an edge, or its producer if none does.
     pub fn last_use(&self, edge: EdgeId) -> usize {
         self.last_use[edge]
     }
 
-    /// The edges that nobody needs after op `index`.
-    pub fn dies_at(&self, index: usize) -> &[EdgeId] {
-        &self.dies_at[index]
+    /// Returns the edges whose last reader is op `index`.
+    pub fn dead_after(&self, index: usize) -> &[EdgeId] {
+        &self.dead_after[index]
     }
 
-    /// The ops of a layer.
+    /// Returns the op range of a layer.
     pub fn layer_ops(&self, layer: usize) -> std::ops::Range<usize> {
         self.layer_ops[layer].clone()
     }
 
-    /// The shape of a site's value for `tokens` tokens, as captures have it.
+    /// Returns the shape of an edge's capture over `tokens` tokens.
     pub fn shape(&self, edge: EdgeId, tokens: usize) -> Vec<usize> {
         let edge = &self.edges[edge];
         match edge.layout {

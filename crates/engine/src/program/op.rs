@@ -1,24 +1,25 @@
-//! The ops: everything a model does, one variant for each kind of mathematics.
+//! The ops: everything that a model computes, one variant per kind of computation.
 //!
-//! [`OpKind`] says what an op holds; the `ops!` table below it says, one row each, what the op reads, makes and needs on the way
-//! back. Adding an op is adding a variant and its row; the compiler then asks for its forward and backward code.
+//! [`OpKind`] holds an op's operands. The `ops!` table below it lists, one row each, which edges
+//! and weights the op reads and writes and which activations its backward pass needs. To add an op,
+//! add a variant and its row; the compiler then asks for its forward and backward code.
 
 use super::EdgeId;
-use crate::architecture::{Activation, Alibi, Norm, Routing, Temperature};
+use crate::architecture::{Activation, Alibi, Norm, PositionScale, Routing};
 use crate::program::WeightId;
 use pellucid_kernels::attention::AttentionShape;
 use pellucid_kernels::recurrence::RecurrenceShape;
 
-/// An op and where it stands.
+/// An op and its layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Op {
-    /// What it does.
+    /// The computation.
     pub kind: OpKind,
-    /// The layer that it belongs to.
+    /// Layer; absent for embedding and unembedding ops.
     pub layer: Option<usize>,
 }
 
-/// A projection: a matrix and perhaps a bias.
+/// A projection: a matrix and an optional bias.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Linear {
     /// The matrix.
@@ -30,7 +31,7 @@ pub struct Linear {
 /// The weights of one expert.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Expert {
-    /// Gate projection of a gated expert.
+    /// Gate projection, if the expert is gated.
     pub gate: Option<Linear>,
     /// Up projection.
     pub up: Linear,
@@ -38,60 +39,62 @@ pub struct Expert {
     pub down: Linear,
 }
 
-/// Which row of a table a token looks up.
+/// Which row of an embedding table a token reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RowOf {
-    /// Its own number's.
+pub enum TableRow {
+    /// The row of its token id.
     Token,
-    /// Its position's, counted from here.
+    /// The row of its position plus this offset.
     Position(usize),
-    /// The same for all.
+    /// The same row for every token.
     Fixed(usize),
 }
 
-impl RowOf {
-    /// The row that a token at a position looks up.
-    pub fn of(self, token: u32, position: usize) -> usize {
+impl TableRow {
+    /// Returns the row index for a token id at a position.
+    pub fn index(self, token: u32, position: usize) -> usize {
         match self {
-            RowOf::Token => token as usize,
-            RowOf::Position(offset) => position + offset,
-            RowOf::Fixed(row) => row,
+            TableRow::Token => token as usize,
+            TableRow::Position(offset) => position + offset,
+            TableRow::Fixed(row) => row,
         }
     }
 }
 
-/// What a recurrent state is multiplied by at each token.
+/// Decay factor of a recurrent state per token.
 #[derive(Clone, Debug, PartialEq)]
 pub enum StateDecay {
-    /// A number for each head.
+    /// A constant per head, `[heads]`.
     Fixed(Vec<f32>),
-    /// `exp(-exp(rate) · step)`, each for a head or for each coordinate of its keys.
+    /// `exp(-exp(rate) · step)`, per head or per key channel.
     Learned {
-        /// The time step, on its edge.
+        /// Edge of the time step (dt).
         step: EdgeId,
-        /// The rate.
+        /// Log of the decay rate (`A_log`).
         rate: WeightId,
     },
 }
 
-/// What an op reads, what it does, and what it makes. Fields named `out` are its results; the edges besides are made
-/// only when a plan touches them.
+/// A computation with its operands.
+///
+/// `out` is the result. Other output edges (`scores`, `probs`, `head_out`, `scale`, `normed`,
+/// `state`) are computed only if the plan taps them.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs)] // the variants are documented, their fields are edges and weights named for their role
 pub enum OpKind {
-    /// Nothing yet: what the caller gives is written here.
+    /// Vectors supplied by the caller are written to `out`.
     Input { out: EdgeId },
-    /// Looks up rows of a table.
-    Lookup { table: WeightId, row: RowOf, out: EdgeId },
-    /// Sines, then cosines, of the positions.
+    /// `out = table[row]`, as in `nn.Embedding`.
+    Embed { table: WeightId, row: TableRow, out: EdgeId },
+    /// Sinusoidal position embedding: sines, then cosines.
     Sinusoids { frequencies: Vec<f32>, offset: usize, out: EdgeId },
     /// `out = x Wᵀ + b`
     MatMul { x: EdgeId, linear: Linear, out: EdgeId },
-    /// A product with a block-diagonal matrix; the blocks lie one under the other, each as inputs by outputs.
+    /// Product with a block-diagonal matrix, stored as `[blocks, inputs, outputs]`.
     BlockMatMul { x: EdgeId, linear: Linear, blocks: usize, out: EdgeId },
-    /// The output projection of attention: a product whose share of each head can be told apart.
+    /// Attention's output projection. `head_out` is each head's contribution to the sum.
     Project { z: EdgeId, linear: Linear, heads: usize, head_out: EdgeId, out: EdgeId },
-    /// Normalises each group of `group` values, then applies gain and bias.
+    /// Normalizes each group of `group` channels, then applies gain and bias.
     Norm {
         x: EdgeId,
         norm: Norm,
@@ -106,25 +109,25 @@ pub enum OpKind {
     Add { a: EdgeId, b: EdgeId, out: EdgeId },
     /// `out = x · by`
     Scale { x: EdgeId, by: f32, out: EdgeId },
-    /// `out = x · gain`, a learned number for each coordinate.
+    /// `out = x · gain`, with a learned gain per channel.
     Gain { x: EdgeId, gain: WeightId, out: EdgeId },
     /// `out = cap · tanh(x / cap)`
     SoftCap { x: EdgeId, cap: f32, out: EdgeId },
-    /// `out = x` within plus or minus `by`.
+    /// `out = clamp(x, -by, by)`
     Clip { x: EdgeId, by: f32, out: EdgeId },
-    /// The coordinates from `from` on.
+    /// `out = x[.., from..from + out.width]`
     Slice { x: EdgeId, from: usize, out: EdgeId },
-    /// All parts one after the other.
+    /// Concatenates the parts along the last axis.
     Concat { parts: Vec<EdgeId>, out: EdgeId },
-    /// Puts `tail` behind each head: its own, or the same where there is only one.
+    /// Appends `tail` to each head: a tail per head, or one tail shared by all heads.
     JoinHeads { x: EdgeId, tail: EdgeId, heads: usize, out: EdgeId },
-    /// Puts a number behind each head.
-    JoinNumber { x: EdgeId, number: f32, heads: usize, out: EdgeId },
-    /// Turns each head by its token's position, from coordinate `from` on.
+    /// Appends a constant to each head.
+    JoinConstant { x: EdgeId, constant: f32, heads: usize, out: EdgeId },
+    /// Applies RoPE to each head, from channel `from` on.
     Rotate { x: EdgeId, rope: usize, heads: usize, from: usize, out: EdgeId },
-    /// Multiplies by a number that grows with the position.
-    Temper { x: EdgeId, temperature: Temperature, out: EdgeId },
-    /// Appends keys and values to the row's cache and attends.
+    /// Multiplies by a scale that grows with the position.
+    ScaleByPosition { x: EdgeId, scale: PositionScale, out: EdgeId },
+    /// Appends k and v to the row's KV cache, then attends.
     Attention {
         q: EdgeId,
         k: EdgeId,
@@ -132,34 +135,36 @@ pub enum OpKind {
         shape: AttentionShape,
         alibi: Option<Alibi>,
         sinks: Option<WeightId>,
-        /// Keys that a query keeps when there are more, by the last coordinate of each.
-        kept: Option<usize>,
+        /// Keys per query: beyond it only those with the largest last channel stay (dynamic mask).
+        max_keys: Option<usize>,
         scores: EdgeId,
         probs: EdgeId,
         out: EdgeId,
     },
-    /// Doubles each value head with its partner in the other half of the heads.
+    /// Differential attention: concatenates each value head with its partner in the other half of
+    /// the heads.
     PairValues { x: EdgeId, heads: usize, out: EdgeId },
-    /// Subtracts the second half of the heads from the first, weighted by learned numbers.
-    Differ { x: EdgeId, weights: [WeightId; 4], start: f32, out: EdgeId },
+    /// Differential attention: first half of the heads − λ · second half. `weights` are the four λ
+    /// vectors q1, k1, q2, k2.
+    HeadDifference { x: EdgeId, weights: [WeightId; 4], lambda_init: f32, out: EdgeId },
     /// `out = exp(rate · softplus(x))`
     KeyBias { x: EdgeId, rate: WeightId, out: EdgeId },
     /// `out = activation(x)`
     Activate { x: EdgeId, activation: Activation, out: EdgeId },
-    /// xIELU with its learned numbers.
+    /// xIELU with its two learned parameters.
     Xielu { x: EdgeId, positive: WeightId, negative: WeightId, out: EdgeId },
-    /// `out = activation(gate) · linear`; a narrower gate serves as many neighbours as fit.
+    /// `out = activation(gate) · linear`. A narrower gate is repeated for adjacent channels.
     Gate { gate: EdgeId, linear: EdgeId, activation: Activation, out: EdgeId },
-    /// Chooses experts from the router's scores.
+    /// Selects the top-k experts from the router's logits.
     Route {
         logits: EdgeId,
-        chosen: usize,
+        top_k: usize,
         routing: Routing,
         correction: Option<WeightId>,
         weights: EdgeId,
         indices: EdgeId,
     },
-    /// Runs each token through its chosen experts and adds up their weighted outputs.
+    /// Runs each token through its selected experts and sums their weighted outputs.
     Experts {
         x: EdgeId,
         weights: EdgeId,
@@ -169,9 +174,9 @@ pub enum OpKind {
         on_input: bool,
         out: EdgeId,
     },
-    /// Each chosen expert's product, as heads: those that share a key head stand together.
+    /// Query projection by the selected experts. Heads that share a key head are adjacent.
     RoutedMatMul { x: EdgeId, indices: EdgeId, experts: Vec<WeightId>, heads: usize, out: EdgeId },
-    /// The weighted sum of what each chosen expert makes of its heads, and a bias.
+    /// Output projection by the selected experts: weighted sum over experts, plus a bias.
     RoutedProject {
         z: EdgeId,
         weights: EdgeId,
@@ -181,33 +186,34 @@ pub enum OpKind {
         heads: usize,
         out: EdgeId,
     },
-    /// A causal convolution of each channel over its last tokens.
+    /// Causal depthwise conv1d.
     Convolve { x: EdgeId, kernel: WeightId, bias: Option<WeightId>, activation: Activation, out: EdgeId },
-    /// `out = softplus(x + bias)`, within limits.
-    Step { x: EdgeId, bias: Option<WeightId>, limits: (f32, f32), out: EdgeId },
-    /// A state of keys by values: decayed, written and read at each token.
+    /// dt of a state-space model: `out = clamp(softplus(x + bias), limits)`
+    TimeStep { x: EdgeId, bias: Option<WeightId>, limits: (f32, f32), out: EdgeId },
+    /// Linear recurrence over a state `[heads, key_dim, value_dim]`: decay, write k ⊗ v, read with
+    /// q. `beta` selects the delta rule.
     Recur {
         q: EdgeId,
         k: EdgeId,
         v: EdgeId,
         decay: StateDecay,
-        strength: Option<EdgeId>,
+        beta: Option<EdgeId>,
         skip: Option<WeightId>,
         shape: RecurrenceShape,
         state: EdgeId,
         out: EdgeId,
     },
-    /// A real-gated linear recurrent unit.
+    /// Real-gated linear recurrent unit (RG-LRU).
     Lru { x: EdgeId, input_gate: EdgeId, recurrent_gate: EdgeId, rate: WeightId, state: EdgeId, out: EdgeId },
-    /// Blends each token with the one before it.
+    /// RWKV's token shift: `mix · x[t] + (1 − mix) · x[t−1]`
     Shift { x: EdgeId, mix: WeightId, out: EdgeId },
-    /// RWKV's weighted average of values.
+    /// RWKV's WKV: exponentially weighted average of values.
     Wkv { k: EdgeId, v: EdgeId, decay: WeightId, first: WeightId, state: EdgeId, out: EdgeId },
-    /// Keeps only the tokens whose logits somebody reads.
+    /// Keeps only the tokens of `out`'s [`TokenSet`](super::TokenSet).
     Select { x: EdgeId, out: EdgeId },
 }
 
-/// Ids found in a field of an op: one, none or several.
+/// A field of an op that holds zero or more ids.
 trait Ids<Id> {
     fn add_to(&self, ids: &mut Vec<Id>);
 }
@@ -264,7 +270,7 @@ impl Ids<WeightId> for Expert {
 }
 
 impl StateDecay {
-    /// The edge of the time step of a learned decay.
+    /// Returns the time step's edge, if the decay is learned.
     fn step(&self) -> Option<EdgeId> {
         match self {
             StateDecay::Learned { step, .. } => Some(*step),
@@ -272,7 +278,7 @@ impl StateDecay {
         }
     }
 
-    /// The rate of a learned decay.
+    /// Returns the rate's weight, if the decay is learned.
     fn rate(&self) -> Option<WeightId> {
         match self {
             StateDecay::Learned { rate, .. } => Some(*rate),
@@ -281,16 +287,17 @@ impl StateDecay {
     }
 }
 
-/// Writes the methods of [`OpKind`] from the table of ops. A row names an op, the fields that it uses and its name in listings, then
+/// Generates the methods of [`OpKind`] from the table of ops. A row names an op, the fields that it
+/// uses and its name in listings, then
 ///
-/// - `reads`: the edges that it reads;
-/// - `inside`: the edges within it, through which its output is made;
-/// - `makes`: its output;
-/// - `weights`: the weights that it reads;
-/// - `needs`: the edges whose values the gradient of its inputs needs (none where it is linear in them), always among those
-///   that it reads or has inside, since a tap may have changed what it made;
-/// - `for weights`: the edges whose values the gradient of its weights needs, where these are not just those that it reads;
-/// - `carries state`: it carries something from token to token besides the KV cache.
+/// - `reads`: input edges;
+/// - `inside`: intermediate edges, from which the output is computed;
+/// - `makes`: output edge;
+/// - `weights`: weights;
+/// - `needs`: edges whose activations the input gradient needs (none if the op is linear in its
+///   inputs). Only inputs and intermediates can be listed: a tap may have edited the output;
+/// - `for weights`: edges whose activations the weight gradient needs, if not exactly the inputs;
+/// - `carries state`: the op has a recurrent state (other than the KV cache).
 macro_rules! ops {
     ($(
         $op:ident { $($field:ident),* }: $name:literal
@@ -303,16 +310,16 @@ macro_rules! ops {
         $(, carries $state:ident)?
         ;
     )+) => {
-        #[allow(unused_variables, unused_mut)] // each method uses some of the fields that a row names
+        #[allow(unused_variables, unused_mut)] // each method uses some of a row's fields
         impl OpKind {
-            /// A short name for listings and profiles.
+            /// Returns a short name for listings and profiles.
             pub fn name(&self) -> &'static str {
                 match self {
                     $(OpKind::$op { .. } => $name,)+
                 }
             }
 
-            /// The edges that it reads.
+            /// Returns the input edges.
             pub fn inputs(&self) -> Vec<EdgeId> {
                 let mut ids = Vec::new();
                 match self {
@@ -321,7 +328,7 @@ macro_rules! ops {
                 ids
             }
 
-            /// The edges within it, through which its output is made.
+            /// Returns the intermediate edges, from which the output is computed.
             pub fn inner(&self) -> Vec<EdgeId> {
                 let mut ids = Vec::new();
                 match self {
@@ -330,14 +337,15 @@ macro_rules! ops {
                 ids
             }
 
-            /// The edge that other ops read from it. (A router's choice is read too, but it is not a quantity.)
+            /// Returns the output edge. (A router also outputs expert indices, which have no
+            /// gradient.)
             pub fn output(&self) -> EdgeId {
                 match self {
                     $(OpKind::$op { $out, .. } => *$out,)+
                 }
             }
 
-            /// The weights that it reads.
+            /// Returns the weights.
             pub fn weights(&self) -> Vec<WeightId> {
                 let mut ids = Vec::new();
                 match self {
@@ -346,7 +354,7 @@ macro_rules! ops {
                 ids
             }
 
-            /// The edges whose values the gradient of its inputs needs.
+            /// Returns the edges whose activations the gradient of its inputs needs.
             pub fn needed_for_inputs(&self) -> Vec<EdgeId> {
                 let mut ids = Vec::new();
                 match self {
@@ -355,7 +363,7 @@ macro_rules! ops {
                 ids
             }
 
-            /// The edges whose values the gradients of its inputs and weights need.
+            /// Returns the edges whose activations the gradients of its inputs and weights need.
             pub fn needed_for_weights(&self) -> Vec<EdgeId> {
                 let mut ids = self.inputs();
                 match self {
@@ -364,8 +372,8 @@ macro_rules! ops {
                 ids
             }
 
-            /// Whether it carries something from token to token besides the KV cache.
-            pub fn carries(&self) -> bool {
+            /// Whether it carries a state from token to token, other than the KV cache.
+            pub fn is_recurrent(&self) -> bool {
                 match self {
                     $(OpKind::$op { .. } => {
                         const STATE: &[&str] = &[$(stringify!($state))?];
@@ -379,7 +387,7 @@ macro_rules! ops {
 
 ops! {
     Input { out }: "input", makes out, needs [];
-    Lookup { table, out }: "lookup", makes out, weights [table], needs [];
+    Embed { table, out }: "lookup", makes out, weights [table], needs [];
     Sinusoids { out }: "sinusoids", makes out, needs [];
     MatMul { x, linear, out }: "matmul", reads [x], makes out, weights [linear], needs [];
     BlockMatMul { x, linear, out }: "block_matmul", reads [x], makes out, weights [linear], needs [];
@@ -394,13 +402,13 @@ ops! {
     Slice { x, out }: "slice", reads [x], makes out, needs [];
     Concat { parts, out }: "concat", reads [parts], makes out, needs [];
     JoinHeads { x, tail, out }: "join_heads", reads [x, tail], makes out, needs [];
-    JoinNumber { x, out }: "join_number", reads [x], makes out, needs [];
+    JoinConstant { x, out }: "join_number", reads [x], makes out, needs [];
     Rotate { x, out }: "rotate", reads [x], makes out, needs [];
-    Temper { x, out }: "temper", reads [x], makes out, needs [];
+    ScaleByPosition { x, out }: "temper", reads [x], makes out, needs [];
     Attention { q, k, v, sinks, scores, probs, out }: "attention", reads [q, k, v], inside [scores, probs], makes out,
         weights [sinks], needs [q, k, v];
     PairValues { x, out }: "pair_values", reads [x], makes out, needs [];
-    Differ { x, weights, out }: "differ", reads [x], makes out, weights [weights], needs [];
+    HeadDifference { x, weights, out }: "differ", reads [x], makes out, weights [weights], needs [];
     KeyBias { x, rate, out }: "key_bias", reads [x], makes out, weights [rate], needs [x];
     Activate { x, out }: "activate", reads [x], makes out, needs [x];
     Xielu { x, positive, negative, out }: "xielu", reads [x], makes out, weights [positive, negative], needs [x];
@@ -412,12 +420,12 @@ ops! {
         needs [indices];
     RoutedProject { z, weights, indices, experts, bias, out }: "routed_project", reads [z, weights, indices], makes out,
         weights [experts, bias], needs [z, weights, indices];
-    // Without an activation function it is linear.
+    // Linear, and so without `needs`, if there is no activation function.
     Convolve { x, kernel, bias, activation, out }: "convolve", reads [x], makes out, weights [kernel, bias],
         needs [(*activation != Activation::Identity).then_some(x)], carries state;
-    Step { x, bias, out }: "step", reads [x], makes out, weights [bias], needs [x];
-    Recur { q, k, v, decay, strength, skip, out }: "recur", reads [q, k, v, decay.step(), strength], makes out,
-        weights [decay.rate(), skip], needs [q, k, v, decay.step(), strength], carries state;
+    TimeStep { x, bias, out }: "step", reads [x], makes out, weights [bias], needs [x];
+    Recur { q, k, v, decay, beta, skip, out }: "recur", reads [q, k, v, decay.step(), beta], makes out,
+        weights [decay.rate(), skip], needs [q, k, v, decay.step(), beta], carries state;
     Lru { x, input_gate, recurrent_gate, rate, out }: "lru", reads [x, input_gate, recurrent_gate], makes out,
         weights [rate], needs [x, input_gate, recurrent_gate], carries state;
     Shift { x, mix, out }: "shift", reads [x], makes out, weights [mix], needs [], carries state;
@@ -426,7 +434,8 @@ ops! {
 }
 
 impl OpKind {
-    /// The edges that it computes only where a tap touches them: its inner edges, and the copy of a recurrent op's state.
+    /// Returns the edges that it computes only if they are tapped: its intermediate edges and the
+    /// copy of a recurrent op's state.
     pub fn tap_edges(&self) -> Vec<EdgeId> {
         let mut edges = self.inner();
         if let OpKind::Recur { state, .. } | OpKind::Lru { state, .. } | OpKind::Wkv { state, .. } = self {
@@ -435,7 +444,7 @@ impl OpKind {
         edges
     }
 
-    /// The edges that it always computes.
+    /// Returns the edges that it always computes.
     pub fn outputs(&self) -> Vec<EdgeId> {
         match self {
             OpKind::Route { weights, indices, .. } => vec![*weights, *indices],

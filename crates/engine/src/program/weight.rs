@@ -1,22 +1,22 @@
-//! The weights that a program needs.
+//! Specs of the weights that a program needs.
 
-/// What a weight is for, and so how it is kept.
+/// How a weight is used, which determines its storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WeightKind {
-    /// Multiplied: `[outputs, inputs]`, kept in panels.
+    /// A projection, `[outputs, inputs]`, stored in packed panels.
     Matrix,
-    /// A table of rows that are looked up: kept like a matrix.
+    /// An embedding table, `[rows, width]`, stored like a matrix.
     Table,
-    /// Gains and biases.
+    /// Gains, biases and other small f32 parameters.
     Vector,
 }
 
 /// A weight that a program needs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WeightSpec {
-    /// Its name, such as `layers.3.attn.q` or `final_norm.gain`.
+    /// Name, such as `layers.3.attn.q` or `final_norm.gain`.
     pub name: String,
-    /// `[outputs, inputs]`, or `[length]`.
+    /// `[outputs, inputs]` or `[length]`.
     pub shape: Vec<usize>,
     /// How it is used.
     pub kind: WeightKind,

@@ -1,4 +1,4 @@
-//! Runs: one forward pass of rows under a plan, with the backward passes of its metrics.
+//! Runs: a forward pass of rows under a plan, and the backward passes of its metrics.
 
 mod vectors;
 
@@ -6,49 +6,51 @@ use crate::array::Array;
 use crate::error::Result;
 use crate::exec::Executor;
 use crate::grad::{self, GradientTape};
-use crate::interrupt::{Interrupt, Watch};
-use crate::job::{CacheUse, Job, Saved};
-use crate::memory::Moved;
+use crate::interrupt::{Interrupt, InterruptPoller};
+use crate::job::{CacheUse, Job, SavedValue};
+use crate::memory::TransferStats;
 use crate::model::Model;
 use crate::plan::{Capture, Lengths, Plan, ValueId};
 use crate::prefix::PrefixCache;
 use crate::site::Site;
 
-/// How to run.
+/// Options of a run.
 #[derive(Clone, Debug, Default)]
 pub struct RunOptions {
-    /// Tokens of a row that go through at once; the whole prompt where absent. It bounds memory and never changes a number.
+    /// Chunked prefill: tokens of a row per pass; the whole prompt if `None`. Bounds memory;
+    /// results are bit-identical.
     pub chunk: Option<usize>,
-    /// Asked now and then whether to stop.
+    /// Polled during the run; ends it with an error.
     pub interrupt: Option<Interrupt>,
-    /// At most this many of the model's threads; all of them where absent. It never changes a number.
+    /// Maximum number of threads; all threads of the model if `None`. Results are bit-identical.
     pub threads: Option<usize>,
-    /// Kept beginnings of rows, which need not be computed again where the plan touches nothing of them. It never changes a number.
+    /// Prefix cache: reuses KV caches of earlier calls up to the first position that the plan
+    /// touches. Results are bit-identical.
     pub prefixes: Option<PrefixCache>,
-    /// For gradients, keep only what enters each layer and run the layers again on the way back: the same numbers for less memory
-    /// and more time.
+    /// Gradient checkpointing: retain only each layer's inputs and recompute the layers in the
+    /// backward pass. Bit-identical, with less memory and more time.
     pub recompute: bool,
 }
 
-/// What a run gave back.
+/// The result of a run.
 #[derive(Debug, Default)]
 pub struct Run {
-    /// What the plan captured, in the plan's order, row by row.
+    /// The plan's captures, in plan order, row by row.
     pub captures: Vec<Capture>,
     /// The values that the plan saves.
-    pub saved: Vec<Saved>,
-    /// Sites that patterns passed over because their layers do not have them.
+    pub saved: Vec<SavedValue>,
+    /// Sites that a pattern of the plan skipped because their layers do not have them.
     pub passed_over: Vec<Site>,
-    /// For each row how many of its tokens were taken over from kept prefixes.
+    /// For each row the number of tokens reused from the prefix cache.
     pub reused: Vec<usize>,
-    /// What moved between host and device.
-    pub moved: Moved,
+    /// Transfers between host and device.
+    pub moved: TransferStats,
 }
 
 impl Run {
-    /// A saved value: that of a row, or the one for all.
+    /// A saved value of a row, or the one of all rows.
     pub fn value(&self, value: ValueId, row: usize) -> Option<&Array> {
-        let found = |saved: &&Saved| saved.value == value && saved.row.is_none_or(|of| of == row);
+        let found = |saved: &&SavedValue| saved.value == value && saved.row.is_none_or(|of| of == row);
         self.saved.iter().find(found).map(|saved| &saved.array)
     }
 
@@ -59,7 +61,8 @@ impl Run {
 }
 
 impl Model {
-    /// Runs rows of tokens under a plan: one forward pass (or as many as the rows' dependencies need), no padding.
+    /// Runs rows of tokens under a plan, without padding: in one forward pass, or several if rows
+    /// depend on each other.
     pub fn run(&self, inputs: &[Vec<u32>], plan: &Plan, options: &RunOptions) -> Result<Run> {
         let model = self.on_threads(options.threads)?;
         model.run_all(inputs, plan, options)
@@ -69,16 +72,16 @@ impl Model {
         self.check_inputs(inputs, 0, options.chunk)?;
         let prompts: Vec<usize> = inputs.iter().map(Vec::len).collect();
         let compiled = self.compile(plan, Lengths { prompts: &prompts, limits: &prompts }, false)?;
-        let learns = options.prefixes.as_ref().is_some_and(PrefixCache::learns);
-        let cache = if learns { CacheUse::Keep } else { CacheUse::Discard };
-        let mut executor = Executor::new(self, Watch::new(options.interrupt.as_ref()));
+        let adds_prefixes = options.prefixes.as_ref().is_some_and(PrefixCache::adds_prefixes);
+        let cache = if adds_prefixes { CacheUse::Keep } else { CacheUse::Discard };
+        let mut executor = Executor::new(self, InterruptPoller::new(options.interrupt.as_ref()));
         let mut job = Job::new(compiled.clone(), self.kv(), options.chunk, cache, false);
-        let reused = self.take_over(options.prefixes.as_ref(), inputs, &mut job)?;
+        let reused = self.reuse_prefixes(options.prefixes.as_ref(), inputs, &mut job)?;
         let mut tapes = Vec::new();
         for group in &compiled.groups {
             match compiled.gradient_edges(self.program()) {
                 Some(wanted) => {
-                    let weights = compiled.values.weights.iter().map(|sought| sought.weight).collect();
+                    let weights = compiled.values.weight_grads.iter().map(|sought| sought.weight).collect();
                     let (last, recompute) = (compiled.ops - 1, options.recompute);
                     let mut tape = GradientTape::new(self.program(), &|edge| wanted[edge], weights, last, recompute);
                     grad::record(&mut executor, &mut job, group, inputs, &mut tape)?;
@@ -89,10 +92,11 @@ impl Model {
         }
         job.end_step(self, &[])?;
         let gradients = grad::backward(&mut executor, &mut job, &tapes)?;
-        self.learn(options.prefixes.as_ref(), &job, inputs.iter().map(Vec::as_slice));
+        self.store_prefixes(options.prefixes.as_ref(), &job, inputs.iter().map(Vec::as_slice));
         let saved = job.collector.take_saved();
         let memory = self.backend().memory();
-        let mut captures = job.collector.finish(self.program(), &compiled, &prompts, memory)?;
+        let moved = &mut executor.moved;
+        let mut captures = job.collector.finish(self.program(), &compiled, &prompts, memory, moved)?;
         captures.extend(gradients);
         captures.sort_by_key(|capture| capture.tap);
         Ok(Run { saved, captures, passed_over: compiled.passed_over.clone(), reused, moved: executor.moved })

@@ -7,7 +7,8 @@ use crate::model::Model;
 use crate::plan::{Action, Expr, Operand, Plan, Tap};
 
 impl Model {
-    /// Runs rows of vectors through a network that has an input: one array `[tokens, width]` a row.
+    /// Runs rows of vectors through a network with the given input: one array `[tokens, width]` per
+    /// row.
     pub fn run_vectors(&self, input: &str, rows: &[Array], plan: &Plan, options: &RunOptions) -> Result<Run> {
         let mut given = Plan::default();
         for (row, array) in rows.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! What expressions compute, on whole arrays.
+//! Evaluates expressions on whole arrays.
 
 use crate::array::Array;
 use crate::plan::value_index::Selection;
@@ -8,7 +8,7 @@ use ndarray::{ArrayD, ArrayViewD, Axis, IxDyn, Zip};
 use pellucid_kernels::activation::activate;
 use pellucid_kernels::softmax::softmax;
 
-/// The value of an expression of these inputs; shapes that do not go together are refused by name.
+/// Evaluates an expression on its inputs. Incompatible shapes are an error.
 pub(crate) fn compute(expr: &Expr, of: &[Array]) -> Result<Array, String> {
     use Expr::*;
     let shapes: Vec<&[usize]> = of.iter().map(Array::shape).collect();
@@ -18,10 +18,10 @@ pub(crate) fn compute(expr: &Expr, of: &[Array]) -> Result<Array, String> {
         Combine(combine, ..) => zip(&shape, &of[0], &of[1], |a, b| combine.of(a, b)),
         Where(..) => {
             let chosen = zip(&shape, &of[0], &of[1], |c, a| if c != 0.0 { a } else { f32::NAN });
-            // Which numbers are taken is asked of the condition, not of the numbers: they may be NaN themselves.
-            let condition = spread(&of[0], &shape);
+            // Test the condition, not the selected values: those may be NaN themselves.
+            let condition = broadcast_to(&of[0], &shape);
             let mut values = owned(&chosen);
-            Zip::from(&mut values).and(&condition).and(&spread(&of[2], &shape)).for_each(|x, &c, &b| {
+            Zip::from(&mut values).and(&condition).and(&broadcast_to(&of[2], &shape)).for_each(|x, &c, &b| {
                 if c == 0.0 {
                     *x = b
                 }
@@ -30,12 +30,12 @@ pub(crate) fn compute(expr: &Expr, of: &[Array]) -> Result<Array, String> {
         }
         MatMul(..) => matmul(&of[0], &of[1], shape),
         Fold { how, axis: None, .. } => {
-            Array::new(shape, vec![how.of(of[0].values().iter().copied())]).with_integer(how.gives_places())
+            Array::new(shape, vec![how.of(of[0].values().iter().copied())]).with_integer(how.gives_indices())
         }
         Fold { how, axis: Some(axis), .. } => {
             let axis = Axis(axis_of(shapes[0], *axis)?);
             let folded = view(&of[0]).map_axis(axis, |lane| how.of(lane.iter().copied()));
-            Array::new(shape, folded.iter().copied().collect()).with_integer(how.gives_places())
+            Array::new(shape, folded.iter().copied().collect()).with_integer(how.gives_indices())
         }
         Softmax { axis, log, .. } => {
             let mut values = owned(&of[0]);
@@ -50,12 +50,12 @@ pub(crate) fn compute(expr: &Expr, of: &[Array]) -> Result<Array, String> {
             }
             array(values)
         }
-        TopK { k, places, .. } => {
+        TopK { k, indices, .. } => {
             let lines = of[0].values().chunks_exact(shapes[0].last().copied().unwrap_or(1));
-            let numbers = lines.flat_map(|line| {
-                largest(line, *k).into_iter().map(move |place| if *places { place as f32 } else { line[place] })
+            let values = lines.flat_map(|line| {
+                top_k_indices(line, *k).into_iter().map(move |index| if *indices { index as f32 } else { line[index] })
             });
-            Array::new(shape, numbers.collect()).with_integer(*places)
+            Array::new(shape, values.collect()).with_integer(*indices)
         }
         Index { picks, .. } => {
             Array::new(shape, Selection::new(shapes[0], picks)?.gather(of[0].values())).with_integer(of[0].is_integer())
@@ -63,13 +63,13 @@ pub(crate) fn compute(expr: &Expr, of: &[Array]) -> Result<Array, String> {
         Put { picks, .. } => {
             let selection = Selection::new(shapes[0], picks)?;
             let mut values = of[0].values().to_vec();
-            let by = spread(&of[1], &selection.shape);
-            selection.places().zip(by.iter()).for_each(|(place, &x)| values[place] = x);
+            let by = broadcast_to(&of[1], &selection.shape);
+            selection.indices().zip(by.iter()).for_each(|(index, &x)| values[index] = x);
             Array::new(shape, values)
         }
         Take { .. } => {
-            let places = taken(&of[0], &of[1])?;
-            Array::new(shape, places.into_iter().map(|place| of[0].values()[place]).collect())
+            let indices = take_indices(&of[0], &of[1])?;
+            Array::new(shape, indices.into_iter().map(|index| of[0].values()[index]).collect())
         }
         Reshape { .. } | Row { .. } => of[0].reshaped(shape),
         Permute { axes, .. } => array(view(&of[0]).permuted_axes(IxDyn(axes)).to_owned()),
@@ -91,14 +91,14 @@ pub(crate) fn compute(expr: &Expr, of: &[Array]) -> Result<Array, String> {
     })
 }
 
-/// The numbers of an array, seen as ndarray sees them.
+/// An array as an ndarray view.
 pub(super) fn view(array: &Array) -> ArrayViewD<'_, f32> {
     ArrayViewD::from_shape(IxDyn(array.shape()), array.values())
-        .expect("an array has as many numbers as its shape says")
+        .expect("an array has as many elements as its shape says")
 }
 
-/// The numbers of an array in a shape that it broadcasts to.
-pub(super) fn spread<'a>(array: &'a Array, shape: &[usize]) -> ndarray::CowArray<'a, f32, IxDyn> {
+/// Broadcasts an array to a shape, which must be compatible.
+pub(super) fn broadcast_to<'a>(array: &'a Array, shape: &[usize]) -> ndarray::CowArray<'a, f32, IxDyn> {
     let view = view(array);
     match view.broadcast(IxDyn(shape)) {
         Some(wide) if wide.shape() == view.shape() => view.into(),
@@ -119,17 +119,18 @@ pub(super) fn array(values: ArrayD<f32>) -> Array {
 }
 
 fn zip(shape: &[usize], a: &Array, b: &Array, f: impl Fn(f32, f32) -> f32) -> Array {
-    // Equal shapes, or one number: the common cases need no broadcasting.
+    // Fast paths without broadcasting: equal shapes, or a scalar on the right.
     if a.shape() == b.shape() && a.shape() == shape {
         return Array::new(shape.to_vec(), a.values().iter().zip(b.values()).map(|(&a, &b)| f(a, b)).collect());
     }
     if let ([b], true) = (b.values(), a.shape() == shape) {
         return Array::new(shape.to_vec(), a.values().iter().map(|&a| f(a, *b)).collect());
     }
-    array(Zip::from(&spread(a, shape)).and(&spread(b, shape)).map_collect(|&a, &b| f(a, b)))
+    array(Zip::from(&broadcast_to(a, shape)).and(&broadcast_to(b, shape)).map_collect(|&a, &b| f(a, b)))
 }
 
-/// The product of the last two axes; a vector is a row on the left and a column on the right.
+/// Matrix product over the last two axes, as `np.matmul`: a vector is a row on the left and a
+/// column on the right.
 pub(super) fn matmul(a: &Array, b: &Array, shape: Vec<usize>) -> Array {
     let (left, right) = (as_matrices(a, true), as_matrices(b, false));
     let [.., m, k] = left.shape()[..] else { unreachable!("made of two axes at least") };
@@ -155,11 +156,11 @@ fn broadcast_front(a: &[usize], b: &[usize]) -> Vec<usize> {
     value_shape::broadcast(&a[..a.len() - 2], &b[..b.len() - 2]).unwrap_or_default()
 }
 
-/// All matrices of an array, one after the other.
+/// Broadcasts the leading axes and flattens them: `[count, m, n]`.
 fn front(array: ArrayD<f32>, before: &[usize], m: usize, n: usize) -> ndarray::Array3<f32> {
     let wide = array.broadcast(IxDyn(&[before, &[m, n]].concat())).map(|wide| wide.to_owned()).unwrap_or(array);
     let count = before.iter().product();
-    wide.to_shape((count, m, n)).expect("as many numbers as before").to_owned()
+    wide.to_shape((count, m, n)).expect("same number of elements").to_owned()
 }
 
 fn concat(parts: &[Array], axis: usize) -> Array {
@@ -167,27 +168,28 @@ fn concat(parts: &[Array], axis: usize) -> Array {
     array(ndarray::concatenate(Axis(axis), &views).expect("shapes were checked"))
 }
 
-/// Where the taken numbers stand.
-pub(super) fn taken(of: &Array, places: &Array) -> Result<Vec<usize>, String> {
+/// Flat indices of the elements that `take` selects along the last axis.
+pub(super) fn take_indices(of: &Array, indices: &Array) -> Result<Vec<usize>, String> {
     let length = of.shape().last().copied().unwrap_or(1);
     let lines = of.values().len() / length.max(1);
-    let each = places.values().len() / lines.max(1);
-    places
+    let each = indices.values().len() / lines.max(1);
+    indices
         .values()
         .iter()
         .enumerate()
-        .map(|(nth, &place)| {
-            let whole = place >= 0.0 && place.fract() == 0.0 && (place as usize) < length;
+        .map(|(nth, &index)| {
+            let whole = index >= 0.0 && index.fract() == 0.0 && (index as usize) < length;
             if !whole {
-                return Err(format!("there is no place {place} among {length} numbers"));
+                return Err(format!("index {index} is out of range for an axis of {length}"));
             }
-            Ok(nth / each.max(1) * length + place as usize)
+            Ok(nth / each.max(1) * length + index as usize)
         })
         .collect()
 }
 
-/// The places of the `k` largest numbers, the first of equals first; NaN counts as the largest, so that it is seen.
-pub(super) fn largest(line: &[f32], k: usize) -> Vec<usize> {
+/// Indices of the `k` largest elements, largest first, lower index first among equals. NaN counts
+/// as largest, so that it shows.
+pub(super) fn top_k_indices(line: &[f32], k: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..line.len()).collect();
     let falling = |a: &usize, b: &usize| line[*b].total_cmp(&line[*a]).then(a.cmp(b));
     if k < order.len() {
@@ -206,11 +208,11 @@ pub(super) fn log_softmax(line: &mut [f32]) {
 }
 
 impl Map {
-    /// Its value at each number.
-    fn of(self, numbers: &[f32]) -> Vec<f32> {
-        let each = |f: fn(f32) -> f32| numbers.iter().map(|&x| f(x)).collect();
+    /// Applies the function to each element.
+    fn of(self, values: &[f32]) -> Vec<f32> {
+        let each = |f: fn(f32) -> f32| values.iter().map(|&x| f(x)).collect();
         match self {
-            Map::Detach => numbers.to_vec(),
+            Map::Detach => values.to_vec(),
             Map::Neg => each(|x| -x),
             Map::Abs => each(f32::abs),
             Map::Exp => each(f32::exp),
@@ -222,7 +224,7 @@ impl Map {
             Map::Sin => each(f32::sin),
             Map::Cos => each(f32::cos),
             Map::Activation(activation) => {
-                let mut values = numbers.to_vec();
+                let mut values = values.to_vec();
                 activate(activation, &mut values);
                 values
             }
@@ -231,7 +233,7 @@ impl Map {
 }
 
 impl Combine {
-    /// Its value at two numbers.
+    /// Applies the function to two elements.
     pub(crate) fn of(self, a: f32, b: f32) -> f32 {
         let truth = |holds: bool| if holds { 1.0 } else { 0.0 };
         match self {
@@ -253,27 +255,27 @@ impl Combine {
 }
 
 impl Fold {
-    fn gives_places(self) -> bool {
+    fn gives_indices(self) -> bool {
         self == Fold::ArgMax
     }
 
-    /// The summary of some numbers; sums are taken in f64.
-    fn of(self, numbers: impl Iterator<Item = f32> + Clone) -> f32 {
-        let count = || numbers.clone().count() as f64;
-        let sum = || numbers.clone().map(f64::from).sum::<f64>();
+    /// Reduces a sequence; sums are accumulated in f64.
+    fn of(self, values: impl Iterator<Item = f32> + Clone) -> f32 {
+        let count = || values.clone().count() as f64;
+        let sum = || values.clone().map(f64::from).sum::<f64>();
         match self {
             Fold::Sum => sum() as f32,
             Fold::Mean => (sum() / count()) as f32,
-            Fold::Max => numbers.fold(f32::NEG_INFINITY, f32::max),
-            Fold::Min => numbers.fold(f32::INFINITY, f32::min),
+            Fold::Max => values.fold(f32::NEG_INFINITY, f32::max),
+            Fold::Min => values.fold(f32::INFINITY, f32::min),
             Fold::ArgMax => {
-                let best = numbers.enumerate().reduce(|best, next| if next.1 > best.1 { next } else { best });
-                best.map_or(0.0, |(place, _)| place as f32)
+                let best = values.enumerate().reduce(|best, next| if next.1 > best.1 { next } else { best });
+                best.map_or(0.0, |(index, _)| index as f32)
             }
-            Fold::Norm => numbers.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt() as f32,
+            Fold::Norm => values.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt() as f32,
             Fold::Var => {
                 let mean = sum() / count();
-                (numbers.clone().map(|x| (f64::from(x) - mean).powi(2)).sum::<f64>() / count()) as f32
+                (values.clone().map(|x| (f64::from(x) - mean).powi(2)).sum::<f64>() / count()) as f32
             }
         }
     }

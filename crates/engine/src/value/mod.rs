@@ -1,28 +1,31 @@
-//! Values at work: the expressions of a plan, evaluated when they are needed.
+//! Evaluates the expressions of a plan, on demand.
 //!
-//! `compute.rs` gives the value of an expression, `derive.rs` its derivatives; `store.rs` keeps what taps have read and evaluates the
-//! rest on demand, `back.rs` takes gradients the other way.
+//! `compute.rs` evaluates one expression, `derivative.rs` differentiates it. `store.rs` holds the
+//! arrays that taps have read and evaluates the rest on demand; `backward.rs` propagates gradients
+//! from values to those arrays.
 
-mod back;
+mod backward;
 mod compute;
-mod derive;
+mod derivative;
 mod store;
 
-pub(crate) use back::Back;
+pub(crate) use backward::ValueGradients;
 pub(crate) use compute::compute;
-pub(crate) use derive::{derive, unspread};
-pub(crate) use store::Store;
+pub(crate) use derivative::{differentiate, sum_to_shape};
+pub(crate) use store::ValueStore;
 
 use crate::array::Array;
 use crate::error::Result;
-use crate::plan::Stretch;
+use crate::plan::OpRange;
 
-/// Runs ops of the model on arrays, for the expressions `through` and `unembed`. The executor implements it, and this module does
-/// not depend on the executor.
+/// Runs ops of the model on arrays, for the expressions `through` and `unembed`. A trait, so that
+/// this module does not depend on the executor.
 pub(crate) trait OpRunner {
-    /// What the ops make of `[…, width]` at their first site. The vectors are the tokens of one row, from position 0 on.
-    fn forward(&self, ops: &Stretch, of: &Array) -> Result<Array>;
+    /// Runs the ops on `[…, width]` at their first site. The vectors are the tokens of one row,
+    /// from position 0 on.
+    fn forward(&self, ops: &OpRange, of: &Array) -> Result<Array>;
 
-    /// The gradient at the first site that follows from one at the last.
-    fn backward(&self, ops: &Stretch, of: &Array, gradient: &Array) -> Result<Array>;
+    /// Propagates a gradient from the last site to the first; `of` is the input of the forward
+    /// pass.
+    fn backward(&self, ops: &OpRange, of: &Array, gradient: &Array) -> Result<Array>;
 }

@@ -1,5 +1,5 @@
-//! Hand-made models of random architectures: every site and the logits against the oracle, an obvious model in double precision; and the
-//! same bits however a row is run.
+//! Models of random architectures: every site against the f64 oracle, and bit-identical results in
+//! any batch, chunking and thread count.
 
 use crate::random::{model, noise, weights};
 use crate::{oracle, random};
@@ -17,7 +17,7 @@ use proptest::prelude::*;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, OnceLock};
 
-/// Compares captures with the oracle's values, relative to their size.
+/// Compares captures with the oracle's values, relative to the largest value of the site.
 fn agree(captures: &[&Capture], truth: &oracle::Sites) -> Result<(), TestCaseError> {
     for capture in captures {
         let site = capture.site.to_string();
@@ -26,14 +26,14 @@ fn agree(captures: &[&Capture], truth: &oracle::Sites) -> Result<(), TestCaseErr
         let largest = truth.iter().filter(|x| x.is_finite()).fold(1f64, |most, x| most.max(x.abs()));
         for (index, (&ours, &truth)) in ours.iter().zip(truth).enumerate() {
             let equal = ours as f64 == truth || (ours as f64 - truth).abs() <= 1e-4 * largest;
-            prop_assert!(equal, "{site}: number {index} is {ours} instead of {truth} (the largest is {largest})");
+            prop_assert!(equal, "{site}: element {index} is {ours} instead of {truth} (the largest is {largest})");
         }
     }
     Ok(())
 }
 
-/// The largest change of a site, relative to its size.
-fn moved(truth: &[f64], other: &[f64]) -> f64 {
+/// The largest change of a site, relative to its largest value.
+fn relative_change(truth: &[f64], other: &[f64]) -> f64 {
     let largest = truth.iter().filter(|x| x.is_finite()).fold(1f64, |most, x| most.max(x.abs()));
     let pairs = truth.iter().zip(other).filter(|(a, b)| a != b);
     pairs.map(|(a, b)| (a - b).abs() / largest).fold(0.0, f64::max)
@@ -46,8 +46,8 @@ fn bits(captures: &[Capture], row: usize) -> BTreeMap<String, Vec<u32>> {
         .collect()
 }
 
-/// Every site against the oracle.
-fn is_its_definition(
+/// Compares every site with the oracle.
+fn matches_oracle(
     architecture: &Architecture,
     lengths: &[usize],
     chunk: usize,
@@ -55,7 +55,8 @@ fn is_its_definition(
 ) -> Result<(), TestCaseError> {
     let program = Program::new(architecture.clone()).expect("a program");
     let weights = weights(&program, seed);
-    // A query that keeps few of many keys has to decide between two that are almost equal: fewer keys leave larger gaps.
+    // With a dynamic mask, long rows have keys with almost equal scores, between which rounding
+    // decides. Shorter rows leave larger gaps.
     let attention = |l: &Layer| l.attention.clone().or(l.shared.as_ref().map(|shared| shared.attention.clone()));
     let masked = architecture.layers.iter().filter_map(attention).any(|a| a.dynamic_mask.is_some());
     let token = |x: &f32| ((x + 1.0) / 2.0 * architecture.vocab as f32) as u32 % architecture.vocab as u32;
@@ -68,29 +69,31 @@ fn is_its_definition(
     let everything = model.run(&texts, &Plan::capture(&sites), &RunOptions::default()).expect("a run");
     let logits = model.run(&texts, &Plan::capture(["logits"]), &RunOptions::default()).expect("a run");
     for (row, text) in texts.iter().enumerate() {
-        let oracle::Truth { sites: truth, closest, .. } = oracle::run(architecture, &weights, text);
-        // A softmax of huge scores multiplies every rounding error by them: such models say nothing about arithmetic.
+        let oracle::OracleRun { sites: truth, closest_choice, .. } = oracle::run(architecture, &weights, text);
+        // Reject huge attention scores: softmax amplifies their rounding errors.
         let scores = truth.iter().filter(|(site, _)| site.ends_with("attn_scores")).flat_map(|(_, values)| values);
         prop_assume!(scores.filter(|x| x.is_finite()).all(|x| x.abs() < 50.0));
-        // So do other models, in other ways: they move far when their weights move by a few units in the last place.
-        let nudged = oracle::run(architecture, &random::nudged(&weights, seed), text);
-        prop_assume!(truth.iter().all(|(site, truth)| moved(truth, &nudged.sites[site]) < 2e-5));
-        // Neither does a choice between two that differ by less than rounding.
-        prop_assume!(closest > 3e-5);
+        // Reject models that are ill-conditioned otherwise: their sites change much when the
+        // weights change by a few ulps.
+        let perturbed = oracle::run(architecture, &random::perturbed(&weights, seed), text);
+        prop_assume!(truth.iter().all(|(site, truth)| relative_change(truth, &perturbed.sites[site]) < 2e-5));
+        // Reject discrete choices between candidates that differ by less than rounding.
+        prop_assume!(closest_choice > 3e-5);
         let mut named: Vec<&String> = truth.keys().collect();
         let mut has: Vec<&String> = sites.iter().collect();
         named.sort();
         has.sort();
-        prop_assert_eq!(named, has, "the oracle names the sites that the program names");
+        prop_assert_eq!(named, has, "the oracle and the program have the same sites");
         agree(&everything.captures.iter().filter(|capture| capture.row == row).collect::<Vec<_>>(), &truth)?;
-        // Once more with fused attention.
+        // Without taps on attention, it runs fused.
         agree(&[&logits.captures[row]], &truth)?;
     }
-    runs_the_same_anyhow(&model, &texts, chunk)
+    is_bit_identical_in_any_batch(&model, &texts, chunk)
 }
 
-/// The same bits of every site but attention's matrices: alone, together, in chunks, on three threads, decoded.
-fn runs_the_same_anyhow(model: &Model, texts: &[Vec<u32>], chunk: usize) -> Result<(), TestCaseError> {
+/// Checks that every site except attention scores and probabilities has the same bits alone, in a
+/// batch, in chunks, on three threads, and when decoded.
+fn is_bit_identical_in_any_batch(model: &Model, texts: &[Vec<u32>], chunk: usize) -> Result<(), TestCaseError> {
     static THREE: OnceLock<Arc<Pool>> = OnceLock::new();
     let sites = model.program().sites().map(|site| site.to_string());
     let plan = Plan::capture(sites.filter(|site| !site.ends_with("attn_scores") && !site.ends_with("attn_probs")));
@@ -115,8 +118,9 @@ fn runs_the_same_anyhow(model: &Model, texts: &[Vec<u32>], chunk: usize) -> Resu
     let generation = model.generate(texts, &plan, &options, &mut |_, _| Control::Go).expect("a generation");
     for (row, text) in texts.iter().enumerate() {
         let whole = [text, &generation.rows[row].tokens[..3]].concat();
-        // A row that outgrows its rotations turns new tokens otherwise than a run over the whole text would.
-        let turns = |rope: &Rope, length: usize| (rope.at_length(length).to_vec(), rope.amplitude_at(length));
+        // A row that outgrows the original context gets other rotary frequencies than a run over
+        // the whole text.
+        let turns = |rope: &Rope, length: usize| (rope.frequencies_at(length).to_vec(), rope.amplitude_at(length));
         let same = |rope: &Rope| (text.len()..=whole.len()).all(|n| turns(rope, n) == turns(rope, text.len()));
         if !model.program().architecture().ropes.iter().all(same) {
             continue;
@@ -147,7 +151,7 @@ pub fn one_recurrence() -> impl Strategy<Value = Layer> {
 
 pub fn one_shared_block() -> impl Strategy<Value = Layer> {
     let recurrence = random::layer(Just(None), random::recurrence().prop_map(Some), Just(None));
-    prop_oneof![3 => random::fed_layer(), 1 => recurrence]
+    prop_oneof![3 => random::layer_with_shared_block(), 1 => recurrence]
 }
 
 pub fn one_mixture() -> impl Strategy<Value = Layer> {
@@ -157,35 +161,35 @@ pub fn one_mixture() -> impl Strategy<Value = Layer> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn any_architecture_computes_what_its_definition_says(a in random::architecture(random::any_layer()), lengths in lengths(), chunk in 1usize..9, seed: u64) {
-        is_its_definition(&a, &lengths, chunk, seed)?;
+    fn any_architecture_matches_the_oracle(a in random::architecture(random::any_layer()), lengths in lengths(), chunk in 1usize..9, seed: u64) {
+        matches_oracle(&a, &lengths, chunk, seed)?;
     }
 
     #[test]
-    fn any_attention_computes_what_its_definition_says(a in random::architecture(one_attention()), lengths in lengths(), chunk in 1usize..9, seed: u64) {
-        is_its_definition(&a, &lengths, chunk, seed)?;
+    fn any_attention_matches_the_oracle(a in random::architecture(one_attention()), lengths in lengths(), chunk in 1usize..9, seed: u64) {
+        matches_oracle(&a, &lengths, chunk, seed)?;
     }
 
     #[test]
-    fn any_recurrence_computes_what_its_definition_says(a in random::architecture(one_recurrence()), lengths in lengths(), chunk in 1usize..9, seed: u64) {
-        is_its_definition(&a, &lengths, chunk, seed)?;
+    fn any_recurrence_matches_the_oracle(a in random::architecture(one_recurrence()), lengths in lengths(), chunk in 1usize..9, seed: u64) {
+        matches_oracle(&a, &lengths, chunk, seed)?;
     }
 
     #[test]
-    fn any_shared_block_computes_what_its_definition_says(a in random::architecture(one_shared_block()), lengths in lengths(), chunk in 1usize..9, seed: u64) {
-        is_its_definition(&a, &lengths, chunk, seed)?;
+    fn any_shared_block_matches_the_oracle(a in random::architecture(one_shared_block()), lengths in lengths(), chunk in 1usize..9, seed: u64) {
+        matches_oracle(&a, &lengths, chunk, seed)?;
     }
 
     #[test]
-    fn any_mixture_of_experts_computes_what_its_definition_says(a in random::architecture(one_mixture()), lengths in lengths(), chunk in 1usize..9, seed: u64) {
-        is_its_definition(&a, &lengths, chunk, seed)?;
+    fn any_mixture_of_experts_matches_the_oracle(a in random::architecture(one_mixture()), lengths in lengths(), chunk in 1usize..9, seed: u64) {
+        matches_oracle(&a, &lengths, chunk, seed)?;
     }
 }
 
 #[test]
-fn the_oracle_tells_other_weights_apart() {
-    // The control of the comparison: a run agrees with its own weights, and every site but the choice of none with others.
-    let program = lacking().program().clone();
+fn the_oracle_comparison_detects_other_weights() {
+    // Control: a run matches the oracle with its own weights, and no site matches with others.
+    let program = layers_with_missing_parts().program().clone();
     let (ours, others) = (weights(&program, 1), weights(&program, 2));
     let (architecture, text) = (program.architecture().clone(), vec![1, 2, 3, 4]);
     let sites: Vec<String> = program.sites().map(|site| site.to_string()).collect();
@@ -198,8 +202,8 @@ fn the_oracle_tells_other_weights_apart() {
     }
 }
 
-/// Two plain layers; the weights of the second fit nothing, so that using any of them panics.
-fn half_a_model() -> Model {
+/// Two plain layers. The weights of the second have wrong shapes, so that using any of them panics.
+fn model_with_broken_second_layer() -> Model {
     let attention = Attention { scale: 0.5, ..Attention::plain(2, 1, 4) };
     let layer = Layer {
         attention: Some(attention),
@@ -240,8 +244,8 @@ fn half_a_model() -> Model {
 }
 
 #[test]
-fn layers_past_the_last_needed_site_do_not_run() {
-    let model = half_a_model();
+fn layers_after_the_last_needed_site_do_not_run() {
+    let model = model_with_broken_second_layer();
     let run = |sites: &[&str]| {
         let sites: Vec<String> = sites.iter().map(|site| site.to_string()).collect();
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
@@ -254,7 +258,7 @@ fn layers_past_the_last_needed_site_do_not_run() {
         4
     );
     assert_eq!(run(&[]).expect("nothing runs"), 0);
-    // The control: the second layer would not have gone unnoticed.
+    // Control: running the second layer panics.
     let noticed = [
         run(&["layers.1.q"]).is_err(),
         run(&["layers.0.resid_post", "layers.1.mlp_out"]).is_err(),
@@ -264,17 +268,24 @@ fn layers_past_the_last_needed_site_do_not_run() {
 }
 
 #[test]
-fn an_edit_past_the_last_capture_does_not_run_either() {
+fn an_edit_after_the_last_capture_does_not_run() {
     use pellucid_engine::{Action, Tap};
     let plan = Plan::capture(["layers.0.mlp_act"])
         .with(Tap::new("layers.1.resid_post", Action::Zero))
         .with(Tap::new("logits", Action::Scale(2.0)));
-    assert_eq!(half_a_model().run(&[vec![1, 2, 3]], &plan, &RunOptions::default()).expect("a run").captures.len(), 1);
+    assert_eq!(
+        model_with_broken_second_layer()
+            .run(&[vec![1, 2, 3]], &plan, &RunOptions::default())
+            .expect("a run")
+            .captures
+            .len(),
+        1
+    );
 }
 
 #[test]
 fn a_program_states_each_weight_and_site_once() {
-    let model = half_a_model();
+    let model = model_with_broken_second_layer();
     let mut names = HashMap::new();
     for spec in model.program().weights() {
         assert!(names.insert(spec.name.clone(), spec.shape.clone()).is_none(), "{} twice", spec.name);
@@ -288,79 +299,76 @@ fn a_program_states_each_weight_and_site_once() {
 }
 
 #[test]
-fn an_architecture_that_contradicts_itself_is_refused() {
-    let good = half_a_model().program().architecture().clone();
-    let refused = |change: &dyn Fn(&mut Architecture), said: &str| {
+fn an_inconsistent_architecture_is_an_error() {
+    let good = model_with_broken_second_layer().program().architecture().clone();
+    let refused = |change: &dyn Fn(&mut Architecture), refusal: &str| {
         let mut bad = good.clone();
         change(&mut bad);
-        let error = Program::new(bad).expect_err(said);
-        assert!(error.to_string().contains(said), "{error}");
+        let error = Program::new(bad).expect_err(refusal);
+        assert!(error.to_string().contains(refusal), "{error}");
         assert!(error.remedy().is_some());
     };
-    refused(&|a| a.vocab = 0, "a vocabulary of 0");
-    refused(&|a| a.width = 0, "a width of 0");
+    refused(&|a| a.vocab = 0, "vocabulary size 0");
+    refused(&|a| a.width = 0, "width 0");
     fn attn(a: &mut Architecture, layer: usize) -> &mut Attention {
         a.layers[layer].attention.as_mut().expect("attention")
     }
     refused(&|a| attn(a, 1).heads = 0, "layer 1 has 0 heads");
-    refused(&|a| attn(a, 0).kv_heads = 3, "over 3 key heads");
+    refused(&|a| attn(a, 0).kv_heads = 3, "and 3 key heads");
     refused(&|a| attn(a, 0).rope = Some(0), "layer 0 rotates");
     refused(&|a| attn(a, 0).window = Some(0), "empty window");
     refused(&|a| attn(a, 0).chunk = Some(0), "empty window");
-    refused(
-        &|a| attn(a, 0).alibi = Some(Alibi { slopes: vec![0.5], rounded: None }),
-        "slopes for another number of heads",
-    );
-    refused(&|a| attn(a, 0).differential = Some(0.5), "pairs 1 key heads");
+    refused(&|a| attn(a, 0).alibi = Some(Alibi { slopes: vec![0.5], bf16_scale: None }), "ALiBi slopes");
+    refused(&|a| attn(a, 0).differential = Some(0.5), "odd number of key heads (1)");
     let rms = Norm::rms(1e-5);
     let latent =
-        Latent { query_rank: None, kv_rank: 4, rotated: 2, norm: rms, bias: false, query_scale: None, kv_scale: None };
-    refused(&|a| (attn(a, 0).latent, attn(a, 0).clip) = (Some(latent), Some(1.0)), "expanded from a compressed form");
-    refused(&|a| attn(a, 0).latent = Some(Latent { kv_rank: 0, ..latent }), "compresses its keys to nothing");
-    refused(&|a| attn(a, 0).dynamic_mask = Some(DynamicMask { bias: false, kept: 0 }), "masks all keys");
-    refused(&|a| attn(a, 0).experts = Some(AttentionExperts { count: 1, chosen: 2 }), "2 of 1 experts for its 2 heads");
-    refused(&|a| (a.layers[1].parallel, a.layers[1].skip) = (true, Skip::Gained), "layer 1 runs in parallel");
-    refused(&|a| (a.layers[1].parallel, a.layers[1].attn_stream_norm) = (true, Some(rms)), "layer 1 runs in parallel");
+        Latent { query_rank: None, kv_rank: 4, rope_dim: 2, norm: rms, bias: false, query_scale: None, kv_scale: None };
+    refused(&|a| (attn(a, 0).latent, attn(a, 0).clip) = (Some(latent), Some(1.0)), "combines latent attention");
+    refused(&|a| attn(a, 0).latent = Some(Latent { kv_rank: 0, ..latent }), "latent attention of rank 0");
+    refused(&|a| attn(a, 0).dynamic_mask = Some(DynamicMask { bias: false, max_keys: 0 }), "keeps 0 keys");
+    refused(&|a| attn(a, 0).experts = Some(AttentionExperts { count: 1, top_k: 2 }), "2 of 1 experts for its 2 heads");
+    refused(&|a| (a.layers[1].parallel, a.layers[1].skip) = (true, Skip::LearnedGain), "layer 1 is a parallel block");
+    refused(
+        &|a| (a.layers[1].parallel, a.layers[1].attn_post_residual_norm) = (true, Some(rms)),
+        "layer 1 is a parallel block",
+    );
     refused(
         &|a| (a.layers[0].recurrence, a.layers[0].attn_post_norm) = (Some(Recurrence::Rwkv(4)), Some(rms)),
-        "with one gain",
+        "has one post-norm",
     );
     let rule = DeltaRule {
         key_heads: 2,
         value_heads: 4,
         key_dim: 8,
         value_dim: 8,
-        kernel: 4,
+        conv_kernel: 4,
         activation: Activation::Silu,
-        decay: Decay::Head,
-        strength: 1.0,
+        decay: Decay::PerHead,
+        beta_scale: 1.0,
         norm: rms,
-        gate: Activation::Silu,
+        gate_activation: Activation::Silu,
         gate_rank: None,
     };
     let with_rule = |decay| Some(Recurrence::DeltaRule(DeltaRule { decay, ..rule.clone() }));
-    refused(&|a| a.layers[0].recurrence = with_rule(Decay::Key(3)), "do not fit together");
+    refused(&|a| a.layers[0].recurrence = with_rule(Decay::PerKeyChannel { rank: 3 }), "inconsistent sizes");
     let mut accepted = good.clone();
-    accepted.layers[0].recurrence = with_rule(Decay::Head);
+    accepted.layers[0].recurrence = with_rule(Decay::PerHead);
     Program::new(accepted).expect("the same with a decay for each head");
-    refused(&|a| a.layers[0].recurrence = Some(Recurrence::Rwkv(0)), "do not fit together");
+    refused(&|a| a.layers[0].recurrence = Some(Recurrence::Rwkv(0)), "inconsistent sizes");
     let plain = Dense::plain(8, Activation::Relu);
-    let experts = |count, chosen, expert| Experts::new(count, chosen, expert, Routing::softmax(false));
+    let experts = |count, top_k, expert| Experts::new(count, top_k, expert, Routing::softmax(false));
     let mlp = |a: &mut Architecture, experts| a.layers[0].mlp = Some(Mlp::Experts(experts));
-    refused(&|a| mlp(a, experts(2, 3, plain)), "chooses 3 of 2 experts");
-    refused(
-        &|a| mlp(a, experts(2, 1, Dense { inner_norm: Some(rms), ..plain })),
-        "experts with an activation of their own",
-    );
+    refused(&|a| mlp(a, experts(2, 3, plain)), "selects 3 of 2 experts");
+    refused(&|a| mlp(a, experts(2, 1, Dense { inner_norm: Some(rms), ..plain })), "experts with xIELU");
     refused(
         &|a| {
             let mut experts = experts(6, 3, plain);
-            experts.routing.groups = Some(ExpertGroups { count: 3, kept: 1, by_best_two: false });
+            experts.routing.groups = Some(ExpertGroups { count: 3, top_groups: 1, by_top_two: false });
             mlp(a, experts)
         },
-        "keeps 1 of 3 groups of 6 experts",
+        "selects from 1 of 3 groups of 6 experts",
     );
-    refused(&|a| a.layers[0].mlp = Some(Mlp::Dense(Dense { gated: true, xielu: true, ..plain })), "gates an xIELU");
+    refused(&|a| a.layers[0].mlp = Some(Mlp::Dense(Dense { gated: true, xielu: true, ..plain })), "gated xIELU");
     refused(
         &|a| {
             let (attention, mlp) = (attn(a, 0).clone(), plain);
@@ -372,37 +380,37 @@ fn an_architecture_that_contradicts_itself_is_refused() {
     refused(&|a| attn(a, 0).adapter = Some(2), "has adapters");
     refused(
         &|a| a.embedding.positions = Some(AbsolutePositions::Sinusoidal { frequencies: vec![1.0; 5], offset: 0 }),
-        "10 sines and cosines",
+        "10 sinusoidal position channels",
     );
     refused(
         &|a| a.embedding.positions = Some(AbsolutePositions::Learned { rows: 9, offset: 0 }),
-        "over a table of 9 rows",
+        "position table of 9 rows",
     );
-    refused(&|a| a.head = Head { tied: true, table_width: Some(4), ..Head::default() }, "tied head of another width");
+    refused(&|a| a.head = Head { tied: true, table_width: Some(4), ..Head::default() }, "tied head with another width");
 }
 
-/// Layers that each lack something else, over the same stream.
-fn lacking() -> Model {
-    let good = half_a_model().program().architecture().clone();
+/// A model whose layers each lack a different sublayer or site.
+fn layers_with_missing_parts() -> Model {
+    let good = model_with_broken_second_layer().program().architecture().clone();
     let plain = good.layers[0].clone();
     let attention = plain.attention.clone().expect("attention");
     let latent = Latent {
         query_rank: None,
         kv_rank: 4,
-        rotated: 2,
+        rope_dim: 2,
         norm: Norm::rms(1e-5),
         bias: false,
         query_scale: None,
         kv_scale: None,
     };
-    let experts = AttentionExperts { count: 3, chosen: 2 };
+    let experts = AttentionExperts { count: 3, top_k: 2 };
     let layers = vec![
         Layer { mlp: None, ..plain.clone() },
         Layer { attention: None, ..plain.clone() },
         Layer { attention: None, recurrence: Some(Recurrence::Rwkv(6)), ..plain.clone() },
         Layer {
             attention: None,
-            recurrence: Some(Recurrence::ShortConv(ShortConv { kernel: 3, bias: false })),
+            recurrence: Some(Recurrence::ShortConv(ShortConv { conv_kernel: 3, bias: false })),
             ..plain.clone()
         },
         Layer { attention: Some(Attention { latent: Some(latent), ..attention.clone() }), ..plain.clone() },
@@ -414,11 +422,11 @@ fn lacking() -> Model {
 }
 
 #[test]
-fn an_absent_site_is_refused_with_its_layers_own_reason() {
-    let model = lacking();
-    let said = |site: &str| {
+fn an_absent_site_is_an_error_with_the_reason() {
+    let model = layers_with_missing_parts();
+    let refusal = |site: &str| {
         let error = model.run(&[vec![1, 2, 3]], &Plan::capture([site]), &RunOptions::default()).expect_err(site);
-        assert!(error.remedy().is_some_and(|remedy| !remedy.is_empty()), "{site}");
+        assert!(error.remedy().is_some_and(|remedy| !remedy.to_string().is_empty()), "{site}");
         error.to_string()
     };
     let (mut refused, mut there) = (0, 0);
@@ -429,7 +437,7 @@ fn an_absent_site_is_refused_with_its_layers_own_reason() {
                 there += 1;
                 continue;
             }
-            let why = said(&site);
+            let why = refusal(&site);
             assert!(why.contains(point.absent_from(Some(layer))), "{site}: {why}");
             refused += 1;
         }
@@ -438,32 +446,32 @@ fn an_absent_site_is_refused_with_its_layers_own_reason() {
     for (site, why) in [
         ("layers.0.resid_mid", "one sublayer"),
         ("layers.0.mlp_act", "this layer has no MLP"),
-        ("layers.0.mixer_out", "no recurrence in attention's place; use the attention points"),
+        ("layers.0.mixer_out", "no recurrence; use the attention points"),
         ("layers.1.resid_mid", "one sublayer"),
         ("layers.1.z", "no softmax attention"),
         ("layers.1.attn_scale", "no norm before its attention or recurrence"),
         ("layers.2.conv_out", "no convolution"),
-        ("layers.3.mixer_state", "carries no recurrent state"),
-        ("layers.4.value", "latent attention has no keys and values of its own"),
-        ("layers.5.head_out", "its experts'; use z or attn_out"),
+        ("layers.3.mixer_state", "no recurrent state"),
+        ("layers.4.value", "latent attention has no separate k and v"),
+        ("layers.5.head_out", "its experts; use z or attn_out"),
         ("layers.5.resid_mid", "run in parallel"),
     ] {
-        assert!(said(site).contains(why), "{site}: {}", said(site));
+        assert!(refusal(site).contains(why), "{site}: {}", refusal(site));
     }
 }
 
 #[test]
-fn a_recurrent_state_can_be_looked_at_and_not_changed() {
+fn a_recurrent_state_can_be_captured_and_not_edited() {
     use pellucid_engine::{Action, Callback, Operand, Tap};
-    let model = lacking();
+    let model = layers_with_missing_parts();
     let (text, state) = (vec![vec![1, 2, 3, 4, 5]], "layers.2.mixer_state");
     let run = |plan: &Plan| model.run(&text, plan, &RunOptions::default());
     let seen = run(&Plan::capture([state, "logits"])).expect("a run");
-    assert_eq!(seen.captures[0].array.shape(), [5, 6, 3], "three numbers for each channel after each token");
+    assert_eq!(seen.captures[0].array.shape(), [5, 6, 3], "three values per channel and token");
     let rows = seen.captures[0].array.values().chunks_exact(18).collect::<Vec<_>>();
     assert!(rows.windows(2).all(|pair| pair[0] != pair[1]), "every token changes it");
     let plain = run(&Plan::capture(["logits"])).expect("a run");
-    assert_eq!(plain.captures[0].array, seen.captures[1].array, "looking changes nothing");
+    assert_eq!(plain.captures[0].array, seen.captures[1].array, "capturing changes nothing");
     for action in [
         Action::Zero,
         Action::Scale(2.0),
@@ -478,7 +486,8 @@ fn a_recurrent_state_can_be_looked_at_and_not_changed() {
             error.contains(state) && error.contains("can be captured, not edited") && error.contains("edit mixer_in"),
             "{error}"
         );
-        // The control: the same edit of what feeds the state is done, and matters unless it says that it does nothing.
+        // Control: the same edit of the recurrence's input is allowed, and changes the logits
+        // (except the no-op callback).
         let fed = Plan::default()
             .with(Tap::new("layers.2.mixer_in", action.clone()))
             .with(Tap::new("logits", Action::Capture(None)));
@@ -489,8 +498,8 @@ fn a_recurrent_state_can_be_looked_at_and_not_changed() {
 
 #[test]
 fn wide_products_keep_their_bits_in_any_batch() {
-    // Wider than several chunks of a product, with panels that are not full, in every storage format.
-    let mut architecture = half_a_model().program().architecture().clone();
+    // Wider than several matmul blocks, with partially filled panels, in every storage format.
+    let mut architecture = model_with_broken_second_layer().program().architecture().clone();
     (architecture.width, architecture.vocab) = (525, 37);
     architecture.layers.iter_mut().for_each(|layer| {
         layer.mlp = Some(Mlp::Dense(Dense::gated(1030, Activation::Silu).with_bias(true)));

@@ -1,4 +1,5 @@
-//! The tests of the crate, in one binary: models of random architectures against an oracle in double precision, and networks made by hand.
+//! Integration tests of the crate, in one binary: models of random architectures against an f64
+//! oracle, and hand-built networks.
 
 // Helpers.
 mod oracle;

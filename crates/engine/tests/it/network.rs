@@ -1,19 +1,22 @@
-//! Networks built by hand: traced, edited and derived like any model.
+//! Hand-built networks: captured, edited and differentiated like any model.
 
 use pellucid_engine::architecture::{Activation, NormKind};
 use pellucid_engine::plan::{Across, Expr, Fold};
 use pellucid_engine::program::Network;
-use pellucid_engine::{Action, Array, Model, Operand, Plan, Program, RunOptions, Tap, Weight, WeightKind, Weights};
+use pellucid_engine::{
+    Action, Array, Batch, Control, GenerateOptions, Model, Operand, Plan, Program, RunOptions, Tap, Weight, WeightKind,
+    Weights,
+};
 use pellucid_kernels::{DType, Matrix, Pool};
 
-/// Small numbers that differ.
-fn numbers(count: usize, seed: usize) -> Vec<f32> {
+/// Deterministic values between -1.1 and 1.1.
+fn test_values(count: usize, seed: usize) -> Vec<f32> {
     (0..count).map(|i| (((i * 37 + seed * 101) % 23) as f32 - 11.0) / 10.0).collect()
 }
 
 fn model(program: Program) -> Model {
     let weights = program.weights().iter().enumerate().map(|(seed, spec)| {
-        let values = numbers(spec.shape.iter().product(), seed);
+        let values = test_values(spec.shape.iter().product(), seed);
         match spec.kind {
             WeightKind::Vector => Weight::Vector(values),
             _ => {
@@ -28,7 +31,7 @@ fn model(program: Program) -> Model {
 }
 
 fn array(rows: usize, width: usize) -> Array {
-    Array::new(vec![rows, width], numbers(rows * width, 7))
+    Array::new(vec![rows, width], test_values(rows * width, 7))
 }
 
 fn product(x: &[f32], weight: &Array, bias: Option<&Array>) -> Vec<f32> {
@@ -60,7 +63,7 @@ fn a_linear_network_is_traced() {
         let out = run.captures[2].array.row(token);
         assert!(out.iter().zip(&y).all(|(a, y)| (a - 1.0 / (1.0 + (-y).exp())).abs() < 1e-5));
     }
-    // Sites come in forward order, and an edit is seen behind it.
+    // Sites come in forward order, and an edit affects later sites.
     let sites: Vec<String> = model.program().sites().map(|site| site.to_string()).collect();
     assert_eq!(sites, ["x", "layer1", "layer2", "out"]);
     let zeroed = Plan::of([Tap::new("layer1", Action::Zero), Tap::new("layer2", Action::Capture(None))]);
@@ -69,7 +72,7 @@ fn a_linear_network_is_traced() {
 }
 
 #[test]
-fn a_part_that_is_called_again_has_an_edge_for_each_call() {
+fn a_reused_layer_has_an_edge_for_each_call() {
     let mut net = Network::new();
     let mut h = net.input("x", 4).unwrap();
     for call in 0..3 {
@@ -91,8 +94,8 @@ fn a_part_that_is_called_again_has_an_edge_for_each_call() {
 fn attention_norms_and_gradients_work() {
     let mut net = Network::new();
     let tokens = net.embedding("tokens", 11, 8).unwrap();
-    let places = net.positions("places", 16, 8).unwrap();
-    let x = net.add("x", tokens, places).unwrap();
+    let positions = net.positions("pos_table", 16, 8).unwrap();
+    let x = net.add("x", tokens, positions).unwrap();
     let normed = net.norm("norm", x, NormKind::Layer, 1e-5, true).unwrap();
     let [q, k, v] = ["q", "k", "v"].map(|name| net.linear(name, normed, 8, false).unwrap());
     let mixed = net.attention("attention", q, k, v, 2, 2).unwrap();
@@ -117,7 +120,7 @@ fn attention_norms_and_gradients_work() {
     let probs = found.captures.iter().find(|capture| capture.site.to_string() == "attention.probs").unwrap();
     assert_eq!(probs.array.shape(), [2, 4, 4]);
     assert!((probs.array.row(1)[4..8].iter().sum::<f32>() - 1.0).abs() < 1e-5);
-    // One number moved a little moves the metric as its gradient says.
+    // Compare one element of the gradient with a central difference.
     let gradient = found.captures[0].array.row(2)[3];
     let metric = |by: f32| {
         let mut step = vec![0.0; 8];
@@ -128,15 +131,27 @@ fn attention_norms_and_gradients_work() {
         plan.taps.push(moved);
         model.run(&rows, &plan, &RunOptions::default()).unwrap().value(all, 0).unwrap().values()[0]
     };
-    let slope = (metric(0.01) - metric(-0.01)) / 0.02;
+    let difference = (metric(0.01) - metric(-0.01)) / 0.02;
     assert!(
-        (slope - gradient).abs() < 0.02 * gradient.abs().max(1.0),
-        "{slope} by differences, {gradient} by gradient"
+        (difference - gradient).abs() < 0.02 * gradient.abs().max(1.0),
+        "central difference {difference}, gradient {gradient}"
     );
 }
 
 #[test]
-fn bad_networks_are_refused_by_name() {
+fn generating_without_logits_is_an_error() {
+    let mut net = Network::new();
+    let x = net.input("x", 5).unwrap();
+    net.linear("out", x, 2, true).unwrap();
+    let model = model(net.build().unwrap());
+    let options = GenerateOptions::default();
+    let error = model.generate(&[vec![0]], &Plan::default(), &options, &mut |_, _| Control::Go).unwrap_err();
+    assert!(error.to_string().contains("no logits"), "{error}");
+    assert!(Batch::new(&model).add(&[vec![0]], &Plan::default(), &options).is_err());
+}
+
+#[test]
+fn invalid_networks_are_errors() {
     let mut net = Network::new();
     let x = net.input("x", 4).unwrap();
     let y = net.linear("y", x, 3, false).unwrap();
@@ -145,9 +160,9 @@ fn bad_networks_are_refused_by_name() {
         assert!(problem.contains(word), "{problem}");
     };
     refused(net.add("sum", x, y), "sum");
-    refused(net.linear("y", x, 3, false), "such a part");
-    refused(net.linear("logits", x, 3, false), "something else");
-    refused(net.linear("none", x, 0, false), "0 wide");
+    refused(net.linear("y", x, 3, false), "already used");
+    refused(net.linear("logits", x, 3, false), "reserved");
+    refused(net.linear("none", x, 0, false), "width is 0");
     refused(net.linear_again("z", "y", x, 5, false), "[3, 4]");
     refused(net.attention("a", x, y, y, 2, 1), "heads");
     assert!(Network::new().build().is_err());

@@ -1,4 +1,5 @@
-//! Derivatives of the activation functions, eight lanes at a time, and the loops that multiply a gradient by one.
+//! Derivatives of the activation functions, eight lanes at a time, and the loops that multiply a
+//! gradient by one.
 
 use super::{Activation, Derivative, SoftCap, Tanh, forward, with_activation};
 use crate::dispatch;
@@ -13,7 +14,7 @@ fn sigmoid_gated<S: Simd>(s: S, x: S::V, t: f32) -> S::V {
     s.fma(s.mul(tx, f), s.sub(s.splat(1.0), f), f)
 }
 
-/// 1 above a limit, else 0.
+/// 1 where `x` is above the limit, else 0.
 #[inline(always)]
 fn above<S: Simd>(s: S, x: S::V, limit: f32) -> S::V {
     s.select_lt(s.splat(limit), x, s.splat(1.0), s.splat(0.0))
@@ -97,24 +98,25 @@ impl Derivative for SoftCap {
     }
 }
 
-/// `dy = dy · f'(x)` everywhere.
+/// Applies `dy = dy · f'(x)` elementwise.
 #[inline(always)]
 fn map_derivative<S: Simd>(s: S, f: &impl Derivative, x: &[f32], dy: &mut [f32]) {
     assert_eq!(x.len(), dy.len(), "a gradient has the shape of its value");
     for (x, dy) in x.chunks(LANES).zip(dy.chunks_mut(LANES)) {
-        let y = s.mul(s.load_part(dy, 0.0), f.derivative(s, s.load_part(x, 0.0)));
-        s.store_part(dy, y);
+        let y = s.mul(s.load_partial(dy, 0.0), f.derivative(s, s.load_partial(x, 0.0)));
+        s.store_partial(dy, y);
     }
 }
 
-/// Replaces both branches of a gated MLP by the gradient of `f(gate) · linear` with respect to each.
+/// Replaces both branches of a gated MLP by the gradient of `f(gate) · linear` with respect to
+/// each.
 #[inline(always)]
 fn map_gated_derivatives<S: Simd>(s: S, f: &impl Derivative, dy: &[f32], gate: &mut [f32], linear: &mut [f32]) {
     assert!(dy.len() == gate.len() && dy.len() == linear.len(), "both branches of a gated MLP have one width");
     for ((dy, gate), linear) in dy.chunks(LANES).zip(gate.chunks_mut(LANES)).zip(linear.chunks_mut(LANES)) {
-        let (d, x, y) = (s.load_part(dy, 0.0), s.load_part(gate, 0.0), s.load_part(linear, 0.0));
-        s.store_part(gate, s.mul(s.mul(d, f.derivative(s, x)), f.linear(s, y)));
-        s.store_part(linear, s.mul(s.mul(d, f.apply(s, x)), f.linear_derivative(s, y)));
+        let (d, x, y) = (s.load_partial(dy, 0.0), s.load_partial(gate, 0.0), s.load_partial(linear, 0.0));
+        s.store_partial(gate, s.mul(s.mul(d, f.derivative(s, x)), f.linear(s, y)));
+        s.store_partial(linear, s.mul(s.mul(d, f.apply(s, x)), f.linear_derivative(s, y)));
     }
 }
 
@@ -144,20 +146,21 @@ dispatch! {
     pub fn activate_backward(activation: Activation, x: &[f32], dy: &mut [f32]) = activate_backward_with
 }
 dispatch! {
-    /// From the gradient of `activation(gate) · linear` to those of both branches, which overwrite the branches.
+    /// Backward pass of [`activate_gated`](super::activate_gated): `dy` is the gradient of its
+    /// output; the gradients overwrite `gate` and `linear`.
     pub fn activate_gated_backward(activation: Activation, dy: &[f32], gate: &mut [f32], linear: &mut [f32]) = activate_gated_backward_with
 }
 dispatch! {
-    /// `dy = dy` times the derivative of `cap · tanh(x / cap)`.
+    /// Multiplies `dy` by the derivative of `cap · tanh(x / cap)`.
     pub fn soft_cap_backward(cap: f32, x: &[f32], dy: &mut [f32]) = soft_cap_backward_with
 }
 
-/// `dy = dy` times the derivative of [`crate::activation::xielu`].
+/// Multiplies `dy` by the derivative of [`crate::activation::xielu`].
 pub fn xielu_backward(positive: f32, negative: f32, x: &[f32], dy: &mut [f32]) {
     const BETA: f32 = 0.5;
     let (above, below) = (recurrence::softplus(positive), BETA + recurrence::softplus(negative));
     for (&x, dy) in x.iter().zip(dy) {
-        // Just below zero the exponential is evaluated at -1e-6, a constant.
+        // Between -1e-6 and 0 the forward pass evaluates the exponential at -1e-6, a constant.
         let exponential = if x < -1e-6 { x.exp() } else { 0.0 };
         *dy *= BETA + if x > 0.0 { 2.0 * above * x } else { (exponential - 1.0) * below };
     }

@@ -5,7 +5,8 @@ use crate::dispatch;
 use crate::recurrence;
 use crate::simd::{LANES, Lanes, Simd};
 
-/// `x = f(x)` everywhere; the last lanes go through the same vector code, so a value's result never depends on its place.
+/// Applies `x = f(x)` elementwise. The last lanes use the same vector code, so a result never
+/// depends on an element's index.
 #[inline(always)]
 pub(crate) fn map<S: Simd>(s: S, f: &impl Unary, x: &mut [f32]) {
     let wide = s.panel();
@@ -15,12 +16,12 @@ pub(crate) fn map<S: Simd>(s: S, f: &impl Unary, x: &mut [f32]) {
         unsafe { wide.store(chunk.as_mut_ptr(), f.apply(wide, wide.load(chunk.as_ptr()))) };
     }
     for rest in chunks.into_remainder().chunks_mut(LANES) {
-        let y = f.apply(s, s.load_part(rest, 0.0));
-        s.store_part(rest, y);
+        let y = f.apply(s, s.load_partial(rest, 0.0));
+        s.store_partial(rest, y);
     }
 }
 
-/// `gate = f(gate) · linear` everywhere.
+/// Applies `gate = f(gate) · linear` elementwise.
 #[inline(always)]
 fn map_gated<S: Simd>(s: S, f: &impl Unary, gate: &mut [f32], linear: &[f32]) {
     assert_eq!(gate.len(), linear.len(), "both branches of a gated MLP have one width");
@@ -35,16 +36,18 @@ fn map_gated<S: Simd>(s: S, f: &impl Unary, gate: &mut [f32], linear: &[f32]) {
         }
     }
     for (gate, linear) in gates.into_remainder().chunks_mut(LANES).zip(linears.remainder().chunks(LANES)) {
-        let y = s.mul(f.apply(s, s.load_part(gate, 0.0)), f.linear(s, s.load_part(linear, 0.0)));
-        s.store_part(gate, y);
+        let y = s.mul(f.apply(s, s.load_partial(gate, 0.0)), f.linear(s, s.load_partial(linear, 0.0)));
+        s.store_partial(gate, y);
     }
 }
 
-/// `e^x`: range reduction by powers of two and a polynomial of degree six; 0 below -87.3, no overflow above 88.3.
+/// `e^x`: range reduction by powers of two and a polynomial of degree six; 0 below -87.3, no
+/// overflow above 88.3.
 #[inline(always)]
 pub(crate) fn exp<S: Lanes>(s: S, x: S::V) -> S::V {
     let lowest = s.splat(-87.336_54);
-    // Limits are the first operand, here and below: of NaN and a number, min and max return the second, and NaN must stay NaN.
+    // Pass the constant first, here and below: x86 `min` and `max` return the second operand if
+    // either is NaN, so NaN propagates.
     let clamped = s.max(lowest, s.min(s.splat(88.376_26), x));
     let n = s.round(s.mul(clamped, s.splat(std::f32::consts::LOG2_E)));
     // ln 2 in two parts, so that the reduced argument keeps its low bits.
@@ -59,7 +62,7 @@ pub(crate) fn exp<S: Lanes>(s: S, x: S::V) -> S::V {
     s.select_lt(x, lowest, s.splat(0.0), y)
 }
 
-/// `tanh(x)` as a ratio of polynomials; ±1 where it differs from that by less than f32 can say.
+/// `tanh(x)` as a ratio of polynomials; exactly ±1 where the difference is below f32 precision.
 #[inline(always)]
 pub(crate) fn tanh<S: Lanes>(s: S, x: S::V) -> S::V {
     let (most, least) = (s.splat(7.905_311), s.splat(-7.905_311));
@@ -74,7 +77,7 @@ pub(crate) fn tanh<S: Lanes>(s: S, x: S::V) -> S::V {
         below = s.fma(below, square, s.splat(c));
     }
     let y = s.div(s.mul(clamped, above), below);
-    // The ratio stops a rounding short of its limits.
+    // The ratio ends one rounding error short of ±1.
     let y = s.select_lt(x, least, s.splat(-1.0), y);
     s.select_lt(most, x, s.splat(1.0), y)
 }
@@ -100,9 +103,16 @@ pub(crate) fn erf<S: Lanes>(s: S, x: S::V) -> S::V {
     s.select_lt(x, zero, s.sub(zero, y), y)
 }
 
+/// `x · sigmoid(factor · x)` with a single division, which rounds less than a product with the
+/// sigmoid.
+#[inline(always)]
+fn sigmoid_gated<S: Lanes>(s: S, x: S::V, factor: f32) -> S::V {
+    s.div(x, s.add(s.splat(1.0), exp(s, s.mul(s.splat(-factor), x))))
+}
+
 #[inline(always)]
 pub(super) fn silu<S: Lanes>(s: S, x: S::V) -> S::V {
-    s.mul(x, sigmoid(s, x))
+    sigmoid_gated(s, x, 1.0)
 }
 
 #[inline(always)]
@@ -121,7 +131,7 @@ pub(super) fn gelu_tanh<S: Lanes>(s: S, x: S::V) -> S::V {
 
 #[inline(always)]
 pub(super) fn gelu_quick<S: Lanes>(s: S, x: S::V) -> S::V {
-    s.mul(x, sigmoid(s, s.mul(s.splat(1.702), x)))
+    sigmoid_gated(s, x, 1.702)
 }
 
 #[inline(always)]
@@ -142,8 +152,8 @@ pub(super) fn identity<S: Lanes>(_: S, x: S::V) -> S::V {
 
 #[inline(always)]
 pub(super) fn softplus<S: Lanes>(s: S, x: S::V) -> S::V {
-    // Gates of this kind are one number a head: not worth a polynomial.
-    s.each(x, recurrence::softplus)
+    // Used for gates with one element per head: not worth a polynomial.
+    s.map_lanes(x, recurrence::softplus)
 }
 
 #[inline(always)]
@@ -175,7 +185,8 @@ dispatch! {
     pub fn activate_gated(activation: Activation, gate: &mut [f32], linear: &[f32]) = activate_gated_with
 }
 
-/// xIELU: a parabola above zero, an exponential below, by two learned parameters that are stored before their softplus.
+/// xIELU: a parabola above zero, an exponential below. `positive` and `negative` are the learned
+/// parameters before softplus, as checkpoints store them.
 pub fn xielu(x: &mut [f32], positive: f32, negative: f32) {
     const BETA: f32 = 0.5;
     let (above, below) = (recurrence::softplus(positive), BETA + recurrence::softplus(negative));

@@ -1,8 +1,10 @@
-//! Activation functions and their derivatives, a vector at a time; every formula is accurate to a few units in the last place.
+//! Activation functions and their derivatives, a vector at a time; every formula is accurate to a
+//! few units in the last place.
 //!
-//! The `activations!` table lists each function once: its variant, the names by which Hugging Face configurations, plans and
-//! Python call it, and the formula's name. `forward.rs` holds the function of that name, `backward.rs` its derivative. To add
-//! one, add a row; the compiler then asks for both formulas, and the tests here for a reference in double precision.
+//! The `activations!` table lists each function once: its variant, the names by which Hugging Face
+//! configurations, plans and Python call it, and the formula's name. `forward.rs` holds the
+//! function of that name, `backward.rs` its derivative. To add one, add a row; the compiler then
+//! asks for both formulas, and the tests here for a reference in double precision.
 
 mod backward;
 mod forward;
@@ -17,18 +19,18 @@ pub use forward::{activate, activate_gated, xielu};
 
 use crate::simd::{Lanes, Simd};
 
-/// A function of one vector.
+/// An elementwise function of a vector.
 pub(crate) trait Unary {
     fn apply<S: Lanes>(&self, s: S, x: S::V) -> S::V;
 
-    /// What the linear branch of a gated MLP becomes before it is multiplied.
+    /// The function applied to the linear branch of a gated MLP before the product.
     #[inline(always)]
     fn linear<S: Lanes>(&self, _: S, x: S::V) -> S::V {
         x
     }
 }
 
-/// A function whose derivative is known.
+/// A function with a known derivative.
 pub(crate) trait Derivative: Unary {
     fn derivative<S: Simd>(&self, s: S, x: S::V) -> S::V;
 
@@ -39,8 +41,9 @@ pub(crate) trait Derivative: Unary {
     }
 }
 
-/// Declares [`Activation`] from the table of activation functions: `Variant: formula, ["name", "other name"…];`, and for a gated
-/// function that changes the linear branch too, `linear formula` after its own. The first argument is a `$` for the inner macro.
+/// Declares [`Activation`] from the table of activation functions:
+/// `Variant: formula, ["name", "other name"…];`, and for a gated function that changes the linear
+/// branch too, `linear formula` after its own. The first argument is a `$` for the inner macro.
 macro_rules! activations {
     ($d:tt $($(#[$doc:meta])* $variant:ident: $formula:ident $(linear $linear:ident)?, [$($name:literal),*];)+) => {
         /// The activation functions that models use.
@@ -53,7 +56,8 @@ macro_rules! activations {
             /// All activation functions.
             pub const ALL: [Activation; [$(stringify!($variant)),+].len()] = [$(Activation::$variant),+];
 
-            /// Its names: the one that plans write first, then its others. None for a function that no configuration names.
+            /// Its names, the one that plans write first. Empty if no configuration names this
+            /// function.
             pub const fn names(self) -> &'static [&'static str] {
                 match self {
                     $(Activation::$variant => &[$($name),*],)+
@@ -93,7 +97,8 @@ macro_rules! activations {
             }
         )+
 
-        /// Evaluates an expression with the function of an [`Activation`] as a type of its own, so that it is inlined.
+        /// Evaluates an expression with `f` bound to the type of an [`Activation`], so that the
+        /// function is inlined.
         macro_rules! with_activation {
             ($d activation:expr, $d f:ident => $d with:expr) => {
                 match $d activation {
@@ -111,9 +116,9 @@ macro_rules! activations {
 activations! { $
     /// `x · sigmoid(x)`, also called swish.
     Silu: silu, ["silu", "swish"];
-    /// GELU by the error function.
+    /// GELU, with the exact error function.
     Gelu: gelu, ["gelu"];
-    /// GELU by the tanh approximation.
+    /// GELU, tanh approximation.
     GeluTanh: gelu_tanh, ["gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_python_tanh"];
     /// GELU as `x · sigmoid(1.702 x)`.
     GeluQuick: gelu_quick, ["quick_gelu"];
@@ -134,7 +139,7 @@ activations! { $
 }
 
 impl Activation {
-    /// The function that a Hugging Face configuration, a plan or Python calls by this name.
+    /// Returns the function with this name in a Hugging Face configuration, a plan or Python.
     ///
     /// ```
     /// use pellucid_kernels::activation::Activation;
@@ -144,7 +149,7 @@ impl Activation {
         Activation::ALL.into_iter().find(|activation| activation.names().contains(&name))
     }
 
-    /// All names of all functions, in the order of the table.
+    /// All names of all functions, in table order.
     pub fn all_names() -> impl Iterator<Item = &'static str> {
         Activation::ALL.into_iter().flat_map(|activation| activation.names().iter().copied())
     }

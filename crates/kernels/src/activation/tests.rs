@@ -4,7 +4,7 @@ use super::forward::activate_with;
 use super::*;
 use crate::simd::Portable;
 
-/// By its series where that keeps its digits, by the continued fraction of the complement where it does not.
+/// Error function: power series for small `x`, else the continued fraction of its complement.
 fn erf_reference(x: f64) -> f64 {
     if x.abs() > 3.0 {
         let fraction = (1..60).rev().fold(x.abs(), |below, n| x.abs() + n as f64 / 2.0 / below);
@@ -86,17 +86,17 @@ fn xielu_is_a_parabola_above_zero_and_an_exponential_below() {
 }
 
 #[test]
-fn exp_ends_well_at_both_ends() {
+fn exp_is_finite_at_both_ends() {
     let mut out = [0.0; 8];
     // SAFETY: eight floats.
     let x = unsafe { Portable.load([f32::NEG_INFINITY, -1e30, -88.0, 0.0, 1.0, 88.0, 1e30, -87.0].as_ptr()) };
-    Portable.store_part(&mut out, exp(Portable, x));
+    Portable.store_partial(&mut out, exp(Portable, x));
     assert_eq!(&out[..4], &[0.0, 0.0, 0.0, 1.0]);
     assert!((out[4] - std::f32::consts::E).abs() < 1e-6 && out[5].is_finite() && out[6].is_finite() && out[7] > 0.0);
 }
 
 #[test]
-fn a_value_does_not_depend_on_its_place() {
+fn a_result_does_not_depend_on_the_index() {
     let x: Vec<f32> = (0..23).map(|i| (i as f32 * 0.7).sin() * 3.0).collect();
     let mut whole = x.clone();
     activate(Activation::GeluTanh, &mut whole);
@@ -121,7 +121,7 @@ fn nan_stays_nan() {
     }
 }
 
-/// Central differences of f32 functions: good to a few thousandths of their size.
+/// Central difference in f32: accurate to a few thousandths.
 fn difference(f: impl Fn(f32) -> f32, x: f32) -> f32 {
     let step = 1.0 / 64.0;
     (f(x + step) - f(x - step)) / (2.0 * step)
@@ -134,8 +134,8 @@ fn value(activation: Activation, x: f32) -> f32 {
 }
 
 #[test]
-fn derivatives_are_those_of_the_functions() {
-    // Away from the corners, where a difference means nothing.
+fn derivatives_agree_with_central_differences() {
+    // Away from the kinks, where the derivative is undefined.
     let xs: Vec<f32> = (-60..60).map(|i| i as f32 * 0.15 + 0.071).collect();
     for activation in Activation::ALL {
         let mut derivatives = vec![2.0; xs.len()];
@@ -177,7 +177,7 @@ fn both_branches_of_a_gate_get_their_derivatives() {
 }
 
 #[test]
-fn names_are_unique_and_lead_back_to_their_function() {
+fn names_are_unique_and_identify_their_function() {
     for activation in Activation::ALL {
         for name in activation.names() {
             assert_eq!(Activation::named(name), Some(activation));

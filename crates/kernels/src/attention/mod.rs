@@ -1,36 +1,38 @@
-//! Causal attention over cached keys and values.
+//! Causal attention over a KV cache.
 //!
-//! [`KvStore`] keeps a row's keys and values as panels, so both products of attention run through the one tile of
-//! [`crate::matmul`](mod@crate::matmul). [`attend`] is fused: it walks the keys in tiles fixed by absolute position with a running softmax
-//! and never holds the score matrix. [`scores`] and [`mix`] are the same attention taken apart, for when somebody wants to see
-//! or change what lies between. [`attend_back`], [`mix_back`] and [`scores_back`] are their gradients.
+//! [`KvCache`] stores keys and values as panels, so both products of attention use the tile of
+//! [`crate::matmul`](mod@crate::matmul). [`attend`] is fused: it goes through the keys in tiles
+//! fixed by absolute position, with an online softmax, and never stores the score matrix.
+//! [`scores`] and [`weighted_values`] are the unfused version, for taps that read or change scores
+//! or attention weights. [`attend_backward`], [`weighted_values_backward`] and [`scores_backward`]
+//! are their backward passes.
 
-mod back;
-mod explicit;
-mod explicit_back;
+mod backward;
 mod fused;
-mod numbers;
-mod store;
+mod kv_cache;
+mod kv_format;
+mod unfused;
+mod unfused_backward;
 
-pub use back::{Gradients, Run, attend_back, softmax_back};
-pub use explicit::{mix, scores};
-pub use explicit_back::{mix_back, scores_back};
+pub use backward::{AttentionGradients, TokenRun, attend_backward, softmax_backward};
 pub use fused::attend;
-pub use numbers::KvFormat;
-pub use store::{KvLayout, KvStore};
+pub use kv_cache::{KvCache, KvLayout};
+pub use kv_format::KvFormat;
+pub use unfused::{scores, weighted_values};
+pub use unfused_backward::{scores_backward, weighted_values_backward};
 
-/// What kind of attention a layer does.
+/// Shape and settings of a layer's attention.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttentionShape {
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
-    /// Key and value heads; each serves `heads / kv_heads` query heads.
+    /// Number of KV heads; each serves `heads / kv_heads` query heads.
     pub kv_heads: usize,
-    /// Width of a query and of a key.
+    /// Query and key dimension per head.
     pub key_dim: usize,
-    /// Width of a value.
+    /// Value dimension per head.
     pub value_dim: usize,
-    /// What products of queries and keys are multiplied by.
+    /// Scale of the q·k products, usually `1 / sqrt(key_dim)`.
     pub scale: f32,
     /// `cap · tanh(score / cap)`, before the mask.
     pub soft_cap: Option<f32>,
@@ -38,8 +40,9 @@ pub struct AttentionShape {
     pub mask: CausalMask,
 }
 
-/// The keys that a query sees: its own position and earlier ones, all of them or the nearest. That no query sees a later position
-/// is what KV caches, chunked prompts, prefixes, branches and generation stand on (ARCHITECTURE, "What follows from causality").
+/// The keys that a query sees: its own position and earlier ones, or the nearest of these. No query
+/// sees a later position; KV caches, chunked prefill, prefixes, branches and generation rely on
+/// that (ARCHITECTURE, "What follows from causality").
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CausalMask {
     /// Sliding window: a query sees this many positions, itself included.
@@ -49,7 +52,7 @@ pub struct CausalMask {
 }
 
 impl CausalMask {
-    /// The key positions that a query at `position` sees.
+    /// Key positions visible to a query at `position`.
     pub fn visible(&self, position: usize) -> std::ops::Range<usize> {
         let windowed = self.window.map_or(0, |window| (position + 1).saturating_sub(window));
         let chunked = self.chunk.map_or(0, |chunk| position / chunk * chunk);
@@ -57,60 +60,61 @@ impl CausalMask {
     }
 }
 
-/// Numbers that some attention adds, one for each query head.
+/// Per-head terms that some models add to the scores.
 #[derive(Clone, Copy, Default)]
-pub struct HeadTerms<'a> {
-    /// ALiBi: slope times key position is added to a score.
-    pub slopes: Option<Slopes<'a>>,
-    /// One more logit in each softmax, whose share nobody receives.
+pub struct HeadBiases<'a> {
+    /// ALiBi: slope times key position is added to each score.
+    pub slopes: Option<AlibiSlopes<'a>>,
+    /// Attention sinks: one extra softmax logit per head, whose weight is discarded.
     pub sinks: Option<&'a [f32]>,
 }
 
-/// The slopes of linear position biases.
+/// ALiBi slopes.
 #[derive(Clone, Copy)]
-pub struct Slopes<'a> {
-    /// One for each query head.
-    pub each: &'a [f32],
-    /// Slope, position and bias are each rounded to bfloat16, then the bias is multiplied by this.
-    pub rounded: Option<f32>,
+pub struct AlibiSlopes<'a> {
+    /// One slope per query head.
+    pub per_head: &'a [f32],
+    /// If set, slope, position and bias are each rounded to bfloat16, then the bias is multiplied
+    /// by this scale.
+    pub bf16_scale: Option<f32>,
 }
 
-impl Slopes<'_> {
-    /// What is added to a head's score of a key.
+impl AlibiSlopes<'_> {
+    /// Bias of a head's score of a key.
     fn bias(&self, head: usize, key: usize) -> f32 {
-        let round = |x: f32| f32::from_bits(u32::from(numbers::rounded(x)) << 16);
-        match self.rounded {
-            None => self.each[head] * key as f32,
-            Some(scale) => round(round(self.each[head]) * round(key as f32)) * scale,
+        let round = |x: f32| f32::from_bits(u32::from(kv_format::round_to_bf16(x)) << 16);
+        match self.bf16_scale {
+            None => self.per_head[head] * key as f32,
+            Some(scale) => round(round(self.per_head[head]) * round(key as f32)) * scale,
         }
     }
 }
 
-/// A run of adjacent queries of one row.
+/// A run of adjacent queries of one sequence.
 #[derive(Clone, Copy)]
 pub struct Queries<'a> {
-    /// The row's keys and values, those of these queries' own positions included.
-    pub kv: &'a KvStore,
+    /// KV cache of the sequence, which already contains the positions of these queries.
+    pub kv: &'a KvCache,
     /// Absolute position of the first query.
     pub position: usize,
-    /// How many queries.
+    /// Number of queries.
     pub count: usize,
-    /// Where the first query stands in the packed activations.
-    pub token: usize,
+    /// Index of the first query in the packed activations.
+    pub packed_offset: usize,
 }
 
 impl AttentionShape {
-    /// The key positions that a query at `position` sees.
+    /// Key positions visible to a query at `position`.
     pub fn visible(&self, position: usize) -> std::ops::Range<usize> {
         self.mask.visible(position)
     }
 
-    /// What its keys and values need to be kept.
+    /// Layout of the KV cache for this attention.
     pub fn kv_layout(&self, format: KvFormat) -> KvLayout {
         KvLayout { kv_heads: self.kv_heads, key_dim: self.key_dim, value_dim: self.value_dim, format }
     }
 
-    /// Query heads that share a key head.
+    /// Query heads per KV head.
     fn group(&self) -> usize {
         self.heads / self.kv_heads
     }

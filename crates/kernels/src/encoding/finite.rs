@@ -1,4 +1,4 @@
-//! Whether stored weights are finite, told from the scales of their blocks alone where that suffices.
+//! Checks that encoded weights are finite, looking only at the block scales where that suffices.
 
 use super::Encoding::{self, *};
 use super::decode;
@@ -6,14 +6,14 @@ use half::f16;
 
 /// Whether every value of whole blocks is finite.
 ///
-/// A quantised value is a small integer times its block's scale, so only the scales need to be looked at: checking a file costs
-/// little more than reading it.
+/// A quantized value is a small integer times its block's scale, so only the scales are checked.
+/// This costs little more than reading the file.
 ///
 /// # Panics
 /// If `bytes` is not a whole number of blocks.
 pub fn is_finite(encoding: Encoding, bytes: &[u8]) -> bool {
     assert!(bytes.len().is_multiple_of(encoding.block_bytes()), "whole blocks of {encoding}");
-    // Where the half-precision scales stand in a block.
+    // Byte offsets of the f16 scales in a block.
     let scales: &[usize] = match encoding {
         Q4_0 | Q5_0 | Q8_0 | IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS | IQ3_S | IQ1_S | IQ4_NL | IQ4_XS => &[0],
         Q4_1 | Q5_1 | Q4_K | Q5_K => &[0, 2],
@@ -31,7 +31,7 @@ pub fn is_finite(encoding: Encoding, bytes: &[u8]) -> bool {
         }
     };
     let finite = |block: &[u8], at: usize| f16::from_le_bytes([block[at], block[at + 1]]).is_finite();
-    // To the end in any case: what need not stop takes several blocks at a time.
+    // No early exit: without it the loop vectorizes.
     let all_finite =
         |at: usize| bytes.chunks_exact(encoding.block_bytes()).fold(true, |all, block| all & finite(block, at));
     scales.iter().all(|&at| all_finite(at))
@@ -42,19 +42,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_scales_tell_what_decoding_tells() {
+    fn scales_reveal_every_non_finite_value() {
         for encoding in Encoding::ALL {
             let size = encoding.block_bytes();
             let mut block = vec![0u8; 2 * size];
             assert!(is_finite(encoding, &block), "{encoding}");
-            // Every place of a half-precision infinity: both ways agree on whether it matters.
+            // An infinite f16 at every offset: if decoding gives a non-finite value, `is_finite`
+            // must report it.
             for at in 0..size - 1 {
                 block[size..].fill(0);
                 block[size + at..size + at + 2].copy_from_slice(&[0x00, 0x7C]);
                 let mut values = vec![0.0; 2 * encoding.block_len()];
                 decode(encoding, &block, &mut values);
                 let truth = values.iter().all(|x| x.is_finite());
-                assert!(is_finite(encoding, &block) <= truth, "{encoding}: an infinity at byte {at} went unseen");
+                assert!(is_finite(encoding, &block) <= truth, "{encoding}: an infinity at byte {at} was not detected");
             }
         }
     }

@@ -1,26 +1,27 @@
-//! How weights are stored: plain floats and the block formats of ggml, and how each becomes f32.
+//! Weight encodings: plain floats and the ggml block formats, and their decoding to f32.
 //!
-//! A quantised row is a run of blocks. A block holds [`block_len`](Encoding::block_len) values in
-//! [`block_bytes`](Encoding::block_bytes) bytes: small integers or code book entries, and the scales that turn them into
-//! numbers. [`decode`] does so with the same formula, in the same order, as ggml's own `dequantize_row_*`, so the f32
-//! values are the same bits. The formats live in three files by kind: `small` (floats and the blocks of 32 values),
-//! `super_block` (the blocks of 256 with scales of their own for each 16 or 32 values) and `codebook` (the IQ formats).
+//! A quantized row is a sequence of blocks. A block holds [`block_len`](Encoding::block_len) values
+//! in [`block_bytes`](Encoding::block_bytes) bytes: small integers or codebook entries, and their
+//! scales. [`decode`] uses the same formula, in the same order, as ggml's `dequantize_row_*`, so
+//! the f32 values have the same bits. The decoders live in three files by kind: `small` (floats and
+//! blocks of 32 values), `super_block` (blocks of 256 values with a scale per 16 or 32) and
+//! `codebook` (the IQ formats).
 
 mod codebook;
 mod finite;
 mod small;
 mod super_block;
 
-use crate::simd::half_to_single;
+use crate::simd::f16_to_f32;
 pub use finite::is_finite;
 pub use small::to_q8_0;
 use std::fmt;
 
-/// How the values of one tensor are stored. The names are ggml's.
+/// Encoding of a stored tensor. The names are those of ggml.
 #[allow(non_camel_case_types)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Encoding {
-    /// IEEE single precision, little endian, as all the others.
+    /// IEEE single precision, little endian like all others.
     F32,
     /// IEEE half precision.
     F16,
@@ -46,36 +47,36 @@ pub enum Encoding {
     Q5_K,
     /// 6 bits, with 8-bit scales for each 16 values of 256.
     Q6_K,
-    /// A code book of 256 groups of eight values, about 2.06 bits a value.
+    /// Codebook of 256 groups of eight values, about 2.06 bits per value.
     IQ2_XXS,
-    /// A code book of 512 groups of eight values, about 2.31 bits a value.
+    /// Codebook of 512 groups of eight values, about 2.31 bits per value.
     IQ2_XS,
-    /// A code book of 1024 groups of eight values, about 2.56 bits a value.
+    /// Codebook of 1024 groups of eight values, about 2.56 bits per value.
     IQ2_S,
-    /// A code book of 256 groups of four values, about 3.06 bits a value.
+    /// Codebook of 256 groups of four values, about 3.06 bits per value.
     IQ3_XXS,
-    /// A code book of 512 groups of four values, about 3.44 bits a value.
+    /// Codebook of 512 groups of four values, about 3.44 bits per value.
     IQ3_S,
-    /// A code book of 2048 ternary groups of eight values, about 1.56 bits a value.
+    /// Codebook of 2048 ternary groups of eight values, about 1.56 bits per value.
     IQ1_S,
-    /// As [`IQ1_S`](Self::IQ1_S) with finer scales, 1.75 bits a value.
+    /// Like [`IQ1_S`](Self::IQ1_S) with finer scales, 1.75 bits per value.
     IQ1_M,
-    /// 4 bits that index uneven levels, and a scale for 32 values.
+    /// 4-bit indices into a table of non-uniform levels, and a scale for 32 values.
     IQ4_NL,
     /// The levels of [`IQ4_NL`](Self::IQ4_NL), with 6-bit scales for each 32 values of 256.
     IQ4_XS,
-    /// 4-bit floats with one power of two for 32 values (the OCP microscaling format).
+    /// 4-bit floats with a shared power of two for 32 values (the OCP microscaling format).
     MXFP4,
-    /// Ternary values, five to a byte.
+    /// Ternary values, five per byte.
     TQ1_0,
-    /// Ternary values, four to a byte.
+    /// Ternary values, four per byte.
     TQ2_0,
 }
 
 use Encoding::*;
 
 impl Encoding {
-    /// Every encoding.
+    /// All encodings.
     pub const ALL: [Encoding; 25] = [
         F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS,
         IQ3_S, IQ1_S, IQ1_M, IQ4_NL, IQ4_XS, MXFP4, TQ1_0, TQ2_0,
@@ -120,7 +121,8 @@ impl Encoding {
         }
     }
 
-    /// The bytes that `values` values take; `None` if that is not a whole number of blocks or does not fit a `usize`.
+    /// Bytes of `values` values; `None` if they are not a whole number of blocks or overflow a
+    /// `usize`.
     pub fn bytes_for(self, values: usize) -> Option<usize> {
         let (len, bytes) = self.block();
         if !values.is_multiple_of(len) {
@@ -130,17 +132,17 @@ impl Encoding {
     }
 
     /// Whether values share scales in blocks, that is, whether this is anything but a plain float.
-    pub fn is_quantised(self) -> bool {
+    pub fn is_quantized(self) -> bool {
         !matches!(self, F32 | F16 | BF16)
     }
 
-    /// The encoding that GGUF files write as this number (`enum ggml_type`); `None` for the integer types, for types
-    /// that ggml removed and for those that only ever exist in memory.
+    /// Returns the encoding with this id in GGUF files (`enum ggml_type`); `None` for the integer
+    /// types, for types that ggml removed and for those that exist only in memory.
     pub fn from_ggml(number: u32) -> Option<Encoding> {
         Self::ALL.into_iter().find(|encoding| encoding.ggml() == number)
     }
 
-    /// The number that stands for this encoding in GGUF files.
+    /// This encoding's id in GGUF files (`enum ggml_type`).
     pub fn ggml(self) -> u32 {
         match self {
             F32 => 0,
@@ -174,12 +176,12 @@ impl Encoding {
 
 impl fmt::Display for Encoding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The variants are spelled as ggml spells its types; `pad` honours a width.
+        // The variants are spelled like the ggml types; `pad` honors a width.
         f.pad(&format!("{self:?}"))
     }
 }
 
-/// Writes the f32 values of whole blocks.
+/// Decodes whole blocks to f32.
 ///
 /// ```
 /// use pellucid_kernels::encoding::{Encoding, decode};
@@ -193,7 +195,7 @@ impl fmt::Display for Encoding {
 /// ```
 ///
 /// # Panics
-/// If `bytes` is not exactly what `out.len()` values take in this encoding.
+/// If `bytes` is not exactly the size of `out.len()` values in this encoding.
 pub fn decode(encoding: Encoding, bytes: &[u8], out: &mut [f32]) {
     assert_eq!(
         Some(bytes.len()),
@@ -206,18 +208,19 @@ pub fn decode(encoding: Encoding, bytes: &[u8], out: &mut [f32]) {
     if crate::simd::instruction_set() >= crate::simd::InstructionSet::Avx2 {
         #[target_feature(enable = "avx2")]
         fn with_avx2(encoding: Encoding, bytes: &[u8], out: &mut [f32]) {
-            decode_here(encoding, bytes, out);
+            decode_inlined(encoding, bytes, out);
         }
-        // SAFETY: the machine has AVX2.
+        // SAFETY: the CPU has AVX2.
         return unsafe { with_avx2(encoding, bytes, out) };
     }
-    decode_here(encoding, bytes, out);
+    decode_inlined(encoding, bytes, out);
 }
 
-/// The work, inlined with all it calls so that it is compiled for the instructions of the function around it. The bits
-/// are the same whatever those are: nothing is summed, and no multiplication is fused with an addition.
+/// Implementation of [`decode`], inlined with all that it calls, so that it is compiled with the
+/// caller's target features. The bits are the same with any of them: nothing is summed, and no
+/// multiplication is fused with an addition.
 #[inline(always)]
-fn decode_here(encoding: Encoding, bytes: &[u8], out: &mut [f32]) {
+fn decode_inlined(encoding: Encoding, bytes: &[u8], out: &mut [f32]) {
     match encoding {
         F32 => small::f32(bytes, out),
         F16 => small::f16(bytes, out),
@@ -247,7 +250,8 @@ fn decode_here(encoding: Encoding, bytes: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Runs a block's decoder over all blocks. The sizes are constants, so the inner loops have known lengths and no checks.
+/// Runs a block's decoder over all blocks. The sizes are constants, so the inner loops have known
+/// lengths and no checks.
 #[inline(always)]
 fn each_block<const BYTES: usize, const LEN: usize>(
     bytes: &[u8],
@@ -259,19 +263,19 @@ fn each_block<const BYTES: usize, const LEN: usize>(
     }
 }
 
-/// The little-endian f16 at a place in a block: where the scales are.
+/// Little-endian f16 at byte `at` of a block.
 #[inline(always)]
-fn half_at(block: &[u8], at: usize) -> f32 {
-    half_to_single(u16_at(block, at))
+fn f16_at(block: &[u8], at: usize) -> f32 {
+    f16_to_f32(u16_at(block, at))
 }
 
-/// The little-endian u16 at a place in a block.
+/// Little-endian u16 at byte `at` of a block.
 #[inline(always)]
 fn u16_at(block: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([block[at], block[at + 1]])
 }
 
-/// The little-endian u32 at a place in a block.
+/// Little-endian u32 at byte `at` of a block.
 #[inline(always)]
 fn u32_at(block: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]])
@@ -281,8 +285,8 @@ fn u32_at(block: &[u8], at: usize) -> u32 {
 mod tests {
     use super::*;
 
-    /// Blocks of every encoding with the values that the Python package `gguf` reads in them
-    /// (`tests/golden/encodings.py` says how the file is laid out).
+    /// Blocks of every encoding, with the values that the Python package `gguf` decodes (file
+    /// layout: `tests/golden/encodings.py`).
     const GOLDEN: &[u8] = include_bytes!("../../../../tests/golden/encodings/blocks.bin");
 
     fn take<'a>(rest: &mut &'a [u8], count: usize) -> &'a [u8] {
@@ -303,7 +307,7 @@ mod tests {
             let mut values = vec![f32::NAN; blocks * encoding.block_len()];
             let mut portable = values.clone();
             decode(encoding, stored, &mut values);
-            decode_here(encoding, stored, &mut portable);
+            decode_inlined(encoding, stored, &mut portable);
             assert_eq!(values, portable, "{encoding}");
             for (i, value) in values.iter().enumerate() {
                 let wanted = f32::from_bits(u32_at(take(&mut rest, 4), 0));
@@ -315,16 +319,16 @@ mod tests {
     }
 
     #[test]
-    fn every_half_is_the_single_it_stands_for() {
+    fn every_f16_converts_exactly_to_f32() {
         for bits in 0..=u16::MAX {
-            let (value, wanted) = (half_to_single(bits), half::f16::from_bits(bits).to_f32());
+            let (value, wanted) = (f16_to_f32(bits), half::f16::from_bits(bits).to_f32());
             let same = if wanted.is_nan() { value.is_nan() } else { value.to_bits() == wanted.to_bits() };
             assert!(same, "{bits:#06x} is {value}, not {wanted}");
         }
     }
 
     #[test]
-    fn sizes_are_whole_blocks_or_nothing() {
+    fn sizes_are_whole_blocks_or_none() {
         assert_eq!(Q4_K.bytes_for(512), Some(288));
         assert_eq!(Q4_K.bytes_for(0), Some(0));
         assert_eq!(Q4_K.bytes_for(255), None);
@@ -333,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_ggml_go_both_ways() {
+    fn ggml_ids_round_trip() {
         for encoding in Encoding::ALL {
             assert_eq!(Encoding::from_ggml(encoding.ggml()), Some(encoding));
         }
@@ -345,7 +349,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "decode Q4_0: 17 bytes do not hold 32 values")]
-    fn a_wrong_length_is_refused() {
+    fn a_wrong_length_panics() {
         decode(Q4_0, &[0; 17], &mut [0.0; 32]);
     }
 }

@@ -1,12 +1,12 @@
-//! Plain floats, and the blocks of 32 values.
+//! Decoders of plain floats and of blocks of 32 values.
 
-use super::{each_block, half_at, half_to_single};
+use super::{each_block, f16_at, f16_to_f32};
 
-/// The levels of the four-bit formats of uneven steps (`kvalues_iq4nl` in ggml).
+/// Levels of the non-uniform 4-bit formats (`kvalues_iq4nl` in ggml).
 pub(super) const IQ4_LEVELS: [f32; 16] =
     [-127., -104., -83., -65., -49., -35., -22., -10., 1., 13., 25., 38., 53., 69., 89., 113.];
 
-/// The 4-bit floats of MXFP4, doubled so that they are whole; the scale is halved for it.
+/// The 4-bit floats of MXFP4, doubled so that they are integers; the scale is halved to match.
 const MXFP4_LEVELS: [f32; 16] = [0., 1., 2., 3., 4., 6., 8., 12., 0., -1., -2., -3., -4., -6., -8., -12.];
 
 #[inline(always)]
@@ -21,11 +21,11 @@ pub(super) fn bf16(bytes: &[u8], out: &mut [f32]) {
 
 #[inline(always)]
 pub(super) fn f16(bytes: &[u8], out: &mut [f32]) {
-    each_block(bytes, out, |pair, [value]| *value = half_to_single(u16::from_le_bytes(*pair)));
+    each_block(bytes, out, |pair, [value]| *value = f16_to_f32(u16::from_le_bytes(*pair)));
 }
 
-/// Sixteen bytes' low halves, then their high halves. Done for a whole block before anything becomes a float: each step is
-/// then a loop over bytes that vectorises.
+/// Unpacks 16 bytes: the low nibbles, then the high nibbles. Done for a whole block before any
+/// conversion to float, so that each step is a loop over bytes that vectorizes.
 #[inline(always)]
 fn nibbles(packed: &[u8]) -> [u8; 32] {
     let mut out = [0; 32];
@@ -37,30 +37,31 @@ fn nibbles(packed: &[u8]) -> [u8; 32] {
 }
 
 #[inline(always)]
-fn scaled(scale: f32, quants: [i8; 32], out: &mut [f32; 32]) {
+fn write_scaled(scale: f32, quants: [i8; 32], out: &mut [f32; 32]) {
     for (value, quant) in out.iter_mut().zip(quants) {
         *value = quant as f32 * scale;
     }
 }
 
 #[inline(always)]
-fn scaled_from(scale: f32, least: f32, quants: [u8; 32], out: &mut [f32; 32]) {
+fn write_scaled_plus_min(scale: f32, min: f32, quants: [u8; 32], out: &mut [f32; 32]) {
     for (value, quant) in out.iter_mut().zip(quants) {
-        *value = quant as f32 * scale + least;
+        *value = quant as f32 * scale + min;
     }
 }
 
 #[inline(always)]
 pub(super) fn q4_0(block: &[u8; 18], out: &mut [f32; 32]) {
-    scaled(half_at(block, 0), nibbles(&block[2..]).map(|nibble| nibble as i8 - 8), out);
+    write_scaled(f16_at(block, 0), nibbles(&block[2..]).map(|nibble| nibble as i8 - 8), out);
 }
 
 #[inline(always)]
 pub(super) fn q4_1(block: &[u8; 20], out: &mut [f32; 32]) {
-    scaled_from(half_at(block, 0), half_at(block, 2), nibbles(&block[4..]), out);
+    write_scaled_plus_min(f16_at(block, 0), f16_at(block, 2), nibbles(&block[4..]), out);
 }
 
-/// The fifth bit of each value, in place: 16 or 0. A mask a value, because a shift a value would not vectorise.
+/// The fifth bit of each value as 16 or 0. Uses a mask per value: a shift per value would not
+/// vectorize.
 #[inline(always)]
 fn fifth_bits(packed: &[u8]) -> [u8; 32] {
     std::array::from_fn(|i| if packed[i / 8] & (1 << (i % 8)) != 0 { 16 } else { 0 })
@@ -69,18 +70,18 @@ fn fifth_bits(packed: &[u8]) -> [u8; 32] {
 #[inline(always)]
 pub(super) fn q5_0(block: &[u8; 22], out: &mut [f32; 32]) {
     let (fours, fifth) = (nibbles(&block[6..]), fifth_bits(&block[2..6]));
-    scaled(half_at(block, 0), std::array::from_fn(|i| (fours[i] | fifth[i]) as i8 - 16), out);
+    write_scaled(f16_at(block, 0), std::array::from_fn(|i| (fours[i] | fifth[i]) as i8 - 16), out);
 }
 
 #[inline(always)]
 pub(super) fn q5_1(block: &[u8; 24], out: &mut [f32; 32]) {
     let (fours, fifth) = (nibbles(&block[8..]), fifth_bits(&block[4..8]));
-    scaled_from(half_at(block, 0), half_at(block, 2), std::array::from_fn(|i| fours[i] | fifth[i]), out);
+    write_scaled_plus_min(f16_at(block, 0), f16_at(block, 2), std::array::from_fn(|i| fours[i] | fifth[i]), out);
 }
 
 #[inline(always)]
 pub(super) fn q8_0(block: &[u8; 34], out: &mut [f32; 32]) {
-    let scale = half_at(block, 0);
+    let scale = f16_at(block, 0);
     for (value, byte) in out.iter_mut().zip(&block[2..]) {
         *value = *byte as i8 as f32 * scale;
     }
@@ -88,20 +89,20 @@ pub(super) fn q8_0(block: &[u8; 34], out: &mut [f32; 32]) {
 
 #[inline(always)]
 pub(super) fn iq4_nl(block: &[u8; 18], out: &mut [f32; 32]) {
-    levels(half_at(block, 0), &IQ4_LEVELS, &block[2..], out);
+    write_levels(f16_at(block, 0), &IQ4_LEVELS, &block[2..], out);
 }
 
 #[inline(always)]
 pub(super) fn mxfp4(block: &[u8; 17], out: &mut [f32; 32]) {
-    // 2^(e−128): half of the shared power of two, which for the two smallest exponents is a subnormal number.
+    // 2^(e−128): half of the shared power of two; subnormal for the two smallest exponents.
     let exponent = block[0] as u32;
     let scale = f32::from_bits(if exponent < 2 { 0x0020_0000 << exponent } else { (exponent - 1) << 23 });
-    levels(scale, &MXFP4_LEVELS, &block[1..], out);
+    write_levels(scale, &MXFP4_LEVELS, &block[1..], out);
 }
 
-/// Nibbles that index a table of levels: the sixteen low ones, then the sixteen high ones.
+/// Writes the levels of packed nibbles times `scale`: the 16 low nibbles, then the 16 high ones.
 #[inline(always)]
-pub(super) fn levels(scale: f32, table: &[f32; 16], nibbles: &[u8], out: &mut [f32; 32]) {
+pub(super) fn write_levels(scale: f32, table: &[f32; 16], nibbles: &[u8], out: &mut [f32; 32]) {
     let (first, second) = out.split_at_mut(16);
     for ((byte, low), high) in nibbles.iter().zip(first).zip(second) {
         *low = scale * table[(byte & 15) as usize];
@@ -109,8 +110,9 @@ pub(super) fn levels(scale: f32, table: &[f32; 16], nibbles: &[u8], out: &mut [f
     }
 }
 
-/// Rows of 32 values in eight bits: the largest becomes ±127, the others are rounded to the nearest step, halves away from zero.
-/// The same blocks as ggml's own `quantize_row_q8_0_ref`.
+/// Encodes blocks of 32 values as Q8_0: the largest magnitude becomes ±127, the others are rounded
+/// to the nearest step, ties away from zero. Gives the same blocks as ggml's
+/// `quantize_row_q8_0_ref`.
 pub fn to_q8_0(values: &[f32]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(values.len() / 32 * 34);
     for block in values.as_chunks::<32>().0 {

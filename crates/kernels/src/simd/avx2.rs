@@ -1,21 +1,21 @@
-//! AVX2 with fused multiply-add and conversions of half precision.
+//! AVX2 with FMA and F16C.
 
-use super::{Avx512, Kernel, LANES, Lanes, Panels, Simd};
+use super::{Avx512, Kernel, LANES, Lanes, PanelSimd, Simd};
 use std::arch::x86_64::*;
 
-/// Eight lanes in AVX2. `WIDE` where there is AVX-512 besides, for panels.
+/// Eight lanes in AVX2. `WIDE` if AVX-512 is also available, for panels.
 #[derive(Clone, Copy)]
 pub struct Avx2<const WIDE: bool>(());
 
 impl<const WIDE: bool> Avx2<WIDE> {
     /// # Safety
-    /// The machine must have AVX2, FMA and F16C, and if `WIDE`, AVX-512 (F, BW, DQ and VL).
+    /// The CPU must have AVX2, FMA and F16C, and if `WIDE`, AVX-512 (F, BW, DQ and VL).
     pub unsafe fn new() -> Self {
         Avx2(())
     }
 }
 
-impl Panels for Avx2<false> {
+impl PanelSimd for Avx2<false> {
     type Panel = Self;
     #[inline(always)]
     fn panel(self) -> Self {
@@ -23,11 +23,11 @@ impl Panels for Avx2<false> {
     }
 }
 
-impl Panels for Avx2<true> {
+impl PanelSimd for Avx2<true> {
     type Panel = Avx512;
     #[inline(always)]
     fn panel(self) -> Avx512 {
-        // SAFETY: whoever made this vouched for AVX-512.
+        // SAFETY: the caller of `new` guaranteed AVX-512.
         unsafe { Avx512::new() }
     }
 }
@@ -53,17 +53,17 @@ impl<const WIDE: bool> Lanes for Avx2<WIDE> {
     }
     #[inline(always)]
     unsafe fn load(self, p: *const f32) -> __m256 {
-        // SAFETY: the caller vouches for eight readable floats.
+        // SAFETY: the caller guarantees eight readable floats.
         unsafe { _mm256_loadu_ps(p) }
     }
     #[inline(always)]
     unsafe fn store(self, p: *mut f32, v: __m256) {
-        // SAFETY: the caller vouches for eight writable floats.
+        // SAFETY: the caller guarantees eight writable floats.
         unsafe { _mm256_storeu_ps(p, v) }
     }
     #[inline(always)]
     fn prefetch(self, p: *const f32) {
-        // SAFETY: a prefetch reads nothing that a program can see and never faults.
+        // SAFETY: a prefetch has no visible effect and never faults.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
     }
     binary!(add, _mm256_add_ps);
@@ -97,7 +97,7 @@ impl<const WIDE: bool> Lanes for Avx2<WIDE> {
     }
     #[inline(always)]
     unsafe fn load_words(self, p: *const u8) -> __m256i {
-        // SAFETY: the caller vouches for 32 readable bytes.
+        // SAFETY: the caller guarantees 32 readable bytes.
         unsafe { _mm256_loadu_si256(p.cast()) }
     }
     #[inline(always)]
@@ -126,18 +126,18 @@ impl<const WIDE: bool> Lanes for Avx2<WIDE> {
         unsafe { _mm256_cvtepi32_ps(a) }
     }
     #[inline(always)]
-    unsafe fn load_bytes(self, p: *const u8) -> __m256 {
-        // SAFETY: the caller vouches for eight readable bytes.
+    unsafe fn load_u8(self, p: *const u8) -> __m256 {
+        // SAFETY: the caller guarantees eight readable bytes.
         unsafe { _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast()))) }
     }
     #[inline(always)]
-    unsafe fn load_halves(self, p: *const u16) -> __m256 {
-        // SAFETY: the caller vouches for sixteen readable bytes; an `Avx2` exists only where F16C does.
+    unsafe fn load_f16(self, p: *const u16) -> __m256 {
+        // SAFETY: the caller guarantees 16 readable bytes; an `Avx2` exists only where F16C does.
         unsafe { _mm256_cvtph_ps(_mm_loadu_si128(p.cast())) }
     }
     #[inline(always)]
-    unsafe fn load_upper_halves(self, p: *const u16) -> [__m256; 2] {
-        // SAFETY: the caller vouches for 32 readable bytes; an `Avx2` exists only where AVX2 does.
+    unsafe fn load_bf16_panel_row(self, p: *const u16) -> [__m256; 2] {
+        // SAFETY: the caller guarantees 32 readable bytes; an `Avx2` exists only where AVX2 does.
         unsafe {
             let words = self.load_words(p.cast());
             [_mm256_castsi256_ps(self.shift_left(words, 16)), _mm256_castsi256_ps(self.mask(words, 0xffff_0000))]
@@ -157,13 +157,14 @@ impl<const WIDE: bool> Lanes for Avx2<WIDE> {
 
 impl<const WIDE: bool> Simd for Avx2<WIDE>
 where
-    Avx2<WIDE>: Panels,
+    Avx2<WIDE>: PanelSimd,
 {
     #[inline(always)]
     fn transpose(self, r: [__m256; 8]) -> [__m256; 8] {
         // SAFETY: an `Avx2` exists only where AVX does.
         unsafe {
-            // Pairs of rows, then fours, then the two halves: each step doubles the run of adjacent rows.
+            // Pairs of rows, then fours, then the two halves: each step doubles the run of adjacent
+            // rows.
             let pair = |i: usize| (_mm256_unpacklo_ps(r[i], r[i + 1]), _mm256_unpackhi_ps(r[i], r[i + 1]));
             let (p, q) = ([pair(0), pair(2)], [pair(4), pair(6)]);
             let four = |p: [(__m256, __m256); 2]| {

@@ -1,15 +1,15 @@
-//! AVX-512: sixteen lanes, a whole step of a panel in one vector.
+//! AVX-512: 16 lanes, a whole panel row in one vector.
 
 use super::{Kernel, Lanes};
 use std::arch::x86_64::*;
 
-/// Sixteen lanes in AVX-512.
+/// 16 lanes in AVX-512.
 #[derive(Clone, Copy)]
 pub struct Avx512(());
 
 impl Avx512 {
     /// # Safety
-    /// The machine must have AVX-512 F, BW, DQ and VL.
+    /// The CPU must have AVX-512 F, BW, DQ and VL.
     pub unsafe fn new() -> Avx512 {
         Avx512(())
     }
@@ -36,17 +36,17 @@ impl Lanes for Avx512 {
     }
     #[inline(always)]
     unsafe fn load(self, p: *const f32) -> __m512 {
-        // SAFETY: the caller vouches for sixteen readable floats.
+        // SAFETY: the caller guarantees 16 readable floats.
         unsafe { _mm512_loadu_ps(p) }
     }
     #[inline(always)]
     unsafe fn store(self, p: *mut f32, v: __m512) {
-        // SAFETY: the caller vouches for sixteen writable floats.
+        // SAFETY: the caller guarantees 16 writable floats.
         unsafe { _mm512_storeu_ps(p, v) }
     }
     #[inline(always)]
     fn prefetch(self, p: *const f32) {
-        // SAFETY: a prefetch reads nothing that a program can see and never faults.
+        // SAFETY: a prefetch has no visible effect and never faults.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
     }
     binary!(add, _mm512_add_ps);
@@ -80,7 +80,7 @@ impl Lanes for Avx512 {
     }
     #[inline(always)]
     unsafe fn load_words(self, p: *const u8) -> __m512i {
-        // SAFETY: the caller vouches for 64 readable bytes.
+        // SAFETY: the caller guarantees 64 readable bytes.
         unsafe { _mm512_loadu_si512(p.cast()) }
     }
     #[inline(always)]
@@ -109,20 +109,21 @@ impl Lanes for Avx512 {
         unsafe { _mm512_cvtepi32_ps(a) }
     }
     #[inline(always)]
-    unsafe fn load_bytes(self, p: *const u8) -> __m512 {
-        // SAFETY: the caller vouches for sixteen readable bytes.
+    unsafe fn load_u8(self, p: *const u8) -> __m512 {
+        // SAFETY: the caller guarantees 16 readable bytes.
         unsafe { _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast()))) }
     }
     #[inline(always)]
-    unsafe fn load_halves(self, p: *const u16) -> __m512 {
-        // SAFETY: the caller vouches for 32 readable bytes.
+    unsafe fn load_f16(self, p: *const u16) -> __m512 {
+        // SAFETY: the caller guarantees 32 readable bytes.
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
     }
     #[inline(always)]
-    unsafe fn load_upper_halves(self, p: *const u16) -> [__m512; 2] {
-        // SAFETY: the caller vouches for 32 readable bytes.
+    unsafe fn load_bf16_panel_row(self, p: *const u16) -> [__m512; 2] {
+        // SAFETY: the caller guarantees 32 readable bytes.
         unsafe {
-            // Number 2i becomes the upper half of word i, number 2i + 1 that of word i + 8; lower halves are zero.
+            // Element 2i becomes the upper half of word i, element 2i + 1 that of word i + 8; lower
+            // halves are zero.
             let places = _mm512_set_epi32(
                 15 << 16,
                 13 << 16,

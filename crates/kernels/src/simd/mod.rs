@@ -1,11 +1,14 @@
-//! Vectors of f32: traits, and implementations for AVX-512, for AVX2 with FMA and for every machine, chosen at run time.
+//! Vectors of f32: traits, and implementations for AVX-512, AVX2 with FMA and a portable fallback,
+//! chosen at run time.
 //!
-//! Kernels are written once, generic over [`Simd`] and `#[inline(always)]`; the [`dispatch!`](crate::dispatch) macro instantiates them
-//! inside functions compiled for each set of instructions, and picks at run time. The portable lanes are a plain array,
-//! which compilers turn into SSE2 on x86-64 and into NEON (with fused multiply-add) on aarch64.
+//! Kernels are written once, generic over [`Simd`] and `#[inline(always)]`; the
+//! [`dispatch!`](crate::dispatch) macro instantiates them inside functions compiled for each
+//! instruction set, and picks one at run time. The portable vector is a plain array, which
+//! compilers turn into SSE2 on x86-64 and into NEON (with FMA) on aarch64.
 //!
-//! What is summed across lanes takes eight of them on every machine, so that it is summed in one order. What works on panels of sixteen columns or
-//! on single numbers, where no lane ever meets another, takes as many as the machine has ([`Panels`]). So AVX-512 and AVX2 give the same bits.
+//! Sums across lanes use eight lanes on every CPU, so that the order of summation is fixed. Panels
+//! of 16 columns and elementwise functions have no operations across lanes, so they use the CPU's
+//! full vector width ([`PanelSimd`]). So AVX-512 and AVX2 give the same bits.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -13,7 +16,7 @@ mod avx2;
 mod avx512;
 mod portable;
 
-pub(crate) use portable::half_to_single;
+pub(crate) use portable::f16_to_f32;
 
 #[cfg(target_arch = "x86_64")]
 pub use avx2::Avx2;
@@ -23,30 +26,31 @@ pub use portable::Portable;
 
 use std::sync::OnceLock;
 
-/// Lanes of a vector of [`Simd`].
+/// Lanes of a [`Simd`] vector.
 pub const LANES: usize = 8;
 
-/// Vectors of some number of f32. Implementations promise lane-wise IEEE arithmetic; `fma` is fused where the hardware fuses.
+/// Vectors of f32 of some width. Arithmetic is lane-wise IEEE; `fma` is fused where the hardware
+/// supports it.
 pub trait Lanes: Copy {
-    /// How many lanes a vector has: eight or sixteen.
+    /// Number of lanes: 8 or 16.
     const COUNT: usize;
-    /// The vector type.
+    /// Vector of f32.
     type V: Copy;
-    /// As many words of 32 bits.
+    /// Vector of as many 32-bit words.
     type I: Copy;
     /// All lanes equal to `x`.
     fn splat(self, x: f32) -> Self::V;
-    /// Reads a vector.
+    /// Loads a vector.
     ///
     /// # Safety
     /// `p` must be valid for reading as many floats as there are lanes; no alignment is needed.
     unsafe fn load(self, p: *const f32) -> Self::V;
-    /// Writes a vector.
+    /// Stores a vector.
     ///
     /// # Safety
     /// `p` must be valid for writing as many floats as there are lanes; no alignment is needed.
     unsafe fn store(self, p: *mut f32, v: Self::V);
-    /// Asks for the cache line at `p`, which need not exist.
+    /// Prefetches the cache line at `p`, which need not be a valid address.
     fn prefetch(self, p: *const f32);
     /// `a + b`
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
@@ -68,9 +72,9 @@ pub trait Lanes: Copy {
     fn pow2(self, n: Self::V) -> Self::V;
     /// `a < b ? x : y`, lane by lane.
     fn select_lt(self, a: Self::V, b: Self::V, x: Self::V, y: Self::V) -> Self::V;
-    /// A function of each lane that has no vector code.
+    /// Applies a scalar function to each lane.
     #[inline(always)]
-    fn each(self, v: Self::V, f: impl Fn(f32) -> f32) -> Self::V {
+    fn map_lanes(self, v: Self::V, f: impl Fn(f32) -> f32) -> Self::V {
         let mut lanes = [0.0; 16];
         // SAFETY: sixteen floats are at least as many as there are lanes.
         unsafe {
@@ -80,65 +84,67 @@ pub trait Lanes: Copy {
         }
     }
 
-    /// Reads words.
+    /// Loads 32-bit words.
     ///
     /// # Safety
     /// `p` must be valid for reading four bytes a lane; no alignment is needed.
     unsafe fn load_words(self, p: *const u8) -> Self::I;
-    /// Words moved to the right by `by` bits.
+    /// Shifts words right by `by` bits.
     fn shift_right(self, a: Self::I, by: u32) -> Self::I;
-    /// Words moved to the left by `by` bits.
+    /// Shifts words left by `by` bits.
     fn shift_left(self, a: Self::I, by: u32) -> Self::I;
-    /// The bits of each word that are set in `mask`.
+    /// Bitwise and of each word with `mask`.
     fn mask(self, a: Self::I, mask: u32) -> Self::I;
-    /// The bits that are set in either.
+    /// Bitwise or.
     fn or(self, a: Self::I, b: Self::I) -> Self::I;
-    /// Words as numbers, which must be below 2³¹.
+    /// Converts words, which must be below 2³¹, to floats.
     fn to_floats(self, a: Self::I) -> Self::V;
-    /// Reads unsigned bytes as numbers.
+    /// Loads unsigned bytes and converts them to floats.
     ///
     /// # Safety
     /// `p` must be valid for reading a byte a lane.
-    unsafe fn load_bytes(self, p: *const u8) -> Self::V;
-    /// Reads numbers of half precision.
+    unsafe fn load_u8(self, p: *const u8) -> Self::V;
+    /// Loads f16 and converts them to f32.
     ///
     /// # Safety
     /// `p` must be valid for reading two bytes a lane; no alignment is needed.
-    unsafe fn load_halves(self, p: *const u16) -> Self::V;
-    /// Reads sixteen numbers that are the upper halves of f32, as vectors of adjacent columns: the first eight columns are the low halves of
-    /// words, the others the high ones. One vector of sixteen lanes is in the first place.
+    unsafe fn load_f16(self, p: *const u16) -> Self::V;
+    /// Loads a panel row of bf16, stored as `half_panels::Bf16` describes, and
+    /// widens it to f32. A vector of 16 lanes is in the first element.
     ///
     /// # Safety
     /// `p` must be valid for reading 32 bytes; no alignment is needed.
-    unsafe fn load_upper_halves(self, p: *const u16) -> [Self::V; 2];
+    unsafe fn load_bf16_panel_row(self, p: *const u16) -> [Self::V; 2];
 
-    /// Runs a kernel in a function of its own, compiled for the instructions of these lanes.
+    /// Runs a kernel in a separate function, compiled with the target features of these lanes.
     fn call<K: Kernel>(self, kernel: K);
 }
 
-/// Work that becomes one function for each instruction set, which all who need it call ([`Lanes::call`]).
+/// A kernel that is compiled into one function per instruction set and called, not inlined
+/// ([`Lanes::call`]).
 ///
-/// Everything else here is inlined into its caller, because only there are the instructions of the lanes enabled. A loop that is written out for
-/// a dozen heights or formats must not be: the time that a compiler takes grows faster than the size of a function.
+/// All other code here is inlined into its caller, because only there the target features are
+/// enabled. A loop that is instantiated for a dozen tile heights or formats must not be: compile
+/// time grows faster than linearly with the size of a function.
 pub trait Kernel {
-    /// Does the work; `#[inline(always)]` in every implementation.
+    /// Runs the kernel; `#[inline(always)]` in every implementation.
     fn run<L: Lanes>(self, l: L);
 }
 
-/// Who has wider vectors for panels.
-pub trait Panels: Copy {
-    /// Vectors for the sixteen columns of a panel: one of sixteen lanes or two of eight.
+/// Access to the CPU's widest vectors, for panels.
+pub trait PanelSimd: Copy {
+    /// Vector type for the 16 columns of a panel: one vector of 16 lanes or two of eight.
     type Panel: Lanes;
-    /// The implementation of these vectors.
+    /// Returns these vectors.
     fn panel(self) -> Self::Panel;
 }
 
-/// Eight lanes, and what needs them to be eight: sums across them, corners.
-pub trait Simd: Lanes + Panels {
-    /// Rows become columns.
+/// Vectors of exactly eight lanes, with operations across lanes.
+pub trait Simd: Lanes + PanelSimd {
+    /// Transposes an 8 × 8 matrix.
     fn transpose(self, rows: [Self::V; LANES]) -> [Self::V; LANES];
 
-    /// The lanes as an array.
+    /// Returns the lanes as an array.
     #[inline(always)]
     fn to_array(self, v: Self::V) -> [f32; LANES] {
         let mut out = [0.0; LANES];
@@ -147,9 +153,9 @@ pub trait Simd: Lanes + Panels {
         out
     }
 
-    /// A vector from up to eight floats, the rest filled with `fill`.
+    /// Loads up to eight floats; the other lanes are `fill`.
     #[inline(always)]
-    fn load_part(self, x: &[f32], fill: f32) -> Self::V {
+    fn load_partial(self, x: &[f32], fill: f32) -> Self::V {
         if x.len() == LANES {
             // SAFETY: the slice holds eight floats.
             return unsafe { self.load(x.as_ptr()) };
@@ -160,9 +166,9 @@ pub trait Simd: Lanes + Panels {
         unsafe { self.load(lanes.as_ptr()) }
     }
 
-    /// Writes the first lanes into a slice of at most eight floats.
+    /// Stores the first lanes into a slice of at most eight floats.
     #[inline(always)]
-    fn store_part(self, out: &mut [f32], v: Self::V) {
+    fn store_partial(self, out: &mut [f32], v: Self::V) {
         if out.len() == LANES {
             // SAFETY: the slice holds eight floats.
             return unsafe { self.store(out.as_mut_ptr(), v) };
@@ -172,39 +178,39 @@ pub trait Simd: Lanes + Panels {
         out.copy_from_slice(&lanes[..n]);
     }
 
-    /// The sum of the lanes, always in the same order.
+    /// Sum of the lanes, in a fixed order.
     #[inline(always)]
     fn sum(self, v: Self::V) -> f32 {
         let x = self.to_array(v);
         ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]))
     }
 
-    /// The largest lane.
+    /// Maximum of the lanes.
     #[inline(always)]
     fn largest(self, v: Self::V) -> f32 {
         let x = self.to_array(v);
-        // In pairs, which do not wait for each other; without the care for NaN that `f32::max` takes.
+        // As a tree, to shorten the dependency chain; without the NaN handling of `f32::max`.
         let larger = |a: f32, b: f32| if a > b { a } else { b };
         larger(larger(larger(x[0], x[4]), larger(x[2], x[6])), larger(larger(x[1], x[5]), larger(x[3], x[7])))
     }
 }
 
-/// The instructions that kernels are compiled for, from plain to powerful.
+/// Instruction sets that kernels are compiled for, in ascending order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum InstructionSet {
-    /// What every processor of this kind has.
+    /// The baseline of the target architecture.
     Portable,
-    /// AVX2 with fused multiply-add and conversions of half precision.
+    /// AVX2 with FMA and F16C.
     Avx2,
-    /// AVX-512 (F, BW, DQ, VL) besides.
+    /// AVX-512 (F, BW, DQ, VL), in addition to AVX2.
     Avx512,
 }
 
 impl InstructionSet {
-    /// All of them, from plain to powerful.
+    /// All instruction sets, in ascending order.
     pub const ALL: [InstructionSet; 3] = [InstructionSet::Portable, InstructionSet::Avx2, InstructionSet::Avx512];
 
-    /// The name, as `PELLUCID_ISA` takes it.
+    /// The name that `PELLUCID_ISA` accepts.
     pub fn name(self) -> &'static str {
         match self {
             InstructionSet::Portable => "portable",
@@ -213,8 +219,8 @@ impl InstructionSet {
         }
     }
 
-    /// The best that this machine has.
-    fn of_machine() -> InstructionSet {
+    /// Detects the best instruction set of this CPU.
+    fn detect() -> InstructionSet {
         #[cfg(target_arch = "x86_64")]
         {
             let avx2 =
@@ -233,19 +239,19 @@ impl InstructionSet {
     }
 }
 
-/// The instructions that run here: the best that there are, or less where `PELLUCID_ISA` names a plainer set, to compare or to report a
-/// fault.
+/// Returns the instruction set in use: the best of this CPU, or a lower one if `PELLUCID_ISA` names
+/// it (for comparisons and bug reports).
 #[inline]
 pub fn instruction_set() -> InstructionSet {
     static FOUND: OnceLock<InstructionSet> = OnceLock::new();
     *FOUND.get_or_init(|| {
-        let machine = InstructionSet::of_machine();
+        let machine = InstructionSet::detect();
         let wanted = std::env::var("PELLUCID_ISA").unwrap_or_default();
         InstructionSet::ALL.into_iter().find(|set| set.name() == wanted).map_or(machine, |set| set.min(machine))
     })
 }
 
-/// Defines a function that runs `body(simd, args…)` with the best instructions of this machine.
+/// Defines a function that runs `body(simd, args…)` with the best instruction set of this CPU.
 #[macro_export]
 macro_rules! dispatch {
     ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $body:path) => {
@@ -257,17 +263,17 @@ macro_rules! dispatch {
                 #[allow(clippy::too_many_arguments)]
                 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
                 fn with_avx512($($arg: $ty),*) $(-> $ret)? {
-                    // SAFETY: only called where there is AVX-512.
+                    // SAFETY: only called if the CPU has AVX-512.
                     $body(unsafe { $crate::simd::Avx2::<true>::new() }, $($arg),*)
                 }
                 #[allow(clippy::too_many_arguments)]
                 #[target_feature(enable = "avx2,fma,f16c")]
                 fn with_avx2($($arg: $ty),*) $(-> $ret)? {
-                    // SAFETY: only called where there is AVX2.
+                    // SAFETY: only called if the CPU has AVX2.
                     $body(unsafe { $crate::simd::Avx2::<false>::new() }, $($arg),*)
                 }
                 match $crate::simd::instruction_set() {
-                    // SAFETY: the machine has these instructions.
+                    // SAFETY: the CPU has this instruction set.
                     $crate::simd::InstructionSet::Avx512 => return unsafe { with_avx512($($arg),*) },
                     // SAFETY: as above.
                     $crate::simd::InstructionSet::Avx2 => return unsafe { with_avx2($($arg),*) },

@@ -1,14 +1,14 @@
-//! Plain arrays, for every machine.
+//! Portable fallback: plain arrays.
 
-use super::{Kernel, LANES, Lanes, Panels, Simd};
+use super::{Kernel, LANES, Lanes, PanelSimd, Simd};
 
-/// Arrays of eight.
+/// Vectors are arrays of eight floats.
 #[derive(Clone, Copy)]
 pub struct Portable;
 
 #[inline(always)]
-fn fused(a: f32, b: f32, c: f32) -> f32 {
-    // Without hardware support `mul_add` is a slow library call; two roundings are the honest portable choice.
+fn fused_or_separate(a: f32, b: f32, c: f32) -> f32 {
+    // Without hardware support `mul_add` is a slow library call, so this rounds twice.
     if cfg!(any(target_feature = "fma", target_arch = "aarch64")) { a.mul_add(b, c) } else { a * b + c }
 }
 
@@ -32,12 +32,12 @@ impl Lanes for Portable {
     }
     #[inline(always)]
     unsafe fn load(self, p: *const f32) -> Self::V {
-        // SAFETY: the caller vouches for eight readable floats.
+        // SAFETY: the caller guarantees eight readable floats.
         unsafe { p.cast::<Self::V>().read_unaligned() }
     }
     #[inline(always)]
     unsafe fn store(self, p: *mut f32, v: Self::V) {
-        // SAFETY: the caller vouches for eight writable floats.
+        // SAFETY: the caller guarantees eight writable floats.
         unsafe { p.cast::<Self::V>().write_unaligned(v) }
     }
     #[inline(always)]
@@ -58,7 +58,7 @@ impl Lanes for Portable {
     fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
         let mut out = c;
         for i in 0..LANES {
-            out[i] = fused(a[i], b[i], c[i]);
+            out[i] = fused_or_separate(a[i], b[i], c[i]);
         }
         out
     }
@@ -94,7 +94,7 @@ impl Lanes for Portable {
     }
     #[inline(always)]
     unsafe fn load_words(self, p: *const u8) -> Self::I {
-        // SAFETY: the caller vouches for 32 readable bytes.
+        // SAFETY: the caller guarantees 32 readable bytes.
         unsafe { p.cast::<Self::I>().read_unaligned() }
     }
     #[inline(always)]
@@ -118,32 +118,32 @@ impl Lanes for Portable {
         a.map(|x| x as i32 as f32)
     }
     #[inline(always)]
-    unsafe fn load_bytes(self, p: *const u8) -> Self::V {
-        // SAFETY: the caller vouches for eight readable bytes.
+    unsafe fn load_u8(self, p: *const u8) -> Self::V {
+        // SAFETY: the caller guarantees eight readable bytes.
         unsafe { p.cast::<[u8; LANES]>().read_unaligned() }.map(f32::from)
     }
     #[inline(always)]
-    unsafe fn load_halves(self, p: *const u16) -> Self::V {
-        // SAFETY: the caller vouches for sixteen readable bytes.
-        unsafe { p.cast::<[u16; LANES]>().read_unaligned() }.map(half_to_single)
+    unsafe fn load_f16(self, p: *const u16) -> Self::V {
+        // SAFETY: the caller guarantees 16 readable bytes.
+        unsafe { p.cast::<[u16; LANES]>().read_unaligned() }.map(f16_to_f32)
     }
     #[inline(always)]
-    unsafe fn load_upper_halves(self, p: *const u16) -> [Self::V; 2] {
-        // SAFETY: the caller vouches for 32 readable bytes.
+    unsafe fn load_bf16_panel_row(self, p: *const u16) -> [Self::V; 2] {
+        // SAFETY: the caller guarantees 32 readable bytes.
         let words = unsafe { self.load_words(p.cast()) };
         [self.shift_left(words, 16), self.mask(words, 0xffff_0000)].map(|bits| bits.map(f32::from_bits))
     }
     #[inline(always)]
     fn call<K: Kernel>(self, kernel: K) {
         #[inline(never)]
-        fn apart<K: Kernel>(l: Portable, kernel: K) {
+        fn run_outlined<K: Kernel>(l: Portable, kernel: K) {
             kernel.run(l);
         }
-        apart(self, kernel);
+        run_outlined(self, kernel);
     }
 }
 
-impl Panels for Portable {
+impl PanelSimd for Portable {
     type Panel = Portable;
     #[inline(always)]
     fn panel(self) -> Portable {
@@ -158,10 +158,11 @@ impl Simd for Portable {
     }
 }
 
-/// The f32 of an f16's bits, without a branch, so that loops over it vectorise: the exponent is moved by a multiplication,
-/// which also makes subnormal numbers right; only infinities and NaNs need their own exponent.
+/// Converts the bits of an f16 to f32 without a branch, so that loops vectorize: a multiplication
+/// adjusts the exponent, which is also correct for subnormals; only infinities and NaN need a
+/// separate exponent.
 #[inline(always)]
-pub(crate) fn half_to_single(bits: u16) -> f32 {
+pub(crate) fn f16_to_f32(bits: u16) -> f32 {
     let sign = u32::from(bits & 0x8000) << 16;
     let rest = u32::from(bits & 0x7fff) << 13;
     let number = (f32::from_bits(rest) * f32::from_bits((127 + 112) << 23)).to_bits();

@@ -1,5 +1,6 @@
-//! The lab's worker for candle: one JSON request on stdin, one JSON answer on stdout (see protocol.rs). It runs GGUF files of Llama's kind
-//! with candle's own quantised Llama: as stored, or in f32, which candle makes of a file when it is told to.
+//! The lab's worker for candle: one JSON request on stdin, one JSON answer on stdout (see
+//! protocol.rs). It runs Llama-like GGUF files with candle's quantized Llama: as stored, or
+//! dequantized to f32.
 
 use candle_core::quantized::gguf_file::Content;
 use candle_core::{D, Device, Tensor};
@@ -11,7 +12,7 @@ use std::time::Instant;
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
-/// Numbers of a job's output that are compared.
+/// Number of values of a job's output that are compared.
 const COMPARED: usize = 4096;
 
 fn main() {
@@ -28,12 +29,12 @@ fn answer() -> Outcome<Value> {
     let request: Value = serde_json::from_reader(std::io::stdin())?;
     let path = request["model"].as_str().ok_or("no model")?;
     if !path.ends_with(".gguf") {
-        return Err("this worker for candle reads GGUF files only: name one with --model".into());
+        return Err("this worker for candle reads GGUF files only: give one with --model".into());
     }
     let in_f32 = match request["dtype"].as_str() {
         Some("auto") => false,
         Some("f32") => true,
-        other => return Err(format!("this worker for candle keeps weights as stored or in f32, not as {other:?}").into()),
+        other => return Err(format!("this worker for candle uses weights as stored or in f32, not as {other:?}").into()),
     };
     if in_f32 {
         // SAFETY: no other thread exists yet.
@@ -44,7 +45,7 @@ fn answer() -> Outcome<Value> {
     let (steps, rows) = match job.as_str() {
         Some("prefill") => (0, 1),
         _ => match &job["decode"] {
-            Value::Null => return Err(format!("candle cannot do {job}: its models show no activations").into()),
+            Value::Null => return Err(format!("candle cannot do {job}: its models expose no activations").into()),
             decode => (number(&decode["steps"]).unwrap_or(1), number(&decode["rows"]).unwrap_or(1) as usize),
         },
     };
@@ -58,7 +59,7 @@ fn answer() -> Outcome<Value> {
     let top: Vec<Value> = order.iter().take(5).map(|&i| json!([i, finite(logits[i])])).collect();
 
     let load = status("VmHWM", "/proc/self/status");
-    // Resets the high-water mark; where that is not allowed, phases share one.
+    // Resets the peak RSS; if the kernel refuses, all phases share one peak.
     let _ = std::fs::write("/proc/self/clear_refs", "5");
     let [warmups, repeats] = ["warmups", "repeats"].map(|name| number(&request[name]).unwrap_or(1));
     let (mut samples, mut decoded, mut values) = (Vec::new(), Vec::new(), Vec::new());
@@ -99,7 +100,7 @@ fn answer() -> Outcome<Value> {
     }))
 }
 
-/// The model, and the bytes of its weights as it keeps them.
+/// Loads the model; also returns the bytes of its weights in memory.
 fn load(path: &str, in_f32: bool) -> Outcome<(ModelWeights, u64)> {
     let mut file = File::open(path)?;
     let content = Content::read(&mut file)?;
@@ -109,21 +110,22 @@ fn load(path: &str, in_f32: bool) -> Outcome<(ModelWeights, u64)> {
     Ok((ModelWeights::from_gguf(content, &mut file, &Device::Cpu)?, all))
 }
 
-/// Rows of one length: each begins one token later in the prompt, and goes on from its start.
+/// Builds rows of equal length: each is the prompt rotated by one more token.
 fn batch(tokens: &[u32], rows: usize) -> Outcome<Tensor> {
     let n = tokens.len();
     let all: Vec<u32> = (0..rows).flat_map(|row| (0..n).map(move |i| tokens[(i + row) % n])).collect();
     Ok(Tensor::from_vec(all, (rows, n), &Device::Cpu)?)
 }
 
-/// The last position's logits of every row.
+/// Returns the last position's logits of every row, `[rows, vocab]`.
 fn prefill(model: &mut ModelWeights, tokens: &[u32], rows: usize) -> Outcome<Tensor> {
     model.clear_kv_cache();
     let all = batch(tokens, rows)?;
     if rows == 1 {
         return Ok(model.forward(&all, 0)?);
     }
-    // Its quantised head refuses the last of several positions of several rows: they lie apart. So rows come a position at a time.
+    // candle's quantized head rejects the last position of several rows, which is not contiguous.
+    // So rows are fed one position at a time.
     let mut logits = None;
     for position in 0..tokens.len() {
         logits = Some(model.forward(&all.narrow(1, position, 1)?.contiguous()?, position)?);
@@ -131,7 +133,7 @@ fn prefill(model: &mut ModelWeights, tokens: &[u32], rows: usize) -> Outcome<Ten
     Ok(logits.ok_or("no tokens")?)
 }
 
-/// Seconds of one step, and the first row's tokens.
+/// Returns the seconds of one step and the first row's tokens.
 fn decode(model: &mut ModelWeights, tokens: &[u32], rows: usize, steps: u32) -> Outcome<(f64, Vec<u32>)> {
     let mut logits = prefill(model, tokens, rows)?;
     let mut new = Vec::new();
@@ -150,7 +152,7 @@ fn number(value: &Value) -> Option<u32> {
     value.as_u64().and_then(|n| n.try_into().ok())
 }
 
-/// JSON has no word for the others.
+/// Converts a float; JSON has no non-finite numbers.
 fn finite(x: f32) -> Value {
     if x.is_finite() { json!(x) } else { json!(x.to_string().to_lowercase()) }
 }

@@ -1,63 +1,64 @@
-//! The child's side: one fixture constructed in this process, in three phases, with the memory that it leaves.
+//! The child process: constructs one fixture in timed phases and measures the memory that it holds.
 
 use super::{NONE, registry};
 use crate::Result;
-use crate::memory::status;
+use crate::memory::status_bytes;
 use serde::{Deserialize, Serialize};
 use std::time::Instant;
 
-/// What a child is asked.
+/// Request to a child.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Wanted {
-    /// The fixture's name, or `none`.
+pub struct FixtureRequest {
+    /// Name of the fixture, or `none`.
     pub fixture: String,
 }
 
-/// What a child answers.
+/// Answer of a child.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Answer {
-    /// It was constructed.
-    Built(Built),
-    /// It was not.
+pub enum ChildAnswer {
+    /// The fixture was constructed.
+    Built(BuildMeasurement),
+    /// Construction failed.
     Failed {
-        /// Before which phase was over; none where there is no such fixture.
+        /// The phase that failed; `None` if the fixture does not exist.
         phase: Option<Phase>,
-        /// What was said.
-        said: String,
+        /// The error.
+        #[serde(rename = "said")]
+        message: String,
     },
 }
 
-/// A part of constructing something.
+/// A phase of construction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
-    /// Reading a model.
+    /// Loading a model.
     Load,
-    /// Making inputs and plans.
+    /// Building inputs and plans.
     Prepare,
-    /// Running.
+    /// Running the model.
     Run,
 }
 
-/// What constructing took.
+/// Time and memory of constructing a fixture.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Built {
-    /// Seconds of reading a model.
+pub struct BuildMeasurement {
+    /// Seconds of loading a model.
     pub load_s: f64,
-    /// Seconds of making inputs and plans.
+    /// Seconds of building inputs and plans.
     pub prepare_s: f64,
     /// Seconds of running.
     pub run_s: f64,
-    /// Bytes in memory at the end.
+    /// Resident bytes at the end.
     pub resident: u64,
-    /// Bytes in memory at the most.
+    /// Peak resident bytes.
     pub peak: u64,
-    /// Bytes of the end that no file backs.
+    /// Anonymous bytes (not backed by a file) at the end.
     pub anonymous: u64,
 }
 
-/// The clock of a fixture's phases.
+/// Times the phases of a fixture.
 #[derive(Default)]
 pub struct Phases {
     spent: [f64; 3],
@@ -65,52 +66,54 @@ pub struct Phases {
 }
 
 impl Phases {
-    /// Reads a model.
+    /// Times loading a model.
     pub fn load<T>(&mut self, work: impl FnOnce() -> Result<T>) -> Result<T> {
-        self.timed(Phase::Load, work)
+        self.time_phase(Phase::Load, work)
     }
 
-    /// Makes inputs and plans.
+    /// Times building inputs and plans.
     pub fn prepare<T>(&mut self, work: impl FnOnce() -> Result<T>) -> Result<T> {
-        self.timed(Phase::Prepare, work)
+        self.time_phase(Phase::Prepare, work)
     }
 
-    /// Runs.
+    /// Times running the model.
     pub fn run<T>(&mut self, work: impl FnOnce() -> Result<T>) -> Result<T> {
-        self.timed(Phase::Run, work)
+        self.time_phase(Phase::Run, work)
     }
 
-    fn timed<T>(&mut self, phase: Phase, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    fn time_phase<T>(&mut self, phase: Phase, work: impl FnOnce() -> Result<T>) -> Result<T> {
         self.last = Some(phase);
         let started = Instant::now();
-        let made = work();
+        let result = work();
         self.spent[phase as usize] += started.elapsed().as_secs_f64();
-        made
+        result
     }
 }
 
-/// Constructs what is wanted, and says what it took.
-pub fn answer(wanted: &Wanted) -> Answer {
+/// Constructs the requested fixture and returns its time and memory.
+pub fn answer(request: &FixtureRequest) -> ChildAnswer {
     let mut phases = Phases::default();
-    let made = match registry::named(&wanted.fixture) {
+    let built = match registry::find(&request.fixture) {
         Some(fixture) => (fixture.build)(&mut phases),
-        None if wanted.fixture == NONE => Ok(Box::new(()) as Box<_>),
-        None => return Answer::Failed { phase: None, said: format!("there is no fixture `{}`", wanted.fixture) },
+        None if request.fixture == NONE => Ok(Box::new(()) as Box<_>),
+        None => {
+            return ChildAnswer::Failed { phase: None, message: format!("there is no fixture `{}`", request.fixture) };
+        }
     };
-    match made {
-        Err(error) => Answer::Failed { phase: phases.last, said: error.to_string() },
-        Ok(kept) => {
+    match built {
+        Err(error) => ChildAnswer::Failed { phase: phases.last, message: error.to_string() },
+        Ok(value) => {
             let [load_s, prepare_s, run_s] = phases.spent;
-            let built = Built {
+            let measurement = BuildMeasurement {
                 load_s,
                 prepare_s,
                 run_s,
-                resident: status("VmRSS"),
-                peak: status("VmHWM"),
-                anonymous: status("RssAnon"),
+                resident: status_bytes("VmRSS"),
+                peak: status_bytes("VmHWM"),
+                anonymous: status_bytes("RssAnon"),
             };
-            drop(kept);
-            Answer::Built(built)
+            drop(value);
+            ChildAnswer::Built(measurement)
         }
     }
 }
@@ -119,27 +122,29 @@ pub fn answer(wanted: &Wanted) -> Answer {
 mod tests {
     use super::*;
 
-    fn asked(name: &str) -> Answer {
-        answer(&Wanted { fixture: name.into() })
+    fn build(name: &str) -> ChildAnswer {
+        answer(&FixtureRequest { fixture: name.into() })
     }
 
     #[test]
-    fn nothing_takes_no_phase_and_a_session_takes_all_three() {
-        let Answer::Built(none) = asked(NONE) else { panic!("nothing can always be constructed") };
+    fn the_empty_fixture_has_no_phase_and_a_session_has_all_three() {
+        let ChildAnswer::Built(none) = build(NONE) else { panic!("the empty fixture always succeeds") };
         assert_eq!((none.load_s, none.prepare_s, none.run_s), (0.0, 0.0, 0.0));
         assert!(none.peak >= none.anonymous);
-        let Answer::Built(session) = asked("capture_session") else { panic!("the built-in model is always there") };
+        let ChildAnswer::Built(session) = build("capture_session") else {
+            panic!("the built-in model is always there")
+        };
         assert!(session.load_s > 0.0 && session.prepare_s > 0.0 && session.run_s > 0.0, "{session:?}");
-        let Answer::Failed { phase: None, said } = asked("bananas") else { panic!("there is no such fixture") };
-        assert!(said.contains("bananas"));
+        let ChildAnswer::Failed { phase: None, message } = build("bananas") else { panic!("there is no such fixture") };
+        assert!(message.contains("bananas"));
     }
 
     #[test]
-    fn everything_that_needs_no_download_can_be_constructed() {
+    fn every_fixture_without_a_download_can_be_constructed() {
         for fixture in registry::FIXTURES.iter().filter(|f| f.model.is_none_or(|m| m == pellucid_models::builtin::NAME))
         {
-            let found = asked(fixture.name);
-            assert!(matches!(found, Answer::Built(_)), "{}: {found:?}", fixture.name);
+            let found = build(fixture.name);
+            assert!(matches!(found, ChildAnswer::Built(_)), "{}: {found:?}", fixture.name);
         }
     }
 }

@@ -1,61 +1,62 @@
-//! The parent's side: pairs of a fixture's child and an empty one, in alternating order, and what follows from them.
+//! The parent process: runs pairs of a fixture's child and an empty child in alternating order, and
+//! computes the differences.
 
-use super::child::{Answer, Built, Phase, Wanted};
+use super::child::{BuildMeasurement, ChildAnswer, FixtureRequest, Phase};
 use super::{Category, Fixture, Kind, NONE, Scope};
-use crate::executor::{Failing, run_process};
-use crate::stats::{self, Estimate, Random};
+use crate::executor::{FailureKind, run_process};
+use crate::stats::{self, Estimate, Rng};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-/// The version of the format of [`Survey`].
+/// Version of the format of [`ConstructionResult`].
 pub const SCHEMA: &str = "pellucid/lab-construction/v1";
-/// How long an empty process may take.
+/// Time limit of an empty process.
 pub const BASELINE_LIMIT: Duration = Duration::from_secs(30);
-/// How long a fixture may take.
+/// Time limit of a fixture.
 pub const FIXTURE_LIMIT: Duration = Duration::from_secs(120);
 
-/// A child that ended as it should: what it answered, and the seconds from its start to its end.
-pub type Ended = Result<(Answer, f64), (Failing, String)>;
+/// A child's answer and its wall time in seconds, or its failure.
+pub type ChildResult = Result<(ChildAnswer, f64), (FailureKind, String)>;
 
-/// Starts children; tests simulate them.
+/// Starts child processes; tests simulate them.
 pub trait Children {
-    /// Runs the child of a fixture, or of nothing, to its end.
-    fn run(&mut self, fixture: &str, limit: Duration) -> Ended;
+    /// Runs the child of a fixture, or the empty child.
+    fn run(&mut self, fixture: &str, limit: Duration) -> ChildResult;
 }
 
-/// Children that are processes of an executable of ours.
+/// Children that are processes of the Pellucid executable.
 pub struct Processes {
     /// The executable, started as `lab __fixture`.
     pub pellucid: PathBuf,
 }
 
 impl Children for Processes {
-    fn run(&mut self, fixture: &str, limit: Duration) -> Ended {
-        // The same command for every child, the empty one included: only what it is asked differs.
+    fn run(&mut self, fixture: &str, limit: Duration) -> ChildResult {
+        // The empty child is started by the same command, so that only the construction differs.
         let mut command = Command::new(&self.pellucid);
         command.args(["lab", "__fixture"]);
-        run_process(&mut command, &Wanted { fixture: fixture.into() }, limit)
+        run_process(&mut command, &FixtureRequest { fixture: fixture.into() }, limit)
     }
 }
 
-/// What a run of the suite found.
+/// Result of the suite.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Survey {
+pub struct ConstructionResult {
     /// The format, [`SCHEMA`].
     pub schema: String,
-    /// When it was made, seconds since 1970.
+    /// Time of creation, Unix seconds.
     pub generated: u64,
-    /// Why nothing of it can be believed; none where it can.
+    /// Why the result is invalid, if it is.
     pub invalid: Option<String>,
-    /// Every fixture, in the order of discovery.
-    pub rows: Vec<Row>,
+    /// One entry per fixture, in the order of the registry.
+    pub rows: Vec<FixtureResult>,
 }
 
-/// A fixture with what was found.
+/// Measurements of one fixture.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Row {
+pub struct FixtureResult {
     /// Its name.
     pub name: String,
     /// Its kind.
@@ -64,64 +65,65 @@ pub struct Row {
     pub scope: Scope,
     /// Its category.
     pub category: Category,
-    /// The model that it needs.
+    /// The model that it loads.
     pub model: Option<String>,
-    /// What it costs, where it could be constructed.
+    /// Its cost, if construction succeeded.
     pub cost: Option<Cost>,
-    /// Why it could not.
+    /// The error, if construction failed.
     pub error: Option<String>,
     /// Every pair of children.
     pub pairs: Vec<Pair>,
 }
 
-/// A fixture's child and the empty one beside it.
+/// A fixture's child and its empty counterpart.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Pair {
-    /// Seconds of the fixture's child.
+    /// Wall seconds of the fixture's child.
     pub wall_s: f64,
-    /// Seconds of the empty one.
+    /// Wall seconds of the empty child.
     pub empty_s: f64,
-    /// What the fixture's child said of itself.
-    pub built: Built,
-    /// Bytes that the empty one held at its end.
+    /// The fixture's own measurements.
+    pub built: BuildMeasurement,
+    /// Resident bytes of the empty child at its end.
     pub empty_resident: u64,
 }
 
-/// What constructing a fixture costs, as medians over its pairs.
+/// Cost of constructing a fixture, as medians over its pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Cost {
-    /// Pairs.
+    /// Number of pairs.
     pub runs: usize,
-    /// Seconds of the child beyond the empty one; below zero where noise says so.
+    /// Seconds more than the empty child; noise can make it negative.
     pub init_s: f64,
-    /// The median distance from it.
+    /// Median absolute deviation of that difference.
     pub init_mad_s: f64,
-    /// The mean of the same, with its 95 % interval.
+    /// Mean of that difference with its 95 % confidence interval.
     pub init: Estimate,
-    /// Bytes at the end beyond the empty child's.
+    /// Resident bytes at the end minus the empty child's.
     pub memory: f64,
-    /// Bytes at the highest, of the whole process.
+    /// Peak resident bytes of the process.
     pub peak: f64,
-    /// Bytes at the end that no file backs.
+    /// Anonymous bytes at the end.
     pub anonymous: f64,
-    /// Seconds of reading a model.
+    /// Seconds of loading a model.
     pub load_s: f64,
-    /// Seconds of making inputs and plans.
+    /// Seconds of building inputs and plans.
     pub prepare_s: f64,
     /// Seconds of running.
     pub run_s: f64,
 }
 
-/// Measures fixtures: `runs` pairs of each, in an order that the seed decides. `on_pair` is called before each pair.
+/// Measures `runs` pairs of each fixture, in a random order given by the seed. `on_pair` is called
+/// before each pair.
 pub fn measure(
     fixtures: &[&Fixture],
     runs: usize,
     seed: u64,
     children: &mut dyn Children,
     on_pair: &mut dyn FnMut(&str, usize),
-) -> Survey {
-    let mut random = Random::new(seed);
-    let mut rows: Vec<Row> = fixtures.iter().map(|fixture| Row::new(fixture)).collect();
+) -> ConstructionResult {
+    let mut random = Rng::new(seed);
+    let mut rows: Vec<FixtureResult> = fixtures.iter().map(|fixture| FixtureResult::new(fixture)).collect();
     let mut invalid = None;
     'rounds: for round in 0..runs {
         let mut order: Vec<usize> = (0..rows.len()).collect();
@@ -133,18 +135,18 @@ pub fn measure(
             let empty = |children: &mut dyn Children| children.run(NONE, BASELINE_LIMIT);
             let before = empty_first.then(|| empty(children));
             let built = children.run(&row.name, FIXTURE_LIMIT);
-            let beside = before.unwrap_or_else(|| empty(children));
-            match (beside, built) {
-                (Ok((Answer::Built(nothing), empty_s)), Ok((Answer::Built(built), wall_s))) => {
-                    row.pairs.push(Pair { wall_s, empty_s, built, empty_resident: nothing.resident });
+            let empty_result = before.unwrap_or_else(|| empty(children));
+            match (empty_result, built) {
+                (Ok((ChildAnswer::Built(baseline), empty_s)), Ok((ChildAnswer::Built(built), wall_s))) => {
+                    row.pairs.push(Pair { wall_s, empty_s, built, empty_resident: baseline.resident });
                 }
-                // Without something to subtract no number means anything.
-                (Err((how, said)), _) => {
-                    invalid = Some(format!("the empty process {}: {said}", how.name()));
+                // Without the empty child's baseline no difference can be computed.
+                (Err((kind, message)), _) => {
+                    invalid = Some(format!("the empty process {}: {message}", kind.name()));
                     break 'rounds;
                 }
-                (Ok((Answer::Failed { said, .. }, _)), _) => {
-                    invalid = Some(format!("the empty process failed: {said}"));
+                (Ok((ChildAnswer::Failed { message, .. }, _)), _) => {
+                    invalid = Some(format!("the empty process failed: {message}"));
                     break 'rounds;
                 }
                 (_, built) => row.error = Some(error_text(built)),
@@ -152,28 +154,28 @@ pub fn measure(
         }
     }
     for row in &mut rows {
-        row.cost = row.error.is_none().then(|| cost(&row.pairs, seed)).flatten();
+        row.cost = row.error.is_none().then(|| summarize(&row.pairs, seed)).flatten();
         if row.cost.is_none() && row.error.is_none() {
             row.error = Some("Fixture function not found (not run)".into());
         }
     }
     let generated = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |now| now.as_secs());
-    Survey { schema: SCHEMA.into(), generated, invalid, rows }
+    ConstructionResult { schema: SCHEMA.into(), generated, invalid, rows }
 }
 
-/// What starting an empty process takes, several times over, in seconds.
+/// Returns the wall seconds of `times` empty processes.
 pub fn startup(times: usize, children: &mut dyn Children) -> Result<Vec<f64>, String> {
     let once = |_| match children.run(NONE, BASELINE_LIMIT) {
-        Ok((Answer::Built(_), seconds)) => Ok(seconds),
-        Ok((Answer::Failed { said, .. }, _)) => Err(format!("the empty process failed: {said}")),
-        Err((how, said)) => Err(format!("the empty process {}: {said}", how.name())),
+        Ok((ChildAnswer::Built(_), seconds)) => Ok(seconds),
+        Ok((ChildAnswer::Failed { message, .. }, _)) => Err(format!("the empty process failed: {message}")),
+        Err((kind, message)) => Err(format!("the empty process {}: {message}", kind.name())),
     };
     (0..times).map(once).collect()
 }
 
-impl Row {
-    fn new(fixture: &Fixture) -> Row {
-        Row {
+impl FixtureResult {
+    fn new(fixture: &Fixture) -> FixtureResult {
+        FixtureResult {
             name: fixture.name.into(),
             kind: fixture.kind,
             scope: fixture.scope,
@@ -186,40 +188,41 @@ impl Row {
     }
 }
 
-/// How a fixture failed, in the words of the report.
-fn error_text(ended: Ended) -> String {
-    let first =
-        |said: &str, most: usize| said.lines().next().unwrap_or_default().chars().take(most).collect::<String>();
-    match ended {
-        Ok((Answer::Built(_), _)) => "Benchmark error".into(),
-        Ok((Answer::Failed { phase: None, .. }, _)) => "Fixture not found".into(),
-        Ok((Answer::Failed { phase: Some(Phase::Run), said }, _)) => format!("Error: {}", first(&said, 50)),
-        Ok((Answer::Failed { said, .. }, _)) => format!("Setup error: {}", first(&said, 50)),
-        Err((Failing::Timeout, _)) => format!("Timeout (>{}min)", FIXTURE_LIMIT.as_secs() / 60),
-        Err((Failing::Garbage, _)) => "Incomplete benchmark results".into(),
-        Err((Failing::Killed, said)) => format!("Test failed: {}", first(&said, 100)),
-        Err((Failing::Error, _)) => "Test had errors".into(),
-        Err((Failing::Start, _)) => "Benchmark error".into(),
+/// Describes a fixture's failure for the report.
+fn error_text(result: ChildResult) -> String {
+    let first = |message: &str, max_chars: usize| {
+        message.lines().next().unwrap_or_default().chars().take(max_chars).collect::<String>()
+    };
+    match result {
+        Ok((ChildAnswer::Built(_), _)) => "Benchmark error".into(),
+        Ok((ChildAnswer::Failed { phase: None, .. }, _)) => "Fixture not found".into(),
+        Ok((ChildAnswer::Failed { phase: Some(Phase::Run), message }, _)) => format!("Error: {}", first(&message, 50)),
+        Ok((ChildAnswer::Failed { message, .. }, _)) => format!("Setup error: {}", first(&message, 50)),
+        Err((FailureKind::Timeout, _)) => format!("Timeout (>{}min)", FIXTURE_LIMIT.as_secs() / 60),
+        Err((FailureKind::InvalidAnswer, _)) => "Incomplete benchmark results".into(),
+        Err((FailureKind::Killed, message)) => format!("Test failed: {}", first(&message, 100)),
+        Err((FailureKind::Error, _)) => "Test had errors".into(),
+        Err((FailureKind::Start, _)) => "Benchmark error".into(),
     }
 }
 
-fn cost(pairs: &[Pair], seed: u64) -> Option<Cost> {
+fn summarize(pairs: &[Pair], seed: u64) -> Option<Cost> {
     if pairs.is_empty() {
         return None;
     }
     let all = |of: fn(&Pair) -> f64| pairs.iter().map(of).collect::<Vec<f64>>();
-    let middle = |of: fn(&Pair) -> f64| stats::median(&all(of));
-    let beyond = all(|pair| pair.wall_s - pair.empty_s);
+    let median = |of: fn(&Pair) -> f64| stats::median(&all(of));
+    let overhead = all(|pair| pair.wall_s - pair.empty_s);
     Some(Cost {
         runs: pairs.len(),
-        init_s: stats::median(&beyond),
-        init_mad_s: stats::median_deviation(&beyond),
-        init: stats::interval(&beyond, seed),
-        memory: middle(|pair| pair.built.resident as f64 - pair.empty_resident as f64),
-        peak: middle(|pair| pair.built.peak as f64),
-        anonymous: middle(|pair| pair.built.anonymous as f64),
-        load_s: middle(|pair| pair.built.load_s),
-        prepare_s: middle(|pair| pair.built.prepare_s),
-        run_s: middle(|pair| pair.built.run_s),
+        init_s: stats::median(&overhead),
+        init_mad_s: stats::median_absolute_deviation(&overhead),
+        init: stats::confidence_interval(&overhead, seed),
+        memory: median(|pair| pair.built.resident as f64 - pair.empty_resident as f64),
+        peak: median(|pair| pair.built.peak as f64),
+        anonymous: median(|pair| pair.built.anonymous as f64),
+        load_s: median(|pair| pair.built.load_s),
+        prepare_s: median(|pair| pair.built.prepare_s),
+        run_s: median(|pair| pair.built.run_s),
     })
 }

@@ -1,7 +1,9 @@
-//! The suite `construction`: what it costs to construct a model, a tokenizer or a run, relative to an empty process.
+//! The suite `construction`: time and memory to construct a model, a tokenizer or a run, relative
+//! to an empty process.
 //!
-//! A [`Fixture`] is a registered constructor ([`registry`]). Each is built in a fresh process ([`child`]) beside an empty one
-//! ([`measure`]); [`report`](mod@report) prints the survey as one Markdown page.
+//! A [`Fixture`] is a registered constructor ([`registry`]). Each runs in a fresh process
+//! ([`child`]) paired with an empty one ([`measure`]); [`report`](mod@report) writes the result as
+//! a Markdown page.
 
 pub mod child;
 pub mod measure;
@@ -15,22 +17,22 @@ use std::any::Any;
 
 /// The name of this suite.
 pub const NAME: &str = "construction";
-/// Its earlier name, which is still accepted.
+/// Its former name, still accepted.
 pub const OLD_NAME: &str = "sessions";
-/// What it is about.
+/// One-line description.
 pub const TITLE: &str = "Time and memory to construct a model, a tokenizer or a run, relative to an empty process";
-/// The child that constructs nothing.
+/// Name of the empty fixture.
 pub const NONE: &str = "none";
 
-/// For how long tests keep what a fixture constructs.
+/// How long tests share what a fixture constructs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Scope {
-    /// One for all tests of a process.
+    /// One instance per test process.
     Process,
-    /// One for the tests of a file.
+    /// One instance per test file.
     Suite,
-    /// One for each test.
+    /// One instance per test.
     Test,
 }
 
@@ -48,16 +50,16 @@ impl Scope {
 /// What a fixture constructs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Category {
-    /// A model that people use.
+    /// A published model.
     #[serde(rename = "Real Model")]
     Real,
-    /// A small model of our own.
+    /// The small built-in model.
     #[serde(rename = "Custom Model")]
     Custom,
-    /// What is known of a model before its weights are read.
+    /// Configuration and program, without weights.
     #[serde(rename = "Config Only")]
     Config,
-    /// What needs no model.
+    /// Objects that need no model.
     Static,
 }
 
@@ -73,11 +75,11 @@ impl Category {
     }
 }
 
-/// Whether what is constructed depends on what it is given.
+/// Whether the constructed object depends on a model and options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
-    /// From a model and options.
+    /// Depends on a model and options.
     Dynamic,
     /// Always the same.
     Static,
@@ -97,14 +99,14 @@ impl Kind {
 pub struct Fixture {
     /// Its name in the report.
     pub name: &'static str,
-    /// For how long tests keep it.
+    /// How long tests share it.
     pub scope: Scope,
     /// What it constructs.
     pub category: Category,
-    /// Whether that depends on anything.
+    /// Whether it depends on a model and options.
     pub kind: Kind,
-    /// The model that it needs: the built-in one, or one that has to be pulled.
+    /// The model that it loads: the built-in one, or one that must be pulled.
     pub model: Option<&'static str>,
-    /// Constructs it, and returns what has to stay alive while its memory is looked at.
+    /// Constructs the object and returns it, so that it stays alive while memory is measured.
     pub build: fn(&mut Phases) -> Result<Box<dyn Any>>,
 }

@@ -1,12 +1,12 @@
-//! The survey as a Markdown page: counts, a row for each fixture, the slowest and the largest.
+//! The result as a Markdown page: counts, a row per fixture, the slowest and the largest.
 
-use super::measure::{Row, Survey};
+use super::measure::{ConstructionResult, FixtureResult};
 use crate::report::date;
 
-/// Entries of the lists of the slowest and the largest.
-const TOP: usize = 5;
-/// Characters of an error that the table shows.
-const SHOWN: usize = 30;
+/// Length of the lists of the slowest and the largest.
+const TOP_COUNT: usize = 5;
+/// Maximum length of an error in the table.
+const MAX_ERROR_CHARS: usize = 30;
 
 const COLUMNS: [&str; 16] = [
     "Fixture Name",
@@ -34,19 +34,19 @@ fn heading(columns: &[&str]) -> [String; 2] {
 }
 
 /// The whole page.
-pub fn markdown(survey: &Survey) -> String {
-    let rows = &survey.rows;
+pub fn markdown(result: &ConstructionResult) -> String {
+    let rows = &result.rows;
     let mut lines: Vec<String> = vec![
         "# Pellucid Fixture Benchmark Report".into(),
         String::new(),
-        format!("**Generated:** {}", date(survey.generated).trim_end_matches(" UTC")),
+        format!("**Generated:** {}", date(result.generated).trim_end_matches(" UTC")),
         "**GPU Available:** False".into(),
         "**GPU Device:** None".into(),
         format!("**Total Fixtures Analyzed:** {}", rows.len()),
         String::new(),
     ];
-    if let Some(why) = &survey.invalid {
-        lines.extend([format!("**Invalid:** {why}. No number below can be believed."), String::new()]);
+    if let Some(why) = &result.invalid {
+        lines.extend([format!("**Invalid:** {why}. Ignore all figures below."), String::new()]);
     }
     summary(rows, &mut lines);
     details(rows, &mut lines);
@@ -54,15 +54,15 @@ pub fn markdown(survey: &Survey) -> String {
     lines.join("\n") + "\n"
 }
 
-fn summary(rows: &[Row], lines: &mut Vec<String>) {
+fn summary(rows: &[FixtureResult], lines: &mut Vec<String>) {
     lines.extend(
         [
             "## Summary Statistics",
             "",
-            "> **Note:** Each fixture is built in a fresh process beside an empty one; times and Memory Δ are medians of paired",
-            "> differences and may be negative. Peak and Anonymous are the child's own, not differences. A fixture alone shares",
-            "> nothing, so inside a test process it may cost less.",
-            "> Scope process is one for all tests (session elsewhere), suite one a file (class), test one a test (function).",
+            "> **Note:** Each fixture is built in a fresh process paired with an empty one; times and Memory Δ are medians of paired",
+            "> differences and may be negative. Peak and Anonymous are absolute values of the child. A fresh process shares",
+            "> nothing, so inside a test process a fixture may cost less.",
+            "> Scope: process is one instance for all tests (pytest: session), suite one per file (class), test one per test (function).",
             "",
         ]
         .map(String::from),
@@ -73,8 +73,8 @@ fn summary(rows: &[Row], lines: &mut Vec<String>) {
     counts("Scope", rows, |row| row.scope.name(), lines);
 }
 
-/// Counts by a property, in the order in which its values are first seen.
-fn counts(what: &str, rows: &[Row], of: fn(&Row) -> &'static str, lines: &mut Vec<String>) {
+/// Counts rows by a property, in order of first appearance.
+fn counts(what: &str, rows: &[FixtureResult], of: fn(&FixtureResult) -> &'static str, lines: &mut Vec<String>) {
     lines.extend([format!("### By {what}"), String::new()]);
     lines.extend(heading(&[what, "Count"]));
     let mut counts: Vec<(&str, usize)> = Vec::new();
@@ -88,20 +88,20 @@ fn counts(what: &str, rows: &[Row], of: fn(&Row) -> &'static str, lines: &mut Ve
     lines.push(String::new());
 }
 
-fn details(rows: &[Row], lines: &mut Vec<String>) {
+fn details(rows: &[FixtureResult], lines: &mut Vec<String>) {
     lines.extend(["## Detailed Fixture Analysis".into(), String::new()]);
     lines.extend(heading(&COLUMNS));
-    let mut sorted: Vec<&Row> = rows.iter().collect();
+    let mut sorted: Vec<&FixtureResult> = rows.iter().collect();
     sorted.sort_by(|a, b| a.name.cmp(&b.name));
     lines.extend(sorted.into_iter().map(detail));
     lines.push(String::new());
 }
 
-fn detail(row: &Row) -> String {
+fn detail(row: &FixtureResult) -> String {
     let [kind, scope, category] = [row.kind.name(), row.scope.name(), row.category.name()];
     let head = format!("| {} | {kind} | {scope} | {category}", row.name);
     let Some(cost) = &row.cost else {
-        let error: String = row.error.as_deref().unwrap_or_default().chars().take(SHOWN).collect();
+        let error: String = row.error.as_deref().unwrap_or_default().chars().take(MAX_ERROR_CHARS).collect();
         let none = " | N/A".repeat(COLUMNS.len() - 8);
         return format!("{head} | N/A | N/A | N/A | ❌ {}...{none} |", plain(&error));
     };
@@ -123,7 +123,7 @@ fn detail(row: &Row) -> String {
     )
 }
 
-/// Text that cannot end a cell of a table.
+/// Escapes text for a table cell.
 fn plain(text: &str) -> String {
     text.replace('|', "\\|").replace(['\n', '\r'], " ")
 }
@@ -132,19 +132,19 @@ fn megabytes(bytes: f64) -> f64 {
     bytes / 1e6
 }
 
-fn insights(rows: &[Row], lines: &mut Vec<String>) {
+fn insights(rows: &[FixtureResult], lines: &mut Vec<String>) {
     lines.extend(["## Performance Insights".into(), String::new()]);
-    let mut top = |title: &str, of: fn(&super::measure::Cost) -> f64, format: fn(f64) -> String| {
-        let mut sorted: Vec<(&Row, f64)> = rows.iter().filter_map(|row| Some((row, of(row.cost.as_ref()?)))).collect();
-        sorted.sort_by(|a, b| b.1.total_cmp(&a.1));
-        lines.extend([format!("### {title} (Top {TOP})"), String::new()]);
-        lines.extend(
-            sorted.iter().take(TOP).map(|(row, value)| {
+    let mut top =
+        |title: &str, of: fn(&super::measure::Cost) -> f64, format: fn(f64) -> String| {
+            let mut sorted: Vec<(&FixtureResult, f64)> =
+                rows.iter().filter_map(|row| Some((row, of(row.cost.as_ref()?)))).collect();
+            sorted.sort_by(|a, b| b.1.total_cmp(&a.1));
+            lines.extend([format!("### {title} (Top {TOP_COUNT})"), String::new()]);
+            lines.extend(sorted.iter().take(TOP_COUNT).map(|(row, value)| {
                 format!("- **{}**: {} (Category: {})", row.name, format(*value), row.category.name())
-            }),
-        );
-        lines.push(String::new());
-    };
+            }));
+            lines.push(String::new());
+        };
     top("Slowest Fixtures", |cost| cost.init_s, |seconds| format!("{seconds:.3}s"));
     top("Most Memory Intensive", |cost| megabytes(cost.memory), |size| format!("{size:.1}MB"));
 }

@@ -1,24 +1,25 @@
-//! The benchmarks: each is a row with the answer that it must get. To add one, add a row, and its directory in `directories`.
+//! The table of benchmarks, each with its expected answer. To add one, add a row here and its
+//! directory in `directories`.
 
 use super::Category::{self, Architecture, Comparison, Detection, Loading, Memory, Regression, Sae, Support};
 use super::directories::{CUSTOM, Directories};
-use super::questions::*;
-use super::result::{MODEL, Settings};
+use super::queries::*;
+use super::result::{IdentifySettings, MODEL};
 use crate::{Error, Result};
 use pellucid_models::inspect::{self as inspection, Format, TokenizerState};
 use pellucid_models::{families, inspect, pull};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// Category, name, question, directory, right answer.
-type Row = (Category, &'static str, &'static Question, &'static str, &'static str);
+/// Category, name, query, directory, expected answer.
+type BenchmarkRow = (Category, &'static str, &'static Query, &'static str, &'static str);
 
 const LLAMA: &str = "LlamaForCausalLM (llama), supported";
 const YES: &str = "supported, transformers";
 const NO: &str = "not supported, transformers";
 
 #[rustfmt::skip]
-const ROWS: &[Row] = &[
+const ROWS: &[BenchmarkRow] = &[
     (Detection, "architecture_detection_llama", &INFO, "llama", LLAMA),
     (Detection, "architecture_detection_qwen", &INFO, "qwen", "Qwen2ForCausalLM (qwen2), supported"),
     (Detection, "architecture_detection_mistral", &INFO, "mistral", "MistralForCausalLM (mistral), supported"),
@@ -110,53 +111,55 @@ const ROWS: &[Row] = &[
     (Loading, "error_truncated_weights", &OPEN_REFUSAL, "truncated_weights", "refused, naming model.safetensors"),
 ];
 
-/// In place of a directory: the row downloads from a local hub.
+/// Stands in for a directory: the row downloads from the local hub.
 const HUB: &str = "hub";
 
-/// The metadata value by which the gate of opening knows its model.
+/// Metadata value that selects the model of the gate on opening time.
 pub(super) const SMOLLM2: &str = "SmolLM2-135M";
 
-/// A question with the answer that it must get.
+/// A query with its expected answer.
 pub struct Benchmark {
     /// Its name.
     pub name: String,
-    /// What it is about.
+    /// Its category.
     pub category: Category,
-    /// What is asked.
-    pub question: &'static Question,
-    /// About which directory or file.
+    /// The timed query.
+    pub query: &'static Query,
+    /// The model directory or file.
     pub path: PathBuf,
-    /// The right answer.
+    /// The expected answer.
     pub expected: String,
-    /// The directory's name, or the real model's.
+    /// Name of the directory or of the real model.
     pub metadata: BTreeMap<String, String>,
 }
 
-/// The benchmarks that the settings ask for; those that download only where there is a hub.
+/// Returns the benchmarks that the settings select; downloads only with a hub.
 ///
-/// # Errors
-/// If the real model is not there.
-pub fn chosen(directories: &Directories, settings: &Settings, has_hub: bool) -> Result<Vec<Benchmark>> {
+/// # Errors If the real model is missing.
+pub fn select_benchmarks(
+    directories: &Directories,
+    settings: &IdentifySettings,
+    has_hub: bool,
+) -> Result<Vec<Benchmark>> {
     families::register_architecture(CUSTOM, "llama")?;
     let rows = ROWS.iter().filter(|(_, _, _, directory, _)| has_hub || *directory != HUB);
     let mut all: Vec<Benchmark> = rows
-        .map(|&(category, name, question, directory, expected)| {
+        .map(|&(category, name, query, directory, expected)| {
             let metadata = BTreeMap::from([("directory".into(), directory.into())]);
             let path = directories.path(directory);
-            Benchmark { name: name.into(), category, question, path, expected: expected.into(), metadata }
+            Benchmark { name: name.into(), category, query, path, expected: expected.into(), metadata }
         })
         .collect();
     if let Some(model) = &settings.model {
-        all.extend(real(model)?);
+        all.extend(real_model_benchmarks(model)?);
     }
     all.retain(|benchmark| settings.category.is_none_or(|category| category == benchmark.category));
     Ok(all)
 }
 
-/// Finds the real model of the settings.
+/// Resolves the path of the real model.
 ///
-/// # Errors
-/// If there is nothing of that name.
+/// # Errors If it does not exist.
 pub fn find_model(name: &str) -> Result<PathBuf> {
     pull::resolve(name).map_err(|error| problem(name, &error))
 }
@@ -165,15 +168,16 @@ fn problem(name: &str, error: &pellucid_models::Error) -> Error {
     Error::Suite { suite: super::NAME.into(), problem: format!("{MODEL} is `{name}`: {error}") }
 }
 
-/// The benchmarks of a real model: a directory, a GGUF file or a pulled name. The right answers are those of an inspection beforehand.
-fn real(name: &str) -> Result<Vec<Benchmark>> {
+/// Returns the benchmarks of a real model: a directory, a GGUF file or a pulled name. An inspection
+/// beforehand gives the expected answers.
+fn real_model_benchmarks(name: &str) -> Result<Vec<Benchmark>> {
     let path = find_model(name)?;
     let report = inspect(&path).map_err(|error| problem(name, &error))?;
     let has_tokenizer = matches!(report.tokenizer.state, TokenizerState::Present | TokenizerState::Rebuilt);
     let is_native = report.support == inspection::Support::Native;
     let vocab = report.tokenizer.vocab.unwrap_or_default();
-    let rows: [(&str, &'static Question, String, bool); 4] = [
-        ("real_model_info", &INFO_TYPE, kind(report.model_type.as_deref(), is_native), true),
+    let rows: [(&str, &'static Query, String, bool); 4] = [
+        ("real_model_info", &INFO_TYPE, type_and_support(report.model_type.as_deref(), is_native), true),
         ("real_model_report", &REPORT, summarize(&report), true),
         ("real_model_tokenizer", &TOKENIZER_SIZE, format!("{vocab} tokens"), has_tokenizer),
         (
@@ -188,11 +192,11 @@ fn real(name: &str) -> Result<Vec<Benchmark>> {
         && (report.layers, report.width, report.vocab) == (Some(30), Some(576), Some(49152));
     let shown = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
     let model = if is_smollm2 { SMOLLM2 } else { &shown };
-    let wanted = rows.into_iter().filter(|(.., is_wanted)| *is_wanted);
-    Ok(wanted
-        .map(|(name, question, expected, _)| {
+    let applicable = rows.into_iter().filter(|(.., applies)| *applies);
+    Ok(applicable
+        .map(|(name, query, expected, _)| {
             let metadata = BTreeMap::from([("model".into(), model.into())]);
-            Benchmark { name: name.into(), category: Loading, question, path: path.clone(), expected, metadata }
+            Benchmark { name: name.into(), category: Loading, query, path: path.clone(), expected, metadata }
         })
         .collect())
 }

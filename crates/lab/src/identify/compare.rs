@@ -1,41 +1,43 @@
-//! A run against an earlier one: red, green or neutral.
+//! Compares a result with a baseline: each benchmark is red (slower), green (faster) or neutral.
 
-use super::result::{Run, Times};
+use super::result::{IdentifyResult, Times};
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// The share of the mean below which a change is none.
+/// Equivalence margin: relative changes up to this are neutral.
 pub const MARGIN: f64 = 0.05;
 
-/// The fewest rounds for a verdict: of five and five, one in 252 is wholly slower by chance.
+/// Minimum number of rounds for a verdict. With five rounds each, complete separation by chance has
+/// a probability of 1 in 252.
 const MIN_ROUNDS: usize = 5;
 
-/// What changed since a baseline.
+/// Changes since a baseline.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Comparison {
-    /// When the baseline was measured.
+pub struct BaselineComparison {
+    /// Timestamp of the baseline.
     pub baseline: String,
-    /// Every benchmark that both have.
+    /// Benchmarks with a time in both results.
     pub changes: Vec<Change>,
-    /// Benchmarks with a time in one of the two only.
+    /// Benchmarks with a time in only one of them.
     pub unmatched: Vec<String>,
 }
 
-/// A benchmark then and now.
+/// Change of one benchmark.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Change {
     /// Its name.
     pub name: String,
-    /// The mean then, in seconds.
+    /// Mean of the baseline, in seconds.
     pub before: f64,
-    /// The mean now.
+    /// Mean now, in seconds.
     pub after: f64,
-    /// The change of the mean as a share of the earlier one.
+    /// Relative change of the mean.
     pub change: f64,
-    /// The change of the median, which a single slow moment does not move.
+    /// Relative change of the median, which a single slow round does not move.
     pub median_change: f64,
-    /// Whether every round of one run was faster than every round of the other.
+    /// Whether the rounds are separated: every round of one result is faster than every round of
+    /// the other.
     pub clear: bool,
     /// The verdict.
     pub verdict: Color,
@@ -45,21 +47,22 @@ pub struct Change {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Color {
-    /// Slower by more than the margin, in mean and median, and in every round.
+    /// Slower: mean and median changed by more than the margin, and the rounds are separated.
     Red,
-    /// Faster by as much.
+    /// Faster, by the same rule.
     Green,
     /// Neither.
     Neutral,
 }
 
-impl Comparison {
-    /// The number of changes with a verdict.
+impl BaselineComparison {
+    /// Returns the number of changes with this verdict.
     pub fn count(&self, verdict: Color) -> usize {
         self.changes.iter().filter(|change| change.verdict == verdict).count()
     }
 
-    /// Whether most of the suite moved the same way: then the machine has more likely changed than the code.
+    /// Whether most benchmarks moved in the same direction. Then the machine has more likely
+    /// changed than the code.
     pub fn moved_together(&self) -> bool {
         let more = |sign: f64| self.changes.iter().filter(|change| change.change * sign > MARGIN).count();
         self.changes.len() > 4 && more(1.0).max(more(-1.0)) * 2 > self.changes.len()
@@ -69,16 +72,16 @@ impl Comparison {
 /// Compares two runs.
 ///
 /// # Errors
-/// If machine, build or model differ: such numbers say nothing about the code.
-pub fn compare(before: &Run, after: &Run) -> Result<Comparison> {
+/// If machine, build or model differ.
+pub fn compare(before: &IdentifyResult, after: &IdentifyResult) -> Result<BaselineComparison> {
     let mismatches = before.env.mismatches(&after.env);
     if !mismatches.is_empty() {
         return Err(Error::Mismatch(mismatches));
     }
-    // Where only some categories were measured, the others are not missing.
-    let asked = before.results.iter().filter(|row| after.summary.categories.contains(&row.category));
+    // Categories that were not measured now do not count as unmatched.
+    let selected = before.results.iter().filter(|row| after.summary.categories.contains(&row.category));
     let mut then: BTreeMap<&str, &Times> =
-        asked.filter_map(|row| Some((row.name.as_str(), row.times.as_ref()?))).collect();
+        selected.filter_map(|row| Some((row.name.as_str(), row.times.as_ref()?))).collect();
     let (mut changes, mut unmatched) = (Vec::new(), Vec::new());
     for row in &after.results {
         match (then.remove(row.name.as_str()), &row.times) {
@@ -88,10 +91,10 @@ pub fn compare(before: &Run, after: &Run) -> Result<Comparison> {
         }
     }
     unmatched.extend(then.into_keys().map(String::from));
-    Ok(Comparison { baseline: before.timestamp.clone(), changes, unmatched })
+    Ok(BaselineComparison { baseline: before.timestamp.clone(), changes, unmatched })
 }
 
-/// Judges one benchmark.
+/// Compares one benchmark.
 pub fn judge(name: &str, before: &Times, after: &Times) -> Change {
     let change = after.mean_time / before.mean_time - 1.0;
     let median_change = after.median_time / before.median_time - 1.0;

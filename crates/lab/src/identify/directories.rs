@@ -1,7 +1,8 @@
-//! The directories that are asked about, made in a temporary folder before any time is taken.
+//! Model directories for the benchmarks, created in a temporary directory before anything is timed.
 //!
-//! `configs.json` has the configurations, those of well-known models, so that there is as much to read as in practice. `extends` names
-//! configurations whose keys are included, `labels` the number of generated entries of `label2id`.
+//! `configs.json` holds configurations of well-known models, so that they are as large as in
+//! practice. `extends` names configurations whose keys are included; `labels` is the number of
+//! generated entries of `label2id`.
 
 use crate::{Error, Result};
 use pellucid_models::builtin;
@@ -11,16 +12,16 @@ use std::io::Write;
 use std::path::PathBuf;
 use tempfile::TempDir;
 
-/// The model that the autoencoders name as their base; it lies beside them, too.
+/// Base model of the autoencoders, stored next to them.
 const BASE: &str = "base-model";
-/// The sites of autoencoders that releases name directories for.
+/// Sites that releases of autoencoders name directories after.
 const SITES: [&str; 5] = ["resid_post", "mlp_out", "attn_out", "transcoder", "resid_post_all"];
-/// An unknown model type that the suite registers as a Llama.
+/// Unknown model type that the suite registers as a Llama.
 pub const CUSTOM: &str = "pellucid_lab_custom";
 
 const TOKENIZER_CONFIG: &str = r#"{"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}"#;
 
-/// Small files with fixed contents: a pipeline of diffusers, and what people have by mistake.
+/// Small files with fixed contents: a diffusers pipeline, and common mistakes.
 const FILES: [(&str, &str); 6] = [
     ("diffusers/model_index.json", r#"{"_class_name": "StableDiffusionPipeline"}"#),
     ("diffusers/unet/config.json", r#"{"_class_name": "UNet2DConditionModel"}"#),
@@ -30,60 +31,63 @@ const FILES: [(&str, &str); 6] = [
     ("lfs_pointer/model.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"),
 ];
 
-/// Everything that is asked about; deleted on drop.
+/// The created directories; deleted on drop.
 pub struct Directories {
     root: TempDir,
 }
 
 impl Directories {
-    /// Makes them.
+    /// Creates the directories.
     ///
-    /// # Errors
-    /// If the temporary folder cannot be written.
-    pub fn make() -> Result<Directories> {
+    /// # Errors If the temporary directory cannot be written.
+    pub fn create() -> Result<Directories> {
         let fail = |error: std::io::Error| Error::File {
             path: std::env::temp_dir().display().to_string(),
-            problem: format!("the directories cannot be made: {error}; TMPDIR names another folder"),
+            problem: format!("cannot create the test directories: {error}; set TMPDIR to use another directory"),
         };
-        let made = Directories { root: tempfile::Builder::new().prefix("pellucid-identify-").tempdir().map_err(fail)? };
-        made.write().map_err(fail)?;
-        Ok(made)
+        let directories =
+            Directories { root: tempfile::Builder::new().prefix("pellucid-identify-").tempdir().map_err(fail)? };
+        directories.write_all().map_err(fail)?;
+        Ok(directories)
     }
 
-    /// The path of a directory, or of a file.
+    /// Returns the path of a directory or file.
     pub fn path(&self, name: &str) -> PathBuf {
         self.root.path().join(name)
     }
 
-    fn write(&self) -> std::io::Result<()> {
+    fn write_all(&self) -> std::io::Result<()> {
         let all: Map<String, Value> =
             serde_json::from_str(include_str!("configs.json")).map_err(std::io::Error::other)?;
         for name in all.keys() {
-            self.file(&format!("{name}/config.json"), Value::from(config(&all, name)).to_string())?;
-            // Real directories have these, and no question may read them.
-            self.file(&format!("{name}/tokenizer.json"), "{}")?;
-            self.file(&format!("{name}/generation_config.json"), "{}")?;
+            self.write_file(&format!("{name}/config.json"), Value::from(config(&all, name)).to_string())?;
+            // Real directories have these files; no query may read them.
+            self.write_file(&format!("{name}/tokenizer.json"), "{}")?;
+            self.write_file(&format!("{name}/generation_config.json"), "{}")?;
         }
         for (path, contents) in FILES {
-            self.file(path, contents)?;
+            self.write_file(path, contents)?;
         }
         fs::create_dir_all(self.path("empty"))?;
-        self.file("deep_config/config.json", format!("{{\"a\": {}1{}}}", "[".repeat(100_000), "]".repeat(100_000)))?;
-        // A Llama of one layer, width 8 and five tokens, whose weights are zero.
-        self.file("model.gguf", include_bytes!("model.gguf"))?;
-        self.autoencoders()?;
-        self.models()?;
-        self.sharded(config(&all, "llama"))
+        self.write_file(
+            "deep_config/config.json",
+            format!("{{\"a\": {}1{}}}", "[".repeat(100_000), "]".repeat(100_000)),
+        )?;
+        // A Llama with one layer, width 8 and five tokens; all weights are zero.
+        self.write_file("model.gguf", include_bytes!("model.gguf"))?;
+        self.write_autoencoders()?;
+        self.write_models()?;
+        self.write_sharded(config(&all, "llama"))
     }
 
-    fn file(&self, path: &str, contents: impl AsRef<[u8]>) -> std::io::Result<()> {
+    fn write_file(&self, path: &str, contents: impl AsRef<[u8]>) -> std::io::Result<()> {
         let path = self.path(path);
         fs::create_dir_all(path.parent().unwrap_or(&path))?;
         fs::write(path, contents)
     }
 
-    /// One release for each site and one of all, in the layout of Gemma Scope 2.
-    fn autoencoders(&self) -> std::io::Result<()> {
+    /// One release per site and one with all sites, in the layout of Gemma Scope 2.
+    fn write_autoencoders(&self) -> std::io::Result<()> {
         let weights = [("w_enc", vec![4, 8]), ("w_dec", vec![8, 4]), ("b_enc", vec![8]), ("b_dec", vec![4])];
         let weights = safetensors("F32", 4, &weights.map(|(name, shape)| (name.to_owned(), shape)), true).0;
         for site in SITES {
@@ -92,15 +96,16 @@ impl Directories {
                 "hf_hook_point_out": hook, "l0": 20, "model_name": BASE, "type": "sae", "width": 16384});
             for release in [format!("sae_{site}"), "sae_multi".into()] {
                 let inner = format!("{release}/{site}/layer_12_width_16k_l0_small");
-                self.file(&format!("{inner}/config.json"), settings.to_string())?;
-                self.file(&format!("{inner}/params.safetensors"), &weights)?;
+                self.write_file(&format!("{inner}/config.json"), settings.to_string())?;
+                self.write_file(&format!("{inner}/params.safetensors"), &weights)?;
             }
         }
         Ok(())
     }
 
-    /// Directories with the built-in model's weights, under its own type and others, whole and not; and a LoRA adapter for it.
-    fn models(&self) -> std::io::Result<()> {
+    /// Directories with the built-in model's weights: under its own and other types, complete and
+    /// broken; and a LoRA adapter for it.
+    fn write_models(&self) -> std::io::Result<()> {
         let own: Map<String, Value> = serde_json::from_slice(builtin::CONFIG).map_err(std::io::Error::other)?;
         let typed = |model_type: &str| {
             let mut config = own.clone();
@@ -119,25 +124,25 @@ impl Directories {
             ("without_tokenizer", plain(), builtin::WEIGHTS, false),
             ("truncated_weights", plain(), &builtin::WEIGHTS[..builtin::WEIGHTS.len() / 2], false),
         ] {
-            self.file(&format!("{name}/config.json"), config)?;
-            self.file(&format!("{name}/model.safetensors"), weights)?;
+            self.write_file(&format!("{name}/config.json"), config)?;
+            self.write_file(&format!("{name}/model.safetensors"), weights)?;
             if has_tokenizer {
-                self.file(&format!("{name}/tokenizer.json"), builtin::TOKENIZER)?;
-                self.file(&format!("{name}/tokenizer_config.json"), TOKENIZER_CONFIG)?;
+                self.write_file(&format!("{name}/tokenizer.json"), builtin::TOKENIZER)?;
+                self.write_file(&format!("{name}/tokenizer_config.json"), TOKENIZER_CONFIG)?;
             }
         }
-        self.file("lfs_pointer/config.json", builtin::CONFIG)?;
+        self.write_file("lfs_pointer/config.json", builtin::CONFIG)?;
         let (rank, width) = (2, own.get("hidden_size").and_then(Value::as_u64).unwrap_or_default());
         let settings = json!({"peft_type": "LORA", "r": rank, "lora_alpha": 4, "target_modules": ["q_proj"],
             "base_model_name_or_path": format!("../{BASE}")});
-        self.file("adapter/adapter_config.json", settings.to_string())?;
+        self.write_file("adapter/adapter_config.json", settings.to_string())?;
         let name = |side: &str| format!("base_model.model.model.layers.0.self_attn.q_proj.lora_{side}.weight");
         let weights = [(name("A"), vec![rank, width]), (name("B"), vec![width, rank])];
-        self.file("adapter/adapter_model.safetensors", safetensors("F32", 4, &weights, true).0)
+        self.write_file("adapter/adapter_model.safetensors", safetensors("F32", 4, &weights, true).0)
     }
 
-    /// A Llama of 6,738,415,616 parameters in three files that are sparse after their headers.
-    fn sharded(&self, config: Map<String, Value>) -> std::io::Result<()> {
+    /// A Llama with 6,738,415,616 parameters in three files that are sparse after their headers.
+    fn write_sharded(&self, config: Map<String, Value>) -> std::io::Result<()> {
         const SHARDS: usize = 3;
         const LAYERS: usize = 32;
         const WEIGHTS: [(&str, &[u64]); 9] = [
@@ -159,9 +164,9 @@ impl Directories {
         shards[0].push(("model.embed_tokens.weight".into(), vec![32000, 4096]));
         shards[SHARDS - 1].push(("model.norm.weight".into(), vec![4096]));
         shards[SHARDS - 1].push(("lm_head.weight".into(), vec![32000, 4096]));
-        self.file("sharded/config.json", Value::from(config).to_string())?;
-        self.file("sharded/tokenizer.json", builtin::TOKENIZER)?;
-        self.file("sharded/tokenizer_config.json", TOKENIZER_CONFIG)?;
+        self.write_file("sharded/config.json", Value::from(config).to_string())?;
+        self.write_file("sharded/tokenizer.json", builtin::TOKENIZER)?;
+        self.write_file("sharded/tokenizer_config.json", TOKENIZER_CONFIG)?;
         let (mut map, mut total) = (Map::new(), 0);
         for (index, tensors) in shards.iter().enumerate() {
             let name = format!("model-{:05}-of-{SHARDS:05}.safetensors", index + 1);
@@ -173,11 +178,11 @@ impl Directories {
             map.extend(tensors.iter().map(|(tensor, _)| (tensor.clone(), json!(name))));
         }
         let index = json!({"metadata": {"total_size": total}, "weight_map": map});
-        self.file("sharded/model.safetensors.index.json", index.to_string())
+        self.write_file("sharded/model.safetensors.index.json", index.to_string())
     }
 }
 
-/// A configuration of `configs.json` with everything that it extends.
+/// Returns a configuration of `configs.json` with all that it extends.
 fn config(all: &Map<String, Value>, name: &str) -> Map<String, Value> {
     let mut own = all.get(name).and_then(Value::as_object).cloned().unwrap_or_default();
     let extended = own.remove("extends").unwrap_or_default();
@@ -194,18 +199,18 @@ fn config(all: &Map<String, Value>, name: &str) -> Map<String, Value> {
     config
 }
 
-/// A safetensors file of zeros, or only its header; and the number of bytes that follow the header.
+/// Returns a safetensors file of zeros, or only its header, and the number of data bytes.
 fn safetensors(dtype: &str, width: u64, tensors: &[(String, Vec<u64>)], with_data: bool) -> (Vec<u8>, u64) {
-    let (mut map, mut at) = (Map::new(), 0);
+    let (mut map, mut offset) = (Map::new(), 0);
     for (name, shape) in tensors {
         let bytes = shape.iter().product::<u64>() * width;
-        map.insert(name.clone(), json!({"dtype": dtype, "shape": shape, "data_offsets": [at, at + bytes]}));
-        at += bytes;
+        map.insert(name.clone(), json!({"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + bytes]}));
+        offset += bytes;
     }
     let header = Value::from(map).to_string();
     let mut file = [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat();
     if with_data {
-        file.resize(file.len() + at as usize, 0);
+        file.resize(file.len() + offset as usize, 0);
     }
-    (file, at)
+    (file, offset)
 }

@@ -1,28 +1,28 @@
-//! Limits on time and memory.
+//! Limits on latency and memory.
 
 use super::Category;
 use super::benchmarks::SMOLLM2;
-use super::result::Row;
+use super::result::BenchmarkResult;
 use serde::{Deserialize, Serialize};
 
-/// A limit and what was measured.
+/// A limit and the measured value.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Gate {
-    /// What is limited.
+    /// Name of the gate.
     pub what: String,
-    /// Of which quantity.
+    /// The limited quantity.
     pub quantity: Quantity,
-    /// What it may be: seconds or megabytes.
+    /// The limit, in seconds or megabytes.
     pub limit: f64,
-    /// The benchmark that comes nearest to the limit or exceeds it most; none where none was measured.
+    /// The benchmark closest to the limit, or furthest beyond it; `None` if none was measured.
     pub benchmark: Option<String>,
     /// Its value.
     pub value: Option<f64>,
-    /// Whether that is allowed.
-    pub state: State,
+    /// Whether the value is within the limit.
+    pub state: GateState,
 }
 
-/// What a gate limits.
+/// Quantity that a gate limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Quantity {
@@ -32,33 +32,34 @@ pub enum Quantity {
     MemoryDelta,
 }
 
-/// Whether a gate is met; in the order of how bad that is.
+/// State of a gate, in increasing severity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum State {
-    /// Nothing to judge.
+pub enum GateState {
+    /// No measurement, or an unoptimized build.
     NotJudged,
     /// Within the limit.
     Met,
-    /// The mean is over the limit, and some rounds were not: the machine is too noisy to say.
+    /// The mean exceeds the limit, but some rounds do not: too noisy to decide.
     Undecided,
-    /// Over the limit in every round.
+    /// Every round exceeds the limit.
     Missed,
 }
 
-impl State {
+impl GateState {
     /// Its name in the report.
     pub fn name(self) -> &'static str {
         match self {
-            State::Met => "met",
-            State::Missed => "MISSED",
-            State::Undecided => "undecided",
-            State::NotJudged => "not judged",
+            GateState::Met => "met",
+            GateState::Missed => "MISSED",
+            GateState::Undecided => "undecided",
+            GateState::NotJudged => "not judged",
         }
     }
 }
 
-/// What, of which quantity, the limit, and the benchmarks by how their names begin. An empty prefix means all fast questions.
+/// Name, quantity, limit, and prefix of the benchmarks' names. An empty prefix selects all fast
+/// queries.
 const RULES: [(&str, Quantity, f64, &str); 9] = [
     ("architecture detection", Quantity::MeanTime, 5e-5, "architecture_detection_"),
     ("category detection", Quantity::MeanTime, 5e-5, "category_detection_"),
@@ -74,10 +75,10 @@ const OPENING: &str = "SmolLM2-135M opened, ready to run";
 const FAST: [Category; 5] =
     [Category::Detection, Category::Sae, Category::Support, Category::Memory, Category::Regression];
 
-/// Judges results. The times of a build without optimization are shown and not judged.
-pub fn judge(results: &[Row], is_optimized: bool) -> Vec<Gate> {
+/// Evaluates the gates. Times of an unoptimized build are shown but not judged.
+pub fn judge(results: &[BenchmarkResult], is_optimized: bool) -> Vec<Gate> {
     let gate = |(what, quantity, limit, prefix): (&str, Quantity, f64, &str)| {
-        let covers = |row: &&Row| match prefix {
+        let covers = |row: &&BenchmarkResult| match prefix {
             "" => FAST.contains(&row.category),
             _ => {
                 row.name.starts_with(prefix)
@@ -91,11 +92,12 @@ pub fn judge(results: &[Row], is_optimized: bool) -> Vec<Gate> {
             }
             Quantity::MemoryDelta => row.memory_delta_mb.map(|value| (row, value, value)),
         });
-        // `least` is the fastest round: surely over the limit comes before perhaps over it, whatever the means.
+        // `least` is the fastest round. A certain miss ranks above an undecided one, whatever the
+        // means.
         let judged = measured.map(|(row, value, least)| match (value < limit, least < limit) {
-            (true, _) => (State::Met, value, row),
-            (false, true) => (State::Undecided, value, row),
-            (false, false) => (State::Missed, value, row),
+            (true, _) => (GateState::Met, value, row),
+            (false, true) => (GateState::Undecided, value, row),
+            (false, false) => (GateState::Missed, value, row),
         });
         let worst = judged.max_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
         let is_judged = is_optimized || quantity == Quantity::MemoryDelta;
@@ -105,7 +107,7 @@ pub fn judge(results: &[Row], is_optimized: bool) -> Vec<Gate> {
             limit,
             benchmark: worst.map(|(_, _, row)| row.name.clone()),
             value: worst.map(|(_, value, _)| value),
-            state: worst.filter(|_| is_judged).map_or(State::NotJudged, |(state, ..)| state),
+            state: worst.filter(|_| is_judged).map_or(GateState::NotJudged, |(state, ..)| state),
         }
     };
     RULES.map(gate).into()

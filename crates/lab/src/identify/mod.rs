@@ -1,65 +1,68 @@
 //! The suite `identify`: latency and correctness of recognizing, inspecting and loading models.
 //!
-//! A [`Benchmark`] is a row of data: a question about a directory, with the answer that it must get. [`measure`](mod@measure) asks in rounds
-//! and keeps the times of right answers only; [`gates`] says which are too long, [`compare`](mod@compare) how they changed since a baseline,
-//! [`result`] is the file and [`report`](mod@report) the page. Measuring needs a counting allocator and a hub to download from, so it
-//! runs in `pellucid-lab-worker`; `pellucid lab identify` starts that and reports what it answers.
+//! A [`Benchmark`] is a row of a table: a [`Query`] on a model directory, with its expected answer.
+//! [`measure`](mod@measure) runs the queries in rounds and keeps the times of correct answers only.
+//! [`gates`] are latency and memory limits, [`compare`](mod@compare) compares with a baseline,
+//! [`result`] is the file format and [`report`](mod@report) the page. Measuring needs a counting
+//! allocator and a local hub, so it runs in `pellucid-lab-worker`, which `pellucid lab identify`
+//! starts.
 
 mod benchmarks;
 pub mod compare;
 pub mod directories;
 pub mod gates;
 pub mod measure;
-mod questions;
+mod queries;
 pub mod report;
 pub mod result;
 
-pub use benchmarks::{Benchmark, chosen, find_model};
-pub use questions::{Case, Question, Stopwatch, hub_files};
+pub use benchmarks::{Benchmark, find_model, select_benchmarks};
+pub use queries::{Query, QueryInput, Stopwatch, hub_files};
 
 use serde::{Deserialize, Serialize};
 
 /// The name of this suite.
 pub const NAME: &str = "identify";
-/// Its earlier name, which is still accepted.
+/// Its former name, still accepted.
 pub const OLD_NAME: &str = "loader";
-/// What it is about.
+/// One-line description.
 pub const TITLE: &str = "Model inspection: latency and correctness of category, support and metadata queries";
 
 /// A local hub to download from.
 pub struct Hub {
-    /// Its address.
+    /// Base URL.
     pub endpoint: String,
-    /// The model that it has, with [`hub_files`].
+    /// Id of its only model, whose files are [`hub_files`].
     pub model: String,
 }
 
-/// What a benchmark is about.
+/// Category of a benchmark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Category {
-    /// Architecture, category, whether a model is omni.
+    /// Architecture, category, and whether a model is multimodal ("omni").
     Detection,
     /// Sparse autoencoders.
     Sae,
-    /// Tokenizers: found, missing, another model's, from a hub.
+    /// Loading tokenizers: present, missing, taken from a base model, downloaded.
     Tokenizer,
-    /// Whether a model runs here.
+    /// Whether a model is supported.
     Support,
-    /// What answers allocate.
+    /// Allocations of queries.
     Memory,
-    /// The same directory asked little and much.
+    /// Queries of different depth on the same directory, and the choice of loading strategy.
     Comparison,
     /// Configurations from small to very large.
     Architecture,
-    /// Answers that must not become slower.
+    /// Queries tracked for regressions.
     Regression,
-    /// Weights, several threads at once, errors, a real model.
+    /// Loading weights, concurrency, errors, and a real model.
     Loading,
 }
 
 impl Category {
-    /// All of them, with their names in JSON and on the command line and their titles in the report.
+    /// All categories, with their names in JSON and on the command line and their titles in the
+    /// report.
     pub const ALL: [(Category, &str, &str); 9] = [
         (Category::Detection, "detection", "Architecture and Category Detection"),
         (Category::Sae, "sae", "SAE Detection"),
@@ -72,7 +75,7 @@ impl Category {
         (Category::Loading, "loading", "Loading, Concurrency and Errors"),
     ];
 
-    /// The category of a name.
+    /// Returns the category of a name.
     pub fn from_name(name: &str) -> Option<Category> {
         Category::ALL.iter().find(|(_, known, _)| *known == name).map(|(category, ..)| *category)
     }

@@ -1,16 +1,16 @@
-//! A run as a Markdown page.
+//! The result as a Markdown page.
 
 use super::Category;
-use super::compare::{Color, Comparison};
-use super::gates::{Gate, Quantity, State};
+use super::compare::{BaselineComparison, Color};
+use super::gates::{Gate, GateState, Quantity};
 use super::measure::ROUNDS;
-use super::result::{Row, Run, Times};
+use super::result::{BenchmarkResult, IdentifyResult, Times};
 use crate::report::seconds;
 
 /// The whole page.
-pub fn markdown(run: &Run) -> String {
+pub fn markdown(run: &IdentifyResult) -> String {
     let mut page = summary(run);
-    let wrong: Vec<&Row> = run.results.iter().filter(|row| !row.outcome.ok).collect();
+    let wrong: Vec<&BenchmarkResult> = run.results.iter().filter(|row| !row.outcome.ok).collect();
     if !wrong.is_empty() {
         let rows =
             wrong.iter().map(|row| [row.name.clone(), row.outcome.expected.clone(), row.outcome.observed.clone()]);
@@ -36,7 +36,7 @@ pub fn markdown(run: &Run) -> String {
     page + &run.comparison.as_ref().map(changes).unwrap_or_default()
 }
 
-/// A table; text cannot end its cell.
+/// Formats a table; escapes the cells.
 fn table<const N: usize>(columns: [&str; N], rows: impl IntoIterator<Item = [String; N]>) -> String {
     let mut out = format!("| {} |\n|{}\n", columns.join(" | "), "---|".repeat(N));
     for row in rows {
@@ -54,10 +54,10 @@ fn megabytes(value: f64) -> String {
     format!("{value:.4} MB")
 }
 
-fn summary(run: &Run) -> String {
+fn summary(run: &IdentifyResult) -> String {
     let (settings, summary) = (&run.settings, &run.summary);
     let hard = |key: &str| run.env.hard.get(key).map_or("unknown", String::as_str);
-    let gates = |state: State| run.gates.iter().filter(|gate| gate.state == state).count();
+    let gates = |state: GateState| run.gates.iter().filter(|gate| gate.state == state).count();
     let baseline = run.comparison.as_ref().map_or_else(
         || "none given".into(),
         |c| {
@@ -70,7 +70,7 @@ fn summary(run: &Run) -> String {
          **Generated:** {}  \n**Runtime:** {}  \n**Platform:** {}, {}, {} cores  \n\
          **Iterations:** {} in {ROUNDS} rounds, {} of warmup; a tenth of both for calls that take milliseconds  \n\
          **Real model:** {}\n\n## Summary\n\n\
-         - **Benchmarks:** {} in {} categories\n- **Outcomes:** {} right, {} wrong; a wrong answer has no time\n\
+         - **Benchmarks:** {} in {} categories\n- **Outcomes:** {} correct, {} wrong; a wrong answer has no time\n\
          - **Gates:** {} met, {} missed, {} undecided, {} not judged\n- **Baseline:** {baseline}\n",
         run.timestamp.replace('T', " "),
         run.runtime,
@@ -79,15 +79,15 @@ fn summary(run: &Run) -> String {
         hard("cores"),
         settings.iterations,
         settings.warmup,
-        settings.model.as_deref().unwrap_or("none (TEST_MODEL_PATH names one)"),
+        settings.model.as_deref().unwrap_or("none (set TEST_MODEL_PATH)"),
         summary.total_benchmarks,
         summary.categories.len(),
         summary.total_benchmarks - summary.wrong_outcomes,
         summary.wrong_outcomes,
-        gates(State::Met),
-        gates(State::Missed),
-        gates(State::Undecided),
-        gates(State::NotJudged),
+        gates(GateState::Met),
+        gates(GateState::Missed),
+        gates(GateState::Undecided),
+        gates(GateState::NotJudged),
     )
 }
 
@@ -97,19 +97,18 @@ fn gate(gate: &Gate) -> [String; 5] {
     [gate.what.clone(), shown(gate.limit), benchmark, or_dash(gate.value, shown), gate.state.name().into()]
 }
 
-fn memory(results: &[Row]) -> String {
+fn memory(results: &[BenchmarkResult]) -> String {
     let rows = results.iter().filter(|row| row.category == Category::Memory).map(|row| {
         let count = |value: Option<u64>| or_dash(value, |value| value.to_string());
         let counts = [row.alloc_count, row.alloc_bytes, row.peak_rss_kb].map(count);
         let [allocations, bytes, peak] = counts;
         [row.name.clone(), or_dash(row.memory_delta_mb, megabytes), allocations, bytes, peak]
     });
-    "\n## Memory Usage\n\n> Memory Delta is the peak of live heap during one answer; what remains after it is less.\n\n"
-        .to_owned()
+    "\n## Memory Usage\n\n> Memory Delta is the peak of live heap during one call.\n\n".to_owned()
         + &table(["Benchmark", "Memory Delta", "Allocations", "Bytes Allocated", "Peak RSS (kB)"], rows)
 }
 
-fn result(row: &Row) -> [String; 11] {
+fn result(row: &BenchmarkResult) -> [String; 11] {
     let time = |of: fn(&Times) -> f64| or_dash(row.times.as_ref(), |times| seconds(of(times)));
     let outcome = if row.outcome.ok { format!("✅ {}", row.outcome.expected) } else { "❌ wrong".into() };
     [
@@ -127,8 +126,8 @@ fn result(row: &Row) -> [String; 11] {
     ]
 }
 
-/// The functions that were timed, with the number of benchmarks whose answers were right.
-fn coverage(results: &[Row]) -> String {
+/// Counts the benchmarks with correct answers per timed function.
+fn coverage(results: &[BenchmarkResult]) -> String {
     let mut functions: Vec<(&str, usize)> = Vec::new();
     for row in results.iter().filter(|row| row.outcome.ok) {
         match functions.iter_mut().find(|(function, _)| *function == row.function) {
@@ -140,10 +139,10 @@ fn coverage(results: &[Row]) -> String {
     "\n## Coverage\n\n".to_owned() + &table(["Function", "Benchmarks"], rows)
 }
 
-fn changes(comparison: &Comparison) -> String {
+fn changes(comparison: &BaselineComparison) -> String {
     let moved = match comparison.moved_together() {
         true => {
-            "> **Most benchmarks moved the same way: the machine may have changed. Measure both again before believing it.**\n\n"
+            "> **Most benchmarks moved in the same direction: the machine may have changed. Measure both builds again.**\n\n"
         }
         false => "",
     };
@@ -154,18 +153,18 @@ fn changes(comparison: &Comparison) -> String {
             Color::Neutral => "⚪ neutral",
         };
         let percent = |share: f64| format!("{:+.1} %", share * 100.0);
-        let clear = if change.clear { "clear" } else { "overlap" };
+        let rounds = if change.clear { "separated" } else { "overlap" };
         let (before, after) = (seconds(change.before), seconds(change.after));
         let (mean, median) = (percent(change.change), percent(change.median_change));
-        [change.name.clone(), before, after, mean, median, clear.into(), verdict.into()]
+        [change.name.clone(), before, after, mean, median, rounds.into(), verdict.into()]
     });
     let unmatched = match comparison.unmatched.is_empty() {
         true => String::new(),
-        false => format!("\nWith a time in one of the two runs only: {}.\n", comparison.unmatched.join(", ")),
+        false => format!("\nMeasured in only one of the two results: {}.\n", comparison.unmatched.join(", ")),
     };
     "\n## Regression Detection\n\n\
-     > Red and green are changes of mean and median by more than 5 % that are clear: every round of one run was faster than every round\n\
-     > of the other. Both runs are separate processes, so a machine that was slower throughout shows as red, too.\n\n"
+     > Red and green: mean and median changed by more than 5 %, and the rounds are separated (every round of one result is faster\n\
+     > than every round of the other). The results come from separate processes, so a machine that was slower throughout is red, too.\n\n"
         .to_owned()
         + moved
         + &table(["Benchmark", "Baseline", "Now", "Change", "Median", "Rounds", "Verdict"], rows)

@@ -1,9 +1,9 @@
-//! The settings and the result of a run of the suite.
+//! Settings and result of the suite.
 
-use super::compare::{Color, Comparison};
+use super::compare::{BaselineComparison, Color};
 use super::directories::Directories;
-use super::gates::{self, Gate, State};
-use super::{Category, Hub, NAME, chosen, find_model, measure};
+use super::gates::{self, Gate, GateState};
+use super::{Category, Hub, NAME, find_model, measure, select_benchmarks};
 use crate::environment::Environment;
 use crate::report::date;
 use crate::{Error, Result};
@@ -18,95 +18,95 @@ pub const SCHEMA: &str = "pellucid/lab-loader/v1";
 /// Its JSON Schema.
 pub const SCHEMA_TEXT: &str = include_str!("../../schema/lab-loader-v1.json");
 
-/// The variable for [`Settings::iterations`].
+/// Environment variable for [`IdentifySettings::iterations`].
 pub const ITERATIONS: &str = "BENCHMARK_ITERATIONS";
-/// The variable for [`Settings::warmup`].
+/// Environment variable for [`IdentifySettings::warmup`].
 pub const WARMUP: &str = "BENCHMARK_WARMUP";
-/// The variable for [`Settings::model`].
+/// Environment variable for [`IdentifySettings::model`].
 pub const MODEL: &str = "TEST_MODEL_PATH";
 
-/// A run of the suite.
+/// Result of the suite.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Run {
+pub struct IdentifyResult {
     /// The format, [`SCHEMA`].
     pub schema: String,
-    /// What the suite calls itself.
+    /// Title of the suite.
     pub name: String,
-    /// When it began, in UTC: `2026-01-30T08:00:00`.
+    /// Start time in UTC: `2026-01-30T08:00:00`.
     pub timestamp: String,
     /// The program and its build.
     pub runtime: String,
-    /// The kind of system: `posix`, or what else it is.
+    /// Kind of operating system: `posix` or its name.
     pub platform: String,
     /// The machine, the build and the model.
     pub env: Environment,
-    /// How much was measured.
-    pub settings: Settings,
+    /// Iterations and selection.
+    pub settings: IdentifySettings,
     /// Every benchmark.
-    pub results: Vec<Row>,
+    pub results: Vec<BenchmarkResult>,
     /// The limits on time and memory.
     pub gates: Vec<Gate>,
-    /// What changed since a baseline, where one was given.
-    pub comparison: Option<Comparison>,
+    /// Changes since a baseline, if one was given.
+    pub comparison: Option<BaselineComparison>,
     /// Totals.
     pub summary: Summary,
 }
 
 /// A benchmark's result.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Row {
+pub struct BenchmarkResult {
     /// Its name.
     pub name: String,
-    /// What it is about.
+    /// Its category.
     pub category: Category,
     /// The function that was timed.
     pub function: String,
     /// Timed iterations.
     pub iterations: usize,
-    /// Their times; none where an answer was wrong.
+    /// Time statistics; `None` if an answer was wrong.
     #[serde(flatten)]
     pub times: Option<Times>,
-    /// The peak of live heap beyond what was live before, in megabytes; none where it was not counted.
+    /// Peak of live heap above that before the call, in megabytes; `None` if not counted.
     pub memory_delta_mb: Option<f64>,
-    /// The directory or the real model.
+    /// Name of the directory or of the real model.
     pub metadata: BTreeMap<String, String>,
-    /// The answer and the expected one.
-    pub outcome: Outcome,
-    /// Every iteration, in order.
+    /// The expected and the observed answer.
+    pub outcome: CheckedAnswer,
+    /// Nanoseconds of every iteration, in order.
     pub samples_ns: Vec<u64>,
-    /// The peak of resident memory meanwhile.
+    /// Peak RSS during the rounds.
     pub peak_rss_kb: Option<u64>,
     /// Heap allocations of one iteration.
     pub alloc_count: Option<u64>,
-    /// Bytes that they asked for.
+    /// Bytes allocated in one iteration.
     pub alloc_bytes: Option<u64>,
 }
 
-/// The times of right answers, in seconds.
+/// Time statistics of correct answers, in seconds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Times {
-    /// Of all iterations together.
+    /// Total of all iterations.
     pub total_time: f64,
     /// The mean.
     pub mean_time: f64,
-    /// The middle one.
+    /// The median.
     pub median_time: f64,
-    /// The standard deviation; 0 of a single one.
+    /// The standard deviation; 0 for a single sample.
     pub std_dev: f64,
-    /// The shortest.
+    /// The minimum.
     pub min_time: f64,
-    /// The longest.
+    /// The maximum.
     pub max_time: f64,
     /// The sample at index `⌊0.95 n⌋` of the sorted ones.
     pub p95_time: f64,
     /// The sample at index `⌊0.99 n⌋` of the sorted ones.
     pub p99_time: f64,
-    /// The mean of each round; their spread is the machine's noise.
+    /// Mean of each round; their range shows the noise.
     pub round_means: Vec<f64>,
 }
 
 impl Times {
-    /// The fastest and the slowest round.
+    /// Returns the means of the fastest and the slowest round.
     pub fn spread(&self) -> (f64, f64) {
         let ends =
             self.round_means.iter().fold((f64::INFINITY, 0.0f64), |(low, high), &mean| (low.min(mean), high.max(mean)));
@@ -114,63 +114,63 @@ impl Times {
     }
 }
 
-/// An answer beside the right one.
+/// Expected and observed answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Outcome {
-    /// The right answer.
+pub struct CheckedAnswer {
+    /// The expected answer.
     pub expected: String,
-    /// The first wrong answer, or the right one.
+    /// The first wrong answer, or the expected one.
     pub observed: String,
-    /// Whether every iteration gave the right answer.
+    /// Whether every iteration gave the expected answer.
     pub ok: bool,
 }
 
 /// Totals.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
-    /// Benchmarks.
+    /// Number of benchmarks.
     pub total_benchmarks: usize,
-    /// The categories that were measured.
+    /// Measured categories.
     pub categories: Vec<Category>,
-    /// Those with a wrong answer.
+    /// Benchmarks with a wrong answer.
     pub wrong_outcomes: usize,
-    /// Gates that are missed.
+    /// Missed gates.
     pub gates_missed: usize,
-    /// Gates that lie within the machine's noise.
+    /// Undecided gates.
     pub gates_undecided: usize,
 }
 
-/// How much is measured.
+/// Iterations and selection of benchmarks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Settings {
+pub struct IdentifySettings {
     /// Timed iterations of each benchmark; those that take milliseconds get a tenth.
     pub iterations: usize,
-    /// Iterations before them that are not timed.
+    /// Untimed warm-up iterations.
     pub warmup: usize,
-    /// Whether the allocations of every benchmark are counted, and not only of those about memory.
+    /// Count the allocations of every benchmark, not only of the category `memory`.
     pub memory_profiling: bool,
-    /// The only category that is measured; none means all.
+    /// Category to measure; `None` means all.
     pub category: Option<Category>,
-    /// A real model that is inspected and loaded, too.
+    /// A real model to inspect and load.
     pub model: Option<String>,
 }
 
-impl Default for Settings {
-    fn default() -> Settings {
-        Settings { iterations: 100, warmup: 10, memory_profiling: false, category: None, model: None }
+impl Default for IdentifySettings {
+    fn default() -> IdentifySettings {
+        IdentifySettings { iterations: 100, warmup: 10, memory_profiling: false, category: None, model: None }
     }
 }
 
-impl Settings {
-    /// Arguments override what `variable` finds in the environment, and that overrides the defaults.
+impl IdentifySettings {
+    /// Combines arguments, environment variables (read with `variable`) and defaults, in this order
+    /// of precedence.
     ///
-    /// # Errors
-    /// If a variable that is needed is not a number, or if nothing would be timed.
+    /// # Errors If a needed variable is not a number, or the number of iterations is 0.
     pub fn new(
         iterations: Option<usize>,
         warmup: Option<usize>,
         variable: impl Fn(&str) -> Option<String>,
-    ) -> Result<Settings> {
+    ) -> Result<IdentifySettings> {
         let fail = |problem: String| Error::Suite { suite: NAME.into(), problem };
         let set = |name: &str| variable(name).filter(|value| !value.trim().is_empty());
         let count = |argument: Option<usize>, name: &str, default: usize| match (argument, set(name)) {
@@ -180,41 +180,46 @@ impl Settings {
             }
             (None, None) => Ok(default),
         };
-        let default = Settings::default();
-        let settings = Settings {
+        let default = IdentifySettings::default();
+        let settings = IdentifySettings {
             iterations: count(iterations, ITERATIONS, default.iterations)?,
             warmup: count(warmup, WARMUP, default.warmup)?,
             model: set(MODEL),
             ..default
         };
         match settings.iterations {
-            0 => Err(fail(format!("0 iterations measure nothing: give --iterations or {ITERATIONS} of at least 1"))),
+            0 => Err(fail(format!("0 iterations measure nothing: set --iterations or {ITERATIONS} to at least 1"))),
             _ => Ok(settings),
         }
     }
 }
 
-/// Makes the directories, measures, and judges. Benchmarks that download are left out where there is no hub.
+/// Creates the directories, runs the benchmarks and evaluates the gates. Download benchmarks need
+/// `hub`.
 ///
-/// # Errors
-/// If the directories cannot be made, or the real model is not there.
-pub fn run(settings: &Settings, hub: Option<&Hub>) -> Result<Run> {
+/// # Errors If the directories cannot be created, or the real model is missing.
+pub fn run(settings: &IdentifySettings, hub: Option<&Hub>) -> Result<IdentifyResult> {
     let began = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let directories = Directories::make()?;
-    let results = measure::measure(&chosen(&directories, settings, hub.is_some())?, settings, hub);
+    let directories = Directories::create()?;
+    let results = measure::measure(&select_benchmarks(&directories, settings, hub.is_some())?, settings, hub);
     let model = match settings.model.as_deref() {
         Some(model) if model != builtin::NAME => find_model(model)?,
         _ => builtin::NAME.into(),
     };
-    Ok(Run::new(began, Environment::here(&model), settings.clone(), results))
+    Ok(IdentifyResult::new(began, Environment::detect(&model), settings.clone(), results))
 }
 
-impl Run {
-    /// A run of these results, judged by the gates.
-    pub fn new(began: u64, env: Environment, settings: Settings, results: Vec<Row>) -> Run {
+impl IdentifyResult {
+    /// Builds the result from measured benchmarks and evaluates the gates.
+    pub fn new(
+        began: u64,
+        env: Environment,
+        settings: IdentifySettings,
+        results: Vec<BenchmarkResult>,
+    ) -> IdentifyResult {
         let build = env.hard.get("build").map_or("", String::as_str);
         let gates = gates::judge(&results, build == "release");
-        let count = |state: State| gates.iter().filter(|gate| gate.state == state).count();
+        let count = |state: GateState| gates.iter().filter(|gate| gate.state == state).count();
         let mut categories: Vec<Category> = results.iter().map(|row| row.category).collect();
         categories.sort_unstable();
         categories.dedup();
@@ -222,10 +227,10 @@ impl Run {
             total_benchmarks: results.len(),
             categories,
             wrong_outcomes: results.iter().filter(|row| !row.outcome.ok).count(),
-            gates_missed: count(State::Missed),
-            gates_undecided: count(State::Undecided),
+            gates_missed: count(GateState::Missed),
+            gates_undecided: count(GateState::Undecided),
         };
-        Run {
+        IdentifyResult {
             schema: SCHEMA.into(),
             name: "Pellucid Loader Benchmark Suite".into(),
             timestamp: date(began).trim_end_matches(" UTC").replace(' ', "T"),
@@ -240,7 +245,8 @@ impl Run {
         }
     }
 
-    /// 1 where an answer is wrong, a gate is missed or a benchmark is red; 4 where a gate is undecided; else 0.
+    /// Returns the exit code: 1 for a wrong answer, a missed gate or a red benchmark; 4 for an
+    /// undecided gate; else 0.
     pub fn exit_code(&self) -> i32 {
         let slower = self.comparison.as_ref().is_some_and(|comparison| comparison.count(Color::Red) > 0);
         if self.summary.wrong_outcomes > 0 || self.summary.gates_missed > 0 || slower {
@@ -250,11 +256,10 @@ impl Run {
     }
 }
 
-/// Reads a file of this format.
+/// Reads a result file.
 ///
-/// # Errors
-/// If it cannot be read, or is of another format.
-pub fn read(path: &Path) -> Result<Run> {
+/// # Errors If it cannot be read or has another format.
+pub fn read(path: &Path) -> Result<IdentifyResult> {
     let fail = |problem: String| Error::File { path: path.display().to_string(), problem };
     let bytes = std::fs::read(path).map_err(|error| fail(error.to_string()))?;
     let not = |error: serde_json::Error| fail(format!("not a result of `lab {NAME}`: {error}"));

@@ -1,9 +1,9 @@
-//! The metric format of bencher: `{benchmark: {measure: {value, lower_value, upper_value}}}`.
+//! Bencher's metric format: `{benchmark: {measure: {value, lower_value, upper_value}}}`.
 
 use crate::result::SessionResult;
 use serde_json::{Map, Value, json};
 
-/// A session in that format: every variant's value on every workload, and its ratio to the reference.
+/// Converts a session: every variant's value on every workload, and its ratio to the reference.
 pub fn bencher(result: &SessionResult) -> Value {
     let mut benchmarks = Map::new();
     for comparison in &result.comparisons {

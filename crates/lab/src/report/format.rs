@@ -1,13 +1,13 @@
-//! Numbers as people read them. What is not a number, or has no end, is said in words and never printed as such.
+//! Formats numbers for people. NaN and infinities are never printed as such.
 
 use crate::result::Comparison;
 use crate::stats::Estimate;
 use crate::suite::Metric;
 
-/// From here on, digits say nothing.
+/// From here on values are printed in scientific notation.
 const HUGE: f64 = 1e9;
 
-/// A value with its unit.
+/// Formats a value of a metric with its unit.
 pub fn quantity(metric: Metric, value: f64) -> String {
     match metric {
         Metric::Time | Metric::Load => seconds(value),
@@ -15,7 +15,7 @@ pub fn quantity(metric: Metric, value: f64) -> String {
     }
 }
 
-/// Seconds in a unit that suits them.
+/// Formats seconds in a suitable unit.
 pub(crate) fn seconds(value: f64) -> String {
     match value.abs() {
         x if !x.is_finite() => "—".into(),
@@ -26,7 +26,7 @@ pub(crate) fn seconds(value: f64) -> String {
     }
 }
 
-/// Bytes in a unit that suits them.
+/// Formats bytes in a suitable unit.
 pub(crate) fn bytes(value: f64) -> String {
     match value.abs() {
         x if !x.is_finite() => "—".into(),
@@ -38,7 +38,7 @@ pub(crate) fn bytes(value: f64) -> String {
     }
 }
 
-/// A ratio: `×1.083`, with fewer places where they say nothing.
+/// Formats a ratio: `×1.083`, with fewer decimals for large ones.
 pub(crate) fn times(ratio: f64) -> String {
     match ratio {
         x if !x.is_finite() => "—".into(),
@@ -49,7 +49,8 @@ pub(crate) fn times(ratio: f64) -> String {
     }
 }
 
-/// Both ends of an interval of ratios, given as logarithms: `1.060 to 1.107`, or why there is none.
+/// Formats the bounds of an interval of ratios, given as logarithms: `1.060 to 1.107`, or `no
+/// interval`.
 pub(crate) fn ends(log_ratio: &Estimate) -> String {
     let ratio = log_ratio.exp();
     if !log_ratio.low.is_finite() || !log_ratio.high.is_finite() {
@@ -59,12 +60,12 @@ pub(crate) fn ends(log_ratio: &Estimate) -> String {
     format!("{} to {}", end(ratio.low), end(ratio.high))
 }
 
-/// A ratio with its interval.
+/// Formats a ratio with its interval.
 pub(crate) fn ratio(log_ratio: &Estimate) -> String {
     format!("{} ({})", times(log_ratio.mean.exp()), ends(log_ratio))
 }
 
-/// A logarithm of a ratio as a signed change in percent.
+/// Formats a log-ratio as a signed change in percent.
 pub(crate) fn change(log: f64) -> String {
     let percent = (log.exp() - 1.0) * 100.0;
     match percent.abs() {
@@ -76,7 +77,7 @@ pub(crate) fn change(log: f64) -> String {
     }
 }
 
-/// A half width of logarithms as a share: `±1.2 %`.
+/// Formats a half-width of log-ratios: `±1.2 %`.
 pub(crate) fn noise(half_width: f64) -> String {
     let percent = half_width.exp_m1() * 100.0;
     match percent.abs() {
@@ -86,7 +87,7 @@ pub(crate) fn noise(half_width: f64) -> String {
     }
 }
 
-/// A share in percent.
+/// Formats a fraction in percent.
 pub(crate) fn share(value: f64) -> String {
     match value.abs() * 100.0 {
         x if !x.is_finite() => "—".into(),
@@ -95,17 +96,17 @@ pub(crate) fn share(value: f64) -> String {
     }
 }
 
-/// The largest difference of a cell's numbers.
+/// Formats the largest difference from the oracle.
 pub(crate) fn difference(max_abs: f32) -> String {
     match max_abs {
-        x if x.is_nan() => "not a number".into(),
-        x if x.is_infinite() => "without bound".into(),
+        x if x.is_nan() => "non-finite".into(),
+        x if x.is_infinite() => "non-finite".into(),
         0.0 => "0".into(),
         x => format!("{x:.1e}"),
     }
 }
 
-/// Who is compared with whom.
+/// Formats the two sides of a comparison.
 pub(crate) fn sides(comparison: &Comparison) -> String {
     if comparison.variant == comparison.reference {
         return format!("{} / itself", comparison.variant);
@@ -113,9 +114,9 @@ pub(crate) fn sides(comparison: &Comparison) -> String {
     format!("{} / {}", comparison.variant, comparison.reference)
 }
 
-/// Seconds since 1970 as a date and a time in UTC.
+/// Formats Unix seconds as a date and time in UTC.
 pub(crate) fn date(seconds: u64) -> String {
-    // Days are counted from 1 March 0000, so that leap days come last in a year; 400 years have 146,097 days.
+    // Days since 1 March 0000, so that leap days come last in a year; 400 years have 146,097 days.
     let days = seconds / 86_400 + 719_468;
     let (era, of_era) = (days / 146_097, days % 146_097);
     let year = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
@@ -132,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn units_suit_their_values_and_nothing_is_printed_as_infinite() {
+    fn units_suit_their_values_and_infinities_are_not_printed() {
         assert_eq!(
             (seconds(4.2e-5), seconds(0.0123), seconds(2.5)),
             ("42.0 µs".into(), "12.30 ms".into(), "2.50 s".into())
@@ -145,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn dates_are_those_of_the_calendar() {
+    fn dates_match_the_calendar() {
         assert_eq!(date(0), "1970-01-01 00:00:00 UTC");
         assert_eq!(date(951_782_399), "2000-02-28 23:59:59 UTC");
         assert_eq!(date(951_782_400), "2000-02-29 00:00:00 UTC");

@@ -1,53 +1,53 @@
-//! Results over time, as text and as a page.
+//! Results over time and their change points, as text and as a page.
 
 use super::format::{change, date, noise, quantity};
-use super::html::{Axis, curve, document, escape, levels, mark, text};
-use crate::history::{LEAST, Series, Step};
+use super::html::{Axis, curve, document, escape, mark, text, y_grid};
+use crate::history::{ChangePoint, MIN_SEGMENT, Series};
 use crate::report::html::{byte_tick, second_tick};
 use crate::stats;
 use crate::suite::Metric;
 
 const HEIGHT: f64 = 150.0;
-/// Characters of a series drawn as text.
+/// Maximum length of a sparkline, in characters.
 const WIDTH: usize = 60;
 
-/// The series as lines of text, those with steps first told of and then drawn.
+/// Formats every series as a sparkline with its change points.
 pub fn history_text(all: &[Series]) -> String {
     let mut out = String::new();
     for series in all {
         let latest = series.points.last().map_or(f64::NAN, |point| point.value);
-        out += &format!("{}\n  {}  {}\n", name(series), sparks(series), quantity(series.metric, latest));
-        for step in &series.steps {
-            out += &format!("  {}\n", told(series, step));
+        out += &format!("{}\n  {}  {}\n", name(series), sparkline(series), quantity(series.metric, latest));
+        for step in &series.change_points {
+            out += &format!("  {}\n", describe(series, step));
         }
-        if series.steps.is_empty() {
-            out += &format!("  {}\n", steady(series));
+        if series.change_points.is_empty() {
+            out += &format!("  {}\n", describe_steady(series));
         }
     }
-    let steps: usize = all.iter().map(|series| series.steps.len()).sum();
-    out + &format!("\n{} series, {steps} steps\n", all.len())
+    let steps: usize = all.iter().map(|series| series.change_points.len()).sum();
+    out + &format!("\n{} series, {steps} change points\n", all.len())
 }
 
-/// The series as one web page.
+/// Formats the series as one web page.
 pub fn history_html(all: &[Series]) -> String {
-    let steps: usize = all.iter().map(|series| series.steps.len()).sum();
+    let steps: usize = all.iter().map(|series| series.change_points.len()).sum();
     let mut body = format!(
-        "<header><h1>Results over time</h1><p class=\"verdict {}\">{} series, {steps} steps</p></header>\n<main>\n",
+        "<header><h1>Results over time</h1><p class=\"verdict {}\">{} series, {steps} change points</p></header>\n<main>\n",
         if steps == 0 { "equivalent" } else { "inconclusive" },
         all.len()
     );
     for series in all {
         body += &format!("<section><figure><h3>{}</h3>\n{}", escape(&name(series)), plot(series));
-        let told: Vec<String> = match series.steps.is_empty() {
-            true => vec![steady(series)],
-            false => series.steps.iter().map(|step| told(series, step)).collect(),
+        let lines: Vec<String> = match series.change_points.is_empty() {
+            true => vec![describe_steady(series)],
+            false => series.change_points.iter().map(|step| describe(series, step)).collect(),
         };
-        let points: String = told.iter().map(|line| format!("<li>{}</li>", escape(line))).collect();
+        let points: String = lines.iter().map(|line| format!("<li>{}</li>", escape(line))).collect();
         body += &format!("<figcaption><ul class=\"why\">{points}</ul></figcaption></figure></section>\n");
     }
-    body += "<p class=\"caption\">Each mark is one result, the median over its processes; the line is the level between steps. A step needs \
-             three results on either side and is found where absolute distances from medians, plus a price for each cut that grows with the \
-             noise, are least.</p>\n</main>\n";
+    body += "<p class=\"caption\">Each mark is one result, the median over its processes; the line is the median of each segment. Change points minimize \
+             the absolute deviations from the segments' medians plus a penalty that grows with the noise; a segment has at least three \
+             results.</p>\n</main>\n";
     document("Results over time", &body)
 }
 
@@ -56,14 +56,14 @@ fn name(series: &Series) -> String {
     format!("{suite} / {workload} / {variant} / {}", metric.name())
 }
 
-fn steady(series: &Series) -> String {
+fn describe_steady(series: &Series) -> String {
     match series.points.len() {
-        n if n < 2 * LEAST => format!("{n} results: a step needs {LEAST} on either side"),
-        n => format!("no step in {n} results, noise {}", noise(series.noise)),
+        n if n < 2 * MIN_SEGMENT => format!("{n} results: a change point needs {MIN_SEGMENT} on either side"),
+        n => format!("no change point in {n} results, noise {}", noise(series.noise)),
     }
 }
 
-fn told(series: &Series, step: &Step) -> String {
+fn describe(series: &Series, step: &ChangePoint) -> String {
     let point = &series.points[step.at];
     format!(
         "{} since {} ({}): {} → {}, noise {}",
@@ -76,19 +76,19 @@ fn told(series: &Series, step: &Step) -> String {
     )
 }
 
-/// A series in a line of characters, a bar before each step.
-fn sparks(series: &Series) -> String {
+/// Draws a series as a line of block characters, with a bar before each change point.
+fn sparkline(series: &Series) -> String {
     const HEIGHTS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     let first = series.points.len().saturating_sub(WIDTH);
     let shown = &series.points[first..];
     let values: Vec<f64> = shown.iter().map(|point| point.value).collect();
-    // An outlier is cut, so that it does not flatten the others.
+    // Clipped at the 5th and 95th percentile, so that an outlier does not flatten the rest.
     let ends = (stats::quantile(&values, 0.05), stats::quantile(&values, 0.95));
-    // A flat series is drawn flat: less than five percent fills only a part of the height.
+    // At least 5 % of the value spans the height, so that a flat series is drawn flat.
     let reach = (ends.1 - ends.0).max(ends.1 * 0.05);
     let mut out = String::new();
     for (index, point) in shown.iter().enumerate() {
-        if series.steps.iter().any(|step| step.at == first + index) {
+        if series.change_points.iter().any(|step| step.at == first + index) {
             out.push('│');
         }
         let share = ((point.value - ends.0) / reach).clamp(0.0, 1.0);
@@ -100,25 +100,25 @@ fn sparks(series: &Series) -> String {
 fn plot(series: &Series) -> String {
     let label = if series.metric == Metric::Peak { byte_tick } else { second_tick };
     let values: Vec<f64> = series.points.iter().map(|point| point.value).collect();
-    let up = Axis::of(values.iter().copied(), label);
-    let across = |at: usize| 2.0 + 96.0 * at as f64 / (values.len() - 1).max(1) as f64;
-    let mut marks = levels(&up, HEIGHT);
+    let y_axis = Axis::of(values.iter().copied(), label);
+    let x_percent = |at: usize| 2.0 + 96.0 * at as f64 / (values.len() - 1).max(1) as f64;
+    let mut marks = y_grid(&y_axis, HEIGHT);
     for (at, point) in series.points.iter().enumerate() {
-        let dot = mark("dot v0", "s0", across(at), up.down(point.value, HEIGHT));
+        let dot = mark("dot v0", "s0", x_percent(at), y_axis.to_px(point.value, HEIGHT));
         let title = format!("{}, {}: {}", point.name, date(point.began), quantity(series.metric, point.value));
         marks += &format!("<g><title>{}</title>{dot}</g>", escape(&title));
     }
-    let steps: Vec<(f64, f64)> = (0..values.len())
+    let line: Vec<(f64, f64)> = (0..values.len())
         .flat_map(|at| {
-            let y = up.down(series.level(at), HEIGHT);
-            // A step is upright, half way to the point before it.
-            let stepped = series.steps.iter().any(|step| step.at == at);
-            let from = if stepped { (across(at) + across(at - 1)) / 2.0 } else { across(at) };
-            let before = stepped.then(|| (from, up.down(series.level(at - 1), HEIGHT)));
-            before.into_iter().chain([(from, y), (across(at), y)])
+            let y = y_axis.to_px(series.level(at), HEIGHT);
+            // A change point is a vertical line halfway to the previous point.
+            let stepped = series.change_points.iter().any(|step| step.at == at);
+            let from = if stepped { (x_percent(at) + x_percent(at - 1)) / 2.0 } else { x_percent(at) };
+            let before = stepped.then(|| (from, y_axis.to_px(series.level(at - 1), HEIGHT)));
+            before.into_iter().chain([(from, y), (x_percent(at), y)])
         })
         .collect();
-    marks += &curve("fit", &steps, HEIGHT);
+    marks += &curve("fit", &line, HEIGHT);
     let dates = series.points.first().zip(series.points.last());
     if let Some((first, last)) = dates {
         let day = |began: u64| date(began).split(' ').next().unwrap_or_default().to_string();

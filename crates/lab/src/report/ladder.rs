@@ -1,17 +1,17 @@
-//! A ladder's steps and whether they add up.
+//! A ladder's steps, and whether they add up to the total.
 
 use super::format::change;
 use crate::result::{Comparison, SessionResult};
 use crate::suite::Metric;
 
-/// The steps of a ladder on one workload, and the last rung against the first.
+/// The steps of a ladder on one workload, and the comparison of its last with its first rung.
 pub(crate) struct Ladder<'r> {
     pub workload: &'r str,
     pub steps: Vec<&'r Comparison>,
     pub whole: &'r Comparison,
 }
 
-/// The ladders of a session, one for each workload that has all steps.
+/// Returns the ladder of each workload that measured all steps.
 pub(crate) fn ladders(result: &SessionResult) -> Vec<Ladder<'_>> {
     let rungs = &result.suite.ladder;
     let (Some(first), Some(last)) = (rungs.first(), rungs.last()) else { return Vec::new() };
@@ -29,28 +29,28 @@ pub(crate) fn ladders(result: &SessionResult) -> Vec<Ladder<'_>> {
 }
 
 impl Ladder<'_> {
-    /// The sum of the steps' mean logarithms.
+    /// Returns the sum of the steps' mean log-ratios.
     pub fn sum(&self) -> f64 {
         self.steps.iter().map(|step| step.log_ratio.mean).sum()
     }
 
-    /// Whether the sum is the whole, within all intervals together.
-    pub fn sentence(&self) -> String {
+    /// Says whether the sum of the steps agrees with the direct comparison, within their intervals.
+    pub fn summary(&self) -> String {
         let all = self.steps.iter().chain([&self.whole]);
         let wide = all.map(|step| step.log_ratio.half_width().powi(2)).sum::<f64>().sqrt();
         let off = (self.sum() - self.whole.log_ratio.mean).abs();
         let (sum, whole) = (change(self.sum()), change(self.whole.log_ratio.mean));
-        let said = if wide.is_finite() && off.is_finite() {
+        let agreement = if wide.is_finite() && off.is_finite() {
             let agree = if off <= wide { "agree" } else { "do not agree" };
             format!("they {agree} within ±{:.2} %", wide * 100.0)
         } else {
-            "too few pairs to tell whether they agree".into()
+            "too few pairs to check that they agree".into()
         };
-        format!("ladder on {}: the steps make {sum}, the whole is {whole}: {said}", self.workload)
+        format!("ladder on {}: the steps sum to {sum}, measured directly {whole}: {agreement}", self.workload)
     }
 }
 
-/// Whether a ladder's steps add up to its whole, within their intervals: a line for each workload.
-pub fn closure(result: &SessionResult) -> String {
-    ladders(result).iter().map(|ladder| ladder.sentence() + "\n").collect()
+/// Returns one line per workload: whether the ladder's steps add up to its total.
+pub fn ladder_summary(result: &SessionResult) -> String {
+    ladders(result).iter().map(|ladder| ladder.summary() + "\n").collect()
 }

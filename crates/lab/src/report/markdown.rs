@@ -1,10 +1,10 @@
-//! A session as Markdown: the same facts as the page, without its plots.
+//! A session as Markdown: the content of the web page without its plots.
 
 use super::format::{change, date, difference, noise, ratio, share};
-use super::{closure, cost, quantity};
+use super::{cost_line, ladder_summary, quantity};
 use crate::result::SessionResult;
 
-/// Text that cannot end a cell of a table, nor begin anything of its own.
+/// Escapes text for a table cell.
 pub(super) fn cell(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -17,7 +17,7 @@ pub(super) fn cell(text: &str) -> String {
     out
 }
 
-/// The whole session.
+/// Formats the whole session.
 pub fn markdown(result: &SessionResult) -> String {
     let conclusion = result.conclusion();
     let mut out = format!(
@@ -33,12 +33,12 @@ pub fn markdown(result: &SessionResult) -> String {
         out += &format!("Ended early: {}.\n\n", cell(&result.session.ended_early));
     }
     for limit in &result.broken_limits {
-        out += &format!("**Broken:** {}\n\n", cell(limit));
+        out += &format!("**Limit exceeded:** {}\n\n", cell(limit));
     }
     out += &comparisons(result);
     out += &cells(result);
-    let costs: String = result.models.iter().map(|model| cost(model) + "\n").collect();
-    for line in (closure(result) + &costs).lines() {
+    let costs: String = result.cost_models.iter().map(|model| cost_line(model) + "\n").collect();
+    for line in (ladder_summary(result) + &costs).lines() {
         out += &format!("\n{}\n", cell(line));
     }
     out + &session(result)
@@ -51,7 +51,7 @@ fn comparisons(result: &SessionResult) -> String {
     );
     for c in &result.comparisons {
         let needed = c.pairs_needed.map_or_else(String::new, |pairs| format!(" ({pairs} pairs needed)"));
-        // Only drift that is there is worth a number.
+        // Only significant drift is printed.
         let drift = c.drift.filter(|drift| drift.is_significant()).map_or_else(String::new, |drift| change(drift.mean));
         out += &format!(
             "| {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {drift} | {}{needed} |\n",
@@ -84,14 +84,14 @@ fn cells(result: &SessionResult) -> String {
         );
     }
     if !result.allocations.is_empty() {
-        out += "\n| workload | variant | allocations | bytes | at most alive |\n|---|---|---:|---:|---:|\n";
+        out += "\n| workload | variant | allocations | bytes | peak live bytes |\n|---|---|---:|---:|---:|\n";
     }
-    for counted in &result.allocations {
-        let found = &counted.allocations;
+    for counts in &result.allocations {
+        let found = &counts.allocations;
         out += &format!(
             "| {} | {} | {} | {} | {} |\n",
-            cell(&counted.workload),
-            cell(&counted.variant),
+            cell(&counts.workload),
+            cell(&counts.variant),
             found.count,
             found.bytes,
             found.peak_live
@@ -112,8 +112,7 @@ fn session(result: &SessionResult) -> String {
     ] {
         out += &format!("| {key} | {} |\n", cell(&value));
     }
-    for (kind, facts) in [("must agree", &result.environment.hard), ("may explain something", &result.environment.soft)]
-    {
+    for (kind, facts) in [("must agree", &result.environment.hard), ("may differ", &result.environment.soft)] {
         out += &format!("\n| machine: {kind} | |\n|---|---|\n");
         for (key, value) in facts {
             out += &format!("| {} | {} |\n", cell(key), cell(value));

@@ -1,4 +1,4 @@
-//! A session for people: as text here, as Markdown, as a web page, and in the format of bencher.
+//! Reports of a session: text (here), Markdown, a web page, and Bencher's format.
 
 mod bencher;
 mod format;
@@ -14,20 +14,20 @@ pub use format::quantity;
 pub(crate) use format::{date, seconds};
 pub use history::{history_html, history_text};
 pub use html::html;
-pub use ladder::closure;
+pub use ladder::ladder_summary;
 pub use markdown::markdown;
 pub use peers::peers_page;
 pub use performance::performance_page;
 
-use crate::check::State;
-use crate::result::{Comparison, CostModel, Counted, SessionResult};
+use crate::check::CellState;
+use crate::result::{AllocationCounts, Comparison, CostModel, SessionResult};
 
-/// A comparison's line in a table: what, how much, how sure.
+/// Formats one comparison as a line of text.
 pub fn line(comparison: &Comparison) -> String {
     row(comparison, widths(&[]))
 }
 
-/// Comparisons as lines of text with a heading, in columns that are as wide as their longest entry.
+/// Formats comparisons as a table with a heading; columns are as wide as their longest entry.
 pub fn lines(comparisons: &[Comparison]) -> String {
     let widths = widths(comparisons);
     let (a, b) = widths;
@@ -42,7 +42,7 @@ pub fn lines(comparisons: &[Comparison]) -> String {
     out
 }
 
-/// The widths of the columns of names; names are counted in characters, as `format!` pads them.
+/// Returns the widths of the name columns, in characters, as `format!` pads them.
 fn widths(comparisons: &[Comparison]) -> (usize, usize) {
     let most = |name: fn(&Comparison) -> String, least: usize| {
         comparisons.iter().map(|comparison| name(comparison).chars().count()).fold(least, usize::max)
@@ -66,36 +66,36 @@ fn row(comparison: &Comparison, (a, b): (usize, usize)) -> String {
     )
 }
 
-/// What one run allocated, on a line.
-pub fn allocated(counted: &Counted) -> String {
-    let found = &counted.allocations;
+/// Formats the allocations of one run as a line.
+pub fn allocation_line(counts: &AllocationCounts) -> String {
+    let found = &counts.allocations;
     format!(
-        "allocations of {} on {}: {}, {:.2} MB, at most {:.2} MB alive",
-        counted.variant,
-        counted.workload,
+        "allocations of {} on {}: {}, {:.2} MB, peak {:.2} MB live",
+        counts.variant,
+        counts.workload,
         found.count,
         found.bytes as f64 / 1e6,
         found.peak_live as f64 / 1e6
     )
 }
 
-/// The whole session as plain text.
+/// Formats the whole session as plain text.
 pub fn text(result: &SessionResult) -> String {
     let mut out = format!("{}: {}\n\n", result.suite.name, result.suite.title);
     out += &lines(&result.comparisons);
-    let wrong: Vec<_> = result.cells.iter().filter(|cell| cell.state >= State::Error).collect();
+    let wrong: Vec<_> = result.cells.iter().filter(|cell| cell.state >= CellState::Error).collect();
     for cell in wrong {
         out += &format!("{}: {} on {}: {}\n", cell.state.name(), cell.variant, cell.workload, cell.why);
     }
-    for model in &result.models {
-        out += &format!("{}\n", cost(model));
+    for model in &result.cost_models {
+        out += &format!("{}\n", cost_line(model));
     }
-    for counted in &result.allocations {
-        out += &format!("{}\n", allocated(counted));
+    for counts in &result.allocations {
+        out += &format!("{}\n", allocation_line(counts));
     }
-    out += &closure(result);
+    out += &ladder_summary(result);
     for limit in &result.broken_limits {
-        out += &format!("broken: {limit}\n");
+        out += &format!("limit exceeded: {limit}\n");
     }
     if !result.session.ended_early.is_empty() {
         out += &format!("ended early: {}\n", result.session.ended_early);
@@ -111,11 +111,11 @@ pub fn text(result: &SessionResult) -> String {
     )
 }
 
-/// A cost model in one line.
-fn cost(model: &CostModel) -> String {
+/// Formats a cost model as a line.
+fn cost_line(model: &CostModel) -> String {
     let each = &model.per_layer;
     format!(
-        "cost on {}: {} + {} a captured layer ({} to {}), R² {}",
+        "cost on {}: {} + {} per captured layer ({} to {}), R² {}",
         model.workload,
         format::seconds(model.base.mean),
         format::seconds(each.mean),

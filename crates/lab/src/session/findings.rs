@@ -1,7 +1,7 @@
-//! What follows from a session's runs: comparisons, states, cost models.
+//! Computes a session's comparisons, correctness cells and cost models from its runs.
 
-use super::{Arm, Question, Running, arm_name};
-use crate::check::{self, State};
+use super::{OracleKey, Pairing, SessionState, pairing_name};
+use crate::check::{self, CellState};
 use crate::conclusion::broken_limits;
 use crate::protocol::{Answer, Job};
 use crate::result::{Cell, Comparison, CostModel, Run, SCHEMA, Session, SessionResult};
@@ -10,12 +10,12 @@ use crate::suite::{Metric, Workload};
 use crate::verdict::{Verdict, judge, pairs_needed};
 use std::collections::HashMap;
 
-impl Running<'_> {
-    /// A comparison as it stands, given the noise of its workload.
-    pub(super) fn comparison(&self, arm: &Arm, metric: Metric, noise: Option<f64>) -> Option<Comparison> {
-        let (workload, name) = (arm.workload, arm_name(arm.before, arm.after));
-        let of_arm = |run: &&Run| run.workload == workload.id && run.arm == name;
-        let runs: Vec<&Run> = self.runs.iter().filter(of_arm).collect();
+impl SessionState<'_> {
+    /// Compares the complete pairs of a pairing so far, given the workload's noise floor.
+    pub(super) fn comparison(&self, pairing: &Pairing, metric: Metric, noise: Option<f64>) -> Option<Comparison> {
+        let (workload, name) = (pairing.workload, pairing_name(pairing.before, pairing.after));
+        let in_pairing = |run: &&Run| run.workload == workload.id && run.pairing == name;
+        let runs: Vec<&Run> = self.runs.iter().filter(in_pairing).collect();
         let side = |is_reference: bool| {
             let side = runs.iter().filter(move |run| run.is_reference == is_reference);
             side.filter_map(|run| Some((run.pair, run.value(metric)?))).collect::<HashMap<usize, f64>>()
@@ -27,18 +27,18 @@ impl Running<'_> {
             return None;
         }
         let ratios: Vec<f64> = pairs.iter().map(|pair| (after[pair] / before[pair]).ln()).collect();
-        let log_ratio = stats::interval(&ratios, self.setting.seed);
+        let log_ratio = stats::confidence_interval(&ratios, self.context.seed);
         let (margin, noise) = (self.suite.margin(workload), noise.unwrap_or(0.0));
         let verdict = judge(&log_ratio, margin, noise);
         let values = |side: &HashMap<usize, f64>| pairs.iter().map(|pair| side[pair]).collect::<Vec<f64>>();
         let (before, after) = (values(&before), values(&after));
         let (a, b) = (stats::outliers(&before), stats::outliers(&after));
-        // Each side's logarithms about their own mean, in the order in which they ran.
-        let drift = stats::drift(&centred(&runs, metric));
+        // Each side's logarithms minus their mean, in the order of execution.
+        let drift = stats::drift(&centered_logs(&runs, metric));
         Some(Comparison {
             workload: workload.id.clone(),
-            variant: arm.after.id.clone(),
-            reference: arm.before.id.clone(),
+            variant: pairing.after.id.clone(),
+            reference: pairing.before.id.clone(),
             metric,
             pairs: pairs.len(),
             noise,
@@ -61,26 +61,26 @@ impl Running<'_> {
         let mut comparisons = Vec::new();
         for workload in &suite.workloads {
             for &metric in &workload.metrics {
-                let arm = |(before, after)| Arm { workload, before, after, before_first: true };
-                let mut arms = suite.arms(workload).into_iter().map(arm);
-                let itself = arms.next().and_then(|arm| self.comparison(&arm, metric, None));
-                // The noise of a workload is how far the reference seems to be from itself.
-                // Where it could not be found out, it has no bound, and no difference can be told from it.
-                let noise = itself.as_ref().map_or(f64::INFINITY, |c| c.log_ratio.half_width());
+                let pairing = |(before, after)| Pairing { workload, before, after, before_first: true };
+                let mut pairings = suite.pairings(workload).into_iter().map(pairing);
+                let control = pairings.next().and_then(|pairing| self.comparison(&pairing, metric, None));
+                // The noise floor is the half-width of the A/A control's interval. Without A/A
+                // pairs it is infinite, so no difference is significant.
+                let noise = control.as_ref().map_or(f64::INFINITY, |c| c.log_ratio.half_width());
                 let margin = (1.0 + suite.margin(workload)).ln();
                 let broken =
-                    itself.as_ref().is_some_and(|c| c.log_ratio.is_significant() && c.log_ratio.mean.abs() > margin);
-                let itself = itself.map(|itself| Comparison { noise, ..itself });
+                    control.as_ref().is_some_and(|c| c.log_ratio.is_significant() && c.log_ratio.mean.abs() > margin);
+                let control = control.map(|control| Comparison { noise, ..control });
                 let found: Vec<Comparison> =
-                    arms.filter_map(|arm| self.comparison(&arm, metric, Some(noise))).collect();
-                comparisons.extend(itself.into_iter().chain(found).map(|comparison| Comparison {
+                    pairings.filter_map(|pairing| self.comparison(&pairing, metric, Some(noise))).collect();
+                comparisons.extend(control.into_iter().chain(found).map(|comparison| Comparison {
                     verdict: if broken { Verdict::Invalid } else { comparison.verdict },
                     ..comparison
                 }));
             }
         }
         let cells = self.cells();
-        let models = self.cost_models();
+        let cost_models = self.cost_models();
         let broken_limits = broken_limits(suite, &comparisons);
         SessionResult {
             schema: SCHEMA.into(),
@@ -89,40 +89,47 @@ impl Running<'_> {
                 began: std::time::SystemTime::now()
                     .duration_since(std::time::UNIX_EPOCH)
                     .map_or(0, |now| now.as_secs().saturating_sub(seconds as u64)),
-                seed: self.setting.seed,
+                seed: self.context.seed,
                 seconds,
-                command: self.setting.command.clone(),
-                model: self.setting.model.display().to_string(),
+                command: self.context.command.clone(),
+                model: self.context.model.display().to_string(),
                 ended_early,
             },
-            environment: self.setting.environment.clone(),
+            environment: self.context.environment.clone(),
             runs: self.runs,
             comparisons,
             cells,
-            models,
+            cost_models,
             broken_limits,
             allocations: Vec::new(),
             roofline: None,
         }
     }
 
-    /// Judges every run's numbers; done at the end, since the oracle may have run after others.
+    /// Checks every run's output. This happens at the end, because the oracle may run after other
+    /// variants.
     fn check_all(&mut self) {
         let suite = self.suite;
-        let judged = |run: &Run| {
-            let (answer, question) = (run.answer.as_ref()?, self.question(run)?);
+        let check_run = |run: &Run| {
+            let (answer, oracle_key) = (run.answer.as_ref()?, self.oracle_key(run)?);
             let exact = suite.variant(&run.variant)?.dtype == suite.variant(suite.oracle())?.dtype;
-            let same = self.truths.iter().find(|(known, _)| *known == question).map(|(_, truth)| truth.clone());
-            // Another job makes other numbers; what both know is the model's answer to the prompt.
-            let alike =
-                |(known, _): &&(Question, Answer)| (&known.model, known.tokens) == (&question.model, question.tokens);
-            let truth = same.or_else(|| {
-                let (_, truth) = self.truths.iter().find(alike)?;
-                Some(Answer { values: answer.values.clone(), decoded: Vec::new(), ..truth.clone() })
+            let same = self
+                .oracle_answers
+                .iter()
+                .find(|(known, _)| *known == oracle_key)
+                .map(|(_, oracle_answer)| oracle_answer.clone());
+            // The oracle did not run this job. Its top tokens for the same prompt can still be
+            // compared.
+            let same_prompt = |(known, _): &&(OracleKey, Answer)| {
+                (&known.model, known.tokens) == (&oracle_key.model, oracle_key.tokens)
+            };
+            let oracle_answer = same.or_else(|| {
+                let (_, oracle_answer) = self.oracle_answers.iter().find(same_prompt)?;
+                Some(Answer { values: answer.values.clone(), decoded: Vec::new(), ..oracle_answer.clone() })
             });
-            Some(check::check(question.job, answer, truth.as_ref(), exact))
+            Some(check::check(oracle_key.job, answer, oracle_answer.as_ref(), exact))
         };
-        let checks: Vec<Option<check::Check>> = self.runs.iter().map(judged).collect();
+        let checks: Vec<Option<check::Check>> = self.runs.iter().map(check_run).collect();
         self.runs.iter_mut().zip(checks).for_each(|(run, check)| run.check = check);
     }
 
@@ -132,12 +139,12 @@ impl Running<'_> {
             for variant in self.suite.participants(workload) {
                 let runs: Vec<&Run> =
                     self.runs.iter().filter(|r| r.workload == workload.id && r.variant == variant.id).collect();
-                let judged = |run: &&Run| match (&run.check, &run.failed) {
+                let check_run = |run: &&Run| match (&run.check, &run.failed) {
                     (Some(check), _) => (check.state, check.max_abs, check.difference.clone()),
-                    (None, Some((how, said))) => (State::Error, 0.0, format!("{}: {said}", how.name())),
-                    (None, None) => (State::Error, 0.0, String::new()),
+                    (None, Some((kind, message))) => (CellState::Error, 0.0, format!("{}: {message}", kind.name())),
+                    (None, None) => (CellState::Error, 0.0, String::new()),
                 };
-                let worst = runs.iter().map(judged).max_by_key(|(state, ..)| *state);
+                let worst = runs.iter().map(check_run).max_by_key(|(state, ..)| *state);
                 if let Some((state, max_abs, why)) = worst {
                     cells.push(Cell {
                         workload: workload.id.clone(),
@@ -152,7 +159,8 @@ impl Running<'_> {
         cells
     }
 
-    /// Time against captured layers, for each workload that variants ran with several numbers of them.
+    /// Fits time against captured layers for each workload whose variants capture different numbers
+    /// of layers.
     fn cost_models(&self) -> Vec<CostModel> {
         let layers = |workload: &Workload, variant: &str| match self.suite.job(workload, self.suite.variant(variant)?) {
             Job::Prefill => Some(0.0),
@@ -165,7 +173,7 @@ impl Running<'_> {
                 runs.filter_map(|run| Some((layers(workload, &run.variant)?, run.value(Metric::Time)?))).collect();
             let rows: Vec<Vec<f64>> = points.iter().map(|(layers, _)| vec![1.0, *layers]).collect();
             let values: Vec<f64> = points.iter().map(|(_, seconds)| *seconds).collect();
-            let (fit, estimates) = stats::fit_with_intervals(&rows, &values, self.setting.seed)?;
+            let (fit, estimates) = stats::fit_with_intervals(&rows, &values, self.context.seed)?;
             let [base, per_layer] = estimates[..] else { return None };
             Some(CostModel { workload: workload.id.clone(), base, per_layer, r2: fit.r2, points })
         };
@@ -173,8 +181,8 @@ impl Running<'_> {
     }
 }
 
-/// The logarithms of a metric in the order of running, each about the mean of its own variant.
-fn centred(runs: &[&Run], metric: Metric) -> Vec<f64> {
+/// Returns the logarithms of a metric in the order of execution, each minus the mean of its side.
+fn centered_logs(runs: &[&Run], metric: Metric) -> Vec<f64> {
     let logs: Vec<(bool, f64)> =
         runs.iter().filter_map(|run| Some((run.is_reference, run.value(metric)?.ln()))).collect();
     let of = |side: bool| logs.iter().filter(move |(s, _)| *s == side).map(|(_, x)| *x).collect::<Vec<f64>>();

@@ -1,16 +1,16 @@
-//! Whether a value is of a JSON Schema: as much of the language as the schemas of the lab speak.
+//! A minimal JSON Schema validator: as much as the lab's schemas use.
 
 use serde_json::{Map, Value, json};
 
-/// A schema with its reference followed.
+/// Resolves a `$ref`.
 fn resolved<'s>(root: &'s Value, part: &'s Value) -> &'s Value {
     match part.get("$ref").and_then(Value::as_str) {
-        Some(path) => root.pointer(path.trim_start_matches('#')).unwrap_or_else(|| panic!("{path} leads nowhere")),
+        Some(path) => root.pointer(path.trim_start_matches('#')).unwrap_or_else(|| panic!("{path} does not resolve")),
         None => part,
     }
 }
 
-/// Whether a value is of a schema's kind: names, required names, items, choices.
+/// Collects the violations of a schema: properties, required names, items, choices.
 pub fn problems(root: &Value, part: &Value, value: &Value, at: &str, found: &mut Vec<String>) {
     let part = resolved(root, part);
     if let Some(choices) = part.get("anyOf").or(part.get("oneOf")).and_then(Value::as_array) {
@@ -20,7 +20,7 @@ pub fn problems(root: &Value, part: &Value, value: &Value, at: &str, found: &mut
             inner.is_empty()
         };
         if !choices.iter().any(fits) {
-            found.push(format!("{at}: {value} is none of the choices"));
+            found.push(format!("{at}: {value} matches no choice"));
         }
         return;
     }
@@ -32,7 +32,7 @@ pub fn problems(root: &Value, part: &Value, value: &Value, at: &str, found: &mut
     if let Some(names) = part.get("enum").and_then(Value::as_array)
         && !names.contains(value)
     {
-        found.push(format!("{at}: {value} is no known name"));
+        found.push(format!("{at}: {value} is not a known name"));
     }
     let kinds: Vec<&str> = match &part["type"] {
         Value::String(kind) => vec![kind],

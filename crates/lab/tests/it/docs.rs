@@ -1,4 +1,4 @@
-//! The suites of the documentation and of the workflows can be run.
+//! The suites in the documentation and the workflows are valid.
 
 use pellucid_lab::suite::{Suite, WorkerKind};
 use std::path::Path;
@@ -8,7 +8,7 @@ fn read(path: &str) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// What stands between lines, without its indentation.
+/// Returns the text blocks between two marker lines, without indentation.
 fn between(text: &str, open: &str, close: &str) -> Vec<String> {
     let (mut found, mut inside): (Vec<String>, bool) = (Vec::new(), false);
     for line in text.lines().map(str::trim) {
@@ -26,14 +26,14 @@ fn between(text: &str, open: &str, close: &str) -> Vec<String> {
 }
 
 #[test]
-fn every_suite_of_the_page_can_be_read() {
+fn every_suite_in_lab_md_is_valid() {
     let page = read("docs/lab.md");
     let blocks = between(&page, "```toml", "```");
     assert_eq!(blocks.len(), 2);
     let suites: Vec<Suite> =
         blocks.iter().map(|text| Suite::parse(text, "docs/lab.md").unwrap_or_else(|error| panic!("{error}"))).collect();
     assert!(suites[0].variants.iter().all(|variant| variant.binary.is_some()) && suites[0].limits.len() == 1);
-    // The models of the second are in this repository.
+    // The models of the second suite are in this repository.
     let own = suites[1].workloads.iter().filter_map(|workload| workload.model.as_ref());
     for model in own.chain(&suites[1].model) {
         assert!(!read(&format!("{model}/config.json")).is_empty());
@@ -41,7 +41,7 @@ fn every_suite_of_the_page_can_be_read() {
 }
 
 #[test]
-fn the_page_knows_every_suite_job_and_peer() {
+fn lab_md_lists_every_suite_job_and_peer() {
     let page = read("docs/lab.md");
     for name in pellucid_lab::builtin_suites::names() {
         assert!(page.lines().any(|line| line.starts_with(&format!("{name} "))), "`lab list` of the page has no {name}");
@@ -57,7 +57,7 @@ fn the_page_knows_every_suite_job_and_peer() {
     for worker in [WorkerKind::Transformers, WorkerKind::Nnsight, WorkerKind::TransformerLens, WorkerKind::LlamaCpp] {
         let module = worker.module().expect("a peer");
         assert!(page.contains(&format!("| `{module}` |")), "{module}");
-        // One request is read, by what all have in common, and one answer given, by their own last line.
+        // The prelude reads one request; the last line of the program replies.
         let script = worker.script().expect("a program");
         assert!(script.matches("json.load(sys.stdin)").count() == 1 && script.ends_with("\nreply(main)\n"), "{module}");
     }
@@ -65,7 +65,7 @@ fn the_page_knows_every_suite_job_and_peer() {
 }
 
 #[test]
-fn the_gate_of_the_workflow_can_be_run() {
+fn the_suite_of_the_benchmark_workflow_is_valid() {
     let blocks = between(&read(".github/workflows/benchmark-gate.yml"), "cat > gate.toml <<'SUITE'", "SUITE");
     assert_eq!(blocks.len(), 1);
     let suite = Suite::parse(&blocks[0], "benchmark-gate.yml").unwrap_or_else(|error| panic!("{error}"));

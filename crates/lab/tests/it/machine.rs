@@ -1,28 +1,28 @@
-//! A result that has every part that a result can have, from a simulated machine.
+//! A simulated session result that has every optional part.
 
 use pellucid_lab::environment::Environment;
-use pellucid_lab::executor::{Executor, Failing, Outcome};
+use pellucid_lab::executor::{Executor, FailureKind, WorkerOutcome};
 use pellucid_lab::protocol::{Allocations, Answer, Memory, Request};
-use pellucid_lab::result::{Counted, SessionResult};
+use pellucid_lab::result::{AllocationCounts, SessionResult};
 use pellucid_lab::roofline::{OpRate, Roofline};
-use pellucid_lab::session::{self, Setting};
-use pellucid_lab::stats::Random;
+use pellucid_lab::session::{self, SessionContext};
+use pellucid_lab::stats::Rng;
 use pellucid_lab::suite::{Suite, Variant};
 use std::time::Duration;
 
 struct Machine {
-    random: Random,
+    random: Rng,
     clock: f64,
 }
 
 impl Executor for Machine {
-    fn run(&mut self, variant: &Variant, _: &Request, _: Duration) -> Outcome {
+    fn run(&mut self, variant: &Variant, _: &Request, _: Duration) -> WorkerOutcome {
         self.clock += 1.0;
         if variant.id == "fails" {
-            return Outcome::Failed { how: Failing::Error, said: "no such thing".into() };
+            return WorkerOutcome::Failed { kind: FailureKind::Error, message: "no such thing".into() };
         }
         let seconds = 0.1 * (0.01 * self.random.normal()).exp();
-        Outcome::Answered(Box::new(Answer {
+        WorkerOutcome::Answered(Box::new(Answer {
             engine: "simulated".into(),
             load_to_first_token_s: 1.0,
             samples_s: vec![seconds],
@@ -58,19 +58,20 @@ pub fn full_result() -> SessionResult {
         limit = [{ workload = "w", variant = "b", absolute = 0.001 }]
     "#;
     let suite = Suite::parse(suite, "simulated").expect("a suite");
-    let setting = Setting {
+    let setting = SessionContext {
         model: "none".into(),
         assume: None,
         seed: 1,
-        environment: Environment::here(std::path::Path::new("none")),
+        environment: Environment::detect(std::path::Path::new("none")),
         command: vec!["pellucid".into()],
         earlier: vec![],
     };
-    let mut machine = Machine { random: Random::new(1), clock: 0.0 };
-    let counted: Vec<Counted> = session::count_allocations(&suite, &setting, &mut machine, &mut |why| panic!("{why}"));
+    let mut machine = Machine { random: Rng::new(1), clock: 0.0 };
+    let counted: Vec<AllocationCounts> =
+        session::count_allocations(&suite, &setting, &mut machine, &mut |why| panic!("{why}"));
     assert_eq!(counted.len(), 3, "of ours only");
     let result = session::run(&suite, setting, &mut machine, &mut |_| {}).expect("a session");
-    assert!(!result.models.is_empty() && !result.broken_limits.is_empty());
+    assert!(!result.cost_models.is_empty() && !result.broken_limits.is_empty());
     let op = OpRate { name: "q".into(), phase: "step".into(), seconds: 1.0, share: 1.0, flops: 2.0, bytes: 4.0 };
     let roofline = Roofline {
         model: "none".into(),

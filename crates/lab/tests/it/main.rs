@@ -1,4 +1,4 @@
-//! The tests of the lab, in one binary, on simulated machines and tiny models.
+//! Tests of the lab in one binary, on simulated machines and tiny models.
 
 // Helpers.
 mod conforms;

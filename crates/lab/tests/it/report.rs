@@ -1,38 +1,39 @@
-//! Reports of simulated sessions: every section is there, every text is escaped, and no number breaks a drawing.
+//! Reports of simulated sessions: every section is present, every text is escaped, and non-finite
+//! values do not break a plot.
 
-use pellucid_lab::check::State;
+use pellucid_lab::check::CellState;
 use pellucid_lab::environment::Environment;
-use pellucid_lab::executor::{Executor, Failing, Outcome};
+use pellucid_lab::executor::{Executor, FailureKind, WorkerOutcome};
 use pellucid_lab::protocol::{Allocations, Answer, Job, Memory, Request};
 use pellucid_lab::report;
-use pellucid_lab::result::{Counted, SessionResult};
+use pellucid_lab::result::{AllocationCounts, SessionResult};
 use pellucid_lab::roofline::{OpRate, Roofline};
-use pellucid_lab::session::{self, Setting};
-use pellucid_lab::stats::{Estimate, Random};
+use pellucid_lab::session::{self, SessionContext};
+use pellucid_lab::stats::{Estimate, Rng};
 use pellucid_lab::suite::{Suite, Variant};
 use std::time::Duration;
 
 const HOSTILE: &str = "<b>&\"";
 
-/// A machine that takes simulated time: captures cost a hundredth a layer, and everything slows down a little.
+/// A simulated machine: captures cost 1 % per layer, and the machine slows down a little.
 struct Machine {
-    random: Random,
+    random: Rng,
     clock: f64,
-    /// Becomes of every worker, where it is set.
-    fate: Option<Outcome>,
+    /// If set, the outcome of every worker.
+    fixed_outcome: Option<WorkerOutcome>,
 }
 
 impl Machine {
     fn new(seed: u64) -> Machine {
-        Machine { random: Random::new(seed), clock: 0.0, fate: None }
+        Machine { random: Rng::new(seed), clock: 0.0, fixed_outcome: None }
     }
 }
 
 impl Executor for Machine {
-    fn run(&mut self, variant: &Variant, request: &Request, _: Duration) -> Outcome {
+    fn run(&mut self, variant: &Variant, request: &Request, _: Duration) -> WorkerOutcome {
         self.clock += 1.0;
-        if let Some(fate) = &self.fate {
-            return fate.clone();
+        if let Some(fixed_outcome) = &self.fixed_outcome {
+            return fixed_outcome.clone();
         }
         let factor = match request.job {
             Job::CaptureLayers { layers } => 1.0 + 0.01 * layers as f64,
@@ -59,12 +60,14 @@ impl Executor for Machine {
             ..Answer::default()
         };
         match variant.id.as_str() {
-            "crash" => return Outcome::Failed { how: Failing::Killed, said: "signal 9 <i>\u{1b}[0m".into() },
+            "crash" => {
+                return WorkerOutcome::Failed { kind: FailureKind::Killed, message: "signal 9 <i>\u{1b}[0m".into() };
+            }
             "wrong" => answer.top[0].1 = 2.0,
             "python" => answer.memory = None,
             _ => {}
         }
-        Outcome::Answered(Box::new(answer))
+        WorkerOutcome::Answered(Box::new(answer))
     }
 
     fn elapsed(&self) -> f64 {
@@ -92,8 +95,8 @@ fn ladder() -> Suite {
     Suite::parse(&text, "capture").expect("a suite")
 }
 
-/// A race of variants, of which some misbehave.
-fn race() -> Suite {
+/// A suite of variants, some of which fail or are wrong.
+fn mixed_suite() -> Suite {
     let mut text = head("race", "");
     for id in ["plain", "after", HOSTILE, "python", "crash", "wrong"] {
         text += &format!("[[variant]]\nid = {id:?}\n");
@@ -111,11 +114,11 @@ fn run(suite: &Suite, machine: &mut Machine) -> SessionResult {
     environment.soft.insert("load".into(), "0.10 0.20 0.30".into());
     let command = vec!["pellucid".into(), "lab".into(), "run".into(), "a & b".into()];
     let setting =
-        Setting { model: "tiny & small".into(), assume: None, seed: 7, environment, command, earlier: vec![] };
+        SessionContext { model: "tiny & small".into(), assume: None, seed: 7, environment, command, earlier: vec![] };
     session::run(suite, setting, machine, &mut |_| {}).expect("a session")
 }
 
-/// Two products under the limits of a machine.
+/// A roofline with two matmuls.
 fn roofline() -> Roofline {
     let op = |phase: &str, flops: f64, bytes: f64| OpRate {
         name: "mlp.<down>".into(),
@@ -135,14 +138,14 @@ fn roofline() -> Roofline {
     }
 }
 
-/// The page without its data, and the data.
+/// Splits the page into markup and data.
 fn parts(page: &str) -> (String, serde_json::Value) {
     let (before, rest) = page.split_once("<script type=\"application/json\" id=\"data\">").expect("the data");
     let (json, after) = rest.split_once("</script").expect("its end");
     (format!("{before}<script></script{after}"), serde_json::from_str(json).expect("JSON"))
 }
 
-/// Fails unless every tag is closed by its own, every attribute quoted, and every number of a drawing finite.
+/// Checks that every tag is closed, every attribute quoted, and every number of a plot finite.
 fn well_formed(page: &str) {
     let (_, mut rest) = page.split_once("<!doctype html>").expect("a document");
     let mut open: Vec<&str> = Vec::new();
@@ -185,7 +188,7 @@ fn check(page: &str) -> (String, serde_json::Value) {
 fn a_ladder_has_all_its_plots() {
     let mut result = run(&ladder(), &mut Machine::new(1));
     let allocations = Allocations { count: 1234, bytes: 5_600_000, peak_live: 2_100_000 };
-    result.allocations.push(Counted { workload: "prefill".into(), variant: "all".into(), allocations });
+    result.allocations.push(AllocationCounts { workload: "prefill".into(), variant: "all".into(), allocations });
     result.roofline = Some(roofline());
     let page = report::html(&result);
     let size = page.len();
@@ -208,13 +211,13 @@ fn a_ladder_has_all_its_plots() {
         assert!(page.contains(&format!("<section id=\"{id}\"")), "{id}");
         assert!(page.contains(&format!("href=\"#{id}\"")), "{id}");
     }
-    // Every drawing that says something has a title, and every plot says how to read it.
+    // Every informative drawing has a title, and every plot a caption.
     assert_eq!(page.matches("role=\"img\"><title>").count(), page.matches("role=\"img\"").count());
     assert_eq!(page.matches("<figure>").count(), page.matches("<figcaption>").count());
-    assert!(page.contains("the steps make") && page.contains("they agree within"));
-    assert!(page.contains("a captured layer (") && page.contains("captured layers</text>"));
+    assert!(page.contains("the steps sum to") && page.contains("they agree within"));
+    assert!(page.contains("per captured layer (") && page.contains("captured layers</text>"));
     assert!(page.contains("peak while loading") && page.contains("71 MB + 505 MB"));
-    // The rungs of a ladder differ by design: that is no regression.
+    // The rungs of a ladder differ by design; that is not a regression.
     assert!(!page.contains("Regressed: ") && page.contains("<title>capture · information only</title>"));
     assert!(page.contains("SUPPORTED</b>"));
     assert!(
@@ -231,15 +234,15 @@ fn a_ladder_has_all_its_plots() {
 }
 
 #[test]
-fn a_race_shows_who_misbehaves_and_escapes_what_they_say() {
-    let result = run(&race(), &mut Machine::new(2));
+fn failing_variants_are_shown_and_their_messages_escaped() {
+    let result = run(&mixed_suite(), &mut Machine::new(2));
     let (page, _) = check(&report::html(&result));
     assert!(!page.contains("<b>&\"") && !page.contains("<i>") && page.contains("&lt;b&gt;&amp;&quot;"));
     assert!(page.contains("✕ SILENTLY_WRONG") && page.contains("! ERROR") && page.contains("— not run"));
     assert!(page.contains("was killed: signal 9 &lt;i&gt;␛[0m"));
-    assert!(page.contains("The numbers of wrong on prefill-256 are wrong"));
-    assert!(page.contains("Limit broken: time of after on prefill-256"));
-    assert!(page.contains("peak, phases not told") && page.contains("model tiny &amp; small"));
+    assert!(page.contains("The output of wrong on prefill-256 is wrong"));
+    assert!(page.contains("Limit exceeded: time of after on prefill-256"));
+    assert!(page.contains("peak, phases not reported") && page.contains("model tiny &amp; small"));
     assert!(page.contains("<td class=\"state wrong\" title=\"SILENTLY_WRONG: "));
     for absent in ["id=\"ladder\"", "id=\"cost\""] {
         assert!(!page.contains(absent), "{absent}");
@@ -247,11 +250,11 @@ fn a_race_shows_who_misbehaves_and_escapes_what_they_say() {
 }
 
 #[test]
-fn sessions_without_any_answer_make_pages() {
-    let fate = Some(Outcome::Failed { how: Failing::Timeout, said: String::new() });
-    let failing = run(&race(), &mut Machine { fate, ..Machine::new(3) });
+fn sessions_without_any_answer_have_reports() {
+    let fixed_outcome = Some(WorkerOutcome::Failed { kind: FailureKind::Timeout, message: String::new() });
+    let failing = run(&mixed_suite(), &mut Machine { fixed_outcome, ..Machine::new(3) });
     let (page, _) = check(&report::html(&failing));
-    assert!(page.contains("Invalid: nothing was compared") && page.contains("took too long"));
+    assert!(page.contains("Invalid: nothing was compared") && page.contains("timed out"));
     assert!(!page.contains("id=\"forest\"") && !page.contains("id=\"series\""));
     assert!(report::text(&failing).contains("nothing was compared"));
     let mut empty = failing.clone();
@@ -267,7 +270,7 @@ fn sessions_without_any_answer_make_pages() {
 }
 
 #[test]
-fn numbers_without_end_are_drawn_within_the_plot() {
+fn non_finite_values_are_drawn_within_the_plot() {
     let mut suite = ladder();
     suite.precision.budget_s = 10.5;
     let mut result = run(&suite, &mut Machine::new(4));
@@ -283,12 +286,12 @@ fn numbers_without_end_are_drawn_within_the_plot() {
         for c in &mut result.comparisons {
             (c.log_ratio, c.noise, c.margin, c.value, c.drift) = (estimate, mean, mean, mean, Some(estimate));
         }
-        for model in &mut result.models {
+        for model in &mut result.cost_models {
             (model.base, model.per_layer, model.r2) = (estimate, estimate, mean);
             model.points.push((mean, mean));
         }
         for cell in &mut result.cells {
-            (cell.max_abs, cell.state) = (mean as f32, State::SupportedDegraded);
+            (cell.max_abs, cell.state) = (mean as f32, CellState::SupportedDegraded);
         }
         check(&report::html(&result));
         for text in [report::text(&result), report::markdown(&result)] {
@@ -298,8 +301,8 @@ fn numbers_without_end_are_drawn_within_the_plot() {
 }
 
 #[test]
-fn the_other_reports_tell_the_same_facts_in_straight_columns() {
-    let result = run(&race(), &mut Machine::new(5));
+fn the_other_reports_have_the_same_facts_in_aligned_columns() {
+    let result = run(&mixed_suite(), &mut Machine::new(5));
     let text = report::text(&result);
     let mut lines = text.lines().skip(2);
     let heading = lines.next().expect("a heading");
@@ -316,5 +319,5 @@ fn the_other_reports_tell_the_same_facts_in_straight_columns() {
         assert!(markdown.contains(fact), "{fact}: {markdown}");
     }
     let captured = report::markdown(&run(&ladder(), &mut Machine::new(5)));
-    assert!(captured.contains("a captured layer") && captured.contains("the steps make"));
+    assert!(captured.contains("per captured layer") && captured.contains("the steps sum to"));
 }

@@ -1,4 +1,4 @@
-//! The schema of result files names every field that a result has, and none that it has not.
+//! The schema of result files has exactly the fields of a result.
 
 use crate::conforms::problems;
 use crate::machine;
@@ -16,7 +16,7 @@ fn names(root: &Value, pointer: &str) -> Vec<String> {
     names
 }
 
-/// Every name that any of some objects has.
+/// Returns all keys of some objects.
 fn keys<'v>(values: impl IntoIterator<Item = &'v Value>) -> Vec<String> {
     let mut keys: Vec<String> =
         values.into_iter().filter_map(Value::as_object).flat_map(|object| object.keys().cloned()).collect();
@@ -26,7 +26,7 @@ fn keys<'v>(values: impl IntoIterator<Item = &'v Value>) -> Vec<String> {
 }
 
 #[test]
-fn a_result_has_the_fields_of_the_schema_and_no_others() {
+fn a_result_has_exactly_the_fields_of_the_schema() {
     let root = schema();
     assert_eq!(root["$id"], SCHEMA);
     let result: SessionResult = machine::full_result();
@@ -40,7 +40,7 @@ fn a_result_has_the_fields_of_the_schema_and_no_others() {
     assert_eq!(
         keys(all("runs")),
         names(&root, "/$defs/run"),
-        "one run answers, one fails: together they have every field"
+        "an answering and a failing run together have every field"
     );
     assert_eq!(keys(all("runs").map(|run| &run["answer"])), names(&root, "/$defs/answer"));
     assert_eq!(keys(all("comparisons")), names(&root, "/$defs/comparison"));
@@ -57,9 +57,9 @@ fn a_result_has_the_fields_of_the_schema_and_no_others() {
     }
 }
 
-/// Intervals of one pair have no ends: such files were written and could not be read.
+/// Intervals of one pair are infinite: such files were once written and could not be read.
 #[test]
-fn intervals_without_ends_are_read_back_and_are_in_the_schema() {
+fn infinite_intervals_are_read_back_and_fit_the_schema() {
     let root = schema();
     let mut result: SessionResult = machine::full_result();
     for comparison in &mut result.comparisons {
@@ -75,14 +75,14 @@ fn intervals_without_ends_are_read_back_and_are_in_the_schema() {
     let (value, mut found) = (serde_json::to_value(&result).expect("JSON"), Vec::new());
     problems(&root, &root, &value, "result", &mut found);
     assert_eq!(found, Vec::<String>::new());
-    // Older files have null there.
+    // Older files have null instead.
     let old = text.replace("\"-inf\"", "null").replace("\"inf\"", "null");
-    let old: SessionResult = serde_json::from_str(&old).expect("older files are read, too");
+    let old: SessionResult = serde_json::from_str(&old).expect("older files can be read");
     assert!(old.comparisons[0].log_ratio.low.is_nan());
 }
 
 #[test]
-fn what_is_not_a_result_is_found_out() {
+fn invalid_results_violate_the_schema() {
     let root = schema();
     let good = serde_json::to_value(machine::full_result()).expect("JSON");
     let broken = |change: &dyn Fn(&mut Value)| {
@@ -94,9 +94,9 @@ fn what_is_not_a_result_is_found_out() {
     };
     assert!(broken(&|v| v["schema"] = json!("pellucid/lab-result/v2")).contains("is not"));
     assert!(broken(&|v| v["runs"][0]["bananas"] = json!(1)).contains("bananas is unknown"));
-    assert!(broken(&|v| v["comparisons"][0]["verdict"] = json!("fine")).contains("no known name"));
+    assert!(broken(&|v| v["comparisons"][0]["verdict"] = json!("fine")).contains("not a known name"));
     assert!(broken(&|v| v["comparisons"][0]["pairs"] = json!("two")).contains("string where"));
-    assert!(broken(&|v| v["suite"]["workload"][0]["job"] = json!("dance")).contains("none of the choices"));
+    assert!(broken(&|v| v["suite"]["workload"][0]["job"] = json!("dance")).contains("matches no choice"));
     let without = broken(&|v| {
         v["session"].as_object_mut().expect("an object").remove("seed");
     });

@@ -1,36 +1,36 @@
-//! Whole sessions without time passing: a simulated executor with noise, drift and workers that misbehave.
+//! Simulated sessions: noise, drift and failing workers, without real time passing.
 
-use pellucid_lab::check::State;
+use pellucid_lab::check::CellState;
 use pellucid_lab::environment::Environment;
-use pellucid_lab::executor::{Executor, Failing, Outcome};
+use pellucid_lab::executor::{Executor, FailureKind, WorkerOutcome};
 use pellucid_lab::protocol::{Answer, Request};
 use pellucid_lab::result::{Run, SessionResult};
-use pellucid_lab::session::{self, Setting};
-use pellucid_lab::stats::{self, Random};
+use pellucid_lab::session::{self, SessionContext};
+use pellucid_lab::stats::{self, Rng};
 use pellucid_lab::suite::{Suite, Variant};
 use pellucid_lab::verdict::Verdict;
 use std::collections::HashMap;
 use std::time::Duration;
 
-/// A machine that takes simulated time.
+/// A machine with a simulated clock.
 struct Machine {
-    random: Random,
-    /// Deviation of one process.
+    random: Rng,
+    /// Standard deviation of one process.
     noise: f64,
-    /// Deviation of a step of its slow drift, and how much of it stays.
+    /// Drift as an AR(1) process: standard deviation of a step, and persistence.
     drift: (f64, f64),
     level: f64,
-    /// How much slower a variant is.
+    /// Slowdown factor per variant.
     factors: HashMap<String, f64>,
-    /// What becomes of a variant's workers instead.
-    broken: HashMap<String, Outcome>,
+    /// Fixed outcomes of failing variants.
+    broken: HashMap<String, WorkerOutcome>,
     clock: f64,
 }
 
 impl Machine {
     fn new(seed: u64) -> Machine {
         Machine {
-            random: Random::new(seed),
+            random: Rng::new(seed),
             noise: 0.01,
             drift: (0.0, 0.95),
             level: 0.0,
@@ -40,7 +40,7 @@ impl Machine {
         }
     }
 
-    /// The seconds of the next process of a variant.
+    /// Returns the seconds of the next process.
     fn next(&mut self, variant: &str) -> f64 {
         self.level = self.drift.1 * self.level + self.drift.0 * self.random.normal();
         let noise = self.noise * self.random.normal();
@@ -62,12 +62,12 @@ fn answer(seconds: f64) -> Answer {
 }
 
 impl Executor for Machine {
-    fn run(&mut self, variant: &Variant, _: &Request, _: Duration) -> Outcome {
+    fn run(&mut self, variant: &Variant, _: &Request, _: Duration) -> WorkerOutcome {
         let seconds = self.next(&variant.id);
         self.clock += 1.0;
         match self.broken.get(&variant.id) {
             Some(outcome) => outcome.clone(),
-            None => Outcome::Answered(Box::new(answer(seconds))),
+            None => WorkerOutcome::Answered(Box::new(answer(seconds))),
         }
     }
 
@@ -86,8 +86,15 @@ fn suite(variants: &[&str]) -> Suite {
     Suite::parse(&text, "simulated").expect("a suite")
 }
 
-fn setting(seed: u64, earlier: Vec<Run>) -> Setting {
-    Setting { model: "none".into(), assume: None, seed, environment: Environment::default(), command: vec![], earlier }
+fn setting(seed: u64, earlier: Vec<Run>) -> SessionContext {
+    SessionContext {
+        model: "none".into(),
+        assume: None,
+        seed,
+        environment: Environment::default(),
+        command: vec![],
+        earlier,
+    }
 }
 
 fn run(suite: &Suite, machine: &mut Machine, seed: u64) -> SessionResult {
@@ -100,7 +107,7 @@ fn verdict_on(result: &SessionResult, variant: &str) -> Verdict {
 }
 
 #[test]
-fn identical_variants_are_seldom_called_different_and_a_slower_one_is_found() {
+fn identical_variants_seldom_differ_and_a_slower_one_is_detected() {
     let suite = suite(&["a", "b"]);
     let (mut wrong, mut found) = (0, 0);
     for seed in 0..200 {
@@ -110,13 +117,14 @@ fn identical_variants_are_seldom_called_different_and_a_slower_one_is_found() {
         let mut machine = Machine { drift: (0.01, 0.95), factors: [("b".into(), 1.06)].into(), ..Machine::new(seed) };
         found += usize::from(verdict_on(&run(&suite, &mut machine, seed), "b") == Verdict::Regressed);
     }
-    // The issue's bar is two in twenty; a difference must clear the margin and the noise, so it is far below.
+    // A false positive must exceed both the margin and the noise floor, so they are far rarer than
+    // 10 %.
     assert!(wrong <= 4, "{wrong} of 200 identical variants were called different");
     assert!(found >= 190, "{found} of 200 variants that are 6 % slower were found");
 }
 
 #[test]
-fn a_small_difference_is_found_or_the_pairs_that_are_missing_are_named() {
+fn a_small_difference_is_detected_or_the_pairs_needed_are_estimated() {
     let suite = suite(&["a", "b"]);
     for seed in 0..50 {
         let mut machine = Machine { factors: [("b".into(), 1.03)].into(), ..Machine::new(seed) };
@@ -131,53 +139,53 @@ fn a_small_difference_is_found_or_the_pairs_that_are_missing_are_named() {
 }
 
 #[test]
-fn pairs_alternate_and_arms_take_turns() {
+fn pairs_alternate_and_pairings_take_turns() {
     let suite = suite(&["a", "b", "c"]);
     let result = run(&suite, &mut Machine::new(5), 5);
-    for arm in ["a → a", "a → b", "a → c"] {
-        let runs: Vec<&Run> = result.runs.iter().filter(|run| run.arm == arm).collect();
-        assert!(runs.len() >= 8 && runs.len().is_multiple_of(2), "{arm}: {}", runs.len());
+    for pairing in ["a → a", "a → b", "a → c"] {
+        let runs: Vec<&Run> = result.runs.iter().filter(|run| run.pairing == pairing).collect();
+        assert!(runs.len() >= 8 && runs.len().is_multiple_of(2), "{pairing}: {}", runs.len());
         let firsts: Vec<bool> = runs.chunks(2).map(|pair| pair[0].is_reference).collect();
-        assert!(firsts.windows(2).all(|two| two[0] != two[1]), "{arm} is not ABBA: {firsts:?}");
+        assert!(firsts.windows(2).all(|two| two[0] != two[1]), "{pairing} is not ABBA: {firsts:?}");
     }
-    let first_round: Vec<&str> = result.runs[..6].iter().map(|run| run.arm.as_str()).collect();
-    assert!(["a → a", "a → b", "a → c"].iter().all(|arm| first_round.contains(arm)), "{first_round:?}");
+    let first_round: Vec<&str> = result.runs[..6].iter().map(|run| run.pairing.as_str()).collect();
+    assert!(["a → a", "a → b", "a → c"].iter().all(|pairing| first_round.contains(pairing)), "{first_round:?}");
     assert_eq!(result.runs, run(&suite, &mut Machine::new(5), 5).runs, "a seed repeats the order");
     let other = run(&suite, &mut Machine::new(5), 6).runs;
-    assert!(result.runs.iter().zip(&other).any(|(a, b)| a.arm != b.arm), "another seed has another order");
+    assert!(result.runs.iter().zip(&other).any(|(a, b)| a.pairing != b.pairing), "another seed has another order");
 }
 
 #[test]
-fn workers_that_misbehave_are_recorded_and_the_session_goes_on() {
+fn failing_workers_are_recorded_and_the_session_continues() {
     let suite = suite(&["a", "b", "crash", "wrong"]);
     let mut machine = Machine::new(1);
-    let crash = Outcome::Failed { how: Failing::Killed, said: "signal 9".into() };
+    let crash = WorkerOutcome::Failed { kind: FailureKind::Killed, message: "signal 9".into() };
     let mut lie = answer(0.001);
     lie.top[0].1 = 2.0;
-    machine.broken = [("crash".into(), crash), ("wrong".into(), Outcome::Answered(Box::new(lie)))].into();
+    machine.broken = [("crash".into(), crash), ("wrong".into(), WorkerOutcome::Answered(Box::new(lie)))].into();
     let result = run(&suite, &mut machine, 1);
     let state = |variant: &str| result.cells.iter().find(|cell| cell.variant == variant).expect("a cell").clone();
-    assert_eq!(state("b").state, State::Supported);
-    assert_eq!(state("crash").state, State::Error);
+    assert_eq!(state("b").state, CellState::Supported);
+    assert_eq!(state("crash").state, CellState::Error);
     assert!(state("crash").why.contains("was killed: signal 9"), "{}", state("crash").why);
-    assert_eq!(state("wrong").state, State::SilentlyWrong);
-    // Correct or no time: neither has one, and a wrong cell of ours fails the whole.
+    assert_eq!(state("wrong").state, CellState::SilentlyWrong);
+    // Neither has a time, and a wrong Pellucid cell fails the session.
     assert!(result.comparisons.iter().all(|c| c.variant == "a" || c.variant == "b"), "{:?}", result.comparisons);
     assert_eq!((result.conclusion().verdict, result.exit_code()), (Some(Verdict::Regressed), 1));
 }
 
 #[test]
 fn a_reference_that_differs_from_itself_makes_the_session_invalid() {
-    /// Every process slower than the one before: no order is safe from that much drift.
+    /// Every second process is slower.
     struct Falling(Machine, bool);
     impl Executor for Falling {
-        fn run(&mut self, variant: &Variant, request: &Request, limit: Duration) -> Outcome {
-            // Whoever comes second in an arm of the reference against itself is slower.
+        fn run(&mut self, variant: &Variant, request: &Request, limit: Duration) -> WorkerOutcome {
+            // The second side of each pair is slower.
             self.1 = !self.1;
             match self.0.run(variant, request, limit) {
-                Outcome::Answered(mut answer) => {
+                WorkerOutcome::Answered(mut answer) => {
                     answer.samples_s[0] *= if self.1 { 1.0 } else { 1.5 };
-                    Outcome::Answered(answer)
+                    WorkerOutcome::Answered(answer)
                 }
                 other => other,
             }
@@ -187,7 +195,7 @@ fn a_reference_that_differs_from_itself_makes_the_session_invalid() {
             self.0.elapsed()
         }
     }
-    // One pair at a time and always in the same order would be needed to be fooled; ABBA turns it into noise instead.
+    // A fixed order would show a difference; ABBA turns it into noise.
     let suite = suite(&["a", "b"]);
     let result =
         session::run(&suite, setting(3, vec![]), &mut Falling(Machine::new(3), false), &mut |_| {}).expect("a session");
@@ -197,7 +205,7 @@ fn a_reference_that_differs_from_itself_makes_the_session_invalid() {
 }
 
 #[test]
-fn an_interrupted_session_is_taken_up_again() {
+fn an_interrupted_session_is_resumed() {
     let suite = suite(&["a", "b"]);
     let whole = run(&suite, &mut Machine::new(8), 8);
     let earlier: Vec<Run> = whole.runs[..7].to_vec();
@@ -207,13 +215,13 @@ fn an_interrupted_session_is_taken_up_again() {
         fresh += usize::from(!earlier.iter().any(|run| run.answer == progress.run.answer));
     })
     .expect("a session");
-    assert_eq!(resumed.runs[..7], whole.runs[..7], "what was measured is not measured again");
+    assert_eq!(resumed.runs[..7], whole.runs[..7], "earlier runs are reused");
     assert_eq!(machine.clock as usize, fresh, "only the rest took time");
     assert!(resumed.runs.len() > 7);
 }
 
 #[test]
-fn a_session_ends_with_its_budget_and_says_so() {
+fn a_session_ends_with_its_budget_and_reports_it() {
     let mut suite = suite(&["a", "b"]);
     suite.precision.budget_s = 9.0;
     let mut machine = Machine::new(2);
@@ -223,11 +231,11 @@ fn a_session_ends_with_its_budget_and_says_so() {
 }
 
 #[test]
-fn every_process_has_an_environment_of_another_size_and_the_seed_repeats_them() {
-    /// Notes how long the environment of each process is.
-    struct Listening(Machine, Vec<usize>);
-    impl Executor for Listening {
-        fn run(&mut self, variant: &Variant, request: &Request, limit: Duration) -> Outcome {
+fn environment_sizes_are_random_and_reproducible() {
+    /// Records the size of each process's environment.
+    struct Recording(Machine, Vec<usize>);
+    impl Executor for Recording {
+        fn run(&mut self, variant: &Variant, request: &Request, limit: Duration) -> WorkerOutcome {
             self.1.push(variant.env.values().map(String::len).sum());
             self.0.run(variant, request, limit)
         }
@@ -237,10 +245,10 @@ fn every_process_has_an_environment_of_another_size_and_the_seed_repeats_them() 
         }
     }
     let suite = suite(&["a", "b"]);
-    let mut listening = Listening(Machine::new(1), vec![]);
-    let result = session::run(&suite, setting(1, vec![]), &mut listening, &mut |_| {}).expect("a session");
+    let mut recording = Recording(Machine::new(1), vec![]);
+    let result = session::run(&suite, setting(1, vec![]), &mut recording, &mut |_| {}).expect("a session");
     let recorded: Vec<usize> = result.runs.iter().map(|run| run.padding).collect();
-    assert_eq!(recorded, listening.1, "what was done is what is recorded");
+    assert_eq!(recorded, recording.1, "the recorded padding is the applied one");
     let different: std::collections::BTreeSet<usize> = recorded.iter().copied().collect();
     assert!(different.len() > recorded.len() * 3 / 4 && recorded.iter().all(|n| *n < 4096), "{recorded:?}");
     let again: Vec<usize> = run(&suite, &mut Machine::new(1), 1).runs.iter().map(|run| run.padding).collect();
@@ -248,30 +256,31 @@ fn every_process_has_an_environment_of_another_size_and_the_seed_repeats_them() 
 }
 
 #[test]
-fn a_ladder_compares_neighbours_and_adds_up() {
+fn a_ladder_compares_neighbors_and_adds_up() {
     let text = "name = \"l\"\nreference = \"a\"\nladder = [\"a\", \"b\", \"c\"]\n[precision]\nbudget_s = 1e6\nhalf_width = 0.002\npairs = 30\n\
         [[variant]]\nid = \"a\"\n[[variant]]\nid = \"b\"\njob = { capture_layers = { layers = 4 } }\n\
         [[variant]]\nid = \"c\"\njob = { capture_layers = { layers = 8 } }\n[[workload]]\nid = \"w\"\njob = \"prefill\"\ntokens = 4\n";
     let suite = Suite::parse(text, "l").expect("a suite");
     let mut machine = Machine { factors: [("b".into(), 1.04), ("c".into(), 1.08)].into(), ..Machine::new(4) };
     let result = run(&suite, &mut machine, 4);
-    let arms: Vec<(&str, &str)> =
+    let pairings: Vec<(&str, &str)> =
         result.comparisons.iter().map(|c| (c.reference.as_str(), c.variant.as_str())).collect();
-    assert_eq!(arms, [("a", "a"), ("a", "b"), ("b", "c"), ("a", "c")]);
+    assert_eq!(pairings, [("a", "a"), ("a", "b"), ("b", "c"), ("a", "c")]);
     assert!(
-        pellucid_lab::report::closure(&result).contains("they agree"),
+        pellucid_lab::report::ladder_summary(&result).contains("they agree"),
         "{}",
-        pellucid_lab::report::closure(&result)
+        pellucid_lab::report::ladder_summary(&result)
     );
-    // 0.1 s, and a hundredth of it for each captured layer.
-    let model = &result.models[0];
+    // 0.1 s plus 1 % per captured layer.
+    let model = &result.cost_models[0];
     assert!((model.base.mean - 0.1).abs() < 0.002 && (model.per_layer.mean - 0.001).abs() < 2e-4, "{model:?}");
     assert!(model.per_layer.low < 0.001 && 0.001 < model.per_layer.high);
 }
 
-/// The table of the method: false alarms and interval widths of three orders, for equal variants on a drifting machine.
+/// False positive rates and interval widths of three designs (blocks, unpaired alternation, ABBA
+/// pairs), for equal variants on a drifting machine.
 #[test]
-fn order_and_pairing_matter_as_the_method_says() {
+fn paired_abba_order_has_the_nominal_error_rate_under_drift() {
     const RUNS: usize = 20;
     let rates = |drift: f64| {
         let mut alarms = [0.0f64; 3];
@@ -279,7 +288,7 @@ fn order_and_pairing_matter_as_the_method_says() {
         let sessions = 1500;
         for seed in 0..sessions {
             let mut machine = Machine { drift: (drift, 0.95), ..Machine::new(seed) };
-            // The machine has been drifting for a while.
+            // Burn-in of the drift.
             (0..100).for_each(|_| _ = machine.next("a"));
             let logs: Vec<f64> = (0..2 * RUNS).map(|_| machine.next("a").ln()).collect();
             let blocks = (logs[..RUNS].to_vec(), logs[RUNS..].to_vec());
@@ -290,10 +299,13 @@ fn order_and_pairing_matter_as_the_method_says() {
                 .enumerate()
                 .map(|(pair, two)| if pair % 2 == 0 { two[1] - two[0] } else { two[0] - two[1] })
                 .collect();
-            for (method, estimate) in
-                [welch(&blocks.0, &blocks.1), welch(&alternating.0, &alternating.1), stats::interval(&abba, seed)]
-                    .into_iter()
-                    .enumerate()
+            for (method, estimate) in [
+                welch(&blocks.0, &blocks.1),
+                welch(&alternating.0, &alternating.1),
+                stats::confidence_interval(&abba, seed),
+            ]
+            .into_iter()
+            .enumerate()
             {
                 alarms[method] += f64::from(estimate.is_significant()) / sessions as f64;
                 widths[method] += 2.0 * estimate.half_width() / sessions as f64;
@@ -302,19 +314,24 @@ fn order_and_pairing_matter_as_the_method_says() {
         (alarms, widths)
     };
     let (still, _) = rates(0.0);
-    assert!(still.iter().all(|rate| (0.03..0.075).contains(rate)), "without drift all are honest: {still:?}");
+    assert!(still.iter().all(|rate| (0.03..0.075).contains(rate)), "without drift all designs are valid: {still:?}");
     for drift in [0.01, 0.02] {
         let (alarms, widths) = rates(drift);
-        assert!(alarms[0] > 0.5, "blocks invent differences: {alarms:?}");
-        assert!(alarms[1] < 0.02 && widths[1] > 1.5 * widths[2], "unpaired turns hide them: {alarms:?} {widths:?}");
-        assert!((0.03..0.08).contains(&alarms[2]), "pairs stay honest: {alarms:?}");
+        assert!(alarms[0] > 0.5, "blocks give false positives: {alarms:?}");
+        assert!(
+            alarms[1] < 0.02 && widths[1] > 1.5 * widths[2],
+            "unpaired alternation is too conservative: {alarms:?} {widths:?}"
+        );
+        assert!((0.03..0.08).contains(&alarms[2]), "pairs keep the nominal rate: {alarms:?}");
     }
 }
 
-/// Two independent samples.
+/// Welch's t interval of two independent samples.
 fn welch(a: &[f64], b: &[f64]) -> stats::Estimate {
     let mean = stats::mean(b) - stats::mean(a);
-    let error = (stats::deviation(a).powi(2) / a.len() as f64 + stats::deviation(b).powi(2) / b.len() as f64).sqrt();
+    let error = (stats::standard_deviation(a).powi(2) / a.len() as f64
+        + stats::standard_deviation(b).powi(2) / b.len() as f64)
+        .sqrt();
     let half = stats::t_quantile(2 * a.len() - 2) * error;
     stats::Estimate { mean, low: mean - half, high: mean + half }
 }

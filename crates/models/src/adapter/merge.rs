@@ -1,45 +1,47 @@
-//! What adapters do to one weight, in f32.
+//! The changes of adapters to one weight, computed in f32.
 
 use super::Delta;
 use super::settings::bad;
 use crate::checkpoint::{Checkpoint, Tensor};
 use crate::error::{Error, Result};
-use crate::names::{Part, Source};
-use crate::tensors::{Stored, plain};
+use crate::names::{StoredPart, WeightSource};
+use crate::tensors::{StoredTensor, plain};
 use pellucid_engine::{WeightKind, WeightSpec};
 use pellucid_kernels::encoding;
 use std::path::Path;
 
-/// The changes to one weight: perhaps another tensor in its place, then sums.
+/// The changes to one weight: an optional replacement, then updates that are added.
 #[derive(Default)]
 pub(crate) struct Changes<'a> {
-    whole: Option<(&'a Checkpoint, &'a str, Source)>,
-    steps: Vec<Step<'a>>,
+    replacement: Option<(&'a Checkpoint, &'a str, WeightSource)>,
+    updates: Vec<PendingUpdate<'a>>,
 }
 
-/// A sum, with what is needed to read it.
-struct Step<'a> {
+/// An update whose tensors are not read yet.
+struct PendingUpdate<'a> {
     checkpoint: &'a Checkpoint,
     path: &'a Path,
-    kind: Kind<'a>,
-    /// Which part of the adapter's module the weight is.
-    part: Part,
+    kind: UpdateKind<'a>,
+    /// The part of the adapter's module that the weight is.
+    part: StoredPart,
 }
 
-enum Kind<'a> {
-    Factors(&'a Delta),
+enum UpdateKind<'a> {
+    /// `scale · B A`.
+    LowRank(&'a Delta),
+    /// `scale · bias`.
     Bias(&'a Tensor, f32),
 }
 
 impl<'a> Changes<'a> {
-    /// Whether the weight stays as it is stored.
+    /// Whether the weight is unchanged.
     pub(crate) fn is_none(&self) -> bool {
-        self.whole.is_none() && self.steps.is_empty()
+        self.replacement.is_none() && self.updates.is_empty()
     }
 
-    /// The tensor in the weight's place, and where in it the weight is.
-    pub(crate) fn whole(&self) -> Option<(Stored<'a>, &Source)> {
-        self.whole.as_ref().and_then(|(checkpoint, name, source)| Some((plain(checkpoint, name)?, source)))
+    /// The tensor that replaces the weight's, and the location of the weight in it.
+    pub(crate) fn replacement(&self) -> Option<(StoredTensor<'a>, &WeightSource)> {
+        self.replacement.as_ref().and_then(|(checkpoint, name, source)| Some((plain(checkpoint, name)?, source)))
     }
 
     pub(super) fn replace(
@@ -47,7 +49,7 @@ impl<'a> Changes<'a> {
         checkpoint: &'a Checkpoint,
         name: &'a str,
         spec: &WeightSpec,
-        source: &Source,
+        source: &WeightSource,
     ) -> Result<()> {
         let Some(stored) = plain(checkpoint, name) else { return Ok(()) };
         let expected = source.part.stored_shape(&spec.shape, source.transposed);
@@ -55,12 +57,12 @@ impl<'a> Changes<'a> {
             return Err(Error::invalid(
                 stored.path,
                 format!("tensor {name} is {:?} where the model has {expected:?}", stored.shape),
-                "check that the adapter was made for this model; where tokens were added, merge it with PEFT and give the result",
+                "check that the adapter was trained for this model; if it adds tokens, merge it with PEFT and give the result",
             ));
         }
-        // What earlier adapters added is replaced with the rest.
-        let source = Source { tensor: name.to_owned(), ..source.clone() };
-        (self.whole, self.steps) = (Some((checkpoint, name, source)), Vec::new());
+        // The updates of earlier adapters are replaced, too.
+        let source = WeightSource { tensor: name.to_owned(), ..source.clone() };
+        (self.replacement, self.updates) = (Some((checkpoint, name, source)), Vec::new());
         Ok(())
     }
 
@@ -70,32 +72,36 @@ impl<'a> Changes<'a> {
         path: &'a Path,
         delta: &'a Delta,
         spec: &WeightSpec,
-        source: &Source,
+        source: &WeightSource,
     ) -> Result<()> {
         if spec.kind == WeightKind::Vector || source.part.stack.is_some() {
             return Err(bad(
                 path,
-                &format!("tensor {} is for {}, which is no single matrix", delta.a.name, source.tensor),
+                &format!("tensor {} is for {}, which is not a single matrix", delta.a.name, source.tensor),
             ));
         }
         let shape = source.part.stored_shape(&spec.shape, false);
         let rank = delta.a.shape.first().copied().unwrap_or_default();
-        let (a, b) =
-            if delta.is_table { ([rank, shape[0]], [shape[1], rank]) } else { ([rank, shape[1]], [shape[0], rank]) };
-        expect(path, &delta.a, &a)?;
-        expect(path, &delta.b, &b)?;
-        if let Some(lengths) = &delta.lengths {
-            expect(path, lengths, &[shape[0]])?;
+        let (a, b) = if delta.is_embedding {
+            ([rank, shape[0]], [shape[1], rank])
+        } else {
+            ([rank, shape[1]], [shape[0], rank])
+        };
+        expect_shape(path, &delta.a, &a)?;
+        expect_shape(path, &delta.b, &b)?;
+        if let Some(magnitudes) = &delta.magnitudes {
+            expect_shape(path, magnitudes, &[shape[0]])?;
         }
-        // The lengths are of the sum with the base model's own weight.
-        let dora = |step: &Step| matches!(step.kind, Kind::Factors(delta) if delta.lengths.is_some());
-        if !self.steps.is_empty() && (delta.lengths.is_some() || self.steps.iter().any(dora)) {
+        // DoRA's magnitudes are those of the base weight plus this update alone.
+        let dora =
+            |update: &PendingUpdate| matches!(update.kind, UpdateKind::LowRank(delta) if delta.magnitudes.is_some());
+        if !self.updates.is_empty() && (delta.magnitudes.is_some() || self.updates.iter().any(dora)) {
             return Err(bad(
                 path,
                 &format!("tensor {}: a DoRA adapter cannot be merged with another one", delta.a.name),
             ));
         }
-        self.steps.push(Step { checkpoint, path, kind: Kind::Factors(delta), part: source.part });
+        self.updates.push(PendingUpdate { checkpoint, path, kind: UpdateKind::LowRank(delta), part: source.part });
         Ok(())
     }
 
@@ -106,51 +112,51 @@ impl<'a> Changes<'a> {
         bias: &'a Tensor,
         scale: f32,
         spec: &WeightSpec,
-        source: &Source,
+        source: &WeightSource,
     ) -> Result<()> {
-        expect(path, bias, &source.part.stored_shape(&spec.shape, false))?;
-        self.steps.push(Step { checkpoint, path, kind: Kind::Bias(bias, scale), part: source.part });
+        expect_shape(path, bias, &source.part.stored_shape(&spec.shape, false))?;
+        self.updates.push(PendingUpdate { checkpoint, path, kind: UpdateKind::Bias(bias, scale), part: source.part });
         Ok(())
     }
 
-    /// Reads the factors.
-    pub(crate) fn ready(&self) -> Result<Vec<Merged>> {
-        self.steps.iter().map(Step::ready).collect()
+    /// Reads the tensors of the updates.
+    pub(crate) fn read_updates(&self) -> Result<Vec<LowRankUpdate>> {
+        self.updates.iter().map(PendingUpdate::read).collect()
     }
 }
 
-fn expect(path: &Path, tensor: &Tensor, shape: &[usize]) -> Result<()> {
+fn expect_shape(path: &Path, tensor: &Tensor, shape: &[usize]) -> Result<()> {
     if tensor.shape == shape {
         return Ok(());
     }
     Err(Error::invalid(
         path,
-        format!("tensor {} is {:?} where the model makes it {shape:?}", tensor.name, tensor.shape),
-        "check that the adapter was made for this model",
+        format!("tensor {} is {:?} where the model expects {shape:?}", tensor.name, tensor.shape),
+        "check that the adapter was trained for this model",
     ))
 }
 
-impl Step<'_> {
-    fn ready(&self) -> Result<Merged> {
-        let read = |tensor: &Tensor| numbers(self.checkpoint, self.path, tensor);
+impl PendingUpdate<'_> {
+    fn read(&self) -> Result<LowRankUpdate> {
+        let read = |tensor: &Tensor| read_floats(self.checkpoint, self.path, tensor);
         let part = self.part;
         match self.kind {
-            Kind::Bias(bias, scale) => {
-                Ok(Merged { left: read(bias)?, right: vec![1.0], rank: 1, scale, lengths: None, part })
+            UpdateKind::Bias(bias, scale) => {
+                Ok(LowRankUpdate { left: read(bias)?, right: vec![1.0], rank: 1, scale, magnitudes: None, part })
             }
-            Kind::Factors(delta) => {
+            UpdateKind::LowRank(delta) => {
                 let (a, b, rank) = (read(&delta.a)?, read(&delta.b)?, delta.a.shape[0]);
-                let lengths = delta.lengths.as_ref().map(read).transpose()?;
+                let magnitudes = delta.magnitudes.as_ref().map(read).transpose()?;
                 let (left, right) =
-                    if delta.is_table { (transposed(&a, rank), transposed(&b, b.len() / rank)) } else { (b, a) };
-                Ok(Merged { left, right, rank, scale: delta.scale, lengths, part })
+                    if delta.is_embedding { (transpose(&a, rank), transpose(&b, b.len() / rank)) } else { (b, a) };
+                Ok(LowRankUpdate { left, right, rank, scale: delta.scale, magnitudes, part })
             }
         }
     }
 }
 
-/// A tensor's numbers, all of them finite.
-fn numbers(checkpoint: &Checkpoint, path: &Path, tensor: &Tensor) -> Result<Vec<f32>> {
+/// Reads a tensor as f32. A non-finite element is an error.
+fn read_floats(checkpoint: &Checkpoint, path: &Path, tensor: &Tensor) -> Result<Vec<f32>> {
     let encoding = plain(checkpoint, &tensor.name).and_then(|stored| stored.encoding.ok());
     let encoding = encoding.ok_or_else(|| {
         Error::unsupported(
@@ -158,35 +164,36 @@ fn numbers(checkpoint: &Checkpoint, path: &Path, tensor: &Tensor) -> Result<Vec<
             "save the adapter in F32, F16 or BF16",
         )
     })?;
-    let mut numbers = vec![0.0; tensor.elements()];
-    encoding::decode(encoding, checkpoint.bytes(tensor), &mut numbers);
-    if numbers.iter().all(|x| x.is_finite()) {
-        return Ok(numbers);
+    let mut floats = vec![0.0; tensor.elements()];
+    encoding::decode(encoding, checkpoint.bytes(tensor), &mut floats);
+    if floats.iter().all(|x| x.is_finite()) {
+        return Ok(floats);
     }
-    Err(bad(path, &format!("tensor {} holds a number that is not finite", tensor.name)))
+    Err(bad(path, &format!("tensor {} has a non-finite element", tensor.name)))
 }
 
-/// The transpose of a matrix with so many rows.
-fn transposed(matrix: &[f32], rows: usize) -> Vec<f32> {
+/// Transposes a matrix with `rows` rows.
+fn transpose(matrix: &[f32], rows: usize) -> Vec<f32> {
     let cols = matrix.len() / rows.max(1);
     (0..cols).flat_map(|col| (0..rows).map(move |row| matrix[row * cols + col])).collect()
 }
 
-/// A sum that is ready to be added, row by row.
-pub(crate) struct Merged {
+/// An update `scale · left right` that is added to a weight row by row.
+pub(crate) struct LowRankUpdate {
     /// `[outputs, rank]`.
     left: Vec<f32>,
     /// `[rank, inputs]`.
     right: Vec<f32>,
     rank: usize,
     scale: f32,
-    lengths: Option<Vec<f32>>,
-    part: Part,
+    /// DoRA: norm of each row after the update, `[outputs]`.
+    magnitudes: Option<Vec<f32>>,
+    part: StoredPart,
 }
 
-impl Merged {
-    /// Adds to a row of the weight. The sum over the rank is taken first, from its first term to its last, then scaled, then added: the
-    /// order of a merge beforehand.
+impl LowRankUpdate {
+    /// Adds the update to a row of the weight. The product is summed over the rank in order, then
+    /// scaled, then added, so the result has the same bits as a weight merged beforehand.
     pub(crate) fn apply(&self, row: usize, out: &mut [f32]) {
         let row = self.part.stored_row(row);
         let factors = &self.left[row * self.rank..][..self.rank];
@@ -195,9 +202,9 @@ impl Merged {
             sum.iter_mut().zip(line).for_each(|(sum, x)| *sum += factor * x);
         }
         out.iter_mut().zip(&sum).for_each(|(out, sum)| *out += sum * self.scale);
-        if let Some(lengths) = &self.lengths {
-            let length = out.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt() as f32;
-            let factor = lengths[row] / length;
+        if let Some(magnitudes) = &self.magnitudes {
+            let norm = out.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt() as f32;
+            let factor = magnitudes[row] / norm;
             out.iter_mut().for_each(|x| *x *= factor);
         }
     }
@@ -208,22 +215,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_gets_its_sum_and_its_length() {
-        let mut merged = Merged {
+    fn an_update_adds_to_a_row_and_sets_its_norm() {
+        let mut update = LowRankUpdate {
             left: vec![1.0, 2.0, 0.0, -1.0],
             right: vec![1.0, 0.0, 3.0, 4.0],
             rank: 2,
             scale: 0.5,
-            lengths: None,
-            part: Part::default(),
+            magnitudes: None,
+            part: StoredPart::default(),
         };
         let mut row = [10.0, 20.0];
-        merged.apply(0, &mut row);
+        update.apply(0, &mut row);
         assert_eq!(row, [10.0 + 0.5 * 7.0, 20.0 + 0.5 * 8.0]);
-        merged.lengths = Some(vec![1.0, 10.0]);
+        update.magnitudes = Some(vec![1.0, 10.0]);
         let mut row = [4.5, 6.0];
-        merged.apply(1, &mut row);
+        update.apply(1, &mut row);
         assert_eq!(row, [6.0, 8.0]);
-        assert_eq!(transposed(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], 2), [1.0, 4.0, 2.0, 5.0, 3.0, 6.0]);
+        assert_eq!(transpose(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], 2), [1.0, 4.0, 2.0, 5.0, 3.0, 6.0]);
     }
 }

@@ -1,12 +1,13 @@
-//! Adapters: LoRA factors in PEFT's layout, merged into the base model's weights as those are loaded.
+//! LoRA adapters in PEFT's layout, merged into the base model's weights while those are loaded.
 //!
-//! A directory with `adapter_config.json` and `adapter_model.safetensors` (or `adapter_model.bin`, as PEFT wrote them at first) holds two thin
-//! matrices for a module:
-//! `base_model.model.<module>.lora_A.weight` `[rank, inputs]` and `….lora_B.weight` `[outputs, rank]`. The weight that runs is `W + scale · B A`,
-//! computed row by row in f32 while `W` is packed; nothing remains of the adapter afterwards. DoRA's weight is that, with each row brought to a
-//! length of its own. Modules that were trained whole, and biases, stand in the place of the base model's.
+//! An adapter is a directory with `adapter_config.json` and `adapter_model.safetensors` (or the
+//! older `adapter_model.bin`). For each adapted module it has
+//! `base_model.model.<module>.lora_A.weight` `[rank, inputs]` and `….lora_B.weight` `[outputs,
+//! rank]`. The merged weight is `W + scale · B A`, computed row by row in f32 while `W` is packed.
+//! DoRA then rescales each row to a trained magnitude. Fully trained modules and biases replace
+//! those of the base model.
 //!
-//! Every tensor of an adapter has to find its weight, or the load is refused.
+//! Every adapter tensor must belong to a weight; otherwise the load fails.
 
 mod merge;
 mod settings;
@@ -17,48 +18,49 @@ pub(crate) use settings::CONFIG;
 use crate::checkpoint::{Checkpoint, Tensor};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::names::{Names, Source};
+use crate::names::{Names, WeightSource};
 use pellucid_engine::{Program, WeightSpec};
-use settings::{Settings, bad};
+use settings::{LoraSettings, bad};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// The files that may hold an adapter's weights; the first that is there counts, as in PEFT.
+/// Files that may hold an adapter's weights; the first that exists is used, as in PEFT.
 pub(crate) const WEIGHTS: [&str; 2] = ["adapter_model.safetensors", "adapter_model.bin"];
-/// What stands before the names of the base model's modules.
+/// PEFT's prefix of the base model's module names.
 const PREFIX: &str = "base_model.model.";
 
-/// An adapter, its tensors sorted by module.
+/// An adapter, its tensors grouped by module.
 pub struct Adapter {
     path: PathBuf,
     checkpoint: Checkpoint,
-    /// By module: `model.layers.0.self_attn.q_proj`.
+    /// Low-rank updates by module: `model.layers.0.self_attn.q_proj`.
     deltas: BTreeMap<String, Delta>,
-    /// Tensors that stand in the place of the base model's, by its name for them.
-    whole: BTreeMap<String, String>,
+    /// Tensors that replace the base model's: the base model's name → the adapter's name.
+    replacements: BTreeMap<String, String>,
+    /// The embedding and the head stay tied (`ensure_weight_tying`).
     tied: bool,
 }
 
-/// What is added to a module's weight.
+/// The low-rank update of a module's weight.
 struct Delta {
     a: Tensor,
     b: Tensor,
-    /// The factors are of a table of embeddings, which lies the other way.
-    is_table: bool,
+    /// The module is an embedding, whose factors are transposed.
+    is_embedding: bool,
     scale: f32,
-    /// DoRA's lengths of the rows.
-    lengths: Option<Tensor>,
-    /// What is added to the bias.
+    /// DoRA's magnitude vector, `[outputs]`.
+    magnitudes: Option<Tensor>,
+    /// Update of the bias.
     bias: Option<Tensor>,
 }
 
-/// The base model that an adapter's configuration names, unless it names none.
+/// The base model that an adapter's configuration names, if any.
 pub fn base_of(dir: &Path) -> Result<Option<String>> {
     let config = config(dir)?;
     Ok(config.text("base_model_name_or_path").filter(|name| !name.is_empty()).map(str::to_owned))
 }
 
-/// Whether a directory is an adapter and not a model.
+/// Whether a directory is an adapter rather than a model.
 pub fn is_adapter(dir: &Path) -> bool {
     dir.join(CONFIG).is_file() && !dir.join("config.json").is_file()
 }
@@ -78,40 +80,40 @@ fn config(dir: &Path) -> Result<Config> {
 impl Adapter {
     /// Opens an adapter's directory.
     pub fn open(dir: &Path) -> Result<Adapter> {
-        let settings = Settings::read(&config(dir)?, &dir.join(CONFIG))?;
+        let settings = LoraSettings::read(&config(dir)?, &dir.join(CONFIG))?;
         let Some(path) = WEIGHTS.iter().map(|name| dir.join(name)).find(|path| path.is_file()) else {
             let problem = format!("there is neither {} nor {} here", WEIGHTS[0], WEIGHTS[1]);
             return Err(Error::invalid(dir, problem, "download the adapter again"));
         };
         let checkpoint = Checkpoint::open_file(&path)?;
-        let (mut modules, mut whole): (BTreeMap<String, Parts>, BTreeMap<_, _>) = Default::default();
+        let (mut modules, mut replacements): (BTreeMap<String, ModuleTensors>, BTreeMap<_, _>) = Default::default();
         for tensor in checkpoint.tensors() {
-            match Part::of(&tensor.name) {
-                Some((module, part)) => part.put(modules.entry(module.to_owned()).or_default(), tensor.clone()),
+            match TensorRole::parse(&tensor.name) {
+                Some((module, role)) => role.put(modules.entry(module.to_owned()).or_default(), tensor.clone()),
                 None => {
                     let name = tensor.name.strip_prefix(PREFIX).unwrap_or(&tensor.name);
-                    // Inside PEFT's wrappers the module itself has these names.
+                    // PEFT's wrappers name the wrapped module so.
                     let name = name.replace(".base_layer.", ".").replace(".modules_to_save.", ".");
-                    whole.insert(name, tensor.name.clone());
+                    replacements.insert(name, tensor.name.clone());
                 }
             }
         }
         let mut deltas = BTreeMap::new();
-        for (module, parts) in modules {
-            deltas.insert(module.clone(), parts.delta(&module, &settings, &path)?);
+        for (module, tensors) in modules {
+            deltas.insert(module.clone(), tensors.into_delta(&module, &settings, &path)?);
         }
-        Ok(Adapter { path, checkpoint, deltas, whole, tied: settings.tied })
+        Ok(Adapter { path, checkpoint, deltas, replacements, tied: settings.tied })
     }
 
-    /// Opens several, in their order.
+    /// Opens several adapters, in their order.
     pub(crate) fn open_all(dirs: &[PathBuf]) -> Result<Vec<Adapter>> {
         dirs.iter().map(|dir| Adapter::open(dir)).collect()
     }
 
-    /// Whether any of these tensors of the base model is changed.
-    fn touches(&self, tensors: &[Source]) -> bool {
+    /// Whether the adapter changes any of these tensors of the base model.
+    fn changes_any(&self, tensors: &[WeightSource]) -> bool {
         tensors.iter().any(|source| {
-            self.whole.contains_key(&source.tensor) || self.deltas.contains_key(module_of(&source.tensor))
+            self.replacements.contains_key(&source.tensor) || self.deltas.contains_key(module_of(&source.tensor))
         })
     }
 }
@@ -121,60 +123,60 @@ fn module_of(tensor: &str) -> &str {
     tensor.strip_suffix(".weight").or_else(|| tensor.strip_suffix(".bias")).unwrap_or(tensor)
 }
 
-/// Which part of a module's factors a tensor is.
-enum Part {
+/// Role of a tensor in the low-rank update of a module.
+enum TensorRole {
     A,
     B,
-    TableA,
-    TableB,
-    Lengths,
+    EmbeddingA,
+    EmbeddingB,
+    Magnitudes,
     Bias,
 }
 
-impl Part {
-    /// The module and the part that a name tells.
-    fn of(name: &str) -> Option<(&str, Part)> {
+impl TensorRole {
+    /// Splits a tensor's name into its module and its role.
+    fn parse(name: &str) -> Option<(&str, TensorRole)> {
         let name = name.strip_prefix(PREFIX).unwrap_or(name);
         let (module, end) = name.rsplit_once(".lora_")?;
-        let part = match end {
-            "A.weight" => Part::A,
-            "B.weight" => Part::B,
-            "B.bias" => Part::Bias,
-            "embedding_A" => Part::TableA,
-            "embedding_B" => Part::TableB,
-            "magnitude_vector" | "magnitude_vector.weight" => Part::Lengths,
+        let role = match end {
+            "A.weight" => TensorRole::A,
+            "B.weight" => TensorRole::B,
+            "B.bias" => TensorRole::Bias,
+            "embedding_A" => TensorRole::EmbeddingA,
+            "embedding_B" => TensorRole::EmbeddingB,
+            "magnitude_vector" | "magnitude_vector.weight" => TensorRole::Magnitudes,
             _ => return None,
         };
-        Some((module, part))
+        Some((module, role))
     }
 
-    fn put(self, parts: &mut Parts, tensor: Tensor) {
-        let place = match self {
-            Part::A => &mut parts.a,
-            Part::B => &mut parts.b,
-            Part::TableA => &mut parts.table_a,
-            Part::TableB => &mut parts.table_b,
-            Part::Lengths => &mut parts.lengths,
-            Part::Bias => &mut parts.bias,
+    fn put(self, tensors: &mut ModuleTensors, tensor: Tensor) {
+        let slot = match self {
+            TensorRole::A => &mut tensors.a,
+            TensorRole::B => &mut tensors.b,
+            TensorRole::EmbeddingA => &mut tensors.embedding_a,
+            TensorRole::EmbeddingB => &mut tensors.embedding_b,
+            TensorRole::Magnitudes => &mut tensors.magnitudes,
+            TensorRole::Bias => &mut tensors.bias,
         };
-        *place = Some(tensor);
+        *slot = Some(tensor);
     }
 }
 
 /// The tensors of a module.
 #[derive(Default)]
-struct Parts {
+struct ModuleTensors {
     a: Option<Tensor>,
     b: Option<Tensor>,
-    table_a: Option<Tensor>,
-    table_b: Option<Tensor>,
-    lengths: Option<Tensor>,
+    embedding_a: Option<Tensor>,
+    embedding_b: Option<Tensor>,
+    magnitudes: Option<Tensor>,
     bias: Option<Tensor>,
 }
 
-impl Parts {
-    fn delta(self, module: &str, settings: &Settings, path: &Path) -> Result<Delta> {
-        let (a, b, is_table) = match (self.a, self.b, self.table_a, self.table_b) {
+impl ModuleTensors {
+    fn into_delta(self, module: &str, settings: &LoraSettings, path: &Path) -> Result<Delta> {
+        let (a, b, is_embedding) = match (self.a, self.b, self.embedding_a, self.embedding_b) {
             (Some(a), Some(b), None, None) => (a, b, false),
             (None, None, Some(a), Some(b)) => (a, b, true),
             (None, _, None, _) => return Err(bad(path, &format!("`{module}` has no factor A"))),
@@ -185,38 +187,34 @@ impl Parts {
         if stored != rank || rank == 0 {
             return Err(bad(
                 path,
-                &format!("tensor {} is {:?} where the configuration makes its rank {rank}", a.name, a.shape),
+                &format!("tensor {} is {:?} where the configuration gives rank {rank}", a.name, a.shape),
             ));
         }
-        if settings.dora && (is_table || self.lengths.is_none()) {
-            let what = if is_table {
-                "DoRA on a table of embeddings is not merged here"
-            } else {
-                "DoRA without a magnitude vector"
-            };
+        if settings.dora && (is_embedding || self.magnitudes.is_none()) {
+            let what =
+                if is_embedding { "DoRA on an embedding is not supported" } else { "DoRA without a magnitude vector" };
             return Err(bad(path, &format!("`{module}`: {what}")));
         }
-        if !settings.dora && self.lengths.is_some() {
-            return Err(bad(
-                path,
-                &format!("`{module}` has a magnitude vector, and the configuration does not say `use_dora`"),
-            ));
+        if !settings.dora && self.magnitudes.is_some() {
+            return Err(bad(path, &format!("`{module}` has a magnitude vector, but `use_dora` is not set")));
         }
-        Ok(Delta { a, b, is_table, scale: settings.scale(module), lengths: self.lengths, bias: self.bias })
+        Ok(Delta { a, b, is_embedding, scale: settings.scale(module), magnitudes: self.magnitudes, bias: self.bias })
     }
 }
 
-/// Whether adapters treat the embedding and the head of a model that ties them as two tables, as PEFT trains them.
+/// Whether adapters change the embedding or the head as separate weights, which unties a tied model
+/// (as in PEFT).
 pub(crate) fn untie(adapters: &[Adapter], names: &Names) -> bool {
     let changed = |adapter: &Adapter| {
         let tables =
             names.prefixes.iter().flat_map(|prefix| ["embed", "head"].map(|table| names.sources(table, prefix)));
-        tables.into_iter().any(|sources| adapter.touches(&sources))
+        tables.into_iter().any(|sources| adapter.changes_any(&sources))
     };
     adapters.iter().any(|adapter| !adapter.tied && changed(adapter))
 }
 
-/// What adapters make of each weight of a program, in the program's order. A tensor of an adapter that no weight uses is an error.
+/// Returns the adapters' changes to each weight, in the program's order. An adapter tensor that
+/// belongs to no weight is an error.
 pub(crate) fn changes<'a>(adapters: &'a [Adapter], program: &Program, names: &Names) -> Result<Vec<Changes<'a>>> {
     let mut all: Vec<Changes> = program.weights().iter().map(|_| Changes::default()).collect();
     for adapter in adapters {
@@ -233,7 +231,7 @@ pub(crate) fn changes<'a>(adapters: &'a [Adapter], program: &Program, names: &Na
             return Err(Error::invalid(
                 &adapter.path,
                 format!("tensor {first} belongs to no weight of this model{more}"),
-                "check that the adapter was made for this model; nothing of it is ever left out",
+                "check that the adapter was trained for this model; no part of an adapter is ignored",
             ));
         }
     }
@@ -244,15 +242,15 @@ impl Adapter {
     fn change<'a>(
         &'a self,
         spec: &WeightSpec,
-        source: &Source,
+        source: &WeightSource,
         changes: &mut Changes<'a>,
         used: &mut BTreeSet<&'a str>,
     ) -> Result<()> {
-        // A vector that is stored in pieces is no module's.
-        if !source.more.is_empty() {
+        // A vector stored in pieces has no module of its own.
+        if !source.more_pieces.is_empty() {
             return Ok(());
         }
-        if let Some(name) = self.whole.get(&source.tensor) {
+        if let Some(name) = self.replacements.get(&source.tensor) {
             used.insert(name);
             changes.replace(&self.checkpoint, name, spec, source)?;
         }
@@ -265,7 +263,7 @@ impl Adapter {
             return Ok(());
         }
         used.extend(
-            [Some(&delta.a), Some(&delta.b), delta.lengths.as_ref()].into_iter().flatten().map(|t| t.name.as_str()),
+            [Some(&delta.a), Some(&delta.b), delta.magnitudes.as_ref()].into_iter().flatten().map(|t| t.name.as_str()),
         );
         changes.add(&self.checkpoint, &self.path, delta, spec, source)
     }

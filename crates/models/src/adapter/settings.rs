@@ -1,4 +1,4 @@
-//! `adapter_config.json`: what of it decides numbers, and what is refused.
+//! `adapter_config.json`: the keys that determine the merge, and those that are not supported.
 
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -8,25 +8,25 @@ use std::path::Path;
 /// The file that makes a directory an adapter.
 pub(crate) const CONFIG: &str = "adapter_config.json";
 
-/// What an adapter says about its numbers.
+/// LoraSettings of a LoRA adapter.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Settings {
+pub(super) struct LoraSettings {
     rank: usize,
     alpha: f32,
-    /// Ranks and alphas of modules that have their own.
+    /// Ranks and alphas of single modules (`rank_pattern`, `alpha_pattern`).
     ranks: Vec<(Pattern, f32)>,
     alphas: Vec<(Pattern, f32)>,
-    /// Divide by the root of the rank instead of the rank.
-    by_root: bool,
-    /// The direction and the length of each row were trained apart.
+    /// rsLoRA: scale by `alpha / sqrt(rank)` instead of `alpha / rank`.
+    rs_lora: bool,
+    /// DoRA: direction and magnitude of each row are trained separately.
     pub(super) dora: bool,
-    /// The embedding and the head stay one table.
+    /// The embedding and the head stay tied.
     pub(super) tied: bool,
 }
 
-/// Keys that change what is computed in ways that merging here does not know.
-const REFUSED: [(&str, &str); 9] = [
-    ("use_qalora", "quantisation-aware groups"),
+/// Keys of features that the merge does not support.
+const UNSUPPORTED: [(&str, &str); 9] = [
+    ("use_qalora", "quantization-aware groups"),
     ("use_bdlora", "block-diagonal factors"),
     ("alora_invocation_tokens", "activation by tokens"),
     ("layer_replication", "replicated layers"),
@@ -37,31 +37,32 @@ const REFUSED: [(&str, &str); 9] = [
     ("monteclora_config", "sampled weights"),
 ];
 
-/// Initialisations that also changed the base model's weights, so that the published base is not what was trained on.
+/// Initializations that also change the base weights, so the adapter does not fit the published
+/// base model.
 const CHANGED_BASE: [&str; 5] = ["pissa", "olora", "corda", "loftq", "lora_ga"];
 
-impl Settings {
-    /// Reads and judges a configuration.
-    pub(super) fn read(config: &Config, path: &Path) -> Result<Settings> {
+impl LoraSettings {
+    /// Reads a configuration and rejects unsupported features.
+    pub(super) fn read(config: &Config, path: &Path) -> Result<LoraSettings> {
         let merge = "merge it into its base model with PEFT's `merge_and_unload`, and give the result";
         let refuse = |what: String| Error::unsupported(format!("{}: {what}", path.display()), merge);
         let kind = config.text("peft_type").unwrap_or_default();
         if !kind.eq_ignore_ascii_case("lora") {
             let kind = if kind.is_empty() { "without a `peft_type`".into() } else { format!("of type `{kind}`") };
-            return Err(refuse(format!("adapters {kind} are not merged here, only LORA")));
+            return Err(refuse(format!("adapters {kind} are not supported, only LORA")));
         }
-        for (key, what) in REFUSED {
+        for (key, what) in UNSUPPORTED {
             if config.get(key).is_some_and(|value| !is_off(value)) {
-                return Err(refuse(format!("this adapter uses {what} (`{key}`), which is not merged here")));
+                return Err(refuse(format!("this adapter uses {what} (`{key}`), which is not supported")));
             }
         }
-        let start = config.text("init_lora_weights").unwrap_or_default();
-        if let Some(name) = CHANGED_BASE.iter().find(|name| start.starts_with(**name)) {
+        let init = config.text("init_lora_weights").unwrap_or_default();
+        if let Some(name) = CHANGED_BASE.iter().find(|name| init.starts_with(**name)) {
             return Err(refuse(format!(
-                "this adapter began by {name} (`init_lora_weights`), which changed the base model's weights too"
+                "this adapter was initialized by {name} (`init_lora_weights`), which also changes the base model's weights"
             )));
         }
-        let rank = config.size("r").map_err(|_| bad(path, "`r` is not a whole number"))?;
+        let rank = config.size("r").map_err(|_| bad(path, "`r` is not an integer"))?;
         let alpha = config
             .number_maybe("lora_alpha")
             .ok()
@@ -70,12 +71,12 @@ impl Settings {
         let flag = |key: &str| {
             config.flag_or(key, false).map_err(|_| bad(path, &format!("`{key}` is neither true nor false")))
         };
-        Ok(Settings {
+        Ok(LoraSettings {
             rank,
             alpha,
             ranks: patterns(config, "rank_pattern", path)?,
             alphas: patterns(config, "alpha_pattern", path)?,
-            by_root: flag("use_rslora")?,
+            rs_lora: flag("use_rslora")?,
             dora: flag("use_dora")?,
             tied: flag("ensure_weight_tying")?,
         })
@@ -83,19 +84,19 @@ impl Settings {
 
     /// The rank of a module.
     pub(super) fn rank(&self, module: &str) -> usize {
-        own(&self.ranks, module).map_or(self.rank, |rank| rank as usize)
+        lookup(&self.ranks, module).map_or(self.rank, |rank| rank as usize)
     }
 
-    /// What the product of a module's factors is multiplied by.
+    /// Scale of a module's update.
     pub(super) fn scale(&self, module: &str) -> f32 {
-        let (rank, alpha) = (self.rank(module) as f64, own(&self.alphas, module).unwrap_or(self.alpha));
-        (f64::from(alpha) / if self.by_root { rank.sqrt() } else { rank }) as f32
+        let (rank, alpha) = (self.rank(module) as f64, lookup(&self.alphas, module).unwrap_or(self.alpha));
+        (f64::from(alpha) / if self.rs_lora { rank.sqrt() } else { rank }) as f32
     }
 }
 
 /// An error about an adapter's configuration.
 pub(super) fn bad(path: &Path, problem: &str) -> Error {
-    Error::invalid(path, problem, "get the adapter anew from where it came from")
+    Error::invalid(path, problem, "download the adapter again")
 }
 
 fn is_off(value: &Value) -> bool {
@@ -107,7 +108,8 @@ fn is_off(value: &Value) -> bool {
     }
 }
 
-/// The end of a module's name: plain text in which a dot is any character, as PEFT's regular expressions have it.
+/// Suffix of a module's name, in which a dot matches any character, as in PEFT's regular
+/// expressions.
 #[derive(Clone, Debug, PartialEq)]
 struct Pattern {
     text: String,
@@ -115,7 +117,7 @@ struct Pattern {
 }
 
 impl Pattern {
-    /// Takes a pattern, unless it uses more of regular expressions.
+    /// Parses a pattern; `None` if it uses other features of regular expressions.
     fn new(text: &str) -> Option<Pattern> {
         let (text, whole) = text.strip_prefix('^').map_or((text, false), |text| (text, true));
         let text = text.replace("\\.", ".");
@@ -123,16 +125,16 @@ impl Pattern {
         text.chars().all(plain).then_some(Pattern { text, whole })
     }
 
-    fn fits(&self, module: &str) -> bool {
+    fn matches(&self, module: &str) -> bool {
         let Some(before) = module.len().checked_sub(self.text.len()) else { return false };
         let (start, end) = module.as_bytes().split_at(before);
-        let alike = end.iter().zip(self.text.bytes()).all(|(byte, wanted)| *byte == wanted || wanted == b'.');
-        alike && (start.is_empty() || !self.whole && start.ends_with(b"."))
+        let matches = end.iter().zip(self.text.bytes()).all(|(byte, wanted)| *byte == wanted || wanted == b'.');
+        matches && (start.is_empty() || !self.whole && start.ends_with(b"."))
     }
 }
 
-fn own(patterns: &[(Pattern, f32)], module: &str) -> Option<f32> {
-    patterns.iter().find(|(pattern, _)| pattern.fits(module)).map(|(_, number)| *number)
+fn lookup(patterns: &[(Pattern, f32)], module: &str) -> Option<f32> {
+    patterns.iter().find(|(pattern, _)| pattern.matches(module)).map(|(_, number)| *number)
 }
 
 fn patterns(config: &Config, key: &str, path: &Path) -> Result<Vec<(Pattern, f32)>> {
@@ -143,7 +145,7 @@ fn patterns(config: &Config, key: &str, path: &Path) -> Result<Vec<(Pattern, f32
         let pattern = Pattern::new(text).ok_or_else(|| {
             Error::unsupported(
                 format!(
-                    "{}: the pattern `{text}` of `{key}` is a regular expression that is not read here",
+                    "{}: the pattern `{text}` of `{key}` is a regular expression that is not supported",
                     path.display()
                 ),
                 "write the modules' names out",
@@ -159,11 +161,11 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn read(change: Value) -> Result<Settings> {
+    fn read(change: Value) -> Result<LoraSettings> {
         let mut value = json!({"peft_type": "LORA", "r": 8, "lora_alpha": 16, "layer_replication": null, "trainable_token_indices": [], "use_qalora": false});
         let (Some(all), Value::Object(change)) = (value.as_object_mut(), change) else { panic!("an object") };
         all.extend(change);
-        Settings::read(&Config::new(value, Path::new(CONFIG)).expect("a config"), Path::new(CONFIG))
+        LoraSettings::read(&Config::new(value, Path::new(CONFIG)).expect("a config"), Path::new(CONFIG))
     }
 
     #[test]
@@ -182,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_merged_is_named() {
+    fn unsupported_features_are_named_in_the_error() {
         let error = |change: Value| read(change).expect_err("refused").to_string();
         assert!(error(json!({"peft_type": "IA3"})).contains("`IA3`"));
         assert!(error(json!({"peft_type": "PREFIX_TUNING"})).contains("`PREFIX_TUNING`"));

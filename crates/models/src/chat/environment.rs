@@ -8,12 +8,12 @@ use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value};
 use serde::Serialize;
 use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 
-/// Steps that a template may take; a long conversation takes some ten thousand.
+/// Step limit of a template; a long conversation takes tens of thousands.
 const FUEL: u64 = 20_000_000;
-/// Marks an error that the template raised itself.
+/// Prefix of errors raised by the template with `raise_exception`.
 pub(super) const REFUSED: &str = "raise_exception: ";
 
-/// An environment without templates.
+/// Builds the environment, without templates.
 pub(super) fn build() -> Environment<'static> {
     let mut environment = Environment::new();
     if let Ok(syntax) = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build() {
@@ -30,21 +30,22 @@ pub(super) fn build() -> Environment<'static> {
     environment
 }
 
-/// The local time in Python's notation, which templates put into system messages.
+/// Formats the local time with Python's format codes; templates use it in system messages.
 fn strftime_now(format: String) -> Result<String, Error> {
     let now = jiff::Zoned::now();
     jiff::fmt::strtime::format(&format, &now)
         .map_err(|error| Error::new(ErrorKind::InvalidOperation, format!("strftime_now({format:?}): {error}")))
 }
 
-/// Python's `json.dumps(value, ensure_ascii=False, indent=…)`; Jinja's own filter would escape for HTML.
+/// Python's `json.dumps(value, ensure_ascii=False, indent=…)`; Jinja's own filter escapes for HTML.
 fn tojson(value: Value, indent: Option<usize>, kwargs: Kwargs) -> Result<String, Error> {
     let indent = indent.or(kwargs.get("indent")?);
-    // Accepted because templates pass it; the output is not ASCII-escaped either way in transformers.
+    // Accepted because templates pass it; the output is not ASCII-escaped either way in
+    // transformers.
     let _: Option<bool> = kwargs.get("ensure_ascii")?;
     kwargs.assert_all_used()?;
     match indent {
-        // A wide indent is a mistake or an attack; Python would obey.
+        // Limited because the template is untrusted.
         Some(indent) => write_json(&value, PrettyFormatter::with_indent(" ".repeat(indent.min(16)).as_bytes())),
         None => write_json(&value, PythonFormatter),
     }
@@ -76,8 +77,8 @@ impl Formatter for PythonFormatter {
     }
 }
 
-/// transformers lets templates mark the assistant's own words with `{% generation %}`, which is no tag of Jinja. The
-/// marks become an `if` that is always so: the text stays, and so does what they say about white space.
+/// Replaces `{% generation %}`, a transformers tag around assistant text that Jinja does not have,
+/// with `{% if true %}`. That keeps the text and the whitespace control of the tags.
 pub(super) fn without_generation_tags(source: &str) -> String {
     let mut result = String::with_capacity(source.len());
     let mut rest = source;

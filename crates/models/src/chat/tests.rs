@@ -1,4 +1,4 @@
-//! Templates in the styles of the families, and templates that go wrong.
+//! Tests with templates in the style of several families, and with faulty templates.
 
 use super::*;
 
@@ -69,9 +69,9 @@ const MISTRAL: &str = r#"{%- if messages[0]["role"] == "system" %}
     {%- set ns.index = ns.index + 1 %}
 {%- endfor %}"#;
 
-fn special() -> Special {
+fn special() -> SpecialTokens {
     let texts = [("bos_token", "<s>"), ("eos_token", "</s>")].map(|(name, text)| (name.to_owned(), text.to_owned()));
-    Special { texts: texts.into(), ..Special::default() }
+    SpecialTokens { texts: texts.into(), ..SpecialTokens::default() }
 }
 
 fn template(source: &str) -> ChatTemplate {
@@ -85,27 +85,29 @@ fn render(source: &str, messages: &[(&str, &str)]) -> Result<String> {
 
 fn refused(source: &str, messages: &[(&str, &str)]) -> String {
     let error = render(source, messages).expect_err("must be refused");
-    assert!(matches!(error, Error::Invalid { .. }) && error.remedy().is_some_and(|remedy| !remedy.is_empty()));
+    assert!(
+        matches!(error, Error::Invalid { .. }) && error.remedy().is_some_and(|remedy| !remedy.to_string().is_empty())
+    );
     error.to_string()
 }
 
 #[test]
-fn chatml() {
+fn chatml_adds_a_system_message_and_escapes_nothing() {
     assert_eq!(
         render(CHATML, &[("user", "Hi")]).expect("renders"),
         "<|im_start|>system\nYou are helpful.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     );
-    let own = render(CHATML, &[("system", "Be <brief> & kind"), ("user", "Hi")]).expect("renders");
+    let custom = render(CHATML, &[("system", "Be <brief> & kind"), ("user", "Hi")]).expect("renders");
     assert!(
-        own.starts_with("<|im_start|>system\nBe <brief> & kind<|im_end|>\n<|im_start|>user"),
-        "no HTML escapes: {own}"
+        custom.starts_with("<|im_start|>system\nBe <brief> & kind<|im_end|>\n<|im_start|>user"),
+        "no HTML escapes: {custom}"
     );
     let without = template(CHATML).render(&[Message::new("user", "Hi")], false, &special()).expect("renders");
     assert!(without.ends_with("Hi<|im_end|>\n"));
 }
 
 #[test]
-fn llama_3_with_its_date() {
+fn llama_3_inserts_the_date() {
     let text = render(LLAMA3, &[("system", " Be brief. "), ("user", " Hi "), ("assistant", "Yes"), ("user", "Why?")])
         .expect("renders");
     let (head, tail) = text.split_once("\n\nBe brief.<|eot_id|>").expect("the system message, trimmed");
@@ -119,7 +121,7 @@ fn llama_3_with_its_date() {
 }
 
 #[test]
-fn gemma_and_its_refusals() {
+fn gemma_renders_and_refuses_invalid_roles() {
     assert_eq!(
         render(GEMMA, &[("user", " Hi "), ("assistant", "Yes"), ("user", "Why?")]).expect("renders"),
         "<s><start_of_turn>user\nHi<end_of_turn>\n<start_of_turn>model\nYes<end_of_turn>\n\
@@ -143,7 +145,7 @@ fn mistral_puts_the_system_message_last() {
 }
 
 #[test]
-fn what_python_templates_use_is_there() {
+fn python_features_that_templates_use_are_supported() {
     let cases = [
         ("{{ messages[0] | tojson }}", r#"{"role": "user", "content": "a<b> 'é'</think>c"}"#),
         (
@@ -169,7 +171,7 @@ fn what_python_templates_use_is_there() {
 }
 
 #[test]
-fn templates_that_go_wrong_say_so() {
+fn faulty_templates_give_errors() {
     let error = ChatTemplate::new("a\n{% if %}", Path::new("t.jinja")).expect_err("does not parse");
     assert!(
         error.to_string().starts_with("t.jinja: the chat template does not parse: line 2: syntax error"),
@@ -180,7 +182,7 @@ fn templates_that_go_wrong_say_so() {
     );
     assert!(refused("{{ nothing.at.all }}", &[("user", "x")]).contains("the chat template fails"));
     let endless = "{% for a in range(9999) %}{% for b in range(9999) %}{{ a }}{% endfor %}{% endfor %}";
-    assert!(refused(endless, &[("user", "x")]).ends_with("the chat template does not come to an end"));
+    assert!(refused(endless, &[("user", "x")]).ends_with("the chat template exceeds the step limit"));
     assert!(
         refused("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", &[("user", "x")])
             .contains("the chat template fails")
@@ -189,7 +191,7 @@ fn templates_that_go_wrong_say_so() {
 }
 
 #[test]
-fn a_directory_holds_it_in_one_of_three_places() {
+fn the_template_is_read_from_one_of_three_files() {
     let dir = tempfile::tempdir().expect("a directory");
     let put = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).expect("written");
     let shown = || {

@@ -1,8 +1,8 @@
-//! The header of one safetensors file, checked in full before a byte of data is looked at.
+//! Parses and validates the header of a safetensors file before any data is read.
 //!
-//! The layout is 8 bytes of little-endian header length, a JSON object, then the data. The checks are done here rather
-//! than by the `safetensors` crate because that crate keeps the last of two equal keys and does not say which tensor
-//! is at fault.
+//! Layout: 8 bytes of little-endian header length, a JSON object, then the data. The `safetensors`
+//! crate is not used because it silently keeps the last of two equal keys and its errors do not
+//! name the tensor.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -13,64 +13,65 @@ use serde::de::{Error as _, MapAccess};
 use super::StoredType;
 use super::pairs::{self, Pairs, Text};
 
-/// The reference implementation refuses longer headers, so no real file has one.
-const LONGEST_HEADER: u64 = 100_000_000;
-/// What Git leaves in the place of a large file that was not fetched.
+/// The limit of the reference implementation.
+const MAX_HEADER_BYTES: u64 = 100_000_000;
+/// Start of a Git LFS pointer, which replaces a large file that was not fetched.
 pub(crate) const LFS_POINTER: &[u8] = b"version https://git-lfs";
-/// How to get what it stands for.
+/// Remedy for a Git LFS pointer.
 pub(crate) const LFS_REMEDY: &str = "run `git lfs pull` in the model's directory";
 
-/// One tensor of a header; `range` is counted from the start of the file.
-pub(super) struct Entry {
+/// One tensor of a header; `range` is in bytes from the start of the file.
+pub(super) struct TensorEntry {
     pub name: String,
     pub dtype: StoredType,
     pub shape: Vec<usize>,
     pub range: Range<usize>,
 }
 
-/// What is wrong with a file, and what to do about it.
-pub(super) struct Fault {
+/// A problem of a file, and its remedy.
+pub(super) struct FileFault {
     pub problem: String,
     pub remedy: &'static str,
 }
 
-fn fault(problem: impl Into<String>, remedy: &'static str) -> Fault {
-    Fault { problem: problem.into(), remedy }
+fn fault(problem: impl Into<String>, remedy: &'static str) -> FileFault {
+    FileFault { problem: problem.into(), remedy }
 }
 
-const AGAIN: &str = "the file is incomplete: download or copy it again";
+const INCOMPLETE: &str = "the file is incomplete: download or copy it again";
 const DAMAGED: &str =
     "the file is damaged or was not written by a safetensors library: download it again or convert the model again";
 
-/// What a header holds under a name.
+/// A value of the header object.
 enum Field<'a> {
-    Tensor(Info<'a>),
-    /// Nothing in it is used, but a file that breaks the format here is not to be trusted elsewhere.
+    Tensor(TensorInfo<'a>),
+    /// `__metadata__`: unused, but still checked, because a file that violates the format is
+    /// rejected.
     Metadata,
 }
 
 #[derive(Deserialize)]
-struct Info<'a> {
+struct TensorInfo<'a> {
     #[serde(borrow)]
     dtype: Cow<'a, str>,
     shape: Vec<u64>,
     data_offsets: (u64, u64),
 }
 
-impl<'de: 'a, 'a> pairs::Entry<'de> for Field<'a> {
+impl<'de: 'a, 'a> pairs::ReadValue<'de> for Field<'a> {
     fn read<A: MapAccess<'de>>(name: &str, map: &mut A) -> Result<Self, A::Error> {
-        let (read, what) = if name == "__metadata__" {
-            let read = map.next_value::<Pairs<'a, Text<'a>>>().map(|_| Field::Metadata);
-            (read, "`__metadata__` is not a map of strings".to_owned())
+        let (field, context) = if name == "__metadata__" {
+            let field = map.next_value::<Pairs<'a, Text<'a>>>().map(|_| Field::Metadata);
+            (field, "`__metadata__` is not a map of strings".to_owned())
         } else {
             (map.next_value().map(Field::Tensor), format!("tensor `{name}`: its description is not valid"))
         };
-        read.map_err(|error| A::Error::custom(format!("{what}: {error}")))
+        field.map_err(|error| A::Error::custom(format!("{context}: {error}")))
     }
 }
 
-/// Reads and checks the header of a whole file; the entries come back in the order of their data.
-pub(super) fn read(file: &[u8]) -> Result<Vec<Entry>, Fault> {
+/// Reads and checks the header of a complete file; returns the entries in the order of their data.
+pub(super) fn read(file: &[u8]) -> Result<Vec<TensorEntry>, FileFault> {
     let json = header_bytes(file)?;
     let data_start = 8 + json.len();
     let fields: Pairs<'_, Field<'_>> =
@@ -87,33 +88,32 @@ pub(super) fn read(file: &[u8]) -> Result<Vec<Entry>, Fault> {
     Ok(entries)
 }
 
-/// The JSON part of the file.
-fn header_bytes(file: &[u8]) -> Result<&[u8], Fault> {
+/// The JSON header of the file.
+fn header_bytes(file: &[u8]) -> Result<&[u8], FileFault> {
     if file.starts_with(LFS_POINTER) {
         return Err(fault("this is a Git LFS pointer, not the weights", LFS_REMEDY));
     }
     let Some((length, rest)) = file.split_first_chunk::<8>() else {
-        return Err(fault(format!("the file has {} bytes, too few for a safetensors header", file.len()), AGAIN));
+        return Err(fault(format!("the file has {} bytes, too few for a safetensors header", file.len()), INCOMPLETE));
     };
     let length = u64::from_le_bytes(*length);
-    if length > LONGEST_HEADER {
+    if length > MAX_HEADER_BYTES {
         return Err(fault(
-            format!("the header claims {length} bytes, and more than {LONGEST_HEADER} is not a safetensors file"),
+            format!("the header length is {length} bytes; safetensors allows at most {MAX_HEADER_BYTES}"),
             DAMAGED,
         ));
     }
-    // At most LONGEST_HEADER, which every usize holds.
+    // At most MAX_HEADER_BYTES, which fits any usize.
     rest.get(..length as usize).ok_or_else(|| {
-        fault(format!("the header claims {length} bytes, and the file has only {} after its length", rest.len()), AGAIN)
+        fault(format!("the header length is {length} bytes, but only {} bytes follow", rest.len()), INCOMPLETE)
     })
 }
 
-/// One tensor's description, checked against itself and against the file's length.
-fn entry(name: String, info: Info<'_>, data_start: usize, file_len: usize) -> Result<Entry, Fault> {
+/// Checks one tensor's description for consistency and against the file's length.
+fn entry(name: String, info: TensorInfo<'_>, data_start: usize, file_len: usize) -> Result<TensorEntry, FileFault> {
     let wrong = |problem: String| fault(format!("tensor `{name}`: {problem}"), DAMAGED);
 
-    let dtype = StoredType::from_name(&info.dtype)
-        .ok_or_else(|| wrong(format!("the number format `{}` is not known", info.dtype)))?;
+    let dtype = StoredType::from_name(&info.dtype).ok_or_else(|| wrong(format!("unknown dtype `{}`", info.dtype)))?;
 
     let overflow = || wrong(format!("the shape {:?} of {dtype} has more bytes than can be addressed", info.shape));
     let shape: Vec<usize> =
@@ -139,16 +139,16 @@ fn entry(name: String, info: Info<'_>, data_start: usize, file_len: usize) -> Re
     if end > available {
         return Err(fault(
             format!("tensor `{name}`: its data ends at byte {end}, and the file's data has only {available} bytes"),
-            AGAIN,
+            INCOMPLETE,
         ));
     }
-    // Both are at most the file's length now.
+    // Both offsets are at most the file's length here.
     let range = data_start + start as usize..data_start + end as usize;
-    Ok(Entry { name, dtype, shape, range })
+    Ok(TensorEntry { name, dtype, shape, range })
 }
 
-/// The tensors must cover the data exactly: no byte shared, none left over for something to hide in.
-fn check_cover(entries: &[Entry], data: Range<usize>) -> Result<(), Fault> {
+/// Checks that the tensors cover the data exactly: no byte is shared and none is left over.
+fn check_cover(entries: &[TensorEntry], data: Range<usize>) -> Result<(), FileFault> {
     let mut covered = data.start;
     let mut previous = "the header";
     for entry in entries {

@@ -1,9 +1,11 @@
-//! The tensors of a Hugging Face directory, as they lie on the disk.
+//! The stored tensors of a Hugging Face directory, memory-mapped.
 //!
-//! [`Checkpoint::open`] finds the weights (`model.safetensors`, or the shards that `model.safetensors.index.json`
-//! names; else `pytorch_model.bin` or its shards), maps them into memory and checks every header in full (`header`, `index`; `torch`
-//! and `pickle`, which can execute nothing); after that, reading a tensor is taking a slice. Nothing is converted and nothing is copied here: whoever packs a tensor reads its bytes once and
-//! then calls [`Checkpoint::forget`], so that the mapped file does not stay resident beside the packed weights.
+//! [`Checkpoint::open`] finds the weights (`model.safetensors` or the shards of its index; else
+//! `pytorch_model.bin` or its shards), maps the files and validates every header (`header`,
+//! `index`; `torch` and `pickle`, which execute no code). After that, reading a tensor is taking a
+//! slice: nothing is converted or copied. After packing a tensor, the loader calls
+//! [`Checkpoint::release_pages`], so that the mapped file does not stay resident next to the packed
+//! weights.
 
 mod header;
 mod index;
@@ -23,44 +25,44 @@ use memmap2::Mmap;
 
 use crate::{Error, Result};
 pub(crate) use header::{LFS_POINTER, LFS_REMEDY};
-use index::{INDEX, Index, TORCH_INDEX};
+use index::{Index, SAFETENSORS_INDEX, TORCH_INDEX};
 pub use stored::StoredType;
 
-/// The file of a model that is not sharded.
-const SINGLE: &str = "model.safetensors";
-/// The same in torch's own format.
-const TORCH_SINGLE: &str = "pytorch_model.bin";
+/// The weights of an unsharded model.
+const SAFETENSORS_FILE: &str = "model.safetensors";
+/// The same in PyTorch's format (a zip file with a pickle).
+const TORCH_FILE: &str = "pytorch_model.bin";
 
-/// One tensor of a checkpoint: what it is, and where its bytes are.
+/// One tensor of a checkpoint: name, shape, dtype and location.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tensor {
-    /// Its name in the file.
+    /// Name in the file.
     pub name: String,
-    /// Its sizes, outermost first; empty for a scalar, and any of them may be zero.
+    /// Dimensions, outermost first; empty for a scalar. A dimension may be zero.
     pub shape: Vec<usize>,
-    /// How its elements are stored.
+    /// Stored dtype.
     pub dtype: StoredType,
     file: usize,
     range: Range<usize>,
 }
 
 impl Tensor {
-    /// How many elements it has.
+    /// Number of elements.
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// How many bytes it takes in the file.
+    /// Size in the file in bytes.
     pub fn byte_len(&self) -> usize {
         self.range.len()
     }
 }
 
-/// The tensors of a model directory (or of bytes in the binary), checked and ready to be read from any thread.
+/// The tensors of a model directory (or of embedded bytes), validated and readable from any thread.
 #[derive(Debug)]
 pub struct Checkpoint {
     files: Vec<Source>,
-    /// In file order, so that reading them one after the other reads the disk forwards.
+    /// In file order, so that reading them in sequence reads the disk sequentially.
     tensors: Vec<Tensor>,
     surplus: Vec<Tensor>,
     by_name: HashMap<String, usize>,
@@ -81,8 +83,8 @@ enum Data {
 impl Source {
     fn map(path: PathBuf) -> Result<Source> {
         let file = File::open(&path).map_err(Error::io(&path))?;
-        // SAFETY: the map is private to reading. Should another program cut the file while it is mapped, reading it
-        // ends the process; no program that reads models by mapping them can rule that out.
+        // SAFETY: the map is read-only. If another process truncates the file while it is mapped,
+        // reading it raises SIGBUS; no program that maps its model files can rule that out.
         let map = unsafe { Mmap::map(&file) }.map_err(Error::io(&path))?;
         Ok(Source { path, data: Data::Mapped(map) })
     }
@@ -94,7 +96,7 @@ impl Source {
         }
     }
 
-    /// The checked tensors of this file, which is number `file` of the checkpoint.
+    /// The validated tensors of this file, which has index `file` in the checkpoint.
     fn tensors(&self, file: usize) -> Result<Vec<Tensor>> {
         let name = self.path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         let read = if torch::is_torch(&name, self.bytes()) { torch::read } else { header::read };
@@ -113,18 +115,18 @@ impl Checkpoint {
     /// let checkpoint = pellucid_models::checkpoint::Checkpoint::open("path/to/model".as_ref())?;
     /// for tensor in checkpoint.tensors() {
     ///     let first = checkpoint.bytes(tensor).first();
-    ///     checkpoint.forget(tensor);
+    ///     checkpoint.release_pages(tensor);
     /// }
     /// # Ok::<(), pellucid_models::Error>(())
     /// ```
     pub fn open(dir: &Path) -> Result<Checkpoint> {
-        // The order is that of transformers: a single file wins over an index.
-        if dir.join(SINGLE).is_file() {
-            Checkpoint::single(Source::map(dir.join(SINGLE))?)
-        } else if dir.join(INDEX).is_file() {
-            Checkpoint::sharded(dir, &Index::open(dir, INDEX)?)
-        } else if dir.join(TORCH_SINGLE).is_file() {
-            Checkpoint::single(Source::map(dir.join(TORCH_SINGLE))?)
+        // As in transformers, a single file takes precedence over an index.
+        if dir.join(SAFETENSORS_FILE).is_file() {
+            Checkpoint::single(Source::map(dir.join(SAFETENSORS_FILE))?)
+        } else if dir.join(SAFETENSORS_INDEX).is_file() {
+            Checkpoint::sharded(dir, &Index::open(dir, SAFETENSORS_INDEX)?)
+        } else if dir.join(TORCH_FILE).is_file() {
+            Checkpoint::single(Source::map(dir.join(TORCH_FILE))?)
         } else if dir.join(TORCH_INDEX).is_file() {
             Checkpoint::sharded(dir, &Index::open(dir, TORCH_INDEX)?)
         } else {
@@ -132,19 +134,19 @@ impl Checkpoint {
         }
     }
 
-    /// Opens a single file: safetensors, or torch's own.
+    /// Opens a single safetensors or PyTorch file.
     pub fn open_file(path: &Path) -> Result<Checkpoint> {
         Checkpoint::single(Source::map(path.to_path_buf())?)
     }
 
-    /// A model embedded in the binary; `name` stands for the file in messages.
+    /// Opens a safetensors file embedded in the binary; `name` replaces the path in messages.
     pub fn from_static(bytes: &'static [u8], name: &str) -> Result<Checkpoint> {
         Checkpoint::single(Source { path: PathBuf::from(name), data: Data::Static(bytes) })
     }
 
     fn single(source: Source) -> Result<Checkpoint> {
         let tensors = source.tensors(0)?;
-        let by_name = names(&tensors);
+        let by_name = index_by_name(&tensors);
         Ok(Checkpoint { files: vec![source], tensors, surplus: Vec::new(), by_name })
     }
 
@@ -152,44 +154,44 @@ impl Checkpoint {
         let listed: HashSet<&str> = index.weight_map.iter().map(|(name, _)| name.as_str()).collect();
         let mut files = Vec::with_capacity(index.shards.len());
         let (mut tensors, mut surplus) = (Vec::with_capacity(listed.len()), Vec::new());
-        for (number, shard) in index.shards.iter().enumerate() {
+        for (file, shard) in index.shards.iter().enumerate() {
             let source = Source::map(dir.join(shard))?;
             let (named, others): (Vec<Tensor>, Vec<Tensor>) =
-                source.tensors(number)?.into_iter().partition(|tensor| listed.contains(tensor.name.as_str()));
+                source.tensors(file)?.into_iter().partition(|tensor| listed.contains(tensor.name.as_str()));
             tensors.extend(named);
             surplus.extend(others);
             files.push(source);
         }
-        let by_name = names(&tensors);
+        let by_name = index_by_name(&tensors);
         if by_name.len() < tensors.len() {
-            check_once(&tensors, &files)?;
+            check_no_duplicates(&tensors, &files)?;
         }
-        check_once(&surplus, &files)?;
-        check_index(dir, index, |name| by_name.get(name).map(|&number| tensors[number].file))?;
+        check_no_duplicates(&surplus, &files)?;
+        check_index(dir, index, |name| by_name.get(name).map(|&index| tensors[index].file))?;
         Ok(Checkpoint { files, tensors, surplus, by_name })
     }
 
-    /// Every tensor, in the order in which the data lies on the disk.
+    /// All tensors, in the order of their data on disk.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = &Tensor> {
         self.tensors.iter()
     }
 
-    /// Tensors that a shard holds although the index does not name them; they are not among [`Checkpoint::tensors`].
+    /// Tensors in a shard that the index does not list; they are not among [`Checkpoint::tensors`].
     pub fn surplus(&self) -> impl ExactSizeIterator<Item = &Tensor> {
         self.surplus.iter()
     }
 
-    /// The files that hold them, with the bytes of each.
+    /// The weight files with their sizes in bytes.
     pub(crate) fn files(&self) -> impl Iterator<Item = (&Path, usize)> {
         self.files.iter().map(|file| (file.path.as_path(), file.bytes().len()))
     }
 
-    /// The tensor of that name.
+    /// Returns the tensor of this name.
     pub fn get(&self, name: &str) -> Option<&Tensor> {
-        self.by_name.get(name).map(|&number| &self.tensors[number])
+        self.by_name.get(name).map(|&index| &self.tensors[index])
     }
 
-    /// The bytes of a tensor of this checkpoint, little-endian and row by row. They need not be aligned to the element.
+    /// The bytes of a tensor of this checkpoint: little-endian, row-major, possibly unaligned.
     pub fn bytes(&self, tensor: &Tensor) -> &[u8] {
         &self.files[tensor.file].bytes()[tensor.range.clone()]
     }
@@ -199,14 +201,15 @@ impl Checkpoint {
         &self.files[tensor.file].path
     }
 
-    /// Lets the system drop the memory that holds a tensor's mapped pages; reading it again reads the disk again.
-    pub fn forget(&self, tensor: &Tensor) {
+    /// Releases the resident pages of a tensor (`madvise(MADV_DONTNEED)`); a later read loads them
+    /// from disk again.
+    pub fn release_pages(&self, tensor: &Tensor) {
         #[cfg(unix)]
         if let Data::Mapped(map) = &self.files[tensor.file].data
             && !tensor.range.is_empty()
         {
-            // SAFETY: the mapping is read-only and backed by the file, so dropped pages come back with the same bytes.
-            // A failure only means that the pages stay, which is no error to anyone.
+            // SAFETY: the mapping is read-only and file-backed, so released pages are reloaded with
+            // the same bytes. If the call fails, the pages stay resident, which is harmless.
             let _ = unsafe {
                 map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, tensor.range.start, tensor.range.len())
             };
@@ -216,12 +219,12 @@ impl Checkpoint {
     }
 }
 
-fn names(tensors: &[Tensor]) -> HashMap<String, usize> {
-    tensors.iter().enumerate().map(|(number, tensor)| (tensor.name.clone(), number)).collect()
+fn index_by_name(tensors: &[Tensor]) -> HashMap<String, usize> {
+    tensors.iter().enumerate().map(|(index, tensor)| (tensor.name.clone(), index)).collect()
 }
 
-/// No two shards may hold a tensor of the same name.
-fn check_once(tensors: &[Tensor], files: &[Source]) -> Result<()> {
+/// Checks that no two shards contain a tensor of the same name.
+fn check_no_duplicates(tensors: &[Tensor], files: &[Source]) -> Result<()> {
     let mut holder: HashMap<&str, usize> = HashMap::with_capacity(tensors.len());
     for tensor in tensors {
         if let Some(first) = holder.insert(&tensor.name, tensor.file) {
@@ -237,15 +240,16 @@ fn check_once(tensors: &[Tensor], files: &[Source]) -> Result<()> {
     Ok(())
 }
 
-/// Every tensor of the index must be in the shard that the index says; `holder` says in which it is.
+/// Checks that every tensor is in the shard that the index names; `holder` returns its actual
+/// shard.
 fn check_index(dir: &Path, index: &Index, holder: impl Fn(&str) -> Option<usize>) -> Result<()> {
     let mut wrong: Vec<String> = index
         .weight_map
         .iter()
-        .filter_map(|(name, number)| match (holder(name), &index.shards[*number]) {
-            (Some(found), _) if found == *number => None,
-            (Some(found), shard) => {
-                Some(format!("tensor `{name}` should be in {shard} and is in {}", index.shards[found]))
+        .filter_map(|(name, listed)| match (holder(name), &index.shards[*listed]) {
+            (Some(actual), _) if actual == *listed => None,
+            (Some(actual), shard) => {
+                Some(format!("tensor `{name}` should be in {shard} and is in {}", index.shards[actual]))
             }
             (None, shard) => Some(format!("tensor `{name}` is not in {shard}")),
         })
@@ -263,7 +267,8 @@ fn check_index(dir: &Path, index: &Index, holder: impl Fn(&str) -> Option<usize>
     ))
 }
 
-/// The directory has no weights to open; say what is there instead, because that decides what to do.
+/// The error for a directory without weights. It names the files that are there: they decide the
+/// remedy.
 fn no_weights(dir: &Path) -> Error {
     if dir.is_file() {
         return Error::usage(
@@ -272,44 +277,48 @@ fn no_weights(dir: &Path) -> Error {
         );
     }
     let mut names: Vec<String> = match std::fs::read_dir(dir) {
-        // A link that leads nowhere is no file.
+        // Skip dangling symlinks.
         Ok(entries) => {
-            let there = entries.flatten().filter(|entry| entry.path().exists());
-            there.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+            let existing = entries.flatten().filter(|entry| entry.path().exists());
+            existing.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
         }
         Err(source) => return Error::io(dir)(source),
     };
     names.sort();
-    let those = |wanted: &dyn Fn(&str) -> bool| {
+    let matching = |wanted: &dyn Fn(&str) -> bool| {
         names.iter().filter(|name| wanted(name)).map(String::as_str).collect::<Vec<_>>().join(", ")
     };
 
-    let unfinished = those(&|name| name.ends_with(".incomplete") || name.ends_with(".part"));
+    let unfinished = matching(&|name| name.ends_with(".incomplete") || name.ends_with(".part"));
     if !unfinished.is_empty() {
-        let problem = format!("{SINGLE} is missing and the download was not finished: {unfinished}");
+        let problem = format!("{SAFETENSORS_FILE} is missing and the download was not finished: {unfinished}");
         return Error::invalid(dir, problem, "run the download again");
     }
-    let safetensors = those(&|name| name.ends_with(".safetensors"));
+    let safetensors = matching(&|name| name.ends_with(".safetensors"));
     if !safetensors.is_empty() {
-        let problem = format!("neither {SINGLE} nor {INDEX} is there, only {safetensors}");
-        return Error::invalid(dir, problem, format!("download {INDEX} too, or rename a single file to {SINGLE}"));
+        let problem = format!("neither {SAFETENSORS_FILE} nor {SAFETENSORS_INDEX} is there, only {safetensors}");
+        return Error::invalid(
+            dir,
+            problem,
+            format!("download {SAFETENSORS_INDEX} too, or rename a single file to {SAFETENSORS_FILE}"),
+        );
     }
-    let pickles = those(&|name| {
+    let pickles = matching(&|name| {
         let pickled = [".bin", ".pt", ".pth", ".ckpt"].iter().any(|end| name.ends_with(end));
         pickled && name != "training_args.bin"
     });
     if !pickles.is_empty() {
         return Error::unsupported(
             format!(
-                "{}: there are pickles ({pickles}), but neither {TORCH_SINGLE} nor its index among them",
+                "{}: there are pickles ({pickles}), but neither {TORCH_FILE} nor its index among them",
                 dir.display()
             ),
-            torch::SAVE_ANEW,
+            torch::RESAVE,
         );
     }
     Error::invalid(
         dir,
-        format!("there are no weights here: neither {SINGLE} nor {INDEX}"),
+        format!("there are no weights here: neither {SAFETENSORS_FILE} nor {SAFETENSORS_INDEX}"),
         "give a Hugging Face model directory with safetensors weights, or a .gguf file",
     )
 }

@@ -1,7 +1,7 @@
-//! A JSON object read as the list of its entries.
+//! Deserializes a JSON object as a list of pairs and rejects duplicate keys.
 //!
-//! A map type would keep the last of two equal keys without a word, and a file in which a tensor is described twice is
-//! exactly the file that must not be trusted.
+//! A map type silently keeps the last of two equal keys, so a tensor described twice would go
+//! unnoticed.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -10,25 +10,25 @@ use std::marker::PhantomData;
 
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
 
-/// A text where it lies in the file, unless it is written with escapes.
+/// A string borrowed from the input, or owned if it contains escapes.
 #[derive(serde::Deserialize)]
 pub(super) struct Text<'a>(#[serde(borrow)] pub Cow<'a, str>);
 
-/// The entries of a JSON object in file order; a key that occurs twice is an error.
+/// The pairs of a JSON object in file order; duplicate keys are an error.
 pub(super) struct Pairs<'a, T>(pub Vec<(Cow<'a, str>, T)>);
 
-/// Reads the value of a key.
-pub(super) trait Entry<'de>: Sized {
+/// Deserializes the value of a key.
+pub(super) trait ReadValue<'de>: Sized {
     fn read<A: MapAccess<'de>>(key: &str, map: &mut A) -> Result<Self, A::Error>;
 }
 
-impl<'de: 'a, 'a> Entry<'de> for Text<'a> {
+impl<'de: 'a, 'a> ReadValue<'de> for Text<'a> {
     fn read<A: MapAccess<'de>>(key: &str, map: &mut A) -> Result<Self, A::Error> {
         map.next_value().map_err(|error| A::Error::custom(format!("\"{key}\": {error}")))
     }
 }
 
-impl<'de: 'a, 'a, T: Entry<'de>> Deserialize<'de> for Pairs<'a, T> {
+impl<'de: 'a, 'a, T: ReadValue<'de>> Deserialize<'de> for Pairs<'a, T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_map(PairsVisitor(PhantomData)).map(Pairs)
     }
@@ -36,7 +36,7 @@ impl<'de: 'a, 'a, T: Entry<'de>> Deserialize<'de> for Pairs<'a, T> {
 
 struct PairsVisitor<T>(PhantomData<T>);
 
-impl<'de, T: Entry<'de>> Visitor<'de> for PairsVisitor<T> {
+impl<'de, T: ReadValue<'de>> Visitor<'de> for PairsVisitor<T> {
     type Value = Vec<(Cow<'de, str>, T)>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,25 +1,26 @@
-//! The part of pickle's language that a dictionary of tensors needs, read by a machine that can do nothing else.
+//! A restricted pickle interpreter: it supports only what a state dict of tensors needs.
 //!
-//! A pickle is a program that names functions and calls them. Here names are looked up in a list of five kinds, calls of them only
-//! describe tensors, and everything else (another name, another instruction) ends the reading. No object refers to another except by
-//! number, so no file, however it is nested, costs more than its own length.
+//! A pickle is a program that imports functions and calls them. Here an import must be on a fixed
+//! allowlist, calls only build tensor descriptions, and every other name or opcode is an error, so
+//! no code is executed. Objects refer to each other by index, so time and memory are linear in the
+//! file size, however deeply it is nested.
 
 use super::StoredType;
-use super::header::Fault;
+use super::header::FileFault;
 use std::collections::HashMap;
 use std::rc::Rc;
 
-/// A tensor as the pickle describes it.
+/// A tensor as described by the pickle.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Described {
+pub(super) struct TensorDescription {
     pub storage: Storage,
-    /// Elements before its first one.
+    /// Offset of the first element in the storage, in elements.
     pub offset: u64,
     pub shape: Vec<u64>,
     pub strides: Vec<u64>,
 }
 
-/// Numbers in a file of their own.
+/// A storage: a flat array in its own archive member.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Storage {
     pub dtype: StoredType,
@@ -29,7 +30,7 @@ pub(super) struct Storage {
 
 #[derive(Clone, Debug)]
 enum Value {
-    /// Numbers, truth values and whatever else is of no use here.
+    /// Floats, booleans, None and other values that are not needed.
     Other,
     Int(i64),
     Text(Rc<str>),
@@ -49,7 +50,7 @@ enum Function {
     Parameter,
 }
 
-/// Torch's names for types of numbers.
+/// PyTorch's storage classes.
 const STORAGES: &[(&str, StoredType)] = &[
     ("FloatStorage", StoredType::F32),
     ("HalfStorage", StoredType::F16),
@@ -63,26 +64,26 @@ const STORAGES: &[(&str, StoredType)] = &[
     ("BoolStorage", StoredType::Bool),
 ];
 
-/// The most axes of a tensor, as in torch itself.
-const MOST_AXES: usize = 64;
+/// The maximum number of dimensions, as in PyTorch.
+const MAX_DIMS: usize = 64;
 
-const UNSAFE: &str = "a pickle is a program, and this one wants more than to describe tensors; do not load it elsewhere unless you \
-                      trust its origin, and convert it to safetensors there";
-const DAMAGED: &str = "the file is damaged or was not written by torch: download it again";
+const UNSAFE: &str = "a pickle can execute code, and this one does more than describe tensors; if you trust its origin, \
+                      convert it to safetensors with PyTorch";
+const DAMAGED: &str = "the file is damaged or was not written by PyTorch: download it again";
 
-fn refused(what: impl Into<String>) -> Fault {
-    Fault { problem: what.into(), remedy: UNSAFE }
+fn refused(problem: impl Into<String>) -> FileFault {
+    FileFault { problem: problem.into(), remedy: UNSAFE }
 }
 
-fn damaged(what: impl Into<String>) -> Fault {
-    Fault { problem: what.into(), remedy: DAMAGED }
+fn damaged(problem: impl Into<String>) -> FileFault {
+    FileFault { problem: problem.into(), remedy: DAMAGED }
 }
 
-/// Reads a pickled dictionary; its tensors in the order of the file.
-pub(super) fn tensors(program: &[u8]) -> Result<Vec<(String, Described)>, Fault> {
+/// Reads a pickled dictionary; returns its tensors in file order.
+pub(super) fn tensors(program: &[u8]) -> Result<Vec<(String, TensorDescription)>, FileFault> {
     let mut machine = Machine { rest: program, ..Machine::default() };
-    let Value::Dict(mut top) = machine.run()? else { return Err(damaged("the pickle holds no dictionary")) };
-    // Training frameworks keep the tensors one level down.
+    let Value::Dict(mut top) = machine.run()? else { return Err(damaged("the pickle does not contain a dictionary")) };
+    // Training frameworks nest the tensors under `state_dict`.
     if let Some(Value::Dict(inner)) = machine.get(top, "state_dict") {
         top = *inner;
     }
@@ -101,11 +102,11 @@ struct Machine<'a> {
     memo: HashMap<u64, Value>,
     tuples: Vec<Vec<Value>>,
     dicts: Vec<Vec<(Value, Value)>>,
-    tensors: Vec<Described>,
+    tensors: Vec<TensorDescription>,
 }
 
 impl Machine<'_> {
-    fn run(&mut self) -> Result<Value, Fault> {
+    fn run(&mut self) -> Result<Value, FileFault> {
         loop {
             let code = self.bytes(1)?[0];
             match code {
@@ -132,26 +133,26 @@ impl Machine<'_> {
                 b')' => self.tuple(0)?,
                 0x85..=0x87 => self.tuple(usize::from(code - 0x84))?,
                 b't' => {
-                    let items = self.marked()?;
+                    let items = self.pop_to_mark()?;
                     self.push_tuple(items);
                 }
                 b']' => self.stack.push(Value::List),
                 b'a' => drop(self.pop()?),
-                b'e' => drop(self.marked()?),
+                b'e' => drop(self.pop_to_mark()?),
                 b'}' => self.dict(),
                 b's' => {
                     let (value, key) = (self.pop()?, self.pop()?);
                     self.set(vec![key, value])?;
                 }
                 b'u' => {
-                    let items = self.marked()?;
+                    let items = self.pop_to_mark()?;
                     self.set(items)?;
                 }
                 b'q' => self.put(1)?,
                 b'r' => self.put(4)?,
                 0x94 => {
-                    let (place, top) = (self.memo.len() as u64, self.top()?);
-                    self.memo.insert(place, top);
+                    let (slot, top) = (self.memo.len() as u64, self.top()?);
+                    self.memo.insert(slot, top);
                 }
                 b'h' => self.fetch(1)?,
                 b'j' => self.fetch(4)?,
@@ -161,64 +162,64 @@ impl Machine<'_> {
                 }
                 0x93 => match (self.pop()?, self.pop()?) {
                     (Value::Text(name), Value::Text(module)) => self.global(&module, &name)?,
-                    _ => return Err(damaged("a name in the pickle is not text")),
+                    _ => return Err(damaged("a name in the pickle is not a string")),
                 },
                 b'Q' => self.storage()?,
                 b'R' => self.call()?,
-                // The attributes of an ordered dictionary (its versions) are of no use.
+                // Attributes of an OrderedDict (`_metadata`) are not needed.
                 b'b' => {
                     self.pop()?;
                     if !matches!(self.top()?, Value::Dict(_)) {
-                        return Err(refused("the pickle sets the attributes of an object"));
+                        return Err(refused("the pickle sets attributes of an object"));
                     }
                 }
-                other => return Err(refused(format!("the pickle holds the instruction {:?}", char::from(other)))),
+                other => return Err(refused(format!("the pickle contains the opcode {:?}", char::from(other)))),
             }
         }
     }
 
-    fn bytes(&mut self, count: usize) -> Result<&[u8], Fault> {
-        let (head, rest) = self.rest.split_at_checked(count).ok_or_else(|| damaged("the pickle breaks off"))?;
+    fn bytes(&mut self, count: usize) -> Result<&[u8], FileFault> {
+        let (head, rest) = self.rest.split_at_checked(count).ok_or_else(|| damaged("the pickle is truncated"))?;
         self.rest = rest;
         Ok(head)
     }
 
-    /// An unsigned number of so many bytes, at most eight.
-    fn number(&mut self, size: usize) -> Result<u64, Fault> {
+    /// Reads a little-endian unsigned integer of `size` bytes, at most eight.
+    fn unsigned(&mut self, size: usize) -> Result<u64, FileFault> {
         Ok(self.bytes(size)?.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
     }
 
-    fn int(&mut self, size: usize, signed: bool) -> Result<(), Fault> {
+    fn int(&mut self, size: usize, signed: bool) -> Result<(), FileFault> {
         if size > 8 {
-            return Err(damaged("a number in the pickle is too long"));
+            return Err(damaged("an integer in the pickle has more than 8 bytes"));
         }
-        let number = self.number(size)?;
+        let number = self.unsigned(size)?;
         let unused = 64 - 8 * size as u32;
-        // Shifted up and down again, the highest bit fills the unused ones.
+        // Shifting up and arithmetically down again extends the sign.
         let value = if signed && size > 0 { ((number << unused) as i64) >> unused } else { number as i64 };
         self.stack.push(Value::Int(value));
         Ok(())
     }
 
-    fn text(&mut self, size: usize) -> Result<(), Fault> {
-        let length = usize::try_from(self.number(size)?).map_err(|_| damaged("the pickle breaks off"))?;
+    fn text(&mut self, size: usize) -> Result<(), FileFault> {
+        let length = usize::try_from(self.unsigned(size)?).map_err(|_| damaged("the pickle is truncated"))?;
         let text =
-            std::str::from_utf8(self.bytes(length)?).map_err(|_| damaged("a text in the pickle is not UTF-8"))?;
+            std::str::from_utf8(self.bytes(length)?).map_err(|_| damaged("a string in the pickle is not UTF-8"))?;
         let text = Value::Text(text.into());
         self.stack.push(text);
         Ok(())
     }
 
-    fn line(&mut self) -> Result<String, Fault> {
+    fn line(&mut self) -> Result<String, FileFault> {
         let end = self.rest.iter().take(1024).position(|byte| *byte == b'\n');
-        let end = end.ok_or_else(|| damaged("a name in the pickle has no end"))?;
+        let end = end.ok_or_else(|| damaged("a name in the pickle is not terminated"))?;
         let line = String::from_utf8_lossy(self.bytes(end)?).into_owned();
         self.bytes(1)?;
         Ok(line)
     }
 
-    fn pop(&mut self) -> Result<Value, Fault> {
-        // What lies before a mark belongs to somebody else.
+    fn pop(&mut self) -> Result<Value, FileFault> {
+        // Values below the last mark belong to an enclosing object.
         let floor = self.marks.last().copied().unwrap_or(0);
         match self.stack.len() > floor {
             true => self.stack.pop().ok_or_else(empty),
@@ -226,17 +227,17 @@ impl Machine<'_> {
         }
     }
 
-    fn top(&self) -> Result<Value, Fault> {
+    fn top(&self) -> Result<Value, FileFault> {
         self.stack.last().cloned().ok_or_else(empty)
     }
 
-    /// Everything since the last mark.
-    fn marked(&mut self) -> Result<Vec<Value>, Fault> {
+    /// Pops all values above the last mark.
+    fn pop_to_mark(&mut self) -> Result<Vec<Value>, FileFault> {
         let mark = self.marks.pop().filter(|mark| *mark <= self.stack.len()).ok_or_else(empty)?;
         Ok(self.stack.split_off(mark))
     }
 
-    fn tuple(&mut self, count: usize) -> Result<(), Fault> {
+    fn tuple(&mut self, count: usize) -> Result<(), FileFault> {
         let mut items = (0..count).map(|_| self.pop()).collect::<Result<Vec<_>, _>>()?;
         items.reverse();
         self.push_tuple(items);
@@ -253,9 +254,9 @@ impl Machine<'_> {
         self.stack.push(Value::Dict(self.dicts.len() - 1));
     }
 
-    fn set(&mut self, items: Vec<Value>) -> Result<(), Fault> {
+    fn set(&mut self, items: Vec<Value>) -> Result<(), FileFault> {
         let Value::Dict(dict) = self.top()? else {
-            return Err(damaged("the pickle fills something that is no dictionary"));
+            return Err(damaged("the pickle adds items to an object that is not a dictionary"));
         };
         let mut items = items.into_iter();
         while let (Some(key), Some(value)) = (items.next(), items.next()) {
@@ -271,21 +272,21 @@ impl Machine<'_> {
             .map(|(_, value)| value)
     }
 
-    fn put(&mut self, size: usize) -> Result<(), Fault> {
-        let (place, top) = (self.number(size)?, self.top()?);
-        self.memo.insert(place, top);
+    fn put(&mut self, size: usize) -> Result<(), FileFault> {
+        let (slot, top) = (self.unsigned(size)?, self.top()?);
+        self.memo.insert(slot, top);
         Ok(())
     }
 
-    fn fetch(&mut self, size: usize) -> Result<(), Fault> {
-        let place = self.number(size)?;
-        let value = self.memo.get(&place).cloned().ok_or_else(|| damaged("the pickle refers to nothing"))?;
+    fn fetch(&mut self, size: usize) -> Result<(), FileFault> {
+        let slot = self.unsigned(size)?;
+        let value = self.memo.get(&slot).cloned().ok_or_else(|| damaged("the pickle refers to an empty memo slot"))?;
         self.stack.push(value);
         Ok(())
     }
 
-    /// The only names that mean anything.
-    fn global(&mut self, module: &str, name: &str) -> Result<(), Fault> {
+    /// Pushes an imported name; only the names listed here are allowed.
+    fn global(&mut self, module: &str, name: &str) -> Result<(), FileFault> {
         let storage = STORAGES.iter().find(|(known, _)| *known == name).map(|(_, dtype)| Value::StorageType(*dtype));
         let value = match (module, name) {
             ("collections", "OrderedDict") => Value::Function(Function::OrderedDict),
@@ -294,16 +295,16 @@ impl Machine<'_> {
             ("torch", _) if storage.is_some() => storage.unwrap_or(Value::Other),
             _ => {
                 let name: String = format!("{module}.{name}").escape_debug().take(200).collect();
-                return Err(refused(format!("the pickle names `{name}`, which is no part of a tensor")));
+                return Err(refused(format!("the pickle imports `{name}`, which tensors do not need")));
             }
         };
         self.stack.push(value);
         Ok(())
     }
 
-    /// A reference to numbers outside the pickle: `("storage", type, key, place, elements)`.
-    fn storage(&mut self) -> Result<(), Fault> {
-        let wrong = || damaged("the pickle refers to something that is no storage");
+    /// A persistent id, which refers to a storage: `("storage", type, key, device, elements)`.
+    fn storage(&mut self) -> Result<(), FileFault> {
+        let wrong = || damaged("a persistent id in the pickle is not a storage");
         let Value::Tuple(tuple) = self.pop()? else { return Err(wrong()) };
         let [Value::Text(kind), Value::StorageType(dtype), Value::Text(key), _, Value::Int(elements)] =
             &self.tuples[tuple][..]
@@ -316,10 +317,10 @@ impl Machine<'_> {
         Ok(())
     }
 
-    fn call(&mut self) -> Result<(), Fault> {
-        let wrong = || damaged("the pickle describes a tensor that is none");
+    fn call(&mut self) -> Result<(), FileFault> {
+        let wrong = || damaged("the pickle calls a tensor constructor with invalid arguments");
         let (Value::Tuple(arguments), Value::Function(function)) = (self.pop()?, self.pop()?) else {
-            return Err(refused("the pickle calls something that is no function"));
+            return Err(refused("the pickle calls an object that is not a known function"));
         };
         let arguments = &self.tuples[arguments];
         match (function, &arguments[..]) {
@@ -337,12 +338,12 @@ impl Machine<'_> {
                         Value::Int(size) => u64::try_from(*size).ok(),
                         _ => None,
                     };
-                    let sizes = self.tuples.get(tuple).filter(|sizes| sizes.len() <= MOST_AXES)?;
+                    let sizes = self.tuples.get(tuple).filter(|sizes| sizes.len() <= MAX_DIMS)?;
                     sizes.iter().map(size).collect()
                 };
                 let (shape, strides) = (sizes(*shape).ok_or_else(wrong)?, sizes(*strides).ok_or_else(wrong)?);
                 let offset = u64::try_from(*offset).map_err(|_| wrong())?;
-                let tensor = Described { storage: storage.clone(), offset, shape, strides };
+                let tensor = TensorDescription { storage: storage.clone(), offset, shape, strides };
                 self.tensors.push(tensor);
                 self.stack.push(Value::Tensor(self.tensors.len() - 1));
             }
@@ -352,6 +353,6 @@ impl Machine<'_> {
     }
 }
 
-fn empty() -> Fault {
-    damaged("the pickle takes what is not there")
+fn empty() -> FileFault {
+    damaged("the pickle pops from an empty stack")
 }

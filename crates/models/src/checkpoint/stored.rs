@@ -1,33 +1,33 @@
-//! The number formats that a safetensors file can name.
+//! The dtypes of the safetensors format.
 
 use std::fmt;
 
 macro_rules! stored_types {
     ($($(#[$doc:meta])* $variant:ident = $name:literal, $bits:literal;)*) => {
-        /// How a tensor's elements are stored in a file.
+        /// The dtype of a stored tensor.
         ///
-        /// Every format of the safetensors specification has a name here, so that a file can be listed and reported
-        /// even where nothing can compute with what it holds.
+        /// Contains every dtype of the safetensors specification, so that a file can be listed even
+        /// if no kernel supports its dtype.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         pub enum StoredType {
             $($(#[$doc])* $variant,)*
         }
 
         impl StoredType {
-            /// Every format, in the order of this table.
+            /// All dtypes, in the order of this table.
             pub const ALL: &'static [StoredType] = &[$(StoredType::$variant,)*];
 
-            /// The name that the file uses.
+            /// The name in the file (`BF16`).
             pub fn name(self) -> &'static str {
                 match self { $(StoredType::$variant => $name,)* }
             }
 
-            /// Bits of one element; some formats pack several elements into a byte.
+            /// Bits per element; some dtypes pack several elements into a byte.
             pub fn bits(self) -> usize {
                 match self { $(StoredType::$variant => $bits,)* }
             }
 
-            /// The format of that name.
+            /// Returns the dtype of this name.
             pub fn from_name(name: &str) -> Option<StoredType> {
                 match name {
                     $($name => Some(StoredType::$variant),)*
@@ -39,9 +39,9 @@ macro_rules! stored_types {
 }
 
 stored_types! {
-    /// Truth values, one byte each.
+    /// Booleans, one byte each.
     Bool = "BOOL", 8;
-    /// 4-bit floats, two to a byte.
+    /// 4-bit floats, two per byte.
     F4 = "F4", 4;
     /// 6-bit floats with 2 exponent bits.
     F6E2M3 = "F6_E2M3", 6;

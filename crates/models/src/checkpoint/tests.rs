@@ -1,4 +1,4 @@
-//! Round trips, and files that lie: each lie has its own message.
+//! Round trips, and malformed files, each with its own error message.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use safetensors::tensor::{Dtype, TensorView};
 
 use super::*;
 
-/// A file from a header written by hand and some data.
+/// A file with this header and data.
 fn raw(header: &str, data: &[u8]) -> Vec<u8> {
     let mut file = (header.len() as u64).to_le_bytes().to_vec();
     file.extend_from_slice(header.as_bytes());
@@ -15,27 +15,27 @@ fn raw(header: &str, data: &[u8]) -> Vec<u8> {
     file
 }
 
-/// A good file of u8 vectors.
+/// A valid file of u8 vectors.
 fn good(tensors: &[(&str, &[u8])]) -> Vec<u8> {
     let views = tensors
         .iter()
         .map(|&(name, data)| (name, TensorView::new(Dtype::U8, vec![data.len()], data).expect("whole bytes")));
-    safetensors::serialize(views, None).expect("serialises")
+    safetensors::serialize(views, None).expect("serializes")
 }
 
 fn open(file: &[u8]) -> Result<Checkpoint> {
     let dir = tempfile::tempdir().expect("a directory");
-    std::fs::write(dir.path().join(SINGLE), file).expect("written");
+    std::fs::write(dir.path().join(SAFETENSORS_FILE), file).expect("written");
     Checkpoint::open(dir.path())
 }
 
-/// The message for a file, and that there is a remedy.
+/// The error message for a file; also checks that there is a remedy.
 fn message(file: &[u8]) -> String {
-    told(open(file).expect_err("must be refused"))
+    message_of(open(file).expect_err("must be refused"))
 }
 
-fn told(error: Error) -> String {
-    assert!(error.remedy().is_some_and(|remedy| !remedy.is_empty()), "no remedy for: {error}");
+fn message_of(error: Error) -> String {
+    assert!(error.remedy().is_some_and(|remedy| !remedy.to_string().is_empty()), "no remedy for: {error}");
     error.to_string()
 }
 
@@ -46,14 +46,14 @@ fn refused(file: &[u8], part: &str) {
 }
 
 fn write_shards(dir: &Path, index: &str, shards: &[(&str, Vec<u8>)]) {
-    std::fs::write(dir.join(INDEX), index).expect("written");
+    std::fs::write(dir.join(SAFETENSORS_INDEX), index).expect("written");
     for (name, file) in shards {
         std::fs::write(dir.join(name), file).expect("written");
     }
 }
 
 #[test]
-fn reads_what_the_reference_library_writes() {
+fn reads_files_written_by_the_safetensors_crate() {
     let floats: Vec<u8> = [1.5f32, -2.0, 0.25, 8.0].iter().flat_map(|x| x.to_le_bytes()).collect();
     let file = safetensors::serialize(
         [
@@ -63,7 +63,7 @@ fn reads_what_the_reference_library_writes() {
         ],
         Some([("format".to_owned(), "pt".to_owned())].into()),
     )
-    .expect("serialises");
+    .expect("serializes");
     let checkpoint = open(&file).expect("opens");
     assert_eq!(checkpoint.tensors().len(), 3);
     let a = checkpoint.get("a").expect("there");
@@ -74,46 +74,46 @@ fn reads_what_the_reference_library_writes() {
     let empty = checkpoint.get("empty").expect("there");
     assert_eq!((empty.elements(), checkpoint.bytes(empty).len()), (0, 0));
     assert!(checkpoint.get("b").is_none());
-    // Forgotten pages come back from the disk with the same bytes.
-    checkpoint.tensors().for_each(|tensor| checkpoint.forget(tensor));
+    // Released pages are reloaded with the same bytes.
+    checkpoint.tensors().for_each(|tensor| checkpoint.release_pages(tensor));
     assert_eq!(checkpoint.bytes(a), floats);
 }
 
 #[test]
-fn embedded_bytes_are_checked_the_same_way() {
+fn embedded_bytes_are_validated_like_files() {
     let file: &'static [u8] = good(&[("a", b"xyz")]).leak();
     let checkpoint = Checkpoint::from_static(file, "built-in").expect("opens");
     let a = checkpoint.get("a").expect("there");
-    checkpoint.forget(a);
+    checkpoint.release_pages(a);
     assert_eq!(checkpoint.bytes(a), b"xyz");
     assert_eq!(checkpoint.path(a), Path::new("built-in"));
     let error = Checkpoint::from_static(&file[..file.len() - 1], "built-in").expect_err("truncated");
-    assert!(told(error).starts_with("built-in: tensor `a`: its data ends at byte 3"));
+    assert!(message_of(error).starts_with("built-in: tensor `a`: its data ends at byte 3"));
 }
 
 #[test]
-fn a_checkpoint_is_shared_between_threads() {
+fn a_checkpoint_can_be_shared_between_threads() {
     fn shared<T: Send + Sync>() {}
     shared::<Checkpoint>();
 }
 
 #[test]
-fn every_format_of_the_specification_has_its_name_and_width() {
+fn every_dtype_has_the_name_and_width_of_the_specification() {
     for &dtype in StoredType::ALL {
-        let reference: Dtype = serde_json::from_str(&format!("\"{dtype}\"")).expect("the reference library knows it");
+        let reference: Dtype = serde_json::from_str(&format!("\"{dtype}\"")).expect("known to the safetensors crate");
         assert_eq!((reference.bitsize(), reference.to_string().as_str()), (dtype.bits(), dtype.name()));
         assert_eq!(StoredType::from_name(dtype.name()), Some(dtype));
     }
 }
 
 #[test]
-fn lengths_that_lie_are_refused() {
+fn invalid_lengths_are_refused() {
     refused(b"", "0 bytes, too few");
     refused(&[0; 7], "7 bytes, too few");
-    refused(&[0xff; 16], "the header claims 18446744073709551615 bytes, and more than");
+    refused(&[0xff; 16], "the header length is 18446744073709551615 bytes; safetensors allows at most");
     let mut long = raw("{}", b"");
     long[0] = 200;
-    refused(&long, "claims 200 bytes, and the file has only 2 after");
+    refused(&long, "the header length is 200 bytes, but only 2 bytes follow");
     let file = good(&[("a", b"0123456789")]);
     refused(&file[..file.len() - 4], "tensor `a`: its data ends at byte 10, and the file's data has only 6");
     refused(&[&file[..], b"more"].concat(), "4 bytes at the end of the file belong to no tensor");
@@ -121,14 +121,14 @@ fn lengths_that_lie_are_refused() {
 }
 
 #[test]
-fn headers_that_lie_are_refused() {
+fn malformed_headers_are_refused() {
     let one = |info: &str, data: &[u8]| raw(&format!("{{\"t\":{info}}}"), data);
     refused(&raw("", b""), "the header is not valid: ");
     refused(&raw("[]", b""), "the header is not valid: ");
     refused(&raw("{\"a", b""), "the header is not valid: ");
     refused(&raw(&"[".repeat(100_000), b""), "the header is not valid: ");
     refused(&raw("{\"__metadata__\":{\"a\":1}}", b""), "`__metadata__` is not a map of strings");
-    refused(&one(r#"{"dtype":"U9","shape":[1],"data_offsets":[0,1]}"#, b"x"), "tensor `t`: the number format `U9`");
+    refused(&one(r#"{"dtype":"U9","shape":[1],"data_offsets":[0,1]}"#, b"x"), "tensor `t`: unknown dtype `U9`");
     refused(&one(r#"{"dtype":"U8","data_offsets":[0,1]}"#, b"x"), "tensor `t`: its description is not valid");
     refused(
         &one(r#"{"dtype":"U8","shape":[-1],"data_offsets":[0,1]}"#, b"x"),
@@ -180,20 +180,27 @@ fn shards_round_trip_and_surplus_is_listed() {
 }
 
 #[test]
-fn an_index_that_lies_is_refused() {
+fn a_malformed_index_is_refused() {
     let refuse = |index: &str, part: &str| {
         let dir = tempfile::tempdir().expect("a directory");
         let shards = [("m-1.safetensors", good(&[("a", b"1")])), ("m-2.safetensors", good(&[("b", b"2")]))];
         write_shards(dir.path(), index, &shards);
-        let message = told(Checkpoint::open(dir.path()).expect_err("must be refused"));
+        let message = message_of(Checkpoint::open(dir.path()).expect_err("must be refused"));
         assert!(message.contains(part), "wanted `{part}` in: {message}");
     };
     refuse("{", "not a valid shard index");
     refuse("{}", "not a valid shard index: missing field `weight_map`");
     refuse(r#"{"weight_map":{}}"#, "names no tensor");
     refuse(r#"{"weight_map":{"a":"m-1.safetensors","a":"m-2.safetensors"}}"#, "the key \"a\" occurs twice");
-    for name in ["../m-1.safetensors", "/etc/x.safetensors", "sub/x.safetensors", "./m-1.safetensors", "..", "", INDEX]
-    {
+    for name in [
+        "../m-1.safetensors",
+        "/etc/x.safetensors",
+        "sub/x.safetensors",
+        "./m-1.safetensors",
+        "..",
+        "",
+        SAFETENSORS_INDEX,
+    ] {
         let index = format!(r#"{{"weight_map":{{"a":"{name}"}}}}"#);
         refuse(&index, "is not the plain name of a .safetensors file");
     }
@@ -216,31 +223,33 @@ fn a_tensor_in_two_shards_is_refused() {
     let index = r#"{"weight_map":{"a":"m-1.safetensors","b":"m-2.safetensors"}}"#;
     let shards = [("m-1.safetensors", good(&[("a", b"1")])), ("m-2.safetensors", good(&[("a", b"1"), ("b", b"2")]))];
     write_shards(dir.path(), index, &shards);
-    let message = told(Checkpoint::open(dir.path()).expect_err("must be refused"));
+    let message = message_of(Checkpoint::open(dir.path()).expect_err("must be refused"));
     assert!(message.ends_with("m-2.safetensors: tensor `a` is also in m-1.safetensors"), "{message}");
 }
 
 #[test]
-fn a_directory_without_weights_says_what_is_there() {
+fn the_error_for_a_directory_without_weights_names_the_files_there() {
     let dir = tempfile::tempdir().expect("a directory");
     let put = |name: &str| std::fs::write(dir.path().join(name), b"x").expect("written");
-    let message = || told(Checkpoint::open(dir.path()).expect_err("must be refused"));
+    let message = || message_of(Checkpoint::open(dir.path()).expect_err("must be refused"));
     assert!(message().contains("no weights here"));
     put("weights.pt");
     assert!(message().contains("there are pickles (weights.pt)"), "{}", message());
     let error = Checkpoint::open(dir.path()).expect_err("must be refused");
-    assert!(matches!(&error, Error::Unsupported { remedy, .. } if remedy.contains("safe_serialization=True")));
+    assert!(
+        matches!(&error, Error::Unsupported { remedy, .. } if remedy.to_string().contains("safe_serialization=True"))
+    );
     put("model-00001-of-00002.safetensors");
     assert!(message().contains("only model-00001-of-00002.safetensors"));
     put("abc.incomplete");
     assert!(message().contains("the download was not finished: abc.incomplete"));
     let file = dir.path().join("abc.incomplete");
-    assert!(told(Checkpoint::open(&file).expect_err("a file")).contains("is a file"));
+    assert!(message_of(Checkpoint::open(&file).expect_err("a file")).contains("is a file"));
     assert!(matches!(Checkpoint::open(&dir.path().join("nowhere")), Err(Error::Io { .. })));
 }
 
 proptest! {
-    /// Whatever is done to a file, opening it gives an answer, and the answer's tensors can be read.
+    /// Opening a mutated file either fails with an error or gives tensors that can be read.
     #[test]
     fn no_mutation_panics(
         cut in 0usize..400,
@@ -264,9 +273,9 @@ proptest! {
         match open(&file) {
             Ok(checkpoint) => for tensor in checkpoint.tensors() {
                 prop_assert_eq!(checkpoint.bytes(tensor).len() * 8, tensor.elements() * tensor.dtype.bits());
-                checkpoint.forget(tensor);
+                checkpoint.release_pages(tensor);
             },
-            Err(error) => { told(error); }
+            Err(error) => { message_of(error); }
         }
     }
 
@@ -278,10 +287,10 @@ proptest! {
         let at = at % index.len();
         index[at] = byte;
         index.truncate(index.len().saturating_sub(cut / 10));
-        std::fs::write(dir.path().join(INDEX), index).expect("written");
+        std::fs::write(dir.path().join(SAFETENSORS_INDEX), index).expect("written");
         write_shard_pair(dir.path());
         if let Err(error) = Checkpoint::open(dir.path()) {
-            told(error);
+            message_of(error);
         }
     }
 }

@@ -1,10 +1,11 @@
-//! `pytorch_model.bin`: the zip files of `torch.save`, whose tensors are read where they lie.
+//! `pytorch_model.bin`: the zip archives of `torch.save`, read in place.
 //!
-//! The archive holds one pickle, which describes the tensors (`pickle`), and a file of bare numbers for each storage. Those are
-//! stored, not compressed, so a tensor is a range of the mapped file, as in safetensors.
+//! The archive contains one pickle, which describes the tensors (`pickle`), and one raw member per
+//! storage. Members are not compressed, so a tensor is a range of the mapped file, as in
+//! safetensors.
 
-use super::header::{Entry, Fault, LFS_POINTER, LFS_REMEDY};
-use super::pickle::{self, Described};
+use super::header::{FileFault, LFS_POINTER, LFS_REMEDY, TensorEntry};
+use super::pickle::{self, TensorDescription};
 use std::collections::HashMap;
 use std::io::{Cursor, Read};
 use std::ops::Range;
@@ -14,38 +15,37 @@ const CONVERT: &str = "convert it once, where you trust its origin: python -c \"
                        save_file({k: v.contiguous().clone() for k, v in torch.load('FILE', weights_only=True).items()}, \
                        'model.safetensors', {'format': 'pt'})\"";
 
-/// What helps where the whole model has to be written anew.
-pub(super) const SAVE_ANEW: &str = "convert it once, where you trust its origin: \
+/// Remedy if the whole model has to be saved again.
+pub(super) const RESAVE: &str = "convert it once, where you trust its origin: \
                                     python -c \"from transformers import AutoModelForCausalLM as A; \
                                     A.from_pretrained('DIR').save_pretrained('NEW_DIR', safe_serialization=True)\"";
 
-/// The longest description of tensors that is believed; real ones have some megabytes at most.
-const LONGEST_PICKLE: u64 = 256 << 20;
+/// Limit of the pickle's size; real ones have a few megabytes at most.
+const MAX_PICKLE_BYTES: u64 = 256 << 20;
 
-fn fault(problem: impl Into<String>, remedy: &'static str) -> Fault {
-    Fault { problem: problem.into(), remedy }
+fn fault(problem: impl Into<String>, remedy: &'static str) -> FileFault {
+    FileFault { problem: problem.into(), remedy }
 }
 
-/// Whether a file is torch's, by its name or its first bytes.
+/// Whether a file is in PyTorch's format, by its name or first bytes.
 pub(super) fn is_torch(name: &str, file: &[u8]) -> bool {
     file.starts_with(b"PK\x03\x04") || [".bin", ".pt", ".pth"].iter().any(|end| name.ends_with(end))
 }
 
-/// Reads and checks the description of a whole file; the entries come back in the order of their data.
-pub(super) fn read(file: &[u8]) -> Result<Vec<Entry>, Fault> {
+/// Reads and checks the pickle of a complete file; returns the entries in the order of their data.
+pub(super) fn read(file: &[u8]) -> Result<Vec<TensorEntry>, FileFault> {
     if file.starts_with(LFS_POINTER) {
         return Err(fault("this is a Git LFS pointer, not the weights", LFS_REMEDY));
     }
     if !file.starts_with(b"PK") {
         return Err(match file.first() {
-            Some(0x80) => fault(
-                "a file of torch from before version 1.6: all of it is a pickle, which is never unpickled",
-                SAVE_ANEW,
-            ),
-            _ => fault(format!("{} bytes that are no file of torch's", file.len()), DAMAGED),
+            Some(0x80) => {
+                fault("a file of PyTorch before version 1.6, which is one pickle and is never unpickled", RESAVE)
+            }
+            _ => fault(format!("{} bytes that are not a PyTorch file", file.len()), DAMAGED),
         });
     }
-    let members = Members::read(file)?;
+    let members = ArchiveMembers::read(file)?;
     let mut entries = Vec::new();
     for (name, tensor) in pickle::tensors(members.pickle)? {
         entries.push(members.entry(name, &tensor)?);
@@ -59,22 +59,22 @@ pub(super) fn read(file: &[u8]) -> Result<Vec<Entry>, Fault> {
     Ok(entries)
 }
 
-/// What an archive holds.
-struct Members<'a> {
+/// The members of the archive.
+struct ArchiveMembers<'a> {
     pickle: &'a [u8],
-    /// Where each storage lies in the file, by its key.
+    /// Byte range of each storage in the file, by its key.
     storages: HashMap<String, Range<usize>>,
 }
 
-impl<'a> Members<'a> {
-    fn read(file: &'a [u8]) -> Result<Members<'a>, Fault> {
-        let bad = |error: zip::result::ZipError| fault(format!("not a whole archive: {error}"), DAMAGED);
+impl<'a> ArchiveMembers<'a> {
+    fn read(file: &'a [u8]) -> Result<ArchiveMembers<'a>, FileFault> {
+        let bad = |error: zip::result::ZipError| fault(format!("not a valid zip archive: {error}"), DAMAGED);
         let mut archive = zip::ZipArchive::new(Cursor::new(file)).map_err(bad)?;
         let (mut pickle, mut storages) = (None, HashMap::new());
-        for number in 0..archive.len() {
-            let mut member = archive.by_index_raw(number).map_err(bad)?;
+        for index in 0..archive.len() {
+            let mut member = archive.by_index_raw(index).map_err(bad)?;
             let name = member.name().map_err(bad)?.into_owned();
-            // All members are in one folder, whatever it is called.
+            // All members are in one folder of any name.
             let Some((_, inside)) = name.split_once('/') else { continue };
             let inside = inside.to_owned();
             if inside == "byteorder" {
@@ -85,7 +85,7 @@ impl<'a> Members<'a> {
                     .read_to_string(&mut order)
                     .map_err(|error| fault(error.to_string(), DAMAGED))?;
                 if order.trim() != "little" {
-                    return Err(fault(format!("its numbers are stored in {:?} byte order", order.trim()), CONVERT));
+                    return Err(fault(format!("its byte order is {:?}", order.trim()), CONVERT));
                 }
             }
             let wanted = inside == "data.pkl" || inside.starts_with("data/");
@@ -96,9 +96,10 @@ impl<'a> Members<'a> {
                 return Err(fault(format!("its member {name} is compressed or encrypted"), CONVERT));
             }
             let range = range(member.data_start(), member.size(), file.len());
-            let range = range.ok_or_else(|| fault(format!("its member {name} reaches beyond the file"), DAMAGED))?;
+            let range =
+                range.ok_or_else(|| fault(format!("its member {name} extends past the end of the file"), DAMAGED))?;
             if inside == "data.pkl" {
-                if member.size() > LONGEST_PICKLE {
+                if member.size() > MAX_PICKLE_BYTES {
                     return Err(fault(format!("its pickle has {} bytes", member.size()), DAMAGED));
                 }
                 pickle = Some(&file[range]);
@@ -106,14 +107,15 @@ impl<'a> Members<'a> {
                 storages.insert(key.to_owned(), range);
             }
         }
-        let pickle = pickle.ok_or_else(|| fault("the archive holds no data.pkl, so it is none of torch's", DAMAGED))?;
-        Ok(Members { pickle, storages })
+        let pickle =
+            pickle.ok_or_else(|| fault("the archive has no data.pkl, so it is not a PyTorch file", DAMAGED))?;
+        Ok(ArchiveMembers { pickle, storages })
     }
 
-    /// A tensor's place in the file, checked against its storage.
-    fn entry(&self, name: String, tensor: &Described) -> Result<Entry, Fault> {
+    /// Locates a tensor in the file and checks it against its storage.
+    fn entry(&self, name: String, tensor: &TensorDescription) -> Result<TensorEntry, FileFault> {
         let wrong = |problem: String, remedy| fault(format!("tensor `{name}`: {problem}"), remedy);
-        let Described { storage, offset, shape, strides } = tensor;
+        let TensorDescription { storage, offset, shape, strides } = tensor;
         let range = self.storages.get(&*storage.key);
         let range = range.ok_or_else(|| wrong(format!("its storage `{}` is missing", storage.key), DAMAGED))?;
         let size = (storage.dtype.bits() / 8) as u64;
@@ -127,19 +129,19 @@ impl<'a> Members<'a> {
         let elements = shape.iter().try_fold(1u64, |product, size| product.checked_mul(*size));
         let end = elements.and_then(|elements| elements.checked_add(*offset)).filter(|end| *end <= storage.elements);
         let (Some(elements), Some(_)) = (elements, end) else {
-            return Err(wrong(format!("the shape {shape:?} at {offset} reaches beyond its storage"), DAMAGED));
+            return Err(wrong(
+                format!("the shape {shape:?} at offset {offset} extends past the end of its storage"),
+                DAMAGED,
+            ));
         };
         if elements > 0 && !is_contiguous(shape, strides) {
-            return Err(wrong(
-                format!("its numbers do not lie row by row (strides {strides:?} of {shape:?})"),
-                CONVERT,
-            ));
+            return Err(wrong(format!("it is not contiguous (strides {strides:?}, shape {shape:?})"), CONVERT));
         }
-        // All at most the file's length now.
+        // All of these are at most the file's length here.
         let start = range.start + (offset * size) as usize;
         let range = start..start + (elements * size) as usize;
         let shape = shape.iter().map(|size| *size as usize).collect();
-        Ok(Entry { name, dtype: storage.dtype, shape, range })
+        Ok(TensorEntry { name, dtype: storage.dtype, shape, range })
     }
 }
 
@@ -149,7 +151,7 @@ fn range(start: Option<u64>, size: u64, file: usize) -> Option<Range<usize>> {
     (end <= file).then_some(start..end)
 }
 
-/// Whether strides are those of rows one after the other; axes of length one have none that matter.
+/// Whether the strides are row-major; the stride of a dimension of size one is ignored.
 fn is_contiguous(shape: &[u64], strides: &[u64]) -> bool {
     let mut expected = 1u64;
     shape.len() == strides.len()

@@ -1,17 +1,18 @@
-//! Encoders trained or used as causal language models: BERT, RoBERTa and their kin, ELECTRA; ModernBERT's decoder.
+//! Encoders used as causal language models (`is_decoder`): BERT, RoBERTa, XLM-RoBERTa, CamemBERT,
+//! ELECTRA; and the ModernBERT decoder.
 
-use super::llama::slide;
+use super::llama::set_sliding_window;
 use super::{Family, activation};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::names::{Names, Part};
-use crate::rope::{by_layer_type, parts_by_layer_type};
+use crate::names::{Names, StoredPart};
+use crate::rope::{rope_parameters_by_layer_type, ropes_by_layer_type};
 use pellucid_engine::Architecture;
 use pellucid_engine::architecture::{
     AbsolutePositions, Activation, Attention, Dense, Embedding, Head, HeadTransform, Layer, Mlp, Modules, Norm,
 };
 
-/// BERT: norms after the sublayers, segments, a head with a layer of its own.
+/// BERT: post-residual norms, token type embeddings, a head with an additional dense layer.
 pub(super) fn bert(config: &Config) -> Result<Family> {
     let mut family = encoder(config, "bert.", 0)?;
     if let Some(transform) = &mut family.architecture.head.transform {
@@ -19,29 +20,29 @@ pub(super) fn bert(config: &Config) -> Result<Family> {
     }
     family.names = family
         .names
-        .outside("head.transform", "cls.predictions.transform.dense")
-        .outside("head.norm", "cls.predictions.transform.LayerNorm")
-        .outside("head", "cls.predictions.decoder")
-        .bare_outside("head.bias", "cls.predictions.bias")
+        .without_prefix("head.transform", "cls.predictions.transform.dense")
+        .without_prefix("head.norm", "cls.predictions.transform.LayerNorm")
+        .without_prefix("head", "cls.predictions.decoder")
+        .bare_without_prefix("head.bias", "cls.predictions.bias")
         .ignoring(&["cls.predictions.decoder.bias"]);
-    family.names.other_parts.push("cls.seq_relationship.");
+    family.names.ignored_prefixes.push("cls.seq_relationship.");
     Ok(family)
 }
 
-/// RoBERTa, XLM-RoBERTa and CamemBERT: BERT whose positions begin after that of padding.
+/// RoBERTa, XLM-RoBERTa and CamemBERT: BERT with positions that start at `pad_token_id + 1`.
 pub(super) fn roberta(config: &Config) -> Result<Family> {
     let mut family = encoder(config, "roberta.", config.size_or("pad_token_id", 1)? + 1)?;
     family.names = family
         .names
-        .outside("head.transform", "lm_head.dense")
-        .outside("head.norm", "lm_head.layer_norm")
-        .outside("head", "lm_head.decoder")
-        .bare_outside("head.bias", "lm_head.bias")
+        .without_prefix("head.transform", "lm_head.dense")
+        .without_prefix("head.norm", "lm_head.layer_norm")
+        .without_prefix("head", "lm_head.decoder")
+        .bare_without_prefix("head.bias", "lm_head.bias")
         .ignoring(&["lm_head.decoder.bias"]);
     Ok(family)
 }
 
-/// ELECTRA's generator: embeddings narrower than the stream, at both ends.
+/// ELECTRA's generator: input and output embeddings narrower than the residual stream.
 pub(super) fn electra(config: &Config) -> Result<Family> {
     let width = config.size("hidden_size")?;
     let table = config.size_or("embedding_size", 128)?;
@@ -52,23 +53,23 @@ pub(super) fn electra(config: &Config) -> Result<Family> {
     family.names = family
         .names
         .with(&[("embed.project", "embeddings_project")])
-        .outside("head.transform", "generator_predictions.dense")
-        .outside("head.norm", "generator_predictions.LayerNorm")
-        .outside("head", "generator_lm_head");
+        .without_prefix("head.transform", "generator_predictions.dense")
+        .without_prefix("head.norm", "generator_predictions.LayerNorm")
+        .without_prefix("head", "generator_lm_head");
     Ok(family)
 }
 
-fn encoder(config: &Config, trunk: &'static str, offset: usize) -> Result<Family> {
+fn encoder(config: &Config, backbone: &'static str, offset: usize) -> Result<Family> {
     if !config.flag_or("is_decoder", false)? {
         return Err(Error::unsupported(
-            "this model attends in both directions (`is_decoder` is not set), so it is no language model",
-            "only a model that was trained to predict the next token can run; set `is_decoder` in config.json if this one was",
+            "this model attends in both directions (`is_decoder` is not set), so it is not a causal language model",
+            "only models that predict the next token can run; set `is_decoder` in config.json if this one does",
         ));
     }
     if config.flag_or("add_cross_attention", false)? {
         return Err(Error::unsupported(
-            "`add_cross_attention` asks for attention to an encoder, which a language model does not have",
-            "use a model with the switch off",
+            "`add_cross_attention` needs an encoder, which a language model does not have",
+            "use a model without it",
         ));
     }
     let (width, depth, heads) =
@@ -79,7 +80,7 @@ fn encoder(config: &Config, trunk: &'static str, offset: usize) -> Result<Family
         Attention { qkv_bias: true, out_bias: true, ..Attention::plain(heads, heads, width / heads.max(1)) };
     let mlp = Dense::plain(config.size("intermediate_size")?, activation(config, "hidden_act", "gelu")?);
     let mut layer = Layer::pre_norm(norm, attention, Mlp::Dense(mlp.with_bias(true)));
-    (layer.attn_stream_norm, layer.mlp_stream_norm) = (layer.attn_norm.take(), layer.mlp_norm.take());
+    (layer.attn_post_residual_norm, layer.mlp_post_residual_norm) = (layer.attn_norm.take(), layer.mlp_norm.take());
     let architecture = Architecture {
         family: config.model_type()?.into(),
         vocab: config.size("vocab_size")?,
@@ -101,13 +102,13 @@ fn encoder(config: &Config, trunk: &'static str, offset: usize) -> Result<Family
         },
         ropes: vec![],
         modules: Modules {
-            layers: format!("{trunk}encoder.layer"),
-            embedding: Some(format!("{trunk}embeddings.word_embeddings")),
+            layers: format!("{backbone}encoder.layer"),
+            embedding: Some(format!("{backbone}embeddings.word_embeddings")),
             ..Modules::default()
         },
     };
     let at = |name: &str| format!("encoder.layer.{{l}}.{name}");
-    let mut names = Names::new(&[trunk, ""])
+    let mut names = Names::new(&[backbone, ""])
         .with(&[
             ("embed", "embeddings.word_embeddings"),
             ("pos_embed", "embeddings.position_embeddings"),
@@ -125,11 +126,12 @@ fn encoder(config: &Config, trunk: &'static str, offset: usize) -> Result<Family
             ("layers.{l}.mlp.stream_norm", at("output.LayerNorm")),
         ])
         .ignoring(&["embeddings.position_ids", "embeddings.token_type_ids"]);
-    names.other_parts = vec!["bert.pooler.", "roberta.pooler.", "electra.pooler.", "pooler."];
+    names.ignored_prefixes = vec!["bert.pooler.", "roberta.pooler.", "electra.pooler.", "pooler."];
     Ok(Family { architecture, names })
 }
 
-/// ModernBERT's decoder: rotary positions by layer type, gated MLPs, norms without biases, none before the first attention.
+/// ModernBERT decoder: rotary positions by layer type, gated MLPs, norms without biases, no norm
+/// before the first attention.
 pub(super) fn modernbert_decoder(config: &Config) -> Result<Family> {
     let (width, depth, heads) =
         (config.size("hidden_size")?, config.size("num_hidden_layers")?, config.size("num_attention_heads")?);
@@ -142,7 +144,8 @@ pub(super) fn modernbert_decoder(config: &Config) -> Result<Family> {
     if let Some(first) = layers.first_mut() {
         first.attn_norm = None;
     }
-    let rotary = parts_by_layer_type(config, ("global_rope_theta", 160_000.0), ("local_rope_theta", 10_000.0))?;
+    let rotary =
+        rope_parameters_by_layer_type(config, ("global_rope_theta", 160_000.0), ("local_rope_theta", 10_000.0))?;
     let transform = HeadTransform {
         bias: config.flag_or("classifier_bias", false)?,
         activation: activation(config, "classifier_activation", "gelu")?,
@@ -162,7 +165,7 @@ pub(super) fn modernbert_decoder(config: &Config) -> Result<Family> {
             transform: Some(transform),
             ..Head::default()
         },
-        ropes: by_layer_type(&rotary, head_dim)?,
+        ropes: ropes_by_layer_type(&rotary, head_dim)?,
         modules: Modules {
             layers: "model.layers".into(),
             attention: Some("attn".into()),
@@ -185,15 +188,15 @@ pub(super) fn modernbert_decoder(config: &Config) -> Result<Family> {
             ("layers.{l}.mlp.norm", "layers.{l}.mlp_norm"),
             ("layers.{l}.mlp.down", "layers.{l}.mlp.Wo"),
         ])
-        .with_part("layers.{l}.mlp.gate", "layers.{l}.mlp.Wi", Part::rows(0, 2 * neurons), false)
-        .with_part("layers.{l}.mlp.up", "layers.{l}.mlp.Wi", Part::rows(neurons, 2 * neurons), false)
-        .outside("head.transform", "lm_head.dense")
-        .outside("head.norm", "lm_head.norm")
-        .outside("head", "decoder");
+        .with_part("layers.{l}.mlp.gate", "layers.{l}.mlp.Wi", StoredPart::rows(0, 2 * neurons))
+        .with_part("layers.{l}.mlp.up", "layers.{l}.mlp.Wi", StoredPart::rows(neurons, 2 * neurons))
+        .without_prefix("head.transform", "lm_head.dense")
+        .without_prefix("head.norm", "lm_head.norm")
+        .without_prefix("head", "decoder");
     let mut family = Family { architecture, names };
     let window = config.size_or("local_attention", 128)? / 2;
     let every = config.size_or("global_attn_every_n_layers", 3)?.max(1);
-    slide(config, &mut family, Some(window), |layer| layer % every != 0)?;
+    set_sliding_window(config, &mut family, Some(window), |layer| layer % every != 0)?;
     family.each_attention(|a| a.rope = Some(usize::from(a.window.is_some())));
     Ok(family)
 }

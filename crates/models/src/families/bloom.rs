@@ -1,9 +1,9 @@
-//! BLOOM: linear position biases, a norm on the embeddings, projections fused head by head.
+//! BLOOM: ALiBi, a norm on the embeddings, QKV fused head by head.
 
 use super::Family;
 use crate::config::Config;
 use crate::error::Result;
-use crate::names::{Names, Part};
+use crate::names::{Names, StoredPart};
 use pellucid_engine::Architecture;
 use pellucid_engine::architecture::{
     Activation, Alibi, Attention, Dense, Embedding, Head, Layer, Mlp, Modules, Norm, Skip,
@@ -21,12 +21,12 @@ pub(super) fn bloom(config: &Config) -> Result<Family> {
     let attention = Attention {
         qkv_bias: true,
         out_bias: true,
-        alibi: Some(Alibi { slopes: slopes(heads), rounded: None }),
+        alibi: Some(Alibi { slopes: alibi_slopes(heads), bf16_scale: None }),
         ..Attention::plain(heads, heads, head_dim)
     };
     let mlp = Mlp::Dense(Dense::plain(4 * width, Activation::GeluTanh).with_bias(true));
     let normed = config.flag_or("apply_residual_connection_post_layernorm", false)?;
-    let skip = if normed { Skip::Normed { attn: 1.0, mlp: 1.0 } } else { Skip::Stream };
+    let skip = if normed { Skip::Normed { attn: 1.0, mlp: 1.0 } } else { Skip::Identity };
     let layer = Layer { skip, ..Layer::pre_norm(norm, attention, mlp) };
     let architecture = Architecture {
         family: config.model_type()?.into(),
@@ -38,7 +38,8 @@ pub(super) fn bloom(config: &Config) -> Result<Family> {
         final_norm: Some(norm),
         head: Head { tied: config.flag_or("tie_word_embeddings", true)?, ..Head::default() },
         ropes: vec![],
-        // The sublayer modules return the running stream, not their own output, so they lend no aliases.
+        // The sublayer modules return the residual stream, not their own output, so they are not
+        // aliases of sites.
         modules: Modules {
             layers: "transformer.h".into(),
             embedding: Some("transformer.word_embeddings".into()),
@@ -47,7 +48,7 @@ pub(super) fn bloom(config: &Config) -> Result<Family> {
             ..Modules::default()
         },
     };
-    let part = |which: usize| Part::per_head(which, 3, head_dim);
+    let part = |which: usize| StoredPart::per_head(which, 3, head_dim);
     let fused = "h.{l}.self_attention.query_key_value";
     let names = Names::new(&["transformer.", ""])
         .with(&[
@@ -60,15 +61,16 @@ pub(super) fn bloom(config: &Config) -> Result<Family> {
             ("layers.{l}.mlp.down", "h.{l}.mlp.dense_4h_to_h"),
             ("final_norm", "ln_f"),
         ])
-        .with_part("layers.{l}.attn.q", fused, part(0), false)
-        .with_part("layers.{l}.attn.k", fused, part(1), false)
-        .with_part("layers.{l}.attn.v", fused, part(2), false)
-        .outside("head", "lm_head");
+        .with_part("layers.{l}.attn.q", fused, part(0))
+        .with_part("layers.{l}.attn.k", fused, part(1))
+        .with_part("layers.{l}.attn.v", fused, part(2))
+        .without_prefix("head", "lm_head");
     Ok(Family { architecture, names })
 }
 
-/// The slopes of ALiBi: a geometric series, with the odd steps of the next finer one when heads are no power of two.
-pub(super) fn slopes(heads: usize) -> Vec<f32> {
+/// ALiBi slopes: a geometric series. If the number of heads is not a power of two, the remaining
+/// heads use the odd terms of the series for twice as many heads.
+pub(super) fn alibi_slopes(heads: usize) -> Vec<f32> {
     let whole = if heads.is_power_of_two() { heads } else { heads.next_power_of_two() / 2 };
     let base = |n: usize| 2f32.powf(-(2f32.powf(-((n as f32).log2() - 3.0))));
     let first = (1..=whole).map(|i| base(whole).powi(i as i32));
@@ -78,12 +80,12 @@ pub(super) fn slopes(heads: usize) -> Vec<f32> {
 
 #[cfg(test)]
 mod tests {
-    use super::slopes;
+    use super::alibi_slopes;
 
     #[test]
     fn slopes_halve_for_eight_heads_and_interleave_for_twelve() {
-        assert_eq!(slopes(8)[..3], [0.5, 0.25, 0.125]);
-        let twelve = slopes(12);
+        assert_eq!(alibi_slopes(8)[..3], [0.5, 0.25, 0.125]);
+        let twelve = alibi_slopes(12);
         assert_eq!(twelve.len(), 12);
         assert!((twelve[8] - 0.5f32.sqrt()).abs() < 1e-6, "{twelve:?}");
     }

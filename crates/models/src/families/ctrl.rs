@@ -1,4 +1,4 @@
-//! CTRL: computed positions on scaled embeddings, a tied head with a bias.
+//! CTRL: sinusoidal positions, scaled embeddings, a tied head with a bias.
 
 use super::Family;
 use crate::config::Config;
@@ -11,7 +11,7 @@ use pellucid_engine::architecture::{
 
 pub(super) fn ctrl(config: &Config) -> Result<Family> {
     let (width, heads) = (config.size("n_embd")?, config.size("n_head")?);
-    // The class has its own, whatever the configuration says.
+    // transformers hard-codes this epsilon.
     let norm = Norm::layer(1e-6);
     let attention =
         Attention { qkv_bias: true, out_bias: true, ..Attention::plain(heads, heads, width / heads.max(1)) };
@@ -53,6 +53,6 @@ pub(super) fn ctrl(config: &Config) -> Result<Family> {
             ("layers.{l}.mlp.down", "h.{l}.ffn.2"),
             ("final_norm", "layernorm"),
         ])
-        .outside("head", "lm_head");
+        .without_prefix("head", "lm_head");
     Ok(Family { architecture, names })
 }

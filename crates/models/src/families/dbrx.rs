@@ -1,11 +1,11 @@
-//! DBRX: layer norms without biases, clipped projections stored as one, experts whose weights are normed.
+//! DBRX: layer norms without biases, clipped and fused QKV, experts with normalized weights.
 
 use super::experts::{Mixture, expert};
 use super::llama::llama_like;
 use super::{Family, modules};
 use crate::config::Config;
 use crate::error::Result;
-use crate::names::{Names, Part};
+use crate::names::{Layout, Names, StoredPart};
 use pellucid_engine::architecture::{ExpertWeights, Norm, Routing, Scores};
 use serde_json::json;
 
@@ -35,29 +35,29 @@ pub(super) fn dbrx(config: &Config) -> Result<Family> {
     let clip = attention.number_maybe("clip_qkv")?;
     family.each_attention(|a| a.clip = clip);
     let weights = match ffn.number_maybe("moe_normalize_expert_weights")? {
-        Some(power) => ExpertWeights::Normed { power },
+        Some(power) => ExpertWeights::PNormNormalized { power },
         None => ExpertWeights::Scores,
     };
     let mixture = Mixture {
         count: ffn.size("moe_num_experts")?,
-        chosen: ffn.size("moe_top_k")?,
+        top_k: ffn.size("moe_top_k")?,
         width: ffn.size("ffn_hidden_size")?,
         routing: Routing::new(Scores::Softmax, weights),
-        shared: 0,
+        shared_width: 0,
     };
-    mixture.put_everywhere(&mut family);
+    mixture.apply_to_all_layers(&mut family);
     family.architecture.modules =
         modules("transformer", "blocks", "norm_attn_norm.attn", "ffn", "wte", "norm_f", "lm_head");
     family.names = names(&family, mixture.count);
     Ok(family)
 }
 
-/// The names: queries, keys and values as one, all experts of a layer one under the other.
+/// QKV are fused; the experts of a layer are concatenated along the rows.
 fn names(family: &Family, count: usize) -> Names {
     let attention = family.architecture.layers.iter().find_map(|layer| layer.attention.as_ref());
     let (q, k) = attention.map_or((0, 0), |a| (a.heads * a.head_dim, a.kv_heads * a.head_dim));
     let (qkv, total) = ("blocks.{l}.norm_attn_norm.attn.Wqkv", q + 2 * k);
-    let (experts, pile) = ("blocks.{l}.ffn.experts.mlp", Part::default().of_pile(count));
+    let (experts, part) = ("blocks.{l}.ffn.experts.mlp", StoredPart::default().concatenated(count));
     Names::new(&["transformer.", ""])
         .with(&[
             ("embed", "wte"),
@@ -67,11 +67,11 @@ fn names(family: &Family, count: usize) -> Names {
             ("layers.{l}.mlp.norm", "blocks.{l}.norm_attn_norm.norm_2"),
             ("layers.{l}.mlp.router", "blocks.{l}.ffn.router.layer"),
         ])
-        .with_part("layers.{l}.attn.q", qkv, Part::rows(0, total), false)
-        .with_part("layers.{l}.attn.k", qkv, Part::rows(q, total), false)
-        .with_part("layers.{l}.attn.v", qkv, Part::rows(q + k, total), false)
-        .with_bare_part(&expert("gate"), &format!("{experts}.w1"), pile, false)
-        .with_bare_part(&expert("up"), &format!("{experts}.v1"), pile, false)
-        .with_bare_part(&expert("down"), &format!("{experts}.w2"), pile, true)
-        .outside("head", "lm_head")
+        .with_part("layers.{l}.attn.q", qkv, StoredPart::rows(0, total))
+        .with_part("layers.{l}.attn.k", qkv, StoredPart::rows(q, total))
+        .with_part("layers.{l}.attn.v", qkv, StoredPart::rows(q + k, total))
+        .with_bare_part(&expert("gate"), &format!("{experts}.w1"), part, Layout::OutIn)
+        .with_bare_part(&expert("up"), &format!("{experts}.v1"), part, Layout::OutIn)
+        .with_bare_part(&expert("down"), &format!("{experts}.w2"), part, Layout::InOut)
+        .without_prefix("head", "lm_head")
 }

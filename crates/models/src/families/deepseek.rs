@@ -1,18 +1,19 @@
-//! DeepSeek and its relations: latent attention, and experts beside a shared one.
+//! DeepSeek V2 and V3 and derived families: multi-head latent attention (MLA), shared and routed
+//! experts.
 
 use super::Family;
 use super::experts::{
-    Mixture, correction_names, groups, ignore_guessing_layers, named, sigmoid_routing, sparse_layers,
+    Mixture, correction_names, groups, ignore_mtp_layers, parse_choice, sigmoid_routing, sparse_layers,
 };
-use super::latent::{interleaved, latent};
+use super::latent::{mla_rope_style, set_latent_attention};
 use super::llama::{llama, llama_like};
-use super::relatives::post_norms;
+use super::llama_variants::post_norms;
 use crate::config::Config;
 use crate::error::Result;
 use pellucid_engine::architecture::{Mlp, RopeStyle, Routing};
 use serde_json::json;
 
-/// DeepSeek V2: softmax routing, perhaps within the groups of the best experts.
+/// DeepSeek V2: softmax routing, optionally limited to the best expert groups.
 pub(super) fn deepseek_v2(config: &Config) -> Result<Family> {
     let config = &config.with_defaults([
         ("q_lora_rank", json!(1536)),
@@ -28,19 +29,20 @@ pub(super) fn deepseek_v2(config: &Config) -> Result<Family> {
     let mut family = llama_like(config)?;
     let bias = config.flag_or("mlp_bias", false)?;
     family.each_dense(|dense| *dense = dense.with_bias(bias));
-    latent(config, &mut family, RopeStyle::Pairs)?;
+    set_latent_attention(config, &mut family, RopeStyle::Pairs)?;
     let method = config.text("topk_method").unwrap_or("greedy");
-    let limited = named(config, "topk_method", method, &["greedy", "group_limited_greedy"])? == 1;
+    let limited = parse_choice(config, "topk_method", method, &["greedy", "group_limited_greedy"])? == 1;
     let routing = Routing {
         groups: if limited { groups(config, false)? } else { None },
         scale: config.number_or("routed_scaling_factor", 1.0)?,
         ..Routing::softmax(false)
     };
-    put_experts(config, &mut family, routing)?;
+    set_experts(config, &mut family, routing)?;
     Ok(family)
 }
 
-/// DeepSeek V3: sigmoid routing with a correction, within the groups of the best pairs of experts.
+/// DeepSeek V3: sigmoid routing with a correction bias, limited to the expert groups with the
+/// highest sum of their two best scores.
 pub(super) fn deepseek_v3(config: &Config) -> Result<Family> {
     let config = &config.with_defaults([
         ("q_lora_rank", json!(1536)),
@@ -52,10 +54,10 @@ pub(super) fn deepseek_v3(config: &Config) -> Result<Family> {
         ("routed_scaling_factor", json!(2.5)),
         ("first_k_dense_replace", json!(3)),
     ]);
-    sigmoid(config)
+    deepseek_v3_like(config)
 }
 
-/// GLM 4 MoE Lite: DeepSeek V3 of other sizes.
+/// GLM 4 MoE Lite: DeepSeek V3 with other default sizes.
 pub(super) fn glm4_moe_lite(config: &Config) -> Result<Family> {
     let config = &config.with_defaults([
         ("q_lora_rank", json!(768)),
@@ -68,10 +70,10 @@ pub(super) fn glm4_moe_lite(config: &Config) -> Result<Family> {
         ("first_k_dense_replace", json!(1)),
         ("rms_norm_eps", json!(1e-5)),
     ]);
-    sigmoid(config)
+    deepseek_v3_like(config)
 }
 
-/// A.X K1: DeepSeek V3 with a norm after the experts.
+/// A.X K1: DeepSeek V3 with a post-norm in the layers with experts.
 pub(super) fn axk1(config: &Config) -> Result<Family> {
     let config = &config.with_defaults([
         ("q_lora_rank", json!(1536)),
@@ -83,13 +85,13 @@ pub(super) fn axk1(config: &Config) -> Result<Family> {
         ("routed_scaling_factor", json!(2.5)),
         ("first_k_dense_replace", json!(1)),
     ]);
-    let mut family = sigmoid(config)?;
+    let mut family = deepseek_v3_like(config)?;
     family.each(|layer| {
         if let Some(Mlp::Experts(_)) = layer.mlp {
             layer.mlp_post_norm = layer.mlp_norm;
         }
     });
-    // Hugging Face's module of the experts ends with the norm, so it is not the site.
+    // Hugging Face's MLP module includes the norm, so its output is not the `mlp_out` site.
     family.architecture.modules.mlp = None;
     let [_, stored] = post_norms("post_attention_layernorm", "post_mlp_layernorm");
     let [_, inside] = post_norms("post_attention_layernorm", "mlp.post_mlp_layernorm");
@@ -97,8 +99,8 @@ pub(super) fn axk1(config: &Config) -> Result<Family> {
     Ok(family)
 }
 
-/// What V3 and its relations share.
-fn sigmoid(config: &Config) -> Result<Family> {
+/// Common part of DeepSeek V3 and derived families.
+fn deepseek_v3_like(config: &Config) -> Result<Family> {
     let config = &config.with_defaults([
         ("kv_lora_rank", json!(512)),
         ("qk_nope_head_dim", json!(128)),
@@ -107,31 +109,31 @@ fn sigmoid(config: &Config) -> Result<Family> {
         ("n_shared_experts", json!(1)),
     ]);
     let mut family = llama_like(config)?;
-    latent(config, &mut family, interleaved(config)?)?;
-    let (normalise, scale) = (config.flag_or("norm_topk_prob", true)?, config.number("routed_scaling_factor")?);
-    put_experts(config, &mut family, sigmoid_routing(config, normalise, scale)?)?;
+    set_latent_attention(config, &mut family, mla_rope_style(config)?)?;
+    let (normalize, scale) = (config.flag_or("norm_topk_prob", true)?, config.number("routed_scaling_factor")?);
+    set_experts(config, &mut family, sigmoid_routing(config, normalize, scale)?)?;
     family.names = correction_names(family.names, &["mlp.gate.e_score_correction_bias"]);
-    ignore_guessing_layers(config, &mut family)?;
+    ignore_mtp_layers(config, &mut family)?;
     Ok(family)
 }
 
-/// Experts in the upper layers, or where `mlp_layer_types` says.
-pub(super) fn put_experts(config: &Config, family: &mut Family, routing: Routing) -> Result<()> {
+/// Sets experts in the layers from `first_k_dense_replace` on, or by `mlp_layer_types` if present.
+pub(super) fn set_experts(config: &Config, family: &mut Family, routing: Routing) -> Result<()> {
     let width = config.size("moe_intermediate_size")?;
     let mixture = Mixture {
         count: config.size("n_routed_experts")?,
-        chosen: config.size("num_experts_per_tok")?,
+        top_k: config.size("num_experts_per_tok")?,
         width,
         routing,
-        shared: width * config.size("n_shared_experts")?,
+        shared_width: width * config.size("n_shared_experts")?,
     };
     let (first, every) = (config.size("first_k_dense_replace")?, config.size_or("moe_layer_freq", 1)?.max(1));
     let sparse = sparse_layers(config, family, |layer| layer >= first && layer.is_multiple_of(every))?;
-    mixture.put(family, &sparse);
+    mixture.apply_to(family, &sparse);
     Ok(())
 }
 
-/// Youtu: DeepSeek V3's attention with dense MLPs.
+/// Youtu: DeepSeek V3's attention (MLA) with dense MLPs.
 pub(super) fn youtu(config: &Config) -> Result<Family> {
     let config = &config.with_defaults([
         ("q_lora_rank", json!(1536)),
@@ -142,11 +144,11 @@ pub(super) fn youtu(config: &Config) -> Result<Family> {
         ("tie_word_embeddings", json!(true)),
     ]);
     let mut family = llama_like(config)?;
-    latent(config, &mut family, interleaved(config)?)?;
+    set_latent_attention(config, &mut family, mla_rope_style(config)?)?;
     Ok(family)
 }
 
-/// MiniCPM 3: latent attention, multipliers on embeddings, sublayers and logits.
+/// MiniCPM 3: MLA; multipliers of the embedding, sublayer outputs and logits.
 pub(super) fn minicpm3(config: &Config) -> Result<Family> {
     let config = &config.with_defaults([
         ("q_lora_rank", json!(768)),
@@ -166,7 +168,7 @@ pub(super) fn minicpm3(config: &Config) -> Result<Family> {
         .with("v_head_dim", config.size_or("v_head_dim", head_dim)?.into())
         .with("head_dim", config.size("qk_rope_head_dim")?.into());
     let mut family = llama(config)?;
-    latent(config, &mut family, RopeStyle::Halves)?;
+    set_latent_attention(config, &mut family, RopeStyle::Halves)?;
     let depth = family.architecture.layers.len() as f32;
     let sublayers = config.number_or("scale_depth", depth.sqrt())? / depth.sqrt();
     family.each(|layer| (layer.attn_multiplier, layer.mlp_multiplier) = (Some(sublayers), Some(sublayers)));
@@ -174,7 +176,7 @@ pub(super) fn minicpm3(config: &Config) -> Result<Family> {
     let width = config.size("hidden_size")?;
     let base = config.size_or("dim_model_base", width)?;
     family.architecture.head.scale = Some(base as f32 / width as f32);
-    // The embedding module returns its rows already scaled.
+    // The embedding module returns scaled rows, so it is not an alias of the `embed` site.
     family.architecture.modules.embedding = None;
     Ok(family)
 }

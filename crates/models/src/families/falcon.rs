@@ -1,17 +1,18 @@
-//! Falcon in its three packings, and MPT.
+//! Falcon, with its three layouts of fused QKV, and MPT.
 
-use super::bloom::slopes;
+use super::bloom::alibi_slopes;
 use super::{Family, activation, modules};
 use crate::config::Config;
 use crate::error::Result;
-use crate::names::{Names, Part};
+use crate::names::{Names, StoredPart};
 use crate::rope::rope;
 use pellucid_engine::Architecture;
 use pellucid_engine::architecture::{
     Activation, Alibi, Attention, Dense, Embedding, Head, Layer, Mlp, Modules, Norm, RopeStyle,
 };
 
-/// Falcon: rotary positions or linear biases, parallel blocks with one norm or two, projections fused in three ways.
+/// Falcon: rotary positions or ALiBi, parallel blocks with one or two norms, three layouts of fused
+/// QKV.
 pub(super) fn falcon(config: &Config) -> Result<Family> {
     let size = |names: [&str; 2]| config.size_maybe(names[0]).and_then(|n| n.map_or_else(|| config.size(names[1]), Ok));
     let (width, depth, heads) = (
@@ -29,8 +30,8 @@ pub(super) fn falcon(config: &Config) -> Result<Family> {
         qkv_bias: bias,
         out_bias: bias,
         rope: (!alibi).then_some(0),
-        // The biases are made in bfloat16 and scaled with the scores.
-        alibi: alibi.then(|| Alibi { slopes: slopes(heads), rounded: Some(1.0 / (head_dim as f32).sqrt()) }),
+        // The biases are computed in bfloat16 and scaled like the scores.
+        alibi: alibi.then(|| Alibi { slopes: alibi_slopes(heads), bf16_scale: Some(1.0 / (head_dim as f32).sqrt()) }),
         ..Attention::plain(heads, kv_heads, head_dim)
     };
     let activation = activation(config, "activation", "gelu")?;
@@ -54,14 +55,16 @@ pub(super) fn falcon(config: &Config) -> Result<Family> {
     let fused = "h.{l}.self_attention.query_key_value";
     let group = heads / kv_heads.max(1);
     let part = |which: usize| match (grouped, shared) {
-        // By key head: its queries, its key, its value.
+        // Fused per KV head: its queries, its key, its value.
         (true, _) => {
             let (start, len) =
                 if which == 0 { (0, group * head_dim) } else { ((group + which - 1) * head_dim, head_dim) };
-            Part::grouped(start, len, (group + 2) * head_dim)
+            StoredPart::grouped(start, len, (group + 2) * head_dim)
         }
-        (false, true) => Part::rows(if which == 0 { 0 } else { width + (which - 1) * head_dim }, width + 2 * head_dim),
-        (false, false) => Part::per_head(which, 3, head_dim),
+        (false, true) => {
+            StoredPart::rows(if which == 0 { 0 } else { width + (which - 1) * head_dim }, width + 2 * head_dim)
+        }
+        (false, false) => StoredPart::per_head(which, 3, head_dim),
     };
     let (attn_norm, mlp_norm) =
         if parallel && two { ("ln_attn", "ln_mlp") } else { ("input_layernorm", "post_attention_layernorm") };
@@ -75,15 +78,15 @@ pub(super) fn falcon(config: &Config) -> Result<Family> {
             ("layers.{l}.mlp.down", "h.{l}.mlp.dense_4h_to_h"),
             ("final_norm", "ln_f"),
         ])
-        .with_part("layers.{l}.attn.q", fused, part(0), false)
-        .with_part("layers.{l}.attn.k", fused, part(1), false)
-        .with_part("layers.{l}.attn.v", fused, part(2), false)
-        .outside("head", "lm_head")
+        .with_part("layers.{l}.attn.q", fused, part(0))
+        .with_part("layers.{l}.attn.k", fused, part(1))
+        .with_part("layers.{l}.attn.v", fused, part(2))
+        .without_prefix("head", "lm_head")
         .ignoring(&[".rotary_emb.inv_freq", ".maybe_rotary.inv_freq"]);
     Ok(Family { architecture, names })
 }
 
-/// MPT: linear biases, norms without biases, clipped projections.
+/// MPT: ALiBi, layer norms without biases, clipped QKV.
 pub(super) fn mpt(config: &Config) -> Result<Family> {
     let (width, depth, heads) = (config.size("d_model")?, config.size("n_layers")?, config.size("n_heads")?);
     let head_dim = width / heads.max(1);
@@ -93,10 +96,10 @@ pub(super) fn mpt(config: &Config) -> Result<Family> {
     let attention = Attention {
         clip: details.number_maybe("clip_qkv")?.filter(|&clip| clip != 0.0),
         scale: details.number_maybe("softmax_scale")?.unwrap_or(plain.scale),
-        alibi: Some(Alibi { slopes: mpt_slopes(heads, details.number_or("alibi_bias_max", 8.0)?), rounded: None }),
+        alibi: Some(Alibi { slopes: mpt_slopes(heads, details.number_or("alibi_bias_max", 8.0)?), bf16_scale: None }),
         ..plain
     };
-    // The class makes its MLP four times as wide, whatever the configuration says.
+    // transformers ignores `expansion_ratio`: the MLP is always 4 × d_model wide.
     let layer = Layer::pre_norm(norm, attention, Mlp::Dense(Dense::plain(4 * width, Activation::Gelu)));
     let architecture = Architecture {
         family: config.model_type()?.into(),
@@ -108,7 +111,8 @@ pub(super) fn mpt(config: &Config) -> Result<Family> {
         final_norm: Some(norm),
         head: Head { tied: config.flag_or("tie_word_embeddings", true)?, ..Head::default() },
         ropes: vec![],
-        // The MLP module returns the running stream, not its own output, so it lends no alias.
+        // The MLP module returns the residual stream, not its own output, so it is not an alias of
+        // a site.
         modules: Modules { mlp: None, ..modules("transformer", "blocks", "attn", "ffn", "wte", "norm_f", "lm_head") },
     };
     let fused = "blocks.{l}.attn.Wqkv";
@@ -122,17 +126,18 @@ pub(super) fn mpt(config: &Config) -> Result<Family> {
             ("layers.{l}.mlp.down", "blocks.{l}.ffn.down_proj"),
             ("final_norm", "norm_f"),
         ])
-        .with_part("layers.{l}.attn.q", fused, Part::rows(0, 3 * width), false)
-        .with_part("layers.{l}.attn.k", fused, Part::rows(width, 3 * width), false)
-        .with_part("layers.{l}.attn.v", fused, Part::rows(2 * width, 3 * width), false)
-        .outside("head", "lm_head");
+        .with_part("layers.{l}.attn.q", fused, StoredPart::rows(0, 3 * width))
+        .with_part("layers.{l}.attn.k", fused, StoredPart::rows(width, 3 * width))
+        .with_part("layers.{l}.attn.v", fused, StoredPart::rows(2 * width, 3 * width))
+        .without_prefix("head", "lm_head");
     Ok(Family { architecture, names })
 }
 
-/// MPT's slopes: those of the next power of two, odd ones first where heads are none.
-fn mpt_slopes(heads: usize, most: f32) -> Vec<f32> {
+/// MPT's ALiBi slopes: those for the next power of two; if the number of heads is not one, the odd
+/// ones come first.
+fn mpt_slopes(heads: usize, bias_max: f32) -> Vec<f32> {
     let whole = heads.next_power_of_two();
-    let slope = |i: usize| 2f32.powf(-((i + 1) as f32 * most / whole as f32));
+    let slope = |i: usize| 2f32.powf(-((i + 1) as f32 * bias_max / whole as f32));
     if heads.is_power_of_two() {
         return (0..heads).map(slope).collect();
     }

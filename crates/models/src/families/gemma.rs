@@ -1,20 +1,22 @@
-//! Gemma 2 and 3: four norms a block whose gains are stored as their distance from one, scaled embeddings, windows, soft caps.
+//! Gemma 1 to 3 and VaultGemma: norms that apply `1 + weight`, scaled embeddings; from Gemma 2 on
+//! post-norms, sliding windows and soft caps.
 
-use super::{Family, activation, llama, modules, windows};
+use super::{Family, activation, layer_windows, llama, modules};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::rope::{by_layer_type, parts_by_layer_type, rope};
+use crate::rope::{rope, rope_parameters_by_layer_type, ropes_by_layer_type};
 use pellucid_engine::Architecture;
 use pellucid_engine::architecture::{
     Attention, Dense, Embedding, Gain, Head, Layer, Mlp, Modules, Norm, NormKind, Rope, RopeStyle,
 };
 use serde_json::json;
 
-/// Gemma: Llama with scaled embeddings and gains stored as their distance from one.
+/// Gemma: Llama with scaled embeddings and norms that apply `1 + weight`.
 pub(super) fn gemma1(config: &Config) -> Result<Family> {
     let config = &config.with_defaults([("num_key_value_heads", json!(16))]);
     let ropes = vec![rope(config, head_dim(config)?, RopeStyle::Halves)?];
-    // The class reads `hidden_act`; older configurations name the same function in `hidden_activation`.
+    // Configurations have `hidden_act` or `hidden_activation`; "gelu" means the tanh approximation
+    // here.
     let named = config.text("hidden_activation").or(config.text("hidden_act")).unwrap_or("gelu_pytorch_tanh");
     let named = if named == "gelu" { "gelu_pytorch_tanh" } else { named };
     let config = config.with("hidden_activation", named.into()).with("query_pre_attn_scalar", head_dim(config)?.into());
@@ -22,12 +24,12 @@ pub(super) fn gemma1(config: &Config) -> Result<Family> {
     family.each(|layer| (layer.attn_post_norm, layer.mlp_post_norm) = (None, None));
     family.names = family
         .names
-        .without(&["layers.{l}.attn.post_norm", "layers.{l}.mlp.post_norm"])
+        .removing(&["layers.{l}.attn.post_norm", "layers.{l}.mlp.post_norm"])
         .replacing("layers.{l}.mlp.norm", "layers.{l}.post_attention_layernorm");
     Ok(family)
 }
 
-/// Gemma 2: soft caps on scores and logits, every other layer slides.
+/// Gemma 2: soft caps on scores and logits, sliding window in every other layer.
 pub(super) fn gemma2(config: &Config) -> Result<Family> {
     let config = &config.with_defaults([
         ("attn_logit_softcapping", json!(50.0)),
@@ -39,35 +41,36 @@ pub(super) fn gemma2(config: &Config) -> Result<Family> {
     gemma(config, ropes, |layer| layer % 2 == 0, |_| 0, false)
 }
 
-/// VaultGemma: Gemma 2 without the norms after its sublayers.
+/// VaultGemma: Gemma 2 without post-norms.
 pub(super) fn vaultgemma(config: &Config) -> Result<Family> {
     let mut family = gemma2(config)?;
     family.each(|layer| (layer.attn_post_norm, layer.mlp_post_norm) = (None, None));
     Ok(family)
 }
 
-/// Gemma 3's language model: norms on queries and keys, five sliding layers to a full one, each kind with its own rotary base.
+/// Gemma 3, language model: QK norm, five sliding-window layers per full one, a rotary base per
+/// layer type.
 pub(super) fn gemma3_text(config: &Config) -> Result<Family> {
-    let config = &parts_by_layer_type(config, ("rope_theta", 1e6), ("rope_local_base_freq", 1e4))?
+    let config = &rope_parameters_by_layer_type(config, ("rope_theta", 1e6), ("rope_local_base_freq", 1e4))?
         .with_defaults([("num_key_value_heads", json!(4)), ("sliding_window", json!(4096))]);
-    let ropes = by_layer_type(config, head_dim(config)?)?;
+    let ropes = ropes_by_layer_type(config, head_dim(config)?)?;
     let pattern = config.size_or("sliding_window_pattern", 6)?.max(1);
     if config.flag_or("use_bidirectional_attention", false)? {
         return Err(Error::unsupported(
-            "`use_bidirectional_attention` makes tokens attend to later ones, so this is no language model",
-            "use a model with the switch off",
+            "`use_bidirectional_attention` makes tokens attend to later ones, so this is not a causal language model",
+            "use a model without it",
         ));
     }
     let mut family = gemma(config, ropes, |layer| !(layer + 1).is_multiple_of(pattern), usize::from, true)?;
-    // The class reads `attn_logit_softcapping`, and no longer uses it.
+    // transformers reads `attn_logit_softcapping` but does not apply it.
     family.each_attention(|a| a.soft_cap = None);
     Ok(family)
 }
 
-/// Gemma 3 with its vision tower: the language model inside.
+/// Gemma 3, multimodal: the language model inside it.
 pub(super) fn gemma3(config: &Config) -> Result<Family> {
     let text = config.part("text_config").ok_or_else(|| config.bad("text_config", "is missing"))?;
-    // Some leave out even these.
+    // Some configurations omit these keys.
     let text = text.with_defaults([
         ("model_type", json!("gemma3_text")),
         ("hidden_size", json!(2304)),
@@ -81,9 +84,9 @@ pub(super) fn gemma3(config: &Config) -> Result<Family> {
     family.architecture.modules.layers = "model.language_model.layers".into();
     family.architecture.modules.final_norm = Some("model.language_model.norm".into());
     family.names.prefixes = vec!["language_model.model.", "model.language_model.", "model."];
-    family.names.other_parts =
+    family.names.ignored_prefixes =
         vec!["vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."];
-    family.names = family.names.outside("head", "language_model.lm_head");
+    family.names = family.names.without_prefix("head", "language_model.lm_head");
     Ok(family)
 }
 
@@ -91,7 +94,8 @@ fn head_dim(config: &Config) -> Result<usize> {
     config.size_or("head_dim", 256)
 }
 
-/// What both share; `rope_of(sliding)` says which rotary embedding a layer uses.
+/// Common part. `slides(layer)` is whether a layer has a sliding window, `rope_of(sliding)` the
+/// index of its rotary embedding.
 fn gemma(
     config: &Config,
     ropes: Vec<Rope>,
@@ -105,12 +109,12 @@ fn gemma(
         config.size("num_attention_heads")?,
         head_dim(config)?,
     );
-    // llama.cpp adds the one to the gain when it converts a file.
+    // llama.cpp stores `1 + weight` in GGUF files.
     let gain = if config.flag_or("pellucid_gguf", false)? { Gain::Weight } else { Gain::OnePlusWeight };
     let norm = Norm { kind: NormKind::Rms, eps: config.number_or("rms_norm_eps", 1e-6)?, gain, bias: false };
     let bias = config.flag_or("attention_bias", false)?;
     let window = config.size_maybe("sliding_window")?;
-    let windows = windows(config, depth, window, slides)?;
+    let windows = layer_windows(config, depth, window, slides)?;
     let mut layers = Vec::with_capacity(depth);
     let activation = activation(config, "hidden_activation", "gelu_pytorch_tanh")?;
     let mlp = Mlp::Dense(Dense::gated(config.size("intermediate_size")?, activation));
@@ -143,7 +147,7 @@ fn gemma(
             ..Head::default()
         },
         ropes,
-        // The embedding module returns its rows already scaled, so it lends no alias.
+        // The embedding module returns scaled rows, so it is not an alias of the `embed` site.
         modules: Modules {
             embedding: None,
             ..modules("model", "layers", "self_attn", "mlp", "embed_tokens", "norm", "lm_head")

@@ -1,13 +1,14 @@
-//! GPT-2: learned positions, layer norms, fused and transposed projections.
+//! GPT-2, GPT-BigCode, GPT-Neo and the first GPT: learned positions, layer norms.
 
 use super::{Family, activation, modules};
 use crate::config::Config;
 use crate::error::Result;
-use crate::names::{Names, Part};
+use crate::names::{Names, StoredPart};
 use pellucid_engine::Architecture;
 use pellucid_engine::architecture::{AbsolutePositions, Attention, Dense, Embedding, Head, Layer, Mlp, Norm};
 use serde_json::json;
 
+/// GPT-2: fused QKV, matrices stored as `[inputs, outputs]`.
 pub(super) fn gpt2(config: &Config) -> Result<Family> {
     let config = &config.with_defaults([("n_positions", json!(1024))]);
     let (width, depth, heads, positions) =
@@ -38,20 +39,20 @@ pub(super) fn gpt2(config: &Config) -> Result<Family> {
         ropes: vec![],
         modules: modules("transformer", "h", "attn", "mlp", "wte", "ln_f", "lm_head"),
     };
-    let part = |index: usize| Part::rows(index * width, 3 * width);
-    let names = ends()
+    let part = |index: usize| StoredPart::rows(index * width, 3 * width);
+    let names = common_names()
         .with_transposed(&[
             ("layers.{l}.attn.out", "h.{l}.attn.c_proj"),
             ("layers.{l}.mlp.up", "h.{l}.mlp.c_fc"),
             ("layers.{l}.mlp.down", "h.{l}.mlp.c_proj"),
         ])
-        .with_part("layers.{l}.attn.q", "h.{l}.attn.c_attn", part(0), true)
-        .with_part("layers.{l}.attn.k", "h.{l}.attn.c_attn", part(1), true)
-        .with_part("layers.{l}.attn.v", "h.{l}.attn.c_attn", part(2), true);
+        .with_transposed_part("layers.{l}.attn.q", "h.{l}.attn.c_attn", part(0))
+        .with_transposed_part("layers.{l}.attn.k", "h.{l}.attn.c_attn", part(1))
+        .with_transposed_part("layers.{l}.attn.v", "h.{l}.attn.c_attn", part(2));
     Ok(Family { architecture, names })
 }
 
-/// GPT-BigCode: GPT-2 with one key head for all queries, or projections fused head by head.
+/// GPT-BigCode: GPT-2 with multi-query attention, or QKV fused head by head.
 pub(super) fn gpt_bigcode(config: &Config) -> Result<Family> {
     let mut family = gpt2(config)?;
     let (width, heads) = (config.size("n_embd")?, config.size("n_head")?);
@@ -62,23 +63,23 @@ pub(super) fn gpt_bigcode(config: &Config) -> Result<Family> {
     }
     let total = width + 2 * head_dim;
     let part = |which: usize| match (shared, which) {
-        (false, _) => Part::per_head(which, 3, head_dim),
-        (true, 0) => Part::rows(0, total),
-        (true, _) => Part::rows(width + (which - 1) * head_dim, total),
+        (false, _) => StoredPart::per_head(which, 3, head_dim),
+        (true, 0) => StoredPart::rows(0, total),
+        (true, _) => StoredPart::rows(width + (which - 1) * head_dim, total),
     };
-    let names = ends().with(&[
+    let names = common_names().with(&[
         ("layers.{l}.attn.out", "h.{l}.attn.c_proj"),
         ("layers.{l}.mlp.up", "h.{l}.mlp.c_fc"),
         ("layers.{l}.mlp.down", "h.{l}.mlp.c_proj"),
     ]);
     family.names = names
-        .with_part("layers.{l}.attn.q", "h.{l}.attn.c_attn", part(0), false)
-        .with_part("layers.{l}.attn.k", "h.{l}.attn.c_attn", part(1), false)
-        .with_part("layers.{l}.attn.v", "h.{l}.attn.c_attn", part(2), false);
+        .with_part("layers.{l}.attn.q", "h.{l}.attn.c_attn", part(0))
+        .with_part("layers.{l}.attn.k", "h.{l}.attn.c_attn", part(1))
+        .with_part("layers.{l}.attn.v", "h.{l}.attn.c_attn", part(2));
     Ok(family)
 }
 
-/// GPT-Neo: scores are not scaled, queries, keys and values have no biases, every other layer slides.
+/// GPT-Neo: unscaled scores, no biases on Q, K and V, sliding window in every other layer.
 pub(super) fn gpt_neo(config: &Config) -> Result<Family> {
     let keys = [
         ("n_embd", "hidden_size"),
@@ -101,7 +102,7 @@ pub(super) fn gpt_neo(config: &Config) -> Result<Family> {
         a.window = local.then_some(window);
         index += 1;
     });
-    family.names = ends()
+    family.names = common_names()
         .with(&[
             ("layers.{l}.attn.q", "h.{l}.attn.attention.q_proj"),
             ("layers.{l}.attn.k", "h.{l}.attn.attention.k_proj"),
@@ -114,9 +115,9 @@ pub(super) fn gpt_neo(config: &Config) -> Result<Family> {
     Ok(family)
 }
 
-/// The first GPT: norms after the sublayers, and none before the head.
+/// The first GPT: post-residual norms, no final norm.
 pub(super) fn openai_gpt(config: &Config) -> Result<Family> {
-    // Its table of activations calls the tanh approximation `gelu`.
+    // This model's `gelu` is the tanh approximation.
     let named = match config.text("afn").unwrap_or("gelu") {
         "gelu" => "gelu_new",
         other => other,
@@ -124,7 +125,7 @@ pub(super) fn openai_gpt(config: &Config) -> Result<Family> {
     let config = config.with_defaults([("n_positions", json!(512))]);
     let mut family = gpt2(&config.with("activation_function", named.into()))?;
     family.each(|layer| {
-        (layer.attn_stream_norm, layer.mlp_stream_norm) = (layer.attn_norm.take(), layer.mlp_norm.take());
+        (layer.attn_post_residual_norm, layer.mlp_post_residual_norm) = (layer.attn_norm.take(), layer.mlp_norm.take());
     });
     family.architecture.final_norm = None;
     family.architecture.modules.embedding = Some("transformer.tokens_embed".into());
@@ -133,14 +134,14 @@ pub(super) fn openai_gpt(config: &Config) -> Result<Family> {
         .names
         .replacing("embed", "tokens_embed")
         .replacing("pos_embed", "positions_embed")
-        .without(&["layers.{l}.attn.norm", "layers.{l}.mlp.norm", "final_norm"])
+        .removing(&["layers.{l}.attn.norm", "layers.{l}.mlp.norm", "final_norm"])
         .with(&[("layers.{l}.attn.stream_norm", "h.{l}.ln_1"), ("layers.{l}.mlp.stream_norm", "h.{l}.ln_2")])
         .ignoring(&["position_ids"]);
     Ok(family)
 }
 
-/// What the names of all of them share: tables, norms, the head.
-fn ends() -> Names {
+/// Names that all of them share: embeddings, norms, head.
+fn common_names() -> Names {
     Names::new(&["transformer.", ""])
         .with(&[
             ("embed", "wte"),
@@ -149,6 +150,6 @@ fn ends() -> Names {
             ("layers.{l}.mlp.norm", "h.{l}.ln_2"),
             ("final_norm", "ln_f"),
         ])
-        .outside("head", "lm_head")
+        .without_prefix("head", "lm_head")
         .ignoring(&[".attn.bias", ".attn.masked_bias"])
 }

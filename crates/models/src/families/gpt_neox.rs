@@ -1,14 +1,15 @@
-//! GPT-NeoX and Pythia: parallel blocks by configuration, partial rotary positions, projections fused head by head.
+//! GPT-NeoX and Pythia, GPT-NeoX Japanese, Persimmon: partial rotary, QKV fused head by head.
 
 use super::{Family, activation, modules};
 use crate::config::Config;
 use crate::error::Result;
-use crate::names::{Names, Part};
+use crate::names::{Names, StoredPart};
 use crate::rope::rope;
 use pellucid_engine::Architecture;
 use pellucid_engine::architecture::{Attention, Dense, Embedding, Head, Layer, Mlp, Norm, RopeStyle};
 use serde_json::json;
 
+/// GPT-NeoX: parallel blocks unless `use_parallel_residual` is false.
 pub(super) fn gpt_neox(config: &Config) -> Result<Family> {
     let (width, depth, heads) =
         (config.size("hidden_size")?, config.size("num_hidden_layers")?, config.size("num_attention_heads")?);
@@ -33,7 +34,7 @@ pub(super) fn gpt_neox(config: &Config) -> Result<Family> {
         ropes: vec![rope(&config.with_defaults([("rotary_pct", json!(0.25))]), head_dim, RopeStyle::Halves)?],
         modules: modules("gpt_neox", "layers", "attention", "mlp", "embed_in", "final_layer_norm", "embed_out"),
     };
-    let part = |which: usize| Part::per_head(which, 3, head_dim);
+    let part = |which: usize| StoredPart::per_head(which, 3, head_dim);
     let fused = "layers.{l}.attention.query_key_value";
     let names = Names::new(&["gpt_neox.", ""])
         .with(&[
@@ -45,16 +46,16 @@ pub(super) fn gpt_neox(config: &Config) -> Result<Family> {
             ("layers.{l}.mlp.down", "layers.{l}.mlp.dense_4h_to_h"),
             ("final_norm", "final_layer_norm"),
         ])
-        .with_part("layers.{l}.attn.q", fused, part(0), false)
-        .with_part("layers.{l}.attn.k", fused, part(1), false)
-        .with_part("layers.{l}.attn.v", fused, part(2), false)
-        .outside("head", "embed_out")
-        .outside("head", "lm_head")
+        .with_part("layers.{l}.attn.q", fused, part(0))
+        .with_part("layers.{l}.attn.k", fused, part(1))
+        .with_part("layers.{l}.attn.v", fused, part(2))
+        .without_prefix("head", "embed_out")
+        .without_prefix("head", "lm_head")
         .ignoring(&[".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq"]);
     Ok(Family { architecture, names })
 }
 
-/// GPT-NeoX Japanese: one sublayer after the other, no biases but one on the last attention's output.
+/// GPT-NeoX Japanese: sequential blocks, no biases except on the output of the last attention.
 pub(super) fn gpt_neox_japanese(config: &Config) -> Result<Family> {
     let width = config.size("hidden_size")?;
     let neurons = (width as f32 * config.number_or("intermediate_multiple_size", 4.0)?) as usize;
@@ -76,7 +77,7 @@ pub(super) fn gpt_neox_japanese(config: &Config) -> Result<Family> {
     Ok(family)
 }
 
-/// Persimmon: one sublayer after the other, norms on queries and keys, squared activations.
+/// Persimmon: sequential blocks, QK norm, squared ReLU.
 pub(super) fn persimmon(config: &Config) -> Result<Family> {
     let named = config
         .with("use_parallel_residual", false.into())
@@ -88,7 +89,7 @@ pub(super) fn persimmon(config: &Config) -> Result<Family> {
         family.each_attention(|a| a.qk_norm = Some(norm));
     }
     let head_dim = family.head_dim();
-    let part = |which: usize| Part::per_head(which, 3, head_dim);
+    let part = |which: usize| StoredPart::per_head(which, 3, head_dim);
     let fused = "layers.{l}.self_attn.query_key_value";
     family.names = Names::new(&["model.", ""])
         .with(&[
@@ -102,10 +103,10 @@ pub(super) fn persimmon(config: &Config) -> Result<Family> {
             ("layers.{l}.mlp.down", "layers.{l}.mlp.dense_4h_to_h"),
             ("final_norm", "final_layernorm"),
         ])
-        .with_part("layers.{l}.attn.q", fused, part(0), false)
-        .with_part("layers.{l}.attn.k", fused, part(1), false)
-        .with_part("layers.{l}.attn.v", fused, part(2), false)
-        .outside("head", "lm_head")
+        .with_part("layers.{l}.attn.q", fused, part(0))
+        .with_part("layers.{l}.attn.k", fused, part(1))
+        .with_part("layers.{l}.attn.v", fused, part(2))
+        .without_prefix("head", "lm_head")
         .ignoring(&[".rotary_emb.inv_freq"]);
     family.architecture.modules =
         modules("model", "layers", "self_attn", "mlp", "embed_tokens", "final_layernorm", "lm_head");

@@ -1,19 +1,20 @@
-//! GPT-J and Phi: parallel blocks whose sublayers share one layer norm, partial rotary positions, plain MLPs, a head with a bias.
+//! GPT-J, CodeGen and Phi: parallel blocks with one shared layer norm, partial rotary, ungated
+//! MLPs, a head with a bias.
 
 use super::{Family, activation, modules};
 use crate::config::Config;
 use crate::error::Result;
-use crate::names::{Names, Part};
-use crate::rope::{rope, scaled};
+use crate::names::{Names, StoredPart};
+use crate::rope::{build_rope, rope};
 use pellucid_engine::Architecture;
 use pellucid_engine::architecture::{Attention, Dense, Embedding, Head, Layer, Mlp, Norm, RopeStyle};
 
-/// GPT-J: neighbouring coordinates rotate; attention has no biases.
+/// GPT-J: interleaved rotary, no biases in attention.
 pub(super) fn gptj(config: &Config) -> Result<Family> {
     let (width, heads) = (config.size("n_embd")?, config.size("n_head")?);
     let head_dim = width / heads.max(1);
     let rotated = config.size_or("rotary_dim", 64)? as f32 / head_dim.max(1) as f32;
-    let rope = scaled(config, None, 10_000.0, head_dim, rotated, RopeStyle::Pairs)?;
+    let rope = build_rope(config, None, 10_000.0, head_dim, rotated, RopeStyle::Pairs)?;
     let norm = Norm::layer(config.number_or("layer_norm_epsilon", 1e-5)?);
     let activation = activation(config, "activation_function", "gelu_new")?;
     let mlp = Mlp::Dense(Dense::plain(config.size_or("n_inner", 4 * width)?, activation).with_bias(true));
@@ -42,28 +43,28 @@ pub(super) fn gptj(config: &Config) -> Result<Family> {
             ("layers.{l}.mlp.down", "h.{l}.mlp.fc_out"),
             ("final_norm", "ln_f"),
         ])
-        .outside("head", "lm_head")
+        .without_prefix("head", "lm_head")
         .ignoring(&[".attn.bias", ".attn.masked_bias", ".attn.embed_positions"]);
     Ok(Family { architecture, names })
 }
 
-/// CodeGen: GPT-J with queries, values and keys fused in four parts.
+/// CodeGen: GPT-J with Q, V and K fused in four blocks.
 pub(super) fn codegen(config: &Config) -> Result<Family> {
-    const PARTS: usize = 4;
+    const BLOCKS: usize = 4;
     let mut family = gptj(config)?;
-    let block = config.size("n_embd")? / PARTS;
+    let block = config.size("n_embd")? / BLOCKS;
     let fused = "h.{l}.attn.qkv_proj";
     family.names = family
         .names
-        .without(&["layers.{l}.attn.q", "layers.{l}.attn.k", "layers.{l}.attn.v"])
-        .with_part("layers.{l}.attn.q", fused, Part::per_head(0, 3, block), false)
-        .with_part("layers.{l}.attn.v", fused, Part::per_head(1, 3, block), false)
-        .with_part("layers.{l}.attn.k", fused, Part::per_head(2, 3, block), false)
+        .removing(&["layers.{l}.attn.q", "layers.{l}.attn.k", "layers.{l}.attn.v"])
+        .with_part("layers.{l}.attn.q", fused, StoredPart::per_head(0, 3, block))
+        .with_part("layers.{l}.attn.v", fused, StoredPart::per_head(1, 3, block))
+        .with_part("layers.{l}.attn.k", fused, StoredPart::per_head(2, 3, block))
         .ignoring(&[".attn.causal_mask"]);
     Ok(family)
 }
 
-/// Phi 1 and 2: halves of the coordinates rotate; biases everywhere.
+/// Phi 1 and 2: rotate-half rotary, biases everywhere.
 pub(super) fn phi(config: &Config) -> Result<Family> {
     let (width, heads) = (config.size("hidden_size")?, config.size("num_attention_heads")?);
     let head_dim = width / heads.max(1);
@@ -100,7 +101,7 @@ pub(super) fn phi(config: &Config) -> Result<Family> {
             ("layers.{l}.mlp.down", "layers.{l}.mlp.fc2"),
             ("final_norm", "final_layernorm"),
         ])
-        .outside("head", "lm_head")
+        .without_prefix("head", "lm_head")
         .ignoring(&[".rotary_emb.inv_freq"]);
     Ok(Family { architecture, names })
 }

@@ -1,19 +1,19 @@
-//! Sizes that no model has are refused before anything is allocated by them.
+//! Upper limits of the sizes in a configuration, checked before anything is allocated from them.
 
 use super::Family;
-use crate::config::{Config, LARGEST};
+use crate::config::{Config, MAX_DIMENSION};
 use crate::error::Result;
 use pellucid_engine::architecture::{Layer, Mlp};
 use serde_json::Value;
 
-/// Of layers, heads and experts.
-const PARTS: usize = 4096;
-/// Of a vector.
-const WIDTH: usize = 1 << 20;
-/// Experts of all layers together.
-const EXPERTS: usize = 1 << 16;
+/// Limit of the number of layers, heads and experts.
+const MAX_COUNT: usize = 4096;
+/// Limit of the width of a vector.
+const MAX_WIDTH: usize = 1 << 20;
+/// Limit of the number of experts of all layers together.
+const MAX_EXPERTS: usize = 1 << 16;
 
-/// What families call the number of experts of a layer, and of layers.
+/// Keys for the number of experts per layer, of layers and of heads, and for widths.
 const EXPERT_KEYS: &[&str] =
     &["num_local_experts", "num_experts", "n_routed_experts", "num_routed_experts", "moe_num_experts"];
 const LAYER_KEYS: &[&str] = &["num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_layers"];
@@ -65,27 +65,27 @@ const WIDTH_KEYS: &[&str] = &[
     "word_embed_proj_dim",
 ];
 
-/// Checks a configuration and the parts inside it that say sizes.
+/// Checks the sizes in a configuration and its nested parts.
 pub(super) fn check(config: &Config) -> Result<()> {
     let inside = ["text_config", "attn_config", "ffn_config"].map(|key| config.part(key));
     let size = |part: &Config, key: &str| part.get(key).map_or(0, largest);
     let depth = |part: &Config| LAYER_KEYS.iter().map(|key| size(part, key)).max().unwrap_or(0);
-    // Doge writes down thousands that it has not made.
+    // Doge's configurations list thousands of experts even for models without experts.
     let expert_keys = if config.model_type().is_ok_and(|kind| kind == "doge") { &[] } else { EXPERT_KEYS };
     for part in std::iter::once(config).chain(inside.iter().flatten()) {
         for (key, value) in part.entries() {
             let counts = [LAYER_KEYS, HEAD_KEYS, expert_keys].iter().any(|keys| keys.contains(&key));
-            let limit = if counts { PARTS } else { WIDTH };
+            let limit = if counts { MAX_COUNT } else { MAX_WIDTH };
             if (counts || WIDTH_KEYS.contains(&key)) && largest(value) > limit {
-                return Err(part.bad(key, &format!("is more than {limit}, and no model is that large")));
+                return Err(part.bad(key, &format!("is more than the limit of {limit}")));
             }
         }
-        // Each expert of each layer has weights of its own.
+        // Every expert of every layer has its own weights.
         let layers = depth(part).max(depth(config)).max(1);
         for key in expert_keys {
             let experts = size(part, key).saturating_mul(layers);
-            if experts > EXPERTS {
-                let problem = format!("makes {experts} experts in all layers, and no model is that large");
+            if experts > MAX_EXPERTS {
+                let problem = format!("gives {experts} experts in all layers, more than the limit of {MAX_EXPERTS}");
                 return Err(part.bad(key, &problem));
             }
         }
@@ -93,25 +93,25 @@ pub(super) fn check(config: &Config) -> Result<()> {
     Ok(())
 }
 
-/// Checks what a family made of a configuration, with its own numbers where the configuration has none.
-pub(super) fn check_made(config: &Config, family: &Family) -> Result<()> {
+/// Checks the number of experts of an architecture, which includes the family's defaults.
+pub(super) fn check_architecture(config: &Config, family: &Family) -> Result<()> {
     let count = |layer: &Layer| match &layer.mlp {
         Some(Mlp::Experts(experts)) => experts.count,
         _ => 0,
     };
     let experts = family.architecture.layers.iter().map(count).fold(0, usize::saturating_add);
-    if experts > EXPERTS {
-        let problem = format!("makes {experts} experts in all layers, and no model is that large");
+    if experts > MAX_EXPERTS {
+        let problem = format!("gives {experts} experts in all layers, more than the limit of {MAX_EXPERTS}");
         return Err(config.bad("num_hidden_layers", &problem));
     }
     Ok(())
 }
 
-/// A number, the largest of a list of numbers, and 0 for what is no size at all: that its reader refuses.
+/// Returns a size, or the largest of a list of sizes; 0 for other values, which the family rejects.
 fn largest(value: &Value) -> usize {
     let numbers = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
-    numbers.iter().filter_map(|n| usize::try_from(n.as_u64()?).ok()).filter(|&n| n <= LARGEST).max().unwrap_or(0)
+    numbers.iter().filter_map(|n| usize::try_from(n.as_u64()?).ok()).filter(|&n| n <= MAX_DIMENSION).max().unwrap_or(0)
 }
 
-/// The most layers that a file may claim.
-pub(crate) const MOST_LAYERS: usize = PARTS;
+/// Limit of the number of layers.
+pub(crate) const MAX_LAYERS: usize = MAX_COUNT;

@@ -1,7 +1,9 @@
-//! Llama and its near relations: root-mean-square norms before each sublayer, rotary positions, gated MLPs.
+//! Llama, Mistral, Mixtral, Qwen 2 and 3: RMS pre-norms, rotary positions, gated MLPs.
+//!
+//! Many other families start from [`llama_like`] and change single fields.
 
 use super::experts::Mixture;
-use super::{Family, activation, modules, windows};
+use super::{Family, activation, layer_windows, modules};
 use crate::config::Config;
 use crate::error::Result;
 use crate::names::Names;
@@ -12,7 +14,7 @@ use pellucid_engine::architecture::{
 };
 use serde_json::json;
 
-/// Llama: optional biases everywhere.
+/// Llama: optional biases in attention and MLP.
 pub(super) fn llama(config: &Config) -> Result<Family> {
     let mut family = llama_like(config)?;
     let (attention, mlp) = (config.flag_or("attention_bias", false)?, config.flag_or("mlp_bias", false)?);
@@ -21,28 +23,28 @@ pub(super) fn llama(config: &Config) -> Result<Family> {
     Ok(family)
 }
 
-/// Mistral: every layer slides where a window is given.
+/// Mistral: sliding-window attention in every layer.
 pub(super) fn mistral(config: &Config) -> Result<Family> {
-    sliding(&config.with_defaults([("num_key_value_heads", json!(8)), ("sliding_window", json!(4096))]))
+    mistral_like(&config.with_defaults([("num_key_value_heads", json!(8)), ("sliding_window", json!(4096))]))
 }
 
-/// Mistral without a window where none is given.
-pub(super) fn sliding(config: &Config) -> Result<Family> {
+/// Mistral without its defaults: no sliding window unless the configuration has one.
+pub(super) fn mistral_like(config: &Config) -> Result<Family> {
     let mut family = llama_like(config)?;
-    slide(config, &mut family, config.size_maybe("sliding_window")?, |_| true)?;
+    set_sliding_window(config, &mut family, config.size_maybe("sliding_window")?, |_| true)?;
     Ok(family)
 }
 
-/// Qwen 2: biases on queries, keys and values; the upper layers may slide.
+/// Qwen 2: biases on Q, K and V; optional sliding window in the upper layers.
 pub(super) fn qwen2(config: &Config) -> Result<Family> {
     let config = &config.with_defaults([("num_key_value_heads", json!(32)), ("sliding_window", json!(4096))]);
     let mut family = llama_like(config)?;
     family.each_attention(|a| a.qkv_bias = true);
-    slide_upper(config, &mut family)?;
+    set_qwen_sliding_window(config, &mut family)?;
     Ok(family)
 }
 
-/// Qwen 3: a norm on each head's queries and keys instead of biases.
+/// Qwen 3: per-head QK norm, no biases by default.
 pub(super) fn qwen3(config: &Config) -> Result<Family> {
     let config = &config.with_defaults([
         ("head_dim", json!(128)),
@@ -52,17 +54,17 @@ pub(super) fn qwen3(config: &Config) -> Result<Family> {
     qwen3_like(config)
 }
 
-/// Qwen 3 with the sizes that a configuration gives.
+/// Qwen 3 without its default sizes.
 pub(super) fn qwen3_like(config: &Config) -> Result<Family> {
     let mut family = llama_like(config)?;
     let (bias, norm) = (config.flag_or("attention_bias", false)?, Norm::rms(config.number_or("rms_norm_eps", 1e-6)?));
     family.set_attention_bias(bias);
     family.each_attention(|a| a.qk_norm = Some(norm));
-    slide_upper(config, &mut family)?;
+    set_qwen_sliding_window(config, &mut family)?;
     Ok(family)
 }
 
-/// Mixtral: Mistral with experts.
+/// Mixtral: Mistral with experts in every layer.
 pub(super) fn mixtral(config: &Config) -> Result<Family> {
     let config = &config.with_defaults([
         ("num_key_value_heads", json!(8)),
@@ -71,20 +73,21 @@ pub(super) fn mixtral(config: &Config) -> Result<Family> {
         ("num_local_experts", json!(8)),
         ("num_experts_per_tok", json!(2)),
     ]);
-    let mut family = sliding(config)?;
+    let mut family = mistral_like(config)?;
     let mixture = Mixture {
         count: config.size("num_local_experts")?,
-        chosen: config.size("num_experts_per_tok")?,
+        top_k: config.size("num_experts_per_tok")?,
         width: config.size("intermediate_size")?,
         routing: Routing::softmax(true),
-        shared: 0,
+        shared_width: 0,
     };
-    mixture.put_everywhere(&mut family);
-    family.names = mixture.numbered_names(family.names);
+    mixture.apply_to_all_layers(&mut family);
+    family.names = mixture.mixtral_names(family.names);
     Ok(family)
 }
 
-/// What all of them share.
+/// The base of all Llama-like families: RMS pre-norms, rotary positions, gated dense MLPs, no
+/// biases.
 pub(super) fn llama_like(config: &Config) -> Result<Family> {
     let (width, layers, heads) =
         (config.size("hidden_size")?, config.size("num_hidden_layers")?, config.size("num_attention_heads")?);
@@ -111,16 +114,16 @@ pub(super) fn llama_like(config: &Config) -> Result<Family> {
     Ok(Family { architecture, names: names() })
 }
 
-/// The positions that a model can address: as many as it says, times what a dynamic rotation stretches them by.
+/// Context length: `max_position_embeddings`, times the factor of dynamic rotary scaling.
 fn context(config: &Config, rope: &Rope) -> Result<Option<usize>> {
-    let stretch = match rope.long {
+    let factor = match rope.long {
         Some(LongRope::Dynamic { factor, .. }) => factor.max(1.0),
         _ => 1.0,
     };
-    Ok(config.size_maybe("max_position_embeddings")?.map(|n| (n as f32 * stretch) as usize))
+    Ok(config.size_maybe("max_position_embeddings")?.map(|n| (n as f32 * factor) as usize))
 }
 
-/// The names that Llama gave its modules, and half the field after it.
+/// Llama's module names, which many families share.
 pub(super) fn names() -> Names {
     Names::new(&["model.", ""])
         .with(&[
@@ -138,27 +141,30 @@ pub(super) fn names() -> Names {
             ("layers.{l}.mlp.down", "layers.{l}.mlp.down_proj"),
             ("layers.{l}.mlp.norm", "layers.{l}.post_attention_layernorm"),
         ])
-        .outside("head", "lm_head")
+        .without_prefix("head", "lm_head")
         .ignoring(&[".rotary_emb.inv_freq"])
 }
 
-pub(super) fn slide(
+/// Sets the sliding window of each layer, by `layer_types` if present, else where `slides(layer)`
+/// holds.
+pub(super) fn set_sliding_window(
     config: &Config,
     family: &mut Family,
     window: Option<usize>,
     slides: impl Fn(usize) -> bool,
 ) -> Result<()> {
     let layers = &mut family.architecture.layers;
-    let windows = windows(config, layers.len(), window, slides)?;
+    let windows = layer_windows(config, layers.len(), window, slides)?;
     for (layer, window) in layers.iter_mut().zip(windows) {
         layer.attention = layer.attention.take().map(|a| Attention { window, ..a });
     }
     Ok(())
 }
 
-/// Qwen's rule: with `use_sliding_window`, the layers from `max_window_layers` on slide.
-fn slide_upper(config: &Config, family: &mut Family) -> Result<()> {
+/// Qwen's rule: with `use_sliding_window`, the layers from `max_window_layers` on have a sliding
+/// window.
+fn set_qwen_sliding_window(config: &Config, family: &mut Family) -> Result<()> {
     let first = config.size_or("max_window_layers", 28)?;
     let window = if config.flag_or("use_sliding_window", false)? { config.size_maybe("sliding_window")? } else { None };
-    slide(config, family, window, |layer| layer >= first)
+    set_sliding_window(config, family, window, |layer| layer >= first)
 }

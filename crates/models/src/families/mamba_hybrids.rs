@@ -1,36 +1,36 @@
-//! Models whose layers are state-space mixers or attention: Jamba, Bamba, Falcon H1, Granite 4, Nemotron H.
+//! Hybrids of Mamba and attention: Jamba, Bamba, Falcon H1, Granite 4, Nemotron H.
 
 use super::experts::sigmoid_routing;
 use super::granite_moe::granitemoeshared;
 use super::llama::llama_like;
-use super::mamba::{least_step, mamba_names, mamba2_names, step_limits};
-use super::relatives::granite;
+use super::llama_variants::granite;
+use super::mamba::{mamba_names, mamba2_names, min_time_step, step_limits};
 use super::{Family, activation};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::names::{Names, Part};
+use crate::names::{Names, StoredPart};
 use pellucid_engine::architecture::{
     Dense, Experts, GroupedNorm, LatentExperts, Layer, Mamba, Mamba2, Mlp, Norm, Recurrence, Routing, Shared,
 };
 use serde_json::json;
 
-/// Jamba: Mamba with norms inside, attention without positions every few layers, experts every few layers.
+/// Jamba: Mamba with inner norms; attention without positions and experts every few layers.
 pub(super) fn jamba(config: &Config) -> Result<Family> {
     let config = &config.with_defaults([("num_key_value_heads", json!(8))]);
     let mut family = llama_like(config)?;
     let (width, norm) = (config.size("hidden_size")?, Norm::rms(config.number_or("rms_norm_eps", 1e-6)?));
     let spec = Mamba {
-        width: config.size_or("mamba_expand", 2)? * width,
-        state: config.size_or("mamba_d_state", 16)?,
-        // "auto" in some configurations.
-        rank: config.size_maybe("mamba_dt_rank").ok().flatten().unwrap_or(width.div_ceil(16)),
-        kernel: config.size_or("mamba_d_conv", 4)?,
+        inner_width: config.size_or("mamba_expand", 2)? * width,
+        state_size: config.size_or("mamba_d_state", 16)?,
+        // Some configurations have "auto".
+        dt_rank: config.size_maybe("mamba_dt_rank").ok().flatten().unwrap_or(width.div_ceil(16)),
+        conv_kernel: config.size_or("mamba_d_conv", 4)?,
         conv_bias: config.flag_or("mamba_conv_bias", true)?,
         bias: config.flag_or("mamba_proj_bias", false)?,
         activation: activation(config, "hidden_act", "silu")?,
         inner_norm: Some(norm),
     };
-    let (experts, chosen) = (config.size_or("num_experts", 16)?, config.size_or("num_experts_per_tok", 2)?);
+    let (experts, top_k) = (config.size_or("num_experts", 16)?, config.size_or("num_experts_per_tok", 2)?);
     let every = |period: &str, offset: &str, default: (usize, usize)| -> Result<(usize, usize)> {
         Ok((config.size_or(period, default.0)?.max(1), config.size_or(offset, default.1)?))
     };
@@ -40,27 +40,27 @@ pub(super) fn jamba(config: &Config) -> Result<Family> {
     family.architecture.ropes.clear();
     for (index, layer) in family.architecture.layers.iter_mut().enumerate() {
         if index % attends.0 != attends.1 {
-            mix(layer, Recurrence::Mamba(spec.clone()));
+            replace_attention(layer, Recurrence::Mamba(spec.clone()));
         }
         if let Some(Mlp::Dense(expert)) = layer.mlp
             && index % sparse.0 == sparse.1
             && experts > 1
         {
-            layer.mlp = Some(Mlp::Experts(Experts::new(experts, chosen, expert, Routing::softmax(false))));
+            layer.mlp = Some(Mlp::Experts(Experts::new(experts, top_k, expert, Routing::softmax(false))));
         }
     }
     let names = std::mem::take(&mut family.names)
         .replacing("final_norm", "final_layernorm")
         .replacing("layers.{l}.mlp.norm", "layers.{l}.pre_ff_layernorm")
         .with(&[("layers.{l}.mlp.router", "layers.{l}.feed_forward.router")]);
-    let names = expert_parts(renamed_mlp(names, "feed_forward"), "layers.{l}.feed_forward.experts.{e}");
+    let names = per_expert_names(rename_mlp(names, "feed_forward"), "layers.{l}.feed_forward.experts.{e}");
     family.names = mamba_names(names, "layers.{l}.mamba", &spec);
     family.architecture.modules.mlp = Some("feed_forward".into());
     family.architecture.modules.final_norm = Some("model.final_layernorm".into());
     Ok(family)
 }
 
-/// Bamba: Mamba 2, with rotating attention in the layers that a list names.
+/// Bamba: Mamba 2, with rotary attention in the layers of `attn_layer_indices`.
 pub(super) fn bamba(config: &Config) -> Result<Family> {
     let config = &config.with_defaults([
         ("num_key_value_heads", json!(8)),
@@ -75,25 +75,25 @@ pub(super) fn bamba(config: &Config) -> Result<Family> {
     let attends = config.sizes("attn_layer_indices")?;
     for (index, layer) in family.architecture.layers.iter_mut().enumerate() {
         if !attends.contains(&index) {
-            mix(layer, Recurrence::Mamba2(spec.clone()));
+            replace_attention(layer, Recurrence::Mamba2(spec.clone()));
         }
     }
     let names = std::mem::take(&mut family.names)
         .replacing("final_norm", "final_layernorm")
         .replacing("layers.{l}.mlp.norm", "layers.{l}.pre_ff_layernorm");
-    family.names = mamba2_names(renamed_mlp(names, "feed_forward"), "layers.{l}.mamba", &spec);
+    family.names = mamba2_names(rename_mlp(names, "feed_forward"), "layers.{l}.mamba", &spec);
     family.architecture.modules.mlp = Some("feed_forward".into());
     family.architecture.modules.final_norm = Some("model.final_layernorm".into());
     Ok(family)
 }
 
-/// Falcon H1: Mamba 2 and attention side by side in every layer, multipliers everywhere.
+/// Falcon H1: Mamba 2 and attention in parallel in every layer, with many multipliers (µP).
 pub(super) fn falcon_h1(config: &Config) -> Result<Family> {
     let config = &config.with_defaults([("num_key_value_heads", json!(8)), ("rms_norm_eps", json!(1e-5))]);
     let mut family = llama_like(config)?;
     let (attention, mlp) = (config.flag_or("attention_bias", false)?, config.flag_or("mlp_bias", false)?);
     let by = |key: &str| config.number_or(key, 1.0);
-    let (neurons, scores) = (pair(config, "mlp_multipliers")?, by("key_multiplier")?);
+    let (neurons, scores) = (read_pair(config, "mlp_multipliers")?, by("key_multiplier")?);
     let mut spec = mamba2_spec(config, config.size_or("mamba_n_groups", 1)?)?;
     spec.norm = if config.flag_or("mamba_rms_norm", false)? {
         spec.norm.map(|norm| GroupedNorm { groups: spec.groups, ..norm })
@@ -101,13 +101,13 @@ pub(super) fn falcon_h1(config: &Config) -> Result<Family> {
         None
     };
     if let Some(norm) = &mut spec.norm {
-        norm.before_gate = config.flag_or("mamba_norm_before_gate", true)?;
+        norm.norm_before_gate = config.flag_or("mamba_norm_before_gate", true)?;
     }
     spec.out_bias = config.flag_or("projectors_bias", false)?;
     spec.in_scale = Some(by("ssm_in_multiplier")?);
     if config.get("ssm_multipliers").is_some() {
         let list = config.numbers("ssm_multipliers")?;
-        spec.multipliers =
+        spec.in_proj_multipliers =
             Some(list.try_into().map_err(|_| config.bad("ssm_multipliers", "does not have five numbers"))?);
     }
     family.set_attention_bias(attention);
@@ -127,8 +127,9 @@ pub(super) fn falcon_h1(config: &Config) -> Result<Family> {
     let names = std::mem::take(&mut family.names)
         .replacing("final_norm", "final_layernorm")
         .replacing("layers.{l}.mlp.norm", "layers.{l}.pre_ff_layernorm");
-    family.names = mamba2_names(renamed_mlp(names, "feed_forward"), "layers.{l}.mamba", &spec);
-    // The modules' inputs and outputs lack the multipliers of these sites.
+    family.names = mamba2_names(rename_mlp(names, "feed_forward"), "layers.{l}.mamba", &spec);
+    // The attention module's input and output are without multipliers, so it is not an alias of
+    // these sites.
     family.architecture.modules.attention = None;
     family.architecture.modules.mlp = Some("feed_forward".into());
     family.architecture.modules.embedding = Some("model.embed_tokens".into());
@@ -136,7 +137,8 @@ pub(super) fn falcon_h1(config: &Config) -> Result<Family> {
     Ok(family)
 }
 
-/// Granite 4: Granite with Mamba 2 or attention, experts beside an MLP that every token uses, or only that.
+/// Granite 4: Granite with Mamba 2 or attention layers; routed and shared experts, or only a dense
+/// MLP.
 pub(super) fn granitemoehybrid(config: &Config) -> Result<Family> {
     let config = &config.with_defaults([("num_local_experts", json!(8)), ("rms_norm_eps", json!(1e-6))]);
     let shared = config.size_or("shared_intermediate_size", 1024)?;
@@ -148,9 +150,9 @@ pub(super) fn granitemoehybrid(config: &Config) -> Result<Family> {
         let fused = "layers.{l}.shared_mlp.input_linear";
         family.names = family
             .names
-            .without(&["layers.{l}.mlp.gate", "layers.{l}.mlp.up"])
-            .with_part("layers.{l}.mlp.gate", fused, Part::rows(0, 2 * shared), false)
-            .with_part("layers.{l}.mlp.up", fused, Part::rows(shared, 2 * shared), false)
+            .removing(&["layers.{l}.mlp.gate", "layers.{l}.mlp.up"])
+            .with_part("layers.{l}.mlp.gate", fused, StoredPart::rows(0, 2 * shared))
+            .with_part("layers.{l}.mlp.up", fused, StoredPart::rows(shared, 2 * shared))
             .replacing("layers.{l}.mlp.down", "layers.{l}.shared_mlp.output_linear");
         family
     };
@@ -165,13 +167,13 @@ pub(super) fn granitemoehybrid(config: &Config) -> Result<Family> {
     };
     let kinds = kinds.unwrap_or_else(|| vec!["mamba"; depth]);
     if kinds.len() != depth {
-        return Err(config.bad("layer_types", "does not have one entry a layer"));
+        return Err(config.bad("layer_types", "does not have one entry per layer"));
     }
     let spec = mamba2_spec(config, config.size_or("mamba_n_groups", 1)?)?;
     for (layer, kind) in family.architecture.layers.iter_mut().zip(kinds) {
         match kind {
             "attention" | "full_attention" => {}
-            "mamba" | "linear_attention" => mix(layer, Recurrence::Mamba2(spec.clone())),
+            "mamba" | "linear_attention" => replace_attention(layer, Recurrence::Mamba2(spec.clone())),
             other => return Err(config.bad("layer_types", &format!("has a layer of unknown type `{other}`"))),
         }
         layer.mixer_multiplier = layer.attn_multiplier;
@@ -181,7 +183,8 @@ pub(super) fn granitemoehybrid(config: &Config) -> Result<Family> {
     Ok(family)
 }
 
-/// Nemotron H: one sublayer a layer: Mamba 2, attention without positions, an MLP or experts.
+/// Nemotron H: each layer is a single sublayer: Mamba 2, attention without positions, an MLP or
+/// experts.
 pub(super) fn nemotron_h(config: &Config) -> Result<Family> {
     let config = &config.with_defaults([
         ("head_dim", json!(128)),
@@ -212,17 +215,17 @@ pub(super) fn nemotron_h(config: &Config) -> Result<Family> {
     let spec = Mamba2 {
         heads: config.size_or("mamba_num_heads", 128)?,
         head_dim: config.size_or("mamba_head_dim", 64)?,
-        state: config.size_or("ssm_state_size", 128)?,
+        state_size: config.size_or("ssm_state_size", 128)?,
         groups,
-        kernel: config.size_or("conv_kernel", 4)?,
+        conv_kernel: config.size_or("conv_kernel", 4)?,
         conv_bias: config.flag_or("use_conv_bias", true)?,
         bias,
         out_bias: bias,
         activation: activation(config, "mamba_hidden_act", "silu")?,
-        step_limits: least_step(config)?,
-        norm: Some(GroupedNorm { norm, groups, before_gate: false }),
+        dt_limits: min_time_step(config)?,
+        norm: Some(GroupedNorm { norm, groups, norm_before_gate: false }),
         in_scale: None,
-        multipliers: None,
+        in_proj_multipliers: None,
     };
     for (layer, kind) in family.architecture.layers.iter_mut().zip(&kinds) {
         let Some(Mlp::Dense(dense)) = layer.mlp else { continue };
@@ -265,9 +268,9 @@ pub(super) fn nemotron_h(config: &Config) -> Result<Family> {
             ("layers.{l}.mlp.experts.{e}.down", at("experts.{e}.down_proj")),
         ])
         .with_bare(&[("layers.{l}.mlp.correction", at("gate.e_score_correction_bias"))])
-        .outside("head", "lm_head");
+        .without_prefix("head", "lm_head");
     family.names = mamba2_names(names, "layers.{l}.mixer", &spec);
-    family.names.other_parts = vec!["mtp."];
+    family.names.ignored_prefixes = vec!["mtp."];
     family.architecture.modules = pellucid_engine::architecture::Modules {
         layers: "model.layers".into(),
         final_norm: Some("model.norm_f".into()),
@@ -277,7 +280,7 @@ pub(super) fn nemotron_h(config: &Config) -> Result<Family> {
     Ok(family)
 }
 
-/// The kinds of Nemotron H's layers, from their list or from the older pattern of letters.
+/// Reads the type of each layer of Nemotron H, from a list or the older `hybrid_override_pattern`.
 fn nemotron_layers(config: &Config) -> Result<Vec<String>> {
     for key in ["layers_block_type", "layer_types"] {
         if let Some(kinds) = config.texts(key)? {
@@ -297,8 +300,8 @@ fn nemotron_layers(config: &Config) -> Result<Vec<String>> {
 
 fn nemotron_experts(config: &Config, plain: Dense) -> Result<Mlp> {
     let count = config.size_or("n_routed_experts", 8)?;
-    let (normalise, scale) = (config.flag_or("norm_topk_prob", true)?, config.number_or("routed_scaling_factor", 1.0)?);
-    let routing = sigmoid_routing(config, normalise, scale)?;
+    let (normalize, scale) = (config.flag_or("norm_topk_prob", true)?, config.number_or("routed_scaling_factor", 1.0)?);
+    let routing = sigmoid_routing(config, normalize, scale)?;
     let expert = Dense { width: config.size("moe_intermediate_size")?, bias: false, down_bias: false, ..plain };
     let shared = Dense { width: config.size("moe_shared_expert_intermediate_size")?, ..plain };
     let latent = config.size_maybe("moe_latent_size")?;
@@ -309,7 +312,7 @@ fn nemotron_experts(config: &Config, plain: Dense) -> Result<Mlp> {
     }))
 }
 
-/// Mamba 2 as the hybrids' configurations describe it.
+/// Reads Mamba 2 from a hybrid's configuration.
 fn mamba2_spec(config: &Config, groups: usize) -> Result<Mamba2> {
     let width = config.size("hidden_size")?;
     let channels = match config.size_maybe("mamba_d_ssm")? {
@@ -317,7 +320,7 @@ fn mamba2_spec(config: &Config, groups: usize) -> Result<Mamba2> {
         None => (config.number_or("mamba_expand", 2.0)? * width as f32) as usize,
     };
     let heads = config.size_or("mamba_n_heads", 128)?;
-    // "auto" in some configurations.
+    // Some configurations have "auto".
     let head_dim = config.size_maybe("mamba_d_head").ok().flatten().unwrap_or(channels / heads.max(1));
     if heads * head_dim != channels {
         return Err(Error::unsupported(
@@ -330,34 +333,34 @@ fn mamba2_spec(config: &Config, groups: usize) -> Result<Mamba2> {
     Ok(Mamba2 {
         heads,
         head_dim,
-        state: config.size_or("mamba_d_state", 256)?,
+        state_size: config.size_or("mamba_d_state", 256)?,
         groups,
-        kernel: config.size_or("mamba_d_conv", 4)?,
+        conv_kernel: config.size_or("mamba_d_conv", 4)?,
         conv_bias: config.flag_or("mamba_conv_bias", true)?,
         bias,
         out_bias: bias,
         activation: activation(config, "hidden_act", "silu")?,
-        step_limits: step_limits(config)?,
-        norm: Some(GroupedNorm { norm, groups: 1, before_gate: false }),
+        dt_limits: step_limits(config)?,
+        norm: Some(GroupedNorm { norm, groups: 1, norm_before_gate: false }),
         in_scale: None,
-        multipliers: None,
+        in_proj_multipliers: None,
     })
 }
 
-/// Puts a recurrence in attention's place.
-pub(super) fn mix(layer: &mut Layer, recurrence: Recurrence) {
+/// Replaces the attention of a layer by a recurrence.
+pub(super) fn replace_attention(layer: &mut Layer, recurrence: Recurrence) {
     (layer.attention, layer.recurrence) = (None, Some(recurrence));
 }
 
-fn pair(config: &Config, key: &str) -> Result<[f32; 2]> {
+fn read_pair(config: &Config, key: &str) -> Result<[f32; 2]> {
     if config.get(key).is_none() {
         return Ok([1.0, 1.0]);
     }
     config.numbers(key)?.try_into().map_err(|_| config.bad(key, "does not have two numbers"))
 }
 
-/// Llama's MLP under another name.
-pub(super) fn renamed_mlp(names: Names, module: &str) -> Names {
+/// Replaces the module name of Llama's MLP.
+pub(super) fn rename_mlp(names: Names, module: &str) -> Names {
     let at = |part: &str| format!("layers.{{l}}.{module}.{part}_proj");
     names
         .replacing("layers.{l}.mlp.gate", &at("gate"))
@@ -365,8 +368,8 @@ pub(super) fn renamed_mlp(names: Names, module: &str) -> Names {
         .replacing("layers.{l}.mlp.down", &at("down"))
 }
 
-/// Experts that are stored one by one with Llama's names.
-fn expert_parts(names: Names, at: &str) -> Names {
+/// Adds the names of experts stored one by one, with Llama's projection names.
+fn per_expert_names(names: Names, at: &str) -> Names {
     names.with(&[
         ("layers.{l}.mlp.experts.{e}.gate", format!("{at}.gate_proj")),
         ("layers.{l}.mlp.experts.{e}.up", format!("{at}.up_proj")),

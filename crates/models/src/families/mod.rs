@@ -1,8 +1,9 @@
-//! The families: for each `model_type` a function from its configuration to an architecture and a table of names.
+//! Model families: for each `model_type`, a function from its configuration to an architecture and
+//! a table of tensor names.
 //!
-//! A family is data. It has no forward pass; what it says here becomes ops in `pellucid_engine::program`. To add one, write its
-//! function in a file named for it, add its row to `FAMILIES`, and add its golden case (see CONTRIBUTING.md). `register` holds the types
-//! that are a native family under another name.
+//! A family is data. It has no forward pass; `pellucid_engine::program` builds the ops from its
+//! architecture. To add one, write its function, add its row to `FAMILIES`, and add its golden case
+//! (see CONTRIBUTING.md). `register` maps further model types to a native family.
 
 mod bert;
 mod bloom;
@@ -18,42 +19,42 @@ mod gpt_neox;
 mod gpt_oss;
 mod gptj;
 mod granite_moe;
-mod griffin;
 mod hunyuan;
 mod jetmoe;
 mod latent;
 mod limits;
 mod llama;
 mod llama4;
+mod llama_attention_variants;
+mod llama_variants;
 mod mamba;
 mod mamba_hybrids;
 mod moe;
-mod offshoots;
 mod olmo;
 mod opt;
+mod other_recurrences;
 mod register;
-mod relatives;
 mod seq2seq;
 mod sigmoid_moe;
 mod zamba;
 
-pub(crate) use limits::MOST_LAYERS;
+pub(crate) use limits::MAX_LAYERS;
 pub use register::{ARCHITECTURES_VARIABLE, family_of, register_architecture, register_file, registered_architectures};
 pub(crate) use register::{mapped_family, register_environment};
 
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::names::Names;
-use crate::quantised::Method;
+use crate::quantized::Method;
 use pellucid_engine::Architecture;
 use pellucid_engine::architecture::{Activation, Attention, Dense, Experts, Layer, Mlp, Modules, Norm};
 
-/// What a family makes of a configuration.
+/// A family applied to a configuration: the architecture and the names of its weights.
 #[derive(Debug)]
 pub struct Family {
     /// The architecture.
     pub architecture: Architecture,
-    /// Where its weights are found.
+    /// Stored names of its weights.
     pub names: Names,
 }
 
@@ -68,7 +69,7 @@ impl Family {
         self.architecture.layers.iter_mut().filter_map(|layer| layer.attention.as_mut()).for_each(change);
     }
 
-    /// Changes every MLP that is not made of experts.
+    /// Changes every dense MLP.
     fn each_dense(&mut self, mut change: impl FnMut(&mut Dense)) {
         self.each(|layer| {
             if let Some(Mlp::Dense(dense)) = &mut layer.mlp {
@@ -77,7 +78,7 @@ impl Family {
         });
     }
 
-    /// Changes every MLP that is made of experts.
+    /// Changes every mixture of experts.
     fn each_experts(&mut self, mut change: impl FnMut(&mut Experts)) {
         self.each(|layer| {
             if let Some(Mlp::Experts(experts)) = &mut layer.mlp {
@@ -86,18 +87,18 @@ impl Family {
         });
     }
 
-    /// Changes the norms that the sublayers and the head read through.
+    /// Sets the pre-norms of the sublayers and the final norm.
     fn set_norms(&mut self, norm: Norm) {
         self.each(|layer| (layer.attn_norm, layer.mlp_norm) = (Some(norm), layer.mlp_norm.map(|_| norm)));
         self.architecture.final_norm = Some(norm);
     }
 
-    /// Sets whether all of attention's projections have biases.
+    /// Sets whether all attention projections have biases.
     fn set_attention_bias(&mut self, bias: bool) {
         self.each_attention(|a| (a.qkv_bias, a.out_bias) = (bias, bias));
     }
 
-    /// Width of a head's query; that of the first attention, where several differ.
+    /// Head dimension of the first attention layer; 0 if there is none.
     fn head_dim(&self) -> usize {
         self.architecture.layers.iter().find_map(|layer| layer.attention.as_ref()).map_or(0, |a| a.head_dim)
     }
@@ -108,34 +109,34 @@ type Reader = fn(&Config) -> Result<Family>;
 /// Every family that runs natively, by `model_type`.
 const FAMILIES: &[(&str, Reader)] = &[
     ("afmoe", sigmoid_moe::afmoe),
-    ("apertus", offshoots::apertus),
-    ("arcee", relatives::arcee),
+    ("apertus", llama_attention_variants::apertus),
+    ("arcee", llama_variants::arcee),
     ("aria_text", moe::aria_text),
     ("axk1", deepseek::axk1),
     ("bamba", mamba_hybrids::bamba),
     ("bart", seq2seq::bart),
     ("bert", bert::bert),
     ("biogpt", seq2seq::biogpt),
-    ("bitnet", offshoots::bitnet),
+    ("bitnet", llama_attention_variants::bitnet),
     ("blenderbot", seq2seq::blenderbot),
     ("bloom", bloom::bloom),
     ("camembert", bert::roberta),
     ("codegen", gptj::codegen),
-    ("cohere", relatives::cohere),
-    ("cohere2", relatives::cohere2),
+    ("cohere", llama_variants::cohere),
+    ("cohere2", llama_variants::cohere2),
     ("cohere2_moe", moe::cohere2_moe),
     ("ctrl", ctrl::ctrl),
-    ("cwm", relatives::cwm),
+    ("cwm", llama_variants::cwm),
     ("dbrx", dbrx::dbrx),
     ("deepseek_v2", deepseek::deepseek_v2),
     ("deepseek_v3", deepseek::deepseek_v3),
-    ("diffllama", offshoots::diffllama),
-    ("doge", offshoots::doge),
+    ("diffllama", llama_attention_variants::diffllama),
+    ("doge", llama_attention_variants::doge),
     ("dots1", sigmoid_moe::dots1),
     ("electra", bert::electra),
-    ("ernie4_5", relatives::ernie4_5),
+    ("ernie4_5", llama_variants::ernie4_5),
     ("ernie4_5_moe", moe::ernie4_5_moe),
-    ("exaone4", relatives::exaone4),
+    ("exaone4", llama_variants::exaone4),
     ("exaone_moe", sigmoid_moe::exaone_moe),
     ("falcon", falcon::falcon),
     ("falcon_h1", mamba_hybrids::falcon_h1),
@@ -145,8 +146,8 @@ const FAMILIES: &[(&str, Reader)] = &[
     ("gemma2", gemma::gemma2),
     ("gemma3", gemma::gemma3),
     ("gemma3_text", gemma::gemma3_text),
-    ("glm", relatives::glm),
-    ("glm4", relatives::glm4),
+    ("glm", llama_variants::glm),
+    ("glm4", llama_variants::glm4),
     ("glm4_moe", sigmoid_moe::glm4_moe),
     ("glm4_moe_lite", deepseek::glm4_moe_lite),
     ("gpt2", gpt2::gpt2),
@@ -156,24 +157,24 @@ const FAMILIES: &[(&str, Reader)] = &[
     ("gpt_neox_japanese", gpt_neox::gpt_neox_japanese),
     ("gpt_oss", gpt_oss::gpt_oss),
     ("gptj", gptj::gptj),
-    ("granite", relatives::granite),
-    ("granite_swa", offshoots::granite_swa),
+    ("granite", llama_variants::granite),
+    ("granite_swa", llama_attention_variants::granite_swa),
     ("granitemoe", granite_moe::granitemoe),
     ("granitemoe_swa", granite_moe::granitemoe_swa),
     ("granitemoehybrid", mamba_hybrids::granitemoehybrid),
     ("granitemoeshared", granite_moe::granitemoeshared),
-    ("helium", relatives::helium),
+    ("helium", llama_variants::helium),
     ("hunyuan_v1_dense", hunyuan::hunyuan_v1_dense),
     ("hunyuan_v1_moe", hunyuan::hunyuan_v1_moe),
     ("hy_v3", sigmoid_moe::hy_v3),
-    ("hyperclovax", relatives::hyperclovax),
-    ("jais2", relatives::jais2),
+    ("hyperclovax", llama_variants::hyperclovax),
+    ("jais2", llama_variants::jais2),
     ("jamba", mamba_hybrids::jamba),
     ("jetmoe", jetmoe::jetmoe),
     ("kimi_linear", delta::kimi_linear),
     ("laguna", sigmoid_moe::laguna),
-    ("lfm2", griffin::lfm2),
-    ("lfm2_moe", griffin::lfm2_moe),
+    ("lfm2", other_recurrences::lfm2),
+    ("lfm2_moe", other_recurrences::lfm2_moe),
     ("llama", llama::llama),
     ("llama4_text", llama4::llama4_text),
     ("mamba", mamba::mamba),
@@ -183,16 +184,16 @@ const FAMILIES: &[(&str, Reader)] = &[
     ("mellum", moe::mellum),
     ("mimo_v2_flash", sigmoid_moe::mimo_v2_flash),
     ("minicpm3", deepseek::minicpm3),
-    ("minimax", griffin::minimax),
+    ("minimax", other_recurrences::minimax),
     ("minimax_m2", sigmoid_moe::minimax_m2),
-    ("ministral", relatives::ministral),
-    ("ministral3", offshoots::ministral3),
+    ("ministral", llama_variants::ministral),
+    ("ministral3", llama_attention_variants::ministral3),
     ("mistral", llama::mistral),
     ("mixtral", llama::mixtral),
     ("modernbert-decoder", bert::modernbert_decoder),
     ("mpt", falcon::mpt),
-    ("nanochat", offshoots::nanochat),
-    ("nemotron", relatives::nemotron),
+    ("nanochat", llama_attention_variants::nanochat),
+    ("nemotron", llama_variants::nemotron),
     ("nemotron_h", mamba_hybrids::nemotron_h),
     ("olmo", olmo::olmo),
     ("olmo2", olmo::olmo2),
@@ -204,7 +205,7 @@ const FAMILIES: &[(&str, Reader)] = &[
     ("pegasus", seq2seq::pegasus),
     ("persimmon", gpt_neox::persimmon),
     ("phi", gptj::phi),
-    ("phi3", relatives::phi3),
+    ("phi3", llama_variants::phi3),
     ("phimoe", moe::phimoe),
     ("qwen2", llama::qwen2),
     ("qwen2_moe", moe::qwen2_moe),
@@ -213,14 +214,14 @@ const FAMILIES: &[(&str, Reader)] = &[
     ("qwen3_5_text", delta::qwen3_5_text),
     ("qwen3_moe", moe::qwen3_moe),
     ("qwen3_next", delta::qwen3_next),
-    ("recurrent_gemma", griffin::recurrent_gemma),
+    ("recurrent_gemma", other_recurrences::recurrent_gemma),
     ("roberta", bert::roberta),
-    ("rwkv", griffin::rwkv),
-    ("seed_oss", relatives::seed_oss),
-    ("smollm3", relatives::smollm3),
+    ("rwkv", other_recurrences::rwkv),
+    ("seed_oss", llama_variants::seed_oss),
+    ("smollm3", llama_variants::smollm3),
     ("solar_open", sigmoid_moe::solar_open),
-    ("stablelm", relatives::stablelm),
-    ("starcoder2", relatives::starcoder2),
+    ("stablelm", llama_variants::stablelm),
+    ("starcoder2", llama_variants::starcoder2),
     ("trocr", seq2seq::trocr),
     ("vaultgemma", gemma::vaultgemma),
     ("whisper", seq2seq::whisper),
@@ -240,35 +241,36 @@ pub(crate) fn is_native(model_type: &str) -> bool {
     native().any(|name| name == model_type)
 }
 
-/// Reads a configuration as that of a family, whatever it calls itself; also gives the keys that the family never asked for.
+/// Applies a family to a configuration, ignoring its `model_type`; also returns the keys that the
+/// family did not read.
 pub(crate) fn read_as(config: &Config, family: &str) -> Result<(Family, Vec<String>)> {
     check(config)?;
-    let config = config.with("model_type", family.into()).watched();
+    let config = config.with("model_type", family.into()).track_reads();
     let (_, reader) = FAMILIES.iter().find(|(name, _)| *name == family).ok_or_else(|| unknown(family))?;
     let family = reader(&config)?;
-    limits::check_made(&config, &family)?;
-    Ok((family, config.unread()))
+    limits::check_architecture(&config, &family)?;
+    Ok((family, config.unread_keys()))
 }
 
-/// Refuses what no family could read.
+/// Rejects configurations that no family supports: excessive sizes, unknown quantization methods.
 pub(crate) fn check(config: &Config) -> Result<()> {
     limits::check(config)?;
-    // A way of quantising that is not known is refused before any weight is looked at.
+    // Rejects an unknown quantization method before any weight is read.
     Method::read(config)?;
     Ok(())
 }
 
-/// Reads a configuration by its family.
+/// Applies the family of a configuration's own `model_type`.
 pub fn read(config: &Config) -> Result<Family> {
     let model_type = config.model_type()?;
     check(config)?;
     let (_, reader) = FAMILIES.iter().find(|(name, _)| *name == model_type).ok_or_else(|| unknown(model_type))?;
     let family = reader(config)?;
-    limits::check_made(config, &family)?;
+    limits::check_architecture(config, &family)?;
     Ok(family)
 }
 
-/// Why a configuration of a type that is not native cannot be read.
+/// The error for a model type that is not native.
 pub(crate) fn unknown_type(config: &Config) -> Error {
     config.model_type().map_or_else(|error| error, unknown)
 }
@@ -277,29 +279,30 @@ fn unknown(model_type: &str) -> Error {
     Error::unsupported(format!("models of type `{model_type}` do not run natively in this build"), nearest(model_type))
 }
 
-/// The native types with the nearest names, and where all are listed.
+/// Remedy that suggests the native types with the most similar names.
 pub(crate) fn nearest(name: &str) -> String {
     let mut near: Vec<&str> = native().collect();
     near.sort_by(|a, b| strsim::jaro_winkler(b, name).total_cmp(&strsim::jaro_winkler(a, name)));
     format!(
-        "the native types of the nearest names are `{}`; docs/models.md lists all",
+        "native types with similar names are `{}`; docs/models.md lists all",
         near[..near.len().min(3)].join("`, `")
     )
 }
 
-/// The activation function that a configuration names.
+/// Reads the activation function of a configuration.
 fn activation(config: &Config, key: &str, default: &str) -> Result<Activation> {
     let name = config.text(key).unwrap_or(default);
     Activation::named(name).ok_or_else(|| {
         Error::unsupported(
-            format!("the activation function `{name}` (`{key}`) is not known to this build"),
+            format!("the activation function `{name}` (`{key}`) is not supported"),
             "report the model's family",
         )
     })
 }
 
-/// Which layers slide: by `layer_types` where the configuration has it, else by the family's own rule.
-fn windows(
+/// Returns the sliding window of each layer, `None` for full attention: by `layer_types` if
+/// present, else by the family's rule.
+fn layer_windows(
     config: &Config,
     layers: usize,
     window: Option<usize>,
@@ -308,11 +311,11 @@ fn windows(
     let types = config.texts("layer_types")?;
     if let Some(types) = &types {
         if types.len() != layers {
-            return Err(config.bad("layer_types", "does not have one entry a layer"));
+            return Err(config.bad("layer_types", "does not have one entry per layer"));
         }
         if let Some(other) = types.iter().find(|kind| !["full_attention", "sliding_attention"].contains(kind)) {
             return Err(Error::unsupported(
-                format!("layers of type `{other}` are not known to this family"),
+                format!("layers of type `{other}` are not supported by this family"),
                 "report the model's family",
             ));
         }
@@ -322,9 +325,9 @@ fn windows(
     Ok((0..layers).map(|layer| window.filter(|_| sliding(layer))).collect())
 }
 
-/// Hugging Face's module names for a trunk called `trunk`.
+/// Hugging Face's module names for a backbone called `backbone`.
 fn modules(
-    trunk: &str,
+    backbone: &str,
     layers: &str,
     attention: &str,
     mlp: &str,
@@ -333,11 +336,11 @@ fn modules(
     head: &str,
 ) -> Modules {
     Modules {
-        layers: format!("{trunk}.{layers}"),
+        layers: format!("{backbone}.{layers}"),
         attention: Some(attention.into()),
         mlp: Some(mlp.into()),
-        embedding: Some(format!("{trunk}.{embedding}")),
-        final_norm: Some(format!("{trunk}.{final_norm}")),
+        embedding: Some(format!("{backbone}.{embedding}")),
+        final_norm: Some(format!("{backbone}.{final_norm}")),
         head: Some(head.into()),
     }
 }

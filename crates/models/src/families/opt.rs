@@ -1,4 +1,5 @@
-//! OPT: learned positions from row two on, norms before or after each sublayer, embeddings that may be narrower than the stream.
+//! OPT: learned positions with an offset of 2, pre-norms or post-residual norms, embeddings that
+//! may be narrower than the residual stream.
 
 use super::{Family, activation};
 use crate::config::Config;
@@ -19,17 +20,17 @@ pub(super) fn opt(config: &Config) -> Result<Family> {
     let learned = config.flag_or("layer_norm_elementwise_affine", true)?;
     let norm =
         Norm { kind: NormKind::Layer, eps: 1e-5, gain: if learned { Gain::Weight } else { Gain::None }, bias: learned };
-    let before = config.flag_or("do_layer_norm_before", true)?;
+    let pre_norm = config.flag_or("do_layer_norm_before", true)?;
     let bias = config.flag_or("enable_bias", true)?;
     let attention = Attention { qkv_bias: bias, out_bias: bias, ..Attention::plain(heads, heads, head_dim) };
     let activation = activation(config, "activation_function", "relu")?;
     let mut layer =
         Layer::pre_norm(norm, attention, Mlp::Dense(Dense::plain(config.size("ffn_dim")?, activation).with_bias(bias)));
-    if !before {
-        (layer.attn_stream_norm, layer.mlp_stream_norm) = (layer.attn_norm.take(), layer.mlp_norm.take());
+    if !pre_norm {
+        (layer.attn_post_residual_norm, layer.mlp_post_residual_norm) = (layer.attn_norm.take(), layer.mlp_norm.take());
     }
     let table_width = config.size_maybe("word_embed_proj_dim")?.filter(|&table| table != width);
-    let ends_in_norm = before && !config.flag_or("_remove_final_layer_norm", false)?;
+    let has_final_norm = pre_norm && !config.flag_or("_remove_final_layer_norm", false)?;
     let architecture = Architecture {
         family: config.model_type()?.into(),
         vocab: config.size("vocab_size")?,
@@ -41,7 +42,7 @@ pub(super) fn opt(config: &Config) -> Result<Family> {
             ..Embedding::default()
         },
         layers: vec![layer; depth],
-        final_norm: ends_in_norm.then_some(norm),
+        final_norm: has_final_norm.then_some(norm),
         head: Head { tied: config.flag_or("tie_word_embeddings", true)?, table_width, ..Head::default() },
         ropes: vec![],
         modules: Modules {
@@ -53,9 +54,9 @@ pub(super) fn opt(config: &Config) -> Result<Family> {
             head: Some("lm_head".into()),
         },
     };
-    // The same two norms of a layer, before or after.
+    // The stored names are the same for pre-norms and post-residual norms.
     let (attn_norm, mlp_norm) =
-        if before { ("attn.norm", "mlp.norm") } else { ("attn.stream_norm", "mlp.stream_norm") };
+        if pre_norm { ("attn.norm", "mlp.norm") } else { ("attn.stream_norm", "mlp.stream_norm") };
     let names = Names::new(&["model.decoder.", "decoder."])
         .with(&[
             ("embed", "embed_tokens"),
@@ -72,6 +73,6 @@ pub(super) fn opt(config: &Config) -> Result<Family> {
             ("final_norm", "final_layer_norm"),
             ("head.project", "project_out"),
         ])
-        .outside("head", "lm_head");
+        .without_prefix("head", "lm_head");
     Ok(Family { architecture, names })
 }

@@ -1,25 +1,28 @@
-//! Model types that are a native family under another name: some that are built in, and those that the user registers.
+//! Model types that are mapped to a native family: a few built-in ones, and those that the user
+//! registers.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{OnceLock, PoisonError, RwLock};
 
+use pellucid_engine::Remedy;
 use serde::Deserialize;
 
 use super::nearest;
 use crate::error::{Error, Result};
 
-/// Names the TOML file of architectures that is registered before anything is loaded or inspected.
+/// Environment variable with the path of a TOML file of architectures, registered before the first
+/// load or inspection.
 pub const ARCHITECTURES_VARIABLE: &str = "PELLUCID_ARCHITECTURES";
 
-/// Types that are known to be a native family under another name.
+/// Built-in mappings from a model type to a native family.
 const BUILT_IN: &[(&str, &str)] = &[("agent_cpm", "qwen3"), ("step_robotics", "qwen3")];
 
-/// What was registered. The names of families are those of the table of families, which live as long as the program.
+/// Registered mappings. The family names are those of `FAMILIES`.
 static REGISTERED: RwLock<BTreeMap<String, &'static str>> = RwLock::new(BTreeMap::new());
 
-/// Says that models of a type are of a native family. From then on they load as that family without `--assume`, if their configuration and all their
-/// tensors fit it, and carry a warning that says so.
+/// Maps a model type to a native family. Its models then load as that family without `--assume`,
+/// with a warning, if their configuration and all their tensors fit.
 ///
 /// ```
 /// use pellucid_models::families;
@@ -30,7 +33,8 @@ static REGISTERED: RwLock<BTreeMap<String, &'static str>> = RwLock::new(BTreeMap
 /// ```
 ///
 /// # Errors
-/// If there is no such family, if the type is native itself, or if it is registered as another family already.
+/// If there is no such family, if the type is itself native, or if it is already registered as
+/// another family.
 pub fn register_architecture(model_type: &str, family: &str) -> Result<()> {
     add(&mut REGISTERED.write().unwrap_or_else(PoisonError::into_inner), model_type, family)
 }
@@ -38,13 +42,13 @@ pub fn register_architecture(model_type: &str, family: &str) -> Result<()> {
 fn add(registered: &mut BTreeMap<String, &'static str>, model_type: &str, family: &str) -> Result<()> {
     if model_type.is_empty() || model_type.chars().any(char::is_control) {
         return Err(Error::usage(
-            format!("`{}` is no model type", model_type.escape_debug()),
+            format!("`{}` is not a model type", model_type.escape_debug()),
             "give the `model_type` of the model's config.json",
         ));
     }
     if native(model_type).is_some() {
         return Err(Error::usage(
-            format!("`{model_type}` is native itself and cannot stand for `{family}`"),
+            format!("`{model_type}` is itself native and cannot be registered as `{family}`"),
             "leave it out: models of this type are read by their own family; only other types can be registered",
         ));
     }
@@ -56,8 +60,8 @@ fn add(registered: &mut BTreeMap<String, &'static str>, model_type: &str, family
     };
     match mapped(registered, model_type) {
         Some(other) if other != known => Err(Error::usage(
-            format!("`{model_type}` is registered as `{other}` already, and cannot be `{known}` too"),
-            "register each type once in a process",
+            format!("`{model_type}` is already registered as `{other}` and cannot be registered as `{known}`"),
+            "register each type once per process",
         )),
         _ => {
             registered.insert(model_type.to_owned(), known);
@@ -74,7 +78,7 @@ fn add(registered: &mut BTreeMap<String, &'static str>, model_type: &str, family
 /// ```
 ///
 /// # Errors
-/// If the file cannot be read or says something else, or if one of its types cannot be registered; then none is.
+/// If the file cannot be read or parsed, or if one of its types cannot be registered; then none is.
 pub fn register_file(path: &Path) -> Result<()> {
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
@@ -89,12 +93,12 @@ pub fn register_file(path: &Path) -> Result<()> {
             "write a table [architectures] with lines such as acme_llm = \"llama\"",
         )
     })?;
-    // A file counts as a whole or not at all.
+    // All or nothing: register into a copy first.
     let mut registered = REGISTERED.write().unwrap_or_else(PoisonError::into_inner);
     let mut all = registered.clone();
     for (model_type, family) in &file.architectures {
         add(&mut all, model_type, family).map_err(|error| {
-            let remedy = error.remedy().unwrap_or_default().to_owned();
+            let remedy = error.remedy().cloned().unwrap_or_else(|| "correct the file".into());
             Error::invalid(path, error.to_string(), remedy)
         })?;
     }
@@ -102,19 +106,19 @@ pub fn register_file(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The native family that models of a type are read as: the type's own, a built-in one or a registered one.
+/// Returns the native family of a model type: its own, a built-in mapping or a registered one.
 pub fn family_of(model_type: &str) -> Option<&'static str> {
     native(model_type).or_else(|| mapped_family(model_type))
 }
 
-/// The native family that a type which is not native itself is mapped to.
+/// Returns the native family that a model type is mapped to, if it is not itself native.
 pub(crate) fn mapped_family(model_type: &str) -> Option<&'static str> {
-    // A file that cannot be read is an error where models are loaded and inspected; here it only means that nothing more is known.
+    // Loading and inspecting report an unreadable file; here it only adds no mappings.
     let _ = register_environment();
     mapped(&REGISTERED.read().unwrap_or_else(PoisonError::into_inner), model_type)
 }
 
-/// All types that stand for a family, built in or registered, with it.
+/// Returns all mapped types, built-in and registered, with their families.
 pub fn registered_architectures() -> Vec<(String, &'static str)> {
     let _ = register_environment();
     let registered = REGISTERED.read().unwrap_or_else(PoisonError::into_inner);
@@ -123,17 +127,17 @@ pub fn registered_architectures() -> Vec<(String, &'static str)> {
     all.into_iter().collect()
 }
 
-/// Registers the file that the environment names, once in a process.
+/// Registers the file of `PELLUCID_ARCHITECTURES`, once per process.
 pub(crate) fn register_environment() -> Result<()> {
-    static DONE: OnceLock<std::result::Result<(), (String, String)>> = OnceLock::new();
-    let outcome = DONE.get_or_init(|| {
+    static DONE: OnceLock<std::result::Result<(), (String, Remedy)>> = OnceLock::new();
+    let result = DONE.get_or_init(|| {
         let Some(path) = std::env::var_os(ARCHITECTURES_VARIABLE).filter(|path| !path.is_empty()) else {
             return Ok(());
         };
         register_file(Path::new(&path))
-            .map_err(|error| (error.to_string(), error.remedy().unwrap_or("correct the path").to_owned()))
+            .map_err(|error| (error.to_string(), error.remedy().cloned().unwrap_or_else(|| "correct the path".into())))
     });
-    outcome.clone().map_err(|(problem, remedy)| Error::usage(format!("{ARCHITECTURES_VARIABLE}: {problem}"), remedy))
+    result.clone().map_err(|(problem, remedy)| Error::usage(format!("{ARCHITECTURES_VARIABLE}: {problem}"), remedy))
 }
 
 fn mapped(registered: &BTreeMap<String, &'static str>, model_type: &str) -> Option<&'static str> {
@@ -155,24 +159,24 @@ mod tests {
             assert_eq!(family_of(model_type), Some(family));
         }
         for own in ["qwen3", "glm4_moe_lite"] {
-            assert_eq!((family_of(own), mapped_family(own)), (Some(own), None), "native by itself");
+            assert_eq!((family_of(own), mapped_family(own)), (Some(own), None), "native");
         }
         assert_eq!(family_of("register_test"), None);
         register_architecture("register_test", "gemma2").expect("registered");
-        register_architecture("register_test", "gemma2").expect("twice is once");
+        register_architecture("register_test", "gemma2").expect("the same mapping again");
         assert_eq!(family_of("register_test"), Some("gemma2"));
         let fault = |model_type: &str, family: &str| {
             register_architecture(model_type, family).expect_err("refused").to_string()
         };
-        assert!(fault("register_test", "llama").contains("registered as `gemma2` already"));
-        assert!(fault("agent_cpm", "llama").contains("registered as `qwen3` already"));
-        assert!(fault("llama", "gemma2").contains("native itself"));
+        assert!(fault("register_test", "llama").contains("already registered as `gemma2`"));
+        assert!(fault("agent_cpm", "llama").contains("already registered as `qwen3`"));
+        assert!(fault("llama", "gemma2").contains("itself native"));
         assert!(fault("register_other", "lama").contains("no native family `lama`"));
-        assert!(fault("", "llama").contains("no model type"));
+        assert!(fault("", "llama").contains("not a model type"));
     }
 
     #[test]
-    fn a_file_counts_as_a_whole_or_not_at_all() {
+    fn a_file_is_registered_completely_or_not_at_all() {
         let dir = tempfile::tempdir().expect("a directory");
         let file = |text: &str| {
             let path = dir.path().join("architectures.toml");

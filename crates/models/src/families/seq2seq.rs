@@ -1,4 +1,5 @@
-//! Decoders in the manner of fairseq: the halves of encoder-decoders that are language models of their own, XGLM and BioGPT.
+//! Decoders of fairseq style: the decoder halves of BART, mBART, Pegasus, Blenderbot, Marian, TrOCR
+//! and Whisper, used as causal language models; XGLM and BioGPT.
 
 use super::{Family, activation};
 use crate::config::Config;
@@ -8,85 +9,85 @@ use pellucid_engine::Architecture;
 use pellucid_engine::architecture::{AbsolutePositions, Attention, Dense, Embedding, Head, Layer, Mlp, Modules, Norm};
 use serde_json::json;
 
-/// What tells these decoders apart.
-struct Manner {
-    /// The trunk, with a dot.
-    trunk: &'static str,
-    /// The unembedding.
+/// Differences between these decoders.
+struct DecoderStyle {
+    /// Prefix of the backbone's modules, with a trailing dot.
+    prefix: &'static str,
+    /// Module of the unembedding.
     head: &'static str,
-    /// Norms stand before the sublayers, and one before the head.
+    /// Pre-norms and a final norm; otherwise post-residual norms.
     pre_norm: bool,
-    /// A norm of the embeddings.
+    /// Norm on the embeddings.
     embedding_norm: bool,
-    /// The row or position of position 0.
+    /// Offset added to the position.
     offset: usize,
-    /// Positions are computed.
-    computed: bool,
-    /// Whether embeddings are scaled where the configuration does not say.
+    /// Positions are sinusoidal instead of a stored table.
+    sinusoidal: bool,
+    /// Default of `scale_embedding`.
     scaled: bool,
 }
 
-const BART: Manner = Manner {
-    trunk: "model.decoder.",
+const BART: DecoderStyle = DecoderStyle {
+    prefix: "model.decoder.",
     head: "lm_head",
     pre_norm: false,
     embedding_norm: true,
     offset: 2,
-    computed: false,
+    sinusoidal: false,
     scaled: false,
 };
 
-/// BART's decoder: norms after the sublayers, learned positions from row two on.
+/// BART's decoder: post-residual norms, learned positions with an offset of 2.
 pub(super) fn bart(config: &Config) -> Result<Family> {
     decoder(config, BART)
 }
 
-/// mBART's decoder: norms before the sublayers.
+/// mBART's decoder: pre-norms.
 pub(super) fn mbart(config: &Config) -> Result<Family> {
-    decoder(config, Manner { pre_norm: true, ..BART })
+    decoder(config, DecoderStyle { pre_norm: true, ..BART })
 }
 
-/// Pegasus' decoder: norms before the sublayers, a stored table of sines.
+/// Pegasus' decoder: pre-norms, a stored table of sinusoidal positions.
 pub(super) fn pegasus(config: &Config) -> Result<Family> {
     decoder(config, BLENDERBOT)
 }
 
-const BLENDERBOT: Manner = Manner { pre_norm: true, embedding_norm: false, offset: 0, ..BART };
+const BLENDERBOT: DecoderStyle = DecoderStyle { pre_norm: true, embedding_norm: false, offset: 0, ..BART };
 
-/// Blenderbot's decoder: norms before the sublayers.
+/// Blenderbot's decoder: pre-norms.
 pub(super) fn blenderbot(config: &Config) -> Result<Family> {
     decoder(&config.with_defaults([("max_position_embeddings", json!(128))]), BLENDERBOT)
 }
 
-/// Marian's decoder: norms after the sublayers, a stored table of sines.
+/// Marian's decoder: post-residual norms, a stored table of sinusoidal positions.
 pub(super) fn marian(config: &Config) -> Result<Family> {
     let vocab = config.size_maybe("decoder_vocab_size")?;
     let config = vocab.map_or_else(|| config.clone(), |vocab| config.with("vocab_size", vocab.into()));
-    decoder(&config, Manner { embedding_norm: false, offset: 0, ..BART })
+    decoder(&config, DecoderStyle { embedding_norm: false, offset: 0, ..BART })
 }
 
-/// TrOCR's decoder: learned or computed positions, a norm of the embeddings or none.
+/// TrOCR's decoder: learned or sinusoidal positions, optional norm on the embeddings.
 pub(super) fn trocr(config: &Config) -> Result<Family> {
     let config = &config.with_defaults([("max_position_embeddings", json!(512))]);
-    let computed = !config.flag_or("use_learned_position_embeddings", true)?;
-    // Computed positions begin after the one that padding would have.
-    let offset = if computed { config.size_or("pad_token_id", 1)? + 1 } else { 2 };
+    let sinusoidal = !config.flag_or("use_learned_position_embeddings", true)?;
+    // Sinusoidal positions start at `pad_token_id + 1`.
+    let offset = if sinusoidal { config.size_or("pad_token_id", 1)? + 1 } else { 2 };
     let embedding_norm = config.flag_or("layernorm_embedding", true)?;
-    decoder(config, Manner { head: "output_projection", embedding_norm, offset, computed, ..BART })
+    decoder(config, DecoderStyle { head: "output_projection", embedding_norm, offset, sinusoidal, ..BART })
 }
 
-/// Whisper's decoder: norms before the sublayers, keys without biases.
+/// Whisper's decoder: pre-norms, no biases on keys.
 pub(super) fn whisper(config: &Config) -> Result<Family> {
     let positions = config.size_or("max_target_positions", 448)?;
-    // `scale_embedding` is in its configuration, and nothing reads it.
+    // transformers ignores Whisper's `scale_embedding`.
     let config = config.with("max_position_embeddings", positions.into()).with("scale_embedding", false.into());
-    let manner = Manner { head: "proj_out", pre_norm: true, embedding_norm: false, offset: 0, ..BART };
-    let mut family = decoder(&config, manner)?;
-    family.each_attention(|a| a.unbiased_keys = true);
+    let style = DecoderStyle { head: "proj_out", pre_norm: true, embedding_norm: false, offset: 0, ..BART };
+    let mut family = decoder(&config, style)?;
+    family.each_attention(|a| a.no_key_bias = true);
     Ok(family)
 }
 
-/// XGLM: computed positions, scaled embeddings, norms before the sublayers.
+/// XGLM: sinusoidal positions, scaled embeddings, pre-norms.
 pub(super) fn xglm(config: &Config) -> Result<Family> {
     let keys = [
         ("decoder_layers", "num_layers"),
@@ -94,12 +95,18 @@ pub(super) fn xglm(config: &Config) -> Result<Family> {
         ("decoder_ffn_dim", "ffn_dim"),
     ];
     let config = &config.with_defaults([("max_position_embeddings", json!(2048))]);
-    let manner =
-        Manner { trunk: "model.", pre_norm: true, embedding_norm: false, computed: true, scaled: true, ..BART };
-    decoder(&renamed(config, &keys)?, manner)
+    let style = DecoderStyle {
+        prefix: "model.",
+        pre_norm: true,
+        embedding_norm: false,
+        sinusoidal: true,
+        scaled: true,
+        ..BART
+    };
+    decoder(&rename_keys(config, &keys)?, style)
 }
 
-/// BioGPT: learned positions, scaled embeddings, norms before the sublayers.
+/// BioGPT: learned positions, scaled embeddings, pre-norms.
 pub(super) fn biogpt(config: &Config) -> Result<Family> {
     let keys = [
         ("d_model", "hidden_size"),
@@ -107,20 +114,21 @@ pub(super) fn biogpt(config: &Config) -> Result<Family> {
         ("decoder_attention_heads", "num_attention_heads"),
         ("decoder_ffn_dim", "intermediate_size"),
     ];
-    let config = renamed(config, &keys)?;
+    let config = rename_keys(config, &keys)?;
     let config = config.with("activation_function", config.text("hidden_act").unwrap_or("gelu").into());
-    let manner = Manner {
-        trunk: "biogpt.",
+    let style = DecoderStyle {
+        prefix: "biogpt.",
         head: "output_projection",
         pre_norm: true,
         embedding_norm: false,
         scaled: true,
         ..BART
     };
-    decoder(&config, manner)
+    decoder(&config, style)
 }
 
-fn renamed(config: &Config, keys: &[(&str, &str)]) -> Result<Config> {
+/// Returns the configuration with each key `theirs` copied to `ours`.
+fn rename_keys(config: &Config, keys: &[(&str, &str)]) -> Result<Config> {
     let mut renamed = config.clone();
     for (ours, theirs) in keys {
         renamed = renamed.with(ours, config.size(theirs)?.into());
@@ -128,7 +136,7 @@ fn renamed(config: &Config, keys: &[(&str, &str)]) -> Result<Config> {
     Ok(renamed)
 }
 
-fn decoder(config: &Config, manner: Manner) -> Result<Family> {
+fn decoder(config: &Config, style: DecoderStyle) -> Result<Family> {
     let (width, depth, heads) =
         (config.size("d_model")?, config.size("decoder_layers")?, config.size("decoder_attention_heads")?);
     let positions = config.size_or("max_position_embeddings", 1024)?;
@@ -138,10 +146,10 @@ fn decoder(config: &Config, manner: Manner) -> Result<Family> {
     let activation = activation(config, "activation_function", "gelu")?;
     let mlp = Dense::plain(config.size("decoder_ffn_dim")?, activation).with_bias(true);
     let mut layer = Layer::pre_norm(norm, attention, Mlp::Dense(mlp));
-    if !manner.pre_norm {
-        (layer.attn_stream_norm, layer.mlp_stream_norm) = (layer.attn_norm.take(), layer.mlp_norm.take());
+    if !style.pre_norm {
+        (layer.attn_post_residual_norm, layer.mlp_post_residual_norm) = (layer.attn_norm.take(), layer.mlp_norm.take());
     }
-    let scaled = config.flag_or("scale_embedding", manner.scaled)?;
+    let scaled = config.flag_or("scale_embedding", style.scaled)?;
     let architecture = Architecture {
         family: config.model_type()?.into(),
         vocab: config.size("vocab_size")?,
@@ -149,31 +157,31 @@ fn decoder(config: &Config, manner: Manner) -> Result<Family> {
         context: Some(positions),
         embedding: Embedding {
             scale: scaled.then(|| (width as f32).sqrt()),
-            positions: Some(if manner.computed {
-                AbsolutePositions::Sinusoidal { frequencies: sinusoids(width), offset: manner.offset }
+            positions: Some(if style.sinusoidal {
+                AbsolutePositions::Sinusoidal { frequencies: sinusoids(width), offset: style.offset }
             } else {
-                AbsolutePositions::Learned { rows: positions + manner.offset, offset: manner.offset }
+                AbsolutePositions::Learned { rows: positions + style.offset, offset: style.offset }
             }),
-            norm: manner.embedding_norm.then_some(norm),
+            norm: style.embedding_norm.then_some(norm),
             ..Embedding::default()
         },
         layers: vec![layer; depth],
-        final_norm: manner.pre_norm.then_some(norm),
+        final_norm: style.pre_norm.then_some(norm),
         head: Head { tied: config.flag_or("tie_word_embeddings", true)?, ..Head::default() },
         ropes: vec![],
         modules: Modules {
-            layers: format!("{}layers", manner.trunk),
+            layers: format!("{}layers", style.prefix),
             attention: Some("self_attn".into()),
             mlp: None,
-            // The module may return its rows already scaled.
-            embedding: (!scaled).then(|| format!("{}embed_tokens", manner.trunk)),
-            final_norm: Some(format!("{}layer_norm", manner.trunk)),
-            head: Some(manner.head.into()),
+            // With scaling, the module's output is not the `embed` site.
+            embedding: (!scaled).then(|| format!("{}embed_tokens", style.prefix)),
+            final_norm: Some(format!("{}layer_norm", style.prefix)),
+            head: Some(style.head.into()),
         },
     };
-    // The same two norms of a layer, before or after.
-    let place = if manner.pre_norm { "norm" } else { "stream_norm" };
-    let mut names = Names::new(&[manner.trunk, "decoder.", ""])
+    // The stored names are the same for pre-norms and post-residual norms.
+    let norm_module = if style.pre_norm { "norm" } else { "stream_norm" };
+    let mut names = Names::new(&[style.prefix, "decoder.", ""])
         .with(&[
             ("embed", "embed_tokens"),
             ("pos_embed", "embed_positions"),
@@ -184,24 +192,24 @@ fn decoder(config: &Config, manner: Manner) -> Result<Family> {
             ("layers.{l}.attn.out", "layers.{l}.self_attn.out_proj"),
             ("layers.{l}.mlp.up", "layers.{l}.fc1"),
             ("layers.{l}.mlp.down", "layers.{l}.fc2"),
-            (&format!("layers.{{l}}.attn.{place}"), "layers.{l}.self_attn_layer_norm"),
-            (&format!("layers.{{l}}.mlp.{place}"), "layers.{l}.final_layer_norm"),
+            (&format!("layers.{{l}}.attn.{norm_module}"), "layers.{l}.self_attn_layer_norm"),
+            (&format!("layers.{{l}}.mlp.{norm_module}"), "layers.{l}.final_layer_norm"),
             ("final_norm", "layer_norm"),
         ])
-        // A whole encoder-decoder keeps one table for both halves.
-        .outside("embed", "model.shared")
-        .outside("embed", "shared")
-        .outside("head", manner.head)
-        .outside("head", "lm_head")
+        // Encoder-decoder checkpoints share one embedding.
+        .without_prefix("embed", "model.shared")
+        .without_prefix("embed", "shared")
+        .without_prefix("head", style.head)
+        .without_prefix("head", "lm_head")
         .ignoring(&["final_logits_bias", "decoder.version", "shared.weight", "decoder.embed_tokens.weight"])
         .ignoring(&["embed_positions._float_tensor", "embed_positions.weights"]);
-    // Attention to an encoder has nothing to read in a language model.
-    names.other_parts = vec!["model.encoder.", "encoder."];
-    names.other_places = vec![".encoder_attn.", ".encoder_attn_layer_norm."];
+    // The encoder and the cross-attention are not used in a language model.
+    names.ignored_prefixes = vec!["model.encoder.", "encoder."];
+    names.ignored_infixes = vec![".encoder_attn.", ".encoder_attn_layer_norm."];
     Ok(Family { architecture, names })
 }
 
-/// The frequencies of computed positions, from one down to one in ten thousand.
+/// Frequencies of sinusoidal positions, from 1 down to 1e-4.
 fn sinusoids(width: usize) -> Vec<f32> {
     let half = width / 2;
     let step = 10_000f32.ln() / (half.max(2) - 1) as f32;

@@ -1,19 +1,20 @@
-//! Families that choose experts by sigmoids with a correction, as DeepSeek V3 does, over plain attention.
+//! MoE families with DeepSeek V3's routing (sigmoid scores, correction bias) and ordinary
+//! attention.
 
 use super::Family;
 use super::experts::{
-    Mixture, correction_names, ignore_guessing_layers, norm_each_head, shared_names, sigmoid_routing, sparse_layers,
+    Mixture, correction_names, ignore_mtp_layers, set_qk_norm_per_head, shared_names, sigmoid_routing, sparse_layers,
 };
-use super::llama::{llama_like, slide};
-use super::olmo::norm_all_heads;
-use super::relatives::post_norms;
+use super::llama::{llama_like, set_sliding_window};
+use super::llama_variants::post_norms;
+use super::olmo::set_qk_norm_all_heads;
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::rope::{by_layer_type, or_parameters};
+use crate::rope::{rope_parameters_or, ropes_by_layer_type};
 use pellucid_engine::architecture::{Activation, Attention, AttentionGate, ExpertWeights, Routing};
 use serde_json::{Value, json};
 
-/// GLM 4.5: part of each head rotates; the upper layers have experts.
+/// GLM 4.5: partial rotary; experts in the upper layers.
 pub(super) fn glm4_moe(config: &Config) -> Result<Family> {
     let config = &config.with_defaults([
         ("num_key_value_heads", json!(8)),
@@ -29,14 +30,14 @@ pub(super) fn glm4_moe(config: &Config) -> Result<Family> {
     let bias = config.flag_or("attention_bias", false)?;
     family.each_attention(|a| a.qkv_bias = bias);
     if config.flag_or("use_qk_norm", false)? {
-        norm_each_head(&mut family);
+        set_qk_norm_per_head(&mut family);
     }
-    upper_experts(config, &mut family)?;
-    ignore_guessing_layers(config, &mut family)?;
+    set_upper_experts(config, &mut family)?;
+    ignore_mtp_layers(config, &mut family)?;
     Ok(family)
 }
 
-/// dots.llm1: norms on queries and keys, some layers slide, the upper layers have experts.
+/// dots.llm1: QK norm, sliding window in some layers, experts in the upper layers.
 pub(super) fn dots1(config: &Config) -> Result<Family> {
     let config = &config.with_defaults([
         ("num_key_value_heads", json!(32)),
@@ -49,9 +50,9 @@ pub(super) fn dots1(config: &Config) -> Result<Family> {
     let mut family = llama_like(config)?;
     let (bias, first) = (config.flag_or("attention_bias", false)?, config.size_or("max_window_layers", 62)?);
     family.set_attention_bias(bias);
-    norm_each_head(&mut family);
-    slide(config, &mut family, config.size_maybe("sliding_window")?, |layer| layer >= first)?;
-    upper_experts(config, &mut family)?;
+    set_qk_norm_per_head(&mut family);
+    set_sliding_window(config, &mut family, config.size_maybe("sliding_window")?, |layer| layer >= first)?;
+    set_upper_experts(config, &mut family)?;
     Ok(family)
 }
 
@@ -67,18 +68,18 @@ pub(super) fn solar_open(config: &Config) -> Result<Family> {
         ("moe_intermediate_size", json!(1280)),
         ("n_shared_experts", json!(1)),
     ]);
-    // No layer has a dense MLP, whatever a configuration says of one.
+    // No layer has a dense MLP, even if the configuration has its width.
     let config = &config
         .with("intermediate_size", config.size("moe_intermediate_size")?.into())
         .with("first_k_dense_replace", 0.into());
     let mut family = llama_like(config)?;
     let bias = config.flag_or("attention_bias", false)?;
     family.each_attention(|a| a.qkv_bias = bias);
-    upper_experts(config, &mut family)?;
+    set_upper_experts(config, &mut family)?;
     Ok(family)
 }
 
-/// EXAONE MoE: norms on queries and keys; where some layers slide, only those rotate.
+/// EXAONE MoE: QK norm. If some layers have a sliding window, only those have rotary positions.
 pub(super) fn exaone_moe(config: &Config) -> Result<Family> {
     let config = &config.with_defaults([
         ("num_key_value_heads", json!(32)),
@@ -92,20 +93,21 @@ pub(super) fn exaone_moe(config: &Config) -> Result<Family> {
         ("first_k_dense_replace", json!(1)),
     ]);
     let mut family = llama_like(config)?;
-    norm_each_head(&mut family);
+    set_qk_norm_per_head(&mut family);
     let (window, pattern) = (config.size_maybe("sliding_window")?, config.size_or("sliding_window_pattern", 4)?.max(1));
-    slide(config, &mut family, window, |layer| !(layer + 1).is_multiple_of(pattern))?;
+    set_sliding_window(config, &mut family, window, |layer| !(layer + 1).is_multiple_of(pattern))?;
     family.each_attention(|a| a.rope = a.rope.filter(|_| window.is_none() || a.window.is_some()));
     let config = &config
         .with("n_routed_experts", config.size("num_experts")?.into())
         .with("n_shared_experts", config.size("num_shared_experts")?.into());
-    upper_experts(config, &mut family)?;
+    set_upper_experts(config, &mut family)?;
     family.names = correction_names(family.names, &["mlp.e_score_correction_bias", "mlp.gate.e_score_correction_bias"]);
-    family.names.other_parts.push("mtp");
+    family.names.ignored_prefixes.push("mtp");
     Ok(family)
 }
 
-/// MiMo V2 Flash: values narrower than keys and scaled; layers that slide have sinks and twice the key heads.
+/// MiMo V2 Flash: values narrower than keys, and scaled; sliding-window layers have attention sinks
+/// and twice as many KV heads.
 pub(super) fn mimo_v2_flash(config: &Config) -> Result<Family> {
     let kind = |base: f32| json!({"rope_theta": base, "partial_rotary_factor": 0.334});
     let config = &config.with_defaults([
@@ -122,32 +124,32 @@ pub(super) fn mimo_v2_flash(config: &Config) -> Result<Family> {
         ("first_k_dense_replace", json!(1)),
     ]);
     let rotations = json!({"full_attention": kind(5_000_000.0), "sliding_attention": kind(10_000.0)});
-    let config = &partial_by_default(&or_parameters(config, rotations), 0.334);
+    let config = &with_partial_rotary_default(&rope_parameters_or(config, rotations), 0.334);
     let mut family = llama_like(config)?;
     let window = match config.size_maybe("sliding_window_size")? {
         Some(before) => Some(before + 1),
         None => config.size_maybe("sliding_window")?,
     };
-    slide(config, &mut family, window, |layer| layer != 0 && !(layer + 1).is_multiple_of(6))?;
+    set_sliding_window(config, &mut family, window, |layer| layer != 0 && !(layer + 1).is_multiple_of(6))?;
     let (bias, value_dim) = (config.flag_or("attention_bias", false)?, config.size("v_head_dim")?);
     let value_scale = config.number_maybe("attention_value_scale")?;
-    family.architecture.ropes = by_layer_type(config, family.head_dim())?;
+    family.architecture.ropes = ropes_by_layer_type(config, family.head_dim())?;
     family.each_attention(|a| {
         (a.qkv_bias, a.value_dim, a.value_scale) = (bias, value_dim, value_scale);
         a.sinks = a.window.is_some();
         a.rope = Some(usize::from(a.sinks));
         a.kv_heads *= if a.sinks { 2 } else { 1 };
     });
-    upper_experts(config, &mut family)?;
+    set_upper_experts(config, &mut family)?;
     family.names = family.names.with_bare(&[
         ("layers.{l}.attn.sinks", "layers.{l}.self_attn.attention_sink_bias"),
         ("layers.{l}.attn.sinks", "layers.{l}.self_attn.sinks"),
     ]);
-    family.names.other_parts.push("model.mtp.");
+    family.names.ignored_prefixes.push("model.mtp.");
     Ok(family)
 }
 
-/// MiniMax M2: a norm on all queries and all keys together, part of each head rotates, experts in every layer.
+/// MiniMax M2: QK norm over all heads, partial rotary, experts in every layer.
 pub(super) fn minimax_m2(config: &Config) -> Result<Family> {
     let config = &config.with_defaults([
         ("head_dim", json!(128)),
@@ -164,22 +166,23 @@ pub(super) fn minimax_m2(config: &Config) -> Result<Family> {
         None => config.clone(),
     };
     let mut family = llama_like(config)?;
-    norm_all_heads(&mut family);
+    set_qk_norm_all_heads(&mut family);
     let routing = sigmoid_routing(&config.with("n_group", 1.into()), true, 1.0)?;
     let mixture = Mixture {
         count: config.size("num_local_experts")?,
-        chosen: config.size("num_experts_per_tok")?,
+        top_k: config.size("num_experts_per_tok")?,
         width: config.size("intermediate_size")?,
-        routing: Routing { weights: ExpertWeights::SHARES, ..routing },
-        shared: 0,
+        routing: Routing { weights: ExpertWeights::SUM_NORMALIZED, ..routing },
+        shared_width: 0,
     };
-    mixture.put_everywhere(&mut family);
+    mixture.apply_to_all_layers(&mut family);
     let corrections = ["block_sparse_moe.e_score_correction_bias", "mlp.e_score_correction_bias"];
-    family.names = correction_names(mixture.numbered_names(family.names), &corrections);
+    family.names = correction_names(mixture.mixtral_names(family.names), &corrections);
     Ok(family)
 }
 
-/// AFMoE: gated attention, norms around both sublayers and on queries and keys; only layers that slide rotate.
+/// AFMoE: gated attention, pre- and post-norms, QK norm; only sliding-window layers have rotary
+/// positions.
 pub(super) fn afmoe(config: &Config) -> Result<Family> {
     let config = &config.with_defaults([
         ("head_dim", json!(128)),
@@ -194,9 +197,11 @@ pub(super) fn afmoe(config: &Config) -> Result<Family> {
     let mut family = llama_like(config)?;
     let bias = config.flag_or("attention_bias", false)?;
     family.set_attention_bias(bias);
-    norm_each_head(&mut family);
+    set_qk_norm_per_head(&mut family);
     let pattern = config.size_or("global_attn_every_n_layers", 4)?.max(1);
-    slide(config, &mut family, config.size_maybe("sliding_window")?, |layer| !(layer + 1).is_multiple_of(pattern))?;
+    set_sliding_window(config, &mut family, config.size_maybe("sliding_window")?, |layer| {
+        !(layer + 1).is_multiple_of(pattern)
+    })?;
     family.each_attention(|a| {
         a.rope = a.rope.filter(|_| a.window.is_some());
         a.gate = Some(AttentionGate { per_head: false, activation: Activation::Sigmoid, bias: false });
@@ -208,14 +213,14 @@ pub(super) fn afmoe(config: &Config) -> Result<Family> {
     let (width, scale) = (config.size("moe_intermediate_size")?, config.number_or("route_scale", 1.0)?);
     let mixture = Mixture {
         count: config.size("num_experts")?,
-        chosen: config.size("num_experts_per_tok")?,
+        top_k: config.size("num_experts_per_tok")?,
         width,
         routing: sigmoid_routing(&config.with("n_group", 1.into()), true, scale)?,
-        shared: width * config.size("num_shared_experts")?,
+        shared_width: width * config.size("num_shared_experts")?,
     };
     let dense = config.size("num_dense_layers")?;
     let sparse: Vec<bool> = (0..family.architecture.layers.len()).map(|layer| layer >= dense).collect();
-    mixture.put(&mut family, &sparse);
+    mixture.apply_to(&mut family, &sparse);
     family.names = correction_names(family.names, &["mlp.expert_bias"])
         .replacing("layers.{l}.mlp.router", "layers.{l}.mlp.router.gate")
         .replacing("layers.{l}.mlp.norm", "layers.{l}.pre_mlp_layernorm")
@@ -224,7 +229,7 @@ pub(super) fn afmoe(config: &Config) -> Result<Family> {
     Ok(family)
 }
 
-/// Hunyuan 3: norms on queries and keys, experts in all layers but the first.
+/// Hunyuan 3: QK norm, experts in all layers but the first.
 pub(super) fn hy_v3(config: &Config) -> Result<Family> {
     let config = &config.with_defaults([
         ("head_dim", json!(128)),
@@ -240,26 +245,27 @@ pub(super) fn hy_v3(config: &Config) -> Result<Family> {
     let (attention, mlp) = (config.flag_or("attention_bias", false)?, config.flag_or("mlp_bias", false)?);
     family.set_attention_bias(attention);
     family.each_dense(|dense| *dense = dense.with_bias(mlp));
-    norm_each_head(&mut family);
+    set_qk_norm_per_head(&mut family);
     let (width, scale) = (config.size("moe_intermediate_size")?, config.number_or("router_scaling_factor", 2.826)?);
     let mixture = Mixture {
         count: config.size("num_experts")?,
-        chosen: config.size("num_experts_per_tok")?,
+        top_k: config.size("num_experts_per_tok")?,
         width,
         routing: sigmoid_routing(&config.with("n_group", 1.into()), true, scale)?,
-        shared: width * config.size("num_shared_experts")?,
+        shared_width: width * config.size("num_shared_experts")?,
     };
     let sparse = sparse_layers(config, &family, |layer| layer > 0)?;
-    mixture.put(&mut family, &sparse);
+    mixture.apply_to(&mut family, &sparse);
     let names = correction_names(family.names, &["mlp.expert_bias", "mlp.e_score_correction_bias"]);
     family.names = shared_names(names, &["mlp.shared_mlp", "mlp.shared_experts"])
         .replacing("layers.{l}.mlp.router", "layers.{l}.mlp.router.gate")
         .with(&[("layers.{l}.mlp.router", "layers.{l}.mlp.gate")]);
-    ignore_guessing_layers(config, &mut family)?;
+    ignore_mtp_layers(config, &mut family)?;
     Ok(family)
 }
 
-/// Laguna: softplus gates on attention, another number of heads and another rotation by layer, capped router scores.
+/// Laguna: softplus gates on attention, number of heads per layer, rotary by layer type,
+/// soft-capped router logits.
 pub(super) fn laguna(config: &Config) -> Result<Family> {
     let kind = |base: f32, part: f32| json!({"rope_theta": base, "partial_rotary_factor": part});
     let rotations = json!({"full_attention": kind(500_000.0, 0.5), "sliding_attention": kind(10_000.0, 1.0)});
@@ -272,7 +278,7 @@ pub(super) fn laguna(config: &Config) -> Result<Family> {
         ("moe_intermediate_size", json!(512)),
         ("shared_expert_intermediate_size", json!(512)),
     ]);
-    let config = &or_parameters(config, rotations);
+    let config = &rope_parameters_or(config, rotations);
     if config.flag_or("moe_apply_router_weight_on_input", false)? {
         return Err(Error::unsupported(
             "`moe_apply_router_weight_on_input` is set, which no implementation of `laguna` computes",
@@ -282,12 +288,12 @@ pub(super) fn laguna(config: &Config) -> Result<Family> {
     let mut family = llama_like(config)?;
     let (bias, heads) = (config.flag_or("attention_bias", false)?, config.sizes("num_attention_heads_per_layer")?);
     family.set_attention_bias(bias);
-    norm_each_head(&mut family);
+    set_qk_norm_per_head(&mut family);
     if !heads.is_empty() && heads.len() != family.architecture.layers.len() {
-        return Err(config.bad("num_attention_heads_per_layer", "does not have one entry a layer"));
+        return Err(config.bad("num_attention_heads_per_layer", "does not have one entry per layer"));
     }
-    slide(config, &mut family, config.size_maybe("sliding_window")?, |_| false)?;
-    family.architecture.ropes = by_layer_type(config, family.head_dim())?;
+    set_sliding_window(config, &mut family, config.size_maybe("sliding_window")?, |_| false)?;
+    family.architecture.ropes = ropes_by_layer_type(config, family.head_dim())?;
     let per_head = match config.get("gating") {
         None | Some(Value::Bool(true)) => true,
         Some(Value::String(name)) => name == "per-head",
@@ -304,13 +310,17 @@ pub(super) fn laguna(config: &Config) -> Result<Family> {
     let routing = sigmoid_routing(&config.with("n_group", 1.into()), true, scale)?;
     let mixture = Mixture {
         count: config.size("num_experts")?,
-        chosen: config.size("num_experts_per_tok")?,
+        top_k: config.size("num_experts_per_tok")?,
         width: config.size("moe_intermediate_size")?,
-        routing: Routing { weights: ExpertWeights::SHARES, soft_cap: (soft_cap > 0.0).then_some(soft_cap), ..routing },
-        shared: config.size("shared_expert_intermediate_size")?,
+        routing: Routing {
+            weights: ExpertWeights::SUM_NORMALIZED,
+            soft_cap: (soft_cap > 0.0).then_some(soft_cap),
+            ..routing
+        },
+        shared_width: config.size("shared_expert_intermediate_size")?,
     };
     let sparse = sparse_layers(config, &family, |layer| layer > 0)?;
-    mixture.put(&mut family, &sparse);
+    mixture.apply_to(&mut family, &sparse);
     let corrections = ["mlp.experts.e_score_correction_bias", "mlp.gate.e_score_correction_bias"];
     let names = correction_names(family.names, &corrections);
     family.names = shared_names(names, &["mlp.shared_expert", "mlp.shared_experts"])
@@ -318,27 +328,28 @@ pub(super) fn laguna(config: &Config) -> Result<Family> {
     Ok(family)
 }
 
-/// DeepSeek V3's experts in the upper layers, or where `mlp_layer_types` says.
-fn upper_experts(config: &Config, family: &mut Family) -> Result<()> {
-    let (normalise, scale) = (config.flag_or("norm_topk_prob", true)?, config.number_or("routed_scaling_factor", 1.0)?);
+/// Sets DeepSeek V3's experts in the layers from `first_k_dense_replace` on, or by
+/// `mlp_layer_types`.
+fn set_upper_experts(config: &Config, family: &mut Family) -> Result<()> {
+    let (normalize, scale) = (config.flag_or("norm_topk_prob", true)?, config.number_or("routed_scaling_factor", 1.0)?);
     let width = config.size("moe_intermediate_size")?;
     let mixture = Mixture {
         count: config.size("n_routed_experts")?,
-        chosen: config.size("num_experts_per_tok")?,
+        top_k: config.size("num_experts_per_tok")?,
         width,
-        routing: sigmoid_routing(config, normalise, scale)?,
-        shared: width * config.size_or("n_shared_experts", 0)?,
+        routing: sigmoid_routing(config, normalize, scale)?,
+        shared_width: width * config.size_or("n_shared_experts", 0)?,
     };
     let dense = config.size("first_k_dense_replace")?;
     let sparse = sparse_layers(config, family, |layer| layer >= dense)?;
-    mixture.put(family, &sparse);
+    mixture.apply_to(family, &sparse);
     let names = std::mem::take(&mut family.names);
     family.names = correction_names(names, &["mlp.gate.e_score_correction_bias"]);
     Ok(())
 }
 
-/// The configuration with a rotated fraction for each layer type that leaves it out.
-fn partial_by_default(config: &Config, fraction: f32) -> Config {
+/// Returns the configuration with a default `partial_rotary_factor` for each layer type.
+fn with_partial_rotary_default(config: &Config, fraction: f32) -> Config {
     let Some(mut parameters) = config.get("rope_parameters").cloned() else { return config.clone() };
     for kind in parameters.as_object_mut().into_iter().flat_map(|kinds| kinds.values_mut()) {
         if let Some(kind) = kind.as_object_mut() {

@@ -1,10 +1,10 @@
-//! Zamba 2: Mamba 2 layers, some of which first consult a transformer block that they share.
+//! Zamba 2: Mamba 2 layers, some of which first run a transformer block whose weights they share.
 
-use super::mamba::{least_step, mamba2_names};
+use super::mamba::{mamba2_names, min_time_step};
 use super::{Family, activation};
 use crate::config::Config;
 use crate::error::Result;
-use crate::names::{Names, Part};
+use crate::names::{Names, StoredPart};
 use crate::rope::rope;
 use pellucid_engine::Architecture;
 use pellucid_engine::architecture::{
@@ -36,7 +36,7 @@ pub(super) fn zamba2(config: &Config) -> Result<Family> {
     let blocks = config.size_or("num_mem_blocks", 1)?.max(1);
     let layer = |index: usize| {
         let shared = hybrid.iter().position(|&layer| layer == index).map(|adapter| SharedBlock {
-            // A block is kept by the first layer that uses it.
+            // A shared block is stored with the first layer that uses it.
             block: hybrid[adapter % blocks.min(hybrid.len())],
             adapter,
             norm,
@@ -74,21 +74,21 @@ fn mamba(config: &Config, width: usize, norm: Norm, bias: bool) -> Result<Mamba2
     Ok(Mamba2 {
         heads,
         head_dim: config.size_or("mamba_headdim", channels / heads.max(1))?,
-        state: config.size_or("mamba_d_state", 64)?,
+        state_size: config.size_or("mamba_d_state", 64)?,
         groups,
-        kernel: config.size_or("mamba_d_conv", 4)?,
-        conv_bias: true, // whatever `use_conv_bias` says: transformers' layer does not ask it
+        conv_kernel: config.size_or("mamba_d_conv", 4)?,
+        conv_bias: true, // transformers ignores `use_conv_bias`
         bias,
         out_bias: bias,
         activation: pellucid_engine::architecture::Activation::Silu,
-        step_limits: least_step(config)?,
-        norm: Some(GroupedNorm { norm: Norm { eps: 1e-5, ..norm }, groups, before_gate: false }),
+        dt_limits: min_time_step(config)?,
+        norm: Some(GroupedNorm { norm: Norm { eps: 1e-5, ..norm }, groups, norm_before_gate: false }),
         in_scale: None,
-        multipliers: None,
+        in_proj_multipliers: None,
     })
 }
 
-/// The layers that consult a shared block.
+/// Indices of the layers that run a shared block.
 fn hybrid_layers(config: &Config, depth: usize) -> Result<Vec<usize>> {
     let hybrid = match config.texts("layers_block_type")? {
         Some(kinds) => (0..kinds.len()).filter(|&layer| kinds[layer] == "hybrid").collect(),
@@ -120,11 +120,11 @@ fn names(mamba: &Mamba2, neurons: usize) -> Names {
             ("shared.{s}.attn.out", block("self_attn.o_proj")),
             ("shared.{s}.mlp.down", block("feed_forward.down_proj")),
         ])
-        .with_part("shared.{s}.mlp.gate", &fused, Part::rows(0, total), false)
-        .with_part("shared.{s}.mlp.up", &fused, Part::rows(neurons, total), false)
-        .with_part("shared.{s}.mlp.gate.adapters.{a}.up", &second, Part::rows(0, total), false)
-        .with_part("shared.{s}.mlp.up.adapters.{a}.up", &second, Part::rows(neurons, total), false)
-        .outside("head", "lm_head");
+        .with_part("shared.{s}.mlp.gate", &fused, StoredPart::rows(0, total))
+        .with_part("shared.{s}.mlp.up", &fused, StoredPart::rows(neurons, total))
+        .with_part("shared.{s}.mlp.gate.adapters.{a}.up", &second, StoredPart::rows(0, total))
+        .with_part("shared.{s}.mlp.up.adapters.{a}.up", &second, StoredPart::rows(neurons, total))
+        .without_prefix("head", "lm_head");
     for part in ["gate", "up"] {
         let module = format!("shared.{{s}}.mlp.{part}.adapters.{{a}}.down");
         names = names.with(&[(&module, adapter("feed_forward.gate_up_proj", 0))]);
@@ -138,8 +138,8 @@ fn names(mamba: &Mamba2, neurons: usize) -> Names {
             (&format!("{module}.adapters.{{a}}.up"), adapter(&adapters, 1)),
         ]);
     }
-    // Each layer that uses a shared block may store it once more.
-    names.other_places = vec![".shared_transformer."];
+    // Other layers that use a shared block may store a copy of it.
+    names.ignored_infixes = vec![".shared_transformer."];
     let names = mamba2_names(names, "layers.{l}.mamba", mamba);
     mamba2_names(names, "layers.{l}.mamba_decoder.mamba", mamba)
 }

@@ -1,44 +1,44 @@
-//! Metadata → what would be the model's `config.json`.
+//! Translates GGUF metadata to the equivalent `config.json`.
 //!
-//! The converters of llama.cpp store each fact under its own name (`llama.attention.head_count`), and leave out those that
-//! its code knows by heart, such as which layers of Gemma slide. Both kinds are written out here under the names of the
-//! Hugging Face configuration, so the families never learn where a model came from. One exception: `"pellucid_gguf": true`
-//! tells them that Gemma's norm weights are stored as 1 + w.
+//! llama.cpp's converters use their own keys (`llama.attention.head_count`) and leave out values
+//! that llama.cpp hardcodes, such as which layers of Gemma use a sliding window. Both become keys
+//! of the Hugging Face configuration, so the families do not need to know the file format. One
+//! exception: `"pellucid_gguf": true` marks that Gemma's norm weights are stored as 1 + w.
 
 use serde_json::{Map, Value as Json, json};
 
-use super::facts::Facts;
+use super::arch_metadata::ArchMetadata;
 use super::{GgufFile, Value, rope};
-use crate::families::MOST_LAYERS;
+use crate::families::MAX_LAYERS;
 use crate::{Error, Result};
 
-/// The Hugging Face configuration that this file stands for.
+/// Returns the Hugging Face configuration of this model.
 ///
 /// # Errors
-/// If the architecture is not one of those known here, or the metadata lacks something or contradicts itself.
+/// If the architecture is not supported, or the metadata is incomplete or inconsistent.
 pub fn hf_config(file: &GgufFile) -> Result<Json> {
-    let facts = Facts { file, arch: file.architecture()? };
+    let meta = ArchMetadata { file, arch: file.architecture()? };
     let mut config = Map::new();
-    if facts.number("block_count")?.is_some_and(|layers| layers > MOST_LAYERS) {
+    if meta.number("block_count")?.is_some_and(|layers| layers > MAX_LAYERS) {
         return Err(file.damaged(format!(
-            "the metadata value {}.block_count is more than {MOST_LAYERS}, and no model is that large",
-            facts.arch
+            "the metadata value {}.block_count is more than {MAX_LAYERS}, which no model has",
+            meta.arch
         )));
     }
-    match facts.arch {
-        "llama" => llama(&facts, &mut config)?,
-        "qwen2" => qwen(&facts, &mut config, "qwen2", "Qwen2ForCausalLM")?,
-        "qwen3" => qwen(&facts, &mut config, "qwen3", "Qwen3ForCausalLM")?,
-        "qwen2moe" => qwen_moe(&facts, &mut config, "qwen2_moe", "Qwen2MoeForCausalLM")?,
-        "qwen3moe" => qwen_moe(&facts, &mut config, "qwen3_moe", "Qwen3MoeForCausalLM")?,
-        "gemma" => gemma(&facts, &mut config)?,
-        "gemma2" => gemma2(&facts, &mut config)?,
-        "gemma3" => gemma3(&facts, &mut config)?,
-        "phi2" => phi2(&facts, &mut config)?,
-        "phi3" => phi3(&facts, &mut config)?,
-        "gpt2" => gpt2(&facts, &mut config)?,
-        "gptneox" => gptneox(&facts, &mut config)?,
-        "bloom" => bloom(&facts, &mut config)?,
+    match meta.arch {
+        "llama" => llama(&meta, &mut config)?,
+        "qwen2" => qwen(&meta, &mut config, "qwen2", "Qwen2ForCausalLM")?,
+        "qwen3" => qwen(&meta, &mut config, "qwen3", "Qwen3ForCausalLM")?,
+        "qwen2moe" => qwen_moe(&meta, &mut config, "qwen2_moe", "Qwen2MoeForCausalLM")?,
+        "qwen3moe" => qwen_moe(&meta, &mut config, "qwen3_moe", "Qwen3MoeForCausalLM")?,
+        "gemma" => gemma(&meta, &mut config)?,
+        "gemma2" => gemma2(&meta, &mut config)?,
+        "gemma3" => gemma3(&meta, &mut config)?,
+        "phi2" => phi2(&meta, &mut config)?,
+        "phi3" => phi3(&meta, &mut config)?,
+        "gpt2" => gpt2(&meta, &mut config)?,
+        "gptneox" => gptneox(&meta, &mut config)?,
+        "bloom" => bloom(&meta, &mut config)?,
         other => {
             let what = format!("{}: the GGUF architecture {other:?} is not known to this build", file.path().display());
             return Err(Error::unsupported(what, "use the model's Hugging Face directory, if its family is supported"));
@@ -49,7 +49,7 @@ pub fn hf_config(file: &GgufFile) -> Result<Json> {
             config.insert(name.into(), id.into());
         }
     }
-    config.insert("vocab_size".into(), facts.vocab()?.into());
+    config.insert("vocab_size".into(), meta.vocab()?.into());
     config.insert("tie_word_embeddings".into(), file.tensor("output.weight").is_none().into());
     config.insert("pellucid_gguf".into(), true.into());
     Ok(config.into())
@@ -61,59 +61,59 @@ fn put(config: &mut Config, name: &str, value: impl Into<Json>) {
     config.insert(name.into(), value.into());
 }
 
-fn named(config: &mut Config, model_type: &str, class: &str) {
+fn set_model_type(config: &mut Config, model_type: &str, class: &str) {
     put(config, "model_type", model_type);
     put(config, "architectures", json!([class]));
 }
 
-/// The numbers that nearly every decoder has, under the names of the Llama family.
-fn sizes(facts: &Facts, config: &mut Config) -> Result<()> {
-    put(config, "hidden_size", facts.size("embedding_length")?);
-    put(config, "num_hidden_layers", facts.size("block_count")?);
-    put(config, "num_attention_heads", facts.heads()?);
-    put(config, "num_key_value_heads", facts.kv_heads()?);
-    put(config, "head_dim", facts.head_dim()?);
-    put(config, "intermediate_size", facts.size("feed_forward_length")?);
-    put(config, "max_position_embeddings", facts.size("context_length")?);
+/// Sets the sizes that nearly every decoder has, under the keys of the Llama family.
+fn sizes(meta: &ArchMetadata, config: &mut Config) -> Result<()> {
+    put(config, "hidden_size", meta.size("embedding_length")?);
+    put(config, "num_hidden_layers", meta.size("block_count")?);
+    put(config, "num_attention_heads", meta.heads()?);
+    put(config, "num_key_value_heads", meta.kv_heads()?);
+    put(config, "head_dim", meta.head_dim()?);
+    put(config, "intermediate_size", meta.size("feed_forward_length")?);
+    put(config, "max_position_embeddings", meta.size("context_length")?);
     Ok(())
 }
 
-/// A gated decoder with RMS norms and rotation.
-fn gated(facts: &Facts, config: &mut Config) -> Result<()> {
-    sizes(facts, config)?;
+/// Sets the keys of a decoder with gated MLP, RMS norm and RoPE.
+fn gated(meta: &ArchMetadata, config: &mut Config) -> Result<()> {
+    sizes(meta, config)?;
     put(config, "hidden_act", "silu");
-    put(config, "rms_norm_eps", facts.needed_float("attention.layer_norm_rms_epsilon")?);
-    put(config, "rope_theta", rope::theta(facts)?);
-    put(config, "rope_parameters", rope::parameters(facts)?);
+    put(config, "rms_norm_eps", meta.required_float("attention.layer_norm_rms_epsilon")?);
+    put(config, "rope_theta", rope::theta(meta)?);
+    put(config, "rope_parameters", rope::parameters(meta)?);
     Ok(())
 }
 
-fn llama(facts: &Facts, config: &mut Config) -> Result<()> {
-    let experts = facts.number("expert_count")?.filter(|experts| *experts > 0);
-    // Mistral is stored as Llama, and runs as Llama; only a window makes a difference.
-    let window = facts.number("attention.sliding_window")?.filter(|window| *window > 0);
+fn llama(meta: &ArchMetadata, config: &mut Config) -> Result<()> {
+    let experts = meta.number("expert_count")?.filter(|experts| *experts > 0);
+    // Mistral is stored as architecture `llama`; it differs only by its sliding window.
+    let window = meta.number("attention.sliding_window")?.filter(|window| *window > 0);
     match (experts, window) {
-        (Some(_), _) => named(config, "mixtral", "MixtralForCausalLM"),
-        (None, Some(_)) => named(config, "mistral", "MistralForCausalLM"),
-        (None, None) => named(config, "llama", "LlamaForCausalLM"),
+        (Some(_), _) => set_model_type(config, "mixtral", "MixtralForCausalLM"),
+        (None, Some(_)) => set_model_type(config, "mistral", "MistralForCausalLM"),
+        (None, None) => set_model_type(config, "llama", "LlamaForCausalLM"),
     }
-    gated(facts, config)?;
+    gated(meta, config)?;
     if let Some(experts) = experts {
         put(config, "num_local_experts", experts);
-        put(config, "num_experts_per_tok", facts.size("expert_used_count")?);
+        put(config, "num_experts_per_tok", meta.size("expert_used_count")?);
     }
     if let Some(window) = window {
         put(config, "sliding_window", window);
     }
-    // The files say nothing about biases; they have the tensors or not.
-    put(config, "attention_bias", facts.file.tensor("blk.0.attn_q.bias").is_some());
-    put(config, "mlp_bias", facts.file.tensor("blk.0.ffn_up.bias").is_some());
+    // The metadata does not mention biases; the tensors exist or not.
+    put(config, "attention_bias", meta.file.tensor("blk.0.attn_q.bias").is_some());
+    put(config, "mlp_bias", meta.file.tensor("blk.0.ffn_up.bias").is_some());
     Ok(())
 }
 
-fn qwen(facts: &Facts, config: &mut Config, model_type: &str, class: &str) -> Result<()> {
-    named(config, model_type, class);
-    gated(facts, config)?;
+fn qwen(meta: &ArchMetadata, config: &mut Config, model_type: &str, class: &str) -> Result<()> {
+    set_model_type(config, model_type, class);
+    gated(meta, config)?;
     put(config, "use_sliding_window", false);
     if model_type == "qwen3" {
         put(config, "attention_bias", false);
@@ -121,145 +121,148 @@ fn qwen(facts: &Facts, config: &mut Config, model_type: &str, class: &str) -> Re
     Ok(())
 }
 
-fn qwen_moe(facts: &Facts, config: &mut Config, model_type: &str, class: &str) -> Result<()> {
-    qwen(facts, config, model_type, class)?;
-    put(config, "num_experts", facts.size("expert_count")?);
-    put(config, "num_experts_per_tok", facts.size("expert_used_count")?);
-    put(config, "moe_intermediate_size", facts.size("expert_feed_forward_length")?);
-    // llama.cpp fixes these two by the architecture: every layer has experts, and only Qwen3 rescales the chosen ones.
+fn qwen_moe(meta: &ArchMetadata, config: &mut Config, model_type: &str, class: &str) -> Result<()> {
+    qwen(meta, config, model_type, class)?;
+    put(config, "num_experts", meta.size("expert_count")?);
+    put(config, "num_experts_per_tok", meta.size("expert_used_count")?);
+    put(config, "moe_intermediate_size", meta.size("expert_feed_forward_length")?);
+    // llama.cpp hardcodes both: every layer has experts, and only Qwen3 normalizes the top-k
+    // weights.
     put(config, "decoder_sparse_step", 1);
-    put(config, "norm_topk_prob", facts.arch == "qwen3moe");
-    if let Some(shared) = facts.number("expert_shared_feed_forward_length")? {
+    put(config, "norm_topk_prob", meta.arch == "qwen3moe");
+    if let Some(shared) = meta.number("expert_shared_feed_forward_length")? {
         put(config, "shared_expert_intermediate_size", shared);
     }
     Ok(())
 }
 
-fn gemma(facts: &Facts, config: &mut Config) -> Result<()> {
-    named(config, "gemma", "GemmaForCausalLM");
-    gated(facts, config)?;
+fn gemma(meta: &ArchMetadata, config: &mut Config) -> Result<()> {
+    set_model_type(config, "gemma", "GemmaForCausalLM");
+    gated(meta, config)?;
     put(config, "hidden_act", "gelu_pytorch_tanh");
     put(config, "hidden_activation", "gelu_pytorch_tanh");
     Ok(())
 }
 
-/// Scores are divided by the root of this. The largest models of both generations take hidden size over heads instead
-/// of the head's width; llama.cpp knows them by their number of layers, and so must we.
-fn query_pre_attn_scalar(facts: &Facts, layers_of_27b: usize) -> Result<usize> {
-    if facts.size("block_count")? == layers_of_27b {
-        return Ok(facts.size("embedding_length")? / facts.heads()?);
+/// Attention scores are divided by the square root of this. The 27B models of Gemma 2 and 3 use
+/// hidden size / heads instead of the head dimension; like llama.cpp, this recognizes them by their
+/// number of layers.
+fn query_pre_attn_scalar(meta: &ArchMetadata, layers_of_27b: usize) -> Result<usize> {
+    if meta.size("block_count")? == layers_of_27b {
+        return Ok(meta.size("embedding_length")? / meta.heads()?);
     }
-    facts.head_dim()
+    meta.head_dim()
 }
 
-/// Which layers slide: as the file says for each, or every layer but the last of each `period`.
-fn layer_types(facts: &Facts, period: usize) -> Result<Json> {
-    let layers = facts.size("block_count")?;
-    let key = format!("{}.attention.sliding_window_pattern", facts.arch);
-    let name = |slides: bool| if slides { "sliding_attention" } else { "full_attention" };
-    if let Some(Value::List(_)) = facts.file.value(&key) {
-        let flags = facts.file.list(&key, layers)?.unwrap_or_default();
+/// The sliding-window pattern: the file's flag per layer, or all layers but the last of each
+/// `period`.
+fn layer_types(meta: &ArchMetadata, period: usize) -> Result<Json> {
+    let layers = meta.size("block_count")?;
+    let key = format!("{}.attention.sliding_window_pattern", meta.arch);
+    let name = |sliding: bool| if sliding { "sliding_attention" } else { "full_attention" };
+    if let Some(Value::List(_)) = meta.file.value(&key) {
+        let flags = meta.file.list(&key, layers)?.unwrap_or_default();
         let types = flags.iter().map(|flag| match flag {
-            Value::Bool(slides) => Ok(name(*slides)),
-            _ => Err(facts.file.damaged(format!("the metadata value {key} must hold true or false for each layer"))),
+            Value::Bool(sliding) => Ok(name(*sliding)),
+            _ => Err(meta.file.damaged(format!("the metadata value {key} must hold true or false for each layer"))),
         });
         return Ok(types.collect::<Result<Vec<_>>>()?.into());
     }
-    let period = facts.number("attention.sliding_window_pattern")?.filter(|period| *period > 0).unwrap_or(period);
+    let period = meta.number("attention.sliding_window_pattern")?.filter(|period| *period > 0).unwrap_or(period);
     Ok((0..layers).map(|layer| name(layer % period < period - 1)).collect::<Vec<_>>().into())
 }
 
-fn gemma2(facts: &Facts, config: &mut Config) -> Result<()> {
-    gemma(facts, config)?;
-    named(config, "gemma2", "Gemma2ForCausalLM");
-    put(config, "query_pre_attn_scalar", query_pre_attn_scalar(facts, 46)?);
-    put(config, "attn_logit_softcapping", facts.float("attn_logit_softcapping")?.unwrap_or(50.0));
-    put(config, "final_logit_softcapping", facts.float("final_logit_softcapping")?.unwrap_or(30.0));
-    put(config, "sliding_window", facts.number("attention.sliding_window")?.unwrap_or(4096));
-    put(config, "layer_types", layer_types(facts, 2)?);
+fn gemma2(meta: &ArchMetadata, config: &mut Config) -> Result<()> {
+    gemma(meta, config)?;
+    set_model_type(config, "gemma2", "Gemma2ForCausalLM");
+    put(config, "query_pre_attn_scalar", query_pre_attn_scalar(meta, 46)?);
+    put(config, "attn_logit_softcapping", meta.float("attn_logit_softcapping")?.unwrap_or(50.0));
+    put(config, "final_logit_softcapping", meta.float("final_logit_softcapping")?.unwrap_or(30.0));
+    put(config, "sliding_window", meta.number("attention.sliding_window")?.unwrap_or(4096));
+    put(config, "layer_types", layer_types(meta, 2)?);
     Ok(())
 }
 
-fn gemma3(facts: &Facts, config: &mut Config) -> Result<()> {
-    gemma(facts, config)?;
-    named(config, "gemma3_text", "Gemma3ForCausalLM");
-    put(config, "query_pre_attn_scalar", query_pre_attn_scalar(facts, 62)?);
+fn gemma3(meta: &ArchMetadata, config: &mut Config) -> Result<()> {
+    gemma(meta, config)?;
+    set_model_type(config, "gemma3_text", "Gemma3ForCausalLM");
+    put(config, "query_pre_attn_scalar", query_pre_attn_scalar(meta, 62)?);
     put(config, "attn_logit_softcapping", Json::Null);
-    put(config, "final_logit_softcapping", facts.float("final_logit_softcapping")?.map_or(Json::Null, Json::from));
-    put(config, "sliding_window", facts.size("attention.sliding_window")?);
+    put(config, "final_logit_softcapping", meta.float("final_logit_softcapping")?.map_or(Json::Null, Json::from));
+    put(config, "sliding_window", meta.size("attention.sliding_window")?);
     put(config, "sliding_window_pattern", 6);
-    put(config, "layer_types", layer_types(facts, 6)?);
-    let local = facts.float("rope.freq_base_swa")?.unwrap_or(10000.0);
+    put(config, "layer_types", layer_types(meta, 6)?);
+    let local = meta.float("rope.freq_base_swa")?.unwrap_or(10000.0);
     put(config, "rope_local_base_freq", local);
-    let full = rope::parameters(facts)?;
+    let full = rope::parameters(meta)?;
     let sliding = json!({"rope_type": "default", "rope_theta": local});
     put(config, "rope_parameters", json!({"full_attention": full, "sliding_attention": sliding}));
     Ok(())
 }
 
-fn phi2(facts: &Facts, config: &mut Config) -> Result<()> {
-    named(config, "phi", "PhiForCausalLM");
-    sizes(facts, config)?;
+fn phi2(meta: &ArchMetadata, config: &mut Config) -> Result<()> {
+    set_model_type(config, "phi", "PhiForCausalLM");
+    sizes(meta, config)?;
     put(config, "hidden_act", "gelu_new");
-    put(config, "layer_norm_eps", facts.needed_float("attention.layer_norm_epsilon")?);
-    partly_rotated(facts, config)
+    put(config, "layer_norm_eps", meta.required_float("attention.layer_norm_epsilon")?);
+    set_partial_rotary(meta, config)
 }
 
-fn phi3(facts: &Facts, config: &mut Config) -> Result<()> {
-    named(config, "phi3", "Phi3ForCausalLM");
-    gated(facts, config)?;
-    if let Some(window) = facts.number("attention.sliding_window")?.filter(|window| *window > 0) {
+fn phi3(meta: &ArchMetadata, config: &mut Config) -> Result<()> {
+    set_model_type(config, "phi3", "Phi3ForCausalLM");
+    gated(meta, config)?;
+    if let Some(window) = meta.number("attention.sliding_window")?.filter(|window| *window > 0) {
         put(config, "sliding_window", window);
     }
-    let original = facts.number("rope.scaling.original_context_length")?;
-    put(config, "original_max_position_embeddings", original.map_or_else(|| facts.size("context_length"), Ok)?);
-    partly_rotated(facts, config)
+    let original = meta.number("rope.scaling.original_context_length")?;
+    put(config, "original_max_position_embeddings", original.map_or_else(|| meta.size("context_length"), Ok)?);
+    set_partial_rotary(meta, config)
 }
 
-fn partly_rotated(facts: &Facts, config: &mut Config) -> Result<()> {
-    let partial = facts.partial_rotary_factor()?;
-    let mut parameters = rope::parameters(facts)?;
+fn set_partial_rotary(meta: &ArchMetadata, config: &mut Config) -> Result<()> {
+    let partial = meta.partial_rotary_factor()?;
+    let mut parameters = rope::parameters(meta)?;
     parameters["partial_rotary_factor"] = partial.into();
     put(config, "partial_rotary_factor", partial);
-    put(config, "rope_theta", rope::theta(facts)?);
+    put(config, "rope_theta", rope::theta(meta)?);
     put(config, "rope_parameters", parameters);
     Ok(())
 }
 
-fn gptneox(facts: &Facts, config: &mut Config) -> Result<()> {
-    named(config, "gpt_neox", "GPTNeoXForCausalLM");
-    sizes(facts, config)?;
+fn gptneox(meta: &ArchMetadata, config: &mut Config) -> Result<()> {
+    set_model_type(config, "gpt_neox", "GPTNeoXForCausalLM");
+    sizes(meta, config)?;
     put(config, "hidden_act", "gelu");
-    put(config, "layer_norm_eps", facts.needed_float("attention.layer_norm_epsilon")?);
+    put(config, "layer_norm_eps", meta.required_float("attention.layer_norm_epsilon")?);
     put(config, "attention_bias", true);
-    let parallel = facts.file.flag("gptneox.use_parallel_residual")?.unwrap_or(true);
+    let parallel = meta.file.flag("gptneox.use_parallel_residual")?.unwrap_or(true);
     put(config, "use_parallel_residual", parallel);
-    put(config, "rotary_pct", facts.partial_rotary_factor()?);
-    put(config, "rotary_emb_base", rope::theta(facts)?);
-    partly_rotated(facts, config)
+    put(config, "rotary_pct", meta.partial_rotary_factor()?);
+    put(config, "rotary_emb_base", rope::theta(meta)?);
+    set_partial_rotary(meta, config)
 }
 
-fn gpt2(facts: &Facts, config: &mut Config) -> Result<()> {
-    named(config, "gpt2", "GPT2LMHeadModel");
-    put(config, "n_embd", facts.size("embedding_length")?);
-    put(config, "n_layer", facts.size("block_count")?);
-    put(config, "n_head", facts.heads()?);
-    put(config, "n_inner", facts.size("feed_forward_length")?);
-    put(config, "n_positions", facts.size("context_length")?);
-    put(config, "n_ctx", facts.size("context_length")?);
-    put(config, "layer_norm_epsilon", facts.needed_float("attention.layer_norm_epsilon")?);
+fn gpt2(meta: &ArchMetadata, config: &mut Config) -> Result<()> {
+    set_model_type(config, "gpt2", "GPT2LMHeadModel");
+    put(config, "n_embd", meta.size("embedding_length")?);
+    put(config, "n_layer", meta.size("block_count")?);
+    put(config, "n_head", meta.heads()?);
+    put(config, "n_inner", meta.size("feed_forward_length")?);
+    put(config, "n_positions", meta.size("context_length")?);
+    put(config, "n_ctx", meta.size("context_length")?);
+    put(config, "layer_norm_epsilon", meta.required_float("attention.layer_norm_epsilon")?);
     put(config, "activation_function", "gelu_new");
     put(config, "scale_attn_weights", true);
     Ok(())
 }
 
-fn bloom(facts: &Facts, config: &mut Config) -> Result<()> {
-    named(config, "bloom", "BloomForCausalLM");
-    put(config, "hidden_size", facts.size("embedding_length")?);
-    put(config, "n_layer", facts.size("block_count")?);
-    put(config, "n_head", facts.heads()?);
-    put(config, "layer_norm_epsilon", facts.needed_float("attention.layer_norm_epsilon")?);
-    put(config, "seq_length", facts.size("context_length")?);
+fn bloom(meta: &ArchMetadata, config: &mut Config) -> Result<()> {
+    set_model_type(config, "bloom", "BloomForCausalLM");
+    put(config, "hidden_size", meta.size("embedding_length")?);
+    put(config, "n_layer", meta.size("block_count")?);
+    put(config, "n_head", meta.heads()?);
+    put(config, "layer_norm_epsilon", meta.required_float("attention.layer_norm_epsilon")?);
+    put(config, "seq_length", meta.size("context_length")?);
     put(config, "apply_residual_connection_post_layernorm", false);
     Ok(())
 }
@@ -278,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_llama() {
+    fn llama_metadata_becomes_its_configuration() {
         let mut file = llama();
         file.u32("tokenizer.ggml.bos_token_id", 1).u32("tokenizer.ggml.eos_token_id", 2);
         let wanted = json!({
@@ -296,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn experts_make_a_mixtral_and_a_window_a_mistral() {
+    fn llama_with_experts_is_mixtral_and_with_a_window_is_mistral() {
         let mut file = llama();
         file.u32("llama.expert_count", 0);
         assert_eq!(config_of(&file)["model_type"], "llama");
@@ -312,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_for_each_layer_must_agree() {
+    fn values_per_layer_must_agree() {
         let mut file = decoder("qwen3");
         file.u32("qwen3.attention.key_length", 16);
         assert_eq!(config_of(&file)["head_dim"], 16);
@@ -326,12 +329,12 @@ mod tests {
         };
         assert_eq!(config_of(&each(&[4, 4]))["num_attention_heads"], 4);
         assert_eq!(error_of(&each(&[4, 2])), "x.gguf: qwen2.attention.head_count is not the same for all layers");
-        assert!(error_of(&each(&[])).contains("qwen2.attention.head_count must be a whole number"));
-        assert!(error_of(&each(&[-1, -1])).contains("must be a whole number"));
+        assert!(error_of(&each(&[])).contains("qwen2.attention.head_count must be a non-negative integer"));
+        assert!(error_of(&each(&[-1, -1])).contains("must be a non-negative integer"));
     }
 
     #[test]
-    fn gemmas_say_which_layers_slide() {
+    fn gemma_has_a_sliding_window_pattern() {
         let config = config_of(&decoder("gemma2"));
         assert_eq!(config["layer_types"], json!(["sliding_attention", "full_attention"]));
         assert_eq!((&config["attn_logit_softcapping"], &config["sliding_window"]), (&json!(50.0), &json!(4096)));
@@ -353,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn every_sixth_layer_of_gemma_3_is_full_and_the_largest_has_its_own_scale() {
+    fn gemma_3_has_full_attention_in_every_sixth_layer_and_27b_its_own_scale() {
         let mut file = Writer::default();
         file.text("general.architecture", "gemma3").tensor("token_embd.weight", &[8, 5], &[0.0; 40]);
         for (key, value) in
@@ -372,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn the_older_families() {
+    fn older_families_are_translated() {
         let config = config_of(&decoder("gpt2"));
         assert_eq!(
             (&config["n_embd"], &config["n_inner"], &config["n_positions"]),
@@ -389,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_or_unknown_is_named() {
+    fn missing_and_unknown_metadata_is_named_in_the_error() {
         assert_eq!(error_of(&decoder("mamba")), "x.gguf: the GGUF architecture \"mamba\" is not known to this build");
         let mut file = Writer::default();
         assert!(error_of(&file).contains("general.architecture is missing"));

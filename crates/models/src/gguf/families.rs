@@ -1,21 +1,21 @@
-//! The families' tables of names: from stems of the file (`attn_q`) to stems of the checkpoint (`self_attn.q_proj`).
+//! Per-family tables from GGUF name stems (`attn_q`) to Hugging Face stems (`self_attn.q_proj`).
 
-/// Stems of names in the file and in the checkpoint.
+/// Pairs of (GGUF stem, Hugging Face stem).
 type Stems = &'static [(&'static str, &'static str)];
 
-/// A family's names.
+/// The name tables of a family.
 pub(super) struct Family {
-    /// What is outside the layers.
-    whole: Stems,
-    /// What comes before the layer's number in the checkpoint.
-    layers: &'static str,
-    /// What is inside a layer; a later table adds to an earlier one.
-    inside: &'static [Stems],
-    /// What a single expert has in files that hold each by itself.
-    expert: Stems,
+    /// Tensors outside the layers.
+    global: Stems,
+    /// Prefix of the layer index in the checkpoint.
+    layer_prefix: &'static str,
+    /// Tensors of a layer; the tables are searched in order.
+    per_layer: &'static [Stems],
+    /// Tensors of one expert, in files that store experts separately.
+    per_expert: Stems,
 }
 
-const WHOLE: Stems = &[("token_embd", "model.embed_tokens"), ("output_norm", "model.norm"), ("output", "lm_head")];
+const GLOBAL: Stems = &[("token_embd", "model.embed_tokens"), ("output_norm", "model.norm"), ("output", "lm_head")];
 const ATTENTION: Stems = &[
     ("attn_norm", "input_layernorm"),
     ("attn_q", "self_attn.q_proj"),
@@ -38,7 +38,7 @@ const MIXTRAL: Stems = &[
     ("ffn_up_exps", "block_sparse_moe.experts.up"),
     ("ffn_down_exps", "block_sparse_moe.experts.down"),
 ];
-/// Early Mixtral files hold each expert by itself: `blk.0.ffn_gate.7.weight`.
+/// Early Mixtral files store experts separately: `blk.0.ffn_gate.7.weight`.
 const MIXTRAL_EXPERT: Stems = &[("ffn_gate", "w1"), ("ffn_down", "w2"), ("ffn_up", "w3")];
 const QWEN_MOE: Stems = &[
     ("ffn_gate_inp", "mlp.gate"),
@@ -52,20 +52,29 @@ const QWEN_MOE: Stems = &[
 ];
 
 const LLAMA: Family = Family {
-    whole: WHOLE,
-    layers: "model.layers",
-    inside: &[ATTENTION, MLP_NORM, MLP, MIXTRAL],
-    expert: MIXTRAL_EXPERT,
+    global: GLOBAL,
+    layer_prefix: "model.layers",
+    per_layer: &[ATTENTION, MLP_NORM, MLP, MIXTRAL],
+    per_expert: MIXTRAL_EXPERT,
 };
-const QWEN: Family =
-    Family { whole: WHOLE, layers: "model.layers", inside: &[ATTENTION, MLP_NORM, MLP, QWEN_MOE], expert: &[] };
-const GEMMA: Family = Family { whole: WHOLE, layers: "model.layers", inside: &[ATTENTION, MLP_NORM, MLP], expert: &[] };
-const GEMMA_2: Family =
-    Family { whole: WHOLE, layers: "model.layers", inside: &[ATTENTION, SANDWICH_NORMS, MLP], expert: &[] };
+const QWEN: Family = Family {
+    global: GLOBAL,
+    layer_prefix: "model.layers",
+    per_layer: &[ATTENTION, MLP_NORM, MLP, QWEN_MOE],
+    per_expert: &[],
+};
+const GEMMA: Family =
+    Family { global: GLOBAL, layer_prefix: "model.layers", per_layer: &[ATTENTION, MLP_NORM, MLP], per_expert: &[] };
+const GEMMA_2: Family = Family {
+    global: GLOBAL,
+    layer_prefix: "model.layers",
+    per_layer: &[ATTENTION, SANDWICH_NORMS, MLP],
+    per_expert: &[],
+};
 const PHI_2: Family = Family {
-    whole: &[("token_embd", "model.embed_tokens"), ("output_norm", "model.final_layernorm"), ("output", "lm_head")],
-    layers: "model.layers",
-    inside: &[&[
+    global: &[("token_embd", "model.embed_tokens"), ("output_norm", "model.final_layernorm"), ("output", "lm_head")],
+    layer_prefix: "model.layers",
+    per_layer: &[&[
         ("attn_norm", "input_layernorm"),
         ("attn_q", "self_attn.q_proj"),
         ("attn_k", "self_attn.k_proj"),
@@ -74,12 +83,12 @@ const PHI_2: Family = Family {
         ("ffn_up", "mlp.fc1"),
         ("ffn_down", "mlp.fc2"),
     ]],
-    expert: &[],
+    per_expert: &[],
 };
 const PHI_3: Family = Family {
-    whole: WHOLE,
-    layers: "model.layers",
-    inside: &[&[
+    global: GLOBAL,
+    layer_prefix: "model.layers",
+    per_layer: &[&[
         ("attn_norm", "input_layernorm"),
         ("attn_qkv", "self_attn.qkv_proj"),
         ("attn_output", "self_attn.o_proj"),
@@ -87,17 +96,17 @@ const PHI_3: Family = Family {
         ("ffn_up", "mlp.gate_up_proj"),
         ("ffn_down", "mlp.down_proj"),
     ]],
-    expert: &[],
+    per_expert: &[],
 };
 const GPT_2: Family = Family {
-    whole: &[
+    global: &[
         ("token_embd", "transformer.wte"),
         ("position_embd", "transformer.wpe"),
         ("output_norm", "transformer.ln_f"),
         ("output", "lm_head"),
     ],
-    layers: "transformer.h",
-    inside: &[&[
+    layer_prefix: "transformer.h",
+    per_layer: &[&[
         ("attn_norm", "ln_1"),
         ("attn_qkv", "attn.c_attn"),
         ("attn_output", "attn.c_proj"),
@@ -105,16 +114,16 @@ const GPT_2: Family = Family {
         ("ffn_up", "mlp.c_fc"),
         ("ffn_down", "mlp.c_proj"),
     ]],
-    expert: &[],
+    per_expert: &[],
 };
 const GPT_NEOX: Family = Family {
-    whole: &[
+    global: &[
         ("token_embd", "gpt_neox.embed_in"),
         ("output_norm", "gpt_neox.final_layer_norm"),
         ("output", "embed_out"),
     ],
-    layers: "gpt_neox.layers",
-    inside: &[&[
+    layer_prefix: "gpt_neox.layers",
+    per_layer: &[&[
         ("attn_norm", "input_layernorm"),
         ("attn_qkv", "attention.query_key_value"),
         ("attn_output", "attention.dense"),
@@ -122,17 +131,17 @@ const GPT_NEOX: Family = Family {
         ("ffn_up", "mlp.dense_h_to_4h"),
         ("ffn_down", "mlp.dense_4h_to_h"),
     ]],
-    expert: &[],
+    per_expert: &[],
 };
 const BLOOM: Family = Family {
-    whole: &[
+    global: &[
         ("token_embd", "transformer.word_embeddings"),
         ("token_embd_norm", "transformer.word_embeddings_layernorm"),
         ("output_norm", "transformer.ln_f"),
         ("output", "lm_head"),
     ],
-    layers: "transformer.h",
-    inside: &[&[
+    layer_prefix: "transformer.h",
+    per_layer: &[&[
         ("attn_norm", "input_layernorm"),
         ("attn_qkv", "self_attention.query_key_value"),
         ("attn_output", "self_attention.dense"),
@@ -140,10 +149,10 @@ const BLOOM: Family = Family {
         ("ffn_up", "mlp.dense_h_to_4h"),
         ("ffn_down", "mlp.dense_4h_to_h"),
     ]],
-    expert: &[],
+    per_expert: &[],
 };
 
-/// The names that the tensors of an architecture have.
+/// The name tables of an architecture.
 pub(super) fn family(arch: &str) -> Option<Family> {
     Some(match arch {
         "llama" => LLAMA,
@@ -160,7 +169,7 @@ pub(super) fn family(arch: &str) -> Option<Family> {
 }
 
 impl Family {
-    /// The checkpoint's name for a tensor of the file; `None` if this family has no such tensor, or not so many layers.
+    /// The checkpoint name of a GGUF tensor; `None` if this family has no such tensor or layer.
     pub(super) fn name(&self, stored: &str, layers: usize) -> Option<String> {
         let (stem, ending) = stored.rsplit_once('.')?;
         if !matches!(ending, "weight" | "bias") {
@@ -168,19 +177,19 @@ impl Family {
         }
         let find = |stems: Stems, stem: &str| stems.iter().find(|(from, _)| *from == stem).map(|(_, to)| *to);
         let Some(rest) = stem.strip_prefix("blk.") else {
-            return Some(format!("{}.{ending}", find(self.whole, stem)?));
+            return Some(format!("{}.{ending}", find(self.global, stem)?));
         };
         let (layer, stem) = rest.split_once('.')?;
-        // Digits only, without a sign or leading zeros: one spelling a layer, so that no two tensors get one name.
+        // Digits only, no sign or leading zeros, so that no two tensors map to the same name.
         let number: usize =
             layer.parse().ok().filter(|number: &usize| *number < layers && number.to_string() == layer)?;
-        let prefix = self.layers;
-        if let Some(to) = self.inside.iter().find_map(|stems| find(stems, stem)) {
+        let prefix = self.layer_prefix;
+        if let Some(to) = self.per_layer.iter().find_map(|stems| find(stems, stem)) {
             return Some(format!("{prefix}.{number}.{to}.{ending}"));
         }
         let (stem, expert) = stem.split_once('.')?;
         let expert: usize = expert.parse().ok().filter(|number: &usize| number.to_string() == expert)?;
-        let to = find(self.expert, stem)?;
+        let to = find(self.per_expert, stem)?;
         Some(format!("{prefix}.{number}.block_sparse_moe.experts.{expert}.{to}.{ending}"))
     }
 }

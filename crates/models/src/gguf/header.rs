@@ -1,7 +1,7 @@
-//! Reads and checks the header of a GGUF file: the metadata, and where each tensor is.
+//! Reads and validates the header of a GGUF file: the metadata and the location of each tensor.
 //!
-//! Counts and lengths are only believed as far as the bytes of the file bear them out, and nothing is allocated for a
-//! count before its elements have been seen.
+//! The file is untrusted: every count and length is checked against the remaining bytes, and
+//! nothing is allocated for a count before its elements have been read.
 
 use std::collections::HashMap;
 
@@ -11,58 +11,62 @@ use super::Tensor;
 use super::value::{Cursor, Value};
 use crate::checkpoint::{LFS_POINTER, LFS_REMEDY};
 
-/// What to do about most faults.
+/// Remedy for most faults.
 pub(super) const DAMAGED: &str = "the file is damaged or incomplete: download or convert it again";
 
-/// What is wrong with the file, and what to do.
-pub(super) struct Fault {
+/// A problem of the file, and its remedy.
+pub(super) struct GgufFault {
     pub(super) problem: String,
     pub(super) remedy: String,
 }
 
-impl From<String> for Fault {
+impl From<String> for GgufFault {
     fn from(problem: String) -> Self {
-        Fault { problem, remedy: DAMAGED.into() }
+        GgufFault { problem, remedy: DAMAGED.into() }
     }
 }
 
-impl Fault {
-    fn new(problem: impl Into<String>, remedy: impl Into<String>) -> Fault {
-        Fault { problem: problem.into(), remedy: remedy.into() }
+impl GgufFault {
+    fn new(problem: impl Into<String>, remedy: impl Into<String>) -> GgufFault {
+        GgufFault { problem: problem.into(), remedy: remedy.into() }
     }
 }
 
-/// What comes before the data: everything that is checked here, so that nothing after it has to be.
+/// The validated header; later code relies on its ranges being in bounds.
 pub(super) struct Header {
     pub(super) metadata: HashMap<String, Value>,
     pub(super) tensors: Vec<Tensor>,
 }
 
 impl Header {
-    pub(super) fn read(bytes: &[u8]) -> Result<Header, Fault> {
+    pub(super) fn read(bytes: &[u8]) -> Result<Header, GgufFault> {
         if bytes.starts_with(LFS_POINTER) {
-            return Err(Fault::new("this is a Git LFS pointer, not the model", LFS_REMEDY));
+            return Err(GgufFault::new("this is a Git LFS pointer, not the model", LFS_REMEDY));
         }
         if bytes.get(..4) != Some(b"GGUF") {
             let problem = "not a GGUF file: it does not begin with the letters GGUF";
-            return Err(Fault::new(problem, "give a .gguf file, or the directory of a Hugging Face model"));
+            return Err(GgufFault::new(problem, "give a .gguf file, or the directory of a Hugging Face model"));
         }
         let mut cursor = Cursor::new(bytes, 4);
         let version = cursor.u32("the version")?;
         match version {
             2 | 3 => {}
-            // A small number in the upper byte is the version of a file of the other byte order.
+            // Byte-swapped, the version is valid: the file is big-endian.
             _ if (1..=3).contains(&version.swap_bytes()) => {
-                return Err(Fault::new("a big-endian GGUF file", "convert it with `gguf-convert-endian FILE little`"));
+                return Err(GgufFault::new(
+                    "a big-endian GGUF file",
+                    "convert it with `gguf-convert-endian FILE little`",
+                ));
             }
             _ => {
-                let problem = format!("GGUF version {version}; versions 2 and 3 are known");
-                return Err(Fault::new(problem, "convert the model again with a current llama.cpp"));
+                let problem = format!("GGUF version {version}; versions 2 and 3 are supported");
+                return Err(GgufFault::new(problem, "convert the model again with a current llama.cpp"));
             }
         }
         let tensor_count = cursor.u64("the number of tensors")?;
         let value_count = cursor.u64("the number of metadata values")?;
-        // The counts are only ever used to loop: each turn takes bytes, so a wild count ends at the end of the file.
+        // The counts only bound loops: each iteration consumes bytes, so an excessive count ends
+        // with an error at the end of the file.
         let mut metadata = HashMap::new();
         for i in 0..value_count {
             let key = cursor.text(&format!("the key of metadata value {i}"))?;
@@ -80,19 +84,20 @@ impl Header {
         };
         let mut tensors = Vec::new();
         for i in 0..tensor_count {
-            tensors.push(Entry::read(&mut cursor, i)?);
+            tensors.push(TensorEntry::read(&mut cursor, i)?);
         }
-        // The data begins at the next multiple of the alignment; a file without tensors may end before it.
+        // The data starts at the next multiple of the alignment; a file without tensors may end
+        // before it.
         let start = (cursor.at as u64).next_multiple_of(alignment);
         let tensors =
-            tensors.into_iter().map(|t| t.place(start, alignment, bytes.len())).collect::<Result<Vec<_>, _>>()?;
+            tensors.into_iter().map(|t| t.locate(start, alignment, bytes.len())).collect::<Result<Vec<_>, _>>()?;
         reject_overlaps(&tensors)?;
         Ok(Header { metadata, tensors })
     }
 }
 
-/// A tensor as the header describes it.
-struct Entry {
+/// A tensor's description in the header.
+struct TensorEntry {
     name: String,
     shape: Vec<usize>,
     encoding: Encoding,
@@ -100,8 +105,8 @@ struct Entry {
     offset: u64,
 }
 
-impl Entry {
-    fn read(cursor: &mut Cursor, index: u64) -> Result<Entry, Fault> {
+impl TensorEntry {
+    fn read(cursor: &mut Cursor, index: u64) -> Result<TensorEntry, GgufFault> {
         let name = cursor.text(&format!("the name of tensor {index}"))?.to_owned();
         let at = cursor.at;
         let named = |problem: String| format!("tensor {name:?}: {problem}");
@@ -123,7 +128,7 @@ impl Entry {
         let offset = cursor.u64("the offset").map_err(named)?;
         let encoding = Encoding::from_ggml(number).ok_or_else(|| {
             let problem = named(format!("stored as ggml type {number}, which this build cannot read"));
-            Fault::new(problem, "quantise the model to another type, such as Q8_0 or Q4_K")
+            GgufFault::new(problem, "quantize the model to another type, such as Q8_0 or Q4_K")
         })?;
         let columns = shape.last().copied().unwrap_or(1);
         let rows = shape[..shape.len() - 1].iter().try_fold(1usize, |product, size| product.checked_mul(*size));
@@ -131,13 +136,13 @@ impl Entry {
             named(format!("rows of {columns} values are not whole blocks of {} ({encoding})", encoding.block_len()))
         })?;
         let bytes = rows.and_then(|rows| rows.checked_mul(row_bytes));
-        let bytes = bytes.ok_or_else(|| named(format!("the shape {shape:?} is beyond any memory")))?;
-        Ok(Entry { name, shape, encoding, bytes, offset })
+        let bytes = bytes.ok_or_else(|| named(format!("the shape {shape:?} exceeds any memory")))?;
+        Ok(TensorEntry { name, shape, encoding, bytes, offset })
     }
 
-    /// Where the tensor is in the file.
-    fn place(self, start: u64, alignment: u64, file: usize) -> Result<Tensor, Fault> {
-        let Entry { name, shape, encoding, bytes, offset } = self;
+    /// Computes the tensor's byte range in the file.
+    fn locate(self, start: u64, alignment: u64, file: usize) -> Result<Tensor, GgufFault> {
+        let TensorEntry { name, shape, encoding, bytes, offset } = self;
         if offset % alignment != 0 {
             return Err(format!("tensor {name:?}: its offset {offset} is not a multiple of {alignment}").into());
         }
@@ -150,7 +155,7 @@ impl Entry {
     }
 }
 
-fn reject_overlaps(tensors: &[Tensor]) -> Result<(), Fault> {
+fn reject_overlaps(tensors: &[Tensor]) -> Result<(), GgufFault> {
     let mut sorted: Vec<&Tensor> = tensors.iter().collect();
     sorted.sort_by(|a, b| a.name.cmp(&b.name));
     if let Some(pair) = sorted.windows(2).find(|pair| pair[0].name == pair[1].name) {
@@ -171,10 +176,10 @@ mod tests {
     use super::super::{GgufFile, hf_config, hf_names, special_tokens, tokenizer};
     use crate::Error;
 
-    /// The problem that a file is refused for.
+    /// The error for a file that must be refused.
     fn problem(bytes: &[u8]) -> String {
         match GgufFile::parse(bytes, "x.gguf") {
-            Err(Error::Invalid { problem, remedy, .. }) if !remedy.is_empty() => problem,
+            Err(Error::Invalid { problem, remedy, .. }) if !remedy.to_string().is_empty() => problem,
             other => panic!("not refused as invalid: {other:?}"),
         }
     }
@@ -186,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_good_file_is_read() {
+    fn a_valid_file_is_read() {
         let file = GgufFile::parse(llama().bytes(), "x.gguf").unwrap();
         assert_eq!(file.architecture().unwrap(), "llama");
         assert_eq!(file.number("llama.block_count").unwrap(), Some(2));
@@ -196,7 +201,10 @@ mod tests {
         assert_eq!(embedding.shape, [5, 8]);
         assert_eq!(file.bytes(embedding), [0.5f32.to_le_bytes(); 40].concat());
         let error = file.number("general.architecture").unwrap_err().to_string();
-        assert!(error.contains("general.architecture must be a whole number; it is Text(\"llama\")"), "{error}");
+        assert!(
+            error.contains("general.architecture must be a non-negative integer; it is Text(\"llama\")"),
+            "{error}"
+        );
     }
 
     #[test]
@@ -213,7 +221,7 @@ mod tests {
         assert!(problem(b"").contains("does not begin with the letters GGUF"));
         assert!(problem(b"PK\x03\x04").contains("not a GGUF file"));
         assert!(problem(b"version https://git-lfs.github.com/spec/v1").contains("Git LFS pointer"));
-        assert!(problem(b"GGUF\x01\0\0\0").contains("GGUF version 1; versions 2 and 3 are known"));
+        assert!(problem(b"GGUF\x01\0\0\0").contains("GGUF version 1; versions 2 and 3 are supported"));
         assert!(problem(b"GGUF\0\0\0\x03").contains("big-endian"));
         assert!(
             problem(b"GGUF\x03\0\0\0")
@@ -257,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn doubtful_metadata_is_refused() {
+    fn invalid_metadata_is_refused() {
         assert_eq!(
             problem_of(|f| f.u32("llama.block_count", 3)),
             "the metadata key \"llama.block_count\" occurs twice"
@@ -282,7 +290,7 @@ mod tests {
         assert!(entry(&[4, 0], 0, 640).starts_with("tensor \"t\": a dimension of 0 at byte"));
         assert_eq!(entry(&[4], 99, 640), "tensor \"t\": stored as ggml type 99, which this build cannot read");
         assert_eq!(entry(&[33], 2, 640), "tensor \"t\": rows of 33 values are not whole blocks of 32 (Q4_0)");
-        assert!(entry(&[1 << 40, 1 << 40], 0, 640).ends_with("is beyond any memory"));
+        assert!(entry(&[1 << 40, 1 << 40], 0, 640).ends_with("exceeds any memory"));
         assert_eq!(entry(&[4], 0, 641), "tensor \"t\": its offset 641 is not a multiple of 32");
         assert!(entry(&[4], 0, 1 << 40).contains("reach past the end of the file"));
         assert!(entry(&[4], 0, u64::MAX - 31).contains("reach past the end of the file"));
@@ -292,15 +300,15 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_a_model_is_refused_with_the_way_to_join() {
+    fn a_split_model_is_refused_with_the_command_to_merge_it() {
         let mut file = llama();
         file.u32("split.count", 3);
         let error = GgufFile::parse(file.bytes(), "x.gguf").unwrap().architecture().unwrap_err();
         assert_eq!(error.to_string(), "x.gguf is one of 3 parts of a model");
-        assert!(error.remedy().unwrap().contains("llama-gguf-split --merge"));
+        assert!(error.remedy().unwrap().to_string().contains("llama-gguf-split --merge"));
     }
 
-    /// A file with something of everything, so that mutations reach every reader.
+    /// A file with every kind of content, so that mutations reach all parsers.
     fn full() -> Vec<u8> {
         let mut file = llama();
         file.text("tokenizer.ggml.model", "llama").texts("tokenizer.ggml.tokens", &["<unk>", "<s>", "a", "b", "ab"]);
@@ -311,7 +319,7 @@ mod tests {
         file.bytes()
     }
 
-    /// Everything that reads a file, whatever it answers.
+    /// Runs every parser on a file and ignores the results.
     fn exercise(bytes: Vec<u8>) {
         let Ok(file) = GgufFile::parse(bytes, "x.gguf") else { return };
         let _ = hf_config(&file);
@@ -327,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn every_cut_is_survived() {
+    fn truncated_files_do_not_panic() {
         let bytes = full();
         for length in 0..bytes.len() {
             exercise(bytes[..length].to_vec());
@@ -338,7 +346,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(2000))]
 
         #[test]
-        fn flipped_bytes_are_survived(flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6)) {
+        fn flipped_bytes_do_not_panic(flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6)) {
             let mut bytes = full();
             for (index, byte) in flips {
                 let at = index.index(bytes.len());
@@ -348,7 +356,7 @@ mod tests {
         }
 
         #[test]
-        fn spliced_lengths_are_survived(at in any::<prop::sample::Index>(), length in prop_oneof![
+        fn overwritten_lengths_do_not_panic(at in any::<prop::sample::Index>(), length in prop_oneof![
             any::<u64>(), 0..2000u64, Just(u64::MAX), Just(i64::MAX as u64), Just(u64::from(u32::MAX)), Just(1 << 61)
         ]) {
             let mut bytes = full();
@@ -358,7 +366,7 @@ mod tests {
         }
 
         #[test]
-        fn inserted_text_is_survived(at in any::<prop::sample::Index>(), text in ".{0,12}") {
+        fn inserted_text_does_not_panic(at in any::<prop::sample::Index>(), text in ".{0,12}") {
             let mut bytes = full();
             let at = at.index(bytes.len());
             bytes.splice(at..at, string(&text));

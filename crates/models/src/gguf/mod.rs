@@ -1,23 +1,25 @@
-//! GGUF files: one file that holds configuration, tokenizer and (usually quantised) weights.
+//! GGUF files: configuration, tokenizer and (usually quantized) weights in a single file.
 //!
-//! The rest of this crate knows one kind of model, the Hugging Face directory. This folder makes a GGUF file look like
-//! one, so that no family has a second loader:
+//! The rest of this crate works on Hugging Face directories. This module presents a GGUF file as
+//! one, so that no family needs a second loader:
 //!
-//! - `header` checks every count and length in the file; [`GgufFile`] then gives metadata ([`Value`]) and tensors.
-//! - [`hf_config`] translates the metadata to what would be `config.json`; `rope` does the part on rotary frequencies.
-//! - [`hf_names`] gives each tensor the name it has in the checkpoint that the file was converted from, and says how
-//!   the converter reordered its rows ([`RowOrder`]).
-//! - [`tokenizer`](tokenizer()) rebuilds the tokenizer, and [`special_tokens`] tells which ids begin and end texts;
-//!   `pre` holds the split patterns by their names in the file.
+//! - `header` checks every count and length in the file; [`GgufFile`] then gives access to metadata
+//!   ([`Value`]) and tensors.
+//! - [`hf_config`] translates the metadata to the equivalent `config.json`; `rope` does the rotary
+//!   part.
+//! - [`hf_names`] maps each tensor to its name in the original checkpoint and reports how the
+//!   converter reordered its rows ([`RowOrder`]).
+//! - [`tokenizer`](tokenizer()) rebuilds the tokenizer, and [`special_tokens`] reads the bos, eos
+//!   and other special ids; `pre_tokenizer` has the split patterns by their names in the file.
 //!
-//! What an [`Encoding`](pellucid_kernels::encoding::Encoding) means is the business of the kernels crate.
+//! Decoding of each [`Encoding`](pellucid_kernels::encoding::Encoding) is in the kernels crate.
 
+mod arch_metadata;
 mod config;
-mod facts;
 mod families;
 mod header;
 mod names;
-mod pre;
+mod pre_tokenizer;
 mod reader;
 mod rope;
 mod special;
@@ -26,12 +28,12 @@ mod testing;
 mod tokenizer;
 mod value;
 
-/// The key that says of which kind a file's tokenizer is.
+/// Metadata key of the tokenizer's model (`gpt2`, `llama`, …).
 pub(crate) const TOKENIZER_MODEL: &str = "tokenizer.ggml.model";
 
 pub use config::hf_config;
 pub use names::{RowOrder, hf_names, ignored};
 pub use reader::{GgufFile, Tensor};
-pub use special::{SpecialTokens, special_tokens};
+pub use special::{GgufSpecialTokens, special_tokens};
 pub use tokenizer::tokenizer;
 pub use value::{List, Value, ValueKind};

@@ -1,35 +1,35 @@
-//! Tensor names: what each tensor of a GGUF file is called in the checkpoint it was converted from.
+//! Maps the tensor names of a GGUF file to the names in the original Hugging Face checkpoint.
 //!
-//! llama.cpp has one vocabulary for all families (`blk.3.attn_q.weight`), Hugging Face one for each. A family here is a
-//! table from stems of the former to stems of the latter (`families`); the ending (`.weight`, `.bias`) is carried over. The
-//! converter also changed the order of rows in places, which [`RowOrder`] tells.
+//! llama.cpp has one naming scheme for all families (`blk.3.attn_q.weight`), Hugging Face one per
+//! family. A family is a table from GGUF stems to Hugging Face stems (`families`); the suffix
+//! (`.weight`, `.bias`) stays. The converter also reordered rows of some matrices ([`RowOrder`]).
 //!
-//! Two things have no name in the checkpoint. The experts of a layer, which it keeps apart, are one tensor of
-//! three dimensions `[experts, rows, columns]` here; it is called `….experts.gate.weight`, `….experts.up.weight` or
-//! `….experts.down.weight` after the module that holds the experts. And the rotary factors ([`ignored`]) are already
-//! told by the configuration.
+//! Two kinds of tensors have no counterpart in the checkpoint. The experts of a layer, which the
+//! checkpoint stores separately, are one tensor `[experts, rows, columns]` here; it is named
+//! `….experts.gate.weight`, `….experts.up.weight` or `….experts.down.weight`, after the module that
+//! contains the experts. The rotary factors ([`ignored`]) are part of the configuration.
 
 use super::GgufFile;
-use super::facts::Facts;
+use super::arch_metadata::ArchMetadata;
 use super::families::family;
 use crate::{Error, Result};
 
-/// In which order the file holds the rows of a matrix (or the values of a bias) of the Hugging Face checkpoint.
+/// How the file orders the rows of a matrix (or the elements of a bias) of the checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowOrder {
     /// As in the checkpoint.
     AsIs,
-    /// The checkpoint keeps this matrix as `[inputs, outputs]` (GPT-2's `Conv1D`); the file holds its transpose, as all
-    /// other matrices are: `[outputs, inputs]`.
+    /// The checkpoint stores this matrix as `[inputs, outputs]` (GPT-2's `Conv1D`); the file stores
+    /// its transpose, `[outputs, inputs]`, like all other matrices.
     Transposed,
-    /// Queries or keys of a Llama: within each head the checkpoint has the first parts of all rotated pairs and then the
-    /// second ones, the file has pair by pair.
+    /// Q or K projection of Llama: within each head, the checkpoint stores the first elements of
+    /// all rotary pairs and then the second ones; the file interleaves them.
     LlamaHeads {
-        /// The number of heads that the rows belong to.
+        /// Number of heads in the rows.
         heads: usize,
     },
-    /// Fused queries, keys and values: the checkpoint has them head by head, the file has all queries, all keys, all
-    /// values.
+    /// Fused QKV: the checkpoint stores q, k, v per head; the file stores all q, then all k, then
+    /// all v.
     FusedHeads {
         /// The number of heads.
         heads: usize,
@@ -37,7 +37,8 @@ pub enum RowOrder {
 }
 
 impl RowOrder {
-    /// The row of the file that holds row `row` of the checkpoint's `rows` rows (of the transpose, where the file has that).
+    /// The file's row for row `row` of the checkpoint's `rows` rows (of its transpose, if
+    /// transposed).
     ///
     /// ```
     /// use pellucid_models::gguf::RowOrder;
@@ -50,20 +51,20 @@ impl RowOrder {
             RowOrder::AsIs | RowOrder::Transposed => row,
             RowOrder::LlamaHeads { heads } => {
                 let width = rows / heads;
-                let (head, place) = (row / width, row % width);
+                let (head, index) = (row / width, row % width);
                 let half = width / 2;
-                head * width + place % half * 2 + place / half
+                head * width + index % half * 2 + index / half
             }
             RowOrder::FusedHeads { heads } => {
                 let width = rows / heads / 3;
-                let (head, part, place) = (row / width / 3, row / width % 3, row % width);
-                (part * heads + head) * width + place
+                let (head, part, index) = (row / width / 3, row / width % 3, row % width);
+                (part * heads + head) * width + index
             }
         }
     }
 
-    /// How many rows a matrix must have a multiple of.
-    fn unit(&self) -> Option<usize> {
+    /// The number of rows must be a multiple of this.
+    fn row_multiple(&self) -> Option<usize> {
         match *self {
             RowOrder::AsIs | RowOrder::Transposed => Some(1),
             RowOrder::LlamaHeads { heads } => heads.checked_mul(2),
@@ -72,8 +73,8 @@ impl RowOrder {
     }
 }
 
-/// The tensors of the file that a checkpoint has no counterpart of and that nobody needs: rotary frequencies, which either
-/// follow from the configuration or are in it already.
+/// The tensors that are not loaded: rotary frequencies, which are in the configuration or follow
+/// from it.
 pub fn ignored(file: &GgufFile) -> Vec<&str> {
     file.tensors().iter().map(|tensor| tensor.name.as_str()).filter(|name| is_ignored(name)).collect()
 }
@@ -83,39 +84,34 @@ fn is_ignored(name: &str) -> bool {
         || (name.starts_with("blk.") && (name.ends_with(".attn_rot_embd") || name.ends_with(".rope_freqs.weight")))
 }
 
-/// For each tensor of the file that the model needs: its name in the Hugging Face checkpoint, its index in
-/// [`GgufFile::tensors`], and the order of its rows.
+/// Returns for each tensor that the model needs: its name in the Hugging Face checkpoint, its index
+/// in [`GgufFile::tensors`], and its row order.
 ///
 /// # Errors
-/// If the architecture is not known, a tensor is none of its own, or a tensor's rows do not fit the heads.
+/// If the architecture or a tensor is unknown, or a tensor's rows cannot be divided among the
+/// heads.
 pub fn hf_names(arch: &str, file: &GgufFile) -> Result<Vec<(String, usize, RowOrder)>> {
     let family = family(arch).ok_or_else(|| {
         let what = format!("{}: the GGUF architecture {arch:?} is not known to this build", file.path().display());
         Error::unsupported(what, "use the model's Hugging Face directory, if its family is supported")
     })?;
-    let facts = Facts { file, arch };
-    let (heads, kv_heads, layers) = (facts.heads()?, facts.kv_heads()?, facts.size("block_count")?);
+    let meta = ArchMetadata { file, arch };
+    let (heads, kv_heads, layers) = (meta.heads()?, meta.kv_heads()?, meta.size("block_count")?);
     let mut names = Vec::with_capacity(file.tensors().len());
     for (index, tensor) in file.tensors().iter().enumerate() {
         if is_ignored(&tensor.name) {
             continue;
         }
         let name = family.name(&tensor.name, layers).ok_or_else(|| {
-            let what = format!(
-                "{}: the tensor {:?} has no place in architecture {arch:?}",
-                file.path().display(),
-                tensor.name
-            );
-            Error::unsupported(
-                what,
-                "the file may be of a variant that this build does not know: leave it to llama.cpp",
-            )
+            let what =
+                format!("{}: the tensor {:?} is not part of architecture {arch:?}", file.path().display(), tensor.name);
+            Error::unsupported(what, "the model may be a variant that this build does not support: use llama.cpp")
         })?;
         let order = row_order(arch, &tensor.name, heads, kv_heads);
         let rows = tensor.shape[0];
-        if !order.unit().is_some_and(|unit| rows.is_multiple_of(unit)) {
+        if !order.row_multiple().is_some_and(|multiple| rows.is_multiple_of(multiple)) {
             let problem = format!(
-                "tensor {:?} has {rows} rows, which {heads} heads (of keys {kv_heads}) cannot share",
+                "tensor {:?} has {rows} rows, which cannot be divided among {heads} heads ({kv_heads} KV heads)",
                 tensor.name
             );
             return Err(file.damaged(problem));
@@ -149,7 +145,7 @@ mod tests {
         GgufFile::parse(file.bytes(), "x.gguf").unwrap()
     }
 
-    /// The checkpoint's name and the order of rows of one tensor in a file of this architecture.
+    /// The checkpoint name and row order of one tensor in a file of this architecture.
     fn name_of(arch: &str, stored: &str) -> Option<(String, RowOrder)> {
         let mut file = decoder(arch);
         file.tensor(stored, &[2, 24], &[0.0; 48]);
@@ -162,10 +158,10 @@ mod tests {
     }
 
     #[test]
-    fn names_of_each_family() {
+    fn names_are_mapped_for_each_family() {
         let heads = |name: &str, heads| Some((name.to_owned(), RowOrder::LlamaHeads { heads }));
         let fused = |name: &str| Some((name.to_owned(), RowOrder::FusedHeads { heads: 2 }));
-        let turned = |name: &str| Some((name.to_owned(), RowOrder::Transposed));
+        let transposed = |name: &str| Some((name.to_owned(), RowOrder::Transposed));
         assert_eq!(name_of("llama", "blk.1.attn_q.weight"), heads("model.layers.1.self_attn.q_proj.weight", 2));
         assert_eq!(name_of("llama", "blk.1.attn_k.bias"), heads("model.layers.1.self_attn.k_proj.bias", 1));
         assert_eq!(name_of("llama", "blk.1.attn_v.weight"), plain("model.layers.1.self_attn.v_proj.weight"));
@@ -177,7 +173,7 @@ mod tests {
             plain("model.layers.0.pre_feedforward_layernorm.weight")
         );
         assert_eq!(name_of("gemma", "blk.0.ffn_norm.weight"), plain("model.layers.0.post_attention_layernorm.weight"));
-        assert_eq!(name_of("gpt2", "blk.0.attn_qkv.weight"), turned("transformer.h.0.attn.c_attn.weight"));
+        assert_eq!(name_of("gpt2", "blk.0.attn_qkv.weight"), transposed("transformer.h.0.attn.c_attn.weight"));
         assert_eq!(name_of("gpt2", "blk.0.attn_qkv.bias"), plain("transformer.h.0.attn.c_attn.bias"));
         assert_eq!(name_of("gpt2", "position_embd.weight"), plain("transformer.wpe.weight"));
         let qkv = fused("gpt_neox.layers.0.attention.query_key_value.bias");
@@ -187,24 +183,24 @@ mod tests {
     }
 
     #[test]
-    fn experts_together_and_apart() {
-        let together = plain("model.layers.0.block_sparse_moe.experts.gate.weight");
-        assert_eq!(name_of("llama", "blk.0.ffn_gate_exps.weight"), together);
-        let apart = plain("model.layers.0.block_sparse_moe.experts.7.w2.weight");
-        assert_eq!(name_of("llama", "blk.0.ffn_down.7.weight"), apart);
+    fn experts_may_be_stacked_or_separate() {
+        let stacked = plain("model.layers.0.block_sparse_moe.experts.gate.weight");
+        assert_eq!(name_of("llama", "blk.0.ffn_gate_exps.weight"), stacked);
+        let separate = plain("model.layers.0.block_sparse_moe.experts.7.w2.weight");
+        assert_eq!(name_of("llama", "blk.0.ffn_down.7.weight"), separate);
         assert_eq!(name_of("qwen3moe", "blk.1.ffn_up_exps.weight"), plain("model.layers.1.mlp.experts.up.weight"));
         assert_eq!(name_of("qwen3moe", "blk.0.ffn_down.7.weight"), None);
     }
 
     #[test]
-    fn strangers_are_refused_by_name() {
-        for stranger in
+    fn unknown_tensors_are_refused_by_name() {
+        for unknown in
             ["blk.0.ssm_conv1d.weight", "blk.2.attn_q.weight", "blk.01.attn_q.weight", "blk.+1.attn_q.weight", "x"]
         {
             let mut file = llama();
-            file.tensor(stranger, &[8], &[0.0; 8]);
+            file.tensor(unknown, &[8], &[0.0; 8]);
             let error = hf_names("llama", &parse(&file)).unwrap_err().to_string();
-            assert_eq!(error, format!("x.gguf: the tensor {stranger:?} has no place in architecture \"llama\""));
+            assert_eq!(error, format!("x.gguf: the tensor {unknown:?} is not part of architecture \"llama\""));
         }
         let error = hf_names("mamba", &parse(&llama())).unwrap_err().to_string();
         assert!(error.contains("architecture \"mamba\" is not known"), "{error}");
@@ -212,13 +208,13 @@ mod tests {
         file.tensor("blk.1.attn_q.weight", &[1, 6], &[0.0; 6]);
         let error = hf_names("llama", &parse(&file)).unwrap_err().to_string();
         assert!(
-            error.contains("\"blk.1.attn_q.weight\" has 6 rows, which 2 heads (of keys 1) cannot share"),
+            error.contains("\"blk.1.attn_q.weight\" has 6 rows, which cannot be divided among 2 heads (1 KV heads)"),
             "{error}"
         );
     }
 
     #[test]
-    fn rotary_factors_are_passed_over() {
+    fn rotary_factors_are_ignored() {
         let mut file = llama();
         file.tensor("rope_freqs.weight", &[2], &[1.0, 8.0]);
         let file = parse(&file);
@@ -227,8 +223,9 @@ mod tests {
     }
 
     #[test]
-    fn rows_come_from_where_the_converter_put_them() {
-        // Two heads of width 6: what llama.cpp's converter does is reshape(heads, 2, 3), swap the last two, flatten.
+    fn source_row_inverts_the_converters_reordering() {
+        // Two heads of dimension 6: llama.cpp's converter does reshape(heads, 2, 3), swaps the last
+        // two axes, flattens.
         let (heads, half) = (2, 3);
         let mut file_rows = Vec::new();
         for head in 0..heads {
@@ -240,7 +237,7 @@ mod tests {
         let restored: Vec<usize> = (0..12).map(|row| file_rows[order.source_row(row, 12)]).collect();
         assert_eq!(restored, Vec::from_iter(0..12));
 
-        // Fused: reshape(heads, 3, width), then all of the first, all of the second, all of the third.
+        // Fused: reshape(heads, 3, width), then all q, all k, all v.
         let (heads, width) = (4, 2);
         let mut file_rows = Vec::new();
         for part in 0..3 {

@@ -1,4 +1,4 @@
-//! An open GGUF file: what it holds, by name and type.
+//! An open GGUF file: typed access to metadata and tensors by name.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 use memmap2::Mmap;
 use pellucid_kernels::encoding::Encoding;
 
-use super::header::{DAMAGED, Fault, Header};
+use super::header::{DAMAGED, GgufFault, Header};
 use super::value::{Value, ValueKind};
 use crate::{Error, Result};
 
-/// An open GGUF file: metadata, and tensors whose bytes stay in the file until they are used.
+/// An open GGUF file: metadata, and tensors whose bytes stay in the mapped file.
 ///
 /// ```no_run
 /// # fn main() -> pellucid_models::Result<()> {
@@ -32,7 +32,7 @@ pub struct GgufFile {
     by_name: HashMap<String, usize>,
 }
 
-/// Where the file's bytes are.
+/// The bytes of the file.
 #[derive(Debug)]
 enum Bytes {
     Mapped(Mmap),
@@ -52,31 +52,33 @@ impl std::ops::Deref for Bytes {
 /// One tensor of a GGUF file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {
-    /// Its name in the file (`blk.0.attn_q.weight`).
+    /// Name in the file (`blk.0.attn_q.weight`).
     pub name: String,
-    /// Its shape in the order of Hugging Face checkpoints, rows before columns: ggml's dimensions reversed.
+    /// Shape as in Hugging Face checkpoints, rows first: ggml's dimensions reversed.
     pub shape: Vec<usize>,
-    /// How its values are stored; a row (the last dimension) is a whole number of blocks.
+    /// Storage format; a row (the last dimension) is a whole number of blocks.
     pub encoding: Encoding,
-    /// Where its bytes are in the file; within the file, and shared with no other tensor.
+    /// Byte range in the file; in bounds, and disjoint from every other tensor's.
     pub range: Range<usize>,
 }
 
 impl GgufFile {
-    /// Maps a file and checks everything in it but the numbers of the tensors.
+    /// Maps a file and validates everything but the tensor data.
     ///
     /// # Errors
-    /// If the file cannot be read, is not GGUF version 2 or 3, or any count, length, type or offset in it is wrong.
+    /// If the file cannot be read, is not GGUF version 2 or 3, or any count, length, type or offset
+    /// in it is wrong.
     pub fn open(path: impl AsRef<Path>) -> Result<GgufFile> {
         let path = path.as_ref();
         let file = File::open(path).map_err(Error::io(path))?;
-        // SAFETY: the map is read-only. As with every reader that maps, another process that truncates the file while it
-        // is in use can end this one (SIGBUS); the contents are never trusted beyond what is checked here.
+        // SAFETY: the map is read-only. If another process truncates the file while it is mapped,
+        // reading it raises SIGBUS, as in every program that maps files. Contents are validated
+        // below.
         let map = unsafe { Mmap::map(&file) }.map_err(Error::io(path))?;
         Self::read(Bytes::Mapped(map), path)
     }
 
-    /// The same from bytes in memory; `path` is only used to name the file in errors.
+    /// Like [`open`](Self::open), from bytes in memory; `path` only names the file in errors.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -85,7 +87,8 @@ impl GgufFile {
     }
 
     fn read(bytes: Bytes, path: &Path) -> Result<GgufFile> {
-        let header = Header::read(&bytes).map_err(|Fault { problem, remedy }| Error::invalid(path, problem, remedy))?;
+        let header =
+            Header::read(&bytes).map_err(|GgufFault { problem, remedy }| Error::invalid(path, problem, remedy))?;
         let by_name = header.tensors.iter().enumerate().map(|(i, tensor)| (tensor.name.clone(), i)).collect();
         Ok(GgufFile { path: path.to_owned(), bytes, metadata: header.metadata, tensors: header.tensors, by_name })
     }
@@ -113,14 +116,15 @@ impl GgufFile {
         &self.bytes[tensor.range.clone()]
     }
 
-    /// Lets the system drop the memory that holds a tensor's mapped pages; reading it again reads the disk again.
-    pub fn forget(&self, tensor: &Tensor) {
+    /// Releases the resident pages of a tensor (`madvise(MADV_DONTNEED)`); a later read loads them
+    /// from disk again.
+    pub fn release_pages(&self, tensor: &Tensor) {
         #[cfg(unix)]
         if let Bytes::Mapped(map) = &self.bytes
             && !tensor.range.is_empty()
         {
-            // SAFETY: the mapping is read-only and backed by the file, so dropped pages come back with the same bytes.
-            // A failure only means that the pages stay, which is no error to anyone.
+            // SAFETY: the mapping is read-only and file-backed, so released pages are reloaded with
+            // the same bytes. If the call fails, the pages stay resident, which is harmless.
             let _ = unsafe {
                 map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, tensor.range.start, tensor.range.len())
             };
@@ -139,11 +143,11 @@ impl GgufFile {
         self.metadata.get(key)
     }
 
-    /// The whole number at a key; `None` if there is none.
+    /// The non-negative integer at a key; `None` if the key is absent. An array of equal elements
+    /// counts as its element, because some files repeat a value for each layer.
     ///
     /// # Errors
-    /// If the value is not a whole number from 0 on. An array counts as its element where all of them are the same:
-    /// some files repeat a number for each layer.
+    /// If the value is not a non-negative integer, or an array's elements differ.
     pub fn number(&self, key: &str) -> Result<Option<usize>> {
         let number = |value: &Value| match value {
             Value::Unsigned(number) => usize::try_from(*number).ok(),
@@ -159,13 +163,14 @@ impl GgufFile {
                     let what = format!("{}: {key} is not the same for all layers", self.path.display());
                     return Err(Error::unsupported(what, "use the model's Hugging Face directory, if it has one"));
                 }
-                first.as_ref().and_then(number).map(Some).ok_or_else(|| self.wrong_type(key, "a whole number"))
+                first.as_ref().and_then(number).map(Some).ok_or_else(|| self.wrong_type(key, "a non-negative integer"))
             }
-            Some(value) => number(value).map(Some).ok_or_else(|| self.wrong_type(key, "a whole number")),
+            Some(value) => number(value).map(Some).ok_or_else(|| self.wrong_type(key, "a non-negative integer")),
         }
     }
 
-    /// The number at a key, as the decimal that was meant: a stored 1e-5 gives 1e-5, not the nearest f32.
+    /// The float at a key, as the shortest decimal: a stored f32 1e-5 gives the f64 1e-5, not
+    /// 9.999999747e-6.
     ///
     /// # Errors
     /// If the value is not a finite number.
@@ -181,7 +186,7 @@ impl GgufFile {
         number.filter(|n| n.is_finite()).map(Some).ok_or_else(|| self.wrong_type(key, "a finite number"))
     }
 
-    /// The truth value at a key.
+    /// The boolean at a key.
     ///
     /// # Errors
     /// If the value is of another type.
@@ -193,7 +198,7 @@ impl GgufFile {
         }
     }
 
-    /// The text at a key.
+    /// The string at a key.
     ///
     /// # Errors
     /// If the value is of another type.
@@ -205,10 +210,10 @@ impl GgufFile {
         }
     }
 
-    /// The texts of the array at a key.
+    /// The strings of the array at a key.
     ///
     /// # Errors
-    /// If the value is not an array of texts in UTF-8.
+    /// If the value is not an array of UTF-8 strings.
     pub fn texts(&self, key: &str) -> Result<Option<Vec<&str>>> {
         match self.value(key) {
             None => Ok(None),
@@ -224,7 +229,7 @@ impl GgufFile {
     /// The `len` values of the array at a key.
     ///
     /// # Errors
-    /// If the value is not an array of this many elements, or one of arrays.
+    /// If the value is not an array of `len` elements, or is an array of arrays.
     pub fn list(&self, key: &str, len: usize) -> Result<Option<Vec<Value>>> {
         match self.value(key) {
             None => Ok(None),
@@ -239,14 +244,14 @@ impl GgufFile {
     /// The name of the architecture (`llama`, `gemma3`…).
     ///
     /// # Errors
-    /// If the file does not say, or is one part of several.
+    /// If the key is missing, or the file is one part of a split model.
     pub fn architecture(&self) -> Result<&str> {
         if let Some(parts) = self.number("split.count")?.filter(|parts| *parts > 1) {
             let what = format!("{} is one of {parts} parts of a model", self.path.display());
             return Err(Error::unsupported(what, "join the parts with `llama-gguf-split --merge` and open the result"));
         }
         self.text("general.architecture")?
-            .ok_or_else(|| self.damaged("general.architecture is missing, so this is not known to be a model"))
+            .ok_or_else(|| self.damaged("general.architecture is missing, so this may not be a model"))
     }
 
     fn wrong_type(&self, key: &str, wanted: &str) -> Error {
@@ -255,7 +260,7 @@ impl GgufFile {
         self.damaged(format!("the metadata value {key} must be {wanted}; it is {found}"))
     }
 
-    /// An error about this file that only a new copy of it can mend.
+    /// An error whose remedy is a new copy of the file.
     pub(super) fn damaged(&self, problem: impl Into<String>) -> Error {
         Error::invalid(&self.path, problem, DAMAGED)
     }

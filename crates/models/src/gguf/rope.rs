@@ -1,26 +1,27 @@
-//! The rotary part of the configuration: base, scaling, and the factors that some files store as tensors.
+//! The RoPE part of the configuration: base, scaling, and factors that some files store as tensors.
 
 use pellucid_kernels::encoding::{Encoding, decode};
 use serde_json::{Value as Json, json};
 
-use super::facts::Facts;
+use super::arch_metadata::ArchMetadata;
 use crate::{Error, Result};
 
-/// The base of the frequencies.
-pub(super) fn theta(facts: &Facts) -> Result<f64> {
-    Ok(facts.float("rope.freq_base")?.unwrap_or(10000.0))
+/// The base of the rotary frequencies (`rope_theta`).
+pub(super) fn theta(meta: &ArchMetadata) -> Result<f64> {
+    Ok(meta.float("rope.freq_base")?.unwrap_or(10000.0))
 }
 
 /// The `rope_parameters` of the configuration, in the form of current transformers.
 ///
-/// Llama 3 scales its frequencies by a rule with four numbers, of which the file keeps none: it holds the resulting
-/// factors (`rope_freqs.weight`). Where the rule with Llama 3's numbers gives exactly these factors, the rule is named;
-/// otherwise the factors are given as they are, in the words of `longrope`, which divides frequencies by factors too.
-pub(super) fn parameters(facts: &Facts) -> Result<Json> {
-    let theta = theta(facts)?;
-    let context = facts.size("context_length")?;
-    let original = facts.number("rope.scaling.original_context_length")?;
-    if let Some(factors) = factors(facts, "rope_freqs.weight")? {
+/// Llama 3 scales its frequencies by a rule with four parameters. The file does not store these,
+/// only the resulting factors (`rope_freqs.weight`). If the rule with Llama 3's parameters gives
+/// exactly these factors, the result is `llama3`; otherwise `longrope`, which also divides
+/// frequencies by factors.
+pub(super) fn parameters(meta: &ArchMetadata) -> Result<Json> {
+    let theta = theta(meta)?;
+    let context = meta.size("context_length")?;
+    let original = meta.number("rope.scaling.original_context_length")?;
+    if let Some(factors) = factors(meta, "rope_freqs.weight")? {
         let factor = factors.iter().copied().fold(1.0, f32::max);
         let rule = llama3_factors(theta, factors.len(), factor.into());
         if factors.iter().zip(&rule).all(|(a, b)| (f64::from(*a) - b).abs() <= 1e-4 * b) {
@@ -34,20 +35,20 @@ pub(super) fn parameters(facts: &Facts) -> Result<Json> {
         );
     }
     if let (Some(long), Some(short)) =
-        (factors(facts, "rope_factors_long.weight")?, factors(facts, "rope_factors_short.weight")?)
+        (factors(meta, "rope_factors_long.weight")?, factors(meta, "rope_factors_short.weight")?)
     {
         let decimals = |list: Vec<f32>| list.into_iter().map(decimal).collect::<Vec<_>>();
         let mut parameters = json!({"rope_type": "longrope", "rope_theta": theta, "long_factor": decimals(long),
             "short_factor": decimals(short), "original_max_position_embeddings": original.unwrap_or(context)});
-        if let Some(factor) = facts.float("rope.scaling.attn_factor")? {
+        if let Some(factor) = meta.float("rope.scaling.attn_factor")? {
             parameters["attention_factor"] = factor.into();
         }
         return Ok(parameters);
     }
-    // The older key for linear scaling held the factor only.
-    let linear = facts.float("rope.scale_linear")?;
-    let factor = facts.float("rope.scaling.factor")?.or(linear).filter(|factor| *factor > 0.0).unwrap_or(1.0);
-    match facts.text("rope.scaling.type")?.unwrap_or(if linear.is_some() { "linear" } else { "none" }) {
+    // The older key for linear scaling has only the factor.
+    let linear = meta.float("rope.scale_linear")?;
+    let factor = meta.float("rope.scaling.factor")?.or(linear).filter(|factor| *factor > 0.0).unwrap_or(1.0);
+    match meta.text("rope.scaling.type")?.unwrap_or(if linear.is_some() { "linear" } else { "none" }) {
         "none" => Ok(json!({"rope_type": "default", "rope_theta": theta})),
         "linear" if factor == 1.0 => Ok(json!({"rope_type": "default", "rope_theta": theta})),
         "linear" => Ok(json!({"rope_type": "linear", "rope_theta": theta, "factor": factor})),
@@ -55,43 +56,43 @@ pub(super) fn parameters(facts: &Facts) -> Result<Json> {
             let mut parameters = json!({"rope_type": "yarn", "rope_theta": theta, "factor": factor,
                 "original_max_position_embeddings": original.unwrap_or(context)});
             for (name, key) in [("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")] {
-                if let Some(beta) = facts.float(&format!("rope.scaling.{key}"))? {
+                if let Some(beta) = meta.float(&format!("rope.scaling.{key}"))? {
                     parameters[name] = beta.into();
                 }
             }
             Ok(parameters)
         }
         other => {
-            let what = format!("{}: RoPE scaling of type {other:?}", facts.file.path().display());
-            Err(Error::unsupported(what, "known are none, linear, yarn and stored factors"))
+            let what = format!("{}: RoPE scaling of type {other:?}", meta.file.path().display());
+            Err(Error::unsupported(what, "none, linear, yarn and stored factors are supported"))
         }
     }
 }
 
-/// The values of a one-dimensional f32 tensor with a factor for each frequency.
-fn factors(facts: &Facts, name: &str) -> Result<Option<Vec<f32>>> {
-    let Some(tensor) = facts.file.tensor(name) else { return Ok(None) };
+/// Reads a one-dimensional f32 tensor of one factor per frequency.
+fn factors(meta: &ArchMetadata, name: &str) -> Result<Option<Vec<f32>>> {
+    let Some(tensor) = meta.file.tensor(name) else { return Ok(None) };
     let [len] = tensor.shape[..] else {
-        return Err(facts.file.damaged(format!("tensor {name:?} must have one dimension, not {:?}", tensor.shape)));
+        return Err(meta.file.damaged(format!("tensor {name:?} must have one dimension, not {:?}", tensor.shape)));
     };
     if tensor.encoding != Encoding::F32 {
-        return Err(facts.file.damaged(format!("tensor {name:?} must be stored as F32, not {}", tensor.encoding)));
+        return Err(meta.file.damaged(format!("tensor {name:?} must be stored as F32, not {}", tensor.encoding)));
     }
     let mut values = vec![0.0; len];
-    decode(tensor.encoding, facts.file.bytes(tensor), &mut values);
+    decode(tensor.encoding, meta.file.bytes(tensor), &mut values);
     if !values.iter().all(|factor| factor.is_finite() && *factor > 0.0) {
-        return Err(facts.file.damaged(format!("tensor {name:?} holds a factor that is not a positive number")));
+        return Err(meta.file.damaged(format!("tensor {name:?} holds a factor that is not positive and finite")));
     }
     Ok(Some(values))
 }
 
-/// The numbers of the rule that every released Llama 3 shares; only the factor varies.
+/// The parameters that all released Llama 3 models share; only the factor varies.
 const LOW: f64 = 1.0;
 const HIGH: f64 = 4.0;
 const ORIGINAL: usize = 8192;
 
-/// By what Llama 3's rule divides each of `count` frequencies: 1 for the fast ones, `factor` for the slow ones, and
-/// something between in the middle.
+/// The divisors of `count` frequencies by Llama 3's rule: 1 for high frequencies, `factor` for low
+/// ones, interpolated in between.
 fn llama3_factors(theta: f64, count: usize, factor: f64) -> Vec<f64> {
     let frequency = |i: usize| theta.powf(-(i as f64) / count as f64);
     (0..count)
@@ -110,7 +111,7 @@ fn llama3_factors(theta: f64, count: usize, factor: f64) -> Vec<f64> {
         .collect()
 }
 
-/// The decimal that was meant by a stored f32.
+/// The shortest decimal of an f32, as an f64.
 fn decimal(number: f32) -> f64 {
     number.to_string().parse().unwrap_or(f64::from(number))
 }
@@ -128,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn the_factors_of_llama_3_become_its_rule() {
+    fn the_factors_of_llama_3_are_recognized() {
         let stored: Vec<f32> = llama3_factors(500000.0, 32, 32.0).into_iter().map(|f| f as f32).collect();
         assert_eq!(stored[0], 1.0);
         assert_eq!(stored[31], 32.0);
@@ -139,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn other_factors_are_given_as_they_are() {
+    fn other_factors_become_longrope() {
         let parameters = parameters_with(&[1.0, 1.1, 2.5, 7.0]);
         assert_eq!(parameters["rope_type"], "longrope");
         assert_eq!(parameters["attention_factor"], 1.0);
@@ -148,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn scaling_by_metadata() {
+    fn scaling_types_are_read_from_the_metadata() {
         let scaled = |kind: &str| {
             let mut file = llama();
             file.text("llama.rope.scaling.type", kind).f32("llama.rope.scaling.factor", 4.0);

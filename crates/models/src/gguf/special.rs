@@ -1,35 +1,35 @@
-//! The token ids with a meaning, and whether texts get them.
+//! The special token ids of a GGUF file, and whether encoding adds them.
 
-use super::pre::pre;
+use super::pre_tokenizer::pre_tokenizer;
 use super::{GgufFile, Value};
 use crate::Result;
 
-/// The ids with a meaning, and whether texts get them.
+/// Special token ids, and whether encoding adds them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SpecialTokens {
-    /// Begins a text.
+pub struct GgufSpecialTokens {
+    /// Beginning of text.
     pub bos: Option<u32>,
-    /// Ends a text.
+    /// End of text.
     pub eos: Option<u32>,
-    /// Ends a turn of a conversation.
+    /// End of a chat turn.
     pub eot: Option<u32>,
-    /// Fills up.
+    /// Padding.
     pub pad: Option<u32>,
-    /// Stands for what the vocabulary lacks.
+    /// Unknown token.
     pub unk: Option<u32>,
-    /// Whether encoding a text puts `bos` before it.
+    /// Whether encoding prepends `bos`.
     pub add_bos: bool,
-    /// Whether encoding a text puts `eos` after it.
+    /// Whether encoding appends `eos`.
     pub add_eos: bool,
-    /// The Jinja template of conversations.
+    /// The Jinja chat template.
     pub chat_template: Option<String>,
 }
 
-/// The special tokens that the file names.
+/// Reads the special tokens of a file.
 ///
 /// # Errors
-/// If an id is not one of the vocabulary, or a value has the wrong type.
-pub fn special_tokens(file: &GgufFile) -> Result<SpecialTokens> {
+/// If an id is outside the vocabulary, or a value has the wrong type.
+pub fn special_tokens(file: &GgufFile) -> Result<GgufSpecialTokens> {
     let vocabulary = match file.value("tokenizer.ggml.tokens") {
         Some(Value::List(list)) => list.len,
         _ => usize::MAX,
@@ -47,13 +47,13 @@ pub fn special_tokens(file: &GgufFile) -> Result<SpecialTokens> {
             id => Ok(id.and_then(|id| u32::try_from(id).ok())),
         }
     };
-    // What holds where the file does not say: SentencePiece models begin texts with bos; the others only as their kind.
+    // Default of `add_bos_token`: true for SentencePiece; for BPE it depends on the pre-tokenizer.
     let default_bos = match file.text("tokenizer.ggml.model")? {
         Some("llama") => true,
-        Some("gpt2") => pre(file).is_ok_and(|pre| pre.add_bos),
+        Some("gpt2") => pre_tokenizer(file).is_ok_and(|pre| pre.add_bos),
         _ => false,
     };
-    Ok(SpecialTokens {
+    Ok(GgufSpecialTokens {
         bos: id("bos")?,
         eos: id("eos")?,
         eot: id("eot")?,

@@ -1,6 +1,6 @@
-//! A writer of small GGUF files for the tests.
+//! Writes small GGUF files for tests.
 
-/// A file in the making: metadata and tensors, as bytes.
+/// Metadata and tensors of a file under construction, as bytes.
 #[derive(Clone, Default)]
 pub(super) struct Writer {
     values: Vec<u8>,
@@ -13,7 +13,7 @@ pub(super) fn string(text: &str) -> Vec<u8> {
 }
 
 impl Writer {
-    /// Any value, given its type number and bytes.
+    /// Adds a value of any type, given its type number and bytes.
     pub(super) fn raw(&mut self, key: &str, kind: u32, bytes: &[u8]) -> &mut Self {
         self.values.extend(string(key));
         self.values.extend(kind.to_le_bytes());
@@ -38,7 +38,7 @@ impl Writer {
         self.raw(key, 8, &string(value))
     }
 
-    /// An array, given the type number, the count and the bytes of its elements.
+    /// Adds an array, given the type number, count and bytes of its elements.
     pub(super) fn array(&mut self, key: &str, kind: u32, len: usize, elements: &[u8]) -> &mut Self {
         self.raw(key, 9, &[&kind.to_le_bytes(), &(len as u64).to_le_bytes()[..], elements].concat())
     }
@@ -58,14 +58,14 @@ impl Writer {
         self.array(key, 6, numbers.len(), &elements)
     }
 
-    /// An f32 tensor; dimensions in ggml's order, columns first.
+    /// Adds an f32 tensor; dimensions in ggml's order, columns first.
     pub(super) fn tensor(&mut self, name: &str, dims: &[u64], values: &[f32]) -> &mut Self {
         let data = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         let offset = self.tensors.iter().map(|(_, data)| data.len().next_multiple_of(32) as u64).sum();
         self.entry(name, dims, 0, offset, data)
     }
 
-    /// A tensor with any header.
+    /// Adds a tensor with an arbitrary header.
     pub(super) fn entry(&mut self, name: &str, dims: &[u64], kind: u32, offset: u64, data: Vec<u8>) -> &mut Self {
         let mut header = string(name);
         header.extend((dims.len() as u32).to_le_bytes());
@@ -93,7 +93,8 @@ impl Writer {
     }
 }
 
-/// The metadata that every gated decoder has, for an architecture of two layers, width 8, two heads and one of keys.
+/// A decoder with two layers, hidden size 8, two heads and one KV head; metadata and embedding
+/// only.
 pub(super) fn decoder(arch: &str) -> Writer {
     let mut file = Writer::default();
     file.text("general.architecture", arch);
@@ -113,7 +114,7 @@ pub(super) fn decoder(arch: &str) -> Writer {
     file
 }
 
-/// A small Llama: metadata and the tensors of attention of one layer.
+/// A small Llama: metadata and the attention tensors of one layer.
 pub(super) fn llama() -> Writer {
     let mut file = decoder("llama");
     file.f32("llama.rope.freq_base", 500000.0);

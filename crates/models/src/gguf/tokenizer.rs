@@ -1,9 +1,10 @@
-//! The tokenizer, rebuilt from `tokenizer.ggml.*`.
+//! Rebuilds the tokenizer from `tokenizer.ggml.*`.
 //!
-//! Files know two kinds. `gpt2` is byte-level BPE: the vocabulary and the merges are stored, and the way of cutting words
-//! is named (`pre`). `llama` is SentencePiece: pieces with scores, from which the merges follow, since merging the pair
-//! whose result scores best is what SentencePiece does. Both become a `tokenizers::Tokenizer`, as if read from the
-//! model's own `tokenizer.json`.
+//! Two values of `tokenizer.ggml.model` are supported. `gpt2` is byte-level BPE: the file stores
+//! vocabulary, merges and the name of the pre-tokenizer (`pre_tokenizer`). `llama` is SentencePiece
+//! BPE: the file stores pieces with scores, and the merges follow from them, because SentencePiece
+//! merges the pair whose result has the best score. Both become the `tokenizers::Tokenizer` that
+//! the model's own `tokenizer.json` would give.
 
 use std::cmp::Reverse;
 
@@ -21,22 +22,22 @@ use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::processors::template::{SpecialToken, TemplateProcessing};
 use tokenizers::{AddedToken, SplitDelimiterBehavior, Tokenizer};
 
-use super::pre::pre;
-use super::special::{SpecialTokens, special_tokens};
+use super::pre_tokenizer::pre_tokenizer;
+use super::special::{GgufSpecialTokens, special_tokens};
 use super::{GgufFile, Value};
 use crate::{Error, Result};
 
-/// What stands for a space inside SentencePiece's pieces.
-const SPACE: &str = "\u{2581}";
+/// SentencePiece's metaspace, which replaces the space inside pieces.
+const METASPACE: &str = "\u{2581}";
 
-/// The bytes of the longest token that is believed. Real ones have at most a few hundred; the work on a token grows with
-/// the square of its length.
-const LONGEST: usize = 4096;
+/// Limit of a token's length. Real tokens have at most a few hundred bytes; deriving merges takes
+/// time quadratic in the length.
+const MAX_TOKEN_BYTES: usize = 4096;
 
-/// The file's tokenizer; `encode(text, true)` adds bos and eos as the file wants it.
+/// Builds the file's tokenizer; `encode(text, true)` adds bos and eos if the file says so.
 ///
 /// # Errors
-/// If the file has no tokenizer, one of a kind that is not known, or one that contradicts itself.
+/// If the file has no tokenizer, an unsupported one, or an inconsistent one.
 pub fn tokenizer(file: &GgufFile) -> Result<Tokenizer> {
     let special = special_tokens(file)?;
     let vocabulary = Vocabulary::read(file)?;
@@ -44,13 +45,13 @@ pub fn tokenizer(file: &GgufFile) -> Result<Tokenizer> {
         Some("gpt2") => byte_level(file, &vocabulary)?,
         Some("llama") => sentence_piece(file, &vocabulary, &special)?,
         Some(other) => {
-            let what = format!("{}: a tokenizer of kind {other:?}", file.path().display());
-            let remedy = "known are gpt2 (byte-level BPE) and llama (SentencePiece); run the model on token ids";
+            let what = format!("{}: unsupported tokenizer {other:?} in tokenizer.ggml.model", file.path().display());
+            let remedy = "gpt2 (byte-level BPE) and llama (SentencePiece) are supported; run the model on token ids";
             return Err(Error::unsupported(what, remedy));
         }
         None => {
             let what =
-                format!("{}: the file holds no tokenizer (tokenizer.ggml.model is missing)", file.path().display());
+                format!("{}: the file has no tokenizer (tokenizer.ggml.model is missing)", file.path().display());
             return Err(Error::unsupported(what, "run the model on token ids"));
         }
     };
@@ -65,13 +66,13 @@ fn broken(file: &GgufFile, error: impl std::fmt::Display) -> Error {
     file.damaged(format!("the tokenizer cannot be built: {error}"))
 }
 
-/// The tokens and what they are.
+/// The tokens and their types, by id.
 struct Vocabulary<'a> {
     tokens: Vec<&'a str>,
     kinds: Vec<Kind>,
 }
 
-/// The token types of ggml that make a difference.
+/// The token types of ggml that are treated differently.
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
     Control,
@@ -83,10 +84,11 @@ impl<'a> Vocabulary<'a> {
     fn read(file: &'a GgufFile) -> Result<Self> {
         let missing = || file.damaged("tokenizer.ggml.tokens is missing, so the file has no vocabulary");
         let tokens = file.texts("tokenizer.ggml.tokens")?.ok_or_else(missing)?;
-        if let Some((id, token)) = tokens.iter().enumerate().find(|(_, token)| token.len() > LONGEST) {
-            return Err(
-                file.damaged(format!("token {id} is {} bytes long; no token has more than {LONGEST}", token.len()))
-            );
+        if let Some((id, token)) = tokens.iter().enumerate().find(|(_, token)| token.len() > MAX_TOKEN_BYTES) {
+            return Err(file.damaged(format!(
+                "token {id} is {} bytes long; no token has more than {MAX_TOKEN_BYTES}",
+                token.len()
+            )));
         }
         let kinds = match file.list("tokenizer.ggml.token_type", tokens.len())? {
             None => vec![Kind::Other; tokens.len()],
@@ -102,12 +104,12 @@ impl<'a> Vocabulary<'a> {
         Ok(Vocabulary { tokens, kinds })
     }
 
-    /// Ids by text. Two tokens with one text would make one of them impossible to write.
+    /// Ids by text. Duplicate texts are an error: one of the ids could never be produced.
     fn ids(&self, file: &GgufFile) -> Result<Vocab> {
         let mut ids = Vocab::default();
         ids.reserve(self.tokens.len());
         for (id, token) in self.tokens.iter().enumerate() {
-            let id = u32::try_from(id).map_err(|_| file.damaged("the vocabulary has more tokens than ids"))?;
+            let id = u32::try_from(id).map_err(|_| file.damaged("the vocabulary has more than 2^32 tokens"))?;
             if let Some(first) = ids.insert((*token).to_owned(), id) {
                 return Err(file.damaged(format!("tokens {first} and {id} of the vocabulary are both {token:?}")));
             }
@@ -115,14 +117,14 @@ impl<'a> Vocabulary<'a> {
         Ok(ids)
     }
 
-    /// The tokens that are found in a text before anything else is done to it.
+    /// Control and user-defined tokens, which are matched before normalization and splitting.
     fn added(&self) -> Vec<AddedToken> {
-        let whole = |(token, kind): (&&str, &Kind)| match kind {
+        let added = |(token, kind): (&&str, &Kind)| match kind {
             Kind::Other => None,
             kind => Some(AddedToken::from(*token, *kind == Kind::Control).normalized(false)),
         };
-        // The tokenizer would search the empty text everywhere.
-        self.tokens.iter().zip(&self.kinds).filter(|(token, _)| !token.is_empty()).filter_map(whole).collect()
+        // An empty added token would match at every position.
+        self.tokens.iter().zip(&self.kinds).filter(|(token, _)| !token.is_empty()).filter_map(added).collect()
     }
 
     fn token(&self, id: u32) -> Option<&'a str> {
@@ -131,14 +133,14 @@ impl<'a> Vocabulary<'a> {
 }
 
 fn byte_level(file: &GgufFile, vocabulary: &Vocabulary) -> Result<Tokenizer> {
-    let pre = pre(file)?;
+    let pre = pre_tokenizer(file)?;
     let missing = || file.damaged("tokenizer.ggml.merges is missing, which byte-level BPE needs");
     let merges = file.texts("tokenizer.ggml.merges")?.ok_or_else(missing)?;
     let merges = merges.iter().enumerate().map(|(i, merge)| {
-        // The first half may itself begin with a space.
+        // The left token may itself begin with a space.
         let space = merge.char_indices().skip(1).find(|(_, c)| *c == ' ').map(|(at, _)| at);
-        let halves = space.map(|at| (merge[..at].to_owned(), merge[at + 1..].to_owned()));
-        halves.ok_or_else(|| file.damaged(format!("merge {i} of tokenizer.ggml.merges, {merge:?}, is not two tokens")))
+        let pair = space.map(|at| (merge[..at].to_owned(), merge[at + 1..].to_owned()));
+        pair.ok_or_else(|| file.damaged(format!("merge {i} of tokenizer.ggml.merges, {merge:?}, is not two tokens")))
     });
     let builder = BPE::builder().vocab_and_merges(vocabulary.ids(file)?, merges.collect::<Result<Merges>>()?);
     let model = builder.ignore_merges(pre.ignore_merges).build().map_err(|error| broken(file, error))?;
@@ -155,13 +157,13 @@ fn byte_level(file: &GgufFile, vocabulary: &Vocabulary) -> Result<Tokenizer> {
     let mut tokenizer = Tokenizer::new(model);
     tokenizer.with_pre_tokenizer(Some(PreTokenizerSequence::new(steps)));
     tokenizer.with_decoder(Some(ByteLevel::new(false, true, false)));
-    if pre.composed {
+    if pre.nfc {
         tokenizer.with_normalizer(Some(NFC)).map_err(|error| broken(file, error))?;
     }
     Ok(tokenizer)
 }
 
-fn sentence_piece(file: &GgufFile, vocabulary: &Vocabulary, special: &SpecialTokens) -> Result<Tokenizer> {
+fn sentence_piece(file: &GgufFile, vocabulary: &Vocabulary, special: &GgufSpecialTokens) -> Result<Tokenizer> {
     let missing = || file.damaged("tokenizer.ggml.scores is missing, which SentencePiece needs");
     let scores = file.list("tokenizer.ggml.scores", vocabulary.tokens.len())?.ok_or_else(missing)?;
     let scores = scores.iter().map(|score| match score {
@@ -181,19 +183,19 @@ fn sentence_piece(file: &GgufFile, vocabulary: &Vocabulary, special: &SpecialTok
     let prefix = file.flag("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
     let mut normalizers: Vec<NormalizerWrapper> = Vec::new();
     let mut decoders: Vec<DecoderWrapper> =
-        vec![replace(SPACE, " ")?.into(), ByteFallback::new().into(), Fuse::new().into()];
+        vec![replace(METASPACE, " ")?.into(), ByteFallback::new().into(), Fuse::new().into()];
     if prefix {
-        normalizers.push(Prepend::new(SPACE.to_owned()).into());
+        normalizers.push(Prepend::new(METASPACE.to_owned()).into());
         decoders.push(Strip::new(' ', 1, 0).into());
     }
-    normalizers.push(replace(" ", SPACE)?.into());
+    normalizers.push(replace(" ", METASPACE)?.into());
     tokenizer.with_normalizer(Some(NormalizerSequence::new(normalizers))).map_err(|error| broken(file, error))?;
     tokenizer.with_decoder(Some(DecoderSequence::new(decoders)));
     Ok(tokenizer)
 }
 
-/// Every way to put a piece together from two others, the best piece first. Ties go to the longer first half, as in the
-/// conversion that made the `tokenizer.json` of these models.
+/// Derives the merges: every split of a piece into two pieces, best score first. Ties go to the
+/// longer left part, as in transformers' conversion to `tokenizer.json`.
 fn merges_from_scores(vocabulary: &Vocabulary, scores: &[f32], ids: &Vocab) -> Merges {
     let mut merges = Vec::new();
     for (piece, score) in vocabulary.tokens.iter().zip(scores) {
@@ -211,14 +213,15 @@ fn merges_from_scores(vocabulary: &Vocabulary, scores: &[f32], ids: &Vocab) -> M
     merges.into_iter().map(|(_, left, right, _)| (left.to_owned(), right.to_owned())).collect()
 }
 
-/// What puts bos and eos around a text, where the file wants that.
+/// The post-processor that adds bos and eos, if the file asks for them.
 fn template(
-    special: &SpecialTokens,
+    special: &GgufSpecialTokens,
     vocabulary: &Vocabulary,
 ) -> std::result::Result<Option<TemplateProcessing>, Box<dyn std::error::Error + Send + Sync>> {
-    let around = |wanted: bool, id: Option<u32>| id.filter(|_| wanted).and_then(|id| Some((id, vocabulary.token(id)?)));
-    let bos = around(special.add_bos, special.bos);
-    let eos = around(special.add_eos, special.eos);
+    let token_if =
+        |wanted: bool, id: Option<u32>| id.filter(|_| wanted).and_then(|id| Some((id, vocabulary.token(id)?)));
+    let bos = token_if(special.add_bos, special.bos);
+    let eos = token_if(special.add_eos, special.eos);
     let mut pieces = vec!["$A"];
     let mut tokens = Vec::new();
     if let Some((id, text)) = bos {
@@ -265,17 +268,17 @@ mod tests {
     }
 
     #[test]
-    fn byte_level_merges_within_the_words_of_its_kind() {
+    fn byte_level_bpe_merges_within_the_pieces_of_its_pre_tokenizer() {
         assert_eq!(ids(&byte_level("gpt-2"), "ab ab12"), [7, 8, 9]);
         assert_eq!(ids(&byte_level("smollm"), "ab ab12"), [7, 8, 4, 5]);
         assert_eq!(ids(&byte_level("qwen2"), " 12\n"), [3, 4, 5, 6]);
-        // Llama 3 begins with bos and takes whole words, merges or not.
+        // Llama 3 adds bos and has `ignore_merges`.
         assert_eq!(ids(&byte_level("llama-bpe"), "abab"), [0, 12]);
         assert_eq!(ids(&byte_level("gpt-2"), "abab"), [7, 7]);
     }
 
     #[test]
-    fn special_tokens_are_found_first_and_decode_back() {
+    fn special_tokens_are_matched_first_and_decode_back() {
         let file = byte_level("gpt-2");
         assert_eq!(ids(&file, "a<end>b<fim> ab"), [1, 0, 2, 11, 8]);
         let tokenizer = tokenizer(&parse(&file)).unwrap();
@@ -284,28 +287,28 @@ mod tests {
     }
 
     #[test]
-    fn the_file_decides_about_bos_and_eos() {
+    fn bos_and_eos_are_added_as_the_file_says() {
         let mut file = byte_level("gpt-2");
         file.flag("tokenizer.ggml.add_bos_token", true).flag("tokenizer.ggml.add_eos_token", true);
         file.text("tokenizer.chat_template", "{{ x }}").u32("tokenizer.ggml.eot_token_id", 11);
         file.raw("tokenizer.ggml.padding_token_id", 5, &(-1i32).to_le_bytes());
         assert_eq!(ids(&file, "ab"), [0, 7, 0]);
         let special = special_tokens(&parse(&file)).unwrap();
-        let wanted = SpecialTokens {
+        let wanted = GgufSpecialTokens {
             bos: Some(0),
             eos: Some(0),
             eot: Some(11),
             add_bos: true,
             add_eos: true,
             chat_template: Some("{{ x }}".into()),
-            ..SpecialTokens::default()
+            ..GgufSpecialTokens::default()
         };
         assert_eq!(special, wanted);
         file.u32("tokenizer.ggml.unknown_token_id", 13);
         assert!(error_of(&file).contains("unknown_token_id is 13, but the vocabulary has 13 tokens"));
     }
 
-    /// SentencePiece with pieces of a few letters and the bytes of one character that is in no piece.
+    /// SentencePiece with a few letters, and byte tokens for one character that is in no piece.
     fn sentence_piece() -> Writer {
         let mut file = Writer::default();
         file.text("general.architecture", "llama").text("tokenizer.ggml.model", "llama");
@@ -318,14 +321,15 @@ mod tests {
     }
 
     #[test]
-    fn sentence_piece_merges_what_scores_best() {
-        // "▁abab": the best piece is "ba", in the middle; "▁a" comes before "▁ab", whose second half is taken.
+    fn sentence_piece_merges_the_best_score_first() {
+        // "▁abab": "ba" in the middle has the best score and is merged first, which leaves "▁a" and
+        // "b".
         assert_eq!(ids(&sentence_piece(), "abab"), [1, 8, 9, 6]);
         assert_eq!(ids(&sentence_piece(), "ab"), [1, 10]);
         let mut file = sentence_piece();
         file.flag("tokenizer.ggml.add_space_prefix", false).flag("tokenizer.ggml.add_bos_token", false);
         assert_eq!(ids(&file, "ab é"), [7, 4, 2, 3]);
-        // Defined by the user: found in the text as it is, before spaces become marks.
+        // A user-defined token is matched before spaces become metaspaces.
         assert_eq!(ids(&file, "a  b"), [5, 11, 6]);
     }
 
@@ -341,18 +345,18 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_built_is_named() {
+    fn invalid_tokenizers_are_refused_with_the_reason() {
         let mut file = Writer::default();
         file.text("general.architecture", "llama");
         assert_eq!(error_of(&file), "x.gguf: tokenizer.ggml.tokens is missing, so the file has no vocabulary");
         file.texts("tokenizer.ggml.tokens", &["a", "b", "a"]);
-        assert!(error_of(&file).contains("the file holds no tokenizer"));
+        assert!(error_of(&file).contains("the file has no tokenizer"));
         let kind = |kind: &str| {
             let mut file = file.clone();
             file.text("tokenizer.ggml.model", kind).text("tokenizer.ggml.pre", "gpt-2");
             file
         };
-        assert_eq!(error_of(&kind("t5")), "x.gguf: a tokenizer of kind \"t5\"");
+        assert_eq!(error_of(&kind("t5")), "x.gguf: unsupported tokenizer \"t5\" in tokenizer.ggml.model");
         assert!(error_of(&kind("llama")).contains("tokenizer.ggml.scores is missing"));
         assert!(error_of(&kind("gpt2")).contains("tokenizer.ggml.merges is missing"));
         let mut twice = kind("gpt2");
@@ -365,11 +369,11 @@ mod tests {
         merges.text("general.architecture", "gpt2").text("tokenizer.ggml.model", "gpt2");
         merges.texts("tokenizer.ggml.tokens", &["a", "b"]).texts("tokenizer.ggml.merges", &["ab"]);
         assert!(error_of(&merges).contains("merge 0 of tokenizer.ggml.merges, \"ab\", is not two tokens"));
-        assert!(error_of(&byte_level("martian")).contains("way to cut words, \"martian\", is not known"));
+        assert!(error_of(&byte_level("martian")).contains("unknown pre-tokenizer \"martian\""));
     }
 
     #[test]
-    fn a_token_too_long_to_be_one_is_refused() {
+    fn an_overlong_token_is_refused() {
         let mut file = Writer::default();
         file.text("general.architecture", "llama").text("tokenizer.ggml.model", "llama");
         file.texts("tokenizer.ggml.tokens", &["a", &"b".repeat(5000)]);

@@ -1,9 +1,9 @@
-//! The metadata of a GGUF file: typed values, and the cursor that reads them without trusting any length.
+//! The typed metadata values of a GGUF file, and the bounds-checked cursor that reads them.
 
 use std::ops::Range;
 
-/// How deep arrays may be nested. Files in use have no nested arrays at all; the limit keeps a hostile one from
-/// exhausting the stack.
+/// Maximum nesting of arrays. Real files have no nested arrays; the limit keeps a hostile file from
+/// overflowing the stack.
 const MAX_DEPTH: usize = 4;
 
 /// One metadata value.
@@ -13,30 +13,30 @@ pub enum Value {
     Unsigned(u64),
     /// Any of the signed integer types.
     Signed(i64),
-    /// A single-precision number. Kept as such: widening would turn 1e-5 into 9.999999747e-6.
+    /// An f32. Not widened to f64, because that turns 1e-5 into 9.999999747e-6.
     F32(f32),
-    /// A double-precision number.
+    /// An f64.
     F64(f64),
-    /// True or false.
+    /// A boolean.
     Bool(bool),
     /// UTF-8 text.
     Text(String),
-    /// An array, left in the file until somebody reads it.
+    /// An array; its elements stay in the file until they are read.
     List(List),
 }
 
-/// An array of the file: checked, but not copied out of it.
+/// An array in the file: bounds-checked, not copied.
 #[derive(Clone, Debug, PartialEq)]
 pub struct List {
-    /// What its elements are.
+    /// Element type.
     pub kind: ValueKind,
     /// The number of elements.
     pub len: usize,
-    /// Where the elements are in the file.
+    /// Byte range of the elements in the file.
     pub(super) bytes: Range<usize>,
 }
 
-/// The types that GGUF knows, by their numbers.
+/// The value types of GGUF, in the order of their type numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum ValueKind {
@@ -61,7 +61,7 @@ impl ValueKind {
         [U8, I8, U16, I16, U32, I32, F32, Bool, Text, List, U64, I64, F64].get(number as usize).copied()
     }
 
-    /// The bytes that every value of this type takes, where that is fixed.
+    /// Bytes per value, if the type has a fixed size.
     fn size(self) -> Option<usize> {
         use ValueKind::*;
         match self {
@@ -74,7 +74,7 @@ impl ValueKind {
     }
 }
 
-/// Reads a file's bytes forwards. Every failure is a sentence with the place in it; the caller adds what it was reading.
+/// Reads the file sequentially. Errors contain the byte offset; the caller adds the context.
 pub(super) struct Cursor<'a> {
     bytes: &'a [u8],
     pub(super) at: usize,
@@ -116,7 +116,7 @@ impl<'a> Cursor<'a> {
         Ok(u64::from_le_bytes(self.array(what)?))
     }
 
-    /// A length-prefixed text.
+    /// Reads a length-prefixed string.
     pub(super) fn text(&mut self, what: &str) -> Result<&'a str, String> {
         let at = self.at;
         let bytes = self.text_bytes(what)?;
@@ -139,7 +139,7 @@ impl<'a> Cursor<'a> {
         ValueKind::from_number(number).ok_or_else(|| format!("{what} at byte {at} has the unknown type {number}"))
     }
 
-    /// A type number and then a value of that type.
+    /// Reads a type number and a value of that type.
     pub(super) fn value(&mut self) -> Result<Value, String> {
         let kind = self.kind("the value")?;
         self.value_of(kind)
@@ -164,7 +164,7 @@ impl<'a> Cursor<'a> {
         })
     }
 
-    /// Walks over an array, so that it is known to lie inside the file; nothing is allocated for it.
+    /// Skips over an array to check that it is inside the file; allocates nothing.
     fn list(&mut self, depth: usize) -> Result<List, String> {
         let at = self.at;
         if depth > MAX_DEPTH {
@@ -172,7 +172,7 @@ impl<'a> Cursor<'a> {
         }
         let kind = self.kind("the array")?;
         let len = self.u64("the array's length")?;
-        // Even the smallest element takes a byte, so a length beyond the file's is wrong whatever the type.
+        // Every element takes at least one byte, so `len` cannot exceed the remaining bytes.
         let checked = usize::try_from(len).ok().filter(|len| *len <= self.rest());
         let len = checked.ok_or_else(|| {
             format!("the array at byte {at} claims {len} elements, but only {} bytes are left in the file", self.rest())
@@ -199,18 +199,18 @@ impl<'a> Cursor<'a> {
 }
 
 impl List {
-    /// The elements as texts borrowed from the file; `None` if they are something else.
+    /// The elements as strings borrowed from the file; `None` if they are not strings.
     pub(super) fn texts<'a>(&self, file: &'a [u8]) -> Option<Result<Vec<&'a str>, String>> {
         if self.kind != ValueKind::Text {
             return None;
         }
         let mut cursor = Cursor::new(file, self.bytes.start);
-        // There are tens of thousands of them: which one it is, is written down only where one is wrong.
+        // There are tens of thousands of strings, so the index is formatted only on error.
         let text = |i: usize| cursor.text("a text").map_err(|problem| format!("element {i} of the array: {problem}"));
         Some((0..self.len).map(text).collect())
     }
 
-    /// The elements one by one; empty for nested arrays, which have no use yet.
+    /// The elements in order; empty for nested arrays, which no metadata in use needs.
     pub(super) fn values<'a>(&self, file: &'a [u8]) -> impl Iterator<Item = Value> + use<'a> {
         let mut cursor = Cursor::new(file, self.bytes.start);
         let (kind, len) = (self.kind, if self.kind == ValueKind::List { 0 } else { self.len });

@@ -1,15 +1,17 @@
-//! The report as a card for people.
+//! The report as human-readable text.
 
 use std::fmt::Write;
 
-use super::parts::{Load, Part};
-use super::report::{Quantisation, Report, Support, TokenizerState};
+use super::parts::{ModelPart, PartialLoad};
+use super::report::{Quantization, Report, Support, TokenizerState};
+use pellucid_engine::Remedy;
 
-/// Width of the labels.
+/// Width of the label column.
 const LABEL: usize = 14;
 
 impl Report {
-    /// A compact card, without colour, whose last line says whether the model will run and what to do if not.
+    /// A compact card without color; the last line says whether the model will run, and the remedy
+    /// if not.
     ///
     /// ```
     /// let report = pellucid_models::inspect(concat!(env!("CARGO_MANIFEST_DIR"), "/builtin").as_ref())?;
@@ -17,6 +19,11 @@ impl Report {
     /// # Ok::<(), pellucid_models::Error>(())
     /// ```
     pub fn card(&self) -> String {
+        self.card_with(&Remedy::to_string)
+    }
+
+    /// [`card`](Self::card) with the remedies worded by `word`.
+    pub fn card_with(&self, word: &dyn Fn(&Remedy) -> String) -> String {
         let mut lines: Vec<(&str, String)> = vec![("category", self.category.name().into())];
         let names = [self.architecture.as_deref(), self.model_type.as_deref()];
         lines.push(("architecture", names.into_iter().flatten().collect::<Vec<_>>().join(" · ")));
@@ -35,12 +42,13 @@ impl Report {
         lines.push(("tokenizer", self.tokenizer_line()));
         lines.push(("chat template", if self.chat_template { "yes".into() } else { String::new() }));
         lines.push(("custom code", self.code_line()));
-        lines.push(("licence", self.licence.clone().unwrap_or_default()));
+        lines.push(("licence", self.license.clone().unwrap_or_default()));
         lines.push(("base model", self.base_model.join(", ")));
         if let Some(family) = &self.registered_as {
-            lines.push(("runs as", format!("{family}, as which its type is registered")));
-        } else if let Some(offer) = &self.assume {
-            lines.push(("runs as", format!("{0}, with --assume {0}", offer.family)));
+            lines.push(("runs as", format!("{family}, the family its type is registered as")));
+        } else if let Some(suggestion) = &self.assume {
+            let family = suggestion.family.clone();
+            lines.push(("runs as", format!("{family}, {}", word(&Remedy::AssumeShort { family: family.clone() }))));
         }
         for problem in &self.problems {
             lines.push(("problem", problem.what.clone()));
@@ -54,17 +62,17 @@ impl Report {
         let _ = match self.problems.first() {
             None => writeln!(card, "It will run."),
             Some(first) if self.problems.len() == 1 && self.assume.is_some() => {
-                writeln!(card, "It will not run by itself: {}.", clean(&first.remedy))
+                writeln!(card, "It will not run by itself: {}.", clean(&word(&first.remedy)))
             }
             Some(first) if self.problems.len() == 1 => {
-                writeln!(card, "It will not run: {}.", clean(first.remedy.trim_end_matches('.')))
+                writeln!(card, "It will not run: {}.", clean(word(&first.remedy).trim_end_matches('.')))
             }
             Some(first) => {
                 let count = self.problems.len();
                 writeln!(
                     card,
-                    "It will not run, for {count} reasons; to begin with: {}.",
-                    clean(first.remedy.trim_end_matches('.'))
+                    "It will not run, for {count} reasons; start with: {}.",
+                    clean(word(&first.remedy).trim_end_matches('.'))
                 )
             }
         };
@@ -74,8 +82,11 @@ impl Report {
     fn support_line(&self) -> String {
         let nearest =
             self.nearest.as_ref().map(|family| format!(" (the nearest native family is {family})")).unwrap_or_default();
-        let incomplete =
-            if self.support == Support::Native && !self.problems.is_empty() { ", but not as it is" } else { "" };
+        let incomplete = if self.support == Support::Native && !self.problems.is_empty() {
+            ", but this copy does not run"
+        } else {
+            ""
+        };
         format!("{}{incomplete}{nearest}", self.support.name())
     }
 
@@ -87,19 +98,19 @@ impl Report {
             .map(|(name, parameters)| format!("{name} {}", count(**parameters)))
             .collect::<Vec<_>>()
             .join(", ");
-        match &self.quantisation {
-            // The names of GGUF's formats say it already.
-            Some(Quantisation { types, .. }) if !types.is_empty() => formats,
-            Some(Quantisation { method, bits: Some(bits), .. }) => {
-                format!("{formats}; quantised by {method} to {bits} bits")
+        match &self.quantization {
+            // The names of the GGUF formats already show the quantization.
+            Some(Quantization { types, .. }) if !types.is_empty() => formats,
+            Some(Quantization { method, bits: Some(bits), .. }) => {
+                format!("{formats}; quantized by {method} to {bits} bits")
             }
-            Some(Quantisation { method, .. }) => format!("{formats}; quantised by {method}"),
+            Some(Quantization { method, .. }) => format!("{formats}; quantized by {method}"),
             None => formats,
         }
     }
 
     fn parts_line(&self) -> String {
-        let part = |part: &Part| format!("{} {}", part.role.name(), count(part.parameters));
+        let part = |part: &ModelPart| format!("{} {}", part.role.name(), count(part.parameters));
         self.modalities.parts.iter().map(part).collect::<Vec<_>>().join(", ")
     }
 
@@ -107,9 +118,9 @@ impl Report {
         if !self.modalities.omni {
             return String::new();
         }
-        let load = |load: &Load| format!("{} {}", load.mode.name(), count(load.parameters));
+        let load = |load: &PartialLoad| format!("{} {}", load.mode.name(), count(load.parameters));
         let loads = self.modalities.loads.iter().map(load).collect::<Vec<_>>().join(", ");
-        if loads.is_empty() { "yes".into() } else { format!("yes; a load that is {loads}") }
+        if loads.is_empty() { "yes".into() } else { format!("yes; loadable as {loads}") }
     }
 
     fn sae_lines(&self) -> String {
@@ -117,9 +128,9 @@ impl Report {
         let layouts: Vec<String> = sae.layouts.iter().map(|layout| layout.name().to_owned()).collect();
         let mut lines =
             format!("{}{} in the layout {}", if sae.more { "more than " } else { "" }, sae.count, layouts.join(", "));
-        for (what, hooks) in [("read", &sae.hooks), ("write", &sae.hooks_out)] {
+        for (verb, hooks) in [("read", &sae.hooks), ("write", &sae.hooks_out)] {
             if !hooks.is_empty() {
-                lines += &format!("\n{what} {}", some(hooks));
+                lines += &format!("\n{verb} {}", first_names(hooks));
             }
         }
         lines
@@ -134,14 +145,14 @@ impl Report {
 
     fn shape_line(&self) -> String {
         let heads = match (self.heads, self.kv_heads) {
-            (Some(heads), Some(kv)) if heads != kv => Some(format!("{heads} heads ({kv} of keys)")),
+            (Some(heads), Some(kv)) if heads != kv => Some(format!("{heads} heads ({kv} KV heads)")),
             (heads, _) => heads.map(|heads| format!("{heads} heads")),
         };
         let parts = [
             self.layers.map(|n| format!("{n} layers")),
             self.width.map(|n| format!("width {n}")),
             heads,
-            self.head_dim.map(|n| format!("head width {n}")),
+            self.head_dim.map(|n| format!("head dim {n}")),
             self.context.map(|n| format!("context {n}")),
             self.vocab.map(|n| format!("vocabulary {n}")),
         ];
@@ -153,10 +164,10 @@ impl Report {
         let [stored, f32, bf16] = [memory.as_stored, memory.f32, memory.bf16].map(bytes);
         let mut lines = format!("{stored} of weights as stored, {f32} in f32, {bf16} in bf16");
         if let Some(token) = memory.kv_per_token {
-            lines += &format!("\nand {} for each token of each sequence", bytes(token));
+            lines += &format!("\nKV cache: {} per token and sequence", bytes(token));
         }
         if let (Some(whole), Some(context)) = (memory.kv_at_context, self.context) {
-            lines += &format!(", {} for {context}", bytes(whole));
+            lines += &format!(", {} for {context} tokens", bytes(whole));
         }
         lines
     }
@@ -169,10 +180,10 @@ impl Report {
             count => format!("{} in {count} files", bytes(self.file_bytes)),
         };
         if !shards.missing.is_empty() {
-            line += &format!("; {} missing: {}", shards.missing.len(), some(&shards.missing));
+            line += &format!("; {} missing: {}", shards.missing.len(), first_names(&shards.missing));
         }
         if !shards.surplus.is_empty() {
-            line += &format!("; not needed: {}", some(&shards.surplus));
+            line += &format!("; not needed: {}", first_names(&shards.surplus));
         }
         line
     }
@@ -187,11 +198,10 @@ impl Report {
             TokenizerState::Damaged => "damaged",
         };
         let vocab = tokenizer.vocab.map(|vocab| format!("{vocab} tokens"));
-        let bos =
-            tokenizer.adds_bos.map(|adds| if adds { "adds a start token" } else { "adds no start token" }.to_owned());
-        let pad = (tokenizer.pad_from_eos == Some(true)).then(|| "pads with its end token".to_owned());
+        let bos = tokenizer.adds_bos.map(|adds| if adds { "adds bos" } else { "does not add bos" }.to_owned());
+        let pad = (tokenizer.pad_from_eos == Some(true)).then(|| "pads with eos".to_owned());
         let parts = [Some(state.to_owned()), vocab, bos, pad, tokenizer.note.clone()];
-        // Things without a tokenizer of their own have nothing said about it.
+        // No line for categories that have no tokenizer.
         if tokenizer.state == TokenizerState::Missing && tokenizer.note.is_none() {
             return String::new();
         }
@@ -202,35 +212,35 @@ impl Report {
         if self.custom_code.is_empty() {
             String::new()
         } else {
-            format!("{} (never executed)", some(&self.custom_code))
+            format!("{} (never executed)", first_names(&self.custom_code))
         }
     }
 }
 
-/// The first of a list of names.
-fn some(names: &[String]) -> String {
-    const SHOWN: usize = 3;
-    let shown = names.iter().take(SHOWN).map(String::as_str).collect::<Vec<_>>().join(", ");
-    if names.len() > SHOWN { format!("{shown} and {} more", names.len() - SHOWN) } else { shown }
+/// The first names of a list, and the number of others.
+fn first_names(names: &[String]) -> String {
+    const MAX_SHOWN: usize = 3;
+    let shown = names.iter().take(MAX_SHOWN).map(String::as_str).collect::<Vec<_>>().join(", ");
+    if names.len() > MAX_SHOWN { format!("{shown} and {} more", names.len() - MAX_SHOWN) } else { shown }
 }
 
-/// Texts come from files that nobody vouches for: what would steer a terminal is shown as `�`, and nothing fills the screen.
+/// Sanitizes text from untrusted files: control characters become `�`, and long text is cut.
 pub(super) fn clean(text: &str) -> String {
-    const LONGEST: usize = 400;
+    const MAX_CHARS: usize = 400;
     let mut clean: String =
-        text.chars().take(LONGEST).map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect();
-    if text.chars().nth(LONGEST).is_some() {
+        text.chars().take(MAX_CHARS).map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect();
+    if text.chars().nth(MAX_CHARS).is_some() {
         clean.push('…');
     }
     clean
 }
 
-/// A number as people say it: `134.5 M`.
+/// Formats a count: `134.5 M`.
 fn count(number: u64) -> String {
     scaled(number, &["", "K", "M", "B", "T"])
 }
 
-/// A size as people say it: `269.1 MB`.
+/// Formats a size: `269.1 MB`.
 pub(super) fn bytes(number: u64) -> String {
     scaled(number, &["B", "KB", "MB", "GB", "TB", "PB", "EB"])
 }
@@ -238,7 +248,7 @@ pub(super) fn bytes(number: u64) -> String {
 fn scaled(number: u64, units: &[&str]) -> String {
     let mut value = number as f64;
     let mut unit = 0;
-    // 999.95 would be written as 1000.0.
+    // 999.95 would round to 1000.0.
     while value >= 999.95 && unit + 1 < units.len() {
         value /= 1000.0;
         unit += 1;
@@ -252,7 +262,7 @@ mod tests {
     use super::{bytes, clean, count};
 
     #[test]
-    fn sizes_read_as_people_say_them() {
+    fn sizes_are_formatted_with_units() {
         assert_eq!([count(0), count(999), count(134_515_008), count(999_960)], ["0", "999", "134.5 M", "1.0 M"]);
         assert_eq!(
             [bytes(12), bytes(1536), bytes(269_060_552), bytes(u64::MAX)],
@@ -261,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_cannot_steer_the_terminal() {
+    fn control_characters_are_replaced() {
         assert_eq!(clean("a\u{1b}[31mb\u{7}"), "a�[31mb�");
         assert_eq!(clean(&"x".repeat(1000)).chars().count(), 401);
     }

@@ -1,17 +1,17 @@
-//! A GGUF file, described by its header.
+//! The report on a GGUF file, from its header.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::Value as Json;
 
-use super::report::{Category, Format, Problem, Quantisation, Report, Support};
+use super::report::{Category, Format, Problem, Quantization, Report, Support};
 use super::{category, native, sae, shape, tokenizer, weights};
 use crate::Error;
 use crate::gguf::{self, GgufFile, Value};
 use crate::tensors::Tensors;
 
-/// Writes what the file is into the report.
+/// Describes a GGUF file.
 pub(super) fn inspect(path: &Path, assume: Option<&str>, report: &mut Report) {
     report.format = Format::Gguf;
     report.shards.count = 1;
@@ -24,8 +24,7 @@ pub(super) fn inspect(path: &Path, assume: Option<&str>, report: &mut Report) {
     report.file_bytes = std::fs::metadata(path).map_or(0, |metadata| metadata.len());
     let text = |key: &str| file.text(key).ok().flatten();
     let Some(architecture) = text("general.architecture") else {
-        return report
-            .refuse("general.architecture is missing, so this is not known to be a model", "convert the model again");
+        return report.refuse("general.architecture is missing, so this may not be a model", "convert the model again");
     };
     report.category = category::of_gguf(text("general.type"), architecture);
     report.model_type = Some(architecture.to_owned());
@@ -41,7 +40,7 @@ pub(super) fn inspect(path: &Path, assume: Option<&str>, report: &mut Report) {
             report.refuse("control vectors are not a model by themselves", "load the model that they were made for");
         }
         other => report.refuse(
-            format!("a GGUF file of the kind {} does not run here", other.name()),
+            format!("a GGUF file of the category {} does not run here", other.name()),
             "give the GGUF file of a language model",
         ),
     }
@@ -52,9 +51,9 @@ fn model(path: &Path, file: GgufFile, assume: Option<&str>, report: &mut Report)
         Ok(config) => Arc::new(config),
         Err(error) => {
             report.memory = native::estimate(report);
-            tokenizer::of_gguf(&file, report);
-            // That the file is not one that runs comes before what is wrong with it besides.
-            let remedy = error.remedy().unwrap_or_default().to_owned();
+            tokenizer::inspect_gguf(&file, report);
+            // An unsupported architecture is the main reason, so it comes first.
+            let remedy = error.remedy().cloned().unwrap_or_else(|| "".into());
             report.problems.insert(0, Problem { what: error.to_string(), remedy });
             report.reason = Some(error.to_string());
             return;
@@ -63,10 +62,10 @@ fn model(path: &Path, file: GgufFile, assume: Option<&str>, report: &mut Report)
     report.model_type = config.get("model_type").and_then(Json::as_str).map(str::to_owned);
     report.architecture = shape::class(&config).map(str::to_owned);
     let native = native::read(&config, path, assume, report);
-    let place = report.problems.len().saturating_sub(1);
-    tokenizer::of_gguf(&file, report);
+    let problem_index = report.problems.len().saturating_sub(1);
+    tokenizer::inspect_gguf(&file, report);
     let Some(native) = native else {
-        native::offer(&config, path, assume, Tensors::from_gguf(file).ok().as_ref(), place, report);
+        native::suggest_family(&config, path, assume, Tensors::from_gguf(file).ok().as_ref(), problem_index, report);
         report.memory = native::estimate(report);
         return;
     };
@@ -89,7 +88,7 @@ fn count(file: &GgufFile, report: &mut Report) {
         let elements = tensor.shape.iter().fold(1u64, |product, size| product.saturating_mul(*size as u64));
         let name = tensor.encoding.to_string();
         weights::count(report, &tensor.name, &name, elements);
-        if tensor.encoding.is_quantised() {
+        if tensor.encoding.is_quantized() {
             match types.iter_mut().find(|(known, _)| *known == name) {
                 Some((_, sum)) => *sum = sum.saturating_add(elements),
                 None => types.push((name, elements)),
@@ -97,20 +96,20 @@ fn count(file: &GgufFile, report: &mut Report) {
         }
     }
     types.sort_by_key(|(_, elements)| std::cmp::Reverse(*elements));
-    report.quantisation = (!types.is_empty()).then(|| Quantisation {
+    report.quantization = (!types.is_empty()).then(|| Quantization {
         method: "gguf".into(),
         bits: None,
         types: types.into_iter().map(|(name, _)| name).collect(),
     });
 }
 
-/// What a model card would say, where the converter kept it.
+/// The model-card metadata (license, base models) that the converter stored.
 fn model_card(file: &GgufFile, report: &mut Report) {
     let text = |key: &str| match file.value(key) {
         Some(Value::Text(text)) if !text.is_empty() => Some(text.clone()),
         _ => None,
     };
-    report.licence = text("general.license.name").or_else(|| text("general.license"));
-    // Few models come from more than a handful of others.
+    report.license = text("general.license.name").or_else(|| text("general.license"));
+    // Limit of base models.
     report.base_model = (0..16).map_while(|i| text(&format!("general.base_model.{i}.name"))).collect();
 }

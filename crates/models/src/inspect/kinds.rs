@@ -1,7 +1,8 @@
-//! Directories that are no models by themselves: adapters, autoencoders, pipelines.
+//! Reports on directories that are not models by themselves: adapters, autoencoders, pipelines.
 
 use std::path::{Path, PathBuf};
 
+use pellucid_engine::Remedy;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
@@ -13,20 +14,20 @@ use crate::listing::Listing;
 use crate::select_family::select_family;
 use crate::{Error, Result};
 
-/// A component of a pipeline.
+/// A component of an image pipeline.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Component {
-    /// Its directory.
+    /// Name of its directory.
     pub name: String,
-    /// The class that it is loaded as.
+    /// Class that it is loaded as.
     pub class: Option<String>,
-    /// The library that has the class.
+    /// Library that defines the class.
     pub library: Option<String>,
-    /// Whether its directory is there.
+    /// Whether its directory exists.
     pub present: bool,
 }
 
-/// Small weights beside a base model.
+/// Describes an adapter (LoRA).
 pub(super) fn adapter(listing: &Listing, assume: Option<&str>, report: &mut Report) {
     report.support = Support::InspectOnly;
     let mut base = None;
@@ -42,22 +43,17 @@ pub(super) fn adapter(listing: &Listing, assume: Option<&str>, report: &mut Repo
     }
     let lora = report.model_type.as_deref().is_some_and(|kind| kind.eq_ignore_ascii_case("lora"));
     match fitting_base(&listing.dir, assume) {
-        // Given as a model, it is merged into its base.
-        Ok(found) if super::inspect_as(&found, assume).is_ok_and(|report| report.runs()) => {
+        // An adapter given as a model is merged into its base.
+        Ok(base_dir) if super::inspect_as(&base_dir, assume).is_ok_and(|report| report.runs()) => {
             report.support = Support::Native;
         }
-        Ok(found) => report.refuse(
-            format!("its base model ({}) does not run", found.display()),
-            format!("`pellucid inspect {}` says why", found.display()),
+        Ok(base_dir) => report.refuse(
+            format!("its base model ({}) does not run", base_dir.display()),
+            Remedy::InspectPath(base_dir.display().to_string()),
         ),
         Err(error) if lora && matches!(error.cause(), Error::Usage { .. }) => {
-            let whose =
-                base.as_deref().map_or_else(|| "its base model".into(), |name| format!("its base model ({name})"));
-            let base = base.as_deref().unwrap_or("BASE");
-            report.refuse(
-                "an adapter is not a model by itself",
-                format!("load {whose} with it: --model {base} --adapter {}", report.path),
-            );
+            let remedy = Remedy::LoadBaseOfAdapter { base: base.clone(), adapter: report.path.clone() };
+            report.refuse("an adapter is not a model by itself", remedy);
         }
         Err(error) => report.refuse_for(error.cause()),
     }
@@ -70,14 +66,14 @@ pub(super) fn adapter(listing: &Listing, assume: Option<&str>, report: &mut Repo
     report.memory = native::estimate(report);
 }
 
-/// The base model of an adapter, if the adapter fits it.
+/// The directory of an adapter's base model, if the adapter fits it.
 fn fitting_base(dir: &Path, assume: Option<&str>) -> Result<PathBuf> {
     let selected = select_family(Some(dir), assume)?;
     selected.check_adapter()?;
     Ok(selected.source.origin().to_path_buf())
 }
 
-/// Sparse autoencoders, one or a release of many.
+/// Describes one sparse autoencoder or a release of many.
 pub(super) fn sae(listing: &Listing, report: &mut Report) {
     report.support = Support::InspectOnly;
     let description = sae::describe_listing(listing);
@@ -91,7 +87,7 @@ pub(super) fn sae(listing: &Listing, report: &mut Report) {
     weights::count_all(listing, report);
 }
 
-/// A pipeline, or a part of one.
+/// Describes an image pipeline, or a part of one.
 pub(super) fn diffusers(listing: &Listing, config: Option<&Value>, report: &mut Report) {
     report.support = Support::InspectOnly;
     let index = listing.json("model_index.json").ok().flatten();
@@ -100,7 +96,7 @@ pub(super) fn diffusers(listing: &Listing, config: Option<&Value>, report: &mut 
     let listed = index.as_ref().and_then(Value::as_object).into_iter().flatten();
     let listed = listed.filter(|(name, _)| !name.starts_with('_')).filter_map(|(name, value)| {
         let text = |at: usize| value.get(at)?.as_str().map(str::to_owned);
-        // What a pipeline leaves out is a pair of nulls.
+        // An omitted component is a pair of nulls.
         let [library, class] = [text(0), text(1)];
         (library.is_some() || class.is_some()).then(|| Component {
             name: name.clone(),

@@ -1,39 +1,40 @@
-//! What is this directory or file, and can it run?
+//! Identifies a directory or file: its category, whether this build runs it, and what it needs.
 //!
-//! [`inspect`] answers for whatever a person has: a language model, half a download, an adapter, a folder of sparse
-//! autoencoders, a GGUF file. It reads names, JSON files and the headers of tensors, never their data, executes nothing,
-//! and only a path that is not there is an error; everything else is said in the [`Report`]. Where one fact is enough, the functions
-//! beside it ([`detect_model_category`], [`is_model_supported`], …) answer in microseconds from the same files.
+//! [`inspect`] accepts anything: a language model, an incomplete download, an adapter, a folder of
+//! sparse autoencoders, a GGUF file. It reads file names, JSON files and tensor headers, never
+//! tensor data, and executes nothing. Only a missing path is an error; every other problem is part
+//! of the [`Report`]. The query functions ([`detect_model_category`], [`is_model_supported`], …)
+//! return a single fact in microseconds.
 //!
-//! | module | its part |
+//! | module | contents |
 //! |---|---|
-//! | `answers`, `subject` | questions with one answer, and the files that they are asked about |
-//! | `category`, `peek`, `tensor_names` | what kind of thing it is: by files, by the deciding keys of `config.json`, by names of tensors |
+//! | `answers`, `target` | the query functions, and the files that they read |
+//! | `category`, `config_keys`, `tensor_names` | the category: by files, by keys of `config.json`, by tensor names |
 //! | [`registry`] | every model type and class of `transformers`, with its category |
-//! | [`sae`] | autoencoders in all their layouts |
-//! | `directory`, `gguf`, `kinds` | the report of a directory, of a GGUF file, of things that are no models |
-//! | `native` | whether it would load and what it would need, asked of the functions that load models |
-//! | `weights`, `tokenizer`, `vocabulary`, `shape`, `parts`, `model_card` | the parts of a report |
-//! | `report`, `card` | the report as data, and for people |
+//! | [`sae`] | sparse autoencoders in all published layouts |
+//! | `directory`, `gguf`, `kinds` | the report of a directory, of a GGUF file, of adapters, SAEs and pipelines |
+//! | `native` | whether the model would load and how much memory it needs, by the code that loads models |
+//! | `weights`, `tokenizer`, `vocabulary_scan`, `shape`, `parts`, `model_card` | sections of the report |
+//! | `report`, `card` | the report as data, and as text |
 
 mod answers;
 mod card;
 mod category;
+mod config_keys;
 mod directory;
 mod gguf;
 mod kinds;
 mod model_card;
 mod native;
 mod parts;
-mod peek;
 pub mod registry;
 mod report;
 pub mod sae;
 mod shape;
-mod subject;
+mod target;
 mod tensor_names;
 mod tokenizer;
-mod vocabulary;
+mod vocabulary_scan;
 mod weights;
 
 pub use answers::{
@@ -41,9 +42,9 @@ pub use answers::{
     is_diffusers_model, is_model_supported, is_omni_model, is_sae_model, is_vision_encoder,
 };
 pub use kinds::Component;
-pub use parts::{Load, LoadMode, Modalities, Part, Role};
+pub use parts::{LoadMode, Modalities, ModelPart, PartRole, PartialLoad};
 pub use report::{
-    Category, Format, Memory, Problem, Quantisation, Report, SCHEMA, Shards, Support, TokenizerReport, TokenizerState,
+    Category, Format, Memory, Problem, Quantization, Report, SCHEMA, Shards, Support, TokenizerReport, TokenizerState,
     schema,
 };
 
@@ -52,7 +53,7 @@ use std::path::Path;
 use crate::select_family::check_assumption;
 use crate::{Error, Result, families, listing};
 
-/// Tells what a directory or file is and whether it will run, without reading any tensor's data.
+/// Identifies a directory or file and checks whether it will run, without reading tensor data.
 ///
 /// ```
 /// let report = pellucid_models::inspect(concat!(env!("CARGO_MANIFEST_DIR"), "/builtin").as_ref())?;
@@ -62,16 +63,17 @@ use crate::{Error, Result, families, listing};
 /// ```
 ///
 /// # Errors
-/// Only if there is nothing at the path; what is damaged, incomplete or unknown is described.
+/// Only if the path does not exist; damaged, incomplete or unknown models are described in the
+/// report.
 pub fn inspect(path: &Path) -> Result<Report> {
     inspect_as(path, None)
 }
 
-/// [`inspect`] under the assumption that a model whose own type is not native is one of this family: the report says whether the
-/// model fits it.
+/// Like [`inspect`], treating a model whose own type is not native as one of the family `assume`;
+/// the report says whether the model fits it.
 ///
 /// # Errors
-/// Also if there is no such native family.
+/// As [`inspect`]; also if `assume` is not a native family.
 pub fn inspect_as(path: &Path, assume: Option<&str>) -> Result<Report> {
     check_assumption(None, assume)?;
     families::register_environment()?;
@@ -87,28 +89,28 @@ pub fn inspect_as(path: &Path, assume: Option<&str>) -> Result<Report> {
     Ok(report)
 }
 
-/// A single file: by how it begins, whatever it is called.
+/// Describes a single file, by its first bytes and its extension.
 fn file(path: &Path, bytes: u64, assume: Option<&str>, report: &mut Report) {
     report.file_bytes = bytes;
     let start = match listing::first_bytes(path, 24) {
         Ok(start) => start,
         Err(error) => return report.refuse(format!("the file cannot be read: {error}"), "check its permissions"),
     };
-    let named = |end: &str| path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case(end));
+    let has_extension = |wanted: &str| path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case(wanted));
     if start.starts_with(listing::LFS_POINTER) {
         report.refuse("this is a Git LFS pointer, not the file itself", listing::FETCH_LFS);
-    } else if start.starts_with(b"GGUF") || named("gguf") {
+    } else if start.starts_with(b"GGUF") || has_extension("gguf") {
         gguf::inspect(path, assume, report);
-    } else if named("safetensors") {
+    } else if has_extension("safetensors") {
         report.format = Format::Safetensors;
         weights::count_file(path, report);
-        let beside = path.parent().filter(|parent| parent.join("config.json").is_file());
-        let remedy = match beside {
-            Some(parent) => format!("give the directory that holds it: {}", parent.display()),
+        let model_dir = path.parent().filter(|parent| parent.join("config.json").is_file());
+        let remedy = match model_dir {
+            Some(parent) => format!("give the directory that contains it: {}", parent.display()),
             None => "put it into a directory with its config.json, and give that directory".into(),
         };
-        report.refuse("a file of weights alone does not say which model they are of", remedy);
+        report.refuse("a weight file without config.json does not identify its model", remedy);
     } else {
-        report.refuse("this file is no model", "give a model's directory or a .gguf file");
+        report.refuse("this file is not a model", "give a model's directory or a .gguf file");
     }
 }

@@ -1,29 +1,29 @@
-//! Licence and base model from the lines that head a model card (`README.md`).
+//! License and base model from the YAML front matter of a model card (`README.md`).
 //!
-//! They are YAML, of which cards use little here: a key with a value, or with a list. That little is read without a YAML
-//! library, and whatever is written otherwise is taken as not said.
+//! Only a key with a scalar or a list of scalars is parsed, without a YAML library; other forms are
+//! ignored.
 
 use super::report::Report;
 use crate::listing::{Listing, first_bytes};
 
-/// The head of a card is not longer than this.
-const LONGEST: u64 = 64 << 10;
+/// Limit of the front matter's size.
+const MAX_BYTES: u64 = 64 << 10;
 
 pub(super) fn read(listing: &Listing, report: &mut Report) {
     if !listing.has("README.md") {
         return;
     }
-    let Ok(bytes) = first_bytes(&listing.dir.join("README.md"), LONGEST) else { return };
+    let Ok(bytes) = first_bytes(&listing.dir.join("README.md"), MAX_BYTES) else { return };
     let text = String::from_utf8_lossy(&bytes);
-    let licences = values(&text, "license");
-    // A licence without a number of its own is called `other`, and named beside.
-    let named = if licences == ["other"] { values(&text, "license_name") } else { Vec::new() };
-    let licence = if named.is_empty() { licences } else { named };
-    report.licence = (!licence.is_empty()).then(|| licence.join(", "));
+    let licenses = values(&text, "license");
+    // A license without an SPDX identifier is `other`, with its name in `license_name`.
+    let named = if licenses == ["other"] { values(&text, "license_name") } else { Vec::new() };
+    let license = if named.is_empty() { licenses } else { named };
+    report.license = (!license.is_empty()).then(|| license.join(", "));
     report.base_model = values(&text, "base_model");
 }
 
-/// The values of a key of the card's head.
+/// The values of a key in the front matter.
 fn values(card: &str, key: &str) -> Vec<String> {
     let mut lines = card.lines();
     if lines.next().map(str::trim_end) != Some("---") {
@@ -43,7 +43,7 @@ fn values(card: &str, key: &str) -> Vec<String> {
         .collect()
 }
 
-/// A value without its quotes.
+/// A scalar without quotes.
 fn scalar(text: &str) -> Option<String> {
     let text = text.trim();
     let bare = ['"', '\''].into_iter().find_map(|quote| text.strip_prefix(quote)?.strip_suffix(quote));
@@ -55,7 +55,7 @@ mod tests {
     use super::values;
 
     #[test]
-    fn cards_say_it_in_one_line_or_in_a_list() {
+    fn values_may_be_scalars_or_lists() {
         let card =
             "---\r\nlicense: 'apache-2.0'\nbase_model:\n  - a/b\n- \"c/d\"\ntags: [x, 'y']\nempty:\n---\nlicence: no\n";
         assert_eq!(values(card, "license"), ["apache-2.0"]);

@@ -1,4 +1,4 @@
-//! The parts of a model that does more than write: what each takes, and which of them a partial load would need.
+//! The parts of a multimodal model: their sizes, and which of them a partial load would need.
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -6,105 +6,108 @@ use serde_json::Value;
 
 use super::report::Report;
 
-/// What a model takes in and gives out besides text.
+/// Input and output modalities of a model besides text.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, JsonSchema)]
 pub struct Modalities {
-    /// Whether it is an omni model: it gives more than one kind of output, or thinks and speaks.
+    /// Whether it is an omni model: several output modalities, or a thinker and a talker.
     pub omni: bool,
-    /// Whether its configuration has a part that looks.
+    /// Whether the configuration has a vision encoder.
     pub vision: bool,
-    /// Whether its configuration has a part that listens.
+    /// Whether the configuration has an audio encoder.
     pub audio: bool,
-    /// Whether its configuration has a part that speaks.
+    /// Whether the configuration has a talker (speech output).
     pub talker: bool,
-    /// Its parts with what they hold, where there are several.
-    pub parts: Vec<Part>,
-    /// What partial loads of an omni model would take.
-    pub loads: Vec<Load>,
+    /// The parts with their sizes, if there are several.
+    pub parts: Vec<ModelPart>,
+    /// The partial loads of an omni model.
+    pub loads: Vec<PartialLoad>,
 }
 
-/// A part of a model.
+/// A part of a multimodal model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
-pub struct Part {
-    /// What it does.
-    pub role: Role,
-    /// Numbers in its tensors.
+#[schemars(rename = "Part")]
+pub struct ModelPart {
+    /// Function of the part.
+    pub role: PartRole,
+    /// Number of parameters.
     pub parameters: u64,
-    /// Its tensors.
+    /// Number of tensors.
     pub tensors: usize,
 }
 
-/// What a part does.
+/// The function of a part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Role {
-    /// Reads and writes text.
+#[schemars(rename = "Role")]
+pub enum PartRole {
+    /// Language model.
     Text,
-    /// Looks.
+    /// Vision encoder.
     Vision,
-    /// Listens.
+    /// Audio encoder.
     Audio,
-    /// Brings what was seen or heard into the text's stream.
+    /// Projects vision or audio features into the language model's residual stream.
     Projector,
-    /// Decides what to say.
+    /// Generates speech tokens.
     Talker,
-    /// Makes it sound.
+    /// Vocoder: turns speech tokens into a waveform.
     Voice,
 }
 
-/// A way to load an omni model.
+/// A subset of an omni model's parts that can be loaded alone.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
-pub struct Load {
-    /// Which.
+#[schemars(rename = "Load")]
+pub struct PartialLoad {
+    /// Which subset.
     pub mode: LoadMode,
-    /// The parts that it would take.
-    pub parts: Vec<Role>,
-    /// Numbers in them.
+    /// The parts in it.
+    pub parts: Vec<PartRole>,
+    /// Number of parameters in these parts.
     pub parameters: u64,
 }
 
-/// How much of an omni model is loaded.
+/// Which parts of an omni model are loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum LoadMode {
-    /// What reads, looks, listens and writes.
+    /// Everything but speech output.
     ThinkerOnly,
-    /// What speaks.
+    /// Speech output only.
     TalkerOnly,
-    /// Everything.
+    /// All parts.
     Full,
 }
 
-/// What the names of tensors and configurations begin with or hold, by role; the first that matches counts.
-const NAMES: &[(Role, &[&str])] = &[
-    (Role::Voice, &["token2wav", "code2wav", "vocoder", "bigvgan"]),
-    (Role::Talker, &["talker", "tts"]),
-    (Role::Projector, &["projector", "resampler", "aligner", "connector"]),
-    (Role::Audio, &["audio", "speech_encoder", "apm."]),
-    (Role::Vision, &["vision", "visual", "vpm.", "image_newline"]),
+/// Substrings of tensor names and configuration keys, by role; the first match counts.
+const NAMES: &[(PartRole, &[&str])] = &[
+    (PartRole::Voice, &["token2wav", "code2wav", "vocoder", "bigvgan"]),
+    (PartRole::Talker, &["talker", "tts"]),
+    (PartRole::Projector, &["projector", "resampler", "aligner", "connector"]),
+    (PartRole::Audio, &["audio", "speech_encoder", "apm."]),
+    (PartRole::Vision, &["vision", "visual", "vpm.", "image_newline"]),
 ];
 
-impl Role {
+impl PartRole {
     /// Its name in JSON.
     pub fn name(self) -> &'static str {
         match self {
-            Role::Text => "text",
-            Role::Vision => "vision",
-            Role::Audio => "audio",
-            Role::Projector => "projector",
-            Role::Talker => "talker",
-            Role::Voice => "voice",
+            PartRole::Text => "text",
+            PartRole::Vision => "vision",
+            PartRole::Audio => "audio",
+            PartRole::Projector => "projector",
+            PartRole::Talker => "talker",
+            PartRole::Voice => "voice",
         }
     }
 
-    /// The role of a tensor, or of a configuration, of that name.
-    fn of(name: &str) -> Role {
-        let found = NAMES.iter().find(|(_, parts)| parts.iter().any(|part| name.contains(part)));
-        found.map_or(Role::Text, |(role, _)| *role)
+    /// The role of a tensor or sub-configuration of this name.
+    fn from_name(name: &str) -> PartRole {
+        let entry = NAMES.iter().find(|(_, parts)| parts.iter().any(|part| name.contains(part)));
+        entry.map_or(PartRole::Text, |(role, _)| *role)
     }
 
-    fn speaks(self) -> bool {
-        matches!(self, Role::Talker | Role::Voice)
+    fn is_speech_output(self) -> bool {
+        matches!(self, PartRole::Talker | PartRole::Voice)
     }
 }
 
@@ -118,10 +121,10 @@ impl LoadMode {
         }
     }
 
-    fn takes(self, role: Role) -> bool {
+    fn includes(self, role: PartRole) -> bool {
         match self {
-            LoadMode::ThinkerOnly => !role.speaks(),
-            LoadMode::TalkerOnly => role.speaks(),
+            LoadMode::ThinkerOnly => !role.is_speech_output(),
+            LoadMode::TalkerOnly => role.is_speech_output(),
             LoadMode::Full => true,
         }
     }
@@ -130,47 +133,47 @@ impl LoadMode {
 /// Adds a tensor to its part.
 pub(super) fn count(report: &mut Report, name: &str, parameters: u64) {
     let parts = &mut report.modalities.parts;
-    let role = Role::of(name);
+    let role = PartRole::from_name(name);
     match parts.iter_mut().find(|part| part.role == role) {
         Some(part) => {
             part.parameters = part.parameters.saturating_add(parameters);
             part.tensors += 1;
         }
-        None => parts.push(Part { role, parameters, tensors: 1 }),
+        None => parts.push(ModelPart { role, parameters, tensors: 1 }),
     }
 }
 
-/// Reads from the configuration what the model takes in and gives out.
+/// Reads the modalities from the configuration.
 pub(super) fn read(config: &Value, report: &mut Report) {
-    let roles = configured(config, 2);
-    let has = |role: Role| roles.contains(&role);
-    report.modalities.vision = has(Role::Vision);
-    report.modalities.audio = has(Role::Audio);
-    report.modalities.talker = has(Role::Talker);
+    let roles = configured_roles(config, 2);
+    let has = |role: PartRole| roles.contains(&role);
+    report.modalities.vision = has(PartRole::Vision);
+    report.modalities.audio = has(PartRole::Audio);
+    report.modalities.talker = has(PartRole::Talker);
 }
 
-/// The roles of the configurations inside a configuration, up to a depth.
-fn configured(config: &Value, depth: usize) -> Vec<Role> {
+/// The roles of nested `…_config` objects, up to a depth.
+fn configured_roles(config: &Value, depth: usize) -> Vec<PartRole> {
     let parts = config.as_object().into_iter().flatten();
     let parts = parts.filter(|(key, part)| key.ends_with("_config") && part.is_object());
     let mut roles = Vec::new();
     for (key, part) in parts {
-        roles.push(Role::of(key));
+        roles.push(PartRole::from_name(key));
         if depth > 1 {
-            roles.extend(configured(part, depth - 1));
+            roles.extend(configured_roles(part, depth - 1));
         }
     }
     roles
 }
 
-/// Orders the parts once all tensors are counted, and says what partial loads would take.
+/// Sorts the parts once all tensors are counted, and computes the partial loads.
 pub(super) fn finish(config: &Value, report: &mut Report) {
     let modalities = &mut report.modalities;
     if modalities.omni {
-        // Parts whose weights are not here are still parts.
-        for role in configured(config, 2) {
+        // Also list parts whose weights are missing.
+        for role in configured_roles(config, 2) {
             if modalities.parts.iter().all(|part| part.role != role) {
-                modalities.parts.push(Part { role, parameters: 0, tensors: 0 });
+                modalities.parts.push(ModelPart { role, parameters: 0, tensors: 0 });
             }
         }
     }
@@ -178,11 +181,11 @@ pub(super) fn finish(config: &Value, report: &mut Report) {
     if modalities.parts.len() < 2 {
         modalities.parts.clear();
     }
-    if modalities.omni && modalities.parts.iter().any(|part| part.role.speaks()) {
+    if modalities.omni && modalities.parts.iter().any(|part| part.role.is_speech_output()) {
         let load = |mode: LoadMode| {
-            let taken = modalities.parts.iter().filter(|part| mode.takes(part.role));
-            let parameters = taken.clone().fold(0u64, |sum, part| sum.saturating_add(part.parameters));
-            Load { mode, parts: taken.map(|part| part.role).collect(), parameters }
+            let included = modalities.parts.iter().filter(|part| mode.includes(part.role));
+            let parameters = included.clone().fold(0u64, |sum, part| sum.saturating_add(part.parameters));
+            PartialLoad { mode, parts: included.map(|part| part.role).collect(), parameters }
         };
         modalities.loads = [LoadMode::ThinkerOnly, LoadMode::TalkerOnly, LoadMode::Full].map(load).into();
     }

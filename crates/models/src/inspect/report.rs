@@ -1,10 +1,12 @@
-//! What an inspection says: plain data with stable names, for programs; [`Report::card`] is the same for people.
+//! The result of an inspection as plain data with stable JSON keys; [`Report::card`] is the text
+//! form.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use pellucid_engine::Remedy;
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::kinds::Component;
 use super::parts::Modalities;
@@ -13,7 +15,7 @@ use crate::Error;
 use crate::attempt::Attempt;
 use crate::select_family::Suggestion;
 
-/// The format of reports as JSON.
+/// Schema name and version of JSON reports.
 pub const SCHEMA: &str = "pellucid/inspect-report/v1";
 
 /// The JSON schema of reports.
@@ -22,86 +24,89 @@ pub fn schema() -> serde_json::Value {
     settings.into_generator().into_root_schema_for::<Report>().to_value()
 }
 
-/// What a directory or file is, whether it runs, and what it would need.
+/// The result of an inspection: what a directory or file is, whether it runs, and what it needs.
 ///
-/// As JSON every field is always there; what is not known is `null`, an empty list or an empty map.
+/// In JSON every field is present; an unknown value is `null`, an empty list or an empty map.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct Report {
-    /// The format of this report, [`SCHEMA`].
+    /// Schema of this report, [`SCHEMA`].
     pub schema: String,
-    /// What was looked at.
+    /// The inspected path.
     pub path: String,
-    /// How it is stored.
+    /// Storage format.
     pub format: Format,
-    /// What kind of thing it is.
+    /// Category.
     pub category: Category,
-    /// The family, as `config.json` names it.
+    /// The `model_type` in `config.json`.
     pub model_type: Option<String>,
-    /// The class that `config.json` names: `LlamaForCausalLM`.
+    /// The class in `config.json`: `LlamaForCausalLM`.
     pub architecture: Option<String>,
-    /// What this build can do with it.
+    /// Level of support in this build.
     pub support: Support,
-    /// Why it will not run; nothing where it will.
+    /// Why it will not run; `null` if it will.
     pub reason: Option<String>,
-    /// The native family that its type is registered as, where it is not native itself; it runs as that, with a warning.
+    /// The native family that its type is registered as, if the type is not native itself.
     pub registered_as: Option<String>,
-    /// The native family that is most like it, for a language model that is not native itself.
+    /// The most similar native family, for a language model that is not native itself.
     pub nearest: Option<String>,
-    /// The native family that `--assume` would run it as, for a model whose own type is not native and that fits one.
+    /// The native family that fits a model of a non-native type, for `assume`.
     pub assume: Option<Suggestion>,
-    /// Numbers in all tensors, a tied table counted once, packed numbers one by one.
+    /// Number of parameters: tied weights count once, packed weights individually.
     pub parameters: u64,
-    /// Tensors in all files.
+    /// Number of tensors in all files.
     pub tensors: usize,
-    /// The number format that `config.json` names.
+    /// The dtype in `config.json`.
     pub dtype: Option<String>,
-    /// Parameters by the format they are stored in.
+    /// Number of parameters by stored dtype.
     pub dtypes: BTreeMap<String, u64>,
-    /// How the weights are quantised, if they are.
-    pub quantisation: Option<Quantisation>,
-    /// Blocks.
+    /// Quantization of the weights, if any.
+    #[serde(rename = "quantisation")]
+    pub quantization: Option<Quantization>,
+    /// Number of layers.
     pub layers: Option<usize>,
-    /// Width of the residual stream.
+    /// Width of the residual stream (hidden size).
     pub width: Option<usize>,
-    /// Query heads.
+    /// Number of query heads.
     pub heads: Option<usize>,
-    /// Key and value heads.
+    /// Number of KV heads.
     pub kv_heads: Option<usize>,
-    /// Width of a head.
+    /// Head dimension.
     pub head_dim: Option<usize>,
-    /// Positions that the model was made for.
+    /// Maximum context length in tokens.
     pub context: Option<usize>,
-    /// Tokens in the vocabulary.
+    /// Vocabulary size.
     pub vocab: Option<usize>,
-    /// Bytes of the files of weights.
+    /// Size of the weight files in bytes.
     pub file_bytes: u64,
-    /// What running it takes; nothing where there are no weights to count.
+    /// Memory estimate; `null` without weights.
     pub memory: Option<Memory>,
-    /// Its tokenizer.
+    /// The tokenizer.
     pub tokenizer: TokenizerReport,
     /// Whether it has a chat template.
     pub chat_template: bool,
-    /// Files of Python code that came with it, and those that `auto_map` names. None is ever executed.
+    /// Python files in the directory or named by `auto_map`. None is ever executed.
     pub custom_code: Vec<String>,
-    /// The files that its weights are spread over.
+    /// The weight files.
     pub shards: Shards,
-    /// What it takes in and gives out besides text, with its parts.
+    /// Modalities besides text, and the parts of a multimodal model.
     pub modalities: Modalities,
-    /// What the autoencoders here are, if these are such.
-    pub sae: Option<sae::Description>,
+    /// Description of sparse autoencoders, if the category is `sae`.
+    pub sae: Option<sae::SaeDescription>,
     /// The components of an image pipeline.
     pub components: Vec<Component>,
-    /// What each way to load it would do, in their order; nothing where that was not asked ([`strategies`](crate::strategies) tells).
+    /// The outcome of each loading strategy, in order; `null` unless requested
+    /// ([`strategies`](crate::strategies)).
     pub strategies: Option<Vec<Attempt>>,
-    /// Everything that keeps it from running; empty exactly where it runs.
+    /// Everything that keeps it from running; empty if and only if it runs.
     pub problems: Vec<Problem>,
-    /// The licence that its model card names.
-    pub licence: Option<String>,
-    /// The models that it was made from or belongs to.
+    /// The license in the model card.
+    #[serde(rename = "licence")]
+    pub license: Option<String>,
+    /// The models that it is based on.
     pub base_model: Vec<String>,
 }
 
-/// How a thing is stored.
+/// Storage format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Format {
@@ -115,57 +120,58 @@ pub enum Format {
     Other,
 }
 
-/// The kinds of things that people have.
+/// Category of a directory or file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Category {
-    /// A model of text, or of text with other inputs.
+    /// A language model, possibly with other input modalities.
     Transformers,
     /// Sparse autoencoders or transcoders.
     Sae,
-    /// Small weights that change a base model (LoRA).
+    /// Weights that modify a base model (LoRA).
     Adapter,
     /// An image pipeline of the `diffusers` library, or a part of one.
     Diffusers,
-    /// A model that turns texts into vectors.
+    /// A text-embedding model.
     Embedding,
-    /// A model that looks at images.
+    /// A vision encoder.
     VisionEncoder,
-    /// A model that listens.
+    /// An audio encoder.
     AudioEncoder,
-    /// A model that writes down speech.
+    /// A speech-recognition model.
     Asr,
-    /// Nothing that is recognised.
+    /// Not recognized.
     Unknown,
 }
 
-/// What this build can do with a thing.
+/// Level of support in this build.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Support {
-    /// Its family runs here. `problems` may still name what keeps this copy of it from running, such as a missing file.
+    /// The family runs here. `problems` may still list faults of this copy, such as a missing file.
     Native,
-    /// It is known what it is, and described; there is no way to run it.
+    /// Recognized and described, but cannot run.
     InspectOnly,
-    /// It is not known what it is, or what would tell is damaged.
+    /// Not recognized, or damaged.
     Unsupported,
 }
 
-/// How weights are quantised.
+/// Quantization of the weights.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
-pub struct Quantisation {
+#[schemars(rename = "Quantisation")]
+pub struct Quantization {
     /// `gguf`, or the `quant_method` of the configuration: `gptq`, `awq`, `bitsandbytes`…
     pub method: String,
-    /// Bits of a weight, where the configuration says.
+    /// Bits per weight, if the configuration states them.
     pub bits: Option<u64>,
-    /// The quantised formats of a GGUF file.
+    /// The quantized encodings of a GGUF file.
     pub types: Vec<String>,
 }
 
-/// What running a model takes, by the format in which the weights are kept. Everything is in bytes and an estimate from headers.
+/// Estimated memory in bytes, from headers.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct Memory {
-    /// Weights as they are loaded by default: quantised ones stay so, bf16 and f16 too.
+    /// Weights as loaded by default: quantized, bf16 and f16 weights keep their encoding.
     pub as_stored: u64,
     /// Weights in f32.
     pub f32: u64,
@@ -173,82 +179,95 @@ pub struct Memory {
     pub bf16: u64,
     /// Weights in f16.
     pub f16: u64,
-    /// Keys and values of one position of one sequence.
+    /// KV cache per token of one sequence.
     pub kv_per_token: Option<u64>,
-    /// Keys and values of one sequence as long as the context.
+    /// KV cache of one sequence at full context length.
     pub kv_at_context: Option<u64>,
-    /// The same in a sentence.
+    /// These values as a sentence.
     pub statement: String,
 }
 
-/// A tokenizer, as far as its files tell.
+/// The tokenizer, as found in its files.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct TokenizerReport {
-    /// Whether there is one that can be used.
+    /// Whether it is usable.
     pub state: TokenizerState,
-    /// Its tokens, added ones included.
+    /// Number of tokens, including added ones.
     pub vocab: Option<usize>,
-    /// Whether it puts the start token before a text.
+    /// Whether encoding prepends bos.
     pub adds_bos: Option<bool>,
-    /// No token for filling up is named, so the one that ends a text is taken.
+    /// Whether eos is used for padding because no padding token is named.
     pub pad_from_eos: Option<bool>,
-    /// More about the state.
+    /// Details about the state.
     pub note: Option<String>,
 }
 
 impl TokenizerReport {
-    /// Of a tokenizer of which nothing but its state is known.
-    pub(super) fn without(state: TokenizerState, note: Option<String>) -> TokenizerReport {
+    /// A report with only a state.
+    pub(super) fn with_state(state: TokenizerState, note: Option<String>) -> TokenizerReport {
         TokenizerReport { state, vocab: None, adds_bos: None, pad_from_eos: None, note }
     }
 }
 
-/// Whether there is a tokenizer that can be used.
+/// State of the tokenizer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum TokenizerState {
-    /// `tokenizer.json` is there and fits.
+    /// `tokenizer.json` exists and fits the model.
     Present,
-    /// It is in the GGUF file or in an older form, and rebuilt from it.
+    /// Rebuilt from a GGUF file or an older form.
     Rebuilt,
-    /// There is none; the model runs on token ids.
+    /// No tokenizer; the model runs on token ids.
     Missing,
-    /// It has tokens beyond the model's vocabulary: it belongs to another model.
+    /// Has tokens beyond the model's vocabulary: it belongs to another model.
     DoesNotFit,
-    /// It is there and cannot be read.
+    /// Exists but cannot be read.
     Damaged,
 }
 
-/// The files of weights.
+/// The weight files.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, JsonSchema)]
 pub struct Shards {
-    /// How many there should be.
+    /// Expected number of files.
     pub count: usize,
-    /// Those that are not there.
+    /// Missing files.
     pub missing: Vec<String>,
-    /// Files of weights beside them that nothing refers to.
+    /// Weight files that are not used.
     pub surplus: Vec<String>,
 }
 
-/// Something that keeps a model from running.
+/// A reason why a model does not run.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct Problem {
-    /// What is wrong, and where.
+    /// The problem, with its location.
     pub what: String,
-    /// What to do about it.
-    pub remedy: String,
+    /// How to fix it.
+    #[serde(serialize_with = "serialize_text")]
+    #[schemars(with = "String")]
+    pub remedy: Remedy,
+}
+
+fn serialize_text<S: Serializer>(remedy: &Remedy, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+    serializer.collect_str(remedy)
 }
 
 impl Report {
-    /// What each way to load it would do, a line each; empty where that was not asked.
+    /// Words the remedies of all problems, as the serialized report contains them.
+    pub fn word_remedies(&mut self, word: &dyn Fn(&Remedy) -> String) {
+        for problem in &mut self.problems {
+            problem.remedy = Remedy::Text(word(&problem.remedy));
+        }
+    }
+
+    /// The outcome of each loading strategy, one per line; empty unless requested.
     pub fn explanation(&self) -> String {
         let Some(attempts) = &self.strategies else { return String::new() };
-        attempts.iter().fold("\nways to load it, in order:\n".to_owned(), |text, attempt| {
+        attempts.iter().fold("\nloading strategies, in order:\n".to_owned(), |text, attempt| {
             format!("{text}  {}\n", super::card::clean(&attempt.to_string()))
         })
     }
 
-    /// A report that knows nothing yet.
+    /// An empty report.
     pub(super) fn new(path: &Path, format: Format) -> Report {
         Report {
             schema: SCHEMA.into(),
@@ -270,7 +289,7 @@ impl Report {
             sae: None,
             components: Vec::new(),
             strategies: None,
-            quantisation: None,
+            quantization: None,
             layers: None,
             width: None,
             heads: None,
@@ -280,12 +299,12 @@ impl Report {
             vocab: None,
             file_bytes: 0,
             memory: None,
-            tokenizer: TokenizerReport::without(TokenizerState::Missing, None),
+            tokenizer: TokenizerReport::with_state(TokenizerState::Missing, None),
             chat_template: false,
             custom_code: Vec::new(),
             shards: Shards::default(),
             problems: Vec::new(),
-            licence: None,
+            license: None,
             base_model: Vec::new(),
         }
     }
@@ -295,22 +314,23 @@ impl Report {
         self.support == Support::Native && self.problems.is_empty()
     }
 
-    /// Adds a problem, the first of which is the reason.
-    pub(super) fn refuse(&mut self, what: impl Into<String>, remedy: impl Into<String>) {
+    /// Adds a problem; the first one becomes the reason.
+    pub(super) fn refuse(&mut self, what: impl Into<String>, remedy: impl Into<Remedy>) {
         let problem = Problem { what: what.into(), remedy: remedy.into() };
         self.reason.get_or_insert_with(|| problem.what.clone());
         self.problems.push(problem);
     }
 
-    /// Adds an error that loading would end with.
+    /// Adds a loading error as a problem.
     pub(super) fn refuse_for(&mut self, error: &Error) {
-        let remedy = error.remedy().unwrap_or("check that the file can be read, or get it anew");
+        let unreadable = || "check that the file can be read, or download it again".into();
+        let remedy = error.remedy().cloned().unwrap_or_else(unreadable);
         self.refuse(error.to_string(), remedy);
     }
 }
 
 impl Category {
-    /// All of them.
+    /// All categories.
     pub const ALL: [Category; 9] = [
         Category::Transformers,
         Category::Sae,
@@ -323,12 +343,12 @@ impl Category {
         Category::Unknown,
     ];
 
-    /// The category of that name.
+    /// Returns the category of this name.
     pub fn from_name(name: &str) -> Option<Category> {
         Category::ALL.into_iter().find(|category| category.name() == name)
     }
 
-    /// Its name in JSON.
+    /// Name in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Category::Transformers => "transformers",
@@ -345,7 +365,7 @@ impl Category {
 }
 
 impl Support {
-    /// Its name in JSON.
+    /// Name in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Support::Native => "native",

@@ -1,11 +1,11 @@
-//! What weights are of, by the names of their tensors: the last resort, where no configuration says it.
+//! The category by tensor names: the last resort, without a configuration.
 
 use super::report::Category;
 use crate::header;
 use crate::listing::Listing;
 
-/// Parts of names that only such a thing has, in the order in which they are looked for.
-const TELLING: &[(Category, &[&str])] = &[
+/// Substrings of tensor names that are specific to a category, in order of precedence.
+const TYPICAL_NAMES: &[(Category, &[&str])] = &[
     (Category::Adapter, &["lora_A", "lora_B", "lora_down", "lora_up"]),
     (Category::Sae, &["W_enc", "w_enc", "encoder.weight", "direction."]),
     (Category::Diffusers, &["down_blocks.", "single_transformer_blocks.", "diffusion_model.", "time_embedding."]),
@@ -21,24 +21,26 @@ const TELLING: &[(Category, &[&str])] = &[
 
 /// The category of a directory's safetensors files.
 pub(crate) fn category(listing: &Listing) -> Category {
-    /// Shards of one model are alike; a few of them tell.
-    const MOST: usize = 4;
-    let mut seen = [false; TELLING.len()];
+    /// A few shards are enough, because shards of one model are alike.
+    const MAX_FILES: usize = 4;
+    let mut seen = [false; TYPICAL_NAMES.len()];
     let mut speech = false;
-    for name in listing.ending(".safetensors").take(MOST) {
-        // A damaged file tells nothing, and the others still may.
+    for name in listing.files_with_suffix(".safetensors").take(MAX_FILES) {
+        // Skip a damaged file; the others may be enough.
         let _ = header::scan(&listing.dir.join(name), &mut |tensor| {
-            for (found, (category, parts)) in seen.iter_mut().zip(TELLING) {
-                // An autoencoder's names are whole; within longer ones they mean other things.
-                let whole = *category == Category::Sae;
-                *found |= parts
+            for (matched, (category, parts)) in seen.iter_mut().zip(TYPICAL_NAMES) {
+                // The names of autoencoders must match from the start; inside longer names they
+                // mean other things.
+                let is_sae = *category == Category::Sae;
+                *matched |= parts
                     .iter()
-                    .any(|part| if whole { tensor.name.starts_with(part) } else { tensor.name.contains(part) });
+                    .any(|part| if is_sae { tensor.name.starts_with(part) } else { tensor.name.contains(part) });
             }
             speech |= tensor.name.contains("encoder.conv1.");
         });
     }
-    // Decoders with a memory are also those of translation; the ear tells.
-    let found = TELLING.iter().zip(seen).find(|((category, _), seen)| *seen && (*category != Category::Asr || speech));
-    found.map_or(Category::Unknown, |((category, _), _)| *category)
+    // Translation models also have cross-attention; only ASR has the audio convolution.
+    let first =
+        TYPICAL_NAMES.iter().zip(seen).find(|((category, _), seen)| *seen && (*category != Category::Asr || speech));
+    first.map_or(Category::Unknown, |((category, _), _)| *category)
 }

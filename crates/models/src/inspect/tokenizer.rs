@@ -1,4 +1,4 @@
-//! The tokenizer's state, told by a walk over its files: building it would take longer than all the rest together.
+//! Checks the tokenizer by scanning its files; building it would take longer than all other checks.
 
 use std::fmt;
 
@@ -7,85 +7,85 @@ use serde::de::{Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visi
 use serde_json::Value;
 
 use super::report::{Report, TokenizerReport, TokenizerState};
-use super::vocabulary;
+use super::vocabulary_scan;
 use crate::chat::ChatTemplate;
 use crate::gguf::{self, GgufFile};
 use crate::listing::Listing;
 use crate::tokenizer::{Sidecars, Tokenizer, special};
 use crate::{Error, Result};
 
-const FILE: &str = "tokenizer.json";
+const TOKENIZER_JSON: &str = "tokenizer.json";
 
-/// The largest tokenizers have some thirty megabytes.
-const LONGEST: u64 = 256 << 20;
+/// Limit of tokenizer.json; the largest real ones have about 30 MB.
+const MAX_BYTES: u64 = 256 << 20;
 
-const WRONG: &str = "the tokenizer belongs to another model: use the one that came with the weights";
+const WRONG_TOKENIZER: &str = "the tokenizer belongs to another model: use the one that came with the weights";
 
-/// Looks at the tokenizer and chat template of a directory.
-pub(super) fn of_directory(listing: &Listing, report: &mut Report) {
+/// Reports the tokenizer and chat template of a directory.
+pub(super) fn inspect_directory(listing: &Listing, report: &mut Report) {
     let sidecars = Sidecars::NAMES.map(|name| listing.json(name));
     let broken: Vec<String> = sidecars.iter().filter_map(|file| file.as_ref().err().map(Error::to_string)).collect();
     let sidecars = sidecars.map(|file| file.ok().flatten());
-    report.tokenizer = match listing.mapped(FILE, LONGEST) {
-        Ok(None) => older_form(listing, report.vocab),
+    report.tokenizer = match listing.map_file(TOKENIZER_JSON, MAX_BYTES) {
+        Ok(None) => inspect_older_form(listing, report.vocab),
         Ok(Some(json)) => {
-            scan(&json, &sidecars, report.vocab).unwrap_or_else(|note| damaged(format!("{FILE}: {note}")))
+            scan(&json, &sidecars, report.vocab).unwrap_or_else(|note| damaged(format!("{TOKENIZER_JSON}: {note}")))
         }
         Err(error) => damaged(error.to_string()),
     };
     match report.tokenizer.state {
         TokenizerState::Missing => {}
-        TokenizerState::DoesNotFit => report.refuse(report.tokenizer.note.clone().unwrap_or_default(), WRONG),
+        TokenizerState::DoesNotFit => report.refuse(report.tokenizer.note.clone().unwrap_or_default(), WRONG_TOKENIZER),
         TokenizerState::Damaged => {
             let note = report.tokenizer.note.clone().unwrap_or_default();
             report.refuse(note, "download tokenizer.json again, or save it again with `tokenizer.save_pretrained`");
         }
-        // Loading reads these only beside a tokenizer; config.json has been reported before.
+        // Loading reads the sidecars only with a tokenizer; config.json is reported elsewhere.
         _ => broken.into_iter().for_each(|what| report.refuse(what, "download the file again")),
     }
     match chat_template(listing) {
-        Ok(there) => report.chat_template = there,
+        Ok(present) => report.chat_template = present,
         Err(error) => report.refuse_for(&error),
     }
 }
 
 fn chat_template(listing: &Listing) -> Result<bool> {
-    // The same files are read again by what compiles the template, which does not ask how long they are.
-    const LONGEST: u64 = 32 << 20;
-    let long = |name: &&str| listing.bytes([*name]) > LONGEST;
-    if ["chat_template.jinja", "chat_template.json", "tokenizer_config.json"].iter().any(long) {
+    // `ChatTemplate::from_dir` has no size limit, so check here.
+    const MAX_BYTES: u64 = 32 << 20;
+    let too_long = |name: &&str| listing.bytes([*name]) > MAX_BYTES;
+    if ["chat_template.jinja", "chat_template.json", "tokenizer_config.json"].iter().any(too_long) {
         return Ok(false);
     }
-    let there = |name: &&str| listing.has(name);
-    if !["chat_template.jinja", "chat_template.json", "tokenizer_config.json"].iter().any(there) {
+    let exists = |name: &&str| listing.has(name);
+    if !["chat_template.jinja", "chat_template.json", "tokenizer_config.json"].iter().any(exists) {
         return Ok(false);
     }
     ChatTemplate::from_dir(&listing.dir).map(|template| template.is_some())
 }
 
 fn damaged(note: String) -> TokenizerReport {
-    TokenizerReport::without(TokenizerState::Damaged, Some(note))
+    TokenizerReport::with_state(TokenizerState::Damaged, Some(note))
 }
 
-/// A tokenizer in an older form has to be built to be told anything of.
-fn older_form(listing: &Listing, rows: Option<usize>) -> TokenizerReport {
+/// Builds an older form of tokenizer, because scanning its files is not enough.
+fn inspect_older_form(listing: &Listing, rows: Option<usize>) -> TokenizerReport {
     match Tokenizer::from_dir(&listing.dir) {
-        Ok(Some(tokenizer)) => built(&tokenizer, rows, origin_of(&tokenizer)),
+        Ok(Some(tokenizer)) => describe_built(&tokenizer, rows, origin_note(&tokenizer)),
         Ok(None) => {
-            let note = format!("no {FILE} nor an older form; the model runs on token ids");
-            TokenizerReport::without(TokenizerState::Missing, Some(note))
+            let note = format!("no {TOKENIZER_JSON} or older form; the model runs on token ids");
+            TokenizerReport::with_state(TokenizerState::Missing, Some(note))
         }
         Err(error) => damaged(error.to_string()),
     }
 }
 
-fn origin_of(tokenizer: &Tokenizer) -> String {
+fn origin_note(tokenizer: &Tokenizer) -> String {
     let file = tokenizer.origin().file_name().unwrap_or_default();
     format!("rebuilt from {}", file.to_string_lossy())
 }
 
-/// What a tokenizer tells that was built.
-fn built(tokenizer: &Tokenizer, rows: Option<usize>, note: String) -> TokenizerReport {
+/// The report on a tokenizer that was built.
+fn describe_built(tokenizer: &Tokenizer, rows: Option<usize>, note: String) -> TokenizerReport {
     let misfit = rows.and_then(|rows| tokenizer.check_fits(rows).err());
     TokenizerReport {
         state: if misfit.is_some() { TokenizerState::DoesNotFit } else { TokenizerState::Rebuilt },
@@ -96,40 +96,41 @@ fn built(tokenizer: &Tokenizer, rows: Option<usize>, note: String) -> TokenizerR
     }
 }
 
-/// What `tokenizer.json` tells without being built.
+/// The parts of `tokenizer.json` that the report needs.
 #[derive(Deserialize)]
-struct File {
+struct TokenizerFile {
     #[serde(default)]
-    added_tokens: Vec<Added>,
+    added_tokens: Vec<AddedToken>,
     #[serde(default)]
     post_processor: Option<Value>,
-    model: Option<Model>,
+    model: Option<ModelSection>,
 }
 
-/// Reads what tells, and the ids: at a glance where the file is written as usual, by a parser otherwise.
-fn read(json: &[u8]) -> serde_json::Result<(File, Vec<u32>)> {
-    if let Some(quick) = vocabulary::quick(json)
-        && let Ok(file) = serde_json::from_slice::<File>(&quick.head)
-        && quick.head.windows(16).any(|key| key == b"\"post_processor\"")
+/// Reads these parts and the ids: with a fast scan if the file has the usual form, else with a
+/// parser.
+fn read(json: &[u8]) -> serde_json::Result<(TokenizerFile, Vec<u32>)> {
+    if let Some(scanned) = vocabulary_scan::scan(json)
+        && let Ok(file) = serde_json::from_slice::<TokenizerFile>(&scanned.head)
+        && scanned.head.windows(16).any(|key| key == b"\"post_processor\"")
     {
-        return Ok((file, quick.ids));
+        return Ok((file, scanned.ids));
     }
-    let mut file: File = serde_json::from_slice(json)?;
+    let mut file: TokenizerFile = serde_json::from_slice(json)?;
     let model = file.model.take().ok_or_else(|| serde_json::Error::custom("it has no model"))?;
     Ok((file, model.vocab.0))
 }
 
 #[derive(Deserialize)]
-struct Added {
+struct AddedToken {
     id: u32,
 }
 
 #[derive(Deserialize)]
-struct Model {
+struct ModelSection {
     vocab: Ids,
 }
 
-/// The ids of a vocabulary, whose texts are walked over.
+/// The ids of a vocabulary, without the texts.
 struct Ids(Vec<u32>);
 
 impl<'de> Deserialize<'de> for Ids {
@@ -164,7 +165,7 @@ impl<'de> Visitor<'de> for IdsVisitor {
     }
 }
 
-/// Reads `tokenizer.json`; the problem where it is not one.
+/// Reports on `tokenizer.json`; the error is the reason why it is invalid.
 fn scan(
     json: &[u8],
     sidecars: &[Option<Value>; 4],
@@ -176,7 +177,8 @@ fn scan(
     added.sort_unstable();
     added.dedup();
     let vocab = ids.len() + added.iter().filter(|id| ids.binary_search(id).is_err()).count();
-    // Added tokens beyond the embedding are markers of images and the like; an ordinary one means another model's tokenizer.
+    // Added tokens beyond the embedding are image markers and the like; an ordinary one means a
+    // wrong tokenizer.
     let beyond = rows.and_then(|rows| ids.iter().find(|id| **id as usize >= rows && added.binary_search(id).is_err()));
     let adds_bos = Some(adds_bos(file.post_processor.as_ref().unwrap_or(&Value::Null), sidecars));
     let beyond = beyond.zip(rows);
@@ -185,26 +187,27 @@ fn scan(
         vocab: Some(vocab),
         adds_bos,
         pad_from_eos: Some(special::pads_with_eos(sidecars)),
-        note: beyond
-            .map(|(id, rows)| format!("{FILE}: token {id} is beyond the model's embedding, which has {rows} rows")),
+        note: beyond.map(|(id, rows)| {
+            format!("{TOKENIZER_JSON}: token {id} is beyond the model's embedding, which has {rows} rows")
+        }),
     })
 }
 
-/// Whether the first thing that the template puts around a text is the token that the sidecars call bos.
+/// Whether the first token that the post-processor adds is the bos token of the sidecar files.
 fn adds_bos(post_processor: &Value, sidecars: &[Option<Value>; 4]) -> bool {
-    let Some(first) = first_token(post_processor) else { return false };
+    let Some((first_text, first_id)) = first_token(post_processor) else { return false };
     let texts = sidecars[..2].iter().flatten().find_map(|file| file.get("bos_token"));
     let text = texts.and_then(|token| token.as_str().or_else(|| token.get("content")?.as_str()));
     match text {
-        Some(text) => first.0 == text,
+        Some(text) => first_text == text,
         None => {
             let id = sidecars[2..].iter().flatten().find_map(|file| file.get("bos_token_id")?.as_u64());
-            id.is_some() && id == first.1
+            id.is_some() && id == first_id
         }
     }
 }
 
-/// The text and id of the token that a post-processor puts first.
+/// The text and id of the first token that a post-processor adds.
 fn first_token(processor: &Value) -> Option<(&str, Option<u64>)> {
     match processor.get("type")?.as_str()? {
         "TemplateProcessing" => {
@@ -221,15 +224,15 @@ fn first_token(processor: &Value) -> Option<(&str, Option<u64>)> {
     }
 }
 
-/// Looks at the tokenizer inside a GGUF file.
-pub(super) fn of_gguf(file: &GgufFile, report: &mut Report) {
+/// Reports the tokenizer of a GGUF file.
+pub(super) fn inspect_gguf(file: &GgufFile, report: &mut Report) {
     let tokens = match file.value("tokenizer.ggml.tokens") {
         Some(gguf::Value::List(list)) => Some(list.len),
         _ => None,
     };
     let kind = file.text("tokenizer.ggml.model").ok().flatten();
     let Some(kind) = kind else {
-        report.tokenizer.note = Some("the file holds no tokenizer; the model runs on token ids".into());
+        report.tokenizer.note = Some("the file has no tokenizer; the model runs on token ids".into());
         return;
     };
     let special = match gguf::special_tokens(file) {
@@ -248,24 +251,23 @@ pub(super) fn of_gguf(file: &GgufFile, report: &mut Report) {
         note: None,
     };
     if !["gpt2", "llama"].contains(&kind) {
-        let note = format!("a tokenizer of kind {kind:?}, which this build cannot rebuild");
+        let note = format!("unsupported tokenizer {kind:?} in tokenizer.ggml.model");
         report.tokenizer.state = TokenizerState::Damaged;
         report.tokenizer.note = Some(note.clone());
-        return report
-            .refuse(note, "use a GGUF file with a tokenizer of kind gpt2 or llama, or the Hugging Face directory");
+        return report.refuse(note, "use a GGUF file with a gpt2 or llama tokenizer, or the Hugging Face directory");
     }
     if let (Some(tokens), Some(rows)) = (tokens, report.vocab)
-        && ordinary_beyond(file, tokens, rows)
+        && has_ordinary_token_beyond(file, tokens, rows)
     {
         let note = format!("the tokenizer has {tokens} tokens and the model's embedding {rows} rows");
         report.tokenizer.state = TokenizerState::DoesNotFit;
         report.tokenizer.note = Some(note.clone());
-        report.refuse(note, WRONG);
+        report.refuse(note, WRONG_TOKENIZER);
     }
 }
 
-/// Whether a token that is no marker lies beyond the embedding.
-fn ordinary_beyond(file: &GgufFile, tokens: usize, rows: usize) -> bool {
+/// Whether an ordinary token (neither control nor user-defined) is beyond the embedding.
+fn has_ordinary_token_beyond(file: &GgufFile, tokens: usize, rows: usize) -> bool {
     use gguf::Value::{Signed, Unsigned};
     if tokens <= rows {
         return false;

@@ -1,4 +1,4 @@
-//! The files of weights: which there are, which are missing, and what their headers count up to.
+//! The weight files: which exist, which are missing, and how many parameters their headers list.
 
 use std::borrow::Cow;
 use std::collections::{BTreeSet, VecDeque};
@@ -15,19 +15,19 @@ use crate::header;
 use crate::listing::Listing;
 use crate::tensors::Tensors;
 
-const SINGLE: &str = "model.safetensors";
-const INDEX: &str = "model.safetensors.index.json";
+const SAFETENSORS_FILE: &str = "model.safetensors";
+const SAFETENSORS_INDEX: &str = "model.safetensors.index.json";
 
-/// Tensors that are not counted: copies of tied tables and what can be computed from the configuration.
+/// Predicate for tensors that are not parameters: copies of tied weights, derived buffers.
 pub(super) type Uncounted<'a> = &'a dyn Fn(&str) -> bool;
 
-/// Counts the weights of a model directory. Where they can be opened as for loading, they are; where not, the report says why
-/// and counts what is there.
+/// Opens the weights of a model directory as loading does and counts them. On failure, reports the
+/// reason and counts the readable headers.
 pub(super) fn open(listing: &Listing, uncounted: Uncounted, report: &mut Report) -> Option<Tensors> {
     match Checkpoint::open(&listing.dir) {
         Ok(checkpoint) => {
             let names = checkpoint.files().filter_map(|(path, _)| path.file_name()?.to_str());
-            // Files of torch's own format are counted, but they are no shards.
+            // PyTorch files are counted, but not as shards.
             let shards: BTreeSet<String> =
                 names.filter(|name| name.ends_with(".safetensors")).map(str::to_owned).collect();
             list_shards(listing, &shards, report);
@@ -52,7 +52,7 @@ pub(super) fn open(listing: &Listing, uncounted: Uncounted, report: &mut Report)
             report.shards.missing = missing.into_iter().cloned().collect();
             report.refuse_for(&error);
             for shard in used {
-                // Why a header cannot be read has been said; the others still count.
+                // The reason for an unreadable header is already reported; count the others.
                 let _ = count_header(&listing.dir.join(shard), uncounted, report);
             }
             None
@@ -60,47 +60,47 @@ pub(super) fn open(listing: &Listing, uncounted: Uncounted, report: &mut Report)
     }
 }
 
-/// How many files the weights are in, and which others look like some of them.
+/// Reports the number of weight files, and similarly named files that are not used.
 fn list_shards(listing: &Listing, shards: &BTreeSet<String>, report: &mut Report) {
     report.shards.count = shards.len();
     report.shards.surplus = listing
-        .ending(".safetensors")
+        .files_with_suffix(".safetensors")
         .filter(|name| name.starts_with("model") && !shards.contains(*name))
         .map(str::to_owned)
         .collect();
 }
 
-/// Counts every safetensors file of a directory and of those inside it, at any depth: autoencoders, adapters, pipelines.
+/// Counts the safetensors files of a directory tree (autoencoders, adapters, pipelines).
 pub(super) fn count_all(listing: &Listing, report: &mut Report) {
-    /// Releases of autoencoders have thousands of directories, of which this many are counted.
-    const MOST_DIRS: usize = 64;
-    let mut inside: Vec<Listing> = Vec::new();
+    /// Limit of directories counted; SAE releases have thousands.
+    const MAX_DIRS: usize = 64;
+    let mut inner_listings: Vec<Listing> = Vec::new();
     let mut waiting: VecDeque<PathBuf> = listing.inner_dirs().collect();
-    while inside.len() < MOST_DIRS
+    while inner_listings.len() < MAX_DIRS
         && let Some(dir) = waiting.pop_front()
     {
         if let Ok(inner) = Listing::read(&dir) {
             waiting.extend(inner.inner_dirs());
-            inside.push(inner);
+            inner_listings.push(inner);
         }
     }
-    // The parts of a model are told apart by names that these things use otherwise.
+    // Part names mean other things in these directories, so no parts are recorded.
     let parts = std::mem::take(&mut report.modalities.parts);
-    for listing in std::iter::once(listing).chain(&inside) {
+    for listing in std::iter::once(listing).chain(&inner_listings) {
         let files: Vec<&str> = weight_files(listing).collect();
         report.shards.count += files.len();
         report.file_bytes = report.file_bytes.saturating_add(listing.bytes(files.iter().copied()));
         for file in files.iter().filter(|file| file.ends_with(".safetensors")) {
-            // These things do not run here, so a damaged file among them changes no answer.
+            // These do not run anyway, so a damaged file does not matter.
             let _ = count_header(&listing.dir.join(file), &|_| false, report);
         }
     }
     report.modalities.parts = parts;
 }
 
-/// Counts a file of torch's own format, of which nothing is executed.
+/// Counts a PyTorch file; no code in it is executed.
 pub(super) fn count_torch(path: &Path, report: &mut Report) {
-    // Why it cannot be read is said where it is loaded.
+    // Loading reports the reason for an unreadable file.
     let Ok(checkpoint) = Checkpoint::open_file(path) else { return };
     let parts = std::mem::take(&mut report.modalities.parts);
     report.tensors += checkpoint.tensors().len();
@@ -110,7 +110,7 @@ pub(super) fn count_torch(path: &Path, report: &mut Report) {
     report.modalities.parts = parts;
 }
 
-/// Counts a lone safetensors file.
+/// Counts a single safetensors file.
 pub(super) fn count_file(path: &Path, report: &mut Report) {
     report.shards.count = 1;
     if let Err(problem) = count_header(path, &|_| false, report) {
@@ -118,10 +118,10 @@ pub(super) fn count_file(path: &Path, report: &mut Report) {
     }
 }
 
-/// Counts a tensor. Formats that pack numbers into words of other types are counted as what they pack.
+/// Counts a tensor; packed quantized weights count as the weights they contain.
 pub(super) fn count(report: &mut Report, name: &str, dtype: &str, elements: u64) {
-    let elements = match &report.quantisation {
-        Some(quantisation) => packed(name, dtype, elements, quantisation.bits),
+    let elements = match &report.quantization {
+        Some(quantization) => unpacked_elements(name, dtype, elements, quantization.bits),
         None => elements,
     };
     report.parameters = report.parameters.saturating_add(elements);
@@ -132,9 +132,9 @@ pub(super) fn count(report: &mut Report, name: &str, dtype: &str, elements: u64)
     }
 }
 
-/// How many parameters a tensor of quantised weights stands for; scales and the like are none.
-pub(super) fn packed(name: &str, dtype: &str, elements: u64, bits: Option<u64>) -> u64 {
-    const BESIDE: &[&str] = &[
+/// The number of parameters in a tensor of a quantized layer; 0 for scales, zero points and so on.
+pub(super) fn unpacked_elements(name: &str, dtype: &str, elements: u64, bits: Option<u64>) -> u64 {
+    const NOT_PARAMETERS: &[&str] = &[
         ".qzeros",
         ".scales",
         ".g_idx",
@@ -157,10 +157,10 @@ pub(super) fn packed(name: &str, dtype: &str, elements: u64, bits: Option<u64>) 
         ".k_scale",
         ".v_scale",
     ];
-    if BESIDE.iter().any(|end| name.ends_with(end)) || name.contains(".quant_state.") {
+    if NOT_PARAMETERS.iter().any(|suffix| name.ends_with(suffix)) || name.contains(".quant_state.") {
         return 0;
     }
-    let is_packed = |endings: &[&str]| endings.iter().any(|end| name.ends_with(end));
+    let is_packed = |suffixes: &[&str]| suffixes.iter().any(|suffix| name.ends_with(suffix));
     match (dtype, bits) {
         ("I32", Some(bits @ 1..=16)) if is_packed(&[".qweight", ".weight_packed"]) => {
             elements.saturating_mul(32) / bits
@@ -171,32 +171,32 @@ pub(super) fn packed(name: &str, dtype: &str, elements: u64, bits: Option<u64>) 
     }
 }
 
-/// The index of shards, of which only their names are kept.
+/// The shard index, reduced to the names of the shards.
 #[derive(Deserialize)]
 struct Index {
-    weight_map: Names,
+    weight_map: ShardNames,
 }
 
-struct Names(BTreeSet<String>);
+struct ShardNames(BTreeSet<String>);
 
-impl<'de> Deserialize<'de> for Names {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Names, D::Error> {
+impl<'de> Deserialize<'de> for ShardNames {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<ShardNames, D::Error> {
         struct Collect;
         impl<'de> Visitor<'de> for Collect {
-            type Value = Names;
+            type Value = ShardNames;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a map from tensors to files")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Names, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<ShardNames, A::Error> {
                 let mut names = BTreeSet::new();
                 while let Some((IgnoredAny, Name(name))) = map.next_entry()? {
                     if !names.contains(name.as_ref()) {
                         names.insert(name.into_owned());
                     }
                 }
-                Ok(Names(names))
+                Ok(ShardNames(names))
             }
         }
         deserializer.deserialize_map(Collect)
@@ -206,44 +206,45 @@ impl<'de> Deserialize<'de> for Names {
 #[derive(Deserialize)]
 struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
 
-/// The files that a model's weights should be in, by the index or by their own numbering.
+/// The expected weight files, by the index or by the numbering of the files.
 fn shards(listing: &Listing, report: &mut Report) -> BTreeSet<String> {
-    if listing.has(SINGLE) {
-        return BTreeSet::from([SINGLE.to_owned()]);
+    if listing.has(SAFETENSORS_FILE) {
+        return BTreeSet::from([SAFETENSORS_FILE.to_owned()]);
     }
-    match listing.settings(INDEX) {
+    match listing.settings(SAFETENSORS_INDEX) {
         Ok(Some(index)) => {
-            // What is wrong with an index, opening the weights says. Names that lead elsewhere are not followed.
+            // Opening the weights reports an invalid index. Names with path separators are dropped.
             let Ok(index) = serde_json::from_slice::<Index>(&index) else { return BTreeSet::new() };
             return index.weight_map.0.into_iter().filter(|name| !name.contains(['/', '\\', '\0'])).collect();
         }
         Ok(None) => {}
         Err(error) => report.refuse_for(&error),
     }
-    listing.ending(".safetensors").filter_map(numbered).flatten().collect()
+    listing.files_with_suffix(".safetensors").filter_map(shards_from_numbering).flatten().collect()
 }
 
-/// `model-00002-of-00003.safetensors` → all three.
-fn numbered(name: &str) -> Option<Vec<String>> {
-    const MOST: usize = 1000;
+/// All shard names from one: `model-00002-of-00003.safetensors` gives three.
+fn shards_from_numbering(name: &str) -> Option<Vec<String>> {
+    const MAX_SHARDS: usize = 1000;
     let (start, total) = name.strip_suffix(".safetensors")?.rsplit_once("-of-")?;
     let (start, number) = start.rsplit_once('-')?;
     let plain = |digits: &str| digits.len() == 5 && digits.bytes().all(|b| b.is_ascii_digit());
-    let count: usize = total.parse().ok().filter(|count| *count <= MOST && plain(number) && plain(total))?;
+    let count: usize = total.parse().ok().filter(|count| *count <= MAX_SHARDS && plain(number) && plain(total))?;
     Some((1..=count).map(|number| format!("{start}-{number:05}-of-{total}.safetensors")).collect())
 }
 
-/// Files that hold weights of any kind, without what training leaves behind.
+/// Weight files of any kind, without optimizer states and other training files.
 fn weight_files(listing: &Listing) -> impl Iterator<Item = &str> {
-    const ENDINGS: &[&str] = &[".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".npz", ".gguf"];
-    const LEFT: &[&str] = &["training_args", "optimizer", "scheduler", "rng_state"];
+    const SUFFIXES: &[&str] = &[".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".npz", ".gguf"];
+    const TRAINING_FILES: &[&str] = &["training_args", "optimizer", "scheduler", "rng_state"];
     let weights = |name: &&str| -> bool {
-        ENDINGS.iter().any(|end| name.ends_with(end)) && !LEFT.iter().any(|start| name.starts_with(start))
+        SUFFIXES.iter().any(|suffix| name.ends_with(suffix))
+            && !TRAINING_FILES.iter().any(|start| name.starts_with(start))
     };
     listing.files().filter(weights)
 }
 
-/// Counts what the header of a safetensors file lists, even where the data after it is cut off.
+/// Counts the tensors in the header of a safetensors file, even if the data is truncated.
 fn count_header(path: &Path, uncounted: Uncounted, report: &mut Report) -> Result<(), header::Fault> {
     header::scan(path, &mut |tensor| {
         report.tensors += 1;

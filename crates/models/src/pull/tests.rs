@@ -1,16 +1,16 @@
-//! Pulls without a network: a program that plays pip, and a hub of one thread.
+//! Pulls without a network: a shell script in place of pip, and a loopback hub.
 
 use std::path::Path;
 
 use super::*;
 
-fn told(error: Error) -> String {
-    assert!(error.remedy().is_some_and(|remedy| !remedy.is_empty()), "no remedy for: {error}");
+fn message_of(error: Error) -> String {
+    assert!(error.remedy().is_some_and(|remedy| !remedy.to_string().is_empty()), "no remedy for: {error}");
     error.to_string()
 }
 
 #[test]
-fn the_cache_is_where_the_environment_says() {
+fn the_cache_directory_follows_the_environment() {
     let dir = |set: &[(&str, &str)]| {
         cache_dir_from(|name| set.iter().find(|(key, _)| *key == name).map(|(_, value)| OsString::from(value)))
     };
@@ -19,11 +19,11 @@ fn the_cache_is_where_the_environment_says() {
     assert_eq!(dir(&[home, ("XDG_CACHE_HOME", "/x")]).expect("a place"), Path::new("/x/pellucid"));
     assert_eq!(dir(&[home, ("XDG_CACHE_HOME", "/x"), ("PELLUCID_CACHE", "/p")]).expect("a place"), Path::new("/p"));
     assert_eq!(dir(&[home, ("XDG_CACHE_HOME", "")]).expect("a place"), Path::new("/h/.cache/pellucid"));
-    assert!(told(dir(&[]).expect_err("no place")).contains("no place for the model cache"));
+    assert!(message_of(dir(&[]).expect_err("no place")).contains("no directory for the model cache"));
 }
 
 #[test]
-fn names_are_resolved_or_the_remedy_is_told() {
+fn names_are_resolved_or_refused_with_a_remedy() {
     let dir = tempfile::tempdir().expect("a directory");
     let at = |name: &str| dir.path().join(name).to_string_lossy().into_owned();
     std::fs::write(at("m.gguf"), b"x").expect("written");
@@ -31,13 +31,16 @@ fn names_are_resolved_or_the_remedy_is_told() {
     let resolve = |name: &str| resolve_in(name, dir.path());
     assert_eq!(resolve(&at("")).expect("a directory"), Path::new(&at("")));
     assert_eq!(resolve(&at("m.gguf")).expect("a file"), Path::new(&at("m.gguf")));
-    assert!(told(resolve(&at("m.txt")).expect_err("another file")).contains("not a .gguf file"));
+    assert!(message_of(resolve(&at("m.txt")).expect_err("another file")).contains("not a .gguf file"));
 
-    let remedy = |name: &str| resolve(name).expect_err("not there").remedy().map(str::to_owned).unwrap_or_default();
-    assert_eq!(remedy("smollm2-135m"), "run `pellucid pull smollm2-135m` first");
-    assert_eq!(remedy("owner/name"), "run `pellucid pull owner/name` first");
+    let remedy = |name: &str| resolve(name).expect_err("not there").remedy().cloned().expect("a remedy");
+    assert_eq!(remedy("smollm2-135m"), Remedy::Pull("smollm2-135m".into()));
+    assert_eq!(remedy("owner/name"), Remedy::Pull("owner/name".into()));
     for name in ["nothing", "../owner", "a/b/c", "/no/such", "~/x", "owner/", "./name", "owner/..", ""] {
-        assert!(remedy(name).ends_with("or one of: smollm2-135m, gemma-3-270m, qwen2.5-coder-0.5b"), "{name}");
+        assert!(
+            remedy(name).to_string().ends_with("or one of: smollm2-135m, gemma-3-270m, qwen2.5-coder-0.5b"),
+            "{name}"
+        );
     }
     let hub = dir.path().join("models/owner/name");
     std::fs::create_dir_all(&hub).expect("created");
@@ -46,14 +49,14 @@ fn names_are_resolved_or_the_remedy_is_told() {
     let file = known.file_in(&dir.path().join("models"));
     std::fs::create_dir_all(file.parent().expect("a parent")).expect("created");
     std::fs::write(&file, b"short").expect("written");
-    assert!(told(resolve("smollm2-135m").expect_err("cut")).contains("5 bytes instead of 98362432"));
+    assert!(message_of(resolve("smollm2-135m").expect_err("cut")).contains("5 bytes instead of 98362432"));
     let unknown = pull_from(&Sources::default(), "nothing", dir.path(), &mut |_| ());
-    assert!(told(unknown.expect_err("unknown")).contains("no file, directory or model `nothing`"));
+    assert!(message_of(unknown.expect_err("unknown")).contains("no file, directory or model `nothing`"));
 }
 
 #[test]
-fn the_rows_are_well_formed() {
-    for known in KNOWN {
+fn the_table_is_well_formed() {
+    for known in PACKAGED_MODELS {
         assert!(is_plain(known.name) && is_plain(known.file) && known.file.ends_with(".gguf"), "{}", known.name);
         assert!(
             known.sha256.len() == 64 && known.sha256.chars().all(|c| c.is_ascii_hexdigit() && !c.is_ascii_uppercase())
@@ -63,7 +66,7 @@ fn the_rows_are_well_formed() {
     }
 }
 
-/// pip played by a shell script, which copies a wheel to where pip would put it.
+/// A shell script in place of pip, which copies a wheel to the download directory.
 #[cfg(unix)]
 mod pip {
     use std::io::Write;
@@ -72,17 +75,17 @@ mod pip {
     use super::*;
 
     /// A model of two parts, `first` and `second`.
-    const TWO: Known = Known {
+    const TWO: PackagedModel = PackagedModel {
         name: "two",
         about: "for tests",
-        licence: "none",
+        license: "none",
         file: "two.gguf",
         bytes: 11,
         // Of "firstsecond".
         sha256: "da83f63e1a473003712c18f5afc5a79044221943d1083c7c5a7ac7236d85e8d2",
         parts: &[
-            Part { package: "part1==1", member: "p/data", wheel_bytes: 100 },
-            Part { package: "part2==1", member: "p/data", wheel_bytes: 100 },
+            WheelPart { package: "part1==1", member: "p/data", wheel_bytes: 100 },
+            WheelPart { package: "part2==1", member: "p/data", wheel_bytes: 100 },
         ],
     };
 
@@ -98,7 +101,8 @@ mod pip {
         sources: Sources,
     }
 
-    /// A Python whose pip serves `part1==1.whl` and `part2==1.whl` from `dir`, and counts its calls there.
+    /// A Python whose pip serves `part1==1.whl` and `part2==1.whl` from `dir`, and counts its calls
+    /// there.
     fn pip() -> Pip {
         let dir = tempfile::tempdir().expect("a directory");
         let here = dir.path().display();
@@ -106,8 +110,8 @@ mod pip {
             "#!/bin/sh\necho called >> {here}/calls\nfor last; do into=$package; package=$last; done\n\
              cp {here}/$package.whl $into/ || {{ echo 'no such package' >&2; exit 3; }}\n"
         );
-        // Written by another process: a file that this one has open for writing, be it in a child of another test that is
-        // just being started, cannot be executed.
+        // Written by another process: if this one wrote it, a child forked by a concurrent test
+        // could still hold it open for writing, and executing it would fail (ETXTBSY).
         let python = dir.path().join("python");
         let mut shell = Command::new("sh")
             .args(["-c", "cat > python && chmod +x python"])
@@ -140,14 +144,14 @@ mod pip {
             std::fs::read_to_string(self.dir.path().join("calls")).map_or(0, |calls| calls.lines().count())
         }
 
-        /// Nothing but the finished file is left in the model's directory.
-        fn left(&self) -> usize {
+        /// Number of entries in the model's directory; 1 if only the finished file is left.
+        fn entries(&self) -> usize {
             std::fs::read_dir(self.models().join("two")).map_or(0, Iterator::count)
         }
     }
 
     #[test]
-    fn parts_are_joined_checked_and_kept() {
+    fn parts_are_concatenated_checked_and_cached() {
         let pip = pip();
         pip.serves(b"first", b"second");
         let mut seen = Vec::new();
@@ -155,15 +159,15 @@ mod pip {
         assert_eq!(std::fs::read(&path).expect("read"), b"firstsecond");
         assert_eq!(seen.first(), Some(&Progress::Downloading { item: "part1==1".into(), done: 0, total: 200 }));
         assert_eq!(seen.last(), Some(&Progress::Unpacking { done: 11, total: 11 }));
-        assert_eq!((pip.calls(), pip.left()), (2, 1));
+        assert_eq!((pip.calls(), pip.entries()), (2, 1));
         assert_eq!(pip.pull().expect("already there"), path);
-        assert_eq!(pip.calls(), 2, "a whole file is not fetched again");
+        assert_eq!(pip.calls(), 2, "a complete file is not downloaded again");
         std::fs::write(&path, b"firstSECOND").expect("damaged");
         assert_eq!(std::fs::read(pip.pull().expect("repaired")).expect("read"), b"firstsecond");
     }
 
     #[test]
-    fn pulls_at_once_do_no_harm() {
+    fn concurrent_pulls_are_safe() {
         let pip = pip();
         pip.serves(b"first", b"second");
         std::thread::scope(|scope| {
@@ -173,36 +177,36 @@ mod pip {
                 assert_eq!(std::fs::read(path).expect("read"), b"firstsecond");
             }
         });
-        assert_eq!(pip.left(), 1);
+        assert_eq!(pip.entries(), 1);
     }
 
     #[test]
-    fn what_is_not_the_model_is_not_kept() {
+    fn a_wrong_download_is_discarded() {
         let pip = pip();
         let refused =
-            |first: &[u8], second: &[u8]| told(pip.serves(first, second).pull().expect_err("must be refused"));
+            |first: &[u8], second: &[u8]| message_of(pip.serves(first, second).pull().expect_err("must be refused"));
         assert!(refused(b"first", b"secOnd").contains("its SHA-256 is"));
         assert!(refused(b"first", b"secon").contains("it has 10 bytes instead of 11"));
         assert!(refused(b"first", b"second and more").contains("it is longer than it should be"));
         wheel(&pip.dir.path().join("part2==1.whl"), "other", b"second");
-        assert!(told(pip.pull().expect_err("no member")).contains("the wheel has no readable `p/data`"));
+        assert!(message_of(pip.pull().expect_err("no member")).contains("the wheel has no readable `p/data`"));
         std::fs::write(pip.dir.path().join("part2==1.whl"), b"not a zip").expect("written");
-        assert!(told(pip.pull().expect_err("no wheel")).contains("not a valid wheel"));
+        assert!(message_of(pip.pull().expect_err("no wheel")).contains("not a valid wheel"));
         std::fs::remove_file(pip.dir.path().join("part2==1.whl")).expect("removed");
-        let message = told(pip.pull().expect_err("pip fails"));
+        let message = message_of(pip.pull().expect_err("pip fails"));
         assert!(
-            message.starts_with("pip could not fetch part2==1 (exit status: 3):")
+            message.starts_with("pip could not download part2==1 (exit status: 3):")
                 && message.contains("no such package")
         );
-        assert_eq!(pip.left(), 0);
+        assert_eq!(pip.entries(), 0);
     }
 
     #[test]
-    fn no_python_is_said() {
+    fn a_missing_python_is_reported() {
         let sources = Sources { python: Some("/no/such/python".into()), ..Sources::default() };
         let dir = tempfile::tempdir().expect("a directory");
         let error = wheel::pull(&TWO, &sources, dir.path(), &mut |_| ()).expect_err("no Python");
-        assert_eq!(told(error), "no Python was found to fetch part1==1 with pip (tried: /no/such/python)");
+        assert_eq!(message_of(error), "no Python found to download part1==1 with pip (tried: /no/such/python)");
     }
 }
 
@@ -221,7 +225,7 @@ mod hub {
     }
 
     #[test]
-    fn a_model_comes_whole_and_only_what_is_needed() {
+    fn only_the_needed_files_of_a_model_are_downloaded() {
         let hub = start(&[
             ("README.md", b"words"),
             ("config.json", b"{}"),
@@ -257,17 +261,17 @@ mod hub {
         assert_eq!(names, expected);
         assert_eq!(std::fs::read(dir.join("model-00002-of-00002.safetensors")).expect("read"), b"twotwo");
         assert!(matches!(seen.last(), Some(Progress::Downloading { done: 24, total: 24, .. })), "{:?}", seen.last());
-        assert!(hub.seen().iter().all(|line| line.ends_with(" bearer secret")), "{:?}", hub.seen());
-        assert!(hub.seen().iter().all(|line| !line.contains("consolidated") && !line.contains("README")));
+        assert!(hub.requests().iter().all(|line| line.ends_with(" bearer secret")), "{:?}", hub.requests());
+        assert!(hub.requests().iter().all(|line| !line.contains("consolidated") && !line.contains("README")));
 
-        let asked = hub.seen().len();
+        let requests = hub.requests().len();
         assert_eq!(pull_from(&sources(&hub), "owner/tiny", cache.path(), &mut |_| ()).expect("there"), dir);
-        assert_eq!(hub.seen().len(), asked, "a pulled model is not asked for again");
+        assert_eq!(hub.requests().len(), requests, "a pulled model is not requested again");
         assert_eq!(resolve_in("owner/tiny", cache.path()).expect("there"), dir);
     }
 
     #[test]
-    fn a_single_file_is_enough() {
+    fn a_single_weight_file_takes_precedence() {
         let hub = start(&[("config.json", b"{}"), ("model.safetensors", b"w"), ("other.safetensors", b"x")]);
         let cache = tempfile::tempdir().expect("a directory");
         let dir = pull_from(&sources(&hub), "owner/tiny", cache.path(), &mut |_| ()).expect("pulled");
@@ -275,15 +279,16 @@ mod hub {
     }
 
     #[test]
-    fn what_the_hub_lacks_is_said() {
+    fn missing_weights_models_and_hubs_are_reported() {
         let hub = start(&[("config.json", b"{}"), ("pytorch_model.bin", b"pickle")]);
         let cache = tempfile::tempdir().expect("a directory");
-        let message = |id: &str| told(pull_from(&sources(&hub), id, cache.path(), &mut |_| ()).expect_err("must fail"));
+        let message =
+            |id: &str| message_of(pull_from(&sources(&hub), id, cache.path(), &mut |_| ()).expect_err("must fail"));
         assert_eq!(message("owner/tiny"), "the model owner/tiny has no safetensors weights");
         assert!(message("owner/other").contains("status: 404"), "{}", message("owner/other"));
         let nowhere = Sources { endpoint: Some("http://127.0.0.1:9".into()), ..Sources::default() };
-        let error = pull_from(&nowhere, "owner/tiny", cache.path(), &mut |_| ()).expect_err("nobody answers");
-        assert!(told(error).starts_with("the model owner/tiny cannot be downloaded"));
+        let error = pull_from(&nowhere, "owner/tiny", cache.path(), &mut |_| ()).expect_err("no server");
+        assert!(message_of(error).starts_with("the model owner/tiny cannot be downloaded"));
         assert!(!cache.path().join("models/owner/tiny").exists());
     }
 }

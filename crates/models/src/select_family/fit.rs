@@ -1,26 +1,28 @@
-//! Whether a native family fits a model of another type.
+//! Checks whether a native family fits a model of another type.
 //!
-//! A family fits when its reader accepts the configuration, every weight of its program is stored in the right shape, and no tensor is left
-//! over. That does not make its mathematics right: two families may share every name and shape and differ in a multiplier. So a fit is only
-//! suggested, with the keys that the family does not read; the family is used when the caller names it, and then with a warning.
+//! A family fits if it accepts the configuration, every weight of its program is stored with the
+//! right shape, and no tensor is left over. Its mathematics may still differ: two families can
+//! share every name and shape and differ in a multiplier. So a fit is only suggested, with the keys
+//! that the family does not read. It is used if the caller names it, with a warning.
 
 use crate::compare::{Comparison, compare};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::families::{self, Family};
 use crate::tensors::Tensors;
-use pellucid_engine::Program;
+use pellucid_engine::{Program, Remedy};
 use schemars::JsonSchema;
 use serde::Serialize;
 
 /// A native family that a model of an unknown type fits.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct Suggestion {
-    /// What `--assume` takes.
+    /// Name of the family, for `assume`.
     pub family: String,
-    /// Keys of the configuration that this family never asks for and that may change the mathematics.
+    /// Keys of the configuration that this family does not read and that may change the
+    /// mathematics.
     pub unread: Vec<String>,
-    /// Another family that fits and knows more of these keys than any.
+    /// Another family that fits: the one that reads most of these keys.
     pub also: Option<Alternative>,
     /// All native families that fit.
     pub fitting: Vec<String>,
@@ -29,19 +31,19 @@ pub struct Suggestion {
 /// A second family that fits.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct Alternative {
-    /// What `--assume` takes.
+    /// Name of the family, for `assume`.
     pub family: String,
-    /// Keys that it knows and the first family does not.
+    /// Keys that it reads and the first family does not.
     pub reads: Vec<String>,
 }
 
 /// The result of comparing native families with a model.
 pub(crate) enum Fit {
-    /// One fits.
+    /// A family fits.
     Fits(Suggestion),
-    /// The one that was named does not.
+    /// The family that the caller named does not fit.
     Misfit(Error),
-    /// None does; the nearest, and what keeps it from fitting.
+    /// No family fits; the nearest one, and its misfits.
     Nothing { nearest: &'static str, because: String },
 }
 
@@ -59,11 +61,12 @@ pub(crate) fn find_fit(config: &Config, tensors: &Tensors) -> Fit {
             _ => {}
         }
     }
-    // Only where none fits as it is are variants of names tried, with the families that others copy.
+    // If none fits, try name variants, only for the families that others commonly copy.
     if fits.is_empty() {
-        let mended = copied().filter_map(|family| Some((family, compare_with(config, family, tensors, true).ok()?)));
+        let with_variants =
+            copied().filter_map(|family| Some((family, compare_with(config, family, tensors, true).ok()?)));
         fits.extend(
-            mended
+            with_variants
                 .filter(|(_, (_, comparison, _))| comparison.misfits() == 0)
                 .map(|(family, (.., unread))| (family, unread)),
         );
@@ -89,7 +92,8 @@ pub(crate) fn find_fit_as(config: &Config, family: &str, tensors: &Tensors) -> F
     }
 }
 
-/// Suggests the first of the families that fit, and names another that reads more of the configuration.
+/// Suggests the first of the families that fit, and names another that reads more of the
+/// configuration.
 fn suggest(fits: Vec<(&'static str, Vec<String>)>) -> Suggestion {
     let fitting = fits.iter().map(|(family, _)| family.to_string()).collect();
     let mut fits = fits.into_iter();
@@ -102,12 +106,13 @@ fn suggest(fits: Vec<(&'static str, Vec<String>)>) -> Suggestion {
     Suggestion { family: family.into(), unread, also, fitting }
 }
 
-/// Reads a model as the named family, if it fits; also returns the keys that the family does not read.
+/// Reads a model as the named family, if it fits; also returns the keys that the family does not
+/// read.
 pub(super) fn read_as(config: &Config, family: &str, tensors: &Tensors) -> Result<(Family, Vec<String>)> {
     let misfit = |why: &str| {
         Error::unsupported(
             format!("this model does not fit `{family}`: {why}"),
-            "leave out --assume to hear which native family fits or comes nearest",
+            Remedy::DropAssume(" to see which native family fits or is nearest"),
         )
     };
     let (read, comparison, unread) =
@@ -118,22 +123,23 @@ pub(super) fn read_as(config: &Config, family: &str, tensors: &Tensors) -> Resul
     }
 }
 
-/// Compares one family with a model: what it makes of the configuration, how the tensors fit, and the keys that it does not read.
+/// Compares one family with a model: the family built from the configuration, the match of the
+/// tensors, and the keys that the family does not read.
 fn compare_with(
     config: &Config,
     family: &str,
     tensors: &Tensors,
-    mend: bool,
+    try_variants: bool,
 ) -> Result<(Family, Comparison, Vec<String>)> {
     let (family, unread) = families::read_as(config, family)?;
     let Family { architecture, names } = family;
     let program = Program::new(architecture)?;
-    let comparison = compare(&program, &names, tensors, mend);
+    let comparison = compare(&program, &names, tensors, try_variants);
     let family = Family { architecture: program.architecture().clone(), names };
     Ok((family, comparison, unread.into_iter().filter(|key| matters(key)).collect()))
 }
 
-/// Why a model of an unknown type is refused, and what can be done.
+/// The error for a model of an unknown type.
 pub(super) fn refusal(config: &Config, fit: &Fit) -> Error {
     let own = config.model_type().ok();
     let (more, remedy) = describe(fit);
@@ -147,13 +153,13 @@ pub(super) fn refusal(config: &Config, fit: &Fit) -> Error {
         None => Error::invalid(
             config.origin(),
             format!("`model_type` is missing{more}"),
-            remedy.unwrap_or_else(|| "get config.json anew from where the model came from, or add the key".into()),
+            remedy.unwrap_or_else(|| "download config.json again, or add the key".into()),
         ),
     }
 }
 
-/// A fit in words: what follows the statement that the type is unknown, and the remedy where there is one.
-pub(crate) fn describe(fit: &Fit) -> (String, Option<String>) {
+/// Describes a fit: the end of a message that begins with the unknown type, and the remedy, if any.
+pub(crate) fn describe(fit: &Fit) -> (String, Option<Remedy>) {
     match fit {
         Fit::Fits(suggestion) => (
             format!(
@@ -164,7 +170,7 @@ pub(crate) fn describe(fit: &Fit) -> (String, Option<String>) {
             ),
             Some(suggestion.remedy()),
         ),
-        Fit::Misfit(error) => (format!("; {error}"), error.remedy().map(str::to_owned)),
+        Fit::Misfit(error) => (format!("; {error}"), error.remedy().cloned()),
         Fit::Nothing { nearest, because } => {
             (format!(", and no native family fits this one; the nearest is `{nearest}`: {because}"), None)
         }
@@ -172,20 +178,15 @@ pub(crate) fn describe(fit: &Fit) -> (String, Option<String>) {
 }
 
 impl Suggestion {
-    /// What the caller can do with it.
-    fn remedy(&self) -> String {
-        let family = &self.family;
-        let also = self.also.as_ref().map_or_else(String::new, |also| {
-            format!("; `{}` fits too, and knows {}", also.family, quoted(&also.reads))
-        });
-        format!(
-            "`--assume {family}` (in Rust `LoadOptions::assume`) runs it as `{family}`, with a warning; compare its logits \
-             with the original before relying on them{also}"
-        )
+    /// The remedy that names the family.
+    fn remedy(&self) -> Remedy {
+        let also = self.also.as_ref();
+        let also = also.map(|also| format!("`{}` fits too, and knows {}", also.family, quoted(&also.reads)));
+        Remedy::Assume { family: self.family.clone(), also }
     }
 }
 
-/// The warning about a model that runs as another family than it names.
+/// The warning about a model that runs as a family other than its own type.
 pub(super) fn warning(own: Option<&str>, family: &str, because: &str, unread: &[String]) -> String {
     let own = own.map_or_else(
         || "this model does not say its type".into(),
@@ -214,19 +215,20 @@ fn quoted(keys: &[String]) -> String {
     shown.join(", ") + &more
 }
 
-/// The families in the order in which they are suggested: those that others copy, then the rest.
+/// The families in the order in which they are suggested: the commonly copied ones first.
 fn in_order() -> impl Iterator<Item = &'static str> {
     copied().chain(families::native().filter(|name| !COPIED.contains(name)))
 }
 
-/// The families that others copy.
+/// Families whose architecture and names other models commonly copy.
 const COPIED: &[&str] = &["llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gpt_neox", "gpt2"];
 
 fn copied() -> impl Iterator<Item = &'static str> {
     COPIED.iter().copied().filter(|name| families::is_native(name))
 }
 
-/// Whether a key may change what the model computes. The others are about training, generation, files and the library.
+/// Whether a key may change the model's computation. Other keys are about training, generation,
+/// files and the library.
 fn matters(path: &str) -> bool {
     const HARMLESS: &str = "\
         _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path architectures \
@@ -241,7 +243,7 @@ fn matters(path: &str) -> bool {
         task_specific_params temperature tf_legacy_loss tokenizer_class top_p torch_dtype torchscript \
         transformers_version typical_p use_bfloat16 use_cache use_return_dict";
     let key = path.rsplit('.').next().unwrap_or(path);
-    // Dropout and its kin happen in training only; a token's number and the heads of classifiers change no logits.
+    // Dropout applies in training only; token ids and classifier heads do not change logits.
     let training = key.contains("dropout") || key.ends_with("_pdrop") || key == "layerdrop" || key == "init_std";
     let elsewhere = ["_token_id", "_token_index"].iter().any(|end| key.ends_with(end)) || key.starts_with("summary_");
     !training && !elsewhere && !HARMLESS.split_whitespace().any(|harmless| harmless == key)

@@ -1,14 +1,15 @@
 //! Selects the family that reads a model.
 //!
-//! Every load goes through [`select_family`], and so do explanations (`inspect --explain`) and errors of loading: it returns the family,
-//! the strategy that led to it, warnings, and what became of each strategy. The strategies, in their order:
+//! Every load, explanation (`inspect --explain`) and load error goes through [`select_family`]. It
+//! returns the family, the strategy that led to it, warnings, and the outcome of each strategy. The
+//! strategies, in their order:
 //!
-//! - a directory of a native type is read by its own family; one of a type that is mapped to a family, by that; one of any other type, by
-//!   the family that the caller names, if it fits (`fit`);
+//! - a directory of a native type is read by its own family; of a mapped type, by the family that
+//!   it is mapped to; of any other type, by the family that the caller names, if it fits (`fit`);
 //! - an adapter is merged into its base model, whose family is selected in the same way;
-//! - a GGUF file is read as the directory that it was converted from.
+//! - a GGUF file is read like the directory that it was converted from.
 //!
-//! What none of them takes is refused, and the error lists why.
+//! If no strategy applies, the error lists the reason for each.
 
 mod fit;
 
@@ -16,40 +17,42 @@ pub use fit::{Alternative, Suggestion};
 pub(crate) use fit::{Fit, describe, find_fit, find_fit_as};
 
 use crate::adapter::{self, Adapter};
-use crate::attempt::{Attempt, Outcome, Strategy};
+use crate::attempt::{Attempt, AttemptOutcome, Strategy};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::families::{self, Family};
 use crate::load::{self, LoadOptions};
-use crate::repair::Repair;
+use crate::name_variants::NameVariant;
 use crate::source::ModelSource;
+use pellucid_engine::Remedy;
 use std::path::{Path, PathBuf};
 
 /// A model whose family is selected, before its weights are read.
 pub struct SelectedFamily {
-    /// Where its configuration and weights come from; of an adapter, those of its base model.
+    /// Source of its configuration and weights; for an adapter, its base model.
     pub source: ModelSource,
-    /// The adapter's directory, where the path is an adapter.
+    /// The adapter's directory, if the path is an adapter.
     pub adapter: Option<PathBuf>,
     /// Its configuration.
     pub config: Config,
-    /// What the family makes of the configuration.
+    /// The family: architecture and names.
     pub family: Family,
-    /// How the family was selected.
+    /// The strategy that selected the family.
     pub strategy: Strategy,
-    /// What to warn of: that the model runs as a family which it does not name.
+    /// Warnings, such as that the model runs as a family other than its own type.
     pub warnings: Vec<String>,
-    /// Each strategy, in order, and what became of it. The built-in model has none.
+    /// The strategies in order, each with its outcome. Empty for the built-in model.
     pub attempts: Vec<Attempt>,
     route: Route,
 }
 
-/// Selects the family of a directory, GGUF file, adapter or (where `path` is absent) the built-in model, from its configuration.
-/// `assume` names the family to read a type as that is neither native nor mapped to a family. Only for models whose own type is not
-/// native are headers of tensors read, because these have to fit the family completely.
+/// Selects the family of a directory, GGUF file, adapter or (if `path` is absent) the built-in
+/// model, from its configuration. `assume` names the family for a type that is neither native nor
+/// mapped. Tensor headers are read only if the model's own type is not native: its tensors must fit
+/// the family completely.
 ///
 /// # Errors
-/// [`Error::Load`]: why no family reads the model, and what became of each strategy.
+/// [`Error::Load`]: the error, and the outcome of each strategy.
 pub fn select_family(path: Option<&Path>, assume: Option<&str>) -> Result<SelectedFamily> {
     let mut route = Route::of_path(path);
     match select(assume, &mut route) {
@@ -67,7 +70,8 @@ pub fn select_family(path: Option<&Path>, assume: Option<&str>) -> Result<Select
     }
 }
 
-/// Opens the path of `route` and reads its configuration. What that tells goes into `route`, also where no family reads it.
+/// Opens the path of `route` and reads its configuration. Updates `route`, even if no family is
+/// found.
 fn select(assume: Option<&str>, route: &mut Route) -> Result<(ModelSource, Config, Family, Vec<String>)> {
     let source = ModelSource::open(route.path.as_deref())?;
     let config = source.config()?;
@@ -76,7 +80,8 @@ fn select(assume: Option<&str>, route: &mut Route) -> Result<(ModelSource, Confi
     Ok((source, config, family, warnings))
 }
 
-/// Reads a configuration by the family that its type, or the caller's assumption, leads to; with what to warn of.
+/// Builds the family of a configuration, by its type or by the caller's assumption; also returns
+/// warnings.
 fn read_family(config: &Config, assume: Option<&str>, source: &ModelSource) -> Result<(Family, Vec<String>)> {
     let own = config.model_type().ok();
     check_assumption(own, assume)?;
@@ -87,7 +92,7 @@ fn read_family(config: &Config, assume: Option<&str>, source: &ModelSource) -> R
             let (family, unread) = fit::read_as(config, name, &source.tensors(config)?)?;
             let because = match strategy {
                 Strategy::Mapped => "because the type is registered as that",
-                _ => "because --assume says so",
+                _ => "because `assume` says so",
             };
             Ok((family, vec![fit::warning(own, name, because, &unread)]))
         }
@@ -100,8 +105,8 @@ fn read_family(config: &Config, assume: Option<&str>, source: &ModelSource) -> R
     }
 }
 
-/// Reads a configuration by the family that its own type leads to. Whether the weights fit is not checked, so that a model can be
-/// described whose weights are damaged or absent.
+/// Builds the family of a configuration by its own type. Does not check the weights, so that a
+/// model with damaged or missing weights can be described.
 pub(crate) fn read_by_type(config: &Config) -> Result<Family> {
     match family_of_type(config.model_type().ok(), None) {
         Some((Strategy::Native, _)) => families::read(config),
@@ -110,8 +115,8 @@ pub(crate) fn read_by_type(config: &Config) -> Result<Family> {
     }
 }
 
-/// The family that a model type leads to, and by which strategy: its own, the one that it is mapped to, or the one that the caller
-/// assumes. Whether the model fits it is not checked.
+/// Returns the family of a model type and the strategy: its own, the one it is mapped to, or the
+/// one that the caller assumes. Does not check whether the model fits.
 pub(crate) fn family_of_type<'a>(own: Option<&'a str>, assume: Option<&'a str>) -> Option<(Strategy, &'a str)> {
     if let Some(own) = own.filter(|own| families::is_native(own)) {
         return Some((Strategy::Native, own));
@@ -120,27 +125,28 @@ pub(crate) fn family_of_type<'a>(own: Option<&'a str>, assume: Option<&'a str>) 
     mapped.or_else(|| assume.map(|family| (Strategy::Assumed, family)))
 }
 
-/// Refuses the assumption of a family that does not exist, or of another than a model's own type leads to.
+/// Rejects an assumed family that does not exist, or that differs from the family of the model's
+/// own type.
 pub(crate) fn check_assumption(own: Option<&str>, assume: Option<&str>) -> Result<()> {
     let Some(assumed) = assume else { return Ok(()) };
     if !families::is_native(assumed) {
         return Err(Error::usage(format!("there is no native type `{assumed}` to assume"), families::nearest(assumed)));
     }
     match family_of_type(own, None) {
-        // A native model is what it says that it is: reading it as another family could only make it wrong.
+        // Reading a native model as another family could only make it wrong.
         Some((Strategy::Native, family)) if family != assumed => Err(Error::usage(
             format!("this model's own type, `{family}`, is native, so it is not assumed to be `{assumed}`"),
-            "leave out --assume; it is for models of a type that is not native",
+            Remedy::DropAssume("; it is for models of a type that is not native"),
         )),
         Some((_, family)) if family != assumed => Err(Error::usage(
             format!("this model's type is mapped to `{family}`, so it is not assumed to be `{assumed}`"),
-            "leave out --assume, or map the type to another family",
+            Remedy::DropAssume(", or map the type to another family"),
         )),
         _ => Ok(()),
     }
 }
 
-/// Tells what each strategy would do with a path, from configurations and headers alone.
+/// Returns the outcome of each strategy for a path, from configurations and headers alone.
 pub fn strategies(path: &Path, options: &LoadOptions) -> Vec<Attempt> {
     let selected = match select_family(Some(path), options.assume.as_deref()) {
         Ok(selected) => selected,
@@ -150,46 +156,48 @@ pub fn strategies(path: &Path, options: &LoadOptions) -> Vec<Attempt> {
     let found = selected.find_weights(&options.adapters);
     selected.route.attempts(match (found, &selected.adapter) {
         (Ok(_), Some(_)) => Ok(format!("it fits its base model, {}", selected.source.origin().display())),
-        (Ok(repairs), None) => {
+        (Ok(name_variants), None) => {
             let whole = format!("`{}`, and every weight is there", selected.family.architecture.family);
-            Ok(repairs.iter().fold(whole, |text, repair| format!("{text}; {repair}")))
+            Ok(name_variants.iter().fold(whole, |text, variant| format!("{text}; {variant}")))
         }
         (Err(error), _) => Err(error.to_string()),
     })
 }
 
 impl SelectedFamily {
-    /// The error of a load that failed after the family was selected, with what became of each strategy.
+    /// Wraps an error of a load that failed after the family was selected, with the outcome of each
+    /// strategy.
     pub(crate) fn failure(&self, error: Error) -> Error {
         self.route.failure(error)
     }
 
-    /// The adapters to merge into the weights: the path itself where it is one, then those that the caller names.
+    /// The adapters to merge: the path itself if it is one, then those that the caller names.
     pub fn adapters(&self, more: &[PathBuf]) -> Vec<PathBuf> {
         self.adapter.iter().chain(more).cloned().collect()
     }
 
-    /// Checks that the weights are stored as the family expects them and that every tensor of the adapters has its weight, reading
-    /// headers only; returns the known variants of names that were met.
-    fn find_weights(&self, adapters: &[PathBuf]) -> Result<Vec<Repair>> {
+    /// Checks that all weights are stored as the family expects and that every adapter tensor has a
+    /// weight, reading headers only. Returns the name variants that were found.
+    fn find_weights(&self, adapters: &[PathBuf]) -> Result<Vec<NameVariant>> {
         let adapters = Adapter::open_all(&self.adapters(adapters))?;
         let tensors = self.source.tensors(&self.config)?;
-        Ok(load::find_weights(&self.family, &tensors, &adapters, self.source.origin())?.repairs)
+        Ok(load::find_weights(&self.family, &tensors, &adapters, self.source.origin())?.name_variants)
     }
 
-    /// Checks that every tensor of the adapter has its weight in the base model, without a look at that model's weights.
+    /// Checks that every adapter tensor has a weight in the base model, without opening that
+    /// model's weights.
     pub(crate) fn check_adapter(&self) -> Result<()> {
         let adapters = Adapter::open_all(&self.adapters(&[]))?;
         load::match_adapters(&self.family, &adapters).map(drop)
     }
 }
 
-/// What is known about a path on the way to its family: enough to say why each strategy was taken or passed over.
+/// Facts about a path that decide which strategy applies, and explain why the others do not.
 struct Route {
     path: Option<PathBuf>,
     /// The strategy that applies to the path, whether it succeeds or not.
     strategy: Option<Strategy>,
-    /// What the configuration says about its type; `None` until it has been read.
+    /// `model_type` of the configuration; the outer `None` until the configuration is read.
     own_type: Option<Option<String>>,
     /// Whether the caller names a family.
     assumes: bool,
@@ -206,7 +214,7 @@ impl Route {
         Route { path: path.map(Path::to_path_buf), strategy, own_type: None, assumes: false }
     }
 
-    /// A directory's strategy follows from the type that its configuration names.
+    /// Sets the strategy of a directory from its model type.
     fn read_type(&mut self, own: Option<&str>, assume: Option<&str>) {
         (self.own_type, self.assumes) = (Some(own.map(str::to_owned)), assume.is_some());
         if self.strategy == Some(Strategy::Native) {
@@ -214,30 +222,32 @@ impl Route {
         }
     }
 
-    /// Whether a strategy applies to the path. Of a mapped type only that family can be assumed, with the same result.
+    /// Whether a strategy applies to the path. For a mapped type, assuming the same family has the
+    /// same result, so both strategies apply.
     fn applies(&self, strategy: Strategy) -> bool {
         let assumes_mapped = self.strategy == Some(Strategy::Mapped) && self.assumes;
         self.strategy == Some(strategy) || (strategy == Strategy::Assumed && assumes_mapped)
     }
 
-    /// Each strategy and what became of it; `result` is that of the one that applies: a reason, or an error.
+    /// Returns each strategy with its outcome. `result` is that of the strategy that applies: a
+    /// reason, or an error.
     fn attempts(&self, result: std::result::Result<String, String>) -> Vec<Attempt> {
         let Some(path) = &self.path else { return Vec::new() };
         let mut taken = false;
         let attempt = |strategy: Strategy| {
             let (outcome, reason) = match &result {
-                _ if taken => (Outcome::NotNeeded, "an earlier one loads the model".to_owned()),
-                _ if !self.applies(strategy) => (Outcome::Passed, self.why_passed(strategy, path)),
-                Ok(reason) => (Outcome::Taken, reason.clone()),
-                Err(error) => (Outcome::Failed, error.clone()),
+                _ if taken => (AttemptOutcome::NotNeeded, "an earlier strategy loads the model".to_owned()),
+                _ if !self.applies(strategy) => (AttemptOutcome::Passed, self.why_passed(strategy, path)),
+                Ok(reason) => (AttemptOutcome::Taken, reason.clone()),
+                Err(error) => (AttemptOutcome::Failed, error.clone()),
             };
-            taken |= outcome == Outcome::Taken;
+            taken |= outcome == AttemptOutcome::Taken;
             Attempt { strategy, outcome, reason }
         };
         Strategy::ALL.into_iter().map(attempt).collect()
     }
 
-    /// An error with the attempts that led to it. The built-in model has none.
+    /// Adds the attempts to an error. The built-in model has none.
     fn failure(&self, error: Error) -> Error {
         match self.path {
             Some(_) => Error::Load { attempts: self.attempts(Err(error.to_string())), error: Box::new(error) },
@@ -268,7 +278,7 @@ impl Route {
             (Strategy::Native, Some(None)) => "config.json does not say its type",
             _ if self.strategy == Some(Strategy::Native) => "the type is native",
             (Strategy::Mapped, _) => "the type is mapped to no family",
-            _ => "no family was named (--assume)",
+            _ => "no family was named (`assume`)",
         };
         reason.to_owned()
     }
@@ -286,11 +296,11 @@ mod tests {
     use serde_json::{Value, json};
     use std::fs;
 
-    /// A copy of the built-in model of another type, with an adapter for it beside it.
+    /// Writes a copy of the built-in model with another type, and an adapter for it.
     fn adapter_of(model_type: &str) -> tempfile::TempDir {
         let root = tempfile::tempdir().expect("a directory");
         let (base, adapter) = (root.path().join("base"), root.path().join("adapter"));
-        [&base, &adapter].iter().for_each(|dir| fs::create_dir(dir).expect("made"));
+        [&base, &adapter].iter().for_each(|dir| fs::create_dir(dir).expect("created"));
         for file in ["model.safetensors", "tokenizer.json"] {
             fs::copy(Path::new(env!("CARGO_MANIFEST_DIR")).join("builtin").join(file), base.join(file))
                 .expect("copied");
@@ -327,16 +337,16 @@ mod tests {
         assert_eq!((loaded.name.as_str(), loaded.strategy), ("adapter", Strategy::Adapter));
         assert!(loaded.warnings[0].contains("`select_family_test`"), "{:?}", loaded.warnings);
         let attempt = &strategies(&path, &options)[3];
-        assert_eq!((attempt.outcome, attempt.strategy), (Outcome::Taken, Strategy::Adapter), "{attempt}");
+        assert_eq!((attempt.outcome, attempt.strategy), (AttemptOutcome::Taken, Strategy::Adapter), "{attempt}");
         assert!(attempt.reason.starts_with("it fits its base model, "), "{attempt}");
         assert!(inspect(&path).expect("a report").runs());
 
-        // Loading, which reads the base model's weights, and explaining fail with the same words.
+        // Loading, which reads the base model's weights, and explaining give the same error.
         fs::remove_file(root.path().join("base/model.safetensors")).expect("removed");
         let error = LoadedModel::open(&path, &options, &mut |_| {}).map(|_| ()).expect_err("no weights");
         let Error::Load { error, attempts } = error else { panic!("{error} lists no attempts") };
         assert_eq!(attempts, strategies(&path, &options));
-        assert_eq!((attempts[3].outcome, &attempts[3].reason), (Outcome::Failed, &error.to_string()));
+        assert_eq!((attempts[3].outcome, &attempts[3].reason), (AttemptOutcome::Failed, &error.to_string()));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The special tokens of a model, gathered from the files that mention them.
+//! The special tokens of a model, collected from the sidecar files of its tokenizer.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -7,24 +7,24 @@ use serde_json::Value;
 
 use crate::{Error, Result};
 
-/// The tokens with a role of their own.
+/// The special tokens of a model.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Special {
-    /// What starts a text.
+pub struct SpecialTokens {
+    /// Beginning of text.
     pub bos: Option<u32>,
-    /// The tokens that end generation, the first being the usual one.
+    /// The tokens that end generation, the main one first.
     pub eos: Vec<u32>,
-    /// What fills up shorter rows elsewhere; Pellucid never pads, and never generates it either.
+    /// Padding. Pellucid never pads, and never generates this token.
     pub pad: Option<u32>,
-    /// The files name no token for filling up, so `pad` is the one that ends a text.
+    /// The files name no padding token, so `pad` is eos.
     pub pad_from_eos: bool,
-    /// What stands for text that the vocabulary cannot spell.
+    /// Unknown token, for text that the vocabulary cannot represent.
     pub unk: Option<u32>,
-    /// The texts that a chat template knows by name: `bos_token`, `eos_token`, `pad_token`, `unk_token`.
+    /// Texts by role, for chat templates: `bos_token`, `eos_token`, `pad_token`, `unk_token`.
     pub texts: BTreeMap<String, String>,
 }
 
-/// The files beside `tokenizer.json` that say which tokens are special; any of them may be missing.
+/// The files beside `tokenizer.json` that define special tokens; any of them may be missing.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Sidecars<'a> {
     /// `tokenizer_config.json`.
@@ -43,25 +43,25 @@ impl Sidecars<'_> {
         ["tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "config.json"];
 }
 
-/// The keys under which the files name a special token's text.
+/// Keys of the special tokens' texts.
 const ROLES: [&str; 4] = ["bos_token", "eos_token", "pad_token", "unk_token"];
 
-impl Special {
+impl SpecialTokens {
     /// Reads the special tokens from the files beside a tokenizer.
-    pub(super) fn read(dir: &Path, files: &Sidecars<'_>, tokenizer: &tokenizers::Tokenizer) -> Result<Special> {
-        let parsed = parsed(dir, files)?;
+    pub(super) fn read(dir: &Path, files: &Sidecars<'_>, tokenizer: &tokenizers::Tokenizer) -> Result<SpecialTokens> {
+        let parsed = parse_sidecars(dir, files)?;
         let named: Vec<(&str, &Value)> = Sidecars::NAMES.into_iter().zip(&parsed).collect();
         let (texts_in, ids_in) = named.split_at(2);
 
         let mut texts = BTreeMap::new();
         for role in ROLES {
-            // The first file that names it wins, as in transformers.
+            // The first file that has the key wins, as in transformers.
             let text = texts_in.iter().find_map(|(_, json)| token_text(json.get(role)?));
             texts.extend(text.map(|text| (role.to_owned(), text)));
         }
         let ids = |role: &str| -> Result<Vec<u32>> {
             for (name, json) in ids_in {
-                // Models that also see or hear keep the settings of their text half in a part of its own.
+                // Multimodal models keep the text model's settings in `text_config`.
                 let stated = [json.get(role), json.get("text_config").and_then(|part| part.get(role))];
                 for value in stated.into_iter().flatten() {
                     let ids = token_ids(value).ok_or_else(|| bad_ids(dir, name, role, value))?;
@@ -77,15 +77,15 @@ impl Special {
         let bos = named("bos_token").or(ids("bos_token_id")?.first().copied());
         let pad = named("pad_token").or(ids("pad_token_id")?.first().copied());
         let unk = named("unk_token");
-        // Generation stops where the model's authors say; only where they are silent does the tokenizer's end decide.
+        // The ids in the configuration take precedence; the tokenizer's eos is only a fallback.
         let mut eos = ids("eos_token_id")?;
         if eos.is_empty() {
             eos.extend(named("eos_token"));
         }
-        Ok(Special { bos, eos, pad, pad_from_eos: false, unk, texts })
+        Ok(SpecialTokens { bos, eos, pad, pad_from_eos: false, unk, texts })
     }
 
-    /// Lets what ends a text fill up, where nothing is named for it.
+    /// Uses eos as the padding token if none is named.
     pub(super) fn pad_as_eos(&mut self, tokenizer: &tokenizers::Tokenizer) {
         if self.pad.is_none() {
             let named = self.texts.get("eos_token").and_then(|text| tokenizer.token_to_id(text));
@@ -95,37 +95,37 @@ impl Special {
     }
 }
 
-/// Whether files (in the order of [`Sidecars::NAMES`]) name a token that ends a text and none for filling up, told without a vocabulary.
+/// Whether the files (in the order of [`Sidecars::NAMES`]) name an eos token and no padding token.
 pub(crate) fn pads_with_eos(files: &[Option<Value>; 4]) -> bool {
     let named = |role: &str| files[..2].iter().flatten().any(|json| json.get(role).and_then(token_text).is_some());
-    let numbered = |role: &str| {
+    let has_id = |role: &str| {
         let stated = files[2..].iter().flatten().flat_map(|json| {
             [json.get(role), json.get("text_config").and_then(|part| part.get(role))].into_iter().flatten()
         });
         stated.filter_map(token_ids).any(|ids| !ids.is_empty())
     };
-    !named("pad_token") && !numbered("pad_token_id") && (named("eos_token") || numbered("eos_token_id"))
+    !named("pad_token") && !has_id("pad_token_id") && (named("eos_token") || has_id("eos_token_id"))
 }
 
-/// The files, in the order of their names; `null` for those that are missing.
-pub(super) fn parsed(dir: &Path, files: &Sidecars<'_>) -> Result<[Value; 4]> {
+/// Parses the files, in the order of [`Sidecars::NAMES`]; `null` for missing ones.
+pub(super) fn parse_sidecars(dir: &Path, files: &Sidecars<'_>) -> Result<[Value; 4]> {
     let contents = [files.tokenizer_config, files.special_tokens_map, files.generation_config, files.config];
     let mut parsed = [Value::Null, Value::Null, Value::Null, Value::Null];
-    for ((place, name), bytes) in parsed.iter_mut().zip(Sidecars::NAMES).zip(contents) {
-        *place = parse(dir, name, bytes)?;
+    for ((value, name), bytes) in parsed.iter_mut().zip(Sidecars::NAMES).zip(contents) {
+        *value = parse(dir, name, bytes)?;
     }
     Ok(parsed)
 }
 
 fn parse(dir: &Path, name: &str, bytes: Option<&[u8]>) -> Result<Value> {
     let Some(bytes) = bytes else { return Ok(Value::Null) };
-    let again = "download the file again";
+    let remedy = "download the file again";
     let value: Value = serde_json::from_slice(bytes)
-        .map_err(|error| Error::invalid(dir.join(name), format!("not valid JSON: {error}"), again))?;
-    if value.is_object() { Ok(value) } else { Err(Error::invalid(dir.join(name), "not a JSON object", again)) }
+        .map_err(|error| Error::invalid(dir.join(name), format!("not valid JSON: {error}"), remedy))?;
+    if value.is_object() { Ok(value) } else { Err(Error::invalid(dir.join(name), "not a JSON object", remedy)) }
 }
 
-/// A token's text: a string, or an object that holds it.
+/// A token's text: a string, or an object with `content`.
 pub(super) fn token_text(value: &Value) -> Option<String> {
     value.as_str().or_else(|| value.get("content")?.as_str()).map(str::to_owned)
 }

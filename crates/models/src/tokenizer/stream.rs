@@ -1,41 +1,42 @@
-//! Decoding while tokens are still being generated.
+//! Streaming decoding of generated tokens.
 
 use super::Tokenizer;
 
-/// Turns tokens into text as they come.
+/// Decodes tokens as they arrive.
 ///
-/// A character whose bytes are spread over several tokens is held back until it is whole, and the space that many
-/// tokens start with is kept, also on the first one: the pieces continue the prompt.
-pub struct Stream<'a> {
+/// A character whose bytes span several tokens is held back until it is complete. The leading space
+/// of a token is kept even on the first one, because the text continues the prompt.
+pub struct DecodeStream<'a> {
     tokenizer: &'a Tokenizer,
     skip_special: bool,
     /// Bytes of a character that is not complete yet: at most three.
     pending: Vec<u8>,
 }
 
-impl<'a> Stream<'a> {
-    pub(super) fn new(tokenizer: &'a Tokenizer, skip_special: bool) -> Stream<'a> {
-        Stream { tokenizer, skip_special, pending: Vec::new() }
+impl<'a> DecodeStream<'a> {
+    pub(super) fn new(tokenizer: &'a Tokenizer, skip_special: bool) -> DecodeStream<'a> {
+        DecodeStream { tokenizer, skip_special, pending: Vec::new() }
     }
 
-    /// Takes the next token and gives the text that is certain now, if there is any.
+    /// Adds a token and returns the text that is now complete, if any.
     pub fn push(&mut self, id: u32) -> Option<String> {
         if self.skip_special && self.tokenizer.is_special(id) {
             return None;
         }
         self.pending.extend(self.tokenizer.token_bytes(id));
-        let text = self.take_certain();
+        let text = self.take_complete();
         (!text.is_empty()).then_some(text)
     }
 
-    /// Ends the text: what is held back can no longer become a character, and is shown as `�`.
+    /// Ends the text; an incomplete character becomes `�`.
     pub fn flush(&mut self) -> Option<String> {
         let rest = std::mem::take(&mut self.pending);
         (!rest.is_empty()).then(|| String::from_utf8_lossy(&rest).into_owned())
     }
 
-    /// Moves everything but an unfinished last character out of `pending`; bytes that can form none become `�`.
-    fn take_certain(&mut self) -> String {
+    /// Takes everything but an incomplete last character out of `pending`; invalid bytes become
+    /// `�`.
+    fn take_complete(&mut self) -> String {
         let mut text = String::new();
         loop {
             match std::str::from_utf8(&self.pending) {

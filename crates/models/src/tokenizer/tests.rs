@@ -1,15 +1,16 @@
-//! Two small tokenizers, one of each great kind, and files that lie.
+//! Tests with two small tokenizers (byte-level BPE and SentencePiece-style BPE) and with malformed
+//! files.
 
 use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
 
-const SPACE: char = '\u{2581}';
+const METASPACE: char = '\u{2581}';
 
-/// GPT-2's kind: bytes as printable characters, no normalisation.
-fn level_json() -> serde_json::Value {
-    let mut vocab: Vec<String> = (0..=255u8).map(|byte| level_char(byte).to_string()).collect();
+/// Byte-level BPE as in GPT-2: bytes as printable characters, no normalization.
+fn byte_level_json() -> serde_json::Value {
+    let mut vocab: Vec<String> = (0..=255u8).map(|byte| byte_to_char(byte).to_string()).collect();
     vocab.extend(["Ġthe", "th", "the", "Ġt"].map(String::from));
     let vocab: serde_json::Map<_, _> = vocab.into_iter().enumerate().map(|(id, token)| (token, json!(id))).collect();
     json!({
@@ -24,7 +25,8 @@ fn level_json() -> serde_json::Value {
     })
 }
 
-/// Llama's kind: a prepended space mark, bytes as `<0xE2>`, a start token from the post-processor.
+/// SentencePiece-style BPE as in Llama: prepended metaspace, byte fallback, bos from the
+/// post-processor.
 fn llama_json() -> serde_json::Value {
     let mut vocab = vec!["<unk>".to_owned(), "<s>".into(), "</s>".into()];
     vocab.extend((0..=255u8).map(|byte| format!("<0x{byte:02X}>")));
@@ -38,14 +40,14 @@ fn llama_json() -> serde_json::Value {
         "version": "1.0", "truncation": null, "padding": null,
         "added_tokens": [added(0, "<unk>"), added(1, "<s>"), added(2, "</s>")],
         "normalizer": {"type": "Sequence", "normalizers": [
-            {"type": "Prepend", "prepend": SPACE}, {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}]},
+            {"type": "Prepend", "prepend": METASPACE}, {"type": "Replace", "pattern": {"String": " "}, "content": METASPACE}]},
         "pre_tokenizer": null,
         "post_processor": {"type": "TemplateProcessing",
             "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
             "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
             "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}}},
         "decoder": {"type": "Sequence", "decoders": [
-            {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}, {"type": "ByteFallback"},
+            {"type": "Replace", "pattern": {"String": METASPACE}, "content": " "}, {"type": "ByteFallback"},
             {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
         "model": {"type": "BPE", "unk_token": "<unk>", "fuse_unk": true, "byte_fallback": true, "vocab": vocab,
                   "merges": [["t", "h"], ["th", "e"], ["▁", "the"], ["▁", "a"]]},
@@ -56,8 +58,8 @@ fn build(json: &serde_json::Value, sidecars: &Sidecars<'_>) -> Result<Tokenizer>
     Tokenizer::from_bytes(Path::new("dir"), json.to_string().as_bytes(), sidecars)
 }
 
-fn level() -> Tokenizer {
-    build(&level_json(), &Sidecars::default()).expect("a valid tokenizer")
+fn byte_level() -> Tokenizer {
+    build(&byte_level_json(), &Sidecars::default()).expect("a valid tokenizer")
 }
 
 fn llama() -> Tokenizer {
@@ -68,32 +70,32 @@ fn llama() -> Tokenizer {
 
 #[test]
 fn round_trips_and_never_truncates() {
-    for tokenizer in [level(), llama()] {
+    for tokenizer in [byte_level(), llama()] {
         for text in ["the the", "héllo €", "a\n\nthe  the", "", "日本語 the"] {
             let ids = tokenizer.encode(text, false).expect("encodes");
             assert_eq!(tokenizer.decode(&ids, false), text, "{tokenizer:?}");
         }
     }
-    // The file says to cut at 3 tokens.
-    assert_eq!(level().encode("the the the the the", false).expect("encodes").len(), 5);
+    // The file has `truncation.max_length` 3.
+    assert_eq!(byte_level().encode("the the the the the", false).expect("encodes").len(), 5);
 }
 
 #[test]
-fn the_post_processor_decides_about_the_start_token() {
+fn the_post_processor_decides_whether_bos_is_added() {
     assert_eq!(llama().encode("the", true).expect("encodes")[0], 1);
-    assert!(llama().adds_bos() && !level().adds_bos());
+    assert!(llama().adds_bos() && !byte_level().adds_bos());
     assert_ne!(llama().encode("the", false).expect("encodes")[0], 1);
 }
 
 #[test]
-fn one_token_reads_as_it_does_inside_a_text() {
-    let (level, llama) = (level(), llama());
+fn token_text_is_the_text_in_context() {
+    let (byte_level, llama) = (byte_level(), llama());
     let id = |tokenizer: &Tokenizer, piece: &str| tokenizer.inner.token_to_id(piece).expect("in the vocabulary");
-    assert_eq!(level.token_text(id(&level, "Ġthe")), " the");
-    assert_eq!(level.token_text(id(&level, "the")), "the");
-    assert_eq!(level.token_text(id(&level, "Ċ")), "\n");
-    assert_eq!(level.token_text(id(&level, &level_char(0xE2).to_string())), "<0xE2>");
-    assert_eq!(level.token_text(260), "<|end|>");
+    assert_eq!(byte_level.token_text(id(&byte_level, "Ġthe")), " the");
+    assert_eq!(byte_level.token_text(id(&byte_level, "the")), "the");
+    assert_eq!(byte_level.token_text(id(&byte_level, "Ċ")), "\n");
+    assert_eq!(byte_level.token_text(id(&byte_level, &byte_to_char(0xE2).to_string())), "<0xE2>");
+    assert_eq!(byte_level.token_text(260), "<|end|>");
     assert_eq!(llama.token_text(id(&llama, "▁the")), " the");
     assert_eq!(llama.token_text(id(&llama, "the")), "the");
     assert_eq!(llama.token_text(id(&llama, "▁")), " ");
@@ -104,9 +106,9 @@ fn one_token_reads_as_it_does_inside_a_text() {
 }
 
 #[test]
-fn a_string_finds_its_token() {
-    let (level, llama) = (level(), llama());
-    for tokenizer in [&level, &llama] {
+fn find_returns_the_token_of_a_string() {
+    let (byte_level, llama) = (byte_level(), llama());
+    for tokenizer in [&byte_level, &llama] {
         for text in [" the", "the", "a", "."] {
             let id = tokenizer.find(text).expect("one token");
             assert_eq!(tokenizer.token_text(id), text);
@@ -114,27 +116,27 @@ fn a_string_finds_its_token() {
         assert_eq!((tokenizer.find(""), tokenizer.find("the the")), (None, None));
     }
     assert_eq!(llama.find("</s>"), Some(2));
-    assert_eq!(level.find("<|end|>"), Some(260));
+    assert_eq!(byte_level.find("<|end|>"), Some(260));
 }
 
 #[test]
-fn a_stream_holds_half_characters_and_keeps_spaces() {
+fn a_stream_holds_back_partial_utf8_and_keeps_spaces() {
     let llama = llama();
     let ids = llama.encode("the €", false).expect("encodes");
     let mut stream = llama.stream(true);
     let pieces: Vec<_> = ids.iter().map(|&id| stream.push(id)).collect();
-    let said: Vec<&str> = pieces.iter().flatten().map(String::as_str).collect();
-    assert_eq!(said, [" the", " ", "€"]);
+    let texts: Vec<&str> = pieces.iter().flatten().map(String::as_str).collect();
+    assert_eq!(texts, [" the", " ", "€"]);
     assert_eq!(stream.flush(), None);
     assert_eq!(stream.push(2), None, "special tokens are skipped");
-    let half = llama.inner.token_to_id("<0xE2>").expect("there");
-    assert_eq!(stream.push(half), None);
+    let partial = llama.inner.token_to_id("<0xE2>").expect("there");
+    assert_eq!(stream.push(partial), None);
     assert_eq!(stream.push(llama.find("a").expect("there")).as_deref(), Some("\u{FFFD}a"));
-    assert_eq!((stream.push(half), stream.flush().as_deref()), (None, Some("\u{FFFD}")));
+    assert_eq!((stream.push(partial), stream.flush().as_deref()), (None, Some("\u{FFFD}")));
 }
 
 #[test]
-fn special_tokens_come_from_the_files_in_order() {
+fn special_tokens_come_from_the_sidecar_files_in_order() {
     let special = llama().special;
     assert_eq!((special.bos, special.eos.as_slice(), special.unk), (Some(1), &[2][..], Some(0)));
     assert_eq!((special.pad, special.pad_from_eos), (Some(2), true));
@@ -156,17 +158,17 @@ fn special_tokens_come_from_the_files_in_order() {
 }
 
 #[test]
-fn a_vocabulary_beyond_the_embedding_is_refused() {
-    let level = level();
-    assert_eq!(level.vocab_size(), 261);
-    assert!(level.check_fits(261).expect("fits").is_empty());
-    assert_eq!(level.check_fits(260).expect("only an added token is outside"), ["<|end|>"]);
-    let error = level.check_fits(257).expect_err("ordinary tokens are outside");
+fn a_vocabulary_larger_than_the_embedding_is_refused() {
+    let byte_level = byte_level();
+    assert_eq!(byte_level.vocab_size(), 261);
+    assert!(byte_level.check_fits(261).expect("fits").is_empty());
+    assert_eq!(byte_level.check_fits(260).expect("only an added token is outside"), ["<|end|>"]);
+    let error = byte_level.check_fits(257).expect_err("ordinary tokens are outside");
     assert!(error.to_string().contains("token 257 (`th`) is beyond the model's embedding, which has 257 rows"));
 }
 
 #[test]
-fn a_directory_is_read_whole() {
+fn a_directory_is_read_with_its_sidecar_files() {
     let dir = tempfile::tempdir().expect("a directory");
     assert!(Tokenizer::from_dir(dir.path()).expect("nothing wrong").is_none());
     let put = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).expect("written");
@@ -176,7 +178,7 @@ fn a_directory_is_read_whole() {
     let tokenizer = Tokenizer::from_dir(dir.path()).expect("valid").expect("there");
     assert_eq!((tokenizer.special.bos, tokenizer.special.eos.as_slice()), (Some(1), &[2][..]));
     put("tokenizer.json", "{\"model\":");
-    let error = Tokenizer::from_dir(dir.path()).expect_err("cut off");
+    let error = Tokenizer::from_dir(dir.path()).expect_err("truncated");
     assert!(error.to_string().contains("tokenizer.json: not a valid tokenizer"), "{error}");
     put("tokenizer.json", "version https://git-lfs.github.com/spec/v1");
     assert!(Tokenizer::from_dir(dir.path()).expect_err("a pointer").to_string().contains("Git LFS pointer"));
@@ -185,20 +187,20 @@ fn a_directory_is_read_whole() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// A stream says what decoding everything says; only the first space, which continues the prompt, is its own.
+    /// A stream gives the text of `decode`, except that it keeps the first token's leading space.
     #[test]
     fn a_stream_agrees_with_decode(text in "[the €日é\n.]{0,20}") {
-        for tokenizer in [level(), llama()] {
+        for tokenizer in [byte_level(), llama()] {
             let ids = tokenizer.encode(&text, false).expect("encodes");
             let mut stream = tokenizer.stream(true);
-            let mut said: String = ids.iter().filter_map(|&id| stream.push(id)).collect();
-            said.extend(stream.flush());
+            let mut streamed: String = ids.iter().filter_map(|&id| stream.push(id)).collect();
+            streamed.extend(stream.flush());
             let whole = tokenizer.decode(&ids, true);
-            prop_assert!(said == whole || said.strip_prefix(' ') == Some(&whole), "{:?} and {:?}", said, whole);
+            prop_assert!(streamed == whole || streamed.strip_prefix(' ') == Some(&whole), "{:?} and {:?}", streamed, whole);
         }
     }
 
-    /// Damaged files give errors, or tokenizers that still do not panic.
+    /// A mutated file either fails with an error or gives a tokenizer that does not panic.
     #[test]
     fn no_mutation_panics(flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4), cut in 0usize..40) {
         let mut json = llama_json().to_string().into_bytes();

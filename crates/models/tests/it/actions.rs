@@ -1,4 +1,4 @@
-//! The actions of plans: what each does to a value, and that what follows is what would follow from that value.
+//! The actions of plans: the effect of each on its site, and that later ops use the edited value.
 
 use crate::test_plans::{add, at, bits, call, capture, direction, from, logits, plan, run, set, value};
 use golden::{Case, difference};
@@ -15,7 +15,8 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-/// Runs an action on the last four positions and compares with `f` of each token there.
+/// Runs an action on the last four positions and compares with `f` of each token's activation
+/// there.
 fn check(case: &Case, site: &str, action: Action, f: impl Fn(usize, &[f32]) -> Vec<f32>) {
     let before = whole(case, site);
     let found = run(case, [Tap::new(site, action.clone()).positions(at("-4:")), capture(site)]);
@@ -34,7 +35,7 @@ fn check(case: &Case, site: &str, action: Action, f: impl Fn(usize, &[f32]) -> V
             case.name
         );
     }
-    // What follows is what follows from the edited value, bit for bit.
+    // Later ops use the edited value: setting it directly gives the same logits, bit for bit.
     let rows = (0..12).map(|token| after.row(token).to_vec()).collect();
     assert_eq!(
         logits(&found),
@@ -45,7 +46,7 @@ fn check(case: &Case, site: &str, action: Action, f: impl Fn(usize, &[f32]) -> V
 }
 
 #[test]
-fn each_action_does_what_it_says() {
+fn each_action_has_its_documented_effect() {
     for case in [golden::case("llama"), golden::case("gpt_neox"), golden::case("gemma3_text")] {
         for site in [SITE, "layers.0.attn_out", "layers.2.mlp_in", "final_norm"] {
             let v = direction(32);
@@ -101,7 +102,7 @@ fn project_out_leaves_nothing_along_the_direction_and_cap_bounds_it() {
             .collect::<Vec<f32>>()
     };
     let before: Vec<f32> = whole(&case, SITE).values().chunks_exact(32).map(|h| dot(h, &v) / length).collect();
-    assert!(before.iter().any(|x| x.abs() > 0.5), "there was something along it");
+    assert!(before.iter().any(|x| x.abs() > 0.5), "the activation has a component along the direction");
     let out = remaining(Action::ProjectOut { vector: Operand::Vector(v.clone()), scale: 0.0 });
     assert!(out.iter().all(|x| x.abs() < 1e-5), "{out:?}");
     let capped = remaining(Action::Cap { vector: Operand::Vector(v.clone()), min: Some(-0.2), max: Some(0.3) });
@@ -114,19 +115,19 @@ fn whole_after(case: &Case, tap: Tap) -> Array {
 }
 
 #[test]
-fn a_vector_of_a_heads_width_is_meant_for_each_selected_head() {
+fn a_vector_of_head_width_applies_to_each_selected_head() {
     let case = golden::case("llama");
     let (before, v) = (whole(&case, "layers.1.z"), direction(8));
     let after = whole_after(&case, Tap::new("layers.1.z", Action::Set(Operand::Vector(v.clone()))).heads([0, 2]));
-    for (place, (before, after)) in before.values().chunks_exact(8).zip(after.values().chunks_exact(8)).enumerate() {
-        assert_eq!(after, if place % 2 == 0 { &v } else { before });
+    for (index, (before, after)) in before.values().chunks_exact(8).zip(after.values().chunks_exact(8)).enumerate() {
+        assert_eq!(after, if index % 2 == 0 { &v } else { before });
     }
     let out = whole_after(
         &case,
         Tap::new("layers.1.z", Action::ProjectOut { vector: Operand::Vector(v.clone()), scale: 0.0 }).heads([3]),
     );
-    for (place, head) in out.values().chunks_exact(8).enumerate() {
-        assert!((dot(head, &v).abs() < 1e-4) == (place % 4 == 3), "only head 3 loses the direction");
+    for (index, head) in out.values().chunks_exact(8).enumerate() {
+        assert!((dot(head, &v).abs() < 1e-4) == (index % 4 == 3), "the direction is removed from head 3 only");
     }
 }
 
@@ -159,7 +160,7 @@ fn a_value_may_come_from_another_site_of_the_same_row() {
             whole(&case, site).values().iter().zip(whole(&case, source).values()).map(|(a, b)| a + 0.5 * b).collect();
         assert!(difference(whole_after(&case, added).values(), &sum) < 1e-6, "{site} plus {source}");
     }
-    // A source is what its site was after the edits there.
+    // A source is read after the edits of its site.
     let found = run(
         &case,
         [
@@ -178,7 +179,8 @@ fn a_row_may_use_another_rows_earlier_same_or_later_site() {
     let third = case.run(&inputs[2..], &Plan::capture(["logits"])).captures[0].array.clone();
     for source in ["layers.0.resid_post", "layers.1.resid_post", "layers.2.resid_post"] {
         for (reader, origin) in [(0, 1), (1, 0)] {
-            // Without the logits nothing past the edited site runs for the reader, but the source has to.
+            // Without the logits nothing past the edited site runs for the reader, but the source
+            // has to.
             for end in ["logits", SITE] {
                 let taps = plan([
                     set(SITE, from(source, origin)).rows([reader]),
@@ -194,9 +196,9 @@ fn a_row_may_use_another_rows_earlier_same_or_later_site() {
                 let (there, here) = (value(&case, &found, source, origin), value(&case, &found, SITE, reader));
                 assert_eq!(bits(&there), bits(&here), "row {reader} takes {source} of row {origin}");
                 let alone = case.run(&inputs[origin..=origin], &Plan::capture([source])).captures[0].array.clone();
-                assert_eq!(bits(&there), bits(&alone), "the origin is not touched");
+                assert_eq!(bits(&there), bits(&alone), "the origin is unchanged");
                 if end == "logits" {
-                    assert_eq!(bits(&value(&case, &found, end, 2)), bits(&third), "the third row is not touched");
+                    assert_eq!(bits(&value(&case, &found, end, 2)), bits(&third), "the third row is unchanged");
                     let rows = (0..12).map(|token| there.row(token).to_vec()).collect();
                     let expected =
                         case.run(&inputs[reader..=reader], &plan([set(SITE, Operand::Rows(rows)), capture(end)]));
@@ -208,7 +210,7 @@ fn a_row_may_use_another_rows_earlier_same_or_later_site() {
 }
 
 #[test]
-fn a_later_site_of_another_row_is_computed_even_if_nobody_else_needs_it() {
+fn a_later_site_of_another_row_is_computed_even_if_nothing_else_needs_it() {
     let case = golden::case("llama");
     let inputs = [case.ids.clone(), case.ids.iter().rev().copied().collect()];
     let taps = [
@@ -221,7 +223,7 @@ fn a_later_site_of_another_row_is_computed_even_if_nobody_else_needs_it() {
 }
 
 #[test]
-fn rows_hand_values_on_in_chains_whatever_their_order() {
+fn rows_pass_values_on_in_chains_of_any_order() {
     let case = golden::case("llama");
     let inputs = [case.ids.clone(), case.ids.iter().rev().copied().collect(), case.ids.iter().map(|t| t + 1).collect()];
     // 2 → 0 → 1, each from a later to an earlier site.
@@ -240,7 +242,7 @@ fn rows_hand_values_on_in_chains_whatever_their_order() {
     assert!(at("layers.0.resid_post", 1) == at("layers.1.resid_post", 0));
     assert!(
         at("layers.0.resid_post", 0) != at("layers.1.resid_pre", 0),
-        "what left layer 0 was captured before the edit behind it"
+        "resid_post of layer 0 is captured before the edit of layer 1's resid_pre"
     );
 }
 
@@ -262,7 +264,7 @@ fn a_source_may_name_other_positions_or_one_for_all() {
 }
 
 #[test]
-fn attention_may_be_taken_over_from_another_row() {
+fn attention_may_be_set_from_another_row() {
     let case = golden::case("llama");
     let inputs = [case.ids.clone(), case.ids.iter().rev().copied().collect()];
     for point in ["layers.1.attn_probs", "layers.1.attn_scores"] {
@@ -280,7 +282,7 @@ fn attention_may_be_taken_over_from_another_row() {
 }
 
 #[test]
-fn different_edits_of_different_rows_do_not_meet() {
+fn different_edits_of_different_rows_do_not_interact() {
     for case in [golden::case("llama"), golden::case("mixtral"), golden::case("bloom")] {
         let inputs = [case.ids.clone(), case.ids[3..].to_vec(), case.ids[1..9].to_vec()];
         let edits = [add(SITE, 2.0), Tap::new("layers.0.mlp_out", Action::Scale(3.0))];

@@ -1,4 +1,5 @@
-//! Models of a type that nobody knows: refused with the family that fits, run as it only when asked, and never in silence.
+//! Models of an unknown type: the error suggests the family that fits, and `assume` runs the
+//! model as that family, with a warning.
 
 use golden::difference;
 use golden::temp_models::with_config;
@@ -10,7 +11,7 @@ use serde_json::{Value, json};
 use std::path::Path;
 use tempfile::TempDir;
 
-/// A golden Llama that calls itself something else.
+/// A golden Llama with the unknown type `acme_llm`.
 fn acme(change: impl FnOnce(&mut Value)) -> TempDir {
     with_config("llama", |config| {
         config["model_type"] = json!("acme_llm");
@@ -34,14 +35,15 @@ fn open(dir: &Path, assume: Option<&str>) -> Result<LoadedModel, Error> {
     LoadedModel::open(dir, &options, &mut |_| {})
 }
 
-/// The error without the attempts that it lists, its message and its remedy.
+/// Asserts that loading fails. Returns the error without its list of attempts, its message and its
+/// remedy.
 fn refused(dir: &Path, assume: Option<&str>) -> (Error, String, String) {
     let error = open(dir, assume).map(|_| ()).expect_err("refused");
     let Error::Load { error, .. } = error else { panic!("{error} lists no attempts") };
-    let (text, remedy) = (error.to_string(), error.remedy().unwrap_or_default().to_owned());
-    // Reading only the configuration gives the same error.
+    let (text, remedy) = (error.to_string(), error.remedy().map(ToString::to_string).unwrap_or_default());
+    // `program_of`, which does not load the weights, gives the same error.
     let same = program_of(Some(dir), assume).map(|_| ()).expect_err("refused");
-    assert_eq!((same.to_string(), same.remedy()), (text.clone(), Some(remedy.as_str())));
+    assert_eq!((same.to_string(), same.remedy()), (text.clone(), error.remedy()));
     (*error, text, remedy)
 }
 
@@ -57,7 +59,7 @@ fn an_unknown_type_is_refused_with_the_family_that_fits() {
     assert!(matches!(error, Error::Unsupported { .. }));
     assert!(text.contains("`acme_llm`") && text.contains("fit `llama`") && text.contains("may differ"), "{text}");
     assert!(!text.contains("does not know"), "{text}");
-    assert!(remedy.contains("`--assume llama`"), "{remedy}");
+    assert!(remedy.contains("`LoadOptions::assume` set to `llama`"), "{remedy}");
 }
 
 #[test]
@@ -89,20 +91,20 @@ fn keys_that_the_family_does_not_know_are_named() {
     assert!(warned.contains("`attention_multiplier`") && warned.contains("`rope_parameters.twist`"), "{warned}");
     let granite = open(dir.path(), Some("granite")).expect("it fits");
     assert!(!granite.warnings.concat().contains("attention_multiplier"), "{:?}", granite.warnings);
-    // That is what the key is for: another family, other numbers.
+    // Control: the key matters, so the two families give different logits.
     assert_ne!(logits(&granite), logits(&open(dir.path(), Some("llama")).expect("it fits")));
 }
 
 #[test]
-fn what_does_not_fit_is_not_offered() {
+fn a_family_that_does_not_fit_is_not_suggested() {
     let dir = acme(|_| {});
     add_tensor(dir.path(), "model.layers.1.mlp.extra.weight");
     let (_, text, remedy) = refused(dir.path(), None);
     assert!(text.contains("the nearest is `llama`: 1 unexpected: model.layers.1.mlp.extra.weight"), "{text}");
-    assert!(!remedy.contains("--assume"), "{remedy}");
+    assert!(!remedy.contains("assume"), "{remedy}");
     let (_, text, remedy) = refused(dir.path(), Some("llama"));
     assert!(text.contains("does not fit `llama`: 1 unexpected"), "{text}");
-    assert!(remedy.contains("leave out --assume"), "{remedy}");
+    assert!(remedy.contains("leave out `LoadOptions::assume`"), "{remedy}");
 
     let (_, text, _) = refused(acme(|config| config["hidden_size"] = json!(64)).path(), None);
     assert!(text.contains("no native family fits") && text.contains("of the wrong shape"), "{text}");
@@ -115,13 +117,16 @@ fn what_does_not_fit_is_not_offered() {
 }
 
 #[test]
-fn a_missing_type_is_offered_the_same() {
+fn a_missing_type_gets_the_same_suggestion() {
     for missing in [Value::Null, json!(7)] {
         let dir = with_config("qwen2", |config| config["model_type"] = missing);
         let (error, text, remedy) = refused(dir.path(), None);
         assert!(matches!(error, Error::Invalid { .. }), "{text}");
         assert!(text.contains("config.json") && text.contains("`model_type` is missing"), "{text}");
-        assert!(text.contains("fit `qwen2`") && remedy.contains("`--assume qwen2`"), "{text} {remedy}");
+        assert!(
+            text.contains("fit `qwen2`") && remedy.contains("`LoadOptions::assume` set to `qwen2`"),
+            "{text} {remedy}"
+        );
         let assumed = open(dir.path(), Some("qwen2")).expect("it fits");
         assert_eq!(logits(&assumed), logits(&open(&golden::path("qwen2"), None).expect("native")));
         assert!(assumed.warnings[0].contains("does not say its type"), "{:?}", assumed.warnings);
@@ -129,17 +134,20 @@ fn a_missing_type_is_offered_the_same() {
 }
 
 #[test]
-fn an_assumption_about_a_native_model_is_an_error_unless_it_is_true() {
+fn an_assumption_about_a_native_model_is_an_error_unless_it_is_correct() {
     let llama = golden::path("llama");
     assert!(open(&llama, Some("llama")).expect("it is one").warnings.is_empty());
     let (_, text, remedy) = refused(&llama, Some("mistral"));
-    assert!(text.contains("`llama`") && text.contains("`mistral`") && remedy.contains("leave out --assume"), "{text}");
+    assert!(
+        text.contains("`llama`") && text.contains("`mistral`") && remedy.contains("leave out `LoadOptions::assume`"),
+        "{text}"
+    );
     let (_, text, remedy) = refused(acme(|_| {}).path(), Some("lama"));
-    assert!(text.contains("no native type `lama`") && remedy.contains("nearest names are `llama`"), "{text} {remedy}");
+    assert!(text.contains("no native type `lama`") && remedy.contains("similar names are `llama`"), "{text} {remedy}");
 }
 
 #[test]
-fn inspect_says_that_it_would_run_and_keeps_it_among_those_that_do_not() {
+fn inspect_suggests_a_family_but_the_model_stays_unsupported() {
     let dir = acme(|config| config["attention_multiplier"] = json!(0.5));
     for report in [inspect(dir.path()), inspect_as(dir.path(), Some("llama"))].map(|report| report.expect("a report")) {
         assert_eq!((report.support, report.runs()), (Support::InspectOnly, false));
@@ -147,10 +155,9 @@ fn inspect_says_that_it_would_run_and_keeps_it_among_those_that_do_not() {
         assert_eq!(value["assume"]["family"], "llama");
         assert_eq!(value["assume"]["unread"], json!(["attention_multiplier"]));
         let card = report.card();
-        assert!(card.contains("runs as       llama, with --assume llama\n"), "{card}");
-        assert!(
-            card.lines().last().is_some_and(|last| last.starts_with("It will not run by itself: `--assume llama`"))
-        );
+        assert!(card.contains("runs as       llama, with `LoadOptions::assume`\n"), "{card}");
+        let verdict = "It will not run by itself: `LoadOptions::assume` set to `llama` runs it";
+        assert!(card.lines().last().is_some_and(|last| last.starts_with(verdict)), "{card}");
     }
     let report = inspect_as(dir.path(), Some("qwen3")).expect("a report");
     assert!(report.assume.is_none() && report.problems[0].what.contains("does not fit `qwen3`"), "{report:#?}");
@@ -161,7 +168,7 @@ fn inspect_says_that_it_would_run_and_keeps_it_among_those_that_do_not() {
     let dir = with_config("llama", |config| {
         config.as_object_mut().expect("an object").retain(|key, _| key != "model_type" && key != "architectures");
     });
-    assert_eq!(inspect(dir.path()).expect("a report").assume.expect("an offer").family, "llama");
+    assert_eq!(inspect(dir.path()).expect("a report").assume.expect("a suggestion").family, "llama");
 }
 
 #[test]
@@ -173,18 +180,19 @@ fn every_golden_model_fits_its_own_family_under_another_name() {
             own = config["model_type"].as_str().expect("a type").to_owned();
             config["model_type"] = json!("acme_llm");
         });
-        // Its class says that it is a speech recogniser, whose decoder is only a part: nothing is offered for that.
+        // Its class is a speech recognizer, of which the decoder is only a part: no suggestion.
         if own == "whisper" {
             continue;
         }
-        let offer = inspect(dir.path()).expect("a report").assume.unwrap_or_else(|| panic!("{name}: no offer"));
-        assert!(offer.fitting.contains(&own), "{name}: {:?}", offer.fitting);
-        assert_eq!(offer.family, offer.fitting[0], "{name}");
+        let suggestion =
+            inspect(dir.path()).expect("a report").assume.unwrap_or_else(|| panic!("{name}: no suggestion"));
+        assert!(suggestion.fitting.contains(&own), "{name}: {:?}", suggestion.fitting);
+        assert_eq!(suggestion.family, suggestion.fitting[0], "{name}");
     }
 }
 
 #[test]
-fn readers_of_other_families_meet_any_number_without_panic() {
+fn no_number_makes_the_reader_of_another_family_panic() {
     let mut panics = Vec::new();
     for name in ["llama", "mixtral", "gpt2", "gpt_neox", "bloom", "opt"] {
         let path = golden::path(name).join("config.json");
@@ -207,8 +215,8 @@ fn readers_of_other_families_meet_any_number_without_panic() {
 }
 
 #[test]
-fn the_reference_holds_for_an_assumed_model_too() {
-    // The control of the bits above: they are the numbers of transformers, not merely equal to each other.
+fn an_assumed_model_agrees_with_the_reference() {
+    // Control: the equal bits above also agree with transformers.
     let case = golden::case("llama");
     let assumed = open(acme(|_| {}).path(), Some("llama")).expect("it fits");
     let run = assumed

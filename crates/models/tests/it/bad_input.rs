@@ -1,4 +1,5 @@
-//! Bad requests: each is refused before anything runs, in a sentence that names the thing and the place, with a remedy.
+//! Invalid requests: each is refused before anything runs, with an error that names the cause and a
+//! remedy.
 
 use crate::test_plans::{add, at, call, capture, from, plan, set};
 use golden::Case;
@@ -9,31 +10,31 @@ use pellucid_engine::{
 
 const SITE: &str = "layers.1.resid_post";
 
-fn assert_says(error: &Error, parts: &[&str]) {
+fn assert_error(error: &Error, parts: &[&str]) {
     let text = error.to_string();
     for part in parts {
-        assert!(text.contains(part), "{text:?} does not say {part:?}");
+        assert!(text.contains(part), "{text:?} does not contain {part:?}");
     }
-    assert!(error.remedy().is_some_and(|remedy| remedy.len() > 10), "{text:?} has no remedy");
+    assert!(error.remedy().is_some_and(|remedy| remedy.to_string().len() > 10), "{text:?} has no remedy");
 }
 
-/// A plan that must be refused on two rows of 12 and 9 tokens, when run and when generating.
+/// Asserts that a run and a generation refuse a plan on two rows, of 12 and 9 tokens.
 fn refused(case: &Case, taps: impl IntoIterator<Item = Tap>, parts: &[&str]) {
     let (inputs, plan) = ([case.ids.clone(), case.ids[3..].to_vec()], plan(taps));
-    let ran = case.loaded.model.run(&inputs, &plan, &RunOptions::default()).expect_err("a refusal");
-    assert_says(&ran, parts);
-    assert!(matches!(ran, Error::Plan { .. } | Error::Site { .. }), "{ran:?}");
+    let run_error = case.loaded.model.run(&inputs, &plan, &RunOptions::default()).expect_err("a refusal");
+    assert_error(&run_error, parts);
+    assert!(matches!(run_error, Error::Plan { .. } | Error::Site { .. }), "{run_error:?}");
     let options = GenerateOptions { max_new: 4, ..GenerateOptions::default() };
-    let generated = case
+    let generate_error = case
         .loaded
         .model
         .generate(&inputs, &plan, &options, &mut |_, _| panic!("nothing may be generated"))
         .expect_err("a refusal");
-    assert!(matches!(generated, Error::Plan { .. } | Error::Site { .. }), "{generated:?}");
+    assert!(matches!(generate_error, Error::Plan { .. } | Error::Site { .. }), "{generate_error:?}");
 }
 
 #[test]
-fn rows_of_tokens_that_the_model_cannot_take() {
+fn invalid_rows_of_tokens_are_refused() {
     let case = golden::case("llama");
     let model = &case.loaded.model;
     let long = vec![5u32; 65];
@@ -44,7 +45,7 @@ fn rows_of_tokens_that_the_model_cannot_take() {
         (vec![vec![5], vec![u32::MAX]], vec!["row 1", "token 4294967295"]),
         (vec![vec![5], long.clone()], vec!["row 1", "65 positions", "64"]),
     ] {
-        assert_says(
+        assert_error(
             &model.run(&inputs, &Plan::capture(["logits"]), &RunOptions::default()).expect_err("a refusal"),
             &parts,
         );
@@ -56,20 +57,20 @@ fn rows_of_tokens_that_the_model_cannot_take() {
                 &mut |_, _| Control::Go,
             )
             .expect_err("a refusal");
-        assert_says(&error, &parts);
+        assert_error(&error, &parts);
     }
     assert!(
         model.run(&[long[1..].to_vec()], &Plan::capture(["logits"]), &RunOptions::default()).is_ok(),
-        "the whole context is there to be used"
+        "a row may fill the whole context"
     );
 }
 
 #[test]
-fn generations_that_would_leave_the_context() {
+fn generations_that_would_exceed_the_context_are_refused() {
     for name in ["llama", "gpt2", "opt", "bloom"] {
         let case = golden::case(name);
         let prompt = [case.ids.clone()];
-        let ask = |max_new: usize| {
+        let generate = |max_new: usize| {
             case.loaded.model.generate(
                 &prompt,
                 &Plan::default(),
@@ -77,23 +78,23 @@ fn generations_that_would_leave_the_context() {
                 &mut |_, _| Control::Stop,
             )
         };
-        assert_says(&ask(0).expect_err("nothing to do"), &["max_new is 0"]);
-        // 12 + 53 - 1 = 64: the last new token is never taken through.
-        assert!(ask(53).is_ok(), "{name}");
+        assert_error(&generate(0).expect_err("nothing to do"), &["max_new is 0"]);
+        // 12 + 53 - 1 = 64: the last new token is not fed back.
+        assert!(generate(53).is_ok(), "{name}");
         if name != "bloom" {
-            assert_says(&ask(54).expect_err("one too many"), &["row 0", "65 positions", "64"]);
+            assert_error(&generate(54).expect_err("one too many"), &["row 0", "65 positions", "64"]);
         }
         for absurd in [1 << 40, usize::MAX / 2, usize::MAX - 5, usize::MAX] {
-            assert_says(&ask(absurd).expect_err("absurd"), &["row 0", "positions"]);
+            assert_error(&generate(absurd).expect_err("absurd"), &["row 0", "positions"]);
         }
     }
 }
 
 #[test]
-fn a_chunk_of_nothing() {
+fn a_chunk_size_of_zero_is_refused() {
     let case = golden::case("llama");
     let inputs = std::slice::from_ref(&case.ids);
-    assert_says(
+    assert_error(
         &case
             .loaded
             .model
@@ -102,7 +103,7 @@ fn a_chunk_of_nothing() {
         &["chunk is 0"],
     );
     let options = GenerateOptions { chunk: Some(0), ..GenerateOptions::default() };
-    assert_says(
+    assert_error(
         &case
             .loaded
             .model
@@ -119,10 +120,10 @@ fn a_chunk_of_nothing() {
 }
 
 #[test]
-fn sampling_settings_out_of_range() {
+fn sampling_settings_out_of_range_are_refused() {
     let case = golden::case("llama");
     let plain = Sampling::default();
-    for (sampling, said) in [
+    for (sampling, expected) in [
         (Sampling { temperature: -1.0, ..plain.clone() }, "temperature is -1"),
         (Sampling { temperature: f32::NAN, ..plain.clone() }, "temperature is NaN"),
         (Sampling { temperature: f32::INFINITY, ..plain.clone() }, "temperature is inf"),
@@ -139,16 +140,16 @@ fn sampling_settings_out_of_range() {
             .loaded
             .model
             .generate(std::slice::from_ref(&case.ids), &Plan::default(), &options, &mut |_, _| Control::Go)
-            .expect_err(said);
-        assert_says(&error, &[said]);
+            .expect_err(expected);
+        assert_error(&error, &[expected]);
     }
 }
 
 #[test]
-fn extreme_settings_and_logits_still_choose_a_token() {
+fn extreme_settings_and_logits_still_give_a_token() {
     let case = golden::case("llama");
     let hot = Sampling { temperature: 1.0, ..Sampling::default() };
-    let infinite = |x: f32| plan([set("logits", Operand::Number(x))]);
+    let all_logits = |x: f32| plan([set("logits", Operand::Number(x))]);
     for (sampling, plan) in [
         (Sampling { temperature: f32::MIN_POSITIVE, ..hot.clone() }, Plan::default()),
         (Sampling { temperature: 1e-45, ..hot.clone() }, Plan::default()),
@@ -156,11 +157,11 @@ fn extreme_settings_and_logits_still_choose_a_token() {
         (Sampling { min_p: 1.0, top_k: 1, ..hot.clone() }, Plan::default()),
         (Sampling { top_k: usize::MAX, top_p: f32::MIN_POSITIVE, ..hot.clone() }, Plan::default()),
         (Sampling { repetition_penalty: f32::MIN_POSITIVE, ..hot.clone() }, Plan::default()),
-        (hot.clone(), infinite(f32::NEG_INFINITY)),
-        (hot.clone(), infinite(f32::INFINITY)),
-        (hot.clone(), infinite(f32::NAN)),
-        (Sampling::default(), infinite(f32::NAN)),
-        (Sampling::default(), infinite(f32::NEG_INFINITY)),
+        (hot.clone(), all_logits(f32::NEG_INFINITY)),
+        (hot.clone(), all_logits(f32::INFINITY)),
+        (hot.clone(), all_logits(f32::NAN)),
+        (Sampling::default(), all_logits(f32::NAN)),
+        (Sampling::default(), all_logits(f32::NEG_INFINITY)),
     ] {
         let options = GenerateOptions { max_new: 3, sampling: sampling.clone(), ..GenerateOptions::default() };
         let generation =
@@ -168,7 +169,7 @@ fn extreme_settings_and_logits_still_choose_a_token() {
         let tokens = &generation.unwrap_or_else(|e| panic!("{sampling:?}: {e}")).rows[0].tokens;
         assert!(tokens.len() == 3 && tokens.iter().all(|&token| token < 96), "{sampling:?}: {tokens:?}");
     }
-    // A temperature close to nothing is the greedy choice.
+    // A temperature near zero is greedy.
     let cold =
         GenerateOptions { max_new: 6, sampling: Sampling { temperature: 1e-40, ..hot }, ..GenerateOptions::default() };
     let tokens = |options: &GenerateOptions| {
@@ -184,7 +185,7 @@ fn extreme_settings_and_logits_still_choose_a_token() {
 }
 
 #[test]
-fn selections_of_what_is_not_there() {
+fn selections_that_do_not_exist_are_refused() {
     let case = golden::case("llama");
     refused(&case, [capture(SITE).rows([2])], &["tap 0", SITE, "no row 2", "2 inputs"]);
     refused(
@@ -216,15 +217,15 @@ fn selections_of_what_is_not_there() {
 }
 
 #[test]
-fn values_of_the_wrong_shape() {
+fn values_of_the_wrong_shape_are_refused() {
     let case = golden::case("llama");
     let short = || Operand::Vector(vec![1.0; 31]);
-    refused(&case, [set(SITE, short())], &["tap 0", SITE, "vector of 31 numbers", "32"]);
-    refused(&case, [set(SITE, Operand::Vector(vec![]))], &["vector of 0 numbers"]);
+    refused(&case, [set(SITE, short())], &["tap 0", SITE, "vector of 31 elements", "32"]);
+    refused(&case, [set(SITE, Operand::Vector(vec![]))], &["vector of 0 elements"]);
     refused(&case, [Tap::new(SITE, Action::Add { operand: short(), scale: 1.0 })], &["31", "32"]);
     refused(&case, [set("layers.1.z", Operand::Vector(vec![1.0; 9]))], &["9", "32"]);
-    refused(&case, [set(SITE, Operand::Rows(vec![vec![0.0; 32]; 5]))], &["5 rows of numbers", "12"]);
-    refused(&case, [set(SITE, Operand::Rows(vec![vec![0.0; 3]])).positions(at("0"))], &["a row of 3 numbers", "32"]);
+    refused(&case, [set(SITE, Operand::Rows(vec![vec![0.0; 32]; 5]))], &["5 vectors", "12"]);
+    refused(&case, [set(SITE, Operand::Rows(vec![vec![0.0; 3]])).positions(at("0"))], &["a row of 3 elements", "32"]);
     refused(&case, [Tap::new(SITE, Action::Capture(Some(Reduce::Dot(short()))))], &["31"]);
     refused(&case, [Tap::new(SITE, Action::Capture(Some(Reduce::TopK(0))))], &["topk of 0"]);
     refused(&case, [Tap::new(SITE, Action::Capture(Some(Reduce::TopK(33))))], &["topk of 33", "32"]);
@@ -243,8 +244,8 @@ fn values_of_the_wrong_shape() {
     let cap = |min, max| Tap::new(SITE, Action::Cap { vector: Operand::Vector(vec![1.0; 32]), min, max });
     refused(&case, [cap(Some(2.0), Some(1.0))], &["min 2 above max 1"]);
     refused(&case, [cap(Some(f32::NAN), None)], &["NaN"]);
-    refused(&case, [set(SITE, Operand::File("v.safetensors#v".into()))], &["v.safetensors#v", "was not read"]);
-    refused(&case, [set("layers.1.attn_probs", Operand::Vector(vec![0.0; 12]))], &["take a number"]);
+    refused(&case, [set(SITE, Operand::File("v.safetensors#v".into()))], &["v.safetensors#v", "was not loaded"]);
+    refused(&case, [set("layers.1.attn_probs", Operand::Vector(vec![0.0; 12]))], &["take only a number"]);
     refused(
         &case,
         [Tap::new("layers.1.attn_probs", Action::ProjectOut { vector: short(), scale: 0.0 })],
@@ -256,7 +257,7 @@ fn values_of_the_wrong_shape() {
 }
 
 #[test]
-fn sources_that_cannot_be_there_in_time() {
+fn sources_that_are_computed_too_late_are_refused() {
     let case = golden::case("llama");
     let own = |site: &str| Operand::From(FromSite { site: Some(site.into()), ..FromSite::default() });
     refused(
@@ -273,7 +274,7 @@ fn sources_that_cannot_be_there_in_time() {
     refused(&case, circle, &[SITE, "wait for each other"]);
     refused(&case, [set(SITE, from(SITE, 5)).rows([1])], &["no row 5"]);
     refused(&case, [set(SITE, from("layers.9.z", 0)).rows([1])], &["no layer 9"]);
-    refused(&case, [set(SITE, from("logits", 0)).rows([1]).positions(at("last"))], &["96 wide", "32"]);
+    refused(&case, [set(SITE, from("logits", 0)).rows([1]).positions(at("last"))], &["width 96", "32"]);
     refused(&case, [set(SITE, from("layers.0.resid_post", 0)).rows([1])], &["12 positions", "9 of row 1"]);
     refused(
         &case,
@@ -282,7 +283,7 @@ fn sources_that_cannot_be_there_in_time() {
     );
     let several = Operand::From(FromSite { site: None, rows: Some(vec![0, 1, 0]), positions: None });
     refused(&case, [set(SITE, several).positions(at("last"))], &["3 source rows for 2 rows"]);
-    // Within a row, what lies earlier may feed what lies later.
+    // Control: within a row, an earlier site may feed a later one.
     let fine = plan([set("layers.2.mlp_out", own("layers.0.mlp_out")), capture("logits")]);
     assert!(case.loaded.model.run(std::slice::from_ref(&case.ids), &fine, &RunOptions::default()).is_ok());
 }

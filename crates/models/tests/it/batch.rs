@@ -1,4 +1,4 @@
-//! Many jobs in one executor: each gives, bit by bit, what it gives alone.
+//! Many jobs in one `Batch`: each gives the same bits as alone.
 
 use crate::test_plans::{add, at, bits, call, capture, from, plan, set};
 use golden::Case;
@@ -8,26 +8,27 @@ use pellucid_engine::{
 };
 use std::collections::HashMap;
 
-/// A small generator of pseudo-random numbers, so that a failing case can be repeated.
-struct Random(u64);
+/// A small pseudo-random number generator, so that a failing case can be repeated.
+pub(crate) struct Random(pub u64);
 
 impl Random {
-    fn below(&mut self, limit: usize) -> usize {
+    pub fn below(&mut self, limit: usize) -> usize {
         self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         (self.0 >> 33) as usize % limit
     }
 }
 
-/// A request: its rows, plan and options, the pass it arrives before, and the pass it is cancelled before.
-struct Request {
-    rows: Vec<Vec<u32>>,
-    plan: Plan,
-    options: GenerateOptions,
-    arrival: usize,
-    cancelled: Option<usize>,
+/// A request: its rows, plan and options, the pass it arrives before, and the pass it is cancelled
+/// before.
+pub(crate) struct Request {
+    pub rows: Vec<Vec<u32>>,
+    pub plan: Plan,
+    pub options: GenerateOptions,
+    pub arrival: usize,
+    pub cancelled: Option<usize>,
 }
 
-fn request(case: &Case, random: &mut Random) -> Request {
+pub(crate) fn request(case: &Case, random: &mut Random) -> Request {
     let n = case.ids.len();
     let rows: Vec<Vec<u32>> = (0..1 + random.below(3))
         .map(|_| {
@@ -46,7 +47,8 @@ fn request(case: &Case, random: &mut Random) -> Request {
     Request { rows, plan, options, arrival: random.below(12), cancelled }
 }
 
-/// One of many kinds of plans: nothing, captures, edits, skipped layers, attention, closures, values, other rows.
+/// A random plan: none, captures, edits, skipped layers, attention, closures, values, or other
+/// rows.
 fn taps(case: &Case, rows: usize, random: &mut Random) -> Plan {
     let layer = random.below(case.layers());
     let site = |point: &str| format!("layers.{layer}.{point}");
@@ -80,12 +82,12 @@ fn taps(case: &Case, rows: usize, random: &mut Random) -> Plan {
 }
 
 /// One capture: its tap, row, positions and bits.
-type CaptureBits = (usize, usize, Vec<usize>, Vec<u32>);
+pub(crate) type CaptureBits = (usize, usize, Vec<usize>, Vec<u32>);
 /// The tokens of each row, the captures, and the bits of saved values.
-type GenerationBits = (Vec<(Vec<u32>, Finish)>, Vec<CaptureBits>, Vec<Vec<u32>>);
+pub(crate) type GenerationBits = (Vec<(Vec<u32>, Finish)>, Vec<CaptureBits>, Vec<Vec<u32>>);
 
-/// Everything that a generation gave, in bits.
-fn everything(generation: &Generation) -> GenerationBits {
+/// The tokens, captures and saved values of a generation, as bits.
+pub(crate) fn everything(generation: &Generation) -> GenerationBits {
     let rows = generation.rows.iter().map(|row| (row.tokens.clone(), row.finish)).collect();
     let captures = generation.captures.iter();
     let captures = captures.map(|capture| (capture.tap, capture.row, capture.positions.clone(), bits(&capture.array)));
@@ -174,7 +176,7 @@ fn forty_jobs_of_a_hybrid_model_keep_their_bits() {
 }
 
 #[test]
-fn an_empty_batch_and_a_budget_of_nothing_do_no_harm() {
+fn an_empty_batch_and_a_budget_of_zero_do_no_harm() {
     let case = golden::case("llama");
     let mut batch = Batch::new(&case.loaded.model);
     batch.pass(8, &mut |_, _, _| Control::Go).expect("nothing to do");

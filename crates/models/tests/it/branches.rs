@@ -1,11 +1,11 @@
-//! Branches: what starts in the middle of a run has the bits of a whole one.
+//! Branches: a run that resumes in the middle of another has the bits of a whole run.
 
 use crate::test_plans::{at, bits, capture, direction, set};
 use golden::Case;
 use pellucid_engine::plan::{Combine, Expr};
 use pellucid_engine::{Action, Operand, Plan, Run, RunOptions, Tap};
 
-/// Taps on sites that this model has.
+/// Edits of several layers and positions, at the sites that this model has.
 fn edits(case: &Case, length: usize) -> Vec<Tap> {
     let width = case.loaded.model.program().architecture().width;
     let depth = case.loaded.model.program().architecture().layers.len();
@@ -28,16 +28,17 @@ fn edits(case: &Case, length: usize) -> Vec<Tap> {
     taps
 }
 
-fn watched(case: &Case) -> Vec<Tap> {
+/// Captures of several sites, where this model has them.
+fn captures(case: &Case) -> Vec<Tap> {
     let sites = ["embed", "layers.*.resid_post", "layers.1.attn_probs", "layers.*.mlp_out", "logits"];
     sites.into_iter().filter(|site| case.loaded.model.find(site).is_ok()).map(capture).collect()
 }
 
-fn same(case: &Case, branch: &Run, whole: &Run, what: &dyn std::fmt::Debug) {
-    assert_eq!(branch.captures.len(), whole.captures.len(), "{}: {what:?}", case.name);
+fn assert_same(case: &Case, branch: &Run, whole: &Run, edit: &dyn std::fmt::Debug) {
+    assert_eq!(branch.captures.len(), whole.captures.len(), "{}: {edit:?}", case.name);
     for (a, b) in branch.captures.iter().zip(&whole.captures) {
         assert_eq!((a.site, a.tap, &a.positions, a.array.shape()), (b.site, b.tap, &b.positions, b.array.shape()));
-        assert!(bits(&a.array) == bits(&b.array), "{}: {} after {what:?}", case.name, a.site);
+        assert!(bits(&a.array) == bits(&b.array), "{}: {} after {edit:?}", case.name, a.site);
     }
 }
 
@@ -49,18 +50,18 @@ fn a_branch_has_the_bits_of_a_whole_run_in_every_family() {
         let base = case.loaded.model.base(tokens, &Plan::default()).unwrap_or_else(|e| panic!("{}: {e}", case.name));
         let plans: Vec<Plan> = edits(&case, tokens.len())
             .into_iter()
-            .map(|edit| Plan::of(std::iter::once(edit).chain(watched(&case))))
+            .map(|edit| Plan::of(std::iter::once(edit).chain(captures(&case))))
             .collect();
         let branches = base.branches(&plans).unwrap_or_else(|e| panic!("{}: {e}", case.name));
         for (plan, branch) in plans.iter().zip(&branches) {
             let whole = case.run(std::slice::from_ref(tokens), plan);
-            same(&case, branch, &whole, &plan.taps[0]);
+            assert_same(&case, branch, &whole, &plan.taps[0]);
         }
     }
 }
 
 #[test]
-fn a_branch_comes_after_what_its_base_changed() {
+fn a_branch_keeps_the_edits_of_its_base() {
     let case = golden::case("llama");
     let steered = Tap::new("layers.0.resid_post", Action::Scale(1.3)).positions(at("3:"));
     let later = Tap::new("layers.2.mlp_out", Action::Zero).positions(at("-1"));
@@ -76,13 +77,13 @@ fn a_branch_comes_after_what_its_base_changed() {
         assert!(bits(&a.array) == bits(&b.array), "{}", a.site);
     }
     assert_eq!(branch.captures.iter().map(|capture| capture.tap).collect::<Vec<_>>(), [1, 2]);
-    // A branch that changes nothing is its base.
+    // A branch without edits.
     let nothing = base.branch(&Plan::of([capture("logits")])).unwrap();
     assert_eq!(nothing.captures.len(), 1);
 }
 
 #[test]
-fn a_branch_may_pass_layers_over() {
+fn a_branch_may_skip_layers() {
     for name in golden::one_per_type() {
         let case = golden::case(&name);
         let base = case.loaded.model.base(&case.ids, &Plan::default()).unwrap_or_else(|e| panic!("{name}: {e}"));
@@ -91,7 +92,7 @@ fn a_branch_may_pass_layers_over() {
         let plans: Vec<Plan> =
             (0..depth).map(|layer| Plan::of([skip(layer), capture("layers.*.resid_post")])).collect();
         for (plan, branch) in plans.iter().zip(base.branches(&plans).unwrap_or_else(|e| panic!("{name}: {e}"))) {
-            same(&case, &branch, &case.run(std::slice::from_ref(&case.ids), plan), &plan.taps[0]);
+            assert_same(&case, &branch, &case.run(std::slice::from_ref(&case.ids), plan), &plan.taps[0]);
         }
     }
 }
@@ -103,16 +104,16 @@ fn values_work_in_branches() {
     let plan = |by: f32| {
         let mut plan = Plan::default();
         let h = plan.read(Tap::new("layers.0.resid_post", Action::Read));
-        let number = plan.value(Expr::Constant(pellucid_engine::Array::new(vec![], vec![by])));
-        let more = plan.value(Expr::Combine(Combine::Mul, h, number));
-        plan.save = vec![more];
-        plan.with(Tap::new("layers.1.resid_post", Action::Add { operand: Operand::Value(more), scale: 1.0 }))
+        let factor = plan.value(Expr::Constant(pellucid_engine::Array::new(vec![], vec![by])));
+        let scaled = plan.value(Expr::Combine(Combine::Mul, h, factor));
+        plan.save = vec![scaled];
+        plan.with(Tap::new("layers.1.resid_post", Action::Add { operand: Operand::Value(scaled), scale: 1.0 }))
             .with(capture("logits"))
     };
     let plans: Vec<Plan> = [0.5, -1.0, 2.0].into_iter().map(plan).collect();
     for (plan, branch) in plans.iter().zip(base.branches(&plans).unwrap()) {
         let whole = case.loaded.model.run(std::slice::from_ref(&case.ids), plan, &RunOptions::default()).unwrap();
-        same(&case, &branch, &whole, &"a value");
+        assert_same(&case, &branch, &whole, &"a value");
         assert_eq!(branch.value(plan.save[0], 0), whole.value(plan.save[0], 0));
     }
 }
@@ -122,7 +123,7 @@ fn bad_branches_are_refused() {
     let case = golden::case("llama");
     let base = case.loaded.model.base(&case.ids, &Plan::default()).unwrap();
     let refused = |plan: Plan, word: &str| {
-        let problem = base.branch(&plan).expect_err("a branch that cannot be").to_string();
+        let problem = base.branch(&plan).expect_err("an invalid branch").to_string();
         assert!(problem.contains(word), "{problem}");
     };
     refused(Plan::of([capture("logits").rows([1])]), "one row");

@@ -1,4 +1,4 @@
-//! Stopping a call from outside, plans one after the other, and shapes without weights.
+//! Interrupted calls, concatenated plans, and shapes without a run.
 
 use pellucid_engine::plan::{Across, Expr, Fold, Function, ValueId};
 use pellucid_engine::{Action, Array, Error, GenerateOptions, Interrupt, Operand, Plan, RunOptions, Tap};
@@ -7,30 +7,30 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 fn model() -> LoadedModel {
-    LoadedModel::builtin(&LoadOptions::default()).expect("the model inside")
+    LoadedModel::builtin(&LoadOptions::default()).expect("the built-in model")
 }
 
-/// Says stop from the third question on, and counts.
-fn third_time() -> (Interrupt, Arc<AtomicUsize>) {
-    let asked = Arc::new(AtomicUsize::new(0));
-    let counted = asked.clone();
-    (Interrupt(Arc::new(move || counted.fetch_add(1, Ordering::Relaxed) >= 2)), asked)
+/// Returns an interrupt that fires at its third poll, and the number of polls.
+fn interrupt_at_third_poll() -> (Interrupt, Arc<AtomicUsize>) {
+    let polls = Arc::new(AtomicUsize::new(0));
+    let counter = polls.clone();
+    (Interrupt(Arc::new(move || counter.fetch_add(1, Ordering::Relaxed) >= 2)), polls)
 }
 
 #[test]
-fn a_call_ends_when_it_is_told_to_and_the_next_is_right() {
+fn an_interrupted_call_stops_and_the_next_call_is_correct() {
     let loaded = model();
     let row: Vec<u32> = (0..250).map(|n| n % 1000 + 10).collect();
     let plan = Plan::capture(["logits"]);
     let before = loaded.model.run(std::slice::from_ref(&row), &plan, &RunOptions::default()).expect("a run");
 
-    let (interrupt, asked) = third_time();
+    let (interrupt, polls) = interrupt_at_third_poll();
     let options = RunOptions { interrupt: Some(interrupt), ..RunOptions::default() };
     let outcome = loaded.model.run(&vec![row.clone(); 200], &plan, &options);
     assert_eq!(outcome.expect_err("it was stopped"), Error::Interrupted);
-    assert_eq!(asked.load(Ordering::Relaxed), 3);
+    assert_eq!(polls.load(Ordering::Relaxed), 3);
 
-    let (interrupt, _) = third_time();
+    let (interrupt, _) = interrupt_at_third_poll();
     let options = GenerateOptions { max_new: 250, interrupt: Some(interrupt), ..GenerateOptions::default() };
     let outcome = loaded
         .model
@@ -42,7 +42,7 @@ fn a_call_ends_when_it_is_told_to_and_the_next_is_right() {
 }
 
 #[test]
-fn the_way_back_ends_when_it_is_told_to() {
+fn the_backward_pass_can_be_interrupted() {
     let loaded = model();
     let row: Vec<u32> = (0..250).map(|n| n % 1000 + 10).collect();
     let mut plan = Plan::default();
@@ -50,17 +50,18 @@ fn the_way_back_ends_when_it_is_told_to() {
     let sum = plan.value(Expr::Fold { of: logits, how: Fold::Sum, axis: None, keep: false });
     let metric = plan.value(Expr::Across { of: sum, how: Across::Sum });
     plan.metrics.push(metric);
-    // A function of what the forward pass ends with is called when it has ended: only from then on the answer is to stop.
+    // The function reads the metric, so it runs at the end of the forward pass. The interrupt fires
+    // only after it, that is, during the backward pass.
     let forward_ended = Arc::new(AtomicBool::new(false));
-    let noted = forward_ended.clone();
-    let note = Function(Arc::new(move |arrays: &[Array]| {
-        noted.store(true, Ordering::Relaxed);
+    let flag = forward_ended.clone();
+    let set_flag = Function(Arc::new(move |arrays: &[Array]| {
+        flag.store(true, Ordering::Relaxed);
         Ok(arrays[0].clone())
     }));
-    let noting = plan.value(Expr::Call { function: note, of: vec![metric] });
-    plan.save.push(noting);
-    let asked = forward_ended.clone();
-    let interrupt = Some(Interrupt(Arc::new(move || asked.load(Ordering::Relaxed))));
+    let called = plan.value(Expr::Call { function: set_flag, of: vec![metric] });
+    plan.save.push(called);
+    let polled = forward_ended.clone();
+    let interrupt = Some(Interrupt(Arc::new(move || polled.load(Ordering::Relaxed))));
     for recompute in [false, true] {
         forward_ended.store(false, Ordering::Relaxed);
         let options = RunOptions { interrupt: interrupt.clone(), recompute, ..RunOptions::default() };
@@ -71,33 +72,33 @@ fn the_way_back_ends_when_it_is_told_to() {
 }
 
 #[test]
-fn branches_end_when_they_are_told_to() {
+fn branches_can_be_interrupted() {
     let loaded = model();
     let row: Vec<u32> = (0..250).map(|n| n % 1000 + 10).collect();
     let stop = Arc::new(AtomicBool::new(false));
-    let asked = stop.clone();
-    let interrupt = Interrupt(Arc::new(move || asked.load(Ordering::Relaxed)));
+    let polled = stop.clone();
+    let interrupt = Interrupt(Arc::new(move || polled.load(Ordering::Relaxed)));
     let base = loaded.model.base_with(&row, &Plan::default(), Some(interrupt)).expect("a base");
     let plan = Plan::capture(["logits"]).with(Tap::new("layers.0.resid_pre", Action::Scale(0.5)));
-    // The control: as long as nobody says stop, they end by themselves.
+    // Control: without an interrupt the branch completes.
     assert_eq!(base.branches(std::slice::from_ref(&plan)).expect("a branch").len(), 1);
     stop.store(true, Ordering::Relaxed);
     let outcome = base.branches(&vec![plan; 400]);
     assert_eq!(outcome.map(|runs| runs.len()), Err(Error::Interrupted));
 }
 
-/// What enters a layer times two, written behind it, and saved.
+/// A plan that writes twice the value of site `from` to site `to`, and saves it.
 fn doubled(from: &str, to: &str) -> Plan {
     let mut plan = Plan::default();
-    let stream = plan.read(Tap::new(from, Action::Read));
+    let resid = plan.read(Tap::new(from, Action::Read));
     let two = plan.value(Expr::Constant(Array::new(vec![], vec![2.0])));
-    let both = plan.value(Expr::Combine(pellucid_engine::plan::Combine::Mul, stream, two));
-    plan.save.push(both);
-    plan.with(Tap::new(to, Action::Set(Operand::Value(both))))
+    let product = plan.value(Expr::Combine(pellucid_engine::plan::Combine::Mul, resid, two));
+    plan.save.push(product);
+    plan.with(Tap::new(to, Action::Set(Operand::Value(product))))
 }
 
 #[test]
-fn a_plan_after_another_is_as_if_written_at_once() {
+fn concatenated_plans_run_as_one() {
     let loaded = model();
     let rows = [loaded.encode("Tom saw a dog.").expect("tokens")];
     let (first, second) =

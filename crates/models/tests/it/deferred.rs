@@ -1,4 +1,5 @@
-//! A backend that defers everything and has memory of its own gives the bits of the CPU: the backend interface suffices for a device.
+//! A backend that defers all work and has its own memory, as a GPU would, gives the bits of the CPU
+//! backend. So the backend interface suffices for a device.
 
 use crate::test_plans::{add, at, bits, call, capture, direction, from, plan, set};
 use golden::Case;
@@ -16,8 +17,8 @@ fn run(model: &Model, inputs: &[Vec<u32>], plan: &Plan, name: &str) -> Run {
 /// One capture: its tap, row, positions and bits.
 type CaptureBits = (usize, usize, Vec<usize>, Vec<u32>);
 
-/// Everything that a run gave, in bits: captures and saved values.
-fn everything(run: &Run) -> (Vec<CaptureBits>, Vec<Vec<u32>>) {
+/// The bits of all captures and saved values of a run.
+fn result_bits(run: &Run) -> (Vec<CaptureBits>, Vec<Vec<u32>>) {
     let captures = run.captures.iter();
     let captures = captures.map(|capture| (capture.tap, capture.row, capture.positions.clone(), bits(&capture.array)));
     (captures.collect(), run.saved.iter().map(|saved| bits(&saved.array)).collect())
@@ -67,26 +68,53 @@ fn every_site_of_every_family_has_the_bits_of_the_cpu() {
         let case = golden::case(&name);
         let deferred = Deferred::on(&case.loaded.model);
         let inputs = [case.ids.clone(), case.ids[1..].to_vec()];
-        // Whole sites are handed over or copied; none of them needs the host before the end.
+        // Whole-site captures are transferred at the end of the run, with one wait.
         let residual = Plan::capture(["layers.*.resid_post", "logits"]);
-        let (here, there) =
+        let (on_cpu, on_device) =
             (run(&case.loaded.model, &inputs, &residual, &name), run(&deferred, &inputs, &residual, &name));
-        assert!(everything(&here) == everything(&there), "{name}");
-        assert_eq!((there.moved.fallbacks, there.moved.to_host), (0, 0), "{name}: {:?}", there.moved);
-        // Every site, the inner ones of ops included: those ops fall back to the CPU.
+        assert!(result_bits(&on_cpu) == result_bits(&on_device), "{name}");
+        let (moved, bytes) =
+            (on_device.moved, 4 * on_device.captures.iter().map(|c| c.array.values().len()).sum::<usize>());
+        assert_eq!((moved.fallbacks, moved.to_host, moved.waits), (0, bytes, 1), "{name}: {moved:?}");
+        // Sites inside ops as well: those ops fall back to the CPU.
         let all = Plan::capture(case.token_sites());
-        let (here, there) = (run(&case.loaded.model, &inputs, &all, &name), run(&deferred, &inputs, &all, &name));
-        for (a, b) in here.captures.iter().zip(&there.captures) {
+        let (on_cpu, on_device) = (run(&case.loaded.model, &inputs, &all, &name), run(&deferred, &inputs, &all, &name));
+        for (a, b) in on_cpu.captures.iter().zip(&on_device.captures) {
             assert!(bits(&a.array) == bits(&b.array), "{name}: {} of row {}", a.site, a.row);
         }
-        assert!(everything(&here) == everything(&there), "{name}");
+        assert!(result_bits(&on_cpu) == result_bits(&on_device), "{name}");
         if case.attends() {
             let attention = Plan::capture(["layers.*.attn_probs", "logits"]);
-            let (here, there) =
+            let (on_cpu, on_device) =
                 (run(&case.loaded.model, &inputs, &attention, &name), run(&deferred, &inputs, &attention, &name));
-            assert!(everything(&here) == everything(&there), "{name}: attention");
-            assert!(there.moved.fallbacks > 0 && here.moved.fallbacks == 0, "{name}: {:?}", there.moved);
+            assert!(result_bits(&on_cpu) == result_bits(&on_device), "{name}: attention");
+            assert!(on_device.moved.fallbacks > 0 && on_cpu.moved.fallbacks == 0, "{name}: {:?}", on_device.moved);
         }
+    }
+}
+
+/// A call waits once for all of its captures; a generation also waits for the logits of each pass.
+#[test]
+fn a_call_waits_once_for_its_captures() {
+    for name in ["llama", "gpt2", "mixtral", "mamba"] {
+        let case = golden::case(name);
+        let inputs = [case.ids.clone(), case.ids[1..].to_vec()];
+        let many = Plan::capture(["embed", "layers.*.resid_pre", "layers.*.resid_post", "final_norm", "logits"])
+            .with(capture("layers.0.resid_post").positions(at("-1")))
+            .with(Tap::new("layers.1.resid_post", Action::Capture(Some(Reduce::Norm))))
+            .with(add("layers.0.resid_post", 0.5).positions(at("1:")));
+        let (deferred, waits) = Deferred::counting(&case.loaded.model);
+        let found = run(&deferred, &inputs, &many, name);
+        assert!(found.captures.len() > 10, "{name}: {} captures", found.captures.len());
+        assert_eq!((waits(), found.moved.waits), (1, 1), "{name}: {:?}", found.moved);
+        assert!(found.moved.to_host > 0, "{name}: {:?}", found.moved);
+
+        let (deferred, waits) = Deferred::counting(&case.loaded.model);
+        let options = GenerateOptions { max_new: 5, ..GenerateOptions::default() };
+        let found =
+            deferred.generate(&inputs, &Plan::capture(["layers.*.resid_post"]), &options, &mut |_, _| Control::Go);
+        let moved = found.unwrap_or_else(|e| panic!("{name}: {e}")).moved;
+        assert_eq!((waits(), moved.waits), (options.max_new + 1, options.max_new + 1), "{name}: {moved:?}");
     }
 }
 
@@ -97,8 +125,9 @@ fn plans_have_the_bits_of_the_cpu() {
         let deferred = Deferred::on(&case.loaded.model);
         let inputs = [case.ids.clone(), case.ids[..case.ids.len() - 1].to_vec()];
         for plan in plans(&case) {
-            let (here, there) = (run(&case.loaded.model, &inputs, &plan, name), run(&deferred, &inputs, &plan, name));
-            assert!(everything(&here) == everything(&there), "{name}: {plan:?}");
+            let (on_cpu, on_device) =
+                (run(&case.loaded.model, &inputs, &plan, name), run(&deferred, &inputs, &plan, name));
+            assert!(result_bits(&on_cpu) == result_bits(&on_device), "{name}: {plan:?}");
         }
     }
 }
@@ -110,16 +139,16 @@ fn rows_chunks_and_prefixes_have_the_bits_of_the_cpu() {
         let deferred = Deferred::on(&case.loaded.model);
         let plan = Plan::capture(["layers.*.resid_post", "logits"]);
         let inputs = [case.ids.clone(), case.ids[2..].to_vec(), case.ids[..3].to_vec()];
-        let whole = everything(&run(&case.loaded.model, &inputs, &plan, name));
+        let whole = result_bits(&run(&case.loaded.model, &inputs, &plan, name));
         let chunked = RunOptions { chunk: Some(2), ..RunOptions::default() };
-        assert!(everything(&deferred.run(&inputs, &plan, &chunked).expect("a run")) == whole, "{name}: chunks");
-        let late = pellucid_engine::Plan::of([capture("logits").positions(at("-1"))]);
+        assert!(result_bits(&deferred.run(&inputs, &plan, &chunked).expect("a run")) == whole, "{name}: chunks");
+        let last_logits = Plan::of([capture("logits").positions(at("-1"))]);
         let cache = deferred.prefix(&case.ids[..4]).expect("a prefix");
         let prefixed = RunOptions { prefixes: Some(cache), ..RunOptions::default() };
-        let found = deferred.run(&inputs[..1], &late, &prefixed).expect("a run");
+        let found = deferred.run(&inputs[..1], &last_logits, &prefixed).expect("a run");
         assert_eq!(found.reused, [4], "{name}");
         assert!(
-            everything(&found) == everything(&run(&case.loaded.model, &inputs[..1], &late, name)),
+            result_bits(&found) == result_bits(&run(&case.loaded.model, &inputs[..1], &last_logits, name)),
             "{name}: prefix"
         );
     }
@@ -138,11 +167,11 @@ fn generations_have_the_bits_of_the_cpu() {
                     .generate(&inputs, &plan, &options, &mut |_, _| Control::Go)
                     .unwrap_or_else(|e| panic!("{name}: {e}"))
             };
-            let (here, there) = (generate(&case.loaded.model), generate(&deferred));
+            let (on_cpu, on_device) = (generate(&case.loaded.model), generate(&deferred));
             let tokens =
                 |generation: &Generation| generation.rows.iter().map(|row| row.tokens.clone()).collect::<Vec<_>>();
-            assert_eq!(tokens(&here), tokens(&there), "{name}: {plan:?}");
-            for (a, b) in here.captures.iter().zip(&there.captures) {
+            assert_eq!(tokens(&on_cpu), tokens(&on_device), "{name}: {plan:?}");
+            for (a, b) in on_cpu.captures.iter().zip(&on_device.captures) {
                 assert!(
                     a.positions == b.positions && bits(&a.array) == bits(&b.array),
                     "{name}: {} of {plan:?}",
@@ -166,7 +195,7 @@ fn branches_and_gradients_have_the_bits_of_the_cpu() {
                     plan([edit, capture("logits"), capture("layers.*.resid_post")])
                 })
                 .collect();
-            base.branches(&plans).unwrap_or_else(|e| panic!("{name}: {e}")).iter().map(everything).collect::<Vec<_>>()
+            base.branches(&plans).unwrap_or_else(|e| panic!("{name}: {e}")).iter().map(result_bits).collect::<Vec<_>>()
         };
         assert!(branches(&case.loaded.model) == branches(&deferred), "{name}: branches");
         let mut metric = plan([Tap::new("logits", Action::Read).positions(at("-1"))]);
@@ -179,7 +208,7 @@ fn branches_and_gradients_have_the_bits_of_the_cpu() {
             let options = RunOptions { recompute, ..RunOptions::default() };
             let gradients = |model: &Model| {
                 let run = model.run(std::slice::from_ref(&case.ids), &metric, &options);
-                everything(&run.unwrap_or_else(|e| panic!("{name}: {e}")))
+                result_bits(&run.unwrap_or_else(|e| panic!("{name}: {e}")))
             };
             assert!(gradients(&case.loaded.model) == gradients(&deferred), "{name}: gradients");
         }
@@ -187,19 +216,19 @@ fn branches_and_gradients_have_the_bits_of_the_cpu() {
 }
 
 #[test]
-fn an_op_that_a_backend_lacks_runs_on_the_cpu_is_counted_and_named() {
+fn an_op_without_backend_support_runs_on_the_cpu_and_is_reported() {
     let case = golden::case("llama");
     let model = Deferred::lacking(&case.loaded.model, |op| matches!(op, OpKind::Attention { .. }));
     let plan = Plan::capture(["layers.*.resid_post", "logits"]);
     let inputs = [case.ids.clone()];
-    let (here, there) = (run(&case.loaded.model, &inputs, &plan, "llama"), run(&model, &inputs, &plan, "llama"));
-    assert!(everything(&here) == everything(&there));
-    assert_eq!(there.moved.fallbacks, case.layers());
-    assert!(there.moved.to_host > 0 && there.moved.to_device > 0 && there.moved.waits >= case.layers());
+    let (on_cpu, on_device) = (run(&case.loaded.model, &inputs, &plan, "llama"), run(&model, &inputs, &plan, "llama"));
+    assert!(result_bits(&on_cpu) == result_bits(&on_device));
+    assert_eq!(on_device.moved.fallbacks, case.layers());
+    assert!(on_device.moved.to_host > 0 && on_device.moved.to_device > 0 && on_device.moved.waits >= case.layers());
     let explained = plan.explain(&model, &[case.ids.len()]).expect("an explanation");
     assert_eq!(explained.fallbacks.len(), case.layers());
     assert!(explained.fallbacks[0].contains("layer 0"), "{:?}", explained.fallbacks);
-    assert!(explained.to_string().contains("ops that the backend lacks"));
+    assert!(explained.to_string().contains("ops without backend support"));
     assert!(plan.explain(&case.loaded.model, &[case.ids.len()]).expect("an explanation").fallbacks.is_empty());
     let generated = |model: &Model| {
         let options = GenerateOptions { max_new: 6, ..GenerateOptions::default() };

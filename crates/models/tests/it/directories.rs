@@ -1,12 +1,12 @@
-//! Directories for tests to look at: golden models, and others made of a few files.
+//! Directories for the tests of `inspect`: golden models, and temporary ones with a few files.
 
 use std::fs;
 use tempfile::TempDir;
 
 pub use golden::path as golden;
 
-/// A directory of these files.
-pub fn made(files: &[(&str, &[u8])]) -> TempDir {
+/// Creates a temporary directory with these files.
+pub fn dir_with(files: &[(&str, &[u8])]) -> TempDir {
     let dir = tempfile::tempdir().expect("a directory");
     for (name, contents) in files {
         let path = dir.path().join(name);

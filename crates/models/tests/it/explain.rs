@@ -1,11 +1,11 @@
-//! What a plan will do, what is wrong with it, and that it is checked only once.
+//! `Plan::explain`, `Plan::check`, and the cache of compiled plans.
 
 use crate::test_plans::{at, bits, capture, from, set};
 use pellucid_engine::plan::{Expr, ValueId};
 use pellucid_engine::{Action, Plan, RunOptions, Tap};
 
 #[test]
-fn an_explanation_says_what_runs_and_what_it_costs() {
+fn an_explanation_gives_the_ops_and_their_cost() {
     let case = golden::case("llama");
     let model = &case.loaded.model;
     let plan = Plan::of([
@@ -13,21 +13,20 @@ fn an_explanation_says_what_runs_and_what_it_costs() {
         set("layers.0.mlp_out", from("layers.0.mlp_out", 0)).rows([1]).positions(at("2")),
         capture("layers.1.attn_probs").rows([1]),
     ]);
-    let told = plan.explain(model, &[12, 7]).unwrap();
-    assert_eq!((told.tokens, told.last_layer, told.logits), (19, Some(1), 0));
-    assert!(told.ops < told.all_ops);
-    assert_eq!(told.groups, [vec![0], vec![1]], "row 1 reads the same site of row 0");
-    assert_eq!(told.attention_apart, [(1, vec![1])]);
-    assert!(told.taps[0].handed_over && !told.taps[1].handed_over);
+    let explained = plan.explain(model, &[12, 7]).unwrap();
+    assert_eq!((explained.tokens, explained.last_layer, explained.logits), (19, Some(1), 0));
+    assert!(explained.ops < explained.all_ops);
+    assert_eq!(explained.groups, [vec![0], vec![1]], "row 1 reads the same site of row 0");
+    assert_eq!(explained.unfused_attention, [(1, vec![1])]);
+    assert!(explained.taps[0].zero_copy && !explained.taps[1].zero_copy);
     let heads = model.program().architecture().layers[1].attention.as_ref().unwrap().heads;
-    assert_eq!(told.capture_bytes, 4 * (19 * 32 + heads * 7 * 7));
-    assert!(told.seconds > 0.0 && told.seconds < 10.0);
-    assert!(told.flops > 0.0 && told.weight_bytes > 0.0 && told.kv_bytes > 0 && !told.gradients);
-    let text = told.to_string();
-    for words in ["up to layer 1", "groups", "handed over", "taken apart"] {
+    assert_eq!(explained.capture_bytes, 4 * (19 * 32 + heads * 7 * 7));
+    assert!(explained.seconds > 0.0 && explained.seconds < 10.0);
+    assert!(explained.flops > 0.0 && explained.weight_bytes > 0.0 && explained.kv_bytes > 0 && !explained.gradients);
+    let text = explained.to_string();
+    for words in ["up to layer 1", "groups", "zero-copy", "unfused"] {
         assert!(text.contains(words), "{text}");
     }
-    // What is explained is what happens.
     let whole = Plan::capture(["logits"]).explain(model, &[12]).unwrap();
     assert_eq!((whole.ops, whole.logits), (whole.all_ops, 12));
     let skipping = Plan::of([Tap::new("layers.1", Action::Skip(None)), capture("logits")]);
@@ -55,7 +54,7 @@ fn a_check_reports_every_problem() {
 }
 
 #[test]
-fn a_plan_is_checked_once_and_gives_the_same() {
+fn a_plan_is_compiled_once_and_gives_the_same_bits() {
     let case = golden::case("llama");
     let model = case.loaded.model.clone();
     let rows = vec![case.ids.clone()];
@@ -76,5 +75,5 @@ fn a_plan_is_checked_once_and_gives_the_same() {
     for by in 0..50 {
         run(&model, by as f32);
     }
-    assert!(model.cached_plans() <= 32, "old plans are let go");
+    assert!(model.cached_plans() <= 32, "old plans are evicted");
 }

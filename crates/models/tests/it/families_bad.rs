@@ -1,4 +1,4 @@
-//! Every family, every key that it reads, values that no model has: an error or a program, and never a panic.
+//! Invalid values for every key that a family reads give an error or a program, never a panic.
 
 use pellucid_engine::Program;
 use pellucid_models::config::Config;
@@ -6,8 +6,8 @@ use pellucid_models::families;
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// The sizes of a small model under the names of all families.
-const EVERYTHING: &str = r#"{
+/// Configuration of a small model, with the keys of all families.
+const SMALL_MODEL: &str = r#"{
     "vocab_size": 96, "hidden_size": 32, "n_embd": 32, "d_model": 32,
     "num_hidden_layers": 4, "n_layer": 4, "n_layers": 4, "num_layers": 4, "decoder_layers": 4,
     "num_attention_heads": 4, "n_head": 4, "n_heads": 4, "num_heads": 4, "attention_heads": 4,
@@ -32,12 +32,12 @@ const EVERYTHING: &str = r#"{
     }
 }"#;
 
-fn everything() -> Value {
-    serde_json::from_str(EVERYTHING).expect("valid JSON")
+fn small_model() -> Value {
+    serde_json::from_str(SMALL_MODEL).expect("valid JSON")
 }
 
-/// Keys that the small model does without.
-const FURTHER: &[&str] = &[
+/// Keys that `SMALL_MODEL` does not have.
+const OTHER_KEYS: &[&str] = &[
     "layer_types",
     "layers_block_type",
     "mlp_layer_types",
@@ -103,7 +103,8 @@ fn bad_values() -> Vec<Value> {
     ]
 }
 
-/// What becomes of a configuration: the shapes that its stored tensors must have, or the error.
+/// Reads a configuration, builds its program and computes the shapes of its stored tensors. Returns
+/// the sum of their ranks, which the tests compare, or the error.
 fn read(value: Value) -> Result<usize, String> {
     let config = Config::new(value, Path::new("config.json")).map_err(|error| error.to_string())?;
     let family = families::read(&config).map_err(|error| error.to_string())?;
@@ -126,21 +127,21 @@ fn with(config: &Value, key: &str, value: Value) -> Value {
 #[test]
 fn every_family_reads_the_small_model() {
     for family in families::native() {
-        let outcome = read(with(&everything(), "model_type", family.into()));
+        let outcome = read(with(&small_model(), "model_type", family.into()));
         assert!(outcome.is_ok(), "{family}: {outcome:?}");
     }
 }
 
 #[test]
 fn no_value_of_any_key_makes_a_family_panic() {
-    let keys: Vec<String> = everything().as_object().map(|keys| keys.keys().cloned().collect()).unwrap_or_default();
+    let keys: Vec<String> = small_model().as_object().map(|keys| keys.keys().cloned().collect()).unwrap_or_default();
     let mut panics = Vec::new();
     for family in families::native() {
-        let config = with(&everything(), "model_type", family.into());
-        let whole = read(config.clone());
+        let config = with(&small_model(), "model_type", family.into());
+        let original = read(config.clone());
         let probes = [json!([[]]), json!("?"), json!({"rope_type": "?"})];
-        let reads = |key: &&str| probes.iter().any(|probe| read(with(&config, key, probe.clone())) != whole);
-        for key in keys.iter().map(String::as_str).chain(FURTHER.iter().copied()).filter(reads) {
+        let reads = |key: &&str| probes.iter().any(|probe| read(with(&config, key, probe.clone())) != original);
+        for key in keys.iter().map(String::as_str).chain(OTHER_KEYS.iter().copied()).filter(reads) {
             for value in bad_values() {
                 let changed = with(&config, key, value.clone());
                 if std::panic::catch_unwind(|| read(changed)).is_err() {

@@ -1,23 +1,24 @@
-//! Gradients of one golden model of every type are those that torch computes.
-#![allow(clippy::print_stdout)] // how far off the worst is, is worth knowing when all is well, too
+//! Gradients of one golden model of each type agree with those of torch.
+#![allow(clippy::print_stdout)] // the errors are worth knowing even if the test passes
 
 use golden::{Case, CaseFile};
 use pellucid_engine::plan::{Combine, Expr, Fold, ValueId};
 use pellucid_engine::{Action, Array, GradOptions, Plan, Point, RunOptions, Seed, Site, Tap};
 
-/// The scalar of `tests/golden/gradients.py`: all logits, each times a number that follows from the case's seed.
+/// The scalar of `tests/golden/gradients.py`: the sum of all logits, each times a random
+/// coefficient that is determined by the case's seed.
 fn seed(case: &Case) -> Seed {
     let count = case.reference["logits"].1.len();
-    let numbers = golden::weights::standard(CaseFile::read(&case.name).seed(), "gradient").take(count);
+    let coefficients = golden::weights::standard(CaseFile::read(&case.name).seed(), "gradient").take(count);
     Seed {
         site: Site::model(Point::Logits),
         row: 0,
         positions: (0..case.ids.len()).collect(),
-        values: numbers.collect(),
+        values: coefficients.collect(),
     }
 }
 
-fn length(x: impl Iterator<Item = f32>) -> f64 {
+fn norm(x: impl Iterator<Item = f32>) -> f64 {
     x.map(|x| x as f64 * x as f64).sum::<f64>().sqrt()
 }
 
@@ -44,8 +45,7 @@ fn gradients_agree_with_torch() {
         let ours = gradients(false);
         for ((tensor, (_, truth)), capture) in truth.iter().zip(&ours) {
             assert_eq!(capture.array.values().len(), truth.len(), "{name}: {tensor}");
-            let off =
-                length(capture.array.values().iter().zip(truth).map(|(a, b)| a - b)) / length(truth.iter().copied());
+            let off = norm(capture.array.values().iter().zip(truth).map(|(a, b)| a - b)) / norm(truth.iter().copied());
             if off.is_nan() || off >= 1e-3 {
                 faults.push(format!("{name}: {tensor} is off by {off:.2e}"));
             }
@@ -54,30 +54,24 @@ fn gradients_agree_with_torch() {
             }
             all.push(off);
         }
-        // Layers that run again give the same bits.
+        // Gradient checkpointing gives the same bits.
         if gradients(true).iter().zip(&ours).any(|(a, b)| a.array.values() != b.array.values()) {
-            faults.push(format!("{name}: layers that run again give other gradients"));
+            faults.push(format!("{name}: gradient checkpointing gives other gradients"));
         }
     }
     all.sort_by(f64::total_cmp);
-    println!(
-        "{} gradients, the middle one off by {:.1e}, the worst by {:.1e}: {}",
-        all.len(),
-        all[all.len() / 2],
-        worst.0,
-        worst.1
-    );
+    println!("{} gradients, median error {:.1e}, largest {:.1e}: {}", all.len(), all[all.len() / 2], worst.0, worst.1);
     assert!(faults.is_empty(), "{} faults\n{}", faults.len(), faults.join("\n"));
     assert!(all[all.len() / 2] < 1e-5, "typical gradients agree to five digits");
 }
 
-/// The same scalar as a metric, and the gradients of weights as what is saved.
+/// A plan with the same scalar as its metric that saves its gradients with respect to `weights`.
 fn weights_plan(case: &Case, weights: &[&str]) -> Plan {
     let mut plan = Plan::default();
     let logits = plan.read(Tap::new("logits", Action::Read));
-    let numbers = Array::new(case.reference["logits"].0.clone(), seed(case).values);
-    let numbers = plan.value(Expr::Constant(numbers));
-    let product = plan.value(Expr::Combine(Combine::Mul, logits, numbers));
+    let coefficients = Array::new(case.reference["logits"].0.clone(), seed(case).values);
+    let coefficients = plan.value(Expr::Constant(coefficients));
+    let product = plan.value(Expr::Combine(Combine::Mul, logits, coefficients));
     let sum = plan.value(Expr::Fold { of: product, how: Fold::Sum, axis: None, keep: false });
     plan.metrics.push(sum);
     for weight in weights {
@@ -105,7 +99,7 @@ fn gradients_of_weights_agree_with_torch() {
             for ((weight, (_, truth)), saved) in truth.iter().zip(&run.saved) {
                 let ours = saved.array.values();
                 assert_eq!(ours.len(), truth.len(), "{name}: {weight}");
-                let off = length(ours.iter().zip(truth).map(|(a, b)| a - b)) / length(truth.iter().copied());
+                let off = norm(ours.iter().zip(truth).map(|(a, b)| a - b)) / norm(truth.iter().copied());
                 if off.is_nan() || off >= 1e-4 {
                     faults.push(format!("{name}: {weight} is off by {off:.2e}"));
                 }
@@ -133,17 +127,17 @@ fn gradients_of_weights_are_written_and_read_as_json() {
     assert_eq!(Plan::from_json(&second.to_json().expect("JSON")).expect("a plan"), second);
     for (value, problem) in [
         (r#"{"of": "a"}"#, "name of a `weight`"),
-        (r#"{"weight": "head", "of": "l"}"#, "no metric"),
+        (r#"{"weight": "head", "of": "l"}"#, "not a metric"),
         (r#"{"weight": "head", "off": "a"}"#, "unknown key `off`"),
         ("3", "`weight`"),
     ] {
-        let said = read(value).expect_err("no such form");
-        assert!(said.contains(problem), "{value}: {said}");
+        let error = read(value).expect_err("no such form");
+        assert!(error.contains(problem), "{value}: {error}");
     }
 }
 
 #[test]
-fn gradients_of_weights_that_cannot_be_had_are_refused() {
+fn unavailable_gradients_of_weights_are_refused() {
     let llama = golden::case("llama");
     let refused = |case: &Case, plan: Plan| {
         let outcome = case.loaded.model.run(std::slice::from_ref(&case.ids), &plan, &RunOptions::default());
@@ -154,25 +148,25 @@ fn gradients_of_weights_that_cannot_be_had_are_refused() {
     let router = golden::case("deepseek_v3");
     let correction = router.loaded.model.program().weights().iter().find(|spec| spec.name.ends_with("correction"));
     let choice = refused(&router, weights_plan(&router, &[&correction.expect("a correction").name]));
-    assert!(choice.contains("`route`") && choice.contains("choose experts"), "{choice}");
-    // A metric that runs a part of the model once more would have a gradient that misses it.
+    assert!(choice.contains("`route`") && choice.contains("select experts"), "{choice}");
+    // The metric uses `head` a second time; the gradient would miss that use.
     let mut again = weights_plan(&llama, &[]);
-    let stream = again.read(Tap::new("layers.1.resid_post", Action::Read));
-    let lens = again.value(Expr::Unembed(stream));
+    let resid = again.read(Tap::new("layers.1.resid_post", Action::Read));
+    let lens = again.value(Expr::Unembed(resid));
     let sum = again.value(Expr::Fold { of: lens, how: Fold::Sum, axis: None, keep: false });
     again.metrics = vec![sum];
     let head = again.value(Expr::WeightGrad { metric: 0, weight: "head".into() });
     again.save.push(head);
     let again = refused(&llama, again);
-    assert!(again.contains("runs `head` once more"), "{again}");
+    assert!(again.contains("uses `head` a second time"), "{again}");
     let mut no_metric = weights_plan(&llama, &["head"]);
     no_metric.metrics.clear();
     assert!(refused(&llama, no_metric).contains("there is no metric 0"));
 }
 
 #[test]
-fn other_scalars_have_other_gradients() {
-    // The control of the comparison: it would notice a seed that is a little different.
+fn another_scalar_has_other_gradients() {
+    // Control of this file: the comparison detects a slightly different seed.
     let case = golden::case("llama");
     let off = |change: &dyn Fn(&mut Seed)| {
         let mut other = seed(&case);
@@ -183,7 +177,7 @@ fn other_scalars_have_other_gradients() {
             let options = GradOptions::default();
             case.loaded.model.vjp(ids, &Plan::default(), &[seed], &to, &options).expect("gradients").remove(0).array
         });
-        length(ours.values().iter().zip(theirs.values()).map(|(a, b)| a - b)) / length(ours.values().iter().copied())
+        norm(ours.values().iter().zip(theirs.values()).map(|(a, b)| a - b)) / norm(ours.values().iter().copied())
     };
     assert_eq!(off(&|_| {}), 0.0);
     assert!(off(&|seed| seed.values[40] += 1.0) > 1e-3);

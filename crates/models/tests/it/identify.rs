@@ -1,6 +1,6 @@
-//! The quick questions: every answer on directories of the shapes that people have.
+//! The quick queries (`is_model_supported`, `get_model_info` and others) on typical directories.
 
-use crate::directories::{golden, made};
+use crate::directories::{dir_with, golden};
 use pellucid_models::families::{family_of, register_architecture};
 use pellucid_models::inspect::{
     Category, Support, detect_model_category, get_model_info, get_sae_base_model, is_asr_model, is_diffusers_model,
@@ -13,11 +13,12 @@ use std::path::Path;
 use tempfile::TempDir;
 
 fn with_config(config: Value) -> TempDir {
-    made(&[("config.json", config.to_string().as_bytes())])
+    dir_with(&[("config.json", config.to_string().as_bytes())])
 }
 
-/// What all questions say of a type and class, after asking the full report whether it agrees.
-fn asked(model_type: &str, class: &str) -> (Category, Support, bool) {
+/// Category, tier and omni flag of a model type and class. Asserts that all queries and the full
+/// report agree.
+fn identify(model_type: &str, class: &str) -> (Category, Support, bool) {
     let dir = with_config(json!({"model_type": model_type, "architectures": [class]}));
     let (check, report) = (is_model_supported(dir.path()), inspect(dir.path()).expect("a report"));
     assert_eq!((check.category, check.tier), (report.category, report.support), "{model_type} {class}");
@@ -28,7 +29,7 @@ fn asked(model_type: &str, class: &str) -> (Category, Support, bool) {
 }
 
 #[test]
-fn well_known_models_are_what_they_are() {
+fn well_known_models_are_identified() {
     use Category::*;
     use Support::*;
     for (model_type, class, expected) in [
@@ -64,12 +65,12 @@ fn well_known_models_are_what_they_are() {
         ("xlm-roberta", "XLMRobertaModel", (Embedding, InspectOnly, false)),
         ("modernbert", "ModernBertModel", (Embedding, InspectOnly, false)),
     ] {
-        assert_eq!(asked(model_type, class), expected, "{model_type} {class}");
+        assert_eq!(identify(model_type, class), expected, "{model_type} {class}");
     }
 }
 
 #[test]
-fn the_class_decides_where_the_type_is_not_known_in_any_case() {
+fn a_model_without_a_known_type_is_identified_by_its_class_in_any_spelling() {
     for (class, expected) in [
         ("SigLIPModel", Category::VisionEncoder),
         ("DINOv2Model", Category::VisionEncoder),
@@ -77,7 +78,7 @@ fn the_class_decides_where_the_type_is_not_known_in_any_case() {
         ("WAVLMMODEL", Category::AudioEncoder),
         ("BertModel", Category::Embedding),
         ("Grok1ForCausalLM", Category::Transformers),
-        ("NobodysForObjectDetection", Category::VisionEncoder),
+        ("AcmeForObjectDetection", Category::VisionEncoder),
     ] {
         let dir = with_config(json!({"architectures": [class]}));
         assert_eq!(detect_model_category(dir.path()), expected, "{class}");
@@ -92,13 +93,13 @@ fn the_class_decides_where_the_type_is_not_known_in_any_case() {
 }
 
 #[test]
-fn talkers_quantisation_code_and_size_are_seen() {
+fn talkers_quantization_code_and_size_are_reported() {
     let config = json!({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "talker_config": {}, "audio_config": {},
         "quantization_config": {"quant_method": "gptq", "bits": 4}, "auto_map": {"AutoConfig": "a.B"}});
     let dir = with_config(config);
     let info = get_model_info(dir.path());
     assert!(info.has_talker && info.is_quantized && info.has_custom_files && info.is_supported && info.error.is_none());
-    assert!(is_omni_model(dir.path()), "it speaks");
+    assert!(is_omni_model(dir.path()), "it has speech output");
     assert_eq!((info.size, info.architecture.as_deref()), (None, Some("LlamaForCausalLM")));
     assert_eq!(Some(info.name.as_str()), dir.path().file_name().and_then(|name| name.to_str()));
 
@@ -106,13 +107,17 @@ fn talkers_quantisation_code_and_size_are_seen() {
     assert_eq!(info.size, Some(inspect(&golden("llama")).expect("a report").parameters));
     assert!(!info.has_talker && !info.is_quantized && !info.has_custom_files && info.is_supported);
 
-    let dir = made(&[("config.json", br#"{"model_type": "made_up"}"#), ("modeling_made_up.py", b"raise SystemExit")]);
+    let dir =
+        dir_with(&[("config.json", br#"{"model_type": "made_up"}"#), ("modeling_made_up.py", b"raise SystemExit")]);
     let info = get_model_info(dir.path());
-    assert!(info.has_custom_files && !info.is_supported, "code is never executed, so it makes nothing run");
+    assert!(
+        info.has_custom_files && !info.is_supported,
+        "custom code is never executed, so it does not make a model supported"
+    );
 }
 
 #[test]
-fn an_encoder_that_cannot_be_a_decoder_is_not_called_native() {
+fn an_encoder_that_is_not_a_decoder_is_not_native() {
     let config = fs::read(golden("bert").join("config.json")).expect("a golden model");
     let mut config: Value = serde_json::from_slice(&config).expect("JSON");
     assert!(is_model_supported(&golden("bert")).supported);
@@ -123,10 +128,10 @@ fn an_encoder_that_cannot_be_a_decoder_is_not_called_native() {
 }
 
 #[test]
-fn pipelines_need_no_configuration() {
+fn pipelines_need_no_config_json() {
     for dir in [
-        made(&[("model_index.json", br#"{"_class_name": "FluxPipeline"}"#)]),
-        made(&[("unet/config.json", b"{}"), ("vae/config.json", b"{}")]),
+        dir_with(&[("model_index.json", br#"{"_class_name": "FluxPipeline"}"#)]),
+        dir_with(&[("unet/config.json", b"{}"), ("vae/config.json", b"{}")]),
         with_config(json!({"_class_name": "UNet2DConditionModel", "_diffusers_version": "0.30.0"})),
     ] {
         assert!(is_diffusers_model(dir.path()) && !is_sae_model(dir.path()) && !is_vision_encoder(dir.path()));
@@ -136,10 +141,10 @@ fn pipelines_need_no_configuration() {
 }
 
 #[test]
-fn directories_named_for_sites_are_autoencoders() {
+fn directories_named_after_sites_are_saes() {
     for site in ["resid_post", "mlp_out", "attn_out", "transcoder", "resid_post_all", "crosscoder"] {
         let file = format!("{site}/layer_3_width_16k_l0_small/config.json");
-        let dir = made(&[(&file, br#"{"model_name": "google/gemma-3-1b"}"#)]);
+        let dir = dir_with(&[(&file, br#"{"model_name": "google/gemma-3-1b"}"#)]);
         assert!(is_sae_model(dir.path()), "{site}");
         assert_eq!(get_sae_base_model(dir.path()).as_deref(), Some("google/gemma-3-1b"), "{site}");
         assert_eq!(is_model_supported(dir.path()).tier, Support::InspectOnly);
@@ -148,7 +153,7 @@ fn directories_named_for_sites_are_autoencoders() {
 }
 
 #[test]
-fn lone_weights_are_told_by_their_tensors() {
+fn weights_without_a_config_are_identified_by_their_tensor_names() {
     let weights = |names: &[&str]| {
         let tensors: serde_json::Map<String, Value> = names
             .iter()
@@ -156,7 +161,7 @@ fn lone_weights_are_told_by_their_tensors() {
             .collect();
         let header = Value::from(tensors).to_string();
         let bytes = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &[0; 4]].concat();
-        made(&[("model.safetensors", &bytes)])
+        dir_with(&[("model.safetensors", &bytes)])
     };
     for (names, expected) in [
         (&["model.embed_tokens.weight", "lm_head.weight"][..], Category::Transformers),
@@ -174,35 +179,35 @@ fn lone_weights_are_told_by_their_tensors() {
 }
 
 #[test]
-fn bad_input_is_answered_and_never_fails() {
-    for (dir, said) in [
-        (made(&[]), "no config.json"),
-        (made(&[("config.json", b"{")]), "not valid JSON"),
-        (made(&[("config.json", b"[1, 2]")]), "not a JSON object"),
-        (made(&[("config.json", b"\xff\xfe{}")]), "not valid JSON"),
-        (made(&[("config.json", br#"{"model_type": "llama", "model_type": "gpt2"}"#)]), "duplicate"),
-        (made(&[("config.json", &vec![b' '; 40 << 20])]), "where no such file has more"),
-        (made(&[("config.json", b"version https://git-lfs.github.com/spec/v1\noid")]), "Git LFS pointer"),
-        (made(&[("config.json", b"{}")]), "neither a `model_type` nor a class"),
+fn bad_input_is_reported_and_never_panics() {
+    for (dir, expected) in [
+        (dir_with(&[]), "no config.json"),
+        (dir_with(&[("config.json", b"{")]), "not valid JSON"),
+        (dir_with(&[("config.json", b"[1, 2]")]), "not a JSON object"),
+        (dir_with(&[("config.json", b"\xff\xfe{}")]), "not valid JSON"),
+        (dir_with(&[("config.json", br#"{"model_type": "llama", "model_type": "gpt2"}"#)]), "duplicate"),
+        (dir_with(&[("config.json", &vec![b' '; 40 << 20])]), "the limit for such files is"),
+        (dir_with(&[("config.json", b"version https://git-lfs.github.com/spec/v1\noid")]), "Git LFS pointer"),
+        (dir_with(&[("config.json", b"{}")]), "neither a `model_type` nor a class"),
     ] {
         let (check, info) = (is_model_supported(dir.path()), get_model_info(dir.path()));
-        assert_eq!((check.category, check.tier), (Category::Unknown, Support::Unsupported), "{said}");
-        assert!(check.error.as_deref().is_some_and(|error| error.contains(said)), "{said}: {check:?}");
+        assert_eq!((check.category, check.tier), (Category::Unknown, Support::Unsupported), "{expected}");
+        assert!(check.error.as_deref().is_some_and(|error| error.contains(expected)), "{expected}: {check:?}");
         assert_eq!(info.error, check.error);
         assert!(!is_omni_model(dir.path()) && !is_sae_model(dir.path()) && !is_asr_model(dir.path()));
     }
     let check = is_model_supported(Path::new("/no/such/place"));
     assert!(check.error.is_some_and(|error| error.contains("/no/such/place")));
-    let file = made(&[("notes.txt", b"x")]);
+    let file = dir_with(&[("notes.txt", b"x")]);
     assert!(is_model_supported(&file.path().join("notes.txt")).error.is_some());
 }
 
 #[test]
-fn a_registered_type_loads_as_its_family_and_says_so() {
+fn a_registered_type_loads_as_its_family_with_a_warning() {
     let config = fs::read_to_string(golden("llama").join("config.json")).expect("a golden model");
     let config = config.replace("\"model_type\": \"llama\"", "\"model_type\": \"registered_llm\"");
     let weights = fs::read(golden("llama").join("model.safetensors")).expect("a golden model");
-    let dir = made(&[("config.json", config.as_bytes()), ("model.safetensors", &weights)]);
+    let dir = dir_with(&[("config.json", config.as_bytes()), ("model.safetensors", &weights)]);
     let open = || LoadedModel::open(dir.path(), &LoadOptions::default(), &mut |_| {});
 
     assert!(!is_model_supported(dir.path()).supported && open().is_err());
@@ -211,7 +216,7 @@ fn a_registered_type_loads_as_its_family_and_says_so() {
     assert!(is_model_supported(dir.path()).supported);
     let report = inspect(dir.path()).expect("a report");
     assert!(report.runs() && report.registered_as.as_deref() == Some("llama"), "{report:#?}");
-    assert!(report.card().contains("runs as       llama, as which its type is registered"), "{}", report.card());
+    assert!(report.card().contains("runs as       llama, the family its type is registered as"), "{}", report.card());
     let loaded = open().expect("it runs");
     assert!(loaded.warnings[0].contains("it runs as `llama` because the type is registered as that"));
 }

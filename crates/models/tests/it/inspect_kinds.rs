@@ -1,7 +1,7 @@
-//! Models with several parts, pipelines, the ways to load, and the published schema.
+//! Reports of multimodal models and pipelines, loading strategies in reports, and the JSON schema.
 
-use crate::directories::{golden, made};
-use pellucid_models::inspect::{Category, LoadMode, Role, schema};
+use crate::directories::{dir_with, golden};
+use pellucid_models::inspect::{Category, LoadMode, PartRole, schema};
 use pellucid_models::{LoadOptions, inspect, strategies};
 use serde_json::{Value, json};
 
@@ -18,7 +18,7 @@ fn weights(tensors: &[(&str, u64)]) -> Vec<u8> {
 }
 
 #[test]
-fn an_omni_model_says_what_partial_loads_would_take() {
+fn an_omni_model_reports_its_parts_and_the_size_of_partial_loads() {
     let config = json!({"model_type": "qwen2_5_omni", "architectures": ["Qwen2_5OmniForConditionalGeneration"], "dtype": "bfloat16",
         "thinker_config": {"text_config": {"num_hidden_layers": 36, "hidden_size": 2048}, "audio_config": {}, "vision_config": {}},
         "talker_config": {}, "token2wav_config": {}});
@@ -30,41 +30,46 @@ fn an_omni_model_says_what_partial_loads_would_take() {
         ("talker.model.embed_tokens.weight", 7),
         ("token2wav.code2wav_dit_model.proj.weight", 3),
     ]);
-    let dir = made(&[("config.json", config.to_string().as_bytes()), ("model.safetensors", &tensors)]);
+    let dir = dir_with(&[("config.json", config.to_string().as_bytes()), ("model.safetensors", &tensors)]);
     let report = inspect(dir.path()).expect("a report");
     let found = &report.modalities;
     assert!(found.omni && found.vision && found.audio && found.talker);
-    let parts: Vec<(Role, u64, usize)> = found.parts.iter().map(|p| (p.role, p.parameters, p.tensors)).collect();
-    let expected =
-        [(Role::Text, 100, 2), (Role::Vision, 30, 1), (Role::Audio, 20, 1), (Role::Talker, 7, 1), (Role::Voice, 3, 1)];
+    let parts: Vec<(PartRole, u64, usize)> = found.parts.iter().map(|p| (p.role, p.parameters, p.tensors)).collect();
+    let expected = [
+        (PartRole::Text, 100, 2),
+        (PartRole::Vision, 30, 1),
+        (PartRole::Audio, 20, 1),
+        (PartRole::Talker, 7, 1),
+        (PartRole::Voice, 3, 1),
+    ];
     assert_eq!(parts, expected);
     let loads: Vec<(LoadMode, u64)> = found.loads.iter().map(|load| (load.mode, load.parameters)).collect();
     assert_eq!(loads, [(LoadMode::ThinkerOnly, 150), (LoadMode::TalkerOnly, 10), (LoadMode::Full, 160)]);
-    assert_eq!(found.loads[1].parts, [Role::Talker, Role::Voice]);
+    assert_eq!(found.loads[1].parts, [PartRole::Talker, PartRole::Voice]);
     assert_eq!((report.dtype.as_deref(), report.layers, report.parameters), (Some("bfloat16"), Some(36), 160));
     let card = report.card();
-    assert!(card.contains("omni          yes; a load that is thinker-only 150, talker-only 10, full 160"), "{card}");
+    assert!(card.contains("omni          yes; loadable as thinker-only 150, talker-only 10, full 160"), "{card}");
     assert!(card.contains("parts         text 100, vision 30, audio 20, talker 7, voice 3"), "{card}");
 
-    // Without weights its parts are still known.
-    let dir = made(&[("config.json", config.to_string().as_bytes())]);
+    // The parts are known without weights, too.
+    let dir = dir_with(&[("config.json", config.to_string().as_bytes())]);
     let found = inspect(dir.path()).expect("a report").modalities;
     assert!(found.parts.iter().map(|part| part.role).eq(expected.iter().map(|(role, ..)| *role)));
 }
 
 #[test]
-fn a_model_that_looks_is_no_omni_model_and_a_plain_one_has_no_parts() {
+fn a_vision_language_model_is_not_omni_and_a_text_model_has_no_parts() {
     let config = json!({"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"], "vision_config": {}, "text_config": {}});
     let tensors = weights(&[
         ("language_model.lm_head.weight", 8),
         ("vision_tower.x.weight", 4),
         ("multi_modal_projector.weight", 2),
     ]);
-    let dir = made(&[("config.json", config.to_string().as_bytes()), ("model.safetensors", &tensors)]);
+    let dir = dir_with(&[("config.json", config.to_string().as_bytes()), ("model.safetensors", &tensors)]);
     let found = inspect(dir.path()).expect("a report").modalities;
     assert!(!found.omni && found.vision && !found.audio && !found.talker && found.loads.is_empty());
-    let parts: Vec<(Role, u64)> = found.parts.iter().map(|part| (part.role, part.parameters)).collect();
-    assert_eq!(parts, [(Role::Text, 8), (Role::Vision, 4), (Role::Projector, 2)]);
+    let parts: Vec<(PartRole, u64)> = found.parts.iter().map(|part| (part.role, part.parameters)).collect();
+    assert_eq!(parts, [(PartRole::Text, 8), (PartRole::Vision, 4), (PartRole::Projector, 2)]);
     let plain = inspect(&golden("llama")).expect("a report").modalities;
     assert_eq!(plain, Default::default());
 }
@@ -73,7 +78,7 @@ fn a_model_that_looks_is_no_omni_model_and_a_plain_one_has_no_parts() {
 fn a_pipeline_lists_its_components_and_what_is_missing() {
     let index = json!({"_class_name": "StableDiffusionPipeline", "_diffusers_version": "0.30", "unet": ["diffusers", "UNet2DConditionModel"],
         "vae": ["diffusers", "AutoencoderKL"], "safety_checker": [null, null], "requires_safety_checker": false});
-    let dir = made(&[
+    let dir = dir_with(&[
         ("model_index.json", index.to_string().as_bytes()),
         ("unet/diffusion_pytorch_model.safetensors", &weights(&[("conv_in.weight", 12)])),
     ]);
@@ -89,25 +94,26 @@ fn a_pipeline_lists_its_components_and_what_is_missing() {
 }
 
 #[test]
-fn the_ways_to_load_are_part_of_a_report_that_asks_for_them() {
+fn a_report_can_include_the_loading_strategies() {
     let mut report = inspect(&golden("llama")).expect("a report");
     assert_eq!((&report.strategies, report.explanation().as_str()), (&None, ""));
     report.strategies = Some(strategies(&golden("llama"), &LoadOptions::default()));
     assert!(report.explanation().contains("\n  native family: taken: `llama`"), "{}", report.explanation());
     let written = serde_json::to_value(&report).expect("JSON");
-    assert_eq!(fits(&written, &schema(), &schema()), Ok(()));
+    assert_eq!(validate(&written, &schema(), &schema()), Ok(()));
 }
 
-/// Whether a value is of one of the kinds that a schema allows. It knows what our schemas use, and is strict: a key that is not listed is wrong.
-fn fits(value: &Value, schema: &Value, root: &Value) -> Result<(), String> {
-    let fail = |what: String| Err(format!("{what}: {value} is not {schema}"));
+/// Validates a value against a JSON schema, for the keywords that our schema uses. Strict: a key
+/// that the schema does not list is an error.
+fn validate(value: &Value, schema: &Value, root: &Value) -> Result<(), String> {
+    let fail = |what: String| Err(format!("{what}: {value} does not match {schema}"));
     if let Some(name) = schema["$ref"].as_str() {
         let target = root.pointer(name.trim_start_matches('#')).ok_or_else(|| name.to_owned())?;
-        return fits(value, target, root);
+        return validate(value, target, root);
     }
     for list in ["anyOf", "oneOf"] {
         if let Some(options) = schema[list].as_array() {
-            return if options.iter().any(|option| fits(value, option, root).is_ok()) {
+            return if options.iter().any(|option| validate(value, option, root).is_ok()) {
                 Ok(())
             } else {
                 fail(list.into())
@@ -137,12 +143,12 @@ fn fits(value: &Value, schema: &Value, root: &Value) -> Result<(), String> {
         return fail("type".into());
     }
     for item in value.as_array().into_iter().flatten() {
-        fits(item, &schema["items"], root)?;
+        validate(item, &schema["items"], root)?;
     }
     for (key, inner) in value.as_object().into_iter().flatten() {
         let inside = schema["properties"].get(key).or_else(|| schema.get("additionalProperties"));
         let Some(inside) = inside else { return fail(format!("the key {key}")) };
-        fits(inner, inside, root)?;
+        validate(inner, inside, root)?;
     }
     let required = schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str);
     match required.into_iter().find(|key| value.get(key).is_none()) {
@@ -152,23 +158,23 @@ fn fits(value: &Value, schema: &Value, root: &Value) -> Result<(), String> {
 }
 
 #[test]
-fn reports_of_all_kinds_fit_the_schema() {
+fn reports_of_all_kinds_match_the_schema() {
     let schema = schema();
-    let empty = made(&[]);
-    let sae = made(&[("cfg.json", br#"{"model_name": "m"}"#), ("sae_weights.safetensors", b"")]);
-    let pipeline = made(&[("model_index.json", br#"{"unet": ["diffusers", "X"]}"#)]);
+    let empty = dir_with(&[]);
+    let sae = dir_with(&[("cfg.json", br#"{"model_name": "m"}"#), ("sae_weights.safetensors", b"")]);
+    let pipeline = dir_with(&[("model_index.json", br#"{"unet": ["diffusers", "X"]}"#)]);
     let omni =
-        made(&[("config.json", br#"{"model_type": "qwen2_5_omni", "talker_config": {}, "thinker_config": {}}"#)]);
+        dir_with(&[("config.json", br#"{"model_type": "qwen2_5_omni", "talker_config": {}, "thinker_config": {}}"#)]);
     for path in
         [golden("llama").as_path(), golden("mixtral").as_path(), empty.path(), sae.path(), pipeline.path(), omni.path()]
     {
         let report = serde_json::to_value(inspect(path).expect("a report")).expect("JSON");
-        fits(&report, &schema, &schema).unwrap_or_else(|problem| panic!("{}: {problem}", path.display()));
+        validate(&report, &schema, &schema).unwrap_or_else(|problem| panic!("{}: {problem}", path.display()));
         let mut wrong = report.clone();
         wrong["category"] = "else".into();
-        assert!(fits(&wrong, &schema, &schema).is_err());
+        assert!(validate(&wrong, &schema, &schema).is_err());
         wrong = report;
         wrong.as_object_mut().expect("an object").remove("support");
-        assert!(fits(&wrong, &schema, &schema).is_err());
+        assert!(validate(&wrong, &schema, &schema).is_err());
     }
 }

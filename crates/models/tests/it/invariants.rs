@@ -1,88 +1,90 @@
-//! The arithmetic identities of the stream and the model's ends (points.md §7, numbers 2, 4, 5, 9, 10 and 11), each with wrong sites that
-//! must fail. Those inside the sublayers are in sublayers.rs, those of writing in writes.rs.
+//! Arithmetic identities between the sites of the residual stream, the embeddings and the head (2,
+//! 4, 5, 9, 10 and 11), each with wrong values that must fail. Identities inside the sublayers are
+//! in sublayers.rs, those of writes in writes.rs.
 
-use crate::naive::{Seen, activate, layers, learned, normed, plus, product, refusal, same, scaled, soft_cap};
+use crate::naive::{Activations, activate, affine, layers, linear, normalize, plus, refusal, same, scale_by, soft_cap};
 use pellucid_engine::architecture::{Gain, Layer, Norm, Skip};
 
-/// The stream through a layer from what its sublayers contribute. Each may be left out, or stand in for another, to see
-/// that it matters.
-struct Stream<'a> {
-    seen: &'a Seen<'a>,
+/// Recomputes the residual stream through a layer from the contributions of its sublayers. The
+/// tests omit or exchange contributions to show that each matters.
+struct ResidualStream<'a> {
+    acts: &'a Activations<'a>,
     layer: usize,
     spec: &'a Layer,
 }
 
-impl Stream<'_> {
+impl ResidualStream<'_> {
     fn at(&self, point: &str) -> Vec<f64> {
-        self.seen.layer(self.layer, point)
+        self.acts.layer(self.layer, point)
     }
 
     fn name(&self, part: &str) -> String {
         format!("layers.{}.{part}", self.layer)
     }
 
-    /// What contributes in the first sublayer, and in the whole layer.
-    fn parts(&self) -> (Vec<&'static str>, Vec<&'static str>) {
+    /// Points that contribute in the first sublayer, and in the whole layer.
+    fn contributions(&self) -> (Vec<&'static str>, Vec<&'static str>) {
         let first =
             [("attn_out_post", self.spec.attention.is_some()), ("mixer_out_post", self.spec.recurrence.is_some())];
-        let first: Vec<_> = first.into_iter().filter(|(_, there)| *there).map(|(point, _)| point).collect();
+        let first: Vec<_> = first.into_iter().filter(|(_, exists)| *exists).map(|(point, _)| point).collect();
         let all = first.iter().copied().chain(self.spec.mlp.is_some().then_some("mlp_out_post")).collect();
         (first, all)
     }
 
-    /// What the first sublayer reads, before its norm: the stream, with what a shared block makes of it.
-    fn read(&self) -> Vec<f64> {
+    /// Input of the first sublayer's norm: the residual stream, plus the output of a shared block.
+    fn norm_input(&self) -> Vec<f64> {
         let pre = self.at("resid_pre");
-        let fed = |_| plus(&pre, &self.seen.product(&self.at("mlp_out"), &self.name("shared_out")));
-        self.spec.shared.as_ref().map_or(pre.clone(), fed)
+        let with_shared = |_| plus(&pre, &self.acts.linear(&self.at("mlp_out"), &self.name("shared_out")));
+        self.spec.shared.as_ref().map_or(pre.clone(), with_shared)
     }
 
-    /// What the first sublayer is handed.
-    fn handed(&self) -> Vec<f64> {
-        let read = self.read();
-        self.spec.attn_norm.map_or(read.clone(), |norm| self.seen.norm(&read, &self.name("attn.norm"), norm))
+    /// Input of the first sublayer.
+    fn sublayer_input(&self) -> Vec<f64> {
+        let x = self.norm_input();
+        self.spec.attn_norm.map_or(x.clone(), |norm| self.acts.norm(&x, &self.name("attn.norm"), norm))
     }
 
-    /// The stream after the first sublayer, before any norm of it.
-    fn middle(&self, contributions: &[Vec<f64>]) -> Vec<f64> {
+    /// The residual stream after the first sublayer, before any norm of it.
+    fn middle(&self, added: &[Vec<f64>]) -> Vec<f64> {
         let pre = self.at("resid_pre");
-        // A layer without a first sublayer has nothing to skip.
+        // Without a first sublayer there is no residual connection.
         let start = match self.spec.skip {
-            _ if self.parts().0.is_empty() => pre,
-            Skip::Stream => pre,
-            Skip::Normed { attn, .. } => scaled(&self.handed(), Some(attn)),
-            Skip::Gained => self.gained(&pre, "attn.skip"),
+            _ if self.contributions().0.is_empty() => pre,
+            Skip::Identity => pre,
+            Skip::Normed { attn, .. } => scale_by(&self.sublayer_input(), Some(attn)),
+            Skip::LearnedGain => self.apply_gain(&pre, "attn.skip"),
         };
-        contributions.iter().fold(start, |sum, x| plus(&sum, x))
+        added.iter().fold(start, |sum, x| plus(&sum, x))
     }
 
-    /// The stream that leaves, from the one in the middle.
+    /// The residual stream after the second sublayer, from the one after the first.
     fn end(&self, middle: &[f64], mlp: Option<&[f64]>) -> Vec<f64> {
-        let kept = match self.spec.skip {
+        let residual = match self.spec.skip {
             _ if self.spec.mlp.is_none() => middle.to_vec(),
-            Skip::Stream => middle.to_vec(),
+            Skip::Identity => middle.to_vec(),
             Skip::Normed { mlp, .. } => {
-                let normed = |norm| self.seen.norm(middle, &self.name("mlp.norm"), norm);
-                scaled(&self.spec.mlp_norm.map_or(middle.to_vec(), normed), Some(mlp))
+                let normed = |norm| self.acts.norm(middle, &self.name("mlp.norm"), norm);
+                scale_by(&self.spec.mlp_norm.map_or(middle.to_vec(), normed), Some(mlp))
             }
-            Skip::Gained => self.gained(middle, "mlp.skip"),
+            Skip::LearnedGain => self.apply_gain(middle, "mlp.skip"),
         };
-        mlp.map_or(kept.clone(), |mlp| plus(&kept, mlp))
+        mlp.map_or(residual.clone(), |mlp| plus(&residual, mlp))
     }
 
-    fn gained(&self, x: &[f64], name: &str) -> Vec<f64> {
-        learned(x, self.seen.vector(&self.name(name)).as_deref(), None)
+    fn apply_gain(&self, x: &[f64], name: &str) -> Vec<f64> {
+        affine(x, self.acts.vector(&self.name(name)).as_deref(), None)
     }
 
-    /// The whole layer from the values of the given points: `mlp_…` in the second sublayer, the others in the first.
-    fn whole(&self, points: &[&str]) -> Vec<f64> {
+    /// The layer's output from the values of these points: `mlp_…` in the second sublayer, the
+    /// others in the first.
+    fn output(&self, points: &[&str]) -> Vec<f64> {
         let (mlp, first): (Vec<&&str>, Vec<&&str>) = points.iter().partition(|point| point.starts_with("mlp"));
         let middle = self.middle(&first.iter().map(|point| self.at(point)).collect::<Vec<_>>());
         let mlp = mlp.first().map(|point| self.at(point));
-        scaled(&self.end(&middle, mlp.as_deref()), self.spec.out_scale)
+        scale_by(&self.end(&middle, mlp.as_deref()), self.spec.out_scale)
     }
 
-    /// Whether a norm or a multiplier stands between a sublayer's output and its contribution.
+    /// Whether a norm or a multiplier is applied to a sublayer's output before it is added.
     fn is_changed(&self, point: &str) -> bool {
         let (norm, by) = match point {
             "mlp_out_post" => (self.spec.mlp_post_norm, self.spec.mlp_multiplier),
@@ -94,62 +96,62 @@ impl Stream<'_> {
 }
 
 #[test]
-fn identity_2_contributions_add_up_to_the_stream() {
+fn identity_2_contributions_add_up_to_the_residual_stream() {
     let mut checked = 0;
     for case in golden::all() {
-        let seen = Seen::new(&case);
+        let acts = Activations::new(&case);
         for (layer, spec) in layers(&case) {
-            let stream = Stream { seen: &seen, layer, spec };
-            let (post, (_, all)) = (stream.at("resid_post"), stream.parts());
-            if spec.mlp_stream_norm.is_some() || spec.attn_stream_norm.is_some() {
-                // The original transformer norms the sum itself, so the plain identity must not hold there.
-                assert!(!same(&stream.whole(&all), &post), "{}: no norm of the stream", case.name);
+            let stream = ResidualStream { acts: &acts, layer, spec };
+            let (post, (_, all)) = (stream.at("resid_post"), stream.contributions());
+            if spec.mlp_post_residual_norm.is_some() || spec.attn_post_residual_norm.is_some() {
+                // Post-norm models normalize the sum, so the plain identity must not hold.
+                assert!(!same(&stream.output(&all), &post), "{}: the sum is not normalized", case.name);
                 continue;
             }
             let mut wrong = Vec::new();
             for point in &all {
-                let left: Vec<&str> = all.iter().copied().filter(|other| other != point).collect();
-                wrong.push((format!("{point} left out"), stream.whole(&left)));
+                let rest: Vec<&str> = all.iter().copied().filter(|other| other != point).collect();
+                wrong.push((format!("{point} omitted"), stream.output(&rest)));
                 let bare = point.trim_end_matches("_post");
                 if stream.is_changed(point) {
                     let swapped: Vec<&str> =
                         all.iter().map(|other| if other == point { bare } else { other }).collect();
-                    wrong.push((format!("{bare} in place of {point}"), stream.whole(&swapped)));
+                    wrong.push((format!("{bare} in place of {point}"), stream.output(&swapped)));
                 } else {
-                    assert_eq!(stream.at(bare), stream.at(point), "{}: nothing follows {bare}", case.name);
+                    assert_eq!(stream.at(bare), stream.at(point), "{}: {bare} and {point} differ", case.name);
                 }
             }
-            if spec.skip != Skip::Stream || spec.out_scale.is_some_and(|by| by != 1.0) {
+            if spec.skip != Skip::Identity || spec.out_scale.is_some_and(|by| by != 1.0) {
                 let plain = all.iter().fold(stream.at("resid_pre"), |sum, point| plus(&sum, &stream.at(point)));
-                wrong.push(("the stream itself skipping".into(), plain));
+                wrong.push(("an identity residual connection".into(), plain));
             }
             let wrong: Vec<(&str, Vec<f64>)> = wrong.iter().map(|(how, value)| (how.as_str(), value.clone())).collect();
-            seen.check("what skips + contributions = resid_post", &stream.whole(&all), &post, &wrong);
+            acts.check("residual + contributions = resid_post", &stream.output(&all), &post, &wrong);
             checked += 1;
         }
     }
-    assert!(checked >= 3, "some streams are sums");
+    assert!(checked >= 3, "some residual streams are sums");
 }
 
 #[test]
-fn identity_4_resid_mid_is_the_stream_after_the_first_sublayer_or_refused() {
+fn identity_4_resid_mid_is_the_residual_stream_after_the_first_sublayer_or_refused() {
     for case in golden::all() {
-        let seen = Seen::new(&case);
+        let acts = Activations::new(&case);
         for (layer, spec) in layers(&case) {
-            let stream = Stream { seen: &seen, layer, spec };
-            let (first, all) = stream.parts();
+            let stream = ResidualStream { acts: &acts, layer, spec };
+            let (first, all) = stream.contributions();
             if first.is_empty() || first.len() == all.len() {
-                let said = refusal(&case, &format!("layers.{layer}.resid_mid"));
-                assert!(said.contains("one sublayer") && said.contains("use resid_pre or resid_post"), "{said}");
+                let error = refusal(&case, &format!("layers.{layer}.resid_mid"));
+                assert!(error.contains("one sublayer") && error.contains("use resid_pre or resid_post"), "{error}");
                 continue;
             }
             if spec.parallel {
-                let said = refusal(&case, &format!("layers.{layer}.resid_mid"));
+                let error = refusal(&case, &format!("layers.{layer}.resid_mid"));
                 assert!(
-                    said.contains("resid_mid")
-                        && said.contains("run in parallel")
-                        && said.contains("use resid_pre, attn_out_post or mlp_out_post"),
-                    "{said}"
+                    error.contains("resid_mid")
+                        && error.contains("run in parallel")
+                        && error.contains("use resid_pre, attn_out_post or mlp_out_post"),
+                    "{error}"
                 );
                 continue;
             }
@@ -164,31 +166,31 @@ fn identity_4_resid_mid_is_the_stream_after_the_first_sublayer_or_refused() {
                     stream.middle(&values(&bare.collect::<Vec<_>>())),
                 ));
             }
-            if let Some(norm) = spec.attn_stream_norm {
-                let ours = seen.norm(&sum, &stream.name("attn.stream_norm"), norm);
+            if let Some(norm) = spec.attn_post_residual_norm {
+                let ours = acts.norm(&sum, &stream.name("attn.stream_norm"), norm);
                 wrong.push(("no norm", sum));
-                seen.check("norm(resid_pre + contributions) = resid_mid", &ours, &mid, &wrong);
+                acts.check("norm(resid_pre + contributions) = resid_mid", &ours, &mid, &wrong);
             } else {
-                seen.check("resid_pre + contributions = resid_mid", &sum, &mid, &wrong);
+                acts.check("resid_pre + contributions = resid_mid", &sum, &mid, &wrong);
             }
-            if let Some(norm) = spec.mlp_stream_norm {
+            if let Some(norm) = spec.mlp_post_residual_norm {
                 let sum = stream.end(&mid, Some(&stream.at("mlp_out_post")));
-                let ours = scaled(&seen.norm(&sum, &stream.name("mlp.stream_norm"), norm), spec.out_scale);
+                let ours = scale_by(&acts.norm(&sum, &stream.name("mlp.stream_norm"), norm), spec.out_scale);
                 let wrong = [("no norm", sum)];
-                seen.check("norm(resid_mid + mlp_out_post) = resid_post", &ours, &stream.at("resid_post"), &wrong);
+                acts.check("norm(resid_mid + mlp_out_post) = resid_post", &ours, &stream.at("resid_post"), &wrong);
             }
         }
     }
 }
 
 #[test]
-fn identity_5_a_layer_enters_where_the_one_before_left() {
+fn identity_5_resid_pre_is_resid_post_of_the_layer_before() {
     for case in golden::all() {
-        let seen = Seen::new(&case);
+        let acts = Activations::new(&case);
         for layer in 1..case.layers() {
-            assert_eq!(seen.layer(layer - 1, "resid_post"), seen.layer(layer, "resid_pre"), "{}", case.name);
+            assert_eq!(acts.layer(layer - 1, "resid_post"), acts.layer(layer, "resid_pre"), "{}", case.name);
             assert!(
-                !same(&seen.layer(layer, "resid_post"), &seen.layer(layer, "resid_pre")),
+                !same(&acts.layer(layer, "resid_post"), &acts.layer(layer, "resid_pre")),
                 "{}: layer {layer} does nothing",
                 case.name
             );
@@ -199,39 +201,39 @@ fn identity_5_a_layer_enters_where_the_one_before_left() {
 #[test]
 fn identity_9_the_head_of_the_final_norm_is_the_logits() {
     for case in golden::all() {
-        let seen = Seen::new(&case);
+        let acts = Activations::new(&case);
         let architecture = case.loaded.model.program().architecture();
-        let (last, head) = (seen.layer(case.layers() - 1, "resid_post"), &architecture.head);
+        let (last, head) = (acts.layer(case.layers() - 1, "resid_post"), &architecture.head);
         let table = if head.tied { "embed" } else { "head" };
         let decode = |x: &[f64]| {
             let x = match head.transform {
                 Some(transform) => {
-                    let made = seen.product(x, "head.transform");
-                    let made: Vec<f64> = made.iter().map(|&x| activate(transform.activation, x)).collect();
+                    let hidden = acts.linear(x, "head.transform");
+                    let hidden: Vec<f64> = hidden.iter().map(|&x| activate(transform.activation, x)).collect();
                     let width = head.table_width.unwrap_or(architecture.width);
-                    seen.norm_of(&made, "head.norm", transform.norm, width)
+                    acts.norm_of(&hidden, "head.norm", transform.norm, width)
                 }
-                None if head.table_width.is_some() => seen.product(x, "head.project"),
+                None if head.table_width.is_some() => acts.linear(x, "head.project"),
                 None => x.to_vec(),
             };
             let scale = head.scale.unwrap_or(1.0) as f64;
-            let bare = product(&x, &seen.matrix(table), seen.vector("head.bias").as_deref());
+            let bare = linear(&x, &acts.matrix(table), acts.vector("head.bias").as_deref());
             (bare.clone(), soft_cap(&bare.iter().map(|x| x * scale).collect::<Vec<_>>(), head.soft_cap))
         };
-        let normed = architecture.final_norm.map_or(last.clone(), |norm| seen.norm(&last, "final_norm", norm));
-        let (lm_head, logits) = (seen.site("lm_head"), seen.site("logits"));
-        let mut wrong = vec![("the layer before", decode(&seen.layer(case.layers() - 2, "resid_post")).1)];
+        let normed = architecture.final_norm.map_or(last.clone(), |norm| acts.norm(&last, "final_norm", norm));
+        let (lm_head, logits) = (acts.site("lm_head"), acts.site("logits"));
+        let mut wrong = vec![("the layer before", decode(&acts.layer(case.layers() - 2, "resid_post")).1)];
         if let Some(norm) = architecture.final_norm {
-            seen.check(
+            acts.check(
                 "norm(resid_post) = final_norm",
                 &normed,
-                &seen.site("final_norm"),
+                &acts.site("final_norm"),
                 &[("no norm", last.clone())],
             );
             wrong.push(("no final norm", decode(&last).1));
-            // Norming twice is norming once where nothing is learned.
+            // Without a gain, normalizing twice is the same as once.
             if norm.gain != Gain::None {
-                wrong.push(("two final norms", decode(&seen.norm(&normed, "final_norm", norm)).1));
+                wrong.push(("two final norms", decode(&acts.norm(&normed, "final_norm", norm)).1));
             }
         } else {
             assert!(refusal(&case, "final_norm").contains("no final norm"), "{}", case.name);
@@ -239,53 +241,61 @@ fn identity_9_the_head_of_the_final_norm_is_the_logits() {
         if head.soft_cap.is_some() {
             wrong.push(("no soft cap", lm_head.clone()));
         }
-        seen.check("head(final_norm) = lm_head", &decode(&normed).0, &lm_head, &[]);
-        seen.check("head(final_norm), capped = logits", &decode(&normed).1, &logits, &wrong);
-        let best = |x: &[f64]| {
+        acts.check("head(final_norm) = lm_head", &decode(&normed).0, &lm_head, &[]);
+        acts.check("head(final_norm), capped = logits", &decode(&normed).1, &logits, &wrong);
+        let top_tokens = |x: &[f64]| {
             x.chunks_exact(architecture.vocab)
                 .map(|x| (0..x.len()).max_by(|&a, &b| x[a].total_cmp(&x[b])))
                 .collect::<Vec<_>>()
         };
-        assert_eq!(best(&decode(&normed).1), best(&logits), "{}: the lens of the last layer is the model", case.name);
+        assert_eq!(
+            top_tokens(&decode(&normed).1),
+            top_tokens(&logits),
+            "{}: the logit lens of the last layer gives the model's top tokens",
+            case.name
+        );
     }
 }
 
 #[test]
 fn identity_10_norms_divide_then_apply_their_gain() {
     for case in golden::all() {
-        let seen = Seen::new(&case);
+        let acts = Activations::new(&case);
         let width = case.loaded.model.program().architecture().width;
-        let check = |place: &str, weights: &str, norm: Norm, x: Vec<f64>, out: Vec<f64>| {
-            let (gain, bias) = (seen.vector(&format!("{weights}.gain")), seen.vector(&format!("{weights}.bias")));
-            let ours = seen.site(&format!("{place}_normed"));
-            let (values, scales) = normed(&x, width, norm);
-            seen.check("the scale", &scales, &seen.site(&format!("{place}_scale")), &[]);
-            // A norm without a gain has nothing after the division, and no wrong gain to be told from the right one.
+        let check = |point: &str, weights: &str, norm: Norm, x: Vec<f64>, out: Vec<f64>| {
+            let (gain, bias) = (acts.vector(&format!("{weights}.gain")), acts.vector(&format!("{weights}.bias")));
+            let ours = acts.site(&format!("{point}_normed"));
+            let (values, scales) = normalize(&x, width, norm);
+            acts.check("the scale", &scales, &acts.site(&format!("{point}_scale")), &[]);
+            // A norm without a gain ends with the division, so there is no wrong gain to compare
+            // with.
             if norm.gain == Gain::None {
-                // Norming again what a norm without a gain has made, as the embeddings of one family, changes nothing.
+                // Normalizing a normalized input changes nothing (one family normalizes its
+                // embeddings).
                 let again = scales.iter().all(|scale| (scale - 1.0).abs() < 1e-3);
                 let wrong = if again { vec![] } else { vec![("the input itself", x.clone())] };
-                seen.check("x / scale = normed", &values, &ours, &wrong);
-                assert_eq!(ours, out, "{}: nothing follows the division", case.name);
+                acts.check("x / scale = normed", &values, &ours, &wrong);
+                assert_eq!(ours, out, "{}: the output is not x / scale", case.name);
                 return;
             }
-            seen.check("x / scale = normed", &values, &ours, &[("the gain already in", out.clone())]);
-            let gained = |by: f64| gain.as_ref().map(|gain| gain.iter().map(|g| g + by).collect::<Vec<f64>>());
-            let with = |gain: Option<Vec<f64>>| learned(&ours, gain.as_deref(), bias.as_deref());
-            let wrong = [("one more in the gain", with(gained(1.0))), ("one less in the gain", with(gained(-1.0)))];
-            seen.check("normed · gain + bias = out", &with(gained(0.0)), &out, &wrong);
+            acts.check("x / scale = normed", &values, &ours, &[("the gain applied", out.clone())]);
+            let gain_plus = |by: f64| gain.as_ref().map(|gain| gain.iter().map(|g| g + by).collect::<Vec<f64>>());
+            let with = |gain: Option<Vec<f64>>| affine(&ours, gain.as_deref(), bias.as_deref());
+            let wrong =
+                [("one more in the gain", with(gain_plus(1.0))), ("one less in the gain", with(gain_plus(-1.0)))];
+            acts.check("normed · gain + bias = out", &with(gain_plus(0.0)), &out, &wrong);
         };
         for (layer, spec) in layers(&case) {
             let at = |point: &str| format!("layers.{layer}.{point}");
-            let stream = Stream { seen: &seen, layer, spec };
+            let stream = ResidualStream { acts: &acts, layer, spec };
             let mixes = spec.attention.is_some() || spec.recurrence.is_some();
-            // The first sublayer's input: as it is for a recurrence, perhaps multiplied for attention.
-            let handed = || match &spec.recurrence {
-                Some(_) => seen.site(&at("mixer_in")),
-                None => scaled(&seen.site(&at("attn_in")), spec.attn_in_scale.map(|by| 1.0 / by)),
+            // Input of the first sublayer. Attention may multiply it; a recurrence does not.
+            let input = || match &spec.recurrence {
+                Some(_) => acts.site(&at("mixer_in")),
+                None => scale_by(&acts.site(&at("attn_in")), spec.attn_in_scale.map(|by| 1.0 / by)),
             };
             if let Some(norm) = spec.attn_norm.filter(|_| mixes) {
-                check(&at("attn"), &at("attn.norm"), norm, stream.read(), handed());
+                check(&at("attn"), &at("attn.norm"), norm, stream.norm_input(), input());
             } else {
                 assert!(
                     refusal(&case, &at("attn_normed")).contains("no norm before its attention or recurrence"),
@@ -293,48 +303,48 @@ fn identity_10_norms_divide_then_apply_their_gain() {
                     case.name
                 );
                 if mixes {
-                    assert!(same(&handed(), &stream.read()), "{}: it reads the stream itself", case.name);
+                    assert!(
+                        same(&input(), &stream.norm_input()),
+                        "{}: without a norm it reads the residual stream",
+                        case.name
+                    );
                 }
             }
             if spec.attention.is_some() && spec.recurrence.is_some() {
-                let ours = scaled(&seen.site(&at("mixer_in")), spec.attn_in_scale);
-                assert!(same(&ours, &seen.site(&at("attn_in"))), "{}: both read the same norm", case.name);
+                let ours = scale_by(&acts.site(&at("mixer_in")), spec.attn_in_scale);
+                assert!(same(&ours, &acts.site(&at("attn_in"))), "{}: both read the same norm", case.name);
             }
             if let Some(norm) = spec.mlp_norm.filter(|_| spec.mlp.is_some()) {
-                let read = if spec.parallel || !mixes { "resid_pre" } else { "resid_mid" };
-                check(&at("mlp"), &at("mlp.norm"), norm, seen.site(&at(read)), seen.site(&at("mlp_in")));
+                let source = if spec.parallel || !mixes { "resid_pre" } else { "resid_mid" };
+                check(&at("mlp"), &at("mlp.norm"), norm, acts.site(&at(source)), acts.site(&at("mlp_in")));
             } else if let Some(shared) = &spec.shared {
                 let name = format!("shared.{}.mlp.norm", shared.block);
-                check(&at("mlp"), &name, shared.mlp_norm, seen.site(&at("attn_out")), seen.site(&at("mlp_in")));
+                check(&at("mlp"), &name, shared.mlp_norm, acts.site(&at("attn_out")), acts.site(&at("mlp_in")));
                 for point in ["attn_out_post", "mlp_out_post"] {
                     assert!(refusal(&case, &at(point)).contains("they feed its recurrence"), "{}", case.name);
                 }
             } else {
-                assert!(
-                    refusal(&case, &at("mlp_scale")).contains("no norm of its own before the MLP"),
-                    "{}",
-                    case.name
-                );
+                assert!(refusal(&case, &at("mlp_scale")).contains("no separate norm before the MLP"), "{}", case.name);
             }
         }
         if let Some(norm) = case.loaded.model.program().architecture().final_norm {
             let last = format!("layers.{}.resid_post", case.layers() - 1);
-            check("final", "final_norm", norm, seen.site(&last), seen.site("final_norm"));
+            check("final", "final_norm", norm, acts.site(&last), acts.site("final_norm"));
         }
     }
 }
 
 #[test]
-fn identity_11_embeddings_and_all_contributions_add_up_to_the_last_stream() {
+fn identity_11_embeddings_and_all_contributions_add_up_to_the_last_residual_stream() {
     for case in golden::all() {
-        let seen = Seen::new(&case);
+        let acts = Activations::new(&case);
         let embedding = &case.loaded.model.program().architecture().embedding;
-        let multiplied = |by: f64| seen.site("embed").iter().map(|x| x * by).collect::<Vec<f64>>();
+        let multiplied = |by: f64| acts.site("embed").iter().map(|x| x * by).collect::<Vec<f64>>();
         let scale = embedding.scale.unwrap_or(1.0) as f64;
         let project = |x: Vec<f64>, now: bool| {
-            if embedding.table_width.is_some() && now { seen.product(&x, "embed.project") } else { x }
+            if embedding.table_width.is_some() && now { acts.linear(&x, "embed.project") } else { x }
         };
-        // A projection comes before what is added, or after everything.
+        // The projection comes before positions and segments are added, or last.
         let first = |x: Vec<f64>| project(x, !embedding.projected_last);
         let mut start = first(multiplied(scale));
         let mut wrong = vec![("twice the embedding", first(multiplied(2.0 * scale)))];
@@ -344,28 +354,29 @@ fn identity_11_embeddings_and_all_contributions_add_up_to_the_last_stream() {
         match embedding.positions {
             Some(_) => {
                 wrong.push(("no positions", start.clone()));
-                start = plus(&start, &seen.site("pos_embed"));
+                start = plus(&start, &acts.site("pos_embed"));
             }
             None => assert!(refusal(&case, "pos_embed").contains("no absolute positions"), "{}", case.name),
         }
         if embedding.segments.is_some() {
             wrong.push(("no segment", start.clone()));
-            let row = seen.matrix("segment_embed").remove(0);
-            start = learned(&start, None, Some(&row));
+            let row = acts.matrix("segment_embed").remove(0);
+            start = affine(&start, None, Some(&row));
         }
         if let Some(norm) = embedding.norm {
-            // What was wrong before the norm may be right behind it: a norm forgets how large its input is.
+            // A norm ignores the scale of its input, so the wrong values so far may be right after
+            // it.
             wrong = vec![("no norm of the embedding", start.clone())];
-            start = seen.norm_of(&start, "embed.norm", norm, start.len() / seen.tokens);
+            start = acts.norm_of(&start, "embed.norm", norm, start.len() / acts.tokens);
         }
         let last = |x: Vec<f64>| project(x, embedding.projected_last);
         let wrong: Vec<(&str, Vec<f64>)> = wrong.into_iter().map(|(how, value)| (how, last(value))).collect();
         let start = last(start);
-        seen.check("embeddings = resid_pre of layer 0", &start, &seen.layer(0, "resid_pre"), &wrong);
-        // Where a layer norms, scales or gains the stream itself, its contributions reach the end changed.
+        acts.check("embeddings = resid_pre of layer 0", &start, &acts.layer(0, "resid_pre"), &wrong);
+        // Layers that normalize or scale the residual stream change earlier contributions.
         let plain = |spec: &Layer| {
-            let norms = spec.mlp_stream_norm.or(spec.attn_stream_norm);
-            norms.is_none() && spec.skip == Skip::Stream && spec.out_scale.is_none()
+            let norms = spec.mlp_post_residual_norm.or(spec.attn_post_residual_norm);
+            norms.is_none() && spec.skip == Skip::Identity && spec.out_scale.is_none()
         };
         if !layers(&case).all(|(_, spec)| plain(spec)) {
             continue;
@@ -374,13 +385,13 @@ fn identity_11_embeddings_and_all_contributions_add_up_to_the_last_stream() {
             layers(&case)
                 .take(depth)
                 .flat_map(|(layer, spec)| {
-                    let points = Stream { seen: &seen, layer, spec }.parts().1;
-                    points.into_iter().map(|point| seen.layer(layer, point)).collect::<Vec<_>>()
+                    let points = ResidualStream { acts: &acts, layer, spec }.contributions().1;
+                    points.into_iter().map(|point| acts.layer(layer, point)).collect::<Vec<_>>()
                 })
                 .fold(start, |sum, x| plus(&sum, &x))
         };
-        let truth = seen.layer(case.layers() - 1, "resid_post");
-        let wrong = [("one layer left out", all(start.clone(), case.layers() - 1))];
-        seen.check("embeddings + all contributions = the last stream", &all(start, case.layers()), &truth, &wrong);
+        let truth = acts.layer(case.layers() - 1, "resid_post");
+        let wrong = [("one layer omitted", all(start.clone(), case.layers() - 1))];
+        acts.check("embeddings + all contributions = the last resid_post", &all(start, case.layers()), &truth, &wrong);
     }
 }

@@ -1,6 +1,7 @@
-//! The tests of the crate, in one binary: golden models against transformers, promises about rows, plans and gradients, files good and bad.
+//! Integration tests of pellucid-models, in one binary: golden models against transformers,
+//! guarantees about rows, plans and gradients, and valid and malformed files.
 //!
-//! Golden cases and changed copies of them come from the crate `golden` (crates/golden).
+//! Golden cases and modified copies of them come from the crate `golden` (crates/golden).
 
 // Helpers.
 mod directories;
@@ -27,13 +28,13 @@ mod inspect_bad;
 mod inspect_kinds;
 mod invariants;
 mod metrics;
+mod name_variants;
 mod names;
 mod parity;
 mod pickles;
 mod plans;
-mod quantised;
+mod quantized;
 mod real_weights;
-mod repairs;
 mod rows;
 mod sae_layouts;
 mod steps;

@@ -1,4 +1,5 @@
-//! Gradients of a plan's metrics: through values, edits and rows, read and changed on their way.
+//! Gradients of a plan's metrics: through values, edits and rows, and with taps that read or change
+//! them.
 
 use crate::test_plans::{at, capture, direction, from, set};
 use golden::Case;
@@ -15,11 +16,11 @@ fn grad(site: &str, action: Action) -> Tap {
     Tap::new(site, Action::Grad { metric: 0, action: Box::new(action) })
 }
 
-fn captured(site: &str) -> Tap {
+fn capture_grad(site: &str) -> Tap {
     grad(site, Action::Capture(None))
 }
 
-fn go(case: &Case, rows: &[Vec<u32>], plan: &Plan) -> Run {
+fn run_plan(case: &Case, rows: &[Vec<u32>], plan: &Plan) -> Run {
     case.loaded.model.run(rows, plan, &RunOptions::default()).unwrap_or_else(|e| panic!("{}: {e}", case.name))
 }
 
@@ -27,8 +28,8 @@ fn two_rows(case: &Case) -> Vec<Vec<u32>> {
     vec![case.ids.clone(), case.ids.iter().rev().take(7).copied().collect()]
 }
 
-/// The logarithm of the probability of token 7 after each row, added up.
-fn log_probability(plan: &mut Plan) {
+/// Adds a metric: the log-probability of token 7 after each row, summed over rows.
+fn add_log_probability(plan: &mut Plan) {
     let logits = plan.read(read("logits").positions(at("last")));
     let logs = plan.value(Expr::Softmax { of: logits, axis: -1, log: true });
     let one = plan.value(Expr::Index { of: logs, picks: vec![Pick::At(0), Pick::At(7)] });
@@ -37,11 +38,12 @@ fn log_probability(plan: &mut Plan) {
     plan.save.push(sum);
 }
 
-/// The metric's change when `site` of a row moves by a little along a direction, and what the captured gradient says of it.
+/// Compares the gradient at `site` in `row` with a central difference of the metric along one
+/// direction. The shift is inserted as tap `order`.
 fn compare(case: &Case, rows: &[Vec<u32>], plan: &Plan, site: &str, row: usize, order: usize) {
     let metric = plan.metrics[0];
-    let gradient = plan.clone().with(captured(site));
-    let run = go(case, rows, &gradient);
+    let gradient = plan.clone().with(capture_grad(site));
+    let run = run_plan(case, rows, &gradient);
     let mut found = run.captures.iter().filter(|capture| capture.row == row && capture.tap == plan.taps.len());
     let gradient = found.next_back().expect("a gradient of the row").array.clone();
     let step = direction(gradient.values().len());
@@ -50,35 +52,35 @@ fn compare(case: &Case, rows: &[Vec<u32>], plan: &Plan, site: &str, row: usize, 
     let expected: f32 = gradient.values().iter().zip(&step).map(|(g, d)| g * d).sum();
     let moved = |by: f32| {
         let mut plan = plan.clone();
-        let numbers = step.iter().map(|x| x * by).collect();
-        let shift = plan.value(Expr::Constant(Array::new(gradient.shape().to_vec(), numbers)));
-        // The gradient is that at its tap's own place in the order.
+        let values = step.iter().map(|x| x * by).collect();
+        let shift = plan.value(Expr::Constant(Array::new(gradient.shape().to_vec(), values)));
+        // The gradient is with respect to the site's value at this index in tap order.
         plan.taps.insert(order, Tap::new(site, Action::Add { operand: Operand::Value(shift), scale: 1.0 }).rows([row]));
         for value in &mut plan.values {
             if let Expr::Read(tap) = &mut value.expr {
                 *tap += (*tap >= order) as usize;
             }
         }
-        go(case, rows, &plan).value(metric, 0).unwrap().values()[0]
+        run_plan(case, rows, &plan).value(metric, 0).unwrap().values()[0]
     };
     let scale = gradient.values().iter().map(|x| x * x).sum::<f32>().sqrt().max(1e-3);
-    // Steep functions bend soon.
+    // A steeper metric needs a smaller step.
     let by = 0.02 / scale.max(1.0);
     let found = (moved(by) - moved(-by)) / (2.0 * by);
     assert!(
         (found - expected).abs() < 0.02 * scale,
-        "{}: {site} of row {row}: {found} by differences, {expected} by gradient (length {scale})",
+        "{}: {site} of row {row}: {found} by finite differences, {expected} by gradient (norm {scale})",
         case.name
     );
 }
 
 #[test]
-fn a_metrics_gradient_is_its_slope() {
+fn a_metrics_gradient_agrees_with_finite_differences() {
     for name in ["llama", "gpt2", "gemma3_text", "mixtral", "mamba", "qwen3_next"] {
         let case = golden::case(name);
         let rows = two_rows(&case);
         let mut plan = Plan::default();
-        log_probability(&mut plan);
+        add_log_probability(&mut plan);
         for site in ["embed", "layers.0.resid_post", "layers.1.resid_pre", "final_norm"] {
             for row in 0..2 {
                 compare(&case, &rows, &plan, site, row, plan.taps.len());
@@ -105,7 +107,7 @@ fn gradients_pass_through_edits() {
     for taps in edits {
         let mut plan = Plan::of(taps);
         let order = plan.taps.len();
-        log_probability(&mut plan);
+        add_log_probability(&mut plan);
         for row in 0..2 {
             compare(&case, &rows, &plan, "layers.0.resid_post", row, order);
         }
@@ -113,12 +115,12 @@ fn gradients_pass_through_edits() {
 }
 
 #[test]
-fn as_many_heads_as_positions_are_not_taken_for_attention() {
+fn as_many_heads_as_positions_are_not_mistaken_for_attention() {
     let case = golden::case("llama");
     let from = FromSite { site: Some("layers.0.z".into()), rows: Some(vec![0]), positions: Some(at("1")) };
     let edit = set("layers.1.z", Operand::From(from)).rows([1]).heads([0, 1]).positions(at("2,3"));
     let mut plan = Plan::of([edit]);
-    // Only row 1 is asked, so that all of row 0's gradient comes through the edit.
+    // The metric reads only row 1, so that row 0's gradient comes through the edit alone.
     let logits = plan.read(read("logits").rows([1]).positions(at("last")));
     let one = plan.value(Expr::Index { of: logits, picks: vec![Pick::At(0), Pick::At(7)] });
     let sum = plan.value(Expr::Across { of: one, how: Across::Sum });
@@ -130,7 +132,8 @@ fn as_many_heads_as_positions_are_not_taken_for_attention() {
 fn gradients_pass_through_values() {
     let case = golden::case("llama");
     let rows = two_rows(&case);
-    // Row 0's stream, squashed, is written into row 1 later; and the MLP runs once more on what it made.
+    // tanh of row 0's residual stream is added to row 1 at a later layer, and half of the last
+    // MLP's output is computed and added a second time.
     let mut plan = Plan::default();
     let h = plan.read(read("layers.0.resid_post").rows([0]).positions(at("2")));
     let squashed = plan.value(Expr::Map(Map::Activation(Activation::Tanh), h));
@@ -143,12 +146,12 @@ fn gradients_pass_through_values() {
     let again = plan.value(Expr::Through { of: mlp, from: "layers.2.mlp_in".into(), to: "layers.2.mlp_out".into() });
     let mut plan =
         plan.clone().with(Tap::new("layers.2.mlp_out", Action::Add { operand: Operand::Value(again), scale: 0.5 }));
-    log_probability(&mut plan);
+    add_log_probability(&mut plan);
     for row in 0..2 {
         compare(&case, &rows, &plan, "embed", row, 0);
         compare(&case, &rows, &plan, "layers.0.resid_mid", row, 0);
     }
-    // A metric of the stream through the model's own end.
+    // A metric of the logit lens: final norm and unembedding of a middle layer.
     let mut plan = Plan::default();
     let h = plan.read(read("layers.1.resid_post").positions(at("last")));
     let logits = plan.value(Expr::Unembed(h));
@@ -159,29 +162,30 @@ fn gradients_pass_through_values() {
 }
 
 #[test]
-fn gradients_are_read_and_changed_on_their_way() {
+fn taps_read_and_change_gradients() {
     let case = golden::case("gpt2");
     let rows = vec![case.ids.clone()];
     let mut base = Plan::default();
-    log_probability(&mut base);
-    let plain = go(&case, &rows, &base.clone().gradient("layers.0.resid_post").gradient("layers.1.resid_post"));
+    add_log_probability(&mut base);
+    let plain = run_plan(&case, &rows, &base.clone().gradient("layers.0.resid_post").gradient("layers.1.resid_post"));
     let (first, second) = (&plain.captures[0].array, &plain.captures[1].array);
-    // Zeroed above, it reads back as zero and is zero below.
+    // Zeroed at layer 2, it reads as zero there and at layer 0.
     let zeroed = base
         .clone()
-        .with(captured("layers.0.resid_post"))
-        .with(captured("layers.2.resid_post"))
+        .with(capture_grad("layers.0.resid_post"))
+        .with(capture_grad("layers.2.resid_post"))
         .with(grad("layers.2.resid_post", Action::Zero));
-    let run = go(&case, &rows, &zeroed);
+    let run = run_plan(&case, &rows, &zeroed);
     assert!(run.captures[0].array.values().iter().chain(run.captures[1].array.values()).all(|&g| g == 0.0));
-    // Scaled above, it is scaled below; it is read in the opposite order, so a tap before the edit sees it.
+    // Scaled at layer 1, it is scaled at layer 0. Gradient taps run in reverse order, so the tap
+    // listed before the edit sees the scaled gradient.
     let scaled = base
         .clone()
-        .with(captured("layers.1.resid_post"))
+        .with(capture_grad("layers.1.resid_post"))
         .with(grad("layers.1.resid_post", Action::Scale(3.0)))
-        .with(captured("layers.1.resid_post"))
-        .with(captured("layers.0.resid_post"));
-    let run = go(&case, &rows, &scaled);
+        .with(capture_grad("layers.1.resid_post"))
+        .with(capture_grad("layers.0.resid_post"));
+    let run = run_plan(&case, &rows, &scaled);
     for (a, b) in run.captures[0].array.values().iter().zip(second.values()) {
         assert!((a - 3.0 * b).abs() <= 1e-6 + 1e-4 * b.abs());
     }
@@ -189,14 +193,14 @@ fn gradients_are_read_and_changed_on_their_way() {
     for (a, b) in run.captures[2].array.values().iter().zip(first.values()) {
         assert!((a - 3.0 * b).abs() <= 1e-5 + 1e-3 * b.abs());
     }
-    // A value computed from activation and gradient: what attribution patching needs.
+    // Attribution patching: activation times gradient.
     let mut plan = base.clone();
     let h = plan.read(read("layers.1.resid_post"));
     let g = plan.read(grad("layers.1.resid_post", Action::Read));
     let product = plan.value(Expr::Combine(Combine::Mul, h, g));
     let by_token = plan.value(Expr::Fold { of: product, how: Fold::Sum, axis: Some(-1), keep: false });
     plan.save = vec![by_token];
-    let run = go(&case, &rows, &plan.with(capture("layers.1.resid_post")));
+    let run = run_plan(&case, &rows, &plan.with(capture("layers.1.resid_post")));
     for (token, &x) in run.value(by_token, 0).unwrap().values().iter().enumerate() {
         let h = run.captures[0].array.row(token);
         let expected: f32 = h.iter().zip(second.row(token)).map(|(h, g)| h * g).sum();
@@ -209,12 +213,12 @@ fn several_metrics_share_a_run() {
     let case = golden::case("llama");
     let rows = two_rows(&case);
     let mut plan = Plan::default();
-    log_probability(&mut plan);
+    add_log_probability(&mut plan);
     let twice = plan.value(Expr::Combine(Combine::Add, plan.metrics[0], plan.metrics[0]));
     plan.metrics.push(twice);
     let site = "layers.0.resid_post";
     let second = Tap::new(site, Action::Grad { metric: 1, action: Box::new(Action::Capture(None)) });
-    let run = go(&case, &rows, &plan.gradient(site).with(second));
+    let run = run_plan(&case, &rows, &plan.gradient(site).with(second));
     for row in 0..2 {
         let (one, two) = (&run.captures[row].array, &run.captures[2 + row].array);
         assert!(one.values().iter().zip(two.values()).all(|(a, b)| (2.0 * a - b).abs() <= 1e-6));
@@ -223,33 +227,33 @@ fn several_metrics_share_a_run() {
 }
 
 #[test]
-fn recomputing_changes_nothing() {
+fn gradient_checkpointing_changes_no_bit() {
     for name in ["llama", "gemma3_text", "mamba"] {
         let case = golden::case(name);
         let rows = two_rows(&case);
         let mut plan = Plan::of([Tap::new("layers.1.resid_post", Action::Scale(0.5)).positions(at("-2:"))]);
-        log_probability(&mut plan);
+        add_log_probability(&mut plan);
         let plan = plan.gradient("layers.*.resid_post").gradient("embed");
         let model = &case.loaded.model;
-        let kept = model.run(&rows, &plan, &RunOptions::default()).unwrap();
-        let again = model.run(&rows, &plan, &RunOptions { recompute: true, ..RunOptions::default() }).unwrap();
-        for (a, b) in kept.captures.iter().zip(&again.captures) {
+        let stored = model.run(&rows, &plan, &RunOptions::default()).unwrap();
+        let recomputed = model.run(&rows, &plan, &RunOptions { recompute: true, ..RunOptions::default() }).unwrap();
+        for (a, b) in stored.captures.iter().zip(&recomputed.captures) {
             assert_eq!(a.array, b.array, "{name}: {} of row {}", a.site, a.row);
         }
     }
 }
 
 #[test]
-fn gradients_that_cannot_be_are_refused() {
+fn unavailable_gradients_are_refused() {
     let case = golden::case("mixtral");
     let rows = two_rows(&case);
     let mut base = Plan::default();
-    log_probability(&mut base);
+    add_log_probability(&mut base);
     let refused = |plan: Plan, words: &[&str]| {
         let problem = case.loaded.model.run(&rows, &plan, &RunOptions::default()).unwrap_err().to_string();
-        words.iter().for_each(|word| assert!(problem.contains(word), "{problem:?} does not say {word:?}"));
+        words.iter().for_each(|word| assert!(problem.contains(word), "{problem:?} does not contain {word:?}"));
     };
-    refused(base.clone().gradient("layers.0.expert_indices"), &["expert_indices", "choice"]);
+    refused(base.clone().gradient("layers.0.expert_indices"), &["expert_indices", "no gradient"]);
     refused(Plan::default().gradient("embed"), &["embed", "metric 0"]);
     let capped = Action::Cap { vector: Operand::Vector(direction(32)), min: None, max: Some(1.0) };
     refused(base.clone().with(Tap::new("layers.1.resid_post", capped)).gradient("embed"), &["cap"]);
@@ -258,11 +262,11 @@ fn gradients_that_cannot_be_are_refused() {
     let sum = Function(Arc::new(|of: &[Array]| Ok(Array::new(vec![], vec![of[0].values().iter().sum()]))));
     let metric = plan.value(Expr::Call { function: sum, of: vec![logits] });
     plan.metrics = vec![metric];
-    refused(plan.gradient("embed"), &["function of arrays"]);
+    refused(plan.gradient("embed"), &["opaque function"]);
     let mut plan = base.clone();
     let g = plan.read(grad("layers.0.resid_post", Action::Read));
     refused(
         plan.with(set("layers.1.resid_post", Operand::Value(g))).with(capture("logits")),
-        &["gradient", "after the run"],
+        &["gradient", "after the forward pass"],
     );
 }

@@ -1,11 +1,11 @@
-//! Names of sites in every vocabulary, refusals of what does not exist, and plans as JSON.
+//! Site names in every naming scheme, errors for missing sites, and plans as JSON.
 
 use crate::test_plans::{add, at, bits, call, capture, direction, plan, set};
 use pellucid_engine::plan::FromSite;
 use pellucid_engine::{Action, Operand, Phase, Plan, Point, Positions, Reduce, Tap};
 
 #[test]
-fn every_vocabulary_names_the_same_sites() {
+fn every_naming_scheme_names_the_same_sites() {
     let llama = golden::case("llama");
     for (name, site) in [
         ("blocks.1.hook_resid_pre", "layers.1.resid_pre"),
@@ -33,7 +33,7 @@ fn every_vocabulary_names_the_same_sites() {
         ("pattern0", "layers.0.attn_probs"),
         ("pre1", "layers.1.mlp_pre"),
         ("post1", "layers.1.mlp_act"),
-        // The contribution in TransformerLens' short words, the raw output in interp-engine's.
+        // The contribution in TransformerLens' short names, the raw output in interp-engine's.
         ("mlp_out1", "layers.1.mlp_out_post"),
         ("mlp_out.1", "layers.1.mlp_out"),
         ("attn_out.1", "layers.1.attn_out"),
@@ -80,13 +80,13 @@ fn an_alias_captures_the_same_tensor() {
 }
 
 #[test]
-fn modules_that_return_the_running_stream_lend_no_alias() {
+fn modules_that_return_the_residual_stream_have_no_alias() {
     // BLOOM's attention and MLP modules add the residual themselves.
     let bloom = golden::case("bloom");
     for name in ["transformer.h.0.self_attention.output", "transformer.h.0.mlp.output"] {
         assert!(bloom.loaded.model.find(name).is_err(), "{name}");
     }
-    // And the names of TransformerLens that fire before the norm are nobody's.
+    // TransformerLens' hooks before the norm have no corresponding site.
     assert!(
         bloom.loaded.model.find("blocks.0.hook_mlp_in").is_err()
             && bloom.loaded.model.find("blocks.0.hook_attn_in").is_err()
@@ -94,7 +94,7 @@ fn modules_that_return_the_running_stream_lend_no_alias() {
 }
 
 #[test]
-fn an_unknown_name_gets_near_names() {
+fn an_unknown_name_gets_suggestions() {
     let case = golden::case("llama");
     for (name, near) in [
         ("layers.1.resid_pots", "`layers.1.resid_post`"),
@@ -103,7 +103,7 @@ fn an_unknown_name_gets_near_names() {
     ] {
         let error = case.loaded.model.find(name).expect_err("a typo");
         assert_eq!(error.to_string(), format!("no site is called `{name}`"));
-        assert!(error.remedy().unwrap().contains(near), "{name}: {error:?}");
+        assert!(error.remedy().unwrap().to_string().contains(near), "{name}: {error:?}");
     }
     for name in [
         "",
@@ -123,7 +123,8 @@ fn an_unknown_name_gets_near_names() {
     for name in ["layers.3.z", "layers.{0,3}.z", "layers.1-7.z", "layers.0-18446744073709551615.z", "z.3"] {
         let error = case.loaded.model.find(name).expect_err("past the last layer");
         assert!(
-            error.to_string().contains("there is no layer") && error.remedy() == Some("this model's layers are 0 to 2"),
+            error.to_string().contains("there is no layer")
+                && error.remedy() == Some(&"this model's layers are 0 to 2".into()),
             "{name}: {error}"
         );
     }
@@ -234,7 +235,7 @@ fn one_of_each() -> Vec<Tap> {
 }
 
 #[test]
-fn every_action_goes_through_json_and_back_and_means_the_same() {
+fn every_action_survives_a_json_round_trip() {
     let case = golden::case("llama");
     let inputs = [case.ids.clone(), case.ids[2..].to_vec()];
     for tap in one_of_each() {
@@ -242,7 +243,7 @@ fn every_action_goes_through_json_and_back_and_means_the_same() {
         assert_eq!(Plan::from_json(&json), Ok(plan([tap])), "{json}");
     }
     let built = plan(one_of_each());
-    let read = Plan::from_json(&built.to_json().expect("plain data")).expect("what was written");
+    let read = Plan::from_json(&built.to_json().expect("plain data")).expect("a valid plan");
     let (ours, theirs) = (case.run(&inputs, &built), case.run(&inputs, &read));
     assert_eq!(ours.captures.len(), 12);
     for (ours, theirs) in ours.captures.iter().zip(&theirs.captures) {
@@ -259,7 +260,7 @@ fn every_action_goes_through_json_and_back_and_means_the_same() {
 }
 
 #[test]
-fn the_designs_own_example_reads_as_it_is_meant() {
+fn an_example_plan_is_parsed() {
     let json = r#"{"taps": [
         {"site": "layers.*.resid_post", "capture": true, "positions": "last"},
         {"site": "layers.2.resid_post", "rows": [0], "positions": "-4:", "phase": "all", "add": {"vector": [1.0, 2.0], "scale": 4.0}},
@@ -279,31 +280,31 @@ fn the_designs_own_example_reads_as_it_is_meant() {
 }
 
 #[test]
-fn json_that_says_more_than_is_meant_is_refused() {
-    for (tap, said) in [
+fn invalid_json_plans_are_refused() {
+    for (tap, expected) in [
         (r#"{"site": "embed"}"#, "exactly one action"),
         (r#"{"site": "embed", "zero": true, "scale": 2}"#, "exactly one action"),
         (r#"{"site": "embed", "zreo": true}"#, "zreo"),
         (r#"{"zero": true}"#, "site"),
-        (r#"{"site": "embed", "zero": false}"#, "`zero` takes true"),
+        (r#"{"site": "embed", "zero": false}"#, "`zero` must be true"),
         (r#"{"site": "embed", "capture": {"reduce": "median"}}"#, "median"),
         (r#"{"site": "embed", "capture": {"reduce": {"topk": -1}}}"#, "-1"),
         (r#"{"site": "embed", "set": {"vector": [1], "scale": 3}}"#, "scale"),
         (r#"{"site": "embed", "set": {"vectr": [1]}}"#, "vectr"),
-        (r#"{"site": "embed", "set": null}"#, "a value is"),
+        (r#"{"site": "embed", "set": null}"#, "an operand is"),
         (r#"{"site": "embed", "set": [[1, 2], 3]}"#, "rows of numbers"),
-        (r#"{"site": "embed", "add": {"vector": [1], "scale": "much"}}"#, "`scale` takes a number"),
+        (r#"{"site": "embed", "add": {"vector": [1], "scale": "much"}}"#, "`scale` must be a number"),
         (r#"{"site": "embed", "project_out": {"vector": [1], "min": 1}}"#, "min"),
-        (r#"{"site": "embed", "cap": {"vector": [1]}}"#, "min, max or both"),
+        (r#"{"site": "embed", "cap": {"vector": [1]}}"#, "`min`, `max` or both"),
         (r#"{"site": "embed", "cap": {"vector": [1], "max": 1, "scale": 2}}"#, "scale"),
         (r#"{"site": "embed", "call": "f"}"#, "closure"),
-        (r#"{"site": "embed", "zero": true, "positions": 1.5}"#, "whole number"),
+        (r#"{"site": "embed", "zero": true, "positions": 1.5}"#, "integer"),
         (r#"{"site": "embed", "zero": true, "positions": {"tokn": "a"}}"#, "token"),
         (r#"{"site": "embed", "zero": true, "rows": [-1]}"#, "-1"),
         (r#"{"site": "embed", "zero": true, "phase": "later"}"#, "later"),
     ] {
         let error = Plan::from_json(&format!(r#"{{"taps": [{tap}]}}"#)).expect_err(tap);
-        assert!(error.contains(said), "{tap}: {error}");
+        assert!(error.contains(expected), "{tap}: {error}");
     }
     assert!(
         Plan::from_json(r#"{"taps": [], "tap": []}"#).is_err()

@@ -1,5 +1,5 @@
-//! Weights in torch's own files: the same tensors as safetensors, and nothing is ever executed. The files of `tests/pickles` are
-//! torch's (tests/golden/pickles.py); the others are written here.
+//! Checkpoints of torch (pickles): the same tensors as safetensors, and no code is ever executed.
+//! torch wrote the files in `tests/pickles` (tests/golden/pickles.py); the tests write the others.
 
 use golden::temp_models::{self, Tensors, logits};
 use pellucid_models::checkpoint::Checkpoint;
@@ -9,13 +9,13 @@ use safetensors::Dtype;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-fn made_by_torch(name: &str) -> PathBuf {
+fn torch_file(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/pickles").join(name)
 }
 
 fn refusal(path: &Path) -> (String, String) {
     let error = Checkpoint::open_file(path).map(|_| ()).expect_err("refused");
-    (error.to_string(), error.remedy().unwrap_or_default().to_owned())
+    (error.to_string(), error.remedy().map(ToString::to_string).unwrap_or_default())
 }
 
 /// Writes a pickle as torch does.
@@ -64,10 +64,10 @@ impl Pickle {
     }
 }
 
-/// A model's tensors as torch would save them.
+/// Saves tensors as torch would.
 fn save(path: &Path, tensors: &Tensors) {
     let mut pickle = Pickle::start().raw(b"ccollections\nOrderedDict\n)R(");
-    for (place, (name, (dtype, shape, bytes))) in tensors.iter().enumerate() {
+    for (index, (name, (dtype, shape, bytes))) in tensors.iter().enumerate() {
         let storage = match dtype {
             Dtype::F32 => "FloatStorage",
             Dtype::BF16 => "BFloat16Storage",
@@ -77,19 +77,19 @@ fn save(path: &Path, tensors: &Tensors) {
         let strides: Vec<i64> = (1..=shape.len()).map(|axis| shape[axis..].iter().product()).collect();
         let elements = shape.iter().product();
         assert_eq!(bytes.len() % elements as usize, 0);
-        pickle = pickle.text(name).tensor(storage, &place.to_string(), elements, 0, &shape, &strides);
+        pickle = pickle.text(name).tensor(storage, &index.to_string(), elements, 0, &shape, &strides);
     }
-    let keys: Vec<String> = (0..tensors.len()).map(|place| place.to_string()).collect();
+    let keys: Vec<String> = (0..tensors.len()).map(|index| index.to_string()).collect();
     let storages: Vec<(&str, &[u8])> =
         keys.iter().zip(tensors.values()).map(|(key, (.., bytes))| (key.as_str(), bytes.as_slice())).collect();
     pickle.raw(b"u.").save(path, &storages);
 }
 
 #[test]
-fn torchs_own_files_hold_the_same_tensors_as_safetensors() {
-    let same = Checkpoint::open_file(&made_by_torch("same.safetensors")).expect("safetensors");
+fn torch_files_contain_the_same_tensors_as_safetensors() {
+    let same = Checkpoint::open_file(&torch_file("same.safetensors")).expect("safetensors");
     for name in ["torch.bin", "nested.bin"] {
-        let torch = Checkpoint::open_file(&made_by_torch(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let torch = Checkpoint::open_file(&torch_file(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
         assert_eq!(torch.tensors().len(), same.tensors().len(), "{name}");
         for tensor in same.tensors() {
             let other = torch.get(&tensor.name).unwrap_or_else(|| panic!("{name}: {}", tensor.name));
@@ -100,7 +100,7 @@ fn torchs_own_files_hold_the_same_tensors_as_safetensors() {
 }
 
 #[test]
-fn a_model_in_torchs_files_runs_with_the_same_bits() {
+fn a_model_in_torch_files_runs_with_the_same_bits() {
     for (model, shards) in [("llama", 1), ("llama-bf16", 1), ("gpt2", 3)] {
         let (from, dir) = (golden::path(model), tempfile::tempdir().expect("a directory"));
         std::fs::copy(from.join("config.json"), dir.path().join("config.json")).expect("copied");
@@ -111,7 +111,7 @@ fn a_model_in_torchs_files_runs_with_the_same_bits() {
             let mut map = serde_json::Map::new();
             for shard in 0..shards {
                 let file = format!("pytorch_model-0000{}-of-0000{shards}.bin", shard + 1);
-                let part = tensors.iter().enumerate().filter(|(place, _)| place % shards == shard);
+                let part = tensors.iter().enumerate().filter(|(index, _)| index % shards == shard);
                 let part: Tensors = part.map(|(_, (name, tensor))| (name.clone(), tensor.clone())).collect();
                 part.keys().for_each(|name| drop(map.insert(name.clone(), file.clone().into())));
                 save(&dir.path().join(file), &part);
@@ -127,7 +127,7 @@ fn a_model_in_torchs_files_runs_with_the_same_bits() {
 }
 
 #[test]
-fn an_adapter_in_torchs_file_changes_a_model_by_the_same_bits() {
+fn an_adapter_in_a_torch_file_gives_the_same_bits() {
     let golden = golden::quantized("lora");
     let (from, dir) = (golden.join("adapter"), tempfile::tempdir().expect("a directory"));
     std::fs::copy(from.join("adapter_config.json"), dir.path().join("adapter_config.json")).expect("copied");
@@ -147,18 +147,18 @@ fn an_adapter_in_torchs_file_changes_a_model_by_the_same_bits() {
     assert_eq!((old.category, old.tensors, old.parameters), (new.category, new.tensors, new.parameters));
     assert_eq!(old.modalities, new.modalities);
 
-    std::fs::copy(made_by_torch("hostile.bin"), &weights).expect("copied");
-    let error = open(&[dir.path()]).map(|_| ()).expect_err("a program").to_string();
+    std::fs::copy(torch_file("hostile.bin"), &weights).expect("copied");
+    let error = open(&[dir.path()]).map(|_| ()).expect_err("malicious").to_string();
     assert!(error.contains("adapter_model.bin") && error.contains("`posix.system`"), "{error}");
 }
 
 #[test]
-fn what_wants_to_execute_something_is_refused_by_name_and_does_not() {
-    let (text, remedy) = refusal(&made_by_torch("hostile.bin"));
-    assert!(text.contains("`posix.system`") && remedy.contains("a pickle is a program"), "{text}: {remedy}");
+fn code_in_a_pickle_is_refused_by_name_and_not_executed() {
+    let (text, remedy) = refusal(&torch_file("hostile.bin"));
+    assert!(text.contains("`posix.system`") && remedy.contains("a pickle can execute code"), "{text}: {remedy}");
     let dir = tempfile::tempdir().expect("a directory");
-    let (path, trace) = (dir.path().join("x.bin"), dir.path().join("executed"));
-    let command = format!("touch {}", trace.display());
+    let (path, marker) = (dir.path().join("x.bin"), dir.path().join("executed"));
+    let command = format!("touch {}", marker.display());
     for (module, name) in [
         ("os", "system"),
         ("builtins", "eval"),
@@ -175,46 +175,46 @@ fn what_wants_to_execute_something_is_refused_by_name_and_does_not() {
         for call in calls {
             call.save(&path, &[]);
             let (text, _) = refusal(&path);
-            assert!(text.contains(&format!("names `{module}.{name}`")), "{text}");
+            assert!(text.contains(&format!("imports `{module}.{name}`")), "{text}");
         }
     }
-    // Instructions that build or extend anything else.
+    // Opcodes that construct other objects, or use extensions.
     for code in [&b"i__main__\nX\n."[..], b"\x81.", b"K\x01}b.", b"\x92.", b"P1\n.", b"o.", b"\x82\x01."] {
         Pickle::start().raw(code).save(&path, &[]);
         assert!(!refusal(&path).0.is_empty());
     }
-    assert!(!trace.exists(), "a pickle was executed");
+    assert!(!marker.exists(), "a pickle was executed");
 }
 
 #[test]
 fn torch_files_that_cannot_be_read_name_the_conversion() {
-    let (text, remedy) = refusal(&made_by_torch("legacy.bin"));
+    let (text, remedy) = refusal(&torch_file("legacy.bin"));
     assert!(text.contains("before version 1.6") && remedy.contains("safe_serialization"), "{text}: {remedy}");
-    let (text, remedy) = refusal(&made_by_torch("strided.bin"));
+    let (text, remedy) = refusal(&torch_file("strided.bin"));
     assert!(
-        text.contains("`turned`") && text.contains("row by row") && remedy.contains("save_file"),
+        text.contains("`turned`") && text.contains("not contiguous") && remedy.contains("save_file"),
         "{text}: {remedy}"
     );
 }
 
 #[test]
-fn descriptions_that_do_not_fit_the_file_are_refused() {
+fn tensor_descriptions_that_do_not_fit_the_file_are_refused() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("x.bin");
     let data = [0u8; 24];
-    for (elements, offset, shape, said) in [
-        (6, 1, &[2, 3][..], "reaches beyond its storage"),
-        (6, i64::MAX, &[2, 3], "reaches beyond its storage"),
-        (6, -1, &[2, 3], "describes a tensor that is none"),
-        (6, 0, &[2, -3], "describes a tensor that is none"),
-        (6, 0, &[i64::MAX, i64::MAX], "reaches beyond its storage"),
+    for (elements, offset, shape, expected) in [
+        (6, 1, &[2, 3][..], "extends past the end of its storage"),
+        (6, i64::MAX, &[2, 3], "extends past the end of its storage"),
+        (6, -1, &[2, 3], "with invalid arguments"),
+        (6, 0, &[2, -3], "with invalid arguments"),
+        (6, 0, &[i64::MAX, i64::MAX], "extends past the end of its storage"),
         (7, 0, &[2, 3], "7 elements of F32 in a storage of 24 bytes"),
         (i64::MAX, 0, &[2, 3], "in a storage of 24 bytes"),
-        (-1, 0, &[2, 3], "no storage"),
+        (-1, 0, &[2, 3], "not a storage"),
     ] {
         let pickle = Pickle::start().raw(b"}").text("t").tensor("FloatStorage", "0", elements, offset, shape, &[3, 1]);
         pickle.raw(b"s.").save(&path, &[("0", &data)]);
-        assert!(refusal(&path).0.contains(said), "{said}: {}", refusal(&path).0);
+        assert!(refusal(&path).0.contains(expected), "{expected}: {}", refusal(&path).0);
     }
     let pickle = || Pickle::start().raw(b"}").text("t").tensor("FloatStorage", "0", 6, 0, &[2, 3], &[3, 1]);
     pickle().raw(b"s.").save(&path, &[("1", &data)]);
@@ -222,13 +222,13 @@ fn descriptions_that_do_not_fit_the_file_are_refused() {
     pickle().raw(b"s").text("t").tensor("FloatStorage", "0", 6, 0, &[6], &[1]).raw(b"s.").save(&path, &[("0", &data)]);
     assert!(refusal(&path).0.contains("tensor `t` occurs twice"));
     pickle().raw(b"s").save(&path, &[("0", &data)]);
-    assert!(refusal(&path).0.contains("the pickle breaks off"));
+    assert!(refusal(&path).0.contains("the pickle is truncated"));
     Pickle::start().raw(b"K\x01.").save(&path, &[]);
-    assert!(refusal(&path).0.contains("no dictionary"));
-    // Nesting without end costs nothing but its own length.
+    assert!(refusal(&path).0.contains("not contain a dictionary"));
+    // Deep nesting does not overflow the stack.
     let deep = Pickle::start().raw(b"}").raw(&vec![0x85; 1_000_000]).raw(b".");
     deep.save(&path, &[]);
-    assert!(refusal(&path).0.contains("no dictionary"));
+    assert!(refusal(&path).0.contains("not contain a dictionary"));
     std::fs::write(&path, "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n").expect("written");
     let (text, remedy) = refusal(&path);
     assert!(text.contains("Git LFS pointer") && remedy.contains("git lfs pull"), "{text}: {remedy}");
@@ -248,15 +248,15 @@ fn shards_outside_the_directory_are_refused() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Cut or changed anywhere, a file is read or refused, and never more.
+    /// Truncated or changed anywhere, a file is read or refused, without a panic.
     #[test]
-    fn a_damaged_file_never_panics(cut in 0usize..4000, place in 0usize..4000, byte: u8) {
-        let whole = std::fs::read(made_by_torch("torch.bin")).expect("a file");
+    fn a_damaged_file_never_panics(cut in 0usize..4000, offset in 0usize..4000, byte: u8) {
+        let whole = std::fs::read(torch_file("torch.bin")).expect("a file");
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("x.bin");
         let mut damaged = whole.clone();
-        let at = place % damaged.len();
-        damaged[at] = byte;
+        let offset = offset % damaged.len();
+        damaged[offset] = byte;
         std::fs::write(&path, &damaged).expect("written");
         if let Ok(checkpoint) = Checkpoint::open_file(&path) {
             checkpoint.tensors().for_each(|tensor| assert_eq!(checkpoint.bytes(tensor).len(), tensor.byte_len()));

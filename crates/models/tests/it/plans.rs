@@ -1,4 +1,5 @@
-//! Selectors and captures of plans: which rows, positions, heads, units and keys a tap means, and what is handed over.
+//! Selectors and captures: the rows, positions, heads, units and keys that a tap selects, and the
+//! captured arrays.
 
 use crate::test_plans::{add, at, bits, capture, direction, logits, plan, run, set, value};
 use golden::{Case, difference};
@@ -11,7 +12,7 @@ fn whole(case: &Case, site: &str) -> Array {
 }
 
 #[test]
-fn rows_choose_inputs_of_the_call() {
+fn rows_select_inputs_of_the_call() {
     let case = golden::case("llama");
     let inputs = [case.ids.clone(), case.ids[3..].to_vec(), case.ids[..4].to_vec()];
     let found = case.run(&inputs, &plan([capture(SITE).rows([2, 1]), capture("layers.0.z")]));
@@ -21,7 +22,7 @@ fn rows_choose_inputs_of_the_call() {
 }
 
 #[test]
-fn positions_choose_tokens_in_the_order_given() {
+fn positions_select_tokens_in_the_given_order() {
     let case = golden::case("gemma2");
     for site in [SITE, "logits", "layers.2.value", "final_scale"] {
         let whole = whole(&case, site);
@@ -48,8 +49,8 @@ fn positions_choose_tokens_in_the_order_given() {
                 assert_eq!(capture.positions, expected, "{site} at {text}");
                 assert_eq!(capture.array.shape()[0], expected.len());
                 assert_eq!(capture.array.shape()[1..], whole.shape()[1..]);
-                for (place, &position) in expected.iter().enumerate() {
-                    assert_eq!(capture.array.row(place), whole.row(position), "{site} at {text}");
+                for (index, &position) in expected.iter().enumerate() {
+                    assert_eq!(capture.array.row(index), whole.row(position), "{site} at {text}");
                 }
             }
         }
@@ -63,13 +64,13 @@ fn an_edit_at_a_position_leaves_earlier_positions_alone() {
     for site in case.token_sites() {
         let edited = run(&case, [add(&site, 0.5).positions(at("7"))]);
         let edited = &edited.captures[0].array;
-        assert_eq!(edited.values()[..7 * 96], plain.values()[..7 * 96], "{site} at 7 reaches back");
-        assert!(edited.row(7) != plain.row(7), "{site} at 7 does nothing there");
+        assert_eq!(edited.values()[..7 * 96], plain.values()[..7 * 96], "{site} at 7 affects earlier positions");
+        assert!(edited.row(7) != plain.row(7), "{site} at 7 has no effect");
     }
 }
 
 #[test]
-fn heads_choose_parts_of_a_token_and_of_attention() {
+fn heads_select_parts_of_an_activation_and_of_attention() {
     let case = golden::case("llama");
     let (z, probs) = (whole(&case, "layers.1.z"), whole(&case, "layers.1.attn_probs"));
     let found = run(&case, [capture("layers.1.z").heads([3, 1])]);
@@ -93,15 +94,15 @@ fn editing_one_head_changes_that_head_only() {
         let found = run(&case, [Tap::new(site, Action::Zero).heads([1]), capture(site)]);
         let (before, after) = (whole(&case, site), value(&case, &found, site, 0));
         let dim = before.shape()[2];
-        for (place, (before, after)) in
+        for (index, (before, after)) in
             before.values().chunks_exact(dim).zip(after.values().chunks_exact(dim)).enumerate()
         {
-            let zeroed = place % heads == 1;
+            let zeroed = index % heads == 1;
             assert_eq!(after, if zeroed { vec![0.0; dim] } else { before.to_vec() }, "{site}");
         }
-        assert_ne!(logits(&found), bits(&whole(&case, "logits")), "{site} matters");
+        assert_ne!(logits(&found), bits(&whole(&case, "logits")), "{site} affects the logits");
     }
-    // A head ablated at z is a head ablated at its own write.
+    // Ablating a head at z equals ablating it at head_out.
     let zeroed = |site: &str| {
         run(&case, [Tap::new(site, Action::Zero).heads([2]), capture("layers.1.attn_out")]).captures[0].array.clone()
     };
@@ -109,7 +110,7 @@ fn editing_one_head_changes_that_head_only() {
 }
 
 #[test]
-fn units_choose_columns() {
+fn units_select_columns() {
     let case = golden::case("gpt2");
     let whole = whole(&case, SITE);
     let found = run(&case, [capture(SITE).units([31, 0, 4]), add(SITE, 2.0).units([5]), capture(SITE)]);
@@ -123,10 +124,10 @@ fn units_choose_columns() {
 }
 
 #[test]
-fn keys_knock_attention_out_on_weights_and_on_scores() {
+fn keys_can_be_ablated_in_attention_weights_and_in_scores() {
     for case in [golden::case("llama"), golden::case("gemma2"), golden::case("bloom")] {
         let before = whole(&case, "layers.1.attn_probs");
-        let cut = |tap: Tap| {
+        let ablate = |tap: Tap| {
             value(
                 &case,
                 &run(&case, [tap.keys(at("8,9")).positions(at("10:")), capture("layers.1.attn_probs")]),
@@ -134,31 +135,35 @@ fn keys_knock_attention_out_on_weights_and_on_scores() {
                 0,
             )
         };
-        let on_probs = cut(Tap::new("layers.1.attn_probs", Action::Zero));
-        let on_scores = cut(set("layers.1.attn_scores", Operand::Number(f32::NEG_INFINITY)));
-        for (line, ((before, probs), scores)) in before
+        let on_probs = ablate(Tap::new("layers.1.attn_probs", Action::Zero));
+        let on_scores = ablate(set("layers.1.attn_scores", Operand::Number(f32::NEG_INFINITY)));
+        for (row, ((before, probs), scores)) in before
             .values()
             .chunks_exact(12)
             .zip(on_probs.values().chunks_exact(12))
             .zip(on_scores.values().chunks_exact(12))
             .enumerate()
         {
-            if line % 12 < 10 {
-                assert_eq!((probs, scores), (before, before), "{}: query {} was not selected", case.name, line % 12);
+            if row % 12 < 10 {
+                assert_eq!((probs, scores), (before, before), "{}: query {} was not selected", case.name, row % 12);
                 continue;
             }
             let left: f32 = (0..12).filter(|key| ![8, 9].contains(key)).map(|key| before[key]).sum();
             for key in 0..12 {
                 let expected = if [8, 9].contains(&key) { 0.0 } else { before[key] };
-                assert_eq!(probs[key], expected, "{}: weights are not shared out anew", case.name);
-                assert!((scores[key] - expected / left).abs() < 1e-6, "{}: scores are, before the softmax", case.name);
+                assert_eq!(probs[key], expected, "{}: weights are not renormalized", case.name);
+                assert!(
+                    (scores[key] - expected / left).abs() < 1e-6,
+                    "{}: masked scores are renormalized by the softmax",
+                    case.name
+                );
             }
         }
     }
 }
 
 #[test]
-fn keys_are_captured_in_the_order_given_however_the_row_is_run() {
+fn keys_are_captured_in_the_given_order_whole_in_chunks_and_generated() {
     let case = golden::case("llama");
     let tap = |point: &str| capture(&format!("layers.1.{point}")).keys(at("9,0,4")).heads([3, 0]);
     for point in ["attn_probs", "attn_scores"] {
@@ -188,8 +193,8 @@ fn keys_are_captured_in_the_order_given_however_the_row_is_run() {
                 .expect("a run");
             let some = &found.captures[0].array;
             assert_eq!(some.shape(), [2, 12, 3]);
-            for (place, x) in some.values().iter().enumerate() {
-                let (head, query, key) = ([3, 0][place / 36], place / 3 % 12, [9, 0, 4][place % 3]);
+            for (index, x) in some.values().iter().enumerate() {
+                let (head, query, key) = ([3, 0][index / 36], index / 3 % 12, [9, 0, 4][index % 3]);
                 assert_eq!(
                     *x,
                     longer[0].1.values()[(head * 12 + query) * 12 + key],
@@ -197,11 +202,11 @@ fn keys_are_captured_in_the_order_given_however_the_row_is_run() {
                 );
             }
         }
-        // A generation that never came to position 9 has the other two keys.
+        // The generation stops before position 9, so it captures the other two keys.
         let some = &generation.captures[0].array;
         assert_eq!(some.shape(), [2, 8, 2]);
-        for (place, x) in some.values().iter().enumerate() {
-            let (head, query, key) = ([3, 0][place / 16], place / 2 % 8, [0, 4][place % 2]);
+        for (index, x) in some.values().iter().enumerate() {
+            let (head, query, key) = ([3, 0][index / 16], index / 2 % 8, [0, 4][index % 2]);
             assert_eq!(
                 *x,
                 longer[1].1.values()[(head * 8 + query) * 8 + key],
@@ -235,22 +240,22 @@ fn captures_may_be_reduced() {
         }
         let units = top.units.as_ref().expect("the units of the largest values");
         assert!(units.is_integer() && top.array.shape() == units.shape());
-        for place in 0..4 {
-            let token = whole.row(place + 3);
-            assert!((norm.array.values()[place] - token.iter().map(|x| x * x).sum::<f32>().sqrt()).abs() < 1e-5);
-            assert!((dot.array.values()[place] - token.iter().zip(&v).map(|(a, b)| a * b).sum::<f32>()).abs() < 1e-4);
+        for index in 0..4 {
+            let token = whole.row(index + 3);
+            assert!((norm.array.values()[index] - token.iter().map(|x| x * x).sum::<f32>().sqrt()).abs() < 1e-5);
+            assert!((dot.array.values()[index] - token.iter().zip(&v).map(|(a, b)| a * b).sum::<f32>()).abs() < 1e-4);
             let mut sorted: Vec<usize> = (0..32).collect();
             sorted.sort_by(|&a, &b| token[b].total_cmp(&token[a]));
             for nth in 0..3 {
-                assert_eq!(units.row(place)[nth] as usize, sorted[nth]);
-                assert_eq!(top.array.row(place)[nth], token[sorted[nth]]);
+                assert_eq!(units.row(index)[nth] as usize, sorted[nth]);
+                assert_eq!(top.array.row(index)[nth], token[sorted[nth]]);
             }
         }
     }
 }
 
 #[test]
-fn a_capture_keeps_what_it_saw_and_later_taps_see_edits_of_earlier_ones() {
+fn a_capture_sees_the_edits_before_it_and_no_later_ones() {
     let case = golden::case("llama");
     for site in ["embed", SITE, "layers.1.z", "layers.1.mlp_act", "layers.1.attn_normed", "final_norm", "logits"] {
         let plain = bits(&whole(&case, site));
@@ -278,10 +283,10 @@ fn taps_on_one_site_apply_in_the_plans_order() {
 }
 
 #[test]
-fn what_leaves_a_layer_is_tapped_before_what_enters_the_next() {
+fn resid_post_is_tapped_before_resid_pre_of_the_next_layer() {
     let case = golden::case("llama");
     let h = whole(&case, SITE);
-    // Listed the other way round on purpose.
+    // Listed in reverse order on purpose.
     let taps = [
         Tap::new("layers.2.resid_pre", Action::Scale(2.0)),
         add(SITE, 1.0),
@@ -297,7 +302,7 @@ fn what_leaves_a_layer_is_tapped_before_what_enters_the_next() {
 }
 
 #[test]
-fn patterns_take_what_exists_and_report_what_they_passed_over() {
+fn patterns_match_existing_sites_and_report_missing_ones() {
     let case = golden::case("gpt_neox");
     let sites = |text: &str| {
         run(&case, [capture(text)])

@@ -1,4 +1,4 @@
-//! Real trained weights: SmolLM2-135M, fetched by its package name on the first run and kept in the model cache.
+//! Real trained weights: SmolLM2-135M, downloaded on first use and kept in the model cache.
 
 use pellucid_engine::{Action, GenerateOptions, Plan, Positions, RunOptions, Tap};
 use pellucid_kernels::DType;
@@ -41,7 +41,7 @@ fn the_eiffel_tower_is_in_paris() {
 }
 
 #[test]
-fn the_likeliest_tokens_have_the_logits_that_transformers_computes() {
+fn the_top_tokens_have_the_logits_that_transformers_computes() {
     let loaded = load(Storage::As(DType::F32));
     let logits = last_logits(&loaded);
     let tokenizer = loaded.tokenizer().expect("a tokenizer");
@@ -55,6 +55,6 @@ fn the_likeliest_tokens_have_the_logits_that_transformers_computes() {
 }
 
 #[test]
-fn quantised_weights_give_the_same_bits_as_their_f32_values() {
+fn quantized_weights_give_the_same_bits_as_their_f32_values() {
     assert_eq!(last_logits(&load(Storage::AsStored)), last_logits(&load(Storage::As(DType::F32))));
 }

@@ -1,5 +1,5 @@
-//! Promise 2: a row's numbers are the same bits however it is run. Alone or in any batch, whole or in chunks, decoded or recomputed, on any
-//! number of threads.
+//! A row has the same bits however it is run: alone or in any batch, whole or in chunks, decoded or
+//! recomputed, on any number of threads.
 
 use golden::Case;
 use pellucid_engine::{
@@ -19,14 +19,15 @@ fn bits(captures: &[Capture], row: usize) -> Bits {
         .collect()
 }
 
-fn assert_same(name: &str, what: &str, ours: &Bits, theirs: &Bits) {
-    assert!(ours.keys().eq(theirs.keys()), "{name}, {what}: other sites");
-    for (site, ours) in ours {
-        assert!(ours == &theirs[site], "{name}, {what}: {site} differs in its bits");
+fn assert_same(name: &str, what: &str, first: &Bits, second: &Bits) {
+    assert!(first.keys().eq(second.keys()), "{name}, {what}: other sites");
+    for (site, first) in first {
+        assert!(first == &second[site], "{name}, {what}: {site} differs in its bits");
     }
 }
 
-/// Rows of very different lengths: together more than one block of a product, and past a tile of keys where the context allows.
+/// Rows of very different lengths: together more tokens than one matmul block, and one longer than
+/// a tile of keys if the context allows.
 fn rows(case: &Case) -> Vec<Vec<u32>> {
     let longest = case.loaded.model.program().architecture().context.unwrap_or(150);
     let cycled = |start: usize, len: usize| {
@@ -35,7 +36,7 @@ fn rows(case: &Case) -> Vec<Vec<u32>> {
     vec![case.ids.clone(), case.ids[3..].to_vec(), vec![case.ids[1]], cycled(1, longest), cycled(2, longest.min(31))]
 }
 
-fn everything(case: &Case) -> Plan {
+fn all_sites(case: &Case) -> Plan {
     Plan::capture(case.token_sites())
 }
 
@@ -56,17 +57,17 @@ fn generate(model: &Model, rows: &[Vec<u32>], plan: &Plan, options: &GenerateOpt
 #[test]
 fn a_row_is_the_same_alone_and_in_ragged_batches_of_any_order() {
     for case in golden::all() {
-        let (rows, plan) = (rows(&case), everything(&case));
+        let (rows, plan) = (rows(&case), all_sites(&case));
         let alone = solo(&case, &rows, &plan);
         assert!(
             alone[0].contains_key("logits") && alone[0].len() == case.token_sites().len(),
-            "{}: every site is looked at",
+            "{}: every site is captured",
             case.name
         );
         for order in [[0, 1, 2, 3, 4], [4, 3, 2, 1, 0], [2, 4, 0, 3, 1]] {
             let batch: Vec<Vec<u32>> = order.iter().map(|&row| rows[row].clone()).collect();
-            for (ours, row) in run(&case.loaded.model, &batch, &plan, None).iter().zip(order) {
-                assert_same(&case.name, &format!("row {row} in batch {order:?}"), ours, &alone[row]);
+            for (first, row) in run(&case.loaded.model, &batch, &plan, None).iter().zip(order) {
+                assert_same(&case.name, &format!("row {row} in batch {order:?}"), first, &alone[row]);
             }
         }
     }
@@ -74,17 +75,17 @@ fn a_row_is_the_same_alone_and_in_ragged_batches_of_any_order() {
 
 #[test]
 fn different_rows_have_different_bits() {
-    // The control of this file: the comparison is able to fail.
+    // Control of this file: the comparison can fail.
     let case = golden::case("llama");
-    let alone = solo(&case, &[case.ids.clone(), case.ids.iter().rev().copied().collect()], &everything(&case));
+    let alone = solo(&case, &[case.ids.clone(), case.ids.iter().rev().copied().collect()], &all_sites(&case));
     let equal = alone[0].iter().filter(|(site, bits)| **bits == alone[1][*site]).count();
     assert_eq!(equal, 0, "every site depends on the text");
 }
 
 #[test]
-fn looking_never_changes_a_bit() {
+fn capturing_never_changes_a_bit() {
     for case in golden::all() {
-        let (rows, plan) = (rows(&case), everything(&case));
+        let (rows, plan) = (rows(&case), all_sites(&case));
         let only = solo(&case, &rows, &Plan::capture(["logits"]));
         for (row, (only, all)) in only.iter().zip(solo(&case, &rows, &plan)).enumerate() {
             assert!(only["logits"] == all["logits"], "{}: row {row} changes when every site is captured", case.name);
@@ -93,21 +94,21 @@ fn looking_never_changes_a_bit() {
 }
 
 #[test]
-fn looking_into_attention_changes_rounding_only() {
-    // Attention that is looked into is computed step by step instead of fused: the same numbers, not the same bits.
+fn capturing_attention_changes_rounding_only() {
+    // Tapped attention runs unfused, so that its result differs by rounding.
     for case in golden::all().iter().filter(|case| case.attends()) {
-        let (plain, looked) = (Plan::capture(["logits"]), Plan::capture(["logits", "layers.*.attn_probs"]));
+        let (plain, tapped) = (Plan::capture(["logits"]), Plan::capture(["logits", "layers.*.attn_probs"]));
         let rows = [case.ids.clone(), case.ids[3..].to_vec()];
         for row in 0..2 {
             let values = |plan: &Plan| case.run(&rows, plan).captures[row].array.values().to_vec();
             // Rounding is relative: a few parts in a million of the largest logit.
-            let (fused, apart) = (values(&plain), values(&looked));
+            let (fused, unfused) = (values(&plain), values(&tapped));
             let (off, largest) =
-                (golden::difference(&fused, &apart), fused.iter().fold(1f32, |most, x| most.max(x.abs())));
+                (golden::difference(&fused, &unfused), fused.iter().fold(1f32, |most, x| most.max(x.abs())));
             assert!(off < 4e-6 * largest, "{}: row {row} is off by {off} of {largest}", case.name);
         }
-        // Only the rows that are looked into.
-        let mut first = looked.clone();
+        // Only tapped rows run unfused.
+        let mut first = tapped.clone();
         first.taps[1].rows = Some(vec![0]);
         let values = |plan: &Plan| case.run(&rows, plan).captures[1].array.values().to_vec();
         assert_eq!(values(&plain), values(&first), "{}: the other row", case.name);
@@ -115,23 +116,23 @@ fn looking_into_attention_changes_rounding_only() {
 }
 
 #[test]
-fn prefill_in_chunks_is_prefill_whole() {
+fn prefill_in_chunks_equals_whole_prefill() {
     for case in golden::all() {
-        let (rows, plan) = (rows(&case), everything(&case));
+        let (rows, plan) = (rows(&case), all_sites(&case));
         let whole = solo(&case, &rows, &plan);
         for chunk in [1, 3, 5] {
-            for (row, ours) in run(&case.loaded.model, &rows, &plan, Some(chunk)).iter().enumerate() {
-                assert_same(&case.name, &format!("row {row} in chunks of {chunk}"), ours, &whole[row]);
+            for (row, first) in run(&case.loaded.model, &rows, &plan, Some(chunk)).iter().enumerate() {
+                assert_same(&case.name, &format!("row {row} in chunks of {chunk}"), first, &whole[row]);
             }
         }
     }
 }
 
 #[test]
-fn decoding_with_the_cache_is_one_run_over_the_whole_text() {
-    let (mut equal, mut outgrown) = (0, 0);
+fn decoding_with_the_kv_cache_equals_one_run_over_the_whole_text() {
+    let (mut equal, mut rescaled) = (0, 0);
     for case in golden::all() {
-        let (prompts, plan) = ([case.ids.clone(), case.ids[..2].to_vec(), case.ids[5..].to_vec()], everything(&case));
+        let (prompts, plan) = ([case.ids.clone(), case.ids[..2].to_vec(), case.ids[5..].to_vec()], all_sites(&case));
         let mut options = GenerateOptions { max_new: 7, ..GenerateOptions::default() };
         for chunk in [None, Some(4)] {
             options.chunk = chunk;
@@ -157,23 +158,23 @@ fn decoding_with_the_cache_is_one_run_over_the_whole_text() {
                     );
                 }
                 let (total, whole) = (text.len(), bits(&case.run(&[text], &plan).captures, 0));
-                let ours = bits(&generation.captures, row);
+                let first = bits(&generation.captures, row);
                 if case.decodes_as_whole(prompt.len(), total) {
-                    assert_same(&case.name, &format!("row {row} decoded"), &ours, &whole);
+                    assert_same(&case.name, &format!("row {row} decoded"), &first, &whole);
                     equal += 1;
                 } else {
-                    // Exactly the rows that outgrow their rotations while they are decoded: they must differ.
-                    assert!(ours["logits"] != whole["logits"], "{}: row {row} has other rotations", case.name);
-                    outgrown += 1;
+                    // The RoPE scaling changes while these rows are decoded, so they must differ.
+                    assert!(first["logits"] != whole["logits"], "{}: row {row} has another RoPE scaling", case.name);
+                    rescaled += 1;
                 }
             }
         }
     }
-    assert!(equal > outgrown, "{equal} rows are one run, {outgrown} outgrow their rotations");
+    assert!(equal > rescaled, "{equal} rows are equal, {rescaled} change their RoPE scaling");
 }
 
 #[test]
-fn attention_captured_over_decode_steps_is_square_with_nothing_above_the_diagonal() {
+fn attention_captured_over_decode_steps_is_square_and_causal() {
     for case in golden::all().iter().filter(|case| case.attends()) {
         let plan = Plan::capture(["layers.*.attn_probs", "layers.*.attn_scores", "logits"]);
         let options = GenerateOptions { max_new: 5, ..GenerateOptions::default() };
@@ -188,8 +189,13 @@ fn attention_captured_over_decode_steps_is_square_with_nothing_above_the_diagona
         for capture in probs {
             let heads = capture.array.shape()[0];
             assert_eq!(capture.array.shape(), [heads, n, n], "{}: {}", case.name, capture.site);
-            for (line, probs) in capture.array.values().chunks_exact(n).enumerate() {
-                assert!(probs[line % n + 1..].iter().all(|&p| p == 0.0), "{}: {} looks ahead", case.name, capture.site);
+            for (query, probs) in capture.array.values().chunks_exact(n).enumerate() {
+                assert!(
+                    probs[query % n + 1..].iter().all(|&p| p == 0.0),
+                    "{}: {} attends to later positions",
+                    case.name,
+                    capture.site
+                );
             }
         }
     }
@@ -199,20 +205,20 @@ fn attention_captured_over_decode_steps_is_square_with_nothing_above_the_diagona
 fn threads_never_change_a_bit() {
     let (one, three) = (Arc::new(Pool::new(1)), Arc::new(Pool::new(3)));
     for case in golden::all() {
-        let (rows, plan) = (rows(&case), everything(&case));
-        let ours = run(&case.loaded.model.clone().with_pool(one.clone()), &rows, &plan, None);
-        let theirs = run(&case.loaded.model.clone().with_pool(three.clone()), &rows, &plan, None);
-        for (row, (ours, theirs)) in ours.iter().zip(&theirs).enumerate() {
-            assert_same(&case.name, &format!("row {row} on three threads"), ours, theirs);
+        let (rows, plan) = (rows(&case), all_sites(&case));
+        let first = run(&case.loaded.model.clone().with_pool(one.clone()), &rows, &plan, None);
+        let second = run(&case.loaded.model.clone().with_pool(three.clone()), &rows, &plan, None);
+        for (row, (first, second)) in first.iter().zip(&second).enumerate() {
+            assert_same(&case.name, &format!("row {row} on three threads"), first, second);
         }
     }
 }
 
 #[test]
-fn a_generated_batch_is_each_row_generated_alone() {
+fn a_row_generated_in_a_batch_equals_the_row_generated_alone() {
     for case in golden::all() {
         let prompts = [case.ids.clone(), case.ids[4..].to_vec(), vec![case.ids[0]]];
-        let plan = everything(&case);
+        let plan = all_sites(&case);
         let options = GenerateOptions { max_new: 6, ..GenerateOptions::default() };
         let together = generate(&case.loaded.model, &prompts, &plan, &options);
         for (row, prompt) in prompts.iter().enumerate() {
@@ -233,16 +239,16 @@ fn sampling_with_a_seed_does_not_depend_on_the_batch() {
     for case in golden::all() {
         let sampling =
             Sampling { temperature: 1.5, top_k: 40, top_p: 0.95, min_p: 0.01, repetition_penalty: 1.1, seed: 11 };
-        // Ten tokens, or as many as fit behind the prompt.
-        let room = case.loaded.model.program().architecture().context.map_or(10, |context| context - case.ids.len());
-        let options = GenerateOptions { max_new: room.min(10), sampling, ..GenerateOptions::default() };
+        // Ten tokens, or as many as the context allows.
+        let free = case.loaded.model.program().architecture().context.map_or(10, |context| context - case.ids.len());
+        let options = GenerateOptions { max_new: free.min(10), sampling, ..GenerateOptions::default() };
         let prompts = [case.ids.clone(), case.ids[4..].to_vec(), case.ids.clone()];
         let together = generate(&case.loaded.model, &prompts, &Plan::default(), &options);
         let alone = generate(&case.loaded.model, &prompts[..1], &Plan::default(), &options);
         assert_eq!(alone.rows[0].tokens, together.rows[0].tokens, "{}", case.name);
         assert_ne!(
             together.rows[0].tokens, together.rows[2].tokens,
-            "{}: equal prompts draw from different streams",
+            "{}: rows with equal prompts have different random streams",
             case.name
         );
         let other = GenerateOptions { sampling: Sampling { seed: 12, ..options.sampling.clone() }, ..options.clone() };
@@ -259,14 +265,15 @@ fn sampling_with_a_seed_does_not_depend_on_the_batch() {
 fn rows_of_a_batch_may_end_at_different_steps() {
     for case in golden::all() {
         let prompts = [case.ids.clone(), case.ids[2..7].to_vec()];
-        let plan = everything(&case);
+        let plan = all_sites(&case);
         let free = generate(
             &case.loaded.model,
             &prompts,
             &plan,
             &GenerateOptions { max_new: 6, ..GenerateOptions::default() },
         );
-        // The first row's third token ends it; the second goes on unless it says the same.
+        // The first row's third token is its end token; the second row goes on unless it generates
+        // it.
         let eos = vec![free.rows[0].tokens[2]];
         let ended = generate(
             &case.loaded.model,
@@ -303,8 +310,8 @@ fn rows_of_a_batch_may_end_at_different_steps() {
 }
 
 #[test]
-fn the_last_mlp_is_computed_where_somebody_reads_on_and_with_the_same_bits() {
-    let mut spared = 0;
+fn the_last_mlp_runs_only_for_needed_tokens_and_with_the_same_bits() {
+    let mut reduced = 0;
     for case in golden::one_per_type().iter().map(|name| golden::case(name)) {
         let model = &case.loaded.model;
         let last = model.program().layer_ops(model.program().architecture().layers.len() - 1);
@@ -314,18 +321,19 @@ fn the_last_mlp_is_computed_where_somebody_reads_on_and_with_the_same_bits() {
             format!("layers.{}.resid_post", model.program().architecture().layers.len() - 1),
             Action::Capture(None),
         );
-        // Alone, two rows that read on at other places in one pass, and one of them looked at everywhere.
+        // Each row alone, both rows in one pass with different needed tokens, and one of them
+        // captured at every position.
         let two = [rows(&case)[0].clone(), rows(&case)[3].clone()];
-        let looked = plan.clone().with(Tap { rows: Some(vec![1]), ..whole });
-        for (rows, plan) in [(&two[..1], &plan), (&two[1..], &plan), (&two[..], &plan), (&two[..], &looked)] {
+        let tapped = plan.clone().with(Tap { rows: Some(vec![1]), ..whole });
+        for (rows, plan) in [(&two[..1], &plan), (&two[1..], &plan), (&two[..], &plan), (&two[..], &tapped)] {
             let (profiled, profile) = model.profiled();
-            let made = generate(&profiled, rows, plan, &once);
-            spared += profile.times().iter().filter(|t| t.op + 1 == last.end && t.computed == 2 * rows.len()).count();
-            let everywhere = run(model, rows, plan, None);
-            for (row, everywhere) in everywhere.iter().enumerate() {
-                assert_same(&case.name, &format!("row {row}"), &bits(&made.captures, row), everywhere);
+            let generation = generate(&profiled, rows, plan, &once);
+            reduced += profile.times().iter().filter(|t| t.op + 1 == last.end && t.computed == 2 * rows.len()).count();
+            let all_tokens = run(model, rows, plan, None);
+            for (row, all_tokens) in all_tokens.iter().enumerate() {
+                assert_same(&case.name, &format!("row {row}"), &bits(&generation.captures, row), all_tokens);
             }
         }
     }
-    assert!(spared > 300, "most types have a last MLP that can be spared: {spared}");
+    assert!(reduced > 300, "the last MLP of most types computes only needed tokens: {reduced}");
 }

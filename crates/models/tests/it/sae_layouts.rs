@@ -1,4 +1,5 @@
-//! Every layout that autoencoders are published in is recognised at any depth, with its base model and hook points.
+//! Every layout in which SAEs are published is recognized at any directory depth, with its base
+//! model and hook points.
 
 use pellucid_models::inspect;
 use pellucid_models::inspect::{Category, Support, detect_model_category, get_sae_base_model, is_sae_model};
@@ -18,7 +19,7 @@ const DICTIONARY: &str = r#"{"trainer": {"dict_class": "AutoEncoderTopK", "activ
 const PLT: &str = "model_name: \"google/gemma-2-2b\"\nmodel_kind: transcoder_set\nfeature_input_hook: mlp.hook_in\nfeature_output_hook: mlp.hook_out\nscan: gemma\n";
 const CLT: &str = "model_kind: cross_layer_transcoder\nmodel_name: 'meta-llama/Llama-3.2-1B'\nfeature_input_hook: hook_resid_mid\nfeature_output_hook: hook_mlp_out\n";
 
-/// A layout: its name, its files, the base model, a hook that it reads and one that it writes, and how many there are.
+/// Layout name, files, base model, input hooks, output hooks, number of SAEs.
 type Case = (
     &'static str,
     &'static [(&'static str, &'static str)],
@@ -145,12 +146,12 @@ fn write(dir: &Path, files: &[(&str, &str)]) {
 #[test]
 fn every_layout_is_described_with_base_model_and_hooks() {
     for (layout, files, base, reads, writes, count) in CASES {
-        // As published, and kept in folders of one's own.
-        for above in ["", "mine/of/2025"] {
+        // As published, and inside other directories.
+        for parent in ["", "mine/of/2025"] {
             let dir = tempfile::tempdir().expect("a directory");
-            write(&dir.path().join(above), files);
-            assert!(is_sae_model(dir.path()), "{layout}: {above}");
-            assert_eq!(get_sae_base_model(dir.path()).as_deref(), *base, "{layout}: {above}");
+            write(&dir.path().join(parent), files);
+            assert!(is_sae_model(dir.path()), "{layout}: {parent}");
+            assert_eq!(get_sae_base_model(dir.path()).as_deref(), *base, "{layout}: {parent}");
             let report = inspect(dir.path()).expect("a report");
             assert_eq!((report.category, report.support), (Category::Sae, Support::InspectOnly), "{layout}");
             let sae = report.sae.as_ref().expect("described");
@@ -172,8 +173,8 @@ fn owned(texts: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn models_beside_such_files_stay_models() {
-    // A model's own configuration wins over directories that are named like sites.
+fn a_model_directory_with_sae_like_files_stays_a_model() {
+    // The model's configuration has precedence over directories named after sites.
     let dir = tempfile::tempdir().expect("a directory");
     write(
         dir.path(),
@@ -189,7 +190,7 @@ fn models_beside_such_files_stay_models() {
 
 #[cfg(unix)]
 #[test]
-fn links_in_circles_are_not_walked_and_links_to_releases_are() {
+fn cyclic_symlinks_are_not_followed_and_others_are() {
     let (dir, other) = (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
     fs::create_dir_all(dir.path().join("a/b")).expect("created");
     for (to, from) in [("..", "a/up"), ("../..", "a/b/top"), (".", "a/b/self"), ("loop", "loop")] {
@@ -224,10 +225,10 @@ fn control_vectors_are_described_by_their_header() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("happy.gguf");
     fs::write(&path, file).expect("written");
-    for place in [path.as_path(), dir.path()] {
-        assert!(is_sae_model(place), "{}", place.display());
-        assert_eq!(get_sae_base_model(place).as_deref(), Some("llama"));
-        let sae = inspect(place).expect("a report").sae.expect("described");
+    for path in [path.as_path(), dir.path()] {
+        assert!(is_sae_model(path), "{}", path.display());
+        assert_eq!(get_sae_base_model(path).as_deref(), Some("llama"));
+        let sae = inspect(path).expect("a report").sae.expect("described");
         assert_eq!(sae.hooks, ["direction.1", "direction.2"]);
     }
 }

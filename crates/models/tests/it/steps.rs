@@ -1,4 +1,4 @@
-//! Plans in generation: steps, phases, edits that live on in the cache; and layers that are skipped.
+//! Plans in generation: steps, phases, edits that persist in the KV cache; and skipped layers.
 
 use crate::test_plans::{add, at, bits, capture, from, generate, logits, plan, run, set, value};
 use golden::Case;
@@ -17,23 +17,23 @@ fn captured(case: &Case, generation: &Generation, site: &str, row: usize) -> Arr
         .clone()
 }
 
-/// The text that a generation took through the model: all but the last new token.
-fn text(prompt: &[u32], generation: &Generation, row: usize) -> Vec<u32> {
+/// The tokens that a generation fed through the model: all but the last new one.
+fn processed_tokens(prompt: &[u32], generation: &Generation, row: usize) -> Vec<u32> {
     let new = &generation.rows[row].tokens;
     [prompt, &new[..new.len() - 1]].concat()
 }
 
 #[test]
-fn an_edit_lives_on_in_the_cache() {
+fn an_edit_persists_in_the_kv_cache() {
     for case in golden::all() {
-        // Every site of a layer that can be edited, in the middle of the prompt only.
-        let fixed = |site: &str| site.ends_with("expert_indices") || site.ends_with("mixer_state");
-        let sites = case.token_sites().into_iter().filter(|site| site.starts_with("layers.1.") && !fixed(site));
+        // Edits each writable site of layer 1, at two prompt positions.
+        let read_only = |site: &str| site.ends_with("expert_indices") || site.ends_with("mixer_state");
+        let sites = case.token_sites().into_iter().filter(|site| site.starts_with("layers.1.") && !read_only(site));
         for site in sites {
             let edit = add(&site, 1.5).positions(at("2:4"));
             let taps = plan([edit, capture("logits"), capture(SITE)]);
             let generation = generate(&case, &[case.ids[..8].to_vec()], &taps, 4);
-            let whole = text(&case.ids[..8], &generation, 0);
+            let whole = processed_tokens(&case.ids[..8], &generation, 0);
             if !case.decodes_as_whole(8, whole.len()) {
                 continue;
             }
@@ -58,10 +58,10 @@ fn edits_at_every_step_are_edits_of_the_whole_text() {
             (attends(0), Tap::new("layers.0.z", Action::Zero).heads([1])),
             (attends(1), set("layers.1.attn_probs", Operand::Number(0.1)).keys(at("3"))),
         ];
-        for (_, tap) in edits.into_iter().filter(|(there, _)| *there) {
+        for (_, tap) in edits.into_iter().filter(|(exists, _)| *exists) {
             let taps = plan([tap, capture("logits")]);
             let generation = generate(&case, std::slice::from_ref(&case.ids), &taps, 5);
-            let whole = text(&case.ids, &generation, 0);
+            let whole = processed_tokens(&case.ids, &generation, 0);
             if !case.decodes_as_whole(case.ids.len(), whole.len()) {
                 continue;
             }
@@ -102,7 +102,7 @@ fn step_zero_is_the_last_prompt_position_and_step_k_is_k_further() {
 }
 
 #[test]
-fn phases_and_the_generated_part_are_told_apart() {
+fn phases_and_generated_positions_are_distinguished() {
     let case = golden::case("gemma3_text");
     let prompts = [case.ids[..5].to_vec(), case.ids.clone()];
     let positions = |tap: Tap| {
@@ -123,7 +123,7 @@ fn phases_and_the_generated_part_are_told_apart() {
 }
 
 #[test]
-fn two_rows_of_a_generation_may_have_their_own_steps() {
+fn rows_of_a_generation_may_have_their_own_steps() {
     let case = golden::case("llama");
     let prompts = [case.ids.clone(), case.ids[3..].to_vec(), case.ids[5..].to_vec()];
     let taps = [
@@ -154,7 +154,7 @@ fn one_row_may_steer_another_step_by_step() {
         assert!(bits(&theirs) == bits(&ours), "at the prompt and at every step, from {source}");
         assert_eq!(theirs.shape(), [15, 32]);
     }
-    // And only at some steps.
+    // Only at some steps.
     let taps = plan([set(SITE, from(SITE, 0)).rows([1]).steps(at("1,2")), capture(SITE)]);
     let generation = generate(&case, &prompts, &taps, 4);
     let (theirs, ours) = (captured(&case, &generation, SITE, 0), captured(&case, &generation, SITE, 1));
@@ -162,7 +162,7 @@ fn one_row_may_steer_another_step_by_step() {
 }
 
 #[test]
-fn a_skipped_layer_lets_its_input_through() {
+fn a_skipped_layer_passes_its_input_on() {
     for case in golden::all() {
         for layer in 0..case.layers() {
             let (pre, post) = (format!("layers.{layer}.resid_pre"), format!("layers.{layer}.resid_post"));
@@ -190,7 +190,7 @@ fn a_skipped_layer_lets_its_input_through() {
 }
 
 #[test]
-fn nothing_inside_a_skipped_layer_can_be_seen() {
+fn sites_inside_a_skipped_layer_are_refused() {
     let case = golden::case("llama");
     for site in ["layers.1.z", "layers.1.attn_probs", "layers.1.mlp_act", "layers.1.resid_mid"] {
         let taps = plan([capture(site), Tap::new("layers.1", Action::Skip(None))]);
@@ -198,13 +198,13 @@ fn nothing_inside_a_skipped_layer_can_be_seen() {
             .loaded
             .model
             .run(std::slice::from_ref(&case.ids), &taps, &Default::default())
-            .expect_err("nobody computes it");
+            .expect_err("it is never computed");
         assert_eq!(
             error.to_string(),
             format!("tap 0 on `{site}`: `{site}` is never computed for row 0, because tap 1 skips layer 1")
         );
     }
-    // Nor used: the source of another site.
+    // As the source of another site, too.
     let taps = plan([
         set("layers.2.mlp_out", from("layers.1.mlp_out", 0)),
         Tap::new("layers.1", Action::Skip(None)),
@@ -214,21 +214,17 @@ fn nothing_inside_a_skipped_layer_can_be_seen() {
         .loaded
         .model
         .run(std::slice::from_ref(&case.ids), &taps, &Default::default())
-        .expect_err("nobody computes it");
+        .expect_err("it is never computed");
     assert!(
         error.to_string().contains("`layers.1.mlp_out` is never computed for row 0, because tap 1 skips layer 1"),
         "{error}"
     );
-    let elsewhere = plan([Tap::new("layers.1", Action::Skip(None)).rows([0]), capture("layers.1.z").rows([1])]);
-    assert_eq!(
-        case.run(&[case.ids.clone(), case.ids.clone()], &elsewhere).captures.len(),
-        1,
-        "another row does compute it"
-    );
+    let other_row = plan([Tap::new("layers.1", Action::Skip(None)).rows([0]), capture("layers.1.z").rows([1])]);
+    assert_eq!(case.run(&[case.ids.clone(), case.ids.clone()], &other_row).captures.len(), 1, "row 1 does compute it");
 }
 
 #[test]
-fn rows_skip_for_themselves() {
+fn rows_skip_layers_independently() {
     let case = golden::case("gemma2");
     let inputs = [case.ids.clone(), case.ids[2..].to_vec()];
     let together = case.run(&inputs, &plan([Tap::new("layers.1", Action::Skip(None)).rows([1]), capture("logits")]));

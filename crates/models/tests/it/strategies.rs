@@ -1,8 +1,9 @@
-//! The ways to load a model: in their order, each with its reason, and all of them in a refusal.
+//! Loading strategies: their order, the reason for each outcome, and their list in an error.
 
 use golden::temp_models::{self, changed, logits, renamed};
-use pellucid_models::Outcome::{Failed, NotNeeded, Passed, Taken};
-use pellucid_models::{Error, LoadOptions, LoadedModel, Outcome, Strategy, strategies};
+use pellucid_engine::Remedy;
+use pellucid_models::AttemptOutcome::{Failed, NotNeeded, Passed, Taken};
+use pellucid_models::{AttemptOutcome, Error, LoadOptions, LoadedModel, Strategy, strategies};
 use serde_json::json;
 use std::path::Path;
 
@@ -10,7 +11,7 @@ fn options(assume: Option<&str>) -> LoadOptions {
     LoadOptions { assume: assume.map(str::to_owned), ..LoadOptions::default() }
 }
 
-fn outcomes(path: &Path, assume: Option<&str>) -> Vec<Outcome> {
+fn outcomes(path: &Path, assume: Option<&str>) -> Vec<AttemptOutcome> {
     let attempts = strategies(path, &options(assume));
     assert_eq!(attempts.iter().map(|attempt| attempt.strategy).collect::<Vec<_>>(), Strategy::ALL);
     assert!(attempts.iter().all(|attempt| !attempt.reason.is_empty()), "{attempts:?}");
@@ -59,7 +60,7 @@ fn each_kind_of_model_has_its_strategy() {
 }
 
 #[test]
-fn a_mapped_type_is_held_to_its_family() {
+fn a_mapped_type_must_fit_its_family() {
     let other = changed("gpt2", |config| config["model_type"] = json!("agent_cpm"), |_| {});
     assert_eq!(outcomes(other.path(), None), [Passed, Failed, Passed, Passed, Passed]);
     assert!(load(other.path(), None).map(|_| ()).expect_err("no Qwen").to_string().contains("does not fit `qwen3`"));
@@ -69,24 +70,24 @@ fn a_mapped_type_is_held_to_its_family() {
 }
 
 #[test]
-fn a_refusal_lists_what_was_tried() {
+fn an_error_lists_the_attempted_strategies() {
     let unknown = changed("llama", |config| config["model_type"] = json!("acme_llm"), |_| {});
     let error = load(unknown.path(), None).map(|_| ()).expect_err("unknown");
     assert!(matches!(&error, Error::Load { attempts, .. } if attempts.len() == 5));
     assert!(matches!(error.cause(), Error::Unsupported { .. }));
     let text = error.to_string();
-    for said in [
+    for expected in [
         "fit `llama`",
-        "ways to load it that were tried:",
+        "strategies that were tried:",
         "native family: passed over: `acme_llm` is not a native type",
         "mapped custom type: passed over: the type is mapped to no family",
-        "assumed family: passed over: no family was named (--assume)",
+        "assumed family: passed over: no family was named (`assume`)",
         "adapter merge: passed over",
         "GGUF: passed over: this is a directory",
     ] {
-        assert!(text.contains(said), "{text:?} does not say {said:?}");
+        assert!(text.contains(expected), "{text:?} does not contain {expected:?}");
     }
-    assert!(error.remedy().is_some_and(|remedy| remedy.contains("--assume llama")));
+    assert_eq!(error.remedy(), Some(&Remedy::Assume { family: "llama".into(), also: None }));
 
     let empty = tempfile::tempdir().expect("a directory");
     std::fs::write(empty.path().join("model.gguf"), "GGUF").expect("written");
@@ -96,18 +97,18 @@ fn a_refusal_lists_what_was_tried() {
         "{text}"
     );
 
-    // What is chosen and fails is said once.
+    // The cause of a failed strategy is reported once.
     let broken = changed("llama", |_| {}, |tensors| drop(tensors.remove("model.norm.weight")));
     let text = load(broken.path(), None).map(|_| ()).expect_err("a norm is missing").to_string();
     assert_eq!(text.matches("model.norm.weight").count(), 1, "{text}");
-    assert!(text.contains("native family: failed: as said above"), "{text}");
+    assert!(text.contains("native family: failed: see above"), "{text}");
     assert_eq!(outcomes(Path::new("nowhere"), None), [Passed; 5]);
     let file = empty.path().join("model.gguf");
     assert_eq!(outcomes(&file, None), [Passed, Passed, Passed, Passed, Failed]);
 }
 
 #[test]
-fn an_explanation_tells_the_repairs_and_serialises() {
+fn an_explanation_lists_the_name_variants_and_serializes() {
     let dir = renamed("llama", |name| format!("module.{name}"));
     let attempts = strategies(dir.path(), &LoadOptions::default());
     let text = attempts[0].to_string();

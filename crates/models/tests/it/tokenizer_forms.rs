@@ -1,5 +1,5 @@
-//! Tokenizers in every form that is not tokenizer.json: the ids that their own libraries give (tests/golden/tokenizer_forms.py), and
-//! whose tokenizer it is that an adapter or an autoencoder gets.
+//! Tokenizers in formats other than tokenizer.json give the ids of their own libraries
+//! (tests/golden/tokenizer_forms.py). Adapters and SAEs use the tokenizer of their base model.
 
 use pellucid_models::load_tokenizer;
 use pellucid_models::tokenizer::Tokenizer;
@@ -11,7 +11,7 @@ fn forms() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/tokenizers")
 }
 
-/// A copy of a directory of files.
+/// Copies the files of a directory.
 fn copy(from: &Path, to: &Path) {
     std::fs::create_dir_all(to).expect("a directory");
     for entry in std::fs::read_dir(from).expect("a directory").flatten() {
@@ -19,7 +19,7 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-fn copied(form: &str) -> TempDir {
+fn copy_of(form: &str) -> TempDir {
     let dir = tempfile::tempdir().expect("a directory");
     copy(&forms().join(form), dir.path());
     dir
@@ -27,7 +27,7 @@ fn copied(form: &str) -> TempDir {
 
 fn refusal(dir: &Path) -> String {
     let error = load_tokenizer(dir).map(|_| ()).expect_err("refused");
-    assert!(error.remedy().is_some_and(|remedy| remedy.len() > 10), "{error}");
+    assert!(error.remedy().is_some_and(|remedy| remedy.to_string().len() > 10), "{error}");
     error.to_string()
 }
 
@@ -35,22 +35,22 @@ fn read(file: &str) -> Value {
     serde_json::from_slice(&std::fs::read(forms().join(file)).expect("the expectations")).expect("JSON")
 }
 
-/// Where a tokenizer differs from what its own library gives for these texts.
+/// Lists where a tokenizer differs from its own library on these texts.
 fn differences(name: &str, dir: &Path, texts: &[&str], case: &Value) -> Vec<String> {
     let tokenizer = match load_tokenizer(dir) {
         Ok(tokenizer) => tokenizer,
         Err(error) => return vec![format!("{name}: {error}")],
     };
     let mut wrong = Vec::new();
-    for (place, text) in texts.iter().enumerate() {
+    for (index, text) in texts.iter().enumerate() {
         let ids = tokenizer.encode(text, true).expect("encodes");
-        if json!(ids) != case["ids"][place] {
-            wrong.push(format!("{name}: {text:?} is {ids:?}, not {}", case["ids"][place]));
+        if json!(ids) != case["ids"][index] {
+            wrong.push(format!("{name}: {text:?} is {ids:?}, not {}", case["ids"][index]));
         }
-        if let Some(decoded) = case["decoded"][place].as_str()
+        if let Some(decoded) = case["decoded"][index].as_str()
             && tokenizer.decode(&ids, true) != decoded
         {
-            wrong.push(format!("{name}: {ids:?} reads {:?}, not {decoded:?}", tokenizer.decode(&ids, true)));
+            wrong.push(format!("{name}: {ids:?} decodes to {:?}, not {decoded:?}", tokenizer.decode(&ids, true)));
         }
     }
     let special = tokenizer.special();
@@ -68,16 +68,16 @@ fn differences(name: &str, dir: &Path, texts: &[&str], case: &Value) -> Vec<Stri
     wrong
 }
 
-/// Holds every case of a file beside the tokenizer of the directory that `place` makes of it.
-fn compare<T>(file: &str, fewest: usize, place: impl Fn(&str, &Value) -> T, path: impl Fn(&T) -> &Path) {
+/// Compares every case of a file with the tokenizer in the directory that `prepare` returns for it.
+fn compare<T>(file: &str, min_cases: usize, prepare: impl Fn(&str, &Value) -> T, path: impl Fn(&T) -> &Path) {
     let expected = read(file);
     let texts: Vec<&str> = expected["texts"].as_array().expect("texts").iter().filter_map(Value::as_str).collect();
     let cases = expected["cases"].as_object().expect("cases");
-    assert!(cases.len() >= fewest && texts.len() >= 28, "the forms are missing");
+    assert!(cases.len() >= min_cases && texts.len() >= 28, "cases are missing");
     let wrong: Vec<String> = cases
         .iter()
         .flat_map(|(name, case)| {
-            let dir = place(name, case);
+            let dir = prepare(name, case);
             differences(name, path(&dir), &texts, case)
         })
         .collect();
@@ -91,8 +91,8 @@ fn every_form_gives_the_ids_of_its_own_library() {
 
 #[test]
 fn every_class_of_a_known_form_gives_the_ids_of_transformers() {
-    let place = |_: &str, case: &Value| {
-        let dir = copied(case["form"].as_str().expect("a form"));
+    let prepare = |_: &str, case: &Value| {
+        let dir = copy_of(case["form"].as_str().expect("a form"));
         for file in ["tokenizer_config.json", "config.json"] {
             let path = dir.path().join(file);
             match case.get(file) {
@@ -103,11 +103,11 @@ fn every_class_of_a_known_form_gives_the_ids_of_transformers() {
         }
         dir
     };
-    compare("classes.json", 13, place, TempDir::path);
+    compare("classes.json", 13, prepare, TempDir::path);
 }
 
 #[test]
-fn the_end_of_a_text_fills_up_where_nothing_else_is_named_for_it() {
+fn eos_is_the_pad_token_unless_another_is_configured() {
     for (form, pad, from_eos) in
         [("gpt2", Some(0), true), ("llama", Some(2), true), ("opt", Some(1), false), ("bert", Some(0), false)]
     {
@@ -117,7 +117,7 @@ fn the_end_of_a_text_fills_up_where_nothing_else_is_named_for_it() {
 }
 
 #[test]
-fn a_tokenizer_says_which_file_it_came_from() {
+fn a_tokenizer_knows_the_file_it_came_from() {
     for (form, file) in [
         ("llama", "tokenizer.model"),
         ("gpt2", "vocab.json"),
@@ -130,14 +130,14 @@ fn a_tokenizer_says_which_file_it_came_from() {
 }
 
 #[test]
-fn a_class_that_is_not_known_is_refused_by_name() {
-    let dir = copied("llama");
+fn an_unknown_class_is_refused_by_name() {
+    let dir = copy_of("llama");
     std::fs::write(dir.path().join("tokenizer_config.json"), r#"{"tokenizer_class": "AcmeTokenizer"}"#)
         .expect("written");
-    assert!(refusal(dir.path()).contains("not read as a tokenizer of class `AcmeTokenizer`"));
+    assert!(refusal(dir.path()).contains("cannot be read as a tokenizer of class `AcmeTokenizer`"));
     std::fs::remove_file(dir.path().join("tokenizer_config.json")).expect("removed");
     assert!(refusal(dir.path()).contains("neither tokenizer_config.json nor config.json names one"));
-    // A class whose files are of another form.
+    // A class that needs files of another format.
     std::fs::write(dir.path().join("tokenizer_config.json"), r#"{"tokenizer_class": "GPT2Tokenizer"}"#)
         .expect("written");
     assert!(refusal(dir.path()).contains("`GPT2Tokenizer`"));
@@ -153,16 +153,16 @@ fn classes_that_cannot_be_converted_exactly_are_refused_by_name() {
         ("xlm-roberta", "XGLMTokenizer"),
         ("xlm-roberta", "MarianTokenizer"),
     ] {
-        let dir = copied(form);
+        let dir = copy_of(form);
         std::fs::write(dir.path().join("tokenizer_config.json"), json!({"tokenizer_class": class}).to_string())
             .expect("written");
         let text = refusal(dir.path());
-        assert!(text.contains(&format!("not read as a tokenizer of class `{class}`")), "{text}");
+        assert!(text.contains(&format!("cannot be read as a tokenizer of class `{class}`")), "{text}");
     }
 }
 
 #[test]
-fn files_that_break_off_or_contradict_themselves_are_refused() {
+fn truncated_and_inconsistent_files_are_refused() {
     for form in ["llama", "t5", "gpt2", "llama3", "tekken", "bert"] {
         let source = forms().join(form);
         for entry in std::fs::read_dir(&source).expect("files").flatten() {
@@ -171,10 +171,10 @@ fn files_that_break_off_or_contradict_themselves_are_refused() {
                 continue;
             }
             let whole = std::fs::read(entry.path()).expect("a file");
-            let dir = copied(form);
+            let dir = copy_of(form);
             for length in [0, 1, 7, whole.len() / 3, whole.len() / 2, whole.len() - 1] {
                 std::fs::write(dir.path().join(&name), &whole[..length]).expect("written");
-                // Some cuts leave a smaller file of the same form; none may end the program.
+                // Some truncations leave a smaller, valid file; none may panic.
                 if let Ok(tokenizer) = load_tokenizer(dir.path()) {
                     let _ = tokenizer.encode("Hello world\n", true);
                 }
@@ -185,12 +185,12 @@ fn files_that_break_off_or_contradict_themselves_are_refused() {
             assert!(text.contains("Git LFS pointer") || name == "merges.txt", "{form}: {text}");
         }
     }
-    let dir = copied("llama3");
+    let dir = copy_of("llama3");
     std::fs::write(dir.path().join("tokenizer.model"), "IQ== 0\nIQ== 1\n").expect("written");
     assert!(refusal(dir.path()).contains("occurs twice"));
     std::fs::write(dir.path().join("tokenizer.model"), "IQ== 0\n").expect("written");
     assert!(refusal(dir.path()).contains("not every byte has a token"));
-    let dir = copied("gpt2");
+    let dir = copy_of("gpt2");
     std::fs::write(dir.path().join("merges.txt"), "#version: 0.2\nt h e\n").expect("written");
     assert!(refusal(dir.path()).contains("merges.txt: line 2 is not two tokens"));
     std::fs::remove_file(dir.path().join("merges.txt")).expect("removed");
@@ -198,7 +198,7 @@ fn files_that_break_off_or_contradict_themselves_are_refused() {
 }
 
 #[test]
-fn an_adapter_gets_the_tokenizer_of_its_base_model_and_says_so() {
+fn an_adapter_uses_and_names_the_tokenizer_of_its_base_model() {
     let home = tempfile::tempdir().expect("a directory");
     let adapter = home.path().join("adapters/mine");
     std::fs::create_dir_all(&adapter).expect("a directory");
@@ -207,19 +207,19 @@ fn an_adapter_gets_the_tokenizer_of_its_base_model_and_says_so() {
     let text = refusal(&adapter);
     assert!(text.contains("base model `acme/tiny`") && text.contains("adapters/tiny"), "{text}");
     assert!(text.contains("looked for tokenizer.json"), "{text}");
-    // Beside it, under its last name.
+    // A sibling directory with the last part of the base model's name.
     copy(&forms().join("gpt2"), &home.path().join("adapters/tiny"));
     let tokenizer = load_tokenizer(&adapter).expect("the base model's");
     assert_eq!(tokenizer.base(), Some("acme/tiny"));
     assert!(tokenizer.origin().ends_with("adapters/tiny/vocab.json"));
-    // Its own comes first.
+    // The adapter's own tokenizer has precedence.
     copy(&forms().join("llama"), &adapter);
     let own: Tokenizer = load_tokenizer(&adapter).expect("its own");
     assert_eq!((own.base(), own.origin()), (None, adapter.join("tokenizer.model").as_path()));
 }
 
 #[test]
-fn a_folder_of_autoencoders_gets_the_tokenizer_of_its_base_model() {
+fn an_sae_directory_uses_the_tokenizer_of_its_base_model() {
     let home = tempfile::tempdir().expect("a directory");
     let folder = home.path().join("scope");
     let inner = folder.join("resid_post/layer_3_width_16k_l0_small");
@@ -233,7 +233,7 @@ fn a_folder_of_autoencoders_gets_the_tokenizer_of_its_base_model() {
 }
 
 #[test]
-fn there_is_never_another_models_tokenizer() {
+fn the_tokenizer_of_another_model_is_never_used() {
     let dir = tempfile::tempdir().expect("a directory");
     let text = refusal(dir.path());
     assert!(text.contains("there is no tokenizer here") && text.contains("vocab.json with merges.txt"), "{text}");

@@ -12,17 +12,17 @@ fn read(site: &str) -> Tap {
     Tap::new(site, Action::Read)
 }
 
-fn number(x: f32) -> Expr {
+fn scalar(x: f32) -> Expr {
     Expr::Constant(Array::new(vec![], vec![x]))
 }
 
-fn go(case: &Case, rows: &[Vec<u32>], plan: &Plan) -> Run {
+fn run_plan(case: &Case, rows: &[Vec<u32>], plan: &Plan) -> Run {
     case.loaded.model.run(rows, plan, &RunOptions::default()).unwrap_or_else(|e| panic!("{}: {e}", case.name))
 }
 
 fn refused(case: &Case, rows: &[Vec<u32>], plan: &Plan) -> String {
-    let error = case.loaded.model.run(rows, plan, &RunOptions::default()).expect_err("a plan that cannot work");
-    format!("{error}; {}", error.remedy().unwrap_or_default())
+    let error = case.loaded.model.run(rows, plan, &RunOptions::default()).expect_err("an invalid plan");
+    format!("{error}; {}", error.remedy().map(ToString::to_string).unwrap_or_default())
 }
 
 fn two_rows(case: &Case) -> Vec<Vec<u32>> {
@@ -30,7 +30,7 @@ fn two_rows(case: &Case) -> Vec<Vec<u32>> {
 }
 
 #[test]
-fn a_read_is_the_capture_at_its_place_in_the_order() {
+fn a_read_sees_the_edits_before_it_and_no_later_ones() {
     for case in [golden::case("llama"), golden::case("gpt2"), golden::case("qwen3_next")] {
         let rows = two_rows(&case);
         let mut plan = Plan::default();
@@ -39,8 +39,8 @@ fn a_read_is_the_capture_at_its_place_in_the_order() {
         let after = plan.read(read(SITE).positions(at("-2:")));
         plan.save = vec![before, after];
         let plan = plan.with(capture(SITE));
-        let run = go(&case, &rows, &plan);
-        let plain = go(&case, &rows, &Plan::capture([SITE]));
+        let run = run_plan(&case, &rows, &plan);
+        let plain = run_plan(&case, &rows, &Plan::capture([SITE]));
         for (row, tokens) in rows.iter().enumerate() {
             let (whole, edited) = (&plain.captures[row].array, &run.captures[row].array);
             assert_eq!(bits(run.value(before, row).unwrap()), bits(whole), "{}: before the edit", case.name);
@@ -55,18 +55,18 @@ fn a_read_is_the_capture_at_its_place_in_the_order() {
 }
 
 #[test]
-fn what_is_computed_and_written_is_what_a_plain_edit_writes() {
+fn writing_a_computed_value_equals_a_plain_edit() {
     let case = golden::case("llama");
     let rows = two_rows(&case);
     // h[-1] += 2.5 * h[-1], once as `scale` and once by values.
     let mut plan = Plan::default();
     let last = plan.read(read(SITE).positions(at("last")));
-    let by = plan.value(number(2.5));
+    let by = plan.value(scalar(2.5));
     let more = plan.value(Expr::Combine(Combine::Mul, last, by));
     let add = Action::Add { operand: Operand::Value(more), scale: 1.0 };
     let plan = plan.with(Tap::new(SITE, add).positions(at("last"))).with(capture("logits"));
     let scaled = Plan::of([Tap::new(SITE, Action::Scale(3.5)).positions(at("last")), capture("logits")]);
-    let (a, b) = (go(&case, &rows, &plan), go(&case, &rows, &scaled));
+    let (a, b) = (run_plan(&case, &rows, &plan), run_plan(&case, &rows, &scaled));
     for row in 0..2 {
         assert!(difference(a.captures[row].array.values(), b.captures[row].array.values()) < 1e-5);
     }
@@ -81,13 +81,13 @@ fn a_row_uses_another_rows_value_from_any_depth() {
         let theirs = plan.read(read(from).rows([0]).positions(at("3")));
         let plan =
             plan.with(set(to, Operand::Value(theirs)).rows([1]).positions(at("2,5"))).with(capture(to).rows([1]));
-        let run = go(&case, &rows, &plan);
-        let source = go(&case, &rows[..1], &Plan::capture([from]));
+        let run = run_plan(&case, &rows, &plan);
+        let source = run_plan(&case, &rows[..1], &Plan::capture([from]));
         for position in [2, 5] {
             assert_eq!(run.captures[0].array.row(position), source.captures[0].array.row(3), "{from} to {to}");
         }
     }
-    // A circle is refused with both rows named.
+    // A cycle between two rows is refused.
     let mut plan = Plan::default();
     let first = plan.read(read("layers.2.resid_post").rows([0]));
     let second = plan.read(read("layers.2.resid_post").rows([1]));
@@ -97,7 +97,7 @@ fn a_row_uses_another_rows_value_from_any_depth() {
         .with(capture("logits"));
     let same = vec![rows[1].clone(), rows[1].clone()];
     assert!(refused(&case, &same, &plan).contains("wait for each other"));
-    // So is a row that needs its own later value.
+    // So is an edit that needs a later value of its own row.
     let mut plan = Plan::default();
     let later = plan.read(read("layers.2.resid_post"));
     let plan = plan.with(set("layers.1.resid_post", Operand::Value(later))).with(capture("logits"));
@@ -106,7 +106,7 @@ fn a_row_uses_another_rows_value_from_any_depth() {
 }
 
 #[test]
-fn rows_join_and_part() {
+fn values_combine_rows_and_select_one() {
     let case = golden::case("llama");
     let rows = two_rows(&case);
     let mut plan = Plan::default();
@@ -116,8 +116,8 @@ fn rows_join_and_part() {
     let second = plan.value(Expr::Row { of: h, row: 1 });
     let distance = plan.value(Expr::Combine(Combine::Sub, h, mean));
     plan.save = vec![all, mean, second, distance];
-    let run = go(&case, &rows, &plan);
-    let whole = go(&case, &rows, &Plan::of([capture(SITE).positions(at("last"))]));
+    let run = run_plan(&case, &rows, &plan);
+    let whole = run_plan(&case, &rows, &Plan::of([capture(SITE).positions(at("last"))]));
     let (a, b) = (&whole.captures[0].array, &whole.captures[1].array);
     assert_eq!(run.value(all, 0).unwrap().shape(), [2, 32]);
     assert_eq!(run.value(all, 0).unwrap().row(1), b.row(0));
@@ -136,27 +136,27 @@ fn attention_is_read_and_written() {
     let site = "layers.1.attn_probs";
     let mut plan = Plan::default();
     let probs = plan.read(read(site));
-    let uniform = plan.value(Expr::Fold { of: probs, how: Fold::Mean, axis: Some(0), keep: true });
+    let mean_over_heads = plan.value(Expr::Fold { of: probs, how: Fold::Mean, axis: Some(0), keep: true });
     plan.save = vec![probs];
-    let plan = plan.with(set(site, Operand::Value(uniform))).with(capture(site)).with(capture("logits"));
-    let run = go(&case, std::slice::from_ref(&case.ids), &plan);
-    let plain = go(&case, std::slice::from_ref(&case.ids), &Plan::capture([site, "logits"]));
+    let plan = plan.with(set(site, Operand::Value(mean_over_heads))).with(capture(site)).with(capture("logits"));
+    let run = run_plan(&case, std::slice::from_ref(&case.ids), &plan);
+    let plain = run_plan(&case, std::slice::from_ref(&case.ids), &Plan::capture([site, "logits"]));
     let (was, is) = (&plain.captures[0].array, &run.captures[0].array);
     assert_eq!(run.value(probs, 0), Some(was));
     let (heads, n) = (was.shape()[0], was.shape()[1]);
-    for (place, &x) in is.values().iter().enumerate() {
-        let mean = (0..heads).map(|head| was.values()[head * n * n + place % (n * n)]).sum::<f32>() / heads as f32;
+    for (index, &x) in is.values().iter().enumerate() {
+        let mean = (0..heads).map(|head| was.values()[head * n * n + index % (n * n)]).sum::<f32>() / heads as f32;
         assert!((x - mean).abs() < 1e-6);
     }
-    assert_ne!(plain.captures[1].array, run.captures[1].array, "what is written has an effect");
+    assert_ne!(plain.captures[1].array, run.captures[1].array, "the edit has an effect");
 }
 
 #[test]
-fn the_models_own_ops_on_any_value() {
+fn the_models_ops_apply_to_any_value() {
     let case = golden::case("llama");
     let mut plan = Plan::default();
-    let stream = plan.read(read("layers.2.resid_post"));
-    let logits = plan.value(Expr::Unembed(stream));
+    let resid = plan.read(read("layers.2.resid_post"));
+    let logits = plan.value(Expr::Unembed(resid));
     let mlp_in = plan.read(read("layers.1.mlp_in"));
     let mlp = plan.value(Expr::Through { of: mlp_in, from: "layers.1.mlp_in".into(), to: "layers.1.mlp_out".into() });
     let attn_in = plan.read(read("layers.1.attn_in"));
@@ -164,15 +164,16 @@ fn the_models_own_ops_on_any_value() {
         plan.value(Expr::Through { of: attn_in, from: "layers.1.attn_in".into(), to: "layers.1.attn_out".into() });
     plan.save = vec![logits, mlp, attn];
     let plan = plan.with(capture("logits")).with(capture("layers.1.mlp_out")).with(capture("layers.1.attn_out"));
-    let run = go(&case, std::slice::from_ref(&case.ids), &plan);
+    let run = run_plan(&case, std::slice::from_ref(&case.ids), &plan);
     for (nth, value) in [logits, mlp, attn].into_iter().enumerate() {
         assert_eq!(bits(run.value(value, 0).unwrap()), bits(&run.captures[nth].array), "the same ops, the same bits");
     }
     let mut plan = Plan::default();
-    let stream = plan.read(read("layers.0.mlp_in"));
-    let no = plan.value(Expr::Through { of: stream, from: "layers.0.mlp_in".into(), to: "layers.1.resid_post".into() });
-    plan.save = vec![no];
-    assert!(refused(&case, std::slice::from_ref(&case.ids), &plan).contains("needs more"));
+    let resid = plan.read(read("layers.0.mlp_in"));
+    let invalid =
+        plan.value(Expr::Through { of: resid, from: "layers.0.mlp_in".into(), to: "layers.1.resid_post".into() });
+    plan.save = vec![invalid];
+    assert!(refused(&case, std::slice::from_ref(&case.ids), &plan).contains("from the first alone"));
 }
 
 #[test]
@@ -184,20 +185,20 @@ fn steps_of_a_generation_have_their_own_values() {
     let length = plan.value(Expr::Fold { of: h, how: Fold::Norm, axis: Some(-1), keep: false });
     plan.save = vec![length];
     let plan = plan.with(capture(SITE).positions(at("-1:")));
-    let made = generate(&case, &rows, &plan, 4);
-    assert_eq!(made.saved.len(), 8, "two rows, four steps");
-    for saved in &made.saved {
+    let generation = generate(&case, &rows, &plan, 4);
+    assert_eq!(generation.saved.len(), 8, "two rows, four steps");
+    for saved in &generation.saved {
         let row = saved.row.unwrap();
-        let line = made.captures[row].array.row(saved.step);
-        let norm = line.iter().map(|x| x * x).sum::<f32>().sqrt();
+        let activation = generation.captures[row].array.row(saved.step);
+        let norm = activation.iter().map(|x| x * x).sum::<f32>().sqrt();
         assert!((saved.array.values()[0] - norm).abs() < 1e-4, "row {row}, step {}", saved.step);
     }
     // A value of one step is written at a later one.
     let mut plan = Plan::default();
     let first = plan.read(read(SITE).steps(at("0")));
     let plan = plan.with(set(SITE, Operand::Value(first)).steps(at("2"))).with(capture(SITE).positions(at("-1:")));
-    let made = generate(&case, &rows, &plan, 4);
-    for capture in &made.captures {
+    let generation = generate(&case, &rows, &plan, 4);
+    for capture in &generation.captures {
         assert_eq!(capture.array.row(0), capture.array.row(2));
         assert_ne!(capture.array.row(0), capture.array.row(1));
     }
@@ -214,7 +215,10 @@ fn functions_see_arrays_and_their_failures_are_reported() {
     let plan = plan.with(set(SITE, Operand::Value(twice)).positions(at("last"))).with(capture("logits"));
     let by_hand = Plan::of([Tap::new(SITE, Action::Scale(2.0)).positions(at("last")), capture("logits")]);
     let rows = std::slice::from_ref(&case.ids);
-    assert_eq!(bits(&go(&case, rows, &plan).captures[0].array), bits(&go(&case, rows, &by_hand).captures[0].array));
+    assert_eq!(
+        bits(&run_plan(&case, rows, &plan).captures[0].array),
+        bits(&run_plan(&case, rows, &by_hand).captures[0].array)
+    );
 
     let mut plan = Plan::default();
     let h = plan.read(read(SITE));
@@ -232,7 +236,7 @@ fn bad_values_are_refused_by_name() {
         let mut plan = Plan::default();
         build(&mut plan);
         let problem = refused(&case, &rows, &plan.with(capture("logits")));
-        words.iter().for_each(|word| assert!(problem.contains(word), "{problem:?} does not say {word:?}"));
+        words.iter().for_each(|word| assert!(problem.contains(word), "{problem:?} does not contain {word:?}"));
     };
     let vector = |n: usize| Expr::Constant(Array::new(vec![n], vec![1.0; n]));
     check(
@@ -267,7 +271,7 @@ fn bad_values_are_refused_by_name() {
     check(&|plan| _ = plan.read(read("layers.*.resid_post")), &["several sites"]);
     check(&|plan| plan.save = vec![ValueId::new(3)], &["no value 3"]);
     check(&|plan| plan.taps.push(set(SITE, Operand::Value(ValueId::new(7)))), &["no value 7"]);
-    check(&|plan| _ = plan.value(Expr::Map(Map::Exp, ValueId::new(5))), &["does not come before"]);
+    check(&|plan| _ = plan.value(Expr::Map(Map::Exp, ValueId::new(5))), &["not defined before"]);
     check(
         &|plan| {
             let h = plan.read(read("logits"));
@@ -275,7 +279,7 @@ fn bad_values_are_refused_by_name() {
         },
         &["metric", "rows"],
     );
-    // Every problem of the taps at once.
+    // All problems of the taps are reported together.
     let plan = Plan::capture(["layers.9.resid_post", "layers.1.resid_pots"]);
     let error = case.loaded.model.run(&rows, &plan, &RunOptions::default()).unwrap_err();
     assert!(matches!(error, Error::Several(ref all) if all.len() == 2), "{error}");
@@ -306,7 +310,7 @@ fn values_are_written_and_read_as_json() {
     assert_eq!(Plan::from_json(&again.to_json().unwrap()).unwrap(), again);
     assert_eq!((again.taps.len(), again.save.len(), again.metrics.len()), (5, 3, 1));
     for (bad, word) in [
-        (r#"{"taps": [], "values": [{"name": "x", "exp": "h"}]}"#, "no value \"h\""),
+        (r#"{"taps": [], "values": [{"name": "x", "exp": "h"}]}"#, "no earlier value \"h\""),
         (r#"{"taps": [], "values": [{"name": "x", "expp": 1.0}]}"#, "expp"),
         (r#"{"taps": [], "values": [{"name": "x", "add": [1.0]}]}"#, "takes 2"),
         (r#"{"taps": [], "values": [{"exp": 1.0}]}"#, "name"),

@@ -1,10 +1,12 @@
-//! Configurations of well-known models, as published (without keys that nothing depends on): category, tier and sizes.
+//! Published configurations of well-known models, without irrelevant keys: category, tier and
+//! sizes.
 
 use pellucid_models::inspect;
 use pellucid_models::inspect::{Category, Support, is_model_supported, is_omni_model};
 
-/// Name, configuration, category, tier, whether omni, and `[layers, width, heads, key heads, context, vocabulary]`.
-type Known = (&'static str, &'static str, Category, Support, bool, [Option<usize>; 6]);
+/// Name, configuration, category, tier, omni flag, `[layers, width, heads, kv_heads, context,
+/// vocab]`.
+type KnownModel = (&'static str, &'static str, Category, Support, bool, [Option<usize>; 6]);
 
 const fn sizes(
     layers: usize,
@@ -17,7 +19,7 @@ const fn sizes(
     [Some(layers), Some(width), Some(heads), Some(kv), Some(context), Some(vocab)]
 }
 
-const MODELS: &[Known] = &[
+const MODELS: &[KnownModel] = &[
     (
         "meta-llama/Llama-3.1-8B",
         r#"{"architectures": ["LlamaForCausalLM"], "attention_bias": false, "bos_token_id": 128000, "eos_token_id": 128001,
@@ -154,7 +156,7 @@ const MODELS: &[Known] = &[
 ];
 
 #[test]
-fn well_known_models_are_told_by_their_configurations() {
+fn well_known_models_are_identified_by_their_configurations() {
     for (name, config, category, support, omni, sizes) in MODELS {
         let dir = tempfile::tempdir().expect("a directory");
         std::fs::write(dir.path().join("config.json"), config).expect("written");

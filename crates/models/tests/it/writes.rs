@@ -1,29 +1,30 @@
-//! The invariants of reading and writing (points.md §7, numbers 12, 14 and 15): the future does not matter to the past, writing back what
-//! was read changes nothing, and every site is alive.
+//! Invariants of reads and writes (identities 12, 14 and 15; the others are in invariants.rs and
+//! sublayers.rs): later tokens do not affect earlier ones, writing back a captured value changes
+//! nothing, and a write to any site affects the logits.
 
 use golden::Case;
 use pellucid_engine::plan::FromSite;
-use pellucid_engine::{Action, Callback, Operand, Plan, Selected, Tap};
+use pellucid_engine::{Action, Callback, Operand, Plan, SelectedRow, Tap};
 use std::sync::Arc;
 
 fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| x.to_bits()).collect()
 }
 
-/// The bits of the logits of the case's own text under a plan.
+/// The bits of the logits for the case's tokens under a plan.
 fn logits(case: &Case, plan: Plan) -> Vec<u32> {
     let run = case.run(std::slice::from_ref(&case.ids), &plan.with(Tap::new("logits", Action::Capture(None))));
     bits(run.captures.last().expect("logits").array.values())
 }
 
-fn call(f: impl Fn(&mut Selected) + Send + Sync + 'static) -> Action {
-    Action::Call(Callback(Arc::new(move |rows: &mut [Selected]| rows.iter_mut().for_each(&f))))
+fn call(f: impl Fn(&mut SelectedRow) + Send + Sync + 'static) -> Action {
+    Action::Call(Callback(Arc::new(move |rows: &mut [SelectedRow]| rows.iter_mut().for_each(&f))))
 }
 
-/// Sites whose values an edit may change: choices and recurrent states can only be looked at.
+/// Sites that an edit may change: expert indices and recurrent states are read-only.
 fn writable(case: &Case) -> Vec<String> {
-    let fixed = |site: &str| site.ends_with("expert_indices") || site.ends_with("mixer_state");
-    case.token_sites().into_iter().filter(|site| !fixed(site)).collect()
+    let read_only = |site: &str| site.ends_with("expert_indices") || site.ends_with("mixer_state");
+    case.token_sites().into_iter().filter(|site| !read_only(site)).collect()
 }
 
 #[test]
@@ -34,21 +35,21 @@ fn identity_12_changing_the_last_token_changes_nothing_before_it() {
         let n = case.ids.len();
         let mut other = case.ids.clone();
         other[n - 1] = if other[n - 1] == 5 { 6 } else { 5 };
-        let (ours, theirs) = (case.run(std::slice::from_ref(&case.ids), &plan), case.run(&[other], &plan));
+        let (first, second) = (case.run(std::slice::from_ref(&case.ids), &plan), case.run(&[other], &plan));
         let mut changed = 0;
-        for (ours, theirs) in ours.captures.iter().zip(&theirs.captures) {
+        for (first, second) in first.captures.iter().zip(&second.captures) {
             let (site, attention) = (
-                ours.site.to_string(),
-                ours.site.to_string().contains("attn_scores") || ours.site.to_string().contains("attn_probs"),
+                first.site.to_string(),
+                first.site.to_string().contains("attn_scores") || first.site.to_string().contains("attn_probs"),
             );
-            let (a, b) = (ours.array.values(), theirs.array.values());
-            // Attention is [heads, queries, keys]: all queries but the last of each head.
-            let lines = if attention { n * ours.array.shape()[0] } else { n };
-            let width = a.len() / lines;
-            for line in 0..lines {
-                let (a, b) = (bits(&a[line * width..][..width]), bits(&b[line * width..][..width]));
-                if line % n < n - 1 {
-                    assert_eq!(a, b, "{}: {site} at position {} depends on what comes later", case.name, line % n);
+            let (a, b) = (first.array.values(), second.array.values());
+            // Attention is [heads, queries, keys]: compare all queries but the last of each head.
+            let vectors = if attention { n * first.array.shape()[0] } else { n };
+            let width = a.len() / vectors;
+            for vector in 0..vectors {
+                let (a, b) = (bits(&a[vector * width..][..width]), bits(&b[vector * width..][..width]));
+                if vector % n < n - 1 {
+                    assert_eq!(a, b, "{}: {site} at position {} depends on a later token", case.name, vector % n);
                 } else {
                     changed += (a != b) as usize;
                 }
@@ -72,10 +73,14 @@ fn identity_14_writing_back_what_was_captured_changes_nothing() {
                 "{}: writing {site} back changes the logits",
                 case.name
             );
-            // The control: another value does change them.
+            // Control: another value changes them.
             let other = rows.iter().map(|row| row.iter().map(|x| 0.5 - 1.5 * x).collect()).collect();
             let set = Tap::new(site.as_str(), Action::Set(Operand::Rows(other)));
-            assert!(logits(&case, Plan::default().with(set)) != plain, "{}: {site} is a dead point", case.name);
+            assert!(
+                logits(&case, Plan::default().with(set)) != plain,
+                "{}: {site} has no effect on the logits",
+                case.name
+            );
         }
     }
 }
@@ -84,7 +89,7 @@ fn identity_14_writing_back_what_was_captured_changes_nothing() {
 fn identity_14_holds_for_closures_scales_of_one_and_attention() {
     for case in golden::all() {
         let plain = logits(&case, Plan::default());
-        let looked = case.attends().then(|| logits(&case, Plan::capture(["layers.*.attn_scores"])));
+        let unfused = case.attends().then(|| logits(&case, Plan::capture(["layers.*.attn_scores"])));
         for site in writable(&case) {
             for action in [call(|_| {}), Action::Scale(1.0), Action::Add { operand: Operand::Number(0.0), scale: 1.0 }]
             {
@@ -96,11 +101,11 @@ fn identity_14_holds_for_closures_scales_of_one_and_attention() {
             }
         }
         for point in ["attn_scores", "attn_probs"] {
-            let Some(looked) = &looked else { continue };
+            let Some(unfused) = &unfused else { continue };
             let site = format!("layers.*.{point}");
             for action in [call(|_| {}), Action::Scale(1.0)] {
                 assert!(
-                    logits(&case, Plan::default().with(Tap::new(site.as_str(), action))) == *looked,
+                    logits(&case, Plan::default().with(Tap::new(site.as_str(), action))) == *unfused,
                     "{}: {point}",
                     case.name
                 );
@@ -128,7 +133,7 @@ fn identity_14_holds_between_two_rows_of_the_same_text() {
 }
 
 #[test]
-fn identity_15_randomising_attention_changes_the_logits() {
+fn identity_15_randomizing_attention_changes_the_logits() {
     for case in golden::all().iter().filter(|case| case.attends()) {
         let plain = logits(case, Plan::capture(["layers.*.attn_probs"]));
         let attends = |layer: &usize| case.loaded.model.find(&format!("layers.{layer}.attn_probs")).is_ok();
@@ -144,7 +149,7 @@ fn identity_15_randomising_attention_changes_the_logits() {
                 let tap = Tap::new(format!("layers.{layer}.{point}"), noise);
                 assert!(
                     logits(case, Plan::default().with(tap)) != plain,
-                    "{}: {point} of layer {layer} is a dead point",
+                    "{}: {point} of layer {layer} has no effect on the logits",
                     case.name
                 );
             }

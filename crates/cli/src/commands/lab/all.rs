@@ -1,43 +1,46 @@
-//! `pellucid lab all`: every suite that can run here, one report each.
+//! `pellucid lab all`: runs every suite that can run here, with a report each.
 
-use super::{construction, end, identify, print, say, session, write_outputs};
+use super::{construction, exit_with, identify, print, say, session, write_outputs};
 use crate::args::{AssumeArg, LabAllArgs, LabOutputs, SuiteOptions};
 use crate::failure::Failure;
-use pellucid_lab::budget::{self, Purse};
-use pellucid_lab::identify::result::Settings;
+use pellucid_lab::budget::{self, TimeBudget};
+use pellucid_lab::identify::result::IdentifySettings;
 use pellucid_lab::{builtin_suites, report};
 use std::time::Instant;
 
-/// What `--quick` gives each comparison and everything together: enough to see states and gross losses.
+/// Pairs per comparison and total seconds with `--quick`: enough for correctness and large
+/// regressions.
 const QUICK_PAIRS: u32 = 2;
-const QUICK_SECONDS: f64 = 540.0;
-/// Pairs of each fixture, quickly and otherwise.
+const QUICK_BUDGET_S: f64 = 540.0;
+/// Pairs per fixture, with and without `--quick`.
 const FIXTURE_PAIRS: (usize, usize) = (2, 5);
-/// What the fixtures weigh among the suites: each takes two short processes a pair.
-const FIXTURE_WEIGHT: f64 = 15.0;
-/// Iterations of each benchmark of `identify`, quickly.
+/// Cost of the construction suite in the shared budget: each fixture takes two short processes per
+/// pair.
+const CONSTRUCTION_COST: f64 = 15.0;
+/// Iterations per benchmark of `identify` with `--quick`.
 const QUICK_ITERATIONS: usize = 20;
-/// Seconds below which a suite is not begun.
-const TOO_LITTLE: f64 = 5.0;
+/// A suite with less time than this is not started.
+const MIN_SUITE_BUDGET_S: f64 = 5.0;
 
 pub fn run(args: LabAllArgs) -> Result<(), Failure> {
     std::fs::create_dir_all(&args.dir).map_err(|error| {
-        Failure::usage(format!("cannot make {}: {error}", args.dir.display()), "give a directory of your own: --dir")
+        Failure::usage(format!("cannot create {}: {error}", args.dir.display()), "choose another directory with --dir")
     })?;
     let mut codes = Vec::new();
     let mut summary = format!("{:<12} {:>5} {:>7}  {}\n", "suite", "runs", "seconds", "verdict");
-    let weights: Vec<(&str, f64)> = builtin_suites::names().map(|name| (name, weight(name, &args))).collect();
-    let mut purse = Purse::new(QUICK_SECONDS, weights.iter().map(|(_, weight)| *weight).chain([FIXTURE_WEIGHT]));
+    let costs: Vec<(&str, f64)> = builtin_suites::names().map(|name| (name, suite_cost(name, &args))).collect();
+    let mut time_budget =
+        TimeBudget::new(QUICK_BUDGET_S, costs.iter().map(|(_, cost)| *cost).chain([CONSTRUCTION_COST]));
     codes.push(run_identify(&args, &mut summary)?);
     let started = Instant::now();
     codes.push(run_construction(&args, &mut summary)?);
-    purse.spend(FIXTURE_WEIGHT, started.elapsed().as_secs_f64());
-    for (name, weight) in weights {
+    time_budget.spend(CONSTRUCTION_COST, started.elapsed().as_secs_f64());
+    for (name, cost) in costs {
         say(&format!("== {name}"));
-        let (budget, started) = (purse.share(weight), Instant::now());
-        if args.quick && budget < TOO_LITTLE {
-            say(&format!("left out: the {QUICK_SECONDS} seconds are spent"));
-            summary += &format!("{name:<12} {:>5} {:>7}  not run: the time is spent\n", 0, 0);
+        let (budget, started) = (time_budget.share(cost), Instant::now());
+        if args.quick && budget < MIN_SUITE_BUDGET_S {
+            say(&format!("left out: the {QUICK_BUDGET_S} seconds are used up"));
+            summary += &format!("{name:<12} {:>5} {:>7}  not run: the time is used up\n", 0, 0);
             codes.push(4);
             continue;
         }
@@ -50,27 +53,28 @@ pub fn run(args: LabAllArgs) -> Result<(), Failure> {
                 summary += &format!("{name:<12} {runs:>5} {:>7.0}  {}\n", result.session.seconds, conclusion.name());
                 codes.push(conclusion.exit_code());
             }
-            // A suite of peers cannot run where there is no Python; that is known beforehand and no finding.
+            // Without Python a suite of peers has nothing to compare; that is expected and not a
+            // finding.
             Err(failure) if failure.code() == 5 => {
                 say(&failure.to_string());
-                summary += &format!("{name:<12} {:>5} {:>7}  not run: nobody to compare with\n", 0, 0);
+                summary += &format!("{name:<12} {:>5} {:>7}  not run: nothing to compare with\n", 0, 0);
             }
             Err(failure) => return Err(failure),
         }
-        purse.spend(weight, started.elapsed().as_secs_f64());
+        time_budget.spend(cost, started.elapsed().as_secs_f64());
     }
     print(&summary)?;
     say(&format!("reports are in {}", args.dir.display()));
-    // A loss is worse than a machine that cannot tell, which is worse than too few pairs.
+    // Severity: a regression, then an invalid session, then an inconclusive one.
     let worst = [1, 5, 4].into_iter().find(|code| codes.contains(code)).unwrap_or(0);
-    end(worst, args.gate)
+    exit_with(worst, args.gate)
 }
 
-/// What a suite weighs here, without those who are not here.
-fn weight(name: &str, args: &LabAllArgs) -> f64 {
+/// Returns the cost of a suite, counting only variants that can run here.
+fn suite_cost(name: &str, args: &LabAllArgs) -> f64 {
     let Some(Ok(mut suite)) = builtin_suites::named(name) else { return 0.0 };
     suite.variants.retain(|variant| variant.is_available(args.python.as_deref()));
-    budget::weight(&suite)
+    budget::round_cost(&suite)
 }
 
 fn options(name: &str, args: &LabAllArgs, budget: f64) -> SuiteOptions {
@@ -92,39 +96,45 @@ fn options(name: &str, args: &LabAllArgs, budget: f64) -> SuiteOptions {
     }
 }
 
-/// Runs the suite `construction`, which has no session of pairs; returns its exit code.
+/// Runs the suite `construction`, which is not a session; returns its exit code.
 fn run_construction(args: &LabAllArgs, summary: &mut String) -> Result<i32, Failure> {
     say(&format!("== {}", construction::NAMES[0]));
     let started = Instant::now();
     let runs = if args.quick { FIXTURE_PAIRS.0 } else { FIXTURE_PAIRS.1 };
-    let survey = construction::survey(runs, None, args.seed)?;
+    let result = construction::measure_fixtures(runs, None, args.seed)?;
     let path = |ending: &str| args.dir.join(format!("{}.{ending}", construction::NAMES[0]));
-    construction::write(&survey, Some(&path("json")), Some(&path("md")))?;
-    let pairs: usize = survey.rows.iter().map(|row| row.pairs.len()).sum();
-    let built = survey.rows.iter().filter(|row| row.cost.is_some()).count();
-    let said = match &survey.invalid {
+    construction::write(&result, Some(&path("json")), Some(&path("md")))?;
+    let pairs: usize = result.rows.iter().map(|row| row.pairs.len()).sum();
+    let built = result.rows.iter().filter(|row| row.cost.is_some()).count();
+    let outcome = match &result.invalid {
         Some(why) => format!("invalid: {why}"),
-        None => format!("{built} of {} fixtures built", survey.rows.len()),
+        None => format!("{built} of {} fixtures built", result.rows.len()),
     };
-    *summary +=
-        &format!("{:<12} {:>5} {:>7.0}  {said}\n", construction::NAMES[0], 2 * pairs, started.elapsed().as_secs_f64());
-    Ok(if survey.invalid.is_some() { 5 } else { 0 })
+    *summary += &format!(
+        "{:<12} {:>5} {:>7.0}  {outcome}\n",
+        construction::NAMES[0],
+        2 * pairs,
+        started.elapsed().as_secs_f64()
+    );
+    Ok(if result.invalid.is_some() { 5 } else { 0 })
 }
 
-/// Runs the suite `identify`, which takes seconds and has no pairs either; returns its exit code.
+/// Runs the suite `identify`, which takes seconds and is not a session either; returns its exit
+/// code.
 fn run_identify(args: &LabAllArgs, summary: &mut String) -> Result<i32, Failure> {
     say(&format!("== {}", identify::NAMES[0]));
     let started = Instant::now();
-    let iterations = if args.quick { QUICK_ITERATIONS } else { Settings::default().iterations };
-    let found = identify::measure(&Settings { iterations, memory_profiling: true, ..Settings::default() })?;
+    let iterations = if args.quick { QUICK_ITERATIONS } else { IdentifySettings::default().iterations };
+    let found =
+        identify::measure(&IdentifySettings { iterations, memory_profiling: true, ..IdentifySettings::default() })?;
     let path = |ending: &str| args.dir.join(format!("{}.{ending}", identify::NAMES[0]));
     identify::write(&found, Some(&path("json")), Some(&path("md")))?;
     let totals = &found.summary;
-    let said = format!(
+    let outcome = format!(
         "{} of {} answers wrong, {} gates missed",
         totals.wrong_outcomes, totals.total_benchmarks, totals.gates_missed
     );
     let (seconds, count) = (started.elapsed().as_secs_f64(), totals.total_benchmarks);
-    *summary += &format!("{:<12} {count:>5} {seconds:>7.0}  {said}\n", identify::NAMES[0]);
+    *summary += &format!("{:<12} {count:>5} {seconds:>7.0}  {outcome}\n", identify::NAMES[0]);
     Ok(found.exit_code())
 }

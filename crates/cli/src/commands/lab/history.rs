@@ -1,6 +1,6 @@
-//! `pellucid lab history`: steps in results over time.
+//! `pellucid lab history`: change points in results over time.
 
-use super::{print, print_json, result_named, say, shelf};
+use super::{baseline_store, print, print_json, result_named, say};
 use crate::args::LabHistoryArgs;
 use crate::failure::Failure;
 use crate::files;
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 pub fn run(args: LabHistoryArgs) -> Result<(), Failure> {
     files::check(args.html.as_deref())?;
-    let names = if args.results.is_empty() { shelf()?.names() } else { args.results };
+    let names = if args.results.is_empty() { baseline_store()?.names() } else { args.results };
     let mut results = Vec::new();
     for name in &names {
         match Path::new(name).is_dir() {
@@ -20,8 +20,8 @@ pub fn run(args: LabHistoryArgs) -> Result<(), Failure> {
     }
     if results.is_empty() {
         return Err(Failure::usage(
-            "there are no results to look at",
-            "keep some with `pellucid lab baseline save NAME r.json`, or name a directory of result files",
+            "there are no results to analyze",
+            "save some with `pellucid lab baseline save NAME r.json`, or give a directory of result files",
         ));
     }
     let series = history::series(&results);
@@ -31,10 +31,10 @@ pub fn run(args: LabHistoryArgs) -> Result<(), Failure> {
     if args.json { print_json(&series) } else { print(&report::history_text(&series)) }
 }
 
-/// The result files of a directory; what else is there is passed over, and named.
+/// Reads the result files of a directory; reports other files as skipped.
 fn directory(dir: &Path) -> Result<Vec<(String, SessionResult)>, Failure> {
     let entries = std::fs::read_dir(dir)
-        .map_err(|error| Failure::usage(format!("{}: {error}", dir.display()), "name a directory of result files"))?;
+        .map_err(|error| Failure::usage(format!("{}: {error}", dir.display()), "give a directory of result files"))?;
     let is_json = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "json");
     let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).filter(is_json).collect();
     paths.sort();
@@ -45,7 +45,7 @@ fn directory(dir: &Path) -> Result<Vec<(String, SessionResult)>, Failure> {
                 let name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
                 results.push((name, result));
             }
-            Err(error) => say(&format!("passed over: {error}")),
+            Err(error) => say(&format!("skipped: {error}")),
         }
     }
     Ok(results)

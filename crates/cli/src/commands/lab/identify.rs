@@ -1,22 +1,22 @@
 //! `pellucid lab identify`: latency and correctness of model inspection.
 
-use super::{end, failure, print, say, worker_binary};
+use super::{exit_with, failure, print, say, worker_binary};
 use crate::args::{EVERY_CATEGORY, LabIdentifyArgs, SuiteOptions};
 use crate::failure::Failure;
 use crate::files;
-use crate::progress::bar_of;
+use crate::progress::progress_bar;
 use pellucid_lab::executor::run_process;
 pub use pellucid_lab::identify::TITLE;
-use pellucid_lab::identify::result::{self, Run, Settings};
+use pellucid_lab::identify::result::{self, IdentifyResult, IdentifySettings};
 use pellucid_lab::identify::{Category, NAME, OLD_NAME, compare, find_model, report};
 use pellucid_lab::lab_worker::Task;
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The name of the suite, and its earlier one.
+/// Current and former name of the suite.
 pub const NAMES: [&str; 2] = [NAME, OLD_NAME];
-/// How long the worker may take.
+/// Time limit of the worker.
 const LIMIT: Duration = Duration::from_secs(3600);
 
 pub fn run(args: LabIdentifyArgs) -> Result<(), Failure> {
@@ -24,13 +24,15 @@ pub fn run(args: LabIdentifyArgs) -> Result<(), Failure> {
         return print(result::SCHEMA_TEXT);
     }
     [&args.output, &args.md].into_iter().try_for_each(|path| files::check(path.as_deref()))?;
-    // A baseline that cannot be read should not cost a run.
+    // Read first, so that an unreadable baseline fails before the measurement.
     let before = args.baseline.as_deref().map(result::read).transpose().map_err(failure)?;
-    let settings = Settings::new(args.iterations, args.warmup, |name| std::env::var(name).ok()).map_err(failure)?;
+    let settings =
+        IdentifySettings::new(args.iterations, args.warmup, |name| std::env::var(name).ok()).map_err(failure)?;
     let memory_profiling = args.all || args.memory_profiling;
-    let mut found = measure(&Settings { memory_profiling, category: Category::from_name(&args.category), ..settings })?;
+    let mut found =
+        measure(&IdentifySettings { memory_profiling, category: Category::from_name(&args.category), ..settings })?;
     if let Some(before) = &before {
-        // Written before the comparison, which may be refused.
+        // Written first, because the comparison may be refused.
         write(&found, args.output.as_ref(), None)?;
         let hint = "measure a baseline with this build on this machine: pellucid lab identify --output FILE";
         let compared = compare::compare(before, &found).map_err(|error| Failure::usage(error.to_string(), hint))?;
@@ -40,7 +42,7 @@ pub fn run(args: LabIdentifyArgs) -> Result<(), Failure> {
     if args.md.is_none() {
         print(&report::markdown(&found))?;
     }
-    end(found.exit_code(), true)
+    exit_with(found.exit_code(), true)
 }
 
 /// The arguments of `lab run identify`.
@@ -59,29 +61,29 @@ pub fn as_suite(options: &SuiteOptions) -> LabIdentifyArgs {
 }
 
 /// Measures in a worker, with a spinner on stderr.
-pub fn measure(settings: &Settings) -> Result<Run, Failure> {
+pub fn measure(settings: &IdentifySettings) -> Result<IdentifyResult, Failure> {
     if let Some(model) = &settings.model {
         find_model(model).map_err(failure)?;
     }
-    let mut command = Task::Identify.command(&worker_binary::path()?);
-    let spinner = std::io::stderr().is_terminal().then(|| bar_of(0, "identify {elapsed}"));
+    let mut command = Task::Identify.command(&worker_binary::worker_path()?);
+    let spinner = std::io::stderr().is_terminal().then(|| progress_bar(0, "identify {elapsed}"));
     spinner.iter().for_each(|spinner| spinner.enable_steady_tick(Duration::from_millis(200)));
-    let answered = run_process::<Run>(&mut command, settings, LIMIT);
+    let answered = run_process::<IdentifyResult>(&mut command, settings, LIMIT);
     spinner.iter().for_each(|spinner| spinner.finish_and_clear());
-    let (found, _) = answered.map_err(|(how, said)| {
+    let (found, _) = answered.map_err(|(kind, message)| {
         Failure::invalid(
-            format!("pellucid-lab-worker {}: {said}", how.name()),
-            "build it again if it is of another build",
+            format!("pellucid-lab-worker {}: {message}", kind.name()),
+            "rebuild it: it may come from another build",
         )
     })?;
     for row in found.results.iter().filter(|row| !row.outcome.ok) {
-        say(&format!("wrong: {} says `{}` instead of `{}`", row.name, row.outcome.observed, row.outcome.expected));
+        say(&format!("wrong: {} returned `{}` instead of `{}`", row.name, row.outcome.observed, row.outcome.expected));
     }
     Ok(found)
 }
 
-/// Writes the result to the files that were asked for.
-pub fn write(found: &Run, output: Option<&PathBuf>, md: Option<&PathBuf>) -> Result<(), Failure> {
+/// Writes the result to the requested files.
+pub fn write(found: &IdentifyResult, output: Option<&PathBuf>, md: Option<&PathBuf>) -> Result<(), Failure> {
     if let Some(path) = output {
         let text = serde_json::to_string_pretty(found).map_err(|error| Failure::internal(error.to_string()))?;
         files::write(path, (text + "\n").as_bytes())?;

@@ -1,4 +1,4 @@
-//! `pellucid lab`: measurements that can be believed.
+//! `pellucid lab`: benchmarks in fresh processes.
 
 mod all;
 mod construction;
@@ -15,7 +15,7 @@ use super::{print, print_json, say};
 use crate::args::{BaselineCommand, LabCommand, LabCompareArgs, LabOutputs, SuiteOptions};
 use crate::failure::Failure;
 use crate::files;
-use pellucid_lab::baseline::{self, Shelf};
+use pellucid_lab::baseline::{self, BaselineStore};
 use pellucid_lab::construction::child;
 use pellucid_lab::result::{SCHEMA_TEXT, SessionResult};
 use pellucid_lab::verdict::Verdict;
@@ -28,10 +28,12 @@ use std::time::Duration;
 
 pub fn run(command: LabCommand) -> Result<(), Failure> {
     match command {
-        LabCommand::Worker => print_json(&worker::answer(&asked()?).map_err(failure)?),
-        LabCommand::Fixture => print_json(&child::answer(&asked()?)),
-        LabCommand::Roofline => print_json(&roofline::measure(&asked()?).map_err(failure)?),
-        LabCommand::PerformanceWorker => print_json(&pellucid_lab::performance::measure(&asked()?).map_err(failure)?),
+        LabCommand::Worker => print_json(&worker::answer(&read_request()?).map_err(failure)?),
+        LabCommand::Fixture => print_json(&child::answer(&read_request()?)),
+        LabCommand::Roofline => print_json(&roofline::measure(&read_request()?).map_err(failure)?),
+        LabCommand::PerformanceWorker => {
+            print_json(&pellucid_lab::performance::measure(&read_request()?).map_err(failure)?)
+        }
         LabCommand::Run(args) if construction::NAMES.contains(&args.suite.as_str()) => {
             construction::run(construction::as_suite(&args.options))
         }
@@ -53,9 +55,9 @@ pub fn run(command: LabCommand) -> Result<(), Failure> {
         LabCommand::Schema => print(SCHEMA_TEXT),
         LabCommand::Compare(args) => compare(args),
         LabCommand::History(args) => history::run(args),
-        LabCommand::Noise { seconds, json } => look_at_noise(seconds, json),
+        LabCommand::Noise { seconds, json } => measure_noise(seconds, json),
         LabCommand::Selftest(args) => selftest::run(args),
-        LabCommand::Baseline(command) => keep(command),
+        LabCommand::Baseline(command) => run_baseline(command),
         LabCommand::Report { result, outputs } => {
             let result = baseline::read(&result).map_err(failure)?;
             write_outputs(&result, &outputs)?;
@@ -64,14 +66,14 @@ pub fn run(command: LabCommand) -> Result<(), Failure> {
     }
 }
 
-/// What a hidden command is asked, as JSON on stdin.
-fn asked<T: DeserializeOwned>() -> Result<T, Failure> {
+/// Reads the JSON request of a hidden command from stdin.
+fn read_request<T: DeserializeOwned>() -> Result<T, Failure> {
     let mut text = String::new();
     std::io::stdin()
         .read_to_string(&mut text)
         .map_err(|error| Failure::usage(format!("stdin: {error}"), "send one JSON request"))?;
     serde_json::from_str(&text).map_err(|error| {
-        Failure::usage(format!("not a request: {error}"), "crates/lab/src/protocol.rs says what a request is")
+        Failure::usage(format!("not a request: {error}"), "crates/lab/src/protocol.rs defines requests")
     })
 }
 
@@ -90,24 +92,24 @@ fn run_suite(name: &str, options: SuiteOptions) -> Result<(), Failure> {
     for path in [&options.outputs.out, &options.outputs.html, &options.outputs.markdown, &options.outputs.bencher] {
         files::check(path.as_deref())?;
     }
-    let kept = options.baseline.as_deref().map(|name| shelf()?.load(name).map_err(failure)).transpose()?;
+    let earlier = options.baseline.as_deref().map(|name| baseline_store()?.load(name).map_err(failure)).transpose()?;
     let result = session::measure(name, &options)?;
     write_outputs(&result, &options.outputs)?;
     print(&report::text(&result))?;
     let mut code = result.exit_code();
-    if let Some(kept) = &kept {
-        let comparisons = baseline::compare(kept, &result, false).map_err(failure)?;
+    if let Some(earlier) = &earlier {
+        let comparisons = baseline::compare(earlier, &result, false).map_err(failure)?;
         print("\nagainst the baseline:\n")?;
         comparisons.iter().try_for_each(|comparison| print(&format!("{}\n", report::line(comparison))))?;
         if comparisons.iter().any(|c| c.verdict == Verdict::Regressed) {
             code = 1;
         }
     }
-    end(code, options.gate)
+    exit_with(code, options.gate)
 }
 
-/// Ends with a verdict's code. Too few pairs fail only where somebody asked for a gate.
-fn end(code: i32, gate: bool) -> Result<(), Failure> {
+/// Exits with a verdict's code. `inconclusive` (4) fails only with `--gate`.
+fn exit_with(code: i32, gate: bool) -> Result<(), Failure> {
     let code = if code == 4 && !gate { 0 } else { code };
     if code == 0 { Ok(()) } else { std::process::exit(code) }
 }
@@ -128,10 +130,10 @@ fn write_outputs(result: &SessionResult, outputs: &LabOutputs) -> Result<(), Fai
     Ok(())
 }
 
-/// A result by its file or its baseline's name.
+/// Reads a result from a file or a named baseline.
 fn result_named(name: &str) -> Result<SessionResult, Failure> {
     let path = Path::new(name);
-    if path.exists() { baseline::read(path) } else { shelf()?.load(name) }.map_err(failure)
+    if path.exists() { baseline::read(path) } else { baseline_store()?.load(name) }.map_err(failure)
 }
 
 fn compare(args: LabCompareArgs) -> Result<(), Failure> {
@@ -143,8 +145,8 @@ fn compare(args: LabCompareArgs) -> Result<(), Failure> {
         comparisons.iter().try_for_each(|comparison| print(&format!("{}\n", report::line(comparison))))?;
     }
     if comparisons.is_empty() {
-        say("nothing could be compared: the results have no workload and variant in common with two processes each");
-        return end(5, true);
+        say("nothing could be compared: the results share no workload and variant with at least two processes each");
+        return exit_with(5, true);
     }
     match comparisons.iter().any(|comparison| comparison.verdict == Verdict::Regressed) {
         true => Err(Failure::no("something regressed", "see the lines above")),
@@ -152,7 +154,7 @@ fn compare(args: LabCompareArgs) -> Result<(), Failure> {
     }
 }
 
-fn look_at_noise(seconds: f64, json: bool) -> Result<(), Failure> {
+fn measure_noise(seconds: f64, json: bool) -> Result<(), Failure> {
     if !(seconds > 0.0 && seconds <= 3600.0) {
         return Err(Failure::usage(format!("{seconds} seconds"), "give between 0 and 3600"));
     }
@@ -162,7 +164,7 @@ fn look_at_noise(seconds: f64, json: bool) -> Result<(), Failure> {
     }
     let stolen = found.stolen.map_or_else(|| "unknown".into(), |share| format!("{:.2} %", share * 100.0));
     print(&format!(
-        "{}\n\nspread of one run   {:.2} %\nslowest twentieth  +{:.1} %\ndrift               {:.2} %\nstolen              {stolen}\npairs to see 2 %    {}\n",
+        "{}\n\nspread (MAD)         {:.2} %\n95th percentile     +{:.1} %\ndrift                {:.2} %\nsteal time           {stolen}\npairs to detect 2 %  {}\n",
         found.verdict(),
         found.spread * 100.0,
         found.slowest * 100.0,
@@ -171,32 +173,32 @@ fn look_at_noise(seconds: f64, json: bool) -> Result<(), Failure> {
     ))
 }
 
-fn keep(command: BaselineCommand) -> Result<(), Failure> {
-    let shelf = shelf()?;
+fn run_baseline(command: BaselineCommand) -> Result<(), Failure> {
+    let store = baseline_store()?;
     match command {
         BaselineCommand::Save { name, result } => {
             let result = baseline::read(&result).map_err(failure)?;
-            let path = shelf.save(&name, &result).map_err(failure)?;
-            say(&format!("kept as {}", path.display()));
+            let path = store.save(&name, &result).map_err(failure)?;
+            say(&format!("saved as {}", path.display()));
             Ok(())
         }
-        BaselineCommand::List => shelf.names().iter().try_for_each(|name| print(&format!("{name}\n"))),
-        BaselineCommand::Show { name } => print(&report::text(&shelf.load(&name).map_err(failure)?)),
+        BaselineCommand::List => store.names().iter().try_for_each(|name| print(&format!("{name}\n"))),
+        BaselineCommand::Show { name } => print(&report::text(&store.load(&name).map_err(failure)?)),
     }
 }
 
-/// Where baselines are kept.
-fn shelf() -> Result<Shelf, Failure> {
-    Ok(Shelf::new(pull::cache_dir()?.join("lab")))
+/// Returns the directory of baselines.
+fn baseline_store() -> Result<BaselineStore, Failure> {
+    Ok(BaselineStore::new(pull::cache_dir()?.join("lab")))
 }
 
 fn failure(error: pellucid_lab::Error) -> Failure {
     match error {
         pellucid_lab::Error::Model(error) => error.into(),
         pellucid_lab::Error::Mismatch(_) => {
-            Failure::usage(error.to_string(), "compare results of one machine, build and model, or say --force")
+            Failure::usage(error.to_string(), "compare results of one machine, build and model, or use --force")
         }
         pellucid_lab::Error::NoWorker { .. } => Failure::usage(error.to_string(), worker_binary::HINT),
-        other => Failure::usage(other.to_string(), "`pellucid lab --help` and docs/lab.md tell more"),
+        other => Failure::usage(other.to_string(), "see `pellucid lab --help` and docs/lab.md"),
     }
 }

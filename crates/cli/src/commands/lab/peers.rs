@@ -1,12 +1,13 @@
-//! `pellucid lab peers --families …`: who computes which method correctly on which family.
+//! `pellucid lab peers --families …`: which library computes which method correctly on which
+//! family.
 
-use super::{end, failure, print, say, session};
+use super::{exit_with, failure, print, say, session};
 use crate::args::LabPeersArgs;
 use crate::failure::Failure;
 use crate::files;
 use pellucid_lab::environment::Environment;
 use pellucid_lab::executor::Processes;
-use pellucid_lab::session::Setting;
+use pellucid_lab::session::SessionContext;
 use pellucid_lab::survey::{self, Family};
 use pellucid_lab::{builtin_suites, report};
 use std::path::Path;
@@ -25,9 +26,9 @@ pub fn run(args: LabPeersArgs) -> Result<(), Failure> {
     let pellucid = std::env::current_exe().map_err(|error| Failure::internal(error.to_string()))?;
     let mut families: Vec<Family> = Vec::new();
     for name in &args.families {
-        let model = session::found(name, options.assume.assume.as_deref())?;
-        let setting = Setting {
-            environment: Environment::here(&model),
+        let model = session::resolve_model(name, options.assume.assume.as_deref())?;
+        let setting = SessionContext {
+            environment: Environment::detect(&model),
             model,
             assume: options.assume.assume.clone(),
             seed: options.seed,
@@ -42,7 +43,7 @@ pub fn run(args: LabPeersArgs) -> Result<(), Failure> {
         }));
     }
     let names: Vec<&str> = families.iter().map(|family| family.name.as_str()).collect();
-    // Where a Python or a model lies on this machine is of no use to a reader.
+    // Local paths are left out: they are of no use to a reader.
     let command = format!("pellucid lab peers --python PYTHON --families {}", names.join(" "));
     let page = report::peers_page(&suite, &families, &command);
     if let Some(path) = &options.outputs.out {
@@ -53,5 +54,5 @@ pub fn run(args: LabPeersArgs) -> Result<(), Failure> {
         Some(path) => files::write(path, page.as_bytes())?,
         None => print(&page)?,
     }
-    end(i32::from(!survey::wrong_of_ours(&suite, &families).is_empty()), true)
+    exit_with(i32::from(!survey::our_wrong_cells(&suite, &families).is_empty()), true)
 }

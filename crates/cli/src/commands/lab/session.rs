@@ -1,16 +1,16 @@
-//! `pellucid lab run`: a session of one suite, from its arguments to its result.
+//! `pellucid lab run`: runs a session of one suite.
 
 use super::{failure, say, worker_binary};
 use crate::args::SuiteOptions;
 use crate::failure::Failure;
 use crate::models;
-use crate::progress::bar_of;
+use crate::progress::progress_bar;
 use indicatif::ProgressBar;
 use pellucid_lab::environment::{self, Environment};
 use pellucid_lab::executor::Processes;
 use pellucid_lab::result::{Run, SessionResult};
 use pellucid_lab::roofline::Roofline;
-use pellucid_lab::session::{self, Progress, Setting};
+use pellucid_lab::session::{self, Progress, SessionContext};
 use pellucid_lab::suite::{Suite, Variant, WorkerKind, Workload};
 use pellucid_lab::{builtin_suites, candle};
 use pellucid_models::{builtin, locate, program_of, pull};
@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 pub fn measure(name: &str, args: &SuiteOptions) -> Result<SessionResult, Failure> {
     let mut suite = find_suite(name)?;
     if !args.only.is_empty() {
-        suite.keep_only(&args.only).map_err(failure)?;
+        suite.retain_workloads(&args.only).map_err(failure)?;
     }
     if args.candle {
         build_candle(&mut suite)?;
@@ -29,11 +29,11 @@ pub fn measure(name: &str, args: &SuiteOptions) -> Result<SessionResult, Failure
     leave_out_absent(&mut suite, args.python.as_deref())?;
     let name = args.model.as_deref().or(suite.model.as_deref()).unwrap_or("smollm2-135m").to_string();
     let assume = args.assume.assume.clone();
-    let model = found(&name, assume.as_deref())?;
-    let mut environment = Environment::here(&model);
+    let model = resolve_model(&name, assume.as_deref())?;
+    let mut environment = Environment::detect(&model);
     for workload in &mut suite.workloads {
         let Some(name) = &workload.model else { continue };
-        let own = found(name, assume.as_deref())?;
+        let own = resolve_model(name, assume.as_deref())?;
         environment.hard.insert(format!("model of {}", workload.id), environment::fingerprint(&own));
         workload.model = Some(own.to_string_lossy().into_owned());
     }
@@ -43,7 +43,7 @@ pub fn measure(name: &str, args: &SuiteOptions) -> Result<SessionResult, Failure
 
     let pellucid = std::env::current_exe().map_err(|error| Failure::internal(error.to_string()))?;
     let mut log = args.log.as_deref().map(Log::open).transpose()?;
-    let setting = Setting {
+    let setting = SessionContext {
         environment,
         model,
         assume,
@@ -53,7 +53,7 @@ pub fn measure(name: &str, args: &SuiteOptions) -> Result<SessionResult, Failure
     };
     let allocations = match args.allocations {
         true => {
-            worker_binary::path()?;
+            worker_binary::worker_path()?;
             say("counting allocations");
             let mut executor = Processes::new(pellucid.clone(), args.python.clone());
             session::count_allocations(&suite, &setting, &mut executor, &mut say)
@@ -61,36 +61,36 @@ pub fn measure(name: &str, args: &SuiteOptions) -> Result<SessionResult, Failure
         false => Vec::new(),
     };
     let roofline = match args.outputs.html {
-        Some(_) => measured_roofline(&suite, &setting, &pellucid),
+        Some(_) => measure_roofline(&suite, &setting, &pellucid),
         None => None,
     };
-    // Made last: the budget begins with it.
+    // Created last: its clock is the session's budget.
     let mut executor = Processes::new(pellucid, args.python.clone());
     let display = Display::new(&suite);
-    let mut trouble = None;
+    let mut log_failure = None;
     let result = session::run(&suite, setting, &mut executor, &mut |progress| {
         display.show(progress);
         if let Some(log) = &mut log {
-            trouble = trouble.take().or(log.append(progress.run).err());
+            log_failure = log_failure.take().or(log.append(progress.run).err());
         }
     })
     .map_err(failure)?;
     display.finish();
-    match trouble {
+    match log_failure {
         Some(error) => Err(error),
         None => Ok(SessionResult { allocations, roofline, ..result }),
     }
 }
 
-/// Our products against this machine's limits, in a process of their own; none where that fails, which is said.
-fn measured_roofline(suite: &Suite, setting: &Setting, pellucid: &Path) -> Option<Roofline> {
+/// Measures the roofline in a separate process; on failure prints the reason and returns `None`.
+fn measure_roofline(suite: &Suite, setting: &SessionContext, pellucid: &Path) -> Option<Roofline> {
     let found = session::roofline(suite, setting, pellucid)?;
     found.map_err(|why| say(&format!("no roofline: {why}"))).ok()
 }
 
-/// A model by its name; what is to be said about it is said here, once, since the workers' stderr is theirs. The built-in one is known to
-/// workers by its name.
-pub fn found(name: &str, assume: Option<&str>) -> Result<PathBuf, Failure> {
+/// Resolves a model and prints its warnings once, because workers' stderr is captured. The built-in
+/// model is passed to workers by name.
+pub fn resolve_model(name: &str, assume: Option<&str>) -> Result<PathBuf, Failure> {
     let model = locate(Some(name))?;
     models::warn(&program_of(model.as_deref(), assume)?.1);
     Ok(model.unwrap_or_else(|| builtin::NAME.into()))
@@ -102,26 +102,27 @@ fn find_suite(name: &str) -> Result<Suite, Failure> {
     }
     let text = std::fs::read_to_string(name).map_err(|error| {
         let known = builtin_suites::names().collect::<Vec<_>>().join(", ");
-        Failure::usage(format!("there is no suite `{name}`: {error}"), format!("give a TOML file, or one of {known}"))
+        Failure::usage(format!("unknown suite `{name}`: {error}"), format!("give a TOML file, or one of {known}"))
     })?;
     Suite::parse(&text, name).map_err(failure)
 }
 
-/// Builds candle's worker and gives it to the variants that it is for.
+/// Builds candle's worker and sets it as the binary of candle's variants.
 fn build_candle(suite: &mut Suite) -> Result<(), Failure> {
-    let mut theirs = suite.variants.iter_mut().filter(|variant| variant.worker == WorkerKind::Candle).peekable();
-    if theirs.peek().is_none() {
+    let mut candle_variants =
+        suite.variants.iter_mut().filter(|variant| variant.worker == WorkerKind::Candle).peekable();
+    if candle_variants.peek().is_none() {
         return Err(Failure::usage(format!("{} has no variant of candle", suite.name), "leave out --candle"));
     }
     say("building candle's worker (the first time takes minutes)");
     let program = candle::build(&pull::cache_dir()?).map_err(failure)?;
-    theirs.for_each(|variant| variant.binary = Some(program.clone()));
+    candle_variants.for_each(|variant| variant.binary = Some(program.clone()));
     Ok(())
 }
 
-/// Takes variants out of a suite that cannot run here, and says so.
+/// Removes variants that cannot run on this machine from a suite, and reports them.
 pub fn leave_out_absent(suite: &mut Suite, python: Option<&Path>) -> Result<(), Failure> {
-    let compared = |suite: &Suite, workload: &Workload| suite.arms(workload).len() > 1;
+    let compared = |suite: &Suite, workload: &Workload| suite.pairings(workload).len() > 1;
     let before: Vec<String> = suite.workloads.iter().filter(|w| compared(suite, w)).map(|w| w.id.clone()).collect();
     let (here, absent): (Vec<Variant>, Vec<Variant>) =
         std::mem::take(&mut suite.variants).into_iter().partition(|variant| variant.is_available(python));
@@ -131,10 +132,11 @@ pub fn leave_out_absent(suite: &mut Suite, python: Option<&Path>) -> Result<(), 
     }
     let remedy = |variant: &Variant| if variant.worker == WorkerKind::Candle { "--candle" } else { "--python PYTHON" };
     let named: Vec<String> = absent.iter().map(|variant| format!("{} ({})", variant.id, remedy(variant))).collect();
-    say(&format!("left out, not to be found here: {}", named.join(", ")));
-    let hint = "name a Python that has the peers (--python venv/bin/python), or build candle's worker (--candle)";
+    say(&format!("left out, not available here: {}", named.join(", ")));
+    let hint =
+        "give a Python interpreter that has the peers (--python venv/bin/python), or build candle's worker (--candle)";
     let is_absent = |id: &str| absent.iter().any(|variant| variant.id == id);
-    // A limit on a ratio means nothing without whom it is a ratio to.
+    // A ratio limit needs the reference that it was set against.
     let lost: Vec<String> =
         suite.workloads.iter().filter(|w| is_absent(suite.reference(w))).map(|w| w.id.clone()).collect();
     suite
@@ -142,9 +144,10 @@ pub fn leave_out_absent(suite: &mut Suite, python: Option<&Path>) -> Result<(), 
         .retain(|limit| !is_absent(&limit.variant) && (limit.ratio.is_none() || !lost.contains(&limit.workload)));
     suite.ladder.retain(|id| !is_absent(id));
     if is_absent(&suite.reference) {
-        let first = suite.variants.first().ok_or_else(|| Failure::usage("nothing of this suite can run here", hint))?;
+        let first =
+            suite.variants.first().ok_or_else(|| Failure::usage("no variant of this suite can run here", hint))?;
         suite.reference = first.id.clone();
-        say(&format!("compared with `{}` instead", suite.reference));
+        say(&format!("the reference is `{}` instead", suite.reference));
     }
     for workload in &mut suite.workloads {
         if let Some(variants) = &mut workload.variants {
@@ -156,19 +159,22 @@ pub fn leave_out_absent(suite: &mut Suite, python: Option<&Path>) -> Result<(), 
     let alone = |w: &&Workload| own(w) || (before.contains(&w.id) && !compared(suite, w));
     let alone: Vec<String> = suite.workloads.iter().filter(alone).map(|w| w.id.clone()).collect();
     if !alone.is_empty() {
-        say(&format!("left out, nobody to compare with: {}", alone.join(", ")));
+        say(&format!("left out, nothing to compare with: {}", alone.join(", ")));
     }
     suite.workloads.retain(|workload| !alone.contains(&workload.id));
     suite.limits.retain(|limit| !alone.contains(&limit.workload));
     if suite.workloads.is_empty() {
         let who = &suite.reference;
-        return Err(Failure::invalid(format!("nothing can be compared: only `{who}` of {} is here", suite.name), hint));
+        return Err(Failure::invalid(
+            format!("nothing can be compared: only `{who}` of {} is available", suite.name),
+            hint,
+        ));
     }
     suite.oracle = suite.oracle.take().filter(|oracle| !is_absent(oracle));
     suite.check().map_err(failure)
 }
 
-/// Every process of a session in a file, one JSON value a line.
+/// Log of a session's runs, one JSON value per line.
 struct Log {
     path: PathBuf,
     file: std::fs::File,
@@ -177,19 +183,19 @@ struct Log {
 
 impl Log {
     fn open(path: &Path) -> Result<Log, Failure> {
-        let bad = |problem: String| Failure::usage(format!("{}: {problem}", path.display()), "name a file of your own");
+        let bad = |problem: String| Failure::usage(format!("{}: {problem}", path.display()), "choose another file");
         let text = match std::fs::read_to_string(path) {
             Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
             Err(error) => return Err(bad(error.to_string())),
         };
-        // A session that was cut short may have left half a line.
+        // An interrupted session may have left an incomplete line.
         let earlier: Vec<Run> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
         if earlier.is_empty() && !text.trim().is_empty() {
-            return Err(bad("is not a log of the lab".into()));
+            return Err(bad("is not a lab log".into()));
         }
         if !earlier.is_empty() {
-            say(&format!("going on after {} processes", earlier.len()));
+            say(&format!("resuming after {} processes", earlier.len()));
         }
         let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
         let mut file = file.map_err(|error| bad(error.to_string()))?;
@@ -202,12 +208,15 @@ impl Log {
     fn append(&mut self, run: &Run) -> Result<(), Failure> {
         let line = serde_json::to_string(run).map_err(|error| Failure::internal(error.to_string()))?;
         writeln!(self.file, "{line}").map_err(|error| {
-            Failure::usage(format!("{}: {error}", self.path.display()), "the results so far are in memory and printed")
+            Failure::usage(
+                format!("{}: {error}", self.path.display()),
+                "free disk space, then run the same command again: it resumes from the log",
+            )
         })
     }
 }
 
-/// What a session shows while it runs: a bar in a terminal, plain lines in a pipe.
+/// Progress of a session: a bar in a terminal, lines in a pipe.
 struct Display(Option<ProgressBar>);
 
 impl Display {
@@ -215,7 +224,7 @@ impl Display {
         if !std::io::stderr().is_terminal() {
             return Display(None);
         }
-        let bar = bar_of(1000, "{prefix} [{bar:24}] {percent:>3}% {elapsed}/{eta}  {msg}");
+        let bar = progress_bar(1000, "{prefix} [{bar:24}] {percent:>3}% {elapsed}/{eta}  {msg}");
         bar.set_prefix(suite.name.clone());
         Display(Some(bar))
     }
@@ -223,14 +232,14 @@ impl Display {
     fn show(&self, progress: &Progress) {
         let run = progress.run;
         let now = match (&progress.so_far, &run.failed) {
-            (_, Some((how, said))) => format!("{} {}: {said}", run.variant, how.name()),
+            (_, Some((kind, message))) => format!("{} {}: {message}", run.variant, kind.name()),
             (Some(c), None) if c.pairs > 1 => {
                 let ratio = c.log_ratio.exp();
                 format!("{:.3} ({:.3} to {:.3})", ratio.mean, ratio.low, ratio.high)
             }
             _ => String::new(),
         };
-        let text = format!("{} {} pair {} {now}", run.workload, run.arm, run.pair + 1);
+        let text = format!("{} {} pair {} {now}", run.workload, run.pairing, run.pair + 1);
         match &self.0 {
             Some(bar) => {
                 bar.set_position((progress.done * 1000.0) as u64);

@@ -1,4 +1,4 @@
-//! `pellucid lab tracing-cost`: what tracing costs from Python, measured there.
+//! `pellucid lab tracing-cost`: the cost of tracing from Python, measured by a Python program.
 
 use crate::args::LabTracingCostArgs;
 use crate::failure::Failure;
@@ -10,10 +10,11 @@ pub fn run(args: LabTracingCostArgs) -> Result<(), Failure> {
     files::check(args.md.as_deref())?;
     files::check(args.json.as_deref())?;
     let fail = |problem: String| {
-        let hint = "name an interpreter that has the package: --python PYTHON, after `pip install ./python`";
+        let hint = "give an interpreter that has the package: --python PYTHON, after `pip install ./python`";
         Failure::usage(format!("{}: {problem}", args.python.display()), hint)
     };
-    // A file in a folder of its own: nnsight reads the source of what it traces, and neighboring files must not shadow packages.
+    // The program is written to its own directory: nnsight reads the source of traced code, and
+    // neighboring files could shadow packages on `sys.path`.
     let folder = tempfile::tempdir().map_err(|error| fail(error.to_string()))?;
     let program = folder.path().join("tracing_cost.py");
     files::write(&program, TRACING_COST.as_bytes())?;

@@ -1,24 +1,27 @@
-//! The binary `pellucid-lab-worker`, which counts allocations and serves downloads.
+//! Finds or builds the binary `pellucid-lab-worker`, which counts allocations and serves downloads.
 
 use super::{failure, say};
 use crate::failure::Failure;
-use pellucid_lab::lab_worker::{NAME, beside};
+use pellucid_lab::lab_worker::{NAME, find_worker};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// How to get the worker.
-pub const HINT: &str = "`cargo build --release` in the repository builds it beside pellucid, `cargo install --path crates/cli` installs both";
+pub const HINT: &str =
+    "`cargo build --release` builds it next to pellucid, `cargo install --path crates/cli` installs both";
 
-/// The worker beside this executable. `cargo run` builds only the binary that it runs, so there a missing worker is built first.
-pub fn path() -> Result<PathBuf, Failure> {
+/// Returns the worker next to this executable. `cargo run` builds only the binary that it runs, so
+/// a missing worker is built first.
+pub fn worker_path() -> Result<PathBuf, Failure> {
     let own = std::env::current_exe().map_err(|error| Failure::internal(error.to_string()))?;
-    if beside(&own).is_err() {
+    if find_worker(&own).is_err() {
         build(&own);
     }
-    beside(&own).map_err(failure)
+    find_worker(&own).map_err(failure)
 }
 
-/// Builds the worker with the profile of this executable, where `cargo run` started it; that it failed shows in its absence.
+/// Builds the worker with this executable's profile if `cargo run` started it. A failed build shows
+/// as a missing worker.
 fn build(own: &Path) {
     let (cargo, package) = (std::env::var_os("CARGO"), std::env::var_os("CARGO_MANIFEST_DIR"));
     let (Some(cargo), Some(package), Some(profile)) = (cargo, package, own.parent()) else { return };

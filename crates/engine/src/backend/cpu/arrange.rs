@@ -1,4 +1,4 @@
-//! Ops that move numbers: slices, joins, pairs of heads.
+//! Ops that rearrange elements: slices, concatenations, pairs of heads.
 
 use crate::backend::{Frame, Taps};
 use crate::error::Result;
@@ -10,7 +10,7 @@ pub(super) fn run(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()
     let width = |edge: EdgeId| program.edge(edge).width;
     match &program.ops()[index].kind {
         OpKind::Slice { x, from, out } => {
-            let mut value = frame.make(*out);
+            let mut value = frame.alloc(*out);
             let lines = frame.value(*x).chunks_exact(width(*x));
             for (part, line) in value.chunks_exact_mut(width(*out)).zip(lines) {
                 part.copy_from_slice(&line[*from..from + part.len()]);
@@ -18,7 +18,7 @@ pub(super) fn run(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()
             frame.put(*out, value, taps)
         }
         OpKind::Concat { parts, out } => {
-            let mut value = frame.make(*out);
+            let mut value = frame.alloc(*out);
             let mut from = 0;
             for &part in parts {
                 let lines = frame.value(part).chunks_exact(width(part));
@@ -30,7 +30,7 @@ pub(super) fn run(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()
             frame.put(*out, value, taps)
         }
         OpKind::JoinHeads { x, tail, heads, out } => {
-            let mut value = frame.make(*out);
+            let mut value = frame.alloc(*out);
             let (dim, joined) = (width(*x) / heads, width(*out) / heads);
             let lines = frame.value(*x).chunks_exact(width(*x)).zip(frame.value(*tail).chunks_exact(width(*tail)));
             for (out, (line, tail)) in value.chunks_exact_mut(width(*out)).zip(lines) {
@@ -42,17 +42,17 @@ pub(super) fn run(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()
             }
             frame.put(*out, value, taps)
         }
-        OpKind::JoinNumber { x, number, heads, out } => {
-            let mut value = frame.make(*out);
+        OpKind::JoinConstant { x, constant, heads, out } => {
+            let mut value = frame.alloc(*out);
             let (dim, joined) = (width(*x) / heads, width(*out) / heads);
             for (out, head) in value.chunks_exact_mut(joined).zip(frame.value(*x).chunks_exact(dim)) {
                 out[..dim].copy_from_slice(head);
-                out[dim..].fill(*number);
+                out[dim..].fill(*constant);
             }
             frame.put(*out, value, taps)
         }
         OpKind::PairValues { x, heads, out } => {
-            let mut value = frame.make(*out);
+            let mut value = frame.alloc(*out);
             let (dim, half) = (width(*x) / heads, heads / 2);
             let lines = frame.value(*x).chunks_exact(width(*x));
             for (out, line) in value.chunks_exact_mut(width(*out)).zip(lines) {
@@ -64,9 +64,9 @@ pub(super) fn run(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()
             }
             frame.put(*out, value, taps)
         }
-        OpKind::Differ { x, weights, start, out } => {
-            let mut value = frame.make(*out);
-            let by = differ_by(frame.weights, weights, *start);
+        OpKind::HeadDifference { x, weights, lambda_init, out } => {
+            let mut value = frame.alloc(*out);
+            let by = differential_lambda(frame.weights, weights, *lambda_init);
             let lines = frame.value(*x).chunks_exact(width(*x));
             for (out, line) in value.chunks_exact_mut(width(*out)).zip(lines) {
                 let (first, second) = line.split_at(out.len());
@@ -78,10 +78,11 @@ pub(super) fn run(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()
     }
 }
 
-/// What the second half of the heads is multiplied by.
-pub(crate) fn differ_by(weights: &Weights, learned: &[WeightId; 4], start: f32) -> f32 {
+/// λ of differential attention, the factor of the second half of the heads: `exp(w0·w1) −
+/// exp(w2·w3) + start`.
+pub(crate) fn differential_lambda(weights: &Weights, learned: &[WeightId; 4], lambda_init: f32) -> f32 {
     let product = |a: usize, b: usize| -> f32 {
         weights.vector(learned[a]).iter().zip(weights.vector(learned[b])).map(|(a, b)| a * b).sum()
     };
-    product(0, 1).exp() - product(2, 3).exp() + start
+    product(0, 1).exp() - product(2, 3).exp() + lambda_init
 }

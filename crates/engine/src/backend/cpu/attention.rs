@@ -1,32 +1,35 @@
 //! Attention and its output projection.
 
-use super::in_parts;
+use super::parallel_rows;
 use crate::backend::{AttentionRow, Frame, Taps};
 use crate::error::Result;
 use crate::job::{RowState, Segment};
 use crate::program::{EdgeId, OpKind};
 use pellucid_kernels::attention::{
-    AttentionShape, HeadTerms, Queries, Slopes, attend as fused, mix, scores as explicit_scores,
+    AlibiSlopes, AttentionShape, HeadBiases, Queries, attend as fused, scores as explicit_scores, weighted_values,
 };
 use pellucid_kernels::elementwise::dot;
 use pellucid_kernels::matmul;
 use pellucid_kernels::softmax::softmax;
 
-/// Appends keys and values to the KV caches, then attends: fused, or unfused for rows whose scores or probabilities a tap touches.
+/// Appends k and v to the KV caches, then attends: fused, or unfused for rows whose scores or
+/// probabilities a tap touches. q `[tokens, heads, head_dim]` · k `[keys, kv_heads, head_dim]` →
+/// scores `[heads, tokens, keys]`
 pub(super) fn attend(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()> {
     let op = &frame.program.ops()[index];
-    let OpKind::Attention { q, k, v, shape, alibi, sinks, kept, scores, probs, out } = &op.kind else {
+    let OpKind::Attention { q, k, v, shape, alibi, sinks, max_keys, scores, probs, out } = &op.kind else {
         unreachable!("dispatched on the kind")
     };
     let layer = op.layer.unwrap_or_default();
     let width = frame.program.edge(*out).width;
-    let mut value = frame.make(*out);
-    let slopes = alibi.as_ref().map(|alibi| Slopes { each: &alibi.slopes, rounded: alibi.rounded });
-    let terms = HeadTerms { slopes, sinks: sinks.map(|sinks| frame.weights.vector(sinks)) };
+    let mut value = frame.alloc(*out);
+    let slopes = alibi.as_ref().map(|alibi| AlibiSlopes { per_head: &alibi.slopes, bf16_scale: alibi.bf16_scale });
+    let terms = HeadBiases { slopes, sinks: sinks.map(|sinks| frame.weights.vector(sinks)) };
     let (mut unfused, mut fused_segments) = (Vec::new(), frame.take_segments());
     for segment in &frame.pass.segments {
         if frame.is_absent(segment) {
-            // This row's job skips the layer or has ended before it: its KV cache here stays as it is.
+            // This row's job skips the layer or needs no op this late: its KV cache stays
+            // unchanged.
             value[segment.token * width..(segment.token + segment.count) * width].fill(0.0);
             continue;
         }
@@ -35,8 +38,10 @@ pub(super) fn attend(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result
             unfused.push(segment.clone());
             continue;
         }
-        // Queries that choose among their keys run unfused too: each by its position, whatever else is in the pass.
-        let free = kept.map_or(segment.count, |kept| kept.saturating_sub(segment.position).min(segment.count));
+        // With a dynamic mask, queries past the first `max_keys` positions drop keys, which needs
+        // unfused scores. This depends on the position only, so a row does not depend on its batch.
+        let free =
+            max_keys.map_or(segment.count, |max_keys| max_keys.saturating_sub(segment.position).min(segment.count));
         fused_segments.extend((free > 0).then(|| segment.part(0..free)));
         unfused.extend((free < segment.count).then(|| segment.part(free..segment.count)));
     }
@@ -51,11 +56,12 @@ pub(super) fn attend(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result
         &mut value,
     );
     frame.put_segments(fused_segments);
-    let unfused_op = Unfused { q: *q, shape, terms, kept: *kept, scores: *scores, probs: *probs, layer };
-    // Rows that a tap needs at once take each step together; the others one after the other, to bound memory.
+    let unfused_op = Unfused { q: *q, shape, terms, max_keys: *max_keys, scores: *scores, probs: *probs, layer };
+    // Rows that a tap needs together go through each step together, all others one by one,
+    // to bound memory.
     let mut rest = &unfused[..];
     while let Some(first) = rest.first() {
-        let joined = taps.joins_rows(*scores, first) || taps.joins_rows(*probs, first);
+        let joined = taps.needs_rows_together(*scores, first) || taps.needs_rows_together(*probs, first);
         let count = if joined { rest.iter().take_while(|segment| segment.job == first.job).count() } else { 1 };
         unfused_op.attend(frame, taps, &rest[..count], &mut value)?;
         rest = &rest[count..];
@@ -63,12 +69,12 @@ pub(super) fn attend(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result
     frame.put(*out, value, taps)
 }
 
-/// Attention step by step: scores, taps, softmax, taps, weighted values.
+/// Unfused attention: scores, taps, softmax, taps, weighted sum of v.
 struct Unfused<'a> {
     q: EdgeId,
     shape: &'a AttentionShape,
-    terms: HeadTerms<'a>,
-    kept: Option<usize>,
+    terms: HeadBiases<'a>,
+    max_keys: Option<usize>,
     scores: EdgeId,
     probs: EdgeId,
     layer: usize,
@@ -81,8 +87,8 @@ impl Unfused<'_> {
             .map(|segment| {
                 let run = queries(frame.rows, self.layer, segment);
                 let mut values = explicit_scores(self.shape, self.terms, frame.value(self.q), &run);
-                if let Some(kept) = self.kept {
-                    keep_largest(self.shape, &run, kept, &mut values);
+                if let Some(max_keys) = self.max_keys {
+                    keep_largest(self.shape, &run, max_keys, &mut values);
                 }
                 AttentionRow { segment: segment.clone(), values }
             })
@@ -98,12 +104,12 @@ impl Unfused<'_> {
         taps.apply_attention(frame.program, self.probs, &mut rows)?;
         self.keep_tapped(frame, taps, self.probs, &rows);
         for row in &rows {
-            mix(self.shape, &row.values, &queries(frame.rows, self.layer, &row.segment), value);
+            weighted_values(self.shape, &row.values, &queries(frame.rows, self.layer, &row.segment), value);
         }
         Ok(())
     }
 
-    /// Keeps what taps have made of attention for a backward pass, if one follows.
+    /// Retains tapped attention for the backward pass, if there is one.
     fn keep_tapped(&self, frame: &mut Frame, taps: &Taps, edge: EdgeId, rows: &[AttentionRow]) {
         if frame.keeps_attention() {
             let is_tapped = |row: &&AttentionRow| {
@@ -116,8 +122,9 @@ impl Unfused<'_> {
     }
 }
 
-/// Masks all but the `kept` keys with the largest last coordinate, of those that each query sees.
-pub(crate) fn keep_largest(shape: &AttentionShape, run: &Queries, kept: usize, scores: &mut [f32]) {
+/// Masks all but `max_keys` of the keys that each query sees: those with the largest last
+/// coordinate.
+pub(crate) fn keep_largest(shape: &AttentionShape, run: &Queries, max_keys: usize, scores: &mut [f32]) {
     let keys = run.position + run.count;
     let group = shape.heads / shape.kv_heads;
     for (line, scores) in scores.chunks_exact_mut(keys).enumerate() {
@@ -126,16 +133,16 @@ pub(crate) fn keep_largest(shape: &AttentionShape, run: &Queries, kept: usize, s
             .filter(|&key| scores[key] > f32::NEG_INFINITY)
             .map(|key| (run.kv.key(head, key, shape.key_dim - 1), key))
             .collect();
-        if seen.len() > kept {
+        if seen.len() > max_keys {
             seen.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
-            seen[kept..].iter().for_each(|&(_, key)| scores[key] = f32::NEG_INFINITY);
+            seen[max_keys..].iter().for_each(|&(_, key)| scores[key] = f32::NEG_INFINITY);
         }
     }
 }
 
 fn queries<'r>(rows: &'r [RowState], layer: usize, segment: &Segment) -> Queries<'r> {
     let kv = rows[segment.slot].kv[layer].as_ref().expect("the segment's own keys were appended before");
-    Queries { kv, position: segment.position, count: segment.count, token: segment.token }
+    Queries { kv, position: segment.position, count: segment.count, packed_offset: segment.token }
 }
 
 fn append(frame: &mut Frame, layer: usize, shape: &AttentionShape, k: EdgeId, v: EdgeId, segment: &Segment) {
@@ -149,12 +156,13 @@ fn append(frame: &mut Frame, layer: usize, shape: &AttentionShape, k: EdgeId, v:
     frame.put_kv(segment.slot, layer, kv);
 }
 
-/// The output projection; each head's share apart when somebody looks.
+/// The output projection. If a tap touches `head_out`, also each head's contribution to the output,
+/// `[tokens, heads, width]`.
 pub(super) fn project(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()> {
     let OpKind::Project { z, linear, heads, head_out, out } = &frame.program.ops()[index].kind else {
         unreachable!("dispatched on the kind")
     };
-    let mut value = frame.make(*out);
+    let mut value = frame.alloc(*out);
     let (matrix, bias) = frame.weights.linear(linear);
     matmul(frame.pool, frame.value(*z), matrix, bias, &mut value);
     if !taps.touches(*head_out) {
@@ -164,9 +172,9 @@ pub(super) fn project(index: usize, frame: &mut Frame, taps: &mut Taps) -> Resul
     let dim = inner / heads;
     let mut rows = vec![0.0; width * inner];
     rows.chunks_exact_mut(inner).enumerate().for_each(|(row, out)| matrix.row(row, out));
-    let mut shares = frame.make(*head_out);
+    let mut shares = frame.alloc(*head_out);
     let z_value = frame.value(*z);
-    in_parts(frame.pool, &mut shares, heads * width, &|tokens, part| {
+    parallel_rows(frame.pool, &mut shares, heads * width, &|tokens, part| {
         for (token, part) in tokens.zip(part.chunks_exact_mut(heads * width)) {
             for (head, share) in part.chunks_exact_mut(width).enumerate() {
                 let z = &z_value[token * inner + head * dim..][..dim];
@@ -180,7 +188,8 @@ pub(super) fn project(index: usize, frame: &mut Frame, taps: &mut Taps) -> Resul
     let edited = frame.pass.segments.iter().any(|segment| taps.edits_row(*head_out, segment));
     let before = if edited { shares.clone() } else { Vec::new() };
     frame.put(*head_out, shares, taps)?;
-    // Where a head's share was changed, the sublayer's output is the sum of the shares; every other token keeps its bits.
+    // For tokens with an edited head, the output is the sum of the heads' contributions; all
+    // other tokens keep their exact bits.
     let tokens = before.chunks_exact(heads * width).zip(frame.value(*head_out).chunks_exact(heads * width));
     for (token, (_, shares)) in tokens.enumerate().filter(|(_, (before, after))| before != after) {
         let out = &mut value[token * width..][..width];

@@ -1,4 +1,4 @@
-//! Mixtures of experts: the choice, then the chosen experts on the tokens that chose them.
+//! Mixture of experts: routing, then each expert on the tokens routed to it.
 
 use crate::architecture::{ExpertGroups, ExpertWeights, Routing, Scores};
 use crate::backend::{Frame, Taps};
@@ -9,42 +9,42 @@ use pellucid_kernels::softmax::softmax;
 use pellucid_kernels::{activation, matmul};
 use std::cell::RefCell;
 
-/// From router scores to chosen experts and their weights, largest score first.
+/// Top-k routing: from router logits `[tokens, experts]` to the chosen experts and their weights,
+/// `[tokens, chosen]`, largest score first.
 pub(super) fn route(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()> {
-    let OpKind::Route { logits, chosen, routing, correction, weights, indices } = &frame.program.ops()[index].kind
+    let OpKind::Route { logits, top_k, routing, correction, weights, indices } = &frame.program.ops()[index].kind
     else {
         unreachable!("dispatched on the kind")
     };
-    let (mut shares, mut choices) = (frame.make(*weights), frame.make(*indices));
+    let (mut shares, mut choices) = (frame.alloc(*weights), frame.alloc(*indices));
     let experts = frame.program.edge(*logits).width;
     let correction = correction.map(|weight| frame.weights.vector(weight));
     let lines = frame.value(*logits).chunks_exact(experts);
-    for ((logits, shares), choices) in
-        lines.zip(shares.chunks_exact_mut(*chosen)).zip(choices.chunks_exact_mut(*chosen))
+    for ((logits, shares), choices) in lines.zip(shares.chunks_exact_mut(*top_k)).zip(choices.chunks_exact_mut(*top_k))
     {
-        DESK.with_borrow_mut(|desk| match routing.scores {
-            Scores::SparseMixer { tolerance } => sparse_mixer(logits, tolerance, shares, choices, desk),
-            _ => choose(logits, routing, correction, shares, choices, desk),
+        SCRATCH.with_borrow_mut(|scratch| match routing.scores {
+            Scores::SparseMixer { tolerance } => sparse_mixer(logits, tolerance, shares, choices, scratch),
+            _ => choose(logits, routing, correction, shares, choices, scratch),
         });
     }
     frame.put(*weights, shares, taps)?;
     frame.put(*indices, choices, taps)
 }
 
-/// What a choice is worked out on; kept from token to token.
+/// Scratch buffers of the routing, reused from token to token.
 #[derive(Default)]
-pub(crate) struct Desk {
+pub(crate) struct RoutingScratch {
     scores: Vec<f32>,
-    judged: Vec<f32>,
-    worths: Vec<f32>,
-    slots: Slots,
+    ranking: Vec<f32>,
+    group_scores: Vec<f32>,
+    slots: ExpertSlots,
 }
 
 thread_local! {
-    static DESK: RefCell<Desk> = RefCell::default();
+    static SCRATCH: RefCell<RoutingScratch> = RefCell::default();
 }
 
-/// What a token's scores are before the choice.
+/// Computes a token's router scores from its logits.
 pub(crate) fn scores(logits: &[f32], routing: &Routing, scores: &mut Vec<f32>) {
     scores.clear();
     scores.extend_from_slice(logits);
@@ -55,40 +55,43 @@ pub(crate) fn scores(logits: &[f32], routing: &Routing, scores: &mut Vec<f32>) {
     }
 }
 
-/// One token's choice.
+/// Routes one token: writes the chosen experts and their weights.
 pub(crate) fn choose(
     logits: &[f32],
     routing: &Routing,
     correction: Option<&[f32]>,
     shares: &mut [f32],
     choices: &mut [f32],
-    desk: &mut Desk,
+    scratch: &mut RoutingScratch,
 ) {
-    scores(logits, routing, &mut desk.scores);
-    desk.judged.clear();
-    // What is no number comes first, as torch has it, and is told from what was taken, whatever its sign.
-    desk.judged.extend(desk.scores.iter().map(|score| if score.is_nan() { f32::NAN } else { *score }));
+    scores(logits, routing, &mut scratch.scores);
+    scratch.ranking.clear();
+    // NaN sorts first, as in torch. The sign is normalized because `take_argmax` marks chosen
+    // experts with -NaN.
+    scratch.ranking.extend(scratch.scores.iter().map(|score| if score.is_nan() { f32::NAN } else { *score }));
     if let Some(correction) = correction {
-        desk.judged.iter_mut().zip(correction).for_each(|(score, by)| *score += by);
+        scratch.ranking.iter_mut().zip(correction).for_each(|(score, by)| *score += by);
     }
     if let Some(groups) = routing.groups {
-        keep_groups(groups, &mut desk.judged, &mut desk.worths);
+        keep_groups(groups, &mut scratch.ranking, &mut scratch.group_scores);
     }
     for (share, choice) in shares.iter_mut().zip(choices.iter_mut()) {
-        let expert = take_best(&mut desk.judged);
-        (*share, *choice) = (desk.scores[expert], expert as f32);
+        let expert = take_argmax(&mut scratch.ranking);
+        (*share, *choice) = (scratch.scores[expert], expert as f32);
     }
     match routing.weights {
         ExpertWeights::Scores => {}
-        ExpertWeights::Shares { eps, least } => divide(shares, (shares.iter().sum::<f32>() + eps).max(least)),
-        ExpertWeights::Normed { power } => {
+        ExpertWeights::SumNormalized { eps, min_divisor } => {
+            divide(shares, (shares.iter().sum::<f32>() + eps).max(min_divisor))
+        }
+        ExpertWeights::PNormNormalized { power } => {
             let sum: f32 = shares.iter().map(|share| share.abs().powf(power)).sum();
             divide(shares, sum.powf(1.0 / power));
         }
         ExpertWeights::Softmax => softmax(shares, None),
-        ExpertWeights::Sigmoid { shares: divided } => {
+        ExpertWeights::Sigmoid { normalized } => {
             activate(Activation::Sigmoid, shares);
-            if divided {
+            if normalized {
                 divide(shares, shares.iter().sum());
             }
         }
@@ -102,41 +105,42 @@ fn divide(shares: &mut [f32], by: f32) {
     shares.iter_mut().for_each(|share| *share /= by);
 }
 
-/// The index of the largest number, the earlier among equals.
-fn best(scores: &[f32]) -> usize {
-    // `max_by` takes the last among equals.
+/// The index of the largest score; the first one among equals.
+fn argmax(scores: &[f32]) -> usize {
+    // `max_by` returns the last among equals, hence `rev`.
     (0..scores.len()).rev().max_by(|&a, &b| scores[a].total_cmp(&scores[b])).unwrap_or_default()
 }
 
-/// The best that is left, which is then out of the question: below everything, minus infinity included.
-fn take_best(scores: &mut [f32]) -> usize {
-    let best = best(scores);
+/// Returns the argmax and excludes it: -NaN sorts below everything, minus infinity included.
+fn take_argmax(scores: &mut [f32]) -> usize {
+    let best = argmax(scores);
     scores[best] = -f32::NAN;
     best
 }
 
-/// Puts the experts of all but the best groups out of the question.
-fn keep_groups(groups: ExpertGroups, scores: &mut [f32], worths: &mut Vec<f32>) {
+/// Group-limited routing: masks the experts of all but the best groups.
+fn keep_groups(groups: ExpertGroups, scores: &mut [f32], group_scores: &mut Vec<f32>) {
     let size = scores.len() / groups.count;
-    let worth = |group: &[f32]| {
-        let first = best(group);
+    let group_score = |group: &[f32]| {
+        let first = argmax(group);
         let second = (0..group.len()).rev().filter(|&i| i != first).max_by(|&a, &b| group[a].total_cmp(&group[b]));
-        group[first] + second.filter(|_| groups.by_best_two).map_or(0.0, |second| group[second])
+        group[first] + second.filter(|_| groups.by_top_two).map_or(0.0, |second| group[second])
     };
-    worths.clear();
-    worths.extend(scores.chunks_exact(size).map(worth));
-    (0..groups.kept).for_each(|_| _ = take_best(worths));
-    // What was taken is kept.
-    for (group, worth) in scores.chunks_exact_mut(size).zip(worths) {
-        if !worth.is_nan() {
+    group_scores.clear();
+    group_scores.extend(scores.chunks_exact(size).map(group_score));
+    (0..groups.top_groups).for_each(|_| _ = take_argmax(group_scores));
+    // Groups that were taken are NaN: those are kept.
+    for (group, group_score) in scores.chunks_exact_mut(size).zip(group_scores) {
+        if !group_score.is_nan() {
             group.fill(f32::NEG_INFINITY);
         }
     }
 }
 
-/// Each choice is the best expert left, weighted by its softmax among those that come close to it.
-fn sparse_mixer(logits: &[f32], tolerance: f32, shares: &mut [f32], choices: &mut [f32], desk: &mut Desk) {
-    let (left, close) = (&mut desk.judged, &mut desk.scores);
+/// SparseMixer routing: each choice is the best remaining expert, weighted by a softmax over the
+/// experts close to it.
+fn sparse_mixer(logits: &[f32], tolerance: f32, shares: &mut [f32], choices: &mut [f32], scratch: &mut RoutingScratch) {
+    let (left, close) = (&mut scratch.ranking, &mut scratch.scores);
     left.clear();
     left.extend_from_slice(logits);
     for (share, choice) in shares.iter_mut().zip(choices) {
@@ -146,9 +150,9 @@ fn sparse_mixer(logits: &[f32], tolerance: f32, shares: &mut [f32], choices: &mu
     }
 }
 
-/// The best expert left; `close` becomes the softmax over those that come close to it.
+/// Returns the best remaining expert; `close` becomes the softmax over the experts close to it.
 pub(crate) fn best_and_close(logits: &[f32], tolerance: f32, left: &[f32], close: &mut Vec<f32>) -> usize {
-    let best = best(left);
+    let best = argmax(left);
     let top = left[best];
     let near = |i: usize| (top - logits[i]) / logits[i].abs().max(top) <= 2.0 * tolerance;
     close.clear();
@@ -157,24 +161,25 @@ pub(crate) fn best_and_close(logits: &[f32], tolerance: f32, left: &[f32], close
     best
 }
 
-/// The slots (token by token, choice by choice) that chose each expert.
+/// The slots routed to each expert. Slot `token * chosen + rank` is the `rank`-th choice of a
+/// token.
 #[derive(Default)]
-pub(crate) struct Slots {
-    /// Expert after expert.
+pub(crate) struct ExpertSlots {
+    /// Slots, grouped by expert.
     order: Vec<usize>,
-    /// Where each expert's end.
+    /// For each expert the end of its group in `order`.
     ends: Vec<usize>,
 }
 
-impl Slots {
-    pub fn of(choices: &[f32], experts: usize) -> Slots {
-        let mut slots = Slots::default();
-        slots.sort(choices, experts);
+impl ExpertSlots {
+    pub fn new(choices: &[f32], experts: usize) -> ExpertSlots {
+        let mut slots = ExpertSlots::default();
+        slots.assign(choices, experts);
         slots
     }
 
-    /// Makes this the slots of other choices.
-    fn sort(&mut self, choices: &[f32], experts: usize) {
+    /// Recomputes the groups for other choices, reusing the allocations.
+    fn assign(&mut self, choices: &[f32], experts: usize) {
         self.ends.clear();
         self.ends.resize(experts, 0);
         choices.iter().for_each(|&choice| self.ends[choice as usize] += 1);
@@ -183,52 +188,52 @@ impl Slots {
             end += *count;
             *count = end - *count;
         });
-        // Each expert's begin moves to its end while its slots are listed.
+        // Counting sort: each expert's start advances to its end.
         self.order.resize(choices.len(), 0);
         for (slot, &choice) in choices.iter().enumerate() {
-            let place = &mut self.ends[choice as usize];
-            self.order[*place] = slot;
-            *place += 1;
+            let next = &mut self.ends[choice as usize];
+            self.order[*next] = slot;
+            *next += 1;
         }
     }
 
-    /// The slots that chose an expert, in order.
+    /// The slots routed to an expert, in ascending order.
     pub fn of_expert(&self, expert: usize) -> &[usize] {
         let from = expert.checked_sub(1).map_or(0, |before| self.ends[before]);
         &self.order[from..self.ends[expert]]
     }
 }
 
-/// Each expert runs once on all tokens that chose it; a token adds up its experts in its own order of choice,
-/// so its sum does not depend on its neighbours.
+/// Runs each expert once on all tokens routed to it. A token sums its experts in the order of its
+/// own choices, so its result does not depend on the other tokens.
 pub(super) fn run(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()> {
-    let mut desk = DESK.take();
-    let value = mixed(index, frame, &mut desk.slots);
-    DESK.set(desk);
+    let mut scratch = SCRATCH.take();
+    let value = run_experts(index, frame, &mut scratch.slots);
+    SCRATCH.set(scratch);
     let OpKind::Experts { out, .. } = &frame.program.ops()[index].kind else { unreachable!("dispatched on the kind") };
     frame.put(*out, value, taps)
 }
 
-fn mixed(index: usize, frame: &mut Frame, sorted: &mut Slots) -> Vec<f32> {
+fn run_experts(index: usize, frame: &mut Frame, sorted: &mut ExpertSlots) -> Vec<f32> {
     let OpKind::Experts { x, weights, indices, experts, activation, on_input, out } = &frame.program.ops()[index].kind
     else {
         unreachable!("dispatched on the kind")
     };
-    let mut value = frame.make(*out);
+    let mut value = frame.alloc(*out);
     value.fill(0.0);
     let width = frame.program.edge(*out).width;
-    let chosen = frame.program.edge(*weights).width;
-    sorted.sort(frame.value(*indices), experts.len());
+    let top_k = frame.program.edge(*weights).width;
+    sorted.assign(frame.value(*indices), experts.len());
     let (weights_of, pool) = (frame.weights, frame.pool);
     let rows = |linear: &Linear| weights_of.matrix(linear.weight).rows();
     let inner = experts.iter().map(|expert| rows(&expert.up)).max().unwrap_or(0);
-    // A token chooses an expert at most once, unless it had only infinities to choose among.
+    // A token chooses an expert at most once, unless all its scores were infinite.
     let slots = frame.value(*indices).len();
-    let most = (0..experts.len()).map(|expert| sorted.of_expert(expert).len()).fold(slots / chosen, usize::max);
-    // The output of each choice of each token, and room for one expert at work.
-    let mut outputs = frame.room(slots * width);
-    let mut gathered = frame.room(most * width);
-    let (mut neurons, mut linear) = (frame.room(most * inner), frame.room(most * inner));
+    let most = (0..experts.len()).map(|expert| sorted.of_expert(expert).len()).fold(slots / top_k, usize::max);
+    // The output of each slot, and scratch buffers for one expert.
+    let mut outputs = frame.scratch(slots * width);
+    let mut gathered = frame.scratch(most * width);
+    let (mut neurons, mut linear) = (frame.scratch(most * inner), frame.scratch(most * inner));
     let (input, shares) = (frame.value(*x), frame.value(*weights));
     let product = |linear: &Linear, input: &[f32], out: &mut [f32]| {
         let (matrix, bias) = weights_of.linear(linear);
@@ -242,7 +247,7 @@ fn mixed(index: usize, frame: &mut Frame, sorted: &mut Slots) -> Vec<f32> {
         let read = &mut gathered[..slots.len() * width];
         for (read, &slot) in read.chunks_exact_mut(width).zip(slots) {
             let by = if *on_input { shares[slot] } else { 1.0 };
-            read.iter_mut().zip(&input[slot / chosen * width..]).for_each(|(y, x)| *y = x * by);
+            read.iter_mut().zip(&input[slot / top_k * width..]).for_each(|(y, x)| *y = x * by);
         }
         let count = slots.len() * rows(&own.up);
         let neurons = &mut neurons[..count];
@@ -255,7 +260,7 @@ fn mixed(index: usize, frame: &mut Frame, sorted: &mut Slots) -> Vec<f32> {
             }
             None => activate(*activation, neurons),
         }
-        // What was gathered has been read: the results take its place.
+        // The gathered inputs are no longer needed: reuse their buffer for the outputs.
         product(&own.down, neurons, read);
         for (&slot, result) in slots.iter().zip(read.chunks_exact(width)) {
             outputs[slot * width..][..width].copy_from_slice(result);
@@ -263,30 +268,30 @@ fn mixed(index: usize, frame: &mut Frame, sorted: &mut Slots) -> Vec<f32> {
     }
     for (slot, output) in outputs.chunks_exact(width).enumerate() {
         let share = if *on_input { 1.0 } else { shares[slot] };
-        let sum = &mut value[slot / chosen * width..][..width];
+        let sum = &mut value[slot / top_k * width..][..width];
         sum.iter_mut().zip(output).for_each(|(y, x)| *y += share * x);
     }
-    [outputs, gathered, neurons, linear].into_iter().for_each(|room| frame.give_back(room));
+    [outputs, gathered, neurons, linear].into_iter().for_each(|buffer| frame.give_back(buffer));
     value
 }
 
-/// Products of attention experts with what each slot reads: one line a slot.
-fn routed(
+/// Multiplies each slot's input, written by `read`, with its expert's weight: `[slots, outputs]`.
+fn routed_matmul(
     frame: &mut Frame,
     experts: &[WeightId],
     choices: EdgeId,
     inner: usize,
     read: &dyn Fn(&Frame, usize, &mut [f32]),
 ) -> Vec<f32> {
-    let mut desk = DESK.take();
-    desk.slots.sort(frame.value(choices), experts.len());
+    let mut scratch = SCRATCH.take();
+    scratch.slots.assign(frame.value(choices), experts.len());
     let width = experts.iter().map(|&expert| frame.weights.matrix(expert).rows()).max().unwrap_or(0);
     let count = frame.value(choices).len();
     let most = count / frame.program.edge(choices).width;
-    let mut lines = frame.room(count * width);
-    let (mut gathered, mut results) = (frame.room(most * inner), frame.room(most * width));
+    let mut lines = frame.scratch(count * width);
+    let (mut gathered, mut results) = (frame.scratch(most * inner), frame.scratch(most * width));
     for (expert, &weight) in experts.iter().enumerate() {
-        let slots = desk.slots.of_expert(expert);
+        let slots = scratch.slots.of_expert(expert);
         if slots.is_empty() {
             continue;
         }
@@ -299,54 +304,55 @@ fn routed(
     }
     frame.give_back(gathered);
     frame.give_back(results);
-    DESK.set(desk);
+    SCRATCH.set(scratch);
     lines
 }
 
-/// Queries by the chosen experts. An expert makes one head for each key head; the heads of a key head stand together.
+/// Queries from the chosen experts. An expert computes one head per KV head; the heads of one KV
+/// head are adjacent.
 pub(super) fn queries(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()> {
     let OpKind::RoutedMatMul { x, indices, experts, heads, out } = &frame.program.ops()[index].kind else {
         unreachable!("dispatched on the kind")
     };
-    let mut value = frame.make(*out);
-    let (width, chosen) = (frame.program.edge(*x).width, frame.program.edge(*indices).width);
-    let dim = frame.program.edge(*out).width / chosen / heads;
-    let made = routed(frame, experts, *indices, width, &|frame, slot, line| {
-        line.copy_from_slice(&frame.value(*x)[slot / chosen * width..][..width]);
+    let mut value = frame.alloc(*out);
+    let (width, top_k) = (frame.program.edge(*x).width, frame.program.edge(*indices).width);
+    let dim = frame.program.edge(*out).width / top_k / heads;
+    let outputs = routed_matmul(frame, experts, *indices, width, &|frame, slot, line| {
+        line.copy_from_slice(&frame.value(*x)[slot / top_k * width..][..width]);
     });
-    for (slot, made) in made.chunks_exact(heads * dim).enumerate() {
-        for (head, made) in made.chunks_exact(dim).enumerate() {
-            let place = slot / chosen * chosen * heads + head * chosen + slot % chosen;
-            value[place * dim..][..dim].copy_from_slice(made);
+    for (slot, outputs) in outputs.chunks_exact(heads * dim).enumerate() {
+        for (head, outputs) in outputs.chunks_exact(dim).enumerate() {
+            let index = slot / top_k * top_k * heads + head * top_k + slot % top_k;
+            value[index * dim..][..dim].copy_from_slice(outputs);
         }
     }
-    frame.give_back(made);
+    frame.give_back(outputs);
     frame.put(*out, value, taps)
 }
 
-/// Outputs by the chosen experts, each of its own heads.
+/// Output projection by the chosen experts, each for its own heads.
 pub(super) fn project(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()> {
     let OpKind::RoutedProject { z, weights, indices, experts, bias, heads, out } = &frame.program.ops()[index].kind
     else {
         unreachable!("dispatched on the kind")
     };
-    let mut value = frame.make(*out);
-    let (width, chosen) = (frame.program.edge(*out).width, frame.program.edge(*indices).width);
-    let dim = frame.program.edge(*z).width / chosen / heads;
-    let made = routed(frame, experts, *indices, heads * dim, &|frame, slot, line| {
+    let mut value = frame.alloc(*out);
+    let (width, top_k) = (frame.program.edge(*out).width, frame.program.edge(*indices).width);
+    let dim = frame.program.edge(*z).width / top_k / heads;
+    let outputs = routed_matmul(frame, experts, *indices, heads * dim, &|frame, slot, line| {
         for (head, part) in line.chunks_exact_mut(dim).enumerate() {
-            let place = slot / chosen * chosen * heads + head * chosen + slot % chosen;
-            part.copy_from_slice(&frame.value(*z)[place * dim..][..dim]);
+            let index = slot / top_k * top_k * heads + head * top_k + slot % top_k;
+            part.copy_from_slice(&frame.value(*z)[index * dim..][..dim]);
         }
     });
     value.fill(0.0);
     let shares = frame.value(*weights);
-    for (slot, made) in made.chunks_exact(width).enumerate() {
-        let sum = &mut value[slot / chosen * width..][..width];
-        sum.iter_mut().zip(made).for_each(|(y, x)| *y += shares[slot] * x);
+    for (slot, outputs) in outputs.chunks_exact(width).enumerate() {
+        let sum = &mut value[slot / top_k * width..][..width];
+        sum.iter_mut().zip(outputs).for_each(|(y, x)| *y += shares[slot] * x);
     }
     let bias = frame.weights.vector(*bias);
     value.chunks_exact_mut(width).for_each(|row| row.iter_mut().zip(bias).for_each(|(y, b)| *y += b));
-    frame.give_back(made);
+    frame.give_back(outputs);
     frame.put(*out, value, taps)
 }

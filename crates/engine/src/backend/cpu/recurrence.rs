@@ -1,7 +1,7 @@
-//! Ops that carry something from token to token.
+//! Recurrent ops: convolutions, state-space models, linear attention, RWKV.
 //!
-//! Each keeps what it carries in its row's state, and goes through a segment's tokens in order: whole, in chunks or one at a
-//! time, the numbers are the same.
+//! Each keeps its state in the row and processes a segment's tokens in order, so the result is
+//! bit-identical whether a row runs whole, in chunks, or one token at a time.
 
 use crate::backend::{Frame, Taps};
 use crate::error::Result;
@@ -9,28 +9,29 @@ use crate::job::Segment;
 use crate::program::{EdgeId, OpKind, StateDecay};
 use crate::weights::Weights;
 use pellucid_kernels::activation;
-use pellucid_kernels::memory::Shared;
-use pellucid_kernels::recurrence::{self as kernel, Fade, RecurrenceShape, softplus};
+use pellucid_kernels::memory::DisjointMut;
+use pellucid_kernels::recurrence::{self as kernel, DecayFactor, RecurrenceShape, softplus};
 use std::cell::RefCell;
 
-/// The state of op `index` in a segment's row; `first` makes it for the row's first token.
-fn carried(frame: &mut Frame, index: usize, segment: &Segment, first: impl FnOnce() -> Vec<f32>) -> Vec<f32> {
+/// Takes the state of op `index` from a segment's row; `first` creates it at the row's first token.
+fn take_state(frame: &mut Frame, index: usize, segment: &Segment, first: impl FnOnce() -> Vec<f32>) -> Vec<f32> {
     let ops = frame.program.ops().len();
-    let all = &mut frame.rows[segment.slot].carried;
+    let all = &mut frame.rows[segment.slot].recurrent_states;
     all.resize_with(ops, Vec::new);
     let found = std::mem::take(&mut all[index]);
     if found.is_empty() { first() } else { found }
 }
 
-fn keep(frame: &mut Frame, index: usize, segment: &Segment, value: Vec<f32>) {
-    frame.rows[segment.slot].carried[index] = value;
+fn put_state(frame: &mut Frame, index: usize, segment: &Segment, value: Vec<f32>) {
+    frame.rows[segment.slot].recurrent_states[index] = value;
 }
 
 fn tokens(segment: &Segment, width: usize) -> std::ops::Range<usize> {
     segment.token * width..(segment.token + segment.count) * width
 }
 
-/// Whether a segment's row stays out of this op; its output is zero then, and its state stays as it is.
+/// Whether a segment's row skips this op. If so, its output is set to zero and its state stays
+/// unchanged.
 fn is_absent(frame: &Frame, segment: &Segment, width: usize, value: &mut [f32]) -> bool {
     let absent = frame.is_absent(segment);
     if absent {
@@ -44,7 +45,7 @@ pub(super) fn convolve(index: usize, frame: &mut Frame, taps: &mut Taps) -> Resu
     let OpKind::Convolve { x, kernel: weight, bias, activation, out } = &program.ops()[index].kind else {
         unreachable!("dispatched on the kind")
     };
-    let mut value = frame.make(*out);
+    let mut value = frame.alloc(*out);
     let (kernel, bias) = (frame.weights.vector(*weight), bias.map(|b| frame.weights.vector(b)));
     let channels = program.edge(*out).width;
     let past = kernel.len() - channels;
@@ -53,10 +54,10 @@ pub(super) fn convolve(index: usize, frame: &mut Frame, taps: &mut Taps) -> Resu
             continue;
         }
         let range = tokens(segment, channels);
-        let mut seen = if past == 0 { Vec::new() } else { carried(frame, index, segment, || vec![0.0; past]) };
+        let mut seen = if past == 0 { Vec::new() } else { take_state(frame, index, segment, || vec![0.0; past]) };
         kernel::convolve(&frame.value(*x)[range.clone()], &mut seen, kernel, bias, channels, &mut value[range]);
         if past > 0 {
-            keep(frame, index, segment, seen);
+            put_state(frame, index, segment, seen);
         }
     }
     activation::activate(*activation, &mut value);
@@ -65,7 +66,7 @@ pub(super) fn convolve(index: usize, frame: &mut Frame, taps: &mut Taps) -> Resu
 
 pub(super) fn step(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()> {
     let program = frame.program;
-    let OpKind::Step { x, bias, limits, out } = &program.ops()[index].kind else {
+    let OpKind::TimeStep { x, bias, limits, out } = &program.ops()[index].kind else {
         unreachable!("dispatched on the kind")
     };
     let mut value = frame.reuse(*x, index, taps);
@@ -78,17 +79,17 @@ pub(super) fn step(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<(
     frame.put(*out, value, taps)
 }
 
-/// What one call of the recurrence reads.
-pub(crate) struct Reads<'a> {
+/// The inputs of a `Recur` op.
+pub(crate) struct RecurrenceInputs<'a> {
     pub shape: &'a RecurrenceShape,
     pub q: &'a [f32],
     pub k: &'a [f32],
     pub v: &'a [f32],
     pub fixed: Option<&'a [f32]>,
     pub step: &'a [f32],
-    /// `-exp(rate)`, where the decay is learned.
+    /// `A = -exp(A_log)` of a learned decay; empty for a fixed one.
     pub rate: &'a [f32],
-    pub strength: Option<&'a [f32]>,
+    pub beta: Option<&'a [f32]>,
     pub skip: Option<&'a [f32]>,
 }
 
@@ -97,29 +98,30 @@ pub(super) fn recur(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<
     let OpKind::Recur { shape, state, out, .. } = &program.ops()[index].kind else {
         unreachable!("dispatched on the kind")
     };
-    let mut value = frame.make(*out);
-    let mut states = taps.touches(*state).then(|| frame.make(*state));
+    let mut value = frame.alloc(*out);
+    let mut states = taps.touches(*state).then(|| frame.alloc(*state));
     let (kind, pass) = (&program.ops()[index].kind, frame.pass);
     let each = shape.key_dim * shape.value_dim;
-    let mut rate = frame.room(rates(kind, frame.weights).len());
+    let mut rate = frame.scratch(rates(kind, frame.weights).len());
     rates(kind, frame.weights).zip(&mut rate).for_each(|(from, to)| *to = from);
     for segment in &pass.segments {
         if is_absent(frame, segment, program.edge(*out).width, &mut value) {
             continue;
         }
-        let mut memory = carried(frame, index, segment, || vec![0.0; shape.heads * each]);
-        let reads = Reads::of(kind, shape, frame.weights, &rate, &|edge| frame.value(edge));
-        let (memory_of, out_of) = (Shared::new(&mut memory), Shared::new(&mut value));
-        let states_of = states.as_mut().map(|states| Shared::new(states));
-        // Heads are independent; a few at a time make a task worth its start.
+        let mut memory = take_state(frame, index, segment, || vec![0.0; shape.heads * each]);
+        let inputs = RecurrenceInputs::new(kind, shape, frame.weights, &rate, &|edge| frame.value(edge));
+        let (memory_of, out_of) = (DisjointMut::new(&mut memory), DisjointMut::new(&mut value));
+        let states_of = states.as_mut().map(|states| DisjointMut::new(states));
+        // Heads are independent; several per task amortize the cost of starting it.
         const HEADS: usize = 8;
         frame.pool.run(shape.heads.div_ceil(HEADS), &|task| {
             for head in task * HEADS..((task + 1) * HEADS).min(shape.heads) {
-                // SAFETY: each head has its own part of the state, of every token's output and of every token's copy.
-                unsafe { reads.head(head, segment, memory_of, out_of, states_of) };
+                // SAFETY: each head has its own part of the state, of every token's output and of
+                // every token's copy of the state.
+                unsafe { inputs.head(head, segment, memory_of, out_of, states_of) };
             }
         });
-        keep(frame, index, segment, memory);
+        put_state(frame, index, segment, memory);
     }
     frame.give_back(rate);
     if let Some(states) = states {
@@ -128,7 +130,7 @@ pub(super) fn recur(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<
     frame.put(*out, value, taps)
 }
 
-/// The rates of a learned decay: `-exp(rate)`; of others none.
+/// `A = -exp(A_log)` of a learned decay; empty for a fixed one.
 pub(crate) fn rates(kind: &OpKind, weights: &Weights) -> impl ExactSizeIterator<Item = f32> {
     let learned = match kind {
         OpKind::Recur { decay: StateDecay::Learned { rate, .. }, .. } => weights.vector(*rate),
@@ -138,25 +140,25 @@ pub(crate) fn rates(kind: &OpKind, weights: &Weights) -> impl ExactSizeIterator<
 }
 
 thread_local! {
-    /// A head's query, key, written value and fades.
+    /// Scratch for one head: query, key, decays and written value.
     static HEAD: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
-impl<'a> Reads<'a> {
-    /// What a recurrence reads from the edges of its inputs; its [`rates`] are given.
-    pub fn of(
+impl<'a> RecurrenceInputs<'a> {
+    /// Collects the inputs of a recurrence; `rate` comes from [`rates`].
+    pub fn new(
         kind: &'a OpKind,
         shape: &'a RecurrenceShape,
         weights: &'a Weights,
         rate: &'a [f32],
         value: &dyn Fn(EdgeId) -> &'a [f32],
-    ) -> Reads<'a> {
-        let OpKind::Recur { q, k, v, decay, strength, skip, .. } = kind else { unreachable!("dispatched on the kind") };
+    ) -> RecurrenceInputs<'a> {
+        let OpKind::Recur { q, k, v, decay, beta, skip, .. } = kind else { unreachable!("dispatched on the kind") };
         let (fixed, step) = match decay {
             StateDecay::Fixed(by) => (Some(by.as_slice()), [].as_slice()),
             StateDecay::Learned { step, .. } => (None, value(*step)),
         };
-        Reads {
+        RecurrenceInputs {
             shape,
             q: value(*q),
             k: value(*k),
@@ -164,22 +166,22 @@ impl<'a> Reads<'a> {
             fixed,
             step,
             rate,
-            strength: strength.map(value),
+            beta: beta.map(value),
             skip: skip.map(|s| weights.vector(s)),
         }
     }
 
-    /// Time steps of a token.
+    /// Number of time steps (dt) per token.
     pub fn steps(&self) -> usize {
         self.step.len() / (self.k.len() / (self.shape.key_heads * self.shape.key_dim)).max(1)
     }
 
-    /// What a value is multiplied by before it is written.
-    pub fn written(&self, head: usize, token: usize) -> f32 {
-        if self.shape.step_writes { self.step[token * self.steps() + head] } else { 1.0 }
+    /// The factor of a value as it enters the state: dt, or 1.
+    pub fn write_scale(&self, head: usize, token: usize) -> f32 {
+        if self.shape.scale_values_by_dt { self.step[token * self.steps() + head] } else { 1.0 }
     }
 
-    /// Takes one head through a segment's tokens.
+    /// Runs one head over a segment's tokens.
     ///
     /// # Safety
     /// No other call works on this head of this segment at the same time.
@@ -187,32 +189,37 @@ impl<'a> Reads<'a> {
         &self,
         head: usize,
         segment: &Segment,
-        memory: Shared<f32>,
-        out: Shared<f32>,
-        states: Option<Shared<f32>>,
+        memory: DisjointMut<f32>,
+        out: DisjointMut<f32>,
+        states: Option<DisjointMut<f32>>,
     ) {
         let RecurrenceShape { heads, key_heads, key_dim, value_dim, .. } = *self.shape;
         let key_head = head / (heads / key_heads);
         let each = key_dim * value_dim;
-        // SAFETY: the caller gives this head to nobody else.
+        // SAFETY: the caller does not use this head anywhere else at the same time.
         let state = unsafe { memory.part(head * each, each) };
         let mut own = HEAD.take();
         own.resize(3 * key_dim + value_dim, 0.0);
         let (query, rest) = own.split_at_mut(key_dim);
         let (key, rest) = rest.split_at_mut(key_dim);
-        let (fades, written) = rest.split_at_mut(key_dim);
+        let (decays, written) = rest.split_at_mut(key_dim);
         for token in segment.token..segment.token + segment.count {
             let at = (token * key_heads + key_head) * key_dim;
-            kernel::direction(&self.q[at..at + key_dim], self.shape.unit, self.shape.query_scale, query);
-            kernel::direction(&self.k[at..at + key_dim], self.shape.unit, 1.0, key);
+            kernel::normalize_and_scale(
+                &self.q[at..at + key_dim],
+                self.shape.qk_l2_norm,
+                self.shape.query_scale,
+                query,
+            );
+            kernel::normalize_and_scale(&self.k[at..at + key_dim], self.shape.qk_l2_norm, 1.0, key);
             let value = &self.v[(token * heads + head) * value_dim..][..value_dim];
-            let fade = self.fade(head, token, fades);
-            let step = self.written(head, token);
+            let decay = self.decay(head, token, decays);
+            let step = self.write_scale(head, token);
             written.iter_mut().zip(value).for_each(|(w, v)| *w = v * step);
-            let strength = self.strength.map(|s| s[token * heads + head]);
+            let beta = self.beta.map(|s| s[token * heads + head]);
             // SAFETY: as above.
             let out = unsafe { out.part((token * heads + head) * value_dim, value_dim) };
-            kernel::step(state, query, key, written, fade, strength, out);
+            kernel::step(state, query, key, written, decay, beta, out);
             if let Some(skip) = self.skip {
                 out.iter_mut().zip(value).for_each(|(y, v)| *y += skip[head] * v);
             }
@@ -224,23 +231,24 @@ impl<'a> Reads<'a> {
         HEAD.set(own);
     }
 
-    /// What a head's state is multiplied by at a token.
-    pub fn fade<'f>(&self, head: usize, token: usize, fades: &'f mut [f32]) -> Fade<'f> {
+    /// The decay of a head's state at a token: one factor, or one per key channel (written to
+    /// `decays`).
+    pub fn decay<'f>(&self, head: usize, token: usize, decays: &'f mut [f32]) -> DecayFactor<'f> {
         if let Some(fixed) = self.fixed {
-            return Fade::All(fixed[head]);
+            return DecayFactor::Scalar(fixed[head]);
         }
         if self.rate.len() == self.shape.heads && self.steps() == self.shape.heads {
             let (rate, at) = self.rate_and_step(head, token, 0);
-            return Fade::All((self.rate[rate] * self.step[at]).exp());
+            return DecayFactor::Scalar((self.rate[rate] * self.step[at]).exp());
         }
-        for (i, fade) in fades.iter_mut().enumerate() {
+        for (i, decay) in decays.iter_mut().enumerate() {
             let (rate, at) = self.rate_and_step(head, token, i);
-            *fade = (self.rate[rate] * self.step[at]).exp();
+            *decay = (self.rate[rate] * self.step[at]).exp();
         }
-        Fade::Each(fades)
+        DecayFactor::PerKeyChannel(decays)
     }
 
-    /// Where the rate of a coordinate's decay and its time step stand.
+    /// Indices of the rate and the time step of a key channel's decay.
     pub fn rate_and_step(&self, head: usize, token: usize, coordinate: usize) -> (usize, usize) {
         let (heads, keys, steps) = (self.shape.heads, self.shape.key_dim, self.steps());
         let each = head * keys + coordinate;
@@ -253,36 +261,36 @@ pub(super) fn lru(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()
     let OpKind::Lru { x, input_gate, recurrent_gate, rate, state, out } = &program.ops()[index].kind else {
         unreachable!("dispatched on the kind")
     };
-    let mut value = frame.make(*out);
+    let mut value = frame.alloc(*out);
     let (mut gates, mut decays) = (frame.copy(*input_gate), frame.copy(*recurrent_gate));
     activation::activate(activation::Activation::Sigmoid, &mut gates);
     activation::activate(activation::Activation::Sigmoid, &mut decays);
     let width = program.edge(*out).width;
-    let mut rates = frame.room(width);
+    let mut rates = frame.scratch(width);
     rates.iter_mut().zip(frame.weights.vector(*rate)).for_each(|(rate, &x)| *rate = -8.0 * softplus(x));
     let pass = frame.pass;
     for segment in &pass.segments {
         if is_absent(frame, segment, width, &mut value) {
             continue;
         }
-        let mut memory = carried(frame, index, segment, || vec![0.0; width]);
+        let mut memory = take_state(frame, index, segment, || vec![0.0; width]);
         let x = frame.value(*x);
         for offset in 0..segment.count {
             let at = (segment.token + offset) * width;
             for channel in 0..width {
                 let log = rates[channel] * decays[at + channel];
                 let gated = x[at + channel] * gates[at + channel];
-                // A row's first token enters whole.
+                // The first token of a row is not scaled down.
                 let share = if segment.position + offset == 0 { 1.0 } else { (1.0 - (2.0 * log).exp()).sqrt() };
                 memory[channel] = log.exp() * memory[channel] + share * gated;
                 value[at + channel] = memory[channel];
             }
         }
-        keep(frame, index, segment, memory);
+        put_state(frame, index, segment, memory);
     }
-    [gates, decays, rates].into_iter().for_each(|room| frame.give_back(room));
+    [gates, decays, rates].into_iter().for_each(|buffer| frame.give_back(buffer));
     if taps.touches(*state) {
-        // The unit's output is its state.
+        // An LRU's output is its state.
         frame.put(*state, value.clone(), taps)?;
     }
     frame.put(*out, value, taps)
@@ -291,7 +299,7 @@ pub(super) fn lru(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()
 pub(super) fn shift(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()> {
     let program = frame.program;
     let OpKind::Shift { x, mix, out } = &program.ops()[index].kind else { unreachable!("dispatched on the kind") };
-    let mut value = frame.make(*out);
+    let mut value = frame.alloc(*out);
     let mix = frame.weights.vector(*mix);
     let width = program.edge(*out).width;
     let pass = frame.pass;
@@ -299,7 +307,7 @@ pub(super) fn shift(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<
         if is_absent(frame, segment, width, &mut value) {
             continue;
         }
-        let mut last = carried(frame, index, segment, || vec![0.0; width]);
+        let mut last = take_state(frame, index, segment, || vec![0.0; width]);
         let range = tokens(segment, width);
         let x = &frame.value(*x)[range.clone()];
         for (out, now) in value[range].chunks_exact_mut(width).zip(x.chunks_exact(width)) {
@@ -308,7 +316,7 @@ pub(super) fn shift(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<
             }
             last.copy_from_slice(now);
         }
-        keep(frame, index, segment, last);
+        put_state(frame, index, segment, last);
     }
     frame.put(*out, value, taps)
 }
@@ -318,17 +326,17 @@ pub(super) fn wkv(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()
     let OpKind::Wkv { k, v, decay, first, state, out } = &program.ops()[index].kind else {
         unreachable!("dispatched on the kind")
     };
-    let mut value = frame.make(*out);
-    let mut states = taps.touches(*state).then(|| frame.make(*state));
+    let mut value = frame.alloc(*out);
+    let mut states = taps.touches(*state).then(|| frame.alloc(*state));
     let width = program.edge(*out).width;
-    let mut decays = frame.room(width);
+    let mut decays = frame.scratch(width);
     decays.iter_mut().zip(frame.weights.vector(*decay)).for_each(|(decay, x)| *decay = -x.exp());
     let (first, pass) = (frame.weights.vector(*first), frame.pass);
     for segment in &pass.segments {
         if is_absent(frame, segment, width, &mut value) {
             continue;
         }
-        let mut memory = carried(frame, index, segment, || [0.0, 0.0, -1e38].repeat(width));
+        let mut memory = take_state(frame, index, segment, || [0.0, 0.0, -1e38].repeat(width));
         let (k, v) = (frame.value(*k), frame.value(*v));
         for token in segment.token..segment.token + segment.count {
             for (channel, memory) in memory.chunks_exact_mut(3).enumerate() {
@@ -339,7 +347,7 @@ pub(super) fn wkv(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()
                 states[token * 3 * width..][..3 * width].copy_from_slice(&memory);
             }
         }
-        keep(frame, index, segment, memory);
+        put_state(frame, index, segment, memory);
     }
     frame.give_back(decays);
     if let Some(states) = states {

@@ -4,24 +4,25 @@ use super::{AttentionRow, JobTaps};
 use crate::array::Array;
 use crate::error::Result;
 use crate::job::AttentionLine;
-use crate::plan::{Callback, Chosen, CompiledAction, Entry, Selected};
+use crate::plan::{Callback, CompiledAction, CompiledTap, SelectedPositions, SelectedRow};
 use crate::program::EdgeId;
 
 impl JobTaps<'_> {
-    /// The entries of an attention edge, each on all rows; then the values that other taps take from it.
+    /// Applies the taps of an attention edge, each to all rows; then stashes the values that other
+    /// taps read from it.
     pub(super) fn apply_attention(&mut self, edge: EdgeId, rows: &mut [AttentionRow]) -> Result<()> {
         let compiled = self.job.compiled.clone();
         for &index in &compiled.at_edge[edge] {
-            let entry = &compiled.entries[index];
+            let entry = &compiled.taps[index];
             if self.job.ignores(entry) {
                 continue;
             }
             if let CompiledAction::Call(callback) = &entry.action {
-                call(entry, callback, rows);
+                call(entry, callback, rows)?;
                 continue;
             }
             for row in rows.iter_mut() {
-                if let Some(lines) = Lines::of(entry, row) {
+                if let Some(lines) = AttentionSelection::of(entry, row) {
                     self.attention_row(index, entry, &lines, row)?;
                 }
             }
@@ -31,7 +32,7 @@ impl JobTaps<'_> {
             for row in rows.iter() {
                 let Some(chosen) = &source.rows[row.segment.row] else { continue };
                 for query in 0..row.segment.count {
-                    if let Some(nth) = chosen.place(row.segment.position + query) {
+                    if let Some(nth) = chosen.index_of(row.segment.position + query) {
                         let lines = source.heads.iter().flat_map(|&head| row.line(head, query).iter().copied());
                         self.job.collector.stash(index, row.segment.row, nth, chosen.len(), lines.collect());
                     }
@@ -41,8 +42,14 @@ impl JobTaps<'_> {
         Ok(())
     }
 
-    /// One tap that captures, reads or edits, on one row.
-    fn attention_row(&mut self, index: usize, entry: &Entry, lines: &Lines, row: &mut AttentionRow) -> Result<()> {
+    /// Applies one tap that captures, reads or edits to one row.
+    fn attention_row(
+        &mut self,
+        index: usize,
+        entry: &CompiledTap,
+        lines: &AttentionSelection,
+        row: &mut AttentionRow,
+    ) -> Result<()> {
         let of = row.segment.row;
         let shape = vec![entry.heads.len(), lines.queries.len(), lines.width];
         if matches!(entry.action, CompiledAction::Read) {
@@ -71,21 +78,22 @@ impl JobTaps<'_> {
     }
 }
 
-/// Calls a closure once with the selected values of all rows, `[heads, queries, keys]` each, and writes back what it made of them.
-fn call(entry: &Entry, callback: &Callback, rows: &mut [AttentionRow]) {
-    let mut selected: Vec<(usize, Lines)> = Vec::new();
+/// Calls a closure once with the selected values of all rows, `[heads, queries, keys]` each, and
+/// writes the changed values back.
+fn call(entry: &CompiledTap, callback: &Callback, rows: &mut [AttentionRow]) -> Result<()> {
+    let mut selected: Vec<(usize, AttentionSelection)> = Vec::new();
     let mut gathered = Vec::new();
     for (index, row) in rows.iter().enumerate() {
-        let Some(lines) = Lines::of(entry, row) else { continue };
+        let Some(lines) = AttentionSelection::of(entry, row) else { continue };
         let positions = lines.queries.iter().map(|&(_, query)| row.segment.position + query).collect();
         let values = lines.gather(entry, row);
-        gathered.push(Selected { row: row.segment.row, positions, width: lines.width, values });
+        gathered.push(SelectedRow { row: row.segment.row, positions, width: lines.width, values });
         selected.push((index, lines));
     }
     if gathered.is_empty() {
-        return;
+        return Ok(());
     }
-    callback.0(&mut gathered);
+    callback.call(entry, &mut gathered)?;
     for ((index, lines), gathered) in selected.iter().zip(&gathered) {
         let (queries, width) = (lines.queries.len(), lines.width);
         for (rank, &(_, query)) in lines.queries.iter().enumerate() {
@@ -95,33 +103,34 @@ fn call(entry: &Entry, callback: &Callback, rows: &mut [AttentionRow]) {
             lines.put_query(entry, &mut rows[*index], query, &picked);
         }
     }
+    Ok(())
 }
 
-/// What an entry selects of one row's attention.
-struct Lines {
-    /// `(index in the selection, query of the segment)`, by index.
+/// The queries and keys that a tap selects in one row's attention.
+struct AttentionSelection {
+    /// `(index in the selection, query of the segment)`, sorted.
     queries: Vec<(usize, usize)>,
-    /// The selected keys; all where absent.
+    /// The selected keys; `None` selects all.
     keys: Option<Vec<usize>>,
-    /// How many keys.
+    /// Number of selected keys.
     width: usize,
 }
 
-impl Lines {
-    fn of(entry: &Entry, row: &AttentionRow) -> Option<Lines> {
+impl AttentionSelection {
+    fn of(entry: &CompiledTap, row: &AttentionRow) -> Option<AttentionSelection> {
         let (segment, length) = (&row.segment, row.keys());
-        let chosen: &Chosen = entry.rows[segment.row].as_ref()?;
-        let query = |query: usize| Some((chosen.place(segment.position + query)?, query));
+        let chosen: &SelectedPositions = entry.rows[segment.row].as_ref()?;
+        let query = |query: usize| Some((chosen.index_of(segment.position + query)?, query));
         let mut queries: Vec<(usize, usize)> = (0..segment.count).filter_map(query).collect();
         queries.sort_unstable();
         let keys: Option<Vec<usize>> =
             entry.keys.as_ref().map(|keys| keys[segment.row].iter().copied().filter(|&key| key < length).collect());
         let width = keys.as_ref().map_or(length, Vec::len);
-        (!queries.is_empty()).then_some(Lines { queries, keys, width })
+        (!queries.is_empty()).then_some(AttentionSelection { queries, keys, width })
     }
 
     /// The selected values of one query, `[heads, keys]`.
-    fn of_query(&self, entry: &Entry, row: &AttentionRow, query: usize) -> Vec<f32> {
+    fn of_query(&self, entry: &CompiledTap, row: &AttentionRow, query: usize) -> Vec<f32> {
         let mut picked = Vec::with_capacity(entry.heads.len() * self.width);
         for &head in &entry.heads {
             let line = row.line(head, query);
@@ -134,7 +143,7 @@ impl Lines {
     }
 
     /// Writes the selected values of one query, `[heads, keys]`.
-    fn put_query(&self, entry: &Entry, row: &mut AttentionRow, query: usize, picked: &[f32]) {
+    fn put_query(&self, entry: &CompiledTap, row: &mut AttentionRow, query: usize, picked: &[f32]) {
         for (&head, picked) in entry.heads.iter().zip(picked.chunks_exact(self.width.max(1))) {
             let line = row.line_mut(head, query);
             match &self.keys {
@@ -145,7 +154,7 @@ impl Lines {
     }
 
     /// All selected values, `[heads, queries, keys]`, in the order of the selection.
-    fn gather(&self, entry: &Entry, row: &AttentionRow) -> Vec<f32> {
+    fn gather(&self, entry: &CompiledTap, row: &AttentionRow) -> Vec<f32> {
         let mut values = Vec::with_capacity(entry.heads.len() * self.queries.len() * self.width);
         for &head in &entry.heads {
             for &(_, query) in &self.queries {
@@ -161,7 +170,7 @@ impl Lines {
 }
 
 impl AttentionRow {
-    /// How many keys each query has.
+    /// Number of keys per query.
     pub fn keys(&self) -> usize {
         self.segment.position + self.segment.count
     }

@@ -1,32 +1,33 @@
-//! Taps on values in a backend's own memory: the selection and the action go there as data.
+//! Taps on values in device memory: selection and action are sent to the backend as data.
 
 use super::{Device, JobTaps, SelectedToken, selected};
 use crate::array::Array;
 use crate::error::Result;
 use crate::job::{Pass, Segment};
-use crate::memory::{DeviceValue, Selection, TapEdit, TapWork, Written};
-use crate::plan::{Callback, Columns, CompiledAction, CompiledReduce, Edit, Entry, Given, Selected};
+use crate::memory::{DeviceValue, EditOperand, Selection, TapEdit, TapWork};
+use crate::plan::{Callback, Columns, CompiledAction, CompiledReduce, CompiledTap, Edit, EditSource, SelectedRow};
 use crate::program::EdgeId;
 
 impl JobTaps<'_> {
-    /// The entries of an edge, each on all segments of the job; then the values that other taps take from the edge.
+    /// Applies the taps of an edge, each to all segments of the job; then stashes the values that
+    /// other taps read from the edge.
     pub(super) fn apply_on_device(
         &mut self,
         (pass, segments): (&Pass, &[Segment]),
         edge: EdgeId,
-        taken: Option<usize>,
+        handed_over: Option<usize>,
         value: &DeviceValue,
         device: &mut Device,
     ) -> Result<()> {
         let (compiled, spec) = (self.job.compiled.clone(), self.program.edge(edge));
         for &index in &compiled.at_edge[edge] {
-            let entry = &compiled.entries[index];
-            if Some(index) == taken || self.job.ignores(entry) {
+            let entry = &compiled.taps[index];
+            if Some(index) == handed_over || self.job.ignores(entry) {
                 continue;
             }
             let tokens = |segment: &Segment| -> Vec<SelectedToken> {
                 let chosen = entry.rows[segment.row].as_ref();
-                chosen.map_or_else(Vec::new, |chosen| selected(pass, segment, spec.domain, chosen).collect())
+                chosen.map_or_else(Vec::new, |chosen| selected(pass, segment, spec.token_set, chosen).collect())
             };
             let rows: Vec<(usize, Vec<SelectedToken>)> = segments
                 .iter()
@@ -61,10 +62,10 @@ impl JobTaps<'_> {
             let source = &compiled.sources[index];
             for segment in segments {
                 let Some(chosen) = &source.rows[segment.row] else { continue };
-                let tokens: Vec<SelectedToken> = selected(pass, segment, spec.domain, chosen).collect();
+                let tokens: Vec<SelectedToken> = selected(pass, segment, spec.token_set, chosen).collect();
                 if let Some(lines) = gather(&source.columns, spec.width, &tokens, value, device) {
-                    let places = tokens.iter().map(|&(_, _, nth)| nth);
-                    self.job.collector.stash_on_device(index, segment.row, places, chosen.len(), &lines);
+                    let indices = tokens.iter().map(|&(_, _, nth)| nth);
+                    self.job.collector.stash_on_device(index, segment.row, indices, chosen.len(), &lines);
                 }
             }
         }
@@ -75,14 +76,15 @@ impl JobTaps<'_> {
     fn capture_on_device(
         &mut self,
         index: usize,
-        entry: &Entry,
+        entry: &CompiledTap,
         reduce: &CompiledReduce,
         row: usize,
         tokens: &[SelectedToken],
         value: &DeviceValue,
         device: &mut Device,
     ) {
-        // Means and top-k need more than one token or a sort: they are reduced when the capture has arrived.
+        // A mean spans tokens and top-k sorts, so the device only gathers; the host reduces after
+        // the download.
         let work = match reduce {
             CompiledReduce::Norm => TapWork::Norm,
             CompiledReduce::Dot(vector) => TapWork::Dot(vector),
@@ -90,15 +92,15 @@ impl JobTaps<'_> {
         };
         let width = self.program.edge(entry.edge).width;
         if let Some(lines) = tap(&entry.columns, width, tokens, value, &work, device) {
-            let places = tokens.iter().map(|&(_, _, nth)| nth).collect();
-            self.job.collector.collect_on_device(index, row, places, lines);
+            let indices = tokens.iter().map(|&(_, _, nth)| nth).collect();
+            self.job.collector.collect_on_device(index, row, indices, lines);
         }
     }
 
-    /// The selected floats, on the host.
+    /// Downloads the selected floats.
     fn fetch(
         &self,
-        entry: &Entry,
+        entry: &CompiledTap,
         tokens: &[SelectedToken],
         value: &DeviceValue,
         device: &mut Device,
@@ -116,7 +118,7 @@ impl JobTaps<'_> {
 
     fn edit_on_device(
         &mut self,
-        entry: &Entry,
+        entry: &CompiledTap,
         edit: &Edit,
         row: usize,
         tokens: &[SelectedToken],
@@ -125,7 +127,7 @@ impl JobTaps<'_> {
     ) -> Result<()> {
         let spec = self.program.edge(entry.edge);
         let (width, count) = (spec.width, entry.columns.len());
-        let write = |tokens: &[SelectedToken], written: Written| {
+        let write = |tokens: &[SelectedToken], written: EditOperand| {
             let work = match edit {
                 Edit::Set(_) => TapEdit::Set(written),
                 Edit::Add(_, scale) => TapEdit::Add(written, *scale),
@@ -135,16 +137,17 @@ impl JobTaps<'_> {
             };
             tap(&entry.columns, width, tokens, value, &TapWork::Edit(work), device);
         };
-        match edit.given() {
-            None => write(tokens, Written::Number(0.0)),
-            Some(Given::Number(number)) => write(tokens, Written::Number(*number)),
-            Some(Given::Vector(vector)) => write(tokens, Written::Vector(vector)),
-            Some(Given::Rows(rows)) => {
+        match edit.edit_source() {
+            None => write(tokens, EditOperand::Number(0.0)),
+            Some(EditSource::Number(number)) => write(tokens, EditOperand::Number(*number)),
+            Some(EditSource::Vector(vector)) => write(tokens, EditOperand::Vector(vector)),
+            Some(EditSource::Rows(rows)) => {
                 let vectors: Vec<f32> = tokens.iter().flat_map(|&(_, _, nth)| rows[nth].iter().copied()).collect();
-                write(tokens, Written::Vectors(&vectors));
+                write(tokens, EditOperand::Vectors(&vectors));
             }
-            Some(Given::Computed(_)) => {
-                // A computed value has a line for each selected position of this pass, in the order of the selection.
+            Some(EditSource::Value(_)) => {
+                // A computed value has one vector per selected position of this pass, in selection
+                // order.
                 let computed =
                     self.computed(entry, row, || entry.columns.shape(spec, tokens.len()))?.unwrap_or_default();
                 let mut ranks: Vec<usize> = tokens.iter().map(|&(_, _, nth)| nth).collect();
@@ -154,16 +157,16 @@ impl JobTaps<'_> {
                     computed[rank * count..][..count].iter().copied()
                 };
                 let vectors: Vec<f32> = tokens.iter().flat_map(line).collect();
-                write(tokens, Written::Vectors(&vectors));
+                write(tokens, EditOperand::Vectors(&vectors));
                 device.moved.to_device += 4 * vectors.len();
             }
-            Some(Given::Source(source)) => {
+            Some(EditSource::Site(source)) => {
                 let line = |&(_, _, nth): &SelectedToken| self.source_on_device(entry, *source, row, nth);
                 let lines = tokens.iter().map(line).collect::<Result<Vec<(DeviceValue, usize)>>>()?;
                 let mut done = 0;
                 for lines in lines.chunk_by(|(a, _), (b, _)| a.is_same(b)) {
                     let indices: Vec<usize> = lines.iter().map(|&(_, line)| line).collect();
-                    write(&tokens[done..][..lines.len()], Written::Lines(&lines[0].0, &indices));
+                    write(&tokens[done..][..lines.len()], EditOperand::Lines(&lines[0].0, &indices));
                     done += lines.len();
                 }
             }
@@ -171,10 +174,11 @@ impl JobTaps<'_> {
         Ok(())
     }
 
-    /// Calls a closure once with the selected values of all rows on the host, and writes back what it made of them.
+    /// Calls a closure once with the selected values of all rows, downloaded to the host, and
+    /// writes the changed values back.
     fn call_with_device(
         &mut self,
-        entry: &Entry,
+        entry: &CompiledTap,
         callback: &Callback,
         rows: &[(usize, Vec<SelectedToken>)],
         value: &DeviceValue,
@@ -184,7 +188,7 @@ impl JobTaps<'_> {
         for (row, tokens) in rows {
             let values = self.fetch(entry, tokens, value, device)?;
             let positions = tokens.iter().map(|&(_, position, _)| position).collect();
-            gathered.push(Selected { row: *row, positions, width: entry.columns.len(), values });
+            gathered.push(SelectedRow { row: *row, positions, width: entry.columns.len(), values });
         }
         if gathered.is_empty() {
             return Ok(());
@@ -193,14 +197,14 @@ impl JobTaps<'_> {
         let width = self.program.edge(entry.edge).width;
         for ((_, tokens), gathered) in rows.iter().zip(&gathered) {
             device.moved.to_device += 4 * gathered.values.len();
-            let work = TapWork::Edit(TapEdit::Set(Written::Vectors(&gathered.values)));
+            let work = TapWork::Edit(TapEdit::Set(EditOperand::Vectors(&gathered.values)));
             tap(&entry.columns, width, tokens, value, &work, device);
         }
         Ok(())
     }
 }
 
-/// Does a tap's work on some tokens.
+/// Runs a tap's work on some tokens.
 fn tap(
     columns: &Columns,
     width: usize,

@@ -1,16 +1,16 @@
-//! One tap on the selected tokens of one row.
+//! Applies one tap to the selected tokens of one row.
 
 use super::{JobTaps, SelectedToken};
 use crate::array::Array;
 use crate::error::{Error, Result};
 use crate::memory::DeviceValue;
-use crate::plan::{CompiledAction, Entry, Given, Resolved};
+use crate::plan::{CompiledAction, CompiledTap, EditSource, TokenOperand};
 
 impl JobTaps<'_> {
     /// Applies a tap that reads or edits to the selected tokens of one row.
     pub(super) fn apply_row(
         &mut self,
-        entry: &Entry,
+        entry: &CompiledTap,
         row: usize,
         tokens: &[SelectedToken],
         width: usize,
@@ -29,7 +29,7 @@ impl JobTaps<'_> {
             self.job.bind(entry, row, array);
             return Ok(());
         }
-        // A computed value has a line for each selected position of this pass, in the order of the selection.
+        // A computed value has one vector per selected position of this pass, in selection order.
         let edge = self.program.edge(entry.edge);
         let computed = self.computed(entry, row, || entry.columns.shape(edge, tokens.len()))?;
         let mut ranks: Vec<usize> = tokens.iter().map(|&(_, _, nth)| nth).collect();
@@ -49,10 +49,10 @@ impl JobTaps<'_> {
         Ok(())
     }
 
-    /// The value of the plan that an entry writes, if it writes one, broadcast to the shape of its selection.
+    /// The computed value that a tap writes, if any, broadcast to the shape of its selection.
     pub(super) fn computed(
         &mut self,
-        entry: &Entry,
+        entry: &CompiledTap,
         row: usize,
         shape: impl FnOnce() -> Vec<usize>,
     ) -> Result<Option<Vec<f32>>> {
@@ -71,55 +71,56 @@ impl JobTaps<'_> {
         Ok(Some(wide))
     }
 
-    /// Changes the selected floats of one token (or of one query's lines of attention); `line` is the computed value for them.
+    /// Edits the selected floats of one token (or of one query's attention); `line` is the computed
+    /// value for them.
     pub(super) fn edit(
         &self,
-        entry: &Entry,
+        entry: &CompiledTap,
         row: usize,
         nth: usize,
         line: Option<&[f32]>,
         picked: &mut [f32],
     ) -> Result<()> {
         let CompiledAction::Edit(edit) = &entry.action else { return Ok(()) };
-        edit.apply(picked, self.resolved(entry, edit.given(), row, nth, line, picked.len())?);
+        edit.apply(picked, self.operand(entry, edit.edit_source(), row, nth, line, picked.len())?);
         Ok(())
     }
 
-    /// What an edit writes at one token of `count` selected floats.
-    fn resolved<'a>(
+    /// The operand of an edit at one token with `count` selected floats.
+    fn operand<'a>(
         &'a self,
-        entry: &Entry,
-        given: Option<&'a Given>,
+        entry: &CompiledTap,
+        given: Option<&'a EditSource>,
         row: usize,
         nth: usize,
         line: Option<&'a [f32]>,
         count: usize,
-    ) -> Result<Resolved<'a>> {
+    ) -> Result<TokenOperand<'a>> {
         let values = match given {
-            None => return Ok(Resolved::Nothing),
-            Some(Given::Number(number)) => return Ok(Resolved::Number(*number)),
-            Some(Given::Vector(vector)) => vector.as_slice(),
-            Some(Given::Rows(rows)) => rows[nth].as_slice(),
-            Some(Given::Source(source)) => self.source(entry, *source, row, nth)?,
-            Some(Given::Computed(_)) => line.unwrap_or_default(),
+            None => return Ok(TokenOperand::None),
+            Some(EditSource::Number(number)) => return Ok(TokenOperand::Number(*number)),
+            Some(EditSource::Vector(vector)) => vector.as_slice(),
+            Some(EditSource::Rows(rows)) => rows[nth].as_slice(),
+            Some(EditSource::Site(source)) => self.source(entry, *source, row, nth)?,
+            Some(EditSource::Value(_)) => line.unwrap_or_default(),
         };
         if values.len() != count {
-            let problem = format!("the source has {} numbers where row {row} has {count}", values.len());
-            let remedy = "attention can be taken over only between rows of equal length";
+            let problem = format!("the source has {} values, but row {row} has {count}", values.len());
+            let remedy = "attention can be copied only between rows of equal length";
             return Err(self.at_run_time(entry, problem, remedy));
         }
-        Ok(Resolved::Each(values))
+        Ok(TokenOperand::Each(values))
     }
 
-    fn source(&self, entry: &Entry, index: usize, row: usize, nth: usize) -> Result<&[f32]> {
+    fn source(&self, entry: &CompiledTap, index: usize, row: usize, nth: usize) -> Result<&[f32]> {
         let origin = self.job.compiled.sources[index].read_by[row].unwrap_or(row);
         self.job.collector.stashed(index, origin, nth).ok_or_else(|| self.not_computed(entry, origin, row))
     }
 
-    /// The line of a source that a token reads, in a backend's memory.
+    /// The line of a source that a token reads, in device memory.
     pub(super) fn source_on_device(
         &self,
-        entry: &Entry,
+        entry: &CompiledTap,
         index: usize,
         row: usize,
         nth: usize,
@@ -129,7 +130,7 @@ impl JobTaps<'_> {
         line.ok_or_else(|| self.not_computed(entry, origin, row))
     }
 
-    fn not_computed(&self, entry: &Entry, origin: usize, row: usize) -> Error {
+    fn not_computed(&self, entry: &CompiledTap, origin: usize, row: usize) -> Error {
         let problem = format!(
             "row {origin} has not computed the value that row {row} reads (it ended earlier, or lies later in the text)"
         );
@@ -137,7 +138,7 @@ impl JobTaps<'_> {
         self.at_run_time(entry, problem, remedy)
     }
 
-    fn at_run_time(&self, entry: &Entry, problem: String, remedy: &str) -> Error {
+    fn at_run_time(&self, entry: &CompiledTap, problem: String, remedy: &str) -> Error {
         Error::Plan { tap: entry.tap, site: entry.site.to_string(), problem, remedy: remedy.into() }
     }
 }

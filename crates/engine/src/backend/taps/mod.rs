@@ -1,7 +1,8 @@
-//! Taps at work: each value put on an edge is shown to the taps of the jobs in the pass, in the plans' order.
+//! Applies taps: each value put on an edge goes through the taps of the pass's jobs, in the order
+//! of their plans.
 //!
-//! `edit.rs` applies one tap to one row's tokens, `attention.rs` does the same for attention scores and probabilities, `device.rs` for
-//! values in a backend's own memory.
+//! `edit.rs` applies one tap to one row's tokens, `attention.rs` does the same for attention scores
+//! and probabilities, `device.rs` for values in device memory.
 
 mod attention;
 mod device;
@@ -9,9 +10,9 @@ mod edit;
 
 use crate::error::Result;
 use crate::job::{Job, Pass, Segment};
-use crate::memory::{DeviceMemory, DeviceValue, Moved, Value};
-use crate::plan::{Callback, Chosen, CompiledAction, CompiledReduce, Entry, Selected};
-use crate::program::{Domain, EdgeId, Program};
+use crate::memory::{DeviceMemory, DeviceValue, TransferStats, Value};
+use crate::plan::{Callback, CompiledAction, CompiledReduce, CompiledTap, SelectedPositions, SelectedRow};
+use crate::program::{EdgeId, Program, TokenSet};
 use crate::value::OpRunner;
 
 /// The taps of the jobs whose rows are in a pass.
@@ -24,7 +25,7 @@ pub struct Taps<'a, 'j> {
 pub struct AttentionRow {
     /// The queries.
     pub segment: Segment,
-    /// The keys are all positions up to the segment's last.
+    /// `[heads, queries, keys]`; the keys are all positions up to the segment's last.
     pub values: Vec<f32>,
 }
 
@@ -34,8 +35,8 @@ impl Taps<'_, '_> {
         self.jobs.iter().any(|job| job.touches(edge))
     }
 
-    /// Whether a tap touches an edge that an op computes for taps only.
-    pub fn touch_inside(&self, program: &Program, index: usize) -> bool {
+    /// Whether a tap touches an inner edge of an op, which is computed only for taps.
+    pub fn touches_inside(&self, program: &Program, index: usize) -> bool {
         program.ops()[index].kind.tap_edges().iter().any(|&edge| self.touches(edge))
     }
 
@@ -49,56 +50,56 @@ impl Taps<'_, '_> {
         self.jobs.get(segment.job).is_some_and(|job| job.edits_row(edge, segment.row))
     }
 
-    /// Whether a tap on an edge may need several rows of the segment's job at once: a closure, or an edit that writes a value of the
-    /// plan.
-    pub fn joins_rows(&self, edge: EdgeId, segment: &Segment) -> bool {
+    /// Whether a tap on an edge may need several rows of the segment's job at once: a closure, or
+    /// an edit that writes a computed value.
+    pub fn needs_rows_together(&self, edge: EdgeId, segment: &Segment) -> bool {
         let Some(compiled) = self.jobs.get(segment.job).map(|job| &job.compiled) else { return false };
-        let joins = |entry: &Entry| matches!(entry.action, CompiledAction::Call(_)) || entry.value().is_some();
-        compiled.at_edge[edge].iter().any(|&index| joins(&compiled.entries[index]))
+        let joins = |entry: &CompiledTap| matches!(entry.action, CompiledAction::Call(_)) || entry.value().is_some();
+        compiled.at_edge[edge].iter().any(|&index| joins(&compiled.taps[index]))
     }
 
-    /// Whether an edge's buffer will be handed over to a capture, so that no op may write into it.
-    pub(super) fn keeps(&self, edge: EdgeId) -> bool {
+    /// Whether a capture will take over an edge's buffer, so that no op may overwrite it.
+    pub(super) fn captures_whole(&self, edge: EdgeId) -> bool {
         self.whole_capture(edge).is_some()
     }
 
-    /// The entry that takes an edge's whole buffer: a whole capture after which nothing changes the value. A buffer that several jobs
-    /// share is not handed over.
+    /// The tap that takes over an edge's buffer: a whole capture that is the last tap of the edge.
+    /// Several jobs share a buffer, so it is not handed over then.
     fn whole_capture(&self, edge: EdgeId) -> Option<usize> {
         let [job] = &self.jobs[..] else { return None };
         let last = *job.compiled.at_edge[edge].last().filter(|_| !job.replay)?;
-        let entry = &job.compiled.entries[last];
+        let entry = &job.compiled.taps[last];
         let whole = entry.whole && matches!(entry.action, CompiledAction::Capture(CompiledReduce::Whole));
         (whole && job.collector.takes_buffers()).then_some(last)
     }
 
-    /// Gives a dying value to its whole capture; gives it back when there is none.
+    /// Hands a dead value to its whole capture; returns it if there is none.
     pub(super) fn hand_over(&mut self, program: &Program, pass: &Pass, edge: EdgeId, value: Value) -> Option<Value> {
         match self.whole_capture(edge) {
             Some(index) => {
                 let job = &mut self.jobs[0];
-                job.collector.hand_over(index, &job.compiled.entries[index], program.edge(edge), pass, value);
+                job.collector.hand_over(index, &job.compiled.taps[index], program.edge(edge), pass, value);
                 None
             }
             None => Some(value),
         }
     }
 
-    /// Applies the taps of an edge to its value, `[tokens, width]`, job by job and entry by entry.
+    /// Applies the taps of an edge to its value, `[tokens, width]`, job by job and tap by tap.
     pub fn apply(&mut self, program: &Program, pass: &Pass, edge: EdgeId, value: &mut [f32]) -> Result<()> {
-        let taken = self.whole_capture(edge);
+        let handed_over = self.whole_capture(edge);
         for index in 0..self.jobs.len() {
             let job = &mut *self.jobs[index];
             if job.touches(edge) && job.failure.is_none() {
                 let mut taps = JobTaps { program, ops: self.ops, job };
-                let outcome = taps.apply(pass, pass.segments_of(index), edge, taken, value);
-                self.settle(index, outcome)?;
+                let outcome = taps.apply(pass, pass.segments_of(index), edge, handed_over, value);
+                self.record_failure(index, outcome)?;
             }
         }
         Ok(())
     }
 
-    /// Applies the taps of an edge to its value, wherever that is.
+    /// Applies the taps of an edge to its value, on the host or the device.
     pub(crate) fn apply_to(
         &mut self,
         program: &Program,
@@ -109,15 +110,15 @@ impl Taps<'_, '_> {
     ) -> Result<Value> {
         match (&mut value, memory) {
             (Value::Device(value), Some(memory)) => {
-                self.apply_on_device(program, pass, edge, value, memory, &mut Moved::default())?
+                self.apply_on_device(program, pass, edge, value, memory, &mut TransferStats::default())?
             }
             (Value::Host(value), _) => self.apply(program, pass, edge, value)?,
-            (Value::Device(_), None) => unreachable!("only a backend with memory of its own makes device values"),
+            (Value::Device(_), None) => unreachable!("only a backend with device memory creates device values"),
         }
         Ok(value)
     }
 
-    /// Applies the taps of an edge to its value in a backend's memory.
+    /// Applies the taps of an edge to its value in device memory.
     pub(super) fn apply_on_device(
         &mut self,
         program: &Program,
@@ -125,9 +126,9 @@ impl Taps<'_, '_> {
         edge: EdgeId,
         value: &DeviceValue,
         memory: &dyn DeviceMemory,
-        moved: &mut Moved,
+        moved: &mut TransferStats,
     ) -> Result<()> {
-        let taken = self.whole_capture(edge);
+        let handed_over = self.whole_capture(edge);
         for index in 0..self.jobs.len() {
             let job = &mut *self.jobs[index];
             if job.touches(edge) && job.failure.is_none() {
@@ -135,17 +136,18 @@ impl Taps<'_, '_> {
                 let outcome = taps.apply_on_device(
                     (pass, pass.segments_of(index)),
                     edge,
-                    taken,
+                    handed_over,
                     value,
                     &mut Device { memory, moved },
                 );
-                self.settle(index, outcome)?;
+                self.record_failure(index, outcome)?;
             }
         }
         Ok(())
     }
 
-    /// Applies the taps of an attention edge to the rows whose attention is computed unfused, job by job and entry by entry.
+    /// Applies the taps of an attention edge to the rows whose attention runs unfused, job by job
+    /// and tap by tap.
     pub fn apply_attention(&mut self, program: &Program, edge: EdgeId, rows: &mut [AttentionRow]) -> Result<()> {
         for rows in rows.chunk_by_mut(|a, b| a.segment.job == b.segment.job) {
             let index = rows[0].segment.job;
@@ -153,14 +155,15 @@ impl Taps<'_, '_> {
             if job.touches(edge) && job.failure.is_none() {
                 let mut taps = JobTaps { program, ops: self.ops, job };
                 let outcome = taps.apply_attention(edge, rows);
-                self.settle(index, outcome)?;
+                self.record_failure(index, outcome)?;
             }
         }
         Ok(())
     }
 
-    /// A failure ends the pass where it concerns everything in it; else it is noted in its job, and the others go on.
-    fn settle(&mut self, job: usize, outcome: Result<()>) -> Result<()> {
+    /// With one job in the pass, a failing tap ends the pass. With several, the error is stored in
+    /// its job and the others continue.
+    fn record_failure(&mut self, job: usize, outcome: Result<()>) -> Result<()> {
         match outcome {
             Err(error) if self.jobs.len() > 1 => {
                 self.jobs[job].failure = Some(error);
@@ -171,45 +174,46 @@ impl Taps<'_, '_> {
     }
 }
 
-/// The taps of one job at work.
+/// Applies the taps of one job.
 struct JobTaps<'a> {
     program: &'a Program,
     ops: &'a dyn OpRunner,
     job: &'a mut Job,
 }
 
-/// A backend's memory, with the count of what moves.
+/// Device memory, with the transfer counters.
 struct Device<'a> {
     memory: &'a dyn DeviceMemory,
-    moved: &'a mut Moved,
+    moved: &'a mut TransferStats,
 }
 
 /// A selected token: its index on the edge, its position in the row, its index in the selection.
 type SelectedToken = (usize, usize, usize);
 
 impl JobTaps<'_> {
-    /// The entries of an edge, each on all segments of the job; then the values that other taps take from the edge.
+    /// Applies the taps of an edge, each to all segments of the job; then stashes the values that
+    /// other taps read from the edge.
     fn apply(
         &mut self,
         pass: &Pass,
         segments: &[Segment],
         edge: EdgeId,
-        taken: Option<usize>,
+        handed_over: Option<usize>,
         value: &mut [f32],
     ) -> Result<()> {
         let (compiled, spec) = (self.job.compiled.clone(), self.program.edge(edge));
         for &index in &compiled.at_edge[edge] {
-            let entry = &compiled.entries[index];
-            if Some(index) == taken || self.job.ignores(entry) {
+            let entry = &compiled.taps[index];
+            if Some(index) == handed_over || self.job.ignores(entry) {
                 continue;
             }
             if let CompiledAction::Call(callback) = &entry.action {
-                self.call(entry, callback, pass, segments, value);
+                self.call(entry, callback, pass, segments, value)?;
                 continue;
             }
             for segment in segments {
                 let Some(chosen) = &entry.rows[segment.row] else { continue };
-                let tokens = selected(pass, segment, spec.domain, chosen);
+                let tokens = selected(pass, segment, spec.token_set, chosen);
                 if let CompiledAction::Capture(reduce) = &entry.action {
                     let tokens = tokens.map(|(token, _, nth)| (&value[token * spec.width..][..spec.width], nth));
                     self.job.collector.collect(index, segment.row, entry, reduce, tokens);
@@ -223,7 +227,7 @@ impl JobTaps<'_> {
             let source = &compiled.sources[index];
             for segment in segments {
                 let Some(chosen) = &source.rows[segment.row] else { continue };
-                for (token, _, nth) in selected(pass, segment, spec.domain, chosen) {
+                for (token, _, nth) in selected(pass, segment, spec.token_set, chosen) {
                     let mut values = Vec::with_capacity(source.columns.len());
                     source.columns.gather(&value[token * spec.width..][..spec.width], &mut values);
                     self.job.collector.stash(index, segment.row, nth, chosen.len(), values);
@@ -233,13 +237,21 @@ impl JobTaps<'_> {
         Ok(())
     }
 
-    /// Calls a closure once with the selected values of all rows, and writes back what it made of them.
-    fn call(&self, entry: &Entry, callback: &Callback, pass: &Pass, segments: &[Segment], value: &mut [f32]) {
+    /// Calls a closure once with the selected values of all rows, and writes the changed values
+    /// back.
+    fn call(
+        &self,
+        entry: &CompiledTap,
+        callback: &Callback,
+        pass: &Pass,
+        segments: &[Segment],
+        value: &mut [f32],
+    ) -> Result<()> {
         let spec = self.program.edge(entry.edge);
         let (mut tokens, mut gathered) = (Vec::new(), Vec::new());
         for segment in segments {
             let Some(chosen) = &entry.rows[segment.row] else { continue };
-            let own: Vec<SelectedToken> = selected(pass, segment, spec.domain, chosen).collect();
+            let own: Vec<SelectedToken> = selected(pass, segment, spec.token_set, chosen).collect();
             if own.is_empty() {
                 continue;
             }
@@ -248,27 +260,29 @@ impl JobTaps<'_> {
                 entry.columns.gather(&value[token * spec.width..][..spec.width], &mut values);
             });
             let positions = own.iter().map(|&(_, position, _)| position).collect();
-            gathered.push(Selected { row: segment.row, positions, width: entry.columns.len(), values });
+            gathered.push(SelectedRow { row: segment.row, positions, width: entry.columns.len(), values });
             tokens.push(own);
         }
         if gathered.is_empty() {
-            return;
+            return Ok(());
         }
-        callback.0(&mut gathered);
+        callback.call(entry, &mut gathered)?;
         for (own, gathered) in tokens.iter().zip(&gathered) {
             for (&(token, ..), values) in own.iter().zip(gathered.values.chunks_exact(entry.columns.len())) {
                 entry.columns.scatter(values, &mut value[token * spec.width..][..spec.width]);
             }
         }
+        Ok(())
     }
 }
 
-/// The tokens of a segment that a tap selects on an edge of some domain.
+/// The tokens of a segment that a tap selects on an edge with this token set.
 fn selected<'a>(
     pass: &'a Pass,
     segment: &'a Segment,
-    domain: Domain,
-    chosen: &'a Chosen,
+    token_set: TokenSet,
+    chosen: &'a SelectedPositions,
 ) -> impl Iterator<Item = SelectedToken> + 'a {
-    pass.places(domain, segment).filter_map(|(token, position)| Some((token, position, chosen.place(position)?)))
+    pass.segment_tokens(token_set, segment)
+        .filter_map(|(token, position)| Some((token, position, chosen.index_of(position)?)))
 }

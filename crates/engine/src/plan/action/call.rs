@@ -1,29 +1,47 @@
-//! `call`: a Rust closure changes the selected values. JSON cannot say it, and no gradient passes through it.
+//! `call`: a Rust closure reads and changes the selected elements. It has no JSON form and no
+//! gradient.
 
-use super::{Action, CompiledAction, Writer};
-use crate::plan::compile::{Compiler, Place};
-use crate::plan::json_value::Names;
+use super::{Action, ActionWriter, CompiledAction};
+use crate::plan::compile::{Compiler, TapSite};
+use crate::plan::compiled::CompiledTap;
+use crate::plan::json_value::ValueParser;
 use serde_json::Value;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-/// The selected values of one row, as a callback sees them.
-pub struct Selected {
-    /// The row of the call.
+/// The selected elements of one row, as a callback receives them.
+pub struct SelectedRow {
+    /// Row of the call.
     pub row: usize,
     /// Absolute positions of the selected tokens.
     pub positions: Vec<usize>,
-    /// Floats for each position; for attention sites keys for each head and position.
+    /// Elements per position; for attention sites the number of keys.
     pub width: usize,
-    /// The values, to be read and changed in place: `[positions, width]`, for attention sites `[heads, positions, keys]`.
+    /// The elements, which the callback can change: `[positions, width]`, for attention sites
+    /// `[heads, positions, keys]`.
     pub values: Vec<f32>,
 }
 
-/// A closure that changes values. It is called once for each site and pass, with the selected rows that run together.
+/// A closure that can change activations. It is called once per site and pass, with the selected
+/// rows of that pass.
 #[derive(Clone)]
 pub struct Callback(pub Arc<CallbackFn>);
 
-/// A function that reads and changes the selected values of rows in place.
-pub type CallbackFn = dyn Fn(&mut [Selected]) + Send + Sync;
+/// Signature of a [`Callback`].
+pub type CallbackFn = dyn Fn(&mut [SelectedRow]) + Send + Sync;
+
+impl Callback {
+    /// Calls the closure for a tap. A panic becomes the tap's error, so that it ends its own job
+    /// and not the process or the other jobs of the pass.
+    pub(crate) fn call(&self, tap: &CompiledTap, rows: &mut [SelectedRow]) -> crate::Result<()> {
+        catch_unwind(AssertUnwindSafe(|| self.0(rows))).map_err(|_| crate::Error::Plan {
+            tap: tap.tap,
+            site: tap.site.to_string(),
+            problem: "the callback panicked".into(),
+            remedy: "correct the function of this tap".into(),
+        })
+    }
+}
 
 impl std::fmt::Debug for Callback {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -37,14 +55,14 @@ impl PartialEq for Callback {
     }
 }
 
-pub(super) fn read(_: Value, _: &Names) -> Result<Action, String> {
+pub(super) fn read(_: Value, _: &ValueParser) -> Result<Action, String> {
     Err("`call` takes a closure and cannot be written in JSON".into())
 }
 
-pub(super) fn write(_: &Callback, _: &Writer) -> Result<Value, String> {
+pub(super) fn write(_: &Callback, _: &ActionWriter) -> Result<Value, String> {
     Err("a plan with a closure cannot be written as JSON".into())
 }
 
-pub(super) fn compile(callback: &Callback, _: &mut Compiler, _: Place) -> Result<CompiledAction, String> {
+pub(super) fn compile(callback: &Callback, _: &mut Compiler, _: TapSite) -> Result<CompiledAction, String> {
     Ok(CompiledAction::Call(callback.clone()))
 }

@@ -1,9 +1,9 @@
-//! `cap`: keeps the value along a direction within limits: `h + (clamp(h·v) − h·v)v`. No gradient passes through it.
+//! `cap`: clamps the component along a direction: `h + (clamp(h·v) − h·v)v`. It has no gradient.
 
 use super::operand::{read_form, read_operand, unit_vector, write_operand};
-use super::{Action, CompiledAction, Edit, Operand, Writer};
-use crate::plan::compile::{Compiler, Place};
-use crate::plan::json_value::Names;
+use super::{Action, ActionWriter, CompiledAction, Edit, Operand};
+use crate::plan::compile::{Compiler, TapSite};
+use crate::plan::json_value::ValueParser;
 use pellucid_kernels::elementwise::dot;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -16,15 +16,20 @@ struct Form {
     max: Option<f32>,
 }
 
-pub(super) fn read(value: Value, names: &Names) -> Result<Action, String> {
+pub(super) fn read(value: Value, names: &ValueParser) -> Result<Action, String> {
     let form: Form = read_form("cap", value)?;
     if form.min.is_none() && form.max.is_none() {
-        return Err("`cap` takes min, max or both".into());
+        return Err("`cap` needs `min`, `max` or both".into());
     }
     Ok(Action::Cap { vector: read_operand(form.vector, names)?, min: form.min, max: form.max })
 }
 
-pub(super) fn write(vector: &Operand, min: &Option<f32>, max: &Option<f32>, to: &Writer) -> Result<Value, String> {
+pub(super) fn write(
+    vector: &Operand,
+    min: &Option<f32>,
+    max: &Option<f32>,
+    to: &ActionWriter,
+) -> Result<Value, String> {
     Ok(json!({ "vector": write_operand(vector, to.names), "min": min, "max": max }))
 }
 
@@ -33,13 +38,13 @@ pub(super) fn compile(
     min: &Option<f32>,
     max: &Option<f32>,
     _: &mut Compiler,
-    place: Place,
+    target: TapSite,
 ) -> Result<CompiledAction, String> {
     let (min, max) = (min.unwrap_or(f32::NEG_INFINITY), max.unwrap_or(f32::INFINITY));
     if min > max || min.is_nan() || max.is_nan() {
-        return Err(format!("cap with min {min} above max {max}"));
+        return Err(format!("`cap` has min {min} above max {max}"));
     }
-    Ok(CompiledAction::Edit(Edit::Cap(unit_vector(vector, place.edge, place.columns)?, min, max)))
+    Ok(CompiledAction::Edit(Edit::Cap(unit_vector(vector, target.edge, target.columns)?, min, max)))
 }
 
 pub(super) fn apply(picked: &mut [f32], direction: &[f32], min: f32, max: f32) {

@@ -1,26 +1,26 @@
-//! `capture`: returns what a tap selects, whole or reduced.
+//! `capture`: returns the selected activation, whole or reduced.
 
 use super::operand::{plain_vector, read_form, read_operand, write_operand};
-use super::{Action, CompiledAction, Operand, Writer};
-use crate::plan::compile::{Compiler, Place};
-use crate::plan::json_value::{Names, Written};
+use super::{Action, ActionWriter, CompiledAction, Operand};
+use crate::plan::compile::{Compiler, TapSite};
+use crate::plan::json_value::{ValueParser, ValueWriter};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// How a captured value is reduced before it is returned.
+/// Reduction of a capture.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Reduce {
-    /// The mean over the selected positions.
+    /// Mean over the selected positions.
     Mean,
-    /// The length of each position's vector.
+    /// L2 norm per position.
     Norm,
-    /// The largest values of each position, with their units.
+    /// Largest elements per position, with their units.
     TopK(usize),
-    /// The inner product of each position with a vector.
+    /// Inner product with a vector, per position.
     Dot(Operand),
 }
 
-/// A reduction, checked; `Whole` is none.
+/// A compiled reduction; `Whole` is no reduction.
 pub(crate) enum CompiledReduce {
     Whole,
     Mean,
@@ -45,7 +45,7 @@ enum ReduceForm {
 }
 
 impl ReduceForm {
-    fn read(self, names: &Names) -> Result<Reduce, String> {
+    fn read(self, names: &ValueParser) -> Result<Reduce, String> {
         Ok(match self {
             ReduceForm::Mean => Reduce::Mean,
             ReduceForm::Norm => Reduce::Norm,
@@ -55,7 +55,7 @@ impl ReduceForm {
     }
 }
 
-fn write_reduce(reduce: &Reduce, names: &Written) -> Value {
+fn write_reduce(reduce: &Reduce, names: &ValueWriter) -> Value {
     match reduce {
         Reduce::Mean => json!("mean"),
         Reduce::Norm => json!("norm"),
@@ -64,38 +64,38 @@ fn write_reduce(reduce: &Reduce, names: &Written) -> Value {
     }
 }
 
-pub(super) fn read(value: Value, names: &Names) -> Result<Action, String> {
+pub(super) fn read(value: Value, names: &ValueParser) -> Result<Action, String> {
     match &value {
         Value::Bool(true) => Ok(Action::Capture(None)),
         Value::Object(_) => {
             let form: Form = read_form("capture", value)?;
             Ok(Action::Capture(Some(form.reduce.read(names)?)))
         }
-        _ => Err("`capture` takes true or {\"reduce\": …}".into()),
+        _ => Err("`capture` must be true or {\"reduce\": …}".into()),
     }
 }
 
-pub(super) fn write(reduce: &Option<Reduce>, to: &Writer) -> Result<Value, String> {
+pub(super) fn write(reduce: &Option<Reduce>, to: &ActionWriter) -> Result<Value, String> {
     Ok(match reduce {
         None => json!(true),
         Some(reduce) => json!({ "reduce": write_reduce(reduce, to.names) }),
     })
 }
 
-pub(super) fn compile(reduce: &Option<Reduce>, _: &mut Compiler, place: Place) -> Result<CompiledAction, String> {
-    let columns = place.columns.len();
-    if reduce.is_some() && place.on_attention() {
-        return Err("attention sites take capture without reduce".into());
+pub(super) fn compile(reduce: &Option<Reduce>, _: &mut Compiler, target: TapSite) -> Result<CompiledAction, String> {
+    let columns = target.columns.len();
+    if reduce.is_some() && target.on_attention() {
+        return Err("a capture of an attention site cannot be reduced".into());
     }
-    if reduce.is_some() && place.edge.integer {
-        return Err("a choice of experts can be captured whole, not reduced".into());
+    if reduce.is_some() && target.edge.integer {
+        return Err("expert indices can be captured whole, not reduced".into());
     }
     Ok(CompiledAction::Capture(match reduce {
         None => CompiledReduce::Whole,
         Some(Reduce::Mean) => CompiledReduce::Mean,
         Some(Reduce::Norm) => CompiledReduce::Norm,
         Some(Reduce::TopK(k)) if *k >= 1 && *k <= columns => CompiledReduce::TopK(*k),
-        Some(Reduce::TopK(k)) => return Err(format!("topk of {k} among {columns} units")),
+        Some(Reduce::TopK(k)) => return Err(format!("topk of {k} among {columns} selected units")),
         Some(Reduce::Dot(vector)) => CompiledReduce::Dot(plain_vector(vector, columns)?),
     }))
 }

@@ -1,10 +1,10 @@
-//! Compiled actions, and how edits change a value and its gradient.
+//! Compiled actions, and the dispatch of edits to their forward and backward formulas.
 
 use super::{Callback, CompiledReduce, add, cap, project_out, scale, set};
 use crate::plan::ValueId;
 use std::sync::Arc;
 
-/// An action, checked at one site.
+/// An action compiled for one site.
 pub(crate) enum CompiledAction {
     Capture(CompiledReduce),
     Read,
@@ -13,47 +13,50 @@ pub(crate) enum CompiledAction {
     Call(Callback),
 }
 
-/// A change of the selected values by a formula. The formulas are in the files of the actions.
+/// An edit of the selected elements. Its formula is in the file of its action.
 pub(crate) enum Edit {
-    Set(Given),
-    Add(Given, f32),
+    Set(EditSource),
+    Add(EditSource, f32),
     Scale(f32),
-    /// A direction of unit length, and the share of it that is left.
+    /// Unit direction, scale of the component along it.
     ProjectOut(Vec<f32>, f32),
-    /// A direction of unit length, and the least and largest value along it.
+    /// Unit direction, minimum and maximum of the component along it.
     Cap(Vec<f32>, f32, f32),
 }
 
-/// What an edit writes.
-pub(crate) enum Given {
+/// The operand of an edit.
+pub(crate) enum EditSource {
     Number(f32),
+    /// One element per selected column.
     Vector(Arc<Vec<f32>>),
+    /// One vector per selected position.
     Rows(Arc<Vec<Vec<f32>>>),
-    Source(usize),
-    Computed(ValueId),
+    /// Index into `CompiledPlan::sources`.
+    Site(usize),
+    Value(ValueId),
 }
 
-/// What an edit writes at one token: nothing of its own, one number for all, or one for each.
+/// The operand of an edit at one token: none, one number for all elements, or one per element.
 #[derive(Clone, Copy)]
-pub(crate) enum Resolved<'a> {
-    Nothing,
+pub(crate) enum TokenOperand<'a> {
+    None,
     Number(f32),
     Each(&'a [f32]),
 }
 
-impl Resolved<'_> {
-    /// Combines each selected number with what is written there.
+impl TokenOperand<'_> {
+    /// Calls `f` with each selected element and its operand.
     pub(super) fn zip(self, picked: &mut [f32], f: impl Fn(&mut f32, f32)) {
         match self {
-            Resolved::Nothing => {}
-            Resolved::Number(number) => picked.iter_mut().for_each(|x| f(x, number)),
-            Resolved::Each(values) => picked.iter_mut().zip(values).for_each(|(x, &v)| f(x, v)),
+            TokenOperand::None => {}
+            TokenOperand::Number(number) => picked.iter_mut().for_each(|x| f(x, number)),
+            TokenOperand::Each(values) => picked.iter_mut().zip(values).for_each(|(x, &v)| f(x, v)),
         }
     }
 }
 
 impl CompiledAction {
-    /// A short name for listings.
+    /// Returns a short name for listings.
     pub fn name(&self) -> &'static str {
         match self {
             CompiledAction::Capture(_) => "capture",
@@ -68,10 +71,10 @@ impl CompiledAction {
         }
     }
 
-    /// What it writes into the value, if it writes something given.
-    pub fn given(&self) -> Option<&Given> {
+    /// Returns the operand that it writes, if it has one.
+    pub fn edit_source(&self) -> Option<&EditSource> {
         match self {
-            CompiledAction::Edit(edit) => edit.given(),
+            CompiledAction::Edit(edit) => edit.edit_source(),
             CompiledAction::Capture(_)
             | CompiledAction::Read
             | CompiledAction::Grad { .. }
@@ -88,15 +91,16 @@ impl CompiledAction {
         }
     }
 
-    /// Whether it leaves the value as it is.
-    pub fn looks(&self) -> bool {
+    /// Whether it leaves the activation unchanged.
+    pub fn is_read_only(&self) -> bool {
         match self {
             CompiledAction::Capture(_) | CompiledAction::Read => true,
             CompiledAction::Grad { .. } | CompiledAction::Edit(_) | CompiledAction::Call(_) => false,
         }
     }
 
-    /// Whether its site has to be computed for its own sake: something comes back, or a closure sees it.
+    /// Whether its site must be computed even if nothing depends on it: it returns a capture or
+    /// calls a closure.
     pub fn must_run(&self) -> bool {
         match self {
             CompiledAction::Capture(_) | CompiledAction::Call(_) | CompiledAction::Grad { .. } => true,
@@ -104,45 +108,46 @@ impl CompiledAction {
         }
     }
 
-    /// Whether the gradient before it follows from the gradient after it.
-    pub fn passes_gradient(&self) -> bool {
+    /// Whether gradients can flow through it.
+    pub fn is_differentiable(&self) -> bool {
         match self {
             CompiledAction::Capture(_) | CompiledAction::Read | CompiledAction::Grad { .. } => true,
-            CompiledAction::Edit(edit) => edit.passes_gradient(),
+            CompiledAction::Edit(edit) => edit.is_differentiable(),
             CompiledAction::Call(_) => false,
         }
     }
 }
 
 impl Edit {
-    /// What it writes, if it writes something given.
-    pub fn given(&self) -> Option<&Given> {
+    /// Returns the operand that it writes, if it has one.
+    pub fn edit_source(&self) -> Option<&EditSource> {
         match self {
-            Edit::Set(given) | Edit::Add(given, _) => Some(given),
+            Edit::Set(source) | Edit::Add(source, _) => Some(source),
             Edit::Scale(_) | Edit::ProjectOut(..) | Edit::Cap(..) => None,
         }
     }
 
-    fn passes_gradient(&self) -> bool {
+    fn is_differentiable(&self) -> bool {
         match self {
             Edit::Set(_) | Edit::Add(..) | Edit::Scale(_) | Edit::ProjectOut(..) => true,
             Edit::Cap(..) => false,
         }
     }
 
-    /// Changes the selected numbers of one token; `written` is its [`Given`] there.
-    pub fn apply(&self, picked: &mut [f32], written: Resolved) {
+    /// Edits the selected elements of one token; `operand` is its [`EditSource`] at this token.
+    pub fn apply(&self, picked: &mut [f32], operand: TokenOperand) {
         match self {
-            Edit::Set(_) => set::apply(picked, written),
-            Edit::Add(_, by) => add::apply(picked, written, *by),
+            Edit::Set(_) => set::apply(picked, operand),
+            Edit::Add(_, by) => add::apply(picked, operand, *by),
             Edit::Scale(by) => scale::apply(picked, *by),
-            Edit::ProjectOut(direction, left) => project_out::apply(picked, direction, *left),
+            Edit::ProjectOut(direction, scale) => project_out::apply(picked, direction, *scale),
             Edit::Cap(direction, min, max) => cap::apply(picked, direction, *min, *max),
         }
     }
 
-    /// Replaces the gradient after the edit, at the selected numbers, by the gradient before it. Returns the gradient of what the
-    /// edit wrote, if it wrote something given; an error where no gradient passes.
+    /// Backward pass of [`apply`](Self::apply): turns the gradient of the edit's output into that
+    /// of its input, in place. Returns the gradient of the operand, if there is one; fails if the
+    /// edit is not differentiable.
     pub fn backward(&self, gradient: &mut [f32]) -> Result<Option<Vec<f32>>, String> {
         match self {
             Edit::Set(_) => Ok(Some(set::backward(gradient))),
@@ -151,11 +156,11 @@ impl Edit {
                 scale::backward(gradient, *by);
                 Ok(None)
             }
-            Edit::ProjectOut(direction, left) => {
-                project_out::backward(gradient, direction, *left);
+            Edit::ProjectOut(direction, scale) => {
+                project_out::backward(gradient, direction, *scale);
                 Ok(None)
             }
-            Edit::Cap(..) => Err("no gradient passes through `cap` and `call`".into()),
+            Edit::Cap(..) => Err("gradients cannot flow through `cap` and `call`".into()),
         }
     }
 }

@@ -1,9 +1,10 @@
-//! Actions: what a tap does with the values that it selects.
+//! Actions: what a tap does with the elements that it selects.
 //!
-//! Each action has a file (`add.rs`, `cap.rs`, …) with everything that belongs to it: how it is read from JSON (`read`) and
-//! written (`write`), how it is checked and compiled (`compile`), and for an edit its formula and the formula of its gradient
-//! (`apply`, `backward`, which `edit.rs` calls). The `actions!` table below lists them. To add an action, add its variant, its
-//! row and its file; the compiler names what is missing. `operand.rs` holds what actions write.
+//! Each action has a file (`add.rs`, `cap.rs`, …) with its JSON parser (`read`) and writer
+//! (`write`), its check and compilation (`compile`), and for an edit the formulas of its forward
+//! and backward pass (`apply`, `backward`, called by `edit.rs`). The `actions!` table below lists
+//! them. To add an action, add its variant, its row and its file; the compiler reports what is
+//! missing. `operand.rs` holds the operands of actions.
 
 mod add;
 mod call;
@@ -20,96 +21,98 @@ mod set;
 mod skip;
 mod zero;
 
-pub use call::{Callback, CallbackFn, Selected};
+pub use call::{Callback, CallbackFn, SelectedRow};
 pub(crate) use capture::CompiledReduce;
 pub use capture::Reduce;
-pub(crate) use edit::{CompiledAction, Edit, Given, Resolved};
+pub(crate) use edit::{CompiledAction, Edit, EditSource, TokenOperand};
 pub use operand::{FromSite, Operand};
 
-use super::compile::{Compiler, Place};
-use super::json_value::{Names, Written};
+use super::compile::{Compiler, TapSite};
+use super::json_value::{ValueParser, ValueWriter};
 use serde_json::{Map, Value};
 
-/// What a tap does with the values that it selects.
+/// What a tap does with the elements that it selects.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
-    /// Return the value, whole or reduced.
+    /// Return the activation, whole or reduced.
     Capture(Option<Reduce>),
-    /// Make it a value of the plan: the plan's [`Expr::Read`](super::Expr::Read) of this tap.
+    /// Read the activation into a value of the plan, [`Expr::Read`](super::Expr::Read) of this tap.
     Read,
-    /// Do this to the gradient of a metric there, instead of to the value: capture, read or change it during the backward pass.
+    /// Apply an action to the gradient of a metric at this site instead of to the activation:
+    /// capture, read or edit it during the backward pass.
     Grad {
-        /// Which of the plan's metrics.
+        /// Index of the plan's metric.
         metric: usize,
-        /// What to do.
+        /// The action.
         action: Box<Action>,
     },
     /// Replace it.
     Set(Operand),
     /// Add to it.
     Add {
-        /// What to add, as given.
+        /// What to add.
         operand: Operand,
-        /// What it is multiplied by first.
+        /// Scale of the operand.
         scale: f32,
     },
     /// Multiply it.
     Scale(f32),
     /// Replace it by zeros.
     Zero,
-    /// Replace it by a given mean.
+    /// Replace it by a mean supplied by the caller.
     MeanAblate(Operand),
     /// `h + (s − 1)(h·v)v` with `v` of unit length: 0 removes the direction, 1 changes nothing.
     ProjectOut {
         /// The direction.
         vector: Operand,
-        /// What is left of it.
+        /// Scale of the component along the direction.
         scale: f32,
     },
     /// `h + (clamp(h·v) − h·v)v` with `v` of unit length.
     Cap {
         /// The direction.
         vector: Operand,
-        /// Least value of `h·v`.
+        /// Minimum of `h·v`.
         min: Option<f32>,
-        /// Largest value of `h·v`.
+        /// Maximum of `h·v`.
         max: Option<f32>,
     },
-    /// The layer is skipped: its output is this, or its input.
+    /// Skip the layer: its output is the operand, or its input if there is none.
     Skip(Option<Operand>),
-    /// A Rust closure changes the value.
+    /// Call a Rust closure that can change it.
     Call(Callback),
 }
 
-/// What the table says about an action besides its functions.
-pub(super) struct Facts {
-    /// Its key in JSON.
+/// Properties of an action in the `actions!` table.
+pub(super) struct ActionInfo {
+    /// JSON key.
     key: &'static str,
-    /// Whether JSON can say it.
+    /// Whether it can be written in JSON.
     json: bool,
-    /// Whether it changes the value.
+    /// Whether it changes the activation.
     edits: bool,
-    /// Whether attention sites (scores and weights) take it.
+    /// Whether it is allowed at attention sites (scores and weights).
     attention: bool,
-    /// Whether gradients take it.
+    /// Whether it is allowed on gradients.
     gradients: bool,
 }
 
-/// Writes the functions that go over all actions. A row names the action's file with the fields that its functions take, its
-/// pattern, the fields that hold operands, and its [`Facts`].
+/// Generates the functions that dispatch over all actions. A row names the action's file with the
+/// fields that its functions take, its pattern, the fields that hold operands, and its
+/// [`ActionInfo`].
 macro_rules! actions {
-    ($($file:ident($($field:ident),*) = $action:pat, operands [$($operand:ident),*], $facts:expr;)+) => {
-        const FACTS: &[Facts] = &[$($facts),+];
+    ($($file:ident($($field:ident),*) = $action:pat, operands [$($operand:ident),*], $info:expr;)+) => {
+        const ACTIONS: &[ActionInfo] = &[$($info),+];
 
-        #[allow(unused_variables, unused_mut)] // each function uses some of the fields that a row names
+        #[allow(unused_variables, unused_mut)] // each function uses some of a row's fields
         impl Action {
-            pub(super) fn facts(&self) -> &'static Facts {
+            pub(super) fn info(&self) -> &'static ActionInfo {
                 match self {
-                    $($action => const { &$facts },)+
+                    $($action => const { &$info },)+
                 }
             }
 
-            /// The operands that it uses.
+            /// Returns its operands.
             pub fn operands(&self) -> Vec<&Operand> {
                 let mut operands = Vec::new();
                 match self {
@@ -118,7 +121,7 @@ macro_rules! actions {
                 operands
             }
 
-            /// The operands that it uses, to be changed.
+            /// Returns its operands, mutable.
             pub fn operands_mut(&mut self) -> Vec<&mut Operand> {
                 let mut operands = Vec::new();
                 match self {
@@ -127,25 +130,25 @@ macro_rules! actions {
                 operands
             }
 
-            /// Reads the action of a key from its JSON value.
-            fn read_key(key: &str, value: Value, names: &Names) -> Result<Action, String> {
-                $(if key == const { $facts.key } {
+            /// Parses the action with JSON key `key`.
+            fn read_key(key: &str, value: Value, names: &ValueParser) -> Result<Action, String> {
+                $(if key == const { $info.key } {
                     return $file::read(value, names);
                 })+
-                Err(format!("unknown key `{key}`; a tap has one action, one of {}", keys(|facts| facts.json)))
+                Err(format!("unknown key `{key}`; a tap has one action, one of {}", keys(|info| info.json)))
             }
 
-            /// Its JSON value, without its key.
-            fn write_value(&self, to: &Writer) -> Result<Value, String> {
+            /// Returns its JSON value, without its key.
+            fn write_value(&self, to: &ActionWriter) -> Result<Value, String> {
                 match self {
                     $($action => $file::write($($field,)* to),)+
                 }
             }
 
-            /// Checks it at one site, for a selection there.
-            pub(super) fn compile(&self, compiler: &mut Compiler, place: Place) -> Result<CompiledAction, String> {
+            /// Compiles it for one site and selection.
+            pub(super) fn compile(&self, compiler: &mut Compiler, target: TapSite) -> Result<CompiledAction, String> {
                 match self {
-                    $($action => $file::compile($($field,)* compiler, place),)+
+                    $($action => $file::compile($($field,)* compiler, target),)+
                 }
             }
         }
@@ -154,78 +157,78 @@ macro_rules! actions {
 
 actions! {
     capture(reduce) = Action::Capture(reduce), operands [reduce],
-        Facts { key: "capture", json: true, edits: false, attention: true, gradients: true };
+        ActionInfo { key: "capture", json: true, edits: false, attention: true, gradients: true };
     read() = Action::Read, operands [],
-        Facts { key: "as", json: true, edits: false, attention: true, gradients: true };
+        ActionInfo { key: "as", json: true, edits: false, attention: true, gradients: true };
     set(operand) = Action::Set(operand), operands [operand],
-        Facts { key: "set", json: true, edits: true, attention: true, gradients: true };
+        ActionInfo { key: "set", json: true, edits: true, attention: true, gradients: true };
     add(operand, scale) = Action::Add { operand, scale }, operands [operand],
-        Facts { key: "add", json: true, edits: true, attention: true, gradients: true };
+        ActionInfo { key: "add", json: true, edits: true, attention: true, gradients: true };
     scale(by) = Action::Scale(by), operands [],
-        Facts { key: "scale", json: true, edits: true, attention: true, gradients: true };
+        ActionInfo { key: "scale", json: true, edits: true, attention: true, gradients: true };
     zero() = Action::Zero, operands [],
-        Facts { key: "zero", json: true, edits: true, attention: true, gradients: true };
+        ActionInfo { key: "zero", json: true, edits: true, attention: true, gradients: true };
     mean_ablate(operand) = Action::MeanAblate(operand), operands [operand],
-        Facts { key: "mean_ablate", json: true, edits: true, attention: false, gradients: false };
+        ActionInfo { key: "mean_ablate", json: true, edits: true, attention: false, gradients: false };
     project_out(vector, scale) = Action::ProjectOut { vector, scale }, operands [vector],
-        Facts { key: "project_out", json: true, edits: true, attention: false, gradients: false };
+        ActionInfo { key: "project_out", json: true, edits: true, attention: false, gradients: false };
     cap(vector, min, max) = Action::Cap { vector, min, max }, operands [vector],
-        Facts { key: "cap", json: true, edits: true, attention: false, gradients: false };
+        ActionInfo { key: "cap", json: true, edits: true, attention: false, gradients: false };
     skip(operand) = Action::Skip(operand), operands [operand],
-        Facts { key: "skip", json: true, edits: true, attention: false, gradients: false };
+        ActionInfo { key: "skip", json: true, edits: true, attention: false, gradients: false };
     grad(metric, action) = Action::Grad { metric, action }, operands [action],
-        Facts { key: "grad", json: true, edits: false, attention: true, gradients: false };
+        ActionInfo { key: "grad", json: true, edits: false, attention: true, gradients: false };
     call(callback) = Action::Call(callback), operands [],
-        Facts { key: "call", json: false, edits: true, attention: true, gradients: false };
+        ActionInfo { key: "call", json: false, edits: true, attention: true, gradients: false };
 }
 
-/// The keys of some of the actions, for messages.
-fn keys(of: impl Fn(&Facts) -> bool) -> String {
-    FACTS.iter().filter(|facts| of(facts)).map(|facts| facts.key).collect::<Vec<_>>().join(", ")
+/// Returns the JSON keys of the actions that `of` accepts, for messages.
+fn keys(of: impl Fn(&ActionInfo) -> bool) -> String {
+    ACTIONS.iter().filter(|info| of(info)).map(|info| info.key).collect::<Vec<_>>().join(", ")
 }
 
-/// What writing an action as JSON needs to know.
-pub(super) struct Writer<'a> {
-    /// The tap that it belongs to.
+/// Context for writing an action as JSON.
+pub(super) struct ActionWriter<'a> {
+    /// Index of its tap.
     pub tap: usize,
-    /// The names of the plan's values.
-    pub names: &'a Written,
+    /// Names of the plan's values.
+    pub names: &'a ValueWriter,
 }
 
 impl Action {
-    /// Reads an action from the keys of a tap that are not its selection.
-    pub(super) fn from_json(keys: Map<String, Value>, names: &Names) -> Result<Action, String> {
+    /// Parses an action from the keys of a tap that are not its selection.
+    pub(super) fn from_json(keys: Map<String, Value>, names: &ValueParser) -> Result<Action, String> {
         let found = keys.keys().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(" and ");
         let mut entries = keys.into_iter();
         let (Some((key, value)), None) = (entries.next(), entries.next()) else {
             let found = if found.is_empty() { "found none".into() } else { format!("found {found}") };
-            let known = self::keys(|facts| facts.json);
+            let known = self::keys(|info| info.json);
             return Err(format!("{found}; a tap has exactly one action, one of {known}"));
         };
         Action::read_key(&key, value, names)
     }
 
-    /// The action as the keys of a tap that are not its selection.
-    pub(super) fn to_json(&self, to: &Writer) -> Result<Map<String, Value>, String> {
-        Ok(Map::from_iter([(self.facts().key.to_string(), self.write_value(to)?)]))
+    /// Returns the action as a JSON object with one key.
+    pub(super) fn to_json(&self, to: &ActionWriter) -> Result<Map<String, Value>, String> {
+        Ok(Map::from_iter([(self.info().key.to_string(), self.write_value(to)?)]))
     }
 
-    /// Refuses it at a site that does not take it.
-    pub(super) fn check_site(&self, place: Place) -> Result<(), String> {
-        let Facts { edits, attention, .. } = *self.facts();
-        if place.on_attention() && !attention {
-            return Err(format!("attention sites take {}", keys(|facts| facts.attention)));
+    /// Rejects it at a site where it is not allowed.
+    pub(super) fn check_site(&self, target: TapSite) -> Result<(), String> {
+        let ActionInfo { edits, attention, .. } = *self.info();
+        if target.on_attention() && !attention {
+            return Err(format!("attention sites take only {}", keys(|info| info.attention)));
         }
-        if place.edge.integer && edits {
-            return Err("a choice of experts can be captured whole, not edited; edit router_logits instead".into());
+        if target.edge.integer && edits {
+            return Err("expert indices can be captured whole, not edited; edit router_logits instead".into());
         }
-        if place.edge.aside && edits {
-            return Err("a recurrent state can be captured, not edited: it flows from token to token inside one op; edit mixer_in or conv_out, which feed it".into());
+        if target.edge.observe_only && edits {
+            return Err("a recurrent state can be captured, not edited: it is updated inside one op; edit mixer_in or conv_out, from which it is computed".into());
         }
         Ok(())
     }
 
-    /// Whether it returns a capture, of the value or of a gradient.
+    /// Whether it returns a capture, of the activation or of a gradient.
     pub fn captures(&self) -> bool {
         match self {
             Action::Capture(_) => true,
@@ -243,7 +246,8 @@ impl Action {
         }
     }
 
-    /// Whether a gradient is the same before and after it: it captures, or adds what no site of the run feeds.
+    /// Whether it leaves gradients unchanged: it captures, or adds an operand that does not depend
+    /// on the run.
     pub(crate) fn keeps_gradient(&self) -> bool {
         match self {
             Action::Capture(_) => true,
@@ -280,11 +284,11 @@ impl HasOperands for Operand {
 
 impl<T: HasOperands> HasOperands for Option<T> {
     fn add_operands<'a>(&'a self, operands: &mut Vec<&'a Operand>) {
-        self.iter().for_each(|one| one.add_operands(operands));
+        self.iter().for_each(|field| field.add_operands(operands));
     }
 
     fn add_operands_mut<'a>(&'a mut self, operands: &mut Vec<&'a mut Operand>) {
-        self.iter_mut().for_each(|one| one.add_operands_mut(operands));
+        self.iter_mut().for_each(|field| field.add_operands_mut(operands));
     }
 }
 

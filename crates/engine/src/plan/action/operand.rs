@@ -1,9 +1,10 @@
-//! Operands: what actions write. Numbers, vectors, other sites' values, computed values; their JSON, and how they are checked.
+//! Operands of actions: numbers, vectors, activations of other sites, values of the plan. Their
+//! JSON and their checks.
 
-use super::Given;
-use crate::plan::compile::{Compiler, Place, selected};
-use crate::plan::compiled::{Chosen, Source};
-use crate::plan::json_value::{Names, Written};
+use super::EditSource;
+use crate::plan::compile::{Compiler, TapSite, selected_positions};
+use crate::plan::compiled::{SelectedPositions, Source};
+use crate::plan::json_value::{ValueParser, ValueWriter};
 use crate::plan::{Columns, Positions, ValueId};
 use crate::program::{Edge, Layout};
 use crate::site;
@@ -11,18 +12,18 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// A value that an action uses.
+/// Operand of an action.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Operand {
     /// The same number everywhere.
     Number(f32),
-    /// One number for each selected unit, the same at every position.
+    /// One element per selected unit, the same at every position.
     Vector(Vec<f32>),
-    /// One vector for each selected position.
+    /// One vector per selected position.
     Rows(Vec<Vec<f32>>),
-    /// A tensor in a safetensors file, `file.safetensors#name`; resolved before compiling.
+    /// A tensor in a safetensors file, `file.safetensors#name`; resolved before compilation.
     File(String),
-    /// The value of a site in this run.
+    /// The activation of a site in this run.
     From(FromSite),
     /// A value of the plan; its shape broadcasts to the selection's.
     Value(ValueId),
@@ -58,14 +59,14 @@ impl From<FromSite> for Operand {
     }
 }
 
-/// Another site's value.
+/// An activation of this run, given by site, rows and positions.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct FromSite {
-    /// The source site; the tap's own where absent.
+    /// Source site; the tap's site if absent.
     pub site: Option<String>,
-    /// The source row or rows; the tap's own row where absent.
+    /// Source rows, one or as many as the tap's; the tap's rows if absent.
     pub rows: Option<Vec<usize>>,
-    /// The source positions; the tap's own where absent.
+    /// Source positions; the tap's positions if absent.
     pub positions: Option<Positions>,
 }
 
@@ -80,8 +81,9 @@ struct FromForm {
     positions: Option<Positions>,
 }
 
-/// A number, `"-inf"`, a list, a list of lists, `"file#tensor"`, `{"vector": …}`, `{"from": …}` or `{"value": "name"}`.
-pub(super) fn read_operand(value: Value, names: &Names) -> Result<Operand, String> {
+/// Parses a number, `"-inf"`, a list, a list of lists, `"file#tensor"`, `{"vector": …}`, `{"from":
+/// …}` or `{"value": "name"}`.
+pub(super) fn read_operand(value: Value, names: &ValueParser) -> Result<Operand, String> {
     match value {
         Value::Number(number) => Ok(Operand::Number(number.as_f64().unwrap_or(f64::NAN) as f32)),
         Value::String(text) if text == "-inf" => Ok(Operand::Number(f32::NEG_INFINITY)),
@@ -94,7 +96,7 @@ pub(super) fn read_operand(value: Value, names: &Names) -> Result<Operand, Strin
             let known = |key: &String| ["vector", "from", "value"].contains(&key.as_str());
             if let Some(key) = object.keys().find(|key| !known(key)) {
                 return Err(format!(
-                    "unknown key `{key}` in a value; it takes `vector`, `from` or `value`, and `scale` in `add`"
+                    "unknown key `{key}` in an operand; known keys are `vector`, `from` and `value`, and `scale` in `add`"
                 ));
             }
             match (object.remove("vector"), object.remove("from"), object.remove("value")) {
@@ -104,19 +106,19 @@ pub(super) fn read_operand(value: Value, names: &Names) -> Result<Operand, Strin
                     let FromForm { site, rows, positions } = read_form("from", from)?;
                     Ok(Operand::From(FromSite { site, rows, positions }))
                 }
-                _ => Err("a value takes one of `vector`, `from` and `value` (a name)".into()),
+                _ => Err("an operand object has exactly one of `vector`, `from` and `value` (a name)".into()),
             }
         }
         Value::Bool(_) | Value::Null => {
-            Err("a value is a number, a list of numbers, \"file.safetensors#tensor\", {\"vector\": …}, {\"from\": …} or {\"value\": …}"
+            Err("an operand is a number, a list of numbers, \"file.safetensors#tensor\", {\"vector\": …}, {\"from\": …} or {\"value\": …}"
                 .into())
         }
     }
 }
 
-pub(super) fn write_operand(operand: &Operand, names: &Written) -> Value {
+pub(super) fn write_operand(operand: &Operand, names: &ValueWriter) -> Value {
     match operand {
-        Operand::Value(value) => json!({ "value": names.of(*value) }),
+        Operand::Value(value) => json!({ "value": names.name(*value) }),
         Operand::Number(x) if *x == f32::NEG_INFINITY => json!("-inf"),
         Operand::Number(x) => json!(x),
         Operand::Vector(x) => json!(x),
@@ -128,113 +130,119 @@ pub(super) fn write_operand(operand: &Operand, names: &Written) -> Value {
     }
 }
 
-/// Reads the value of a key.
+/// Deserializes the JSON value of a key.
 pub(super) fn read_form<T: serde::de::DeserializeOwned>(key: &str, value: Value) -> Result<T, String> {
     serde_json::from_value(value).map_err(|error| format!("`{key}`: {error}"))
 }
 
 impl Compiler<'_> {
     /// Checks an operand against the selection that it is written to.
-    pub(super) fn given(&mut self, operand: &Operand, place: Place) -> Result<Given, String> {
-        let Place { edge, columns, rows, .. } = place;
-        if place.on_attention() {
+    pub(super) fn edit_source(&mut self, operand: &Operand, target: TapSite) -> Result<EditSource, String> {
+        let TapSite { edge, columns, rows, .. } = target;
+        if target.on_attention() {
             return match operand {
-                Operand::Value(value) => Ok(Given::Computed(*value)),
-                Operand::Number(x) => Ok(Given::Number(*x)),
+                Operand::Value(value) => Ok(EditSource::Value(*value)),
+                Operand::Number(x) => Ok(EditSource::Number(*x)),
                 Operand::Vector(_) | Operand::Rows(_) | Operand::File(_) | Operand::From(_) => {
-                    Err("attention sites take a number here".into())
+                    Err("attention sites take only a number or a value here".into())
                 }
             };
         }
         match operand {
-            Operand::Value(value) => Ok(Given::Computed(*value)),
-            Operand::Number(x) => Ok(Given::Number(*x)),
-            Operand::Vector(_) | Operand::File(_) => Ok(Given::Vector(Arc::new(repeated(operand, edge, columns)?))),
+            Operand::Value(value) => Ok(EditSource::Value(*value)),
+            Operand::Number(x) => Ok(EditSource::Number(*x)),
+            Operand::Vector(_) | Operand::File(_) => {
+                Ok(EditSource::Vector(Arc::new(repeat_per_head(operand, edge, columns)?)))
+            }
             Operand::Rows(list) => {
                 if let Some(bad) = list.iter().find(|row| row.len() != columns.len()) {
-                    return Err(format!("a row of {} numbers for {} selected units", bad.len(), columns.len()));
+                    return Err(format!("a row of {} elements for {} selected units", bad.len(), columns.len()));
                 }
-                if let Some(bad) = rows.iter().flatten().find(|chosen| chosen.len() != list.len()) {
-                    return Err(format!("{} rows of numbers for {} selected positions", list.len(), bad.len()));
+                if let Some(bad) = rows.iter().flatten().find(|positions| positions.len() != list.len()) {
+                    return Err(format!("{} vectors for {} selected positions", list.len(), bad.len()));
                 }
-                Ok(Given::Rows(Arc::new(list.clone())))
+                Ok(EditSource::Rows(Arc::new(list.clone())))
             }
             Operand::From(from) => {
-                let source = self.source(from, place)?;
+                let source = self.source(from, target)?;
                 let width = self.sources[source].columns.len();
                 if width != columns.len() {
-                    return Err(format!("the source is {width} wide, this selection {}", columns.len()));
+                    return Err(format!("the source has width {width}, this selection {}", columns.len()));
                 }
-                Ok(Given::Source(source))
+                Ok(EditSource::Site(source))
             }
         }
     }
 
-    /// Registers the site that `from` names and says which row reads which.
-    pub(super) fn source(&mut self, from: &FromSite, place: Place) -> Result<usize, String> {
-        let Place { tap, site, rows, .. } = place;
+    /// Registers the source that `from` describes; returns its index.
+    pub(super) fn source(&mut self, from: &FromSite, target: TapSite) -> Result<usize, String> {
+        let TapSite { tap, site, rows, .. } = target;
         let name = from.site.clone().unwrap_or_else(|| site.to_string());
         let found = site::find(self.program, &name).map_err(|error| error.to_string())?.sites;
         let origin = match found[..] {
-            [one] => one,
-            // A pattern in both places pairs layer with layer.
+            [only] => only,
+            // A pattern as site and as source pairs the sites by layer.
             _ => *found
                 .iter()
                 .find(|origin| origin.layer == site.layer)
-                .ok_or("the source pattern has no site of this layer")?,
+                .ok_or("the source pattern matches no site of this layer")?,
         };
-        let edge_id = self.program.edge_of(origin).ok_or("the source is gone")?;
+        let edge_id = self.program.edge_of(origin).ok_or("the source site has no edge")?;
         let edge = self.program.edge(edge_id);
-        if (edge.layout == Layout::QueryKey) != (place.edge.layout == Layout::QueryKey) {
-            return Err("attention sites and others cannot feed each other".into());
+        if (edge.layout == Layout::QueryKey) != (target.edge.layout == Layout::QueryKey) {
+            return Err("an attention site and another site cannot feed each other".into());
         }
         let readers: Vec<usize> = (0..rows.len()).filter(|&row| rows[row].is_some()).collect();
         let mut read_by = vec![None; rows.len()];
-        for (nth, &reader) in readers.iter().enumerate() {
+        for (index, &reader) in readers.iter().enumerate() {
             read_by[reader] = Some(match from.rows.as_deref() {
                 None => reader,
-                Some([one]) => *one,
-                Some(several) if several.len() == readers.len() => several[nth],
+                Some([only]) => *only,
+                Some(several) if several.len() == readers.len() => several[index],
                 Some(several) => return Err(format!("{} source rows for {} rows", several.len(), readers.len())),
             });
         }
         let origins: Vec<usize> = read_by.iter().flatten().copied().collect();
-        let chosen = self.choose(Some(&origins), |prompt, limit| match &from.positions {
+        let selected = self.select(Some(&origins), |prompt, limit| match &from.positions {
             Some(positions) => positions.resolve(prompt, limit),
-            None => selected(tap, prompt, limit),
+            None => selected_positions(tap, prompt, limit),
         })?;
         for &reader in &readers {
-            let (mine, theirs) = (
-                rows[reader].as_ref().map_or(0, Chosen::len),
-                read_by[reader].and_then(|row| chosen[row].as_ref()).map_or(0, Chosen::len),
+            let (tap_positions, source_positions) = (
+                rows[reader].as_ref().map_or(0, SelectedPositions::len),
+                read_by[reader].and_then(|row| selected[row].as_ref()).map_or(0, SelectedPositions::len),
             );
-            if theirs != mine && theirs != 1 {
+            if source_positions != tap_positions && source_positions != 1 {
                 return Err(format!(
-                    "the source selects {theirs} positions for the {mine} of row {reader}; select as many, or one for all"
+                    "the source selects {source_positions} positions for the {tap_positions} of row {reader}; select the same number, or one for all"
                 ));
             }
         }
-        let (columns, heads) =
-            self.inner(edge, tap.heads.as_deref().filter(|_| edge.layout != Layout::Flat), tap.units.as_deref())?;
-        self.sources.push(Source { site: origin, edge: edge_id, rows: chosen, columns, heads, read_by });
+        let (columns, heads) = self.columns_and_heads(
+            edge,
+            tap.heads.as_deref().filter(|_| edge.layout != Layout::Flat),
+            tap.units.as_deref(),
+        )?;
+        self.sources.push(Source { site: origin, edge: edge_id, rows: selected, columns, heads, read_by });
         Ok(self.sources.len() - 1)
     }
 }
 
-/// A vector of exactly this length.
+/// Returns the operand as a vector of exactly `len` elements.
 pub(super) fn plain_vector(operand: &Operand, len: usize) -> Result<Vec<f32>, String> {
     match operand {
         Operand::Vector(vector) if vector.len() == len => Ok(vector.clone()),
-        Operand::Vector(vector) => Err(format!("a vector of {} numbers for {len} selected units", vector.len())),
+        Operand::Vector(vector) => Err(format!("a vector of {} elements for {len} selected units", vector.len())),
         Operand::File(file) => {
-            Err(format!("the file {file:?} was not read; files are resolved before a plan is compiled"))
+            Err(format!("the file {file:?} was not loaded; files must be resolved before the plan is compiled"))
         }
-        _ => Err("a direction is a list of numbers or a tensor in a file".into()),
+        _ => Err("a direction must be a list of numbers or a tensor in a file".into()),
     }
 }
 
-/// A vector for the selected units; one of a head's width is meant for each head.
-fn repeated(operand: &Operand, edge: &Edge, columns: &Columns) -> Result<Vec<f32>, String> {
+/// Returns the operand as a vector for the selected units; a vector of a head's width is repeated
+/// for each head.
+fn repeat_per_head(operand: &Operand, edge: &Edge, columns: &Columns) -> Result<Vec<f32>, String> {
     if let (Operand::Vector(vector), Layout::Heads(heads)) = (operand, edge.layout) {
         let dim = edge.width / heads;
         if vector.len() == dim && columns.len().is_multiple_of(dim) {
@@ -244,7 +252,7 @@ fn repeated(operand: &Operand, edge: &Edge, columns: &Columns) -> Result<Vec<f32
     plain_vector(operand, columns.len())
 }
 
-/// A direction of unit length for the selected units, or for each head.
+/// Returns the operand as a unit vector for the selected units, or of a head's width.
 pub(super) fn unit_vector(operand: &Operand, edge: &Edge, columns: &Columns) -> Result<Vec<f32>, String> {
     let vector = match (operand, edge.layout) {
         (Operand::Vector(vector), Layout::Heads(heads))
@@ -256,7 +264,7 @@ pub(super) fn unit_vector(operand: &Operand, edge: &Edge, columns: &Columns) -> 
     };
     let length = vector.iter().map(|x| x * x).sum::<f32>().sqrt();
     if !(length.is_finite() && length > 0.0) {
-        return Err(format!("a direction of length {length}"));
+        return Err(format!("a direction cannot have length {length}"));
     }
     Ok(vector.iter().map(|x| x / length).collect())
 }

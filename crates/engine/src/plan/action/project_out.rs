@@ -1,9 +1,10 @@
-//! `project_out`: removes a direction, or a share of it: `h + (s − 1)(h·v)v`.
+//! `project_out`: scales the component along a direction, with `s = 0` by default:
+//! `h + (s − 1)(h·v)v`.
 
 use super::operand::{read_form, read_operand, unit_vector, write_operand};
-use super::{Action, CompiledAction, Edit, Operand, Writer};
-use crate::plan::compile::{Compiler, Place};
-use crate::plan::json_value::Names;
+use super::{Action, ActionWriter, CompiledAction, Edit, Operand};
+use crate::plan::compile::{Compiler, TapSite};
+use crate::plan::json_value::ValueParser;
 use pellucid_kernels::elementwise::dot;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -15,28 +16,33 @@ struct Form {
     scale: Option<f32>,
 }
 
-pub(super) fn read(value: Value, names: &Names) -> Result<Action, String> {
+pub(super) fn read(value: Value, names: &ValueParser) -> Result<Action, String> {
     let form: Form = read_form("project_out", value)?;
     Ok(Action::ProjectOut { vector: read_operand(form.vector, names)?, scale: form.scale.unwrap_or(0.0) })
 }
 
-pub(super) fn write(vector: &Operand, scale: &f32, to: &Writer) -> Result<Value, String> {
+pub(super) fn write(vector: &Operand, scale: &f32, to: &ActionWriter) -> Result<Value, String> {
     Ok(json!({ "vector": write_operand(vector, to.names), "scale": scale }))
 }
 
-pub(super) fn compile(vector: &Operand, scale: &f32, _: &mut Compiler, place: Place) -> Result<CompiledAction, String> {
-    Ok(CompiledAction::Edit(Edit::ProjectOut(unit_vector(vector, place.edge, place.columns)?, *scale)))
+pub(super) fn compile(
+    vector: &Operand,
+    scale: &f32,
+    _: &mut Compiler,
+    target: TapSite,
+) -> Result<CompiledAction, String> {
+    Ok(CompiledAction::Edit(Edit::ProjectOut(unit_vector(vector, target.edge, target.columns)?, *scale)))
 }
 
-pub(super) fn apply(picked: &mut [f32], direction: &[f32], left: f32) {
+pub(super) fn apply(picked: &mut [f32], direction: &[f32], scale: f32) {
     // A direction of a head's width applies to each head.
     for part in picked.chunks_exact_mut(direction.len()) {
-        let along = (left - 1.0) * dot(part, direction);
+        let along = (scale - 1.0) * dot(part, direction);
         part.iter_mut().zip(direction).for_each(|(x, v)| *x += along * v);
     }
 }
 
-/// The projection is linear and symmetric, so the gradient goes through the same formula.
-pub(super) fn backward(gradient: &mut [f32], direction: &[f32], left: f32) {
-    apply(gradient, direction, left);
+/// The map is linear and symmetric, so its backward pass is the same formula.
+pub(super) fn backward(gradient: &mut [f32], direction: &[f32], scale: f32) {
+    apply(gradient, direction, scale);
 }

@@ -1,19 +1,19 @@
-//! `as`: makes what a tap selects a value of the plan, by its name.
+//! `as`: reads the selected activation into a named value of the plan.
 
-use super::{Action, CompiledAction, Writer};
-use crate::plan::compile::{Compiler, Place};
-use crate::plan::json_value::Names;
+use super::{Action, ActionWriter, CompiledAction};
+use crate::plan::compile::{Compiler, TapSite};
+use crate::plan::json_value::ValueParser;
 use serde_json::{Value, json};
 
-/// The name is not part of the action: it was registered before, with the other values' names.
-pub(super) fn read(_: Value, _: &Names) -> Result<Action, String> {
+/// Ignores the name, which [`ValueParser::add_read`] has already registered.
+pub(super) fn read(_: Value, _: &ValueParser) -> Result<Action, String> {
     Ok(Action::Read)
 }
 
-pub(super) fn write(to: &Writer) -> Result<Value, String> {
-    Ok(json!(to.names.of_tap(to.tap)))
+pub(super) fn write(to: &ActionWriter) -> Result<Value, String> {
+    Ok(json!(to.names.tap_name(to.tap)))
 }
 
-pub(super) fn compile(_: &mut Compiler, _: Place) -> Result<CompiledAction, String> {
+pub(super) fn compile(_: &mut Compiler, _: TapSite) -> Result<CompiledAction, String> {
     Ok(CompiledAction::Read)
 }

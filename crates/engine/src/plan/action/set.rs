@@ -1,37 +1,37 @@
-//! `set`: replaces the selected values by an operand.
+//! `set`: replaces the selected elements by an operand.
 
 use super::operand::{read_operand, write_operand};
-use super::{Action, CompiledAction, Edit, Given, Operand, Resolved, Writer};
-use crate::plan::compile::{Compiler, Place};
-use crate::plan::json_value::Names;
+use super::{Action, ActionWriter, CompiledAction, Edit, EditSource, Operand, TokenOperand};
+use crate::plan::compile::{Compiler, TapSite};
+use crate::plan::json_value::ValueParser;
 use serde_json::Value;
 
-pub(super) fn read(value: Value, names: &Names) -> Result<Action, String> {
+pub(super) fn read(value: Value, names: &ValueParser) -> Result<Action, String> {
     Ok(Action::Set(read_operand(value, names)?))
 }
 
-pub(super) fn write(operand: &Operand, to: &Writer) -> Result<Value, String> {
+pub(super) fn write(operand: &Operand, to: &ActionWriter) -> Result<Value, String> {
     Ok(write_operand(operand, to.names))
 }
 
-pub(super) fn compile(operand: &Operand, compiler: &mut Compiler, place: Place) -> Result<CompiledAction, String> {
-    let given = match operand {
-        Operand::From(_) if place.on_attention() && place.tap.keys.is_some() => {
-            return Err("`set` from another site takes all keys".into());
+pub(super) fn compile(operand: &Operand, compiler: &mut Compiler, target: TapSite) -> Result<CompiledAction, String> {
+    let source = match operand {
+        Operand::From(_) if target.on_attention() && target.tap.keys.is_some() => {
+            return Err("`set` from another site cannot select `keys`".into());
         }
-        Operand::From(from) if place.on_attention() => Given::Source(compiler.source(from, place)?),
-        operand => compiler.given(operand, place)?,
+        Operand::From(from) if target.on_attention() => EditSource::Site(compiler.source(from, target)?),
+        operand => compiler.edit_source(operand, target)?,
     };
-    Ok(CompiledAction::Edit(Edit::Set(given)))
+    Ok(CompiledAction::Edit(Edit::Set(source)))
 }
 
-pub(super) fn apply(picked: &mut [f32], written: Resolved) {
-    written.zip(picked, |x, v| *x = v);
+pub(super) fn apply(picked: &mut [f32], operand: TokenOperand) {
+    operand.zip(picked, |x, v| *x = v);
 }
 
-/// All of the gradient belongs to what was written.
+/// Returns the operand's gradient, which is the output's; the input's gradient is zero.
 pub(super) fn backward(gradient: &mut [f32]) -> Vec<f32> {
-    let written = gradient.to_vec();
+    let operand_gradient = gradient.to_vec();
     gradient.fill(0.0);
-    written
+    operand_gradient
 }

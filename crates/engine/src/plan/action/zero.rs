@@ -1,21 +1,21 @@
-//! `zero`: replaces the selected values by zeros.
+//! `zero`: sets the selected elements to zero.
 
-use super::{Action, CompiledAction, Edit, Given, Writer};
-use crate::plan::compile::{Compiler, Place};
-use crate::plan::json_value::Names;
+use super::{Action, ActionWriter, CompiledAction, Edit, EditSource};
+use crate::plan::compile::{Compiler, TapSite};
+use crate::plan::json_value::ValueParser;
 use serde_json::{Value, json};
 
-pub(super) fn read(value: Value, _: &Names) -> Result<Action, String> {
+pub(super) fn read(value: Value, _: &ValueParser) -> Result<Action, String> {
     match value {
         Value::Bool(true) => Ok(Action::Zero),
-        _ => Err("`zero` takes true".into()),
+        _ => Err("`zero` must be true".into()),
     }
 }
 
-pub(super) fn write(_: &Writer) -> Result<Value, String> {
+pub(super) fn write(_: &ActionWriter) -> Result<Value, String> {
     Ok(json!(true))
 }
 
-pub(super) fn compile(_: &mut Compiler, _: Place) -> Result<CompiledAction, String> {
-    Ok(CompiledAction::Edit(Edit::Set(Given::Number(0.0))))
+pub(super) fn compile(_: &mut Compiler, _: TapSite) -> Result<CompiledAction, String> {
+    Ok(CompiledAction::Edit(Edit::Set(EditSource::Number(0.0))))
 }

@@ -1,4 +1,4 @@
-//! Attention's ops.
+//! Builds the ops of attention.
 
 use super::Builder;
 use crate::architecture::{Attention, AttentionExperts, DynamicMask, ExpertWeights, Latent, NormSpan, Routing, Scores};
@@ -7,25 +7,25 @@ use crate::program::WeightKind;
 use crate::program::{EdgeId, Layout, OpKind};
 use pellucid_kernels::attention::{AttentionShape, CausalMask};
 
-/// Queries, keys and values as attention multiplies them.
+/// Final q, k and v of attention.
 struct Heads {
     q: EdgeId,
     k: EdgeId,
     v: EdgeId,
 }
 
-/// The weights and indices of chosen attention experts.
-type Choice = (EdgeId, EdgeId);
+/// Edges of the selected attention experts: weights and indices.
+type ExpertChoice = (EdgeId, EdgeId);
 
 impl Builder {
     pub(super) fn attention(&mut self, width: usize, a: &Attention, x: EdgeId) -> EdgeId {
-        let choice = a.experts.map(|experts| self.choose_heads(experts, x));
+        let choice = a.experts.map(|experts| self.route_heads(experts, x));
         let Heads { mut q, mut k, mut v } = match a.latent {
             Some(latent) => self.latent_heads(a, latent, x),
             None => self.plain_heads(a, choice, x),
         };
-        if let Some(temperature) = a.temperature {
-            q = self.per_head(q, a.heads, |x, out| OpKind::Temper { x, temperature, out });
+        if let Some(scale) = a.position_scale {
+            q = self.per_head(q, a.heads, |x, out| OpKind::ScaleByPosition { x, scale, out });
         }
         self.site(Point::RotQ, q);
         self.site(Point::RotK, k);
@@ -52,10 +52,10 @@ impl Builder {
         let scores = self.edge(Some(Point::AttnScores), a.heads, Layout::QueryKey);
         let probs = self.edge(Some(Point::AttnProbs), a.heads, Layout::QueryKey);
         let mut z = self.edge(None, a.heads * shape.value_dim, Layout::Heads(a.heads));
-        let kept = a.dynamic_mask.map(|mask| mask.kept);
-        self.op(OpKind::Attention { q, k, v, shape, alibi: a.alibi.clone(), sinks, kept, scores, probs, out: z });
-        if let Some(start) = a.differential {
-            z = self.differ(a, start, z);
+        let max_keys = a.dynamic_mask.map(|mask| mask.max_keys);
+        self.op(OpKind::Attention { q, k, v, shape, alibi: a.alibi.clone(), sinks, max_keys, scores, probs, out: z });
+        if let Some(lambda_init) = a.differential {
+            z = self.head_difference(a, lambda_init, z);
         } else if let Some(norm) = a.out_norm {
             z = self.norm(z, "attn.out_norm", norm, a.heads * a.value_dim, [None; 3]);
         }
@@ -90,14 +90,14 @@ impl Builder {
         }
     }
 
-    /// Projected from the sublayer's input, normed and rotated in the family's order.
-    fn plain_heads(&mut self, a: &Attention, choice: Option<Choice>, x: EdgeId) -> Heads {
+    /// Projects q, k and v from the sublayer's input, then clips, norms and rotates them.
+    fn plain_heads(&mut self, a: &Attention, choice: Option<ExpertChoice>, x: EdgeId) -> Heads {
         let (q_width, k_width, v_width) = (a.heads * a.head_dim, a.kv_heads * a.head_dim, a.kv_heads * a.value_dim);
         let mut q = match choice {
             Some((_, indices)) => self.routed_queries(a, x, indices),
             None => self.heads(x, "attn.q", q_width, a.qkv_bias, Point::Q, a.heads),
         };
-        let mut k = self.heads(x, "attn.k", k_width, a.qkv_bias && !a.unbiased_keys, Point::K, a.kv_heads);
+        let mut k = self.heads(x, "attn.k", k_width, a.qkv_bias && !a.no_key_bias, Point::K, a.kv_heads);
         let mut v = self.heads(x, "attn.v", v_width, a.qkv_bias, Point::Value, a.kv_heads);
         if a.adapter.is_some() {
             q = self.adapt(q, x, "attn.q", a.adapter);
@@ -131,7 +131,7 @@ impl Builder {
 
     fn qk_norm(&mut self, a: &Attention, q: EdgeId, k: EdgeId) -> (EdgeId, EdgeId) {
         let Some(norm) = a.qk_norm else { return (q, k) };
-        let mut one = |x: EdgeId, name: &str, heads: usize, point: Point| {
+        let mut norm_one = |x: EdgeId, name: &str, heads: usize, point: Point| {
             let (group, gains) = match a.qk_norm_span {
                 NormSpan::Head => (a.head_dim, vec![a.head_dim]),
                 NormSpan::HeadGains => (a.head_dim, vec![heads, a.head_dim]),
@@ -139,12 +139,12 @@ impl Builder {
             };
             self.norm_with_gains(x, name, norm, group, &gains, [None, None, Some(point)])
         };
-        (one(q, "attn.q_norm", a.heads, Point::QNormOut), one(k, "attn.k_norm", a.kv_heads, Point::KNormOut))
+        (norm_one(q, "attn.q_norm", a.heads, Point::QNormOut), norm_one(k, "attn.k_norm", a.kv_heads, Point::KNormOut))
     }
 
-    /// Expanded from compressed forms; the keys' rotated part is one for all heads.
+    /// Up-projects q, k and v from low-rank vectors (MLA). All heads share the rotated part of k.
     fn latent_heads(&mut self, a: &Attention, latent: Latent, x: EdgeId) -> Heads {
-        let still = a.head_dim - latent.rotated;
+        let nope_dim = a.head_dim - latent.rope_dim;
         let compressed = match latent.query_rank {
             Some(rank) => {
                 let low = self.matmul(x, "attn.q_down", rank, latent.bias, None);
@@ -157,54 +157,55 @@ impl Builder {
         let low = self.matmul(x, "attn.kv_down", latent.kv_rank, latent.bias, None);
         let low = self.norm(low, "attn.kv_down_norm", latent.norm, latent.kv_rank, [None; 3]);
         let low = latent.kv_scale.map_or(low, |by| self.scale(low, by, None));
-        let mut turned = self.matmul(x, "attn.k_rotated", latent.rotated, latent.bias, None);
-        let k = self.matmul(low, "attn.k", a.kv_heads * still, false, None);
+        let mut k_rope = self.matmul(x, "attn.k_rotated", latent.rope_dim, latent.bias, None);
+        let k = self.matmul(low, "attn.k", a.kv_heads * nope_dim, false, None);
         let v = self.matmul(low, "attn.v", a.kv_heads * a.value_dim, false, None);
         if let Some(rope) = a.rope {
-            q = self.rotate(q, rope, a.heads, still);
-            turned = self.rotate(turned, rope, 1, 0);
+            q = self.rotate(q, rope, a.heads, nope_dim);
+            k_rope = self.rotate(k_rope, rope, 1, 0);
         }
         let joined = self.edge(None, a.kv_heads * a.head_dim, Layout::Heads(a.kv_heads));
-        self.op(OpKind::JoinHeads { x: k, tail: turned, heads: a.kv_heads, out: joined });
+        self.op(OpKind::JoinHeads { x: k, tail: k_rope, heads: a.kv_heads, out: joined });
         Heads { q, k: joined, v }
     }
 
-    /// Keys with one more coordinate that queries meet with a one: what is added to each key's scores.
+    /// Adds a bias per key as one more channel: the bias in k, `1/scale` in q, so that the scaled
+    /// dot product contains it.
     fn with_key_bias(&mut self, a: &Attention, mask: DynamicMask, q: EdgeId, k: EdgeId, v: EdgeId) -> (EdgeId, EdgeId) {
         let raw = self.matmul(v, "attn.mask", a.kv_heads, mask.bias, None);
         let rate = self.weight("attn.mask_rate", vec![a.kv_heads], WeightKind::Vector);
         let bias = self.edge(None, a.kv_heads, Layout::Flat);
         self.op(OpKind::KeyBias { x: raw, rate, out: bias });
         let wider = self.edge(None, a.heads * (a.head_dim + 1), Layout::Heads(a.heads));
-        self.op(OpKind::JoinNumber { x: q, number: 1.0 / a.scale, heads: a.heads, out: wider });
+        self.op(OpKind::JoinConstant { x: q, constant: 1.0 / a.scale, heads: a.heads, out: wider });
         let keys = self.edge(None, a.kv_heads * (a.head_dim + 1), Layout::Heads(a.kv_heads));
         self.op(OpKind::JoinHeads { x: k, tail: bias, heads: a.kv_heads, out: keys });
         (wider, keys)
     }
 
-    /// The first half of the heads minus the second, normed.
-    fn differ(&mut self, a: &Attention, start: f32, z: EdgeId) -> EdgeId {
+    /// Subtracts the second half of the heads from the first, then normalizes and scales.
+    fn head_difference(&mut self, a: &Attention, lambda_init: f32, z: EdgeId) -> EdgeId {
         let weights = ["q1", "k1", "q2", "k2"]
             .map(|name| self.weight(&format!("attn.lambda_{name}"), vec![a.head_dim], WeightKind::Vector));
-        // Pairs of heads: half as many, each twice as wide.
+        // z [tokens, heads, 2 * value_dim] → out [tokens, heads / 2, 2 * value_dim]
         let pairs = a.heads / 2;
         let mut out = self.edge(None, a.heads * a.value_dim, Layout::Heads(pairs));
-        self.op(OpKind::Differ { x: z, weights, start, out });
+        self.op(OpKind::HeadDifference { x: z, weights, lambda_init, out });
         if let Some(norm) = a.out_norm {
             out = self.norm(out, "attn.out_norm", norm, 2 * a.value_dim, [None; 3]);
         }
-        let out = self.scale(out, 1.0 - start, None);
+        let out = self.scale(out, 1.0 - lambda_init, None);
         self.edges[out].layout = Layout::Heads(a.heads);
         out
     }
 
-    /// The router of attention experts.
-    fn choose_heads(&mut self, experts: AttentionExperts, x: EdgeId) -> Choice {
+    /// Builds the router of attention experts.
+    fn route_heads(&mut self, experts: AttentionExperts, x: EdgeId) -> ExpertChoice {
         let logits = self.matmul(x, "attn.router", experts.count, false, None);
         let (weights, indices) =
-            (self.edge(None, experts.chosen, Layout::Flat), self.edge(None, experts.chosen, Layout::Flat));
+            (self.edge(None, experts.top_k, Layout::Flat), self.edge(None, experts.top_k, Layout::Flat));
         let routing = Routing::new(Scores::Raw, ExpertWeights::Softmax);
-        self.op(OpKind::Route { logits, chosen: experts.chosen, routing, correction: None, weights, indices });
+        self.op(OpKind::Route { logits, top_k: experts.top_k, routing, correction: None, weights, indices });
         (weights, indices)
     }
 

@@ -1,4 +1,4 @@
-//! The MLP's ops.
+//! Builds the ops of MLPs and mixtures of experts.
 
 use super::Builder;
 use crate::architecture::{Activation, Dense, Experts, Mlp};
@@ -15,9 +15,9 @@ impl Builder {
         }
     }
 
-    /// One MLP; its neurons are sites only where they are all the sublayer has.
-    fn dense(&mut self, width: usize, dense: &Dense, name: &str, x: EdgeId, named: bool) -> EdgeId {
-        let point = |point: Point| named.then_some(point);
+    /// Builds one MLP. `has_sites` is false for a shared expert, whose neurons are not sites.
+    fn dense(&mut self, width: usize, dense: &Dense, name: &str, x: EdgeId, has_sites: bool) -> EdgeId {
+        let point = |point: Point| has_sites.then_some(point);
         let part = |part: &str| format!("{name}.{part}");
         let argument = if dense.gated { "gate" } else { "up" };
         let mut pre = self.matmul(x, &part(argument), dense.width, dense.bias, None);
@@ -25,13 +25,13 @@ impl Builder {
         if let Some(by) = dense.gate_scale {
             pre = self.scale(pre, by, None);
         }
-        if named {
+        if has_sites {
             self.site(Point::MlpPre, pre);
         }
         let mut act = if dense.gated {
             let linear = self.matmul(x, &part("up"), dense.width, dense.bias, None);
             let linear = self.adapt(linear, x, &part("up"), dense.adapter);
-            if named {
+            if has_sites {
                 self.site(Point::MlpPreLinear, linear);
             }
             self.gate(pre, linear, dense.activation, None)
@@ -47,7 +47,7 @@ impl Builder {
         if let Some(norm) = dense.inner_norm {
             act = self.norm(act, &part("inner_norm"), norm, dense.width, [None; 3]);
         }
-        if named {
+        if has_sites {
             self.site(Point::MlpAct, act);
         }
         let out = self.matmul(act, &part("down"), width, dense.down_bias, point(Point::MlpOut));
@@ -65,13 +65,13 @@ impl Builder {
             None => logits,
         };
         self.site(Point::RouterLogits, logits);
-        let weights = self.edge(Some(Point::ExpertWeights), spec.chosen, Layout::Flat);
-        let indices = self.edge(Some(Point::ExpertIndices), spec.chosen, Layout::Flat);
+        let weights = self.edge(Some(Point::ExpertWeights), spec.top_k, Layout::Flat);
+        let indices = self.edge(Some(Point::ExpertIndices), spec.top_k, Layout::Flat);
         self.edges[indices].integer = true;
         let correction =
             spec.routing.correction.then(|| self.weight("mlp.correction", vec![spec.count], WeightKind::Vector));
-        let (chosen, routing) = (spec.chosen, spec.routing);
-        self.op(OpKind::Route { logits, chosen, routing, correction, weights, indices });
+        let (top_k, routing) = (spec.top_k, spec.routing);
+        self.op(OpKind::Route { logits, top_k, routing, correction, weights, indices });
 
         let read = spec.latent.map_or(x, |latent| self.matmul(x, "mlp.latent_in", latent.width, latent.bias, None));
         let inner = self.edges[read].width;
@@ -85,16 +85,16 @@ impl Builder {
         if spec.sum_bias {
             let table = self.weight("mlp.sum_bias", vec![1, width], WeightKind::Table);
             let bias = self.edge(None, width, Layout::Flat);
-            self.op(OpKind::Lookup { table, row: crate::program::RowOf::Fixed(0), out: bias });
+            self.op(OpKind::Embed { table, row: crate::program::TableRow::Fixed(0), out: bias });
             out = self.add(out, bias, None);
         }
         if let Some(shared) = spec.shared {
-            let mut besides = self.dense(width, &shared.mlp, "mlp.shared", x, false);
+            let mut shared_out = self.dense(width, &shared.mlp, "mlp.shared", x, false);
             if shared.gated {
                 let gate = self.matmul(x, "mlp.shared_gate", 1, false, None);
-                besides = self.gate(gate, besides, Activation::Sigmoid, None);
+                shared_out = self.gate(gate, shared_out, Activation::Sigmoid, None);
             }
-            out = self.add(out, besides, None);
+            out = self.add(out, shared_out, None);
         }
         if let Some(by) = spec.scale {
             out = self.scale(out, by, None);
@@ -102,18 +102,18 @@ impl Builder {
         self.alias(Point::MlpOut, out)
     }
 
-    fn expert(&mut self, width: usize, spec: &Dense, number: usize) -> Expert {
-        let mut one = |part: &str, outputs: usize, inputs: usize, bias: bool| {
-            self.linear(&format!("mlp.experts.{number}.{part}"), outputs, inputs, bias)
+    fn expert(&mut self, width: usize, spec: &Dense, index: usize) -> Expert {
+        let mut linear = |part: &str, outputs: usize, inputs: usize, bias: bool| {
+            self.linear(&format!("mlp.experts.{index}.{part}"), outputs, inputs, bias)
         };
         Expert {
-            gate: spec.gated.then(|| one("gate", spec.width, width, spec.bias)),
-            up: one("up", spec.width, width, spec.bias),
-            down: one("down", width, spec.width, spec.down_bias),
+            gate: spec.gated.then(|| linear("gate", spec.width, width, spec.bias)),
+            up: linear("up", spec.width, width, spec.bias),
+            down: linear("down", width, spec.width, spec.down_bias),
         }
     }
 
-    /// RWKV's MLP: what it reads is blended with the token before, what it writes is gated.
+    /// Builds RWKV's channel mixing: token-shifted input, squared ReLU, gated output.
     fn channel_mix(&mut self, width: usize, neurons: usize, x: EdgeId) -> EdgeId {
         let mixed = self.shift(x, "mlp.mix_up");
         let pre = self.matmul(mixed, "mlp.up", neurons, false, Some(Point::MlpPre));

@@ -1,4 +1,5 @@
-//! From an architecture to its ops: the one place that knows the order of a transformer.
+//! Builds the op list of an architecture. The order of a transformer's ops is defined here and
+//! nowhere else.
 
 mod attention;
 mod check;
@@ -8,7 +9,7 @@ mod recurrence;
 
 pub use network::{Network, Node};
 
-use super::{Domain, Edge, EdgeId, Layout, Linear, Op, OpKind, Program, RowOf};
+use super::{Edge, EdgeId, Layout, Linear, Op, OpKind, Program, TableRow, TokenSet};
 use crate::architecture::{AbsolutePositions, Activation, Architecture, Gain, Layer, Mlp, Norm, SharedBlock, Skip};
 use crate::error::Result;
 use crate::ids::IdVec;
@@ -17,9 +18,10 @@ use crate::point::Site;
 use crate::program::{WeightId, WeightKind, WeightSpec};
 use std::collections::BTreeMap;
 
-/// The points of a norm: what it divides by, its value before the gain, its output.
+/// Points of a norm: its divisor, the normalized value before the gain, its output.
 type NormPoints = [Option<Point>; 3];
 
+/// A program under construction.
 #[derive(Default)]
 struct Builder {
     ops: Vec<Op>,
@@ -27,11 +29,11 @@ struct Builder {
     weights: IdVec<WeightId, WeightSpec>,
     sites: BTreeMap<Site, EdgeId>,
     layer: Option<usize>,
-    /// The shared block that is being written and the adapter that the layer uses in it.
+    /// The shared block being built and the adapter that the current layer uses in it.
     shared: Option<(usize, usize)>,
-    /// The stream before the first layer.
+    /// The residual stream before the first layer.
     embedded: Option<EdgeId>,
-    domain: Domain,
+    token_set: TokenSet,
 }
 
 pub(super) fn build(architecture: Architecture) -> Result<Program> {
@@ -56,14 +58,14 @@ pub(super) fn build(architecture: Architecture) -> Result<Program> {
     Ok(finish(b, architecture, layer_ops))
 }
 
-/// The program of what was built.
+/// Computes edge lifetimes and assembles the program.
 fn finish(b: Builder, architecture: Architecture, layer_ops: Vec<std::ops::Range<usize>>) -> Program {
-    let mut last_use: IdVec<EdgeId, usize> = b.edges.iter().map(|edge| edge.made_by).collect();
+    let mut last_use: IdVec<EdgeId, usize> = b.edges.iter().map(|edge| edge.producer).collect();
     for (index, op) in b.ops.iter().enumerate() {
         op.kind.inputs().into_iter().for_each(|edge| last_use[edge] = index);
     }
-    let mut dies_at = vec![Vec::new(); b.ops.len()];
-    last_use.iter_with_ids().for_each(|(edge, &op)| dies_at[op].push(edge));
+    let mut dead_after = vec![Vec::new(); b.ops.len()];
+    last_use.iter_with_ids().for_each(|(edge, &op)| dead_after[op].push(edge));
     Program {
         architecture,
         ops: b.ops,
@@ -71,7 +73,7 @@ fn finish(b: Builder, architecture: Architecture, layer_ops: Vec<std::ops::Range
         weights: b.weights,
         sites: b.sites,
         last_use,
-        dies_at,
+        dead_after,
         layer_ops,
     }
 }
@@ -81,7 +83,7 @@ impl Builder {
         let spec = &architecture.embedding;
         let table_width = spec.table_width.unwrap_or(architecture.width);
         let embed = self.edge(Some(Point::Embed), table_width, Layout::Flat);
-        self.op(OpKind::Lookup { table, row: RowOf::Token, out: embed });
+        self.op(OpKind::Embed { table, row: TableRow::Token, out: embed });
         let mut stream = embed;
         if let Some(by) = spec.scale {
             stream = self.scale(stream, by, None);
@@ -95,7 +97,7 @@ impl Builder {
                 AbsolutePositions::Learned { rows, offset } => {
                     let table = self.weight("pos_embed", vec![*rows, width], WeightKind::Table);
                     let out = self.edge(Some(Point::PosEmbed), width, Layout::Flat);
-                    self.op(OpKind::Lookup { table, row: RowOf::Position(*offset), out });
+                    self.op(OpKind::Embed { table, row: TableRow::Position(*offset), out });
                     out
                 }
                 AbsolutePositions::Sinusoidal { frequencies, offset } => {
@@ -109,7 +111,7 @@ impl Builder {
         if let Some(rows) = spec.segments {
             let table = self.weight("segment_embed", vec![rows, width], WeightKind::Table);
             let out = self.edge(None, width, Layout::Flat);
-            self.op(OpKind::Lookup { table, row: RowOf::Fixed(0), out });
+            self.op(OpKind::Embed { table, row: TableRow::Fixed(0), out });
             stream = self.add(stream, out, None);
         }
         if let Some(norm) = spec.norm {
@@ -124,72 +126,77 @@ impl Builder {
     fn block(&mut self, layer: &Layer, resid_pre: EdgeId, last: bool) -> EdgeId {
         self.site(Point::ResidPre, resid_pre);
         let width = self.edges[resid_pre].width;
-        // A layer with nothing but an MLP has no first sublayer.
+        // A layer that consists of an MLP only has no first sublayer.
         let (middle, attn_in) = if layer.attention.is_some() || layer.recurrence.is_some() {
-            self.mixing(layer, width, resid_pre)
+            self.mixer(layer, width, resid_pre)
         } else {
             (resid_pre, resid_pre)
         };
-        let Some(mlp) = &layer.mlp else { return self.leave(layer, middle) };
-        // After the last attention tokens do not meet any more, so the last MLP is computed where somebody reads on.
-        let alone = !matches!(mlp, Mlp::ChannelMix { .. });
-        let middle = if last && alone && !layer.parallel { self.select(Domain::Late, middle) } else { middle };
+        let Some(mlp) = &layer.mlp else { return self.layer_output(layer, middle) };
+        // Tokens do not interact after the last attention, so the last MLP runs only for tokens
+        // whose output is used. (RWKV's channel mixing reads the previous token.)
+        let per_token = !matches!(mlp, Mlp::ChannelMix { .. });
+        let middle =
+            if last && per_token && !layer.parallel { self.select(TokenSet::ForLastMlp, middle) } else { middle };
         let mlp_points = [Some(Point::MlpScale), Some(Point::MlpNormed), Some(Point::MlpIn)];
-        let read = if layer.parallel { resid_pre } else { middle };
+        let mlp_source = if layer.parallel { resid_pre } else { middle };
         let mlp_in = match layer.mlp_norm {
-            Some(norm) => self.norm(read, "mlp.norm", norm, width, mlp_points),
-            // A parallel block without a second norm hands both sublayers the same thing.
+            Some(norm) => self.norm(mlp_source, "mlp.norm", norm, width, mlp_points),
+            // A parallel block without a second norm gives both sublayers the same input.
             None => self.alias(Point::MlpIn, if layer.parallel { attn_in } else { middle }),
         };
         let out = self.mlp(width, mlp, mlp_in);
         let post =
             self.contribution(out, "mlp.post_norm", layer.mlp_post_norm, layer.mlp_multiplier, Point::MlpOutPost);
-        let skip = self.skipped(layer, middle, mlp_in, "mlp.skip", |(_, mlp)| mlp);
+        let skip = self.skip_term(layer, middle, mlp_in, "mlp.skip", |(_, mlp)| mlp);
         let sum = self.add(skip, post, None);
-        let sum = layer.mlp_stream_norm.map_or(sum, |norm| self.norm(sum, "mlp.stream_norm", norm, width, [None; 3]));
-        self.leave(layer, sum)
+        let sum =
+            layer.mlp_post_residual_norm.map_or(sum, |norm| self.norm(sum, "mlp.stream_norm", norm, width, [None; 3]));
+        self.layer_output(layer, sum)
     }
 
-    /// The first sublayer: attention, a recurrence or both. Gives the stream after it and what it was handed.
-    fn mixing(&mut self, layer: &Layer, width: usize, resid_pre: EdgeId) -> (EdgeId, EdgeId) {
+    /// Builds the first sublayer: attention, a recurrence or both. Returns the residual stream
+    /// after it and the sublayer's input.
+    fn mixer(&mut self, layer: &Layer, width: usize, resid_pre: EdgeId) -> (EdgeId, EdgeId) {
         let points = [Some(Point::AttnScale), Some(Point::AttnNormed), None];
         let read = layer.shared.as_ref().map_or(resid_pre, |shared| self.shared_block(width, shared, resid_pre));
-        let handed = layer.attn_norm.map_or(read, |norm| self.norm(read, "attn.norm", norm, width, points));
-        let mut added = Vec::new();
+        let mixer_in = layer.attn_norm.map_or(read, |norm| self.norm(read, "attn.norm", norm, width, points));
+        let mut contributions = Vec::new();
         if let Some(recurrence) = &layer.recurrence {
-            self.site(Point::MixerIn, handed);
-            let out = self.recurrence(width, recurrence, handed);
+            self.site(Point::MixerIn, mixer_in);
+            let out = self.recurrence(width, recurrence, mixer_in);
             let (norm, by) = (layer.attn_post_norm, layer.mixer_multiplier);
-            added.push(self.contribution(out, "attn.post_norm", norm, by, Point::MixerOutPost));
+            contributions.push(self.contribution(out, "attn.post_norm", norm, by, Point::MixerOutPost));
         }
         if let Some(attention) = &layer.attention {
-            let scaled = layer.attn_in_scale.map_or(handed, |by| self.scale(handed, by, None));
+            let scaled = layer.attn_in_scale.map_or(mixer_in, |by| self.scale(mixer_in, by, None));
             let attn_in = self.alias(Point::AttnIn, scaled);
             let out = self.attention(width, attention, attn_in);
             let (norm, by) = (layer.attn_post_norm, layer.attn_multiplier);
-            added.push(self.contribution(out, "attn.post_norm", norm, by, Point::AttnOutPost));
+            contributions.push(self.contribution(out, "attn.post_norm", norm, by, Point::AttnOutPost));
         }
-        let mut stream = self.skipped(layer, resid_pre, handed, "attn.skip", |(attn, _)| attn);
-        for contribution in added {
+        let mut stream = self.skip_term(layer, resid_pre, mixer_in, "attn.skip", |(attn, _)| attn);
+        for contribution in contributions {
             stream = self.add(stream, contribution, None);
         }
-        if let Some(norm) = layer.attn_stream_norm {
+        if let Some(norm) = layer.attn_post_residual_norm {
             stream = self.norm(stream, "attn.stream_norm", norm, width, [None; 3]);
         }
-        // Nothing lies between the sublayers of a parallel block, nor behind the only one.
+        // `resid_mid` exists only between two sequential sublayers.
         if !layer.parallel && layer.mlp.is_some() {
             self.site(Point::ResidMid, stream);
         }
-        (stream, handed)
+        (stream, mixer_in)
     }
 
-    /// The stream with what a shared block makes of it beside the embeddings.
+    /// Adds a shared block's output to the residual stream; its input is the stream concatenated
+    /// with the embeddings.
     fn shared_block(&mut self, width: usize, shared: &SharedBlock, resid_pre: EdgeId) -> EdgeId {
         self.shared = Some((shared.block, shared.adapter));
         let embedded = self.embedded.expect("the embedding comes before every layer");
         let joined = self.concat(&[resid_pre, embedded], None);
-        let both = self.edges[joined].width;
-        let attn_in = self.norm(joined, "attn.norm", shared.norm, both, [None, None, Some(Point::AttnIn)]);
+        let joined_width = self.edges[joined].width;
+        let attn_in = self.norm(joined, "attn.norm", shared.norm, joined_width, [None, None, Some(Point::AttnIn)]);
         let out = self.attention(width, &shared.attention, attn_in);
         let points = [Some(Point::MlpScale), Some(Point::MlpNormed), Some(Point::MlpIn)];
         let mlp_in = self.norm(out, "mlp.norm", shared.mlp_norm, width, points);
@@ -199,8 +206,9 @@ impl Builder {
         self.add(resid_pre, out, None)
     }
 
-    /// What a sublayer's output is added to.
-    fn skipped(
+    /// Returns the term to which a sublayer's output is added; `own` picks the sublayer's scale of
+    /// [`Skip::Normed`].
+    fn skip_term(
         &mut self,
         layer: &Layer,
         stream: EdgeId,
@@ -209,12 +217,12 @@ impl Builder {
         own: impl Fn((f32, f32)) -> f32,
     ) -> EdgeId {
         match layer.skip {
-            Skip::Stream => stream,
+            Skip::Identity => stream,
             Skip::Normed { attn, mlp } => match own((attn, mlp)) {
                 1.0 => normed,
                 by => self.scale(normed, by, None),
             },
-            Skip::Gained => {
+            Skip::LearnedGain => {
                 let width = self.edges[stream].width;
                 let gain = self.weight(gain, vec![width], WeightKind::Vector);
                 let out = self.edge(None, width, Layout::Flat);
@@ -224,13 +232,14 @@ impl Builder {
         }
     }
 
-    /// The stream as it leaves a layer.
-    fn leave(&mut self, layer: &Layer, stream: EdgeId) -> EdgeId {
+    /// Applies the layer's output scale and names the result `resid_post`.
+    fn layer_output(&mut self, layer: &Layer, stream: EdgeId) -> EdgeId {
         let stream = layer.out_scale.map_or(stream, |by| self.scale(stream, by, None));
         self.alias(Point::ResidPost, stream)
     }
 
-    /// What a sublayer adds to the stream: its output after any norm and multiplier, the same edge where there is neither.
+    /// Returns a sublayer's contribution to the residual stream: its output after post-norm and
+    /// multiplier, or the same edge if it has neither.
     fn contribution(&mut self, out: EdgeId, name: &str, norm: Option<Norm>, by: Option<f32>, point: Point) -> EdgeId {
         let width = self.edges[out].width;
         let mut edge = out;
@@ -244,7 +253,7 @@ impl Builder {
     }
 
     fn head(&mut self, architecture: &Architecture, table: WeightId, stream: EdgeId) {
-        let mut x = self.select(Domain::Read, stream);
+        let mut x = self.select(TokenSet::ForLogits, stream);
         if let Some(norm) = architecture.final_norm {
             x = self.norm(
                 x,
@@ -279,11 +288,11 @@ impl Builder {
         self.alias(Point::Logits, logits);
     }
 
-    // The small pieces.
+    // Single ops.
 
-    /// From here on only the tokens of a domain.
-    fn select(&mut self, domain: Domain, x: EdgeId) -> EdgeId {
-        self.domain = domain;
+    /// Restricts all following edges to a set of tokens.
+    fn select(&mut self, token_set: TokenSet, x: EdgeId) -> EdgeId {
+        self.token_set = token_set;
         let out = self.edge(None, self.edges[x].width, Layout::Flat);
         self.op(OpKind::Select { x, out });
         out
@@ -293,15 +302,15 @@ impl Builder {
         self.ops.push(Op { kind, layer: self.layer });
     }
 
-    /// A new edge, made by the next op.
+    /// Adds an edge, the output of the next op.
     fn edge(&mut self, point: Option<Point>, width: usize, layout: Layout) -> EdgeId {
         let id = self.edges.push(Edge {
             width,
             layout,
-            domain: self.domain,
+            token_set: self.token_set,
             integer: false,
-            aside: false,
-            made_by: self.ops.len(),
+            observe_only: false,
+            producer: self.ops.len(),
         });
         if let Some(point) = point {
             self.site(point, id);
@@ -331,7 +340,7 @@ impl Builder {
         self.weights.push(WeightSpec { name, shape, kind })
     }
 
-    /// A projection by its name: its matrix and, if it has one, its bias.
+    /// Adds a projection's matrix and optional bias.
     fn linear(&mut self, name: &str, outputs: usize, inputs: usize, bias: bool) -> Linear {
         let weight = self.weight(name, vec![outputs, inputs], WeightKind::Matrix);
         let bias = bias.then(|| self.weight(&format!("{name}.bias"), vec![outputs], WeightKind::Vector));
@@ -345,7 +354,8 @@ impl Builder {
         out
     }
 
-    /// Adds a second projection of `x` through `rank` to a first one, by the adapter that the layer uses.
+    /// Adds the output of the layer's LoRA adapter on projection `name` to that projection's
+    /// output.
     fn adapt(&mut self, first: EdgeId, x: EdgeId, name: &str, rank: Option<usize>) -> EdgeId {
         let (Some(rank), Some((_, adapter))) = (rank, self.shared) else { return first };
         let low = self.matmul(x, &format!("{name}.adapters.{adapter}.down"), rank, false, None);
@@ -356,12 +366,12 @@ impl Builder {
         out
     }
 
-    /// A norm of groups of `group` values, with one gain for all groups.
+    /// Adds a norm over groups of `group` channels, with one gain `[group]` for all groups.
     fn norm(&mut self, x: EdgeId, name: &str, norm: Norm, group: usize, points: NormPoints) -> EdgeId {
         self.norm_with_gains(x, name, norm, group, &[group], points)
     }
 
-    /// A norm of groups of `group` values, with learned gains of a shape.
+    /// Adds a norm over groups of `group` channels, with gains of shape `gains`.
     fn norm_with_gains(
         &mut self,
         x: EdgeId,

@@ -1,17 +1,18 @@
-//! Programs built by hand: small networks whose named edges are sites like any model's.
+//! Programs built by hand: small networks whose named edges are sites, as in any model.
 
 use super::{Builder, finish};
 use crate::architecture::{Activation, Architecture, Embedding, Gain, Head, Modules, Norm, NormKind};
 use crate::error::{Error, Result};
 use crate::point::Site;
 use crate::point::{Point, Scope};
-use crate::program::{EdgeId, Layout, Linear, OpKind, Program, RowOf};
+use crate::program::{EdgeId, Layout, Linear, OpKind, Program, TableRow};
 use crate::program::{WeightId, WeightKind};
 use pellucid_kernels::attention::{AttentionShape, CausalMask};
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, OnceLock};
 
-/// A network under construction: each part takes nodes, makes one, and names its edge.
+/// A network under construction. Each method adds an op, names its output edge and returns it as a
+/// node.
 ///
 /// ```
 /// use pellucid_engine::program::Network;
@@ -32,24 +33,24 @@ use std::sync::{Mutex, OnceLock};
 pub struct Network {
     builder: Builder,
     names: HashSet<String>,
-    /// Matrices and biases by name, so that a part may be used again.
+    /// Projections by weight name, so that a weight can be reused.
     linears: HashMap<String, Linear>,
     vocab: usize,
     context: Option<usize>,
     width: usize,
 }
 
-/// A value of a network under construction.
+/// An output of a network under construction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Node(EdgeId);
 
 impl Network {
-    /// An empty network.
+    /// Returns an empty network.
     pub fn new() -> Network {
         Network { vocab: 1, ..Network::default() }
     }
 
-    /// Vectors that the caller gives: one for each token of a row.
+    /// Adds an input: vectors supplied by the caller, one per token of a row.
     pub fn input(&mut self, name: &str, width: usize) -> Result<Node> {
         let out = self.edge(name, width, Layout::Flat)?;
         self.builder.op(OpKind::Input { out });
@@ -57,39 +58,41 @@ impl Network {
         Ok(Node(out))
     }
 
-    /// Rows of a table, by the tokens of the call.
+    /// Adds a token embedding, `[vocab, width]`.
     pub fn embedding(&mut self, name: &str, vocab: usize, width: usize) -> Result<Node> {
         if vocab == 0 || vocab > u32::MAX as usize || (self.vocab > 1 && self.vocab != vocab) {
-            return Err(bad(
+            return Err(network_error(
                 name,
-                format!("a table of {vocab} rows"),
-                "all tables of tokens have as many rows, at least one",
+                format!("an embedding table of {vocab} rows"),
+                "use at least one row, and the same number in all token embeddings",
             ));
         }
         self.vocab = vocab;
-        self.lookup(name, vocab, width, RowOf::Token)
+        self.embed(name, vocab, width, TableRow::Token)
     }
 
-    /// Rows of a table, by the positions of the tokens.
+    /// Adds a position embedding, `[rows, width]`.
     pub fn positions(&mut self, name: &str, rows: usize, width: usize) -> Result<Node> {
         self.context = Some(self.context.map_or(rows, |context| context.min(rows)));
-        self.lookup(name, rows, width, RowOf::Position(0))
+        self.embed(name, rows, width, TableRow::Position(0))
     }
 
-    fn lookup(&mut self, name: &str, rows: usize, width: usize, row: RowOf) -> Result<Node> {
+    fn embed(&mut self, name: &str, rows: usize, width: usize, row: TableRow) -> Result<Node> {
         let out = self.edge(name, width, Layout::Flat)?;
         let table = self.builder.weight(name, vec![rows, width], WeightKind::Table);
-        self.builder.op(OpKind::Lookup { table, row, out });
+        self.builder.op(OpKind::Embed { table, row, out });
         self.width = self.width.max(width);
         Ok(Node(out))
     }
 
-    /// A projection with its own weight (`name`, outputs by inputs) and perhaps a bias (`name.bias`).
+    /// Adds a projection with its own weight (`name`, `[outputs, inputs]`) and an optional bias
+    /// (`name.bias`).
     pub fn linear(&mut self, name: &str, x: Node, outputs: usize, bias: bool) -> Result<Node> {
         self.linear_again(name, name, x, outputs, bias)
     }
 
-    /// A projection whose weight may be another one's: parts that are called several times have an edge for each call.
+    /// Adds a projection that can reuse an earlier weight: a module that is called several times
+    /// has an edge per call.
     pub fn linear_again(&mut self, name: &str, weight: &str, x: Node, outputs: usize, bias: bool) -> Result<Node> {
         let inputs = self.width_of(x);
         let known = self.linears.get(weight).copied();
@@ -98,7 +101,11 @@ impl Network {
                 let shape = &self.builder.weights[linear.weight].shape;
                 if *shape != [outputs, inputs] || linear.bias.is_some() != bias {
                     let problem = format!("the weight {weight:?} is {shape:?}, not [{outputs}, {inputs}]");
-                    return Err(bad(name, problem, "use it again for the same widths, bias included"));
+                    return Err(network_error(
+                        name,
+                        problem,
+                        "reuse a weight only with the same input and output widths and the same bias setting",
+                    ));
                 }
                 linear
             }
@@ -113,14 +120,14 @@ impl Network {
         Ok(Node(out))
     }
 
-    /// A function of each number.
+    /// Adds an activation function.
     pub fn activation(&mut self, name: &str, x: Node, activation: Activation) -> Result<Node> {
-        let out = self.like(name, x)?;
+        let out = self.edge_like(name, x)?;
         self.builder.op(OpKind::Activate { x: x.0, activation, out });
         Ok(Node(out))
     }
 
-    /// A normalisation with a gain (`name.gain`) and, where asked for, a bias (`name.bias`).
+    /// Adds a norm with a gain (`name.gain`) and an optional bias (`name.bias`).
     pub fn norm(&mut self, name: &str, x: Node, kind: NormKind, eps: f32, bias: bool) -> Result<Node> {
         let width = self.width_of(x);
         let gain: WeightId = self.builder.weight(&format!("{name}.gain"), vec![width], WeightKind::Vector);
@@ -142,30 +149,30 @@ impl Network {
         Ok(Node(out))
     }
 
-    /// The sum of two nodes.
+    /// Adds the sum of two nodes.
     pub fn add(&mut self, name: &str, a: Node, b: Node) -> Result<Node> {
-        self.alike(name, a, b)?;
-        let out = self.like(name, a)?;
+        self.check_same_width(name, a, b)?;
+        let out = self.edge_like(name, a)?;
         self.builder.op(OpKind::Add { a: a.0, b: b.0, out });
         Ok(Node(out))
     }
 
-    /// The product of two nodes, number by number.
+    /// Adds the elementwise product of two nodes.
     pub fn multiply(&mut self, name: &str, a: Node, b: Node) -> Result<Node> {
-        self.alike(name, a, b)?;
-        let out = self.like(name, a)?;
+        self.check_same_width(name, a, b)?;
+        let out = self.edge_like(name, a)?;
         self.builder.op(OpKind::Gate { gate: a.0, linear: b.0, activation: Activation::Identity, out });
         Ok(Node(out))
     }
 
-    /// A node times a number.
+    /// Adds a node times a constant.
     pub fn scale(&mut self, name: &str, x: Node, by: f32) -> Result<Node> {
-        let out = self.like(name, x)?;
+        let out = self.edge_like(name, x)?;
         self.builder.op(OpKind::Scale { x: x.0, by, out });
         Ok(Node(out))
     }
 
-    /// Nodes one behind the other.
+    /// Concatenates nodes along the last axis.
     pub fn concat(&mut self, name: &str, parts: &[Node]) -> Result<Node> {
         let width = parts.iter().map(|&part| self.width_of(part)).sum();
         let out = self.edge(name, width, Layout::Flat)?;
@@ -173,26 +180,33 @@ impl Network {
         Ok(Node(out))
     }
 
-    /// Causal attention of queries to keys and values, each `heads` (or `kv_heads`) vectors side by side. Its scores and weights are
-    /// the sites `name.scores` and `name.probs`. A network may attend once; models with layers have families.
+    /// Adds causal attention: q `[tokens, heads * d]`, k and v `[tokens, kv_heads * d]`. Its scores
+    /// and weights are the sites `name.scores` and `name.probs`. A network can have one attention
+    /// op.
     pub fn attention(&mut self, name: &str, q: Node, k: Node, v: Node, heads: usize, kv_heads: usize) -> Result<Node> {
         let widths = [q, k, v].map(|node| self.width_of(node));
-        let whole = heads > 0 && kv_heads > 0 && heads.is_multiple_of(kv_heads);
-        if !whole
+        let divisible = heads > 0 && kv_heads > 0 && heads.is_multiple_of(kv_heads);
+        if !divisible
             || widths[0] % heads != 0
             || widths[1] % kv_heads != 0
             || widths[2] % kv_heads != 0
             || widths[0] / heads != widths[1] / kv_heads
         {
-            let problem = format!("widths {widths:?} do not make {heads} heads of queries and {kv_heads} of keys");
-            return Err(bad(
+            let problem = format!(
+                "q, k and v have widths {widths:?}, which do not split into {heads} query heads and {kv_heads} key heads"
+            );
+            return Err(network_error(
                 name,
                 problem,
-                "queries and keys have heads of the same width; key heads divide query heads",
+                "use the same head width for q and k, and a multiple of the key heads as query heads",
             ));
         }
         if self.builder.ops.iter().any(|op| matches!(op.kind, OpKind::Attention { .. })) {
-            return Err(bad(name, "there is attention already".into(), "a network attends once"));
+            return Err(network_error(
+                name,
+                "the network already has attention".into(),
+                "use one attention op per network",
+            ));
         }
         let (key_dim, value_dim) = (widths[0] / heads, widths[2] / kv_heads);
         let shape = AttentionShape {
@@ -208,14 +222,25 @@ impl Network {
         let probs = self.edge(&format!("{name}.probs"), heads, Layout::QueryKey)?;
         let out = self.edge(name, heads * value_dim, Layout::Heads(heads))?;
         let (q, k, v) = (q.0, k.0, v.0);
-        self.builder.op(OpKind::Attention { q, k, v, shape, alibi: None, sinks: None, kept: None, scores, probs, out });
+        self.builder.op(OpKind::Attention {
+            q,
+            k,
+            v,
+            shape,
+            alibi: None,
+            sinks: None,
+            max_keys: None,
+            scores,
+            probs,
+            out,
+        });
         Ok(Node(out))
     }
 
-    /// The program.
+    /// Builds the program; fails if the network is empty.
     pub fn build(self) -> Result<Program> {
         if self.builder.ops.is_empty() {
-            return Err(Error::Architecture { problem: "a network of nothing".into() });
+            return Err(Error::Architecture { problem: "the network has no ops".into() });
         }
         let architecture = Architecture {
             family: "network".into(),
@@ -236,50 +261,51 @@ impl Network {
         self.builder.edges[node.0].width
     }
 
-    fn like(&mut self, name: &str, x: Node) -> Result<EdgeId> {
+    fn edge_like(&mut self, name: &str, x: Node) -> Result<EdgeId> {
         let (width, layout) = (self.width_of(x), self.builder.edges[x.0].layout);
         self.edge(name, width, layout)
     }
 
-    fn alike(&self, name: &str, a: Node, b: Node) -> Result<()> {
+    fn check_same_width(&self, name: &str, a: Node, b: Node) -> Result<()> {
         let (a, b) = (self.width_of(a), self.width_of(b));
-        let problem = || format!("one part has {a} numbers a token, the other {b}");
-        if a == b { Ok(()) } else { Err(bad(name, problem(), "give both the same width")) }
+        let problem = || format!("the inputs have widths {a} and {b}");
+        if a == b { Ok(()) } else { Err(network_error(name, problem(), "use inputs of the same width")) }
     }
 
     fn edge(&mut self, name: &str, width: usize, layout: Layout) -> Result<EdgeId> {
         if width == 0 {
-            return Err(bad(name, "it would be 0 wide".into(), "give at least one number a token"));
+            return Err(network_error(name, "its width is 0".into(), "use a width of at least 1"));
         }
         let taken = Point::named(name).is_some_and(|point| point.info().scope == Scope::Model);
         if name.is_empty() || name.contains(['*', '{', '}']) || taken || name.starts_with("layers.") {
-            return Err(bad(
+            return Err(network_error(
                 name,
-                "the name means something else".into(),
-                "call it otherwise: not empty, no pattern, no point of models",
+                "the name is reserved".into(),
+                "use another name: not empty, no `*`, `{` or `}`, not a model point such as `logits`",
             ));
         }
         if !self.names.insert(name.into()) {
-            return Err(bad(name, "there is such a part already".into(), "give each part a name of its own"));
+            return Err(network_error(name, "the name is already used".into(), "use a unique name"));
         }
         let edge = self.builder.edge(None, width, layout);
-        self.builder.sites.insert(Site::model(Point::Named(interned(name))), edge);
+        self.builder.sites.insert(Site::model(Point::Named(intern(name))), edge);
         Ok(edge)
     }
 }
 
-fn bad(name: &str, problem: String, remedy: &str) -> Error {
-    Error::input(format!("`{name}` of the network: {problem}"), remedy)
+fn network_error(name: &str, problem: String, remedy: &str) -> Error {
+    Error::input(format!("network node `{name}`: {problem}"), remedy)
 }
 
-/// One lasting copy of each name: sites are small values that carry their names with them.
-fn interned(name: &str) -> &'static str {
+/// Returns a leaked copy of `name`, one per distinct name: [`Site`] is `Copy` and holds `&'static
+/// str`.
+fn intern(name: &str) -> &'static str {
     static NAMES: OnceLock<Mutex<HashSet<&'static str>>> = OnceLock::new();
     let mut names = NAMES.get_or_init(Mutex::default).lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     if let Some(known) = names.get(name) {
         return known;
     }
-    let lasting: &'static str = Box::leak(name.to_string().into_boxed_str());
-    names.insert(lasting);
-    lasting
+    let leaked: &'static str = Box::leak(name.to_string().into_boxed_str());
+    names.insert(leaked);
+    leaked
 }

@@ -1,4 +1,4 @@
-//! Gradients of weights against differences of the oracle, for every kind of op that has some.
+//! Weight gradients against central differences of the oracle, for every kind of op with weights.
 
 use super::{Case, length};
 use crate::{oracle, random};
@@ -8,16 +8,16 @@ use pellucid_engine::{Action, Architecture, Array, Plan, Program, RunOptions, Ta
 use proptest::prelude::*;
 use random::noise;
 
-/// The scalar of the other tests as a metric, and the gradients of these weights as what is saved.
+/// A plan whose metric is the scalar of the other tests and that saves the gradients of `weights`.
 fn plan(case: &Case, weights: &[String]) -> Plan {
     let mut plan = case.plan();
     let vocab = case.architecture.vocab;
     let mut sums = Vec::new();
     for (row, text) in case.texts.iter().enumerate() {
         let logits = plan.read(Tap::new("logits", Action::Read).rows([row]));
-        let numbers = Array::new(vec![text.len(), vocab], case.seeds[row].values.clone());
-        let numbers = plan.value(Expr::Constant(numbers));
-        let product = plan.value(Expr::Combine(Combine::Mul, logits, numbers));
+        let coefficients = Array::new(vec![text.len(), vocab], case.seeds[row].values.clone());
+        let coefficients = plan.value(Expr::Constant(coefficients));
+        let product = plan.value(Expr::Combine(Combine::Mul, logits, coefficients));
         sums.push(plan.value(Expr::Fold { of: product, how: Fold::Sum, axis: None, keep: false }));
     }
     let metric = sums.into_iter().reduce(|a, b| plan.value(Expr::Combine(Combine::Add, a, b))).expect("a row");
@@ -29,14 +29,15 @@ fn plan(case: &Case, weights: &[String]) -> Plan {
     plan
 }
 
-/// Weights that only decide have no gradient.
-fn decides(program: &Program, weight: WeightId) -> bool {
+/// Whether a weight is a routing correction, which affects only the choice of experts and has no
+/// gradient.
+fn is_correction(program: &Program, weight: WeightId) -> bool {
     let corrects = |kind: &OpKind| matches!(kind, OpKind::Route { correction: Some(own), .. } if *own == weight);
     program.ops().iter().any(|op| corrects(&op.kind))
 }
 
 impl Case {
-    /// The scalar, by the oracle.
+    /// The scalar, computed by the oracle.
     fn scalar(&self, weights: &oracle::Weights) -> f64 {
         let of_row = |row: usize| {
             let logits = &self.oracle(weights, row, None).sites["logits"];
@@ -45,9 +46,11 @@ impl Case {
         (0..self.texts.len()).map(of_row).sum()
     }
 
-    /// What the scalar gains when a weight moves along a direction, and the way that the weight, in f32, has really gone.
+    /// Central difference of the scalar along a direction of a weight, and the actual direction
+    /// after rounding the weight to f32.
     fn weight_difference(&self, weights: &oracle::Weights, name: &str, direction: &[f32]) -> (f64, Vec<f64>) {
-        // As small as f32 allows: a longer step goes over the kinks of activations and clips, and the mean slope of a kink is no gradient.
+        // As small as f32 allows: a longer step crosses kinks of activations and clips, where the
+        // difference is not the gradient.
         const STEP: f32 = 1e-6;
         let moved = |by: f32| {
             let mut moved = weights.clone();
@@ -68,11 +71,11 @@ impl Case {
     }
 }
 
-/// Gradients of some weights against differences along random directions.
-fn is_its_difference(architecture: &Architecture, lengths: &[usize], seed: u64) -> Result<(), TestCaseError> {
+/// Compares gradients of some weights with central differences along random directions.
+fn matches_finite_differences(architecture: &Architecture, lengths: &[usize], seed: u64) -> Result<(), TestCaseError> {
     let case = Case::new(architecture, lengths, seed);
     let program = case.model.program();
-    let weights = program.weight_ids().filter(|&id| !decides(program, id));
+    let weights = program.weight_ids().filter(|&id| !is_correction(program, id));
     let mut names: Vec<String> = weights.map(|id| program.weight(id).name.clone()).collect();
     let chance = noise(seed ^ 0xBEEF, names.len());
     let keep = 8.0 / names.len() as f32;
@@ -81,7 +84,7 @@ fn is_its_difference(architecture: &Architecture, lengths: &[usize], seed: u64) 
     let gradients = case.weight_gradients(&names, false);
     prop_assert_eq!(gradients.len(), names.len());
     let size = |gradient: &Array| length(gradient.values().iter().map(|&x| x as f64));
-    // A gradient that cancels (of a bias that all keys share, say) leaves the rounding of what was summed up.
+    // A gradient that cancels to zero (such as that of a key bias) leaves rounding errors.
     let cancelled = 1e-6 * gradients.iter().map(size).fold(0.0, f64::max);
     for (name, gradient) in names.iter().zip(&gradients) {
         prop_assert_eq!(gradient.shape(), &case.weights[name].0[..], "{}", name);
@@ -91,11 +94,12 @@ fn is_its_difference(architecture: &Architecture, lengths: &[usize], seed: u64) 
         let length = length(way.iter().copied());
         let size = (size(gradient) * length).max(0.5);
         if (ours - truth).abs() > 1e-4 * size + cancelled * length {
-            // As with activations: no verdict where rounding moves the gradient as far, or has decided a choice.
-            let nudged = random::nudged(&case.weights, seed);
-            let moved = (case.weight_difference(&nudged, name, &direction).0 - truth).abs();
+            // As for activations: reject the case if rounding changes the gradient as much, or may
+            // have decided a choice.
+            let perturbed = random::perturbed(&case.weights, seed);
+            let change = (case.weight_difference(&perturbed, name, &direction).0 - truth).abs();
             let decided = (0..case.texts.len()).all(|row| case.is_decided(row));
-            prop_assume!(moved < 1e-5 * size && decided);
+            prop_assume!(change < 1e-5 * size && decided);
             prop_assert!(false, "{}: {} instead of {} (size {})", name, ours, truth, size);
         }
     }
@@ -109,27 +113,27 @@ fn is_its_difference(architecture: &Architecture, lengths: &[usize], seed: u64) 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
     #[test]
-    fn the_gradient_of_any_weight_is_its_difference(a in random::architecture(random::any_layer()), lengths in super::lengths(), seed: u64) {
-        is_its_difference(&a, &lengths, seed)?;
+    fn the_gradient_of_any_weight_matches_finite_differences(a in random::architecture(random::any_layer()), lengths in super::lengths(), seed: u64) {
+        matches_finite_differences(&a, &lengths, seed)?;
     }
 
     #[test]
-    fn the_gradient_of_any_weight_of_attention_is_its_difference(a in random::architecture(crate::architectures::one_attention()), lengths in super::lengths(), seed: u64) {
-        is_its_difference(&a, &lengths, seed)?;
+    fn the_gradient_of_any_weight_of_attention_matches_finite_differences(a in random::architecture(crate::architectures::one_attention()), lengths in super::lengths(), seed: u64) {
+        matches_finite_differences(&a, &lengths, seed)?;
     }
 
     #[test]
-    fn the_gradient_of_any_weight_of_a_recurrence_is_its_difference(a in random::architecture(crate::architectures::one_recurrence()), lengths in super::lengths(), seed: u64) {
-        is_its_difference(&a, &lengths, seed)?;
+    fn the_gradient_of_any_weight_of_a_recurrence_matches_finite_differences(a in random::architecture(crate::architectures::one_recurrence()), lengths in super::lengths(), seed: u64) {
+        matches_finite_differences(&a, &lengths, seed)?;
     }
 
     #[test]
-    fn the_gradient_of_any_weight_of_experts_is_its_difference(a in random::architecture(crate::architectures::one_mixture()), lengths in super::lengths(), seed: u64) {
-        is_its_difference(&a, &lengths, seed)?;
+    fn the_gradient_of_any_weight_of_experts_matches_finite_differences(a in random::architecture(crate::architectures::one_mixture()), lengths in super::lengths(), seed: u64) {
+        matches_finite_differences(&a, &lengths, seed)?;
     }
 }
 
-/// The properties above have met every kind of op that has weights.
+/// The properties above cover every kind of op with weights.
 #[test]
 fn every_op_with_weights_is_drawn() {
     use proptest::strategy::ValueTree;

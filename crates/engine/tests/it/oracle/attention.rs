@@ -1,20 +1,20 @@
 //! Attention by its definition.
 
-use super::maths::{dot, map, ranked, soft_cap, softmax, softplus, to_bfloat16};
+use super::maths::{argsort_descending, dot, map, round_to_bf16, soft_cap, softmax, softplus};
 use super::{Oracle, Tokens};
 use pellucid_engine::architecture::{Attention, Latent, LongRope, NormSpan, Rope, RopeStyle};
 
-/// The experts that each token chose, with their weights.
+/// The chosen experts of each token, with their weights.
 type Choices = Vec<Vec<(usize, f64)>>;
 
 impl Oracle<'_> {
     pub(super) fn attention(&mut self, a: &Attention, x: &Tokens) -> Tokens {
-        let choices = a.experts.map(|experts| self.chosen_experts(experts.chosen, x));
+        let choices = a.experts.map(|experts| self.chosen_experts(experts.top_k, x));
         let (mut q, mut k, v) = match a.latent {
             Some(latent) => self.latent_heads(a, latent, x),
             None => self.plain_heads(a, choices.as_ref(), x),
         };
-        if let Some(t) = a.temperature {
+        if let Some(t) = a.position_scale {
             for (position, token) in q.iter_mut().enumerate() {
                 let steps = ((position as f64 + t.offset as f64) / t.span as f64).floor();
                 token.iter_mut().for_each(|x| *x *= 1.0 + t.scale as f64 * (1.0 + steps).ln());
@@ -24,14 +24,14 @@ impl Oracle<'_> {
         self.put("rot_k", &mut k);
         let probs = self.probabilities(a, &q, &k, &v);
         let mut z = if let Some(start) = a.differential {
-            let mut z = self.differences(a, start, &probs, &v);
+            let mut z = self.differential_attention(a, start, &probs, &v);
             if let Some(norm) = a.out_norm {
                 z = self.norm(&z, "attn.out_norm", norm, 2 * a.value_dim, None);
             }
             map(&z, |x| x * (1.0 - start as f64))
         } else {
             let group = a.heads / a.kv_heads;
-            let of = |query: usize, head: usize| mixed(a, &probs[head][query], &v, head / group);
+            let of = |query: usize, head: usize| weighted_values(a, &probs[head][query], &v, head / group);
             let z: Tokens = (0..x.len()).map(|query| (0..a.heads).flat_map(|head| of(query, head)).collect()).collect();
             match a.out_norm {
                 Some(norm) => self.norm(&z, "attn.out_norm", norm, a.heads * a.value_dim, None),
@@ -39,7 +39,7 @@ impl Oracle<'_> {
             }
         };
         if let Some(gate) = a.gate {
-            self.biased(&["attn.gate"], gate.bias);
+            self.assert_bias(&["attn.gate"], gate.bias);
             let mut raw = self.product(x, "attn.gate");
             self.put("attn_gate", &mut raw);
             for (z, raw) in z.iter_mut().zip(&raw) {
@@ -52,14 +52,14 @@ impl Oracle<'_> {
         match choices {
             Some(choices) => self.routed_output(a, &choices, &z),
             None => {
-                self.biased(&["attn.out"], a.out_bias);
-                self.sum_of_shares(a, &z)
+                self.assert_bias(&["attn.out"], a.out_bias);
+                self.sum_of_head_outputs(a, &z)
             }
         }
     }
 
-    /// The output is the sum of each head's own part, and of the bias.
-    fn sum_of_shares(&mut self, a: &Attention, z: &Tokens) -> Tokens {
+    /// The output projection as the sum of the heads' contributions and the bias.
+    fn sum_of_head_outputs(&mut self, a: &Attention, z: &Tokens) -> Tokens {
         let out = self.rows("attn.out");
         let share = |z: &Vec<f64>, head: usize| {
             let range = head * a.value_dim..(head + 1) * a.value_dim;
@@ -76,9 +76,9 @@ impl Oracle<'_> {
     }
 
     fn plain_heads(&mut self, a: &Attention, choices: Option<&Choices>, x: &Tokens) -> (Tokens, Tokens, Tokens) {
-        self.biased(&["attn.v"], a.qkv_bias);
-        self.biased(&["attn.k"], a.qkv_bias && !a.unbiased_keys);
-        self.biased(&["attn.q"], a.qkv_bias && choices.is_none());
+        self.assert_bias(&["attn.v"], a.qkv_bias);
+        self.assert_bias(&["attn.k"], a.qkv_bias && !a.no_key_bias);
+        self.assert_bias(&["attn.q"], a.qkv_bias && choices.is_none());
         let mut q = match choices {
             Some(choices) => self.routed_queries(a, choices, x),
             None => self.adapted(x, "attn.q", a.adapter),
@@ -92,7 +92,7 @@ impl Oracle<'_> {
         }
         if let Some(by) = a.clip.map(|by| by as f64) {
             let clip = |x: f64| {
-                [-by, by].into_iter().for_each(|at| self.bends(x, at));
+                [-by, by].into_iter().for_each(|at| self.near_kink(x, at));
                 x.max(-by).min(by)
             };
             [&mut q, &mut k, &mut v].into_iter().for_each(|x| *x = map(x, clip));
@@ -122,12 +122,13 @@ impl Oracle<'_> {
         (q, k)
     }
 
-    /// Multi-head latent attention: each head's keys and values from one small vector, and one rotated part for all.
+    /// Multi-head latent attention: k and v are expanded from a low-rank vector; all heads share
+    /// one rotated part of the key.
     fn latent_heads(&mut self, a: &Attention, latent: Latent, x: &Tokens) -> (Tokens, Tokens, Tokens) {
-        let still = a.head_dim - latent.rotated;
-        self.biased(&["attn.kv_down", "attn.k_rotated"], latent.bias);
-        self.biased(&["attn.q_down"], latent.bias && latent.query_rank.is_some());
-        self.biased(&["attn.q", "attn.k", "attn.v"], false);
+        let still = a.head_dim - latent.rope_dim;
+        self.assert_bias(&["attn.kv_down", "attn.k_rotated"], latent.bias);
+        self.assert_bias(&["attn.q_down"], latent.bias && latent.query_rank.is_some());
+        self.assert_bias(&["attn.q", "attn.k", "attn.v"], false);
         let read = match latent.query_rank {
             Some(rank) => {
                 let low = self.product(x, "attn.q_down");
@@ -145,7 +146,7 @@ impl Oracle<'_> {
         let mut shared = self.product(x, "attn.k_rotated");
         if let Some(rope) = a.rope {
             q = self.rotated(&q, rope, a.head_dim, still);
-            shared = self.rotated(&shared, rope, latent.rotated, 0);
+            shared = self.rotated(&shared, rope, latent.rope_dim, 0);
         }
         let join = |(own, shared): (&Vec<f64>, &Vec<f64>)| {
             own.chunks_exact(still).flat_map(|own| [own, shared].concat()).collect::<Vec<f64>>()
@@ -156,9 +157,9 @@ impl Oracle<'_> {
     /// `[head][query][key]`
     fn probabilities(&mut self, a: &Attention, q: &Tokens, k: &Tokens, v: &Tokens) -> Vec<Tokens> {
         let (n, group) = (q.len(), a.heads / a.kv_heads);
-        // A number for each key head of each key.
+        // A bias per key and KV head.
         let extra: Option<Tokens> = a.dynamic_mask.map(|mask| {
-            self.biased(&["attn.mask"], mask.bias);
+            self.assert_bias(&["attn.mask"], mask.bias);
             let rate = self.vector("attn.mask_rate").expect("a rate for each key head");
             let made = self.product(v, "attn.mask");
             made.iter().map(|x| x.iter().zip(&rate).map(|(x, rate)| (rate * softplus(*x)).exp()).collect()).collect()
@@ -176,10 +177,10 @@ impl Oracle<'_> {
                 let mut seen: Vec<usize> = (0..=query).filter(|&key| sees(key)).collect();
                 if let (Some(extra), Some(mask)) = (&extra, a.dynamic_mask) {
                     let worth: Vec<f64> = seen.iter().map(|&key| extra[key][head / group]).collect();
-                    let order = ranked(&worth);
-                    if order.len() > mask.kept {
-                        self.decided(worth[order[mask.kept - 1]] - worth[order[mask.kept]]);
-                        seen = order[..mask.kept].iter().map(|&i| seen[i]).collect();
+                    let order = argsort_descending(&worth);
+                    if order.len() > mask.max_keys {
+                        self.near_choice(worth[order[mask.max_keys - 1]] - worth[order[mask.max_keys]]);
+                        seen = order[..mask.max_keys].iter().map(|&i| seen[i]).collect();
                     }
                 }
                 let mut line = vec![f64::NEG_INFINITY; n];
@@ -195,7 +196,7 @@ impl Oracle<'_> {
         self.put("attn_scores", &mut scores);
         for (head, scores) in scores.chunks_exact(n).enumerate() {
             for line in scores {
-                // A sink is one more logit, whose share is dropped.
+                // An attention sink is an extra softmax logit, whose weight is dropped.
                 let mut logits = line.clone();
                 logits.extend(sinks.as_ref().map(|sinks| sinks[head]));
                 let mut share = softmax(&logits);
@@ -207,15 +208,17 @@ impl Oracle<'_> {
         probs.chunks_exact(n).map(<[_]>::to_vec).collect()
     }
 
-    /// Heads in pairs: the partner's weights are subtracted, and both mix the values of both.
-    fn differences(&self, a: &Attention, start: f32, probs: &[Tokens], v: &Tokens) -> Tokens {
+    /// Differential attention: subtracts the paired head's weights; each head of a pair averages
+    /// the values of both.
+    fn differential_attention(&self, a: &Attention, start: f32, probs: &[Tokens], v: &Tokens) -> Tokens {
         let of = |name: &str| self.vector(&format!("attn.lambda_{name}")).expect("a learned vector");
         let by = dot(&of("q1"), &of("k1")).exp() - dot(&of("q2"), &of("k2")).exp() + start as f64;
         let (half, group) = (a.heads / 2, a.heads / a.kv_heads);
         let pair = |query: usize, head: usize| {
             let (first, second) = (&probs[head][query], &probs[head + half][query]);
             let weights: Vec<f64> = first.iter().zip(second).map(|(a, b)| a - by * b).collect();
-            [mixed(a, &weights, v, head / group), mixed(a, &weights, v, (head + half) / group)].concat()
+            [weighted_values(a, &weights, v, head / group), weighted_values(a, &weights, v, (head + half) / group)]
+                .concat()
         };
         (0..v.len()).map(|query| (0..half).flat_map(|head| pair(query, head)).collect()).collect()
     }
@@ -223,12 +226,12 @@ impl Oracle<'_> {
     fn chosen_experts(&mut self, chosen: usize, x: &Tokens) -> Choices {
         let logits = self.product(x, "attn.router");
         let one = |logits: &Vec<f64>| {
-            let mut order = ranked(logits);
+            let mut order = argsort_descending(logits);
             if let Some(next) = order.get(chosen) {
-                self.decided(logits[order[chosen - 1]] - logits[*next]);
+                self.near_choice(logits[order[chosen - 1]] - logits[*next]);
             }
-            // Their order among themselves says which heads are whose.
-            order.windows(2).take(chosen - 1).for_each(|pair| self.decided(logits[pair[0]] - logits[pair[1]]));
+            // The order of the chosen experts determines which heads are theirs.
+            order.windows(2).take(chosen - 1).for_each(|pair| self.near_choice(logits[pair[0]] - logits[pair[1]]));
             order.truncate(chosen);
             let weights = softmax(&order.iter().map(|&expert| logits[expert]).collect::<Vec<_>>());
             order.into_iter().zip(weights).collect()
@@ -236,7 +239,7 @@ impl Oracle<'_> {
         logits.iter().map(one).collect()
     }
 
-    /// The heads that share a key head stand together, one from each chosen expert.
+    /// Heads that share a KV head are adjacent, one from each chosen expert.
     fn routed_queries(&self, a: &Attention, choices: &Choices, x: &Tokens) -> Tokens {
         let one = |(x, choices): (&Vec<f64>, &Vec<(usize, f64)>)| {
             let made: Tokens =
@@ -250,8 +253,8 @@ impl Oracle<'_> {
     fn routed_output(&self, a: &Attention, choices: &Choices, z: &Tokens) -> Tokens {
         let one = |(z, choices): (&Vec<f64>, &Vec<(usize, f64)>)| {
             let mut sum = self.vector("attn.out.bias").expect("a bias for all experts");
-            for (place, (expert, weight)) in choices.iter().enumerate() {
-                let head = |kv: usize| z[(kv * choices.len() + place) * a.value_dim..][..a.value_dim].to_vec();
+            for (rank, (expert, weight)) in choices.iter().enumerate() {
+                let head = |kv: usize| z[(kv * choices.len() + rank) * a.value_dim..][..a.value_dim].to_vec();
                 let own: Vec<f64> = (0..a.kv_heads).flat_map(head).collect();
                 let out = self.product_of(&own, &format!("attn.experts.{expert}.out"));
                 sum.iter_mut().zip(out).for_each(|(sum, out)| *sum += weight * out);
@@ -261,10 +264,10 @@ impl Oracle<'_> {
         z.iter().zip(choices).map(one).collect()
     }
 
-    /// Each head turned by its position, from coordinate `from` on.
+    /// Applies the rotary embedding to each head, from coordinate `from` on.
     fn rotated(&self, x: &Tokens, rope: usize, dim: usize, from: usize) -> Tokens {
         let rope = &self.architecture.ropes[rope];
-        let (frequencies, amplitude) = turns(rope, x.len());
+        let (frequencies, amplitude) = frequencies_at(rope, x.len());
         let half = frequencies.len();
         let mut x = x.clone();
         for (position, token) in x.iter_mut().enumerate() {
@@ -282,8 +285,8 @@ impl Oracle<'_> {
     }
 }
 
-/// One head's values, mixed.
-fn mixed(a: &Attention, weights: &[f64], v: &Tokens, kv: usize) -> Vec<f64> {
+/// The attention-weighted sum of v for one head.
+fn weighted_values(a: &Attention, weights: &[f64], v: &Tokens, kv: usize) -> Vec<f64> {
     let column = |d: usize| weights.iter().zip(v).map(|(p, v)| p * v[kv * a.value_dim + d]).sum();
     (0..a.value_dim).map(column).collect()
 }
@@ -291,14 +294,14 @@ fn mixed(a: &Attention, weights: &[f64], v: &Tokens, kv: usize) -> Vec<f64> {
 fn position_bias(a: &Attention, head: usize, key: usize) -> f64 {
     let Some(alibi) = &a.alibi else { return 0.0 };
     let (slope, key) = (alibi.slopes[head] as f64, key as f64);
-    match alibi.rounded {
+    match alibi.bf16_scale {
         None => slope * key,
-        Some(by) => to_bfloat16(to_bfloat16(slope) * to_bfloat16(key)) * by as f64,
+        Some(by) => round_to_bf16(round_to_bf16(slope) * round_to_bf16(key)) * by as f64,
     }
 }
 
-/// Angles per position in a row of `length` tokens, and what cosines and sines are multiplied by.
-fn turns(rope: &Rope, length: usize) -> (Vec<f64>, f64) {
+/// Frequencies in a row of `length` tokens, and the amplitude of cosines and sines.
+fn frequencies_at(rope: &Rope, length: usize) -> (Vec<f64>, f64) {
     let wide = |frequencies: &[f32]| frequencies.iter().map(|&f| f as f64).collect();
     match &rope.long {
         Some(LongRope::Beyond { length: limit, frequencies, amplitude }) if length > *limit => {

@@ -1,4 +1,4 @@
-//! The pieces of mathematics that every part of the oracle uses.
+//! Math functions of the oracle.
 
 use super::Tokens;
 use pellucid_engine::architecture::Activation;
@@ -62,15 +62,15 @@ pub fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
 }
 
-/// Indices, the largest number's first.
-pub fn ranked(x: &[f64]) -> Vec<usize> {
+/// Indices in order of descending value.
+pub fn argsort_descending(x: &[f64]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..x.len()).collect();
     order.sort_by(|&a, &b| x[b].total_cmp(&x[a]));
     order
 }
 
-/// The nearest number with eight binary digits, the even one of two.
-pub fn to_bfloat16(x: f64) -> f64 {
+/// Rounds to the nearest bf16, ties to even.
+pub fn round_to_bf16(x: f64) -> f64 {
     if x == 0.0 {
         return x;
     }
@@ -78,7 +78,7 @@ pub fn to_bfloat16(x: f64) -> f64 {
     (x / unit).round_ties_even() * unit
 }
 
-/// Products by coordinate.
+/// Elementwise product.
 pub fn times(a: &Tokens, b: &Tokens) -> Tokens {
     a.iter().zip(b).map(|(a, b)| a.iter().zip(b).map(|(a, b)| a * b).collect()).collect()
 }

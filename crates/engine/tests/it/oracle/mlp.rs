@@ -1,6 +1,6 @@
-//! MLPs and experts by their definition.
+//! MLPs and experts of the oracle.
 
-use super::maths::{add, map, ranked, sigmoid, soft_cap, softmax, softplus, times};
+use super::maths::{add, argsort_descending, map, sigmoid, soft_cap, softmax, softplus, times};
 use super::{Oracle, Tokens};
 use pellucid_engine::architecture::{Activation, Dense, ExpertWeights, Experts, Mlp, Scores};
 
@@ -15,19 +15,19 @@ impl Oracle<'_> {
 
     fn dense(&mut self, d: &Dense, name: &str, x: &Tokens, named: bool) -> Tokens {
         let part = |part: &str| format!("{name}.{part}");
-        self.biased(&[&part("up")], d.bias);
-        self.biased(&[&part("gate")], d.bias && d.gated);
-        self.biased(&[&part("down")], d.down_bias);
+        self.assert_bias(&[&part("up")], d.bias);
+        self.assert_bias(&[&part("gate")], d.bias && d.gated);
+        self.assert_bias(&[&part("down")], d.down_bias);
         let pre = self.adapted(x, &part(if d.gated { "gate" } else { "up" }), d.adapter);
         let mut pre = map(&pre, |x| x * d.gate_scale.unwrap_or(1.0) as f64);
         if named {
             self.put("mlp_pre", &mut pre);
         }
         let mut act = if d.xielu {
-            let learned = |sign: &str| self.vector(&part(&format!("xielu_{sign}"))).expect("a learned number")[0];
+            let learned = |sign: &str| self.vector(&part(&format!("xielu_{sign}"))).expect("a learned scalar")[0];
             let (above, below) = (softplus(learned("positive")), 0.5 + softplus(learned("negative")));
             let eps = -1e-6f64;
-            pre.iter().flatten().for_each(|&x| self.bends(x, 0.0));
+            pre.iter().flatten().for_each(|&x| self.near_kink(x, 0.0));
             map(&pre, |x| if x > 0.0 { above * x * x + 0.5 * x } else { (x.min(eps).exp_m1() - x) * below + 0.5 * x })
         } else {
             map(&pre, |x| self.activate(d.activation, x))
@@ -37,10 +37,10 @@ impl Oracle<'_> {
             if named {
                 self.put("mlp_pre_linear", &mut linear);
             }
-            // One family clamps both branches and adds one to the linear one.
+            // gpt-oss clamps both branches and adds 1 to the linear one.
             let clamped = d.activation == Activation::ClampedGlu;
             let clamp = |x: f64| {
-                [-7.0, 7.0].into_iter().for_each(|at| self.bends(x, at));
+                [-7.0, 7.0].into_iter().for_each(|at| self.near_kink(x, at));
                 x.clamp(-7.0, 7.0) + 1.0
             };
             act = times(&act, &if clamped { map(&linear, clamp) } else { linear });
@@ -55,8 +55,8 @@ impl Oracle<'_> {
     }
 
     fn experts(&mut self, spec: &Experts, x: &Tokens) -> Tokens {
-        self.biased(&["mlp.router"], spec.routing.bias);
-        self.biased(&["mlp.latent_in", "mlp.latent_out"], spec.latent.is_some_and(|latent| latent.bias));
+        self.assert_bias(&["mlp.router"], spec.routing.bias);
+        self.assert_bias(&["mlp.latent_in", "mlp.latent_out"], spec.latent.is_some_and(|latent| latent.bias));
         let mut logits = map(&self.product(x, "mlp.router"), |x| soft_cap(x, spec.routing.soft_cap));
         self.put("router_logits", &mut logits);
         let mut choices: Vec<Vec<(usize, f64)>> = logits.iter().map(|logits| self.choose(spec, logits)).collect();
@@ -85,25 +85,25 @@ impl Oracle<'_> {
             out = add(&out, &vec![self.rows("mlp.sum_bias").remove(0); x.len()]);
         }
         if let Some(shared) = spec.shared {
-            let mut besides = self.dense(&shared.mlp, "mlp.shared", x, false);
+            let mut shared_out = self.dense(&shared.mlp, "mlp.shared", x, false);
             if shared.gated {
-                for (besides, gate) in besides.iter_mut().zip(self.product(x, "mlp.shared_gate")) {
-                    besides.iter_mut().for_each(|y| *y *= sigmoid(gate[0]));
+                for (shared_out, gate) in shared_out.iter_mut().zip(self.product(x, "mlp.shared_gate")) {
+                    shared_out.iter_mut().for_each(|y| *y *= sigmoid(gate[0]));
                 }
             }
-            out = add(&out, &besides);
+            out = add(&out, &shared_out);
         }
         map(&out, |x| x * spec.scale.unwrap_or(1.0) as f64)
     }
 
-    /// The experts of one token with their weights, the largest score first.
+    /// The chosen experts of one token with their weights, largest score first.
     fn choose(&mut self, spec: &Experts, logits: &[f64]) -> Vec<(usize, f64)> {
         let routing = &spec.routing;
         let scores: Vec<f64> = match routing.scores {
             Scores::Raw => logits.to_vec(),
             Scores::Softmax => softmax(logits),
             Scores::Sigmoid => logits.iter().map(|&x| sigmoid(x)).collect(),
-            Scores::SparseMixer { tolerance } => return self.sparse_mixer(logits, tolerance as f64, spec.chosen),
+            Scores::SparseMixer { tolerance } => return self.sparse_mixer(logits, tolerance as f64, spec.top_k),
         };
         assert_eq!(self.vector("mlp.correction").is_some(), routing.correction, "a correction");
         let correction = self.vector("mlp.correction").unwrap_or(vec![0.0; scores.len()]);
@@ -113,50 +113,50 @@ impl Oracle<'_> {
             let size = judged.len() / groups.count;
             let worth = |group: usize| -> f64 {
                 let own = &judged[group * size..(group + 1) * size];
-                let best = ranked(own);
-                best.iter().take(if groups.by_best_two { 2 } else { 1 }).map(|&i| own[i]).sum()
+                let best = argsort_descending(own);
+                best.iter().take(if groups.by_top_two { 2 } else { 1 }).map(|&i| own[i]).sum()
             };
             let worths: Vec<f64> = (0..groups.count).map(worth).collect();
-            let order = ranked(&worths);
-            if let Some(&next) = order.get(groups.kept) {
-                self.decided(worths[order[groups.kept - 1]] - worths[next]);
+            let order = argsort_descending(&worths);
+            if let Some(&next) = order.get(groups.top_groups) {
+                self.near_choice(worths[order[groups.top_groups - 1]] - worths[next]);
             }
-            open.retain(|expert| order[..groups.kept].contains(&(expert / size)));
+            open.retain(|expert| order[..groups.top_groups].contains(&(expert / size)));
         }
         open.sort_by(|&a, &b| judged[b].total_cmp(&judged[a]));
-        open.windows(2).take(spec.chosen).for_each(|pair| self.decided(judged[pair[0]] - judged[pair[1]]));
-        open.truncate(spec.chosen);
+        open.windows(2).take(spec.top_k).for_each(|pair| self.near_choice(judged[pair[0]] - judged[pair[1]]));
+        open.truncate(spec.top_k);
         let chosen: Vec<f64> = open.iter().map(|&expert| scores[expert]).collect();
         let divided = |by: f64| chosen.iter().map(|x| x / by).collect::<Vec<f64>>();
         let weights = match routing.weights {
             ExpertWeights::Scores => chosen.clone(),
-            ExpertWeights::Shares { eps, least } => {
-                divided((chosen.iter().sum::<f64>() + eps as f64).max(least as f64))
+            ExpertWeights::SumNormalized { eps, min_divisor } => {
+                divided((chosen.iter().sum::<f64>() + eps as f64).max(min_divisor as f64))
             }
-            ExpertWeights::Normed { power } => {
+            ExpertWeights::PNormNormalized { power } => {
                 let power = power as f64;
                 divided(chosen.iter().map(|x| x.abs().powf(power)).sum::<f64>().powf(1.0 / power))
             }
             ExpertWeights::Softmax => softmax(&chosen),
-            ExpertWeights::Sigmoid { shares } => {
+            ExpertWeights::Sigmoid { normalized } => {
                 let each: Vec<f64> = chosen.iter().map(|&x| sigmoid(x)).collect();
-                let total = if shares { each.iter().sum() } else { 1.0 };
+                let total = if normalized { each.iter().sum() } else { 1.0 };
                 each.iter().map(|x| x / total).collect()
             }
         };
         open.into_iter().zip(weights.into_iter().map(|weight| weight * routing.scale as f64)).collect()
     }
 
-    /// One choice after the other, each weighted by a softmax over the experts left that come close to the best of them:
-    /// close by their distance from it, relative to the larger of it and their own size.
-    fn sparse_mixer(&mut self, logits: &[f64], tolerance: f64, chosen: usize) -> Vec<(usize, f64)> {
-        let mut left = ranked(logits);
+    /// SparseMixer: chooses one expert after the other, each weighted by a softmax over the
+    /// remaining experts whose relative distance from the best one is within the tolerance.
+    fn sparse_mixer(&mut self, logits: &[f64], tolerance: f64, top_k: usize) -> Vec<(usize, f64)> {
+        let mut left = argsort_descending(logits);
         let mut choices = Vec::new();
-        for _ in 0..chosen {
+        for _ in 0..top_k {
             let best = left[0];
             let off = |expert: usize| (logits[best] - logits[expert]) / logits[expert].abs().max(logits[best]);
-            left.iter().skip(1).for_each(|&expert| self.decided((off(expert) - 2.0 * tolerance).abs()));
-            left.get(1).iter().for_each(|&&next| self.decided(logits[best] - logits[next]));
+            left.iter().skip(1).for_each(|&expert| self.near_choice((off(expert) - 2.0 * tolerance).abs()));
+            left.get(1).iter().for_each(|&&next| self.near_choice(logits[best] - logits[next]));
             let close: f64 = left
                 .iter()
                 .filter(|&&expert| expert == best || off(expert) <= 2.0 * tolerance)

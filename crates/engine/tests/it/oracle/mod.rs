@@ -1,5 +1,5 @@
-//! A language model by its definition: one token at a time, in double precision, every site by name. It reads the architecture and shares no
-//! code with the engine.
+//! A straightforward f64 implementation of any architecture, which returns every site by name. It
+//! shares no code with the engine.
 
 mod attention;
 mod maths;
@@ -18,16 +18,17 @@ pub type Weights = HashMap<String, (Vec<usize>, Vec<f32>)>;
 pub type Sites = HashMap<String, Vec<f64>>;
 type Tokens = Vec<Vec<f64>>;
 
-/// Every site; how near the closest choice (of an expert, of a key to keep) was to another one; how near a number came to a kink of
-/// what is computed from it, where the slope on either side is another.
-pub struct Truth {
+/// The result of a run of the oracle.
+pub struct OracleRun {
     pub sites: Sites,
-    pub closest: f64,
-    pub bend: f64,
+    /// Smallest score gap of a discrete choice (of an expert, of a key to keep).
+    pub closest_choice: f64,
+    /// Smallest distance of an activation from a kink of its function.
+    pub closest_kink: f64,
 }
 
-/// What is added to a site where it is made.
-pub struct Move {
+/// Values to add to a site.
+pub struct SiteShift {
     pub site: String,
     pub by: Vec<f64>,
 }
@@ -35,28 +36,38 @@ pub struct Move {
 struct Oracle<'a> {
     architecture: &'a Architecture,
     weights: &'a Weights,
-    moved: &'a [Move],
+    shifts: &'a [SiteShift],
     sites: Sites,
-    closest: f64,
-    bend: Cell<f64>,
+    closest_choice: f64,
+    closest_kink: Cell<f64>,
     layer: Option<usize>,
-    /// The shared block that runs and the adapter that the layer uses in it.
+    /// The current shared block, and the adapter that the layer uses in it.
     shared: Option<(usize, usize)>,
-    /// The stream before the first layer.
+    /// The residual stream before the first layer.
     embedded: Tokens,
 }
 
-pub fn run(architecture: &Architecture, weights: &Weights, text: &[u32]) -> Truth {
-    run_moved(architecture, weights, text, &[])
+pub fn run(architecture: &Architecture, weights: &Weights, text: &[u32]) -> OracleRun {
+    run_shifted(architecture, weights, text, &[])
 }
 
-/// The same with some sites moved.
-pub fn run_moved(architecture: &Architecture, weights: &Weights, text: &[u32], moved: &[Move]) -> Truth {
+/// Like [`run`], with values added to some sites.
+pub fn run_shifted(architecture: &Architecture, weights: &Weights, text: &[u32], shifts: &[SiteShift]) -> OracleRun {
     let (sites, embedded) = (HashMap::new(), Tokens::new());
-    let (closest, bend) = (f64::INFINITY, Cell::new(f64::INFINITY));
-    let mut oracle = Oracle { architecture, weights, moved, sites, closest, bend, layer: None, shared: None, embedded };
+    let (closest_choice, closest_kink) = (f64::INFINITY, Cell::new(f64::INFINITY));
+    let mut oracle = Oracle {
+        architecture,
+        weights,
+        shifts,
+        sites,
+        closest_choice,
+        closest_kink,
+        layer: None,
+        shared: None,
+        embedded,
+    };
     oracle.forward(text);
-    Truth { sites: oracle.sites, closest: oracle.closest, bend: oracle.bend.get() }
+    OracleRun { sites: oracle.sites, closest_choice: oracle.closest_choice, closest_kink: oracle.closest_kink.get() }
 }
 
 impl Oracle<'_> {
@@ -151,12 +162,12 @@ impl Oracle<'_> {
         let mut written = self.contribution(&out, "mlp.post_norm", layer.mlp_post_norm, layer.mlp_multiplier);
         self.put("mlp_out_post", &mut written);
         let kept = match layer.skip {
-            Skip::Stream => mid,
+            Skip::Identity => mid,
             Skip::Normed { mlp, .. } => map(&mlp_in, |x| x * mlp as f64),
-            Skip::Gained => self.gained(&mid, "mlp.skip"),
+            Skip::LearnedGain => self.gained(&mid, "mlp.skip"),
         };
         let mut post = add(&kept, &written);
-        if let Some(norm) = layer.mlp_stream_norm {
+        if let Some(norm) = layer.mlp_post_residual_norm {
             post = self.norm(&post, "mlp.stream_norm", norm, width, None);
         }
         let mut post = map(&post, |x| x * out_scale);
@@ -164,7 +175,7 @@ impl Oracle<'_> {
         post
     }
 
-    /// The first sublayer: the stream after it, and what it was handed.
+    /// The first sublayer: returns the residual stream after it, and its input.
     fn mixing(&mut self, layer: &Layer, pre: &Tokens) -> (Tokens, Tokens) {
         if layer.attention.is_none() && layer.recurrence.is_none() {
             return (pre.clone(), pre.clone());
@@ -176,9 +187,9 @@ impl Oracle<'_> {
             None => read,
         };
         let mut mid = match layer.skip {
-            Skip::Stream => pre.clone(),
+            Skip::Identity => pre.clone(),
             Skip::Normed { attn, .. } => map(&handed, |x| x * attn as f64),
-            Skip::Gained => self.gained(pre, "attn.skip"),
+            Skip::LearnedGain => self.gained(pre, "attn.skip"),
         };
         if let Some(attention) = &layer.attention {
             let mut attn_in = map(&handed, |x| x * layer.attn_in_scale.unwrap_or(1.0) as f64);
@@ -198,7 +209,7 @@ impl Oracle<'_> {
             self.put("mixer_out_post", &mut written);
             mid = add(&mid, &written);
         }
-        if let Some(norm) = layer.attn_stream_norm {
+        if let Some(norm) = layer.attn_post_residual_norm {
             mid = self.norm(&mid, "attn.stream_norm", norm, width, None);
         }
         if !layer.parallel && layer.mlp.is_some() {
@@ -207,7 +218,8 @@ impl Oracle<'_> {
         (mid, handed)
     }
 
-    /// What a block that layers share makes of the stream beside the embeddings.
+    /// A block shared between layers; its input is the residual stream concatenated with the
+    /// embeddings.
     fn shared_block(&mut self, shared: &SharedBlock, pre: &Tokens) -> Tokens {
         let width = self.architecture.width;
         let joined =
@@ -259,8 +271,8 @@ impl Oracle<'_> {
         }
         let one_more = if norm.gain == Gain::OnePlusWeight { 1.0 } else { 0.0 };
         let (gain, bias) = (self.vector(&format!("{name}.gain")), self.vector(&format!("{name}.bias")));
-        assert_eq!((gain.is_some(), bias.is_some()), (norm.gain != Gain::None, norm.bias), "what {name} learned");
-        // One gain for all groups, or one for each.
+        assert_eq!((gain.is_some(), bias.is_some()), (norm.gain != Gain::None, norm.bias), "weights of {name}");
+        // One gain vector for all groups, or one per group.
         let of = |learned: &Option<Vec<f64>>, i: usize, or: f64| learned.as_ref().map_or(or, |v| v[i % v.len()]);
         let learned = |(i, x): (usize, &f64)| x * (of(&gain, i, 1.0 - one_more) + one_more) + of(&bias, i, 0.0);
         values.iter().map(|x| x.iter().enumerate().map(learned).collect()).collect()
@@ -284,27 +296,28 @@ impl Oracle<'_> {
         self.product(&vec![x.to_vec()], name).remove(0)
     }
 
-    /// The architecture says whether a projection has a bias; the weights must agree.
-    fn biased(&self, names: &[&str], bias: bool) {
+    /// Asserts that the weights have a bias for these projections exactly if the architecture says
+    /// so.
+    fn assert_bias(&self, names: &[&str], bias: bool) {
         names.iter().for_each(|name| {
             assert_eq!(self.vector(&format!("{name}.bias")).is_some(), bias, "the bias of {}", self.full(name))
         });
     }
 
-    /// Remembers how far a choice was from going another way.
-    fn decided(&mut self, gap: f64) {
-        self.closest = self.closest.min(gap);
+    /// Records the score gap of a discrete choice.
+    fn near_choice(&mut self, gap: f64) {
+        self.closest_choice = self.closest_choice.min(gap);
     }
 
-    /// Remembers how far a number was from a kink.
-    fn bends(&self, x: f64, at: f64) {
-        self.bend.set(self.bend.get().min((x - at).abs()));
+    /// Records the distance of `x` from a kink.
+    fn near_kink(&self, x: f64, at: f64) {
+        self.closest_kink.set(self.closest_kink.get().min((x - at).abs()));
     }
 
     fn activate(&self, activation: Activation, x: f64) -> f64 {
         match activation {
-            Activation::Relu => self.bends(x, 0.0),
-            Activation::ClampedGlu => self.bends(x, 7.0),
+            Activation::Relu => self.near_kink(x, 0.0),
+            Activation::ClampedGlu => self.near_kink(x, 7.0),
             _ => {}
         }
         maths::activate(activation, x)
@@ -321,7 +334,7 @@ impl Oracle<'_> {
         self.layer.map_or(name.to_string(), |layer| format!("layers.{layer}.{name}"))
     }
 
-    /// A product, with what the layer's own adapter adds where there is one.
+    /// A product, plus the output of the layer's adapter if it has one.
     fn adapted(&self, x: &Tokens, name: &str, rank: Option<usize>) -> Tokens {
         let first = self.product(x, name);
         let (Some(_), Some((_, adapter))) = (rank, self.shared) else { return first };
@@ -341,10 +354,10 @@ impl Oracle<'_> {
             .collect()
     }
 
-    /// Moves a site's value if that was asked for, and keeps it.
+    /// Shifts a site's value if requested, and records it.
     fn put(&mut self, point: &str, value: &mut Tokens) {
-        for moved in self.moved.iter().filter(|moved| moved.site == self.at_layer(point)) {
-            value.iter_mut().flatten().zip(&moved.by).for_each(|(x, by)| *x += by);
+        for shift in self.shifts.iter().filter(|shift| shift.site == self.at_layer(point)) {
+            value.iter_mut().flatten().zip(&shift.by).for_each(|(x, by)| *x += by);
         }
         self.note(point, value);
     }

@@ -1,4 +1,4 @@
-//! Recurrences by their definition: states are lists of lists, and each token's is made from the one before.
+//! Recurrences of the oracle, token by token.
 
 use super::maths::{dot, map, sigmoid, softplus, times};
 use super::{Oracle, Tokens};
@@ -6,10 +6,10 @@ use pellucid_engine::architecture::{
     Activation, Decay, DeltaRule, LinearAttention, Lru, Mamba, Mamba2, Norm, Recurrence, ShortConv,
 };
 
-/// A head's state, `[key coordinate][value coordinate]`.
+/// A head's state, `[key_dim][value_dim]`.
 type State = Vec<Vec<f64>>;
 
-/// `a · state + key valueᵀ`, with one `a` for each coordinate of the key.
+/// `a · state + key valueᵀ`, with one `a` per key channel.
 fn written(state: &State, fade: &[f64], key: &[f64], value: &[f64]) -> State {
     let line = |i: usize| (0..value.len()).map(|j| fade[i] * state[i][j] + key[i] * value[j]).collect();
     (0..key.len()).map(line).collect()
@@ -50,21 +50,22 @@ impl Oracle<'_> {
         gate
     }
 
-    /// Keeps the states of all heads after each token, and what was read.
+    /// Records the states of all heads after each token, and the output.
     fn put_states(&mut self, states: &[Vec<State>], y: &mut Tokens) {
         self.note("mixer_state", &states.iter().map(|heads| heads.concat().concat()).collect());
         self.put("mixer_scan", y);
     }
 
     fn mamba(&mut self, m: &Mamba, x: &Tokens) -> Tokens {
-        self.biased(&["mixer.in", "mixer.gate", "mixer.out"], m.bias);
-        self.biased(&["mixer.conv"], m.conv_bias);
-        self.biased(&["mixer.step"], true);
+        self.assert_bias(&["mixer.in", "mixer.gate", "mixer.out"], m.bias);
+        self.assert_bias(&["mixer.conv"], m.conv_bias);
+        self.assert_bias(&["mixer.step"], true);
         let gate = self.gate(x);
         let u = self.convolved(&self.product(x, "mixer.in"), m.activation);
         let mut low = ["mixer.step_down", "mixer.write", "mixer.read"].map(|name| self.product(&u, name));
         if let Some(norm) = m.inner_norm {
-            let names = [("mixer.step_norm", m.rank), ("mixer.write_norm", m.state), ("mixer.read_norm", m.state)];
+            let names =
+                [("mixer.step_norm", m.dt_rank), ("mixer.write_norm", m.state_size), ("mixer.read_norm", m.state_size)];
             for (x, (name, width)) in low.iter_mut().zip(names) {
                 *x = self.norm(x, name, norm, width, None);
             }
@@ -72,12 +73,12 @@ impl Oracle<'_> {
         let [step, write, read_by] = low;
         let step = map(&self.product(&step, "mixer.step"), softplus);
         let (rate, skip) = (self.rows("mixer.rate"), self.vector("mixer.skip").expect("a skip"));
-        let mut heads: Vec<State> = vec![vec![vec![0.0]; m.state]; m.width];
+        let mut heads: Vec<State> = vec![vec![vec![0.0]; m.state_size]; m.inner_width];
         let (mut states, mut y) = (Vec::new(), Tokens::new());
         for t in 0..x.len() {
             let mut line = Vec::new();
             for (c, state) in heads.iter_mut().enumerate() {
-                // Discretised: the state fades by exp(dt A), its input enters times dt.
+                // Discretization: state = exp(dt A) state + dt B x.
                 let dt = step[t][c];
                 let fade: Vec<f64> = rate[c].iter().map(|rate| (-rate.exp() * dt).exp()).collect();
                 *state = written(state, &fade, &write[t], &[dt * u[t][c]]);
@@ -92,34 +93,34 @@ impl Oracle<'_> {
 
     fn mamba2(&mut self, m: &Mamba2, x: &Tokens) -> Tokens {
         let x = map(x, |x| x * m.in_scale.unwrap_or(1.0) as f64);
-        let by = m.multipliers.unwrap_or([1.0; 5]);
+        let by = m.in_proj_multipliers.unwrap_or([1.0; 5]);
         let names = ["mixer.gate", "mixer.in", "mixer.write", "mixer.read", "mixer.step"];
         let [mut gate, channels, write, read_by, step]: [Tokens; 5] =
             std::array::from_fn(|i| map(&self.product(&x, names[i]), |x| x * by[i] as f64));
         self.put("mixer_gate", &mut gate);
-        self.biased(&names, m.bias);
-        self.biased(&["mixer.out"], m.out_bias);
-        self.biased(&["mixer.conv"], m.conv_bias);
-        // One convolution over channels, writing and reading vectors side by side.
+        self.assert_bias(&names, m.bias);
+        self.assert_bias(&["mixer.out"], m.out_bias);
+        self.assert_bias(&["mixer.conv"], m.conv_bias);
+        // One convolution over the concatenation of x, B and C.
         let joined: Tokens = (0..x.len()).map(|t| [&channels[t][..], &write[t], &read_by[t]].concat()).collect();
         let joined = self.convolved(&joined, m.activation);
-        let (width, vectors) = (m.heads * m.head_dim, m.groups * m.state);
+        let (width, vectors) = (m.heads * m.head_dim, m.groups * m.state_size);
         let (bias, rate) =
             (self.vector("mixer.step_bias").expect("a bias"), self.vector("mixer.rate").expect("a rate"));
         let skip = self.vector("mixer.skip").expect("a skip");
-        let mut heads: Vec<State> = vec![vec![vec![0.0; m.head_dim]; m.state]; m.heads];
+        let mut heads: Vec<State> = vec![vec![vec![0.0; m.head_dim]; m.state_size]; m.heads];
         let (mut states, mut y) = (Vec::new(), Tokens::new());
         for (t, all) in joined.iter().enumerate() {
             let (u, write, read_by) = (&all[..width], &all[width..width + vectors], &all[width + vectors..]);
             let mut line = Vec::new();
             for (h, state) in heads.iter_mut().enumerate() {
                 let group = h / (m.heads / m.groups);
-                let dt = softplus(step[t][h] + bias[h]).max(m.step_limits.0 as f64).min(m.step_limits.1 as f64);
-                let fade = vec![(-rate[h].exp() * dt).exp(); m.state];
+                let dt = softplus(step[t][h] + bias[h]).max(m.dt_limits.0 as f64).min(m.dt_limits.1 as f64);
+                let fade = vec![(-rate[h].exp() * dt).exp(); m.state_size];
                 let own = part(u, h, m.head_dim);
                 let value: Vec<f64> = own.iter().map(|x| x * dt).collect();
-                *state = written(state, &fade, part(write, group, m.state), &value);
-                let out = read(state, part(read_by, group, m.state));
+                *state = written(state, &fade, part(write, group, m.state_size), &value);
+                let out = read(state, part(read_by, group, m.state_size));
                 line.extend(out.iter().zip(own).map(|(y, x)| y + skip[h] * x));
             }
             states.push(heads.clone());
@@ -129,7 +130,7 @@ impl Oracle<'_> {
         let gate = map(&gate, |x| self.activate(Activation::Silu, x));
         match m.norm {
             None => times(&gate, &y),
-            Some(n) if n.before_gate => times(&gate, &self.grouped(&y, n.norm, n.groups)),
+            Some(n) if n.norm_before_gate => times(&gate, &self.grouped(&y, n.norm, n.groups)),
             Some(n) => self.grouped(&times(&gate, &y), n.norm, n.groups),
         }
     }
@@ -146,11 +147,12 @@ impl Oracle<'_> {
         let joined: Tokens = (0..x.len()).map(|t| [&parts[0][t][..], &parts[1][t], &parts[2][t]].concat()).collect();
         let joined = self.convolved(&joined, d.activation);
         let keys = d.key_heads * d.key_dim;
-        let low = if let Decay::Key(_) = d.decay { self.product(x, "mixer.step_down") } else { x.clone() };
+        let low =
+            if let Decay::PerKeyChannel { .. } = d.decay { self.product(x, "mixer.step_down") } else { x.clone() };
         let step = self.product(&low, "mixer.step");
         let (bias, rate) =
             (self.vector("mixer.step_bias").expect("a bias"), self.vector("mixer.rate").expect("a rate"));
-        let strength = map(&self.product(x, "mixer.strength"), |x| sigmoid(x) * d.strength as f64);
+        let strength = map(&self.product(x, "mixer.strength"), |x| sigmoid(x) * d.beta_scale as f64);
         let mut heads: Vec<State> = vec![vec![vec![0.0; d.value_dim]; d.key_dim]; d.value_heads];
         let (mut states, mut y) = (Vec::new(), Tokens::new());
         for (t, all) in joined.iter().enumerate() {
@@ -162,12 +164,13 @@ impl Oracle<'_> {
                 let (q, k) = (unit(part(q, key_head, d.key_dim)), unit(part(k, key_head, d.key_dim)));
                 let fade: Vec<f64> = (0..d.key_dim)
                     .map(|i| match d.decay {
-                        Decay::Head => dt(h),
-                        Decay::Key(_) => dt(key_head * d.key_dim + i),
+                        Decay::PerHead => dt(h),
+                        Decay::PerKeyChannel { .. } => dt(key_head * d.key_dim + i),
                     })
                     .map(|dt| (-rate[h].exp() * dt).exp())
                     .collect();
-                // Only what the faded state does not say about the key already is written.
+                // Delta rule: write the difference between the value and the state's prediction for
+                // the key.
                 let faded = written(state, &fade, &k, &vec![0.0; d.value_dim]);
                 let known = read(&faded, &k);
                 let news: Vec<f64> =
@@ -182,7 +185,7 @@ impl Oracle<'_> {
         let normed = self.norm(&y, "mixer.norm", d.norm, d.value_dim, None);
         let low = if d.gate_rank.is_some() { self.product(x, "mixer.gate_down") } else { x.clone() };
         let gate = self.gate(&low);
-        times(&map(&gate, |x| self.activate(d.gate, x)), &normed)
+        times(&map(&gate, |x| self.activate(d.gate_activation, x)), &normed)
     }
 
     fn linear_attention(&mut self, l: &LinearAttention, x: &Tokens) -> Tokens {
@@ -207,7 +210,7 @@ impl Oracle<'_> {
     }
 
     fn short_conv(&mut self, c: &ShortConv, x: &Tokens) -> Tokens {
-        self.biased(&["mixer.conv", "mixer.in_gate", "mixer.gate", "mixer.in", "mixer.out"], c.bias);
+        self.assert_bias(&["mixer.conv", "mixer.in_gate", "mixer.gate", "mixer.in", "mixer.out"], c.bias);
         let gated = times(&self.product(x, "mixer.in_gate"), &self.product(x, "mixer.in"));
         let conv = self.convolved(&gated, Activation::Identity);
         times(&self.gate(x), &conv)
@@ -216,7 +219,7 @@ impl Oracle<'_> {
     fn lru(&mut self, l: &Lru, x: &Tokens) -> Tokens {
         let gate = self.gate(x);
         let u = self.convolved(&self.product(x, "mixer.in"), Activation::Identity);
-        let block = l.width / l.blocks;
+        let block = l.inner_width / l.blocks;
         let gates = ["mixer.input_gate", "mixer.recurrent_gate"].map(|name| {
             let (weight, bias) = (self.vector(name).expect("blocks"), self.vector(&format!("{name}.bias")));
             let bias = bias.expect("a bias");
@@ -225,12 +228,12 @@ impl Oracle<'_> {
                 let inputs = (0..block).map(|i| u[b * block + i] * weight[(b * block + i) * block + column]);
                 sigmoid(inputs.sum::<f64>() + bias[out])
             };
-            u.iter().map(|u| (0..l.width).map(|out| one(u, out)).collect()).collect::<Tokens>()
+            u.iter().map(|u| (0..l.inner_width).map(|out| one(u, out)).collect()).collect::<Tokens>()
         });
         let rate = self.vector("mixer.rate").expect("a rate");
-        let (mut state, mut y) = (vec![0.0; l.width], Tokens::new());
+        let (mut state, mut y) = (vec![0.0; l.inner_width], Tokens::new());
         for (t, u) in u.iter().enumerate() {
-            for c in 0..l.width {
+            for c in 0..l.inner_width {
                 let a = (-8.0 * gates[1][t][c] * softplus(rate[c])).exp();
                 let share = if t == 0 { 1.0 } else { (1.0 - a * a).sqrt() };
                 state[c] = a * state[c] + share * gates[0][t][c] * u[c];
@@ -252,13 +255,15 @@ impl Oracle<'_> {
             let (mut state, mut line) = (Vec::new(), Vec::new());
             for c in 0..channels {
                 let decay = rate[c].exp();
-                // An average of all values so far, older ones fading, the present one with a bonus of its own.
+                // Weighted average of all values so far: older ones decay, the current one has a
+                // bonus.
                 let exponent = |t: usize| {
                     if t == now { first[c] + k[t][c] } else { k[t][c] - (now - t - 1) as f64 * decay }
                 };
                 let above: f64 = (0..=now).map(|t| exponent(t).exp() * v[t][c]).sum();
                 line.push(above / (0..=now).map(|t| exponent(t).exp()).sum::<f64>());
-                // What is carried on: both sums without the bonus, relative to their largest exponent.
+                // The state: numerator and denominator without the bonus, relative to the maximum
+                // exponent.
                 let later = |t: usize| k[t][c] - (now - t) as f64 * decay;
                 let most = (0..=now).map(later).fold(f64::NEG_INFINITY, f64::max);
                 state.push((0..=now).map(|t| (later(t) - most).exp() * v[t][c]).sum());
@@ -273,7 +278,7 @@ impl Oracle<'_> {
         times(&map(&gate, sigmoid), &y)
     }
 
-    /// Each channel's last tokens, weighted, the present one by the kernel's last number.
+    /// Causal depthwise convolution; the last kernel element weights the current token.
     fn convolved(&mut self, x: &Tokens, activation: Activation) -> Tokens {
         let (kernel, bias) = (self.rows("mixer.conv"), self.vector("mixer.conv.bias"));
         let taps = kernel[0].len();
@@ -286,9 +291,9 @@ impl Oracle<'_> {
         out
     }
 
-    /// Each token blended with the one before, by learned shares; nothing stands before the first.
+    /// Token shift: each token interpolated with the previous one; zeros before the first.
     pub(super) fn blended(&self, x: &Tokens, name: &str) -> Tokens {
-        let mix = self.vector(name).expect("learned shares");
+        let mix = self.vector(name).expect("learned mix");
         let before = |t: usize, c: usize| if t == 0 { 0.0 } else { x[t - 1][c] };
         let one = |t: usize, c: usize| x[t][c] * mix[c] + before(t, c) * (1.0 - mix[c]);
         (0..x.len()).map(|t| (0..mix.len()).map(|c| one(t, c)).collect()).collect()

@@ -2,11 +2,11 @@
 
 use super::{ROTATED, activation, factor, maybe_norm, norm};
 use pellucid_engine::architecture::{
-    Alibi, Attention, AttentionExperts, AttentionGate, DynamicMask, Latent, NormSpan, Temperature,
+    Alibi, Attention, AttentionExperts, AttentionGate, DynamicMask, Latent, NormSpan, PositionScale,
 };
 use proptest::prelude::*;
 
-/// How queries, keys and values come about.
+/// The projection of queries, keys and values.
 #[derive(Clone, Debug)]
 enum Source {
     Plain,
@@ -17,16 +17,16 @@ enum Source {
 fn source() -> impl Strategy<Value = Source> {
     let latent = (prop::option::of(8usize..14), 8usize..14, norm(), prop::bool::ANY, factor(), factor()).prop_map(
         |(query_rank, kv_rank, norm, bias, query_scale, kv_scale)| {
-            Source::Latent(Latent { query_rank, kv_rank, rotated: ROTATED, norm, bias, query_scale, kv_scale })
+            Source::Latent(Latent { query_rank, kv_rank, rope_dim: ROTATED, norm, bias, query_scale, kv_scale })
         },
     );
     let experts = (1usize..5, 0usize..3)
-        .prop_map(|(count, more)| Source::Experts(AttentionExperts { count, chosen: 1 + more % count }));
+        .prop_map(|(count, more)| Source::Experts(AttentionExperts { count, top_k: 1 + more % count }));
     prop_oneof![3 => Just(Source::Plain), 1 => latent, 1 => experts]
 }
 
-fn temperature() -> impl Strategy<Value = Temperature> {
-    (0.05f32..0.5, 2u8..9, 0u8..2).prop_map(|(scale, span, offset)| Temperature {
+fn position_scale() -> impl Strategy<Value = PositionScale> {
+    (0.05f32..0.5, 2u8..9, 0u8..2).prop_map(|(scale, span, offset)| PositionScale {
         scale,
         span: span as f32,
         offset: offset as f32,
@@ -45,7 +45,7 @@ fn span() -> impl Strategy<Value = NormSpan> {
     prop_oneof![Just(NormSpan::Head), Just(NormSpan::HeadGains), Just(NormSpan::All)]
 }
 
-/// Slopes that no power of two makes exact, with and without the rounding of one family.
+/// ALiBi slopes that are not powers of two, exact or rounded to bf16 as one family does.
 fn alibi() -> impl Strategy<Value = Option<f32>> {
     prop_oneof![Just(None), Just(Some(1.0)), Just(Some(0.37))]
 }
@@ -61,7 +61,7 @@ pub fn attention() -> impl Strategy<Value = Attention> {
         prop::option::weighted(0.2, (prop::bool::ANY, 1usize..20)),
     );
     let scores = (
-        prop::option::weighted(0.3, temperature()),
+        prop::option::weighted(0.3, position_scale()),
         prop::option::weighted(0.3, 0.5f32..4.0),
         prop::bool::weighted(0.3),
     );
@@ -72,20 +72,20 @@ pub fn attention() -> impl Strategy<Value = Attention> {
     );
     (heads, made, norms, reach, scores, ends).prop_map(|(heads, made, norms, reach, scores, ends)| {
         let (kv_heads, group, (head_dim, value_dim), source) = heads;
-        let (qkv_bias, unbiased_keys, out_bias, value_scale, clip) = made;
+        let (qkv_bias, no_key_bias, out_bias, value_scale, clip) = made;
         let (qk_norm, qk_norm_span, qk_norm_after_rope, rope) = norms;
         let (window, chunk, alibi, mask) = reach;
-        let (temperature, soft_cap, sinks) = scores;
+        let (position_scale, soft_cap, sinks) = scores;
         let (differential, out_norm, gate) = ends;
-        // Pairs need partners among the key heads.
+        // Differential attention pairs KV heads, so their number must be even.
         let kv_heads = if differential.is_some() { 2 * kv_heads.div_ceil(2) } else { kv_heads };
         let (latent, experts) = match source {
             Source::Plain => (None, None),
             Source::Latent(latent) => (Some(latent), None),
             Source::Experts(experts) => (None, Some(experts)),
         };
-        let heads = kv_heads * experts.map_or(group, |experts| experts.chosen);
-        // What belongs to projected heads has no meaning for expanded ones.
+        let heads = kv_heads * experts.map_or(group, |experts| experts.top_k);
+        // These options do not apply to latent attention, whose heads are expanded.
         let plain = latent.is_none();
         Attention {
             heads,
@@ -96,7 +96,7 @@ pub fn attention() -> impl Strategy<Value = Attention> {
             experts,
             adapter: None,
             qkv_bias: qkv_bias && plain,
-            unbiased_keys,
+            no_key_bias,
             out_bias,
             value_scale: value_scale.filter(|_| plain),
             clip: clip.filter(|_| plain),
@@ -104,17 +104,17 @@ pub fn attention() -> impl Strategy<Value = Attention> {
             qk_norm_span,
             qk_norm_after_rope,
             rope: rope.map(|rope| if plain { rope } else { rope % 2 }),
-            temperature,
+            position_scale,
             scale: 0.4,
-            // A mask's numbers join the scores before a cap would bend them.
+            // A dynamic mask is added to the scores before a soft cap, so the two are not combined.
             soft_cap: soft_cap.filter(|_| mask.is_none()),
             window,
             chunk,
-            alibi: alibi.map(|rounded| Alibi {
+            alibi: alibi.map(|bf16_scale| Alibi {
                 slopes: (0..heads).map(|head| 0.83f32.powi(head as i32 + 4)).collect(),
-                rounded,
+                bf16_scale,
             }),
-            dynamic_mask: mask.map(|(bias, kept)| DynamicMask { bias, kept }),
+            dynamic_mask: mask.map(|(bias, max_keys)| DynamicMask { bias, max_keys }),
             sinks,
             differential,
             out_norm,

@@ -6,10 +6,10 @@ use pellucid_engine::architecture::{
 };
 use proptest::prelude::*;
 
-/// Neurons as experts can have them.
+/// An MLP with the options that experts allow.
 fn plain_dense() -> impl Strategy<Value = Dense> {
     let width = 1usize..30;
-    // The clamped gate has a meaning for neurons only.
+    // The clamped GLU is defined for MLPs only.
     let activation = prop_oneof![9 => activation(), 1 => Just(Activation::ClampedGlu)];
     (width, activation, prop::bool::ANY, prop::bool::ANY, prop::bool::ANY).prop_map(
         |(width, activation, gated, bias, down_bias)| Dense {
@@ -24,7 +24,7 @@ fn plain_dense() -> impl Strategy<Value = Dense> {
 pub fn dense() -> impl Strategy<Value = Dense> {
     let inside = (maybe_norm(), factor(), factor(), prop::bool::weighted(0.3));
     (plain_dense(), inside).prop_map(|(dense, (inner_norm, gate_scale, down_scale, xielu))| Dense {
-        // Norms of a few numbers are steps rather than functions.
+        // A norm over very few elements is nearly a step function.
         width: if inner_norm.is_some() { dense.width + 8 } else { dense.width },
         inner_norm,
         gate_scale,
@@ -35,23 +35,23 @@ pub fn dense() -> impl Strategy<Value = Dense> {
 }
 
 fn routing() -> impl Strategy<Value = Routing> {
-    let shares = |eps: f32, least: f32| ExpertWeights::Shares { eps, least };
+    let shares = |eps: f32, min_divisor: f32| ExpertWeights::SumNormalized { eps, min_divisor };
     let shared = prop::sample::select(vec![
         ExpertWeights::Scores,
-        ExpertWeights::SHARES,
+        ExpertWeights::SUM_NORMALIZED,
         shares(0.1, 0.0),
         shares(1e-6, 0.7),
-        ExpertWeights::Normed { power: 1.0 },
-        ExpertWeights::Normed { power: 2.0 },
+        ExpertWeights::PNormNormalized { power: 1.0 },
+        ExpertWeights::PNormNormalized { power: 2.0 },
         ExpertWeights::Softmax,
-        ExpertWeights::Sigmoid { shares: false },
+        ExpertWeights::Sigmoid { normalized: false },
     ]);
-    // Raw scores may add up to nothing, so nothing divides by their sum.
+    // Raw scores may sum to zero, so their sum is not used as a divisor.
     let free = prop::sample::select(vec![
         ExpertWeights::Scores,
         ExpertWeights::Softmax,
-        ExpertWeights::Sigmoid { shares: false },
-        ExpertWeights::Sigmoid { shares: true },
+        ExpertWeights::Sigmoid { normalized: false },
+        ExpertWeights::Sigmoid { normalized: true },
     ]);
     let pair = prop_oneof![
         2 => free.prop_map(|weights| (Scores::Raw, weights)),
@@ -61,7 +61,7 @@ fn routing() -> impl Strategy<Value = Routing> {
     let rest = (prop::option::weighted(0.3, 0.5f32..4.0), prop::bool::ANY, prop::bool::ANY);
     (pair, prop::bool::ANY, prop::option::weighted(0.4, 0.3f32..2.5), rest).prop_map(
         |((scores, weights), bias, scale, (soft_cap, correction, on_input))| {
-            // The sparse mixer's weights come out of its choices: nothing else is said about them.
+            // The sparse mixer defines its own weights: no correction, no scale.
             let mixer = matches!(scores, Scores::SparseMixer { .. });
             Routing {
                 bias,
@@ -77,28 +77,28 @@ fn routing() -> impl Strategy<Value = Routing> {
     )
 }
 
-/// Groups of at least two experts, of which as many are kept as the choice needs.
+/// `(groups, group size, kept groups, by_best_two)`; groups have at least two experts.
 fn groups() -> impl Strategy<Value = Option<(usize, usize, usize, bool)>> {
     prop::option::weighted(0.4, (1usize..4, 2usize..4, 0usize..4, prop::bool::ANY))
 }
 
 pub fn experts() -> impl Strategy<Value = Experts> {
-    let numbers = (1usize..6, 0usize..5, groups());
+    let counts = (1usize..6, 0usize..5, groups());
     let shared = (dense(), prop::bool::ANY).prop_map(|(mlp, gated)| Shared { mlp, gated });
     let latent = (3usize..20, prop::bool::ANY).prop_map(|(width, bias)| LatentExperts { width, bias });
-    let besides = (prop::option::of(shared), prop::option::weighted(0.3, latent), prop::bool::weighted(0.3), factor());
-    (numbers, plain_dense(), routing(), besides).prop_map(
+    let rest = (prop::option::of(shared), prop::option::weighted(0.3, latent), prop::bool::weighted(0.3), factor());
+    (counts, plain_dense(), routing(), rest).prop_map(
         |((count, more, groups), expert, mut routing, (shared, latent, sum_bias, scale))| {
             let mixer = matches!(routing.scores, Scores::SparseMixer { .. });
-            let (mut count, mut chosen) = (count, 1 + more % count);
+            let (mut count, mut top_k) = (count, 1 + more % count);
             if mixer {
-                (count, chosen) = (count.max(2), 2);
-            } else if let Some((groups, size, kept, by_best_two)) = groups {
-                let kept = 1 + kept % groups;
-                (count, chosen) = (groups * size, 1 + more % (kept * size));
-                routing.groups = Some(ExpertGroups { count: groups, kept, by_best_two });
+                (count, top_k) = (count.max(2), 2);
+            } else if let Some((groups, size, top_groups, by_top_two)) = groups {
+                let top_groups = 1 + top_groups % groups;
+                (count, top_k) = (groups * size, 1 + more % (top_groups * size));
+                routing.groups = Some(ExpertGroups { count: groups, top_groups, by_top_two });
             }
-            Experts { count, chosen, expert, routing, shared, latent, sum_bias, scale }
+            Experts { count, top_k, expert, routing, shared, latent, sum_bias, scale }
         },
     )
 }

@@ -1,4 +1,4 @@
-//! Random architectures, weights for them, and models made of both.
+//! Random architectures, random weights, and models built from both.
 
 mod attention;
 mod coverage;
@@ -18,13 +18,13 @@ use pellucid_engine::{Architecture, Model, Program, Weight, WeightKind, Weights}
 use pellucid_kernels::{DType, Matrix, Pool};
 use proptest::prelude::*;
 
-/// Coordinates of a head that a latent attention rotates; only the last rotary embedding turns more.
+/// Rotated coordinates of a head in latent attention. Only the last rotary embedding rotates more.
 pub const ROTATED: usize = 6;
-/// Rows shorter and longer than this have different rotations where a rotary embedding knows long rows.
+/// Row length beyond which LongRoPE and dynamic NTK change the rotary frequencies.
 pub const LONG: usize = 24;
 pub const CONTEXT: usize = 100;
 
-/// Numbers between -1 and 1 that depend on a seed only.
+/// Pseudo-random values between -1 and 1.
 pub fn noise(seed: u64, len: usize) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut next = || {
@@ -34,7 +34,7 @@ pub fn noise(seed: u64, len: usize) -> Vec<f32> {
     (0..len).map(|_| next()).collect()
 }
 
-/// Random weights for a program: matrices that keep the size of what they multiply, gains near one.
+/// Random weights for a program: matrices that preserve the magnitude of their input, gains near 1.
 pub fn weights(program: &Program, seed: u64) -> oracle::Weights {
     let one = |(index, spec): (usize, &pellucid_engine::WeightSpec)| {
         let values = noise(seed ^ (index as u64 + 1) << 20, spec.shape.iter().product());
@@ -50,8 +50,8 @@ pub fn weights(program: &Program, seed: u64) -> oracle::Weights {
     program.weights().iter().enumerate().map(one).collect()
 }
 
-/// The same weights, each moved by a few units in its last place: what rounding can do to them.
-pub fn nudged(weights: &oracle::Weights, seed: u64) -> oracle::Weights {
+/// The same weights, each changed by a few ulps, the size of rounding errors.
+pub fn perturbed(weights: &oracle::Weights, seed: u64) -> oracle::Weights {
     let one = |(name, (shape, values)): (&String, &(Vec<usize>, Vec<f32>))| {
         let by = noise(seed ^ name.len() as u64, values.len());
         let values = values.iter().zip(by).map(|(x, by)| x * (1.0 + 3e-7 * by)).collect();
@@ -91,7 +91,7 @@ pub fn maybe_norm() -> impl Strategy<Value = Option<Norm>> {
     prop::option::of(norm())
 }
 
-/// A multiplier, more often absent than there.
+/// An optional multiplier, present in 30 % of the cases.
 pub fn factor() -> impl Strategy<Value = Option<f32>> {
     prop::option::weighted(0.3, 0.3f32..1.8)
 }
@@ -104,10 +104,10 @@ pub fn activation() -> impl Strategy<Value = Activation> {
 
 fn skip() -> impl Strategy<Value = Skip> {
     let normed = (0.5f32..1.5, 0.5f32..1.5).prop_map(|(attn, mlp)| Skip::Normed { attn, mlp });
-    prop_oneof![4 => Just(Skip::Stream), 1 => normed, 1 => Just(Skip::Normed { attn: 1.0, mlp: 1.0 }), 1 => Just(Skip::Gained)]
+    prop_oneof![4 => Just(Skip::Identity), 1 => normed, 1 => Just(Skip::Normed { attn: 1.0, mlp: 1.0 }), 1 => Just(Skip::LearnedGain)]
 }
 
-/// A layer around its sublayers, any of which may be missing.
+/// A layer with the given sublayers, any of which may be missing.
 pub fn layer(
     attention: impl Strategy<Value = Option<Attention>>,
     recurrence: impl Strategy<Value = Option<Recurrence>>,
@@ -117,8 +117,8 @@ pub fn layer(
     let ends = (maybe_norm(), mlp, maybe_norm(), maybe_norm());
     let factors = (factor(), factor(), factor(), factor(), factor());
     (prop::bool::ANY, skip(), attn, ends, factors).prop_map(|(parallel, skip, attn, ends, factors)| {
-        let (attn_norm, attention, recurrence, attn_post_norm, attn_stream_norm) = attn;
-        let (mlp_norm, mlp, mlp_post_norm, mlp_stream_norm) = ends;
+        let (attn_norm, attention, recurrence, attn_post_norm, attn_post_residual_norm) = attn;
+        let (mlp_norm, mlp, mlp_post_norm, mlp_post_residual_norm) = ends;
         let (attn_in_scale, attn_multiplier, mixer_multiplier, mlp_multiplier, out_scale) = factors;
         // One norm cannot follow two sublayers.
         let both = attention.is_some() && recurrence.is_some();
@@ -128,32 +128,32 @@ pub fn layer(
             attention,
             recurrence,
             attn_post_norm: attn_post_norm.filter(|_| !both),
-            // Nothing lies in the middle of a parallel block, neither to norm nor to keep apart from the stream.
-            attn_stream_norm: attn_stream_norm.filter(|_| !parallel),
+            // A parallel block has no residual stream between its sublayers.
+            attn_post_residual_norm: attn_post_residual_norm.filter(|_| !parallel),
             attn_in_scale,
             attn_multiplier,
             mixer_multiplier,
             mlp_norm,
             mlp,
             mlp_post_norm,
-            mlp_stream_norm,
+            mlp_post_residual_norm,
             mlp_multiplier,
-            skip: if parallel { Skip::Stream } else { skip },
+            skip: if parallel { Skip::Identity } else { skip },
             shared: None,
             out_scale,
         }
     })
 }
 
-/// Anything that a layer can be.
+/// Any layer.
 pub fn any_layer() -> impl Strategy<Value = Layer> {
     let attention = prop::option::weighted(0.7, attention());
     let any = layer(attention, prop::option::weighted(0.4, recurrence()), prop::option::weighted(0.8, mlp()));
-    prop_oneof![6 => any, 1 => fed_layer()]
+    prop_oneof![6 => any, 1 => layer_with_shared_block()]
 }
 
-/// A layer whose recurrence is fed by a block that other layers may share.
-pub fn fed_layer() -> impl Strategy<Value = Layer> {
+/// A layer whose recurrence reads the output of a block that other layers may share.
+pub fn layer_with_shared_block() -> impl Strategy<Value = Layer> {
     let adapters = (prop::option::of(1usize..5), prop::option::of(1usize..5));
     let block = (norm(), attention(), norm(), dense(), adapters);
     (layer(Just(None), recurrence().prop_map(Some), Just(None)), block).prop_map(|(layer, block)| {
@@ -166,7 +166,7 @@ pub fn fed_layer() -> impl Strategy<Value = Layer> {
     })
 }
 
-/// The first layer's block for all layers that have one, each with an adapter of its own.
+/// Makes all layers with a shared block use the first one's, each with its own adapter.
 fn shared(mut layers: Vec<Layer>) -> Vec<Layer> {
     let first = layers.iter().position(|layer| layer.shared.is_some()).unwrap_or(0);
     let block = layers[first].shared.clone();
@@ -198,7 +198,7 @@ fn positions() -> impl Strategy<Value = Option<(bool, usize)>> {
 }
 
 fn embedding() -> impl Strategy<Value = Embedding> {
-    // Norms of a few numbers are steps rather than functions: nothing narrower than eight.
+    // A norm over very few elements is nearly a step function: use at least eight.
     let table = (prop::option::of(8usize..20), prop::bool::ANY);
     (table, factor(), positions(), prop::option::of(1usize..4), maybe_norm()).prop_map(
         |((table_width, projected_last), scale, positions, segments, norm)| Embedding {
@@ -206,7 +206,7 @@ fn embedding() -> impl Strategy<Value = Embedding> {
             scale,
             positions: positions.map(|(learned, offset)| match learned {
                 true => AbsolutePositions::Learned { rows: CONTEXT + offset, offset },
-                // Fewer than the stream is wide: the rest stays empty.
+                // Fewer than the residual stream's width: the rest stays zero.
                 false => AbsolutePositions::Sinusoidal { frequencies: frequencies(3 + offset / 2, 50.0), offset },
             }),
             segments,

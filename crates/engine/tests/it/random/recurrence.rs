@@ -1,4 +1,5 @@
-//! Random recurrences. Norms, and directions of length one, are of at least eight numbers: of fewer they are steps.
+//! Random recurrences. Normalized vectors have at least eight elements: with fewer, a norm is
+//! nearly a step function.
 
 use super::{activation, factor, maybe_norm, norm};
 use pellucid_engine::architecture::{
@@ -9,12 +10,12 @@ use proptest::prelude::*;
 fn mamba() -> impl Strategy<Value = Mamba> {
     let sizes = (1usize..20, 8usize..12, 8usize..12, 1usize..5);
     (sizes, prop::bool::ANY, prop::bool::ANY, activation(), maybe_norm()).prop_map(
-        |((width, state, rank, kernel), conv_bias, bias, activation, inner_norm)| Mamba {
-            width,
-            // Without a norm, a state of any size.
-            state: if inner_norm.is_some() { state } else { state - 7 },
-            rank: if inner_norm.is_some() { rank } else { rank - 7 },
-            kernel,
+        |((inner_width, state, rank, conv_kernel), conv_bias, bias, activation, inner_norm)| Mamba {
+            inner_width,
+            // Without a norm, the state may be smaller.
+            state_size: if inner_norm.is_some() { state } else { state - 7 },
+            dt_rank: if inner_norm.is_some() { rank } else { rank - 7 },
+            conv_kernel,
             conv_bias,
             bias,
             activation,
@@ -30,45 +31,45 @@ fn mamba2() -> impl Strategy<Value = Mamba2> {
     let limits = prop_oneof![Just((0.0, f32::INFINITY)), Just((0.4, 0.9))];
     let factors = (factor(), prop::option::of(prop::array::uniform5(0.4f32..1.6)));
     (sizes, biases, activation(), limits, prop::option::of(grouped), factors).prop_map(
-        |((groups, each, head_dim, state, kernel), biases, activation, step_limits, grouped, factors)| Mamba2 {
+        |((groups, each, head_dim, state_size, conv_kernel), biases, activation, dt_limits, grouped, factors)| Mamba2 {
             heads: groups * each,
             head_dim,
-            state,
+            state_size,
             groups,
-            kernel,
+            conv_kernel,
             conv_bias: biases.0,
             bias: biases.1,
             out_bias: biases.2,
             activation,
-            step_limits,
-            norm: grouped.map(|(norm, before_gate, by_groups)| GroupedNorm {
+            dt_limits,
+            norm: grouped.map(|(norm, norm_before_gate, by_groups)| GroupedNorm {
                 norm,
                 groups: if by_groups { groups } else { 1 },
-                before_gate,
+                norm_before_gate,
             }),
             in_scale: factors.0,
-            multipliers: factors.1,
+            in_proj_multipliers: factors.1,
         },
     )
 }
 
 fn delta_rule() -> impl Strategy<Value = DeltaRule> {
     let sizes = (1usize..4, 1usize..4, 8usize..11, 8usize..11, 1usize..5);
-    let decay = prop_oneof![Just(Decay::Head), (1usize..6).prop_map(Decay::Key)];
-    let strength = prop_oneof![Just(1.0f32), Just(2.0)];
-    (sizes, activation(), decay, strength, norm(), (activation(), prop::option::of(1usize..6))).prop_map(
-        |((key_heads, each, key_dim, value_dim, kernel), activation, decay, strength, norm, gate)| DeltaRule {
+    let decay = prop_oneof![Just(Decay::PerHead), (1usize..6).prop_map(|rank| Decay::PerKeyChannel { rank })];
+    let beta_scale = prop_oneof![Just(1.0f32), Just(2.0)];
+    (sizes, activation(), decay, beta_scale, norm(), (activation(), prop::option::of(1usize..6))).prop_map(
+        |((key_heads, each, key_dim, value_dim, conv_kernel), activation, decay, beta_scale, norm, gate)| DeltaRule {
             key_heads,
-            // Where each coordinate of a key fades by itself, a key head serves one value head.
-            value_heads: if decay == Decay::Head { key_heads * each } else { key_heads },
+            // With per-key-channel decay, each value head has its own key head.
+            value_heads: if decay == Decay::PerHead { key_heads * each } else { key_heads },
             key_dim,
             value_dim,
-            kernel,
+            conv_kernel,
             activation,
             decay,
-            strength,
+            beta_scale,
             norm,
-            gate: gate.0,
+            gate_activation: gate.0,
             gate_rank: gate.1,
         },
     )
@@ -85,10 +86,10 @@ fn linear_attention() -> impl Strategy<Value = LinearAttention> {
 }
 
 fn lru() -> impl Strategy<Value = Lru> {
-    (1usize..4, 1usize..8, 1usize..5, activation()).prop_map(|(blocks, each, kernel, activation)| Lru {
-        width: blocks * each,
+    (1usize..4, 1usize..8, 1usize..5, activation()).prop_map(|(blocks, each, conv_kernel, activation)| Lru {
+        inner_width: blocks * each,
         blocks,
-        kernel,
+        conv_kernel,
         activation,
     })
 }
@@ -99,7 +100,8 @@ pub fn recurrence() -> impl Strategy<Value = Recurrence> {
         mamba2().prop_map(Recurrence::Mamba2),
         delta_rule().prop_map(Recurrence::DeltaRule),
         linear_attention().prop_map(Recurrence::LinearAttention),
-        (1usize..5, prop::bool::ANY).prop_map(|(kernel, bias)| Recurrence::ShortConv(ShortConv { kernel, bias })),
+        (1usize..5, prop::bool::ANY)
+            .prop_map(|(conv_kernel, bias)| Recurrence::ShortConv(ShortConv { conv_kernel, bias })),
         lru().prop_map(Recurrence::Lru),
         (1usize..20).prop_map(Recurrence::Rwkv),
     ]

@@ -1,6 +1,6 @@
-"""Writes the code books of the IQ encodings beside this script, from the Python package `gguf` (pip install gguf numpy).
+"""Exports the codebooks of the IQ encodings to this directory, from the Python package `gguf` (pip install gguf numpy).
 
-Each file is a plain list of entries, one byte a value (signed for iq1): 8 values an entry for iq1 and iq2, 4 for iq3.
+Each file is a list of entries, one byte per value (signed for iq1): 8 values per entry for iq1 and iq2, 4 for iq3.
 """
 
 import pathlib

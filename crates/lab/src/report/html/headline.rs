@@ -1,15 +1,15 @@
-//! The top of the page: the verdict, in words.
+//! Top of the page: the verdict and the main findings as text.
 
 use super::forest::sign;
-use super::svg::{capital, escape};
-use crate::check::State;
+use super::svg::{capitalize, escape};
+use crate::check::CellState;
 use crate::report::format::{change, date};
 use crate::result::{Comparison, SessionResult};
 use crate::suite::Metric;
 use crate::verdict::Verdict;
 
-/// Comparisons that are told of in words; the table has all.
-const TOLD: usize = 6;
+/// Maximum number of comparisons in the list; the table has all.
+const MAX_POINTS: usize = 6;
 
 pub(super) fn headline(result: &SessionResult) -> String {
     let conclusion = result.conclusion();
@@ -19,7 +19,7 @@ pub(super) fn headline(result: &SessionResult) -> String {
     let mut out = format!(
         "<header>\n<h1>{}</h1>\n{title}<p class=\"verdict {class}\"><span>{symbol}</span> {}</p>\n",
         escape(&result.suite.name),
-        escape(&format!("{}: {}.", capital(conclusion.name()), conclusion.why))
+        escape(&format!("{}: {}.", capitalize(conclusion.name()), conclusion.why))
     );
     let points = points(result);
     if !points.is_empty() {
@@ -47,21 +47,21 @@ fn others(result: &SessionResult) -> impl Iterator<Item = &Comparison> {
     result.comparisons.iter().filter(|comparison| comparison.variant != comparison.reference)
 }
 
-/// What a reader must know, worst first.
+/// Returns the main findings, worst first.
 fn points(result: &SessionResult) -> Vec<String> {
     let mut points = Vec::new();
-    for cell in result.cells.iter().filter(|cell| cell.state == State::SilentlyWrong) {
-        points.push(format!("The numbers of {} on {} are wrong: {}.", cell.variant, cell.workload, cell.why));
+    for cell in result.cells.iter().filter(|cell| cell.state == CellState::SilentlyWrong) {
+        points.push(format!("The output of {} on {} is wrong: {}.", cell.variant, cell.workload, cell.why));
     }
-    points.extend(result.broken_limits.iter().map(|limit| format!("Limit broken: {limit}.")));
+    points.extend(result.broken_limits.iter().map(|limit| format!("Limit exceeded: {limit}.")));
     let mut decided: Vec<&Comparison> =
         others(result).filter(|c| matches!(c.verdict, Verdict::Regressed | Verdict::Improved)).collect();
     decided.sort_by(|a, b| b.verdict.cmp(&a.verdict).then(b.log_ratio.mean.abs().total_cmp(&a.log_ratio.mean.abs())));
-    points.extend(decided.iter().take(TOLD).map(|c| told(c)));
-    if decided.len() > TOLD {
-        points.push(format!("{} more are in the table.", decided.len() - TOLD));
+    points.extend(decided.iter().take(MAX_POINTS).map(|c| describe(c)));
+    if decided.len() > MAX_POINTS {
+        points.push(format!("{} more are in the table.", decided.len() - MAX_POINTS));
     }
-    let failed = result.cells.iter().filter(|cell| cell.state == State::Error).count();
+    let failed = result.cells.iter().filter(|cell| cell.state == CellState::Error).count();
     if failed > 0 {
         points.push(format!(
             "{} failed and {} no time.",
@@ -75,8 +75,8 @@ fn points(result: &SessionResult) -> Vec<String> {
     points
 }
 
-/// A decided comparison in words.
-fn told(c: &Comparison) -> String {
+/// Describes a decided comparison.
+fn describe(c: &Comparison) -> String {
     let (low, high) = (change(c.log_ratio.low), change(c.log_ratio.high));
     let what = match (c.metric, c.log_ratio.mean > 0.0) {
         (Metric::Time, true) => "takes longer",

@@ -1,7 +1,7 @@
-//! Memory by phase: peaks while loading and running, and what is held at the end.
+//! Memory by phase: peaks while loading and running, and memory held at the end.
 
 use super::series::variants;
-use super::svg::{Axis, Row, bar, byte_tick, escape, rows};
+use super::svg::{Axis, PlotRow, bar, byte_tick, escape, rows};
 use super::tables::{head, table};
 use crate::protocol::Answer;
 use crate::report::format::bytes;
@@ -11,17 +11,17 @@ use crate::suite::Workload;
 
 const HEIGHT: f64 = 22.0;
 
-/// Medians over the processes of a variant.
-struct Held {
+/// Memory of a variant, as medians over its processes.
+struct MemoryUse {
     peak: f64,
-    /// Load, run, anonymous and file, where the worker tells.
+    /// [load peak, run peak, anonymous, file], if the worker reports them.
     phases: Option<[f64; 4]>,
 }
 
-/// Bars for each workload; none where no answer tells of phases.
+/// Draws bars per workload; `None` if no worker reports phases.
 pub(super) fn memory(result: &SessionResult) -> Option<String> {
-    let tells = |answer: &Answer| answer.memory.is_some();
-    if !result.runs.iter().any(|run| run.answer.as_ref().is_some_and(tells)) {
+    let has_phases = |answer: &Answer| answer.memory.is_some();
+    if !result.runs.iter().any(|run| run.answer.as_ref().is_some_and(has_phases)) {
         return None;
     }
     let of = |workload: &Workload| of_workload(result, workload);
@@ -34,30 +34,33 @@ fn answers<'r>(result: &'r SessionResult, workload: &str, variant: &str) -> Vec<
 }
 
 fn of_workload(result: &SessionResult, workload: &Workload) -> Option<String> {
-    let mut found: Vec<(&str, Held)> = Vec::new();
+    let mut found: Vec<(&str, MemoryUse)> = Vec::new();
     for variant in variants(result) {
         let answers = answers(result, &workload.id, variant);
         let peaks: Vec<f64> = answers.iter().map(|answer| answer.peak_bytes as f64).collect();
         if peaks.is_empty() {
             continue;
         }
-        let told: Vec<[u64; 4]> =
+        let phases: Vec<[u64; 4]> =
             answers.iter().filter_map(|a| a.memory).map(|m| [m.load, m.run, m.anonymous, m.file]).collect();
-        let of = |part: usize| median(&told.iter().map(|parts| parts[part] as f64).collect::<Vec<_>>());
-        let phases = (!told.is_empty()).then(|| [of(0), of(1), of(2), of(3)]);
-        found.push((variant, Held { peak: median(&peaks), phases }));
+        let of = |part: usize| median(&phases.iter().map(|parts| parts[part] as f64).collect::<Vec<_>>());
+        let phases = (!phases.is_empty()).then(|| [of(0), of(1), of(2), of(3)]);
+        found.push((variant, MemoryUse { peak: median(&peaks), phases }));
     }
     if found.is_empty() {
         return None;
     }
-    let highest = |held: &Held| held.phases.map_or(held.peak, |p| p[0].max(p[1]).max(p[2] + p[3]).max(held.peak));
-    let axis = Axis::from_zero(found.iter().map(|(_, held)| highest(held)), byte_tick);
-    let all: Vec<Row> = found.iter().flat_map(|(variant, held)| strips(variant, held, &axis)).collect();
+    let highest = |memory_use: &MemoryUse| {
+        memory_use.phases.map_or(memory_use.peak, |p| p[0].max(p[1]).max(p[2] + p[3]).max(memory_use.peak))
+    };
+    let axis = Axis::from_zero(found.iter().map(|(_, memory_use)| highest(memory_use)), byte_tick);
+    let all: Vec<PlotRow> =
+        found.iter().flat_map(|(variant, memory_use)| memory_rows(variant, memory_use, &axis)).collect();
     Some(format!("<h3>{}</h3>\n{}", escape(&workload.id), rows(&axis, &all)))
 }
 
-fn strips(variant: &str, held: &Held, axis: &Axis) -> Vec<Row> {
-    let row = |phase: &str, value: String, marks: String, first: bool| Row {
+fn memory_rows(variant: &str, memory_use: &MemoryUse, axis: &Axis) -> Vec<PlotRow> {
+    let row = |phase: &str, value: String, marks: String, first: bool| PlotRow {
         label: format!(
             "{}<span>{phase}</span>",
             if first { format!("<b>{}</b> ", escape(variant)) } else { String::new() }
@@ -67,21 +70,27 @@ fn strips(variant: &str, held: &Held, axis: &Axis) -> Vec<Row> {
         marks,
         height: HEIGHT as u32,
     };
-    let one = |class: &str, value: f64| bar(class, axis.at(0.0), axis.at(value), 4.0, HEIGHT - 8.0);
-    let Some([load, run, anonymous, file]) = held.phases else {
-        return vec![row("peak, phases not told", bytes(held.peak), one("peak", held.peak), true)];
+    let single_bar =
+        |class: &str, value: f64| bar(class, axis.to_percent(0.0), axis.to_percent(value), 4.0, HEIGHT - 8.0);
+    let Some([load, run, anonymous, file]) = memory_use.phases else {
+        return vec![row(
+            "peak, phases not reported",
+            bytes(memory_use.peak),
+            single_bar("peak", memory_use.peak),
+            true,
+        )];
     };
-    let end =
-        one("anonymous", anonymous) + &bar("file", axis.at(anonymous), axis.at(anonymous + file), 4.0, HEIGHT - 8.0);
+    let end = single_bar("anonymous", anonymous)
+        + &bar("file", axis.to_percent(anonymous), axis.to_percent(anonymous + file), 4.0, HEIGHT - 8.0);
     let both = format!("{} + {}", bytes(anonymous), bytes(file));
     vec![
-        row("peak while loading", bytes(load), one("peak", load), true),
-        row("peak while running", bytes(run), one("peak", run), false),
+        row("peak while loading", bytes(load), single_bar("peak", load), true),
+        row("peak while running", bytes(run), single_bar("peak", run), false),
         row("held at the end: anonymous + file", both, end, false),
     ]
 }
 
-/// Heap allocations of one timed run, where a worker counted them.
+/// Heap allocations of one run, if they were counted.
 fn allocations(result: &SessionResult) -> String {
     let mut lines = String::new();
     for counted in &result.allocations {
@@ -97,6 +106,6 @@ fn allocations(result: &SessionResult) -> String {
     if lines.is_empty() {
         return lines;
     }
-    let names = head(&["workload", "variant", "#count", "#bytes", "#alive at most"]);
+    let names = head(&["workload", "variant", "#count", "#bytes", "#peak live"]);
     format!("<h3>Heap allocations of one run</h3>\n{}", table("Heap allocations", &names, &lines))
 }

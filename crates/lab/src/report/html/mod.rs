@@ -1,6 +1,7 @@
-//! A session as one web page: everything is in the file, nothing is fetched, nothing needs a script.
+//! A session as one self-contained web page: no scripts, no external resources.
 //!
-//! Plots are drawn here, as SVG; the raw result is carried along as JSON, so that the page alone is enough to check it.
+//! Plots are SVG drawn here. The raw result is embedded as JSON, so that the page alone is enough
+//! to check it.
 
 mod cost;
 mod forest;
@@ -15,24 +16,25 @@ mod tables;
 
 use crate::result::SessionResult;
 use pellucid_analysis::html::escape_json;
-pub(super) use svg::{Axis, byte_tick, curve, escape, levels, mark, second_tick, text};
+pub(super) use svg::{Axis, byte_tick, curve, escape, mark, second_tick, text, y_grid};
 
 const STYLE: &str = include_str!("style.css");
 
-/// A part of the page.
+/// A section of the page.
 struct Section {
     id: &'static str,
     title: &'static str,
-    /// How to read it, in a sentence.
+    /// How to read it.
     caption: &'static str,
-    /// Whether it is a plot, to be marked up as a figure.
+    /// Whether it is a plot, marked up as a figure.
     is_plot: bool,
     body: String,
 }
 
-/// The whole session as a complete HTML document.
+/// Formats the session as a complete HTML document.
 ///
-/// What there is no data for is left out; comparisons and states are always there and say so where they are empty.
+/// Sections without data are left out, except comparisons and correctness, which say that they are
+/// empty.
 pub fn html(result: &SessionResult) -> String {
     let sections = sections(result);
     let mut out = headline::headline(result);
@@ -53,13 +55,13 @@ pub fn html(result: &SessionResult) -> String {
         );
     }
     out += "</main>\n<script type=\"application/json\" id=\"data\">";
-    // Plain structs with string keys always serialise.
+    // Plain structs with string keys always serialize.
     out += &escape_json(&serde_json::to_string(result).unwrap_or_default());
     out += "</script>\n";
     document(&format!("{} · {}", result.suite.name, result.conclusion().name()), &out)
 }
 
-/// A complete document around a body.
+/// Wraps a body into a complete document.
 pub(super) fn document(title: &str, body: &str) -> String {
     format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n\
@@ -72,7 +74,7 @@ pub(super) fn document(title: &str, body: &str) -> String {
 }
 
 fn sections(result: &SessionResult) -> Vec<Section> {
-    let nothing = "<p>Nothing was compared: no pair has two sides that answered and are right.</p>\n";
+    let nothing = "<p>Nothing was compared: no pair has two correct answers.</p>\n";
     let mut all = Vec::new();
     let mut add = |id, title, caption, is_plot, body: Option<String>| {
         if let Some(body) = body {
@@ -82,17 +84,17 @@ fn sections(result: &SessionResult) -> Vec<Section> {
     add(
         "comparisons",
         "Comparisons",
-        "A ratio below ×1 means that the variant needs less; the noise is how far the reference seemed to be from itself, and \
-         differences up to the margin count as none.",
+        "A ratio below ×1 means that the variant needs less. The noise floor is the half-width of the A/A control's interval (the reference against itself); \
+         differences within the equivalence margin count as equal.",
         false,
         Some(tables::comparisons(result).unwrap_or_else(|| nothing.into())),
     );
     add(
         "forest",
         "Ratios",
-        "Marks are ratios (left of ×1 is less, right is more), lines their 95 % intervals, open where they go on beyond the plot; \
-         a whole interval outside the shaded margin and the dashed noise is a difference (▼ improved, ▲ regressed), one inside \
-         the margin is none (●), any other leaves it open (○). Where ratios lie far apart, the \
+        "Marks are ratios (left of ×1 is less, right is more), lines their 95 % confidence intervals, without a cap where they extend beyond the plot; \
+         an interval completely outside the shaded margin and the dashed noise floor is a difference (▼ improved, ▲ regressed), one inside \
+         the margin is equivalent (●), any other is inconclusive (○). If ratios differ widely, the \
          axis is logarithmic beyond a few percent.",
         true,
         forest::forest(result),
@@ -100,57 +102,57 @@ fn sections(result: &SessionResult) -> Vec<Section> {
     add(
         "spread",
         "Distributions",
-        "Each mark is one fresh process, and the upright line is their median: groups that do not overlap differ without any \
-         statistics, and a second clump within a group is a second mode. Where \
-         values lie far apart, the axis is logarithmic.",
+        "Each mark is one fresh process, the vertical line is their median. Groups that do not overlap clearly differ, \
+         and a second cluster within a group is a second mode. If \
+         values differ widely, the axis is logarithmic.",
         true,
         spread::spread(result),
     );
     add(
         "series",
         "Order of running",
-        "Each mark is one process against the median of its variant on its workload: a thick line (the running median) that leaves \
-         zero is drift of the machine, not a difference between variants; crosses below are processes without a value.",
+        "Each mark is one process relative to the median of its variant on its workload. A thick line (the moving median) that leaves \
+         zero is drift of the machine, not a difference between variants. Crosses at the bottom are processes without a value.",
         true,
         series::series(result),
     );
     add(
         "ladder",
         "Overhead, step by step",
-        "Each bar begins where the one above it ends and is as long as what its step adds, with its 95 % interval; the last bar is \
-         the last rung against the first, measured by itself, and the dashed line is where the steps add up to.",
+        "Each bar starts where the one above it ends; its length is the cost of its step, with the 95 % confidence interval. The last bar is \
+         the last rung against the first, measured directly; the dashed line is the sum of the steps.",
         true,
         ladder::ladder(result),
     );
     add(
         "cost",
         "Cost of captured layers",
-        "Each mark is one process, the line is the fit, and the thin lines are the ends of the slope's 95 % interval: the slope is \
-         what one more captured layer costs (marks of equal layers are spread sideways to be seen).",
+        "Each mark is one process, the line is the linear fit, the thin lines are the bounds of the slope's 95 % confidence interval. The slope is \
+         the cost of one more captured layer (marks have horizontal jitter).",
         true,
         cost::cost(result),
     );
     add(
         "roofline",
         "Roofline",
-        "Each mark is one kind of product: how many operations it does for each byte of weights that it reads, and how fast. The line is what \
-         this machine allows, by its memory on the slope and by its multipliers on the flat, both measured beside it; a mark near the line \
-         cannot become faster by better code, only by fewer bytes or operations.",
+        "Each mark is one kind of matmul: its operations per byte of weights, and its rate. The line is the limit of \
+         this machine, by memory bandwidth on the slope and by peak FLOP/s on the flat part, both measured in the same process. A mark near the line \
+         can become faster only with fewer bytes or operations.",
         true,
         roofline::roofline(result),
     );
     add(
         "memory",
         "Memory by phase",
-        "Bars are medians over processes; what is anonymous (solid) is the process's own, what is file (striped) is mapped and can be \
-         given back at any time.",
+        "Bars are medians over processes. Anonymous memory (solid) belongs to the process; file memory (striped) is mapped, and the kernel can \
+         reclaim it at any time.",
         true,
         memory::memory(result),
     );
     add(
         "correctness",
         "Correctness",
-        "A cell tells whether a variant's numbers on a workload agree with the oracle's; wrong cells have no time, and reasons are \
+        "A cell shows whether a variant's output on a workload agrees with the oracle's. Wrong cells have no time; reasons are \
          listed under the table.",
         false,
         Some(tables::matrix(result).unwrap_or_else(|| "<p>Nothing was run.</p>\n".into())),
@@ -158,21 +160,21 @@ fn sections(result: &SessionResult) -> Vec<Section> {
     add(
         "participants",
         "Variants and workloads",
-        "Who was measured, and what they did.",
+        "The measured variants and their jobs.",
         false,
         Some(tables::participants(result)),
     );
     add(
         "session",
         "Command and session",
-        "The exact command and the seed repeat the order of all processes.",
+        "The same command and seed reproduce the order of all processes.",
         false,
         Some(tables::session(result)),
     );
     add(
         "environment",
         "Environment",
-        "The machine as it was when the session began.",
+        "The machine at the start of the session.",
         false,
         Some(tables::environment(result)),
     );
@@ -185,7 +187,7 @@ fn sections(result: &SessionResult) -> Vec<Section> {
     add(
         "raw",
         "Raw data",
-        "Numbers that are not finite, such as the ends of an interval of one pair, are written as words.",
+        "Non-finite values, such as the bounds of an interval from one pair, are written as strings.",
         false,
         Some(raw),
     );

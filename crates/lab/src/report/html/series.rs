@@ -1,6 +1,7 @@
-//! The series: every process in the order of running, against the median of its own kind, so that drift can be seen.
+//! Time series: every process in the order of execution, relative to the median of its variant, to
+//! show drift.
 
-use super::svg::{Axis, curve, escape, gutter, level, mark, style_of, text};
+use super::svg::{Axis, curve, escape, horizontal_line, left_label, mark, text, variant_style};
 use crate::report::format::{change, sides};
 use crate::result::SessionResult;
 use crate::stats::{median, quantile};
@@ -8,10 +9,10 @@ use crate::suite::Metric;
 use std::collections::BTreeMap;
 
 const HEIGHT: f64 = 220.0;
-/// Processes that the running median looks at.
+/// Window of the moving median, in processes.
 const WINDOW: usize = 9;
 
-/// All variants of a session, in the order of the suite; what only the runs know comes last.
+/// Returns all variants in the order of the suite; variants that only the runs name come last.
 pub(super) fn variants(result: &SessionResult) -> Vec<&str> {
     let mut ids: Vec<&str> = result.suite.variants.iter().map(|variant| variant.id.as_str()).collect();
     for run in &result.runs {
@@ -22,11 +23,11 @@ pub(super) fn variants(result: &SessionResult) -> Vec<&str> {
     ids
 }
 
-/// A key to the marks of variants.
+/// Draws the legend of the variants' marks.
 pub(super) fn legend(result: &SessionResult) -> String {
     let mut out = String::from("<p class=\"legend\">");
     for (index, id) in variants(result).into_iter().enumerate() {
-        let (class, shape) = style_of(index);
+        let (class, shape) = variant_style(index);
         out += &format!(
             "<span><svg width=\"14\" height=\"14\" aria-hidden=\"true\">{}</svg> {}</span> ",
             mark(&class, &shape, 50.0, 7.0),
@@ -36,7 +37,7 @@ pub(super) fn legend(result: &SessionResult) -> String {
     out + "</p>\n"
 }
 
-/// The plot, where two processes or more have a time.
+/// Draws the plot; `None` with fewer than two timed processes.
 pub(super) fn series(result: &SessionResult) -> Option<String> {
     let mut kinds: BTreeMap<(&str, &str), Vec<f64>> = BTreeMap::new();
     for run in &result.runs {
@@ -45,7 +46,7 @@ pub(super) fn series(result: &SessionResult) -> Option<String> {
         }
     }
     let medians: BTreeMap<_, f64> = kinds.iter().map(|(kind, values)| (*kind, median(values))).collect();
-    // Logarithms against the median of the same variant on the same workload, in the order of running.
+    // ln(time / median of the same variant and workload), in the order of execution.
     let points: Vec<Option<f64>> = result
         .runs
         .iter()
@@ -56,31 +57,31 @@ pub(super) fn series(result: &SessionResult) -> Option<String> {
         return None;
     }
     let sizes: Vec<f64> = known.iter().map(|x| x.abs()).collect();
-    // A few wild processes must not flatten all others: they are drawn at the edge.
+    // The range ignores a few outliers, which are drawn at the edge.
     let reach = (2.5 * quantile(&sizes, 0.9)).clamp(0.01, 10.0).min(sizes.iter().copied().fold(0.01, f64::max) * 1.1);
     let axis = Axis::changes([-reach, reach]);
-    let across = |place: usize| 2.0 + 96.0 * place as f64 / (points.len() - 1).max(1) as f64;
+    let x_percent = |order: usize| 2.0 + 96.0 * order as f64 / (points.len() - 1).max(1) as f64;
     let ids = variants(result);
     let mut marks = String::new();
     for (tick, label) in axis.ticks() {
-        let y = axis.down(*tick, HEIGHT);
-        marks += &level(if tick.abs() < 1e-12 { "one" } else { "grid" }, 0.0, 100.0, y);
-        marks += &gutter(y, label);
+        let y = axis.to_px(*tick, HEIGHT);
+        marks += &horizontal_line(if tick.abs() < 1e-12 { "one" } else { "grid" }, 0.0, 100.0, y);
+        marks += &left_label(y, label);
     }
-    for (place, (point, run)) in points.iter().zip(&result.runs).enumerate() {
+    for (order, (point, run)) in points.iter().zip(&result.runs).enumerate() {
         let index = ids.iter().position(|id| *id == run.variant).unwrap_or_default();
-        let (class, shape) = style_of(index);
+        let (class, shape) = variant_style(index);
         marks += &match point {
-            Some(value) => mark(&format!("dot {class}"), &shape, across(place), axis.down(*value, HEIGHT)),
-            // No value: a cross at the foot.
-            None => mark("invalid", "s6", across(place), HEIGHT + 9.0),
+            Some(value) => mark(&format!("dot {class}"), &shape, x_percent(order), axis.to_px(*value, HEIGHT)),
+            // No value: a cross at the bottom.
+            None => mark("invalid", "s6", x_percent(order), HEIGHT + 9.0),
         };
     }
-    marks += &running(&points, &axis, across);
+    marks += &moving_median(&points, &axis, x_percent);
     let height = HEIGHT + 40.0;
     marks += &text(0.0, HEIGHT + 34.0, "start", "first process");
     marks += &text(100.0, HEIGHT + 34.0, "end", &format!("process {}", points.len()));
-    let beyond = known.iter().filter(|x| !axis.holds(**x)).count();
+    let beyond = known.iter().filter(|x| !axis.contains(**x)).count();
     let title = format!("{} processes in the order of running, each against the median of its variant", known.len());
     let mut out = format!(
         "{}<svg class=\"plot\" height=\"{height}\" role=\"img\"><title>{title}</title>{marks}</svg>\n",
@@ -92,18 +93,18 @@ pub(super) fn series(result: &SessionResult) -> Option<String> {
     Some(out + &drift(result))
 }
 
-/// The running median, where there are enough processes for one.
-fn running(points: &[Option<f64>], axis: &Axis, across: impl Fn(usize) -> f64) -> String {
+/// Draws the moving median, if there are enough processes.
+fn moving_median(points: &[Option<f64>], axis: &Axis, x_percent: impl Fn(usize) -> f64) -> String {
     let known: Vec<(usize, f64)> = points.iter().enumerate().filter_map(|(i, x)| Some((i, (*x)?))).collect();
     let middle = |window: &[(usize, f64)]| {
         let values: Vec<f64> = window.iter().map(|(_, x)| *x).collect();
-        (across(window[WINDOW / 2].0), axis.down(median(&values), HEIGHT))
+        (x_percent(window[WINDOW / 2].0), axis.to_px(median(&values), HEIGHT))
     };
     let path: Vec<(f64, f64)> = known.windows(WINDOW).map(middle).collect();
     if path.len() > WINDOW { curve("running", &path, HEIGHT) } else { String::new() }
 }
 
-/// What the numbers say about drift.
+/// Summarizes the significant drifts.
 fn drift(result: &SessionResult) -> String {
     let timed: Vec<_> = result.comparisons.iter().filter(|c| c.metric == Metric::Time).collect();
     let drifts = timed.iter().filter_map(|c| Some((c, c.drift?.mean, c.drift?.is_significant())));
@@ -112,7 +113,7 @@ fn drift(result: &SessionResult) -> String {
         return "<p>No comparison drifts significantly.</p>\n".into();
     };
     format!(
-        "<p>{} of {} comparisons of time drift significantly, {} on {} the most: {} a process. Pairs cancel what both sides share.</p>\n",
+        "<p>{} of {} comparisons of time drift significantly, {} on {} the most: {} per process. Pairing cancels drift that both sides share.</p>\n",
         found.len(),
         timed.len(),
         escape(&sides(most)),

@@ -1,22 +1,22 @@
-//! The tables: comparisons, states, variants, the session and the machine.
+//! Tables: comparisons, correctness, variants, the session and the machine.
 
 use super::forest::sign;
 use super::series::variants;
 use super::svg::escape;
-use crate::check::State;
+use crate::check::CellState;
 use crate::report::format::{change, date, difference, ends, noise, quantity, share, sides, times};
 use crate::result::{Cell, SessionResult};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// A table that scrolls sideways where it is wider than its place. `name` is for those who cannot see it.
+/// Formats a table that scrolls horizontally if it is too wide. `name` is its accessible name.
 pub(super) fn table(name: &str, head: &str, body: &str) -> String {
     format!(
         "<div class=\"wide\" role=\"region\" aria-label=\"{name}\" tabindex=\"0\"><table>{head}<tbody>\n{body}</tbody></table></div>\n"
     )
 }
 
-/// Headings; those that begin with `#` stand over numbers.
+/// Formats the headings; those that start with `#` are for numeric columns.
 pub(super) fn head(names: &[&str]) -> String {
     let cell = |name: &&str| match name.strip_prefix('#') {
         Some(name) => format!("<th scope=\"col\" class=\"number\">{name}</th>"),
@@ -25,7 +25,7 @@ pub(super) fn head(names: &[&str]) -> String {
     format!("<thead><tr>{}</tr></thead>", names.iter().map(cell).collect::<String>())
 }
 
-/// All comparisons; none where there are none.
+/// Formats all comparisons; `None` if there are none.
 pub(super) fn comparisons(result: &SessionResult) -> Option<String> {
     let mut body = String::new();
     for c in &result.comparisons {
@@ -34,14 +34,14 @@ pub(super) fn comparisons(result: &SessionResult) -> Option<String> {
         let needed = c.pairs_needed.map_or_else(String::new, |pairs| format!("<small>{pairs} pairs needed</small>"));
         let mut notes = Vec::new();
         if c.outliers.0 > 0 {
-            let far = if c.outliers.1 > 0 { format!(", {} far out", c.outliers.1) } else { String::new() };
+            let far = if c.outliers.1 > 0 { format!(", {} extreme", c.outliers.1) } else { String::new() };
             notes.push(format!("outliers: {}{far}", c.outliers.0));
         }
         if let Some(drift) = c.drift.filter(|drift| drift.is_significant()) {
-            notes.push(format!("drift {} a process", change(drift.mean)));
+            notes.push(format!("drift {} per process", change(drift.mean)));
         }
         body += &format!(
-            "<tr{itself}><td class=\"name\">{}</td><td class=\"name\">{}</td><td>{}</td><td class=\"number\">{}<small>against {}</small></td>\
+            "<tr{itself}><td class=\"name\">{}</td><td class=\"name\">{}</td><td>{}</td><td class=\"number\">{}<small>reference {}</small></td>\
              <td class=\"number\">{}<small>{}</small></td><td class=\"number\">{}</td><td class=\"number\">{}<small>margin {}</small></td>\
              <td><b class=\"{class}\">{symbol} {}</b>{needed}</td><td class=\"notes\">{}</td></tr>\n",
             escape(&c.workload),
@@ -72,18 +72,18 @@ pub(super) fn comparisons(result: &SessionResult) -> Option<String> {
     (!body.is_empty()).then(|| table("Comparisons", &head(&names), &body))
 }
 
-/// Class and sign of a state.
-fn state_sign(state: State) -> (&'static str, &'static str) {
+/// Returns the CSS class and symbol of a state.
+fn state_sign(state: CellState) -> (&'static str, &'static str) {
     match state {
-        State::Supported => ("supported", "✓"),
-        State::SupportedDegraded => ("degraded", "≈"),
-        State::NoReference => ("unreferenced", "?"),
-        State::Error => ("error", "!"),
-        State::SilentlyWrong => ("wrong", "✕"),
+        CellState::Supported => ("supported", "✓"),
+        CellState::SupportedDegraded => ("degraded", "≈"),
+        CellState::NoReference => ("unreferenced", "?"),
+        CellState::Error => ("error", "!"),
+        CellState::SilentlyWrong => ("wrong", "✕"),
     }
 }
 
-/// Workloads × variants, and why below; none where nothing ran.
+/// Formats the matrix of workloads × variants, with the reasons below; `None` if nothing ran.
 pub(super) fn matrix(result: &SessionResult) -> Option<String> {
     if result.cells.is_empty() {
         return None;
@@ -128,15 +128,15 @@ fn state(cell: &Cell) -> String {
     let (class, symbol) = state_sign(cell.state);
     let name = cell.state.name();
     let title = if cell.why.is_empty() { name.to_string() } else { format!("{name}: {}", cell.why) };
-    // An error has no numbers, and without a reference there is nothing to differ from.
+    // Errors have no output, and without a reference there is no difference.
     let differs = match cell.state {
-        State::Error | State::NoReference => String::new(),
+        CellState::Error | CellState::NoReference => String::new(),
         _ => format!("<small>largest difference {}</small>", difference(cell.max_abs)),
     };
     format!("<td class=\"state {class}\" title=\"{}\"><b>{symbol} {name}</b>{differs}</td>", escape(&title))
 }
 
-/// Names and values.
+/// Formats a table of names and values.
 fn facts<'f>(name: &str, facts: impl Iterator<Item = (&'f str, String)>) -> String {
     let line = |(key, value): (&str, String)| {
         format!(
@@ -148,7 +148,7 @@ fn facts<'f>(name: &str, facts: impl Iterator<Item = (&'f str, String)>) -> Stri
     table(name, "", &facts.map(line).collect::<String>())
 }
 
-/// The machine: what must agree before results are compared, and what may explain something.
+/// Formats the environment: facts that must agree, and facts that may differ.
 pub(super) fn environment(result: &SessionResult) -> String {
     let part = |title: &str, map: &BTreeMap<String, String>| {
         if map.is_empty() {
@@ -158,19 +158,19 @@ pub(super) fn environment(result: &SessionResult) -> String {
         format!("<h3>{title}</h3>\n{}", facts(title, all))
     };
     part("Hard: must agree before results are compared", &result.environment.hard)
-        + &part("Soft: may differ and explain something", &result.environment.soft)
+        + &part("Soft: may differ and may explain a difference", &result.environment.soft)
 }
 
-/// How the session was run.
+/// Formats the session's command and settings.
 pub(super) fn session(result: &SessionResult) -> String {
     let (session, precision) = (&result.session, &result.suite.precision);
     let command = if session.command.is_empty() { "not recorded".into() } else { session.command.join(" ") };
     let all = [
         ("model", session.model.clone()),
-        ("began", date(session.began)),
-        ("took", format!("{:.0} s of {:.0} s", session.seconds, precision.budget_s)),
+        ("started", date(session.began)),
+        ("duration", format!("{:.0} s of {:.0} s", session.seconds, precision.budget_s)),
         ("processes", result.runs.len().to_string()),
-        ("seed of the order", session.seed.to_string()),
+        ("seed", session.seed.to_string()),
         ("pairs", format!("{} to {}, until ±{}", precision.least_pairs, precision.pairs, share(precision.half_width))),
         ("margin", share(precision.margin)),
         ("reference", result.suite.reference.clone()),
@@ -180,7 +180,7 @@ pub(super) fn session(result: &SessionResult) -> String {
     format!("<pre class=\"command\">{}</pre>\n{}", escape(&command), facts("Session", all.into_iter()))
 }
 
-/// Who was measured.
+/// Formats the variants and workloads.
 pub(super) fn participants(result: &SessionResult) -> String {
     let mut body = String::new();
     for variant in &result.suite.variants {
@@ -215,10 +215,10 @@ pub(super) fn participants(result: &SessionResult) -> String {
     out
 }
 
-/// A job in words: `decode (steps 8)`.
+/// Formats a job: `decode (steps 8)`.
 fn plain(job: &crate::protocol::Job) -> String {
     let Ok(Value::Object(job)) = serde_json::to_value(job) else {
-        // A job without settings is a name.
+        // A job without settings serializes to a string.
         return serde_json::to_value(job)
             .ok()
             .and_then(|name| Some(name.as_str()?.replace('_', " ")))

@@ -1,36 +1,38 @@
-//! What autoencoders were trained on: the base model and the activations that they read and write, from the settings of each layout.
+//! Describes autoencoders: base model and hook points, from the settings files of each layout.
 
 use std::path::Path;
 
 use serde::Serialize;
 use serde_json::Value;
 
-use super::{Layout, SITES, number_in, walk};
+use super::{SITES, SaeLayout, number_in, walk};
 use crate::gguf::{self, GgufFile};
 use crate::listing::Listing;
 
-/// Autoencoders, one or a release of many.
+/// One autoencoder or a release of many.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, schemars::JsonSchema)]
-pub struct Description {
-    /// How they are stored.
-    pub layouts: Vec<Layout>,
-    /// How many there are.
+#[schemars(rename = "Description")]
+pub struct SaeDescription {
+    /// Storage layouts.
+    pub layouts: Vec<SaeLayout>,
+    /// Number of autoencoders.
     pub count: usize,
-    /// Whether there are more than were looked at.
+    /// Whether there are more than were counted.
     pub more: bool,
-    /// What kinds they are, in their own words: `jumprelu`, `AutoEncoderTopK`.
+    /// Kinds, as named in the settings: `jumprelu`, `AutoEncoderTopK`.
     pub kinds: Vec<String>,
-    /// The models that they were trained on.
+    /// Models that they were trained on.
     pub base_models: Vec<String>,
-    /// The activations that they read, in their own words: `blocks.5.hook_resid_post`, `model.layers.5.output`.
+    /// Input hook points, as named in the settings: `blocks.5.hook_resid_post`,
+    /// `model.layers.5.output`.
     pub hooks: Vec<String>,
-    /// The activations that transcoders write.
+    /// Output hook points of transcoders.
     pub hooks_out: Vec<String>,
 }
 
-/// What is known about one.
+/// The settings of one directory.
 #[derive(Default)]
-struct One {
+struct SaeInfo {
     count: usize,
     kind: Option<String>,
     base_model: Option<String>,
@@ -38,110 +40,112 @@ struct One {
     hooks_out: Vec<String>,
 }
 
-/// A release of a hundred sites says all there is to say about the rest.
-const MOST_DIRS: usize = 2048;
-const MOST_NAMED: usize = 512;
+/// Limits of directories read and names listed.
+const MAX_DIRS: usize = 2048;
+const MAX_NAMES: usize = 512;
 
 /// Describes every autoencoder in a directory.
-pub fn describe(dir: &Path) -> std::io::Result<Description> {
+pub fn describe(dir: &Path) -> std::io::Result<SaeDescription> {
     let listing = Listing::read(dir)?;
     Ok(describe_listing(&listing))
 }
 
-pub(crate) fn describe_listing(listing: &Listing) -> Description {
-    let mut all = Description::default();
-    let whole = walk(listing, MOST_DIRS, &mut |found, layout| {
-        all.add(layout, one(found, layout));
+pub(crate) fn describe_listing(listing: &Listing) -> SaeDescription {
+    let mut all = SaeDescription::default();
+    let complete = walk(listing, MAX_DIRS, &mut |directory, layout| {
+        all.add(layout, read_settings(directory, layout));
         true
     });
-    for name in listing.ending(".gguf") {
+    for name in listing.files_with_suffix(".gguf") {
         if let Some(vector) = GgufFile::open(listing.dir.join(name)).ok().filter(is_vector) {
-            all.add(Layout::ControlVector, control_vector(&vector));
+            all.add(SaeLayout::ControlVector, control_vector(&vector));
         }
     }
     if all.count == 0 && listing.dirs().any(|dir| SITES.contains(&dir)) {
         let hooks = listing.dirs().filter(|dir| SITES.contains(dir)).map(str::to_owned).collect();
-        all.add(Layout::Sites, One { base_model: base_model(listing), hooks, ..One::default() });
+        all.add(SaeLayout::Sites, SaeInfo { base_model: base_model(listing), hooks, ..SaeInfo::default() });
     }
-    all.more = !whole;
+    all.more = !complete;
     all
 }
 
-/// Describes a GGUF file of directions.
-pub fn describe_gguf(file: &GgufFile) -> Description {
-    let mut all = Description::default();
-    all.add(Layout::ControlVector, control_vector(file));
+/// Describes a GGUF control vector.
+pub fn describe_gguf(file: &GgufFile) -> SaeDescription {
+    let mut all = SaeDescription::default();
+    all.add(SaeLayout::ControlVector, control_vector(file));
     all
 }
 
-impl Description {
-    fn add(&mut self, layout: Layout, one: One) {
+impl SaeDescription {
+    fn add(&mut self, layout: SaeLayout, info: SaeInfo) {
         fn push<T: PartialEq>(list: &mut Vec<T>, new: impl IntoIterator<Item = T>) {
             for value in new {
-                if list.len() < MOST_NAMED && !list.contains(&value) {
+                if list.len() < MAX_NAMES && !list.contains(&value) {
                     list.push(value);
                 }
             }
         }
-        self.count += one.count;
+        self.count += info.count;
         push(&mut self.layouts, [layout]);
-        push(&mut self.kinds, one.kind);
-        push(&mut self.base_models, one.base_model);
-        push(&mut self.hooks, one.hooks);
-        push(&mut self.hooks_out, one.hooks_out);
+        push(&mut self.kinds, info.kind);
+        push(&mut self.base_models, info.base_model);
+        push(&mut self.hooks, info.hooks);
+        push(&mut self.hooks_out, info.hooks_out);
     }
 }
 
-/// The base model of a release, without describing all of it: the settings of the directories inside are tried first, one level after the other.
+/// The base model of a release. Tries the settings files of the first directories, level by level,
+/// before searching the whole tree.
 pub(crate) fn base_model(listing: &Listing) -> Option<String> {
     let named = |dir: &Path| ["config.json", "cfg.json"].iter().find_map(|file| model_name(&dir.join(file)));
     let own = ["config.json", "cfg.json"].iter().filter(|file| listing.has(file));
     let near = own.map(|file| listing.dir.join(file)).find_map(|file| model_name(&file));
     near.or_else(|| {
-        /// Releases are alike throughout: what a handful does not say, none does.
-        const TRIED: usize = 8;
-        let dirs: Vec<_> = listing.inner_dirs().take(TRIED).collect();
-        let inside = || dirs.iter().take(TRIED).filter_map(|dir| Listing::read(dir).ok());
+        /// Directories tried per level; the directories of a release have the same kind of
+        /// settings.
+        const MAX_TRIED: usize = 8;
+        let dirs: Vec<_> = listing.inner_dirs().take(MAX_TRIED).collect();
+        let inside = || dirs.iter().take(MAX_TRIED).filter_map(|dir| Listing::read(dir).ok());
         dirs.iter()
             .find_map(|dir| named(dir))
-            .or_else(|| inside().find_map(|inner| inner.inner_dirs().take(TRIED).find_map(|dir| named(&dir))))
+            .or_else(|| inside().find_map(|inner| inner.inner_dirs().take(MAX_TRIED).find_map(|dir| named(&dir))))
     })
     .or_else(|| {
         let mut found = None;
-        walk(listing, MOST_DIRS, &mut |inner, layout| {
-            found = one(inner, layout).base_model;
+        walk(listing, MAX_DIRS, &mut |inner, layout| {
+            found = read_settings(inner, layout).base_model;
             found.is_none()
         });
         found
     })
     .or_else(|| {
-        let vectors = listing.ending(".gguf").filter_map(|name| GgufFile::open(listing.dir.join(name)).ok());
+        let vectors = listing.files_with_suffix(".gguf").filter_map(|name| GgufFile::open(listing.dir.join(name)).ok());
         vectors.filter(is_vector).find_map(|vector| control_vector(&vector).base_model)
     })
 }
 
-/// The model that a file of settings names.
+/// The base model that a settings file names.
 fn model_name(file: &Path) -> Option<String> {
     let value = read_json(file)?;
-    // A model's own configuration may have such keys, too, and they mean other things.
-    value.get("model_type").is_none().then(|| text(&value, BASE))?
+    // In a model's own configuration these keys mean other things.
+    value.get("model_type").is_none().then(|| text(&value, BASE_MODEL_KEYS))?
 }
 
-/// Where the layouts keep the name of the model.
-const BASE: &[&str] = &["/model_name", "/metadata/model_name", "/trainer/lm_name", "/lm_name"];
+/// JSON pointers to the base model's name.
+const BASE_MODEL_KEYS: &[&str] = &["/model_name", "/metadata/model_name", "/trainer/lm_name", "/lm_name"];
 
-/// Reads the settings of one directory.
-fn one(listing: &Listing, layout: Layout) -> One {
+/// Reads the settings files of one directory.
+fn read_settings(listing: &Listing, layout: SaeLayout) -> SaeInfo {
     let json = |file: &str| listing.json(file).ok().flatten().unwrap_or_default();
     let list = |value: Option<String>| value.into_iter().collect::<Vec<String>>();
     match layout {
-        Layout::Saelens => {
+        SaeLayout::Saelens => {
             let settings = json("cfg.json");
             let kind = text(&settings, &["/architecture", "/metadata/architecture"]);
-            One {
+            SaeInfo {
                 count: 1,
                 kind: kind.or_else(|| listing.has("cfg.json").then(|| "standard".into())),
-                base_model: text(&settings, BASE),
+                base_model: text(&settings, BASE_MODEL_KEYS),
                 hooks: list(text(
                     &settings,
                     &["/hook_name", "/hook_point", "/metadata/hook_name", "/metadata/hook_point"],
@@ -149,73 +153,76 @@ fn one(listing: &Listing, layout: Layout) -> One {
                 hooks_out: list(text(&settings, &["/hook_name_out", "/metadata/hook_name_out"])),
             }
         }
-        Layout::GemmaScope => gemma_scope(&listing.dir),
-        Layout::GemmaScope2 => {
+        SaeLayout::GemmaScope => gemma_scope(&listing.dir),
+        SaeLayout::GemmaScope2 => {
             let settings = json("config.json");
-            One {
+            SaeInfo {
                 count: 1,
                 kind: text(&settings, &["/architecture", "/type"]),
-                base_model: text(&settings, BASE),
+                base_model: text(&settings, BASE_MODEL_KEYS),
                 hooks: list(text(&settings, &["/hf_hook_point_in"])),
                 hooks_out: list(text(&settings, &["/hf_hook_point_out"])),
             }
         }
-        Layout::LlamaScope => {
-            let own = if listing.has("hyperparams.json") { json("hyperparams.json") } else { json("config.json") };
-            let beside = json("lm_config.json");
-            One {
+        SaeLayout::LlamaScope => {
+            let settings = if listing.has("hyperparams.json") { json("hyperparams.json") } else { json("config.json") };
+            let lm_config = json("lm_config.json");
+            SaeInfo {
                 count: 1,
-                kind: text(&own, &["/act_fn", "/sae_type"]),
-                base_model: text(&own, BASE).or_else(|| text(&beside, BASE)).or_else(|| llama_scope_base(&listing.dir)),
-                hooks: list(text(&own, &["/hook_point_in"])),
-                hooks_out: list(text(&own, &["/hook_point_out"])),
+                kind: text(&settings, &["/act_fn", "/sae_type"]),
+                base_model: text(&settings, BASE_MODEL_KEYS)
+                    .or_else(|| text(&lm_config, BASE_MODEL_KEYS))
+                    .or_else(|| llama_scope_base(&listing.dir)),
+                hooks: list(text(&settings, &["/hook_point_in"])),
+                hooks_out: list(text(&settings, &["/hook_point_out"])),
             }
         }
-        Layout::DictionaryLearning => {
+        SaeLayout::DictionaryLearning => {
             let settings = json("config.json");
             let layer = settings.pointer("/trainer/layer").and_then(Value::as_u64);
             let named = text(&settings, &["/trainer/submodule_name", "/buffer/submodule_name"]);
-            One {
+            SaeInfo {
                 count: 1,
                 kind: text(&settings, &["/trainer/dict_class"]),
-                base_model: text(&settings, BASE),
+                base_model: text(&settings, BASE_MODEL_KEYS),
                 hooks: list(named.or_else(|| layer.map(|layer| format!("layer {layer}")))),
                 hooks_out: Vec::new(),
             }
         }
-        Layout::Sparsify => {
+        SaeLayout::Sparsify => {
             let settings = json("cfg.json");
             let transcodes = settings.get("transcode").and_then(Value::as_bool).unwrap_or(false);
-            let place = || listing.dir.file_name().map(|name| name.to_string_lossy().into_owned());
-            // What training was told lies beside the directories of the hook points.
+            let hook = || listing.dir.file_name().map(|name| name.to_string_lossy().into_owned());
+            // The training settings are in the parent of the hook-point directories.
             let above = listing.dir.parent().and_then(|dir| read_json(&dir.join("config.json")));
-            One {
+            SaeInfo {
                 count: 1,
                 kind: text(&settings, &["/activation"]).or_else(|| Some("topk".into())),
                 base_model: above.and_then(|above| text(&above, &["/model"])),
-                hooks: list(place()),
-                hooks_out: if transcodes { list(place()) } else { Vec::new() },
+                hooks: list(hook()),
+                hooks_out: if transcodes { list(hook()) } else { Vec::new() },
             }
         }
-        Layout::CircuitTracerPlt | Layout::CircuitTracerClt => circuit_tracer(listing, layout),
-        Layout::HookZ => {
-            let files: Vec<&str> = listing.ending("_cfg.json").collect();
-            let mut all = One { kind: Some("standard".into()), ..One::default() };
+        SaeLayout::CircuitTracerPlt | SaeLayout::CircuitTracerClt => circuit_tracer(listing, layout),
+        SaeLayout::HookZ => {
+            let files: Vec<&str> = listing.files_with_suffix("_cfg.json").collect();
+            let mut all = SaeInfo { kind: Some("standard".into()), ..SaeInfo::default() };
             for file in files {
                 let settings = json(file);
                 all.count += 1;
                 all.hooks.extend(text(&settings, &["/act_name"]));
                 let named = file.split_once("_L").map(|(model, _)| model.to_owned());
-                all.base_model = all.base_model.or_else(|| text(&settings, BASE)).or(named);
+                all.base_model = all.base_model.or_else(|| text(&settings, BASE_MODEL_KEYS)).or(named);
             }
             all
         }
-        Layout::ControlVector | Layout::Sites => One::default(),
+        SaeLayout::ControlVector | SaeLayout::Sites => SaeInfo::default(),
     }
 }
 
-/// Gemma Scope has no settings: the site is in the repository's name, the layer in the directory's.
-fn gemma_scope(dir: &Path) -> One {
+/// Gemma Scope has no settings files: the repository's name has the site, the directory's the
+/// layer.
+fn gemma_scope(dir: &Path) -> SaeInfo {
     let whole = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
     let whole = whole.to_string_lossy();
     let release = whole.split(['/', '\\']).find_map(|part| part.split_once("gemma-scope-").map(|(_, rest)| rest));
@@ -233,40 +240,41 @@ fn gemma_scope(dir: &Path) -> One {
         Some("transcoders") => ("ln2.hook_normalized", Some("hook_mlp_out")),
         _ => ("", None),
     };
-    let place = |hook: &str| layer.filter(|_| !hook.is_empty()).map(|layer| format!("blocks.{layer}.{hook}"));
-    One {
+    let hook_point = |hook: &str| layer.filter(|_| !hook.is_empty()).map(|layer| format!("blocks.{layer}.{hook}"));
+    SaeInfo {
         count: 1,
         kind: Some("jumprelu".into()),
         base_model,
-        hooks: place(input).into_iter().collect(),
-        hooks_out: output.and_then(place).into_iter().collect(),
+        hooks: hook_point(input).into_iter().collect(),
+        hooks_out: output.and_then(hook_point).into_iter().collect(),
     }
 }
 
-/// Llama Scope names its model in the repository's name only: `Llama3_1-8B-Base-LXR-8x`.
+/// Llama Scope names its base model only in the repository's name: `Llama3_1-8B-Base-LXR-8x`.
 fn llama_scope_base(dir: &Path) -> Option<String> {
     let whole = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
     whole.to_string_lossy().contains("Llama3_1-8B-Base").then(|| "meta-llama/Llama-3.1-8B".into())
 }
 
-fn circuit_tracer(listing: &Listing, layout: Layout) -> One {
-    let said = |key: &str| {
+fn circuit_tracer(listing: &Listing, layout: SaeLayout) -> SaeInfo {
+    let setting = |key: &str| {
         ["config.yaml", "wandb-config.yaml", "wanb-config.yaml"].iter().find_map(|file| yaml(listing, file, key))
     };
-    let start = if layout == Layout::CircuitTracerClt { "W_enc_" } else { "layer_" };
-    let mut layers: Vec<usize> = listing.ending(".safetensors").filter_map(|name| number_in(name, start)).collect();
+    let start = if layout == SaeLayout::CircuitTracerClt { "W_enc_" } else { "layer_" };
+    let mut layers: Vec<usize> =
+        listing.files_with_suffix(".safetensors").filter_map(|name| number_in(name, start)).collect();
     layers.sort_unstable();
-    let places = |hook: Option<String>| match hook {
+    let hook_points = |hook: Option<String>| match hook {
         Some(hook) if layers.is_empty() => vec![hook],
         Some(hook) => layers.iter().map(|layer| format!("blocks.{layer}.{hook}")).collect(),
         None => Vec::new(),
     };
-    One {
-        count: if layout == Layout::CircuitTracerClt { 1 } else { layers.len().max(1) },
-        kind: said("model_kind"),
-        base_model: said("model_name"),
-        hooks: places(said("feature_input_hook")),
-        hooks_out: places(said("feature_output_hook")),
+    SaeInfo {
+        count: if layout == SaeLayout::CircuitTracerClt { 1 } else { layers.len().max(1) },
+        kind: setting("model_kind"),
+        base_model: setting("model_name"),
+        hooks: hook_points(setting("feature_input_hook")),
+        hooks_out: hook_points(setting("feature_output_hook")),
     }
 }
 
@@ -274,7 +282,7 @@ fn is_vector(file: &GgufFile) -> bool {
     file.architecture().is_ok_and(|name| name == "controlvector")
 }
 
-fn control_vector(file: &GgufFile) -> One {
+fn control_vector(file: &GgufFile) -> SaeInfo {
     let hint = match file.value("controlvector.model_hint") {
         Some(gguf::Value::Text(text)) if !text.is_empty() => Some(text.clone()),
         _ => None,
@@ -283,10 +291,10 @@ fn control_vector(file: &GgufFile) -> One {
         file.tensors().iter().filter_map(|tensor| tensor.name.strip_prefix("direction.")?.parse().ok()).collect();
     layers.sort_unstable();
     let hooks: Vec<String> = layers.iter().map(|layer| format!("direction.{layer}")).collect();
-    One { count: 1, kind: Some("control vector".into()), base_model: hint, hooks, hooks_out: Vec::new() }
+    SaeInfo { count: 1, kind: Some("control vector".into()), base_model: hint, hooks, hooks_out: Vec::new() }
 }
 
-/// The value of a key at the top of a YAML file.
+/// The value of a top-level key of a YAML file.
 pub(super) fn yaml(listing: &Listing, file: &str, key: &str) -> Option<String> {
     let bytes = listing.settings(file).ok().flatten()?;
     let text = String::from_utf8_lossy(&bytes);
@@ -296,12 +304,12 @@ pub(super) fn yaml(listing: &Listing, file: &str, key: &str) -> Option<String> {
 }
 
 fn read_json(file: &Path) -> Option<Value> {
-    const LONGEST: u64 = 1 << 20;
-    serde_json::from_slice(&crate::listing::first_bytes(file, LONGEST).ok()?).ok()
+    const MAX_BYTES: u64 = 1 << 20;
+    serde_json::from_slice(&crate::listing::first_bytes(file, MAX_BYTES).ok()?).ok()
 }
 
-/// The first of these places that holds a text.
-fn text(value: &Value, places: &[&str]) -> Option<String> {
-    let found = places.iter().find_map(|place| value.pointer(place)?.as_str());
-    found.filter(|text| !text.is_empty()).map(str::to_owned)
+/// The first of these JSON pointers with a non-empty string.
+fn text(value: &Value, pointers: &[&str]) -> Option<String> {
+    let first = pointers.iter().find_map(|pointer| value.pointer(pointer)?.as_str());
+    first.filter(|text| !text.is_empty()).map(str::to_owned)
 }

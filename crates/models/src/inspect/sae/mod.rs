@@ -1,67 +1,71 @@
-//! Sparse autoencoders, transcoders and steering vectors in every layout that people publish them in, at any depth.
+//! Detects sparse autoencoders, transcoders and steering vectors in all published layouts, at any
+//! depth.
 //!
-//! A layout is told by the names of its files, and where these are common ones by keys of the settings beside them. Releases hold one
-//! directory for each site, width and sparsity, so directories are walked: only so deep and so many, and no circle of links is entered.
+//! A layout is recognized by its file names and, if these are ambiguous, by keys of its settings
+//! files. Releases have one directory per site, width and sparsity, so the directory tree is
+//! searched, with limits on depth and number, and without following link cycles.
 
 mod describe;
 
-pub use describe::{Description, describe, describe_gguf};
+pub use describe::{SaeDescription, describe, describe_gguf};
 pub(crate) use describe::{base_model, describe_listing};
 
 use serde::Serialize;
 
-use super::peek::{Peek, Seen};
+use super::config_keys::{ConfigKeys, Presence};
 use crate::gguf::GgufFile;
 use crate::listing::Listing;
 
-/// The ways in which autoencoders are stored.
+/// Storage layout of sparse autoencoders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Layout {
+#[schemars(rename = "Layout")]
+pub enum SaeLayout {
     /// SAELens: `cfg.json` and `sae_weights.safetensors`.
     Saelens,
     /// Gemma Scope: `params.npz`.
     GemmaScope,
     /// Gemma Scope 2: `config.json` and `params.safetensors`.
     GemmaScope2,
-    /// Llama Scope: `hyperparams.json` and `checkpoints/`, or `config.json` and `sae_weights.safetensors`.
+    /// Llama Scope: `hyperparams.json` and `checkpoints/`, or `config.json` and
+    /// `sae_weights.safetensors`.
     LlamaScope,
     /// dictionary_learning: `config.json` and `ae.pt`.
     DictionaryLearning,
     /// sparsify: `cfg.json` and `sae.safetensors`.
     Sparsify,
-    /// circuit-tracer, one transcoder a layer: `layer_0.safetensors` and `config.yaml`.
+    /// circuit-tracer, per-layer transcoders: `layer_0.safetensors` and `config.yaml`.
     CircuitTracerPlt,
-    /// circuit-tracer, transcoders across layers: `W_enc_0.safetensors`, `W_dec_0.safetensors`.
+    /// circuit-tracer, cross-layer transcoders: `W_enc_0.safetensors`, `W_dec_0.safetensors`.
     CircuitTracerClt,
-    /// Attention autoencoders in pairs of `NAME.pt` and `NAME_cfg.json`.
+    /// Attention autoencoders: pairs of `NAME.pt` and `NAME_cfg.json`.
     HookZ,
-    /// llama.cpp's control vectors: a GGUF file of directions.
+    /// llama.cpp's control vectors: a GGUF file of steering directions.
     ControlVector,
-    /// A release whose directories are named for sites, with nothing known inside.
+    /// A release whose directories are named after sites, with unrecognized contents.
     Sites,
 }
 
-impl Layout {
-    /// Its name in JSON.
+impl SaeLayout {
+    /// Name in JSON.
     pub fn name(self) -> &'static str {
         match self {
-            Layout::Saelens => "saelens",
-            Layout::GemmaScope => "gemma_scope",
-            Layout::GemmaScope2 => "gemma_scope2",
-            Layout::LlamaScope => "llama_scope",
-            Layout::DictionaryLearning => "dictionary_learning",
-            Layout::Sparsify => "sparsify",
-            Layout::CircuitTracerPlt => "circuit_tracer_plt",
-            Layout::CircuitTracerClt => "circuit_tracer_clt",
-            Layout::HookZ => "hook_z",
-            Layout::ControlVector => "control_vector",
-            Layout::Sites => "sites",
+            SaeLayout::Saelens => "saelens",
+            SaeLayout::GemmaScope => "gemma_scope",
+            SaeLayout::GemmaScope2 => "gemma_scope2",
+            SaeLayout::LlamaScope => "llama_scope",
+            SaeLayout::DictionaryLearning => "dictionary_learning",
+            SaeLayout::Sparsify => "sparsify",
+            SaeLayout::CircuitTracerPlt => "circuit_tracer_plt",
+            SaeLayout::CircuitTracerClt => "circuit_tracer_clt",
+            SaeLayout::HookZ => "hook_z",
+            SaeLayout::ControlVector => "control_vector",
+            SaeLayout::Sites => "sites",
         }
     }
 }
 
-/// The directories of a release that are named for what its autoencoders read.
+/// Directory names of releases that are named after the site of the autoencoders.
 const SITES: &[&str] = &[
     "attn_out",
     "attn_out_all",
@@ -74,79 +78,84 @@ const SITES: &[&str] = &[
     "transcoder_all",
 ];
 
-/// Whether this very directory holds an autoencoder.
-pub(crate) fn is_here(listing: &Listing, config: Option<&Peek>) -> bool {
+/// Whether this directory itself contains an autoencoder.
+pub(crate) fn is_here(listing: &Listing, config: Option<&ConfigKeys>) -> bool {
     layout(listing, || None, config).is_some()
 }
 
-/// Whether a directory inside holds one.
+/// Whether a nested directory contains one.
 pub(crate) fn is_inside(listing: &Listing) -> bool {
-    /// Looking for one, this many directories are opened.
-    const MOST: usize = 128;
-    if listing.dirs().any(|dir| SITES.contains(&dir)) || holds_vectors(listing) {
+    /// Limit of directories opened.
+    const MAX_OPENED: usize = 128;
+    if listing.dirs().any(|dir| SITES.contains(&dir)) || has_control_vector(listing) {
         return true;
     }
     let mut found = false;
-    walk(listing, MOST, &mut |_, _| {
+    walk(listing, MAX_OPENED, &mut |_, _| {
         found = true;
         false
     });
     found
 }
 
-/// The layout of what this very directory holds. `config` is its configuration where it is known already, `read` gets it otherwise.
-fn layout(listing: &Listing, read: impl FnOnce() -> Option<Peek>, config: Option<&Peek>) -> Option<Layout> {
+/// The layout of this directory itself. `config` is its configuration if already read; else `read`
+/// gets it.
+fn layout(
+    listing: &Listing,
+    read: impl FnOnce() -> Option<ConfigKeys>,
+    config: Option<&ConfigKeys>,
+) -> Option<SaeLayout> {
     let has = |name: &str| listing.has(name);
     if has("sae_weights.safetensors") {
-        return Some(if has("cfg.json") || !has("config.json") { Layout::Saelens } else { Layout::LlamaScope });
+        return Some(if has("cfg.json") || !has("config.json") { SaeLayout::Saelens } else { SaeLayout::LlamaScope });
     }
     if has("params.npz") {
-        return Some(Layout::GemmaScope);
+        return Some(SaeLayout::GemmaScope);
     }
     if has("ae.pt") {
-        return Some(Layout::DictionaryLearning);
+        return Some(SaeLayout::DictionaryLearning);
     }
     if has("cfg.json") && has("sae.safetensors") {
-        return Some(Layout::Sparsify);
+        return Some(SaeLayout::Sparsify);
     }
     if has("hyperparams.json") && listing.has_dir("checkpoints") {
-        return Some(Layout::LlamaScope);
+        return Some(SaeLayout::LlamaScope);
     }
-    if numbered(listing, "W_enc_") {
-        return Some(Layout::CircuitTracerClt);
+    if has_numbered_file(listing, "W_enc_") {
+        return Some(SaeLayout::CircuitTracerClt);
     }
-    // Shards of models are numbered otherwise, but a model's own configuration would say what it is.
-    if numbered(listing, "layer_") && !has("config.json") {
-        return Some(Layout::CircuitTracerPlt);
+    // With a config.json, such files belong to a model.
+    if has_numbered_file(listing, "layer_") && !has("config.json") {
+        return Some(SaeLayout::CircuitTracerPlt);
     }
-    if listing.ending("_cfg.json").any(|name| has(&format!("{}.pt", name.trim_end_matches("_cfg.json")))) {
-        return Some(Layout::HookZ);
+    if listing.files_with_suffix("_cfg.json").any(|name| has(&format!("{}.pt", name.trim_end_matches("_cfg.json")))) {
+        return Some(SaeLayout::HookZ);
     }
     if has("config.yaml") {
         let kind = describe::yaml(listing, "config.yaml", "model_kind");
         match kind.as_deref() {
-            Some("transcoder_set") => return Some(Layout::CircuitTracerPlt),
-            Some("cross_layer_transcoder") => return Some(Layout::CircuitTracerClt),
+            Some("transcoder_set") => return Some(SaeLayout::CircuitTracerPlt),
+            Some("cross_layer_transcoder") => return Some(SaeLayout::CircuitTracerClt),
             _ => {}
         }
     }
     if !has("config.json") {
         return None;
     }
-    let own = if config.is_none() { read() } else { None };
-    let config = config.or(own.as_ref()).filter(|config| config.model_type().is_none())?;
+    let fresh = if config.is_none() { read() } else { None };
+    let config = config.or(fresh.as_ref()).filter(|config| config.model_type().is_none())?;
     match config {
-        config if config.trainer == Seen::Part => Some(Layout::DictionaryLearning),
-        config if config.hf_hook_point_in.any() => Some(Layout::GemmaScope2),
-        config if has("params.safetensors") && config.width.any() => Some(Layout::GemmaScope2),
-        config if config.hook_point_in.any() => Some(Layout::LlamaScope),
+        config if config.trainer == Presence::Container => Some(SaeLayout::DictionaryLearning),
+        config if config.hf_hook_point_in.any() => Some(SaeLayout::GemmaScope2),
+        config if has("params.safetensors") && config.width.any() => Some(SaeLayout::GemmaScope2),
+        config if config.hook_point_in.any() => Some(SaeLayout::LlamaScope),
         _ => None,
     }
 }
 
 /// Whether there is a file `<start><number>.safetensors`.
-fn numbered(listing: &Listing, start: &str) -> bool {
-    listing.ending(".safetensors").any(|name| number_in(name, start).is_some())
+fn has_numbered_file(listing: &Listing, start: &str) -> bool {
+    listing.files_with_suffix(".safetensors").any(|name| number_in(name, start).is_some())
 }
 
 fn number_in(name: &str, start: &str) -> Option<usize> {
@@ -154,31 +163,32 @@ fn number_in(name: &str, start: &str) -> Option<usize> {
 }
 
 /// Whether one of the GGUF files here is a control vector.
-fn holds_vectors(listing: &Listing) -> bool {
-    const MOST: usize = 4;
+fn has_control_vector(listing: &Listing) -> bool {
+    const MAX_OPENED: usize = 4;
     let is_vector = |name: &str| {
         GgufFile::open(listing.dir.join(name)).is_ok_and(|file| file.architecture().is_ok_and(|a| a == "controlvector"))
     };
-    listing.ending(".gguf").take(MOST).any(is_vector)
+    listing.files_with_suffix(".gguf").take(MAX_OPENED).any(is_vector)
 }
 
-/// How deep autoencoders may lie: releases have up to four levels, and people keep releases in folders.
-const DEPTH: usize = 8;
+/// Depth limit of the search: releases have up to four levels and may be nested in other folders.
+const MAX_DEPTH: usize = 8;
 
-/// Shows every directory with an autoencoder to `visit`, which says whether to go on; `most` directories are opened. Tells whether those were all.
-fn walk(listing: &Listing, most: usize, visit: &mut dyn FnMut(&Listing, Layout) -> bool) -> bool {
-    fn inside(
+/// Calls `visit` for every directory with an autoencoder until it returns `false`; opens at most
+/// `max_dirs` directories. Returns whether the search was complete.
+fn walk(listing: &Listing, max_dirs: usize, visit: &mut dyn FnMut(&Listing, SaeLayout) -> bool) -> bool {
+    fn walk_from(
         listing: &Listing,
         depth: usize,
         left: &mut usize,
-        visit: &mut dyn FnMut(&Listing, Layout) -> bool,
+        visit: &mut dyn FnMut(&Listing, SaeLayout) -> bool,
     ) -> bool {
-        if let Some(layout) = layout(listing, || peek(listing), None)
+        if let Some(layout) = layout(listing, || config_keys(listing), None)
             && !visit(listing, layout)
         {
             return false;
         }
-        if depth == DEPTH {
+        if depth == MAX_DEPTH {
             return true;
         }
         for dir in listing.inner_dirs() {
@@ -187,17 +197,17 @@ fn walk(listing: &Listing, most: usize, visit: &mut dyn FnMut(&Listing, Layout) 
             }
             *left -= 1;
             if let Ok(inner) = Listing::read(&dir)
-                && !inside(&inner, depth + 1, left, visit)
+                && !walk_from(&inner, depth + 1, left, visit)
             {
                 return false;
             }
         }
         true
     }
-    inside(listing, 0, &mut { most }, visit)
+    walk_from(listing, 0, &mut { max_dirs }, visit)
 }
 
-fn peek(listing: &Listing) -> Option<Peek> {
+fn config_keys(listing: &Listing) -> Option<ConfigKeys> {
     let bytes = listing.settings("config.json").ok().flatten()?;
-    Peek::read(&bytes, &listing.dir.join("config.json")).ok()
+    ConfigKeys::read(&bytes, &listing.dir.join("config.json")).ok()
 }

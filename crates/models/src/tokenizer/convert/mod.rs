@@ -1,27 +1,29 @@
-//! Tokenizers in their older forms, made into what `tokenizer.json` would hold.
+//! Converts older tokenizer files to the equivalent `tokenizer.json`.
 //!
-//! Each form is converted as transformers converts it for the class that the directory names (`settings`): byte-level BPE as
-//! `vocab.json` and `merges.txt` (`bpe`), SentencePiece models (`sentencepiece`, `pieces`), byte-level ranks of tiktoken and Mistral's tekken
-//! (`ranks`), BERT's `vocab.txt` (`words`). A class that is not known is refused by name: its files do not tell how it cuts text.
+//! The conversion follows transformers and depends on the tokenizer class that the directory names
+//! (`settings`): `vocab.json` and `merges.txt` (`bpe`), SentencePiece models (`sentencepiece`,
+//! `sentencepiece_proto`), tiktoken and Mistral's tekken (`ranks`), BERT's `vocab.txt`
+//! (`wordpiece`). An unknown class is refused by name, because its files do not define its
+//! pre-tokenizer.
 
 mod bpe;
-mod pieces;
 mod ranks;
 mod sentencepiece;
+mod sentencepiece_proto;
 mod settings;
-mod words;
+mod wordpiece;
 
 use super::{Sidecars, read_optional, special};
 use crate::checkpoint::{LFS_POINTER, LFS_REMEDY};
 use crate::{Error, Result};
 use serde_json::{Value, json};
-use settings::Settings;
+use settings::TokenizerSettings;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-/// The files that hold a tokenizer, by form; in the order in which they are looked for.
-pub const FORMS: [&str; 9] = [
-    super::FILE,
+/// The tokenizer files that can be read, in the order in which they are looked for.
+pub const TOKENIZER_FILES: [&str; 9] = [
+    super::TOKENIZER_JSON,
     "tekken.json",
     "tokenizer.model",
     "spiece.model",
@@ -32,46 +34,48 @@ pub const FORMS: [&str; 9] = [
     "vocab.txt",
 ];
 
-/// The longest token that is believed: the work on a token grows with the square of its length.
-const LONGEST: usize = 4096;
+/// Limit of a token's length: deriving merges takes time quadratic in it.
+const MAX_TOKEN_BYTES: usize = 4096;
 
-/// A converted tokenizer.
-pub(super) struct Converted {
-    /// The file that it was made of.
+/// The result of a conversion.
+pub(super) struct ConvertedTokenizer {
+    /// The file that was converted.
     pub file: PathBuf,
-    /// What `tokenizer.json` would hold.
+    /// The equivalent `tokenizer.json`.
     pub json: Vec<u8>,
-    /// `tokenizer_config.json` with what its class fills in.
+    /// `tokenizer_config.json` with the defaults of its class filled in.
     pub tokenizer_config: Vec<u8>,
 }
 
-/// Converts the tokenizer of a directory that has no `tokenizer.json`; `None` where there is none in any form.
-pub(super) fn from_dir(dir: &Path, sidecars: &Sidecars<'_>) -> Result<Option<Converted>> {
-    let Some((file, bytes)) = found(dir)? else { return Ok(None) };
+/// Converts the tokenizer of a directory without `tokenizer.json`; `None` if it has no tokenizer
+/// files.
+pub(super) fn from_dir(dir: &Path, sidecars: &Sidecars<'_>) -> Result<Option<ConvertedTokenizer>> {
+    let Some((file, bytes)) = find_tokenizer_file(dir)? else { return Ok(None) };
     if bytes.starts_with(LFS_POINTER) {
         return Err(Error::invalid(file, "this is a Git LFS pointer, not the tokenizer", LFS_REMEDY));
     }
-    let settings = Settings::read(dir, sidecars)?;
+    let settings = TokenizerSettings::read(dir, sidecars)?;
     let name = file.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let (json, settings) = match name.as_str() {
         "tekken.json" => ranks::tekken(&file, &bytes, settings)?,
         "vocab.json" => bpe::convert(&file, &bytes, settings)?,
-        "vocab.txt" => words::convert(&file, &bytes, settings)?,
-        // A SentencePiece model begins with its first piece; tiktoken's lines are text under the same names.
-        _ if bytes.first() == Some(&0x0A) => pieces::convert(&file, &bytes, settings)?,
+        "vocab.txt" => wordpiece::convert(&file, &bytes, settings)?,
+        // `tokenizer.model` may be either: 0x0A is the protobuf tag of a SentencePiece model's
+        // first piece.
+        _ if bytes.first() == Some(&0x0A) => sentencepiece::convert(&file, &bytes, settings)?,
         _ => ranks::tiktoken(&file, &bytes, settings)?,
     };
     let tokenizer_config = settings.values().to_string().into_bytes();
-    Ok(Some(Converted { file, json: json.to_string().into_bytes(), tokenizer_config }))
+    Ok(Some(ConvertedTokenizer { file, json: json.to_string().into_bytes(), tokenizer_config }))
 }
 
-/// The first file of a known form, and its contents.
-fn found(dir: &Path) -> Result<Option<(PathBuf, Vec<u8>)>> {
+/// The first of [`TOKENIZER_FILES`] that exists, and its contents.
+fn find_tokenizer_file(dir: &Path) -> Result<Option<(PathBuf, Vec<u8>)>> {
     let mut names: Vec<String> =
-        FORMS[1..6].iter().map(|name| name.to_string()).chain(with_ending(dir, ".tiktoken")).collect();
+        TOKENIZER_FILES[1..6].iter().map(|name| name.to_string()).chain(files_with_suffix(dir, ".tiktoken")).collect();
     names.extend(["vocab.json", "vocab.txt"].map(str::to_owned));
     for name in names {
-        // A vocabulary of words without merges is no tokenizer of a form that is known.
+        // `vocab.json` without merges is not a supported tokenizer.
         if name == "vocab.json" && !dir.join("merges.txt").is_file() {
             continue;
         }
@@ -82,42 +86,42 @@ fn found(dir: &Path) -> Result<Option<(PathBuf, Vec<u8>)>> {
     Ok(None)
 }
 
-fn with_ending(dir: &Path, end: &str) -> Vec<String> {
+fn files_with_suffix(dir: &Path, suffix: &str) -> Vec<String> {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
     let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
-    let mut names: Vec<String> = names.filter(|name| name.ends_with(end)).collect();
+    let mut names: Vec<String> = names.filter(|name| name.ends_with(suffix)).collect();
     names.sort();
     names
 }
 
-/// A tokenizer in parts.
-struct Parts {
+/// The parts of a `tokenizer.json`.
+struct TokenizerParts {
     model: Value,
     /// The ids of the model's vocabulary.
     ids: HashMap<String, u32>,
     normalizer: Value,
     pre_tokenizer: Value,
     decoder: Value,
-    after: After,
-    /// Tokens beyond those that the settings name: their text, and whether they are special.
+    post_processor: PostProcessor,
+    /// Added tokens that the settings do not name: text, and whether they are special.
     added: Vec<(String, bool)>,
 }
 
-/// What stands around a text.
-enum After {
-    /// `bos` and `eos`, where the settings say so.
-    Flags,
-    /// The tokens of these roles.
-    Around(&'static [&'static str], &'static [&'static str]),
+/// The tokens that are added around a text.
+enum PostProcessor {
+    /// bos and eos, as `add_bos_token` and `add_eos_token` say.
+    BosEosFlags,
+    /// The tokens of these roles before and after the text.
+    Template(&'static [&'static str], &'static [&'static str]),
 }
 
-impl Parts {
-    /// Puts the parts together, with the special tokens of the settings.
-    fn assemble(mut self, file: &Path, settings: &Settings) -> Result<Value> {
+impl TokenizerParts {
+    /// Builds `tokenizer.json`, with the special tokens of the settings.
+    fn assemble(mut self, file: &Path, settings: &TokenizerSettings) -> Result<Value> {
         let added = settings.added(&mut self.ids, &self.added);
-        let (first, last): (Vec<&str>, Vec<&str>) = match self.after {
-            After::Around(first, last) => (first.to_vec(), last.to_vec()),
-            After::Flags => {
+        let (first, last): (Vec<&str>, Vec<&str>) = match self.post_processor {
+            PostProcessor::Template(first, last) => (first.to_vec(), last.to_vec()),
+            PostProcessor::BosEosFlags => {
                 let wanted = |flag: &str, role: &'static str| settings.flag(flag, false).then_some(role);
                 (
                     wanted("add_bos_token", "bos_token").into_iter().collect(),
@@ -126,7 +130,7 @@ impl Parts {
             }
         };
         let token = |role: &&str| -> Result<Option<(String, u32)>> {
-            // A role that no token has is left out, as transformers leaves it out.
+            // As in transformers, a role without a token is omitted.
             let Some(text) = settings.token(role) else { return Ok(None) };
             match self.ids.get(&text) {
                 Some(id) => Ok(Some((text, *id))),
@@ -147,7 +151,7 @@ impl Parts {
     }
 }
 
-/// Puts tokens around a text.
+/// A `TemplateProcessing` post-processor with tokens before and after the text.
 fn template(first: &[(String, u32)], last: &[(String, u32)]) -> Value {
     let piece = |(text, _): &(String, u32)| json!({"SpecialToken": {"id": text, "type_id": 0}});
     let text = |id: &str| json!({"Sequence": {"id": id, "type_id": 0}});
@@ -160,8 +164,8 @@ fn template(first: &[(String, u32)], last: &[(String, u32)]) -> Value {
            "pair": around(vec![text("A"), text("B")]), "special_tokens": special})
 }
 
-/// Cuts by a pattern and spells bytes as characters.
-fn byte_level_cut(pattern: &str) -> Value {
+/// A pre-tokenizer that splits by a pattern and then maps bytes to characters.
+fn split_then_byte_level(pattern: &str) -> Value {
     json!({"type": "Sequence", "pretokenizers": [
         {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false},
         {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false},
@@ -180,11 +184,11 @@ fn damaged(file: &Path, problem: impl Into<String>) -> Error {
     )
 }
 
-/// What a directory says its tokenizer is cannot be read from these files.
-fn unfit(file: &Path, settings: &Settings) -> Error {
+/// The error for a file that does not match the tokenizer class of the directory.
+fn class_mismatch(file: &Path, settings: &TokenizerSettings) -> Error {
     Error::unsupported(
-        format!("{}: this file is not read as {}", file.display(), settings.class()),
-        "save the tokenizer as tokenizer.json, where transformers can read it: \
+        format!("{}: this file cannot be read as {}", file.display(), settings.class_description()),
+        "save the tokenizer as tokenizer.json with transformers, if it supports it: \
          python -c \"from transformers import AutoTokenizer as A; A.from_pretrained('DIR').save_pretrained('DIR')\"",
     )
 }

@@ -1,4 +1,4 @@
-//! What a directory says about its tokenizer beside the vocabulary: its class, its special tokens, its flags.
+//! The tokenizer settings of a directory: its class, special tokens and flags.
 
 use super::super::{Sidecars, special};
 use crate::Result;
@@ -6,9 +6,9 @@ use serde_json::{Map, Value, json};
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
-/// The classes of transformers that are known, by the way in which they cut text.
+/// Supported tokenizer classes of transformers, grouped by behavior.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum TokenizerClass {
     Gpt2,
     GptNeoX,
     OpenAiGpt,
@@ -23,63 +23,66 @@ pub(super) enum Kind {
     MBart50,
     Pegasus,
     Bert,
-    /// No class of its own: what the file itself says.
+    /// No specific class: the settings in the file itself apply.
     Plain,
 }
 
-/// Classes by their names, without an ending `Fast`.
-const CLASSES: &[(Kind, &[&str])] = &[
-    (Kind::Gpt2, &["GPT2Tokenizer", "CodeGenTokenizer"]),
-    (Kind::GptNeoX, &["GPTNeoXTokenizer"]),
-    (Kind::OpenAiGpt, &["OpenAIGPTTokenizer"]),
-    (Kind::Roberta, &["RobertaTokenizer", "BartTokenizer", "LongformerTokenizer", "LEDTokenizer", "MvpTokenizer"]),
-    (Kind::Qwen2, &["Qwen2Tokenizer"]),
-    (Kind::Llama, &["LlamaTokenizer"]),
-    (Kind::CodeLlama, &["CodeLlamaTokenizer"]),
-    (Kind::Gemma, &["GemmaTokenizer"]),
-    (Kind::T5, &["T5Tokenizer"]),
-    (Kind::XlmRoberta, &["XLMRobertaTokenizer"]),
-    (Kind::Camembert, &["CamembertTokenizer"]),
-    (Kind::MBart50, &["MBart50Tokenizer"]),
-    (Kind::Pegasus, &["PegasusTokenizer"]),
+/// Class names, without the suffix `Fast`.
+const CLASSES: &[(TokenizerClass, &[&str])] = &[
+    (TokenizerClass::Gpt2, &["GPT2Tokenizer", "CodeGenTokenizer"]),
+    (TokenizerClass::GptNeoX, &["GPTNeoXTokenizer"]),
+    (TokenizerClass::OpenAiGpt, &["OpenAIGPTTokenizer"]),
     (
-        Kind::Bert,
+        TokenizerClass::Roberta,
+        &["RobertaTokenizer", "BartTokenizer", "LongformerTokenizer", "LEDTokenizer", "MvpTokenizer"],
+    ),
+    (TokenizerClass::Qwen2, &["Qwen2Tokenizer"]),
+    (TokenizerClass::Llama, &["LlamaTokenizer"]),
+    (TokenizerClass::CodeLlama, &["CodeLlamaTokenizer"]),
+    (TokenizerClass::Gemma, &["GemmaTokenizer"]),
+    (TokenizerClass::T5, &["T5Tokenizer"]),
+    (TokenizerClass::XlmRoberta, &["XLMRobertaTokenizer"]),
+    (TokenizerClass::Camembert, &["CamembertTokenizer"]),
+    (TokenizerClass::MBart50, &["MBart50Tokenizer"]),
+    (TokenizerClass::Pegasus, &["PegasusTokenizer"]),
+    (
+        TokenizerClass::Bert,
         &["BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer", "ConvBertTokenizer"],
     ),
-    (Kind::Plain, &["PreTrainedTokenizer", "TokenizersBackend"]),
+    (TokenizerClass::Plain, &["PreTrainedTokenizer", "TokenizersBackend"]),
 ];
 
-/// The classes of model types, where the tokenizer's own files name none.
-const TYPES: &[(Kind, &[&str])] = &[
-    (Kind::Gpt2, &["gpt2", "gpt_neo", "gptj", "opt", "codegen", "phi", "starcoder2", "dbrx"]),
-    (Kind::GptNeoX, &["gpt_neox"]),
-    (Kind::OpenAiGpt, &["openai-gpt"]),
-    (Kind::Roberta, &["roberta", "bart", "longformer"]),
-    (Kind::Qwen2, &["qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next"]),
-    (Kind::Llama, &["llama", "mistral", "mixtral"]),
-    (Kind::Gemma, &["gemma", "gemma2", "gemma3", "gemma3_text", "recurrent_gemma"]),
-    (Kind::T5, &["t5", "mt5"]),
-    (Kind::XlmRoberta, &["xlm-roberta", "trocr"]),
-    (Kind::Camembert, &["camembert"]),
-    (Kind::Pegasus, &["pegasus"]),
-    (Kind::Bert, &["bert", "distilbert", "electra"]),
+/// Class by model type, if the tokenizer's files name none.
+const TYPES: &[(TokenizerClass, &[&str])] = &[
+    (TokenizerClass::Gpt2, &["gpt2", "gpt_neo", "gptj", "opt", "codegen", "phi", "starcoder2", "dbrx"]),
+    (TokenizerClass::GptNeoX, &["gpt_neox"]),
+    (TokenizerClass::OpenAiGpt, &["openai-gpt"]),
+    (TokenizerClass::Roberta, &["roberta", "bart", "longformer"]),
+    (TokenizerClass::Qwen2, &["qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next"]),
+    (TokenizerClass::Llama, &["llama", "mistral", "mixtral"]),
+    (TokenizerClass::Gemma, &["gemma", "gemma2", "gemma3", "gemma3_text", "recurrent_gemma"]),
+    (TokenizerClass::T5, &["t5", "mt5"]),
+    (TokenizerClass::XlmRoberta, &["xlm-roberta", "trocr"]),
+    (TokenizerClass::Camembert, &["camembert"]),
+    (TokenizerClass::Pegasus, &["pegasus"]),
+    (TokenizerClass::Bert, &["bert", "distilbert", "electra"]),
 ];
 
-impl Kind {
-    /// The special tokens that a class has unless its files say otherwise.
+impl TokenizerClass {
+    /// The default special tokens of a class.
     fn defaults(self) -> &'static [(&'static str, &'static str)] {
         match self {
-            Kind::Gpt2 => {
+            TokenizerClass::Gpt2 => {
                 &[("bos_token", "<|endoftext|>"), ("eos_token", "<|endoftext|>"), ("unk_token", "<|endoftext|>")]
             }
-            Kind::GptNeoX => &[
+            TokenizerClass::GptNeoX => &[
                 ("bos_token", "<|endoftext|>"),
                 ("eos_token", "<|endoftext|>"),
                 ("unk_token", "<|endoftext|>"),
                 ("pad_token", "<|padding|>"),
             ],
-            Kind::OpenAiGpt => &[("unk_token", "<unk>")],
-            Kind::Roberta | Kind::XlmRoberta | Kind::Camembert => &[
+            TokenizerClass::OpenAiGpt => &[("unk_token", "<unk>")],
+            TokenizerClass::Roberta | TokenizerClass::XlmRoberta | TokenizerClass::Camembert => &[
                 ("bos_token", "<s>"),
                 ("eos_token", "</s>"),
                 ("unk_token", "<unk>"),
@@ -88,11 +91,11 @@ impl Kind {
                 ("cls_token", "<s>"),
                 ("mask_token", "<mask>"),
             ],
-            Kind::Qwen2 => {
+            TokenizerClass::Qwen2 => {
                 &[("eos_token", "<|endoftext|>"), ("unk_token", "<|endoftext|>"), ("pad_token", "<|endoftext|>")]
             }
-            Kind::Llama => &[("bos_token", "<s>"), ("eos_token", "</s>"), ("unk_token", "<unk>")],
-            Kind::CodeLlama => &[
+            TokenizerClass::Llama => &[("bos_token", "<s>"), ("eos_token", "</s>"), ("unk_token", "<unk>")],
+            TokenizerClass::CodeLlama => &[
                 ("bos_token", "<s>"),
                 ("eos_token", "</s>"),
                 ("unk_token", "<unk>"),
@@ -102,14 +105,14 @@ impl Kind {
                 ("eot_token", "\u{2581}<EOT>"),
                 ("fill_token", "<FILL_ME>"),
             ],
-            Kind::Gemma => &[
+            TokenizerClass::Gemma => &[
                 ("bos_token", "<bos>"),
                 ("eos_token", "<eos>"),
                 ("unk_token", "<unk>"),
                 ("pad_token", "<pad>"),
                 ("mask_token", "<mask>"),
             ],
-            Kind::MBart50 => &[
+            TokenizerClass::MBart50 => &[
                 ("eos_token", "</s>"),
                 ("sep_token", "</s>"),
                 ("cls_token", "<s>"),
@@ -118,41 +121,41 @@ impl Kind {
                 ("mask_token", "<mask>"),
                 ("src_lang", "en_XX"),
             ],
-            Kind::Pegasus => &[
+            TokenizerClass::Pegasus => &[
                 ("pad_token", "<pad>"),
                 ("eos_token", "</s>"),
                 ("unk_token", "<unk>"),
                 ("mask_token", "<mask_2>"),
                 ("mask_token_sent", "<mask_1>"),
             ],
-            Kind::T5 => &[("eos_token", "</s>"), ("unk_token", "<unk>"), ("pad_token", "<pad>")],
-            Kind::Bert => &[
+            TokenizerClass::T5 => &[("eos_token", "</s>"), ("unk_token", "<unk>"), ("pad_token", "<pad>")],
+            TokenizerClass::Bert => &[
                 ("unk_token", "[UNK]"),
                 ("sep_token", "[SEP]"),
                 ("pad_token", "[PAD]"),
                 ("cls_token", "[CLS]"),
                 ("mask_token", "[MASK]"),
             ],
-            Kind::Plain => &[],
+            TokenizerClass::Plain => &[],
         }
     }
 }
 
-/// The roles that a token can have, in the order in which transformers adds them.
+/// Roles of special tokens, in the order in which transformers adds them.
 const ROLES: [&str; 7] = ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
-/// The settings of a tokenizer.
-pub(super) struct Settings {
-    /// `None` where nothing says it, or a class that is not known does.
-    pub kind: Option<Kind>,
-    /// What says it, for messages.
-    class: String,
+/// `tokenizer_config.json` and `special_tokens_map.json`, with the defaults of the class.
+pub(super) struct TokenizerSettings {
+    /// `None` if no class is named, or an unknown one.
+    pub class: Option<TokenizerClass>,
+    /// The class and where it comes from, for messages.
+    class_description: String,
     values: Map<String, Value>,
 }
 
-impl Settings {
-    pub(super) fn read(dir: &Path, sidecars: &Sidecars<'_>) -> Result<Settings> {
-        let [config, map, _, model] = special::parsed(dir, sidecars)?;
+impl TokenizerSettings {
+    pub(super) fn read(dir: &Path, sidecars: &Sidecars<'_>) -> Result<TokenizerSettings> {
+        let [config, map, _, model] = special::parse_sidecars(dir, sidecars)?;
         let mut values = config.as_object().cloned().unwrap_or_default();
         for (key, value) in map.as_object().into_iter().flatten() {
             values.entry(key).or_insert_with(|| value.clone());
@@ -160,7 +163,7 @@ impl Settings {
         let text = |value: Option<&Value>| value.and_then(Value::as_str).map(str::to_owned);
         let class = text(values.get("tokenizer_class")).or_else(|| text(model.get("tokenizer_class")));
         let model_type = text(model.get("model_type"));
-        let in_table = |table: &[(Kind, &[&str])], name: &str| {
+        let in_table = |table: &[(TokenizerClass, &[&str])], name: &str| {
             table.iter().find(|(_, names)| names.contains(&name)).map(|(kind, _)| *kind)
         };
         let (kind, class) = match (class, model_type) {
@@ -173,16 +176,16 @@ impl Settings {
                 (None, "a tokenizer of no known class: neither tokenizer_config.json nor config.json names one".into())
             }
         };
-        let mut settings = Settings { kind, class, values };
-        settings.fill(kind.map(Kind::defaults).unwrap_or_default());
+        let mut settings = TokenizerSettings { class: kind, class_description: class, values };
+        settings.fill(kind.map(TokenizerClass::defaults).unwrap_or_default());
         match kind {
-            // Their masks swallow the space before them, unless the files describe them in full.
-            Some(Kind::Camembert | Kind::MBart50) => {
+            // The mask token strips the space before it, unless the files define it as an object.
+            Some(TokenizerClass::Camembert | TokenizerClass::MBart50) => {
                 if let Some(mask) = settings.values.get_mut("mask_token").filter(|mask| mask.is_string()) {
                     *mask = json!({"content": mask, "lstrip": true});
                 }
             }
-            Some(Kind::CodeLlama) => {
+            Some(TokenizerClass::CodeLlama) => {
                 settings.values.entry("add_bos_token").or_insert(json!(true));
             }
             _ => {}
@@ -190,15 +193,15 @@ impl Settings {
         Ok(settings)
     }
 
-    /// Fills in what the files do not say.
+    /// Sets values that the files do not contain.
     pub(super) fn fill(&mut self, defaults: &[(&str, &str)]) {
         for (role, text) in defaults {
             self.values.entry(*role).or_insert_with(|| json!(text));
         }
     }
 
-    pub(super) fn class(&self) -> &str {
-        &self.class
+    pub(super) fn class_description(&self) -> &str {
+        &self.class_description
     }
 
     pub(super) fn values(&self) -> Value {
@@ -213,12 +216,12 @@ impl Settings {
         self.values.get(key).and_then(Value::as_u64).unwrap_or(default)
     }
 
-    /// The text of the token with a role.
+    /// The text of the token with this role.
     pub(super) fn token(&self, role: &str) -> Option<String> {
         self.values.get(role).and_then(special::token_text)
     }
 
-    /// The tokens with ids that the files fix, in the order of these.
+    /// The tokens of `added_tokens_decoder`, sorted by id.
     pub(super) fn fixed(&self) -> Vec<(u32, &Value)> {
         let listed = self.values.get("added_tokens_decoder").and_then(Value::as_object).into_iter().flatten();
         let mut fixed: Vec<(u32, &Value)> = listed.filter_map(|(id, token)| Some((id.parse().ok()?, token))).collect();
@@ -226,23 +229,24 @@ impl Settings {
         fixed
     }
 
-    /// Special tokens without a role.
+    /// Special tokens without a role (`additional_special_tokens`).
     pub(super) fn extra(&self) -> Vec<&Value> {
         let keys = ["extra_special_tokens", "additional_special_tokens"];
         keys.iter().filter_map(|key| self.values.get(*key)?.as_array()).flatten().collect()
     }
 
-    /// The added tokens as `tokenizer.json` lists them. Those that the vocabulary lacks follow it.
+    /// The `added_tokens` of `tokenizer.json`. Tokens outside the vocabulary get the ids after it.
     pub(super) fn added(&self, ids: &mut HashMap<String, u32>, more: &[(String, bool)]) -> Vec<Value> {
         let named = ROLES.iter().filter_map(|role| self.values.get(*role));
-        let all = self.fixed().into_iter().filter_map(|(_, token)| described(token, false));
-        let all = all.chain(named.filter_map(|token| described(token, true)));
+        let all = self.fixed().into_iter().filter_map(|(_, token)| added_token(token, false));
+        let all = all.chain(named.filter_map(|token| added_token(token, true)));
         let all = all.chain(
             more.iter()
-                .filter_map(|(text, is_special)| described(&json!({"content": text, "special": is_special}), false)),
+                .filter_map(|(text, is_special)| added_token(&json!({"content": text, "special": is_special}), false)),
         );
-        let all = all.chain(self.extra().into_iter().filter_map(|token| described(token, true)));
-        // Those of the file itself come first after the vocabulary, whatever the settings list before them.
+        let all = all.chain(self.extra().into_iter().filter_map(|token| added_token(token, true)));
+        // Tokens of the file itself get the first ids after the vocabulary, before those of the
+        // settings.
         let mut next = ids.values().max().map_or(0, |last| last.saturating_add(1));
         let mut id_of = |text: &str| {
             *ids.entry(text.to_owned()).or_insert_with(|| {
@@ -267,11 +271,11 @@ impl Settings {
     }
 }
 
-/// An added token with all its fields, from its text or from an object that leaves some of them out.
-fn described(token: &Value, special: bool) -> Option<Value> {
+/// An added token with all fields, from its text or a partial object.
+fn added_token(token: &Value, special: bool) -> Option<Value> {
     let content = special::token_text(token)?;
     let flag = |key: &str, default: bool| token.get(key).and_then(Value::as_bool).unwrap_or(default);
-    // What stands for itself is special unless an object says that it is not.
+    // A plain string is special; an object has a flag.
     let special = special || flag("special", token.is_string());
     Some(json!({
         "content": content, "special": special, "normalized": flag("normalized", !special),

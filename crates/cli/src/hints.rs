@@ -1,0 +1,80 @@
+//! Remedies of errors, worded for the command line.
+
+use pellucid_engine::Remedy;
+
+/// Words a remedy: commands and flags instead of names of the Rust API.
+pub fn word(remedy: &Remedy) -> String {
+    match remedy {
+        Remedy::Text(text) => text.clone(),
+        Remedy::ListSites => "`pellucid sites` lists the sites of a model".into(),
+        Remedy::DidYouMean(names) => {
+            format!("did you mean {}? `pellucid sites` lists them all", Remedy::quote(names))
+        }
+        Remedy::SiteShapes(rule) => format!("{rule}; `pellucid sites` shows each site's shape"),
+        Remedy::GenerationOptions => "see `pellucid generate --help`".into(),
+        Remedy::PromptTokens => "choose a token of the prompt; `pellucid run` prints them".into(),
+        Remedy::GiveTokenIds => {
+            "give token ids (--tokens 1,2,3), or put the model's tokenizer.json beside its weights".into()
+        }
+        Remedy::DropChat => "leave out --chat, or use an instruction-tuned model".into(),
+        Remedy::Assume { family, also } => {
+            let also = also.as_ref().map_or_else(String::new, |also| format!("; {also}"));
+            format!(
+                "`--assume {family}` runs it as `{family}`, with a warning; compare its logits with the original before \
+                 relying on them{also}"
+            )
+        }
+        Remedy::AssumeShort { family } => format!("with --assume {family}"),
+        Remedy::DropAssume(rest) => format!("leave out --assume{rest}"),
+        Remedy::GiveModelPath => {
+            "give a Hugging Face model directory or a .gguf file; `pellucid inspect` says what a directory is".into()
+        }
+        Remedy::InspectPath(path) => format!("run `pellucid inspect {path}` for the reason"),
+        Remedy::UseAdapter { base, adapter } => {
+            let base = base.as_deref().unwrap_or("BASE");
+            format!("give its base model and the adapter: --model {base} --adapter {adapter}")
+        }
+        Remedy::LoadBaseOfAdapter { base, adapter } => {
+            let name = base.as_ref().map_or_else(String::new, |base| format!(" ({base})"));
+            let base = base.as_deref().unwrap_or("BASE");
+            format!("load its base model{name} with it: --model {base} --adapter {adapter}")
+        }
+        Remedy::Pull(name) => format!("run `pellucid pull {name}` first"),
+        Remedy::PullAgain(name) => format!("run `pellucid pull {name}` again"),
+        Remedy::PullBase(name) => format!("pull the base model (`pellucid pull {name}`), or put its tokenizer here"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_wording_names_nothing_of_the_rust_or_python_api() {
+        for remedy in Remedy::examples() {
+            let text = word(&remedy);
+            assert!(!text.is_empty());
+            for name in ["LoadOptions", "Program", "Sampling", "::", "pellucid_", "pellucid.", "model."] {
+                // `model.` would also match the end of a sentence, but no remedy ends with a
+                // period.
+                assert!(!text.contains(name), "{text:?} contains {name:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_wording_names_commands_and_flags() {
+        let assume = Remedy::Assume { family: "llama".into(), also: Some("`granite` fits too".into()) };
+        assert_eq!(
+            word(&assume),
+            "`--assume llama` runs it as `llama`, with a warning; compare its logits with the original before relying on \
+             them; `granite` fits too"
+        );
+        let unknown_base = Remedy::LoadBaseOfAdapter { base: None, adapter: "lora".into() };
+        assert_eq!(word(&unknown_base), "load its base model with it: --model BASE --adapter lora");
+        let base = Remedy::LoadBaseOfAdapter { base: Some("owner/base".into()), adapter: "lora".into() };
+        assert_eq!(word(&base), "load its base model (owner/base) with it: --model owner/base --adapter lora");
+        assert_eq!(word(&Remedy::DropAssume("; it is")), "leave out --assume; it is");
+        assert_eq!(word(&Remedy::Pull("smollm2-135m".into())), "run `pellucid pull smollm2-135m` first");
+    }
+}

@@ -1,0 +1,162 @@
+"""The recording of a trace: taps and values as tuples, passed to the engine in one call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from . import _core, convert
+from .errors import PlanError, RecordError
+
+if TYPE_CHECKING:
+    from .model import Model
+    from .results import Cache
+    from .selection import Scope
+    from .trace import Session
+    from .values import Value
+
+OPEN, WAITING, DONE, FAILED = "open", "waiting", "done", "failed"
+
+
+class Recorder(_core.Recorder):
+    """Records the taps and values of one `with` block.
+
+    Every access and every write of a site gets the next sequence number, `order`. The engine
+    applies taps in this order, so a value read before a write is the old one, wherever it is used.
+    """
+
+    __slots__ = (
+        "allow_nan",
+        "backward",
+        "caches",
+        "entered",
+        "failure",
+        "layers",
+        "metrics",
+        "model",
+        "padded",
+        "pending_constants",
+        "rows",
+        "saves",
+        "seconds",
+        "session",
+        "state",
+        "values",
+        "writes",
+    )
+
+    def __init__(self, model: Model, padded: bool = False, allow_nan: bool = False) -> None:
+        self.model = model
+        self.layers = model.sites.of_layer
+        self.padded = padded
+        self.allow_nan = allow_nan
+        self.rows: list[Any] = []
+        self.values: list[tuple[Any, ...]] = []
+        self.saves: list[tuple[Value, int]] = []
+        """Saved values with their node.
+
+        Captured sites are not listed here: their tap refers to them.
+        """
+        self.writes: dict[str, list[int]] = {}
+        """For each site address, the sequence numbers of its writes."""
+        self.metrics: list[int] = []
+        self.backward: int | None = None
+        self.pending_constants: list[tuple[int, Value]] = []
+        """`(node, value)`: constants that an earlier block of the session computes before this one
+        runs.
+        """
+        self.caches: list[tuple[Cache, tuple[str, ...], Scope]] = []
+        """Pattern captures (`t.cache`); their taps come after all others."""
+        self.entered = False
+        self.session: Session | None = None
+        """The session that runs this block at its end, if any."""
+        self.seconds: Any = None
+        self.state = OPEN
+        self.failure: BaseException | None = None
+
+    def close(self, state: str, failure: BaseException | None = None) -> None:
+        """Ends recording: the block has run (`DONE`) or will not run (`FAILED`)."""
+        self.state, self.failure, self.closed = state, failure, True
+
+    def add_capture(self, tap: tuple[Any, ...]) -> None:
+        """Records a capture tap, which returns the activation without a copy."""
+        if self.state is not OPEN and self.state is not WAITING:
+            self.raise_closed("no more values can be saved")
+        self.taps.append(tap)
+
+    def add_tap(self, *tap: Any) -> int:
+        """Records a tap `(order, metric, action, site, selection, …)`; returns its index."""
+        if self.state is not OPEN and not (self.state is WAITING and tap[2] == "read"):
+            self.raise_closed("no more taps can be recorded")
+        self.taps.append(tap)
+        return len(self.taps) - 1
+
+    def add_value(self, *expression: Any) -> int:
+        """Records a value `(operation, operands, …)`; returns its node, the index in `values`."""
+        if self.state is not OPEN and self.state is not WAITING:
+            self.raise_closed("no more values can be recorded")
+        self.values.append(expression)
+        return len(self.values) - 1
+
+    def add_save(self, value: Value, node: int) -> None:
+        """Records that a value is saved."""
+        if self.state is not OPEN and self.state is not WAITING:
+            self.raise_closed("no more values can be saved")
+        self.saves.append((value, node))
+
+    def add_constant(self, value: Any) -> int:
+        """Records a constant: a Python number, numpy array, torch tensor, or saved value of another
+        block.
+        """
+        from .values import Value
+
+        if not isinstance(value, Value):
+            return self.add_value("constant", value if isinstance(value, (int, float)) else convert.array(value))
+        if value._recorder.state is WAITING:
+            value.save()
+            self.pending_constants.append((len(self.values), value))
+            return self.add_value("constant", None)
+        return self.add_value("constant", value._single_array())
+
+    def resolve_positions(self, text: str, rows: list[int] | None) -> Any:
+        """Resolves a word (`last`, `prompt`, `generated`, `all`) or the text of a token to
+        positions.
+        """
+        if text in ("last", "prompt", "generated", "all"):
+            return text
+        candidates = range(len(self.rows)) if rows is None else rows
+        if len(candidates) != 1:
+            raise PlanError(
+                f"the position of token {text!r} differs between rows", "use a token's text inside `with t.row(…)`"
+            )
+        token = self.model.to_single_token(text)
+        row = candidates[0]
+        positions = [position for position, other in enumerate(self.rows[row]) if other == token]
+        if not positions:
+            raise PlanError(f"the token {text!r} does not occur in row {row}", "choose a token of the prompt")
+        return positions
+
+    def add_metric(self, value: Value) -> int:
+        """Records a scalar to differentiate; returns its index among the metrics."""
+        node = value._read()
+        if node not in self.metrics:
+            self.metrics.append(node)
+        return self.metrics.index(node)
+
+    def current_metric(self) -> int:
+        """The metric of the open `backward()` block."""
+        if self.backward is None:
+            raise RecordError(
+                "there is no gradient here", "read .grad inside `with loss.backward():`, or use t.gradient"
+            )
+        return self.backward
+
+    def raise_closed(self, what: str) -> None:
+        """Raises the error for recording after the end of the block."""
+        if self.state is FAILED:
+            raise RecordError(f"the block raised {self.failure!r} and did not run: {what}") from self.failure
+        if self.state is DONE:
+            raise RecordError(
+                f"the block has ended: {what}",
+                "continue with numpy on .value of saved values, or use saved values in a new block",
+            )
+        raise RecordError(f"the block has ended and runs at the end of its session: {what}")

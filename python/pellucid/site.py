@@ -1,0 +1,268 @@
+"""`Site`: an activation inside a trace. Reading it records a value, writing it edits the run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import _core
+from .errors import PlanError, SiteError
+from .native import methods_of
+from .selection import SELECT_ALL, Subscript, parse_subscript
+from .values import PENDING, Value, join_scopes
+
+if TYPE_CHECKING:
+    from .recorder import Recorder
+    from .site_table import SiteInfo
+
+
+@methods_of(_core.Site)
+class Site(_core.Site, Value):
+    """An activation inside a trace: a value that can also be written.
+
+    It is the activation at the time of the access: after earlier writes, before later ones.
+
+    This class body is never instantiated: `methods_of` attaches its methods to the native class
+    `_core.Site`, which replaces it.
+    """
+
+    __slots__ = ()
+
+    @property
+    def _rank(self) -> int:  # type: ignore[override]
+        rank = 2 if self._info.kind == "flat" else 3
+        return rank if self._squeeze is None else rank - self._squeeze.count(0)
+
+    # Reading.
+
+    def _save_general(self) -> Value:
+        """Slow path of `save`: a part of a site, or a site that was read or saved before."""
+        if self._result is not None:
+            return self if self._saved_at == self._order else self._duplicate().save()
+        recorder, scope, order = self._recorder, self._scope, self._order
+        if self._node is None and self._squeeze is None and (scope is None or scope.steps is None):
+            recorder.add_capture((order, self._metric, "capture", self._info.address, self._select, self))
+        else:
+            recorder.add_save(self, self._read())
+        self._saved_at, self._result = order, PENDING
+        return self
+
+    def _duplicate(self) -> Site:
+        return Site(self._recorder, self._scope, self._info, self._order, self._select, self._squeeze, self._metric)
+
+    copy = _duplicate  # type: ignore[assignment]
+
+    def _read(self) -> int:
+        if self._node is None:
+            recorder = self._recorder
+            tap = recorder.add_tap(self._order, self._metric, "read", self._info.address, self._select)
+            self._node = recorder.add_value("read", tap)
+            if self._squeeze is not None:
+                self._node = recorder.add_value("index", self._node, self._squeeze)
+        return self._node
+
+    def __getitem__(self, key: Any) -> Value:
+        if self._recorder.closed:
+            self._recorder.raise_closed("sites can no longer be indexed")
+        selected = self._parse_subscript(key)
+        if selected is None:
+            return Value.__getitem__(self, key)
+        recorder = self._recorder
+        part = Site(recorder, selected.scope, self._info, self._order, selected.select, selected.squeeze, self._metric)
+        return part if selected.picks is None else part._index(selected.picks)
+
+    def _parse_subscript(self, key: Any) -> Subscript | None:
+        """Parses a subscript of a whole site; `None` if this is already a part of one."""
+        whole = self._scope is not None and self._squeeze is None and self._select in (None, self._scope.select)
+        return (
+            parse_subscript(self._info, self._scope, key, self._recorder) if whole and self._scope is not None else None
+        )
+
+    # Writing.
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        selected = self._parse_subscript(key)
+        if selected is None:
+            raise PlanError("nested subscripts cannot be written", "use one subscript: site[:, -1, 3]")
+        recorder, info = self._recorder, self._info
+        if selected.picks is None:
+            if not already_written(value, recorder, info, selected.select, self._metric):
+                part = Site(
+                    recorder, selected.scope, info, self._order, selected.select, selected.squeeze, self._metric
+                )
+                part._write("set", value)
+        else:
+            now = Site(recorder, selected.scope, info, self._next_order(), selected.select, None, self._metric)
+            by, _, _ = now._as_operand(value)
+            node = recorder.add_value("put", now._read(), selected.picks, by)
+            now._write("set", Value(recorder, selected.scope, node, now._rank))
+        self._refresh()
+
+    def _next_order(self) -> int:
+        """The next sequence number; gradient taps keep the number of the value they differentiate."""
+        order = self._recorder.next_order()
+        return order if self._metric is None else self._order
+
+    def _refresh(self) -> None:
+        """Makes this object refer to the activation after the last write."""
+        self._order, self._node = self._next_order(), None
+
+    def _write(self, action: str, value: Any, *arguments: Any, at: str | None = None) -> None:
+        recorder, info = self._recorder, self._info
+        if value is None and action != "skip":
+            raise PlanError("None is not an array", "pass a number, an array or a value", site=info.address)
+        if isinstance(value, Value) and value._recorder is not recorder and isinstance(value._result, list):
+            value = value.value
+        per_row = self._split_rows(value)
+        if per_row is not None:
+            select = self._select or SELECT_ALL
+            for row, of_row in per_row:
+                one = Site(recorder, None, info, self._order, ([row], *select[1:]), self._squeeze, self._metric)
+                one._write(action, of_row, *arguments, at=at)
+        else:
+            operand = None if value is None else self._operand(value)
+            order = self._next_order()
+            recorder.add_tap(order, self._metric, action, at or info.address, self._select, operand, *arguments)
+            if self._metric is None:
+                recorder.writes.setdefault(info.address, []).append(order)
+        self._written_at = recorder.order
+
+    def _split_rows(self, value: Any) -> list[tuple[int, Any]] | None:
+        """Splits a list of arrays, or an array with a row axis, into `(row, array)` pairs; else
+        `None`.
+        """
+        arrays = value if isinstance(value, list) and value and isinstance(value[0], np.ndarray) else None
+        if (
+            isinstance(value, np.ndarray)
+            and self._scope is not None
+            and value.ndim == self._rank + 1
+            and len(value) > 1
+        ):
+            arrays = list(value)
+        if arrays is None:
+            return None
+        scope = self._scope
+        rows = (scope.rows if scope is not None else None) or range(len(self._recorder.rows))
+        if len(rows) != len(arrays):
+            raise PlanError(
+                f"{len(arrays)} arrays for {len(rows)} rows", "pass one array per row", site=self._info.address
+            )
+        return list(zip(rows, arrays, strict=True))
+
+    def _operand(self, value: Any) -> float | int:
+        """A number as a float; anything else as the node of a value with the selection's shape."""
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return float(value)
+        recorder = self._recorder
+        value = as_value(recorder, value)
+        constant: tuple[Any, ...] = recorder.values[value._node] if type(value) is Value else ("read",)
+        if constant[0] == "constant" and value._rank == self._rank + 1 and getattr(constant[1], "shape", (0,))[0] == 1:
+            # The array has a row axis of length 1.
+            value = value._index((0,))
+        node = value._read()
+        drop = self._squeeze
+        if drop is not None and any(pick == 0 for pick in drop[1:]):
+            # The tap's selection keeps the axes that an integer picked, with length 1: add them.
+            picks = tuple(None if pick == 0 else slice(None) for pick in drop)
+            rank = self._rank if value._rank is None else value._rank
+            missing = self._rank - rank
+            node = recorder.add_value("index", node, picks[missing:]) if missing < len(picks) else node
+        return node
+
+    def _update(self, action: str, value: Any, *arguments: Any) -> Site:
+        self._write(action, value, *arguments)
+        if self._metric is None:
+            self._order = self._recorder.order
+        self._node = None
+        return self
+
+    def __iadd__(self, value: Any) -> Site:
+        return self._update("add", value, 1.0)
+
+    def __isub__(self, value: Any) -> Site:
+        return self._update("add", value, -1.0)
+
+    def __imul__(self, value: Any) -> Site:
+        if isinstance(value, (int, float)):
+            return self._update("scale", float(value))
+        return self._update("set", self * value)
+
+    def __itruediv__(self, value: Any) -> Site:
+        return self._update("set", self / value)
+
+    def __imatmul__(self, value: Any) -> Site:
+        return self._update("set", self @ value)
+
+    def __call__(self, value: Any) -> Value:
+        """Applies the model's final norm or unembedding to a value: `t.lm_head(t.final_norm(h))`."""
+        last = len(self._recorder.layers) - 1
+        before = {"final_norm": f"layers.{last}.resid_post", "lm_head": "final_norm"}.get(self._info.address)
+        if before is None:
+            raise SiteError(
+                f"`{self._info.address}` is an activation, not a module", "call a layer, its attn or its mlp"
+            )
+        return through(self._recorder, value, before, self._info.address)
+
+    # Gradients.
+
+    @property
+    def grad(self) -> Site:
+        """The gradient of the open `backward()` block's loss at this site.
+
+        Can be read and written.
+        """
+        return self.gradient_of(self._recorder.current_metric())
+
+    @grad.setter
+    def grad(self, value: Any) -> None:
+        if not already_written(value, self._recorder, self._info, self._select, self._recorder.backward):
+            self.grad._write("set", value)
+
+    def gradient_of(self, metric: int) -> Site:
+        """The gradient of a metric at this site: with respect to the activation after its last
+        write.
+        """
+        writes = [order for order in self._recorder.writes.get(self._info.address, ()) if order <= self._order]
+        last_write = writes[-1] if writes else 0
+        return Site(self._recorder, self._scope, self._info, last_write, self._select, self._squeeze, metric)
+
+
+def already_written(value: Any, recorder: Recorder, info: SiteInfo, select: Any, metric: int | None = None) -> bool:
+    """Whether an assignment is the second half of `site += x`, whose `__iadd__` has already
+    written.
+    """
+    return (
+        isinstance(value, Site)
+        and value._recorder is recorder
+        and value._written_at == recorder.order
+        and value._info is info
+        and value._select == select
+        and value._metric == metric
+    )
+
+
+def as_value(recorder: Recorder, value: Any) -> Value:
+    """Converts a number, array, tensor or value of another block to a value of this block."""
+    if isinstance(value, Value) and value._recorder is recorder:
+        return value
+    node = recorder.add_constant(value)
+    rank = value._rank if isinstance(value, Value) else getattr(recorder.values[node][1], "ndim", 0)
+    return Value(recorder, None, node, rank)
+
+
+def combine_values(values: Sequence[Value], rank: int | None, *expression: Any) -> Value:
+    """Records a value computed from several values."""
+    scope = None
+    for value in values:
+        scope = join_scopes(scope, value._scope)
+    recorder = values[0]._recorder
+    return Value(recorder, scope, recorder.add_value(*expression), rank)
+
+
+def through(recorder: Recorder, value: Any, start: str, end: str) -> Value:
+    """Applies the model's ops from site `start` to site `end` to a value."""
+    of, sites = as_value(recorder, value), recorder.model.sites
+    first, last = sites[start], sites[end]
+    return combine_values([of], 2 if last.kind == "flat" else 3, "through", of._read(), first.address, last.address)

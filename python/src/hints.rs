@@ -1,0 +1,49 @@
+//! Remedies of errors, worded for Python.
+
+use pellucid_engine::Remedy;
+
+/// Words a remedy: functions and arguments of the package `pellucid` instead of names of the Rust
+/// API.
+pub fn word(remedy: &Remedy) -> String {
+    match remedy {
+        Remedy::Text(text) => text.clone(),
+        Remedy::ListSites => "`model.sites` lists the sites of a model".into(),
+        Remedy::DidYouMean(names) => format!("did you mean {}? `model.sites` lists them all", Remedy::quote(names)),
+        Remedy::SiteShapes(rule) => format!("{rule}; `model.sites` shows each site's shape"),
+        Remedy::GenerationOptions => "see `help(pellucid.Model.generate)`".into(),
+        Remedy::PromptTokens => "choose a token of the prompt; `model.to_str_tokens` lists them".into(),
+        Remedy::GiveTokenIds => {
+            "give token ids (a list of integers), or put the model's tokenizer.json beside its weights".into()
+        }
+        Remedy::DropChat => "give the prompt as a string, or use an instruction-tuned model".into(),
+        Remedy::Assume { family, also } => {
+            let also = also.as_ref().map_or_else(String::new, |also| format!("; {also}"));
+            format!(
+                "`pellucid.load(..., assume={family:?})` runs it as `{family}`, with a warning; compare its logits with \
+                 the original before relying on them{also}"
+            )
+        }
+        Remedy::AssumeShort { family } => format!("with assume={family:?}"),
+        Remedy::DropAssume(rest) => format!("leave out `assume`{rest}"),
+        Remedy::GiveModelPath => {
+            "give a Hugging Face model directory or a .gguf file; `pellucid.inspect` says what a directory is".into()
+        }
+        Remedy::InspectPath(path) => format!("`pellucid.inspect({path:?})` gives the reason"),
+        Remedy::UseAdapter { base, adapter } => {
+            format!("load its base model with the adapter: {}", load_with_adapter(base.as_deref(), adapter))
+        }
+        Remedy::LoadBaseOfAdapter { base, adapter } => {
+            let name = base.as_ref().map_or_else(String::new, |base| format!(" ({base})"));
+            format!("load its base model{name} with it: {}", load_with_adapter(base.as_deref(), adapter))
+        }
+        Remedy::Pull(name) => format!("call `pellucid.pull({name:?})` first"),
+        Remedy::PullAgain(name) => format!("call `pellucid.pull({name:?})` again"),
+        Remedy::PullBase(name) => {
+            format!("pull the base model (`pellucid.pull({name:?})`), or put its tokenizer here")
+        }
+    }
+}
+
+fn load_with_adapter(base: Option<&str>, adapter: &str) -> String {
+    format!("`pellucid.load({:?}, adapters=[{adapter:?}])`", base.unwrap_or("BASE"))
+}
