@@ -51,6 +51,7 @@ pub mod prompt_lookup;
 mod remedy;
 mod run;
 pub mod sample;
+pub mod schedule;
 pub mod site;
 mod value;
 pub mod weights;
@@ -75,6 +76,9 @@ pub use prompt_lookup::LookupStats;
 pub use remedy::Remedy;
 pub use run::{Run, RunOptions};
 pub use sample::Sampling;
+pub use schedule::{
+    Load, OnToken, PassRecord, PassShare, Request, RequestHandle, RequestMemory, RowToken, Scheduler, SchedulerOptions,
+};
 pub use site::Site;
 pub use weights::{Weight, WeightKind, WeightSpec, Weights};
 

@@ -37,6 +37,7 @@ mod quantized;
 mod real_weights;
 mod rows;
 mod sae_layouts;
+mod schedule;
 mod steps;
 mod strategies;
 mod sublayers;

@@ -1,0 +1,158 @@
+//! The caller's side of a request.
+
+use super::worker::Shared;
+use crate::error::{Error, Result};
+use crate::generate::Generation;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A new token of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowToken {
+    /// The row of the request.
+    pub row: usize,
+    /// The token.
+    pub token: u32,
+}
+
+/// Tokens that the caller has not received yet, and the result.
+#[derive(Default)]
+struct Progress {
+    tokens: std::collections::VecDeque<RowToken>,
+    result: Option<Result<Generation>>,
+    ended: bool,
+}
+
+/// What the scheduler's thread and the caller share of a request.
+#[derive(Default)]
+pub(super) struct Outbox {
+    progress: Mutex<Progress>,
+    changed: Condvar,
+    cancelled: AtomicBool,
+}
+
+impl Outbox {
+    fn lock(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn send(&self, token: RowToken) {
+        self.lock().tokens.push_back(token);
+        self.changed.notify_all();
+    }
+
+    pub fn end(&self, result: Result<Generation>) {
+        let mut progress = self.lock();
+        if !progress.ended {
+            (progress.result, progress.ended) = (Some(result), true);
+        }
+        drop(progress);
+        self.changed.notify_all();
+    }
+
+    pub fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Relaxed)
+    }
+}
+
+/// A submitted request. Dropping the handle cancels the request.
+pub struct RequestHandle {
+    id: u64,
+    outbox: Arc<Outbox>,
+    scheduler: Arc<Shared>,
+}
+
+impl RequestHandle {
+    pub(super) fn new(id: u64, outbox: Arc<Outbox>, scheduler: Arc<Shared>) -> RequestHandle {
+        RequestHandle { id, outbox, scheduler }
+    }
+
+    /// The number of the request, in the order of submission.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Waits for the next token; `None` after the last one, also when the request has failed.
+    pub fn next_token(&self) -> Option<RowToken> {
+        self.wait_for_token(None).unwrap_or_default()
+    }
+
+    /// Waits at most `timeout` for the next token: `Err(())` if none came in time.
+    #[allow(clippy::result_unit_err)] // a timeout carries nothing
+    pub fn next_token_within(&self, timeout: Duration) -> std::result::Result<Option<RowToken>, ()> {
+        self.wait_for_token(Some(timeout)).ok_or(())
+    }
+
+    /// The next token, or none after the last; `None` after the timeout.
+    fn wait_for_token(&self, timeout: Option<Duration>) -> Option<Option<RowToken>> {
+        let deadline = timeout.map(|timeout| Instant::now() + timeout);
+        let mut progress = self.outbox.lock();
+        loop {
+            if let Some(token) = progress.tokens.pop_front() {
+                return Some(Some(token));
+            }
+            if progress.ended {
+                return Some(None);
+            }
+            progress = match deadline {
+                None => self.outbox.changed.wait(progress).unwrap_or_else(PoisonError::into_inner),
+                Some(deadline) => {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return None;
+                    }
+                    let waited = self.outbox.changed.wait_timeout(progress, left);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        }
+    }
+
+    /// Waits for the end of the request and returns its result. Tokens that were not received are
+    /// dropped; they are in the result too.
+    pub fn wait(self) -> Result<Generation> {
+        loop {
+            match self.wait_within(Duration::from_secs(3600)) {
+                Some(result) => return result,
+                None => continue,
+            }
+        }
+    }
+
+    /// Waits at most `timeout` for the end of the request. Its result is returned once; later calls
+    /// give [`Error::Interrupted`].
+    pub fn wait_within(&self, timeout: Duration) -> Option<Result<Generation>> {
+        let deadline = Instant::now() + timeout;
+        let mut progress = self.outbox.lock();
+        while !progress.ended {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
+            let waited = self.outbox.changed.wait_timeout(progress, left);
+            progress = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        Some(progress.result.take().unwrap_or(Err(Error::Interrupted)))
+    }
+
+    /// Whether the request has ended.
+    pub fn is_done(&self) -> bool {
+        self.outbox.lock().ended
+    }
+
+    /// Ends the request before the next pass and frees its rows. Its result is
+    /// [`Error::Interrupted`] unless it has ended already.
+    pub fn cancel(&self) {
+        self.outbox.cancelled.store(true, Ordering::Relaxed);
+        self.scheduler.wake();
+    }
+}
+
+impl Drop for RequestHandle {
+    fn drop(&mut self) {
+        if !self.is_done() {
+            self.cancel();
+        }
+    }
+}
