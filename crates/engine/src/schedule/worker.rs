@@ -42,6 +42,8 @@ struct Running {
 /// What the scheduler, its thread and the handles share.
 pub(super) struct Shared {
     state: Mutex<State>,
+    /// Rows and reserved bytes of the running requests.
+    running: Mutex<Load>,
     /// Signals a new request, a cancellation or the end.
     changed: Condvar,
     prefixes: Option<PrefixCache>,
@@ -52,17 +54,20 @@ struct State {
     queue: VecDeque<Waiting>,
     submitted: u64,
     closing: bool,
-    load: Load,
     passes: Vec<PassRecord>,
 }
 
 impl Shared {
     pub fn new(prefixes: Option<PrefixCache>) -> Shared {
-        Shared { state: Mutex::default(), changed: Condvar::new(), prefixes }
+        Shared { state: Mutex::default(), running: Mutex::default(), changed: Condvar::new(), prefixes }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn running(&self) -> MutexGuard<'_, Load> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub fn prefixes(&self) -> Option<&PrefixCache> {
@@ -74,8 +79,8 @@ impl Shared {
     }
 
     pub fn load(&self) -> Load {
-        let state = self.lock();
-        Load { waiting: state.queue.len(), ..state.load }
+        let waiting = self.lock().queue.len();
+        Load { waiting, ..*self.running() }
     }
 
     /// Puts a request at the end of the queue, which holds at most `limit`.
@@ -124,7 +129,6 @@ pub(super) fn run(model: Model, options: SchedulerOptions, shared: Arc<Shared>) 
     while let Some(admitted) = worker.wait_for_work() {
         admitted.into_iter().for_each(|waiting| worker.start(waiting));
         worker.pass();
-        worker.shared.lock().load = worker.load();
     }
     worker.end_all(Error::Interrupted);
 }
@@ -152,7 +156,6 @@ impl Worker {
             if !admitted.is_empty() || !self.running.is_empty() {
                 return Some(admitted);
             }
-            state.load = Load::default();
             state = shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
@@ -193,6 +196,7 @@ impl Worker {
             Ok(key) => {
                 let running = Running { id, rows: inputs.len(), memory, on_token, failed: false, outbox };
                 self.running.insert(key, running);
+                *self.shared.running() = self.load();
             }
             Err(error) => outbox.end(Err(error)),
         }
@@ -244,6 +248,8 @@ impl Worker {
 
     fn end(&mut self, key: RequestId, result: Result<Generation>) {
         if let Some(running) = self.running.remove(&key) {
+            // Before the caller learns of the end, so that it sees the memory freed.
+            *self.shared.running() = self.load();
             running.outbox.end(result);
         }
     }
