@@ -1,4 +1,4 @@
-"""Activation caches: names, filters, positions, batches, and decompositions without weights."""
+"""Activation caches: names, filters, positions, batches, and residual stream decompositions."""
 
 import gc
 import weakref

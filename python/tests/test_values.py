@@ -16,7 +16,7 @@ def softmax(x, axis):
     return e / e.sum(axis=axis, keepdims=True)
 
 
-# Each operation on a value, with the row axis, and in numpy on one row's array, without it.
+# Each operation twice: on a recorded value (with a row axis), and in numpy on one row (without).
 OPERATIONS = {
     "add": (lambda t, h: h + VECTOR, lambda h: h + VECTOR),
     "radd": (lambda t, h: VECTOR + h, lambda h: VECTOR + h),

@@ -110,8 +110,12 @@ def main():
             f"{versions}; f32, eager attention, one thread; {PROMPTS} prompts of {TOKENS} tokens. Errors are absolute; `size` is the rms of the values themselves. "
             "Pellucid must not be further from double precision than transformers: the ratio of their rms errors, as a geometric mean over prompts, is at most 1 at every site. "
             "The range of the ratio over prompts follows it in parentheses.", "",
-            "`rms` and `max` are over all prompts together. They say little about SmolLM2, because a few prompts dominate them: there a token is close to becoming an attention sink, and rounding errors grow tenfold or more through massive activations. "
-            "Which engine is closer on such a prompt varies: it changed from shuffle to shuffle of the same model's channels. "
+            "`rms` and `max` are over all prompts together. They say little about SmolLM2,\n"
+            "because a few prompts dominate them. In such a prompt a token is close to becoming\n"
+            "an attention sink, and rounding errors grow tenfold or more through massive\n"
+            "activations. Which engine is closer on such a prompt varies: it changed when the\n"
+            "channels of the same model were permuted (an experiment that this script does not\n"
+            "repeat).\n"
             "Both engines compute rotary angles in f32, as Llama is defined in transformers; the reference does not.", ""]
     worst = 0.0
     with tempfile.TemporaryDirectory() as directory:

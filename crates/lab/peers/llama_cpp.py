@@ -1,4 +1,4 @@
-"""The lab's worker for llama.cpp, after `prelude.py`. It calls the C API directly: the class `Llama`
+"""The lab's worker for llama.cpp; `prelude.py` is prepended. It calls the C API: the class `Llama`
 decodes only one row and disables some of the library's defaults."""
 import ctypes
 

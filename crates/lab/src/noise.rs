@@ -19,7 +19,7 @@ pub struct Noise {
     /// Largest relative change between the medians of neighboring tenths of the measurement: slow
     /// drift.
     pub drift: f64,
-    /// Fraction of CPU time that the hypervisor took meanwhile (steal time), if known.
+    /// Increase of the steal time's fraction of all CPU time since boot, if known.
     pub stolen: Option<f64>,
     /// Pairs needed to detect a difference of 2 %.
     pub pairs_for_two_percent: usize,
@@ -47,7 +47,7 @@ pub fn measure(length: Duration) -> Noise {
     }
     let found = describe(&times);
     let after = steal_share();
-    // The counters are fractions since boot; their increase is used.
+    // Both are fractions of the CPU time since boot.
     let stolen = before.zip(after).map(|(before, after)| (after - before).max(0.0));
     Noise { stolen, ..found }
 }
@@ -72,7 +72,7 @@ fn describe(times: &[f64]) -> Noise {
     }
 }
 
-/// Runs a few milliseconds of arithmetic that stays in the cache; returns the seconds.
+/// Runs arithmetic on an array of 16 KiB, which stays in the cache; returns the seconds.
 fn work() -> f64 {
     let started = Instant::now();
     let mut values = [1.0f32; 4096];

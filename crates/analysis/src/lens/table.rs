@@ -21,7 +21,7 @@ pub struct LensTable {
 /// Predictions at one site.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct LensRow {
-    /// The address of the site: `embed`, `layers.0.resid_post`, …, `logits`.
+    /// Name of the site: `layers.0.resid_pre`, `layers.0.resid_post`, …, `logits` (last row).
     pub site: String,
     /// Short label of the row.
     pub label: String,

@@ -112,8 +112,8 @@ pub enum Scores {
     Softmax,
     /// Sigmoid of each logit.
     Sigmoid,
-    /// SparseMixer (Phi-MoE): two sequential selections, each a softmax over the experts within
-    /// `2 · tolerance` of the best remaining one.
+    /// SparseMixer (Phi-MoE): sequential selections, each a softmax over the experts whose logit is
+    /// within a relative distance of `2 · tolerance` of the best remaining one.
     SparseMixer {
         /// The tolerance (`router_jitter_noise`).
         tolerance: f32,

@@ -1,9 +1,9 @@
 //! Generation: prefill, then one token at a time, with the plan active at every step.
 //!
-//! A `Decoder` (`decoder.rs`) is a job with the tokens of its rows (`row.rs`): it chooses the
+//! A `Decoder` (`decoder.rs`) has a job and the tokens of its rows (`row.rs`). It chooses the input
 //! tokens of each pass and samples new ones from the logits. [`Model::generate`] runs one decoder
-//! to its end; a [`Batch`] (`batch.rs`) runs any number of them in the same passes, which they join
-//! and leave between passes.
+//! to its end; a [`Batch`] (`batch.rs`) runs several by continuous batching: they share passes,
+//! and join and leave between them.
 
 mod batch;
 mod decoder;
@@ -33,7 +33,7 @@ pub struct GenerateOptions {
     pub max_new: usize,
     /// Sampling settings.
     pub sampling: Sampling,
-    /// Tokens that end a row.
+    /// End-of-sequence tokens: each ends its row.
     pub eos: Vec<u32>,
     /// Chunked prefill: prompt tokens of a row per pass; the whole prompt if `None`.
     pub chunk: Option<usize>,
@@ -77,7 +77,7 @@ pub enum Control {
 /// Why a row ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish {
-    /// An end-of-text token.
+    /// An end-of-sequence token (`GenerateOptions::eos`).
     Eos,
     /// `max_new` tokens were generated.
     Length,
@@ -88,7 +88,7 @@ pub enum Finish {
 /// A generated row.
 #[derive(Clone, Debug)]
 pub struct GeneratedRow {
-    /// The new tokens, the end-of-text token included.
+    /// The new tokens, including the end-of-sequence token.
     pub tokens: Vec<u32>,
     /// Why it ended.
     pub finish: Finish,

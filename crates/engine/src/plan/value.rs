@@ -2,7 +2,7 @@
 //!
 //! A plan lists its values; each is an expression over earlier ones. The leaves are constants and
 //! the activations that taps read ([`Action::Read`](super::Action::Read)). A value has one array
-//! per row that its reads belong to; [`Expr::Across`] joins the rows. An edit writes a value
+//! for each row that it depends on; [`Expr::Across`] joins the rows. An edit writes a value
 //! through [`Operand::Value`](super::Operand::Value). A metric is a scalar value.
 
 use crate::array::Array;
@@ -86,7 +86,7 @@ pub enum Expr {
     Take {
         /// Input.
         of: ValueId,
-        /// Integer indices; with as many axes as `of`, or one fewer for one element each.
+        /// Integer indices; as many axes as `of`, or one fewer to gather one element per vector.
         indices: ValueId,
     },
     /// Reshape; one axis can be -1.

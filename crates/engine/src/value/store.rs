@@ -10,9 +10,9 @@ use std::collections::HashMap;
 /// depends on is read again.
 #[derive(Default)]
 pub(crate) struct ValueStore {
-    /// By read and row: the array, and the step that read it.
+    /// For each read value and row: the array, and the step in which its tap read it.
     bound: HashMap<(ValueId, usize), (Array, usize)>,
-    /// Cached values, by value and row (`None` for values of all rows).
+    /// Cached values, by value and row (`None` if all rows share one array).
     computed: HashMap<(ValueId, Option<usize>), Array>,
     /// The current generation step; 0 is the prompt.
     step: usize,

@@ -165,7 +165,7 @@ pub(super) fn pack_panels(padded_rows: &[f32], dim: usize, stride: usize, out: &
 
 dispatch! { fn split_backward(inputs: AttentionInputs, run: TokenRun, kv_head: usize, split: usize, dq: DisjointMut<f32>, sums: &mut [f32], scratch: &mut BackwardScratch) = split_backward_with }
 
-/// Processes every fourth block of queries, for the query heads that p one KV head.
+/// Processes every fourth block of queries, for the query heads of one KV head.
 #[inline(always)]
 #[expect(clippy::too_many_arguments, reason = "inputs, the split of queries, and buffers")]
 fn split_backward_with<S: Simd>(

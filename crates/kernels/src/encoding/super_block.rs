@@ -1,4 +1,4 @@
-//! Decoders of blocks of 256 small integers, with a scale per 16 or 32 values.
+//! Dequantization of GGUF super-blocks of 256 values: K-quants, IQ4_XS, ternary TQ1_0 and TQ2_0.
 
 use super::small::{IQ4_LEVELS, write_levels};
 use super::{f16_at, u16_at};
@@ -133,8 +133,8 @@ pub(super) fn iq4_xs(block: &[u8; 136], out: &mut [f32; 256]) {
 #[inline(always)]
 pub(super) fn tq1_0(block: &[u8; 54], out: &mut [f32; 256]) {
     let scale = f16_at(block, 52);
-    // A byte is a fraction of 256 in base three: multiplying by 3^n (and dropping the overflow)
-    // moves digit n to the top.
+    // byte / 256 is a fraction with base-3 digits: a wrapping multiplication by 3^n drops the first
+    // n digits, so that digit n comes first.
     let runs = [(&block[..32], 5), (&block[32..48], 5), (&block[48..52], 4)];
     let mut values = out.iter_mut();
     for (bytes, digits) in runs {

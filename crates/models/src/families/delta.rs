@@ -43,7 +43,7 @@ pub(super) fn qwen3_next(config: &Config) -> Result<Family> {
     Ok(family)
 }
 
-/// Qwen 3.5, language model: Qwen 3 Next with unfused projections and dense MLPs.
+/// Qwen 3.5, language model: Qwen 3 Next with separate QKV, Z, B and A projections, dense MLPs.
 pub(super) fn qwen3_5_text(config: &Config) -> Result<Family> {
     let config = &config.with_defaults([("num_key_value_heads", json!(4))]);
     let mut family = qwen_hybrid(config)?;
@@ -85,7 +85,7 @@ pub(super) fn olmo_hybrid(config: &Config) -> Result<Family> {
     let mut family = llama_like(config)?;
     family.set_attention_bias(config.flag_or("attention_bias", false)?);
     set_qk_norm_all_heads(&mut family);
-    // A base of null means no rotary positions.
+    // A `rope_theta` of null means no RoPE.
     let inside = config.get("rope_parameters").and_then(|part| part.get("rope_theta"));
     if inside.map_or(config.get("rope_theta").is_none(), serde_json::Value::is_null) {
         family.each_attention(|a| a.rope = None);
@@ -111,7 +111,7 @@ pub(super) fn olmo_hybrid(config: &Config) -> Result<Family> {
             ("layers.{l}.mlp.norm", "layers.{l}.post_attention_layernorm"),
         ])
         .with(&post_norms("post_attention_layernorm", "post_feedforward_layernorm"))
-        // The name under which transformers saves it.
+        // transformers saves the attention post-norm under this name.
         .with(&[("layers.{l}.attn.post_norm", "layers.{l}.feedforward_layer_norm")]);
     family.names = unfused_names(std::mem::take(&mut family.names), "layers.{l}.linear_attn").with(&[
         ("layers.{l}.mixer.step", at("a_proj")),
@@ -137,7 +137,7 @@ fn olmo_hybrid_defaults(config: &Config) -> Result<Config> {
         .with("linear_value_head_dim", config.size_or("linear_value_head_dim", 2 * key_dim)?.into()))
 }
 
-/// Kimi Linear: MLA without rotary positions, delta rule with decay per key channel, DeepSeek's
+/// Kimi Linear: MLA without RoPE, delta rule with decay per key channel, DeepSeek's
 /// experts.
 pub(super) fn kimi_linear(config: &Config) -> Result<Family> {
     let named = kimi_names(config)?.with_defaults([
@@ -275,8 +275,8 @@ fn qwen_hybrid(config: &Config) -> Result<Family> {
             ("layers.{l}.mixer.rate", "layers.{l}.linear_attn.A_log"),
             ("layers.{l}.mixer.step_bias", "layers.{l}.linear_attn.dt_bias"),
         ]);
-    // The text part of a multimodal checkpoint; its vision tower and the multi-token-prediction
-    // layers.
+    // Multimodal checkpoints store the language model under this prefix. Their vision tower and the
+    // multi-token-prediction layers are ignored.
     family.names.prefixes.push("model.language_model.");
     family.names.ignored_prefixes = vec!["mtp.", "model.visual."];
     Ok(family)

@@ -4,8 +4,8 @@
 //! returns the family, the strategy that led to it, warnings, and the outcome of each strategy. The
 //! strategies, in their order:
 //!
-//! - a directory of a native type is read by its own family; of a mapped type, by the family that
-//!   it is mapped to; of any other type, by the family that the caller names, if it fits (`fit`);
+//! - a directory, by its `model_type`: its own family if native, else the family that the type is
+//!   mapped to, else the one that the caller names; the last two only if the tensors fit (`fit`);
 //! - an adapter is merged into its base model, whose family is selected in the same way;
 //! - a GGUF file is read like the directory that it was converted from.
 //!
@@ -48,8 +48,8 @@ pub struct SelectedFamily {
 
 /// Selects the family of a directory, GGUF file, adapter or (if `path` is absent) the built-in
 /// model, from its configuration. `assume` names the family for a type that is neither native nor
-/// mapped. Tensor headers are read only if the model's own type is not native: its tensors must fit
-/// the family completely.
+/// mapped. Tensor headers are read only for a type that is not native, to check that all tensors
+/// fit the family.
 ///
 /// # Errors
 /// [`Error::Load`]: the error, and the outcome of each strategy.

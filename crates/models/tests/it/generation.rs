@@ -164,7 +164,7 @@ fn a_prefix_cache_stores_rows_of_calls_and_finds_shared_prefixes() {
         );
         assert_eq!(bits(&ours), bits(&theirs), "{name}");
         assert_eq!(ours.reused, [case.ids.len() + 3], "{name}: all computed positions");
-        // Another end after a shared prefix: a KV cache can be cut there, a recurrent state cannot.
+        // Other tokens after a shared prefix: a KV cache can be truncated, recurrent state cannot.
         let recurrent = case.loaded.model.program().is_recurrent();
         let mut fork = case.ids[..case.ids.len() - 2].to_vec();
         fork.extend([case.ids[0], case.ids[1]]);

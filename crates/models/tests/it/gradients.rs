@@ -5,8 +5,8 @@ use golden::{Case, CaseFile};
 use pellucid_engine::plan::{Combine, Expr, Fold, ValueId};
 use pellucid_engine::{Action, Array, GradOptions, Plan, Point, RunOptions, Seed, Site, Tap};
 
-/// The scalar of `tests/golden/gradients.py`: the sum of all logits, each times a random
-/// coefficient that is determined by the case's seed.
+/// The cotangent of the logits for the scalar of `tests/golden/gradients.py`, a weighted sum of all
+/// logits: its coefficients, from the case's random seed.
 fn seed(case: &Case) -> Seed {
     let count = case.reference["logits"].1.len();
     let coefficients = golden::weights::standard(CaseFile::read(&case.name).seed(), "gradient").take(count);

@@ -9,8 +9,8 @@ use crate::plan::{Callback, Columns, CompiledAction, CompiledReduce, CompiledTap
 use crate::program::EdgeId;
 
 impl JobTaps<'_> {
-    /// Applies the taps of an edge, each to all segments of the job; then stashes the values that
-    /// other taps read from the edge.
+    /// Applies each tap of an edge to all segments of the job, then stashes the values at this edge
+    /// that edits at other sites or rows use as their operand.
     pub(super) fn apply_on_device(
         &mut self,
         (pass, segments): (&Pass, &[Segment]),
@@ -83,8 +83,8 @@ impl JobTaps<'_> {
         value: &DeviceValue,
         device: &mut Device,
     ) {
-        // A mean spans tokens and top-k sorts, so the device only gathers; the host reduces after
-        // the download.
+        // A mean is over all tokens and top-k needs a sort: the device only gathers, and the host
+        // reduces after the download.
         let work = match reduce {
             CompiledReduce::Norm => TapWork::Norm,
             CompiledReduce::Dot(vector) => TapWork::Dot(vector),

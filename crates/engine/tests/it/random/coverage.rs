@@ -11,7 +11,7 @@ use proptest::test_runner::TestRunner;
 
 type Check<T> = (&'static str, fn(&T) -> bool);
 
-/// The architectures of one property test: 64, always the same.
+/// Draws 64 architectures, as many as a property test does, with a fixed seed.
 fn drawn(strategy: impl Strategy<Value = Architecture>) -> Vec<Architecture> {
     let mut runner = TestRunner::deterministic();
     (0..64).map(|_| strategy.new_tree(&mut runner).expect("an architecture").current()).collect()

@@ -18,7 +18,7 @@ use pellucid_engine::{Architecture, Model, Program, Weight, WeightKind, Weights}
 use pellucid_kernels::{DType, Matrix, Pool};
 use proptest::prelude::*;
 
-/// Rotated coordinates of a head in latent attention. Only the last rotary embedding rotates more.
+/// Rotary dimensions per head in MLA (`qk_rope_head_dim`). Only the last of `ropes` has more.
 pub const ROTATED: usize = 6;
 /// Row length beyond which LongRoPE and dynamic NTK change the rotary frequencies.
 pub const LONG: usize = 24;
@@ -120,7 +120,7 @@ pub fn layer(
         let (attn_norm, attention, recurrence, attn_post_norm, attn_post_residual_norm) = attn;
         let (mlp_norm, mlp, mlp_post_norm, mlp_post_residual_norm) = ends;
         let (attn_in_scale, attn_multiplier, mixer_multiplier, mlp_multiplier, out_scale) = factors;
-        // One norm cannot follow two sublayers.
+        // A layer with both attention and a recurrence cannot have a post-norm for their outputs.
         let both = attention.is_some() && recurrence.is_some();
         Layer {
             parallel,
