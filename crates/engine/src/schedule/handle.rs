@@ -3,6 +3,7 @@
 use super::worker::Shared;
 use crate::error::{Error, Result};
 use crate::generate::Generation;
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -19,12 +20,12 @@ pub struct RowToken {
 /// Tokens that the caller has not received yet, and the result.
 #[derive(Default)]
 struct Progress {
-    tokens: std::collections::VecDeque<RowToken>,
+    tokens: VecDeque<RowToken>,
     result: Option<Result<Generation>>,
     ended: bool,
 }
 
-/// What the scheduler's thread and the caller share of a request.
+/// State of a request that the scheduler's thread and the caller share.
 #[derive(Default)]
 pub(super) struct Outbox {
     progress: Mutex<Progress>,
@@ -51,12 +52,27 @@ impl Outbox {
         self.changed.notify_all();
     }
 
+    /// Waits until the progress is `ready`; `None` after the timeout.
+    fn wait(&self, timeout: Option<Duration>, ready: impl Fn(&Progress) -> bool) -> Option<MutexGuard<'_, Progress>> {
+        let deadline = timeout.map(|timeout| Instant::now() + timeout);
+        let mut progress = self.lock();
+        while !ready(&progress) {
+            progress = match deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())) {
+                None => self.changed.wait(progress).unwrap_or_else(PoisonError::into_inner),
+                Some(Duration::ZERO) => return None,
+                Some(left) => self.changed.wait_timeout(progress, left).unwrap_or_else(PoisonError::into_inner).0,
+            };
+        }
+        Some(progress)
+    }
+
     pub fn is_cancelled(&self) -> bool {
         self.cancelled.load(Ordering::Relaxed)
     }
 }
 
 /// A submitted request. Dropping the handle cancels the request.
+#[must_use = "dropping the handle cancels the request"]
 pub struct RequestHandle {
     id: u64,
     outbox: Arc<Outbox>,
@@ -86,53 +102,24 @@ impl RequestHandle {
 
     /// The next token, or none after the last; `None` after the timeout.
     fn wait_for_token(&self, timeout: Option<Duration>) -> Option<Option<RowToken>> {
-        let deadline = timeout.map(|timeout| Instant::now() + timeout);
-        let mut progress = self.outbox.lock();
-        loop {
-            if let Some(token) = progress.tokens.pop_front() {
-                return Some(Some(token));
-            }
-            if progress.ended {
-                return Some(None);
-            }
-            progress = match deadline {
-                None => self.outbox.changed.wait(progress).unwrap_or_else(PoisonError::into_inner),
-                Some(deadline) => {
-                    let left = deadline.saturating_duration_since(Instant::now());
-                    if left.is_zero() {
-                        return None;
-                    }
-                    let waited = self.outbox.changed.wait_timeout(progress, left);
-                    waited.unwrap_or_else(PoisonError::into_inner).0
-                }
-            };
-        }
+        let mut progress = self.outbox.wait(timeout, |progress| progress.ended || !progress.tokens.is_empty())?;
+        Some(progress.tokens.pop_front())
     }
 
     /// Waits for the end of the request and returns its result. Tokens that were not received are
     /// dropped; they are in the result too.
     pub fn wait(self) -> Result<Generation> {
-        loop {
-            match self.wait_within(Duration::from_secs(3600)) {
-                Some(result) => return result,
-                None => continue,
-            }
-        }
+        self.take_result(None).unwrap_or(Err(Error::Interrupted))
     }
 
     /// Waits at most `timeout` for the end of the request. Its result is returned once; later calls
     /// give [`Error::Interrupted`].
     pub fn wait_within(&self, timeout: Duration) -> Option<Result<Generation>> {
-        let deadline = Instant::now() + timeout;
-        let mut progress = self.outbox.lock();
-        while !progress.ended {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return None;
-            }
-            let waited = self.outbox.changed.wait_timeout(progress, left);
-            progress = waited.unwrap_or_else(PoisonError::into_inner).0;
-        }
+        self.take_result(Some(timeout))
+    }
+
+    fn take_result(&self, timeout: Option<Duration>) -> Option<Result<Generation>> {
+        let mut progress = self.outbox.wait(timeout, |progress| progress.ended)?;
         Some(progress.result.take().unwrap_or(Err(Error::Interrupted)))
     }
 

@@ -5,7 +5,7 @@ use crate::explain::capture_bytes;
 use crate::generate::GenerateOptions;
 use crate::model::Model;
 use crate::plan::{CompiledPlan, Plan};
-use crate::program::{OpKind, Program};
+use crate::program::OpKind;
 
 /// Bytes that a request may come to need.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,20 +29,19 @@ impl RequestMemory {
 
 /// Bytes of the KV caches and recurrent states of one row of `positions` positions.
 fn row_bytes(model: &Model, compiled: &CompiledPlan, positions: usize) -> usize {
-    let program = model.program();
-    let ops = program.ops()[..compiled.ops].iter();
+    let ops = model.program().ops()[..compiled.ops].iter();
     let entered = ops.filter(|op| op.layer.is_none_or(|layer| !compiled.skipped[layer]));
     let bytes = |op: &OpKind| match op {
         OpKind::Attention { shape, .. } => shape.kv_layout(model.kv()).bytes(positions),
-        _ if op.is_recurrent() => 4 * state_floats(model, program, op),
+        _ if op.is_recurrent() => 4 * state_floats(model, op),
         _ => 0,
     };
     entered.map(|op| bytes(&op.kind)).sum()
 }
 
 /// Floats of the state that a recurrent op carries from token to token.
-fn state_floats(model: &Model, program: &Program, op: &OpKind) -> usize {
-    let width = program.edge(op.output()).width;
+fn state_floats(model: &Model, op: &OpKind) -> usize {
+    let width = model.program().edge(op.output()).width;
     match op {
         // The inputs of the last kernel_size − 1 tokens.
         OpKind::Convolve { kernel, .. } => model.weights().vector(*kernel).len() - width,

@@ -71,10 +71,10 @@ pub type OnToken = Box<dyn FnMut(RowToken) -> Control + Send>;
 pub struct Request {
     /// Tokens of each prompt. Several rows form one job, so a row may read another's activations.
     pub inputs: Vec<Vec<u32>>,
-    /// What to capture and to change.
+    /// Captures and edits.
     pub plan: Plan,
-    /// Sampling, length and end-of-text tokens. `threads`, `prefixes` and `interrupt` are ignored:
-    /// these are the scheduler's.
+    /// Sampling, length and end-of-sequence tokens. `threads`, `prefixes` and `interrupt` must be
+    /// absent: the scheduler has its own threads and prefix cache, and handles cancel.
     pub options: GenerateOptions,
     /// Called with each new token before the handle receives it.
     pub on_token: Option<OnToken>,
@@ -179,9 +179,12 @@ impl Scheduler {
     /// once. The result is an error if the queue is full.
     pub fn submit(&self, request: Request) -> Result<RequestHandle> {
         let Request { inputs, plan, mut options, on_token } = request;
-        // The scheduler's own threads and prefix cache are used; handles cancel instead of
-        // interrupts.
-        (options.threads, options.interrupt) = (None, None);
+        if options.threads.is_some() || options.prefixes.is_some() || options.interrupt.is_some() {
+            return Err(Error::input(
+                "a request cannot have threads, prefixes or an interrupt of its own",
+                "leave them out: the scheduler has its own threads and prefix cache, and a handle cancels its request",
+            ));
+        }
         options.prefixes = self.shared.prefixes().cloned();
         let memory = RequestMemory::of(&self.model, &inputs, &plan, &options)?;
         if inputs.len() > self.options.max_rows {
@@ -204,7 +207,7 @@ impl Scheduler {
         self.shared.enqueue(request, self.options.queue)
     }
 
-    /// What runs and waits at this moment.
+    /// Returns the running and waiting requests and the reserved memory.
     pub fn load(&self) -> Load {
         self.shared.load()
     }

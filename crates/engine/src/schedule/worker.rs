@@ -39,7 +39,7 @@ struct Running {
     outbox: Arc<Outbox>,
 }
 
-/// What the scheduler, its thread and the handles share.
+/// State that the scheduler, its thread and the handles share.
 pub(super) struct Shared {
     state: Mutex<State>,
     /// Rows and reserved bytes of the running requests.

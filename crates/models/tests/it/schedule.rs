@@ -155,6 +155,8 @@ fn requests_that_cannot_run_are_refused_when_submitted() {
     assert!(refused(Request::new(ids.clone(), Plan::capture(["layers.99.resid_post"]), options(2))).contains("99"));
     assert!(refused(Request::new(vec![], none.clone(), options(2))).contains("row 0 is empty"));
     assert!(refused(Request::new(ids.clone(), none.clone(), options(0))).contains("max_new"));
+    let threads = GenerateOptions { threads: Some(1), ..options(2) };
+    assert!(refused(Request::new(ids.clone(), none.clone(), threads)).contains("threads"));
     let three = Request { inputs: vec![ids.clone(); 3], options: options(1), ..Request::default() };
     assert!(refused(three).contains("3 rows"));
     let large = refused(Request::new(ids.clone(), none.clone(), options(20)));
