@@ -1,5 +1,6 @@
 //! `Plan::explain`: what a plan will do on a model and what it will cost, without running it.
 
+use crate::array::CaptureDtype;
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::plan::{CompiledAction, CompiledPlan, CompiledReduce, CompiledTap, Lengths, Plan, compile};
@@ -138,7 +139,7 @@ impl Plan {
             flops,
             weight_bytes,
             seconds,
-            capture_bytes: capture_bytes(&compiled, program, prompts),
+            capture_bytes: capture_bytes(&compiled, program, prompts, CaptureDtype::F32),
             kv_bytes: kv_bytes.sum(),
             fallbacks: fallbacks(model, &compiled),
             gradients,
@@ -192,22 +193,31 @@ fn unfused_attention(compiled: &CompiledPlan, program: &Program) -> Vec<(usize, 
     layers
 }
 
-/// Bytes of the captures and saved values of a plan; rows have `lengths` positions.
-pub(crate) fn capture_bytes(compiled: &CompiledPlan, program: &Program, lengths: &[usize]) -> usize {
+/// Bytes of the captures and saved values of a plan; rows have `lengths` positions, and whole
+/// captures are stored as `dtype`.
+pub(crate) fn capture_bytes(
+    compiled: &CompiledPlan,
+    program: &Program,
+    lengths: &[usize],
+    dtype: CaptureDtype,
+) -> usize {
     let of = |entry: &CompiledTap, action: &CompiledAction| {
         let edge = program.edge(entry.edge);
         let rows = entry.rows.iter().enumerate().filter_map(|(row, chosen)| Some((row, chosen.as_ref()?.len())));
-        let elements = |row: usize, positions: usize| match action {
+        let bytes = |row: usize, positions: usize| match action {
             CompiledAction::Capture(_) if edge.layout == Layout::QueryKey => {
-                entry.heads.len() * positions * lengths[row]
+                4 * entry.heads.len() * positions * lengths[row]
             }
-            CompiledAction::Capture(CompiledReduce::Whole) => positions * entry.columns.len(),
-            CompiledAction::Capture(CompiledReduce::Mean) => entry.columns.len(),
-            CompiledAction::Capture(CompiledReduce::TopK(k)) => 2 * positions * k,
-            CompiledAction::Capture(CompiledReduce::Norm | CompiledReduce::Dot(_)) => positions,
+            CompiledAction::Capture(CompiledReduce::Whole) => {
+                let dtype = if edge.integer { CaptureDtype::F32 } else { dtype };
+                dtype.bytes() * positions * entry.columns.len()
+            }
+            CompiledAction::Capture(CompiledReduce::Mean) => 4 * entry.columns.len(),
+            CompiledAction::Capture(CompiledReduce::TopK(k)) => 8 * positions * k,
+            CompiledAction::Capture(CompiledReduce::Norm | CompiledReduce::Dot(_)) => 4 * positions,
             CompiledAction::Read | CompiledAction::Grad { .. } | CompiledAction::Edit(_) | CompiledAction::Call(_) => 0,
         };
-        rows.map(|(row, positions)| 4 * elements(row, positions)).sum::<usize>()
+        rows.map(|(row, positions)| bytes(row, positions)).sum::<usize>()
     };
     let captures = compiled.taps.iter().map(|entry| match &entry.action {
         CompiledAction::Grad { action, .. } => of(entry, action),

@@ -57,14 +57,14 @@ mod value;
 pub mod weights;
 
 pub use architecture::Architecture;
-pub use array::Array;
+pub use array::{Array, CaptureDtype};
 pub use branch::Base;
 pub use error::{Error, Result};
 pub use explain::Explanation;
 pub use generate::{Batch, Control, Finish, GenerateOptions, GeneratedRow, Generation, RequestId};
 pub use grad::{GradOptions, Seed};
 pub use interrupt::Interrupt;
-pub use job::{Pass, RowState, SavedValue, Segment};
+pub use job::{CaptureOptions, Pass, RowState, SavedValue, Segment};
 pub use model::{Model, WeakModel};
 #[doc(hidden)]
 pub use plan::SelectedRow as Selected;

@@ -9,7 +9,7 @@
 use crate::error::{Error, Result};
 use crate::exec::Executor;
 use crate::interrupt::InterruptPoller;
-use crate::job::{CacheUse, Job, RowState};
+use crate::job::{CacheUse, Job, JobOptions, RowState};
 use crate::model::Model;
 use crate::plan::{CompiledPlan, CompiledTap, Lengths, Plan, SelectedPositions};
 use crate::program::{EdgeId, Layout, OpKind, Program};
@@ -165,7 +165,7 @@ impl Model {
         cache.check_owner(self)?;
         let prompts = [tokens.len()];
         let compiled = self.compile(&Plan::default(), Lengths { prompts: &prompts, limits: &prompts }, true)?;
-        let mut job = Job::new(compiled, self.kv(), None, CacheUse::Keep, false);
+        let mut job = Job::new(self.program(), compiled, JobOptions::new(self.kv(), CacheUse::Keep))?;
         Executor::new(self, InterruptPoller::new(None)).prefill(&mut job, &[0], &inputs)?;
         if !self.depends_on_length(tokens.len()) {
             cache.add(self.program(), Prefix::of(tokens, &job.rows[0]));

@@ -13,7 +13,7 @@ use crate::backend::{AttentionRow, RetainedValues, Taps};
 use crate::error::{Error, Result};
 use crate::exec::{Executor, OpSequence, RowTokens};
 use crate::interrupt::{Interrupt, InterruptPoller};
-use crate::job::{CacheUse, Job, KvPrefix, Pass};
+use crate::job::{CacheUse, Job, JobOptions, KvPrefix, Pass};
 use crate::memory::DeviceRow;
 use crate::model::Model;
 use crate::plan::{Action, Expr, Lengths, Plan, Tap, compile};
@@ -70,7 +70,7 @@ impl Model {
         let mut keeps = program.list_by_edge(false);
         join_points.iter().flat_map(|point| &point.live).for_each(|&edge| keeps[edge] = true);
         let mut live = RetainedValues::new(program, keeps);
-        let mut job = Job::new(Arc::new(compiled), self.kv(), None, CacheUse::Keep, false);
+        let mut job = Job::new(program, Arc::new(compiled), JobOptions::new(self.kv(), CacheUse::Keep))?;
         let mut executor = Executor::new(self, InterruptPoller::new(interrupt.as_ref()));
         let whole = std::iter::once(RowTokens { job: 0, row: 0, tokens });
         executor.pass(&mut [&mut job], whole, false, Some(&mut live))?;
@@ -124,7 +124,8 @@ impl Base {
             return Err(Error::input("a branch cannot have gradients", "compute gradients in a separate run"));
         }
         let start = Start::of(program, &self.join_points, &compiled, self.plan.taps.len(), n);
-        let mut job = Job::new(Arc::new(compiled), self.model.kv(), None, CacheUse::Discard, true);
+        let options = JobOptions { shared: true, ..JobOptions::new(self.model.kv(), CacheUse::Discard) };
+        let mut job = Job::new(program, Arc::new(compiled), options)?;
         job.demand.last_mlp_everywhere = false;
         let row = &mut job.rows[0];
         (row.len, row.capacity) = (start.position, n);

@@ -5,9 +5,10 @@ use super::{Control, GenerateOptions, Generation};
 use crate::error::Result;
 use crate::exec::{Executor, RowTokens};
 use crate::interrupt::InterruptPoller;
-use crate::job::Job;
+use crate::job::{Job, LiveCapture};
 use crate::model::Model;
 use crate::plan::Plan;
+use std::sync::Arc;
 
 /// The tokens of one generation in a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +63,12 @@ impl Batch {
         self.added += 1;
         self.running.push((id, decoder));
         Ok(id)
+    }
+
+    /// The captures of a generation, to be read by other threads while it runs.
+    pub(crate) fn live_captures(&self, request: RequestId) -> Option<Arc<[Arc<LiveCapture>]>> {
+        let (_, decoder) = self.running.iter().find(|(id, _)| *id == request)?;
+        Some(decoder.job.collector.live_captures())
     }
 
     /// Number of generations that have not ended.

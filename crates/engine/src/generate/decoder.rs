@@ -4,7 +4,7 @@ use super::row::{RESERVED, Row};
 use super::{Control, Finish, GenerateOptions, GeneratedRow, Generation};
 use crate::error::{Error, Result};
 use crate::exec::RowTokens;
-use crate::job::{CacheUse, Job, Pass};
+use crate::job::{CacheUse, Job, JobOptions, Pass};
 use crate::memory::TransferStats;
 use crate::model::Model;
 use crate::plan::{CompiledPlan, Lengths, Plan};
@@ -39,7 +39,12 @@ impl Decoder {
     pub fn new(model: &Model, inputs: &[Vec<u32>], plan: &Plan, options: &GenerateOptions) -> Result<Decoder> {
         let (compiled, limits) = check(model, inputs, plan, options)?;
         let speculates = model.can_speculate(&compiled, options.lookup);
-        let mut job = Job::new(compiled, model.kv(), options.chunk, CacheUse::Decode, false);
+        let job_options = JobOptions {
+            chunk: options.chunk,
+            captures: options.captures.clone(),
+            ..JobOptions::new(model.kv(), CacheUse::Decode)
+        };
+        let mut job = Job::new(model.program(), compiled, job_options)?;
         job.demand.logits_at_ends = true;
         let reserved = |row: usize| limits[row].min(inputs[row].len() + RESERVED);
         (0..inputs.len()).for_each(|row| job.rows[row].capacity = reserved(row));

@@ -15,7 +15,7 @@ pub(crate) use decoder::check;
 use crate::error::Result;
 use crate::exec::Executor;
 use crate::interrupt::{Interrupt, InterruptPoller};
-use crate::job::SavedValue;
+use crate::job::{CaptureOptions, SavedValue};
 use crate::memory::TransferStats;
 use crate::model::Model;
 use crate::plan::{Capture, Plan};
@@ -48,6 +48,8 @@ pub struct GenerateOptions {
     pub prefixes: Option<PrefixCache>,
     /// Polled during the generation; ends it with an error.
     pub interrupt: Option<Interrupt>,
+    /// How captures are stored.
+    pub captures: CaptureOptions,
 }
 
 impl Default for GenerateOptions {
@@ -61,6 +63,7 @@ impl Default for GenerateOptions {
             threads: None,
             prefixes: None,
             interrupt: None,
+            captures: CaptureOptions::default(),
         }
     }
 }

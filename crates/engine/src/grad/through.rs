@@ -9,16 +9,15 @@ use crate::exec::Executor;
 use crate::interrupt::InterruptPoller;
 use crate::job::{Job, Pass, Segment};
 use crate::model::Model;
-use crate::plan::{CompiledPlan, OpRange, op_range_shape};
+use crate::plan::{OpRange, op_range_shape};
 use crate::program::{EdgeId, Program};
 use crate::value::OpRunner;
 use std::collections::HashSet;
-use std::sync::Arc;
 
 impl OpRunner for Model {
     fn forward(&self, ops: &OpRange, of: &Array) -> Result<Array> {
         let mut executor = Executor::new(self, InterruptPoller::new(None));
-        let (shape, result) = execute(&mut executor, &mut job(self), ops, of, None)?;
+        let (shape, result) = execute(&mut executor, &mut job(self)?, ops, of, None)?;
         Ok(Array::new(shape, result))
     }
 
@@ -27,7 +26,7 @@ impl OpRunner for Model {
         let last = ops.ops.last().copied().filter(|_| !of.values().is_empty());
         let Some(last) = last else { return Ok(gradient.reshaped(shape)) };
         let mut tape = GradientTape::new(program, &|edge| edge == ops.from, HashSet::new(), last, false);
-        let (mut executor, mut job) = (Executor::new(self, InterruptPoller::new(None)), job(self));
+        let (mut executor, mut job) = (Executor::new(self, InterruptPoller::new(None)), job(self)?);
         execute(&mut executor, &mut job, ops, of, Some(&mut tape.retained))?;
         let mut span_gradients = SpanGradients { ops, gradient: gradient.values(), input_gradient: Vec::new() };
         run_backward(&mut executor, &mut job, &tape, &mut span_gradients)?;
@@ -36,8 +35,8 @@ impl OpRunner for Model {
 }
 
 /// A job without a plan.
-fn job(model: &Model) -> Job {
-    Job::without_plan(Arc::new(CompiledPlan::empty(model.program())))
+fn job(model: &Model) -> Result<Job> {
+    Job::without_plan(model.program())
 }
 
 /// Runs the ops on vectors `[…, width]`; returns the shape and values at the last site.

@@ -6,7 +6,7 @@ use crate::array::Array;
 use crate::error::{Error, Result};
 use crate::exec::Executor;
 use crate::interrupt::InterruptPoller;
-use crate::job::{CacheUse, Job, Pass, Segment};
+use crate::job::{CacheUse, Job, JobOptions, Pass, Segment};
 use crate::model::Model;
 use crate::plan::{Capture, Lengths, Plan, compile};
 use crate::program::{EdgeId, Layout, Program, TokenSet};
@@ -65,7 +65,7 @@ impl Model {
         let mut gradients = Vec::new();
         let mut executor = Executor::new(self, InterruptPoller::new(None));
         let compiled = Arc::new(compiled);
-        let mut job = Job::new(compiled.clone(), self.kv(), None, CacheUse::Discard, false);
+        let mut job = Job::new(program, compiled.clone(), JobOptions::new(self.kv(), CacheUse::Discard))?;
         let seeded = |token_set: TokenSet| {
             let seeds = seeds.iter().filter(move |(edge, _)| program.edge(*edge).token_set == token_set);
             seeds.flat_map(|(_, seed)| seed.positions.iter().map(|&position| (seed.row, position)))

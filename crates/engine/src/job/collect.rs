@@ -1,14 +1,14 @@
 //! Captures of a job, and the values that its rows stash for taps on other rows.
 
+use super::capture_buffer::{AttentionLine, CaptureAllocator, CaptureBuffer, LiveCapture};
+use super::capture_options::CaptureOptions;
 use super::pass::Pass;
 use crate::array::Array;
 use crate::error::Result;
 use crate::memory::{DeviceMemory, DeviceValue, TransferStats, Value};
 use crate::plan::{Capture, CompiledAction, CompiledPlan, CompiledReduce, CompiledTap, SelectedPositions, ValueId};
-use crate::point::Point;
-use crate::program::{Edge, Layout, Program};
+use crate::program::{Edge, Program};
 use crate::value::{OpRunner, ValueStore};
-use pellucid_kernels::elementwise::dot;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -72,45 +72,32 @@ impl DeviceCapture {
     }
 }
 
-/// The data of one capture of one row.
-enum CaptureBuffer {
-    /// The op's output buffer itself.
-    Buffer(Array),
-    /// One line per selected position, preallocated, and a flag for those that have been computed.
-    Lines { values: Vec<f32>, units: Vec<f32>, present: Vec<bool> },
-    /// A sum over tokens and their count, for a mean.
-    Sum(Vec<f32>, usize),
-    /// The selected queries.
-    Attention(Vec<Option<AttentionLine>>),
-}
-
-/// A captured query of attention.
-#[derive(Clone)]
-pub(crate) struct AttentionLine {
-    pub position: usize,
-    /// Number of keys when it was computed.
-    pub keys: usize,
-    /// `[heads × selected keys]`
-    pub values: Vec<f32>,
-}
-
 impl Collector {
-    pub fn new(compiled: &CompiledPlan, single_pass: bool) -> Collector {
-        let of_tap = |(index, entry): (usize, &CompiledTap)| {
+    /// Allocates the memory of all captures, for all positions that their rows may reach.
+    pub fn new(
+        program: &Program,
+        compiled: &CompiledPlan,
+        single_pass: bool,
+        options: &CaptureOptions,
+    ) -> Result<Collector> {
+        let single_pass = single_pass && options.allows_zero_copy();
+        let mut allocator = CaptureAllocator::new(program, compiled, options)?;
+        let mut of_tap = |(index, entry): (usize, &CompiledTap)| -> Vec<Option<CaptureBuffer>> {
             let CompiledAction::Capture(reduce) = &entry.action else { return Vec::new() };
             // A whole capture of a single pass takes over the op's buffer: allocate nothing.
             let takes_buffer = single_pass
                 && entry.whole
                 && matches!(reduce, CompiledReduce::Whole)
                 && compiled.at_edge[entry.edge].last() == Some(&index);
-            let allocate = |chosen: &Option<SelectedPositions>| {
+            let edge = program.edge(entry.edge);
+            let mut allocate = |(row, chosen): (usize, &Option<SelectedPositions>)| {
                 let chosen = chosen.as_ref().filter(|_| !takes_buffer)?;
-                Some(CaptureBuffer::new(entry, reduce, chosen.len()))
+                Some(CaptureBuffer::new(&mut allocator, edge, entry, reduce, chosen, row))
             };
-            entry.rows.iter().map(allocate).collect()
+            entry.rows.iter().enumerate().map(&mut allocate).collect()
         };
-        let captures = compiled.taps.iter().enumerate().map(of_tap).collect();
-        Collector {
+        let captures = compiled.taps.iter().enumerate().map(&mut of_tap).collect();
+        Ok(Collector {
             captures,
             stash: HashMap::new(),
             stash_on_device: HashMap::new(),
@@ -119,7 +106,12 @@ impl Collector {
             store: SharedStore::default(),
             saved: Vec::new(),
             step: 0,
-        }
+        })
+    }
+
+    /// The captures that other threads may read while the job runs.
+    pub fn live_captures(&self) -> Arc<[Arc<LiveCapture>]> {
+        self.captures.iter().flatten().flatten().filter_map(CaptureBuffer::live).collect()
     }
 
     pub fn takes_buffers(&self) -> bool {
@@ -236,8 +228,8 @@ impl Collector {
     }
 
     pub fn collect_attention(&mut self, index: usize, row: usize, nth: usize, line: AttentionLine) {
-        if let Some(CaptureBuffer::Attention(lines)) = &mut self.captures[index][row] {
-            lines[nth] = Some(line);
+        if let Some(buffer) = &mut self.captures[index][row] {
+            buffer.set_query(nth, line);
         }
     }
 
@@ -325,136 +317,12 @@ impl Collector {
         self.download_captures(program, compiled, memory, moved)?;
         let mut captures = Vec::new();
         for (index, entry) in compiled.taps.iter().enumerate() {
-            let CompiledAction::Capture(reduce) = &entry.action else { continue };
+            let CompiledAction::Capture(_) = &entry.action else { continue };
             for (row, chosen) in entry.rows.iter().enumerate() {
                 let (Some(chosen), Some(buffer)) = (chosen, self.captures[index][row].take()) else { continue };
-                let (positions, array, units) =
-                    buffer.finish(program.edge(entry.edge), entry, reduce, chosen, row, lengths[row]);
-                captures.push(Capture { site: entry.site, tap: entry.tap, row, positions, array, units });
+                captures.push(buffer.finish(program.edge(entry.edge), entry, chosen, row, lengths[row])?);
             }
         }
         Ok(captures)
     }
-}
-
-impl CaptureBuffer {
-    fn new(entry: &CompiledTap, reduce: &CompiledReduce, count: usize) -> CaptureBuffer {
-        let width = match reduce {
-            _ if !entry.heads.is_empty() => return CaptureBuffer::Attention(vec![None; count]),
-            CompiledReduce::Whole => entry.columns.len(),
-            CompiledReduce::Mean => return CaptureBuffer::Sum(vec![0.0; entry.columns.len()], 0),
-            CompiledReduce::Norm | CompiledReduce::Dot(_) => 1,
-            CompiledReduce::TopK(k) => *k,
-        };
-        let units = if matches!(reduce, CompiledReduce::TopK(_)) { count * width } else { 0 };
-        CaptureBuffer::Lines { values: vec![0.0; count * width], units: vec![0.0; units], present: vec![false; count] }
-    }
-
-    /// Sets the scalar that the `nth` selected position was reduced to.
-    fn set_scalar(&mut self, nth: usize, scalar: f32) {
-        if let CaptureBuffer::Lines { values, present, .. } = self {
-            (values[nth], present[nth]) = (scalar, true);
-        }
-    }
-
-    /// Reduces and adds the selected floats of the `nth` selected position.
-    fn add(&mut self, reduce: &CompiledReduce, nth: usize, picked: &[f32]) {
-        match self {
-            CaptureBuffer::Sum(sum, count) => {
-                sum.iter_mut().zip(picked).for_each(|(sum, x)| *sum += x);
-                *count += 1;
-            }
-            CaptureBuffer::Lines { values, units, present } => {
-                present[nth] = true;
-                match reduce {
-                    CompiledReduce::Whole => values[nth * picked.len()..][..picked.len()].copy_from_slice(picked),
-                    CompiledReduce::Norm => values[nth] = dot(picked, picked).sqrt(),
-                    CompiledReduce::Dot(vector) => values[nth] = dot(picked, vector),
-                    CompiledReduce::TopK(k) => {
-                        let mut order: Vec<usize> = (0..picked.len()).collect();
-                        order.sort_by(|&a, &b| picked[b].total_cmp(&picked[a]));
-                        for (slot, &unit) in order.iter().take(*k).enumerate() {
-                            values[nth * k + slot] = picked[unit];
-                            units[nth * k + slot] = unit as f32;
-                        }
-                    }
-                    CompiledReduce::Mean => {}
-                }
-            }
-            CaptureBuffer::Buffer(_) | CaptureBuffer::Attention(_) => {}
-        }
-    }
-
-    fn finish(
-        self,
-        edge: &Edge,
-        entry: &CompiledTap,
-        reduce: &CompiledReduce,
-        chosen: &SelectedPositions,
-        row: usize,
-        length: usize,
-    ) -> (Vec<usize>, Array, Option<Array>) {
-        let mut positions = chosen.positions();
-        match self {
-            CaptureBuffer::Buffer(array) => (positions, array, None),
-            CaptureBuffer::Sum(mut sum, count) => {
-                sum.iter_mut().for_each(|x| *x /= count.max(1) as f32);
-                let shape = entry.columns.shape(edge, 1)[1..].to_vec();
-                positions.retain(|&position| position < length);
-                (positions, Array::new(shape, sum), None)
-            }
-            CaptureBuffer::Lines { mut values, mut units, present } => {
-                // A generation that ended early has not computed all selected positions: drop
-                // those.
-                let width = values.len() / present.len().max(1);
-                retain_present(&mut values, &present, width);
-                retain_present(&mut units, &present, width);
-                let mut present = present.into_iter();
-                positions.retain(|_| present.next().unwrap_or(false));
-                let shape = match reduce {
-                    CompiledReduce::Whole => entry.columns.shape(edge, positions.len()),
-                    CompiledReduce::TopK(k) => vec![positions.len(), *k],
-                    _ => vec![positions.len()],
-                };
-                let units = (!units.is_empty()).then(|| Array::new(shape.clone(), units).with_integer(true));
-                (positions, Array::new(shape, values).with_integer(edge.integer), units)
-            }
-            CaptureBuffer::Attention(lines) => {
-                debug_assert_eq!(edge.layout, Layout::QueryKey);
-                let lines: Vec<AttentionLine> = lines.into_iter().flatten().collect();
-                let selected: Vec<usize> = match &entry.keys {
-                    Some(keys) => keys[row].iter().copied().filter(|&key| key < length).collect(),
-                    None => (0..length).collect(),
-                };
-                let (heads, keys) = (entry.heads.len(), selected.len());
-                // Later keys did not exist yet: masked scores are -inf, probabilities zero.
-                let blank = if entry.site.point == Point::AttnScores { f32::NEG_INFINITY } else { 0.0 };
-                let mut values = vec![blank; heads * lines.len() * keys];
-                for (query, line) in lines.iter().enumerate() {
-                    let width = line.values.len() / heads;
-                    let indices = (0..keys).filter(|&slot| selected[slot] < line.keys);
-                    for (nth, slot) in indices.enumerate() {
-                        (0..heads).for_each(|head| {
-                            values[(head * lines.len() + query) * keys + slot] = line.values[head * width + nth]
-                        });
-                    }
-                }
-                let shape = vec![heads, lines.len(), keys];
-                (lines.into_iter().map(|line| line.position).collect(), Array::new(shape, values), None)
-            }
-        }
-    }
-}
-
-/// Removes the lines that have not been computed.
-fn retain_present(values: &mut Vec<f32>, present: &[bool], width: usize) {
-    if present.iter().all(|&t| t) || values.is_empty() {
-        return;
-    }
-    let kept = present
-        .iter()
-        .enumerate()
-        .filter(|(_, present)| **present)
-        .flat_map(|(line, _)| values[line * width..][..width].to_vec());
-    *values = kept.collect();
 }

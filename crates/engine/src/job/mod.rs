@@ -1,16 +1,20 @@
 //! Jobs: rows that share a compiled plan.
 //!
 //! A [`Job`] holds everything that belongs to its rows alone: the plan compiled for them, their KV
-//! caches and recurrent states (`row.rs`), the captures and values collected so far (`collect.rs`),
+//! caches and recurrent states (`row.rs`), the captures and values collected so far (`collect.rs`, `capture_buffer.rs`),
 //! and the tokens for which the last MLP and the logits are computed. The executor packs tokens of
 //! any number of jobs into a [`Pass`] (`pass.rs`); only its own job's taps apply to a row.
 
+mod capture_buffer;
+mod capture_options;
 mod collect;
 mod pass;
 mod row;
 
+pub(crate) use capture_buffer::{AttentionLine, LiveCapture, spilled_bytes};
+pub use capture_options::CaptureOptions;
 pub use collect::SavedValue;
-pub(crate) use collect::{AttentionLine, Collector, SharedStore};
+pub(crate) use collect::{Collector, SharedStore};
 pub use pass::{Pass, Segment};
 pub(crate) use row::KvPrefix;
 pub use row::RowState;
@@ -47,6 +51,26 @@ pub(crate) struct TokenDemand {
     pub last_mlp_everywhere: bool,
 }
 
+/// How a job runs.
+pub(crate) struct JobOptions {
+    /// Storage format of its KV caches.
+    pub format: KvFormat,
+    /// Most tokens of a row in one pass.
+    pub chunk: Option<usize>,
+    pub cache: CacheUse,
+    /// Its passes may contain tokens of other jobs, so that captures copy their tokens instead of
+    /// taking whole buffers.
+    pub shared: bool,
+    pub captures: CaptureOptions,
+}
+
+impl JobOptions {
+    /// A job with passes of its own, whole prompts, and captures on the heap.
+    pub fn new(format: KvFormat, cache: CacheUse) -> JobOptions {
+        JobOptions { format, chunk: None, cache, shared: false, captures: CaptureOptions::default() }
+    }
+}
+
 /// Rows that share a compiled plan, with everything they have computed and collected.
 pub(crate) struct Job {
     pub compiled: Arc<CompiledPlan>,
@@ -65,33 +89,27 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    /// Creates a job with the rows that the plan was compiled for. `shared` means that its passes
-    /// may contain tokens of other jobs, so that captures copy their tokens instead of taking whole
-    /// buffers.
-    pub fn new(
-        compiled: Arc<CompiledPlan>,
-        format: KvFormat,
-        chunk: Option<usize>,
-        cache: CacheUse,
-        shared: bool,
-    ) -> Job {
+    /// Creates a job with the rows that the plan was compiled for.
+    pub fn new(program: &Program, compiled: Arc<CompiledPlan>, options: JobOptions) -> Result<Job> {
+        let JobOptions { format, chunk, cache, shared, captures } = options;
         let chunk = chunk.filter(|_| may_split(&compiled)).unwrap_or(usize::MAX).max(1);
         let one_chunk = compiled.prompts.iter().all(|&prompt| prompt <= chunk);
         let keeps_kv = cache != CacheUse::Discard || !one_chunk;
         let row = |&prompt: &usize| RowState { keeps_kv, ..RowState::new(prompt, format) };
         let rows = compiled.prompts.iter().map(row).collect();
         let single_pass = cache != CacheUse::Decode && one_chunk && !shared;
-        let collector = Collector::new(&compiled, single_pass);
+        let collector = Collector::new(program, &compiled, single_pass, &captures)?;
         // A plain run computes the last MLP for every token, so that its cost does not depend on
         // the captures.
         let last_mlp_everywhere = cache != CacheUse::Decode;
         let demand = TokenDemand { last_mlp_everywhere, ..TokenDemand::default() };
-        Job { compiled, rows, collector, demand, chunk, replay: false, first_tap: 0, failure: None }
+        Ok(Job { compiled, rows, collector, demand, chunk, replay: false, first_tap: 0, failure: None })
     }
 
     /// A job without taps, for ops that run on given vectors.
-    pub fn without_plan(compiled: Arc<CompiledPlan>) -> Job {
-        Job::new(compiled, KvFormat::default(), None, CacheUse::Discard, true)
+    pub fn without_plan(program: &Program) -> Result<Job> {
+        let options = JobOptions { shared: true, ..JobOptions::new(KvFormat::default(), CacheUse::Discard) };
+        Job::new(program, Arc::new(CompiledPlan::empty(program)), options)
     }
 
     /// Maximum number of tokens of a row in one pass.

@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::exec::Executor;
 use crate::grad::{self, GradientTape};
 use crate::interrupt::{Interrupt, InterruptPoller};
-use crate::job::{CacheUse, Job, SavedValue};
+use crate::job::{CacheUse, CaptureOptions, Job, JobOptions, SavedValue};
 use crate::memory::TransferStats;
 use crate::model::Model;
 use crate::plan::{Capture, Lengths, Plan, ValueId};
@@ -30,6 +30,8 @@ pub struct RunOptions {
     /// Gradient checkpointing: retain only each layer's inputs and recompute the layers in the
     /// backward pass. Bit-identical, with less memory and more time.
     pub recompute: bool,
+    /// How captures are stored. The default returns the buffers of the ops themselves where it can.
+    pub captures: CaptureOptions,
 }
 
 /// The result of a run.
@@ -75,7 +77,12 @@ impl Model {
         let adds_prefixes = options.prefixes.as_ref().is_some_and(PrefixCache::adds_prefixes);
         let cache = if adds_prefixes { CacheUse::Keep } else { CacheUse::Discard };
         let mut executor = Executor::new(self, InterruptPoller::new(options.interrupt.as_ref()));
-        let mut job = Job::new(compiled.clone(), self.kv(), options.chunk, cache, false);
+        let job_options = JobOptions {
+            chunk: options.chunk,
+            captures: options.captures.clone(),
+            ..JobOptions::new(self.kv(), cache)
+        };
+        let mut job = Job::new(self.program(), compiled.clone(), job_options)?;
         let reused = self.reuse_prefixes(options.prefixes.as_ref(), inputs, &mut job)?;
         let mut tapes = Vec::new();
         for group in &compiled.groups {

@@ -3,7 +3,10 @@
 use super::worker::Shared;
 use crate::error::{Error, Result};
 use crate::generate::Generation;
+use crate::job::LiveCapture;
+use crate::plan::Capture;
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -23,7 +26,13 @@ struct Progress {
     tokens: VecDeque<RowToken>,
     result: Option<Result<Generation>>,
     ended: bool,
+    captures: Arc<[Arc<LiveCapture>]>,
+    /// Called once, at the next token or at the end.
+    wakers: Vec<Waker>,
 }
+
+/// A function that wakes a task that waits for a request.
+type Waker = Box<dyn FnOnce() + Send>;
 
 /// State of a request that the scheduler's thread and the caller share.
 #[derive(Default)]
@@ -38,9 +47,23 @@ impl Outbox {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    pub fn set_captures(&self, captures: Arc<[Arc<LiveCapture>]>) {
+        self.lock().captures = captures;
+    }
+
     pub fn send(&self, token: RowToken) {
-        self.lock().tokens.push_back(token);
+        let mut progress = self.lock();
+        progress.tokens.push_back(token);
+        self.wake(progress);
+    }
+
+    /// Wakes the threads and tasks that wait, without the lock.
+    fn wake(&self, mut progress: MutexGuard<'_, Progress>) {
+        let wakers = std::mem::take(&mut progress.wakers);
+        drop(progress);
         self.changed.notify_all();
+        // A waker that panics is a fault of its caller, and other requests go on.
+        wakers.into_iter().for_each(|waker| _ = catch_unwind(AssertUnwindSafe(waker)));
     }
 
     pub fn end(&self, result: Result<Generation>) {
@@ -48,8 +71,7 @@ impl Outbox {
         if !progress.ended {
             (progress.result, progress.ended) = (Some(result), true);
         }
-        drop(progress);
-        self.changed.notify_all();
+        self.wake(progress);
     }
 
     /// Waits until the progress is `ready`; `None` after the timeout.
@@ -106,6 +128,25 @@ impl RequestHandle {
         Some(progress.tokens.pop_front())
     }
 
+    /// Takes the next token without waiting: `Err(())` if there is none yet, `Ok(None)` after the
+    /// last.
+    #[allow(clippy::result_unit_err)] // "not yet" carries nothing
+    pub fn try_next_token(&self) -> std::result::Result<Option<RowToken>, ()> {
+        self.wait_for_token(Some(Duration::ZERO)).ok_or(())
+    }
+
+    /// Calls a function once: now if a token is ready or the request has ended, otherwise from the
+    /// scheduler's thread when that happens. Event loops wait for a request in this way; the
+    /// function should only wake them.
+    pub fn when_ready(&self, waker: impl FnOnce() + Send + 'static) {
+        let mut progress = self.outbox.lock();
+        if progress.ended || !progress.tokens.is_empty() {
+            drop(progress);
+            return waker();
+        }
+        progress.wakers.push(Box::new(waker));
+    }
+
     /// Waits for the end of the request and returns its result. Tokens that were not received are
     /// dropped; they are in the result too.
     pub fn wait(self) -> Result<Generation> {
@@ -121,6 +162,15 @@ impl RequestHandle {
     fn take_result(&self, timeout: Option<Duration>) -> Option<Result<Generation>> {
         let mut progress = self.outbox.wait(timeout, |progress| progress.ended)?;
         Some(progress.result.take().unwrap_or(Err(Error::Interrupted)))
+    }
+
+    /// Returns the captured lines so far, without waiting and without a copy: after a token was
+    /// received, the lines of all positions before it. Calls may be repeated, also after the end.
+    /// Means and attention patterns are only in the result. A handle keeps this memory until it is
+    /// dropped.
+    pub fn captures(&self) -> Vec<Capture> {
+        let captures = self.outbox.lock().captures.clone();
+        captures.iter().map(|live| live.capture()).collect()
     }
 
     /// Whether the request has ended.

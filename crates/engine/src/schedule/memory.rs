@@ -3,6 +3,7 @@
 use crate::error::Result;
 use crate::explain::capture_bytes;
 use crate::generate::GenerateOptions;
+use crate::job::spilled_bytes;
 use crate::model::Model;
 use crate::plan::{CompiledPlan, Plan};
 use crate::program::OpKind;
@@ -12,17 +13,24 @@ use crate::program::OpKind;
 pub struct RequestMemory {
     /// KV caches and recurrent states of its rows, at the length that they may reach.
     pub kv_bytes: usize,
-    /// Captures of all positions that the rows may reach.
+    /// Captures of all positions that the rows may reach, as far as they are in memory.
     pub capture_bytes: usize,
+    /// Captures that are stored in a file instead ([`CaptureOptions`](crate::CaptureOptions)).
+    pub spilled_bytes: usize,
 }
 
 impl RequestMemory {
     /// Checks a request and computes the bytes that it needs when every row reaches its limit.
     pub fn of(model: &Model, inputs: &[Vec<u32>], plan: &Plan, options: &GenerateOptions) -> Result<RequestMemory> {
         let (compiled, limits) = crate::generate::check(model, inputs, plan, options)?;
+        let (program, captures) = (model.program(), &options.captures);
+        let spilled_bytes = spilled_bytes(program, &compiled, captures);
+        let capture_bytes = capture_bytes(&compiled, program, &limits, captures.dtype);
         Ok(RequestMemory {
             kv_bytes: limits.iter().map(|&limit| row_bytes(model, &compiled, limit)).sum(),
-            capture_bytes: capture_bytes(&compiled, model.program(), &limits),
+            // Alignment in the file may make it a little larger.
+            capture_bytes: capture_bytes.saturating_sub(spilled_bytes),
+            spilled_bytes,
         })
     }
 }

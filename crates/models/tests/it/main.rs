@@ -16,6 +16,7 @@ mod bad_model;
 mod batch;
 mod branches;
 mod calls;
+mod captures;
 mod deferred;
 mod docs;
 mod explain;

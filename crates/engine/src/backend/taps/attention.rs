@@ -62,7 +62,7 @@ impl JobTaps<'_> {
             let mut picked = lines.of_query(entry, row, query);
             if let CompiledAction::Capture(_) = &entry.action {
                 let position = row.segment.position + query;
-                let line = AttentionLine { position, keys: row.keys(), values: picked };
+                let line = AttentionLine { keys: row.keys(), values: picked };
                 self.job.collector.collect_attention(index, of, nth, line);
                 continue;
             }
