@@ -19,6 +19,7 @@ import os
 from . import _core, identify, transformer_lens
 from . import lens as lens  # former name of transformer_lens, not in __all__
 from ._core import Plan
+from .engine import Engine, EngineLoad, Request, Token, fetch
 from .errors import Error, InputError, Interrupted, LoadError, PlanError, RecordError, SiteError
 from .inspection import Report, inspect, inspect_schema
 from .loading import Attempt, Tokenizer, load_tokenizer, strategies
@@ -38,6 +39,8 @@ __all__ = [
     "Attempt",
     "Cache",
     "Captures",
+    "Engine",
+    "EngineLoad",
     "Error",
     "Generated",
     "InputError",
@@ -51,11 +54,14 @@ __all__ = [
     "Prefixes",
     "RecordError",
     "Report",
+    "Request",
     "SiteError",
     "SiteInfo",
     "Sites",
+    "Token",
     "Tokenizer",
     "Value",
+    "fetch",
     "identify",
     "inspect",
     "inspect_schema",

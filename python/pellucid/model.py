@@ -12,6 +12,7 @@ import numpy as np
 
 from . import _core, convert, display
 from .branches import Base
+from .engine import Engine
 from .errors import InputError
 from .prefixes import Prefixes
 from .results import Captures, to_numpy
@@ -134,12 +135,54 @@ class Model(TransformerLensApi):
             options: `max_new`, `temperature` (0, the default, is greedy), `top_k`, `top_p`,
                 `min_p`, `repetition_penalty`, `seed`, `stop` (a list of strings that end a row),
                 `eos` (`False` continues past the end-of-text token), `chunk`, `threads` (as in
-                `trace`) and `lookup` (number of speculative tokens per step, by prompt lookup: the
-                same tokens, faster).
+                `trace`), `lookup` (number of speculative tokens per step, by prompt lookup: the
+                same tokens, faster), `capture_dtype` (`"bf16"` stores captures in half the memory),
+                `capture_memory` (captures that need more bytes go to a memory-mapped temporary
+                file) and `capture_folder` (the folder of that file).
         """
         if prefixes is not None:
             options["prefixes"] = prefixes._core
         return Generation(self, prompts, padded, allow_nan, watch, options)
+
+    def engine(
+        self,
+        *,
+        max_batch: int = 32,
+        kv_bytes: int = 4 << 30,
+        capture_bytes: int = 4 << 30,
+        pass_tokens: int = 512,
+        prefix_bytes: int = 256 << 20,
+        queue: int = 4096,
+    ) -> Engine:
+        """Starts an engine that runs many requests at once (continuous batching).
+
+        ```python
+        with model.engine() as engine:
+            requests = [engine.submit(prompt, capture="layers.*.resid_post") for prompt in prompts]
+            for request in requests:
+                print(request.text, request.fetch()["layers.3.resid_post"].shape)
+        ```
+
+        A request gets exactly the tokens and activations that it would get alone.
+
+        Args:
+            max_batch: Most prompts in one pass.
+            kv_bytes: Bytes for KV caches. A request that does not fit waits; one that can never fit
+                is refused.
+            capture_bytes: Bytes for captures of running requests, in the same way.
+            pass_tokens: Tokens of one pass: one for each row that decodes, the rest from prompts.
+            prefix_bytes: Bytes for prefixes that later prompts may start with; 0 turns this off.
+            queue: Most requests that wait.
+        """
+        options = {
+            "max_batch": max_batch,
+            "kv_bytes": kv_bytes,
+            "capture_bytes": capture_bytes,
+            "pass_tokens": pass_tokens,
+            "prefix_bytes": prefix_bytes,
+            "queue": queue,
+        }
+        return Engine(self, options)
 
     def prefix(self, prompts: Any) -> Prefixes:
         """Computes one or several prefixes of later prompts; pass the result to runs and

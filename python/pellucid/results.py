@@ -113,8 +113,15 @@ class Captures(Mapping[str, Any]):
         return stack_padded(rows) if self._padded else rows
 
     def torch(self, name: str) -> Any:
-        """A captured activation as torch tensors (copies)."""
-        return to_torch(self[name])
+        """A captured activation as torch tensors (copies), bfloat16 if it was stored so."""
+        arrays = self._arrays.get(name) or self._arrays.get(self._find(name)[0], [])
+        bits = [array.bf16_bits() for array, _ in arrays]
+        if self._padded or not bits or any(each is None for each in bits):
+            return to_torch(self[name])
+        import torch  # type: ignore[import-not-found]
+
+        rows = [torch.from_numpy(np.array(each).view(np.int16)).view(torch.bfloat16) for each in bits]
+        return rows[0] if self._single else rows
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._arrays)

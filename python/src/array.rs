@@ -1,5 +1,6 @@
 //! Arrays between Python and the engine.
 
+use half::slice::HalfFloatSliceExt;
 use numpy::ndarray::ArrayView;
 use numpy::{PyArrayDyn, PyArrayMethods, PyReadonlyArrayDyn};
 use pellucid_engine as engine;
@@ -35,6 +36,19 @@ impl Array {
         let array = unsafe { PyArrayDyn::borrow_from_array(&view, slf.clone().into_any()) };
         drop(array.try_readwrite()?.make_nonwriteable());
         Ok(array)
+    }
+
+    /// The elements of a bf16 array as they are stored, a read-only view of type uint16; `None` for
+    /// f32.
+    fn bf16_bits<'py>(slf: Bound<'py, Self>) -> PyResult<Option<Bound<'py, PyArrayDyn<u16>>>> {
+        let array = &slf.get().0;
+        let Some(halves) = array.halves() else { return Ok(None) };
+        let view = ArrayView::from_shape(array.shape(), halves.reinterpret_cast())
+            .map_err(|error| pyo3::exceptions::PyRuntimeError::new_err(error.to_string()))?;
+        // SAFETY: as in `numpy`.
+        let bits = unsafe { PyArrayDyn::borrow_from_array(&view, slf.clone().into_any()) };
+        drop(bits.try_readwrite()?.make_nonwriteable());
+        Ok(Some(bits))
     }
 
     fn __repr__(&self) -> String {

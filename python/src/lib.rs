@@ -9,6 +9,7 @@
 //! |---|---|
 //! | `array` | arrays in both directions; engine arrays are shared, not copied |
 //! | `branch` | branches: re-runs of a prompt from the middle |
+//! | `engine` | the scheduler: many requests at once |
 //! | `errors` | engine errors and panics as exceptions of the package |
 //! | `expression` | recorded values as expressions of a plan |
 //! | `hints` | remedies of errors, worded for Python |
@@ -24,6 +25,7 @@
 
 mod array;
 mod branch;
+mod engine;
 mod errors;
 mod expression;
 mod hints;
@@ -46,6 +48,8 @@ mod _core {
     use super::array::Array;
     #[pymodule_export]
     use super::branch::{Base, base};
+    #[pymodule_export]
+    use super::engine::{Engine, EngineRequest};
     #[pymodule_export]
     use super::identify::{
         identify_path, inspect_path, inspect_schema, register_architecture, register_file, registered_architectures,

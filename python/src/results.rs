@@ -92,7 +92,8 @@ impl RunResults {
     }
 }
 
-fn to_tuple(capture: &engine::Capture) -> CaptureTuple {
+/// Converts a capture.
+pub fn to_tuple(capture: &engine::Capture) -> CaptureTuple {
     let units = capture.units.clone().map(Array);
     (capture.site.to_string(), capture.row, capture.positions.clone(), Array(capture.array.clone()), units)
 }

@@ -6,7 +6,7 @@ use crate::plan::{Plan, SaveSource};
 use crate::prefix::Prefixes;
 use crate::results::{CaptureTuple, RunResults};
 use crate::tracing::TraceValue;
-use pellucid_engine::{self as engine, Finish, GenerateOptions, Interrupt, RunOptions, Sampling};
+use pellucid_engine::{self as engine, CaptureDtype, Finish, GenerateOptions, Interrupt, RunOptions, Sampling};
 use pellucid_models::prepare;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -26,12 +26,12 @@ pub struct Run {
 /// The results of a generation.
 #[pyclass(frozen, module = "pellucid._core")]
 pub struct Generation {
-    results: RunResults,
-    rows: Vec<engine::GeneratedRow>,
-    texts: Vec<Option<String>>,
-    prefill: Duration,
-    decode: Duration,
-    reused: Vec<usize>,
+    pub results: RunResults,
+    pub rows: Vec<engine::GeneratedRow>,
+    pub texts: Vec<Option<String>>,
+    pub prefill: Duration,
+    pub decode: Duration,
+    pub reused: Vec<usize>,
 }
 
 #[pymethods]
@@ -82,6 +82,11 @@ impl Generation {
         self.results.passed_over()
     }
 
+    /// All captures, in the order of the plan's taps.
+    fn all(&self) -> Vec<CaptureTuple> {
+        self.results.all()
+    }
+
     /// For each row: the new tokens, their text, and the finish reason.
     #[getter]
     fn rows(&self) -> Vec<(Vec<u32>, Option<String>, &'static str)> {
@@ -127,7 +132,8 @@ pub fn run(
     let prefixes = prefixes.map(|prefixes| prefixes.get().0.clone());
     let (run, time, offset) = run_engine(py, || {
         let edited = EditedPlan::new(plan.get(), edits, &rows, model)?;
-        let options = RunOptions { chunk, recompute, threads, prefixes, interrupt: Some(signal_interrupt()) };
+        let interrupt = Some(signal_interrupt());
+        let options = RunOptions { chunk, recompute, threads, prefixes, interrupt, ..RunOptions::default() };
         let started = Instant::now();
         let run = loaded.model.run(&rows, &edited.plan, &options)?;
         Ok((run, started.elapsed(), edited.offset))
@@ -276,16 +282,16 @@ pub fn extract_rows(py: Python<'_>, rows: &Bound<'_, PyList>) -> PyResult<Vec<Ve
     rows.iter().enumerate().map(extract).collect()
 }
 
-struct GenerateSettings {
-    generate: GenerateOptions,
+pub struct GenerateSettings {
+    pub generate: GenerateOptions,
     /// Strings that end a row.
-    stop: Vec<String>,
+    pub stop: Vec<String>,
     /// End a row at the model's end-of-text tokens.
-    eos: bool,
+    pub eos: bool,
 }
 
 /// Parses the keyword arguments of `Model.generate`.
-fn parse_generate_options(py: Python<'_>, options: &Bound<'_, PyDict>) -> PyResult<GenerateSettings> {
+pub fn parse_generate_options(py: Python<'_>, options: &Bound<'_, PyDict>) -> PyResult<GenerateSettings> {
     let (mut generate, mut sampling) = (GenerateOptions::default(), Sampling::default());
     let (mut stop, mut eos) = (Vec::new(), true);
     for (key, value) in options {
@@ -309,6 +315,12 @@ fn parse_generate_options(py: Python<'_>, options: &Bound<'_, PyDict>) -> PyResu
             "seed" => sampling.seed = value.extract().map_err(wrong)?,
             "stop" => stop = value.extract().map_err(wrong)?,
             "eos" => eos = value.extract().map_err(wrong)?,
+            "capture_dtype" => {
+                let name: String = value.extract().map_err(wrong)?;
+                generate.captures.dtype = parse_capture_dtype(py, &name)?;
+            }
+            "capture_memory" => generate.captures.memory_limit = value.extract().map_err(wrong)?,
+            "capture_folder" => generate.captures.spill_folder = value.extract().map_err(wrong)?,
             "chunk" => generate.chunk = value.extract().map_err(wrong)?,
             "lookup" => generate.lookup = value.extract().map_err(wrong)?,
             "threads" => generate.threads = value.extract().map_err(wrong)?,
@@ -318,7 +330,7 @@ fn parse_generate_options(py: Python<'_>, options: &Bound<'_, PyDict>) -> PyResu
             }
             _ => {
                 let known = "max_new, temperature, top_k, top_p, min_p, repetition_penalty, seed, stop, eos, chunk, lookup, \
-                             threads, prefixes";
+                             threads, prefixes, capture_dtype, capture_memory, capture_folder";
                 let problem = format!("generation has no option {key:?}");
                 return Err(error(py, ErrorKind::Input, &problem, Some(&format!("the options are {known}"))));
             }
@@ -326,4 +338,15 @@ fn parse_generate_options(py: Python<'_>, options: &Bound<'_, PyDict>) -> PyResu
     }
     generate.sampling = sampling;
     Ok(GenerateSettings { generate, stop, eos })
+}
+
+fn parse_capture_dtype(py: Python<'_>, name: &str) -> PyResult<CaptureDtype> {
+    match name {
+        "f32" => Ok(CaptureDtype::F32),
+        "bf16" => Ok(CaptureDtype::Bf16),
+        _ => {
+            let problem = format!("captures cannot be stored as {name:?}");
+            Err(error(py, ErrorKind::Input, &problem, Some("capture_dtype is \"f32\" or \"bf16\"")))
+        }
+    }
 }
