@@ -127,8 +127,9 @@ class Model(TransformerLensApi):
 
         Args:
             prompts: As in `trace`.
-            watch: Called for each new token with the row, the token and its text (`None` for an
-                incomplete UTF-8 character).
+            watch: Called for each new token with the row, the token and the new text. The text is
+                `None` while a character or a possible stop string is incomplete; the pieces of a
+                row concatenate to its `.text`.
             padded: As in `trace`.
             allow_nan: As in `trace`.
             prefixes: As in `trace`.

@@ -6,7 +6,7 @@ use crate::plan::Plan;
 use crate::results::{CaptureTuple, RunResults, to_tuple};
 use crate::run::{EditedPlan, Generation, PlanOffset, concat_edits, extract_rows, parse_generate_options, run_engine};
 use pellucid_engine::{self as engine, Request, RowToken, Scheduler, SchedulerOptions};
-use pellucid_models::{RequestText, StopStrings};
+use pellucid_models::RequestText;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -50,10 +50,9 @@ impl Engine {
         let (handle, text, offset) = run_engine(py, || {
             let edited = EditedPlan::new(plan.get(), edits, &rows, model)?;
             let offset = edited.offset;
-            let stops = StopStrings::new(settings.stop)?;
-            let text = match (&loaded.tokenizer, stops.is_empty()) {
+            let text = match (&loaded.tokenizer, settings.stop.is_empty()) {
                 (None, true) => None,
-                _ => Some(loaded.request_text(count, &stops)?),
+                _ => Some(loaded.request_text(count, &settings.stop)?),
             };
             let mut request = Request {
                 inputs: rows,

@@ -67,7 +67,7 @@ impl Model {
     /// The tokenizer, if there is one. Does not load the weights.
     pub fn optional_tokenizer(&self) -> Option<&Tokenizer> {
         match self.loaded.get() {
-            Some(loaded) => loaded.tokenizer.as_ref(),
+            Some(loaded) => loaded.tokenizer.as_deref(),
             None => self.outline.as_ref().and_then(|outline| outline.tokenizer.as_ref()),
         }
     }

@@ -7,7 +7,7 @@ use crate::prefix::Prefixes;
 use crate::results::{CaptureTuple, RunResults};
 use crate::tracing::TraceValue;
 use pellucid_engine::{self as engine, CaptureDtype, Finish, GenerateOptions, Interrupt, RunOptions, Sampling};
-use pellucid_models::prepare;
+use pellucid_models::{StopStrings, prepare};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
@@ -162,14 +162,15 @@ pub fn generate(
     let GenerateSettings { generate, stop, .. } = &settings;
     let (generation, offset) = run_engine(py, || {
         let edited = EditedPlan::new(plan.get(), edits, &rows, model)?;
-        let generation = loaded.generate(&rows, &edited.plan, generate, stop, &mut |row, token, text| {
+        let generation = loaded.generate(&rows, &edited.plan, generate, stop, &mut |piece| {
             if let Some(watch) = watch.as_ref().filter(|_| !raised::any()) {
-                Python::attach(|py| raised::store_error(watch.call1(py, (row, token, text))));
+                let text = (!piece.text.is_empty()).then_some(piece.text);
+                Python::attach(|py| raised::store_error(watch.call1(py, (piece.row, piece.token, text))));
             }
         })?;
         Ok((generation, edited.offset))
     })?;
-    let texts = generation.rows.iter().map(|row| loaded.text(&row.tokens, row.finish, stop)).collect();
+    let texts = generation.rows.iter().map(|row| loaded.text(&row.tokens, stop)).collect();
     let engine::Generation { rows, captures, saved, passed_over, reused, prefill, decode, .. } = generation;
     let results = RunResults { captures, saved, passed_over, plan, offset, one_row: rows.len() == 1, steps: true };
     Ok(Generation { results, rows, texts, prefill, decode, reused })
@@ -285,7 +286,7 @@ pub fn extract_rows(py: Python<'_>, rows: &Bound<'_, PyList>) -> PyResult<Vec<Ve
 pub struct GenerateSettings {
     pub generate: GenerateOptions,
     /// Strings that end a row.
-    pub stop: Vec<String>,
+    pub stop: StopStrings,
     /// End a row at the model's end-of-text tokens.
     pub eos: bool,
 }
@@ -293,7 +294,7 @@ pub struct GenerateSettings {
 /// Parses the keyword arguments of `Model.generate`.
 pub fn parse_generate_options(py: Python<'_>, options: &Bound<'_, PyDict>) -> PyResult<GenerateSettings> {
     let (mut generate, mut sampling) = (GenerateOptions::default(), Sampling::default());
-    let (mut stop, mut eos) = (Vec::new(), true);
+    let (mut stop, mut eos) = (StopStrings::default(), true);
     for (key, value) in options {
         let key: String = key.extract()?;
         let wrong = |fault: PyErr| match fault.is_instance_of::<PyTypeError>(py) {
@@ -313,7 +314,10 @@ pub fn parse_generate_options(py: Python<'_>, options: &Bound<'_, PyDict>) -> Py
             "min_p" => sampling.min_p = value.extract().map_err(wrong)?,
             "repetition_penalty" => sampling.repetition_penalty = value.extract().map_err(wrong)?,
             "seed" => sampling.seed = value.extract().map_err(wrong)?,
-            "stop" => stop = value.extract().map_err(wrong)?,
+            "stop" => {
+                let strings: Vec<String> = value.extract().map_err(wrong)?;
+                stop = StopStrings::new(strings).map_err(|fault| from_models(py, &fault))?;
+            }
             "eos" => eos = value.extract().map_err(wrong)?,
             "capture_dtype" => {
                 let name: String = value.extract().map_err(wrong)?;

@@ -75,5 +75,5 @@ pub fn plan(loaded: &LoadedModel, args: &PlanArgs, rows: &[Vec<u32>]) -> Result<
     let positions = Positions::parse(&args.positions);
     plan.taps
         .extend(args.capture.iter().map(|site| Tap::new(site, Action::Capture(None)).positions(positions.clone())));
-    Ok(prepare(plan, base, rows, loaded.tokenizer.as_ref())?)
+    Ok(prepare(plan, base, rows, loaded.tokenizer.as_deref())?)
 }

@@ -13,6 +13,7 @@
 //! | [`load`](mod@load), [`adapter`] | finds, checks and packs weights; merges adapters |
 //! | [`share`] | weight sharing between loads of one process |
 //! | [`tokenizer`], [`chat`] | text to tokens and back |
+//! | [`text`] | text of generated rows: pieces, stop strings |
 //! | [`model`] | [`LoadedModel`]: all of the above together |
 //!
 //! Also: [`builtin`], the built-in model; [`pull`], downloads by name; [`inspect`](mod@inspect),
@@ -45,6 +46,7 @@ pub mod select_family;
 pub mod share;
 pub mod source;
 pub mod tensors;
+pub mod text;
 pub mod tokenizer;
 
 #[doc(hidden)]
@@ -54,10 +56,11 @@ pub use error::{Error, Result};
 pub use inspect::{Report, inspect, inspect_as};
 pub use load::{LoadOptions, Storage};
 pub use load_tokenizer::{load_tokenizer, tokenizer_of};
-pub use model::{LoadedModel, locate, program_of};
+pub use model::{LoadedModel, TextPiece, locate, program_of};
 pub use name_variants::NameVariant;
 #[doc(hidden)]
 pub use name_variants::NameVariant as Repair;
 pub use prepare::prepare;
 pub use select_family::{SelectedFamily, select_family, strategies};
 pub use source::ModelSource;
+pub use text::{RequestText, RowText, StopStrings};

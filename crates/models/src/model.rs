@@ -10,8 +10,9 @@ use crate::load::{LoadOptions, load};
 use crate::name_variants::NameVariant;
 use crate::select_family::{SelectedFamily, select_family};
 use crate::share;
+use crate::text::{RequestText, RowText, StopStrings};
 use crate::tokenizer::{TOKENIZER_FILES, Tokenizer};
-use pellucid_engine::{Control, Finish, GenerateOptions, Generation, Model, Plan, Program, Remedy};
+use pellucid_engine::{Control, GenerateOptions, Generation, Model, Plan, Program, Remedy, RowToken};
 use pellucid_kernels::Pool;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,7 +24,7 @@ pub struct LoadedModel {
     /// The engine's model.
     pub model: Model,
     /// Its tokenizer, if it came with one.
-    pub tokenizer: Option<Tokenizer>,
+    pub tokenizer: Option<Arc<Tokenizer>>,
     /// Its chat template, if it came with one.
     pub chat: Option<ChatTemplate>,
     /// End-of-text tokens.
@@ -82,7 +83,7 @@ impl LoadedModel {
     }
 
     /// Returns the tokenizer, or an error that lists the files that would provide one.
-    pub fn tokenizer(&self) -> Result<&Tokenizer> {
+    pub fn tokenizer(&self) -> Result<&Arc<Tokenizer>> {
         self.tokenizer.as_ref().ok_or_else(|| {
             Error::usage(
                 format!("{} came without a tokenizer (none of {})", self.name, TOKENIZER_FILES.join(", ")),
@@ -91,44 +92,72 @@ impl LoadedModel {
         })
     }
 
-    /// Generates. A row also ends when its text contains one of `stops`. `watch` is called with the
-    /// row, each new token, and its text when complete.
+    /// Generates. A row also ends when its text contains one of `stops`. `watch` is called with each
+    /// new token and its text.
     pub fn generate(
         &self,
         inputs: &[Vec<u32>],
         plan: &Plan,
         options: &GenerateOptions,
-        stops: &[String],
-        watch: &mut dyn FnMut(usize, u32, Option<&str>),
+        stops: &StopStrings,
+        watch: &mut dyn FnMut(TextPiece<'_>),
     ) -> Result<Generation> {
-        if !stops.is_empty() {
-            self.tokenizer()?;
-        }
-        if stops.iter().any(String::is_empty) {
-            return Err(Error::usage("a stop string is empty", "give at least one character"));
-        }
-        let mut texts: Vec<_> =
-            inputs.iter().map(|_| (self.tokenizer.as_ref().map(|t| t.stream(true)), String::new())).collect();
+        let mut texts = match (&self.tokenizer, stops.is_empty()) {
+            (None, true) => None,
+            _ => Some(self.request_text(inputs.len(), stops)?),
+        };
+        let mut counts = vec![0; inputs.len()];
         let generation = self.model.generate(inputs, plan, options, &mut |row, token| {
-            let (stream, text) = &mut texts[row];
-            let piece = stream.as_mut().and_then(|stream| stream.push(token));
-            text.push_str(piece.as_deref().unwrap_or_default());
-            watch(row, token, piece.as_deref());
-            if stops.iter().any(|stop| text.contains(stop)) { Control::Stop } else { Control::Go }
+            let Some(texts) = &mut texts else {
+                watch(TextPiece { row, token: Some(token), text: "" });
+                return Control::Go;
+            };
+            let mut text = texts.push(RowToken { row, token }).to_owned();
+            counts[row] += 1;
+            // The last token of a row brings the text that was held back.
+            if texts.is_stopped(row) || options.eos.contains(&token) || counts[row] >= options.max_new {
+                text += texts.finish(row);
+            }
+            watch(TextPiece { row, token: Some(token), text: &text });
+            if texts.is_stopped(row) { Control::Stop } else { Control::Go }
         })?;
+        // A row that ended for another reason, such as a condition of the plan, may still have some.
+        for row in 0..inputs.len() {
+            let rest = texts.as_mut().map_or("", |texts| texts.finish(row));
+            if !rest.is_empty() {
+                watch(TextPiece { row, token: None, text: rest });
+            }
+        }
         Ok(generation)
     }
 
-    /// Decodes generated tokens, without the stop string that ended the row and the text after it.
-    pub fn text(&self, tokens: &[u32], finish: Finish, stops: &[String]) -> Option<String> {
-        let mut text = self.tokenizer.as_ref()?.decode(tokens, true);
-        if finish == Finish::Stop
-            && let Some(at) = stops.iter().filter_map(|stop| text.find(stop)).min()
-        {
-            text.truncate(at);
-        }
-        Some(text)
+    /// Starts the texts of a request with this many rows.
+    pub fn request_text(&self, rows: usize, stops: &StopStrings) -> Result<RequestText> {
+        Ok(RequestText::new(self.tokenizer()?, rows, stops))
     }
+
+    /// Decodes the tokens of a generated row up to the first stop string; `None` without a
+    /// tokenizer. This is the text of the pieces that [`generate`](Self::generate) reports.
+    pub fn text(&self, tokens: &[u32], stops: &StopStrings) -> Option<String> {
+        let mut text = RowText::new(self.tokenizer.as_ref()?, stops);
+        for &token in tokens {
+            text.push(token);
+        }
+        text.finish();
+        Some(text.text().to_owned())
+    }
+}
+
+/// A new token of a row and the text that it completes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TextPiece<'a> {
+    /// The row.
+    pub row: usize,
+    /// The token; `None` for text that was held back and follows after the last token.
+    pub token: Option<u32>,
+    /// The new text, which is empty while a character or a possible stop string is incomplete. The
+    /// pieces of a row concatenate to its text.
+    pub text: &'a str,
 }
 
 /// Loads a model whose family is selected. Weights that this process still holds are shared.
@@ -156,7 +185,7 @@ fn load_selected(
     Ok(LoadedModel {
         name: name_of(selected.adapter.as_deref().unwrap_or(source.origin())),
         model: model.with_pool(pool).with_kv(options.kv),
-        tokenizer,
+        tokenizer: tokenizer.map(Arc::new),
         chat,
         eos,
         warnings: selected.warnings.clone(),

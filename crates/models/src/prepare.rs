@@ -174,7 +174,7 @@ mod tests {
                 format!(r#"{{"site": "layers.1", "rows": [1], "positions": [3], "skip": {{"from": {positions}}}}}"#);
             let plan =
                 Plan::from_json(&format!(r#"{{"taps": [{skip}, {{"site": "logits", "capture": true}}]}}"#)).unwrap();
-            let plan = prepare(plan, Path::new(""), &inputs, loaded.tokenizer.as_ref()).unwrap();
+            let plan = prepare(plan, Path::new(""), &inputs, loaded.tokenizer.as_deref()).unwrap();
             let run = loaded.model.run(&inputs, &plan, &RunOptions::default()).unwrap();
             run.captures[1].array.values().to_vec()
         };

@@ -1,13 +1,16 @@
 //! Encodes text to token ids and decodes them.
 //!
 //! A thin layer over the `tokenizers` crate. It adds the text of a single token in context
-//! ([`Tokenizer::token_text`]), streaming decoding ([`DecodeStream`]), the token of a string
+//! ([`Tokenizer::token_text`]), decoding of bytes that arrive in pieces (`partial_character`), the
+//! token of a string
 //! ([`Tokenizer::find`]), the special tokens, which Hugging Face spreads over five files
 //! (`special`), and the conversion of older tokenizer files (`convert`).
 
 mod convert;
+mod partial_character;
 pub(crate) mod special;
-mod stream;
+#[cfg(test)]
+pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
 
@@ -20,8 +23,8 @@ use tokenizers::{DecoderWrapper, Model as _};
 use crate::checkpoint::{LFS_POINTER, LFS_REMEDY};
 use crate::{Error, Result};
 pub use convert::TOKENIZER_FILES;
+pub(crate) use partial_character::PartialCharacter;
 pub use special::{Sidecars, SpecialTokens};
-pub use stream::DecodeStream;
 
 const TOKENIZER_JSON: &str = "tokenizer.json";
 const REDOWNLOAD: &str = "download tokenizer.json again, or save it again with `tokenizer.save_pretrained`";
@@ -35,6 +38,8 @@ pub struct Tokenizer {
     /// The base model whose tokenizer this is, if the model itself has none.
     base: Option<String>,
     byte_encoding: ByteEncoding,
+    /// The suffix of pieces that end a word (GPT-1's `</w>`), if the vocabulary has one.
+    word_suffix: Option<String>,
     /// A plain token and its text. Decoding `[anchor, id]` gives the text of `id` in context: some
     /// decoders strip the space of the first token.
     anchor: Option<(u32, String)>,
@@ -103,12 +108,13 @@ impl Tokenizer {
             .map_err(|error| Error::invalid(&origin, format!("cannot switch truncation off: {error}"), REDOWNLOAD))?
             .with_padding(None);
         let byte_encoding = inner.get_decoder().map_or(ByteEncoding::None, byte_encoding);
+        let word_suffix = inner.get_decoder().and_then(word_suffix);
         let anchor = find_anchor(&inner, &special);
         // Encoding once exposes an inconsistent file here instead of at the first prompt.
         let empty = encode(&inner, "", true)
             .map_err(|problem| Error::invalid(&origin, format!("not a usable tokenizer: {problem}"), REDOWNLOAD))?;
         let adds_bos = special.bos.is_some() && special.bos == empty.first().copied();
-        Ok(Tokenizer { inner, special, origin, base: None, byte_encoding, anchor, adds_bos })
+        Ok(Tokenizer { inner, special, origin, base: None, byte_encoding, word_suffix, anchor, adds_bos })
     }
 
     /// Encodes a text; with `add_special`, the post-processor's tokens (often bos) are added.
@@ -166,9 +172,17 @@ impl Tokenizer {
         both.strip_prefix(text.as_str()).map_or_else(|| alone(id), str::to_owned)
     }
 
-    /// Returns a decoder for tokens that arrive one at a time.
-    pub fn stream(&self, skip_special: bool) -> DecodeStream<'_> {
-        DecodeStream::new(self, skip_special)
+    /// The bytes of a token after other tokens of its row. `word_ended` is whether they end a word,
+    /// which matters only to vocabularies that mark the end of words: there the space between two
+    /// words belongs to neither token.
+    pub(crate) fn bytes_after(&self, id: u32, word_ended: &mut bool) -> Vec<u8> {
+        let Some(suffix) = self.word_suffix.as_deref().filter(|_| !self.is_added(id)) else {
+            return self.token_bytes(id);
+        };
+        let piece = self.inner.id_to_token(id).unwrap_or_default();
+        let space = if *word_ended { " " } else { "" };
+        *word_ended = piece.ends_with(suffix);
+        format!("{space}{}", piece.strip_suffix(suffix).unwrap_or(&piece)).into_bytes()
     }
 
     /// Returns the single token for this text, including a leading space.
@@ -311,6 +325,15 @@ fn byte_encoding(decoder: &DecoderWrapper) -> ByteEncoding {
             forms.into_iter().find(|&form| form != ByteEncoding::None).unwrap_or(ByteEncoding::None)
         }
         _ => ByteEncoding::None,
+    }
+}
+
+/// The suffix of pieces that end a word.
+fn word_suffix(decoder: &DecoderWrapper) -> Option<String> {
+    match decoder {
+        DecoderWrapper::BPE(decoder) => Some(decoder.suffix.clone()).filter(|suffix| !suffix.is_empty()),
+        DecoderWrapper::Sequence(sequence) => sequence.get_decoders().iter().find_map(word_suffix),
+        _ => None,
     }
 }
 

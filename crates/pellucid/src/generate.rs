@@ -27,8 +27,8 @@ pub struct GenerateOptions<'a> {
     pub stop: Vec<String>,
     /// Tokens that end a row; the model's end-of-text tokens if absent.
     pub eos: Option<Vec<u32>>,
-    /// Called with a row and its new text during generation. The pieces may contain a stop string;
-    /// the result's text does not.
+    /// Called with a row and its new text during generation. The pieces of a row concatenate to the
+    /// result's text: text that may become part of a stop string is held back.
     pub on_text: Option<OnText<'a>>,
     /// Prompt tokens per row and pass (chunked prefill).
     pub chunk: Option<usize>,

@@ -6,6 +6,7 @@ use crate::failure::{Failure, output};
 use crate::files::Results;
 use crate::{files, inputs, models};
 use pellucid_engine::{Finish, GenerateOptions, Sampling};
+use pellucid_models::StopStrings;
 use pellucid_models::chat::Message;
 use serde_json::json;
 use std::io::Write;
@@ -43,13 +44,11 @@ pub fn run(args: GenerateArgs) -> Result<(), Failure> {
     let max_new = args.max_new.map_or_else(|| left.unwrap_or(DEFAULT_LENGTH).min(DEFAULT_LENGTH), |n| n as usize);
     let options = GenerateOptions { max_new, sampling, eos, lookup: args.prompt_lookup, ..GenerateOptions::default() };
 
-    // Text is streamed. With stop strings, text that could become part of one is held back, so that
-    // none is shown.
-    let mut stream = Stream::new(!args.json && loaded.tokenizer.is_some(), &args.stop);
-    let generation = loaded
-        .generate(&rows, &plan, &options, &args.stop, &mut |_, _, piece| stream.push(piece.unwrap_or_default()))?;
+    let stops = StopStrings::new(args.stop)?;
+    let mut stream = Stream { on: !args.json, fault: None };
+    let generation = loaded.generate(&rows, &plan, &options, &stops, &mut |piece| stream.write(piece.text))?;
     let row = &generation.rows[0];
-    let text = loaded.text(&row.tokens, row.finish, &args.stop);
+    let text = loaded.text(&row.tokens, &stops);
     let results = Results { plan: &plan, captures: &generation.captures, saved: &generation.saved, rows: 1 };
     if let Some(path) = &args.plan.out {
         files::write_results(path, &results)?;
@@ -71,7 +70,7 @@ pub fn run(args: GenerateArgs) -> Result<(), Failure> {
         }))?;
     } else {
         match text {
-            Some(text) => stream.finish(&text)?,
+            Some(_) => stream.finish()?,
             None => print(&format!("{}\n", row.tokens.iter().map(u32::to_string).collect::<Vec<_>>().join(",")))?,
         }
     }
@@ -86,46 +85,24 @@ pub fn run(args: GenerateArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Streams the generated text to stdout.
+/// Writes generated text to stdout as it arrives, and remembers the first error.
 struct Stream {
     on: bool,
-    text: String,
-    shown: usize,
-    /// Bytes held back because they may belong to a stop string.
-    held_back: usize,
     fault: Option<std::io::Error>,
 }
 
 impl Stream {
-    fn new(on: bool, stops: &[String]) -> Stream {
-        let held_back = stops.iter().map(|stop| stop.len()).max().unwrap_or(0);
-        Stream { on, text: String::new(), shown: 0, held_back, fault: None }
-    }
-
-    fn push(&mut self, piece: &str) {
-        self.text.push_str(piece);
-        let mut end = self.text.len().saturating_sub(self.held_back).max(self.shown);
-        while !self.text.is_char_boundary(end) {
-            end -= 1;
-        }
-        self.show(end.max(self.shown));
-    }
-
-    fn show(&mut self, end: usize) {
-        if self.on && self.fault.is_none() && end > self.shown {
+    fn write(&mut self, piece: &str) {
+        if self.on && self.fault.is_none() && !piece.is_empty() {
             let mut out = std::io::stdout();
-            self.fault = out.write_all(&self.text.as_bytes()[self.shown..end]).and_then(|()| out.flush()).err();
-            self.shown = end;
+            self.fault = out.write_all(piece.as_bytes()).and_then(|()| out.flush()).err();
         }
     }
 
-    /// Shows the rest of the final text.
-    fn finish(mut self, text: &str) -> Result<(), Failure> {
-        if let Some(error) = self.fault {
-            return Err(output(error));
+    fn finish(self) -> Result<(), Failure> {
+        match self.fault {
+            Some(error) => Err(output(error)),
+            None => print("\n"),
         }
-        self.text = text.to_string();
-        self.show(text.len());
-        print("\n")
     }
 }

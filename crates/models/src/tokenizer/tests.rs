@@ -1,72 +1,9 @@
 //! Tests with two small tokenizers (byte-level BPE and SentencePiece-style BPE) and with malformed
 //! files.
 
-use proptest::prelude::*;
-use serde_json::json;
-
+use super::testing::{build, byte_level, llama, llama_json};
 use super::*;
-
-const METASPACE: char = '\u{2581}';
-
-/// Byte-level BPE as in GPT-2: bytes as printable characters, no normalization.
-fn byte_level_json() -> serde_json::Value {
-    let mut vocab: Vec<String> = (0..=255u8).map(|byte| byte_to_char(byte).to_string()).collect();
-    vocab.extend(["Ġthe", "th", "the", "Ġt"].map(String::from));
-    let vocab: serde_json::Map<_, _> = vocab.into_iter().enumerate().map(|(id, token)| (token, json!(id))).collect();
-    json!({
-        "version": "1.0", "truncation": {"max_length": 3, "strategy": "LongestFirst", "stride": 0, "direction": "Right"},
-        "padding": null, "normalizer": null,
-        "added_tokens": [{"id": 260, "content": "<|end|>", "single_word": false, "lstrip": false, "rstrip": false,
-                          "normalized": false, "special": true}],
-        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
-        "post_processor": null,
-        "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
-        "model": {"type": "BPE", "vocab": vocab, "merges": [["t", "h"], ["th", "e"], ["Ġ", "the"], ["Ġ", "t"]]},
-    })
-}
-
-/// SentencePiece-style BPE as in Llama: prepended metaspace, byte fallback, bos from the
-/// post-processor.
-fn llama_json() -> serde_json::Value {
-    let mut vocab = vec!["<unk>".to_owned(), "<s>".into(), "</s>".into()];
-    vocab.extend((0..=255u8).map(|byte| format!("<0x{byte:02X}>")));
-    vocab.extend(["▁", "a", "t", "h", "e", "th", "the", "▁the", "▁a", "."].map(String::from));
-    let vocab: serde_json::Map<_, _> = vocab.into_iter().enumerate().map(|(id, token)| (token, json!(id))).collect();
-    let added = |id: u32, content: &str| {
-        json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
-               "normalized": false, "special": true})
-    };
-    json!({
-        "version": "1.0", "truncation": null, "padding": null,
-        "added_tokens": [added(0, "<unk>"), added(1, "<s>"), added(2, "</s>")],
-        "normalizer": {"type": "Sequence", "normalizers": [
-            {"type": "Prepend", "prepend": METASPACE}, {"type": "Replace", "pattern": {"String": " "}, "content": METASPACE}]},
-        "pre_tokenizer": null,
-        "post_processor": {"type": "TemplateProcessing",
-            "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
-            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
-            "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}}},
-        "decoder": {"type": "Sequence", "decoders": [
-            {"type": "Replace", "pattern": {"String": METASPACE}, "content": " "}, {"type": "ByteFallback"},
-            {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
-        "model": {"type": "BPE", "unk_token": "<unk>", "fuse_unk": true, "byte_fallback": true, "vocab": vocab,
-                  "merges": [["t", "h"], ["th", "e"], ["▁", "the"], ["▁", "a"]]},
-    })
-}
-
-fn build(json: &serde_json::Value, sidecars: &Sidecars<'_>) -> Result<Tokenizer> {
-    Tokenizer::from_bytes(Path::new("dir"), json.to_string().as_bytes(), sidecars)
-}
-
-fn byte_level() -> Tokenizer {
-    build(&byte_level_json(), &Sidecars::default()).expect("a valid tokenizer")
-}
-
-fn llama() -> Tokenizer {
-    let config = br#"{"bos_token":{"content":"<s>"},"eos_token":"</s>","unk_token":"<unk>","pad_token":null}"#;
-    build(&llama_json(), &Sidecars { tokenizer_config: Some(config), ..Sidecars::default() })
-        .expect("a valid tokenizer")
-}
+use proptest::prelude::*;
 
 #[test]
 fn round_trips_and_never_truncates() {
@@ -120,22 +57,6 @@ fn find_returns_the_token_of_a_string() {
 }
 
 #[test]
-fn a_stream_holds_back_partial_utf8_and_keeps_spaces() {
-    let llama = llama();
-    let ids = llama.encode("the €", false).expect("encodes");
-    let mut stream = llama.stream(true);
-    let pieces: Vec<_> = ids.iter().map(|&id| stream.push(id)).collect();
-    let texts: Vec<&str> = pieces.iter().flatten().map(String::as_str).collect();
-    assert_eq!(texts, [" the", " ", "€"]);
-    assert_eq!(stream.flush(), None);
-    assert_eq!(stream.push(2), None, "special tokens are skipped");
-    let partial = llama.inner.token_to_id("<0xE2>").expect("there");
-    assert_eq!(stream.push(partial), None);
-    assert_eq!(stream.push(llama.find("a").expect("there")).as_deref(), Some("\u{FFFD}a"));
-    assert_eq!((stream.push(partial), stream.flush().as_deref()), (None, Some("\u{FFFD}")));
-}
-
-#[test]
 fn special_tokens_come_from_the_sidecar_files_in_order() {
     let special = llama().special;
     assert_eq!((special.bos, special.eos.as_slice(), special.unk), (Some(1), &[2][..], Some(0)));
@@ -186,19 +107,6 @@ fn a_directory_is_read_with_its_sidecar_files() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
-
-    /// A stream gives the text of `decode`, except that it keeps the first token's leading space.
-    #[test]
-    fn a_stream_agrees_with_decode(text in "[the €日é\n.]{0,20}") {
-        for tokenizer in [byte_level(), llama()] {
-            let ids = tokenizer.encode(&text, false).expect("encodes");
-            let mut stream = tokenizer.stream(true);
-            let mut streamed: String = ids.iter().filter_map(|&id| stream.push(id)).collect();
-            streamed.extend(stream.flush());
-            let whole = tokenizer.decode(&ids, true);
-            prop_assert!(streamed == whole || streamed.strip_prefix(' ') == Some(&whole), "{:?} and {:?}", streamed, whole);
-        }
-    }
 
     /// A mutated file either fails with an error or gives a tokenizer that does not panic.
     #[test]

@@ -6,7 +6,7 @@ use pellucid_engine::point::Scope;
 use pellucid_engine::{Action, Control, GenerateOptions, Phase, Plan, Point, Positions, RunOptions};
 use pellucid_kernels::encoding::Encoding;
 use pellucid_models::tokenizer::TOKENIZER_FILES;
-use pellucid_models::{LoadOptions, LoadedModel, Strategy, families, prepare, strategies};
+use pellucid_models::{LoadOptions, LoadedModel, StopStrings, Strategy, families, prepare, strategies};
 use std::path::{Path, PathBuf};
 
 /// The prompts of the guide. They have equal lengths, so that each can be patched from the other.
@@ -61,7 +61,7 @@ fn every_example_plan_runs_and_generates() {
     for (name, plan) in examples() {
         let fail = |problem: &dyn std::fmt::Display| -> ! { panic!("{name}: {problem}") };
         let base = root().join("examples/plans");
-        let plan = prepare(plan, &base, &rows, loaded.tokenizer.as_ref()).unwrap_or_else(|error| fail(&error));
+        let plan = prepare(plan, &base, &rows, loaded.tokenizer.as_deref()).unwrap_or_else(|error| fail(&error));
         let captures = plan.taps.iter().filter(|tap| matches!(tap.action, Action::Capture(_))).count();
         let of_prompt =
             plan.taps.iter().filter(|tap| tap.phase != Phase::Decode && tap.positions != Positions::Generated);
@@ -114,8 +114,9 @@ fn the_patch_example_moves_the_noun() {
     let rows: Vec<Vec<u32>> = PROMPTS.iter().map(|prompt| loaded.encode(prompt).expect("tokens")).collect();
     let next = |plan: &Plan| -> Vec<String> {
         let options = GenerateOptions { max_new: 1, ..GenerateOptions::default() };
-        let generation = loaded.generate(&rows, plan, &options, &[], &mut |_, _, _| {}).expect("a generation");
-        generation.rows.iter().map(|row| loaded.text(&row.tokens, row.finish, &[]).expect("a text")).collect()
+        let generation =
+            loaded.generate(&rows, plan, &options, &StopStrings::default(), &mut |_| {}).expect("a generation");
+        generation.rows.iter().map(|row| loaded.text(&row.tokens, &StopStrings::default()).expect("a text")).collect()
     };
     let patch = examples().into_iter().find(|(name, _)| name == "patch.json").expect("the example").1;
     assert_eq!(next(&Plan::default()), [" dog", " bird"]);

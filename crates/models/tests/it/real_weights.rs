@@ -2,7 +2,7 @@
 
 use pellucid_engine::{Action, GenerateOptions, Plan, Positions, RunOptions, Tap};
 use pellucid_kernels::DType;
-use pellucid_models::{LoadOptions, LoadedModel, Storage, pull};
+use pellucid_models::{LoadOptions, LoadedModel, StopStrings, Storage, pull};
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
@@ -34,10 +34,11 @@ fn the_eiffel_tower_is_in_paris() {
     let tokens = loaded.encode(PROMPT).expect("tokens");
     assert_eq!(tokens, [504, 414, 46682, 18669, 314, 281, 260, 2240, 282]);
     let options = GenerateOptions { max_new: 2, ..GenerateOptions::default() };
-    let generation =
-        loaded.generate(&[tokens], &Plan::default(), &options, &[], &mut |_, _, _| {}).expect("a generation");
+    let generation = loaded
+        .generate(&[tokens], &Plan::default(), &options, &StopStrings::default(), &mut |_| {})
+        .expect("a generation");
     let row = &generation.rows[0];
-    assert_eq!(loaded.text(&row.tokens, row.finish, &[]).as_deref(), Some(" Paris."));
+    assert_eq!(loaded.text(&row.tokens, &StopStrings::default()).as_deref(), Some(" Paris."));
 }
 
 #[test]
