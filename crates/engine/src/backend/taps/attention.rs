@@ -61,7 +61,6 @@ impl JobTaps<'_> {
         for (rank, &(nth, query)) in lines.queries.iter().enumerate() {
             let mut picked = lines.of_query(entry, row, query);
             if let CompiledAction::Capture(_) = &entry.action {
-                let position = row.segment.position + query;
                 let line = AttentionLine { keys: row.keys(), values: picked };
                 self.job.collector.collect_attention(index, of, nth, line);
                 continue;
