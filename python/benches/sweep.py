@@ -1,4 +1,4 @@
-"""Benchmark of a patching sweep: every layer and position of a nine-token prompt.
+"""Benchmark of a patching sweep: every layer and position of a short prompt.
 
     python benches/sweep.py MODEL [--hf DIR] [--rounds N]
 
@@ -18,7 +18,20 @@ import numpy as np
 
 import pellucid
 
-CLEAN, CORRUPT = "The capital of France is the old city of", "The capital of Russia is the old city of"
+# Pairs of prompts; a sweep needs one in which both have equally many tokens.
+PROMPTS = [
+    ("The capital of France is the old city of", "The capital of Russia is the old city of"),
+    ("Tom has a red ball and plays with the", "Sam has a red ball and plays with the"),
+]
+
+
+def prompt_pair(model: pellucid.Model) -> tuple[list[int], list[int]]:
+    """Returns the tokens of the first pair of prompts that are equally long for this tokenizer."""
+    for pair in PROMPTS:
+        clean, corrupt = (model.to_tokens(prompt) for prompt in pair)
+        if len(clean) == len(corrupt):
+            return clean, corrupt
+    raise SystemExit(f"{model.name}: no pair of prompts has equally many tokens")
 
 
 def by_transformers(path: str, clean: list[int], corrupt: list[int]) -> Any:
@@ -60,7 +73,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     model = pellucid.load(options.model, dtype="f32")
-    clean, corrupt = model.to_tokens(CLEAN), model.to_tokens(CORRUPT)
+    clean, corrupt = prompt_pair(model)
     with model.trace(clean) as t:
         resid = [t.layers[layer].resid_post.save() for layer in range(model.n_layers)]
     # Skips the last layer: in transformers, its `hidden_states` entry is after the final norm.

@@ -35,7 +35,7 @@ impl Environment {
         soft("address randomisation", read("/proc/sys/kernel/randomize_va_space").trim().into());
         soft("governor", read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").trim().into());
         soft("uptime", read("/proc/uptime").split_whitespace().next().unwrap_or_default().into());
-        soft("stolen", steal_share().map_or_else(String::new, |share| format!("{:.2} %", share * 100.0)));
+        soft("stolen", CpuTime::now().map_or_else(String::new, |time| format!("{:.2} %", time.stolen_share() * 100.0)));
         found.soft.retain(|_, value| !value.is_empty());
         found
     }
@@ -52,12 +52,38 @@ impl Environment {
     }
 }
 
-/// Returns the fraction of CPU time since boot that the hypervisor took (steal time).
-pub fn steal_share() -> Option<f64> {
-    let text = read("/proc/stat");
-    let numbers: Vec<f64> = text.lines().next()?.split_whitespace().skip(1).filter_map(|n| n.parse().ok()).collect();
-    let total: f64 = numbers.iter().take(8).sum();
-    numbers.get(7).map(|stolen| stolen / total.max(1.0))
+/// CPU time of the machine since boot, in clock ticks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CpuTime {
+    /// Time that the hypervisor gave to other machines (steal time).
+    pub stolen: f64,
+    /// All time, including idle time.
+    pub total: f64,
+}
+
+impl CpuTime {
+    /// Reads the CPU time; `None` if the system does not report it.
+    pub fn now() -> Option<CpuTime> {
+        CpuTime::parse(&read("/proc/stat"))
+    }
+
+    fn parse(stat: &str) -> Option<CpuTime> {
+        let ticks: Vec<f64> = stat.lines().next()?.split_whitespace().skip(1).filter_map(|n| n.parse().ok()).collect();
+        // The first eight numbers are disjoint; the guest times after them are part of others.
+        Some(CpuTime { stolen: *ticks.get(7)?, total: ticks.iter().take(8).sum() })
+    }
+
+    /// Fraction of the CPU time since boot that was stolen.
+    pub fn stolen_share(self) -> f64 {
+        self.stolen / self.total.max(1.0)
+    }
+
+    /// Fraction of the CPU time since `earlier` that was stolen.
+    pub fn stolen_share_since(self, earlier: CpuTime) -> f64 {
+        // Some kernels correct the counters backwards.
+        let interval = CpuTime { stolen: self.stolen - earlier.stolen, total: self.total - earlier.total };
+        interval.stolen_share().clamp(0.0, 1.0)
+    }
 }
 
 /// Returns a hash of the model's file names, sizes and first 64 KiB: enough to distinguish models,
@@ -111,6 +137,22 @@ fn selected_option(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn stolen_time_is_a_fraction_of_the_interval_and_not_of_the_time_since_boot() {
+        // user nice system idle iowait irq softirq steal guest guest_nice
+        let time = |stat: &str| CpuTime::parse(stat).expect("a line of CPU times");
+        let before = time("cpu  1000 0 0 8900 0 0 0 100 50 0\ncpu0 1 2 3\n");
+        assert_eq!(before, CpuTime { stolen: 100.0, total: 10_000.0 });
+        // 100 ticks later, of which 25 were stolen: 25 %, while the share since boot is 1.2 %.
+        let after = time("cpu  1050 0 0 8925 0 0 0 125 50 0\n");
+        assert_eq!(after.stolen_share_since(before), 0.25);
+        assert!((after.stolen_share() - 0.0124).abs() < 1e-4, "{}", after.stolen_share());
+        // The share of a quiet interval is zero, even if the share since boot is not.
+        let quiet = time("cpu  1100 0 0 8975 0 0 0 125 50 0\n");
+        assert_eq!((quiet.stolen_share_since(after), after.stolen_share_since(after)), (0.0, 0.0));
+        assert_eq!(CpuTime::parse("cpu 1 2 3\n"), None);
+    }
 
     #[test]
     fn an_environment_matches_itself_but_not_one_with_another_model() {

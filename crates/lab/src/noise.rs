@@ -1,6 +1,6 @@
 //! `lab noise`: repeats a small fixed computation and measures how much its time varies.
 
-use crate::environment::steal_share;
+use crate::environment::CpuTime;
 use crate::stats;
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ pub struct Noise {
     /// Largest relative change between the medians of neighboring tenths of the measurement: slow
     /// drift.
     pub drift: f64,
-    /// Increase of the steal time's fraction of all CPU time since boot, if known.
+    /// Fraction of the CPU time of the measurement that the hypervisor took, if known.
     pub stolen: Option<f64>,
     /// Pairs needed to detect a difference of 2 %.
     pub pairs_for_two_percent: usize,
@@ -39,16 +39,14 @@ impl Noise {
 
 /// Measures for at least `length`.
 pub fn measure(length: Duration) -> Noise {
-    let before = steal_share();
+    let before = CpuTime::now();
     let started = Instant::now();
     let mut times = Vec::new();
     while started.elapsed() < length || times.len() < 20 {
         times.push(work());
     }
     let found = describe(&times);
-    let after = steal_share();
-    // Both are fractions of the CPU time since boot.
-    let stolen = before.zip(after).map(|(before, after)| (after - before).max(0.0));
+    let stolen = before.zip(CpuTime::now()).map(|(before, after)| after.stolen_share_since(before));
     Noise { stolen, ..found }
 }
 

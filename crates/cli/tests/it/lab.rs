@@ -349,7 +349,7 @@ fn construction_is_reported_even_if_fixtures_fail() {
     assert!(stdout(&output).is_empty() && stderr(&output).contains("--sources is ignored"), "{}", stderr(&output));
     assert!(std::fs::read_to_string(path("s.md")).expect("the page").contains("| builtin_model | dynamic |"));
     let startup = stdout(&lab(dir.path(), &["fixtures", "--benchmark-startup"]));
-    for line in ["5 empty processes", "Average: ", "Min: ", "Max: ", "Variance: "] {
+    for line in ["5 empty processes", "Average: ", "Min: ", "Max: ", "Range: "] {
         assert!(startup.contains(line), "{startup}");
     }
 }

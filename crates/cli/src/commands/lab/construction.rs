@@ -90,7 +90,7 @@ fn benchmark_startup() -> Result<(), Failure> {
         Ok(seconds) => {
             let (low, high) = (stats::quantile(&seconds, 0.0), stats::quantile(&seconds, 1.0));
             print(&format!(
-                "{STARTUP_RUNS} empty processes\nAverage: {:.3}s\nMin: {low:.3}s\nMax: {high:.3}s\nVariance: {:.3}s\n",
+                "{STARTUP_RUNS} empty processes\nAverage: {:.3}s\nMin: {low:.3}s\nMax: {high:.3}s\nRange: {:.3}s\n",
                 stats::mean(&seconds),
                 high - low
             ))

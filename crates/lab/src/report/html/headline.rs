@@ -31,7 +31,7 @@ pub(super) fn headline(result: &SessionResult) -> String {
     out + &format!(
         "<p class=\"quiet\">{} · {} in {:.0} s · model {} · seed {} · exit code {}</p>\n</header>\n",
         date(result.session.began),
-        count(result.runs.len(), "process", "processes"),
+        count(result.processes(), "process", "processes"),
         result.session.seconds,
         escape(&result.session.model),
         result.session.seed,
