@@ -28,13 +28,8 @@ pub fn word(remedy: &Remedy) -> String {
         Remedy::GiveModelPath => {
             "give a Hugging Face model directory or a .gguf file; `pellucid.inspect` says what a directory is".into()
         }
-        Remedy::InspectPath(path) => format!("`pellucid.inspect({path:?})` gives the reason"),
         Remedy::UseAdapter { base, adapter } => {
             format!("load its base model with the adapter: {}", load_with_adapter(base.as_deref(), adapter))
-        }
-        Remedy::LoadBaseOfAdapter { base, adapter } => {
-            let name = base.as_ref().map_or_else(String::new, |base| format!(" ({base})"));
-            format!("load its base model{name} with it: {}", load_with_adapter(base.as_deref(), adapter))
         }
         Remedy::Pull(name) => format!("call `pellucid.pull({name:?})` first"),
         Remedy::PullAgain(name) => format!("call `pellucid.pull({name:?})` again"),

@@ -29,15 +29,9 @@ pub fn word(remedy: &Remedy) -> String {
         Remedy::GiveModelPath => {
             "give a Hugging Face model directory or a .gguf file; `pellucid inspect` says what a directory is".into()
         }
-        Remedy::InspectPath(path) => format!("run `pellucid inspect {path}` for the reason"),
         Remedy::UseAdapter { base, adapter } => {
             let base = base.as_deref().unwrap_or("BASE");
             format!("give its base model and the adapter: --model {base} --adapter {adapter}")
-        }
-        Remedy::LoadBaseOfAdapter { base, adapter } => {
-            let name = base.as_ref().map_or_else(String::new, |base| format!(" ({base})"));
-            let base = base.as_deref().unwrap_or("BASE");
-            format!("load its base model{name} with it: --model {base} --adapter {adapter}")
         }
         Remedy::Pull(name) => format!("run `pellucid pull {name}` first"),
         Remedy::PullAgain(name) => format!("run `pellucid pull {name}` again"),
@@ -70,10 +64,8 @@ mod tests {
             "`--assume llama` runs it as `llama`, with a warning; compare its logits with the original before relying on \
              them; `granite` fits too"
         );
-        let unknown_base = Remedy::LoadBaseOfAdapter { base: None, adapter: "lora".into() };
-        assert_eq!(word(&unknown_base), "load its base model with it: --model BASE --adapter lora");
-        let base = Remedy::LoadBaseOfAdapter { base: Some("owner/base".into()), adapter: "lora".into() };
-        assert_eq!(word(&base), "load its base model (owner/base) with it: --model owner/base --adapter lora");
+        let base = Remedy::UseAdapter { base: Some("owner/base".into()), adapter: "lora".into() };
+        assert_eq!(word(&base), "give its base model and the adapter: --model owner/base --adapter lora");
         assert_eq!(word(&Remedy::DropAssume("; it is")), "leave out --assume; it is");
         assert_eq!(word(&Remedy::Pull("smollm2-135m".into())), "run `pellucid pull smollm2-135m` first");
     }

@@ -42,17 +42,8 @@ pub enum Remedy {
     DropAssume(&'static str),
     /// Give a model; inspect the path to learn what it contains.
     GiveModelPath,
-    /// Inspect the path to learn why it does not run.
-    InspectPath(String),
     /// Load the base model and merge the adapter into it. The error names the base model.
     UseAdapter {
-        /// Name or path of the base model, if the adapter names it.
-        base: Option<String>,
-        /// Path of the adapter.
-        adapter: String,
-    },
-    /// As [`Remedy::UseAdapter`], for a report that does not name the base model.
-    LoadBaseOfAdapter {
         /// Name or path of the base model, if the adapter names it.
         base: Option<String>,
         /// Path of the adapter.
@@ -90,11 +81,8 @@ impl Remedy {
             Remedy::AssumeShort { family: "llama".into() },
             Remedy::DropAssume(", or map the type to another family"),
             Remedy::GiveModelPath,
-            Remedy::InspectPath("base".into()),
             Remedy::UseAdapter { base: None, adapter: adapter() },
             Remedy::UseAdapter { base: Some("owner/base".into()), adapter: adapter() },
-            Remedy::LoadBaseOfAdapter { base: None, adapter: adapter() },
-            Remedy::LoadBaseOfAdapter { base: Some("owner/base".into()), adapter: adapter() },
             Remedy::Pull("smollm2-135m".into()),
             Remedy::PullAgain("smollm2-135m".into()),
             Remedy::PullBase("owner/base".into()),
@@ -130,14 +118,9 @@ impl fmt::Display for Remedy {
             Remedy::GiveModelPath => f.write_str(
                 "give a Hugging Face model directory or a .gguf file; `pellucid_models::inspect` says what a directory is",
             ),
-            Remedy::InspectPath(path) => write!(f, "`pellucid_models::inspect` of {path} gives the reason"),
             Remedy::UseAdapter { base, adapter } => {
                 let base = base.as_deref().unwrap_or("BASE");
                 write!(f, "load its base model, {base}, with the adapter in `LoadOptions::adapters`: {adapter}")
-            }
-            Remedy::LoadBaseOfAdapter { base, adapter } => {
-                let base = base.as_ref().map_or_else(String::new, |base| format!(" ({base})"));
-                write!(f, "load its base model{base} with it in `LoadOptions::adapters`: {adapter}")
             }
             Remedy::Pull(name) => write!(f, "call `pellucid_models::pull::pull` with {name:?} first"),
             Remedy::PullAgain(name) => write!(f, "call `pellucid_models::pull::pull` with {name:?} again"),
@@ -190,15 +173,13 @@ mod tests {
             Remedy::AssumeShort { .. } => 9,
             Remedy::DropAssume(_) => 10,
             Remedy::GiveModelPath => 11,
-            Remedy::InspectPath(_) => 12,
-            Remedy::UseAdapter { .. } => 13,
-            Remedy::LoadBaseOfAdapter { .. } => 14,
-            Remedy::Pull(_) => 15,
-            Remedy::PullAgain(_) => 16,
-            Remedy::PullBase(_) => 17,
+            Remedy::UseAdapter { .. } => 12,
+            Remedy::Pull(_) => 13,
+            Remedy::PullAgain(_) => 14,
+            Remedy::PullBase(_) => 15,
         }
     }
-    const VARIANTS: usize = 18;
+    const VARIANTS: usize = 16;
 
     #[test]
     fn the_wording_for_rust_names_no_flag_and_no_command() {

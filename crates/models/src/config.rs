@@ -54,6 +54,11 @@ impl Config {
         Ok(Config { value, set: Vec::new(), origin: origin.into(), reads: None })
     }
 
+    /// The configuration as JSON, without keys that were set later.
+    pub(crate) fn value(&self) -> &Arc<Value> {
+        &self.value
+    }
+
     /// Parses a configuration.
     pub fn parse(bytes: &[u8], origin: &Path) -> Result<Config> {
         Config::new(json::parse_config(bytes, origin)?, origin)

@@ -5,6 +5,7 @@
 //! | module | task |
 //! |---|---|
 //! | [`source`] | source of a model (built-in, directory, GGUF): configuration, tensors, tokenizer, chat template |
+//! | `category` | what a directory or file is: by its files, the keys of its configuration, its tensor names |
 //! | [`checkpoint`], [`gguf`] | file formats; every length in a file is checked before it is used |
 //! | [`select_family`](mod@select_family), [`attempt`] | selects the family and the strategy; records the outcome of each strategy |
 //! | [`config`], [`families`] | `config.json` → architecture and table of names; one function per family |
@@ -22,6 +23,7 @@
 pub mod adapter;
 pub mod attempt;
 pub mod builtin;
+mod category;
 pub mod chat;
 pub mod checkpoint;
 mod compare;
@@ -53,7 +55,7 @@ pub mod tokenizer;
 pub use attempt::AttemptOutcome as Outcome;
 pub use attempt::{Attempt, AttemptOutcome, Strategy};
 pub use error::{Error, Result};
-pub use inspect::{Report, inspect, inspect_as};
+pub use inspect::{Report, inspect, inspect_as, strategies};
 pub use load::{LoadOptions, Storage};
 pub use load_tokenizer::{load_tokenizer, tokenizer_of};
 pub use model::{LoadedModel, TextPiece, locate, program_of};
@@ -61,6 +63,6 @@ pub use name_variants::NameVariant;
 #[doc(hidden)]
 pub use name_variants::NameVariant as Repair;
 pub use prepare::prepare;
-pub use select_family::{SelectedFamily, select_family, strategies};
+pub use select_family::{SelectedFamily, select_family};
 pub use source::ModelSource;
 pub use text::{RequestText, RowText, StopStrings};

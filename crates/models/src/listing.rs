@@ -130,18 +130,7 @@ impl Listing {
 
     /// Reads a file of at most `limit` bytes; `None` if it does not exist.
     pub(crate) fn contents(&self, file: &str, limit: u64) -> Result<Option<Vec<u8>>> {
-        if !self.has(file) {
-            return Ok(None);
-        }
-        let path = self.dir.join(file);
-        let bytes = first_bytes(&path, limit + 1).map_err(Error::io(&path))?;
-        if bytes.len() as u64 > limit {
-            return Err(too_long(path, self.size(file), limit));
-        }
-        if bytes.starts_with(LFS_POINTER) {
-            return Err(Error::invalid(path, "this is a Git LFS pointer, not the file itself", FETCH_LFS));
-        }
-        Ok(Some(bytes))
+        if self.has(file) { read_limited(&self.dir.join(file), limit).map(Some) } else { Ok(None) }
     }
 
     /// Memory-maps a file of at most `limit` bytes; `None` if it does not exist.
@@ -175,6 +164,24 @@ impl Listing {
         let value = json::parse(&bytes, &path)?;
         if value.is_object() { Ok(Some(value)) } else { Err(json::not_an_object(&path)) }
     }
+}
+
+/// Reads a JSON file of settings as bytes.
+pub(crate) fn read_settings(path: &Path) -> Result<Vec<u8>> {
+    read_limited(path, MAX_JSON_BYTES)
+}
+
+/// Reads a file of at most `limit` bytes.
+fn read_limited(path: &Path, limit: u64) -> Result<Vec<u8>> {
+    let bytes = first_bytes(path, limit + 1).map_err(Error::io(path))?;
+    if bytes.len() as u64 > limit {
+        let size = std::fs::metadata(path).map_or(0, |metadata| metadata.len());
+        return Err(too_long(path.to_owned(), size, limit));
+    }
+    if bytes.starts_with(LFS_POINTER) {
+        return Err(Error::invalid(path, "this is a Git LFS pointer, not the file itself", FETCH_LFS));
+    }
+    Ok(bytes)
 }
 
 fn too_long(path: PathBuf, size: u64, limit: u64) -> Error {

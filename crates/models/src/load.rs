@@ -61,9 +61,9 @@ pub struct LoadedWeights {
 
 /// The stored tensors of a program's weights.
 pub(crate) struct WeightSources<'a> {
-    program: Program,
+    pub(crate) program: Program,
     /// The stored tensor of each weight, in the program's order.
-    sources: Vec<WeightSource>,
+    pub(crate) sources: Vec<WeightSource>,
     /// The adapters' changes to each weight, in the same order.
     changes: Vec<Changes<'a>>,
     /// Name variants under which some of them were found.
@@ -74,7 +74,7 @@ pub(crate) struct WeightSources<'a> {
 /// only.
 ///
 /// # Errors
-/// Lists every missing, surplus and wrongly shaped tensor.
+/// Lists every missing, surplus and wrongly shaped tensor, or names one in an unsupported encoding.
 pub(crate) fn find_weights<'a>(
     family: &Family,
     tensors: &Tensors,
@@ -83,7 +83,30 @@ pub(crate) fn find_weights<'a>(
 ) -> Result<WeightSources<'a>> {
     let (program, names, changes) = match_adapters(family, adapters)?;
     let (sources, name_variants) = find_sources(&program, &names, tensors, origin)?;
+    for (source, changes) in sources.iter().zip(&changes) {
+        match changes.replacement() {
+            Some((stored, source)) => drop(encoding_of(&stored, &source.tensor)?),
+            None => {
+                for name in source.tensors() {
+                    tensors.get(name).map_or(Ok(()), |stored| encoding_of(&stored, name).map(drop))?;
+                }
+            }
+        }
+    }
     Ok(WeightSources { program, sources, changes, name_variants })
+}
+
+/// Encoding of a stored tensor.
+///
+/// # Errors
+/// If no kernel supports it.
+fn encoding_of(stored: &StoredTensor, name: &str) -> Result<Encoding> {
+    stored.encoding.map_err(|format| {
+        Error::unsupported(
+            format!("{}: tensor {name} is stored as {format}", stored.path.display()),
+            "convert the weights to F32, F16 or BF16",
+        )
+    })
 }
 
 /// Returns the program of a family with adapters, its table of names, and the adapters' changes to
@@ -175,12 +198,7 @@ fn load_weight(
         None => (tensors.get(&source.tensor).ok_or_else(gone)?, source),
     };
     let updates = changes.read_updates()?;
-    let encoding = stored.encoding.map_err(|format| {
-        Error::unsupported(
-            format!("{}: tensor {} is stored as {format}", stored.path.display(), source.tensor),
-            "convert the weights to F32, F16 or BF16",
-        )
-    })?;
+    let encoding = encoding_of(&stored, &source.tensor)?;
     let view = WeightView::new(spec, source, &stored, encoding);
     if let Some(tensor) = &stored.dequantized {
         tensor.check()?;

@@ -15,7 +15,6 @@ use crate::tokenizer::{TOKENIZER_FILES, Tokenizer};
 use pellucid_engine::{Control, GenerateOptions, Generation, Model, Plan, Program, Remedy, RowToken};
 use pellucid_kernels::Pool;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 /// A model with its tokenizer and chat template.
 pub struct LoadedModel {
@@ -167,10 +166,7 @@ fn load_selected(
     progress: &mut dyn FnMut(f32),
 ) -> Result<LoadedModel> {
     let SelectedFamily { source, config, family, .. } = selected;
-    let (tokenizer, chat) = (source.tokenizer()?, source.chat_template()?);
-    if let Some(tokenizer) = &tokenizer {
-        tokenizer.check_fits(family.architecture.vocab)?;
-    }
+    let (tokenizer, chat) = selected.read_text_parts()?;
     let eos = match &tokenizer {
         Some(tokenizer) => tokenizer.special().eos.clone(),
         None => eos_of(config),
@@ -179,7 +175,7 @@ fn load_selected(
     let adapters = selected.adapters(&options.adapters);
     let key = share::LoadKey::new(source.path(), &adapters, options.storage, &family.architecture.family)?;
     let (model, name_variants) = share::get_or_load(key, || {
-        let (adapters, tensors) = (Adapter::open_all(&adapters)?, Arc::new(source.tensors(config)?));
+        let (adapters, tensors) = (Adapter::open_all(&adapters)?, selected.tensors()?);
         load(family, tensors, &adapters, source.origin(), options.storage, &pool, progress)
     })?;
     Ok(LoadedModel {

@@ -64,6 +64,15 @@ impl Tensors {
         Ok(Tensors::Gguf(Box::new(GgufTensors { file, names, path })))
     }
 
+    /// The files of a directory; `None` for a GGUF file.
+    pub(crate) fn checkpoint(&self) -> Option<&Checkpoint> {
+        match self {
+            Tensors::Checkpoint(checkpoint) => Some(checkpoint),
+            Tensors::Quantized(quantized) => Some(quantized.checkpoint()),
+            Tensors::Gguf(_) => None,
+        }
+    }
+
     /// Returns a tensor by name.
     pub fn get(&self, name: &str) -> Option<StoredTensor<'_>> {
         match self {

@@ -4,7 +4,7 @@ use super::{print, print_json};
 use crate::args::InspectArgs;
 use crate::failure::Failure;
 use crate::hints;
-use pellucid_models::{LoadOptions, inspect, inspect_as, pull, strategies};
+use pellucid_models::{inspect, inspect_as, pull};
 
 pub fn run(args: InspectArgs) -> Result<(), Failure> {
     let Some(path) = args.path.filter(|_| !args.schema) else { return print_json(&inspect::schema()) };
@@ -12,14 +12,11 @@ pub fn run(args: InspectArgs) -> Result<(), Failure> {
     let named = path.to_str().filter(|_| !path.exists()).and_then(|name| pull::resolve(name).ok());
     let path = named.unwrap_or(path);
     let mut report = inspect_as(&path, args.assume.assume.as_deref())?;
-    if args.explain {
-        let options = LoadOptions { assume: args.assume.assume, ..LoadOptions::default() };
-        report.strategies = Some(strategies(&path, &options));
-    }
     report.word_remedies(&hints::word);
     if args.json {
         print_json(&report)
     } else {
-        print(&format!("{}{}", report.card_with(&hints::word), report.explanation()))
+        let explanation = if args.explain { report.explanation() } else { String::new() };
+        print(&format!("{}{explanation}", report.card_with(&hints::word)))
     }
 }

@@ -60,9 +60,19 @@ pub fn base_of(dir: &Path) -> Result<Option<String>> {
     Ok(config.text("base_model_name_or_path").filter(|name| !name.is_empty()).map(str::to_owned))
 }
 
-/// Whether a directory is an adapter rather than a model.
+/// Files that hold a model's weights. Beside them, an adapter's configuration does not count.
+const MODEL_WEIGHTS: [&str; 4] =
+    ["model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json"];
+
+/// Whether a directory is an adapter rather than a model. Trainers may save the base model's
+/// `config.json` with an adapter, but not its weights.
 pub fn is_adapter(dir: &Path) -> bool {
-    dir.join(CONFIG).is_file() && !dir.join("config.json").is_file()
+    is_adapter_with(&|file| dir.join(file).is_file())
+}
+
+/// Like [`is_adapter`], for a directory in which `has` finds a file by name.
+pub(crate) fn is_adapter_with(has: &dyn Fn(&str) -> bool) -> bool {
+    has(CONFIG) && !MODEL_WEIGHTS.iter().any(|file| has(file))
 }
 
 fn config(dir: &Path) -> Result<Config> {

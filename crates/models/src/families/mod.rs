@@ -271,10 +271,6 @@ pub fn read(config: &Config) -> Result<Family> {
 }
 
 /// The error for a model type that is not native.
-pub(crate) fn unknown_type(config: &Config) -> Error {
-    config.model_type().map_or_else(|error| error, unknown)
-}
-
 fn unknown(model_type: &str) -> Error {
     Error::unsupported(format!("models of type `{model_type}` do not run natively in this build"), nearest(model_type))
 }

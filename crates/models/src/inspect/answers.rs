@@ -8,11 +8,10 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use super::category;
-use super::config_keys::{ConfigKeys, Presence};
-use super::report::{Category, Support};
-use super::sae;
-use super::target::{ConfigDepth, Target, TargetContents};
+use super::report::{Report, Support};
+use super::target::{ConfigDepth, Target};
+use crate::category::{self, Category, ConfigKeys};
+use crate::{Error, Result, families};
 
 /// A summary of a model.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -57,6 +56,24 @@ pub struct SupportCheck {
     pub error: Option<String>,
 }
 
+/// Identifies a directory or file by its file names, its `config.json` or its GGUF header, in
+/// microseconds. The result is [`inspect`](crate::inspect())'s report without the facts that need
+/// tensor headers or the tokenizer: the family may run even if this copy of it is incomplete.
+///
+/// ```
+/// let report = pellucid_models::inspect::inspect_quickly(concat!(env!("CARGO_MANIFEST_DIR"), "/builtin").as_ref())?;
+/// assert_eq!((report.model_type.as_deref(), report.runs()), (Some("llama"), true));
+/// # Ok::<(), pellucid_models::Error>(())
+/// ```
+///
+/// # Errors
+/// Only if the path does not exist.
+pub fn inspect_quickly(path: &Path) -> Result<Report> {
+    std::fs::metadata(path).map_err(Error::io(path))?;
+    families::register_environment()?;
+    Ok(Target::read(path, ConfigDepth::Full).report(path))
+}
+
 /// Summarizes a model. Never fails: problems are reported in `error`.
 ///
 /// ```
@@ -66,22 +83,18 @@ pub struct SupportCheck {
 /// ```
 pub fn get_model_info(path: &Path) -> ModelInfo {
     let target = Target::read(path, ConfigDepth::Full);
-    let check = target.check();
+    let report = target.report(path);
     let name = path.file_name().map_or_else(|| path.to_string_lossy(), |name| name.to_string_lossy()).into_owned();
-    let keys = target.keys.as_ref();
     ModelInfo {
         name,
         size: target.parameters(),
         is_quantized: target.is_quantized(),
-        has_talker: keys.is_some_and(|keys| {
-            let by_type = keys.model_type().is_some_and(|name| name.contains("talker"));
-            keys.talker_config == Presence::Container || by_type
-        }),
-        architecture: check.architecture,
-        model_type: check.model_type,
-        is_supported: check.supported,
-        has_custom_files: check.has_custom_files,
-        error: check.error,
+        has_talker: report.modalities.talker,
+        architecture: report.architecture,
+        model_type: report.model_type,
+        is_supported: report.support == Support::Native,
+        has_custom_files: target.has_custom_files(),
+        error: report.reason,
     }
 }
 
@@ -101,7 +114,7 @@ pub fn is_omni_model(path: &Path) -> bool {
 /// assert!(!check.supported && check.error.is_some());
 /// ```
 pub fn is_model_supported(path: &Path) -> SupportCheck {
-    Target::read(path, ConfigDepth::Full).check()
+    Target::read(path, ConfigDepth::Full).check(path)
 }
 
 /// Returns the category. `config.json` is optional: pipelines and autoencoders are recognized by
@@ -118,13 +131,7 @@ pub fn is_sae_model(path: &Path) -> bool {
 /// The model that the autoencoders were trained on, if their settings name it.
 pub fn get_sae_base_model(path: &Path) -> Option<String> {
     let target = Target::read(path, ConfigDepth::KeysOnly);
-    match &target.contents {
-        TargetContents::Directory(listing) if target.category() == Category::Sae => sae::base_model(listing),
-        TargetContents::Gguf(file) if target.category() == Category::Sae => {
-            sae::describe_gguf(file).base_models.into_iter().next()
-        }
-        _ => None,
-    }
+    target.base_model(target.category())
 }
 
 /// Whether the path is an image pipeline of the `diffusers` library, or a part of one.

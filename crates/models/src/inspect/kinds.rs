@@ -1,18 +1,15 @@
 //! Reports on directories that are not models by themselves: adapters, autoencoders, pipelines.
 
-use std::path::{Path, PathBuf};
-
-use pellucid_engine::Remedy;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
 
+use super::opened::OpenedModel;
 use super::report::{Report, Support};
-use super::{native, sae, weights};
+use super::{native, weights};
 use crate::adapter;
+use crate::category::sae;
 use crate::listing::Listing;
-use crate::select_family::select_family;
-use crate::{Error, Result};
 
 /// A component of an image pipeline.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
@@ -27,37 +24,22 @@ pub struct Component {
     pub present: bool,
 }
 
-/// Describes an adapter (LoRA).
-pub(super) fn adapter(listing: &Listing, assume: Option<&str>, report: &mut Report) {
-    report.support = Support::InspectOnly;
-    let mut base = None;
-    match listing.json("adapter_config.json") {
-        Ok(config) => {
-            let text = |key: &str| config.as_ref().and_then(|config| config.get(key)?.as_str()).map(str::to_owned);
-            report.model_type = text("peft_type");
-            report.architecture =
-                config.as_ref().and_then(|c| c.pointer("/auto_mapping/base_model_class")?.as_str()).map(str::to_owned);
-            base = text("base_model_name_or_path").filter(|name| !name.is_empty());
-        }
-        Err(error) => report.refuse_for(&error),
+/// Describes an adapter (LoRA), and checks whether it and its base model load.
+pub(super) fn adapter(listing: &Listing, opened: &OpenedModel, report: &mut Report) {
+    opened.report_error(report);
+    // An adapter given as a model is merged into its base, whose problems count.
+    if let Ok(selected) = &opened.selected {
+        let merged = native::check_source(selected, &[]);
+        report.support = if merged.runs() { Support::Native } else { Support::InspectOnly };
+        report.take_verdict(merged);
     }
-    let lora = report.model_type.as_deref().is_some_and(|kind| kind.eq_ignore_ascii_case("lora"));
-    match fitting_base(&listing.dir, assume) {
-        // An adapter given as a model is merged into its base.
-        Ok(base_dir) if super::inspect_as(&base_dir, assume).is_ok_and(|report| report.runs()) => {
-            report.support = Support::Native;
-        }
-        Ok(base_dir) => report.refuse(
-            format!("its base model ({}) does not run", base_dir.display()),
-            Remedy::InspectPath(base_dir.display().to_string()),
-        ),
-        Err(error) if lora && matches!(error.cause(), Error::Usage { .. }) => {
-            let remedy = Remedy::LoadBaseOfAdapter { base: base.clone(), adapter: report.path.clone() };
-            report.refuse("an adapter is not a model by itself", remedy);
-        }
-        Err(error) => report.refuse_for(error.cause()),
+    // Loading reports settings that cannot be read.
+    if let Ok(Some(config)) = listing.json(adapter::CONFIG) {
+        let text = |key: &str| config.pointer(key).and_then(Value::as_str).map(str::to_owned);
+        report.model_type = text("/peft_type");
+        report.architecture = text("/auto_mapping/base_model_class");
+        add_bases(text("/base_model_name_or_path").filter(|name| !name.is_empty()), report);
     }
-    add_bases(base, report);
     weights::count_all(listing, report);
     let [safetensors, torch] = adapter::WEIGHTS;
     if listing.has(torch) && !listing.has(safetensors) {
@@ -66,30 +48,16 @@ pub(super) fn adapter(listing: &Listing, assume: Option<&str>, report: &mut Repo
     report.memory = native::estimate(report);
 }
 
-/// The directory of an adapter's base model, if the adapter fits it.
-fn fitting_base(dir: &Path, assume: Option<&str>) -> Result<PathBuf> {
-    let selected = select_family(Some(dir), assume)?;
-    selected.check_adapter()?;
-    Ok(selected.source.origin().to_path_buf())
-}
-
 /// Describes one sparse autoencoder or a release of many.
 pub(super) fn sae(listing: &Listing, report: &mut Report) {
-    report.support = Support::InspectOnly;
     let description = sae::describe_listing(listing);
     report.model_type = description.kinds.first().cloned();
     add_bases(description.base_models.clone(), report);
     report.sae = Some(description);
-    report.refuse(
-        "sparse autoencoders are not a model by themselves",
-        "load the model that they were trained on, and use them with it",
-    );
-    weights::count_all(listing, report);
 }
 
 /// Describes an image pipeline, or a part of one.
 pub(super) fn diffusers(listing: &Listing, config: Option<&Value>, report: &mut Report) {
-    report.support = Support::InspectOnly;
     let index = listing.json("model_index.json").ok().flatten();
     let class = [index.as_ref(), config].into_iter().flatten().find_map(|config| config.get("_class_name")?.as_str());
     report.architecture = class.map(str::to_owned);
@@ -106,8 +74,6 @@ pub(super) fn diffusers(listing: &Listing, config: Option<&Value>, report: &mut 
         })
     });
     report.components = listed.collect();
-    report.refuse("image pipelines do not run here", "use the `diffusers` library; Pellucid runs language models");
-    weights::count_all(listing, report);
 }
 
 fn add_bases(bases: impl IntoIterator<Item = String>, report: &mut Report) {

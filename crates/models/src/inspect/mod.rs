@@ -9,49 +9,47 @@
 //! | module | contents |
 //! |---|---|
 //! | `answers`, `target` | the query functions, and the files that they read |
-//! | `category`, `config_keys`, `tensor_names` | the category: by files, by keys of `config.json`, by tensor names |
-//! | [`registry`] | every model type and class of `transformers`, with its category |
-//! | [`sae`] | sparse autoencoders in all published layouts |
-//! | `directory`, `gguf`, `kinds` | the report of a directory, of a GGUF file, of adapters, SAEs and pipelines |
-//! | `native` | whether the model would load and how much memory it needs, by the code that loads models |
+//! | [`registry`], [`sae`] | from `category`: the types and classes of `transformers`; layouts of sparse autoencoders |
+//! | `opened` | the path opened by the code that loads models: family, strategy, warnings, attempts, or the error |
+//! | `directory`, `file`, `gguf`, `kinds` | the report of a directory, of a file, of a GGUF file, of adapters, SAEs and pipelines |
+//! | `native` | checks the weights as loading does, and estimates the memory |
 //! | `weights`, `tokenizer`, `vocabulary_scan`, `shape`, `parts`, `model_card` | sections of the report |
 //! | `report`, `card` | the report as data, and as text |
 
 mod answers;
 mod card;
-mod category;
-mod config_keys;
 mod directory;
+mod file;
 mod gguf;
 mod kinds;
 mod model_card;
 mod native;
+mod opened;
 mod parts;
-pub mod registry;
 mod report;
-pub mod sae;
 mod shape;
 mod target;
-mod tensor_names;
 mod tokenizer;
 mod vocabulary_scan;
 mod weights;
 
+pub use crate::category::{Category, registry, sae};
 pub use answers::{
-    ModelInfo, SupportCheck, detect_model_category, get_model_info, get_sae_base_model, is_asr_model,
+    ModelInfo, SupportCheck, detect_model_category, get_model_info, get_sae_base_model, inspect_quickly, is_asr_model,
     is_diffusers_model, is_model_supported, is_omni_model, is_sae_model, is_vision_encoder,
 };
 pub use kinds::Component;
 pub use parts::{LoadMode, Modalities, ModelPart, PartRole, PartialLoad};
 pub use report::{
-    Category, Format, Memory, Problem, Quantization, Report, SCHEMA, Shards, Support, TokenizerReport, TokenizerState,
-    schema,
+    Format, Memory, Problem, Quantization, Report, SCHEMA, Shards, Support, TokenizerReport, TokenizerState, schema,
 };
 
 use std::path::Path;
 
+use crate::listing::Listing;
 use crate::select_family::check_assumption;
-use crate::{Error, Result, families, listing};
+use crate::{Attempt, Error, LoadOptions, Result, families};
+use opened::OpenedModel;
 
 /// Identifies a directory or file and checks whether it will run, without reading tensor data.
 ///
@@ -77,40 +75,23 @@ pub fn inspect(path: &Path) -> Result<Report> {
 pub fn inspect_as(path: &Path, assume: Option<&str>) -> Result<Report> {
     check_assumption(None, assume)?;
     families::register_environment()?;
-    let metadata = std::fs::metadata(path).map_err(Error::io(path))?;
+    std::fs::metadata(path).map_err(Error::io(path))?;
     let mut report = Report::new(path, Format::Other);
-    if metadata.is_dir() {
-        report = directory::inspect(path, assume);
-    } else if metadata.is_file() {
-        file(path, metadata.len(), assume, &mut report);
-    } else {
-        report.refuse("this is neither a file nor a directory", "give a model's directory or a .gguf file");
+    let opened = OpenedModel::open(path, assume);
+    match Listing::read(path) {
+        Ok(listing) => directory::describe(&listing, &opened, &mut report),
+        Err(_) => file::describe(path, &opened, &mut report),
     }
+    report.assume = opened.partial.suggestion;
     Ok(report)
 }
 
-/// Describes a single file, by its first bytes and its extension.
-fn file(path: &Path, bytes: u64, assume: Option<&str>, report: &mut Report) {
-    report.file_bytes = bytes;
-    let start = match listing::first_bytes(path, 24) {
-        Ok(start) => start,
-        Err(error) => return report.refuse(format!("the file cannot be read: {error}"), "check its permissions"),
-    };
-    let has_extension = |wanted: &str| path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case(wanted));
-    if start.starts_with(listing::LFS_POINTER) {
-        report.refuse("this is a Git LFS pointer, not the file itself", listing::FETCH_LFS);
-    } else if start.starts_with(b"GGUF") || has_extension("gguf") {
-        gguf::inspect(path, assume, report);
-    } else if has_extension("safetensors") {
-        report.format = Format::Safetensors;
-        weights::count_file(path, report);
-        let model_dir = path.parent().filter(|parent| parent.join("config.json").is_file());
-        let remedy = match model_dir {
-            Some(parent) => format!("give the directory that contains it: {}", parent.display()),
-            None => "put it into a directory with its config.json, and give that directory".into(),
-        };
-        report.refuse("a weight file without config.json does not identify its model", remedy);
-    } else {
-        report.refuse("this file is not a model", "give a model's directory or a .gguf file");
+/// Returns the outcome of each loading strategy for a path, in order, from configurations and
+/// headers alone. [`Report::strategies`] has the same list, without the adapters of `options`.
+pub fn strategies(path: &Path, options: &LoadOptions) -> Vec<Attempt> {
+    match OpenedModel::open(path, options.assume.as_deref()).selected {
+        Ok(selected) => native::check_source(&selected, &options.adapters).strategies.unwrap_or_default(),
+        Err(Error::Load { attempts, .. }) => attempts,
+        Err(_) => Vec::new(),
     }
 }

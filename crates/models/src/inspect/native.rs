@@ -1,135 +1,115 @@
 //! Checks whether a model would load and estimates its memory, with the code that loads models.
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 
+use pellucid_engine::architecture::Architecture;
 use pellucid_engine::{Program, WeightKind, WeightSpec};
 use pellucid_kernels::encoding::Encoding;
 use serde_json::Value;
 
-use super::card;
-use super::report::{Category, Memory, Report, Support};
-use super::shape;
+use super::opened::OpenedModel;
+use super::report::{Format, Memory, Report, Support};
+use super::{card, shape, tokenizer, weights};
 use crate::Error;
+use crate::adapter::Adapter;
 use crate::attempt::Strategy;
-use crate::compare;
-use crate::config::Config;
-use crate::families;
+use crate::category::Category;
+use crate::families::Family;
 use crate::gguf::RowOrder;
+use crate::listing::Listing;
+use crate::load::{self, WeightSources};
 use crate::names::{Names, WeightSource};
-use crate::select_family::{Fit, check_assumption, describe, family_of_type, find_fit, find_fit_as, read_by_type};
+use crate::select_family::{PartialModel, SelectedFamily, family_of_type};
+use crate::source::ModelSource;
 use crate::tensors::Tensors;
 
-/// A model whose configuration a native family accepts.
-pub(super) struct NativeModel {
-    program: Program,
-    names: Names,
-}
-
-/// Builds the program for a configuration by its native family and reports the sizes, or the reason
-/// why there is none.
-pub(super) fn read(
-    value: &Arc<Value>,
-    origin: &Path,
-    assume: Option<&str>,
-    report: &mut Report,
-) -> Option<NativeModel> {
-    shape::read(value, report);
-    let model_type = value.get("model_type").and_then(Value::as_str);
-    let by_type = family_of_type(model_type, None);
-    let is_native = by_type.is_some();
-    if let Err(error) = check_assumption(model_type, assume) {
-        report.refuse_for(&error);
+/// Reports a model whose family is selected: its sizes, tokenizer, weights and memory. Checks them
+/// in the order in which loading does, so that the first problem is the error of loading. `listing`
+/// is the directory of the source, if it is one; `adapters` are merged into the model.
+pub(super) fn check(selected: &SelectedFamily, listing: Option<&Listing>, adapters: &[PathBuf], report: &mut Report) {
+    let Family { architecture, names } = &selected.family;
+    report.support = Support::Native;
+    report.family = Some(architecture.family.clone());
+    report.strategy = Some(selected.strategy);
+    report.warnings = selected.warnings.clone();
+    if selected.strategy == Strategy::Mapped {
+        report.registered_as = Some(architecture.family.clone());
     }
-    // Encoders and ASR models have no similar native family.
-    if !is_native && report.category == Category::Transformers {
-        report.nearest = shape::nearest(value, model_type);
+    report_sizes(architecture, report);
+    match (listing, &selected.source) {
+        (_, ModelSource::Gguf(file)) => tokenizer::inspect_gguf(file, report),
+        (Some(listing), _) => tokenizer::inspect_directory(listing, report),
+        (None, _) => {}
     }
-    let mapped = by_type.filter(|(strategy, _)| *strategy == Strategy::Mapped);
-    report.registered_as = mapped.map(|(_, family)| family.to_owned());
-    let built = Config::new(Arc::clone(value), origin)
-        .and_then(|config| read_by_type(&config))
-        .and_then(|family| Ok((Program::new(family.architecture)?, family.names)));
-    match built {
-        Ok((program, names)) => {
-            report.support = Support::Native;
-            report_sizes(&program, report);
-            Some(NativeModel { program, names })
+    let uncounted = uncounted(architecture, names);
+    let tensors = selected.tensors();
+    let counted = tensors.as_ref().ok().map(Arc::as_ref);
+    if let Some(listing) = listing {
+        weights::count_model(listing, counted, &uncounted, report);
+    }
+    let adapters = Adapter::open_all(&selected.adapters(adapters));
+    let found = match (&adapters, tensors.as_deref()) {
+        (Ok(adapters), Ok(tensors)) => {
+            load::find_weights(&selected.family, tensors, adapters, selected.source.origin())
+                .map_err(|error| refuse_weights(&error, true, report))
+                .ok()
         }
-        Err(error) => {
-            // An invalid configuration of a native family is a damaged file; anything else is not
-            // supported.
-            let damaged = is_native && !matches!(error, Error::Unsupported { .. });
-            report.support = if damaged { Support::Native } else { Support::InspectOnly };
-            if !is_native {
-                refuse_type(model_type, report);
-            } else {
-                report.refuse_for(&error);
-            }
+        (Err(error), _) | (_, Err(error)) => {
+            // The weights of a directory can be converted; a GGUF file has no other form.
+            refuse_weights(error, matches!(selected.source, ModelSource::Gguf(_)), report);
             None
         }
-    }
+    };
+    report.memory = memory_of(selected, counted, found.as_ref(), report);
+    let variants = found.as_ref().map_or(&[][..], |found| &found.name_variants);
+    let result = report.reason.clone().map_or(Ok(variants), Err);
+    report.strategies = Some(selected.attempts_after(result));
 }
 
-/// Reports why a model of a non-native type does not run.
-fn refuse_type(model_type: Option<&str>, report: &mut Report) {
-    let native =
-        || format!("use a model of one of the native types: {}", families::native().collect::<Vec<_>>().join(", "));
-    let remedy = match report.category {
-        Category::Transformers => native(),
-        category => format!("Pellucid runs language models; use another program for the category {}", category.name()),
-    };
-    match (model_type, report.custom_code.first()) {
-        (Some(name), Some(file)) => {
-            let what =
-                format!("models of type `{name}` do not run natively, and its own code ({file}) is never executed");
-            report.refuse(what, remedy);
-        }
-        (Some(name), None) => {
-            report.refuse(format!("models of type `{name}` do not run natively in this build"), remedy)
-        }
-        (None, _) => report
-            .refuse("config.json does not name the model's family (no `model_type`)", "download config.json again"),
+/// Reports an error about the weights. An unsupported format is no fault of this copy, if it is
+/// `inherent` to the model.
+fn refuse_weights(error: &Error, inherent: bool, report: &mut Report) {
+    if inherent && matches!(error, Error::Unsupported { .. }) {
+        report.support = Support::InspectOnly;
     }
+    report.refuse_for(error);
 }
 
-/// Extends the problem at `problem_index`, which is that the type is not native, with the native
-/// family that fits the model, if any.
-pub(super) fn suggest_family(
-    value: &Arc<Value>,
-    origin: &Path,
-    assume: Option<&str>,
-    tensors: Option<&Tensors>,
-    problem_index: usize,
-    report: &mut Report,
-) {
-    let model_type = report.model_type.as_deref();
-    let is_native = || family_of_type(model_type, None).is_some();
-    let is_text = matches!(report.category, Category::Transformers | Category::Unknown);
-    let (Some(tensors), Ok(config), true) = (tensors, Config::new(Arc::clone(value), origin), is_text && !is_native())
-    else {
-        return;
-    };
-    let fit = match assume {
-        None => find_fit(&config, tensors),
-        Some(family) => find_fit_as(&config, family, tensors),
-    };
-    let (suffix, remedy) = describe(&fit);
-    if let Fit::Fits(suggestion) = fit {
-        report.assume = Some(suggestion);
+/// Reports the source of a model alone; for an adapter that is its base model, merged with it.
+pub(super) fn check_source(selected: &SelectedFamily, adapters: &[PathBuf]) -> Report {
+    let mut report = Report::new(selected.source.origin(), Format::Other);
+    let listing = selected.source.path().and_then(|path| Listing::read(path).ok());
+    check(selected, listing.as_ref(), adapters, &mut report);
+    report
+}
+
+/// Reports a model without a native family: the weights, and the memory by their headers.
+pub(super) fn describe(opened: &OpenedModel, config: &Value, listing: &Listing, report: &mut Report) {
+    let model_type = config.get("model_type").and_then(Value::as_str);
+    let by_type = family_of_type(model_type, None);
+    // Encoders and ASR models have no similar native family.
+    if by_type.is_none() && report.category == Category::Transformers {
+        report.nearest = shape::nearest(config, model_type);
     }
-    if let Some(problem) = report.problems.get_mut(problem_index) {
-        problem.what += &suffix;
-        problem.remedy = remedy.unwrap_or_else(|| problem.remedy.clone());
-        if problem_index == 0 {
-            report.reason = Some(problem.what.clone());
-        }
+    report.registered_as =
+        by_type.filter(|(strategy, _)| *strategy == Strategy::Mapped).map(|(_, family)| family.to_owned());
+    let tied = config.get("tie_word_embeddings").and_then(Value::as_bool).unwrap_or(false);
+    let uncounted = |name: &str| (tied && name.ends_with("lm_head.weight")) || name.ends_with(".rotary_emb.inv_freq");
+    let PartialModel { source, config, tensors, .. } = &opened.partial;
+    let tensors = tensors.clone().map(Ok).or_else(|| Some(source.as_ref()?.tensors(config.as_ref()?).map(Arc::new)));
+    let counted = tensors.as_ref().and_then(|tensors| tensors.as_deref().ok());
+    weights::count_model(listing, counted, &uncounted, report);
+    if let Some(Err(error)) = &tensors
+        && report.reason.as_deref() != Some(error.to_string().as_str())
+    {
+        report.refuse_for(error);
     }
+    report.memory = estimate(report);
 }
 
 /// Reports the sizes of the architecture, including defaults that config.json omits.
-fn report_sizes(program: &Program, report: &mut Report) {
-    let architecture = program.architecture();
+fn report_sizes(architecture: &Architecture, report: &mut Report) {
     report.layers = Some(architecture.layers.len());
     report.width = Some(architecture.width);
     report.vocab = Some(architecture.vocab);
@@ -141,56 +121,42 @@ fn report_sizes(program: &Program, report: &mut Report) {
     }
 }
 
-/// Presents quantized layers as f32 tensors, as loading does.
-pub(super) fn dequantize(tensors: Tensors, config: &Arc<Value>, dir: &Path) -> crate::Result<Tensors> {
-    let Tensors::Checkpoint(checkpoint) = tensors else { return Ok(tensors) };
-    Tensors::from_checkpoint(checkpoint, &Config::new(Arc::clone(config), &dir.join("config.json"))?, dir)
+/// A predicate for tensors that are not parameters: a copy of a tied head, masks, cached
+/// frequencies.
+fn uncounted(architecture: &Architecture, names: &Names) -> impl Fn(&str) -> bool + use<> {
+    let heads = names.prefixes.iter().flat_map(|prefix| names.sources("head", prefix));
+    let heads: Vec<String> = heads.filter(|_| architecture.head.tied).map(|source| source.tensor).collect();
+    let ignored = names.ignored_suffixes.clone();
+    move |name| heads.iter().any(|head| head == name) || ignored.iter().any(|suffix| name.ends_with(suffix))
 }
 
-impl NativeModel {
-    /// A predicate for tensors that are not parameters: a copy of a tied head, masks, cached
-    /// frequencies.
-    pub(super) fn uncounted(&self) -> impl Fn(&str) -> bool + use<> {
-        let (names, tied) = (&self.names, self.program.architecture().head.tied);
-        let heads = names.prefixes.iter().flat_map(|prefix| names.sources("head", prefix));
-        let heads: Vec<String> = heads.filter(|_| tied).map(|source| source.tensor).collect();
-        let ignored = names.ignored_suffixes.clone();
-        move |name| heads.iter().any(|head| head == name) || ignored.iter().any(|suffix| name.ends_with(suffix))
+/// The memory of a native model. Without the stored tensors, its weights count as f32.
+fn memory_of(
+    selected: &SelectedFamily,
+    tensors: Option<&Tensors>,
+    found: Option<&WeightSources>,
+    report: &Report,
+) -> Option<Memory> {
+    let built = match found {
+        Some(_) => None,
+        None => Some(Program::new(selected.family.architecture.clone()).ok()?),
+    };
+    let program = found.map(|found| &found.program).or(built.as_ref())?;
+    let sources = found.map_or(&[][..], |found| &found.sources);
+    let (mut as_stored, mut f32, mut bf16) = (0u64, 0u64, 0u64);
+    for (index, spec) in program.weights().iter().enumerate() {
+        let elements = spec.shape.iter().fold(1u64, |product, size| product.saturating_mul(*size as u64));
+        let is_vector = spec.kind == WeightKind::Vector;
+        let stored = tensors.and_then(|tensors| stored_bytes(spec, sources.get(index)?, tensors));
+        let (four, two) = (elements.saturating_mul(4), elements.saturating_mul(2));
+        f32 = f32.saturating_add(four);
+        bf16 = bf16.saturating_add(if is_vector { four } else { two });
+        as_stored = as_stored.saturating_add(if is_vector { four } else { stored.unwrap_or(four) });
     }
-
-    /// Checks the weights as loading does, except their values, and reports the memory they need.
-    pub(super) fn check(&self, tensors: Option<&Tensors>, origin: &Path, report: &mut Report) {
-        let found =
-            tensors.and_then(|tensors| match compare::find_sources(&self.program, &self.names, tensors, origin) {
-                Ok((found, _)) => Some((tensors, found)),
-                Err(error) => {
-                    report.refuse_for(&error);
-                    None
-                }
-            });
-        if let Some((tensors, found)) = &found {
-            check_formats(tensors, found, report);
-        }
-        report.memory = Some(self.memory(found.as_ref(), report));
-    }
-
-    fn memory(&self, found: Option<&(&Tensors, Vec<WeightSource>)>, report: &Report) -> Memory {
-        let (mut as_stored, mut f32, mut bf16) = (0u64, 0u64, 0u64);
-        for (index, spec) in self.program.weights().iter().enumerate() {
-            let elements = spec.shape.iter().fold(1u64, |product, size| product.saturating_mul(*size as u64));
-            let is_vector = spec.kind == WeightKind::Vector;
-            let stored = found.and_then(|(tensors, sources)| stored_bytes(spec, sources.get(index)?, tensors));
-            let (four, two) = (elements.saturating_mul(4), elements.saturating_mul(2));
-            f32 = f32.saturating_add(four);
-            bf16 = bf16.saturating_add(if is_vector { four } else { two });
-            as_stored = as_stored.saturating_add(if is_vector { four } else { stored.unwrap_or(four) });
-        }
-        let layers = self.program.architecture().layers.iter().filter_map(|layer| layer.attention.as_ref());
-        // The KV cache is f32 and keeps all tokens, also in layers with a sliding window.
-        let kv =
-            layers.map(|a| (a.kv_heads as u64).saturating_mul((a.head_dim + a.value_dim) as u64).saturating_mul(4));
-        memory(as_stored, f32, bf16, Some(kv.fold(0, u64::saturating_add)), report.context)
-    }
+    let layers = program.architecture().layers.iter().filter_map(|layer| layer.attention.as_ref());
+    // The KV cache is f32 and keeps all tokens, also in layers with a sliding window.
+    let kv = layers.map(|a| (a.kv_heads as u64).saturating_mul((a.head_dim + a.value_dim) as u64).saturating_mul(4));
+    Some(memory(as_stored, f32, bf16, Some(kv.fold(0, u64::saturating_add)), report.context))
 }
 
 /// Estimates the memory of a model that is not native, from the tensor headers.
@@ -236,16 +202,4 @@ fn stored_bytes(spec: &WeightSpec, source: &WeightSource, tensors: &Tensors) -> 
         _ => cols.checked_mul(4)?,
     };
     (row as u64).checked_mul(rows as u64)
-}
-
-/// Reports the tensors whose dtype no kernel supports; loading stops at the first of them.
-fn check_formats(tensors: &Tensors, found: &[WeightSource], report: &mut Report) {
-    let format = |source: &WeightSource| {
-        tensors.get(&source.tensor)?.encoding.err().map(|format| (format, source.tensor.clone()))
-    };
-    let bad: Vec<(&str, String)> = found.iter().filter_map(format).collect();
-    let Some((format, first)) = bad.first() else { return };
-    let what = format!("{} tensors have an unsupported dtype ({first} is {format})", bad.len());
-    report.support = Support::InspectOnly;
-    report.refuse(what, "convert the weights to F32, F16 or BF16");
 }

@@ -10,9 +10,9 @@ use serde::{Serialize, Serializer};
 
 use super::kinds::Component;
 use super::parts::Modalities;
-use super::sae;
 use crate::Error;
-use crate::attempt::Attempt;
+use crate::attempt::{Attempt, Strategy};
+use crate::category::{Category, sae};
 use crate::select_family::Suggestion;
 
 /// Schema name and version of JSON reports.
@@ -43,8 +43,14 @@ pub struct Report {
     pub architecture: Option<String>,
     /// Level of support in this build.
     pub support: Support,
-    /// Why it will not run; `null` if it will.
+    /// Why it will not run; `null` if it will. The text of the error that loading gives.
     pub reason: Option<String>,
+    /// The native family that reads it; `null` if none does.
+    pub family: Option<String>,
+    /// The strategy that selects the family; `null` if none applies.
+    pub strategy: Option<Strategy>,
+    /// Warnings that loading gives.
+    pub warnings: Vec<String>,
     /// The native family that its type is registered as, if the type is not native itself.
     pub registered_as: Option<String>,
     /// The most similar native family, for a language model that is not native itself.
@@ -94,8 +100,7 @@ pub struct Report {
     pub sae: Option<sae::SaeDescription>,
     /// The components of an image pipeline.
     pub components: Vec<Component>,
-    /// The outcome of each loading strategy, in order; `null` unless requested
-    /// ([`strategies`](crate::strategies)).
+    /// The outcome of each loading strategy, in order; `null` in a quick report.
     pub strategies: Option<Vec<Attempt>>,
     /// Everything that keeps it from running; empty if and only if it runs.
     pub problems: Vec<Problem>,
@@ -118,30 +123,6 @@ pub enum Format {
     Safetensors,
     /// Something else.
     Other,
-}
-
-/// Category of a directory or file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Category {
-    /// A language model, possibly with other input modalities.
-    Transformers,
-    /// Sparse autoencoders or transcoders.
-    Sae,
-    /// Weights that modify a base model (LoRA).
-    Adapter,
-    /// An image pipeline of the `diffusers` library, or a part of one.
-    Diffusers,
-    /// A text-embedding model.
-    Embedding,
-    /// A vision encoder.
-    VisionEncoder,
-    /// An audio encoder.
-    AudioEncoder,
-    /// A speech-recognition model.
-    Asr,
-    /// Not recognized.
-    Unknown,
 }
 
 /// Level of support in this build.
@@ -259,7 +240,7 @@ impl Report {
         }
     }
 
-    /// The outcome of each loading strategy, one per line; empty unless requested.
+    /// The outcome of each loading strategy, one per line; empty in a quick report.
     pub fn explanation(&self) -> String {
         let Some(attempts) = &self.strategies else { return String::new() };
         attempts.iter().fold("\nloading strategies, in order:\n".to_owned(), |text, attempt| {
@@ -278,6 +259,9 @@ impl Report {
             architecture: None,
             support: Support::Unsupported,
             reason: None,
+            family: None,
+            strategy: None,
+            warnings: Vec::new(),
             registered_as: None,
             nearest: None,
             assume: None,
@@ -309,6 +293,14 @@ impl Report {
         }
     }
 
+    /// Takes the verdict of another report: family, strategy, warnings, attempts and problems.
+    pub(super) fn take_verdict(&mut self, other: Report) {
+        self.reason = other.reason;
+        self.problems = other.problems;
+        (self.family, self.strategy, self.warnings) = (other.family, other.strategy, other.warnings);
+        self.strategies = other.strategies;
+    }
+
     /// Whether the model will run as it is.
     pub fn runs(&self) -> bool {
         self.support == Support::Native && self.problems.is_empty()
@@ -326,41 +318,6 @@ impl Report {
         let unreadable = || "check that the file can be read, or download it again".into();
         let remedy = error.remedy().cloned().unwrap_or_else(unreadable);
         self.refuse(error.to_string(), remedy);
-    }
-}
-
-impl Category {
-    /// All categories.
-    pub const ALL: [Category; 9] = [
-        Category::Transformers,
-        Category::Sae,
-        Category::Adapter,
-        Category::Diffusers,
-        Category::Embedding,
-        Category::VisionEncoder,
-        Category::AudioEncoder,
-        Category::Asr,
-        Category::Unknown,
-    ];
-
-    /// Returns the category of this name.
-    pub fn from_name(name: &str) -> Option<Category> {
-        Category::ALL.into_iter().find(|category| category.name() == name)
-    }
-
-    /// Name in JSON.
-    pub fn name(self) -> &'static str {
-        match self {
-            Category::Transformers => "transformers",
-            Category::Sae => "sae",
-            Category::Adapter => "adapter",
-            Category::Diffusers => "diffusers",
-            Category::Embedding => "embedding",
-            Category::VisionEncoder => "vision_encoder",
-            Category::AudioEncoder => "audio_encoder",
-            Category::Asr => "asr",
-            Category::Unknown => "unknown",
-        }
     }
 }
 

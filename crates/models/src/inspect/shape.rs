@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use super::registry;
 use super::report::{Quantization, Report};
+use crate::category::registry;
 
 /// Alternative configuration keys of each size; the first present one counts.
 const LAYERS: &[&str] = &["num_hidden_layers", "n_layer", "num_layers", "n_layers", "encoder_layers"];
@@ -17,6 +17,12 @@ const VOCAB: &[&str] = &["vocab_size", "padded_vocab_size"];
 
 /// Keys of the language model's configuration in multimodal models.
 const TEXT_CONFIG_KEYS: &[&str] = &["text_config", "llm_config", "language_config", "thinker_config", "decoder"];
+
+/// Writes the model type and the class into the report.
+pub(super) fn read_names(config: &Value, report: &mut Report) {
+    report.model_type = config.get("model_type").and_then(Value::as_str).map(str::to_owned);
+    report.architecture = class(config).map(str::to_owned);
+}
 
 /// Writes the sizes into the report.
 pub(super) fn read(config: &Value, report: &mut Report) {
@@ -52,7 +58,7 @@ pub(super) fn dtype(config: &Value) -> Option<String> {
 }
 
 /// The first entry of `architectures`.
-pub(super) fn class(config: &Value) -> Option<&str> {
+fn class(config: &Value) -> Option<&str> {
     config.get("architectures")?.as_array()?.first()?.as_str()
 }
 

@@ -6,13 +6,15 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::answers::SupportCheck;
-use super::config_keys::{ConfigKeys, Presence};
-use super::report::{Category, Support};
-use super::{category, shape, weights};
+use super::report::{Format, Report, Support};
+use super::{shape, weights};
+use crate::category::{self, Category, ConfigKeys, Presence, sae};
 use crate::config::Config;
+use crate::families::Family;
 use crate::gguf::{self, GgufFile};
 use crate::listing::Listing;
-use crate::select_family::read_by_type;
+use crate::select_family::{read_by_type, select_family};
+use crate::source::{ModelSource, PathKind, UnknownType, explain_directory};
 use crate::{Error, Result, families, header, json};
 
 /// A directory or file that is queried.
@@ -22,7 +24,8 @@ pub(super) struct Target {
     pub(super) keys: Option<ConfigKeys>,
     /// The full configuration; `None` with `ConfigDepth::KeysOnly`, or if it is missing or invalid.
     config: Option<Arc<Value>>,
-    fault: Option<String>,
+    /// Why the configuration or the file cannot be read.
+    fault: Option<Error>,
 }
 
 /// How much of the configuration a query needs.
@@ -36,36 +39,37 @@ pub(super) enum ConfigDepth {
 
 pub(super) enum TargetContents {
     Directory(Listing),
-    Gguf(Box<GgufFile>),
+    Gguf(Arc<GgufFile>),
     Nothing,
 }
 
 impl Target {
     pub(super) fn read(path: &Path, depth: ConfigDepth) -> Target {
         let without_config =
-            |contents: TargetContents, fault: Option<String>| Target { contents, keys: None, config: None, fault };
+            |contents: TargetContents, fault: Option<Error>| Target { contents, keys: None, config: None, fault };
         let listing = match Listing::read(path) {
             Ok(listing) => listing,
             Err(error) if error.kind() == std::io::ErrorKind::NotADirectory => {
-                return match open_file(path) {
-                    Ok(file) => without_config(TargetContents::Gguf(Box::new(file)), None),
-                    Err(error) => without_config(TargetContents::Nothing, Some(error.to_string())),
+                return match ModelSource::open(Some(path)) {
+                    Ok(ModelSource::Gguf(file)) => without_config(TargetContents::Gguf(file), None),
+                    Ok(_) => without_config(TargetContents::Nothing, None),
+                    Err(error) => without_config(TargetContents::Nothing, Some(error)),
                 };
             }
-            Err(error) => return without_config(TargetContents::Nothing, Some(format!("{}: {error}", path.display()))),
+            Err(error) => return without_config(TargetContents::Nothing, Some(Error::io(path)(error))),
         };
         let ((keys, config), fault) = match configuration(&listing, depth) {
             Ok(read) => (read, None),
-            Err(error) => ((None, None), Some(error.to_string())),
+            Err(error) => ((None, None), Some(error)),
         };
-        // A directory may contain a single GGUF file.
-        let mut files = listing.files_with_suffix(".gguf").filter(|_| keys.is_none() && fault.is_none());
-        if let (Some(only), None) = (files.next(), files.next())
-            && let Ok(file) = GgufFile::open(listing.dir.join(only))
+        // A directory may be a single GGUF file.
+        if keys.is_none()
+            && fault.is_none()
+            && let PathKind::Gguf(file) = PathKind::of_listing(&listing)
+            && let Ok(file) = GgufFile::open(file)
         {
-            return without_config(TargetContents::Gguf(Box::new(file)), fault);
+            return without_config(TargetContents::Gguf(Arc::new(file)), None);
         }
-        drop(files);
         Target { contents: TargetContents::Directory(listing), keys, config, fault }
     }
 
@@ -80,76 +84,106 @@ impl Target {
         }
     }
 
-    pub(super) fn check(&self) -> SupportCheck {
-        let category = self.category();
-        let (mut model_type, mut architecture) = (None, None);
-        if let Some(keys) = &self.keys {
-            (model_type, architecture) = (keys.model_type().map(str::to_owned), keys.class().map(str::to_owned));
-        } else if let TargetContents::Gguf(file) = &self.contents {
-            model_type = file.architecture().ok().map(str::to_owned);
-        }
-        let (tier, error) = match category {
-            Category::Unknown => (Support::Unsupported, Some(self.unknown_reason())),
-            Category::Sae | Category::Diffusers | Category::Adapter => (
-                Support::InspectOnly,
-                Some(format!("the category is {}, which is not a language model", category.name())),
-            ),
-            _ => match self.check_family() {
-                // A damaged file does not make the family unsupported.
-                Ok(()) | Err(Error::Invalid { .. }) => (Support::Native, None),
-                Err(error) => (Support::InspectOnly, Some(error.to_string())),
-            },
+    /// The quick report: everything that file names, the configuration and a GGUF header say.
+    pub(super) fn report(&self, path: &Path) -> Report {
+        let format = match self.contents {
+            TargetContents::Directory(_) => Format::Directory,
+            TargetContents::Gguf(_) => Format::Gguf,
+            TargetContents::Nothing => Format::Other,
         };
+        let mut report = Report::new(path, format);
+        report.category = self.category();
+        if let Some(keys) = &self.keys {
+            report.model_type = keys.model_type().map(str::to_owned);
+            report.architecture = keys.class().map(str::to_owned);
+            report.modalities.omni = category::is_omni(keys);
+            let by_type = keys.model_type().is_some_and(|name| name.contains("talker"));
+            report.modalities.talker = keys.talker_config == Presence::Container || by_type;
+        } else if let TargetContents::Gguf(file) = &self.contents {
+            report.model_type = file.architecture().ok().map(str::to_owned);
+        }
+        if let TargetContents::Directory(listing) = &self.contents {
+            report.custom_code = category::custom_code(listing, self.config.as_deref());
+        }
+        report.quantization = self.config.as_deref().and_then(shape::quantization);
+        report.base_model.extend(self.base_model(report.category));
+        match self.check_family(report.category) {
+            Ok(family) => (report.support, report.family) = (Support::Native, family),
+            Err(error) => {
+                let error = self.fault.as_ref().unwrap_or(&error);
+                report.support = Support::after_error(error, self.native_type().as_deref(), report.category);
+                // A damaged file does not make the family unsupported.
+                if report.support != Support::Native {
+                    report.refuse_for(error);
+                }
+            }
+        }
+        report
+    }
+
+    pub(super) fn check(&self, path: &Path) -> SupportCheck {
+        let Report { category, support, model_type, architecture, reason, .. } = self.report(path);
         SupportCheck {
-            supported: tier == Support::Native,
-            tier,
+            supported: support == Support::Native,
+            tier: support,
             has_custom_files: self.has_custom_files(),
             architecture,
             model_type,
             category,
-            error,
+            error: reason,
         }
     }
 
-    /// Checks that the model's family is native and accepts the configuration.
-    fn check_family(&self) -> Result<()> {
-        let (config, origin) = match &self.contents {
-            TargetContents::Directory(listing) => (self.config.clone(), listing.dir.join("config.json")),
-            TargetContents::Gguf(file) => (Some(Arc::new(gguf::hf_config(file)?)), file.path().to_path_buf()),
-            TargetContents::Nothing => return Ok(()),
-        };
-        let from_keys = self.keys.as_ref().and_then(ConfigKeys::model_type);
-        let from_config = config.as_ref().and_then(|config| config.get("model_type")?.as_str());
-        let Some(model_type) = from_config.or(from_keys) else {
-            return Err(Error::unsupported("config.json does not name the model's family (no `model_type`)", ""));
-        };
-        if families::family_of(model_type).is_none() {
-            return Err(Error::unsupported(
-                format!("models of type `{}` do not run natively in this build", model_type.escape_debug()),
-                "",
-            ));
-        }
-        // A damaged configuration does not make the family unsupported.
-        let Some(config) = &config else { return Ok(()) };
-        read_by_type(&Config::new(Arc::clone(config), &origin)?).map(drop)
-    }
-
-    /// Why the category is unknown.
-    fn unknown_reason(&self) -> String {
-        let path = |listing: &Listing| listing.dir.display().to_string();
-        match (&self.fault, &self.contents, &self.keys) {
-            (Some(fault), ..) => fault.clone(),
-            (None, TargetContents::Directory(listing), Some(_)) => {
-                format!("{}: config.json names neither a `model_type` nor a class", path(listing))
+    /// The model that autoencoders were trained on.
+    pub(super) fn base_model(&self, category: Category) -> Option<String> {
+        match &self.contents {
+            TargetContents::Directory(listing) if category == Category::Sae => sae::base_model(listing),
+            TargetContents::Gguf(file) if category == Category::Sae => {
+                sae::describe_gguf(file).base_models.into_iter().next()
             }
-            (None, TargetContents::Directory(listing), None) => {
-                format!("{}: there is no config.json here", path(listing))
-            }
-            _ => "the contents are not recognized".into(),
+            _ => None,
         }
     }
 
-    fn has_custom_files(&self) -> bool {
+    /// The model type that decides the family.
+    fn native_type(&self) -> Option<String> {
+        match &self.contents {
+            TargetContents::Gguf(file) => gguf::hf_config(file).ok()?.get("model_type")?.as_str().map(str::to_owned),
+            _ => self.keys.as_ref().and_then(ConfigKeys::model_type).map(str::to_owned),
+        }
+    }
+
+    /// Checks that the model's family is native and accepts the configuration, with the errors of
+    /// loading. Returns the family; `None` if the configuration is damaged.
+    fn check_family(&self, category: Category) -> Result<Option<String>> {
+        let name = |family: Family| Some(family.architecture.family);
+        match (&self.contents, &self.keys) {
+            (TargetContents::Nothing, _) => Err(Error::usage("there is no model", "")),
+            (TargetContents::Gguf(file), _) => {
+                let source = ModelSource::Gguf(Arc::clone(file));
+                let config = source.config()?;
+                read_by_type(&config, || UnknownType::read(&source, &config)).map(name)
+            }
+            (TargetContents::Directory(listing), _) if category == Category::Adapter => {
+                select_family(Some(&listing.dir), None).map(|selected| name(selected.family)).map_err(Error::into_cause)
+            }
+            (TargetContents::Directory(listing), None) => Err(explain_directory(listing, category)),
+            (TargetContents::Directory(listing), Some(keys)) => {
+                let origin = listing.dir.join("config.json");
+                let config = match &self.config {
+                    Some(config) => Config::new(Arc::clone(config), &origin)?,
+                    // A damaged configuration does not make the family unsupported.
+                    None if keys.model_type().is_some_and(|name| families::family_of(name).is_some()) => {
+                        return Ok(None);
+                    }
+                    None => Config::new(serde_json::json!({ "model_type": keys.model_type() }), &origin)?,
+                };
+                read_by_type(&config, || UnknownType::of_directory(listing, category, &config)).map(name)
+            }
+        }
+    }
+
+    pub(super) fn has_custom_files(&self) -> bool {
         let TargetContents::Directory(listing) = &self.contents else { return false };
         let mapped = self.keys.as_ref().is_some_and(|keys| keys.auto_map == Presence::Container);
         mapped || listing.files_with_suffix(".py").any(|name| name.starts_with("modeling_"))
@@ -205,7 +239,8 @@ fn configuration(listing: &Listing, depth: ConfigDepth) -> Result<(Option<Config
     // An invalid value elsewhere does not affect the identifying keys.
     match (depth == ConfigDepth::Full).then(|| json::parse_config(&bytes, &origin)) {
         Some(Ok(config)) => Ok((Some(ConfigKeys::from_value(&config, &origin)?), Some(Arc::new(config)))),
-        _ => Ok((Some(ConfigKeys::read(&bytes, &origin)?), None)),
+        Some(Err(error)) => Ok((Some(ConfigKeys::read(&bytes, &origin).map_err(|_| error)?), None)),
+        None => Ok((Some(ConfigKeys::read(&bytes, &origin)?), None)),
     }
 }
 
@@ -219,14 +254,4 @@ fn weight_files(listing: &Listing) -> Vec<&str> {
     let is_shard = |name: &&str| name.starts_with("model-") && name.contains("-of-");
     let shards: Vec<&str> = all.iter().copied().filter(is_shard).collect();
     if shards.is_empty() { all } else { shards }
-}
-
-/// Opens a GGUF file, the only kind of file accepted. A named pipe is refused: opening it would
-/// block.
-fn open_file(path: &Path) -> Result<GgufFile> {
-    let metadata = std::fs::metadata(path).map_err(Error::io(path))?;
-    if metadata.is_file() {
-        return GgufFile::open(path);
-    }
-    Err(Error::invalid(path, "this is neither a file nor a directory", "give a model's directory or a .gguf file"))
 }

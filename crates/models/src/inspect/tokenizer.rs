@@ -8,23 +8,22 @@ use serde_json::Value;
 
 use super::report::{Report, TokenizerReport, TokenizerState};
 use super::vocabulary_scan;
+use crate::Result;
 use crate::chat::ChatTemplate;
 use crate::gguf::{self, GgufFile};
 use crate::listing::Listing;
+use crate::source::gguf_tokenizer;
 use crate::tokenizer::{Sidecars, Tokenizer, special};
-use crate::{Error, Result};
 
 const TOKENIZER_JSON: &str = "tokenizer.json";
 
 /// Limit of tokenizer.json; the largest real ones have about 30 MB.
 const MAX_BYTES: u64 = 256 << 20;
 
-const WRONG_TOKENIZER: &str = "the tokenizer belongs to another model: use the one that came with the weights";
-
 /// Reports the tokenizer and chat template of a directory.
 pub(super) fn inspect_directory(listing: &Listing, report: &mut Report) {
     let sidecars = Sidecars::NAMES.map(|name| listing.json(name));
-    let broken: Vec<String> = sidecars.iter().filter_map(|file| file.as_ref().err().map(Error::to_string)).collect();
+    let has_broken_sidecar = sidecars.iter().any(Result::is_err);
     let sidecars = sidecars.map(|file| file.ok().flatten());
     report.tokenizer = match listing.map_file(TOKENIZER_JSON, MAX_BYTES) {
         Ok(None) => inspect_older_form(listing, report.vocab),
@@ -33,19 +32,31 @@ pub(super) fn inspect_directory(listing: &Listing, report: &mut Report) {
         }
         Err(error) => damaged(error.to_string()),
     };
-    match report.tokenizer.state {
-        TokenizerState::Missing => {}
-        TokenizerState::DoesNotFit => report.refuse(report.tokenizer.note.clone().unwrap_or_default(), WRONG_TOKENIZER),
-        TokenizerState::Damaged => {
-            let note = report.tokenizer.note.clone().unwrap_or_default();
-            report.refuse(note, "download tokenizer.json again, or save it again with `tokenizer.save_pretrained`");
-        }
+    let is_suspicious = match report.tokenizer.state {
+        TokenizerState::Missing => false,
+        TokenizerState::DoesNotFit | TokenizerState::Damaged => true,
         // Loading reads the sidecars only with a tokenizer; config.json is reported elsewhere.
-        _ => broken.into_iter().for_each(|what| report.refuse(what, "download the file again")),
+        TokenizerState::Present | TokenizerState::Rebuilt => has_broken_sidecar,
+    };
+    if is_suspicious {
+        refuse_if_not_built(Tokenizer::from_dir(&listing.dir), report);
     }
     match chat_template(listing) {
         Ok(present) => report.chat_template = present,
         Err(error) => report.refuse_for(&error),
+    }
+}
+
+/// Reports the error of building the tokenizer, if any. The scan is only an approximation: if it
+/// finds a fault, building decides.
+fn refuse_if_not_built(built: Result<Option<Tokenizer>>, report: &mut Report) {
+    let checked = built.and_then(|tokenizer| match (&tokenizer, report.vocab) {
+        (Some(tokenizer), Some(rows)) => tokenizer.check_fits(rows).map(drop),
+        _ => Ok(()),
+    });
+    match checked {
+        Err(error) => report.refuse_for(&error),
+        Ok(()) => (report.tokenizer.state, report.tokenizer.note) = (TokenizerState::Present, None),
     }
 }
 
@@ -235,11 +246,12 @@ pub(super) fn inspect_gguf(file: &GgufFile, report: &mut Report) {
         report.tokenizer.note = Some("the file has no tokenizer; the model runs on token ids".into());
         return;
     };
+    let build = || gguf_tokenizer(file);
     let special = match gguf::special_tokens(file) {
         Ok(special) => special,
         Err(error) => {
             report.tokenizer = damaged(error.to_string());
-            return report.refuse_for(&error);
+            return refuse_if_not_built(build(), report);
         }
     };
     report.chat_template = special.chat_template.is_some();
@@ -252,17 +264,19 @@ pub(super) fn inspect_gguf(file: &GgufFile, report: &mut Report) {
     };
     if !["gpt2", "llama"].contains(&kind) {
         let note = format!("unsupported tokenizer {kind:?} in tokenizer.ggml.model");
-        report.tokenizer.state = TokenizerState::Damaged;
-        report.tokenizer.note = Some(note.clone());
-        return report.refuse(note, "use a GGUF file with a gpt2 or llama tokenizer, or the Hugging Face directory");
-    }
-    if let (Some(tokens), Some(rows)) = (tokens, report.vocab)
+        (report.tokenizer.state, report.tokenizer.note) = (TokenizerState::Damaged, Some(note));
+        refuse_if_not_built(build(), report);
+    } else if let (Some(tokens), Some(rows)) = (tokens, report.vocab)
         && has_ordinary_token_beyond(file, tokens, rows)
     {
         let note = format!("the tokenizer has {tokens} tokens and the model's embedding {rows} rows");
-        report.tokenizer.state = TokenizerState::DoesNotFit;
-        report.tokenizer.note = Some(note.clone());
-        report.refuse(note, WRONG_TOKENIZER);
+        (report.tokenizer.state, report.tokenizer.note) = (TokenizerState::DoesNotFit, Some(note));
+        refuse_if_not_built(build(), report);
+    }
+    if let Some(template) = special.chat_template
+        && let Err(error) = ChatTemplate::new(&template, file.path())
+    {
+        report.refuse_for(&error);
     }
 }
 

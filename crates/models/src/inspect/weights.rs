@@ -21,42 +21,35 @@ const SAFETENSORS_INDEX: &str = "model.safetensors.index.json";
 /// Predicate for tensors that are not parameters: copies of tied weights, derived buffers.
 pub(super) type Uncounted<'a> = &'a dyn Fn(&str) -> bool;
 
-/// Opens the weights of a model directory as loading does and counts them. On failure, reports the
-/// reason and counts the readable headers.
-pub(super) fn open(listing: &Listing, uncounted: Uncounted, report: &mut Report) -> Option<Tensors> {
-    match Checkpoint::open(&listing.dir) {
-        Ok(checkpoint) => {
-            let names = checkpoint.files().filter_map(|(path, _)| path.file_name()?.to_str());
-            // PyTorch files are counted, but not as shards.
-            let shards: BTreeSet<String> =
-                names.filter(|name| name.ends_with(".safetensors")).map(str::to_owned).collect();
-            list_shards(listing, &shards, report);
-            report.file_bytes = match shards.is_empty() {
-                true => listing.bytes(weight_files(listing)),
-                false => checkpoint.files().map(|(_, bytes)| bytes as u64).sum(),
-            };
-            for tensor in checkpoint.tensors().filter(|tensor| !uncounted(&tensor.name)) {
-                count(report, &tensor.name, tensor.dtype.name(), tensor.elements() as u64);
-            }
-            report.tensors = checkpoint.tensors().len();
-            Some(Tensors::Checkpoint(checkpoint))
+/// Counts the weights of a model directory; the readable headers, if the tensors could not be
+/// opened.
+pub(super) fn count_model(listing: &Listing, tensors: Option<&Tensors>, uncounted: Uncounted, report: &mut Report) {
+    if let Some(checkpoint) = tensors.and_then(Tensors::checkpoint) {
+        let names = checkpoint.files().filter_map(|(path, _)| path.file_name()?.to_str());
+        // PyTorch files are counted, but not as shards.
+        let shards: BTreeSet<String> = names.filter(|name| name.ends_with(".safetensors")).map(str::to_owned).collect();
+        list_shards(listing, &shards, report);
+        report.file_bytes = match shards.is_empty() {
+            true => listing.bytes(weight_files(listing)),
+            false => checkpoint.files().map(|(_, bytes)| bytes as u64).sum(),
+        };
+        for tensor in checkpoint.tensors().filter(|tensor| !uncounted(&tensor.name)) {
+            count(report, &tensor.name, tensor.dtype.name(), tensor.elements() as u64);
         }
-        Err(error) => {
-            let shards = shards(listing, report);
-            let (used, missing): (Vec<&String>, Vec<&String>) = shards.iter().partition(|shard| listing.has(shard));
-            list_shards(listing, &shards, report);
-            report.file_bytes = match used.is_empty() {
-                true => listing.bytes(weight_files(listing)),
-                false => listing.bytes(used.iter().map(|name| name.as_str())),
-            };
-            report.shards.missing = missing.into_iter().cloned().collect();
-            report.refuse_for(&error);
-            for shard in used {
-                // The reason for an unreadable header is already reported; count the others.
-                let _ = count_header(&listing.dir.join(shard), uncounted, report);
-            }
-            None
-        }
+        report.tensors = checkpoint.tensors().len();
+        return;
+    }
+    let shards = shards(listing);
+    let (used, missing): (Vec<&String>, Vec<&String>) = shards.iter().partition(|shard| listing.has(shard));
+    list_shards(listing, &shards, report);
+    report.file_bytes = match used.is_empty() {
+        true => listing.bytes(weight_files(listing)),
+        false => listing.bytes(used.iter().map(|name| name.as_str())),
+    };
+    report.shards.missing = missing.into_iter().cloned().collect();
+    for shard in used {
+        // The reason for an unreadable header is already reported; count the others.
+        let _ = count_header(&listing.dir.join(shard), uncounted, report);
     }
 }
 
@@ -207,18 +200,15 @@ impl<'de> Deserialize<'de> for ShardNames {
 struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
 
 /// The expected weight files, by the index or by the numbering of the files.
-fn shards(listing: &Listing, report: &mut Report) -> BTreeSet<String> {
+fn shards(listing: &Listing) -> BTreeSet<String> {
     if listing.has(SAFETENSORS_FILE) {
         return BTreeSet::from([SAFETENSORS_FILE.to_owned()]);
     }
-    match listing.settings(SAFETENSORS_INDEX) {
-        Ok(Some(index)) => {
-            // Opening the weights reports an invalid index. Names with path separators are dropped.
-            let Ok(index) = serde_json::from_slice::<Index>(&index) else { return BTreeSet::new() };
-            return index.weight_map.0.into_iter().filter(|name| !name.contains(['/', '\\', '\0'])).collect();
-        }
-        Ok(None) => {}
-        Err(error) => report.refuse_for(&error),
+    // Opening the weights reports an index that cannot be read or is invalid.
+    if let Ok(Some(index)) = listing.settings(SAFETENSORS_INDEX) {
+        let Ok(index) = serde_json::from_slice::<Index>(&index) else { return BTreeSet::new() };
+        // Names with path separators are dropped.
+        return index.weight_map.0.into_iter().filter(|name| !name.contains(['/', '\\', '\0'])).collect();
     }
     listing.files_with_suffix(".safetensors").filter_map(shards_from_numbering).flatten().collect()
 }

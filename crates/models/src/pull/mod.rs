@@ -110,7 +110,7 @@ pub fn pull_from(sources: &Sources, name: &str, cache: &Path, progress: &mut dyn
 pub fn resolve(name_or_path: &str) -> Result<PathBuf> {
     let path = Path::new(name_or_path);
     // A path must resolve even if there is no cache directory.
-    if let Some(found) = resolve_path(path)? {
+    if let Some(found) = resolve_path(path) {
         return Ok(found);
     }
     resolve_in(name_or_path, &cache_dir()?)
@@ -118,7 +118,7 @@ pub fn resolve(name_or_path: &str) -> Result<PathBuf> {
 
 /// Like [`resolve`], with the given cache.
 pub fn resolve_in(name_or_path: &str, cache: &Path) -> Result<PathBuf> {
-    if let Some(found) = resolve_path(Path::new(name_or_path))? {
+    if let Some(found) = resolve_path(Path::new(name_or_path)) {
         return Ok(found);
     }
     let models = models_dir(cache)?;
@@ -145,18 +145,9 @@ pub fn resolve_in(name_or_path: &str, cache: &Path) -> Result<PathBuf> {
     Err(unknown(name_or_path))
 }
 
-fn resolve_path(path: &Path) -> Result<Option<PathBuf>> {
-    if path.is_dir() {
-        return Ok(Some(path.to_owned()));
-    }
-    if !path.is_file() {
-        return Ok(None);
-    }
-    if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf")) {
-        return Ok(Some(path.to_owned()));
-    }
-    let problem = format!("{} is a file, and not a .gguf file", path.display());
-    Err(Error::usage(problem, "give the directory of a Hugging Face model, or a .gguf file"))
+/// Returns an existing file or directory. Opening it decides by its contents whether it is a model.
+fn resolve_path(path: &Path) -> Option<PathBuf> {
+    path.exists().then(|| path.to_owned())
 }
 
 fn models_dir(cache: &Path) -> Result<PathBuf> {

@@ -5,10 +5,12 @@
 //! share every name and shape and differ in a multiplier. So a fit is only suggested, with the keys
 //! that the family does not read. It is used if the caller names it, with a warning.
 
+use crate::category::Category;
 use crate::compare::{Comparison, compare};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::families::{self, Family};
+use crate::source::UnknownType;
 use crate::tensors::Tensors;
 use pellucid_engine::{Program, Remedy};
 use schemars::JsonSchema;
@@ -38,17 +40,15 @@ pub struct Alternative {
 }
 
 /// The result of comparing native families with a model.
-pub(crate) enum Fit {
+pub(super) enum Fit {
     /// A family fits.
     Fits(Suggestion),
-    /// The family that the caller named does not fit.
-    Misfit(Error),
     /// No family fits; the nearest one, and its misfits.
     Nothing { nearest: &'static str, because: String },
 }
 
 /// Compares every native family with a model whose own type is not native.
-pub(crate) fn find_fit(config: &Config, tensors: &Tensors) -> Fit {
+pub(super) fn find_fit(config: &Config, tensors: &Tensors) -> Fit {
     let mut fits: Vec<(&'static str, Vec<String>)> = Vec::new();
     let mut nearest: Option<(&'static str, Comparison)> = None;
     for family in in_order() {
@@ -79,16 +79,6 @@ pub(crate) fn find_fit(config: &Config, tensors: &Tensors) -> Fit {
                 compare_with(config, "llama", tensors, true).err().map(|error| error.to_string()).unwrap_or_default();
             Fit::Nothing { nearest: "llama", because }
         }
-    }
-}
-
-/// Compares one family with a model whose own type is not native.
-pub(crate) fn find_fit_as(config: &Config, family: &str, tensors: &Tensors) -> Fit {
-    match read_as(config, family, tensors) {
-        Ok((_, unread)) => {
-            Fit::Fits(Suggestion { family: family.into(), unread, also: None, fitting: vec![family.into()] })
-        }
-        Err(error) => Fit::Misfit(error),
     }
 }
 
@@ -139,27 +129,39 @@ fn compare_with(
     Ok((family, comparison, unread.into_iter().filter(|key| matters(key)).collect()))
 }
 
-/// The error for a model of an unknown type.
-pub(super) fn refusal(config: &Config, fit: &Fit) -> Error {
+/// The error for a model of an unknown type, with the result of comparing native families with it.
+pub(super) fn refusal(config: &Config, unknown: &UnknownType, fit: Option<&Fit>) -> Error {
+    let (more, fit_remedy) = fit.map_or_else(Default::default, describe);
     let own = config.model_type().ok();
-    let (more, remedy) = describe(fit);
+    let problem = match (own, &unknown.own_code) {
+        (Some(own), None) => format!("models of type `{}` do not run natively in this build", own.escape_debug()),
+        (Some(own), Some(file)) => format!(
+            "models of type `{}` do not run natively in this build, and its own code ({}) is never executed",
+            own.escape_debug(),
+            file.escape_debug()
+        ),
+        (None, _) if unknown.category == Category::Unknown => "it names neither a `model_type` nor a class".into(),
+        (None, _) => "it does not name the model's family (no `model_type`)".into(),
+    };
+    let remedy = fit_remedy.unwrap_or_else(|| match (unknown.is_text(), own) {
+        (false, _) => {
+            format!("Pellucid runs language models; use another program for the category {}", unknown.category.name())
+                .into()
+        }
+        (true, Some(own)) if fit.is_none() => families::nearest(own).into(),
+        (true, Some(_)) => "check that config.json belongs to these weights, or use a model of a native type; \
+                            docs/models.md lists them"
+            .into(),
+        (true, None) => "download config.json again, or add the key".into(),
+    });
     match own {
-        Some(own) => Error::unsupported(
-            format!("models of type `{}` do not run natively in this build{more}", own.escape_debug()),
-            remedy.unwrap_or_else(|| {
-                "check that config.json belongs to these weights, or use a model of a native type; docs/models.md lists them".into()
-            }),
-        ),
-        None => Error::invalid(
-            config.origin(),
-            format!("`model_type` is missing{more}"),
-            remedy.unwrap_or_else(|| "download config.json again, or add the key".into()),
-        ),
+        Some(_) => Error::unsupported(problem + &more, remedy),
+        None => Error::invalid(config.origin(), problem + &more, remedy),
     }
 }
 
 /// Describes a fit: the end of a message that begins with the unknown type, and the remedy, if any.
-pub(crate) fn describe(fit: &Fit) -> (String, Option<Remedy>) {
+fn describe(fit: &Fit) -> (String, Option<Remedy>) {
     match fit {
         Fit::Fits(suggestion) => (
             format!(
@@ -170,7 +172,6 @@ pub(crate) fn describe(fit: &Fit) -> (String, Option<Remedy>) {
             ),
             Some(suggestion.remedy()),
         ),
-        Fit::Misfit(error) => (format!("; {error}"), error.remedy().cloned()),
         Fit::Nothing { nearest, because } => {
             (format!(", and no native family fits this one; the nearest is `{nearest}`: {because}"), None)
         }
@@ -178,6 +179,11 @@ pub(crate) fn describe(fit: &Fit) -> (String, Option<Remedy>) {
 }
 
 impl Suggestion {
+    /// The suggestion of the only family that was compared.
+    pub(super) fn only(family: &str, unread: Vec<String>) -> Suggestion {
+        Suggestion { family: family.into(), unread, also: None, fitting: vec![family.into()] }
+    }
+
     /// The remedy that names the family.
     fn remedy(&self) -> Remedy {
         let also = self.also.as_ref();

@@ -13,19 +13,22 @@
 
 mod fit;
 
+use fit::Fit;
 pub use fit::{Alternative, Suggestion};
-pub(crate) use fit::{Fit, describe, find_fit, find_fit_as};
 
-use crate::adapter::{self, Adapter};
+use crate::adapter;
 use crate::attempt::{Attempt, AttemptOutcome, Strategy};
+use crate::chat::ChatTemplate;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::families::{self, Family};
-use crate::load::{self, LoadOptions};
 use crate::name_variants::NameVariant;
-use crate::source::ModelSource;
+use crate::source::{ModelSource, PathKind, UnknownType};
+use crate::tensors::Tensors;
+use crate::tokenizer::Tokenizer;
 use pellucid_engine::Remedy;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// A model whose family is selected, before its weights are read.
 pub struct SelectedFamily {
@@ -43,7 +46,22 @@ pub struct SelectedFamily {
     pub warnings: Vec<String>,
     /// The strategies in order, each with its outcome. Empty for the built-in model.
     pub attempts: Vec<Attempt>,
+    /// The tensors, if selecting the family has opened them.
+    opened: Option<Arc<Tensors>>,
     route: Route,
+}
+
+/// The parts of a model that were read before its family was selected or refused.
+#[derive(Default)]
+pub(crate) struct PartialModel {
+    /// Source of its configuration and weights; for an adapter, its base model.
+    pub source: Option<ModelSource>,
+    /// Its configuration.
+    pub config: Option<Config>,
+    /// Its tensors, which are opened for a type that is not native.
+    pub tensors: Option<Arc<Tensors>>,
+    /// A native family that fits a model of a non-native type.
+    pub suggestion: Option<Suggestion>,
 }
 
 /// Selects the family of a directory, GGUF file, adapter or (if `path` is absent) the built-in
@@ -54,12 +72,25 @@ pub struct SelectedFamily {
 /// # Errors
 /// [`Error::Load`]: the error, and the outcome of each strategy.
 pub fn select_family(path: Option<&Path>, assume: Option<&str>) -> Result<SelectedFamily> {
-    let mut route = Route::of_path(path);
-    match select(assume, &mut route) {
+    select_and_keep(path, assume, &mut PartialModel::default())
+}
+
+/// Like [`select_family`], keeping in `partial` what was read, so that a model whose family is
+/// refused can still be described.
+pub(crate) fn select_and_keep(
+    path: Option<&Path>,
+    assume: Option<&str>,
+    partial: &mut PartialModel,
+) -> Result<SelectedFamily> {
+    let kind = path.map(PathKind::of);
+    let mut route = Route::new(path, kind.as_ref());
+    let is_adapter = kind == Some(PathKind::Adapter);
+    match select(path.zip(kind), assume, &mut route, partial) {
         Ok((source, config, family, warnings)) => Ok(SelectedFamily {
-            adapter: path.filter(|path| adapter::is_adapter(path)).map(Path::to_path_buf),
+            adapter: path.filter(|_| is_adapter).map(Path::to_path_buf),
             strategy: route.strategy.unwrap_or(Strategy::Native),
             attempts: route.attempts(Ok(format!("`{}`", family.architecture.family))),
+            opened: partial.tensors.clone(),
             source,
             config,
             family,
@@ -70,49 +101,89 @@ pub fn select_family(path: Option<&Path>, assume: Option<&str>) -> Result<Select
     }
 }
 
-/// Opens the path of `route` and reads its configuration. Updates `route`, even if no family is
-/// found.
-fn select(assume: Option<&str>, route: &mut Route) -> Result<(ModelSource, Config, Family, Vec<String>)> {
-    let source = ModelSource::open(route.path.as_deref())?;
+/// Opens a path (`None` for the built-in model), reads its configuration and selects the family.
+/// Updates `route` and `partial`, even if no family is found.
+fn select(
+    path: Option<(&Path, PathKind)>,
+    assume: Option<&str>,
+    route: &mut Route,
+    partial: &mut PartialModel,
+) -> Result<(ModelSource, Config, Family, Vec<String>)> {
+    let source = path.map_or(Ok(ModelSource::Builtin), |(path, kind)| ModelSource::open_kind(path, kind))?;
+    partial.source = Some(source.clone());
     let config = source.config()?;
+    partial.config = Some(config.clone());
+    families::register_environment()?;
     route.read_type(config.model_type().ok(), assume);
-    let (family, warnings) = read_family(&config, assume, &source)?;
+    let (family, warnings) = read_family(&config, assume, &source, partial)?;
     Ok((source, config, family, warnings))
 }
 
 /// Builds the family of a configuration, by its type or by the caller's assumption; also returns
 /// warnings.
-fn read_family(config: &Config, assume: Option<&str>, source: &ModelSource) -> Result<(Family, Vec<String>)> {
+fn read_family(
+    config: &Config,
+    assume: Option<&str>,
+    source: &ModelSource,
+    partial: &mut PartialModel,
+) -> Result<(Family, Vec<String>)> {
     let own = config.model_type().ok();
     check_assumption(own, assume)?;
-    families::register_environment()?;
     match family_of_type(own, assume) {
         Some((Strategy::Native, _)) => Ok((families::read(config)?, Vec::new())),
         Some((strategy, name)) => {
-            let (family, unread) = fit::read_as(config, name, &source.tensors(config)?)?;
+            let tensors = partial.tensors.insert(Arc::new(source.tensors(config)?));
+            let (family, unread) = fit::read_as(config, name, tensors)?;
             let because = match strategy {
                 Strategy::Mapped => "because the type is registered as that",
                 _ => "because `assume` says so",
             };
-            Ok((family, vec![fit::warning(own, name, because, &unread)]))
+            let warning = fit::warning(own, name, because, &unread);
+            if strategy == Strategy::Assumed {
+                partial.suggestion = Some(Suggestion::only(name, unread));
+            }
+            Ok((family, vec![warning]))
         }
-        None => {
-            families::check(config)?;
-            // Without weights no family can be compared.
-            let Ok(tensors) = source.tensors(config) else { return Err(families::unknown_type(config)) };
-            Err(fit::refusal(config, &find_fit(config, &tensors)))
-        }
+        None => Err(refuse_type(config, UnknownType::read(source, config), Some((source, partial)))),
     }
 }
 
-/// Builds the family of a configuration by its own type. Does not check the weights, so that a
-/// model with damaged or missing weights can be described.
-pub(crate) fn read_by_type(config: &Config) -> Result<Family> {
+/// Builds the family of a configuration by its own type, without opening the weights: a model with
+/// damaged or missing weights has a family, too. `unknown` describes a model of another type.
+///
+/// # Errors
+/// As [`select_family`], without the comparison of native families with the tensors.
+pub(crate) fn read_by_type(config: &Config, unknown: impl FnOnce() -> Result<UnknownType>) -> Result<Family> {
     match family_of_type(config.model_type().ok(), None) {
         Some((Strategy::Native, _)) => families::read(config),
         Some((_, mapped)) => families::read_as(config, mapped).map(|(family, _)| family),
-        None => Err(families::unknown_type(config)),
+        None => Err(refuse_type(config, unknown(), None)),
     }
+}
+
+/// The error for a model whose type is not native. With `source`, the native families are compared
+/// with its tensors, if it is a language model.
+fn refuse_type(
+    config: &Config,
+    unknown: Result<UnknownType>,
+    source: Option<(&ModelSource, &mut PartialModel)>,
+) -> Error {
+    if let Err(error) = families::check(config) {
+        return error;
+    }
+    let unknown = match unknown {
+        Ok(unknown) => unknown,
+        Err(error) => return error,
+    };
+    let opened = source.filter(|_| unknown.is_text()).map(|(source, partial)| (source.tensors(config), partial));
+    // Without weights no family can be compared.
+    let Some((Ok(tensors), partial)) = opened else { return fit::refusal(config, &unknown, None) };
+    let fit = fit::find_fit(config, partial.tensors.insert(Arc::new(tensors)));
+    let error = fit::refusal(config, &unknown, Some(&fit));
+    if let Fit::Fits(suggestion) = fit {
+        partial.suggestion = Some(suggestion);
+    }
+    error
 }
 
 /// Returns the family of a model type and the strategy: its own, the one it is mapped to, or the
@@ -146,24 +217,6 @@ pub(crate) fn check_assumption(own: Option<&str>, assume: Option<&str>) -> Resul
     }
 }
 
-/// Returns the outcome of each strategy for a path, from configurations and headers alone.
-pub fn strategies(path: &Path, options: &LoadOptions) -> Vec<Attempt> {
-    let selected = match select_family(Some(path), options.assume.as_deref()) {
-        Ok(selected) => selected,
-        Err(Error::Load { attempts, .. }) => return attempts,
-        Err(_) => return Vec::new(),
-    };
-    let found = selected.find_weights(&options.adapters);
-    selected.route.attempts(match (found, &selected.adapter) {
-        (Ok(_), Some(_)) => Ok(format!("it fits its base model, {}", selected.source.origin().display())),
-        (Ok(name_variants), None) => {
-            let whole = format!("`{}`, and every weight is there", selected.family.architecture.family);
-            Ok(name_variants.iter().fold(whole, |text, variant| format!("{text}; {variant}")))
-        }
-        (Err(error), _) => Err(error.to_string()),
-    })
-}
-
 impl SelectedFamily {
     /// Wraps an error of a load that failed after the family was selected, with the outcome of each
     /// strategy.
@@ -176,19 +229,32 @@ impl SelectedFamily {
         self.adapter.iter().chain(more).cloned().collect()
     }
 
-    /// Checks that all weights are stored as the family expects and that every adapter tensor has a
-    /// weight, reading headers only. Returns the name variants that were found.
-    fn find_weights(&self, adapters: &[PathBuf]) -> Result<Vec<NameVariant>> {
-        let adapters = Adapter::open_all(&self.adapters(adapters))?;
-        let tensors = self.source.tensors(&self.config)?;
-        Ok(load::find_weights(&self.family, &tensors, &adapters, self.source.origin())?.name_variants)
+    /// Opens the tensors, if selecting the family has not done so.
+    pub(crate) fn tensors(&self) -> Result<Arc<Tensors>> {
+        self.opened.clone().map_or_else(|| self.source.tensors(&self.config).map(Arc::new), Ok)
     }
 
-    /// Checks that every adapter tensor has a weight in the base model, without opening that
-    /// model's weights.
-    pub(crate) fn check_adapter(&self) -> Result<()> {
-        let adapters = Adapter::open_all(&self.adapters(&[]))?;
-        load::match_adapters(&self.family, &adapters).map(drop)
+    /// Loads the tokenizer and the chat template, if there are any. The tokenizer must fit the
+    /// model's vocabulary.
+    pub(crate) fn read_text_parts(&self) -> Result<(Option<Tokenizer>, Option<ChatTemplate>)> {
+        let tokenizer = self.source.tokenizer()?;
+        if let Some(tokenizer) = &tokenizer {
+            tokenizer.check_fits(self.family.architecture.vocab)?;
+        }
+        Ok((tokenizer, self.source.chat_template()?))
+    }
+
+    /// The outcome of each strategy after the weights were looked for: `found` are the name
+    /// variants, or the error.
+    pub(crate) fn attempts_after(&self, found: std::result::Result<&[NameVariant], String>) -> Vec<Attempt> {
+        self.route.attempts(match (found, &self.adapter) {
+            (Ok(_), Some(_)) => Ok(format!("it fits its base model, {}", self.source.origin().display())),
+            (Ok(name_variants), None) => {
+                let whole = format!("`{}`, and every weight is there", self.family.architecture.family);
+                Ok(name_variants.iter().fold(whole, |text, variant| format!("{text}; {variant}")))
+            }
+            (Err(error), _) => Err(error),
+        })
     }
 }
 
@@ -204,12 +270,12 @@ struct Route {
 }
 
 impl Route {
-    fn of_path(path: Option<&Path>) -> Route {
-        let strategy = match path {
-            Some(path) if adapter::is_adapter(path) => Some(Strategy::Adapter),
-            Some(path) if path.is_file() => Some(Strategy::Gguf),
-            Some(path) if !path.join("config.json").is_file() => None,
-            _ => Some(Strategy::Native),
+    fn new(path: Option<&Path>, kind: Option<&PathKind>) -> Route {
+        let strategy = match kind {
+            Some(PathKind::Adapter) => Some(Strategy::Adapter),
+            Some(PathKind::Gguf(_)) => Some(Strategy::Gguf),
+            Some(PathKind::NoModel) => None,
+            Some(PathKind::Directory) | None => Some(Strategy::Native),
         };
         Route { path: path.map(Path::to_path_buf), strategy, own_type: None, assumes: false }
     }
@@ -257,15 +323,16 @@ impl Route {
 
     /// Why a strategy does not apply to the path.
     fn why_passed(&self, strategy: Strategy, path: &Path) -> String {
-        match strategy {
-            Strategy::Adapter => format!("there is no {} without a config.json", adapter::CONFIG),
-            Strategy::Gguf if path.is_dir() => match gguf_file_in(path) {
-                Some(file) => format!("this is a directory; {} in it can be given itself", file.display()),
-                None => "this is a directory".to_owned(),
-            },
-            Strategy::Gguf => "there is no such file".to_owned(),
-            Strategy::Native | Strategy::Mapped | Strategy::Assumed => self.why_not_by_family(strategy, path),
-        }
+        let reason = match strategy {
+            Strategy::Adapter if path.join(adapter::CONFIG).is_file() => "the directory has a model's weights",
+            Strategy::Adapter => return format!("there is no {}", adapter::CONFIG),
+            Strategy::Gguf if path.join("config.json").is_file() => "the directory has a config.json",
+            Strategy::Gguf if path.is_dir() => "the directory does not contain exactly one GGUF file",
+            Strategy::Gguf if path.exists() => "this is not a GGUF file",
+            Strategy::Gguf => "there is no such file",
+            Strategy::Native | Strategy::Mapped | Strategy::Assumed => return self.why_not_by_family(strategy, path),
+        };
+        reason.to_owned()
     }
 
     fn why_not_by_family(&self, strategy: Strategy, path: &Path) -> String {
@@ -284,15 +351,10 @@ impl Route {
     }
 }
 
-fn gguf_file_in(dir: &Path) -> Option<PathBuf> {
-    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-    entries.map(|entry| entry.path()).find(|path| path.extension().is_some_and(|end| end == "gguf"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{LoadedModel, inspect};
+    use crate::{LoadOptions, LoadedModel, inspect, strategies};
     use serde_json::{Value, json};
     use std::fs;
 

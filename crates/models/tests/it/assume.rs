@@ -122,7 +122,7 @@ fn a_missing_type_gets_the_same_suggestion() {
         let dir = with_config("qwen2", |config| config["model_type"] = missing);
         let (error, text, remedy) = refused(dir.path(), None);
         assert!(matches!(error, Error::Invalid { .. }), "{text}");
-        assert!(text.contains("config.json") && text.contains("`model_type` is missing"), "{text}");
+        assert!(text.contains("config.json") && text.contains("no `model_type`"), "{text}");
         assert!(
             text.contains("fit `qwen2`") && remedy.contains("`LoadOptions::assume` set to `qwen2`"),
             "{text} {remedy}"
@@ -147,16 +147,21 @@ fn an_assumption_about_a_native_model_is_an_error_unless_it_is_correct() {
 }
 
 #[test]
-fn inspect_suggests_a_family_but_the_model_stays_unsupported() {
+fn inspect_suggests_a_family_and_the_model_runs_only_if_it_is_assumed() {
     let dir = acme(|config| config["attention_multiplier"] = json!(0.5));
-    for report in [inspect(dir.path()), inspect_as(dir.path(), Some("llama"))].map(|report| report.expect("a report")) {
-        assert_eq!((report.support, report.runs()), (Support::InspectOnly, false));
+    for assume in [None, Some("llama")] {
+        let report = inspect_as(dir.path(), assume).expect("a report");
+        let support = if assume.is_some() { Support::Native } else { Support::InspectOnly };
+        assert_eq!((report.support, report.runs()), (support, assume.is_some()));
         let value = serde_json::to_value(&report).expect("JSON");
         assert_eq!(value["assume"]["family"], "llama");
         assert_eq!(value["assume"]["unread"], json!(["attention_multiplier"]));
         let card = report.card();
         assert!(card.contains("runs as       llama, with `LoadOptions::assume`\n"), "{card}");
-        let verdict = "It will not run by itself: `LoadOptions::assume` set to `llama` runs it";
+        let verdict = match assume {
+            None => "It will not run by itself: `LoadOptions::assume` set to `llama` runs it",
+            Some(_) => "It will run.",
+        };
         assert!(card.lines().last().is_some_and(|last| last.starts_with(verdict)), "{card}");
     }
     let report = inspect_as(dir.path(), Some("qwen3")).expect("a report");

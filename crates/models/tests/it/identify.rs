@@ -3,8 +3,8 @@
 use crate::directories::{dir_with, golden};
 use pellucid_models::families::{family_of, register_architecture};
 use pellucid_models::inspect::{
-    Category, Support, detect_model_category, get_model_info, get_sae_base_model, is_asr_model, is_diffusers_model,
-    is_model_supported, is_omni_model, is_sae_model, is_vision_encoder,
+    Category, Support, detect_model_category, get_model_info, get_sae_base_model, inspect_quickly, is_asr_model,
+    is_diffusers_model, is_model_supported, is_omni_model, is_sae_model, is_vision_encoder,
 };
 use pellucid_models::{LoadOptions, LoadedModel, inspect};
 use serde_json::{Value, json};
@@ -22,6 +22,10 @@ fn identify(model_type: &str, class: &str) -> (Category, Support, bool) {
     let dir = with_config(json!({"model_type": model_type, "architectures": [class]}));
     let (check, report) = (is_model_supported(dir.path()), inspect(dir.path()).expect("a report"));
     assert_eq!((check.category, check.tier), (report.category, report.support), "{model_type} {class}");
+    let quick = inspect_quickly(dir.path()).expect("a quick report");
+    assert_eq!((quick.category, quick.support, &quick.reason), (check.category, check.tier, &check.error));
+    assert_eq!((&quick.model_type, &quick.architecture), (&report.model_type, &report.architecture));
+    assert_eq!(quick.modalities.omni, report.modalities.omni);
     assert_eq!(detect_model_category(dir.path()), check.category);
     assert_eq!(check.supported, check.tier == Support::Native);
     assert_eq!(check.error.is_none(), check.supported);
@@ -67,6 +71,35 @@ fn well_known_models_are_identified() {
     ] {
         assert_eq!(identify(model_type, class), expected, "{model_type} {class}");
     }
+}
+
+#[test]
+fn a_quick_report_has_the_family_and_the_error_of_the_full_one() {
+    let refused = [
+        with_config(json!({"model_type": "made_up", "architectures": ["MadeUpForCausalLM"]})),
+        with_config(json!({"model_type": "siglip", "architectures": ["SiglipModel"]})),
+        with_config(json!({"architectures": ["LlamaForCausalLM"]})),
+        dir_with(&[("config.json", b"{")]),
+        dir_with(&[("params.npz", b"PK")]),
+        dir_with(&[("notes.txt", b"x")]),
+        dir_with(&[]),
+    ];
+    for dir in &refused {
+        let (quick, full) = (inspect_quickly(dir.path()), inspect(dir.path()));
+        let (quick, full) = (quick.expect("a quick report"), full.expect("a report"));
+        assert!(quick.reason.is_some());
+        assert_eq!((&quick.reason, quick.support, quick.category), (&full.reason, full.support, full.category));
+        assert_eq!(quick.problems[0], full.problems[0]);
+    }
+    for name in golden::one_per_type() {
+        let (quick, full) = (inspect_quickly(&golden(&name)), inspect(&golden(&name)));
+        let (quick, full) = (quick.expect("a quick report"), full.expect("a report"));
+        assert!(quick.runs() && quick.family == full.family && quick.family.is_some(), "{name}: {quick:#?}");
+        assert_eq!((quick.format, quick.quantization), (full.format, full.quantization), "{name}");
+        // The facts that need headers are left out.
+        assert!(quick.strategies.is_none() && quick.parameters == 0 && quick.memory.is_none(), "{name}");
+    }
+    assert!(inspect_quickly(Path::new("/no/such/place")).is_err());
 }
 
 #[test]
@@ -185,7 +218,7 @@ fn bad_input_is_reported_and_never_panics() {
         (dir_with(&[("config.json", b"{")]), "not valid JSON"),
         (dir_with(&[("config.json", b"[1, 2]")]), "not a JSON object"),
         (dir_with(&[("config.json", b"\xff\xfe{}")]), "not valid JSON"),
-        (dir_with(&[("config.json", br#"{"model_type": "llama", "model_type": "gpt2"}"#)]), "duplicate"),
+        (dir_with(&[("config.json", br#"{"model_type": "llama", "model_type": "gpt2"}"#)]), "occurs twice"),
         (dir_with(&[("config.json", &vec![b' '; 40 << 20])]), "the limit for such files is"),
         (dir_with(&[("config.json", b"version https://git-lfs.github.com/spec/v1\noid")]), "Git LFS pointer"),
         (dir_with(&[("config.json", b"{}")]), "neither a `model_type` nor a class"),

@@ -439,78 +439,7 @@ fn cyclic_symlinks_and_pipes_are_ignored() {
 
 mod gguf {
     use super::*;
-
-    fn text(text: &str) -> Vec<u8> {
-        [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat()
-    }
-
-    fn value(key: &str, kind: u32, bytes: &[u8]) -> Vec<u8> {
-        [&text(key)[..], &kind.to_le_bytes(), bytes].concat()
-    }
-
-    /// A GGUF file of a one-layer Llama that claims `layers` layers, without its last `missing`
-    /// tensors.
-    fn llama(layers: u32, missing: usize) -> Vec<u8> {
-        let number = |key: &str, number: u32| value(&format!("llama.{key}"), 4, &number.to_le_bytes());
-        let tokens: Vec<u8> = ["<s>", "a", "b", "c"].iter().flat_map(|token| text(token)).collect();
-        let list = |kind: u32, bytes: &[u8]| [&kind.to_le_bytes(), &4u64.to_le_bytes()[..], bytes].concat();
-        let values = [
-            value("general.architecture", 8, &text("llama")),
-            value("general.license", 8, &text("mit")),
-            number("block_count", layers),
-            number("context_length", 64),
-            number("embedding_length", 32),
-            number("feed_forward_length", 32),
-            number("attention.head_count", 4),
-            number("attention.head_count_kv", 2),
-            value("llama.attention.layer_norm_rms_epsilon", 6, &1e-5f32.to_le_bytes()),
-            value("tokenizer.ggml.model", 8, &text("llama")),
-            value("tokenizer.ggml.bos_token_id", 4, &0u32.to_le_bytes()),
-            value("tokenizer.ggml.tokens", 9, &list(8, &tokens)),
-            value("tokenizer.ggml.scores", 9, &list(6, &[0; 16])),
-        ];
-        // Rows of 32 values are one block of Q8_0 (34 bytes), type 8; norms are F32, type 0.
-        let mut tensors: Vec<(&str, Vec<u64>)> =
-            vec![("token_embd.weight", vec![32, 4]), ("output_norm.weight", vec![32])];
-        for (name, rows) in [
-            ("attn_q", 32),
-            ("attn_k", 16),
-            ("attn_v", 16),
-            ("attn_output", 32),
-            ("ffn_gate", 32),
-            ("ffn_up", 32),
-            ("ffn_down", 32),
-        ] {
-            tensors.push((name, vec![32, rows]));
-        }
-        tensors.extend([("attn_norm", vec![32]), ("ffn_norm", vec![32])]);
-        tensors.truncate(tensors.len() - missing);
-        let mut out = [
-            b"GGUF",
-            &3u32.to_le_bytes()[..],
-            &(tensors.len() as u64).to_le_bytes(),
-            &(values.len() as u64).to_le_bytes(),
-        ]
-        .concat();
-        out.extend(values.concat());
-        let mut at = 0u64;
-        for (name, dims) in tensors {
-            let name = if name.contains('.') { name.to_owned() } else { format!("blk.0.{name}.weight") };
-            let (kind, bytes) = if dims.len() == 2 { (8u32, dims[1] * 34) } else { (0, 128) };
-            out.extend(
-                [
-                    text(&name),
-                    (dims.len() as u32).to_le_bytes().to_vec(),
-                    dims.iter().flat_map(|d| d.to_le_bytes()).collect(),
-                ]
-                .concat(),
-            );
-            out.extend([&kind.to_le_bytes()[..], &at.to_le_bytes()].concat());
-            at = (at + bytes).next_multiple_of(32);
-        }
-        out.resize(out.len().next_multiple_of(32) + at as usize, 0);
-        out
-    }
+    use crate::gguf_files::llama;
 
     #[test]
     fn a_file_is_described_by_its_header() {
@@ -527,12 +456,10 @@ mod gguf {
             (TokenizerState::Rebuilt, Some(4), Some(true))
         );
         LoadedModel::open(&dir.path().join("m.gguf"), &LoadOptions::default(), &mut |_| {}).expect("it runs");
-        // A directory with a GGUF file does not run; the remedy names the file.
+        // A directory with one GGUF file is that file.
         let report = inspect_checked(dir.path());
-        assert!(
-            report.support == Support::Native && report.problems[0].remedy.to_string().ends_with("m.gguf"),
-            "{report:#?}"
-        );
+        assert!(report.runs() && report.format == Format::Gguf, "{report:#?}");
+        LoadedModel::open(dir.path(), &LoadOptions::default(), &mut |_| {}).expect("it runs");
     }
 
     #[test]

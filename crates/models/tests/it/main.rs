@@ -5,11 +5,13 @@
 
 // Helpers.
 mod directories;
+mod gguf_files;
 mod naive;
 mod test_plans;
 
 // Tests.
 mod actions;
+mod agreement;
 mod assume;
 mod bad_input;
 mod bad_model;

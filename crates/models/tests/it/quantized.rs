@@ -477,5 +477,5 @@ fn an_adapter_alone_names_its_base() {
     assert_eq!(error.remedy(), Some(&Remedy::UseAdapter { base: base.clone(), adapter: adapter.clone() }), "{error}");
     let report = inspect(dir.path()).expect("a report");
     assert!(!report.runs() && report.card().contains("`LoadOptions::adapters`"), "{}", report.card());
-    assert_eq!(report.problems[0].remedy, Remedy::LoadBaseOfAdapter { base, adapter });
+    assert_eq!(report.problems[0].remedy, Remedy::UseAdapter { base, adapter });
 }

@@ -83,7 +83,7 @@ fn an_error_lists_the_attempted_strategies() {
         "mapped custom type: passed over: the type is mapped to no family",
         "assumed family: passed over: no family was named (`assume`)",
         "adapter merge: passed over",
-        "GGUF: passed over: this is a directory",
+        "GGUF: passed over: the directory has a config.json",
     ] {
         assert!(text.contains(expected), "{text:?} does not contain {expected:?}");
     }
@@ -93,7 +93,8 @@ fn an_error_lists_the_attempted_strategies() {
     std::fs::write(empty.path().join("model.gguf"), "GGUF").expect("written");
     let text = load(empty.path(), None).map(|_| ()).expect_err("no model").to_string();
     assert!(
-        text.contains("native family: passed over: there is no config.json") && text.contains("model.gguf in it"),
+        text.contains("native family: passed over: there is no config.json")
+            && text.contains("GGUF: failed: see above"),
         "{text}"
     );
 

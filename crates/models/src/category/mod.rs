@@ -1,10 +1,78 @@
 //! The category of a directory: by characteristic files, then by its configuration, then by tensor
 //! names.
 
-use super::config_keys::{ConfigKeys, Presence, Scalar};
-use super::report::Category;
-use super::{registry, sae, tensor_names};
+mod config_keys;
+mod custom_code;
+pub mod registry;
+pub mod sae;
+mod tensor_names;
+
+pub(crate) use config_keys::{ConfigKeys, Presence, Scalar};
+pub(crate) use custom_code::custom_code;
+
+use crate::adapter;
 use crate::listing::Listing;
+use schemars::JsonSchema;
+use serde::Serialize;
+
+/// Category of a directory or file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Category {
+    /// A language model, possibly with other input modalities.
+    Transformers,
+    /// Sparse autoencoders or transcoders.
+    Sae,
+    /// Weights that modify a base model (LoRA).
+    Adapter,
+    /// An image pipeline of the `diffusers` library, or a part of one.
+    Diffusers,
+    /// A text-embedding model.
+    Embedding,
+    /// A vision encoder.
+    VisionEncoder,
+    /// An audio encoder.
+    AudioEncoder,
+    /// A speech-recognition model.
+    Asr,
+    /// Not recognized.
+    Unknown,
+}
+
+impl Category {
+    /// All categories.
+    pub const ALL: [Category; 9] = [
+        Category::Transformers,
+        Category::Sae,
+        Category::Adapter,
+        Category::Diffusers,
+        Category::Embedding,
+        Category::VisionEncoder,
+        Category::AudioEncoder,
+        Category::Asr,
+        Category::Unknown,
+    ];
+
+    /// Returns the category of this name.
+    pub fn from_name(name: &str) -> Option<Category> {
+        Category::ALL.into_iter().find(|category| category.name() == name)
+    }
+
+    /// Name in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Category::Transformers => "transformers",
+            Category::Sae => "sae",
+            Category::Adapter => "adapter",
+            Category::Diffusers => "diffusers",
+            Category::Embedding => "embedding",
+            Category::VisionEncoder => "vision_encoder",
+            Category::AudioEncoder => "audio_encoder",
+            Category::Asr => "asr",
+            Category::Unknown => "unknown",
+        }
+    }
+}
 
 /// Suffixes of vision classes of any family.
 const VISION_HEADS: &[&str] = &[
@@ -44,8 +112,7 @@ pub(crate) fn of_directory(listing: &Listing, config: Option<&ConfigKeys>) -> Ca
     if is_pipeline(listing) || config.is_some_and(|config| config.diffusers_version.any()) {
         return Category::Diffusers;
     }
-    let has_weights = listing.has("model.safetensors") || listing.has("model.safetensors.index.json");
-    if listing.has("adapter_config.json") && !has_weights {
+    if adapter::is_adapter_with(&|file| listing.has(file)) {
         return Category::Adapter;
     }
     if sae::is_here(listing, config) {

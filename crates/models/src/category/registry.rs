@@ -7,7 +7,7 @@
 
 use std::cmp::Ordering;
 
-use super::report::Category;
+use super::Category;
 
 const TYPES: &str = include_str!("../../registry/types.tsv");
 const CLASSES: &str = include_str!("../../registry/classes.tsv");

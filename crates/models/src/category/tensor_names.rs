@@ -1,6 +1,6 @@
 //! The category by tensor names: the last resort, without a configuration.
 
-use super::report::Category;
+use super::Category;
 use crate::header;
 use crate::listing::Listing;
 

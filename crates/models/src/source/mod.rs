@@ -2,21 +2,29 @@
 //!
 //! [`ModelSource`] is the only code that distinguishes the three: it reads the configuration,
 //! tensors, tokenizer and chat template of each. An adapter (LoRA) is not a source; its base model
-//! is.
+//! is. Loading and inspection both open paths here, so they agree on what a path is
+//! (`path_kind`) and why it is not a model (`no_model`).
 
-use crate::adapter;
+mod adapter_base;
+mod no_model;
+mod path_kind;
+
+pub(crate) use adapter_base::base_candidates;
+pub(crate) use no_model::{UnknownType, explain_directory, is_safetensors};
+pub(crate) use path_kind::PathKind;
+use path_kind::gguf_files;
+
 use crate::builtin;
 use crate::chat::ChatTemplate;
 use crate::checkpoint::Checkpoint;
 use crate::config::Config;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::gguf::{self, GgufFile};
 use crate::json;
-use crate::pull;
+use crate::listing;
 use crate::quantized;
 use crate::tensors::Tensors;
 use crate::tokenizer::{SpecialTokens, Tokenizer};
-use pellucid_engine::Remedy;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -33,20 +41,29 @@ pub enum ModelSource {
 }
 
 impl ModelSource {
-    /// Opens the source at a path, or the built-in model if absent. For an adapter's directory,
+    /// Opens the source at a path, or the built-in model if absent. A directory without
+    /// `config.json` whose only GGUF file is a model is that file. For an adapter's directory,
     /// opens its base model.
     ///
     /// # Errors
-    /// If the path is a file but not GGUF, or an adapter whose base model is not found. A directory
-    /// is not read yet.
+    /// If there is no model at the path, or an adapter whose base model is not found. The
+    /// `config.json` of a directory is not read yet.
     pub fn open(path: Option<&Path>) -> Result<ModelSource> {
-        let Some(path) = path else { return Ok(ModelSource::Builtin) };
-        let base = adapter::is_adapter(path).then(|| base_of_adapter(path)).transpose()?;
-        let path = base.as_deref().unwrap_or(path);
-        Ok(match path.is_dir() {
-            true => ModelSource::Directory(path.to_path_buf()),
-            false => ModelSource::Gguf(Arc::new(GgufFile::open(path)?)),
-        })
+        path.map_or(Ok(ModelSource::Builtin), |path| ModelSource::open_kind(path, PathKind::of(path)))
+    }
+
+    /// Opens the source at a path of a known kind.
+    pub(crate) fn open_kind(path: &Path, kind: PathKind) -> Result<ModelSource> {
+        match kind {
+            PathKind::Directory => Ok(ModelSource::Directory(path.to_path_buf())),
+            PathKind::Gguf(file) => Ok(ModelSource::Gguf(Arc::new(GgufFile::open(file)?))),
+            // The base is never an adapter.
+            PathKind::Adapter => {
+                let base = adapter_base::base_of_adapter(path)?;
+                ModelSource::open_kind(&base, PathKind::of(&base))
+            }
+            PathKind::NoModel => Err(no_model::explain(path)),
+        }
     }
 
     /// Directory or file; `None` for the built-in model.
@@ -68,7 +85,10 @@ impl ModelSource {
         match self {
             ModelSource::Builtin => Config::parse(builtin::CONFIG, self.origin()),
             ModelSource::Directory(dir) => directory_config(dir),
-            ModelSource::Gguf(file) => Config::new(gguf::hf_config(file)?, file.path()),
+            ModelSource::Gguf(file) => {
+                no_model::check_gguf(file)?;
+                Config::new(gguf::hf_config(file)?, file.path())
+            }
         }
     }
 
@@ -110,14 +130,12 @@ impl ModelSource {
 
 fn directory_config(dir: &Path) -> Result<Config> {
     let file = dir.join("config.json");
-    if !file.exists() {
-        return Err(Error::invalid(dir, "there is no config.json here", Remedy::GiveModelPath));
-    }
-    let value = json::parse_config(&std::fs::read(&file).map_err(Error::io(&file))?, &file)?;
+    let value = json::parse_config(&listing::read_settings(&file)?, &file)?;
     Config::new(quantized::with_sidecar(value, dir), &file)
 }
 
-fn gguf_tokenizer(file: &GgufFile) -> Result<Option<Tokenizer>> {
+/// Rebuilds the tokenizer of a GGUF file; `None` if the file has none.
+pub(crate) fn gguf_tokenizer(file: &GgufFile) -> Result<Option<Tokenizer>> {
     if file.value(gguf::TOKENIZER_MODEL).is_none() {
         return Ok(None);
     }
@@ -138,58 +156,10 @@ fn gguf_tokenizer(file: &GgufFile) -> Result<Option<Tokenizer>> {
     Tokenizer::from_parts(inner, special, file.path()).map(Some)
 }
 
-/// Finds the base model of an adapter: at the path that it names, in a sibling directory, among
-/// pulled or cached models.
-fn base_of_adapter(dir: &Path) -> Result<PathBuf> {
-    let base = adapter::base_of(dir)?;
-    if let Some(base) = &base {
-        // The path may be relative to the adapter or to the working directory. An adapter of an
-        // adapter is rejected, because it could form a cycle.
-        let near = base_candidates(dir, base).into_iter().find(|candidate| candidate.join("config.json").is_file());
-        let found = near.or_else(|| pull::resolve(base).ok());
-        if let Some(found) = found.filter(|found| !adapter::is_adapter(found)) {
-            return Ok(found);
-        }
-    }
-    let owner = base.as_deref().map_or_else(|| "a model that it does not name".into(), |base| format!("`{base}`"));
-    Err(Error::usage(
-        format!("{} is an adapter for {owner}, not a model", dir.display()),
-        Remedy::UseAdapter { base, adapter: dir.display().to_string() },
-    ))
-}
-
-/// Directories that may hold the base model `base` of an adapter or autoencoder in `dir`.
-pub(crate) fn base_candidates(dir: &Path, base: &str) -> Vec<PathBuf> {
-    let name = base.rsplit('/').next().unwrap_or(base);
-    let parent = dir.canonicalize().ok().and_then(|dir| dir.parent().map(Path::to_path_buf));
-    let folders = [Some(dir.to_path_buf()), parent];
-    let near = folders.iter().flatten().flat_map(|folder| [folder.join(base), folder.join(name)]);
-    let pulled = pull::resolve(base).ok().filter(|found| found.is_dir());
-    let mut candidates: Vec<PathBuf> = Vec::new();
-    for candidate in near.chain(pulled).chain(hugging_face_cache(base)) {
-        if !candidates.contains(&candidate) {
-            candidates.push(candidate);
-        }
-    }
-    candidates
-}
-
-/// Directory of a model in the cache of Hugging Face's libraries.
-fn hugging_face_cache(id: &str) -> Option<PathBuf> {
-    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let hub = set("HF_HUB_CACHE").or_else(|| set("HF_HOME").map(|home| home.join("hub")));
-    let hub = hub.or_else(|| set("HOME").map(|home| home.join(".cache/huggingface/hub")))?;
-    if id.contains("..") || id.starts_with('/') {
-        return None;
-    }
-    let model = hub.join(format!("models--{}", id.replace('/', "--")));
-    let revision = std::fs::read_to_string(model.join("refs/main")).ok()?;
-    Some(model.join("snapshots").join(revision.trim()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::adapter;
 
     #[test]
     fn the_built_in_model_equals_its_directory() {
@@ -215,7 +185,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let error =
             |path: &Path| ModelSource::open(Some(path)).and_then(|source| source.config()).expect_err("refused");
-        assert!(error(dir.path()).to_string().contains("there is no config.json here"));
+        assert!(error(dir.path()).to_string().contains("there is no config.json here: the directory is empty"));
         assert!(error(&dir.path().join("nothing")).to_string().contains("nothing"));
         std::fs::write(dir.path().join(adapter::CONFIG), r#"{"base_model_name_or_path": "no/base"}"#).expect("written");
         assert!(error(dir.path()).to_string().contains("is an adapter for `no/base`, not a model"));
