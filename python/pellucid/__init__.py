@@ -16,12 +16,20 @@ from __future__ import annotations
 
 import os
 
-from . import _core, identify, transformer_lens
+from . import _core, transformer_lens
+from . import identify as identify  # former name of quick reports, not in __all__
 from . import lens as lens  # former name of transformer_lens, not in __all__
 from ._core import Plan
 from .engine import Engine, EngineLoad, Request, Token, fetch
 from .errors import Error, InputError, Interrupted, LoadError, PlanError, RecordError, SiteError
-from .inspection import Report, inspect, inspect_schema
+from .inspection import (
+    Report,
+    inspect,
+    inspect_schema,
+    register_architecture,
+    register_architectures,
+    registered_architectures,
+)
 from .loading import Attempt, Tokenizer, load_tokenizer, strategies
 from .loading import load_with_strategies as load_with_strategies  # deprecated, not in __all__
 from .model import Model, load, pull
@@ -62,12 +70,14 @@ __all__ = [
     "Tokenizer",
     "Value",
     "fetch",
-    "identify",
     "inspect",
     "inspect_schema",
     "load",
     "load_tokenizer",
     "pull",
+    "register_architecture",
+    "register_architectures",
+    "registered_architectures",
     "strategies",
     "transformer_lens",
 ]

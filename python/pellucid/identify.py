@@ -1,14 +1,4 @@
-"""Quick queries about a model directory or file: category, support, metadata.
-
-`pellucid.inspect` gives the full report.
-
-```python
-from pellucid import identify
-
-identify.detect_model_category("path/to/model")  # "transformers", "sae", "vision_encoder", …
-identify.is_model_supported("path/to/model").tier  # "native", "inspect-only" or "unsupported"
-identify.register_architecture("acme_llm", "llama")  # models of this type then load as Llama, if they fit
-```
+"""Former API of quick queries; `pellucid.inspect(path, quick=True)` answers all of them.
 
 The queries never raise for a bad path or a damaged file, execute no code and read no tokenizer.
 """
@@ -21,6 +11,7 @@ from os import PathLike, fspath
 from typing import Any
 
 from . import _core
+from .inspection import register_architecture, register_architectures, registered_architectures
 
 __all__ = [
     "ModelInfo",
@@ -40,6 +31,8 @@ __all__ = [
 ]
 
 Path = str | PathLike[str]
+
+register_file = register_architectures
 
 
 @dataclass(frozen=True)
@@ -138,31 +131,6 @@ def is_vision_encoder(path: Path) -> bool:
 def is_asr_model(path: Path) -> bool:
     """Whether this is a speech recognition model."""
     return _query("is_asr_model", path)
-
-
-def register_architecture(model_type: str, family: str) -> None:
-    """Registers a model type as a native family.
-
-    Models of this type then load as it, with a warning, if configuration and tensors fit.
-
-    Raises `InputError` if there is no such family, or if the type is native or registered as
-    another family.
-    """
-    _core.register_architecture(model_type, family)
-
-
-def register_file(path: Path) -> None:
-    """Registers every model type of a TOML file: a table `[architectures]` with lines such as
-    `acme_llm = "llama"`.
-
-    The file named by the environment variable `PELLUCID_ARCHITECTURES` is registered automatically.
-    """
-    _core.register_file(fspath(path))
-
-
-def registered_architectures() -> dict[str, str]:
-    """All model types that load as a native family, with the family: built-in and registered ones."""
-    return dict(_core.registered_architectures())
 
 
 def _query(name: str, path: Path) -> Any:

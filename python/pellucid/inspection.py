@@ -8,13 +8,15 @@ from os import PathLike, fspath
 from typing import Any
 
 from . import _core
+from .errors import InputError
 
 
 class Report:
     """The category, support and requirements of a model directory or file.
 
     Its attributes are the keys of `pellucid inspect --json`: `category`, `support`, `parameters`,
-    `problems`, … `print` shows a summary. `pellucid.strategies` lists the loading strategies.
+    `problems`, … `print` shows a summary. `family`, `strategy`, `warnings` and `strategies` are
+    those of `pellucid.load`, and `reason` is its error.
     """
 
     def __init__(self, facts: dict[str, Any], card: str) -> None:
@@ -55,21 +57,51 @@ class Report:
         return f"<div><b>{escape(title)}</b><pre>{escape(body)}</pre><i>{escape(verdict)}</i></div>"
 
 
-def inspect(path: str | PathLike[str], *, assume: str | None = None) -> Report:
+def inspect(path: str | PathLike[str], *, assume: str | None = None, quick: bool = False) -> Report:
     """Reports what a directory or file contains and whether it runs, from file names, configuration
     and headers.
 
     Args:
         path: Any directory or file.
-        assume: Also check whether a model of an unsupported type fits this native family.
+        assume: Read a model of an unsupported type as this native family.
+        quick: Read only file names and the configuration, in microseconds: category, support, type,
+            class, family, quantization, custom code, base model of SAEs. The family may run even
+            if this copy of the model is incomplete; sizes, weights and tokenizer are not reported.
 
     Executes no code. Raises only if the path or the family does not exist; damaged, incomplete or
     unknown files are described in the report.
     """
-    facts, card = _core.inspect_path(fspath(path), assume)
+    if quick and assume is not None:
+        raise InputError("a quick report does not read the tensors, so it takes no `assume`", "leave out `quick`")
+    facts, card = _core.inspect_path(fspath(path), assume, quick)
     return Report(json.loads(facts), card)
 
 
 def inspect_schema() -> dict[str, Any]:
     """The JSON schema of `Report.to_dict()`."""
     return json.loads(_core.inspect_schema())
+
+
+def register_architecture(model_type: str, family: str) -> None:
+    """Registers a model type as a native family.
+
+    Models of this type then load as it, with a warning, if configuration and tensors fit.
+
+    Raises `InputError` if there is no such family, or if the type is native or registered as
+    another family.
+    """
+    _core.register_architecture(model_type, family)
+
+
+def register_architectures(path: str | PathLike[str]) -> None:
+    """Registers every model type of a TOML file: a table `[architectures]` with lines such as
+    `acme_llm = "llama"`.
+
+    The file named by the environment variable `PELLUCID_ARCHITECTURES` is registered automatically.
+    """
+    _core.register_file(fspath(path))
+
+
+def registered_architectures() -> dict[str, str]:
+    """All model types that load as a native family, with the family: built-in and registered ones."""
+    return dict(_core.registered_architectures())

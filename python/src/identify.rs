@@ -1,5 +1,5 @@
-//! Inspection of a directory or file: reports and single queries, as JSON for `inspection.py` and
-//! `identify.py`.
+//! Inspection of a directory or file: reports, as JSON for `inspection.py`, and single queries, for
+//! the former API in `identify.py`.
 
 use crate::errors::{from_models, guarded};
 use crate::hints;
@@ -8,10 +8,12 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use std::path::PathBuf;
 
-/// Inspects a path; returns the report as JSON and as human-readable text.
+/// Inspects a path, quickly without its headers; returns the report as JSON and as human-readable
+/// text.
 #[pyfunction]
-pub fn inspect_path(py: Python<'_>, path: PathBuf, assume: Option<String>) -> PyResult<(String, String)> {
-    let mut report = guarded(py, || inspect_as(&path, assume.as_deref()))?.map_err(|fault| from_models(py, &fault))?;
+pub fn inspect_path(py: Python<'_>, path: PathBuf, assume: Option<String>, quick: bool) -> PyResult<(String, String)> {
+    let read = || if quick { inspect::inspect_quickly(&path) } else { inspect_as(&path, assume.as_deref()) };
+    let mut report = guarded(py, read)?.map_err(|fault| from_models(py, &fault))?;
     report.word_remedies(&hints::word);
     Ok((json(&report)?, report.card_with(&hints::word)))
 }

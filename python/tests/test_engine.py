@@ -66,7 +66,7 @@ def test_captures_grow_while_the_request_runs(engine):
 
 
 def test_several_prompts_form_one_request(model, engine):
-    plan = {"taps": [{"site": "layers.2.resid_post", "rows": [1], "positions": "last", "set": {"from": {"row": 0}}}]}
+    plan = {"taps": [{"site": "layers.2.resid_post", "rows": [1], "positions": "last", "set": {"from": {"rows": [0]}}}]}
     request = engine.submit([DOG, BIRD], plan, max_new=5, capture="layers.3.resid_post")
     texts = request.text
     assert len(texts) == 2

@@ -1,4 +1,4 @@
-"""Inspection reports and `identify` queries."""
+"""Inspection reports, quick reports and the former `identify` queries."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def test_a_report_has_attributes_and_prints_as_a_summary():
     assert "LlamaForCausalLM" in repr(report)
     assert "<b>" in report._repr_html_()
     assert "It will run." in report._repr_html_()
-    assert report.strategies is None
+    assert (report.family, report.strategy, report.warnings) == ("llama", "native", [])
+    assert [attempt["outcome"] for attempt in report.strategies] == ["taken", *["not_needed"] * 4]
     assert "category" in dir(report)
     with pytest.raises(AttributeError, match="has no 'color'; it has schema"):
         _ = report.color
@@ -49,6 +50,34 @@ def test_a_report_has_attributes_and_prints_as_a_summary():
 def test_the_schema_lists_every_attribute():
     schema = pellucid.inspect_schema()
     assert set(schema["properties"]) == set(pellucid.inspect(GOLDEN / "llama").to_dict())
+
+
+def test_a_quick_report_agrees_with_the_full_one_and_with_the_former_queries(directory):
+    models = [
+        GOLDEN / "llama",
+        directory(model_type="siglip", architectures=["SiglipModel"], quantization_config={"quant_method": "awq"}),
+    ]
+    for path in models:
+        quick, full = pellucid.inspect(path, quick=True), pellucid.inspect(path)
+        keys = ["format", "category", "support", "model_type", "architecture", "reason", "family", "quantisation"]
+        assert [getattr(quick, key) for key in keys] == [getattr(full, key) for key in keys]
+        info, check = identify.get_model_info(path), identify.is_model_supported(path)
+        assert (check.tier, check.category, check.error) == (quick.support, quick.category, quick.reason)
+        assert (info.is_supported, info.error) == (quick.support == "native", quick.reason)
+        assert quick.strategies is None
+        assert quick.parameters == 0
+    assert "identify" not in pellucid.__all__
+    with pytest.raises(pellucid.InputError, match="takes no `assume`"):
+        pellucid.inspect(GOLDEN / "llama", quick=True, assume="llama")
+    with pytest.raises(pellucid.Error, match="nowhere"):
+        pellucid.inspect("nowhere", quick=True)
+
+
+def test_a_report_and_a_load_error_have_the_same_text(directory):
+    path = directory(model_type="acme_llm")
+    with pytest.raises(pellucid.Error) as error:
+        pellucid.load(path)
+    assert str(error.value).startswith(pellucid.inspect(path).reason)
 
 
 def test_queries_agree_with_the_report(directory):
@@ -95,7 +124,7 @@ def test_only_inspect_raises_for_bad_paths(tmp_path):
         pellucid.inspect(nowhere)
     with pytest.raises(pellucid.Error, match="no native type `lama`"):
         pellucid.inspect(tmp_path, assume="lama")
-    assert pellucid.inspect(tmp_path).problems[0]["what"] == "the directory is empty"
+    assert pellucid.inspect(tmp_path).problems[0]["what"].endswith("no config.json here: the directory is empty")
 
 
 def test_a_registered_type_loads_as_its_family(tmp_path):
@@ -104,23 +133,23 @@ def test_a_registered_type_loads_as_its_family(tmp_path):
     (tmp_path / "model.safetensors").write_bytes((GOLDEN / "llama" / "model.safetensors").read_bytes())
     with pytest.raises(pellucid.Error, match="python_llm"):
         pellucid.load(tmp_path)
-    identify.register_architecture("python_llm", "llama")
-    assert identify.registered_architectures()["python_llm"] == "llama"
+    pellucid.register_architecture("python_llm", "llama")
+    assert pellucid.registered_architectures()["python_llm"] == "llama"
     assert pellucid.inspect(tmp_path).registered_as == "llama"
     with pytest.warns(UserWarning, match="`python_llm`, is not native; it runs as `llama`"):
         assert pellucid.load(tmp_path).n_layers == 3
     with pytest.raises(pellucid.Error, match="itself native"):
-        identify.register_architecture("mistral", "llama")
+        pellucid.register_architecture("mistral", "llama")
     with pytest.raises(pellucid.Error, match="no native family `lama`"):
-        identify.register_architecture("other_llm", "lama")
+        pellucid.register_architecture("other_llm", "lama")
 
 
 def test_types_come_from_files_and_from_the_environment(tmp_path):
     file = tmp_path / "architectures.toml"
     file.write_text('[architectures]\nfile_llm = "gpt2"\n')
-    identify.register_file(file)
-    assert identify.registered_architectures()["file_llm"] == "gpt2"
-    program = "from pellucid import identify; print(identify.registered_architectures()['file_llm'])"
+    pellucid.register_architectures(file)
+    assert pellucid.registered_architectures()["file_llm"] == "gpt2"
+    program = "import pellucid; print(pellucid.registered_architectures()['file_llm'])"
     run = subprocess.run(
         [sys.executable, "-c", program], env={"PELLUCID_ARCHITECTURES": str(file)}, capture_output=True, text=True
     )
