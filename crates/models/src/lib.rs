@@ -17,8 +17,9 @@
 //! | [`text`] | text of generated rows: pieces, stop strings |
 //! | [`model`] | [`LoadedModel`]: all of the above together |
 //!
-//! Also: [`builtin`], the built-in model; [`pull`], downloads by name; [`inspect`](mod@inspect),
-//! which reports what a directory or file is and whether it would run, without loading it.
+//! Also: [`steer`], steering vectors in files; [`builtin`], the built-in model; [`pull`], downloads
+//! by name; [`inspect`](mod@inspect), which reports what a directory or file is and whether it would
+//! run, without loading it.
 
 pub mod adapter;
 pub mod attempt;
@@ -47,6 +48,7 @@ mod rope;
 pub mod select_family;
 pub mod share;
 pub mod source;
+pub mod steer;
 pub mod tensors;
 pub mod text;
 pub mod tokenizer;

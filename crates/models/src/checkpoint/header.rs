@@ -45,9 +45,9 @@ const DAMAGED: &str =
 /// A value of the header object.
 enum Field<'a> {
     Tensor(TensorInfo<'a>),
-    /// `__metadata__`: unused, but still checked, because a file that violates the format is
+    /// `__metadata__`: checked even if it is unused, because a file that violates the format is
     /// rejected.
-    Metadata,
+    Metadata(Pairs<'a, Text<'a>>),
 }
 
 #[derive(Deserialize)]
@@ -61,7 +61,7 @@ struct TensorInfo<'a> {
 impl<'de: 'a, 'a> pairs::ReadValue<'de> for Field<'a> {
     fn read<A: MapAccess<'de>>(name: &str, map: &mut A) -> Result<Self, A::Error> {
         let (field, context) = if name == "__metadata__" {
-            let field = map.next_value::<Pairs<'a, Text<'a>>>().map(|_| Field::Metadata);
+            let field = map.next_value().map(Field::Metadata);
             (field, "`__metadata__` is not a map of strings".to_owned())
         } else {
             (map.next_value().map(Field::Tensor), format!("tensor `{name}`: its description is not valid"))
@@ -74,8 +74,7 @@ impl<'de: 'a, 'a> pairs::ReadValue<'de> for Field<'a> {
 pub(super) fn read(file: &[u8]) -> Result<Vec<TensorEntry>, FileFault> {
     let json = header_bytes(file)?;
     let data_start = 8 + json.len();
-    let fields: Pairs<'_, Field<'_>> =
-        serde_json::from_slice(json).map_err(|error| fault(format!("the header is not valid: {error}"), DAMAGED))?;
+    let fields = parse_fields(json)?;
 
     let mut entries = Vec::with_capacity(fields.0.len());
     for (name, field) in fields.0 {
@@ -86,6 +85,20 @@ pub(super) fn read(file: &[u8]) -> Result<Vec<TensorEntry>, FileFault> {
     entries.sort_by_key(|entry| (entry.range.start, entry.range.end));
     check_cover(&entries, data_start..file.len())?;
     Ok(entries)
+}
+
+/// Returns the pairs of `__metadata__`; empty if the file has none.
+pub(super) fn read_metadata(file: &[u8]) -> Result<Vec<(String, String)>, FileFault> {
+    let fields = parse_fields(header_bytes(file)?)?.0.into_iter();
+    let metadata = fields.filter_map(|(_, field)| match field {
+        Field::Metadata(pairs) => Some(pairs.0),
+        Field::Tensor(_) => None,
+    });
+    Ok(metadata.flatten().map(|(key, Text(value))| (key.into_owned(), value.into_owned())).collect())
+}
+
+fn parse_fields(json: &[u8]) -> Result<Pairs<'_, Field<'_>>, FileFault> {
+    serde_json::from_slice(json).map_err(|error| fault(format!("the header is not valid: {error}"), DAMAGED))
 }
 
 /// The JSON header of the file.

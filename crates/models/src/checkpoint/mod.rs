@@ -96,10 +96,14 @@ impl Source {
         }
     }
 
+    fn is_torch(&self) -> bool {
+        let name = self.path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        torch::is_torch(&name, self.bytes())
+    }
+
     /// The validated tensors of this file, which has index `file` in the checkpoint.
     fn tensors(&self, file: usize) -> Result<Vec<Tensor>> {
-        let name = self.path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        let read = if torch::is_torch(&name, self.bytes()) { torch::read } else { header::read };
+        let read = if self.is_torch() { torch::read } else { header::read };
         let entries = read(self.bytes())
             .map_err(|fault| Error::invalid(&self.path, fault.problem, fault.remedy))?
             .into_iter()
@@ -199,6 +203,16 @@ impl Checkpoint {
     /// The file that holds a tensor of this checkpoint, for messages.
     pub fn path(&self, tensor: &Tensor) -> &Path {
         &self.files[tensor.file].path
+    }
+
+    /// Returns the `__metadata__` of the safetensors files, in file order; empty for PyTorch files.
+    pub fn metadata(&self) -> Result<Vec<(String, String)>> {
+        let mut pairs = Vec::new();
+        for file in self.files.iter().filter(|file| !file.is_torch()) {
+            let metadata = header::read_metadata(file.bytes());
+            pairs.extend(metadata.map_err(|fault| Error::invalid(&file.path, fault.problem, fault.remedy))?);
+        }
+        Ok(pairs)
     }
 
     /// Releases the resident pages of a tensor (`madvise(MADV_DONTNEED)`); a later read loads them

@@ -11,6 +11,7 @@
 //!   converter reordered its rows ([`RowOrder`]).
 //! - [`tokenizer`](tokenizer()) rebuilds the tokenizer, and [`special_tokens`] reads the bos, eos
 //!   and other special ids; `pre_tokenizer` has the split patterns by their names in the file.
+//! - `writer` writes files: control vectors, and models for tests.
 //!
 //! Decoding of each [`Encoding`](pellucid_kernels::encoding::Encoding) is in the kernels crate.
 
@@ -27,6 +28,7 @@ mod special;
 mod testing;
 mod tokenizer;
 mod value;
+mod writer;
 
 /// Metadata key of the tokenizer's model (`gpt2`, `llama`, …).
 pub(crate) const TOKENIZER_MODEL: &str = "tokenizer.ggml.model";
@@ -37,3 +39,4 @@ pub use reader::{GgufFile, Tensor};
 pub use special::{GgufSpecialTokens, special_tokens};
 pub use tokenizer::tokenizer;
 pub use value::{List, Value, ValueKind};
+pub(crate) use writer::Writer;
