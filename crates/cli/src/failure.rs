@@ -32,6 +32,11 @@ impl Failure {
         Failure { message: message.into(), hint: Some(hint.into()), code: 5 }
     }
 
+    /// Names the part of the input that the message is about.
+    pub fn in_context(self, context: &str) -> Failure {
+        Failure { message: format!("{context}: {}", self.message), ..self }
+    }
+
     /// The exit code.
     pub fn code(&self) -> u8 {
         self.code

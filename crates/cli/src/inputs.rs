@@ -3,6 +3,7 @@
 use crate::args::{InputArgs, PlanArgs};
 use crate::failure::Failure;
 use pellucid_engine::{Action, Plan, Positions, Tap};
+use pellucid_models::steer::SteerSpec;
 use pellucid_models::{LoadedModel, prepare};
 use serde::Deserialize;
 use std::path::Path;
@@ -58,8 +59,8 @@ fn token_list(text: &str) -> Result<Vec<u32>, Failure> {
     })
 }
 
-/// Returns the plan file's taps followed by the captures of the flags, which therefore see edited
-/// values.
+/// Returns the plan file's taps, the steering vectors of `--steer`, then the captures of the flags,
+/// which therefore see edited values.
 pub fn plan(loaded: &LoadedModel, args: &PlanArgs, rows: &[Vec<u32>]) -> Result<Plan, Failure> {
     let (mut plan, base) = match &args.plan {
         None => (Plan::default(), Path::new(".")),
@@ -72,6 +73,11 @@ pub fn plan(loaded: &LoadedModel, args: &PlanArgs, rows: &[Vec<u32>]) -> Result<
             (plan, path.parent().unwrap_or(Path::new(".")))
         }
     };
+    for text in &args.steer {
+        let (taps, warning) = SteerSpec::parse(text)?.taps(loaded)?;
+        plan.taps.extend(taps);
+        crate::models::warn(warning.as_slice());
+    }
     let positions = Positions::parse(&args.positions);
     plan.taps
         .extend(args.capture.iter().map(|site| Tap::new(site, Action::Capture(None)).positions(positions.clone())));

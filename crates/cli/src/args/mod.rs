@@ -1,10 +1,12 @@
 //! Command-line arguments.
 
 mod lab;
+mod steer;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 pub use lab::*;
 use std::path::PathBuf;
+pub use steer::*;
 
 /// See through a language model: read or change any activation inside it, generate, and know what
 /// it costs.
@@ -16,7 +18,8 @@ use std::path::PathBuf;
     after_help = "Without --model every command uses the built-in model, so each works on a fresh machine.\n\n\
   pellucid lens \"Once upon a time\"                      the model's prediction after every layer\n  \
   pellucid run \"Tom saw a dog\" --capture 'layers.*.resid_post' --out acts.safetensors\n  \
-  pellucid generate \"One day,\" --max-new 40 --plan steer.json\n\n\
+  pellucid generate \"One day,\" --max-new 40 --plan steer.json\n  \
+  pellucid steer extract pairs.jsonl --output happy.safetensors     then: generate --steer happy.safetensors@1.5\n\n\
 Exit codes: 0 success; 1 negative answer (unsupported model, failed check, regression); 2 wrong usage or bad input; 3 internal error; `lab` also 4 inconclusive (with --gate) and 5 invalid measurement."
 )]
 pub struct Arguments {
@@ -41,6 +44,9 @@ pub enum Command {
     Generate(GenerateArgs),
     /// Logit lens: the model's next-token prediction after each layer.
     Lens(LensArgs),
+    /// Steering vectors: extract them from pairs of prompts, show files of them.
+    #[command(subcommand)]
+    Steer(SteerCommand),
     /// Profile a run or a generation: time, FLOP/s and bandwidth of every op.
     Profile(ProfileArgs),
     /// Download a model by name.
@@ -153,6 +159,10 @@ pub struct PlanArgs {
     /// JSON file with a plan of captures and edits; see docs/plans.md
     #[arg(long, value_name = "F.json")]
     pub plan: Option<PathBuf>,
+    /// Add the steering vectors of a file (safetensors, or a GGUF control vector) times SCALE (1;
+    /// may be negative) at LAYERS (5, 5-9 or 3,5,7; all of the file); may be repeated
+    #[arg(long, value_name = "FILE[@SCALE][:LAYERS]")]
+    pub steer: Vec<String>,
     /// Write the captures to this safetensors file
     #[arg(long, value_name = "F.safetensors")]
     pub out: Option<PathBuf>,

@@ -8,6 +8,7 @@ pub mod profile;
 pub mod pull;
 pub mod run;
 pub mod sites;
+pub mod steer;
 
 use crate::failure::{Failure, output};
 use std::io::Write;

@@ -5,22 +5,22 @@ use serde_json::Value;
 use std::path::Path;
 use std::process::{Command, Output};
 
-fn pellucid(args: &[&str]) -> Output {
+pub fn pellucid(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_pellucid")).args(args).env("NO_COLOR", "1").output().expect("the binary runs")
 }
 
-fn stdout(output: &Output) -> String {
+pub fn stdout(output: &Output) -> String {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout.clone()).expect("text")
 }
 
-fn json(args: &[&str]) -> Value {
+pub fn json(args: &[&str]) -> Value {
     serde_json::from_str(&stdout(&pellucid(args))).expect("one JSON object")
 }
 
 /// Checks that the command fails with this code and both texts on stderr, and prints nothing to
 /// stdout.
-fn refused(args: &[&str], code: i32, message: &str, hint: &str) {
+pub fn refused(args: &[&str], code: i32, message: &str, hint: &str) {
     let output = pellucid(args);
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(code), "{args:?}: {stderr}");

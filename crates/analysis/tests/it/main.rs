@@ -1,0 +1,3 @@
+//! Tests of the analyses against reference data.
+
+mod steering;
