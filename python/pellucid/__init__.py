@@ -37,6 +37,7 @@ from .network import Network, NetworkModel
 from .prefixes import Prefixes
 from .results import Cache, Captures, Generated
 from .site_table import SiteInfo, Sites
+from .steering import SteeringVectors
 from .transformer_lens import ActivationCache
 from .values import Value
 
@@ -66,6 +67,7 @@ __all__ = [
     "SiteError",
     "SiteInfo",
     "Sites",
+    "SteeringVectors",
     "Token",
     "Tokenizer",
     "Value",

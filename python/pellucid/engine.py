@@ -65,6 +65,7 @@ class Engine:
         capture: str | Iterable[str] = (),
         positions: Any = None,
         padded: bool = False,
+        steer: Any = None,
         **options: Any,
     ) -> Request:
         """Checks a request and puts it into the queue; returns at once.
@@ -80,12 +81,13 @@ class Engine:
             positions: Positions of `capture`: a list, a slice, `"last"`, `"generated"`, …; all by
                 default.
             padded: Return captures of several prompts as one zero-padded array instead of a list.
+            steer: Steering vectors, as in `Model.generate`.
             options: As in `Model.generate`, except `threads` and `prefixes`, which belong to the
                 engine.
         """
         from .model import as_plan
 
-        model = self._model
+        model = self._model._steered(steer)
         rows, single = convert.rows(model._core, prompts)
         patterns = [capture] if isinstance(capture, str) else list(capture)
         select = None if positions is None else (None, positions, None, None, None, None)

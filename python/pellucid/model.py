@@ -17,6 +17,8 @@ from .errors import InputError
 from .prefixes import Prefixes
 from .results import Captures, to_numpy
 from .site_table import Sites
+from .steering import SteeringVectors
+from .steering import extract as extract_vectors
 from .trace import Generation, PlanBlock, Scan, Session, Trace
 from .transformer_lens import TransformerLensApi
 
@@ -118,6 +120,7 @@ class Model(TransformerLensApi):
         padded: bool = False,
         allow_nan: bool = False,
         prefixes: Prefixes | None = None,
+        steer: SteeringVectors | Sequence[SteeringVectors] | None = None,
         **options: Any,
     ) -> Generation:
         """Generates from prompts.
@@ -133,6 +136,7 @@ class Model(TransformerLensApi):
             padded: As in `trace`.
             allow_nan: As in `trace`.
             prefixes: As in `trace`.
+            steer: Steering vectors to add at every position: `1.5 * vectors`, or a list of several.
             options: `max_new`, `temperature` (0, the default, is greedy), `top_k`, `top_p`,
                 `min_p`, `repetition_penalty`, `seed`, `stop` (a list of strings that end a row),
                 `eos` (`False` continues past the end-of-text token), `chunk`, `threads` (as in
@@ -143,7 +147,7 @@ class Model(TransformerLensApi):
         """
         if prefixes is not None:
             options["prefixes"] = prefixes._core
-        return Generation(self, prompts, padded, allow_nan, watch, options)
+        return Generation(self._steered(steer), prompts, padded, allow_nan, watch, options)
 
     def engine(
         self,
@@ -315,6 +319,46 @@ class Model(TransformerLensApi):
         """The model without its last `count` standing edits, or without any."""
         return Model(self._core, self._edits[:-count] if count else (), self.sites)
 
+    # Steering.
+
+    def _steered(self, steer: SteeringVectors | Sequence[SteeringVectors] | None) -> Model:
+        """A copy of the model with these vectors as standing edits."""
+        vectors = [] if steer is None else [steer] if isinstance(steer, SteeringVectors) else list(steer)
+        for one in vectors:
+            if not isinstance(one, SteeringVectors):
+                raise InputError(
+                    f"{type(one).__name__} is not a SteeringVectors", "load a file with SteeringVectors.load(path)"
+                )
+            one.check(self)
+        return Model(self._core, (*self._edits, *map(as_plan, vectors)), self.sites) if vectors else self
+
+    def extract_steering(
+        self,
+        pairs: Iterable[Any],
+        *,
+        method: str = "mean",
+        layers: Iterable[int] | None = None,
+        positions: Any = "last",
+        point: str = "resid_post",
+    ) -> SteeringVectors:
+        """Extracts steering vectors from contrastive pairs of prompts; `.quality` says which layers
+        separate them.
+
+        Standing edits of the model are not applied.
+
+        Args:
+            pairs: `(positive, negative)` prompts (texts, token ids or conversations), or
+                `{"positive": …, "negative": …}`.
+            method: `mean` (difference of means), `pca_diff` (first principal component of the paired
+                differences minus their mean, repeng's default) or `pca_center` (of the activations
+                minus the mean of each pair). Principal components have length 1.
+            layers: The layers; by default all but layer 0, which llama.cpp cannot steer.
+            positions: The positions to read: `"last"`, an index, a slice such as `"-4:"`, or `"all"`;
+                the mean of several.
+            point: The point to read and to steer.
+        """
+        return extract_vectors(self, pairs, method, layers, positions, point)
+
     # Compiled plans.
 
     @property
@@ -456,9 +500,13 @@ class Explanation:
 
 
 def as_plan(plan: Any) -> _core.Plan:
-    """Converts a `Plan`, `plan()` block, JSON string, dict or list of taps to a `Plan`."""
+    """Converts a `Plan`, `plan()` block, `SteeringVectors`, JSON string, dict or list of taps to a
+    `Plan`.
+    """
     if isinstance(plan, _core.Plan):
         return plan
+    if isinstance(plan, SteeringVectors):
+        plan = plan.taps()
     if isinstance(plan, PlanBlock):
         return plan.plan
     if isinstance(plan, str):

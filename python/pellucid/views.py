@@ -16,6 +16,7 @@ from .values import Value
 if TYPE_CHECKING:
     from .recorder import Recorder
     from .site_table import SiteInfo
+    from .steering import SteeringVectors
 
 _set = object.__setattr__
 
@@ -67,6 +68,12 @@ class View(_core.View):
     def sites(self) -> View:
         """The sites by name: `t.sites["layers.5.resid_post"]` is `t["layers.5.resid_post"]`."""
         return self
+
+    def steer(self, vectors: SteeringVectors) -> None:
+        """Adds steering vectors to their sites, in the rows and steps of this view."""
+        vectors.check(self._recorder.model)
+        for address, direction in vectors._nonzero():
+            self[address] += direction
 
     # Functions of several values.
 

@@ -20,6 +20,7 @@
 //! | `prefix` | the prefix cache |
 //! | `results` | captures and saved values of a run |
 //! | `run` | runs and generations, with the GIL released and Ctrl-C handled |
+//! | `steering` | steering vectors: files, checks, extraction |
 //! | `tokenizer` | tokenizers without a model |
 //! | `tracing` | native halves of the tracing objects: recorder, views, values, sites |
 
@@ -36,6 +37,7 @@ mod plan;
 mod prefix;
 mod results;
 mod run;
+mod steering;
 mod tokenizer;
 mod tracing;
 
@@ -64,6 +66,8 @@ mod _core {
     use super::prefix::Prefixes;
     #[pymodule_export]
     use super::run::{Generation, Run, generate, run, scan};
+    #[pymodule_export]
+    use super::steering::{check_steering, extract_steering, read_steering, steering_file};
     #[pymodule_export]
     use super::tokenizer::Tokenizer;
     #[pymodule_export]
