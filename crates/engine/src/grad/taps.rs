@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::job::{Pass, Segment, SharedStore};
 use crate::model::Model;
 use crate::plan::{
-    Capture, Columns, CompiledAction, CompiledPlan, CompiledTap, EditSource, SelectedPositions, TokenOperand,
+    Capture, Columns, CompiledAction, CompiledPlan, CompiledTap, Edit, EditSource, SelectedPositions, TokenOperand,
 };
 use crate::program::{EdgeId, Layout, Program};
 use crate::value::{ValueGradients, sum_to_shape};
@@ -170,7 +170,12 @@ impl<'a> BackwardTaps<'a> {
             }
             CompiledAction::Edit(edit) => {
                 let mut elements = picked.gather(gradient);
-                let written = edit.backward(&mut elements).map_err(|problem| self.fail(entry, &problem))?;
+                let written = if edit.is_nonlinear() {
+                    self.nonlinear_backward(edit, entry, row, picked, &mut elements)
+                } else {
+                    edit.backward(&mut elements)
+                };
+                let written = written.map_err(|problem| self.fail(entry, &problem))?;
                 if let (Some(given), Some(written)) = (edit.edit_source(), written) {
                     self.add_operand_gradient(given, entry, row, picked, &written)?;
                 }
@@ -179,6 +184,29 @@ impl<'a> BackwardTaps<'a> {
             CompiledAction::Call(_) => return Err(self.fail(entry, "no gradient passes through `cap` and `call`")),
         }
         Ok(())
+    }
+
+    /// Backward pass of an edit that is not linear, position by position, with the activations that
+    /// the forward pass recorded. Returns the gradient of the operand, if there is one.
+    fn nonlinear_backward(
+        &self,
+        edit: &Edit,
+        entry: &CompiledTap,
+        row: usize,
+        picked: &PickedGradient,
+        elements: &mut [f32],
+    ) -> std::result::Result<Option<Vec<f32>>, String> {
+        let store = self.store.lock();
+        let width = entry.columns.len();
+        let mut written: Option<Vec<f32>> = None;
+        for (line, &rank) in elements.chunks_exact_mut(width).zip(&picked.ranks) {
+            let at = store.edit_input((entry.tap, entry.site, row, rank));
+            let at = at.ok_or("the forward pass has not recorded the activation that this edit changed")?;
+            if let Some(own) = edit.backward_at(line, at) {
+                written.get_or_insert_default().extend(own);
+            }
+        }
+        Ok(written)
     }
 
     /// Applies a `grad` tap: captures, reads or edits the gradient itself.

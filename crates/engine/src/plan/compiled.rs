@@ -169,9 +169,14 @@ impl CompiledPlan {
         }
     }
 
+    /// Whether the plan needs a backward pass.
+    pub fn has_gradients(&self) -> bool {
+        self.taps.iter().any(CompiledTap::on_gradient) || !self.values.weight_grads.is_empty()
+    }
+
     /// Returns for each edge whether its gradient is needed; `None` if no gradient is.
     pub fn gradient_edges(&self, program: &Program) -> Option<IdVec<EdgeId, bool>> {
-        if !self.taps.iter().any(CompiledTap::on_gradient) && self.values.weight_grads.is_empty() {
+        if !self.has_gradients() {
             return None;
         }
         let mut needed = program.list_by_edge(false);

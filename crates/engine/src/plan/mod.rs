@@ -28,8 +28,8 @@ pub(crate) mod value_shape;
 
 #[doc(hidden)]
 pub use action::SelectedRow as Selected;
-pub use action::{Action, Callback, CallbackFn, FromSite, Operand, Reduce, SelectedRow};
-pub(crate) use action::{CompiledAction, CompiledReduce, Edit, EditSource, TokenOperand};
+pub use action::{Action, Callback, CallbackFn, FromSite, Injection, Operand, Reduce, SelectedRow};
+pub(crate) use action::{CompiledAction, CompiledReduce, Edit, EditInput, EditSource, TokenOperand};
 pub(crate) use cache::PlanCache;
 pub(crate) use compile::compile;
 pub(crate) use compile_value::{CompiledValues, OpRange, op_range_shape, to_logits};

@@ -1,7 +1,7 @@
 //! Taps and their builder methods: a constructor per action, then methods that narrow the
 //! selection.
 
-use super::{Action, Callback, FromSite, Operand, Phase, Positions, Reduce, SelectedRow};
+use super::{Action, Callback, FromSite, Injection, Operand, Phase, Positions, Reduce, SelectedRow};
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 
@@ -217,6 +217,43 @@ impl Tap {
         };
         let (min, max) = (limit(limits.start_bound()), limit(limits.end_bound()));
         Tap::new(site, Action::Cap { vector: direction.into(), min, max })
+    }
+
+    /// Adds a direction in proportion to the activation's norm: `h + s‖h‖v/‖v‖`.
+    pub fn add_scaled(site: impl Into<String>, direction: impl Into<Operand>, scale: f32) -> Tap {
+        Tap::new(site, Action::AddScaled { vector: direction.into(), scale })
+    }
+
+    /// Adds a vector and keeps the activation's norm: `(h + sv)‖h‖/‖h + sv‖`.
+    pub fn norm_match(site: impl Into<String>, vector: impl Into<Operand>, scale: f32) -> Tap {
+        Tap::new(site, Action::NormMatch { vector: vector.into(), scale })
+    }
+
+    /// Removes the component along a direction, then adds the vector: `h − (h·v)v/‖v‖² + sv`.
+    pub fn orthogonal(site: impl Into<String>, vector: impl Into<Operand>, scale: f32) -> Tap {
+        Tap::new(site, Action::Orthogonal { vector: vector.into(), scale })
+    }
+
+    /// Exchanges the components along two directions.
+    pub fn swap(site: impl Into<String>, first: impl Into<Operand>, second: impl Into<Operand>) -> Tap {
+        Tap::new(site, Action::Swap { first: first.into(), second: second.into() })
+    }
+
+    /// Writes or adds a vector, usually at a placeholder token.
+    ///
+    /// ```
+    /// use pellucid_engine::plan::{FromSite, Injection};
+    /// use pellucid_engine::{Operand, Tap};
+    /// // Patchscopes: row 0's residual stream at its last position replaces row 1's at " x".
+    /// let source = Operand::From(FromSite::default().site("layers.4.resid_post").row(0).positions(-1));
+    /// let patch = Tap::inject("layers.1.resid_post", source, Injection::default()).rows([1]).token(" x");
+    /// // Activation oracles: the vector, with the norm of the activation, is added to it.
+    /// let how = Injection { add: true, norm_match: true, ..Injection::default() };
+    /// let oracle = Tap::inject("layers.1.resid_post", vec![1.0, -1.0], how).token(" ?");
+    /// # let _ = (patch, oracle);
+    /// ```
+    pub fn inject(site: impl Into<String>, operand: impl Into<Operand>, how: Injection) -> Tap {
+        Tap::new(site, Action::Inject { operand: operand.into(), how })
     }
 
     /// Skips a layer such as `layers.5`: its output is its input.

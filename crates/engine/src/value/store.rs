@@ -3,7 +3,8 @@
 use super::{OpRunner, compute};
 use crate::array::Array;
 use crate::error::{Error, Result};
-use crate::plan::{CompiledPlan, CompiledValues, Expr, ValueId};
+use crate::plan::{CompiledPlan, CompiledValues, EditInput, Expr, ValueId};
+use crate::site::Site;
 use std::collections::HashMap;
 
 /// The plan values of a call. Each is computed on first use and cached until an array that it
@@ -18,7 +19,12 @@ pub(crate) struct ValueStore {
     step: usize,
     /// Rows that have ended.
     ended: Vec<usize>,
+    /// Inputs of the edits that are not linear, for the backward pass.
+    edit_inputs: HashMap<EditedToken, EditInput>,
 }
+
+/// A token that a tap edits: tap of the plan, site, row, index in the selection.
+pub(crate) type EditedToken = (usize, Site, usize, usize);
 
 impl ValueStore {
     /// Stores the array that a tap has read from a row and invalidates the values that depend on
@@ -32,6 +38,16 @@ impl ValueStore {
     /// Sets a value that is neither read by a tap nor computed from others (a weight gradient).
     pub fn insert(&mut self, value: ValueId, array: Array) {
         self.computed.insert((value, None), array);
+    }
+
+    /// Records the input of an edit for the backward pass.
+    pub fn record_input(&mut self, token: EditedToken, input: EditInput) {
+        self.edit_inputs.insert(token, input);
+    }
+
+    /// The recorded input of an edit.
+    pub fn edit_input(&self, token: EditedToken) -> Option<&EditInput> {
+        self.edit_inputs.get(&token)
     }
 
     /// Starts the next step, in which the rows `ended` take no part.

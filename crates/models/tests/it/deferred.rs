@@ -4,7 +4,7 @@
 use crate::test_plans::{add, at, bits, call, capture, direction, from, plan, set};
 use golden::Case;
 use pellucid_engine::deferred::Deferred;
-use pellucid_engine::plan::{Combine, Expr};
+use pellucid_engine::plan::{Combine, Expr, Injection};
 use pellucid_engine::program::OpKind;
 use pellucid_engine::{
     Action, Control, GenerateOptions, Generation, Model, Operand, Plan, Reduce, Run, RunOptions, Tap,
@@ -43,6 +43,11 @@ fn plans(case: &Case) -> Vec<Plan> {
         Action::Add { operand: Operand::Vector(direction(width)), scale: 0.5 },
         Action::ProjectOut { vector: unit.clone(), scale: 0.0 },
         Action::Cap { vector: unit.clone(), min: Some(-0.1), max: Some(0.1) },
+        Action::AddScaled { vector: unit.clone(), scale: 0.3 },
+        Action::NormMatch { vector: unit.clone(), scale: 0.3 },
+        Action::Orthogonal { vector: unit.clone(), scale: 0.3 },
+        Action::Swap { first: unit.clone(), second: Operand::Vector(vec![1.0; width]) },
+        Action::Inject { operand: unit.clone(), how: Injection { add: true, norm_match: true, scale: 0.5 } },
         call(|row| row.values.iter_mut().for_each(|x| *x = -*x)),
     ];
     let mut plans: Vec<Plan> = edits
@@ -58,6 +63,8 @@ fn plans(case: &Case) -> Vec<Plan> {
     plans.push(plan([Tap::new(site, Action::Skip(None)), capture(&last)]));
     plans.push(plan([capture("embed").positions(at("-2:")), add("embed", 0.5).positions(at("0")), capture(&last)]));
     plans.push(plan([set(&last, from("layers.0.resid_post", 0)).rows([1]).positions(at("0")), capture("logits")]));
+    let injected = Tap::inject(&last, from("layers.0.resid_post", 0), Injection::default());
+    plans.push(plan([injected.rows([1]).positions(at("0,2")), capture("logits")]));
     plans.push(computed.with(set(site, Operand::Value(squared)).positions(at("1:"))).with(capture(&last)));
     plans
 }

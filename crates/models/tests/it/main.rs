@@ -41,6 +41,7 @@ mod real_weights;
 mod rows;
 mod sae_layouts;
 mod schedule;
+mod steering;
 mod steps;
 mod strategies;
 mod sublayers;

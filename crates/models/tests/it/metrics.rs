@@ -4,7 +4,7 @@
 use crate::test_plans::{at, capture, direction, from, set};
 use golden::Case;
 use pellucid_engine::architecture::Activation;
-use pellucid_engine::plan::{Across, Combine, Expr, Fold, FromSite, Function, Map, Pick};
+use pellucid_engine::plan::{Across, Combine, Expr, Fold, FromSite, Function, Injection, Map, Pick};
 use pellucid_engine::{Action, Array, Operand, Plan, Run, RunOptions, Tap};
 use std::sync::Arc;
 
@@ -89,6 +89,11 @@ fn a_metrics_gradient_agrees_with_finite_differences() {
     }
 }
 
+/// Row 0's residual stream of layer 0 goes to row 1 after layer 1.
+fn inject_from_row_0(how: Injection) -> Tap {
+    Tap::inject("layers.1.resid_post", from("layers.0.resid_post", 0), how).rows([1]).positions(at("3,4"))
+}
+
 #[test]
 fn gradients_pass_through_edits() {
     let case = golden::case("llama");
@@ -100,6 +105,15 @@ fn gradients_pass_through_edits() {
         vec![set("layers.1.mlp_out", Operand::Vector(v.clone())).positions(at("2"))],
         vec![Tap::new("layers.1.z", Action::Scale(-2.0)).heads([1])],
         vec![Tap::new("layers.1.resid_post", Action::ProjectOut { vector: Operand::Vector(v), scale: 0.0 })],
+        vec![Tap::add_scaled("layers.1.resid_post", direction(32), 0.3)],
+        vec![Tap::norm_match("layers.1.resid_post", direction(32), 0.4).positions(at("1:"))],
+        vec![Tap::norm_match("layers.1.z", direction(8), -0.2).heads([1, 3])],
+        vec![Tap::orthogonal("layers.1.resid_post", direction(32), 0.1)],
+        vec![Tap::swap("layers.1.resid_post", direction(32), vec![1.0; 32])],
+        vec![Tap::inject("layers.1.resid_post", direction(32), Injection::default()).positions(at("2"))],
+        vec![inject_from_row_0(Injection { scale: 0.7, ..Injection::default() })],
+        vec![inject_from_row_0(Injection { scale: 0.7, add: true, norm_match: true })],
+        vec![inject_from_row_0(Injection { scale: 1.5, add: false, norm_match: true })],
         vec![Tap::new("layers.2", Action::Skip(None))],
         vec![set("layers.2.resid_post", from("layers.0.resid_post", 0)).rows([1]).positions(at("3"))],
         vec![Tap::new("layers.1.attn_probs", Action::Scale(0.5)).heads([0])],
@@ -231,7 +245,10 @@ fn gradient_checkpointing_changes_no_bit() {
     for name in ["llama", "gemma3_text", "mamba"] {
         let case = golden::case(name);
         let rows = two_rows(&case);
-        let mut plan = Plan::of([Tap::new("layers.1.resid_post", Action::Scale(0.5)).positions(at("-2:"))]);
+        let mut plan = Plan::of([
+            Tap::new("layers.1.resid_post", Action::Scale(0.5)).positions(at("-2:")),
+            Tap::norm_match("layers.1.resid_post", direction(32), 0.5),
+        ]);
         add_log_probability(&mut plan);
         let plan = plan.gradient("layers.*.resid_post").gradient("embed");
         let model = &case.loaded.model;

@@ -1,7 +1,7 @@
 //! Site names in every naming scheme, errors for missing sites, and plans as JSON.
 
 use crate::test_plans::{add, at, bits, call, capture, direction, plan, set};
-use pellucid_engine::plan::FromSite;
+use pellucid_engine::plan::{FromSite, Injection};
 use pellucid_engine::{Action, Operand, Phase, Plan, Point, Positions, Reduce, Tap};
 
 #[test]
@@ -228,6 +228,14 @@ fn one_of_each() -> Vec<Tap> {
         Tap::new(site, Action::ProjectOut { vector: v.clone(), scale: 0.25 }),
         Tap::new(site, cap(Some(-1.0), Some(2.5))),
         Tap::new(site, cap(None, Some(0.5))),
+        Tap::add_scaled(site, v.clone(), 0.2).phase(Phase::Decode),
+        Tap::norm_match(site, v.clone(), -0.5),
+        Tap::orthogonal(site, v.clone(), 2.0).positions(at("4")),
+        Tap::swap(site, v.clone(), Operand::Vector(vec![1.0; 32])),
+        Tap::inject(site, v.clone(), Injection::default()).positions(at("2")),
+        Tap::inject("layers.2.mlp_out", source(Some("0")), Injection { scale: 0.5, add: true, norm_match: true })
+            .rows([1])
+            .positions(at("3")),
         Tap::new("layers.0", Action::Skip(None)).positions(at("1")),
     ];
     taps.push(capture("logits"));
@@ -297,6 +305,11 @@ fn invalid_json_plans_are_refused() {
         (r#"{"site": "embed", "project_out": {"vector": [1], "min": 1}}"#, "min"),
         (r#"{"site": "embed", "cap": {"vector": [1]}}"#, "`min`, `max` or both"),
         (r#"{"site": "embed", "cap": {"vector": [1], "max": 1, "scale": 2}}"#, "scale"),
+        (r#"{"site": "embed", "add_scaled": {"vector": [1]}}"#, "scale"),
+        (r#"{"site": "embed", "norm_match": {"vector": [1], "norm": 2}}"#, "norm"),
+        (r#"{"site": "embed", "orthogonal": [1]}"#, "orthogonal"),
+        (r#"{"site": "embed", "swap": [[1]]}"#, "two directions"),
+        (r#"{"site": "embed", "inject": {"vector": [1], "add": 2}}"#, "inject"),
         (r#"{"site": "embed", "call": "f"}"#, "closure"),
         (r#"{"site": "embed", "zero": true, "positions": 1.5}"#, "integer"),
         (r#"{"site": "embed", "zero": true, "positions": {"tokn": "a"}}"#, "token"),

@@ -127,6 +127,9 @@ impl JobTaps<'_> {
     ) -> Result<()> {
         let spec = self.program.edge(entry.edge);
         let (width, count) = (spec.width, entry.columns.len());
+        if edit.is_nonlinear() {
+            return self.edit_on_host(entry, row, tokens, value, device);
+        }
         let write = |tokens: &[SelectedToken], written: EditOperand| {
             let work = match edit {
                 Edit::Set(_) => TapEdit::Set(written),
@@ -134,6 +137,11 @@ impl JobTaps<'_> {
                 Edit::Scale(by) => TapEdit::Scale(*by),
                 Edit::ProjectOut(direction, left) => TapEdit::ProjectOut(direction, *left),
                 Edit::Cap(direction, min, max) => TapEdit::Cap(direction, *min, *max),
+                Edit::Orthogonal(direction, component) => TapEdit::Cap(direction, *component, *component),
+                Edit::Swap(mirror) => TapEdit::ProjectOut(mirror, -1.0),
+                Edit::AddScaled(..) | Edit::NormMatch(_) | Edit::Inject(..) => {
+                    unreachable!("the host applies edits that are not linear")
+                }
             };
             tap(&entry.columns, width, tokens, value, &TapWork::Edit(work), device);
         };
@@ -171,6 +179,44 @@ impl JobTaps<'_> {
                 }
             }
         }
+        Ok(())
+    }
+
+    /// Applies an edit that no device has: downloads the selected floats of a row, edits them and
+    /// writes them back.
+    fn edit_on_host(
+        &mut self,
+        entry: &CompiledTap,
+        row: usize,
+        tokens: &[SelectedToken],
+        value: &DeviceValue,
+        device: &mut Device,
+    ) -> Result<()> {
+        let (spec, count) = (self.program.edge(entry.edge), entry.columns.len());
+        let mut floats = self.fetch(entry, tokens, value, device)?;
+        let computed = self.computed(entry, row, || entry.columns.shape(spec, tokens.len()))?;
+        let mut ranks: Vec<usize> = tokens.iter().map(|&(_, _, nth)| nth).collect();
+        ranks.sort_unstable();
+        for (picked, &(_, _, nth)) in floats.chunks_exact_mut(count).zip(tokens) {
+            let line = match (&computed, entry.source()) {
+                (Some(values), _) => {
+                    let rank = ranks.binary_search(&nth).unwrap_or_default();
+                    Some(values[rank * count..][..count].to_vec())
+                }
+                (None, Some(source)) => {
+                    let (lines, line) = self.source_on_device(entry, source, row, nth)?;
+                    let lines = device.memory.download(&[&lines])?.pop().unwrap_or_default();
+                    device.moved.waits += 1;
+                    device.moved.to_host += 4 * lines.len();
+                    Some(lines[line * count..][..count].to_vec())
+                }
+                (None, None) => None,
+            };
+            self.edit(entry, row, nth, line.as_deref(), picked)?;
+        }
+        device.moved.to_device += 4 * floats.len();
+        let work = TapWork::Edit(TapEdit::Set(EditOperand::Vectors(&floats)));
+        tap(&entry.columns, spec.width, tokens, value, &work, device);
         Ok(())
     }
 

@@ -4,7 +4,7 @@ use super::{JobTaps, SelectedToken};
 use crate::array::Array;
 use crate::error::{Error, Result};
 use crate::memory::DeviceValue;
-use crate::plan::{CompiledAction, CompiledTap, EditSource, TokenOperand};
+use crate::plan::{CompiledAction, CompiledTap, EditInput, EditSource, TokenOperand};
 
 impl JobTaps<'_> {
     /// Applies a tap that reads or edits to the selected tokens of one row.
@@ -72,7 +72,7 @@ impl JobTaps<'_> {
     }
 
     /// Edits the selected floats of one token (or of one query's attention); `line` is the computed
-    /// value for them.
+    /// value for them, or the downloaded activation of a source in device memory.
     pub(super) fn edit(
         &self,
         entry: &CompiledTap,
@@ -82,7 +82,13 @@ impl JobTaps<'_> {
         picked: &mut [f32],
     ) -> Result<()> {
         let CompiledAction::Edit(edit) = &entry.action else { return Ok(()) };
-        edit.apply(picked, self.operand(entry, edit.edit_source(), row, nth, line, picked.len())?);
+        let operand = self.operand(entry, edit.edit_source(), row, nth, line, picked.len())?;
+        if edit.is_nonlinear() && self.job.compiled.has_gradients() && !self.job.replay {
+            let operand = if let TokenOperand::Each(values) = operand { values.to_vec() } else { Vec::new() };
+            let input = EditInput { input: picked.to_vec(), operand };
+            self.job.collector.store().lock().record_input((entry.tap, entry.site, row, nth), input);
+        }
+        edit.apply(picked, operand);
         Ok(())
     }
 
@@ -101,7 +107,10 @@ impl JobTaps<'_> {
             Some(EditSource::Number(number)) => return Ok(TokenOperand::Number(*number)),
             Some(EditSource::Vector(vector)) => vector.as_slice(),
             Some(EditSource::Rows(rows)) => rows[nth].as_slice(),
-            Some(EditSource::Site(source)) => self.source(entry, *source, row, nth)?,
+            Some(EditSource::Site(source)) => match line {
+                Some(downloaded) => downloaded,
+                None => self.source(entry, *source, row, nth)?,
+            },
             Some(EditSource::Value(_)) => line.unwrap_or_default(),
         };
         if values.len() != count {

@@ -1,6 +1,9 @@
 //! Compiled actions, and the dispatch of edits to their forward and backward formulas.
 
-use super::{Callback, CompiledReduce, add, cap, project_out, scale, set};
+use super::{
+    Callback, CompiledReduce, Injection, add, add_scaled, cap, inject, norm_match, orthogonal, project_out, scale, set,
+    swap,
+};
 use crate::plan::ValueId;
 use std::sync::Arc;
 
@@ -22,6 +25,23 @@ pub(crate) enum Edit {
     ProjectOut(Vec<f32>, f32),
     /// Unit direction, minimum and maximum of the component along it.
     Cap(Vec<f32>, f32, f32),
+    /// Unit direction, scale relative to the activation's norm.
+    AddScaled(Vec<f32>, f32),
+    /// The vector that is added before the norm is restored.
+    NormMatch(Vec<f32>),
+    /// Unit direction, new component along it.
+    Orthogonal(Vec<f32>, f32),
+    /// Unit normal of the mirror that exchanges the two directions.
+    Swap(Vec<f32>),
+    Inject(EditSource, Injection),
+}
+
+/// The input and operand of an edit at one token, recorded in the forward pass for the backward
+/// pass of an edit that is not linear.
+pub(crate) struct EditInput {
+    pub input: Vec<f32>,
+    /// Empty if the edit has no operand.
+    pub operand: Vec<f32>,
 }
 
 /// The operand of an edit.
@@ -67,6 +87,11 @@ impl CompiledAction {
             CompiledAction::Edit(Edit::Scale(_)) => "scale",
             CompiledAction::Edit(Edit::ProjectOut(..)) => "project_out",
             CompiledAction::Edit(Edit::Cap(..)) => "cap",
+            CompiledAction::Edit(Edit::AddScaled(..)) => "add_scaled",
+            CompiledAction::Edit(Edit::NormMatch(_)) => "norm_match",
+            CompiledAction::Edit(Edit::Orthogonal(..)) => "orthogonal",
+            CompiledAction::Edit(Edit::Swap(_)) => "swap",
+            CompiledAction::Edit(Edit::Inject(..)) => "inject",
             CompiledAction::Call(_) => "call",
         }
     }
@@ -122,15 +147,44 @@ impl Edit {
     /// Returns the operand that it writes, if it has one.
     pub fn edit_source(&self) -> Option<&EditSource> {
         match self {
-            Edit::Set(source) | Edit::Add(source, _) => Some(source),
-            Edit::Scale(_) | Edit::ProjectOut(..) | Edit::Cap(..) => None,
+            Edit::Set(source) | Edit::Add(source, _) | Edit::Inject(source, _) => Some(source),
+            Edit::Scale(_)
+            | Edit::ProjectOut(..)
+            | Edit::Cap(..)
+            | Edit::AddScaled(..)
+            | Edit::NormMatch(_)
+            | Edit::Orthogonal(..)
+            | Edit::Swap(_) => None,
         }
     }
 
     fn is_differentiable(&self) -> bool {
         match self {
-            Edit::Set(_) | Edit::Add(..) | Edit::Scale(_) | Edit::ProjectOut(..) => true,
+            Edit::Set(_)
+            | Edit::Add(..)
+            | Edit::Scale(_)
+            | Edit::ProjectOut(..)
+            | Edit::AddScaled(..)
+            | Edit::NormMatch(_)
+            | Edit::Orthogonal(..)
+            | Edit::Swap(_)
+            | Edit::Inject(..) => true,
             Edit::Cap(..) => false,
+        }
+    }
+
+    /// Whether its derivative depends on the activation, so that the forward pass records an
+    /// [`EditInput`] for [`backward_at`](Self::backward_at).
+    pub fn is_nonlinear(&self) -> bool {
+        match self {
+            Edit::AddScaled(..) | Edit::NormMatch(_) | Edit::Inject(..) => true,
+            Edit::Set(_)
+            | Edit::Add(..)
+            | Edit::Scale(_)
+            | Edit::ProjectOut(..)
+            | Edit::Cap(..)
+            | Edit::Orthogonal(..)
+            | Edit::Swap(_) => false,
         }
     }
 
@@ -142,12 +196,29 @@ impl Edit {
             Edit::Scale(by) => scale::apply(picked, *by),
             Edit::ProjectOut(direction, scale) => project_out::apply(picked, direction, *scale),
             Edit::Cap(direction, min, max) => cap::apply(picked, direction, *min, *max),
+            Edit::AddScaled(direction, scale) => add_scaled::apply(picked, direction, *scale),
+            Edit::NormMatch(shift) => norm_match::apply(picked, shift),
+            Edit::Orthogonal(direction, component) => orthogonal::apply(picked, direction, *component),
+            Edit::Swap(mirror) => swap::apply(picked, mirror),
+            Edit::Inject(_, how) => inject::apply(picked, operand, how),
         }
     }
 
-    /// Backward pass of [`apply`](Self::apply): turns the gradient of the edit's output into that
-    /// of its input, in place. Returns the gradient of the operand, if there is one; fails if the
-    /// edit is not differentiable.
+    /// Backward pass of [`apply`](Self::apply) at one token for an edit that is not linear. Returns
+    /// the gradient of the operand, if there is one.
+    pub fn backward_at(&self, gradient: &mut [f32], at: &EditInput) -> Option<Vec<f32>> {
+        match self {
+            Edit::AddScaled(direction, scale) => add_scaled::backward(gradient, &at.input, direction, *scale),
+            Edit::NormMatch(shift) => norm_match::backward(gradient, &at.input, shift),
+            Edit::Inject(_, how) => return Some(inject::backward(gradient, &at.input, &at.operand, how)),
+            _ => {}
+        }
+        None
+    }
+
+    /// Backward pass of [`apply`](Self::apply) for a linear edit, at any number of tokens: turns
+    /// the gradient of the edit's output into that of its input, in place. Returns the gradient of
+    /// the operand, if there is one; fails if the edit is not differentiable.
     pub fn backward(&self, gradient: &mut [f32]) -> Result<Option<Vec<f32>>, String> {
         match self {
             Edit::Set(_) => Ok(Some(set::backward(gradient))),
@@ -159,6 +230,17 @@ impl Edit {
             Edit::ProjectOut(direction, scale) => {
                 project_out::backward(gradient, direction, *scale);
                 Ok(None)
+            }
+            Edit::Orthogonal(direction, _) => {
+                orthogonal::backward(gradient, direction);
+                Ok(None)
+            }
+            Edit::Swap(mirror) => {
+                swap::backward(gradient, mirror);
+                Ok(None)
+            }
+            Edit::AddScaled(..) | Edit::NormMatch(_) | Edit::Inject(..) => {
+                Err("the gradient of this edit needs the activation that it edited".into())
             }
             Edit::Cap(..) => Err("gradients cannot flow through `cap` and `call`".into()),
         }

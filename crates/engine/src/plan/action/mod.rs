@@ -7,24 +7,30 @@
 //! missing. `operand.rs` holds the operands of actions.
 
 mod add;
+mod add_scaled;
 mod call;
 mod cap;
 mod capture;
 mod edit;
 mod grad;
+mod inject;
 mod mean_ablate;
+mod norm_match;
 mod operand;
+mod orthogonal;
 mod project_out;
 mod read;
 mod scale;
 mod set;
 mod skip;
+mod swap;
 mod zero;
 
 pub use call::{Callback, CallbackFn, SelectedRow};
 pub(crate) use capture::CompiledReduce;
 pub use capture::Reduce;
-pub(crate) use edit::{CompiledAction, Edit, EditSource, TokenOperand};
+pub(crate) use edit::{CompiledAction, Edit, EditInput, EditSource, TokenOperand};
+pub use inject::Injection;
 pub use operand::{FromSite, Operand};
 
 use super::compile::{Compiler, TapSite};
@@ -76,6 +82,41 @@ pub enum Action {
         min: Option<f32>,
         /// Maximum of `h·v`.
         max: Option<f32>,
+    },
+    /// `h + s‖h‖v/‖v‖`: adds a direction in proportion to the activation's norm.
+    AddScaled {
+        /// The direction.
+        vector: Operand,
+        /// Norm of the added vector as a multiple of the activation's.
+        scale: f32,
+    },
+    /// `(h + sv)‖h‖/‖h + sv‖`: adds a vector and keeps the activation's norm.
+    NormMatch {
+        /// The vector.
+        vector: Operand,
+        /// Scale of the vector.
+        scale: f32,
+    },
+    /// `h − (h·v)v/‖v‖² + sv`: removes the component along a direction, then adds the vector.
+    Orthogonal {
+        /// The vector.
+        vector: Operand,
+        /// Scale of the added vector.
+        scale: f32,
+    },
+    /// Exchanges the components along two directions; everything orthogonal to both stays.
+    Swap {
+        /// One direction.
+        first: Operand,
+        /// The other direction.
+        second: Operand,
+    },
+    /// Write or add a vector, usually at the positions of a placeholder token.
+    Inject {
+        /// The vector, or one for each selected position.
+        operand: Operand,
+        /// How to write it.
+        how: Injection,
     },
     /// Skip the layer: its output is the operand, or its input if there is none.
     Skip(Option<Operand>),
@@ -174,6 +215,16 @@ actions! {
         ActionInfo { key: "project_out", json: true, edits: true, attention: false, gradients: false };
     cap(vector, min, max) = Action::Cap { vector, min, max }, operands [vector],
         ActionInfo { key: "cap", json: true, edits: true, attention: false, gradients: false };
+    add_scaled(vector, scale) = Action::AddScaled { vector, scale }, operands [vector],
+        ActionInfo { key: "add_scaled", json: true, edits: true, attention: false, gradients: false };
+    norm_match(vector, scale) = Action::NormMatch { vector, scale }, operands [vector],
+        ActionInfo { key: "norm_match", json: true, edits: true, attention: false, gradients: false };
+    orthogonal(vector, scale) = Action::Orthogonal { vector, scale }, operands [vector],
+        ActionInfo { key: "orthogonal", json: true, edits: true, attention: false, gradients: false };
+    swap(first, second) = Action::Swap { first, second }, operands [first, second],
+        ActionInfo { key: "swap", json: true, edits: true, attention: false, gradients: false };
+    inject(operand, how) = Action::Inject { operand, how }, operands [operand],
+        ActionInfo { key: "inject", json: true, edits: true, attention: false, gradients: false };
     skip(operand) = Action::Skip(operand), operands [operand],
         ActionInfo { key: "skip", json: true, edits: true, attention: false, gradients: false };
     grad(metric, action) = Action::Grad { metric, action }, operands [action],
@@ -241,6 +292,11 @@ impl Action {
             | Action::MeanAblate(_)
             | Action::ProjectOut { .. }
             | Action::Cap { .. }
+            | Action::AddScaled { .. }
+            | Action::NormMatch { .. }
+            | Action::Orthogonal { .. }
+            | Action::Swap { .. }
+            | Action::Inject { .. }
             | Action::Skip(_)
             | Action::Call(_) => false,
         }
@@ -260,6 +316,11 @@ impl Action {
             | Action::MeanAblate(_)
             | Action::ProjectOut { .. }
             | Action::Cap { .. }
+            | Action::AddScaled { .. }
+            | Action::NormMatch { .. }
+            | Action::Orthogonal { .. }
+            | Action::Swap { .. }
+            | Action::Inject { .. }
             | Action::Skip(_)
             | Action::Call(_) => false,
         }

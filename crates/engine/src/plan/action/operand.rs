@@ -254,6 +254,18 @@ fn repeat_per_head(operand: &Operand, edge: &Edge, columns: &Columns) -> Result<
 
 /// Returns the operand as a unit vector for the selected units, or of a head's width.
 pub(super) fn unit_vector(operand: &Operand, edge: &Edge, columns: &Columns) -> Result<Vec<f32>, String> {
+    Ok(normalize(&direction_vector(operand, edge, columns)?).0)
+}
+
+/// Returns a vector scaled to unit length, and its length before.
+pub(super) fn normalize(vector: &[f32]) -> (Vec<f32>, f32) {
+    let length = vector.iter().map(|x| x * x).sum::<f32>().sqrt();
+    (vector.iter().map(|x| x / length).collect(), length)
+}
+
+/// Returns the operand as a vector of finite length above 0, for the selected units or of a head's
+/// width.
+pub(super) fn direction_vector(operand: &Operand, edge: &Edge, columns: &Columns) -> Result<Vec<f32>, String> {
     let vector = match (operand, edge.layout) {
         (Operand::Vector(vector), Layout::Heads(heads))
             if vector.len() == edge.width / heads && columns.len().is_multiple_of(vector.len()) =>
@@ -266,5 +278,5 @@ pub(super) fn unit_vector(operand: &Operand, edge: &Edge, columns: &Columns) -> 
     if !(length.is_finite() && length > 0.0) {
         return Err(format!("a direction cannot have length {length}"));
     }
-    Ok(vector.iter().map(|x| x / length).collect())
+    Ok(vector)
 }
