@@ -137,7 +137,11 @@ class Torch:
             handle.remove()
         cleanup = time.perf_counter() - started
         plain = timed(self.forward)
-        return {"setup": setup, "per hook": max(called - plain, 0.0) / LAYERS, "cleanup": cleanup}
+        return {
+            "setup": setup,
+            "per hook": max(called - plain, 0.0) / LAYERS,
+            "cleanup": cleanup,
+        }
 
 
 class NNsight:
@@ -220,34 +224,144 @@ def trace_breakdown(ours: Ours, without: Ours, count: int) -> dict[str, float]:
     }
 
 
+class LanguagePeer:
+    """A language model in transformers and in nnsight, in f32 on one thread, as ours."""
+
+    def __init__(self, path: str, steps: int) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        torch.set_num_threads(1)
+        folder, file = os.path.split(path)
+        where = (
+            {"pretrained_model_name_or_path": folder, "gguf_file": file}
+            if path.endswith(".gguf")
+            else {"pretrained_model_name_or_path": path}
+        )
+        self.torch, self.steps = torch, steps
+        self.model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32).eval()
+        self.model.generation_config.eos_token_id = None  # exactly `steps` tokens
+        self.model.generation_config.pad_token_id = 0
+        depth = self.model.config.get_text_config().num_hidden_layers
+        self.layers = next(m for m in self.model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == depth)
+        self.traced = None
+        if importlib.util.find_spec("nnsight"):
+            from nnsight.modeling.transformers import TransformersModel
+            from tokenizers import Tokenizer, models
+            from transformers import PreTrainedTokenizerFast
+
+            # nnsight requires a tokenizer; the prompts are token ids.
+            words = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+            tokenizer = PreTrainedTokenizerFast(
+                tokenizer_object=words,
+                unk_token="a",
+                bos_token="b",
+                eos_token="b",
+                pad_token="b",
+            )
+            self.traced = TransformersModel(self.model, task="text-generation", tokenizer=tokenizer)
+            names = next(name for name, m in self.model.named_modules() if m is self.layers)
+            self.traced_layers = self.traced
+            for part in names.split("."):
+                self.traced_layers = getattr(self.traced_layers, part)
+
+    def plain(self, tokens: list[int]) -> tuple[list[int], Any]:
+        """`generate` of transformers."""
+        with self.torch.no_grad():
+            out = self.model.generate(self.torch.tensor([tokens]), max_new_tokens=self.steps, do_sample=False)
+        return out[0, len(tokens) :].tolist(), None
+
+    def hooked(self, tokens: list[int]) -> tuple[list[int], Any]:
+        """`generate` with a forward hook on every layer that keeps its output."""
+        kept: list[Any] = []
+        keep = lambda module, args, output: kept.append(output[0] if isinstance(output, tuple) else output)
+        hooks = [layer.register_forward_hook(keep) for layer in self.layers]
+        try:
+            return self.plain(tokens)[0], kept
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def nnsight(self, tokens: list[int]) -> tuple[list[int], Any]:
+        """`generate` of nnsight without an intervention."""
+        with (
+            self.torch.no_grad(),
+            self.traced.generate(self.torch.tensor([tokens]), max_new_tokens=self.steps, do_sample=False) as tracer,
+        ):
+            out = tracer.result.save()
+        return out[0, len(tokens) :].tolist(), None
+
+    def nnsight_captured(self, tokens: list[int]) -> tuple[list[int], Any]:
+        """`generate` of nnsight that saves every layer's output at every step."""
+        import nnsight
+
+        layers, steps = self.traced_layers, self.steps
+        with (
+            self.torch.no_grad(),
+            self.traced.generate(self.torch.tensor([tokens]), max_new_tokens=steps, do_sample=False) as tracer,
+        ):
+            kept = nnsight.save([])
+            for _step in tracer.iter[:steps]:
+                for layer in layers:
+                    kept.append(layer.output[0] if isinstance(layer.output, tuple) else layer.output)
+            out = tracer.result.save()
+        return out[0, len(tokens) :].tolist(), kept
+
+
 def generation(path: str, count: int) -> dict[str, float]:
-    """Measures generation without and with every layer captured, and the cost per captured layer and step."""
+    """Measures generation without and with every layer captured, and the cost per captured layer and step; the same
+    in transformers and nnsight if they can be imported. Outputs must agree."""
     # One thread: on a busy machine several wait for each other, which would hide the cost of
     # captures.
     model = pellucid.load(path, dtype="f32", threads=1)
     tokens, steps = list(range(1, 10)), 16
 
-    def ours(captured: bool) -> float:
-        started = time.perf_counter()
+    def ours(captured: bool) -> tuple[list[int], Any]:
         with model.generate(tokens, max_new=steps, eos=False) as t:
             if captured:
                 t.cache("layers.*.resid_post")
-        return time.perf_counter() - started
+        return list(t.result.tokens), t
 
-    # Pairs in alternating order: drift of the machine affects both sides.
-    pairs = []
+    works: dict[str, Callable[[], tuple[list[int], Any]]] = {
+        "pellucid generation, one thread": lambda: ours(False),
+        "pellucid generation, one thread, all layers captured": lambda: ours(True),
+    }
+    if importlib.util.find_spec("transformers") and importlib.util.find_spec("torch"):
+        peer = LanguagePeer(path, steps)
+        works["transformers generation, one thread"] = lambda: peer.plain(tokens)
+        works["transformers generation, one thread, hook on every layer"] = lambda: peer.hooked(tokens)
+        if peer.traced is not None:
+            works["nnsight generation, one thread"] = lambda: peer.nnsight(tokens)
+            works["nnsight generation, one thread, all layers saved"] = lambda: peer.nnsight_captured(tokens)
+    expected = ours(False)[0]
+    times: dict[str, list[float]] = {name: [] for name in works}
     for number in range(-1, count):
-        first = ours(number % 2 == 1)
-        second = ours(number % 2 == 0)
-        pairs.append((first, second) if number % 2 == 0 else (second, first))
-    pairs = pairs[1:]  # the first pair is the warm-up
-    plain, captured = (statistics.median(times) for times in zip(*pairs, strict=True))
-    more = statistics.median(with_all - without for without, with_all in pairs)
-    return {
-        "pellucid generation, one thread": plain,
-        "pellucid generation, one thread, all layers captured": captured,
+        # Every other round is reversed: drift of the machine affects all alike. The first round is
+        # the warm-up.
+        for name in list(works)[:: 1 if number % 2 else -1]:
+            started = time.perf_counter()
+            found, kept = works[name]()
+            seconds = time.perf_counter() - started
+            if found != expected:
+                raise SystemExit(f"{name}: generated {found} instead of {expected}: nothing is compared")
+            if isinstance(kept, list) and len(kept) != steps * model.layers:
+                raise SystemExit(f"{name}: kept {len(kept)} activations instead of {steps * model.layers}")
+            if number >= 0:
+                times[name].append(seconds)
+    medians = {name: statistics.median(found) for name, found in times.items()}
+
+    def ratio(name: str, to: str) -> float:
+        return statistics.median(a / b for a, b in zip(times[name], times[to], strict=True))
+
+    plain, captured = list(works)[:2]
+    more = statistics.median(b - a for a, b in zip(times[plain], times[captured], strict=True))
+    ratios = {name: ratio(name, plain) for name in list(works)[1:]}
+    own = {name: ratio(name, "transformers generation, one thread") for name in works if name.startswith("nnsight")}
+    return medians | {
         "per layer of a step": more / (steps * model.layers),
-        "ratio": statistics.median(with_all / without for without, with_all in pairs),
+        "ratio": ratios[captured],
+        "ratios": ratios,
+        "ratios to transformers": own,
     }
 
 
@@ -263,7 +377,12 @@ def ms(seconds: float | None) -> str:
     return "–" if seconds is None else f"{seconds * 1e3:.3f}"
 
 
-def report(found: dict[str, float], split: dict[str, float], hooks: dict[str, float] | None, names: list[str]) -> str:
+def report(
+    found: dict[str, float],
+    split: dict[str, float],
+    hooks: dict[str, float] | None,
+    names: list[str],
+) -> str:
     """Formats the report."""
 
     def row(title: str, key: str, note: str = "") -> tuple[Any, ...]:
@@ -275,7 +394,11 @@ def report(found: dict[str, float], split: dict[str, float], hooks: dict[str, fl
     text += f"**Version:** pellucid {pellucid.__version__}\n\n"
     text += "## 1. Overhead Breakdown\n\n### 1.1 Core Timing Results\n\n"
     core = [
-        row("Model baseline (forward)", "forward", f"{LAYERS} projections of {WIDTH}, {TOKENS} tokens"),
+        row(
+            "Model baseline (forward)",
+            "forward",
+            f"{LAYERS} projections of {WIDTH}, {TOKENS} tokens",
+        ),
         row("Wrapper creation", "create", "one-time cost; ours packs the weights"),
         row("Empty trace", "0", "fixed cost per trace; the last layer is saved"),
         *(row(f"{count} interventions (read)", str(count)) for count in COUNTS),
@@ -287,23 +410,47 @@ def report(found: dict[str, float], split: dict[str, float], hooks: dict[str, fl
         for name in names
     ]
     text += f"\nPer read, µs: {', '.join(f'{name} {each}' for name, each in zip(names, per, strict=True))}.\n\n"
-    language = [(key, ms(value)) for key, value in found.items() if "generation" in key or key.startswith("per layer")]
+    language = [(key, value) for key, value in found.items() if "generation" in key or key.startswith("per layer")]
     if language:
-        text += "### 1.2 LanguageModel Results\n\n" + table(("Operation", "Time (ms)"), language)
-        text += f"\nRatio: {found['ratio']:.3f}x with every layer captured.\n\n"
+        ratios, to_transformers = found["ratios"], found["ratios to transformers"]
+
+        def shown(table: dict[str, float], key: str) -> str:
+            return f"{table[key]:.2f}x" if key in table else "–"
+
+        text += "### 1.2 LanguageModel Results\n\n"
+        text += table(
+            (
+                "Operation",
+                "Time (ms)",
+                "to pellucid's generation",
+                "to transformers' generation",
+            ),
+            [(key, ms(value), shown(ratios, key), shown(to_transformers, key)) for key, value in language],
+        )
+        text += "\nThe generated tokens are the same in all rows.\n\n"
     whole = sum(split.values())
     text += "## 2. Tracing Phase Analysis\n\n### 2.1 Breakdown of a Pellucid trace (12 saves)\n\n"
-    text += table(("Operation", "Time (ms)", "% of Trace"), [(k, ms(v), f"{v / whole:.1%}") for k, v in split.items()])
+    text += table(
+        ("Operation", "Time (ms)", "% of Trace"),
+        [(k, ms(v), f"{v / whole:.1%}") for k, v in split.items()],
+    )
     cached, uncached = found["pellucid 12"], found["pellucid uncached"]
     text += "\n### 2.2 Full Trace Timing\n\n" + table(
         ("Trace Type", "Time (ms)", "Improvement"),
-        [("Uncached trace", ms(uncached), "Baseline"), ("Cached trace", ms(cached), f"{uncached / cached:.2f}x faster")],
+        [
+            ("Uncached trace", ms(uncached), "Baseline"),
+            ("Cached trace", ms(cached), f"{uncached / cached:.2f}x faster"),
+        ],
     )
     text += "\n## 4. Configuration Impact Analysis\n\n" + table(
         ("Setting", "Time (ms)", "Impact"),
         [
             ("rows apart", ms(found["pellucid apart"]), "Baseline"),
-            ("cross-row value", ms(found["pellucid cross"]), f"{(found['pellucid cross'] - found['pellucid apart']) * 1e3:+.3f} ms"),
+            (
+                "cross-row value",
+                ms(found["pellucid cross"]),
+                f"{(found['pellucid cross'] - found['pellucid apart']) * 1e3:+.3f} ms",
+            ),
         ],
     )
     if hooks is not None:

@@ -5,7 +5,7 @@ use crate::suite::Suite;
 
 /// Name and text of every suite that comes with the lab.
 const SUITES: &[(&str, &str)] = &[
-    ("capture", include_str!("../suites/capture.toml")),
+    ("ladder", include_str!("../suites/ladder.toml")),
     ("peers", include_str!("../suites/peers.toml")),
     ("speed", include_str!("../suites/speed.toml")),
     ("startup", include_str!("../suites/startup.toml")),
@@ -21,7 +21,7 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 }
 
 /// Former names of suites, still accepted.
-const OLD_NAMES: &[(&str, &str)] = &[("load", "startup")];
+const OLD_NAMES: &[(&str, &str)] = &[("load", "startup"), ("capture", "ladder")];
 
 /// Maps a former name of a suite to its current name. Results that were written under a former name
 /// need it too.

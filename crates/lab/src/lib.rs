@@ -8,7 +8,8 @@
 //! times of wrong outputs, [`verdict`] classifies each comparison. [`result`] is the file format
 //! that [`report`] and [`baseline`] read.
 //!
-//! Two suites do not compare pairs of variants: [`construction`] (time and memory to construct
+//! Three suites do not compare pairs of variants: [`capture`](mod@capture) (cost of captures in
+//! batched generation), [`construction`] (time and memory to construct
 //! models, tokenizers and runs) and [`identify`] (latency and correctness of model inspection).
 //! Code that needs the [`counting`] allocator runs in the second binary, `pellucid-lab-worker`, so
 //! that the product binary keeps the system allocator.
@@ -17,6 +18,7 @@ pub mod baseline;
 pub mod budget;
 pub mod builtin_suites;
 pub mod candle;
+pub mod capture;
 pub mod check;
 pub mod conclusion;
 pub mod construction;

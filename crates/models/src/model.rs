@@ -15,6 +15,7 @@ use crate::tokenizer::{TOKENIZER_FILES, Tokenizer};
 use pellucid_engine::{Control, GenerateOptions, Generation, Model, Plan, Program, Remedy, RowToken};
 use pellucid_kernels::Pool;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// A model with its tokenizer and chat template.
 pub struct LoadedModel {

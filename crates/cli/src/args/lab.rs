@@ -1,6 +1,6 @@
 //! Arguments of `pellucid lab`.
 
-use super::AssumeArg;
+use super::{AssumeArg, LabCaptureArgs};
 use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand};
 use pellucid_lab::identify::Category;
@@ -14,6 +14,9 @@ pub enum LabCommand {
     /// Construct one fixture in this process: a JSON request on stdin, a JSON answer on stdout
     #[command(name = "__fixture", hide = true)]
     Fixture,
+    /// Generate in one mode of `lab capture`: a JSON request on stdin, a JSON answer on stdout
+    #[command(name = "__capture", hide = true)]
+    CaptureWorker,
     /// Measure the roofline of a model: a JSON request on stdin, a JSON answer on stdout
     #[command(name = "__roofline", hide = true)]
     Roofline,
@@ -25,8 +28,9 @@ pub enum LabCommand {
     /// Pellucid against transformers, llama.cpp and candle on the same weights (same as `lab run
     /// speed`)
     Speed(SuiteOptions),
-    /// Overhead of plans, captures and steering, step by step (same as `lab run capture`)
-    Capture(SuiteOptions),
+    /// Cost of captures in batched generation: no plan, zero, one, half or all layers, each in
+    /// fresh processes
+    Capture(LabCaptureArgs),
     /// Time from process start to the first token, and peak memory (same as `lab run startup`)
     #[command(alias = "load")]
     Startup(SuiteOptions),
@@ -148,7 +152,7 @@ pub enum BaselineCommand {
 (the A/A control failed, or nothing could be compared); with --gate also 4 inconclusive.
 
 Examples:
-  pellucid lab run capture                          overhead of captures and edits
+  pellucid lab run ladder                           overhead of captures and edits, step by step
   pellucid lab run speed --python venv/bin/python   against transformers on the same weights
   pellucid lab run speed --out speed.json --html speed.html
   pellucid lab run speed --only decode-1 batch      two workloads of the suite

@@ -1,10 +1,12 @@
 //! Command-line arguments.
 
 mod lab;
+mod lab_capture;
 mod steer;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 pub use lab::*;
+pub use lab_capture::LabCaptureArgs;
 use std::path::PathBuf;
 pub use steer::*;
 

@@ -7,29 +7,29 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 /// Runs the lab with its own cache directory, so that the user's baselines are not touched.
-fn lab(cache: &Path, args: &[&str]) -> Output {
+pub fn lab(cache: &Path, args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pellucid"));
     command.arg("lab").args(args).env("NO_COLOR", "1").env("PELLUCID_CACHE", cache).current_dir(cache);
     command.output().expect("the binary runs")
 }
 
-fn stderr(output: &Output) -> String {
+pub fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-fn stdout(output: &Output) -> String {
+pub fn stdout(output: &Output) -> String {
     assert!(output.status.success(), "{}", stderr(output));
     String::from_utf8(output.stdout.clone()).expect("text")
 }
 
-fn refused(output: &Output, message: &str, hint: &str) {
+pub fn refused(output: &Output, message: &str, hint: &str) {
     let text = stderr(output);
     assert_eq!(output.status.code(), Some(2), "{text}");
     assert!(text.contains(message) && text.contains(hint) && !text.contains("panicked"), "{text}");
     assert!(output.stdout.is_empty());
 }
 
-fn json(path: &Path) -> Value {
+pub fn json(path: &Path) -> Value {
     serde_json::from_slice(&std::fs::read(path).expect("the file")).expect("JSON")
 }
 
@@ -88,7 +88,7 @@ fn measured(dir: &Path, name: &str, more: &[&str]) -> PathBuf {
 fn the_suites_are_listed_and_the_schema_is_printed() {
     let dir = tempfile::tempdir().expect("a directory");
     let list = stdout(&lab(dir.path(), &["list"]));
-    for name in ["capture", "construction", "identify", "peers", "speed", "startup", "trace"] {
+    for name in ["capture", "construction", "identify", "ladder", "peers", "speed", "startup", "trace"] {
         assert!(list.lines().any(|line| line.split(' ').next() == Some(name)), "{list}");
     }
     // Each suite is also a command; former names are accepted but not shown.
@@ -306,7 +306,7 @@ fn an_interrupted_session_resumes_from_its_log() {
 #[test]
 fn an_invalid_suite_is_reported_with_its_mistake() {
     let dir = tempfile::tempdir().expect("a directory");
-    refused(&lab(dir.path(), &["run", "nosuch"]), "unknown suite `nosuch`", "capture");
+    refused(&lab(dir.path(), &["run", "nosuch"]), "unknown suite `nosuch`", "ladder");
     let good = std::fs::read_to_string(write_suite(dir.path())).expect("the suite");
     for (from, to, message) in [
         ("reference = \"one\"", "reference = \"three\"", "the reference is `three`"),
@@ -424,7 +424,8 @@ fn the_selftest_runs() {
 fn workloads_are_selected_by_name_and_have_their_own_references() {
     let dir = tempfile::tempdir().expect("a directory");
     refused(&lab(dir.path(), &["speed", "--only", "bach"]), "there is no workload `bach`", "batch");
-    refused(&lab(dir.path(), &["capture", "--candle"]), "capture has no variant of candle", "leave out --candle");
+    let args = ["run", "ladder", "--candle"];
+    refused(&lab(dir.path(), &args), "ladder has no variant of candle", "leave out --candle");
     let args = ["speed", "--model", "builtin", "--only", "batch", "stored-decode", "--pairs", "2", "--out", "r.json"];
     let output = lab(dir.path(), &args);
     // The verdict depends on the machine.

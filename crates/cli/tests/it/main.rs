@@ -3,6 +3,7 @@
 mod commands;
 mod guide;
 mod lab;
+mod lab_capture;
 mod steering;
 
 /// The directory of a golden model, as an argument.

@@ -11,9 +11,10 @@ mod performance;
 
 pub use bencher::bencher;
 pub use format::quantity;
-pub(crate) use format::{date, seconds};
+pub(crate) use format::{bytes, date, seconds};
 pub use history::{history_html, history_text};
 pub use html::html;
+pub(crate) use html::{document, svg};
 pub use ladder::ladder_summary;
 pub use markdown::markdown;
 pub use peers::peers_page;

@@ -5,6 +5,7 @@ mod conforms;
 mod machine;
 
 // Tests.
+mod capture;
 mod construction;
 mod docs;
 mod identify;

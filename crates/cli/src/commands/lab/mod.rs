@@ -1,6 +1,7 @@
 //! `pellucid lab`: benchmarks in fresh processes.
 
 mod all;
+mod capture;
 mod construction;
 mod history;
 mod identify;
@@ -30,6 +31,7 @@ pub fn run(command: LabCommand) -> Result<(), Failure> {
     match command {
         LabCommand::Worker => print_json(&worker::answer(&read_request()?).map_err(failure)?),
         LabCommand::Fixture => print_json(&child::answer(&read_request()?)),
+        LabCommand::CaptureWorker => capture::answer(),
         LabCommand::Roofline => print_json(&roofline::measure(&read_request()?).map_err(failure)?),
         LabCommand::PerformanceWorker => {
             print_json(&pellucid_lab::performance::measure(&read_request()?).map_err(failure)?)
@@ -40,9 +42,12 @@ pub fn run(command: LabCommand) -> Result<(), Failure> {
         LabCommand::Run(args) if identify::NAMES.contains(&args.suite.as_str()) => {
             identify::run(identify::as_suite(&args.options))
         }
+        LabCommand::Run(args) if args.suite == pellucid_lab::capture::NAME => {
+            capture::run(capture::as_suite(&args.options)?)
+        }
         LabCommand::Run(args) => run_suite(&args.suite, args.options),
         LabCommand::Speed(options) => run_suite("speed", options),
-        LabCommand::Capture(options) => run_suite("capture", options),
+        LabCommand::Capture(args) => capture::run(args),
         LabCommand::Startup(options) => run_suite("startup", options),
         LabCommand::Identify(args) => identify::run(args),
         LabCommand::TracingCost(args) => tracing_cost::run(args),
@@ -79,6 +84,7 @@ fn read_request<T: DeserializeOwned>() -> Result<T, Failure> {
 
 fn list() -> Result<(), Failure> {
     let mut titles = vec![(construction::NAMES[0], construction::TITLE.to_string())];
+    titles.push((pellucid_lab::capture::NAME, pellucid_lab::capture::TITLE.to_string()));
     titles.push((identify::NAMES[0], identify::TITLE.to_string()));
     for name in builtin_suites::names() {
         let suite = builtin_suites::named(name).and_then(Result::ok);

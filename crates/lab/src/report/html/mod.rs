@@ -11,7 +11,7 @@ mod memory;
 mod roofline;
 mod series;
 mod spread;
-mod svg;
+pub(crate) mod svg;
 mod tables;
 
 use crate::result::SessionResult;
@@ -62,7 +62,7 @@ pub fn html(result: &SessionResult) -> String {
 }
 
 /// Wraps a body into a complete document.
-pub(super) fn document(title: &str, body: &str) -> String {
+pub(crate) fn document(title: &str, body: &str) -> String {
     format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n\
