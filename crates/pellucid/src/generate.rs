@@ -1,6 +1,8 @@
 //! Options and results of text generation.
 
-use pellucid_engine::{Capture, Finish, Interrupt, LookupStats, PrefixCache, Sampling, SavedValue, Site};
+use pellucid_engine::{
+    Capture, CaptureOptions, Finish, Interrupt, LookupStats, PrefixCache, Sampling, SavedValue, Site,
+};
 use std::time::Duration;
 
 /// Callback for generated text: the row and a piece of its text.
@@ -41,6 +43,8 @@ pub struct GenerateOptions<'a> {
     pub prefixes: Option<PrefixCache>,
     /// Polled during the run; stops it on request.
     pub interrupt: Option<Interrupt>,
+    /// How captures are stored: as bf16, or in a memory-mapped file above a limit.
+    pub captures: CaptureOptions,
 }
 
 impl Default for GenerateOptions<'_> {
@@ -57,6 +61,7 @@ impl Default for GenerateOptions<'_> {
             threads: engine.threads,
             prefixes: engine.prefixes,
             interrupt: engine.interrupt,
+            captures: engine.captures,
         }
     }
 }

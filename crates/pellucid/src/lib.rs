@@ -147,8 +147,8 @@ pub use pellucid_engine::SavedValue as Saved;
 pub use pellucid_engine::SelectedRow as Selected;
 pub use pellucid_engine::plan::{self, FromSite};
 pub use pellucid_engine::{
-    Action, Array, Callback, Capture, Finish, Interrupt, Operand, Phase, Plan, Point, Positions, PrefixCache, Reduce,
-    Remedy, Run, RunOptions, Sampling, SavedValue, SelectedRow, Site, Tap,
+    Action, Array, Callback, Capture, CaptureDtype, CaptureOptions, Finish, Interrupt, Operand, Phase, Plan, Point,
+    Positions, PrefixCache, Reduce, Remedy, Run, RunOptions, Sampling, SavedValue, SelectedRow, Site, Tap,
 };
 pub use pellucid_models as models;
 pub use pellucid_models::chat::Message;

@@ -100,10 +100,21 @@ impl Model {
     /// ```
     pub fn generate(&self, prompts: &[impl Prompt], plan: &Plan, options: GenerateOptions) -> Result<Generation> {
         let (rows, plan) = self.prepare(prompts, plan)?;
-        let GenerateOptions { max_new, sampling, stop, eos, on_text, chunk, lookup, threads, prefixes, interrupt } =
-            options;
+        let GenerateOptions {
+            max_new,
+            sampling,
+            stop,
+            eos,
+            on_text,
+            chunk,
+            lookup,
+            threads,
+            prefixes,
+            interrupt,
+            captures,
+        } = options;
         let eos = eos.unwrap_or_else(|| self.loaded.eos.clone());
-        let options = EngineOptions { max_new, sampling, eos, chunk, lookup, threads, prefixes, interrupt };
+        let options = EngineOptions { max_new, sampling, eos, chunk, lookup, threads, prefixes, interrupt, captures };
         let mut on_text = on_text;
         let stop = StopStrings::new(stop)?;
         let generation = self.loaded.generate(&rows, &plan, &options, &stop, &mut |piece| {

@@ -65,7 +65,7 @@ pub(super) fn collect(
         };
         let end = start + prompts[start..].iter().take_while(fits).count().max(1);
         let batch = &prompts[start..end];
-        let plan = prepare(plan.clone(), Path::new(""), batch, loaded.tokenizer.as_ref())?;
+        let plan = prepare(plan.clone(), Path::new(""), batch, loaded.tokenizer.as_deref())?;
         let options = RunOptions { interrupt: reading.interrupt.clone(), ..RunOptions::default() };
         let run = loaded.model.run(batch, &plan, &options).map_err(|error| in_batch(error, start, batch.len()))?;
         for (values, &layer) in values.iter_mut().zip(reading.layers) {

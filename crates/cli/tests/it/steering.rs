@@ -97,7 +97,7 @@ fn bad_vectors_and_pairs_are_refused_by_name() {
     let broken = in_dir(&dir, "broken.jsonl");
     let good = "{\"positive\": \"a\", \"negative\": \"b\"}\n";
     let out = in_dir(&dir, "out.gguf");
-    let mut extract = |text: &str, extra: &[&str], message: &str, hint: &str| {
+    let extract = |text: &str, extra: &[&str], message: &str, hint: &str| {
         std::fs::write(&broken, text).expect("a file");
         refused(&[&["steer", "extract", &broken, "--output", &out], extra].concat(), 2, message, hint);
         assert!(!Path::new(&out).exists(), "nothing is written");
