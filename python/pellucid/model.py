@@ -264,7 +264,7 @@ class Model(TransformerLensApi):
         captures = _core.Plan.from_record([(0, None, "capture", site, select) for site in patterns], [], [], [], False)
         plans = () if plan is None else (as_plan(plan),)
         cache = None if prefixes is None else prefixes._core
-        run = _core.run(self._core, rows, captures, (*self.edits, *plans), chunk, False, threads, cache)
+        run = _core.run(self._core, rows, captures, (*self.edits_for(rows), *plans), chunk, False, threads, cache)
         result = Captures(self._core.find, run.all(), single, padded, run.passed_over)
         result.seconds = run.seconds
         return result

@@ -207,7 +207,8 @@ class Trace(Block):
 
     def _run(self, recorder: Recorder) -> None:
         model = recorder.model
-        run = _core.run(model._core, recorder.rows, self._plan(recorder), model.edits, *self._options)
+        edits = model.edits_for(recorder.rows)
+        run = _core.run(model._core, recorder.rows, self._plan(recorder), edits, *self._options)
         recorder.seconds = run.seconds
         self._assign_results(recorder, run)
 
@@ -219,7 +220,9 @@ class Scan(Block):
 
     def _run(self, recorder: Recorder) -> None:
         model = recorder.model
-        for value, shapes in _core.scan(model._core, recorder.rows, self._plan(recorder), model.edits):
+        for value, shapes in _core.scan(
+            model._core, recorder.rows, self._plan(recorder), model.edits_for(recorder.rows)
+        ):
             value._result = [(row, None, ShapeOnly(shape)) for row, shape in shapes]
 
 

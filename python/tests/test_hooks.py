@@ -164,6 +164,28 @@ def test_a_block_of_hooks(model, pair):
     assert model.edits == ()
 
 
+def test_a_trace_in_a_block_of_hooks_calls_them_once_with_all_prompts(model, pair):
+    shapes = []
+
+    def swap(stream, hook):
+        shapes.append(stream.shape)
+        return stream[::-1]
+
+    expected = model.run_with_hooks(pair, fwd_hooks=[("resid_post0", swap)])
+    shapes.clear()
+    with model.hooks(fwd_hooks=[("resid_post0", swap)]):
+        assert np.array_equal(traced(model, pair, lambda t: None), expected)
+        captured = model.run(pair, capture="logits")
+    assert np.array_equal(np.stack(captured["logits"]), expected)
+    assert shapes == [(2, 13, 128)] * 2
+
+    # Prompts of unequal length do not fit into one array.
+    shapes.clear()
+    with model.hooks(fwd_hooks=[("resid_post0", swap)]), model.trace([pair[0], pair[1] + " He"]) as t:
+        t.logits.save()
+    assert shapes == [(1, 13, 128), (1, 14, 128)]
+
+
 def test_nested_blocks_of_hooks_combine(model, pair):
     with model.hooks(fwd_hooks=[("z1", halve)]):
         with model.hooks(fwd_hooks=[("z2", halve)]):

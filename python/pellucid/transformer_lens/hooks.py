@@ -201,7 +201,16 @@ class InstalledHooks(NamedTuple):
     model: Model
     forward: tuple[Hook, ...]
     backward: tuple[Hook, ...]
-    plan: _core.Plan | None
+    plans: dict[int, _core.Plan]
+    """The recorded forward hooks by the number of prompts that they receive together."""
+
+    def plan_for(self, rows: int) -> _core.Plan:
+        """The plan that calls each forward hook with `rows` prompts; 1 calls it for each prompt."""
+        if rows not in self.plans:
+            with self.model.plan() as block:
+                record_hooks(block, self.forward, rows)
+            self.plans[rows] = block.plan
+        return self.plans[rows]
 
 
 _INSTALLED: ContextVar[tuple[InstalledHooks, ...]] = ContextVar("hooks", default=())
@@ -217,13 +226,7 @@ def hooks_on(model: Model) -> tuple[InstalledHooks, ...]:
 @contextmanager
 def install_hooks(model: Model, forward: HookList, backward: HookList) -> Iterator[Model]:
     """Installs hooks on a model for the duration of a `with` block."""
-    forward_hooks = tuple(resolve_hooks(model, forward))
-    plan = None
-    if forward_hooks:
-        with model.plan() as block:
-            record_hooks(block, forward_hooks)
-        plan = block.plan
-    added = InstalledHooks(model, forward_hooks, tuple(resolve_hooks(model, backward)), plan)
+    added = InstalledHooks(model, tuple(resolve_hooks(model, forward)), tuple(resolve_hooks(model, backward)), {})
     token = _INSTALLED.set((*_INSTALLED.get(), added))
     try:
         yield model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -89,10 +90,19 @@ class HooksMixin(ModelMixin):
         """Standing edits: plans that every run of this model applies first, in this order; those of
         open `hooks` blocks come last.
         """
+        return self._edits_with_hooks(1)
+
+    def edits_for(self, rows: Sequence[Sequence[int]]) -> tuple[_core.Plan, ...]:
+        """`edits` for a run of these prompts: a hook is called once, with all of them. Prompts of
+        unequal length do not fit into one array, so it is called for each.
+        """
+        return self._edits_with_hooks(len(rows) if len({len(row) for row in rows}) == 1 else 1)
+
+    def _edits_with_hooks(self, rows: int) -> tuple[_core.Plan, ...]:
         installed = hooks_on(self._model)
-        return (
-            (*self._edits, *(hooks.plan for hooks in installed if hooks.plan is not None)) if installed else self._edits
-        )
+        if not installed:
+            return self._edits
+        return (*self._edits, *(hooks.plan_for(rows) for hooks in installed if hooks.forward))
 
     @edits.setter
     def edits(self, plans: tuple[_core.Plan, ...]) -> None:
