@@ -5,7 +5,14 @@ import re
 import pytest
 from conftest import REPOSITORY
 
-PAGES = [("README.md", 1), ("docs/python.md", 8), ("docs/generation.md", 6), ("docs/batching.md", 1), ("AGENTS.md", 6)]
+PAGES = [
+    ("README.md", 1),
+    ("docs/python.md", 8),
+    ("docs/generation.md", 6),
+    ("docs/batching.md", 1),
+    ("docs/steering.md", 1),
+    ("AGENTS.md", 6),
+]
 """Each page with its minimum number of blocks."""
 
 

@@ -7,8 +7,9 @@ use pellucid_models::steer::SteeringVectors;
 use pellucid_models::{LoadOptions, LoadedModel};
 use std::path::{Path, PathBuf};
 
-/// Largest difference of an element, relative to the largest element: both compute in f32.
-const TOLERANCE: f32 = 1e-5;
+/// Largest difference of an element, relative to the largest element, as for activations: the peers
+/// compute activations and principal components in f32.
+const TOLERANCE: f32 = 1e-4;
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/steering")

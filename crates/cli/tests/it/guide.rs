@@ -114,6 +114,11 @@ fn the_guide_to_errors_shows_what_is_printed() {
 }
 
 #[test]
+fn the_guide_to_steering_shows_what_is_printed() {
+    check_page("docs/steering.md", 8);
+}
+
+#[test]
 fn the_guides_to_models_show_what_is_printed() {
     check_page("docs/models.md", 5);
     check_page("docs/inspect.md", 4);
