@@ -35,7 +35,7 @@ from .loading import load_with_strategies as load_with_strategies  # deprecated,
 from .model import Model, load, pull
 from .network import Network, NetworkModel
 from .prefixes import Prefixes
-from .results import Cache, Captures, Generated
+from .results import Cache, Captures, Generated, Mark
 from .site_table import SiteInfo, Sites
 from .steering import SteeringVectors
 from .transformer_lens import ActivationCache
@@ -55,6 +55,7 @@ __all__ = [
     "InputError",
     "Interrupted",
     "LoadError",
+    "Mark",
     "Model",
     "Network",
     "NetworkModel",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _core, convert
 from .errors import InputError
-from .results import Captures, Generated
+from .results import Captures, generated_rows
 
 if TYPE_CHECKING:
     from .model import Model
@@ -93,7 +93,7 @@ class Engine:
         select = None if positions is None else (None, positions, None, None, None, None)
         captures = _core.Plan.from_record([(0, None, "capture", site, select) for site in patterns], [], [], [], False)
         plans = () if plan is None else (as_plan(plan),)
-        core = self._core.submit(model._core, rows, captures, (*model.edits, *plans), options)
+        core = self._core.submit(model._core, rows, captures, (*model.edits_for(rows), *plans), options)
         return Request(model, core, rows, single, padded)
 
     def generate(self, prompts: Iterable[Any], plan: Any = None, **options: Any) -> list[Any]:
@@ -130,9 +130,7 @@ class Request:
     result; `captures` shows the activations so far. Dropping it cancels the request.
     """
 
-    def __init__(
-        self, model: Model, core: _core.EngineRequest, rows: list[Any], single: bool, padded: bool
-    ) -> None:
+    def __init__(self, model: Model, core: _core.EngineRequest, rows: list[Any], single: bool, padded: bool) -> None:
         self._model = model
         self._core = core
         self._rows = rows
@@ -185,8 +183,7 @@ class Request:
         generation = self._core.result(timeout)
         if generation is None:
             raise TimeoutError(f"request {self.id} has not ended after {timeout} seconds")
-        results = zip(self._rows, generation.rows, generation.saved_work, strict=True)
-        generated = [Generated(prompt, *row, *work) for prompt, row, work in results]
+        generated = generated_rows(self._rows, generation)
         return generated[0] if self._single else generated
 
     @property

@@ -13,9 +13,9 @@ import numpy as np
 from . import _core, convert, display
 from .branches import Base
 from .engine import Engine
-from .errors import InputError
+from .errors import InputError, PlanError
 from .prefixes import Prefixes
-from .results import Captures, to_numpy
+from .results import Captures, Mark, to_numpy
 from .site_table import Sites
 from .steering import SteeringVectors
 from .steering import extract as extract_vectors
@@ -120,7 +120,7 @@ class Model(TransformerLensApi):
         padded: bool = False,
         allow_nan: bool = False,
         prefixes: Prefixes | None = None,
-        steer: SteeringVectors | Sequence[SteeringVectors] | None = None,
+        steer: Any = None,
         **options: Any,
     ) -> Generation:
         """Generates from prompts.
@@ -136,7 +136,9 @@ class Model(TransformerLensApi):
             padded: As in `trace`.
             allow_nan: As in `trace`.
             prefixes: As in `trace`.
-            steer: Steering vectors to add at every position: `1.5 * vectors`, or a list of several.
+            steer: Steering vectors (`1.5 * vectors`, or a list of several), a steering spec
+                (`{"layers": {"2": {"operations": […]}}}`), or a plan of edits and conditions; see
+                docs/steering.md and docs/plans.md.
             options: `max_new`, `temperature` (0, the default, is greedy), `top_k`, `top_p`,
                 `min_p`, `repetition_penalty`, `seed`, `stop` (a list of strings that end a row),
                 `eos` (`False` continues past the end-of-text token), `chunk`, `threads` (as in
@@ -244,6 +246,7 @@ class Model(TransformerLensApi):
         chunk: int | None = None,
         threads: int | None = None,
         prefixes: Prefixes | None = None,
+        steer: Any = None,
     ) -> Captures:
         """Runs prompts under a plan (a `Plan`, a dict, or JSON); returns the captures by site.
 
@@ -257,16 +260,19 @@ class Model(TransformerLensApi):
             chunk: As in `trace`.
             threads: As in `trace`.
             prefixes: As in `trace`.
+            steer: As in `generate`; it applies before `plan`.
         """
         rows, single = convert.rows(self._core, prompts)
         patterns = [capture] if isinstance(capture, str) else list(capture)
         select = None if positions is None else (None, positions, None, None, None, None)
         captures = _core.Plan.from_record([(0, None, "capture", site, select) for site in patterns], [], [], [], False)
+        edits = self._steered(steer).edits_for(rows)
         plans = () if plan is None else (as_plan(plan),)
         cache = None if prefixes is None else prefixes._core
-        run = _core.run(self._core, rows, captures, (*self.edits_for(rows), *plans), chunk, False, threads, cache)
+        run = _core.run(self._core, rows, captures, (*edits, *plans), chunk, False, threads, cache)
         result = Captures(self._core.find, run.all(), single, padded, run.passed_over)
         result.seconds = run.seconds
+        result.marks = [Mark(*mark) for mark in run.marks]
         return result
 
     def unembed(self, stream: Any) -> np.ndarray:
@@ -321,16 +327,21 @@ class Model(TransformerLensApi):
 
     # Steering.
 
-    def _steered(self, steer: SteeringVectors | Sequence[SteeringVectors] | None) -> Model:
-        """A copy of the model with these vectors as standing edits."""
-        vectors = [] if steer is None else [steer] if isinstance(steer, SteeringVectors) else list(steer)
-        for one in vectors:
-            if not isinstance(one, SteeringVectors):
-                raise InputError(
-                    f"{type(one).__name__} is not a SteeringVectors", "load a file with SteeringVectors.load(path)"
-                )
-            one.check(self)
-        return Model(self._core, (*self._edits, *map(as_plan, vectors)), self.sites) if vectors else self
+    def _steered(self, steer: Any) -> Model:
+        """A copy of the model with steering as a standing edit: vectors, a list of them, a spec or
+        a plan.
+        """
+        if steer is None:
+            return self
+        for one in steer if isinstance(steer, (list, tuple)) else [steer]:
+            if isinstance(one, str):
+                raise InputError(f"{one!r} is not a SteeringVectors", "load a file with SteeringVectors.load(path)")
+        is_list = isinstance(steer, (list, tuple)) and all(isinstance(one, SteeringVectors) for one in steer)
+        parts = list(steer) if is_list else [steer]
+        for part in parts:
+            if isinstance(part, SteeringVectors):
+                part.check(self)
+        return Model(self._core, (*self._edits, *map(as_plan, parts)), self.sites)
 
     def extract_steering(
         self,
@@ -500,8 +511,8 @@ class Explanation:
 
 
 def as_plan(plan: Any) -> _core.Plan:
-    """Converts a `Plan`, `plan()` block, `SteeringVectors`, JSON string, dict or list of taps to a
-    `Plan`.
+    """Converts a `Plan`, `plan()` block, `SteeringVectors`, JSON string, dict, list of taps or
+    steering spec to a `Plan`.
     """
     if isinstance(plan, _core.Plan):
         return plan
@@ -513,4 +524,18 @@ def as_plan(plan: Any) -> _core.Plan:
         return _core.Plan.from_json(plan)
     if isinstance(plan, Sequence):
         plan = {"taps": list(plan)}
-    return _core.Plan.from_json(json.dumps(plan))
+    elif isinstance(plan, dict) and "taps" not in plan and ("layers" in plan or "experiments" in plan):
+        plan = {"steer": plan}
+    try:
+        text = json.dumps(plan, default=_as_list, allow_nan=False)
+    except ValueError as problem:
+        hint = 'replace NaN and infinite numbers; "-inf" stands for minus infinity'
+        raise PlanError(f"the plan has a number that JSON does not have: {problem}", hint) from None
+    return _core.Plan.from_json(text)
+
+
+def _as_list(value: Any) -> Any:
+    """Converts arrays in a plan (numpy, torch) to lists."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"a plan cannot hold a {type(value).__name__}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -79,6 +79,21 @@ def dlpack(value: Any, options: dict[str, Any]) -> Any:
     return np.array(value).__dlpack__()
 
 
+class Mark(NamedTuple):
+    """A position at which the condition of a `mark` held."""
+
+    name: str
+    """Name of the mark."""
+    site: str
+    """Site of the condition."""
+    row: int
+    """Row of the call."""
+    position: int
+    """Position in the row."""
+    value: float
+    """Dot product of the activation and the direction."""
+
+
 class Captures(Mapping[str, Any]):
     """Captured activations by site: `captures["layers.3.resid_post"]`, or by any alias."""
 
@@ -91,6 +106,8 @@ class Captures(Mapping[str, Any]):
         """For each site, the captured positions of each row."""
         self.seconds: float | None = None
         """Seconds spent in the engine (`Model.run` only)."""
+        self.marks: list[Mark] = []
+        """Positions at which the plan's marks held (`Model.run` only)."""
         self.passed_over = passed_over
         """Sites that patterns skipped because their layer does not have the point."""
         for site, _, positions, array, units in captured:
@@ -186,7 +203,7 @@ class Cache:
 class Generated:
     """The result of generating from one prompt."""
 
-    __slots__ = ("accepted", "drafted", "finish", "prompt", "reused", "text", "tokens")
+    __slots__ = ("accepted", "drafted", "finish", "marks", "prompt", "reused", "text", "tokens")
 
     def __init__(
         self,
@@ -197,6 +214,7 @@ class Generated:
         drafted: int = 0,
         accepted: int = 0,
         reused: int = 0,
+        marks: list[Mark] | None = None,
     ) -> None:
         self.prompt = prompt
         """The prompt's tokens."""
@@ -205,16 +223,28 @@ class Generated:
         self.text = text
         """Their text; `None` without a tokenizer."""
         self.finish = finish
-        """Finish reason: `eos`, `length` or `stop`."""
+        """Finish reason: `eos`, `length`, `stop`, or `condition` (a `stop` tap of the plan)."""
         self.drafted = drafted
         """Number of speculative tokens proposed by `lookup`."""
         self.accepted = accepted
         """Number of speculative tokens that were accepted."""
         self.reused = reused
         """Number of prompt tokens that came from the prefix cache."""
+        self.marks = marks or []
+        """Positions of this row at which the plan's marks held."""
 
     def __repr__(self) -> str:
         return f"Generated({self.text!r}, finish={self.finish!r})" if self.text is not None else repr(self.tokens)
 
     def _repr_html_(self) -> str:
         return display.facts("generated", [("text", self.text), ("tokens", self.tokens), ("finish", self.finish)])
+
+
+def generated_rows(prompts: list[Any], generation: Any) -> list[Generated]:
+    """The rows of a finished generation."""
+    marks = [Mark(*mark) for mark in generation.marks]
+    rows = zip(prompts, generation.rows, generation.saved_work, strict=True)
+    return [
+        Generated(prompt, *row, *work, marks=[mark for mark in marks if mark.row == index])
+        for index, (prompt, row, work) in enumerate(rows)
+    ]

@@ -10,7 +10,7 @@ import numpy as np
 from . import _core, convert
 from .errors import PlanError, RecordError
 from .recorder import DONE, FAILED, OPEN, WAITING, Recorder
-from .results import Cache, Captures, Generated
+from .results import Cache, Captures, generated_rows
 from .selection import Scope
 from .site import Site
 from .values import Value
@@ -359,8 +359,7 @@ class Generation(Block):
         run = _core.generate(model._core, recorder.rows, self._plan(recorder), model.edits, self._options, self._watch)
         recorder.seconds = run.seconds
         self._assign_results(recorder, run)
-        results = zip(recorder.rows, run.rows, run.saved_work, strict=True)
-        generated = [Generated(prompt, *row, *work) for prompt, row, work in results]
+        generated = generated_rows(recorder.rows, run)
         _set(self, "_generated", generated)
 
     def __repr__(self) -> str:

@@ -295,9 +295,10 @@ impl EngineRequest {
             Some(text.text(row).to_owned())
         };
         let texts = generation.rows.iter().enumerate().map(text_of).collect();
-        let engine::Generation { rows, captures, saved, passed_over, reused, prefill, decode, .. } = generation;
+        let engine::Generation { rows, captures, saved, marks, passed_over, reused, prefill, decode, .. } = generation;
         let (plan, offset) = (self.plan.clone_ref(py), self.offset);
-        let results = RunResults { captures, saved, passed_over, plan, offset, one_row: self.one_row, steps: true };
+        let one_row = self.one_row;
+        let results = RunResults { captures, saved, marks, passed_over, plan, offset, one_row, steps: true };
         Generation { results, rows, texts, prefill, decode, reused }
     }
 }

@@ -12,6 +12,7 @@ use std::collections::HashMap;
 pub struct RunResults {
     pub captures: Vec<engine::Capture>,
     pub saved: Vec<engine::Saved>,
+    pub marks: Vec<engine::Mark>,
     pub passed_over: Vec<engine::Site>,
     /// The plan of the trace itself, without standing edits.
     pub plan: Py<Plan>,
@@ -26,11 +27,21 @@ pub struct RunResults {
 /// `(site, row, positions, array, units)`; `units` are the indices of a top-k reduction.
 pub type CaptureTuple = (String, usize, Vec<usize>, Array, Option<Array>);
 
+/// `(name, site, row, position, value)` of a mark.
+pub type MarkTuple = (String, String, usize, usize, f32);
+
 impl RunResults {
+    /// The positions at which the plan's marks held.
+    pub fn marks(&self) -> Vec<MarkTuple> {
+        let mark =
+            |mark: &engine::Mark| (mark.name.clone(), mark.site.to_string(), mark.row, mark.position, mark.value);
+        self.marks.iter().map(mark).collect()
+    }
+
     /// Takes the results out of a run.
     pub fn from_run(run: engine::Run, plan: Py<Plan>, offset: PlanOffset, one_row: bool) -> RunResults {
-        let engine::Run { captures, saved, passed_over, .. } = run;
-        RunResults { captures, saved, passed_over, plan, offset, one_row, steps: false }
+        let engine::Run { captures, saved, marks, passed_over, .. } = run;
+        RunResults { captures, saved, marks, passed_over, plan, offset, one_row, steps: false }
     }
 
     /// Sets the result of each saved value: one array, or else a list of `(row, step, array)`.

@@ -4,7 +4,7 @@ use crate::errors::{ErrorKind, error, extract_count, from_models, guarded, raise
 use crate::model::Model;
 use crate::plan::{Plan, SaveSource};
 use crate::prefix::Prefixes;
-use crate::results::{CaptureTuple, RunResults};
+use crate::results::{CaptureTuple, MarkTuple, RunResults};
 use crate::tracing::TraceValue;
 use pellucid_engine::{self as engine, CaptureDtype, Finish, GenerateOptions, Interrupt, RunOptions, Sampling};
 use pellucid_models::{StopStrings, prepare};
@@ -51,6 +51,12 @@ impl Run {
         self.results.all()
     }
 
+    /// The positions at which the plan's marks held.
+    #[getter]
+    fn marks(&self) -> Vec<MarkTuple> {
+        self.results.marks()
+    }
+
     /// Sites that patterns skipped because their layer does not have the point.
     #[getter]
     fn passed_over(&self) -> Vec<String> {
@@ -76,6 +82,12 @@ impl Generation {
         self.results.captured(tap)
     }
 
+    /// The positions at which the plan's marks held.
+    #[getter]
+    fn marks(&self) -> Vec<MarkTuple> {
+        self.results.marks()
+    }
+
     /// Sites that patterns skipped because their layer does not have the point.
     #[getter]
     fn passed_over(&self) -> Vec<String> {
@@ -94,6 +106,7 @@ impl Generation {
             Finish::Eos => "eos",
             Finish::Length => "length",
             Finish::Stop => "stop",
+            Finish::Condition => "condition",
         };
         let rows = self.rows.iter().zip(&self.texts);
         rows.map(|(row, text)| (row.tokens.clone(), text.clone(), finish(row.finish))).collect()
@@ -171,8 +184,9 @@ pub fn generate(
         Ok((generation, edited.offset))
     })?;
     let texts = generation.rows.iter().map(|row| loaded.text(&row.tokens, stop)).collect();
-    let engine::Generation { rows, captures, saved, passed_over, reused, prefill, decode, .. } = generation;
-    let results = RunResults { captures, saved, passed_over, plan, offset, one_row: rows.len() == 1, steps: true };
+    let engine::Generation { rows, captures, saved, marks, passed_over, reused, prefill, decode, .. } = generation;
+    let results =
+        RunResults { captures, saved, marks, passed_over, plan, offset, one_row: rows.len() == 1, steps: true };
     Ok(Generation { results, rows, texts, prefill, decode, reused })
 }
 

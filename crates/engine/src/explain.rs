@@ -214,15 +214,20 @@ pub(crate) fn capture_bytes(
             }
             CompiledAction::Capture(CompiledReduce::Mean) => 4 * entry.columns.len(),
             CompiledAction::Capture(CompiledReduce::TopK(k)) => 8 * positions * k,
+            CompiledAction::Capture(CompiledReduce::Project(_, count)) => 4 * positions * count,
             CompiledAction::Capture(CompiledReduce::Norm | CompiledReduce::Dot(_)) => 4 * positions,
-            CompiledAction::Read | CompiledAction::Grad { .. } | CompiledAction::Edit(_) | CompiledAction::Call(_) => 0,
+            CompiledAction::Read
+            | CompiledAction::Grad { .. }
+            | CompiledAction::Edit(_)
+            | CompiledAction::Call(_)
+            | CompiledAction::Condition(_) => 0,
         };
         rows.map(|(row, positions)| bytes(row, positions)).sum::<usize>()
     };
     let captures = compiled.taps.iter().map(|entry| match &entry.action {
         CompiledAction::Grad { action, .. } => of(entry, action),
         CompiledAction::Capture(_) => of(entry, &entry.action),
-        CompiledAction::Read | CompiledAction::Edit(_) | CompiledAction::Call(_) => 0,
+        CompiledAction::Read | CompiledAction::Edit(_) | CompiledAction::Call(_) | CompiledAction::Condition(_) => 0,
     });
     let saved = compiled.values.save.iter().flat_map(|&value| &compiled.values.shapes[value]).flatten();
     captures.sum::<usize>() + saved.map(|shape| 4 * shape.iter().product::<usize>()).sum::<usize>()

@@ -68,7 +68,9 @@ pub use job::{CaptureOptions, Pass, RowState, SavedValue, Segment};
 pub use model::{Model, WeakModel};
 #[doc(hidden)]
 pub use plan::SelectedRow as Selected;
-pub use plan::{Action, Callback, Capture, Operand, Phase, Plan, Positions, Reduce, SelectedRow, Tap};
+pub use plan::{
+    Action, Callback, Capture, Mark, Operand, Phase, Plan, Positions, Reduce, SelectedRow, SteeringSpec, Tap, When,
+};
 pub use point::Point;
 pub use prefix::{PrefixCache, PrefixCounts};
 pub use program::Program;

@@ -18,7 +18,7 @@ pub fn prepare(plan: Plan, base: &Path, inputs: &[Vec<u32>], tokenizer: Option<&
     // For each tap of the plan, the index of its first resolved tap and their number.
     let mut resolved = Vec::with_capacity(plan.taps.len());
     for mut tap in plan.taps {
-        read_files(&mut tap.action, base)?;
+        read_files(&mut tap, base)?;
         resolved.push((taps.len(), tap.rows.as_ref().map_or(inputs.len(), Vec::len)));
         if !mentions_token(&mut tap) {
             resolved.last_mut().expect("pushed above").1 = 1;
@@ -113,9 +113,10 @@ fn find_positions(text: &str, tokens: &[u32], row: usize, tokenizer: Option<&Tok
     Ok(positions)
 }
 
-/// Replaces the file references among an action's operands by their tensors.
-fn read_files(action: &mut Action, base: &Path) -> Result<()> {
-    for operand in action.operands_mut() {
+/// Replaces the file references in a tap's action and condition by their tensors.
+fn read_files(tap: &mut Tap, base: &Path) -> Result<()> {
+    let condition = tap.when.as_mut().map(|when| &mut when.direction);
+    for operand in tap.action.operands_mut().into_iter().chain(condition) {
         if let Operand::File(reference) = operand {
             *operand = read_tensor(base, reference)?;
         }

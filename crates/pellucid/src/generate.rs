@@ -1,7 +1,7 @@
 //! Options and results of text generation.
 
 use pellucid_engine::{
-    Capture, CaptureOptions, Finish, Interrupt, LookupStats, PrefixCache, Sampling, SavedValue, Site,
+    Capture, CaptureOptions, Finish, Interrupt, LookupStats, Mark, PrefixCache, Sampling, SavedValue, Site,
 };
 use std::time::Duration;
 
@@ -90,6 +90,8 @@ pub struct Generation {
     pub captures: Vec<Capture>,
     /// The values that the plan saves, step by step.
     pub saved: Vec<SavedValue>,
+    /// Positions at which the plan's marks held.
+    pub marks: Vec<Mark>,
     /// Sites that a pattern matched but that their layers do not have.
     pub absent: Vec<Site>,
     /// Time of the prefill.

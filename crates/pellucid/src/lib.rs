@@ -145,10 +145,11 @@ pub use pellucid_engine as engine;
 pub use pellucid_engine::SavedValue as Saved;
 #[doc(hidden)]
 pub use pellucid_engine::SelectedRow as Selected;
-pub use pellucid_engine::plan::{self, FromSite};
+pub use pellucid_engine::plan::{self, FromSite, Injection};
 pub use pellucid_engine::{
-    Action, Array, Callback, Capture, CaptureDtype, CaptureOptions, Finish, Interrupt, Operand, Phase, Plan, Point,
-    Positions, PrefixCache, Reduce, Remedy, Run, RunOptions, Sampling, SavedValue, SelectedRow, Site, Tap,
+    Action, Array, Callback, Capture, CaptureDtype, CaptureOptions, Finish, Interrupt, Mark, Operand, Phase, Plan,
+    Point, Positions, PrefixCache, Reduce, Remedy, Run, RunOptions, Sampling, SavedValue, SelectedRow, Site,
+    SteeringSpec, Tap, When,
 };
 pub use pellucid_models as models;
 pub use pellucid_models::chat::Message;

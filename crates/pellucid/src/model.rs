@@ -133,6 +133,7 @@ impl Model {
             rows: texts.collect(),
             captures: generation.captures,
             saved: generation.saved,
+            marks: generation.marks,
             absent: generation.passed_over,
             prefill: generation.prefill,
             decode: generation.decode,

@@ -1,6 +1,6 @@
 //! `pellucid generate`: continue a prompt.
 
-use super::{print, print_json, say, say_passed_over, say_written};
+use super::{list_marks, print, print_json, say, say_passed_over, say_written};
 use crate::args::GenerateArgs;
 use crate::failure::{Failure, output};
 use crate::files::Results;
@@ -58,6 +58,7 @@ pub fn run(args: GenerateArgs) -> Result<(), Failure> {
             Finish::Eos => "eos",
             Finish::Length => "length",
             Finish::Stop => "stop",
+            Finish::Condition => "condition",
         };
         let (prefill_s, decode_s) = (generation.prefill.as_secs_f64(), generation.decode.as_secs_f64());
         print_json(&json!({
@@ -65,6 +66,7 @@ pub fn run(args: GenerateArgs) -> Result<(), Failure> {
             "tokens": row.tokens,
             "text": text,
             "finish_reason": finish,
+            "marks": generation.marks,
             "lookup": { "drafted": row.lookup.drafted, "accepted": row.lookup.accepted },
             "timing": { "load_s": load_s, "prefill_s": prefill_s, "decode_s": decode_s },
         }))?;
@@ -73,6 +75,9 @@ pub fn run(args: GenerateArgs) -> Result<(), Failure> {
             Some(_) => stream.finish()?,
             None => print(&format!("{}\n", row.tokens.iter().map(u32::to_string).collect::<Vec<_>>().join(",")))?,
         }
+    }
+    if !args.json && !generation.marks.is_empty() {
+        say(list_marks(&generation.marks).trim_end());
     }
     say_passed_over(&generation.passed_over);
     match &args.plan.out {

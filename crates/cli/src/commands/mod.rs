@@ -38,6 +38,16 @@ fn say_passed_over(sites: &[pellucid_engine::Site]) {
     }
 }
 
+/// Lists marks: name, row, position, value and site, one per line.
+fn list_marks(marks: &[pellucid_engine::Mark]) -> String {
+    let width = marks.iter().map(|mark| mark.name.len()).max().unwrap_or(0);
+    let line = |mark: &pellucid_engine::Mark| {
+        let pellucid_engine::Mark { name, site, row, position, value, .. } = mark;
+        format!("{name:width$}  row {row}  position {position:<5} {value:>10.4}  {site}\n")
+    };
+    marks.iter().map(line).collect()
+}
+
 /// Reports the number of tensors written.
 fn say_written(path: &std::path::Path, results: &crate::files::Results) {
     let count = results.named().len();

@@ -1,6 +1,6 @@
 //! `pellucid run`: runs prompts once, with captures and edits.
 
-use super::{print, print_json, say, say_passed_over, say_written};
+use super::{list_marks, print, print_json, say, say_passed_over, say_written};
 use crate::args::RunArgs;
 use crate::failure::Failure;
 use crate::files::Results;
@@ -24,7 +24,7 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
     let mut plan = inputs::plan(loaded, &args.plan, &rows)?;
     // Without captures the command prints the next tokens. With captures, ops after the last
     // captured site do not run.
-    let has_result = |tap: &Tap| matches!(tap.action, Action::Capture(_) | Action::Grad { .. });
+    let has_result = |tap: &Tap| matches!(tap.action, Action::Capture(_) | Action::Grad { .. } | Action::Mark(_));
     let shows_next_tokens = plan.save.is_empty() && !plan.taps.iter().any(has_result);
     if shows_next_tokens {
         plan.taps.push(Tap::new("logits", Action::Capture(None)).positions(Positions::Last));
@@ -43,7 +43,8 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
         files::write_results(path, &results)?;
     }
     say_passed_over(&run.passed_over);
-    if run.captures.is_empty() && run.saved.is_empty() {
+    let marks = plan.taps.iter().any(|tap| matches!(tap.action, Action::Mark(_)));
+    if run.captures.is_empty() && run.saved.is_empty() && !marks {
         say("nothing was captured: the requested positions do not exist in these rows");
     }
     if results.named().iter().any(|(_, array)| array.values().iter().any(|x| x.is_nan())) {
@@ -52,7 +53,14 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
     if args.json {
         return print_json(&json_of(loaded, &rows, &run, (!shows_next_tokens).then_some(&results), load_s, run_s));
     }
-    if shows_next_tokens { print(&next_tokens(loaded, &rows, &run)) } else { print(&summary(&results)) }?;
+    if shows_next_tokens {
+        print(&next_tokens(loaded, &rows, &run))
+    } else {
+        print(&(summary(&results) + &list_marks(&run.marks)))
+    }?;
+    if marks && run.marks.is_empty() {
+        say("no mark: the conditions held nowhere");
+    }
     if let Some(path) = &args.plan.out {
         say_written(path, &results);
     }
@@ -140,5 +148,5 @@ fn json_of(
     };
     let captures: Vec<Value> = results.into_iter().flat_map(Results::named).map(shown).collect();
     let passed_over: Vec<String> = run.passed_over.iter().map(|site| site.to_string()).collect();
-    json!({ "model": loaded.name, "rows": listed, "captures": captures, "passed_over": passed_over, "timing": { "load_s": load_s, "run_s": run_s } })
+    json!({ "model": loaded.name, "rows": listed, "captures": captures, "marks": run.marks, "passed_over": passed_over, "timing": { "load_s": load_s, "run_s": run_s } })
 }

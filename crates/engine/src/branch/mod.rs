@@ -16,7 +16,7 @@ use crate::interrupt::{Interrupt, InterruptPoller};
 use crate::job::{CacheUse, Job, JobOptions, KvPrefix, Pass};
 use crate::memory::DeviceRow;
 use crate::model::Model;
-use crate::plan::{Action, Expr, Lengths, Plan, Tap, compile};
+use crate::plan::{Action, Expr, Lengths, Plan, Tap, compile, refuse_conditions};
 use crate::program::Layout;
 use crate::run::{Run, RunOptions};
 use crate::site::Site;
@@ -62,6 +62,7 @@ impl Model {
         let inputs = [tokens.to_vec()];
         self.check_inputs(&inputs, 0, None)?;
         let program = self.program();
+        refuse_conditions(&plan.taps, "a base")?;
         let plan = without_captures(own_row(plan, 0)?);
         let prompts = [tokens.len()];
         let mut compiled = compile(program, &plan, Lengths { prompts: &prompts, limits: &prompts }, false)?;
@@ -117,6 +118,7 @@ impl Base {
         if !plan.metrics.is_empty() {
             return Err(Error::input("a branch cannot have metrics", "compute gradients in a separate run"));
         }
+        refuse_conditions(&plan.taps, "a branch")?;
         let (program, n) = (self.model.program(), self.tokens.len());
         let joint = self.plan.clone().then(own_row(plan, 0)?);
         let compiled = compile(program, &joint, Lengths { prompts: &[n], limits: &[n] }, false)?;

@@ -143,6 +143,9 @@ impl Decoder {
             let end = pass.range(TokenSet::ForLogits, segment).end;
             let lines = (end - row.pending()) * width..end * width;
             row.advance(&mut logits[lines], &self.options, watch);
+            if self.job.collector.is_stopped(segment.row) {
+                row.finish.get_or_insert(Finish::Condition);
+            }
             // Drop the KV cache entries of rejected speculative tokens.
             self.job.rows[segment.row].truncate(row.tokens.len() - 1);
         }
@@ -200,7 +203,8 @@ impl Decoder {
             let expected = row.prompt + row.new_tokens().len() - 1;
             assert_eq!(length, expected, "each row computes prompt + generated - 1 positions");
         }
-        let (saved, compiled) = (job.collector.take_saved(), job.compiled.clone());
+        let (saved, marks) = (job.collector.take_saved(), job.collector.take_marks());
+        let compiled = job.compiled.clone();
         let memory = model.backend().memory();
         let mut moved = TransferStats::default();
         let captures = job.collector.finish(model.program(), &compiled, &lengths, memory, &mut moved)?;
@@ -210,7 +214,7 @@ impl Decoder {
             lookup: row.lookup,
         });
         let passed_over = compiled.passed_over.clone();
-        Ok(Generation { rows: rows.collect(), captures, saved, passed_over, reused, prefill, decode, moved })
+        Ok(Generation { rows: rows.collect(), captures, saved, marks, passed_over, reused, prefill, decode, moved })
     }
 }
 

@@ -18,7 +18,7 @@ use crate::interrupt::{Interrupt, InterruptPoller};
 use crate::job::{CaptureOptions, SavedValue};
 use crate::memory::TransferStats;
 use crate::model::Model;
-use crate::plan::{Capture, Plan};
+use crate::plan::{Capture, Mark, Plan};
 use crate::prefix::PrefixCache;
 use crate::prompt_lookup::LookupStats;
 use crate::sample::Sampling;
@@ -86,6 +86,8 @@ pub enum Finish {
     Length,
     /// The per-token callback returned [`Control::Stop`] (a stop string, for example).
     Stop,
+    /// A condition of the plan held ([`Action::Stop`](crate::Action::Stop)).
+    Condition,
 }
 
 /// A generated row.
@@ -108,6 +110,8 @@ pub struct Generation {
     pub captures: Vec<Capture>,
     /// The values that the plan saves, step by step.
     pub saved: Vec<SavedValue>,
+    /// Positions at which the plan's marks held, ordered by tap, row and position.
+    pub marks: Vec<Mark>,
     /// Sites that a pattern of the plan skipped because their layers do not have them.
     pub passed_over: Vec<Site>,
     /// For each row the number of tokens reused from the prefix cache.

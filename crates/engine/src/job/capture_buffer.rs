@@ -147,7 +147,7 @@ fn line_width(entry: &CompiledTap, reduce: &CompiledReduce) -> Option<usize> {
         CompiledReduce::Whole => Some(entry.columns.len()),
         CompiledReduce::Mean => None,
         CompiledReduce::Norm | CompiledReduce::Dot(_) => Some(1),
-        CompiledReduce::TopK(k) => Some(*k),
+        CompiledReduce::TopK(k) | CompiledReduce::Project(_, k) => Some(*k),
     }
 }
 
@@ -156,7 +156,7 @@ fn line_shape(edge: &Edge, entry: &CompiledTap, reduce: &CompiledReduce) -> Vec<
     match reduce {
         CompiledReduce::Whole | CompiledReduce::Mean => entry.columns.shape(edge, 1)[1..].to_vec(),
         CompiledReduce::Norm | CompiledReduce::Dot(_) => Vec::new(),
-        CompiledReduce::TopK(k) => vec![*k],
+        CompiledReduce::TopK(k) | CompiledReduce::Project(_, k) => vec![*k],
     }
 }
 
@@ -277,6 +277,11 @@ impl CaptureBuffer {
                 CompiledReduce::Whole => lines.store(nth, picked, &[]),
                 CompiledReduce::Norm => lines.store(nth, &[dot(picked, picked).sqrt()], &[]),
                 CompiledReduce::Dot(vector) => lines.store(nth, &[dot(picked, vector)], &[]),
+                CompiledReduce::Project(vectors, _) => {
+                    let vectors = vectors.chunks_exact(picked.len());
+                    let values: Vec<f32> = vectors.map(|vector| dot(picked, vector)).collect();
+                    lines.store(nth, &values, &[]);
+                }
                 CompiledReduce::TopK(k) => {
                     let mut order: Vec<usize> = (0..picked.len()).collect();
                     order.sort_by(|&a, &b| picked[b].total_cmp(&picked[a]));

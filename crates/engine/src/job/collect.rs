@@ -6,7 +6,10 @@ use super::pass::Pass;
 use crate::array::Array;
 use crate::error::Result;
 use crate::memory::{DeviceMemory, DeviceValue, TransferStats, Value};
-use crate::plan::{Capture, CompiledAction, CompiledPlan, CompiledReduce, CompiledTap, SelectedPositions, ValueId};
+use crate::plan::{
+    Capture, CompiledAction, CompiledPlan, CompiledReduce, CompiledTap, Condition, Consequence, Mark,
+    SelectedPositions, ValueId,
+};
 use crate::program::{Edge, Program};
 use crate::value::{OpRunner, ValueStore};
 use std::collections::HashMap;
@@ -51,6 +54,11 @@ pub(crate) struct Collector {
     store: SharedStore,
     saved: Vec<SavedValue>,
     step: usize,
+    /// By tap, then by row: for each selected position whether the condition holds there.
+    conditions: Vec<Vec<Vec<bool>>>,
+    marks: Vec<Mark>,
+    /// Rows that a condition has stopped.
+    stopped: Vec<bool>,
 }
 
 /// A line of a buffer in device memory.
@@ -97,6 +105,18 @@ impl Collector {
             entry.rows.iter().enumerate().map(&mut allocate).collect()
         };
         let captures = compiled.taps.iter().enumerate().map(&mut of_tap).collect();
+        let flags = |entry: &CompiledTap| match &entry.action {
+            CompiledAction::Condition(condition) if condition.then == Consequence::Apply => {
+                let of_row = |chosen: &Option<SelectedPositions>| vec![false; chosen.as_ref().map_or(0, |c| c.len())];
+                entry.rows.iter().map(of_row).collect()
+            }
+            _ => Vec::new(),
+        };
+        let conditions = if compiled.taps.iter().any(|entry| entry.condition.is_some()) {
+            compiled.taps.iter().map(flags).collect()
+        } else {
+            Vec::new()
+        };
         Ok(Collector {
             captures,
             stash: HashMap::new(),
@@ -106,6 +126,9 @@ impl Collector {
             store: SharedStore::default(),
             saved: Vec::new(),
             step: 0,
+            conditions,
+            marks: Vec::new(),
+            stopped: vec![false; compiled.prompts.len()],
         })
     }
 
@@ -199,9 +222,10 @@ impl Collector {
                     for (nth, line) in indices.into_iter().zip(floats.chunks_exact(width.max(1))) {
                         match reduce {
                             CompiledReduce::Norm | CompiledReduce::Dot(_) => buffer.set_scalar(nth, line[0]),
-                            CompiledReduce::Whole | CompiledReduce::Mean | CompiledReduce::TopK(_) => {
-                                buffer.add(reduce, nth, line)
-                            }
+                            CompiledReduce::Whole
+                            | CompiledReduce::Mean
+                            | CompiledReduce::TopK(_)
+                            | CompiledReduce::Project(..) => buffer.add(reduce, nth, line),
                         }
                     }
                 }
@@ -220,9 +244,10 @@ impl Collector {
         reduce: &CompiledReduce,
         tokens: impl Iterator<Item = (&'t [f32], usize)>,
     ) {
+        let conditions = entry.condition.map(|condition| &self.conditions[condition][row]);
         let Some(buffer) = &mut self.captures[index][row] else { return };
         let mut scratch = Vec::new();
-        for (token, nth) in tokens {
+        for (token, nth) in tokens.filter(|&(_, nth)| conditions.is_none_or(|holds| holds[nth])) {
             buffer.add(reduce, nth, entry.columns.pick(token, &mut scratch));
         }
     }
@@ -231,6 +256,43 @@ impl Collector {
         if let Some(buffer) = &mut self.captures[index][row] {
             buffer.set_query(nth, line);
         }
+    }
+
+    /// Tests a condition at one token of a row and stores the outcome.
+    pub fn test(
+        &mut self,
+        index: usize,
+        entry: &CompiledTap,
+        condition: &Condition,
+        (row, position, nth): (usize, usize, usize),
+        token: &[f32],
+    ) {
+        let Some(value) = condition.test(token) else { return };
+        match &condition.then {
+            Consequence::Apply => self.conditions[index][row][nth] = true,
+            Consequence::Stop => self.stopped[row] = true,
+            Consequence::Mark(name) => {
+                let (tap, site, name) = (entry.tap, entry.site, name.clone());
+                self.marks.push(Mark { name, tap, site, row, position, value });
+            }
+        }
+    }
+
+    /// Whether a tap applies at a selected position: it has no condition, or the condition holds.
+    pub fn applies(&self, entry: &CompiledTap, row: usize, nth: usize) -> bool {
+        entry.condition.is_none_or(|condition| self.conditions[condition][row][nth])
+    }
+
+    /// Whether a condition has stopped a row.
+    pub fn is_stopped(&self, row: usize) -> bool {
+        self.stopped[row]
+    }
+
+    /// Takes the marks, ordered by tap, row and position.
+    pub fn take_marks(&mut self) -> Vec<Mark> {
+        let mut marks = std::mem::take(&mut self.marks);
+        marks.sort_by_key(|mark| (mark.tap, mark.site, mark.row, mark.position));
+        marks
     }
 
     /// Binds an array that a tap has read from a row to the plan values that read it.

@@ -9,7 +9,7 @@ use crate::program::{Op, Program};
 use crate::remedy::Remedy;
 
 /// Rejects a plan whose gradients would flow through a non-differentiable action (`cap`, `call`, an
-/// opaque function).
+/// edit with a condition, an opaque function).
 pub(super) fn check_differentiable(program: &Program, entries: &[CompiledTap], values: &CompiledValues) -> Result<()> {
     let producer = |entry: &CompiledTap| program.edge(entry.edge).producer;
     let sites = entries.iter().filter(|entry| entry.on_gradient()).map(producer);
@@ -27,14 +27,14 @@ pub(super) fn check_differentiable(program: &Program, entries: &[CompiledTap], v
     }
     let blocks = |entry: &&CompiledTap| {
         let by_value = entry.value().is_some_and(|value| values.opaque[value]);
-        producer(entry) >= first && (by_value || !entry.action.is_differentiable())
+        producer(entry) >= first && (by_value || !entry.is_differentiable())
     };
     match entries.iter().find(blocks) {
         None => Ok(()),
         Some(entry) => Err(Error::Plan {
             tap: entry.tap,
             site: entry.site.to_string(),
-            problem: "gradients cannot flow through `cap`, `call` or an opaque function".into(),
+            problem: "gradients cannot flow through `cap`, `call`, an edit with `when` or an opaque function".into(),
             remedy: "ask for gradients only at sites computed after this edit, or detach the function's result".into(),
         }),
     }

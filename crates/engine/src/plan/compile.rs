@@ -3,7 +3,8 @@
 use super::check_gradients::{check_differentiable, check_edit_shapes};
 use super::compile_value::compile_values;
 use super::compiled::{CompiledPlan, CompiledTap, Lengths, SelectedPositions, Source};
-use super::{Action, Columns, CompiledAction, Phase, Plan, Positions, Tap, ValueId};
+use super::when::{Condition, Consequence};
+use super::{Action, Columns, CompiledAction, Phase, Plan, Positions, Reduce, Tap, ValueId};
 use crate::error::{Error, Result};
 use crate::ids::IdVec;
 use crate::plan::row_groups;
@@ -135,7 +136,15 @@ impl Compiler<'_> {
             .rows(tap)
             .map_err(|problem| fail(problem, "rows count the inputs of the call from 0; positions count tokens"))?;
         for site in matches.sites {
-            let entry = self.compile_tap(index, tap, site, rows.clone());
+            let condition = self.compile_condition(index, tap, site, &rows);
+            let entry = condition.and_then(|condition| {
+                // The condition comes directly before its tap.
+                let condition = condition.map(|condition| {
+                    self.taps.push(condition);
+                    self.taps.len() - 1
+                });
+                Ok(CompiledTap { condition, ..self.compile_tap(index, tap, site, rows.clone())? })
+            });
             let entry = entry.map_err(|problem| {
                 let here = site.to_string();
                 let problem = if here == tap.site { problem } else { format!("{here}: {problem}") };
@@ -144,6 +153,61 @@ impl Compiler<'_> {
             self.taps.push(entry);
         }
         Ok(())
+    }
+
+    /// Compiles the condition of a tap at one of its sites, for the positions of the tap. `stop`
+    /// and `mark` are conditions themselves, so they need none.
+    fn compile_condition(
+        &self,
+        index: usize,
+        tap: &Tap,
+        site: Site,
+        rows: &[Option<SelectedPositions>],
+    ) -> std::result::Result<Option<CompiledTap>, String> {
+        let Some(when) = &tap.when else { return Ok(None) };
+        match &tap.action {
+            Action::Stop | Action::Mark(_) => return Ok(None),
+            Action::Read => return Err("`as` reads every position, so it takes no `when`".into()),
+            Action::Grad { .. } => return Err("a gradient takes no `when`".into()),
+            Action::Skip(_) => return Err("`skip` takes no `when`; set the layer's resid_post instead".into()),
+            Action::Call(_) => return Err("a closure takes no `when`; test the condition in the closure".into()),
+            Action::Capture(Some(Reduce::Mean)) => return Err("a mean takes no `when`".into()),
+            _ => {}
+        }
+        let found = site::find(self.program, &when.site).map_err(|error| format!("`when`: {error}"))?.sites;
+        let tested = match found[..] {
+            [only] => only,
+            // A pattern as site of the tap and of the condition pairs the sites by layer.
+            _ => *found
+                .iter()
+                .find(|tested| tested.layer == site.layer)
+                .ok_or("the pattern in `when` matches no site of this layer")?,
+        };
+        let on_attention = |site: Site| {
+            let edge = self.program.edge_of(site).map(|edge| self.program.edge(edge));
+            edge.is_some_and(|edge| edge.layout == Layout::QueryKey)
+        };
+        if on_attention(site) || on_attention(tested) {
+            return Err("attention sites take no `when`".into());
+        }
+        let edge = self.program.edge_of(tested).ok_or("the site in `when` has no edge")?;
+        if self.program.edge(edge).integer {
+            return Err("`when` cannot test expert indices; test router_logits instead".into());
+        }
+        let condition = Condition::new(when, self.program.edge(edge).width, Consequence::Apply)?;
+        Ok(Some(CompiledTap {
+            tap: index,
+            site: tested,
+            edge,
+            rows: rows.to_vec(),
+            whole: false,
+            columns: condition.columns(),
+            heads: Vec::new(),
+            keys: None,
+            action: CompiledAction::Condition(condition),
+            condition: None,
+            binds: Vec::new(),
+        }))
     }
 
     /// Returns the selected positions of each row.
@@ -194,6 +258,7 @@ impl Compiler<'_> {
             row.as_ref().is_some_and(|chosen| chosen.len() == limit && chosen.index_of(0) == Some(0))
         });
         let whole = everywhere
+            && tap.when.is_none()
             && tap.positions == Positions::All
             && matches!(columns, Columns::All(_))
             && edge.layout != Layout::QueryKey;
@@ -209,6 +274,7 @@ impl Compiler<'_> {
             heads,
             keys,
             action,
+            condition: None,
             binds: Vec::new(),
         })
     }

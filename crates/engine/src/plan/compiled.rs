@@ -1,7 +1,7 @@
 //! Compiled plans: the form that the executor runs.
 
 use super::compile_value::CompiledValues;
-use super::{Columns, CompiledAction, EditSource, ValueId};
+use super::{Columns, CompiledAction, Consequence, EditSource, ValueId};
 use crate::ids::IdVec;
 use crate::program::{EdgeId, Program, TokenSet};
 use crate::site::Site;
@@ -56,6 +56,8 @@ pub(crate) struct CompiledTap {
     /// Key positions per row, for attention sites.
     pub keys: Option<Vec<Vec<usize>>>,
     pub action: CompiledAction,
+    /// Index of the compiled tap that tests its condition.
+    pub condition: Option<usize>,
     /// Values bound to the activation that it reads.
     pub binds: Vec<ValueId>,
 }
@@ -75,6 +77,12 @@ impl CompiledTap {
             Some(EditSource::Value(value)) => Some(*value),
             _ => None,
         }
+    }
+
+    /// Whether gradients can flow through it: its action is differentiable, and it does not depend
+    /// on a condition.
+    pub fn is_differentiable(&self) -> bool {
+        self.action.is_differentiable() && (self.condition.is_none() || self.is_read_only())
     }
 
     /// Whether it leaves the activation unchanged.
@@ -167,6 +175,12 @@ impl CompiledPlan {
             skipped: vec![false; program.architecture().layers.len()],
             passed_over: Vec::new(),
         }
+    }
+
+    /// Whether a tap ends a generation by a condition.
+    pub fn can_stop(&self) -> bool {
+        let stops = |entry: &CompiledTap| matches!(&entry.action, CompiledAction::Condition(condition) if condition.then == Consequence::Stop);
+        self.taps.iter().any(stops)
     }
 
     /// Whether the plan needs a backward pass.

@@ -3,7 +3,8 @@
 
 use super::action::ActionWriter;
 use super::json_value::{ValueParser, ValueWriter};
-use super::{Action, Phase, Plan, Positions, Tap};
+use super::when::{read_when, write_when};
+use super::{Action, Phase, Plan, Positions, SteeringSpec, Tap};
 use serde::de::Error as _;
 use serde::ser::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -31,7 +32,11 @@ impl Plan {
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "a plan: an object with a list of `taps`")]
 struct PlanForm {
-    taps: Vec<TapForm>,
+    #[serde(default)]
+    taps: Option<Vec<TapForm>>,
+    /// A steering spec, whose taps come first.
+    #[serde(default, skip_serializing)]
+    steer: Option<Value>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     values: Vec<Map<String, Value>>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -60,13 +65,21 @@ impl Serialize for Plan {
 fn read_plan(form: PlanForm) -> Result<Plan, String> {
     let metrics: Vec<String> = form.metric.into_iter().chain(form.metrics).collect();
     let mut names = ValueParser::new(&metrics);
-    for (index, tap) in form.taps.iter().enumerate() {
-        names.add_read(index, tap.reads_as(&tap.action)?)?;
+    let mut taps = match form.steer {
+        Some(spec) => SteeringSpec::from_json(&spec).map_err(|error| error.to_string())?.taps(),
+        None if form.taps.is_none() => return Err("missing field `taps`".into()),
+        None => Vec::new(),
+    };
+    let forms = form.taps.unwrap_or_default();
+    for (index, tap) in forms.iter().enumerate() {
+        names.add_read(taps.len() + index, tap.reads_as(&tap.action)?)?;
     }
     for value in form.values {
         names.add_value(value)?;
     }
-    let taps = form.taps.into_iter().map(|tap| tap.read(&names)).collect::<Result<_, _>>()?;
+    for tap in forms {
+        taps.push(tap.read(&names)?);
+    }
     let find = |list: &[String]| list.iter().map(|name| names.find(name)).collect::<Result<Vec<_>, _>>();
     Ok(Plan {
         taps,
@@ -83,7 +96,8 @@ fn write_plan(plan: &Plan) -> Result<PlanForm, String> {
     let mut metrics: Vec<String> = plan.metrics.iter().map(|&id| names.name(id)).collect();
     let metric = (metrics.len() == 1).then(|| metrics.remove(0));
     Ok(PlanForm {
-        taps: taps.collect::<Result<_, _>>()?,
+        taps: Some(taps.collect::<Result<_, _>>()?),
+        steer: None,
         values: names.values(plan)?,
         save: plan.save.iter().map(|&id| names.name(id)).collect(),
         metric,
@@ -95,7 +109,9 @@ fn write_plan(plan: &Plan) -> Result<PlanForm, String> {
 /// A tap in JSON; `action` collects the keys that are not part of the selection.
 #[derive(Serialize, Deserialize)]
 struct TapForm {
-    site: String,
+    /// Absent only if the condition has it: `stop` and `mark` act at the condition's site.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    site: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     rows: Option<Vec<usize>>,
     #[serde(default, skip_serializing_if = "is_all")]
@@ -110,6 +126,8 @@ struct TapForm {
     units: Option<Vec<usize>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     keys: Option<Positions>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    when: Option<Value>,
     #[serde(flatten)]
     action: Map<String, Value>,
 }
@@ -130,22 +148,32 @@ impl TapForm {
         }
         match action.get("as") {
             Some(Value::String(name)) => Ok(Some(name.clone())),
-            Some(_) => Err(format!("tap on `{}`: `as` must be a name", self.site)),
+            Some(_) => {
+                let site = self.site.as_deref().unwrap_or("?");
+                Err(format!("tap on `{site}`: `as` must be a name"))
+            }
             None => Ok(None),
         }
     }
 
     fn read(self, names: &ValueParser) -> Result<Tap, String> {
-        let TapForm { site, rows, positions, phase, steps, heads, units, keys, action } = self;
+        let TapForm { site, rows, positions, phase, steps, heads, units, keys, when, action } = self;
+        let when = when.map(|when| read_when(when, site.as_deref(), names)).transpose()?;
+        let site = match (site, &when) {
+            (Some(site), _) => site,
+            (None, Some(when)) => when.site.clone(),
+            (None, None) => return Err("missing field `site`".into()),
+        };
         let action = Action::from_json(action, names).map_err(|problem| format!("tap on `{site}`: {problem}"))?;
-        Ok(Tap { site, rows, positions, phase, steps, heads, units, keys, action })
+        Ok(Tap { site, rows, positions, phase, steps, heads, units, keys, when, action })
     }
 
     fn write(index: usize, tap: &Tap, names: &ValueWriter) -> Result<TapForm, String> {
         let tap = tap.clone();
         let action = tap.action.to_json(&ActionWriter { tap: index, names })?;
+        let when = tap.when.as_ref().map(|when| write_when(when, names)).transpose()?;
         let Tap { site, rows, positions, phase, steps, heads, units, keys, .. } = tap;
-        Ok(TapForm { site, rows, positions, phase, steps, heads, units, keys, action })
+        Ok(TapForm { site: Some(site), rows, positions, phase, steps, heads, units, keys, when, action })
     }
 }
 

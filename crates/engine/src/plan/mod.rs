@@ -3,7 +3,8 @@
 //! A [`Plan`] is a list of taps. A [`Tap`] (`tap.rs`) is a site or pattern, a selection and one
 //! action (`action/`). Taps can read activations into values; values are expressions over other
 //! values (`value.rs`); edits can write values. A plan serializes to JSON (`json.rs`,
-//! `json_value.rs`).
+//! `json_value.rs`). A tap can have a condition (`when.rs`). `steering.rs` reads steering specs,
+//! which become taps.
 //!
 //! A plan is checked against a program and its inputs before anything runs: `compile.rs` checks
 //! taps, `compile_value.rs` values, `check_gradients.rs` edited shapes and differentiability,
@@ -21,10 +22,12 @@ mod json_value;
 mod output_shapes;
 mod row_groups;
 mod select;
+mod steering;
 mod tap;
 mod value;
 pub(crate) mod value_index;
 pub(crate) mod value_shape;
+mod when;
 
 #[doc(hidden)]
 pub use action::SelectedRow as Selected;
@@ -39,10 +42,14 @@ pub use output_shapes::OutputShapes;
 pub use output_shapes::OutputShapes as Shapes;
 pub(crate) use select::Columns;
 pub use select::{Phase, Positions};
+pub use steering::{SteeringOp, SteeringSpec};
 pub use tap::{AddTap, SetTap, Tap};
 #[doc(hidden)]
 pub use value::FunctionBody as Body;
 pub use value::{Across, Combine, Expr, Fold, Function, FunctionBody, Map, Pick, Value, ValueId};
+
+pub(crate) use when::{Condition, Consequence, refuse_conditions};
+pub use when::{Mark, When};
 
 use crate::array::Array;
 use crate::ids::IdVec;

@@ -63,6 +63,26 @@ impl RowDependencies<'_> {
         Ok(dependencies)
     }
 
+    /// Rejects a tap whose condition is tested after it.
+    fn check_conditions(&self) -> Result<()> {
+        for (index, entry) in self.taps.iter().enumerate() {
+            let Some(condition) = entry.condition.filter(|&condition| !self.comes_before(condition, index)) else {
+                continue;
+            };
+            let tested = self.taps[condition].site;
+            return Err(Error::Plan {
+                tap: entry.tap,
+                site: entry.site.to_string(),
+                problem: format!(
+                    "the condition is tested too late: `{tested}` is not computed before `{}`",
+                    entry.site
+                ),
+                remedy: "test an earlier site, or act at a later one".into(),
+            });
+        }
+        Ok(())
+    }
+
     /// Whether one tap applies before another in the same row.
     fn comes_before(&self, first: usize, second: usize) -> bool {
         let (a, b) = (&self.taps[first], &self.taps[second]);
@@ -90,6 +110,7 @@ struct RowDependency {
 /// Splits rows into groups that run one after the other, so that every activation is computed
 /// before it is read.
 pub(super) fn row_groups(plan: &RowDependencies, rows: usize) -> Result<Vec<Vec<usize>>> {
+    plan.check_conditions()?;
     let dependencies = plan.collect()?;
     // Longest paths: with `rows` rows, a group index above `rows` means a cycle.
     let mut group = vec![0; rows];

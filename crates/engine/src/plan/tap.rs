@@ -1,7 +1,7 @@
 //! Taps and their builder methods: a constructor per action, then methods that narrow the
 //! selection.
 
-use super::{Action, Callback, FromSite, Injection, Operand, Phase, Positions, Reduce, SelectedRow};
+use super::{Action, Callback, FromSite, Injection, Operand, Phase, Positions, Reduce, SelectedRow, When};
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 
@@ -41,6 +41,8 @@ pub struct Tap {
     pub units: Option<Vec<usize>>,
     /// Key positions, for attention sites.
     pub keys: Option<Positions>,
+    /// Condition: the action applies only at the positions where it holds.
+    pub when: Option<When>,
     /// The action.
     pub action: Action,
 }
@@ -138,6 +140,7 @@ impl Tap {
             heads: None,
             units: None,
             keys: None,
+            when: None,
             action,
         }
     }
@@ -256,6 +259,17 @@ impl Tap {
         Tap::new(site, Action::Inject { operand: operand.into(), how })
     }
 
+    /// Ends the row's generation where a condition holds.
+    pub fn stop(when: When) -> Tap {
+        Tap::new(when.site.clone(), Action::Stop).when(when)
+    }
+
+    /// Reports under a name each position where a condition holds; see
+    /// [`Run::marks`](crate::Run::marks) and [`Generation::marks`](crate::Generation::marks).
+    pub fn mark(name: impl Into<String>, when: When) -> Tap {
+        Tap::new(when.site.clone(), Action::Mark(name.into())).when(when)
+    }
+
     /// Skips a layer such as `layers.5`: its output is its input.
     pub fn skip(layer: impl Into<String>) -> Tap {
         Tap::new(layer, Action::Skip(None))
@@ -357,6 +371,12 @@ impl Tap {
     /// Selects steps of a generation; step 0 is the last prompt position.
     pub fn steps(mut self, steps: impl Into<Positions>) -> Tap {
         self.steps = Some(steps.into());
+        self
+    }
+
+    /// Applies the action only at the positions where a condition holds.
+    pub fn when(mut self, when: When) -> Tap {
+        self.when = Some(when);
         self
     }
 

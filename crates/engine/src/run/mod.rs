@@ -3,14 +3,14 @@
 mod vectors;
 
 use crate::array::Array;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::exec::Executor;
 use crate::grad::{self, GradientTape};
 use crate::interrupt::{Interrupt, InterruptPoller};
 use crate::job::{CacheUse, CaptureOptions, Job, JobOptions, SavedValue};
 use crate::memory::TransferStats;
 use crate::model::Model;
-use crate::plan::{Capture, Lengths, Plan, ValueId};
+use crate::plan::{Capture, Lengths, Mark, Plan, ValueId};
 use crate::prefix::PrefixCache;
 use crate::site::Site;
 
@@ -41,6 +41,8 @@ pub struct Run {
     pub captures: Vec<Capture>,
     /// The values that the plan saves.
     pub saved: Vec<SavedValue>,
+    /// Positions at which the plan's marks held, ordered by tap, row and position.
+    pub marks: Vec<Mark>,
     /// Sites that a pattern of the plan skipped because their layers do not have them.
     pub passed_over: Vec<Site>,
     /// For each row the number of tokens reused from the prefix cache.
@@ -74,6 +76,12 @@ impl Model {
         self.check_inputs(inputs, 0, options.chunk)?;
         let prompts: Vec<usize> = inputs.iter().map(Vec::len).collect();
         let compiled = self.compile(plan, Lengths { prompts: &prompts, limits: &prompts }, false)?;
+        if compiled.can_stop() {
+            return Err(Error::input(
+                "`stop` ends a generation, and this is a run",
+                "use `mark`, which also runs report",
+            ));
+        }
         let adds_prefixes = options.prefixes.as_ref().is_some_and(PrefixCache::adds_prefixes);
         let cache = if adds_prefixes { CacheUse::Keep } else { CacheUse::Discard };
         let mut executor = Executor::new(self, InterruptPoller::new(options.interrupt.as_ref()));
@@ -100,12 +108,12 @@ impl Model {
         job.end_step(self, &[])?;
         let gradients = grad::backward(&mut executor, &mut job, &tapes)?;
         self.store_prefixes(options.prefixes.as_ref(), &job, inputs.iter().map(Vec::as_slice));
-        let saved = job.collector.take_saved();
+        let (saved, marks) = (job.collector.take_saved(), job.collector.take_marks());
         let memory = self.backend().memory();
         let moved = &mut executor.moved;
         let mut captures = job.collector.finish(self.program(), &compiled, &prompts, memory, moved)?;
         captures.extend(gradients);
         captures.sort_by_key(|capture| capture.tap);
-        Ok(Run { saved, captures, passed_over: compiled.passed_over.clone(), reused, moved: executor.moved })
+        Ok(Run { saved, captures, marks, passed_over: compiled.passed_over.clone(), reused, moved: executor.moved })
     }
 }

@@ -7,7 +7,7 @@ use pellucid_engine::deferred::Deferred;
 use pellucid_engine::plan::{Combine, Expr, Injection};
 use pellucid_engine::program::OpKind;
 use pellucid_engine::{
-    Action, Control, GenerateOptions, Generation, Model, Operand, Plan, Reduce, Run, RunOptions, Tap,
+    Action, Control, GenerateOptions, Generation, Model, Operand, Plan, Reduce, Run, RunOptions, Tap, When,
 };
 
 fn run(model: &Model, inputs: &[Vec<u32>], plan: &Plan, name: &str) -> Run {
@@ -58,11 +58,17 @@ fn plans(case: &Case) -> Vec<Plan> {
         reduced(Reduce::Norm),
         reduced(Reduce::Mean),
         reduced(Reduce::TopK(3)),
-        reduced(Reduce::Dot(unit)),
+        reduced(Reduce::Dot(unit.clone())),
     ]));
     plans.push(plan([Tap::new(site, Action::Skip(None)), capture(&last)]));
     plans.push(plan([capture("embed").positions(at("-2:")), add("embed", 0.5).positions(at("0")), capture(&last)]));
     plans.push(plan([set(&last, from("layers.0.resid_post", 0)).rows([1]).positions(at("0")), capture("logits")]));
+    let high = When::above("layers.0.resid_post", unit.clone(), 0.0);
+    plans.push(plan([
+        Tap::zero(site).units([0, 3]).when(high.clone()),
+        capture(&last).when(high),
+        Tap::capture_reduced(site, Reduce::Project(Operand::Rows(vec![direction(width); 3]))),
+    ]));
     let injected = Tap::inject(&last, from("layers.0.resid_post", 0), Injection::default());
     plans.push(plan([injected.rows([1]).positions(at("0,2")), capture("logits")]));
     plans.push(computed.with(set(site, Operand::Value(squared)).positions(at("1:"))).with(capture(&last)));

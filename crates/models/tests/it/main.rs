@@ -19,6 +19,7 @@ mod batch;
 mod branches;
 mod calls;
 mod captures;
+mod conditions;
 mod deferred;
 mod docs;
 mod explain;

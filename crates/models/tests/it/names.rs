@@ -2,7 +2,7 @@
 
 use crate::test_plans::{add, at, bits, call, capture, direction, plan, set};
 use pellucid_engine::plan::{FromSite, Injection};
-use pellucid_engine::{Action, Operand, Phase, Plan, Point, Positions, Reduce, Tap};
+use pellucid_engine::{Action, Operand, Phase, Plan, Point, Positions, Reduce, Tap, When};
 
 #[test]
 fn every_naming_scheme_names_the_same_sites() {
@@ -211,6 +211,7 @@ fn one_of_each() -> Vec<Tap> {
         Tap::new(site, Action::Capture(Some(Reduce::Norm))).positions(at("::2")),
         Tap::new(site, Action::Capture(Some(Reduce::TopK(3)))).positions(at("prompt")),
         Tap::new(site, Action::Capture(Some(Reduce::Dot(v.clone())))).phase(Phase::Prefill),
+        Tap::new(site, Action::Capture(Some(Reduce::Project(Operand::Rows(vec![direction(32); 2]))))),
         set(site, Operand::Number(0.1)).units([0, 5]).positions(at("0,-1")),
         set(site, Operand::Vector(direction(32))).positions(at("3")).steps(at("all")),
         set(site, Operand::Rows(vec![direction(32); 2])).positions(at("1:3")),
@@ -236,6 +237,8 @@ fn one_of_each() -> Vec<Tap> {
         Tap::inject("layers.2.mlp_out", source(Some("0")), Injection { scale: 0.5, add: true, norm_match: true })
             .rows([1])
             .positions(at("3")),
+        Tap::add_scaled(site, v.clone(), 0.1).when(When::below("layers.0.resid_post", v.clone(), 0.5)),
+        Tap::mark("m", When::above("layers.0.resid_post", v.clone(), 0.5)).rows([1]),
         Tap::new("layers.0", Action::Skip(None)).positions(at("1")),
     ];
     taps.push(capture("logits"));
@@ -253,7 +256,7 @@ fn every_action_survives_a_json_round_trip() {
     let built = plan(one_of_each());
     let read = Plan::from_json(&built.to_json().expect("plain data")).expect("a valid plan");
     let (ours, theirs) = (case.run(&inputs, &built), case.run(&inputs, &read));
-    assert_eq!(ours.captures.len(), 12);
+    assert_eq!(ours.captures.len(), 14);
     for (ours, theirs) in ours.captures.iter().zip(&theirs.captures) {
         assert!(
             ours.site == theirs.site && ours.positions == theirs.positions && bits(&ours.array) == bits(&theirs.array)

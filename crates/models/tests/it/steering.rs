@@ -4,7 +4,7 @@
 use crate::test_plans::{at, bits, capture, direction, generate, logits, plan, run, value};
 use golden::{Case, difference};
 use pellucid_engine::plan::{FromSite, Injection};
-use pellucid_engine::{Array, Batch, Control, GenerateOptions, Operand, Phase, Plan, RunOptions, Tap};
+use pellucid_engine::{Array, Batch, Control, GenerateOptions, Operand, Phase, Plan, RunOptions, SteeringSpec, Tap};
 
 const SITE: &str = "layers.1.resid_post";
 
@@ -208,4 +208,117 @@ fn a_steered_request_leaves_its_neighbors_bit_equal() {
             assert_eq!(bits(&together.captures[0].array), bits(&alone.captures[0].array), "{name}");
         }
     }
+}
+
+/// The wire form of a spec with one operation at layer 1.
+fn spec(operation: serde_json::Value) -> serde_json::Value {
+    serde_json::json!({ "layers": { "1": { "operations": [operation] } } })
+}
+
+#[test]
+fn a_steering_spec_becomes_taps_in_list_order() {
+    let case = golden::case("llama");
+    let v = direction(32);
+    let json = serde_json::json!({"layers": {
+        "10": {"operations": []},
+        "1": {"operations": [
+            {"type": "add", "vector": v, "scale": 0.5},
+            {"type": "cap", "vector": v, "min": -1.0, "max": 0.25},
+            {"type": "ablation", "vector": other_direction(), "scale": 0.0},
+            {"type": "add", "vector": v},
+        ]},
+    }});
+    let taps = || {
+        [
+            Tap::add(SITE).times(0.5).with(direction(32)),
+            Tap::cap(SITE, direction(32), -1.0..=0.25),
+            Tap::scale_along(SITE, other_direction(), 0.0),
+            Tap::add(SITE).with(direction(32)),
+        ]
+    };
+    assert_eq!(SteeringSpec::from_json(&json).expect("a valid spec").taps(), taps());
+    // In a plan, the spec comes before the taps, so that captures see the steered activation.
+    let text = format!(r#"{{"steer": {json}, "taps": [{{"site": "{SITE}", "capture": true}}]}}"#);
+    let read = Plan::from_json(&text).expect("a valid plan");
+    assert_eq!(read, plan(taps().into_iter().chain([capture(SITE)])));
+    assert_eq!(Plan::from_json(&read.to_json().expect("plain data")), Ok(read));
+    let only = Plan::from_json(&format!(r#"{{"steer": {json}}}"#)).expect("a plan without taps of its own");
+    assert_eq!(only, plan(taps()));
+    let steered = after(&case, SteeringSpec::from_json(&json).expect("a valid spec").taps());
+    assert_eq!(bits(&steered), bits(&after(&case, taps())));
+    assert_ne!(bits(&steered), bits(&after(&case, [])));
+}
+
+#[test]
+fn a_bundle_of_experiments_becomes_caps() {
+    let mut bundle = serde_json::json!({
+        "vectors": {"calm": {"vector": direction(32), "layer": 1}, "kind": {"vector": other_direction(), "layer": 0}},
+        "experiments": [{"id": "one", "interventions": [
+            {"vector": "calm", "cap": 2.5}, {"vector": "kind", "cap": 1.0}, {"vector": "calm", "cap": 1.5}]}],
+    });
+    let expected = [
+        Tap::cap("layers.0.resid_post", other_direction(), ..=1.0),
+        Tap::cap(SITE, direction(32), ..=2.5),
+        Tap::cap(SITE, direction(32), ..=1.5),
+    ];
+    assert_eq!(SteeringSpec::from_json(&bundle).expect("a valid bundle").taps(), expected);
+    bundle["experiments"].as_array_mut().expect("a list").push(serde_json::json!({"id": "two", "interventions": []}));
+    let problem = SteeringSpec::from_json(&bundle).expect_err("two experiments").to_string();
+    assert!(problem.contains("`one`, `two`"), "{problem}");
+    bundle["experiment"] = "one".into();
+    assert_eq!(SteeringSpec::from_json(&bundle).expect("a named experiment").taps(), expected);
+    bundle["experiment"] = "three".into();
+    assert!(SteeringSpec::from_json(&bundle).expect_err("unknown").to_string().contains("`three`"));
+}
+
+#[test]
+fn empty_specs_have_no_taps() {
+    for (json, empty) in [
+        (serde_json::json!({"layers": {}}), true),
+        (serde_json::json!({"layers": {"3": {"operations": []}}}), true),
+        (spec(serde_json::json!({"type": "add", "vector": [1.0], "scale": 1e-12})), true),
+        (spec(serde_json::json!({"type": "add", "vector": [1.0], "scale": 1e-11})), false),
+        (spec(serde_json::json!({"type": "ablation", "vector": [1.0], "scale": 1.0})), false),
+    ] {
+        let spec = SteeringSpec::from_json(&json).expect("a valid spec");
+        assert_eq!((spec.is_empty(), spec.taps().is_empty()), (empty, empty), "{json}");
+    }
+}
+
+#[test]
+fn each_invalid_spec_has_its_error() {
+    use serde_json::json;
+    for (json, words) in [
+        (spec(json!({"type": "add", "vector": [1.0, 1e300]})), &["layer 1, operation 0", "element 1", "inf"][..]),
+        (spec(json!({"type": "add", "vector": [0.0, 0.0]})), &["norm 0"]),
+        (spec(json!({"type": "add", "vector": []})), &["empty"]),
+        (spec(json!({"type": "add", "vector": [null]})), &["vector"]),
+        (spec(json!({"type": "add", "vector": [1.0], "scale": 1e300})), &["inf is not a finite number"]),
+        (spec(json!({"type": "cap", "vector": [1.0]})), &["`cap` needs `min`, `max` or both"]),
+        (spec(json!({"type": "cap", "vector": [1.0], "min": 2.0, "max": 1.0})), &["min 2 above max 1"]),
+        (spec(json!({"type": "cap", "vector": [1.0], "max": 1.0, "scale": 1.0})), &["not `scale`"]),
+        (spec(json!({"type": "ablation", "vector": [1.0]})), &["`ablation` needs `scale`"]),
+        (spec(json!({"type": "add", "vector": [1.0], "max": 1.0})), &["belong to `cap`"]),
+        (spec(json!({"type": "ablate", "vector": [1.0]})), &["`ablate`", "`ablation`"]),
+        (spec(json!({"type": "add", "vector": [1.0], "by": 2.0})), &["by"]),
+        (json!({"layers": {"one": {"operations": []}}}), &["`one`"]),
+        (json!({"layers": {"1": {"operations": []}, "01": {"operations": []}}}), &["layer 1 is listed twice"]),
+        (json!({"layer": {}}), &["layers"]),
+        (json!([]), &["a steering spec"]),
+    ] {
+        let problem = SteeringSpec::from_json(&json).expect_err(words[0]).to_string();
+        words.iter().for_each(|word| assert!(problem.contains(word), "{problem:?} does not contain {word:?}"));
+    }
+    // Against a model: layers and widths.
+    let case = golden::case("llama");
+    let check = |json: serde_json::Value| {
+        let spec = SteeringSpec::from_json(&json).expect("a valid spec");
+        let run = case.loaded.model.run(std::slice::from_ref(&case.ids), &plan(spec.taps()), &RunOptions::default());
+        assert!(run.is_err(), "compiling finds it too");
+        spec.check(case.loaded.model.program()).expect_err("it does not fit").to_string()
+    };
+    let wide = check(spec(json!({"type": "add", "vector": vec![1.0; 31]})));
+    assert!(wide.contains("31") && wide.contains("32"), "{wide}");
+    let deep = check(json!({"layers": {"40": {"operations": [{"type": "add", "vector": direction(32)}]}}}));
+    assert!(deep.contains("no layer 40"), "{deep}");
 }

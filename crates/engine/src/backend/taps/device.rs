@@ -55,6 +55,14 @@ impl JobTaps<'_> {
                         self.edit_on_device(entry, edit, *row, tokens, value, device)?;
                     }
                 }
+                CompiledAction::Condition(condition) => {
+                    for (row, tokens) in &rows {
+                        let floats = self.fetch(entry, tokens, value, device)?;
+                        for (floats, &(_, position, nth)) in floats.chunks_exact(spec.width).zip(tokens) {
+                            self.job.collector.test(index, entry, condition, (*row, position, nth), floats);
+                        }
+                    }
+                }
                 CompiledAction::Grad { .. } => {}
             }
         }
@@ -83,15 +91,22 @@ impl JobTaps<'_> {
         value: &DeviceValue,
         device: &mut Device,
     ) {
-        // A mean is over all tokens and top-k needs a sort: the device only gathers, and the host
-        // reduces after the download.
+        // A mean is over all tokens, top-k needs a sort, and projections a matrix: the device only
+        // gathers, and the host reduces after the download.
         let work = match reduce {
             CompiledReduce::Norm => TapWork::Norm,
             CompiledReduce::Dot(vector) => TapWork::Dot(vector),
-            CompiledReduce::Whole | CompiledReduce::Mean | CompiledReduce::TopK(_) => TapWork::Gather,
+            CompiledReduce::Whole | CompiledReduce::Mean | CompiledReduce::TopK(_) | CompiledReduce::Project(..) => {
+                TapWork::Gather
+            }
         };
+        let applies = |&&(_, _, nth): &&SelectedToken| self.job.collector.applies(entry, row, nth);
+        let tokens: Vec<SelectedToken> = tokens.iter().filter(applies).copied().collect();
+        if tokens.is_empty() {
+            return;
+        }
         let width = self.program.edge(entry.edge).width;
-        if let Some(lines) = tap(&entry.columns, width, tokens, value, &work, device) {
+        if let Some(lines) = tap(&entry.columns, width, &tokens, value, &work, device) {
             let indices = tokens.iter().map(|&(_, _, nth)| nth).collect();
             self.job.collector.collect_on_device(index, row, indices, lines);
         }
@@ -127,7 +142,7 @@ impl JobTaps<'_> {
     ) -> Result<()> {
         let spec = self.program.edge(entry.edge);
         let (width, count) = (spec.width, entry.columns.len());
-        if edit.is_nonlinear() {
+        if edit.is_nonlinear() || entry.condition.is_some() {
             return self.edit_on_host(entry, row, tokens, value, device);
         }
         let write = |tokens: &[SelectedToken], written: EditOperand| {
@@ -182,8 +197,8 @@ impl JobTaps<'_> {
         Ok(())
     }
 
-    /// Applies an edit that no device has: downloads the selected floats of a row, edits them and
-    /// writes them back.
+    /// Applies an edit that no device has, or one with a condition: downloads the selected floats
+    /// of a row, edits them and writes them back.
     fn edit_on_host(
         &mut self,
         entry: &CompiledTap,
@@ -198,6 +213,9 @@ impl JobTaps<'_> {
         let mut ranks: Vec<usize> = tokens.iter().map(|&(_, _, nth)| nth).collect();
         ranks.sort_unstable();
         for (picked, &(_, _, nth)) in floats.chunks_exact_mut(count).zip(tokens) {
+            if !self.job.collector.applies(entry, row, nth) {
+                continue;
+            }
             let line = match (&computed, entry.source()) {
                 (Some(values), _) => {
                     let rank = ranks.binary_search(&nth).unwrap_or_default();

@@ -36,6 +36,9 @@ impl JobTaps<'_> {
         ranks.sort_unstable();
         let mut picked = Vec::with_capacity(entry.columns.len());
         for &(token, _, nth) in tokens {
+            if !self.job.collector.applies(entry, row, nth) {
+                continue;
+            }
             let line = computed.as_ref().map(|values| {
                 let rank = ranks.binary_search(&nth).unwrap_or_default();
                 &values[rank * entry.columns.len()..][..entry.columns.len()]

@@ -214,6 +214,14 @@ impl JobTaps<'_> {
             for segment in segments {
                 let Some(chosen) = &entry.rows[segment.row] else { continue };
                 let tokens = selected(pass, segment, spec.token_set, chosen);
+                if let CompiledAction::Condition(condition) = &entry.action {
+                    for (token, position, nth) in tokens {
+                        let at = (segment.row, position, nth);
+                        let token = &value[token * spec.width..][..spec.width];
+                        self.job.collector.test(index, entry, condition, at, token);
+                    }
+                    continue;
+                }
                 if let CompiledAction::Capture(reduce) = &entry.action {
                     let tokens = tokens.map(|(token, _, nth)| (&value[token * spec.width..][..spec.width], nth));
                     self.job.collector.collect(index, segment.row, entry, reduce, tokens);

@@ -18,6 +18,8 @@ pub enum Reduce {
     TopK(usize),
     /// Inner product with a vector, per position.
     Dot(Operand),
+    /// Inner products with several vectors, per position.
+    Project(Operand),
 }
 
 /// A compiled reduction; `Whole` is no reduction.
@@ -27,6 +29,8 @@ pub(crate) enum CompiledReduce {
     Norm,
     TopK(usize),
     Dot(Vec<f32>),
+    /// The vectors, one after the other, and their number.
+    Project(Vec<f32>, usize),
 }
 
 #[derive(Deserialize)]
@@ -42,6 +46,7 @@ enum ReduceForm {
     Norm,
     Topk(usize),
     Dot(Value),
+    Project(Value),
 }
 
 impl ReduceForm {
@@ -51,6 +56,7 @@ impl ReduceForm {
             ReduceForm::Norm => Reduce::Norm,
             ReduceForm::Topk(k) => Reduce::TopK(k),
             ReduceForm::Dot(vector) => Reduce::Dot(read_operand(vector, names)?),
+            ReduceForm::Project(matrix) => Reduce::Project(read_operand(matrix, names)?),
         })
     }
 }
@@ -61,6 +67,7 @@ fn write_reduce(reduce: &Reduce, names: &ValueWriter) -> Value {
         Reduce::Norm => json!("norm"),
         Reduce::TopK(k) => json!({ "topk": k }),
         Reduce::Dot(vector) => json!({ "dot": write_operand(vector, names) }),
+        Reduce::Project(matrix) => json!({ "project": write_operand(matrix, names) }),
     }
 }
 
@@ -97,5 +104,12 @@ pub(super) fn compile(reduce: &Option<Reduce>, _: &mut Compiler, target: TapSite
         Some(Reduce::TopK(k)) if *k >= 1 && *k <= columns => CompiledReduce::TopK(*k),
         Some(Reduce::TopK(k)) => return Err(format!("topk of {k} among {columns} selected units")),
         Some(Reduce::Dot(vector)) => CompiledReduce::Dot(plain_vector(vector, columns)?),
+        Some(Reduce::Project(Operand::Rows(rows))) => {
+            if let Some(bad) = rows.iter().find(|row| row.len() != columns) {
+                return Err(format!("`project`: a vector of {} elements for {columns} selected units", bad.len()));
+            }
+            CompiledReduce::Project(rows.concat(), rows.len())
+        }
+        Some(Reduce::Project(vector)) => CompiledReduce::Project(plain_vector(vector, columns)?, 1),
     }))
 }

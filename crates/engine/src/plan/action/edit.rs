@@ -5,15 +5,21 @@ use super::{
     swap,
 };
 use crate::plan::ValueId;
+use crate::plan::when::{Condition, Consequence};
 use std::sync::Arc;
 
 /// An action compiled for one site.
 pub(crate) enum CompiledAction {
     Capture(CompiledReduce),
     Read,
-    Grad { metric: usize, action: Box<CompiledAction> },
+    Grad {
+        metric: usize,
+        action: Box<CompiledAction>,
+    },
     Edit(Edit),
     Call(Callback),
+    /// Tests a condition: of a later tap, or of `stop` or `mark`.
+    Condition(Condition),
 }
 
 /// An edit of the selected elements. Its formula is in the file of its action.
@@ -93,6 +99,11 @@ impl CompiledAction {
             CompiledAction::Edit(Edit::Swap(_)) => "swap",
             CompiledAction::Edit(Edit::Inject(..)) => "inject",
             CompiledAction::Call(_) => "call",
+            CompiledAction::Condition(condition) => match condition.then {
+                Consequence::Apply => "when",
+                Consequence::Stop => "stop",
+                Consequence::Mark(_) => "mark",
+            },
         }
     }
 
@@ -103,6 +114,7 @@ impl CompiledAction {
             CompiledAction::Capture(_)
             | CompiledAction::Read
             | CompiledAction::Grad { .. }
+            | CompiledAction::Condition(_)
             | CompiledAction::Call(_) => None,
         }
     }
@@ -112,22 +124,25 @@ impl CompiledAction {
         match self {
             CompiledAction::Capture(_) => true,
             CompiledAction::Grad { action, .. } => action.captures(),
-            CompiledAction::Read | CompiledAction::Edit(_) | CompiledAction::Call(_) => false,
+            CompiledAction::Read | CompiledAction::Edit(_) | CompiledAction::Call(_) | CompiledAction::Condition(_) => {
+                false
+            }
         }
     }
 
     /// Whether it leaves the activation unchanged.
     pub fn is_read_only(&self) -> bool {
         match self {
-            CompiledAction::Capture(_) | CompiledAction::Read => true,
+            CompiledAction::Capture(_) | CompiledAction::Read | CompiledAction::Condition(_) => true,
             CompiledAction::Grad { .. } | CompiledAction::Edit(_) | CompiledAction::Call(_) => false,
         }
     }
 
     /// Whether its site must be computed even if nothing depends on it: it returns a capture or
-    /// calls a closure.
+    /// marks, or calls a closure.
     pub fn must_run(&self) -> bool {
         match self {
+            CompiledAction::Condition(condition) => condition.then != Consequence::Apply,
             CompiledAction::Capture(_) | CompiledAction::Call(_) | CompiledAction::Grad { .. } => true,
             CompiledAction::Read | CompiledAction::Edit(_) => false,
         }
@@ -136,7 +151,10 @@ impl CompiledAction {
     /// Whether gradients can flow through it.
     pub fn is_differentiable(&self) -> bool {
         match self {
-            CompiledAction::Capture(_) | CompiledAction::Read | CompiledAction::Grad { .. } => true,
+            CompiledAction::Capture(_)
+            | CompiledAction::Read
+            | CompiledAction::Grad { .. }
+            | CompiledAction::Condition(_) => true,
             CompiledAction::Edit(edit) => edit.is_differentiable(),
             CompiledAction::Call(_) => false,
         }

@@ -14,6 +14,7 @@ mod capture;
 mod edit;
 mod grad;
 mod inject;
+mod mark;
 mod mean_ablate;
 mod norm_match;
 mod operand;
@@ -23,6 +24,7 @@ mod read;
 mod scale;
 mod set;
 mod skip;
+mod stop;
 mod swap;
 mod zero;
 
@@ -32,6 +34,7 @@ pub use capture::Reduce;
 pub(crate) use edit::{CompiledAction, Edit, EditInput, EditSource, TokenOperand};
 pub use inject::Injection;
 pub use operand::{FromSite, Operand};
+pub(super) use operand::{read_operand, write_operand};
 
 use super::compile::{Compiler, TapSite};
 use super::json_value::{ValueParser, ValueWriter};
@@ -118,6 +121,10 @@ pub enum Action {
         /// How to write it.
         how: Injection,
     },
+    /// End the row's generation where the tap's condition holds.
+    Stop,
+    /// Report under a name each position where the tap's condition holds.
+    Mark(String),
     /// Skip the layer: its output is the operand, or its input if there is none.
     Skip(Option<Operand>),
     /// Call a Rust closure that can change it.
@@ -227,6 +234,10 @@ actions! {
         ActionInfo { key: "inject", json: true, edits: true, attention: false, gradients: false };
     skip(operand) = Action::Skip(operand), operands [operand],
         ActionInfo { key: "skip", json: true, edits: true, attention: false, gradients: false };
+    stop() = Action::Stop, operands [],
+        ActionInfo { key: "stop", json: true, edits: false, attention: false, gradients: false };
+    mark(name) = Action::Mark(name), operands [],
+        ActionInfo { key: "mark", json: true, edits: false, attention: false, gradients: false };
     grad(metric, action) = Action::Grad { metric, action }, operands [action],
         ActionInfo { key: "grad", json: true, edits: false, attention: true, gradients: false };
     call(callback) = Action::Call(callback), operands [],
@@ -297,6 +308,8 @@ impl Action {
             | Action::Orthogonal { .. }
             | Action::Swap { .. }
             | Action::Inject { .. }
+            | Action::Stop
+            | Action::Mark(_)
             | Action::Skip(_)
             | Action::Call(_) => false,
         }
@@ -321,6 +334,8 @@ impl Action {
             | Action::Orthogonal { .. }
             | Action::Swap { .. }
             | Action::Inject { .. }
+            | Action::Stop
+            | Action::Mark(_)
             | Action::Skip(_)
             | Action::Call(_) => false,
         }
@@ -366,14 +381,14 @@ impl HasOperands for Box<Action> {
 impl HasOperands for Reduce {
     fn add_operands<'a>(&'a self, operands: &mut Vec<&'a Operand>) {
         match self {
-            Reduce::Dot(vector) => operands.push(vector),
+            Reduce::Dot(operand) | Reduce::Project(operand) => operands.push(operand),
             Reduce::Mean | Reduce::Norm | Reduce::TopK(_) => {}
         }
     }
 
     fn add_operands_mut<'a>(&'a mut self, operands: &mut Vec<&'a mut Operand>) {
         match self {
-            Reduce::Dot(vector) => operands.push(vector),
+            Reduce::Dot(operand) | Reduce::Project(operand) => operands.push(operand),
             Reduce::Mean | Reduce::Norm | Reduce::TopK(_) => {}
         }
     }

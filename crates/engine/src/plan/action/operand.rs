@@ -83,7 +83,7 @@ struct FromForm {
 
 /// Parses a number, `"-inf"`, a list, a list of lists, `"file#tensor"`, `{"vector": …}`, `{"from":
 /// …}` or `{"value": "name"}`.
-pub(super) fn read_operand(value: Value, names: &ValueParser) -> Result<Operand, String> {
+pub(in crate::plan) fn read_operand(value: Value, names: &ValueParser) -> Result<Operand, String> {
     match value {
         Value::Number(number) => Ok(Operand::Number(number.as_f64().unwrap_or(f64::NAN) as f32)),
         Value::String(text) if text == "-inf" => Ok(Operand::Number(f32::NEG_INFINITY)),
@@ -116,7 +116,7 @@ pub(super) fn read_operand(value: Value, names: &ValueParser) -> Result<Operand,
     }
 }
 
-pub(super) fn write_operand(operand: &Operand, names: &ValueWriter) -> Value {
+pub(in crate::plan) fn write_operand(operand: &Operand, names: &ValueWriter) -> Value {
     match operand {
         Operand::Value(value) => json!({ "value": names.name(*value) }),
         Operand::Number(x) if *x == f32::NEG_INFINITY => json!("-inf"),
