@@ -57,13 +57,13 @@ pub struct LabCaptureArgs {
     #[arg(long, value_name = "P", default_value_t = 128)]
     pub prefill: usize,
     /// New tokens of each request; end-of-sequence tokens are ignored
-    #[arg(long, value_name = "G", default_value_t = 32)]
+    #[arg(long, value_name = "G", default_value_t = 64)]
     pub decode: usize,
     /// Requests of random lengths: 16 to P prompt tokens and 16 to G new tokens
     #[arg(long)]
     pub mixed: bool,
     /// Timed iterations per process, after one warm-up
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub iterations: u32,
     /// Rounds of a suite: processes per mode
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]

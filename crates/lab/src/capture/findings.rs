@@ -42,7 +42,7 @@ pub fn of(suite: &CaptureSuite) -> Vec<Finding> {
         }
     };
     add("Do results vary?", of(Mode::Baseline).map(|aa| noise(aa, suite.rounds)));
-    add("Does armed machinery cost anything?", of(Mode::ZeroLayer).map(|zero| armed(zero, suite)));
+    add("Does armed machinery cost anything?", of(Mode::ZeroLayer).map(|zero| armed(zero, of(Mode::Baseline), suite)));
     add("What does a callback cost?", of(Mode::NoopHook).map(callback));
     let all = [Mode::AllLayers, Mode::Half, Mode::Custom, Mode::Single]
         .into_iter()
@@ -71,21 +71,32 @@ fn noise(aa: &Overhead, rounds: usize) -> String {
     }
 }
 
-fn armed(zero: &Overhead, suite: &CaptureSuite) -> String {
-    let cost = percent(&zero.generation);
-    if zero.generation.low <= NEGLIGIBLE && zero.generation.mean.abs() <= NEGLIGIBLE {
-        return format!("zero-layer overhead is {cost}: nothing to look for");
+fn armed(zero: &Overhead, aa: Option<&Overhead>, suite: &CaptureSuite) -> String {
+    let small = |estimate: &Estimate| estimate.mean.abs() <= NEGLIGIBLE;
+    let noisy = aa.is_none_or(|aa| !aa.generation.half_width().is_finite() || aa.generation.half_width() > NEGLIGIBLE);
+    if !noisy && small(&zero.generation) {
+        return format!("zero-layer overhead is {}: nothing to look for", percent(&zero.generation));
+    }
+    if noisy && (small(&zero.cpu) || !zero.cpu.is_significant()) {
+        return format!(
+            "zero-layer overhead is {} of CPU time: nothing to look for; wall time is too noisy to judge",
+            percent(&zero.cpu)
+        );
     }
     let split = suite.mode(Mode::ZeroLayer).and_then(|result| result.time_split);
     let outside = split.map_or_else(String::new, |split| {
         let more = split.outside_ops - split.outside_ops_without_plan;
         format!(
-            "; in the profiled run the tapped ops took {} more and the time outside ops {}",
+            "; in the profiled run the tapped ops took {} more, and the time outside ops {} more",
             signed(split.copy),
             signed(more)
         )
     });
-    format!("zero-layer overhead is {cost} of wall time and {} of CPU time{outside}", percent(&zero.cpu))
+    format!(
+        "zero-layer overhead is {} of wall time and {} of CPU time{outside}",
+        percent(&zero.generation),
+        percent(&zero.cpu)
+    )
 }
 
 fn signed(value: f64) -> String {
@@ -106,23 +117,25 @@ fn copies(overhead: &Overhead, result: &CaptureResult) -> Option<String> {
     let (volume, name) = (result.captured_bytes.observed as f64, result.mode.name());
     let more = split.outside_ops - split.outside_ops_without_plan;
     let rate = if split.copy > 0.0 { format!(", {}/s", bytes(volume / split.copy)) } else { String::new() };
+    let share = split.copy / generation * 100.0;
     let verdict = match () {
-        () if overhead.generation.mean <= NEGLIGIBLE => "the cost is within 2 % of the baseline",
+        () if share.abs() <= 1.0 => "copies are not the cost to look for",
         () if split.copy >= more => {
             "most of it is copies: fewer layers, positions or a reduction at capture time cost less"
         }
         () => "most of it is outside ops: allocation of buffers and scheduling",
     };
     Some(format!(
-        "{name} costs {}; of a profiled generation of {}, the forward pass takes {}, copies into capture buffers {} ({}{rate}), time \
-         outside ops {} ({} more than without a plan): {verdict}",
+        "{name} costs {} of wall time and {} of CPU time. Of a profiled generation of {}, the forward pass takes {}, copies into \
+         capture buffers {} ({share:.1} %; {}{rate}), and the time outside ops is {} ({} without a plan): {verdict}",
         percent(&overhead.generation),
+        percent(&overhead.cpu),
         seconds(generation),
         seconds(split.forward),
         signed(split.copy),
         bytes(volume),
         seconds(split.outside_ops),
-        signed(more)
+        seconds(split.outside_ops_without_plan)
     ))
 }
 
@@ -177,12 +190,11 @@ fn scheduling(base: &CaptureResult) -> String {
 fn memory(result: &CaptureResult, base: &CaptureResult) -> Option<String> {
     let captured = result.captured_bytes;
     let more = result.peak_memory_bytes as f64 - base.peak_memory_bytes as f64;
+    let agree = if captured.observed == captured.predicted { "exactly as predicted" } else { "not as predicted" };
     (captured.observed > 0).then(|| {
         format!(
-            "{} of captures, as predicted: {}; peak memory is {} above the baseline's (the captures, and while fetching one request \
-             twice)",
+            "{} of captures, {agree}; peak memory is {} above the baseline's (the captures, and one request twice while fetching)",
             bytes(captured.observed as f64),
-            captured.observed == captured.predicted,
             bytes(more)
         )
     })

@@ -1,7 +1,9 @@
 //! The suite as one self-contained web page: plots of cost and of time against layers, tables, and
 //! the raw result.
 
-use super::markdown::{MODE_COLUMNS, OVERHEAD_COLUMNS, PEER_COLUMNS, bar_row, mode_row, overhead_row, peer_row};
+use super::markdown::{
+    BAR_COLUMNS, MODE_COLUMNS, OVERHEAD_COLUMNS, PEER_COLUMNS, bar_row, mode_row, overhead_row, peer_row,
+};
 use super::mode::Mode;
 use super::overhead::LayerFit;
 use super::result::CaptureSuite;
@@ -45,8 +47,8 @@ pub fn page(suite: &CaptureSuite) -> String {
     out += &section(
         "bars",
         "Bars",
-        "A bar is met if the whole confidence interval is within its limit.",
-        &table(&["Bar", "Limit", "Measured", "State"], suite.bars.iter().map(bar_row)),
+        "A bar is met if the whole confidence interval is within its limit, and missed if it is beyond it by more than the noise.",
+        &table(&BAR_COLUMNS, suite.bars.iter().map(bar_row)),
     );
     out += &section("modes", "Modes", "", &table(&MODE_COLUMNS, suite.modes.iter().map(mode_row)));
     out += &section("figures", "Overheads", "", &table(&OVERHEAD_COLUMNS, suite.overheads.iter().map(overhead_row)));

@@ -20,7 +20,7 @@ pub fn page(suite: &CaptureSuite) -> String {
     out += "\n## Overheads\n\nFractions of the baseline's generation time, paired by round, with 95 % confidence intervals.\n\n";
     out += &table(&OVERHEAD_COLUMNS, suite.overheads.iter().map(overhead_row));
     out += "\n## Bars\n\n";
-    out += &table(&["Bar", "Limit", "Measured", "State"], suite.bars.iter().map(bar_row));
+    out += &table(&BAR_COLUMNS, suite.bars.iter().map(bar_row));
     out += "\n## Findings\n\n";
     for finding in &suite.findings {
         out += &format!("- **{}** {}.\n", finding.about, capitalize(&finding.text));
@@ -112,10 +112,19 @@ pub(super) fn overhead_row(overhead: &Overhead) -> [String; 6] {
     ]
 }
 
+/// Columns of the table of bars.
+pub(super) const BAR_COLUMNS: [&str; 5] = ["Bar", "Limit", "Measured", "In CPU time", "State"];
+
 /// Cells of a bar.
-pub(super) fn bar_row(bar: &Bar) -> [String; 4] {
+pub(super) fn bar_row(bar: &Bar) -> [String; 5] {
     let sign = if bar.two_sided { "within ±" } else { "at most +" };
-    [bar.name.clone(), format!("{sign}{} %", bar.limit * 100.0), percent(&bar.value), bar.state.name().into()]
+    [
+        bar.name.clone(),
+        format!("{sign}{} %", bar.limit * 100.0),
+        percent(&bar.value),
+        bar.cpu.as_ref().map_or_else(|| "—".into(), percent),
+        bar.state.name().into(),
+    ]
 }
 
 /// Columns of the table of peers.

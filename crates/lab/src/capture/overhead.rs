@@ -88,19 +88,23 @@ pub struct Bar {
     pub two_sided: bool,
     /// The measured value.
     pub value: Estimate,
+    /// The same in CPU time, where it is a ratio of times of computation.
+    pub cpu: Option<Estimate>,
     /// Whether it is within the limit.
     pub state: BarState,
 }
 
 impl Bar {
-    fn new(name: &str, limit: f64, two_sided: bool, value: Estimate) -> Bar {
+    /// Judges a value. Beyond the limit it must also exceed the noise floor, the half-width of the
+    /// A/A control's interval.
+    fn new(name: &str, limit: f64, two_sided: bool, value: Estimate, cpu: Option<Estimate>, noise: f64) -> Bar {
         let lower = if two_sided { -limit } else { f64::NEG_INFINITY };
         let state = match () {
             () if value.low >= lower && value.high <= limit => BarState::Met,
-            () if value.low > limit || value.high < lower => BarState::Missed,
+            () if value.low > limit + noise || value.high < lower - noise => BarState::Missed,
             () => BarState::Undecided,
         };
-        Bar { name: name.into(), limit, two_sided, value, state }
+        Bar { name: name.into(), limit, two_sided, value, cpu, state }
     }
 }
 
@@ -223,16 +227,19 @@ pub fn fit(processes: &[ModeProcess], layers: impl Fn(Mode) -> usize) -> Option<
 /// Judges the limits that the engine promises.
 pub fn bars(overheads: &[Overhead], processes: &[ModeProcess]) -> Vec<Bar> {
     let of = |mode: Mode| overheads.iter().find(|overhead| overhead.mode == mode);
+    let noise = of(Mode::Baseline).map_or(f64::INFINITY, |aa| aa.generation.half_width());
     let mut bars = Vec::new();
     if let Some(zero) = of(Mode::ZeroLayer) {
-        bars.push(Bar::new("zero-layer generation, against baseline", 0.02, true, zero.generation));
+        let name = "zero-layer generation, against baseline";
+        bars.push(Bar::new(name, 0.02, true, zero.generation, Some(zero.cpu), noise));
     }
     if let Some(all) = of(Mode::AllLayers) {
-        bars.push(Bar::new("all-layers generation, against baseline", 0.03, false, all.generation));
-        bars.push(Bar::new("all-layers fetch, of baseline generation", 0.02, false, all.fetch));
+        let name = "all-layers generation, against baseline";
+        bars.push(Bar::new(name, 0.03, false, all.generation, Some(all.cpu), noise));
+        bars.push(Bar::new("all-layers fetch, of baseline generation", 0.02, false, all.fetch, None, 0.0));
     }
     if let Some(drift) = drift(processes.iter()) {
-        bars.push(Bar::new("drift from the first to the last iteration", 0.01, true, drift));
+        bars.push(Bar::new("drift from the first to the last iteration", 0.01, true, drift, None, noise));
     }
     bars
 }

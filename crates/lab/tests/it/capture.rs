@@ -164,6 +164,7 @@ fn pages_answer_the_questions_of_the_original_benchmark() {
         "**Does armed machinery cost anything?** Zero-layer overhead is",
         "**Where does the time of captures go?** All-layers costs",
         "most of it is copies",
+        "exactly as predicted",
         "writing them to a file",
         "**Is the cost linear in layers?**",
     ] {
