@@ -79,7 +79,8 @@ pub use remedy::Remedy;
 pub use run::{Run, RunOptions};
 pub use sample::Sampling;
 pub use schedule::{
-    Load, OnToken, PassRecord, PassShare, Request, RequestHandle, RequestMemory, RowToken, Scheduler, SchedulerOptions,
+    Load, OnEnd, OnToken, PassRecord, PassShare, Request, RequestHandle, RequestMemory, RowToken, Scheduler,
+    SchedulerOptions,
 };
 pub use site::Site;
 pub use weights::{Weight, WeightKind, WeightSpec, Weights};

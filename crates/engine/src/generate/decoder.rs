@@ -201,7 +201,12 @@ impl Decoder {
         let lengths: Vec<usize> = job.rows.iter().map(|row| row.len).collect();
         for (row, &length) in rows.iter().zip(&lengths) {
             let expected = row.prompt + row.new_tokens().len() - 1;
-            assert_eq!(length, expected, "each row computes prompt + generated - 1 positions");
+            if length != expected {
+                return Err(Error::Internal(format!(
+                    "row {} has computed {length} positions instead of prompt + generated - 1 = {expected}",
+                    row.index
+                )));
+            }
         }
         let (saved, marks) = (job.collector.take_saved(), job.collector.take_marks());
         let compiled = job.compiled.clone();

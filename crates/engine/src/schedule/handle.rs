@@ -1,5 +1,6 @@
 //! The caller's side of a request.
 
+use super::OnEnd;
 use super::worker::Shared;
 use crate::error::{Error, Result};
 use crate::generate::Generation;
@@ -29,6 +30,7 @@ struct Progress {
     captures: Arc<[Arc<LiveCapture>]>,
     /// Called once, at the next token or at the end.
     wakers: Vec<Waker>,
+    on_end: Option<OnEnd>,
 }
 
 /// A function that wakes a task that waits for a request.
@@ -43,6 +45,10 @@ pub(super) struct Outbox {
 }
 
 impl Outbox {
+    pub fn new(on_end: Option<OnEnd>) -> Outbox {
+        Outbox { progress: Mutex::new(Progress { on_end, ..Progress::default() }), ..Outbox::default() }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Progress> {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -71,6 +77,8 @@ impl Outbox {
         if !progress.ended {
             (progress.result, progress.ended) = (Some(result), true);
         }
+        let on_end = progress.on_end.take();
+        progress.wakers.extend(on_end);
         self.wake(progress);
     }
 

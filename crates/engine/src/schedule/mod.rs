@@ -66,6 +66,10 @@ impl Default for SchedulerOptions {
 /// row.
 pub type OnToken = Box<dyn FnMut(RowToken) -> Control + Send>;
 
+/// A function that is called on the scheduler's thread once a request has ended and its result can
+/// be taken. It must not wait, nor call the scheduler.
+pub type OnEnd = Box<dyn FnOnce() + Send>;
+
 /// A generation to be scheduled: rows that share a plan.
 #[derive(Default)]
 pub struct Request {
@@ -78,12 +82,15 @@ pub struct Request {
     pub options: GenerateOptions,
     /// Called with each new token before the handle receives it.
     pub on_token: Option<OnToken>,
+    /// Called when the request has ended, with a result or an error. A caller with many handles
+    /// learns in this way which of them to take.
+    pub on_end: Option<OnEnd>,
 }
 
 impl Request {
     /// A request for one prompt.
     pub fn new(prompt: Vec<u32>, plan: Plan, options: GenerateOptions) -> Request {
-        Request { inputs: vec![prompt], plan, options, on_token: None }
+        Request { inputs: vec![prompt], plan, options, ..Request::default() }
     }
 }
 
@@ -113,6 +120,10 @@ pub struct PassRecord {
     pub requests: Vec<PassShare>,
     /// Requests that waited meanwhile.
     pub waiting: usize,
+    /// Bytes that its requests have reserved for KV caches and recurrent states.
+    pub kv_bytes: usize,
+    /// Bytes that its requests have reserved for captures.
+    pub capture_bytes: usize,
 }
 
 /// The tokens of one request in a pass.
@@ -178,7 +189,7 @@ impl Scheduler {
     /// Plan, inputs, sampling and memory are checked here, so a request that cannot run fails at
     /// once. The result is an error if the queue is full.
     pub fn submit(&self, request: Request) -> Result<RequestHandle> {
-        let Request { inputs, plan, mut options, on_token } = request;
+        let Request { inputs, plan, mut options, on_token, on_end } = request;
         if options.threads.is_some() || options.prefixes.is_some() || options.interrupt.is_some() {
             return Err(Error::input(
                 "a request cannot have threads, prefixes or an interrupt of its own",
@@ -204,7 +215,7 @@ impl Scheduler {
             ));
         }
         let request = Checked { inputs, plan, options, on_token, memory };
-        self.shared.enqueue(request, self.options.queue)
+        self.shared.enqueue(request, on_end, self.options.queue)
     }
 
     /// Returns the running and waiting requests and the reserved memory.

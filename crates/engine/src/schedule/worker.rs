@@ -1,7 +1,7 @@
 //! The scheduler's thread: admits requests, runs passes, hands out tokens and results.
 
 use super::handle::{Outbox, RequestHandle, RowToken};
-use super::{Load, OnToken, PassRecord, PassShare, RequestMemory, SchedulerOptions};
+use super::{Load, OnEnd, OnToken, PassRecord, PassShare, RequestMemory, SchedulerOptions};
 use crate::error::{Error, Result};
 use crate::generate::{Batch, BatchShare, Control, GenerateOptions, Generation, RequestId};
 use crate::model::Model;
@@ -84,8 +84,8 @@ impl Shared {
     }
 
     /// Puts a request at the end of the queue, which holds at most `limit`.
-    pub fn enqueue(self: &Arc<Shared>, request: Checked, limit: usize) -> Result<RequestHandle> {
-        let outbox = Arc::new(Outbox::default());
+    pub fn enqueue(self: &Arc<Shared>, request: Checked, on_end: Option<OnEnd>, limit: usize) -> Result<RequestHandle> {
+        let outbox = Arc::new(Outbox::new(on_end));
         let mut state = self.lock();
         if state.queue.len() >= limit {
             return Err(Error::Busy { waiting: state.queue.len() });
@@ -225,9 +225,10 @@ impl Worker {
             };
             let requests = shares.iter().filter_map(share).collect();
             let duration = self.started.elapsed() - start;
+            let Load { kv_bytes, capture_bytes, .. } = self.load();
             let mut state = self.shared.lock();
             let waiting = state.queue.len();
-            state.passes.push(PassRecord { start, duration, requests, waiting });
+            state.passes.push(PassRecord { start, duration, requests, waiting, kv_bytes, capture_bytes });
         }
         for (key, result) in self.batch.take_ended() {
             let failed = self.running.get(&key).is_some_and(|running| running.failed);

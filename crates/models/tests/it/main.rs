@@ -42,6 +42,7 @@ mod real_weights;
 mod rows;
 mod sae_layouts;
 mod schedule;
+mod schedule_properties;
 mod steering;
 mod steps;
 mod strategies;

@@ -1,145 +1,23 @@
-//! The scheduler: a request gives the bits of its solo run under any load, limits hold, and each
-//! fault ends its own request only.
+//! The scheduler: limits hold, requests are served in order, and each fault ends its own request
+//! only. `schedule_properties.rs` compares requests under load with their solo runs.
 
-use crate::batch::{self, Random, everything};
+use crate::batch::everything;
 use crate::test_plans::{call, capture, plan};
 use golden::Case;
 use pellucid_engine::{
     Control, Error, Finish, GenerateOptions, Generation, Plan, Request, RequestMemory, RowToken, Scheduler,
     SchedulerOptions, Tap,
 };
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-fn alone(case: &Case, rows: &[Vec<u32>], plan: &Plan, options: &GenerateOptions) -> Generation {
+pub(crate) fn alone(case: &Case, rows: &[Vec<u32>], plan: &Plan, options: &GenerateOptions) -> Generation {
     let generation = case.loaded.model.generate(rows, plan, options, &mut |_, _| Control::Go);
     generation.expect("the solo run")
 }
 
-fn options(max_new: usize) -> GenerateOptions {
+pub(crate) fn options(max_new: usize) -> GenerateOptions {
     GenerateOptions { max_new, ..GenerateOptions::default() }
-}
-
-/// Submits 40 requests from four threads, with random limits of the scheduler, and cancels some.
-fn scheduled_requests_keep_their_bits(name: &str, seed: u64) {
-    let case = golden::case(name);
-    let mut random = Random(seed);
-    let settings = SchedulerOptions {
-        max_rows: 3 + random.below(12),
-        pass_tokens: 1 + random.below(40),
-        prefix_bytes: random.below(2) << 20,
-        capture_bytes: (1 + random.below(2)) << 20,
-        record_passes: true,
-        ..SchedulerOptions::default()
-    };
-    let scheduler = Scheduler::new(&case.loaded.model, settings.clone()).expect("a scheduler");
-    let requests: Vec<batch::Request> = (0..40).map(|_| batch::request(&case, &mut random)).collect();
-    let (compared, cancelled) = (AtomicUsize::new(0), AtomicUsize::new(0));
-    std::thread::scope(|scope| {
-        for part in requests.chunks(10) {
-            let (case, scheduler, compared, cancelled) = (&case, &scheduler, &compared, &cancelled);
-            scope.spawn(move || {
-                let submit = |request: &batch::Request| {
-                    let (inputs, plan) = (request.rows.clone(), request.plan.clone());
-                    let options = request.options.clone();
-                    scheduler.submit(Request { inputs, plan, options, on_token: None }).expect("a request that fits")
-                };
-                let handles: Vec<_> = part.iter().map(|request| (request, submit(request))).collect();
-                for (request, handle) in handles {
-                    if let Some(passes) = request.cancelled {
-                        (0..passes / 4).for_each(|_| _ = handle.next_token());
-                        handle.cancel();
-                    }
-                    let mut streamed: Vec<Vec<u32>> = vec![Vec::new(); request.rows.len()];
-                    while let Some(RowToken { row, token }) = handle.next_token() {
-                        streamed[row].push(token);
-                    }
-                    match handle.wait() {
-                        Err(Error::Interrupted) if request.cancelled.is_some() => {
-                            cancelled.fetch_add(1, Ordering::Relaxed);
-                        }
-                        generation => {
-                            let generation = generation.expect("a request that runs");
-                            let solo = alone(case, &request.rows, &request.plan, &request.options);
-                            assert!(everything(&generation) == everything(&solo), "{name}: differs from its solo run");
-                            if request.cancelled.is_none() {
-                                let tokens = generation.rows.iter().map(|row| row.tokens.clone());
-                                assert_eq!(streamed, tokens.collect::<Vec<_>>(), "{name}: the stream");
-                            }
-                            compared.fetch_add(1, Ordering::Relaxed);
-                        }
-                    }
-                }
-            });
-        }
-    });
-    assert!(compared.into_inner() >= 25 && cancelled.into_inner() + 25 <= 40);
-    let load = scheduler.load();
-    assert_eq!(
-        (load.running, load.waiting, load.rows, load.capture_bytes),
-        (0, 0, 0, 0),
-        "{name}: everything is freed"
-    );
-    let passes = scheduler.passes();
-    let together = passes.iter().map(|pass| pass.requests.len()).max();
-    assert!(together > Some(1), "{name}: requests share passes");
-}
-
-#[test]
-fn requests_of_a_dense_model_keep_their_bits_under_load() {
-    scheduled_requests_keep_their_bits("llama", 11);
-}
-
-#[test]
-fn requests_of_a_mixture_of_experts_keep_their_bits_under_load() {
-    scheduled_requests_keep_their_bits("mixtral", 12);
-}
-
-#[test]
-fn requests_of_a_recurrent_model_keep_their_bits_under_load() {
-    scheduled_requests_keep_their_bits("mamba", 13);
-}
-
-#[test]
-fn requests_with_sliding_windows_keep_their_bits_under_load() {
-    scheduled_requests_keep_their_bits("mistral-sliding", 14);
-}
-
-#[test]
-fn requests_of_a_hybrid_model_keep_their_bits_under_load() {
-    scheduled_requests_keep_their_bits("recurrent_gemma", 15);
-}
-
-/// Positions per site are `prompt + generated − 1` for many lengths, chunked or not.
-#[test]
-fn captures_have_exactly_prompt_plus_generated_minus_one_positions() {
-    let case = golden::case("llama");
-    let settings = SchedulerOptions { pass_tokens: 17, max_rows: 8, ..SchedulerOptions::default() };
-    let scheduler = Scheduler::new(&case.loaded.model, settings).expect("a scheduler");
-    let look = Plan::capture(["layers.*.resid_post"]);
-    let mut handles = Vec::new();
-    for prompt in [1, 2, 31, 32, 33] {
-        for new in [1, 2, 31] {
-            let tokens: Vec<u32> = case.ids.iter().copied().cycle().take(prompt).collect();
-            let handle = scheduler.submit(Request::new(tokens.clone(), look.clone(), options(new)));
-            handles.push((tokens, new, handle.expect("a request")));
-        }
-    }
-    for (tokens, new, handle) in handles {
-        let generation = handle.wait().expect("a generation");
-        assert_eq!(generation.rows[0].tokens.len(), new);
-        for capture in &generation.captures {
-            assert_eq!(capture.positions, (0..tokens.len() + new - 1).collect::<Vec<_>>());
-        }
-        // Teacher forcing: the whole text but its last token, in one pass.
-        let mut text = tokens;
-        text.extend(&generation.rows[0].tokens[..new - 1]);
-        let forced = case.loaded.model.run(&[text], &look, &Default::default()).expect("a run");
-        for (capture, forced) in generation.captures.iter().zip(&forced.captures) {
-            assert!(crate::test_plans::bits(&capture.array) == crate::test_plans::bits(&forced.array));
-        }
-    }
 }
 
 #[test]
@@ -300,4 +178,30 @@ fn sampling_depends_on_the_seed_and_not_on_the_place_in_the_batch() {
     assert_eq!(batch[1], solo[0], "another prompt before it changes nothing");
     assert_eq!(batch[0], tokens(std::slice::from_ref(&one))[0]);
     assert_ne!(batch[0], batch[2], "copies of a prompt differ");
+}
+
+#[test]
+fn the_end_of_every_request_is_reported_once() {
+    let case = golden::case("llama");
+    let scheduler = Scheduler::new(&case.loaded.model, SchedulerOptions::default()).expect("a scheduler");
+    let (send, ends) = mpsc::channel();
+    let submit = |number: usize| {
+        let send = send.clone();
+        let on_end: pellucid_engine::OnEnd = Box::new(move || send.send(number).expect("the test listens"));
+        let request = Request::new(case.ids.clone(), Plan::default(), options(3 + 10 * number));
+        scheduler.submit(Request { on_end: Some(on_end), ..request }).expect("a request")
+    };
+    let handles: Vec<_> = (0..4).map(submit).collect();
+    handles[3].cancel();
+    let mut ended: Vec<usize> = (0..4).map(|_| ends.recv_timeout(Duration::from_secs(60)).expect("an end")).collect();
+    ended.sort_unstable();
+    assert_eq!(ended, [0, 1, 2, 3]);
+    assert!(handles.iter().all(|handle| handle.is_done()));
+    assert!(ends.try_recv().is_err(), "no second report");
+    // A callback that panics disturbs no other request.
+    let panics = Request { on_end: Some(Box::new(|| panic!("an end callback that fails"))), ..Request::default() };
+    let panics = Request { inputs: vec![case.ids.clone()], options: options(2), ..panics };
+    scheduler.submit(panics).expect("a request").wait().expect("a generation");
+    let request = Request::new(case.ids.clone(), Plan::default(), options(2));
+    scheduler.submit(request).expect("a request").wait().expect("the scheduler still runs");
 }
