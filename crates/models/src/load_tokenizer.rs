@@ -5,7 +5,7 @@
 //! is used.
 
 use crate::gguf;
-use crate::source::{ModelSource, base_candidates};
+use crate::source::{ModelSource, PathKind, base_candidates};
 use crate::tokenizer::{TOKENIZER_FILES, Tokenizer};
 use crate::{Error, Result, adapter, inspect, pull};
 use pellucid_engine::Remedy;
@@ -18,7 +18,8 @@ use std::path::{Path, PathBuf};
 /// # Errors
 /// If there is none; the error lists the files and directories that were tried.
 pub fn load_tokenizer(path: &Path) -> Result<Tokenizer> {
-    if path.is_file() {
+    // A directory may be a single GGUF file.
+    if path.is_file() || matches!(PathKind::of(path), PathKind::Gguf(_)) {
         return ModelSource::open(Some(path))?.tokenizer()?.ok_or_else(|| missing(path, None, &[]));
     }
     // An adapter's own tokenizer comes before that of its base model.

@@ -109,11 +109,11 @@ const OTHER_OMNI: &[&str] = &[
 
 /// The category of a directory. `config` is its `config.json`, if readable.
 pub(crate) fn of_directory(listing: &Listing, config: Option<&ConfigKeys>) -> Category {
-    if is_pipeline(listing) || config.is_some_and(|config| config.diffusers_version.any()) {
-        return Category::Diffusers;
-    }
     if adapter::is_adapter_with(&|file| listing.has(file)) {
         return Category::Adapter;
+    }
+    if is_pipeline(listing) || config.is_some_and(|config| config.diffusers_version.any()) {
+        return Category::Diffusers;
     }
     if sae::is_here(listing, config) {
         return Category::Sae;

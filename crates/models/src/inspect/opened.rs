@@ -18,6 +18,7 @@ pub(super) struct OpenedModel {
     pub(super) selected: Result<SelectedFamily>,
     /// The parts that were read, even if no family was selected.
     pub(super) partial: PartialModel,
+    /// Whether the path is an adapter, so that the model is its base merged with it.
     is_adapter: bool,
 }
 

@@ -66,9 +66,11 @@ impl Target {
         if keys.is_none()
             && fault.is_none()
             && let PathKind::Gguf(file) = PathKind::of_listing(&listing)
-            && let Ok(file) = GgufFile::open(file)
         {
-            return without_config(TargetContents::Gguf(Arc::new(file)), None);
+            return match GgufFile::open(file) {
+                Ok(file) => without_config(TargetContents::Gguf(Arc::new(file)), None),
+                Err(error) => without_config(TargetContents::Directory(listing), Some(error)),
+            };
         }
         Target { contents: TargetContents::Directory(listing), keys, config, fault }
     }

@@ -297,6 +297,9 @@ fn add_kinds(odd: &mut OddPaths) {
     let beside = adapter(&llama, "q_proj");
     fs::copy(llama.join("config.json"), beside.path().join("config.json")).expect("copied");
     odd.add("adapter with its base model's configuration", beside);
+    let pipeline = adapter(&llama, "q_proj");
+    fs::write(pipeline.path().join("model_index.json"), "{}").expect("written");
+    odd.add("adapter that looks like a pipeline", pipeline);
     let broken = odd.add("base without a norm", changed("llama", |_| {}, |tensors| drop(tensors.remove(NORM))));
     odd.add("adapter for a damaged model", adapter(&broken, "q_proj"));
     let gguf = odd.add_file("base", dir_with(&[("base", &gguf_files::llama(1, 0))]), "base", None);
@@ -346,6 +349,7 @@ fn inspection_and_loading_agree_on_odd_paths() {
             "directory with one GGUF without an extension",
             "adapter",
             "adapter with its base model's configuration",
+            "adapter that looks like a pipeline",
             "base",
             "adapter for a GGUF file",
             "model with a folder named after a site"

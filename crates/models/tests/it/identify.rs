@@ -81,6 +81,8 @@ fn a_quick_report_has_the_family_and_the_error_of_the_full_one() {
         with_config(json!({"architectures": ["LlamaForCausalLM"]})),
         dir_with(&[("config.json", b"{")]),
         dir_with(&[("params.npz", b"PK")]),
+        dir_with(&[("model.gguf", b"GGUF, but truncated")]),
+        dir_with(&[("a", b"GGUF"), ("b", b"GGUF")]),
         dir_with(&[("notes.txt", b"x")]),
         dir_with(&[]),
     ];

@@ -460,6 +460,7 @@ mod gguf {
         let report = inspect_checked(dir.path());
         assert!(report.runs() && report.format == Format::Gguf, "{report:#?}");
         LoadedModel::open(dir.path(), &LoadOptions::default(), &mut |_| {}).expect("it runs");
+        assert_eq!(pellucid_models::load_tokenizer(dir.path()).expect("its tokenizer").vocab_size(), 4);
     }
 
     #[test]
