@@ -91,6 +91,9 @@
 //! # Ok::<(), pellucid::Error>(())
 //! ```
 //!
+//! [`SteeringVectors`] reads such directions from safetensors files and GGUF control vectors:
+//! `Plan::of(SteeringVectors::open(path)?.taps(1.5)?)`.
+//!
 //! # Compute: values and gradients
 //!
 //! Values that taps read can be used in expressions inside the run ([`plan::Expr`]). A scalar value
@@ -153,6 +156,7 @@ pub use pellucid_engine::{
 };
 pub use pellucid_models as models;
 pub use pellucid_models::chat::Message;
+pub use pellucid_models::steer::SteeringVectors;
 pub use pellucid_models::{Error, LoadOptions, Result};
 
 /// The example program of the README, compiled and run as a test.

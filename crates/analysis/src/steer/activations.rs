@@ -55,6 +55,7 @@ pub(super) fn collect(
         Tap::capture_reduced(site, Reduce::Mean).positions(reading.positions.clone())
     });
     let plan = Plan::of(taps);
+    check_positions(loaded, prompts, reading.positions)?;
     let mut values: Vec<Vec<f32>> = vec![Vec::new(); reading.layers.len()];
     let mut start = 0;
     while start < prompts.len() {
@@ -86,6 +87,35 @@ pub(super) fn collect(
     }
     let width = values.first().map_or(0, |values| values.len() / prompts.len().max(1));
     Ok(values.into_iter().map(|values| Activations::new(width, values)).collect())
+}
+
+/// Checks that every prompt has the positions. A run would report them by the row of its batch.
+fn check_positions(loaded: &LoadedModel, prompts: &[Vec<u32>], positions: &Positions) -> Result<()> {
+    for (index, prompt) in prompts.iter().enumerate() {
+        let length = prompt.len() as i64;
+        match positions {
+            Positions::List(list) => {
+                if let Some(position) = list.iter().find(|&&at| at >= length || at < -length) {
+                    return Err(Error::usage(
+                        format!("{} has {length} tokens, so no position {position}", name_prompt(index)),
+                        "choose positions that every prompt has, or `last`",
+                    ));
+                }
+            }
+            Positions::Token(text) => {
+                let tokenizer = loaded.tokenizer()?;
+                let token = tokenizer.find(text);
+                if !token.is_some_and(|token| prompt.contains(&token)) {
+                    return Err(Error::usage(
+                        format!("{} does not contain the token {text:?}", name_prompt(index)),
+                        "choose a token that every prompt has, or give positions as numbers",
+                    ));
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 /// Names a prompt by its pair, counted from 1: prompts are in the order positive, negative.

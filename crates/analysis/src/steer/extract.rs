@@ -193,6 +193,10 @@ mod tests {
         assert_ne!(last.vectors.directions(), of("all").unwrap().vectors.directions());
         let error = of("40:").unwrap_err().to_string();
         assert!(error.contains("the positive prompt of pair 1 has none of the selected positions"), "{error}");
+        let error = of("-40").unwrap_err().to_string();
+        assert!(error.contains("the positive prompt of pair 1 has ") && error.contains("no position -40"), "{error}");
+        let error = of(" happy").unwrap_err().to_string();
+        assert!(error.contains("the negative prompt of pair 1 does not contain the token \" happy\""), "{error}");
     }
 
     #[test]

@@ -68,7 +68,7 @@ pub fn find_direction(differences: &[Vec<f64>], method: Method) -> Option<Direct
         Method::Mean => {
             let mean = mean_of(differences)?;
             let length = norm(&mean);
-            if !(length > 0.0) {
+            if length.is_nan() || length == 0.0 {
                 return None;
             }
             let total: f64 = differences.iter().map(|row| dot(row, row)).sum();

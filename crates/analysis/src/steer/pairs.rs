@@ -17,7 +17,7 @@ pub struct Pair {
 
 /// A prompt of a pair.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "a prompt is a text, a list of messages or a list of token ids")]
 pub enum Prompt {
     /// Text, encoded with the special tokens that the tokenizer adds.
     Text(String),
@@ -33,9 +33,12 @@ pub fn parse_pairs(text: &str, path: &Path) -> Result<Vec<Pair>> {
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let pairs = lines.map(|(index, line)| {
         serde_json::from_str(line).map_err(|error| {
+            // serde counts lines from the start of this one.
+            let reason = error.to_string();
+            let reason = reason.split(" at line ").next().unwrap_or_default();
             Error::invalid(
                 path,
-                format!("line {}: not a pair of prompts: {error}", index + 1),
+                format!("line {}: not a pair of prompts: {reason}", index + 1),
                 "each line is {\"positive\": \"…\", \"negative\": \"…\"}; a prompt may also be a list of messages",
             )
         })
@@ -58,6 +61,10 @@ impl Prompt {
     fn encode(&self, loaded: &LoadedModel) -> Result<Vec<u32>> {
         match self {
             Prompt::Text(text) => loaded.encode(text),
+            Prompt::Messages(_) if loaded.chat.is_none() => Err(Error::usage(
+                format!("{} has no chat template", loaded.name),
+                "give the prompts as text, or use an instruction-tuned model",
+            )),
             Prompt::Messages(messages) => loaded.encode_chat(messages),
             Prompt::Tokens(tokens) => Ok(tokens.clone()),
         }
@@ -84,6 +91,7 @@ mod tests {
         ] {
             let error = parse(&format!("{two}{broken}")).unwrap_err();
             assert!(error.starts_with("pairs.jsonl: line 4: not a pair of prompts"), "{error}");
+            assert!(!error.contains("line 1") && !error.contains("untagged"), "{error}");
         }
     }
 }

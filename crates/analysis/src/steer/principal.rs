@@ -27,7 +27,7 @@ pub(super) fn first_component(rows: &[Vec<f64>]) -> Option<Principal> {
     let total: f64 = rows.iter().map(|row| dot(row, row)).sum();
     // The longest row is a start that cannot be orthogonal to all principal components.
     let longest = rows.iter().max_by(|a, b| dot(a, a).total_cmp(&dot(b, b)))?;
-    if !(total > 0.0) {
+    if total.is_nan() || total == 0.0 {
         return None;
     }
     let mut vector = longest.clone();
@@ -123,9 +123,9 @@ fn rotate(a: &mut [Vec<f64>], v: &mut [Vec<f64>], p: usize, q: usize) {
         let (x, y) = (row[p], row[q]);
         (row[p], row[q]) = (c * x - s * y, s * x + c * y);
     }
-    for k in 0..a.len() {
-        let (x, y) = (a[p][k], a[q][k]);
-        (a[p][k], a[q][k]) = (c * x - s * y, s * x + c * y);
+    let (above, below) = a.split_at_mut(q);
+    for (x, y) in above[p].iter_mut().zip(&mut below[0]) {
+        (*x, *y) = (c * *x - s * *y, s * *x + c * *y);
     }
 }
 

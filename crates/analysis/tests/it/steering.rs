@@ -59,7 +59,7 @@ fn directions_are_those_of_repeng_and_steering_vectors() {
 }
 
 #[test]
-fn a_control_vector_written_by_repeng_is_read_and_written_back() {
+fn a_control_vector_written_by_repeng_is_read_with_its_bits() {
     let path = folder().join("repeng.gguf");
     let vectors = SteeringVectors::open(&path).expect("a control vector");
     assert_eq!(vectors.info.model_type.as_deref(), Some("llama"));

@@ -5,7 +5,7 @@ use crate::args::{ExtractArgs, ShowArgs, SteerCommand};
 use crate::failure::Failure;
 use crate::{files, models, progress};
 use pellucid_analysis::steer::{ExtractOptions, Extraction, LayerQuality, extract, parse_pairs};
-use pellucid_models::steer::{SteeringVectors, layer_point};
+use pellucid_models::steer::{SteeringVectors, check_format, layer_point};
 use serde_json::{Value, json};
 
 pub fn run(command: SteerCommand) -> Result<(), Failure> {
@@ -21,6 +21,7 @@ fn run_extract(args: ExtractArgs) -> Result<(), Failure> {
         .map_err(|error| Failure::usage(format!("{}: {error}", args.pairs.display()), "check the path"))?;
     let pairs = parse_pairs(&text, &args.pairs)?;
     let point = layer_point(&args.point)?;
+    check_format(&args.output, point, args.layers.iter().flat_map(|layers| layers.as_slice()))?;
     let loaded = models::load(&args.model)?;
     let mut rows = Vec::with_capacity(pairs.len());
     for (index, pair) in pairs.iter().enumerate() {
@@ -43,9 +44,9 @@ fn run_extract(args: ExtractArgs) -> Result<(), Failure> {
         return print_json(&json!({ "model": loaded.name, "point": args.point, "info": info, "layers": found.layers }));
     }
     print(&quality_table(&found))?;
-    let count = found.layers.len();
-    let directions = if count == 1 { "direction" } else { "directions" };
-    say(&format!("wrote {count} {directions} from {} pairs to {}", pairs.len(), args.output.display()));
+    let count = |number: usize, noun: &str| format!("{number} {noun}{}", if number == 1 { "" } else { "s" });
+    let (directions, pairs) = (count(found.layers.len(), "direction"), count(pairs.len(), "pair"));
+    say(&format!("wrote {directions} from {pairs} to {}", args.output.display()));
     Ok(())
 }
 

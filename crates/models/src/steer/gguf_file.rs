@@ -50,22 +50,25 @@ pub(super) fn read(path: &Path) -> Result<SteeringVectors> {
     from_tensors(path, tensors, info)
 }
 
-pub(super) fn write(vectors: &SteeringVectors) -> Result<Vec<u8>> {
-    if vectors.point() != Point::ResidPost {
+/// Checks that a control vector can hold directions for this point and these layers.
+pub(super) fn check<'a>(point: Point, layers: impl IntoIterator<Item = &'a usize>) -> Result<()> {
+    if point != Point::ResidPost {
         return Err(Error::usage(
-            format!(
-                "a GGUF control vector steers `resid_post`; these vectors are for `{}`",
-                vectors.point().info().name
-            ),
+            format!("a GGUF control vector steers `resid_post`; these vectors are for `{}`", point.info().name),
             "save them as .safetensors",
         ));
     }
-    if vectors.directions().contains_key(&0) {
+    if layers.into_iter().any(|&layer| layer == 0) {
         return Err(Error::usage(
             "a GGUF control vector has no direction for layer 0: llama.cpp rejects one",
             "leave layer 0 out, or save the vectors as .safetensors",
         ));
     }
+    Ok(())
+}
+
+/// Returns the bytes of a file; [`check`] has accepted the vectors.
+pub(super) fn write(vectors: &SteeringVectors) -> Vec<u8> {
     let mut file = Writer::default();
     file.text("general.architecture", ARCHITECTURE)
         .text(MODEL_HINT, vectors.info.model_type.as_deref().unwrap_or_default())
@@ -74,5 +77,5 @@ pub(super) fn write(vectors: &SteeringVectors) -> Result<Vec<u8>> {
     for (layer, direction) in vectors.directions() {
         file.tensor(&format!("direction.{layer}"), &[direction.len() as u64], direction);
     }
-    Ok(file.bytes())
+    file.bytes()
 }

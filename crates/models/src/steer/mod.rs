@@ -22,4 +22,4 @@ pub use fingerprint::fingerprint;
 pub use info::{ScaleConvention, SteeringInfo};
 pub use layers::LayerList;
 pub use spec::SteerSpec;
-pub use vectors::{SteeringVectors, layer_point};
+pub use vectors::{SteeringVectors, check_format, layer_point};

@@ -70,14 +70,8 @@ impl SteeringVectors {
     /// # Errors
     /// If the extension is another one, or a GGUF control vector cannot hold these vectors.
     pub fn to_file(&self, path: &Path) -> Result<Vec<u8>> {
-        match path.extension().and_then(|extension| extension.to_str()) {
-            Some("safetensors") => safetensors_file::write(self),
-            Some("gguf") => gguf_file::write(self),
-            _ => Err(Error::usage(
-                format!("{}: steering vectors are saved as .safetensors or .gguf", path.display()),
-                "give the file one of these extensions; .gguf is for llama.cpp and repeng",
-            )),
-        }
+        check_format(path, self.point, self.directions.keys())?;
+        if is_gguf(path) { Ok(gguf_file::write(self)) } else { safetensors_file::write(self) }
     }
 
     /// The point that the directions are added to, usually `resid_post`.
@@ -171,6 +165,28 @@ impl SteeringVectors {
             format!("the steering vectors were made with another model (fingerprint {recorded}; this one has {own})")
         })
     }
+}
+
+/// Checks that the format of the path's extension can hold vectors for this point and these layers,
+/// before they are computed.
+///
+/// # Errors
+/// If the extension is neither `.safetensors` nor `.gguf`, or a GGUF control vector cannot hold them.
+pub fn check_format<'a>(path: &Path, point: Point, layers: impl IntoIterator<Item = &'a usize>) -> Result<()> {
+    if is_gguf(path) {
+        return gguf_file::check(point, layers);
+    }
+    if path.extension().is_some_and(|extension| extension == "safetensors") {
+        return Ok(());
+    }
+    Err(Error::usage(
+        format!("{}: steering vectors are saved as .safetensors or .gguf", path.display()),
+        "give the file one of these extensions; .gguf is for llama.cpp and repeng",
+    ))
+}
+
+fn is_gguf(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "gguf")
 }
 
 /// llama.cpp writes `gptneox` where Hugging Face writes `gpt_neox`.
