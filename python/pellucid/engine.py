@@ -207,8 +207,8 @@ class Request:
     def captures(self) -> Captures:
         """The captured activations so far, without waiting and without a copy.
 
-        After a token has been received, they have all positions before it. Means and attention
-        patterns appear at the end.
+        After a token has been received, they have all positions before it. Means,
+        attention patterns and captures with a condition appear at the end.
         """
         if self._fetched is not None:
             return self._fetched

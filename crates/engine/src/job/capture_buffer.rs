@@ -33,6 +33,8 @@ pub(super) struct LineBuffer {
     present: Vec<bool>,
     /// A line was computed twice, which would be a fault of the engine.
     repeated: bool,
+    /// The tap has a condition, so some lines may never be computed.
+    conditional: bool,
 }
 
 /// A captured query of attention.
@@ -192,7 +194,8 @@ impl LineBuffer {
         if count == live.finished.load(Ordering::Relaxed) {
             return live.capture();
         }
-        // The plan lists positions in another order, and some in the middle are missing.
+        // Some lines in the middle are missing: the plan lists positions in another order, or a
+        // condition did not hold.
         let width = live.shape.iter().product::<usize>();
         let lines = || (0..self.present.len()).filter(|&line| self.present[line]);
         let shape: Vec<usize> = std::iter::once(count).chain(live.shape.iter().copied()).collect();
@@ -241,12 +244,18 @@ impl CaptureBuffer {
             integer: edge.integer,
             finished: AtomicUsize::new(0),
         };
-        CaptureBuffer::Lines(LineBuffer { live: Arc::new(live), present: vec![false; chosen.len()], repeated: false })
+        CaptureBuffer::Lines(LineBuffer {
+            live: Arc::new(live),
+            present: vec![false; chosen.len()],
+            repeated: false,
+            conditional: entry.condition.is_some(),
+        })
     }
 
-    /// The capture as other threads see it, if its lines are written one by one.
+    /// The capture as other threads see it, if its lines are written one after the other.
     pub fn live(&self) -> Option<Arc<LiveCapture>> {
         match self {
+            CaptureBuffer::Lines(lines) if lines.conditional => None,
             CaptureBuffer::Lines(lines) => Some(lines.live.clone()),
             CaptureBuffer::Buffer(_) | CaptureBuffer::Sum(..) | CaptureBuffer::Attention(_) => None,
         }
@@ -296,14 +305,14 @@ impl CaptureBuffer {
         }
     }
 
-    /// Returns the capture. `length` is the number of computed positions of the row. Every selected
-    /// position among them must have been captured exactly once: a short capture would be a wrong
-    /// number that looks right.
+    /// Returns the capture. `length` is the number of computed positions of the row, and
+    /// `positions` are those among them that were to be captured. Each must have been captured
+    /// exactly once: a short capture would be a wrong number that looks right.
     pub fn finish(
         self,
         edge: &Edge,
         entry: &CompiledTap,
-        chosen: &SelectedPositions,
+        positions: Vec<usize>,
         row: usize,
         length: usize,
     ) -> Result<Capture> {
@@ -313,7 +322,7 @@ impl CaptureBuffer {
             CaptureBuffer::Sum(_, count) => (*count, false),
             CaptureBuffer::Attention(lines) => (lines.iter().flatten().count(), false),
         };
-        let expected = chosen.count_before(length);
+        let expected = positions.len();
         if captured != expected || repeated {
             return Err(Error::Internal(format!(
                 "the capture of {} in row {row} has {captured} positions{}, and {expected} were computed",
@@ -321,25 +330,17 @@ impl CaptureBuffer {
                 if repeated { ", some twice" } else { "" }
             )));
         }
-        let computed = || chosen.positions().into_iter().filter(|&position| position < length).collect();
-        let capture = |positions: Vec<usize>, array: Array| Capture {
-            site: entry.site,
-            tap: entry.tap,
-            row,
-            positions,
-            array,
-            units: None,
-        };
+        let capture = |array: Array| Capture { site: entry.site, tap: entry.tap, row, positions, array, units: None };
         Ok(match self {
-            CaptureBuffer::Buffer(array) => capture(chosen.positions(), array),
+            CaptureBuffer::Buffer(array) => capture(array),
             CaptureBuffer::Lines(lines) => lines.finish(),
             CaptureBuffer::Sum(mut sum, count) => {
                 sum.iter_mut().for_each(|x| *x /= count.max(1) as f32);
-                capture(computed(), Array::new(entry.columns.shape(edge, 1)[1..].to_vec(), sum))
+                capture(Array::new(entry.columns.shape(edge, 1)[1..].to_vec(), sum))
             }
             CaptureBuffer::Attention(lines) => {
                 debug_assert_eq!(edge.layout, Layout::QueryKey);
-                capture(computed(), attention_pattern(entry, lines.into_iter().flatten().collect(), row, length))
+                capture(attention_pattern(entry, lines.into_iter().flatten().collect(), row, length))
             }
         })
     }

@@ -382,7 +382,12 @@ impl Collector {
             let CompiledAction::Capture(_) = &entry.action else { continue };
             for (row, chosen) in entry.rows.iter().enumerate() {
                 let (Some(chosen), Some(buffer)) = (chosen, self.captures[index][row].take()) else { continue };
-                captures.push(buffer.finish(program.edge(entry.edge), entry, chosen, row, lengths[row])?);
+                let holds = entry.condition.map(|condition| &self.conditions[condition][row]);
+                let positions = chosen.positions().into_iter().enumerate();
+                let computed = positions
+                    .filter(|&(nth, position)| position < lengths[row] && holds.is_none_or(|holds| holds[nth]));
+                let computed = computed.map(|(_, position)| position).collect();
+                captures.push(buffer.finish(program.edge(entry.edge), entry, computed, row, lengths[row])?);
             }
         }
         Ok(captures)

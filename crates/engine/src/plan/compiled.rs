@@ -141,11 +141,6 @@ impl SelectedPositions {
         self.by_position.last().is_some_and(|&(last, _)| last >= position)
     }
 
-    /// Returns how many positions before `end` are selected.
-    pub fn count_before(&self, end: usize) -> usize {
-        self.by_position.partition_point(|&(position, _)| position < end)
-    }
-
     /// Returns the smallest selected position.
     pub fn first(&self) -> Option<usize> {
         self.by_position.first().map(|&(first, _)| first)
