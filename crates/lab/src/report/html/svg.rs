@@ -4,25 +4,7 @@
 //! width while its text keeps its size. Every position comes from an [`Axis`], which maps any
 //! value, including NaN and infinity, into the plot.
 
-/// Escapes text for an element or a quoted attribute.
-pub(crate) fn escape(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&quot;"),
-            '\'' => out.push_str("&#39;"),
-            '\n' | '\t' => out.push(c),
-            // A worker's output may contain terminal codes; control characters are shown as their
-            // Unicode pictures.
-            c if c < ' ' => out.push(char::from_u32(0x2400 + c as u32).unwrap_or('\u{fffd}')),
-            c => out.push(c),
-        }
-    }
-    out
-}
+pub(crate) use pellucid_analysis::html::escape_text as escape;
 
 /// Capitalizes the first letter.
 pub(crate) fn capitalize(sentence: &str) -> String {
