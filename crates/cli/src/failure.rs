@@ -37,6 +37,21 @@ impl Failure {
         Failure { message: format!("{context}: {}", self.message), ..self }
     }
 
+    /// Ended by Ctrl-C: exit code 130, as shells report it.
+    pub fn interrupted(message: impl Into<String>, hint: impl Into<String>) -> Failure {
+        Failure { message: message.into(), hint: Some(hint.into()), code: 130 }
+    }
+
+    /// The message.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// The remedy, if there is one.
+    pub fn hint(&self) -> Option<&str> {
+        self.hint.as_deref()
+    }
+
     /// The exit code.
     pub fn code(&self) -> u8 {
         self.code

@@ -42,6 +42,19 @@ pub fn check(path: Option<&Path>) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Creates a directory if it does not exist, and checks that files can be written to it.
+pub fn create_directory(path: &Path) -> Result<(), Failure> {
+    let fail = |error: std::io::Error| {
+        Failure::usage(
+            format!("cannot write to the directory {}: {error}", path.display()),
+            "give a directory that exists or can be created, and may be written",
+        )
+    };
+    std::fs::create_dir_all(path).map_err(fail)?;
+    tempfile::tempfile_in(path).map_err(fail)?;
+    Ok(())
+}
+
 /// Captures and saved values of a run.
 pub struct Results<'a> {
     pub plan: &'a Plan,

@@ -64,22 +64,29 @@ fn token_list(text: &str) -> Result<Vec<u32>, Failure> {
 pub fn plan(loaded: &LoadedModel, args: &PlanArgs, rows: &[Vec<u32>]) -> Result<Plan, Failure> {
     let (mut plan, base) = match &args.plan {
         None => (Plan::default(), Path::new(".")),
-        Some(path) => {
-            let text = std::fs::read_to_string(path)
-                .map_err(|error| Failure::usage(format!("{}: {error}", path.display()), "check --plan"))?;
-            let plan = Plan::from_json(&text).map_err(|error| {
-                Failure::usage(format!("{}: {error}", path.display()), "docs/plans.md shows the form of a plan")
-            })?;
-            (plan, path.parent().unwrap_or(Path::new(".")))
-        }
+        Some(path) => (read_plan(path)?, path.parent().unwrap_or(Path::new("."))),
     };
     for text in &args.steer {
         let (taps, warning) = SteerSpec::parse(text)?.taps(loaded)?;
         plan.taps.extend(taps);
         crate::models::warn(warning.as_slice());
     }
-    let positions = Positions::parse(&args.positions);
-    plan.taps
-        .extend(args.capture.iter().map(|site| Tap::new(site, Action::Capture(None)).positions(positions.clone())));
+    plan.taps.extend(capture_taps(args));
     Ok(prepare(plan, base, rows, loaded.tokenizer.as_deref())?)
+}
+
+/// Reads a plan file.
+pub fn read_plan(path: &Path) -> Result<Plan, Failure> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| Failure::usage(format!("{}: {error}", path.display()), "check --plan"))?;
+    Plan::from_json(&text).map_err(|error| {
+        Failure::usage(format!("{}: {error}", path.display()), "docs/plans.md shows the form of a plan")
+    })
+}
+
+/// Returns the taps of `--capture`.
+pub fn capture_taps(args: &PlanArgs) -> Vec<Tap> {
+    let positions = Positions::parse(&args.positions);
+    let tap = |site: &String| Tap::new(site, Action::Capture(None)).positions(positions.clone());
+    args.capture.iter().map(tap).collect()
 }

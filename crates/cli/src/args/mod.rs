@@ -1,9 +1,11 @@
 //! Command-line arguments.
 
+mod batch;
 mod lab;
 mod lab_capture;
 mod steer;
 
+pub use batch::BatchArgs;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 pub use lab::*;
 pub use lab_capture::LabCaptureArgs;
@@ -239,6 +241,8 @@ pub struct GenerateArgs {
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    pub batch: BatchArgs,
 }
 
 #[derive(Args)]

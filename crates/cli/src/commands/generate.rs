@@ -6,8 +6,8 @@ use crate::failure::{Failure, output};
 use crate::files::Results;
 use crate::{files, inputs, models};
 use pellucid_engine::{Finish, GenerateOptions, Sampling};
-use pellucid_models::StopStrings;
 use pellucid_models::chat::Message;
+use pellucid_models::{LoadedModel, StopStrings};
 use serde_json::json;
 use std::io::Write;
 use std::time::Instant;
@@ -16,6 +16,12 @@ use std::time::Instant;
 const DEFAULT_LENGTH: usize = 64;
 
 pub fn run(args: GenerateArgs) -> Result<(), Failure> {
+    if let Some(file) = &args.batch.batch {
+        return super::batch::run(&args, file);
+    }
+    if let Some(flag) = args.batch.flag_without_batch() {
+        return Err(Failure::usage(format!("{flag} belongs to --batch"), "give --batch F.jsonl, or leave it out"));
+    }
     files::check(args.plan.out.as_deref())?;
     let started = Instant::now();
     let loaded = models::load(&args.model)?;
@@ -29,20 +35,15 @@ pub fn run(args: GenerateArgs) -> Result<(), Failure> {
         return Err(Failure::usage("generate continues one prompt at a time", "give one prompt or one --tokens list"));
     };
     let plan = inputs::plan(loaded, &args.plan, &rows)?;
-    let sampling = Sampling {
-        temperature: args.temperature,
-        top_k: args.top_k,
-        top_p: args.top_p,
-        min_p: args.min_p,
-        repetition_penalty: args.repetition_penalty,
-        seed: args.seed,
-    };
     let eos = if args.ignore_eos { Vec::new() } else { loaded.eos.clone() };
-    // The last new token is not fed back, so a context of n leaves n + 1 − prompt new tokens.
-    let left =
-        loaded.model.program().architecture().context.map(|context| (context + 1).saturating_sub(prompt.len()).max(1));
-    let max_new = args.max_new.map_or_else(|| left.unwrap_or(DEFAULT_LENGTH).min(DEFAULT_LENGTH), |n| n as usize);
-    let options = GenerateOptions { max_new, sampling, eos, lookup: args.prompt_lookup, ..GenerateOptions::default() };
+    let max_new = max_new(loaded, args.max_new.map(|n| n as usize), prompt.len());
+    let options = GenerateOptions {
+        max_new,
+        sampling: sampling(&args),
+        eos,
+        lookup: args.prompt_lookup,
+        ..GenerateOptions::default()
+    };
 
     let stops = StopStrings::new(args.stop)?;
     let mut stream = Stream { on: !args.json, fault: None };
@@ -54,18 +55,12 @@ pub fn run(args: GenerateArgs) -> Result<(), Failure> {
         files::write_results(path, &results)?;
     }
     if args.json {
-        let finish = match row.finish {
-            Finish::Eos => "eos",
-            Finish::Length => "length",
-            Finish::Stop => "stop",
-            Finish::Condition => "condition",
-        };
         let (prefill_s, decode_s) = (generation.prefill.as_secs_f64(), generation.decode.as_secs_f64());
         print_json(&json!({
             "prompt_tokens": prompt,
             "tokens": row.tokens,
             "text": text,
-            "finish_reason": finish,
+            "finish_reason": finish_reason(row.finish),
             "marks": generation.marks,
             "lookup": { "drafted": row.lookup.drafted, "accepted": row.lookup.accepted },
             "timing": { "load_s": load_s, "prefill_s": prefill_s, "decode_s": decode_s },
@@ -88,6 +83,35 @@ pub fn run(args: GenerateArgs) -> Result<(), Failure> {
         None => {}
     }
     Ok(())
+}
+
+/// The sampling settings of the flags.
+pub(super) fn sampling(args: &GenerateArgs) -> Sampling {
+    Sampling {
+        temperature: args.temperature,
+        top_k: args.top_k,
+        top_p: args.top_p,
+        min_p: args.min_p,
+        repetition_penalty: args.repetition_penalty,
+        seed: args.seed,
+    }
+}
+
+/// Returns the number of new tokens: as asked for, or 64, or as many as the context leaves.
+pub(super) fn max_new(loaded: &LoadedModel, asked: Option<usize>, prompt: usize) -> usize {
+    // The last new token is not fed back, so a context of n leaves n + 1 − prompt new tokens.
+    let left = loaded.model.program().architecture().context.map(|context| (context + 1).saturating_sub(prompt).max(1));
+    asked.unwrap_or_else(|| left.unwrap_or(DEFAULT_LENGTH).min(DEFAULT_LENGTH))
+}
+
+/// The finish reason in results.
+pub(super) fn finish_reason(finish: Finish) -> &'static str {
+    match finish {
+        Finish::Eos => "eos",
+        Finish::Length => "length",
+        Finish::Stop => "stop",
+        Finish::Condition => "condition",
+    }
 }
 
 /// Writes generated text to stdout as it arrives, and remembers the first error.

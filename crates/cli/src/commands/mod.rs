@@ -1,5 +1,6 @@
 //! The commands, one file each: load, call, print.
 
+mod batch;
 pub mod generate;
 pub mod inspect;
 pub mod lab;

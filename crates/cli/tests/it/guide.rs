@@ -124,3 +124,8 @@ fn the_guides_to_models_show_what_is_printed() {
     check_page("docs/inspect.md", 4);
     check_page("docs/loading.md", 3);
 }
+
+#[test]
+fn the_guide_to_batching_shows_what_is_printed() {
+    check_page("docs/batching.md", 8);
+}

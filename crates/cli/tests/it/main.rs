@@ -1,5 +1,6 @@
 //! Tests of the command line, in one binary. They run the real `pellucid`.
 
+mod batch;
 mod commands;
 mod guide;
 mod lab;

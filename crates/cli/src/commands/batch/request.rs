@@ -1,0 +1,138 @@
+//! From a line of the batch file to a request of the scheduler.
+
+use super::line::{RequestLine, capture_taps};
+use crate::args::GenerateArgs;
+use crate::commands::generate::{max_new, sampling};
+use crate::failure::Failure;
+use crate::inputs;
+use pellucid_engine::{Action, GenerateOptions, Plan, Sampling, Tap};
+use pellucid_models::chat::Message;
+use pellucid_models::{LoadedModel, StopStrings, prepare};
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+/// Plan files that stay parsed; many lines usually name few of them.
+const CACHED_PLANS: usize = 64;
+
+/// A request that is ready to be submitted.
+pub struct PreparedRequest {
+    pub prompt: Vec<u32>,
+    pub plan: Plan,
+    pub options: GenerateOptions,
+    pub stops: StopStrings,
+}
+
+/// Prepares requests: a key of a line takes precedence over the flag of the same name.
+pub struct Preparer<'a> {
+    loaded: &'a LoadedModel,
+    args: &'a GenerateArgs,
+    /// Directory of the batch file: relative paths in it start there.
+    base: PathBuf,
+    /// Plan and captures of the flags, for lines without their own; the directory of its files.
+    flag_plan: (Plan, PathBuf),
+    flag_captures: Vec<Tap>,
+    plan_files: HashMap<PathBuf, Plan>,
+}
+
+impl<'a> Preparer<'a> {
+    pub fn new(loaded: &'a LoadedModel, args: &'a GenerateArgs, batch: &Path) -> Result<Preparer<'a>, Failure> {
+        let base = batch.parent().unwrap_or(Path::new("")).to_owned();
+        let flag_plan = match &args.plan.plan {
+            None => (Plan::default(), base.clone()),
+            Some(path) => (inputs::read_plan(path)?, path.parent().unwrap_or(Path::new("")).to_owned()),
+        };
+        let flag_captures = inputs::capture_taps(&args.plan);
+        Ok(Preparer { loaded, args, base, flag_plan, flag_captures, plan_files: HashMap::new() })
+    }
+
+    /// Encodes the prompt, reads the plan and collects the options of a request.
+    pub fn prepare(&mut self, line: RequestLine) -> Result<PreparedRequest, Failure> {
+        let prompt = self.prompt(&line)?;
+        let (plan, base) = self.plan(&line)?;
+        let rows = std::slice::from_ref(&prompt);
+        let plan = prepare(plan, &base, rows, self.loaded.tokenizer.as_deref())?;
+        if self.args.batch.captures.is_none() && returns_tensors(&plan) {
+            return Err(Failure::usage(
+                "the request captures activations, and there is no directory for them",
+                "give --captures DIR",
+            ));
+        }
+        let args = self.args;
+        let flags = sampling(args);
+        let sampling = Sampling {
+            temperature: line.temperature.unwrap_or(flags.temperature),
+            top_k: line.top_k.unwrap_or(flags.top_k),
+            top_p: line.top_p.unwrap_or(flags.top_p),
+            min_p: line.min_p.unwrap_or(flags.min_p),
+            repetition_penalty: line.repetition_penalty.unwrap_or(flags.repetition_penalty),
+            seed: line.seed.unwrap_or(flags.seed),
+        };
+        let stops = StopStrings::new(line.stop.map_or_else(|| args.stop.clone(), |stop| stop.into_list()))?;
+        let eos = if line.ignore_eos.unwrap_or(args.ignore_eos) { Vec::new() } else { self.loaded.eos.clone() };
+        let options = GenerateOptions {
+            max_new: max_new(self.loaded, line.max_new.or(args.max_new.map(|n| n as usize)), prompt.len()),
+            sampling,
+            eos,
+            lookup: line.prompt_lookup.unwrap_or(args.prompt_lookup),
+            ..GenerateOptions::default()
+        };
+        Ok(PreparedRequest { prompt, plan, options, stops })
+    }
+
+    /// Encodes `prompt`, `messages` or `tokens`.
+    fn prompt(&self, line: &RequestLine) -> Result<Vec<u32>, Failure> {
+        match (&line.prompt, &line.messages, &line.tokens) {
+            (Some(prompt), None, None) if self.args.chat => {
+                Ok(self.loaded.encode_chat(&[Message::new("user", prompt)])?)
+            }
+            (Some(prompt), None, None) => Ok(self.loaded.encode(prompt)?),
+            (None, Some(messages), None) => Ok(self.loaded.encode_chat(messages)?),
+            (None, None, Some(tokens)) => Ok(tokens.clone()),
+            (None, None, None) => {
+                Err(Failure::usage("the request has no prompt", "give `prompt`, `messages` or `tokens`"))
+            }
+            _ => Err(Failure::usage(
+                "the request has more than one of `prompt`, `messages` and `tokens`",
+                "give exactly one of them",
+            )),
+        }
+    }
+
+    /// Returns the taps of a request and the directory of the files that they name. Edits come
+    /// first, so that captures see edited activations; taps of other keys belong between both.
+    fn plan(&mut self, line: &RequestLine) -> Result<(Plan, PathBuf), Failure> {
+        let (mut plan, base) = match &line.plan {
+            None => self.flag_plan.clone(),
+            Some(serde_json::Value::String(file)) => self.plan_file(&self.base.join(file))?,
+            Some(inline) => {
+                let plan = serde_json::from_value(inline.clone()).map_err(|error| {
+                    Failure::usage(format!("`plan`: {error}"), "docs/plans.md shows the form of a plan")
+                })?;
+                (plan, self.base.clone())
+            }
+        };
+        plan.taps.extend(match &line.capture {
+            None => self.flag_captures.clone(),
+            Some(captures) => capture_taps(captures.clone())?,
+        });
+        Ok((plan, base))
+    }
+
+    fn plan_file(&mut self, path: &Path) -> Result<(Plan, PathBuf), Failure> {
+        let base = path.parent().unwrap_or(Path::new("")).to_owned();
+        if let Some(plan) = self.plan_files.get(path) {
+            return Ok((plan.clone(), base));
+        }
+        let plan = inputs::read_plan(path)?;
+        if self.plan_files.len() == CACHED_PLANS {
+            self.plan_files.clear();
+        }
+        self.plan_files.insert(path.to_owned(), plan.clone());
+        Ok((plan, base))
+    }
+}
+
+/// Whether a plan returns captures or saved values.
+fn returns_tensors(plan: &Plan) -> bool {
+    !plan.save.is_empty() || plan.taps.iter().any(|tap| matches!(tap.action, Action::Capture(_)))
+}
