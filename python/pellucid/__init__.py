@@ -20,6 +20,7 @@ from . import _core, transformer_lens
 from . import identify as identify  # former name of quick reports, not in __all__
 from . import lens as lens  # former name of transformer_lens, not in __all__
 from ._core import Plan
+from .chat import Chat, MessageSpan
 from .engine import Engine, EngineLoad, Request, Token, fetch
 from .errors import Error, InputError, Interrupted, LoadError, PlanError, RecordError, SiteError
 from .inspection import (
@@ -48,6 +49,7 @@ __all__ = [
     "Attempt",
     "Cache",
     "Captures",
+    "Chat",
     "Engine",
     "EngineLoad",
     "Error",
@@ -56,6 +58,7 @@ __all__ = [
     "Interrupted",
     "LoadError",
     "Mark",
+    "MessageSpan",
     "Model",
     "Network",
     "NetworkModel",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .chat import Chat
 from .errors import InputError, PlanError
 
 if TYPE_CHECKING:
@@ -58,12 +60,23 @@ def tokens(core: _core.Model, prompt: Prompt) -> Any:
     if isinstance(prompt, str):
         return core.encode(prompt, True)
     if _is_chat(prompt):
-        return core.encode_chat([(message["role"], message["content"]) for message in prompt])
-    if type(prompt) is list:
+        return chat(core, {"messages": list(prompt)})
+    if type(prompt) is list or isinstance(prompt, Chat):
         return prompt
     if isinstance(prompt, (Sequence, np.ndarray)) or hasattr(prompt, "tolist"):
         return [int(token) for token in prompt]
     raise InputError(f"{type(prompt).__name__} is not a prompt", "pass a text or a list of token ids")
+
+
+def chat(core: _core.Model, conversation: dict[str, Any]) -> Chat:
+    """Encodes a conversation: `messages`, options of the rendering and variables of the template."""
+    try:
+        text = json.dumps(conversation)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"the conversation is not JSON: {error}", "messages and template variables are strings, numbers and lists"
+        ) from None
+    return Chat(core.chat(text))
 
 
 def _is_tokens(prompts: Any) -> bool:

@@ -85,13 +85,12 @@ class Engine:
             options: As in `Model.generate`, except `threads` and `prefixes`, which belong to the
                 engine.
         """
-        from .model import as_plan
+        from .model import as_plan, capture_plan
 
         model = self._model._steered(steer)
         rows, single = convert.rows(model._core, prompts)
         patterns = [capture] if isinstance(capture, str) else list(capture)
-        select = None if positions is None else (None, positions, None, None, None, None)
-        captures = _core.Plan.from_record([(0, None, "capture", site, select) for site in patterns], [], [], [], False)
+        captures = capture_plan(rows, patterns, positions)
         plans = () if plan is None else (as_plan(plan),)
         core = self._core.submit(model._core, rows, captures, (*model.edits_for(rows), *plans), options)
         return Request(model, core, rows, single, padded)
@@ -213,15 +212,14 @@ class Request:
         if self._fetched is not None:
             return self._fetched
         captured = self._core.captures()
-        return Captures(self._model._core.find, captured, self._single, self._padded, [])
+        return Captures(self._model._core.find, captured, self._single, self._padded, [], self._rows)
 
     def fetch(self) -> Captures:
         """Waits for the end; returns all captures. Later calls return the same object."""
         if self._fetched is None:
             generation = self._core.result(None)
-            self._fetched = Captures(
-                self._model._core.find, generation.all(), self._single, self._padded, generation.passed_over
-            )
+            find, skipped = self._model._core.find, generation.passed_over
+            self._fetched = Captures(find, generation.all(), self._single, self._padded, skipped, self._rows)
         return self._fetched
 
     # Ending.

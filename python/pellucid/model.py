@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike, fspath
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from . import _core, convert, display
 from .branches import Base
+from .chat import Chat, positions_in
 from .engine import Engine
 from .errors import InputError, PlanError
 from .prefixes import Prefixes
@@ -255,7 +256,8 @@ class Model(TransformerLensApi):
             plan: Captures and edits, see docs/plans.md.
             capture: Sites, patterns (`layers.*.resid_post`) or aliases to capture after the plan's
                 edits.
-            positions: Positions of `capture`: a list, a slice, `"last"`, …; all by default.
+            positions: Positions of `capture`: a list, a slice, `"last"`, messages of a chat
+                (`{"message": 2}`, `{"role": "user"}`), …; all by default.
             padded: As in `trace`.
             chunk: As in `trace`.
             threads: As in `trace`.
@@ -264,13 +266,12 @@ class Model(TransformerLensApi):
         """
         rows, single = convert.rows(self._core, prompts)
         patterns = [capture] if isinstance(capture, str) else list(capture)
-        select = None if positions is None else (None, positions, None, None, None, None)
-        captures = _core.Plan.from_record([(0, None, "capture", site, select) for site in patterns], [], [], [], False)
+        captures = capture_plan(rows, patterns, positions)
         edits = self._steered(steer).edits_for(rows)
         plans = () if plan is None else (as_plan(plan),)
         cache = None if prefixes is None else prefixes._core
         run = _core.run(self._core, rows, captures, (*edits, *plans), chunk, False, threads, cache)
-        result = Captures(self._core.find, run.all(), single, padded, run.passed_over)
+        result = Captures(self._core.find, run.all(), single, padded, run.passed_over, rows)
         result.seconds = run.seconds
         result.marks = [Mark(*mark) for mark in run.marks]
         return result
@@ -393,6 +394,33 @@ class Model(TransformerLensApi):
         rows, single = convert.rows(self._core, prompts)
         return list(rows[0]) if single else [list(row) for row in rows]
 
+    def chat(
+        self,
+        messages: Iterable[Any],
+        *,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        **variables: Any,
+    ) -> Chat:
+        """Encodes a conversation with the model's chat template; the result is a prompt whose
+        `.spans` are the tokens of each message.
+
+        Args:
+            messages: `{"role": …, "content": …}`, with other fields that the template uses.
+            add_generation_prompt: Append the start of the assistant's answer; the default unless
+                the final message is continued.
+            continue_final_message: End after the content of the final message, so that the model
+                continues it.
+            chat_template: A Jinja template to use instead of the model's.
+            variables: Variables of the template, such as `enable_thinking=False`.
+        """
+        options: dict[str, Any] = {**variables, "messages": list(messages)}
+        if add_generation_prompt is not None:
+            options["add_generation_prompt"] = add_generation_prompt
+        options |= {"continue_final_message": continue_final_message, "chat_template": chat_template}
+        return convert.chat(self._core, options)
+
     def to_str_tokens(self, prompts: Any) -> list[Any]:
         """The text of each token of a prompt; a list of lists for several prompts."""
         rows, single = convert.rows(self._core, prompts)
@@ -508,6 +536,19 @@ class Explanation:
 
     def __repr__(self) -> str:
         return self._text
+
+
+def capture_plan(rows: list[Any], patterns: list[str], positions: Any) -> _core.Plan:
+    """A plan that captures sites of these rows at positions: all if `None`; by message or role if a
+    mapping.
+    """
+    selects: list[Any] = [None if positions is None else (None, positions, None, None, None, None)]
+    if isinstance(positions, Mapping):
+        # The positions of a message differ between rows.
+        found = [positions_in(row, positions) for row in rows]
+        selects = [([row], at, None, None, None, None) for row, at in enumerate(found)]
+    taps = [(0, None, "capture", site, select) for site in patterns for select in selects]
+    return _core.Plan.from_record(taps, [], [], [], False)
 
 
 def as_plan(plan: Any) -> _core.Plan:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from . import _core, convert
+from .chat import positions_in
 from .errors import PlanError, RecordError
 
 if TYPE_CHECKING:
@@ -117,13 +119,17 @@ class Recorder(_core.Recorder):
             return self.add_value("constant", None)
         return self.add_value("constant", value._single_array())
 
-    def resolve_positions(self, text: str, rows: list[int] | None) -> Any:
-        """Resolves a word (`last`, `prompt`, `generated`, `all`) or the text of a token to
-        positions.
+    def resolve_positions(self, text: str | Mapping[str, Any], rows: list[int] | None) -> Any:
+        """Resolves a word (`last`, `prompt`, `generated`, `all`), the text of a token, or messages
+        of a chat (`{"message": 2}`) to positions.
         """
         if text in ("last", "prompt", "generated", "all"):
             return text
         candidates = range(len(self.rows)) if rows is None else rows
+        if isinstance(text, Mapping):
+            if len(candidates) != 1:
+                raise PlanError(f"the positions {dict(text)!r} differ between rows", "use them inside `with t.row(…)`")
+            return positions_in(self.rows[candidates[0]], text)
         if len(candidates) != 1:
             raise PlanError(
                 f"the position of token {text!r} differs between rows", "use a token's text inside `with t.row(…)`"

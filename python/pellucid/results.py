@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from . import display
-from .errors import RecordError
+from .chat import Chat, MessageSpan, positions_in
+from .errors import InputError, RecordError
 
 if TYPE_CHECKING:
     from .selection import Scope
@@ -94,11 +95,22 @@ class Mark(NamedTuple):
     """Dot product of the activation and the direction."""
 
 
+def spans_of(prompt: Any) -> list[MessageSpan]:
+    """The spans of the messages of a prompt, which must be a chat."""
+    if not isinstance(prompt, Chat):
+        raise InputError("the prompt is not a chat, so it has no messages", "give the prompt as a list of messages")
+    return prompt.spans
+
+
 class Captures(Mapping[str, Any]):
     """Captured activations by site: `captures["layers.3.resid_post"]`, or by any alias."""
 
-    def __init__(self, find: Any, captured: list[Any], single: bool, padded: bool, passed_over: list[str]) -> None:
+    def __init__(
+        self, find: Any, captured: list[Any], single: bool, padded: bool, passed_over: list[str], prompts: list[Any]
+    ) -> None:
         self._find = find
+        self._prompts = prompts
+        self._rows: dict[str, list[int]] = {}
         self._single = single
         self._padded = padded
         self._arrays: dict[str, list[Any]] = {}
@@ -110,16 +122,21 @@ class Captures(Mapping[str, Any]):
         """Positions at which the plan's marks held (`Model.run` only)."""
         self.passed_over = passed_over
         """Sites that patterns skipped because their layer does not have the point."""
-        for site, _, positions, array, units in captured:
+        for site, row, positions, array, units in captured:
+            self._rows.setdefault(site, []).append(row)
             self._arrays.setdefault(site, []).append((array, units))
             self.positions.setdefault(site, []).append(positions)
 
+    def _address(self, name: str) -> str:
+        if name in self._arrays:
+            return name
+        addresses = self._find(name)
+        if len(addresses) != 1 or addresses[0] not in self._arrays:
+            raise KeyError(name)
+        return addresses[0]
+
     def __getitem__(self, name: str) -> Any:
-        if name not in self._arrays:
-            addresses = self._find(name)
-            if len(addresses) != 1 or addresses[0] not in self._arrays:
-                raise KeyError(name)
-            name = addresses[0]
+        name = self._address(name)
         values = [to_numpy(array) for array, _ in self._arrays[name]]
         units = [to_numpy(units) for _, units in self._arrays[name] if units is not None]
         return (self._join_rows(values), self._join_rows(units)) if units else self._join_rows(values)
@@ -129,9 +146,41 @@ class Captures(Mapping[str, Any]):
             return rows[0]
         return stack_padded(rows) if self._padded else rows
 
+    @property
+    def spans(self) -> Any:
+        """The `MessageSpan` of each message of the prompt, a chat; a list for several prompts."""
+        spans = [spans_of(prompt) for prompt in self._prompts]
+        return spans[0] if self._single else spans
+
+    def message(self, message: int, site: str, part: str = "content") -> Any:
+        """The captured activations of one message at a site; a list for several prompts.
+
+        Negative indices count from the last message; `part` is `header`, `content`, `footer` or
+        `all`.
+        """
+        name = self._address(site)
+        # Attention sites are [heads, queries, keys]; others start with the positions.
+        axis = 1 if name.endswith(("attn_scores", "attn_probs")) else 0
+        values = []
+        for row, positions, (array, units) in zip(
+            self._rows[name], self.positions[name], self._arrays[name], strict=True
+        ):
+            if units is not None or array.shape[axis] != len(positions):
+                raise InputError(f"{name} was reduced, so it has no positions", "capture it whole")
+            wanted = positions_in(self._prompts[row], {"message": message, "part": part})
+            index = {position: at for at, position in enumerate(positions)}
+            missing = [position for position in wanted if position not in index]
+            if missing:
+                raise InputError(
+                    f"position {missing[0]} of message {message} was not captured at {name}",
+                    "capture all positions of the message",
+                )
+            values.append(np.take(to_numpy(array), [index[position] for position in wanted], axis=axis))
+        return self._join_rows(values)
+
     def torch(self, name: str) -> Any:
         """A captured activation as torch tensors (copies), bfloat16 if it was stored so."""
-        arrays = self._arrays.get(name) or self._arrays.get(self._find(name)[0], [])
+        arrays = self._arrays[self._address(name)]
         bits = [array.bf16_bits() for array, _ in arrays]
         if self._padded or not bits or any(each is None for each in bits):
             return to_torch(self[name])
@@ -189,6 +238,10 @@ class Cache:
         """The sites and their activations."""
         return self._loaded().items()
 
+    def message(self, message: int, site: str, part: str = "content") -> Any:
+        """The activations of one message of a chat at a site; see `Captures.message`."""
+        return self._loaded().message(message, site, part)
+
     def torch(self, name: str) -> Any:
         """An activation as torch tensors (copies)."""
         return self._loaded().torch(name)
@@ -232,6 +285,11 @@ class Generated:
         """Number of prompt tokens that came from the prefix cache."""
         self.marks = marks or []
         """Positions of this row at which the plan's marks held."""
+
+    @property
+    def spans(self) -> list[MessageSpan]:
+        """The tokens of each message of the prompt, a chat."""
+        return spans_of(self.prompt)
 
     def __repr__(self) -> str:
         return f"Generated({self.text!r}, finish={self.finish!r})" if self.text is not None else repr(self.tokens)

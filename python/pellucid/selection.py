@@ -6,6 +6,7 @@ elements are copied. Other subscripts (a reversed slice, part of a head) index t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -94,7 +95,11 @@ def expand_index(key: Any, rank: int) -> tuple[Any, ...]:
 
 
 def _normalize_index(pick: Any) -> Any:
-    if pick is None or pick is Ellipsis or (isinstance(pick, (int, slice, str)) and not isinstance(pick, bool)):
+    if (
+        pick is None
+        or pick is Ellipsis
+        or (isinstance(pick, (int, slice, str, Mapping)) and not isinstance(pick, bool))
+    ):
         return pick
     if isinstance(pick, (list, tuple, range, np.ndarray, np.integer)) or hasattr(pick, "tolist"):
         indices = np.asarray(pick)
@@ -103,7 +108,8 @@ def _normalize_index(pick: Any) -> Any:
         if indices.dtype.kind in "iu" and indices.ndim <= 1:
             return indices.tolist()
     raise PlanError(
-        f"{pick!r} does not index an axis", "use integers, slices, lists of integers, boolean masks, or a token's text"
+        f"{pick!r} does not index an axis",
+        "use integers, slices, lists of integers, masks, a token's text, or messages",
     )
 
 
@@ -122,7 +128,7 @@ def _select_rows(scope: Scope, pick: Any) -> tuple[list[int] | None, Scope | Non
             f"invalid row index {pick!r}",
             "the first axis is the rows: use integers from 0, or a colon for all",
         )
-    if isinstance(pick, str) or pick is None:
+    if isinstance(pick, (str, Mapping)) or pick is None:
         raise PlanError(f"{pick!r} does not index rows", "the first axis is the rows")
     try:
         rows = [scope.rows[pick]] if isinstance(pick, int) else np.asarray(scope.rows)[pick].tolist()
@@ -138,7 +144,7 @@ def _tap_selection(
     rows, _, steps, *_ = base
 
     def resolve(pick: Any) -> Any:
-        return recorder.resolve_positions(pick, rows) if isinstance(pick, str) else pick
+        return recorder.resolve_positions(pick, rows) if isinstance(pick, (str, Mapping)) else pick
 
     try:
         if info.kind == "attention":
@@ -182,8 +188,8 @@ def _positions(pick: Any, scope: Scope | None) -> Any:
 
 def _axis_indices(pick: Any, length: int) -> list[int] | None:
     """Resolves an index of an axis of known length to non-negative indices; `None` for all."""
-    if isinstance(pick, str):
-        raise PlanError(f"{pick!r} does not index this axis", "a token's text picks positions")
+    if isinstance(pick, (str, Mapping)):
+        raise PlanError(f"{pick!r} does not index this axis", "tokens and messages pick positions")
     if isinstance(pick, slice):
         return None if pick == FULL_SLICE else list(range(length))[pick]
     indices = [pick] if isinstance(pick, int) else pick

@@ -149,7 +149,7 @@ class Block(View):
             captured = [capture for at in range(tap, tap + len(patterns)) for capture in run.captured(at)]
             tap += len(patterns)
             find = recorder.model._core.find
-            cache._captures = Captures(find, captured, scope.single, recorder.padded, run.passed_over)
+            cache._captures = Captures(find, captured, scope.single, recorder.padded, run.passed_over, recorder.rows)
 
     def _run(self, recorder: Recorder) -> None:
         raise NotImplementedError

@@ -1,5 +1,6 @@
 //! Branches: re-runs of one prompt from the first layer and position that a plan changes.
 
+use crate::chat::extract_chats;
 use crate::model::Model;
 use crate::plan::Plan;
 use crate::results::RunResults;
@@ -16,10 +17,11 @@ pub struct Base(engine::Base);
 /// Runs one row of tokens under standing edits and stores the state that branches need.
 #[pyfunction]
 pub fn base(py: Python<'_>, model: &Model, rows: &Bound<'_, PyList>, edits: &Bound<'_, PyTuple>) -> PyResult<Base> {
+    let chats = extract_chats(rows);
     let (loaded, rows, edits) = (model.loaded(py)?, extract_rows(py, rows)?, concat_edits(edits)?);
     let none = Plan { inner: engine::Plan::default(), tap_indices: Vec::new(), saves: Vec::new() };
     let base = run_engine(py, || {
-        let edited = EditedPlan::new(&none, edits, &rows, model)?;
+        let edited = EditedPlan::new(&none, edits, &rows, &chats, model)?;
         let row = rows.first().map(Vec::as_slice).unwrap_or_default();
         Ok(loaded.model.base_with(row, &edited.plan, Some(signal_interrupt()))?)
     })?;

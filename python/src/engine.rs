@@ -1,5 +1,6 @@
 //! The scheduler behind `Model.engine`: many requests at once.
 
+use crate::chat::extract_chats;
 use crate::errors::{ErrorKind, error, from_engine, guarded};
 use crate::model::Model;
 use crate::plan::Plan;
@@ -41,6 +42,7 @@ impl Engine {
         edits: &Bound<'_, PyTuple>,
         options: &Bound<'_, PyDict>,
     ) -> PyResult<EngineRequest> {
+        let chats = extract_chats(rows);
         let (loaded, rows, edits) = (model.loaded(py)?, extract_rows(py, rows)?, concat_edits(edits)?);
         let mut settings = parse_generate_options(py, options)?;
         if settings.eos {
@@ -48,7 +50,7 @@ impl Engine {
         }
         let (limits, count) = (RowLimits::of(&settings.generate), rows.len());
         let (handle, text, offset) = run_engine(py, || {
-            let edited = EditedPlan::new(plan.get(), edits, &rows, model)?;
+            let edited = EditedPlan::new(plan.get(), edits, &rows, &chats, model)?;
             let offset = edited.offset;
             let text = match (&loaded.tokenizer, settings.stop.is_empty()) {
                 (None, true) => None,

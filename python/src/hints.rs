@@ -16,6 +16,7 @@ pub fn word(remedy: &Remedy) -> String {
             "give token ids (a list of integers), or put the model's tokenizer.json beside its weights".into()
         }
         Remedy::DropChat => "give the prompt as a string, or use an instruction-tuned model".into(),
+        Remedy::GiveChat => "give the prompt as a list of messages, or give positions as numbers".into(),
         Remedy::Assume { family, also } => {
             let also = also.as_ref().map_or_else(String::new, |also| format!("; {also}"));
             format!(

@@ -9,6 +9,7 @@
 //! |---|---|
 //! | `array` | arrays in both directions; engine arrays are shared, not copied |
 //! | `branch` | branches: re-runs of a prompt from the middle |
+//! | `chat` | conversations as tokens, with the spans of their messages |
 //! | `engine` | the scheduler: many requests at once |
 //! | `errors` | engine errors and panics as exceptions of the package |
 //! | `expression` | recorded values as expressions of a plan |
@@ -26,6 +27,7 @@
 
 mod array;
 mod branch;
+mod chat;
 mod engine;
 mod errors;
 mod expression;
@@ -50,6 +52,8 @@ mod _core {
     use super::array::Array;
     #[pymodule_export]
     use super::branch::{Base, base};
+    #[pymodule_export]
+    use super::chat::ChatPrompt;
     #[pymodule_export]
     use super::engine::{Engine, EngineRequest};
     #[pymodule_export]

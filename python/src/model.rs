@@ -1,6 +1,7 @@
 //! The model class: loading, tokens, sites, weights.
 
 use crate::array::{Array, to_engine};
+use crate::chat::ChatPrompt;
 use crate::errors::{ErrorKind, error, extract_count, from_engine, from_models, guarded};
 use crate::hints;
 use crate::plan::Plan;
@@ -9,7 +10,7 @@ use pellucid_engine::program::Layout;
 use pellucid_engine::{Program, WeightKind, site};
 use pellucid_kernels::attention::KvFormat;
 use pellucid_kernels::{DType, Pool};
-use pellucid_models::chat::Message;
+use pellucid_models::chat::Conversation;
 use pellucid_models::tokenizer::Tokenizer;
 use pellucid_models::{
     LoadOptions, LoadedModel, Storage, Strategy, builtin, locate, program_of, strategies, tokenizer_of,
@@ -251,10 +252,13 @@ impl Model {
         self.tokenizer(py)?.encode(text, special).map_err(|fault| from_models(py, &fault))
     }
 
-    /// Encodes a conversation of `(role, content)` pairs with the chat template, up to the answer.
-    fn encode_chat(&self, py: Python<'_>, messages: Vec<(String, String)>) -> PyResult<Vec<u32>> {
-        let messages: Vec<Message> = messages.iter().map(|(role, content)| Message::new(role, content)).collect();
-        self.loaded(py)?.encode_chat(&messages).map_err(|fault| from_models(py, &fault))
+    /// Encodes a conversation (JSON: messages and options) with the chat template.
+    fn chat(&self, py: Python<'_>, conversation: &str) -> PyResult<ChatPrompt> {
+        let hint = "a message is {\"role\": \"user\", \"content\": \"text\"}";
+        let conversation = Conversation::from_json(conversation)
+            .map_err(|problem| error(py, ErrorKind::Input, &problem, Some(hint)))?;
+        let prompt = self.loaded(py)?.chat_prompt(&conversation);
+        prompt.map(ChatPrompt).map_err(|fault| from_models(py, &fault))
     }
 
     /// Decodes tokens to text.

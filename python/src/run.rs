@@ -1,5 +1,6 @@
 //! Runs and generations. The GIL is released meanwhile; Python signals such as Ctrl-C stop them.
 
+use crate::chat::extract_chats;
 use crate::errors::{ErrorKind, error, extract_count, from_models, guarded, raised};
 use crate::model::Model;
 use crate::plan::{Plan, SaveSource};
@@ -7,7 +8,8 @@ use crate::prefix::Prefixes;
 use crate::results::{CaptureTuple, MarkTuple, RunResults};
 use crate::tracing::TraceValue;
 use pellucid_engine::{self as engine, CaptureDtype, Finish, GenerateOptions, Interrupt, RunOptions, Sampling};
-use pellucid_models::{StopStrings, prepare};
+use pellucid_models::chat::ChatPrompt;
+use pellucid_models::{StopStrings, prepare_chats};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
@@ -141,10 +143,11 @@ pub fn run(
     #[pyo3(from_py_with = extract_count)] threads: Option<usize>,
     prefixes: Option<Py<Prefixes>>,
 ) -> PyResult<Run> {
+    let chats = extract_chats(rows);
     let (loaded, rows, edits) = (model.loaded(py)?, extract_rows(py, rows)?, concat_edits(edits)?);
     let prefixes = prefixes.map(|prefixes| prefixes.get().0.clone());
     let (run, time, offset) = run_engine(py, || {
-        let edited = EditedPlan::new(plan.get(), edits, &rows, model)?;
+        let edited = EditedPlan::new(plan.get(), edits, &rows, &chats, model)?;
         let interrupt = Some(signal_interrupt());
         let options = RunOptions { chunk, recompute, threads, prefixes, interrupt, ..RunOptions::default() };
         let started = Instant::now();
@@ -166,6 +169,7 @@ pub fn generate(
     options: &Bound<'_, PyDict>,
     watch: Option<Py<PyAny>>,
 ) -> PyResult<Generation> {
+    let chats = extract_chats(rows);
     let (loaded, rows, edits) = (model.loaded(py)?, extract_rows(py, rows)?, concat_edits(edits)?);
     let mut settings = parse_generate_options(py, options)?;
     if settings.eos {
@@ -174,7 +178,7 @@ pub fn generate(
     settings.generate.interrupt = Some(signal_interrupt());
     let GenerateSettings { generate, stop, .. } = &settings;
     let (generation, offset) = run_engine(py, || {
-        let edited = EditedPlan::new(plan.get(), edits, &rows, model)?;
+        let edited = EditedPlan::new(plan.get(), edits, &rows, &chats, model)?;
         let generation = loaded.generate(&rows, &edited.plan, generate, stop, &mut |piece| {
             if let Some(watch) = watch.as_ref().filter(|_| !raised::any()) {
                 let text = (!piece.text.is_empty()).then_some(piece.text);
@@ -203,11 +207,12 @@ pub fn scan(
     plan: &Plan,
     edits: &Bound<'_, PyTuple>,
 ) -> PyResult<Vec<(Py<TraceValue>, RowShapes)>> {
+    let chats = extract_chats(rows);
     let (rows, edits) = (extract_rows(py, rows)?, concat_edits(edits)?);
     let (shapes, offset) = run_engine(py, || {
         let lengths: Vec<usize> = rows.iter().map(Vec::len).collect();
         model.check_lengths(&lengths)?;
-        let edited = EditedPlan::new(plan, edits, &rows, model)?;
+        let edited = EditedPlan::new(plan, edits, &rows, &chats, model)?;
         Ok((edited.plan.shapes(model.program(), &lengths)?, edited.offset))
     })?;
     let shapes_of = |source: SaveSource| match offset.shift(source) {
@@ -250,13 +255,14 @@ impl<'a> EditedPlan<'a> {
         plan: &'a Plan,
         edits: engine::Plan,
         rows: &[Vec<u32>],
+        chats: &[Option<ChatPrompt>],
         model: &Model,
     ) -> pellucid_models::Result<EditedPlan<'a>> {
         if edits == engine::Plan::default() {
             return Ok(EditedPlan { plan: Cow::Borrowed(&plan.inner), offset: PlanOffset::default() });
         }
-        // Only plans from JSON name files and token texts; a recorded trace has neither.
-        let edits = prepare(edits, Path::new("."), rows, model.optional_tokenizer())?;
+        // Only plans from JSON name files, token texts and messages; a recorded trace has none.
+        let edits = prepare_chats(edits, Path::new("."), rows, chats, model.optional_tokenizer())?;
         let offset = PlanOffset { taps: edits.taps.len(), values: edits.values.len() };
         Ok(EditedPlan { plan: Cow::Owned(edits.then(plan.inner.clone())), offset })
     }

@@ -17,6 +17,7 @@ pub fn word(remedy: &Remedy) -> String {
             "give token ids (--tokens 1,2,3), or put the model's tokenizer.json beside its weights".into()
         }
         Remedy::DropChat => "leave out --chat, or use an instruction-tuned model".into(),
+        Remedy::GiveChat => "give the prompt with --messages F.json or --chat, or give positions as numbers".into(),
         Remedy::Assume { family, also } => {
             let also = also.as_ref().map_or_else(String::new, |also| format!("; {also}"));
             format!(

@@ -1,10 +1,11 @@
-//! Input rows from prompts, token ids and files; plans from files and flags.
+//! Input rows from prompts, conversations, token ids and files; plans from files and flags.
 
 use crate::args::{InputArgs, PlanArgs};
 use crate::failure::Failure;
 use pellucid_engine::{Action, Plan, Positions, Tap};
+use pellucid_models::chat::{ChatPrompt, Conversation, Message};
 use pellucid_models::steer::SteerSpec;
-use pellucid_models::{LoadedModel, prepare};
+use pellucid_models::{LoadedModel, prepare_chats};
 use serde::Deserialize;
 use std::path::Path;
 
@@ -18,14 +19,48 @@ enum Line {
     NamedTokens { tokens: Vec<u32> },
 }
 
-/// Returns the input rows: prompts, then token lists, then the file's lines.
-pub fn rows(loaded: &LoadedModel, input: &InputArgs, file: Option<&Path>) -> Result<Vec<Vec<u32>>, Failure> {
-    let mut rows = Vec::new();
+/// The rows of a call.
+pub struct Prompts {
+    /// Tokens of each row.
+    pub rows: Vec<Vec<u32>>,
+    /// The chat of each row that is one.
+    pub chats: Vec<Option<ChatPrompt>>,
+}
+
+impl Prompts {
+    fn push(&mut self, tokens: Vec<u32>) {
+        self.rows.push(tokens);
+        self.chats.push(None);
+    }
+
+    fn push_chat(&mut self, chat: ChatPrompt) {
+        self.rows.push(chat.tokens.clone());
+        self.chats.push(Some(chat));
+    }
+}
+
+/// Returns the input rows: prompts, then conversations, then token lists, then the file's lines.
+pub fn prompts(loaded: &LoadedModel, input: &InputArgs, file: Option<&Path>) -> Result<Prompts, Failure> {
+    let mut prompts = Prompts { rows: Vec::new(), chats: Vec::new() };
     for prompt in &input.prompts {
-        rows.push(loaded.encode(prompt)?);
+        match input.chat {
+            true => prompts.push_chat(loaded.chat_prompt(&vec![Message::new("user", prompt)].into())?),
+            false => prompts.push(loaded.encode(prompt)?),
+        }
+    }
+    for path in &input.messages {
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| Failure::usage(format!("{}: {error}", path.display()), "check --messages"))?;
+        let conversation = Conversation::from_json(&text).map_err(|error| {
+            Failure::usage(
+                format!("{}: {error}", path.display()),
+                "docs/generation.md shows the form of a file of messages",
+            )
+        })?;
+        prompts.push_chat(loaded.chat_prompt(&conversation)?);
     }
     for list in &input.tokens {
-        rows.push(token_list(list)?);
+        prompts.push(token_list(list)?);
     }
     if let Some(path) = file {
         let text = std::fs::read_to_string(path)
@@ -37,16 +72,16 @@ pub fn rows(loaded: &LoadedModel, input: &InputArgs, file: Option<&Path>) -> Res
                     "each line is \"text\", {\"text\": \"…\"}, [1,2,3] or {\"tokens\": [1,2,3]}",
                 )
             })?;
-            rows.push(match line {
+            prompts.push(match line {
                 Line::Text(text) | Line::Named { text } => loaded.encode(&text)?,
                 Line::Tokens(tokens) | Line::NamedTokens { tokens } => tokens,
             });
         }
     }
-    if rows.is_empty() {
-        return Err(Failure::usage("there is no prompt", "give a prompt, --tokens 1,2,3 or --input F.jsonl"));
+    if prompts.rows.is_empty() {
+        return Err(Failure::usage("there is no prompt", "give a prompt, --messages F.json or --tokens 1,2,3"));
     }
-    Ok(rows)
+    Ok(prompts)
 }
 
 fn token_list(text: &str) -> Result<Vec<u32>, Failure> {
@@ -61,18 +96,14 @@ fn token_list(text: &str) -> Result<Vec<u32>, Failure> {
 
 /// Returns the plan file's taps, the steering vectors of `--steer`, then the captures of the flags,
 /// which therefore see edited values.
-pub fn plan(loaded: &LoadedModel, args: &PlanArgs, rows: &[Vec<u32>]) -> Result<Plan, Failure> {
+pub fn plan(loaded: &LoadedModel, args: &PlanArgs, prompts: &Prompts) -> Result<Plan, Failure> {
     let (mut plan, base) = match &args.plan {
         None => (Plan::default(), Path::new(".")),
         Some(path) => (read_plan(path)?, path.parent().unwrap_or(Path::new("."))),
     };
-    for text in &args.steer {
-        let (taps, warning) = SteerSpec::parse(text)?.taps(loaded)?;
-        plan.taps.extend(taps);
-        crate::models::warn(warning.as_slice());
-    }
+    plan.taps.extend(steering_taps(loaded, &args.steer)?);
     plan.taps.extend(capture_taps(args));
-    Ok(prepare(plan, base, rows, loaded.tokenizer.as_deref())?)
+    Ok(prepare_chats(plan, base, &prompts.rows, &prompts.chats, loaded.tokenizer.as_deref())?)
 }
 
 /// Reads a plan file.
@@ -82,6 +113,17 @@ pub fn read_plan(path: &Path) -> Result<Plan, Failure> {
     Plan::from_json(&text).map_err(|error| {
         Failure::usage(format!("{}: {error}", path.display()), "docs/plans.md shows the form of a plan")
     })
+}
+
+/// Returns the taps of steering vectors, each given as `FILE[@SCALE][:LAYERS]`.
+pub fn steering_taps(loaded: &LoadedModel, specs: &[String]) -> Result<Vec<Tap>, Failure> {
+    let mut all = Vec::new();
+    for text in specs {
+        let (taps, warning) = SteerSpec::parse(text)?.taps(loaded)?;
+        all.extend(taps);
+        crate::models::warn(warning.as_slice());
+    }
+    Ok(all)
 }
 
 /// Returns the taps of `--capture`.

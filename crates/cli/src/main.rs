@@ -59,6 +59,7 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Inspect(inspect) => commands::inspect::run(inspect),
         Command::Sites(sites) => commands::sites::run(sites),
         Command::Run(run) => commands::run::run(run),
+        Command::Tokens(tokens) => commands::tokens::run(tokens),
         Command::Generate(generate) => commands::generate::run(generate),
         Command::Lens(lens) => commands::lens::run(lens),
         Command::Steer(steer) => commands::steer::run(steer),

@@ -26,6 +26,8 @@ pub enum Remedy {
     GiveTokenIds,
     /// Give the prompt as text: the model has no chat template.
     DropChat,
+    /// Give the prompt as a chat: positions name its messages.
+    GiveChat,
     /// Run the model as a native family that fits it.
     Assume {
         /// The family.
@@ -76,6 +78,7 @@ impl Remedy {
             Remedy::PromptTokens,
             Remedy::GiveTokenIds,
             Remedy::DropChat,
+            Remedy::GiveChat,
             Remedy::Assume { family: "llama".into(), also: None },
             Remedy::Assume { family: "llama".into(), also: Some("`granite` fits too".into()) },
             Remedy::AssumeShort { family: "llama".into() },
@@ -105,6 +108,7 @@ impl fmt::Display for Remedy {
                 f.write_str("give token ids (`Vec<u32>`), or put the model's tokenizer.json beside its weights")
             }
             Remedy::DropChat => f.write_str("give the prompt as text, or use an instruction-tuned model"),
+            Remedy::GiveChat => f.write_str("give the prompt as messages (`Conversation`), or give positions as numbers"),
             Remedy::Assume { family, also } => {
                 write!(
                     f,
@@ -177,9 +181,10 @@ mod tests {
             Remedy::Pull(_) => 13,
             Remedy::PullAgain(_) => 14,
             Remedy::PullBase(_) => 15,
+            Remedy::GiveChat => 16,
         }
     }
-    const VARIANTS: usize = 16;
+    const VARIANTS: usize = 17;
 
     #[test]
     fn the_wording_for_rust_names_no_flag_and_no_command() {

@@ -4,35 +4,30 @@
 //! transformers: `trim_blocks` and `lstrip_blocks`, Python's methods on strings and maps,
 //! `raise_exception`, `strftime_now`, and a `tojson` that writes like `json.dumps`. A template
 //! comes with the model and is untrusted: it can only compute a string, with a limit on its steps.
+//!
+//! `conversation.rs` has messages and options, also as JSON; `spans.rs` locates the messages in the
+//! tokens of the prompt.
 
+mod conversation;
 mod environment;
+#[cfg(test)]
+mod span_tests;
+mod spans;
 #[cfg(test)]
 mod tests;
 
 use std::path::{Path, PathBuf};
 
+use minijinja::value::Serde;
 use minijinja::{Environment, ErrorKind, Value};
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
 use crate::tokenizer::{SpecialTokens, read_optional};
 use crate::{Error, Result};
+pub use conversation::{ChatOptions, Conversation, Message};
 use environment::REFUSED;
-
-/// One turn of a conversation.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Message {
-    /// `system`, `user`, `assistant`, or another role that the template supports.
-    pub role: String,
-    /// Text of the message.
-    pub content: String,
-}
-
-impl Message {
-    /// Creates a message.
-    pub fn new(role: impl Into<String>, content: impl Into<String>) -> Message {
-        Message { role: role.into(), content: content.into() }
-    }
-}
+pub(crate) use spans::not_a_chat;
+pub use spans::{ChatPrompt, ChatSpans, MessageSpan};
 
 /// A compiled chat template.
 #[derive(Debug)]
@@ -88,16 +83,27 @@ impl ChatTemplate {
     ///
     /// The text contains the special tokens, so encode it with `add_special` false.
     pub fn render(&self, messages: &[Message], add_generation_prompt: bool, special: &SpecialTokens) -> Result<String> {
+        self.render_with(messages, &ChatOptions { add_generation_prompt, ..ChatOptions::default() }, special)
+    }
+
+    /// Like [`render`](Self::render), with all options.
+    pub fn render_with(&self, messages: &[Message], options: &ChatOptions, special: &SpecialTokens) -> Result<String> {
+        let mut text = self.render_uncut(messages, options, special)?;
+        options.cut_final_message(&mut text, messages)?;
+        Ok(text)
+    }
+
+    /// Renders a conversation with the end of its final message, also for
+    /// `continue_final_message`.
+    fn render_uncut(&self, messages: &[Message], options: &ChatOptions, special: &SpecialTokens) -> Result<String> {
         if messages.is_empty() {
             return Err(Error::usage("a chat needs at least one message", "give a message of the role `user`"));
         }
-        let messages: Vec<Value> = messages
-            .iter()
-            .map(|message| Value::from_pairs([("role", message.role.as_str()), ("content", message.content.as_str())]))
-            .collect();
         let mut context: Vec<(&str, Value)> =
             special.texts.iter().map(|(name, text)| (name.as_str(), Value::from(text.as_str()))).collect();
-        context.push(("messages", Value::from(messages)));
+        context.extend(options.variables.iter().map(|(name, value)| (name.as_str(), Value::from(Serde(value)))));
+        context.push(("messages", messages.iter().map(|message| Value::from(Serde(message))).collect()));
+        let add_generation_prompt = options.add_generation_prompt && !options.continue_final_message;
         context.push(("add_generation_prompt", Value::from(add_generation_prompt)));
 
         let template = self.environment.get_template(NAME);

@@ -64,7 +64,7 @@ pub use model::{LoadedModel, TextPiece, locate, program_of};
 pub use name_variants::NameVariant;
 #[doc(hidden)]
 pub use name_variants::NameVariant as Repair;
-pub use prepare::prepare;
+pub use prepare::{prepare, prepare_chats};
 pub use select_family::{SelectedFamily, select_family};
 pub use source::ModelSource;
 pub use text::{RequestText, RowText, StopStrings};

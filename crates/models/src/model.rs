@@ -3,7 +3,7 @@
 use crate::adapter::Adapter;
 use crate::attempt::Strategy;
 use crate::builtin;
-use crate::chat::{ChatTemplate, Message};
+use crate::chat::{ChatPrompt, ChatTemplate, Conversation, Message};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::load::{LoadOptions, load};
@@ -74,12 +74,19 @@ impl LoadedModel {
 
     /// Encodes a conversation with the chat template, ending with the start of the model's answer.
     pub fn encode_chat(&self, messages: &[Message]) -> Result<Vec<u32>> {
-        let template = self
-            .chat
-            .as_ref()
-            .ok_or_else(|| Error::usage(format!("{} has no chat template", self.name), Remedy::DropChat))?;
-        let tokenizer = self.tokenizer()?;
-        tokenizer.encode(&template.render(messages, true, tokenizer.special())?, false)
+        Ok(self.chat_prompt(&messages.to_vec().into())?.tokens)
+    }
+
+    /// Encodes a conversation with the chat template and its options, and locates its messages.
+    pub fn chat_prompt(&self, conversation: &Conversation) -> Result<ChatPrompt> {
+        let own = match &conversation.options.template {
+            Some(source) => Some(ChatTemplate::new(source, Path::new("chat_template"))?),
+            None => None,
+        };
+        let template = own.as_ref().or(self.chat.as_ref());
+        let template =
+            template.ok_or_else(|| Error::usage(format!("{} has no chat template", self.name), Remedy::DropChat))?;
+        ChatPrompt::new(template, self.tokenizer()?, &conversation.messages, &conversation.options)
     }
 
     /// Returns the tokenizer, or an error that lists the files that would provide one.
@@ -92,8 +99,8 @@ impl LoadedModel {
         })
     }
 
-    /// Generates. A row also ends when its text contains one of `stops`. `watch` is called with each
-    /// new token and its text.
+    /// Generates. A row also ends when its text contains one of `stops`. `watch` is called with
+    /// each new token and its text.
     pub fn generate(
         &self,
         inputs: &[Vec<u32>],
@@ -121,7 +128,7 @@ impl LoadedModel {
             watch(TextPiece { row, token: Some(token), text: &text });
             if texts.is_stopped(row) { Control::Stop } else { Control::Go }
         })?;
-        // A row that ended for another reason, such as a condition of the plan, may still have some.
+        // A row that ended for another reason, such as a condition of the plan, may have some left.
         for row in 0..inputs.len() {
             let rest = texts.as_mut().map_or("", |texts| texts.finish(row));
             if !rest.is_empty() {

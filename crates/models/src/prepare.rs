@@ -1,5 +1,6 @@
 //! Resolves the references of a plan before it is compiled: tensors in files, tokens in prompts.
 
+use crate::chat::{ChatPrompt, not_a_chat};
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
 use crate::tensors::Tensors;
@@ -11,48 +12,68 @@ use std::path::Path;
 
 /// Resolves file references (relative to `base`) and token selectors of a plan for these inputs.
 ///
-/// The position of a token differs between rows, so a tap that selects by token becomes one tap per
-/// row.
+/// The positions of a token or message differ between rows, so a tap that selects by them becomes
+/// one tap per row.
 pub fn prepare(plan: Plan, base: &Path, inputs: &[Vec<u32>], tokenizer: Option<&Tokenizer>) -> Result<Plan> {
+    prepare_chats(plan, base, inputs, &[], tokenizer)
+}
+
+/// Like [`prepare`], for inputs some of which are chats: `chats[row]` is the chat of a row. A
+/// shorter list leaves the other rows without one. Positions of messages are looked up there.
+pub fn prepare_chats(
+    plan: Plan,
+    base: &Path,
+    inputs: &[Vec<u32>],
+    chats: &[Option<ChatPrompt>],
+    tokenizer: Option<&Tokenizer>,
+) -> Result<Plan> {
     let mut taps = Vec::with_capacity(plan.taps.len());
     // For each tap of the plan, the index of its first resolved tap and their number.
     let mut resolved = Vec::with_capacity(plan.taps.len());
     for mut tap in plan.taps {
         read_files(&mut tap, base)?;
         resolved.push((taps.len(), tap.rows.as_ref().map_or(inputs.len(), Vec::len)));
-        if !mentions_token(&mut tap) {
+        if !differs_by_row(&mut tap) {
             resolved.last_mut().expect("pushed above").1 = 1;
             taps.push(tap);
             continue;
         }
         for row in tap.rows.clone().unwrap_or_else(|| (0..inputs.len()).collect()) {
-            let Some(tokens) = inputs.get(row) else {
+            if row >= inputs.len() {
                 return Err(Error::usage(
                     format!("there is no row {row}: this call has {} inputs", inputs.len()),
                     "rows count the inputs from 0",
                 ));
-            };
-            let look_up = |positions: &Positions| match positions {
-                Positions::Token(text) => find_positions(text, tokens, row, tokenizer).map(Positions::List),
+            }
+            let look_up = |positions: &Positions, row: usize| match positions {
+                Positions::Token(text) => {
+                    let tokens = inputs.get(row).map(Vec::as_slice).unwrap_or_default();
+                    find_positions(text, tokens, row, tokenizer).map(Positions::List)
+                }
+                Positions::Messages(messages) => {
+                    let chat = chats.get(row).and_then(Option::as_ref).ok_or_else(|| not_a_chat(messages, row))?;
+                    chat.spans()?.positions(messages).map(Positions::List)
+                }
                 other => Ok(other.clone()),
             };
             let mut one = tap.clone().rows([row]);
-            one.positions = look_up(&tap.positions)?;
-            one.keys = tap.keys.as_ref().map(look_up).transpose()?;
+            one.positions = look_up(&tap.positions, row)?;
+            one.keys = tap.keys.as_ref().map(|keys| look_up(keys, row)).transpose()?;
             for from in sources(&mut one.action) {
-                let Some(Positions::Token(text)) = &from.positions else { continue };
+                let Some(positions) = from.positions.as_ref().filter(|positions| depends_on_row(positions)) else {
+                    continue;
+                };
                 let origin = match from.rows.as_deref() {
                     None => row,
                     Some([one]) => *one,
                     Some(_) => {
                         return Err(Error::usage(
-                            format!("the source position {text:?} names a token in several rows"),
+                            format!("the source position {positions} differs between rows, and the source has several"),
                             "write one tap per row",
                         ));
                     }
                 };
-                let tokens = inputs.get(origin).map(Vec::as_slice).unwrap_or_default();
-                from.positions = Some(Positions::List(find_positions(text, tokens, origin, tokenizer)?));
+                from.positions = Some(look_up(positions, origin)?);
             }
             taps.push(one);
         }
@@ -65,7 +86,7 @@ pub fn prepare(plan: Plan, base: &Path, inputs: &[Vec<u32>], tokenizer: Option<&
                 Some((first, 1)) => *tap = *first,
                 Some(_) => {
                     return Err(Error::usage(
-                        "a value reads the position of a token in several rows",
+                        "a value reads positions of a token or message, which differ between rows",
                         "write one tap per row, or give the position as a number",
                     ));
                 }
@@ -77,10 +98,14 @@ pub fn prepare(plan: Plan, base: &Path, inputs: &[Vec<u32>], tokenizer: Option<&
     Ok(Plan { taps, values, ..plan })
 }
 
-fn mentions_token(tap: &mut Tap) -> bool {
-    let is_token = |positions: &Positions| matches!(positions, Positions::Token(_));
-    let in_source = sources(&mut tap.action).any(|from| from.positions.as_ref().is_some_and(is_token));
-    in_source || is_token(&tap.positions) || tap.keys.as_ref().is_some_and(is_token)
+/// Whether positions are those of a token or of messages, which differ between rows.
+fn depends_on_row(positions: &Positions) -> bool {
+    matches!(positions, Positions::Token(_) | Positions::Messages(_))
+}
+
+fn differs_by_row(tap: &mut Tap) -> bool {
+    let in_source = sources(&mut tap.action).any(|from| from.positions.as_ref().is_some_and(depends_on_row));
+    in_source || depends_on_row(&tap.positions) || tap.keys.as_ref().is_some_and(depends_on_row)
 }
 
 /// The sites that an action reads from.
@@ -162,6 +187,7 @@ fn read_array(base: &Path, reference: &str) -> Result<Array> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::chat::{ChatOptions, ChatTemplate, Message};
     use crate::load::LoadOptions;
     use crate::model::LoadedModel;
     use pellucid_engine::RunOptions;
@@ -183,5 +209,34 @@ mod tests {
         assert_eq!(by_token, logits(r#"{"rows": [0], "positions": [3]}"#));
         // The control: another token of that row gives another result.
         assert_ne!(by_token, logits(r#"{"rows": [0], "positions": {"token": " saw"}}"#));
+    }
+
+    #[test]
+    fn messages_are_looked_up_in_the_chat_of_each_row() {
+        let loaded = LoadedModel::builtin(&LoadOptions::default()).unwrap();
+        let source = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}";
+        let template = ChatTemplate::new(source, Path::new("t.jinja")).unwrap();
+        let chat = |contents: [&str; 2]| {
+            let messages = ["user", "assistant"].into_iter().zip(contents);
+            let messages: Vec<Message> = messages.map(|(role, content)| Message::new(role, content)).collect();
+            ChatPrompt::new(&template, loaded.tokenizer().unwrap(), &messages, &ChatOptions::default()).unwrap()
+        };
+        let chats = [Some(chat(["Tom saw a dog.", "The dog"])), Some(chat(["Tom", "The dog was big."])), None];
+        let tokens = |chat: &Option<ChatPrompt>| chat.as_ref().map_or(vec![1, 2, 3], |chat| chat.tokens.clone());
+        let inputs: Vec<Vec<u32>> = chats.iter().map(tokens).collect();
+        let plan = |taps: &str| {
+            let plan = Plan::from_json(&format!(r#"{{"taps": [{taps}]}}"#)).unwrap();
+            prepare_chats(plan, Path::new(""), &inputs, &chats, loaded.tokenizer.as_deref())
+        };
+        let tap = r#"{"site": "layers.1.resid_post", "rows": [0, 1], "positions": {"message": -1}, "capture": true}"#;
+        let taps = plan(tap).unwrap().taps;
+        for (row, tap) in taps.iter().enumerate() {
+            let content = chats[row].as_ref().unwrap().spans().unwrap().messages[1].content.clone();
+            assert_eq!(tap.positions, Positions::List(content.map(|position| position as i64).collect()));
+        }
+        assert_ne!(taps[0].positions, taps[1].positions);
+        let error = plan(r#"{"site": "embed", "positions": {"role": "user"}, "capture": true}"#).unwrap_err();
+        assert_eq!(error.to_string(), "the positions role:user name messages, and row 2 is not a chat");
+        assert_eq!(error.remedy(), Some(&Remedy::GiveChat));
     }
 }

@@ -14,6 +14,7 @@ pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
 
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
@@ -124,6 +125,19 @@ impl Tokenizer {
         encode(&self.inner, text, add_special).map_err(|problem| {
             Error::invalid(&self.origin, format!("the text cannot be encoded: {problem}"), REDOWNLOAD)
         })
+    }
+
+    /// Encodes a text without special tokens; also returns the bytes of the text that each token
+    /// comes from. Tokens of one character share its range, and whitespace may be left out.
+    pub fn encode_with_offsets(&self, text: &str) -> Result<(Vec<u32>, Vec<Range<usize>>)> {
+        let encoding = catch_unwind(AssertUnwindSafe(|| self.inner.encode(text, false)))
+            .map_err(|_| "its parts are inconsistent".to_owned())
+            .and_then(|encoding| encoding.map_err(|error| error.to_string()));
+        let encoding = encoding.map_err(|problem| {
+            Error::invalid(&self.origin, format!("the text cannot be encoded: {problem}"), REDOWNLOAD)
+        })?;
+        let offsets = encoding.get_offsets().iter().map(|&(start, end)| start..end).collect();
+        Ok((encoding.get_ids().to_vec(), offsets))
     }
 
     /// Decodes tokens. Ids outside the vocabulary give no text, invalid UTF-8 gives `�`.

@@ -155,7 +155,7 @@ pub use pellucid_engine::{
     SteeringSpec, Tap, When,
 };
 pub use pellucid_models as models;
-pub use pellucid_models::chat::Message;
+pub use pellucid_models::chat::{Conversation, Message};
 pub use pellucid_models::steer::SteeringVectors;
 pub use pellucid_models::{Error, LoadOptions, Result};
 

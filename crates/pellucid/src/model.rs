@@ -2,8 +2,8 @@
 
 use crate::generate::{GenerateOptions, GeneratedText, Generation};
 use pellucid_engine::{GenerateOptions as EngineOptions, Plan, Program, Run, RunOptions};
-use pellucid_models::chat::Message;
-use pellucid_models::{LoadOptions, LoadedModel, Result, StopStrings, locate, prepare};
+use pellucid_models::chat::{ChatPrompt, Conversation, Message};
+use pellucid_models::{LoadOptions, LoadedModel, Result, StopStrings, locate, prepare_chats};
 use std::path::Path;
 
 /// A model with its tokenizer, as [`load`](crate::load) returns it.
@@ -18,6 +18,11 @@ pub struct Model {
 pub trait Prompt {
     /// Encodes the prompt for a model.
     fn tokens(&self, model: &Model) -> Result<Vec<u32>>;
+
+    /// Encodes a conversation and locates its messages; `None` for other prompts.
+    fn chat(&self, _: &Model) -> Result<Option<ChatPrompt>> {
+        Ok(None)
+    }
 }
 
 impl Prompt for &str {
@@ -42,6 +47,21 @@ impl Prompt for Vec<u32> {
 impl Prompt for Vec<Message> {
     fn tokens(&self, model: &Model) -> Result<Vec<u32>> {
         model.loaded.encode_chat(self)
+    }
+
+    fn chat(&self, model: &Model) -> Result<Option<ChatPrompt>> {
+        model.loaded.chat_prompt(&self.clone().into()).map(Some)
+    }
+}
+
+/// A conversation with options, such as variables of the template.
+impl Prompt for Conversation {
+    fn tokens(&self, model: &Model) -> Result<Vec<u32>> {
+        Ok(model.loaded.chat_prompt(self)?.tokens)
+    }
+
+    fn chat(&self, model: &Model) -> Result<Option<ChatPrompt>> {
+        model.loaded.chat_prompt(self).map(Some)
     }
 }
 
@@ -169,8 +189,13 @@ impl Model {
 
     /// Encodes the prompts, and resolves the files and tokens that the plan refers to.
     fn prepare(&self, prompts: &[impl Prompt], plan: &Plan) -> Result<(Vec<Vec<u32>>, Plan)> {
-        let rows = prompts.iter().map(|prompt| prompt.tokens(self)).collect::<Result<Vec<_>>>()?;
-        let plan = prepare(plan.clone(), Path::new(""), &rows, self.loaded.tokenizer.as_deref())?;
+        let chats = prompts.iter().map(|prompt| prompt.chat(self)).collect::<Result<Vec<_>>>()?;
+        let rows = prompts.iter().zip(&chats).map(|(prompt, chat)| match chat {
+            Some(chat) => Ok(chat.tokens.clone()),
+            None => prompt.tokens(self),
+        });
+        let rows = rows.collect::<Result<Vec<_>>>()?;
+        let plan = prepare_chats(plan.clone(), Path::new(""), &rows, &chats, self.loaded.tokenizer.as_deref())?;
         Ok((rows, plan))
     }
 }

@@ -44,6 +44,8 @@ pub enum Command {
     Sites(SitesArgs),
     /// Run prompts once: capture and edit activations, or show the top next tokens.
     Run(RunArgs),
+    /// Show the tokens of prompts; for a chat also the message, role and part of each token.
+    Tokens(TokensArgs),
     /// Generate text, optionally with a plan of captures and edits active at every step.
     Generate(GenerateArgs),
     /// Logit lens: the model's next-token prediction after each layer.
@@ -139,7 +141,7 @@ pub struct SitesArgs {
 }
 
 /// Input rows.
-#[derive(Args)]
+#[derive(Args, Default)]
 pub struct InputArgs {
     /// Prompts; each is one row of the batch
     #[arg(value_name = "PROMPT")]
@@ -147,6 +149,15 @@ pub struct InputArgs {
     /// Token ids of one row, such as 1,2,3; may be repeated
     #[arg(long, value_name = "IDS")]
     pub tokens: Vec<String>,
+    /// JSON file with a conversation, rendered with the model's chat template: a list of
+    /// {"role": …, "content": …}, or an object with `messages`, `continue_final_message`,
+    /// `add_generation_prompt`, `chat_template` (Jinja, instead of the model's) and variables of
+    /// the template; may be repeated
+    #[arg(long, value_name = "F.json")]
+    pub messages: Vec<PathBuf>,
+    /// Wrap each prompt in the model's chat template as a user message
+    #[arg(long)]
+    pub chat: bool,
 }
 
 /// Captures and edits.
@@ -157,7 +168,8 @@ pub struct PlanArgs {
     #[arg(long, value_name = "PATTERN")]
     pub capture: Vec<String>,
     /// Positions to capture: all, last, prompt, generated, an index (3), a slice (-4:), a list
-    /// (0,5,-1) or the text of a token
+    /// (0,5,-1), the text of a token, or messages of a chat (message:2, role:user,
+    /// message:-1.header)
     #[arg(long, value_name = "P", default_value = "all", allow_hyphen_values = true)]
     pub positions: String,
     /// JSON file with a plan of captures and edits; see docs/plans.md
@@ -189,6 +201,17 @@ pub struct RunArgs {
     /// Show what the plan would compute and its estimated cost, without running it
     #[arg(long)]
     pub explain: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args)]
+pub struct TokensArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[command(flatten)]
+    pub input: InputArgs,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
@@ -235,9 +258,6 @@ pub struct GenerateArgs {
     /// Do not stop at the end-of-sequence token
     #[arg(long)]
     pub ignore_eos: bool,
-    /// Wrap the prompt in the model's chat template as a user message
-    #[arg(long)]
-    pub chat: bool,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,

@@ -1,14 +1,13 @@
-//! `pellucid generate`: continue a prompt.
+//! `pellucid generate`: continue prompts.
 
 use super::{list_marks, print, print_json, say, say_passed_over, say_written};
 use crate::args::GenerateArgs;
 use crate::failure::{Failure, output};
 use crate::files::Results;
 use crate::{files, inputs, models};
-use pellucid_engine::{Finish, GenerateOptions, Sampling};
-use pellucid_models::chat::Message;
+use pellucid_engine::{Finish, GenerateOptions, GeneratedRow, Mark, Sampling};
 use pellucid_models::{LoadedModel, StopStrings};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::io::Write;
 use std::time::Instant;
 
@@ -26,19 +25,13 @@ pub fn run(args: GenerateArgs) -> Result<(), Failure> {
     let started = Instant::now();
     let loaded = models::load(&args.model)?;
     let load_s = started.elapsed().as_secs_f64();
-    let rows = match (args.chat, args.input.prompts.as_slice()) {
-        (false, _) => inputs::rows(loaded, &args.input, None)?,
-        (true, [prompt]) => vec![loaded.encode_chat(&[Message::new("user", prompt)])?],
-        (true, _) => return Err(Failure::usage("--chat takes exactly one prompt", "give the user's message")),
-    };
-    let [prompt] = rows.as_slice() else {
-        return Err(Failure::usage("generate continues one prompt at a time", "give one prompt or one --tokens list"));
-    };
-    let plan = inputs::plan(loaded, &args.plan, &rows)?;
+    let prompts = inputs::prompts(loaded, &args.input, None)?;
+    let plan = inputs::plan(loaded, &args.plan, &prompts)?;
+    let rows = prompts.rows;
     let eos = if args.ignore_eos { Vec::new() } else { loaded.eos.clone() };
-    let max_new = max_new(loaded, args.max_new.map(|n| n as usize), prompt.len());
+    let longest = rows.iter().map(Vec::len).max().unwrap_or(0);
     let options = GenerateOptions {
-        max_new,
+        max_new: max_new(loaded, args.max_new.map(|n| n as usize), longest),
         sampling: sampling(&args),
         eos,
         lookup: args.prompt_lookup,
@@ -46,29 +39,34 @@ pub fn run(args: GenerateArgs) -> Result<(), Failure> {
     };
 
     let stops = StopStrings::new(args.stop)?;
-    let mut stream = Stream { on: !args.json, fault: None };
+    // The text of one row is shown as it arrives, that of several rows when all have ended.
+    let mut stream = Stream { on: !args.json && rows.len() == 1, fault: None };
     let generation = loaded.generate(&rows, &plan, &options, &stops, &mut |piece| stream.write(piece.text))?;
-    let row = &generation.rows[0];
-    let text = loaded.text(&row.tokens, &stops);
-    let results = Results { plan: &plan, captures: &generation.captures, saved: &generation.saved, rows: 1 };
+    let results = Results { plan: &plan, captures: &generation.captures, saved: &generation.saved, rows: rows.len() };
     if let Some(path) = &args.plan.out {
         files::write_results(path, &results)?;
     }
+    let texts: Vec<_> = generation.rows.iter().map(|row| loaded.text(&row.tokens, &stops)).collect();
     if args.json {
         let (prefill_s, decode_s) = (generation.prefill.as_secs_f64(), generation.decode.as_secs_f64());
-        print_json(&json!({
-            "prompt_tokens": prompt,
-            "tokens": row.tokens,
-            "text": text,
-            "finish_reason": finish_reason(row.finish),
-            "marks": generation.marks,
-            "lookup": { "drafted": row.lookup.drafted, "accepted": row.lookup.accepted },
-            "timing": { "load_s": load_s, "prefill_s": prefill_s, "decode_s": decode_s },
-        }))?;
+        let timing = json!({ "load_s": load_s, "prefill_s": prefill_s, "decode_s": decode_s });
+        let shown = rows.iter().zip(&generation.rows).zip(&texts);
+        let shown = shown.enumerate().map(|(index, ((prompt, row), text))| {
+            let marks: Vec<&Mark> = generation.marks.iter().filter(|mark| mark.row == index).collect();
+            json_of(prompt, row, text, &marks)
+        });
+        let mut shown: Vec<Value> = shown.collect();
+        // One row is the object itself.
+        let mut object = if shown.len() == 1 { shown.remove(0) } else { json!({ "rows": shown }) };
+        object["timing"] = timing;
+        print_json(&object)?;
+    } else if let ([_], [Some(_)]) = (rows.as_slice(), texts.as_slice()) {
+        stream.finish()?;
     } else {
-        match text {
-            Some(_) => stream.finish()?,
-            None => print(&format!("{}\n", row.tokens.iter().map(u32::to_string).collect::<Vec<_>>().join(",")))?,
+        for (index, (row, text)) in generation.rows.iter().zip(texts).enumerate() {
+            let ids = || row.tokens.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+            let heading = if rows.len() > 1 { format!("row {index}:") } else { String::new() };
+            print(&format!("{heading}{}\n", text.unwrap_or_else(ids)))?;
         }
     }
     if !args.json && !generation.marks.is_empty() {
@@ -112,6 +110,18 @@ pub(super) fn finish_reason(finish: Finish) -> &'static str {
         Finish::Stop => "stop",
         Finish::Condition => "condition",
     }
+}
+
+/// One generated row as JSON.
+fn json_of(prompt: &[u32], row: &GeneratedRow, text: &Option<String>, marks: &[&Mark]) -> Value {
+    json!({
+        "prompt_tokens": prompt,
+        "tokens": row.tokens,
+        "text": text,
+        "finish_reason": finish_reason(row.finish),
+        "marks": marks,
+        "lookup": { "drafted": row.lookup.drafted, "accepted": row.lookup.accepted },
+    })
 }
 
 /// Writes generated text to stdout as it arrives, and remembers the first error.

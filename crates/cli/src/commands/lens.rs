@@ -13,9 +13,13 @@ const PLAIN_WIDTH: usize = 100;
 pub fn run(args: LensArgs) -> Result<(), Failure> {
     files::check(args.html.as_deref())?;
     let loaded = models::load(&args.model)?;
-    let input = InputArgs { prompts: args.prompt.into_iter().collect(), tokens: args.tokens.into_iter().collect() };
-    let rows = inputs::rows(loaded, &input, None)?;
-    let table = lens::compute(loaded, &rows[0])?;
+    let input = InputArgs {
+        prompts: args.prompt.into_iter().collect(),
+        tokens: args.tokens.into_iter().collect(),
+        ..InputArgs::default()
+    };
+    let prompts = inputs::prompts(loaded, &input, None)?;
+    let table = lens::compute(loaded, &prompts.rows[0])?;
     if args.json {
         return print_json(&table);
     }

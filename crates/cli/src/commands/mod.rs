@@ -10,6 +10,7 @@ pub mod pull;
 pub mod run;
 pub mod sites;
 pub mod steer;
+pub mod tokens;
 
 use crate::failure::{Failure, output};
 use std::io::Write;

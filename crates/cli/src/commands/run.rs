@@ -20,8 +20,9 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
     let started = Instant::now();
     let loaded = models::load(&args.model)?;
     let load_s = started.elapsed().as_secs_f64();
-    let rows = inputs::rows(loaded, &args.input, args.input_file.as_deref())?;
-    let mut plan = inputs::plan(loaded, &args.plan, &rows)?;
+    let prompts = inputs::prompts(loaded, &args.input, args.input_file.as_deref())?;
+    let mut plan = inputs::plan(loaded, &args.plan, &prompts)?;
+    let rows = prompts.rows;
     // Without captures the command prints the next tokens. With captures, ops after the last
     // captured site do not run.
     let has_result = |tap: &Tap| matches!(tap.action, Action::Capture(_) | Action::Grad { .. } | Action::Mark(_));

@@ -361,6 +361,61 @@ fn a_model_of_an_unknown_type_runs_only_with_assume_and_a_warning() {
     assert!(stdout(&pellucid(&["inspect", path, "--assume", "llama"])).contains("--assume llama"));
 }
 
+/// The example conversation, whose template works on every model.
+fn story() -> String {
+    format!("{}/../../examples/chats/story.json", env!("CARGO_MANIFEST_DIR"))
+}
+
+#[test]
+fn messages_are_rendered_located_and_continued() {
+    let story = story();
+    let shown = json(&["tokens", "--messages", &story, "--json"]);
+    let tokens = shown["rows"][0]["tokens"].as_array().expect("tokens");
+    let content = |message: u64| {
+        let of_content = |token: &&Value| token["message"] == message && token["part"] == "content";
+        tokens.iter().filter(of_content).map(|token| token["token"].as_str().expect("text")).collect::<String>()
+    };
+    assert_eq!(content(1).trim(), "Tom saw a dog.");
+    assert_eq!(content(2).trim(), "The dog");
+    assert!(tokens.iter().all(|token| token["role"].is_string()), "every token belongs to a message");
+
+    // Positions of a message are those of its content.
+    let count = tokens.iter().filter(|token| token["message"] == 1 && token["part"] == "content").count();
+    let captured = json(&["run", "--messages", &story, "--capture", "embed", "--positions", "message:1", "--json"]);
+    assert_eq!(captured["captures"][0]["shape"][0], count as u64);
+    let users = json(&["run", "--messages", &story, "--capture", "embed", "--positions", "role:user", "--json"]);
+    assert_eq!(users["captures"], captured["captures"]);
+
+    // The model continues the final message, which ends the prompt.
+    let generated = json(&["generate", "--messages", &story, "--max-new", "4", "--json"]);
+    assert_eq!(generated["prompt_tokens"].as_array().map(Vec::len), Some(tokens.len()));
+    assert!(generated["text"].as_str().is_some_and(|text| text.starts_with(' ')), "{generated}");
+}
+
+#[test]
+fn generate_continues_several_prompts() {
+    let prompts = ["Tom saw a dog. The", "Lily saw a bird. The"];
+    let both = json(&["generate", prompts[0], prompts[1], "--max-new", "5", "--json"]);
+    for (row, prompt) in prompts.iter().enumerate() {
+        let alone = json(&["generate", prompt, "--max-new", "5", "--json"]);
+        assert_eq!(both["rows"][row]["text"], alone["text"]);
+        assert_eq!(both["rows"][row]["tokens"], alone["tokens"]);
+    }
+    let shown = stdout(&pellucid(&["generate", prompts[0], prompts[1], "--max-new", "5"]));
+    assert!(shown.starts_with("row 0: dog") && shown.contains("\nrow 1: bird"), "{shown}");
+}
+
+#[test]
+fn r1_streamed_text_is_the_text_of_the_result() {
+    for stop in ["zzz", " was", "dog w", "o", " "] {
+        let args = ["generate", "Tom saw a dog. The", "--max-new", "12", "--stop", stop];
+        let streamed = stdout(&pellucid(&args));
+        let text = json(&[&args[..], &["--json"]].concat())["text"].as_str().expect("a text").to_owned();
+        assert_eq!(streamed, format!("{text}\n"), "--stop {stop:?}");
+        assert!(!text.contains(stop));
+    }
+}
+
 #[test]
 fn bad_input_is_rejected_with_a_message_and_a_hint() {
     refused(&["run"], 2, "no prompt", "--tokens");
@@ -377,6 +432,16 @@ fn bad_input_is_rejected_with_a_message_and_a_hint() {
     refused(&["generate", "hi", "--temperature", "-1"], 2, "temperature is -1", "");
     refused(&["generate", "hi", "--max-new", "300"], 2, "this model has 256", "fewer new tokens");
     refused(&["generate", "hi", "--chat"], 2, "no chat template", "--chat");
+    refused(&["run", "hi", "--capture", "embed", "--positions", "message:0"], 2, "not a chat", "--messages");
+    refused(&["tokens", "--messages", "no-such.json"], 2, "no-such.json", "--messages");
+    let messages = tempfile::NamedTempFile::new().expect("a file");
+    let path = messages.path().to_str().expect("text");
+    for (content, problem) in
+        [("[{", "EOF"), ("[{\"role\": \"user\"}]", "message 0: missing field"), ("[]", "no chat template")]
+    {
+        std::fs::write(path, content).expect("written");
+        refused(&["generate", "--messages", path], 2, problem, "");
+    }
     refused(&["pull", "nosuch"], 2, "nosuch", "");
 }
 

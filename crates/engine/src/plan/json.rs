@@ -4,7 +4,7 @@
 use super::action::ActionWriter;
 use super::json_value::{ValueParser, ValueWriter};
 use super::when::{read_when, write_when};
-use super::{Action, Phase, Plan, Positions, SteeringSpec, Tap};
+use super::{Action, MessagePositions, Phase, Plan, Positions, SteeringSpec, Tap};
 use serde::de::Error as _;
 use serde::ser::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -188,7 +188,7 @@ impl<'de> Deserialize<'de> for Positions {
             list @ Value::Array(_) => serde_json::from_value(list).map(Positions::List).map_err(D::Error::custom),
             Value::Object(object) => match object.get("token").and_then(Value::as_str) {
                 Some(text) if object.len() == 1 => Ok(Positions::Token(text.into())),
-                _ => Err(D::Error::custom("a positions object must be {\"token\": \"text\"}")),
+                _ => MessagePositions::from_json(&object).map(Positions::Messages).map_err(D::Error::custom),
             },
             _ => Err(D::Error::custom(
                 "positions must be a number, a list, a slice, last, prompt, generated, all or a token",
@@ -202,6 +202,7 @@ impl Serialize for Positions {
         match self {
             Positions::List(list) => list.serialize(serializer),
             Positions::Token(token) => json!({ "token": token }).serialize(serializer),
+            Positions::Messages(messages) => messages.to_json().serialize(serializer),
             named => named.to_string().serialize(serializer),
         }
     }

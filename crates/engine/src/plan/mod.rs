@@ -19,6 +19,7 @@ mod compile_value;
 mod compiled;
 mod json;
 mod json_value;
+mod message_positions;
 mod output_shapes;
 mod row_groups;
 mod select;
@@ -37,6 +38,7 @@ pub(crate) use cache::PlanCache;
 pub(crate) use compile::compile;
 pub(crate) use compile_value::{CompiledValues, OpRange, op_range_shape, to_logits};
 pub(crate) use compiled::{CompiledPlan, CompiledTap, Lengths, SelectedPositions};
+pub use message_positions::{MessagePart, MessagePositions, Messages};
 pub use output_shapes::OutputShapes;
 #[doc(hidden)]
 pub use output_shapes::OutputShapes as Shapes;

@@ -1,5 +1,6 @@
 //! Selections: positions and columns of a tap.
 
+use super::MessagePositions;
 use crate::program::{Edge, Layout};
 use serde::{Deserialize, Serialize};
 use std::ops::{Range, RangeFrom, RangeTo};
@@ -29,6 +30,8 @@ pub enum Positions {
     },
     /// Position of this token in the prompt; resolved to a list before compilation.
     Token(String),
+    /// Positions of messages of a chat prompt; resolved to a list before compilation.
+    Messages(MessagePositions),
 }
 
 /// Phase of a generation.
@@ -71,10 +74,14 @@ impl Positions {
             Positions::Token(text) => Err(format!(
                 "the token {text:?} was not resolved; load the model with a tokenizer, or use numeric positions"
             )),
+            Positions::Messages(messages) => Err(format!(
+                "the positions {messages} were not resolved; give the prompt as a chat, or use numeric positions"
+            )),
         }
     }
 
-    /// Parses `last`, `all`, `3`, `-4:`, `2:10:2`, `0,5,-1`; anything else is the text of a token.
+    /// Parses `last`, `all`, `3`, `-4:`, `2:10:2`, `0,5,-1`, `message:2`, `role:user`,
+    /// `message:-1.header`; anything else is the text of a token.
     ///
     /// ```
     /// use pellucid_engine::Positions;
@@ -92,7 +99,16 @@ impl Positions {
         if let Some(list) = text.split(',').map(|n| n.trim().parse().ok()).collect::<Option<Vec<i64>>>() {
             return Positions::List(list);
         }
+        if let Some(messages) = MessagePositions::parse(text) {
+            return Positions::Messages(messages);
+        }
         slice(text).unwrap_or_else(|| Positions::Token(text.to_string()))
+    }
+}
+
+impl From<MessagePositions> for Positions {
+    fn from(messages: MessagePositions) -> Positions {
+        Positions::Messages(messages)
     }
 }
 
@@ -159,6 +175,7 @@ impl std::fmt::Display for Positions {
                 if *step == 1 { Ok(()) } else { write!(f, ":{step}") }
             }
             Positions::Token(text) => f.write_str(text),
+            Positions::Messages(messages) => messages.fmt(f),
         }
     }
 }
@@ -284,7 +301,20 @@ mod tests {
 
     #[test]
     fn positions_round_trip_through_text() {
-        for text in ["all", "last", "prompt", "generated", "3", "-4:", "2:10:2", "0,5,-1", ":-1", " Paris"] {
+        for text in [
+            "all",
+            "last",
+            "prompt",
+            "generated",
+            "3",
+            "-4:",
+            "2:10:2",
+            "0,5,-1",
+            ":-1",
+            " Paris",
+            "message:2",
+            "role:user.all",
+        ] {
             assert_eq!(Positions::parse(text).to_string(), text);
         }
     }

@@ -95,7 +95,8 @@ pub fn word_suffix() -> Tokenizer {
     build(&json, &Sidecars::default()).expect("a valid tokenizer")
 }
 
-fn added(id: u32, content: &str) -> serde_json::Value {
+/// A special token of `added_tokens`.
+pub fn added(id: u32, content: &str) -> serde_json::Value {
     json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
            "normalized": false, "special": true})
 }

@@ -76,6 +76,16 @@ pub struct RequestLine {
     /// A plan, or the path of one.
     pub plan: Option<Value>,
     pub capture: Option<Vec<Value>>,
+    /// Steering vectors as in `--steer`, or a steering spec.
+    pub steer: Option<Steering>,
+}
+
+/// `FILE[@SCALE][:LAYERS]`, a list of these, or a steering spec.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged, expecting = "`steer` is FILE[@SCALE][:LAYERS], a list of these, or a steering spec")]
+pub enum Steering {
+    Files(OneOrMany),
+    Spec(Map<String, Value>),
 }
 
 /// A text or a list of texts.

@@ -1,13 +1,13 @@
 //! From a line of the batch file to a request of the scheduler.
 
-use super::line::{RequestLine, capture_taps};
+use super::line::{OneOrMany, RequestLine, Steering, capture_taps};
 use crate::args::GenerateArgs;
 use crate::commands::generate::{max_new, sampling};
 use crate::failure::Failure;
 use crate::inputs;
-use pellucid_engine::{Action, GenerateOptions, Plan, Sampling, Tap};
-use pellucid_models::chat::Message;
-use pellucid_models::{LoadedModel, StopStrings, prepare};
+use pellucid_engine::{Action, GenerateOptions, Plan, Sampling, SteeringSpec, Tap};
+use pellucid_models::chat::{ChatPrompt, Message};
+use pellucid_models::{LoadedModel, StopStrings, prepare_chats};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
@@ -28,8 +28,9 @@ pub struct Preparer<'a> {
     args: &'a GenerateArgs,
     /// Directory of the batch file: relative paths in it start there.
     base: PathBuf,
-    /// Plan and captures of the flags, for lines without their own; the directory of its files.
+    /// Plan, steering and captures of the flags, for lines without their own; the directory of its files.
     flag_plan: (Plan, PathBuf),
+    flag_steering: Vec<Tap>,
     flag_captures: Vec<Tap>,
     plan_files: HashMap<PathBuf, Plan>,
 }
@@ -42,15 +43,16 @@ impl<'a> Preparer<'a> {
             Some(path) => (inputs::read_plan(path)?, path.parent().unwrap_or(Path::new("")).to_owned()),
         };
         let flag_captures = inputs::capture_taps(&args.plan);
-        Ok(Preparer { loaded, args, base, flag_plan, flag_captures, plan_files: HashMap::new() })
+        let flag_steering = inputs::steering_taps(loaded, &args.plan.steer)?;
+        Ok(Preparer { loaded, args, base, flag_plan, flag_steering, flag_captures, plan_files: HashMap::new() })
     }
 
     /// Encodes the prompt, reads the plan and collects the options of a request.
     pub fn prepare(&mut self, line: RequestLine) -> Result<PreparedRequest, Failure> {
-        let prompt = self.prompt(&line)?;
+        let (prompt, chat) = self.prompt(&line)?;
         let (plan, base) = self.plan(&line)?;
         let rows = std::slice::from_ref(&prompt);
-        let plan = prepare(plan, &base, rows, self.loaded.tokenizer.as_deref())?;
+        let plan = prepare_chats(plan, &base, rows, &[chat], self.loaded.tokenizer.as_deref())?;
         if self.args.batch.captures.is_none() && returns_tensors(&plan) {
             return Err(Failure::usage(
                 "the request captures activations, and there is no directory for them",
@@ -79,15 +81,17 @@ impl<'a> Preparer<'a> {
         Ok(PreparedRequest { prompt, plan, options, stops })
     }
 
-    /// Encodes `prompt`, `messages` or `tokens`.
-    fn prompt(&self, line: &RequestLine) -> Result<Vec<u32>, Failure> {
+    /// Encodes `prompt`, `messages` or `tokens`; also returns the chat, if it is one.
+    fn prompt(&self, line: &RequestLine) -> Result<(Vec<u32>, Option<ChatPrompt>), Failure> {
+        let chat = |messages: Vec<Message>| -> Result<_, Failure> {
+            let chat = self.loaded.chat_prompt(&messages.into())?;
+            Ok((chat.tokens.clone(), Some(chat)))
+        };
         match (&line.prompt, &line.messages, &line.tokens) {
-            (Some(prompt), None, None) if self.args.chat => {
-                Ok(self.loaded.encode_chat(&[Message::new("user", prompt)])?)
-            }
-            (Some(prompt), None, None) => Ok(self.loaded.encode(prompt)?),
-            (None, Some(messages), None) => Ok(self.loaded.encode_chat(messages)?),
-            (None, None, Some(tokens)) => Ok(tokens.clone()),
+            (Some(prompt), None, None) if self.args.input.chat => chat(vec![Message::new("user", prompt)]),
+            (Some(prompt), None, None) => Ok((self.loaded.encode(prompt)?, None)),
+            (None, Some(messages), None) => chat(messages.clone()),
+            (None, None, Some(tokens)) => Ok((tokens.clone(), None)),
             (None, None, None) => {
                 Err(Failure::usage("the request has no prompt", "give `prompt`, `messages` or `tokens`"))
             }
@@ -99,7 +103,7 @@ impl<'a> Preparer<'a> {
     }
 
     /// Returns the taps of a request and the directory of the files that they name. Edits come
-    /// first, so that captures see edited activations; taps of other keys belong between both.
+    /// first, then steering, then captures, which see edited activations.
     fn plan(&mut self, line: &RequestLine) -> Result<(Plan, PathBuf), Failure> {
         let (mut plan, base) = match &line.plan {
             None => self.flag_plan.clone(),
@@ -111,11 +115,26 @@ impl<'a> Preparer<'a> {
                 (plan, self.base.clone())
             }
         };
+        plan.taps.extend(match &line.steer {
+            None => self.flag_steering.clone(),
+            Some(Steering::Files(files)) => inputs::steering_taps(self.loaded, &self.beside_batch(files.clone()))?,
+            Some(Steering::Spec(spec)) => {
+                let spec = SteeringSpec::from_json(&spec.clone().into())?;
+                spec.check(self.loaded.model.program())?;
+                spec.taps()
+            }
+        });
         plan.taps.extend(match &line.capture {
             None => self.flag_captures.clone(),
             Some(captures) => capture_taps(captures.clone())?,
         });
         Ok((plan, base))
+    }
+
+    /// Makes paths of a line relative to the batch file.
+    fn beside_batch(&self, files: OneOrMany) -> Vec<String> {
+        let join = |file: String| self.base.join(file).to_string_lossy().into_owned();
+        files.into_list().into_iter().map(join).collect()
     }
 
     fn plan_file(&mut self, path: &Path) -> Result<(Plan, PathBuf), Failure> {
