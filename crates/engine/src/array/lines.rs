@@ -169,9 +169,10 @@ impl LineStorage {
 
 impl Drop for LineStorage {
     fn drop(&mut self) {
-        // SAFETY: the pointers come from `Box::leak` in `heap`, and nothing else frees them.
         match self.memory {
+            // SAFETY: the pointer comes from `Box::leak` in `heap`, and nothing else frees it.
             Memory::HeapF32(floats) => drop(unsafe { Box::from_raw(floats.as_ptr()) }),
+            // SAFETY: as above.
             Memory::HeapBf16(halves) => drop(unsafe { Box::from_raw(halves.as_ptr()) }),
             Memory::File { .. } => {}
         }
