@@ -39,10 +39,10 @@ fn an_edit_applies_where_its_condition_holds() {
         );
         let mut held = 0;
         let mut by_position = Vec::new();
-        for row in 0..2 {
+        for (row, tokens) in inputs.iter().enumerate() {
             let early = value(&case, &conditional, EARLY, row);
             let holds = |&token: &usize| dot(early.row(token), &direction(32)) > limit;
-            let positions: Vec<i64> = (0..inputs[row].len()).filter(holds).map(|token| token as i64).collect();
+            let positions: Vec<i64> = (0..tokens.len()).filter(holds).map(|token| token as i64).collect();
             held += positions.len();
             by_position.push(add(LATE, 3.0).rows([row]).positions(positions));
         }
@@ -105,8 +105,11 @@ fn captures_with_a_condition_have_the_positions_where_it_holds() {
     }
 }
 
-/// Marks and tokens of a generation.
-fn outcome(generation: &Generation) -> (Vec<(Vec<u32>, Finish)>, Vec<(usize, usize, usize, u32)>) {
+/// A mark: tap, row, position and the bits of its value.
+type MarkBits = (usize, usize, usize, u32);
+
+/// Tokens and marks of a generation.
+fn outcome(generation: &Generation) -> (Vec<(Vec<u32>, Finish)>, Vec<MarkBits>) {
     let rows = generation.rows.iter().map(|row| (row.tokens.clone(), row.finish)).collect();
     let mark = |mark: &Mark| (mark.tap, mark.row, mark.position, mark.value.to_bits());
     (rows, generation.marks.iter().map(mark).collect())
