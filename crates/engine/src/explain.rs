@@ -214,7 +214,7 @@ pub(crate) fn capture_bytes(
             }
             CompiledAction::Capture(CompiledReduce::Mean) => 4 * entry.columns.len(),
             CompiledAction::Capture(CompiledReduce::TopK(k)) => 8 * positions * k,
-            CompiledAction::Capture(CompiledReduce::Project(_, count)) => 4 * positions * count,
+            CompiledAction::Capture(CompiledReduce::Project(matrix)) => 4 * positions * matrix.rows(),
             CompiledAction::Capture(CompiledReduce::Norm | CompiledReduce::Dot(_)) => 4 * positions,
             CompiledAction::Read
             | CompiledAction::Grad { .. }

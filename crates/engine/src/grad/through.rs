@@ -12,9 +12,14 @@ use crate::model::Model;
 use crate::plan::{OpRange, op_range_shape};
 use crate::program::{EdgeId, Program};
 use crate::value::OpRunner;
+use pellucid_kernels::Pool;
 use std::collections::HashSet;
 
 impl OpRunner for Model {
+    fn pool(&self) -> &Pool {
+        Model::pool(self)
+    }
+
     fn forward(&self, ops: &OpRange, of: &Array) -> Result<Array> {
         let mut executor = Executor::new(self, InterruptPoller::new(None));
         let (shape, result) = execute(&mut executor, &mut job(self)?, ops, of, None)?;

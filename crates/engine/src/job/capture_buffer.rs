@@ -11,6 +11,7 @@ use crate::point::Point;
 use crate::program::{Edge, Layout, Program};
 use crate::site::Site;
 use pellucid_kernels::elementwise::dot;
+use pellucid_kernels::{Matrix, Pool, matmul};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -149,7 +150,8 @@ fn line_width(entry: &CompiledTap, reduce: &CompiledReduce) -> Option<usize> {
         CompiledReduce::Whole => Some(entry.columns.len()),
         CompiledReduce::Mean => None,
         CompiledReduce::Norm | CompiledReduce::Dot(_) => Some(1),
-        CompiledReduce::TopK(k) | CompiledReduce::Project(_, k) => Some(*k),
+        CompiledReduce::TopK(k) => Some(*k),
+        CompiledReduce::Project(matrix) => Some(matrix.rows()),
     }
 }
 
@@ -158,7 +160,8 @@ fn line_shape(edge: &Edge, entry: &CompiledTap, reduce: &CompiledReduce) -> Vec<
     match reduce {
         CompiledReduce::Whole | CompiledReduce::Mean => entry.columns.shape(edge, 1)[1..].to_vec(),
         CompiledReduce::Norm | CompiledReduce::Dot(_) => Vec::new(),
-        CompiledReduce::TopK(k) | CompiledReduce::Project(_, k) => vec![*k],
+        CompiledReduce::TopK(k) => vec![*k],
+        CompiledReduce::Project(matrix) => vec![matrix.rows()],
     }
 }
 
@@ -275,6 +278,17 @@ impl CaptureBuffer {
         }
     }
 
+    /// Sets the dot products of some selected positions: `gathered` is `[indices, units]`.
+    pub fn project(&mut self, pool: &Pool, matrix: &Matrix, gathered: &[f32], indices: &[usize]) {
+        let CaptureBuffer::Lines(lines) = self else { return };
+        let count = matrix.rows();
+        let mut products = vec![0.0; indices.len() * count];
+        if !indices.is_empty() {
+            matmul(pool, gathered, matrix, None, &mut products);
+        }
+        products.chunks_exact(count).zip(indices).for_each(|(line, &nth)| lines.store(nth, line, &[]));
+    }
+
     /// Reduces and adds the selected floats of the `nth` selected position.
     pub fn add(&mut self, reduce: &CompiledReduce, nth: usize, picked: &[f32]) {
         match self {
@@ -286,11 +300,6 @@ impl CaptureBuffer {
                 CompiledReduce::Whole => lines.store(nth, picked, &[]),
                 CompiledReduce::Norm => lines.store(nth, &[dot(picked, picked).sqrt()], &[]),
                 CompiledReduce::Dot(vector) => lines.store(nth, &[dot(picked, vector)], &[]),
-                CompiledReduce::Project(vectors, _) => {
-                    let vectors = vectors.chunks_exact(picked.len());
-                    let values: Vec<f32> = vectors.map(|vector| dot(picked, vector)).collect();
-                    lines.store(nth, &values, &[]);
-                }
                 CompiledReduce::TopK(k) => {
                     let mut order: Vec<usize> = (0..picked.len()).collect();
                     order.sort_by(|&a, &b| picked[b].total_cmp(&picked[a]));
@@ -299,7 +308,7 @@ impl CaptureBuffer {
                     let units: Vec<f32> = order.iter().map(|&unit| unit as f32).collect();
                     lines.store(nth, &values, &units);
                 }
-                CompiledReduce::Mean => {}
+                CompiledReduce::Mean | CompiledReduce::Project(_) => {}
             },
             CaptureBuffer::Buffer(_) | CaptureBuffer::Attention(_) => {}
         }

@@ -12,6 +12,7 @@ use crate::plan::{
 };
 use crate::program::{Edge, Program};
 use crate::value::{OpRunner, ValueStore};
+use pellucid_kernels::Pool;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -222,10 +223,10 @@ impl Collector {
                     for (nth, line) in indices.into_iter().zip(floats.chunks_exact(width.max(1))) {
                         match reduce {
                             CompiledReduce::Norm | CompiledReduce::Dot(_) => buffer.set_scalar(nth, line[0]),
-                            CompiledReduce::Whole
-                            | CompiledReduce::Mean
-                            | CompiledReduce::TopK(_)
-                            | CompiledReduce::Project(..) => buffer.add(reduce, nth, line),
+                            CompiledReduce::Whole | CompiledReduce::Mean | CompiledReduce::TopK(_) => {
+                                buffer.add(reduce, nth, line)
+                            }
+                            CompiledReduce::Project(matrix) => buffer.project(&Pool::new(1), matrix, line, &[nth]),
                         }
                     }
                 }
@@ -238,16 +239,28 @@ impl Collector {
     /// not copied first.
     pub fn collect<'t>(
         &mut self,
+        pool: &Pool,
         index: usize,
         row: usize,
         entry: &CompiledTap,
-        reduce: &CompiledReduce,
         tokens: impl Iterator<Item = (&'t [f32], usize)>,
     ) {
+        let CompiledAction::Capture(reduce) = &entry.action else { return };
         let conditions = entry.condition.map(|condition| &self.conditions[condition][row]);
         let Some(buffer) = &mut self.captures[index][row] else { return };
+        let tokens = tokens.filter(|&(_, nth)| conditions.is_none_or(|holds| holds[nth]));
+        if let CompiledReduce::Project(matrix) = reduce {
+            // One product for all tokens reads the vectors once.
+            let (mut gathered, mut indices) = (Vec::new(), Vec::new());
+            for (token, nth) in tokens {
+                entry.columns.gather(token, &mut gathered);
+                indices.push(nth);
+            }
+            buffer.project(pool, matrix, &gathered, &indices);
+            return;
+        }
         let mut scratch = Vec::new();
-        for (token, nth) in tokens.filter(|&(_, nth)| conditions.is_none_or(|holds| holds[nth])) {
+        for (token, nth) in tokens {
             buffer.add(reduce, nth, entry.columns.pick(token, &mut scratch));
         }
     }

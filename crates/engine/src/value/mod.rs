@@ -17,10 +17,14 @@ pub(crate) use store::ValueStore;
 use crate::array::Array;
 use crate::error::Result;
 use crate::plan::OpRange;
+use pellucid_kernels::Pool;
 
 /// Runs ops of the model on arrays, for the expressions `through` and `unembed`. A trait, so that
 /// this module does not depend on the executor.
 pub(crate) trait OpRunner {
+    /// The thread pool of the run.
+    fn pool(&self) -> &Pool;
+
     /// Runs the ops on `[…, width]` at their first site. The vectors are the tokens of one row,
     /// from position 0 on.
     fn forward(&self, ops: &OpRange, of: &Array) -> Result<Array>;

@@ -96,7 +96,7 @@ impl JobTaps<'_> {
         let work = match reduce {
             CompiledReduce::Norm => TapWork::Norm,
             CompiledReduce::Dot(vector) => TapWork::Dot(vector),
-            CompiledReduce::Whole | CompiledReduce::Mean | CompiledReduce::TopK(_) | CompiledReduce::Project(..) => {
+            CompiledReduce::Whole | CompiledReduce::Mean | CompiledReduce::TopK(_) | CompiledReduce::Project(_) => {
                 TapWork::Gather
             }
         };

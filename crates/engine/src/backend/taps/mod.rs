@@ -222,9 +222,9 @@ impl JobTaps<'_> {
                     }
                     continue;
                 }
-                if let CompiledAction::Capture(reduce) = &entry.action {
+                if let CompiledAction::Capture(_) = &entry.action {
                     let tokens = tokens.map(|(token, _, nth)| (&value[token * spec.width..][..spec.width], nth));
-                    self.job.collector.collect(index, segment.row, entry, reduce, tokens);
+                    self.job.collector.collect(self.ops.pool(), index, segment.row, entry, tokens);
                     continue;
                 }
                 let tokens: Vec<SelectedToken> = tokens.collect();

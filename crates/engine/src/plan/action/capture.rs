@@ -4,6 +4,7 @@ use super::operand::{plain_vector, read_form, read_operand, write_operand};
 use super::{Action, ActionWriter, CompiledAction, Operand};
 use crate::plan::compile::{Compiler, TapSite};
 use crate::plan::json_value::{ValueParser, ValueWriter};
+use pellucid_kernels::{DType, Matrix, Pool};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -29,8 +30,8 @@ pub(crate) enum CompiledReduce {
     Norm,
     TopK(usize),
     Dot(Vec<f32>),
-    /// The vectors, one after the other, and their number.
-    Project(Vec<f32>, usize),
+    /// The vectors as a weight `[vectors, units]`.
+    Project(Matrix),
 }
 
 #[derive(Deserialize)]
@@ -104,12 +105,21 @@ pub(super) fn compile(reduce: &Option<Reduce>, _: &mut Compiler, target: TapSite
         Some(Reduce::TopK(k)) if *k >= 1 && *k <= columns => CompiledReduce::TopK(*k),
         Some(Reduce::TopK(k)) => return Err(format!("topk of {k} among {columns} selected units")),
         Some(Reduce::Dot(vector)) => CompiledReduce::Dot(plain_vector(vector, columns)?),
+        Some(Reduce::Project(Operand::Rows(rows))) if rows.is_empty() => {
+            return Err("`project` needs at least one vector".into());
+        }
         Some(Reduce::Project(Operand::Rows(rows))) => {
             if let Some(bad) = rows.iter().find(|row| row.len() != columns) {
                 return Err(format!("`project`: a vector of {} elements for {columns} selected units", bad.len()));
             }
-            CompiledReduce::Project(rows.concat(), rows.len())
+            CompiledReduce::Project(pack(rows, columns))
         }
-        Some(Reduce::Project(vector)) => CompiledReduce::Project(plain_vector(vector, columns)?, 1),
+        Some(Reduce::Project(vector)) => CompiledReduce::Project(pack(&[plain_vector(vector, columns)?], columns)),
     }))
+}
+
+/// Packs vectors for matrix products, in f32.
+fn pack(vectors: &[Vec<f32>], columns: usize) -> Matrix {
+    let pool = Pool::new(1);
+    Matrix::pack(&pool, vectors.len(), columns, DType::F32, &|row, out| out.copy_from_slice(&vectors[row]))
 }
