@@ -14,6 +14,9 @@ pub struct ChatPrompt(pub chat::ChatPrompt);
 /// `(start, end)` of a range of tokens.
 type Span = (usize, usize);
 
+/// `(role, header, content, footer)` of a message.
+type MessageTuple = (String, Span, Span, Span);
+
 #[pymethods]
 impl ChatPrompt {
     /// The tokens.
@@ -29,7 +32,7 @@ impl ChatPrompt {
     }
 
     /// `(role, header, content, footer)` of each message, and the generation prompt.
-    fn spans(&self, py: Python<'_>) -> PyResult<(Vec<(String, Span, Span, Span)>, Span)> {
+    fn spans(&self, py: Python<'_>) -> PyResult<(Vec<MessageTuple>, Span)> {
         let spans = self.0.spans().map_err(|fault| from_models(py, &fault))?;
         let span = |range: &Range<usize>| (range.start, range.end);
         let messages = spans.messages.iter().map(|message| {

@@ -45,9 +45,13 @@ def test_positions_of_messages_in_traces_plans_and_captures(model, chat):
     assert np.array_equal(model.run(chat, capture=SITE, positions={"message": 1})[SITE], expected)
     plan = {"taps": [{"site": SITE, "positions": {"message": 1}, "capture": True}]}
     assert np.array_equal(model.run(chat, plan)[SITE], expected)
-    captures = model.run(chat, capture=[SITE, "layers.2.attn_probs"])
+    captures = model.run(chat, capture=[SITE, "layers.2.z"])
     assert np.array_equal(captures.message(1, SITE), expected)
-    assert captures.message(-1, "layers.2.attn_probs").shape[1] == len(chat.spans[2].content)
+    assert len(captures.message(-1, "layers.2.z")) == len(chat.spans[2].content)
+    # The positions of attention are its queries: [heads, queries, keys].
+    attention = model.run(chat, capture="layers.2.attn_probs")
+    queries = attention["layers.2.attn_probs"][:, list(chat.spans[2].content)]
+    assert np.array_equal(attention.message(-1, "layers.2.attn_probs"), queries)
     assert captures.spans == chat.spans
     # Each row of a batch has its own positions.
     other = model.chat(MESSAGES[:2], chat_template=TEMPLATE)
