@@ -18,8 +18,8 @@
 //! | [`model`] | [`LoadedModel`]: all of the above together |
 //!
 //! Also: [`steer`], steering vectors in files; [`builtin`], the built-in model; [`pull`], downloads
-//! by name; [`inspect`](mod@inspect), which reports what a directory or file is and whether it would
-//! run, without loading it.
+//! by name; [`inspect`](mod@inspect), which reports what a directory or file is and whether it
+//! would run, without loading it.
 
 pub mod adapter;
 pub mod attempt;

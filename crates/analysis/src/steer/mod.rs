@@ -3,8 +3,8 @@
 //! 1. [`parse_pairs`] reads the pairs; [`Pair::encode`] turns them into tokens.
 //! 2. `activations` runs all prompts in batches and keeps one activation vector per prompt and
 //!    layer.
-//! 3. `method` computes the direction of a layer from these vectors: the difference of means, or the
-//!    first principal component (`principal`) of the paired differences.
+//! 3. `method` computes the direction of a layer from these vectors: the difference of means, or
+//!    the first principal component (`principal`) of the paired differences.
 //! 4. `quality` measures how well each direction separates positive from negative prompts, so that
 //!    the caller can choose layers.
 //!

@@ -1,9 +1,10 @@
 //! Jobs: rows that share a compiled plan.
 //!
 //! A [`Job`] holds everything that belongs to its rows alone: the plan compiled for them, their KV
-//! caches and recurrent states (`row.rs`), the captures and values collected so far (`collect.rs`, `capture_buffer.rs`),
-//! and the tokens for which the last MLP and the logits are computed. The executor packs tokens of
-//! any number of jobs into a [`Pass`] (`pass.rs`); only its own job's taps apply to a row.
+//! caches and recurrent states (`row.rs`), the captures and values collected so far (`collect.rs`,
+//! `capture_buffer.rs`), and the tokens for which the last MLP and the logits are computed. The
+//! executor packs tokens of any number of jobs into a [`Pass`] (`pass.rs`); only its own job's taps
+//! apply to a row.
 
 mod capture_buffer;
 mod capture_options;

@@ -174,8 +174,8 @@ impl RequestHandle {
 
     /// Returns the captured lines so far, without waiting and without a copy: after a token was
     /// received, the lines of all positions before it. Calls may be repeated, also after the end.
-    /// Means, attention patterns and captures with a condition are only in the result. A handle keeps this memory until it is
-    /// dropped.
+    /// Means, attention patterns and captures with a condition are only in the result. A handle
+    /// keeps this memory until it is dropped.
     pub fn captures(&self) -> Vec<Capture> {
         let captures = self.outbox.lock().captures.clone();
         captures.iter().map(|live| live.capture()).collect()

@@ -291,8 +291,8 @@ impl Layout<'_> {
         Ok(Ok(ChatSpans { messages, generation_prompt: start..tokens.len() }))
     }
 
-    /// The bytes of a footer like the last one at the start of a gap between two contents. Whitespace
-    /// before it belongs to a message that the template does not trim.
+    /// The bytes of a footer like the last one at the start of a gap between two contents.
+    /// Whitespace before it belongs to a message that the template does not trim.
     fn footer_length(&self, gap: &str) -> Option<usize> {
         if !self.last_footer.is_empty() && gap.starts_with(&self.last_footer) {
             return Some(self.last_footer.len());

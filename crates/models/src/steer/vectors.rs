@@ -171,7 +171,8 @@ impl SteeringVectors {
 /// before they are computed.
 ///
 /// # Errors
-/// If the extension is neither `.safetensors` nor `.gguf`, or a GGUF control vector cannot hold them.
+/// If the extension is neither `.safetensors` nor `.gguf`, or a GGUF control vector cannot hold
+/// them.
 pub fn check_format<'a>(path: &Path, point: Point, layers: impl IntoIterator<Item = &'a usize>) -> Result<()> {
     if is_gguf(path) {
         return gguf_file::check(point, layers);

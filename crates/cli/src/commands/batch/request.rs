@@ -28,7 +28,8 @@ pub struct Preparer<'a> {
     args: &'a GenerateArgs,
     /// Directory of the batch file: relative paths in it start there.
     base: PathBuf,
-    /// Plan, steering and captures of the flags, for lines without their own; the directory of its files.
+    /// Plan, steering and captures of the flags, for lines without their own; the directory of its
+    /// files.
     flag_plan: (Plan, PathBuf),
     flag_steering: Vec<Tap>,
     flag_captures: Vec<Tap>,
