@@ -102,9 +102,13 @@ fn join(samples: Vec<Sample>, axis: &TimeAxis) -> Vec<Sample> {
     let width = (axis.end - axis.start) / MAX_POINTS as f64;
     let total = |sample: &Sample| sample.values.iter().sum::<f64>();
     let mut bins: Vec<Sample> = Vec::new();
+    // Samples whose middles fall into the same of `MAX_POINTS` equal intervals share a bin.
+    let interval = |sample: &Sample| ((0.5 * (sample.start + sample.end) - axis.start) / width) as usize;
+    let mut last = None;
     for sample in samples {
+        let same = last.replace(interval(&sample)) == Some(interval(&sample));
         match bins.last_mut() {
-            Some(bin) if sample.end - bin.start <= width => {
+            Some(bin) if same => {
                 bin.end = sample.end;
                 if total(&sample) > total(bin) {
                     bin.values = sample.values;

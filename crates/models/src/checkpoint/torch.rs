@@ -27,9 +27,11 @@ fn fault(problem: impl Into<String>, remedy: &'static str) -> FileFault {
     FileFault { problem: problem.into(), remedy }
 }
 
-/// Whether a file is in PyTorch's format, by its name or first bytes.
+/// Whether a file is in PyTorch's format, by its first bytes or its name. A safetensors file starts
+/// with the length of its header, 8 bytes, and the header, a JSON object; its name does not matter.
 pub(super) fn is_torch(name: &str, file: &[u8]) -> bool {
-    file.starts_with(b"PK\x03\x04") || [".bin", ".pt", ".pth"].iter().any(|end| name.ends_with(end))
+    let is_safetensors = file.get(8) == Some(&b'{');
+    file.starts_with(b"PK\x03\x04") || !is_safetensors && [".bin", ".pt", ".pth"].iter().any(|end| name.ends_with(end))
 }
 
 /// Reads and checks the pickle of a complete file; returns the entries in the order of their data.
