@@ -87,6 +87,6 @@ def test_hints_in_reports(acme, adapter):
     assert repr(report).splitlines()[-1].startswith("It will not run by itself: `pellucid.load(..., assume=")
     assert report.problems[0]["remedy"].startswith("`pellucid.load(..., assume=")
     wanting = pellucid.inspect(adapter)
-    assert '(acme/missing-base) with it: `pellucid.load("acme/missing-base", adapters=[' in repr(wanting)
+    assert 'with the adapter: `pellucid.load("acme/missing-base", adapters=[' in repr(wanting)
     for text in [repr(report), repr(wanting), json.dumps(report.to_dict()), json.dumps(wanting.to_dict())]:
         assert not FOREIGN.search(text), text

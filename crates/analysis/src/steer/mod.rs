@@ -8,9 +8,9 @@
 //! 4. `quality` measures how well each direction separates positive from negative prompts, so that
 //!    the caller can choose layers.
 //!
-//! [`extract`] does all of it. Conventions follow `repeng` and `steering-vectors`, whose results the
-//! tests compare (tests/steering): directions point from negative to positive examples, principal
-//! components have length 1, differences of means keep theirs.
+//! [`extract`] does all of it. Conventions follow `repeng` and `steering-vectors`, whose results
+//! the tests compare (tests/steering): directions point from negative to positive examples,
+//! principal components have length 1, differences of means keep theirs.
 
 mod activations;
 mod extract;
