@@ -1,6 +1,6 @@
-//! Runs one decode step, one decode step of a batch and one prompt of the built-in model under
-//! callgrind: without a plan, with a plan that touches nothing, and with every layer's residual
-//! stream captured; then prompts of several lengths with an increasing number of captured layers.
+//! Runs one decode step and one prompt of the built-in model under callgrind: without a plan, with
+//! a plan that touches nothing, and with every layer's residual stream captured; then prompts of
+//! several lengths with an increasing number of captured layers.
 //!
 //!     valgrind --tool=callgrind --dump-before=one_step_mark target/release/one_step
 //!
@@ -10,7 +10,7 @@
 
 #![allow(clippy::print_stdout)] // a program that prints what it measures
 
-use pellucid_engine::{Action, Batch, Control, GenerateOptions, Model, Plan, Positions, RunOptions, Tap};
+use pellucid_engine::{Action, Control, GenerateOptions, Model, Plan, Positions, RunOptions, Tap};
 use pellucid_kernels::{DType, Pool, simd};
 use pellucid_models::{LoadOptions, LoadedModel, Storage};
 use std::hint::black_box;
@@ -24,8 +24,6 @@ const BEFORE_STEP: usize = 9;
 /// buffers; the third step is measured.
 const NEW: usize = 3;
 
-/// Requests of a batch.
-const BATCH: usize = 8;
 /// Number of measured rounds.
 const ROUNDS: usize = 5;
 
@@ -43,7 +41,6 @@ struct Marks(Vec<Option<Label>>);
 enum Label {
     Prompt(&'static str),
     Step(&'static str),
-    BatchStep(&'static str),
     Captures { tokens: usize, layers: usize },
 }
 
@@ -52,7 +49,6 @@ impl std::fmt::Display for Label {
         match self {
             Label::Prompt(plan) => write!(f, "prompt, {plan}"),
             Label::Step(plan) => write!(f, "step, {plan}"),
-            Label::BatchStep(plan) => write!(f, "batch step, {plan}"),
             Label::Captures { tokens, layers } => write!(f, "captures, {tokens} tokens, {layers} layers"),
         }
     }
@@ -77,7 +73,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ("every layer captured", Plan::capture(["layers.*.resid_post"])),
     ];
     // Preallocated, because growing would be counted.
-    let mut marks = Marks(Vec::with_capacity(256));
+    let mut marks = Marks(Vec::with_capacity(128));
     // The first round fills caches and is not measured. Hash maps have random keys, so the counts
     // vary; `.ci/instructions` takes the median of the others.
     for round in 0..=ROUNDS {
@@ -85,10 +81,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let name = (round > 0).then_some(*name);
             prompt(&loaded.model, plan, PROMPT, name.map(Label::Prompt), &mut marks)?;
             step(&loaded.model, plan, name, &mut marks)?;
-        }
-        let armed = Tap::new("layers.*.resid_post", Action::Capture(None)).positions(Positions::List(vec![]));
-        for (name, plan) in [(plans[0].0, &plans[0].1), (plans[1].0, &Plan::of([armed])), (plans[2].0, &plans[2].1)] {
-            batch_step(&loaded.model, plan, (round > 0).then_some(name), &mut marks)?;
         }
     }
     let depth = loaded.model.program().architecture().layers.len();
@@ -139,29 +131,5 @@ fn step(model: &Model, plan: &Plan, name: Option<&'static str>, marks: &mut Mark
         marks.mark(name.filter(|_| seen == NEW).map(Label::Step));
         Control::Go
     })?;
-    Ok(())
-}
-
-/// Runs requests with plans of their own in shared passes, as the scheduler does; measures the pass
-/// of the third new token.
-fn batch_step(
-    model: &Model,
-    plan: &Plan,
-    name: Option<&'static str>,
-    marks: &mut Marks,
-) -> pellucid_engine::Result<()> {
-    let options = GenerateOptions { max_new: NEW, ..GenerateOptions::default() };
-    let mut batch = Batch::new(model);
-    for _ in 0..BATCH {
-        batch.add(&tokens(BEFORE_STEP), plan, &options)?;
-    }
-    let all = BATCH * BEFORE_STEP;
-    for _ in 1..NEW {
-        batch.pass(all, &mut |_, _, _| Control::Go)?;
-    }
-    marks.mark(None);
-    batch.pass(all, &mut |_, _, _| Control::Go)?;
-    marks.mark(name.map(Label::BatchStep));
-    black_box(batch.take_ended());
     Ok(())
 }

@@ -396,10 +396,12 @@ impl Collector {
             for (row, chosen) in entry.rows.iter().enumerate() {
                 let (Some(chosen), Some(buffer)) = (chosen, self.captures[index][row].take()) else { continue };
                 let holds = entry.condition.map(|condition| &self.conditions[condition][row]);
-                let positions = chosen.positions().into_iter().enumerate();
-                let computed = positions
-                    .filter(|&(nth, position)| position < lengths[row] && holds.is_none_or(|holds| holds[nth]));
-                let computed = computed.map(|(_, position)| position).collect();
+                let mut computed = chosen.positions();
+                let mut nth = 0..;
+                computed.retain(|&position| {
+                    let nth = nth.next().unwrap_or_default();
+                    position < lengths[row] && holds.is_none_or(|holds| holds[nth])
+                });
                 captures.push(buffer.finish(program.edge(entry.edge), entry, computed, row, lengths[row])?);
             }
         }
