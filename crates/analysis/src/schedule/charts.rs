@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-/// Points of an area, at most: more could not be told apart on a screen.
+/// Points of an area, at most: more cannot be distinguished on a screen.
 const MAX_POINTS: usize = 1200;
 
 /// Maps seconds to horizontal positions.

@@ -11,7 +11,7 @@ const STYLE: &str = include_str!("page.css");
 
 /// Up to this many requests, each has a row of its own with its waiting time; more share lanes.
 const MAX_ROWS: usize = 64;
-/// Requests drawn, at most: more could not be told apart.
+/// Requests drawn, at most: more cannot be distinguished.
 const MAX_REQUESTS: usize = 4000;
 
 const WIDTH: f64 = 1200.0;

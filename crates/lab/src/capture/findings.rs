@@ -167,7 +167,7 @@ fn linearity(suite: &CaptureSuite) -> Option<String> {
     });
     let scatter = match fit.per_layer.is_significant() {
         true => format!("the fit explains {:.0} % of the variation", fit.r2 * 100.0),
-        false => "the slope cannot be told from 0, so linearity cannot be judged here".into(),
+        false => "the slope cannot be distinguished from 0, so linearity cannot be judged here".into(),
     };
     Some(format!(
         "one more captured layer adds {} ({} to {}){source}; {scatter}",

@@ -1,27 +1,19 @@
 //! `add_scaled`: adds a direction in proportion to the activation's norm: `h + s‖h‖v/‖v‖`.
 
-use super::operand::{read_form, read_operand, unit_vector, write_operand};
+use super::operand::{read_scaled_vector, unit_vector, write_scaled_vector};
 use super::{Action, ActionWriter, CompiledAction, Edit, Operand};
 use crate::plan::compile::{Compiler, TapSite};
 use crate::plan::json_value::ValueParser;
 use pellucid_kernels::elementwise::dot;
-use serde::Deserialize;
-use serde_json::{Value, json};
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Form {
-    vector: Value,
-    scale: f32,
-}
+use serde_json::Value;
 
 pub(super) fn read(value: Value, names: &ValueParser) -> Result<Action, String> {
-    let form: Form = read_form("add_scaled", value)?;
-    Ok(Action::AddScaled { vector: read_operand(form.vector, names)?, scale: form.scale })
+    let (vector, scale) = read_scaled_vector("add_scaled", value, None, names)?;
+    Ok(Action::AddScaled { vector, scale })
 }
 
 pub(super) fn write(vector: &Operand, scale: &f32, to: &ActionWriter) -> Result<Value, String> {
-    Ok(json!({ "vector": write_operand(vector, to.names), "scale": scale }))
+    Ok(write_scaled_vector(vector, *scale, to.names))
 }
 
 pub(super) fn compile(

@@ -1,28 +1,20 @@
 //! `norm_match`: adds a vector, then rescales to the activation's norm before the edit:
 //! `(h + sv)‖h‖/‖h + sv‖`. Equals repeng's control with `normalize=True`.
 
-use super::operand::{direction_vector, read_form, read_operand, write_operand};
+use super::operand::{direction_vector, read_scaled_vector, write_scaled_vector};
 use super::{Action, ActionWriter, CompiledAction, Edit, Operand};
 use crate::plan::compile::{Compiler, TapSite};
 use crate::plan::json_value::ValueParser;
 use pellucid_kernels::elementwise::dot;
-use serde::Deserialize;
-use serde_json::{Value, json};
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Form {
-    vector: Value,
-    scale: Option<f32>,
-}
+use serde_json::Value;
 
 pub(super) fn read(value: Value, names: &ValueParser) -> Result<Action, String> {
-    let form: Form = read_form("norm_match", value)?;
-    Ok(Action::NormMatch { vector: read_operand(form.vector, names)?, scale: form.scale.unwrap_or(1.0) })
+    let (vector, scale) = read_scaled_vector("norm_match", value, Some(1.0), names)?;
+    Ok(Action::NormMatch { vector, scale })
 }
 
 pub(super) fn write(vector: &Operand, scale: &f32, to: &ActionWriter) -> Result<Value, String> {
-    Ok(json!({ "vector": write_operand(vector, to.names), "scale": scale }))
+    Ok(write_scaled_vector(vector, *scale, to.names))
 }
 
 pub(super) fn compile(

@@ -130,6 +130,31 @@ pub(in crate::plan) fn write_operand(operand: &Operand, names: &ValueWriter) -> 
     }
 }
 
+/// Form of an action with a vector and a scale.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ScaledVectorForm {
+    vector: Value,
+    scale: Option<f32>,
+}
+
+/// Parses the vector and the scale of the action `key`; without a default, the scale is required.
+pub(super) fn read_scaled_vector(
+    key: &str,
+    value: Value,
+    default: Option<f32>,
+    names: &ValueParser,
+) -> Result<(Operand, f32), String> {
+    let form: ScaledVectorForm = read_form(key, value)?;
+    let scale = form.scale.or(default).ok_or_else(|| format!("`{key}` has no `scale`"))?;
+    Ok((read_operand(form.vector, names)?, scale))
+}
+
+/// The JSON of a vector and a scale.
+pub(super) fn write_scaled_vector(vector: &Operand, scale: f32, names: &ValueWriter) -> Value {
+    json!({ "vector": write_operand(vector, names), "scale": scale })
+}
+
 /// Deserializes the JSON value of a key.
 pub(super) fn read_form<T: serde::de::DeserializeOwned>(key: &str, value: Value) -> Result<T, String> {
     serde_json::from_value(value).map_err(|error| format!("`{key}`: {error}"))

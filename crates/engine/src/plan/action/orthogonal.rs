@@ -2,27 +2,19 @@
 //! `h − (h·u)u + sv` with `u = v/‖v‖`. With `s = 1` it equals `ablation_then_addition` of the
 //! package steering-vectors.
 
-use super::operand::{direction_vector, normalize, read_form, read_operand, write_operand};
+use super::operand::{direction_vector, normalize, read_scaled_vector, write_scaled_vector};
 use super::{Action, ActionWriter, CompiledAction, Edit, Operand, cap, project_out};
 use crate::plan::compile::{Compiler, TapSite};
 use crate::plan::json_value::ValueParser;
-use serde::Deserialize;
-use serde_json::{Value, json};
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Form {
-    vector: Value,
-    scale: Option<f32>,
-}
+use serde_json::Value;
 
 pub(super) fn read(value: Value, names: &ValueParser) -> Result<Action, String> {
-    let form: Form = read_form("orthogonal", value)?;
-    Ok(Action::Orthogonal { vector: read_operand(form.vector, names)?, scale: form.scale.unwrap_or(1.0) })
+    let (vector, scale) = read_scaled_vector("orthogonal", value, Some(1.0), names)?;
+    Ok(Action::Orthogonal { vector, scale })
 }
 
 pub(super) fn write(vector: &Operand, scale: &f32, to: &ActionWriter) -> Result<Value, String> {
-    Ok(json!({ "vector": write_operand(vector, to.names), "scale": scale }))
+    Ok(write_scaled_vector(vector, *scale, to.names))
 }
 
 pub(super) fn compile(
