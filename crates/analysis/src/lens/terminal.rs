@@ -79,8 +79,8 @@ struct Page<'a> {
     top: usize,
     width: usize,
     label_width: usize,
-    /// Columns of a cell in addition to its token: spaces, the digits shown without color, the agreement
-    /// mark.
+    /// Columns of a cell in addition to its token: spaces, the digits shown without color, the
+    /// agreement mark.
     extra: usize,
     /// The width of each column's cells.
     cell_widths: Vec<usize>,
