@@ -50,6 +50,7 @@ pub mod program;
 pub mod prompt_lookup;
 mod remedy;
 mod run;
+pub mod sae;
 pub mod sample;
 pub mod schedule;
 pub mod site;
