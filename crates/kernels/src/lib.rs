@@ -17,6 +17,7 @@
 //! | [`matrix`], [`matmul`](mod@matmul), [`transposed`] | packed weights, their products, and the products of the backward pass |
 //! | [`attention`] | KV cache, fused and unfused attention, their backward passes |
 //! | [`recurrence`], [`recurrence_backward`] | recurrent states and short convolutions; their backward passes |
+//! | [`sparse`] | scans and sums for vectors with few nonzero elements |
 //! | [`norm`], [`activation`], [`rope`], [`softmax`](mod@softmax), [`elementwise`] | everything between the products |
 
 pub mod activation;
@@ -37,6 +38,7 @@ pub mod rope;
 pub mod simd;
 mod slab;
 pub mod softmax;
+pub mod sparse;
 mod tile;
 pub mod transposed;
 

@@ -39,6 +39,19 @@ pub enum SaeKind {
     },
 }
 
+impl SaeKind {
+    /// The parameters that have one element per feature.
+    pub(super) fn vectors(&self) -> impl Iterator<Item = &Vec<f32>> {
+        let vectors = match self {
+            SaeKind::JumpRelu { threshold } => vec![threshold],
+            SaeKind::TopK { by_decoder_norm: Some(norms), .. } => vec![norms],
+            SaeKind::Gated { gate_bias, magnitude_bias, log_scale } => vec![gate_bias, magnitude_bias, log_scale],
+            SaeKind::Relu | SaeKind::TopK { .. } | SaeKind::AbsTopK { .. } | SaeKind::GroupMax { .. } => vec![],
+        };
+        vectors.into_iter()
+    }
+}
+
 /// How the inputs of an autoencoder are scaled (`normalize_activations` of SAELens).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum InputNormalization {
@@ -46,7 +59,8 @@ pub enum InputNormalization {
     /// weights.
     #[default]
     None,
-    /// Each token is scaled to norm `sqrt(d_in)`; its reconstruction is scaled back.
+    /// Each token is scaled to norm `sqrt(d_in)`; its reconstruction is scaled back. A token of
+    /// zeros stays as it is.
     UnitNorm,
     /// Each token loses its mean and is divided by its unbiased standard deviation plus 1e-5; its
     /// reconstruction is multiplied by the standard deviation and gets the mean back.

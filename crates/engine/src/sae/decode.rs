@@ -1,0 +1,70 @@
+//! Decoding: the decoder rows of active features, scaled and summed.
+
+use super::{ActiveFeatures, Sae, TokenScales, each_token_range};
+use pellucid_kernels::elementwise::add;
+use pellucid_kernels::memory::DisjointMut;
+use pellucid_kernels::sparse::add_scaled;
+use pellucid_kernels::{Matrix, Pool, matmul};
+
+/// Rows in one chain of additions. Partial sums keep the precision of a token with thousands of
+/// active features.
+const CHAIN: usize = 256;
+
+impl Sae {
+    /// Reconstructs with decoder `index`: `acts [tokens, n_features]` → `recon [tokens, d_out]`.
+    ///
+    /// Visits only features that are not zero, in ascending order, and adds the decoder bias. Then
+    /// it undoes the normalization (autoencoders only, see
+    /// [`undo_normalization`](Self::undo_normalization)) and adds the skip path of `x`.
+    pub fn decode(&self, pool: &Pool, index: usize, acts: &[f32], scales: &TokenScales, x: &[f32], recon: &mut [f32]) {
+        let (n, width) = (self.n_features(), self.decoders[index].cols());
+        let tokens = acts.len() / n;
+        assert!(recon.len() == tokens * width && x.len() == tokens * self.d_in(), "as many tokens in as out");
+        let shared = DisjointMut::new(recon);
+        each_token_range(pool, tokens, &|range| {
+            let mut active = ActiveFeatures::default();
+            for token in range {
+                active.set_from_dense(&acts[token * n..][..n]);
+                // SAFETY: each task has its own tokens.
+                self.decode_token(index, &active, unsafe { shared.part(token * width, width) });
+            }
+        });
+        self.finish_recon(pool, scales, x, recon);
+    }
+
+    /// Computes `Σ activation · decoder row + bias` of one token.
+    pub(super) fn decode_token(&self, index: usize, active: &ActiveFeatures, out: &mut [f32]) {
+        add_rows(&self.decoders[index], active, out);
+        add(out, &self.decoder_biases[index]);
+    }
+
+    /// Undoes the normalization and adds the skip path.
+    pub(super) fn finish_recon(&self, pool: &Pool, scales: &TokenScales, x: &[f32], recon: &mut [f32]) {
+        let width = self.d_out();
+        recon.chunks_exact_mut(width).enumerate().for_each(|(token, recon)| self.undo_token(token, scales, recon));
+        if let Some(skip) = &self.skip {
+            let mut skipped = vec![0.0; recon.len()];
+            matmul(pool, x, skip, None, &mut skipped);
+            add(recon, &skipped);
+        }
+    }
+}
+
+/// Computes `out = Σ value · row` over `rows`, in their order.
+pub(super) fn add_rows(matrix: &Matrix, rows: &ActiveFeatures, out: &mut [f32]) {
+    out.fill(0.0);
+    let (mut row, mut partial) = (vec![0.0; matrix.cols()], Vec::new());
+    for (chain, (indices, values)) in rows.indices.chunks(CHAIN).zip(rows.values.chunks(CHAIN)).enumerate() {
+        // The first chain is summed in place.
+        partial.resize(if chain == 0 { 0 } else { out.len() }, 0.0);
+        let sum = if chain == 0 { &mut *out } else { &mut partial[..] };
+        for (&index, &value) in indices.iter().zip(values) {
+            matrix.row(index as usize, &mut row);
+            add_scaled(value, &row, sum);
+        }
+        if chain > 0 {
+            add(out, &partial);
+            partial.fill(0.0);
+        }
+    }
+}
