@@ -236,7 +236,7 @@ impl Model {
                 Layout::Heads(heads) => ("heads", vec![heads, edge.width / heads]),
                 Layout::QueryKey => ("attention", vec![edge.width]),
             };
-            Some((site.to_string(), kind, shape, site.point.info().meaning, site::aliases(program, site)))
+            Some((site.to_string(), kind, shape, site.meaning(), site::aliases(program, site)))
         });
         described.collect()
     }

@@ -220,6 +220,7 @@ pub(crate) fn capture_bytes(
             | CompiledAction::Grad { .. }
             | CompiledAction::Edit(_)
             | CompiledAction::Call(_)
+            | CompiledAction::Splice(_)
             | CompiledAction::Condition(_) => 0,
         };
         rows.map(|(row, positions)| bytes(row, positions)).sum::<usize>()
@@ -227,7 +228,11 @@ pub(crate) fn capture_bytes(
     let captures = compiled.taps.iter().map(|entry| match &entry.action {
         CompiledAction::Grad { action, .. } => of(entry, action),
         CompiledAction::Capture(_) => of(entry, &entry.action),
-        CompiledAction::Read | CompiledAction::Edit(_) | CompiledAction::Call(_) | CompiledAction::Condition(_) => 0,
+        CompiledAction::Read
+        | CompiledAction::Edit(_)
+        | CompiledAction::Call(_)
+        | CompiledAction::Condition(_)
+        | CompiledAction::Splice(_) => 0,
     });
     let saved = compiled.values.save.iter().flat_map(|&value| &compiled.values.shapes[value]).flatten();
     captures.sum::<usize>() + saved.map(|shape| 4 * shape.iter().product::<usize>()).sum::<usize>()

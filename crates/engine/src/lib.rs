@@ -66,11 +66,12 @@ pub use generate::{Batch, Control, Finish, GenerateOptions, GeneratedRow, Genera
 pub use grad::{GradOptions, Seed};
 pub use interrupt::Interrupt;
 pub use job::{CaptureOptions, Pass, RowState, SavedValue, Segment};
-pub use model::{Model, WeakModel};
+pub use model::{AttachedSae, Model, WeakModel};
 #[doc(hidden)]
 pub use plan::SelectedRow as Selected;
 pub use plan::{
-    Action, Callback, Capture, Mark, Operand, Phase, Plan, Positions, Reduce, SelectedRow, SteeringSpec, Tap, When,
+    Action, Callback, Capture, Mark, Operand, Phase, Plan, Positions, Reduce, SelectedRow, Splice, SteeringSpec, Tap,
+    When,
 };
 pub use point::Point;
 pub use prefix::{PrefixCache, PrefixCounts};
@@ -78,12 +79,13 @@ pub use program::Program;
 pub use prompt_lookup::LookupStats;
 pub use remedy::Remedy;
 pub use run::{Run, RunOptions};
+pub use sae::Sae;
 pub use sample::Sampling;
 pub use schedule::{
     Load, OnEnd, OnToken, PassRecord, PassShare, Request, RequestHandle, RequestMemory, RowToken, Scheduler,
     SchedulerOptions,
 };
-pub use site::Site;
+pub use site::{SaePart, Site};
 pub use weights::{Weight, WeightKind, WeightSpec, Weights};
 
 // Former names, for programs that still use them.

@@ -287,33 +287,105 @@ impl std::fmt::Display for Point {
     }
 }
 
-/// A point at a layer, or a point of the whole model.
+/// A point at a layer, or a point of the whole model; or an activation of a sparse autoencoder that
+/// is attached there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Site {
     /// Layer; absent for points of the whole model.
     pub layer: Option<usize>,
     /// The kind of activation.
     pub point: Point,
+    /// An activation inside the autoencoder attached at the point; `None` for the point itself.
+    pub sae: Option<SaePart>,
 }
 
 impl Site {
     /// Returns the site of a point in a layer.
     pub fn layer(layer: usize, point: Point) -> Site {
-        Site { layer: Some(layer), point }
+        Site { layer: Some(layer), point, sae: None }
     }
 
     /// Returns the site of a point of the whole model.
     pub fn model(point: Point) -> Site {
-        Site { layer: None, point }
+        Site { layer: None, point, sae: None }
+    }
+
+    /// Returns the site of an activation inside the autoencoder attached here.
+    pub fn sae(self, part: SaePart) -> Site {
+        Site { sae: Some(part), ..self }
+    }
+
+    /// Returns a one-sentence description.
+    pub fn meaning(self) -> &'static str {
+        self.sae.map_or(self.point.info().meaning, SaePart::meaning)
     }
 }
 
 impl std::fmt::Display for Site {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.layer {
-            Some(layer) => write!(f, "layers.{layer}.{}", self.point),
-            None => write!(f, "{}", self.point),
+            Some(layer) => write!(f, "layers.{layer}.{}", self.point)?,
+            None => write!(f, "{}", self.point)?,
         }
+        self.sae.map_or(Ok(()), |part| write!(f, "/sae.{}", part.name()))
+    }
+}
+
+/// An activation inside a sparse autoencoder or transcoder, in forward order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum SaePart {
+    /// Pre-activations of the features, `[tokens, n_features]`.
+    Pre,
+    /// Activations of the features, `[tokens, n_features]`.
+    Acts,
+    /// The reconstruction.
+    Recon,
+    /// The activation minus its reconstruction, before any edit of the features.
+    Error,
+    /// The value with which the model continues.
+    Out,
+}
+
+impl SaePart {
+    /// All parts, in forward order.
+    pub const ALL: [SaePart; 5] = [SaePart::Pre, SaePart::Acts, SaePart::Recon, SaePart::Error, SaePart::Out];
+
+    /// Returns its name in addresses.
+    pub fn name(self) -> &'static str {
+        match self {
+            SaePart::Pre => "pre",
+            SaePart::Acts => "acts",
+            SaePart::Recon => "recon",
+            SaePart::Error => "error",
+            SaePart::Out => "out",
+        }
+    }
+
+    /// Returns a one-sentence description.
+    pub fn meaning(self) -> &'static str {
+        match self {
+            SaePart::Pre => "pre-activations of the features of the attached SAE",
+            SaePart::Acts => "activations of the features of the attached SAE",
+            SaePart::Recon => "reconstruction by the attached SAE",
+            SaePart::Error => "the activation minus its reconstruction by the attached SAE, before edits of features",
+            SaePart::Out => "the value after the attached SAE, with which the model continues",
+        }
+    }
+
+    /// Returns the end of the hook's name in SAELens, after the hook of the point.
+    pub fn saelens(self) -> &'static str {
+        match self {
+            SaePart::Pre => "hook_sae_acts_pre",
+            SaePart::Acts => "hook_sae_acts_post",
+            SaePart::Recon => "hook_sae_recons",
+            SaePart::Error => "hook_sae_error",
+            SaePart::Out => "hook_sae_output",
+        }
+    }
+
+    /// Returns the part called `name`, here or in SAELens.
+    pub fn named(name: &str) -> Option<SaePart> {
+        SaePart::ALL.into_iter().find(|part| part.name() == name || part.saelens() == name)
     }
 }
 

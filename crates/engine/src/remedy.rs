@@ -14,6 +14,8 @@ pub enum Remedy {
     Text(String),
     /// List the sites of the model.
     ListSites,
+    /// Attach a sparse autoencoder to the model first.
+    AttachSae,
     /// Use one of these sites, whose names are similar to the one that does not exist.
     DidYouMean(Vec<String>),
     /// Look up the shapes of the sites, after a rule about shapes.
@@ -72,6 +74,7 @@ impl Remedy {
         vec![
             Remedy::Text("check its permissions".into()),
             Remedy::ListSites,
+            Remedy::AttachSae,
             Remedy::DidYouMean(vec!["layers.0.z".into(), "layers.1.z".into()]),
             Remedy::SiteShapes("shapes broadcast as in numpy"),
             Remedy::GenerationOptions,
@@ -98,6 +101,7 @@ impl fmt::Display for Remedy {
         match self {
             Remedy::Text(text) => f.write_str(text),
             Remedy::ListSites => f.write_str("`Program::sites` lists the sites of a model"),
+            Remedy::AttachSae => f.write_str("attach an SAE there with `Model::attach`"),
             Remedy::DidYouMean(names) => {
                 write!(f, "did you mean {}? `Program::sites` lists them all", Remedy::quote(names))
             }
@@ -182,9 +186,10 @@ mod tests {
             Remedy::PullAgain(_) => 14,
             Remedy::PullBase(_) => 15,
             Remedy::GiveChat => 16,
+            Remedy::AttachSae => 17,
         }
     }
-    const VARIANTS: usize = 17;
+    const VARIANTS: usize = 18;
 
     #[test]
     fn the_wording_for_rust_names_no_flag_and_no_command() {

@@ -1,6 +1,6 @@
 //! Resolves site addresses, patterns and aliases in a program.
 
-pub use crate::point::Site;
+pub use crate::point::{SaePart, Site};
 
 use crate::architecture::{Layer, Modules};
 use crate::error::{Error, Result};
@@ -27,7 +27,13 @@ enum Layers {
 /// Returns the sites that `text` names: an address (`layers.5.resid_post`, `logits`), a pattern
 /// (`layers.*.z`, `layers.3-7.z`, `layers.{0,11}.z`), or an alias of TransformerLens, interp-engine
 /// or Hugging Face. Fails if none exists.
+///
+/// A name after the address selects an activation of the attached autoencoder:
+/// `layers.5.resid_post/sae.acts`, or `blocks.5.hook_resid_post.hook_sae_acts_post` as in SAELens.
 pub fn find(program: &Program, text: &str) -> Result<Matches> {
+    if let Some((address, part)) = split_sae(text)? {
+        return find_sae(program, text, find(program, address)?, part);
+    }
     let (point, layers) = parse(program, text)?;
     let depth = program.architecture().layers.len();
     let Some(layers) = layers else {
@@ -53,6 +59,35 @@ pub fn find(program: &Program, text: &str) -> Result<Matches> {
         ));
     }
     Ok(matches)
+}
+
+/// Splits an address of an activation inside an autoencoder.
+fn split_sae(text: &str) -> Result<Option<(&str, SaePart)>> {
+    if let Some((address, name)) = text.split_once("/sae") {
+        let names = SaePart::ALL.map(SaePart::name).join(", ");
+        let part = name.strip_prefix('.').and_then(SaePart::named).ok_or_else(|| {
+            Error::site(format!("`{text}` is not a site"), format!("write {address}/sae. and one of {names}"))
+        })?;
+        return Ok(Some((address, part)));
+    }
+    let part = text.rsplit_once('.').and_then(|(address, name)| Some((address, SaePart::named(name)?)));
+    Ok(part.filter(|_| text.contains(".hook_sae_")))
+}
+
+/// Keeps the matches with an attached autoencoder, as sites of its activation `part`.
+fn find_sae(program: &Program, text: &str, matches: Matches, part: SaePart) -> Result<Matches> {
+    // A pattern over all layers means the layers that have an autoencoder.
+    let sites = matches.sites.into_iter().map(|site| site.sae(part));
+    let sites: Vec<Site> = sites.filter(|&site| program.edge_of(site).is_some()).collect();
+    if sites.is_empty() {
+        let attached: Vec<String> = program.saes().map(|site| site.to_string()).collect();
+        let problem = match attached.is_empty() {
+            true => "no SAE is attached to this model".to_string(),
+            false => format!("no SAE is attached there, but at {}", attached.join(", ")),
+        };
+        return Err(Error::site(format!("`{text}` matches no site: {problem}"), Remedy::AttachSae));
+    }
+    Ok(Matches { sites, passed_over: matches.passed_over })
 }
 
 fn check_layer(layer: usize, depth: usize, text: &str) -> Result<()> {
@@ -176,13 +211,18 @@ fn module_form(point: Point, modules: &Modules) -> Option<String> {
     }
 }
 
-/// Returns the aliases of a site: TransformerLens, then Hugging Face.
+/// Returns the aliases of a site: TransformerLens or SAELens, then Hugging Face.
 pub fn aliases(program: &Program, site: Site) -> Vec<String> {
     let modules = &program.architecture().modules;
     let layer = site.layer.map(|layer| layer.to_string()).unwrap_or_default();
-    let forms =
-        site.point.info().transformer_lens.map(String::from).into_iter().chain(module_form(site.point, modules));
-    forms.map(|form| form.replace("{}", &layer)).collect()
+    // Hugging Face has no module inside an autoencoder.
+    let module = module_form(site.point, modules).filter(|_| site.sae.is_none());
+    let forms = site.point.info().transformer_lens.map(String::from).into_iter().chain(module);
+    let end = |form: String| match site.sae {
+        Some(part) => format!("{form}.{}", part.saelens()),
+        None => form,
+    };
+    forms.map(|form| end(form.replace("{}", &layer))).collect()
 }
 
 /// Matches `text` against a form: `Some(None)` for a form without a layer, else the layer part of

@@ -5,7 +5,7 @@ use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
 use crate::tensors::Tensors;
 use crate::tokenizer::Tokenizer;
-use pellucid_engine::plan::{Expr, FromSite};
+use pellucid_engine::plan::{Expr, FromSite, Probe};
 use pellucid_engine::{Action, Array, Operand, Plan, Positions, Remedy, Tap};
 use pellucid_kernels::encoding;
 use std::path::Path;
@@ -140,7 +140,10 @@ fn find_positions(text: &str, tokens: &[u32], row: usize, tokenizer: Option<&Tok
 
 /// Replaces the file references in a tap's action and condition by their tensors.
 fn read_files(tap: &mut Tap, base: &Path) -> Result<()> {
-    let condition = tap.when.as_mut().map(|when| &mut when.direction);
+    let condition = tap.when.as_mut().and_then(|when| match &mut when.probe {
+        Probe::Direction(direction) => Some(direction),
+        Probe::Unit(_) => None,
+    });
     for operand in tap.action.operands_mut().into_iter().chain(condition) {
         if let Operand::File(reference) = operand {
             *operand = read_tensor(base, reference)?;

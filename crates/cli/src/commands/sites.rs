@@ -15,7 +15,7 @@ pub fn run(args: SitesArgs) -> Result<(), Failure> {
     if args.json {
         let sites: Vec<_> = program
             .sites()
-            .map(|site| json!({ "site": site.to_string(), "shape": shape(program, site), "meaning": site.point.info().meaning, "aliases": site::aliases(program, site) }))
+            .map(|site| json!({ "site": site.to_string(), "shape": shape(program, site), "meaning": site.meaning(), "aliases": site::aliases(program, site) }))
             .collect();
         return print_json(&json!({ "model": name, "sites": sites }));
     }
@@ -42,7 +42,7 @@ fn table(program: &Program) -> String {
             .map(|part| part.to_string().trim_matches('"').to_string())
             .collect::<Vec<_>>()
             .join(", ");
-        let meaning = site.point.info().meaning;
+        let meaning = site.meaning();
         match (site.layer, lines.iter_mut().find(|line| line.4.point == site.point && line.1 == shape)) {
             (Some(layer), Some(line)) => line.3.push(layer),
             _ => {

@@ -6,6 +6,7 @@ use crate::architecture::Architecture;
 use crate::error::Result;
 use crate::job::{Pass, RowState, Segment};
 use crate::memory::{DeviceMemory, DeviceValue, Selection, TapWork, TransferStats, Value};
+use crate::model::AttachedSae;
 use crate::program::{EdgeId, OpKind, Program};
 use crate::weights::Weights;
 use pellucid_kernels::Pool;
@@ -17,6 +18,8 @@ pub struct Frame<'a> {
     pub program: &'a Program,
     /// Its weights.
     pub weights: &'a Weights,
+    /// The attached autoencoders.
+    pub(crate) saes: &'a [AttachedSae],
     /// The thread pool.
     pub pool: &'a Pool,
     /// The tokens of the pass.
@@ -46,7 +49,13 @@ impl<'a> Frame<'a> {
         buffers: &'a mut Buffers,
     ) -> Frame<'a> {
         let (moved, absent) = (TransferStats::default(), Vec::new());
-        Frame { program, weights, pool, pass, rows, arena, buffers, retained: None, memory: None, moved, absent }
+        let (saes, retained, memory) = (&[][..], None, None);
+        Frame { program, weights, saes, pool, pass, rows, arena, buffers, retained, memory, moved, absent }
+    }
+
+    /// Sets the attached autoencoders.
+    pub(crate) fn with_saes(self, saes: &'a [AttachedSae]) -> Frame<'a> {
+        Frame { saes, ..self }
     }
 
     /// Sets the device memory.
@@ -218,10 +227,14 @@ impl<'a> Frame<'a> {
         selected
     }
 
+    /// Whether a backward pass or a branch reads an edge's value after this pass.
+    pub(crate) fn retains(&self, edge: EdgeId) -> bool {
+        self.retained.as_ref().is_some_and(|retained| retained.retains(edge))
+    }
+
     /// Whether op `reader` is the last to use an edge's value, so that it may overwrite the buffer.
     pub fn is_free_after(&self, edge: EdgeId, reader: usize, taps: &Taps) -> bool {
-        let retained = self.retained.as_ref().is_some_and(|retained| retained.retains(edge));
-        self.program.last_use(edge) == reader && !taps.captures_whole(edge) && !retained
+        self.program.last_use(edge) == reader && !taps.captures_whole(edge) && !self.retains(edge)
     }
 
     /// An edge's value for in-place modification: the buffer itself if op `reader` is its last

@@ -16,6 +16,7 @@ pub(crate) use arena::{Arena, Buffers};
 pub use frame::Frame;
 pub(crate) use retained::RetainedValues;
 pub use taps::{AttentionRow, Taps};
+pub(crate) use taps::{SaeOutput, SaeToken, sae_tokens};
 
 use crate::error::Result;
 use crate::memory::DeviceMemory;

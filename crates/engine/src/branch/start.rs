@@ -1,11 +1,11 @@
 //! Determines where a branch starts.
 
 use crate::plan::{CompiledAction, CompiledPlan, CompiledTap};
-use crate::program::{EdgeId, Layout, Program};
+use crate::program::{EdgeId, Layout, OpKind, Program};
 
-/// A point between layers where a branch may join the pass.
+/// A point between layers, or before an attached autoencoder, where a branch may join the pass.
 pub(super) struct JoinPoint {
-    /// The first op of the layer, or the one after the last layer.
+    /// The op before which branches join.
     pub op: usize,
     /// The live edges: computed before this point and read after it.
     pub live: Vec<EdgeId>,
@@ -13,25 +13,27 @@ pub(super) struct JoinPoint {
     unread: Vec<EdgeId>,
 }
 
-/// The join points of a program: one before each layer, and one after the last.
+/// The join points of a program, in order: one before each layer, one before each attached
+/// autoencoder, and one after the last layer.
 pub(super) fn join_points(program: &Program) -> Vec<JoinPoint> {
     let depth = program.architecture().layers.len();
     let mut first_use = program.list_by_edge(usize::MAX);
     for (index, op) in program.ops().iter().enumerate().rev() {
         op.kind.inputs().into_iter().for_each(|edge| first_use[edge] = index);
     }
-    let point = |layer: usize| {
-        let op = match layer.checked_sub(1) {
-            _ if layer < depth => program.layer_ops(layer).start,
-            Some(last) => program.layer_ops(last).end,
-            None => 0,
-        };
+    let layers = (0..depth).map(|layer| program.layer_ops(layer).start);
+    let end = depth.checked_sub(1).map_or(0, |last| program.layer_ops(last).end);
+    let is_sae = |&op: &usize| matches!(program.ops()[op].kind, OpKind::Sae { .. });
+    let mut ops: Vec<usize> = layers.chain((0..program.ops().len()).filter(is_sae)).chain([end]).collect();
+    ops.sort_unstable();
+    ops.dedup();
+    let point = |op: usize| {
         let is_live = |&edge: &EdgeId| program.edge(edge).producer < op && program.last_use(edge) >= op;
         let live: Vec<EdgeId> = program.edge_ids().filter(is_live).collect();
         let unread = live.iter().copied().filter(|&edge| first_use[edge] >= op).collect();
         JoinPoint { op, live, unread }
     };
-    (0..=depth).map(point).collect()
+    ops.into_iter().map(point).collect()
 }
 
 /// The starting op and position of a branch.
@@ -67,7 +69,10 @@ impl Start {
             let made = |edge: EdgeId| program.edge(edge).producer >= point.op;
             // An edit may read another edge (a skipped layer does), which must be computed here
             // too.
-            edits.iter().all(|entry| made(entry.edge) || point.unread.contains(&entry.edge)) && sources().all(made)
+            // `splice` is applied by the op of its autoencoder; other edits also to a live edge.
+            let by_op = |entry: &CompiledTap| matches!(entry.action, CompiledAction::Splice(_));
+            let joins = |entry: &CompiledTap| !by_op(entry) && point.unread.contains(&entry.edge);
+            edits.iter().all(|entry| made(entry.edge) || joins(entry)) && sources().all(made)
         });
         let op = join_point.map_or(0, |point| points[point].op);
         // Recurrent states start at the first token. A value that a tap reads must come entirely

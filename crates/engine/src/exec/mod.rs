@@ -15,9 +15,7 @@ use crate::interrupt::InterruptPoller;
 use crate::job::{Job, Pass, RowState};
 use crate::memory::{TransferStats, Value};
 use crate::model::Model;
-use crate::point::Point;
 use crate::program::{EdgeId, OpKind, Program};
-use crate::site::Site;
 use std::ops::Range;
 
 /// The next tokens of one row of a job.
@@ -175,7 +173,7 @@ impl Executor {
         let Executor { model, watch, pass, rows, arena, buffers, moved } = self;
         let (program, backend) = (model.program(), model.backend());
         let frame = Frame::new(program, model.weights(), model.pool(), pass, rows, arena, buffers);
-        let mut frame = frame.with_memory(backend.memory());
+        let mut frame = frame.with_saes(model.saes()).with_memory(backend.memory());
         frame.prepare(program.architecture());
         let mut retained = retained;
         if let Some(retained) = &mut retained {
@@ -236,7 +234,7 @@ fn skipped_layer(program: &Program, taps: &Taps, index: usize) -> Option<usize> 
 /// Copies the residual stream past a skipped layer; returns the op after it.
 fn skip_layer(frame: &mut Frame, taps: &mut Taps, layer: usize) -> Result<usize> {
     let program = frame.program;
-    let site = |point| program.edge_of(Site::layer(layer, point)).expect("every layer has resid_pre and resid_post");
-    frame.copy_edge(site(Point::ResidPre), site(Point::ResidPost), taps)?;
+    let (input, output) = program.layer_ends(layer);
+    frame.copy_edge(input, output, taps)?;
     Ok(program.layer_ops(layer).end)
 }

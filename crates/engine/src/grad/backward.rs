@@ -1,15 +1,14 @@
 //! The backward pass over the op list.
 
 use super::tape::{GradientTape, external_inputs};
-use super::{Cotangents, arrange, attention, experts, norms, pointwise, products, recurrence, weights};
-use crate::backend::{Arena, RetainedValues};
+use super::{Cotangents, arrange, attention, experts, norms, pointwise, products, recurrence, saes, weights};
+use crate::backend::{Arena, RetainedValues, sae_tokens};
 use crate::error::Result;
 use crate::exec::Executor;
 use crate::ids::IdVec;
 use crate::job::{Job, Pass};
-use crate::point::Point;
+use crate::model::AttachedSae;
 use crate::program::{EdgeId, OpKind, Program};
-use crate::site::Site;
 use crate::weights::{WeightId, Weights};
 use pellucid_kernels::{Pool, elementwise};
 use std::ops::Range;
@@ -18,6 +17,7 @@ use std::ops::Range;
 pub(super) struct BackwardPass<'a> {
     pub program: &'a Program,
     pub weights: &'a Weights,
+    pub saes: &'a [AttachedSae],
     pub pool: &'a Pool,
     pub pass: &'a Pass,
     tape: &'a GradientTape,
@@ -39,6 +39,7 @@ pub(crate) fn run_backward(
     let mut ctx = BackwardPass {
         program,
         weights: model.weights(),
+        saes: model.saes(),
         pool: model.pool(),
         pass: tape.retained.pass(),
         tape,
@@ -76,7 +77,13 @@ pub(crate) fn run_backward(
                 recomputed = Some((ops, values));
             }
         }
-        op_backward(&mut ctx, recomputed.as_ref().map_or(&tape.retained, |(_, values)| values), &op.kind, gradient)?;
+        let retained = recomputed.as_ref().map_or(&tape.retained, |(_, values)| values);
+        if let OpKind::Sae { .. } = &op.kind {
+            let tokens = sae_tokens(program, ctx.pass, &op.kind, &|_| job);
+            saes::backward(&mut ctx, retained, &op.kind, &tokens, gradient)?;
+            continue;
+        }
+        op_backward(&mut ctx, retained, &op.kind, gradient)?;
     }
     executor.put_arena(ctx.arena);
     Ok(())
@@ -104,6 +111,7 @@ fn op_backward(ctx: &mut BackwardPass, retained: &RetainedValues, kind: &OpKind,
         Slice { .. } | Concat { .. } | JoinHeads { .. } | JoinConstant { .. } => arrange::backward(ctx, kind, gradient),
         PairValues { .. } | HeadDifference { .. } | Select { .. } => arrange::backward(ctx, kind, gradient),
         Attention { .. } => return attention::backward(ctx, retained, kind, gradient),
+        Sae { .. } => unreachable!("its backward pass also needs the taps of the job"),
         Route { .. } => experts::route_backward(ctx, retained, kind, gradient),
         Experts { .. } => experts::experts_backward(ctx, retained, kind, gradient),
         RoutedMatMul { .. } => experts::queries_backward(ctx, retained, kind, gradient),
@@ -249,9 +257,7 @@ impl BackwardPass<'_> {
 
     /// Passes the residual stream's gradient around a skipped layer.
     fn skip_layer(&mut self, layer: usize) -> Result<()> {
-        let site =
-            |point| self.program.edge_of(Site::layer(layer, point)).expect("every layer has resid_pre and resid_post");
-        let (before, after) = (site(Point::ResidPre), site(Point::ResidPost));
+        let (before, after) = self.program.layer_ends(layer);
         if self.gradients[after].is_some() || self.wants(after) {
             let mut gradient = self.take_gradient_or_zeros(after);
             self.visit(after, &mut gradient)?;

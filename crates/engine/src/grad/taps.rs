@@ -154,7 +154,8 @@ impl<'a> BackwardTaps<'a> {
         gradient: &mut [f32],
     ) -> Result<()> {
         match &entry.action {
-            CompiledAction::Capture(_) | CompiledAction::Condition(_) => {}
+            // The op of an autoencoder applies `splice` itself.
+            CompiledAction::Capture(_) | CompiledAction::Condition(_) | CompiledAction::Splice(_) => {}
             CompiledAction::Grad { metric, action } => {
                 if *metric == self.metric {
                     self.on_gradient(index, entry, action, row, picked, gradient)?;
@@ -241,7 +242,10 @@ impl<'a> BackwardTaps<'a> {
                 edit.apply(&mut elements, given.as_deref().map_or(TokenOperand::None, TokenOperand::Each));
                 picked.update(gradient, &elements, |g, new| *g = new);
             }
-            CompiledAction::Grad { .. } | CompiledAction::Call(_) | CompiledAction::Condition(_) => {
+            CompiledAction::Grad { .. }
+            | CompiledAction::Call(_)
+            | CompiledAction::Condition(_)
+            | CompiledAction::Splice(_) => {
                 return Err(self.fail(entry, "a gradient can be captured, read and edited"));
             }
         }

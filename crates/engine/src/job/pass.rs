@@ -61,6 +61,35 @@ impl Pass {
         pass
     }
 
+    /// A pass of some tokens of this one, given by their ascending indices on an edge of a token
+    /// set. All its tokens are in every token set.
+    pub(crate) fn of_tokens(&self, token_set: TokenSet, indices: &[usize]) -> Pass {
+        let mut part = Pass::default();
+        let mut chosen = indices.iter().copied().peekable();
+        for segment in &self.segments {
+            let mut run: Option<Segment> = None;
+            for (index, position) in self.segment_tokens(token_set, segment) {
+                if chosen.next_if_eq(&index).is_none() {
+                    continue;
+                }
+                let token = part.tokens.len();
+                part.tokens.push(self.tokens[segment.token + position - segment.position]);
+                part.positions.push(position);
+                match &mut run {
+                    Some(run) if run.position + run.count == position => run.count += 1,
+                    _ => {
+                        run.take().into_iter().for_each(|run| part.push_segment(run));
+                        run = Some(Segment { position, count: 1, token, ..segment.clone() });
+                    }
+                }
+            }
+            run.into_iter().for_each(|run| part.push_segment(run));
+        }
+        part.last_mlp_tokens.extend(0..indices.len());
+        part.logit_tokens.extend(0..indices.len());
+        part
+    }
+
     /// Empties the pass, keeping its allocations.
     pub(crate) fn clear(&mut self) {
         self.segments.clear();

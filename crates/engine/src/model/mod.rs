@@ -1,9 +1,12 @@
 //! A model: a program with its weights, a backend and a thread pool.
 
+mod attach;
 mod shared;
 mod unembed;
 mod weight_of;
 
+pub use attach::AttachedSae;
+use attach::AttachedSaes;
 pub use shared::WeakModel;
 
 use crate::backend::Backend;
@@ -27,6 +30,8 @@ pub struct Model {
     pool: Arc<Pool>,
     plans: Arc<PlanCache>,
     kv: KvFormat,
+    /// The attached autoencoders; ops refer to them by index.
+    saes: Arc<AttachedSaes>,
 }
 
 impl Model {
@@ -40,6 +45,7 @@ impl Model {
             pool: Pool::global(),
             plans: Arc::default(),
             kv: KvFormat::default(),
+            saes: Arc::default(),
         }
     }
 

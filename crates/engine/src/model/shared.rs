@@ -1,6 +1,7 @@
 //! Models that share their weights.
 
 use super::Model;
+use super::attach::AttachedSaes;
 use crate::backend::Backend;
 use crate::program::Program;
 use crate::weights::Weights;
@@ -12,6 +13,7 @@ use std::sync::{Arc, Weak};
 pub struct WeakModel {
     program: Weak<Program>,
     weights: Weak<Weights>,
+    saes: Arc<AttachedSaes>,
     backend: Arc<dyn Backend>,
 }
 
@@ -26,6 +28,7 @@ impl WeakModel {
             pool: Pool::global(),
             kv: KvFormat::default(),
             plans: Arc::default(),
+            saes: self.saes.clone(),
         })
     }
 
@@ -41,6 +44,7 @@ impl Model {
         WeakModel {
             program: Arc::downgrade(&self.program),
             weights: Arc::downgrade(&self.weights),
+            saes: self.saes.clone(),
             backend: self.backend.clone(),
         }
     }

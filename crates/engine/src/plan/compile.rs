@@ -8,7 +8,7 @@ use super::{Action, Columns, CompiledAction, Phase, Plan, Positions, Reduce, Tap
 use crate::error::{Error, Result};
 use crate::ids::IdVec;
 use crate::plan::row_groups;
-use crate::point::Point;
+use crate::point::{Point, SaePart};
 use crate::program::{Edge, EdgeId, Layout, Program};
 use crate::remedy::Remedy;
 use crate::site::{self, Site};
@@ -123,6 +123,9 @@ impl Compiler<'_> {
         if skips && is_site && !tap.site.ends_with(Point::ResidPost.name()) {
             return Err(fail("only whole layers can be skipped".into(), "name the layer, such as layers.5"));
         }
+        // `splice` takes the site of an autoencoder, which stands for its output.
+        let splices = matches!(tap.action, Action::Splice(_));
+        let text = if splices && !text.contains("sae") { format!("{text}/sae.{}", SaePart::Out.name()) } else { text };
         let matches = site::find(self.program, &text)
             .map_err(|error| refuse(error.to_string(), error.remedy().cloned().unwrap_or(Remedy::ListSites)))?;
         self.passed_over.extend(matches.passed_over);

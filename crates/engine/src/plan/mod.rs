@@ -32,7 +32,7 @@ mod when;
 
 #[doc(hidden)]
 pub use action::SelectedRow as Selected;
-pub use action::{Action, Callback, CallbackFn, FromSite, Injection, Operand, Reduce, SelectedRow};
+pub use action::{Action, Callback, CallbackFn, FromSite, Injection, Operand, Reduce, SelectedRow, Splice};
 pub(crate) use action::{CompiledAction, CompiledReduce, Edit, EditInput, EditSource, TokenOperand};
 pub(crate) use cache::PlanCache;
 pub(crate) use compile::compile;
@@ -51,7 +51,7 @@ pub use value::FunctionBody as Body;
 pub use value::{Across, Combine, Expr, Fold, Function, FunctionBody, Map, Pick, Value, ValueId};
 
 pub(crate) use when::{Condition, Consequence, refuse_conditions};
-pub use when::{Mark, When};
+pub use when::{Mark, Probe, When};
 
 use crate::array::Array;
 use crate::ids::IdVec;

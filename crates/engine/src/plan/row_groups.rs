@@ -46,7 +46,7 @@ impl RowDependencies<'_> {
             if let Some(source) = entry.source().map(|source| &self.sources[source]) {
                 let pairs = source.read_by.iter().enumerate();
                 for (reader, origin) in pairs.filter_map(|(reader, origin)| Some((reader, (*origin)?))) {
-                    let is_computed = (producer(source.edge), source.edge) < (producer(entry.edge), entry.edge);
+                    let is_computed = self.program.order_of(source.edge) < self.program.order_of(entry.edge);
                     add(reader, origin, source.site, source.edge, is_computed)?;
                 }
             }
@@ -90,8 +90,7 @@ impl RowDependencies<'_> {
             let order = |index: usize| self.at_edge[a.edge].iter().position(|&at| at == index);
             return order(first) < order(second);
         }
-        let key = |entry: &CompiledTap| (self.program.edge(entry.edge).producer, entry.edge);
-        key(a) < key(b)
+        self.program.order_of(a.edge) < self.program.order_of(b.edge)
     }
 }
 

@@ -4,11 +4,13 @@
 //! it: the executor runs it, plans are checked against its edges, the loader takes the list of
 //! weights from it, `pellucid sites` prints it.
 
+mod attach;
 mod build;
 mod op;
 mod weight;
 
 pub use crate::ids::{EdgeId, WeightId};
+pub use attach::SaeAttachment;
 pub use build::{Network, Node};
 pub use op::{Expert, Linear, Op, OpKind, StateDecay, TableRow};
 pub use weight::{WeightKind, WeightSpec};
@@ -169,6 +171,13 @@ impl Program {
     pub(crate) fn named_point(&self, name: &str) -> Option<Point> {
         let mut named = self.sites.keys().map(|site| site.point);
         named.find(|point| matches!(point, Point::Named(known) if *known == name))
+    }
+
+    /// Returns a key by which edges sort in the order in which they are computed: the inner edges of
+    /// an op come before its output.
+    pub(crate) fn order_of(&self, edge: EdgeId) -> impl Ord + use<> {
+        let producer = self.edges[edge].producer;
+        (producer, self.ops[producer].kind.outputs().contains(&edge), edge)
     }
 
     /// Returns the last op that reads an edge, or its producer if none does.

@@ -209,6 +209,22 @@ pub enum OpKind {
     Shift { x: EdgeId, mix: WeightId, out: EdgeId },
     /// RWKV's WKV: exponentially weighted average of values.
     Wkv { k: EdgeId, v: EdgeId, decay: WeightId, first: WeightId, state: EdgeId, out: EdgeId },
+    /// An attached sparse autoencoder or transcoder. It reads `x` and reconstructs `target`, which
+    /// is `None` if both are the same edge. `out` is `target` itself except for tokens whose plan
+    /// edits or splices the autoencoder.
+    Sae {
+        x: EdgeId,
+        target: Option<EdgeId>,
+        /// Index of its weights in the model.
+        sae: usize,
+        /// Its reconstructions depend on the scale of their token, apart from the features.
+        scales_tokens: bool,
+        pre: EdgeId,
+        acts: EdgeId,
+        recon: EdgeId,
+        error: EdgeId,
+        out: EdgeId,
+    },
     /// Keeps only the tokens of `out`'s [`TokenSet`](super::TokenSet).
     Select { x: EdgeId, out: EdgeId },
 }
@@ -345,6 +361,13 @@ macro_rules! ops {
                 }
             }
 
+            /// Makes it write its output to another edge.
+            pub(super) fn set_output(&mut self, edge: EdgeId) {
+                match self {
+                    $(OpKind::$op { $out, .. } => *$out = edge,)+
+                }
+            }
+
             /// Returns the weights.
             pub fn weights(&self) -> Vec<WeightId> {
                 let mut ids = Vec::new();
@@ -430,6 +453,8 @@ ops! {
         weights [rate], needs [x, input_gate, recurrent_gate], carries state;
     Shift { x, mix, out }: "shift", reads [x], makes out, weights [mix], needs [], carries state;
     Wkv { k, v, decay, first, out }: "wkv", reads [k, v], makes out, weights [decay, first], needs [k, v], carries state;
+    Sae { x, target, scales_tokens, pre, acts, recon, error, out }: "sae", reads [x, target],
+        inside [pre, acts, recon, error], makes out, needs [x, pre, scales_tokens.then_some(acts)];
     Select { x, out }: "select", reads [x], makes out, needs [];
 }
 

@@ -63,6 +63,11 @@ impl Sae {
         scales
     }
 
+    /// Returns the scales that encoding `x [tokens, d_in]` removes from each token.
+    pub(crate) fn token_scales(&self, x: &[f32]) -> TokenScales {
+        self.normalize(x, &mut vec![0.0; x.len()])
+    }
+
     /// Scales the reconstruction of token `token` back, in place.
     pub(super) fn undo_token(&self, token: usize, scales: &TokenScales, recon: &mut [f32]) {
         if !self.undo_normalization {
@@ -89,7 +94,7 @@ impl Sae {
     }
 
     /// Whether reconstructions depend on the scales of their token.
-    pub(super) fn undoes_token_scales(&self) -> bool {
+    pub(crate) fn undoes_token_scales(&self) -> bool {
         self.undo_normalization
             && matches!(self.normalization, InputNormalization::UnitNorm | InputNormalization::LayerNorm)
     }

@@ -41,6 +41,7 @@ mod quantized;
 mod real_weights;
 mod rows;
 mod sae_layouts;
+mod saes;
 mod schedule;
 mod schedule_properties;
 mod steering;

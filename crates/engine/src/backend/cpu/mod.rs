@@ -4,6 +4,7 @@ mod arrange;
 pub(crate) mod attention;
 pub(crate) mod experts;
 pub(crate) mod recurrence;
+mod sae;
 
 pub(crate) use arrange::differential_lambda;
 
@@ -171,6 +172,7 @@ impl Backend for Cpu {
             OpKind::Lru { .. } => recurrence::lru(index, frame, taps),
             OpKind::Shift { .. } => recurrence::shift(index, frame, taps),
             OpKind::Wkv { .. } => recurrence::wkv(index, frame, taps),
+            OpKind::Sae { .. } => sae::run(index, frame, taps),
             OpKind::Select { x, out } => {
                 let value = frame.select(*x, *out);
                 frame.put(*out, value, taps)

@@ -63,7 +63,7 @@ impl JobTaps<'_> {
                         }
                     }
                 }
-                CompiledAction::Grad { .. } => {}
+                CompiledAction::Grad { .. } | CompiledAction::Splice(_) => {}
             }
         }
         for &index in compiled.sources_at[edge].iter().filter(|_| !self.job.replay) {

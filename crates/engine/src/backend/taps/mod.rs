@@ -7,6 +7,9 @@
 mod attention;
 mod device;
 mod edit;
+mod sae;
+
+pub(crate) use sae::{SaeOutput, SaeToken, sae_tokens};
 
 use crate::error::Result;
 use crate::job::{Job, Pass, Segment};
@@ -209,6 +212,10 @@ impl JobTaps<'_> {
             }
             if let CompiledAction::Call(callback) = &entry.action {
                 self.call(entry, callback, pass, segments, value)?;
+                continue;
+            }
+            // The op of an autoencoder has applied it.
+            if let CompiledAction::Splice(_) = &entry.action {
                 continue;
             }
             for segment in segments {

@@ -1,8 +1,8 @@
 //! Compiled actions, and the dispatch of edits to their forward and backward formulas.
 
 use super::{
-    Callback, CompiledReduce, Injection, add, add_scaled, cap, inject, norm_match, orthogonal, project_out, scale, set,
-    swap,
+    Callback, CompiledReduce, Injection, Splice, add, add_scaled, cap, inject, norm_match, orthogonal, project_out,
+    scale, set, swap,
 };
 use crate::plan::ValueId;
 use crate::plan::when::{Condition, Consequence};
@@ -20,6 +20,8 @@ pub(crate) enum CompiledAction {
     Call(Callback),
     /// Tests a condition: of a later tap, or of `stop` or `mark`.
     Condition(Condition),
+    /// Puts the output of an autoencoder into the forward pass; its op applies it.
+    Splice(Splice),
 }
 
 /// An edit of the selected elements. Its formula is in the file of its action.
@@ -99,6 +101,7 @@ impl CompiledAction {
             CompiledAction::Edit(Edit::Swap(_)) => "swap",
             CompiledAction::Edit(Edit::Inject(..)) => "inject",
             CompiledAction::Call(_) => "call",
+            CompiledAction::Splice(_) => "splice",
             CompiledAction::Condition(condition) => match condition.then {
                 Consequence::Apply => "when",
                 Consequence::Stop => "stop",
@@ -115,6 +118,7 @@ impl CompiledAction {
             | CompiledAction::Read
             | CompiledAction::Grad { .. }
             | CompiledAction::Condition(_)
+            | CompiledAction::Splice(_)
             | CompiledAction::Call(_) => None,
         }
     }
@@ -124,9 +128,11 @@ impl CompiledAction {
         match self {
             CompiledAction::Capture(_) => true,
             CompiledAction::Grad { action, .. } => action.captures(),
-            CompiledAction::Read | CompiledAction::Edit(_) | CompiledAction::Call(_) | CompiledAction::Condition(_) => {
-                false
-            }
+            CompiledAction::Read
+            | CompiledAction::Edit(_)
+            | CompiledAction::Call(_)
+            | CompiledAction::Condition(_)
+            | CompiledAction::Splice(_) => false,
         }
     }
 
@@ -134,7 +140,10 @@ impl CompiledAction {
     pub fn is_read_only(&self) -> bool {
         match self {
             CompiledAction::Capture(_) | CompiledAction::Read | CompiledAction::Condition(_) => true,
-            CompiledAction::Grad { .. } | CompiledAction::Edit(_) | CompiledAction::Call(_) => false,
+            CompiledAction::Grad { .. }
+            | CompiledAction::Edit(_)
+            | CompiledAction::Call(_)
+            | CompiledAction::Splice(_) => false,
         }
     }
 
@@ -144,7 +153,7 @@ impl CompiledAction {
         match self {
             CompiledAction::Condition(condition) => condition.then != Consequence::Apply,
             CompiledAction::Capture(_) | CompiledAction::Call(_) | CompiledAction::Grad { .. } => true,
-            CompiledAction::Read | CompiledAction::Edit(_) => false,
+            CompiledAction::Read | CompiledAction::Edit(_) | CompiledAction::Splice(_) => false,
         }
     }
 
@@ -154,6 +163,7 @@ impl CompiledAction {
             CompiledAction::Capture(_)
             | CompiledAction::Read
             | CompiledAction::Grad { .. }
+            | CompiledAction::Splice(_)
             | CompiledAction::Condition(_) => true,
             CompiledAction::Edit(edit) => edit.is_differentiable(),
             CompiledAction::Call(_) => false,

@@ -24,6 +24,7 @@ mod read;
 mod scale;
 mod set;
 mod skip;
+mod splice;
 mod stop;
 mod swap;
 mod zero;
@@ -35,6 +36,7 @@ pub(crate) use edit::{CompiledAction, Edit, EditInput, EditSource, TokenOperand}
 pub use inject::Injection;
 pub use operand::{FromSite, Operand};
 pub(super) use operand::{read_operand, write_operand};
+pub use splice::Splice;
 
 use super::compile::{Compiler, TapSite};
 use super::json_value::{ValueParser, ValueWriter};
@@ -127,6 +129,8 @@ pub enum Action {
     Mark(String),
     /// Skip the layer: its output is the operand, or its input if there is none.
     Skip(Option<Operand>),
+    /// Continue with the output of the attached autoencoder.
+    Splice(Splice),
     /// Call a Rust closure that can change it.
     Call(Callback),
 }
@@ -232,6 +236,8 @@ actions! {
         ActionInfo { key: "swap", json: true, edits: true, attention: false, gradients: false };
     inject(operand, how) = Action::Inject { operand, how }, operands [operand],
         ActionInfo { key: "inject", json: true, edits: true, attention: false, gradients: false };
+    splice(how) = Action::Splice(how), operands [],
+        ActionInfo { key: "splice", json: true, edits: true, attention: false, gradients: false };
     skip(operand) = Action::Skip(operand), operands [operand],
         ActionInfo { key: "skip", json: true, edits: true, attention: false, gradients: false };
     stop() = Action::Stop, operands [],
@@ -311,6 +317,7 @@ impl Action {
             | Action::Stop
             | Action::Mark(_)
             | Action::Skip(_)
+            | Action::Splice(_)
             | Action::Call(_) => false,
         }
     }
@@ -337,6 +344,7 @@ impl Action {
             | Action::Stop
             | Action::Mark(_)
             | Action::Skip(_)
+            | Action::Splice(_)
             | Action::Call(_) => false,
         }
     }

@@ -60,12 +60,7 @@ pub(super) fn build(architecture: Architecture) -> Result<Program> {
 
 /// Computes edge lifetimes and assembles the program.
 fn finish(b: Builder, architecture: Architecture, layer_ops: Vec<std::ops::Range<usize>>) -> Program {
-    let mut last_use: IdVec<EdgeId, usize> = b.edges.iter().map(|edge| edge.producer).collect();
-    for (index, op) in b.ops.iter().enumerate() {
-        op.kind.inputs().into_iter().for_each(|edge| last_use[edge] = index);
-    }
-    let mut dead_after = vec![Vec::new(); b.ops.len()];
-    last_use.iter_with_ids().for_each(|(edge, &op)| dead_after[op].push(edge));
+    let (last_use, dead_after) = lifetimes(&b.ops, &b.edges);
     Program {
         architecture,
         ops: b.ops,
@@ -76,6 +71,18 @@ fn finish(b: Builder, architecture: Architecture, layer_ops: Vec<std::ops::Range
         dead_after,
         layer_ops,
     }
+}
+
+/// Returns for each edge the last op that reads it, or its producer; and for each op the edges that
+/// are dead after it.
+pub(super) fn lifetimes(ops: &[Op], edges: &IdVec<EdgeId, Edge>) -> (IdVec<EdgeId, usize>, Vec<Vec<EdgeId>>) {
+    let mut last_use: IdVec<EdgeId, usize> = edges.iter().map(|edge| edge.producer).collect();
+    for (index, op) in ops.iter().enumerate() {
+        op.kind.inputs().into_iter().for_each(|edge| last_use[edge] = index);
+    }
+    let mut dead_after = vec![Vec::new(); ops.len()];
+    last_use.iter_with_ids().for_each(|(edge, &op)| dead_after[op].push(edge));
+    (last_use, dead_after)
 }
 
 impl Builder {
@@ -319,7 +326,7 @@ impl Builder {
     }
 
     fn site(&mut self, point: Point, edge: EdgeId) {
-        self.sites.insert(Site { layer: self.layer, point }, edge);
+        self.sites.insert(Site { layer: self.layer, point, sae: None }, edge);
     }
 
     fn alias(&mut self, point: Point, edge: EdgeId) -> EdgeId {
