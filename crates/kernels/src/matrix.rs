@@ -12,6 +12,7 @@ use crate::memory::{AlignedBuffer, DisjointMut};
 use crate::pool::Pool;
 use crate::quant_panels::QuantPanels;
 use crate::simd::{LANES, Simd};
+use crate::sparse;
 use crate::tile::{CHAIN, MAX_PANELS, PANEL, Right};
 use std::ops::Range;
 
@@ -168,6 +169,36 @@ impl Matrix {
             Storage::F16(data) => read_half_lane::<F16>(&data[steps], lane, out),
             Storage::Quant(quant) => quant.row(row, out),
             Storage::InPlace(encoding, bytes) => encoding::decode(*encoding, bytes.row(row), out),
+        }
+    }
+
+    /// Computes `out += scale · row`; `scratch` holds a decoded row, `[cols]`.
+    pub fn add_scaled_row(&self, row: usize, scale: f32, scratch: &mut [f32], out: &mut [f32]) {
+        match self.stored_floats(row) {
+            Some(floats) => sparse::add_scaled_floats(scale, floats, out),
+            None => {
+                self.row(row, scratch);
+                sparse::add_scaled(scale, scratch, out);
+            }
+        }
+    }
+
+    /// Returns the dot product of a row and `x`; `scratch` holds a decoded row, `[cols]`.
+    pub fn dot_row(&self, row: usize, x: &[f32], scratch: &mut [f32]) -> f32 {
+        match self.stored_floats(row) {
+            Some(floats) => sparse::fused_dot_floats(floats, x),
+            None => {
+                self.row(row, scratch);
+                sparse::fused_dot(scratch, x)
+            }
+        }
+    }
+
+    /// The bytes of a row if they are its floats.
+    fn stored_floats(&self, row: usize) -> Option<sparse::Floats<'_>> {
+        match &self.storage {
+            Storage::InPlace(Encoding::F32, bytes) => sparse::Floats::from_bytes(bytes.row(row)),
+            _ => None,
         }
     }
 

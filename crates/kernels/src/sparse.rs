@@ -5,7 +5,7 @@
 //! hit. NaN is a hit for every threshold and the largest element, so it is never lost.
 
 use crate::dispatch;
-use crate::simd::{LANES, Simd};
+use crate::simd::{LANES, Lanes, Simd};
 
 /// Elements that a scan tests at once.
 const BLOCK: usize = 64;
@@ -17,8 +17,8 @@ const TOP_K_BLOCK: usize = 512;
 fn scan(x: &[f32], y: &[f32], first: usize, hit: impl Fn(f32, f32) -> bool, out: &mut Vec<u32>) {
     assert_eq!(x.len(), y.len(), "one threshold for each element");
     for (block, (x, y)) in x.chunks(BLOCK).zip(y.chunks(BLOCK)).enumerate() {
-        // Without a branch in the loop, so that it is vectorized.
-        if x.iter().zip(y).fold(false, |any, (&x, &y)| any | hit(x, y)) {
+        // Counting has no branch, so this loop is vectorized.
+        if x.iter().zip(y).map(|(&x, &y)| u32::from(hit(x, y))).sum::<u32>() > 0 {
             let hits = x.iter().zip(y).enumerate().filter(|&(_, (&x, &y))| hit(x, y));
             out.extend(hits.map(|(i, _)| (first + block * BLOCK + i) as u32));
         }
@@ -100,37 +100,98 @@ fn keep_best(x: &[f32], k: usize, candidates: &mut Vec<u32>) -> f32 {
     x[worst as usize]
 }
 
-#[inline(always)]
-fn add_scaled_with<S: Simd>(s: S, scale: f32, x: &[f32], y: &mut [f32]) {
-    assert_eq!(x.len(), y.len(), "sums need equal lengths");
-    let factor = s.splat(scale);
-    for (x, y) in x.chunks(LANES).zip(y.chunks_mut(LANES)) {
-        let sum = s.fma(factor, s.load_partial(x, 0.0), s.load_partial(y, 0.0));
-        s.store_partial(y, sum);
+/// Floats that need not be aligned: a slice, or little-endian bytes of a file.
+#[derive(Clone, Copy)]
+pub(crate) struct Floats<'a> {
+    bytes: &'a [u8],
+}
+
+impl<'a> Floats<'a> {
+    /// Views bytes as floats; `None` on a big-endian machine.
+    pub(crate) fn from_bytes(bytes: &'a [u8]) -> Option<Floats<'a>> {
+        cfg!(target_endian = "little").then_some(Floats { bytes })
+    }
+
+    fn from_slice(x: &'a [f32]) -> Floats<'a> {
+        // SAFETY: a float is four bytes, and every byte is a valid u8.
+        Floats { bytes: unsafe { std::slice::from_raw_parts(x.as_ptr().cast(), size_of_val(x)) } }
+    }
+
+    fn len(self) -> usize {
+        self.bytes.len() / 4
+    }
+
+    fn get(self, index: usize) -> f32 {
+        let bytes = &self.bytes[index * 4..][..4];
+        f32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
+    }
+
+    /// Loads a vector from element `index` on.
+    ///
+    /// # Safety
+    /// As many elements as there are lanes must follow `index`.
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(self, l: L, index: usize) -> L::V {
+        // SAFETY: the caller guarantees the elements; loads need no alignment.
+        unsafe { l.load(self.bytes.as_ptr().add(index * 4).cast()) }
     }
 }
 
-dispatch! {
-    /// `y += scale · x`
-    pub fn add_scaled(scale: f32, x: &[f32], y: &mut [f32]) = add_scaled_with
-}
-
 #[inline(always)]
-fn fused_dot_with<S: Simd>(s: S, a: &[f32], b: &[f32]) -> f32 {
-    assert_eq!(a.len(), b.len(), "inner products need equal lengths");
-    // Four sums hide the latency of the additions.
-    let mut sums = [s.splat(0.0); 4];
-    for (a, b) in a.chunks(4 * LANES).zip(b.chunks(4 * LANES)) {
-        for (sum, (a, b)) in sums.iter_mut().zip(a.chunks(LANES).zip(b.chunks(LANES))) {
-            *sum = s.fma(s.load_partial(a, 0.0), s.load_partial(b, 0.0), *sum);
+fn add_scaled_with<S: Simd>(s: S, scale: f32, x: Floats, y: &mut [f32]) {
+    assert_eq!(x.len(), y.len(), "sums need equal lengths");
+    let l = s.panel();
+    let (factor, lanes) = (l.splat(scale), <S::Panel as Lanes>::COUNT);
+    let whole = y.len() / lanes * lanes;
+    for i in (0..whole).step_by(lanes) {
+        // SAFETY: `i + lanes` is at most the length of both.
+        unsafe {
+            let p = y.as_mut_ptr().add(i);
+            l.store(p, l.fma(factor, x.load(l, i), l.load(p)));
         }
     }
-    s.sum(s.add(s.add(sums[0], sums[1]), s.add(sums[2], sums[3])))
+    if whole < y.len() {
+        // The remaining elements take part in a whole vector, so that they are fused too.
+        let mut rest = [[0.0; 16]; 2];
+        for i in whole..y.len() {
+            (rest[0][i - whole], rest[1][i - whole]) = (x.get(i), y[i]);
+        }
+        // SAFETY: sixteen floats are at least as many as there are lanes.
+        unsafe { l.store(rest[1].as_mut_ptr(), l.fma(factor, l.load(rest[0].as_ptr()), l.load(rest[1].as_ptr()))) };
+        y[whole..].iter_mut().zip(rest[1]).for_each(|(y, sum)| *y = sum);
+    }
 }
 
-dispatch! {
-    /// Dot product with fused multiply-adds, summed in a fixed order.
-    pub fn fused_dot(a: &[f32], b: &[f32]) -> f32 = fused_dot_with
+dispatch! { pub(crate) fn add_scaled_floats(scale: f32, x: Floats, y: &mut [f32]) = add_scaled_with }
+
+/// `y += scale · x`
+pub fn add_scaled(scale: f32, x: &[f32], y: &mut [f32]) {
+    add_scaled_floats(scale, Floats::from_slice(x), y);
+}
+
+#[inline(always)]
+fn fused_dot_with<S: Simd>(s: S, a: Floats, b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len(), "inner products need equal lengths");
+    // Four sums hide the latency of the additions.
+    const SUMS: usize = 4;
+    let mut sums = [s.splat(0.0); SUMS];
+    let whole = b.len() / (SUMS * LANES) * (SUMS * LANES);
+    for i in (0..whole).step_by(SUMS * LANES) {
+        for (part, sum) in sums.iter_mut().enumerate() {
+            let i = i + part * LANES;
+            // SAFETY: `whole` elements exist.
+            *sum = unsafe { s.fma(a.load(s, i), s.load(b.as_ptr().add(i)), *sum) };
+        }
+    }
+    let rest: f32 = (whole..b.len()).map(|i| a.get(i) * b[i]).sum();
+    s.sum(s.add(s.add(sums[0], sums[1]), s.add(sums[2], sums[3]))) + rest
+}
+
+dispatch! { pub(crate) fn fused_dot_floats(a: Floats, b: &[f32]) -> f32 = fused_dot_with }
+
+/// Dot product with fused multiply-adds, summed in a fixed order.
+pub fn fused_dot(a: &[f32], b: &[f32]) -> f32 {
+    fused_dot_floats(Floats::from_slice(a), b)
 }
 
 #[cfg(test)]

@@ -55,8 +55,7 @@ impl Sae {
                 let (d_recon, factor) = (&d_recon[token * width..][..width], self.undo_factor(token, scales));
                 active.set_from_dense(&acts[token * n..][..n]);
                 for (feature, _) in active.iter() {
-                    decoder.row(feature, &mut row);
-                    d_acts[feature] = fused_dot(&row, d_recon) * factor;
+                    d_acts[feature] = decoder.dot_row(feature, d_recon, &mut row) * factor;
                 }
             }
         });

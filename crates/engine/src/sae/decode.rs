@@ -3,7 +3,6 @@
 use super::{ActiveFeatures, Sae, TokenScales, each_token_range};
 use pellucid_kernels::elementwise::add;
 use pellucid_kernels::memory::DisjointMut;
-use pellucid_kernels::sparse::add_scaled;
 use pellucid_kernels::{Matrix, Pool, matmul};
 
 /// Rows in one chain of additions. Partial sums keep the precision of a token with thousands of
@@ -59,8 +58,7 @@ pub(super) fn add_rows(matrix: &Matrix, rows: &ActiveFeatures, out: &mut [f32]) 
         partial.resize(if chain == 0 { 0 } else { out.len() }, 0.0);
         let sum = if chain == 0 { &mut *out } else { &mut partial[..] };
         for (&index, &value) in indices.iter().zip(values) {
-            matrix.row(index as usize, &mut row);
-            add_scaled(value, &row, sum);
+            matrix.add_scaled_row(index as usize, value, &mut row, sum);
         }
         if chain > 0 {
             add(out, &partial);
