@@ -37,6 +37,7 @@ from .model import Model, load, pull
 from .network import Network, NetworkModel
 from .prefixes import Prefixes
 from .results import Cache, Captures, Generated, Mark
+from .saes import Sae, load_sae
 from .site_table import SiteInfo, Sites
 from .steering import SteeringVectors
 from .transformer_lens import ActivationCache
@@ -69,6 +70,7 @@ __all__ = [
     "Report",
     "Request",
     "SiteError",
+    "Sae",
     "SiteInfo",
     "Sites",
     "SteeringVectors",
@@ -79,6 +81,7 @@ __all__ = [
     "inspect",
     "inspect_schema",
     "load",
+    "load_sae",
     "load_tokenizer",
     "pull",
     "register_architecture",

@@ -10,6 +10,7 @@ import numpy as np
 from . import _core
 from .errors import PlanError, SiteError
 from .native import methods_of
+from .saes import SaeView
 from .selection import SELECT_ALL, Subscript, parse_subscript
 from .values import PENDING, Value, join_scopes
 
@@ -34,6 +35,15 @@ class Site(_core.Site, Value):
     def _rank(self) -> int:  # type: ignore[override]
         rank = 2 if self._info.kind == "flat" else 3
         return rank if self._squeeze is None else rank - self._squeeze.count(0)
+
+    @property
+    def sae(self) -> SaeView:
+        """The activations of the SAE that is attached here: `sae.acts`, `sae.pre`, `sae.recon`,
+        `sae.error`, `sae.out`.
+        """
+        from .views import View  # a view creates sites
+
+        return SaeView(View(self._recorder, self._scope), self._info.address)
 
     # Reading.
 

@@ -34,7 +34,9 @@ class SiteInfo(NamedTuple):
 
     @property
     def point(self) -> str:
-        """The point (kind of activation), such as `resid_post`."""
+        """The point (kind of activation), such as `resid_post`, or `resid_post/sae.acts`."""
+        if "/sae." in self.address:
+            return self.address.split(".", 2)[-1] if self.address.startswith("layers.") else self.address
         return self.address.rsplit(".", 1)[-1]
 
     @property

@@ -8,6 +8,8 @@ pub fn word(remedy: &Remedy) -> String {
     match remedy {
         Remedy::Text(text) => text.clone(),
         Remedy::ListSites => "`model.sites` lists the sites of a model".into(),
+        Remedy::Unchecked => "`unchecked=True` attaches it all the same".into(),
+        Remedy::NameSaeSite => "name the site: `model.attach(path, \"layers.5.resid_post\")`".into(),
         Remedy::AttachSae => "attach an SAE there with `model.attach(path, site)`".into(),
         Remedy::DidYouMean(names) => format!("did you mean {}? `model.sites` lists them all", Remedy::quote(names)),
         Remedy::SiteShapes(rule) => format!("{rule}; `model.sites` shows each site's shape"),

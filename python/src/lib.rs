@@ -21,6 +21,7 @@
 //! | `prefix` | the prefix cache |
 //! | `results` | captures and saved values of a run |
 //! | `run` | runs and generations, with the GIL released and Ctrl-C handled |
+//! | `sae` | sparse autoencoders: files, arithmetic, attaching |
 //! | `steering` | steering vectors: files, checks, extraction |
 //! | `tokenizer` | tokenizers without a model |
 //! | `tracing` | native halves of the tracing objects: recorder, views, values, sites |
@@ -39,6 +40,7 @@ mod plan;
 mod prefix;
 mod results;
 mod run;
+mod sae;
 mod steering;
 mod tokenizer;
 mod tracing;
@@ -70,6 +72,8 @@ mod _core {
     use super::prefix::Prefixes;
     #[pymodule_export]
     use super::run::{Generation, Run, generate, run, scan};
+    #[pymodule_export]
+    use super::sae::{Sae, attach_sae, attached_saes, detach_sae};
     #[pymodule_export]
     use super::steering::{check_steering, extract_steering, read_steering, steering_file};
     #[pymodule_export]

@@ -104,6 +104,18 @@ impl Model {
         Model { name, path: None, options: LoadOptions::default(), outline: None, loaded, loading: Mutex::new(()) }
     }
 
+    /// A copy of this model around other contents.
+    pub fn with_loaded(&self, loaded: LoadedModel) -> Model {
+        Model {
+            name: self.name.clone(),
+            path: self.path.clone(),
+            options: self.options.clone(),
+            outline: None,
+            loaded: OnceLock::from(loaded),
+            loading: Mutex::new(()),
+        }
+    }
+
     fn tokenizer(&self, py: Python<'_>) -> PyResult<&Tokenizer> {
         self.optional_tokenizer().ok_or_else(|| {
             error(

@@ -1,7 +1,9 @@
-//! Analyses built on the engine: the logit lens, the extraction of steering vectors, and the
+//! Analyses built on the engine: the logit lens, sparse autoencoders, the extraction of steering vectors, and the
 //! schedule of many requests.
 
 pub mod html;
 pub mod lens;
+pub mod sae;
 pub mod schedule;
 pub mod steer;
+mod text;

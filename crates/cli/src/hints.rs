@@ -7,6 +7,8 @@ pub fn word(remedy: &Remedy) -> String {
     match remedy {
         Remedy::Text(text) => text.clone(),
         Remedy::ListSites => "`pellucid sites` lists the sites of a model".into(),
+        Remedy::Unchecked => "--unchecked attaches it all the same".into(),
+        Remedy::NameSaeSite => "name the site: --sae PATH@layers.5.resid_post".into(),
         Remedy::AttachSae => "attach an SAE there with --sae PATH@SITE".into(),
         Remedy::DidYouMean(names) => {
             format!("did you mean {}? `pellucid sites` lists them all", Remedy::quote(names))

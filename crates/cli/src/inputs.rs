@@ -2,6 +2,7 @@
 
 use crate::args::{InputArgs, PlanArgs};
 use crate::failure::Failure;
+use crate::saes;
 use pellucid_engine::{Action, Plan, Positions, Tap};
 use pellucid_models::chat::{ChatPrompt, Conversation, Message};
 use pellucid_models::steer::SteerSpec;
@@ -101,6 +102,7 @@ pub fn plan(loaded: &LoadedModel, args: &PlanArgs, prompts: &Prompts) -> Result<
         None => (Plan::default(), Path::new(".")),
         Some(path) => (read_plan(path)?, path.parent().unwrap_or(Path::new("."))),
     };
+    plan.taps.extend(saes::splice_taps(loaded, args)?);
     plan.taps.extend(steering_taps(loaded, &args.steer)?);
     plan.taps.extend(capture_taps(args));
     Ok(prepare_chats(plan, base, &prompts.rows, &prompts.chats, loaded.tokenizer.as_deref())?)

@@ -14,6 +14,7 @@ mod hints;
 mod inputs;
 mod models;
 mod progress;
+mod saes;
 
 use args::{Arguments, Command};
 use clap::Parser;

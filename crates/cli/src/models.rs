@@ -4,6 +4,7 @@ use crate::args::{DTypeArg, KvArg, ModelArgs};
 use crate::commands::say;
 use crate::failure::Failure;
 use crate::progress;
+use crate::saes;
 use pellucid_engine::Program;
 use pellucid_kernels::attention::KvFormat;
 use pellucid_kernels::{DType, Pool};
@@ -25,8 +26,9 @@ pub fn load(args: &ModelArgs) -> Result<&'static LoadedModel, Failure> {
         KvArg::Bf16 => KvFormat::Bf16,
     };
     let options = LoadOptions { storage, pool, kv, assume: args.assume.assume.clone(), adapters: args.adapter.clone() };
-    let loaded = open(args, &options)?;
+    let mut loaded = open(args, &options)?;
     warn(&loaded.warnings);
+    saes::attach(&mut loaded, args)?;
     loaded.name_variants.iter().for_each(|variant| say(&format!("note: {variant}")));
     Ok(Box::leak(Box::new(loaded)))
 }

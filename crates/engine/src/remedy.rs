@@ -16,6 +16,10 @@ pub enum Remedy {
     ListSites,
     /// Attach a sparse autoencoder to the model first.
     AttachSae,
+    /// Attach the autoencoder without testing it.
+    Unchecked,
+    /// Name the site of the autoencoder.
+    NameSaeSite,
     /// Use one of these sites, whose names are similar to the one that does not exist.
     DidYouMean(Vec<String>),
     /// Look up the shapes of the sites, after a rule about shapes.
@@ -75,6 +79,8 @@ impl Remedy {
             Remedy::Text("check its permissions".into()),
             Remedy::ListSites,
             Remedy::AttachSae,
+            Remedy::Unchecked,
+            Remedy::NameSaeSite,
             Remedy::DidYouMean(vec!["layers.0.z".into(), "layers.1.z".into()]),
             Remedy::SiteShapes("shapes broadcast as in numpy"),
             Remedy::GenerationOptions,
@@ -102,6 +108,8 @@ impl fmt::Display for Remedy {
             Remedy::Text(text) => f.write_str(text),
             Remedy::ListSites => f.write_str("`Program::sites` lists the sites of a model"),
             Remedy::AttachSae => f.write_str("attach an SAE there with `Model::attach`"),
+            Remedy::Unchecked => f.write_str("`AttachOptions::unchecked` attaches it all the same"),
+            Remedy::NameSaeSite => f.write_str("name the site in `AttachOptions::site`, such as layers.5.resid_post"),
             Remedy::DidYouMean(names) => {
                 write!(f, "did you mean {}? `Program::sites` lists them all", Remedy::quote(names))
             }
@@ -187,9 +195,11 @@ mod tests {
             Remedy::PullBase(_) => 15,
             Remedy::GiveChat => 16,
             Remedy::AttachSae => 17,
+            Remedy::Unchecked => 18,
+            Remedy::NameSaeSite => 19,
         }
     }
-    const VARIANTS: usize = 18;
+    const VARIANTS: usize = 20;
 
     #[test]
     fn the_wording_for_rust_names_no_flag_and_no_command() {

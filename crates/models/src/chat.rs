@@ -30,7 +30,7 @@ pub(crate) use spans::not_a_chat;
 pub use spans::{ChatPrompt, ChatSpans, MessageSpan};
 
 /// A compiled chat template.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
     /// The file it came from, for messages.

@@ -17,7 +17,8 @@ use pellucid_kernels::Pool;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A model with its tokenizer and chat template.
+/// A model with its tokenizer and chat template. Clones share the weights.
+#[derive(Clone)]
 pub struct LoadedModel {
     /// Name for display: the last component of its path.
     pub name: String,

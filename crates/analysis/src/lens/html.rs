@@ -5,7 +5,7 @@
 
 use super::color::{DARK, LIGHT, Scale};
 use super::table::LensTable;
-use super::text::{one_line, visible};
+use crate::text::{one_line, visible};
 use crate::html::escape_json;
 use serde::Serialize;
 

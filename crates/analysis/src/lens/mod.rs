@@ -7,14 +7,13 @@
 //!
 //! Both put the embedding at the top and the model's output at the bottom, so that rows follow the
 //! order of computation and, for deep models, the output stays visible at the end of the terminal.
-//! Both use the same color scales (`color`) and the same spelling of tokens (`text`).
+//! Both use the same color scales (`color`) and the same spelling of tokens (`crate::text`).
 
 mod color;
 mod compute;
 mod html;
 mod table;
 mod terminal;
-mod text;
 
 pub use compute::compute;
 pub use html::html;

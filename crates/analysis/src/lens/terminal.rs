@@ -2,7 +2,7 @@
 
 use super::color::{DARK, Rgb, dark_256};
 use super::table::{LensRow, LensTable};
-use super::text::{cut, fit, one_line, visible, width};
+use crate::text::{cut, fit, one_line, visible, width};
 use std::ops::{Range, RangeInclusive};
 
 /// Minimum and maximum columns for token text (fewer only if the terminal is narrower).

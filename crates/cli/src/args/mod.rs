@@ -71,6 +71,13 @@ pub struct ModelArgs {
     /// LoRA adapter (a PEFT directory) to merge into the weights; may be repeated
     #[arg(long, value_name = "DIR")]
     pub adapter: Vec<PathBuf>,
+    /// Attach a sparse autoencoder or transcoder (a published format, or `builtin`), at SITE instead
+    /// of where it says it belongs. Its features become sites: SITE/sae.acts; may be repeated
+    #[arg(long, value_name = "PATH[@SITE]")]
+    pub sae: Vec<String>,
+    /// Attach SAEs without testing that they reconstruct the activations of their site
+    #[arg(long, requires = "sae")]
+    pub unchecked: bool,
     #[command(flatten)]
     pub assume: AssumeArg,
     /// In-memory dtype of the weights
@@ -179,6 +186,12 @@ pub struct PlanArgs {
     /// may be negative) at LAYERS (5, 5-9 or 3,5,7; all of the file); may be repeated
     #[arg(long, value_name = "FILE[@SCALE][:LAYERS]")]
     pub steer: Vec<String>,
+    /// Continue with the reconstructions of the attached SAEs (`--sae`) instead of the activations
+    #[arg(long)]
+    pub splice: bool,
+    /// With --splice: add the error of each reconstruction, so that only edits of features matter
+    #[arg(long, requires = "splice")]
+    pub error_term: bool,
     /// Write the captures to this safetensors file
     #[arg(long, value_name = "F.safetensors")]
     pub out: Option<PathBuf>,

@@ -1,14 +1,10 @@
 //! `pellucid lens`: the logit lens, in the terminal or as a page.
 
-use super::{print, print_json, say};
+use super::{color_depth, print, print_json, say, terminal_width};
 use crate::args::{InputArgs, LensArgs};
 use crate::failure::Failure;
 use crate::{files, inputs, models};
-use pellucid_analysis::lens::{self, ColorDepth, TerminalOptions};
-use std::io::IsTerminal;
-
-/// Width if the terminal's is unknown.
-const PLAIN_WIDTH: usize = 100;
+use pellucid_analysis::lens::{self, TerminalOptions};
 
 pub fn run(args: LensArgs) -> Result<(), Failure> {
     files::check(args.html.as_deref())?;
@@ -28,21 +24,6 @@ pub fn run(args: LensArgs) -> Result<(), Failure> {
         say(&format!("wrote {}", path.display()));
         return Ok(());
     }
-    let width = terminal_size::terminal_size().map_or(PLAIN_WIDTH, |(width, _)| width.0 as usize);
-    print(&lens::terminal(&table, &TerminalOptions { width, color: color_depth(), top: args.top as usize }))
-}
-
-/// Returns the color depth: none without a terminal or with `NO_COLOR`.
-fn color_depth() -> ColorDepth {
-    let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-    let forced = set("CLICOLOR_FORCE").is_some_and(|value| value != "0");
-    if set("NO_COLOR").is_some()
-        || (!forced && (!std::io::stdout().is_terminal() || set("TERM").is_some_and(|term| term == "dumb")))
-    {
-        ColorDepth::None
-    } else if set("COLORTERM").is_some_and(|value| value == "truecolor" || value == "24bit") {
-        ColorDepth::TrueColor
-    } else {
-        ColorDepth::Ansi256
-    }
+    let (width, color) = (terminal_width(), color_depth());
+    print(&lens::terminal(&table, &TerminalOptions { width, color, top: args.top as usize }))
 }

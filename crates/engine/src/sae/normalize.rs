@@ -64,7 +64,7 @@ impl Sae {
     }
 
     /// Returns the scales that encoding `x [tokens, d_in]` removes from each token.
-    pub(crate) fn token_scales(&self, x: &[f32]) -> TokenScales {
+    pub fn token_scales(&self, x: &[f32]) -> TokenScales {
         self.normalize(x, &mut vec![0.0; x.len()])
     }
 
@@ -91,6 +91,11 @@ impl Sae {
             InputNormalization::Constant(factor) => 1.0 / factor,
             InputNormalization::UnitNorm | InputNormalization::LayerNorm => scales.of(token).1,
         }
+    }
+
+    /// Whether reconstructions follow from the activations alone, without the inputs.
+    pub fn decodes_alone(&self) -> bool {
+        !self.undoes_token_scales() && self.skip.is_none()
     }
 
     /// Whether reconstructions depend on the scales of their token.

@@ -1,6 +1,7 @@
 //! Attached sparse autoencoders: features as sites.
 
 mod attach;
+mod check;
 mod gradients;
 mod refused;
 mod rows;

@@ -8,12 +8,12 @@ use unicode_width::UnicodeWidthStr;
 
 /// Returns the token with spaces as `·`, line breaks as `⏎`, and other invisible characters spelled
 /// out.
-pub(super) fn visible(token: &str) -> String {
+pub(crate) fn visible(token: &str) -> String {
     if token.is_empty() { "∅".into() } else { spell(token, '·') }
 }
 
 /// Returns a name (of a model or a row) on one line: like [`visible`], but spaces are kept.
-pub(super) fn one_line(name: &str) -> String {
+pub(crate) fn one_line(name: &str) -> String {
     spell(name, ' ')
 }
 
@@ -51,12 +51,12 @@ fn is_zero_width(c: char) -> bool {
 }
 
 /// Returns the number of terminal columns of a text.
-pub(super) fn width(text: &str) -> usize {
+pub(crate) fn width(text: &str) -> usize {
     UnicodeWidthStr::width(text)
 }
 
 /// Truncates the text to `columns` columns, ending in `…` if it was cut.
-pub(super) fn cut(text: &str, columns: usize) -> String {
+pub(crate) fn cut(text: &str, columns: usize) -> String {
     if width(text) <= columns {
         return text.into();
     }
@@ -71,7 +71,7 @@ pub(super) fn cut(text: &str, columns: usize) -> String {
 }
 
 /// Truncates or pads the text to exactly `columns` columns.
-pub(super) fn fit(text: &str, columns: usize) -> String {
+pub(crate) fn fit(text: &str, columns: usize) -> String {
     let mut out = cut(text, columns);
     out.extend(std::iter::repeat_n(' ', columns.saturating_sub(width(&out))));
     out

@@ -1,0 +1,210 @@
+//! The test of an autoencoder on a model: does it reconstruct the activations of its site?
+
+use super::{SaeInfo, SaeRole};
+use crate::error::Result;
+use crate::tokenizer::Tokenizer;
+use pellucid_engine::sae::Sae;
+use pellucid_engine::{Action, Model, Plan, Point, RunOptions, Site, Tap};
+use pellucid_kernels::Pool;
+use serde::Serialize;
+
+/// The text that is reconstructed.
+const TEXT: &str = "Once there was a small town by the sea. Every morning the baker opened his shop, and the smell \
+of fresh bread filled the street. In 1912 a doctor named Anna came to live there. She had studied in London and \
+spoke three languages. \"Good morning,\" she said to everyone she met. The children asked her many questions: how do \
+birds fly, why is the sky blue, and what is inside the earth?";
+
+/// Maximum number of tokens of the text.
+const MAX_TOKENS: usize = 96;
+
+/// Unexplained variance at another site, as a fraction of that at the declared one, below which the
+/// other site is taken for the right one.
+const FAR_BETTER: f64 = 1.0 / 3.0;
+
+/// Explained variance that a site needs to be suggested.
+const GOOD: f64 = 0.3;
+
+/// Reconstructions of a short text by an autoencoder at a site.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct SaeCheck {
+    /// The site that it reconstructs.
+    #[serde(serialize_with = "as_text")]
+    pub site: Site,
+    /// Number of tokens; the first of the text is left out.
+    pub tokens: usize,
+    /// `1 − Σ‖x − x̂‖² / Σ‖x − mean‖²`.
+    pub explained_variance: f64,
+    /// Mean number of active features of a token.
+    pub l0: f64,
+    /// The number that its files declare.
+    pub declared_l0: Option<f64>,
+    /// Explained variance under other assumptions, best first; empty if the site explains enough.
+    pub tried: Vec<Tried>,
+}
+
+/// An assumption other than the declared one, and its result.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Tried {
+    /// The assumption: another site, centered activations, or no BOS token.
+    pub assumption: String,
+    /// The explained variance.
+    pub explained_variance: f64,
+}
+
+fn as_text<S: serde::Serializer>(site: &Site, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+    serializer.collect_str(site)
+}
+
+impl SaeCheck {
+    /// Why the autoencoder is refused; `None` if it fits.
+    pub fn problem(&self) -> Option<String> {
+        let best = self.tried.first().filter(|tried| tried.explained_variance > GOOD);
+        let far_better =
+            best.is_some_and(|best| 1.0 - best.explained_variance < (1.0 - self.explained_variance) * FAR_BETTER);
+        if self.explained_variance > 0.0 && !far_better {
+            return None;
+        }
+        let here = format!("explained variance {:.2} at {} as declared", self.explained_variance, self.site);
+        Some(match best {
+            Some(best) => format!("{here}; {:.2} {}", best.explained_variance, best.assumption),
+            None => {
+                let tried: Vec<&str> = self.tried.iter().map(|tried| tried.assumption.as_str()).collect();
+                format!(
+                    "{here}, worse than the mean of the activations; no better: {}. Is it made for this model and \
+                     revision?",
+                    tried.join(", ")
+                )
+            }
+        })
+    }
+}
+
+/// Reconstructs the activations of a short text at the declared sites, and under the likeliest other
+/// assumptions if that explains little.
+pub(super) fn check(
+    model: &Model,
+    tokenizer: &Tokenizer,
+    sae: &Sae,
+    info: &SaeInfo,
+    (read, write): (Site, Site),
+) -> Result<SaeCheck> {
+    let tokens = encode(tokenizer, info.prepend_bos != Some(false))?;
+    let (x, y) = (capture(model, &tokens, read)?, capture(model, &tokens, write)?);
+    let (x, y) = (&x[sae.d_in()..], &y[sae.d_out()..]);
+    let explained_variance = explained(sae, x, y);
+    let mut check = SaeCheck {
+        site: write,
+        tokens: tokens.len() - 1,
+        explained_variance,
+        l0: l0(sae, x),
+        declared_l0: info.declared_l0,
+        tried: Vec::new(),
+    };
+    // No other site could be far better.
+    if explained_variance > 1.0 - (1.0 - GOOD) * FAR_BETTER {
+        return Ok(check);
+    }
+    let mut tried = |assumption: String, explained_variance: f64| {
+        check.tried.push(Tried { assumption, explained_variance });
+    };
+    for site in other_sites(model, info.role, write) {
+        let from = if read == write { site } else { Site { layer: site.layer, ..read } };
+        let (Ok(x), Ok(y)) = (capture(model, &tokens, from), capture(model, &tokens, site)) else { continue };
+        if x.len() == tokens.len() * sae.d_in() && y.len() == tokens.len() * sae.d_out() {
+            tried(format!("at {site}"), explained(sae, &x[sae.d_in()..], &y[sae.d_out()..]));
+        }
+    }
+    if read == write {
+        let centered = center(x, sae.d_in());
+        let explained = explained(sae, &centered, &centered);
+        tried("with centered activations (trained on processed weights, center_writing_weights)".into(), explained);
+    }
+    let other = encode(tokenizer, info.prepend_bos == Some(false))?;
+    if other != tokens {
+        let (x, y) = (capture(model, &other, read)?, capture(model, &other, write)?);
+        let with = if info.prepend_bos == Some(false) { "with a BOS token" } else { "without a BOS token" };
+        tried(with.into(), explained(sae, &x[sae.d_in()..], &y[sae.d_out()..]));
+    }
+    check.tried.sort_by(|a, b| b.explained_variance.total_cmp(&a.explained_variance));
+    Ok(check)
+}
+
+fn encode(tokenizer: &Tokenizer, special: bool) -> Result<Vec<u32>> {
+    let mut tokens = tokenizer.encode(TEXT, special)?;
+    tokens.truncate(MAX_TOKENS);
+    Ok(tokens)
+}
+
+/// The other sites at which an autoencoder may belong: its point at neighboring layers, and other
+/// points of its layer and the next ones.
+fn other_sites(model: &Model, role: SaeRole, site: Site) -> Vec<Site> {
+    let Some(layer) = site.layer else { return Vec::new() };
+    let same = (layer.saturating_sub(2)..=layer + 2).map(|layer| Site { layer: Some(layer), ..site });
+    let points = [
+        Point::ResidPre, Point::ResidMid, Point::ResidPost, Point::AttnOut, Point::AttnOutPost, Point::MlpIn,
+        Point::MlpNormed, Point::MlpOut, Point::MlpOutPost, Point::Z,
+    ];
+    let points = if role == SaeRole::Transcoder { &points[7..9] } else { &points[..] };
+    let others = points.iter().map(|&point| Site { point, ..site });
+    let program = model.program();
+    let mut seen = program.edge_of(site).into_iter().collect::<Vec<_>>();
+    same.chain(others)
+        .filter(|&site| {
+            // Two names of one edge are one candidate.
+            let edge = program.edge_of(site).filter(|edge| !seen.contains(edge));
+            seen.extend(edge);
+            edge.is_some()
+        })
+        .collect()
+}
+
+/// The activations of a site, `[tokens, width]`.
+fn capture(model: &Model, tokens: &[u32], site: Site) -> Result<Vec<f32>> {
+    let plan = Plan::of([Tap::new(site.to_string(), Action::Capture(None))]);
+    let run = model.run(&[tokens.to_vec()], &plan, &RunOptions::default())?;
+    Ok(run.captures.into_iter().next().map(|capture| capture.array.values().to_vec()).unwrap_or_default())
+}
+
+/// Explained variance of `y` by the reconstructions from `x`.
+fn explained(sae: &Sae, x: &[f32], y: &[f32]) -> f64 {
+    let width = sae.d_out();
+    let mut recon = vec![0.0; y.len()];
+    sae.reconstruct(&Pool::global(), x, &mut recon);
+    let tokens = (y.len() / width).max(1);
+    let mut mean = vec![0.0_f64; width];
+    for line in y.chunks_exact(width) {
+        mean.iter_mut().zip(line).for_each(|(sum, &y)| *sum += f64::from(y) / tokens as f64);
+    }
+    let (mut error, mut variance) = (0.0, 0.0);
+    for (line, recon) in y.chunks_exact(width).zip(recon.chunks_exact(width)) {
+        for ((&y, &recon), mean) in line.iter().zip(recon).zip(&mean) {
+            error += (f64::from(y) - f64::from(recon)).powi(2);
+            variance += (f64::from(y) - mean).powi(2);
+        }
+    }
+    1.0 - error / variance.max(f64::MIN_POSITIVE)
+}
+
+/// Mean number of active features of a token.
+fn l0(sae: &Sae, x: &[f32]) -> f64 {
+    let (pool, tokens) = (Pool::global(), x.len() / sae.d_in());
+    let mut active = 0;
+    // A few tokens at a time: features are many.
+    for x in x.chunks(16 * sae.d_in()) {
+        let mut acts = vec![0.0; x.len() / sae.d_in() * sae.n_features()];
+        sae.encode(&pool, x, &mut acts);
+        sae.activate(&pool, &mut acts);
+        active += acts.iter().filter(|&&f| f != 0.0).count();
+    }
+    active as f64 / tokens.max(1) as f64
+}
+
+/// Subtracts its mean from each token.
+fn center(x: &[f32], width: usize) -> Vec<f32> {
+    let mut centered = x.to_vec();
+    for token in centered.chunks_exact_mut(width) {
+        let mean = token.iter().sum::<f32>() / width as f32;
+        token.iter_mut().for_each(|x| *x -= mean);
+    }
+    centered
+}
