@@ -64,6 +64,7 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Generate(generate) => commands::generate::run(generate),
         Command::Lens(lens) => commands::lens::run(lens),
         Command::Steer(steer) => commands::steer::run(steer),
+        Command::Sae(sae) => commands::sae::run(sae),
         Command::Pull(pull) => commands::pull::run(pull),
         Command::Profile(profile) => commands::profile::run(profile),
         Command::Lab(lab) => commands::lab::run(lab),

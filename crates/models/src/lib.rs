@@ -17,9 +17,10 @@
 //! | [`text`] | text of generated rows: pieces, stop strings |
 //! | [`model`] | [`LoadedModel`]: all of the above together |
 //!
-//! Also: [`steer`], steering vectors in files; [`builtin`], the built-in model; [`pull`], downloads
-//! by name; [`inspect`](mod@inspect), which reports what a directory or file is and whether it
-//! would run, without loading it.
+//! Also: [`sae`], sparse autoencoders in every published format; [`steer`], steering vectors in
+//! files; [`builtin`], the built-in model; [`pull`], downloads by name;
+//! [`inspect`](mod@inspect), which reports what a directory or file is and whether it would run,
+//! without loading it.
 
 pub mod adapter;
 pub mod attempt;
@@ -45,6 +46,7 @@ pub mod prepare;
 pub mod pull;
 pub mod quantized;
 mod rope;
+pub mod sae;
 pub mod select_family;
 pub mod share;
 pub mod source;

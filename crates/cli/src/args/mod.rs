@@ -3,12 +3,14 @@
 mod batch;
 mod lab;
 mod lab_capture;
+mod sae;
 mod steer;
 
 pub use batch::BatchArgs;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 pub use lab::*;
 pub use lab_capture::LabCaptureArgs;
+pub use sae::*;
 use std::path::PathBuf;
 pub use steer::*;
 
@@ -53,6 +55,9 @@ pub enum Command {
     /// Steering vectors: extract them from pairs of prompts, show files of them.
     #[command(subcommand)]
     Steer(SteerCommand),
+    /// Sparse autoencoders and transcoders: show what they are and where they belong.
+    #[command(subcommand)]
+    Sae(SaeCommand),
     /// Profile a run or a generation: time, FLOP/s and bandwidth of every op.
     Profile(ProfileArgs),
     /// Download a model by name.

@@ -8,6 +8,7 @@ pub mod lens;
 pub mod profile;
 pub mod pull;
 pub mod run;
+pub mod sae;
 pub mod sites;
 pub mod steer;
 pub mod tokens;

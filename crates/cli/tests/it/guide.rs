@@ -126,6 +126,11 @@ fn the_guides_to_models_show_what_is_printed() {
 }
 
 #[test]
+fn the_guide_to_autoencoders_shows_what_is_printed() {
+    check_page("docs/saes.md", 5);
+}
+
+#[test]
 fn the_guide_to_batching_shows_what_is_printed() {
     check_page("docs/batching.md", 8);
 }

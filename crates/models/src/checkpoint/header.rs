@@ -26,6 +26,8 @@ pub(super) struct TensorEntry {
     pub dtype: StoredType,
     pub shape: Vec<usize>,
     pub range: Range<usize>,
+    /// Strides in elements; `None` if the tensor is contiguous (row-major).
+    pub strides: Option<Vec<usize>>,
 }
 
 /// A problem of a file, and its remedy.
@@ -157,7 +159,7 @@ fn entry(name: String, info: TensorInfo<'_>, data_start: usize, file_len: usize)
     }
     // Both offsets are at most the file's length here.
     let range = data_start + start as usize..data_start + end as usize;
-    Ok(TensorEntry { name, dtype, shape, range })
+    Ok(TensorEntry { name, dtype, shape, range, strides: None })
 }
 
 /// Checks that the tensors cover the data exactly: no byte is shared and none is left over.

@@ -24,6 +24,7 @@ use std::path::{Path, PathBuf};
 use memmap2::Mmap;
 
 use crate::{Error, Result};
+use header::TensorEntry;
 pub(crate) use header::{LFS_POINTER, LFS_REMEDY};
 use index::{Index, SAFETENSORS_INDEX, TORCH_INDEX};
 pub use stored::StoredType;
@@ -66,6 +67,9 @@ pub struct Checkpoint {
     tensors: Vec<Tensor>,
     surplus: Vec<Tensor>,
     by_name: HashMap<String, usize>,
+    /// Strides of the tensors that are not contiguous, by name; only with
+    /// [`Checkpoint::open_strided`].
+    strides: HashMap<String, Vec<usize>>,
 }
 
 #[derive(Debug)]
@@ -101,14 +105,28 @@ impl Source {
         torch::is_torch(&name, self.bytes())
     }
 
-    /// The validated tensors of this file, which has index `file` in the checkpoint.
-    fn tensors(&self, file: usize) -> Result<Vec<Tensor>> {
+    /// The validated entries of this file's tensors.
+    fn entries(&self) -> Result<Vec<TensorEntry>> {
         let read = if self.is_torch() { torch::read } else { header::read };
-        let entries = read(self.bytes())
-            .map_err(|fault| Error::invalid(&self.path, fault.problem, fault.remedy))?
-            .into_iter()
-            .map(|entry| Tensor { name: entry.name, shape: entry.shape, dtype: entry.dtype, file, range: entry.range });
-        Ok(entries.collect())
+        read(self.bytes()).map_err(|fault| Error::invalid(&self.path, fault.problem, fault.remedy))
+    }
+
+    /// The validated tensors of this file, which has index `file` in the checkpoint. All must be
+    /// contiguous.
+    fn tensors(&self, file: usize) -> Result<Vec<Tensor>> {
+        let entries = self.entries()?;
+        if let Some((entry, strides)) = entries.iter().find_map(|entry| Some((entry, entry.strides.as_ref()?))) {
+            let TensorEntry { name, shape, .. } = entry;
+            let problem = format!("tensor `{name}`: it is not contiguous (strides {strides:?}, shape {shape:?})");
+            return Err(Error::invalid(&self.path, problem, torch::CONVERT));
+        }
+        Ok(entries.into_iter().map(|entry| entry.into_tensor(file)).collect())
+    }
+}
+
+impl TensorEntry {
+    fn into_tensor(self, file: usize) -> Tensor {
+        Tensor { name: self.name, shape: self.shape, dtype: self.dtype, file, range: self.range }
     }
 }
 
@@ -143,6 +161,23 @@ impl Checkpoint {
         Checkpoint::single(Source::map(path.to_path_buf())?)
     }
 
+    /// Like [`open_file`](Self::open_file), but accepts tensors that are not contiguous: the bytes
+    /// of such a tensor go from its first to its last element, and its strides say how to read
+    /// them.
+    pub(crate) fn open_strided(path: &Path) -> Result<Checkpoint> {
+        let source = Source::map(path.to_path_buf())?;
+        let mut entries = source.entries()?;
+        let strided = entries.iter_mut().filter_map(|entry| Some((entry.name.clone(), entry.strides.take()?)));
+        let strides = strided.collect();
+        let tensors = entries.into_iter().map(|entry| entry.into_tensor(0)).collect();
+        Ok(Checkpoint { strides, ..Checkpoint::of_source(source, tensors) })
+    }
+
+    /// Strides of a tensor in elements; `None` if it is contiguous (row-major).
+    pub(crate) fn strides(&self, tensor: &Tensor) -> Option<&[usize]> {
+        self.strides.get(&tensor.name).map(Vec::as_slice)
+    }
+
     /// Opens a safetensors file embedded in the binary; `name` replaces the path in messages.
     pub fn from_static(bytes: &'static [u8], name: &str) -> Result<Checkpoint> {
         Checkpoint::single(Source { path: PathBuf::from(name), data: Data::Static(bytes) })
@@ -150,8 +185,12 @@ impl Checkpoint {
 
     fn single(source: Source) -> Result<Checkpoint> {
         let tensors = source.tensors(0)?;
+        Ok(Checkpoint::of_source(source, tensors))
+    }
+
+    fn of_source(source: Source, tensors: Vec<Tensor>) -> Checkpoint {
         let by_name = index_by_name(&tensors);
-        Ok(Checkpoint { files: vec![source], tensors, surplus: Vec::new(), by_name })
+        Checkpoint { files: vec![source], tensors, surplus: Vec::new(), by_name, strides: HashMap::new() }
     }
 
     fn sharded(dir: &Path, index: &Index) -> Result<Checkpoint> {
@@ -172,7 +211,7 @@ impl Checkpoint {
         }
         check_no_duplicates(&surplus, &files)?;
         check_index(dir, index, |name| by_name.get(name).map(|&index| tensors[index].file))?;
-        Ok(Checkpoint { files, tensors, surplus, by_name })
+        Ok(Checkpoint { files, tensors, surplus, by_name, strides: HashMap::new() })
     }
 
     /// All tensors, in the order of their data on disk.

@@ -11,7 +11,8 @@ use std::io::{Cursor, Read};
 use std::ops::Range;
 
 const DAMAGED: &str = "the file is incomplete or damaged: download or copy it again";
-const CONVERT: &str = "convert it once, where you trust its origin: python -c \"import torch; from safetensors.torch import save_file; \
+/// Remedy for a file that has to be converted.
+pub(super) const CONVERT: &str = "convert it once, where you trust its origin: python -c \"import torch; from safetensors.torch import save_file; \
                        save_file({k: v.contiguous().clone() for k, v in torch.load('FILE', weights_only=True).items()}, \
                        'model.safetensors', {'format': 'pt'})\"";
 
@@ -128,23 +129,38 @@ impl<'a> ArchiveMembers<'a> {
                 DAMAGED,
             ));
         }
-        let elements = shape.iter().try_fold(1u64, |product, size| product.checked_mul(*size));
-        let end = elements.and_then(|elements| elements.checked_add(*offset)).filter(|end| *end <= storage.elements);
-        let (Some(elements), Some(_)) = (elements, end) else {
+        let (contiguous, size_in_storage) = (is_contiguous(shape, strides), extent(shape, strides));
+        let end = size_in_storage.and_then(|size| size.checked_add(*offset)).filter(|end| *end <= storage.elements);
+        let (Some(extent), Some(_)) = (size_in_storage, end) else {
             return Err(wrong(
                 format!("the shape {shape:?} at offset {offset} extends past the end of its storage"),
                 DAMAGED,
             ));
         };
-        if elements > 0 && !is_contiguous(shape, strides) {
-            return Err(wrong(format!("it is not contiguous (strides {strides:?}, shape {shape:?})"), CONVERT));
-        }
         // All of these are at most the file's length here.
         let start = range.start + (offset * size) as usize;
-        let range = start..start + (elements * size) as usize;
-        let shape = shape.iter().map(|size| *size as usize).collect();
-        Ok(TensorEntry { name, dtype: storage.dtype, shape, range })
+        let range = start..start + (extent * size) as usize;
+        let usizes = |list: &[u64]| list.iter().map(|size| *size as usize).collect();
+        let strides = (!contiguous && extent > 0).then(|| usizes(strides));
+        Ok(TensorEntry { name, dtype: storage.dtype, shape: usizes(shape), range, strides })
     }
+}
+
+/// Number of elements from the first to the last of a tensor, inclusive; 0 if it is empty. `None`
+/// if it overflows, if a dimension has no stride, or if a stride repeats elements (an expanded
+/// tensor).
+fn extent(shape: &[u64], strides: &[u64]) -> Option<u64> {
+    if shape.len() != strides.len() {
+        return None;
+    }
+    if shape.contains(&0) {
+        return Some(0);
+    }
+    let mut steps = shape.iter().zip(strides).filter(|(size, _)| **size > 1);
+    steps.try_fold(1u64, |extent, (size, stride)| {
+        let step = (size - 1).checked_mul(*stride).filter(|step| *step > 0)?;
+        extent.checked_add(step)
+    })
 }
 
 fn range(start: Option<u64>, size: u64, file: usize) -> Option<Range<usize>> {
