@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
 FULL_SLICE = slice(None)
 
-TapSelection = tuple[Any, Any, Any, Any, Any, Any]
-"""`(rows, positions, steps, heads, units, keys)` of a tap; `None` selects all."""
+TapSelection = tuple[Any, ...]
+"""`(rows, positions, steps, heads, units, keys)` of a tap; `None` selects all. A tap on experts has
+their numbers as a seventh element.
+"""
 
 SELECT_ALL: TapSelection = (None, None, None, None, None, None)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,7 +33,9 @@ class Site(_core.Site, Value):
 
     @property
     def _rank(self) -> int:  # type: ignore[override]
-        rank = 2 if self._info.kind == "flat" else 3
+        # A selection of experts has the columns of one slot.
+        by_expert = self._select is not None and len(self._select) > len(SELECT_ALL)
+        rank = 2 if by_expert or self._info.kind == "flat" else 3
         return rank if self._squeeze is None else rank - self._squeeze.count(0)
 
     @property
@@ -108,6 +110,33 @@ class Site(_core.Site, Value):
             by, _, _ = now._as_operand(value)
             node = recorder.add_value("put", now._read(), selected.picks, by)
             now._write("set", Value(recorder, selected.scope, node, now._rank))
+        self._refresh()
+
+    # Experts.
+
+    @property
+    def experts(self) -> ExpertSlots:
+        """The slots that hold an expert, for edits of `expert_out` and `expert_weights`.
+
+        `t.layers[3].expert_out.experts[5] = 0` ablates expert 5 wherever the router chooses it. On
+        `router_logits` these are the columns of the experts.
+        """
+        return ExpertSlots(self)
+
+    def replace(self, experts: Mapping[int, int]) -> None:
+        """Runs other experts in place of chosen ones, at `expert_indices`.
+
+        `replace({5: 2})` runs expert 2 in place of expert 5, `replace({5: 2, 2: 5})` swaps both. The
+        weights stay those of the router's choice.
+        """
+        numbers = [*experts.keys(), *experts.values()]
+        if not all(isinstance(number, (int, np.integer)) and number >= 0 for number in numbers):
+            raise PlanError(f"{experts!r} does not map experts to experts", "write {5: 2}", site=self._info.address)
+        pairs = {int(chosen): int(runs) for chosen, runs in experts.items()}
+        recorder, address = self._recorder, self._info.address
+        order = self._next_order()
+        recorder.add_tap(order, self._metric, "replace", address, self._select, pairs)
+        recorder.writes.setdefault(address, []).append(order)
         self._refresh()
 
     def _next_order(self) -> int:
@@ -237,6 +266,29 @@ class Site(_core.Site, Value):
         writes = [order for order in self._recorder.writes.get(self._info.address, ()) if order <= self._order]
         last_write = writes[-1] if writes else 0
         return Site(self._recorder, self._scope, self._info, last_write, self._select, self._squeeze, metric)
+
+
+class ExpertSlots:
+    """The slots of a site by the number of their expert: `site.experts[5]`, `site.experts[[2, 3]]`."""
+
+    __slots__ = ("_site",)
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+
+    def __getitem__(self, experts: int | Sequence[int]) -> Site:
+        site = self._site
+        numbers = [experts] if isinstance(experts, (int, np.integer)) else list(experts)
+        if not all(isinstance(number, (int, np.integer)) and number >= 0 for number in numbers):
+            raise PlanError(f"{experts!r} are not experts", "experts are integers from 0", site=site._info.address)
+        select = (*(site._select or SELECT_ALL), [int(number) for number in numbers])
+        return Site(site._recorder, site._scope, site._info, site._order, select, site._squeeze, site._metric)
+
+    def __setitem__(self, experts: int | Sequence[int], value: Any) -> None:
+        site, slots = self._site, self[experts]
+        if not already_written(value, site._recorder, site._info, slots._select, site._metric):
+            slots._write("set", value)
+        site._refresh()
 
 
 def already_written(value: Any, recorder: Recorder, info: SiteInfo, select: Any, metric: int | None = None) -> bool:

@@ -5,7 +5,8 @@
 //! - A tap is a `Site` that is captured whole, or a tuple `(order, metric, action, site, selection,
 //!   operand, …)`. Taps apply by ascending `order` (the sequence number of the access). With a
 //!   metric, the action applies to that metric's gradient at the site.
-//! - A selection is `(rows, positions, steps, heads, units, keys)`, or `None` for everything.
+//! - A selection is `(rows, positions, steps, heads, units, keys)`, with `experts` as a seventh
+//!   element if it has them, or `None` for everything.
 //! - An operand is a float or the index of a value. A capture has in this slot the `Value` that
 //!   receives the result, if there is one.
 
@@ -142,6 +143,7 @@ fn parse_tap(recorded: &Bound<'_, PyTuple>) -> PyResult<Tap> {
         "set" => Action::Set(operand()?),
         "add" => Action::Add { operand: operand()?, scale: item(6)?.extract()? },
         "scale" => Action::Scale(item(5)?.extract()?),
+        "replace" => Action::Replace(item(5)?.extract()?),
         "skip" if item(5)?.is_none() => Action::Skip(None),
         "skip" => Action::Skip(Some(operand()?)),
         other => return Err(unknown("action", other)),
@@ -156,6 +158,7 @@ fn parse_tap(recorded: &Bound<'_, PyTuple>) -> PyResult<Tap> {
         tap.heads = selection.get_item(3)?.extract()?;
         tap.units = selection.get_item(4)?.extract()?;
         tap.keys = parse_positions(&selection.get_item(5)?)?;
+        tap.experts = selection.get_item(6).ok().map(|experts| experts.extract()).transpose()?;
     }
     Ok(tap)
 }

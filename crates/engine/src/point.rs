@@ -220,6 +220,12 @@ points! {
         Some("blocks.{}.mlp.hook_expert_indices"),
         "this layer has no experts",
     ),
+    ExpertOut: layer(
+        "expert_out",
+        "outputs of the selected experts, before their weights",
+        None,
+        "this layer has no experts",
+    ),
     MlpOut: layer("mlp_out", "output of the MLP sublayer", Some("blocks.{}.mlp.hook_out"), NO_MLP),
     MlpOutPost: layer(
         "mlp_out_post",

@@ -62,20 +62,23 @@ impl CaseFile {
 
     /// Reads the tensors for which `rename` returns a name, under that name.
     fn tensors(&self, rename: impl Fn(&str) -> Option<&str>) -> Tensors {
-        let file = SafeTensors::deserialize(&self.bytes).expect("a valid case");
-        let chosen = file.iter().filter_map(|(name, tensor)| Some((rename(name)?.to_owned(), tensor)));
-        let read = |(name, tensor): (String, safetensors::tensor::TensorView)| {
-            let values = match tensor.dtype() {
-                Dtype::I64 => {
-                    tensor.data().chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap()) as f32).collect()
-                }
-                Dtype::F32 => {
-                    tensor.data().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
-                }
-                other => panic!("{name}: {other:?}"),
-            };
-            (name, (tensor.shape().to_vec(), values))
-        };
-        chosen.map(read).collect()
+        let tensors = read_tensors(&self.bytes).into_iter();
+        tensors.filter_map(|(name, tensor)| Some((rename(&name)?.to_owned(), tensor))).collect()
     }
+}
+
+/// Reads the tensors of a safetensors file as f32.
+pub(crate) fn read_tensors(bytes: &[u8]) -> Tensors {
+    let file = SafeTensors::deserialize(bytes).expect("a valid case");
+    let read = |(name, tensor): (&str, safetensors::tensor::TensorView)| {
+        let values = match tensor.dtype() {
+            Dtype::I64 => {
+                tensor.data().chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap()) as f32).collect()
+            }
+            Dtype::F32 => tensor.data().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect(),
+            other => panic!("{name}: {other:?}"),
+        };
+        (name.to_owned(), (tensor.shape().to_vec(), values))
+    };
+    file.iter().map(read).collect()
 }

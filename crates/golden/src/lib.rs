@@ -43,6 +43,12 @@ pub fn quantized(name: &str) -> PathBuf {
     committed_data().join("quantized").join(name)
 }
 
+/// Outputs of single experts, computed by transformers' modules; tests/golden/experts.py lists the
+/// tensors.
+pub fn experts() -> Tensors {
+    case_file::read_tensors(&std::fs::read(committed_data().join("experts.safetensors")).expect("outputs of experts"))
+}
+
 /// Directory of a case's model, as it would be published. Weights are not committed; most
 /// directories are generated from the case file on first use.
 pub fn path(name: &str) -> PathBuf {

@@ -1,6 +1,7 @@
 //! The live edges of a pass.
 
 use super::arena::download_one;
+use super::taps::Device;
 use super::{Arena, Buffers, RetainedValues, Taps};
 use crate::architecture::Architecture;
 use crate::error::Result;
@@ -272,7 +273,7 @@ impl<'a> Frame<'a> {
     /// Applies the edge's taps to a value and puts it on the edge.
     pub fn put(&mut self, edge: EdgeId, mut value: Vec<f32>, taps: &mut Taps) -> Result<()> {
         if taps.touches(edge) {
-            taps.apply(self.program, self.pass, edge, &mut value)?;
+            taps.apply(self.program, self.pass, edge, &mut value, self.choices(edge))?;
         }
         self.buffers.values[edge] = Some(Value::Host(value));
         Ok(())
@@ -281,10 +282,32 @@ impl<'a> Frame<'a> {
     /// Like [`put`](Self::put) for a value in device memory; the taps run there.
     pub fn put_device(&mut self, edge: EdgeId, value: DeviceValue, taps: &mut Taps) -> Result<()> {
         if let Some(memory) = self.memory.filter(|_| taps.touches(edge)) {
-            taps.apply_on_device(self.program, self.pass, edge, &value, memory, &mut self.moved)?;
+            if let Some(routed) = self.program.edge(edge).routed.filter(|_| taps.selects_experts(edge)) {
+                self.move_to_host(routed.indices)?;
+            }
+            let mut moved = std::mem::take(&mut self.moved);
+            let outcome = taps.apply_on_device(
+                (self.program, self.pass),
+                edge,
+                &value,
+                self.choices(edge),
+                &mut Device { memory, moved: &mut moved },
+            );
+            self.moved = moved;
+            outcome?;
         }
         self.buffers.values[edge] = Some(Value::Device(value));
         Ok(())
+    }
+
+    /// The chosen experts behind an edge with one slot per expert, `[tokens, slots]`; empty for
+    /// other edges, and if they are in device memory.
+    fn choices(&self, edge: EdgeId) -> &[f32] {
+        let indices = self.program.edge(edge).routed.map(|routed| routed.indices);
+        match indices.map(|indices| &self.buffers.values[indices]) {
+            Some(Some(Value::Host(choices))) => choices,
+            _ => &[],
+        }
     }
 
     /// Frees the edges whose last reader is op `index`, handing whole captures their buffer.

@@ -177,7 +177,8 @@ impl Base {
                 taps.apply_attention(program, edge, &mut [row])?;
             } else {
                 let mut values = array.values()[..shared * program.edge(edge).width].to_vec();
-                taps.apply(program, &pass, edge, &mut values)?;
+                // Edits of shared positions are the base's, so no tap here selects by expert.
+                taps.apply(program, &pass, edge, &mut values, &[])?;
             }
         }
         job.first_tap = 0;

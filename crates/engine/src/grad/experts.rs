@@ -6,6 +6,7 @@ use super::weights::{add_linear, add_outer};
 use crate::architecture::{ExpertWeights, Routing, Scores};
 use crate::backend::RetainedValues;
 use crate::backend::cpu::experts::{ExpertSlots, RoutingScratch, best_and_close, choose, scores};
+use crate::error::Result;
 use crate::program::{OpKind, WeightId};
 use pellucid_kernels::activation::{Activation, activate, activate_backward, activate_gated, activate_gated_backward};
 use pellucid_kernels::attention::softmax_backward;
@@ -95,13 +96,35 @@ fn sparse_mixer_backward(logits: &[f32], tolerance: f32, gradient: &[f32], dx: &
 }
 
 /// Recomputes each expert on the tokens routed to it, then runs it backward.
-pub(super) fn experts_backward(ctx: &mut BackwardPass, retained: &RetainedValues, kind: &OpKind, gradient: Vec<f32>) {
-    let OpKind::Experts { x, weights, indices, experts, activation, on_input, .. } = kind else {
+pub(super) fn experts_backward(
+    ctx: &mut BackwardPass,
+    retained: &RetainedValues,
+    kind: &OpKind,
+    gradient: Vec<f32>,
+) -> Result<()> {
+    let OpKind::Experts { x, weights, indices, experts, activation, on_input, expert_out, .. } = kind else {
         unreachable!("dispatched on the kind")
     };
     let (width, top_k) = (ctx.width(*x), ctx.width(*weights));
     let (input, shares, choices) = (retained.value(*x), retained.value(*weights), retained.value(*indices));
+    // The experts' outputs after their edits; empty if no tap touches them.
+    let outputs = retained.value(*expert_out);
     let (mut dx, mut d_share) = (ctx.zeros(*x), ctx.zeros(*weights));
+    // [tokens, slots, width]: the gradient of each expert's output, if a tap touches it.
+    let d_outputs = match ctx.wants(*expert_out) {
+        true => {
+            let mut d_outputs = ctx.alloc(*expert_out);
+            for (slot, d_output) in d_outputs.chunks_exact_mut(width).enumerate() {
+                d_output.copy_from_slice(&gradient[slot / top_k * width..][..width]);
+                if !on_input {
+                    scale(d_output, shares[slot]);
+                }
+            }
+            ctx.visit(*expert_out, &mut d_outputs)?;
+            Some(d_outputs)
+        }
+        false => None,
+    };
     let sorted = ExpertSlots::new(choices, experts.len());
     for (nth, expert) in experts.iter().enumerate() {
         let slots = sorted.of_expert(nth);
@@ -140,21 +163,38 @@ pub(super) fn experts_backward(ctx: &mut BackwardPass, retained: &RetainedValues
             None => activate(*activation, &mut neurons),
         }
         let count = neurons.len() / slots.len();
-        let mut d_neurons = transposed(&expert.down, &upstream);
-        let mut weighed = upstream.clone();
-        if !on_input {
-            weigh(&mut weighed, width);
-        }
-        add_linear(ctx, &expert.down, &neurons, &weighed);
-        if !on_input {
-            // d share = expert output · upstream = neurons · d_neurons + bias · upstream.
+        let d_output = match &d_outputs {
+            Some(d_outputs) => slots.iter().flat_map(|&slot| &d_outputs[slot * width..][..width]).copied().collect(),
+            None => {
+                let mut d_output = upstream.clone();
+                if !on_input {
+                    weigh(&mut d_output, width);
+                }
+                d_output
+            }
+        };
+        add_linear(ctx, &expert.down, &neurons, &d_output);
+        // d share = expert output · upstream
+        let unweighted = (!on_input && outputs.is_empty()).then(|| transposed(&expert.down, &upstream));
+        if let Some(by) = &unweighted {
+            // = neurons · (upstream W) + bias · upstream
             let bias = expert.down.bias.map(|bias| weights.vector(bias));
-            let lines = neurons.chunks_exact(count).zip(d_neurons.chunks_exact(count));
+            let lines = neurons.chunks_exact(count).zip(by.chunks_exact(count));
             for ((&slot, (neurons, by)), upstream) in slots.iter().zip(lines).zip(upstream.chunks_exact(width)) {
                 d_share[slot] = dot(neurons, by) + bias.map_or(0.0, |bias| dot(bias, upstream));
             }
-            weigh(&mut d_neurons, count);
+        } else if !on_input {
+            for (&slot, upstream) in slots.iter().zip(upstream.chunks_exact(width)) {
+                d_share[slot] = dot(&outputs[slot * width..][..width], upstream);
+            }
         }
+        let mut d_neurons = match unweighted {
+            Some(mut by) if d_outputs.is_none() => {
+                weigh(&mut by, count);
+                by
+            }
+            _ => transposed(&expert.down, &d_output),
+        };
         let mut d_read = match &mut gate {
             Some(gate) => {
                 activate_gated_backward(*activation, &d_neurons, gate, &mut up);
@@ -182,9 +222,11 @@ pub(super) fn experts_backward(ctx: &mut BackwardPass, retained: &RetainedValues
             add(&mut dx[slot / top_k * width..][..width], by);
         }
     }
+    d_outputs.into_iter().for_each(|d_outputs| ctx.release(d_outputs));
     ctx.release(gradient);
     ctx.add_gradient(*x, dx);
     ctx.add_gradient(*weights, d_share);
+    Ok(())
 }
 
 /// Returns `upstream(slot) · W` for each slot, with W of its expert, and accumulates the weight

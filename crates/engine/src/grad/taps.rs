@@ -53,6 +53,19 @@ impl PickedGradient {
         indices.zip(with).for_each(|(index, &x)| f(&mut gradient[index], x));
     }
 
+    /// Returns the elements of the `nth` position, in the slot whose columns begin at `shift`.
+    fn slot(&self, nth: usize, shift: usize) -> PickedGradient {
+        let count = self.ranges.len() / self.positions.len();
+        let own = self.ranges[nth * count..][..count].iter();
+        PickedGradient {
+            shape: self.shape.iter().skip(1).copied().collect(),
+            ranges: own.map(|range| range.start + shift..range.end + shift).collect(),
+            positions: vec![self.positions[nth]],
+            ranks: vec![self.ranks[nth]],
+            attention: false,
+        }
+    }
+
     /// Splits the selected elements by position.
     fn lines(&self, elements: &[f32]) -> Vec<Vec<f32>> {
         let count = self.positions.len();
@@ -169,6 +182,9 @@ impl<'a> BackwardTaps<'a> {
                     }
                 }
             }
+            CompiledAction::Edit(edit) if entry.experts.is_some() => {
+                self.expert_edit_backward(edit, entry, row, picked, gradient)?;
+            }
             CompiledAction::Edit(edit) => {
                 let mut elements = picked.gather(gradient);
                 let written = if edit.is_nonlinear() {
@@ -201,13 +217,48 @@ impl<'a> BackwardTaps<'a> {
         let width = entry.columns.len();
         let mut written: Option<Vec<f32>> = None;
         for (line, &rank) in elements.chunks_exact_mut(width).zip(&picked.ranks) {
-            let at = store.edit_input((entry.tap, entry.site, row, rank));
+            let at = store.edit_input((entry.tap, entry.site, row, rank, 0));
             let at = at.ok_or("the forward pass has not recorded the activation that this edit changed")?;
             if let Some(own) = edit.backward_at(line, at) {
                 written.get_or_insert_default().extend(own);
             }
         }
         Ok(written)
+    }
+
+    /// Backward pass of an edit by expert: of the slots that the forward pass has recorded.
+    fn expert_edit_backward(
+        &mut self,
+        edit: &Edit,
+        entry: &CompiledTap,
+        row: usize,
+        picked: &PickedGradient,
+        gradient: &mut [f32],
+    ) -> Result<()> {
+        let Some(experts) = &entry.experts else { return Ok(()) };
+        let width = entry.columns.len();
+        // All slots of a position have the same operand.
+        let mut written = vec![0.0; picked.ranks.len() * width];
+        for (nth, &rank) in picked.ranks.iter().enumerate() {
+            for slot in 0..experts.slots {
+                let store = self.store.lock();
+                let Some(at) = store.edit_input((entry.tap, entry.site, row, rank, slot)) else { continue };
+                let own = picked.slot(nth, slot * experts.width);
+                let mut elements = own.gather(gradient);
+                let of_operand = match edit.is_nonlinear() {
+                    true => Ok(edit.backward_at(&mut elements, at)),
+                    false => edit.backward(&mut elements),
+                };
+                let of_operand = of_operand.map_err(|problem| self.fail(entry, &problem))?;
+                let sums = written[nth * width..][..width].iter_mut();
+                sums.zip(of_operand.iter().flatten()).for_each(|(sum, g)| *sum += g);
+                own.update(gradient, &elements, |g, before| *g = before);
+            }
+        }
+        match edit.edit_source() {
+            Some(given) => self.add_operand_gradient(given, entry, row, picked, &written),
+            None => Ok(()),
+        }
     }
 
     /// Applies a `grad` tap: captures, reads or edits the gradient itself.

@@ -3,6 +3,7 @@
 use super::check_gradients::{check_differentiable, check_edit_shapes};
 use super::compile_value::compile_values;
 use super::compiled::{CompiledPlan, CompiledTap, Lengths, SelectedPositions, Source};
+use super::select_experts::SelectedExperts;
 use super::when::{Condition, Consequence};
 use super::{Action, Columns, CompiledAction, Phase, Plan, Positions, Reduce, Tap, ValueId};
 use crate::error::{Error, Result};
@@ -205,6 +206,7 @@ impl Compiler<'_> {
             rows: rows.to_vec(),
             whole: false,
             columns: condition.columns(),
+            experts: None,
             heads: Vec::new(),
             keys: None,
             action: CompiledAction::Condition(condition),
@@ -249,7 +251,16 @@ impl Compiler<'_> {
     ) -> std::result::Result<CompiledTap, String> {
         let edge_id = self.program.edge_of(site).ok_or("the site has no edge")?;
         let edge = self.program.edge(edge_id);
-        let (columns, heads) = self.columns_and_heads(edge, tap.heads.as_deref(), tap.units.as_deref())?;
+        let (columns, heads, experts) = match &tap.experts {
+            Some(experts) => {
+                let (columns, experts) = SelectedExperts::new(site, edge, tap, experts)?;
+                (columns, Vec::new(), experts)
+            }
+            None => {
+                let (columns, heads) = self.columns_and_heads(edge, tap.heads.as_deref(), tap.units.as_deref())?;
+                (columns, heads, None)
+            }
+        };
         let keys = match &tap.keys {
             Some(_) if edge.layout != Layout::QueryKey => {
                 return Err("`keys` selects key positions of attn_scores and attn_probs only".into());
@@ -267,6 +278,9 @@ impl Compiler<'_> {
             && edge.layout != Layout::QueryKey;
         let target = TapSite { tap, site, edge, columns: &columns, rows: &rows };
         let action = self.action(&tap.action, target)?;
+        if experts.is_some() && !matches!(action, CompiledAction::Edit(_)) {
+            return Err("`experts` selects slots to edit; to read an expert, read the whole site with expert_indices and pick its slots from the result".into());
+        }
         Ok(CompiledTap {
             tap: index,
             site,
@@ -274,6 +288,7 @@ impl Compiler<'_> {
             rows,
             whole,
             columns,
+            experts,
             heads,
             keys,
             action,

@@ -1,6 +1,7 @@
 //! Compiled plans: the form that the executor runs.
 
 use super::compile_value::CompiledValues;
+use super::select_experts::SelectedExperts;
 use super::{Columns, CompiledAction, Consequence, EditSource, ValueId};
 use crate::ids::IdVec;
 use crate::program::{EdgeId, Program, TokenSet};
@@ -51,6 +52,8 @@ pub(crate) struct CompiledTap {
     /// The selection is all positions of all rows and all columns.
     pub whole: bool,
     pub columns: Columns,
+    /// Experts whose slots it edits; `columns` are then those of one slot.
+    pub experts: Option<SelectedExperts>,
     /// Heads, for attention sites.
     pub heads: Vec<usize>,
     /// Key positions per row, for attention sites.

@@ -125,6 +125,8 @@ struct TapForm {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     units: Option<Vec<usize>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    experts: Option<Vec<usize>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     keys: Option<Positions>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     when: Option<Value>,
@@ -157,7 +159,7 @@ impl TapForm {
     }
 
     fn read(self, names: &ValueParser) -> Result<Tap, String> {
-        let TapForm { site, rows, positions, phase, steps, heads, units, keys, when, action } = self;
+        let TapForm { site, rows, positions, phase, steps, heads, units, experts, keys, when, action } = self;
         let when = when.map(|when| read_when(when, site.as_deref(), names)).transpose()?;
         let site = match (site, &when) {
             (Some(site), _) => site,
@@ -165,15 +167,15 @@ impl TapForm {
             (None, None) => return Err("missing field `site`".into()),
         };
         let action = Action::from_json(action, names).map_err(|problem| format!("tap on `{site}`: {problem}"))?;
-        Ok(Tap { site, rows, positions, phase, steps, heads, units, keys, when, action })
+        Ok(Tap { site, rows, positions, phase, steps, heads, units, experts, keys, when, action })
     }
 
     fn write(index: usize, tap: &Tap, names: &ValueWriter) -> Result<TapForm, String> {
         let tap = tap.clone();
         let action = tap.action.to_json(&ActionWriter { tap: index, names })?;
         let when = tap.when.as_ref().map(|when| write_when(when, names)).transpose()?;
-        let Tap { site, rows, positions, phase, steps, heads, units, keys, .. } = tap;
-        Ok(TapForm { site: Some(site), rows, positions, phase, steps, heads, units, keys, when, action })
+        let Tap { site, rows, positions, phase, steps, heads, units, experts, keys, .. } = tap;
+        Ok(TapForm { site: Some(site), rows, positions, phase, steps, heads, units, experts, keys, when, action })
     }
 }
 

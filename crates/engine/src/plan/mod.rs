@@ -23,6 +23,7 @@ mod message_positions;
 mod output_shapes;
 mod row_groups;
 mod select;
+mod select_experts;
 mod steering;
 mod tap;
 mod value;
@@ -33,7 +34,7 @@ mod when;
 #[doc(hidden)]
 pub use action::SelectedRow as Selected;
 pub use action::{Action, Callback, CallbackFn, FromSite, Injection, Operand, Reduce, SelectedRow, Splice};
-pub(crate) use action::{CompiledAction, CompiledReduce, Edit, EditInput, EditSource, TokenOperand};
+pub(crate) use action::{CompiledAction, CompiledReduce, Edit, EditInput, EditSource, TokenOperand, check_expert};
 pub(crate) use cache::PlanCache;
 pub(crate) use compile::compile;
 pub(crate) use compile_value::{CompiledValues, OpRange, op_range_shape, to_logits};

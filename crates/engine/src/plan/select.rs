@@ -210,6 +210,12 @@ impl Columns {
         Ok(Columns::Some { len: shape.iter().product(), ranges, shape })
     }
 
+    /// Returns one range of columns.
+    pub(crate) fn of_range(range: Range<usize>) -> Columns {
+        let len = range.len();
+        Columns::Some { ranges: vec![range], len, shape: vec![len] }
+    }
+
     /// Returns the number of selected columns.
     pub(crate) fn len(&self) -> usize {
         match self {
@@ -272,7 +278,7 @@ impl Columns {
     }
 }
 
-fn check_indices(selected: &[usize], count: usize, kind: &str) -> Result<(), String> {
+pub(super) fn check_indices(selected: &[usize], count: usize, kind: &str) -> Result<(), String> {
     if selected.is_empty() {
         return Err(format!("an empty list of {kind}s selects nothing"));
     }

@@ -39,6 +39,8 @@ pub struct Tap {
     pub heads: Option<Vec<usize>>,
     /// Units (columns).
     pub units: Option<Vec<usize>>,
+    /// Experts, for the router's sites and `expert_out`: the slots that hold one of them.
+    pub experts: Option<Vec<usize>>,
     /// Key positions, for attention sites.
     pub keys: Option<Positions>,
     /// Condition: the action applies only at the positions where it holds.
@@ -139,6 +141,7 @@ impl Tap {
             steps: None,
             heads: None,
             units: None,
+            experts: None,
             keys: None,
             when: None,
             action,
@@ -240,6 +243,19 @@ impl Tap {
     /// Exchanges the components along two directions.
     pub fn swap(site: impl Into<String>, first: impl Into<Operand>, second: impl Into<Operand>) -> Tap {
         Tap::new(site, Action::Swap { first: first.into(), second: second.into() })
+    }
+
+    /// Runs other experts in place of chosen ones, at `expert_indices`: pairs of a chosen expert
+    /// and the expert that runs in its place. The weights stay.
+    ///
+    /// ```
+    /// use pellucid_engine::Tap;
+    /// let rerouted = Tap::replace("layers.3.expert_indices", [(5, 2)]);
+    /// let swapped = Tap::replace("layers.3.expert_indices", [(5, 2), (2, 5)]);
+    /// # let _ = (rerouted, swapped);
+    /// ```
+    pub fn replace(site: impl Into<String>, experts: impl IntoIterator<Item = (usize, usize)>) -> Tap {
+        Tap::new(site, Action::Replace(experts.into_iter().collect()))
     }
 
     /// Writes or adds a vector, usually at a placeholder token.
@@ -353,6 +369,20 @@ impl Tap {
     /// Selects units (columns).
     pub fn units(mut self, units: impl IntoIterator<Item = usize>) -> Tap {
         self.units = Some(units.into_iter().collect());
+        self
+    }
+
+    /// Selects experts by their number: the slots of each token that hold one of them.
+    ///
+    /// ```
+    /// use pellucid_engine::Tap;
+    /// // Ablate expert 5 wherever the router chooses it; scale the weight of experts 2 and 3.
+    /// let ablated = Tap::zero("layers.3.expert_out").experts([5]);
+    /// let scaled = Tap::scale("layers.3.expert_weights", 0.5).experts([2, 3]);
+    /// # let _ = (ablated, scaled);
+    /// ```
+    pub fn experts(mut self, experts: impl IntoIterator<Item = usize>) -> Tap {
+        self.experts = Some(experts.into_iter().collect());
         self
     }
 

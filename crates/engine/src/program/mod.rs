@@ -48,6 +48,17 @@ pub enum Layout {
     QueryKey,
 }
 
+/// Routing of an edge whose columns are slots, one per chosen expert of a token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Routed {
+    /// Edge of the chosen experts, `[tokens, slots]`.
+    pub indices: EdgeId,
+    /// Number of chosen experts per token.
+    pub slots: usize,
+    /// Number of experts in the layer.
+    pub experts: usize,
+}
+
 /// A tensor between ops, `[tokens, width]`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Edge {
@@ -59,6 +70,9 @@ pub struct Edge {
     pub token_set: TokenSet,
     /// The elements are integers (expert indices).
     pub integer: bool,
+    /// The routing behind an edge with one slot per chosen expert (weights, indices and outputs of
+    /// experts).
+    pub routed: Option<Routed>,
     /// No op reads this edge (a recurrent state): taps can capture it, edits are rejected.
     pub observe_only: bool,
     /// Index of the op that computes it.

@@ -77,8 +77,8 @@ pub enum StateDecay {
 
 /// A computation with its operands.
 ///
-/// `out` is the result. Other output edges (`scores`, `probs`, `head_out`, `scale`, `normed`,
-/// `state`) are computed only if the plan taps them.
+/// `out` is the result. Other output edges (`scores`, `probs`, `head_out`, `expert_out`, `scale`,
+/// `normed`, `state`) are computed only if the plan taps them.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs)] // the variants are documented, their fields are edges and weights named for their role
 pub enum OpKind {
@@ -164,7 +164,8 @@ pub enum OpKind {
         weights: EdgeId,
         indices: EdgeId,
     },
-    /// Runs each token through its selected experts and sums their weighted outputs.
+    /// Runs each token through its selected experts and sums their weighted outputs. `expert_out`
+    /// is each expert's output before its weight; with `on_input` the weight scales its input.
     Experts {
         x: EdgeId,
         weights: EdgeId,
@@ -172,6 +173,7 @@ pub enum OpKind {
         experts: Vec<Expert>,
         activation: Activation,
         on_input: bool,
+        expert_out: EdgeId,
         out: EdgeId,
     },
     /// Query projection by the selected experts. Heads that share a key head are adjacent.
@@ -437,8 +439,9 @@ ops! {
     Xielu { x, positive, negative, out }: "xielu", reads [x], makes out, weights [positive, negative], needs [x];
     Gate { gate, linear, out }: "gate", reads [gate, linear], makes out, needs [gate, linear];
     Route { logits, correction, weights }: "route", reads [logits], makes weights, weights [correction], needs [logits];
-    Experts { x, weights, indices, experts, out }: "experts", reads [x, weights, indices], makes out, weights [experts],
-        needs [x, weights, indices];
+    Experts { x, weights, indices, experts, expert_out, out }: "experts", reads [x, weights, indices],
+        inside [expert_out], makes out, weights [experts], needs [x, weights, indices, expert_out],
+        for weights [x, weights, indices, expert_out];
     RoutedMatMul { x, indices, experts, out }: "routed_matmul", reads [x, indices], makes out, weights [experts],
         needs [indices];
     RoutedProject { z, weights, indices, experts, bias, out }: "routed_project", reads [z, weights, indices], makes out,
@@ -472,7 +475,8 @@ impl OpKind {
     /// Returns the edges that it always computes.
     pub fn outputs(&self) -> Vec<EdgeId> {
         match self {
-            OpKind::Route { weights, indices, .. } => vec![*weights, *indices],
+            // Indices first: taps on the weights may select by expert.
+            OpKind::Route { weights, indices, .. } => vec![*indices, *weights],
             kind => vec![kind.output()],
         }
     }

@@ -19,12 +19,13 @@ pub(crate) struct ValueStore {
     step: usize,
     /// Rows that have ended.
     ended: Vec<usize>,
-    /// Inputs of the edits that are not linear, for the backward pass.
+    /// Inputs of the edits that are not linear or select by expert, for the backward pass.
     edit_inputs: HashMap<EditedToken, EditInput>,
 }
 
-/// A token that a tap edits: tap of the plan, site, row, index in the selection.
-pub(crate) type EditedToken = (usize, Site, usize, usize);
+/// A token that a tap edits: tap of the plan, site, row, index in the selection, slot (0 unless the
+/// tap selects by expert).
+pub(crate) type EditedToken = (usize, Site, usize, usize, usize);
 
 impl ValueStore {
     /// Stores the array that a tap has read from a row and invalidates the values that depend on

@@ -12,17 +12,22 @@
 //! | `settings`, `hooks` | settings files; sites of the hook points that they name |
 //! | `fold` | exact rescalings of the weights |
 //! | `info` | the description |
+//! | `named` | autoencoders by path, or the built-in one |
+//! | `attach`, `check` | attaching to a model, after a test of the reconstructions |
 //!
 //! The published libraries disagree on orientation, biases, thresholds and normalization, and most
 //! loaders guess. Here nothing is guessed: a tensor of an unexpected shape or name, a setting that
 //! could change the results, or a NaN is an error that names the file and the tensor.
 
+mod attach;
+mod check;
 mod file;
 mod fold;
 pub(crate) mod formats;
 mod hooks;
 mod info;
 mod layout;
+mod named;
 mod npz;
 mod parts;
 pub(crate) mod search;
@@ -33,14 +38,18 @@ mod view;
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use pellucid_engine::Site;
 use pellucid_engine::sae::Sae;
 use sha2::{Digest, Sha256};
 
+pub use attach::AttachOptions;
+pub use check::{SaeCheck, Tried};
 pub use fold::{fold_decoder_norms, fold_input_scale};
 pub use info::{SaeInfo, SaeRole};
 pub use layout::SaeLayout;
+pub use named::{BUILTIN, read_named_sae};
 pub use search::find_saes;
 
 use crate::listing::Listing;
@@ -50,7 +59,7 @@ use formats::{FORMATS, Format};
 /// An autoencoder with its description.
 pub struct LoadedSae {
     /// The weights.
-    pub sae: Sae,
+    pub sae: Arc<Sae>,
     /// The description.
     pub info: SaeInfo,
 }

@@ -17,7 +17,7 @@ pub fn read_named_sae(name: &str) -> Result<LoadedSae> {
 /// written to a directory that exists while they are read.
 fn read_builtin() -> Result<LoadedSae> {
     let directory = tempfile::tempdir().map_err(Error::io(&std::env::temp_dir()))?;
-    for (name, bytes) in builtin::SAE_FILES {
+    for (name, bytes) in [("cfg.json", builtin::SAE_CONFIG), ("sae_weights.safetensors", builtin::SAE_WEIGHTS)] {
         let path = directory.path().join(name);
         std::fs::write(&path, bytes).map_err(Error::io(&path))?;
     }

@@ -8,7 +8,7 @@ use pellucid_kernels::Pool;
 use super::LoadedSae;
 use super::file::WeightFile;
 use super::fold::fold_norms;
-use super::info::{Facts, SaeInfo};
+use super::info::{SaeRole, Facts, SaeInfo};
 use super::layout::SaeLayout;
 use super::view::MatrixView;
 use crate::{Error, Result};
@@ -87,6 +87,7 @@ impl Parts {
         let mut sae = Sae {
             kind: self.kind,
             normalization: self.normalization,
+            undo_normalization: true,
             subtract_decoder_bias: self.subtract_decoder_bias,
             encoder: self.encoder.pack(pool),
             encoder_bias: self.encoder_bias,
@@ -100,7 +101,9 @@ impl Parts {
         let files = files.iter().map(|file| file.path.clone()).collect();
         let mut info = SaeInfo::new(path, layout, &sae, facts, files);
         info.folded_decoder_norms = self.fold_norms;
-        Ok(LoadedSae { sae, info })
+        // The output of a transcoder is at another scale than its input.
+        sae.undo_normalization = info.role == SaeRole::Autoencoder;
+        Ok(LoadedSae { sae: Arc::new(sae), info })
     }
 
     fn check_k(&self, n: usize) -> std::result::Result<(), String> {

@@ -257,6 +257,49 @@ fn values_of_the_wrong_shape_are_refused() {
 }
 
 #[test]
+fn experts_that_do_not_exist_and_sites_without_experts_are_refused() {
+    let (case, dense) = (golden::case("mixtral"), golden::case("llama"));
+    let (out, weights, indices) = ("layers.1.expert_out", "layers.1.expert_weights", "layers.1.expert_indices");
+    refused(&case, [Tap::zero(out).experts([1, 4])], &[out, "no expert 4", "4"]);
+    refused(&case, [Tap::zero("layers.1.router_logits").experts([9])], &["no expert 9", "4"]);
+    refused(&case, [Tap::zero(out).experts([])], &["an empty list of experts"]);
+    refused(&case, [Tap::zero(out).experts([0]).heads([0])], &["experts or heads"]);
+    refused(&case, [Tap::zero(out).experts([0]).units([32])], &["no unit 32", "32"]);
+    refused(&case, [Tap::zero("layers.1.router_logits").experts([0]).units([0])], &["one of both"]);
+    refused(&case, [Tap::zero("layers.1.mlp_out").experts([0])], &["no experts", "expert_out"]);
+    refused(&case, [Tap::zero("layers.1.attn_probs").experts([0])], &["no experts"]);
+    refused(&case, [capture(out).experts([0])], &["slots to edit", "expert_indices"]);
+    refused(&case, [Tap::new(weights, call(|_| {})).experts([0])], &["slots to edit"]);
+    refused(&case, [set(out, Operand::Vector(vec![0.0; 64])).experts([0])], &["64 elements", "32"]);
+    refused(&case, [Tap::zero(out).heads([2])], &["no head 2", "2"]);
+    refused(&case, [Tap::set(indices).with(1.0).experts([0])], &["replace"]);
+    refused(&case, [Tap::set(indices).with(4.0)], &["no expert 4", "4"]);
+    refused(&case, [Tap::set(indices).with(1.5)], &["no expert 1.5"]);
+    refused(&case, [Tap::set(indices).with(-1.0)], &["no expert -1"]);
+    refused(&case, [Tap::set(indices).with(f32::NAN)], &["no expert NaN"]);
+    refused(&case, [Tap::set(indices).with(vec![0.0, 7.0])], &["no expert 7"]);
+    refused(&case, [Tap::set(indices).from_site(weights)], &["only expert_indices"]);
+    refused(&case, [Tap::replace(indices, [(0, 4)])], &["no expert 4"]);
+    refused(&case, [Tap::replace(indices, [(4, 0)])], &["no expert 4"]);
+    refused(&case, [Tap::replace(indices, [])], &["no experts"]);
+    refused(&case, [Tap::replace(weights, [(0, 1)])], &["only expert_indices"]);
+    for tap in [Tap::zero(out).experts([0]), capture(out), Tap::replace(indices, [(0, 1)])] {
+        refused(&dense, [tap], &["this layer has no experts"]);
+    }
+    refused(&dense, [Tap::zero(SITE).experts([0])], &["no experts"]);
+    let parse = |json: &str| Plan::from_json(json).expect_err("a wrong plan");
+    for (json, part) in [
+        (r#"{"taps": [{"site": "layers.1.expert_out", "experts": [0.5], "zero": true}]}"#, "0.5"),
+        (r#"{"taps": [{"site": "layers.1.expert_out", "experts": 5, "zero": true}]}"#, "5"),
+        (r#"{"taps": [{"site": "layers.1.expert_indices", "replace": [5, 2]}]}"#, "runs expert 2 in place"),
+        (r#"{"taps": [{"site": "layers.1.expert_indices", "replace": {"five": 2}}]}"#, "five"),
+        (r#"{"taps": [{"site": "layers.1.expert_indices", "replace": {"5": -2}}]}"#, "-2"),
+    ] {
+        assert!(parse(json).contains(part), "{}", parse(json));
+    }
+}
+
+#[test]
 fn sources_that_are_computed_too_late_are_refused() {
     let case = golden::case("llama");
     let own = |site: &str| Operand::From(FromSite { site: Some(site.into()), ..FromSite::default() });

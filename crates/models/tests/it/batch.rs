@@ -54,7 +54,7 @@ fn taps(case: &Case, rows: usize, random: &mut Random) -> Plan {
     let site = |point: &str| format!("layers.{layer}.{point}");
     let resid = site("resid_post");
     let last = format!("layers.{}.resid_post", case.layers() - 1);
-    match random.below(10) {
+    match random.below(11) {
         0 => Plan::default(),
         1 => plan([capture("layers.*.resid_post"), capture("logits")]),
         2 => plan([Tap::new(&resid, Action::Scale(0.5)), capture(&last)]),
@@ -72,6 +72,12 @@ fn taps(case: &Case, rows: usize, random: &mut Random) -> Plan {
             plan.save = vec![squared];
             plan.with(set(&resid, Operand::Value(squared))).with(capture(&last))
         }
+        9 if case.loaded.model.find(&site("expert_out")).is_ok() => plan([
+            Tap::replace(site("expert_indices"), [(0, 1), (1, 0)]),
+            Tap::scale(site("expert_weights"), 0.5).experts([random.below(4)]),
+            Tap::zero(site("expert_out")).experts([random.below(4)]).positions(at("1:")),
+            capture("layers.*.expert_out"),
+        ]),
         8 if rows > 1 => {
             // Every row but the first takes the first row's embedding of its first token.
             let taken = (1..rows).map(|row| set("embed", from("embed", 0)).positions(at("0")).rows([row]));

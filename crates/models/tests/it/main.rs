@@ -22,6 +22,7 @@ mod captures;
 mod conditions;
 mod deferred;
 mod docs;
+mod experts;
 mod explain;
 mod families_bad;
 mod generation;

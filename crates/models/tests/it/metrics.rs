@@ -129,6 +129,44 @@ fn gradients_pass_through_edits() {
 }
 
 #[test]
+fn gradients_pass_through_edits_by_expert() {
+    let case = golden::case("mixtral");
+    let rows = two_rows(&case);
+    let (out, weights) = ("layers.1.expert_out", "layers.1.expert_weights");
+    let value = |plan: &mut Plan| {
+        let read = plan.read(read("layers.1.mlp_in"));
+        let squared = plan.value(Expr::Map(Map::Square, read));
+        plan.taps.push(Tap::add(out).with(Operand::Value(squared)).experts([1, 2]));
+    };
+    let edits: Vec<Vec<Tap>> = vec![
+        vec![Tap::zero(out).experts([2])],
+        vec![Tap::scale(out, -1.5).experts([0, 3]).units([3, 7]), Tap::scale(weights, 0.5).experts([1])],
+        vec![Tap::add_scaled(out, direction(32), 0.4).experts([0, 1, 2])],
+        vec![set(out, Operand::From(FromSite::default().site("layers.1.mlp_in"))).experts([1, 3])],
+        vec![inject_into_experts(out, Injection { scale: 0.7, add: true, norm_match: true })],
+        vec![Tap::replace("layers.1.expert_indices", [(0, 1), (1, 0)]), Tap::scale(out, 0.3).experts([1])],
+        vec![Tap::set("layers.1.expert_indices").with(2.0).positions(at("1:"))],
+        vec![],
+    ];
+    for taps in edits {
+        let mut plan = Plan::of(taps);
+        if plan.taps.is_empty() {
+            value(&mut plan);
+        }
+        add_log_probability(&mut plan);
+        for row in 0..2 {
+            compare(&case, &rows, &plan, "layers.0.resid_post", row, 0);
+            compare(&case, &rows, &plan, "layers.1.router_logits", row, 0);
+        }
+    }
+}
+
+fn inject_into_experts(site: &str, how: Injection) -> Tap {
+    let source = Operand::From(FromSite::default().site("layers.0.mlp_out").row(0));
+    Tap::inject(site, source, how).rows([0]).experts([0, 2])
+}
+
+#[test]
 fn as_many_heads_as_positions_are_not_mistaken_for_attention() {
     let case = golden::case("llama");
     let from = FromSite { site: Some("layers.0.z".into()), rows: Some(vec![0]), positions: Some(at("1")) };

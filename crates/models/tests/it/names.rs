@@ -184,6 +184,7 @@ fn every_point_that_may_be_absent_is_refused_with_its_reason() {
         RouterLogits,
         ExpertWeights,
         ExpertIndices,
+        ExpertOut,
         FinalScale,
         FinalNormed,
         FinalNorm,
@@ -245,6 +246,22 @@ fn one_of_each() -> Vec<Tap> {
     taps
 }
 
+/// Taps on the experts of a model.
+fn on_experts() -> Vec<Tap> {
+    let mut taps = vec![
+        Tap::zero("layers.1.expert_out").experts([0, 2]),
+        Tap::scale("layers.1.expert_weights", 0.5).experts([1]).when(When::above(
+            "layers.0.mlp_out",
+            vec![1.0; 32],
+            0.0,
+        )),
+        Tap::new("layers.0.router_logits", Action::Set(Operand::Number(f32::NEG_INFINITY))).experts([3]),
+        Tap::replace("layers.2.expert_indices", [(0, 1), (1, 0)]),
+    ];
+    taps.push(capture("logits"));
+    taps
+}
+
 #[test]
 fn every_action_survives_a_json_round_trip() {
     let case = golden::case("llama");
@@ -262,6 +279,10 @@ fn every_action_survives_a_json_round_trip() {
             ours.site == theirs.site && ours.positions == theirs.positions && bits(&ours.array) == bits(&theirs.array)
         );
     }
+    let experts = golden::case("mixtral");
+    let read = Plan::from_json(&plan(on_experts()).to_json().expect("plain data")).expect("a valid plan");
+    assert_eq!(read, plan(on_experts()));
+    assert_eq!(experts.run(&inputs, &read).captures.len(), 2);
     let file = plan([
         set("embed", Operand::File("v.safetensors#v".into())),
         capture("embed").positions(Positions::Token(" Paris".into())),

@@ -129,26 +129,38 @@ fn identity_1_attention_weights_times_values_are_z() {
     assert!(checked >= 3, "some attention has values");
 }
 
-/// Output of a mixture of experts, with latent projections, shared expert and scale. Controls pass
-/// a `shift` of the expert index other than 0, or a `share` other than the expert weights.
-fn run_experts(
+/// Outputs of the chosen experts, `[tokens, chosen, width]`. The control passes a `shift` of the
+/// expert index other than 0.
+fn expert_outputs(acts: &Activations, layer: usize, spec: &Experts, x: &[f64], shift: usize) -> Vec<f64> {
+    let name = |part: &str| format!("layers.{layer}.mlp.{part}");
+    let read = if spec.latent.is_some() { acts.linear(x, &name("latent_in")) } else { x.to_vec() };
+    let (width, shares) = (read.len() / acts.tokens, acts.layer(layer, "expert_weights"));
+    let mut outputs = Vec::new();
+    for (slot, choice) in acts.layer(layer, "expert_indices").iter().enumerate() {
+        let (expert, token) = ((*choice as usize + shift) % spec.count, slot / spec.top_k);
+        let before = if spec.routing.on_input { shares[slot] } else { 1.0 };
+        let x: Vec<f64> = read[token * width..][..width].iter().map(|x| x * before).collect();
+        outputs.extend(acts.dense(&spec.expert, &name(&format!("experts.{expert}")), &x));
+    }
+    outputs
+}
+
+/// Output of a mixture of experts from the outputs of the chosen experts, with latent projection,
+/// shared expert and scale. The control passes a `share` other than the expert weights.
+fn combine_experts(
     acts: &Activations,
     layer: usize,
     spec: &Experts,
     x: &[f64],
-    shift: usize,
+    outputs: &[f64],
     share: &dyn Fn(usize) -> f64,
 ) -> Vec<f64> {
     let name = |part: &str| format!("layers.{layer}.mlp.{part}");
-    let read = if spec.latent.is_some() { acts.linear(x, &name("latent_in")) } else { x.to_vec() };
-    let width = read.len() / acts.tokens;
-    let mut sum = vec![0.0; read.len()];
-    for (slot, choice) in acts.layer(layer, "expert_indices").iter().enumerate() {
-        let (expert, token) = ((*choice as usize + shift) % spec.count, slot / spec.top_k);
-        let (before, after) = if spec.routing.on_input { (share(slot), 1.0) } else { (1.0, share(slot)) };
-        let x: Vec<f64> = read[token * width..][..width].iter().map(|x| x * before).collect();
-        let out = acts.dense(&spec.expert, &name(&format!("experts.{expert}")), &x);
-        sum[token * width..][..width].iter_mut().zip(out).for_each(|(y, x)| *y += x * after);
+    let width = outputs.len() / acts.tokens / spec.top_k;
+    let mut sum = vec![0.0; acts.tokens * width];
+    for (slot, output) in outputs.chunks_exact(width).enumerate() {
+        let after = if spec.routing.on_input { 1.0 } else { share(slot) };
+        sum[slot / spec.top_k * width..][..width].iter_mut().zip(output).for_each(|(y, x)| *y += x * after);
     }
     let mut out = if spec.latent.is_some() { acts.linear(&sum, &name("latent_out")) } else { sum };
     if spec.sum_bias {
@@ -187,14 +199,18 @@ fn identity_3_the_down_projection_of_the_neurons_is_mlp_out() {
                         let error = refusal(&case, &format!("layers.{layer}.{point}"));
                         assert!(error.contains("a layer of experts has no neurons at block level"), "{error}");
                     }
-                    let (x, shares) = (at("mlp_in"), at("expert_weights"));
-                    let compute =
-                        |shift: usize, by: f64| run_experts(&acts, layer, spec, &x, shift, &|slot| by * shares[slot]);
-                    let mut wrong = vec![("doubled expert weights", compute(0, 2.0))];
-                    if spec.count > 1 {
-                        wrong.push(("the next expert", compute(1, 1.0)));
+                    let (x, shares, outputs) = (at("mlp_in"), at("expert_weights"), at("expert_out"));
+                    let compute = |shift: usize| expert_outputs(&acts, layer, spec, &x, shift);
+                    let next = if spec.count > 1 { vec![("the next expert", compute(1))] } else { Vec::new() };
+                    acts.check("the chosen experts = expert_out", &compute(0), &outputs, &next);
+                    let sum = |outputs: &[f64], by: f64| {
+                        combine_experts(&acts, layer, spec, &x, outputs, &|slot| by * shares[slot])
+                    };
+                    let mut wrong = vec![("other outputs", sum(&scale_by(&outputs, Some(2.0)), 1.0))];
+                    if !spec.routing.on_input {
+                        wrong.push(("doubled expert weights", sum(&outputs, 2.0)));
                     }
-                    acts.check("the chosen experts = mlp_out", &compute(0, 1.0), &at("mlp_out"), &wrong);
+                    acts.check("weights · expert_out = mlp_out", &sum(&outputs, 1.0), &at("mlp_out"), &wrong);
                 }
                 Some(Mlp::Dense(dense)) => {
                     let (pre, act) = (at("mlp_pre"), at("mlp_act"));

@@ -27,8 +27,9 @@ pub(super) fn route(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<
             _ => choose(logits, routing, correction, shares, choices, scratch),
         });
     }
-    frame.put(*weights, shares, taps)?;
-    frame.put(*indices, choices, taps)
+    // Indices first: taps on the weights may select by expert.
+    frame.put(*indices, choices, taps)?;
+    frame.put(*weights, shares, taps)
 }
 
 /// Scratch buffers of the routing, reused from token to token.
@@ -70,7 +71,10 @@ pub(crate) fn choose(
     // experts with -NaN.
     scratch.ranking.extend(scratch.scores.iter().map(|score| if score.is_nan() { f32::NAN } else { *score }));
     if let Some(correction) = correction {
-        scratch.ranking.iter_mut().zip(correction).for_each(|(score, by)| *score += by);
+        // A logit of minus infinity excludes an expert, whatever its correction.
+        for ((score, by), logit) in scratch.ranking.iter_mut().zip(correction).zip(logits) {
+            *score = if *logit == f32::NEG_INFINITY { f32::NEG_INFINITY } else { *score + by };
+        }
     }
     if let Some(groups) = routing.groups {
         keep_groups(groups, &mut scratch.ranking, &mut scratch.group_scores);
@@ -208,30 +212,57 @@ impl ExpertSlots {
 /// own choices, so its result does not depend on the other tokens.
 pub(super) fn run(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()> {
     let mut scratch = SCRATCH.take();
-    let value = run_experts(index, frame, &mut scratch.slots);
+    let outputs = expert_outputs(index, frame, &mut scratch.slots);
     SCRATCH.set(scratch);
-    let OpKind::Experts { out, .. } = &frame.program.ops()[index].kind else { unreachable!("dispatched on the kind") };
-    frame.put(*out, value, taps)
-}
-
-fn run_experts(index: usize, frame: &mut Frame, sorted: &mut ExpertSlots) -> Vec<f32> {
-    let OpKind::Experts { x, weights, indices, experts, activation, on_input, out } = &frame.program.ops()[index].kind
-    else {
+    let OpKind::Experts { weights, on_input, expert_out, out, .. } = &frame.program.ops()[index].kind else {
         unreachable!("dispatched on the kind")
     };
     let mut value = frame.alloc(*out);
-    value.fill(0.0);
+    if !taps.touches(*expert_out) {
+        weighted_sum(&outputs, frame.value(*weights), *on_input, &mut value);
+        frame.give_back(outputs);
+        return frame.put(*out, value, taps);
+    }
+    frame.put(*expert_out, outputs, taps)?;
+    weighted_sum(frame.value(*expert_out), frame.value(*weights), *on_input, &mut value);
+    frame.put(*out, value, taps)
+}
+
+/// Sums the experts' outputs `[tokens, slots, width]`, each times its weight `[tokens, slots]`
+/// (unless the weight has scaled the expert's input), to `[tokens, width]`.
+fn weighted_sum(outputs: &[f32], shares: &[f32], on_input: bool, sums: &mut [f32]) {
+    sums.fill(0.0);
+    if shares.is_empty() {
+        return;
+    }
+    let width = outputs.len() / shares.len();
+    let top_k = outputs.len() / sums.len();
+    for (slot, output) in outputs.chunks_exact(width).enumerate() {
+        let share = if on_input { 1.0 } else { shares[slot] };
+        let sum = &mut sums[slot / top_k * width..][..width];
+        sum.iter_mut().zip(output).for_each(|(y, x)| *y += share * x);
+    }
+}
+
+/// Runs the experts; returns each slot's output, `[tokens, slots, width]`.
+fn expert_outputs(index: usize, frame: &mut Frame, sorted: &mut ExpertSlots) -> Vec<f32> {
+    let OpKind::Experts { x, weights, indices, experts, activation, on_input, expert_out, out } =
+        &frame.program.ops()[index].kind
+    else {
+        unreachable!("dispatched on the kind")
+    };
     let width = frame.program.edge(*out).width;
     let top_k = frame.program.edge(*weights).width;
     sorted.assign(frame.value(*indices), experts.len());
     let (weights_of, pool) = (frame.weights, frame.pool);
     let rows = |linear: &Linear| weights_of.matrix(linear.weight).rows();
     let inner = experts.iter().map(|expert| rows(&expert.up)).max().unwrap_or(0);
-    // A token chooses an expert at most once, unless all its scores were infinite.
+    // A token chooses an expert at most once, unless all its scores were infinite or a plan has
+    // replaced its choices.
     let slots = frame.value(*indices).len();
     let most = (0..experts.len()).map(|expert| sorted.of_expert(expert).len()).fold(slots / top_k, usize::max);
     // The output of each slot, and scratch buffers for one expert.
-    let mut outputs = frame.scratch(slots * width);
+    let mut outputs = frame.alloc(*expert_out);
     let mut gathered = frame.scratch(most * width);
     let (mut neurons, mut linear) = (frame.scratch(most * inner), frame.scratch(most * inner));
     let (input, shares) = (frame.value(*x), frame.value(*weights));
@@ -266,13 +297,8 @@ fn run_experts(index: usize, frame: &mut Frame, sorted: &mut ExpertSlots) -> Vec
             outputs[slot * width..][..width].copy_from_slice(result);
         }
     }
-    for (slot, output) in outputs.chunks_exact(width).enumerate() {
-        let share = if *on_input { 1.0 } else { shares[slot] };
-        let sum = &mut value[slot / top_k * width..][..width];
-        sum.iter_mut().zip(output).for_each(|(y, x)| *y += share * x);
-    }
-    [outputs, gathered, neurons, linear].into_iter().for_each(|buffer| frame.give_back(buffer));
-    value
+    [gathered, neurons, linear].into_iter().for_each(|buffer| frame.give_back(buffer));
+    outputs
 }
 
 /// Multiplies each slot's input, written by `read`, with its expert's weight: `[slots, outputs]`.

@@ -70,7 +70,7 @@ impl JobTaps<'_> {
                 let line = |head: usize| &values[(head * lines.queries.len() + rank) * lines.width..][..lines.width];
                 heads.flat_map(|head| line(head).iter().copied()).collect()
             });
-            self.edit(entry, of, nth, line.as_deref(), &mut picked)?;
+            self.edit(entry, (of, nth, 0), line.as_deref(), &mut picked)?;
             lines.put_query(entry, row, query, &picked);
         }
         Ok(())

@@ -17,6 +17,7 @@ impl JobTaps<'_> {
         edge: EdgeId,
         handed_over: Option<usize>,
         value: &DeviceValue,
+        choices: &[f32],
         device: &mut Device,
     ) -> Result<()> {
         let (compiled, spec) = (self.job.compiled.clone(), self.program.edge(edge));
@@ -52,7 +53,10 @@ impl JobTaps<'_> {
                 }
                 CompiledAction::Edit(edit) => {
                     for (row, tokens) in &rows {
-                        self.edit_on_device(entry, edit, *row, tokens, value, device)?;
+                        match &entry.experts {
+                            Some(_) => self.edit_experts_on_host(entry, *row, tokens, value, choices, device)?,
+                            None => self.edit_on_device(entry, edit, *row, tokens, value, device)?,
+                        }
                     }
                 }
                 CompiledAction::Condition(condition) => {
@@ -142,7 +146,7 @@ impl JobTaps<'_> {
     ) -> Result<()> {
         let spec = self.program.edge(entry.edge);
         let (width, count) = (spec.width, entry.columns.len());
-        if edit.is_nonlinear() || entry.condition.is_some() {
+        if edit.is_nonlinear() || entry.condition.is_some() || spec.integer {
             return self.edit_on_host(entry, row, tokens, value, device);
         }
         let write = |tokens: &[SelectedToken], written: EditOperand| {
@@ -154,8 +158,8 @@ impl JobTaps<'_> {
                 Edit::Cap(direction, min, max) => TapEdit::Cap(direction, *min, *max),
                 Edit::Orthogonal(direction, component) => TapEdit::Cap(direction, *component, *component),
                 Edit::Swap(mirror) => TapEdit::ProjectOut(mirror, -1.0),
-                Edit::AddScaled(..) | Edit::NormMatch(_) | Edit::Inject(..) => {
-                    unreachable!("the host applies edits that are not linear")
+                Edit::AddScaled(..) | Edit::NormMatch(_) | Edit::Inject(..) | Edit::Replace(_) => {
+                    unreachable!("the host applies edits that are not linear, and edits of indices")
                 }
             };
             tap(&entry.columns, width, tokens, value, &TapWork::Edit(work), device);
@@ -230,11 +234,39 @@ impl JobTaps<'_> {
                 }
                 (None, None) => None,
             };
-            self.edit(entry, row, nth, line.as_deref(), picked)?;
+            self.edit(entry, (row, nth, 0), line.as_deref(), picked)?;
         }
         device.moved.to_device += 4 * floats.len();
         let work = TapWork::Edit(TapEdit::Set(EditOperand::Vectors(&floats)));
         tap(&entry.columns, spec.width, tokens, value, &work, device);
+        Ok(())
+    }
+
+    /// Applies an edit by expert: downloads the selected tokens whole, edits them and writes them
+    /// back.
+    fn edit_experts_on_host(
+        &mut self,
+        entry: &CompiledTap,
+        row: usize,
+        tokens: &[SelectedToken],
+        value: &DeviceValue,
+        choices: &[f32],
+        device: &mut Device,
+    ) -> Result<()> {
+        let whole = Columns::All(self.program.edge(entry.edge).width);
+        let Some(lines) = gather(&whole, whole.len(), tokens, value, device) else { return Ok(()) };
+        let mut floats = device.memory.download(&[&lines])?.pop().unwrap_or_default();
+        device.moved.waits += 1;
+        device.moved.to_host += 4 * floats.len();
+        let slots = choices.len() / (value.len() / whole.len()).max(1);
+        let own: Vec<f32> =
+            tokens.iter().flat_map(|&(token, ..)| &choices[token * slots..][..slots]).copied().collect();
+        let downloaded: Vec<SelectedToken> =
+            tokens.iter().enumerate().map(|(index, &(_, position, nth))| (index, position, nth)).collect();
+        self.apply_row(entry, row, &downloaded, &mut floats, &own)?;
+        device.moved.to_device += 4 * floats.len();
+        let work = TapWork::Edit(TapEdit::Set(EditOperand::Vectors(&floats)));
+        tap(&whole, whole.len(), tokens, value, &work, device);
         Ok(())
     }
 

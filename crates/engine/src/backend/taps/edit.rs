@@ -4,21 +4,27 @@ use super::{JobTaps, SelectedToken};
 use crate::array::Array;
 use crate::error::{Error, Result};
 use crate::memory::DeviceValue;
-use crate::plan::{CompiledAction, CompiledTap, EditInput, EditSource, TokenOperand};
+use crate::plan::{CompiledAction, CompiledTap, EditInput, EditSource, TokenOperand, check_expert};
+
+/// A token or slot that is edited: its row, its index in the selection, its slot (0 without
+/// `experts`).
+type EditedAt = (usize, usize, usize);
 
 impl JobTaps<'_> {
-    /// Applies a tap that reads or edits to the selected tokens of one row.
+    /// Applies a tap that reads or edits to the selected tokens of one row. `choices` are the
+    /// chosen experts of all tokens, if the edge has a slot for each.
     pub(super) fn apply_row(
         &mut self,
         entry: &CompiledTap,
         row: usize,
         tokens: &[SelectedToken],
-        width: usize,
         value: &mut [f32],
+        choices: &[f32],
     ) -> Result<()> {
         if tokens.is_empty() {
             return Ok(());
         }
+        let width = self.program.edge(entry.edge).width;
         if matches!(entry.action, CompiledAction::Read) {
             let mut order = tokens.to_vec();
             order.sort_unstable_by_key(|&(_, _, nth)| nth);
@@ -43,12 +49,33 @@ impl JobTaps<'_> {
                 let rank = ranks.binary_search(&nth).unwrap_or_default();
                 &values[rank * entry.columns.len()..][..entry.columns.len()]
             });
-            let token = &mut value[token * width..][..width];
-            picked.clear();
-            entry.columns.gather(token, &mut picked);
-            self.edit(entry, row, nth, line, &mut picked)?;
-            entry.columns.scatter(&picked, token);
+            let elements = &mut value[token * width..][..width];
+            match &entry.experts {
+                None => self.edit_columns(entry, (row, nth, 0), line, elements, &mut picked)?,
+                Some(experts) => {
+                    for slot in experts.slots_of(choices, token) {
+                        let elements = experts.slot_mut(elements, slot);
+                        self.edit_columns(entry, (row, nth, slot), line, elements, &mut picked)?;
+                    }
+                }
+            }
         }
+        Ok(())
+    }
+
+    /// Edits the selected columns of one token, or of one of its slots.
+    fn edit_columns(
+        &self,
+        entry: &CompiledTap,
+        at: EditedAt,
+        line: Option<&[f32]>,
+        elements: &mut [f32],
+        picked: &mut Vec<f32>,
+    ) -> Result<()> {
+        picked.clear();
+        entry.columns.gather(elements, picked);
+        self.edit(entry, at, line, picked)?;
+        entry.columns.scatter(picked, elements);
         Ok(())
     }
 
@@ -79,19 +106,26 @@ impl JobTaps<'_> {
     pub(super) fn edit(
         &self,
         entry: &CompiledTap,
-        row: usize,
-        nth: usize,
+        (row, nth, slot): EditedAt,
         line: Option<&[f32]>,
         picked: &mut [f32],
     ) -> Result<()> {
         let CompiledAction::Edit(edit) = &entry.action else { return Ok(()) };
         let operand = self.operand(entry, edit.edit_source(), row, nth, line, picked.len())?;
-        if edit.is_nonlinear() && self.job.compiled.has_gradients() && !self.job.replay {
+        // The record of an edit by expert also tells the backward pass which slots it has changed.
+        let recorded = edit.is_nonlinear() || entry.experts.is_some();
+        if recorded && self.job.compiled.has_gradients() && !self.job.replay {
             let operand = if let TokenOperand::Each(values) = operand { values.to_vec() } else { Vec::new() };
             let input = EditInput { input: picked.to_vec(), operand };
-            self.job.collector.store().lock().record_input((entry.tap, entry.site, row, nth), input);
+            self.job.collector.store().lock().record_input((entry.tap, entry.site, row, nth, slot), input);
         }
         edit.apply(picked, operand);
+        let edge = self.program.edge(entry.edge);
+        if let Some(routed) = edge.routed.filter(|_| edge.integer) {
+            // An index out of range would leave the experts' weights.
+            let checked = picked.iter().try_for_each(|&expert| check_expert(expert, routed.experts));
+            checked.map_err(|problem| self.at_run_time(entry, problem, "write whole numbers of existing experts"))?;
+        }
         Ok(())
     }
 

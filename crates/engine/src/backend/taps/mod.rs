@@ -88,21 +88,38 @@ impl Taps<'_, '_> {
         }
     }
 
+    /// Whether a tap selects slots of an edge by their expert.
+    pub(super) fn selects_experts(&self, edge: EdgeId) -> bool {
+        let selects = |job: &Job| {
+            let compiled = &job.compiled;
+            compiled.at_edge[edge].iter().any(|&index| compiled.taps[index].experts.is_some())
+        };
+        self.jobs.iter().any(|job| selects(job))
+    }
+
     /// Applies the taps of an edge to its value, `[tokens, width]`, job by job and tap by tap.
-    pub fn apply(&mut self, program: &Program, pass: &Pass, edge: EdgeId, value: &mut [f32]) -> Result<()> {
+    /// `choices` are the chosen experts behind the edge's slots, if it has slots.
+    pub fn apply(
+        &mut self,
+        program: &Program,
+        pass: &Pass,
+        edge: EdgeId,
+        value: &mut [f32],
+        choices: &[f32],
+    ) -> Result<()> {
         let handed_over = self.whole_capture(edge);
         for index in 0..self.jobs.len() {
             let job = &mut *self.jobs[index];
             if job.touches(edge) && job.failure.is_none() {
                 let mut taps = JobTaps { program, ops: self.ops, job };
-                let outcome = taps.apply(pass, pass.segments_of(index), edge, handed_over, value);
+                let outcome = taps.apply(pass, pass.segments_of(index), edge, handed_over, value, choices);
                 self.record_failure(index, outcome)?;
             }
         }
         Ok(())
     }
 
-    /// Applies the taps of an edge to its value, on the host or the device.
+    /// Applies the taps of an edge between layers to its value, on the host or the device.
     pub(crate) fn apply_to(
         &mut self,
         program: &Program,
@@ -113,36 +130,32 @@ impl Taps<'_, '_> {
     ) -> Result<Value> {
         match (&mut value, memory) {
             (Value::Device(value), Some(memory)) => {
-                self.apply_on_device(program, pass, edge, value, memory, &mut TransferStats::default())?
+                let mut device = Device { memory, moved: &mut TransferStats::default() };
+                self.apply_on_device((program, pass), edge, value, &[], &mut device)?
             }
-            (Value::Host(value), _) => self.apply(program, pass, edge, value)?,
+            (Value::Host(value), _) => self.apply(program, pass, edge, value, &[])?,
             (Value::Device(_), None) => unreachable!("only a backend with device memory creates device values"),
         }
         Ok(value)
     }
 
-    /// Applies the taps of an edge to its value in device memory.
+    /// Applies the taps of an edge to its value in device memory; `choices` as in
+    /// [`apply`](Self::apply).
     pub(super) fn apply_on_device(
         &mut self,
-        program: &Program,
-        pass: &Pass,
+        (program, pass): (&Program, &Pass),
         edge: EdgeId,
         value: &DeviceValue,
-        memory: &dyn DeviceMemory,
-        moved: &mut TransferStats,
+        choices: &[f32],
+        device: &mut Device,
     ) -> Result<()> {
         let handed_over = self.whole_capture(edge);
         for index in 0..self.jobs.len() {
             let job = &mut *self.jobs[index];
             if job.touches(edge) && job.failure.is_none() {
                 let mut taps = JobTaps { program, ops: self.ops, job };
-                let outcome = taps.apply_on_device(
-                    (pass, pass.segments_of(index)),
-                    edge,
-                    handed_over,
-                    value,
-                    &mut Device { memory, moved },
-                );
+                let outcome =
+                    taps.apply_on_device((pass, pass.segments_of(index)), edge, handed_over, value, choices, device);
                 self.record_failure(index, outcome)?;
             }
         }
@@ -185,9 +198,9 @@ struct JobTaps<'a> {
 }
 
 /// Device memory, with the transfer counters.
-struct Device<'a> {
-    memory: &'a dyn DeviceMemory,
-    moved: &'a mut TransferStats,
+pub(super) struct Device<'a> {
+    pub memory: &'a dyn DeviceMemory,
+    pub moved: &'a mut TransferStats,
 }
 
 /// A selected token: its index on the edge, its position in the row, its index in the selection.
@@ -203,6 +216,7 @@ impl JobTaps<'_> {
         edge: EdgeId,
         handed_over: Option<usize>,
         value: &mut [f32],
+        choices: &[f32],
     ) -> Result<()> {
         let (compiled, spec) = (self.job.compiled.clone(), self.program.edge(edge));
         for &index in &compiled.at_edge[edge] {
@@ -235,7 +249,7 @@ impl JobTaps<'_> {
                     continue;
                 }
                 let tokens: Vec<SelectedToken> = tokens.collect();
-                self.apply_row(entry, segment.row, &tokens, spec.width, value)?;
+                self.apply_row(entry, segment.row, &tokens, value, choices)?;
             }
         }
         for &index in compiled.sources_at[edge].iter().filter(|_| !self.job.replay) {

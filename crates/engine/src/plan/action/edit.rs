@@ -2,10 +2,12 @@
 
 use super::{
     Callback, CompiledReduce, Injection, Splice, add, add_scaled, cap, inject, norm_match, orthogonal, project_out,
+    replace,
     scale, set, swap,
 };
 use crate::plan::ValueId;
 use crate::plan::when::{Condition, Consequence};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// An action compiled for one site.
@@ -29,6 +31,8 @@ pub(crate) enum Edit {
     Set(EditSource),
     Add(EditSource, f32),
     Scale(f32),
+    /// From each chosen expert to the one that runs in its place.
+    Replace(BTreeMap<usize, usize>),
     /// Unit direction, scale of the component along it.
     ProjectOut(Vec<f32>, f32),
     /// Unit direction, minimum and maximum of the component along it.
@@ -93,6 +97,7 @@ impl CompiledAction {
             CompiledAction::Edit(Edit::Set(_)) => "set",
             CompiledAction::Edit(Edit::Add(..)) => "add",
             CompiledAction::Edit(Edit::Scale(_)) => "scale",
+            CompiledAction::Edit(Edit::Replace(_)) => "replace",
             CompiledAction::Edit(Edit::ProjectOut(..)) => "project_out",
             CompiledAction::Edit(Edit::Cap(..)) => "cap",
             CompiledAction::Edit(Edit::AddScaled(..)) => "add_scaled",
@@ -177,6 +182,7 @@ impl Edit {
         match self {
             Edit::Set(source) | Edit::Add(source, _) | Edit::Inject(source, _) => Some(source),
             Edit::Scale(_)
+            | Edit::Replace(_)
             | Edit::ProjectOut(..)
             | Edit::Cap(..)
             | Edit::AddScaled(..)
@@ -191,6 +197,7 @@ impl Edit {
             Edit::Set(_)
             | Edit::Add(..)
             | Edit::Scale(_)
+            | Edit::Replace(_)
             | Edit::ProjectOut(..)
             | Edit::AddScaled(..)
             | Edit::NormMatch(_)
@@ -209,6 +216,7 @@ impl Edit {
             Edit::Set(_)
             | Edit::Add(..)
             | Edit::Scale(_)
+            | Edit::Replace(_)
             | Edit::ProjectOut(..)
             | Edit::Cap(..)
             | Edit::Orthogonal(..)
@@ -222,6 +230,7 @@ impl Edit {
             Edit::Set(_) => set::apply(picked, operand),
             Edit::Add(_, by) => add::apply(picked, operand, *by),
             Edit::Scale(by) => scale::apply(picked, *by),
+            Edit::Replace(experts) => replace::apply(picked, experts),
             Edit::ProjectOut(direction, scale) => project_out::apply(picked, direction, *scale),
             Edit::Cap(direction, min, max) => cap::apply(picked, direction, *min, *max),
             Edit::AddScaled(direction, scale) => add_scaled::apply(picked, direction, *scale),
@@ -255,6 +264,8 @@ impl Edit {
                 scale::backward(gradient, *by);
                 Ok(None)
             }
+            // Indices have no gradient; those of the weights and outputs do not depend on it.
+            Edit::Replace(_) => Ok(None),
             Edit::ProjectOut(direction, scale) => {
                 project_out::backward(gradient, direction, *scale);
                 Ok(None)

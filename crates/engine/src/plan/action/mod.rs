@@ -21,6 +21,7 @@ mod operand;
 mod orthogonal;
 mod project_out;
 mod read;
+mod replace;
 mod scale;
 mod set;
 mod skip;
@@ -36,11 +37,13 @@ pub(crate) use edit::{CompiledAction, Edit, EditInput, EditSource, TokenOperand}
 pub use inject::Injection;
 pub use operand::{FromSite, Operand};
 pub(super) use operand::{read_operand, write_operand};
+pub(crate) use replace::check_expert;
 pub use splice::Splice;
 
 use super::compile::{Compiler, TapSite};
 use super::json_value::{ValueParser, ValueWriter};
 use serde_json::{Map, Value};
+use std::collections::BTreeMap;
 
 /// What a tap does with the elements that it selects.
 #[derive(Clone, Debug, PartialEq)]
@@ -70,6 +73,9 @@ pub enum Action {
     Scale(f32),
     /// Replace it by zeros.
     Zero,
+    /// Run other experts in place of chosen ones, at `expert_indices`: from each chosen expert to
+    /// the one that runs.
+    Replace(BTreeMap<usize, usize>),
     /// Replace it by a mean supplied by the caller.
     MeanAblate(Operand),
     /// `h + (s − 1)(h·v)v` with `v` of unit length: 0 removes the direction, 1 changes nothing.
@@ -145,6 +151,8 @@ pub(super) struct ActionInfo {
     edits: bool,
     /// Whether it is allowed at attention sites (scores and weights).
     attention: bool,
+    /// Whether it is allowed on expert indices.
+    indices: bool,
     /// Whether it is allowed on gradients.
     gradients: bool,
 }
@@ -209,45 +217,47 @@ macro_rules! actions {
 
 actions! {
     capture(reduce) = Action::Capture(reduce), operands [reduce],
-        ActionInfo { key: "capture", json: true, edits: false, attention: true, gradients: true };
+        ActionInfo { key: "capture", json: true, edits: false, attention: true, indices: true, gradients: true };
     read() = Action::Read, operands [],
-        ActionInfo { key: "as", json: true, edits: false, attention: true, gradients: true };
+        ActionInfo { key: "as", json: true, edits: false, attention: true, indices: true, gradients: true };
     set(operand) = Action::Set(operand), operands [operand],
-        ActionInfo { key: "set", json: true, edits: true, attention: true, gradients: true };
+        ActionInfo { key: "set", json: true, edits: true, attention: true, indices: true, gradients: true };
     add(operand, scale) = Action::Add { operand, scale }, operands [operand],
-        ActionInfo { key: "add", json: true, edits: true, attention: true, gradients: true };
+        ActionInfo { key: "add", json: true, edits: true, attention: true, indices: false, gradients: true };
     scale(by) = Action::Scale(by), operands [],
-        ActionInfo { key: "scale", json: true, edits: true, attention: true, gradients: true };
+        ActionInfo { key: "scale", json: true, edits: true, attention: true, indices: false, gradients: true };
     zero() = Action::Zero, operands [],
-        ActionInfo { key: "zero", json: true, edits: true, attention: true, gradients: true };
+        ActionInfo { key: "zero", json: true, edits: true, attention: true, indices: false, gradients: true };
+    replace(experts) = Action::Replace(experts), operands [],
+        ActionInfo { key: "replace", json: true, edits: true, attention: false, indices: true, gradients: false };
     mean_ablate(operand) = Action::MeanAblate(operand), operands [operand],
-        ActionInfo { key: "mean_ablate", json: true, edits: true, attention: false, gradients: false };
+        ActionInfo { key: "mean_ablate", json: true, edits: true, attention: false, indices: false, gradients: false };
     project_out(vector, scale) = Action::ProjectOut { vector, scale }, operands [vector],
-        ActionInfo { key: "project_out", json: true, edits: true, attention: false, gradients: false };
+        ActionInfo { key: "project_out", json: true, edits: true, attention: false, indices: false, gradients: false };
     cap(vector, min, max) = Action::Cap { vector, min, max }, operands [vector],
-        ActionInfo { key: "cap", json: true, edits: true, attention: false, gradients: false };
+        ActionInfo { key: "cap", json: true, edits: true, attention: false, indices: false, gradients: false };
     add_scaled(vector, scale) = Action::AddScaled { vector, scale }, operands [vector],
-        ActionInfo { key: "add_scaled", json: true, edits: true, attention: false, gradients: false };
+        ActionInfo { key: "add_scaled", json: true, edits: true, attention: false, indices: false, gradients: false };
     norm_match(vector, scale) = Action::NormMatch { vector, scale }, operands [vector],
-        ActionInfo { key: "norm_match", json: true, edits: true, attention: false, gradients: false };
+        ActionInfo { key: "norm_match", json: true, edits: true, attention: false, indices: false, gradients: false };
     orthogonal(vector, scale) = Action::Orthogonal { vector, scale }, operands [vector],
-        ActionInfo { key: "orthogonal", json: true, edits: true, attention: false, gradients: false };
+        ActionInfo { key: "orthogonal", json: true, edits: true, attention: false, indices: false, gradients: false };
     swap(first, second) = Action::Swap { first, second }, operands [first, second],
-        ActionInfo { key: "swap", json: true, edits: true, attention: false, gradients: false };
+        ActionInfo { key: "swap", json: true, edits: true, attention: false, indices: false, gradients: false };
     inject(operand, how) = Action::Inject { operand, how }, operands [operand],
-        ActionInfo { key: "inject", json: true, edits: true, attention: false, gradients: false };
+        ActionInfo { key: "inject", json: true, edits: true, attention: false, indices: false, gradients: false };
     splice(how) = Action::Splice(how), operands [],
-        ActionInfo { key: "splice", json: true, edits: true, attention: false, gradients: false };
+        ActionInfo { key: "splice", json: true, edits: true, attention: false, indices: false, gradients: false };
     skip(operand) = Action::Skip(operand), operands [operand],
-        ActionInfo { key: "skip", json: true, edits: true, attention: false, gradients: false };
+        ActionInfo { key: "skip", json: true, edits: true, attention: false, indices: false, gradients: false };
     stop() = Action::Stop, operands [],
-        ActionInfo { key: "stop", json: true, edits: false, attention: false, gradients: false };
+        ActionInfo { key: "stop", json: true, edits: false, attention: false, indices: false, gradients: false };
     mark(name) = Action::Mark(name), operands [],
-        ActionInfo { key: "mark", json: true, edits: false, attention: false, gradients: false };
+        ActionInfo { key: "mark", json: true, edits: false, attention: false, indices: false, gradients: false };
     grad(metric, action) = Action::Grad { metric, action }, operands [action],
-        ActionInfo { key: "grad", json: true, edits: false, attention: true, gradients: false };
+        ActionInfo { key: "grad", json: true, edits: false, attention: true, indices: false, gradients: false };
     call(callback) = Action::Call(callback), operands [],
-        ActionInfo { key: "call", json: false, edits: true, attention: true, gradients: false };
+        ActionInfo { key: "call", json: false, edits: true, attention: true, indices: false, gradients: false };
 }
 
 /// Returns the JSON keys of the actions that `of` accepts, for messages.
@@ -283,12 +293,13 @@ impl Action {
 
     /// Rejects it at a site where it is not allowed.
     pub(super) fn check_site(&self, target: TapSite) -> Result<(), String> {
-        let ActionInfo { edits, attention, .. } = *self.info();
+        let ActionInfo { edits, attention, indices, .. } = *self.info();
         if target.on_attention() && !attention {
             return Err(format!("attention sites take only {}", keys(|info| info.attention)));
         }
-        if target.edge.integer && edits {
-            return Err("expert indices can be captured whole, not edited; edit router_logits instead".into());
+        if target.edge.integer && edits && !indices {
+            let allowed = keys(|info| info.indices);
+            return Err(format!("expert indices take only {allowed}; edit router_logits instead"));
         }
         if target.edge.observe_only && edits {
             return Err("a recurrent state can be captured, not edited: it is updated inside one op; edit mixer_in or conv_out, from which it is computed".into());
@@ -306,6 +317,7 @@ impl Action {
             | Action::Add { .. }
             | Action::Scale(_)
             | Action::Zero
+            | Action::Replace(_)
             | Action::MeanAblate(_)
             | Action::ProjectOut { .. }
             | Action::Cap { .. }
@@ -333,6 +345,7 @@ impl Action {
             | Action::Set(_)
             | Action::Scale(_)
             | Action::Zero
+            | Action::Replace(_)
             | Action::MeanAblate(_)
             | Action::ProjectOut { .. }
             | Action::Cap { .. }

@@ -33,7 +33,7 @@ pub(super) fn compile_condition(key: &str, target: TapSite, then: Consequence) -
     if target.edge.integer {
         return Err("`when` cannot test expert indices; test router_logits instead".into());
     }
-    if target.tap.heads.is_some() || target.tap.units.is_some() {
+    if target.tap.heads.is_some() || target.tap.units.is_some() || target.tap.experts.is_some() {
         return Err(format!("`{key}` reads all units of its site; select with zeros in the direction"));
     }
     Ok(CompiledAction::Condition(Condition::new(when, target.columns.len(), then)?))

@@ -4,7 +4,7 @@ use super::Builder;
 use crate::architecture::{Activation, Dense, Experts, Mlp};
 use crate::point::Point;
 use crate::program::WeightKind;
-use crate::program::{EdgeId, Expert, Layout, OpKind};
+use crate::program::{EdgeId, Expert, Layout, OpKind, Routed};
 
 impl Builder {
     pub(super) fn mlp(&mut self, width: usize, mlp: &Mlp, x: EdgeId) -> EdgeId {
@@ -68,6 +68,8 @@ impl Builder {
         let weights = self.edge(Some(Point::ExpertWeights), spec.top_k, Layout::Flat);
         let indices = self.edge(Some(Point::ExpertIndices), spec.top_k, Layout::Flat);
         self.edges[indices].integer = true;
+        let routed = Some(Routed { indices, slots: spec.top_k, experts: spec.count });
+        (self.edges[weights].routed, self.edges[indices].routed) = (routed, routed);
         let correction =
             spec.routing.correction.then(|| self.weight("mlp.correction", vec![spec.count], WeightKind::Vector));
         let (top_k, routing) = (spec.top_k, spec.routing);
@@ -76,9 +78,12 @@ impl Builder {
         let read = spec.latent.map_or(x, |latent| self.matmul(x, "mlp.latent_in", latent.width, latent.bias, None));
         let inner = self.edges[read].width;
         let experts = (0..spec.count).map(|e| self.expert(inner, &spec.expert, e)).collect();
+        // [tokens, slots, inner]
+        let expert_out = self.edge(Some(Point::ExpertOut), spec.top_k * inner, Layout::Heads(spec.top_k));
+        self.edges[expert_out].routed = routed;
         let mut out = self.edge(None, inner, Layout::Flat);
         let (activation, on_input) = (spec.expert.activation, spec.routing.on_input);
-        self.op(OpKind::Experts { x: read, weights, indices, experts, activation, on_input, out });
+        self.op(OpKind::Experts { x: read, weights, indices, experts, activation, on_input, expert_out, out });
         if let Some(latent) = spec.latent {
             out = self.matmul(out, "mlp.latent_out", width, latent.bias, None);
         }

@@ -316,6 +316,7 @@ impl Builder {
             layout,
             token_set: self.token_set,
             integer: false,
+            routed: None,
             observe_only: false,
             producer: self.ops.len(),
         });

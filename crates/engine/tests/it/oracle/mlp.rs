@@ -67,17 +67,27 @@ impl Oracle<'_> {
         choices.iter_mut().flatten().zip(weights.concat()).for_each(|((_, own), weight)| *own = weight);
 
         let read = if spec.latent.is_some() { self.product(x, "mlp.latent_in") } else { x.clone() };
-        let mut out = Tokens::new();
+        // [tokens, chosen, width]
+        let mut outputs = Tokens::new();
         for (x, choices) in read.iter().zip(&choices) {
-            let mut sum = vec![0.0; x.len()];
+            let mut of_token = Vec::new();
             for &(expert, weight) in choices {
-                let (before, after) = if spec.routing.on_input { (weight, 1.0) } else { (1.0, weight) };
+                let before = if spec.routing.on_input { weight } else { 1.0 };
                 let x: Vec<f64> = x.iter().map(|x| x * before).collect();
-                let made = self.dense(&spec.expert, &format!("mlp.experts.{expert}"), &vec![x], false).remove(0);
+                of_token.extend(self.dense(&spec.expert, &format!("mlp.experts.{expert}"), &vec![x], false).remove(0));
+            }
+            outputs.push(of_token);
+        }
+        self.put("expert_out", &mut outputs);
+        let sum = |(outputs, choices): (&Vec<f64>, &Vec<(usize, f64)>)| {
+            let mut sum = vec![0.0; outputs.len() / choices.len()];
+            for (made, (_, weight)) in outputs.chunks_exact(sum.len()).zip(choices) {
+                let after = if spec.routing.on_input { 1.0 } else { *weight };
                 sum.iter_mut().zip(made).for_each(|(y, x)| *y += x * after);
             }
-            out.push(sum);
-        }
+            sum
+        };
+        let mut out: Tokens = outputs.iter().zip(&choices).map(sum).collect();
         if spec.latent.is_some() {
             out = self.product(&out, "mlp.latent_out");
         }
