@@ -52,8 +52,7 @@ impl Sae {
     /// Its description as JSON.
     #[getter]
     fn info(&self, py: Python<'_>) -> PyResult<String> {
-        serde_json::to_string(&self.0.info)
-            .map_err(|fault| error(py, ErrorKind::Input, &fault.to_string(), None))
+        serde_json::to_string(&self.0.info).map_err(|fault| error(py, ErrorKind::Input, &fault.to_string(), None))
     }
 
     /// `(d_in, d_out, n_features)`.

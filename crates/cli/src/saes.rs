@@ -4,8 +4,8 @@ use crate::args::{ModelArgs, PlanArgs};
 use crate::commands::say;
 use crate::failure::Failure;
 use pellucid_engine::{Action, Splice, Tap};
-use pellucid_models::sae::{AttachOptions, SaeCheck, read_named_sae};
 use pellucid_models::LoadedModel;
+use pellucid_models::sae::{AttachOptions, SaeCheck, read_named_sae};
 
 /// Attaches the autoencoders of `--sae PATH[@SITE]`, and reports how well each reconstructs.
 pub fn attach(loaded: &mut LoadedModel, args: &ModelArgs) -> Result<(), Failure> {

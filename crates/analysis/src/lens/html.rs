@@ -5,8 +5,8 @@
 
 use super::color::{DARK, LIGHT, Scale};
 use super::table::LensTable;
-use crate::text::{one_line, visible};
 use crate::html::escape_json;
+use crate::text::{one_line, visible};
 use serde::Serialize;
 
 const PAGE: &str = include_str!("page.html");

@@ -215,7 +215,9 @@ impl LossSums {
     fn add_row(&mut self, model: &Model, site: Site, row: &[u32], ignored: &[u32], mean: &[f32]) -> Result<()> {
         let positions = kept(row, ignored);
         let name = site.to_string();
-        let at = |action: Action| Tap::new(&name, action).positions(positions.iter().map(|&position| position as i64).collect::<Vec<i64>>());
+        let at = |action: Action| {
+            Tap::new(&name, action).positions(positions.iter().map(|&position| position as i64).collect::<Vec<i64>>())
+        };
         let everywhere = |action: Action| Tap::new(&name, action);
         let changes = [
             None,

@@ -69,22 +69,23 @@ pub fn features(loaded: &LoadedModel, site: Site, row: &[u32], top: usize, token
             };
             shown.push(FiringFeature { feature, value: line[feature], promoted, suppressed });
         }
-        table.push(TokenFeatures { position, token: token_text(loaded, row[position]), active: count, features: shown });
+        table.push(TokenFeatures {
+            position,
+            token: token_text(loaded, row[position]),
+            active: count,
+            features: shown,
+        });
     }
     Ok(FeatureTable { model: loaded.name.clone(), site: site.to_string(), n_features, tokens: table })
 }
 
 /// The tokens whose logits a feature's decoder row raises and lowers most. Empty if the row is not
 /// as wide as the residual stream.
-fn token_effects(
-    loaded: &LoadedModel,
-    site: Site,
-    feature: usize,
-    count: usize,
-) -> Result<(Vec<String>, Vec<String>)> {
+fn token_effects(loaded: &LoadedModel, site: Site, feature: usize, count: usize) -> Result<(Vec<String>, Vec<String>)> {
     let model = &loaded.model;
     let attached = model.saes().iter().find(|attached| attached.write == site);
-    let sae = &attached.ok_or_else(|| Error::input("no SAE is attached there", pellucid_engine::Remedy::AttachSae))?.sae;
+    let sae =
+        &attached.ok_or_else(|| Error::input("no SAE is attached there", pellucid_engine::Remedy::AttachSae))?.sae;
     let architecture = model.program().architecture();
     if count == 0 || sae.d_out() != architecture.width || model.program().logits_edge().is_none() {
         return Ok((Vec::new(), Vec::new()));

@@ -63,7 +63,10 @@ pub fn examples_html(site: &str, feature: usize, examples: &[Example]) -> String
             )
         };
         let text: String = example.context.iter().map(token).collect();
-        rows += &format!("<tr><td class=n>{:.3}</td><td class=n>{}</td><td>{text}</td></tr>\n", example.value, example.text);
+        rows += &format!(
+            "<tr><td class=n>{:.3}</td><td class=n>{}</td><td>{text}</td></tr>\n",
+            example.value, example.text
+        );
     }
     page(
         &format!("Feature {feature} at {}", escape_text(site)),

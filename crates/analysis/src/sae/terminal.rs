@@ -9,9 +9,17 @@ const TOKEN: usize = 14;
 /// Draws the features of a prompt, one line per feature, ending in a newline. With `color`, strong
 /// features are bright.
 pub fn features_text(table: &FeatureTable, width: usize, color: bool) -> String {
-    let strongest = table.tokens.iter().flat_map(|token| &token.features).fold(0.0_f32, |max, f| max.max(f.value.abs()));
+    let strongest =
+        table.tokens.iter().flat_map(|token| &token.features).fold(0.0_f32, |max, f| max.max(f.value.abs()));
     let mut lines = vec![format!("{}, {}: {} features", table.model, table.site, table.n_features), String::new()];
-    lines.push(format!("{:>4}  {}  {:>6}  {:>8} {:>8}  promotes / suppresses", "", fit("token", TOKEN), "active", "feature", "value"));
+    lines.push(format!(
+        "{:>4}  {}  {:>6}  {:>8} {:>8}  promotes / suppresses",
+        "",
+        fit("token", TOKEN),
+        "active",
+        "feature",
+        "value"
+    ));
     for token in &table.tokens {
         let text = fit(&visible(&token.token), TOKEN);
         let mut head = format!("{:>4}  {text}  {:>6}", token.position, token.active);
@@ -78,7 +86,11 @@ pub fn eval_text(eval: &SaeEval) -> String {
             "{:<16}{:>10}{:>12.4}{:>14.4}{:>14.4}",
             "KL from plain", "", losses.kl_spliced, losses.kl_zero_ablated, losses.kl_mean_ablated
         ),
-        format!("recovered: {:.1} % of cross-entropy, {:.1} % of KL", 100.0 * losses.ce_recovered, 100.0 * losses.kl_recovered),
+        format!(
+            "recovered: {:.1} % of cross-entropy, {:.1} % of KL",
+            100.0 * losses.ce_recovered,
+            100.0 * losses.kl_recovered
+        ),
     ];
     lines.join("\n") + "\n"
 }

@@ -68,7 +68,7 @@ pub enum Command {
 }
 
 /// Selects a model and its storage formats.
-#[derive(Args)]
+#[derive(Args, Clone)]
 pub struct ModelArgs {
     /// Model directory, GGUF file, Hugging Face id or pulled name [default: the built-in model]
     #[arg(long, short, value_name = "M")]

@@ -1,5 +1,6 @@
 //! Arguments of `pellucid sae`.
 
+use super::ModelArgs;
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
 
@@ -7,6 +8,12 @@ use std::path::PathBuf;
 pub enum SaeCommand {
     /// Show what a sparse autoencoder or transcoder is and where it belongs.
     Inspect(SaeInspectArgs),
+    /// Evaluate an SAE on a corpus: reconstruction, sparsity, and the model's loss with it spliced in.
+    Eval(SaeEvalArgs),
+    /// List the features that fire at each token of a prompt.
+    Features(SaeFeaturesArgs),
+    /// Show the strongest examples of a feature in a corpus.
+    Top(SaeTopArgs),
 }
 
 #[derive(Args)]
@@ -26,4 +33,85 @@ pub struct SaeInspectArgs {
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
+}
+
+/// Model, autoencoder and output of an analysis.
+#[derive(Args)]
+pub struct SaeAnalysisArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// The site of the SAE, if several are attached
+    #[arg(long, value_name = "SITE")]
+    pub site: Option<String>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args)]
+#[command(
+    after_help = "Averages are over all tokens except special ones (BOS, end of text). \"Recovered\" compares the loss \
+with the reconstruction spliced in with that of the plain model (100 %) and of zeros in its place (0 %).\n\n\
+  pellucid sae eval --corpus texts.txt                              the built-in SAE of the built-in model\n  \
+  pellucid sae eval --model gpt2 --sae res-jb/blocks.8.hook_resid_pre --corpus texts.jsonl --json"
+)]
+pub struct SaeEvalArgs {
+    #[command(flatten)]
+    pub analysis: SaeAnalysisArgs,
+    /// Texts: paragraphs separated by empty lines, or JSONL with a string or a `text` per line
+    #[arg(long, value_name = "F")]
+    pub corpus: PathBuf,
+    /// Maximum number of texts
+    #[arg(long, value_name = "N", default_value_t = 200)]
+    pub limit: usize,
+    /// Maximum number of tokens of a text
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    pub context: usize,
+}
+
+#[derive(Args)]
+#[command(
+    after_help = "  pellucid sae features \"Tom saw a dog.\"                   the built-in SAE of the built-in model\n  \
+pellucid sae features \"The Eiffel Tower\" --model gpt2 --sae DIR --html features.html"
+)]
+pub struct SaeFeaturesArgs {
+    /// The prompt
+    pub prompt: String,
+    #[command(flatten)]
+    pub analysis: SaeAnalysisArgs,
+    /// Features per token
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub top: usize,
+    /// Promoted and suppressed tokens per feature
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub tokens: usize,
+    /// Write a page instead
+    #[arg(long, value_name = "F.html")]
+    pub html: Option<PathBuf>,
+}
+
+#[derive(Args)]
+#[command(
+    after_help = "  pellucid sae top 17 --corpus texts.txt                     the built-in SAE of the built-in model"
+)]
+pub struct SaeTopArgs {
+    /// Index of the feature
+    pub feature: usize,
+    #[command(flatten)]
+    pub analysis: SaeAnalysisArgs,
+    /// Texts: paragraphs separated by empty lines, or JSONL with a string or a `text` per line
+    #[arg(long, value_name = "F")]
+    pub corpus: PathBuf,
+    /// Maximum number of texts
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    pub limit: usize,
+    /// Maximum number of tokens of a text
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    pub context: usize,
+    /// Number of examples
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub count: usize,
+    /// Write a page instead
+    #[arg(long, value_name = "F.html")]
+    pub html: Option<PathBuf>,
 }

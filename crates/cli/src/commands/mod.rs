@@ -11,10 +11,12 @@ pub mod run;
 pub mod sae;
 pub mod sites;
 pub mod steer;
+mod terminal;
 pub mod tokens;
 
 use crate::failure::{Failure, output};
 use std::io::Write;
+use terminal::{color_depth, terminal_width};
 
 /// Writes results to stdout.
 fn print(text: &str) -> Result<(), Failure> {

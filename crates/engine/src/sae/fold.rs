@@ -14,17 +14,24 @@ impl Sae {
     /// Fails for kinds that would select other features, and for several decoders. A row of zeros
     /// stays as it is.
     pub fn fold_decoder_norms(&self, pool: &Pool) -> Result<Sae> {
-        let refuse = |problem: &str| {
-            let problem = format!("decoder norms cannot be folded: {problem}");
-            Err(Error::input(problem, "use the autoencoder as it is; activations differ by the norms only"))
-        };
+        if matches!(
+            self.kind,
+            SaeKind::TopK { by_decoder_norm: None, .. } | SaeKind::AbsTopK { .. } | SaeKind::GroupMax { .. }
+        ) {
+            return refuse("it ranks features by their pre-activations, and would rank them differently");
+        }
+        self.scale_to_unit_decoder_rows(pool)
+    }
+
+    /// [`fold_decoder_norms`](Self::fold_decoder_norms) for any kind. A kind that ranks features
+    /// then ranks them by the new pre-activations.
+    pub fn scale_to_unit_decoder_rows(&self, pool: &Pool) -> Result<Sae> {
         let [decoder] = &self.decoders[..] else {
             return refuse("each feature has one row in each of several decoders");
         };
         let norms = row_norms(decoder);
         let scaled = |vector: &[f32]| vector.iter().zip(&norms).map(|(x, norm)| x * norm).collect::<Vec<f32>>();
         let kind = match &self.kind {
-            SaeKind::Relu => SaeKind::Relu,
             SaeKind::JumpRelu { threshold } => SaeKind::JumpRelu { threshold: scaled(threshold) },
             SaeKind::Gated { gate_bias, magnitude_bias, log_scale } => SaeKind::Gated {
                 gate_bias: scaled(gate_bias),
@@ -32,10 +39,8 @@ impl Sae {
                 log_scale: log_scale.clone(),
             },
             // Selection by `p · norm` is selection by the new pre-activations.
-            SaeKind::TopK { k, by_decoder_norm: Some(_) } => SaeKind::TopK { k: *k, by_decoder_norm: None },
-            SaeKind::TopK { by_decoder_norm: None, .. } | SaeKind::AbsTopK { .. } | SaeKind::GroupMax { .. } => {
-                return refuse("it ranks features by their pre-activations, and would rank them differently");
-            }
+            SaeKind::TopK { k, .. } => SaeKind::TopK { k: *k, by_decoder_norm: None },
+            other => other.clone(),
         };
         let scale_row = |matrix: &Matrix, row: usize, factor: f32, out: &mut [f32]| {
             matrix.row(row, out);
@@ -61,6 +66,11 @@ impl Sae {
                 .map(|skip| Matrix::pack(pool, skip.rows(), skip.cols(), DType::F32, &|row, out| skip.row(row, out))),
         })
     }
+}
+
+fn refuse(problem: &str) -> Result<Sae> {
+    let problem = format!("decoder norms cannot be folded: {problem}");
+    Err(Error::input(problem, "use the autoencoder as it is; activations differ by the norms only"))
 }
 
 /// Norm of each row; 1 for a row of zeros.

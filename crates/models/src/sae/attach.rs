@@ -30,7 +30,10 @@ impl LoadedModel {
             _ => None,
         };
         if let Some(problem) = check.as_ref().and_then(SaeCheck::problem) {
-            return Err(Error::usage(format!("{}: {problem}", info.path.display()), pellucid_engine::Remedy::Unchecked));
+            return Err(Error::usage(
+                format!("{}: {problem}", info.path.display()),
+                pellucid_engine::Remedy::Unchecked,
+            ));
         }
         self.model = attached;
         Ok(check)

@@ -7,6 +7,7 @@ use pellucid_engine::sae::Sae;
 use pellucid_engine::{Action, Model, Plan, Point, RunOptions, Site, Tap};
 use pellucid_kernels::Pool;
 use serde::Serialize;
+use std::collections::{BTreeSet, HashMap};
 
 /// The text that is reconstructed.
 const TEXT: &str = "Once there was a small town by the sea. Every morning the baker opened his shop, and the smell \
@@ -107,9 +108,12 @@ pub(super) fn check(
     let mut tried = |assumption: String, explained_variance: f64| {
         check.tried.push(Tried { assumption, explained_variance });
     };
-    for site in other_sites(model, info.role, write) {
-        let from = if read == write { site } else { Site { layer: site.layer, ..read } };
-        let (Ok(x), Ok(y)) = (capture(model, &tokens, from), capture(model, &tokens, site)) else { continue };
+    let sites = other_sites(model, info.role, write);
+    let inputs: Vec<Site> =
+        sites.iter().map(|&site| if read == write { site } else { Site { layer: site.layer, ..read } }).collect();
+    let captured = capture_all(model, &tokens, &[sites.clone(), inputs.clone()].concat())?;
+    for (site, input) in sites.iter().zip(&inputs) {
+        let (Some(x), Some(y)) = (captured.get(input), captured.get(site)) else { continue };
         if x.len() == tokens.len() * sae.d_in() && y.len() == tokens.len() * sae.d_out() {
             tried(format!("at {site}"), explained(sae, &x[sae.d_in()..], &y[sae.d_out()..]));
         }
@@ -135,19 +139,26 @@ fn encode(tokenizer: &Tokenizer, special: bool) -> Result<Vec<u32>> {
     Ok(tokens)
 }
 
-/// The other sites at which an autoencoder may belong: its point at neighboring layers, and other
-/// points of its layer and the next ones.
+/// The other sites at which an autoencoder may belong: its point at every layer, and other points of
+/// its layer.
 fn other_sites(model: &Model, role: SaeRole, site: Site) -> Vec<Site> {
-    let Some(layer) = site.layer else { return Vec::new() };
-    let same = (layer.saturating_sub(2)..=layer + 2).map(|layer| Site { layer: Some(layer), ..site });
-    let points = [
-        Point::ResidPre, Point::ResidMid, Point::ResidPost, Point::AttnOut, Point::AttnOutPost, Point::MlpIn,
-        Point::MlpNormed, Point::MlpOut, Point::MlpOutPost, Point::Z,
-    ];
-    let points = if role == SaeRole::Transcoder { &points[7..9] } else { &points[..] };
-    let others = points.iter().map(|&point| Site { point, ..site });
     let program = model.program();
-    let mut seen = program.edge_of(site).into_iter().collect::<Vec<_>>();
+    let same = (0..program.architecture().layers.len()).map(|layer| Site { layer: Some(layer), ..site });
+    let points = [
+        Point::MlpOut,
+        Point::MlpOutPost,
+        Point::ResidPre,
+        Point::ResidMid,
+        Point::ResidPost,
+        Point::AttnOut,
+        Point::AttnOutPost,
+        Point::MlpIn,
+        Point::MlpNormed,
+        Point::Z,
+    ];
+    let points = if role == SaeRole::Transcoder { &points[..2] } else { &points[..] };
+    let others = points.iter().map(|&point| Site { point, ..site });
+    let mut seen: Vec<_> = program.edge_of(site).into_iter().collect();
     same.chain(others)
         .filter(|&site| {
             // Two names of one edge are one candidate.
@@ -160,9 +171,16 @@ fn other_sites(model: &Model, role: SaeRole, site: Site) -> Vec<Site> {
 
 /// The activations of a site, `[tokens, width]`.
 fn capture(model: &Model, tokens: &[u32], site: Site) -> Result<Vec<f32>> {
-    let plan = Plan::of([Tap::new(site.to_string(), Action::Capture(None))]);
+    Ok(capture_all(model, tokens, &[site])?.remove(&site).unwrap_or_default())
+}
+
+/// The activations of several sites in one run, `[tokens, width]` each. Sites that the model lacks
+/// are left out.
+fn capture_all(model: &Model, tokens: &[u32], sites: &[Site]) -> Result<HashMap<Site, Vec<f32>>> {
+    let known: BTreeSet<Site> = sites.iter().copied().filter(|&site| model.program().edge_of(site).is_some()).collect();
+    let plan = Plan::of(known.iter().map(|site| Tap::new(site.to_string(), Action::Capture(None))));
     let run = model.run(&[tokens.to_vec()], &plan, &RunOptions::default())?;
-    Ok(run.captures.into_iter().next().map(|capture| capture.array.values().to_vec()).unwrap_or_default())
+    Ok(run.captures.into_iter().map(|capture| (capture.site, capture.array.values().to_vec())).collect())
 }
 
 /// Explained variance of `y` by the reconstructions from `x`.

@@ -46,7 +46,7 @@ use sha2::{Digest, Sha256};
 
 pub use attach::AttachOptions;
 pub use check::{SaeCheck, Tried};
-pub use fold::{fold_decoder_norms, fold_input_scale};
+pub use fold::fold_input_scale;
 pub use info::{SaeInfo, SaeRole};
 pub use layout::SaeLayout;
 pub use named::{BUILTIN, read_named_sae};

@@ -1,14 +1,14 @@
 //! From the stored parts of an autoencoder to its runtime type.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use pellucid_engine::sae::{InputNormalization, Sae, SaeKind};
 use pellucid_kernels::Pool;
 
 use super::LoadedSae;
 use super::file::WeightFile;
-use super::fold::fold_norms;
-use super::info::{SaeRole, Facts, SaeInfo};
+use super::info::{Facts, SaeInfo, SaeRole};
 use super::layout::SaeLayout;
 use super::view::MatrixView;
 use crate::{Error, Result};
@@ -96,7 +96,7 @@ impl Parts {
             skip: self.skip.map(|skip| skip.pack(pool)),
         };
         if self.fold_norms {
-            sae = fold_norms(sae)?;
+            sae = sae.scale_to_unit_decoder_rows(pool)?;
         }
         let files = files.iter().map(|file| file.path.clone()).collect();
         let mut info = SaeInfo::new(path, layout, &sae, facts, files);

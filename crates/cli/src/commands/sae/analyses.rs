@@ -64,8 +64,7 @@ pub fn top(args: SaeTopArgs) -> Result<(), Failure> {
     let (loaded, site) = load(&args.analysis)?;
     let rows = rows(loaded, &args.corpus, args.limit, args.context)?;
     let bar = progress::DelayedProgressBar::new("reading the corpus");
-    let examples =
-        sae::top_examples(loaded, site, args.feature, &rows, args.count, &mut |done| bar.set(done))?;
+    let examples = sae::top_examples(loaded, site, args.feature, &rows, args.count, &mut |done| bar.set(done))?;
     bar.finish();
     if args.analysis.json {
         return print_json(&examples);

@@ -1,5 +1,6 @@
 //! `pellucid sae`: sparse autoencoders and transcoders.
 
+mod analyses;
 mod inspect;
 
 use crate::args::SaeCommand;
@@ -8,5 +9,8 @@ use crate::failure::Failure;
 pub fn run(command: SaeCommand) -> Result<(), Failure> {
     match command {
         SaeCommand::Inspect(args) => inspect::run(args),
+        SaeCommand::Eval(args) => analyses::eval(args),
+        SaeCommand::Features(args) => analyses::features(args),
+        SaeCommand::Top(args) => analyses::top(args),
     }
 }

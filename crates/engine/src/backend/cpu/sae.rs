@@ -195,7 +195,7 @@ impl SaeOp<'_> {
                 Ok(frame.reuse(edge, self.index, taps))
             }
             Chunk::Some(pass) => {
-                taps.apply(frame.program, pass, edge, &mut value)?;
+                taps.apply(frame.program, pass, edge, &mut value, &[])?;
                 Ok(value)
             }
         }

@@ -2,8 +2,7 @@
 
 use super::{
     Callback, CompiledReduce, Injection, Splice, add, add_scaled, cap, inject, norm_match, orthogonal, project_out,
-    replace,
-    scale, set, swap,
+    replace, scale, set, swap,
 };
 use crate::plan::ValueId;
 use crate::plan::when::{Condition, Consequence};

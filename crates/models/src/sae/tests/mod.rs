@@ -199,7 +199,7 @@ fn check(
     decoder: impl Fn(usize, usize, usize) -> f32,
     sites: (&[&str], &[&str]),
 ) {
-    let Sae { encoder: matrix, decoders, .. } = &loaded.sae;
+    let Sae { encoder: matrix, decoders, .. } = &*loaded.sae;
     for feature in 0..loaded.sae.n_features() {
         let expected: Vec<f32> = (0..loaded.sae.d_in()).map(|input| encoder(feature, input)).collect();
         assert_eq!(row(matrix, feature), expected, "encoder of feature {feature}");

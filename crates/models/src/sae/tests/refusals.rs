@@ -1,8 +1,10 @@
 //! Bad input: the error names the file, the tensor or key and the expected shape.
 
 use super::*;
-use crate::sae::{fold_decoder_norms, fold_input_scale};
+use crate::sae::fold_input_scale;
+use pellucid_kernels::Pool;
 use serde_json::json;
+use std::sync::Arc;
 
 const D: usize = 5;
 const N: usize = 12;
@@ -130,7 +132,7 @@ fn folds_leave_reconstructions_unchanged() {
         settings(dir.path(), json!({"architecture": architecture}));
         let (before, recon) = encode_decode(&read(dir.path()).sae, &x);
         assert!(before.iter().any(|act| *act > 0.0), "features are active");
-        let folded = fold_decoder_norms(read(dir.path()).sae).expect("folded");
+        let folded = read(dir.path()).sae.fold_decoder_norms(&Pool::global()).expect("folded");
         let (after, same) = encode_decode(&folded, &x);
         for feature in 0..N {
             let norm = (0..D).map(|o| f64::from(arrays.get("W_dec").at(&[feature, o])).powi(2)).sum::<f64>().sqrt();
@@ -144,13 +146,18 @@ fn folds_leave_reconstructions_unchanged() {
         let c = 1.75;
         let scaled: Vec<f64> = x.iter().map(|x| x * c).collect();
         let (acts, recon) = encode_decode(&read(dir.path()).sae, &scaled);
-        let folded = fold_input_scale(read(dir.path()).sae, c as f32).expect("folded");
+        let folded = fold_input_scale(owned(read(dir.path())), c as f32).expect("folded");
         let (folded_acts, folded_recon) = encode_decode(&folded, &x);
         assert!(acts.iter().zip(&folded_acts).all(|(a, b)| (a - b).abs() < 1e-5));
         assert!(recon.iter().zip(&folded_recon).all(|(a, b)| (a / c - b).abs() < 1e-5));
     }
     settings(dir.path(), json!({"architecture": "topk", "k": 2}));
     saelens().save(dir.path(), "sae_weights.safetensors");
-    let refused = fold_decoder_norms(read(dir.path()).sae).map(|_| ()).expect_err("refused");
+    let refused = read(dir.path()).sae.fold_decoder_norms(&Pool::global()).map(|_| ()).expect_err("refused");
     assert!(refused.to_string().contains("change the selection"), "{refused}");
+}
+
+/// The weights of an autoencoder that is not shared.
+fn owned(loaded: LoadedSae) -> Sae {
+    Arc::into_inner(loaded.sae).expect("not shared")
 }
