@@ -12,8 +12,8 @@ pub const WEIGHTS: &[u8] = include_bytes!("../builtin/model.safetensors");
 /// Its `tokenizer.json`.
 pub const TOKENIZER: &[u8] = include_bytes!("../builtin/tokenizer.json");
 
-/// `cfg.json` of its sparse autoencoder, in the layout of SAELens. `builtin/sae/README.md` describes
-/// its training and states its quality.
+/// `cfg.json` of its sparse autoencoder, in the layout of SAELens. `builtin/sae/README.md`
+/// describes its training and states its quality.
 pub const SAE_CONFIG: &[u8] = include_bytes!("../builtin/sae/cfg.json");
 /// `sae_weights.safetensors` of its sparse autoencoder, f16.
 pub const SAE_WEIGHTS: &[u8] = include_bytes!("../builtin/sae/sae_weights.safetensors");
