@@ -137,6 +137,11 @@ impl<'a> ArchiveMembers<'a> {
                 DAMAGED,
             ));
         };
+        // An expanded tensor repeats elements, so its size is not limited by the file's.
+        let elements = shape.iter().try_fold(1u64, |product, size| product.checked_mul(*size));
+        if elements.is_none_or(|elements| elements > extent) {
+            return Err(wrong(format!("it is not contiguous (strides {strides:?}, shape {shape:?})"), CONVERT));
+        }
         // All of these are at most the file's length here.
         let start = range.start + (offset * size) as usize;
         let range = start..start + (extent * size) as usize;
@@ -147,8 +152,7 @@ impl<'a> ArchiveMembers<'a> {
 }
 
 /// Number of elements from the first to the last of a tensor, inclusive; 0 if it is empty. `None`
-/// if it overflows, if a dimension has no stride, or if a stride repeats elements (an expanded
-/// tensor).
+/// if it overflows or if a dimension has no stride.
 fn extent(shape: &[u64], strides: &[u64]) -> Option<u64> {
     if shape.len() != strides.len() {
         return None;
@@ -157,10 +161,7 @@ fn extent(shape: &[u64], strides: &[u64]) -> Option<u64> {
         return Some(0);
     }
     let mut steps = shape.iter().zip(strides).filter(|(size, _)| **size > 1);
-    steps.try_fold(1u64, |extent, (size, stride)| {
-        let step = (size - 1).checked_mul(*stride).filter(|step| *step > 0)?;
-        extent.checked_add(step)
-    })
+    steps.try_fold(1u64, |extent, (size, stride)| extent.checked_add((size - 1).checked_mul(*stride)?))
 }
 
 fn range(start: Option<u64>, size: u64, file: usize) -> Option<Range<usize>> {

@@ -95,7 +95,7 @@ impl LoadedSae {
 /// that holds several (`layer_3.safetensors`).
 ///
 /// ```no_run
-/// let loaded = pellucid_models::sae::read_sae("gpt2-small-res-jb/blocks.8.hook_resid_pre".as_ref())?;
+/// let loaded = pellucid_models::sae::read_sae("saes/blocks.8.hook_resid_pre".as_ref())?;
 /// println!("{} features at {:?}", loaded.sae.n_features(), loaded.site_in());
 /// # Ok::<(), pellucid_models::Error>(())
 /// ```

@@ -3,7 +3,8 @@
 //! Per layer: `layer_0.safetensors` … with `W_enc [n, d]`, `W_dec [n, d]`, `W_skip [d, d]`, and a
 //! threshold if JumpReLU. Across layers: `W_enc_0.safetensors` and `W_dec_0.safetensors` …, where
 //! `W_dec_i [n, layers - i, d]` writes layer i and all later ones. Hook points and base model are
-//! in `config.yaml`; transcoders of Qwen 3 may have only `wandb-config.yaml` (or `wanb-config.yaml`).
+//! in `config.yaml`; transcoders of Qwen 3 may have only `wandb-config.yaml` (or
+//! `wanb-config.yaml`).
 //!
 //! The reconstruction of a layer by a cross-layer transcoder is the sum over all earlier layers'
 //! features plus one bias, so each layer that is read contributes the bias of its own.

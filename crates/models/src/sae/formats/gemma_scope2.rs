@@ -1,11 +1,11 @@
 //! Gemma Scope 2: JumpReLU autoencoders, transcoders with and without an affine skip path,
 //! cross-layer transcoders and crosscoders of Gemma 3.
 //!
-//! One autoencoder is `config.json` and `params.safetensors`: `w_enc [d_in, n]`,
-//! `w_dec [n, d_out]`, `affine_skip_connection [d_in, d_out]`. A model of several layers has one file per layer,
-//! `params_layer_0.safetensors` …: features of layer i read layer i, and `w_dec [n, layers, d_out]`
-//! writes all of them. Its reconstruction of a layer is the sum over these files, of which each
-//! contributes the bias of its own layer.
+//! One autoencoder is `config.json` and `params.safetensors`: `w_enc [d_in, n]`, `w_dec [n,
+//! d_out]`, `affine_skip_connection [d_in, d_out]`. A model of several layers has one file per
+//! layer, `params_layer_0.safetensors` …: features of layer i read layer i, and `w_dec [n, layers,
+//! d_out]` writes all of them. Its reconstruction of a layer is the sum over these files, of which
+//! each contributes the bias of its own layer.
 
 use pellucid_engine::sae::SaeKind;
 

@@ -2,8 +2,8 @@
 //! has `config.json` and `sae_weights.safetensors`.
 //!
 //! Weights of `nn.Linear`: `encoder.weight [n, d_in]`, `decoder.weight [d_out, n]`. Inputs are
-//! scaled to a mean norm of sqrt(d), by the mean norms that the settings hold. The scalar threshold of
-//! `hyperparams.json` is in units of unscaled inputs, so it is multiplied by the same scale.
+//! scaled to a mean norm of sqrt(d), by the mean norms that the settings hold. The scalar threshold
+//! of `hyperparams.json` is in units of unscaled inputs, so it is multiplied by the same scale.
 
 use pellucid_engine::sae::{InputNormalization, SaeKind};
 
