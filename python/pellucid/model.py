@@ -17,12 +17,12 @@ from .engine import Engine
 from .errors import InputError, PlanError
 from .prefixes import Prefixes
 from .results import Captures, Mark, to_numpy
-from .saes import Sae, load_sae
+from .sae_api import SaeApi
 from .site_table import Sites
 from .steering import SteeringVectors
 from .steering import extract as extract_vectors
 from .trace import Generation, PlanBlock, Scan, Session, Trace
-from .transformer_lens import ActivationCache, TransformerLensApi
+from .transformer_lens import TransformerLensApi
 
 
 def load(
@@ -67,7 +67,7 @@ def pull(name: str) -> str:
     return fspath(_core.pull(name))
 
 
-class Model(TransformerLensApi):
+class Model(SaeApi, TransformerLensApi):
     """A model. Edited copies share its weights. Thread-safe."""
 
     def __init__(self, core: _core.Model, edits: tuple[_core.Plan, ...] = (), sites: Sites | None = None) -> None:
@@ -75,8 +75,6 @@ class Model(TransformerLensApi):
         self.edits = edits
         self.sites = sites if sites is not None else Sites(core)
         """The table of all sites, with shape, meaning and aliases."""
-        self.sae_checks: dict[str, dict[str, Any] | None] = {}
-        """Result of the test of each attached SAE, by site; `None` if it was not tested."""
 
     # Running.
 
@@ -328,91 +326,6 @@ class Model(TransformerLensApi):
     def without_edits(self, count: int | None = None) -> Model:
         """The model without its last `count` standing edits, or without any."""
         return Model(self._core, self._edits[:-count] if count else (), self.sites)
-
-    # Sparse autoencoders.
-
-    def attach(
-        self,
-        sae: Sae | str | PathLike[str] = "builtin",
-        site: str | None = None,
-        *,
-        splice: bool = False,
-        error_term: bool = False,
-        unchecked: bool = False,
-    ) -> Model:
-        """A copy of the model with a sparse autoencoder or transcoder attached.
-
-        Its features become sites: `t.layers[3].resid_post.sae.acts` in a trace,
-        `layers.3.resid_post/sae.acts` elsewhere. The copy shares the weights; this model is
-        unchanged. The SAE is first tested on a short text: one that reconstructs worse than the
-        mean, or that fits another site far better, is refused. `model.sae_checks` has the numbers.
-
-        Args:
-            sae: An `Sae` or its path; the SAE of the built-in model if omitted.
-            site: The site to attach it at, if not the one that its files declare.
-            splice: Let every run continue with the reconstruction instead of the activation.
-            error_term: With `splice`, add the error of the reconstruction, so that only edits of
-                features matter.
-            unchecked: Attach it without the test.
-        """
-        sae = sae if isinstance(sae, Sae) else load_sae(sae)
-        core, check = _core.attach_sae(self._core, sae._core, site, unchecked)
-        model = Model(core, self._edits)
-        attached = _core.attached_saes(core)[-1][0]
-        model.sae_checks = {**self.sae_checks, attached: json.loads(check) if check else None}
-        return model.spliced([attached], error_term=error_term) if splice else model
-
-    def detach(self, site: str | None = None) -> Model:
-        """A copy of the model without the SAE at `site`, or without any."""
-        model = Model(_core.detach_sae(self._core, site), self._edits)
-        model.sae_checks = {at: check for at, check in self.sae_checks.items() if at in model.saes}
-        return model
-
-    @property
-    def saes(self) -> dict[str, int]:
-        """The sites at which SAEs are attached, with their numbers of features."""
-        return dict(_core.attached_saes(self._core))
-
-    def spliced(self, sites: Iterable[str] | None = None, *, error_term: bool = False) -> Model:
-        """A copy of the model that continues with the reconstructions of attached SAEs.
-
-        Args:
-            sites: The sites of the SAEs; all attached ones if omitted.
-            error_term: Add the error of each reconstruction, so that only edits of features matter.
-        """
-        chosen = list(self.saes) if sites is None else list(sites)
-        if not chosen:
-            raise InputError("no SAE is attached", "attach one first: model.attach(path)")
-        how = "recon+error" if error_term else "recon"
-        model = self.edit({"taps": [{"site": site, "splice": how} for site in chosen]})
-        model.sae_checks = self.sae_checks
-        return model
-
-    def _with_saes(self, saes: Any, error_term: bool) -> Model:
-        model = self
-        for sae in saes if isinstance(saes, (list, tuple)) else [saes]:
-            model = model.attach(sae, splice=True, error_term=error_term)
-        return model
-
-    def run_with_saes(self, prompts: Any, saes: Any = (), *, use_error_term: bool = False, **options: Any) -> Any:
-        """Runs prompts with SAEs spliced in, as SAELens' `run_with_saes`; returns what `model(…)`
-        returns.
-
-        Args:
-            prompts: As in `trace`.
-            saes: An SAE or path, or several, spliced at the sites that they declare.
-            use_error_term: Add the error of each reconstruction.
-            options: As in `model(…)`.
-        """
-        return self._with_saes(saes, use_error_term)(prompts, **options)
-
-    def run_with_cache_with_saes(
-        self, prompts: Any, saes: Any = (), *, use_error_term: bool = False, **options: Any
-    ) -> tuple[Any, ActivationCache]:
-        """Like `run_with_cache`, with SAEs spliced in; the cache also has their activations, such as
-        `blocks.8.hook_resid_pre.hook_sae_acts_post`.
-        """
-        return self._with_saes(saes, use_error_term).run_with_cache(prompts, **options)
 
     # Steering.
 

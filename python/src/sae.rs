@@ -5,7 +5,8 @@ use crate::errors::{ErrorKind, error, from_engine, from_models, guarded};
 use crate::model::Model;
 use pellucid_engine::sae::Sae as Weights;
 use pellucid_kernels::{Matrix, Pool};
-use pellucid_models::sae::{AttachOptions, LoadedSae, read_named_sae};
+use pellucid_models::attach::AttachOptions;
+use pellucid_models::sae::{LoadedSae, read_named_sae};
 use pyo3::prelude::*;
 
 /// A sparse autoencoder or transcoder.
@@ -119,7 +120,7 @@ impl Sae {
     }
 }
 
-/// A copy of a model with an autoencoder attached, and the result of its test as JSON.
+/// A copy of a model with an autoencoder attached, the result of its test as JSON, and a warning.
 #[pyfunction]
 pub fn attach_sae(
     py: Python<'_>,
@@ -127,12 +128,13 @@ pub fn attach_sae(
     sae: &Sae,
     site: Option<String>,
     unchecked: bool,
-) -> PyResult<(Model, Option<String>)> {
+) -> PyResult<(Model, Option<String>, Option<String>)> {
     let mut loaded = model.loaded(py)?.clone();
     let options = AttachOptions { site, unchecked };
     let check = guarded(py, || loaded.attach_sae(&sae.0, &options))?.map_err(|fault| from_models(py, &fault))?;
+    let warning = check.as_ref().and_then(|check| check.warning());
     let check = check.and_then(|check| serde_json::to_string(&check).ok());
-    Ok((model.with_loaded(loaded), check))
+    Ok((model.with_loaded(loaded), check, warning))
 }
 
 /// A copy of a model without the autoencoder at a site, or without any.

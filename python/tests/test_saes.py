@@ -55,10 +55,10 @@ def test_a_feature_set_to_zero_removes_its_direction(model, attached, sae):
     acts = np.asarray(acts)
     feature = int(acts[-1].argmax())
     with attached.trace(PROMPT) as t:
-        t.layers[3].resid_post.sae.acts[-1, feature] = 0
+        t.layers[3].resid_post.sae.acts[:, -1, feature] = 0
         edited, logits = t.layers[4].resid_pre.save(), t.logits.save()
     with model.trace(PROMPT) as t:
-        t.layers[3].resid_post[-1] -= acts[-1, feature] * sae.W_dec[feature]
+        t.layers[3].resid_post[:, -1] -= acts[-1, feature] * sae.W_dec[feature]
         expected, expected_logits = t.layers[4].resid_pre.save(), t.logits.save()
     assert np.allclose(np.asarray(edited), np.asarray(expected), atol=1e-5)
     assert np.allclose(np.asarray(logits), np.asarray(expected_logits), atol=1e-3)
@@ -68,7 +68,7 @@ def test_gradients_of_features(attached, sae):
     with attached.trace(PROMPT) as t:
         acts = t.layers[3].resid_post.sae.acts
         out = t.layers[3].resid_post.sae.out
-        score = t.logits[-1, 5]
+        score = t.logits[0, -1, 5]
         with score.backward():
             gradient, stream = acts.grad.save(), out.grad.save()
     assert np.allclose(np.asarray(gradient), np.asarray(stream) @ sae.W_dec.T, atol=1e-5)
@@ -108,7 +108,7 @@ def test_detaching_restores_the_model(model, attached):
 def test_generation_steered_by_a_feature(attached):
     plain = attached.generate("One day,", max_new=12)
     with attached.generate("One day,", max_new=12) as t:
-        t.layers[3].resid_post.sae.acts[:, 7] += 20.0
+        t.layers[3].resid_post.sae.acts[:, :, 7] += 20.0
     assert t.text != plain.text
 
 

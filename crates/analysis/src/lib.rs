@@ -1,4 +1,4 @@
-//! Analyses built on the engine: the logit lens, sparse autoencoders, the extraction of steering vectors, and the
+//! Analyses built on the engine: the logit lens, sparse autoencoders, steering vectors, and the
 //! schedule of many requests.
 
 pub mod html;

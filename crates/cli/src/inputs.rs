@@ -2,8 +2,7 @@
 
 use crate::args::{InputArgs, PlanArgs};
 use crate::failure::Failure;
-use crate::saes;
-use pellucid_engine::{Action, Plan, Positions, Tap};
+use pellucid_engine::{Action, Plan, Positions, Splice, Tap};
 use pellucid_models::chat::{ChatPrompt, Conversation, Message};
 use pellucid_models::steer::SteerSpec;
 use pellucid_models::{LoadedModel, prepare_chats};
@@ -102,7 +101,7 @@ pub fn plan(loaded: &LoadedModel, args: &PlanArgs, prompts: &Prompts) -> Result<
         None => (Plan::default(), Path::new(".")),
         Some(path) => (read_plan(path)?, path.parent().unwrap_or(Path::new("."))),
     };
-    plan.taps.extend(saes::splice_taps(loaded, args)?);
+    plan.taps.extend(splice_taps(loaded, args)?);
     plan.taps.extend(steering_taps(loaded, &args.steer)?);
     plan.taps.extend(capture_taps(args));
     Ok(prepare_chats(plan, base, &prompts.rows, &prompts.chats, loaded.tokenizer.as_deref())?)
@@ -126,6 +125,19 @@ pub fn steering_taps(loaded: &LoadedModel, specs: &[String]) -> Result<Vec<Tap>,
         crate::models::warn(warning.as_slice());
     }
     Ok(all)
+}
+
+/// Returns the taps of `--splice`: one for each attached autoencoder.
+fn splice_taps(loaded: &LoadedModel, args: &PlanArgs) -> Result<Vec<Tap>, Failure> {
+    if !args.splice {
+        return Ok(Vec::new());
+    }
+    if loaded.model.saes().is_empty() {
+        return Err(Failure::usage("--splice: no SAE is attached", "attach one with --sae PATH"));
+    }
+    let how = if args.error_term { Splice::ReconAndError } else { Splice::Recon };
+    let sites = loaded.model.saes().iter().map(|attached| attached.write.to_string());
+    Ok(sites.map(|site| Tap::new(site, Action::Splice(how))).collect())
 }
 
 /// Returns the taps of `--capture`.

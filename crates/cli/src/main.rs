@@ -14,7 +14,6 @@ mod hints;
 mod inputs;
 mod models;
 mod progress;
-mod saes;
 
 use args::{Arguments, Command};
 use clap::Parser;

@@ -4,10 +4,11 @@ use crate::args::{DTypeArg, KvArg, ModelArgs};
 use crate::commands::say;
 use crate::failure::Failure;
 use crate::progress;
-use crate::saes;
 use pellucid_engine::Program;
 use pellucid_kernels::attention::KvFormat;
 use pellucid_kernels::{DType, Pool};
+use pellucid_models::attach::{AttachOptions, SaeCheck};
+use pellucid_models::sae::read_named_sae;
 use pellucid_models::{LoadOptions, LoadedModel, Storage, locate, program_of};
 
 /// Loads a model, with a progress bar if it takes a while. The model is leaked: the exit of the
@@ -28,7 +29,7 @@ pub fn load(args: &ModelArgs) -> Result<&'static LoadedModel, Failure> {
     let options = LoadOptions { storage, pool, kv, assume: args.assume.assume.clone(), adapters: args.adapter.clone() };
     let mut loaded = open(args, &options)?;
     warn(&loaded.warnings);
-    saes::attach(&mut loaded, args)?;
+    attach_saes(&mut loaded, args)?;
     loaded.name_variants.iter().for_each(|variant| say(&format!("note: {variant}")));
     Ok(Box::leak(Box::new(loaded)))
 }
@@ -63,4 +64,32 @@ pub fn describe(args: &ModelArgs) -> Result<(String, Program), Failure> {
 /// Prints warnings to stderr.
 pub fn warn(warnings: &[String]) {
     warnings.iter().for_each(|warning| say(&format!("warning: {warning}")));
+}
+
+/// Attaches the autoencoders of `--sae PATH[@SITE]`, and reports how well each reconstructs.
+fn attach_saes(loaded: &mut LoadedModel, args: &ModelArgs) -> Result<(), Failure> {
+    for spec in &args.sae {
+        // A path may contain `@` itself.
+        let (path, site) = match spec.rsplit_once('@') {
+            Some((path, site)) if !std::path::Path::new(spec).exists() => (path, Some(site.to_string())),
+            _ => (spec.as_str(), None),
+        };
+        let sae = read_named_sae(path)?;
+        let features = sae.sae.n_features();
+        let check = loaded.attach_sae(&sae, &AttachOptions { site, unchecked: args.unchecked })?;
+        let attached = loaded.model.saes().last().map(|attached| attached.write.to_string()).unwrap_or_default();
+        let quality = check.as_ref().map_or("not tested".into(), describe_check);
+        say(&format!("{path}: {features} features at {attached}, {quality}"));
+        let warning = check.and_then(|check| check.warning());
+        warn(warning.as_slice());
+    }
+    Ok(())
+}
+
+fn describe_check(check: &SaeCheck) -> String {
+    let declared = check.declared_l0.map_or(String::new(), |l0| format!(" (declared {l0:.1})"));
+    format!(
+        "explained variance {:.2}, {:.1} active{declared} on {} tokens",
+        check.explained_variance, check.l0, check.tokens
+    )
 }

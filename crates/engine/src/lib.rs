@@ -66,7 +66,7 @@ pub use generate::{Batch, Control, Finish, GenerateOptions, GeneratedRow, Genera
 pub use grad::{GradOptions, Seed};
 pub use interrupt::Interrupt;
 pub use job::{CaptureOptions, Pass, RowState, SavedValue, Segment};
-pub use model::{AttachedSae, Model, WeakModel};
+pub use model::{Model, WeakModel};
 #[doc(hidden)]
 pub use plan::SelectedRow as Selected;
 pub use plan::{
@@ -79,7 +79,7 @@ pub use program::Program;
 pub use prompt_lookup::LookupStats;
 pub use remedy::Remedy;
 pub use run::{Run, RunOptions};
-pub use sae::Sae;
+pub use sae::{AttachedSae, Sae};
 pub use sample::Sampling;
 pub use schedule::{
     Load, OnEnd, OnToken, PassRecord, PassShare, Request, RequestHandle, RequestMemory, RowToken, Scheduler,

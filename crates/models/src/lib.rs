@@ -23,6 +23,7 @@
 //! without loading it.
 
 pub mod adapter;
+pub mod attach;
 pub mod attempt;
 pub mod builtin;
 mod category;

@@ -36,8 +36,8 @@ pub fn features_text(table: &FeatureTable, width: usize, color: bool) -> String 
     lines.join("\n") + "\n"
 }
 
-/// Draws the strongest examples of a feature, ending in a newline. With `color`, tokens at which the
-/// feature fires are colored; without, the strongest one stands in brackets.
+/// Draws the strongest examples of a feature, ending in a newline. With `color`, tokens at which
+/// the feature fires are colored; without, the strongest one stands in brackets.
 pub fn examples_text(feature: usize, examples: &[Example], width: usize, color: bool) -> String {
     if examples.is_empty() {
         return format!("feature {feature} does not fire in this corpus\n");

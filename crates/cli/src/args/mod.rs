@@ -76,8 +76,9 @@ pub struct ModelArgs {
     /// LoRA adapter (a PEFT directory) to merge into the weights; may be repeated
     #[arg(long, value_name = "DIR")]
     pub adapter: Vec<PathBuf>,
-    /// Attach a sparse autoencoder or transcoder (a published format, or `builtin`), at SITE instead
-    /// of where it says it belongs. Its features become sites: SITE/sae.acts; may be repeated
+    /// Attach a sparse autoencoder or transcoder (a published format, or `builtin`), at SITE
+    /// instead of where it says it belongs. Its features become sites: SITE/sae.acts; may be
+    /// repeated
     #[arg(long, value_name = "PATH[@SITE]")]
     pub sae: Vec<String>,
     /// Attach SAEs without testing that they reconstruct the activations of their site

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 pub enum SaeCommand {
     /// Show what a sparse autoencoder or transcoder is and where it belongs.
     Inspect(SaeInspectArgs),
-    /// Evaluate an SAE on a corpus: reconstruction, sparsity, and the model's loss with it spliced in.
+    /// Evaluate an SAE on a corpus: reconstruction, sparsity, and the loss with it spliced in.
     Eval(SaeEvalArgs),
     /// List the features that fire at each token of a prompt.
     Features(SaeFeaturesArgs),

@@ -7,7 +7,8 @@
 //! is reached, because all its readers come later. At that point the `Cotangents` visit it (read,
 //! edit or add to it), and it is propagated to the op's inputs. Each kind of op has its file:
 //! `products.rs`, `norms.rs`, `pointwise.rs`, `arrange.rs`, `attention.rs`, `experts.rs`,
-//! `recurrence.rs`, `saes.rs`. Weight gradients are accumulated along the way if wanted (`weights.rs`).
+//! `recurrence.rs`, `saes.rs`. Weight gradients are accumulated along the way if wanted
+//! (`weights.rs`).
 //!
 //! Discrete choices (top-k experts, keys kept by a dynamic mask) are constants.
 //!

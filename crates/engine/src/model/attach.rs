@@ -3,20 +3,9 @@
 use super::Model;
 use crate::error::{Error, Result};
 use crate::program::{Program, SaeAttachment};
-use crate::sae::Sae;
+use crate::sae::{AttachedSae, Sae};
 use crate::site::Site;
 use std::sync::Arc;
-
-/// An autoencoder and the sites that it is attached to.
-#[derive(Clone)]
-pub struct AttachedSae {
-    /// Its weights.
-    pub sae: Arc<Sae>,
-    /// The site that it reads.
-    pub read: Site,
-    /// The site that it reconstructs.
-    pub write: Site,
-}
 
 /// The autoencoders of a model.
 #[derive(Default)]

@@ -5,7 +5,6 @@ mod shared;
 mod unembed;
 mod weight_of;
 
-pub use attach::AttachedSae;
 use attach::AttachedSaes;
 pub use shared::WeakModel;
 

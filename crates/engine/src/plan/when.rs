@@ -12,7 +12,8 @@ use pellucid_kernels::elementwise::dot;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// A condition of a tap: `h·v` or one unit at a site is above one threshold, below another, or both.
+/// A condition of a tap: `h·v` or one unit at a site is above one threshold, below another, or
+/// both.
 ///
 /// The dot product is taken with the vector as given, not normalized.
 ///

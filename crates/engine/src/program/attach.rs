@@ -100,8 +100,8 @@ impl Program {
     fn insert_sae(&self, at: &SaeAttachment, sae: usize, (read, write): (EdgeId, EdgeId)) -> Program {
         let mut program = self.clone();
         let producer = self.edges[write].producer;
-        // The autoencoder of a layer's output stands between two layers, so that it also runs if the
-        // layer is skipped.
+        // The autoencoder of a layer's output stands between two layers, so that it also runs if
+        // the layer is skipped.
         let ends_layer = self.layer_ops.iter().any(|ops| ops.end == producer + 1);
         let layer = self.ops[producer].layer.filter(|_| !ends_layer);
         let index = producer + 1;

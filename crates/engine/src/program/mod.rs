@@ -187,8 +187,8 @@ impl Program {
         named.find(|point| matches!(point, Point::Named(known) if *known == name))
     }
 
-    /// Returns a key by which edges sort in the order in which they are computed: the inner edges of
-    /// an op come before its output.
+    /// Returns a key by which edges sort in the order in which they are computed: the inner edges
+    /// of an op come before its output.
     pub(crate) fn order_of(&self, edge: EdgeId) -> impl Ord + use<> {
         let producer = self.edges[edge].producer;
         (producer, self.ops[producer].kind.outputs().contains(&edge), edge)

@@ -22,6 +22,7 @@
 //! alone and among others, on any number of threads.
 
 mod activate;
+mod attached;
 mod backward;
 mod check;
 mod decode;
@@ -33,6 +34,7 @@ mod normalize;
 mod tests;
 
 pub use activate::ActiveFeatures;
+pub use attached::AttachedSae;
 pub use kind::{InputNormalization, SaeKind};
 pub use normalize::TokenScales;
 

@@ -13,14 +13,11 @@
 //! | `fold` | exact rescalings of the weights |
 //! | `info` | the description |
 //! | `named` | autoencoders by path, or the built-in one |
-//! | `attach`, `check` | attaching to a model, after a test of the reconstructions |
 //!
 //! The published libraries disagree on orientation, biases, thresholds and normalization, and most
 //! loaders guess. Here nothing is guessed: a tensor of an unexpected shape or name, a setting that
 //! could change the results, or a NaN is an error that names the file and the tensor.
 
-mod attach;
-mod check;
 mod file;
 mod fold;
 pub(crate) mod formats;
@@ -44,8 +41,6 @@ use pellucid_engine::Site;
 use pellucid_engine::sae::Sae;
 use sha2::{Digest, Sha256};
 
-pub use attach::AttachOptions;
-pub use check::{SaeCheck, Tried};
 pub use fold::fold_input_scale;
 pub use info::{SaeInfo, SaeRole};
 pub use layout::SaeLayout;

@@ -121,8 +121,8 @@ impl SaeOp<'_> {
                 (SaeOutput::ReconAndError, Some(error), _) => {
                     out.iter_mut().zip(new.iter().zip(&error[line])).for_each(|(out, (new, e))| *out = new + e);
                 }
-                // Only the change of the reconstruction is added, so that a token whose features are
-                // not edited keeps its bits.
+                // Only the change of the reconstruction is added, so that a token whose features
+                // are not edited keeps its bits.
                 (SaeOutput::ReconAndError, None, Some(clean)) => {
                     let old = &clean[line];
                     if new != old {

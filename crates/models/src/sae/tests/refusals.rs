@@ -154,7 +154,7 @@ fn folds_leave_reconstructions_unchanged() {
     settings(dir.path(), json!({"architecture": "topk", "k": 2}));
     saelens().save(dir.path(), "sae_weights.safetensors");
     let refused = read(dir.path()).sae.fold_decoder_norms(&Pool::global()).map(|_| ()).expect_err("refused");
-    assert!(refused.to_string().contains("change the selection"), "{refused}");
+    assert!(refused.to_string().contains("rank them differently"), "{refused}");
 }
 
 /// The weights of an autoencoder that is not shared.

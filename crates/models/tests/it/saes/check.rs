@@ -1,6 +1,7 @@
 //! The test of an autoencoder when it is attached, on the built-in model and its own autoencoder.
 
-use pellucid_models::sae::{AttachOptions, BUILTIN, LoadedSae, read_named_sae};
+use pellucid_models::attach::AttachOptions;
+use pellucid_models::sae::{BUILTIN, LoadedSae, read_named_sae};
 use pellucid_models::{LoadOptions, LoadedModel};
 
 fn model() -> LoadedModel {
@@ -21,7 +22,12 @@ fn the_built_in_autoencoder_explains_its_site() {
     let check = model.attach_sae(&sae(), &AttachOptions::default()).expect("it fits").expect("it was tested");
     assert!(check.explained_variance > 0.7 && check.tokens > 50, "{check:?}");
     assert!((check.l0 - 16.0).abs() < 0.5, "{check:?}");
+    assert_eq!(check.warning(), None);
     assert!(model.model.find("layers.3.resid_post/sae.acts").is_ok());
+    // The next layer is not far worse, so the autoencoder is attached there with a warning.
+    let mut neighbor = LoadedModel::builtin(&LoadOptions::default()).expect("the built-in model");
+    let check = neighbor.attach_sae(&sae(), &at("layers.2.resid_post")).expect("attached").expect("tested");
+    assert!(check.warning().is_some_and(|warning| warning.contains("at layers.3.resid_post")), "{check:?}");
 }
 
 #[test]

@@ -36,7 +36,7 @@ fn taps_on_missing_features_are_refused() {
     let model = attached(&case, SaeKind::Relu, "layers.0.resid_post");
     let fails = |tap: Tap| {
         let run = model.run(std::slice::from_ref(&case.ids), &Plan::of([tap]), &RunOptions::default());
-        run.err().expect("refused").to_string()
+        run.expect_err("refused").to_string()
     };
     let range = fails(capture("layers.0.resid_post/sae.acts").units([FEATURES]));
     assert!(range.contains(&FEATURES.to_string()), "{range}");
@@ -51,5 +51,5 @@ fn taps_on_missing_features_are_refused() {
         &plan([capture("layers.0.resid_post/sae.acts")]),
         &RunOptions::default(),
     );
-    assert!(none.err().expect("refused").to_string().contains("no SAE is attached to this model"));
+    assert!(none.expect_err("refused").to_string().contains("no SAE is attached to this model"));
 }

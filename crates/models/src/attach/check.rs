@@ -1,7 +1,7 @@
 //! The test of an autoencoder on a model: does it reconstruct the activations of its site?
 
-use super::{SaeInfo, SaeRole};
 use crate::error::Result;
+use crate::sae::{SaeInfo, SaeRole};
 use crate::tokenizer::Tokenizer;
 use pellucid_engine::sae::Sae;
 use pellucid_engine::{Action, Model, Plan, Point, RunOptions, Site, Tap};
@@ -20,7 +20,17 @@ const MAX_TOKENS: usize = 96;
 
 /// Unexplained variance at another site, as a fraction of that at the declared one, below which the
 /// other site is taken for the right one.
-const FAR_BETTER: f64 = 1.0 / 3.0;
+const FAR_BETTER: f64 = 0.6;
+
+/// The same fraction below which the other site is mentioned.
+const BETTER: f64 = 0.9;
+
+/// Explained variance above which no other site is tried.
+const ENOUGH: f64 = 0.95;
+
+/// Weights of an encoder above which only neighboring layers are tried: a reconstruction takes a
+/// noticeable time.
+const LARGE: usize = 1 << 25;
 
 /// Explained variance that a site needs to be suggested.
 const GOOD: f64 = 0.3;
@@ -57,12 +67,25 @@ fn as_text<S: serde::Serializer>(site: &Site, serializer: S) -> std::result::Res
 }
 
 impl SaeCheck {
+    /// The best other assumption, if its unexplained variance is below a fraction of ours.
+    fn better(&self, fraction: f64) -> Option<&Tried> {
+        let unexplained = (1.0 - self.explained_variance) * fraction;
+        self.tried.first().filter(|best| best.explained_variance > GOOD && 1.0 - best.explained_variance < unexplained)
+    }
+
+    /// A remark about a better site for an autoencoder that is not refused, if there is one.
+    pub fn warning(&self) -> Option<String> {
+        let best = self.better(BETTER)?;
+        Some(format!(
+            "explained variance {:.2} at {}, but {:.2} {}: is this the right site?",
+            self.explained_variance, self.site, best.explained_variance, best.assumption
+        ))
+    }
+
     /// Why the autoencoder is refused; `None` if it fits.
     pub fn problem(&self) -> Option<String> {
         let best = self.tried.first().filter(|tried| tried.explained_variance > GOOD);
-        let far_better =
-            best.is_some_and(|best| 1.0 - best.explained_variance < (1.0 - self.explained_variance) * FAR_BETTER);
-        if self.explained_variance > 0.0 && !far_better {
+        if self.explained_variance > 0.0 && self.better(FAR_BETTER).is_none() {
             return None;
         }
         let here = format!("explained variance {:.2} at {} as declared", self.explained_variance, self.site);
@@ -80,8 +103,8 @@ impl SaeCheck {
     }
 }
 
-/// Reconstructs the activations of a short text at the declared sites, and under the likeliest other
-/// assumptions if that explains little.
+/// Reconstructs the activations of a short text at the declared sites, and under the most likely
+/// other assumptions if that explains little.
 pub(super) fn check(
     model: &Model,
     tokenizer: &Tokenizer,
@@ -101,14 +124,14 @@ pub(super) fn check(
         declared_l0: info.declared_l0,
         tried: Vec::new(),
     };
-    // No other site could be far better.
-    if explained_variance > 1.0 - (1.0 - GOOD) * FAR_BETTER {
+    if explained_variance > ENOUGH {
         return Ok(check);
     }
     let mut tried = |assumption: String, explained_variance: f64| {
         check.tried.push(Tried { assumption, explained_variance });
     };
-    let sites = other_sites(model, info.role, write);
+    let near = if sae.n_features() * sae.d_in() > LARGE { 2 } else { usize::MAX };
+    let sites = other_sites(model, info.role, write, near);
     let inputs: Vec<Site> =
         sites.iter().map(|&site| if read == write { site } else { Site { layer: site.layer, ..read } }).collect();
     let captured = capture_all(model, &tokens, &[sites.clone(), inputs.clone()].concat())?;
@@ -139,11 +162,13 @@ fn encode(tokenizer: &Tokenizer, special: bool) -> Result<Vec<u32>> {
     Ok(tokens)
 }
 
-/// The other sites at which an autoencoder may belong: its point at every layer, and other points of
-/// its layer.
-fn other_sites(model: &Model, role: SaeRole, site: Site) -> Vec<Site> {
+/// The other sites at which an autoencoder may belong: its point at layers at most `near` away, and
+/// other points of its layer.
+fn other_sites(model: &Model, role: SaeRole, site: Site, near: usize) -> Vec<Site> {
     let program = model.program();
-    let same = (0..program.architecture().layers.len()).map(|layer| Site { layer: Some(layer), ..site });
+    let layers = 0..program.architecture().layers.len();
+    let layers = layers.filter(|layer| site.layer.is_none_or(|own| layer.abs_diff(own) <= near));
+    let same = layers.map(|layer| Site { layer: Some(layer), ..site });
     let points = [
         Point::MlpOut,
         Point::MlpOutPost,

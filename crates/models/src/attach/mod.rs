@@ -1,9 +1,13 @@
-//! Attaches an autoencoder to a loaded model, after a test of its reconstructions.
+//! Attaches an autoencoder to a loaded model, after a test of its reconstructions (`check`).
 
-use super::check::{SaeCheck, check};
-use super::{LoadedSae, SaeRole};
+mod check;
+
+pub use check::{SaeCheck, Tried};
+
 use crate::error::{Error, Result};
 use crate::model::LoadedModel;
+use crate::sae::{LoadedSae, SaeRole};
+use check::check;
 use pellucid_engine::Site;
 
 /// How to attach an autoencoder.

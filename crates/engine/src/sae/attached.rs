@@ -1,0 +1,16 @@
+//! An autoencoder with the sites that it is attached to.
+
+use super::Sae;
+use crate::site::Site;
+use std::sync::Arc;
+
+/// An autoencoder and the sites that it is attached to.
+#[derive(Clone)]
+pub struct AttachedSae {
+    /// Its weights.
+    pub sae: Arc<Sae>,
+    /// The site that it reads.
+    pub read: Site,
+    /// The site that it reconstructs.
+    pub write: Site,
+}
