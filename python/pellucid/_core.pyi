@@ -295,6 +295,7 @@ def generate(
 def scan(
     model: Model, rows: list[Any], plan: Plan, edits: tuple[Plan, ...]
 ) -> list[tuple[Any, list[tuple[int | None, list[int] | None]]]]: ...
+
 class Sae:
     @staticmethod
     def open(path: str) -> Sae: ...

@@ -52,8 +52,14 @@ fn open(args: &ModelArgs, options: &LoadOptions) -> Result<LoadedModel, Failure>
     }
 }
 
-/// Returns the name and program of a model, without loading its weights.
+/// Returns the name and program of a model, without loading its weights unless an autoencoder is
+/// attached.
 pub fn describe(args: &ModelArgs) -> Result<(String, Program), Failure> {
+    // Features of an attached autoencoder are sites too.
+    if !args.sae.is_empty() {
+        let loaded = load(args)?;
+        return Ok((loaded.name.clone(), loaded.model.program().clone()));
+    }
     let path = locate(args.model.as_deref())?;
     let name = args.model.clone().unwrap_or_else(|| pellucid_models::builtin::NAME.into());
     let (program, warnings) = program_of(path.as_deref(), args.assume.assume.as_deref())?;

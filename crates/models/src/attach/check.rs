@@ -88,7 +88,7 @@ impl SaeCheck {
         if self.explained_variance > 0.0 && self.better(FAR_BETTER).is_none() {
             return None;
         }
-        let here = format!("explained variance {:.2} at {} as declared", self.explained_variance, self.site);
+        let here = format!("explained variance {:.2} at {}", self.explained_variance, self.site);
         Some(match best {
             Some(best) => format!("{here}; {:.2} {}", best.explained_variance, best.assumption),
             None => {
