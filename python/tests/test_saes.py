@@ -35,7 +35,8 @@ def test_encoding_equals_the_formula(model, sae):
 
 def test_features_are_sites(model, attached, sae):
     assert attached.saes == {"layers.3.resid_post": sae.n_features}
-    assert ACTS in attached.sites and ACTS not in model.sites
+    assert ACTS in attached.sites
+    assert ACTS not in model.sites
     check = attached.sae_checks["layers.3.resid_post"]
     assert check["explained_variance"] > 0.7
     with attached.trace(PROMPT) as t:
@@ -101,7 +102,8 @@ def test_the_api_of_saelens(model, sae):
 
 def test_detaching_restores_the_model(model, attached):
     restored = attached.detach()
-    assert restored.saes == {} and ACTS not in restored.sites
+    assert restored.saes == {}
+    assert ACTS not in restored.sites
     assert np.array_equal(model(PROMPT), restored(PROMPT))
 
 
