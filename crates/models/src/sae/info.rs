@@ -10,7 +10,7 @@ use serde::{Serialize, Serializer};
 
 use super::layout::SaeLayout;
 
-/// What an autoencoder reads and writes.
+/// Role of an autoencoder: the sites that it reads and writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SaeRole {
@@ -42,7 +42,7 @@ pub struct SaeInfo {
     pub path: PathBuf,
     /// Storage layout.
     pub layout: SaeLayout,
-    /// What it reads and writes.
+    /// Its role.
     pub role: SaeRole,
     /// From pre-activations to activations: `relu`, `jumprelu`, `topk`, `abstopk`, `groupmax` or
     /// `gated`.
