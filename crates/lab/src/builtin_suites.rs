@@ -7,6 +7,7 @@ use crate::suite::Suite;
 const SUITES: &[(&str, &str)] = &[
     ("ladder", include_str!("../suites/ladder.toml")),
     ("peers", include_str!("../suites/peers.toml")),
+    ("saes", include_str!("../suites/saes.toml")),
     ("speed", include_str!("../suites/speed.toml")),
     ("startup", include_str!("../suites/startup.toml")),
     ("trace", include_str!("../suites/trace.toml")),

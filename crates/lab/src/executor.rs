@@ -126,6 +126,7 @@ impl WorkerKind {
             WorkerKind::Transformers => (ON_TORCH, include_str!("../peers/transformers.py")),
             WorkerKind::Nnsight => (ON_TORCH, include_str!("../peers/nnsight.py")),
             WorkerKind::TransformerLens => (ON_TORCH, include_str!("../peers/transformer_lens.py")),
+            WorkerKind::SaeLens => (ON_TORCH, include_str!("../peers/sae_lens.py")),
             WorkerKind::LlamaCpp => (COMMON, include_str!("../peers/llama_cpp.py")),
         };
         Some([common, own].concat())
@@ -138,6 +139,7 @@ impl WorkerKind {
             WorkerKind::Transformers => Some("transformers"),
             WorkerKind::Nnsight => Some("nnsight"),
             WorkerKind::TransformerLens => Some("transformer_lens"),
+            WorkerKind::SaeLens => Some("sae_lens"),
             WorkerKind::LlamaCpp => Some("llama_cpp"),
         }
     }

@@ -25,6 +25,7 @@ pub mod construction;
 pub mod counting;
 pub mod environment;
 pub mod executor;
+pub mod gpt2_shaped;
 pub mod history;
 pub mod identify;
 pub mod json_float;

@@ -92,7 +92,16 @@ pub enum Job {
     /// middle `resid_post` times the gradient, in the second row, of the last position's logit for
     /// that row's first token.
     Attribute,
+    /// A forward pass of four rows of 50 to 160 tokens, logits of the last position, with the
+    /// reconstructions of the model's first SAEs spliced in. The model is `gpt2-shaped`.
+    Splice {
+        /// Number of SAEs; with 0, the plain model.
+        saes: usize,
+    },
 }
+
+/// Lengths of the rows of [`Job::Splice`].
+pub(crate) const SPLICE_LENGTHS: [usize; 4] = [50, 87, 123, 160];
 
 fn default_rows() -> usize {
     1
@@ -111,6 +120,14 @@ impl Job {
             | Job::SteerDecode { steps }
             | Job::CaptureDecode { steps } => Some(steps),
             _ => None,
+        }
+    }
+
+    /// Returns the number of SAEs that the job splices in.
+    pub(crate) fn saes(self) -> usize {
+        match self {
+            Job::Splice { saes } => saes,
+            _ => 0,
         }
     }
 }

@@ -109,6 +109,8 @@ pub enum WorkerKind {
     Nnsight,
     /// TransformerLens.
     TransformerLens,
+    /// TransformerLens with SAELens.
+    SaeLens,
     /// llama.cpp through its Python binding.
     LlamaCpp,
     /// candle: a separate program that the lab builds on request (the variant's `binary`).

@@ -1,12 +1,14 @@
 //! Pellucid's worker: runs the job of one [`Request`] and returns one [`Answer`].
 
 use crate::Result;
-use crate::counting;
 use crate::memory::{pss_bytes, reset_peak_rss, status_bytes};
-use crate::protocol::{Answer, Job, Memory, Request};
+use crate::protocol::{Answer, Job, Memory, Request, SPLICE_LENGTHS};
+use crate::{counting, gpt2_shaped};
 use pellucid_engine::plan::{Combine, Expr, Fold, FromSite, Pick};
-use pellucid_engine::{Action, Capture, Control, GenerateOptions, Operand, Plan, Positions, RunOptions, Tap};
+use pellucid_engine::{Action, Capture, Control, GenerateOptions, Operand, Plan, Positions, RunOptions, Splice, Tap};
 use pellucid_kernels::{DType, Pool};
+use pellucid_models::attach::AttachOptions;
+use pellucid_models::sae::read_sae;
 use pellucid_models::{Error, LoadOptions, LoadedModel, Storage, locate};
 use std::path::Path;
 use std::sync::Arc;
@@ -21,7 +23,10 @@ pub fn answer(request: &Request) -> Result<Answer> {
     let options = options(request)?;
     let slow = injected_slowdown()?;
     let started = Instant::now();
-    let loaded = open(&request.model, &options)?;
+    let mut loaded = open(&request.model, &options)?;
+    let saes = std::iter::once(request.job).chain(request.paired_job).map(Job::saes).max().unwrap_or(0);
+    attach_saes(&mut loaded, &request.model, saes)?;
+    let loaded = loaded;
     let top = top_tokens(&loaded, &request.tokens)?;
     let load_to_first_token_s = started.elapsed().as_secs_f64();
     let load = status_bytes("VmHWM");
@@ -117,6 +122,16 @@ pub(crate) fn open(model: &Path, options: &LoadOptions) -> Result<LoadedModel> {
         Some(path) => LoadedModel::open(&path, options, &mut |_| {})?,
         None => LoadedModel::builtin(options)?,
     })
+}
+
+/// Attaches the first SAEs of `gpt2-shaped`. It has no tokenizer, so there is no text to test them
+/// on.
+fn attach_saes(loaded: &mut LoadedModel, model: &Path, count: usize) -> Result<()> {
+    for layer in gpt2_shaped::SAE_LAYERS.into_iter().take(count) {
+        let sae = read_sae(&gpt2_shaped::sae_directory(model, layer))?;
+        loaded.attach_sae(&sae, &AttachOptions { unchecked: true, ..AttachOptions::default() })?;
+    }
+    Ok(())
 }
 
 /// Environment variable that slows a worker by a fraction of each timed run, e.g.
@@ -237,6 +252,11 @@ fn inputs_and_plan(loaded: &LoadedModel, request: &Request, job: Job) -> (Vec<Ve
             let token = reversed.first().copied().unwrap_or_default();
             let plan = attribution(&format!("layers.{middle}.resid_post"), token);
             (vec![request.tokens.clone(), reversed], plan)
+        }
+        Job::Splice { saes } => {
+            let splice = |layer| Tap::new(format!("layers.{layer}.z"), Action::Splice(Splice::Recon));
+            let plan = Plan::of(gpt2_shaped::SAE_LAYERS.into_iter().take(saes).map(splice)).with(logits());
+            (SPLICE_LENGTHS.map(|length| request.tokens[..length.min(request.tokens.len())].to_vec()).into(), plan)
         }
     }
 }

@@ -1,5 +1,5 @@
-//! The same prompts and token counts in transformers: `generate` alone, with forward hooks, and
-//! with `output_hidden_states`.
+//! The same prompts and token counts in other libraries: `generate` of transformers alone, with
+//! forward hooks and with `output_hidden_states`; parallel sequences in llama.cpp.
 
 use super::request::CaptureRequest;
 use super::result::{CaptureRun, Iteration, Summary};
@@ -9,11 +9,61 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// The peers: name of the job in the worker, and title.
-pub const PEERS: [(&str, &str); 3] = [
-    ("generate", "transformers generate"),
-    ("hooks", "transformers generate, forward hooks"),
-    ("hidden-states", "transformers generate, output_hidden_states"),
+/// A library that runs the same prompts.
+#[derive(Clone, Copy)]
+pub struct Peer {
+    /// Name of the job in the worker.
+    pub job: &'static str,
+    /// Title.
+    pub title: &'static str,
+    /// Python modules that it needs.
+    modules: &'static [&'static str],
+    /// Python program after the common start.
+    script: &'static str,
+    /// Whether it captures activations.
+    pub captures: bool,
+    /// Whether its tokens must equal ours. llama.cpp rounds activations to 8 bits.
+    exact: bool,
+}
+
+const TORCH: &[&str] = &["torch", "transformers"];
+const TRANSFORMERS: &str =
+    concat!(include_str!("../../peers/prelude_torch.py"), include_str!("../../peers/capture_generate.py"));
+
+/// The peers.
+pub const PEERS: [Peer; 4] = [
+    Peer {
+        job: "generate",
+        title: "transformers generate",
+        modules: TORCH,
+        script: TRANSFORMERS,
+        captures: false,
+        exact: true,
+    },
+    Peer {
+        job: "hooks",
+        title: "transformers generate, forward hooks",
+        modules: TORCH,
+        script: TRANSFORMERS,
+        captures: true,
+        exact: true,
+    },
+    Peer {
+        job: "hidden-states",
+        title: "transformers generate, output_hidden_states",
+        modules: TORCH,
+        script: TRANSFORMERS,
+        captures: true,
+        exact: true,
+    },
+    Peer {
+        job: "sequences",
+        title: "llama.cpp, parallel sequences",
+        modules: &["llama_cpp"],
+        script: include_str!("../../peers/capture_llama_cpp.py"),
+        captures: false,
+        exact: false,
+    },
 ];
 
 /// Largest difference of a captured activation that counts as equal: absolute, and per unit of the
@@ -51,21 +101,16 @@ pub struct PeerResult {
     pub agrees: bool,
 }
 
-/// Whether an interpreter can import what the peers need.
-pub fn is_available(python: &Path) -> bool {
-    let find = "import importlib.util, sys; sys.exit(any(importlib.util.find_spec(m) is None for m in ('torch', 'transformers')))";
-    let status = Command::new(python).args(["-c", find]).stdout(Stdio::null()).stderr(Stdio::null()).status();
-    status.is_ok_and(|status| status.success())
-}
-
-/// Returns the Python program of the peers.
-fn script() -> String {
-    concat!(
-        include_str!("../../peers/prelude.py"),
-        include_str!("../../peers/prelude_torch.py"),
-        include_str!("../../peers/capture_generate.py")
-    )
-    .into()
+impl Peer {
+    /// Returns the modules that an interpreter cannot import.
+    pub fn missing(&self, python: &Path) -> Vec<&'static str> {
+        let has = |module: &str| {
+            let find = format!("import importlib.util, sys; sys.exit(importlib.util.find_spec('{module}') is None)");
+            let status = Command::new(python).args(["-c", &find]).stdout(Stdio::null()).stderr(Stdio::null()).status();
+            status.is_ok_and(|status| status.success())
+        };
+        self.modules.iter().copied().filter(|module| !has(module)).collect()
+    }
 }
 
 /// Runs one peer with a request to Pellucid, whose answer is `ours`.
@@ -73,30 +118,31 @@ fn script() -> String {
 /// # Errors With the reason, if the peer fails.
 pub fn run(
     python: &Path,
-    (job, title): (&str, &str),
+    peer: &Peer,
     request: &CaptureRequest,
     ours: &CaptureRun,
     our_summary: &Summary,
     limit: Duration,
 ) -> Result<PeerResult, String> {
-    let mut asked = serde_json::to_value(CaptureRequest { job: job.into(), ..request.clone() })
+    let mut asked = serde_json::to_value(CaptureRequest { job: peer.job.into(), ..request.clone() })
         .map_err(|error| error.to_string())?;
     // The common start of all peers reads a single prompt.
     asked["tokens"] = serde_json::json!(request.prompts[0]);
     let mut command = Command::new(python);
     // Loading is not measured, so a GGUF file is converted once.
-    command.args(["-c", &script()]).env("PELLUCID_LAB_CONVERT", "1");
+    let script = [include_str!("../../peers/prelude.py"), peer.script].concat();
+    command.args(["-c", &script]).env("PELLUCID_LAB_CONVERT", "1");
     if let Some(threads) = request.threads {
         for name in ["OMP_NUM_THREADS", "MKL_NUM_THREADS"] {
             command.env(name, threads.to_string());
         }
     }
     let (run, _): (CaptureRun, f64) = run_process(&mut command, &asked, limit)
-        .map_err(|(kind, message)| format!("{title} {}: {message}", kind.name()))?;
-    Ok(compare(title, run, ours, our_summary))
+        .map_err(|(kind, message)| format!("{} {}: {message}", peer.title, kind.name()))?;
+    Ok(compare(peer, run, ours, our_summary))
 }
 
-fn compare(title: &str, run: CaptureRun, ours: &CaptureRun, our_summary: &Summary) -> PeerResult {
+fn compare(peer: &Peer, run: CaptureRun, ours: &CaptureRun, our_summary: &Summary) -> PeerResult {
     let pairs = || run.tokens.iter().zip(&ours.tokens);
     let common = |(a, b): (&Vec<u32>, &Vec<u32>)| a.iter().zip(b).take_while(|(a, b)| a == b).count();
     let total: usize = ours.tokens.iter().map(Vec::len).sum();
@@ -106,7 +152,7 @@ fn compare(title: &str, run: CaptureRun, ours: &CaptureRun, our_summary: &Summar
     let close = |(a, b): (&f32, &f32)| (a - b).abs() <= TOLERANCE.0 + TOLERANCE.1 * b.abs();
     let summary = Summary::of(&run.iterations);
     PeerResult {
-        name: title.into(),
+        name: peer.title.into(),
         times_ours: summary.median_generation_time / our_summary.median_generation_time,
         cpu_times_ours: summary.median_cpu_time / our_summary.median_cpu_time,
         equal_requests: pairs().filter(|(a, b)| a == b).count(),
@@ -114,7 +160,7 @@ fn compare(title: &str, run: CaptureRun, ours: &CaptureRun, our_summary: &Summar
         equal_tokens: pairs().map(common).sum::<usize>() as f64 / total.max(1) as f64,
         largest_difference: compared.then(|| differences().map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)),
         agrees: same_shape
-            && pairs().all(|(a, b)| a.first() == b.first() && a.len() == b.len())
+            && pairs().all(|(a, b)| (a.first() == b.first() || !peer.exact) && a.len() == b.len())
             && run.captured_bytes == ours.captured_bytes
             && (ours.sample.is_empty() || compared && differences().all(close)),
         engine: run.engine,

@@ -95,7 +95,7 @@ pub const FIXTURES: &[Fixture] = &[
     fixture("lens_session", (Scope::Test, Category::Custom, Kind::Dynamic), BUILTIN, |phases| {
         let loaded = load(phases, builtin::NAME, Storage::AsStored)?;
         let tokens = phases.prepare(|| Ok(loaded.encode(TEXT)?))?;
-        let table = phases.run(|| Ok(lens::compute(&loaded, &tokens)?))?;
+        let table = phases.run(|| Ok(lens::compute(&loaded, &tokens, &Plan::default())?))?;
         boxed((loaded, table))
     }),
     fixture("profile_session", (Scope::Test, Category::Custom, Kind::Dynamic), BUILTIN, |phases| {

@@ -54,7 +54,13 @@ fn lab_md_lists_every_suite_job_and_peer() {
             assert!(page.contains(&format!("`\"{job}\"`")) || page.contains(&format!("`{{ {job} = ")), "{job}");
         }
     }
-    for worker in [WorkerKind::Transformers, WorkerKind::Nnsight, WorkerKind::TransformerLens, WorkerKind::LlamaCpp] {
+    for worker in [
+        WorkerKind::Transformers,
+        WorkerKind::Nnsight,
+        WorkerKind::TransformerLens,
+        WorkerKind::SaeLens,
+        WorkerKind::LlamaCpp,
+    ] {
         let module = worker.module().expect("a peer");
         assert!(page.contains(&format!("| `{module}` |")), "{module}");
         // The prelude reads one request; the last line of the program replies.

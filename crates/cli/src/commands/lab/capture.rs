@@ -169,7 +169,7 @@ fn run_suite(
     exit_with(suite.exit_code(args.gate), true)
 }
 
-/// Runs the same prompts in transformers. A missing library is reported, not an error.
+/// Runs the same prompts in other libraries. A missing library is reported, not an error.
 fn run_peers(
     args: &LabCaptureArgs,
     settings: &CaptureSettings,
@@ -177,25 +177,27 @@ fn run_peers(
     processes: &mut dyn CaptureExecutor,
 ) -> Result<(), Failure> {
     let Some(python) = &args.python else {
-        say("no peer row: give an interpreter with torch and transformers, --python PYTHON");
+        say("no peer row: give an interpreter with torch and transformers, or llama_cpp: --python PYTHON");
         return Ok(());
     };
-    if !peer::is_available(python) {
-        say(&format!("no peer row: {} cannot import transformers and torch", python.display()));
-        return Ok(());
-    }
     let whole = if suite.mode(Mode::AllLayers).is_some() { Mode::AllLayers } else { Mode::Baseline };
-    for (job, title) in peer::PEERS {
-        let mode = if job == "generate" { Mode::Baseline } else { whole };
-        if job != "generate" && !mode.captures() {
+    for peer in &peer::PEERS {
+        let mode = if peer.captures { whole } else { Mode::Baseline };
+        if peer.captures && !mode.captures() {
             continue;
         }
+        let missing = peer.missing(python);
+        if !missing.is_empty() {
+            say(&format!("no row for {}: {} cannot import {}", peer.title, python.display(), missing.join(", ")));
+            continue;
+        }
+        let title = peer.title;
         let Some(ours) = suite.mode(mode).map(|result| result.summary) else { continue };
         say(&format!("peer: {title}"));
         // Ours once more, next to the peer: its tokens and activations are the reference.
         let request = settings.request(mode, false);
         let own = processes.run(&request).map_err(failed)?;
-        match peer::run(python, (job, title), &request, &own, &ours, LIMIT) {
+        match peer::run(python, peer, &request, &own, &ours, LIMIT) {
             Ok(result) => suite.peers.push(result),
             Err(why) => say(&format!("no row: {why}")),
         }

@@ -12,7 +12,7 @@ use pellucid_lab::result::{Run, SessionResult};
 use pellucid_lab::roofline::Roofline;
 use pellucid_lab::session::{self, Progress, SessionContext};
 use pellucid_lab::suite::{Suite, Variant, WorkerKind, Workload};
-use pellucid_lab::{builtin_suites, candle};
+use pellucid_lab::{builtin_suites, candle, gpt2_shaped};
 use pellucid_models::{builtin, locate, program_of, pull};
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -89,8 +89,11 @@ fn measure_roofline(suite: &Suite, setting: &SessionContext, pellucid: &Path) ->
 }
 
 /// Resolves a model and prints its warnings once, because workers' stderr is captured. The built-in
-/// model is passed to workers by name.
+/// model is passed to workers by name; the lab's own model is written if it is not in the cache.
 pub fn resolve_model(name: &str, assume: Option<&str>) -> Result<PathBuf, Failure> {
+    if name == gpt2_shaped::NAME {
+        return gpt2_shaped::directory(&pull::cache_dir()?).map_err(failure);
+    }
     let model = locate(Some(name))?;
     models::warn(&program_of(model.as_deref(), assume)?.1);
     Ok(model.unwrap_or_else(|| builtin::NAME.into()))
