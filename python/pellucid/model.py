@@ -142,7 +142,7 @@ class Model(SaeApi, TransformerLensApi):
                 (`{"layers": {"2": {"operations": […]}}}`), or a plan of edits and conditions; see
                 docs/steering.md and docs/plans.md.
             options: `max_new`, `temperature` (0, the default, is greedy), `top_k`, `top_p`,
-                `min_p`, `repetition_penalty`, `seed`, `stop` (a list of strings that end a row),
+                `min_p`, `repetition_penalty`, `seed`, `stop` (a string that ends a row, or a list),
                 `eos` (`False` continues past the end-of-text token), `chunk`, `threads` (as in
                 `trace`), `lookup` (number of speculative tokens per step, by prompt lookup: the
                 same tokens, faster), `capture_dtype` (`"bf16"` stores captures in half the memory),

@@ -23,9 +23,6 @@ class SaeApi:
     _core: _core.Model
     _edits: tuple[_core.Plan, ...]
 
-    sae_checks: dict[str, dict[str, Any] | None] = {}  # noqa: RUF012  # replaced, never changed
-    """Result of the test of each attached SAE, by site; `None` if it was not tested."""
-
     def attach(
         self,
         sae: Sae | str | PathLike[str] = "builtin",
@@ -51,24 +48,34 @@ class SaeApi:
             unchecked: Attach it without the test.
         """
         sae = sae if isinstance(sae, Sae) else load_sae(sae)
-        core, check, warning = _core.attach_sae(self._core, sae._core, site, unchecked)
+        before = self.saes
+        core, warning = _core.attach_sae(self._core, sae._core, site, unchecked)
         if warning:
             warnings.warn(warning, stacklevel=2)
         model = type(self)(core, self._edits)
-        attached = _core.attached_saes(core)[-1][0]
-        model.sae_checks = {**self.sae_checks, attached: json.loads(check) if check else None}
-        return model.spliced([attached], error_term=error_term) if splice else model
+        attached = [site for site in model.saes if site not in before]
+        return model.spliced(attached, error_term=error_term) if splice else model
 
     def detach(self, site: str | None = None) -> Model:
         """A copy of the model without the SAE at `site`, or without any."""
-        model = type(self)(_core.detach_sae(self._core, site), self._edits)
-        model.sae_checks = {at: check for at, check in self.sae_checks.items() if at in model.saes}
-        return model
+        return type(self)(_core.detach_sae(self._core, site), self._edits)
+
+    @property
+    def sae_records(self) -> list[dict[str, Any]]:
+        """The attached SAEs: path, site, kind, number of features, and the test of each, as the
+        command line records them with its results.
+        """
+        return json.loads(_core.attached_saes(self._core))
 
     @property
     def saes(self) -> dict[str, int]:
         """The sites at which SAEs are attached, with their numbers of features."""
-        return dict(_core.attached_saes(self._core))
+        return {record["site"]: record["features"] for record in self.sae_records}
+
+    @property
+    def sae_checks(self) -> dict[str, dict[str, Any] | None]:
+        """Result of the test of each attached SAE, by site; `None` if it was not tested."""
+        return {record["site"]: record["check"] for record in self.sae_records}
 
     def spliced(self, sites: Iterable[str] | None = None, *, error_term: bool = False) -> Model:
         """A copy of the model that continues with the reconstructions of attached SAEs.
@@ -81,9 +88,7 @@ class SaeApi:
         if not chosen:
             raise InputError("no SAE is attached", "attach one first: model.attach(path)")
         how = "recon+error" if error_term else "recon"
-        model = self.edit({"taps": [{"site": site, "splice": how} for site in chosen]})
-        model.sae_checks = self.sae_checks
-        return model
+        return self.edit({"taps": [{"site": site, "splice": how} for site in chosen]})
 
     def _with_saes(self, saes: Any, error_term: bool) -> Model:
         model = self

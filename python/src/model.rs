@@ -10,11 +10,10 @@ use pellucid_engine::program::Layout;
 use pellucid_engine::{Program, WeightKind, site};
 use pellucid_kernels::attention::KvFormat;
 use pellucid_kernels::{DType, Pool};
+use pellucid_models::attach::SaeRecord;
 use pellucid_models::chat::Conversation;
 use pellucid_models::tokenizer::Tokenizer;
-use pellucid_models::{
-    LoadOptions, LoadedModel, Storage, Strategy, builtin, locate, program_of, strategies, tokenizer_of,
-};
+use pellucid_models::{LoadOptions, LoadedModel, Storage, builtin, locate, program_of, strategies, tokenizer_of};
 use pyo3::prelude::*;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock};
@@ -73,6 +72,11 @@ impl Model {
         }
     }
 
+    /// The attached autoencoders; a model whose weights are not loaded has none.
+    pub fn saes(&self) -> Vec<&SaeRecord> {
+        self.loaded.get().map(LoadedModel::saes).unwrap_or_default()
+    }
+
     /// Checks prompt lengths as a run would: at least one row, 1 to `n_ctx` tokens each.
     pub fn check_lengths(&self, lengths: &[usize]) -> pellucid_engine::Result<()> {
         let context = self.program().architecture().context.unwrap_or(usize::MAX);
@@ -89,18 +93,7 @@ impl Model {
 
     /// Wraps a model from the network builder; it has no files and no tokenizer.
     pub fn from_network(name: String, model: pellucid_engine::Model) -> Model {
-        let (chat, tokenizer, eos, warnings) = (None, None, Vec::new(), Vec::new());
-        let (strategy, name_variants) = (Strategy::Native, Vec::new());
-        let loaded = OnceLock::from(LoadedModel {
-            name: name.clone(),
-            model,
-            tokenizer,
-            chat,
-            eos,
-            warnings,
-            strategy,
-            name_variants,
-        });
+        let loaded = OnceLock::from(LoadedModel::without_files(name.clone(), model));
         Model { name, path: None, options: LoadOptions::default(), outline: None, loaded, loading: Mutex::new(()) }
     }
 

@@ -111,6 +111,7 @@ impl Plan {
             save,
             metrics: metrics.into_iter().map(ValueId::new).collect(),
             allow_nan,
+            saes: Vec::new(),
         };
         Ok(Plan { inner, tap_indices, saves })
     }

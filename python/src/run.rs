@@ -8,6 +8,7 @@ use crate::prefix::Prefixes;
 use crate::results::{CaptureTuple, MarkTuple, RunResults};
 use crate::tracing::TraceValue;
 use pellucid_engine::{self as engine, CaptureDtype, Finish, GenerateOptions, Interrupt, RunOptions, Sampling};
+use pellucid_models::attach::check_saes;
 use pellucid_models::chat::ChatPrompt;
 use pellucid_models::{StopStrings, prepare_chats};
 use pyo3::exceptions::PyTypeError;
@@ -258,6 +259,8 @@ impl<'a> EditedPlan<'a> {
         chats: &[Option<ChatPrompt>],
         model: &Model,
     ) -> pellucid_models::Result<EditedPlan<'a>> {
+        check_saes(&model.saes(), &plan.inner, Path::new("."))?;
+        check_saes(&model.saes(), &edits, Path::new("."))?;
         if edits == engine::Plan::default() {
             return Ok(EditedPlan { plan: Cow::Borrowed(&plan.inner), offset: PlanOffset::default() });
         }
@@ -335,7 +338,10 @@ pub fn parse_generate_options(py: Python<'_>, options: &Bound<'_, PyDict>) -> Py
             "repetition_penalty" => sampling.repetition_penalty = value.extract().map_err(wrong)?,
             "seed" => sampling.seed = value.extract().map_err(wrong)?,
             "stop" => {
-                let strings: Vec<String> = value.extract().map_err(wrong)?;
+                let strings = match value.extract::<String>() {
+                    Ok(one) => vec![one],
+                    Err(_) => value.extract().map_err(wrong)?,
+                };
                 stop = StopStrings::new(strings).map_err(|fault| from_models(py, &fault))?;
             }
             "eos" => eos = value.extract().map_err(wrong)?,

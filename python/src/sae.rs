@@ -120,7 +120,7 @@ impl Sae {
     }
 }
 
-/// A copy of a model with an autoencoder attached, the result of its test as JSON, and a warning.
+/// A copy of a model with an autoencoder attached, and a warning.
 #[pyfunction]
 pub fn attach_sae(
     py: Python<'_>,
@@ -128,13 +128,11 @@ pub fn attach_sae(
     sae: &Sae,
     site: Option<String>,
     unchecked: bool,
-) -> PyResult<(Model, Option<String>, Option<String>)> {
+) -> PyResult<(Model, Option<String>)> {
     let mut loaded = model.loaded(py)?.clone();
     let options = AttachOptions { site, unchecked };
     let check = guarded(py, || loaded.attach_sae(&sae.0, &options))?.map_err(|fault| from_models(py, &fault))?;
-    let warning = check.as_ref().and_then(|check| check.warning());
-    let check = check.and_then(|check| serde_json::to_string(&check).ok());
-    Ok((model.with_loaded(loaded), check, warning))
+    Ok((model.with_loaded(loaded), check.and_then(|check| check.warning())))
 }
 
 /// A copy of a model without the autoencoder at a site, or without any.
@@ -151,9 +149,8 @@ pub fn detach_sae(py: Python<'_>, model: &Model, site: Option<&str>) -> PyResult
     Ok(model.with_loaded(loaded))
 }
 
-/// The sites of the attached autoencoders, with their numbers of features.
+/// The attached autoencoders as a JSON list: path, site, number of features, result of the test.
 #[pyfunction]
-pub fn attached_saes(py: Python<'_>, model: &Model) -> PyResult<Vec<(String, usize)>> {
-    let attached = model.loaded(py)?.model.saes().iter();
-    Ok(attached.map(|attached| (attached.write.to_string(), attached.sae.n_features())).collect())
+pub fn attached_saes(py: Python<'_>, model: &Model) -> PyResult<String> {
+    serde_json::to_string(&model.saes()).map_err(|fault| error(py, ErrorKind::Input, &fault.to_string(), None))
 }

@@ -137,6 +137,7 @@ def test_results_of_generation(model):
     assert "Generated" in repr(results[0])
     assert "length" in results[0]._repr_html_()
     stopped = model.generate(STORY, max_new=20, stop=[" to"]).result
+    assert model.generate(STORY, max_new=20, stop=" to").text == stopped.text
     assert (stopped.text, stopped.finish) == (" She loved", "stop")
     sampled = [model.generate(STORY, max_new=8, temperature=1.5, seed=seed).text for seed in (1, 1, 2)]
     assert sampled[0] == sampled[1] != sampled[2]

@@ -129,3 +129,21 @@ def test_bad_input(model, attached, sae):
         model.attach("no/such/sae")
     with pytest.raises(pellucid.InputError, match="no SAE"):
         model.spliced()
+
+
+def test_a_plan_names_the_saes_that_it_needs(model, attached):
+    plan = {"saes": ["builtin"], "taps": [{"site": ACTS, "features": [531], "add": 30}]}
+    edited = attached.edit(plan)
+    assert edited.generate("Tom saw a", max_new=8).text != attached.generate("Tom saw a", max_new=8).text
+    with pytest.raises(pellucid.InputError, match=r"the plan needs the SAE \"builtin\", which is not attached"):
+        _ = model.edit(plan).generate("Tom saw a", max_new=2).text
+
+
+def test_records_say_what_is_attached(model, attached):
+    assert model.sae_records == []
+    (record,) = attached.sae_records
+    assert (record["path"], record["site"], record["kind"]) == ("builtin", "layers.3.resid_post", "topk")
+    assert record["check"] == attached.sae_checks["layers.3.resid_post"]
+    assert attached.spliced().sae_records == attached.sae_records
+    assert attached.detach().sae_records == []
+    assert model.attach(unchecked=True).sae_records[0]["check"] is None

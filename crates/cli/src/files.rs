@@ -2,14 +2,23 @@
 //! incomplete file.
 
 use crate::failure::Failure;
-use pellucid_engine::{Action, Array, Capture, Plan, SavedValue};
-use safetensors::tensor::{Dtype, TensorView};
+use pellucid_engine::{Action, Array, Capture, CaptureDtype, Generation, Plan, SavedValue};
+use pellucid_models::LoadedModel;
+use pellucid_models::attach::SaeRecord;
+use safetensors::{Dtype, SafeTensorError, View};
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::io::Write;
 use std::path::Path;
+use tempfile::NamedTempFile;
 
 /// Writes a file atomically.
 pub fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
+    write_with(path, |file| file.write_all(bytes))
+}
+
+/// Writes a file atomically: `fill` writes its content to a temporary file.
+fn write_with(path: &Path, fill: impl FnOnce(&mut NamedTempFile) -> std::io::Result<()>) -> Result<(), Failure> {
     let fail = |error: std::io::Error| {
         Failure::usage(
             format!("cannot write {}: {error}", path.display()),
@@ -23,7 +32,7 @@ pub fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     #[cfg(unix)]
     builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
     let mut file = builder.tempfile_in(dir).map_err(fail)?;
-    file.write_all(bytes).map_err(fail)?;
+    fill(&mut file).map_err(fail)?;
     file.persist(path).map_err(|error| fail(error.error))?;
     Ok(())
 }
@@ -62,9 +71,17 @@ pub struct Results<'a> {
     pub saved: &'a [SavedValue],
     /// Number of rows in the call.
     pub rows: usize,
+    /// The autoencoders attached to the model.
+    pub saes: Vec<&'a SaeRecord>,
 }
 
 impl<'a> Results<'a> {
+    /// The results of a generation by a model.
+    pub fn of_generation(loaded: &'a LoadedModel, plan: &'a Plan, generation: &'a Generation) -> Results<'a> {
+        let Generation { captures, saved, rows, .. } = generation;
+        Results { plan, captures, saved, rows: rows.len(), saes: loaded.saes() }
+    }
+
     /// Returns every result with its name: the site (with `.grad` for gradients) or the value's own
     /// name, prefixed by the row if there are several, followed by `@step` in a generation, and
     /// numbered if the name repeats.
@@ -97,26 +114,48 @@ impl<'a> Results<'a> {
     }
 }
 
-/// Writes results as one safetensors file; integer arrays as I64.
+/// Writes results as one safetensors file, one array after the other; integer arrays as I64. Its
+/// metadata has the attached autoencoders.
 pub fn write_results(path: &Path, results: &Results) -> Result<(), Failure> {
-    let data: Vec<(String, Dtype, Vec<usize>, Vec<u8>)> = results
-        .named()
-        .into_iter()
-        .map(|(name, array)| {
-            let (dtype, bytes) = if array.is_integer() {
-                (Dtype::I64, array.values().iter().flat_map(|&x| (x as i64).to_le_bytes()).collect())
-            } else {
-                (Dtype::F32, array.values().iter().flat_map(|x| x.to_le_bytes()).collect())
-            };
-            (name, dtype, array.shape().to_vec(), bytes)
+    let arrays: Vec<(String, ResultView)> =
+        results.named().into_iter().map(|(name, array)| (name, ResultView(array))).collect();
+    let saes = serde_json::to_string(&results.saes).map_err(|error| Failure::internal(error.to_string()))?;
+    let metadata = (!results.saes.is_empty()).then(|| HashMap::from([("saes".to_string(), saes)]));
+    write_with(path, |file| {
+        safetensors::serialize_to_file(arrays, metadata, file.path()).map_err(|error| match error {
+            SafeTensorError::IoError(error) => error,
+            other => std::io::Error::other(other.to_string()),
         })
-        .collect();
-    let mut views = Vec::with_capacity(data.len());
-    for (name, dtype, shape, bytes) in &data {
-        let view = TensorView::new(*dtype, shape.clone(), bytes)
-            .map_err(|error| Failure::internal(format!("{name}: {error}")))?;
-        views.push((name.clone(), view));
+    })
+}
+
+/// An array as a tensor of a safetensors file.
+struct ResultView<'a>(&'a Array);
+
+impl View for ResultView<'_> {
+    fn dtype(&self) -> Dtype {
+        match self.0.dtype() {
+            _ if self.0.is_integer() => Dtype::I64,
+            CaptureDtype::F32 => Dtype::F32,
+            CaptureDtype::Bf16 => Dtype::BF16,
+        }
     }
-    let bytes = safetensors::serialize(views, None).map_err(|error| Failure::internal(error.to_string()))?;
-    write(path, &bytes)
+
+    fn shape(&self) -> &[usize] {
+        self.0.shape()
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        let array = self.0;
+        Cow::Owned(match array.halves() {
+            _ if array.is_integer() => array.values().iter().flat_map(|&x| (x as i64).to_le_bytes()).collect(),
+            Some(halves) => halves.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            None => array.values().iter().flat_map(|x| x.to_le_bytes()).collect(),
+        })
+    }
+
+    fn data_len(&self) -> usize {
+        let bytes = if self.0.is_integer() { 8 } else { self.0.dtype().bytes() };
+        bytes * self.0.len()
+    }
 }

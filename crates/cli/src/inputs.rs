@@ -1,13 +1,13 @@
 //! Input rows from prompts, conversations, token ids and files; plans from files and flags.
 
-use crate::args::{InputArgs, PlanArgs};
+use crate::args::{CaptureDtypeArg, InputArgs, PlanArgs, SpliceArgs};
 use crate::failure::Failure;
-use pellucid_engine::{Action, Plan, Positions, Splice, Tap};
+use pellucid_engine::{Action, CaptureDtype, CaptureOptions, Plan, Positions, Splice, Tap};
 use pellucid_models::chat::{ChatPrompt, Conversation, Message};
 use pellucid_models::steer::SteerSpec;
 use pellucid_models::{LoadedModel, prepare_chats};
 use serde::Deserialize;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// A line of an input file.
 #[derive(Deserialize)]
@@ -94,17 +94,27 @@ fn token_list(text: &str) -> Result<Vec<u32>, Failure> {
     })
 }
 
+/// A plan as its file has it, and the directory to which its paths are relative.
+#[derive(Clone, Default)]
+pub struct PlanFile {
+    pub plan: Plan,
+    pub directory: PathBuf,
+}
+
+/// Reads the file of `--plan`, or returns an empty plan.
+pub fn plan_file(args: &PlanArgs) -> Result<PlanFile, Failure> {
+    let Some(path) = &args.plan else { return Ok(PlanFile::default()) };
+    Ok(PlanFile { plan: read_plan(path)?, directory: path.parent().unwrap_or(Path::new("")).to_owned() })
+}
+
 /// Returns the plan file's taps, the steering vectors of `--steer`, then the captures of the flags,
 /// which therefore see edited values.
-pub fn plan(loaded: &LoadedModel, args: &PlanArgs, prompts: &Prompts) -> Result<Plan, Failure> {
-    let (mut plan, base) = match &args.plan {
-        None => (Plan::default(), Path::new(".")),
-        Some(path) => (read_plan(path)?, path.parent().unwrap_or(Path::new("."))),
-    };
-    plan.taps.extend(splice_taps(loaded, args)?);
+pub fn plan(loaded: &LoadedModel, file: PlanFile, args: &PlanArgs, prompts: &Prompts) -> Result<Plan, Failure> {
+    let PlanFile { mut plan, directory } = file;
+    plan.taps.extend(splice_taps(loaded, &args.splice)?);
     plan.taps.extend(steering_taps(loaded, &args.steer)?);
     plan.taps.extend(capture_taps(args));
-    Ok(prepare_chats(plan, base, &prompts.rows, &prompts.chats, loaded.tokenizer.as_deref())?)
+    Ok(prepare_chats(plan, &directory, &prompts.rows, &prompts.chats, loaded.tokenizer.as_deref())?)
 }
 
 /// Reads a plan file.
@@ -128,7 +138,7 @@ pub fn steering_taps(loaded: &LoadedModel, specs: &[String]) -> Result<Vec<Tap>,
 }
 
 /// Returns the taps of `--splice`: one for each attached autoencoder.
-fn splice_taps(loaded: &LoadedModel, args: &PlanArgs) -> Result<Vec<Tap>, Failure> {
+pub fn splice_taps(loaded: &LoadedModel, args: &SpliceArgs) -> Result<Vec<Tap>, Failure> {
     if !args.splice {
         return Ok(Vec::new());
     }
@@ -138,6 +148,16 @@ fn splice_taps(loaded: &LoadedModel, args: &PlanArgs) -> Result<Vec<Tap>, Failur
     let how = if args.error_term { Splice::ReconAndError } else { Splice::Recon };
     let sites = loaded.model.saes().iter().map(|attached| attached.write.to_string());
     Ok(sites.map(|site| Tap::new(site, Action::Splice(how))).collect())
+}
+
+/// Returns how captures are stored.
+pub fn capture_options(args: &PlanArgs) -> CaptureOptions {
+    let dtype = match args.capture_dtype {
+        CaptureDtypeArg::F32 => CaptureDtype::F32,
+        CaptureDtypeArg::Bf16 => CaptureDtype::Bf16,
+    };
+    let memory_limit = args.capture_memory.map(|megabytes| (megabytes as usize) << 20);
+    CaptureOptions { dtype, memory_limit, spill_folder: args.capture_folder.clone() }
 }
 
 /// Returns the taps of `--capture`.

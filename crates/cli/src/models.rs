@@ -7,13 +7,19 @@ use crate::progress;
 use pellucid_engine::Program;
 use pellucid_kernels::attention::KvFormat;
 use pellucid_kernels::{DType, Pool};
-use pellucid_models::attach::{AttachOptions, SaeCheck};
-use pellucid_models::sae::read_named_sae;
+use pellucid_models::attach::SaeRecord;
 use pellucid_models::{LoadOptions, LoadedModel, Storage, locate, program_of};
+use std::path::Path;
 
 /// Loads a model, with a progress bar if it takes a while. The model is leaked: the exit of the
 /// process frees its memory faster than dropping it.
 pub fn load(args: &ModelArgs) -> Result<&'static LoadedModel, Failure> {
+    load_with_saes(args, &[], Path::new(""))
+}
+
+/// Loads a model as [`load`] does, and attaches the autoencoders that a plan names; their paths are
+/// relative to `base`.
+pub fn load_with_saes(args: &ModelArgs, saes: &[String], base: &Path) -> Result<&'static LoadedModel, Failure> {
     let storage = match args.dtype {
         DTypeArg::Auto => Storage::AsStored,
         DTypeArg::F32 => Storage::As(DType::F32),
@@ -29,7 +35,8 @@ pub fn load(args: &ModelArgs) -> Result<&'static LoadedModel, Failure> {
     let options = LoadOptions { storage, pool, kv, assume: args.assume.assume.clone(), adapters: args.adapter.clone() };
     let mut loaded = open(args, &options)?;
     warn(&loaded.warnings);
-    attach_saes(&mut loaded, args)?;
+    attach_saes(&mut loaded, &args.sae, Path::new(""), args.unchecked)?;
+    attach_saes(&mut loaded, saes, base, args.unchecked)?;
     loaded.name_variants.iter().for_each(|variant| say(&format!("note: {variant}")));
     Ok(Box::leak(Box::new(loaded)))
 }
@@ -43,7 +50,7 @@ fn open(args: &ModelArgs, options: &LoadOptions) -> Result<LoadedModel, Failure>
             bar.finish();
             // A pulled model is shown under its name, not its file's.
             if let Some(name) = &args.model
-                && !std::path::Path::new(name).exists()
+                && !Path::new(name).exists()
             {
                 loaded.name = name.clone();
             }
@@ -72,27 +79,19 @@ pub fn warn(warnings: &[String]) {
     warnings.iter().for_each(|warning| say(&format!("warning: {warning}")));
 }
 
-/// Attaches the autoencoders of `--sae PATH[@SITE]`, and reports how well each reconstructs.
-fn attach_saes(loaded: &mut LoadedModel, args: &ModelArgs) -> Result<(), Failure> {
-    for spec in &args.sae {
-        // A path may contain `@` itself.
-        let (path, site) = match spec.rsplit_once('@') {
-            Some((path, site)) if !std::path::Path::new(spec).exists() => (path, Some(site.to_string())),
-            _ => (spec.as_str(), None),
-        };
-        let sae = read_named_sae(path)?;
-        let features = sae.sae.n_features();
-        let check = loaded.attach_sae(&sae, &AttachOptions { site, unchecked: args.unchecked })?;
-        let attached = loaded.model.saes().last().map(|attached| attached.write.to_string()).unwrap_or_default();
-        let quality = check.as_ref().map_or("not tested".into(), describe_check);
-        say(&format!("{path}: {features} features at {attached}, {quality}"));
-        let warning = check.and_then(|check| check.warning());
-        warn(warning.as_slice());
+/// Attaches autoencoders, each given as `PATH[@SITE]`, and reports how well each reconstructs.
+fn attach_saes(loaded: &mut LoadedModel, specs: &[String], base: &Path, unchecked: bool) -> Result<(), Failure> {
+    for spec in specs {
+        for record in loaded.attach_named_sae(spec, base, unchecked)? {
+            say(&format!("{}: {} features at {}, {}", record.path, record.features, record.site, quality(&record)));
+            warn(record.check.and_then(|check| check.warning()).as_slice());
+        }
     }
     Ok(())
 }
 
-fn describe_check(check: &SaeCheck) -> String {
+fn quality(record: &SaeRecord) -> String {
+    let Some(check) = &record.check else { return "not tested".into() };
     let declared = check.declared_l0.map_or(String::new(), |l0| format!(" (declared {l0:.1})"));
     format!(
         "explained variance {:.2}, {:.1} active{declared} on {} tokens",

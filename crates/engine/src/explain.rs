@@ -1,6 +1,7 @@
 //! `Plan::explain`: what a plan will do on a model and what it will cost, without running it.
 
 use crate::array::CaptureDtype;
+use crate::backend::cpu::sae::MAX_ACTIVATIONS;
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::plan::{CompiledAction, CompiledPlan, CompiledReduce, CompiledTap, Lengths, Plan, compile};
@@ -46,6 +47,13 @@ pub struct Explanation {
     pub capture_bytes: usize,
     /// Bytes of the KV cache.
     pub kv_bytes: usize,
+    /// Bytes of the activations of features that exist at once, if an autoencoder runs.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub feature_bytes: usize,
+    /// Bytes of the activations that exist at once, without captures and features.
+    pub activation_bytes: usize,
+    /// Bytes of weights, autoencoders, KV cache, activations, features and captures together.
+    pub peak_bytes: usize,
     /// Ops that the backend does not support and that run on the CPU; empty for the CPU backend.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub fallbacks: Vec<String>,
@@ -98,7 +106,7 @@ impl Plan {
             (count_positions(&[TokenSet::ForLastMlp, TokenSet::ForLogits]), count_positions(&[TokenSet::ForLogits]));
         let ops = &program.ops()[..compiled.ops];
         let entered = |op: &&crate::program::Op| op.layer.is_none_or(|layer| !compiled.skipped[layer]);
-        let (mut flops, mut weight_bytes, mut seconds) = (0.0, 0.0, 0.0);
+        let (mut flops, mut weight_bytes, mut seconds, mut feature_bytes) = (0.0, 0.0, 0.0, 0);
         let (flop_rate, byte_rate) = rates(model.pool());
         let gradients = compiled.gradient_edges(program).is_some();
         for (index, _) in ops.iter().enumerate().filter(|(_, op)| entered(op)) {
@@ -109,7 +117,14 @@ impl Plan {
                 TokenSet::ForLogits => logits,
             };
             let pairs = pairs(program, index, prompts.iter().flat_map(|&n| 0..n));
-            let work = work(program, model.weights(), index, computed, pairs);
+            let mut work = work(program, model.weights(), index, computed, pairs);
+            if let OpKind::Sae { sae, .. } = &program.ops()[index].kind {
+                let (sae, runs) = (&model.saes()[*sae].sae, sae_positions(&compiled, &program.ops()[index].kind));
+                let runs = if gradients && runs > 0 { computed } else { runs };
+                work.flops = 2.0 * (sae.n_features() * sae.d_in() * runs) as f64;
+                work.weight_bytes = if runs > 0 { sae.encoder.bytes() as f64 } else { 0.0 };
+                feature_bytes = feature_bytes.max(sae_memory(sae.n_features(), runs, gradients));
+            }
             flops += work.flops;
             let read = work.weight_bytes * compiled.groups.len() as f64;
             weight_bytes += read;
@@ -121,6 +136,15 @@ impl Plan {
             OpKind::Attention { shape, .. } => 4 * tokens * shape.kv_heads * (shape.key_dim + shape.value_dim),
             _ => 0,
         });
+        let kv_bytes: usize = kv_bytes.sum();
+        let capture_bytes = capture_bytes(&compiled, program, prompts, CaptureDtype::F32);
+        let positions_of = |edge: EdgeId| match program.edge(edge).token_set {
+            TokenSet::ForLogits => logits,
+            TokenSet::All | TokenSet::ForLastMlp => tokens,
+        };
+        let activation_bytes = activation_bytes(program, &compiled, positions_of);
+        let sae_bytes: usize = model.saes().iter().map(|attached| attached.sae.bytes()).sum();
+        let weight_memory = model.weights().bytes() + sae_bytes;
         let taps: Vec<TapExplanation> = compiled
             .taps
             .iter()
@@ -139,13 +163,62 @@ impl Plan {
             flops,
             weight_bytes,
             seconds,
-            capture_bytes: capture_bytes(&compiled, program, prompts, CaptureDtype::F32),
-            kv_bytes: kv_bytes.sum(),
+            capture_bytes,
+            kv_bytes,
+            feature_bytes,
+            activation_bytes,
+            peak_bytes: weight_memory + kv_bytes + activation_bytes + feature_bytes + capture_bytes,
             fallbacks: fallbacks(model, &compiled),
             gradients,
             taps,
         })
     }
+}
+
+fn is_zero(count: &usize) -> bool {
+    *count == 0
+}
+
+/// Returns the most bytes of edges that exist at once. A backward pass retains the edges from the
+/// first one whose gradient is needed.
+fn activation_bytes(program: &Program, compiled: &CompiledPlan, positions_of: impl Fn(EdgeId) -> usize) -> usize {
+    let ops = &program.ops()[..compiled.ops];
+    // Inner edges of an op exist only where a tap needs them.
+    let is_inner = |edge: EdgeId| ops[program.edge(edge).producer].kind.inner().contains(&edge);
+    let edges: Vec<EdgeId> =
+        program.edge_ids().filter(|&edge| program.edge(edge).producer < ops.len() && !is_inner(edge)).collect();
+    let bytes = |edge: EdgeId| 4 * program.edge(edge).width * positions_of(edge);
+    let alive = |index: usize| {
+        let exists = |&&edge: &&EdgeId| program.edge(edge).producer <= index && index <= program.last_use(edge);
+        edges.iter().filter(exists).map(|&edge| bytes(edge)).sum::<usize>()
+    };
+    let forward = (0..ops.len()).map(alive).max().unwrap_or(0);
+    let Some(needed) = compiled.gradient_edges(program) else { return forward };
+    let first = program.edge_ids().filter(|&edge| needed[edge]).map(|edge| program.edge(edge).producer).min();
+    let retained = |&&edge: &&EdgeId| first.is_some_and(|first| program.edge(edge).producer >= first);
+    forward + edges.iter().filter(retained).map(|&edge| bytes(edge)).sum::<usize>()
+}
+
+/// Returns the number of positions for which an autoencoder runs under a plan.
+fn sae_positions(compiled: &CompiledPlan, kind: &OpKind) -> usize {
+    let edges: Vec<EdgeId> = kind.inner().into_iter().chain([kind.output()]).collect();
+    let uses = |entry: &&CompiledTap| entry.edge != kind.output() || matches!(entry.action, CompiledAction::Splice(_));
+    let taps = compiled.taps.iter().filter(|entry| edges.contains(&entry.edge)).filter(uses).map(|entry| &entry.rows);
+    let sources = compiled.sources.iter().filter(|source| edges.contains(&source.edge)).map(|source| &source.rows);
+    let selections: Vec<_> = taps.chain(sources).collect();
+    (0..compiled.prompts.len())
+        .map(|row| {
+            let chosen = selections.iter().filter_map(|rows| rows[row].as_ref()).flat_map(|chosen| chosen.positions());
+            chosen.collect::<std::collections::BTreeSet<usize>>().len()
+        })
+        .sum()
+}
+
+/// Returns the bytes of feature activations that exist at once. A backward pass keeps the
+/// pre-activations of all tokens; otherwise tokens run a few at a time.
+fn sae_memory(n_features: usize, positions: usize, gradients: bool) -> usize {
+    let all = n_features * positions;
+    4 * if gradients { 3 * all } else { all.min(MAX_ACTIVATIONS.max(n_features)) }
 }
 
 /// Returns the ops that the model's backend does not support under a plan, such as
@@ -265,7 +338,12 @@ impl Display for Explanation {
         writeln!(f, "arithmetic {:.2} GFLOP, weights read {}", self.flops / 1e9, bytes(self.weight_bytes))?;
         writeln!(f, "time: about {} here", time(self.seconds))?;
         let (captures, kv) = (bytes(self.capture_bytes as f64), bytes(self.kv_bytes as f64));
-        writeln!(f, "memory: captures {captures}, KV cache {kv}")?;
+        let features = match self.feature_bytes {
+            0 => String::new(),
+            count => format!(", features {}", bytes(count as f64)),
+        };
+        let (peak, activations) = (bytes(self.peak_bytes as f64), bytes(self.activation_bytes as f64));
+        writeln!(f, "memory: {peak}, of it activations {activations}, captures {captures}, KV cache {kv}{features}")?;
         if self.gradients {
             writeln!(f, "backward pass: about as much arithmetic again, plus stored activations")?;
         }

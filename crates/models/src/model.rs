@@ -8,6 +8,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::load::{LoadOptions, load};
 use crate::name_variants::NameVariant;
+use crate::sae::SaeRecord;
 use crate::select_family::{SelectedFamily, select_family};
 use crate::share;
 use crate::text::{RequestText, RowText, StopStrings};
@@ -36,9 +37,26 @@ pub struct LoadedModel {
     pub strategy: Strategy,
     /// Variants of tensor names under which some of its weights were found.
     pub name_variants: Vec<NameVariant>,
+    /// Autoencoders that were attached; [`saes`](Self::saes) has those that still are.
+    pub(crate) sae_records: Vec<SaeRecord>,
 }
 
 impl LoadedModel {
+    /// Wraps a model of the engine that has no files: no tokenizer and no chat template.
+    pub fn without_files(name: String, model: Model) -> LoadedModel {
+        LoadedModel {
+            name,
+            model,
+            tokenizer: None,
+            chat: None,
+            eos: Vec::new(),
+            warnings: Vec::new(),
+            strategy: Strategy::Native,
+            name_variants: Vec::new(),
+            sae_records: Vec::new(),
+        }
+    }
+
     /// Loads a directory, an adapter's directory or a GGUF file. `progress` receives the fraction
     /// of weights loaded.
     ///
@@ -196,6 +214,7 @@ fn load_selected(
         warnings: selected.warnings.clone(),
         strategy: selected.strategy,
         name_variants,
+        sae_records: Vec::new(),
     })
 }
 

@@ -11,10 +11,10 @@ use pellucid_models::{LoadedModel, Result};
 /// Predictions kept per distribution.
 const TOP_TOKENS: usize = 5;
 
-/// Computes the logit lens of a prompt at every layer and position.
-pub fn compute(loaded: &LoadedModel, tokens: &[u32]) -> Result<LensTable> {
+/// Computes the logit lens of a prompt at every layer and position, under the edits of a plan.
+pub fn compute(loaded: &LoadedModel, tokens: &[u32], edits: &Plan) -> Result<LensTable> {
     let model = &loaded.model;
-    let plan = Plan::capture(["layers.0.resid_pre", "layers.*.resid_post"]);
+    let plan = edits.clone().then(Plan::capture(["layers.0.resid_pre", "layers.*.resid_post"]));
     let run = model.run(&[tokens.to_vec()], &plan, &RunOptions::default())?;
     let text = |id: u32| loaded.tokenizer.as_ref().map_or_else(|| id.to_string(), |tokenizer| tokenizer.token_text(id));
     let vocab = model.program().architecture().vocab;
@@ -88,7 +88,7 @@ mod tests {
         let tokens = loaded
             .encode("Once upon a time, there was a little girl named Lily. She loved to play with her")
             .expect("tokens");
-        let table = compute(&loaded, &tokens).expect("a table");
+        let table = compute(&loaded, &tokens, &Plan::default()).expect("a table");
         let layers = loaded.model.program().architecture().layers.len();
         assert_eq!((table.rows.len(), table.prompt_tokens.len()), (layers + 1, tokens.len()));
         let run = loaded

@@ -82,7 +82,7 @@ pub struct ModelArgs {
     #[arg(long, value_name = "PATH[@SITE]")]
     pub sae: Vec<String>,
     /// Attach SAEs without testing that they reconstruct the activations of their site
-    #[arg(long, requires = "sae")]
+    #[arg(long)]
     pub unchecked: bool,
     #[command(flatten)]
     pub assume: AssumeArg,
@@ -192,15 +192,38 @@ pub struct PlanArgs {
     /// may be negative) at LAYERS (5, 5-9 or 3,5,7; all of the file); may be repeated
     #[arg(long, value_name = "FILE[@SCALE][:LAYERS]")]
     pub steer: Vec<String>,
+    #[command(flatten)]
+    pub splice: SpliceArgs,
+    /// Write the captures to this safetensors file
+    #[arg(long, value_name = "F.safetensors")]
+    pub out: Option<PathBuf>,
+    /// Element type of captures of whole activations
+    #[arg(long, value_enum, default_value = "f32")]
+    pub capture_dtype: CaptureDtypeArg,
+    /// Keep captures of more than MB megabytes in a temporary file instead of in memory
+    #[arg(long, value_name = "MB")]
+    pub capture_memory: Option<u32>,
+    /// Folder of that file [default: the system's folder for temporary files]
+    #[arg(long, value_name = "DIR", requires = "capture_memory")]
+    pub capture_folder: Option<PathBuf>,
+}
+
+/// Reconstructions of attached autoencoders.
+#[derive(Args)]
+pub struct SpliceArgs {
     /// Continue with the reconstructions of the attached SAEs (`--sae`) instead of the activations
     #[arg(long)]
     pub splice: bool,
     /// With --splice: add the error of each reconstruction, so that only edits of features matter
     #[arg(long, requires = "splice")]
     pub error_term: bool,
-    /// Write the captures to this safetensors file
-    #[arg(long, value_name = "F.safetensors")]
-    pub out: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub enum CaptureDtypeArg {
+    F32,
+    /// Half the memory; the upper half of each f32, rounded
+    Bf16,
 }
 
 #[derive(Args)]
@@ -300,6 +323,8 @@ pub struct LensArgs {
     /// Print the table as JSON
     #[arg(long, conflicts_with = "html")]
     pub json: bool,
+    #[command(flatten)]
+    pub splice: SpliceArgs,
     /// Predictions shown per cell
     #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=5))]
     pub top: u8,

@@ -62,11 +62,11 @@ pub struct SaeEvalArgs {
     #[arg(long, value_name = "F")]
     pub corpus: PathBuf,
     /// Maximum number of texts
-    #[arg(long, value_name = "N", default_value_t = 200)]
-    pub limit: usize,
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..))]
+    pub limit: u32,
     /// Maximum number of tokens of a text
-    #[arg(long, value_name = "N", default_value_t = 128)]
-    pub context: usize,
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
+    pub context: u32,
 }
 
 #[derive(Args)]
@@ -80,8 +80,8 @@ pub struct SaeFeaturesArgs {
     #[command(flatten)]
     pub analysis: SaeAnalysisArgs,
     /// Features per token
-    #[arg(long, value_name = "N", default_value_t = 3)]
-    pub top: usize,
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    pub top: u32,
     /// Promoted and suppressed tokens per feature
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub tokens: usize,
@@ -103,14 +103,14 @@ pub struct SaeTopArgs {
     #[arg(long, value_name = "F")]
     pub corpus: PathBuf,
     /// Maximum number of texts
-    #[arg(long, value_name = "N", default_value_t = 1000)]
-    pub limit: usize,
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
+    pub limit: u32,
     /// Maximum number of tokens of a text
-    #[arg(long, value_name = "N", default_value_t = 128)]
-    pub context: usize,
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
+    pub context: u32,
     /// Number of examples
-    #[arg(long, value_name = "N", default_value_t = 10)]
-    pub count: usize,
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+    pub count: u32,
     /// Write a page instead
     #[arg(long, value_name = "F.html")]
     pub html: Option<PathBuf>,

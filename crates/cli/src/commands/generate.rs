@@ -1,6 +1,6 @@
 //! `pellucid generate`: continue prompts.
 
-use super::{list_marks, print, print_json, say, say_passed_over, say_written};
+use super::{list_marks, print, print_result, say, say_passed_over, say_written};
 use crate::args::GenerateArgs;
 use crate::failure::{Failure, output};
 use crate::files::Results;
@@ -23,10 +23,11 @@ pub fn run(args: GenerateArgs) -> Result<(), Failure> {
     }
     files::check(args.plan.out.as_deref())?;
     let started = Instant::now();
-    let loaded = models::load(&args.model)?;
+    let file = inputs::plan_file(&args.plan)?;
+    let loaded = models::load_with_saes(&args.model, &file.plan.saes, &file.directory)?;
     let load_s = started.elapsed().as_secs_f64();
     let prompts = inputs::prompts(loaded, &args.input, None)?;
-    let plan = inputs::plan(loaded, &args.plan, &prompts)?;
+    let plan = inputs::plan(loaded, file, &args.plan, &prompts)?;
     let rows = prompts.rows;
     let eos = if args.ignore_eos { Vec::new() } else { loaded.eos.clone() };
     let longest = rows.iter().map(Vec::len).max().unwrap_or(0);
@@ -35,6 +36,7 @@ pub fn run(args: GenerateArgs) -> Result<(), Failure> {
         sampling: sampling(&args),
         eos,
         lookup: args.prompt_lookup,
+        captures: inputs::capture_options(&args.plan),
         ..GenerateOptions::default()
     };
 
@@ -42,7 +44,7 @@ pub fn run(args: GenerateArgs) -> Result<(), Failure> {
     // The text of one row is shown as it arrives, that of several rows when all have ended.
     let mut stream = Stream { on: !args.json && rows.len() == 1, fault: None };
     let generation = loaded.generate(&rows, &plan, &options, &stops, &mut |piece| stream.write(piece.text))?;
-    let results = Results { plan: &plan, captures: &generation.captures, saved: &generation.saved, rows: rows.len() };
+    let results = Results::of_generation(loaded, &plan, &generation);
     if let Some(path) = &args.plan.out {
         files::write_results(path, &results)?;
     }
@@ -59,7 +61,7 @@ pub fn run(args: GenerateArgs) -> Result<(), Failure> {
         // One row is the object itself.
         let mut object = if shown.len() == 1 { shown.remove(0) } else { json!({ "rows": shown }) };
         object["timing"] = timing;
-        print_json(&object)?;
+        print_result(loaded, &object)?;
     } else if let ([_], [Some(_)]) = (rows.as_slice(), texts.as_slice()) {
         stream.finish()?;
     } else {

@@ -1,10 +1,11 @@
 //! `pellucid lens`: the logit lens, in the terminal or as a page.
 
-use super::{color_depth, print, print_json, say, terminal_width};
+use super::{color_depth, print, print_result, say, terminal_width};
 use crate::args::{InputArgs, LensArgs};
 use crate::failure::Failure;
 use crate::{files, inputs, models};
 use pellucid_analysis::lens::{self, TerminalOptions};
+use pellucid_engine::Plan;
 
 pub fn run(args: LensArgs) -> Result<(), Failure> {
     files::check(args.html.as_deref())?;
@@ -15,9 +16,9 @@ pub fn run(args: LensArgs) -> Result<(), Failure> {
         ..InputArgs::default()
     };
     let prompts = inputs::prompts(loaded, &input, None)?;
-    let table = lens::compute(loaded, &prompts.rows[0])?;
+    let table = lens::compute(loaded, &prompts.rows[0], &Plan::of(inputs::splice_taps(loaded, &args.splice)?))?;
     if args.json {
-        return print_json(&table);
+        return print_result(loaded, &table);
     }
     if let Some(path) = &args.html {
         files::write(path, lens::html(&table).as_bytes())?;

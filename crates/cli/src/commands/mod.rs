@@ -15,6 +15,7 @@ mod terminal;
 pub mod tokens;
 
 use crate::failure::{Failure, output};
+use pellucid_models::LoadedModel;
 use std::io::Write;
 use terminal::{color_depth, terminal_width};
 
@@ -27,6 +28,17 @@ fn print(text: &str) -> Result<(), Failure> {
 fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
     let text = serde_json::to_string_pretty(value).map_err(|error| Failure::internal(error.to_string()))?;
     print(&format!("{text}\n"))
+}
+
+/// Writes a result of a model as one JSON object, with the autoencoders attached to the model.
+fn print_result(loaded: &LoadedModel, result: &impl serde::Serialize) -> Result<(), Failure> {
+    let internal = |error: serde_json::Error| Failure::internal(error.to_string());
+    let mut object = serde_json::to_value(result).map_err(internal)?;
+    let saes = loaded.saes();
+    if !saes.is_empty() {
+        object["saes"] = serde_json::to_value(saes).map_err(internal)?;
+    }
+    print_json(&object)
 }
 
 /// Prints a message to stderr.

@@ -29,9 +29,10 @@ struct Line {
 
 pub fn run(args: ProfileArgs) -> Result<(), Failure> {
     [&args.trace, &args.flame].into_iter().try_for_each(|path| files::check(path.as_deref()))?;
-    let loaded = models::load(&args.model)?;
+    let file = inputs::plan_file(&args.plan)?;
+    let loaded = models::load_with_saes(&args.model, &file.plan.saes, &file.directory)?;
     let prompts = inputs::prompts(loaded, &args.input, None)?;
-    let mut plan = inputs::plan(loaded, &args.plan, &prompts)?;
+    let mut plan = inputs::plan(loaded, file, &args.plan, &prompts)?;
     let rows = prompts.rows;
     if args.max_new == 0 && !plan.taps.iter().any(|tap| matches!(tap.action, Action::Capture(_))) {
         plan.taps.push(Tap::new("logits", Action::Capture(None)).positions(Positions::Last));

@@ -1,6 +1,6 @@
 //! `pellucid run`: runs prompts once, with captures and edits.
 
-use super::{list_marks, print, print_json, say, say_passed_over, say_written};
+use super::{list_marks, print, print_json, print_result, say, say_passed_over, say_written};
 use crate::args::RunArgs;
 use crate::failure::Failure;
 use crate::files::Results;
@@ -18,10 +18,11 @@ const MAX_LISTED_VALUES: usize = 8;
 pub fn run(args: RunArgs) -> Result<(), Failure> {
     files::check(args.plan.out.as_deref())?;
     let started = Instant::now();
-    let loaded = models::load(&args.model)?;
+    let file = inputs::plan_file(&args.plan)?;
+    let loaded = models::load_with_saes(&args.model, &file.plan.saes, &file.directory)?;
     let load_s = started.elapsed().as_secs_f64();
     let prompts = inputs::prompts(loaded, &args.input, args.input_file.as_deref())?;
-    let mut plan = inputs::plan(loaded, &args.plan, &prompts)?;
+    let mut plan = inputs::plan(loaded, file, &args.plan, &prompts)?;
     let rows = prompts.rows;
     // Without captures the command prints the next tokens. With captures, ops after the last
     // captured site do not run.
@@ -36,10 +37,12 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
         return if args.json { print_json(&explanation) } else { print(&explanation.to_string()) };
     }
     let started = Instant::now();
-    let options = RunOptions { chunk: args.chunk.map(|n| n as usize), ..RunOptions::default() };
+    let captures = inputs::capture_options(&args.plan);
+    let options = RunOptions { chunk: args.chunk.map(|n| n as usize), captures, ..RunOptions::default() };
     let run = loaded.model.run(&rows, &plan, &options)?;
     let run_s = started.elapsed().as_secs_f64();
-    let results = Results { plan: &plan, captures: &run.captures, saved: &run.saved, rows: rows.len() };
+    let results =
+        Results { plan: &plan, captures: &run.captures, saved: &run.saved, rows: rows.len(), saes: loaded.saes() };
     if let Some(path) = &args.plan.out {
         files::write_results(path, &results)?;
     }
@@ -52,7 +55,8 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
         say("warning: some values are NaN; an edit may have been too large");
     }
     if args.json {
-        return print_json(&json_of(loaded, &rows, &run, (!shows_next_tokens).then_some(&results), load_s, run_s));
+        let shown = (!shows_next_tokens).then_some(&results);
+        return print_result(loaded, &json_of(loaded, &rows, &run, shown, load_s, run_s));
     }
     if shows_next_tokens {
         print(&next_tokens(loaded, &rows, &run))

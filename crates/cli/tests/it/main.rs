@@ -5,6 +5,7 @@ mod commands;
 mod guide;
 mod lab;
 mod lab_capture;
+mod saes;
 mod steering;
 
 /// The directory of a golden model, as an argument.

@@ -47,6 +47,8 @@ struct PlanForm {
     metrics: Vec<String>,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     allow_nan: bool,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    saes: Vec<String>,
 }
 
 impl<'de> Deserialize<'de> for Plan {
@@ -86,6 +88,7 @@ fn read_plan(form: PlanForm) -> Result<Plan, String> {
         save: find(&form.save)?,
         metrics: find(&metrics)?,
         allow_nan: form.allow_nan,
+        saes: form.saes,
         values: names.values,
     })
 }
@@ -103,6 +106,7 @@ fn write_plan(plan: &Plan) -> Result<PlanForm, String> {
         metric,
         metrics,
         allow_nan: plan.allow_nan,
+        saes: plan.saes.clone(),
     })
 }
 
@@ -122,7 +126,7 @@ struct TapForm {
     steps: Option<Positions>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     heads: Option<Vec<usize>>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(alias = "features", default, skip_serializing_if = "Option::is_none")]
     units: Option<Vec<usize>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     experts: Option<Vec<usize>>,

@@ -70,6 +70,9 @@ pub struct Plan {
     pub metrics: Vec<ValueId>,
     /// Allow edits to write NaN, which is an error otherwise.
     pub allow_nan: bool,
+    /// Sparse autoencoders whose features the taps name, as `PATH[@SITE]`. The caller attaches them
+    /// before the run: the engine reads no files.
+    pub saes: Vec<String>,
 }
 
 /// A captured activation or gradient.
@@ -180,6 +183,7 @@ impl Plan {
         self.save.extend(later.save.iter().map(|id| id.after(values)));
         self.metrics.extend(later.metrics.iter().map(|id| id.after(values)));
         self.allow_nan |= later.allow_nan;
+        self.saes.extend(later.saes);
         self
     }
 }

@@ -1,8 +1,10 @@
 //! Attaches an autoencoder to a loaded model, after a test of its reconstructions (`check`).
 
 mod check;
+mod named;
 
-pub use check::{SaeCheck, Tried};
+pub use crate::sae::{SaeCheck, SaeRecord, Tried};
+pub use named::check_saes;
 
 use crate::error::{Error, Result};
 use crate::model::LoadedModel;
@@ -40,6 +42,13 @@ impl LoadedModel {
             ));
         }
         self.model = attached;
+        self.sae_records.push(SaeRecord {
+            path: info.path.display().to_string(),
+            site: write,
+            kind: info.kind,
+            features: info.n_features,
+            check: check.clone(),
+        });
         Ok(check)
     }
 

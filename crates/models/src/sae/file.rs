@@ -64,6 +64,13 @@ impl Bytes {
             _ => &[],
         }
     }
+
+    /// Releases the resident pages of the file, for a tensor that has been copied.
+    pub fn release_pages(&self) {
+        if let (Source::Checkpoint(checkpoint), Part::Tensor(tensor)) = (&*self.source, &self.part) {
+            checkpoint.release_pages(tensor);
+        }
+    }
 }
 
 /// An expected dimension: its name and size.

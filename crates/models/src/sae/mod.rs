@@ -27,6 +27,7 @@ mod layout;
 mod named;
 mod npz;
 mod parts;
+mod record;
 pub(crate) mod search;
 pub(crate) mod settings;
 #[cfg(test)]
@@ -45,6 +46,7 @@ pub use fold::fold_input_scale;
 pub use info::{SaeInfo, SaeRole};
 pub use layout::SaeLayout;
 pub use named::{BUILTIN, read_named_sae};
+pub use record::{SaeCheck, SaeRecord, Tried};
 pub use search::find_saes;
 
 use crate::listing::Listing;
@@ -97,6 +99,12 @@ impl LoadedSae {
 pub fn read_sae(path: &Path) -> Result<LoadedSae> {
     if path.is_file() {
         return read_file(path);
+    }
+    if !path.exists() {
+        return Err(Error::usage(
+            format!("{}: no such file or directory", path.display()),
+            "give the directory or the weights of an SAE, or `builtin`",
+        ));
     }
     let listing = Listing::read(path).map_err(Error::io(path))?;
     if let Some(format) = formats::of_directory(&listing) {

@@ -99,7 +99,9 @@ impl MatrixView {
 
     /// Packs the matrix for products, in its stored dtype.
     pub fn pack(&self, pool: &Pool) -> Matrix {
-        Matrix::pack(pool, self.rows, self.cols, self.element.dtype(), &|row, out| self.row(row, out))
+        let packed = Matrix::pack(pool, self.rows, self.cols, self.element.dtype(), &|row, out| self.row(row, out));
+        self.bytes.release_pages();
+        packed
     }
 
     /// Keeps the matrix row by row: mapped in place if its rows are contiguous in the file, else
@@ -113,6 +115,7 @@ impl MatrixView {
             Some(encoding) => {
                 let copy =
                     CopiedRows::copy(pool, rows, cols * self.element.size(), &|row, out| self.copy_row(row, out));
+                self.bytes.release_pages();
                 Matrix::encoded(pool, rows, cols, encoding, Box::new(copy))
             }
             None => rows_f32(pool, rows, cols, &|row, out| self.row(row, out)),

@@ -13,7 +13,7 @@ use super::generate::finish_reason;
 use crate::args::GenerateArgs;
 use crate::failure::Failure;
 use crate::files::{self, Results};
-use crate::models;
+use crate::{inputs, models};
 use line::RequestName;
 use pellucid_analysis::schedule::{self, Schedule, ScheduledRequest};
 use pellucid_engine::{Control, Generation, Plan, Request, RequestHandle, Scheduler, SchedulerOptions};
@@ -49,8 +49,9 @@ pub fn run(args: &GenerateArgs, path: &Path) -> Result<(), Failure> {
     if captures.is_none() && !args.plan.capture.is_empty() {
         return Err(Failure::usage("--capture needs a directory for the captures", "give --captures DIR"));
     }
-    let loaded = models::load(&args.model)?;
-    let preparer = Preparer::new(loaded, args, path)?;
+    let file = inputs::plan_file(&args.plan)?;
+    let loaded = models::load_with_saes(&args.model, &file.plan.saes, &file.directory)?;
+    let preparer = Preparer::new(loaded, file, args, path)?;
     let defaults = SchedulerOptions::default();
     let max_rows = args.batch.max_batch.map_or(defaults.max_rows, usize::from);
     let settings = SchedulerOptions {
@@ -291,7 +292,7 @@ impl BatchRun<'_> {
         plan: &Plan,
         generation: &Generation,
     ) -> Result<Option<CaptureFile>, Failure> {
-        let results = Results { plan, captures: &generation.captures, saved: &generation.saved, rows: 1 };
+        let results = Results::of_generation(self.loaded, plan, generation);
         let Some(directory) = self.captures.filter(|_| !results.captures.is_empty() || !results.saved.is_empty())
         else {
             return Ok(None);

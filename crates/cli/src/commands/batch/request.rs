@@ -4,8 +4,9 @@ use super::line::{OneOrMany, RequestLine, Steering, capture_taps};
 use crate::args::GenerateArgs;
 use crate::commands::generate::{max_new, sampling};
 use crate::failure::Failure;
-use crate::inputs;
+use crate::inputs::{self, PlanFile};
 use pellucid_engine::{Action, GenerateOptions, Plan, Sampling, SteeringSpec, Tap};
+use pellucid_models::attach::check_saes;
 use pellucid_models::chat::{ChatPrompt, Message};
 use pellucid_models::{LoadedModel, StopStrings, prepare_chats};
 use std::collections::HashMap;
@@ -28,32 +29,44 @@ pub struct Preparer<'a> {
     args: &'a GenerateArgs,
     /// Directory of the batch file: relative paths in it start there.
     base: PathBuf,
-    /// Plan, steering and captures of the flags, for lines without their own; the directory of its
-    /// files.
-    flag_plan: (Plan, PathBuf),
+    /// Plan, steering and captures of the flags, for lines without their own.
+    flag_plan: PlanFile,
+    /// Splices of the flags, for every line.
+    flag_splices: Vec<Tap>,
     flag_steering: Vec<Tap>,
     flag_captures: Vec<Tap>,
     plan_files: HashMap<PathBuf, Plan>,
 }
 
 impl<'a> Preparer<'a> {
-    pub fn new(loaded: &'a LoadedModel, args: &'a GenerateArgs, batch: &Path) -> Result<Preparer<'a>, Failure> {
+    pub fn new(
+        loaded: &'a LoadedModel,
+        flag_plan: PlanFile,
+        args: &'a GenerateArgs,
+        batch: &Path,
+    ) -> Result<Preparer<'a>, Failure> {
         let base = batch.parent().unwrap_or(Path::new("")).to_owned();
-        let flag_plan = match &args.plan.plan {
-            None => (Plan::default(), base.clone()),
-            Some(path) => (inputs::read_plan(path)?, path.parent().unwrap_or(Path::new("")).to_owned()),
-        };
+        let flag_splices = inputs::splice_taps(loaded, &args.plan.splice)?;
         let flag_captures = inputs::capture_taps(&args.plan);
         let flag_steering = inputs::steering_taps(loaded, &args.plan.steer)?;
-        Ok(Preparer { loaded, args, base, flag_plan, flag_steering, flag_captures, plan_files: HashMap::new() })
+        Ok(Preparer {
+            loaded,
+            args,
+            base,
+            flag_plan,
+            flag_splices,
+            flag_steering,
+            flag_captures,
+            plan_files: HashMap::new(),
+        })
     }
 
     /// Encodes the prompt, reads the plan and collects the options of a request.
     pub fn prepare(&mut self, line: RequestLine) -> Result<PreparedRequest, Failure> {
         let (prompt, chat) = self.prompt(&line)?;
-        let (plan, base) = self.plan(&line)?;
+        let PlanFile { plan, directory } = self.plan(&line)?;
         let rows = std::slice::from_ref(&prompt);
-        let plan = prepare_chats(plan, &base, rows, &[chat], self.loaded.tokenizer.as_deref())?;
+        let plan = prepare_chats(plan, &directory, rows, &[chat], self.loaded.tokenizer.as_deref())?;
         if self.args.batch.captures.is_none() && returns_tensors(&plan) {
             return Err(Failure::usage(
                 "the request captures activations, and there is no directory for them",
@@ -77,6 +90,7 @@ impl<'a> Preparer<'a> {
             sampling,
             eos,
             lookup: line.prompt_lookup.unwrap_or(args.prompt_lookup),
+            captures: inputs::capture_options(&args.plan),
             ..GenerateOptions::default()
         };
         Ok(PreparedRequest { prompt, plan, options, stops })
@@ -105,17 +119,20 @@ impl<'a> Preparer<'a> {
 
     /// Returns the taps of a request and the directory of the files that they name. Edits come
     /// first, then steering, then captures, which see edited activations.
-    fn plan(&mut self, line: &RequestLine) -> Result<(Plan, PathBuf), Failure> {
-        let (mut plan, base) = match &line.plan {
+    fn plan(&mut self, line: &RequestLine) -> Result<PlanFile, Failure> {
+        let PlanFile { mut plan, directory } = match &line.plan {
             None => self.flag_plan.clone(),
             Some(serde_json::Value::String(file)) => self.plan_file(&self.base.join(file))?,
             Some(inline) => {
                 let plan = serde_json::from_value(inline.clone()).map_err(|error| {
                     Failure::usage(format!("`plan`: {error}"), "docs/plans.md shows the form of a plan")
                 })?;
-                (plan, self.base.clone())
+                PlanFile { plan, directory: self.base.clone() }
             }
         };
+        // The model is loaded once, so the plan of a line cannot attach autoencoders.
+        check_saes(&self.loaded.saes(), &plan, &directory)?;
+        plan.taps.extend(self.flag_splices.iter().cloned());
         plan.taps.extend(match &line.steer {
             None => self.flag_steering.clone(),
             Some(Steering::Files(files)) => inputs::steering_taps(self.loaded, &self.beside_batch(files.clone()))?,
@@ -129,7 +146,7 @@ impl<'a> Preparer<'a> {
             None => self.flag_captures.clone(),
             Some(captures) => capture_taps(captures.clone())?,
         });
-        Ok((plan, base))
+        Ok(PlanFile { plan, directory })
     }
 
     /// Makes paths of a line relative to the batch file.
@@ -138,17 +155,17 @@ impl<'a> Preparer<'a> {
         files.into_list().into_iter().map(join).collect()
     }
 
-    fn plan_file(&mut self, path: &Path) -> Result<(Plan, PathBuf), Failure> {
-        let base = path.parent().unwrap_or(Path::new("")).to_owned();
+    fn plan_file(&mut self, path: &Path) -> Result<PlanFile, Failure> {
+        let directory = path.parent().unwrap_or(Path::new("")).to_owned();
         if let Some(plan) = self.plan_files.get(path) {
-            return Ok((plan.clone(), base));
+            return Ok(PlanFile { plan: plan.clone(), directory });
         }
         let plan = inputs::read_plan(path)?;
         if self.plan_files.len() == CACHED_PLANS {
             self.plan_files.clear();
         }
         self.plan_files.insert(path.to_owned(), plan.clone());
-        Ok((plan, base))
+        Ok(PlanFile { plan, directory })
     }
 }
 

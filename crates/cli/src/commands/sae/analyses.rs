@@ -1,13 +1,14 @@
 //! `pellucid sae eval`, `features` and `top`: analyses of an attached autoencoder.
 
 use crate::args::{SaeAnalysisArgs, SaeEvalArgs, SaeFeaturesArgs, SaeTopArgs};
-use crate::commands::{color_depth, print, print_json, say, terminal_width};
+use crate::commands::{color_depth, print, print_result, say, terminal_width};
 use crate::failure::Failure;
 use crate::{files, models, progress};
 use pellucid_analysis::lens::ColorDepth;
 use pellucid_analysis::sae::{self, EvalOptions};
 use pellucid_engine::Site;
 use pellucid_models::LoadedModel;
+use serde_json::json;
 use std::path::Path;
 
 /// Loads the model with its autoencoder: that of `--sae`, or the built-in one.
@@ -22,10 +23,10 @@ fn load(args: &SaeAnalysisArgs) -> Result<(&'static LoadedModel, Site), Failure>
 }
 
 /// Reads a corpus as rows of at most `context` tokens.
-fn rows(loaded: &LoadedModel, corpus: &Path, limit: usize, context: usize) -> Result<Vec<Vec<u32>>, Failure> {
+fn rows(loaded: &LoadedModel, corpus: &Path, limit: u32, context: u32) -> Result<Vec<Vec<u32>>, Failure> {
     let texts = sae::read_texts(corpus)?;
-    let context = context.min(loaded.model.program().architecture().context.unwrap_or(usize::MAX));
-    let rows = texts.iter().take(limit).map(|text| {
+    let context = (context as usize).min(loaded.model.program().architecture().context.unwrap_or(usize::MAX));
+    let rows = texts.iter().take(limit as usize).map(|text| {
         let mut row = loaded.encode(text)?;
         row.truncate(context);
         Ok(row)
@@ -41,15 +42,15 @@ pub fn eval(args: SaeEvalArgs) -> Result<(), Failure> {
     let bar = progress::DelayedProgressBar::new("evaluating");
     let eval = sae::evaluate(&loaded.model, site, &rows, &EvalOptions { ignored }, &mut |done| bar.set(done))?;
     bar.finish();
-    if args.analysis.json { print_json(&eval) } else { print(&sae::eval_text(&eval)) }
+    if args.analysis.json { print_result(loaded, &eval) } else { print(&sae::eval_text(&eval)) }
 }
 
 pub fn features(args: SaeFeaturesArgs) -> Result<(), Failure> {
     files::check(args.html.as_deref())?;
     let (loaded, site) = load(&args.analysis)?;
-    let table = sae::features(loaded, site, &loaded.encode(&args.prompt)?, args.top, args.tokens)?;
+    let table = sae::features(loaded, site, &loaded.encode(&args.prompt)?, args.top as usize, args.tokens)?;
     if args.analysis.json {
-        return print_json(&table);
+        return print_result(loaded, &table);
     }
     if let Some(path) = &args.html {
         files::write(path, sae::features_html(&table).as_bytes())?;
@@ -64,10 +65,12 @@ pub fn top(args: SaeTopArgs) -> Result<(), Failure> {
     let (loaded, site) = load(&args.analysis)?;
     let rows = rows(loaded, &args.corpus, args.limit, args.context)?;
     let bar = progress::DelayedProgressBar::new("reading the corpus");
-    let examples = sae::top_examples(loaded, site, args.feature, &rows, args.count, &mut |done| bar.set(done))?;
+    let examples =
+        sae::top_examples(loaded, site, args.feature, &rows, args.count as usize, &mut |done| bar.set(done))?;
     bar.finish();
     if args.analysis.json {
-        return print_json(&examples);
+        let result = json!({ "site": site.to_string(), "feature": args.feature, "examples": examples });
+        return print_result(loaded, &result);
     }
     if let Some(path) = &args.html {
         files::write(path, sae::examples_html(&site.to_string(), args.feature, &examples).as_bytes())?;

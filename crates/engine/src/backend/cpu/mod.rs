@@ -4,7 +4,7 @@ mod arrange;
 pub(crate) mod attention;
 pub(crate) mod experts;
 pub(crate) mod recurrence;
-mod sae;
+pub(crate) mod sae;
 
 pub(crate) use arrange::differential_lambda;
 

@@ -12,7 +12,7 @@ use crate::program::{EdgeId, OpKind};
 use crate::sae::{Sae, TokenScales};
 
 /// Maximum number of feature activations in memory at once, unless a tap needs all tokens together.
-const MAX_ACTIVATIONS: usize = 16 << 20;
+pub(crate) const MAX_ACTIVATIONS: usize = 16 << 20;
 
 pub(super) fn run(index: usize, frame: &mut Frame, taps: &mut Taps) -> Result<()> {
     let program = frame.program;
