@@ -152,13 +152,15 @@ class Captures(Mapping[str, Any]):
         spans = [spans_of(prompt) for prompt in self._prompts]
         return spans[0] if self._single else spans
 
-    def message(self, message: int, site: str, part: str = "content") -> Any:
+    def message(self, message: int, site: str | None = None, part: str = "content", *, layer: int | None = None) -> Any:
         """The captured activations of one message at a site; a list for several prompts.
 
         Negative indices count from the last message; `part` is `header`, `content`, `footer` or
-        `all`.
+        `all`. `layer=3` stands for the site `layers.3.resid_post`.
         """
-        name = self._address(site)
+        if (site is None) == (layer is None):
+            raise InputError("message() takes a site or a layer", "message(0, layer=3)")
+        name = self._address(f"layers.{layer}.resid_post" if site is None else site)
         # Attention sites are [heads, queries, keys]; others start with the positions.
         axis = 1 if name.endswith(("attn_scores", "attn_probs")) else 0
         values = []
@@ -238,9 +240,9 @@ class Cache:
         """The sites and their activations."""
         return self._loaded().items()
 
-    def message(self, message: int, site: str, part: str = "content") -> Any:
+    def message(self, message: int, site: str | None = None, part: str = "content", *, layer: int | None = None) -> Any:
         """The activations of one message of a chat at a site; see `Captures.message`."""
-        return self._loaded().message(message, site, part)
+        return self._loaded().message(message, site, part, layer=layer)
 
     def torch(self, name: str) -> Any:
         """An activation as torch tensors (copies)."""

@@ -47,6 +47,9 @@ def test_positions_of_messages_in_traces_plans_and_captures(model, chat):
     assert np.array_equal(model.run(chat, plan)[SITE], expected)
     captures = model.run(chat, capture=[SITE, "layers.2.z"])
     assert np.array_equal(captures.message(1, SITE), expected)
+    assert np.array_equal(captures.message(1, layer=3), expected)
+    with pytest.raises(pellucid.InputError, match="a site or a layer"):
+        captures.message(1)
     assert len(captures.message(-1, "layers.2.z")) == len(chat.spans[2].content)
     # The positions of attention are its queries: [heads, queries, keys].
     attention = model.run(chat, capture="layers.2.attn_probs")
