@@ -1,6 +1,7 @@
-//! Analyses built on the engine: the logit lens, sparse autoencoders, steering vectors, and the
-//! schedule of many requests.
+//! Analyses built on the engine: evaluation on tasks, the logit lens, sparse autoencoders, steering
+//! vectors, and the schedule of many requests.
 
+pub mod eval;
 pub mod html;
 pub mod lens;
 pub mod sae;

@@ -101,9 +101,20 @@ pub struct PlanFile {
     pub directory: PathBuf,
 }
 
+impl PlanFile {
+    /// The autoencoders that the plan names, each with the directory to which its path is relative.
+    pub fn saes(&self) -> Vec<(&str, &Path)> {
+        self.plan.saes.iter().map(|text| (text.as_str(), self.directory.as_path())).collect()
+    }
+}
+
 /// Reads the file of `--plan`, or returns an empty plan.
 pub fn plan_file(args: &PlanArgs) -> Result<PlanFile, Failure> {
-    let Some(path) = &args.plan else { return Ok(PlanFile::default()) };
+    args.plan.as_deref().map_or_else(|| Ok(PlanFile::default()), read_plan_file)
+}
+
+/// Reads a plan file.
+pub fn read_plan_file(path: &Path) -> Result<PlanFile, Failure> {
     Ok(PlanFile { plan: read_plan(path)?, directory: path.parent().unwrap_or(Path::new("")).to_owned() })
 }
 
@@ -117,7 +128,7 @@ pub fn plan(loaded: &LoadedModel, file: PlanFile, args: &PlanArgs, prompts: &Pro
     Ok(prepare_chats(plan, &directory, &prompts.rows, &prompts.chats, loaded.tokenizer.as_deref())?)
 }
 
-/// Reads a plan file.
+/// Parses the plan of a file.
 pub fn read_plan(path: &Path) -> Result<Plan, Failure> {
     let text = std::fs::read_to_string(path)
         .map_err(|error| Failure::usage(format!("{}: {error}", path.display()), "check --plan"))?;

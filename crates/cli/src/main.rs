@@ -63,6 +63,7 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Generate(generate) => commands::generate::run(generate),
         Command::Lens(lens) => commands::lens::run(lens),
         Command::Steer(steer) => commands::steer::run(steer),
+        Command::Eval(eval) => commands::eval::run(eval),
         Command::Sae(sae) => commands::sae::run(sae),
         Command::Pull(pull) => commands::pull::run(pull),
         Command::Profile(profile) => commands::profile::run(profile),

@@ -14,12 +14,12 @@ use std::path::Path;
 /// Loads a model, with a progress bar if it takes a while. The model is leaked: the exit of the
 /// process frees its memory faster than dropping it.
 pub fn load(args: &ModelArgs) -> Result<&'static LoadedModel, Failure> {
-    load_with_saes(args, &[], Path::new(""))
+    load_with_saes(args, &[])
 }
 
-/// Loads a model as [`load`] does, and attaches the autoencoders that a plan names; their paths are
-/// relative to `base`.
-pub fn load_with_saes(args: &ModelArgs, saes: &[String], base: &Path) -> Result<&'static LoadedModel, Failure> {
+/// Loads a model as [`load`] does, and attaches the autoencoders that plans name, each with the
+/// directory to which its path is relative.
+pub fn load_with_saes(args: &ModelArgs, saes: &[(&str, &Path)]) -> Result<&'static LoadedModel, Failure> {
     let storage = match args.dtype {
         DTypeArg::Auto => Storage::AsStored,
         DTypeArg::F32 => Storage::As(DType::F32),
@@ -35,8 +35,8 @@ pub fn load_with_saes(args: &ModelArgs, saes: &[String], base: &Path) -> Result<
     let options = LoadOptions { storage, pool, kv, assume: args.assume.assume.clone(), adapters: args.adapter.clone() };
     let mut loaded = open(args, &options)?;
     warn(&loaded.warnings);
-    attach_saes(&mut loaded, &args.sae, Path::new(""), args.unchecked)?;
-    attach_saes(&mut loaded, saes, base, args.unchecked)?;
+    let of_flags = args.sae.iter().map(|text| (text.as_str(), Path::new("")));
+    attach_saes(&mut loaded, of_flags.chain(saes.iter().copied()), args.unchecked)?;
     loaded.name_variants.iter().for_each(|variant| say(&format!("note: {variant}")));
     Ok(Box::leak(Box::new(loaded)))
 }
@@ -80,8 +80,12 @@ pub fn warn(warnings: &[String]) {
 }
 
 /// Attaches autoencoders, each given as `PATH[@SITE]`, and reports how well each reconstructs.
-fn attach_saes(loaded: &mut LoadedModel, specs: &[String], base: &Path, unchecked: bool) -> Result<(), Failure> {
-    for spec in specs {
+fn attach_saes<'a>(
+    loaded: &mut LoadedModel,
+    specs: impl Iterator<Item = (&'a str, &'a Path)>,
+    unchecked: bool,
+) -> Result<(), Failure> {
+    for (spec, base) in specs {
         for record in loaded.attach_named_sae(spec, base, unchecked)? {
             say(&format!("{}: {} features at {}, {}", record.path, record.features, record.site, quality(&record)));
             warn(record.check.and_then(|check| check.warning()).as_slice());

@@ -1,6 +1,7 @@
 //! Command-line arguments.
 
 mod batch;
+mod eval;
 mod lab;
 mod lab_capture;
 mod sae;
@@ -8,6 +9,7 @@ mod steer;
 
 pub use batch::BatchArgs;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+pub use eval::EvalArgs;
 pub use lab::*;
 pub use lab_capture::LabCaptureArgs;
 pub use sae::*;
@@ -58,6 +60,8 @@ pub enum Command {
     /// Sparse autoencoders and transcoders: show what they are and where they belong.
     #[command(subcommand)]
     Sae(SaeCommand),
+    /// Evaluate a model on tasks, plain and under plans: accuracy, perplexity, minimal pairs.
+    Eval(EvalArgs),
     /// Profile a run or a generation: time, FLOP/s and bandwidth of every op.
     Profile(ProfileArgs),
     /// Download a model by name.

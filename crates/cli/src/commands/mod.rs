@@ -1,6 +1,7 @@
 //! The commands, one file each: load, call, print.
 
 mod batch;
+pub mod eval;
 pub mod generate;
 pub mod inspect;
 pub mod lab;

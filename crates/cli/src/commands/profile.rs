@@ -30,7 +30,7 @@ struct Line {
 pub fn run(args: ProfileArgs) -> Result<(), Failure> {
     [&args.trace, &args.flame].into_iter().try_for_each(|path| files::check(path.as_deref()))?;
     let file = inputs::plan_file(&args.plan)?;
-    let loaded = models::load_with_saes(&args.model, &file.plan.saes, &file.directory)?;
+    let loaded = models::load_with_saes(&args.model, &file.saes())?;
     let prompts = inputs::prompts(loaded, &args.input, None)?;
     let mut plan = inputs::plan(loaded, file, &args.plan, &prompts)?;
     let rows = prompts.rows;

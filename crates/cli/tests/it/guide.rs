@@ -131,6 +131,11 @@ fn the_guide_to_autoencoders_shows_what_is_printed() {
 }
 
 #[test]
+fn the_guide_to_evaluation_shows_what_is_printed() {
+    check_page("docs/eval.md", 3);
+}
+
+#[test]
 fn the_guide_to_batching_shows_what_is_printed() {
     check_page("docs/batching.md", 8);
 }

@@ -2,6 +2,7 @@
 
 mod batch;
 mod commands;
+mod eval;
 mod guide;
 mod lab;
 mod lab_capture;

@@ -50,7 +50,7 @@ pub fn run(args: &GenerateArgs, path: &Path) -> Result<(), Failure> {
         return Err(Failure::usage("--capture needs a directory for the captures", "give --captures DIR"));
     }
     let file = inputs::plan_file(&args.plan)?;
-    let loaded = models::load_with_saes(&args.model, &file.plan.saes, &file.directory)?;
+    let loaded = models::load_with_saes(&args.model, &file.saes())?;
     let preparer = Preparer::new(loaded, file, args, path)?;
     let defaults = SchedulerOptions::default();
     let max_rows = args.batch.max_batch.map_or(defaults.max_rows, usize::from);
