@@ -1,0 +1,139 @@
+"""Memory of this process and of its GPUs, read in microseconds.
+
+On Linux the resident set size (RSS) and its high-water mark come from `/proc/self`, and the mark is
+reset before each fixture, so that a peak below an earlier one is still seen. Elsewhere only the
+high-water mark of `getrusage` exists: it never falls, so a peak counts only if it is a new maximum.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
+PROC = "/proc/self"
+"""Directory with `statm`, `status` and `clear_refs` of this process."""
+
+HIGH_WATER = re.compile(rb"VmHWM:\s*(\d+) kB")
+RSS = re.compile(rb"VmRSS:\s*(\d+) kB")
+RESET_HIGH_WATER = b"5"  # see `clear_refs` in proc(5)
+
+
+def read(path: str) -> bytes:
+    """Contents of a small file of /proc. A file that stays open could be closed by a test, and its
+    number reused.
+    """
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(file, 4096)
+    finally:
+        os.close(file)
+
+
+class Memory:
+    """Readings of memory in bytes."""
+
+    def __init__(self) -> None:
+        self.last = (0, 0)
+        self.statm = f"{PROC}/statm"
+        self.status = f"{PROC}/status"
+        self.clear_refs = f"{PROC}/clear_refs"
+        try:
+            self.page_bytes = os.sysconf("SC_PAGE_SIZE")
+            self.has_rss = self.read_rss() > 0 and HIGH_WATER.search(read(self.status)) is not None
+        except (OSError, ValueError, IndexError, AttributeError):
+            self.has_rss = False
+        self.resets_peak = self.has_rss and self.reset_peak()
+
+    @property
+    def has_peak(self) -> bool:
+        """Whether this system reports a high-water mark."""
+        return self.has_rss or resource is not None
+
+    @property
+    def source(self) -> str:
+        """The origin of the numbers, for the report."""
+        if self.resets_peak:
+            return "/proc, peak reset before each setup"
+        if self.has_rss:
+            return "/proc, peak counts only as a new maximum of the process"
+        return "getrusage, peak counts only as a new maximum of the process" if self.has_peak else "none"
+
+    def read_rss(self) -> int:
+        """Resident set size; only on systems with `has_rss`."""
+        return int(read(self.statm).split(None, 2)[1]) * self.page_bytes
+
+    def reset_peak(self) -> bool:
+        """Lowers the high-water mark to the present RSS; returns whether the system can."""
+        try:
+            file = os.open(self.clear_refs, os.O_WRONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            os.write(file, RESET_HIGH_WATER)
+        except OSError:
+            return False
+        finally:
+            os.close(file)
+        return True
+
+    def start(self) -> tuple[int, int]:
+        """Begins a measurement: the present level and high-water mark."""
+        if not (self.resets_peak and self.reset_peak()):
+            return self.level_and_peak()
+        try:
+            rss = self.read_rss()
+        except OSError:
+            return self.last
+        self.last = (rss, rss)
+        return self.last
+
+    def level_and_peak(self) -> tuple[int, int]:
+        """The present level and high-water mark. Without an RSS, the level is the mark itself.
+
+        If a test has used up all file descriptors, this repeats the last reading.
+        """
+        with contextlib.suppress(OSError):
+            self.last = self._read_both()
+        return self.last
+
+    def _read_both(self) -> tuple[int, int]:
+        if self.has_rss:
+            status = read(self.status)
+            rss, peak = RSS.search(status), HIGH_WATER.search(status)
+            return (int(rss[1]) * 1024, int(peak[1]) * 1024) if rss and peak else self.last
+        if resource is None:
+            return 0, 0
+        # macOS counts bytes, other systems kilobytes.
+        unit = 1 if sys.platform == "darwin" else 1024
+        mark = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        return mark, mark
+
+
+def gpu_bytes() -> int | None:
+    """Memory of all tensors on CUDA devices, or None if this process has not started CUDA.
+
+    Only looks at a torch that is already imported: importing torch, or starting CUDA, would change
+    the session that is measured.
+    """
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    try:
+        if cuda is None or not cuda.is_initialized():
+            return None
+        return int(sum(cuda.memory_allocated(device) for device in range(cuda.device_count())))
+    except Exception:  # a module that only pretends to be torch, as tests install
+        return None
+
+
+def gpu_name() -> str | None:
+    """Name of the first CUDA device, or None if this process has not started CUDA."""
+    try:
+        return None if gpu_bytes() is None else str(sys.modules["torch"].cuda.get_device_name(0))
+    except Exception:  # as above
+        return None
