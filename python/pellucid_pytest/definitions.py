@@ -30,6 +30,7 @@ class Definitions:
         self.categories = parse_categories(config.getini(CATEGORIES_INI))
         self.facts: dict[str, dict[str, Any]] = {}
         self.autouse_names: set[str] = set()
+        self.paths: dict[str, str | None] = {}
         self.keys: dict[FixtureDef[Any], str | None] = {}
 
     def key(self, fixturedef: FixtureDef[Any]) -> str | None:
@@ -73,14 +74,10 @@ class Definitions:
         code = getattr(function, "__code__", None)
         if code is None:
             return None, 0
-        try:
-            path = Path(code.co_filename).relative_to(self.root)
-        except ValueError:
-            return None, code.co_firstlineno
-        # A virtual environment may lie inside the project.
-        if "site-packages" in path.parts:
-            return None, code.co_firstlineno
-        return path.as_posix(), code.co_firstlineno
+        file = code.co_filename
+        if file not in self.paths:
+            self.paths[file] = project_path(file, self.root)
+        return self.paths[file], code.co_firstlineno
 
     def _category(
         self, fixturedef: FixtureDef[Any], function: Any, module: str, path: str | None, is_xunit: bool
@@ -104,6 +101,16 @@ class Definitions:
         return "Test module" if is_test_module else "Project module"
 
 
+def project_path(file: str, root: Path) -> str | None:
+    """The path of a file relative to the project's root, or None for a file of another project."""
+    try:
+        path = Path(file).relative_to(root)
+    except ValueError:
+        return None
+    # A virtual environment may lie inside the project.
+    return None if "site-packages" in path.parts else path.as_posix()
+
+
 def parse_categories(lines: list[str]) -> list[tuple[str, list[str]]]:
     """Categories with their patterns, in the order of the ini key."""
     categories = []
@@ -120,11 +127,12 @@ def parse_categories(lines: list[str]) -> list[tuple[str, list[str]]]:
 
 def kind_of(function: Any) -> str:
     """How a fixture function provides its value."""
-    if inspect.isasyncgenfunction(function):
+    flags = getattr(getattr(function, "__code__", None), "co_flags", 0)
+    if flags & inspect.CO_ASYNC_GENERATOR:
         return "async yield"
-    if inspect.iscoroutinefunction(function):
+    if flags & inspect.CO_COROUTINE:
         return "async"
-    return "yield" if inspect.isgeneratorfunction(function) else "return"
+    return "yield" if flags & inspect.CO_GENERATOR else "return"
 
 
 def param_id(fixturedef: FixtureDef[Any], request: Any) -> str | None:

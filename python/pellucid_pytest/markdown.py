@@ -10,6 +10,7 @@ Row = dict[str, Any]
 MAX_UNUSED = 30
 MAX_PARAMS = 30
 NO_VALUE = "-"
+ESCAPES = str.maketrans({**{character: f"\\{character}" for character in "\\|*<`"}, "\n": " ", "\r": " "})
 
 STATUS_MARKS = {
     "ok": "✅",
@@ -69,7 +70,7 @@ def statistics(summary: dict[str, Any]) -> str:
         lines.append(f"- **Not Listed:** {summary['unused_plugin_fixtures']} unused fixtures of pytest and plugins")
     for title, name, key in (("By Category", "Category", "by_category"), ("By Scope", "Scope", "by_scope")):
         rows = [
-            [row["name"], row["count"], row["used"], f"{row['used_percent']:.1f}%", seconds(row["seconds"])]
+            [escape(row["name"]), row["count"], row["used"], f"{row['used_percent']:.1f}%", seconds(row["seconds"])]
             for row in summary[key]
         ]
         lines += ["", f"### {title}", "", *table([name, "Count", "Used", "Usage %", "Time (s)"], rows)]
@@ -82,19 +83,19 @@ def details(fixtures: list[Row]) -> str:
     columns += ["Teardown (s)", "Memory Δ (MB)", "Peak Δ (MB)", "GPU Δ (MB)", "Status"]
     rows = [
         [
-            row["name"],
+            escape(row["name"]),
             row["uses"],
             row["setups"],
             row["type"],
             row["scope"],
-            row["category"],
+            escape(row["category"]),
             seconds(row["init_seconds"]),
             seconds(row["with_dependencies_seconds"]),
             seconds(row["teardown_seconds"] / row["setups"]) if row["setups"] else NO_VALUE,
             megabytes(row["memory_bytes"]),
             megabytes(row["peak_bytes"]),
             megabytes(row["gpu_bytes"]),
-            status_text(row["status"]),
+            escape(status_text(row["status"])),
         ]
         for row in fixtures
     ]
@@ -113,7 +114,7 @@ def parameters(fixtures: list[Row]) -> str:
     found.sort(key=lambda pair: -pair[1]["init_seconds"])
     columns = ["Fixture Name", "Parameter", "Setups", "Init Time (s)", "Memory Δ (MB)", "Peak Δ (MB)", "GPU Δ (MB)"]
     rows = [
-        [row["name"], param["id"], param["setups"], seconds(param["init_seconds"])]
+        [escape(row["name"]), escape(param["id"]), param["setups"], seconds(param["init_seconds"])]
         + [megabytes(param[column]) for column in ("memory_bytes", "peak_bytes", "gpu_bytes")]
         for row, param in found[:MAX_PARAMS]
     ]
@@ -126,8 +127,7 @@ def parameters(fixtures: list[Row]) -> str:
 def problems(fixtures: list[Row]) -> str:
     """Messages of failed, skipped and interrupted setups and teardowns."""
     lines = [
-        f"- **{escape(row['name'])}** ({escape(row['location'])}) {problem['status']}"
-        f"{' ' + str(problem['count']) + ' times' if problem['count'] > 1 else ''}: "
+        f"- **{escape(row['name'])}** ({escape(row['location'])}) {problem['status']}{times(problem['count'])}: "
         f"{escape(problem['message'])}; first in {escape(problem['test'])}"
         for row in fixtures
         for problem in row["problems"]
@@ -193,24 +193,31 @@ def status_text(status: str) -> str:
 
 
 def table(columns: list[str], rows: Iterable[list[Any]]) -> list[str]:
-    """Lines of a table."""
+    """Lines of a table; its cells are escaped where they need it."""
     lines = ["| " + " | ".join(columns) + " |", "|" + "|".join("-" * (len(column) + 2) for column in columns) + "|"]
-    return lines + ["| " + " | ".join(escape(cell) for cell in row) + " |" for row in rows]
+    return lines + ["| " + " | ".join(map(str, row)) + " |" for row in rows]
 
 
-def escape(cell: Any) -> str:
-    """Text in which Markdown finds no markup: names of tests and fixtures have underscores."""
-    text = " ".join(str(cell).split())
-    for character in "\\|*<`":
-        text = text.replace(character, "\\" + character)
-    return text
+def escape(text: Any) -> str:
+    """Text in one line, in which Markdown finds no markup."""
+    return str(text).translate(ESCAPES)
+
+
+def times(count: int) -> str:
+    """` 3 times`, or nothing for once."""
+    return f" {count} times" if count > 1 else ""
 
 
 def seconds(value: float | None) -> str:
-    """Seconds with three decimals."""
-    return NO_VALUE if value is None else f"{value:.3f}"
+    """Seconds with three decimals, with six below a millisecond."""
+    if value is None:
+        return NO_VALUE
+    return f"{value:.6f}" if 0 < value < 1e-3 else f"{value:.3f}"
 
 
 def megabytes(value: int | None) -> str:
     """Bytes as megabytes with one decimal, without a negative zero."""
-    return NO_VALUE if value is None else f"{round(value / 1e6, 1) + 0.0:.1f}"
+    if value is None:
+        return NO_VALUE
+    text = f"{value / 1e6:.1f}"
+    return "0.0" if text == "-0.0" else text

@@ -22,6 +22,9 @@ PROC = "/proc/self"
 
 HIGH_WATER = re.compile(rb"VmHWM:\s*(\d+) kB")
 RSS = re.compile(rb"VmRSS:\s*(\d+) kB")
+MAX_MARK = 100_000
+"""Bytes by which a peak may be missed: most setups need no reset."""
+MAX_USAGE_ERROR = 500_000
 RESET_HIGH_WATER = b"5"  # see `clear_refs` in proc(5)
 
 
@@ -34,6 +37,13 @@ def read(path: str) -> bytes:
         return os.read(file, 4096)
     finally:
         os.close(file)
+
+
+def peak_usage() -> int:
+    """High-water mark of the RSS according to `getrusage`."""
+    # macOS counts bytes, other systems kilobytes.
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 class Memory:
@@ -50,6 +60,18 @@ class Memory:
         except (OSError, ValueError, IndexError, AttributeError):
             self.has_rss = False
         self.resets_peak = self.has_rss and self.reset_peak()
+        self.lowest_usage = self._lowest_usage()
+
+    def _lowest_usage(self) -> int | None:
+        """The RSS from which on `getrusage` has the high-water mark of `status`, in a tenth of the
+        time; None if it does not. After a reset it has the larger of that mark and a constant: the
+        peak before this program was started in the process, often that of the shell.
+        """
+        if resource is None or not self.resets_peak:
+            return None
+        rss = self.read_rss()
+        is_near = abs(peak_usage() - rss) < MAX_USAGE_ERROR
+        return rss if is_near else None
 
     @property
     def has_peak(self) -> bool:
@@ -84,15 +106,13 @@ class Memory:
         return True
 
     def start(self) -> tuple[int, int]:
-        """Begins a measurement: the present level and high-water mark."""
-        if not (self.resets_peak and self.reset_peak()):
+        """Begins a measurement: the present level and high-water mark, which is lowered if it is much
+        above the level.
+        """
+        level, mark = self.level_and_peak()
+        if mark - level > MAX_MARK and self.resets_peak and self.reset_peak():
             return self.level_and_peak()
-        try:
-            rss = self.read_rss()
-        except OSError:
-            return self.last
-        self.last = (rss, rss)
-        return self.last
+        return level, mark
 
     def level_and_peak(self) -> tuple[int, int]:
         """The present level and high-water mark. Without an RSS, the level is the mark itself.
@@ -105,14 +125,16 @@ class Memory:
 
     def _read_both(self) -> tuple[int, int]:
         if self.has_rss:
+            if self.lowest_usage is not None:
+                rss = self.read_rss()
+                if rss >= self.lowest_usage:
+                    return rss, max(rss, peak_usage())
             status = read(self.status)
-            rss, peak = RSS.search(status), HIGH_WATER.search(status)
-            return (int(rss[1]) * 1024, int(peak[1]) * 1024) if rss and peak else self.last
+            found, peak = RSS.search(status), HIGH_WATER.search(status)
+            return (int(found[1]) * 1024, int(peak[1]) * 1024) if found and peak else self.last
         if resource is None:
             return 0, 0
-        # macOS counts bytes, other systems kilobytes.
-        unit = 1 if sys.platform == "darwin" else 1024
-        mark = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        mark = peak_usage()
         return mark, mark
 
 

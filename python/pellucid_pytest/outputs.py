@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from importlib import import_module
@@ -55,5 +54,7 @@ def renderer(path: Path) -> Callable[[dict[str, Any]], str]:
     """The function that renders the format of a file."""
     name = FORMATS[path.suffix.lower()]
     if name == "json":
+        import json
+
         return lambda report: json.dumps(report, indent=1, ensure_ascii=False) + "\n"
     return import_module(f".{name}", __package__).render

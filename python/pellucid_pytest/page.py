@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from .markdown import MAX_PARAMS, NO_VALUE, describe_session, describe_target, megabytes
+from .markdown import MAX_PARAMS, NO_VALUE, describe_session, describe_target, megabytes, times
 
 Row = dict[str, Any]
 
@@ -160,7 +160,7 @@ def parameters(fixtures: list[Row]) -> str:
 def problems(fixtures: list[Row]) -> str:
     """Messages of failed, skipped and interrupted setups and teardowns."""
     items = [
-        f"<code>{escape(row['name'])}</code> {escape(problem['status'])} ({problem['count']} times): "
+        f"<code>{escape(row['name'])}</code> {escape(problem['status'])}{times(problem['count'])}: "
         f'{escape(problem["message"])}; <span class="quiet">first in {escape(problem["test"])}</span>'
         for row in fixtures
         for problem in row["problems"]
@@ -199,9 +199,14 @@ def unused(report: dict[str, Any]) -> str:
     return f"<h3>Unused Fixtures Consider for Removal</h3><p>{text}</p>{bullets(items)}"
 
 
-def table(columns: list[str], rows: Iterable[list[str]]) -> str:
-    """A table of finished cells."""
-    head = "".join(f'<th scope="col"><button>{escape(column)}</button></th>' for column in columns)
+def table(columns: list[str], rows: list[list[str]]) -> str:
+    """A table of finished cells. A heading is aligned like the cells below it."""
+    samples = rows[0] if rows else [""] * len(columns)
+    classes = ["number" if sample.startswith('<td class="number') else "" for sample in samples]
+    head = "".join(
+        f'<th scope="col" class="{css_class}"><button>{escape(column)}</button></th>'
+        for column, css_class in zip(columns, classes, strict=True)
+    )
     body = "\n".join(f"<tr>{''.join(row)}</tr>" for row in rows)
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table></div>'
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 
-@dataclass
+@dataclass(slots=True)
 class Measured:
     """Setups of a fixture, or of one of its parameters."""
 
@@ -37,7 +37,7 @@ class Measured:
         return self.seconds / self.count if self.count else None
 
 
-@dataclass
+@dataclass(slots=True)
 class Problem:
     """The first failed, skipped or interrupted setup or teardown with a given message."""
 
@@ -47,7 +47,7 @@ class Problem:
     count: int = 1
 
 
-@dataclass
+@dataclass(slots=True)
 class FixtureRecord:
     """Everything known about one fixture."""
 
@@ -58,13 +58,16 @@ class FixtureRecord:
     """Setups that have started and not ended."""
     setups: Measured = field(default_factory=Measured)
     params: dict[str, Measured] = field(default_factory=dict)
-    statuses: Counter[str] = field(default_factory=Counter)
+    statuses: dict[str, int] = field(default_factory=dict)
     teardown_seconds: float = 0.0
     dependencies: set[str] = field(default_factory=set)
     problems: dict[tuple[str, str], Problem] = field(default_factory=dict)
 
-    def add_problem(self, status: str, message: str | None, test: str) -> None:
-        """Counts a status other than `ok`."""
+    def add_status(self, status: str, message: str | None, test: str) -> None:
+        """Counts a status; other statuses than `ok` are problems."""
+        self.statuses[status] = self.statuses.get(status, 0) + 1
+        if status == "ok":
+            return
         problem = self.problems.get((status, message or ""))
         if problem is not None:
             problem.count += 1
@@ -79,11 +82,19 @@ class Records:
         self.fixtures: dict[str, FixtureRecord] = {}
         self.tests: int | None = None
         self.deselected = 0
+        self.handlers: dict[str, Callable[..., None]] = {
+            "define": self._define,
+            "collected": self._collected,
+            "start": self._start,
+            "setup": self._setup,
+            "teardown": self._teardown,
+            "dynamic": self._dynamic,
+        }
 
     def add(self, event: tuple[Any, ...]) -> None:
         """Applies an event of the recorder."""
         kind, *values = event
-        getattr(self, f"_{kind}")(*values)
+        self.handlers[kind](*values)
 
     def _define(self, key: str, facts: dict[str, Any]) -> None:
         if key not in self.fixtures:
@@ -120,9 +131,7 @@ class Records:
         record.setups.add(seconds, memory, peak, gpu)
         if param is not None:
             record.params.setdefault(param, Measured()).add(seconds, memory, peak, gpu)
-        record.statuses[status] += 1
-        if status != "ok":
-            record.add_problem(status, message, test)
+        record.add_status(status, message, test)
         if requested_by is not None:
             self.fixtures[requested_by].dependencies.add(key)
 
@@ -130,9 +139,7 @@ class Records:
         record = self.fixtures[key]
         record.teardown_seconds += seconds
         if status != "ok":
-            name = "teardown failed" if status == "failed" else f"teardown {status}"
-            record.statuses[name] += 1
-            record.add_problem(name, message, test)
+            record.add_status(f"teardown {status}", message, test)
 
     def _dynamic(self, key: str) -> None:
         self.fixtures[key].dynamic_uses += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from .records import FixtureRecord, Measured, Records
@@ -12,6 +13,10 @@ TOP = 5
 MAX_TARGETS = 10
 MIN_SHARE = 0.01
 """A high-impact target takes at least this share of the session."""
+MIN_MEMORY = 50_000
+"""Bytes below which a change of memory would be shown as 0.0 MB."""
+BAD_STATUSES = ("failed", "teardown failed", "interrupted", "teardown interrupted", "skipped", "teardown skipped")
+"""Statuses other than `ok`, the worst first."""
 SCOPES = ("session", "package", "module", "class", "function")
 
 Row = dict[str, Any]
@@ -38,8 +43,8 @@ def summarize(records: Records, session: dict[str, Any]) -> dict[str, Any]:
             "by_scope": group(rows, "scope", lambda scopes: sorted(scopes, key=SCOPES.index)),
         },
         "fixtures": rows,
-        "slowest": top(rows, "init_seconds"),
-        "most_memory": top(rows, "memory_bytes"),
+        "slowest": top(rows, "init_seconds", 0),
+        "most_memory": top(rows, "memory_bytes", MIN_MEMORY),
         "targets": targets(rows, seconds),
         "unused": [row["name"] for row in rows if not row["used"]],
     }
@@ -82,7 +87,7 @@ def row_of(key: str, records: Records) -> Row:
         "gpu_bytes": setups.gpu,
         "status": status_of(key, records),
         "statuses": dict(record.statuses),
-        "problems": [vars(problem) for problem in record.problems.values()],
+        "problems": [asdict(problem) for problem in record.problems.values()],
         "dependencies": sorted(records.fixtures[other].facts["name"] for other in record.dependencies),
         "params": [{"id": name, **measured_row(measured)} for name, measured in record.params.items()],
     }
@@ -121,8 +126,8 @@ def status_of(key: str, records: Records) -> str:
     record = records.fixtures[key]
     if record.running:
         return "running"
-    for status in ("failed", "teardown failed", "interrupted", "teardown interrupted", "skipped", "teardown skipped"):
-        count = record.statuses[status]
+    for status in BAD_STATUSES if record.problems else ():
+        count = record.statuses.get(status)
         if count:
             total = record.setups.count
             return status if count == total else f"{status} ({count} of {total})"
@@ -133,7 +138,7 @@ def status_of(key: str, records: Records) -> str:
     for other in sorted(records.closure(key) - {key}):
         needed = records.fixtures[other]
         for status in ("failed", "interrupted", "skipped"):
-            if needed.statuses[status]:
+            if needed.statuses.get(status):
                 return f"not run ({needed.facts['name']} {status})"
     return "not run"
 
@@ -150,9 +155,9 @@ def group(rows: list[Row], column: str, order: Callable[[set[str]], list[str]]) 
     return groups
 
 
-def top(rows: list[Row], column: str) -> list[Row]:
-    """The rows with the largest positive values of a column."""
-    measured = [row for row in rows if (row[column] or 0) > 0]
+def top(rows: list[Row], column: str, minimum: float) -> list[Row]:
+    """The rows with the largest values of a column above `minimum`."""
+    measured = [row for row in rows if (row[column] or 0) > minimum]
     measured.sort(key=lambda row: -row[column])
     return [{"name": row["name"], column: row[column], "category": row["category"]} for row in measured[:TOP]]
 

@@ -10,6 +10,7 @@ PAGES = [
     ("docs/python.md", 8),
     ("docs/generation.md", 6),
     ("docs/batching.md", 1),
+    ("docs/fixtures.md", 1),
     ("docs/saes.md", 1),
     ("docs/steering.md", 1),
     ("AGENTS.md", 6),
