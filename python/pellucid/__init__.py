@@ -39,6 +39,7 @@ from .prefixes import Prefixes
 from .results import Cache, Captures, Generated, Mark
 from .saes import Sae, load_sae
 from .site_table import SiteInfo, Sites
+from .sparse import SparseArray
 from .steering import SteeringVectors
 from .transformer_lens import ActivationCache
 from .values import Value
@@ -73,6 +74,7 @@ __all__ = [
     "SiteError",
     "SiteInfo",
     "Sites",
+    "SparseArray",
     "SteeringVectors",
     "Token",
     "Tokenizer",

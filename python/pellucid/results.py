@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from . import display
+from . import _core, display
 from .chat import Chat, MessageSpan, positions_in
 from .errors import InputError, RecordError
+from .sparse import SparseArray
 
 if TYPE_CHECKING:
     from .selection import Scope
@@ -18,8 +19,13 @@ CPU = (1, 0)
 """DLPack device `(kDLCPU, 0)`."""
 
 
-def to_numpy(array: Any) -> np.ndarray:
-    """A read-only view of an engine array; index arrays are converted to int64."""
+def to_numpy(array: Any) -> Any:
+    """A read-only view of an engine array; index arrays are converted to int64.
+
+    A sparse capture becomes a `SparseArray`.
+    """
+    if isinstance(array, _core.SparseArray):
+        return SparseArray(array)
     view = array.numpy()
     return view.astype(np.int64) if array.is_integer else view
 
@@ -43,7 +49,7 @@ def arrange(result: Any, scope: Scope | None, padded: bool, convert: Any = to_nu
     rows: list[Any] = [arrays if in_steps or len(arrays) > 1 else arrays[0] for arrays in by_row.values()]
     if scope is None or scope.single:
         return rows[0]
-    return stack_padded(rows) if padded and not isinstance(rows[0], list) else rows
+    return stack_padded(rows) if padded and isinstance(rows[0], np.ndarray) else rows
 
 
 def arrange_shapes(result: Any, scope: Scope | None) -> Any:
@@ -66,6 +72,8 @@ def to_torch(value: Any) -> Any:
 
     if isinstance(value, list):
         return [to_torch(array) for array in value]
+    if isinstance(value, SparseArray):
+        return value.to_torch()
     return torch.from_numpy(np.array(value))
 
 
@@ -78,6 +86,14 @@ def dlpack(value: Any, options: dict[str, Any]) -> Any:
     if options.get("dl_device") not in (None, CPU):
         raise BufferError("results are in CPU memory")
     return np.array(value).__dlpack__()
+
+
+def array_stats(array: Any) -> tuple[Any, ...]:
+    """Shape and statistics of an engine array, for tables."""
+    if isinstance(array, _core.SparseArray):
+        _, *stats = display.array_stats(array.values.numpy())
+        return (f"{array.shape} sparse", *stats)
+    return display.array_stats(array.numpy())
 
 
 class Mark(NamedTuple):
@@ -141,10 +157,10 @@ class Captures(Mapping[str, Any]):
         units = [to_numpy(units) for _, units in self._arrays[name] if units is not None]
         return (self._join_rows(values), self._join_rows(units)) if units else self._join_rows(values)
 
-    def _join_rows(self, rows: list[np.ndarray]) -> Any:
+    def _join_rows(self, rows: list[Any]) -> Any:
         if self._single:
             return rows[0]
-        return stack_padded(rows) if self._padded else rows
+        return stack_padded(rows) if self._padded and isinstance(rows[0], np.ndarray) else rows
 
     @property
     def spans(self) -> Any:
@@ -167,7 +183,7 @@ class Captures(Mapping[str, Any]):
         for row, positions, (array, units) in zip(
             self._rows[name], self.positions[name], self._arrays[name], strict=True
         ):
-            if units is not None or array.shape[axis] != len(positions):
+            if units is not None or isinstance(array, _core.SparseArray) or array.shape[axis] != len(positions):
                 raise InputError(f"{name} was reduced, so it has no positions", "capture it whole")
             wanted = positions_in(self._prompts[row], {"message": message, "part": part})
             index = {position: at for at, position in enumerate(positions)}
@@ -183,7 +199,7 @@ class Captures(Mapping[str, Any]):
     def torch(self, name: str) -> Any:
         """A captured activation as torch tensors (copies), bfloat16 if it was stored so."""
         arrays = self._arrays[self._address(name)]
-        bits = [array.bf16_bits() for array, _ in arrays]
+        bits = [None if isinstance(array, _core.SparseArray) else array.bf16_bits() for array, _ in arrays]
         if self._padded or not bits or any(each is None for each in bits):
             return to_torch(self[name])
         import torch  # type: ignore[import-not-found]
@@ -203,7 +219,7 @@ class Captures(Mapping[str, Any]):
     def _repr_html_(self) -> str:
         rows = []
         for site, arrays in self._arrays.items():
-            rows += [(site, row, *display.array_stats(array.numpy())) for row, (array, _) in enumerate(arrays)]
+            rows += [(site, row, *array_stats(array)) for row, (array, _) in enumerate(arrays)]
         return display.table(("site", "row", "shape", "mean", "std"), rows)
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Iterable
-from os import PathLike
+from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
 
 from . import _core
 from .errors import InputError
-from .saes import Sae, load_sae
+from .saes import Sae
 
 if TYPE_CHECKING:
     from .model import Model
@@ -40,24 +40,30 @@ class SaeApi:
         mean, or that fits another site far better, is refused. `model.sae_checks` has the numbers.
 
         Args:
-            sae: An `Sae` or its path; the SAE of the built-in model if omitted.
+            sae: An `Sae` or its path; the SAE of the built-in model if omitted. The path of a
+                cross-layer transcoder is its directory: all its layers are attached.
             site: The site to attach it at, if not the one that its files declare.
             splice: Let every run continue with the reconstruction instead of the activation.
             error_term: With `splice`, add the error of the reconstruction, so that only edits of
                 features matter.
             unchecked: Attach it without the test.
         """
-        sae = sae if isinstance(sae, Sae) else load_sae(sae)
         before = self.saes
-        core, warning = _core.attach_sae(self._core, sae._core, site, unchecked)
-        if warning:
-            warnings.warn(warning, stacklevel=2)
+        if isinstance(sae, Sae):
+            core, remarks = _core.attach_sae(self._core, sae._core, site, unchecked)
+        else:
+            core, remarks = _core.attach_path(self._core, fspath(sae), site, unchecked)
+        for remark in remarks:
+            warnings.warn(remark, stacklevel=2)
         model = type(self)(core, self._edits)
         attached = [site for site in model.saes if site not in before]
         return model.spliced(attached, error_term=error_term) if splice else model
 
     def detach(self, site: str | None = None) -> Model:
-        """A copy of the model without the SAE at `site`, or without any."""
+        """A copy of the model without the SAE at `site`, or without any.
+
+        All layers of a cross-layer transcoder are detached together.
+        """
         return type(self)(_core.detach_sae(self._core, site), self._edits)
 
     @property

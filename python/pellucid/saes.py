@@ -28,6 +28,8 @@ class Sae:
         self.cfg: dict[str, Any] = json.loads(core.info)
         """Kind, sizes, normalization, hook points, sites and base model, as its files declare them."""
         self.d_in, self.d_out, self.n_features = core.sizes
+        self.n_targets: int = core.n_targets
+        """Number of layers that it writes: 1, or more for cross-layer transcoders and crosscoders."""
 
     @property
     def site(self) -> str | None:
@@ -43,14 +45,16 @@ class Sae:
         """Pre-activations of the features, `[…, n_features]`."""
         return to_numpy(self._core.encode(_floats(x), True))
 
-    def decode(self, acts: Any, x: Any = None) -> np.ndarray:
+    def decode(self, acts: Any, x: Any = None, *, target: int = 0) -> np.ndarray:
         """Reconstructions, `[…, d_out]`, of activations `[…, n_features]`.
 
         Args:
             acts: Activations of the features.
             x: The inputs, which an SAE that normalizes each token or has a skip path needs.
+            target: Which of the layers that it writes, for a crosscoder or one layer of a
+                cross-layer transcoder.
         """
-        return to_numpy(self._core.decode(_floats(acts), None if x is None else _floats(x)))
+        return to_numpy(self._core.decode(_floats(acts), None if x is None else _floats(x), target))
 
     def __call__(self, x: Any) -> np.ndarray:
         return self.decode(self.encode(x), x)

@@ -61,6 +61,25 @@ class Site(_core.Site, Value):
         self._saved_at, self._result = order, PENDING
         return self
 
+    def _save_sparse(self) -> Value:
+        """`save(sparse=True)`: captures the nonzero elements."""
+        if self._result is not None or self._node is not None:
+            return self._duplicate().save(sparse=True)
+        site, scope = self._info.address, self._scope
+        if self._metric is not None:
+            raise PlanError("gradients are not sparse", "save the gradient without `sparse`", site=site)
+        if self._squeeze is not None:
+            raise PlanError(
+                "a sparse value keeps the axes of positions and units", "use slices or lists: acts[:, -1:]", site=site
+            )
+        if scope is not None and scope.steps is not None:
+            raise PlanError(
+                "steps are not saved sparsely", "save the site of all steps, outside of `t.step`", site=site
+            )
+        self._recorder.add_capture((self._order, None, "capture", site, self._select, self, "sparse"))
+        self._saved_at, self._result = self._order, PENDING
+        return self
+
     def _duplicate(self) -> Site:
         return Site(self._recorder, self._scope, self._info, self._order, self._select, self._squeeze, self._metric)
 
@@ -116,10 +135,11 @@ class Site(_core.Site, Value):
 
     @property
     def experts(self) -> ExpertSlots:
-        """The slots that hold an expert, for edits of `expert_out` and `expert_weights`.
+        """The slots that hold an expert, for edits and saves of `expert_out` and `expert_weights`.
 
-        `t.layers[3].expert_out.experts[5] = 0` ablates expert 5 wherever the router chooses it. On
-        `router_logits` these are the columns of the experts.
+        `t.layers[3].expert_out.experts[5] = 0` ablates expert 5 wherever the router chooses it;
+        `….experts[[5, 2]].save()` is `[positions, experts, width]`, zero where an expert is not
+        chosen. On `router_logits` these are the columns of the experts.
         """
         return ExpertSlots(self)
 

@@ -48,7 +48,7 @@ class Value(_core.Value):
     @property
     def value(self) -> Any:
         """The result: a read-only numpy array without row axis for one prompt, a list of arrays for
-        several.
+        several. A `SparseArray` in the place of an array for `save(sparse=True)`.
         """
         return results.arrange(self._require_result(), self._scope, self._recorder.padded)
 
@@ -91,6 +91,8 @@ class Value(_core.Value):
             raise PlanError(
                 "this value has an array for each row or step, but one is needed here", "pick one: value.value[0]"
             )
+        if isinstance(result, _core.SparseArray):
+            raise PlanError("a sparse value cannot be an operand", "use the dense array: value.value.to_dense()")
         return result
 
     # Recording.

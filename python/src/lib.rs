@@ -22,6 +22,7 @@
 //! | `results` | captures and saved values of a run |
 //! | `run` | runs and generations, with the GIL released and Ctrl-C handled |
 //! | `sae` | sparse autoencoders: files, arithmetic, attaching |
+//! | `sparse` | sparse captures |
 //! | `steering` | steering vectors: files, checks, extraction |
 //! | `tokenizer` | tokenizers without a model |
 //! | `tracing` | native halves of the tracing objects: recorder, views, values, sites |
@@ -41,6 +42,7 @@ mod prefix;
 mod results;
 mod run;
 mod sae;
+mod sparse;
 mod steering;
 mod tokenizer;
 mod tracing;
@@ -73,7 +75,9 @@ mod _core {
     #[pymodule_export]
     use super::run::{Generation, Run, generate, run, scan};
     #[pymodule_export]
-    use super::sae::{Sae, attach_sae, attached_saes, detach_sae};
+    use super::sae::{Sae, attach_path, attach_sae, attached_saes, detach_sae};
+    #[pymodule_export]
+    use super::sparse::SparseArray;
     #[pymodule_export]
     use super::steering::{check_steering, extract_steering, read_steering, steering_file};
     #[pymodule_export]

@@ -8,13 +8,13 @@
 //! - A selection is `(rows, positions, steps, heads, units, keys)`, with `experts` as a seventh
 //!   element if it has them, or `None` for everything.
 //! - An operand is a float or the index of a value. A capture has in this slot the `Value` that
-//!   receives the result, if there is one.
+//!   receives the result, if there is one, followed by `"sparse"` if it is sparse.
 
 use crate::errors::{ErrorKind, error};
 use crate::expression::expression;
 use crate::tracing::{TraceSite, TraceValue, on_gradient};
 use pellucid_engine::plan::{Value, ValueId};
-use pellucid_engine::{self as engine, Action, Operand, Positions, Tap};
+use pellucid_engine::{self as engine, Action, Operand, Positions, Reduce, Tap};
 use pyo3::prelude::*;
 use pyo3::types::{PyFloat, PyList, PySlice, PyString, PyTuple};
 
@@ -139,7 +139,8 @@ fn parse_tap(recorded: &Bound<'_, PyTuple>) -> PyResult<Tap> {
     let operand = || parse_operand(&item(5)?);
     let name = item(2)?.cast_into::<PyString>()?;
     let action = match name.to_str()? {
-        "capture" => Action::Capture(None),
+        // A sparse capture has its reduction after the `Value`.
+        "capture" => Action::Capture((recorded.len() > 6).then_some(Reduce::Sparse)),
         "read" => Action::Read,
         "set" => Action::Set(operand()?),
         "add" => Action::Add { operand: operand()?, scale: item(6)?.extract()? },

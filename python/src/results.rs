@@ -3,6 +3,7 @@
 use crate::array::Array;
 use crate::plan::{Plan, Save, SaveSource};
 use crate::run::PlanOffset;
+use crate::sparse::SparseArray;
 use pellucid_engine as engine;
 use pellucid_engine::plan::ValueId;
 use pyo3::prelude::*;
@@ -25,7 +26,23 @@ pub struct RunResults {
 }
 
 /// `(site, row, positions, array, units)`; `units` are the indices of a top-k reduction.
-pub type CaptureTuple = (String, usize, Vec<usize>, Array, Option<Array>);
+pub type CaptureTuple = (String, usize, Vec<usize>, ResultArray, Option<Array>);
+
+/// An array of a result.
+#[derive(IntoPyObject)]
+pub enum ResultArray {
+    Dense(Array),
+    Sparse(SparseArray),
+}
+
+impl ResultArray {
+    fn of(capture: &engine::Capture) -> ResultArray {
+        match SparseArray::of(capture) {
+            Some(sparse) => ResultArray::Sparse(sparse),
+            None => ResultArray::Dense(Array(capture.array.clone())),
+        }
+    }
+}
 
 /// `(name, site, row, position, value)` of a mark.
 pub type MarkTuple = (String, String, usize, usize, f32);
@@ -55,34 +72,39 @@ impl RunResults {
                 SaveSource::Capture(tap) => {
                     let first = self.captures.partition_point(|capture| capture.tap < tap);
                     let captures = self.captures[first..].iter().take_while(|capture| capture.tap == tap);
-                    self.assign(py, save, captures.map(|capture| (Some(capture.row), None, &capture.array)))?;
+                    self.assign(py, save, captures.map(|capture| (Some(capture.row), None, ResultArray::of(capture))))?;
                 }
                 SaveSource::Value(id) => {
                     let saved = values.get(&id).map(Vec::as_slice).unwrap_or_default().iter();
                     let step = |saved: &engine::Saved| self.steps.then_some(saved.step);
-                    self.assign(py, save, saved.map(|saved| (saved.row, step(saved), &saved.array)))?;
+                    self.assign(
+                        py,
+                        save,
+                        saved.map(|saved| (saved.row, step(saved), ResultArray::Dense(Array(saved.array.clone())))),
+                    )?;
                 }
             }
         }
         Ok(())
     }
 
-    fn assign<'a>(
+    fn assign(
         &self,
         py: Python<'_>,
         save: &Save,
-        mut arrays: impl Iterator<Item = (Option<usize>, Option<usize>, &'a engine::Array)>,
+        mut arrays: impl Iterator<Item = (Option<usize>, Option<usize>, ResultArray)>,
     ) -> PyResult<()> {
         let first = arrays.next();
-        if let Some((row, None, array)) = first
-            && (row.is_none() || self.one_row)
-        {
-            save.value.borrow_mut(py).set_array(array.clone());
-            return Ok(());
-        }
-        let all = first.into_iter().chain(arrays).map(|(row, step, array)| (row, step, Array(array.clone())));
-        let all = all.collect::<Vec<_>>().into_pyobject(py)?;
-        save.value.borrow_mut(py).set_object(all.unbind());
+        let is_single = matches!(first, Some((row, None, _)) if row.is_none() || self.one_row);
+        let object = match first {
+            Some((_, _, ResultArray::Dense(Array(array)))) if is_single => {
+                save.value.borrow_mut(py).set_array(array);
+                return Ok(());
+            }
+            Some((_, _, array)) if is_single => array.into_pyobject(py)?.into_any(),
+            first => first.into_iter().chain(arrays).collect::<Vec<_>>().into_pyobject(py)?.into_any(),
+        };
+        save.value.borrow_mut(py).set_object(object.unbind());
         Ok(())
     }
 
@@ -106,5 +128,5 @@ impl RunResults {
 /// Converts a capture.
 pub fn to_tuple(capture: &engine::Capture) -> CaptureTuple {
     let units = capture.units.clone().map(Array);
-    (capture.site.to_string(), capture.row, capture.positions.clone(), Array(capture.array.clone()), units)
+    (capture.site.to_string(), capture.row, capture.positions.clone(), ResultArray::of(capture), units)
 }

@@ -5,7 +5,8 @@ use crate::errors::{ErrorKind, error, from_engine, from_models, guarded};
 use crate::model::Model;
 use pellucid_engine::sae::Sae as Weights;
 use pellucid_kernels::{Matrix, Pool};
-use pellucid_models::attach::AttachOptions;
+use pellucid_models::LoadedModel;
+use pellucid_models::attach::{AttachOptions, SaeCheck};
 use pellucid_models::sae::{LoadedSae, read_named_sae};
 use pyo3::prelude::*;
 
@@ -78,10 +79,26 @@ impl Sae {
         Ok(shaped(leading, sae.n_features(), acts))
     }
 
-    /// Reconstruction `[…, d_out]` of activations `[…, n_features]`. `x` are the inputs, which an
-    /// autoencoder that normalizes each token or has a skip path needs.
-    fn decode(&self, py: Python<'_>, acts: &Bound<'_, PyAny>, x: Option<&Bound<'_, PyAny>>) -> PyResult<Array> {
+    /// Number of layers that it writes, each with a decoder of its own.
+    #[getter]
+    fn n_targets(&self) -> usize {
+        self.weights().decoders.len()
+    }
+
+    /// Reconstruction `[…, d_out]` of activations `[…, n_features]` by one of its decoders. `x` are
+    /// the inputs, which an autoencoder that normalizes each token or has a skip path needs.
+    fn decode(
+        &self,
+        py: Python<'_>,
+        acts: &Bound<'_, PyAny>,
+        x: Option<&Bound<'_, PyAny>>,
+        target: usize,
+    ) -> PyResult<Array> {
         let sae = self.weights();
+        if target >= sae.decoders.len() {
+            let problem = format!("there is no decoder {target}: this SAE writes {} layers", sae.decoders.len());
+            return Err(error(py, ErrorKind::Input, &problem, Some("targets count from 0")));
+        }
         let (leading, acts) = Sae::rows(py, acts, sae.n_features(), "features")?;
         let tokens = acts.len() / sae.n_features();
         let x = match x {
@@ -99,7 +116,7 @@ impl Sae {
         let mut recon = vec![0.0; tokens * sae.d_out()];
         py.detach(|| {
             let scales = sae.token_scales(&x);
-            sae.decode(&Pool::global(), 0, &acts, &scales, &x, &mut recon);
+            sae.decode(&Pool::global(), target, &acts, &scales, &x, &mut recon);
         });
         Ok(shaped(leading, sae.d_out(), recon))
     }
@@ -120,7 +137,10 @@ impl Sae {
     }
 }
 
-/// A copy of a model with an autoencoder attached, and a warning.
+/// A model with attached autoencoders, and warnings.
+type Attached = (Model, Vec<String>);
+
+/// A copy of a model with an autoencoder attached.
 #[pyfunction]
 pub fn attach_sae(
     py: Python<'_>,
@@ -128,11 +148,36 @@ pub fn attach_sae(
     sae: &Sae,
     site: Option<String>,
     unchecked: bool,
-) -> PyResult<(Model, Option<String>)> {
+) -> PyResult<Attached> {
+    attach(py, model, AttachOptions { site, unchecked }, |loaded, options| {
+        Ok(loaded.attach_sae(&sae.0, options)?.into_iter().collect())
+    })
+}
+
+/// A copy of a model with the autoencoder at a path attached; `builtin` is the one of the built-in
+/// model. A cross-layer transcoder is the path of its directory.
+#[pyfunction]
+pub fn attach_path(
+    py: Python<'_>,
+    model: &Model,
+    path: &str,
+    site: Option<String>,
+    unchecked: bool,
+) -> PyResult<Attached> {
+    attach(py, model, AttachOptions { site, unchecked }, |loaded, options| {
+        Ok(loaded.attach_path(path, options)?.into_iter().filter_map(|record| record.check).collect())
+    })
+}
+
+fn attach(
+    py: Python<'_>,
+    model: &Model,
+    options: AttachOptions,
+    run: impl FnOnce(&mut LoadedModel, &AttachOptions) -> pellucid_models::Result<Vec<SaeCheck>> + Send,
+) -> PyResult<Attached> {
     let mut loaded = model.loaded(py)?.clone();
-    let options = AttachOptions { site, unchecked };
-    let check = guarded(py, || loaded.attach_sae(&sae.0, &options))?.map_err(|fault| from_models(py, &fault))?;
-    Ok((model.with_loaded(loaded), check.and_then(|check| check.warning())))
+    let checks = guarded(py, || run(&mut loaded, &options))?.map_err(|fault| from_models(py, &fault))?;
+    Ok((model.with_loaded(loaded), checks.iter().filter_map(SaeCheck::warning).collect()))
 }
 
 /// A copy of a model without the autoencoder at a site, or without any.

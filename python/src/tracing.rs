@@ -327,8 +327,13 @@ impl TraceSite {
     }
 
     /// Saves the activation as it is at this point of the trace; read `.value` after the block.
-    /// Later writes do not change it.
-    fn save<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+    /// Later writes do not change it. With `sparse`, only the nonzero elements are stored and
+    /// `.value` is a `SparseArray`: for the features of an SAE.
+    #[pyo3(signature = (*, sparse=false))]
+    fn save<'py>(slf: &Bound<'py, Self>, sparse: bool) -> PyResult<Bound<'py, PyAny>> {
+        if sparse {
+            return slf.call_method0(intern!(slf.py(), "_save_sparse"));
+        }
         match TraceSite::save_whole(slf)? {
             true => Ok(slf.clone().into_any()),
             false => slf.call_method0(intern!(slf.py(), "_save_general")),

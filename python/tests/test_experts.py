@@ -100,7 +100,7 @@ def test_gradients_at_the_outputs_of_experts(moe):
         (lambda layer: layer.expert_indices.replace({0: 9}), "no expert 9"),
         (lambda layer: layer.expert_indices.replace({0: 0.5}), "does not map"),
         (lambda layer: layer.expert_out.replace({0: 1}), "expert_indices"),
-        (lambda layer: layer.expert_out.experts[0].save(), "slots to edit"),
+        (lambda layer: (layer.expert_out.experts[0] + 1).save(), "slots to edit"),
     ],
 )
 def test_wrong_experts_are_errors(moe, edit, part):
@@ -111,3 +111,17 @@ def test_wrong_experts_are_errors(moe, edit, part):
 def test_a_dense_model_has_no_experts():
     with pytest.raises(pellucid.Error, match="no experts"):
         logits_with(pellucid.load(GOLDEN / "llama"), lambda layer: layer.expert_out.save())
+
+
+def test_saves_by_expert_are_zero_where_the_expert_is_not_chosen(moe):
+    with moe.trace([5, 17, 3, 41]) as t:
+        layer = t.layers[1]
+        indices, weights, out = layer.expert_indices.save(), layer.expert_weights.save(), layer.expert_out.save()
+        of_two = layer.expert_out.experts[[2, 0]].save()
+        weight = layer.expert_weights.experts[2].save()
+    assert of_two.value.shape == (4, 2, out.value.shape[-1])
+    for position in range(4):
+        slots = list(indices.value[position])
+        expected = out.value[position, slots.index(2)] if 2 in slots else 0
+        assert np.array_equal(of_two.value[position, 0], np.broadcast_to(expected, out.value.shape[-1:]))
+        assert weight.value[position, 0] == (weights.value[position, slots.index(2)] if 2 in slots else 0)

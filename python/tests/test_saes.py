@@ -1,5 +1,7 @@
 """Sparse autoencoders: loading, attaching, features in traces, splicing."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -147,3 +149,101 @@ def test_records_say_what_is_attached(model, attached):
     assert attached.spliced().sae_records == attached.sae_records
     assert attached.detach().sae_records == []
     assert model.attach(unchecked=True).sae_records[0]["check"] is None
+
+
+def test_sparse_saves_have_the_nonzero_elements(attached):
+    with attached.trace([PROMPT, "A cat."]) as t:
+        acts = t.layers[3].resid_post.sae.acts
+        dense, sparse = acts.save(), acts.save(sparse=True)
+        part = acts[:, -2:].save(sparse=True)
+    assert [array.shape for array in sparse.value] == [array.shape for array in dense.value]
+    for whole, rows, last in zip(dense.value, sparse.value, part.value, strict=True):
+        assert isinstance(rows, pellucid.SparseArray)
+        assert np.array_equal(rows.to_dense(), whole)
+        assert np.array_equal(np.asarray(rows), whole)
+        assert rows.nnz == np.count_nonzero(whole) == len(rows.indices) == rows.indptr[-1]
+        indices, values = rows.row(-1)
+        assert np.array_equal(whole[-1, indices], values)
+        assert np.array_equal(last.to_dense(), whole[-2:])
+    with attached.trace(PROMPT) as t:
+        one = t.layers[3].resid_post.sae.acts.save(sparse=True)
+    assert one.value.shape == one.shape == sparse.value[0].shape
+    assert "nnz=" in repr(one.value)
+
+
+def test_sparse_arrays_become_scipy_arrays(attached):
+    scipy = pytest.importorskip("scipy.sparse")
+    with attached.trace(PROMPT) as t:
+        acts = t.layers[3].resid_post.sae.acts.save(sparse=True)
+    rows = acts.value.to_scipy()
+    assert scipy.issparse(rows)
+    assert np.array_equal(rows.toarray(), acts.value.to_dense())
+
+
+def test_sparse_arrays_become_torch_tensors(attached):
+    torch = pytest.importorskip("torch")
+    with attached.trace(PROMPT) as t:
+        acts = t.layers[3].resid_post.sae.acts.save(sparse=True)
+    rows = acts.value
+    assert rows.to_torch().layout == torch.sparse_csr
+    assert np.array_equal(acts.torch().to_dense().numpy(), rows.to_dense())
+
+
+def test_sparse_captures_of_plans_and_generations(attached):
+    plan = {"taps": [{"site": ACTS, "capture": {"reduce": "sparse"}}]}
+    with attached.trace(PROMPT) as t:
+        dense = t.layers[3].resid_post.sae.acts.save()
+    captures = attached.run(PROMPT, plan)
+    assert np.array_equal(captures[ACTS].to_dense(), dense.value)
+    assert "sparse" in captures._repr_html_()
+    with attached.generate(PROMPT, max_new=4) as t:
+        acts = t.layers[3].resid_post.sae.acts.save(sparse=True)
+    assert acts.value.shape[0] == len(dense.value) + 3
+    assert np.array_equal(acts.value.to_dense()[: len(dense.value)], dense.value)
+
+
+def test_sparse_saves_are_refused_where_they_cannot_be(attached):
+    with attached.trace(PROMPT) as t:
+        acts = t.layers[3].resid_post.sae.acts
+        with pytest.raises(pellucid.PlanError, match="keeps the axes"):
+            acts[:, -1].save(sparse=True)
+        with t.logits[0, -1, 5].backward(), pytest.raises(pellucid.PlanError, match="not sparse"):
+            acts.grad.save(sparse=True)
+        saved = acts.save(sparse=True)
+    with pytest.raises(pellucid.PlanError, match="to_dense"), attached.trace(PROMPT) as t:
+        t.layers[3].resid_post.sae.acts += saved
+
+
+CLT = Path(__file__).parents[2] / "tests/sae/clt"
+
+
+@pytest.fixture(scope="module")
+def transcoded():
+    gpt2 = pellucid.load(Path(__file__).parents[2] / "tests/golden/models/gpt2")
+    return gpt2.attach(CLT)
+
+
+def test_a_cross_layer_transcoder_is_attached_as_a_whole(transcoded):
+    sites = [f"layers.{layer}.mlp_out_post" for layer in range(3)]
+    assert list(transcoded.saes) == sites
+    ids = [5, 17, 42, 8]
+    with transcoded.trace(ids) as t:
+        acts = [t[f"{site}/sae.acts"].save() for site in sites]
+        recon = t[f"{sites[2]}/sae.recon"].save()
+        out = t["layers.2.mlp_out_post"].save()
+    layers = [pellucid.load_sae(CLT / f"W_enc_{layer}.safetensors") for layer in range(3)]
+    # One layer alone decodes into its own layer; the difference comes from the earlier ones.
+    assert np.abs(recon.value - layers[2].decode(acts[2].value)).max() > 0.1
+    feature = int(acts[0].value[2].argmax())
+    with transcoded.trace(ids) as t:
+        t[f"{sites[0]}/sae.acts"][:, 2, feature] = 0
+        changed = t["layers.2.mlp_out_post/sae.out"].save()
+    assert np.abs(changed.value[2] - out.value[2]).max() > 1e-3
+    assert np.array_equal(changed.value[:2], out.value[:2])
+    assert transcoded.detach(sites[1]).saes == {}
+
+
+def test_one_layer_of_a_cross_layer_transcoder_is_refused(transcoded):
+    layer = pellucid.load_sae(CLT / "W_enc_1.safetensors")
+    with pytest.raises(pellucid.InputError, match="one layer of a cross-layer transcoder"):
+        transcoded.detach().attach(layer)

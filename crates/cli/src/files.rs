@@ -2,12 +2,12 @@
 //! incomplete file.
 
 use crate::failure::Failure;
-use pellucid_engine::{Action, Array, Capture, CaptureDtype, Generation, Plan, SavedValue};
+use pellucid_engine::{Action, Array, Capture, CaptureDtype, Generation, Plan, SavedValue, SparseRows};
 use pellucid_models::LoadedModel;
 use pellucid_models::attach::SaeRecord;
 use safetensors::{Dtype, SafeTensorError, View};
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io::Write;
 use std::path::Path;
 use tempfile::NamedTempFile;
@@ -85,7 +85,7 @@ impl<'a> Results<'a> {
     /// Returns every result with its name: the site (with `.grad` for gradients) or the value's own
     /// name, prefixed by the row if there are several, followed by `@step` in a generation, and
     /// numbered if the name repeats.
-    pub fn named(&self) -> Vec<(String, &'a Array)> {
+    pub fn named(&self) -> Vec<NamedResult<'a>> {
         let mut seen: HashMap<String, usize> = HashMap::new();
         let mut unique = |name: String| {
             let count = seen.entry(name.clone()).or_default();
@@ -101,61 +101,125 @@ impl<'a> Results<'a> {
             let is_gradient = matches!(self.plan.taps[capture.tap].action, Action::Grad { .. });
             let site = if is_gradient { format!("{}.grad", capture.site) } else { capture.site.to_string() };
             let name = unique(of_row(Some(capture.row), site));
-            named.push((name.clone(), &capture.array));
-            named.extend(capture.units.as_ref().map(|units| (format!("{name}.units"), units)));
+            let sparse = capture.sparse.as_deref().map(|rows| (rows, &capture.positions[..]));
+            named.push(NamedResult { name: name.clone(), array: &capture.array, sparse });
+            let units = capture.units.as_ref();
+            named.extend(units.map(|array| NamedResult { name: format!("{name}.units"), array, sparse: None }));
         }
         for saved in self.saved {
             let value = &self.plan.values[saved.value];
             let name = value.name.clone().unwrap_or_else(|| format!("value{}", saved.value));
             let name = if saved.step > 0 { format!("{name}@{}", saved.step) } else { name };
-            named.push((unique(of_row(saved.row, name)), &saved.array));
+            named.push(NamedResult { name: unique(of_row(saved.row, name)), array: &saved.array, sparse: None });
         }
         named
     }
+
+    /// Returns the tensors of a file of results. A sparse capture is three tensors: `NAME.indptr`,
+    /// `NAME.indices` and `NAME.values`.
+    pub fn tensors(&self) -> Vec<(String, ResultView<'a>)> {
+        let of = |result: NamedResult<'a>| {
+            let NamedResult { name, array, sparse } = result;
+            let whole = |name: String| (name, ResultView::new(array.shape(), Elements::Array(array)));
+            match sparse {
+                None => vec![whole(name)],
+                Some((rows, _)) => vec![
+                    (format!("{name}.indptr"), ResultView::new(&[rows.indptr.len()], Elements::Offsets(&rows.indptr))),
+                    (format!("{name}.indices"), ResultView::new(&[array.len()], Elements::Indices(&rows.indices))),
+                    whole(format!("{name}.values")),
+                ],
+            }
+        };
+        self.named().into_iter().flat_map(of).collect()
+    }
 }
 
-/// Writes results as one safetensors file, one array after the other; integer arrays as I64. Its
-/// metadata has the attached autoencoders.
+/// An array with its name.
+pub struct NamedResult<'a> {
+    pub name: String,
+    /// The elements; of a sparse capture the nonzero ones.
+    pub array: &'a Array,
+    /// The places of the elements of a sparse capture, and the positions of its rows.
+    pub sparse: Option<(&'a SparseRows, &'a [usize])>,
+}
+
+/// Writes results as one safetensors file, one array after the other; integer arrays as I64. The
+/// metadata has JSON: `sparse`, the dense shapes of sparse captures by name; `saes`, the attached
+/// autoencoders.
 pub fn write_results(path: &Path, results: &Results) -> Result<(), Failure> {
-    let arrays: Vec<(String, ResultView)> =
-        results.named().into_iter().map(|(name, array)| (name, ResultView(array))).collect();
-    let saes = serde_json::to_string(&results.saes).map_err(|error| Failure::internal(error.to_string()))?;
-    let metadata = (!results.saes.is_empty()).then(|| HashMap::from([("saes".to_string(), saes)]));
+    let shape = |result: NamedResult| Some((result.name, result.sparse?.0.shape()));
+    let shapes: BTreeMap<String, [usize; 2]> = results.named().into_iter().filter_map(shape).collect();
+    let mut metadata = HashMap::new();
+    if !shapes.is_empty() {
+        metadata.insert("sparse".to_string(), serde_json::json!(shapes).to_string());
+    }
+    if !results.saes.is_empty() {
+        metadata.insert("saes".to_string(), serde_json::json!(results.saes).to_string());
+    }
+    let metadata = (!metadata.is_empty()).then_some(metadata);
+    let tensors = results.tensors();
     write_with(path, |file| {
-        safetensors::serialize_to_file(arrays, metadata, file.path()).map_err(|error| match error {
+        safetensors::serialize_to_file(tensors, metadata, file.path()).map_err(|error| match error {
             SafeTensorError::IoError(error) => error,
             other => std::io::Error::other(other.to_string()),
         })
     })
 }
 
-/// An array as a tensor of a safetensors file.
-struct ResultView<'a>(&'a Array);
+/// A tensor of a safetensors file.
+pub struct ResultView<'a> {
+    pub shape: Vec<usize>,
+    elements: Elements<'a>,
+}
+
+#[derive(Clone, Copy)]
+enum Elements<'a> {
+    Array(&'a Array),
+    /// Columns of the elements of a sparse capture.
+    Indices(&'a [u32]),
+    /// Offsets of its rows.
+    Offsets(&'a [usize]),
+}
+
+impl<'a> ResultView<'a> {
+    fn new(shape: &[usize], elements: Elements<'a>) -> ResultView<'a> {
+        ResultView { shape: shape.to_vec(), elements }
+    }
+}
 
 impl View for ResultView<'_> {
     fn dtype(&self) -> Dtype {
-        match self.0.dtype() {
-            _ if self.0.is_integer() => Dtype::I64,
-            CaptureDtype::F32 => Dtype::F32,
-            CaptureDtype::Bf16 => Dtype::BF16,
+        match self.elements {
+            Elements::Indices(_) | Elements::Offsets(_) => Dtype::I64,
+            Elements::Array(array) => match array.dtype() {
+                _ if array.is_integer() => Dtype::I64,
+                CaptureDtype::F32 => Dtype::F32,
+                CaptureDtype::Bf16 => Dtype::BF16,
+            },
         }
     }
 
     fn shape(&self) -> &[usize] {
-        self.0.shape()
+        &self.shape
     }
 
     fn data(&self) -> Cow<'_, [u8]> {
-        let array = self.0;
-        Cow::Owned(match array.halves() {
-            _ if array.is_integer() => array.values().iter().flat_map(|&x| (x as i64).to_le_bytes()).collect(),
-            Some(halves) => halves.iter().flat_map(|x| x.to_le_bytes()).collect(),
-            None => array.values().iter().flat_map(|x| x.to_le_bytes()).collect(),
+        Cow::Owned(match self.elements {
+            Elements::Indices(indices) => indices.iter().flat_map(|&index| i64::from(index).to_le_bytes()).collect(),
+            Elements::Offsets(offsets) => offsets.iter().flat_map(|&offset| (offset as i64).to_le_bytes()).collect(),
+            Elements::Array(array) => match array.halves() {
+                _ if array.is_integer() => array.values().iter().flat_map(|&x| (x as i64).to_le_bytes()).collect(),
+                Some(halves) => halves.iter().flat_map(|x| x.to_le_bytes()).collect(),
+                None => array.values().iter().flat_map(|x| x.to_le_bytes()).collect(),
+            },
         })
     }
 
     fn data_len(&self) -> usize {
-        let bytes = if self.0.is_integer() { 8 } else { self.0.dtype().bytes() };
-        bytes * self.0.len()
+        let bytes = match self.elements {
+            Elements::Array(array) if !array.is_integer() => array.dtype().bytes(),
+            _ => 8,
+        };
+        bytes * self.shape.iter().product::<usize>()
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::args::{CaptureDtypeArg, InputArgs, PlanArgs, SpliceArgs};
 use crate::failure::Failure;
-use pellucid_engine::{Action, CaptureDtype, CaptureOptions, Plan, Positions, Splice, Tap};
+use pellucid_engine::{Action, CaptureDtype, CaptureOptions, Plan, Positions, Reduce, Splice, Tap};
 use pellucid_models::chat::{ChatPrompt, Conversation, Message};
 use pellucid_models::steer::SteerSpec;
 use pellucid_models::{LoadedModel, prepare_chats};
@@ -174,6 +174,7 @@ pub fn capture_options(args: &PlanArgs) -> CaptureOptions {
 /// Returns the taps of `--capture`.
 pub fn capture_taps(args: &PlanArgs) -> Vec<Tap> {
     let positions = Positions::parse(&args.positions);
-    let tap = |site: &String| Tap::new(site, Action::Capture(None)).positions(positions.clone());
+    let reduce = args.sparse.then_some(Reduce::Sparse);
+    let tap = |site: &String| Tap::new(site, Action::Capture(reduce.clone())).positions(positions.clone());
     args.capture.iter().map(tap).collect()
 }

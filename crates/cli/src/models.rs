@@ -7,7 +7,7 @@ use crate::progress;
 use pellucid_engine::Program;
 use pellucid_kernels::attention::KvFormat;
 use pellucid_kernels::{DType, Pool};
-use pellucid_models::attach::SaeRecord;
+use pellucid_models::attach::{SaeCheck, SaeRecord};
 use pellucid_models::{LoadOptions, LoadedModel, Storage, locate, program_of};
 use std::path::Path;
 
@@ -86,16 +86,41 @@ fn attach_saes<'a>(
     unchecked: bool,
 ) -> Result<(), Failure> {
     for (spec, base) in specs {
-        for record in loaded.attach_named_sae(spec, base, unchecked)? {
-            say(&format!("{}: {} features at {}, {}", record.path, record.features, record.site, quality(&record)));
-            warn(record.check.and_then(|check| check.warning()).as_slice());
+        let records = loaded.attach_named_sae(spec, base, unchecked)?;
+        if let Some(first) = records.first() {
+            say(&format!("{}: {}", first.path, describe_attached(&records)));
         }
+        let checks = records.iter().filter_map(|record| record.check.as_ref());
+        warn(&checks.filter_map(SaeCheck::warning).collect::<Vec<String>>());
     }
     Ok(())
 }
 
-fn quality(record: &SaeRecord) -> String {
-    let Some(check) = &record.check else { return "not tested".into() };
+/// Describes an autoencoder, or all layers of a cross-layer transcoder.
+fn describe_attached(records: &[SaeRecord]) -> String {
+    let checks: Vec<&SaeCheck> = records.iter().filter_map(|record| record.check.as_ref()).collect();
+    let place = match records {
+        [record] => format!("{} features at {}", record.features, record.site),
+        [first, .., last] => {
+            format!("{} layers of {} features, {} to {}", records.len(), first.features, first.site, last.site)
+        }
+        [] => "no layers".into(),
+    };
+    let quality = match &checks[..] {
+        [] => "not tested".into(),
+        [check] => describe_check(check),
+        checks => {
+            let explained = || checks.iter().map(|check| check.explained_variance);
+            let (least, most) = (explained().fold(f64::INFINITY, f64::min), explained().fold(f64::MIN, f64::max));
+            let l0 = checks.iter().map(|check| check.l0).sum::<f64>() / checks.len() as f64;
+            let tokens = checks[0].tokens;
+            format!("explained variance {least:.2} to {most:.2}, {l0:.1} active per layer on {tokens} tokens")
+        }
+    };
+    format!("{place}, {quality}")
+}
+
+fn describe_check(check: &SaeCheck) -> String {
     let declared = check.declared_l0.map_or(String::new(), |l0| format!(" (declared {l0:.1})"));
     format!(
         "explained variance {:.2}, {:.1} active{declared} on {} tokens",

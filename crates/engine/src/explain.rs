@@ -7,6 +7,7 @@ use crate::model::Model;
 use crate::plan::{CompiledAction, CompiledPlan, CompiledReduce, CompiledTap, Lengths, Plan, compile};
 use crate::profile::{pairs, work};
 use crate::program::{EdgeId, Layout, Op, OpKind, Program, TokenSet};
+use crate::sae::CHUNK_TOKENS;
 use pellucid_kernels::{DType, Matrix, Pool, matmul};
 use serde::Serialize;
 use std::fmt::{Display, Formatter};
@@ -77,6 +78,13 @@ pub struct TapExplanation {
     /// The capture takes ownership of the whole buffer, without a copy.
     #[serde(rename = "handed_over")]
     pub zero_copy: bool,
+    /// Nonzero elements per position that `capture_bytes` counts, for a sparse capture.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nonzero: Option<usize>,
+    /// Whether `nonzero` is an upper bound (TopK: k, unless features are edited) or an assumption
+    /// (other features: 1 in 64 active).
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub nonzero_is_bound: bool,
 }
 
 impl Plan {
@@ -105,7 +113,9 @@ impl Plan {
         let (last_mlp, logits) =
             (count_positions(&[TokenSet::ForLastMlp, TokenSet::ForLogits]), count_positions(&[TokenSet::ForLogits]));
         let ops = &program.ops()[..compiled.ops];
-        let entered = |op: &&crate::program::Op| op.layer.is_none_or(|layer| !compiled.skipped[layer]);
+        // The op of an autoencoder that the plan does not name does not run.
+        let is_unused = |kind: &OpKind| matches!(kind, OpKind::Sae { sae, .. } if !compiled.sae_uses[*sae].runs);
+        let entered = |op: &&Op| op.layer.is_none_or(|layer| !compiled.skipped[layer]) && !is_unused(&op.kind);
         let (mut flops, mut weight_bytes, mut seconds, mut feature_bytes) = (0.0, 0.0, 0.0, 0);
         let (flop_rate, byte_rate) = rates(model.pool());
         let gradients = compiled.gradient_edges(program).is_some();
@@ -119,11 +129,14 @@ impl Plan {
             let pairs = pairs(program, index, prompts.iter().flat_map(|&n| 0..n));
             let mut work = work(program, model.weights(), index, computed, pairs);
             if let OpKind::Sae { sae, .. } = &program.ops()[index].kind {
-                let (sae, runs) = (&model.saes()[*sae].sae, sae_positions(&compiled, &program.ops()[index].kind));
+                let (sae, runs) =
+                    (&model.saes()[*sae].sae, sae_positions(program, &compiled, &program.ops()[index].kind));
                 let runs = if gradients && runs > 0 { computed } else { runs };
                 work.flops = 2.0 * (sae.n_features() * sae.d_in() * runs) as f64;
                 work.weight_bytes = if runs > 0 { sae.encoder.bytes() as f64 } else { 0.0 };
-                feature_bytes = feature_bytes.max(sae_memory(sae.n_features(), runs, gradients));
+                let memory =
+                    sae_memory(sae.n_features(), runs, gradients, keeps_dense(&compiled, &program.ops()[index].kind));
+                feature_bytes = feature_bytes.max(memory);
             }
             flops += work.flops;
             let read = work.weight_bytes * compiled.groups.len() as f64;
@@ -200,9 +213,24 @@ fn activation_bytes(program: &Program, compiled: &CompiledPlan, positions_of: im
 }
 
 /// Returns the number of positions for which an autoencoder runs under a plan.
-fn sae_positions(compiled: &CompiledPlan, kind: &OpKind) -> usize {
-    let edges: Vec<EdgeId> = kind.inner().into_iter().chain([kind.output()]).collect();
-    let uses = |entry: &&CompiledTap| entry.edge != kind.output() || matches!(entry.action, CompiledAction::Splice(_));
+fn sae_positions(program: &Program, compiled: &CompiledPlan, kind: &OpKind) -> usize {
+    let OpKind::Sae { sae, acts, ref earlier, .. } = *kind else { return 0 };
+    let used = compiled.sae_uses[sae];
+    if !used.runs {
+        return 0;
+    }
+    // Layers of a cross-layer transcoder also run where earlier features change, and where later
+    // layers decode theirs.
+    let changed = earlier.iter().flat_map(|features| [features.pre, features.acts]);
+    let later: Vec<&OpKind> = match used.feeds_later {
+        true => program.later_layers(acts).map(|op| &op.kind).collect(),
+        false => Vec::new(),
+    };
+    let outputs: Vec<EdgeId> = std::iter::once(kind).chain(later.iter().copied()).map(OpKind::output).collect();
+    let inner = later.iter().flat_map(|kind| kind.inner()).chain(kind.inner());
+    let edges: Vec<EdgeId> = inner.chain(changed).chain(outputs.iter().copied()).collect();
+    let uses =
+        |entry: &&CompiledTap| !outputs.contains(&entry.edge) || matches!(entry.action, CompiledAction::Splice(_));
     let taps = compiled.taps.iter().filter(|entry| edges.contains(&entry.edge)).filter(uses).map(|entry| &entry.rows);
     let sources = compiled.sources.iter().filter(|source| edges.contains(&source.edge)).map(|source| &source.rows);
     let selections: Vec<_> = taps.chain(sources).collect();
@@ -214,11 +242,24 @@ fn sae_positions(compiled: &CompiledPlan, kind: &OpKind) -> usize {
         .sum()
 }
 
+/// Whether a tap needs the dense activations of features: one inside the autoencoder that is not a
+/// sparse capture.
+fn keeps_dense(compiled: &CompiledPlan, kind: &OpKind) -> bool {
+    let OpKind::Sae { pre, acts, .. } = *kind else { return false };
+    let is_sparse = |entry: &CompiledTap| matches!(entry.action, CompiledAction::Capture(CompiledReduce::Sparse(_)));
+    let taps = compiled.taps.iter().any(|entry| entry.edge == pre || entry.edge == acts && !is_sparse(entry));
+    taps || compiled.sources.iter().any(|source| source.edge == pre || source.edge == acts)
+}
+
 /// Returns the bytes of feature activations that exist at once. A backward pass keeps the
 /// pre-activations of all tokens; otherwise tokens run a few at a time.
-fn sae_memory(n_features: usize, positions: usize, gradients: bool) -> usize {
+fn sae_memory(n_features: usize, positions: usize, gradients: bool, dense: bool) -> usize {
     let all = n_features * positions;
-    4 * if gradients { 3 * all } else { all.min(MAX_ACTIVATIONS.max(n_features)) }
+    4 * match (gradients, dense) {
+        (true, _) => 3 * all,
+        (false, true) => all.min(MAX_ACTIVATIONS.max(n_features)),
+        (false, false) => all.min(CHUNK_TOKENS * n_features),
+    }
 }
 
 /// Returns the ops that the model's backend does not support under a plan, such as
@@ -235,6 +276,10 @@ fn fallbacks(model: &Model, compiled: &CompiledPlan) -> Vec<String> {
 
 fn explain_tap(compiled: &CompiledPlan, program: &Program, index: usize, entry: &CompiledTap) -> TapExplanation {
     let whole = entry.whole && matches!(entry.action, CompiledAction::Capture(CompiledReduce::Whole));
+    let sparse = match entry.action {
+        CompiledAction::Capture(CompiledReduce::Sparse(size)) => Some(size),
+        _ => None,
+    };
     TapExplanation {
         tap: entry.tap,
         site: entry.site.to_string(),
@@ -244,6 +289,8 @@ fn explain_tap(compiled: &CompiledPlan, program: &Program, index: usize, entry: 
         zero_copy: whole
             && compiled.at_edge[entry.edge].last() == Some(&index)
             && program.edge(entry.edge).layout != Layout::QueryKey,
+        nonzero: sparse.map(|size| size.per_position),
+        nonzero_is_bound: sparse.is_some_and(|size| size.is_bound),
     }
 }
 
@@ -283,12 +330,14 @@ pub(crate) fn capture_bytes(
             }
             CompiledAction::Capture(CompiledReduce::Whole) => {
                 let dtype = if edge.integer { CaptureDtype::F32 } else { dtype };
-                dtype.bytes() * positions * entry.columns.len()
+                dtype.bytes() * positions * entry.captured_len()
             }
             CompiledAction::Capture(CompiledReduce::Mean) => 4 * entry.columns.len(),
             CompiledAction::Capture(CompiledReduce::TopK(k)) => 8 * positions * k,
             CompiledAction::Capture(CompiledReduce::Project(matrix)) => 4 * positions * matrix.rows(),
             CompiledAction::Capture(CompiledReduce::Norm | CompiledReduce::Dot(_)) => 4 * positions,
+            // An index and a value for each element, and the offset of each position.
+            CompiledAction::Capture(CompiledReduce::Sparse(size)) => positions * (8 * size.per_position + 8),
             CompiledAction::Read
             | CompiledAction::Grad { .. }
             | CompiledAction::Edit(_)
@@ -349,8 +398,13 @@ impl Display for Explanation {
         }
         for tap in &self.taps {
             let copied = if tap.zero_copy { ", zero-copy" } else { "" };
+            let sparse = match tap.nonzero {
+                Some(count) if tap.nonzero_is_bound => format!(", sparse: at most {count} elements each"),
+                Some(count) => format!(", sparse: about {count} elements each, if 1 feature in 64 is active"),
+                None => String::new(),
+            };
             let (site, action, rows, positions) = (&tap.site, &tap.action, tap.rows, tap.positions);
-            writeln!(f, "tap {}: {action} at {site}, {positions} positions in {rows} rows{copied}", tap.tap)?;
+            writeln!(f, "tap {}: {action} at {site}, {positions} positions in {rows} rows{copied}{sparse}", tap.tap)?;
         }
         Ok(())
     }

@@ -58,7 +58,7 @@ mod value;
 pub mod weights;
 
 pub use architecture::Architecture;
-pub use array::{Array, CaptureDtype};
+pub use array::{Array, CaptureDtype, SparseRows};
 pub use branch::Base;
 pub use error::{Error, Result};
 pub use explain::Explanation;
@@ -66,7 +66,7 @@ pub use generate::{Batch, Control, Finish, GenerateOptions, GeneratedRow, Genera
 pub use grad::{GradOptions, Seed};
 pub use interrupt::Interrupt;
 pub use job::{CaptureOptions, Pass, RowState, SavedValue, Segment};
-pub use model::{Model, WeakModel};
+pub use model::{Model, TranscoderLayer, WeakModel};
 #[doc(hidden)]
 pub use plan::SelectedRow as Selected;
 pub use plan::{

@@ -13,7 +13,7 @@ use pellucid_engine::architecture::Rope;
 use pellucid_engine::{Plan, Positions, Run, RunOptions, Site, Tap};
 use pellucid_models::{LoadOptions, LoadedModel};
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// A case: the model and its reference tensors.
 pub struct Case {
@@ -47,6 +47,11 @@ pub fn quantized(name: &str) -> PathBuf {
 /// tensors.
 pub fn experts() -> Tensors {
     case_file::read_tensors(&std::fs::read(committed_data().join("experts.safetensors")).expect("outputs of experts"))
+}
+
+/// Tensors of a safetensors file, as f32.
+pub fn tensors(path: &Path) -> Tensors {
+    case_file::read_tensors(&std::fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display())))
 }
 
 /// Directory of a case's model, as it would be published. Weights are not committed; most

@@ -85,8 +85,16 @@ impl<T: Pod> DerefMut for AlignedBuffer<T> {
 /// A mutable slice whose disjoint parts are written by several threads.
 ///
 /// Code that uses it must state in a SAFETY comment why the parts are disjoint.
-#[derive(Clone, Copy)]
 pub struct DisjointMut<T>(*mut T);
+
+// Not derived: the elements need not be `Copy`.
+impl<T> Clone for DisjointMut<T> {
+    fn clone(&self) -> DisjointMut<T> {
+        *self
+    }
+}
+
+impl<T> Copy for DisjointMut<T> {}
 
 // SAFETY: callers of `part` guarantee that parts are disjoint.
 unsafe impl<T> Send for DisjointMut<T> {}

@@ -68,6 +68,6 @@ fn list_marks(marks: &[pellucid_engine::Mark]) -> String {
 
 /// Reports the number of tensors written.
 fn say_written(path: &std::path::Path, results: &crate::files::Results) {
-    let count = results.named().len();
+    let count = results.tensors().len();
     say(&format!("wrote {count} {} to {}", if count == 1 { "tensor" } else { "tensors" }, path.display()));
 }

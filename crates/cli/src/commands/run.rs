@@ -3,9 +3,9 @@
 use super::{list_marks, print, print_json, print_result, say, say_passed_over, say_written};
 use crate::args::RunArgs;
 use crate::failure::Failure;
-use crate::files::Results;
+use crate::files::{NamedResult, Results};
 use crate::{files, inputs, models};
-use pellucid_engine::{Action, Array, Positions, Run, RunOptions, Tap};
+use pellucid_engine::{Action, Array, Positions, Run, RunOptions, SparseRows, Tap};
 use pellucid_models::LoadedModel;
 use serde_json::{Value, json};
 use std::time::Instant;
@@ -51,7 +51,7 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
     if run.captures.is_empty() && run.saved.is_empty() && !marks {
         say("nothing was captured: the requested positions do not exist in these rows");
     }
-    if results.named().iter().any(|(_, array)| array.values().iter().any(|x| x.is_nan())) {
+    if results.named().iter().any(|result| result.array.values().iter().any(|x| x.is_nan())) {
         say("warning: some values are NaN; an edit may have been too large");
     }
     if args.json {
@@ -102,14 +102,17 @@ fn next_tokens(loaded: &LoadedModel, rows: &[Vec<u32>], run: &Run) -> String {
 /// Prints the shape and statistics of each result, or its values if there are few.
 fn summary(results: &Results) -> String {
     let named = results.named();
-    let width = named.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
-    named
-        .iter()
-        .map(|(name, array)| match array.values() {
-            values if values.len() <= MAX_LISTED_VALUES => format!("{name:width$}  {}\n", listed(array)),
-            _ => format!("{name:width$}  {:<18} {}\n", format!("{:?}", array.shape()), statistics(array)),
-        })
-        .collect()
+    let width = named.iter().map(|result| result.name.len()).max().unwrap_or(0);
+    let line = |NamedResult { name, array, sparse }: &NamedResult| match (sparse, array.values()) {
+        (Some((rows, positions)), values) => {
+            let each = values.len() as f64 / positions.len().max(1) as f64;
+            let count = format!("sparse, {} nonzero, {each:.1} per position", values.len());
+            format!("{name:width$}  {:<18} {count}\n", format!("{:?}", rows.shape()))
+        }
+        (None, values) if values.len() <= MAX_LISTED_VALUES => format!("{name:width$}  {}\n", listed(array)),
+        _ => format!("{name:width$}  {:<18} {}\n", format!("{:?}", array.shape()), statistics(array)),
+    };
+    named.iter().map(line).collect()
 }
 
 /// Formats the values; integers without decimals.
@@ -124,6 +127,15 @@ fn statistics(array: &Array) -> String {
     let mean = finite.iter().sum::<f32>() / n;
     let deviation = (finite.iter().map(|x| (x - mean).powi(2)).sum::<f32>() / n).sqrt();
     format!("mean {mean:>9.4}  deviation {deviation:>9.4}")
+}
+
+/// Returns the nonzero units and values of each position of a sparse capture.
+fn active(rows: &SparseRows, positions: &[usize], values: &[f32]) -> Vec<Value> {
+    let of = |(row, position): (usize, &usize)| {
+        let elements = rows.row(row);
+        json!({ "position": position, "units": rows.indices[elements.clone()], "values": values[elements] })
+    };
+    positions.iter().enumerate().map(of).collect()
 }
 
 /// Returns the rows with the captures, or with the next tokens if nothing was captured.
@@ -147,8 +159,11 @@ fn json_of(
         }
         listed.push(entry);
     }
-    let shown = |(name, array): (String, &Array)| match array.values() {
-        [number] => json!({ "name": name, "shape": array.shape(), "value": number }),
+    let shown = |NamedResult { name, array, sparse }: NamedResult| match (sparse, array.values()) {
+        (Some((rows, positions)), values) => {
+            json!({ "name": name, "shape": rows.shape(), "active": active(rows, positions, values) })
+        }
+        (None, [number]) => json!({ "name": name, "shape": array.shape(), "value": number }),
         _ => json!({ "name": name, "shape": array.shape() }),
     };
     let captures: Vec<Value> = results.into_iter().flat_map(Results::named).map(shown).collect();

@@ -1,9 +1,11 @@
 //! Arrays returned by the engine: shared, immutable, cheap to clone.
 
 mod lines;
+mod sparse;
 
 pub use lines::CaptureDtype;
 pub(crate) use lines::{LineStorage, SpillFile};
+pub use sparse::SparseRows;
 
 use half::bf16;
 use half::slice::HalfFloatSliceExt;

@@ -5,7 +5,9 @@ use crate::ids::IdVec;
 use crate::job::Segment;
 use crate::memory::{DeviceMemory, DeviceValue, Value};
 use crate::program::{EdgeId, Program};
+use crate::sae::LayerFeatures;
 use pellucid_kernels::attention::{KvCache, KvLayout};
+use std::collections::HashMap;
 
 /// Free buffers. Once they have grown, decoding allocates nothing.
 pub(crate) struct Arena {
@@ -85,17 +87,28 @@ pub(crate) struct Buffers {
     pub(super) rotations: Vec<(Vec<f32>, Vec<f32>)>,
     /// An empty list, kept for its allocation.
     pub(super) segments: Vec<Segment>,
+    /// Features that later layers of a cross-layer transcoder decode, by the edge of their
+    /// activations.
+    pub(super) features: HashMap<EdgeId, LayerFeatures>,
 }
 
 impl Buffers {
     pub fn new(program: &Program) -> Buffers {
         let rotations = program.architecture().ropes.iter().map(|_| Default::default()).collect();
-        Buffers { values: program.edge_ids().map(|_| None).collect(), rotations, segments: Vec::new() }
+        let values = program.edge_ids().map(|_| None).collect();
+        Buffers { values, rotations, segments: Vec::new(), features: HashMap::new() }
     }
 
     /// Drops all values.
     pub fn clear(&mut self) {
         self.values.iter_mut().for_each(|value| *value = None);
+        self.features.clear();
+    }
+
+    /// Sets the features that later layers decode: none at the start of a pass, those of the
+    /// original pass for a replay.
+    pub fn set_features(&mut self, features: HashMap<EdgeId, LayerFeatures>) {
+        self.features = features;
     }
 
     /// Puts a value on an edge without applying taps.

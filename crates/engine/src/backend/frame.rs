@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::job::{Pass, RowState, Segment};
 use crate::memory::{DeviceMemory, DeviceValue, Selection, TapWork, TransferStats, Value};
 use crate::program::{EdgeId, OpKind, Program};
-use crate::sae::AttachedSae;
+use crate::sae::{AttachedSae, LayerFeatures};
 use crate::weights::Weights;
 use pellucid_kernels::Pool;
 use pellucid_kernels::attention::{AttentionShape, KvCache};
@@ -320,6 +320,38 @@ impl<'a> Frame<'a> {
     pub(crate) fn free_all_but(&mut self, keep: Option<EdgeId>, taps: &mut Taps) {
         let edges = self.program.edge_ids().filter(|&edge| Some(edge) != keep);
         edges.for_each(|edge| self.free(edge, taps));
+    }
+
+    /// Keeps the features of a layer of a cross-layer transcoder for later layers and the backward
+    /// pass.
+    pub(crate) fn put_features(&mut self, acts: EdgeId, features: LayerFeatures) {
+        if let Some(retained) = &mut self.retained {
+            retained.features.insert(acts, features.clone());
+        }
+        self.buffers.features.insert(acts, features);
+    }
+
+    /// The features of an earlier layer, if its op has run in this pass.
+    pub(crate) fn features(&self, acts: EdgeId) -> Option<&LayerFeatures> {
+        self.buffers.features.get(&acts)
+    }
+
+    /// Passes a value on from one edge to another, unchanged except by taps: op `index` between them
+    /// does not run.
+    pub(crate) fn pass_on(&mut self, from: EdgeId, to: EdgeId, index: usize, taps: &mut Taps) -> Result<()> {
+        let is_free = self.is_free_after(from, index, taps);
+        match (&self.buffers.values[from], self.memory) {
+            (Some(Value::Device(value)), Some(_)) if is_free => {
+                let value = value.clone();
+                self.buffers.values[from] = None;
+                self.put_device(to, value, taps)
+            }
+            (Some(Value::Device(_)), Some(_)) => self.copy_edge(from, to, taps),
+            _ => {
+                let value = self.reuse(from, index, taps);
+                self.put(to, value, taps)
+            }
+        }
     }
 
     /// Whether a backward pass will read unfused attention.

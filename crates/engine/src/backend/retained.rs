@@ -5,6 +5,7 @@ use crate::ids::IdVec;
 use crate::job::Pass;
 use crate::memory::{DeviceMemory, DeviceValue, Selection, TapWork, Value};
 use crate::program::{EdgeId, Program};
+use crate::sae::LayerFeatures;
 use std::collections::HashMap;
 
 /// Values of selected edges, after their taps, together with the pass that computed them. A
@@ -16,6 +17,8 @@ pub(crate) struct RetainedValues {
     /// Scores and probabilities of the rows whose attention ran unfused, by edge and row: `[heads,
     /// queries, keys]`.
     attention: HashMap<(EdgeId, usize), Vec<f32>>,
+    /// Features of the layers of cross-layer transcoders, by the edge of their activations.
+    pub features: HashMap<EdgeId, LayerFeatures>,
     pass: Pass,
     rotations: Vec<(Vec<f32>, Vec<f32>)>,
 }
@@ -27,6 +30,7 @@ impl RetainedValues {
             retains,
             values: program.edge_ids().map(|_| None).collect(),
             attention: HashMap::new(),
+            features: HashMap::new(),
             pass: Pass::default(),
             rotations: Vec::new(),
         }

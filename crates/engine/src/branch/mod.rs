@@ -168,6 +168,13 @@ impl Base {
             let Some(site) = entries.next().map(|entry| entry.site) else { continue };
             let array = self.site(site)?;
             let pass = Pass::of_all(shared);
+            // A capture by expert picks slots by the chosen experts.
+            let by_expert = compiled.at_edge[edge].iter().any(|&tap| compiled.taps[tap].experts.is_some());
+            let routed = program.edge(edge).routed.filter(|_| by_expert);
+            let choices = match routed.and_then(|routed| program.site_of(routed.indices)) {
+                Some(site) => self.site(site)?.values().to_vec(),
+                None => Vec::new(),
+            };
             let mut taps = Taps { ops: &self.model, jobs: &mut [&mut *job] };
             if program.edge(edge).layout == Layout::QueryKey {
                 let n = self.tokens.len();
@@ -177,8 +184,7 @@ impl Base {
                 taps.apply_attention(program, edge, &mut [row])?;
             } else {
                 let mut values = array.values()[..shared * program.edge(edge).width].to_vec();
-                // Edits of shared positions are the base's, so no tap here selects by expert.
-                taps.apply(program, &pass, edge, &mut values, &[])?;
+                taps.apply(program, &pass, edge, &mut values, &choices)?;
             }
         }
         job.first_tap = 0;

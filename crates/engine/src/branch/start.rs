@@ -36,6 +36,17 @@ pub(super) fn join_points(program: &Program) -> Vec<JoinPoint> {
     ops.into_iter().map(point).collect()
 }
 
+/// Whether ops from `first` on compute all features that they decode: those of the earlier layers of
+/// cross-layer transcoders. The base has not kept them.
+fn has_earlier_layers(program: &Program, compiled: &CompiledPlan, first: usize) -> bool {
+    program.ops()[first..].iter().all(|op| match &op.kind {
+        OpKind::Sae { sae, earlier, .. } if compiled.sae_uses[*sae].runs => {
+            earlier.iter().all(|features| program.edge(features.acts).producer >= first)
+        }
+        _ => true,
+    })
+}
+
 /// The starting op and position of a branch.
 #[derive(Clone, Copy)]
 pub(super) struct Start {
@@ -72,7 +83,9 @@ impl Start {
             // `splice` is applied by the op of its autoencoder; other edits also to a live edge.
             let by_op = |entry: &CompiledTap| matches!(entry.action, CompiledAction::Splice(_));
             let joins = |entry: &CompiledTap| !by_op(entry) && point.unread.contains(&entry.edge);
-            edits.iter().all(|entry| made(entry.edge) || joins(entry)) && sources().all(made)
+            edits.iter().all(|entry| made(entry.edge) || joins(entry))
+                && sources().all(made)
+                && has_earlier_layers(program, compiled, point.op)
         });
         let op = join_point.map_or(0, |point| points[point].op);
         // Recurrent states start at the first token. A value that a tap reads must come entirely

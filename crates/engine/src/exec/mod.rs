@@ -16,6 +16,7 @@ use crate::job::{Job, Pass, RowState};
 use crate::memory::{TransferStats, Value};
 use crate::model::Model;
 use crate::program::{EdgeId, OpKind, Program};
+use std::collections::HashMap;
 use std::ops::Range;
 
 /// The next tokens of one row of a job.
@@ -140,6 +141,7 @@ impl Executor {
     pub fn begin(&mut self) {
         self.pass.clear();
         self.rows.clear();
+        self.buffers.set_features(HashMap::new());
     }
 
     /// Adds tokens of rows to the pass, at the given position or after the row's last computed one.
@@ -191,6 +193,14 @@ impl Executor {
             watch.check()?;
             if let Some(layer) = skipped_layer(program, &taps, index) {
                 index = skip_layer(&mut frame, &mut taps, layer)?;
+                continue;
+            }
+            if let OpKind::Sae { x, target, sae, out, .. } = program.ops()[index].kind
+                && !taps.runs_sae(sae)
+            {
+                frame.pass_on(target.unwrap_or(x), out, index, &mut taps)?;
+                frame.free_dead_edges(index, &mut taps, sequence.keep);
+                index += 1;
                 continue;
             }
             frame.mark_absent(&taps, index);

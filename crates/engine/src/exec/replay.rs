@@ -30,6 +30,7 @@ impl Executor {
             copy.copy_from_slice(from.value(edge));
             self.buffers.put(edge, copy);
         }
+        self.buffers.set_features(from.features.clone());
         job.replay = true;
         let outcome = self.run_ops(&mut [job], OpSequence { ops, only: None, keep: None, last: true }, Some(retained));
         job.replay = false;

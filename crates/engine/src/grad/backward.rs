@@ -7,8 +7,8 @@ use crate::error::Result;
 use crate::exec::Executor;
 use crate::ids::IdVec;
 use crate::job::{Job, Pass};
-use crate::program::{EdgeId, OpKind, Program};
-use crate::sae::AttachedSae;
+use crate::program::{EdgeId, OpKind, Program, TokenSet};
+use crate::sae::{AttachedSae, LayerFeatures};
 use crate::weights::{WeightId, Weights};
 use pellucid_kernels::{Pool, elementwise};
 use std::ops::Range;
@@ -79,7 +79,7 @@ pub(crate) fn run_backward(
         }
         let retained = recomputed.as_ref().map_or(&tape.retained, |(_, values)| values);
         if let OpKind::Sae { .. } = &op.kind {
-            let tokens = sae_tokens(program, ctx.pass, &op.kind, &|_| job);
+            let tokens = sae_tokens(program, ctx.pass, index, &|_| job);
             saes::backward(&mut ctx, retained, &op.kind, &tokens, gradient)?;
             continue;
         }
@@ -125,7 +125,7 @@ fn op_backward(ctx: &mut BackwardPass, retained: &RetainedValues, kind: &OpKind,
     Ok(())
 }
 
-impl BackwardPass<'_> {
+impl<'a> BackwardPass<'a> {
     pub fn width(&self, edge: EdgeId) -> usize {
         self.program.edge(edge).width
     }
@@ -133,6 +133,24 @@ impl BackwardPass<'_> {
     /// Whether the gradient of an edge is needed, for itself or for another gradient.
     pub fn requires_grad(&self, edge: EdgeId) -> bool {
         self.tape.requires_grad(edge)
+    }
+
+    /// Whether the gradient of the features of an attached autoencoder is needed: for itself, or for
+    /// the input of its encoder. `acts` is the edge of its activations.
+    pub fn differentiates_sae(&self, acts: EdgeId) -> bool {
+        let index = self.program.edge(acts).producer;
+        let kind = &self.program.ops()[index].kind;
+        let mut edges = kind.inputs().into_iter().chain(kind.inner());
+        self.tape.ops().contains(&index) && edges.any(|edge| self.requires_grad(edge))
+    }
+
+    /// The features of a layer of a cross-layer transcoder in the forward pass.
+    pub fn features(&self, acts: EdgeId) -> Option<&'a LayerFeatures> {
+        self.tape.retained.features.get(&acts)
+    }
+
+    pub fn token_set(&self, edge: EdgeId) -> TokenSet {
+        self.program.edge(edge).token_set
     }
 
     /// The accumulated gradient of a weight, if it is wanted.
@@ -229,7 +247,7 @@ impl BackwardPass<'_> {
     /// if there is none or no input needs it.
     fn take_output_gradient(&mut self, kind: &OpKind) -> Result<Option<Vec<f32>>> {
         let (edge, inner) = (kind.output(), kind.inner());
-        let inside = inner.iter().any(|&edge| self.wants(edge));
+        let inside = inner.iter().any(|&edge| self.wants(edge) || self.gradients[edge].is_some());
         if self.gradients[edge].is_none() && !self.wants(edge) && !inside {
             return Ok(None);
         }
@@ -249,7 +267,7 @@ impl BackwardPass<'_> {
     pub fn scatter_selected(&mut self, from: EdgeId, to: EdgeId, gradient: &[f32]) -> Vec<f32> {
         let mut whole = self.zeros(from);
         let picks = self.pass.indices_in(self.program.edge(from).token_set, self.program.edge(to).token_set);
-        for (index, g) in picks.zip(gradient.chunks_exact(self.width(to))) {
+        for (index, g) in picks.zip(gradient.chunks_exact(self.width(from))) {
             whole[index * g.len()..][..g.len()].copy_from_slice(g);
         }
         whole

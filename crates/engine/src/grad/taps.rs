@@ -276,7 +276,7 @@ impl<'a> BackwardTaps<'a> {
             CompiledAction::Capture(_) => {
                 let array = Array::new(picked.shape.clone(), elements);
                 let (site, tap, positions) = (entry.site, entry.tap, picked.positions.clone());
-                self.captures.push((index, Capture { site, tap, row, positions, array, units: None }));
+                self.captures.push((index, Capture { site, tap, row, positions, array, units: None, sparse: None }));
             }
             CompiledAction::Read => {
                 let array = Array::new(picked.shape.clone(), elements);

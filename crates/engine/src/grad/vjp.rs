@@ -139,7 +139,7 @@ impl VjpSeeds<'_> {
         for (tap, (&site, _)) in self.to.iter().zip(self.wanted).enumerate().filter(|(_, (_, wanted))| **wanted == edge)
         {
             let (positions, array) = (positions.clone(), array.clone());
-            self.gradients.push(Capture { site, tap, row, positions, array, units: None });
+            self.gradients.push(Capture { site, tap, row, positions, array, units: None, sparse: None });
         }
     }
 }

@@ -4,11 +4,13 @@
 //! [`LiveCapture`] shows the finished lines to other threads while the row is still running.
 
 use super::capture_options::CaptureOptions;
+use super::sparse_buffer::SparseBuffer;
 use crate::array::{Array, CaptureDtype, LineStorage, SpillFile};
 use crate::error::{Error, Result};
 use crate::plan::{Capture, CompiledAction, CompiledPlan, CompiledReduce, CompiledTap, SelectedPositions};
 use crate::point::Point;
 use crate::program::{Edge, Layout, Program};
+use crate::sae::ActiveFeatures;
 use crate::site::Site;
 use pellucid_kernels::elementwise::dot;
 use pellucid_kernels::{Matrix, Pool, matmul};
@@ -25,6 +27,8 @@ pub(super) enum CaptureBuffer {
     Sum(Vec<f32>, usize),
     /// The selected queries.
     Attention(Vec<Option<AttentionLine>>),
+    /// The nonzero elements.
+    Sparse(SparseBuffer),
 }
 
 /// Lines that are written one by one.
@@ -77,6 +81,7 @@ impl LiveCapture {
             positions: self.positions[..count].to_vec(),
             array: view(&self.values).with_integer(self.integer),
             units: self.units.as_ref().map(|units| view(units).with_integer(true)),
+            sparse: None,
         }
     }
 }
@@ -147,8 +152,8 @@ fn padded(bytes: usize) -> usize {
 fn line_width(entry: &CompiledTap, reduce: &CompiledReduce) -> Option<usize> {
     match reduce {
         _ if !entry.heads.is_empty() => None,
-        CompiledReduce::Whole => Some(entry.columns.len()),
-        CompiledReduce::Mean => None,
+        CompiledReduce::Whole => Some(entry.captured_len()),
+        CompiledReduce::Mean | CompiledReduce::Sparse(_) => None,
         CompiledReduce::Norm | CompiledReduce::Dot(_) => Some(1),
         CompiledReduce::TopK(k) => Some(*k),
         CompiledReduce::Project(matrix) => Some(matrix.rows()),
@@ -158,8 +163,8 @@ fn line_width(entry: &CompiledTap, reduce: &CompiledReduce) -> Option<usize> {
 /// Shape of one line.
 fn line_shape(edge: &Edge, entry: &CompiledTap, reduce: &CompiledReduce) -> Vec<usize> {
     match reduce {
-        CompiledReduce::Whole | CompiledReduce::Mean => entry.columns.shape(edge, 1)[1..].to_vec(),
-        CompiledReduce::Norm | CompiledReduce::Dot(_) => Vec::new(),
+        CompiledReduce::Whole | CompiledReduce::Mean => entry.captured_shape(edge),
+        CompiledReduce::Norm | CompiledReduce::Dot(_) | CompiledReduce::Sparse(_) => Vec::new(),
         CompiledReduce::TopK(k) => vec![*k],
         CompiledReduce::Project(matrix) => vec![matrix.rows()],
     }
@@ -215,6 +220,7 @@ impl LineBuffer {
             positions: lines().map(|line| live.positions[line]).collect(),
             array: gather(&live.values).with_integer(live.integer),
             units: live.units.as_ref().map(|units| gather(units).with_integer(true)),
+            sparse: None,
         }
     }
 }
@@ -231,6 +237,9 @@ impl CaptureBuffer {
         let Some(width) = line_width(entry, reduce) else {
             return match reduce {
                 _ if !entry.heads.is_empty() => CaptureBuffer::Attention(vec![None; chosen.len()]),
+                CompiledReduce::Sparse(_) => {
+                    CaptureBuffer::Sparse(SparseBuffer::new(chosen.len(), entry.columns.len()))
+                }
                 _ => CaptureBuffer::Sum(vec![0.0; entry.columns.len()], 0),
             };
         };
@@ -260,7 +269,10 @@ impl CaptureBuffer {
         match self {
             CaptureBuffer::Lines(lines) if lines.conditional => None,
             CaptureBuffer::Lines(lines) => Some(lines.live.clone()),
-            CaptureBuffer::Buffer(_) | CaptureBuffer::Sum(..) | CaptureBuffer::Attention(_) => None,
+            CaptureBuffer::Buffer(_)
+            | CaptureBuffer::Sum(..)
+            | CaptureBuffer::Attention(_)
+            | CaptureBuffer::Sparse(_) => None,
         }
     }
 
@@ -268,6 +280,13 @@ impl CaptureBuffer {
     pub fn set_scalar(&mut self, nth: usize, scalar: f32) {
         if let CaptureBuffer::Lines(lines) = self {
             lines.store(nth, &[scalar], &[]);
+        }
+    }
+
+    /// Adds the active features of the `nth` selected position to a sparse capture.
+    pub fn add_active(&mut self, nth: usize, active: &ActiveFeatures) {
+        if let CaptureBuffer::Sparse(buffer) = self {
+            buffer.add_active(nth, active);
         }
     }
 
@@ -308,8 +327,9 @@ impl CaptureBuffer {
                     let units: Vec<f32> = order.iter().map(|&unit| unit as f32).collect();
                     lines.store(nth, &values, &units);
                 }
-                CompiledReduce::Mean | CompiledReduce::Project(_) => {}
+                CompiledReduce::Mean | CompiledReduce::Project(_) | CompiledReduce::Sparse(_) => {}
             },
+            CaptureBuffer::Sparse(buffer) => buffer.add(nth, picked),
             CaptureBuffer::Buffer(_) | CaptureBuffer::Attention(_) => {}
         }
     }
@@ -330,6 +350,7 @@ impl CaptureBuffer {
             CaptureBuffer::Lines(lines) => (lines.present.iter().filter(|&&present| present).count(), lines.repeated),
             CaptureBuffer::Sum(_, count) => (*count, false),
             CaptureBuffer::Attention(lines) => (lines.iter().flatten().count(), false),
+            CaptureBuffer::Sparse(buffer) => (buffer.captured(), buffer.repeated),
         };
         let expected = positions.len();
         if captured != expected || repeated {
@@ -339,13 +360,18 @@ impl CaptureBuffer {
                 if repeated { ", some twice" } else { "" }
             )));
         }
-        let capture = |array: Array| Capture { site: entry.site, tap: entry.tap, row, positions, array, units: None };
+        let (site, tap) = (entry.site, entry.tap);
+        let capture = |array: Array| Capture { site, tap, row, positions, array, units: None, sparse: None };
         Ok(match self {
             CaptureBuffer::Buffer(array) => capture(array),
             CaptureBuffer::Lines(lines) => lines.finish(),
             CaptureBuffer::Sum(mut sum, count) => {
                 sum.iter_mut().for_each(|x| *x /= count.max(1) as f32);
                 capture(Array::new(entry.columns.shape(edge, 1)[1..].to_vec(), sum))
+            }
+            CaptureBuffer::Sparse(buffer) => {
+                let (values, rows) = buffer.finish();
+                Capture { sparse: Some(Arc::new(rows)), ..capture(values) }
             }
             CaptureBuffer::Attention(lines) => {
                 debug_assert_eq!(edge.layout, Layout::QueryKey);

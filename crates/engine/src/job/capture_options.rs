@@ -21,7 +21,7 @@ pub struct CaptureOptions {
     pub dtype: CaptureDtype,
     /// Captures of a call that need more bytes than this are stored in a memory-mapped temporary
     /// file instead of on the heap. `None`: always on the heap. Captures of attention patterns,
-    /// means and gradients stay on the heap.
+    /// means and gradients and sparse captures stay on the heap.
     pub memory_limit: Option<usize>,
     /// Folder of that file; the system's folder for temporary files if `None`.
     pub spill_folder: Option<PathBuf>,

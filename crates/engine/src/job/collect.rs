@@ -11,6 +11,7 @@ use crate::plan::{
     SelectedPositions, ValueId,
 };
 use crate::program::{Edge, Program};
+use crate::sae::ActiveFeatures;
 use crate::value::{OpRunner, ValueStore};
 use pellucid_kernels::Pool;
 use std::collections::HashMap;
@@ -223,9 +224,10 @@ impl Collector {
                     for (nth, line) in indices.into_iter().zip(floats.chunks_exact(width.max(1))) {
                         match reduce {
                             CompiledReduce::Norm | CompiledReduce::Dot(_) => buffer.set_scalar(nth, line[0]),
-                            CompiledReduce::Whole | CompiledReduce::Mean | CompiledReduce::TopK(_) => {
-                                buffer.add(reduce, nth, line)
-                            }
+                            CompiledReduce::Whole
+                            | CompiledReduce::Mean
+                            | CompiledReduce::TopK(_)
+                            | CompiledReduce::Sparse(_) => buffer.add(reduce, nth, line),
                             CompiledReduce::Project(matrix) => buffer.project(&Pool::new(1), matrix, line, &[nth]),
                         }
                     }
@@ -240,8 +242,7 @@ impl Collector {
     pub fn collect<'t>(
         &mut self,
         pool: &Pool,
-        index: usize,
-        row: usize,
+        (index, row): (usize, usize),
         entry: &CompiledTap,
         tokens: impl Iterator<Item = (&'t [f32], usize)>,
     ) {
@@ -262,6 +263,32 @@ impl Collector {
         let mut scratch = Vec::new();
         for (token, nth) in tokens {
             buffer.add(reduce, nth, entry.columns.pick(token, &mut scratch));
+        }
+    }
+
+    /// Adds the selected experts of one token of a row, at the `nth` selected position, to a capture.
+    pub fn collect_experts(&mut self, (index, row): (usize, usize), entry: &CompiledTap, nth: usize, experts: &[f32]) {
+        let CompiledAction::Capture(reduce) = &entry.action else { return };
+        if self.applies(entry, row, nth)
+            && let Some(buffer) = &mut self.captures[index][row]
+        {
+            buffer.add(reduce, nth, experts);
+        }
+    }
+
+    /// Adds the active features of one token of a row to a sparse capture.
+    pub fn collect_active(
+        &mut self,
+        index: usize,
+        row: usize,
+        entry: &CompiledTap,
+        nth: usize,
+        active: &ActiveFeatures,
+    ) {
+        if self.applies(entry, row, nth)
+            && let Some(buffer) = &mut self.captures[index][row]
+        {
+            buffer.add_active(nth, active);
         }
     }
 

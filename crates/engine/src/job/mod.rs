@@ -2,7 +2,7 @@
 //!
 //! A [`Job`] holds everything that belongs to its rows alone: the plan compiled for them, their KV
 //! caches and recurrent states (`row.rs`), the captures and values collected so far (`collect.rs`,
-//! `capture_buffer.rs`), and the tokens for which the last MLP and the logits are computed. The
+//! `capture_buffer.rs`, `sparse_buffer.rs`), and the tokens for which the last MLP and the logits are computed. The
 //! executor packs tokens of any number of jobs into a [`Pass`] (`pass.rs`); only its own job's taps
 //! apply to a row.
 
@@ -11,6 +11,7 @@ mod capture_options;
 mod collect;
 mod pass;
 mod row;
+mod sparse_buffer;
 
 pub(crate) use capture_buffer::{AttentionLine, LiveCapture, spilled_bytes};
 pub use capture_options::CaptureOptions;

@@ -15,6 +15,10 @@ pub(super) struct AttachedSaes {
     list: Vec<AttachedSae>,
 }
 
+/// One layer of a cross-layer transcoder: its weights, the site that it reads and the site of the
+/// same layer that it reconstructs.
+pub type TranscoderLayer = (Arc<Sae>, Site, Site);
+
 impl Model {
     /// Returns this model with an autoencoder attached: its features become sites, such as
     /// `layers.5.resid_post/sae.acts`. `write` equals `read` for an autoencoder; a transcoder reads
@@ -25,30 +29,80 @@ impl Model {
         if sae.decoders.len() != 1 {
             return Err(Error::input(
                 format!("this SAE reconstructs {} layers", sae.decoders.len()),
-                "encode and decode with it directly; only SAEs of one layer can be attached",
+                "attach all layers of a cross-layer transcoder together, with `attach_cross_layer`",
             ));
         }
+        self.attach_layer(AttachedSae { sae, read, write, set: None }, Vec::new())
+    }
+
+    /// Returns this model with a cross-layer transcoder attached, given as its layers from first to
+    /// last. The features of layer `i` are decoded at its own site and at those of all later
+    /// layers: decoder `k` of layer `i` contributes to the reconstruction of layer `i + k`.
+    pub fn attach_cross_layer(&self, layers: &[TranscoderLayer]) -> Result<Model> {
+        let first = self.saes().len();
+        let mut model = self.clone();
+        for (index, (sae, read, write)) in layers.iter().enumerate() {
+            sae.check()?;
+            let (expected, found) = (layers.len() - index, sae.decoders.len());
+            if found != expected {
+                return Err(Error::input(
+                    format!("layer {index} of the cross-layer transcoder reconstructs {found} layers, not {expected}"),
+                    "give all its layers, from first to last",
+                ));
+            }
+            if sae.undo_normalization && sae.normalization != Default::default() {
+                return Err(Error::input(
+                    "a cross-layer transcoder cannot scale its reconstructions back: they belong to several inputs",
+                    "fold the normalization into its weights",
+                ));
+            }
+            let earlier = layers[..index].iter().enumerate();
+            let earlier = earlier.map(|(layer, (_, _, write))| (*write, first + layer, index - layer)).collect();
+            let set = Some(first..first + layers.len());
+            model = model.attach_layer(AttachedSae { sae: sae.clone(), read: *read, write: *write, set }, earlier)?;
+        }
+        Ok(model)
+    }
+
+    fn attach_layer(&self, attached: AttachedSae, earlier: Vec<(Site, usize, usize)>) -> Result<Model> {
+        let AttachedSae { sae, read, write, .. } = &attached;
         let (d_in, d_out, n_features) = (sae.d_in(), sae.d_out(), sae.n_features());
-        let scales_tokens = sae.undoes_token_scales();
-        let at = SaeAttachment { read, write, d_in, d_out, n_features, scales_tokens };
+        let (scales_tokens, max_active) = (sae.undoes_token_scales(), sae.kind.max_active());
+        let (read, write) = (*read, *write);
+        let at = SaeAttachment { read, write, d_in, d_out, n_features, scales_tokens, max_active, earlier };
         let program = self.program.attach(&at, self.saes().len())?;
-        let list = self.saes().iter().cloned().chain([AttachedSae { sae, read, write }]).collect();
+        let list = self.saes().iter().cloned().chain([attached]).collect();
         let plain = self.saes.plain.clone().or_else(|| Some(self.program.clone()));
         let saes = Arc::new(AttachedSaes { plain, list });
         Ok(Model { program: Arc::new(program), plans: Arc::default(), saes, ..self.clone() })
     }
 
-    /// Returns this model without the autoencoder at `site`.
+    /// Returns this model without the autoencoder at `site`. All layers of a cross-layer transcoder
+    /// are detached together.
     pub fn detach(&self, site: Site) -> Result<Model> {
-        if !self.saes().iter().any(|attached| attached.write == site) {
+        let Some(found) = self.saes().iter().position(|attached| attached.write == site) else {
             let at: Vec<String> = self.saes().iter().map(|attached| attached.write.to_string()).collect();
             let remedy =
                 if at.is_empty() { "none is attached".into() } else { format!("attached are {}", at.join(", ")) };
             return Err(Error::site(format!("no SAE is attached at `{site}`"), remedy));
+        };
+        let removed = self.saes()[found].set.clone().unwrap_or(found..found + 1);
+        let mut model = self.detach_all();
+        let mut index = 0;
+        while let Some(attached) = self.saes().get(index) {
+            let set = attached.set.clone().unwrap_or(index..index + 1);
+            index = set.end;
+            if set == removed {
+                continue;
+            }
+            let layers = self.saes()[set].iter().map(|other| (other.sae.clone(), other.read, other.write));
+            let layers: Vec<TranscoderLayer> = layers.collect();
+            model = match (&attached.set, &layers[..]) {
+                (None, [(sae, read, write)]) => model.attach(sae.clone(), *read, *write)?,
+                _ => model.attach_cross_layer(&layers)?,
+            };
         }
-        let without = self.detach_all();
-        let others = self.saes().iter().filter(|attached| attached.write != site);
-        others.into_iter().try_fold(without, |model, other| model.attach(other.sae.clone(), other.read, other.write))
+        Ok(model)
     }
 
     /// Returns this model without autoencoders.

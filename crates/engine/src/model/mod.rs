@@ -6,6 +6,7 @@ mod unembed;
 mod weight_of;
 
 use attach::AttachedSaes;
+pub use attach::TranscoderLayer;
 pub use shared::WeakModel;
 
 use crate::backend::Backend;

@@ -3,9 +3,10 @@
 use super::check_gradients::{check_differentiable, check_edit_shapes};
 use super::compile_value::compile_values;
 use super::compiled::{CompiledPlan, CompiledTap, Lengths, SelectedPositions, Source};
+use super::sae_uses::{TapsByEdge, sae_uses};
 use super::select_experts::SelectedExperts;
 use super::when::{Condition, Consequence};
-use super::{Action, Columns, CompiledAction, Phase, Plan, Positions, Reduce, Tap, ValueId};
+use super::{Action, Columns, CompiledAction, CompiledReduce, Phase, Plan, Positions, Reduce, Tap, ValueId};
 use crate::error::{Error, Result};
 use crate::ids::IdVec;
 use crate::plan::row_groups;
@@ -70,6 +71,9 @@ pub(crate) fn compile(program: &Program, plan: &Plan, lengths: Lengths, logits: 
     if logits {
         ops = program.ops().len();
     }
+    let by_edge =
+        TapsByEdge { taps: &entries, at_edge: &at_edge, backward_at_edge: &backward_at_edge, sources_at: &sources_at };
+    let sae_uses = sae_uses(program, &by_edge);
     let prompts = lengths.prompts.to_vec();
     Ok(CompiledPlan {
         taps: entries,
@@ -82,6 +86,7 @@ pub(crate) fn compile(program: &Program, plan: &Plan, lengths: Lengths, logits: 
         ops,
         groups,
         skipped,
+        sae_uses,
         passed_over,
     })
 }
@@ -278,8 +283,15 @@ impl Compiler<'_> {
             && edge.layout != Layout::QueryKey;
         let target = TapSite { tap, site, edge, columns: &columns, rows: &rows };
         let action = self.action(&tap.action, target)?;
-        if experts.is_some() && !matches!(action, CompiledAction::Edit(_)) {
-            return Err("`experts` selects slots to edit; to read an expert, read the whole site with expert_indices and pick its slots from the result".into());
+        let selects_experts = match &action {
+            CompiledAction::Edit(_) | CompiledAction::Capture(CompiledReduce::Whole) => true,
+            CompiledAction::Capture(_) if experts.is_some() => {
+                return Err("`experts` with `reduce`: capture the experts whole, and reduce the result".into());
+            }
+            _ => false,
+        };
+        if experts.is_some() && !selects_experts {
+            return Err("`experts` selects slots to edit or capture; for other actions, read the whole site with expert_indices and pick its slots from the result".into());
         }
         Ok(CompiledTap {
             tap: index,

@@ -1,10 +1,11 @@
 //! Compiled plans: the form that the executor runs.
 
 use super::compile_value::CompiledValues;
+use super::sae_uses::SaeUse;
 use super::select_experts::SelectedExperts;
 use super::{Columns, CompiledAction, Consequence, EditSource, ValueId};
 use crate::ids::IdVec;
-use crate::program::{EdgeId, Program, TokenSet};
+use crate::program::{Edge, EdgeId, Program, TokenSet};
 use crate::site::Site;
 
 /// Lengths of the rows of a call, in tokens.
@@ -37,6 +38,8 @@ pub(crate) struct CompiledPlan {
     pub groups: Vec<Vec<usize>>,
     /// For each layer whether all rows skip it.
     pub skipped: Vec<bool>,
+    /// Use of each attached autoencoder, by the index of its weights.
+    pub sae_uses: Vec<SaeUse>,
     /// Sites that a pattern matched by layer but that do not exist.
     pub passed_over: Vec<Site>,
 }
@@ -52,7 +55,7 @@ pub(crate) struct CompiledTap {
     /// The selection is all positions of all rows and all columns.
     pub whole: bool,
     pub columns: Columns,
-    /// Experts whose slots it edits; `columns` are then those of one slot.
+    /// Experts whose slots it edits or captures; `columns` are then those of one slot.
     pub experts: Option<SelectedExperts>,
     /// Heads, for attention sites.
     pub heads: Vec<usize>,
@@ -79,6 +82,22 @@ impl CompiledTap {
         match self.action.edit_source() {
             Some(EditSource::Value(value)) => Some(*value),
             _ => None,
+        }
+    }
+
+    /// Number of elements that it captures of a position.
+    pub fn captured_len(&self) -> usize {
+        self.columns.len() * self.experts.as_ref().map_or(1, SelectedExperts::len)
+    }
+
+    /// Shape of a position that it captures.
+    pub fn captured_shape(&self, edge: &Edge) -> Vec<usize> {
+        let inner = self.columns.shape(edge, 1)[1..].to_vec();
+        match &self.experts {
+            // One column per slot (weights): the axis of experts is enough.
+            Some(experts) if experts.width == 1 => vec![experts.len()],
+            Some(experts) => std::iter::once(experts.len()).chain(inner).collect(),
+            None => inner,
         }
     }
 
@@ -171,6 +190,7 @@ impl CompiledPlan {
             ops: program.ops().len(),
             groups: Vec::new(),
             skipped: vec![false; program.architecture().layers.len()],
+            sae_uses: vec![SaeUse::default(); program.saes().count()],
             passed_over: Vec::new(),
         }
     }

@@ -22,6 +22,7 @@ mod json_value;
 mod message_positions;
 mod output_shapes;
 mod row_groups;
+mod sae_uses;
 mod select;
 mod select_experts;
 mod steering;
@@ -54,8 +55,9 @@ pub use value::{Across, Combine, Expr, Fold, Function, FunctionBody, Map, Pick, 
 pub(crate) use when::{Condition, Consequence, refuse_conditions};
 pub use when::{Mark, Probe, When};
 
-use crate::array::Array;
+use crate::array::{Array, SparseRows};
 use crate::ids::IdVec;
+use std::sync::Arc;
 
 /// What a run captures and changes.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -86,10 +88,12 @@ pub struct Capture {
     pub row: usize,
     /// Absolute positions of the first axis (of the query axis for attention sites).
     pub positions: Vec<usize>,
-    /// The captured values.
+    /// The captured values; of a sparse capture the nonzero elements only.
     pub array: Array,
     /// Unit indices of the values, for a top-k reduction.
     pub units: Option<Array>,
+    /// Positions and units of the values, for a sparse capture.
+    pub sparse: Option<Arc<SparseRows>>,
 }
 
 impl Plan {

@@ -1,8 +1,8 @@
 //! Selection by expert: the slots of each token that hold a given expert.
 //!
 //! A token's slots follow its own choices, so the selected columns differ from token to token. A
-//! tap with `experts` therefore selects columns of one slot, and its edit applies to every slot
-//! whose expert is in the list.
+//! tap with `experts` therefore selects columns of one slot. Its edit applies to every slot whose
+//! expert is in the list; its capture has one line per expert of the list.
 
 use super::select::check_indices;
 use super::{Columns, Tap};
@@ -64,6 +64,23 @@ impl SelectedExperts {
     pub fn slots_of<'a>(&'a self, choices: &'a [f32], token: usize) -> impl Iterator<Item = usize> + 'a {
         let own = choices.iter().skip(token * self.slots).take(self.slots).enumerate();
         own.filter(|(_, expert)| self.experts.contains(&(**expert as usize))).map(|(slot, _)| slot)
+    }
+
+    /// Number of selected experts.
+    pub fn len(&self) -> usize {
+        self.experts.len()
+    }
+
+    /// Appends to `out` the selected columns of each expert of the list, `[experts, columns]`: of
+    /// the first slot of the token that holds it, zeros if none does.
+    pub fn gather(&self, columns: &Columns, choices: &[f32], index: usize, token: &[f32], out: &mut Vec<f32>) {
+        let own = &choices[index * self.slots..][..self.slots];
+        for &expert in &self.experts {
+            match own.iter().position(|&chosen| chosen as usize == expert) {
+                Some(slot) => columns.gather(&token[slot * self.width..][..self.width], out),
+                None => out.resize(out.len() + columns.len(), 0.0),
+            }
+        }
     }
 
     /// Returns the elements of one slot of a token.

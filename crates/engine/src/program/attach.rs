@@ -5,12 +5,12 @@
 //! readers continue with it. Without a tap inside the autoencoder, its op passes the buffer on.
 
 use super::build::lifetimes;
-use super::{Edge, EdgeId, Layout, Op, OpKind, Program};
+use super::{EarlierFeatures, Edge, EdgeId, Layout, Op, OpKind, Program};
 use crate::error::{Error, Result};
 use crate::point::{Point, SaePart, Site};
 
 /// Where an autoencoder is attached, and its sizes.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct SaeAttachment {
     /// The site that it reads.
     pub read: Site,
@@ -24,6 +24,11 @@ pub struct SaeAttachment {
     pub n_features: usize,
     /// Its reconstructions depend on the scale of their token, apart from the features.
     pub scales_tokens: bool,
+    /// Maximum number of active features of a token, if its kind has one.
+    pub max_active: Option<usize>,
+    /// Sites of the earlier layers of a cross-layer transcoder, each with the index of its weights
+    /// and of its decoder for this layer.
+    pub earlier: Vec<(Site, usize, usize)>,
 }
 
 impl Program {
@@ -33,9 +38,22 @@ impl Program {
             OpKind::Sae { acts, .. } => Some(acts),
             _ => None,
         });
-        attached
-            .filter_map(|acts| self.sites.iter().find(|(_, edge)| **edge == acts))
-            .map(|(site, _)| Site { sae: None, ..*site })
+        attached.filter_map(|acts| self.site_of(acts)).map(|site| Site { sae: None, ..site })
+    }
+
+    /// Returns a site of an edge, if it has one.
+    pub(crate) fn site_of(&self, edge: EdgeId) -> Option<Site> {
+        self.sites.iter().find(|(_, other)| **other == edge).map(|(site, _)| *site)
+    }
+
+    /// Returns the ops of the later layers of a cross-layer transcoder, which decode the features of
+    /// the edge `acts`.
+    pub(crate) fn later_layers(&self, acts: EdgeId) -> impl Iterator<Item = &Op> {
+        let decodes = move |op: &&Op| match &op.kind {
+            OpKind::Sae { earlier, .. } => earlier.iter().any(|features| features.acts == acts),
+            _ => false,
+        };
+        self.ops[self.edges[acts].producer..].iter().filter(decodes)
     }
 
     /// Returns the edges that a layer reads and writes: `resid_pre`, after an autoencoder attached
@@ -94,10 +112,33 @@ impl Program {
                 "attach it at the output of a sublayer, at z, or at the residual stream",
             ));
         }
-        Ok(self.insert_sae(at, sae, (read, write)))
+        let mut earlier = Vec::with_capacity(at.earlier.len());
+        for &(site, sae, decoder) in &at.earlier {
+            let inner = |part| self.edge_of(site.sae(part));
+            let (Some(pre), Some(acts)) = (inner(SaePart::Pre), inner(SaePart::Acts)) else {
+                return Err(refuse(
+                    format!("no transcoder is attached at `{site}`"),
+                    "attach the layers of a cross-layer transcoder from first to last",
+                ));
+            };
+            if self.edges[acts].producer > producer {
+                return Err(refuse(
+                    format!("`{site}` is computed after `{}`", at.write),
+                    "attach the layers of a cross-layer transcoder from first to last",
+                ));
+            }
+            earlier.push(EarlierFeatures { pre, acts, sae, decoder });
+        }
+        Ok(self.insert_sae(at, sae, (read, write), earlier))
     }
 
-    fn insert_sae(&self, at: &SaeAttachment, sae: usize, (read, write): (EdgeId, EdgeId)) -> Program {
+    fn insert_sae(
+        &self,
+        at: &SaeAttachment,
+        sae: usize,
+        (read, write): (EdgeId, EdgeId),
+        earlier: Vec<EarlierFeatures>,
+    ) -> Program {
         let mut program = self.clone();
         let producer = self.edges[write].producer;
         // The autoencoder of a layer's output stands between two layers, so that it also runs if
@@ -122,8 +163,9 @@ impl Program {
         program.edges[write].producer = index;
         program.ops[producer].kind.set_output(raw);
         let (x, target) = if read == write { (raw, None) } else { (read, Some(raw)) };
-        let scales_tokens = at.scales_tokens;
-        let kind = OpKind::Sae { x, target, sae, scales_tokens, pre, acts, recon, error, out: write };
+        let SaeAttachment { scales_tokens, max_active, .. } = *at;
+        let out = write;
+        let kind = OpKind::Sae { x, target, sae, scales_tokens, max_active, earlier, pre, acts, recon, error, out };
         program.ops.insert(index, Op { kind, layer });
         // Sites up to the attachment keep the raw activation; later names of the edge, such as
         // `resid_pre` of the next layer, are its value after the autoencoder.

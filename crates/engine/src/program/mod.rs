@@ -12,7 +12,7 @@ mod weight;
 pub use crate::ids::{EdgeId, WeightId};
 pub use attach::SaeAttachment;
 pub use build::{Network, Node};
-pub use op::{Expert, Linear, Op, OpKind, StateDecay, TableRow};
+pub use op::{EarlierFeatures, Expert, Linear, Op, OpKind, StateDecay, TableRow};
 pub use weight::{WeightKind, WeightSpec};
 
 use crate::architecture::Architecture;

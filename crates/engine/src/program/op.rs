@@ -39,6 +39,19 @@ pub struct Expert {
     pub down: Linear,
 }
 
+/// Features of an earlier layer of a cross-layer transcoder that a later layer decodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EarlierFeatures {
+    /// Edge of their pre-activations.
+    pub pre: EdgeId,
+    /// Edge of their activations.
+    pub acts: EdgeId,
+    /// Index of the earlier layer's weights in the model.
+    pub sae: usize,
+    /// The decoder of the earlier layer that writes the later one.
+    pub decoder: usize,
+}
+
 /// Which row of an embedding table a token reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TableRow {
@@ -221,6 +234,11 @@ pub enum OpKind {
         sae: usize,
         /// Its reconstructions depend on the scale of their token, apart from the features.
         scales_tokens: bool,
+        /// Maximum number of active features of a token, if its kind has one.
+        max_active: Option<usize>,
+        /// Features of earlier layers that are decoded into this reconstruction, for a cross-layer
+        /// transcoder.
+        earlier: Vec<EarlierFeatures>,
         pre: EdgeId,
         acts: EdgeId,
         recon: EdgeId,

@@ -21,7 +21,7 @@ impl ActiveFeatures {
     }
 
     /// Sets these to the nonzero elements of dense activations.
-    pub(super) fn set_from_dense(&mut self, acts: &[f32]) {
+    pub(crate) fn set_from_dense(&mut self, acts: &[f32]) {
         self.clear();
         sparse::indices_of_nonzero(acts, &mut self.indices);
         self.values.extend(self.indices.iter().map(|&i| acts[i as usize]));

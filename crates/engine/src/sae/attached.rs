@@ -2,6 +2,7 @@
 
 use super::Sae;
 use crate::site::Site;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// An autoencoder and the sites that it is attached to.
@@ -13,4 +14,7 @@ pub struct AttachedSae {
     pub read: Site,
     /// The site that it reconstructs.
     pub write: Site,
+    /// The layers of its cross-layer transcoder, as indices in
+    /// [`Model::saes`](crate::Model::saes); `None` for an autoencoder of one layer.
+    pub set: Option<Range<usize>>,
 }

@@ -61,6 +61,42 @@ impl Sae {
         });
     }
 
+    /// Adds to `d_acts` of tokens `lines`, `[…, n_features]`, the gradient of the reconstruction of a
+    /// later layer by decoder `index`: `d_recon [tokens, d_out]`.
+    ///
+    /// With `active`, only features that are active at their token get a gradient, as in
+    /// [`decode_backward`](Self::decode_backward).
+    pub fn add_decoded_backward(
+        &self,
+        pool: &Pool,
+        index: usize,
+        (lines, active): (&[usize], Option<&[ActiveFeatures]>),
+        d_recon: &[f32],
+        d_acts: &mut [f32],
+    ) {
+        let (n, decoder) = (self.n_features(), &self.decoders[index]);
+        let width = decoder.cols();
+        assert_eq!(d_recon.len(), lines.len() * width, "gradients of as many tokens");
+        let shared = DisjointMut::new(d_acts);
+        each_token_range(pool, lines.len(), &|range| {
+            let mut row = vec![0.0; width];
+            for token in range {
+                let d_recon = &d_recon[token * width..][..width];
+                if d_recon.iter().all(|&g| g == 0.0) {
+                    continue;
+                }
+                let line = lines[token];
+                // SAFETY: the lines of tokens differ.
+                let d_acts = unsafe { shared.part(line * n, n) };
+                let mut add = |feature: usize| d_acts[feature] += decoder.dot_row(feature, d_recon, &mut row);
+                match active {
+                    Some(active) => active[line].iter().for_each(|(feature, _)| add(feature)),
+                    None => (0..n).for_each(add),
+                }
+            }
+        });
+    }
+
     /// Adds to `d_x` the gradient of reconstructions through the scales of their tokens: the
     /// reconstruction of an autoencoder with `UnitNorm` or `LayerNorm` is multiplied by the scale
     /// of `x`. Does nothing for other normalizations.

@@ -47,7 +47,6 @@ impl Sae {
             return problem(format!("{problem_of} {}", self.d_in()));
         }
         match &self.skip {
-            Some(_) if self.decoders.len() > 1 => problem("it has a skip path and several decoders".into()),
             Some(skip) => matrix("skip path", skip, d_out, self.d_in()),
             None => Ok(()),
         }

@@ -28,7 +28,46 @@ impl Sae {
                 self.decode_token(index, &active, unsafe { shared.part(token * width, width) });
             }
         });
-        self.finish_recon(pool, scales, x, recon);
+        self.finish_recon(pool, index, scales, x, recon);
+    }
+
+    /// Like [`decode`](Self::decode), from the active features of each token.
+    pub fn decode_active(
+        &self,
+        pool: &Pool,
+        index: usize,
+        active: &[ActiveFeatures],
+        scales: &TokenScales,
+        x: &[f32],
+        recon: &mut [f32],
+    ) {
+        let width = self.decoders[index].cols();
+        assert_eq!(recon.len(), active.len() * width, "as many tokens in as out");
+        let shared = DisjointMut::new(recon);
+        each_token_range(pool, active.len(), &|range| {
+            for token in range {
+                // SAFETY: each task has its own tokens.
+                self.decode_token(index, &active[token], unsafe { shared.part(token * width, width) });
+            }
+        });
+        self.finish_recon(pool, index, scales, x, recon);
+    }
+
+    /// Adds to `recon [tokens, d_out]` the contribution of decoder `index` to a later layer, for
+    /// tokens with active features.
+    pub fn add_decoded(&self, pool: &Pool, index: usize, active: &[Option<&ActiveFeatures>], recon: &mut [f32]) {
+        let width = self.decoders[index].cols();
+        assert_eq!(recon.len(), active.len() * width, "as many tokens in as out");
+        let shared = DisjointMut::new(recon);
+        each_token_range(pool, active.len(), &|range| {
+            let mut decoded = vec![0.0; width];
+            for token in range {
+                let Some(active) = active[token] else { continue };
+                self.decode_token(index, active, &mut decoded);
+                // SAFETY: each task has its own tokens.
+                add(unsafe { shared.part(token * width, width) }, &decoded);
+            }
+        });
     }
 
     /// Computes `Σ activation · decoder row + bias` of one token.
@@ -37,11 +76,11 @@ impl Sae {
         add(out, &self.decoder_biases[index]);
     }
 
-    /// Undoes the normalization and adds the skip path.
-    pub(super) fn finish_recon(&self, pool: &Pool, scales: &TokenScales, x: &[f32], recon: &mut [f32]) {
+    /// Undoes the normalization and adds the skip path, which belongs to the first decoder.
+    pub(super) fn finish_recon(&self, pool: &Pool, index: usize, scales: &TokenScales, x: &[f32], recon: &mut [f32]) {
         let width = self.d_out();
         recon.chunks_exact_mut(width).enumerate().for_each(|(token, recon)| self.undo_token(token, scales, recon));
-        if let Some(skip) = &self.skip {
+        if let Some(skip) = self.skip.as_ref().filter(|_| index == 0) {
             let mut skipped = vec![0.0; recon.len()];
             matmul(pool, x, skip, None, &mut skipped);
             add(recon, &skipped);

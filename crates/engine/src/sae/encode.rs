@@ -6,7 +6,7 @@ use pellucid_kernels::{Pool, matmul};
 
 /// Tokens that the fused path encodes at a time. The encoder is read once for each chunk, so more
 /// tokens make it faster; the scratch memory holds their pre-activations.
-const CHUNK_TOKENS: usize = 64;
+pub(crate) const CHUNK_TOKENS: usize = 64;
 
 impl Sae {
     /// Computes pre-activations: `x [tokens, d_in]` → `pre [tokens, n_features]`, that is
@@ -49,6 +49,18 @@ impl Sae {
         scales
     }
 
+    /// Returns the active features of every token, without memory for dense activations.
+    pub fn active_features(&self, pool: &Pool, x: &[f32]) -> (Vec<ActiveFeatures>, TokenScales) {
+        let mut all = vec![ActiveFeatures::default(); x.len() / self.d_in()];
+        let shared = DisjointMut::new(&mut all);
+        let scales = self.encode_active(pool, x, &|token, active| {
+            // SAFETY: each token is passed once.
+            let own = unsafe { shared.part(token, 1) };
+            own[0].clone_from(active);
+        });
+        (all, scales)
+    }
+
     /// Reconstructs `x [tokens, d_in]` with decoder 0 into `recon [tokens, d_out]`. The bits are
     /// those of [`encode`](Self::encode), [`activate`](Self::activate) and
     /// [`decode`](Self::decode), without memory for the activations of all tokens.
@@ -60,6 +72,6 @@ impl Sae {
             // SAFETY: each token is passed once.
             self.decode_token(0, active, unsafe { shared.part(token * width, width) });
         });
-        self.finish_recon(pool, &scales, x, recon);
+        self.finish_recon(pool, 0, &scales, x, recon);
     }
 }

@@ -40,6 +40,14 @@ pub enum SaeKind {
 }
 
 impl SaeKind {
+    /// Maximum number of active features of a token, if the kind has one.
+    pub fn max_active(&self) -> Option<usize> {
+        match self {
+            SaeKind::TopK { k, .. } | SaeKind::AbsTopK { k } | SaeKind::GroupMax { k } => Some(*k),
+            SaeKind::Relu | SaeKind::JumpRelu { .. } | SaeKind::Gated { .. } => None,
+        }
+    }
+
     /// The parameters that have one element per feature.
     pub(super) fn vectors(&self) -> impl Iterator<Item = &Vec<f32>> {
         let vectors = match self {

@@ -15,6 +15,7 @@
 //! | `activate.rs` | `pre` → `acts`, as a list of active features of each token |
 //! | `decode.rs` | `acts` → `recon`, from the active features only |
 //! | `backward.rs` | gradients of `acts`, `pre` and `x` |
+//! | `features.rs` | features of a pass that later layers decode |
 //! | `fold.rs`, `check.rs` | exact rescaling of features; consistency of the parts |
 //!
 //! Encoding is a dense product with every feature; all other steps cost in proportion to the
@@ -27,6 +28,7 @@ mod backward;
 mod check;
 mod decode;
 mod encode;
+mod features;
 mod fold;
 mod kind;
 mod normalize;
@@ -35,6 +37,8 @@ mod tests;
 
 pub use activate::ActiveFeatures;
 pub use attached::AttachedSae;
+pub(crate) use encode::CHUNK_TOKENS;
+pub(crate) use features::{LayerFeatures, features_of_dense};
 pub use kind::{InputNormalization, SaeKind};
 pub use normalize::TokenScales;
 
@@ -61,7 +65,8 @@ pub struct Sae {
     pub decoders: Vec<Matrix>,
     /// Decoder biases `b_dec`, `[d_out]`, one for each decoder.
     pub decoder_biases: Vec<Vec<f32>>,
-    /// Skip path of a transcoder with one decoder, `[d_out, d_in]`, applied to the raw input.
+    /// Skip path of a transcoder, `[d_out, d_in]`, applied to the raw input and added to the
+    /// reconstruction of the first decoder.
     pub skip: Option<Matrix>,
 }
 

@@ -18,7 +18,7 @@ birds fly, why is the sky blue, and what is inside the earth?";
 const MAX_TOKENS: usize = 96;
 
 /// Explained variance above which no other site is tried.
-const ENOUGH: f64 = 0.95;
+pub(super) const ENOUGH: f64 = 0.95;
 
 /// Weights of an encoder above which only neighboring layers are tried: a reconstruction takes a
 /// noticeable time.
@@ -77,7 +77,7 @@ pub(super) fn check(
     Ok(check)
 }
 
-fn encode(tokenizer: &Tokenizer, special: bool) -> Result<Vec<u32>> {
+pub(super) fn encode(tokenizer: &Tokenizer, special: bool) -> Result<Vec<u32>> {
     let mut tokens = tokenizer.encode(TEXT, special)?;
     tokens.truncate(MAX_TOKENS);
     Ok(tokens)
@@ -122,7 +122,7 @@ fn capture(model: &Model, tokens: &[u32], site: Site) -> Result<Vec<f32>> {
 
 /// The activations of several sites in one run, `[tokens, width]` each. Sites that the model lacks
 /// are left out.
-fn capture_all(model: &Model, tokens: &[u32], sites: &[Site]) -> Result<HashMap<Site, Vec<f32>>> {
+pub(super) fn capture_all(model: &Model, tokens: &[u32], sites: &[Site]) -> Result<HashMap<Site, Vec<f32>>> {
     let known: BTreeSet<Site> = sites.iter().copied().filter(|&site| model.program().edge_of(site).is_some()).collect();
     let plan = Plan::of(known.iter().map(|site| Tap::new(site.to_string(), Action::Capture(None))));
     let run = model.run(&[tokens.to_vec()], &plan, &RunOptions::default())?;
@@ -131,9 +131,13 @@ fn capture_all(model: &Model, tokens: &[u32], sites: &[Site]) -> Result<HashMap<
 
 /// Explained variance of `y` by the reconstructions from `x`.
 fn explained(sae: &Sae, x: &[f32], y: &[f32]) -> f64 {
-    let width = sae.d_out();
     let mut recon = vec![0.0; y.len()];
     sae.reconstruct(&Pool::global(), x, &mut recon);
+    explained_variance(y, &recon, sae.d_out())
+}
+
+/// `1 − Σ‖y − recon‖² / Σ‖y − mean‖²` over tokens of a width.
+pub(super) fn explained_variance(y: &[f32], recon: &[f32], width: usize) -> f64 {
     let tokens = (y.len() / width).max(1);
     let mut mean = vec![0.0_f64; width];
     for line in y.chunks_exact(width) {

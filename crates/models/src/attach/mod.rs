@@ -1,6 +1,8 @@
-//! Attaches an autoencoder to a loaded model, after a test of its reconstructions (`check`).
+//! Attaches an autoencoder to a loaded model, after a test of its reconstructions (`check`); all
+//! layers of a cross-layer transcoder together (`cross_layer`).
 
 mod check;
+mod cross_layer;
 mod named;
 
 pub use crate::sae::{SaeCheck, SaeRecord, Tried};
@@ -8,9 +10,10 @@ pub use named::check_saes;
 
 use crate::error::{Error, Result};
 use crate::model::LoadedModel;
-use crate::sae::{LoadedSae, SaeRole};
+use crate::sae::{LoadedSae, SaeRole, read_layers, read_named_sae};
 use check::check;
 use pellucid_engine::Site;
+use std::path::Path;
 
 /// How to attach an autoencoder.
 #[derive(Clone, Debug, Default)]
@@ -22,6 +25,20 @@ pub struct AttachOptions {
 }
 
 impl LoadedModel {
+    /// Reads the autoencoder at a path, or the built-in one by its name
+    /// ([`BUILTIN`](crate::sae::BUILTIN)), and attaches it. The path of a cross-layer transcoder is
+    /// its directory; it has one record for each layer.
+    pub fn attach_path(&mut self, name: &str, options: &AttachOptions) -> Result<Vec<SaeRecord>> {
+        let before = self.sae_records.len();
+        match read_layers(Path::new(name))? {
+            Some(layers) => _ = self.attach_cross_layer(&layers, options)?,
+            None => _ = self.attach_sae(&read_named_sae(name)?, options)?,
+        }
+        let records = &mut self.sae_records[before..];
+        records.iter_mut().for_each(|record| record.path = name.into());
+        Ok(records.to_vec())
+    }
+
     /// Attaches an autoencoder: its features become sites of the model. First it reconstructs the
     /// activations of a short text; an autoencoder that reconstructs them worse than their mean, or
     /// that fits another site far better, is refused. Returns the numbers of this test, or `None`
@@ -42,24 +59,31 @@ impl LoadedModel {
             ));
         }
         self.model = attached;
-        self.sae_records.push(SaeRecord {
-            path: info.path.display().to_string(),
-            site: write,
-            kind: info.kind,
-            features: info.n_features,
-            check: check.clone(),
-        });
+        self.sae_records.push(SaeRecord::new(info, write, check.clone()));
         Ok(check)
     }
 
     /// The sites that an autoencoder reads and reconstructs in this model.
     fn sites_of(&self, loaded: &LoadedSae, site: Option<&str>) -> Result<(Site, Site)> {
         let info = &loaded.info;
-        if matches!(info.role, SaeRole::Crosscoder | SaeRole::CrossLayerTranscoder) {
-            return Err(Error::usage(
-                format!("{} is a {}, which cannot be attached", info.path.display(), info.role),
-                "SAEs and transcoders of one layer can; encode and decode with this one directly",
-            ));
+        match info.role {
+            SaeRole::CrossLayerTranscoder => {
+                return Err(Error::usage(
+                    format!("{} is one layer of a cross-layer transcoder", info.path.display()),
+                    "give the directory, to attach all layers together",
+                ));
+            }
+            SaeRole::Crosscoder => {
+                return Err(Error::usage(
+                    format!(
+                        "{} is a crosscoder, which cannot be attached or spliced: its features follow from several \
+                         layers, and the model has continued from the first of them before they are known",
+                        info.path.display()
+                    ),
+                    "capture its layers, concatenate them, then encode and decode; docs/saes.md has an example",
+                ));
+            }
+            SaeRole::Autoencoder | SaeRole::Transcoder => {}
         }
         let first = |sites: &[Site]| sites.first().copied();
         let known_write = first(&info.sites_out).or(first(&info.sites_in));

@@ -3,7 +3,7 @@
 use super::{AttachOptions, SaeRecord};
 use crate::error::{Error, Result};
 use crate::model::LoadedModel;
-use crate::sae::{BUILTIN, read_named_sae};
+use crate::sae::BUILTIN;
 use pellucid_engine::{Plan, Remedy};
 use std::path::Path;
 
@@ -60,8 +60,6 @@ impl LoadedModel {
             return Ok(Vec::new());
         }
         let SaeSpec { path, site } = SaeSpec::parse(text, base);
-        let (sae, before) = (read_named_sae(&path)?, self.sae_records.len());
-        self.attach_sae(&sae, &AttachOptions { site: site.map(str::to_owned), unchecked })?;
-        Ok(self.sae_records[before..].to_vec())
+        self.attach_path(&path, &AttachOptions { site: site.map(str::to_owned), unchecked })
     }
 }

@@ -13,6 +13,7 @@
 //! | `fold` | exact rescalings of the weights |
 //! | `info` | the description |
 //! | `named` | autoencoders by path, or the built-in one |
+//! | `layers` | all layers of a cross-layer transcoder |
 //!
 //! The published libraries disagree on orientation, biases, thresholds and normalization, and most
 //! loaders guess. Here nothing is guessed: a tensor of an unexpected shape or name, a setting that
@@ -23,6 +24,7 @@ mod fold;
 pub(crate) mod formats;
 mod hooks;
 mod info;
+mod layers;
 mod layout;
 mod named;
 mod npz;
@@ -44,6 +46,7 @@ use sha2::{Digest, Sha256};
 
 pub use fold::fold_input_scale;
 pub use info::{SaeInfo, SaeRole};
+pub use layers::read_layers;
 pub use layout::SaeLayout;
 pub use named::{BUILTIN, read_named_sae};
 pub use record::{SaeCheck, SaeRecord, Tried};

@@ -1,5 +1,6 @@
 //! Records of attached autoencoders: their sites, and the test of their reconstructions.
 
+use super::SaeInfo;
 use pellucid_engine::Site;
 use serde::Serialize;
 
@@ -27,6 +28,14 @@ pub struct SaeRecord {
     pub features: usize,
     /// The test of its reconstructions; `None` if it was left out.
     pub check: Option<SaeCheck>,
+}
+
+impl SaeRecord {
+    /// The record of an autoencoder at the site that it reconstructs.
+    pub(crate) fn new(info: &SaeInfo, site: Site, check: Option<SaeCheck>) -> SaeRecord {
+        let path = info.path.display().to_string();
+        SaeRecord { path, site, kind: info.kind, features: info.n_features, check }
+    }
 }
 
 /// Reconstructions of a short text by an autoencoder at a site.

@@ -268,8 +268,10 @@ fn experts_that_do_not_exist_and_sites_without_experts_are_refused() {
     refused(&case, [Tap::zero("layers.1.router_logits").experts([0]).units([0])], &["one of both"]);
     refused(&case, [Tap::zero("layers.1.mlp_out").experts([0])], &["no experts", "expert_out"]);
     refused(&case, [Tap::zero("layers.1.attn_probs").experts([0])], &["no experts"]);
-    refused(&case, [capture(out).experts([0])], &["slots to edit", "expert_indices"]);
-    refused(&case, [Tap::new(weights, call(|_| {})).experts([0])], &["slots to edit"]);
+    let norm = Tap::new(out, Action::Capture(Some(Reduce::Norm)));
+    refused(&case, [norm.experts([0])], &["capture the experts whole"]);
+    refused(&case, [Tap::read(out).experts([0])], &["slots to edit or capture", "expert_indices"]);
+    refused(&case, [Tap::new(weights, call(|_| {})).experts([0])], &["slots to edit or capture"]);
     refused(&case, [set(out, Operand::Vector(vec![0.0; 64])).experts([0])], &["64 elements", "32"]);
     refused(&case, [Tap::zero(out).heads([2])], &["no head 2", "2"]);
     refused(&case, [Tap::set(indices).with(1.0).experts([0])], &["replace"]);

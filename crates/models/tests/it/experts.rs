@@ -314,3 +314,78 @@ fn an_invalid_choice_ends_its_own_request_only() {
     let together = batch.take(ids[1]).expect("an ended job").expect("a generation");
     assert!(everything(&together) == everything(&generate(&case, std::slice::from_ref(&case.ids), &valid, 3)));
 }
+
+#[test]
+fn branches_capture_by_expert() {
+    let case = golden::case("mixtral");
+    let base = case.loaded.model.base(&case.ids, &Plan::default()).expect("a base");
+    let edit = Tap::zero("layers.1.z").positions(at("3"));
+    let plan =
+        plan([edit, capture("layers.1.expert_out").experts([2, 1]), capture("layers.0.expert_weights").experts([0])]);
+    let (branch, whole) = (base.branch(&plan).expect("a branch"), case.run(&[case.ids.clone()], &plan));
+    for (a, b) in branch.captures.iter().zip(&whole.captures) {
+        assert!(a.array.shape() == b.array.shape() && bits(&a.array) == bits(&b.array), "{}", a.site);
+    }
+}
+
+#[test]
+fn a_device_captures_by_expert() {
+    let case = golden::case("mixtral");
+    let plan = plan([capture("layers.1.expert_out").experts([2, 1]), capture("layers.0.expert_weights").experts([0])]);
+    let device = Deferred::on(&case.loaded.model);
+    let rows = [case.ids.clone()];
+    let (ours, theirs) = (device.run(&rows, &plan, &RunOptions::default()).expect("a run"), case.run(&rows, &plan));
+    for (a, b) in ours.captures.iter().zip(&theirs.captures) {
+        assert!(bits(&a.array) == bits(&b.array), "{}", a.site);
+    }
+}
+
+/// Captures by expert against the whole sites and `expert_indices`.
+#[test]
+fn a_capture_by_expert_is_zero_where_the_expert_is_not_chosen() {
+    for case in cases_with_experts() {
+        let (layer, spec) = first_experts(&case);
+        let site = |point: &str| format!("layers.{layer}.{point}");
+        let sites = [site("expert_indices"), site("expert_weights"), site("expert_out")];
+        let experts: Vec<usize> = (0..spec.count).rev().collect();
+        let taps = sites.iter().map(|site| capture(site));
+        let by_expert = sites[1..].iter().map(|site| capture(site).experts(experts.iter().copied()));
+        let some = capture(&sites[2]).experts([1]).units([2, 0]).positions(at("2,1"));
+        let rows = [case.ids.clone(), case.ids[..4].to_vec()];
+        let plan = plan(taps.chain(by_expert).chain([some]));
+        let whole = case.run(&rows, &plan);
+        let chunked = case
+            .loaded
+            .model
+            .run(&rows, &plan, &RunOptions { chunk: Some(2), ..RunOptions::default() })
+            .expect("chunks");
+        for run in [&whole, &chunked] {
+            for row in 0..rows.len() {
+                let own: Vec<&Array> = run.captures.iter().filter(|c| c.row == row).map(|c| &c.array).collect();
+                let [indices, weights, out, weights_of, out_of, some] = own[..] else { panic!("six captures") };
+                let (tokens, slots) = (indices.shape()[0], indices.shape()[1]);
+                let width = out.shape()[2];
+                assert_eq!(weights_of.shape(), [tokens, experts.len()], "{}", case.name);
+                assert_eq!(out_of.shape(), [tokens, experts.len(), width], "{}", case.name);
+                assert_eq!(some.shape(), [2, 1, 2]);
+                let mut chosen = 0;
+                for (token, (nth, &expert)) in (0..tokens).flat_map(|t| experts.iter().enumerate().map(move |e| (t, e)))
+                {
+                    let slot = (0..slots).find(|slot| indices.values()[token * slots + slot] as usize == expert);
+                    chosen += usize::from(slot.is_some());
+                    let expected = slot.map_or(0.0, |slot| weights.values()[token * slots + slot]);
+                    assert_eq!(weights_of.values()[token * experts.len() + nth], expected, "{}", case.name);
+                    let line = &out_of.values()[(token * experts.len() + nth) * width..][..width];
+                    match slot {
+                        Some(slot) => assert_eq!(line, &out.values()[(token * slots + slot) * width..][..width]),
+                        None => assert!(line.iter().all(|&x| x == 0.0)),
+                    }
+                    if let Some(at) = [2, 1].iter().position(|&position| position == token).filter(|_| expert == 1) {
+                        assert_eq!(some.values()[2 * at..][..2], [line[2], line[0]], "{}", case.name);
+                    }
+                }
+                assert_eq!(chosen, tokens * slots, "{}: every slot is found", case.name);
+            }
+        }
+    }
+}

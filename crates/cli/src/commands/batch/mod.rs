@@ -12,7 +12,7 @@ mod results;
 use super::generate::finish_reason;
 use crate::args::GenerateArgs;
 use crate::failure::Failure;
-use crate::files::{self, Results};
+use crate::files::{self, ResultView, Results};
 use crate::{inputs, models};
 use line::RequestName;
 use pellucid_analysis::schedule::{self, Schedule, ScheduledRequest};
@@ -299,9 +299,8 @@ impl BatchRun<'_> {
         };
         let file = directory.join(format!("{}.safetensors", id.file_stem()));
         files::write_results(&file, &results)?;
-        let tensor =
-            |(name, array): (String, &pellucid_engine::Array)| TensorShape { name, shape: array.shape().to_vec() };
-        Ok(Some(CaptureFile { file, tensors: results.named().into_iter().map(tensor).collect() }))
+        let tensor = |(name, view): (String, ResultView)| TensorShape { name, shape: view.shape };
+        Ok(Some(CaptureFile { file, tensors: results.tensors().into_iter().map(tensor).collect() }))
     }
 
     /// Writes the error of a request.

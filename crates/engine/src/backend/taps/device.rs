@@ -39,7 +39,10 @@ impl JobTaps<'_> {
                 CompiledAction::Call(callback) => self.call_with_device(entry, callback, &rows, value, device)?,
                 CompiledAction::Capture(reduce) => {
                     for (row, tokens) in &rows {
-                        self.capture_on_device(index, entry, reduce, *row, tokens, value, device);
+                        match &entry.experts {
+                            Some(_) => self.capture_experts(index, entry, *row, tokens, value, choices, device)?,
+                            None => self.capture_on_device(index, entry, reduce, *row, tokens, value, device),
+                        }
                     }
                 }
                 CompiledAction::Read => {
@@ -95,14 +98,17 @@ impl JobTaps<'_> {
         value: &DeviceValue,
         device: &mut Device,
     ) {
-        // A mean is over all tokens, top-k needs a sort, and projections a matrix: the device only
-        // gathers, and the host reduces after the download.
+        // A mean is over all tokens, top-k needs a sort, projections a matrix, and the size of a
+        // sparse line is not known before: the device only gathers, and the host reduces after the
+        // download.
         let work = match reduce {
             CompiledReduce::Norm => TapWork::Norm,
             CompiledReduce::Dot(vector) => TapWork::Dot(vector),
-            CompiledReduce::Whole | CompiledReduce::Mean | CompiledReduce::TopK(_) | CompiledReduce::Project(_) => {
-                TapWork::Gather
-            }
+            CompiledReduce::Whole
+            | CompiledReduce::Mean
+            | CompiledReduce::TopK(_)
+            | CompiledReduce::Project(_)
+            | CompiledReduce::Sparse(_) => TapWork::Gather,
         };
         let applies = |&&(_, _, nth): &&SelectedToken| self.job.collector.applies(entry, row, nth);
         let tokens: Vec<SelectedToken> = tokens.iter().filter(applies).copied().collect();
@@ -239,6 +245,34 @@ impl JobTaps<'_> {
         device.moved.to_device += 4 * floats.len();
         let work = TapWork::Edit(TapEdit::Set(EditOperand::Vectors(&floats)));
         tap(&entry.columns, spec.width, tokens, value, &work, device);
+        Ok(())
+    }
+
+    /// Captures experts: downloads the selected tokens whole and picks the slots of the experts.
+    #[allow(clippy::too_many_arguments)] // one arm of the function above
+    fn capture_experts(
+        &mut self,
+        index: usize,
+        entry: &CompiledTap,
+        row: usize,
+        tokens: &[SelectedToken],
+        value: &DeviceValue,
+        choices: &[f32],
+        device: &mut Device,
+    ) -> Result<()> {
+        let whole = Columns::All(self.program.edge(entry.edge).width);
+        let (Some(lines), Some(experts)) = (gather(&whole, whole.len(), tokens, value, device), &entry.experts) else {
+            return Ok(());
+        };
+        let floats = device.memory.download(&[&lines])?.pop().unwrap_or_default();
+        device.moved.waits += 1;
+        device.moved.to_host += 4 * floats.len();
+        let mut picked = Vec::with_capacity(entry.captured_len());
+        for (elements, &(token, _, nth)) in floats.chunks_exact(whole.len()).zip(tokens) {
+            picked.clear();
+            experts.gather(&entry.columns, choices, token, elements, &mut picked);
+            self.job.collector.collect_experts((index, row), entry, nth, &picked);
+        }
         Ok(())
     }
 

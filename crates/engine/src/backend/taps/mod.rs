@@ -243,9 +243,19 @@ impl JobTaps<'_> {
                     }
                     continue;
                 }
+                if let (CompiledAction::Capture(_), Some(experts)) = (&entry.action, &entry.experts) {
+                    let mut picked = Vec::with_capacity(entry.captured_len());
+                    for (token, _, nth) in tokens {
+                        picked.clear();
+                        let elements = &value[token * spec.width..][..spec.width];
+                        experts.gather(&entry.columns, choices, token, elements, &mut picked);
+                        self.job.collector.collect_experts((index, segment.row), entry, nth, &picked);
+                    }
+                    continue;
+                }
                 if let CompiledAction::Capture(_) = &entry.action {
                     let tokens = tokens.map(|(token, _, nth)| (&value[token * spec.width..][..spec.width], nth));
-                    self.job.collector.collect(self.ops.pool(), index, segment.row, entry, tokens);
+                    self.job.collector.collect(self.ops.pool(), (index, segment.row), entry, tokens);
                     continue;
                 }
                 let tokens: Vec<SelectedToken> = tokens.collect();

@@ -1,9 +1,10 @@
 //! The tokens for which an attached autoencoder runs.
 
-use super::Taps;
+use super::{Taps, selected};
 use crate::job::{Job, Pass};
-use crate::plan::{CompiledAction, CompiledTap, SelectedPositions, Splice};
+use crate::plan::{Columns, CompiledAction, CompiledReduce, CompiledTap, SelectedPositions, Splice};
 use crate::program::{EdgeId, OpKind, Program};
+use crate::sae::ActiveFeatures;
 
 /// The value with which the model continues at a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,14 +26,55 @@ pub(crate) struct SaeToken {
 }
 
 impl Taps<'_, '_> {
-    /// The tokens at which a tap selects an activation of an autoencoder, in ascending order.
-    pub(crate) fn sae_tokens(&self, program: &Program, pass: &Pass, kind: &OpKind) -> Vec<SaeToken> {
-        sae_tokens(program, pass, kind, &|job| self.jobs[job])
+    /// Whether the plan of any job uses an attached autoencoder, given by the index of its weights.
+    pub(crate) fn runs_sae(&self, sae: usize) -> bool {
+        self.jobs.iter().any(|job| job.compiled.sae_uses[sae].runs)
+    }
+
+    /// Whether a later layer of a cross-layer transcoder decodes the features of an autoencoder.
+    pub(crate) fn feeds_later_layers(&self, sae: usize) -> bool {
+        self.jobs.iter().any(|job| job.compiled.sae_uses[sae].feeds_later)
+    }
+
+    /// The tokens for which the autoencoder of op `index` runs, in ascending order.
+    pub(crate) fn sae_tokens(&self, program: &Program, pass: &Pass, index: usize) -> Vec<SaeToken> {
+        sae_tokens(program, pass, index, &|job| self.jobs[job])
     }
 
     /// Whether a tap of any job changes an edge.
     pub(crate) fn edits(&self, edge: EdgeId) -> bool {
         self.jobs.iter().any(|job| job.compiled.at_edge[edge].iter().any(|&i| !job.compiled.taps[i].is_read_only()))
+    }
+
+    /// Whether all taps of an edge are sparse captures of all its units, so that no tap needs the
+    /// dense value. True for an edge without taps.
+    pub(crate) fn captures_sparse_only(&self, edge: EdgeId) -> bool {
+        let is_sparse = |entry: &CompiledTap| {
+            let reduces = matches!(entry.action, CompiledAction::Capture(CompiledReduce::Sparse(_)));
+            reduces && matches!(entry.columns, Columns::All(_))
+        };
+        self.jobs.iter().all(|job| {
+            let compiled = &job.compiled;
+            compiled.sources_at[edge].is_empty() && compiled.at_edge[edge].iter().all(|&i| is_sparse(&compiled.taps[i]))
+        })
+    }
+
+    /// Adds the active features of the tokens of a pass to the sparse captures of an edge, which
+    /// has no other taps.
+    pub(crate) fn collect_active(&mut self, program: &Program, pass: &Pass, edge: EdgeId, active: &[ActiveFeatures]) {
+        let token_set = program.edge(edge).token_set;
+        for (index, job) in self.jobs.iter_mut().enumerate() {
+            let compiled = job.compiled.clone();
+            let captures = compiled.at_edge[edge].iter().map(|&tap| (tap, &compiled.taps[tap]));
+            for (tap, entry) in captures.filter(|(_, entry)| !job.ignores(entry)).collect::<Vec<_>>() {
+                for segment in pass.segments_of(index) {
+                    let Some(chosen) = &entry.rows[segment.row] else { continue };
+                    for (token, _, nth) in selected(pass, segment, token_set, chosen) {
+                        job.collector.collect_active(tap, segment.row, entry, nth, &active[token]);
+                    }
+                }
+            }
+        }
     }
 
     /// Whether the taps of an edge need all its tokens at once: a capture that takes over the
@@ -46,49 +88,99 @@ impl Taps<'_, '_> {
     }
 }
 
-/// The tokens at which a tap of their job selects an activation of an autoencoder.
+/// The tokens for which the autoencoder of op `index` runs: those at which a tap of their job
+/// selects its activations, edits the features of an earlier layer that it decodes, or needs its
+/// features for the reconstruction of a later layer.
 pub(crate) fn sae_tokens<'j>(
     program: &Program,
     pass: &Pass,
-    kind: &OpKind,
+    index: usize,
     job: &dyn Fn(usize) -> &'j Job,
 ) -> Vec<SaeToken> {
-    let OpKind::Sae { pre, acts, recon, error, out, .. } = *kind else { unreachable!("the op of an autoencoder") };
-    let inside = [pre, acts, recon, error];
+    let op = &program.ops()[index];
+    let OpKind::Sae { sae, acts, out, .. } = op.kind else { unreachable!("the op of an autoencoder") };
     let mut tokens = Vec::new();
     for segment in &pass.segments {
         let job = job(segment.job);
-        if !job.touches(out) && !inside.iter().any(|&edge| job.touches(edge)) {
+        let used = job.compiled.sae_uses[sae];
+        if !used.runs || op.layer.is_some_and(|layer| job.compiled.skipped[layer]) {
             continue;
         }
-        let compiled = &*job.compiled;
-        let nth = |rows: &[Option<SelectedPositions>], position| rows[segment.row].as_ref()?.index_of(position);
+        let later: Vec<&OpKind> = match used.feeds_later {
+            true => program.later_layers(acts).map(|op| &op.kind).collect(),
+            false => Vec::new(),
+        };
         for (index, position) in pass.segment_tokens(program.edge(out).token_set, segment) {
-            let spliced = compiled.at_edge[out].iter().map(|&i| &compiled.taps[i]).find_map(|entry| {
-                let CompiledAction::Splice(splice) = entry.action else { return None };
-                let nth = nth(&entry.rows, position)?;
-                job.collector.applies(entry, segment.row, nth).then_some(splice)
-            });
-            let mut read = false;
-            let mut changed = false;
-            for &edge in &inside {
-                for entry in compiled.backward_at_edge[edge].iter().map(|&i| &compiled.taps[i]) {
-                    let selected = nth(&entry.rows, position).is_some();
-                    read |= selected;
-                    // A gradient flows through the features only if the model continues with them.
-                    changed |= selected && !entry.is_read_only();
-                }
-                read |= compiled.sources_at[edge].iter().any(|&i| nth(&compiled.sources[i].rows, position).is_some());
-            }
-            let output = match spliced {
-                Some(Splice::Recon) => SaeOutput::Recon,
-                Some(Splice::ReconAndError) => SaeOutput::ReconAndError,
-                None if changed => SaeOutput::ReconAndError,
-                None if read => SaeOutput::Unchanged,
-                None => continue,
-            };
-            tokens.push(SaeToken { index, output });
+            let taps = PositionTaps { job, row: segment.row, position };
+            let needed_later = || later.iter().any(|kind| taps.reconstructs(kind));
+            let output = taps.output(&op.kind).or_else(|| needed_later().then_some(SaeOutput::Unchanged));
+            tokens.extend(output.map(|output| SaeToken { index, output }));
         }
     }
     tokens
+}
+
+/// The taps of a job at one position of a row.
+struct PositionTaps<'a> {
+    job: &'a Job,
+    row: usize,
+    position: usize,
+}
+
+impl PositionTaps<'_> {
+    fn nth(&self, rows: &[Option<SelectedPositions>]) -> Option<usize> {
+        rows[self.row].as_ref()?.index_of(self.position)
+    }
+
+    /// The splice of an autoencoder with output `out`.
+    fn splice(&self, out: EdgeId) -> Option<Splice> {
+        let compiled = &*self.job.compiled;
+        compiled.at_edge[out].iter().map(|&tap| &compiled.taps[tap]).find_map(|entry| {
+            let CompiledAction::Splice(splice) = entry.action else { return None };
+            let nth = self.nth(&entry.rows)?;
+            self.job.collector.applies(entry, self.row, nth).then_some(splice)
+        })
+    }
+
+    /// Whether a tap selects an edge, or its gradient.
+    fn reads(&self, edge: EdgeId) -> bool {
+        let compiled = &*self.job.compiled;
+        compiled.backward_at_edge[edge].iter().any(|&tap| self.nth(&compiled.taps[tap].rows).is_some())
+            || compiled.sources_at[edge].iter().any(|&source| self.nth(&compiled.sources[source].rows).is_some())
+    }
+
+    /// Whether a tap changes an edge, or selects its gradient: a gradient flows through the features
+    /// only if the model continues with them.
+    fn changes(&self, edge: EdgeId) -> bool {
+        let compiled = &*self.job.compiled;
+        let entries = compiled.backward_at_edge[edge].iter().map(|&tap| &compiled.taps[tap]);
+        { entries }.any(|entry| !entry.is_read_only() && self.nth(&entry.rows).is_some())
+    }
+
+    /// Whether a tap changes features that an autoencoder decodes: its own, or those of earlier
+    /// layers.
+    fn changes_features(&self, kind: &OpKind) -> bool {
+        let OpKind::Sae { pre, acts, ref earlier, .. } = *kind else { return false };
+        let earlier = earlier.iter().flat_map(|features| [features.pre, features.acts]);
+        [pre, acts].into_iter().chain(earlier).any(|edge| self.changes(edge))
+    }
+
+    /// Whether an autoencoder computes its reconstruction.
+    fn reconstructs(&self, kind: &OpKind) -> bool {
+        let OpKind::Sae { recon, error, out, .. } = *kind else { return false };
+        self.splice(out).is_some() || self.reads(recon) || self.reads(error) || self.changes_features(kind)
+    }
+
+    /// The value with which the model continues; `None` if no tap selects the autoencoder.
+    fn output(&self, kind: &OpKind) -> Option<SaeOutput> {
+        let OpKind::Sae { pre, acts, recon, error, out, .. } = *kind else { return None };
+        match self.splice(out) {
+            Some(Splice::Recon) => Some(SaeOutput::Recon),
+            Some(Splice::ReconAndError) => Some(SaeOutput::ReconAndError),
+            None if self.changes_features(kind) || self.changes(recon) || self.changes(error) => {
+                Some(SaeOutput::ReconAndError)
+            }
+            None => [pre, acts, recon, error].iter().any(|&edge| self.reads(edge)).then_some(SaeOutput::Unchanged),
+        }
+    }
 }

@@ -4,6 +4,7 @@ use super::operand::{plain_vector, read_form, read_operand, write_operand};
 use super::{Action, ActionWriter, CompiledAction, Operand};
 use crate::plan::compile::{Compiler, TapSite};
 use crate::plan::json_value::{ValueParser, ValueWriter};
+use crate::program::{OpKind, Program};
 use pellucid_kernels::{DType, Matrix, Pool};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -21,6 +22,9 @@ pub enum Reduce {
     Dot(Operand),
     /// Inner products with several vectors, per position.
     Project(Operand),
+    /// The nonzero elements, as a sparse matrix `[positions, units]`
+    /// ([`Capture::sparse`](crate::Capture::sparse)).
+    Sparse,
 }
 
 /// A compiled reduction; `Whole` is no reduction.
@@ -32,7 +36,21 @@ pub(crate) enum CompiledReduce {
     Dot(Vec<f32>),
     /// The vectors as a weight `[vectors, units]`.
     Project(Matrix),
+    Sparse(SparseSize),
 }
+
+/// Expected size of a sparse capture, for estimates of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SparseSize {
+    /// Nonzero elements of a position.
+    pub per_position: usize,
+    /// No position has more, unless the plan edits them. Otherwise `per_position` is an assumption.
+    pub is_bound: bool,
+}
+
+/// Share of features that is assumed to be active in an autoencoder whose kind does not limit it:
+/// one in so many.
+const ASSUMED_SPARSITY: usize = 64;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -48,6 +66,7 @@ enum ReduceForm {
     Topk(usize),
     Dot(Value),
     Project(Value),
+    Sparse,
 }
 
 impl ReduceForm {
@@ -58,6 +77,7 @@ impl ReduceForm {
             ReduceForm::Topk(k) => Reduce::TopK(k),
             ReduceForm::Dot(vector) => Reduce::Dot(read_operand(vector, names)?),
             ReduceForm::Project(matrix) => Reduce::Project(read_operand(matrix, names)?),
+            ReduceForm::Sparse => Reduce::Sparse,
         })
     }
 }
@@ -69,6 +89,7 @@ fn write_reduce(reduce: &Reduce, names: &ValueWriter) -> Value {
         Reduce::TopK(k) => json!({ "topk": k }),
         Reduce::Dot(vector) => json!({ "dot": write_operand(vector, names) }),
         Reduce::Project(matrix) => json!({ "project": write_operand(matrix, names) }),
+        Reduce::Sparse => json!("sparse"),
     }
 }
 
@@ -90,7 +111,11 @@ pub(super) fn write(reduce: &Option<Reduce>, to: &ActionWriter) -> Result<Value,
     })
 }
 
-pub(super) fn compile(reduce: &Option<Reduce>, _: &mut Compiler, target: TapSite) -> Result<CompiledAction, String> {
+pub(super) fn compile(
+    reduce: &Option<Reduce>,
+    compiler: &mut Compiler,
+    target: TapSite,
+) -> Result<CompiledAction, String> {
     let columns = target.columns.len();
     if reduce.is_some() && target.on_attention() {
         return Err("a capture of an attention site cannot be reduced".into());
@@ -115,7 +140,21 @@ pub(super) fn compile(reduce: &Option<Reduce>, _: &mut Compiler, target: TapSite
             CompiledReduce::Project(pack(rows, columns))
         }
         Some(Reduce::Project(vector)) => CompiledReduce::Project(pack(&[plain_vector(vector, columns)?], columns)),
+        Some(Reduce::Sparse) => CompiledReduce::Sparse(sparse_size(compiler.program, target)),
     }))
+}
+
+/// Estimates the nonzero elements of a position: at most k features of a TopK autoencoder, a fixed
+/// share of the features of other kinds, and all elements of every other site.
+fn sparse_size(program: &Program, target: TapSite) -> SparseSize {
+    let columns = target.columns.len();
+    match program.ops()[target.edge.producer].kind {
+        OpKind::Sae { acts, max_active, .. } if program.edge_of(target.site) == Some(acts) => match max_active {
+            Some(k) => SparseSize { per_position: k.min(columns), is_bound: true },
+            None => SparseSize { per_position: columns.div_ceil(ASSUMED_SPARSITY), is_bound: false },
+        },
+        _ => SparseSize { per_position: columns, is_bound: true },
+    }
 }
 
 /// Packs vectors for matrix products, in f32.

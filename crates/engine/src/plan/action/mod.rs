@@ -403,14 +403,14 @@ impl HasOperands for Reduce {
     fn add_operands<'a>(&'a self, operands: &mut Vec<&'a Operand>) {
         match self {
             Reduce::Dot(operand) | Reduce::Project(operand) => operands.push(operand),
-            Reduce::Mean | Reduce::Norm | Reduce::TopK(_) => {}
+            Reduce::Mean | Reduce::Norm | Reduce::TopK(_) | Reduce::Sparse => {}
         }
     }
 
     fn add_operands_mut<'a>(&'a mut self, operands: &mut Vec<&'a mut Operand>) {
         match self {
             Reduce::Dot(operand) | Reduce::Project(operand) => operands.push(operand),
-            Reduce::Mean | Reduce::Norm | Reduce::TopK(_) => {}
+            Reduce::Mean | Reduce::Norm | Reduce::TopK(_) | Reduce::Sparse => {}
         }
     }
 }

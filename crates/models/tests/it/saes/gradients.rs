@@ -9,7 +9,7 @@ use pellucid_engine::{Action, Model, Operand, Plan, RunOptions, Splice, Tap};
 use std::sync::Arc;
 
 /// A plan whose metric is the log-probability of token 7 after the prompt.
-fn metric(plan: &mut Plan) {
+pub fn metric(plan: &mut Plan) {
     let logits = plan.read(Tap::new("logits", Action::Read).positions(at("last")));
     let logs = plan.value(Expr::Softmax { of: logits, axis: -1, log: true });
     let one = plan.value(Expr::Index { of: logs, picks: vec![Pick::At(0), Pick::At(7)] });
@@ -17,11 +17,11 @@ fn metric(plan: &mut Plan) {
     plan.save.push(one);
 }
 
-fn gradient(site: &str) -> Tap {
+pub fn gradient(site: &str) -> Tap {
     Tap::new(site, Action::Grad { metric: 0, action: Box::new(Action::Capture(None)) })
 }
 
-fn gradients(model: &Model, case: &Case, taps: Vec<Tap>, recompute: bool) -> Vec<Vec<f32>> {
+pub fn gradients(model: &Model, case: &Case, taps: Vec<Tap>, recompute: bool) -> Vec<Vec<f32>> {
     let mut plan = plan(taps);
     metric(&mut plan);
     let options = RunOptions { recompute, ..RunOptions::default() };
@@ -53,7 +53,7 @@ fn the_gradient_of_a_feature_is_its_decoder_row_times_the_gradient_of_the_stream
 }
 
 /// The metric of a run under a plan.
-fn value(model: &Model, case: &Case, taps: Vec<Tap>) -> f32 {
+pub fn value(model: &Model, case: &Case, taps: Vec<Tap>) -> f32 {
     let mut plan = plan(taps);
     metric(&mut plan);
     run(model, std::slice::from_ref(&case.ids), &plan).saved[0].array.values()[0]

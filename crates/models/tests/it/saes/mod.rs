@@ -2,9 +2,12 @@
 
 mod attach;
 mod check;
+mod check_layers;
+mod cross_layer;
 mod gradients;
 mod refused;
 mod rows;
+mod sparse;
 mod splice;
 
 use golden::Case;
@@ -67,7 +70,11 @@ fn kinds() -> Vec<SaeKind> {
 
 /// The width of a site.
 fn width(case: &Case, site: Site) -> usize {
-    let program = case.loaded.model.program();
+    width_in(&case.loaded.model, site)
+}
+
+fn width_in(model: &Model, site: Site) -> usize {
+    let program = model.program();
     program.edge(program.edge_of(site).expect("the site exists")).width
 }
 
