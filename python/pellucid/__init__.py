@@ -38,9 +38,11 @@ from .network import Network, NetworkModel
 from .prefixes import Prefixes
 from .results import Cache, Captures, Generated, Mark
 from .saes import Sae, load_sae
+from .sessions import Op, Session, op, session_schema
 from .site_table import SiteInfo, Sites
 from .sparse import SparseArray
 from .steering import SteeringVectors
+from .stores import Store, open_store
 from .transformer_lens import ActivationCache
 from .values import Value
 
@@ -64,6 +66,7 @@ __all__ = [
     "Model",
     "Network",
     "NetworkModel",
+    "Op",
     "Plan",
     "PlanError",
     "Prefixes",
@@ -71,11 +74,13 @@ __all__ = [
     "Report",
     "Request",
     "Sae",
+    "Session",
     "SiteError",
     "SiteInfo",
     "Sites",
     "SparseArray",
     "SteeringVectors",
+    "Store",
     "Token",
     "Tokenizer",
     "Value",
@@ -85,10 +90,13 @@ __all__ = [
     "load",
     "load_sae",
     "load_tokenizer",
+    "op",
+    "open_store",
     "pull",
     "register_architecture",
     "register_architectures",
     "registered_architectures",
+    "session_schema",
     "strategies",
     "transformer_lens",
 ]

@@ -11,6 +11,10 @@ pub fn word(remedy: &Remedy) -> String {
         Remedy::Unchecked => "`unchecked=True` attaches it all the same".into(),
         Remedy::NameSaeSite => "name the site: `model.attach(path, \"layers.5.resid_post\")`".into(),
         Remedy::AttachSae => "attach an SAE there with `model.attach(path, site)`".into(),
+        Remedy::ReplaceStore => {
+            "choose another `output.path`, or replace it with `session.run(replace=True)`; equal parts are reused"
+                .into()
+        }
         Remedy::DidYouMean(names) => format!("did you mean {}? `model.sites` lists them all", Remedy::quote(names)),
         Remedy::SiteShapes(rule) => format!("{rule}; `model.sites` shows each site's shape"),
         Remedy::GenerationOptions => "see `help(pellucid.Model.generate)`".into(),

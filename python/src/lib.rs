@@ -22,6 +22,7 @@
 //! | `results` | captures and saved values of a run |
 //! | `run` | runs and generations, with the GIL released and Ctrl-C handled |
 //! | `sae` | sparse autoencoders: files, arithmetic, attaching |
+//! | `session` | analysis sessions, stores of results, ops in Python |
 //! | `sparse` | sparse captures |
 //! | `steering` | steering vectors: files, checks, extraction |
 //! | `tokenizer` | tokenizers without a model |
@@ -42,6 +43,7 @@ mod prefix;
 mod results;
 mod run;
 mod sae;
+mod session;
 mod sparse;
 mod steering;
 mod tokenizer;
@@ -76,6 +78,8 @@ mod _core {
     use super::run::{Generation, Run, generate, run, scan};
     #[pymodule_export]
     use super::sae::{Sae, attach_path, attach_sae, attached_saes, detach_sae};
+    #[pymodule_export]
+    use super::session::{Session, Store, open_session, replay_store, session_ops, session_schema};
     #[pymodule_export]
     use super::sparse::SparseArray;
     #[pymodule_export]

@@ -10,6 +10,9 @@ pub fn word(remedy: &Remedy) -> String {
         Remedy::Unchecked => "--unchecked attaches it all the same".into(),
         Remedy::NameSaeSite => "name the site: --sae PATH@layers.5.resid_post".into(),
         Remedy::AttachSae => "attach an SAE there with --sae PATH@SITE".into(),
+        Remedy::ReplaceStore => {
+            "choose another `output.path` (--output DIR), or replace it with --replace; equal parts are reused".into()
+        }
         Remedy::DidYouMean(names) => {
             format!("did you mean {}? `pellucid sites` lists them all", Remedy::quote(names))
         }

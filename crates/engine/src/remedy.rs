@@ -20,6 +20,8 @@ pub enum Remedy {
     Unchecked,
     /// Name the site of the autoencoder.
     NameSaeSite,
+    /// Replace the existing store, or write to another directory.
+    ReplaceStore,
     /// Use one of these sites, whose names are similar to the one that does not exist.
     DidYouMean(Vec<String>),
     /// Look up the shapes of the sites, after a rule about shapes.
@@ -81,6 +83,7 @@ impl Remedy {
             Remedy::AttachSae,
             Remedy::Unchecked,
             Remedy::NameSaeSite,
+            Remedy::ReplaceStore,
             Remedy::DidYouMean(vec!["layers.0.z".into(), "layers.1.z".into()]),
             Remedy::SiteShapes("shapes broadcast as in numpy"),
             Remedy::GenerationOptions,
@@ -110,6 +113,9 @@ impl fmt::Display for Remedy {
             Remedy::AttachSae => f.write_str("attach an SAE there with `Model::attach`"),
             Remedy::Unchecked => f.write_str("`AttachOptions::unchecked` attaches it all the same"),
             Remedy::NameSaeSite => f.write_str("name the site in `AttachOptions::site`, such as layers.5.resid_post"),
+            Remedy::ReplaceStore => f.write_str(
+                "choose another `output.path`, or replace it with `RunOptions::replace`; equal parts are reused",
+            ),
             Remedy::DidYouMean(names) => {
                 write!(f, "did you mean {}? `Program::sites` lists them all", Remedy::quote(names))
             }

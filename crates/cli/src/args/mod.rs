@@ -1,5 +1,6 @@
 //! Command-line arguments.
 
+mod analyze;
 mod batch;
 mod eval;
 mod lab;
@@ -7,6 +8,7 @@ mod lab_capture;
 mod sae;
 mod steer;
 
+pub use analyze::*;
 pub use batch::BatchArgs;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 pub use eval::EvalArgs;
@@ -62,6 +64,13 @@ pub enum Command {
     Sae(SaeCommand),
     /// Evaluate a model on tasks, plain and under plans: accuracy, perplexity, minimal pairs.
     Eval(EvalArgs),
+    /// Run an analysis session: a model, SAEs, a dataset and a chain of ops, from a file.
+    Analyze(AnalyzeArgs),
+    /// Stores of results that sessions wrote: show, compare, export.
+    #[command(subcommand)]
+    Store(StoreCommand),
+    /// Repeat the session of a store and report whether every bit is the same.
+    Replay(ReplayArgs),
     /// Profile a run or a generation: time, FLOP/s and bandwidth of every op.
     Profile(ProfileArgs),
     /// Download a model by name.

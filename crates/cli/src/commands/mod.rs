@@ -1,5 +1,6 @@
 //! The commands, one file each: load, call, print.
 
+pub mod analyze;
 mod batch;
 pub mod eval;
 pub mod generate;
@@ -12,6 +13,7 @@ pub mod run;
 pub mod sae;
 pub mod sites;
 pub mod steer;
+pub mod store;
 mod terminal;
 pub mod tokens;
 

@@ -139,3 +139,8 @@ fn the_guide_to_evaluation_shows_what_is_printed() {
 fn the_guide_to_batching_shows_what_is_printed() {
     check_page("docs/batching.md", 8);
 }
+
+#[test]
+fn the_guide_to_sessions_shows_what_is_printed() {
+    check_page("docs/sessions.md", 12);
+}

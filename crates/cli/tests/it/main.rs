@@ -7,6 +7,7 @@ mod guide;
 mod lab;
 mod lab_capture;
 mod saes;
+mod sessions;
 mod steering;
 
 /// The directory of a golden model, as an argument.

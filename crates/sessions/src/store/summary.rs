@@ -1,0 +1,176 @@
+//! Statistics of a store: correct answers, and the effect of each latent.
+
+use super::Store;
+use crate::table::Column;
+use pellucid_models::Result;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// Statistics of a store.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Summary {
+    /// Name of the session.
+    pub name: String,
+    /// Name of the model.
+    pub model: String,
+    /// The chain of ops.
+    pub ops: String,
+    /// Number of examples.
+    pub examples: usize,
+    /// Number of batches.
+    pub batches: usize,
+    /// Examples that are answered correctly: the logit difference is positive or, after ablations,
+    /// the most frequent prediction is the label. `None` without labels.
+    pub correct: Option<usize>,
+    /// Mean cross-entropy of the correct label.
+    pub mean_loss: Option<f64>,
+    /// Mean logit difference.
+    pub mean_logit_diff: Option<f64>,
+    /// The autoencoders.
+    pub hooks: Vec<HookSummary>,
+}
+
+/// Statistics of an autoencoder.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct HookSummary {
+    /// Its site.
+    pub hook: String,
+    /// Number of distinct latents that are active at an answer position.
+    pub alive: usize,
+    /// Mean number of active latents of an example.
+    pub mean_active: f64,
+    /// The latents, by the magnitude of their total effect, or of their mean activation if the
+    /// session computed no effects.
+    pub latents: Vec<LatentSummary>,
+}
+
+/// Statistics of a latent.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct LatentSummary {
+    /// Its index.
+    pub latent: usize,
+    /// Sum of its effects over correct examples.
+    pub total_effect: Option<f64>,
+    /// The same divided by the number of all examples.
+    pub mean_effect: Option<f64>,
+    /// Number of examples in which it is active.
+    pub active: usize,
+    /// Fraction of the correct examples in which it is active.
+    pub proportion_active: f64,
+    /// Mean activation over correct examples; 0 where it is not active.
+    pub mean_activation: f64,
+    /// Mean logit difference, without an ablation, of the examples in which it is active.
+    pub clean_diff: Option<f64>,
+}
+
+/// Computes the statistics of a store.
+pub fn summarize(store: &Store) -> Result<Summary> {
+    let integers = |table: &str, name: &str| optional(store, table, name);
+    let floats = |table: &str, name: &str| -> Result<Option<Vec<f32>>> {
+        Ok(optional(store, table, name)?.and_then(|column| column.floats().map(<[f32]>::to_vec)))
+    };
+    let examples = store.rows("examples");
+    let batches = integers("examples", "batch")?;
+    let batches =
+        batches.and_then(|column| column.integers().and_then(|all| all.last().map(|&last| last as usize + 1)));
+    let (losses, differences) = (floats("examples", "loss")?, floats("examples", "logit_diffs")?);
+    let correct = correct(store, differences.as_deref())?;
+    let mean = |values: &Option<Vec<f32>>| values.as_deref().map(mean_of);
+    let manifest = store.manifest();
+    Ok(Summary {
+        name: manifest.name.clone(),
+        model: manifest.model.name.clone(),
+        ops: manifest.ops.iter().map(|op| op.name.as_str()).collect::<Vec<_>>().join("."),
+        examples,
+        batches: batches.unwrap_or(0),
+        correct: correct.as_ref().map(|correct| correct.iter().filter(|&&correct| correct).count()),
+        mean_loss: mean(&losses),
+        mean_logit_diff: mean(&differences),
+        hooks: hooks(store, correct.as_deref(), differences.as_deref())?,
+    })
+}
+
+fn optional(store: &Store, table: &str, name: &str) -> Result<Option<Column>> {
+    if store.has(table, name) { store.column(table, name).map(Some) } else { Ok(None) }
+}
+
+fn mean_of(values: &[f32]) -> f64 {
+    values.iter().map(|&value| f64::from(value)).sum::<f64>() / values.len().max(1) as f64
+}
+
+/// Whether each example is answered correctly.
+fn correct(store: &Store, differences: Option<&[f32]>) -> Result<Option<Vec<bool>>> {
+    let Some(differences) = differences else { return Ok(None) };
+    let mut correct: Vec<bool> = differences.iter().map(|&difference| difference > 0.0).collect();
+    let (labels, ablated) = (optional(store, "examples", "orig_labels")?, optional(store, "latents", "preds")?);
+    let (Some(Column::Int64(labels)), Some(Column::Int64(ablated))) = (labels, ablated) else {
+        return Ok(Some(correct));
+    };
+    let of = store.column("latents", "example")?;
+    let own = optional(store, "examples", "preds")?;
+    let mut votes: BTreeMap<i64, BTreeMap<i64, usize>> = BTreeMap::new();
+    for (example, prediction) in of.integers().unwrap_or_default().iter().zip(&ablated) {
+        *votes.entry(*example).or_default().entry(*prediction).or_default() += 1;
+    }
+    for (index, correct) in correct.iter_mut().enumerate() {
+        let own = own.as_ref().and_then(Column::integers).and_then(|own| own.get(index)).copied();
+        let votes = votes.get(&(index as i64));
+        // The prediction without an ablation decides between equal counts.
+        let mode = votes.and_then(|votes| votes.iter().max_by_key(|&(&p, &count)| (count, Some(p) == own)));
+        *correct = mode.map(|(&prediction, _)| prediction).or(own) == labels.get(index).copied();
+    }
+    Ok(Some(correct))
+}
+
+fn hooks(store: &Store, correct: Option<&[bool]>, differences: Option<&[f32]>) -> Result<Vec<HookSummary>> {
+    if store.rows("latents") == 0 && !store.has("latents", "hook") {
+        return Ok(Vec::new());
+    }
+    let column = |name: &str| store.column("latents", name);
+    let (examples, names, latents, values) =
+        (column("example")?, column("hook")?, column("latent")?, column("activation")?);
+    let effects = optional(store, "latents", "attribution_values")?;
+    let effects = effects.as_ref().and_then(Column::floats);
+    let all = store.rows("examples").max(1) as f64;
+    let n_correct = correct.map_or(0, |correct| correct.iter().filter(|&&correct| correct).count()).max(1) as f64;
+    let order: Vec<String> = store.manifest().saes.iter().map(|sae| sae.site.clone()).collect();
+    let mut found: BTreeMap<(usize, usize), (LatentSummary, f64)> = BTreeMap::new();
+    let rows = examples.integers().unwrap_or_default().iter().zip(names.texts().unwrap_or_default());
+    let rows = rows.zip(latents.integers().unwrap_or_default()).zip(values.floats().unwrap_or_default()).enumerate();
+    for (row, (((&example, name), &latent), &value)) in rows {
+        let hook = order.iter().position(|own| own == name).unwrap_or(order.len());
+        let (own, clean) = found.entry((hook, latent as usize)).or_default();
+        own.latent = latent as usize;
+        own.active += 1;
+        let is_correct = correct.is_none_or(|correct| correct.get(example as usize) == Some(&true));
+        if is_correct {
+            own.proportion_active += 1.0 / n_correct;
+            own.mean_activation += f64::from(value) / n_correct;
+            if let Some(effects) = effects {
+                *own.total_effect.get_or_insert(0.0) += effects.get(row).map_or(0.0, |&effect| f64::from(effect));
+            }
+        }
+        if effects.is_some() {
+            own.total_effect.get_or_insert(0.0);
+        }
+        *clean +=
+            differences.and_then(|all| all.get(example as usize)).map_or(0.0, |&difference| f64::from(difference));
+    }
+    let mut summaries: Vec<HookSummary> = order
+        .iter()
+        .map(|hook| HookSummary { hook: hook.clone(), alive: 0, mean_active: 0.0, latents: Vec::new() })
+        .collect();
+    for ((hook, _), (mut own, clean)) in found {
+        own.mean_effect = own.total_effect.map(|total| total / all);
+        own.clean_diff = differences.map(|_| clean / own.active as f64);
+        let Some(summary) = summaries.get_mut(hook) else { continue };
+        summary.alive += 1;
+        summary.mean_active += own.active as f64 / all;
+        summary.latents.push(own);
+    }
+    for summary in &mut summaries {
+        let weight = |latent: &LatentSummary| latent.total_effect.unwrap_or(latent.mean_activation).abs();
+        summary.latents.sort_by(|a, b| weight(b).total_cmp(&weight(a)));
+    }
+    Ok(summaries)
+}
