@@ -29,9 +29,7 @@ RESET_HIGH_WATER = b"5"  # see `clear_refs` in proc(5)
 
 
 def read(path: str) -> bytes:
-    """Contents of a small file of /proc. A file that stays open could be closed by a test, and its
-    number reused.
-    """
+    """Contents of a small file of /proc."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(file, 4096)
@@ -51,6 +49,7 @@ class Memory:
 
     def __init__(self) -> None:
         self.last = (0, 0)
+        self.statm_file = -1
         self.statm = f"{PROC}/statm"
         self.status = f"{PROC}/status"
         self.clear_refs = f"{PROC}/clear_refs"
@@ -88,8 +87,16 @@ class Memory:
         return "getrusage, peak counts only as a new maximum of the process" if self.has_peak else "none"
 
     def read_rss(self) -> int:
-        """Resident set size; only on systems with `has_rss`."""
-        return int(read(self.statm).split(None, 2)[1]) * self.page_bytes
+        """Resident set size; only on systems with `has_rss`.
+
+        The file stays open, which saves two system calls. If a test has closed it, the read fails or
+        has other contents, and the file is opened again.
+        """
+        try:
+            return int(os.pread(self.statm_file, 128, 0).split(None, 2)[1]) * self.page_bytes
+        except (OSError, ValueError, IndexError):
+            self.statm_file = os.open(self.statm, os.O_RDONLY | os.O_CLOEXEC)
+            return int(os.pread(self.statm_file, 128, 0).split(None, 2)[1]) * self.page_bytes
 
     def reset_peak(self) -> bool:
         """Lowers the high-water mark to the present RSS; returns whether the system can."""

@@ -193,8 +193,8 @@ def test_termination_of_a_forked_child_writes_no_report(pytester):
 def test_a_killed_process_leaves_the_last_checkpoint(pytester):
     pytester.makeconftest("""
         import pellucid_pytest.reporter
-        pellucid_pytest.reporter.MIN_CHECKPOINT_SECONDS = 0
-        pellucid_pytest.reporter.CHECKPOINT_SHARE = 1e9
+        pellucid_pytest.reporter.CHECKPOINT_SECONDS = 0
+        pellucid_pytest.reporter.CHECKPOINT_SECONDS_PER_FIXTURE = 0
     """)
     pytester.makepyfile("""
         import os
