@@ -1,4 +1,4 @@
-//! Analysis sessions and stores. `pellucid/sessions.py` and `stores.py` are the classes around them.
+//! Analysis sessions and stores. `pellucid/sessions.py` and `stores.py` hold their classes.
 
 use crate::errors::{ErrorKind, error, from_models, guarded, raised};
 use crate::run::{run_engine, signal_interrupt};

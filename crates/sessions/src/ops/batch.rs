@@ -124,7 +124,7 @@ impl AnalysisBatch {
         self.examples.get(name).and_then(Column::floats).ok_or_else(|| absent(name))
     }
 
-    /// The rows of the latents: index of the example in the batch, index of the autoencoder, latent.
+    /// The rows of the latents: indices of the example in the batch and of the autoencoder, latent.
     pub(super) fn latent_rows(&self, context: &OpContext<'_>) -> Result<Vec<(usize, usize, usize)>> {
         let integers = |name| self.latents.get(name).and_then(Column::integers).ok_or_else(|| absent(name));
         let hooks = self.latents.get("hook").and_then(Column::texts).ok_or_else(|| absent("hook"))?;

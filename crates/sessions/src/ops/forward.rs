@@ -48,8 +48,8 @@ pub(super) fn forward(context: &OpContext<'_>, batch: &mut AnalysisBatch, splice
     Ok(())
 }
 
-/// Runs the rows of a batch with autoencoders spliced in, and keeps each run for branches. Logits and
-/// latents come from a branch that changes nothing: it computes one token, with the bits of the run.
+/// Runs the rows of a batch with autoencoders spliced in, and keeps each run for branches. Logits
+/// and latents come from a branch that changes nothing: it computes one token, with the run's bits.
 pub(super) fn forward_with_bases(context: &OpContext<'_>, batch: &mut AnalysisBatch) -> Result<()> {
     let (rows, spliced) = (AnswerRow::of_batch(context), splices(context));
     let (mut logits, mut latents) = (Vec::with_capacity(rows.len()), Vec::new());

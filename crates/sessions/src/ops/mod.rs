@@ -5,8 +5,8 @@
 //! composite is a name for a chain. Programs add ops of their own to a [`Registry`].
 //!
 //! Shortcuts with the same results as the definitions (docs/sessions.md lists these): rows are
-//! never padded, logits exist at the answer position only, an ablation is a branch of one token, and
-//! only active latents are ablated and stored.
+//! never padded, logits exist at the answer position only, an ablation is a branch of one token,
+//! and only active latents are ablated and stored.
 
 mod alive;
 mod answers;
