@@ -59,27 +59,37 @@ pub struct VariantResult {
     pub scores: Vec<Vec<Score>>,
 }
 
-/// Evaluates a task for the plain model (`clean`) and under each variant's plan. `seed` is that of
-/// the bootstrap; `progress` receives the fraction done.
+/// Options of [`evaluate`].
+#[derive(Clone, Copy, Debug)]
+pub struct EvalOptions {
+    /// Seed of the bootstrap.
+    pub seed: u64,
+    /// Put the BOS token before texts without a context, as lm-eval does. Without it their first
+    /// token is not scored.
+    pub prefix: bool,
+}
+
+/// Evaluates a task for the plain model (`clean`) and under each variant's plan. `progress` receives
+/// the fraction done.
 pub fn evaluate(
     loaded: &LoadedModel,
     task: &Task,
     variants: &[Variant],
-    seed: u64,
+    options: EvalOptions,
     progress: &mut dyn FnMut(f32),
 ) -> Result<Evaluation> {
     let clean = Variant { name: "clean".into(), ..Variant::default() };
     let all: Vec<&Variant> = std::iter::once(&clean).chain(variants).collect();
     let mut results: Vec<VariantResult> = Vec::with_capacity(all.len());
     for (index, variant) in all.iter().enumerate() {
-        let scores = score::score_items(loaded, task, variant, &mut |done| {
+        let scores = score::score_items(loaded, task, variant, options.prefix, &mut |done| {
             progress((index as f32 + done) / all.len() as f32);
         })?;
         let changes = match results.first() {
-            Some(clean) => metrics::changes(task, &clean.scores, &scores, seed),
+            Some(clean) => metrics::changes(task, &clean.scores, &scores, options.seed),
             None => Vec::new(),
         };
-        let metrics = metrics::metrics(task, &scores, seed);
+        let metrics = metrics::metrics(task, &scores, options.seed);
         results.push(VariantResult { name: variant.name.clone(), metrics, changes, scores });
     }
     Ok(Evaluation {

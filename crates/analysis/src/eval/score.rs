@@ -40,6 +40,7 @@ pub(super) fn score_items(
     loaded: &LoadedModel,
     task: &Task,
     variant: &Variant,
+    prefix: bool,
     progress: &mut dyn FnMut(f32),
 ) -> Result<Vec<Vec<Score>>> {
     if variant.plan.taps.iter().any(|tap| tap.rows.is_some()) {
@@ -53,7 +54,7 @@ pub(super) fn score_items(
     for (index, item) in task.items.iter().enumerate() {
         let texts = texts_of(item);
         for (context, continuation) in &texts {
-            let windows = encode(loaded, *context, continuation, text).map_err(|error| match error {
+            let windows = encode(loaded, *context, continuation, prefix, text).map_err(|error| match error {
                 Error::Usage { problem, remedy } => {
                     Error::usage(format!("{}, item {index}: {problem}", task.name), remedy)
                 }
@@ -98,10 +99,23 @@ fn texts_of(item: &Item) -> Vec<(Option<&str>, &str)> {
 }
 
 /// Encodes a text that is scored: in several windows if it is longer than the model's context.
-fn encode(loaded: &LoadedModel, context: Option<&str>, continuation: &str, text: usize) -> Result<Vec<Scored>> {
+fn encode(
+    loaded: &LoadedModel,
+    context: Option<&str>,
+    continuation: &str,
+    prefix: bool,
+    text: usize,
+) -> Result<Vec<Scored>> {
     let longest = loaded.model.program().architecture().context.unwrap_or(usize::MAX - 1);
     let Some(context) = context else {
         let mut tokens = loaded.encode(continuation)?;
+        if !prefix {
+            let first = tokens.remove(0);
+            return match tokens.is_empty() {
+                true => Err(Error::usage("a text of one token, of which none is scored", "give a longer text")),
+                false => Ok(windows(first, &tokens, longest, text)),
+            };
+        }
         let special = loaded.tokenizer()?.special();
         let first = special.bos.or_else(|| special.eos.first().copied()).ok_or_else(|| {
             Error::usage("the tokenizer has neither a BOS nor an end-of-text token", "give every text a context")

@@ -198,8 +198,8 @@ pub struct PlanArgs {
     /// message:-1.header)
     #[arg(long, value_name = "P", default_value = "all", allow_hyphen_values = true)]
     pub positions: String,
-    /// Store only the nonzero elements of the sites of --capture, as a sparse matrix: for features of
-    /// SAEs (SITE/sae.acts)
+    /// Store only the nonzero elements of the sites of --capture, as a sparse matrix: for features
+    /// of SAEs (SITE/sae.acts)
     #[arg(long, requires = "capture")]
     pub sparse: bool,
     /// JSON file with a plan of captures and edits; see docs/plans.md

@@ -5,8 +5,9 @@ use crate::args::EvalArgs;
 use crate::failure::Failure;
 use crate::inputs::{PlanFile, read_plan_file, steering_taps};
 use crate::{models, progress};
-use pellucid_analysis::eval::{Task, Variant, eval_text, evaluate};
+use pellucid_analysis::eval::{EvalOptions, Task, Variant, eval_text, evaluate};
 use pellucid_engine::Plan;
+use pellucid_models::builtin;
 use serde_json::json;
 use std::path::Path;
 
@@ -24,10 +25,12 @@ pub fn run(args: EvalArgs) -> Result<(), Failure> {
         let plan = Plan::of(steering_taps(loaded, std::slice::from_ref(text))?);
         variants.push(Variant { name: text.clone(), plan, ..Variant::default() });
     }
+    // The built-in model was trained without a start token and cannot read one.
+    let options = EvalOptions { seed: args.seed, prefix: !args.no_prefix && loaded.name != builtin::NAME };
     let mut results = Vec::new();
     for task in &tasks {
         let bar = progress::DelayedProgressBar::new("evaluating");
-        let evaluation = evaluate(loaded, task, &variants, args.seed, &mut |done| bar.set(done))?;
+        let evaluation = evaluate(loaded, task, &variants, options, &mut |done| bar.set(done))?;
         bar.finish();
         if !args.json {
             print(&eval_text(&evaluation))?;

@@ -336,8 +336,8 @@ impl<'a> Frame<'a> {
         self.buffers.features.get(&acts)
     }
 
-    /// Passes a value on from one edge to another, unchanged except by taps: op `index` between them
-    /// does not run.
+    /// Passes a value on from one edge to another, unchanged except by taps: op `index` between
+    /// them does not run.
     pub(crate) fn pass_on(&mut self, from: EdgeId, to: EdgeId, index: usize, taps: &mut Taps) -> Result<()> {
         let is_free = self.is_free_after(from, index, taps);
         match (&self.buffers.values[from], self.memory) {

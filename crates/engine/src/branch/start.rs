@@ -36,8 +36,8 @@ pub(super) fn join_points(program: &Program) -> Vec<JoinPoint> {
     ops.into_iter().map(point).collect()
 }
 
-/// Whether ops from `first` on compute all features that they decode: those of the earlier layers of
-/// cross-layer transcoders. The base has not kept them.
+/// Whether ops from `first` on compute all features that they decode: those of the earlier layers
+/// of cross-layer transcoders. The base has not kept them.
 fn has_earlier_layers(program: &Program, compiled: &CompiledPlan, first: usize) -> bool {
     program.ops()[first..].iter().all(|op| match &op.kind {
         OpKind::Sae { sae, earlier, .. } if compiled.sae_uses[*sae].runs => {

@@ -135,8 +135,8 @@ impl<'a> BackwardPass<'a> {
         self.tape.requires_grad(edge)
     }
 
-    /// Whether the gradient of the features of an attached autoencoder is needed: for itself, or for
-    /// the input of its encoder. `acts` is the edge of its activations.
+    /// Whether the gradient of the features of an attached autoencoder is needed: for itself, or
+    /// for the input of its encoder. `acts` is the edge of its activations.
     pub fn differentiates_sae(&self, acts: EdgeId) -> bool {
         let index = self.program.edge(acts).producer;
         let kind = &self.program.ops()[index].kind;

@@ -1,9 +1,9 @@
 //! Backward pass of attached autoencoders: through the decoders to the features, then through the
 //! encoder. The error is a constant.
 //!
-//! The reconstruction of a layer by a cross-layer transcoder also has a gradient with respect to the
-//! features of earlier layers. It is added to the gradient of their activations, which is complete
-//! when the op of the earlier layer is reached.
+//! The reconstruction of a layer by a cross-layer transcoder also has a gradient with respect to
+//! the features of earlier layers. It is added to the gradient of their activations, which is
+//! complete when the op of the earlier layer is reached.
 
 use super::backward::BackwardPass;
 use crate::backend::{RetainedValues, SaeOutput, SaeToken};

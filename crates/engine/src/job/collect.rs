@@ -266,7 +266,8 @@ impl Collector {
         }
     }
 
-    /// Adds the selected experts of one token of a row, at the `nth` selected position, to a capture.
+    /// Adds the selected experts of one token of a row, at the `nth` selected position, to a
+    /// capture.
     pub fn collect_experts(&mut self, (index, row): (usize, usize), entry: &CompiledTap, nth: usize, experts: &[f32]) {
         let CompiledAction::Capture(reduce) = &entry.action else { return };
         if self.applies(entry, row, nth)

@@ -2,9 +2,9 @@
 //!
 //! A [`Job`] holds everything that belongs to its rows alone: the plan compiled for them, their KV
 //! caches and recurrent states (`row.rs`), the captures and values collected so far (`collect.rs`,
-//! `capture_buffer.rs`, `sparse_buffer.rs`), and the tokens for which the last MLP and the logits are computed. The
-//! executor packs tokens of any number of jobs into a [`Pass`] (`pass.rs`); only its own job's taps
-//! apply to a row.
+//! `capture_buffer.rs`, `sparse_buffer.rs`), and the tokens for which the last MLP and the logits
+//! are computed. The executor packs tokens of any number of jobs into a [`Pass`] (`pass.rs`); only
+//! its own job's taps apply to a row.
 
 mod capture_buffer;
 mod capture_options;

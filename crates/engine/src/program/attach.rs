@@ -46,8 +46,8 @@ impl Program {
         self.sites.iter().find(|(_, other)| **other == edge).map(|(site, _)| *site)
     }
 
-    /// Returns the ops of the later layers of a cross-layer transcoder, which decode the features of
-    /// the edge `acts`.
+    /// Returns the ops of the later layers of a cross-layer transcoder, which decode the features
+    /// of the edge `acts`.
     pub(crate) fn later_layers(&self, acts: EdgeId) -> impl Iterator<Item = &Op> {
         let decodes = move |op: &&Op| match &op.kind {
             OpKind::Sae { earlier, .. } => earlier.iter().any(|features| features.acts == acts),

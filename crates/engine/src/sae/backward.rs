@@ -61,8 +61,8 @@ impl Sae {
         });
     }
 
-    /// Adds to `d_acts` of tokens `lines`, `[…, n_features]`, the gradient of the reconstruction of a
-    /// later layer by decoder `index`: `d_recon [tokens, d_out]`.
+    /// Adds to `d_acts` of tokens `lines`, `[…, n_features]`, the gradient of the reconstruction of
+    /// a later layer by decoder `index`: `d_recon [tokens, d_out]`.
     ///
     /// With `active`, only features that are active at their token get a gradient, as in
     /// [`decode_backward`](Self::decode_backward).

@@ -1,4 +1,5 @@
-//! Features of one layer of a cross-layer transcoder during a pass, for the decoders of later layers.
+//! Features of one layer of a cross-layer transcoder during a pass, for the decoders of later
+//! layers.
 
 use super::ActiveFeatures;
 

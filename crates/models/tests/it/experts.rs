@@ -322,7 +322,7 @@ fn branches_capture_by_expert() {
     let edit = Tap::zero("layers.1.z").positions(at("3"));
     let plan =
         plan([edit, capture("layers.1.expert_out").experts([2, 1]), capture("layers.0.expert_weights").experts([0])]);
-    let (branch, whole) = (base.branch(&plan).expect("a branch"), case.run(&[case.ids.clone()], &plan));
+    let (branch, whole) = (base.branch(&plan).expect("a branch"), case.run(std::slice::from_ref(&case.ids), &plan));
     for (a, b) in branch.captures.iter().zip(&whole.captures) {
         assert!(a.array.shape() == b.array.shape() && bits(&a.array) == bits(&b.array), "{}", a.site);
     }

@@ -2,8 +2,8 @@
 //!
 //! Without a tap inside, the activation passes on unchanged. Otherwise the autoencoder runs for the
 //! tokens that taps select, a few at a time, so that the activations of all features of a long
-//! prompt need not exist at once. The layers of a cross-layer transcoder keep the active features of
-//! these tokens for the reconstructions of later layers.
+//! prompt need not exist at once. The layers of a cross-layer transcoder keep the active features
+//! of these tokens for the reconstructions of later layers.
 
 use super::super::taps::{SaeOutput, SaeToken};
 use crate::backend::{Frame, Taps};
@@ -264,8 +264,8 @@ impl SaeOp<'_> {
         chunk.in_pass.iter().zip(active).for_each(|(&token, active)| features.active[token] = active);
     }
 
-    /// Keeps the features before edits for later layers; returns the reconstruction from them, if it
-    /// `decodes`.
+    /// Keeps the features before edits for later layers; returns the reconstruction from them, if
+    /// it `decodes`.
     fn keep_unedited(
         &mut self,
         chunk: &Chunk,

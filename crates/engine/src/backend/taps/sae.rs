@@ -149,8 +149,8 @@ impl PositionTaps<'_> {
             || compiled.sources_at[edge].iter().any(|&source| self.nth(&compiled.sources[source].rows).is_some())
     }
 
-    /// Whether a tap changes an edge, or selects its gradient: a gradient flows through the features
-    /// only if the model continues with them.
+    /// Whether a tap changes an edge, or selects its gradient: a gradient flows through the
+    /// features only if the model continues with them.
     fn changes(&self, edge: EdgeId) -> bool {
         let compiled = &*self.job.compiled;
         let entries = compiled.backward_at_edge[edge].iter().map(|&tap| &compiled.taps[tap]);

@@ -1,5 +1,5 @@
-//! The test of a cross-layer transcoder when it is attached: on the built-in model, with a transcoder
-//! that is a linear fit of each MLP.
+//! The test of a cross-layer transcoder when it is attached: on the built-in model, with a
+//! transcoder that is a linear fit of each MLP.
 
 use super::width_in;
 use pellucid_engine::sae::{InputNormalization, Sae, SaeKind};
@@ -71,8 +71,8 @@ fn matrix(rows: usize, cols: usize, value: impl Fn(usize, usize) -> f64 + Sync) 
     })
 }
 
-/// A transcoder of all layers whose features are the positive and negative parts of `mlp_in`, decoded
-/// by a linear fit of the own layer's MLP. Its files declare that it reads `read`.
+/// A transcoder of all layers whose features are the positive and negative parts of `mlp_in`,
+/// decoded by a linear fit of the own layer's MLP. Its files declare that it reads `read`.
 fn fitted(loaded: &LoadedModel, read: Point) -> Vec<LoadedSae> {
     let count = loaded.model.program().architecture().layers.len();
     let info = || read_named_sae("builtin").expect("the built-in SAE").info;

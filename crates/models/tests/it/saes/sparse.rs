@@ -82,11 +82,14 @@ fn a_sparse_capture_has_the_nonzero_elements_of_the_dense_one() {
 fn other_sites_can_be_captured_sparsely() {
     let case = golden::case("opt");
     let site = "layers.0.mlp_act";
-    let captures = run(&case.loaded.model, &[case.ids.clone()], &plan([sparse(site), capture(site)])).captures;
+    let captures =
+        run(&case.loaded.model, std::slice::from_ref(&case.ids), &plan([sparse(site), capture(site)])).captures;
     assert!(captures[0].array.len() < captures[1].array.len(), "a ReLU has zeros");
     agree(&captures, site);
     // Heads are flattened: a sparse matrix has two axes.
-    let z = run(&case.loaded.model, &[case.ids.clone()], &plan([sparse("layers.0.z"), capture("layers.0.z")])).captures;
+    let z =
+        run(&case.loaded.model, std::slice::from_ref(&case.ids), &plan([sparse("layers.0.z"), capture("layers.0.z")]))
+            .captures;
     agree(&z, "z");
 }
 
@@ -126,7 +129,7 @@ fn a_condition_selects_sparse_rows() {
     };
     let run = |reduce: &str| {
         let plan = Plan::from_json(&json(reduce)).unwrap_or_else(|e| panic!("{e}"));
-        run(&model, &[case.ids.clone()], &plan).captures.remove(0)
+        run(&model, std::slice::from_ref(&case.ids), &plan).captures.remove(0)
     };
     let (sparse, whole) = (run(r#"{"reduce": "sparse"}"#), run("true"));
     assert!(!whole.positions.is_empty() && whole.positions.len() < case.ids.len(), "{:?}", whole.positions);
@@ -141,7 +144,7 @@ fn branches_capture_sparsely() {
     let base = model.base(&case.ids, &Plan::default()).expect("a base");
     let edit = Tap::new("layers.0.mlp_out", Action::Zero).positions(at("2"));
     let plan = plan([edit, sparse(ACTS)]);
-    let (branch, whole) = (base.branch(&plan).expect("a branch"), run(&model, &[case.ids.clone()], &plan));
+    let (branch, whole) = (base.branch(&plan).expect("a branch"), run(&model, std::slice::from_ref(&case.ids), &plan));
     assert_eq!(branch.captures[0].sparse, whole.captures[0].sparse);
     assert_eq!(bits(&branch.captures[0].array), bits(&whole.captures[0].array));
 }
@@ -170,7 +173,7 @@ fn explain_states_the_size_of_sparse_captures() {
     assert!(relu.feature_bytes <= 4 * 64 * FEATURES);
     // The real size is within the bound.
     let model = attached(&case, SaeKind::TopK { k: 5, by_decoder_norm: None }, SITE);
-    let capture = run(&model, &[case.ids.clone()], &plan([sparse(ACTS)])).captures.remove(0);
+    let capture = run(&model, std::slice::from_ref(&case.ids), &plan([sparse(ACTS)])).captures.remove(0);
     assert!(8 * capture.array.len() + 8 * n <= top.capture_bytes);
 }
 
@@ -179,7 +182,7 @@ fn sparse_captures_are_refused_where_they_make_no_sense() {
     let case = golden::case("llama");
     let model = attached(&case, SaeKind::Relu, SITE);
     let fails = |tap: Tap| {
-        let run = model.run(&[case.ids.clone()], &plan([tap]), &RunOptions::default());
+        let run = model.run(std::slice::from_ref(&case.ids), &plan([tap]), &RunOptions::default());
         run.expect_err("refused").to_string()
     };
     assert!(fails(sparse("layers.0.attn_probs")).contains("attention site"));
@@ -190,6 +193,9 @@ fn sparse_captures_are_refused_where_they_make_no_sense() {
         picks: vec![pellucid_engine::plan::Pick::At(0), pellucid_engine::plan::Pick::At(7)],
     });
     of_gradient.metrics.push(one);
-    let error = model.run(&[case.ids.clone()], &of_gradient, &RunOptions::default()).expect_err("refused").to_string();
+    let error = model
+        .run(std::slice::from_ref(&case.ids), &of_gradient, &RunOptions::default())
+        .expect_err("refused")
+        .to_string();
     assert!(error.contains("capture takes no reduction"), "{error}");
 }
