@@ -69,8 +69,8 @@ pub struct EvalOptions {
     pub prefix: bool,
 }
 
-/// Evaluates a task for the plain model (`clean`) and under each variant's plan. `progress` receives
-/// the fraction done.
+/// Evaluates a task for the plain model (`clean`) and under each variant's plan. `progress`
+/// receives the fraction done.
 pub fn evaluate(
     loaded: &LoadedModel,
     task: &Task,

@@ -34,8 +34,8 @@ pub struct EvalArgs {
     /// Maximum number of items of a task
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub limit: Option<u32>,
-    /// Do not put the BOS token before texts without a prompt; their first token is then not scored.
-    /// Always so for the built-in model, which was trained without a start token
+    /// Do not put the BOS token before texts without a prompt; their first token is then not
+    /// scored. Always so for the built-in model, which was trained without a start token
     #[arg(long)]
     pub no_prefix: bool,
     /// Seed of the bootstrap
