@@ -203,9 +203,10 @@ mod tests {
             Remedy::AttachSae => 17,
             Remedy::Unchecked => 18,
             Remedy::NameSaeSite => 19,
+            Remedy::ReplaceStore => 20,
         }
     }
-    const VARIANTS: usize = 20;
+    const VARIANTS: usize = 21;
 
     #[test]
     fn the_wording_for_rust_names_no_flag_and_no_command() {

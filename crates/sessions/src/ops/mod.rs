@@ -1,6 +1,6 @@
 //! Ops: the steps of an analysis, each with a declared schema.
 //!
-//! An op is one file and one row of [`BUILTIN`]. It reads fields of an [`AnalysisBatch`] and adds
+//! An op is one file and one row of `BUILTIN`. It reads fields of an [`AnalysisBatch`] and adds
 //! others; `compose.rs` checks before a run that every field is produced by an earlier op. A
 //! composite is a name for a chain. Programs add ops of their own to a [`Registry`].
 //!
