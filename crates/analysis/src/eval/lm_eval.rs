@@ -97,7 +97,10 @@ pub(super) fn read(path: &Path) -> Result<Task> {
     };
     let content = std::fs::read_to_string(path)
         .map_err(|error| Error::usage(format!("{}: {error}", path.display()), "check the path of the task"))?;
-    let file: TaskFile = serde_saphyr::from_str(&content).map_err(|error| fail(error.to_string()))?;
+    let file: TaskFile = serde_saphyr::from_str(&content).map_err(|error| {
+        // The first line says what and where; the others quote the file.
+        fail(error.to_string().lines().next().unwrap_or_default().trim_start_matches("error: ").to_string())
+    })?;
     if file.num_fewshot.is_some_and(|count| count > 0) {
         return Err(fail("`num_fewshot` is not 0: examples in the prompt are not supported".into()));
     }

@@ -72,9 +72,9 @@ fn texts_in_windows_batches_and_plans_have_consistent_scores() {
 #[test]
 fn bad_tasks_are_refused_before_the_model_is_loaded() {
     let dir = tempfile::tempdir().expect("a directory");
-    let yaml = |more: &str| {
+    let yaml = |name: &str, more: &str| {
         let base = std::fs::read_to_string(example("eval/task.yaml")).expect("a task");
-        file(&dir, "task.yaml", &(base.replace("choices.jsonl", &example("eval/choices.jsonl")) + more))
+        file(&dir, name, &(base.replace("choices.jsonl", &example("eval/choices.jsonl")) + more))
     };
     for (task, problem) in [
         (file(&dir, "empty.jsonl", ""), "has no item"),
@@ -84,8 +84,8 @@ fn bad_tasks_are_refused_before_the_model_is_loaded() {
         ),
         (file(&dir, "b.jsonl", "{\"text\": \"x\"}\n{\"good\": \"a\", \"bad\": \"b\"}\n"), "line 2: another kind"),
         (file(&dir, "c.jsonl", "{\"text\": \"x\"}\n{\"tex\n"), "line 2"),
-        (yaml("num_fewshot: 3\n"), "`num_fewshot`"),
-        (yaml("process_docs: !function utils.process\n"), "process_docs"),
+        (yaml("few.yaml", "num_fewshot: 3\n"), "`num_fewshot`"),
+        (yaml("code.yaml", "process_docs: !function utils.process\n"), "unknown field `process_docs`"),
         ("nosuch.jsonl".into(), "nosuch.jsonl"),
     ] {
         refused(&["eval", &task], 2, problem, "");
