@@ -155,7 +155,7 @@ def test_without_proc_the_memory_columns_say_so(pytester):
 
         @pytest.fixture
         def large():
-            return bytearray(b"x") * (256 * 2**20)
+            return bytearray(b"x") * (512 * 2**20)
 
         def test_large(large): pass
     """)
@@ -163,7 +163,9 @@ def test_without_proc_the_memory_columns_say_so(pytester):
     large = rows(pytester)["large"]
     assert large["memory_bytes"] is None
     if sys.platform != "win32":
-        assert large["peak_bytes"] > 200 * MIB
+        # The kernel's peak of a new process starts at the memory of the process that started it,
+        # so part of the growth is hidden.
+        assert 256 * MIB < large["peak_bytes"] < 520 * MIB
         assert read(pytester)["session"]["memory"].startswith("getrusage")
 
 
