@@ -18,7 +18,7 @@ pub struct Task {
     pub items: Vec<Item>,
 }
 
-/// What is scored.
+/// The kind of likelihood that a task compares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TaskKind {

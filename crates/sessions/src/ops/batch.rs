@@ -29,7 +29,7 @@ impl Hook {
     }
 }
 
-/// What ops have in common: the model, its autoencoders and the examples of the batch.
+/// Context of all ops: the model, its autoencoders and the examples of the batch.
 pub struct OpContext<'a> {
     /// The model with its autoencoders.
     pub model: &'a LoadedModel,

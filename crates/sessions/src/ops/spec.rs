@@ -48,7 +48,7 @@ impl Field {
     }
 }
 
-/// What an op needs besides its inputs.
+/// Requirements of an op in addition to its inputs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Needs {
     /// At least one attached autoencoder.
@@ -72,7 +72,7 @@ pub struct OpSpec {
     pub inputs: Cow<'static, [Field]>,
     /// Fields that it writes.
     pub outputs: Cow<'static, [Field]>,
-    /// What else it needs.
+    /// Its other requirements.
     pub needs: Needs,
 }
 

@@ -1,4 +1,4 @@
-//! What a session will do and cost, before it runs.
+//! Work and cost of a session, before it runs.
 
 use super::Session;
 use crate::memory::resident_bytes;
@@ -7,7 +7,7 @@ use crate::store::Store;
 use pellucid_models::Result;
 use serde::Serialize;
 
-/// What a session will do and cost.
+/// Work and cost of a session.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CheckReport {
     /// Name of the session.
