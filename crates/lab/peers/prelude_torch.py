@@ -1,4 +1,6 @@
 """Common code of the workers based on torch and transformers, after `prelude.py`."""
+import atexit, shutil, tempfile
+
 import torch, transformers
 from transformers import AutoModelForCausalLM
 
@@ -46,6 +48,13 @@ def dummy_tokenizer():
 
     words = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
     return PreTrainedTokenizerFast(tokenizer_object=words, unk_token="a", bos_token="b", eos_token="b", pad_token="b")
+
+
+def tokenizer_in_a_directory():
+    home = tempfile.mkdtemp()  # TransformerLens reloads the tokenizer from its directory
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    dummy_tokenizer().save_pretrained(home)
+    return transformers.PreTrainedTokenizerFast.from_pretrained(home)
 
 
 def timed_jobs(jobs, decode):

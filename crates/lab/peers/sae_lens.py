@@ -1,5 +1,5 @@
 """The lab's worker for TransformerLens with SAELens, after `prelude.py` and `prelude_torch.py`: the job `splice` only."""
-import atexit, importlib.metadata, shutil, tempfile
+import importlib.metadata
 from pathlib import Path
 
 from sae_lens import SAE
@@ -7,13 +7,6 @@ from sae_lens.analysis.sae_transformer_bridge import SAETransformerBridge
 
 # The rows of the job, as protocol.rs has them.
 LENGTHS = [50, 87, 123, 160]
-
-
-def tokenizer_in_a_directory():
-    home = tempfile.mkdtemp()  # the library reloads the tokenizer from its directory
-    atexit.register(shutil.rmtree, home, ignore_errors=True)
-    dummy_tokenizer().save_pretrained(home)
-    return transformers.PreTrainedTokenizerFast.from_pretrained(home)
 
 
 def saes(count):

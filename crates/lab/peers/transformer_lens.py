@@ -1,14 +1,7 @@
 """The lab's worker for TransformerLens, after `prelude.py` and `prelude_torch.py`."""
-import atexit, importlib.metadata, shutil, tempfile
+import importlib.metadata
 
 from transformer_lens.model_bridge import TransformerBridge
-
-
-def tokenizer_in_a_directory():
-    home = tempfile.mkdtemp()  # the library reloads the tokenizer from its directory
-    atexit.register(shutil.rmtree, home, ignore_errors=True)
-    dummy_tokenizer().save_pretrained(home)
-    return transformers.PreTrainedTokenizerFast.from_pretrained(home)
 
 
 @torch.no_grad()
