@@ -10,6 +10,7 @@
 //! | `array` | arrays in both directions; engine arrays are shared, not copied |
 //! | `branch` | branches: re-runs of a prompt from the middle |
 //! | `chat` | conversations as tokens, with the spans of their messages |
+//! | `command` | the `pellucid` command, for the script of the package |
 //! | `engine` | the scheduler: many requests at once |
 //! | `errors` | engine errors and panics as exceptions of the package |
 //! | `expression` | recorded values as expressions of a plan |
@@ -31,6 +32,7 @@
 mod array;
 mod branch;
 mod chat;
+mod command;
 mod engine;
 mod errors;
 mod expression;
@@ -60,6 +62,8 @@ mod _core {
     use super::branch::{Base, base};
     #[pymodule_export]
     use super::chat::ChatPrompt;
+    #[pymodule_export]
+    use super::command::run_command;
     #[pymodule_export]
     use super::engine::{Engine, EngineRequest};
     #[pymodule_export]

@@ -1,54 +1,25 @@
-//! Output files: written under a temporary name, then renamed, so that a reader never sees an
-//! incomplete file.
+//! Files of results; `pellucid_models::output` writes them so that a reader never sees an incomplete
+//! one.
 
 use crate::failure::Failure;
 use pellucid_engine::{Action, Array, Capture, CaptureDtype, Generation, Plan, SavedValue, SparseRows};
 use pellucid_models::LoadedModel;
 use pellucid_models::attach::SaeRecord;
-use safetensors::{Dtype, SafeTensorError, View};
+use pellucid_models::output;
+use safetensors::{Dtype, View};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
-use std::io::Write;
 use std::path::Path;
-use tempfile::NamedTempFile;
 
 /// Writes a file atomically.
 pub fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
-    write_with(path, |file| file.write_all(bytes))
-}
-
-/// Writes a file atomically: `fill` writes its content to a temporary file.
-fn write_with(path: &Path, fill: impl FnOnce(&mut NamedTempFile) -> std::io::Result<()>) -> Result<(), Failure> {
-    let fail = |error: std::io::Error| {
-        Failure::usage(
-            format!("cannot write {}: {error}", path.display()),
-            "check that the directory exists and the disk is not full",
-        )
-    };
-    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut builder = tempfile::Builder::new();
-    // Temporary files are private by default; a result gets the usual permissions (the umask
-    // applies).
-    #[cfg(unix)]
-    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-    let mut file = builder.tempfile_in(dir).map_err(fail)?;
-    fill(&mut file).map_err(fail)?;
-    file.persist(path).map_err(|error| fail(error.error))?;
-    Ok(())
+    output::write(path, bytes).map_err(|error| output::error(path, &error).into())
 }
 
 /// Fails early if a file cannot be written, before minutes of work are done for it.
 pub fn check(path: Option<&Path>) -> Result<(), Failure> {
-    let Some(path) = path else { return Ok(()) };
-    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    if path.is_dir() || !dir.is_dir() {
-        let problem = if path.is_dir() { "it is a directory" } else { "there is no such directory" };
-        return Err(Failure::usage(
-            format!("cannot write {}: {problem}", path.display()),
-            "give a file in a directory that exists",
-        ));
-    }
-    Ok(())
+    let checked = |path: &Path| output::check(path).map_err(|error| output::error(path, &error).into());
+    path.map_or(Ok(()), checked)
 }
 
 /// Creates a directory if it does not exist, and checks that files can be written to it.
@@ -60,8 +31,7 @@ pub fn create_directory(path: &Path) -> Result<(), Failure> {
         )
     };
     std::fs::create_dir_all(path).map_err(fail)?;
-    tempfile::tempfile_in(path).map_err(fail)?;
-    Ok(())
+    output::check_directory(path).map_err(fail)
 }
 
 /// Captures and saved values of a run.
@@ -157,13 +127,7 @@ pub fn write_results(path: &Path, results: &Results) -> Result<(), Failure> {
         metadata.insert("saes".to_string(), serde_json::json!(results.saes).to_string());
     }
     let metadata = (!metadata.is_empty()).then_some(metadata);
-    let tensors = results.tensors();
-    write_with(path, |file| {
-        safetensors::serialize_to_file(tensors, metadata, file.path()).map_err(|error| match error {
-            SafeTensorError::IoError(error) => error,
-            other => std::io::Error::other(other.to_string()),
-        })
-    })
+    output::write_tensors(path, results.tensors(), metadata).map_err(|error| output::error(path, &error).into())
 }
 
 /// A tensor of a safetensors file.

@@ -1,75 +1,7 @@
-//! The `pellucid` command: see through a language model.
-//!
-//! `args/` defines the arguments, `commands/` runs them. Results go to stdout, everything else to
-//! stderr. [`Failure`] carries a failed command's exit code, which `main` returns. Two places exit
-//! directly: `failure::output` (0 when stdout is a closed pipe) and `commands::lab::exit_with` (the
-//! code of a verdict).
+//! The binary `pellucid`.
 
-mod allocator;
-mod args;
-mod commands;
-mod failure;
-mod files;
-mod hints;
-mod inputs;
-mod models;
-mod progress;
-
-use args::{Arguments, Command};
-use clap::Parser;
-use failure::Failure;
-use pellucid_kernels::simd::InstructionSet;
-use std::io::Write;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    allocator::keep_freed_memory();
-    let arguments = Arguments::parse();
-    let outcome = std::panic::catch_unwind(|| run(arguments));
-    let failure = match outcome {
-        Ok(Ok(())) => return ExitCode::SUCCESS,
-        Ok(Err(failure)) => failure,
-        Err(_) => Failure::internal("internal error (see above); please report it with the command and the model"),
-    };
-    // stderr may be closed; the exit code still reports the failure.
-    let _ = writeln!(std::io::stderr(), "{failure}");
-    ExitCode::from(failure.code())
-}
-
-/// Rejects an unknown `PELLUCID_ISA`, which `instruction_set()` would silently ignore.
-fn check_instructions() -> Result<(), Failure> {
-    match std::env::var("PELLUCID_ISA") {
-        Ok(wanted) if InstructionSet::ALL.iter().all(|set| set.name() != wanted) => {
-            let names = InstructionSet::ALL.map(InstructionSet::name).join(", ");
-            Err(Failure::usage(
-                format!("unknown instruction set `{wanted}` in PELLUCID_ISA"),
-                format!("use one of {names}"),
-            ))
-        }
-        _ => Ok(()),
-    }
-}
-
-fn run(arguments: Arguments) -> Result<(), Failure> {
-    check_instructions()?;
-    if let Some(file) = &arguments.architectures {
-        pellucid_models::families::register_file(file)?;
-    }
-    match arguments.command {
-        Command::Inspect(inspect) => commands::inspect::run(inspect),
-        Command::Sites(sites) => commands::sites::run(sites),
-        Command::Run(run) => commands::run::run(run),
-        Command::Tokens(tokens) => commands::tokens::run(tokens),
-        Command::Generate(generate) => commands::generate::run(generate),
-        Command::Lens(lens) => commands::lens::run(lens),
-        Command::Steer(steer) => commands::steer::run(steer),
-        Command::Eval(eval) => commands::eval::run(eval),
-        Command::Sae(sae) => commands::sae::run(sae),
-        Command::Analyze(analyze) => commands::analyze::run(analyze),
-        Command::Store(store) => commands::store::run(store),
-        Command::Replay(replay) => commands::store::replay(replay),
-        Command::Pull(pull) => commands::pull::run(pull),
-        Command::Profile(profile) => commands::profile::run(profile),
-        Command::Lab(lab) => commands::lab::run(lab),
-    }
+    ExitCode::from(pellucid_cli::main(None, std::env::args_os().collect()))
 }

@@ -5,6 +5,7 @@ use crate::stats::{self, Estimate, Rng};
 use crate::suite::Metric;
 use crate::verdict::{Verdict, judge, pairs_needed};
 use crate::{Error, Result};
+use pellucid_models::output;
 use std::path::{Path, PathBuf};
 
 /// Reads a result file.
@@ -28,7 +29,7 @@ pub fn write(path: &Path, result: &SessionResult) -> Result<()> {
     if let Some(parent) = path.parent() {
         std::fs::create_dir_all(parent).map_err(|error| fail(error.to_string()))?;
     }
-    std::fs::write(path, text).map_err(|error| fail(error.to_string()))
+    output::write(path, text.as_bytes()).map_err(|error| fail(error.to_string()))
 }
 
 /// Named baselines in a directory.

@@ -3,6 +3,7 @@
 use crate::lab_worker;
 use crate::protocol::{Answer, Request};
 use crate::suite::{Variant, WorkerKind};
+use pellucid_models::python;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::io::{Read, Write};
@@ -91,9 +92,7 @@ impl Processes {
             (_, Some(script)) => {
                 let python =
                     self.python.as_deref().ok_or("it needs a Python interpreter that can import it: --python")?;
-                let mut command = Command::new(python);
-                command.args(["-c", &script]);
-                command
+                python::command(python, &script)
             }
             (WorkerKind::Candle, None) => {
                 Command::new(variant.binary.as_deref().ok_or("it is built on request: --candle")?)
@@ -152,11 +151,16 @@ impl Variant {
             return self.worker != WorkerKind::Candle || self.binary.is_some();
         };
         let Some(python) = python else { return false };
-        // Finding a module's spec is about 100 times faster than importing it.
-        let find = format!("import importlib.util, sys; sys.exit(importlib.util.find_spec('{module}') is None)");
-        let status = Command::new(python).args(["-c", &find]).stdout(Stdio::null()).stderr(Stdio::null()).status();
-        status.is_ok_and(|status| status.success())
+        has_module(python, module)
     }
+}
+
+/// Whether an interpreter can import a module. Finding its spec is about 100 times faster than
+/// importing it.
+pub(crate) fn has_module(python: &Path, module: &str) -> bool {
+    let find = format!("import importlib.util; sys.exit(importlib.util.find_spec('{module}') is None)");
+    let status = python::command(python, &find).stdout(Stdio::null()).stderr(Stdio::null()).status();
+    status.is_ok_and(|status| status.success())
 }
 
 impl Executor for Processes {

@@ -11,7 +11,7 @@ use crate::stats::{Fit, least_squares, median};
 use crate::{Result, worker};
 use pellucid_engine::{Action, Model, Plan, Positions, RunOptions, Tap};
 use pellucid_kernels::Pool;
-use pellucid_models::Error;
+use pellucid_models::{Error, python};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::process::Command;
@@ -142,8 +142,7 @@ pub fn measure_storages(
     let mut peers = Vec::new();
     if let Some(python) = python {
         on_progress("matmuls of torch");
-        let mut command = Command::new(python);
-        command.args(["-c", include_str!("../peers/product_rate.py")]);
+        let mut command = python::command(python, include_str!("../peers/product_rate.py"));
         match run_process::<(String, f64)>(&mut command, &(), TIMEOUT) {
             Ok((peer, _)) => peers.push(peer),
             Err((kind, message)) => on_progress(&format!("left out: torch {}: {message}", kind.name())),

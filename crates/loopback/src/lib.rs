@@ -1,7 +1,7 @@
 //! A model hub on the loopback address with one small model, for tests and benchmarks of downloads.
 //!
-//! Implements the two requests that `hf-hub` makes: the list of a model's files, and a file with an
-//! optional byte range.
+//! Implements the two requests of a pull: the list of a model's files, and a file with an optional
+//! byte range. [`Behavior`] makes it misbehave.
 
 use std::io::{BufRead, BufReader, Result, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -18,6 +18,19 @@ pub struct Hub {
     address: SocketAddr,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
+}
+
+/// How a hub deviates from a plain one in its answers to requests for files.
+#[derive(Clone, Debug, Default)]
+pub struct Behavior {
+    /// Redirects to the same path under this URL.
+    pub redirect: Option<String>,
+    /// Accepts requests and never answers.
+    pub is_silent: bool,
+    /// Closes the connection after this many bytes of a file.
+    pub cut_after: Option<usize>,
+    /// The etag of every file.
+    pub etag: Option<String>,
 }
 
 /// State shared with the server thread.
@@ -39,17 +52,30 @@ impl Hub {
     /// # Errors
     /// If no port can be listened on.
     pub fn start(files: Vec<(String, Vec<u8>)>) -> Result<Hub> {
+        Hub::start_with(files, Behavior::default())
+    }
+
+    /// Starts a hub that behaves in another way.
+    ///
+    /// # Errors
+    /// If no port can be listened on.
+    pub fn start_with(files: Vec<(String, Vec<u8>)>, behavior: Behavior) -> Result<Hub> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let address = listener.local_addr()?;
         let shared = Arc::new(Shared::default());
         let state = Arc::clone(&shared);
         let thread = std::thread::spawn(move || {
+            // Connections of a silent hub stay open.
+            let mut held = Vec::new();
             for stream in listener.incoming().flatten() {
                 if state.stopped.load(Relaxed) {
                     break;
                 }
                 // A client that disconnects reports the error itself.
-                let _ = answer(&stream, &files, &state.requests);
+                let _ = answer(&stream, &files, &behavior, &state.requests);
+                if behavior.is_silent {
+                    held.push(stream);
+                }
             }
         });
         Ok(Hub { address, shared, thread: Some(thread) })
@@ -80,7 +106,12 @@ impl Drop for Hub {
 }
 
 /// Answers one request: the list of files, or a file from a given byte on.
-fn answer(mut stream: &TcpStream, files: &[(String, Vec<u8>)], requests: &Mutex<Vec<String>>) -> Result<()> {
+fn answer(
+    mut stream: &TcpStream,
+    files: &[(String, Vec<u8>)],
+    behavior: &Behavior,
+    requests: &Mutex<Vec<String>>,
+) -> Result<()> {
     let mut reader = BufReader::new(stream);
     let (mut request, mut start, mut token) = (String::new(), 0usize, String::new());
     reader.read_line(&mut request)?;
@@ -101,15 +132,26 @@ fn answer(mut stream: &TcpStream, files: &[(String, Vec<u8>)], requests: &Mutex<
     requests.lock().unwrap_or_else(PoisonError::into_inner).push(format!("{path} {token}"));
     let file = path.strip_prefix(&format!("/{MODEL}/resolve/{COMMIT}/"));
     if let Some((name, data)) = file.and_then(|wanted| files.iter().find(|(name, _)| name == wanted)) {
+        if behavior.is_silent {
+            return Ok(());
+        }
+        let etag = behavior.etag.clone().unwrap_or_else(|| format!("etag-{name}"));
+        if let Some(url) = &behavior.redirect {
+            return write!(
+                stream,
+                "HTTP/1.1 302 Found\r\nLocation: {url}{path}\r\nX-Linked-Etag: \"{etag}\"\r\nContent-Length: 0\r\n\
+                 Connection: close\r\n\r\n"
+            );
+        }
         let (body, end) = (&data[start.min(data.len())..], data.len().saturating_sub(1));
         write!(
             stream,
-            "HTTP/1.1 206 Partial Content\r\nETag: \"etag-{name}\"\r\nX-Repo-Commit: {COMMIT}\r\nContent-Length: {}\r\n\
+            "HTTP/1.1 206 Partial Content\r\nETag: \"{etag}\"\r\nX-Repo-Commit: {COMMIT}\r\nContent-Length: {}\r\n\
              Content-Range: bytes {start}-{end}/{}\r\nConnection: close\r\n\r\n",
             body.len(),
             data.len()
         )?;
-        stream.write_all(body)
+        stream.write_all(&body[..behavior.cut_after.unwrap_or(usize::MAX).min(body.len())])
     } else if path.starts_with(&format!("/api/models/{MODEL}")) {
         let names: Vec<String> = files.iter().map(|(name, _)| format!(r#"{{"rfilename":"{name}"}}"#)).collect();
         let body = format!(r#"{{"sha":"{COMMIT}","siblings":[{}]}}"#, names.join(","));

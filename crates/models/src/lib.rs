@@ -18,9 +18,9 @@
 //! | [`model`] | [`LoadedModel`]: all of the above together |
 //!
 //! Also: [`sae`], sparse autoencoders in every published format; [`steer`], steering vectors in
-//! files; [`builtin`], the built-in model; [`pull`], downloads by name;
-//! [`inspect`](mod@inspect), which reports what a directory or file is and whether it would run,
-//! without loading it.
+//! files; [`builtin`], the built-in model; [`pull`], downloads by name; [`output`], files of
+//! results; [`python`], which starts interpreters; [`inspect`](mod@inspect), which reports what a
+//! directory or file is and whether it would run, without loading it.
 
 pub mod adapter;
 pub mod attach;
@@ -43,8 +43,10 @@ mod load_tokenizer;
 pub mod model;
 pub mod name_variants;
 pub mod names;
+pub mod output;
 pub mod prepare;
 pub mod pull;
+pub mod python;
 pub mod quantized;
 mod rope;
 pub mod sae;

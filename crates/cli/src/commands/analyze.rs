@@ -3,8 +3,8 @@
 use super::{print, print_json, say};
 use crate::args::AnalyzeArgs;
 use crate::failure::Failure;
+use crate::interrupt;
 use crate::progress::DelayedProgressBar;
-use pellucid_engine::Interrupt;
 use pellucid_sessions::config::{ConfigSource, DebugConfig, schema};
 use pellucid_sessions::debug::DebugReport;
 use pellucid_sessions::ops::{COMPOSITES, OpSpec, Place, Registry};
@@ -12,8 +12,6 @@ use pellucid_sessions::session::{CheckReport, Event, Outcome};
 use pellucid_sessions::store::{phases_text, summarize, summary_text};
 use pellucid_sessions::{RunOptions, Session};
 use serde_json::json;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Latents per SAE in the summary after a run.
 const TOP: usize = 5;
@@ -26,7 +24,8 @@ pub fn run(args: AnalyzeArgs) -> Result<(), Failure> {
     if args.ops {
         return list_ops(&registry, args.json);
     }
-    let interrupt = ctrl_c();
+    // A signal stops the session between ops; finished parts are kept.
+    let interrupt = interrupt::interrupt()?;
     let mut observer = observer();
     let session = Session::open(&sources(&args), &registry, Some(interrupt.clone()), &mut observer)?;
     if args.check {
@@ -58,19 +57,6 @@ fn sources(args: &AnalyzeArgs) -> Vec<ConfigSource> {
         sources.push(ConfigSource::Json(json!({"debug": DebugConfig::default()})));
     }
     sources
-}
-
-/// Stops the session between ops at Ctrl-C; a second one ends the process.
-pub(super) fn ctrl_c() -> Interrupt {
-    let stopped = Arc::new(AtomicBool::new(false));
-    let flag = stopped.clone();
-    // Without a handler, Ctrl-C ends the process; finished parts are kept either way.
-    let _ = ctrlc::set_handler(move || {
-        if flag.swap(true, Ordering::Relaxed) {
-            std::process::exit(130);
-        }
-    });
-    Interrupt(Arc::new(move || stopped.load(Ordering::Relaxed)))
 }
 
 fn interrupted(error: pellucid_models::Error) -> Failure {

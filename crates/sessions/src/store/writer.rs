@@ -12,10 +12,9 @@ use super::{Store, TABLES};
 use crate::hash::{Hasher, file_hash};
 use crate::table::Table;
 use pellucid_engine::Remedy;
-use pellucid_models::{Error, Result};
+use pellucid_models::{Error, Result, output};
 use std::collections::BTreeMap;
 use std::fs::{self, File, TryLockError};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 const FINISHED_PARTS: &str =
@@ -133,7 +132,8 @@ impl StoreWriter {
 
     fn write_record(&self, index: usize, part: &PartRecord) -> Result<()> {
         let text = serde_json::to_vec_pretty(part).unwrap_or_default();
-        write_atomically(&self.record_path(index), &text)
+        let path = self.record_path(index);
+        output::write(&path, &text).map_err(fail(&path))
     }
 
     /// Completes the store: removes files of no part, writes dense arrays if they are asked for and
@@ -146,7 +146,8 @@ impl StoreWriter {
         }
         let text = serde_json::to_vec_pretty(manifest)
             .map_err(|error| Error::from(pellucid_engine::Error::Internal(error.to_string())))?;
-        write_atomically(&self.partial.join(MANIFEST), &text)?;
+        let path = self.partial.join(MANIFEST);
+        output::write(&path, &text).map_err(fail(&path))?;
         let parts = self.partial.join("parts");
         fs::remove_dir_all(&parts).map_err(fail(&parts))?;
         let lock = self.partial.join("lock");
@@ -216,18 +217,6 @@ fn check_target(path: &Path) -> Result<Option<Store>> {
         format!("{} exists and is not a store", path.display()),
         "choose a directory that does not exist yet as `output.path`",
     ))
-}
-
-/// Writes a file under a temporary name, flushes it, and renames it.
-fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
-    let temporary = path.with_extension("tmp");
-    let write = || {
-        let mut file = File::create(&temporary)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&temporary, path)
-    };
-    write().map_err(fail(path))
 }
 
 /// Returns the hash of the contents of all parts.

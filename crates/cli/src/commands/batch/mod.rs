@@ -13,7 +13,7 @@ use super::generate::finish_reason;
 use crate::args::GenerateArgs;
 use crate::failure::Failure;
 use crate::files::{self, ResultView, Results};
-use crate::{inputs, models};
+use crate::{inputs, interrupt, models};
 use line::RequestName;
 use pellucid_analysis::schedule::{self, Schedule, ScheduledRequest};
 use pellucid_engine::{Control, Generation, Plan, Request, RequestHandle, Scheduler, SchedulerOptions};
@@ -64,7 +64,7 @@ pub fn run(args: &GenerateArgs, path: &Path) -> Result<(), Failure> {
         record_passes: trace.is_some(),
     };
     let (started, scheduler) = (Instant::now(), Scheduler::new(&loaded.model, settings)?);
-    let interrupted = watch_for_interrupt()?;
+    let interrupted = interrupt::watch()?;
     let (ended, ends) = channel();
     let mut batch = BatchRun {
         loaded,
@@ -110,19 +110,6 @@ pub fn run(args: &GenerateArgs, path: &Path) -> Result<(), Failure> {
 /// Whether two paths are the same existing file.
 fn is_same_file(a: &Path, b: &Path) -> bool {
     matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
-}
-
-/// Sets a flag at the first Ctrl-C or SIGTERM; the second ends the process.
-fn watch_for_interrupt() -> Result<Arc<AtomicBool>, Failure> {
-    let flag = Arc::new(AtomicBool::new(false));
-    let set = flag.clone();
-    ctrlc::set_handler(move || {
-        if set.swap(true, Ordering::Relaxed) {
-            std::process::exit(130);
-        }
-    })
-    .map_err(|error| Failure::internal(format!("cannot watch for Ctrl-C: {error}")))?;
-    Ok(flag)
 }
 
 /// A batch that runs.

@@ -24,7 +24,7 @@ pub fn run(args: LabCaptureArgs) -> Result<(), Failure> {
     let chosen = chosen_modes(&args)?;
     let settings = settings(&args)?;
     let environment = Environment::detect(&settings.model);
-    let own = std::env::current_exe().map_err(|error| Failure::internal(error.to_string()))?;
+    let own = crate::own_program()?;
     let mut processes = CaptureProcesses { pellucid: own, limit: LIMIT };
     match chosen[..] {
         [mode] if !args.mode.is_empty() => run_mode(&args, &settings, mode, environment, &mut processes),

@@ -82,7 +82,7 @@ pub fn write(result: &ConstructionResult, json: Option<&PathBuf>, md: Option<&Pa
 }
 
 fn children() -> Result<Processes, Failure> {
-    Ok(Processes { pellucid: std::env::current_exe().map_err(|error| Failure::internal(error.to_string()))? })
+    Ok(Processes { pellucid: crate::own_program()? })
 }
 
 fn benchmark_startup() -> Result<(), Failure> {

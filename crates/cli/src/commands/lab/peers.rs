@@ -23,7 +23,7 @@ pub fn run(args: LabPeersArgs) -> Result<(), Failure> {
     }
     let mut suite = builtin_suites::named("peers").expect("it comes with the lab").map_err(failure)?;
     session::leave_out_absent(&mut suite, options.python.as_deref())?;
-    let pellucid = std::env::current_exe().map_err(|error| Failure::internal(error.to_string()))?;
+    let pellucid = crate::own_program()?;
     let mut families: Vec<Family> = Vec::new();
     for name in &args.families {
         let model = session::resolve_model(name, options.assume.assume.as_deref())?;

@@ -12,7 +12,7 @@ pub fn run(args: LabPerformanceArgs) -> Result<(), Failure> {
     [&args.md, &args.json].into_iter().try_for_each(|path| files::check(path.as_deref()))?;
     let assume = args.assume.assume.as_deref();
     let model = session::resolve_model(&args.model, assume)?;
-    let pellucid = std::env::current_exe().map_err(|error| Failure::internal(error.to_string()))?;
+    let pellucid = crate::own_program()?;
     let found = performance::measure_storages(&model, assume, &pellucid, args.python.as_deref(), &mut say)
         .map_err(|why| Failure::invalid(why, "run `pellucid lab noise` to check this machine"))?;
     if let Some(path) = &args.json {

@@ -18,7 +18,7 @@ pub fn run(args: LabSelftestArgs) -> Result<(), Failure> {
     }
     let options = SelftestOptions { sessions: args.sessions as usize, pairs: args.pairs as usize, slow: args.slow };
     let model = session::resolve_model(&args.model, None)?;
-    let pellucid = std::env::current_exe().map_err(|error| Failure::internal(error.to_string()))?;
+    let pellucid = crate::own_program()?;
     // Two identical files at different paths: as different as two builds of one source can be.
     let dir = tempfile::tempdir()
         .map_err(|error| Failure::usage(error.to_string(), "free disk space for two copies of this program"))?;

@@ -41,7 +41,7 @@ pub fn measure(name: &str, args: &SuiteOptions) -> Result<SessionResult, Failure
     suite.precision.least_pairs = suite.precision.least_pairs.min(suite.precision.pairs);
     suite.precision.budget_s = args.budget.unwrap_or(suite.precision.budget_s);
 
-    let pellucid = std::env::current_exe().map_err(|error| Failure::internal(error.to_string()))?;
+    let pellucid = crate::own_program()?;
     let mut log = args.log.as_deref().map(Log::open).transpose()?;
     let setting = SessionContext {
         environment,

@@ -4,7 +4,7 @@ use crate::args::LabTracingCostArgs;
 use crate::failure::Failure;
 use crate::files;
 use pellucid_lab::builtin_suites::TRACING_COST;
-use std::process::Command;
+use pellucid_models::python;
 
 pub fn run(args: LabTracingCostArgs) -> Result<(), Failure> {
     files::check(args.md.as_deref())?;
@@ -18,8 +18,8 @@ pub fn run(args: LabTracingCostArgs) -> Result<(), Failure> {
     let folder = tempfile::tempdir().map_err(|error| fail(error.to_string()))?;
     let program = folder.path().join("tracing_cost.py");
     files::write(&program, TRACING_COST.as_bytes())?;
-    let mut command = Command::new(&args.python);
-    command.arg(&program).args(["--rounds", &args.rounds.to_string()]);
+    let mut command = python::file_command(&args.python, &program);
+    command.args(["--rounds", &args.rounds.to_string()]);
     for (name, path) in [("--model", &args.model), ("--md", &args.md), ("--json", &args.json)] {
         if let Some(path) = path {
             command.arg(name).arg(path);

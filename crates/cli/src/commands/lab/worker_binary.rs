@@ -13,7 +13,7 @@ pub const HINT: &str =
 /// Returns the worker next to this executable. `cargo run` builds only the binary that it runs, so
 /// a missing worker is built first.
 pub fn worker_path() -> Result<PathBuf, Failure> {
-    let own = std::env::current_exe().map_err(|error| Failure::internal(error.to_string()))?;
+    let own = crate::own_program()?;
     if find_worker(&own).is_err() {
         build(&own);
     }
