@@ -22,7 +22,18 @@ from . import lens as lens  # former name of transformer_lens, not in __all__
 from ._core import Plan
 from .chat import Chat, MessageSpan
 from .engine import Engine, EngineLoad, Request, Token, fetch
-from .errors import Error, InputError, Interrupted, LoadError, PlanError, RecordError, SiteError
+from .errors import (
+    Error,
+    InputError,
+    InternalError,
+    Interrupted,
+    LoadError,
+    MissingAttribute,
+    NotCaptured,
+    PlanError,
+    RecordError,
+    SiteError,
+)
 from .inspection import (
     Report,
     inspect,
@@ -59,13 +70,16 @@ __all__ = [
     "Error",
     "Generated",
     "InputError",
+    "InternalError",
     "Interrupted",
     "LoadError",
     "Mark",
     "MessageSpan",
+    "MissingAttribute",
     "Model",
     "Network",
     "NetworkModel",
+    "NotCaptured",
     "Op",
     "Plan",
     "PlanError",

@@ -85,20 +85,19 @@ class Engine:
             options: As in `Model.generate`, except `threads` and `prefixes`, which belong to the
                 engine.
         """
-        from .model import as_plan, capture_plan
+        from .plans import as_plan, capture_plan  # plans import this module's models
 
         model = self._model._steered(steer)
         rows, single = convert.rows(model._core, prompts)
-        patterns = [capture] if isinstance(capture, str) else list(capture)
-        captures = capture_plan(rows, patterns, positions)
+        captures = capture_plan(rows, capture, positions)
         plans = () if plan is None else (as_plan(plan),)
         core = self._core.submit(model._core, rows, captures, (*model.edits_for(rows), *plans), options)
         return Request(model, core, rows, single, padded)
 
     def generate(self, prompts: Iterable[Any], plan: Any = None, **options: Any) -> list[Any]:
         """Generates from many prompts, each a request of its own; returns results in their order."""
-        if isinstance(prompts, str):
-            raise InputError("one text is not a list of prompts", "use submit for one prompt, or pass a list")
+        if isinstance(prompts, str) or not isinstance(prompts, Iterable):
+            raise InputError(f"{prompts!r} is not a list of prompts", "use submit for one prompt, or pass a list")
         requests = [self.submit(prompt, plan, **options) for prompt in prompts]
         return [request.result() for request in requests]
 

@@ -51,3 +51,15 @@ class RecordError(Error, RuntimeError):
 
 class Interrupted(Error, RuntimeError):
     """A run that was interrupted. Ctrl-C raises `KeyboardInterrupt` instead."""
+
+
+class NotCaptured(Error, KeyError):
+    """An activation that a run did not capture or cache."""
+
+
+class InternalError(Error, RuntimeError):
+    """A bug of this package, such as a panic of the engine. The process and its models still work."""
+
+
+class MissingAttribute(Error, AttributeError):
+    """An attribute that a model, a block or a value does not have."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from html import escape
-from os import PathLike, fspath
+from os import PathLike
 from typing import Any
 
-from . import _core
+from . import _core, convert
 from .errors import InputError
 
 
@@ -73,7 +73,9 @@ def inspect(path: str | PathLike[str], *, assume: str | None = None, quick: bool
     """
     if quick and assume is not None:
         raise InputError("a quick report does not read the tensors, so it takes no `assume`", "leave out `quick`")
-    facts, card = _core.inspect_path(fspath(path), assume, quick)
+    facts, card = _core.inspect_path(
+        convert.path(path), None if assume is None else convert.text(assume, "assume"), bool(quick)
+    )
     return Report(json.loads(facts), card)
 
 
@@ -90,7 +92,7 @@ def register_architecture(model_type: str, family: str) -> None:
     Raises `InputError` if there is no such family, or if the type is native or registered as
     another family.
     """
-    _core.register_architecture(model_type, family)
+    _core.register_architecture(convert.text(model_type, "model_type"), convert.text(family, "family"))
 
 
 def register_architectures(path: str | PathLike[str]) -> None:
@@ -99,7 +101,7 @@ def register_architectures(path: str | PathLike[str]) -> None:
 
     The file named by the environment variable `PELLUCID_ARCHITECTURES` is registered automatically.
     """
-    _core.register_file(fspath(path))
+    _core.register_file(convert.path(path))
 
 
 def registered_architectures() -> dict[str, str]:

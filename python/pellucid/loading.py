@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from os import PathLike, fspath
 from typing import Any
 
-from . import _core
+from . import _core, convert
+from .errors import InputError
 from .model import Model, load
 
 
@@ -39,7 +40,8 @@ def strategies(name: str | PathLike[str], *, assume: str | None = None) -> list[
             model.
         assume: The family to load a model of unknown type as.
     """
-    return [Attempt(*attempt) for attempt in _core.strategies(fspath(name), assume)]
+    family = None if assume is None else convert.text(assume, "assume")
+    return [Attempt(*attempt) for attempt in _core.strategies(convert.path(name), family)]
 
 
 def load_with_strategies(name: str | PathLike[str], **options: Any) -> Model:
@@ -56,19 +58,25 @@ class Tokenizer:
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Encodes a text; `special` adds the tokenizer's special tokens (such as BOS)."""
-        return self._core.encode(text, special)
+        return self._core.encode(convert.text(text, "the text"), special)
 
     def decode(self, tokens: Iterable[int], *, skip_special: bool = True) -> str:
         """Decodes tokens to text."""
-        return self._core.decode(list(tokens), skip_special)
+        return self._core.decode(self._check(convert.token_ids(tokens)), skip_special)
+
+    def _check(self, tokens: list[int]) -> list[int]:
+        for token in tokens:
+            if not 0 <= token < 1 << 32:
+                raise InputError(f"there is no token {token}", "token ids are whole numbers from 0")
+        return tokens
 
     def token_text(self, token: int) -> str:
         """The text of one token inside a longer text, leading space included."""
-        return self._core.token_text(token)
+        return self._core.token_text(self._check([convert.integer(token, "the token")])[0])
 
     def find(self, text: str) -> int | None:
         """The single token with this text, leading space included; `None` if there is none."""
-        return self._core.find_token(text)
+        return self._core.find_token(convert.text(text, "the token's text"))
 
     @property
     def vocab_size(self) -> int:
@@ -123,4 +131,4 @@ def load_tokenizer(path: str | PathLike[str]) -> Tokenizer:
     Never falls back to another model's tokenizer: if there is none, `LoadError` lists the files
     that were searched.
     """
-    return Tokenizer(_core.Tokenizer.load(fspath(path)))
+    return Tokenizer(_core.Tokenizer.load(convert.path(path)))

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from os import PathLike, fspath
 from typing import Any
 
 import numpy as np
 
-from . import _core, convert, display
+from . import _core, convert, display, load_options
 from .branches import Base
-from .chat import Chat, positions_in
+from .chat import Chat
 from .engine import Engine
-from .errors import InputError, PlanError
+from .errors import InputError, MissingAttribute
+from .plans import Explanation, as_plan, capture_plan
 from .prefixes import Prefixes
+from .reports import warn_nan
 from .results import Captures, Mark, to_numpy
 from .sae_api import SaeApi
 from .site_table import Sites
@@ -28,12 +30,13 @@ from .transformer_lens import TransformerLensApi
 def load(
     name: str | PathLike[str] | None = None,
     *,
-    dtype: str = "auto",
+    dtype: Any = "auto",
     threads: int | None = None,
     adapters: Iterable[str | PathLike[str]] = (),
     assume: str | None = None,
     lazy: bool = False,
     kv: str = "f32",
+    **unknown: Any,
 ) -> Model:
     """Loads a model with the first strategy that accepts it; `model.strategy` is its name.
 
@@ -43,38 +46,50 @@ def load(
     Args:
         name: A Hugging Face directory, a GGUF file, an adapter directory or the name of a pulled
             model; the small built-in model if omitted.
-        dtype: Storage dtype of matrices: `auto` (as stored), `f32`, `bf16`, `f16` or `q8` (8 bits).
-            Arithmetic is always f32.
+        dtype: Storage dtype of matrices: `auto` (as stored), `f32`, `bf16`, `f16` or `q8` (8 bits),
+            or a dtype of torch or numpy. Arithmetic is always f32.
         threads: Number of threads; by default one per core, in a pool shared by all models.
         adapters: Directories of LoRA adapters to merge into the weights.
         assume: The family to load a model of unknown type as.
         lazy: Loads the weights on first use; sites, tokens and `scan` never need them.
         kv: Dtype of the KV cache: `f32`, or `bf16`, which halves its memory and rounds results.
+        unknown: Options of other libraries, which raise an error that says what to do instead.
     """
-    core = _core.Model.open(
-        None if name is None else fspath(name), dtype, threads, [fspath(path) for path in adapters], assume, lazy, kv
-    )
+    source = load_options.check(name, dtype, threads, adapters, assume, lazy, kv, unknown)
+    core = _core.Model.open(*source)
     # Name variants are known only after the weights are loaded.
     for warning in core.warnings + (core.name_variants if core.is_loaded else []):
         warnings.warn(warning, stacklevel=2)
-    return Model(core)
+    return Model(core, source=source)
 
 
 def pull(name: str) -> str:
     """Downloads a model by name (`smollm2-135m`, or a Hugging Face id) unless cached; returns its
     path for `load`.
     """
-    return fspath(_core.pull(name))
+    return fspath(_core.pull(convert.text(name, "the model's name")))
 
 
 class Model(SaeApi, TransformerLensApi):
     """A model. Edited copies share its weights. Thread-safe."""
 
-    def __init__(self, core: _core.Model, edits: tuple[_core.Plan, ...] = (), sites: Sites | None = None) -> None:
+    def __init__(
+        self,
+        core: _core.Model,
+        edits: tuple[_core.Plan, ...] = (),
+        sites: Sites | None = None,
+        source: tuple[Any, ...] | None = None,
+    ) -> None:
         self._core = core
+        self._source = source
+        """The arguments of `_core.Model.open` that give this model again, if there are any."""
         self.edits = edits
         self.sites = sites if sites is not None else Sites(core)
         """The table of all sites, with shape, meaning and aliases."""
+
+    def _with_edits(self, edits: tuple[_core.Plan, ...]) -> Model:
+        """A copy with other standing edits; shares everything else."""
+        return Model(self._core, edits, self.sites, self._source)
 
     # Running.
 
@@ -203,6 +218,8 @@ class Model(SaeApi, TransformerLensApi):
         """A prefix cache: reuses the KV cache of earlier calls whose prompts start with the same
         tokens.
         """
+        if isinstance(megabytes, str) or not 0 <= megabytes < 1e9:
+            raise InputError(f"megabytes is {megabytes!r}", "pass the size of the cache, such as 256")
         return Prefixes(self, _core.Prefixes(int(megabytes * 1e6)))
 
     def scan(self, prompts: Any = None) -> Scan:
@@ -266,8 +283,7 @@ class Model(SaeApi, TransformerLensApi):
             steer: As in `generate`; it applies before `plan`.
         """
         rows, single = convert.rows(self._core, prompts)
-        patterns = [capture] if isinstance(capture, str) else list(capture)
-        captures = capture_plan(rows, patterns, positions)
+        captures = capture_plan(rows, capture, positions)
         edits = self._steered(steer).edits_for(rows)
         plans = () if plan is None else (as_plan(plan),)
         cache = None if prefixes is None else prefixes._core
@@ -275,6 +291,7 @@ class Model(SaeApi, TransformerLensApi):
         result = Captures(self._core.find, run.all(), single, padded, run.passed_over, rows)
         result.seconds = run.seconds
         result.marks = [Mark(*mark) for mark in run.marks]
+        warn_nan(run.nan)
         return result
 
     def unembed(self, stream: Any) -> np.ndarray:
@@ -282,6 +299,10 @@ class Model(SaeApi, TransformerLensApi):
         model's logit scale and soft cap.
         """
         array = convert.array(stream)
+        if array.shape[-1:] != (self.d_model,):
+            raise InputError(
+                f"vectors of shape {list(array.shape)}", f"the last axis must be {self.d_model}, the model's d_model"
+            )
         logits = to_numpy(self._core.unembed(array))
         return logits.reshape(*array.shape[:-1], logits.shape[-1])
 
@@ -317,15 +338,18 @@ class Model(SaeApi, TransformerLensApi):
         model. Without one, returns a block that records the edit; afterwards `.model` is the edited
         model.
         """
-        return (
-            PlanBlock(self, None, False, False)
-            if plan is None
-            else Model(self._core, (*self._edits, as_plan(plan)), self.sites)
-        )
+        return PlanBlock(self, None, False, False) if plan is None else self._with_edits((*self._edits, as_plan(plan)))
 
     def without_edits(self, count: int | None = None) -> Model:
         """The model without its last `count` standing edits, or without any."""
-        return Model(self._core, self._edits[:-count] if count else (), self.sites)
+        if count is None:
+            return self._with_edits(())
+        number = convert.integer(count, "count")
+        if not 0 <= number <= len(self._edits):
+            raise InputError(
+                f"count is {count}, and this model has {len(self._edits)} standing edits", "omit it for all"
+            )
+        return self._with_edits(self._edits[: len(self._edits) - number])
 
     # Steering.
 
@@ -343,7 +367,7 @@ class Model(SaeApi, TransformerLensApi):
         for part in parts:
             if isinstance(part, SteeringVectors):
                 part.check(self)
-        return Model(self._core, (*self._edits, *map(as_plan, parts)), self.sites)
+        return self._with_edits((*self._edits, *map(as_plan, parts)))
 
     def extract_steering(
         self,
@@ -425,12 +449,13 @@ class Model(SaeApi, TransformerLensApi):
     def to_str_tokens(self, prompts: Any) -> list[Any]:
         """The text of each token of a prompt; a list of lists for several prompts."""
         rows, single = convert.rows(self._core, prompts)
+        self._check_tokens([token for row in rows for token in row])
         texts = [[self._core.token_text(token) for token in row] for row in rows]
         return texts[0] if single else texts
 
     def to_single_token(self, text: str) -> int:
         """The single token with this text, leading space included."""
-        token = self._core.find_token(text)
+        token = self._core.find_token(convert.text(text, "the token's text"))
         if token is None:
             raise InputError(
                 f"{text!r} is not one token of this model", "check the leading space; to_str_tokens shows the tokens"
@@ -439,14 +464,17 @@ class Model(SaeApi, TransformerLensApi):
 
     def to_string(self, tokens: Any, skip_special: bool = False) -> str:
         """Decodes tokens to text."""
-        ids = [int(token) for token in np.atleast_1d(tokens)]
-        for token in ids:
+        ids = convert.token_ids(tokens)
+        self._check_tokens(ids)
+        return self._core.decode(ids, skip_special)
+
+    def _check_tokens(self, tokens: list[int]) -> None:
+        for token in tokens:
             if not 0 <= token < self.vocab_size:
                 raise InputError(
                     f"there is no token {token}: the vocabulary has {self.vocab_size}",
                     "use tokens of this model's tokenizer",
                 )
-        return self._core.decode(ids, skip_special)
 
     # Properties.
 
@@ -495,7 +523,12 @@ class Model(SaeApi, TransformerLensApi):
         return self._core.dimensions[3]
 
     # Former names, kept for existing programs.
-    layers, width, vocabulary, context = n_layers, d_model, vocab_size, n_ctx
+    width, vocabulary, context = d_model, vocab_size, n_ctx
+
+    @property
+    def layers(self) -> load_options.LayerCount:
+        """Number of layers: a former name of `n_layers`. Sites are in `t.layers` of a block."""
+        return load_options.LayerCount(self.n_layers)
 
     @property
     def loaded(self) -> bool:
@@ -508,15 +541,53 @@ class Model(SaeApi, TransformerLensApi):
         return {name: tuple(shape) for name, shape in self._core.weights()}
 
     def weight(self, name: str) -> np.ndarray:
-        """A weight converted to f32; matrices are `[outputs, inputs]`."""
-        return self._core.weight(name)
+        """A weight converted to f32; matrices are `[outputs, inputs]`. The array is read-only:
+        `with_weights` gives a model with other weights.
+        """
+        return self._core.weight(convert.text(name, "the weight's name"))
+
+    def with_weights(self, weights: Mapping[str, Any]) -> Model:
+        """A copy of the model with other values for some weights; this model is unchanged.
+
+        ```python
+        ablated = model.with_weights({"layers.3.mlp.down": 0.5 * model.weight("layers.3.mlp.down")})
+        ```
+
+        The copy shares all other weights, attached SAEs and standing edits. Names, shapes and values
+        are those of `weight`: matrices are `[outputs, inputs]`, and the gain of a norm is the factor
+        that it applies. Replaced weights are stored as f32.
+
+        Args:
+            weights: Arrays by name; `model.weights` lists the names and shapes.
+        """
+        if not isinstance(weights, Mapping):
+            raise InputError(f"{type(weights).__name__} does not map names to arrays", "pass {name: array}")
+        pairs = [(convert.text(name, "the weight's name"), convert.array(value)) for name, value in weights.items()]
+        return Model(self._core.with_weights(pairs), self._edits, self.sites)
+
+    def __reduce__(self) -> Any:
+        if self._source is None:
+            raise InputError(
+                f"{self!r} cannot be pickled: its weights are not those of its files",
+                "pickle the model before attach or with_weights, and repeat them after loading",
+            )
+        return load_options.unpickle, load_options.pickled(self._source, self._edits)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if isinstance(attribute := getattr(type(self), name, None), property):
+            return attribute.__get__(self)  # it raised an AttributeError: raise that one
+        raise MissingAttribute(f"a model has no attribute {name!r}", load_options.attribute_hint(name))
 
     def __repr__(self) -> str:
-        edits = f", {len(self.edits)} standing edits" if self.edits else ""
-        return f"Model({self.name!r}: {self._core.family}, {self.n_layers} layers, d_model {self.d_model}{edits})"
+        count = len(self.edits)
+        edits = f", {count} standing edit{'s' * (count != 1)}" if count else ""
+        return f"Model({self.name!r}: {self._core.describe()}{edits})"
 
     def _repr_html_(self) -> str:
         facts: list[tuple[str, object]] = [
+            ("weights", self._core.describe()),
             ("family", self._core.family),
             ("n_layers", self.n_layers),
             ("d_model", self.d_model),
@@ -526,58 +597,3 @@ class Model(SaeApi, TransformerLensApi):
             ("standing edits", len(self.edits)),
         ]
         return display.facts(self.name, facts)
-
-
-class Explanation:
-    """What a plan does and costs: `print` it for text; `facts` has the same as a dict."""
-
-    def __init__(self, text: str, facts: dict[str, Any]) -> None:
-        self.facts = facts
-        self._text = text
-
-    def __repr__(self) -> str:
-        return self._text
-
-
-def capture_plan(rows: list[Any], patterns: list[str], positions: Any) -> _core.Plan:
-    """A plan that captures sites of these rows at positions: all if `None`; by message or role if a
-    mapping.
-    """
-    selects: list[Any] = [None if positions is None else (None, positions, None, None, None, None)]
-    if isinstance(positions, Mapping):
-        # The positions of a message differ between rows.
-        found = [positions_in(row, positions) for row in rows]
-        selects = [([row], at, None, None, None, None) for row, at in enumerate(found)]
-    taps = [(0, None, "capture", site, select) for site in patterns for select in selects]
-    return _core.Plan.from_record(taps, [], [], [], False)
-
-
-def as_plan(plan: Any) -> _core.Plan:
-    """Converts a `Plan`, `plan()` block, `SteeringVectors`, JSON string, dict, list of taps or
-    steering spec to a `Plan`.
-    """
-    if isinstance(plan, _core.Plan):
-        return plan
-    if isinstance(plan, SteeringVectors):
-        plan = plan.taps()
-    if isinstance(plan, PlanBlock):
-        return plan.plan
-    if isinstance(plan, str):
-        return _core.Plan.from_json(plan)
-    if isinstance(plan, Sequence):
-        plan = {"taps": list(plan)}
-    elif isinstance(plan, dict) and "taps" not in plan and ("layers" in plan or "experiments" in plan):
-        plan = {"steer": plan}
-    try:
-        text = json.dumps(plan, default=_as_list, allow_nan=False)
-    except ValueError as problem:
-        hint = 'replace NaN and infinite numbers; "-inf" stands for minus infinity'
-        raise PlanError(f"the plan has a number that JSON does not have: {problem}", hint) from None
-    return _core.Plan.from_json(text)
-
-
-def _as_list(value: Any) -> Any:
-    """Converts arrays in a plan (numpy, torch) to lists."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    raise TypeError(f"a plan cannot hold a {type(value).__name__}")

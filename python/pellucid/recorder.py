@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isfinite
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from . import _core, convert
 from .chat import positions_in
@@ -15,6 +18,9 @@ if TYPE_CHECKING:
     from .selection import Scope
     from .trace import Session
     from .values import Value
+
+SOFTMAX_INPUTS = ("attn_scores", "router_logits", "logits", "lm_head", "scores")
+"""Points at which minus infinity excludes an element."""
 
 OPEN, WAITING, DONE, FAILED = "open", "waiting", "done", "failed"
 
@@ -32,6 +38,7 @@ class Recorder(_core.Recorder):
         "caches",
         "entered",
         "failure",
+        "generates",
         "layers",
         "metrics",
         "model",
@@ -69,6 +76,8 @@ class Recorder(_core.Recorder):
         self.caches: list[tuple[Cache, tuple[str, ...], Scope]] = []
         """Pattern captures (`t.cache`); their taps come after all others."""
         self.entered = False
+        self.generates = False
+        """Positions and steps depend on a generation."""
         self.session: Session | None = None
         """The session that runs this block at its end, if any."""
         self.seconds: Any = None
@@ -107,17 +116,49 @@ class Recorder(_core.Recorder):
 
     def add_constant(self, value: Any) -> int:
         """Records a constant: a Python number, numpy array, torch tensor, or saved value of another
-        block.
+        block. Arrays are copied, because the caller may change them before the block runs.
         """
         from .values import Value
 
         if not isinstance(value, Value):
-            return self.add_value("constant", value if isinstance(value, (int, float)) else convert.array(value))
-        if value._recorder.state is WAITING:
+            number = isinstance(value, (int, float))
+            return self.add_value("constant", convert.scalar(value) if number else convert.array(value, copy=True))
+        other = value._recorder
+        if other.state is WAITING and other.session is self.session:
             value.save()
             self.pending_constants.append((len(self.values), value))
             return self.add_value("constant", None)
+        if other.state is OPEN:
+            raise RecordError(
+                "this value belongs to another block that is still open",
+                "use it after that block has ended, or add both prompts to one block with `t.row`",
+            )
         return self.add_value("constant", value._single_array())
+
+    def check_finite(self, value: Any, site: str) -> None:
+        """Raises if a number or array to be written is NaN or infinite, unless NaN is allowed.
+
+        Minus infinity may be written to the inputs of a softmax, where it excludes an element.
+        """
+        if self.allow_nan or value is None or (type(value) is float and isfinite(value)):
+            return
+        numbers = value.numpy() if isinstance(value, _core.Array) else np.asarray(value)
+        bad = ~np.isfinite(numbers)
+        if not bad.any():
+            return
+        if site.rsplit(".", 1)[-1] in SOFTMAX_INPUTS:
+            bad &= numbers != -np.inf
+            if not bad.any():
+                return
+        found = float(numbers[bad].flat[0])
+        index = np.argwhere(bad)[0].tolist()
+        where = f" (at index {index} of the array)" if index else ""
+        spreads = "spread to everything after it" if np.isnan(found) else "become NaN in the next norm"
+        hint = "write finite numbers, or use trace(…, allow_nan=True)"
+        if found == -np.inf:
+            hint = "minus infinity excludes elements of a softmax: write it to attn_scores, router_logits or logits"
+        name = "NaN" if np.isnan(found) else "infinity" if found > 0 else "minus infinity"
+        raise PlanError(f"{name} is written here{where}, which would {spreads}", hint, site=site)
 
     def resolve_positions(self, text: str | Mapping[str, Any], rows: list[int] | None) -> Any:
         """Resolves a word (`last`, `prompt`, `generated`, `all`), the text of a token, or messages

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from . import _core, display
+from . import _core, convert, display
 from .chat import Chat, MessageSpan, positions_in
-from .errors import InputError, RecordError
+from .errors import InputError, NotCaptured, RecordError, SiteError
 from .sparse import SparseArray
 
 if TYPE_CHECKING:
@@ -144,12 +144,23 @@ class Captures(Mapping[str, Any]):
             self.positions.setdefault(site, []).append(positions)
 
     def _address(self, name: str) -> str:
-        if name in self._arrays:
+        if isinstance(name, str) and name in self._arrays:
             return name
-        addresses = self._find(name)
-        if len(addresses) != 1 or addresses[0] not in self._arrays:
-            raise KeyError(name)
+        addresses = self._find(convert.text(name, "the site"))
+        captured = [address for address in addresses if address in self._arrays]
+        if not captured:
+            raise NotCaptured(
+                f"{name!r} was not captured", "name it in `capture` or `t.cache`; .keys() lists the sites"
+            )
+        if len(addresses) > 1:
+            raise NotCaptured(f"{name!r} matches {len(addresses)} sites", "name one of them, or loop over .items()")
         return addresses[0]
+
+    def __contains__(self, name: object) -> bool:
+        try:
+            return isinstance(name, str) and bool(self._address(name))
+        except (NotCaptured, SiteError):
+            return False
 
     def __getitem__(self, name: str) -> Any:
         name = self._address(name)
@@ -176,6 +187,8 @@ class Captures(Mapping[str, Any]):
         """
         if (site is None) == (layer is None):
             raise InputError("message() takes a site or a layer", "message(0, layer=3)")
+        if layer is not None:
+            layer = convert.integer(layer, "layer")
         name = self._address(f"layers.{layer}.resid_post" if site is None else site)
         # Attention sites are [heads, queries, keys]; others start with the positions.
         axis = 1 if name.endswith(("attn_scores", "attn_probs")) else 0
@@ -245,7 +258,7 @@ class Cache:
     def __len__(self) -> int:
         return len(self._loaded())
 
-    def __contains__(self, name: str) -> bool:
+    def __contains__(self, name: object) -> bool:
         return name in self._loaded()
 
     def keys(self) -> Any:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Iterable
-from os import PathLike, fspath
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from . import _core
+from . import _core, convert
 from .errors import InputError
 from .saes import Sae
 
@@ -49,10 +49,12 @@ class SaeApi:
             unchecked: Attach it without the test.
         """
         before = self.saes
+        if site is not None:
+            site = convert.text(site, "the site")
         if isinstance(sae, Sae):
             core, remarks = _core.attach_sae(self._core, sae._core, site, unchecked)
         else:
-            core, remarks = _core.attach_path(self._core, fspath(sae), site, unchecked)
+            core, remarks = _core.attach_path(self._core, convert.path(sae, "the SAE"), site, unchecked)
         for remark in remarks:
             warnings.warn(remark, stacklevel=2)
         model = type(self)(core, self._edits)
@@ -64,6 +66,8 @@ class SaeApi:
 
         All layers of a cross-layer transcoder are detached together.
         """
+        if site is not None:
+            site = convert.text(site, "the site")
         return type(self)(_core.detach_sae(self._core, site), self._edits)
 
     @property
@@ -90,7 +94,7 @@ class SaeApi:
             sites: The sites of the SAEs; all attached ones if omitted.
             error_term: Add the error of each reconstruction, so that only edits of features matter.
         """
-        chosen = list(self.saes) if sites is None else list(sites)
+        chosen = list(self.saes) if sites is None else [sites] if isinstance(sites, str) else list(sites)
         if not chosen:
             raise InputError("no SAE is attached", "attach one first: model.attach(path)")
         how = "recon+error" if error_term else "recon"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from os import PathLike, fspath
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import _core
+from . import _core, convert
+from .errors import InputError
 from .results import to_numpy
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class Sae:
             target: Which of the layers that it writes, for a crosscoder or one layer of a
                 cross-layer transcoder.
         """
-        return to_numpy(self._core.decode(_floats(acts), None if x is None else _floats(x), target))
+        return to_numpy(self._core.decode(_floats(acts), None if x is None else _floats(x), _target(target)))
 
     def __call__(self, x: Any) -> np.ndarray:
         return self.decode(self.encode(x), x)
@@ -72,12 +73,12 @@ class Sae:
     @property
     def b_enc(self) -> np.ndarray:
         """The encoder bias, `[n_features]`."""
-        return np.array(self._core.biases()[0], dtype=np.float32)
+        return _read_only(self._core.biases()[0])
 
     @property
     def b_dec(self) -> np.ndarray:
         """The decoder bias, `[d_out]`."""
-        return np.array(self._core.biases()[1], dtype=np.float32)
+        return _read_only(self._core.biases()[1])
 
     def __repr__(self) -> str:
         where = f" at {self.site}" if self.site else ""
@@ -90,7 +91,7 @@ def load_sae(path: str | PathLike[str] = "builtin") -> Sae:
     Args:
         path: Its directory or weights file; the SAE of the built-in model if omitted.
     """
-    return Sae(_core.Sae.open(fspath(path)))
+    return Sae(_core.Sae.open(convert.path(path)))
 
 
 class SaeView:
@@ -115,4 +116,17 @@ class SaeView:
 
 
 def _floats(x: Any) -> np.ndarray:
-    return np.ascontiguousarray(x, dtype=np.float32)
+    return np.ascontiguousarray(convert.array(x))
+
+
+def _target(target: Any) -> int:
+    number = convert.integer(target, "target")
+    if number < 0:
+        raise InputError(f"target is {target}", "targets count from 0")
+    return number
+
+
+def _read_only(values: list[float]) -> np.ndarray:
+    array = np.array(values, dtype=np.float32)
+    array.flags.writeable = False
+    return array

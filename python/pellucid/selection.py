@@ -6,6 +6,7 @@ elements are copied. Other subscripts (a reversed slice, part of a head) index t
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -74,7 +75,7 @@ def parse_subscript(info: SiteInfo, scope: Scope, key: Any, recorder: Recorder) 
     chosen = None if any(pick is None for pick in inner) else _tap_selection(info, scope, base, inner, recorder)
     if chosen is None:
         select = None if base == SELECT_ALL else base
-        return Subscript(select, inner_scope, None, inner)
+        return Subscript(select, inner_scope, None, tuple(_resolve_words(pick, rows, recorder) for pick in inner))
     squeeze = tuple(0 if isinstance(pick, int) else FULL_SLICE for pick in inner)
     while squeeze and squeeze[-1] == FULL_SLICE:
         squeeze = squeeze[:-1]
@@ -97,11 +98,9 @@ def expand_index(key: Any, rank: int) -> tuple[Any, ...]:
 
 
 def _normalize_index(pick: Any) -> Any:
-    if (
-        pick is None
-        or pick is Ellipsis
-        or (isinstance(pick, (int, slice, str, Mapping)) and not isinstance(pick, bool))
-    ):
+    if isinstance(pick, slice):
+        return _normalize_slice(pick)
+    if pick is None or pick is Ellipsis or (isinstance(pick, (int, str, Mapping)) and not isinstance(pick, bool)):
         return pick
     if isinstance(pick, (list, tuple, range, np.ndarray, np.integer)) or hasattr(pick, "tolist"):
         indices = np.asarray(pick)
@@ -109,34 +108,84 @@ def _normalize_index(pick: Any) -> Any:
             return np.nonzero(indices)[0].tolist()
         if indices.dtype.kind in "iu" and indices.ndim <= 1:
             return indices.tolist()
+        if indices.size == 0 and indices.ndim == 1:
+            return []
     raise PlanError(
         f"{pick!r} does not index an axis",
         "use integers, slices, lists of integers, masks, a token's text, or messages",
     )
 
 
+def _normalize_slice(pick: slice) -> slice:
+    """Converts the bounds, which may be integers of numpy or torch."""
+    bounds = (pick.start, pick.stop, pick.step)
+    if all(bound is None or type(bound) is int for bound in bounds) and pick.step != 0:
+        return pick
+    try:
+        converted = [None if bound is None else operator.index(bound) for bound in bounds]
+    except TypeError:
+        raise PlanError(f"the slice [{_shown(pick)}] has bounds that are not integers", "use integers") from None
+    if converted[2] == 0:
+        raise PlanError(f"the slice [{_shown(pick)}] has step 0", "use a step other than 0")
+    return slice(*converted)
+
+
 def _select_rows(scope: Scope, pick: Any) -> tuple[list[int] | None, Scope | None]:
     """Resolves an index into the scope's rows to row indices of the call."""
     if isinstance(pick, slice) and pick == FULL_SLICE:
         return _list(scope.rows), scope
+    if scope.single:
+        check_row_of_one_prompt(pick)
     if scope.rows is None:
         if isinstance(pick, int) and pick >= 0:
             return [pick], None
         if isinstance(pick, list) and all(row >= 0 for row in pick):
+            _check_unique(pick)
             return pick, Scope(tuple(pick), False, scope.steps)
-        if scope.single and pick == -1:
-            return [0], None
         raise PlanError(
-            f"invalid row index {pick!r}",
-            "the first axis is the rows: use integers from 0, or a colon for all",
+            f"invalid row index {_shown(pick)}",
+            "the first axis is the rows: use integers from 0, or a colon for all; [:, -1] is the last position",
         )
     if isinstance(pick, (str, Mapping)) or pick is None:
-        raise PlanError(f"{pick!r} does not index rows", "the first axis is the rows")
+        raise PlanError(f"{pick!r} does not index rows", "the first axis is the rows; [:, …] selects positions")
     try:
         rows = [scope.rows[pick]] if isinstance(pick, int) else np.asarray(scope.rows)[pick].tolist()
     except IndexError:
         raise PlanError(f"there is no row {pick}: this view has {len(scope.rows)}", "rows count from 0") from None
+    _check_unique(rows)
     return rows, None if isinstance(pick, int) else Scope(tuple(rows), False, scope.steps)
+
+
+def check_row_of_one_prompt(pick: Any) -> None:
+    """Raises for an index of the row axis of a single prompt that was probably meant for its
+    positions: it has row 0 only.
+    """
+    if (isinstance(pick, int) and pick == 0) or pick == [0]:
+        return
+    shown = _shown(pick)
+    if isinstance(pick, int) and pick >= 0:
+        raise PlanError(
+            f"there is no row {pick}: this is one prompt, row 0",
+            f"the first axis is the rows; [:, {shown}] is position {pick}",
+        )
+    raise PlanError(
+        f"[{shown}] indexes the rows, and this is one prompt",
+        f"the first axis is the rows, the second the positions: write [:, {shown}]",
+    )
+
+
+def _shown(pick: Any) -> str:
+    """An index as it is written in a subscript."""
+    if not isinstance(pick, slice):
+        return repr(pick)
+    parts = ["" if bound is None else str(bound) for bound in (pick.start, pick.stop)]
+    return ":".join(parts if pick.step is None else [*parts, str(pick.step)])
+
+
+def _check_unique(rows: list[int]) -> None:
+    twice = next((row for row in rows if rows.count(row) > 1), None)
+    if twice is not None:
+        raise PlanError(f"row {twice} is selected twice", "select each row once")
 
 
 def _tap_selection(
@@ -169,6 +218,20 @@ def _tap_selection(
         return None
 
 
+def _resolve_words(pick: Any, rows: list[int] | None, recorder: Recorder) -> Any:
+    """Resolves positions given as a word, text or messages to an index into the whole activation."""
+    if not isinstance(pick, (str, Mapping)):
+        return pick
+    positions = recorder.resolve_positions(pick, rows)
+    if positions == "generated":
+        raise PlanError("generated positions cannot be combined with this subscript", "select them alone")
+    return (
+        {"last": slice(-1, None), "prompt": FULL_SLICE, "all": FULL_SLICE}.get(positions, positions)
+        if isinstance(positions, str)
+        else positions
+    )
+
+
 class _NotSelectable(Exception):
     """An index that a tap cannot select."""
 
@@ -185,6 +248,8 @@ def _positions(pick: Any, scope: Scope | None) -> Any:
         return [pick]
     if isinstance(pick, slice) and pick.step is not None and pick.step < 1:
         raise _NotSelectable
+    if isinstance(pick, list) and len(set(pick)) != len(pick):
+        raise _NotSelectable
     return pick
 
 
@@ -198,4 +263,8 @@ def _axis_indices(pick: Any, length: int) -> list[int] | None:
     for index in indices:
         if not -length <= index < length:
             raise PlanError(f"index {index} is out of range for an axis of length {length}", "indices count from 0")
-    return [index % length for index in indices]
+    resolved = [index % length for index in indices]
+    if len(set(resolved)) != len(resolved):
+        # A tap selects each element once; an index into the whole activation may repeat.
+        raise _NotSelectable
+    return resolved

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import _core
-from .errors import PlanError, SiteError
+from . import _core, convert
+from .errors import MissingAttribute, PlanError, SiteError
 from .native import methods_of
 from .saes import SaeView
 from .selection import SELECT_ALL, Subscript, parse_subscript
@@ -96,7 +96,7 @@ class Site(_core.Site, Value):
 
     def __getitem__(self, key: Any) -> Value:
         if self._recorder.closed:
-            self._recorder.raise_closed("sites can no longer be indexed")
+            return Value.__getitem__(self, key)
         selected = self._parse_subscript(key)
         if selected is None:
             return Value.__getitem__(self, key)
@@ -149,6 +149,8 @@ class Site(_core.Site, Value):
         `replace({5: 2})` runs expert 2 in place of expert 5, `replace({5: 2, 2: 5})` swaps both. The
         weights stay those of the router's choice.
         """
+        if not isinstance(experts, Mapping):
+            raise PlanError(f"{experts!r} does not map experts to experts", "write {5: 2}", site=self._info.address)
         numbers = [*experts.keys(), *experts.values()]
         if not all(isinstance(number, (int, np.integer)) and number >= 0 for number in numbers):
             raise PlanError(f"{experts!r} does not map experts to experts", "write {5: 2}", site=self._info.address)
@@ -212,11 +214,15 @@ class Site(_core.Site, Value):
 
     def _operand(self, value: Any) -> float | int:
         """A number as a float; anything else as the node of a value with the selection's shape."""
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            return float(value)
         recorder = self._recorder
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            number = convert.scalar(value)
+            recorder.check_finite(number, self._info.address)
+            return number
         value = as_value(recorder, value)
         constant: tuple[Any, ...] = recorder.values[value._node] if type(value) is Value else ("read",)
+        if constant[0] == "constant":
+            recorder.check_finite(constant[1], self._info.address)
         if constant[0] == "constant" and value._rank == self._rank + 1 and getattr(constant[1], "shape", (0,))[0] == 1:
             # The array has a row axis of length 1.
             value = value._index((0,))
@@ -244,11 +250,15 @@ class Site(_core.Site, Value):
         return self._update("add", value, -1.0)
 
     def __imul__(self, value: Any) -> Site:
-        if isinstance(value, (int, float)):
-            return self._update("scale", float(value))
-        return self._update("set", self * value)
+        if isinstance(value, Value):
+            return self._update("set", self * value)
+        factor = convert.scalar(value) if isinstance(value, (int, float)) else convert.array(value)
+        self._recorder.check_finite(factor, self._info.address)
+        return self._update("scale", factor) if isinstance(factor, float) else self._update("set", self * factor)
 
     def __itruediv__(self, value: Any) -> Site:
+        if not isinstance(value, Value) and not np.all(convert.array(value)) and not self._recorder.allow_nan:
+            raise PlanError("division by zero", "divide by numbers other than zero", site=self._info.address)
         return self._update("set", self / value)
 
     def __imatmul__(self, value: Any) -> Site:
@@ -256,13 +266,36 @@ class Site(_core.Site, Value):
 
     def __call__(self, value: Any) -> Value:
         """Applies the model's final norm or unembedding to a value: `t.lm_head(t.final_norm(h))`."""
-        last = len(self._recorder.layers) - 1
-        before = {"final_norm": f"layers.{last}.resid_post", "lm_head": "final_norm"}.get(self._info.address)
-        if before is None:
+        if self._info.address not in ("final_norm", "lm_head"):
             raise SiteError(
                 f"`{self._info.address}` is an activation, not a module", "call a layer, its attn or its mlp"
             )
-        return through(self._recorder, value, before, self._info.address)
+        return through(self._recorder, value, self._module_input("input"), self._info.address)
+
+    # Modules of the whole model, as Hugging Face names them: `t.lm_head.output`.
+
+    @property
+    def output(self) -> Site:
+        """The output of the final norm or of the unembedding: this site itself."""
+        self._module_input("output")
+        return self
+
+    @property
+    def input(self) -> Site:
+        """The input of the final norm or of the unembedding."""
+        from .views import View  # a view creates sites
+
+        return View(self._recorder, self._scope)[self._module_input("input")]
+
+    def _module_input(self, name: str) -> str:
+        last = len(self._recorder.layers) - 1
+        before = {"final_norm": f"layers.{last}.resid_post", "lm_head": "final_norm"}.get(self._info.address)
+        if before is None:
+            raise MissingAttribute(
+                f"`{self._info.address}` is an activation, so it has no {name!r}",
+                "use the activation itself; layers, attn and mlp have input and output",
+            )
+        return before
 
     # Gradients.
 
@@ -298,10 +331,10 @@ class ExpertSlots:
 
     def __getitem__(self, experts: int | Sequence[int]) -> Site:
         site = self._site
-        numbers = [experts] if isinstance(experts, (int, np.integer)) else list(experts)
-        if not all(isinstance(number, (int, np.integer)) and number >= 0 for number in numbers):
+        numbers = convert.integers(experts, "an expert")
+        if any(number < 0 for number in numbers):
             raise PlanError(f"{experts!r} are not experts", "experts are integers from 0", site=site._info.address)
-        select = (*(site._select or SELECT_ALL), [int(number) for number in numbers])
+        select = (*(site._select or SELECT_ALL), numbers)
         return Site(site._recorder, site._scope, site._info, site._order, select, site._squeeze, site._metric)
 
     def __setitem__(self, experts: int | Sequence[int], value: Any) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from . import display
+from . import convert, display
+from .errors import Error, SiteError
 
 if TYPE_CHECKING:
     from . import _core
@@ -65,12 +66,26 @@ class Sites:
                 self.of_layer[site.layer][site.point] = site
 
     def __getitem__(self, name: str) -> SiteInfo:
-        site = self.by_address.get(name)
-        return site if site is not None else self.by_address[self._core.find(name)[0]]
+        """The single site with this address or alias; a pattern that matches several raises."""
+        site = self.by_address.get(name) if isinstance(name, str) else None
+        if site is not None:
+            return site
+        found = self.find(name)
+        if len(found) > 1:
+            raise SiteError(
+                f"`{name}` matches {len(found)} sites, and one is needed here",
+                f'loop over them: for site in model.sites.find("{name}"): t[site.address]; '
+                f't.cache("{name}") captures them all',
+            )
+        return found[0]
 
     def find(self, pattern: str) -> list[SiteInfo]:
         """The sites that an address, pattern (`layers.*.z`) or alias matches."""
-        return [self.by_address[address] for address in self._core.find(pattern)]
+        if not isinstance(pattern, str):
+            raise SiteError(
+                f"{pattern!r} is not the name of a site", 'write "layers.5.resid_post"; `model.sites` lists them all'
+            )
+        return [self.by_address[address] for address in self._core.find(convert.text(pattern, "the site"))]
 
     def __iter__(self) -> Iterator[SiteInfo]:
         return iter(self.by_address.values())
@@ -78,8 +93,16 @@ class Sites:
     def __len__(self) -> int:
         return len(self.by_address)
 
-    def __contains__(self, name: str) -> bool:
-        return name in self.by_address
+    def __contains__(self, name: object) -> bool:
+        """Whether `sites[name]` finds a site: by its address or by an alias."""
+        if not isinstance(name, str):
+            return False
+        if name in self.by_address:
+            return True
+        try:
+            return len(self.find(name)) == 1
+        except Error:
+            return False
 
     def __repr__(self) -> str:
         return "\n".join(f"{site.address}  {_shape(site)}  {site.meaning}" for site in self)

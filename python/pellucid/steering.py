@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterable, Iterator
-from os import PathLike, fspath
+from collections.abc import Iterable, Iterator, Mapping
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,15 +44,26 @@ class SteeringVectors:
         info: dict[str, Any] | None = None,
         quality: list[dict[str, Any]] | None = None,
     ) -> None:
-        self.directions = {int(layer): convert.array(direction) for layer, direction in sorted(directions.items())}
-        self.point = point
+        if not isinstance(directions, Mapping):
+            raise InputError(f"{type(directions).__name__} does not map layers to directions", "pass {layer: array}")
+        converted = {convert.integer(layer, "a layer"): convert.array(each) for layer, each in directions.items()}
+        for layer, direction in converted.items():
+            if direction.ndim != 1:
+                problem = f"the direction of layer {layer} has shape {list(direction.shape)}"
+                raise InputError(problem, "pass a vector [d_model]")
+            bad = np.flatnonzero(~np.isfinite(direction))
+            if bad.size:
+                found = "NaN" if np.isnan(direction[bad[0]]) else "infinity"
+                raise InputError(f"the direction of layer {layer} has {found} at index {bad[0]}", "use finite numbers")
+        self.directions = dict(sorted(converted.items()))
+        self.point = convert.text(point, "point")
         self.info = dict(info or {})
         self.quality = quality
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> SteeringVectors:
         """Reads a safetensors file, or a GGUF control vector of llama.cpp or repeng."""
-        return cls._from_tuple(_core.read_steering(fspath(path)))
+        return cls._from_tuple(_core.read_steering(convert.path(path)))
 
     @classmethod
     def _from_tuple(cls, vectors: Any, quality: list[dict[str, Any]] | None = None) -> SteeringVectors:
@@ -63,7 +74,7 @@ class SteeringVectors:
         """Writes the vectors to a `.safetensors` file, or to a `.gguf` file for llama.cpp and
         repeng.
         """
-        file = _core.steering_file(fspath(path), self.point, list(self.directions.items()), json.dumps(self.info))
+        file = _core.steering_file(convert.path(path), self.point, list(self.directions.items()), json.dumps(self.info))
         Path(path).write_bytes(file)
 
     @property
@@ -73,7 +84,7 @@ class SteeringVectors:
 
     def select(self, layers: Iterable[int]) -> SteeringVectors:
         """The vectors of some layers."""
-        wanted = [int(layer) for layer in layers]
+        wanted = convert.integers(layers, "a layer")
         missing = [layer for layer in wanted if layer not in self.directions]
         if missing:
             raise InputError(f"there is no direction for layer {missing[0]}", f"the layers are {self.layers}")
@@ -129,6 +140,8 @@ class SteeringVectors:
     def __mul__(self, factor: Any) -> SteeringVectors:
         if not isinstance(factor, (int, float, np.integer, np.floating)):
             return NotImplemented
+        if not np.isfinite(factor):
+            raise InputError(f"vectors times {factor}", "scale them by a finite number")
         return self._with({layer: np.float32(factor) * direction for layer, direction in self.directions.items()})
 
     __rmul__ = __mul__
@@ -167,6 +180,10 @@ def extract(
                 'pass (positive, negative), or {"positive": …, "negative": …}',
             )
         rows += [convert.tokens(model._core, prompt) for prompt in pair]
-    wanted = None if layers is None else [int(layer) for layer in layers]
-    vectors, quality = _core.extract_steering(model._core, rows, method, wanted, str(positions), point)
+    wanted = None if layers is None else convert.integers(layers, "a layer")
+    if wanted is not None and any(layer < 0 for layer in wanted):
+        raise InputError(f"there is no layer {min(wanted)}", f"this model's layers are 0 to {model.n_layers - 1}")
+    vectors, quality = _core.extract_steering(
+        model._core, rows, convert.text(method, "method"), wanted, str(positions), convert.text(point, "point")
+    )
     return SteeringVectors._from_tuple(vectors, json.loads(quality))

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _core, convert
-from .errors import PlanError, RecordError
+from .errors import InputError, PlanError, RecordError
 from .recorder import DONE, FAILED, OPEN, WAITING, Recorder
+from .reports import warn_nan
 from .results import Cache, Captures, generated_rows
 from .selection import Scope
 from .site import Site
@@ -56,16 +57,25 @@ class Block(View):
         """
         return RowView(self, prompts)
 
+    invoke = row
+    """`row` under its nnsight name."""
+
     def cache(self, *patterns: str) -> Cache:
         """Captures every site that matches the patterns, after all writes, in the rows of the
         current view.
         """
+        for pattern in patterns:
+            self._recorder.model.sites.find(pattern)
         cache = Cache()
         self._recorder.caches.append((cache, patterns or ("layers.*.resid_post",), self._scope))
         return cache
 
     def gradient(self, of: Value, at: Any) -> Any:
         """The gradient of a scalar at a site, or at each of a list of sites."""
+        if not isinstance(of, Value):
+            raise RecordError(
+                f"{type(of).__name__} has no gradient", "pass a recorded scalar, such as logits[:, -1].sum()"
+            )
         metric = self._recorder.add_metric(of)
         if isinstance(at, (list, tuple)):
             return [self.gradient(of, site) for site in at]
@@ -84,6 +94,11 @@ class Block(View):
             of: The scalar; by default the loss of the open `backward()` block.
         """
         recorder = self._recorder
+        name = convert.text(name, "the weight's name")
+        if of is not None and not isinstance(of, Value):
+            raise RecordError(
+                f"{type(of).__name__} has no gradient", "pass a recorded scalar, such as logits[:, -1].sum()"
+            )
         metric = recorder.current_metric() if of is None else recorder.add_metric(of)
         shape = recorder.model.weights.get(name)
         node = recorder.add_value("weight_grad", metric, name)
@@ -211,6 +226,7 @@ class Trace(Block):
         run = _core.run(model._core, recorder.rows, self._plan(recorder), edits, *self._options)
         recorder.seconds = run.seconds
         self._assign_results(recorder, run)
+        warn_nan(run.nan)
 
 
 class Scan(Block):
@@ -295,7 +311,7 @@ class StepView(View):
             steps = steps.tolist() if isinstance(steps, (np.integer, np.ndarray)) else steps
             numbers = list(steps) if isinstance(steps, (list, tuple, range)) else [steps]
             steps = steps if isinstance(steps, int) else numbers
-        if any(not isinstance(number, int) or number < 0 for number in numbers):
+        if any(not isinstance(number, int) or isinstance(number, bool) or number < 0 for number in numbers):
             raise PlanError(f"invalid step {steps!r}", "steps count from 0, which produces the first new token")
         max_new = block._options.get("max_new")
         if max_new is not None and not isinstance(steps, slice) and any(number >= max_new for number in numbers):
@@ -322,7 +338,11 @@ class Generation(Block):
     def __init__(
         self, model: Model, prompts: Any, padded: bool, allow_nan: bool, watch: Any, options: dict[str, Any]
     ) -> None:
+        _core.check_generate_options(options)
+        if watch is not None and not callable(watch):
+            raise InputError(f"watch is {watch!r}, which is not a function", "pass a function of row, token and text")
         Block.__init__(self, model, prompts, padded, allow_nan)
+        self._recorder.generates = True
         _set(self, "_options", options)
         _set(self, "_watch", watch)
         _set(self, "_generated", None)
@@ -349,6 +369,14 @@ class Generation(Block):
         return self._generated[0] if self._scope.single else self._generated
 
     @property
+    def tokens(self) -> list[Any]:
+        """The new tokens; a list of lists for several prompts. Those of the prompt are
+        `.result.prompt`.
+        """
+        result = self.result
+        return [row.tokens for row in result] if isinstance(result, list) else result.tokens
+
+    @property
     def text(self) -> Any:
         """The new text; a list for several prompts."""
         result = self.result
@@ -361,6 +389,7 @@ class Generation(Block):
         self._assign_results(recorder, run)
         generated = generated_rows(recorder.rows, run)
         _set(self, "_generated", generated)
+        warn_nan(run.nan)
 
     def __repr__(self) -> str:
         return (

@@ -6,14 +6,16 @@ numbers, numpy arrays, torch tensors and saved values of earlier blocks.
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from . import _core, display, results, ufuncs
-from .errors import PlanError, RecordError
+from . import _core, display, elementwise, functions, reductions, results, saved, shapes, ufuncs  # noqa: F401
+from .errors import MissingAttribute, PlanError, RecordError
 from .native import methods_of
-from .selection import FULL_SLICE, Scope, expand_index
+from .selection import FULL_SLICE, Scope, check_row_of_one_prompt, expand_index
 
 PENDING = ...
 """Placeholder for the result of a saved value before the run."""
@@ -54,7 +56,13 @@ class Value(_core.Value):
 
     @property
     def shape(self) -> Any:
-        """The shape of `.value`; a list of shapes for several prompts."""
+        """The shape of `.value`; a list of shapes for several prompts.
+
+        Inside the block, the shape with the row axis, such as `(1, 13, 128)` for one prompt. An axis
+        whose length differs between rows is `None`.
+        """
+        if not self._recorder.closed and (self._result is None or self._result is PENDING):
+            return shapes.infer(self)
         return results.arrange_shapes(self._require_result(), self._scope)
 
     def torch(self) -> Any:
@@ -71,10 +79,16 @@ class Value(_core.Value):
         return results.CPU
 
     def _require_result(self) -> Any:
+        recorder = self._recorder
         if self._result is None:
+            if not recorder.closed and recorder.failure is None:
+                raise RecordError(
+                    "this value was not saved, and is not known while the block is recorded",
+                    "compute with recorded operations or in t.call(function, value); "
+                    "or .save() it and use it after the block",
+                )
             raise RecordError("this value was not saved", "call .save() on it inside the block")
         if self._result is PENDING:
-            recorder = self._recorder
             if recorder.failure is not None:
                 raise RecordError(
                     f"the block raised {recorder.failure!r}, so this value was never computed"
@@ -117,10 +131,25 @@ class Value(_core.Value):
 
     def __array_ufunc__(self, ufunc: Any, method: str, *operands: Any, **options: Any) -> Any:
         """numpy ufuncs, including operators with a numpy array on the left."""
+        anchor = saved.recording(self, operands)
+        if anchor is None:
+            return getattr(ufunc, method)(*map(saved.plain, operands), **options)
         function = ufuncs.recorded_function(ufunc, method, options)
-        return function(*(operand if isinstance(operand, Value) else self._constant(operand) for operand in operands))
+        return function(*(anchor._constant(operand) for operand in operands))
+
+    def __array_function__(self, function: Any, types: Any, arguments: Any, options: Any) -> Any:
+        """Other numpy functions: recorded if a value has a method for them."""
+        return functions.call(self, function, arguments, options)
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+        """torch functions: recorded if a value has a method for them."""
+        return functions.call(None, function, arguments, options or {})
 
     def _constant(self, array: Any) -> Value:
+        """An operand as a value of this block."""
+        if isinstance(array, Value) and array._recorder is self._recorder:
+            return array
         node, _, rank = self._as_operand(array)
         return Value(self._recorder, None, node, rank)
 
@@ -130,7 +159,12 @@ class Value(_core.Value):
 
     # Arithmetic.
 
-    def _combine(self, how: str, other: Any, swapped: bool = False) -> Value:
+    def _combine(self, how: str, other: Any, swapped: bool = False) -> Any:
+        anchor = saved.recording(self, (other,))
+        if anchor is not self:
+            if anchor is None:
+                return saved.combine(how, self, other, swapped)
+            return anchor._combine(how, self, not swapped)
         mine = self._read()
         theirs, scope, rank = self._as_operand(other)
         pair = (theirs, mine) if swapped else (mine, theirs)
@@ -200,182 +234,34 @@ class Value(_core.Value):
         """Elementwise minimum."""
         return self._combine("minimum", other)
 
-    def clip(self, least: Any, most: Any) -> Value:
-        """Limits each element to the range from `least` to `most`."""
-        return self.maximum(least).minimum(most)
+    def clip(self, min: Any = None, max: Any = None) -> Value:
+        """Limits each element to the range from `min` to `max`; `None` is no limit."""
+        limited = self if min is None else self.maximum(min)
+        return limited if max is None else limited.minimum(max)
 
-    def __matmul__(self, other: Any) -> Value:
+    clamp = clip
+
+    def __matmul__(self, other: Any) -> Any:
+        anchor = saved.recording(self, (other,))
+        if anchor is not self:
+            return saved.combine("matmul", self, other, False) if anchor is None else anchor.__rmatmul__(self)
         mine = self._read()
         theirs, scope, rank = self._as_operand(other)
         return self._derive(
             _matmul_rank(self._rank, rank), "matmul", mine, theirs, scope=join_scopes(self._scope, scope)
         )
 
-    def __rmatmul__(self, other: Any) -> Value:
+    def __rmatmul__(self, other: Any) -> Any:
+        anchor = saved.recording(self, (other,))
+        if anchor is not self:
+            return saved.combine("matmul", self, other, True) if anchor is None else anchor.__matmul__(self)
         theirs, scope, rank = self._as_operand(other)
         mine = self._read()
         return self._derive(
             _matmul_rank(rank, self._rank), "matmul", theirs, mine, scope=join_scopes(self._scope, scope)
         )
 
-    # Elementwise functions.
-
-    def _map(self, function: str) -> Value:
-        return self._derive(self._rank, "map", function, self._read())
-
-    def __neg__(self) -> Value:
-        return self._map("neg")
-
-    def __abs__(self) -> Value:
-        return self._map("abs")
-
-    def __invert__(self) -> Value:
-        return self._map("not")
-
-    def exp(self) -> Value:
-        """Elementwise exponential."""
-        return self._map("exp")
-
-    def log(self) -> Value:
-        """Elementwise natural logarithm."""
-        return self._map("log")
-
-    def sqrt(self) -> Value:
-        """Elementwise square root."""
-        return self._map("sqrt")
-
-    def square(self) -> Value:
-        """Elementwise square."""
-        return self._map("square")
-
-    def abs(self) -> Value:
-        """Elementwise absolute value."""
-        return self._map("abs")
-
-    def sign(self) -> Value:
-        """Elementwise sign: -1, 0 or 1."""
-        return self._map("sign")
-
-    def tanh(self) -> Value:
-        """Elementwise hyperbolic tangent."""
-        return self._map("tanh")
-
-    def sigmoid(self) -> Value:
-        """Elementwise sigmoid."""
-        return self._map("sigmoid")
-
-    def relu(self) -> Value:
-        """Elementwise ReLU."""
-        return self._map("relu")
-
-    def gelu(self) -> Value:
-        """Elementwise GELU."""
-        return self._map("gelu")
-
-    def silu(self) -> Value:
-        """Elementwise SiLU: `x * sigmoid(x)`."""
-        return self._map("silu")
-
-    # Reductions.
-
-    def _axis(self, axis: int) -> int:
-        """Converts an axis to the engine's numbering, which has no row axis."""
-        return axis if axis < 0 or self._scope is None else axis - 1
-
-    def _fold(self, how: str, axis: int | None, keepdims: bool) -> Value:
-        if axis is None:
-            of = self
-            if self._scope is not None and not self._scope.single:
-                of = self._derive(1, "reshape", self._read(), (-1,))._across("concat", 1)
-            return of._derive(self._rank if keepdims else 0, "fold", how, of._read(), None, keepdims, scope=None)
-        if axis == 0 and self._scope is not None:
-            return self._across("stack", None if self._rank is None else self._rank + 1)._fold(how, 0, keepdims)
-        rank = self._rank if keepdims or self._rank is None else self._rank - 1
-        return self._derive(rank, "fold", how, self._read(), self._axis(axis), keepdims)
-
-    def _across(self, how: str, rank: int | None) -> Value:
-        return self._derive(rank, "across", how, self._read(), scope=None)
-
-    def sum(self, axis: int | None = None, keepdims: bool = False) -> Value:
-        """The sum along an axis, or of all elements."""
-        return self._fold("sum", axis, keepdims)
-
-    def mean(self, axis: int | None = None, keepdims: bool = False) -> Value:
-        """The mean along an axis, or of all elements."""
-        return self._fold("mean", axis, keepdims)
-
-    def max(self, axis: int | None = None, keepdims: bool = False) -> Value:
-        """The maximum along an axis, or of all elements."""
-        return self._fold("max", axis, keepdims)
-
-    def min(self, axis: int | None = None, keepdims: bool = False) -> Value:
-        """The minimum along an axis, or of all elements."""
-        return self._fold("min", axis, keepdims)
-
-    def argmax(self, axis: int | None = None, keepdims: bool = False) -> Value:
-        """The index of the maximum along an axis, or of all elements; `.value` is int64."""
-        return self._fold("argmax", axis, keepdims)
-
-    def norm(self, axis: int | None = None, keepdims: bool = False) -> Value:
-        """The L2 norm along an axis, or of all elements."""
-        return self._fold("norm", axis, keepdims)
-
-    def var(self, axis: int | None = None, keepdims: bool = False) -> Value:
-        """The (population) variance along an axis, or of all elements."""
-        return self._fold("var", axis, keepdims)
-
-    def softmax(self, axis: int = -1) -> Value:
-        """Softmax along an axis."""
-        return self._derive(self._rank, "softmax", self._read(), self._inner_axis(axis), False)
-
-    def log_softmax(self, axis: int = -1) -> Value:
-        """Log-softmax along an axis."""
-        return self._derive(self._rank, "softmax", self._read(), self._inner_axis(axis), True)
-
-    def _inner_axis(self, axis: int) -> int:
-        if axis == 0 and self._scope is not None:
-            raise PlanError("not possible along axis 0, the rows", "stack the rows first: value.stack_rows()")
-        return self._axis(axis)
-
-    def topk(self, k: int) -> tuple[Value, Value]:
-        """The `k` largest elements of the last axis, in descending order, and their indices."""
-        of = self._read()
-        return self._derive(self._rank, "topk", of, k, False), self._derive(self._rank, "topk", of, k, True)
-
-    def stack_rows(self) -> Value:
-        """All rows stacked to one array, available to every row; the rows must have equal length."""
-        return self._across("stack", None if self._rank is None else self._rank + 1)
-
     # Shapes and indexing.
-
-    def reshape(self, *shape: int) -> Value:
-        """Reshapes.
-
-        If the value has rows, the first entry of the shape stands for them and must be -1.
-        """
-        new_shape = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else shape
-        if self._scope is not None:
-            if not new_shape or new_shape[0] != -1:
-                raise PlanError(f"invalid shape {new_shape}", "the row axis stays first: start the shape with -1")
-            new_shape = new_shape[1:]
-        return self._derive(len(new_shape), "reshape", self._read(), new_shape)
-
-    def permute(self, *axes: int) -> Value:
-        """Permutes the axes. If the value has rows, axis 0 is the rows and must stay first."""
-        if self._scope is not None:
-            if not axes or axes[0] != 0:
-                raise PlanError(f"invalid order of axes {axes}", "the row axis stays first: start with 0")
-            axes = tuple(axis - 1 for axis in axes[1:])
-        return self._derive(len(axes), "permute", self._read(), axes)
-
-    @property
-    def T(self) -> Value:
-        """The transpose of the last two axes."""
-        if self._rank is None or self._rank < 2:
-            raise PlanError("the number of axes is unknown here, or less than 2", "use permute")
-        axes = list(range(self._rank))
-        axes[-2:] = axes[-1], axes[-2]
-        return self._derive(self._rank, "permute", self._read(), tuple(axes))
 
     def take(self, places: Any) -> Value:
         """Gathers along the last axis: the element at each index, such as the logit of each target
@@ -385,7 +271,9 @@ class Value(_core.Value):
         theirs, scope, rank = self._as_operand(places)
         return self._derive(rank, "take", mine, theirs, scope=join_scopes(self._scope, scope))
 
-    def __getitem__(self, key: Any) -> Value:
+    def __getitem__(self, key: Any) -> Any:
+        if self._recorder.closed:
+            return saved.index(self, key)
         if self._scope is None:
             picks = key if isinstance(key, tuple) else (key,)
             return self._index(expand_index(picks, _index_rank(self._rank, picks)))
@@ -396,17 +284,24 @@ class Value(_core.Value):
         """Selects rows, as one array that is available to every row."""
         if isinstance(pick, slice) and pick == FULL_SLICE:
             return self
+        if self._scope is not None and self._scope.single:
+            check_row_of_one_prompt(pick)
         if isinstance(pick, int):
             rows = self._scope.rows if self._scope is not None else None
-            if rows is not None and not -len(rows) <= pick < len(rows):
-                raise PlanError(f"there is no row {pick}: this value has {len(rows)}", "rows count from 0")
-            if rows is None and pick == -1 and self._scope is not None and self._scope.single:
-                pick = 0
-            row = pick if rows is None else rows[pick]
+            count = len(self._recorder.rows if rows is None else rows)
+            # A recorded plan has no rows yet.
+            if not (-count <= pick < count or (count == 0 and pick >= 0)):
+                raise PlanError(f"there is no row {pick}: this value has {count}", "rows count from 0")
+            row = pick % count if rows is None and count else pick if rows is None else rows[pick]
             return self._derive(self._rank, "row", self._read(), row, scope=None)
         return self.stack_rows()._index((pick,))
 
     def _index(self, picks: tuple[Any, ...]) -> Value:
+        for pick in picks:
+            if isinstance(pick, (str, Mapping)):
+                raise PlanError(
+                    f"{pick!r} does not index a computed value", "names of positions index sites: t.logits[:, …]"
+                )
         if all(isinstance(pick, slice) and pick == FULL_SLICE for pick in picks):
             return self
         rank = self._rank
@@ -444,18 +339,69 @@ class Value(_core.Value):
     # Conversions that need the result.
 
     def __bool__(self) -> bool:
-        raise RecordError(
-            "this value is not known while the block is recorded", "use t.where, or t.call with a function that decides"
-        )
+        if not self._recorder.closed:
+            raise RecordError(
+                "this value is not known while the block is recorded",
+                "use t.where, or t.call with a function that decides",
+            )
+        return bool(saved.plain(self))
 
     def __iter__(self) -> Any:
-        raise RecordError(
-            "the length of this value is not known while the block is recorded",
-            "index it instead; after the block, iterate over .value",
-        )
+        if not self._recorder.closed:
+            raise RecordError(
+                "the length of this value is not known while the block is recorded",
+                "index it instead; after the block, iterate over .value",
+            )
+        return iter(self.value)
+
+    def __len__(self) -> int:
+        return len(self.value)
 
     def __float__(self) -> float:
         return float(self.value)
+
+    def __int__(self) -> int:
+        return int(self.value)
+
+    def __index__(self) -> int:
+        return operator.index(self.value)
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if spec else str(self)
+
+    def item(self) -> Any:
+        """The result as a Python number, if it has one element."""
+        return np.asarray(saved.plain(self)).item()
+
+    def numpy(self) -> Any:
+        """`.value`."""
+        return self.value
+
+    def tolist(self) -> Any:
+        """The result as nested lists."""
+        value = self.value
+        return [array.tolist() for array in value] if isinstance(value, list) else value.tolist()
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the result."""
+        return np.asarray(saved.plain(self)).dtype
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes: of the result, or inside the block with the row axis."""
+        return len(self.shape)
+
+    def __reduce__(self) -> Any:
+        value = self.value
+        return (list, (value,)) if isinstance(value, list) else (np.array, (value,))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if isinstance(attribute := getattr(type(self), name, None), property):
+            return attribute.__get__(self)  # it raised an AttributeError: raise that one
+        raise MissingAttribute(f"a value has no attribute {name!r}", functions.hint_for(name))
 
     def __repr__(self) -> str:
         if self._result is None:

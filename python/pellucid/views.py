@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from . import _core
-from .errors import PlanError, RecordError, SiteError
+from . import _core, convert
+from .errors import MissingAttribute, PlanError, RecordError, SiteError
 from .selection import Scope
 from .site import Site, already_written, as_value, combine_values, through
 from .values import Value
@@ -52,13 +50,23 @@ class View(_core.View):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
+        if name in _ROOT_MODULES:
+            return ModulePath(self, name)
+        if name not in self._recorder.model.sites.of_model and hasattr(type(self._recorder.model), name):
+            raise MissingAttribute(
+                f"{name!r} belongs to the model, and this is a block",
+                f"use model.{name}; after `with model.edit() as e`, the edited model is e.model",
+            )
         return self._site(self._info(name))
 
     def __setattr__(self, name: str, value: Any) -> None:
         self._write(self._info(name), value)
 
     def __getitem__(self, name: str) -> Site:
-        """A site by its address, or by its name in TransformerLens, interp-engine or Hugging Face."""
+        """A site by its address, or by its name in TransformerLens, interp-engine or Hugging Face.
+
+        A pattern that matches several sites raises: `t.cache(pattern)` captures them all.
+        """
         return self._site(self._info(name))
 
     def __setitem__(self, name: str, value: Any) -> None:
@@ -94,16 +102,20 @@ class View(_core.View):
 
     def concat(self, values: Sequence[Any], axis: int = -1) -> Value:
         """Concatenates values along an axis."""
-        values = [self._value(value) for value in values]
-        if not values:
-            raise PlanError("concat needs at least one value", "pass a list of values")
+        values = self._list_of_values(values, "concat")
         with_rows = next((value for value in values if value._scope is not None), values[0])
         axis = with_rows._inner_axis(axis)
         return combine_values(values, with_rows._rank, "concat", [value._read() for value in values], axis)
 
+    def _list_of_values(self, values: Any, name: str) -> list[Value]:
+        if isinstance(values, _core.Value) or not isinstance(values, Sequence) or not values:
+            raise PlanError(f"{name} needs at least one value in a list", f"write t.{name}([a, b])")
+        return [self._value(value) for value in values]
+
     def stack(self, values: Sequence[Any], axis: int = 1) -> Value:
         """Stacks values along a new axis; axis 1 is the first after the rows."""
-        values = [self._value(value) for value in values]
+        values = self._list_of_values(values, "stack")
+        axis = convert.integer(axis, "axis")
         scoped = any(value._scope is not None for value in values)
         inner = axis - 1 if scoped and axis > 0 else axis
         if inner < 0 or (scoped and axis == 0):
@@ -148,8 +160,9 @@ class Layers(_core.Layers):
         layers = view._recorder.layers
         if isinstance(index, slice):
             return [self[layer] for layer in range(len(layers))[index]]
-        if isinstance(index, (int, np.integer)) and -len(layers) <= index < len(layers):
-            number = int(index) % len(layers)
+        number = convert.integer(index, "the layer", hint=f"this model's layers are 0 to {len(layers) - 1}")
+        if -len(layers) <= number < len(layers):
+            number %= len(layers)
             layer = Layer(view, number, layers[number])
             self._store(layer)
             return layer
@@ -256,6 +269,54 @@ class Module:
         """Applies this module to a value."""
         layer, first, last = self._parts
         return layer._parts[0].through(value, layer._address(first), layer._address(last))
+
+
+_ROOT_MODULES = ("model", "transformer", "gpt_neox", "base_model", "backbone")
+"""Modules that Hugging Face models start with."""
+
+
+class ModulePath:
+    """A module by its Hugging Face path: `t.model.layers[5].mlp.output`, `t.transformer.h[5].output`.
+
+    The path is resolved when its `output` or `input` is read or written.
+    """
+
+    __slots__ = ("_path", "_view")
+
+    def __init__(self, view: View, path: str) -> None:
+        _set(self, "_view", view)
+        _set(self, "_path", path)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        path = f"{self._path}.{name}"
+        return self._view[path] if name in ("output", "input") else ModulePath(self._view, path)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in ("output", "input"):
+            raise SiteError(f"`{self._path}.{name}` is a module and cannot be written", f"write {name}.output")
+        self._view[f"{self._path}.{name}"] = value
+
+    def __getitem__(self, index: Any) -> ModulePath:
+        layers = len(self._view._recorder.layers)
+        number = convert.integer(index, "the layer")
+        if not -layers <= number < layers:
+            raise SiteError(f"there is no layer {index}", f"this model's layers are 0 to {layers - 1}")
+        return ModulePath(self._view, f"{self._path}.{number % layers}")
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        raise SiteError(
+            f"`{self._path}` is a path of modules", "read .output or .input of a module; call t.layers[5](x)"
+        )
+
+    def __repr__(self) -> str:
+        return f"<module path {self._path} inside a block>"
+
+
+def view_of(value: Value) -> View:
+    """The view of the rows of a value."""
+    return View(value._recorder, value._scope or Scope(None, False))
 
 
 def _model_site_property(name: str, meaning: str) -> property:

@@ -2,6 +2,7 @@
 
 use crate::chat::extract_chats;
 use crate::model::Model;
+use crate::nan::NanReport;
 use crate::plan::Plan;
 use crate::results::RunResults;
 use crate::run::{EditedPlan, PlanOffset, Run, concat_edits, extract_rows, run_engine, signal_interrupt};
@@ -39,7 +40,10 @@ impl Base {
         let time = started.elapsed() / u32::try_from(plans.len().max(1)).unwrap_or(u32::MAX);
         let each = runs.into_iter().zip(plans);
         Ok(each
-            .map(|(run, plan)| Run { results: RunResults::from_run(run, plan, PlanOffset::default(), true), time })
+            .map(|(run, plan)| {
+                let nan = NanReport::of_results(&run, &plan.get().inner);
+                Run { results: RunResults::from_run(run, plan, PlanOffset::default(), true), time, nan }
+            })
             .collect())
     }
 }

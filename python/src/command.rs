@@ -11,5 +11,6 @@ pub fn run_command(py: Python<'_>, program: PathBuf, arguments: Vec<OsString>) -
     // Python only notes Ctrl-C, and no Python code runs that would see the note.
     let signal = py.import("signal")?;
     signal.call_method1("signal", (signal.getattr("SIGINT")?, signal.getattr("SIG_DFL")?))?;
+    crate::allocator::keep_freed_memory();
     Ok(py.detach(|| pellucid_cli::main(Some(program), arguments)))
 }

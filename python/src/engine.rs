@@ -301,7 +301,7 @@ impl EngineRequest {
         let (plan, offset) = (self.plan.clone_ref(py), self.offset);
         let one_row = self.one_row;
         let results = RunResults { captures, saved, marks, passed_over, plan, offset, one_row, steps: true };
-        Generation { results, rows, texts, prefill, decode, reused }
+        Generation { results, rows, texts, prefill, decode, reused, nan: None }
     }
 }
 

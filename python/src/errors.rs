@@ -4,10 +4,9 @@
 use crate::hints;
 use pellucid_engine as engine;
 use pellucid_models as models;
-use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyDict, PyModule, PyType};
+use pyo3::types::{PyBool, PyDict, PyModule, PyType};
 
 /// The exception classes of `pellucid.errors`.
 #[derive(Clone, Copy)]
@@ -17,6 +16,7 @@ pub enum ErrorKind {
     Input,
     Load,
     Interrupted,
+    Internal,
 }
 
 impl ErrorKind {
@@ -27,6 +27,7 @@ impl ErrorKind {
             ErrorKind::Input => "InputError",
             ErrorKind::Load => "LoadError",
             ErrorKind::Interrupted => "Interrupted",
+            ErrorKind::Internal => "InternalError",
         }
     }
 }
@@ -59,7 +60,8 @@ fn new_error(
 
 /// Extracts an optional count; anything but `None` or an integer from 0 is an `InputError`.
 pub fn extract_count(object: &Bound<'_, PyAny>) -> PyResult<Option<usize>> {
-    object.extract().map_err(|_| {
+    let count = if object.is_instance_of::<PyBool>() { None } else { object.extract().ok() };
+    count.ok_or_else(|| {
         let problem = format!("{object} is not a valid count");
         error(object.py(), ErrorKind::Input, &problem, Some("threads and chunk are integers, at least 1"))
     })
@@ -78,7 +80,7 @@ pub fn from_engine(py: Python<'_>, fault: &engine::Error) -> PyErr {
         Value { .. } | Several(_) => new_error(py, ErrorKind::Plan, &message, hint, None),
         Interrupted => new_error(py, ErrorKind::Interrupted, &message, None, None),
         Busy { .. } => new_error(py, ErrorKind::Input, &message, hint, None),
-        Internal(_) => PyRuntimeError::new_err(message),
+        Internal(_) => internal(py, &message),
         Architecture { .. } => new_error(py, ErrorKind::Load, &message, hint, None),
     }
 }
@@ -94,13 +96,19 @@ pub fn from_models(py: Python<'_>, fault: &models::Error) -> PyErr {
     new_error(py, kind, &fault.to_string(), hint.as_deref(), None)
 }
 
-/// Runs `work` with the GIL released. A panic (a bug in the engine) becomes a `RuntimeError`
+/// Creates the exception for a bug of this package.
+fn internal(py: Python<'_>, message: &str) -> PyErr {
+    let hint = "this is a bug of Pellucid: please report it with the code and the model";
+    new_error(py, ErrorKind::Internal, message, Some(hint), None)
+}
+
+/// Runs `work` with the GIL released. A panic (a bug in the engine) becomes an `InternalError`
 /// instead of aborting the process.
 pub fn guarded<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send) -> PyResult<T> {
     py.detach(|| std::panic::catch_unwind(std::panic::AssertUnwindSafe(work))).map_err(|panic| {
         let message = panic.downcast_ref::<String>().cloned();
         let message = message.or_else(|| panic.downcast_ref::<&str>().map(|text| text.to_string()));
-        PyRuntimeError::new_err(format!("internal error in the engine: {}", message.unwrap_or_default()))
+        internal(py, &format!("internal error in the engine: {}", message.unwrap_or_default()))
     })
 }
 

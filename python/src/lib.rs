@@ -7,6 +7,7 @@
 //!
 //! | module | contents |
 //! |---|---|
+//! | `allocator` | returns freed memory to the system |
 //! | `array` | arrays in both directions; engine arrays are shared, not copied |
 //! | `branch` | branches: re-runs of a prompt from the middle |
 //! | `chat` | conversations as tokens, with the spans of their messages |
@@ -17,6 +18,7 @@
 //! | `hints` | remedies of errors, worded for Python |
 //! | `identify` | inspection of a directory or file |
 //! | `model` | loading, tokens, sites, weights |
+//! | `nan` | NaN in results |
 //! | `network` | small networks built layer by layer |
 //! | `plan` | a recorded trace as a plan |
 //! | `prefix` | the prefix cache |
@@ -29,6 +31,7 @@
 //! | `tokenizer` | tokenizers without a model |
 //! | `tracing` | native halves of the tracing objects: recorder, views, values, sites |
 
+mod allocator;
 mod array;
 mod branch;
 mod chat;
@@ -39,6 +42,7 @@ mod expression;
 mod hints;
 mod identify;
 mod model;
+mod nan;
 mod network;
 mod plan;
 mod prefix;
@@ -79,7 +83,7 @@ mod _core {
     #[pymodule_export]
     use super::prefix::Prefixes;
     #[pymodule_export]
-    use super::run::{Generation, Run, generate, run, scan};
+    use super::run::{Generation, Run, check_generate_options, generate, run, scan};
     #[pymodule_export]
     use super::sae::{Sae, attach_path, attach_sae, attached_saes, detach_sae};
     #[pymodule_export]

@@ -7,7 +7,7 @@ use crate::hints;
 use crate::plan::Plan;
 use numpy::{PyArray, PyArrayDyn, PyArrayMethods};
 use pellucid_engine::program::Layout;
-use pellucid_engine::{Program, WeightKind, site};
+use pellucid_engine::{self as engine, Program, site};
 use pellucid_kernels::attention::KvFormat;
 use pellucid_kernels::{DType, Pool};
 use pellucid_models::attach::SaeRecord;
@@ -78,21 +78,18 @@ impl Model {
     }
 
     /// Checks prompt lengths as a run would: at least one row, 1 to `n_ctx` tokens each.
-    pub fn check_lengths(&self, lengths: &[usize]) -> pellucid_engine::Result<()> {
+    pub fn check_lengths(&self, lengths: &[usize]) -> engine::Result<()> {
         let context = self.program().architecture().context.unwrap_or(usize::MAX);
         let problem = match lengths.iter().position(|&length| length == 0 || length > context) {
             Some(row) => format!("row {row} has {} tokens; this model takes 1 to {context}", lengths[row]),
             None if lengths.is_empty() => "there is no input".into(),
             None => return Ok(()),
         };
-        Err(pellucid_engine::Error::input(
-            problem,
-            "give at least one prompt, and none longer than the model's context",
-        ))
+        Err(engine::Error::input(problem, "give at least one prompt, and none longer than the model's context"))
     }
 
     /// Wraps a model from the network builder; it has no files and no tokenizer.
-    pub fn from_network(name: String, model: pellucid_engine::Model) -> Model {
+    pub fn from_network(name: String, model: engine::Model) -> Model {
         let loaded = OnceLock::from(LoadedModel::without_files(name.clone(), model));
         Model { name, path: None, options: LoadOptions::default(), outline: None, loaded, loading: Mutex::new(()) }
     }
@@ -305,7 +302,7 @@ impl Model {
         let logits = guarded(py, || loaded.model.unembed(resid.values()))?;
         let logits = logits.map_err(|fault| from_engine(py, &fault))?;
         let vocab = self.program().architecture().vocab;
-        Ok(Array(pellucid_engine::Array::new(vec![logits.len() / vocab, vocab], logits)))
+        Ok(Array(engine::Array::new(vec![logits.len() / vocab, vocab], logits)))
     }
 
     /// The weight and bias of the op whose output is `site`.
@@ -356,25 +353,45 @@ impl Model {
         self.program().weights().iter().map(|spec| (spec.name.clone(), spec.shape.clone())).collect()
     }
 
-    /// A weight converted to f32: matrix `[outputs, inputs]`, table `[rows, width]`, or vector.
+    /// A weight converted to f32: matrix `[outputs, inputs]`, table `[rows, width]`, or vector. The
+    /// array is read-only: it is a copy, so a write to it would not change the model.
     fn weight<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyArrayDyn<f32>>> {
         let program = self.program();
         let Some(id) = program.weight_named(name) else {
-            let hint = "model.weights lists their names";
-            return Err(error(py, ErrorKind::Input, &format!("there is no weight {name:?}"), Some(hint)));
+            let hint = match program.nearest_weight(name) {
+                Some(nearest) => format!("did you mean `{nearest}`? `model.weights` lists their names"),
+                None => "this model has no weights".into(),
+            };
+            return Err(error(py, ErrorKind::Input, &format!("there is no weight {name:?}"), Some(&hint)));
         };
-        let (spec, weights) = (program.weight(id), self.loaded(py)?.model.weights());
-        let values = guarded(py, || match spec.kind {
-            WeightKind::Vector => weights.vector(id).to_vec(),
-            WeightKind::Matrix | WeightKind::Table => {
-                let matrix = weights.matrix(id);
-                let mut values = vec![0.0; matrix.rows() * matrix.cols()];
-                let rows = values.chunks_exact_mut(matrix.cols().max(1));
-                rows.enumerate().for_each(|(row, out)| matrix.row(row, out));
-                values
+        let weights = self.loaded(py)?.model.weights();
+        let floats = guarded(py, || weights.floats(id))?;
+        let array = PyArray::from_vec(py, floats).reshape(program.weight(id).shape.clone())?;
+        drop(array.try_readwrite()?.make_nonwriteable());
+        Ok(array)
+    }
+
+    /// A copy of this model with other values for some weights; the others are shared.
+    fn with_weights(&self, py: Python<'_>, weights: Vec<(String, Bound<'_, PyAny>)>) -> PyResult<Model> {
+        let arrays: Vec<engine::Array> = weights.iter().map(|(_, array)| to_engine(array)).collect::<PyResult<_>>()?;
+        let replaced: Vec<(&str, engine::Array)> = weights.iter().map(|(name, _)| name.as_str()).zip(arrays).collect();
+        let mut loaded = self.loaded(py)?.clone();
+        let model = guarded(py, || loaded.model.with_weights(&replaced))?;
+        loaded.model = model.map_err(|fault| from_engine(py, &fault))?;
+        Ok(self.with_loaded(loaded))
+    }
+
+    /// Family, layers, width, storage formats and tuning; without the last two if the weights are
+    /// not loaded.
+    fn describe(&self) -> String {
+        match self.loaded.get() {
+            Some(loaded) => loaded.describe(),
+            None => {
+                let architecture = self.program().architecture();
+                let (layers, width) = (architecture.layers.len(), architecture.width);
+                format!("{}, {layers} layers, width {width}, weights not loaded", architecture.family)
             }
-        })?;
-        PyArray::from_vec(py, values).reshape(spec.shape.clone())
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::chat::extract_chats;
 use crate::errors::{ErrorKind, error, extract_count, from_models, guarded, raised};
 use crate::model::Model;
+use crate::nan::{NanReport, NanTuple};
 use crate::plan::{Plan, SaveSource};
 use crate::prefix::Prefixes;
 use crate::results::{CaptureTuple, MarkTuple, RunResults};
@@ -13,7 +14,7 @@ use pellucid_models::chat::ChatPrompt;
 use pellucid_models::{StopStrings, prepare_chats};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList, PyTuple};
+use pyo3::types::{PyBool, PyDict, PyList, PyTuple};
 use std::borrow::Cow;
 use std::path::Path;
 use std::sync::Arc;
@@ -24,6 +25,8 @@ use std::time::{Duration, Instant};
 pub struct Run {
     pub results: RunResults,
     pub time: Duration,
+    /// A result with NaN, if there is one and the plan does not allow it.
+    pub nan: Option<NanReport>,
 }
 
 /// The results of a generation.
@@ -35,6 +38,7 @@ pub struct Generation {
     pub prefill: Duration,
     pub decode: Duration,
     pub reused: Vec<usize>,
+    pub nan: Option<NanReport>,
 }
 
 #[pymethods]
@@ -70,6 +74,13 @@ impl Run {
     #[getter]
     fn seconds(&self) -> f64 {
         self.time.as_secs_f64()
+    }
+
+    /// The first result with NaN and where NaN first appears: `(result, (site, row, position,
+    /// earlier site with infinity))`.
+    #[getter]
+    fn nan(&self) -> Option<NanTuple> {
+        self.nan.as_ref().map(NanReport::to_tuple)
     }
 }
 
@@ -123,6 +134,12 @@ impl Generation {
         rows.map(|(row, &reused)| (row.lookup.drafted, row.lookup.accepted, reused)).collect()
     }
 
+    /// The first result with NaN; see `Run.nan`.
+    #[getter]
+    fn nan(&self) -> Option<NanTuple> {
+        self.nan.as_ref().map(NanReport::to_tuple)
+    }
+
     /// Seconds of prefill and of decode.
     #[getter]
     fn seconds(&self) -> (f64, f64) {
@@ -147,15 +164,22 @@ pub fn run(
     let chats = extract_chats(rows);
     let (loaded, rows, edits) = (model.loaded(py)?, extract_rows(py, rows)?, concat_edits(edits)?);
     let prefixes = prefixes.map(|prefixes| prefixes.get().0.clone());
-    let (run, time, offset) = run_engine(py, || {
+    let (run, time, offset, nan) = run_engine(py, || {
         let edited = EditedPlan::new(plan.get(), edits, &rows, &chats, model)?;
         let interrupt = Some(signal_interrupt());
         let options = RunOptions { chunk, recompute, threads, prefixes, interrupt, ..RunOptions::default() };
         let started = Instant::now();
         let run = loaded.model.run(&rows, &edited.plan, &options)?;
-        Ok((run, started.elapsed(), edited.offset))
+        let time = started.elapsed();
+        let mut nan = NanReport::of_results(&run, &edited.plan);
+        if let Some(report) = &mut nan {
+            // The search only explains: if it fails, the report goes without it.
+            let options = RunOptions { prefixes: None, ..options };
+            report.origin = loaded.model.find_nan(&rows, &edited.plan, &options).ok().flatten();
+        }
+        Ok((run, time, edited.offset, nan))
     })?;
-    Ok(Run { results: RunResults::from_run(run, plan, offset, rows.len() == 1), time })
+    Ok(Run { results: RunResults::from_run(run, plan, offset, rows.len() == 1), time, nan })
 }
 
 /// Generates from rows of tokens under the standing edits followed by a plan. Calls
@@ -178,7 +202,7 @@ pub fn generate(
     }
     settings.generate.interrupt = Some(signal_interrupt());
     let GenerateSettings { generate, stop, .. } = &settings;
-    let (generation, offset) = run_engine(py, || {
+    let (generation, offset, nan) = run_engine(py, || {
         let edited = EditedPlan::new(plan.get(), edits, &rows, &chats, model)?;
         let generation = loaded.generate(&rows, &edited.plan, generate, stop, &mut |piece| {
             if let Some(watch) = watch.as_ref().filter(|_| !raised::any()) {
@@ -186,13 +210,17 @@ pub fn generate(
                 Python::attach(|py| raised::store_error(watch.call1(py, (piece.row, piece.token, text))));
             }
         })?;
-        Ok((generation, edited.offset))
+        // Captures in a file are not read back for this.
+        let in_memory = generate.captures.memory_limit.is_none();
+        let captures = if in_memory { &generation.captures[..] } else { &[] };
+        let nan = NanReport::of(captures, &generation.saved, &edited.plan);
+        Ok((generation, edited.offset, nan))
     })?;
     let texts = generation.rows.iter().map(|row| loaded.text(&row.tokens, stop)).collect();
     let engine::Generation { rows, captures, saved, marks, passed_over, reused, prefill, decode, .. } = generation;
     let results =
         RunResults { captures, saved, marks, passed_over, plan, offset, one_row: rows.len() == 1, steps: true };
-    Ok(Generation { results, rows, texts, prefill, decode, reused })
+    Ok(Generation { results, rows, texts, prefill, decode, reused, nan })
 }
 
 /// `(row, shape)` of a saved value. The row is `None` for a value that joins all rows, the shape is
@@ -306,6 +334,18 @@ pub fn extract_rows(py: Python<'_>, rows: &Bound<'_, PyList>) -> PyResult<Vec<Ve
     rows.iter().enumerate().map(extract).collect()
 }
 
+/// Checks the keyword arguments of `Model.generate`, without prompts.
+#[pyfunction]
+pub fn check_generate_options(py: Python<'_>, options: &Bound<'_, PyDict>) -> PyResult<()> {
+    let settings = parse_generate_options(py, options)?;
+    let problem = match settings.generate.sampling.problem() {
+        None if settings.generate.max_new == 0 => "max_new is 0: generation needs at least one new token".into(),
+        None => return Ok(()),
+        Some(problem) => problem,
+    };
+    Err(error(py, ErrorKind::Input, &problem, Some("see `help(pellucid.Model.generate)`")))
+}
+
 pub struct GenerateSettings {
     pub generate: GenerateOptions,
     /// Strings that end a row.
@@ -329,6 +369,11 @@ pub fn parse_generate_options(py: Python<'_>, options: &Bound<'_, PyDict>) -> Py
             ),
             false => error(py, ErrorKind::Input, &format!("{key} is out of range: {}", fault.value(py)), None),
         };
+        // A boolean is an integer in Python, but never a sensible number of these options.
+        if key != "eos" && value.is_instance_of::<PyBool>() {
+            let problem = format!("{key} is {value}, which is not a number");
+            return Err(error(py, ErrorKind::Input, &problem, Some("see `help(pellucid.Model.generate)`")));
+        }
         match key.as_str() {
             "max_new" => generate.max_new = value.extract().map_err(wrong)?,
             "temperature" => sampling.temperature = value.extract().map_err(wrong)?,

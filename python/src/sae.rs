@@ -187,7 +187,11 @@ pub fn detach_sae(py: Python<'_>, model: &Model, site: Option<&str>) -> PyResult
     loaded.model = match site {
         None => loaded.model.detach_all(),
         Some(text) => {
-            let site = loaded.model.find(text).map_err(|fault| from_engine(py, &fault))?.sites[0];
+            let sites = loaded.model.find(text).map_err(|fault| from_engine(py, &fault))?.sites;
+            let [site] = sites[..] else {
+                let problem = format!("{text:?} names {} sites", sites.len());
+                return Err(error(py, ErrorKind::Site, &problem, Some("name one, or omit the site to detach all")));
+            };
             loaded.model.detach(site).map_err(|fault| from_engine(py, &fault))?
         }
     };

@@ -70,7 +70,7 @@ def test_a_skip_with_a_kv_cache_equals_a_run_over_the_whole_text(model, step):
     with model.generate(STORY, max_new=4, eos=False) as t:
         (t if step is None else t.steps[step]).layers[1].skip(0.0)
         each = t.steps[:].logits.save()
-    prompt, tokens = list(t.tokens[0]), t.result.tokens
+    prompt, tokens = list(t.result.prompt), t.result.tokens
     with model.trace(prompt + tokens[:-1]) as whole:
         if step is None:
             whole.layers[1].skip(0.0)

@@ -78,7 +78,7 @@ pub use prefix::{PrefixCache, PrefixCounts};
 pub use program::Program;
 pub use prompt_lookup::LookupStats;
 pub use remedy::Remedy;
-pub use run::{Run, RunOptions};
+pub use run::{NanOrigin, Run, RunOptions};
 pub use sae::{AttachedSae, Sae};
 pub use sample::Sampling;
 pub use schedule::{

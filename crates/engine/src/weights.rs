@@ -6,6 +6,7 @@ use crate::architecture::Gain;
 use crate::ids::IdVec;
 use crate::program::{Linear, OpKind, Program};
 use pellucid_kernels::Matrix;
+use std::sync::Arc;
 
 /// A weight in its runtime format.
 pub enum Weight {
@@ -15,18 +16,44 @@ pub enum Weight {
     Vector(Vec<f32>),
 }
 
-/// All weights of a program, by [`WeightId`].
-pub struct Weights(IdVec<WeightId, Weight>);
+/// All weights of a program, by [`WeightId`]. Each is shared with the models that were derived from
+/// this one ([`Model::with_weights`](crate::Model::with_weights)).
+pub struct Weights(IdVec<WeightId, Arc<Weight>>);
 
 impl Weights {
     /// Wraps weights in the program's order. The loader has already checked their shapes.
     pub fn new(weights: Vec<Weight>) -> Weights {
-        Weights(IdVec::from(weights))
+        Weights(IdVec::from(weights.into_iter().map(Arc::new).collect::<Vec<_>>()))
+    }
+
+    /// Returns these weights with some of them replaced; the others are shared.
+    pub(crate) fn replaced(&self, by: Vec<(WeightId, Weight)>) -> Weights {
+        let mut weights = self.0.clone();
+        by.into_iter().for_each(|(id, weight)| weights[id] = Arc::new(weight));
+        Weights(weights)
+    }
+
+    /// Returns a weight as f32, in row-major order.
+    pub fn floats(&self, id: WeightId) -> Vec<f32> {
+        match self.0[id].as_ref() {
+            Weight::Vector(vector) => vector.clone(),
+            Weight::Matrix(matrix) => {
+                let mut floats = vec![0.0; matrix.rows() * matrix.cols()];
+                let rows = floats.chunks_exact_mut(matrix.cols().max(1));
+                rows.enumerate().for_each(|(row, out)| matrix.row(row, out));
+                floats
+            }
+        }
+    }
+
+    /// Whether a weight is the same memory in both.
+    pub fn shares(&self, id: WeightId, other: &Weights) -> bool {
+        Arc::ptr_eq(&self.0[id], &other.0[id])
     }
 
     /// Returns a matrix or table; panics if the weight is a vector.
     pub fn matrix(&self, id: WeightId) -> &Matrix {
-        match &self.0[id] {
+        match self.0[id].as_ref() {
             Weight::Matrix(matrix) => matrix,
             Weight::Vector(_) => unreachable!("the program declared weight {id} a matrix"),
         }
@@ -34,7 +61,7 @@ impl Weights {
 
     /// Returns a vector; panics if the weight is a matrix.
     pub fn vector(&self, id: WeightId) -> &[f32] {
-        match &self.0[id] {
+        match self.0[id].as_ref() {
             Weight::Vector(vector) => vector,
             Weight::Matrix(_) => unreachable!("the program declared weight {id} a vector"),
         }
@@ -53,7 +80,8 @@ impl Weights {
                 && norm.gain == Gain::OnePlusWeight
                 // Layers that share a block share its gains.
                 && !std::mem::replace(&mut folded[*gain], true)
-                && let Weight::Vector(vector) = &mut self.0[*gain]
+                // New weights are not shared yet.
+                && let Some(Weight::Vector(vector)) = Arc::get_mut(&mut self.0[*gain])
             {
                 vector.iter_mut().for_each(|x| *x += 1.0);
             }
@@ -63,7 +91,7 @@ impl Weights {
 
     /// Returns the size of all weights in bytes.
     pub fn bytes(&self) -> usize {
-        let size = |weight: &Weight| match weight {
+        let size = |weight: &Arc<Weight>| match weight.as_ref() {
             Weight::Matrix(matrix) => matrix.bytes(),
             Weight::Vector(vector) => vector.len() * 4,
         };
@@ -74,7 +102,7 @@ impl Weights {
     pub fn formats(&self) -> Vec<(String, usize)> {
         let mut formats: Vec<(String, usize)> = Vec::new();
         for weight in &self.0 {
-            let (format, bytes) = match weight {
+            let (format, bytes) = match weight.as_ref() {
                 Weight::Matrix(matrix) => (matrix.format(), matrix.bytes()),
                 Weight::Vector(vector) => ("f32".into(), vector.len() * 4),
             };

@@ -57,6 +57,7 @@ pub mod steer;
 pub mod tensors;
 pub mod text;
 pub mod tokenizer;
+mod tuning;
 
 #[doc(hidden)]
 pub use attempt::AttemptOutcome as Outcome;

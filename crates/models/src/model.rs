@@ -13,6 +13,7 @@ use crate::select_family::{SelectedFamily, select_family};
 use crate::share;
 use crate::text::{RequestText, RowText, StopStrings};
 use crate::tokenizer::{TOKENIZER_FILES, Tokenizer};
+use crate::tuning;
 use pellucid_engine::{Control, GenerateOptions, Generation, Model, Plan, Program, Remedy, RowToken};
 use pellucid_kernels::Pool;
 use std::path::{Path, PathBuf};
@@ -37,6 +38,8 @@ pub struct LoadedModel {
     pub strategy: Strategy,
     /// Variants of tensor names under which some of its weights were found.
     pub name_variants: Vec<NameVariant>,
+    /// How it was tuned (`Instruct`, `Chat`), if its files say so.
+    pub tuning: Option<String>,
     /// Autoencoders that were attached; [`saes`](Self::saes) has those that still are.
     pub(crate) sae_records: Vec<SaeRecord>,
 }
@@ -53,6 +56,7 @@ impl LoadedModel {
             warnings: Vec::new(),
             strategy: Strategy::Native,
             name_variants: Vec::new(),
+            tuning: None,
             sae_records: Vec::new(),
         }
     }
@@ -77,6 +81,25 @@ impl LoadedModel {
         // Rejects unsupported families before any weight is read.
         let selected = select_family(path, options.assume.as_deref())?;
         load_selected(&selected, options, progress).map_err(|error| selected.failure(error))
+    }
+
+    /// Describes the weights: family, layers, width, storage formats and tuning, as in
+    /// `llama, 30 layers, width 576, Q4_1, Instruct`.
+    pub fn describe(&self) -> String {
+        let architecture = self.model.program().architecture();
+        let (family, layers, width) = (&architecture.family, architecture.layers.len(), architecture.width);
+        let layers = if layers == 1 { "1 layer".into() } else { format!("{layers} layers") };
+        let tuning = self.tuning.as_ref().map_or_else(String::new, |tuning| format!(", {tuning}"));
+        format!("{family}, {layers}, width {width}, {}{tuning}", self.storage())
+    }
+
+    /// Names the storage formats of the weights that hold at least a tenth of their bytes, largest
+    /// first, as in `Q4_K + Q6_K`.
+    pub fn storage(&self) -> String {
+        let weights = self.model.weights();
+        let (formats, bytes) = (weights.formats(), weights.bytes());
+        let large = formats.iter().filter(|(_, size)| size * 10 >= bytes).map(|(format, _)| format.as_str());
+        large.collect::<Vec<_>>().join(" + ")
     }
 
     /// Encodes a text, with the special tokens that the tokenizer adds.
@@ -214,6 +237,7 @@ fn load_selected(
         warnings: selected.warnings.clone(),
         strategy: selected.strategy,
         name_variants,
+        tuning: tuning::of(source, config),
         sae_records: Vec::new(),
     })
 }

@@ -1,7 +1,7 @@
 //! [`Model`]: a loaded model with the calls that take prompts.
 
 use crate::generate::{GenerateOptions, GeneratedText, Generation};
-use pellucid_engine::{GenerateOptions as EngineOptions, Plan, Program, Run, RunOptions};
+use pellucid_engine::{Array, GenerateOptions as EngineOptions, Plan, Program, Run, RunOptions};
 use pellucid_models::chat::{ChatPrompt, Conversation, Message};
 use pellucid_models::{LoadOptions, LoadedModel, Result, StopStrings, locate, prepare_chats};
 use std::path::Path;
@@ -175,6 +175,27 @@ impl Model {
         let (rows, plan) = self.prepare(prompts, plan)?;
         let lengths: Vec<usize> = rows.iter().map(Vec::len).collect();
         Ok(plan.check(self.program(), &lengths))
+    }
+
+    /// Returns this model with other values for some weights, by name; the rest is shared.
+    ///
+    /// ```
+    /// use pellucid::{Array, Model, Plan};
+    /// let model = Model::builtin()?;
+    /// // Ablate the MLP of layer 2: its output projection is [d_model, d_mlp].
+    /// let zeros = Array::new(vec![128, 384], vec![0.0; 128 * 384]);
+    /// let ablated = model.with_weights(&[("layers.2.mlp.down", zeros)])?;
+    /// let run = ablated.run(&["Tom saw a dog. The"], &Plan::capture(["layers.2.mlp_out"]))?;
+    /// assert!(run.captures[0].array.values().iter().all(|x| *x == 0.0));
+    /// # Ok::<(), pellucid::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// An unknown or repeated name, another shape, or an element that is NaN or infinite.
+    pub fn with_weights(&self, weights: &[(&str, Array)]) -> Result<Model> {
+        let mut loaded = self.loaded.clone();
+        loaded.model = loaded.model.with_weights(weights)?;
+        Ok(Model { loaded })
     }
 
     /// The model's ops and sites.

@@ -6,7 +6,8 @@ function that a trace calls.
 
 from __future__ import annotations
 
-from .activation_cache import ActivationCache, NotCached
+from ..errors import NotCaptured as NotCached
+from .activation_cache import ActivationCache
 from .api import TransformerLensApi
 from .config import Config
 from .factored import FactoredMatrix

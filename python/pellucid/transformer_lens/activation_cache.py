@@ -8,21 +8,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import display
-from ..errors import Error, InputError, SiteError
+from ..errors import InputError, NotCaptured, SiteError
 from ..results import to_torch
 from .decomposition import DecompositionMixin
 from .names import find_site, hook_name
-from .slicing import index_axis, parse_axis_index
+from .slicing import crop_padding, index_axis, parse_axis_index, select_of_prompts
 
 if TYPE_CHECKING:
     from ..model import Model
 
 GRADIENT = "_grad"
 """Suffix of gradient names."""
-
-
-class NotCached(Error, KeyError):
-    """An activation that this run did not cache."""
 
 
 class ActivationCache(DecompositionMixin, Mapping[str, np.ndarray]):
@@ -42,6 +38,7 @@ class ActivationCache(DecompositionMixin, Mapping[str, np.ndarray]):
         *,
         metric: float | None = None,
         lengths: Sequence[int] = (),
+        positions: Sequence[int] | None = None,
         has_batch_dim: bool = True,
     ) -> None:
         self.model = model
@@ -49,6 +46,8 @@ class ActivationCache(DecompositionMixin, Mapping[str, np.ndarray]):
         """The value of the metric that the gradients differentiate."""
         self.lengths = list(lengths)
         """Number of tokens of each prompt; arrays are zero-padded after them."""
+        self._positions = None if positions is None else list(positions)
+        """Number of cached positions of each prompt; `None` if arrays have no position axis."""
         self.has_batch_dim = has_batch_dim
         self._values = values
         self._gradients = gradients or {}
@@ -61,7 +60,7 @@ class ActivationCache(DecompositionMixin, Mapping[str, np.ndarray]):
         found = (self._gradients if is_gradient else self._values).get(site.address)
         if found is None:
             remedy = "run with incl_bwd=True and a metric" if is_gradient else "include it in names_filter"
-            raise NotCached("this run did not cache it", remedy, site=hook_name(site) + GRADIENT * is_gradient)
+            raise NotCaptured("this run did not cache it", remedy, site=hook_name(site) + GRADIENT * is_gradient)
         return found
 
     def __iter__(self) -> Iterator[str]:
@@ -75,7 +74,7 @@ class ActivationCache(DecompositionMixin, Mapping[str, np.ndarray]):
     def __contains__(self, key: object) -> bool:
         try:
             self[key]
-        except (NotCached, SiteError):
+        except (NotCaptured, SiteError):
             return False
         return True
 
@@ -101,12 +100,40 @@ class ActivationCache(DecompositionMixin, Mapping[str, np.ndarray]):
         if not self.has_batch_dim:
             raise InputError("this cache has no batch axis", "it already holds a single prompt")
         index = parse_axis_index(batch_slice, "batch_slice")
+        lengths = np.atleast_1d(index_axis(np.asarray(self.lengths), index, 0)).tolist()
+        positions = self._positions
+        if positions is not None:
+            positions = np.atleast_1d(index_axis(np.asarray(positions), index, 0)).tolist()
         for arrays in (self._values, self._gradients):
             for address, array in arrays.items():
-                arrays[address] = index_axis(array, index, 0)
-        self.lengths = np.atleast_1d(index_axis(np.asarray(self.lengths), index, 0)).tolist()
+                kind = self.model.sites[address].kind
+                arrays[address] = crop_padding(index_axis(array, index, 0), kind, positions, lengths)
+        self.lengths, self._positions = lengths, positions
         self.has_batch_dim = not isinstance(index, int)
         return self
+
+    # Padding.
+
+    def _select_positions(self, array: np.ndarray, pos_slice: Any, axis: int) -> np.ndarray:
+        """Indexes the position axis; in a padded batch each prompt by its own length, so that
+        padding is never selected.
+        """
+        index = parse_axis_index(pos_slice)
+        if self._positions is not None and self._is_padded:
+            return select_of_prompts(array, index, axis, self._positions)
+        return index_axis(array, index, axis)
+
+    @property
+    def _is_padded(self) -> bool:
+        return self.has_batch_dim and self._positions is not None and len(set(self._positions)) > 1
+
+    def _real_positions(self, pos_slice: Any) -> np.ndarray | None:
+        """Which positions `[batch, pos]` of a selection are not padding; `None` if all are."""
+        index = parse_axis_index(pos_slice)
+        if self._positions is None or not self._is_padded or isinstance(index, int):
+            return None
+        counts = [len(np.atleast_1d(index_axis(np.arange(count), index, 0))) for count in self._positions]
+        return np.arange(max(counts)) < np.asarray(counts)[:, None]
 
     # Display.
 

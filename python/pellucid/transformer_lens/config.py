@@ -101,6 +101,11 @@ class Config:
         """
         return self._model._normalization
 
+    @property
+    def device(self) -> str:
+        """`cpu`: the engine runs on the CPU."""
+        return "cpu"
+
     def __repr__(self) -> str:
         names = ("model_name", "n_layers", "d_model", "n_heads", "d_head", "d_mlp", "d_vocab", "n_ctx")
         return f"Config({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .. import convert
 from ..errors import InputError, PlanError, SiteError
 from .slicing import index_axis, parse_axis_index
-from .weights import norm_before, norm_of, projection_of
+from .weights import check_layer, norm_before, norm_of, projection_of
 
 if TYPE_CHECKING:
     from ..model import Model
@@ -29,6 +30,12 @@ class DecompositionMixin:
     has_batch_dim: bool
 
     def __getitem__(self, key: Any) -> np.ndarray:
+        raise NotImplementedError
+
+    def _select_positions(self, array: np.ndarray, pos_slice: Any, axis: int) -> np.ndarray:
+        raise NotImplementedError
+
+    def _real_positions(self, pos_slice: Any) -> np.ndarray | None:
         raise NotImplementedError
 
     # The residual stream after each layer.
@@ -89,7 +96,7 @@ class DecompositionMixin:
             return_labels: Return `(stack, labels)`.
         """
         stack, labels = self.accumulated_resid(layer, incl_mid, pos_slice=pos_slice, return_labels=True)
-        result = convert_logits(self.model.unembed(stack), return_type)
+        result = self._blank_padding(convert_logits(self.model.unembed(stack), return_type), pos_slice)
         return (result, labels) if return_labels else result
 
     # Components.
@@ -132,7 +139,7 @@ class DecompositionMixin:
         if not components:
             raise InputError(f"there are no components before layer {end}", "use a later layer, or incl_embeds=True")
         labels = [label for label, _ in components]
-        stack = np.stack([index_axis(array, parse_axis_index(pos_slice), -2) for _, array in components])
+        stack = np.stack([self._select_positions(array, pos_slice, -2) for _, array in components])
         if mode == "all" and incl_embeds:
             self._check_sum(stack, end, mlp_input, pos_slice)
         if apply_ln:
@@ -160,7 +167,7 @@ class DecompositionMixin:
         """
         end = self._layer(layer)
         with_heads = [at for at in range(end) if "z" in self.model.sites.of_layer[at]]
-        results = [index_axis(self._head_results(at), parse_axis_index(pos_slice), -3) for at in with_heads]
+        results = [self._select_positions(self._head_results(at), pos_slice, -3) for at in with_heads]
         labels = [
             f"L{at}H{head}" for at, result in zip(with_heads, results, strict=True) for head in range(result.shape[-2])
         ]
@@ -171,9 +178,8 @@ class DecompositionMixin:
         neurons = parse_axis_index(neuron_slice, "neuron_slice")
         if isinstance(neurons, int):
             neurons = [neurons]
-        activation = index_axis(
-            index_axis(self[f"layers.{layer}.mlp_act"], parse_axis_index(pos_slice), -2), neurons, -1
-        )
+        layer = check_layer(self.model, layer)
+        activation = index_axis(self._select_positions(self[f"layers.{layer}.mlp_act"], pos_slice, -2), neurons, -1)
         out, _ = projection_of(self.model, f"layers.{layer}.mlp_out")
         return activation[..., None] * index_axis(out, neurons, 0)
 
@@ -229,7 +235,6 @@ class DecompositionMixin:
             return_labels: Return `(stack, labels)`.
         """
         end = self._layer(layer, mlp_input)
-        positions = parse_axis_index(pos_slice)
         heads, labels = self.stack_head_results(end + mlp_input, return_labels=True, pos_slice=pos_slice)
         stacks = [heads]
         if expand_neurons:
@@ -237,12 +242,13 @@ class DecompositionMixin:
             stacks.append(neurons)
             labels += neuron_labels
         for label, array in [*self._whole_sublayers(end, mlp_input, expand_neurons), *self._embedding_components()]:
-            stacks.append(index_axis(array, positions, -2)[None])
+            stacks.append(self._select_positions(array, pos_slice, -2)[None])
             labels.append(label)
         stack = np.concatenate(stacks)
         # The remainder must be the output biases, which are equal at all positions: check it.
-        remainder = index_axis(self._resid(end, mlp_input), positions, -2) - stack.sum(axis=0)
-        flat = remainder.reshape(-1, remainder.shape[-1])
+        remainder = self._select_positions(self._resid(end, mlp_input), pos_slice, -2) - stack.sum(axis=0)
+        real = self._real_positions(pos_slice)
+        flat = remainder.reshape(-1, remainder.shape[-1]) if real is None else remainder[real]
         if np.abs(flat - flat.mean(axis=0)).max() > 1e-3 * max(1.0, float(np.abs(stack).max())):
             raise PlanError(
                 "heads and neurons of this model do not sum to its residual stream: their output is normed or scaled first",
@@ -300,14 +306,15 @@ class DecompositionMixin:
         if recompute_ln:
             if norm_at != "final_norm":
                 raise InputError("recompute_ln works only with the final norm", "omit layer")
-            return self.model.ln_final(residual_stack)
-        scale = index_axis(self[scale_at], parse_axis_index(pos_slice), -2)
+            return self._blank_padding(self.model.ln_final(residual_stack), pos_slice)
+        scale = self._select_positions(self[scale_at], pos_slice, -2)
         if batch is not None and self.has_batch_dim:
             scale = index_axis(scale, batch, 0)
         gain, _ = norm_of(self.model, norm_at)
         if self.model.cfg.normalization_type == "LN":
             residual_stack = residual_stack - residual_stack.mean(axis=-1, keepdims=True)
-        return residual_stack / scale * gain
+        # The scale of padding is zero, and so is the result there.
+        return residual_stack / np.where(scale == 0, 1, scale) * gain
 
     def logit_attrs(
         self,
@@ -346,6 +353,8 @@ class DecompositionMixin:
     def _layer(self, layer: int | None, mlp_input: bool = False) -> int:
         """Resolves `layer`; `n_layers` stands for the end of the model."""
         layers = self.model.n_layers
+        if layer is not None:
+            layer = convert.integer(layer, "layer")
         end = layers if layer is None or layer == -1 else layer
         if not 0 <= end <= layers:
             raise SiteError(f"layer={layer}, but this model has {layers} layers", f"use 0 to {layers}, or -1 for all")
@@ -361,7 +370,12 @@ class DecompositionMixin:
         return self["resid_mid" if mlp_input else "resid_pre", layer]
 
     def _stack(self, names: list[tuple[str, int]], pos_slice: Any) -> np.ndarray:
-        return np.stack([index_axis(self[name], parse_axis_index(pos_slice), -2) for name in names])
+        return np.stack([self._select_positions(self[name], pos_slice, -2) for name in names])
+
+    def _blank_padding(self, stack: np.ndarray, pos_slice: Any) -> np.ndarray:
+        """Sets the padding of a stack `[components, batch, pos, …]` to zero."""
+        real = self._real_positions(pos_slice)
+        return stack if real is None else np.where(real[..., None], stack, np.float32(0))
 
     def _embedding_components(self) -> list[tuple[str, np.ndarray]]:
         """`embed` and `pos_embed` if they sum to the input of layer 0; else that input as `embed`."""
@@ -378,7 +392,7 @@ class DecompositionMixin:
     def _check_sum(self, stack: np.ndarray, layer: int, mlp_input: bool, pos_slice: Any) -> None:
         """Raises if the components do not sum to the residual stream (if that is cached)."""
         try:
-            resid = index_axis(self._resid(layer, mlp_input), parse_axis_index(pos_slice), -2)
+            resid = self._select_positions(self._resid(layer, mlp_input), pos_slice, -2)
         except KeyError:
             return
         if not np.allclose(stack.sum(axis=0), resid, rtol=1e-3, atol=1e-3 * max(1.0, float(np.abs(resid).max()))):
@@ -423,7 +437,7 @@ class DecompositionMixin:
         """Concatenates `[…, heads or neurons, d_model]` of all layers, moves that axis first, adds
         remainder and norm.
         """
-        target = index_axis(self._resid(layer), parse_axis_index(pos_slice), -2)
+        target = self._select_positions(self._resid(layer), pos_slice, -2)
         stack = np.zeros((0, *target.shape), np.float32)
         if results:
             stack = np.moveaxis(np.concatenate(results, axis=-2), -2, 0)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+from .. import convert
 from ..errors import SiteError
 
 if TYPE_CHECKING:
@@ -44,6 +46,9 @@ def get_act_name(name: str, layer: int | str | None = None, layer_type: str | No
     """Expands a short name to the full TransformerLens name: `("k", 6)`, `"k6"`,
     `("scale", 4, "ln1")`.
     """
+    name = convert.text(name, "the activation's name")
+    if layer is not None and not isinstance(layer, str):
+        layer = convert.integer(layer, "the layer")
     if ("." in name or name.startswith("hook_")) and layer is None and layer_type is None:
         return name
     short = re.fullmatch(r"([a-z_]*[a-z])(\d+)([a-z]\w*)?", name)
@@ -122,7 +127,12 @@ def _match_one(model: Model, name: object) -> list[SiteInfo]:
 def _resolve_short_form(model: Model, parts: tuple[object, ...]) -> SiteInfo:
     """The site of `("resid_post", 5)` or `("scale", 4, "ln1")`; negative layers count from the end."""
     name, layer, kind = (*parts, None, None)[:3]
-    if not isinstance(name, str) or not (layer is None or isinstance(layer, int)) or len(parts) > 3:
+    if layer is not None:
+        try:
+            layer = operator.index(layer)
+        except TypeError:
+            layer = False
+    if not isinstance(name, str) or isinstance(layer, bool) or len(parts) > 3:
         raise SiteError(f"{parts!r} is not a short form", 'write ("resid_post", 5) or ("scale", 4, "ln1")')
     if layer is not None:
         layers = model.n_layers

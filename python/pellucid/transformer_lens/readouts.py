@@ -11,9 +11,10 @@ import numpy as np
 
 from .. import convert
 from ..convert import array as as_array
-from ..errors import InputError, SiteError
+from ..errors import InputError
 from .decomposition import convert_logits
 from .mixin import ModelMixin
+from .weights import check_layer
 
 if TYPE_CHECKING:
     from ..model import Model
@@ -70,12 +71,20 @@ class ReadoutMixin(ModelMixin):
             point: The point, such as `resid_post` (then `width` is `d_model`).
         """
         rows, _ = convert.rows(self._model._core, prompts)
-        chosen = (
-            range(self._model.n_layers) if layers is None else [_check_layer(self._model, layer) for layer in layers]
-        )
+        chosen = self._layers(layers)
+        position = convert.integer(position, "position")
         with self._model.trace(rows) as block:
             saved = [block[f"layers.{layer}.{point}"][:, position].save() for layer in chosen]
         return np.stack([np.stack(layer.value) for layer in saved])
+
+    def _layers(self, layers: Any) -> list[int]:
+        """Resolves a layer, a list of layers, or `None` for all."""
+        if layers is None:
+            return list(range(self._model.n_layers))
+        chosen = [check_layer(self._model, layer) for layer in convert.integers(layers, "a layer")]
+        if not chosen:
+            raise InputError("an empty list of layers", "name a layer, or omit layers for all")
+        return chosen
 
     def steer(
         self,
@@ -100,9 +109,11 @@ class ReadoutMixin(ModelMixin):
                 f"a steering vector of shape {list(array.shape)}",
                 f"the shape must be [{self._model.d_model}], the model's d_model",
             )
+        if isinstance(factor, (str, bytes)) or not np.isfinite(factor):
+            raise InputError(f"factor is {factor!r}", "pass a finite number")
         with self._model.edit() as block:
-            for layer in [layers] if isinstance(layers, int) else layers:
-                target = block.layers[_check_layer(self._model, layer)]
+            for layer in convert.integers(layers, "a layer"):
+                target = block.layers[check_layer(self._model, layer)]
                 if positions is None:
                     target.resid_post += factor * array
                 else:
@@ -111,7 +122,7 @@ class ReadoutMixin(ModelMixin):
 
     def skip_layers(self, first: int, last: int) -> Model:
         """A copy of the model that skips layers `first` to `last`, inclusive."""
-        first, last = _check_layer(self._model, first), _check_layer(self._model, last)
+        first, last = check_layer(self._model, first), check_layer(self._model, last)
         if first > last:
             raise InputError(
                 f"the layer range {first} to {last} is empty", "pass the first layer to skip, then the last"
@@ -144,9 +155,9 @@ class ReadoutMixin(ModelMixin):
             position: Position in the sources.
             target_position: Position in the target.
         """
-        chosen = list(
-            range(self._model.n_layers) if layers is None else [_check_layer(self._model, layer) for layer in layers]
-        )
+        chosen = self._layers(layers)
+        if isinstance(sources, (str, bytes)):
+            raise InputError("sources is one text", "pass a list of prompts")
         resid = self.get_token_activations(list(sources), layers=chosen, position=position)
         probs = []
         with self._model.trace() as block:
@@ -156,9 +167,3 @@ class ReadoutMixin(ModelMixin):
                         block.layers[layer].resid_post[:, target_position] = resid[index, source]
                         probs.append(block.logits[:, -1].softmax().save())
         return np.stack([saved.value for saved in probs]).reshape(len(sources), len(chosen), -1)
-
-
-def _check_layer(model: Model, layer: int) -> int:
-    if not -model.n_layers <= layer < model.n_layers:
-        raise SiteError(f"there is no layer {layer}", f"this model's layers are 0 to {model.n_layers - 1}")
-    return layer % model.n_layers

@@ -39,6 +39,7 @@ from .slicing import (
     resid_site_before,
     resolve_stop_layer,
     select_positions,
+    selected_counts,
     stack_batch,
 )
 
@@ -211,6 +212,7 @@ class HooksMixin(ModelMixin):
             output.gradients,
             metric=output.metric,
             lengths=[len(row) for row in request.rows],
+            positions=selected_counts(request.positions, request.rows),
         )
         if remove_batch_dim:
             cache.remove_batch_dim()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .. import convert
 from ..errors import InputError, PlanError
 from ..results import stack_padded
 
@@ -27,8 +28,8 @@ def parse_axis_index(index: Any, argument: str = "pos_slice") -> AxisIndex:
         return index
     if isinstance(index, (int, np.integer)) and not isinstance(index, bool):
         return int(index)
-    if isinstance(index, tuple):
-        return slice(*index)
+    if isinstance(index, tuple) and 1 <= len(index) <= 3:
+        return slice(*(None if bound is None else convert.integer(bound, argument) for bound in index))
     indices = np.asarray(index)
     if indices.ndim == 1 and indices.dtype == bool:
         indices = np.nonzero(indices)[0]
@@ -54,6 +55,43 @@ def check_positions(index: AxisIndex, lengths: Sequence[int]) -> None:
                 f"pos_slice {problem} in prompt {row}, which has {length} tokens",
                 f"its positions are 0 to {length - 1}, or -{length} to -1 from the end",
             )
+
+
+def selected_counts(index: AxisIndex, rows: list[Any]) -> list[int] | None:
+    """The number of selected positions of each prompt; `None` if an integer removes the axis."""
+    if isinstance(index, int):
+        return None
+    return [
+        len(range(len(row))[index]) if isinstance(index, slice) else len(row if index is None else index)
+        for row in rows
+    ]
+
+
+def select_of_prompts(array: np.ndarray, index: AxisIndex, axis: int, lengths: Sequence[int]) -> np.ndarray:
+    """Indexes the position axis of a padded batch `[…, batch, …]`, each prompt by its own length.
+
+    The batch axis is the first. Prompts with fewer selected positions are zero-padded at the end.
+    """
+    if index is None:
+        return array
+    check_positions(index, lengths)
+    rows = []
+    for row, length in zip(array, lengths, strict=True):
+        full: list[Any] = [slice(None)] * row.ndim
+        full[axis] = slice(length)
+        rows.append(index_axis(row[tuple(full)], index, axis))
+    return stack_padded(rows)
+
+
+def crop_padding(array: np.ndarray, kind: str, positions: Sequence[int] | None, lengths: Sequence[int]) -> np.ndarray:
+    """Removes positions that are padding in every prompt of a (part of a) batch."""
+    if positions is None or not lengths:
+        return array
+    full: list[Any] = [slice(None)] * array.ndim
+    full[-3 if kind == "heads" else -2] = slice(max(positions))
+    if kind == "attention":
+        full[-1] = slice(max(lengths))
+    return array[tuple(full)]
 
 
 def index_axis(array: np.ndarray, index: AxisIndex, axis: int) -> np.ndarray:
@@ -101,7 +139,8 @@ def resolve_stop_layer(model: Model, stop_at_layer: int | None) -> int | None:
     layers = model.n_layers
     if stop_at_layer is None:
         return None
-    if isinstance(stop_at_layer, bool) or not isinstance(stop_at_layer, int) or not -layers <= stop_at_layer <= layers:
+    stop_at_layer = convert.integer(stop_at_layer, "stop_at_layer")
+    if not -layers <= stop_at_layer <= layers:
         raise InputError(
             f"stop_at_layer={stop_at_layer!r}, but this model has {layers} layers",
             f"0 to {layers} stop before that layer, -1 to -{layers} count from the end",

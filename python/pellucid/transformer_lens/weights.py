@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .. import convert
 from ..convert import array as as_array
 from ..errors import InputError, SiteError
 from .factored import FactoredMatrix
@@ -25,7 +26,7 @@ def weight_of(model: Model, site: str) -> tuple[np.ndarray, np.ndarray | None]:
 def projection_of(model: Model, site: str) -> tuple[np.ndarray, np.ndarray]:
     """The matrix `[inputs, outputs]` and bias of a projection; the bias is zero if there is none."""
     matrix, bias = weight_of(model, site)
-    return matrix.T, np.zeros(len(matrix), np.float32) if bias is None else bias
+    return matrix.T, read_only(np.zeros(len(matrix), np.float32)) if bias is None else bias
 
 
 def norm_of(model: Model, site: str) -> tuple[np.ndarray, np.ndarray]:
@@ -36,8 +37,14 @@ def norm_of(model: Model, site: str) -> tuple[np.ndarray, np.ndarray]:
         before_gain = site.replace("_in", "_normed").replace("final_norm", "final_normed")
         if before_gain not in model.sites:
             raise
-        gain, bias = np.ones(model.d_model, np.float32), None
-    return gain, np.zeros_like(gain) if bias is None else bias
+        gain, bias = read_only(np.ones(model.d_model, np.float32)), None
+    return gain, read_only(np.zeros_like(gain)) if bias is None else bias
+
+
+def read_only(array: np.ndarray) -> np.ndarray:
+    """The array, made read-only: a write to a copy of a weight would not change the model."""
+    array.flags.writeable = False
+    return array
 
 
 def norm_before(model: Model, layer: int, sublayer: str) -> str | None:
@@ -110,7 +117,9 @@ class Attention:
         by_head = matrix.reshape(-1, heads, width).swapaxes(0, 1)
         bias = bias.reshape(heads, width)
         repeated = sites[f"layers.{self._layer}.z"].inner[0] // heads
-        return (by_head, bias) if repeated == 1 else (by_head.repeat(repeated, 0), bias.repeat(repeated, 0))
+        if repeated > 1:
+            by_head, bias = read_only(by_head.repeat(repeated, 0)), read_only(bias.repeat(repeated, 0))
+        return by_head, bias
 
     @property
     def W_Q(self) -> np.ndarray:
@@ -222,10 +231,23 @@ class BlockWeights:
     """The weights of a layer: `attn`, `mlp`, and the norms before them, `ln1` and `ln2`."""
 
     def __init__(self, model: Model, layer: int) -> None:
+        self.layer = layer
         self.attn = Attention(model, layer)
         self.mlp = MLP(model, layer)
         self.ln1 = Norm(model, f"layers.{layer}.attn_in")
         self.ln2 = Norm(model, f"layers.{layer}.mlp_in")
+
+    def __repr__(self) -> str:
+        return f"<weights of layer {self.layer}: attn, mlp, ln1, ln2>"
+
+
+def check_layer(model: Model, layer: Any) -> int:
+    """Resolves a layer index; negative ones count from the end."""
+    layers = model.n_layers
+    number = convert.integer(layer, "the layer", hint=f"this model's layers are 0 to {layers - 1}")
+    if not -layers <= number < layers:
+        raise SiteError(f"there is no layer {layer}", f"this model's layers are 0 to {layers - 1}")
+    return number % layers
 
 
 class BlockList:
@@ -235,10 +257,7 @@ class BlockList:
         self._model = model
 
     def __getitem__(self, layer: int) -> BlockWeights:
-        layers = len(self)
-        if not -layers <= layer < layers:
-            raise SiteError(f"there is no layer {layer}", f"this model's layers are 0 to {layers - 1}")
-        return BlockWeights(self._model, layer % layers)
+        return BlockWeights(self._model, check_layer(self._model, layer))
 
     def __len__(self) -> int:
         return self._model.n_layers
@@ -267,7 +286,7 @@ def stack_layers(model: Any, part: Callable[[BlockWeights], np.ndarray]) -> np.n
     shapes = {array.shape for array in arrays}
     if len(shapes) > 1:
         raise SiteError(f"the shape of this weight differs between layers: {sorted(shapes)}", "use model.blocks[layer]")
-    return np.stack(arrays)
+    return read_only(np.stack(arrays))
 
 
 class WeightsMixin(ModelMixin):

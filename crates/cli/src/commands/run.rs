@@ -5,7 +5,7 @@ use crate::args::RunArgs;
 use crate::failure::Failure;
 use crate::files::{NamedResult, Results};
 use crate::{files, inputs, models};
-use pellucid_engine::{Action, Array, Positions, Run, RunOptions, SparseRows, Tap};
+use pellucid_engine::{Action, Array, NanOrigin, Positions, Run, RunOptions, SparseRows, Tap};
 use pellucid_models::LoadedModel;
 use serde_json::{Value, json};
 use std::time::Instant;
@@ -52,7 +52,7 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
         say("nothing was captured: the requested positions do not exist in these rows");
     }
     if results.named().iter().any(|result| result.array.values().iter().any(|x| x.is_nan())) {
-        say("warning: some values are NaN; an edit may have been too large");
+        say(&nan_warning(loaded.model.find_nan(&rows, &plan, &options).ok().flatten()));
     }
     if args.json {
         let shown = (!shows_next_tokens).then_some(&results);
@@ -70,6 +70,19 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
         say_written(path, &results);
     }
     Ok(())
+}
+
+/// Words the warning that results are NaN, with the site at which NaN first appears.
+fn nan_warning(origin: Option<NanOrigin>) -> String {
+    let Some(NanOrigin { site, row, position, infinite }) = origin else {
+        return "warning: some values are NaN; all activations are numbers, so a computed value of the plan is the cause"
+            .into();
+    };
+    let after = infinite.map_or_else(String::new, |site| format!(", after infinite values at `{site}`"));
+    format!(
+        "warning: some values are NaN; NaN first appears at `{site}`, row {row}, position {position}{after}\n\
+         hint: an edit may be too large; without edits, the weights are"
+    )
 }
 
 /// Returns the top tokens with their logits and probabilities.

@@ -142,6 +142,14 @@ impl Decoder {
             }
             let end = pass.range(TokenSet::ForLogits, segment).end;
             let lines = (end - row.pending()) * width..end * width;
+            let next = &logits[lines.start..lines.start + width];
+            if next[0].is_nan() && next.iter().all(|x| x.is_nan()) && !self.job.compiled.values.allow_nan {
+                let (row, step) = (row.index, row.new_tokens().len());
+                return Err(Error::input(
+                    format!("row {row}: all logits of step {step} are NaN, so no token can be chosen"),
+                    "an edit may be too large; capture the residual stream of a run to see where NaN begins",
+                ));
+            }
             row.advance(&mut logits[lines], &self.options, watch);
             if self.job.collector.is_stopped(segment.row) {
                 row.finish.get_or_insert(Finish::Condition);

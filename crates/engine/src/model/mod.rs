@@ -4,6 +4,7 @@ mod attach;
 mod shared;
 mod unembed;
 mod weight_of;
+mod with_weights;
 
 use attach::AttachedSaes;
 pub use attach::TranscoderLayer;

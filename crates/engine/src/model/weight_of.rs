@@ -5,7 +5,6 @@ use crate::array::Array;
 use crate::error::{Error, Result};
 use crate::program::{OpKind, WeightId};
 use crate::site::Site;
-use pellucid_kernels::Matrix;
 
 impl Model {
     /// The weight and bias of the op that computes a site: a projection's matrix `[outputs,
@@ -18,18 +17,13 @@ impl Model {
             )
         };
         let edge = self.program.edge_of(site).ok_or_else(none)?;
-        let whole = |matrix: &Matrix| {
-            let mut values = vec![0.0; matrix.rows() * matrix.cols()];
-            values.chunks_exact_mut(matrix.cols()).enumerate().for_each(|(row, line)| matrix.row(row, line));
-            Array::new(vec![matrix.rows(), matrix.cols()], values)
-        };
-        let vector = |id: WeightId| Array::new(vec![self.weights.vector(id).len()], self.weights.vector(id).to_vec());
+        let weight = |id: WeightId| Array::new(self.program.weight(id).shape.clone(), self.weights.floats(id));
         match &self.program.ops()[self.program.edge(edge).producer].kind {
             OpKind::MatMul { linear, .. } | OpKind::Project { linear, .. } => {
-                Ok((whole(self.weights.matrix(linear.weight)), linear.bias.map(vector)))
+                Ok((weight(linear.weight), linear.bias.map(weight)))
             }
-            OpKind::Embed { table, .. } => Ok((whole(self.weights.matrix(*table)), None)),
-            OpKind::Norm { gain: Some(gain), bias, .. } => Ok((vector(*gain), bias.map(vector))),
+            OpKind::Embed { table, .. } => Ok((weight(*table), None)),
+            OpKind::Norm { gain: Some(gain), bias, .. } => Ok((weight(*gain), bias.map(weight))),
             _ => Err(none()),
         }
     }

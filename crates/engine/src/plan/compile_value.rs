@@ -8,7 +8,7 @@ use crate::ids::IdVec;
 use crate::point::Point;
 use crate::program::{EdgeId, Layout, Op, OpKind, Program};
 use crate::site::{self, Site};
-use crate::weights::{WeightId, WeightSpec};
+use crate::weights::WeightId;
 
 /// Rows for which a value has an array.
 #[derive(Clone, Debug, PartialEq)]
@@ -274,11 +274,8 @@ fn compile_value(
 /// Returns the id of a weight by its name; fails if it has no gradient.
 fn find_weight(program: &Program, name: &str) -> std::result::Result<WeightId, String> {
     let id = program.weight_named(name).ok_or_else(|| {
-        let nearest = program.weights().iter().max_by(|a, b| {
-            let similarity = |spec: &WeightSpec| strsim::jaro_winkler(name, &spec.name);
-            similarity(a).total_cmp(&similarity(b))
-        });
-        format!("no weight is called `{name}`; did you mean `{}`?", nearest.map_or("", |spec| &spec.name))
+        let nearest = program.nearest_weight(name).unwrap_or_default();
+        format!("no weight is called `{name}`; did you mean `{nearest}`?")
     })?;
     let only_selects = |op: &Op| matches!(op.kind, OpKind::Route { correction: Some(weight), .. } if weight == id);
     match program.ops().iter().any(only_selects) {

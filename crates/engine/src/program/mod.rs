@@ -156,6 +156,13 @@ impl Program {
         self.weight_ids().find(|&id| self.weights[id].name == name)
     }
 
+    /// Returns the weight with the most similar name, for hints.
+    pub fn nearest_weight(&self, name: &str) -> Option<&str> {
+        let similarity = |spec: &&WeightSpec| strsim::jaro_winkler(name, &spec.name);
+        let nearest = self.weights.iter().max_by(|a, b| similarity(a).total_cmp(&similarity(b)));
+        nearest.map(|spec| spec.name.as_str())
+    }
+
     /// Returns all sites, in forward order.
     pub fn sites(&self) -> impl Iterator<Item = Site> + '_ {
         let mut sites: Vec<Site> = self.sites.keys().copied().collect();

@@ -1,6 +1,9 @@
 //! Runs: a forward pass of rows under a plan, and the backward passes of its metrics.
 
+mod nan;
 mod vectors;
+
+pub use nan::NanOrigin;
 
 use crate::array::Array;
 use crate::error::{Error, Result};

@@ -4,7 +4,7 @@
 use super::{OpRunner, ValueStore, differentiate};
 use crate::array::Array;
 use crate::error::{Error, Result};
-use crate::plan::{CompiledPlan, Expr, ValueId};
+use crate::plan::{CompiledPlan, Expr, Map, ValueId};
 use std::collections::HashMap;
 
 /// Gradients of one metric with respect to plan values. A value's gradient is pending until the
@@ -72,6 +72,10 @@ impl ValueGradients {
         gradient: Array,
     ) -> Result<()> {
         let values = &compiled.values;
+        if matches!(values.list[id].expr, Expr::Map(Map::Detach, _)) {
+            // The gradient ends here. Its zeros would still fail at a function of arrays before it.
+            return Ok(());
+        }
         let inputs = values.inputs(id, row);
         let of = inputs.iter().map(|&(of, row)| store.get(ops, compiled, of, row)).collect::<Result<Vec<Array>>>()?;
         let fail = |problem: String| Error::Value {
