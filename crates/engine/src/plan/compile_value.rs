@@ -124,7 +124,8 @@ impl CompiledValues {
     pub fn shape(&self, value: ValueId, reader: Option<usize>) -> Option<&[usize]> {
         let row = self.rows[value].for_reader(reader);
         let index = self.rows[value].each().iter().position(|&each| each == row)?;
-        self.shapes[value][index].as_deref()
+        // The placeholder of an invalid value has one shape, whatever its rows.
+        self.shapes[value].get(index)?.as_deref()
     }
 
     /// Adds a placeholder for an invalid value, so that later values can still be checked.
