@@ -1,9 +1,11 @@
 //! `gpt2-shaped`: a model of GPT-2 small's shape with two SAEs of 24,576 features, for benchmarks
 //! that need this size and no download. Weights are random with a fixed seed; the SAEs' biases are
-//! set so that about 20 features fire at a token.
+//! set so that about 20 features fire at a token of the prompts of `lab sessions --gpt2`. The
+//! tokenizer is GPT-2's, reduced to the merges of these prompts (`workloads/make.py`): it gives
+//! their token ids, and the bytes of any other text.
 
 use crate::stats::Rng;
-use crate::{Error, Result};
+use crate::{Error, Result, rte};
 use pellucid_engine::{Plan, RunOptions};
 use pellucid_kernels::Pool;
 use pellucid_models::sae::read_sae;
@@ -17,13 +19,15 @@ use std::path::{Path, PathBuf};
 pub const NAME: &str = "gpt2-shaped";
 
 /// Increased when the weights change, so that an older copy in the cache is not used.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 const LAYERS: usize = 12;
 const WIDTH: usize = 768;
 const HIDDEN: usize = 4 * WIDTH;
 const VOCABULARY: usize = 50_257;
 const CONTEXT: usize = 1024;
+
+const TOKENIZER: &str = include_str!("../workloads/tokenizer.json");
 const FEATURES: usize = 24_576;
 
 /// Layers whose `z` has an SAE.
@@ -136,6 +140,10 @@ fn write_model(directory: &Path) -> Result<()> {
         "torch_dtype": "float32",
     });
     write(&directory.join("config.json"), config.to_string().as_bytes())?;
+    write(&directory.join("tokenizer.json"), TOKENIZER.as_bytes())?;
+    let special = "<|endoftext|>";
+    let tokenizer = json!({"tokenizer_class": "GPT2Tokenizer", "bos_token": special, "eos_token": special});
+    write(&directory.join("tokenizer_config.json"), tokenizer.to_string().as_bytes())?;
     let tensors = tensors();
     let views = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor));
     write_tensors(&directory.join("model.safetensors"), views)
@@ -144,6 +152,8 @@ fn write_model(directory: &Path) -> Result<()> {
 /// Writes the SAEs in SAELens' format.
 fn write_saes(model: &Path) -> Result<()> {
     let loaded = LoadedModel::open(model, &LoadOptions::default(), &mut |_| {})?;
+    let prompts = rte::prompts().map(|prompt| Ok(loaded.tokenizer()?.encode(&prompt, false)?));
+    let prompts = prompts.collect::<Result<Vec<Vec<u32>>>>()?;
     for layer in SAE_LAYERS {
         let directory = sae_directory(model, layer);
         std::fs::create_dir_all(&directory).map_err(fail(&directory))?;
@@ -160,22 +170,19 @@ fn write_saes(model: &Path) -> Result<()> {
         // With the bias at 0 the encoder gives products only; the new bias is their quantile.
         let sae = read_sae(&directory)?.sae;
         let z = Plan::capture([format!("layers.{layer}.z")]);
-        let run =
-            loaded.model.run(&[sample_tokens()], &z, &RunOptions::default()).map_err(pellucid_models::Error::from)?;
-        let z = run.captures[0].array.values();
-        let tokens = z.len() / WIDTH;
+        let mut activations = Vec::new();
+        for prompt in &prompts {
+            let run = loaded.model.run(std::slice::from_ref(prompt), &z, &RunOptions::default());
+            let run = run.map_err(pellucid_models::Error::from)?;
+            activations.extend_from_slice(run.captures[0].array.values());
+        }
+        let tokens = activations.len() / WIDTH;
         let mut products = vec![0.0; tokens * FEATURES];
-        sae.encode(&Pool::global(), z, &mut products);
+        sae.encode(&Pool::global(), &activations, &mut products);
         let (_, threshold, _) = products.select_nth_unstable_by(tokens * ACTIVE, |a, b| b.total_cmp(a));
         write_sae(&directory, layer, -*threshold)?;
     }
     Ok(())
-}
-
-/// Tokens over which the SAEs' biases are set.
-fn sample_tokens() -> Vec<u32> {
-    let mut rng = Rng::new(7);
-    (0..128).map(|_| rng.below(VOCABULARY) as u32).collect()
 }
 
 /// Writes the weights of an SAE whose decoder is its transposed encoder, with rows of norm about 1.

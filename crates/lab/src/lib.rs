@@ -9,11 +9,12 @@
 //! that [`report`] and [`baseline`] read.
 //!
 //! Three suites do not compare pairs of variants: [`capture`](mod@capture) (cost of captures in
-//! batched generation), [`construction`] (time and memory to construct
-//! models, tokenizers and runs) and [`identify`] (latency and correctness of model inspection).
+//! batched generation), [`analysis_sessions`] (time and memory of
+//! analysis sessions) and [`identify`] (latency and correctness of model inspection).
 //! Code that needs the [`counting`] allocator runs in the second binary, `pellucid-lab-worker`, so
 //! that the product binary keeps the system allocator.
 
+pub mod analysis_sessions;
 pub mod baseline;
 pub mod budget;
 pub mod builtin_suites;
@@ -21,7 +22,6 @@ pub mod candle;
 pub mod capture;
 pub mod check;
 pub mod conclusion;
-pub mod construction;
 pub mod counting;
 pub mod environment;
 pub mod executor;
@@ -37,6 +37,7 @@ pub mod protocol;
 pub mod report;
 pub mod result;
 pub mod roofline;
+pub mod rte;
 pub mod selftest;
 pub mod session;
 pub mod stats;

@@ -124,8 +124,7 @@ pub(crate) fn open(model: &Path, options: &LoadOptions) -> Result<LoadedModel> {
     })
 }
 
-/// Attaches the first SAEs of `gpt2-shaped`. It has no tokenizer, so there is no text to test them
-/// on.
+/// Attaches the first SAEs of `gpt2-shaped`. Their weights are random, so there is nothing to test.
 fn attach_saes(loaded: &mut LoadedModel, model: &Path, count: usize) -> Result<()> {
     for layer in gpt2_shaped::SAE_LAYERS.into_iter().take(count) {
         let sae = read_sae(&gpt2_shaped::sae_directory(model, layer))?;

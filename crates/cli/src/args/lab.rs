@@ -1,6 +1,6 @@
 //! Arguments of `pellucid lab`.
 
-use super::{AssumeArg, LabCaptureArgs};
+use super::{AssumeArg, LabCaptureArgs, LabSessionsArgs};
 use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand};
 use pellucid_lab::identify::Category;
@@ -11,9 +11,6 @@ pub enum LabCommand {
     /// Measure one job in this process: a JSON request on stdin, a JSON answer on stdout
     #[command(name = "__worker", hide = true)]
     Worker,
-    /// Construct one fixture in this process: a JSON request on stdin, a JSON answer on stdout
-    #[command(name = "__fixture", hide = true)]
-    Fixture,
     /// Generate in one mode of `lab capture`: a JSON request on stdin, a JSON answer on stdout
     #[command(name = "__capture", hide = true)]
     CaptureWorker,
@@ -48,9 +45,9 @@ pub enum LabCommand {
     /// Interpretability methods in Pellucid and other libraries: speed and correctness; with
     /// --families, correctness per model family
     Peers(LabPeersArgs),
-    /// Time and memory to construct a model, a tokenizer or a run, relative to an empty process
-    #[command(aliases = ["sessions", "fixtures"])]
-    Construction(LabConstructionArgs),
+    /// Analysis sessions: time, memory and uses of each state, in fresh processes; with --gpt2, the
+    /// four published workloads at GPT-2's size
+    Sessions(LabSessionsArgs),
     /// Run every built-in suite that can run here and write a report of each
     All(LabAllArgs),
     /// List the built-in suites
@@ -221,41 +218,6 @@ pub struct LabPeersArgs {
     /// correctness of every method and library on each; nothing is timed
     #[arg(long, value_name = "M", num_args = 1..)]
     pub families: Vec<String>,
-}
-
-#[derive(Args)]
-#[command(
-    after_help = "Every fixture is built in a fresh process paired with an empty one; the report shows the difference in time and memory.
-
-Examples:
-  pellucid lab construction                          the report as Markdown
-  pellucid lab construction --runs 9 --json s.json --md s.md
-  pellucid lab construction --benchmark-startup      time to start an empty process, five times
-
-Exit codes: 0 reported, even if fixtures failed; 5 invalid: the empty process failed."
-)]
-pub struct LabConstructionArgs {
-    /// Number of pairs of a fixture's process and an empty one
-    #[arg(long, value_name = "K", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
-    pub runs: u32,
-    /// Measure only the first N fixtures
-    #[arg(long, value_name = "N")]
-    pub max_fixtures: Option<usize>,
-    /// Only time the start of five empty processes
-    #[arg(long)]
-    pub benchmark_startup: bool,
-    /// Accepted and ignored: uses in test sources are no longer counted
-    #[arg(long, value_name = "DIR", hide = true)]
-    pub sources: Option<PathBuf>,
-    /// Seed of the random order
-    #[arg(long, default_value_t = 1)]
-    pub seed: u64,
-    /// Write the result with every pair as JSON
-    #[arg(long, value_name = "F.json")]
-    pub json: Option<PathBuf>,
-    /// Write the report as Markdown instead of printing it
-    #[arg(long, value_name = "F.md")]
-    pub md: Option<PathBuf>,
 }
 
 /// Value of `--category` that selects all.

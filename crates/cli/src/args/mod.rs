@@ -5,6 +5,7 @@ mod batch;
 mod eval;
 mod lab;
 mod lab_capture;
+mod lab_sessions;
 mod sae;
 mod steer;
 
@@ -14,6 +15,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 pub use eval::EvalArgs;
 pub use lab::*;
 pub use lab_capture::LabCaptureArgs;
+pub use lab_sessions::LabSessionsArgs;
 pub use sae::*;
 use std::path::PathBuf;
 pub use steer::*;

@@ -88,18 +88,18 @@ fn measured(dir: &Path, name: &str, more: &[&str]) -> PathBuf {
 fn the_suites_are_listed_and_the_schema_is_printed() {
     let dir = tempfile::tempdir().expect("a directory");
     let list = stdout(&lab(dir.path(), &["list"]));
-    for name in ["capture", "construction", "identify", "ladder", "peers", "speed", "startup", "trace"] {
+    for name in ["capture", "identify", "ladder", "peers", "sessions", "speed", "startup", "trace"] {
         assert!(list.lines().any(|line| line.split(' ').next() == Some(name)), "{list}");
     }
     // Each suite is also a command; former names are accepted but not shown.
     let help = stdout(&lab(dir.path(), &["--help"]));
     for (name, earlier) in [
-        ("construction", &["sessions", "fixtures"][..]),
-        ("identify", &["loader"]),
+        ("identify", &["loader"][..]),
         ("startup", &["load"]),
         ("tracing-cost", &["trace", "trace-profile"]),
         ("capture", &[]),
         ("peers", &[]),
+        ("sessions", &[]),
         ("speed", &[]),
     ] {
         let usage = stdout(&lab(dir.path(), &[name, "--help"]));
@@ -211,7 +211,7 @@ fn a_missing_worker_is_named_with_the_command_that_builds_it() {
     let suite = suite.to_str().expect("a path");
     refused(&run(&["run", suite, "--allocations"]), "pellucid-lab-worker is missing", "cargo install");
     // Commands that do not count allocations need no worker.
-    assert!(run(&["construction", "--runs", "1", "--max-fixtures", "1"]).status.success());
+    assert!(run(&["sessions", "--runs", "1"]).status.success());
 }
 
 #[test]
@@ -335,32 +335,59 @@ fn an_invalid_suite_is_reported_with_its_mistake() {
 }
 
 #[test]
-fn construction_is_reported_even_if_fixtures_fail() {
+fn the_example_sessions_are_reported_with_phases_peaks_and_uses() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = |name: &str| dir.path().join(name).to_string_lossy().into_owned();
-    // The second fixture needs a model that is not in this cache.
-    let args = ["construction", "--runs", "2", "--max-fixtures", "2", "--json", &path("s.json")];
-    let page = stdout(&lab(dir.path(), &args));
+    let page =
+        stdout(&lab(dir.path(), &["sessions", "--runs", "2", "--json", &path("s.json"), "--keep", &path("kept")]));
+    assert!(page.starts_with("# Pellucid Session Benchmark Report\n"), "{page}");
     assert!(
-        page.starts_with("# Pellucid Fixture Benchmark Report\n") && page.contains("**Total Fixtures Analyzed:** 2")
+        page.contains("**Total Sessions Analyzed:** 4") && page.contains("| attr_ablation__run | 1 | run |"),
+        "{page}"
     );
-    assert!(page.contains("| builtin_model |") && page.contains("✅ Success"), "{page}");
-    assert!(page.contains("❌ Setup error: the model `smollm..."), "{page}");
-    let survey = json(&dir.path().join("s.json"));
-    let built = &survey["rows"][0]["cost"];
-    assert!(
-        built["runs"] == 2 && built["load_s"].as_f64() > Some(0.0) && built["peak"].as_f64() > Some(1e6),
-        "{survey}"
-    );
-    // Former name, with a removed flag, written to a file.
-    let args = ["sessions", "--runs", "1", "--max-fixtures", "1", "--sources", ".", "--md", &path("s.md")];
-    let output = lab(dir.path(), &args);
-    assert!(stdout(&output).is_empty() && stderr(&output).contains("--sources is ignored"), "{}", stderr(&output));
-    assert!(std::fs::read_to_string(path("s.md")).expect("the page").contains("| builtin_model | dynamic |"));
-    let startup = stdout(&lab(dir.path(), &["fixtures", "--benchmark-startup"]));
-    for line in ["5 empty processes", "Average: ", "Min: ", "Max: ", "Range: "] {
-        assert!(startup.contains(line), "{startup}");
+    // Three sessions attach the same SAE and read the same examples.
+    assert!(page.contains("| sae__ready | 3 | ready | shared | Custom Model |"), "{page}");
+    assert!(page.contains("- **sae__ready**: 3 uses, Custom Model"), "{page}");
+    let result = json(&dir.path().join("s.json"));
+    for session in result["sessions"].as_array().expect("sessions") {
+        let runs = session["runs"].as_array().expect("runs");
+        assert_eq!(runs.len(), 2);
+        for run in runs {
+            let phases = run["phases"].as_array().expect("phases");
+            let names: Vec<&str> = phases.iter().filter_map(|phase| phase["name"].as_str()).collect();
+            assert_eq!(names, ["config", "init", "prepare", "setup", "run", "save"]);
+            let all: f64 = phases.iter().filter_map(|phase| phase["seconds"].as_f64()).sum();
+            assert!(run["wall_s"].as_f64() >= Some(all), "{run}");
+            assert!(phases.iter().all(|phase| phase["rss_peak"].as_u64() > Some(1_000_000)), "{run}");
+        }
     }
+    // The stores stay where they were asked to.
+    assert!(dir.path().join("kept/stores/attr_grad/manifest.json").is_file());
+}
+
+#[test]
+fn a_session_that_fails_is_reported_and_invalid() {
+    let dir = tempfile::tempdir().expect("a directory");
+    std::fs::write(dir.path().join("rows.jsonl"), "{\"text\": \"One day\"}\n").expect("written");
+    let session = |ops: &str, prompt: &str| {
+        format!(
+            "ops = \"{ops}\"\n[dataset]\npath = \"rows.jsonl\"\nprompt = \"{{{prompt}}}\"\n[output]\npath = \"out\"\n"
+        )
+    };
+    std::fs::write(dir.path().join("good.toml"), session("model_fwd", "text")).expect("written");
+    std::fs::write(dir.path().join("bad.toml"), session("model_fwd", "story")).expect("written");
+    let output = lab(dir.path(), &["sessions", "good.toml", "bad.toml", "--runs", "1", "--md", "s.md"]);
+    assert_eq!(output.status.code(), Some(5), "{}", stderr(&output));
+    assert!(stderr(&output).contains("there is no field `story`"), "{}", stderr(&output));
+    let page = std::fs::read_to_string(dir.path().join("s.md")).expect("the page");
+    assert!(page.contains("| good__run | 1 |") && page.contains("❌ rows.jsonl, line 1: there is n..."), "{page}");
+    refused(&lab(dir.path(), &["sessions", "none.toml"]), "none.toml: there is no such file", "session files");
+    refused(&lab(dir.path(), &["sessions", "--python", "python3"]), "--gpt2", "");
+    refused(
+        &lab(dir.path(), &["sessions", "good.toml", "./good.toml"]),
+        "two session files are named `good`",
+        "rename",
+    );
 }
 
 #[test]

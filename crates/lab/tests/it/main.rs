@@ -5,8 +5,8 @@ mod conforms;
 mod machine;
 
 // Tests.
+mod analysis_sessions;
 mod capture;
-mod construction;
 mod docs;
 mod identify;
 mod peers;

@@ -1,22 +1,21 @@
 //! `pellucid lab all`: runs every suite that can run here, with a report each.
 
-use super::{construction, exit_with, identify, print, say, session, write_outputs};
+use super::{exit_with, identify, print, say, session, sessions, write_outputs};
 use crate::args::{AssumeArg, LabAllArgs, LabOutputs, SuiteOptions};
 use crate::failure::Failure;
 use pellucid_lab::budget::{self, TimeBudget};
 use pellucid_lab::identify::result::IdentifySettings;
-use pellucid_lab::{builtin_suites, report};
+use pellucid_lab::{analysis_sessions, builtin_suites, report};
 use std::time::Instant;
 
 /// Pairs per comparison and total seconds with `--quick`: enough for correctness and large
 /// regressions.
 const QUICK_PAIRS: u32 = 2;
 const QUICK_BUDGET_S: f64 = 540.0;
-/// Pairs per fixture, with and without `--quick`.
-const FIXTURE_PAIRS: (usize, usize) = (2, 5);
-/// Cost of the construction suite in the shared budget: each fixture takes two short processes per
-/// pair.
-const CONSTRUCTION_COST: f64 = 15.0;
+/// Processes per analysis session, with and without `--quick`.
+const SESSION_RUNS: (u32, u32) = (2, 5);
+/// Cost of the suite `sessions` in the shared budget: four short processes per round.
+const SESSIONS_COST: f64 = 5.0;
 /// Iterations per benchmark of `identify` with `--quick`.
 const QUICK_ITERATIONS: usize = 20;
 /// A suite with less time than this is not started.
@@ -29,12 +28,11 @@ pub fn run(args: LabAllArgs) -> Result<(), Failure> {
     let mut codes = Vec::new();
     let mut summary = format!("{:<12} {:>5} {:>7}  {}\n", "suite", "runs", "seconds", "verdict");
     let costs: Vec<(&str, f64)> = builtin_suites::names().map(|name| (name, suite_cost(name, &args))).collect();
-    let mut time_budget =
-        TimeBudget::new(QUICK_BUDGET_S, costs.iter().map(|(_, cost)| *cost).chain([CONSTRUCTION_COST]));
+    let mut time_budget = TimeBudget::new(QUICK_BUDGET_S, costs.iter().map(|(_, cost)| *cost).chain([SESSIONS_COST]));
     codes.push(run_identify(&args, &mut summary)?);
     let started = Instant::now();
-    codes.push(run_construction(&args, &mut summary)?);
-    time_budget.spend(CONSTRUCTION_COST, started.elapsed().as_secs_f64());
+    codes.push(run_sessions(&args, &mut summary)?);
+    time_budget.spend(SESSIONS_COST, started.elapsed().as_secs_f64());
     for (name, cost) in costs {
         say(&format!("== {name}"));
         let (budget, started) = (time_budget.share(cost), Instant::now());
@@ -96,27 +94,23 @@ fn options(name: &str, args: &LabAllArgs, budget: f64) -> SuiteOptions {
     }
 }
 
-/// Runs the suite `construction`, which is not a session; returns its exit code.
-fn run_construction(args: &LabAllArgs, summary: &mut String) -> Result<i32, Failure> {
-    say(&format!("== {}", construction::NAMES[0]));
+/// Runs the suite `sessions`, which compares nothing; returns its exit code.
+fn run_sessions(args: &LabAllArgs, summary: &mut String) -> Result<i32, Failure> {
+    say(&format!("== {}", analysis_sessions::NAME));
     let started = Instant::now();
-    let runs = if args.quick { FIXTURE_PAIRS.0 } else { FIXTURE_PAIRS.1 };
-    let result = construction::measure_fixtures(runs, None, args.seed)?;
-    let path = |ending: &str| args.dir.join(format!("{}.{ending}", construction::NAMES[0]));
-    construction::write(&result, Some(&path("json")), Some(&path("md")))?;
-    let pairs: usize = result.rows.iter().map(|row| row.pairs.len()).sum();
-    let built = result.rows.iter().filter(|row| row.cost.is_some()).count();
-    let outcome = match &result.invalid {
-        Some(why) => format!("invalid: {why}"),
-        None => format!("{built} of {} fixtures built", result.rows.len()),
+    let options = SuiteOptions {
+        pairs: Some(if args.quick { SESSION_RUNS.0 } else { SESSION_RUNS.1 }),
+        ..options(analysis_sessions::NAME, args, 0.0)
     };
-    *summary += &format!(
-        "{:<12} {:>5} {:>7.0}  {outcome}\n",
-        construction::NAMES[0],
-        2 * pairs,
-        started.elapsed().as_secs_f64()
-    );
-    Ok(if result.invalid.is_some() { 5 } else { 0 })
+    let settings = sessions::as_suite(&options);
+    let result = sessions::measure_sessions(&settings)?;
+    sessions::write(&result, settings.json.as_ref(), settings.md.as_ref())?;
+    let runs: usize = result.sessions.iter().map(|session| session.runs.len()).sum();
+    let complete = result.sessions.iter().filter(|session| session.error.is_none()).count();
+    let outcome = format!("{complete} of {} sessions complete", result.sessions.len());
+    let seconds = started.elapsed().as_secs_f64();
+    *summary += &format!("{:<12} {runs:>5} {seconds:>7.0}  {outcome}\n", analysis_sessions::NAME);
+    Ok(sessions::exit_code(&result, args.gate))
 }
 
 /// Runs the suite `identify`, which takes seconds and is not a session either; returns its exit

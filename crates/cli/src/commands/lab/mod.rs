@@ -2,13 +2,13 @@
 
 mod all;
 mod capture;
-mod construction;
 mod history;
 mod identify;
 mod peers;
 mod performance;
 mod selftest;
 mod session;
+mod sessions;
 mod tracing_cost;
 mod worker_binary;
 
@@ -17,10 +17,9 @@ use crate::args::{BaselineCommand, LabCommand, LabCompareArgs, LabOutputs, Suite
 use crate::failure::Failure;
 use crate::files;
 use pellucid_lab::baseline::{self, BaselineStore};
-use pellucid_lab::construction::child;
 use pellucid_lab::result::{SCHEMA_TEXT, SessionResult};
 use pellucid_lab::verdict::Verdict;
-use pellucid_lab::{builtin_suites, noise, report, roofline, worker};
+use pellucid_lab::{analysis_sessions, builtin_suites, noise, report, roofline, worker};
 use pellucid_models::pull;
 use serde::de::DeserializeOwned;
 use std::io::Read;
@@ -30,14 +29,13 @@ use std::time::Duration;
 pub fn run(command: LabCommand) -> Result<(), Failure> {
     match command {
         LabCommand::Worker => print_json(&worker::answer(&read_request()?).map_err(failure)?),
-        LabCommand::Fixture => print_json(&child::answer(&read_request()?)),
         LabCommand::CaptureWorker => capture::answer(),
         LabCommand::Roofline => print_json(&roofline::measure(&read_request()?).map_err(failure)?),
         LabCommand::PerformanceWorker => {
             print_json(&pellucid_lab::performance::measure(&read_request()?).map_err(failure)?)
         }
-        LabCommand::Run(args) if construction::NAMES.contains(&args.suite.as_str()) => {
-            construction::run(construction::as_suite(&args.options))
+        LabCommand::Run(args) if args.suite == analysis_sessions::NAME => {
+            sessions::run(sessions::as_suite(&args.options))
         }
         LabCommand::Run(args) if identify::NAMES.contains(&args.suite.as_str()) => {
             identify::run(identify::as_suite(&args.options))
@@ -54,7 +52,7 @@ pub fn run(command: LabCommand) -> Result<(), Failure> {
         LabCommand::Performance(args) => performance::run(args),
         LabCommand::Peers(args) if args.families.is_empty() => run_suite("peers", args.options),
         LabCommand::Peers(args) => peers::run(args),
-        LabCommand::Construction(args) => construction::run(args),
+        LabCommand::Sessions(args) => sessions::run(args),
         LabCommand::All(args) => all::run(args),
         LabCommand::List => list(),
         LabCommand::Schema => print(SCHEMA_TEXT),
@@ -83,7 +81,7 @@ fn read_request<T: DeserializeOwned>() -> Result<T, Failure> {
 }
 
 fn list() -> Result<(), Failure> {
-    let mut titles = vec![(construction::NAMES[0], construction::TITLE.to_string())];
+    let mut titles = vec![(analysis_sessions::NAME, analysis_sessions::TITLE.to_string())];
     titles.push((pellucid_lab::capture::NAME, pellucid_lab::capture::TITLE.to_string()));
     titles.push((identify::NAMES[0], identify::TITLE.to_string()));
     for name in builtin_suites::names() {
