@@ -90,7 +90,10 @@ def integer(value: Any, name: str, *, hint: str | None = None) -> int:
     """Converts an integer of any library; floats, booleans and texts raise."""
     try:
         if not isinstance(value, (bool, np.bool_)):
-            return operator.index(value)
+            number = operator.index(value)
+            if abs(number) < 1 << 62:
+                return number
+            raise InputError(f"{name} is {number}, which is out of range", hint or f"pass a smaller {name}")
     except TypeError:
         pass
     raise InputError(f"{name} is {_shown(value)}, which is not an integer", hint or f"pass an integer as {name}")
@@ -101,6 +104,28 @@ def integers(values: Any, name: str) -> list[int]:
     if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable) or getattr(values, "ndim", 1) == 0:
         return [integer(values, name)]
     return [integer(value, name) for value in values]
+
+
+def items(values: Any, name: str, hint: str) -> list[Any]:
+    """Converts an iterable other than a text to a list."""
+    if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable) or getattr(values, "ndim", 1) == 0:
+        raise InputError(f"{name} is {_shown(values)}, which is not a list", hint)
+    return list(values)
+
+
+def choice(value: Any, name: str, options: Sequence[str | None]) -> Any:
+    """Checks that a value is one of a few words."""
+    if not (value is None or isinstance(value, str)) or value not in options:
+        raise InputError(f"invalid {name}={_shown(value)}", f"use {', '.join(map(repr, options))}")
+    return value
+
+
+def finite(value: Any, name: str) -> float:
+    """Checks a finite number of any library."""
+    number = value.item() if getattr(value, "ndim", None) == 0 else value
+    if isinstance(number, (int, float)) and not isinstance(number, bool) and abs(number) <= _F32_MAX:
+        return float(number)
+    raise InputError(f"{name} is {_shown(value)}", f"pass a finite number as {name}")
 
 
 def text(value: Any, name: str) -> str:

@@ -105,7 +105,8 @@ def call(value: Any, function: Any, arguments: tuple[Any, ...], options: dict[st
         return function(*map(plain, arguments), **{key: plain(item) for key, item in options.items()})
     combine = _OPERATORS.get(name.strip("_"))
     if combine is not None and len(arguments) == 2:
-        anchor = saved.recording(anchor, arguments) or anchor
+        open_value = saved.recording(anchor, arguments)
+        anchor = anchor if open_value is None else open_value
         return combine(*(anchor._constant(argument) for argument in arguments))
     joined = _join(name, arguments, options)
     if joined is not None:
@@ -115,7 +116,13 @@ def call(value: Any, function: Any, arguments: tuple[Any, ...], options: dict[st
         package = "torch" if module.startswith("torch") or value is None else "numpy"
         raise RecordError(f"{package}'s {name} is not recorded", hint_for(name))
     names = {"a_min": "min", "a_max": "max"}
-    given = {names.get(key, key): item for key, item in options.items() if item is not None}
+    given = {
+        names.get(key, key): item
+        for key, item in options.items()
+        if item is not None and item is not False and not key.startswith("_")
+    }
+    if value is None and name in ("var", "std"):
+        given.setdefault("correction", 1)  # torch's default, which a value refuses
     bound: Callable[..., Any] = getattr(arguments[0], method)
     try:
         return bound(*arguments[1:], **given)

@@ -89,11 +89,18 @@ def attribute_hint(name: str) -> str:
     return _ATTRIBUTE_HINTS.get(name, "help(pellucid.Model) lists the attributes; sites are read inside model.trace(…)")
 
 
-def pickled(source: tuple[Any, ...], edits: tuple[_core.Plan, ...]) -> tuple[Any, ...]:
+def pickled(model: Model) -> tuple[Any, ...]:
     """The arguments of `unpickle`. Paths become absolute, so that another process finds them."""
-    name, dtype, threads, adapters, *rest = source
+    if model._source is None:
+        raise InputError(
+            f"{model!r} cannot be pickled: its weights are not those of its files",
+            "pickle the model before attach or with_weights, and repeat them after loading",
+        )
+    name, dtype, threads, adapters, *rest = model._source
     name = abspath(name) if name is not None and exists(name) else name
-    return (name, dtype, threads, [abspath(path) for path in adapters], *rest), [edit.to_json() for edit in edits]
+    return (name, dtype, threads, [abspath(path) for path in adapters], *rest), [
+        edit.to_json() for edit in model._edits
+    ]
 
 
 def unpickle(source: tuple[Any, ...], edits: list[str]) -> Model:

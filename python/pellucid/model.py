@@ -218,9 +218,10 @@ class Model(SaeApi, TransformerLensApi):
         """A prefix cache: reuses the KV cache of earlier calls whose prompts start with the same
         tokens.
         """
-        if isinstance(megabytes, str) or not 0 <= megabytes < 1e9:
+        size = convert.finite(megabytes, "megabytes")
+        if not 0 <= size < 1e9:
             raise InputError(f"megabytes is {megabytes!r}", "pass the size of the cache, such as 256")
-        return Prefixes(self, _core.Prefixes(int(megabytes * 1e6)))
+        return Prefixes(self, _core.Prefixes(int(size * 1e6)))
 
     def scan(self, prompts: Any = None) -> Scan:
         """A block like `trace` that only checks and infers `.shape`; runs nothing and needs no
@@ -440,7 +441,8 @@ class Model(SaeApi, TransformerLensApi):
             chat_template: A Jinja template to use instead of the model's.
             variables: Variables of the template, such as `enable_thinking=False`.
         """
-        options: dict[str, Any] = {**variables, "messages": list(messages)}
+        listed = convert.items(messages, "messages", 'pass a list of {"role": …, "content": …}')
+        options: dict[str, Any] = {**variables, "messages": listed}
         if add_generation_prompt is not None:
             options["add_generation_prompt"] = add_generation_prompt
         options |= {"continue_final_message": continue_final_message, "chat_template": chat_template}
@@ -566,12 +568,7 @@ class Model(SaeApi, TransformerLensApi):
         return Model(self._core.with_weights(pairs), self._edits, self.sites)
 
     def __reduce__(self) -> Any:
-        if self._source is None:
-            raise InputError(
-                f"{self!r} cannot be pickled: its weights are not those of its files",
-                "pickle the model before attach or with_weights, and repeat them after loading",
-            )
-        return load_options.unpickle, load_options.pickled(self._source, self._edits)
+        return load_options.unpickle, load_options.pickled(self)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

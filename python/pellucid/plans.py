@@ -35,8 +35,10 @@ def capture_plan(rows: list[Any], capture: Any, positions: Any) -> _core.Plan:
     each = [capture] if isinstance(capture, str) else capture
     patterns = [convert.text(pattern, "a site of capture") for pattern in each]
     if isinstance(positions, (int, np.integer)) and not isinstance(positions, bool):
-        positions = [int(positions)]
-    elif positions is not None and not isinstance(positions, (str, slice, Mapping)):
+        positions = [convert.integer(positions, "the position")]
+    elif isinstance(positions, str):
+        positions = convert.text(positions, "positions")
+    elif positions is not None and not isinstance(positions, (slice, Mapping)):
         positions = convert.integers(positions, "a position")
     selects: list[Any] = [None if positions is None else (None, positions, None, None, None, None)]
     if isinstance(positions, Mapping):

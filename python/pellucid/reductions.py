@@ -43,6 +43,8 @@ class Reductions(_core.Value):
         """Converts an axis to the engine's numbering, which has no row axis."""
         try:
             number = operator.index(axis)
+            if abs(number) > 32:
+                raise PlanError(f"axis {axis} is out of range", "axis 0 is the rows, -1 the last axis")
         except TypeError:
             several = isinstance(axis, (tuple, list))
             raise PlanError(
@@ -119,9 +121,10 @@ class Reductions(_core.Value):
         return self._derive(self._rank, "softmax", self._read(), inner, True)
 
     def _inner_axis(self, axis: Any) -> int:
+        number = self._axis(axis)
         if self._is_row_axis(axis):
             raise PlanError("not possible along axis 0, the rows", "stack the rows first: value.stack_rows()")
-        return self._axis(axis)
+        return number
 
     def topk(self, k: int, dim: Any = -1) -> TopK:
         """The `k` largest elements of the last axis, in descending order, and their indices."""

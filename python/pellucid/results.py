@@ -41,6 +41,8 @@ def arrange(result: Any, scope: Scope | None, padded: bool, convert: Any = to_nu
     by_row: dict[int | None, list[Any]] = {}
     for row, _, array in result:
         by_row.setdefault(row, []).append(convert(array))
+    if not result and (scope is None or scope.steps is None):
+        raise RecordError("nothing was selected: this subscript is empty", "check the bounds of its slices and lists")
     if not result:
         raise RecordError(
             "this was not computed: no row reached the step", "generate more tokens, or use earlier steps"

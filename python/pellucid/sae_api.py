@@ -94,7 +94,13 @@ class SaeApi:
             sites: The sites of the SAEs; all attached ones if omitted.
             error_term: Add the error of each reconstruction, so that only edits of features matter.
         """
-        chosen = list(self.saes) if sites is None else [sites] if isinstance(sites, str) else list(sites)
+        chosen = (
+            list(self.saes)
+            if sites is None
+            else [sites]
+            if isinstance(sites, str)
+            else convert.items(sites, "sites", "pass a list of sites")
+        )
         if not chosen:
             raise InputError("no SAE is attached", "attach one first: model.attach(path)")
         how = "recon+error" if error_term else "recon"

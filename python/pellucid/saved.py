@@ -71,7 +71,9 @@ def plain(operand: Any) -> Any:
 
 def combine(how: str, a: Value, b: Any, swapped: bool) -> Any:
     """An operator between the arrays of saved values."""
-    pair = (_computed(a), plain(b))
+    array = _computed(a)
+    # With a tensor the result is a tensor, as numpy arrays and tensors do not combine.
+    pair = (a.torch() if hasattr(b, "is_complex") else array, plain(b))
     return _COMBINE[how](*(reversed(pair) if swapped else pair))
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from . import convert
 from .errors import PlanError
 from .site_table import SiteInfo
 
@@ -100,8 +101,10 @@ def expand_index(key: Any, rank: int) -> tuple[Any, ...]:
 def _normalize_index(pick: Any) -> Any:
     if isinstance(pick, slice):
         return _normalize_slice(pick)
-    if pick is None or pick is Ellipsis or (isinstance(pick, (int, str, Mapping)) and not isinstance(pick, bool)):
+    if pick is None or pick is Ellipsis or isinstance(pick, (str, Mapping)):
         return pick
+    if isinstance(pick, int) and not isinstance(pick, bool):
+        return convert.integer(pick, "an index")
     if isinstance(pick, (list, tuple, range, np.ndarray, np.integer)) or hasattr(pick, "tolist"):
         indices = np.asarray(pick)
         if indices.dtype == bool and indices.ndim == 1:
@@ -119,10 +122,12 @@ def _normalize_index(pick: Any) -> Any:
 def _normalize_slice(pick: slice) -> slice:
     """Converts the bounds, which may be integers of numpy or torch."""
     bounds = (pick.start, pick.stop, pick.step)
-    if all(bound is None or type(bound) is int for bound in bounds) and pick.step != 0:
+    if all(bound is None or (type(bound) is int and abs(bound) < 1 << 62) for bound in bounds) and pick.step != 0:
         return pick
     try:
         converted = [None if bound is None else operator.index(bound) for bound in bounds]
+        # Bounds beyond any length mean the same as these.
+        converted = [bound if bound is None else max(min(bound, 1 << 62), -(1 << 62)) for bound in converted]
     except TypeError:
         raise PlanError(f"the slice [{_shown(pick)}] has bounds that are not integers", "use integers") from None
     if converted[2] == 0:
@@ -248,7 +253,8 @@ def _positions(pick: Any, scope: Scope | None) -> Any:
         return [pick]
     if isinstance(pick, slice) and pick.step is not None and pick.step < 1:
         raise _NotSelectable
-    if isinstance(pick, list) and len(set(pick)) != len(pick):
+    # -1 may be the same position as 5, which only the length of the row tells.
+    if isinstance(pick, list) and (len(set(pick)) != len(pick) or min(pick, default=0) < 0 <= max(pick, default=0)):
         raise _NotSelectable
     return pick
 

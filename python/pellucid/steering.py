@@ -171,7 +171,7 @@ def extract(
 ) -> SteeringVectors:
     """Implements `Model.extract_steering`."""
     rows: list[Any] = []
-    for index, pair in enumerate(pairs):
+    for index, pair in enumerate(convert.items(pairs, "pairs", "pass a list of (positive, negative) prompts")):
         if isinstance(pair, dict) and pair.keys() == {"positive", "negative"}:
             pair = (pair["positive"], pair["negative"])
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
@@ -184,6 +184,11 @@ def extract(
     if wanted is not None and any(layer < 0 for layer in wanted):
         raise InputError(f"there is no layer {min(wanted)}", f"this model's layers are 0 to {model.n_layers - 1}")
     vectors, quality = _core.extract_steering(
-        model._core, rows, convert.text(method, "method"), wanted, str(positions), convert.text(point, "point")
+        model._core,
+        rows,
+        convert.text(method, "method"),
+        wanted,
+        convert.text(str(positions), "positions"),
+        convert.text(point, "point"),
     )
     return SteeringVectors._from_tuple(vectors, json.loads(quality))

@@ -118,7 +118,7 @@ class View(_core.View):
         axis = convert.integer(axis, "axis")
         scoped = any(value._scope is not None for value in values)
         inner = axis - 1 if scoped and axis > 0 else axis
-        if inner < 0 or (scoped and axis == 0):
+        if not 0 <= inner <= 32 or (scoped and axis == 0):
             raise PlanError(
                 f"invalid new axis {axis}", "use a positive axis; axis 0 is the rows, 1 the first after them"
             )

@@ -16,7 +16,9 @@ def main() -> None:
     """Runs the command with the arguments of this process, and ends the process."""
     package = find_spec("pellucid")
     folders = package.submodule_search_locations if package else None
-    files = [file for folder in folders or () for file in Path(folder).glob("_core.*") if file.suffix in (".so", ".pyd")]
+    files = [
+        file for folder in folders or () for file in Path(folder).glob("_core.*") if file.suffix in (".so", ".pyd")
+    ]
     if not files:
         sys.exit("pellucid: the package has no extension module; install it again")
     spec = spec_from_file_location("_core", files[0], loader=ExtensionFileLoader("_core", str(files[0])))

@@ -1,8 +1,11 @@
 """Torch, where it is installed."""
 
 import numpy as np
+import pytest
 import torch
 from conftest import STORY
+
+import pellucid
 
 
 def test_torch_has_its_own_memory(model):
@@ -42,3 +45,32 @@ def test_token_tensors_are_prompts(model):
     with model.trace(ids[0]) as t:
         one = t.logits[:, -1].save()
     assert np.array_equal(one.value, logits.value[0])
+
+
+def test_torch_functions_and_operators_are_recorded(model):
+    with model.trace(STORY) as t:
+        h = t.layers[2].resid_post
+        x = h.save()
+        added, subtracted = (torch.ones(128) + h).save(), (2 * torch.ones(128) - h).save()
+        product, mean = (torch.ones(13, 13) @ h).save(), torch.mean(h, dim=-1).save()
+        probs = torch.nn.functional.softmax(h, dim=-1).save()
+        joined, chosen = torch.cat([h, h], dim=-1).save(), torch.where(h > 0, h, torch.zeros(128)).save()
+        for use in (lambda: torch.sort(h), lambda: torch.einsum("rpd->rp", h), lambda: torch.std(h, dim=-1)):
+            with pytest.raises(pellucid.Error):
+                use()
+    tensor = x.torch()
+    assert np.array_equal(added.value, x.value + 1)
+    assert np.array_equal(subtracted.value, 2 - x.value)
+    assert np.allclose(product.value, np.ones((13, 13)) @ x.value, atol=1e-3)
+    assert np.allclose(mean.value, tensor.mean(-1), atol=1e-5)
+    assert np.allclose(probs.value, torch.softmax(tensor, -1), atol=1e-6)
+    assert joined.value.shape == (13, 256)
+    assert np.array_equal(chosen.value, torch.where(tensor > 0, tensor, 0.0))
+    assert isinstance(x * torch.ones(128), torch.Tensor)
+    assert isinstance(torch.ones(128) * x, torch.Tensor)
+
+
+@pytest.mark.parametrize("tokens", [torch.tensor([1.5, 2.0]), torch.tensor([True]), torch.zeros(1, 1, 1, dtype=int)])
+def test_only_integer_tensors_are_token_ids(model, tokens):
+    with pytest.raises(pellucid.InputError):
+        model(tokens)

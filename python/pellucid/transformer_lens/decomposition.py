@@ -126,8 +126,7 @@ class DecompositionMixin:
             incl_embeds: Include the embeddings as components.
             return_labels: Return `(stack, labels)`.
         """
-        if mode not in ("all", "attn", "mlp"):
-            raise InputError(f"invalid mode={mode!r}", "use 'all', 'attn' or 'mlp'")
+        convert.choice(mode, "mode", ("all", "attn", "mlp"))
         end = self._layer(layer, mlp_input)
         components = self._embedding_components() if incl_embeds else []
         for at in range(end + mlp_input):
@@ -346,7 +345,14 @@ class DecompositionMixin:
         stack = self.apply_ln_to_stack(residual_stack, -1, pos_slice=pos_slice, batch_slice=batch_slice)
         if self.has_batch_dim and stack.ndim == 4 and directions.ndim == 2 and len(directions) == stack.shape[1]:
             directions = directions[:, None]
-        return np.einsum("...d,...d->...", stack, np.broadcast_to(directions, stack.shape))
+        try:
+            directions = np.broadcast_to(directions, stack.shape)
+        except ValueError:
+            raise InputError(
+                f"tokens of shape {list(directions.shape[:-1])} for a stack of shape {list(stack.shape)}",
+                "pass one token, one per prompt, or one per prompt and position",
+            ) from None
+        return np.einsum("...d,...d->...", stack, directions)
 
     # Helpers.
 
@@ -455,10 +461,8 @@ _WRITES = (("attn_out_post", "attn_out"), ("mixer_out_post", "mixer_out"), ("mlp
 
 def convert_logits(logits: np.ndarray, return_type: str) -> np.ndarray:
     """Converts logits to `return_type`: `logits`, `probs` or `log_probs`."""
-    if return_type == "logits":
+    if convert.choice(return_type, "return_type", ("probs", "log_probs", "logits")) == "logits":
         return logits
-    if return_type not in ("probs", "log_probs"):
-        raise InputError(f"invalid return_type={return_type!r}", "use 'probs', 'log_probs' or 'logits'")
     shifted = logits - logits.max(axis=-1, keepdims=True)
     log_probs = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
     return np.exp(log_probs) if return_type == "probs" else log_probs

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from .. import convert
 from ..convert import array as as_array
 from ..errors import InputError, PlanError
 from ..selection import Scope
@@ -94,7 +95,7 @@ def resolve_hooks(model: Model, listed: HookList) -> list[Hook]:
     """Resolves `(name, function)` pairs to hooks in forward order; at the same site in list order."""
     points: dict[str, HookPoint] = {}
     hooks = []
-    for number, pair in enumerate(listed):
+    for number, pair in enumerate(convert.items(listed, "the list of hooks", "pass [(name, function)]")):
         if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not callable(pair[1]):
             raise PlanError(
                 f"hook {number} is {pair!r}",

@@ -113,7 +113,8 @@ def match_sites(model: Model, names: NamesFilter) -> list[SiteInfo]:
             some = ", ".join(f"`{hook_name(site)}`" for site in list(model.sites)[:4])
             raise SiteError("the filter matches no hook name", f"names look like {some}; model.sites lists all")
         return found
-    each = [names] if isinstance(names, (str, tuple)) else list(names)
+    hint = 'pass a name, a pattern, ("z", 5), a list of these, or a predicate'
+    each = [names] if isinstance(names, (str, tuple)) else convert.items(names, "names_filter", hint)
     if not each:
         raise SiteError("an empty list of names matches no hook", "name a hook, or omit the filter for all")
     addresses = {site.address for name in each for site in _match_one(model, name)}

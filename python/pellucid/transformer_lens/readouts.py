@@ -109,8 +109,7 @@ class ReadoutMixin(ModelMixin):
                 f"a steering vector of shape {list(array.shape)}",
                 f"the shape must be [{self._model.d_model}], the model's d_model",
             )
-        if isinstance(factor, (str, bytes)) or not np.isfinite(factor):
-            raise InputError(f"factor is {factor!r}", "pass a finite number")
+        factor = convert.finite(factor, "factor")
         with self._model.edit() as block:
             for layer in convert.integers(layers, "a layer"):
                 target = block.layers[check_layer(self._model, layer)]

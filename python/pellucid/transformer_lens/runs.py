@@ -230,8 +230,7 @@ class HooksMixin(ModelMixin):
 
 
 def _request(model: Model, prompts: Any, return_type: str | None, stop: int | None, padded: bool) -> RunRequest:
-    if return_type not in RETURN_TYPES:
-        raise InputError(f"invalid return_type={return_type!r}", "use 'logits', 'loss', 'both' or None")
+    convert.choice(return_type, "return_type", RETURN_TYPES)
     rows, _ = convert.rows(model._core, prompts)
     check_lengths(rows, padded, "use padded=True: results are zero-padded and each prompt has the same values as alone")
     if stop is not None:
