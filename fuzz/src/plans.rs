@@ -38,8 +38,8 @@ fn run(plan: &Plan, chunk: Option<usize>) -> Result<Run, pellucid_engine::Error>
 /// Asserts that a plan gives the same bits whole and in chunks.
 fn compare_chunks(plan: &Plan, whole: &Run, chunked: &Run) {
     let (whole, chunked) = (flat(whole), flat(chunked));
-    // A NaN of a later position reaches earlier ones of its pass, because attention multiplies it by
-    // a weight of zero, so its extent depends on the chunks.
+    // A NaN of a later position reaches earlier ones of its pass, because attention multiplies it
+    // by a weight of zero, so its extent depends on the chunks.
     if !whole.iter().chain(&chunked).all(|x| x.is_finite()) {
         return;
     }

@@ -1,5 +1,5 @@
-//! Files of results; `pellucid_models::output` writes them so that a reader never sees an incomplete
-//! one.
+//! Files of results; `pellucid_models::output` writes them so that a reader never sees an
+//! incomplete one.
 
 use crate::failure::Failure;
 use pellucid_engine::{Action, Array, Capture, CaptureDtype, Generation, Plan, SavedValue, SparseRows};

@@ -2,9 +2,9 @@
 //!
 //! It is a library because two programs run it: the binary `pellucid` (`main.rs`) and the script
 //! `pellucid` of the Python package. `args/` defines the arguments, `commands/` runs them. Results
-//! go to stdout, everything else to stderr. [`Failure`] carries a failed command's exit code, which
-//! [`main`] returns. Two places exit directly: `failure::output` (0 when stdout is a closed pipe) and `commands::lab::exit_with` (the
-//! code of a verdict).
+//! go to stdout, everything else to stderr. `Failure` carries a failed command's exit code, which
+//! [`main`] returns. Two places exit directly: `failure::output` (0 when stdout is a closed pipe)
+//! and `commands::lab::exit_with` (the code of a verdict).
 
 mod allocator;
 mod args;
