@@ -162,6 +162,26 @@ class Store:
         """A table as a `pyarrow.Table`; needs pyarrow."""
         return Table(self._core, table).to_pyarrow()
 
+    def graph(self, example: int) -> dict[str, np.ndarray]:
+        """The attribution graph of an example, with a dense adjacency matrix.
+
+        `adjacency[target, source]` is the edge between two nodes: selected features, errors, tokens,
+        targets, in this order. `features` has the layer, position and index of each selected feature,
+        `activations` their activations.
+        """
+        names = ("n_nodes", "active_features", "activation_values", "selected_features", "logit_targets")
+        edges = ("logit_probabilities", "edge_targets", "edge_sources", "edge_weights")
+        own = {name: self.examples[name][example] for name in (*names, *edges)}
+        adjacency = np.zeros((own["n_nodes"], own["n_nodes"]), dtype=np.float32)
+        adjacency[own["edge_targets"], own["edge_sources"]] = own["edge_weights"]
+        return {
+            "adjacency": adjacency,
+            "features": own["active_features"].reshape(-1, 3)[own["selected_features"]],
+            "activations": own["activation_values"][own["selected_features"]],
+            "targets": own["logit_targets"],
+            "probabilities": own["logit_probabilities"],
+        }
+
     def summary(self) -> dict[str, Any]:
         """Correct answers, mean logit difference, and the effects of all latents."""
         return json.loads(self._core.summary())

@@ -206,3 +206,14 @@ def test_a_notebook_without_a_terminal_prints_nothing(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("", "")
     assert json.loads((tmp_path / "s" / "manifest.json").read_text())["schema"] == 1
+
+
+def test_graphs_are_dense_matrices(tmp_path):
+    session = pellucid.Session(EXAMPLES / "concept.toml", output={"path": tmp_path / "s"}, dataset={"limit": 1})
+    store = session.run()
+    graph = store.graph(0)
+    n_nodes = store.examples["n_nodes"][0]
+    assert graph["adjacency"].shape == (n_nodes, n_nodes)
+    assert np.count_nonzero(graph["adjacency"]) == len(store.examples["edge_weights"][0])
+    assert graph["features"].shape == (len(graph["activations"]), 3)
+    assert graph["targets"].tolist() == [-1]

@@ -1,6 +1,7 @@
-//! Analyses built on the engine: evaluation on tasks, the logit lens, sparse autoencoders, steering
-//! vectors, and the schedule of many requests.
+//! Analyses built on the engine: attribution graphs, evaluation on tasks, the logit lens, sparse
+//! autoencoders, steering vectors, and the schedule of many requests.
 
+pub mod attribution_graph;
 pub mod eval;
 pub mod html;
 pub mod lens;

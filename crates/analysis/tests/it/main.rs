@@ -1,3 +1,4 @@
 //! Tests of the analyses against reference data.
 
+mod attribution_graph;
 mod steering;

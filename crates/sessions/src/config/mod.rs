@@ -5,8 +5,13 @@
 //! errors that appear later.
 
 mod lines;
+mod op_options;
 mod read;
 
+pub use op_options::{
+    ConceptConfig, ConceptMethod, ConceptWeight, FeatureBase, FeatureScore, FeaturesConfig, GraphConfig,
+    InterventionConfig, InterventionMode, ScoreSign,
+};
 pub use read::{ConfigSource, LoadedConfig, read_config};
 
 use schemars::JsonSchema;
@@ -33,6 +38,18 @@ pub struct SessionConfig {
     /// The chain of ops: one name, names joined by dots, or a list.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ops: Option<OpsConfig>,
+    /// Options of the ops of concepts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub concept: Option<ConceptConfig>,
+    /// Options of `model_fwd_intervention`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub intervention: Option<InterventionConfig>,
+    /// Options of the ops of attribution graphs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub graph: Option<GraphConfig>,
+    /// Options of `extract_top_features` and `feature_intervention_forward`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub features: Option<FeaturesConfig>,
     /// Checks of the model and the data before the run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub debug: Option<DebugConfig>,
@@ -164,6 +181,10 @@ pub struct DatasetConfig {
     /// Treatment of padding; `correct` by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub padding: Option<Padding>,
+    /// Length to which rows are padded, for the modes of `padding` that pad; that of the longest
+    /// prompt by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pad_to: Option<usize>,
 }
 
 /// Formats of datasets.
@@ -202,9 +223,11 @@ pub enum Padding {
     /// As if there were none: rows are never padded, positions start at 0.
     #[default]
     Correct,
-    /// Rows left-padded, the last pad kept as BOS, as HookedTransformer does.
+    /// Rows left-padded, the last pad kept as BOS, as HookedTransformer does: a row that is shorter
+    /// than the padded length starts with the pad token, if that is also the BOS token.
     HookedTransformer,
-    /// Rows left-padded, positions counted over the pads, as TransformerBridge up to 3.5 does.
+    /// Rows left-padded, pads masked, but positions counted over the pads, as TransformerBridge up
+    /// to 3.5 does.
     HfArange,
 }
 

@@ -195,6 +195,9 @@ fn resolve_paths(value: &mut Value, directory: &Path) {
     if let Some(path) = value.pointer_mut("/dataset/path") {
         join(path, false);
     }
+    if let Some(path) = value.pointer_mut("/concept/store") {
+        join(path, true);
+    }
     if let Some(path) = value.pointer_mut("/model/path") {
         join(path, true);
     }

@@ -14,8 +14,10 @@ pub struct Example {
     pub batch: usize,
     /// The prompt.
     pub prompt: String,
-    /// Its tokens.
+    /// Its tokens, after `pads` pad tokens.
     pub tokens: Vec<u32>,
+    /// Leading tokens that are padding, which no other token attends to.
+    pub pads: usize,
     /// Tokens of each label.
     pub labels: Vec<Vec<u32>>,
     /// Index of the correct label; `None` without labels.
@@ -25,7 +27,6 @@ pub struct Example {
 /// Encodes prompts and labels with a model's tokenizer.
 pub fn encode(loaded: &LoadedConfig, model: &LoadedModel, prompts: &[PromptExample]) -> Result<Vec<Example>> {
     let config = &loaded.config.dataset;
-    refuse_padding(loaded, config.padding.unwrap_or_default())?;
     let batch_size = config.batch_size.unwrap_or(2);
     if batch_size == 0 {
         return Err(loaded.error(&["dataset", "batch_size"], "`batch_size` is 0", "a batch has at least one example"));
@@ -51,9 +52,11 @@ pub fn encode(loaded: &LoadedConfig, model: &LoadedModel, prompts: &[PromptExamp
             ));
         }
         let (prompt, label) = (example.prompt.clone(), example.label);
-        Ok(Example { index, batch: index / batch_size, prompt, tokens, labels, label })
+        Ok(Example { index, batch: index / batch_size, prompt, tokens, pads: 0, labels, label })
     });
-    encoded.collect()
+    let mut examples = encoded.collect::<Result<Vec<Example>>>()?;
+    pad(loaded, tokenizer, context, &mut examples)?;
+    Ok(examples)
 }
 
 fn at(example: &PromptExample, error: Error) -> Error {
@@ -99,16 +102,41 @@ fn encode_label(tokenizer: &Tokenizer, config: &DatasetConfig, prompt: &str, lab
     }
 }
 
-/// The two modes reproduce numbers of other libraries by positions that this engine does not have.
-fn refuse_padding(loaded: &LoadedConfig, padding: Padding) -> Result<()> {
-    let name = match padding {
-        Padding::Correct => return Ok(()),
-        Padding::HookedTransformer => "hooked_transformer",
-        Padding::HfArange => "hf_arange",
+/// Adds the pad tokens of the modes that reproduce numbers of other libraries.
+fn pad(loaded: &LoadedConfig, tokenizer: &Tokenizer, context: usize, examples: &mut [Example]) -> Result<()> {
+    let config = &loaded.config.dataset;
+    let padding = config.padding.unwrap_or_default();
+    if padding == Padding::Correct {
+        return match config.pad_to {
+            None => Ok(()),
+            Some(_) => {
+                let remedy = "set `dataset.padding` to hooked_transformer or hf_arange, or leave `pad_to` out";
+                Err(loaded.error(&["dataset", "pad_to"], "rows are not padded in this mode", remedy))
+            }
+        };
+    }
+    let special = tokenizer.special();
+    let Some(pad) = special.pad else {
+        let problem = "this tokenizer has neither a pad token nor an end-of-text token";
+        return Err(loaded.error(&["dataset", "padding"], problem, "leave `dataset.padding` out"));
     };
-    Err(loaded.error(
-        &["dataset", "padding"],
-        format!("the padding mode `{name}` is not supported: the engine has no padded rows and no position offsets"),
-        "leave it out: rows are never padded, which is what TransformerLens calls correct since its PR 1610",
-    ))
+    let longest = examples.iter().map(|example| example.tokens.len()).max().unwrap_or(0);
+    let length = config.pad_to.unwrap_or(longest);
+    let answer = examples.iter().flat_map(|example| &example.labels).map(Vec::len).max().unwrap_or(1).max(1) - 1;
+    if length + answer > context {
+        let problem = format!("rows of {length} tokens do not fit the model's context of {context}");
+        return Err(loaded.error(&["dataset", "pad_to"], problem, "pad to a smaller length"));
+    }
+    for example in examples {
+        let missing = length.saturating_sub(example.tokens.len());
+        let added = match padding {
+            // All pads are masked but the last, which is taken for the BOS token.
+            Padding::HookedTransformer if special.bos == Some(pad) => missing.min(1),
+            Padding::HookedTransformer | Padding::Correct => 0,
+            Padding::HfArange => missing,
+        };
+        example.tokens.splice(0..0, std::iter::repeat_n(pad, added));
+        example.pads = if padding == Padding::HfArange { added } else { 0 };
+    }
+    Ok(())
 }

@@ -16,6 +16,8 @@ pub(super) struct AnswerRow {
     /// Index of the example in the batch.
     pub example: usize,
     pub tokens: Vec<u32>,
+    /// Leading tokens that are masked.
+    pads: usize,
     /// The answer position: the last position of the prompt.
     pub first: usize,
     /// Number of positions whose logits are read.
@@ -32,19 +34,27 @@ impl AnswerRow {
     }
 
     fn of_example(index: usize, example: &Example, answer: AnswerMode) -> Vec<AnswerRow> {
-        let first = example.tokens.len() - 1;
+        let (first, pads) = (example.tokens.len() - 1, example.pads);
         let labels = example.labels.iter().cloned().enumerate();
         if answer == AnswerMode::Sequence && !example.labels.is_empty() {
             return labels
                 .map(|(label, tokens)| {
                     let given = &tokens[..tokens.len() - 1];
                     let row = example.tokens.iter().chain(given).copied().collect();
-                    AnswerRow { example: index, tokens: row, first, count: tokens.len(), labels: vec![(label, tokens)] }
+                    let (count, labels) = (tokens.len(), vec![(label, tokens)]);
+                    AnswerRow { example: index, tokens: row, pads, first, count, labels }
                 })
                 .collect();
         }
         let tokens = example.tokens.clone();
-        vec![AnswerRow { example: index, tokens, first, count: 1, labels: labels.collect() }]
+        vec![AnswerRow { example: index, tokens, pads, first, count: 1, labels: labels.collect() }]
+    }
+
+    /// A tap that masks its pads, as row `row` of a run; `None` if it has none.
+    pub fn mask_pads(&self, row: usize) -> Option<Tap> {
+        let pads = self.pads as i64;
+        let mask = || Tap::set("layers.*.attn_scores").with(f32::NEG_INFINITY).rows([row]).positions(pads..);
+        (pads > 0).then(|| mask().keys(0..pads))
     }
 
     /// Positions whose logits are read.
@@ -135,7 +145,7 @@ mod tests {
     use super::*;
 
     fn example(labels: Vec<Vec<u32>>, label: usize) -> Example {
-        Example { index: 0, batch: 0, prompt: String::new(), tokens: vec![5, 6], labels, label: Some(label) }
+        Example { index: 0, batch: 0, prompt: String::new(), tokens: vec![5, 6], pads: 0, labels, label: Some(label) }
     }
 
     #[test]

@@ -1,8 +1,11 @@
 //! The batch that ops work on: its examples, its tables, and arrays that stay in memory.
 
-use crate::config::AnswerMode;
+use super::concept::Concept;
+use super::extract_top_features::ScoredFeature;
+use crate::config::{AnswerMode, SessionConfig};
 use crate::dataset::Example;
 use crate::table::{Column, Table};
+use pellucid_analysis::attribution_graph::AttributionGraph;
 use pellucid_engine::{Base, Interrupt, RunOptions, SaePart, Site, Splice};
 use pellucid_models::{Error, LoadedModel, Result};
 
@@ -39,6 +42,10 @@ pub struct OpContext<'a> {
     pub examples: &'a [Example],
     /// How labels are scored.
     pub answer: AnswerMode,
+    /// The session, with the options of ops.
+    pub options: &'a SessionConfig,
+    /// The concept, if the chain has `concept_direction`.
+    pub concept: Option<&'a Concept>,
     /// Whether a later op of the chain branches from the spliced runs.
     pub keeps_bases: bool,
     /// Ends a run early.
@@ -51,6 +58,11 @@ impl OpContext<'_> {
         RunOptions { interrupt: self.interrupt.clone(), ..RunOptions::default() }
     }
 
+    /// The concept of the session.
+    pub(super) fn concept(&self) -> Result<&Concept> {
+        self.concept.ok_or_else(|| absent("concept_direction"))
+    }
+
     /// Index of the correct label of each example.
     pub(super) fn labels(&self) -> Result<Vec<usize>> {
         let label = |example: &Example| {
@@ -60,6 +72,17 @@ impl OpContext<'_> {
         };
         self.examples.iter().map(label).collect()
     }
+}
+
+/// Which columns of a store come from the dataset.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DatasetColumns {
+    /// The prompts as text.
+    pub prompts: bool,
+    /// The labels.
+    pub labels: bool,
+    /// The number of pads, with `dataset.padding = "hf_arange"`.
+    pub pads: bool,
 }
 
 /// A batch of examples with the fields that ops have added.
@@ -83,21 +106,28 @@ pub(super) struct Memory {
     pub bases: Vec<Base>,
     /// Gradients of the sum of logit differences, in the form of `cache`.
     pub grad_cache: Vec<Vec<Vec<f32>>>,
+    /// The attribution graph of each example.
+    pub graphs: Vec<AttributionGraph>,
+    /// The features of each graph that `extract_top_features` chose.
+    pub top_features: Vec<Vec<ScoredFeature>>,
 }
 
 impl AnalysisBatch {
     /// Starts a batch with the columns that identify its examples.
-    pub(crate) fn new(examples: &[Example], with_prompts: bool) -> Result<AnalysisBatch> {
+    pub(crate) fn new(examples: &[Example], columns: DatasetColumns) -> Result<AnalysisBatch> {
         let mut batch = AnalysisBatch::default();
         let integers = |of: fn(&Example) -> usize| Column::Int64(examples.iter().map(|e| of(e) as i64).collect());
         batch.set_example("example", integers(|example| example.index))?;
         batch.set_example("batch", integers(|example| example.batch))?;
-        if with_prompts {
+        if columns.prompts {
             let prompts = examples.iter().map(|example| example.prompt.clone()).collect();
             batch.set_example("prompts", Column::Text(prompts))?;
         }
         let tokens = |example: &Example| example.tokens.iter().map(|&token| i64::from(token)).collect();
         batch.set_example("tokens", Column::Int64List(examples.iter().map(tokens).collect()))?;
+        if columns.pads {
+            batch.set_example("pads", integers(|example| example.pads))?;
+        }
         // The labels are part of the record, so that a store can be replayed without its dataset.
         if let Some(labels) = examples.iter().map(|example| example.label).collect::<Option<Vec<usize>>>() {
             batch.set_example("label", Column::Int64(labels.into_iter().map(|label| label as i64).collect()))?;
@@ -143,6 +173,6 @@ fn wrong_rows(problem: &str) -> Error {
 }
 
 /// The composition is checked before a run, so this is a fault of an op.
-fn absent(name: &str) -> Error {
+pub(super) fn absent(name: &str) -> Error {
     Error::from(pellucid_engine::Error::Internal(format!("the batch has no `{name}`")))
 }

@@ -1,5 +1,6 @@
 //! Chains of ops: names to ops, and the check that every input is produced by an earlier op.
 
+use super::batch::DatasetColumns;
 use super::spec::{Field, Op, Place};
 use super::{COMPOSITES, Registry, normalize};
 use crate::table::DataType;
@@ -57,6 +58,11 @@ impl Chain {
         })
     }
 
+    /// Whether an op of this name is in the chain.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.ops.iter().any(|op| op.spec().name == name)
+    }
+
     /// Checks that every op has its inputs: from the dataset, or from an earlier op.
     pub fn check(&self, has_labels: bool, saes: usize, registry: &Registry) -> Result<()> {
         let mut known: Vec<String> = ["input", "prompts", "tokens", "example", "batch"].map(String::from).to_vec();
@@ -81,7 +87,7 @@ impl Chain {
     }
 
     /// The columns that the chain stores, with the op that writes each.
-    pub fn columns(&self, with_prompts: bool, with_labels: bool) -> Vec<ColumnOrigin> {
+    pub fn columns(&self, of_dataset: DatasetColumns) -> Vec<ColumnOrigin> {
         let own = |table: &str, name: &str, dtype| ColumnOrigin {
             table: table.into(),
             name: name.into(),
@@ -89,9 +95,10 @@ impl Chain {
             op: "dataset".into(),
         };
         let mut columns = vec![own("examples", "example", DataType::Int64), own("examples", "batch", DataType::Int64)];
-        columns.extend(with_prompts.then(|| own("examples", "prompts", DataType::Text)));
+        columns.extend(of_dataset.prompts.then(|| own("examples", "prompts", DataType::Text)));
         columns.push(own("examples", "tokens", DataType::Int64List));
-        if with_labels {
+        columns.extend(of_dataset.pads.then(|| own("examples", "pads", DataType::Int64)));
+        if of_dataset.labels {
             columns.push(own("examples", "label", DataType::Int64));
             columns.push(own("examples", "label_tokens", DataType::Int64List));
             columns.push(own("examples", "label_lengths", DataType::Int64List));
@@ -204,7 +211,8 @@ mod tests {
 
     #[test]
     fn columns_name_the_op_that_writes_them_last() {
-        let columns = parse("logit_diffs_base").expect("a chain").columns(true, true);
+        let columns = parse("logit_diffs_base").expect("a chain");
+        let columns = columns.columns(DatasetColumns { prompts: true, labels: true, pads: false });
         let origin = |name: &str| columns.iter().find(|column| column.name == name).map(|column| column.op.as_str());
         assert_eq!(origin("answer_logits"), Some("logit_diffs"));
         assert_eq!(origin("answer_indices"), Some("model_fwd"));

@@ -3,12 +3,24 @@
 use super::answers::AnswerRow;
 use super::batch::{AnalysisBatch, OpContext};
 use crate::table::Column;
-use pellucid_engine::{Action, Capture, Plan, Tap};
+use pellucid_engine::{Action, Base, Capture, Plan, Tap};
 use pellucid_models::Result;
 
 /// Taps that put every autoencoder's reconstruction in the place of its activation.
 pub(super) fn splices(context: &OpContext<'_>) -> Plan {
     Plan::of(context.hooks.iter().map(|hook| Tap::new(hook.name(), Action::Splice(hook.splice))))
+}
+
+/// Taps that mask the pads of each row.
+pub(super) fn mask_pads(rows: &[AnswerRow]) -> impl Iterator<Item = Tap> {
+    rows.iter().enumerate().filter_map(|(index, row)| row.mask_pads(index))
+}
+
+/// Runs a row with autoencoders spliced in, and keeps the run for branches.
+pub(super) fn spliced_base(context: &OpContext<'_>, row: &AnswerRow) -> Result<Base> {
+    let mut plan = splices(context);
+    plan.taps.extend(row.mask_pads(0));
+    Ok(context.model.model.base_with(&row.tokens, &plan, context.interrupt.clone())?)
 }
 
 /// Taps that capture the latents of every autoencoder at the answer position of each example's
@@ -34,6 +46,7 @@ pub(super) fn first_rows(rows: &[AnswerRow]) -> impl Iterator<Item = (usize, &An
 pub(super) fn forward(context: &OpContext<'_>, batch: &mut AnalysisBatch, splice: bool, cache: bool) -> Result<()> {
     let rows = AnswerRow::of_batch(context);
     let mut plan = if splice { splices(context) } else { Plan::default() };
+    plan.taps.extend(mask_pads(&rows));
     plan.taps.extend(rows.iter().enumerate().map(|(index, row)| row.capture_logits(index)));
     if cache {
         plan.taps.extend(capture_latents(context, &rows));
@@ -51,11 +64,11 @@ pub(super) fn forward(context: &OpContext<'_>, batch: &mut AnalysisBatch, splice
 /// Runs the rows of a batch with autoencoders spliced in, and keeps each run for branches. Logits
 /// and latents come from a branch that changes nothing: it computes one token, with the run's bits.
 pub(super) fn forward_with_bases(context: &OpContext<'_>, batch: &mut AnalysisBatch) -> Result<()> {
-    let (rows, spliced) = (AnswerRow::of_batch(context), splices(context));
+    let rows = AnswerRow::of_batch(context);
     let (mut logits, mut latents) = (Vec::with_capacity(rows.len()), Vec::new());
     batch.memory.bases.clear();
     for row in &rows {
-        let base = context.model.model.base_with(&row.tokens, &spliced, context.interrupt.clone())?;
+        let base = spliced_base(context, row)?;
         let at = |tap: Tap| tap.positions(row.first as i64);
         let mut plan = Plan::of(context.hooks.iter().map(|hook| at(Tap::scale(hook.acts(), 1.0))));
         plan.taps.push(row.capture_logits(0));

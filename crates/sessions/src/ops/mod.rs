@@ -12,19 +12,31 @@ mod alive;
 mod answers;
 mod batch;
 mod compose;
+mod compute_attribution_graph;
+mod concept;
+mod concept_direction;
 mod estimate;
+mod extract_concept_latent_examples;
+mod extract_concept_latent_state;
+mod extract_top_features;
+mod feature_intervention_forward;
 mod forward;
 mod get_answer_indices;
+mod graph_node_influence;
+mod graph_prune;
 mod labels_to_ids;
 mod latent_correct_acts;
 mod logit_diffs;
 mod model_ablation;
 mod model_fwd;
+mod model_fwd_intervention;
 mod model_gradient;
 mod spec;
 
-pub use batch::{AnalysisBatch, Hook, OpContext};
+pub use batch::{AnalysisBatch, DatasetColumns, Hook, OpContext};
 pub use compose::{Chain, ColumnOrigin};
+pub use concept::Concept;
+pub(crate) use concept_direction::NAME as CONCEPT_DIRECTION;
 pub use estimate::{Estimate, estimate};
 pub use spec::{Field, Needs, Op, OpSpec, Place};
 
@@ -32,7 +44,7 @@ use spec::BuiltinOp;
 use std::sync::Arc;
 
 /// The ops that come along, in the order of the documentation.
-static BUILTIN: [&BuiltinOp; 13] = [
+static BUILTIN: [&BuiltinOp; 22] = [
     &labels_to_ids::OP,
     &get_answer_indices::OP,
     &model_fwd::PLAIN,
@@ -46,6 +58,15 @@ static BUILTIN: [&BuiltinOp; 13] = [
     &model_gradient::ATTRIBUTION,
     &model_ablation::ABLATION,
     &model_ablation::ATTRIBUTION,
+    &extract_concept_latent_state::OP,
+    &extract_concept_latent_examples::OP,
+    &concept_direction::OP,
+    &model_fwd_intervention::OP,
+    &compute_attribution_graph::OP,
+    &graph_node_influence::OP,
+    &graph_prune::OP,
+    &extract_top_features::OP,
+    &feature_intervention_forward::OP,
 ];
 
 /// A name for a chain of ops.
@@ -76,6 +97,16 @@ pub const COMPOSITES: &[Composite] = &[
         name: "logit_diffs_attr_ablation",
         aliases: &[],
         chain: "labels_to_ids.model_fwd_w_cache_latent_models.logit_diffs_cache.model_ablation.ablation_attribution",
+    },
+    Composite {
+        name: "attribution_from_concept",
+        aliases: &[],
+        chain: "concept_direction.compute_attribution_graph.graph_node_influence.extract_top_features",
+    },
+    Composite {
+        name: "intervention_from_concept",
+        aliases: &[],
+        chain: "attribution_from_concept.feature_intervention_forward",
     },
 ];
 

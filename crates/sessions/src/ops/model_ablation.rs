@@ -7,7 +7,7 @@
 
 use super::answers::{AnswerRow, Scores};
 use super::batch::{AnalysisBatch, OpContext};
-use super::forward::splices;
+use super::forward::spliced_base;
 use super::spec::{BuiltinOp, Field, Needs, OpSpec};
 use crate::table::{Column, DataType};
 use pellucid_engine::{Base, Plan, Tap};
@@ -62,9 +62,7 @@ fn run_ablation(context: &OpContext<'_>, batch: &mut AnalysisBatch) -> Result<()
     let (rows, ablations) = (AnswerRow::of_batch(context), batch.latent_rows(context)?);
     let mut bases = std::mem::take(&mut batch.memory.bases);
     if bases.len() != rows.len() {
-        let spliced = splices(context);
-        let base = |row: &AnswerRow| context.model.model.base_with(&row.tokens, &spliced, context.interrupt.clone());
-        bases = rows.iter().map(base).collect::<pellucid_engine::Result<_>>()?;
+        bases = rows.iter().map(|row| spliced_base(context, row)).collect::<Result<_>>()?;
     }
     let (mut scores, mut start) = (Vec::with_capacity(ablations.len()), 0);
     for (index, example) in context.examples.iter().enumerate() {

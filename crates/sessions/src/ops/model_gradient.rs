@@ -3,7 +3,7 @@
 use super::alive::store_alive;
 use super::answers::AnswerRow;
 use super::batch::{AnalysisBatch, OpContext};
-use super::forward::{by_hook, capture_latents, first_rows, splices, store_logits};
+use super::forward::{by_hook, capture_latents, first_rows, mask_pads, splices, store_logits};
 use super::latent_correct_acts::store_correct_acts;
 use super::logit_diffs::store_scores;
 use super::spec::{BuiltinOp, Field, Needs, OpSpec};
@@ -63,6 +63,7 @@ pub(super) static ATTRIBUTION: BuiltinOp = BuiltinOp {
 fn run_gradient(context: &OpContext<'_>, batch: &mut AnalysisBatch) -> Result<()> {
     let (rows, labels) = (AnswerRow::of_batch(context), context.labels()?);
     let mut plan = splices(context);
+    plan.taps.extend(mask_pads(&rows));
     let own = plan.taps.len();
     plan.taps.extend(rows.iter().enumerate().map(|(index, row)| row.capture_logits(index)));
     plan.taps.extend(capture_latents(context, &rows));

@@ -43,6 +43,8 @@ impl Session {
             hooks: &self.parts.hooks,
             examples,
             answer,
+            options: &self.config.config,
+            concept: self.concept.as_ref(),
             keeps_bases: false,
             interrupt: None,
         };
@@ -63,7 +65,7 @@ impl Session {
             model: self.parts.model.name.clone(),
             saes: hooks.iter().map(|hook| (hook.name(), hook.n_latents)).collect(),
             ops: self.chain.name(),
-            columns: self.chain.columns(self.stores_prompts(), self.examples.iter().any(|e| !e.labels.is_empty())),
+            columns: self.chain.columns(self.dataset_columns()),
             examples: self.examples.len(),
             tokens: [all, tokens.max().unwrap_or(0)],
             parts: self.part_examples().count(),

@@ -9,9 +9,9 @@ use pellucid_engine::Splice;
 use pellucid_kernels::attention::KvFormat;
 use pellucid_kernels::{DType, Pool};
 use pellucid_models::attach::{AttachOptions, SaeCheck};
-use pellucid_models::sae::read_named_sae;
+use pellucid_models::sae::{read_layers, read_named_sae};
 use pellucid_models::{Error, LoadOptions, LoadedModel, Result, Storage, locate};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
 
@@ -67,11 +67,12 @@ pub(super) fn load_model(config: &LoadedConfig, observer: &mut Observer<'_>) -> 
     model.warnings.iter().for_each(|warning| observer(Event::Note(format!("warning: {warning}"))));
     let (mut hooks, mut saes, mut files) = (Vec::new(), Vec::new(), Vec::new());
     for sae in &config.config.saes {
-        let (hook, record, own) =
-            attach(&mut model, sae, observer).map_err(|error| at(config, &["saes", "path"], error))?;
-        hooks.push(hook);
-        saes.push(record);
-        files.push(own);
+        let attached = attach(&mut model, sae, observer).map_err(|error| at(config, &["saes", "path"], error))?;
+        for (hook, record, own) in attached {
+            hooks.push(hook);
+            saes.push(record);
+            files.push(own);
+        }
     }
     let adapters = settings.adapters.clone();
     let hashes = std::thread::spawn(move || {
@@ -104,35 +105,49 @@ fn load_options(config: &ModelConfig) -> LoadOptions {
     LoadOptions { storage, pool, kv, assume: config.assume.clone(), adapters: config.adapters.clone() }
 }
 
-/// Attaches an autoencoder; also returns its weight files.
+/// Attaches an autoencoder, or all layers of a cross-layer transcoder; also returns the weight files
+/// of each.
 fn attach(
     model: &mut LoadedModel,
     config: &SaeConfig,
     observer: &mut Observer<'_>,
-) -> Result<(Hook, SaeRecord, Vec<PathBuf>)> {
+) -> Result<Vec<(Hook, SaeRecord, Vec<PathBuf>)>> {
     if config.path.is_empty() {
         return Err(Error::usage("an SAE has no `path`", "give its directory or file, or `builtin`"));
     }
-    let sae = read_named_sae(&config.path)?;
-    let check = model.attach_sae(&sae, &AttachOptions { site: config.site.clone(), unchecked: config.unchecked })?;
-    let Some(attached) = model.model.saes().last() else {
-        return Err(Error::from(pellucid_engine::Error::Internal("the SAE is not attached".into())));
+    let options = AttachOptions { site: config.site.clone(), unchecked: config.unchecked };
+    let before = model.model.saes().len();
+    let (layers, checks) = match read_layers(Path::new(&config.path))? {
+        Some(layers) => {
+            let checks = model.attach_cross_layer(&layers, &options)?;
+            (layers, checks)
+        }
+        None => {
+            let sae = read_named_sae(&config.path)?;
+            let check = model.attach_sae(&sae, &options)?;
+            (vec![sae], check.into_iter().collect())
+        }
     };
-    let (site, n_latents) = (attached.write, attached.sae.n_features());
-    let quality = check.as_ref().map_or("not tested".into(), describe);
-    observer(Event::Note(format!("{}: {n_latents} latents at {site}, {quality}", config.path)));
-    if let Some(warning) = check.and_then(|check| check.warning()) {
-        observer(Event::Note(format!("warning: {warning}")));
-    }
     let splice = if config.error_term { Splice::ReconAndError } else { Splice::Recon };
-    let record = SaeRecord {
-        path: config.path.clone(),
-        site: site.to_string(),
-        n_latents,
-        error_term: config.error_term,
-        fingerprint: String::new(),
-    };
-    Ok((Hook { site, n_latents, splice }, record, sae.info.files.clone()))
+    let mut attached = Vec::with_capacity(layers.len());
+    for (index, (own, layer)) in model.model.saes()[before..].iter().zip(&layers).enumerate() {
+        let (site, n_latents) = (own.write, own.sae.n_features());
+        let check: Option<&SaeCheck> = checks.get(index);
+        let quality = check.map_or("not tested".into(), describe);
+        observer(Event::Note(format!("{}: {n_latents} latents at {site}, {quality}", config.path)));
+        if let Some(warning) = check.and_then(SaeCheck::warning) {
+            observer(Event::Note(format!("warning: {warning}")));
+        }
+        let record = SaeRecord {
+            path: config.path.clone(),
+            site: site.to_string(),
+            n_latents,
+            error_term: config.error_term,
+            fingerprint: String::new(),
+        };
+        attached.push((Hook { site, n_latents, splice }, record, layer.info.files.clone()));
+    }
+    Ok(attached)
 }
 
 fn describe(check: &SaeCheck) -> String {

@@ -39,6 +39,13 @@ impl Session {
             common.add(op.spec().name.as_ref()).add(op.spec().version.as_ref());
         }
         common.add(format!("{:?} {}", config.dataset.answer.unwrap_or_default(), self.stores_prompts()));
+        let options = (&config.concept, &config.intervention, &config.graph, &config.features);
+        if options != (&None, &None, &None, &None) {
+            common.add(serde_json::to_string(&options).unwrap_or_default());
+        }
+        if let Some(concept) = &self.concept {
+            common.add(&concept.fingerprint);
+        }
         let common = common.finish();
         let key = |examples: &[Example]| {
             let mut hasher = Hasher::default();
@@ -59,6 +66,9 @@ impl Session {
     fn add_example(&self, hasher: &mut Hasher, example: &Example) {
         let bytes = |tokens: &[u32]| tokens.iter().flat_map(|token| token.to_le_bytes()).collect::<Vec<u8>>();
         hasher.add(example.index.to_le_bytes()).add(example.batch.to_le_bytes()).add(bytes(&example.tokens));
+        if example.pads > 0 {
+            hasher.add(format!("{} pads", example.pads));
+        }
         if self.stores_prompts() {
             hasher.add(&example.prompt);
         }

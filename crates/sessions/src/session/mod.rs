@@ -16,10 +16,10 @@ pub use check::CheckReport;
 pub use replay::{ReplayDifference, ReplayReport, replay};
 pub use run::{Outcome, RunOptions};
 
-use crate::config::{ConfigSource, LoadedConfig, read_config};
+use crate::config::{ConfigSource, LoadedConfig, Padding, read_config};
 use crate::dataset::{Example, encode, read_dataset};
 use crate::debug::{DebugReport, debug};
-use crate::ops::{Chain, Hook, Registry};
+use crate::ops::{CONCEPT_DIRECTION, Chain, Concept, DatasetColumns, Hook, Registry};
 use crate::phases::PhaseClock;
 use init::{ModelParts, load_model};
 use pellucid_engine::Interrupt;
@@ -47,6 +47,7 @@ pub struct Session {
     parts: ModelParts,
     examples: Vec<Example>,
     starts_with_bos: bool,
+    concept: Option<Concept>,
     output: PathBuf,
     debug: Option<DebugReport>,
     clock: PhaseClock,
@@ -76,15 +77,19 @@ impl Session {
         observer(Event::Phase("prepare"));
         let prompts = clock.measure("prepare", || read_dataset(&config))?;
         observer(Event::Phase("setup"));
-        let examples = clock.measure("setup", || encode(&config, &parts.model, &prompts))?;
+        let (examples, concept) = clock.measure("setup", || {
+            let examples = encode(&config, &parts.model, &prompts)?;
+            Ok::<_, Error>((examples, concept_of(&config, &chain, &parts)?))
+        })?;
         let mut debugged = None;
         if let Some(settings) = &config.config.debug {
             observer(Event::Phase("debug"));
             debugged = Some(clock.measure("debug", || debug(&parts.model, &examples, settings, interrupt))?);
         }
         let bos = parts.model.tokenizer()?.special().bos;
-        let starts_with_bos = bos.is_some() && examples.iter().all(|example| example.tokens.first().copied() == bos);
-        Ok(Session { config, chain, parts, examples, starts_with_bos, output, debug: debugged, clock })
+        let first = |example: &Example| example.tokens.get(example.pads).copied();
+        let starts_with_bos = bos.is_some() && examples.iter().all(|example| first(example) == bos);
+        Ok(Session { config, chain, parts, examples, starts_with_bos, concept, output, debug: debugged, clock })
     }
 
     /// The merged configuration.
@@ -119,6 +124,23 @@ impl Session {
 
     fn stores_prompts(&self) -> bool {
         self.config.config.output.prompts.unwrap_or(true)
+    }
+
+    /// The columns of the store that come from the dataset.
+    fn dataset_columns(&self) -> DatasetColumns {
+        DatasetColumns {
+            prompts: self.stores_prompts(),
+            labels: self.examples.iter().any(|example| !example.labels.is_empty()),
+            pads: self.config.config.dataset.padding == Some(Padding::HfArange),
+        }
+    }
+}
+
+/// The concept of a session whose chain needs one.
+fn concept_of(config: &LoadedConfig, chain: &Chain, parts: &ModelParts) -> Result<Option<Concept>> {
+    match chain.has(CONCEPT_DIRECTION) {
+        true => Concept::resolve(config, &parts.model).map(Some),
+        false => Ok(None),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Repeats a stored session from its recorded tokens and compares every bit.
 
 use super::init::load_model;
-use super::{Event, Observer, Session, check_chain};
+use super::{Event, Observer, Session, check_chain, concept_of};
 use crate::config::{ConfigSource, OpsConfig, read_config};
 use crate::dataset::Example;
 use crate::ops::Registry;
@@ -57,7 +57,8 @@ pub fn replay(
     let (debug, clock, output) = (None, PhaseClock::default(), store.path().to_path_buf());
     let examples = recorded_examples(store)?;
     let starts_with_bos = manifest.dataset.starts_with_bos;
-    let session = Session { config, chain, parts, examples, starts_with_bos, output, debug, clock };
+    let concept = concept_of(&config, &chain, &parts)?;
+    let session = Session { config, chain, parts, examples, starts_with_bos, concept, output, debug, clock };
     let changes = session.changes(store)?;
     observer(Event::Phase("run"));
     let mut report =
@@ -135,6 +136,7 @@ fn recorded_examples(store: &Store) -> Result<Vec<Example>> {
         }
     };
     let (indices, batches, tokens) = (integers("example")?, integers("batch")?, lists("tokens")?);
+    let pads = if store.has("examples", "pads") { integers("pads")? } else { vec![0; indices.len()] };
     let has_labels = store.has("examples", "label");
     let (labels, label_tokens, lengths) = match has_labels {
         true => (integers("label")?, lists("label_tokens")?, lists("label_lengths")?),
@@ -158,12 +160,14 @@ fn recorded_examples(store: &Store) -> Result<Vec<Example>> {
             true => Some(usize::try_from(*labels.get(row)?).ok().filter(|&label| label < own.len())?),
             false => None,
         };
-        let is_complete = !tokens.get(row)?.is_empty() && own.iter().all(|label| !label.is_empty());
+        let pads = usize::try_from(*pads.get(row)?).ok()?;
+        let is_complete = tokens.get(row)?.len() > pads && own.iter().all(|label| !label.is_empty());
         is_complete.then_some(Example {
             index: usize::try_from(indices[row]).ok()?,
             batch: usize::try_from(*batches.get(row)?).ok()?,
             prompt: prompts.get(row)?.clone(),
             tokens: ids(tokens.get(row)?),
+            pads,
             labels: own,
             label,
         })

@@ -110,10 +110,12 @@ impl Session {
             hooks: &self.parts.hooks,
             examples,
             answer: self.config.config.dataset.answer.unwrap_or_default(),
-            keeps_bases: self.chain.ops().iter().any(|op| op.spec().name == "model_ablation"),
+            options: &self.config.config,
+            concept: self.concept.as_ref(),
+            keeps_bases: self.chain.has("model_ablation"),
             interrupt,
         };
-        let mut batch = AnalysisBatch::new(examples, self.stores_prompts())?;
+        let mut batch = AnalysisBatch::new(examples, self.dataset_columns())?;
         for op in self.chain.ops() {
             op.run(&context, &mut batch).map_err(|error| in_op(&op.spec().name, error))?;
         }
@@ -146,17 +148,13 @@ impl Session {
                 starts_with_bos: self.starts_with_bos,
             },
             ops: self.chain.ops().iter().map(op).collect(),
-            columns: self.chain.columns(self.stores_prompts(), self.has_labels()),
+            columns: self.chain.columns(self.dataset_columns()),
             content_hash: content_hash(&parts),
             parts,
             phases: Vec::new(),
             debug: self.debug.clone(),
             config: config.clone(),
         })
-    }
-
-    fn has_labels(&self) -> bool {
-        self.examples.iter().any(|example| !example.labels.is_empty())
     }
 }
 

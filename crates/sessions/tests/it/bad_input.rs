@@ -146,14 +146,6 @@ fn autoencoders_and_models_that_do_not_fit_are_named_with_their_line() {
 }
 
 #[test]
-fn modes_that_the_engine_lacks_are_refused_by_name() {
-    for mode in ["hooked_transformer", "hf_arange"] {
-        let (problem, remedy) = refused("base.toml", json!({"dataset": {"padding": mode}}));
-        assert!(problem.contains(mode) && remedy.contains("never padded"), "{problem} {remedy}");
-    }
-}
-
-#[test]
 fn datasets_of_every_format_give_the_same_examples() {
     let directory = tempfile::tempdir().expect("a directory");
     let jsonl = "{\"text\": \"Tom, \\\"ran\\\".\", \"y\": 0}\n{\"text\": \"Lily ran.\", \"y\": 1}\n";
