@@ -16,7 +16,8 @@ fn number(value: &Value) -> Option<f32> {
     match value.get("__float__").and_then(Value::as_str) {
         Some("Infinity") => Some(f32::INFINITY),
         Some("-Infinity") => Some(f32::NEG_INFINITY),
-        _ => value.as_f64().map(|x| x as f32),
+        // A number that is infinite as f32 is out of range, not infinity.
+        _ => value.as_f64().map(|x| x as f32).filter(|x| x.is_finite()),
     }
 }
 
@@ -128,7 +129,9 @@ impl Config {
 
     /// Returns a float that may be absent or null.
     pub fn number_maybe(&self, key: &str) -> Result<Option<f32>> {
-        self.get(key).map(|value| number(value).ok_or_else(|| self.bad(key, "is not a number"))).transpose()
+        self.get(key)
+            .map(|value| number(value).ok_or_else(|| self.bad(key, "is not a number in the range of f32")))
+            .transpose()
     }
 
     /// Returns a float, or its default.

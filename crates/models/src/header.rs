@@ -3,7 +3,6 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
@@ -11,7 +10,7 @@ use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
 
 use crate::checkpoint::StoredType;
-use crate::listing::LFS_POINTER;
+use crate::files::{LFS_POINTER, open_regular};
 
 /// Limit of the reference implementation.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
@@ -29,7 +28,7 @@ pub(crate) type Fault = String;
 /// Calls `visit` for every tensor of a file, in the order of the header.
 pub(crate) fn scan(path: &Path, visit: &mut dyn FnMut(&HeaderEntry<'_>)) -> Result<(), Fault> {
     let message = |error: std::io::Error| error.to_string();
-    let mut file = File::open(path).map_err(message)?;
+    let mut file = open_regular(path).map_err(|error| error.to_string())?;
     // One read fetches the length and, if it is small, the whole header.
     let mut start = [0; 8192];
     let mut read = 0;

@@ -1,22 +1,13 @@
 //! A directory listing that is read once, and size-limited reads of its files.
 
-use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
 use serde_json::Value;
 
+use crate::files::{FETCH_LFS, LFS_POINTER, open_regular, read_settings, too_long};
 use crate::{Error, Result, json};
-
-/// Start of a Git LFS pointer, which stands in for a file that was not fetched.
-pub(crate) const LFS_POINTER: &[u8] = b"version https://git-lfs";
-
-/// Remedy for a Git LFS pointer.
-pub(crate) const FETCH_LFS: &str = "run `git lfs pull` in the model's directory";
-
-/// Size limit of JSON files. The largest that are needed, tokenizers, have a few megabytes.
-const MAX_JSON_BYTES: u64 = 32 << 20;
 
 /// Listing stops after this many entries; no model has as many files.
 const MAX_ENTRIES: usize = 100_000;
@@ -128,11 +119,6 @@ impl Listing {
         })
     }
 
-    /// Reads a file of at most `limit` bytes; `None` if it does not exist.
-    pub(crate) fn contents(&self, file: &str, limit: u64) -> Result<Option<Vec<u8>>> {
-        if self.has(file) { read_limited(&self.dir.join(file), limit).map(Some) } else { Ok(None) }
-    }
-
     /// Memory-maps a file of at most `limit` bytes; `None` if it does not exist.
     pub(crate) fn map_file(&self, file: &str, limit: u64) -> Result<Option<Mmap>> {
         let path = self.dir.join(file);
@@ -142,7 +128,7 @@ impl Listing {
             (true, size) if size > limit => return Err(too_long(path, size, limit)),
             _ => {}
         }
-        let opened = File::open(&path).map_err(Error::io(&path))?;
+        let opened = open_regular(&path)?;
         // SAFETY: the map is read-only. If another process truncates the file while it is mapped,
         // reading it raises SIGBUS; this cannot be ruled out for mapped files.
         let map = unsafe { Mmap::map(&opened) }.map_err(Error::io(&path))?;
@@ -154,7 +140,7 @@ impl Listing {
 
     /// Reads a JSON file as bytes; `None` if it does not exist.
     pub(crate) fn settings(&self, file: &str) -> Result<Option<Vec<u8>>> {
-        self.contents(file, MAX_JSON_BYTES)
+        if self.has(file) { read_settings(&self.dir.join(file)).map(Some) } else { Ok(None) }
     }
 
     /// Reads a JSON object; `None` if the file does not exist.
@@ -164,34 +150,4 @@ impl Listing {
         let value = json::parse(&bytes, &path)?;
         if value.is_object() { Ok(Some(value)) } else { Err(json::not_an_object(&path)) }
     }
-}
-
-/// Reads a JSON file of settings as bytes.
-pub(crate) fn read_settings(path: &Path) -> Result<Vec<u8>> {
-    read_limited(path, MAX_JSON_BYTES)
-}
-
-/// Reads a file of at most `limit` bytes.
-fn read_limited(path: &Path, limit: u64) -> Result<Vec<u8>> {
-    let bytes = first_bytes(path, limit + 1).map_err(Error::io(path))?;
-    if bytes.len() as u64 > limit {
-        let size = std::fs::metadata(path).map_or(0, |metadata| metadata.len());
-        return Err(too_long(path.to_owned(), size, limit));
-    }
-    if bytes.starts_with(LFS_POINTER) {
-        return Err(Error::invalid(path, "this is a Git LFS pointer, not the file itself", FETCH_LFS));
-    }
-    Ok(bytes)
-}
-
-fn too_long(path: PathBuf, size: u64, limit: u64) -> Error {
-    let problem = format!("the file has {size} bytes; the limit for such files is {limit}");
-    Error::invalid(path, problem, "download the file again")
-}
-
-/// Reads the first `limit` bytes of a file.
-pub(crate) fn first_bytes(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::with_capacity(limit.min(4096) as usize);
-    File::open(path)?.take(limit).read_to_end(&mut bytes)?;
-    Ok(bytes)
 }

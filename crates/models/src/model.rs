@@ -121,10 +121,8 @@ impl LoadedModel {
 
     /// Encodes a conversation with the chat template and its options, and locates its messages.
     pub fn chat_prompt(&self, conversation: &Conversation) -> Result<ChatPrompt> {
-        let own = match &conversation.options.template {
-            Some(source) => Some(ChatTemplate::new(source, Path::new("chat_template"))?),
-            None => None,
-        };
+        let own = conversation.options.template.as_ref();
+        let own = own.map(|source| ChatTemplate::new(source, Path::new("chat_template")));
         let template = own.as_ref().or(self.chat.as_ref());
         let template =
             template.ok_or_else(|| Error::usage(format!("{} has no chat template", self.name), Remedy::DropChat))?;

@@ -4,35 +4,39 @@
 //! ([`Tokenizer::token_text`]), decoding of bytes that arrive in pieces (`partial_character`), the
 //! token of a string
 //! ([`Tokenizer::find`]), the special tokens, which Hugging Face spreads over five files
-//! (`special`), and the conversion of older tokenizer files (`convert`).
+//! (`special`), limits on what a file can make of a text (`stages`), and the conversion of older
+//! tokenizer files (`convert`).
 
 mod convert;
+pub(crate) mod merges;
 mod partial_character;
 pub(crate) mod special;
+pub(crate) mod stages;
 #[cfg(test)]
 pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
 
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use serde::de::IgnoredAny;
 use tokenizers::{DecoderWrapper, Model as _};
 
-use crate::checkpoint::{LFS_POINTER, LFS_REMEDY};
+use crate::files::{FETCH_LFS, LFS_POINTER, MAX_SETTINGS_BYTES, MAX_VOCABULARY_BYTES, read_small_if_exists};
+use crate::quiet::catch_quietly;
 use crate::{Error, Result};
 pub use convert::TOKENIZER_FILES;
 pub(crate) use partial_character::PartialCharacter;
 pub use special::{Sidecars, SpecialTokens};
+use stages::{Pipeline, check_decoder};
 
 const TOKENIZER_JSON: &str = "tokenizer.json";
 const REDOWNLOAD: &str = "download tokenizer.json again, or save it again with `tokenizer.save_pretrained`";
 
 /// A model's tokenizer with its special tokens.
 pub struct Tokenizer {
-    inner: tokenizers::Tokenizer,
+    inner: Pipeline,
     special: SpecialTokens,
     /// The file it came from, for messages.
     origin: PathBuf,
@@ -62,7 +66,7 @@ impl Tokenizer {
     /// Opens the tokenizer of a Hugging Face directory; `None` if it has none of the
     /// [`TOKENIZER_FILES`].
     pub fn from_dir(dir: &Path) -> Result<Option<Tokenizer>> {
-        let json = read_optional(&dir.join(TOKENIZER_JSON))?;
+        let json = read_small_if_exists(&dir.join(TOKENIZER_JSON), MAX_VOCABULARY_BYTES)?;
         let [tokenizer_config, special_tokens_map, generation_config, config] = sidecar_files(dir)?;
         let sidecars = Sidecars {
             tokenizer_config: tokenizer_config.as_deref(),
@@ -87,7 +91,7 @@ impl Tokenizer {
     /// `origin`.
     fn read(dir: &Path, origin: PathBuf, tokenizer_json: &[u8], sidecars: &Sidecars<'_>) -> Result<Tokenizer> {
         if tokenizer_json.starts_with(LFS_POINTER) {
-            return Err(Error::invalid(origin, "this is a Git LFS pointer, not the tokenizer", LFS_REMEDY));
+            return Err(Error::invalid(origin, "this is a Git LFS pointer, not the tokenizer", FETCH_LFS));
         }
         let inner = parse(tokenizer_json)
             .map_err(|problem| Error::invalid(&origin, format!("not a valid tokenizer: {problem}"), REDOWNLOAD))?;
@@ -96,11 +100,11 @@ impl Tokenizer {
     }
 
     /// Wraps a tokenizer built elsewhere, such as from the GGUF file `origin` (used in messages).
-    pub fn from_parts(inner: tokenizers::Tokenizer, special: SpecialTokens, origin: &Path) -> Result<Tokenizer> {
+    pub(crate) fn from_parts(inner: Pipeline, special: SpecialTokens, origin: &Path) -> Result<Tokenizer> {
         Tokenizer::assemble(inner, special, origin.to_owned())
     }
 
-    fn assemble(mut inner: tokenizers::Tokenizer, mut special: SpecialTokens, origin: PathBuf) -> Result<Tokenizer> {
+    fn assemble(mut inner: Pipeline, mut special: SpecialTokens, origin: PathBuf) -> Result<Tokenizer> {
         special.pad_as_eos(&inner);
         // Files keep the truncation and padding used in training; a prompt must never be truncated
         // or padded.
@@ -108,6 +112,9 @@ impl Tokenizer {
             .with_truncation(None)
             .map_err(|error| Error::invalid(&origin, format!("cannot switch truncation off: {error}"), REDOWNLOAD))?
             .with_padding(None);
+        if let Some(Err(problem)) = inner.get_decoder().map(check_decoder) {
+            return Err(Error::invalid(&origin, format!("not a usable tokenizer: {problem}"), REDOWNLOAD));
+        }
         let byte_encoding = inner.get_decoder().map_or(ByteEncoding::None, byte_encoding);
         let word_suffix = inner.get_decoder().and_then(word_suffix);
         let anchor = find_anchor(&inner, &special);
@@ -130,8 +137,8 @@ impl Tokenizer {
     /// Encodes a text without special tokens; also returns the bytes of the text that each token
     /// comes from. Tokens of one character share its range, and whitespace may be left out.
     pub fn encode_with_offsets(&self, text: &str) -> Result<(Vec<u32>, Vec<Range<usize>>)> {
-        let encoding = catch_unwind(AssertUnwindSafe(|| self.inner.encode(text, false)))
-            .map_err(|_| "its parts are inconsistent".to_owned())
+        let encoding = catch_quietly(|| self.inner.encode(text, false))
+            .ok_or_else(|| INCONSISTENT.to_owned())
             .and_then(|encoding| encoding.map_err(|error| error.to_string()));
         let encoding = encoding.map_err(|problem| {
             Error::invalid(&self.origin, format!("the text cannot be encoded: {problem}"), REDOWNLOAD)
@@ -147,10 +154,15 @@ impl Tokenizer {
         if !ids.iter().any(is_shown) {
             return String::new();
         }
-        self.inner.decode(ids, skip_special).unwrap_or_else(|_| {
+        self.decode_with_library(ids, skip_special).unwrap_or_else(|| {
             // If the decoder fails on the sequence, concatenate the texts of the tokens.
             ids.iter().filter(|&&id| !(skip_special && self.is_special(id))).map(|&id| self.token_text(id)).collect()
         })
+    }
+
+    /// Decodes with the library; `None` if it fails or panics, as it does on some damaged files.
+    fn decode_with_library(&self, ids: &[u32], skip_special: bool) -> Option<String> {
+        catch_quietly(|| self.inner.decode(ids, skip_special))?.ok()
     }
 
     /// The text of one token in the middle of a text: with its leading space, and bytes that are
@@ -167,10 +179,11 @@ impl Tokenizer {
     /// The bytes of a token in the middle of a text; empty for an id outside the vocabulary.
     pub fn token_bytes(&self, id: u32) -> Vec<u8> {
         let Some(piece) = self.inner.id_to_token(id) else { return Vec::new() };
-        if self.is_added(id) {
+        if self.is_special(id) {
             return piece.into_bytes();
         }
         let bytes = match self.byte_encoding {
+            // An added token is decoded like the others if all its characters stand for bytes.
             ByteEncoding::ByteLevel => piece.chars().map(char_to_byte).collect(),
             ByteEncoding::ByteFallback => fallback_byte(&piece).map(|byte| vec![byte]),
             ByteEncoding::None => None,
@@ -180,9 +193,9 @@ impl Tokenizer {
 
     /// The text that the decoder adds for `id` after the anchor token.
     fn text_after_anchor(&self, id: u32) -> String {
-        let alone = |id| self.inner.decode(&[id], false).unwrap_or_default();
+        let alone = |id| self.decode_with_library(&[id], false).unwrap_or_default();
         let Some((anchor, text)) = &self.anchor else { return alone(id) };
-        let both = self.inner.decode(&[*anchor, id], false).unwrap_or_default();
+        let both = self.decode_with_library(&[*anchor, id], false).unwrap_or_default();
         both.strip_prefix(text.as_str()).map_or_else(|| alone(id), str::to_owned)
     }
 
@@ -299,33 +312,25 @@ impl std::fmt::Debug for Tokenizer {
 
 /// The contents of the sidecar files, in the order of [`Sidecars::NAMES`].
 fn sidecar_files(dir: &Path) -> Result<[Option<Vec<u8>>; 4]> {
-    let [a, b, c, d] = Sidecars::NAMES.map(|name| read_optional(&dir.join(name)));
+    let [a, b, c, d] = Sidecars::NAMES.map(|name| read_small_if_exists(&dir.join(name), MAX_SETTINGS_BYTES));
     Ok([a?, b?, c?, d?])
 }
 
-/// Reads a file; `None` if it does not exist.
-pub(crate) fn read_optional(path: &Path) -> Result<Option<Vec<u8>>> {
-    match std::fs::read(path) {
-        Ok(bytes) => Ok(Some(bytes)),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(Error::io(path)(error)),
-    }
-}
+/// The problem of a file on which the library panics.
+const INCONSISTENT: &str = "its parts are inconsistent";
 
 /// Parses `tokenizer.json`.
-fn parse(json: &[u8]) -> std::result::Result<tokenizers::Tokenizer, String> {
+fn parse(json: &[u8]) -> std::result::Result<Pipeline, String> {
     // The library panics on some truncated JSON, so the syntax is checked first.
     serde_json::from_slice::<IgnoredAny>(json).map_err(|error| error.to_string())?;
     // It also panics on some well-formed but inconsistent files; that becomes an error.
-    catch_unwind(|| tokenizers::Tokenizer::from_bytes(json))
-        .map_err(|_| "its parts are inconsistent".to_owned())?
-        .map_err(|error| error.to_string())
+    catch_quietly(|| Pipeline::from_bytes(json)).ok_or(INCONSISTENT)?.map_err(|error| error.to_string())
 }
 
 /// Encodes a text; a panic of the library on an inconsistent file becomes an error.
-fn encode(inner: &tokenizers::Tokenizer, text: &str, add_special: bool) -> std::result::Result<Vec<u32>, String> {
-    catch_unwind(AssertUnwindSafe(|| inner.encode_fast(text, add_special)))
-        .map_err(|_| "its parts are inconsistent".to_owned())?
+fn encode(inner: &Pipeline, text: &str, add_special: bool) -> std::result::Result<Vec<u32>, String> {
+    catch_quietly(|| inner.encode_fast(text, add_special))
+        .ok_or(INCONSISTENT)?
         .map(|encoding| encoding.get_ids().to_vec())
         .map_err(|error| error.to_string())
 }
@@ -352,10 +357,10 @@ fn word_suffix(decoder: &DecoderWrapper) -> Option<String> {
 }
 
 /// Finds a plain token that decodes to its own text.
-fn find_anchor(inner: &tokenizers::Tokenizer, special: &SpecialTokens) -> Option<(u32, String)> {
+fn find_anchor(inner: &Pipeline, special: &SpecialTokens) -> Option<(u32, String)> {
     ["a", "e", "the", "."].into_iter().find_map(|text| {
         let id = *encode(inner, text, false).ok()?.last()?;
-        let decoded = inner.decode(&[id], false).ok()?;
+        let decoded = catch_quietly(|| inner.decode(&[id], false))?.ok()?;
         (Some(id) != special.unk && decoded == text).then_some((id, decoded))
     })
 }

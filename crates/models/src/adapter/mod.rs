@@ -18,6 +18,7 @@ pub(crate) use settings::CONFIG;
 use crate::checkpoint::{Checkpoint, Tensor};
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::files::read_settings;
 use crate::names::{Names, WeightSource};
 use pellucid_engine::{Program, WeightSpec};
 use settings::{LoraSettings, bad};
@@ -84,7 +85,7 @@ fn config(dir: &Path) -> Result<Config> {
             "give the directory of a LoRA adapter in PEFT's layout",
         ));
     }
-    Config::parse(&std::fs::read(&path).map_err(Error::io(&path))?, &path)
+    Config::parse(&read_settings(&path)?, &path)
 }
 
 impl Adapter {

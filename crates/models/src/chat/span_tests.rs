@@ -45,7 +45,7 @@ fn conversation(messages: &[(&str, &str)]) -> Conversation {
 }
 
 fn prompt(source: &str, tokenizer: &Tokenizer, conversation: &Conversation) -> ChatPrompt {
-    let template = ChatTemplate::new(source, Path::new("t.jinja")).expect("parses");
+    let template = ChatTemplate::new(source, Path::new("t.jinja"));
     let prompt = ChatPrompt::new(&template, tokenizer, &conversation.messages, &conversation.options).expect("renders");
     let plain = template.render_with(&conversation.messages, &conversation.options, tokenizer.special());
     assert_eq!(prompt.tokens, tokenizer.encode(&plain.expect("renders"), false).expect("encodes"));

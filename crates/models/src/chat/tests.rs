@@ -75,7 +75,7 @@ fn special() -> SpecialTokens {
 }
 
 fn template(source: &str) -> ChatTemplate {
-    ChatTemplate::new(source, Path::new("t.jinja")).expect("parses")
+    ChatTemplate::new(source, Path::new("t.jinja"))
 }
 
 fn render(source: &str, messages: &[(&str, &str)]) -> Result<String> {
@@ -172,11 +172,8 @@ fn python_features_that_templates_use_are_supported() {
 
 #[test]
 fn faulty_templates_give_errors() {
-    let error = ChatTemplate::new("a\n{% if %}", Path::new("t.jinja")).expect_err("does not parse");
-    assert!(
-        error.to_string().starts_with("t.jinja: the chat template does not parse: line 2: syntax error"),
-        "{error}"
-    );
+    let error = refused("a\n{% if %}", &[("user", "x")]);
+    assert!(error.starts_with("t.jinja: the chat template does not parse: line 2: syntax error"), "{error}");
     assert!(
         refused("{{ messages[0].content.nothing() }}", &[("user", "x")]).contains("the chat template fails: line 1")
     );
@@ -217,4 +214,139 @@ fn the_template_is_read_from_one_of_three_files() {
     std::fs::remove_file(dir.path().join("chat_template.jinja")).expect("removed");
     put("chat_template.json", r#"{"chat_template":3}"#);
     assert!(shown().expect_err("a number").to_string().contains("`chat_template` cannot be read"));
+}
+
+/// Templates of a few bytes that would take gigabytes, hours or the stack.
+const BOMBS: [&str; 31] = [
+    // Security report, F2: namespaces that contain themselves, deep lists.
+    "{% set n = namespace() %}{% set n.a = n %}{{ n }}",
+    "{% set n = namespace() %}{% set n.a = [n] %}{{ n|tojson }}",
+    "{% set n = namespace() %}{% set m = namespace(a=n) %}{% set n.a = m %}{{ n == m }}",
+    "{% set ns = namespace(s=[]) %}{% for i in range(100000) %}{% set ns.s=[ns.s] %}{% endfor %}{{ ns.s }}",
+    "{% set ns = namespace(s=[]) %}{% for i in range(100000) %}{% set ns.s={'a': ns.s} %}{% endfor %}{{ ns.s|tojson }}",
+    "{% set ns = namespace(s=1) %}{% for i in range(100000) %}{% set ns.s=(ns.s,) %}{% endfor %}{{ ns.s == ns.s }}",
+    "{% set ns = namespace(s=1) %}{% for i in range(100000) %}{% set ns.s=dict(a=ns.s) %}{% endfor %}{{ ns.s|length }}",
+    // F4: values without bound.
+    "{{ \"a\\nb\"|indent(10000000000) }}",
+    "{{ \"a\\nb\"|indent(width=10000000000) }}",
+    "{{ \"%10000000000d\"|format(1) }}",
+    "{{ \"%.10000000000f\"|format(1) }}",
+    "{{ \"%*d\"|format(10000000000, 1) }}",
+    "{{ \"{:>10000000000}\".format(1) }}",
+    "{% set a=\"a\"*100000 %}{{ a|replace(\"a\",a)|length }}",
+    "{% set a=\"a\"*100000 %}{{ a.replace(\"a\",a)|length }}",
+    "{% set a=\"a\"*1000000 %}{{ range(10000)|join(a)|length }}",
+    "{% set a=\"a\"*1000000 %}{{ a.join(range(10000))|length }}",
+    "{% set a=\"a\"*1000000 %}{{ [range(10000)]|map(\"join\", a)|list|length }}",
+    "{{ messages|slice(10000000000)|list|length }}",
+    "{{ messages|batch(10000000000,\"x\")|list|length }}",
+    "{% set ns=namespace(s=\"aaaaaaaaaaaaaaaa\") %}{% for i in range(40) %}{% set ns.s=ns.s~ns.s %}{% endfor %}",
+    "{% set ns=namespace(s=\"aaaaaaaaaaaaaaaa\") %}{% for i in range(40) %}{% set ns.s=ns.s+ns.s %}{% endfor %}",
+    "{{ \"a b \"*5000000 }}",
+    "{{ (\"a\"*100000000~\"a\"*100000000)|length }}",
+    "{{ ([1]*100000000)|list|length }}",
+    // Lists that contain the same list twice: exponential when they are printed or compared.
+    "{% set ns=namespace(s=[1]) %}{% for i in range(60) %}{% set ns.s=[ns.s,ns.s] %}{% endfor %}{{ ns.s }}",
+    "{% set ns=namespace(s=[1]) %}{% for i in range(60) %}{% set ns.s=ns.s+ns.s %}{% endfor %}{{ ns.s|length }}",
+    // Text that is captured instead of printed.
+    "{% set x %}aaaaaaaaaaaaaaaa{% endset %}{% for i in range(99) %}{% set y %}{% for j in range(99999) %}aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa{% endfor %}{% endset %}{% endfor %}",
+    "{% macro m(x) %}{{ x }}{{ x }}{% endmacro %}{% set ns=namespace(s=\"aaaa\") %}{% for i in range(40) %}{% set ns.s=m(ns.s) %}{% endfor %}",
+    // Long strings that are read again and again.
+    "{% set a=\"a\"*4000000 %}{% for i in range(99999) %}{% if a == a ~ \"\" %}{% endif %}{% endfor %}",
+    "{% set a=\"a\"*4000000 %}{% for i in range(99999) %}{{ a[-1] }}{% endfor %}",
+];
+
+#[test]
+fn f4_templates_that_would_take_the_machine_are_refused() {
+    for source in BOMBS {
+        let start = std::time::Instant::now();
+        let error = refused(source, &[("user", "x")]);
+        assert!(error.contains("the chat template"), "{source}: {error}");
+        assert!(start.elapsed().as_secs() < 20, "{source}: {:?}", start.elapsed());
+    }
+}
+
+#[test]
+fn f2_operator_chains_that_would_overflow_the_stack_are_refused() {
+    let chain = |start: &str, link: &str, end: &str| format!("{{{{ {start}{}{end} }}}}", link.repeat(20_000));
+    let chains = [
+        chain("1", "+1", ""),
+        chain("", "-", "1"),
+        chain("", "not ", "1"),
+        chain("1", "|string", ""),
+        chain("a", ".a", ""),
+        chain("1", "~1", ""),
+        chain("1", " if 1 else 1", ""),
+        chain("1", " is odd", ""),
+        chain("a", "[0]", ""),
+        chain("a", "()", ""),
+        format!("{{% if 1 %}}{}{{% endif %}}", "{% elif 1 %}".repeat(10_000)),
+        format!("{}{}", "{% if 1 %}".repeat(10_000), "{% endif %}".repeat(10_000)),
+    ];
+    for source in &chains {
+        let error = refused(source, &[("user", "x")]);
+        assert!(error.contains("does not parse"), "{}: {error}", &source[..20]);
+    }
+    let long = "x".repeat(1 << 20);
+    assert!(refused(&long, &[("user", "x")]).contains("the chat template has 1048576 bytes; the limit is 262144"));
+    // The longest chain that is permitted compiles on the thread's stack.
+    assert_eq!(render(&format!("{{{{ 1{} }}}}", "+1".repeat(490)), &[("user", "x")]).expect("renders"), "491");
+    assert_eq!(render(&format!("{{{{ a{} }}}}", "~a".repeat(490)), &[("user", "x")]).expect("renders"), "");
+}
+
+#[test]
+fn limits_do_not_change_what_templates_render() {
+    let cases = [
+        (
+            "{{ 3 * 4 }} {{ 1.5 * 2 }} {{ 'ab' * 3 }} {{ 2 * 'x' }} {{ [1] * 2 }} {{ 2 ** 3 * 2 }} {{ 'a' * -1 }}",
+            "12 3.0 ababab xx [1, 1] 16 ",
+        ),
+        ("{% for x in [1, 2] if x * 2 > 2 %}{{ loop.index }}{{ x }}{% else %}none{% endfor %}", "12"),
+        (
+            "{% set ns = namespace({'a': 1}, b=2) %}{% set ns.c = ns.a + ns.b %}{{ ns.a }}{{ ns.b }}{{ ns.c }}{{ ns.d is defined }}",
+            "123False",
+        ),
+        (
+            "{% macro m(a, b=2) %}{{ a }}-{{ b }}{{ caller() if caller }}{% endmacro %}{{ m(1) }}{% call m(3, 4) %}!{% endcall %}",
+            "1-23-4!",
+        ),
+        ("{% set x %}a{{ 1 }}{% endset %}{{ x ~ x }}{% filter upper %}{{ x }}b{% endfilter %}", "a1a1A1B"),
+        (
+            "{% for r in [[1, [2]], [3]] recursive %}{% if r is iterable %}({{ loop(r) }}){% else %}{{ r }}{% endif %}{% endfor %}",
+            "(1(2))(3)",
+        ),
+        (
+            "{% for a, b in {'x': 1}.items() %}{{ a }}{{ b }}{% endfor %}{{ 'x' in {'x': 1} }}{{ 1 < 2 < 3 }}",
+            "x1TrueTrue",
+        ),
+        (
+            "{{ 'a-b'|replace('-', '+') }}{{ [1, 2]|join(', ') }}{{ '%05.1f|%s'|format(2.5, 'x') }}{{ '{:>4}'.format('r') }}",
+            "a+b1, 2002.5|x   r",
+        ),
+        (
+            "{{ 'x\\ny'|indent(2) }}|{{ [1, 2, 3]|batch(2)|list }}|{{ [1, 2, 3]|slice(2)|list }}",
+            "x\n  y|[[1, 2], [3]]|[[1, 2], [3]]",
+        ),
+        (
+            "{% with a = 1 %}{% block b %}{{ a }}{% endblock %}{% endwith %}{{ messages[0]['role'][0] }}{{ 'abc'[::-1] }}",
+            "1ucba",
+        ),
+        ("{% set a, b = 1, [2, 3] %}{{ a }}{{ b[-1] }}{{ (a, b)|length }}{{ b|map('string')|list }}", "132['2', '3']"),
+        (
+            "{{ messages|selectattr('role', 'equalto', 'user')|list|length }}{{ messages[0] is mapping }}{{ none }}",
+            "1TrueNone",
+        ),
+    ];
+    for (source, expected) in cases {
+        assert_eq!(render(source, &[("user", "x")]).expect(source), expected, "{source}");
+    }
+    // Long messages raise the limits.
+    let long = "x".repeat(6 << 20);
+    assert_eq!(render("{{ messages[0].content ~ '!' }}", &[("user", &long)]).expect("renders").len(), long.len() + 1);
+}
+
+#[test]
+fn f24_exceptions_of_templates_are_escaped_and_cut() {
+    let error = refused("{{ raise_exception('\u{1b}[31m' ~ 'a' * 5000) }}", &[("user", "x")]);
+    assert!(error.contains("refuses these messages: \\u{1b}[31maaa") && error.len() < 1200, "{error}");
 }

@@ -12,13 +12,10 @@ use serde::de::{Error as _, MapAccess};
 
 use super::StoredType;
 use super::pairs::{self, Pairs, Text};
+use crate::files::{FETCH_LFS, LFS_POINTER};
 
 /// The limit of the reference implementation.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
-/// Start of a Git LFS pointer, which replaces a large file that was not fetched.
-pub(crate) const LFS_POINTER: &[u8] = b"version https://git-lfs";
-/// Remedy for a Git LFS pointer.
-pub(crate) const LFS_REMEDY: &str = "run `git lfs pull` in the model's directory";
 
 /// One tensor of a header; `range` is in bytes from the start of the file.
 pub(super) struct TensorEntry {
@@ -106,7 +103,7 @@ fn parse_fields(json: &[u8]) -> Result<Pairs<'_, Field<'_>>, FileFault> {
 /// The JSON header of the file.
 fn header_bytes(file: &[u8]) -> Result<&[u8], FileFault> {
     if file.starts_with(LFS_POINTER) {
-        return Err(fault("this is a Git LFS pointer, not the weights", LFS_REMEDY));
+        return Err(fault("this is a Git LFS pointer, not the weights", FETCH_LFS));
     }
     let Some((length, rest)) = file.split_first_chunk::<8>() else {
         return Err(fault(format!("the file has {} bytes, too few for a safetensors header", file.len()), INCOMPLETE));

@@ -6,12 +6,18 @@ use std::path::{Component, Path};
 use serde::Deserialize;
 
 use super::pairs::{Pairs, Text};
+use crate::files::read_small;
 use crate::{Error, Result};
 
 /// The index of a sharded safetensors model.
 pub(super) const SAFETENSORS_INDEX: &str = "model.safetensors.index.json";
 /// The index of a sharded PyTorch model.
 pub(super) const TORCH_INDEX: &str = "pytorch_model.bin.index.json";
+
+/// Size limit of an index; the largest real ones have about 10 MB.
+const MAX_INDEX_BYTES: u64 = 256 << 20;
+/// Missing shards that an error names; it counts the others.
+const MAX_NAMED_SHARDS: usize = 5;
 
 const INVALID_INDEX: &str = "download the index file again, or save the model again with `save_pretrained`";
 
@@ -35,7 +41,7 @@ impl Index {
     /// Reads and checks the index file `name` of a directory.
     pub(super) fn open(dir: &Path, name: &'static str) -> Result<Index> {
         let path = dir.join(name);
-        let text = std::fs::read(&path).map_err(Error::io(&path))?;
+        let text = read_small(&path, MAX_INDEX_BYTES)?;
         let file: IndexFile<'_> = serde_json::from_slice(&text)
             .map_err(|error| Error::invalid(&path, format!("not a valid shard index: {error}"), INVALID_INDEX))?;
 
@@ -48,9 +54,13 @@ impl Index {
         }
         let missing: Vec<&str> = shards.iter().copied().filter(|shard| !dir.join(shard).is_file()).collect();
         if !missing.is_empty() {
+            let mut named = missing[..missing.len().min(MAX_NAMED_SHARDS)].join(", ");
+            if missing.len() > MAX_NAMED_SHARDS {
+                named += &format!(" and {} more", missing.len() - MAX_NAMED_SHARDS);
+            }
             return Err(Error::invalid(
                 &path,
-                format!("{} of {} shards are missing: {}", missing.len(), shards.len(), missing.join(", ")),
+                format!("{} of {} shards are missing: {named}", missing.len(), shards.len()),
                 "the download was not finished: run it again",
             ));
         }

@@ -17,15 +17,14 @@ mod tests;
 mod torch;
 
 use std::collections::{HashMap, HashSet};
-use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
 
+use crate::files::open_regular;
 use crate::{Error, Result};
 use header::TensorEntry;
-pub(crate) use header::{LFS_POINTER, LFS_REMEDY};
 use index::{Index, SAFETENSORS_INDEX, TORCH_INDEX};
 pub use stored::StoredType;
 
@@ -86,7 +85,7 @@ enum Data {
 
 impl Source {
     fn map(path: PathBuf) -> Result<Source> {
-        let file = File::open(&path).map_err(Error::io(&path))?;
+        let file = open_regular(&path)?;
         // SAFETY: the map is read-only. If another process truncates the file while it is mapped,
         // reading it raises SIGBUS; no program that maps its model files can rule that out.
         let map = unsafe { Mmap::map(&file) }.map_err(Error::io(&path))?;

@@ -2,12 +2,13 @@
 //!
 //! A pickle is a program that imports functions and calls them. Here an import must be on a fixed
 //! allowlist, calls only build tensor descriptions, and every other name or opcode is an error, so
-//! no code is executed. Objects refer to each other by index, so time and memory are linear in the
-//! file size, however deeply it is nested.
+//! no code is executed. Objects refer to each other by index, and opcodes and dimensions are
+//! limited, so time and memory are linear in the file size, however deeply it is nested.
 
 use super::StoredType;
 use super::header::FileFault;
-use std::collections::HashMap;
+use crate::escape;
+use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
 /// A tensor as described by the pickle.
@@ -66,6 +67,13 @@ const STORAGES: &[(&str, StoredType)] = &[
 
 /// The maximum number of dimensions, as in PyTorch.
 const MAX_DIMS: usize = 64;
+/// The maximum number of dimensions of all tensors: a pickle can name one tensor many times.
+const MAX_ALL_DIMS: usize = 4 << 20;
+/// The maximum number of opcodes; a tensor takes about 40. Each may allocate an object, which is
+/// much larger than its opcode.
+const MAX_STEPS: usize = 8 << 20;
+/// Characters of a name that an error shows.
+const MAX_SHOWN: usize = 200;
 
 const UNSAFE: &str = "a pickle can execute code, and this one does more than describe tensors; if you trust its origin, \
                       convert it to safetensors with PyTorch";
@@ -79,19 +87,28 @@ fn damaged(problem: impl Into<String>) -> FileFault {
     FileFault { problem: problem.into(), remedy: DAMAGED }
 }
 
-/// Reads a pickled dictionary; returns its tensors in file order.
-pub(super) fn tensors(program: &[u8]) -> Result<Vec<(String, TensorDescription)>, FileFault> {
+/// Reads a pickled dictionary; returns its tensors in file order. Names and shapes are shared, not
+/// copied: with two bytes, a pickle can refer to any earlier object.
+pub(super) fn tensors(program: &[u8]) -> Result<Vec<(Rc<str>, Rc<TensorDescription>)>, FileFault> {
     let mut machine = Machine { rest: program, ..Machine::default() };
     let Value::Dict(mut top) = machine.run()? else { return Err(damaged("the pickle does not contain a dictionary")) };
     // Training frameworks nest the tensors under `state_dict`.
     if let Some(Value::Dict(inner)) = machine.get(top, "state_dict") {
         top = *inner;
     }
-    let named = machine.dicts[top].iter().filter_map(|(name, value)| match (name, value) {
-        (Value::Text(name), Value::Tensor(tensor)) => Some((name.to_string(), machine.tensors[*tensor].clone())),
-        _ => None,
-    });
-    Ok(named.collect())
+    let mut names = HashSet::new();
+    let mut tensors = Vec::new();
+    for (name, value) in &machine.dicts[top] {
+        let (Value::Text(name), Value::Tensor(tensor)) = (name, value) else { continue };
+        if !names.insert(Rc::clone(name)) {
+            let name = escape::text(name, MAX_SHOWN);
+            return Err(damaged(format!("tensor `{name}` occurs twice")));
+        }
+        machine.dimensions += machine.tensors[*tensor].shape.len();
+        tensors.push((Rc::clone(name), Rc::clone(&machine.tensors[*tensor])));
+    }
+    machine.check_dimensions()?;
+    Ok(tensors)
 }
 
 #[derive(Default)]
@@ -102,12 +119,14 @@ struct Machine<'a> {
     memo: HashMap<u64, Value>,
     tuples: Vec<Vec<Value>>,
     dicts: Vec<Vec<(Value, Value)>>,
-    tensors: Vec<TensorDescription>,
+    tensors: Vec<Rc<TensorDescription>>,
+    /// Dimensions of all tensors.
+    dimensions: usize,
 }
 
 impl Machine<'_> {
     fn run(&mut self) -> Result<Value, FileFault> {
-        loop {
+        for _ in 0..MAX_STEPS {
             let code = self.bytes(1)?[0];
             match code {
                 0x80 => drop(self.bytes(1)?),
@@ -175,6 +194,14 @@ impl Machine<'_> {
                 }
                 other => return Err(refused(format!("the pickle contains the opcode {:?}", char::from(other)))),
             }
+        }
+        Err(damaged(format!("the pickle has more than {MAX_STEPS} opcodes")))
+    }
+
+    fn check_dimensions(&self) -> Result<(), FileFault> {
+        match self.dimensions > MAX_ALL_DIMS {
+            true => Err(damaged(format!("its tensors have more than {MAX_ALL_DIMS} dimensions in all"))),
+            false => Ok(()),
         }
     }
 
@@ -344,7 +371,9 @@ impl Machine<'_> {
                 let (shape, strides) = (sizes(*shape).ok_or_else(wrong)?, sizes(*strides).ok_or_else(wrong)?);
                 let offset = u64::try_from(*offset).map_err(|_| wrong())?;
                 let tensor = TensorDescription { storage: storage.clone(), offset, shape, strides };
-                self.tensors.push(tensor);
+                self.dimensions += tensor.shape.len();
+                self.check_dimensions()?;
+                self.tensors.push(Rc::new(tensor));
                 self.stack.push(Value::Tensor(self.tensors.len() - 1));
             }
             _ => return Err(wrong()),

@@ -4,8 +4,10 @@
 //! storage. Members are not compressed, so a tensor is a range of the mapped file, as in
 //! safetensors.
 
-use super::header::{FileFault, LFS_POINTER, LFS_REMEDY, TensorEntry};
+use super::header::{FileFault, TensorEntry};
 use super::pickle::{self, TensorDescription};
+use crate::escape;
+use crate::files::{FETCH_LFS, LFS_POINTER};
 use std::collections::HashMap;
 use std::io::{Cursor, Read};
 use std::ops::Range;
@@ -22,7 +24,7 @@ pub(super) const RESAVE: &str = "convert it once, where you trust its origin: \
                                     A.from_pretrained('DIR').save_pretrained('NEW_DIR', safe_serialization=True)\"";
 
 /// Limit of the pickle's size; real ones have a few megabytes at most.
-const MAX_PICKLE_BYTES: u64 = 256 << 20;
+const MAX_PICKLE_BYTES: u64 = 64 << 20;
 
 fn fault(problem: impl Into<String>, remedy: &'static str) -> FileFault {
     FileFault { problem: problem.into(), remedy }
@@ -38,7 +40,7 @@ pub(super) fn is_torch(name: &str, file: &[u8]) -> bool {
 /// Reads and checks the pickle of a complete file; returns the entries in the order of their data.
 pub(super) fn read(file: &[u8]) -> Result<Vec<TensorEntry>, FileFault> {
     if file.starts_with(LFS_POINTER) {
-        return Err(fault("this is a Git LFS pointer, not the weights", LFS_REMEDY));
+        return Err(fault("this is a Git LFS pointer, not the weights", FETCH_LFS));
     }
     if !file.starts_with(b"PK") {
         return Err(match file.first() {
@@ -51,12 +53,7 @@ pub(super) fn read(file: &[u8]) -> Result<Vec<TensorEntry>, FileFault> {
     let members = ArchiveMembers::read(file)?;
     let mut entries = Vec::new();
     for (name, tensor) in pickle::tensors(members.pickle)? {
-        entries.push(members.entry(name, &tensor)?);
-    }
-    let mut names: Vec<&str> = entries.iter().map(|entry| entry.name.as_str()).collect();
-    names.sort_unstable();
-    if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
-        return Err(fault(format!("tensor `{}` occurs twice", pair[0]), DAMAGED));
+        entries.push(members.entry(&name, &tensor)?);
     }
     entries.sort_by_key(|entry| (entry.range.start, entry.range.end));
     Ok(entries)
@@ -116,11 +113,12 @@ impl<'a> ArchiveMembers<'a> {
     }
 
     /// Locates a tensor in the file and checks it against its storage.
-    fn entry(&self, name: String, tensor: &TensorDescription) -> Result<TensorEntry, FileFault> {
-        let wrong = |problem: String, remedy| fault(format!("tensor `{name}`: {problem}"), remedy);
+    fn entry(&self, name: &str, tensor: &TensorDescription) -> Result<TensorEntry, FileFault> {
+        let wrong = |problem: String, remedy| fault(format!("tensor `{}`: {problem}", escape::text(name, 200)), remedy);
         let TensorDescription { storage, offset, shape, strides } = tensor;
         let range = self.storages.get(&*storage.key);
-        let range = range.ok_or_else(|| wrong(format!("its storage `{}` is missing", storage.key), DAMAGED))?;
+        let range = range
+            .ok_or_else(|| wrong(format!("its storage `{}` is missing", escape::text(&storage.key, 200)), DAMAGED))?;
         let size = (storage.dtype.bits() / 8) as u64;
         if storage.elements.checked_mul(size) != Some(range.len() as u64) {
             let has = range.len();
@@ -147,7 +145,7 @@ impl<'a> ArchiveMembers<'a> {
         let range = start..start + (extent * size) as usize;
         let usizes = |list: &[u64]| list.iter().map(|size| *size as usize).collect();
         let strides = (!contiguous && extent > 0).then(|| usizes(strides));
-        Ok(TensorEntry { name, dtype: storage.dtype, shape: usizes(shape), range, strides })
+        Ok(TensorEntry { name: name.to_owned(), dtype: storage.dtype, shape: usizes(shape), range, strides })
     }
 }
 

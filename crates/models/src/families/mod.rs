@@ -36,6 +36,7 @@ mod other_recurrences;
 mod register;
 mod seq2seq;
 mod sigmoid_moe;
+mod values;
 mod zamba;
 
 pub(crate) use limits::MAX_LAYERS;
@@ -252,9 +253,11 @@ pub(crate) fn read_as(config: &Config, family: &str) -> Result<(Family, Vec<Stri
     Ok((family, config.unread_keys()))
 }
 
-/// Rejects configurations that no family supports: excessive sizes, unknown quantization methods.
+/// Rejects configurations that no family supports: excessive sizes, values of a wrong type or out
+/// of range, unknown quantization methods.
 pub(crate) fn check(config: &Config) -> Result<()> {
     limits::check(config)?;
+    values::check(config)?;
     // Rejects an unknown quantization method before any weight is read.
     Method::read(config)?;
     Ok(())

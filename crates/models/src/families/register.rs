@@ -10,6 +10,7 @@ use serde::Deserialize;
 
 use super::nearest;
 use crate::error::{Error, Result};
+use crate::files::{MAX_SETTINGS_BYTES, read_small};
 
 /// Environment variable with the path of a TOML file of architectures, registered before the first
 /// load or inspection.
@@ -85,7 +86,8 @@ pub fn register_file(path: &Path) -> Result<()> {
     struct File {
         architectures: BTreeMap<String, String>,
     }
-    let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
+    let text = String::from_utf8(read_small(path, MAX_SETTINGS_BYTES)?)
+        .map_err(|_| Error::invalid(path, "the file is not UTF-8", "write it as UTF-8"))?;
     let file: File = toml::from_str(&text).map_err(|error| {
         Error::invalid(
             path,

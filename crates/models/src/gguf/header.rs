@@ -9,7 +9,7 @@ use pellucid_kernels::encoding::Encoding;
 
 use super::Tensor;
 use super::value::{Cursor, Value};
-use crate::checkpoint::{LFS_POINTER, LFS_REMEDY};
+use crate::files::{FETCH_LFS, LFS_POINTER};
 
 /// Remedy for most faults.
 pub(super) const DAMAGED: &str = "the file is damaged or incomplete: download or convert it again";
@@ -41,7 +41,7 @@ pub(super) struct Header {
 impl Header {
     pub(super) fn read(bytes: &[u8]) -> Result<Header, GgufFault> {
         if bytes.starts_with(LFS_POINTER) {
-            return Err(GgufFault::new("this is a Git LFS pointer, not the model", LFS_REMEDY));
+            return Err(GgufFault::new("this is a Git LFS pointer, not the model", FETCH_LFS));
         }
         if bytes.get(..4) != Some(b"GGUF") {
             let problem = "not a GGUF file: it does not begin with the letters GGUF";

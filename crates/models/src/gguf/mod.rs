@@ -37,6 +37,6 @@ pub use config::hf_config;
 pub use names::{RowOrder, hf_names, ignored};
 pub use reader::{GgufFile, Tensor};
 pub use special::{GgufSpecialTokens, special_tokens};
-pub use tokenizer::tokenizer;
+pub(crate) use tokenizer::tokenizer;
 pub use value::{List, Value, ValueKind};
 pub(crate) use writer::Writer;

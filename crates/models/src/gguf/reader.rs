@@ -1,7 +1,6 @@
 //! An open GGUF file: typed access to metadata and tensors by name.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -10,6 +9,7 @@ use pellucid_kernels::encoding::Encoding;
 
 use super::header::{DAMAGED, GgufFault, Header};
 use super::value::{Value, ValueKind};
+use crate::files::open_regular;
 use crate::{Error, Result};
 
 /// An open GGUF file: metadata, and tensors whose bytes stay in the mapped file.
@@ -70,7 +70,7 @@ impl GgufFile {
     /// in it is wrong.
     pub fn open(path: impl AsRef<Path>) -> Result<GgufFile> {
         let path = path.as_ref();
-        let file = File::open(path).map_err(Error::io(path))?;
+        let file = open_regular(path)?;
         // SAFETY: the map is read-only. If another process truncates the file while it is mapped,
         // reading it raises SIGBUS, as in every program that maps files. Contents are validated
         // below.

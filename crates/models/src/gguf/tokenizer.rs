@@ -6,7 +6,8 @@
 //! merges the pair whose result has the best score. Both become the `tokenizers::Tokenizer` that
 //! the model's own `tokenizer.json` would give.
 
-use std::cmp::Reverse;
+use std::borrow::Cow;
+use std::collections::HashSet;
 
 use tokenizers::decoders::DecoderWrapper;
 use tokenizers::decoders::byte_fallback::ByteFallback;
@@ -20,30 +21,34 @@ use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::pre_tokenizers::sequence::Sequence as PreTokenizerSequence;
 use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::processors::template::{SpecialToken, TemplateProcessing};
-use tokenizers::{AddedToken, SplitDelimiterBehavior, Tokenizer};
+use tokenizers::{AddedToken, ModelWrapper, SplitDelimiterBehavior};
 
 use super::pre_tokenizer::pre_tokenizer;
 use super::special::{GgufSpecialTokens, special_tokens};
 use super::{GgufFile, Value};
+use crate::tokenizer::merges::{check_lengths, merges_by_score};
+use crate::tokenizer::stages::{BoundedNormalizer, CheckedPreTokenizer, Pipeline};
 use crate::{Error, Result};
 
 /// SentencePiece's metaspace, which replaces the space inside pieces.
 const METASPACE: &str = "\u{2581}";
 
-/// Limit of a token's length. Real tokens have at most a few hundred bytes; deriving merges takes
-/// time quadratic in the length.
-const MAX_TOKEN_BYTES: usize = 4096;
-
 /// Builds the file's tokenizer; `encode(text, true)` adds bos and eos if the file says so.
 ///
 /// # Errors
 /// If the file has no tokenizer, an unsupported one, or an inconsistent one.
-pub fn tokenizer(file: &GgufFile) -> Result<Tokenizer> {
+pub(crate) fn tokenizer(file: &GgufFile) -> Result<Pipeline> {
     let special = special_tokens(file)?;
-    let vocabulary = Vocabulary::read(file)?;
+    let mut vocabulary = Vocabulary::read(file)?;
     let mut tokenizer = match file.text("tokenizer.ggml.model")? {
         Some("gpt2") => byte_level(file, &vocabulary)?,
-        Some("llama") => sentence_piece(file, &vocabulary, &special)?,
+        Some("llama") => {
+            let prefix = file.flag("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
+            if !prefix {
+                vocabulary.restore_metaspaces();
+            }
+            sentence_piece(file, &vocabulary, &special, prefix)?
+        }
         Some(other) => {
             let what = format!("{}: unsupported tokenizer {other:?} in tokenizer.ggml.model", file.path().display());
             let remedy = "gpt2 (byte-level BPE) and llama (SentencePiece) are supported; run the model on token ids";
@@ -68,15 +73,20 @@ fn broken(file: &GgufFile, error: impl std::fmt::Display) -> Error {
 
 /// The tokens and their types, by id.
 struct Vocabulary<'a> {
-    tokens: Vec<&'a str>,
+    tokens: Vec<Cow<'a, str>>,
     kinds: Vec<Kind>,
+    /// Whether user-defined tokens are matched in the normalized text.
+    match_normalized: bool,
 }
 
 /// The token types of ggml that are treated differently.
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
+    /// `<unk>`, which is matched as a special token, as in transformers and llama.cpp.
+    Unknown,
     Control,
     UserDefined,
+    Byte,
     Other,
 }
 
@@ -84,24 +94,37 @@ impl<'a> Vocabulary<'a> {
     fn read(file: &'a GgufFile) -> Result<Self> {
         let missing = || file.damaged("tokenizer.ggml.tokens is missing, so the file has no vocabulary");
         let tokens = file.texts("tokenizer.ggml.tokens")?.ok_or_else(missing)?;
-        if let Some((id, token)) = tokens.iter().enumerate().find(|(_, token)| token.len() > MAX_TOKEN_BYTES) {
-            return Err(file.damaged(format!(
-                "token {id} is {} bytes long; no token has more than {MAX_TOKEN_BYTES}",
-                token.len()
-            )));
-        }
+        check_lengths(tokens.iter().map(|token| token.len())).map_err(|problem| file.damaged(problem))?;
         let kinds = match file.list("tokenizer.ggml.token_type", tokens.len())? {
             None => vec![Kind::Other; tokens.len()],
             Some(kinds) => kinds
                 .iter()
                 .map(|kind| match kind {
+                    Value::Signed(2) | Value::Unsigned(2) => Kind::Unknown,
                     Value::Signed(3) | Value::Unsigned(3) => Kind::Control,
                     Value::Signed(4) | Value::Unsigned(4) => Kind::UserDefined,
+                    Value::Signed(6) | Value::Unsigned(6) => Kind::Byte,
                     _ => Kind::Other,
                 })
                 .collect(),
         };
-        Ok(Vocabulary { tokens, kinds })
+        let tokens = tokens.into_iter().map(Cow::Borrowed).collect();
+        Ok(Vocabulary { tokens, kinds, match_normalized: false })
+    }
+
+    /// Replaces the spaces of user-defined tokens by metaspaces. Converters write Gemma's runs of
+    /// metaspaces as spaces, but SentencePiece looks for user-defined pieces in the normalized text,
+    /// so both forms of a run are that token. Not for texts with a prepended metaspace, which
+    /// normalization would also prepend to the tokens.
+    fn restore_metaspaces(&mut self) {
+        let known: HashSet<String> = self.tokens.iter().map(|token| token.to_string()).collect();
+        for (token, kind) in self.tokens.iter_mut().zip(&self.kinds) {
+            let restored = token.replace(' ', METASPACE);
+            if *kind == Kind::UserDefined && !known.contains(&restored) {
+                *token = restored.into();
+            }
+        }
+        self.match_normalized = true;
     }
 
     /// Ids by text. Duplicate texts are an error: one of the ids could never be produced.
@@ -110,7 +133,7 @@ impl<'a> Vocabulary<'a> {
         ids.reserve(self.tokens.len());
         for (id, token) in self.tokens.iter().enumerate() {
             let id = u32::try_from(id).map_err(|_| file.damaged("the vocabulary has more than 2^32 tokens"))?;
-            if let Some(first) = ids.insert((*token).to_owned(), id) {
+            if let Some(first) = ids.insert(token.to_string(), id) {
                 return Err(file.damaged(format!("tokens {first} and {id} of the vocabulary are both {token:?}")));
             }
         }
@@ -119,20 +142,21 @@ impl<'a> Vocabulary<'a> {
 
     /// Control and user-defined tokens, which are matched before normalization and splitting.
     fn added(&self) -> Vec<AddedToken> {
-        let added = |(token, kind): (&&str, &Kind)| match kind {
-            Kind::Other => None,
-            kind => Some(AddedToken::from(*token, *kind == Kind::Control).normalized(false)),
+        let added = |(token, kind): (&Cow<str>, &Kind)| match kind {
+            Kind::Other | Kind::Byte => None,
+            Kind::UserDefined => Some(AddedToken::from(token.as_ref(), false).normalized(self.match_normalized)),
+            Kind::Unknown | Kind::Control => Some(AddedToken::from(token.as_ref(), true).normalized(false)),
         };
         // An empty added token would match at every position.
         self.tokens.iter().zip(&self.kinds).filter(|(token, _)| !token.is_empty()).filter_map(added).collect()
     }
 
-    fn token(&self, id: u32) -> Option<&'a str> {
-        self.tokens.get(id as usize).copied()
+    fn token(&self, id: u32) -> Option<&str> {
+        self.tokens.get(id as usize).map(Cow::as_ref)
     }
 }
 
-fn byte_level(file: &GgufFile, vocabulary: &Vocabulary) -> Result<Tokenizer> {
+fn byte_level(file: &GgufFile, vocabulary: &Vocabulary) -> Result<Pipeline> {
     let pre = pre_tokenizer(file)?;
     let missing = || file.damaged("tokenizer.ggml.merges is missing, which byte-level BPE needs");
     let merges = file.texts("tokenizer.ggml.merges")?.ok_or_else(missing)?;
@@ -154,16 +178,26 @@ fn byte_level(file: &GgufFile, vocabulary: &Vocabulary) -> Result<Tokenizer> {
     }
     steps.push(ByteLevel::new(false, true, false).into());
 
-    let mut tokenizer = Tokenizer::new(model);
-    tokenizer.with_pre_tokenizer(Some(PreTokenizerSequence::new(steps)));
+    let mut tokenizer = Pipeline::new(ModelWrapper::BPE(model));
+    let steps = CheckedPreTokenizer::new(PreTokenizerSequence::new(steps).into());
+    tokenizer.with_pre_tokenizer(Some(steps.map_err(|error| broken(file, error))?));
     tokenizer.with_decoder(Some(ByteLevel::new(false, true, false)));
     if pre.nfc {
-        tokenizer.with_normalizer(Some(NFC)).map_err(|error| broken(file, error))?;
+        set_normalizer(&mut tokenizer, NFC.into()).map_err(|error| broken(file, error))?;
     }
     Ok(tokenizer)
 }
 
-fn sentence_piece(file: &GgufFile, vocabulary: &Vocabulary, special: &GgufSpecialTokens) -> Result<Tokenizer> {
+fn set_normalizer(tokenizer: &mut Pipeline, normalizer: NormalizerWrapper) -> tokenizers::Result<()> {
+    tokenizer.with_normalizer(Some(BoundedNormalizer::new(normalizer)?)).map(drop)
+}
+
+fn sentence_piece(
+    file: &GgufFile,
+    vocabulary: &Vocabulary,
+    special: &GgufSpecialTokens,
+    prefix: bool,
+) -> Result<Pipeline> {
     let missing = || file.damaged("tokenizer.ggml.scores is missing, which SentencePiece needs");
     let scores = file.list("tokenizer.ggml.scores", vocabulary.tokens.len())?.ok_or_else(missing)?;
     let scores = scores.iter().map(|score| match score {
@@ -172,15 +206,18 @@ fn sentence_piece(file: &GgufFile, vocabulary: &Vocabulary, special: &GgufSpecia
     });
     let scores = scores.collect::<Result<Vec<_>>>()?;
     let ids = vocabulary.ids(file)?;
-    let merges = merges_from_scores(vocabulary, &scores, &ids);
+    let is_mergeable = |kind: &Kind| matches!(kind, Kind::Other | Kind::UserDefined);
+    let pieces = vocabulary.tokens.iter().map(Cow::as_ref).zip(scores).zip(&vocabulary.kinds);
+    let pieces = pieces.filter(|(_, kind)| is_mergeable(kind)).map(|(piece, _)| piece);
+    let merges = merges_by_score(pieces, |piece| ids.get(piece).copied());
+    let merges: Merges = merges.into_iter().map(|(left, right)| (left.to_owned(), right.to_owned())).collect();
     let mut builder = BPE::builder().vocab_and_merges(ids, merges).byte_fallback(true).fuse_unk(true);
     if let Some(unk) = special.unk.and_then(|id| vocabulary.token(id)) {
         builder = builder.unk_token(unk.to_owned());
     }
-    let mut tokenizer = Tokenizer::new(builder.build().map_err(|error| broken(file, error))?);
+    let mut tokenizer = Pipeline::new(ModelWrapper::BPE(builder.build().map_err(|error| broken(file, error))?));
 
     let replace = |from: &str, to: &str| Replace::new(from, to).map_err(|error| broken(file, error));
-    let prefix = file.flag("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
     let mut normalizers: Vec<NormalizerWrapper> = Vec::new();
     let mut decoders: Vec<DecoderWrapper> =
         vec![replace(METASPACE, " ")?.into(), ByteFallback::new().into(), Fuse::new().into()];
@@ -189,28 +226,9 @@ fn sentence_piece(file: &GgufFile, vocabulary: &Vocabulary, special: &GgufSpecia
         decoders.push(Strip::new(' ', 1, 0).into());
     }
     normalizers.push(replace(" ", METASPACE)?.into());
-    tokenizer.with_normalizer(Some(NormalizerSequence::new(normalizers))).map_err(|error| broken(file, error))?;
+    set_normalizer(&mut tokenizer, NormalizerSequence::new(normalizers).into()).map_err(|error| broken(file, error))?;
     tokenizer.with_decoder(Some(DecoderSequence::new(decoders)));
     Ok(tokenizer)
-}
-
-/// Derives the merges: every split of a piece into two pieces, best score first. Ties go to the
-/// longer left part, as in transformers' conversion to `tokenizer.json`.
-fn merges_from_scores(vocabulary: &Vocabulary, scores: &[f32], ids: &Vocab) -> Merges {
-    let mut merges = Vec::new();
-    for (piece, score) in vocabulary.tokens.iter().zip(scores) {
-        let start = merges.len();
-        for (at, _) in piece.char_indices().skip(1) {
-            let (left, right) = piece.split_at(at);
-            if let (Some(left_id), Some(right_id)) = (ids.get(left), ids.get(right)) {
-                merges.push((*score, left, right, (*left_id, *right_id)));
-            }
-        }
-        merges[start..].sort_by_key(|(.., ids)| *ids);
-    }
-    let lengths = |left: &str, right: &str| Reverse((left.chars().count(), right.chars().count()));
-    merges.sort_by(|a, b| b.0.total_cmp(&a.0).then_with(|| lengths(a.1, a.2).cmp(&lengths(b.1, b.2))));
-    merges.into_iter().map(|(_, left, right, _)| (left.to_owned(), right.to_owned())).collect()
 }
 
 /// The post-processor that adds bos and eos, if the file asks for them.
@@ -329,8 +347,33 @@ mod tests {
         let mut file = sentence_piece();
         file.flag("tokenizer.ggml.add_space_prefix", false).flag("tokenizer.ggml.add_bos_token", false);
         assert_eq!(ids(&file, "ab é"), [7, 4, 2, 3]);
-        // A user-defined token is matched before spaces become metaspaces.
+        // A user-defined token is matched, however its spaces are written.
         assert_eq!(ids(&file, "a  b"), [5, 11, 6]);
+    }
+
+    #[test]
+    fn r4_the_unknown_token_is_recognized_in_a_text() {
+        assert_eq!(ids(&sentence_piece(), "a<unk>b"), [1, 8, 0, 4, 6]);
+    }
+
+    #[test]
+    fn r5_a_run_of_metaspaces_is_the_token_of_a_run_of_spaces() {
+        let mut file = sentence_piece();
+        file.flag("tokenizer.ggml.add_space_prefix", false).flag("tokenizer.ggml.add_bos_token", false);
+        assert_eq!(ids(&file, "a▁▁b"), [5, 11, 6]);
+        assert_eq!(ids(&file, "a ▁ b"), [5, 11, 4, 6]);
+        let tokenizer = tokenizer(&parse(&file)).unwrap();
+        assert_eq!(tokenizer.decode(&[5, 11, 6], true).unwrap(), "a  b");
+    }
+
+    #[test]
+    fn f8_vocabularies_whose_merges_would_take_gigabytes_are_refused() {
+        let mut file = Writer::default();
+        file.text("general.architecture", "llama").text("tokenizer.ggml.model", "llama");
+        let tokens: Vec<String> = (1..=4096).map(|length| "a".repeat(length)).collect();
+        file.texts("tokenizer.ggml.tokens", &tokens.iter().map(String::as_str).collect::<Vec<_>>());
+        file.f32s("tokenizer.ggml.scores", &vec![0.0; tokens.len()]);
+        assert!(error_of(&file).contains("its tokens are too long"), "{}", error_of(&file));
     }
 
     #[test]

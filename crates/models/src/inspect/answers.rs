@@ -11,6 +11,7 @@ use serde::Serialize;
 use super::report::{Report, Support};
 use super::target::{ConfigDepth, Target};
 use crate::category::{self, Category, ConfigKeys};
+use crate::files::read_settings;
 use crate::{Error, Result, families};
 
 /// A summary of a model.
@@ -103,7 +104,7 @@ pub fn get_model_info(path: &Path) -> ModelInfo {
 pub fn is_omni_model(path: &Path) -> bool {
     // Only config.json is needed.
     let file = path.join("config.json");
-    let read = || ConfigKeys::read(&read_settings(&file)?, &file).ok();
+    let read = || ConfigKeys::read(&read_settings(&file).ok()?, &file).ok();
     read().is_some_and(|keys| category::is_omni(&keys))
 }
 
@@ -147,13 +148,4 @@ pub fn is_vision_encoder(path: &Path) -> bool {
 /// Whether the path is a speech-recognition model.
 pub fn is_asr_model(path: &Path) -> bool {
     detect_model_category(path) == Category::Asr
-}
-
-fn read_settings(file: &Path) -> Option<Vec<u8>> {
-    const MAX_BYTES: u64 = 32 << 20;
-    // Opening a named pipe would block forever.
-    if !std::fs::metadata(file).ok()?.is_file() {
-        return None;
-    }
-    crate::listing::first_bytes(file, MAX_BYTES + 1).ok().filter(|bytes| bytes.len() as u64 <= MAX_BYTES)
 }

@@ -4,7 +4,8 @@
 //! ignored.
 
 use super::report::Report;
-use crate::listing::{Listing, first_bytes};
+use crate::files::first_bytes;
+use crate::listing::Listing;
 
 /// Limit of the front matter's size.
 const MAX_BYTES: u64 = 64 << 10;

@@ -61,12 +61,6 @@ fn refuse_if_not_built(built: Result<Option<Tokenizer>>, report: &mut Report) {
 }
 
 fn chat_template(listing: &Listing) -> Result<bool> {
-    // `ChatTemplate::from_dir` has no size limit, so check here.
-    const MAX_BYTES: u64 = 32 << 20;
-    let too_long = |name: &&str| listing.bytes([*name]) > MAX_BYTES;
-    if ["chat_template.jinja", "chat_template.json", "tokenizer_config.json"].iter().any(too_long) {
-        return Ok(false);
-    }
     let exists = |name: &&str| listing.has(name);
     if !["chat_template.jinja", "chat_template.json", "tokenizer_config.json"].iter().any(exists) {
         return Ok(false);
@@ -272,11 +266,6 @@ pub(super) fn inspect_gguf(file: &GgufFile, report: &mut Report) {
         let note = format!("the tokenizer has {tokens} tokens and the model's embedding {rows} rows");
         (report.tokenizer.state, report.tokenizer.note) = (TokenizerState::DoesNotFit, Some(note));
         refuse_if_not_built(build(), report);
-    }
-    if let Some(template) = special.chat_template
-        && let Err(error) = ChatTemplate::new(&template, file.path())
-    {
-        report.refuse_for(&error);
     }
 }
 

@@ -26,6 +26,7 @@ mod testing;
 use crate::checkpoint::Checkpoint;
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::files::read_settings;
 use pellucid_kernels::encoding::Encoding;
 use serde_json::Value;
 use std::collections::{HashMap, HashSet};
@@ -98,7 +99,7 @@ pub(crate) fn with_sidecar(mut config: Value, dir: &Path) -> Value {
 
 fn sidecar(dir: &Path) -> Option<Value> {
     [("quantize_config.json", "gptq"), ("quant_config.json", "awq")].into_iter().find_map(|(file, method)| {
-        let mut value: Value = serde_json::from_slice(&std::fs::read(dir.join(file)).ok()?).ok()?;
+        let mut value: Value = serde_json::from_slice(&read_settings(&dir.join(file)).ok()?).ok()?;
         let part = value.as_object_mut().filter(|part| part.contains_key("bits") || part.contains_key("w_bit"))?;
         part.entry("quant_method").or_insert_with(|| method.into());
         Some(value)

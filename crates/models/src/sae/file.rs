@@ -7,7 +7,6 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,7 +16,7 @@ use memmap2::Mmap;
 use super::npz::{self, NpyData};
 use super::view::{Element, MatrixView};
 use crate::checkpoint::{Checkpoint, StoredType, Tensor};
-use crate::listing::{FETCH_LFS, LFS_POINTER};
+use crate::files::{FETCH_LFS, LFS_POINTER, open_regular};
 use crate::{Error, Result};
 
 /// Weights whose shapes are checked as they are read.
@@ -286,7 +285,7 @@ fn open_checkpoint(path: &Path) -> Result<BTreeMap<String, StoredArray>> {
 }
 
 fn open_archive(path: &Path) -> Result<BTreeMap<String, StoredArray>> {
-    let file = File::open(path).map_err(Error::io(path))?;
+    let file = open_regular(path)?;
     if file.metadata().map_err(Error::io(path))?.len() == 0 {
         return Err(Error::invalid(path, "the file is empty", "download it again"));
     }

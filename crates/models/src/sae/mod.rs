@@ -52,6 +52,7 @@ pub use named::{BUILTIN, read_named_sae};
 pub use record::{SaeCheck, SaeRecord, Tried};
 pub use search::find_saes;
 
+use crate::files::open_regular;
 use crate::listing::Listing;
 use crate::{Error, Result};
 use formats::{FORMATS, Format};
@@ -79,7 +80,7 @@ impl LoadedSae {
         let mut hash = Sha256::new();
         let mut buffer = vec![0; 1 << 20];
         for path in &self.info.files {
-            let mut file = std::fs::File::open(path).map_err(Error::io(path))?;
+            let mut file = open_regular(path)?;
             loop {
                 match file.read(&mut buffer).map_err(Error::io(path))? {
                     0 => break,

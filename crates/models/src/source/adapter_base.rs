@@ -3,6 +3,7 @@
 use super::PathKind;
 use crate::adapter;
 use crate::error::{Error, Result};
+use crate::files::read_small;
 use crate::pull;
 use pellucid_engine::Remedy;
 use std::path::{Path, PathBuf};
@@ -52,6 +53,6 @@ fn hugging_face_cache(id: &str) -> Option<PathBuf> {
         return None;
     }
     let model = hub.join(format!("models--{}", id.replace('/', "--")));
-    let revision = std::fs::read_to_string(model.join("refs/main")).ok()?;
+    let revision = String::from_utf8(read_small(&model.join("refs/main"), 1024).ok()?).ok()?;
     Some(model.join("snapshots").join(revision.trim()))
 }

@@ -6,6 +6,7 @@
 //! (`path_kind`) and why it is not a model (`no_model`).
 
 mod adapter_base;
+mod file_kind;
 mod no_model;
 mod path_kind;
 
@@ -19,9 +20,9 @@ use crate::chat::ChatTemplate;
 use crate::checkpoint::Checkpoint;
 use crate::config::Config;
 use crate::error::Result;
+use crate::files::read_settings;
 use crate::gguf::{self, GgufFile};
 use crate::json;
-use crate::listing;
 use crate::quantized;
 use crate::tensors::Tensors;
 use crate::tokenizer::{SpecialTokens, Tokenizer};
@@ -122,7 +123,7 @@ impl ModelSource {
             ModelSource::Gguf(file) if file.value(gguf::TOKENIZER_MODEL).is_none() => Ok(None),
             ModelSource::Gguf(file) => {
                 let template = gguf::special_tokens(file)?.chat_template;
-                template.map(|source| ChatTemplate::new(&source, file.path())).transpose()
+                Ok(template.map(|source| ChatTemplate::new(&source, file.path())))
             }
         }
     }
@@ -130,7 +131,7 @@ impl ModelSource {
 
 fn directory_config(dir: &Path) -> Result<Config> {
     let file = dir.join("config.json");
-    let value = json::parse_config(&listing::read_settings(&file)?, &file)?;
+    let value = json::parse_config(&read_settings(&file)?, &file)?;
     Config::new(quantized::with_sidecar(value, dir), &file)
 }
 

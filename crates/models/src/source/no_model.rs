@@ -1,11 +1,13 @@
 //! Why a path cannot be opened as a model, and what to do instead.
 
+use super::file_kind::FileKind;
 use super::{ModelSource, gguf_files};
 use crate::category::{self, Category, ConfigKeys, custom_code};
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::files::{FETCH_LFS, LFS_POINTER, first_bytes};
 use crate::gguf::GgufFile;
-use crate::listing::{self, Listing};
+use crate::listing::Listing;
 use pellucid_engine::Remedy;
 use std::path::Path;
 
@@ -28,14 +30,14 @@ fn unreadable_directory(path: &Path, error: &std::io::Error) -> Error {
 
 /// Explains why a file is not a model, by its first bytes.
 fn explain_file(path: &Path) -> Error {
-    let start = match listing::first_bytes(path, listing::LFS_POINTER.len() as u64) {
+    let start = match first_bytes(path, FileKind::BYTES) {
         Ok(start) => start,
         Err(error) => {
             return Error::invalid(path, format!("the file cannot be read: {error}"), "check its permissions");
         }
     };
-    if start.starts_with(listing::LFS_POINTER) {
-        return Error::invalid(path, "this is a Git LFS pointer, not the file itself", listing::FETCH_LFS);
+    if start.starts_with(LFS_POINTER) {
+        return Error::invalid(path, "this is a Git LFS pointer, not the file itself", FETCH_LFS);
     }
     if is_safetensors(path) {
         let parent = path.parent().filter(|parent| parent.join("config.json").is_file());
@@ -44,6 +46,9 @@ fn explain_file(path: &Path) -> Error {
             None => "put it into a directory with its config.json, and give that directory".into(),
         };
         return Error::invalid(path, "a weight file without config.json does not identify its model", remedy);
+    }
+    if let Some(kind) = FileKind::of(path, &start) {
+        return Error::unsupported(format!("{}: this file is {}", path.display(), kind.name), kind.remedy);
     }
     let named_gguf = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
     let problem = match named_gguf {
@@ -56,7 +61,7 @@ fn explain_file(path: &Path) -> Error {
 /// Whether a file begins as a safetensors file does: with the length of its JSON header. Pipes and
 /// devices are not opened: that may block.
 pub(crate) fn is_safetensors(path: &Path) -> bool {
-    path.is_file() && listing::first_bytes(path, 9).is_ok_and(|start| start.get(8) == Some(&b'{'))
+    path.is_file() && first_bytes(path, 9).is_ok_and(|start| start.get(8) == Some(&b'{'))
 }
 
 /// Explains why a directory without a readable `config.json`, or of this category, is not a model.

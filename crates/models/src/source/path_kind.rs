@@ -1,7 +1,8 @@
 //! The kind of thing at a path, decided by file names and first bytes.
 
 use crate::adapter;
-use crate::listing::{self, Listing};
+use crate::files::first_bytes;
+use crate::listing::Listing;
 use std::path::{Path, PathBuf};
 
 /// First bytes of a GGUF file.
@@ -57,7 +58,7 @@ pub(crate) fn gguf_files(listing: &Listing) -> Vec<&str> {
 
 /// Whether a file begins as a GGUF file does. Pipes and devices are not opened: that may block.
 fn is_gguf(path: &Path) -> bool {
-    path.is_file() && listing::first_bytes(path, GGUF_MAGIC.len() as u64).is_ok_and(|start| start == GGUF_MAGIC)
+    path.is_file() && first_bytes(path, GGUF_MAGIC.len() as u64).is_ok_and(|start| start == GGUF_MAGIC)
 }
 
 #[cfg(test)]

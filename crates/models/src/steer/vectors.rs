@@ -1,12 +1,11 @@
 //! [`SteeringVectors`]: the directions of a file, checked, and the taps that add them.
 
 use super::{LayerList, SteeringInfo, fingerprint, gguf_file, safetensors_file};
+use crate::files::first_bytes;
 use crate::{Error, LoadedModel, Result};
 use pellucid_engine::point::Scope;
 use pellucid_engine::{Point, Program, Remedy, Site, Tap};
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 
 /// One direction per layer, all of the same width, finite and not zero.
@@ -58,9 +57,7 @@ impl SteeringVectors {
     /// # Errors
     /// If the file cannot be read, is damaged, or holds anything but directions.
     pub fn open(path: &Path) -> Result<SteeringVectors> {
-        let mut magic = [0; 4];
-        let mut file = File::open(path).map_err(Error::io(path))?;
-        let is_gguf = file.read_exact(&mut magic).is_ok() && &magic == b"GGUF";
+        let is_gguf = first_bytes(path, 4)? == b"GGUF";
         if is_gguf { gguf_file::read(path) } else { safetensors_file::read(path) }
     }
 

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use super::stages::Pipeline;
 use crate::{Error, Result};
 
 /// The special tokens of a model.
@@ -48,7 +49,7 @@ const ROLES: [&str; 4] = ["bos_token", "eos_token", "pad_token", "unk_token"];
 
 impl SpecialTokens {
     /// Reads the special tokens from the files beside a tokenizer.
-    pub(super) fn read(dir: &Path, files: &Sidecars<'_>, tokenizer: &tokenizers::Tokenizer) -> Result<SpecialTokens> {
+    pub(super) fn read(dir: &Path, files: &Sidecars<'_>, tokenizer: &Pipeline) -> Result<SpecialTokens> {
         let parsed = parse_sidecars(dir, files)?;
         let named: Vec<(&str, &Value)> = Sidecars::NAMES.into_iter().zip(&parsed).collect();
         let (texts_in, ids_in) = named.split_at(2);
@@ -86,7 +87,7 @@ impl SpecialTokens {
     }
 
     /// Uses eos as the padding token if none is named.
-    pub(super) fn pad_as_eos(&mut self, tokenizer: &tokenizers::Tokenizer) {
+    pub(super) fn pad_as_eos(&mut self, tokenizer: &Pipeline) {
         if self.pad.is_none() {
             let named = self.texts.get("eos_token").and_then(|text| tokenizer.token_to_id(text));
             self.pad = named.or(self.eos.first().copied());

@@ -342,6 +342,7 @@ fn inspection_and_loading_agree_on_odd_paths() {
             "quantized, but the weights are not",
             "renamed tensors",
             "plain tokenizer",
+            "broken chat template",
             "GGUF",
             "GGUF without an extension",
             "GGUF as .bin",

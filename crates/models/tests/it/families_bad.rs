@@ -152,3 +152,40 @@ fn no_value_of_any_key_makes_a_family_panic() {
     }
     assert!(panics.is_empty(), "{panics:#?}");
 }
+
+#[test]
+fn f12_values_of_a_wrong_type_or_out_of_range_are_refused_by_name() {
+    let refused = |family: &str, key: &str, value: Value, problem: &str| {
+        let config = with(&with(&small_model(), "model_type", family.into()), key, value.clone());
+        let error = read(config).expect_err(&format!("{family}: {key} = {value}"));
+        assert!(error.contains(&format!("`{key}")) && error.contains(problem), "{family}: {key} = {value}: {error}");
+    };
+    for value in [json!(3), json!("x"), json!([1]), json!(true)] {
+        refused("llama", "rope_parameters", value.clone(), "which is not an object");
+        refused("llama", "rope_scaling", value, "which is not an object");
+    }
+    for value in [json!(["gelu"]), json!(3), json!({"a": 1}), json!(false)] {
+        refused("llama", "hidden_act", value.clone(), "which is not text");
+        refused("gemma2", "hidden_activation", value.clone(), "which is not text");
+        refused("gpt2", "activation_function", value, "which is not text");
+    }
+    for value in [json!(-1e-6), json!(2.0), json!(1e300)] {
+        refused("llama", "rms_norm_eps", value, "which must be between 0 and 1");
+    }
+    for (key, value) in [("factor", json!(0.0)), ("factor", json!(-2)), ("rope_theta", json!(1e300))] {
+        let mut rope = json!({"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0});
+        rope[key] = value;
+        refused("llama", "rope_parameters", rope, "which must be positive");
+    }
+    for value in [json!(0), json!(-2.0), json!(1e-60)] {
+        refused("granite", "logits_scaling", value, "which must be positive");
+    }
+    refused("granite", "embedding_multiplier", json!(1e308), "which must be between");
+    refused("olmo", "clip_qkv", json!(-1), "which must be 0 or more");
+    refused("gemma2", "final_logit_softcapping", json!(0), "which must be positive");
+    refused("gemma2", "query_pre_attn_scalar", json!(0), "which must be positive");
+    refused("falcon_h1", "ssm_multipliers", json!([1e30, 1, 1, 1, 1]), "which must be between");
+    // Null means absent.
+    let absent = with(&with(&small_model(), "model_type", "llama".into()), "hidden_act", Value::Null);
+    assert!(read(absent).is_ok());
+}

@@ -194,3 +194,53 @@ fn pickles_that_could_execute_code_are_refused_with_a_conversion() {
         assert_eq!(report.support, Support::Native);
     }
 }
+
+/// Every small file of a model's directory, replaced by a pipe and by a link to a device.
+#[cfg(unix)]
+#[test]
+fn f13_a_fifo_or_device_in_place_of_a_small_file_neither_hangs_nor_is_read() {
+    let names = [
+        "config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "generation_config.json",
+        "special_tokens_map.json",
+        "chat_template.jinja",
+        "chat_template.json",
+        "tokenizer.model",
+        "tekken.json",
+        "vocab.json",
+        "vocab.txt",
+        "merges.txt",
+        "x.tiktoken",
+        "quantize_config.json",
+        "quant_config.json",
+        "README.md",
+        "model.safetensors",
+        "model.safetensors.index.json",
+        "adapter_config.json",
+    ];
+    for name in names {
+        for device in [false, true] {
+            let dir = copy("llama");
+            let path = dir.path().join(name);
+            let _ = fs::remove_file(&path);
+            if device {
+                std::os::unix::fs::symlink("/dev/zero", &path).expect("linked");
+            } else {
+                let made = std::process::Command::new("mkfifo").arg(&path).status().expect("mkfifo runs");
+                assert!(made.success());
+            }
+            // A hang would end the test run without naming the file.
+            let (sender, receiver) = std::sync::mpsc::channel();
+            let root = dir.path().to_owned();
+            std::thread::spawn(move || {
+                let report = inspect(&root).expect("a report");
+                let loaded = pellucid_models::LoadedModel::open(&root, &Default::default(), &mut |_| {});
+                let _ = sender.send((report.runs(), loaded.is_ok()));
+            });
+            let answer = receiver.recv_timeout(std::time::Duration::from_secs(60));
+            assert!(answer.is_ok(), "{name} (device: {device}): {answer:?}");
+        }
+    }
+}

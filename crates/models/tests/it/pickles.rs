@@ -265,3 +265,24 @@ proptest! {
         prop_assert!(Checkpoint::open_file(&path).is_err());
     }
 }
+
+#[test]
+fn f3_a_pickle_that_names_one_tensor_many_times_costs_no_more_than_its_length() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("pytorch_model.bin");
+    let long = "k".repeat(1 << 20);
+    // The memo holds the name and the tensor; each further entry takes four bytes.
+    let start = || Pickle::start().raw(b"}").text(&long).raw(b"q\0").tensor("FloatStorage", "0", 1, 0, &[1], &[1]);
+    let twice = start().raw(b"q\x01s(").raw(&b"h\0h\x01".repeat(250_000)).raw(b"u.");
+    twice.save(&path, &[("0", &[0; 4])]);
+    let (problem, remedy) = refusal(&path);
+    assert!(problem.contains("tensor `kkk") && problem.ends_with("…` occurs twice"), "{problem}");
+    assert!(problem.len() < 1000 && remedy.contains("download it again"), "{} {remedy}", problem.len());
+    // The same arguments, called a million times, would be a million tensors of 64 dimensions.
+    let calls = Pickle::start().raw(b"}X\x01\0\0\0a").tensor("FloatStorage", "0", 1, 0, &[1; 64], &[1; 64]);
+    let calls = calls.raw(b"sctorch._utils\n_rebuild_tensor_v2\nq\x02((").text("storage");
+    let calls = calls.raw(b"ctorch\nFloatStorage\n").text("0").text("cpu").int(1).raw(b"tQ").int(0);
+    let calls = calls.ints(&[1; 64]).ints(&[1; 64]).raw(b"tq\x03").raw(&b"h\x02h\x03R".repeat(1 << 20)).raw(b".");
+    calls.save(&path, &[("0", &[0; 4])]);
+    assert!(refusal(&path).0.contains("dimensions in all"), "{:?}", refusal(&path));
+}

@@ -141,5 +141,5 @@ fn control_vector(file: &GgufFile) -> Summary {
 
 fn read_json(file: &Path) -> Option<Value> {
     const MAX_BYTES: u64 = 1 << 20;
-    serde_json::from_slice(&crate::listing::first_bytes(file, MAX_BYTES).ok()?).ok()
+    serde_json::from_slice(&crate::files::first_bytes(file, MAX_BYTES).ok()?).ok()
 }

@@ -2,7 +2,8 @@
 
 use super::settings::{TokenizerClass, TokenizerSettings};
 use super::{PostProcessor, TokenizerParts, byte_level, class_mismatch, damaged, split_then_byte_level};
-use crate::{Error, Result};
+use crate::Result;
+use crate::files::{MAX_VOCABULARY_BYTES, read_small};
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::path::Path;
@@ -70,7 +71,7 @@ fn gpt1(ids: HashMap<String, u32>, merges: &[[String; 2]], settings: &TokenizerS
 
 /// Reads the merges: a pair of tokens per line, after an optional `#version` line.
 fn merges(path: &Path) -> Result<Vec<[String; 2]>> {
-    let text = std::fs::read(path).map_err(Error::io(path))?;
+    let text = read_small(path, MAX_VOCABULARY_BYTES)?;
     let text = String::from_utf8(text).map_err(|_| damaged(path, "not text in UTF-8"))?;
     let lines = text.lines().enumerate().filter(|(_, line)| !line.starts_with("#version") && !line.is_empty());
     let pair = |(number, line): (usize, &str)| match line.split_once(' ') {

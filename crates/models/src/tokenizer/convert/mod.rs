@@ -13,8 +13,8 @@ mod sentencepiece_proto;
 mod settings;
 mod wordpiece;
 
-use super::{Sidecars, read_optional, special};
-use crate::checkpoint::{LFS_POINTER, LFS_REMEDY};
+use super::{Sidecars, special};
+use crate::files::{FETCH_LFS, LFS_POINTER, MAX_VOCABULARY_BYTES, read_small_if_exists};
 use crate::{Error, Result};
 use serde_json::{Value, json};
 use settings::TokenizerSettings;
@@ -34,9 +34,6 @@ pub const TOKENIZER_FILES: [&str; 9] = [
     "vocab.txt",
 ];
 
-/// Limit of a token's length: deriving merges takes time quadratic in it.
-const MAX_TOKEN_BYTES: usize = 4096;
-
 /// The result of a conversion.
 pub(super) struct ConvertedTokenizer {
     /// The file that was converted.
@@ -52,7 +49,7 @@ pub(super) struct ConvertedTokenizer {
 pub(super) fn from_dir(dir: &Path, sidecars: &Sidecars<'_>) -> Result<Option<ConvertedTokenizer>> {
     let Some((file, bytes)) = find_tokenizer_file(dir)? else { return Ok(None) };
     if bytes.starts_with(LFS_POINTER) {
-        return Err(Error::invalid(file, "this is a Git LFS pointer, not the tokenizer", LFS_REMEDY));
+        return Err(Error::invalid(file, "this is a Git LFS pointer, not the tokenizer", FETCH_LFS));
     }
     let settings = TokenizerSettings::read(dir, sidecars)?;
     let name = file.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
@@ -79,7 +76,7 @@ fn find_tokenizer_file(dir: &Path) -> Result<Option<(PathBuf, Vec<u8>)>> {
         if name == "vocab.json" && !dir.join("merges.txt").is_file() {
             continue;
         }
-        if let Some(bytes) = read_optional(&dir.join(&name))? {
+        if let Some(bytes) = read_small_if_exists(&dir.join(&name), MAX_VOCABULARY_BYTES)? {
             return Ok(Some((dir.join(name), bytes)));
         }
     }

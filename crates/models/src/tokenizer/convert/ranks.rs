@@ -4,9 +4,10 @@
 //! split of a token into two tokens, in the order of the ranks.
 
 use super::super::byte_to_char;
+use super::super::merges::{MAX_TOKEN_BYTES, check_lengths};
 use super::bpe::QWEN;
 use super::settings::TokenizerSettings;
-use super::{MAX_TOKEN_BYTES, PostProcessor, TokenizerParts, byte_level, damaged, split_then_byte_level};
+use super::{PostProcessor, TokenizerParts, byte_level, damaged, split_then_byte_level};
 use crate::Result;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -166,6 +167,7 @@ fn parts(file: &Path, ranks: Ranks, offset: u32, pattern: &str, added: Vec<(Stri
     if (0..=255u8).any(|byte| !ranks.contains_key(&[byte][..])) {
         return Err(damaged(file, "not every byte has a token"));
     }
+    check_lengths(ranks.keys().map(Vec::len)).map_err(|problem| damaged(file, problem))?;
     let to_chars = |bytes: &[u8]| bytes.iter().map(|byte| byte_to_char(*byte)).collect::<String>();
     let mut merges: Vec<(u32, (u32, u32), [String; 2])> = Vec::new();
     for (token, rank) in &ranks {

@@ -1,8 +1,9 @@
 //! SentencePiece models: pieces with scores in a protocol buffer, of type BPE or unigram.
 
+use super::super::merges::{check_lengths, merges_by_score};
 use super::sentencepiece_proto::SentencePieceModel;
 use super::settings::{TokenizerClass, TokenizerSettings};
-use super::{MAX_TOKEN_BYTES, PostProcessor, TokenizerParts, class_mismatch, damaged};
+use super::{PostProcessor, TokenizerParts, class_mismatch, damaged};
 use crate::{Error, Result};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -24,9 +25,7 @@ pub(super) fn convert(
 ) -> Result<(Value, TokenizerSettings)> {
     let broken = || damaged(file, "not a SentencePiece model, or a truncated one");
     let model = SentencePieceModel::read(bytes).ok_or_else(broken)?;
-    if model.pieces.iter().any(|piece| piece.text.len() > MAX_TOKEN_BYTES) {
-        return Err(damaged(file, format!("a piece has more than {MAX_TOKEN_BYTES} bytes")));
-    }
+    check_lengths(model.pieces.iter().map(|piece| piece.text.len())).map_err(|problem| damaged(file, problem))?;
     let is_bpe = match model.algorithm {
         1 => false,
         2 => true,
@@ -202,7 +201,7 @@ impl TokenizerParts {
         let built = json!({
             "type": "BPE", "dropout": null, "unk_token": unk, "continuing_subword_prefix": null,
             "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": byte_fallback, "ignore_merges": false,
-            "vocab": ids, "merges": merges(&ids),
+            "vocab": ids, "merges": merges_by_score(model.mergeable(), |piece| ids.get(piece).copied()),
         });
         let decoder = json!({"type": "Sequence", "decoders": fallback_decoders()});
         let (normalizer, pre_tokenizer) = (Value::Null, Value::Null);
@@ -268,20 +267,4 @@ fn replace(from: &str, to: &str) -> Value {
 
 fn fallback_decoders() -> Vec<Value> {
     vec![replace(METASPACE, " "), json!({"type": "ByteFallback"}), json!({"type": "Fuse"})]
-}
-
-/// Every split of a piece into two pieces, in the order of the pieces' ids.
-fn merges(ids: &HashMap<String, u32>) -> Vec<[&str; 2]> {
-    // Splits of the same piece are ordered by the length of the left part.
-    let mut merges: Vec<(u32, usize, [&str; 2])> = Vec::new();
-    for (piece, id) in ids {
-        for (at, _) in piece.char_indices().skip(1) {
-            let (left, right) = piece.split_at(at);
-            if ids.contains_key(left) && ids.contains_key(right) {
-                merges.push((*id, at, [left, right]));
-            }
-        }
-    }
-    merges.sort_by_key(|(id, at, _)| (*id, *at));
-    merges.into_iter().map(|(.., pair)| pair).collect()
 }

@@ -21,7 +21,7 @@ pub(super) struct SentencePieceModel {
 pub(super) struct Piece {
     pub text: String,
     pub score: f32,
-    /// 3 is a control token, 4 a user-defined one.
+    /// 1 is a normal piece, 2 the unknown one, 3 a control token, 4 a user-defined one, 6 a byte.
     pub kind: u64,
 }
 
@@ -32,6 +32,12 @@ impl SentencePieceModel {
 
     pub(super) fn scored(&self) -> impl Iterator<Item = (String, f32)> + '_ {
         self.pieces.iter().map(|piece| (piece.text.clone(), piece.score))
+    }
+
+    /// The pieces that merges can make, with their scores: neither bytes nor control tokens.
+    pub(super) fn mergeable(&self) -> impl Iterator<Item = (&str, f32)> {
+        let pieces = self.pieces.iter().filter(|piece| !matches!(piece.kind, 2 | 3 | 6));
+        pieces.map(|piece| (piece.text.as_str(), piece.score))
     }
 
     /// Control and user-defined tokens, which are matched before normalization and splitting.
