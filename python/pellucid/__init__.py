@@ -44,6 +44,7 @@ from .inspection import (
 )
 from .loading import Attempt, Tokenizer, load_tokenizer, strategies
 from .loading import load_with_strategies as load_with_strategies  # deprecated, not in __all__
+from .memory import set_memory_limit
 from .model import Model, load, pull
 from .network import Network, NetworkModel
 from .prefixes import Prefixes
@@ -111,6 +112,7 @@ __all__ = [
     "register_architectures",
     "registered_architectures",
     "session_schema",
+    "set_memory_limit",
     "strategies",
     "transformer_lens",
 ]

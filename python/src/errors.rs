@@ -79,6 +79,7 @@ pub fn from_engine(py: Python<'_>, fault: &engine::Error) -> PyErr {
         Input { .. } => new_error(py, ErrorKind::Input, &message, hint, None),
         Value { .. } | Several(_) => new_error(py, ErrorKind::Plan, &message, hint, None),
         Interrupted => new_error(py, ErrorKind::Interrupted, &message, None, None),
+        Memory { .. } => new_error(py, ErrorKind::Input, &message, hint, None),
         Busy { .. } => new_error(py, ErrorKind::Input, &message, hint, None),
         Internal(_) => internal(py, &message),
         Architecture { .. } => new_error(py, ErrorKind::Load, &message, hint, None),

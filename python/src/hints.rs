@@ -11,6 +11,9 @@ pub fn word(remedy: &Remedy) -> String {
         Remedy::Unchecked => "`unchecked=True` attaches it all the same".into(),
         Remedy::NameSaeSite => "name the site: `model.attach(path, \"layers.5.resid_post\")`".into(),
         Remedy::AttachSae => "attach an SAE there with `model.attach(path, site)`".into(),
+        Remedy::RaiseMemoryLimit => "use fewer or shorter rows, captures or weights (`dtype=\"q8\"`), or raise it: \
+             `pellucid.set_memory_limit(\"95%\")`, `\"12GB\"` or `\"none\"`"
+            .into(),
         Remedy::ReplaceStore => {
             "choose another `output.path`, or replace it with `session.run(replace=True)`; equal parts are reused"
                 .into()

@@ -97,7 +97,7 @@ mod _core {
     #[pymodule_export]
     use super::tracing::{SiteDescriptor, TraceLayer, TraceLayers, TraceRecorder, TraceSite, TraceValue, TraceView};
     #[pymodule_export]
-    use super::{after_fork, points, version};
+    use super::{after_fork, points, set_memory_limit, version};
 }
 
 /// Every point that a model may have: `(name, whether it is per layer, meaning)`.
@@ -112,6 +112,16 @@ fn points() -> Vec<(&'static str, bool, &'static str)> {
 #[pyfunction]
 fn version() -> &'static str {
     env!("CARGO_PKG_VERSION")
+}
+
+/// Sets the memory that later calls of this process may take: `80%`, `12GB` or `none`.
+#[pyfunction]
+fn set_memory_limit(py: Python<'_>, limit: &str) -> PyResult<()> {
+    let limit = limit.parse().map_err(|problem: String| {
+        errors::error(py, errors::ErrorKind::Input, &problem, Some("such as \"80%\", \"12GB\" or \"none\""))
+    })?;
+    pellucid_engine::set_memory_limit(limit);
+    Ok(())
 }
 
 /// Called in the child after `os.fork`: the thread pool is not inherited and must be restarted.

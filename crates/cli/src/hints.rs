@@ -10,6 +10,10 @@ pub fn word(remedy: &Remedy) -> String {
         Remedy::Unchecked => "--unchecked attaches it all the same".into(),
         Remedy::NameSaeSite => "name the site: --sae PATH@layers.5.resid_post".into(),
         Remedy::AttachSae => "attach an SAE there with --sae PATH@SITE".into(),
+        Remedy::RaiseMemoryLimit => {
+            "use fewer or shorter rows, captures or weights (--dtype q8), or raise it: --memory-limit 95%, 12GB or none"
+                .into()
+        }
         Remedy::ReplaceStore => {
             "choose another `output.path` (--output DIR), or replace it with --replace; equal parts are reused".into()
         }

@@ -72,10 +72,15 @@ pub fn prompts(loaded: &LoadedModel, input: &InputArgs, file: Option<&Path>) -> 
                     "each line is \"text\", {\"text\": \"…\"}, [1,2,3] or {\"tokens\": [1,2,3]}",
                 )
             })?;
-            prompts.push(match line {
-                Line::Text(text) | Line::Named { text } => loaded.encode(&text)?,
-                Line::Tokens(tokens) | Line::NamedTokens { tokens } => tokens,
-            });
+            let tokens = match line {
+                Line::Text(text) | Line::Named { text } => loaded.encode(&text),
+                Line::Tokens(tokens) | Line::NamedTokens { tokens } if tokens.is_empty() => {
+                    Err(pellucid_models::Error::usage("the row has no tokens", "give at least one token"))
+                }
+                Line::Tokens(tokens) | Line::NamedTokens { tokens } => Ok(tokens),
+            };
+            let at = || format!("{}, line {}", path.display(), number + 1);
+            prompts.push(tokens.map_err(|error| Failure::from(error).in_context(&at()))?);
         }
     }
     if prompts.rows.is_empty() {

@@ -75,6 +75,9 @@ fn check_instructions() -> Result<(), Failure> {
 
 fn run(arguments: Arguments) -> Result<(), Failure> {
     check_instructions()?;
+    if let Some(limit) = arguments.memory_limit {
+        pellucid_engine::set_memory_limit(limit);
+    }
     if let Some(file) = &arguments.architectures {
         pellucid_models::families::register_file(file)?;
     }

@@ -37,6 +37,13 @@ pub fn load_with_saes(args: &ModelArgs, saes: &[(&str, &Path)]) -> Result<&'stat
     warn(&loaded.warnings);
     let of_flags = args.sae.iter().map(|text| (text.as_str(), Path::new("")));
     attach_saes(&mut loaded, of_flags.chain(saes.iter().copied()), args.unchecked)?;
+    let slow = loaded.slow_formats();
+    if !slow.is_empty() {
+        say(&format!(
+            "note: {} weights have no fast kernels; --dtype q8 or bf16 is several times faster and takes more memory",
+            slow.join(" and ")
+        ));
+    }
     loaded.name_variants.iter().for_each(|variant| say(&format!("note: {variant}")));
     Ok(Box::leak(Box::new(loaded)))
 }

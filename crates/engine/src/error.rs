@@ -1,5 +1,6 @@
 //! Errors of the engine. Checks run before any computation if possible.
 
+use crate::memory_limit::{AllowedMemory, format_bytes};
 use crate::remedy::Remedy;
 use std::sync::LazyLock;
 
@@ -56,6 +57,16 @@ pub enum Error {
         /// Requests in the queue.
         waiting: usize,
     },
+    /// A call that would need more memory than it may take. Nothing was allocated.
+    #[error("{purpose} needs {}; {allowed}", format_bytes(*.needed))]
+    Memory {
+        /// The call.
+        purpose: String,
+        /// Predicted bytes.
+        needed: usize,
+        /// The bytes that it may take.
+        allowed: AllowedMemory,
+    },
     /// A fault of the engine itself.
     #[error("internal error: {0}")]
     Internal(String),
@@ -67,9 +78,17 @@ pub enum Error {
     },
 }
 
+/// Number of problems of one plan that an error lists. Suggestions for a wrong name take a
+/// millisecond, so that thousands of wrong names would take minutes.
+pub(crate) const MAX_PROBLEMS: usize = 20;
+
 fn list_problems(errors: &[Error]) -> String {
     let lines: Vec<String> = errors.iter().map(|error| format!("- {error}")).collect();
-    format!("{} problems:\n{}", errors.len(), lines.join("\n"))
+    let count = match errors.len() {
+        MAX_PROBLEMS.. => format!("the first {} problems", errors.len()),
+        count => format!("{count} problems"),
+    };
+    format!("{count}:\n{}", lines.join("\n"))
 }
 
 /// Result type of this crate.
@@ -87,6 +106,7 @@ impl Error {
             | Error::Value { remedy, .. }
             | Error::Input { remedy, .. } => Some(remedy),
             Error::Interrupted | Error::Internal(_) => None,
+            Error::Memory { .. } => Some(&Remedy::RaiseMemoryLimit),
             Error::Busy { .. } => Some(&SUBMIT_LATER),
             Error::Several(all) => all.first().and_then(Error::remedy),
             Error::Architecture { .. } => Some(&CORRECT_CONFIG),

@@ -1,13 +1,15 @@
 //! `Plan::explain`: what a plan will do on a model and what it will cost, without running it.
 
 use crate::array::CaptureDtype;
-use crate::backend::cpu::sae::MAX_ACTIVATIONS;
 use crate::error::{Error, Result};
+use crate::memory_limit::{allowed_memory, format_bytes};
 use crate::model::Model;
+use crate::needed_memory::{
+    activation_bytes, capture_bytes, keeps_dense, sae_memory, sae_positions, unfused_bytes, value_bytes,
+};
 use crate::plan::{CompiledAction, CompiledPlan, CompiledReduce, CompiledTap, Lengths, Plan, compile};
 use crate::profile::{pairs, work};
 use crate::program::{EdgeId, Layout, Op, OpKind, Program, TokenSet};
-use crate::sae::CHUNK_TOKENS;
 use pellucid_kernels::{DType, Matrix, Pool, matmul};
 use serde::Serialize;
 use std::fmt::{Display, Formatter};
@@ -53,8 +55,15 @@ pub struct Explanation {
     pub feature_bytes: usize,
     /// Bytes of the activations that exist at once, without captures and features.
     pub activation_bytes: usize,
-    /// Bytes of weights, autoencoders, KV cache, activations, features and captures together.
+    /// Bytes of the computed values that are not saved.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub value_bytes: usize,
+    /// Bytes of weights, autoencoders, KV cache, activations, features, captures and values
+    /// together.
     pub peak_bytes: usize,
+    /// Bytes that a call may take on this machine now, beside the weights; absent if not limited.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allowed_bytes: Option<usize>,
     /// Ops that the backend does not support and that run on the CPU; empty for the CPU backend.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub fallbacks: Vec<String>,
@@ -155,7 +164,9 @@ impl Plan {
             TokenSet::ForLogits => logits,
             TokenSet::All | TokenSet::ForLastMlp => tokens,
         };
-        let activation_bytes = activation_bytes(program, &compiled, positions_of);
+        let activation_bytes = activation_bytes(program, &compiled, positions_of)
+            .saturating_add(unfused_bytes(program, &compiled, prompts));
+        let value_bytes = value_bytes(&compiled);
         let sae_bytes: usize = model.saes().iter().map(|attached| attached.sae.bytes()).sum();
         let weight_memory = model.weights().bytes() + sae_bytes;
         let taps: Vec<TapExplanation> = compiled
@@ -180,7 +191,11 @@ impl Plan {
             kv_bytes,
             feature_bytes,
             activation_bytes,
-            peak_bytes: weight_memory + kv_bytes + activation_bytes + feature_bytes + capture_bytes,
+            value_bytes,
+            peak_bytes: [weight_memory, kv_bytes, activation_bytes, feature_bytes, capture_bytes, value_bytes]
+                .into_iter()
+                .fold(0, usize::saturating_add),
+            allowed_bytes: allowed_memory().ok().flatten().map(|allowed| allowed.bytes),
             fallbacks: fallbacks(model, &compiled),
             gradients,
             taps,
@@ -190,76 +205,6 @@ impl Plan {
 
 fn is_zero(count: &usize) -> bool {
     *count == 0
-}
-
-/// Returns the most bytes of edges that exist at once. A backward pass retains the edges from the
-/// first one whose gradient is needed.
-fn activation_bytes(program: &Program, compiled: &CompiledPlan, positions_of: impl Fn(EdgeId) -> usize) -> usize {
-    let ops = &program.ops()[..compiled.ops];
-    // Inner edges of an op exist only where a tap needs them.
-    let is_inner = |edge: EdgeId| ops[program.edge(edge).producer].kind.inner().contains(&edge);
-    let edges: Vec<EdgeId> =
-        program.edge_ids().filter(|&edge| program.edge(edge).producer < ops.len() && !is_inner(edge)).collect();
-    let bytes = |edge: EdgeId| 4 * program.edge(edge).width * positions_of(edge);
-    let alive = |index: usize| {
-        let exists = |&&edge: &&EdgeId| program.edge(edge).producer <= index && index <= program.last_use(edge);
-        edges.iter().filter(exists).map(|&edge| bytes(edge)).sum::<usize>()
-    };
-    let forward = (0..ops.len()).map(alive).max().unwrap_or(0);
-    let Some(needed) = compiled.gradient_edges(program) else { return forward };
-    let first = program.edge_ids().filter(|&edge| needed[edge]).map(|edge| program.edge(edge).producer).min();
-    let retained = |&&edge: &&EdgeId| first.is_some_and(|first| program.edge(edge).producer >= first);
-    forward + edges.iter().filter(retained).map(|&edge| bytes(edge)).sum::<usize>()
-}
-
-/// Returns the number of positions for which an autoencoder runs under a plan.
-fn sae_positions(program: &Program, compiled: &CompiledPlan, kind: &OpKind) -> usize {
-    let OpKind::Sae { sae, acts, ref earlier, .. } = *kind else { return 0 };
-    let used = compiled.sae_uses[sae];
-    if !used.runs {
-        return 0;
-    }
-    // Layers of a cross-layer transcoder also run where earlier features change, and where later
-    // layers decode theirs.
-    let changed = earlier.iter().flat_map(|features| [features.pre, features.acts]);
-    let later: Vec<&OpKind> = match used.feeds_later {
-        true => program.later_layers(acts).map(|op| &op.kind).collect(),
-        false => Vec::new(),
-    };
-    let outputs: Vec<EdgeId> = std::iter::once(kind).chain(later.iter().copied()).map(OpKind::output).collect();
-    let inner = later.iter().flat_map(|kind| kind.inner()).chain(kind.inner());
-    let edges: Vec<EdgeId> = inner.chain(changed).chain(outputs.iter().copied()).collect();
-    let uses =
-        |entry: &&CompiledTap| !outputs.contains(&entry.edge) || matches!(entry.action, CompiledAction::Splice(_));
-    let taps = compiled.taps.iter().filter(|entry| edges.contains(&entry.edge)).filter(uses).map(|entry| &entry.rows);
-    let sources = compiled.sources.iter().filter(|source| edges.contains(&source.edge)).map(|source| &source.rows);
-    let selections: Vec<_> = taps.chain(sources).collect();
-    (0..compiled.prompts.len())
-        .map(|row| {
-            let chosen = selections.iter().filter_map(|rows| rows[row].as_ref()).flat_map(|chosen| chosen.positions());
-            chosen.collect::<std::collections::BTreeSet<usize>>().len()
-        })
-        .sum()
-}
-
-/// Whether a tap needs the dense activations of features: one inside the autoencoder that is not a
-/// sparse capture.
-fn keeps_dense(compiled: &CompiledPlan, kind: &OpKind) -> bool {
-    let OpKind::Sae { pre, acts, .. } = *kind else { return false };
-    let is_sparse = |entry: &CompiledTap| matches!(entry.action, CompiledAction::Capture(CompiledReduce::Sparse(_)));
-    let taps = compiled.taps.iter().any(|entry| entry.edge == pre || entry.edge == acts && !is_sparse(entry));
-    taps || compiled.sources.iter().any(|source| source.edge == pre || source.edge == acts)
-}
-
-/// Returns the bytes of feature activations that exist at once. A backward pass keeps the
-/// pre-activations of all tokens; otherwise tokens run a few at a time.
-fn sae_memory(n_features: usize, positions: usize, gradients: bool, dense: bool) -> usize {
-    let all = n_features * positions;
-    4 * match (gradients, dense) {
-        (true, _) => 3 * all,
-        (false, true) => all.min(MAX_ACTIVATIONS.max(n_features)),
-        (false, false) => all.min(CHUNK_TOKENS * n_features),
-    }
 }
 
 /// Returns the ops that the model's backend does not support under a plan, such as
@@ -313,53 +258,6 @@ fn unfused_attention(compiled: &CompiledPlan, program: &Program) -> Vec<(usize, 
     layers
 }
 
-/// Bytes of the captures and saved values of a plan; rows have `lengths` positions, and whole
-/// captures are stored as `dtype`.
-pub(crate) fn capture_bytes(
-    compiled: &CompiledPlan,
-    program: &Program,
-    lengths: &[usize],
-    dtype: CaptureDtype,
-) -> usize {
-    let of = |entry: &CompiledTap, action: &CompiledAction| {
-        let edge = program.edge(entry.edge);
-        let rows = entry.rows.iter().enumerate().filter_map(|(row, chosen)| Some((row, chosen.as_ref()?.len())));
-        let bytes = |row: usize, positions: usize| match action {
-            CompiledAction::Capture(_) if edge.layout == Layout::QueryKey => {
-                4 * entry.heads.len() * positions * lengths[row]
-            }
-            CompiledAction::Capture(CompiledReduce::Whole) => {
-                let dtype = if edge.integer { CaptureDtype::F32 } else { dtype };
-                dtype.bytes() * positions * entry.captured_len()
-            }
-            CompiledAction::Capture(CompiledReduce::Mean) => 4 * entry.columns.len(),
-            CompiledAction::Capture(CompiledReduce::TopK(k)) => 8 * positions * k,
-            CompiledAction::Capture(CompiledReduce::Project(matrix)) => 4 * positions * matrix.rows(),
-            CompiledAction::Capture(CompiledReduce::Norm | CompiledReduce::Dot(_)) => 4 * positions,
-            // An index and a value for each element, and the offset of each position.
-            CompiledAction::Capture(CompiledReduce::Sparse(size)) => positions * (8 * size.per_position + 8),
-            CompiledAction::Read
-            | CompiledAction::Grad { .. }
-            | CompiledAction::Edit(_)
-            | CompiledAction::Call(_)
-            | CompiledAction::Splice(_)
-            | CompiledAction::Condition(_) => 0,
-        };
-        rows.map(|(row, positions)| bytes(row, positions)).sum::<usize>()
-    };
-    let captures = compiled.taps.iter().map(|entry| match &entry.action {
-        CompiledAction::Grad { action, .. } => of(entry, action),
-        CompiledAction::Capture(_) => of(entry, &entry.action),
-        CompiledAction::Read
-        | CompiledAction::Edit(_)
-        | CompiledAction::Call(_)
-        | CompiledAction::Condition(_)
-        | CompiledAction::Splice(_) => 0,
-    });
-    let saved = compiled.values.save.iter().flat_map(|&value| &compiled.values.shapes[value]).flatten();
-    captures.sum::<usize>() + saved.map(|shape| 4 * shape.iter().product::<usize>()).sum::<usize>()
-}
-
 impl Explanation {
     /// Returns the explanation as JSON.
     pub fn to_json(&self) -> std::result::Result<String, String> {
@@ -384,15 +282,30 @@ impl Display for Explanation {
             writeln!(f, "ops without backend support, run on the CPU: {}", self.fallbacks.join(", "))?;
         }
         writeln!(f, "logits of {} positions", self.logits)?;
-        writeln!(f, "arithmetic {:.2} GFLOP, weights read {}", self.flops / 1e9, bytes(self.weight_bytes))?;
+        writeln!(
+            f,
+            "arithmetic {:.2} GFLOP, weights read {}",
+            self.flops / 1e9,
+            format_bytes(self.weight_bytes as usize)
+        )?;
         writeln!(f, "time: about {} here", time(self.seconds))?;
-        let (captures, kv) = (bytes(self.capture_bytes as f64), bytes(self.kv_bytes as f64));
-        let features = match self.feature_bytes {
+        let (captures, kv) = (format_bytes(self.capture_bytes), format_bytes(self.kv_bytes));
+        let more = |name: &str, count: usize| match count {
             0 => String::new(),
-            count => format!(", features {}", bytes(count as f64)),
+            count => format!(", {name} {}", format_bytes(count)),
         };
-        let (peak, activations) = (bytes(self.peak_bytes as f64), bytes(self.activation_bytes as f64));
-        writeln!(f, "memory: {peak}, of it activations {activations}, captures {captures}, KV cache {kv}{features}")?;
+        let (features, values) = (more("features", self.feature_bytes), more("values", self.value_bytes));
+        let (peak, activations) = (format_bytes(self.peak_bytes), format_bytes(self.activation_bytes));
+        writeln!(
+            f,
+            "memory: {peak}, of it activations {activations}, captures {captures}, KV cache {kv}{features}{values}"
+        )?;
+        let parts = [self.activation_bytes, self.capture_bytes, self.kv_bytes, self.feature_bytes, self.value_bytes];
+        let needed = parts.into_iter().fold(0, usize::saturating_add);
+        if let Some(allowed) = self.allowed_bytes.filter(|&allowed| needed > allowed) {
+            let (needed, allowed) = (format_bytes(needed), format_bytes(allowed));
+            writeln!(f, "it would be refused here: it needs {needed} beside the weights, and {allowed} may be used")?;
+        }
         if self.gradients {
             writeln!(f, "backward pass: about as much arithmetic again, plus stored activations")?;
         }
@@ -437,13 +350,5 @@ fn time(seconds: f64) -> String {
         s if s >= 1.0 => format!("{s:.1} s"),
         s if s >= 1e-3 => format!("{:.1} ms", 1e3 * s),
         s => format!("{:.0} µs", 1e6 * s),
-    }
-}
-
-fn bytes(count: f64) -> String {
-    match count {
-        x if x >= 1e9 => format!("{:.2} GB", x / 1e9),
-        x if x >= 1e6 => format!("{:.1} MB", x / 1e6),
-        x => format!("{:.1} kB", x / 1e3),
     }
 }

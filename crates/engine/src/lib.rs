@@ -24,6 +24,7 @@
 //! | [`grad`] | gradients: the backward pass over the op list |
 //! | [`backend`] | the trait that executes ops, and the CPU backend |
 //! | [`memory`] | activations and KV caches in a backend's memory |
+//! | [`memory_limit`], `needed_memory` | the memory that a call may take, and what it will need |
 //! | `error`, `remedy` | errors, and what the user can do about them |
 
 pub mod architecture;
@@ -41,7 +42,10 @@ pub mod ids;
 mod interrupt;
 mod job;
 pub mod memory;
+pub mod memory_limit;
 mod model;
+mod needed_memory;
+mod non_finite;
 pub mod plan;
 pub mod point;
 pub mod prefix;
@@ -66,7 +70,10 @@ pub use generate::{Batch, Control, Finish, GenerateOptions, GeneratedRow, Genera
 pub use grad::{GradOptions, Seed};
 pub use interrupt::Interrupt;
 pub use job::{CaptureOptions, Pass, RowState, SavedValue, Segment};
+pub use memory_limit::{MemoryLimit, memory_limit, set_memory_limit};
 pub use model::{Model, TranscoderLayer, WeakModel};
+pub use needed_memory::check_memory;
+pub use non_finite::NonFinite;
 #[doc(hidden)]
 pub use plan::SelectedRow as Selected;
 pub use plan::{

@@ -20,6 +20,8 @@ pub enum Remedy {
     Unchecked,
     /// Name the site of the autoencoder.
     NameSaeSite,
+    /// Ask for less, or raise the limit on memory.
+    RaiseMemoryLimit,
     /// Replace the existing store, or write to another directory.
     ReplaceStore,
     /// Use one of these sites, whose names are similar to the one that does not exist.
@@ -83,6 +85,7 @@ impl Remedy {
             Remedy::AttachSae,
             Remedy::Unchecked,
             Remedy::NameSaeSite,
+            Remedy::RaiseMemoryLimit,
             Remedy::ReplaceStore,
             Remedy::DidYouMean(vec!["layers.0.z".into(), "layers.1.z".into()]),
             Remedy::SiteShapes("shapes broadcast as in numpy"),
@@ -113,6 +116,9 @@ impl fmt::Display for Remedy {
             Remedy::AttachSae => f.write_str("attach an SAE there with `Model::attach`"),
             Remedy::Unchecked => f.write_str("`AttachOptions::unchecked` attaches it all the same"),
             Remedy::NameSaeSite => f.write_str("name the site in `AttachOptions::site`, such as layers.5.resid_post"),
+            Remedy::RaiseMemoryLimit => {
+                f.write_str("use fewer or shorter rows, captures or weights, or raise `set_memory_limit`")
+            }
             Remedy::ReplaceStore => f.write_str(
                 "choose another `output.path`, or replace it with `RunOptions::replace`; equal parts are reused",
             ),
@@ -204,9 +210,10 @@ mod tests {
             Remedy::Unchecked => 18,
             Remedy::NameSaeSite => 19,
             Remedy::ReplaceStore => 20,
+            Remedy::RaiseMemoryLimit => 21,
         }
     }
-    const VARIANTS: usize = 21;
+    const VARIANTS: usize = 22;
 
     #[test]
     fn the_wording_for_rust_names_no_flag_and_no_command() {

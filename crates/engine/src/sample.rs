@@ -57,6 +57,8 @@ pub(crate) struct Sampler {
     seen: Vec<u32>,
     is_seen: Vec<bool>,
     scanned: usize,
+    /// The largest logit was NaN or infinite at some step.
+    pub non_finite: bool,
 }
 
 impl Sampler {
@@ -70,6 +72,7 @@ impl Sampler {
             seen: Vec::new(),
             is_seen: Vec::new(),
             scanned: 0,
+            non_finite: false,
         }
     }
 
@@ -84,10 +87,12 @@ impl Sampler {
                 *logit = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
             }
         }
+        let first = argmax(logits);
+        self.non_finite |= !logits[first as usize].is_finite();
         if self.sampling.temperature == 0.0 {
-            return argmax(logits);
+            return first;
         }
-        self.draw(logits)
+        self.draw(logits, first)
     }
 
     fn update_seen(&mut self, row: &[u32], vocab: usize) {
@@ -102,9 +107,9 @@ impl Sampler {
         self.scanned = row.len();
     }
 
-    fn draw(&mut self, logits: &mut [f32]) -> u32 {
+    /// Draws a token; `first` is the one with the largest logit.
+    fn draw(&mut self, logits: &mut [f32], first: u32) -> u32 {
         let Sampling { temperature, top_k, top_p, min_p, .. } = self.sampling;
-        let first = argmax(logits);
         let top = logits[first as usize];
         if !top.is_finite() {
             return first;

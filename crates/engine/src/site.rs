@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use crate::point::{Point, Scope};
 use crate::program::Program;
 use crate::remedy::Remedy;
+use std::collections::HashSet;
 
 /// Sites that a pattern matches, and those that it passes over because their layer lacks the point.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,6 +48,13 @@ pub fn find(program: &Program, text: &str) -> Result<Matches> {
         Layers::Several(layers) => layers,
     };
     let mut matches = Matches { sites: Vec::new(), passed_over: Vec::new() };
+    let mut seen = HashSet::with_capacity(layers.len());
+    if let Some(layer) = layers.iter().find(|&layer| !seen.insert(layer)) {
+        return Err(Error::site(
+            format!("`{}`: layer {layer} is selected twice", shorten(text)),
+            "list each layer once",
+        ));
+    }
     for layer in layers {
         check_layer(layer, depth, text)?;
         let site = Site::layer(layer, point);
@@ -54,7 +62,11 @@ pub fn find(program: &Program, text: &str) -> Result<Matches> {
     }
     if matches.sites.is_empty() {
         return Err(Error::site(
-            format!("`{text}` matches no site: {}", point.absent_from(layer_of(program, matches.passed_over.first()))),
+            format!(
+                "`{}` matches no site: {}",
+                shorten(text),
+                point.absent_from(layer_of(program, matches.passed_over.first()))
+            ),
             Remedy::ListSites,
         ));
     }
@@ -66,7 +78,10 @@ fn split_sae(text: &str) -> Result<Option<(&str, SaePart)>> {
     if let Some((address, name)) = text.split_once("/sae") {
         let names = SaePart::ALL.map(SaePart::name).join(", ");
         let part = name.strip_prefix('.').and_then(SaePart::named).ok_or_else(|| {
-            Error::site(format!("`{text}` is not a site"), format!("write {address}/sae. and one of {names}"))
+            Error::site(
+                format!("`{}` is not a site", shorten(text)),
+                format!("write {}/sae. and one of {names}", shorten(address)),
+            )
         })?;
         return Ok(Some((address, part)));
     }
@@ -85,7 +100,7 @@ fn find_sae(program: &Program, text: &str, matches: Matches, part: SaePart) -> R
             true => "no SAE is attached to this model".to_string(),
             false => format!("no SAE is attached there, but at {}", attached.join(", ")),
         };
-        return Err(Error::site(format!("`{text}` matches no site: {problem}"), Remedy::AttachSae));
+        return Err(Error::site(format!("`{}` matches no site: {problem}", shorten(text)), Remedy::AttachSae));
     }
     Ok(Matches { sites, passed_over: matches.passed_over })
 }
@@ -95,7 +110,10 @@ fn check_layer(layer: usize, depth: usize, text: &str) -> Result<()> {
         return Ok(());
     }
     let last = depth.saturating_sub(1);
-    Err(Error::site(format!("`{text}`: there is no layer {layer}"), format!("this model's layers are 0 to {last}")))
+    Err(Error::site(
+        format!("`{}`: there is no layer {layer}", shorten(text)),
+        format!("this model's layers are 0 to {last}"),
+    ))
 }
 
 fn single(program: &Program, site: Site) -> Result<Matches> {
@@ -285,7 +303,21 @@ fn transformer_lens_copy(text: &str) -> Option<Error> {
     Some(Error::site(format!("`{text}` is not a site: in TransformerLens it is {copy}"), remedy))
 }
 
+/// Longest address that is compared with the known ones, and that messages show whole.
+const MAX_SHOWN: usize = 200;
+
+/// Returns the start of a text that is too long for a message.
+pub(crate) fn shorten(text: &str) -> String {
+    match text.char_indices().nth(MAX_SHOWN) {
+        Some((end, _)) => format!("{}… ({} bytes)", &text[..end], text.len()),
+        None => text.to_owned(),
+    }
+}
+
 fn unknown(program: &Program, text: &str) -> Error {
+    if text.len() > MAX_SHOWN {
+        return Error::site(format!("no site is called `{}`", shorten(text)), Remedy::ListSites);
+    }
     if let Some(point) = Point::named(text) {
         return Error::site(
             format!("`{text}` is a point of a layer, but the address has no layer"),

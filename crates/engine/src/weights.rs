@@ -98,11 +98,22 @@ impl Weights {
         self.0.iter().map(size).sum()
     }
 
+    /// Returns the formats without fast kernels, whose rows are decoded in each product, with their
+    /// total bytes, largest first.
+    pub fn slow_formats(&self) -> Vec<(String, usize)> {
+        let slow = |weight: &Weight| matches!(weight, Weight::Matrix(matrix) if matrix.is_in_place());
+        self.formats_of(slow)
+    }
+
     /// Returns the storage formats in use with their total bytes, largest first.
     pub fn formats(&self) -> Vec<(String, usize)> {
+        self.formats_of(|_| true)
+    }
+
+    fn formats_of(&self, counts: impl Fn(&Weight) -> bool) -> Vec<(String, usize)> {
         let mut formats: Vec<(String, usize)> = Vec::new();
-        for weight in &self.0 {
-            let (format, bytes) = match weight.as_ref() {
+        for weight in self.0.iter().map(|weight| weight.as_ref()).filter(|weight| counts(weight)) {
+            let (format, bytes) = match weight {
                 Weight::Matrix(matrix) => (matrix.format(), matrix.bytes()),
                 Weight::Vector(vector) => ("f32".into(), vector.len() * 4),
             };

@@ -4,14 +4,21 @@
 //! The test crates depend on this one under the name `golden`. It is never published.
 
 mod case_file;
+mod check_plans;
+mod choices;
 pub mod models_page;
+mod naive_plans;
+mod random_plans;
 pub mod temp_models;
 pub mod weights;
 
 pub use case_file::{CaseFile, Tensors};
+pub use check_plans::Outcome;
+pub use choices::Choices;
 use pellucid_engine::architecture::Rope;
 use pellucid_engine::{Plan, Positions, Run, RunOptions, Site, Tap};
 use pellucid_models::{LoadOptions, LoadedModel};
+pub use random_plans::RandomCall;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 

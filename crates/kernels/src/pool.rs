@@ -12,6 +12,9 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
+/// Most threads of a pool. More than any machine has cores; a system may fail to start more.
+pub const MAX_THREADS: usize = 1024;
+
 /// How long an idle worker polls for the next loop before it parks.
 const SPIN: Duration = Duration::from_micros(100);
 
@@ -69,7 +72,7 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// Creates a pool of `threads` threads, including the caller.
+    /// Creates a pool of `threads` threads, including the caller; at most [`MAX_THREADS`].
     pub fn new(threads: usize) -> Pool {
         let team = Team::start(threads);
         Pool { threads: team.workers.len() + 1, team: Arc::new(Mutex::new(team)) }
@@ -143,7 +146,7 @@ impl Team {
             panic: Mutex::new(None),
         });
         // If a thread cannot be started, the pool is smaller; results are the same.
-        let workers = (1..threads.max(1)).map_while(|index| Worker::start(index, &state)).collect();
+        let workers = (1..threads.clamp(1, MAX_THREADS)).map_while(|index| Worker::start(index, &state)).collect();
         Team { state, workers, forks: FORKS.load(Ordering::Relaxed) }
     }
 
@@ -255,10 +258,27 @@ fn work(state: &State, body: &(dyn Fn(usize) + Sync)) {
     }
 }
 
+/// Environment variable with the number of threads of the global pool.
+pub const THREADS_VARIABLE: &str = "PELLUCID_THREADS";
+
+/// Checks `PELLUCID_THREADS`: a number of threads from 1 to [`MAX_THREADS`], if it is set. The
+/// variables of other libraries may have forms that mean nothing here, and are ignored then.
+pub fn check_environment() -> Result<(), String> {
+    match std::env::var_os(THREADS_VARIABLE) {
+        Some(text) => parse_threads(&text.to_string_lossy()).map(drop),
+        None => Ok(()),
+    }
+}
+
+fn parse_threads(text: &str) -> Result<usize, String> {
+    let count = text.trim().parse().ok().filter(|count| (1..=MAX_THREADS).contains(count));
+    count.ok_or_else(|| format!("{THREADS_VARIABLE} is {text:?}; it must be a number from 1 to {MAX_THREADS}"))
+}
+
 fn default_threads() -> usize {
-    ["PELLUCID_THREADS", "RAYON_NUM_THREADS", "OMP_NUM_THREADS"]
+    [THREADS_VARIABLE, "RAYON_NUM_THREADS", "OMP_NUM_THREADS"]
         .iter()
-        .find_map(|name| std::env::var(name).ok()?.parse().ok().filter(|&n| n > 0))
+        .find_map(|name| parse_threads(&std::env::var(name).ok()?).ok())
         .or_else(|| std::thread::available_parallelism().ok().map(|n| n.get()))
         .unwrap_or(1)
 }
@@ -266,6 +286,15 @@ fn default_threads() -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn f17_thread_counts_are_bounded_and_checked() {
+        assert_eq!(parse_threads(" 7 "), Ok(7));
+        for wrong in ["", "abc", "-1", "0", "1025", "20000", "18446744073709551615", "99999999999999999999"] {
+            assert!(parse_threads(wrong).is_err_and(|problem| problem.contains("1 to 1024")), "{wrong}");
+        }
+        assert!(Pool::new(usize::MAX).threads() <= MAX_THREADS);
+    }
 
     #[test]
     fn every_task_runs_exactly_once() {

@@ -12,7 +12,7 @@ use crate::gguf::RowOrder;
 use crate::name_variants::NameVariant;
 use crate::names::{Names, StoredPart, WeightSource};
 use crate::tensors::{StoredTensor, Tensors};
-use pellucid_engine::{Program, Weight, WeightKind, WeightSpec, Weights};
+use pellucid_engine::{Program, Weight, WeightKind, WeightSpec, Weights, check_memory};
 use pellucid_kernels::attention::KvFormat;
 use pellucid_kernels::encoding::{self, Encoding};
 use pellucid_kernels::matrix::RowBytes;
@@ -143,6 +143,7 @@ pub fn load(
     sources.iter().for_each(|source| *pending.entry(source.tensor.as_str()).or_default() += 1);
     let unchanged = program.weights().iter().zip(&sources).zip(&changes).filter(|(_, changes)| changes.is_none());
     let bytes = unchanged.map(|((spec, source), _)| packed_bytes(spec, source, &tensors, storage)).sum();
+    check_load(&program, &sources, &changes, &tensors, origin, storage)?;
     // While this guard lives, `Matrix::pack` and `Matrix::encoded` on this thread allocate from one
     // slab.
     let slab_of_weights = SlabReservation::new(bytes);
@@ -164,6 +165,27 @@ pub fn load(
     }
     drop(slab_of_weights);
     Ok(LoadedWeights { program, weights: Weights::new(weights), name_variants })
+}
+
+/// Refuses weights that would not fit into the memory that a call may take, from headers alone.
+fn check_load(
+    program: &Program,
+    sources: &[WeightSource],
+    changes: &[Changes],
+    tensors: &Tensors,
+    origin: &Path,
+    storage: Storage,
+) -> Result<()> {
+    let of = |((spec, source), changes): ((&WeightSpec, &WeightSource), &Changes)| {
+        let packed = if changes.is_none() { packed_bytes(spec, source, tensors, storage) } else { 0 };
+        let elements = spec.shape.iter().try_fold(4usize, |bytes, &length| bytes.checked_mul(length));
+        // Vectors, dequantized and adapted weights are f32, or smaller.
+        if packed > 0 { packed } else { elements.unwrap_or(usize::MAX) }
+    };
+    let weights = program.weights().iter().zip(sources).zip(changes).map(of);
+    let needed = weights.fold(0, usize::saturating_add);
+    check_memory(needed, || format!("{}: loading {} weights", origin.display(), sources.len()))?;
+    Ok(())
 }
 
 /// Bytes of a packed matrix, from its header; 0 if they are not allocated from the slab.

@@ -78,6 +78,7 @@ impl LoadedModel {
     /// Loads the model at a path, as [`open`](Self::open) does, or the built-in model if `path` is
     /// absent.
     pub fn load(path: Option<&Path>, options: &LoadOptions, progress: &mut dyn FnMut(f32)) -> Result<LoadedModel> {
+        check_environment()?;
         // Rejects unsupported families before any weight is read.
         let selected = select_family(path, options.assume.as_deref())?;
         load_selected(&selected, options, progress).map_err(|error| selected.failure(error))
@@ -100,6 +101,17 @@ impl LoadedModel {
         let (formats, bytes) = (weights.formats(), weights.bytes());
         let large = formats.iter().filter(|(_, size)| size * 10 >= bytes).map(|(format, _)| format.as_str());
         large.collect::<Vec<_>>().join(" + ")
+    }
+
+    /// The stored formats without fast kernels, if they are a tenth or more of the weights: such a
+    /// model runs several times faster as `q8` or `bf16` ([`Storage::As`](crate::Storage::As)),
+    /// which takes more memory and rounds.
+    pub fn slow_formats(&self) -> Vec<String> {
+        let weights = self.model.weights();
+        let slow = weights.slow_formats();
+        let bytes: usize = slow.iter().map(|(_, bytes)| bytes).sum();
+        let matters = 10 * bytes >= weights.bytes();
+        slow.into_iter().filter(|_| matters).map(|(format, _)| format).collect()
     }
 
     /// Encodes a text, with the special tokens that the tokenizer adds.
@@ -205,6 +217,13 @@ pub struct TextPiece<'a> {
     /// The new text, which is empty while a character or a possible stop string is incomplete. The
     /// pieces of a row concatenate to its text.
     pub text: &'a str,
+}
+
+/// Rejects invalid settings in the environment, which would otherwise be ignored.
+fn check_environment() -> Result<()> {
+    let threads = pellucid_kernels::pool::check_environment();
+    let memory = pellucid_engine::memory_limit().map(drop);
+    threads.and(memory).map_err(|problem| Error::usage(problem, "correct or unset the variable"))
 }
 
 /// Loads a model whose family is selected. Weights that this process still holds are shared.

@@ -16,6 +16,7 @@ pub use eval::EvalArgs;
 pub use lab::*;
 pub use lab_capture::LabCaptureArgs;
 pub use lab_sessions::LabSessionsArgs;
+use pellucid_engine::MemoryLimit;
 pub use sae::*;
 use std::path::PathBuf;
 pub use steer::*;
@@ -41,6 +42,10 @@ pub struct Arguments {
     /// such as `acme_llm = "llama"`); PELLUCID_ARCHITECTURES also names one
     #[arg(long, global = true, value_name = "F.toml")]
     pub architectures: Option<PathBuf>,
+    /// Memory that loading and running may take: a share of what is available (80%), a size of the
+    /// whole process (12GB) or `none` [default: PELLUCID_MEMORY_LIMIT, or 90%]
+    #[arg(long, global = true, value_name = "LIMIT")]
+    pub memory_limit: Option<MemoryLimit>,
 }
 
 #[derive(Subcommand)]
@@ -109,7 +114,7 @@ pub struct ModelArgs {
     pub kv_dtype: KvArg,
     /// Number of threads [default: PELLUCID_THREADS, RAYON_NUM_THREADS, OMP_NUM_THREADS or all
     /// cores]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
 }
 

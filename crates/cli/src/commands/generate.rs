@@ -1,6 +1,6 @@
 //! `pellucid generate`: continue prompts.
 
-use super::{list_marks, print, print_result, say, say_passed_over, say_written};
+use super::{list_marks, print, print_result, say, say_non_finite, say_passed_over, say_written};
 use crate::args::GenerateArgs;
 use crate::failure::{Failure, output};
 use crate::files::Results;
@@ -73,6 +73,10 @@ pub fn run(args: GenerateArgs) -> Result<(), Failure> {
     }
     if !args.json && !generation.marks.is_empty() {
         say(list_marks(&generation.marks).trim_end());
+    }
+    let has_nan = || results.named().iter().any(|result| result.array.values().iter().any(|x| x.is_nan()));
+    if generation.rows.iter().any(|row| row.non_finite) || has_nan() {
+        say_non_finite(loaded.model.find_non_finite_generating(&rows, &plan, &options).ok().flatten());
     }
     say_passed_over(&generation.passed_over);
     match &args.plan.out {

@@ -58,6 +58,14 @@ fn say_passed_over(sites: &[pellucid_engine::Site]) {
     }
 }
 
+/// Reports that results are NaN, and where that began.
+fn say_non_finite(first: Option<pellucid_engine::NonFinite>) {
+    match first {
+        Some(first) => say(&format!("warning: some values are NaN or infinite: {first}")),
+        None => say("warning: some values are NaN although every activation is finite: look at the plan's values"),
+    }
+}
+
 /// Lists marks: name, row, position, value and site, one per line.
 fn list_marks(marks: &[pellucid_engine::Mark]) -> String {
     let width = marks.iter().map(|mark| mark.name.len()).max().unwrap_or(0);

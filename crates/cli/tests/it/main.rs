@@ -11,6 +11,7 @@ mod lab_capture;
 mod saes;
 mod sessions;
 mod steering;
+mod trust;
 
 /// The directory of a golden model, as an argument.
 fn golden_path(name: &str) -> String {

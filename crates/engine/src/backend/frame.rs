@@ -112,6 +112,11 @@ impl<'a> Frame<'a> {
         }
     }
 
+    /// The value on an edge, wherever it is; `None` if it is not alive.
+    pub(crate) fn stored(&self, edge: EdgeId) -> Option<&Value> {
+        self.buffers.values[edge].as_ref()
+    }
+
     /// The value on an edge in device memory, uploaded if necessary.
     pub fn device(&mut self, edge: EdgeId) -> Option<DeviceValue> {
         if let Some(Value::Host(value)) = &self.buffers.values[edge] {

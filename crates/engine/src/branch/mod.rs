@@ -13,9 +13,10 @@ use crate::backend::{AttentionRow, RetainedValues, Taps};
 use crate::error::{Error, Result};
 use crate::exec::{Executor, OpSequence, RowTokens};
 use crate::interrupt::{Interrupt, InterruptPoller};
-use crate::job::{CacheUse, Job, JobOptions, KvPrefix, Pass};
+use crate::job::{CacheUse, CaptureOptions, Job, JobOptions, KvPrefix, Pass};
 use crate::memory::DeviceRow;
 use crate::model::Model;
+use crate::needed_memory::{CallShape, check_call};
 use crate::plan::{Action, Expr, Lengths, Plan, Tap, compile, refuse_conditions};
 use crate::program::Layout;
 use crate::run::{Run, RunOptions};
@@ -68,6 +69,8 @@ impl Model {
         let mut compiled = compile(program, &plan, Lengths { prompts: &prompts, limits: &prompts }, false)?;
         let join_points = join_points(program);
         compiled.ops = compiled.ops.max(join_points.last().map_or(0, |point| point.op));
+        let (captures, chunk, limits) = (&CaptureOptions::default(), None, &prompts[..]);
+        check_call(self, &compiled, &CallShape { limits, chunk, cache: CacheUse::Keep, captures })?;
         let mut keeps = program.list_by_edge(false);
         join_points.iter().flat_map(|point| &point.live).for_each(|&edge| keeps[edge] = true);
         let mut live = RetainedValues::new(program, keeps);
@@ -125,6 +128,8 @@ impl Base {
         if compiled.gradient_edges(program).is_some() {
             return Err(Error::input("a branch cannot have gradients", "compute gradients in a separate run"));
         }
+        let (captures, chunk, limits) = (&CaptureOptions::default(), None, &[n][..]);
+        check_call(&self.model, &compiled, &CallShape { limits, chunk, cache: CacheUse::Discard, captures })?;
         let start = Start::of(program, &self.join_points, &compiled, self.plan.taps.len(), n);
         let options = JobOptions { shared: true, ..JobOptions::new(self.model.kv(), CacheUse::Discard) };
         let mut job = Job::new(program, Arc::new(compiled), options)?;

@@ -15,6 +15,7 @@ use crate::interrupt::InterruptPoller;
 use crate::job::{Job, Pass, RowState};
 use crate::memory::{TransferStats, Value};
 use crate::model::Model;
+use crate::non_finite::{NonFinite, NonFiniteScan};
 use crate::program::{EdgeId, OpKind, Program};
 use std::collections::HashMap;
 use std::ops::Range;
@@ -50,13 +51,26 @@ pub(crate) struct Executor {
     buffers: Buffers,
     /// Transfers between host and device so far.
     pub moved: TransferStats,
+    /// Looks for values that are not finite, in a run that was started to find them.
+    scan: Option<NonFiniteScan>,
 }
 
 impl Executor {
     pub fn new(model: &Model, watch: InterruptPoller) -> Executor {
         let buffers = Buffers::new(model.program());
         let (pass, rows, arena) = (Pass::default(), Vec::new(), Arena::default());
-        Executor { model: model.clone(), watch, pass, rows, arena, buffers, moved: TransferStats::default() }
+        let moved = TransferStats::default();
+        Executor { model: model.clone(), watch, pass, rows, arena, buffers, moved, scan: None }
+    }
+
+    /// Returns this executor, looking for values that are not finite.
+    pub fn scanning(self) -> Executor {
+        Executor { scan: Some(NonFiniteScan::default()), ..self }
+    }
+
+    /// The first value that was not finite, if it looks for one.
+    pub fn non_finite(&self) -> Option<&NonFinite> {
+        self.scan.as_ref()?.found.as_ref()
     }
 
     /// The model.
@@ -172,7 +186,7 @@ impl Executor {
         sequence: OpSequence,
         retained: Option<&mut RetainedValues>,
     ) -> Result<()> {
-        let Executor { model, watch, pass, rows, arena, buffers, moved } = self;
+        let Executor { model, watch, pass, rows, arena, buffers, moved, scan } = self;
         let (program, backend) = (model.program(), model.backend());
         let frame = Frame::new(program, model.weights(), model.pool(), pass, rows, arena, buffers);
         let mut frame = frame.with_saes(model.saes()).with_memory(backend.memory());
@@ -211,6 +225,12 @@ impl Executor {
             } else {
                 frame.fall_back(index)?;
                 Cpu.execute(index, &mut frame, &mut taps)?;
+            }
+            if let Some(scan) = scan.as_mut() {
+                let kind = &program.ops()[index].kind;
+                for edge in kind.tap_edges().into_iter().chain(kind.outputs()) {
+                    scan.look(program, pass, taps.jobs, edge, frame.stored(edge));
+                }
             }
             frame.free_dead_edges(index, &mut taps, sequence.keep);
             let op = &program.ops()[index];

@@ -7,6 +7,7 @@ use crate::exec::RowTokens;
 use crate::job::{CacheUse, Job, JobOptions, Pass};
 use crate::memory::TransferStats;
 use crate::model::Model;
+use crate::needed_memory::{CallShape, check_call};
 use crate::plan::{CompiledPlan, Lengths, Plan};
 use crate::program::TokenSet;
 use crate::remedy::Remedy;
@@ -38,6 +39,8 @@ impl Decoder {
     /// Checks inputs, plan and options, and reuses cached prefixes of the prompts.
     pub fn new(model: &Model, inputs: &[Vec<u32>], plan: &Plan, options: &GenerateOptions) -> Result<Decoder> {
         let (compiled, limits) = check(model, inputs, plan, options)?;
+        let (chunk, cache, captures) = (options.chunk, CacheUse::Decode, &options.captures);
+        check_call(model, &compiled, &CallShape { limits: &limits, chunk, cache, captures })?;
         let speculates = model.can_speculate(&compiled, options.lookup);
         let job_options = JobOptions {
             chunk: options.chunk,
@@ -222,6 +225,7 @@ impl Decoder {
         let mut moved = TransferStats::default();
         let captures = job.collector.finish(model.program(), &compiled, &lengths, memory, &mut moved)?;
         let rows = rows.into_iter().map(|row| GeneratedRow {
+            non_finite: row.is_non_finite(),
             tokens: row.new_tokens().to_vec(),
             finish: row.finish.unwrap_or(Finish::Length),
             lookup: row.lookup,

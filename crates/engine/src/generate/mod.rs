@@ -18,6 +18,7 @@ use crate::interrupt::{Interrupt, InterruptPoller};
 use crate::job::{CaptureOptions, SavedValue};
 use crate::memory::TransferStats;
 use crate::model::Model;
+use crate::non_finite::NonFinite;
 use crate::plan::{Capture, Mark, Plan};
 use crate::prefix::PrefixCache;
 use crate::prompt_lookup::LookupStats;
@@ -99,6 +100,9 @@ pub struct GeneratedRow {
     pub finish: Finish,
     /// Statistics of prompt lookup.
     pub lookup: LookupStats,
+    /// A token was chosen although no logit was finite;
+    /// [`Model::find_non_finite_generating`] finds where that began.
+    pub non_finite: bool,
 }
 
 /// The result of a generation.
@@ -137,19 +141,50 @@ impl Model {
         let mut executor = Executor::new(&model, InterruptPoller::new(options.interrupt.as_ref()));
         let mut decoder = Decoder::new(&model, inputs, plan, options)?;
         while !decoder.is_done() {
-            let prompts = decoder.in_prompts();
-            decoder.plan_pass(usize::MAX);
-            let (job, parts) = decoder.parts(0);
-            let mut logits = executor.pass(&mut [job], parts, true, None)?;
-            decoder.receive(&model, executor.last_pass(), 0, &mut logits, watch)?;
-            executor.give_back(logits);
-            if prompts && !decoder.in_prompts() {
-                // Prefill buffers are far larger than decoding needs.
-                executor.free_buffers();
-            }
+            run_pass(&model, &mut executor, &mut decoder, watch)?;
         }
         let mut generation = decoder.finish(&model)?;
         generation.moved += executor.moved;
         Ok(generation)
     }
+
+    /// Generates again to find the first activation that is NaN or infinite, for a generation whose
+    /// logits or captures are; ends as soon as it is found.
+    pub fn find_non_finite_generating(
+        &self,
+        inputs: &[Vec<u32>],
+        plan: &Plan,
+        options: &GenerateOptions,
+    ) -> Result<Option<NonFinite>> {
+        let model = self.on_threads(options.threads)?;
+        // Every position is computed, and edits may write NaN.
+        let plan = Plan { allow_nan: true, ..plan.clone() };
+        let options = GenerateOptions { prefixes: None, ..options.clone() };
+        let mut executor = Executor::new(&model, InterruptPoller::new(options.interrupt.as_ref())).scanning();
+        let mut decoder = Decoder::new(&model, inputs, &plan, &options)?;
+        while !decoder.is_done() && executor.non_finite().is_none() {
+            run_pass(&model, &mut executor, &mut decoder, &mut |_, _| Control::Go)?;
+        }
+        Ok(executor.non_finite().cloned())
+    }
+}
+
+/// Runs one pass of a generation: prompt tokens, or the next token of each row.
+fn run_pass(
+    model: &Model,
+    executor: &mut Executor,
+    decoder: &mut Decoder,
+    watch: &mut dyn FnMut(usize, u32) -> Control,
+) -> Result<()> {
+    let prompts = decoder.in_prompts();
+    decoder.plan_pass(usize::MAX);
+    let (job, parts) = decoder.parts(0);
+    let mut logits = executor.pass(&mut [job], parts, true, None)?;
+    decoder.receive(model, executor.last_pass(), 0, &mut logits, watch)?;
+    executor.give_back(logits);
+    if prompts && !decoder.in_prompts() {
+        // Prefill buffers are far larger than decoding needs.
+        executor.free_buffers();
+    }
+    Ok(())
 }

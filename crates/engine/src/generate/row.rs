@@ -30,6 +30,11 @@ impl Row {
         Row { index, tokens, drafted: 0, prompt: prompt.len(), sampler, finish: None, lookup: LookupStats::default() }
     }
 
+    /// Whether a token was chosen from logits that were NaN or infinite.
+    pub fn is_non_finite(&self) -> bool {
+        self.sampler.non_finite
+    }
+
     /// Number of tokens to run next: the last one and the speculative ones.
     pub fn pending(&self) -> usize {
         self.drafted + 1

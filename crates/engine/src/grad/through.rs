@@ -22,7 +22,7 @@ impl OpRunner for Model {
 
     fn forward(&self, ops: &OpRange, of: &Array) -> Result<Array> {
         let mut executor = Executor::new(self, InterruptPoller::new(None));
-        let (shape, result) = execute(&mut executor, &mut job(self)?, ops, of, None)?;
+        let (shape, result) = execute(&mut executor, &mut job(self, ops)?, ops, of, None)?;
         Ok(Array::new(shape, result))
     }
 
@@ -31,7 +31,7 @@ impl OpRunner for Model {
         let last = ops.ops.last().copied().filter(|_| !of.values().is_empty());
         let Some(last) = last else { return Ok(gradient.reshaped(shape)) };
         let mut tape = GradientTape::new(program, &|edge| edge == ops.from, HashSet::new(), last, false);
-        let (mut executor, mut job) = (Executor::new(self, InterruptPoller::new(None)), job(self)?);
+        let (mut executor, mut job) = (Executor::new(self, InterruptPoller::new(None)), job(self, ops)?);
         execute(&mut executor, &mut job, ops, of, Some(&mut tape.retained))?;
         let mut span_gradients = SpanGradients { ops, gradient: gradient.values(), input_gradient: Vec::new() };
         run_backward(&mut executor, &mut job, &tape, &mut span_gradients)?;
@@ -39,9 +39,9 @@ impl OpRunner for Model {
     }
 }
 
-/// A job without a plan.
-fn job(model: &Model) -> Result<Job> {
-    Job::without_plan(model.program())
+/// A job without a plan, in which the last edge is computed even if only taps need it.
+fn job(model: &Model, ops: &OpRange) -> Result<Job> {
+    Job::observing(model.program(), ops.to)
 }
 
 /// Runs the ops on vectors `[…, width]`; returns the shape and values at the last site.

@@ -141,7 +141,7 @@ fn stored_dtype(chosen: CaptureDtype, edge: &Edge, reduce: &CompiledReduce) -> C
 }
 
 fn has_units(reduce: &CompiledReduce) -> bool {
-    matches!(reduce, CompiledReduce::TopK(_))
+    matches!(reduce, CompiledReduce::TopK { .. })
 }
 
 fn padded(bytes: usize) -> usize {
@@ -155,7 +155,7 @@ fn line_width(entry: &CompiledTap, reduce: &CompiledReduce) -> Option<usize> {
         CompiledReduce::Whole => Some(entry.captured_len()),
         CompiledReduce::Mean | CompiledReduce::Sparse(_) => None,
         CompiledReduce::Norm | CompiledReduce::Dot(_) => Some(1),
-        CompiledReduce::TopK(k) => Some(*k),
+        CompiledReduce::TopK { k, .. } => Some(*k),
         CompiledReduce::Project(matrix) => Some(matrix.rows()),
     }
 }
@@ -165,7 +165,7 @@ fn line_shape(edge: &Edge, entry: &CompiledTap, reduce: &CompiledReduce) -> Vec<
     match reduce {
         CompiledReduce::Whole | CompiledReduce::Mean => entry.captured_shape(edge),
         CompiledReduce::Norm | CompiledReduce::Dot(_) | CompiledReduce::Sparse(_) => Vec::new(),
-        CompiledReduce::TopK(k) => vec![*k],
+        CompiledReduce::TopK { k, .. } => vec![*k],
         CompiledReduce::Project(matrix) => vec![matrix.rows()],
     }
 }
@@ -319,13 +319,14 @@ impl CaptureBuffer {
                 CompiledReduce::Whole => lines.store(nth, picked, &[]),
                 CompiledReduce::Norm => lines.store(nth, &[dot(picked, picked).sqrt()], &[]),
                 CompiledReduce::Dot(vector) => lines.store(nth, &[dot(picked, vector)], &[]),
-                CompiledReduce::TopK(k) => {
+                CompiledReduce::TopK { k, units } => {
                     let mut order: Vec<usize> = (0..picked.len()).collect();
                     order.sort_by(|&a, &b| picked[b].total_cmp(&picked[a]));
                     order.truncate(*k);
                     let values: Vec<f32> = order.iter().map(|&unit| picked[unit]).collect();
-                    let units: Vec<f32> = order.iter().map(|&unit| unit as f32).collect();
-                    lines.store(nth, &values, &units);
+                    // The model's units, not indices into the selection.
+                    let unit = |&index: &usize| *units.get(index).unwrap_or(&index) as f32;
+                    lines.store(nth, &values, &order.iter().map(unit).collect::<Vec<f32>>());
                 }
                 CompiledReduce::Mean | CompiledReduce::Project(_) | CompiledReduce::Sparse(_) => {}
             },

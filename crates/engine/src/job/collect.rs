@@ -226,7 +226,7 @@ impl Collector {
                             CompiledReduce::Norm | CompiledReduce::Dot(_) => buffer.set_scalar(nth, line[0]),
                             CompiledReduce::Whole
                             | CompiledReduce::Mean
-                            | CompiledReduce::TopK(_)
+                            | CompiledReduce::TopK { .. }
                             | CompiledReduce::Sparse(_) => buffer.add(reduce, nth, line),
                             CompiledReduce::Project(matrix) => buffer.project(&Pool::new(1), matrix, line, &[nth]),
                         }

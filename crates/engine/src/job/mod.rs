@@ -108,10 +108,11 @@ impl Job {
         Ok(Job { compiled, rows, collector, demand, chunk, replay: false, first_tap: 0, failure: None })
     }
 
-    /// A job without taps, for ops that run on given vectors.
-    pub fn without_plan(program: &Program) -> Result<Job> {
+    /// A job without taps, for ops that run on given vectors. `observed` is computed even if it is
+    /// an inner edge of an op, which otherwise only taps make it compute.
+    pub fn observing(program: &Program, observed: EdgeId) -> Result<Job> {
         let options = JobOptions { shared: true, ..JobOptions::new(KvFormat::default(), CacheUse::Discard) };
-        Job::new(program, Arc::new(CompiledPlan::empty(program)), options)
+        Job::new(program, Arc::new(CompiledPlan::observing(program, observed)), options)
     }
 
     /// Maximum number of tokens of a row in one pass.

@@ -4,9 +4,10 @@
 use super::compile_value::{CompiledValues, OpRange, selection_shape};
 use super::compiled::{CompiledTap, Lengths};
 use crate::error::{Error, Result};
-use crate::plan::ValueId;
-use crate::program::{Op, Program};
+use crate::plan::{CompiledAction, ValueId};
+use crate::program::{EdgeId, Op, OpKind, Program};
 use crate::remedy::Remedy;
+use std::collections::{BTreeMap, HashSet};
 
 /// Rejects a plan whose gradients would flow through a non-differentiable action (`cap`, `call`, an
 /// edit with a condition, an opaque function).
@@ -17,6 +18,7 @@ pub(super) fn check_differentiable(program: &Program, entries: &[CompiledTap], v
     let weights = program.ops().iter().position(|op| !values.weight_grads.is_empty() && reads(op));
     let Some(first) = sites.chain(weights).min() else { return Ok(()) };
     check_weight_reused_by_metric(program, entries, values)?;
+    check_metric_depends(program, entries, values)?;
     let blocked = values.metrics.iter().find(|&&metric| values.opaque[metric]);
     if let Some(&metric) = blocked {
         return Err(Error::Value {
@@ -38,6 +40,73 @@ pub(super) fn check_differentiable(program: &Program, entries: &[CompiledTap], v
             remedy: "ask for gradients only at sites computed after this edit, or detach the function's result".into(),
         }),
     }
+}
+
+/// Rejects a gradient tap whose metric does not depend on any of its sites: its gradient would be
+/// zero everywhere, usually because the metric reads an earlier site, or the same site in an earlier
+/// tap of the list.
+fn check_metric_depends(program: &Program, entries: &[CompiledTap], values: &CompiledValues) -> Result<()> {
+    // An edit that writes another activation can make an earlier site of one row depend on a later
+    // one of another.
+    if entries.iter().any(|entry| entry.source().is_some() || entry.value().is_some()) {
+        return Ok(());
+    }
+    for (metric, &value) in values.metrics.iter().enumerate() {
+        let reads: Vec<usize> = values.reads[value].iter().filter_map(|&read| values.bound_by[read]).collect();
+        // For each read the ops that its activation is computed by.
+        let ancestors: Vec<HashSet<usize>> = reads.iter().map(|&read| ancestors(program, entries[read].edge)).collect();
+        let reaches = |index: usize| {
+            let entry = &entries[index];
+            reads.iter().zip(&ancestors).any(|(&read, ancestors)| match entry.edge == entries[read].edge {
+                true => (entry.site.layer, index) < (entries[read].site.layer, read),
+                false => {
+                    ancestors.contains(&program.edge(entry.edge).producer)
+                        && program.order_of(entry.edge) < program.order_of(entries[read].edge)
+                }
+            })
+        };
+        let taps: BTreeMap<usize, Vec<usize>> =
+            entries.iter().enumerate().fold(BTreeMap::new(), |mut taps, (i, entry)| {
+                if matches!(entry.action, CompiledAction::Grad { metric: of, .. } if of == metric) {
+                    taps.entry(entry.tap).or_insert_with(Vec::new).push(i);
+                }
+                taps
+            });
+        for (tap, sites) in taps {
+            if sites.iter().any(|&index| reaches(index)) {
+                continue;
+            }
+            let entry = &entries[sites[0]];
+            let same = reads.iter().any(|&read| entries[read].edge == entry.edge);
+            return Err(Error::Plan {
+                tap,
+                site: entry.site.to_string(),
+                problem: format!("the gradient would be zero: {} does not depend on this site", values.name(value)),
+                remedy: match same {
+                    true => "list the tap with `grad` before the tap that the metric reads".into(),
+                    false => "take the metric from a later site, or the gradient at an earlier one".into(),
+                },
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Returns the ops that an edge's value depends on, its producer included.
+fn ancestors(program: &Program, edge: EdgeId) -> HashSet<usize> {
+    let (mut ops, mut todo) = (HashSet::new(), vec![edge]);
+    while let Some(edge) = todo.pop() {
+        let producer = program.edge(edge).producer;
+        if ops.insert(producer) {
+            let kind = &program.ops()[producer].kind;
+            todo.extend(kind.inputs());
+            // A layer of a cross-layer transcoder decodes features of earlier layers.
+            if let OpKind::Sae { earlier, .. } = kind {
+                todo.extend(earlier.iter().map(|features| features.acts));
+            }
+        }
+    }
+    ops
 }
 
 /// Rejects the gradient of a weight that the metric uses a second time through `through` or

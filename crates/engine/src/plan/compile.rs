@@ -4,23 +4,24 @@ use super::check_gradients::{check_differentiable, check_edit_shapes};
 use super::compile_value::compile_values;
 use super::compiled::{CompiledPlan, CompiledTap, Lengths, SelectedPositions, Source};
 use super::sae_uses::{TapsByEdge, sae_uses};
+use super::select::check_distinct;
 use super::select_experts::SelectedExperts;
 use super::when::{Condition, Consequence};
 use super::{Action, Columns, CompiledAction, CompiledReduce, Phase, Plan, Positions, Reduce, Tap, ValueId};
-use crate::error::{Error, Result};
+use crate::error::{Error, MAX_PROBLEMS, Result};
 use crate::ids::IdVec;
 use crate::plan::row_groups;
 use crate::point::{Point, SaePart};
 use crate::program::{Edge, EdgeId, Layout, Program};
 use crate::remedy::Remedy;
-use crate::site::{self, Site};
+use crate::site::{self, Site, shorten};
 
 /// Compiles a plan for a program and rows of given lengths. With `logits` all ops run, even if the
 /// plan needs fewer.
 pub(crate) fn compile(program: &Program, plan: &Plan, lengths: Lengths, logits: bool) -> Result<CompiledPlan> {
     let mut compiler = Compiler { program, lengths, taps: Vec::new(), sources: Vec::new(), passed_over: Vec::new() };
-    let problems: Vec<Error> =
-        plan.taps.iter().enumerate().filter_map(|(index, tap)| compiler.tap(index, tap, plan).err()).collect();
+    let problems = plan.taps.iter().enumerate().filter_map(|(index, tap)| compiler.tap(index, tap, plan).err());
+    let problems: Vec<Error> = problems.take(MAX_PROBLEMS).collect();
     if !problems.is_empty() {
         return Err(Error::all(problems));
     }
@@ -120,11 +121,11 @@ impl TapSite<'_> {
 impl Compiler<'_> {
     fn tap(&mut self, index: usize, tap: &Tap, plan: &Plan) -> Result<()> {
         let refuse =
-            |problem: String, remedy: Remedy| Error::Plan { tap: index, site: tap.site.clone(), problem, remedy };
+            |problem: String, remedy: Remedy| Error::Plan { tap: index, site: shorten(&tap.site), problem, remedy };
         let fail = |problem: String, remedy: &str| refuse(problem, remedy.into());
         // `skip` takes a layer, `layers.5`, which stands for its output `layers.5.resid_post`.
         let skips = matches!(tap.action, Action::Skip(_));
-        let is_site = site::find(self.program, &tap.site).is_ok();
+        let is_site = skips && site::find(self.program, &tap.site).is_ok();
         let text = if skips && !is_site { format!("{}.{}", tap.site, Point::ResidPost) } else { tap.site.clone() };
         if skips && is_site && !tap.site.ends_with(Point::ResidPost.name()) {
             return Err(fail("only whole layers can be skipped".into(), "name the layer, such as layers.5"));
@@ -222,6 +223,7 @@ impl Compiler<'_> {
 
     /// Returns the selected positions of each row.
     fn rows(&self, tap: &Tap) -> std::result::Result<Vec<Option<SelectedPositions>>, String> {
+        check_distinct(tap.rows.as_deref().unwrap_or_default(), "row")?;
         self.select(tap.rows.as_deref(), |prompt, limit| selected_positions(tap, prompt, limit))
     }
 
@@ -332,7 +334,11 @@ impl Compiler<'_> {
             .prompts
             .iter()
             .zip(self.lengths.limits)
-            .map(|(&prompt, &limit)| keys.resolve(prompt, limit))
+            .map(|(&prompt, &limit)| {
+                let selected = keys.resolve(prompt, limit)?;
+                check_distinct(&selected, "key")?;
+                Ok(selected)
+            })
             .collect()
     }
 
@@ -355,6 +361,7 @@ pub(super) fn selected_positions(tap: &Tap, prompt: usize, limit: usize) -> std:
         // Step k is position `prompt - 1 + k`. Negative steps count from the last step.
         let steps =
             steps.resolve(limit + 1 - prompt, limit + 1 - prompt).map_err(|problem| format!("steps: {problem}"))?;
+        check_distinct(&steps, "step")?;
         positions.retain(|&p| p + 1 >= prompt && steps.contains(&(p + 1 - prompt)));
     }
     Ok(positions)

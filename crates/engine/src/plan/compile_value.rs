@@ -3,8 +3,9 @@
 use super::compiled::{CompiledTap, Lengths};
 use super::value_shape::shape;
 use super::{Expr, Map, Plan, Value, ValueId};
-use crate::error::{Error, Result};
+use crate::error::{Error, MAX_PROBLEMS, Result};
 use crate::ids::IdVec;
+use crate::memory_limit::{check_value_bytes, shape_bytes};
 use crate::point::Point;
 use crate::program::{EdgeId, Layout, Op, OpKind, Program};
 use crate::site::{self, Site};
@@ -130,14 +131,14 @@ impl CompiledValues {
 
     /// Adds a placeholder for an invalid value, so that later values can still be checked.
     fn add_placeholder(&mut self, id: ValueId) {
-        let len = id.index() + 1;
-        self.rows.resize(len, Rows::Any);
-        self.reads.resize(len, Vec::new());
-        self.bound_by.resize(len, None);
-        self.gradient_of.resize(len, None);
-        self.opaque.resize(len, false);
-        self.op_ranges.resize(len, None);
-        self.shapes.resize(len, vec![None]);
+        // Some lists may already have an entry of this value; all must describe the placeholder.
+        set_last(&mut self.rows, id, Rows::Any);
+        set_last(&mut self.reads, id, Vec::new());
+        set_last(&mut self.bound_by, id, None);
+        set_last(&mut self.gradient_of, id, None);
+        set_last(&mut self.opaque, id, false);
+        set_last(&mut self.op_ranges, id, None);
+        set_last(&mut self.shapes, id, vec![None]);
     }
 
     /// Returns the description of a value for messages.
@@ -147,6 +148,12 @@ impl CompiledValues {
             None => format!("value {value}"),
         }
     }
+}
+
+/// Makes an item the one of `id` and the last of the list.
+fn set_last<T: Clone>(list: &mut IdVec<ValueId, T>, id: ValueId, item: T) {
+    list.resize(id.index(), item.clone());
+    list.push(item);
 }
 
 /// Compiles the values of a plan whose taps are compiled.
@@ -163,7 +170,7 @@ pub(super) fn compile_values(
         allow_nan: plan.allow_nan,
         ..CompiledValues::default()
     };
-    let mut problems = Vec::new();
+    let (mut problems, mut total) = (Vec::new(), 0usize);
     for (id, value) in plan.values.iter_with_ids() {
         let fail = |values: &CompiledValues, problem: String| Error::Value {
             value: values.name(id),
@@ -175,9 +182,18 @@ pub(super) fn compile_values(
             Some(later) => Err(format!("it uses value {later}, which is not defined before it")),
             None => compile_value(&mut values, program, plan, entries, lengths, id),
         };
+        // A value is kept until the call ends, so all of them count.
+        let added = added.and_then(|()| {
+            let bytes = values.shapes[id].iter().flatten().map(|shape| shape_bytes(shape));
+            total = bytes.fold(total, usize::saturating_add);
+            check_value_bytes(total).map_err(|problem| format!("with the values before it, {problem}"))
+        });
         if let Err(problem) = added {
             problems.push(fail(&values, problem));
             values.add_placeholder(id);
+            if problems.len() == MAX_PROBLEMS {
+                break;
+            }
         }
     }
     if problems.is_empty() {
@@ -390,6 +406,10 @@ fn op_range_between(program: &Program, from: &str, to: &str) -> std::result::Res
         Ok(edge)
     };
     let (from, to) = (edge(from)?, edge(to)?);
+    let producer = &program.ops()[program.edge(to).producer].kind;
+    if matches!(producer, OpKind::Sae { .. }) && producer.inner().contains(&to) {
+        return Err("`through` does not run the inside of an autoencoder; read its site instead".into());
+    }
     let no = || "the second site cannot be computed from the first alone".to_string();
     let (mut ops, mut todo) = (Vec::new(), vec![to]);
     while let Some(edge) = todo.pop() {

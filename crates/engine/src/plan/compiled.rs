@@ -5,6 +5,7 @@ use super::sae_uses::SaeUse;
 use super::select_experts::SelectedExperts;
 use super::{Columns, CompiledAction, Consequence, EditSource, ValueId};
 use crate::ids::IdVec;
+use crate::point::Point;
 use crate::program::{Edge, EdgeId, Program, TokenSet};
 use crate::site::Site;
 
@@ -177,12 +178,29 @@ impl SelectedPositions {
 }
 
 impl CompiledPlan {
-    /// Returns a plan without taps and rows that runs all ops.
-    pub fn empty(program: &Program) -> CompiledPlan {
+    /// Returns a plan for one row that runs all ops and touches one edge, without reading or
+    /// changing it: the tap is in no list of the forward pass.
+    pub fn observing(program: &Program, edge: EdgeId) -> CompiledPlan {
+        let tap = CompiledTap {
+            tap: 0,
+            site: Site::model(Point::Embed),
+            edge,
+            rows: vec![Some(SelectedPositions { by_position: Vec::new() })],
+            whole: false,
+            columns: Columns::All(program.edge(edge).width),
+            experts: None,
+            heads: Vec::new(),
+            keys: None,
+            action: CompiledAction::Read,
+            condition: None,
+            binds: Vec::new(),
+        };
+        let mut backward_at_edge = program.list_by_edge(Vec::new());
+        backward_at_edge[edge].push(0);
         CompiledPlan {
-            taps: Vec::new(),
+            taps: vec![tap],
             at_edge: program.list_by_edge(Vec::new()),
-            backward_at_edge: program.list_by_edge(Vec::new()),
+            backward_at_edge,
             values: CompiledValues::default(),
             prompts: Vec::new(),
             sources: Vec::new(),

@@ -3,6 +3,7 @@
 
 use super::action::ActionWriter;
 use super::json_value::{ValueParser, ValueWriter};
+use super::strict_json::{StrictMap, StrictValue};
 use super::when::{read_when, write_when};
 use super::{Action, MessagePositions, Phase, Plan, Positions, SteeringSpec, Tap};
 use serde::de::Error as _;
@@ -36,9 +37,9 @@ struct PlanForm {
     taps: Option<Vec<TapForm>>,
     /// A steering spec, whose taps come first.
     #[serde(default, skip_serializing)]
-    steer: Option<Value>,
+    steer: Option<StrictValue>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    values: Vec<Map<String, Value>>,
+    values: Vec<StrictMap>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     save: Vec<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -68,16 +69,16 @@ fn read_plan(form: PlanForm) -> Result<Plan, String> {
     let metrics: Vec<String> = form.metric.into_iter().chain(form.metrics).collect();
     let mut names = ValueParser::new(&metrics);
     let mut taps = match form.steer {
-        Some(spec) => SteeringSpec::from_json(&spec).map_err(|error| error.to_string())?.taps(),
+        Some(spec) => SteeringSpec::from_json(&spec.0).map_err(|error| error.to_string())?.taps(),
         None if form.taps.is_none() => return Err("missing field `taps`".into()),
         None => Vec::new(),
     };
     let forms = form.taps.unwrap_or_default();
     for (index, tap) in forms.iter().enumerate() {
-        names.add_read(taps.len() + index, tap.reads_as(&tap.action)?)?;
+        names.add_read(taps.len() + index, tap.reads_as(&tap.action.0)?)?;
     }
     for value in form.values {
-        names.add_value(value)?;
+        names.add_value(value.0)?;
     }
     for tap in forms {
         taps.push(tap.read(&names)?);
@@ -101,7 +102,7 @@ fn write_plan(plan: &Plan) -> Result<PlanForm, String> {
     Ok(PlanForm {
         taps: Some(taps.collect::<Result<_, _>>()?),
         steer: None,
-        values: names.values(plan)?,
+        values: names.values(plan)?.into_iter().map(StrictMap).collect(),
         save: plan.save.iter().map(|&id| names.name(id)).collect(),
         metric,
         metrics,
@@ -133,9 +134,9 @@ struct TapForm {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     keys: Option<Positions>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    when: Option<Value>,
+    when: Option<StrictValue>,
     #[serde(flatten)]
-    action: Map<String, Value>,
+    action: StrictMap,
 }
 
 fn is_all(positions: &Positions) -> bool {
@@ -164,20 +165,20 @@ impl TapForm {
 
     fn read(self, names: &ValueParser) -> Result<Tap, String> {
         let TapForm { site, rows, positions, phase, steps, heads, units, experts, keys, when, action } = self;
-        let when = when.map(|when| read_when(when, site.as_deref(), names)).transpose()?;
+        let when = when.map(|when| read_when(when.0, site.as_deref(), names)).transpose()?;
         let site = match (site, &when) {
             (Some(site), _) => site,
             (None, Some(when)) => when.site.clone(),
             (None, None) => return Err("missing field `site`".into()),
         };
-        let action = Action::from_json(action, names).map_err(|problem| format!("tap on `{site}`: {problem}"))?;
+        let action = Action::from_json(action.0, names).map_err(|problem| format!("tap on `{site}`: {problem}"))?;
         Ok(Tap { site, rows, positions, phase, steps, heads, units, experts, keys, when, action })
     }
 
     fn write(index: usize, tap: &Tap, names: &ValueWriter) -> Result<TapForm, String> {
         let tap = tap.clone();
-        let action = tap.action.to_json(&ActionWriter { tap: index, names })?;
-        let when = tap.when.as_ref().map(|when| write_when(when, names)).transpose()?;
+        let action = StrictMap(tap.action.to_json(&ActionWriter { tap: index, names })?);
+        let when = tap.when.as_ref().map(|when| write_when(when, names).map(StrictValue)).transpose()?;
         let Tap { site, rows, positions, phase, steps, heads, units, experts, keys, .. } = tap;
         Ok(TapForm { site: Some(site), rows, positions, phase, steps, heads, units, experts, keys, when, action })
     }

@@ -3,7 +3,7 @@
 //! A [`Plan`] is a list of taps. A [`Tap`] (`tap.rs`) is a site or pattern, a selection and one
 //! action (`action/`). Taps can read activations into values; values are expressions over other
 //! values (`value.rs`); edits can write values. A plan serializes to JSON (`json.rs`,
-//! `json_value.rs`). A tap can have a condition (`when.rs`). `steering.rs` reads steering specs,
+//! `json_value.rs`, `strict_json.rs`). A tap can have a condition (`when.rs`). `steering.rs` reads steering specs,
 //! which become taps.
 //!
 //! A plan is checked against a program and its inputs before anything runs: `compile.rs` checks
@@ -26,6 +26,7 @@ mod sae_uses;
 mod select;
 mod select_experts;
 mod steering;
+mod strict_json;
 mod tap;
 mod value;
 pub(crate) mod value_index;
@@ -47,6 +48,7 @@ pub use output_shapes::OutputShapes as Shapes;
 pub(crate) use select::Columns;
 pub use select::{Phase, Positions};
 pub use steering::{SteeringOp, SteeringSpec};
+pub use strict_json::parse_strict;
 pub use tap::{AddTap, SetTap, Tap};
 #[doc(hidden)]
 pub use value::FunctionBody as Body;

@@ -282,8 +282,19 @@ pub(super) fn check_indices(selected: &[usize], count: usize, kind: &str) -> Res
     if selected.is_empty() {
         return Err(format!("an empty list of {kind}s selects nothing"));
     }
-    match selected.iter().find(|&&index| index >= count) {
-        Some(index) => Err(format!("there is no {kind} {index}: this site has {count}")),
+    if let Some(index) = selected.iter().find(|&&index| index >= count) {
+        return Err(format!("there is no {kind} {index}: this site has {count}"));
+    }
+    check_distinct(selected, kind)
+}
+
+/// Rejects a selection that lists an index twice: an edit would apply once or twice, depending on
+/// its kind.
+pub(crate) fn check_distinct(selected: &[usize], kind: &str) -> Result<(), String> {
+    let mut sorted = selected.to_vec();
+    sorted.sort_unstable();
+    match sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+        Some(pair) => Err(format!("{kind} {} is selected twice", pair[0])),
         None => Ok(()),
     }
 }

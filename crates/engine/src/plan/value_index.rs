@@ -1,6 +1,7 @@
 //! Resolves numpy-style indexing to element offsets.
 
 use super::Pick;
+use crate::memory_limit::check_value_bytes;
 
 /// The selected elements of an array: contiguous runs of equal length, and the result's shape.
 pub(crate) struct Selection {
@@ -32,13 +33,16 @@ impl Selection {
         if rests == 0 {
             all.extend((0..left).map(|_| whole()));
         }
-        let (mut out, mut indices, mut axis) = (Vec::new(), Vec::new(), 0);
+        let (mut out, mut indices, mut axis, mut count) = (Vec::new(), Vec::new(), 0, 1usize);
         for pick in &all {
             if *pick == Pick::New {
                 out.push(1);
                 continue;
             }
             let selected = axis_indices(shape[axis], pick)?;
+            // Lists combine, so a few of them can select more than there is memory.
+            count = count.saturating_mul(selected.len());
+            check_value_bytes(count.saturating_mul(4)).map_err(|problem| format!("{count} elements: {problem}"))?;
             if !matches!(pick, Pick::At(_)) {
                 out.push(selected.len());
             }
@@ -98,7 +102,8 @@ fn axis_indices(length: usize, pick: &Pick) -> Result<Vec<usize>, String> {
             let mut at = start;
             while if *step > 0 { at < end } else { at > end } {
                 indices.push(at as usize);
-                at += step;
+                // A huge step must end the loop, not wrap around.
+                at = at.saturating_add(*step);
             }
             Ok(indices)
         }

@@ -2,13 +2,20 @@
 
 use super::value_index::Selection;
 use super::{Across, Expr};
+use crate::memory_limit::{check_value_bytes, shape_bytes};
 
 /// A shape, or an error message.
 pub(crate) type Shape = Result<Vec<usize>, String>;
 
-/// Returns the shape of an expression over inputs of these shapes. The caller handles reads,
-/// constants, opaque calls and the model's own ops.
+/// Returns the shape of an expression over inputs of these shapes; fails if it would not fit into
+/// memory. The caller handles reads, constants, opaque calls and the model's own ops.
 pub(crate) fn shape(expr: &Expr, of: &[&[usize]]) -> Shape {
+    let shape = infer(expr, of)?;
+    check_value_bytes(shape_bytes(&shape)).map_err(|problem| format!("shape {shape:?}: {problem}"))?;
+    Ok(shape)
+}
+
+fn infer(expr: &Expr, of: &[&[usize]]) -> Shape {
     use Expr::*;
     match expr {
         Read(_) | Constant(_) | File(_) | WeightGrad { .. } | Through { .. } | Unembed(_) | Call { .. } => {
@@ -113,7 +120,8 @@ fn matmul(a: &[usize], b: &[usize]) -> Shape {
 fn reshape(from: &[usize], to: &[i64]) -> Shape {
     let no = || format!("cannot reshape {from:?} to {to:?}");
     let count: usize = from.iter().product();
-    let known: usize = to.iter().filter(|&&n| n >= 0).map(|&n| n as usize).product();
+    let known = to.iter().filter(|&&n| n >= 0).try_fold(1usize, |product, &n| product.checked_mul(n as usize));
+    let known = known.ok_or_else(no)?;
     let open = to.iter().filter(|&&n| n < 0).count();
     if open > 1 || to.iter().any(|&n| n < -1) || open == 1 && (known == 0 || !count.is_multiple_of(known)) {
         return Err(no());
@@ -133,7 +141,7 @@ fn concat(parts: &[&[usize]], axis: i64) -> Shape {
         if !alike {
             return Err(format!("cannot concatenate shapes {first:?} and {part:?} along axis {axis}"));
         }
-        shape[axis] += part[axis];
+        shape[axis] = shape[axis].saturating_add(part[axis]);
     }
     Ok(shape)
 }

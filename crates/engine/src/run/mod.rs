@@ -13,6 +13,8 @@ use crate::interrupt::{Interrupt, InterruptPoller};
 use crate::job::{CacheUse, CaptureOptions, Job, JobOptions, SavedValue};
 use crate::memory::TransferStats;
 use crate::model::Model;
+use crate::needed_memory::{CallShape, check_call};
+use crate::non_finite::NonFinite;
 use crate::plan::{Capture, Lengths, Mark, Plan, ValueId};
 use crate::prefix::PrefixCache;
 use crate::site::Site;
@@ -72,10 +74,24 @@ impl Model {
     /// depend on each other.
     pub fn run(&self, inputs: &[Vec<u32>], plan: &Plan, options: &RunOptions) -> Result<Run> {
         let model = self.on_threads(options.threads)?;
-        model.run_all(inputs, plan, options)
+        let mut executor = Executor::new(&model, InterruptPoller::new(options.interrupt.as_ref()));
+        model.run_all(inputs, plan, options, &mut executor)
     }
 
-    fn run_all(&self, inputs: &[Vec<u32>], plan: &Plan, options: &RunOptions) -> Result<Run> {
+    /// Runs rows again to find the first activation that is NaN or infinite, for a run whose result
+    /// is. Returns `None` if all activations in host memory are finite: then the plan's values or
+    /// gradients are not.
+    pub fn find_non_finite(&self, inputs: &[Vec<u32>], plan: &Plan, options: &RunOptions) -> Result<Option<NonFinite>> {
+        let model = self.on_threads(options.threads)?;
+        // Every position is computed, and edits may write NaN.
+        let (plan, options) =
+            (Plan { allow_nan: true, ..plan.clone() }, RunOptions { prefixes: None, ..options.clone() });
+        let mut executor = Executor::new(&model, InterruptPoller::new(options.interrupt.as_ref())).scanning();
+        model.run_all(inputs, &plan, &options, &mut executor)?;
+        Ok(executor.non_finite().cloned())
+    }
+
+    fn run_all(&self, inputs: &[Vec<u32>], plan: &Plan, options: &RunOptions, executor: &mut Executor) -> Result<Run> {
         self.check_inputs(inputs, 0, options.chunk)?;
         let prompts: Vec<usize> = inputs.iter().map(Vec::len).collect();
         let compiled = self.compile(plan, Lengths { prompts: &prompts, limits: &prompts }, false)?;
@@ -87,7 +103,8 @@ impl Model {
         }
         let adds_prefixes = options.prefixes.as_ref().is_some_and(PrefixCache::adds_prefixes);
         let cache = if adds_prefixes { CacheUse::Keep } else { CacheUse::Discard };
-        let mut executor = Executor::new(self, InterruptPoller::new(options.interrupt.as_ref()));
+        let chunk = options.chunk.filter(|_| !compiled.has_gradients());
+        check_call(self, &compiled, &CallShape { limits: &prompts, chunk, cache, captures: &options.captures })?;
         let job_options = JobOptions {
             chunk: options.chunk,
             captures: options.captures.clone(),
@@ -102,14 +119,14 @@ impl Model {
                     let weights = compiled.values.weight_grads.iter().map(|sought| sought.weight).collect();
                     let (last, recompute) = (compiled.ops - 1, options.recompute);
                     let mut tape = GradientTape::new(self.program(), &|edge| wanted[edge], weights, last, recompute);
-                    grad::record(&mut executor, &mut job, group, inputs, &mut tape)?;
+                    grad::record(executor, &mut job, group, inputs, &mut tape)?;
                     tapes.push(tape);
                 }
                 None => drop(executor.prefill(&mut job, group, inputs)?),
             }
         }
         job.end_step(self, &[])?;
-        let gradients = grad::backward(&mut executor, &mut job, &tapes)?;
+        let gradients = grad::backward(executor, &mut job, &tapes)?;
         self.store_prefixes(options.prefixes.as_ref(), &job, inputs.iter().map(Vec::as_slice));
         let (saved, marks) = (job.collector.take_saved(), job.collector.take_marks());
         let memory = self.backend().memory();

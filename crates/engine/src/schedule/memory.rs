@@ -1,12 +1,11 @@
 //! The memory that a request needs, known before it runs.
 
 use crate::error::Result;
-use crate::explain::capture_bytes;
 use crate::generate::GenerateOptions;
 use crate::job::spilled_bytes;
 use crate::model::Model;
-use crate::plan::{CompiledPlan, Plan};
-use crate::program::OpKind;
+use crate::needed_memory::{capture_bytes, row_bytes};
+use crate::plan::Plan;
 
 /// Bytes that a request may come to need.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,30 +31,5 @@ impl RequestMemory {
             capture_bytes: capture_bytes.saturating_sub(spilled_bytes),
             spilled_bytes,
         })
-    }
-}
-
-/// Bytes of the KV caches and recurrent states of one row of `positions` positions.
-fn row_bytes(model: &Model, compiled: &CompiledPlan, positions: usize) -> usize {
-    let ops = model.program().ops()[..compiled.ops].iter();
-    let entered = ops.filter(|op| op.layer.is_none_or(|layer| !compiled.skipped[layer]));
-    let bytes = |op: &OpKind| match op {
-        OpKind::Attention { shape, .. } => shape.kv_layout(model.kv()).bytes(positions),
-        _ if op.is_recurrent() => 4 * state_floats(model, op),
-        _ => 0,
-    };
-    entered.map(|op| bytes(&op.kind)).sum()
-}
-
-/// Floats of the state that a recurrent op carries from token to token.
-fn state_floats(model: &Model, op: &OpKind) -> usize {
-    let width = model.program().edge(op.output()).width;
-    match op {
-        // The inputs of the last kernel_size − 1 tokens.
-        OpKind::Convolve { kernel, .. } => model.weights().vector(*kernel).len() - width,
-        OpKind::Recur { shape, .. } => shape.heads * shape.key_dim * shape.value_dim,
-        // Numerator, denominator and running maximum of each channel.
-        OpKind::Wkv { .. } => 3 * width,
-        _ => width,
     }
 }

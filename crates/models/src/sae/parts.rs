@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use pellucid_engine::check_memory;
 use pellucid_engine::sae::{InputNormalization, Sae, SaeKind};
 use pellucid_kernels::Pool;
 
@@ -74,6 +75,10 @@ impl Parts {
         if n == 0 || d_in == 0 || self.decoders.iter().any(|decoder| decoder.cols == 0) {
             return Err(bad(format!("the encoder has shape [{n}, {d_in}]: there is nothing to compute")));
         }
+        let matrices = [&self.encoder].into_iter().chain(&self.decoders).chain(&self.skip);
+        // Packed as f32 at most; a decoder of f32 may stay in the file.
+        let needed = matrices.map(|view| view.rows.saturating_mul(view.cols).saturating_mul(4));
+        check_memory(needed.fold(0, usize::saturating_add), || format!("{}: loading the autoencoder", file.display()))?;
         for (name, view) in [("encoder", &self.encoder)].into_iter().chain(self.decoders.iter().map(|d| ("decoder", d)))
         {
             if let Some(feature) = view.find_non_finite(pool) {

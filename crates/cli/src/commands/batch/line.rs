@@ -1,6 +1,7 @@
 //! A line of the batch file: one request.
 
 use crate::failure::Failure;
+use pellucid_engine::plan::parse_strict;
 use pellucid_engine::{Action, Plan, Tap};
 use pellucid_models::chat::Message;
 use serde::{Deserialize, Serialize};
@@ -108,7 +109,7 @@ impl OneOrMany {
 /// Reads a line. The id is returned as soon as it is known, so that an error can name it.
 pub fn read(text: &[u8], line: u64) -> (Option<RequestName>, Result<RequestLine, Failure>) {
     const FORM: &str = "a line is one JSON object such as {\"id\": \"a\", \"prompt\": \"One day,\", \"max_new\": 20}";
-    let mut object: Map<String, Value> = match serde_json::from_slice(text) {
+    let mut object: Map<String, Value> = match parse_strict(text) {
         Ok(object) => object,
         Err(error) => {
             // Each line is a document of its own, so only the column helps.

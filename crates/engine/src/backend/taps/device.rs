@@ -106,7 +106,7 @@ impl JobTaps<'_> {
             CompiledReduce::Dot(vector) => TapWork::Dot(vector),
             CompiledReduce::Whole
             | CompiledReduce::Mean
-            | CompiledReduce::TopK(_)
+            | CompiledReduce::TopK { .. }
             | CompiledReduce::Project(_)
             | CompiledReduce::Sparse(_) => TapWork::Gather,
         };

@@ -2,6 +2,7 @@
 
 use super::operand::{plain_vector, read_form, read_operand, write_operand};
 use super::{Action, ActionWriter, CompiledAction, Operand};
+use crate::plan::Columns;
 use crate::plan::compile::{Compiler, TapSite};
 use crate::plan::json_value::{ValueParser, ValueWriter};
 use crate::program::{OpKind, Program};
@@ -32,7 +33,12 @@ pub(crate) enum CompiledReduce {
     Whole,
     Mean,
     Norm,
-    TopK(usize),
+    TopK {
+        k: usize,
+        /// The column of the site at each index of the selection; empty if all columns are
+        /// selected.
+        units: Vec<usize>,
+    },
     Dot(Vec<f32>),
     /// The vectors as a weight `[vectors, units]`.
     Project(Matrix),
@@ -127,7 +133,13 @@ pub(super) fn compile(
         None => CompiledReduce::Whole,
         Some(Reduce::Mean) => CompiledReduce::Mean,
         Some(Reduce::Norm) => CompiledReduce::Norm,
-        Some(Reduce::TopK(k)) if *k >= 1 && *k <= columns => CompiledReduce::TopK(*k),
+        Some(Reduce::TopK(k)) if *k >= 1 && *k <= columns => {
+            let units = match target.columns {
+                Columns::All(_) => Vec::new(),
+                selected => selected.ranges().into_iter().flatten().collect(),
+            };
+            CompiledReduce::TopK { k: *k, units }
+        }
         Some(Reduce::TopK(k)) => return Err(format!("topk of {k} among {columns} selected units")),
         Some(Reduce::Dot(vector)) => CompiledReduce::Dot(plain_vector(vector, columns)?),
         Some(Reduce::Project(Operand::Rows(rows))) if rows.is_empty() => {

@@ -23,6 +23,10 @@ pub(super) fn compile(
     _: &mut Compiler,
     target: TapSite,
 ) -> Result<CompiledAction, String> {
+    // The component becomes both bounds of a clamp, which panics on NaN.
+    if !scale.is_finite() {
+        return Err(format!("`orthogonal` has scale {scale}"));
+    }
     let (direction, length) = normalize(&direction_vector(vector, target.edge, target.columns)?);
     Ok(CompiledAction::Edit(Edit::Orthogonal(direction, scale * length)))
 }

@@ -62,6 +62,10 @@ fn attention_problem(architecture: &Architecture, a: &Attention) -> Option<Strin
             "has an empty window, an empty chunk, or a number of ALiBi slopes that differs from its heads".into(),
         );
     }
+    // `f32::clamp` panics if its bounds are reversed or NaN.
+    if let Some(by) = a.clip.filter(|by| by.is_nan() || *by < 0.0) {
+        return Some(format!("clips q, k and v to ±{by}; the bound must be 0 or more"));
+    }
     if a.latent.is_some_and(|latent| latent.kv_rank == 0 || latent.query_rank == Some(0)) {
         return Some("has latent attention of rank 0".into());
     }
