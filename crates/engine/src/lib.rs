@@ -19,6 +19,7 @@
 //! | `run` | one forward pass under a plan |
 //! | [`generate`] | decoding with the plan active at every step |
 //! | [`prompt_lookup`] | speculative tokens for decoding, copied from earlier in the row |
+//! | [`logprobs`] | log-probabilities of prompt and generated tokens |
 //! | [`prefix`] | prefix cache: reuses the KV cache of prompts with a common start |
 //! | [`branch`] | re-runs from the middle of a run |
 //! | [`grad`] | gradients: the backward pass over the op list |
@@ -41,6 +42,7 @@ pub mod grad;
 pub mod ids;
 mod interrupt;
 mod job;
+pub mod logprobs;
 pub mod memory;
 pub mod memory_limit;
 mod model;
@@ -70,6 +72,7 @@ pub use generate::{Batch, Control, Finish, GenerateOptions, GeneratedRow, Genera
 pub use grad::{GradOptions, Seed};
 pub use interrupt::Interrupt;
 pub use job::{CaptureOptions, Pass, RowState, SavedValue, Segment};
+pub use logprobs::{LogSoftmax, LogprobOptions, RowLogprobs, TokenLogprobs};
 pub use memory_limit::{MemoryLimit, memory_limit, set_memory_limit};
 pub use model::{Model, TranscoderLayer, WeakModel};
 pub use needed_memory::check_memory;

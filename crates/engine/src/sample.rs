@@ -19,13 +19,29 @@ pub struct Sampling {
     /// Divides positive logits of tokens already in the row by this factor and multiplies negative
     /// ones; 1 has no effect.
     pub repetition_penalty: f32,
+    /// Subtracted from the logit of each generated token; 0 has no effect.
+    pub presence_penalty: f32,
+    /// Subtracted from the logit of each generated token once for each occurrence; 0 has no effect.
+    pub frequency_penalty: f32,
+    /// Added to the logits of these tokens, before penalties and temperature.
+    pub logit_bias: Vec<(u32, f32)>,
     /// RNG seed. The same seed gives the same tokens.
     pub seed: u64,
 }
 
 impl Default for Sampling {
     fn default() -> Sampling {
-        Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, repetition_penalty: 1.0, seed: 0 }
+        Sampling {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            logit_bias: Vec::new(),
+            seed: 0,
+        }
     }
 }
 
@@ -42,6 +58,9 @@ impl Sampling {
             s if !(s.repetition_penalty > 0.0 && s.repetition_penalty.is_finite()) => {
                 wrong("repetition_penalty", s.repetition_penalty, "more than 0")
             }
+            s if !s.presence_penalty.is_finite() => wrong("presence_penalty", s.presence_penalty, "finite"),
+            s if !s.frequency_penalty.is_finite() => wrong("frequency_penalty", s.frequency_penalty, "finite"),
+            s if s.logit_bias.iter().any(|(_, bias)| bias.is_nan()) => wrong("logit_bias", f32::NAN, "a number"),
             _ => None,
         }
     }
@@ -59,11 +78,18 @@ pub(crate) struct Sampler {
     scanned: usize,
     /// The largest logit was NaN or infinite at some step.
     pub non_finite: bool,
+    /// Length of the prompt, whose tokens the presence and frequency penalties leave out.
+    prompt: usize,
+    /// The distinct generated tokens, and how often each token of the vocabulary was generated.
+    generated: Vec<u32>,
+    counts: Vec<u32>,
+    counted: usize,
 }
 
 impl Sampler {
-    /// A sampler that draws from random stream `stream` of the seed.
-    pub fn new(sampling: &Sampling, stream: usize) -> Sampler {
+    /// A sampler that draws from random stream `stream` of the seed, for a row whose first `prompt`
+    /// tokens are given.
+    pub fn new(sampling: &Sampling, stream: usize, prompt: usize) -> Sampler {
         let rng = Pcg64Mcg::seed_from_u64(sampling.seed ^ (stream as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15));
         Sampler {
             sampling: sampling.clone(),
@@ -73,12 +99,21 @@ impl Sampler {
             is_seen: Vec::new(),
             scanned: 0,
             non_finite: false,
+            prompt,
+            generated: Vec::new(),
+            counts: Vec::new(),
+            counted: prompt,
         }
     }
 
     /// Samples a token. `row` are the row's tokens so far; each call must extend those of the
     /// previous call.
     pub fn choose(&mut self, logits: &mut [f32], row: &[u32]) -> u32 {
+        for &(token, bias) in &self.sampling.logit_bias {
+            if let Some(logit) = logits.get_mut(token as usize) {
+                *logit += bias;
+            }
+        }
         let penalty = self.sampling.repetition_penalty;
         if penalty != 1.0 {
             self.update_seen(row, logits.len());
@@ -87,12 +122,30 @@ impl Sampler {
                 *logit = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
             }
         }
+        let Sampling { presence_penalty, frequency_penalty, .. } = self.sampling;
+        if presence_penalty != 0.0 || frequency_penalty != 0.0 {
+            self.count_generated(row, logits.len());
+            for &token in &self.generated {
+                logits[token as usize] -= presence_penalty + frequency_penalty * self.counts[token as usize] as f32;
+            }
+        }
         let first = argmax(logits);
         self.non_finite |= !logits[first as usize].is_finite();
         if self.sampling.temperature == 0.0 {
             return first;
         }
         self.draw(logits, first)
+    }
+
+    fn count_generated(&mut self, row: &[u32], vocab: usize) {
+        self.counts.resize(vocab, 0);
+        for &token in row.get(self.counted.max(self.prompt)..).unwrap_or_default() {
+            if self.counts[token as usize] == 0 {
+                self.generated.push(token);
+            }
+            self.counts[token as usize] += 1;
+        }
+        self.counted = row.len().max(self.prompt);
     }
 
     fn update_seen(&mut self, row: &[u32], vocab: usize) {
@@ -147,7 +200,7 @@ impl Sampler {
 
 /// Orders by descending probability; among equals the lower token first, as in the reference's
 /// sort.
-fn by_probability(a: &(f32, u32), b: &(f32, u32)) -> Ordering {
+pub(crate) fn by_probability(a: &(f32, u32), b: &(f32, u32)) -> Ordering {
     b.0.total_cmp(&a.0).then(a.1.cmp(&b.1))
 }
 
@@ -196,7 +249,7 @@ mod tests {
     use super::*;
 
     fn draws(sampling: Sampling, logits: &[f32], n: usize) -> Vec<u32> {
-        let mut sampler = Sampler::new(&sampling, 0);
+        let mut sampler = Sampler::new(&sampling, 0, 0);
         (0..n).map(|_| sampler.choose(&mut logits.to_vec(), &[])).collect()
     }
 
@@ -258,11 +311,35 @@ mod tests {
 
     #[test]
     fn the_repetition_penalty_lowers_seen_tokens() {
-        let sampler = || Sampler::new(&Sampling { repetition_penalty: 2.0, ..Sampling::default() }, 0);
+        let sampler = || Sampler::new(&Sampling { repetition_penalty: 2.0, ..Sampling::default() }, 0, 0);
         assert_eq!(sampler().choose(&mut [3.0, 2.0], &[0, 0]), 1);
         assert_eq!(sampler().choose(&mut [-1.0, -1.5], &[0]), 1);
         let mut reused = sampler();
         assert_eq!(reused.choose(&mut [3.0, 2.0, 1.0], &[0]), 1);
         assert_eq!(reused.choose(&mut [3.0, 2.0, 1.8], &[0, 1]), 2);
+    }
+
+    #[test]
+    fn presence_and_frequency_penalties_count_generated_tokens_only() {
+        let sampler = |presence_penalty, frequency_penalty| {
+            Sampler::new(&Sampling { presence_penalty, frequency_penalty, ..Sampling::default() }, 0, 1)
+        };
+        assert_eq!(sampler(2.0, 0.0).choose(&mut [3.0, 2.0], &[0]), 0, "the prompt is not penalized");
+        assert_eq!(sampler(2.0, 0.0).choose(&mut [3.0, 2.0], &[0, 0]), 1);
+        assert_eq!(sampler(0.0, 0.6).choose(&mut [3.0, 2.0], &[0, 0]), 0);
+        assert_eq!(sampler(0.0, 0.6).choose(&mut [3.0, 2.0], &[0, 0, 0]), 1);
+        let mut reused = sampler(0.0, 0.6);
+        assert_eq!(reused.choose(&mut [3.0, 2.0], &[0, 0]), 0);
+        assert_eq!(reused.choose(&mut [3.0, 2.0], &[0, 0, 0]), 1);
+        assert_eq!(sampler(-5.0, 0.0).choose(&mut [3.0, 2.0], &[0, 1]), 1, "a negative penalty is a bonus");
+    }
+
+    #[test]
+    fn the_logit_bias_is_added_before_the_choice() {
+        let biased = |logit_bias: Vec<(u32, f32)>| {
+            Sampler::new(&Sampling { logit_bias, ..Sampling::default() }, 0, 0).choose(&mut [3.0, 2.0, 1.0], &[])
+        };
+        assert_eq!(biased(vec![(2, 100.0)]), 2);
+        assert_eq!(biased(vec![(0, -100.0), (1, -0.5)]), 1);
     }
 }

@@ -91,6 +91,11 @@ impl ChatTemplate {
         Ok(None)
     }
 
+    /// The Jinja source, without the `generation` tags of transformers.
+    pub fn source(&self) -> String {
+        self.environment.get_template(NAME).map(|template| template.source().to_owned()).unwrap_or_default()
+    }
+
     /// Renders a conversation; `add_generation_prompt` appends the start of an assistant turn.
     ///
     /// The text contains the special tokens, so encode it with `add_special` false.

@@ -51,6 +51,7 @@ pub mod pull;
 pub mod python;
 pub mod quantized;
 mod quiet;
+pub mod results;
 mod rope;
 pub mod sae;
 pub mod select_family;
@@ -73,7 +74,7 @@ pub use model::{LoadedModel, TextPiece, locate, program_of};
 pub use name_variants::NameVariant;
 #[doc(hidden)]
 pub use name_variants::NameVariant as Repair;
-pub use prepare::{prepare, prepare_chats};
+pub use prepare::{capture_taps, file_reference, prepare, prepare_chats};
 pub use select_family::{SelectedFamily, select_family};
 pub use source::ModelSource;
 pub use text::{RequestText, RowText, StopStrings};

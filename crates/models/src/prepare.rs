@@ -6,8 +6,9 @@ use crate::error::{Error, Result};
 use crate::tensors::Tensors;
 use crate::tokenizer::Tokenizer;
 use pellucid_engine::plan::{Expr, FromSite, Probe};
-use pellucid_engine::{Action, Array, Operand, Plan, Positions, Remedy, Tap};
+use pellucid_engine::{Action, Array, Operand, Plan, Positions, Remedy, Tap, When};
 use pellucid_kernels::encoding;
+use serde_json::{Value, json};
 use std::path::Path;
 
 /// Resolves file references (relative to `base`) and token selectors of a plan for these inputs.
@@ -140,16 +141,21 @@ fn find_positions(text: &str, tokens: &[u32], row: usize, tokenizer: Option<&Tok
 
 /// Replaces the file references in a tap's action and condition by their tensors.
 fn read_files(tap: &mut Tap, base: &Path) -> Result<()> {
-    let condition = tap.when.as_mut().and_then(|when| match &mut when.probe {
-        Probe::Direction(direction) => Some(direction),
-        Probe::Unit(_) => None,
-    });
-    for operand in tap.action.operands_mut().into_iter().chain(condition) {
+    for operand in operands(&mut tap.action, &mut tap.when) {
         if let Operand::File(reference) = operand {
             *operand = read_tensor(base, reference)?;
         }
     }
     Ok(())
+}
+
+/// The operands of an action and of its condition.
+fn operands<'a>(action: &'a mut Action, when: &'a mut Option<When>) -> impl Iterator<Item = &'a mut Operand> {
+    let condition = when.as_mut().and_then(|when| match &mut when.probe {
+        Probe::Direction(direction) => Some(direction),
+        Probe::Unit(_) => None,
+    });
+    action.operands_mut().into_iter().chain(condition)
 }
 
 /// Reads a tensor as an operand: a vector `[width]`, or one vector per position `[positions,
@@ -185,6 +191,48 @@ fn read_array(base: &Path, reference: &str) -> Result<Array> {
     let mut values = vec![0.0; stored.shape.iter().product()];
     encoding::decode(encoding, stored.bytes, &mut values);
     Ok(Array::new(stored.shape.to_vec(), values))
+}
+
+/// Reads the taps of `capture`: site patterns, or taps as in plans (`capture` may be left out).
+pub fn capture_taps(captures: Vec<Value>) -> Result<Vec<Tap>> {
+    const FORM: &str =
+        "`capture` lists sites, or objects such as {\"site\": \"layers.*.resid_post\", \"positions\": \"last\"}";
+    let tap = |value| match value {
+        Value::String(site) => Ok(json!({"site": site, "capture": true})),
+        Value::Object(mut object) => {
+            object.entry("capture").or_insert(Value::Bool(true));
+            Ok(Value::Object(object))
+        }
+        other => Err(Error::usage(format!("`capture` has the entry {other}"), FORM)),
+    };
+    let taps: Vec<Value> = captures.into_iter().map(tap).collect::<Result<_>>()?;
+    let plan: Plan = serde_json::from_value(json!({"taps": taps}))
+        .map_err(|error| Error::usage(format!("`capture`: {error}"), FORM))?;
+    if let Some(tap) = plan.taps.iter().find(|tap| !matches!(tap.action, Action::Capture(_))) {
+        return Err(Error::usage(
+            format!("`capture` has a tap on {} with another action", tap.site),
+            "write edits under `plan`",
+        ));
+    }
+    Ok(plan.taps)
+}
+
+/// Returns a file that a plan refers to, if any. Plans of others, such as those of HTTP requests, may
+/// name none.
+pub fn file_reference(plan: &Plan) -> Option<String> {
+    let of_value = plan.values.iter().find_map(|value| match &value.expr {
+        Expr::File(reference) => Some(reference.clone()),
+        _ => None,
+    });
+    let of_tap = |tap: &Tap| {
+        let mut tap = tap.clone();
+        let (action, when) = (&mut tap.action, &mut tap.when);
+        operands(action, when).find_map(|operand| match operand {
+            Operand::File(reference) => Some(reference.clone()),
+            _ => None,
+        })
+    };
+    of_value.or_else(|| plan.taps.iter().find_map(of_tap))
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 //! none.
 
 use super::{Item, Task, Variant};
-use pellucid_engine::{Action, Callback, Plan, Positions, RunOptions, SelectedRow, Tap};
+use pellucid_engine::{Action, Callback, LogSoftmax, Plan, Positions, RunOptions, SelectedRow, Tap};
 use pellucid_models::{Error, LoadedModel, Result, prepare};
 use serde::Serialize;
 use std::sync::{Arc, Mutex};
@@ -196,10 +196,9 @@ fn run(loaded: &LoadedModel, variant: &Variant, batch: &[Scored], scores: &mut [
 
 /// The log-probability of a token, and whether it is the most likely one.
 fn log_softmax_at(logits: &[f32], token: usize) -> (f64, bool) {
-    let best = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let total: f64 = logits.iter().map(|&logit| f64::from(logit - best).exp()).sum();
-    let greedy = logits.iter().position(|&logit| logit == best) == Some(token);
-    (f64::from(logits[token] - best) - total.ln(), greedy)
+    let softmax = LogSoftmax::of(logits);
+    let greedy = logits.iter().position(|&logit| logit == softmax.best()) == Some(token);
+    (softmax.at(logits[token]), greedy)
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
-//! Arguments of `generate --batch`.
+//! Arguments of `generate --batch`, and those of the scheduler, which `serve` has too.
 
 use clap::Args;
+use pellucid_engine::SchedulerOptions;
 use std::path::PathBuf;
 
 /// Many requests from a file.
@@ -24,6 +25,17 @@ pub struct BatchArgs {
     /// Directory for captures: one safetensors file per request, named by its id
     #[arg(long, value_name = "DIR")]
     pub captures: Option<PathBuf>,
+    #[command(flatten)]
+    pub scheduler: SchedulerArgs,
+    /// Draw the schedule, which request was in which pass: F.html is a web page, F.json a Chrome
+    /// trace (for Perfetto)
+    #[arg(long, value_name = "F.html|F.json")]
+    pub trace: Option<PathBuf>,
+}
+
+/// Limits of the scheduler.
+#[derive(Args)]
+pub struct SchedulerArgs {
     /// Maximum number of requests in one pass [default: 32]
     #[arg(
         long,
@@ -48,10 +60,20 @@ pub struct BatchArgs {
         value_parser = clap::value_parser!(u32).range(1..),
     )]
     pub pass_tokens: Option<u32>,
-    /// Draw the schedule, which request was in which pass: F.html is a web page, F.json a Chrome
-    /// trace (for Perfetto)
-    #[arg(long, value_name = "F.html|F.json")]
-    pub trace: Option<PathBuf>,
+}
+
+impl SchedulerArgs {
+    /// The options of a scheduler: those that are given, others from `defaults`.
+    pub fn options(&self, defaults: SchedulerOptions) -> SchedulerOptions {
+        SchedulerOptions {
+            max_rows: self.max_batch.map_or(defaults.max_rows, usize::from),
+            pass_tokens: self.pass_tokens.map_or(defaults.pass_tokens, |tokens| tokens as usize),
+            kv_bytes: self.kv_bytes.unwrap_or(defaults.kv_bytes),
+            capture_bytes: self.capture_bytes.unwrap_or(defaults.capture_bytes),
+            prefix_bytes: self.prefix_bytes.unwrap_or(defaults.prefix_bytes),
+            ..defaults
+        }
+    }
 }
 
 impl BatchArgs {
@@ -61,11 +83,11 @@ impl BatchArgs {
         let given = [
             ("--output", self.output.is_some()),
             ("--captures", self.captures.is_some()),
-            ("--max-batch", self.max_batch.is_some()),
-            ("--kv-bytes", self.kv_bytes.is_some()),
-            ("--capture-bytes", self.capture_bytes.is_some()),
-            ("--prefix-bytes", self.prefix_bytes.is_some()),
-            ("--pass-tokens", self.pass_tokens.is_some()),
+            ("--max-batch", self.scheduler.max_batch.is_some()),
+            ("--kv-bytes", self.scheduler.kv_bytes.is_some()),
+            ("--capture-bytes", self.scheduler.capture_bytes.is_some()),
+            ("--prefix-bytes", self.scheduler.prefix_bytes.is_some()),
+            ("--pass-tokens", self.scheduler.pass_tokens.is_some()),
             ("--trace", self.trace.is_some()),
         ];
         given.into_iter().find(|(_, given)| *given && self.batch.is_none()).map(|(flag, _)| flag)
@@ -74,7 +96,7 @@ impl BatchArgs {
 
 /// Parses a size in bytes: `4096`, `512M`, `1.5G` (powers of 1024, also `GiB`) or `4GB` (powers of
 /// 1000).
-fn size(text: &str) -> Result<usize, String> {
+pub fn size(text: &str) -> Result<usize, String> {
     let text = text.trim();
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);

@@ -98,6 +98,7 @@ pub(super) fn sampling(args: &GenerateArgs) -> Sampling {
         min_p: args.min_p,
         repetition_penalty: args.repetition_penalty,
         seed: args.seed,
+        ..Sampling::default()
     }
 }
 

@@ -6,6 +6,7 @@ use crate::error::Result;
 use crate::exec::{Executor, RowTokens};
 use crate::interrupt::InterruptPoller;
 use crate::job::{Job, LiveCapture};
+use crate::logprobs::LiveLogprobs;
 use crate::model::Model;
 use crate::plan::Plan;
 use std::sync::Arc;
@@ -69,6 +70,12 @@ impl Batch {
     pub(crate) fn live_captures(&self, request: RequestId) -> Option<Arc<[Arc<LiveCapture>]>> {
         let (_, decoder) = self.running.iter().find(|(id, _)| *id == request)?;
         Some(decoder.job.collector.live_captures())
+    }
+
+    /// The log-probabilities of a generation, to be read by other threads while it runs.
+    pub(crate) fn live_logprobs(&self, request: RequestId) -> Option<Arc<LiveLogprobs>> {
+        let (_, decoder) = self.running.iter().find(|(id, _)| *id == request)?;
+        decoder.logprobs()
     }
 
     /// Number of generations that have not ended.

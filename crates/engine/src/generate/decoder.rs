@@ -5,6 +5,7 @@ use super::{Control, Finish, GenerateOptions, GeneratedRow, Generation};
 use crate::error::{Error, Result};
 use crate::exec::RowTokens;
 use crate::job::{CacheUse, Job, JobOptions, Pass};
+use crate::logprobs::{LiveLogprobs, LogprobOptions};
 use crate::memory::TransferStats;
 use crate::model::Model;
 use crate::needed_memory::{CallShape, check_call};
@@ -21,6 +22,7 @@ pub(super) struct Decoder {
     rows: Vec<Row>,
     options: GenerateOptions,
     reused: Vec<usize>,
+    logprobs: Option<Arc<LiveLogprobs>>,
     /// Whether prompt lookup adds speculative tokens.
     speculates: bool,
     /// Index of the group that runs next. Groups of rows run one after the other in each step.
@@ -49,18 +51,25 @@ impl Decoder {
         };
         let mut job = Job::new(model.program(), compiled, job_options)?;
         job.demand.logits_at_ends = true;
+        job.demand.logits_everywhere = options.logprobs.prompt.is_some();
         let reserved = |row: usize| limits[row].min(inputs[row].len() + RESERVED);
         (0..inputs.len()).for_each(|row| job.rows[row].capacity = reserved(row));
-        let reused = model.reuse_prefixes(options.prefixes.as_ref(), inputs, &mut job)?;
+        // A position from the prefix cache has no logits.
+        let prefixes = options.prefixes.as_ref().filter(|_| options.logprobs.prompt.is_none());
+        let reused = model.reuse_prefixes(prefixes, inputs, &mut job)?;
+        let records = options.logprobs != LogprobOptions::default();
+        let logprobs = records.then(|| Arc::new(LiveLogprobs::new(inputs.len())));
         // The n-th copy of a prompt draws from the n-th random stream of the seed, so that copies
         // differ and a row does not depend on its place among other prompts.
         let copy = |row: usize| inputs[..row].iter().filter(|earlier| **earlier == inputs[row]).count();
-        let rows = (0..inputs.len()).map(|row| Row::new(row, &inputs[row], copy(row), options)).collect();
+        let new = |row: usize| Row::new(row, &inputs[row], copy(row), options, logprobs.clone());
+        let rows = (0..inputs.len()).map(new).collect();
         Ok(Decoder {
             job,
             rows,
             options: options.clone(),
             reused,
+            logprobs,
             speculates,
             group: 0,
             in_prompts: true,
@@ -79,6 +88,11 @@ impl Decoder {
     /// Rows that have not ended.
     pub fn running_rows(&self) -> usize {
         self.rows.len() - self.ended.len()
+    }
+
+    /// The log-probabilities of its rows, if they are recorded.
+    pub fn logprobs(&self) -> Option<Arc<LiveLogprobs>> {
+        self.logprobs.clone()
     }
 
     /// Whether prefill is not finished.
@@ -140,6 +154,10 @@ impl Decoder {
         let width = model.program().architecture().vocab;
         for segment in pass.segments_of(index) {
             let row = &mut self.rows[segment.row];
+            if let Some(top) = self.options.logprobs.prompt.filter(|_| segment.position < row.prompt) {
+                let lines = pass.range(TokenSet::ForLogits, segment);
+                row.record_prompt(segment.position, &logits[lines.start * width..lines.end * width], width, top);
+            }
             if segment.position + segment.count < row.prompt {
                 continue;
             }
@@ -207,7 +225,7 @@ impl Decoder {
     /// Returns the tokens, captures and saved values.
     pub fn finish(self, model: &Model) -> Result<Generation> {
         self.store_prefixes(model);
-        let Decoder { mut job, rows, reused, started, prefill, .. } = self;
+        let Decoder { mut job, rows, reused, started, prefill, logprobs, .. } = self;
         let decode = started.elapsed();
         let lengths: Vec<usize> = job.rows.iter().map(|row| row.len).collect();
         for (row, &length) in rows.iter().zip(&lengths) {
@@ -224,9 +242,12 @@ impl Decoder {
         let memory = model.backend().memory();
         let mut moved = TransferStats::default();
         let captures = job.collector.finish(model.program(), &compiled, &lengths, memory, &mut moved)?;
+        // Handles may still read the log-probabilities of the running request, so this is a copy.
+        let of_row = |row: usize| logprobs.as_ref().map(|all| all.rows()[row].clone()).unwrap_or_default();
         let rows = rows.into_iter().map(|row| GeneratedRow {
             non_finite: row.is_non_finite(),
             tokens: row.new_tokens().to_vec(),
+            logprobs: of_row(row.index),
             finish: row.finish.unwrap_or(Finish::Length),
             lookup: row.lookup,
         });
@@ -250,6 +271,11 @@ pub(crate) fn check(
         ));
     }
     if let Some(problem) = options.sampling.problem() {
+        return Err(Error::input(problem, Remedy::GenerationOptions));
+    }
+    let vocab = model.program().architecture().vocab;
+    if let Some((token, _)) = options.sampling.logit_bias.iter().find(|(token, _)| *token as usize >= vocab) {
+        let problem = format!("logit_bias names token {token}, and the vocabulary has {vocab}");
         return Err(Error::input(problem, Remedy::GenerationOptions));
     }
     if options.max_new == 0 {

@@ -16,6 +16,7 @@ use crate::error::Result;
 use crate::exec::Executor;
 use crate::interrupt::{Interrupt, InterruptPoller};
 use crate::job::{CaptureOptions, SavedValue};
+use crate::logprobs::{LogprobOptions, RowLogprobs};
 use crate::memory::TransferStats;
 use crate::model::Model;
 use crate::non_finite::NonFinite;
@@ -51,6 +52,8 @@ pub struct GenerateOptions {
     pub interrupt: Option<Interrupt>,
     /// How captures are stored.
     pub captures: CaptureOptions,
+    /// Log-probabilities to record.
+    pub logprobs: LogprobOptions,
 }
 
 impl Default for GenerateOptions {
@@ -65,6 +68,7 @@ impl Default for GenerateOptions {
             prefixes: None,
             interrupt: None,
             captures: CaptureOptions::default(),
+            logprobs: LogprobOptions::default(),
         }
     }
 }
@@ -98,6 +102,8 @@ pub struct GeneratedRow {
     pub tokens: Vec<u32>,
     /// Why it ended.
     pub finish: Finish,
+    /// Its log-probabilities, as far as [`GenerateOptions::logprobs`] asks for them.
+    pub logprobs: RowLogprobs,
     /// Statistics of prompt lookup.
     pub lookup: LookupStats,
     /// A token was chosen although no logit was finite;

@@ -45,6 +45,8 @@ pub(crate) enum CacheUse {
 pub(crate) struct TokenDemand {
     /// Logits of the last position of each prompt and of every later one.
     pub logits_at_ends: bool,
+    /// Logits of every position.
+    pub logits_everywhere: bool,
     /// Logits of these `(row, position)`, sorted.
     pub logits_at: Vec<(usize, usize)>,
     /// The last MLP's output at these `(row, position)`, sorted.
@@ -133,7 +135,8 @@ impl Job {
 
     /// Whether the logits of a position are computed.
     pub fn needs_logits(&self, program: &Program, row: usize, position: usize) -> bool {
-        self.demand.logits_at_ends && position + 1 >= self.compiled.prompts[row]
+        self.demand.logits_everywhere
+            || self.demand.logits_at_ends && position + 1 >= self.compiled.prompts[row]
             || self.demand.logits_at.binary_search(&(row, position)).is_ok()
             || self.compiled.reads(program, TokenSet::ForLogits, row, position)
     }

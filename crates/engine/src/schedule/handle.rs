@@ -5,6 +5,7 @@ use super::worker::Shared;
 use crate::error::{Error, Result};
 use crate::generate::Generation;
 use crate::job::LiveCapture;
+use crate::logprobs::{LiveLogprobs, RowLogprobs, TokenLogprobs};
 use crate::plan::Capture;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -28,6 +29,7 @@ struct Progress {
     result: Option<Result<Generation>>,
     ended: bool,
     captures: Arc<[Arc<LiveCapture>]>,
+    logprobs: Option<Arc<LiveLogprobs>>,
     /// Called once, at the next token or at the end.
     wakers: Vec<Waker>,
     on_end: Option<OnEnd>,
@@ -53,8 +55,10 @@ impl Outbox {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn set_captures(&self, captures: Arc<[Arc<LiveCapture>]>) {
-        self.lock().captures = captures;
+    /// Gives the captures and log-probabilities of a request that starts.
+    pub fn set_live(&self, captures: Arc<[Arc<LiveCapture>]>, logprobs: Option<Arc<LiveLogprobs>>) {
+        let mut progress = self.lock();
+        (progress.captures, progress.logprobs) = (captures, logprobs);
     }
 
     pub fn send(&self, token: RowToken) {
@@ -179,6 +183,24 @@ impl RequestHandle {
     pub fn captures(&self) -> Vec<Capture> {
         let captures = self.outbox.lock().captures.clone();
         captures.iter().map(|live| live.capture()).collect()
+    }
+
+    /// Returns the log-probabilities of the generated tokens of a row from token `from` on, without
+    /// waiting: after a token was received, they include its own. Empty if none are recorded.
+    pub fn logprobs(&self, row: usize, from: usize) -> Vec<TokenLogprobs> {
+        let generated = |row: &RowLogprobs| row.generated.get(from..).unwrap_or_default().to_vec();
+        self.with_logprobs(row, generated)
+    }
+
+    /// Returns the log-probabilities of the prompt tokens of a row after the first, as far as its
+    /// prompt has been computed; complete once a token was received.
+    pub fn prompt_logprobs(&self, row: usize) -> Vec<TokenLogprobs> {
+        self.with_logprobs(row, |row| row.prompt.clone())
+    }
+
+    fn with_logprobs(&self, row: usize, read: impl Fn(&RowLogprobs) -> Vec<TokenLogprobs>) -> Vec<TokenLogprobs> {
+        let live = self.outbox.lock().logprobs.clone();
+        live.and_then(|live| live.rows().get(row).map(read)).unwrap_or_default()
     }
 
     /// Whether the request has ended.

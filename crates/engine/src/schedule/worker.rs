@@ -194,7 +194,8 @@ impl Worker {
         let Checked { inputs, plan, options, on_token, memory } = request;
         match self.batch.add(&inputs, &plan, &options) {
             Ok(key) => {
-                outbox.set_captures(self.batch.live_captures(key).unwrap_or_default());
+                let captures = self.batch.live_captures(key).unwrap_or_default();
+                outbox.set_live(captures, self.batch.live_logprobs(key));
                 let running = Running { id, rows: inputs.len(), memory, on_token, failed: false, outbox };
                 self.running.insert(key, running);
                 *self.shared.running() = self.load();

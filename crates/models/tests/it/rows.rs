@@ -237,8 +237,15 @@ fn a_row_generated_in_a_batch_equals_the_row_generated_alone() {
 #[test]
 fn sampling_with_a_seed_does_not_depend_on_the_batch() {
     for case in golden::all() {
-        let sampling =
-            Sampling { temperature: 1.5, top_k: 40, top_p: 0.95, min_p: 0.01, repetition_penalty: 1.1, seed: 11 };
+        let sampling = Sampling {
+            temperature: 1.5,
+            top_k: 40,
+            top_p: 0.95,
+            min_p: 0.01,
+            repetition_penalty: 1.1,
+            seed: 11,
+            ..Sampling::default()
+        };
         // Ten tokens, or as many as the context allows.
         let free = case.loaded.model.program().architecture().context.map_or(10, |context| context - case.ids.len());
         let options = GenerateOptions { max_new: free.min(10), sampling, ..GenerateOptions::default() };

@@ -2,10 +2,9 @@
 
 use crate::failure::Failure;
 use pellucid_engine::plan::parse_strict;
-use pellucid_engine::{Action, Plan, Tap};
 use pellucid_models::chat::Message;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 /// Longest file name, in bytes, that common file systems allow, less the suffix.
 const MAX_NAME: usize = 240;
@@ -126,30 +125,6 @@ pub fn read(text: &[u8], line: u64) -> (Option<RequestName>, Result<RequestLine,
         Failure::usage(error.to_string(), "docs/batching.md lists the keys of a request and their values")
     });
     (Some(name), request)
-}
-
-/// Reads the taps of `capture`: site patterns, or taps as in plans (`capture` may be left out).
-pub fn capture_taps(captures: Vec<Value>) -> Result<Vec<Tap>, Failure> {
-    const FORM: &str =
-        "`capture` lists sites, or objects such as {\"site\": \"layers.*.resid_post\", \"positions\": \"last\"}";
-    let tap = |value| match value {
-        Value::String(site) => Ok(json!({"site": site, "capture": true})),
-        Value::Object(mut object) => {
-            object.entry("capture").or_insert(Value::Bool(true));
-            Ok(Value::Object(object))
-        }
-        other => Err(Failure::usage(format!("`capture` has the entry {other}"), FORM)),
-    };
-    let taps: Vec<Value> = captures.into_iter().map(tap).collect::<Result<_, _>>()?;
-    let plan: Plan = serde_json::from_value(json!({"taps": taps}))
-        .map_err(|error| Failure::usage(format!("`capture`: {error}"), FORM))?;
-    if let Some(tap) = plan.taps.iter().find(|tap| !matches!(tap.action, Action::Capture(_))) {
-        return Err(Failure::usage(
-            format!("`capture` has a tap on {} with another action", tap.site),
-            "write edits under `plan`",
-        ));
-    }
-    Ok(plan.taps)
 }
 
 #[cfg(test)]

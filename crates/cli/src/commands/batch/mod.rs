@@ -52,17 +52,9 @@ pub fn run(args: &GenerateArgs, path: &Path) -> Result<(), Failure> {
     let file = inputs::plan_file(&args.plan)?;
     let loaded = models::load_with_saes(&args.model, &file.saes())?;
     let preparer = Preparer::new(loaded, file, args, path)?;
-    let defaults = SchedulerOptions::default();
-    let max_rows = args.batch.max_batch.map_or(defaults.max_rows, usize::from);
-    let settings = SchedulerOptions {
-        max_rows,
-        pass_tokens: args.batch.pass_tokens.map_or(defaults.pass_tokens, |tokens| tokens as usize),
-        kv_bytes: args.batch.kv_bytes.unwrap_or(defaults.kv_bytes),
-        capture_bytes: args.batch.capture_bytes.unwrap_or(defaults.capture_bytes),
-        prefix_bytes: args.batch.prefix_bytes.unwrap_or(defaults.prefix_bytes),
-        queue: 2 * max_rows,
-        record_passes: trace.is_some(),
-    };
+    let settings = args.batch.scheduler.options(SchedulerOptions::default());
+    let max_rows = settings.max_rows;
+    let settings = SchedulerOptions { queue: 2 * max_rows, record_passes: trace.is_some(), ..settings };
     let (started, scheduler) = (Instant::now(), Scheduler::new(&loaded.model, settings)?);
     let interrupted = interrupt::watch()?;
     let (ended, ends) = channel();

@@ -1,6 +1,6 @@
 //! From a line of the batch file to a request of the scheduler.
 
-use super::line::{OneOrMany, RequestLine, Steering, capture_taps};
+use super::line::{OneOrMany, RequestLine, Steering};
 use crate::args::GenerateArgs;
 use crate::commands::generate::{max_new, sampling};
 use crate::failure::Failure;
@@ -8,7 +8,7 @@ use crate::inputs::{self, PlanFile};
 use pellucid_engine::{Action, GenerateOptions, Plan, Sampling, SteeringSpec, Tap};
 use pellucid_models::attach::check_saes;
 use pellucid_models::chat::{ChatPrompt, Message};
-use pellucid_models::{LoadedModel, StopStrings, prepare_chats};
+use pellucid_models::{LoadedModel, StopStrings, capture_taps, prepare_chats};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
@@ -82,6 +82,7 @@ impl<'a> Preparer<'a> {
             min_p: line.min_p.unwrap_or(flags.min_p),
             repetition_penalty: line.repetition_penalty.unwrap_or(flags.repetition_penalty),
             seed: line.seed.unwrap_or(flags.seed),
+            ..flags
         };
         let stops = StopStrings::new(line.stop.map_or_else(|| args.stop.clone(), |stop| stop.into_list()))?;
         let eos = if line.ignore_eos.unwrap_or(args.ignore_eos) { Vec::new() } else { self.loaded.eos.clone() };
