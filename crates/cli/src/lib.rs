@@ -87,6 +87,7 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Run(run) => commands::run::run(run),
         Command::Tokens(tokens) => commands::tokens::run(tokens),
         Command::Generate(generate) => commands::generate::run(generate),
+        Command::Serve(serve) => commands::serve::run(serve),
         Command::Lens(lens) => commands::lens::run(lens),
         Command::Steer(steer) => commands::steer::run(steer),
         Command::Eval(eval) => commands::eval::run(eval),

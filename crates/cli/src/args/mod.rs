@@ -7,10 +7,11 @@ mod lab;
 mod lab_capture;
 mod lab_sessions;
 mod sae;
+mod serve;
 mod steer;
 
 pub use analyze::*;
-pub use batch::BatchArgs;
+pub use batch::{BatchArgs, SchedulerArgs};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 pub use eval::EvalArgs;
 pub use lab::*;
@@ -18,6 +19,7 @@ pub use lab_capture::LabCaptureArgs;
 pub use lab_sessions::LabSessionsArgs;
 use pellucid_engine::MemoryLimit;
 pub use sae::*;
+pub use serve::{LogArg, ServeArgs};
 use std::path::PathBuf;
 pub use steer::*;
 
@@ -61,6 +63,8 @@ pub enum Command {
     Tokens(TokensArgs),
     /// Generate text, optionally with a plan of captures and edits active at every step.
     Generate(GenerateArgs),
+    /// Serve models over HTTP: the OpenAI API, with plans, captures and steering on every request.
+    Serve(ServeArgs),
     /// Logit lens: the model's next-token prediction after each layer.
     Lens(LensArgs),
     /// Steering vectors: extract them from pairs of prompts, show files of them.

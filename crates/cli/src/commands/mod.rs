@@ -11,6 +11,7 @@ pub mod profile;
 pub mod pull;
 pub mod run;
 pub mod sae;
+pub mod serve;
 pub mod sites;
 pub mod steer;
 pub mod store;

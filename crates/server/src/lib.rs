@@ -1,0 +1,48 @@
+//! The HTTP server of Pellucid: the OpenAI API, with plans, captures and steering on every request.
+//!
+//! `pellucid serve` starts it. This crate is the only one that knows tokio and axum; its callers see
+//! a blocking [`Server`]. Each route is one file in `routes/` and one row of its table, and the
+//! OpenAPI description is generated from the same types that parse the requests.
+//!
+//! | module | contents |
+//! |---|---|
+//! | `options` | addresses, limits, tokens |
+//! | `registry` | the served models, each with its scheduler; aliases |
+//! | `server` | the listener: connections, timeouts, shutdown |
+//! | `security` | Host, Origin and token checks, before anything else |
+//! | `body` | request bodies: size, content type, unknown fields, errors that name the field |
+//! | `extract` | parameters in paths and queries |
+//! | `api_error` | errors in the shape of the OpenAI API |
+//! | `generation` | completion requests: prompts → the scheduler's requests → pieces of text |
+//! | `inspection` | plans of requests, captured arrays on the wire, stored captures |
+//! | `routes` | one file per route |
+//! | `metrics` | counters for `/metrics` |
+//!
+//! A request runs on the model's [`Scheduler`](pellucid_engine::Scheduler), so it has the same bits
+//! as alone, whatever else is served. Dropping the connection drops the scheduler's handle, which
+//! frees its rows before the next pass.
+
+mod api_error;
+mod body;
+mod error;
+mod extract;
+mod generation;
+mod hints;
+mod ids;
+mod inspection;
+mod logging;
+mod metrics;
+mod options;
+mod registry;
+mod routes;
+mod security;
+mod server;
+mod sse;
+mod state;
+
+pub use error::{Error, Result};
+pub use logging::{LogFormat, start_logging};
+pub use options::{Alias, Limits, ServerOptions};
+pub use registry::ModelEntry;
+pub use routes::openapi;
+pub use server::{Server, ShutdownHandle};

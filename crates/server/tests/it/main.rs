@@ -1,0 +1,9 @@
+//! Tests of the server: a real one on a free port of loopback, and real HTTP clients.
+
+mod bad_input;
+mod chat;
+mod completions;
+mod inspection;
+mod load;
+mod security;
+mod support;
