@@ -42,6 +42,10 @@ pub fn word(remedy: &Remedy) -> String {
         Remedy::UseAdapter { base, adapter } => {
             format!("load its base model with the adapter: {}", load_with_adapter(base.as_deref(), adapter))
         }
+        Remedy::AttachAdapter => "attach it with `model.attach_adapter(directory, name)`".into(),
+        Remedy::MergeAdapter { adapter } => {
+            format!("merge it when the model is loaded: {}", load_with_adapter(None, adapter))
+        }
         Remedy::Pull(name) => format!("call `pellucid.pull({name:?})` first"),
         Remedy::PullAgain(name) => format!("call `pellucid.pull({name:?})` again"),
         Remedy::PullBase(name) => {

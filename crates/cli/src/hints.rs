@@ -44,6 +44,8 @@ pub fn word(remedy: &Remedy) -> String {
             let base = base.as_deref().unwrap_or("BASE");
             format!("give its base model and the adapter: --model {base} --adapter {adapter}")
         }
+        Remedy::AttachAdapter => "attach it with --adapter NAME=DIR".into(),
+        Remedy::MergeAdapter { adapter } => format!("merge it into the weights instead: --adapter {adapter}"),
         Remedy::Pull(name) => format!("run `pellucid pull {name}` first"),
         Remedy::PullAgain(name) => format!("run `pellucid pull {name}` again"),
         Remedy::PullBase(name) => format!("pull the base model (`pellucid pull {name}`), or put its tokenizer here"),

@@ -1,13 +1,13 @@
 //! Loads the model that the arguments name.
 
-use crate::args::{DTypeArg, KvArg, ModelArgs};
+use crate::args::{AdapterArg, DTypeArg, KvArg, ModelArgs};
 use crate::commands::say;
 use crate::failure::Failure;
 use crate::progress;
 use pellucid_engine::Program;
 use pellucid_kernels::attention::KvFormat;
 use pellucid_kernels::{DType, Pool};
-use pellucid_models::attach::{SaeCheck, SaeRecord};
+use pellucid_models::attach::{AdapterRecord, SaeCheck, SaeRecord};
 use pellucid_models::{LoadOptions, LoadedModel, Storage, locate, program_of};
 use std::path::Path;
 
@@ -32,7 +32,8 @@ pub fn load_with_saes(args: &ModelArgs, saes: &[(&str, &Path)]) -> Result<&'stat
         KvArg::F32 => KvFormat::F32,
         KvArg::Bf16 => KvFormat::Bf16,
     };
-    let options = LoadOptions { storage, pool, kv, assume: args.assume.assume.clone(), adapters: args.adapter.clone() };
+    let (assume, adapters) = (args.assume.assume.clone(), AdapterArg::merged(&args.adapter));
+    let options = LoadOptions { storage, pool, kv, assume, adapters };
     let mut loaded = open(args, &options)?;
     warn(&loaded.warnings);
     let of_flags = args.sae.iter().map(|text| (text.as_str(), Path::new("")));
@@ -44,6 +45,7 @@ pub fn load_with_saes(args: &ModelArgs, saes: &[(&str, &Path)]) -> Result<&'stat
             slow.join(" and ")
         ));
     }
+    attach_adapters(&mut loaded, args)?;
     loaded.name_variants.iter().for_each(|variant| say(&format!("note: {variant}")));
     Ok(Box::leak(Box::new(loaded)))
 }
@@ -101,6 +103,28 @@ fn attach_saes<'a>(
         warn(&checks.filter_map(SaeCheck::warning).collect::<Vec<String>>());
     }
     Ok(())
+}
+
+/// Attaches the adapters of `--adapter NAME=DIR` and makes that of `--use-adapter` the default.
+fn attach_adapters(loaded: &mut LoadedModel, args: &ModelArgs) -> Result<(), Failure> {
+    for (name, directory) in AdapterArg::attached(&args.adapter) {
+        let AdapterRecord { rank, projections, bytes, .. } = loaded.attach_adapter(name, directory)?;
+        let megabytes = bytes as f64 / 1e6;
+        say(&format!("adapter {name}: rank {rank} in {projections} projections, {megabytes:.1} MB"));
+    }
+    if let Some(name) = &args.use_adapter {
+        loaded.model = loaded.model.with_adapter(Some(name))?;
+    }
+    Ok(())
+}
+
+/// Reports adapters that the prompts of a command do not use.
+pub fn say_unused_adapters(args: &ModelArgs) {
+    for (name, _) in AdapterArg::attached(&args.adapter) {
+        if args.use_adapter.as_deref() != Some(name) {
+            say(&format!("note: adapter {name} is attached but not used; --use-adapter {name} uses it"));
+        }
+    }
 }
 
 /// Describes an autoencoder, or all layers of a cross-layer transcoder.

@@ -1,5 +1,6 @@
 //! `Plan::explain`: what a plan will do on a model and what it will cost, without running it.
 
+use crate::adapter::LowRank;
 use crate::array::CaptureDtype;
 use crate::error::{Error, Result};
 use crate::memory_limit::{allowed_memory, format_bytes};
@@ -58,8 +59,8 @@ pub struct Explanation {
     /// Bytes of the computed values that are not saved.
     #[serde(skip_serializing_if = "is_zero")]
     pub value_bytes: usize,
-    /// Bytes of weights, autoencoders, KV cache, activations, features, captures and values
-    /// together.
+    /// Bytes of weights, autoencoders, adapters, KV cache, activations, features, captures and
+    /// values together.
     pub peak_bytes: usize,
     /// Bytes that a call may take on this machine now, beside the weights; absent if not limited.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -137,6 +138,10 @@ impl Plan {
             };
             let pairs = pairs(program, index, prompts.iter().flat_map(|&n| 0..n));
             let mut work = work(program, model.weights(), index, computed, pairs);
+            if let Some(LowRank { a, b, .. }) = model.default_update(index) {
+                work.flops += 2.0 * (a.rows() * (a.cols() + b.rows()) * computed) as f64;
+                work.weight_bytes += (a.bytes() + b.bytes()) as f64;
+            }
             if let OpKind::Sae { sae, .. } = &program.ops()[index].kind {
                 let (sae, runs) =
                     (&model.saes()[*sae].sae, sae_positions(program, &compiled, &program.ops()[index].kind));
@@ -168,7 +173,8 @@ impl Plan {
             .saturating_add(unfused_bytes(program, &compiled, prompts));
         let value_bytes = value_bytes(&compiled);
         let sae_bytes: usize = model.saes().iter().map(|attached| attached.sae.bytes()).sum();
-        let weight_memory = model.weights().bytes() + sae_bytes;
+        let adapter_bytes: usize = model.adapters().iter().map(|adapter| adapter.bytes()).sum();
+        let weight_memory = model.weights().bytes() + sae_bytes + adapter_bytes;
         let taps: Vec<TapExplanation> = compiled
             .taps
             .iter()

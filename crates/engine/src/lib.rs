@@ -13,6 +13,7 @@
 //! | [`program`] | ops, edges, weights, and the builder that orders them |
 //! | [`ids`] | typed ids of edges, weights and values, and vectors indexed by them |
 //! | [`point`], [`site`] | names of the activations that a plan can tap |
+//! | [`adapter`] | low-rank adapters that rows use without merging them |
 //! | [`plan`] | taps (site, selection, action) and values, as data |
 //! | `job` | rows that share a compiled plan: KV caches, captures |
 //! | `exec` | the executor: packs jobs into passes and runs the op list |
@@ -28,6 +29,7 @@
 //! | [`memory_limit`], `needed_memory` | the memory that a call may take, and what it will need |
 //! | `error`, `remedy` | errors, and what the user can do about them |
 
+pub mod adapter;
 pub mod architecture;
 pub mod array;
 pub mod backend;
@@ -63,6 +65,7 @@ pub mod site;
 mod value;
 pub mod weights;
 
+pub use adapter::{Adapter, LinearUpdate, LowRank, RowAdapters};
 pub use architecture::Architecture;
 pub use array::{Array, CaptureDtype, SparseRows};
 pub use branch::Base;

@@ -1,11 +1,12 @@
 //! Prefix cache: KV caches and recurrent states of earlier calls, reused by rows that start with
 //! the same tokens.
 //!
-//! A row's KV cache and recurrent states depend, bit for bit, on its own tokens only. A call may
-//! therefore reuse those of an earlier call for the common prefix, up to the first position that
-//! its plan reads or edits: tapped positions must be computed. Unfused attention sums in a
+//! A row's KV cache and recurrent states depend, bit for bit, on its own tokens and its adapter
+//! only. A call may therefore reuse those of an earlier call with the same adapter for the common
+//! prefix, up to the first position that its plan reads or edits: tapped positions must be computed. Unfused attention sums in a
 //! different order, so rows with taps on attention scores or probabilities reuse nothing.
 
+use crate::adapter::{AdapterId, RowAdapters};
 use crate::error::{Error, Result};
 use crate::exec::Executor;
 use crate::interrupt::InterruptPoller;
@@ -42,6 +43,8 @@ struct PrefixTable {
 /// The state of a row after its first tokens.
 struct Prefix {
     tokens: Vec<u32>,
+    /// The adapter that the row used.
+    adapter: Option<AdapterId>,
     state: RowState,
     bytes: usize,
 }
@@ -84,9 +87,18 @@ impl PrefixCache {
 
     /// Finds the longest cached prefix of a row, at most `limit` tokens: the prefix, and how many
     /// of its tokens match.
-    fn find(&self, program: &Program, tokens: &[u32], limit: usize) -> Option<(Arc<Prefix>, usize)> {
+    fn find(
+        &self,
+        program: &Program,
+        adapter: Option<AdapterId>,
+        tokens: &[u32],
+        limit: usize,
+    ) -> Option<(Arc<Prefix>, usize)> {
         let mut table = self.table();
         let usable = |prefix: &Prefix| {
+            if prefix.adapter != adapter {
+                return 0;
+            }
             let common = prefix.tokens.iter().zip(&tokens[..limit]).take_while(|(a, b)| a == b).count();
             // A recurrent state exists only for the last token of the prefix.
             if program.is_recurrent() && common < prefix.tokens.len() { 0 } else { common }
@@ -111,7 +123,8 @@ impl PrefixCache {
     fn add(&self, program: &Program, prefix: Prefix) {
         let mut table = self.table();
         let covers = |long: &Prefix, short: &Prefix| {
-            long.tokens.starts_with(&short.tokens)
+            long.adapter == short.adapter
+                && long.tokens.starts_with(&short.tokens)
                 && (!program.is_recurrent() || long.tokens.len() == short.tokens.len())
         };
         if prefix.bytes > self.0.capacity || table.prefixes.iter().any(|known| covers(known, &prefix)) {
@@ -165,10 +178,12 @@ impl Model {
         cache.check_owner(self)?;
         let prompts = [tokens.len()];
         let compiled = self.compile(&Plan::default(), Lengths { prompts: &prompts, limits: &prompts }, true)?;
-        let mut job = Job::new(self.program(), compiled, JobOptions::new(self.kv(), CacheUse::Keep))?;
+        let adapters = self.row_adapters(&RowAdapters::ModelDefault, 1)?;
+        let options = JobOptions { adapters, ..JobOptions::new(self.kv(), CacheUse::Keep) };
+        let mut job = Job::new(self.program(), compiled, options)?;
         Executor::new(self, InterruptPoller::new(None)).prefill(&mut job, &[0], &inputs)?;
         if !self.depends_on_length(tokens.len()) {
-            cache.add(self.program(), Prefix::of(tokens, &job.rows[0]));
+            cache.add(self.program(), Prefix::of(tokens, self.adapter_id(&job, 0), &job.rows[0]));
         }
         Ok(())
     }
@@ -194,7 +209,7 @@ impl Model {
             if self.depends_on_length(tokens.len()) {
                 continue;
             }
-            if let Some((prefix, count)) = cache.find(self.program(), tokens, limit) {
+            if let Some((prefix, count)) = cache.find(self.program(), self.adapter_id(job, row), tokens, limit) {
                 let state = &mut job.rows[row];
                 let begun = prefix.state.prefix(count, state.capacity.max(tokens.len()), tokens.len());
                 *state = RowState { keeps_kv: state.keeps_kv, ..begun };
@@ -222,9 +237,14 @@ impl Model {
         }
         for (row, (tokens, state)) in rows.zip(&job.rows).enumerate() {
             if compiled.is_unedited(program, row) && !self.depends_on_length(state.len) {
-                cache.add(program, Prefix::of(&tokens[..state.len], state));
+                cache.add(program, Prefix::of(&tokens[..state.len], self.adapter_id(job, row), state));
             }
         }
+    }
+
+    /// The adapter of a row.
+    fn adapter_id(&self, job: &Job, row: usize) -> Option<AdapterId> {
+        job.adapter(row).map(|index| self.adapters()[index].id())
     }
 
     /// Whether a row of this length uses other rotary frequencies than shorter rows (LongRoPE,
@@ -235,10 +255,10 @@ impl Model {
 }
 
 impl Prefix {
-    fn of(tokens: &[u32], state: &RowState) -> Prefix {
+    fn of(tokens: &[u32], adapter: Option<AdapterId>, state: &RowState) -> Prefix {
         let state = state.prefix(tokens.len(), tokens.len(), tokens.len());
         let bytes = state.bytes() + 4 * tokens.len();
-        Prefix { tokens: tokens.to_vec(), state, bytes }
+        Prefix { tokens: tokens.to_vec(), adapter, state, bytes }
     }
 }
 

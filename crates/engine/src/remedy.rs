@@ -61,6 +61,13 @@ pub enum Remedy {
         /// Path of the adapter.
         adapter: String,
     },
+    /// Attach an adapter to the model first.
+    AttachAdapter,
+    /// Merge the adapter into the weights when the model is loaded.
+    MergeAdapter {
+        /// Path of the adapter.
+        adapter: String,
+    },
     /// Pull this model first.
     Pull(String),
     /// Pull this model again.
@@ -101,6 +108,8 @@ impl Remedy {
             Remedy::GiveModelPath,
             Remedy::UseAdapter { base: None, adapter: adapter() },
             Remedy::UseAdapter { base: Some("owner/base".into()), adapter: adapter() },
+            Remedy::AttachAdapter,
+            Remedy::MergeAdapter { adapter: adapter() },
             Remedy::Pull("smollm2-135m".into()),
             Remedy::PullAgain("smollm2-135m".into()),
             Remedy::PullBase("owner/base".into()),
@@ -149,6 +158,10 @@ impl fmt::Display for Remedy {
             Remedy::UseAdapter { base, adapter } => {
                 let base = base.as_deref().unwrap_or("BASE");
                 write!(f, "load its base model, {base}, with the adapter in `LoadOptions::adapters`: {adapter}")
+            }
+            Remedy::AttachAdapter => f.write_str("attach it first, with `LoadedModel::attach_adapter`"),
+            Remedy::MergeAdapter { adapter } => {
+                write!(f, "merge it when the model is loaded: {adapter} in `LoadOptions::adapters`")
             }
             Remedy::Pull(name) => write!(f, "call `pellucid_models::pull::pull` with {name:?} first"),
             Remedy::PullAgain(name) => write!(f, "call `pellucid_models::pull::pull` with {name:?} again"),
@@ -211,9 +224,11 @@ mod tests {
             Remedy::NameSaeSite => 19,
             Remedy::ReplaceStore => 20,
             Remedy::RaiseMemoryLimit => 21,
+            Remedy::AttachAdapter => 22,
+            Remedy::MergeAdapter { .. } => 23,
         }
     }
-    const VARIANTS: usize = 22;
+    const VARIANTS: usize = 24;
 
     #[test]
     fn the_wording_for_rust_names_no_flag_and_no_command() {

@@ -1,6 +1,6 @@
 //! [`LoadedModel`]: program, weights, tokenizer and chat template, with the calls on text.
 
-use crate::adapter::Adapter;
+use crate::adapter::{Adapter, AdapterRecord};
 use crate::attempt::Strategy;
 use crate::builtin;
 use crate::chat::{ChatPrompt, ChatTemplate, Conversation, Message};
@@ -8,6 +8,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::load::{LoadOptions, load};
 use crate::name_variants::NameVariant;
+use crate::names::Names;
 use crate::sae::SaeRecord;
 use crate::select_family::{SelectedFamily, select_family};
 use crate::share;
@@ -42,6 +43,10 @@ pub struct LoadedModel {
     pub tuning: Option<String>,
     /// Autoencoders that were attached; [`saes`](Self::saes) has those that still are.
     pub(crate) sae_records: Vec<SaeRecord>,
+    /// Table of stored names, for the tensors of adapters; absent without files.
+    pub(crate) names: Option<Arc<Names>>,
+    /// Adapters that are attached.
+    pub(crate) adapter_records: Vec<AdapterRecord>,
 }
 
 impl LoadedModel {
@@ -58,6 +63,8 @@ impl LoadedModel {
             name_variants: Vec::new(),
             tuning: None,
             sae_records: Vec::new(),
+            names: None,
+            adapter_records: Vec::new(),
         }
     }
 
@@ -256,6 +263,8 @@ fn load_selected(
         name_variants,
         tuning: tuning::of(source, config),
         sae_records: Vec::new(),
+        names: Some(Arc::new(family.names.clone())),
+        adapter_records: Vec::new(),
     })
 }
 

@@ -1,7 +1,7 @@
 //! Options and results of text generation.
 
 use pellucid_engine::{
-    Capture, CaptureOptions, Finish, Interrupt, LookupStats, Mark, PrefixCache, Sampling, SavedValue, Site,
+    Capture, CaptureOptions, Finish, Interrupt, LookupStats, Mark, PrefixCache, RowAdapters, Sampling, SavedValue, Site,
 };
 use std::time::Duration;
 
@@ -45,6 +45,8 @@ pub struct GenerateOptions<'a> {
     pub interrupt: Option<Interrupt>,
     /// How captures are stored: as bf16, or in a memory-mapped file above a limit.
     pub captures: CaptureOptions,
+    /// The adapter of each row; see [`Model::attach_adapter`](crate::Model::attach_adapter).
+    pub adapters: RowAdapters,
 }
 
 impl Default for GenerateOptions<'_> {
@@ -62,6 +64,7 @@ impl Default for GenerateOptions<'_> {
             prefixes: engine.prefixes,
             interrupt: engine.interrupt,
             captures: engine.captures,
+            adapters: engine.adapters,
         }
     }
 }

@@ -151,8 +151,8 @@ pub use pellucid_engine::SelectedRow as Selected;
 pub use pellucid_engine::plan::{self, FromSite, Injection};
 pub use pellucid_engine::{
     Action, Array, Callback, Capture, CaptureDtype, CaptureOptions, Finish, Interrupt, Mark, Operand, Phase, Plan,
-    Point, Positions, PrefixCache, Reduce, Remedy, Run, RunOptions, Sampling, SavedValue, SelectedRow, Site,
-    SteeringSpec, Tap, When,
+    Point, Positions, PrefixCache, Reduce, Remedy, RowAdapters, Run, RunOptions, Sampling, SavedValue, SelectedRow,
+    Site, SteeringSpec, Tap, When,
 };
 pub use pellucid_models as models;
 pub use pellucid_models::chat::{Conversation, Message};

@@ -2,6 +2,7 @@
 
 use crate::generate::{GenerateOptions, GeneratedText, Generation};
 use pellucid_engine::{Array, GenerateOptions as EngineOptions, Plan, Program, Run, RunOptions};
+use pellucid_models::attach::AdapterRecord;
 use pellucid_models::chat::{ChatPrompt, Conversation, Message};
 use pellucid_models::{LoadOptions, LoadedModel, Result, StopStrings, locate, prepare_chats};
 use std::path::Path;
@@ -132,9 +133,11 @@ impl Model {
             prefixes,
             interrupt,
             captures,
+            adapters,
         } = options;
         let eos = eos.unwrap_or_else(|| self.loaded.eos.clone());
-        let options = EngineOptions { max_new, sampling, eos, chunk, lookup, threads, prefixes, interrupt, captures };
+        let options =
+            EngineOptions { max_new, sampling, eos, chunk, lookup, threads, prefixes, interrupt, captures, adapters };
         let mut on_text = on_text;
         let stop = StopStrings::new(stop)?;
         let generation = self.loaded.generate(&rows, &plan, &options, &stop, &mut |piece| {
@@ -158,6 +161,18 @@ impl Model {
             prefill: generation.prefill,
             decode: generation.decode,
         })
+    }
+
+    /// Attaches a LoRA adapter (a PEFT directory) under a name, without merging it: rows use it if
+    /// their call names it ([`RunOptions::adapters`], [`GenerateOptions::adapters`]). All rows
+    /// share the weights.
+    pub fn attach_adapter(&mut self, name: &str, directory: impl AsRef<Path>) -> Result<AdapterRecord> {
+        self.loaded.attach_adapter(name, directory.as_ref())
+    }
+
+    /// Detaches an adapter.
+    pub fn detach_adapter(&mut self, name: &str) -> Result<()> {
+        self.loaded.detach_adapter(name)
     }
 
     /// Encodes a text, with the special tokens that the tokenizer adds.

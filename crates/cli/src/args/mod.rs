@@ -1,5 +1,6 @@
 //! Command-line arguments.
 
+mod adapter;
 mod analyze;
 mod batch;
 mod eval;
@@ -10,6 +11,7 @@ mod sae;
 mod serve;
 mod steer;
 
+pub use adapter::AdapterArg;
 pub use analyze::*;
 pub use batch::{BatchArgs, SchedulerArgs};
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -97,9 +99,13 @@ pub struct ModelArgs {
     /// Model directory, GGUF file, Hugging Face id or pulled name [default: the built-in model]
     #[arg(long, short, value_name = "M")]
     pub model: Option<String>,
-    /// LoRA adapter (a PEFT directory) to merge into the weights; may be repeated
-    #[arg(long, value_name = "DIR")]
-    pub adapter: Vec<PathBuf>,
+    /// LoRA adapter (a PEFT directory). DIR alone merges it into the weights; NAME=DIR attaches it
+    /// unmerged, for --use-adapter NAME and for requests that name it; may be repeated
+    #[arg(long, value_name = "[NAME=]DIR")]
+    pub adapter: Vec<AdapterArg>,
+    /// Use an adapter that --adapter NAME=DIR attaches, for every prompt or request that names none
+    #[arg(long, value_name = "NAME")]
+    pub use_adapter: Option<String>,
     /// Attach a sparse autoencoder or transcoder (a published format, or `builtin`), at SITE
     /// instead of where it says it belongs. Its features become sites: SITE/sae.acts; may be
     /// repeated

@@ -20,6 +20,7 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
     let started = Instant::now();
     let file = inputs::plan_file(&args.plan)?;
     let loaded = models::load_with_saes(&args.model, &file.saes())?;
+    models::say_unused_adapters(&args.model);
     let load_s = started.elapsed().as_secs_f64();
     let prompts = inputs::prompts(loaded, &args.input, args.input_file.as_deref())?;
     let mut plan = inputs::plan(loaded, file, &args.plan, &prompts)?;

@@ -3,15 +3,17 @@
 use super::arena::download_one;
 use super::taps::Device;
 use super::{Arena, Buffers, RetainedValues, Taps};
+use crate::adapter::{Adapter, updates};
 use crate::architecture::Architecture;
 use crate::error::Result;
 use crate::job::{Pass, RowState, Segment};
 use crate::memory::{DeviceMemory, DeviceValue, Selection, TapWork, TransferStats, Value};
 use crate::program::{EdgeId, OpKind, Program};
 use crate::sae::{AttachedSae, LayerFeatures};
-use crate::weights::Weights;
+use crate::weights::{WeightId, Weights};
 use pellucid_kernels::Pool;
 use pellucid_kernels::attention::{AttentionShape, KvCache};
+use std::sync::Arc;
 
 /// The state an op runs on: the pass, the weights, the rows' KV caches and the live edges.
 pub struct Frame<'a> {
@@ -21,6 +23,8 @@ pub struct Frame<'a> {
     pub weights: &'a Weights,
     /// The attached autoencoders.
     pub(crate) saes: &'a [AttachedSae],
+    /// The attached adapters.
+    pub(crate) adapters: &'a [Arc<Adapter>],
     /// The thread pool.
     pub pool: &'a Pool,
     /// The tokens of the pass.
@@ -50,13 +54,18 @@ impl<'a> Frame<'a> {
         buffers: &'a mut Buffers,
     ) -> Frame<'a> {
         let (moved, absent) = (TransferStats::default(), Vec::new());
-        let (saes, retained, memory) = (&[][..], None, None);
-        Frame { program, weights, saes, pool, pass, rows, arena, buffers, retained, memory, moved, absent }
+        let (saes, adapters, retained, memory) = (&[][..], &[][..], None, None);
+        Frame { program, weights, saes, adapters, pool, pass, rows, arena, buffers, retained, memory, moved, absent }
     }
 
     /// Sets the attached autoencoders.
     pub(crate) fn with_saes(self, saes: &'a [AttachedSae]) -> Frame<'a> {
         Frame { saes, ..self }
+    }
+
+    /// Sets the attached adapters.
+    pub(crate) fn with_adapters(self, adapters: &'a [Arc<Adapter>]) -> Frame<'a> {
+        Frame { adapters, ..self }
     }
 
     /// Sets the device memory.
@@ -200,6 +209,24 @@ impl<'a> Frame<'a> {
     /// Returns a buffer from [`Frame::scratch`] or [`Frame::copy`] to the arena.
     pub fn give_back(&mut self, buffer: Vec<f32>) {
         self.arena.give(buffer);
+    }
+
+    /// Adds the updates of the rows' adapters to the output of a projection, `[tokens, outputs]`;
+    /// `x` is its input.
+    pub(crate) fn add_adapters(&mut self, weight: WeightId, x: EdgeId, value: &mut [f32]) {
+        let token_set = self.program.edge(x).token_set;
+        for (update, tokens) in updates(self.adapters, self.pass, token_set, weight) {
+            let mut scratch = self.arena.take(tokens.scratch_len(update));
+            tokens.add_update(self.pool, update, self.value(x), value, &mut scratch);
+            self.arena.give(scratch);
+        }
+    }
+
+    /// Whether a row of the pass has an adapter that changes the projection of op `index`.
+    pub(crate) fn is_adapted(&self, index: usize) -> bool {
+        let op = &self.program.ops()[index].kind;
+        let changes = |segment: &Segment| segment.adapter.is_some_and(|adapter| self.adapters[adapter].changes(op));
+        !self.adapters.is_empty() && self.pass.segments.iter().any(changes)
     }
 
     /// Takes the reusable segment list, empty. Return it with `put_segments`.

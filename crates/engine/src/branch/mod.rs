@@ -8,6 +8,7 @@
 
 mod start;
 
+use crate::adapter::RowAdapters;
 use crate::array::Array;
 use crate::backend::{AttentionRow, RetainedValues, Taps};
 use crate::error::{Error, Result};
@@ -74,7 +75,9 @@ impl Model {
         let mut keeps = program.list_by_edge(false);
         join_points.iter().flat_map(|point| &point.live).for_each(|&edge| keeps[edge] = true);
         let mut live = RetainedValues::new(program, keeps);
-        let mut job = Job::new(program, Arc::new(compiled), JobOptions::new(self.kv(), CacheUse::Keep))?;
+        let adapters = self.row_adapters(&RowAdapters::ModelDefault, 1)?;
+        let options = JobOptions { adapters, ..JobOptions::new(self.kv(), CacheUse::Keep) };
+        let mut job = Job::new(program, Arc::new(compiled), options)?;
         let mut executor = Executor::new(self, InterruptPoller::new(interrupt.as_ref()));
         let whole = std::iter::once(RowTokens { job: 0, row: 0, tokens });
         executor.pass(&mut [&mut job], whole, false, Some(&mut live))?;
@@ -131,7 +134,8 @@ impl Base {
         let (captures, chunk, limits) = (&CaptureOptions::default(), None, &[n][..]);
         check_call(&self.model, &compiled, &CallShape { limits, chunk, cache: CacheUse::Discard, captures })?;
         let start = Start::of(program, &self.join_points, &compiled, self.plan.taps.len(), n);
-        let options = JobOptions { shared: true, ..JobOptions::new(self.model.kv(), CacheUse::Discard) };
+        let adapters = self.model.row_adapters(&RowAdapters::ModelDefault, 1)?;
+        let options = JobOptions { shared: true, adapters, ..JobOptions::new(self.model.kv(), CacheUse::Discard) };
         let mut job = Job::new(program, Arc::new(compiled), options)?;
         job.demand.last_mlp_everywhere = false;
         let row = &mut job.rows[0];
@@ -172,7 +176,7 @@ impl Base {
             });
             let Some(site) = entries.next().map(|entry| entry.site) else { continue };
             let array = self.site(site)?;
-            let pass = Pass::of_all(shared);
+            let pass = Pass::of_all(shared, None);
             // A capture by expert picks slots by the chosen experts.
             let by_expert = compiled.at_edge[edge].iter().any(|&tap| compiled.taps[tap].experts.is_some());
             let routed = program.edge(edge).routed.filter(|_| by_expert);

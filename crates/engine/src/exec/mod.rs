@@ -189,7 +189,8 @@ impl Executor {
         let Executor { model, watch, pass, rows, arena, buffers, moved, scan } = self;
         let (program, backend) = (model.program(), model.backend());
         let frame = Frame::new(program, model.weights(), model.pool(), pass, rows, arena, buffers);
-        let mut frame = frame.with_saes(model.saes()).with_memory(backend.memory());
+        let frame = frame.with_saes(model.saes()).with_adapters(model.adapters());
+        let mut frame = frame.with_memory(backend.memory());
         frame.prepare(program.architecture());
         let mut retained = retained;
         if let Some(retained) = &mut retained {
@@ -220,7 +221,9 @@ impl Executor {
             frame.mark_absent(&taps, index);
             // The CPU runs taps inside an op itself, so only a device needs to know.
             let tapped_inside = backend.memory().is_some() && taps.touches_inside(program, index);
-            if backend.runs(&program.ops()[index].kind, tapped_inside) {
+            // Devices do not know adapters.
+            let adapted = backend.memory().is_some() && frame.is_adapted(index);
+            if backend.runs(&program.ops()[index].kind, tapped_inside) && !adapted {
                 backend.execute(index, &mut frame, &mut taps)?;
             } else {
                 frame.fall_back(index)?;

@@ -40,13 +40,14 @@ pub(super) struct Decoder {
 impl Decoder {
     /// Checks inputs, plan and options, and reuses cached prefixes of the prompts.
     pub fn new(model: &Model, inputs: &[Vec<u32>], plan: &Plan, options: &GenerateOptions) -> Result<Decoder> {
-        let (compiled, limits) = check(model, inputs, plan, options)?;
+        let CheckedGeneration { compiled, limits, adapters } = check(model, inputs, plan, options)?;
         let (chunk, cache, captures) = (options.chunk, CacheUse::Decode, &options.captures);
         check_call(model, &compiled, &CallShape { limits: &limits, chunk, cache, captures })?;
         let speculates = model.can_speculate(&compiled, options.lookup);
         let job_options = JobOptions {
             chunk: options.chunk,
             captures: options.captures.clone(),
+            adapters,
             ..JobOptions::new(model.kv(), CacheUse::Decode)
         };
         let mut job = Job::new(model.program(), compiled, job_options)?;
@@ -59,9 +60,10 @@ impl Decoder {
         let reused = model.reuse_prefixes(prefixes, inputs, &mut job)?;
         let records = options.logprobs != LogprobOptions::default();
         let logprobs = records.then(|| Arc::new(LiveLogprobs::new(inputs.len())));
-        // The n-th copy of a prompt draws from the n-th random stream of the seed, so that copies
-        // differ and a row does not depend on its place among other prompts.
-        let copy = |row: usize| inputs[..row].iter().filter(|earlier| **earlier == inputs[row]).count();
+        // The n-th copy of a prompt with the same adapter draws from the n-th random stream of the
+        // seed, so that copies differ and a row does not depend on its place among other prompts.
+        let same = |a: usize, b: usize| inputs[a] == inputs[b] && job.adapter(a) == job.adapter(b);
+        let copy = |row: usize| (0..row).filter(|&earlier| same(earlier, row)).count();
         let new = |row: usize| Row::new(row, &inputs[row], copy(row), options, logprobs.clone());
         let rows = (0..inputs.len()).map(new).collect();
         Ok(Decoder {
@@ -256,14 +258,22 @@ impl Decoder {
     }
 }
 
-/// Checks inputs, plan and options of a generation. Returns the compiled plan, and for each row the
-/// positions that it may come to.
+/// A generation whose inputs, plan and options are valid.
+pub(crate) struct CheckedGeneration {
+    pub compiled: Arc<CompiledPlan>,
+    /// For each row the positions that it may come to.
+    pub limits: Vec<usize>,
+    /// For each row the index of its adapter; empty if no row has one.
+    adapters: Vec<Option<usize>>,
+}
+
+/// Checks inputs, plan and options of a generation.
 pub(crate) fn check(
     model: &Model,
     inputs: &[Vec<u32>],
     plan: &Plan,
     options: &GenerateOptions,
-) -> Result<(Arc<CompiledPlan>, Vec<usize>)> {
+) -> Result<CheckedGeneration> {
     if model.program().logits_edge().is_none() {
         return Err(Error::input(
             "this model has no logits, so it cannot generate",
@@ -293,5 +303,7 @@ pub(crate) fn check(
             "generate first, then run the full text with the metric",
         ));
     }
-    Ok((compiled, limits))
+    let adapters = model.row_adapters(&options.adapters, inputs.len())?;
+    model.check_op_ranges(&compiled, &adapters)?;
+    Ok(CheckedGeneration { compiled, limits, adapters })
 }

@@ -10,8 +10,9 @@ mod decoder;
 mod row;
 
 pub use batch::{Batch, BatchShare, RequestId};
-pub(crate) use decoder::check;
+pub(crate) use decoder::{CheckedGeneration, check};
 
+use crate::adapter::RowAdapters;
 use crate::error::Result;
 use crate::exec::Executor;
 use crate::interrupt::{Interrupt, InterruptPoller};
@@ -54,6 +55,8 @@ pub struct GenerateOptions {
     pub captures: CaptureOptions,
     /// Log-probabilities to record.
     pub logprobs: LogprobOptions,
+    /// The adapter of each row.
+    pub adapters: RowAdapters,
 }
 
 impl Default for GenerateOptions {
@@ -69,6 +72,7 @@ impl Default for GenerateOptions {
             interrupt: None,
             captures: CaptureOptions::default(),
             logprobs: LogprobOptions::default(),
+            adapters: RowAdapters::default(),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use super::tape::{GradientTape, external_inputs};
 use super::{Cotangents, arrange, attention, experts, norms, pointwise, products, recurrence, saes, weights};
+use crate::adapter::Adapter;
 use crate::backend::{Arena, RetainedValues, sae_tokens};
 use crate::error::Result;
 use crate::exec::Executor;
@@ -12,12 +13,14 @@ use crate::sae::{AttachedSae, LayerFeatures};
 use crate::weights::{WeightId, Weights};
 use pellucid_kernels::{Pool, elementwise};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// State of a backward pass: the gradients so far, one per edge.
 pub(super) struct BackwardPass<'a> {
     pub program: &'a Program,
     pub weights: &'a Weights,
     pub saes: &'a [AttachedSae],
+    pub adapters: &'a [Arc<Adapter>],
     pub pool: &'a Pool,
     pub pass: &'a Pass,
     tape: &'a GradientTape,
@@ -40,6 +43,7 @@ pub(crate) fn run_backward(
         program,
         weights: model.weights(),
         saes: model.saes(),
+        adapters: model.adapters(),
         pool: model.pool(),
         pass: tape.retained.pass(),
         tape,

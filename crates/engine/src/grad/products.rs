@@ -2,18 +2,18 @@
 
 use super::backward::BackwardPass;
 use super::weights::{add_lines, add_outer};
+use crate::adapter::updates;
 use crate::backend::RetainedValues;
 use crate::backend::cpu::parallel_rows;
 use crate::error::Result;
-use crate::program::{EdgeId, OpKind};
+use crate::program::{EdgeId, OpKind, WeightId};
 use pellucid_kernels::elementwise::dot;
-use pellucid_kernels::{Matrix, matmul_transposed};
+use pellucid_kernels::matmul_transposed;
 
 pub(super) fn backward(ctx: &mut BackwardPass, kind: &OpKind, gradient: Vec<f32>) {
     match kind {
         OpKind::MatMul { x, linear, .. } => {
-            let matrix = ctx.weights.matrix(linear.weight);
-            product(ctx, *x, matrix, &gradient);
+            product(ctx, *x, linear.weight, &gradient);
             ctx.release(gradient);
         }
         OpKind::BlockMatMul { x, linear, blocks, .. } => {
@@ -34,16 +34,24 @@ pub(super) fn backward(ctx: &mut BackwardPass, kind: &OpKind, gradient: Vec<f32>
     }
 }
 
-/// Adds `dy W` to an edge's gradient.
-fn product(ctx: &mut BackwardPass, x: EdgeId, matrix: &Matrix, dy: &[f32]) {
+/// Adds `dy W` to an edge's gradient, with the updates of adapters.
+fn product(ctx: &mut BackwardPass, x: EdgeId, weight: WeightId, dy: &[f32]) {
     if !ctx.requires_grad(x) {
         return;
     }
     let given = ctx.take_gradient(x);
     let add = given.is_some();
     let mut dx = given.unwrap_or_else(|| ctx.alloc(x));
-    matmul_transposed(ctx.pool, dy, matrix, add, &mut dx);
+    matmul_transposed(ctx.pool, dy, ctx.weights.matrix(weight), add, &mut dx);
+    add_adapters(ctx, x, weight, dy, &mut dx);
     ctx.put_gradient(x, dx);
+}
+
+/// Adds the gradients through the updates of the rows' adapters to that of a projection's input.
+fn add_adapters(ctx: &BackwardPass, x: EdgeId, weight: WeightId, dy: &[f32], dx: &mut [f32]) {
+    for (update, tokens) in updates(ctx.adapters, ctx.pass, ctx.token_set(x), weight) {
+        tokens.add_gradient(ctx.pool, update, dy, dx);
+    }
 }
 
 /// Backward pass of the output projection. The output is the sum of the heads' contributions
@@ -59,7 +67,7 @@ pub(super) fn project_backward(
     add_lines(ctx, linear.bias, &gradient);
     if !ctx.wants(*head_out) {
         add_outer(ctx, linear.weight, retained.value(*z), &gradient);
-        product(ctx, *z, matrix, &gradient);
+        product(ctx, *z, linear.weight, &gradient);
         ctx.release(gradient);
         return Ok(());
     }
@@ -78,6 +86,7 @@ pub(super) fn project_backward(
             upstream.copy_from_slice(&shares[head * width..][..width]);
         }
         matmul_transposed(ctx.pool, &upstream, matrix, false, &mut own);
+        add_adapters(ctx, *z, linear.weight, &upstream, &mut own);
         if ctx.weight(linear.weight).is_some() {
             let outside = |index: usize| index % inner / dim != head;
             let mut read = retained.value(*z).to_vec();

@@ -61,7 +61,7 @@ fn execute(
         return Ok((shape, values));
     }
     let mut retained = retained;
-    let pass = Pass::of_all(count);
+    let pass = Pass::of_all(count, executor.model().default_adapter());
     let result = executor.run_listed(job, pass, (ops.from, of.values()), &ops.ops, ops.to, retained.as_deref_mut())?;
     if let Some(retained) = retained {
         retained.move_to_host(executor.model().backend().memory())?;

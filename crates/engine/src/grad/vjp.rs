@@ -2,6 +2,7 @@
 
 use super::tape::check_site;
 use super::{Cotangents, GradientTape, record, run_backward};
+use crate::adapter::RowAdapters;
 use crate::array::Array;
 use crate::error::{Error, Result};
 use crate::exec::Executor;
@@ -65,7 +66,9 @@ impl Model {
         let mut gradients = Vec::new();
         let mut executor = Executor::new(self, InterruptPoller::new(None));
         let compiled = Arc::new(compiled);
-        let mut job = Job::new(program, compiled.clone(), JobOptions::new(self.kv(), CacheUse::Discard))?;
+        let adapters = self.row_adapters(&RowAdapters::ModelDefault, inputs.len())?;
+        let job_options = JobOptions { adapters, ..JobOptions::new(self.kv(), CacheUse::Discard) };
+        let mut job = Job::new(program, compiled.clone(), job_options)?;
         let seeded = |token_set: TokenSet| {
             let seeds = seeds.iter().filter(move |(edge, _)| program.edge(*edge).token_set == token_set);
             seeds.flat_map(|(_, seed)| seed.positions.iter().map(|&position| (seed.row, position)))

@@ -66,12 +66,15 @@ pub(crate) struct JobOptions {
     /// taking whole buffers.
     pub shared: bool,
     pub captures: CaptureOptions,
+    /// For each row the index of its adapter among those of the model; empty if no row has one.
+    pub adapters: Vec<Option<usize>>,
 }
 
 impl JobOptions {
-    /// A job with passes of its own, whole prompts, and captures on the heap.
+    /// A job with passes of its own, whole prompts, captures on the heap, and no adapters.
     pub fn new(format: KvFormat, cache: CacheUse) -> JobOptions {
-        JobOptions { format, chunk: None, cache, shared: false, captures: CaptureOptions::default() }
+        let (captures, adapters) = (CaptureOptions::default(), Vec::new());
+        JobOptions { format, chunk: None, cache, shared: false, captures, adapters }
     }
 }
 
@@ -81,6 +84,8 @@ pub(crate) struct Job {
     pub rows: Vec<RowState>,
     pub collector: Collector,
     pub demand: TokenDemand,
+    /// For each row the index of its adapter among those of the model; empty if no row has one.
+    adapters: Vec<Option<usize>>,
     /// Maximum number of tokens of a row in one pass.
     chunk: usize,
     /// Ops are being recomputed: edits apply again, and nothing is captured twice.
@@ -95,7 +100,7 @@ pub(crate) struct Job {
 impl Job {
     /// Creates a job with the rows that the plan was compiled for.
     pub fn new(program: &Program, compiled: Arc<CompiledPlan>, options: JobOptions) -> Result<Job> {
-        let JobOptions { format, chunk, cache, shared, captures } = options;
+        let JobOptions { format, chunk, cache, shared, captures, adapters } = options;
         let chunk = chunk.filter(|_| may_split(&compiled)).unwrap_or(usize::MAX).max(1);
         let one_chunk = compiled.prompts.iter().all(|&prompt| prompt <= chunk);
         let keeps_kv = cache != CacheUse::Discard || !one_chunk;
@@ -107,7 +112,7 @@ impl Job {
         // the captures.
         let last_mlp_everywhere = cache != CacheUse::Decode;
         let demand = TokenDemand { last_mlp_everywhere, ..TokenDemand::default() };
-        Ok(Job { compiled, rows, collector, demand, chunk, replay: false, first_tap: 0, failure: None })
+        Ok(Job { compiled, rows, collector, demand, adapters, chunk, replay: false, first_tap: 0, failure: None })
     }
 
     /// A job without taps, for ops that run on given vectors. `observed` is computed even if it is
@@ -115,6 +120,11 @@ impl Job {
     pub fn observing(program: &Program, observed: EdgeId) -> Result<Job> {
         let options = JobOptions { shared: true, ..JobOptions::new(KvFormat::default(), CacheUse::Discard) };
         Job::new(program, Arc::new(CompiledPlan::observing(program, observed)), options)
+    }
+
+    /// Index of a row's adapter among those of the model.
+    pub fn adapter(&self, row: usize) -> Option<usize> {
+        self.adapters.get(row).copied().flatten()
     }
 
     /// Maximum number of tokens of a row in one pass.

@@ -20,6 +20,8 @@ pub struct Segment {
     pub count: usize,
     /// Index of its first token in the pass.
     pub token: usize,
+    /// Index of the row's adapter among those of the model.
+    pub adapter: Option<usize>,
 }
 
 impl Segment {
@@ -52,12 +54,12 @@ pub struct Pass {
 }
 
 impl Pass {
-    /// A pass of `count` tokens of one row, all of which run through every op.
-    pub(crate) fn of_all(count: usize) -> Pass {
+    /// A pass of `count` tokens of one row, all of which run through every op, with this adapter.
+    pub(crate) fn of_all(count: usize, adapter: Option<usize>) -> Pass {
         let mut pass = Pass { tokens: vec![0; count], positions: (0..count).collect(), ..Pass::default() };
         pass.last_mlp_tokens.extend(0..count);
         pass.logit_tokens.extend(0..count);
-        pass.push_segment(Segment { job: 0, row: 0, slot: 0, position: 0, count, token: 0 });
+        pass.push_segment(Segment { job: 0, row: 0, slot: 0, position: 0, count, token: 0, adapter });
         pass
     }
 
@@ -111,7 +113,8 @@ impl Pass {
         tokens: &[u32],
     ) {
         let (token, slot) = (self.tokens.len(), self.segments.len());
-        self.push_segment(Segment { job: index, row, slot, position, count: tokens.len(), token });
+        let adapter = job.adapter(row);
+        self.push_segment(Segment { job: index, row, slot, position, count: tokens.len(), token, adapter });
         self.tokens.extend_from_slice(tokens);
         self.positions.extend(position..position + tokens.len());
         for i in 0..tokens.len() {

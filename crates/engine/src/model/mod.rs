@@ -1,11 +1,13 @@
 //! A model: a program with its weights, a backend and a thread pool.
 
+mod adapters;
 mod attach;
 mod shared;
 mod unembed;
 mod weight_of;
 mod with_weights;
 
+use adapters::AttachedAdapters;
 use attach::AttachedSaes;
 pub use attach::TranscoderLayer;
 pub use shared::WeakModel;
@@ -33,6 +35,8 @@ pub struct Model {
     kv: KvFormat,
     /// The attached autoencoders; ops refer to them by index.
     saes: Arc<AttachedSaes>,
+    /// The attached adapters; rows refer to them by index.
+    adapters: Arc<AttachedAdapters>,
 }
 
 impl Model {
@@ -47,6 +51,7 @@ impl Model {
             plans: Arc::default(),
             kv: KvFormat::default(),
             saes: Arc::default(),
+            adapters: Arc::default(),
         }
     }
 

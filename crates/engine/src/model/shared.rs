@@ -1,6 +1,7 @@
 //! Models that share their weights.
 
 use super::Model;
+use super::adapters::AttachedAdapters;
 use super::attach::AttachedSaes;
 use crate::backend::Backend;
 use crate::program::Program;
@@ -14,6 +15,7 @@ pub struct WeakModel {
     program: Weak<Program>,
     weights: Weak<Weights>,
     saes: Arc<AttachedSaes>,
+    adapters: Arc<AttachedAdapters>,
     backend: Arc<dyn Backend>,
 }
 
@@ -29,6 +31,7 @@ impl WeakModel {
             kv: KvFormat::default(),
             plans: Arc::default(),
             saes: self.saes.clone(),
+            adapters: self.adapters.clone(),
         })
     }
 
@@ -45,6 +48,7 @@ impl Model {
             program: Arc::downgrade(&self.program),
             weights: Arc::downgrade(&self.weights),
             saes: self.saes.clone(),
+            adapters: self.adapters.clone(),
             backend: self.backend.clone(),
         }
     }

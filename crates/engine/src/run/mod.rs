@@ -5,6 +5,7 @@ mod vectors;
 
 pub use nan::NanOrigin;
 
+use crate::adapter::RowAdapters;
 use crate::array::Array;
 use crate::error::{Error, Result};
 use crate::exec::Executor;
@@ -37,6 +38,8 @@ pub struct RunOptions {
     pub recompute: bool,
     /// How captures are stored. The default returns the buffers of the ops themselves where it can.
     pub captures: CaptureOptions,
+    /// The adapter of each row.
+    pub adapters: RowAdapters,
 }
 
 /// The result of a run.
@@ -101,6 +104,8 @@ impl Model {
                 "use `mark`, which also runs report",
             ));
         }
+        let adapters = self.row_adapters(&options.adapters, inputs.len())?;
+        self.check_op_ranges(&compiled, &adapters)?;
         let adds_prefixes = options.prefixes.as_ref().is_some_and(PrefixCache::adds_prefixes);
         let cache = if adds_prefixes { CacheUse::Keep } else { CacheUse::Discard };
         let chunk = options.chunk.filter(|_| !compiled.has_gradients());
@@ -108,6 +113,7 @@ impl Model {
         let job_options = JobOptions {
             chunk: options.chunk,
             captures: options.captures.clone(),
+            adapters,
             ..JobOptions::new(self.kv(), cache)
         };
         let mut job = Job::new(self.program(), compiled.clone(), job_options)?;

@@ -1,7 +1,7 @@
 //! The memory that a request needs, known before it runs.
 
 use crate::error::Result;
-use crate::generate::GenerateOptions;
+use crate::generate::{CheckedGeneration, GenerateOptions, check};
 use crate::job::spilled_bytes;
 use crate::model::Model;
 use crate::needed_memory::{capture_bytes, row_bytes};
@@ -21,7 +21,7 @@ pub struct RequestMemory {
 impl RequestMemory {
     /// Checks a request and computes the bytes that it needs when every row reaches its limit.
     pub fn of(model: &Model, inputs: &[Vec<u32>], plan: &Plan, options: &GenerateOptions) -> Result<RequestMemory> {
-        let (compiled, limits) = crate::generate::check(model, inputs, plan, options)?;
+        let CheckedGeneration { compiled, limits, .. } = check(model, inputs, plan, options)?;
         let (program, captures) = (model.program(), &options.captures);
         let spilled_bytes = spilled_bytes(program, &compiled, captures);
         let capture_bytes = capture_bytes(&compiled, program, &limits, captures.dtype);

@@ -123,6 +123,15 @@ impl<'a> Changes<'a> {
     pub(crate) fn read_updates(&self) -> Result<Vec<LowRankUpdate>> {
         self.updates.iter().map(PendingUpdate::read).collect()
     }
+
+    /// Reads the replacement of a vector, `[rows]`.
+    pub(super) fn read_replacement(&self, rows: usize) -> Result<Option<Vec<f32>>> {
+        let Some((checkpoint, name, source)) = &self.replacement else { return Ok(None) };
+        let Some(tensor) = checkpoint.tensors().find(|tensor| tensor.name == *name) else { return Ok(None) };
+        let path = plain(checkpoint, name).map(|stored| stored.path.to_owned()).unwrap_or_default();
+        let stored = read_floats(checkpoint, &path, tensor)?;
+        Ok(Some((0..rows).map(|row| stored[source.part.stored_row(row)]).collect()))
+    }
 }
 
 fn expect_shape(path: &Path, tensor: &Tensor, shape: &[usize]) -> Result<()> {
@@ -192,11 +201,35 @@ pub(crate) struct LowRankUpdate {
 }
 
 impl LowRankUpdate {
+    /// The left factor B, `[stored outputs, rank]`.
+    pub(super) fn left(&self) -> &[f32] {
+        &self.left
+    }
+
+    /// The row of B that belongs to a row of the weight, `[rank]`.
+    pub(super) fn left_row(&self, row: usize) -> &[f32] {
+        &self.left[self.part.stored_row(row) * self.rank..][..self.rank]
+    }
+
+    /// The right factor A, `[rank, inputs]`.
+    pub(super) fn right(&self) -> &[f32] {
+        &self.right
+    }
+
+    /// The rank.
+    pub(super) fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// The factor of the product.
+    pub(super) fn scale(&self) -> f32 {
+        self.scale
+    }
+
     /// Adds the update to a row of the weight. The product is summed over the rank in order, then
     /// scaled, then added, so the result has the same bits as a weight merged beforehand.
     pub(crate) fn apply(&self, row: usize, out: &mut [f32]) {
-        let row = self.part.stored_row(row);
-        let factors = &self.left[row * self.rank..][..self.rank];
+        let factors = self.left_row(row);
         let mut sum = vec![0.0f32; out.len()];
         for (factor, line) in factors.iter().zip(self.right.chunks_exact(out.len())) {
             sum.iter_mut().zip(line).for_each(|(sum, x)| *sum += factor * x);
@@ -204,7 +237,7 @@ impl LowRankUpdate {
         out.iter_mut().zip(&sum).for_each(|(out, sum)| *out += sum * self.scale);
         if let Some(magnitudes) = &self.magnitudes {
             let norm = out.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt() as f32;
-            let factor = magnitudes[row] / norm;
+            let factor = magnitudes[self.part.stored_row(row)] / norm;
             out.iter_mut().for_each(|x| *x *= factor);
         }
     }

@@ -1,4 +1,5 @@
-//! LoRA adapters in PEFT's layout, merged into the base model's weights while those are loaded.
+//! LoRA adapters in PEFT's layout: merged into the base model's weights while those are loaded
+//! (`merge.rs`), or read as updates that rows of a loaded model use unmerged (`unmerged.rs`).
 //!
 //! An adapter is a directory with `adapter_config.json` and `adapter_model.safetensors` (or the
 //! older `adapter_model.bin`). For each adapted module it has
@@ -10,9 +11,12 @@
 //! Every adapter tensor must belong to a weight; otherwise the load fails.
 
 mod merge;
+mod record;
 mod settings;
+mod unmerged;
 
 pub(crate) use merge::Changes;
+pub use record::AdapterRecord;
 pub(crate) use settings::CONFIG;
 
 use crate::checkpoint::{Checkpoint, Tensor};
@@ -231,8 +235,13 @@ pub(crate) fn changes<'a>(adapters: &'a [Adapter], program: &Program, names: &Na
     for adapter in adapters {
         let mut used: BTreeSet<&str> = BTreeSet::new();
         for (spec, changes) in program.weights().iter().zip(&mut all) {
+            let mut sources: Vec<WeightSource> = Vec::new();
             for source in names.prefixes.iter().flat_map(|prefix| names.sources(&spec.name, prefix)) {
-                adapter.change(spec, &source, changes, &mut used)?;
+                // A module outside the backbone (the head) has the same name under every prefix.
+                if !sources.contains(&source) {
+                    adapter.change(spec, &source, changes, &mut used)?;
+                    sources.push(source);
+                }
             }
         }
         let names = adapter.checkpoint.tensors().map(|tensor| tensor.name.as_str());

@@ -1,4 +1,4 @@
-//! `adapter_config.json`: the keys that determine the merge, and those that are not supported.
+//! `adapter_config.json`: the keys that determine the updates, and those that are not supported.
 
 use crate::config::Config;
 use crate::error::{Error, Result};

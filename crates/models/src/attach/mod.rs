@@ -1,10 +1,13 @@
 //! Attaches an autoencoder to a loaded model, after a test of its reconstructions (`check`); all
-//! layers of a cross-layer transcoder together (`cross_layer`).
+//! layers of a cross-layer transcoder together (`cross_layer`). Also attaches LoRA adapters
+//! (`adapters`).
 
+mod adapters;
 mod check;
 mod cross_layer;
 mod named;
 
+pub use crate::adapter::AdapterRecord;
 pub use crate::sae::{SaeCheck, SaeRecord, Tried};
 pub use named::check_saes;
 

@@ -11,6 +11,7 @@ mod test_plans;
 
 // Tests.
 mod actions;
+mod adapters;
 mod agreement;
 mod assume;
 mod bad_input;

@@ -3,7 +3,7 @@
 use crate::failure::Failure;
 use pellucid_engine::plan::parse_strict;
 use pellucid_models::chat::Message;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
 /// Longest file name, in bytes, that common file systems allow, less the suffix.
@@ -73,11 +73,19 @@ pub struct RequestLine {
     pub stop: Option<OneOrMany>,
     pub ignore_eos: Option<bool>,
     pub prompt_lookup: Option<usize>,
+    /// Name of an attached adapter; null for the model without one.
+    #[serde(default, deserialize_with = "present")]
+    pub adapter: Option<Option<String>>,
     /// A plan, or the path of one.
     pub plan: Option<Value>,
     pub capture: Option<Vec<Value>>,
     /// Steering vectors as in `--steer`, or a steering spec.
     pub steer: Option<Steering>,
+}
+
+/// Reads a key that may be null, which differs from a key that is absent.
+fn present<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Option<String>>, D::Error> {
+    Option::deserialize(value).map(Some)
 }
 
 /// `FILE[@SCALE][:LAYERS]`, a list of these, or a steering spec.

@@ -5,7 +5,7 @@ use crate::args::GenerateArgs;
 use crate::commands::generate::{max_new, sampling};
 use crate::failure::Failure;
 use crate::inputs::{self, PlanFile};
-use pellucid_engine::{Action, GenerateOptions, Plan, Sampling, SteeringSpec, Tap};
+use pellucid_engine::{Action, GenerateOptions, Plan, RowAdapters, Sampling, SteeringSpec, Tap};
 use pellucid_models::attach::check_saes;
 use pellucid_models::chat::{ChatPrompt, Message};
 use pellucid_models::{LoadedModel, StopStrings, capture_taps, prepare_chats};
@@ -92,6 +92,7 @@ impl<'a> Preparer<'a> {
             eos,
             lookup: line.prompt_lookup.unwrap_or(args.prompt_lookup),
             captures: inputs::capture_options(&args.plan),
+            adapters: line.adapter.map_or(RowAdapters::ModelDefault, RowAdapters::All),
             ..GenerateOptions::default()
         };
         Ok(PreparedRequest { prompt, plan, options, stops })

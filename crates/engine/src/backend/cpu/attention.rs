@@ -1,6 +1,7 @@
 //! Attention and its output projection.
 
 use super::parallel_rows;
+use crate::adapter::updates;
 use crate::backend::{AttentionRow, Frame, Taps};
 use crate::error::Result;
 use crate::job::{RowState, Segment};
@@ -8,9 +9,9 @@ use crate::program::{EdgeId, OpKind};
 use pellucid_kernels::attention::{
     AlibiSlopes, AttentionShape, HeadBiases, Queries, attend as fused, scores as explicit_scores, weighted_values,
 };
-use pellucid_kernels::elementwise::dot;
-use pellucid_kernels::matmul;
+use pellucid_kernels::elementwise::{add, dot};
 use pellucid_kernels::softmax::softmax;
+use pellucid_kernels::{Pool, matmul};
 
 /// Appends k and v to the KV caches, then attends: fused, or unfused for rows whose scores or
 /// probabilities a tap touches. q `[tokens, heads, head_dim]` · k `[keys, kv_heads, head_dim]` →
@@ -165,26 +166,27 @@ pub(super) fn project(index: usize, frame: &mut Frame, taps: &mut Taps) -> Resul
     let mut value = frame.alloc(*out);
     let (matrix, bias) = frame.weights.linear(linear);
     matmul(frame.pool, frame.value(*z), matrix, bias, &mut value);
+    frame.add_adapters(linear.weight, *z, &mut value);
     if !taps.touches(*head_out) {
         return frame.put(*out, value, taps);
     }
     let (width, inner) = (matrix.rows(), matrix.cols());
-    let dim = inner / heads;
     let mut rows = vec![0.0; width * inner];
     rows.chunks_exact_mut(inner).enumerate().for_each(|(row, out)| matrix.row(row, out));
     let mut shares = frame.alloc(*head_out);
-    let z_value = frame.value(*z);
-    parallel_rows(frame.pool, &mut shares, heads * width, &|tokens, part| {
-        for (token, part) in tokens.zip(part.chunks_exact_mut(heads * width)) {
-            for (head, share) in part.chunks_exact_mut(width).enumerate() {
-                let z = &z_value[token * inner + head * dim..][..dim];
-                share
-                    .iter_mut()
-                    .enumerate()
-                    .for_each(|(unit, y)| *y = dot(z, &rows[unit * inner + head * dim..][..dim]));
-            }
+    let (pool, z_value, sizes) = (frame.pool, frame.value(*z), (*heads, width));
+    head_shares(pool, z_value, &rows, sizes, &mut shares);
+    let (adapters, pass, token_set) = (frame.adapters, frame.pass, frame.program.edge(*z).token_set);
+    let updates = || updates(adapters, pass, token_set, linear.weight);
+    for (update, tokens) in updates() {
+        let Some(low_rank) = &update.low_rank else { continue };
+        let mut merged = rows.clone();
+        low_rank.add_to_rows(&mut merged);
+        for run in tokens.runs() {
+            let own = &mut shares[run.start * heads * width..run.end * heads * width];
+            head_shares(pool, &z_value[run.start * inner..run.end * inner], &merged, sizes, own);
         }
-    });
+    }
     let edited = frame.pass.segments.iter().any(|segment| taps.edits_row(*head_out, segment));
     let before = if edited { shares.clone() } else { Vec::new() };
     frame.put(*head_out, shares, taps)?;
@@ -198,8 +200,28 @@ pub(super) fn project(index: usize, frame: &mut Frame, taps: &mut Taps) -> Resul
             None => out.fill(0.0),
         }
         for share in shares.chunks_exact(width) {
-            out.iter_mut().zip(share).for_each(|(y, x)| *y += x);
+            add(out, share);
         }
+        let changed = updates().filter(|(_, tokens)| tokens.runs().any(|run| run.contains(&token)));
+        changed.filter_map(|(update, _)| update.bias.as_ref()).for_each(|bias| add(out, bias));
     }
     frame.put(*out, value, taps)
+}
+
+/// Computes each head's contribution to the output projection: z `[tokens, heads, dim]`, rows of
+/// the matrix `[width, heads, dim]`, shares `[tokens, heads, width]`.
+fn head_shares(pool: &Pool, z: &[f32], rows: &[f32], (heads, width): (usize, usize), shares: &mut [f32]) {
+    let inner = rows.len() / width;
+    let dim = inner / heads;
+    parallel_rows(pool, shares, heads * width, &|tokens, part| {
+        for (token, part) in tokens.zip(part.chunks_exact_mut(heads * width)) {
+            for (head, share) in part.chunks_exact_mut(width).enumerate() {
+                let z = &z[token * inner + head * dim..][..dim];
+                share
+                    .iter_mut()
+                    .enumerate()
+                    .for_each(|(unit, y)| *y = dot(z, &rows[unit * inner + head * dim..][..dim]));
+            }
+        }
+    });
 }

@@ -55,6 +55,7 @@ impl Backend for Cpu {
                 let mut value = frame.alloc(*out);
                 let (matrix, bias) = frame.weights.linear(linear);
                 matmul(frame.pool, frame.value(*x), matrix, bias, &mut value);
+                frame.add_adapters(linear.weight, *x, &mut value);
                 frame.put(*out, value, taps)
             }
             OpKind::BlockMatMul { x, linear, blocks, out } => {
