@@ -42,7 +42,7 @@ pub fn word(remedy: &Remedy) -> String {
         Remedy::UseAdapter { base, adapter } => {
             format!("load its base model with the adapter: {}", load_with_adapter(base.as_deref(), adapter))
         }
-        Remedy::AttachAdapter => "attach it with `model.attach_adapter(directory, name)`".into(),
+        Remedy::AttachAdapter => "attach it to the model first".into(),
         Remedy::MergeAdapter { adapter } => {
             format!("merge it when the model is loaded: {}", load_with_adapter(None, adapter))
         }
