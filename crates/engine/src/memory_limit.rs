@@ -72,7 +72,7 @@ impl FromStr for MemoryLimit {
             _ => return Err(wrong()),
         };
         match number * unit {
-            bytes if bytes >= 1.0 && bytes < 1e18 => Ok(MemoryLimit::Bytes(bytes as usize)),
+            bytes if (1.0..1e18).contains(&bytes) => Ok(MemoryLimit::Bytes(bytes as usize)),
             _ => Err(wrong()),
         }
     }

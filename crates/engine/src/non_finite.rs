@@ -64,7 +64,7 @@ impl NonFiniteScan {
         let edit = |job: &&mut Job, row: usize| {
             let taps = job.compiled.at_edge[edge].iter().map(|&index| &job.compiled.taps[index]);
             let edits = |entry: &&CompiledTap| !entry.is_read_only() && entry.rows[row].is_some();
-            taps.filter(edits).last().map(|entry| entry.tap)
+            taps.rev().find(edits).map(|entry| entry.tap)
         };
         for segment in &pass.segments {
             for (token, position) in pass.segment_tokens(spec.token_set, segment) {

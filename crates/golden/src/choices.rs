@@ -48,7 +48,7 @@ impl<'a> Choices<'a> {
     /// True in `of` out of 256 cases.
     pub fn chance(&mut self, of: u8) -> bool {
         // After the last byte of a fuzzer nothing more is added.
-        self.byte() > 255 - of.min(255)
+        self.byte() > 255 - of
     }
 
     /// One of several things.

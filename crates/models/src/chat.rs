@@ -91,9 +91,9 @@ impl ChatTemplate {
         Ok(None)
     }
 
-    /// The Jinja source, without the `generation` tags of transformers.
-    pub fn source(&self) -> String {
-        self.environment.get_template(NAME).map(|template| template.source().to_owned()).unwrap_or_default()
+    /// The Jinja source.
+    pub fn source(&self) -> &str {
+        &self.source
     }
 
     /// Renders a conversation; `add_generation_prompt` appends the start of an assistant turn.

@@ -136,8 +136,19 @@ impl Model {
             adapters,
         } = options;
         let eos = eos.unwrap_or_else(|| self.loaded.eos.clone());
-        let options =
-            EngineOptions { max_new, sampling, eos, chunk, lookup, threads, prefixes, interrupt, captures, adapters };
+        let options = EngineOptions {
+            max_new,
+            sampling,
+            eos,
+            chunk,
+            lookup,
+            threads,
+            prefixes,
+            interrupt,
+            captures,
+            adapters,
+            ..EngineOptions::default()
+        };
         let mut on_text = on_text;
         let stop = StopStrings::new(stop)?;
         let generation = self.loaded.generate(&rows, &plan, &options, &stop, &mut |piece| {

@@ -119,6 +119,8 @@ impl From<pellucid_engine::Error> for ApiError {
         use pellucid_engine::Error;
         let status = match &error {
             Error::Busy { .. } => StatusCode::TOO_MANY_REQUESTS,
+            // A smaller request may fit, this one does not.
+            Error::Memory { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Error::Interrupted => StatusCode::SERVICE_UNAVAILABLE,
             Error::Internal(_) | Error::Architecture { .. } => StatusCode::INTERNAL_SERVER_ERROR,
             Error::Site { .. } | Error::Plan { .. } | Error::Value { .. } | Error::Several(_) | Error::Input { .. } => {

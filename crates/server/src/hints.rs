@@ -10,6 +10,12 @@ pub fn word(remedy: &Remedy) -> String {
         Remedy::Unchecked | Remedy::NameSaeSite | Remedy::AttachSae => {
             "start the server with --sae PATH[@SITE] to attach an SAE".into()
         }
+        Remedy::RaiseMemoryLimit => {
+            "use fewer or shorter rows or captures, or start the server with a higher --memory-limit".into()
+        }
+        Remedy::AttachAdapter | Remedy::MergeAdapter { .. } => {
+            "start the server with the adapter: --adapter NAME=DIR".into()
+        }
         Remedy::ReplaceStore => "choose another output path".into(),
         Remedy::DidYouMean(names) => {
             format!("did you mean {}? GET /v1/sites lists them all", Remedy::quote(names))

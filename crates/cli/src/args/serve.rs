@@ -97,6 +97,7 @@ impl ServeArgs {
         let of = |model: Option<String>| ModelArgs {
             model,
             adapter: Vec::new(),
+            use_adapter: None,
             sae: self.sae.clone(),
             unchecked: false,
             assume: self.assume.clone(),

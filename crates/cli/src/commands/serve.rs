@@ -59,7 +59,7 @@ fn read_token(path: &Path) -> Result<String, Failure> {
 fn read_template(path: &Path) -> Result<ChatTemplate, Failure> {
     let source = std::fs::read_to_string(path)
         .map_err(|error| Failure::usage(format!("{}: {error}", path.display()), "check --chat-template"))?;
-    Ok(ChatTemplate::new(&source, path)?)
+    Ok(ChatTemplate::new(&source, path))
 }
 
 impl From<pellucid_server::Error> for Failure {

@@ -97,12 +97,11 @@ impl Budget {
                     self.add(&item, depth + 1, size)?;
                 }
             }
-            ValueKind::Map if value.downcast_object_ref::<Namespace>().is_some() => {
-                // A namespace can change after it was stored, so that it contains itself.
-                if depth > 0 {
-                    return Err(exceeded("it stores a namespace inside another value".into()));
-                }
+            // A namespace can change after it was stored, so that it contains itself.
+            ValueKind::Map if depth > 0 && is_namespace(value) => {
+                return Err(exceeded("it stores a namespace inside another value".into()));
             }
+            ValueKind::Map if is_namespace(value) => {}
             ValueKind::Map => {
                 for key in value.try_iter()? {
                     self.add(&key, depth + 1, size)?;
@@ -125,4 +124,8 @@ pub(super) const EXCEEDED: &str = "limit exceeded: ";
 
 fn exceeded(problem: String) -> Error {
     Error::new(ErrorKind::InvalidOperation, format!("{EXCEEDED}{problem}"))
+}
+
+fn is_namespace(value: &Value) -> bool {
+    value.downcast_object_ref::<Namespace>().is_some()
 }

@@ -87,9 +87,12 @@ fn damaged(problem: impl Into<String>) -> FileFault {
     FileFault { problem: problem.into(), remedy: DAMAGED }
 }
 
+/// A tensor of a pickle, under its name.
+pub(super) type NamedTensor = (Rc<str>, Rc<TensorDescription>);
+
 /// Reads a pickled dictionary; returns its tensors in file order. Names and shapes are shared, not
 /// copied: with two bytes, a pickle can refer to any earlier object.
-pub(super) fn tensors(program: &[u8]) -> Result<Vec<(Rc<str>, Rc<TensorDescription>)>, FileFault> {
+pub(super) fn tensors(program: &[u8]) -> Result<Vec<NamedTensor>, FileFault> {
     let mut machine = Machine { rest: program, ..Machine::default() };
     let Value::Dict(mut top) = machine.run()? else { return Err(damaged("the pickle does not contain a dictionary")) };
     // Training frameworks nest the tensors under `state_dict`.

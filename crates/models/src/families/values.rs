@@ -128,8 +128,11 @@ fn check_value(config: &Config, path: &str, key: &str, value: &Value) -> Result<
     }
 }
 
-/// The range of a key's numbers, in words and as a test.
-fn range(key: &str) -> Option<(&'static str, fn(f64) -> bool)> {
+/// A range of numbers, in words and as a test.
+type NumberRange = (&'static str, fn(f64) -> bool);
+
+/// The range of a key's numbers.
+fn range(key: &str) -> Option<NumberRange> {
     if key.ends_with("multiplier") || key.ends_with("multipliers") || FACTOR_KEYS.contains(&key) {
         return Some(("between -1000000 and 1000000", |x| x.abs() <= MAX_FACTOR));
     }

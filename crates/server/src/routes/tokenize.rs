@@ -206,6 +206,6 @@ pub async fn info(
         eos_token: text(special.eos.first().copied()),
         pad_token: text(special.pad),
         unk_token: text(special.unk),
-        chat_template: model.loaded.chat.as_ref().map(|template| template.source()),
+        chat_template: model.loaded.chat.as_ref().map(|template| template.source().to_owned()),
     }))
 }

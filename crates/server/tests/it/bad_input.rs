@@ -72,7 +72,9 @@ fn errors_name_the_field() {
 fn every_error_has_the_shape_of_the_api() {
     let server = TestServer::shared();
     let json = [("Content-Type", "application/json")];
-    let cases: [(&str, &str, &[(&str, &str)], &[u8], u16); 8] = [
+    /// Method, path, headers, body, and the status of the answer.
+    type Case<'a> = (&'a str, &'a str, &'a [(&'a str, &'a str)], &'a [u8], u16);
+    let cases: [Case; 8] = [
         ("GET", "/v1/nothing", &[], b"", 404),
         ("GET", "/v1/../etc/passwd", &[], b"", 404),
         ("DELETE", "/v1/completions", &[], b"", 405),

@@ -33,7 +33,7 @@ fn echoed_log_probabilities_are_those_of_a_plain_forward_bit_by_bit() {
     let answer = server.ok(PATH, &request);
     let logprobs = &answer["choices"][0]["logprobs"];
     let run = loaded.model.run(
-        &[prompt.clone()],
+        std::slice::from_ref(&prompt),
         &Plan::of([Tap::new("logits", Action::Capture(None))]),
         &RunOptions::default(),
     );

@@ -20,7 +20,7 @@ pub fn model() -> LoadedModel {
     static MODEL: OnceLock<LoadedModel> = OnceLock::new();
     let load = || {
         let mut loaded = LoadedModel::builtin(&Default::default()).expect("the built-in model");
-        loaded.chat = Some(ChatTemplate::new(TEMPLATE, Path::new("t.jinja")).expect("a template"));
+        loaded.chat = Some(ChatTemplate::new(TEMPLATE, Path::new("t.jinja")));
         loaded
     };
     MODEL.get_or_init(load).clone()
