@@ -73,7 +73,7 @@ def as_plan(plan: Any) -> _core.Plan:
         raise PlanError(f"the plan is not JSON: {problem}", "use dicts, lists, numbers, texts and arrays") from None
     except ValueError as problem:
         if "Circular" in str(problem):
-            raise PlanError("the plan contains itself", "build each part of it anew") from None
+            raise PlanError("the plan contains itself", "give each part a copy of its own") from None
         hint = 'replace NaN and infinite numbers; "-inf" stands for minus infinity'
         raise PlanError(f"the plan has a number that JSON does not have: {problem}", hint) from None
     return _core.Plan.from_json(convert.text(text, "the plan"))

@@ -26,7 +26,7 @@
 //! | [`grad`] | gradients: the backward pass over the op list |
 //! | [`backend`] | the trait that executes ops, and the CPU backend |
 //! | [`memory`] | activations and KV caches in a backend's memory |
-//! | [`memory_limit`], `needed_memory` | the memory that a call may take, and what it will need |
+//! | [`mod@memory_limit`], `needed_memory` | the memory that a call may take, and what it will need |
 //! | `error`, `remedy` | errors, and what the user can do about them |
 
 pub mod adapter;

@@ -1,9 +1,10 @@
 //! The memory that a call may take.
 //!
-//! Memory that cannot be had ends a process: the allocator aborts, or the kernel kills it. So loads,
-//! runs and generations predict what they need and compare it with what is available before they
-//! allocate ([`check_memory`](crate::check_memory)). By default a call may take 90 % of the available memory;
-//! [`set_memory_limit`] and the environment variable `PELLUCID_MEMORY_LIMIT` change that.
+//! Memory that cannot be had ends a process: the allocator aborts, or the kernel kills it. So
+//! loads, runs and generations predict what they need and compare it with what is available before
+//! they allocate ([`check_memory`](crate::check_memory)). By default a call may take 90 % of the
+//! available memory; [`set_memory_limit`] and the environment variable `PELLUCID_MEMORY_LIMIT`
+//! change that.
 //!
 //! Available is the least of: `MemAvailable` of the machine, what the memory cgroups of the process
 //! leave, and what its limit on address space (`ulimit -v`) leaves. On systems without `/proc`

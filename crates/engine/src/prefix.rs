@@ -3,8 +3,9 @@
 //!
 //! A row's KV cache and recurrent states depend, bit for bit, on its own tokens and its adapter
 //! only. A call may therefore reuse those of an earlier call with the same adapter for the common
-//! prefix, up to the first position that its plan reads or edits: tapped positions must be computed. Unfused attention sums in a
-//! different order, so rows with taps on attention scores or probabilities reuse nothing.
+//! prefix, up to the first position that its plan reads or edits: tapped positions must be
+//! computed. Unfused attention sums in a different order, so rows with taps on attention scores or
+//! probabilities reuse nothing.
 
 use crate::adapter::{AdapterId, RowAdapters};
 use crate::error::{Error, Result};

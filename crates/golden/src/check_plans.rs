@@ -122,7 +122,8 @@ fn bits(capture: &Capture) -> CaptureBits {
     (capture.site.to_string(), capture.positions.clone(), shape, of(capture.array.values()), units)
 }
 
-/// The bits of a float; all NaNs are equal, because their payload may depend on the order of operands.
+/// The bits of a float; all NaNs are equal, because their payload may depend on the order of
+/// operands.
 fn to_bits(x: f32) -> u32 {
     if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() }
 }

@@ -1,4 +1,4 @@
-//! A naive executor of plans: one closure at each site that resolves every selection anew and
+//! A naive executor of plans: one closure at each site that resolves every selection again and
 //! applies the formulas of docs/plans.md in f64. It shares nothing with the engine's compiler of
 //! plans, its selections and its captures.
 

@@ -1,8 +1,8 @@
 //! Random plans: a structure-aware generator for property tests and fuzz targets.
 //!
 //! [`RandomCall::new`] draws rows of tokens and a plan of captures, edits, conditions, values,
-//! metrics and gradients for a model, for a run or a generation. Most plans are valid; some have one
-//! mistake. `check_plans.rs` runs them in several ways that must agree.
+//! metrics and gradients for a model, for a run or a generation. Most plans are valid; some have
+//! one mistake. `check_plans.rs` runs them in several ways that must agree.
 
 use crate::choices::Choices;
 use pellucid_engine::plan::{Across, Combine, Expr, Fold, FromSite, Injection, Map, Phase, Pick, Probe, ValueId, When};

@@ -217,8 +217,8 @@ pub fn capture_taps(captures: Vec<Value>) -> Result<Vec<Tap>> {
     Ok(plan.taps)
 }
 
-/// Returns a file that a plan refers to, if any. Plans of others, such as those of HTTP requests, may
-/// name none.
+/// Returns a file that a plan refers to, if any. Plans of others, such as those of HTTP requests,
+/// may name none.
 pub fn file_reference(plan: &Plan) -> Option<String> {
     let of_value = plan.values.iter().find_map(|value| match &value.expr {
         Expr::File(reference) => Some(reference.clone()),

@@ -80,8 +80,8 @@ impl<'a> Results<'a> {
         self.named().into_iter().flat_map(of).collect()
     }
 
-    /// Returns the metadata of a file of results, as JSON texts: `sparse`, the dense shapes of sparse
-    /// captures by name; `saes`, the attached autoencoders. `None` if there are neither.
+    /// Returns the metadata of a file of results, as JSON texts: `sparse`, the dense shapes of
+    /// sparse captures by name; `saes`, the attached autoencoders. `None` if there are neither.
     pub fn metadata(&self) -> Option<HashMap<String, String>> {
         let shape = |result: NamedResult| Some((result.name, result.sparse?.0.shape()));
         let shapes: BTreeMap<String, [usize; 2]> = self.named().into_iter().filter_map(shape).collect();

@@ -1,7 +1,7 @@
 //! The HTTP server of Pellucid: the OpenAI API, with plans, captures and steering on every request.
 //!
-//! `pellucid serve` starts it. This crate is the only one that knows tokio and axum; its callers see
-//! a blocking [`Server`]. Each route is one file in `routes/` and one row of its table, and the
+//! `pellucid serve` starts it. This crate is the only one that knows tokio and axum; its callers
+//! see a blocking [`Server`]. Each route is one file in `routes/` and one row of its table, and the
 //! OpenAPI description is generated from the same types that parse the requests.
 //!
 //! | module | contents |
@@ -16,6 +16,7 @@
 //! | `generation` | completion requests: prompts → the scheduler's requests → pieces of text |
 //! | `inspection` | plans of requests, captured arrays on the wire, stored captures |
 //! | `routes` | one file per route |
+//! | `reply` | responses with a JSON body |
 //! | `metrics` | counters for `/metrics` |
 //!
 //! A request runs on the model's [`Scheduler`](pellucid_engine::Scheduler), so it has the same bits
@@ -34,6 +35,7 @@ mod logging;
 mod metrics;
 mod options;
 mod registry;
+mod reply;
 mod routes;
 mod security;
 mod server;

@@ -20,8 +20,8 @@ pub enum LogFormat {
     Json,
 }
 
-/// Starts logging to stderr. `PELLUCID_LOG` selects the level (`info` by default), as in `RUST_LOG`.
-/// A second call changes nothing.
+/// Starts logging to stderr. `PELLUCID_LOG` selects the level (`info` by default), as in
+/// `RUST_LOG`. A second call changes nothing.
 pub fn start_logging(format: LogFormat) {
     let filter = EnvFilter::try_from_env("PELLUCID_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);

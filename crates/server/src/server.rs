@@ -19,7 +19,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Runtime;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
-/// A server that listens. [`run`](Server::run) serves until a signal or a [`ShutdownHandle`] ends it.
+/// A server that listens. [`run`](Server::run) serves until a signal or a [`ShutdownHandle`] ends
+/// it.
 ///
 /// ```no_run
 /// use pellucid_server::{ModelEntry, Server, ServerOptions};
@@ -89,8 +90,8 @@ impl Server {
     }
 
     /// Serves until SIGINT, SIGTERM or [`ShutdownHandle::shutdown`]. Then running requests have
-    /// [`shutdown_timeout`](crate::Limits::shutdown_timeout) to finish; a second signal ends them at
-    /// once.
+    /// [`shutdown_timeout`](crate::Limits::shutdown_timeout) to finish; a second signal ends them
+    /// at once.
     pub fn run(self) -> Result<()> {
         let Server { runtime, listener, state, shutdown, .. } = self;
         runtime.block_on(async {

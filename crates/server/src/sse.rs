@@ -16,8 +16,8 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// Objects that wait for a slow client; its tokens wait in the scheduler's handle.
 const WAITING_OBJECTS: usize = 16;
 
-/// Streams the objects that `produce` sends. An error becomes an event `{"error": …}`; nothing should
-/// follow it. When the client disconnects, `produce` is dropped, which cancels its requests.
+/// Streams the objects that `produce` sends. An error becomes an event `{"error": …}`; nothing
+/// should follow it. When the client disconnects, `produce` is dropped, which cancels its requests.
 pub fn respond<T, F>(state: AppState, produce: impl FnOnce(Sender<ApiResult<T>>) -> F) -> Response
 where
     T: Serialize + Send + 'static,

@@ -192,7 +192,8 @@ impl<'a> Prompt<'a> {
         let mut first = Vec::with_capacity(metrics.len());
         for metric in 0..metrics.len() {
             plan.taps.extend(freeze(self.model, metric));
-            // The backward pass meets the taps of a site from last to first: it captures, then stops.
+            // The backward pass meets the taps of a site from last to first: it captures, then
+            // stops.
             plan.taps.extend(self.sources.iter().map(|source| source.stop(metric)));
             first.push(plan.taps.len());
             let sites = self.sources.iter().map(Source::out).chain([EMBEDDINGS]);

@@ -9,8 +9,8 @@ const MAX_STEPS: usize = 1000;
 const MIN_SUM: f32 = 1e-10;
 
 /// Returns the influence of each node on the targets: `w N + w N² + …`, where `w` are the
-/// probabilities of the targets and `N` the absolute edges, with the edges of each target divided by
-/// their sum. With `signed`, edges keep their signs and are divided by the sum of their absolute
+/// probabilities of the targets and `N` the absolute edges, with the edges of each target divided
+/// by their sum. With `signed`, edges keep their signs and are divided by the sum of their absolute
 /// values.
 pub fn node_influence(graph: &AttributionGraph, signed: bool) -> Vec<f32> {
     influence(&normalize_rows(&graph.edges, !signed), &graph.target_weights())

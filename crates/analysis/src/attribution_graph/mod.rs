@@ -3,16 +3,16 @@
 //!
 //! The graph belongs to a local replacement model: transcoders (or autoencoders) stand for the
 //! activations that they reconstruct, with their error as a constant, and the attention weights and
-//! the scales of all norms are those of the prompt. In this model every node is a linear function of
-//! the earlier ones. The edge from source *s* to target *t* is
+//! the scales of all norms are those of the prompt. In this model every node is a linear function
+//! of the earlier ones. The edge from source *s* to target *t* is
 //!
 //! ```text
 //! A[t, s] = activation_s · W_dec_s · J · W_enc_t
 //! ```
 //!
-//! with J the Jacobian from the place that *s* writes to the place that *t* reads. One backward pass
-//! per target gives all its edges. Nodes are in the order of circuit-tracer: selected features,
-//! errors (by source, then position), tokens, targets.
+//! with J the Jacobian from the place that *s* writes to the place that *t* reads. One backward
+//! pass per target gives all its edges. Nodes are in the order of circuit-tracer: selected
+//! features, errors (by source, then position), tokens, targets.
 //!
 //! | file | contents |
 //! |---|---|

@@ -115,7 +115,6 @@ fn bad_sessions_are_refused_with_hints() {
     let refuse = |set: &str, problem: &str, hint: &str| refused(&["analyze", &base, "--set", set], 2, problem, hint);
     refuse("ops=nothing", "there is no op `nothing`", "similar ops");
     refuse("dataset.limt=3", "unknown field `limt`", "docs/sessions.md");
-    refuse("dataset.padding=hf_arange", "`hf_arange` is not supported", "never padded");
     refuse("dataset.path=/nowhere.jsonl", "there is no dataset /nowhere.jsonl", "relative to the session file");
     refused(&["analyze", "/nowhere.toml"], 2, "/nowhere.toml", "TOML or YAML");
     refused(&["store", "show", "/nowhere"], 2, "there is no store /nowhere", "output.path");

@@ -101,8 +101,8 @@ impl Model {
         Ok(if each.iter().all(Option::is_none) { Vec::new() } else { each })
     }
 
-    /// Rejects values of a plan that run ops of the model (`through`, `unembed`), if a row's adapter
-    /// changes these ops and is not the default one, which they use.
+    /// Rejects values of a plan that run ops of the model (`through`, `unembed`), if a row's
+    /// adapter changes these ops and is not the default one, which they use.
     pub(crate) fn check_op_ranges(&self, compiled: &CompiledPlan, adapters: &[Option<usize>]) -> Result<()> {
         let default = self.default_adapter();
         let ranges = compiled.values.op_ranges.iter().flatten();

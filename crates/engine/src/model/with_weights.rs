@@ -13,8 +13,8 @@ impl Model {
     /// other weights are shared, and so are attached autoencoders.
     ///
     /// Names, shapes and values are those of [`Program::weights`](crate::Program::weights) and
-    /// [`Weights::floats`](crate::Weights::floats): a matrix is `[outputs, inputs]`, and the gain of
-    /// a norm is the factor that it applies, also in families that store `gain - 1`. Replaced
+    /// [`Weights::floats`](crate::Weights::floats): a matrix is `[outputs, inputs]`, and the gain
+    /// of a norm is the factor that it applies, also in families that store `gain - 1`. Replaced
     /// weights are stored as f32.
     ///
     /// # Errors

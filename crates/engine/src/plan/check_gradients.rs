@@ -43,8 +43,8 @@ pub(super) fn check_differentiable(program: &Program, entries: &[CompiledTap], v
 }
 
 /// Rejects a gradient tap whose metric does not depend on any of its sites: its gradient would be
-/// zero everywhere, usually because the metric reads an earlier site, or the same site in an earlier
-/// tap of the list.
+/// zero everywhere, usually because the metric reads an earlier site, or the same site in an
+/// earlier tap of the list.
 fn check_metric_depends(program: &Program, entries: &[CompiledTap], values: &CompiledValues) -> Result<()> {
     // An edit that writes another activation can make an earlier site of one row depend on a later
     // one of another.
@@ -67,7 +67,9 @@ fn check_metric_depends(program: &Program, entries: &[CompiledTap], values: &Com
         };
         let taps: BTreeMap<usize, Vec<usize>> =
             entries.iter().enumerate().fold(BTreeMap::new(), |mut taps, (i, entry)| {
-                if matches!(entry.action, CompiledAction::Grad { metric: of, .. } if of == metric) {
+                // An edit of a gradient that is zero anyway does no harm: freezes list every site.
+                let returns = |action: &CompiledAction| action.is_read_only();
+                if matches!(&entry.action, CompiledAction::Grad { metric: of, action } if *of == metric && returns(action)) {
                     taps.entry(entry.tap).or_insert_with(Vec::new).push(i);
                 }
                 taps

@@ -3,8 +3,8 @@
 //! A [`Plan`] is a list of taps. A [`Tap`] (`tap.rs`) is a site or pattern, a selection and one
 //! action (`action/`). Taps can read activations into values; values are expressions over other
 //! values (`value.rs`); edits can write values. A plan serializes to JSON (`json.rs`,
-//! `json_value.rs`, `strict_json.rs`). A tap can have a condition (`when.rs`). `steering.rs` reads steering specs,
-//! which become taps.
+//! `json_value.rs`, `strict_json.rs`). A tap can have a condition (`when.rs`). `steering.rs` reads
+//! steering specs, which become taps.
 //!
 //! A plan is checked against a program and its inputs before anything runs: `compile.rs` checks
 //! taps, `compile_value.rs` values, `check_gradients.rs` edited shapes and differentiability,

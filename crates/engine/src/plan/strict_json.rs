@@ -7,8 +7,9 @@ use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 use std::fmt;
 
-/// Parses a JSON object that contains plans strictly, as [`Plan::from_json`](super::Plan::from_json)
-/// does: an error for a repeated key, or a number beyond f32, anywhere in it.
+/// Parses a JSON object that contains plans strictly, as
+/// [`Plan::from_json`](super::Plan::from_json) does: an error for a repeated key, or a number
+/// beyond f32, anywhere in it.
 pub fn parse_strict(text: &[u8]) -> Result<Map<String, Value>, serde_json::Error> {
     serde_json::from_slice::<StrictMap>(text).map(|map| map.0)
 }

@@ -113,8 +113,8 @@ impl<'a> Vocabulary<'a> {
     }
 
     /// Replaces the spaces of user-defined tokens by metaspaces. Converters write Gemma's runs of
-    /// metaspaces as spaces, but SentencePiece looks for user-defined pieces in the normalized text,
-    /// so both forms of a run are that token. Not for texts with a prepended metaspace, which
+    /// metaspaces as spaces, but SentencePiece looks for user-defined pieces in the normalized
+    /// text, so both forms of a run are that token. Not for texts with a prepended metaspace, which
     /// normalization would also prepend to the tokens.
     fn restore_metaspaces(&mut self) {
         let known: HashSet<String> = self.tokens.iter().map(|token| token.to_string()).collect();

@@ -57,8 +57,8 @@ mod tests {
 
     #[test]
     fn r2_merges_are_ordered_by_score_and_not_by_id() {
-        // SentencePiece cuts "x▁▁▁▁y" by these scores into "x", "▁▁▁▁", "y": runs of spaces have the
-        // best scores, though the highest ids.
+        // SentencePiece cuts "x▁▁▁▁y" by these scores into "x", "▁▁▁▁", "y": runs of spaces have
+        // the best scores, though the highest ids.
         let pieces = [("▁", -9.0), ("y", -8.0), ("▁y", -3.0), ("▁▁", -1.0), ("▁▁▁▁", -2.0), ("▁▁▁", -2.0)];
         let id = |piece: &str| pieces.iter().position(|(known, _)| *known == piece).map(|id| id as u32);
         let wanted = [("▁", "▁"), ("▁▁▁", "▁"), ("▁▁", "▁▁"), ("▁▁", "▁"), ("▁", "▁▁▁"), ("▁", "▁▁"), ("▁", "y")];

@@ -29,8 +29,9 @@ fn f12_nan_is_reported_where_it_begins() {
         assert_eq!(found.layer, Some(1), "{name}: {found}");
         assert!(found.to_string().contains("from finite values"), "{found}");
         // An edit that writes the infinity itself is named.
-        let edit = r#"{"site": "layers.0.resid_post", "rows": [1], "positions": [2], "units": [5], "scale": 3e38}"#;
-        let found = begins(&case, &format!(r#"{{"taps": [{edit}, {edit}, {capture}]}}"#)).expect("an infinity");
+        let edits = r#"{"site": "layers.0.resid_post", "rows": [1], "positions": [2], "units": [5], "set": 3e38},
+            {"site": "layers.0.resid_post", "rows": [1], "positions": [2], "units": [5], "scale": 10}"#;
+        let found = begins(&case, &format!(r#"{{"taps": [{edits}, {capture}]}}"#)).expect("an infinity");
         assert_eq!(found.site, Some(case.site("layers.0.resid_post")), "{name}: {found}");
         assert_eq!((found.row, found.position, found.unit, found.edited_by), (1, 2, 5, Some(1)), "{name}: {found}");
     }
@@ -47,9 +48,9 @@ fn masking_with_negative_infinity_is_not_reported() {
 fn generated_rows_say_that_their_logits_were_not_finite() {
     let case = golden::case("llama");
     let rows = vec![case.ids.clone(), case.ids[..3].to_vec()];
-    // Each edit writes a finite value; their sum overflows.
+    // Each edit writes a finite value; their sum overflows. Without `allow_nan` no token is chosen.
     let plan = Plan::from_json(
-        r#"{"taps": [{"site": "layers.0.resid_post", "rows": [1], "set": 3e38},
+        r#"{"allow_nan": true, "taps": [{"site": "layers.0.resid_post", "rows": [1], "set": 3e38},
             {"site": "layers.1.mlp_out_post", "rows": [1], "set": 3e38}]}"#,
     );
     let options = GenerateOptions { max_new: 2, ..GenerateOptions::default() };

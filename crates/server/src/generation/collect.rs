@@ -3,8 +3,9 @@
 use super::run::{FinishReason, Piece, PieceToken, PromptRun};
 use super::submit::Call;
 use crate::api_error::ApiResult;
-use crate::inspection::Inspection;
+use crate::inspection::{CaptureInfo, Inspection, StoredCaptures};
 use futures_util::stream::{self, Stream, StreamExt};
+use pellucid_engine::Generation;
 
 /// Something that happens to a call.
 pub enum Event {
@@ -73,7 +74,28 @@ pub async fn finish(call: Call, standing: &[String]) -> ApiResult<FinishedCall> 
     finished.runs.sort_by_key(|run| run.context.first_choice);
     for (index, run) in finished.runs.iter_mut().enumerate() {
         finished.generated += run.generated();
-        finished.inspection.add(index, run, standing);
+        run.report(&mut finished.inspection, index, standing);
     }
     Ok(finished)
+}
+
+impl PromptRun {
+    /// Adds what this prompt, which has ended, has seen, and stores its captures.
+    pub fn report(&mut self, inspection: &mut Inspection, prompt: usize, standing: &[String]) {
+        let Some(Generation { captures, saved, marks, passed_over, rows, .. }) = self.take_generation() else { return };
+        inspection.marks.extend(marks);
+        for site in passed_over.iter().map(ToString::to_string) {
+            if !inspection.skipped_sites.contains(&site) {
+                inspection.skipped_sites.push(site);
+            }
+        }
+        if captures.is_empty() && saved.is_empty() {
+            return;
+        }
+        let (state, model) = (&self.context.state, self.context.model.clone());
+        let plan = std::mem::take(&mut self.context.plan);
+        let stored = state.captures.add(StoredCaptures::new(model, plan, captures, saved, rows.len()));
+        state.standing.add_captures(standing, &stored.id);
+        inspection.captures.push(CaptureInfo::new(prompt, &stored));
+    }
 }

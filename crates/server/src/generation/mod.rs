@@ -4,7 +4,8 @@
 //! `fields.rs` has the fields that both completion routes share, `prompt.rs` the forms of a prompt.
 //! `submit.rs` checks a call and submits one request of the scheduler for each prompt, with `n`
 //! rows. `run.rs` follows such a request: pieces of text with their log-probabilities as tokens
-//! arrive, and its result. `collect.rs` merges the pieces of all prompts. `logprobs.rs` writes log-probabilities in the forms of the API.
+//! arrive, and its result. `collect.rs` merges the pieces of all prompts. `logprobs.rs` writes
+//! log-probabilities in the forms of the API.
 
 mod collect;
 mod fields;
@@ -17,7 +18,7 @@ pub use collect::{Event, FinishedCall, events, finish};
 pub use fields::{CommonFields, GenerationFields};
 pub use logprobs::{ChatLogprobs, CompletionLogprobs, PromptLogprobs, prompt_logprobs, token_text};
 pub use prompt::{ChatMessage, Prompt, PromptField, encode_chat};
-pub use run::{FinishReason, Piece, PieceToken, PromptRun};
+pub use run::{FinishReason, Piece, PieceToken};
 pub use submit::{Call, submit};
 
 use serde::Serialize;

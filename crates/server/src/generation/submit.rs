@@ -43,7 +43,7 @@ pub fn submit(
     let mut eos = if common.ignore_eos.unwrap_or(false) { Vec::new() } else { loaded.eos.clone() };
     eos.extend(common.stop_token_ids.iter().flatten());
     let echoed = fields.logprobs.filter(|_| fields.echo);
-    let plan = fields.plan.plan(state, loaded)?;
+    let plan = fields.plan.plan(&state.standing, loaded)?;
     let mut runs = Vec::with_capacity(prompts.len());
     let mut prompt_tokens = 0;
     let prompts_count = prompts.len();

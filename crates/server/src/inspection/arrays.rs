@@ -1,7 +1,8 @@
-//! Arrays on the wire: a safetensors body, or base64 with dtype and shape in JSON, as `Accept` says.
+//! Arrays on the wire: a safetensors body, or base64 with dtype and shape in JSON, as `Accept`
+//! says.
 
 use crate::api_error::ApiResult;
-use crate::routes::Reply;
+use crate::reply::Reply;
 use axum::http::HeaderMap;
 use axum::http::header::{ACCEPT, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};

@@ -2,8 +2,7 @@
 
 use super::arrays::CaptureLines;
 use super::store::StoredCaptures;
-use crate::generation::PromptRun;
-use pellucid_engine::{Generation, Mark};
+use pellucid_engine::Mark;
 use safetensors::View;
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -52,25 +51,6 @@ impl Inspection {
     /// Whether there is nothing to report.
     pub fn is_empty(&self) -> bool {
         self.captures.is_empty() && self.marks.is_empty() && self.skipped_sites.is_empty()
-    }
-
-    /// Adds a prompt that has ended, and stores its captures.
-    pub fn add(&mut self, prompt: usize, run: &mut PromptRun, standing: &[String]) {
-        let Some(Generation { captures, saved, marks, passed_over, rows, .. }) = run.take_generation() else { return };
-        self.marks.extend(marks);
-        for site in passed_over.iter().map(ToString::to_string) {
-            if !self.skipped_sites.contains(&site) {
-                self.skipped_sites.push(site);
-            }
-        }
-        if captures.is_empty() && saved.is_empty() {
-            return;
-        }
-        let (state, model) = (&run.context.state, run.context.model.clone());
-        let plan = std::mem::take(&mut run.context.plan);
-        let stored = state.captures.add(StoredCaptures::new(model, plan, captures, saved, rows.len()));
-        state.standing.add_captures(standing, &stored.id);
-        self.captures.push(CaptureInfo::new(prompt, &stored));
     }
 }
 

@@ -1,7 +1,7 @@
 //! The fields of a request that look in: `plan`, `capture`, `steer`, `plans`.
 
+use super::StandingPlans;
 use crate::api_error::{ApiError, ApiResult};
-use crate::state::AppState;
 use pellucid_engine::{CaptureDtype, CaptureOptions, Plan, SteeringSpec};
 use pellucid_models::attach::check_saes;
 use pellucid_models::chat::ChatPrompt;
@@ -43,12 +43,12 @@ pub enum DtypeField {
 
 impl PlanFields {
     /// Makes the plan: edits first, then steering, then captures, which see edited activations.
-    pub fn plan(&self, state: &AppState, loaded: &LoadedModel) -> ApiResult<Plan> {
+    pub fn plan(&self, registered: &StandingPlans, loaded: &LoadedModel) -> ApiResult<Plan> {
         let mut plan = self.own_plan(loaded)?;
         for name in self.plans.iter().flatten() {
-            plan = state.standing.plan(name, loaded)?.then(plan);
+            plan = registered.plan(name, loaded)?.then(plan);
         }
-        for standing in state.standing.for_all(loaded)? {
+        for standing in registered.for_all(loaded)? {
             plan = standing.then(plan);
         }
         Ok(plan)

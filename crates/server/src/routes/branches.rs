@@ -1,5 +1,5 @@
-//! `/v1/branches`: sweeps. Many plans on one prompt, each computed from the first position and layer
-//! that it changes, streamed as they finish.
+//! `/v1/branches`: sweeps. Many plans on one prompt, each computed from the first position and
+//! layer that it changes, streamed as they finish.
 
 use super::direct::{InputFields, PreparedCall, run_alone};
 use crate::api_error::{ApiError, ApiResult, ErrorBody};
@@ -21,8 +21,8 @@ const TOGETHER: usize = 32;
 /// Most branches of a request.
 const MAX_BRANCHES: usize = 16_384;
 
-/// A request of `/v1/branches`: one prompt, the edits of all branches (`plan`, `steer`), and what each
-/// returns (`capture`).
+/// A request of `/v1/branches`: one prompt, the edits of all branches (`plan`, `steer`), and what
+/// each returns (`capture`).
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct BranchesRequest {
     #[serde(flatten)]

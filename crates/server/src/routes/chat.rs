@@ -338,7 +338,7 @@ async fn stream(
             }
             Ok(Event::Ended(mut run)) => {
                 generated += run.generated();
-                inspection.add(0, &mut run, &standing);
+                run.report(&mut inspection, 0, &standing);
                 continue;
             }
         };

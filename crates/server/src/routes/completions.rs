@@ -271,7 +271,8 @@ async fn stream(
             }
             Ok(Event::Ended(mut run)) => {
                 generated += run.generated();
-                inspection.add(run.context.first_choice / n, &mut run, &standing);
+                let prompt = run.context.first_choice / n;
+                run.report(&mut inspection, prompt, &standing);
                 continue;
             }
         };

@@ -64,7 +64,7 @@ impl PreparedCall {
     pub fn new(state: &AppState, input: &InputFields, fields: &PlanFields) -> ApiResult<PreparedCall> {
         let model = state.models.find(input.model.as_deref())?;
         let prompts = input.prompts(state, &model)?;
-        let plan = fields.plan(state, &model.loaded)?;
+        let plan = fields.plan(&state.standing, &model.loaded)?;
         PreparedCall::of(state, model, prompts, plan)
     }
 

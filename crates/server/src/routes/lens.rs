@@ -132,7 +132,7 @@ pub async fn project(
         }
         let model = own.models.find(request.input.model.as_deref())?;
         let prompts = request.input.prompts(&own, &model)?;
-        let edits = request.plan.plan(&own, &model.loaded)?;
+        let edits = request.plan.plan(&own.standing, &model.loaded)?;
         let first = edits.taps.len();
         let projection = Action::Capture(Some(Reduce::Project(Operand::Rows(directions))));
         let plan = edits.then(Plan::of([Tap::new(site, projection)]));

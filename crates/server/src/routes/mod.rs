@@ -16,6 +16,7 @@ mod tokenize;
 
 use crate::api_error::{ApiError, ErrorBody};
 use crate::logging;
+pub use crate::reply::Reply;
 use crate::security;
 use crate::state::AppState;
 use axum::Router;
@@ -96,18 +97,6 @@ async fn method_not_allowed(method: Method, uri: Uri) -> ApiError {
 /// A panic is a fault of the server; it ends only its own request.
 fn panicked(_: Box<dyn Any + Send>) -> Response {
     ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal error; the log of the server shows it").into_response()
-}
-
-/// A JSON response.
-pub struct Reply<T>(pub T);
-
-impl<T: serde::Serialize> IntoResponse for Reply<T> {
-    fn into_response(self) -> Response {
-        match serde_json::to_vec(&self.0) {
-            Ok(body) => ([(CONTENT_TYPE, "application/json")], body).into_response(),
-            Err(error) => ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
-        }
-    }
 }
 
 /// Runs work that computes for more than a moment on a thread that may block.

@@ -1,5 +1,5 @@
-//! `/tokenize`, `/detokenize` and `/tokenizer_info`, as vLLM has them and lm-eval asks for them, with
-//! the spans of messages.
+//! `/tokenize`, `/detokenize` and `/tokenizer_info`, as vLLM has them and lm-eval asks for them,
+//! with the spans of messages.
 
 use super::direct::InputFields;
 use super::sites::ModelQuery;
@@ -58,7 +58,8 @@ pub struct TokenizeResult {
     /// The rendered text of a chat.
     #[serde(skip_serializing_if = "Option::is_none")]
     text: Option<String>,
-    /// For a chat the tokens of each message: header, content and footer, and the generation prompt.
+    /// For a chat the tokens of each message: header, content and footer, and the generation
+    /// prompt.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Object>)]
     spans: Option<ChatSpans>,

@@ -20,8 +20,8 @@ pub struct ConceptConfig {
     /// Store of a session with `extract_concept_latent_examples`, whose states make the direction.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub store: Option<PathBuf>,
-    /// Texts of the tokens of both groups, whose rows of the unembedding make the direction, instead
-    /// of `store`. The last token of a longer text counts.
+    /// Texts of the tokens of both groups, whose rows of the unembedding make the direction,
+    /// instead of `store`. The last token of a longer text counts.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tokens: Vec<Vec<String>>,
     /// The labels that are group A and group B of a store; 0 and 1 by default.

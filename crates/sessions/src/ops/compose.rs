@@ -3,28 +3,15 @@
 use super::batch::DatasetColumns;
 use super::spec::{Field, Op, Place};
 use super::{COMPOSITES, Registry, normalize};
+use crate::store::ColumnOrigin;
 use crate::table::DataType;
 use pellucid_models::{Error, Result};
-use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 /// A checked chain of ops.
 #[derive(Clone)]
 pub struct Chain {
     ops: Vec<Arc<dyn Op>>,
-}
-
-/// A column of a store, with the op that wrote it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ColumnOrigin {
-    /// `examples` or `latents`.
-    pub table: String,
-    /// Name of the column.
-    pub name: String,
-    /// Its type.
-    pub dtype: DataType,
-    /// The op that wrote it last; `dataset` for those of the examples themselves.
-    pub op: String,
 }
 
 impl Chain {

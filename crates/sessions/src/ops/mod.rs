@@ -34,7 +34,7 @@ mod model_gradient;
 mod spec;
 
 pub use batch::{AnalysisBatch, DatasetColumns, Hook, OpContext};
-pub use compose::{Chain, ColumnOrigin};
+pub use compose::Chain;
 pub use concept::Concept;
 pub(crate) use concept_direction::NAME as CONCEPT_DIRECTION;
 pub use estimate::{Estimate, estimate};

@@ -2,7 +2,8 @@
 
 use super::Session;
 use crate::memory::resident_bytes;
-use crate::ops::{ColumnOrigin, OpContext, estimate};
+use crate::ops::{OpContext, estimate};
+use crate::store::ColumnOrigin;
 use crate::store::Store;
 use pellucid_models::Result;
 use serde::Serialize;

@@ -105,8 +105,8 @@ fn load_options(config: &ModelConfig) -> LoadOptions {
     LoadOptions { storage, pool, kv, assume: config.assume.clone(), adapters: config.adapters.clone() }
 }
 
-/// Attaches an autoencoder, or all layers of a cross-layer transcoder; also returns the weight files
-/// of each.
+/// Attaches an autoencoder, or all layers of a cross-layer transcoder; also returns the weight
+/// files of each.
 fn attach(
     model: &mut LoadedModel,
     config: &SaeConfig,

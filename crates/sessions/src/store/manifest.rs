@@ -2,8 +2,8 @@
 
 use crate::config::SessionConfig;
 use crate::debug::DebugReport;
-use crate::ops::ColumnOrigin;
 use crate::phases::PhaseRecord;
+use crate::table::DataType;
 use pellucid_models::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -14,6 +14,19 @@ pub const SCHEMA: u32 = 1;
 
 /// File name of the manifest.
 pub(super) const MANIFEST: &str = "manifest.json";
+
+/// A column of a store, with the op that wrote it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ColumnOrigin {
+    /// `examples` or `latents`.
+    pub table: String,
+    /// Name of the column.
+    pub name: String,
+    /// Its type.
+    pub dtype: DataType,
+    /// The op that wrote it last; `dataset` for those of the examples themselves.
+    pub op: String,
+}
 
 /// What a store holds, and how it was computed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

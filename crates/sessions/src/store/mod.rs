@@ -28,7 +28,9 @@ pub(crate) use diff::compare;
 pub use diff::{ColumnDifference, StoreDifference, diff};
 pub use export::{ExportFormat, export};
 pub use html::to_html;
-pub use manifest::{DatasetRecord, FileRecord, Manifest, ModelRecord, OpRecord, PartRecord, SCHEMA, SaeRecord};
+pub use manifest::{
+    ColumnOrigin, DatasetRecord, FileRecord, Manifest, ModelRecord, OpRecord, PartRecord, SCHEMA, SaeRecord,
+};
 pub use summary::{HookSummary, LatentSummary, Summary, summarize};
 pub use text::{diff_text, phases_text, summary_text};
 pub(crate) use writer::{Found, StoreWriter, content_hash};

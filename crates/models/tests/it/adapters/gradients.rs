@@ -62,7 +62,8 @@ fn gradients_are_the_slope_of_finite_differences() {
             .flat_map(|line| line.iter().zip(&direction))
             .map(|(g, d)| f64::from(g * d))
             .sum();
-        // The sum of logits, weighted by the cotangent, with a step in the direction at all positions.
+        // The sum of logits, weighted by the cotangent, with a step in the direction at all
+        // positions.
         let metric = |step: f32| -> f64 {
             let operand = Operand::Vector(direction.clone());
             let plan = Plan::of([Tap::new(text, Action::Add { operand, scale: step }), golden::last_logits()]);

@@ -33,8 +33,8 @@ fn attached_adapters_of_peft_give_the_logits_of_peft() {
     }
 }
 
-/// PEFT's switches: rsLoRA, `rank_pattern`, `alpha_pattern` and trained biases. The case's embedding
-/// and head, which only a merge can change, are left out.
+/// PEFT's switches: rsLoRA, `rank_pattern`, `alpha_pattern` and trained biases. The case's
+/// embedding and head, which only a merge can change, are left out.
 #[test]
 fn scales_patterns_and_trained_biases_are_applied() {
     let case = golden::quantized("lora-switches");
@@ -138,8 +138,8 @@ fn an_update_of_the_head_is_merged_and_attached_once() {
     assert!(relative(logits, &expected) > 0.01, "the adapter changes nothing");
 }
 
-/// A tied head has no weight of its own: an adapter of the head changes the logits, and the embedding
-/// stays.
+/// A tied head has no weight of its own: an adapter of the head changes the logits, and the
+/// embedding stays.
 #[test]
 fn an_adapter_of_a_tied_head_leaves_the_embedding() {
     let (adapter, ..) = head_adapter();
