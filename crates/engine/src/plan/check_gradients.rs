@@ -42,9 +42,8 @@ pub(super) fn check_differentiable(program: &Program, entries: &[CompiledTap], v
     }
 }
 
-/// Rejects a gradient tap whose metric does not depend on any of its sites: its gradient would be
-/// zero everywhere, usually because the metric reads an earlier site, or the same site in an
-/// earlier tap of the list.
+/// Rejects a gradient that would be zero everywhere by mistake: the metric reads the same site in an
+/// earlier tap of the list, or depends on none of the sites whose gradients the plan returns.
 fn check_metric_depends(program: &Program, entries: &[CompiledTap], values: &CompiledValues) -> Result<()> {
     // An edit that writes another activation can make an earlier site of one row depend on a later
     // one of another.
@@ -74,12 +73,14 @@ fn check_metric_depends(program: &Program, entries: &[CompiledTap], values: &Com
                 }
                 taps
             });
+        let none_reaches = !taps.values().flatten().any(|&index| reaches(index));
         for (tap, sites) in taps {
-            if sites.iter().any(|&index| reaches(index)) {
-                continue;
-            }
             let entry = &entries[sites[0]];
             let same = reads.iter().any(|&read| entries[read].edge == entry.edge);
+            // Among gradients at many sites, as of all layers, those of later sites may be zero.
+            if sites.iter().any(|&index| reaches(index)) || !(same || none_reaches) {
+                continue;
+            }
             return Err(Error::Plan {
                 tap,
                 site: entry.site.to_string(),
