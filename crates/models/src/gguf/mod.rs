@@ -9,7 +9,7 @@
 //!   part.
 //! - [`hf_names`] maps each tensor to its name in the original checkpoint and reports how the
 //!   converter reordered its rows ([`RowOrder`]).
-//! - [`tokenizer`](tokenizer()) rebuilds the tokenizer, and [`special_tokens`] reads the bos, eos
+//! - `tokenizer` rebuilds the tokenizer, and [`special_tokens`] reads the bos, eos
 //!   and other special ids; `pre_tokenizer` has the split patterns by their names in the file.
 //! - `writer` writes files: control vectors, and models for tests.
 //!
