@@ -42,8 +42,8 @@ pub(super) fn check_differentiable(program: &Program, entries: &[CompiledTap], v
     }
 }
 
-/// Rejects a gradient that would be zero everywhere by mistake: the metric reads the same site in an
-/// earlier tap of the list, or depends on none of the sites whose gradients the plan returns.
+/// Rejects a gradient that would be zero everywhere by mistake: the metric reads the same site in
+/// an earlier tap of the list, or depends on none of the sites whose gradients the plan returns.
 fn check_metric_depends(program: &Program, entries: &[CompiledTap], values: &CompiledValues) -> Result<()> {
     // An edit that writes another activation can make an earlier site of one row depend on a later
     // one of another.
