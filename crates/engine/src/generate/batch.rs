@@ -47,13 +47,18 @@ pub struct Batch {
     running: Vec<(RequestId, Decoder)>,
     ended: Vec<(RequestId, Result<Generation>)>,
     added: u64,
+    passes: u64,
 }
+
+/// In every such pass the oldest prompt comes first, so that no number of short prompts can stop a
+/// long one.
+const OLDEST_FIRST: u64 = 4;
 
 impl Batch {
     /// Creates an empty batch.
     pub fn new(model: &Model) -> Batch {
         let executor = Executor::new(model, InterruptPoller::new(None));
-        Batch { executor, running: Vec::new(), ended: Vec::new(), added: 0 }
+        Batch { executor, running: Vec::new(), ended: Vec::new(), added: 0, passes: 0 }
     }
 
     /// Adds a generation of rows that share a plan; it joins at the next pass. Its `threads` and
@@ -101,21 +106,28 @@ impl Batch {
         std::mem::take(&mut self.ended)
     }
 
-    /// Runs one pass of all generations: the next token of each decoding row, and prompt tokens in
-    /// the order of arrival, together about `tokens`. Prompts advance by at least one token.
+    /// Runs one pass of all generations: the next token of each decoding row, and prompt tokens,
+    /// together about `tokens`. The prompt with the fewest tokens left comes first, so that a short
+    /// one does not wait for a long one; in every fourth pass it is the oldest. Prompts advance by at
+    /// least one token.
     /// `watch` is called with each new token of each row. Returns the generations in the pass.
     pub fn pass(
         &mut self,
         tokens: usize,
         watch: &mut dyn FnMut(RequestId, usize, u32) -> Control,
     ) -> Result<Vec<BatchShare>> {
-        let Batch { executor, running, ended, .. } = self;
+        let Batch { executor, running, ended, passes, .. } = self;
+        *passes += 1;
         let decoding = running.iter().filter(|(_, decoder)| !decoder.in_prompts());
         let decoding: usize = decoding.map(|(_, decoder)| decoder.running_rows()).sum();
         let mut left = tokens.saturating_sub(decoding).max(1);
         let mut shares = Vec::with_capacity(running.len());
         let mut chosen: Vec<&mut (RequestId, Decoder)> = Vec::with_capacity(running.len());
-        for request in running.iter_mut() {
+        let mut queue: Vec<&mut (RequestId, Decoder)> = running.iter_mut().collect();
+        if !passes.is_multiple_of(OLDEST_FIRST) {
+            queue.sort_by_key(|(_, decoder)| decoder.prompt_tokens_left());
+        }
+        for request in queue {
             let in_prompts = request.1.in_prompts();
             if in_prompts && left == 0 {
                 continue;

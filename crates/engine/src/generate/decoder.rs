@@ -102,6 +102,12 @@ impl Decoder {
         self.in_prompts
     }
 
+    /// Prompt tokens that are not computed yet; 0 once it decodes.
+    pub fn prompt_tokens_left(&self) -> usize {
+        let rows = self.job.rows.iter().zip(&self.rows);
+        if self.in_prompts { rows.map(|(state, row)| row.prompt.saturating_sub(state.len)).sum() } else { 0 }
+    }
+
     /// Chooses the tokens of the next pass: the next prompt chunks of the group, or the pending
     /// tokens of its rows. Takes at most `budget` prompt tokens (at least one) if the plan allows
     /// splitting prompts. Returns the number of tokens.

@@ -91,6 +91,40 @@ fn a_long_prompt_does_not_stall_the_others() {
     assert!(most.max() <= Some(4_usize), "no pass has more than its token budget");
 }
 
+/// A short prompt that arrives later overtakes a long one, which still advances.
+#[test]
+fn a_short_prompt_does_not_wait_for_a_long_one() {
+    let case = golden::case("llama");
+    let settings =
+        SchedulerOptions { pass_tokens: 4, prefix_bytes: 0, record_passes: true, ..SchedulerOptions::default() };
+    let scheduler = Scheduler::new(&case.loaded.model, settings).expect("a scheduler");
+    let long: Vec<u32> = case.ids.iter().copied().cycle().take(48).collect();
+    let mut first = Request::new(vec![case.ids[0]], Plan::default(), options(1));
+    // Both prompts wait in the queue until the first request has its token.
+    let (submitted, wait) = mpsc::channel::<()>();
+    first.on_token = Some(Box::new(move |_| {
+        _ = wait.recv();
+        Control::Go
+    }));
+    let first = scheduler.submit(first).expect("a request");
+    let long = scheduler.submit(Request::new(long, Plan::default(), options(1))).expect("a request");
+    let shorts: Vec<_> = (0..6)
+        .map(|_| {
+            scheduler.submit(Request::new(case.ids[..6].to_vec(), Plan::default(), options(1))).expect("a request")
+        })
+        .collect();
+    drop(submitted);
+    drop(first.wait().expect("it ends"));
+    drop(long.wait().expect("it ends"));
+    shorts.into_iter().for_each(|short| drop(short.wait().expect("it ends")));
+    let passes = scheduler.passes();
+    let last_pass = |id: u64| passes.iter().rposition(|pass| pass.requests.iter().any(|share| share.request == id));
+    let ends: Vec<_> = (1..8).map(|id| last_pass(id).expect("it ran")).collect();
+    assert!(ends[1..].iter().all(|end| *end < ends[0]), "the short prompts end first: {ends:?}");
+    let advances = passes.iter().position(|pass| pass.requests.iter().any(|share| share.request == 1));
+    assert!(advances < last_pass(7), "the long prompt advances beside them: {advances:?}, {ends:?}");
+}
+
 #[test]
 fn faults_of_one_request_leave_the_others_alone() {
     let case = golden::case("llama");

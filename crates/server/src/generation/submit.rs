@@ -71,7 +71,7 @@ pub fn submit(
             texts.end_rows_of(&mut request);
         }
         let handle = model.scheduler.submit(request).map_err(|error| {
-            let error = ApiError::from(error);
+            let error = fields.plan.locate(error);
             if prompts_count > 1 { error.within(&format!("prompt {index}")) } else { error }
         })?;
         prompt_tokens += prompt.tokens.len();

@@ -105,6 +105,21 @@ impl PlanFields {
             .map_err(|error| ApiError::from(error).with_param("plan"))
     }
 
+    /// An error of the engine, with the field that a wrong plan came from.
+    pub fn locate(&self, error: pellucid_engine::Error) -> ApiError {
+        use pellucid_engine::Error;
+        let is_about_plan =
+            matches!(error, Error::Site { .. } | Error::Plan { .. } | Error::Value { .. } | Error::Several(_));
+        let field = match self {
+            PlanFields { plan: Some(_), .. } => "plan",
+            PlanFields { capture: Some(_), .. } => "capture",
+            PlanFields { steer: Some(_), .. } => "steer",
+            _ => "plans",
+        };
+        let error = ApiError::from(error);
+        if is_about_plan { error.with_param(field) } else { error }
+    }
+
     /// How captures are stored.
     pub fn capture_options(&self) -> CaptureOptions {
         let dtype = match self.capture_dtype {

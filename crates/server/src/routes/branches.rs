@@ -37,7 +37,7 @@ pub struct BranchesRequest {
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct BranchesFields {
     /// One plan for each branch.
-    #[schema(value_type = Vec<Object>)]
+    #[schema(value_type = Vec<Object>, min_items = 1)]
     branches: Vec<Value>,
 }
 

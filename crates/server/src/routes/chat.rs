@@ -38,6 +38,7 @@ pub struct ChatRequest {
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct ChatFields {
     /// The conversation.
+    #[schema(min_items = 1)]
     messages: Vec<ChatMessage>,
     /// Former name of `max_completion_tokens`.
     max_tokens: Option<usize>,

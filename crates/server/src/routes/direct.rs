@@ -24,6 +24,7 @@ pub struct InputFields {
     /// A text, a list of texts, token ids, or a list of lists of token ids: one row each.
     pub prompt: Option<PromptField>,
     /// A conversation, instead of `prompt`.
+    #[schema(min_items = 1)]
     pub messages: Option<Vec<ChatMessage>>,
     /// Add the tokenizer's special tokens to texts; the default.
     pub add_special_tokens: Option<bool>,

@@ -83,6 +83,7 @@ pub struct ProjectFields {
     /// The site, or a pattern of sites.
     site: String,
     /// k directions, each as wide as the site.
+    #[schema(min_items = 1)]
     directions: Vec<Vec<f32>>,
     /// Added to the inner products, one for each direction.
     bias: Option<Vec<f32>>,

@@ -63,15 +63,23 @@ fn table() -> OpenApiRouter<AppState> {
         .routes(routes!(operations::metrics))
 }
 
+/// The routes and their description.
+fn described() -> (Router<AppState>, utoipa::openapi::OpenApi) {
+    let (router, mut api) = table().split_for_parts();
+    // A parameter that may contain slashes is `{*id}` for axum and `{id}` in OpenAPI.
+    let paths = std::mem::take(&mut api.paths.paths);
+    api.paths.paths = paths.into_iter().map(|(path, item)| (path.replace("{*", "{"), item)).collect();
+    (router, api)
+}
+
 /// Returns the OpenAPI description of the server, as JSON.
 pub fn openapi() -> String {
-    let (_, api) = table().split_for_parts();
-    api.to_pretty_json().unwrap_or_default()
+    described().1.to_pretty_json().unwrap_or_default()
 }
 
 /// All routes with the layers around them. The last layer is the outermost.
 pub fn router(state: AppState) -> Router {
-    let (router, api) = table().split_for_parts();
+    let (router, api) = described();
     let description = api.to_json().unwrap_or_default();
     let show = move || std::future::ready(([(CONTENT_TYPE, "application/json")], description.clone()));
     router

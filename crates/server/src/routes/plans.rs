@@ -24,6 +24,7 @@ pub struct PlanRequest {
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct PlanName {
     /// Its name, which requests list in `plans`. A plan of the same name is replaced.
+    #[schema(min_length = 1, max_length = 200)]
     name: String,
     /// Apply it to every completion request.
     all: Option<bool>,

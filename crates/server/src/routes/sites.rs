@@ -8,7 +8,6 @@ use axum::extract::State;
 use pellucid_engine::program::Layout;
 use pellucid_engine::{Program, Site, site};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
 use utoipa::{IntoParams, ToSchema};
 
 /// Which model to describe.
@@ -33,12 +32,21 @@ pub struct SiteObject {
     /// Its address in plans.
     site: String,
     /// Its shape, with `tokens` for the number of positions.
-    #[schema(value_type = Vec<Object>)]
-    shape: Vec<Value>,
+    shape: Vec<Axis>,
     /// What it is.
     meaning: String,
     /// Other names of it.
     aliases: Vec<String>,
+}
+
+/// The size of an axis.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(untagged)]
+pub enum Axis {
+    /// A number.
+    Size(usize),
+    /// `tokens`: the number of positions.
+    Tokens(&'static str),
 }
 
 /// List the sites of a model.
@@ -61,12 +69,13 @@ pub async fn list(
     Ok(Reply(SiteList { model: model.id.clone(), sites: program.sites().map(object).collect() }))
 }
 
-fn shape(program: &Program, site: Site) -> Vec<Value> {
+fn shape(program: &Program, site: Site) -> Vec<Axis> {
+    let tokens = || Axis::Tokens("tokens");
     let Some(edge) = program.edge_of(site) else { return Vec::new() };
     let edge = program.edge(edge);
     match edge.layout {
-        Layout::Flat => vec![json!("tokens"), json!(edge.width)],
-        Layout::Heads(heads) => vec![json!("tokens"), json!(heads), json!(edge.width / heads)],
-        Layout::QueryKey => vec![json!(edge.width), json!("tokens"), json!("tokens")],
+        Layout::Flat => vec![tokens(), Axis::Size(edge.width)],
+        Layout::Heads(heads) => vec![tokens(), Axis::Size(heads), Axis::Size(edge.width / heads)],
+        Layout::QueryKey => vec![Axis::Size(edge.width), tokens(), tokens()],
     }
 }
