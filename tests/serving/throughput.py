@@ -130,7 +130,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
-    ours = [args.pellucid, "serve", "--model", args.model, "--addr", "127.0.0.1:0", "--threads", str(args.threads)]
+    ours = [args.pellucid, "serve", "--model", args.model, "--addr", "127.0.0.1:0", "--threads", str(args.threads), "--prefix-bytes", "0"]
     theirs = [sys.executable, "-c", LLAMA_CPP, args.model, str(args.threads)]
     rates = {"pellucid": [], "llama.cpp": []}
     shares, alone, beside, ratios, sizes = [], [], [], [], set()

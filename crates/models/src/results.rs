@@ -3,6 +3,7 @@
 use crate::attach::SaeRecord;
 use crate::error::Result;
 use crate::model::LoadedModel;
+use half::slice::HalfFloatSliceExt;
 use pellucid_engine::{Action, Array, Capture, CaptureDtype, Generation, Plan, SavedValue, SparseRows};
 use safetensors::{Dtype, View};
 use std::borrow::Cow;
@@ -151,15 +152,16 @@ impl View for ResultView<'_> {
     }
 
     fn data(&self) -> Cow<'_, [u8]> {
-        Cow::Owned(match self.elements {
-            Elements::Indices(indices) => indices.iter().flat_map(|&index| i64::from(index).to_le_bytes()).collect(),
-            Elements::Offsets(offsets) => offsets.iter().flat_map(|&offset| (offset as i64).to_le_bytes()).collect(),
+        let integers = |values: &mut dyn Iterator<Item = i64>| Cow::Owned(values.flat_map(i64::to_le_bytes).collect());
+        match self.elements {
+            Elements::Indices(indices) => integers(&mut indices.iter().map(|&index| i64::from(index))),
+            Elements::Offsets(offsets) => integers(&mut offsets.iter().map(|&offset| offset as i64)),
             Elements::Array(array) => match array.halves() {
-                _ if array.is_integer() => array.values().iter().flat_map(|&x| (x as i64).to_le_bytes()).collect(),
-                Some(halves) => halves.iter().flat_map(|x| x.to_le_bytes()).collect(),
-                None => array.values().iter().flat_map(|x| x.to_le_bytes()).collect(),
+                _ if array.is_integer() => integers(&mut array.values().iter().map(|&x| x as i64)),
+                Some(halves) => le_bytes(halves.reinterpret_cast(), |x| x.to_le_bytes()),
+                None => le_bytes(array.values(), |x| x.to_le_bytes()),
             },
-        })
+        }
     }
 
     fn data_len(&self) -> usize {
@@ -168,5 +170,13 @@ impl View for ResultView<'_> {
             _ => 8,
         };
         bytes * self.shape.iter().product::<usize>()
+    }
+}
+
+/// The bytes of floats, little endian. Large captures are not copied where memory has that order.
+fn le_bytes<T: bytemuck::NoUninit, const N: usize>(elements: &[T], bytes: impl Fn(&T) -> [u8; N]) -> Cow<'_, [u8]> {
+    match cfg!(target_endian = "little") {
+        true => Cow::Borrowed(bytemuck::cast_slice(elements)),
+        false => Cow::Owned(elements.iter().flat_map(bytes).collect()),
     }
 }
