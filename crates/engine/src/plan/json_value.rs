@@ -363,8 +363,15 @@ impl ValueWriter {
         self.taps.get(&tap).map_or_else(|| format!("tap{tap}"), |&id| self.name(id))
     }
 
-    pub fn metric_name(&self, metric: usize) -> String {
-        self.metrics.get(metric).map_or_else(String::new, |&id| self.name(id))
+    /// Writes `of`, the metric of a gradient.
+    pub fn write_metric(&self, metric: usize, to: &mut Object<String, Value>) -> Result<(), String> {
+        match self.metrics.get(metric) {
+            Some(&id) => drop(to.insert("of".into(), json!(self.name(id)))),
+            // The plan is not complete yet; reading it gives the first metric again.
+            None if metric == 0 => {}
+            None => return Err(format!("there is no metric {metric}: the plan has {} metrics", self.metrics.len())),
+        }
+        Ok(())
     }
 
     /// Returns the list of values. Reads are written with their taps instead.
@@ -417,7 +424,10 @@ impl ValueWriter {
             Expr::Row { of: a, row } => ("row", json!({ "of": of(a), "row": row })),
             Expr::Through { of: a, from, to } => ("through", json!({ "of": of(a), "from": from, "to": to })),
             Expr::WeightGrad { metric, weight } => {
-                ("weight_grad", json!({ "of": self.metric_name(*metric), "weight": weight }))
+                let mut inner = Object::new();
+                self.write_metric(*metric, &mut inner)?;
+                inner.insert("weight".into(), json!(weight));
+                ("weight_grad", Value::Object(inner))
             }
             Expr::Unembed(a) => ("unembed", json!(of(a))),
             Expr::Call { .. } => return Err("a plan with a closure cannot be written as JSON".into()),

@@ -22,7 +22,7 @@ pub(super) fn write(metric: &usize, action: &Action, to: &ActionWriter) -> Resul
         return Ok(json!(true));
     }
     let mut inner = action.to_json(to)?;
-    inner.insert("of".into(), json!(to.names.metric_name(*metric)));
+    to.names.write_metric(*metric, &mut inner)?;
     Ok(Value::Object(inner))
 }
 
@@ -43,4 +43,21 @@ pub(super) fn compile(
         return Err(format!("actions on a gradient are {known}; capture takes no reduction"));
     }
     Ok(CompiledAction::Grad { metric: *metric, action: Box::new(compiler.action(action, target)?) })
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Plan;
+
+    /// Found by the fuzz target `plan`: the written plan named a metric without a name.
+    #[test]
+    fn a_gradient_without_a_metric_is_written_as_it_was_read() {
+        for text in [
+            r#"{"taps": [{"site": "embed", "grad": {"as": "g"}}]}"#,
+            r#"{"values": [{"name": "w", "weight_grad": {"weight": "embed"}}]}"#,
+        ] {
+            let plan = Plan::from_json(text).expect("a plan, but not a complete one");
+            assert_eq!(Plan::from_json(&plan.to_json().expect("written")), Ok(plan), "{text}");
+        }
+    }
 }
