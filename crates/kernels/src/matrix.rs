@@ -15,6 +15,8 @@ use crate::simd::{LANES, Simd};
 use crate::sparse;
 use crate::tile::{CHAIN, MAX_PANELS, PANEL, Right};
 use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
 
 /// Inner-dimension rows per chunk, one chain of fused multiply-adds: a chunk of an f32 panel is
 /// 16 KiB, half of the L1 cache, and a whole number of blocks in every encoding.
@@ -38,6 +40,21 @@ pub enum DType {
 pub trait RowBytes: Send + Sync {
     /// Bytes of one encoded row.
     fn row(&self, row: usize) -> &[u8];
+
+    /// The file that holds the rows; `None` if they are in memory.
+    fn file(&self) -> Option<Arc<dyn BackingFile>> {
+        None
+    }
+}
+
+/// A mapped file that must not change while a matrix reads it in place.
+pub trait BackingFile: Send + Sync {
+    /// Its path, for messages.
+    fn path(&self) -> &Path;
+
+    /// Checks that the file still has the length and contents that it had when it was opened, as
+    /// far as its metadata show.
+    fn check(&self) -> Result<(), String>;
 }
 
 enum Storage {
@@ -205,6 +222,14 @@ impl Matrix {
     /// Whether products decode the rows of the [`RowBytes`] directly, so these must stay alive.
     pub fn is_in_place(&self) -> bool {
         matches!(self.storage, Storage::InPlace(..))
+    }
+
+    /// The file that products read; `None` if the weights are in memory.
+    pub fn file(&self) -> Option<Arc<dyn BackingFile>> {
+        match &self.storage {
+            Storage::InPlace(_, bytes) => bytes.file(),
+            _ => None,
+        }
     }
 
     /// Whether panels are already f32 and need no widening.

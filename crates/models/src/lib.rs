@@ -42,6 +42,7 @@ mod json;
 mod listing;
 pub mod load;
 mod load_tokenizer;
+mod mapped;
 pub mod model;
 pub mod name_variants;
 pub mod names;

@@ -9,19 +9,24 @@ use crate::compare::find_sources;
 use crate::error::{Error, Result};
 use crate::families::Family;
 use crate::gguf::RowOrder;
+use crate::mapped::MappedFile;
 use crate::name_variants::NameVariant;
 use crate::names::{Names, StoredPart, WeightSource};
 use crate::tensors::{StoredTensor, Tensors};
 use pellucid_engine::{Program, Weight, WeightKind, WeightSpec, Weights, check_memory};
 use pellucid_kernels::attention::KvFormat;
 use pellucid_kernels::encoding::{self, Encoding};
-use pellucid_kernels::matrix::RowBytes;
+use pellucid_kernels::matrix::{BackingFile, RowBytes};
 use pellucid_kernels::memory::SlabReservation;
 use pellucid_kernels::{DType, Matrix, Pool};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// Time between two checks that the files are unchanged during a load.
+const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Format of matrices in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
@@ -148,7 +153,13 @@ pub fn load(
     // slab.
     let slab_of_weights = SlabReservation::new(bytes);
     let mut weights = Vec::with_capacity(sources.len());
+    let mut checked = Instant::now();
     for (index, ((spec, source), changes)) in program.weights().iter().zip(&sources).zip(&changes).enumerate() {
+        // A download or copy into the file may still be going on.
+        if index == 0 || checked.elapsed() > CHECK_INTERVAL {
+            tensors.check_unchanged()?;
+            checked = Instant::now();
+        }
         let weight = load_weight(spec, source, &tensors, changes, storage, pool)?;
         // Pages of a stored tensor are released after its last weight, unless a matrix reads them
         // in place.
@@ -164,6 +175,7 @@ pub fn load(
         progress((index + 1) as f32 / sources.len() as f32);
     }
     drop(slab_of_weights);
+    tensors.check_unchanged()?;
     Ok(LoadedWeights { program, weights: Weights::new(weights), name_variants })
 }
 
@@ -418,6 +430,7 @@ impl WeightView {
 struct EncodedRows {
     /// Keeps the mapping alive that `bytes` points into.
     _tensors: Arc<Tensors>,
+    file: Option<Arc<MappedFile>>,
     bytes: &'static [u8],
     view: WeightView,
 }
@@ -428,12 +441,16 @@ impl EncodedRows {
         // nor changes while the `Arc` in this struct lives; they leave the struct only as borrows
         // of it.
         let bytes = unsafe { std::slice::from_raw_parts(stored.bytes.as_ptr(), stored.bytes.len()) };
-        EncodedRows { _tensors: tensors.clone(), bytes, view }
+        EncodedRows { _tensors: tensors.clone(), file: tensors.mapped(), bytes, view }
     }
 }
 
 impl RowBytes for EncodedRows {
     fn row(&self, row: usize) -> &[u8] {
         self.view.row_bytes(self.bytes, row)
+    }
+
+    fn file(&self) -> Option<Arc<dyn BackingFile>> {
+        self.file.clone().map(|file| file as Arc<dyn BackingFile>)
     }
 }

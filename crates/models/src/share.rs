@@ -6,13 +6,13 @@
 
 use crate::error::{Error, Result};
 use crate::load::{LoadedWeights, Storage};
+use crate::mapped::FileState;
 use crate::name_variants::NameVariant;
 use pellucid_engine::{Model, WeakModel};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::SystemTime;
 
 /// Identifies a load: two loads with equal keys share their weights.
 #[derive(PartialEq, Eq)]
@@ -28,16 +28,13 @@ pub(crate) struct LoadKey {
 #[derive(PartialEq, Eq)]
 struct PathState {
     path: PathBuf,
-    files: Vec<FileState>,
+    files: Vec<NamedFile>,
 }
 
 #[derive(PartialEq, Eq)]
-struct FileState {
+struct NamedFile {
     name: OsString,
-    len: u64,
-    modified: Option<SystemTime>,
-    /// Device and inode (Unix).
-    inode: Option<(u64, u64)>,
+    state: FileState,
 }
 
 impl LoadKey {
@@ -53,13 +50,13 @@ impl PathState {
     fn read(path: &Path) -> Result<PathState> {
         let path = path.canonicalize().map_err(Error::io(path))?;
         if path.is_file() {
-            let state = FileState::of(OsString::new(), &path).ok_or_else(|| gone(&path))?;
+            let state = NamedFile::read(OsString::new(), &path).ok_or_else(|| gone(&path))?;
             return Ok(PathState { path, files: vec![state] });
         }
         let entries = std::fs::read_dir(&path).map_err(Error::io(&path))?;
         let relevant = entries.flatten().filter(|entry| affects_weights(&entry.file_name().to_string_lossy()));
-        let mut files: Vec<FileState> =
-            relevant.filter_map(|entry| FileState::of(entry.file_name(), &entry.path())).collect();
+        let mut files: Vec<NamedFile> =
+            relevant.filter_map(|entry| NamedFile::read(entry.file_name(), &entry.path())).collect();
         files.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(PathState { path, files })
     }
@@ -76,17 +73,9 @@ fn gone(path: &Path) -> Error {
     Error::usage(format!("{} disappeared while loading", path.display()), "load the model again")
 }
 
-impl FileState {
-    fn of(name: OsString, path: &Path) -> Option<FileState> {
-        let found = std::fs::metadata(path).ok()?;
-        #[cfg(unix)]
-        let inode = {
-            use std::os::unix::fs::MetadataExt;
-            Some((found.dev(), found.ino()))
-        };
-        #[cfg(not(unix))]
-        let inode = None;
-        Some(FileState { name, len: found.len(), modified: found.modified().ok(), inode })
+impl NamedFile {
+    fn read(name: OsString, path: &Path) -> Option<NamedFile> {
+        Some(NamedFile { name, state: FileState::of(&std::fs::metadata(path).ok()?) })
     }
 }
 

@@ -5,6 +5,7 @@ use crate::checkpoint::{Checkpoint, StoredType};
 use crate::config::Config;
 use crate::error::Result;
 use crate::gguf::{self, GgufFile, RowOrder};
+use crate::mapped::MappedFile;
 use crate::quantized::{DequantizedTensor, Method, QuantizedCheckpoint};
 use pellucid_kernels::encoding::Encoding;
 use std::collections::HashMap;
@@ -112,6 +113,24 @@ impl Tensors {
             Tensors::Checkpoint(checkpoint) => checkpoint.tensors().map(|tensor| tensor.name.as_str()).collect(),
             Tensors::Gguf(gguf) => gguf.names.keys().map(String::as_str).collect(),
             Tensors::Quantized(quantized) => quantized.names(),
+        }
+    }
+
+    /// Checks that no file has changed since it was opened.
+    pub(crate) fn check_unchanged(&self) -> Result<()> {
+        match (self.checkpoint(), self) {
+            (Some(checkpoint), _) => checkpoint.check_unchanged(),
+            (None, Tensors::Gguf(gguf)) => gguf.file.mapped().map_or(Ok(()), |file| file.check_loading()),
+            (None, _) => Ok(()),
+        }
+    }
+
+    /// The mapped GGUF file, whose rows may be read in place.
+    pub(crate) fn mapped(&self) -> Option<Arc<MappedFile>> {
+        match self {
+            Tensors::Gguf(gguf) => gguf.file.mapped().cloned(),
+            // Their matrices are packed or dequantized.
+            Tensors::Checkpoint(_) | Tensors::Quantized(_) => None,
         }
     }
 

@@ -187,6 +187,7 @@ impl Executor {
         retained: Option<&mut RetainedValues>,
     ) -> Result<()> {
         let Executor { model, watch, pass, rows, arena, buffers, moved, scan } = self;
+        model.check_files()?;
         let (program, backend) = (model.program(), model.backend());
         let frame = Frame::new(program, model.weights(), model.pool(), pass, rows, arena, buffers);
         let frame = frame.with_saes(model.saes()).with_adapters(model.adapters());
@@ -246,7 +247,8 @@ impl Executor {
             frame.free_all_but(sequence.keep, &mut taps);
         }
         *moved += frame.moved;
-        Ok(())
+        // The results are right only if the files had the same contents all the time.
+        model.check_files()
     }
 
     /// Ends the pass: returns the row states, with their new lengths, to their jobs.

@@ -5,6 +5,8 @@ use crate::error::{Error, Result};
 use crate::program::{Program, SaeAttachment};
 use crate::sae::{AttachedSae, Sae};
 use crate::site::Site;
+use crate::weights::files_of;
+use pellucid_kernels::matrix::BackingFile;
 use std::sync::Arc;
 
 /// The autoencoders of a model.
@@ -13,6 +15,8 @@ pub(super) struct AttachedSaes {
     /// The program without them; `None` if there are none.
     plain: Option<Arc<Program>>,
     list: Vec<AttachedSae>,
+    /// The files that their matrices read in place.
+    files: Vec<Arc<dyn BackingFile>>,
 }
 
 /// One layer of a cross-layer transcoder: its weights, the site that it reads and the site of the
@@ -71,9 +75,10 @@ impl Model {
         let (read, write) = (*read, *write);
         let at = SaeAttachment { read, write, d_in, d_out, n_features, scales_tokens, max_active, earlier };
         let program = self.program.attach(&at, self.saes().len())?;
-        let list = self.saes().iter().cloned().chain([attached]).collect();
+        let list: Vec<AttachedSae> = self.saes().iter().cloned().chain([attached]).collect();
+        let files = files_of(list.iter().flat_map(|attached| attached.sae.matrices()));
         let plain = self.saes.plain.clone().or_else(|| Some(self.program.clone()));
-        let saes = Arc::new(AttachedSaes { plain, list });
+        let saes = Arc::new(AttachedSaes { plain, list, files });
         Ok(Model { program: Arc::new(program), plans: Arc::default(), saes, ..self.clone() })
     }
 
@@ -113,6 +118,19 @@ impl Model {
             }
             None => self.clone(),
         }
+    }
+
+    /// Checks that the files that matrices read in place have not changed since they were opened:
+    /// results would change with them, and reading past the end of a file ends the process.
+    pub(crate) fn check_files(&self) -> Result<()> {
+        self.weights().files().iter().chain(&self.saes.files).try_for_each(|file| {
+            file.check().map_err(|problem| {
+                Error::input(
+                    format!("{}: {problem}, and weights are read from it while the model runs", file.path().display()),
+                    "load it again; to replace a file that is in use, write the new one beside it and rename it",
+                )
+            })
+        })
     }
 
     /// The attached autoencoders, in the order in which they were attached.

@@ -86,11 +86,15 @@ impl Sae {
         self.decoders[0].cols()
     }
 
+    /// Its matrices.
+    pub(crate) fn matrices(&self) -> impl Iterator<Item = &Matrix> {
+        self.decoders.iter().chain([&self.encoder]).chain(&self.skip)
+    }
+
     /// Bytes of all weights, allocated or memory-mapped.
     pub fn bytes(&self) -> usize {
-        let matrices = self.decoders.iter().chain([&self.encoder]).chain(&self.skip);
         let vectors = self.decoder_biases.iter().chain([&self.encoder_bias]).chain(self.kind.vectors());
-        matrices.map(Matrix::bytes).sum::<usize>() + 4 * vectors.map(Vec::len).sum::<usize>()
+        self.matrices().map(Matrix::bytes).sum::<usize>() + 4 * vectors.map(Vec::len).sum::<usize>()
     }
 }
 

@@ -19,10 +19,9 @@ mod torch;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use memmap2::Mmap;
-
-use crate::files::open_regular;
+use crate::mapped::MappedFile;
 use crate::{Error, Result};
 use header::TensorEntry;
 use index::{Index, SAFETENSORS_INDEX, TORCH_INDEX};
@@ -79,22 +78,19 @@ struct Source {
 
 #[derive(Debug)]
 enum Data {
-    Mapped(Mmap),
+    Mapped(Arc<MappedFile>),
     Static(&'static [u8]),
 }
 
 impl Source {
     fn map(path: PathBuf) -> Result<Source> {
-        let file = open_regular(&path)?;
-        // SAFETY: the map is read-only. If another process truncates the file while it is mapped,
-        // reading it raises SIGBUS; no program that maps its model files can rule that out.
-        let map = unsafe { Mmap::map(&file) }.map_err(Error::io(&path))?;
-        Ok(Source { path, data: Data::Mapped(map) })
+        let data = Data::Mapped(Arc::new(MappedFile::open(&path)?));
+        Ok(Source { path, data })
     }
 
     fn bytes(&self) -> &[u8] {
         match &self.data {
-            Data::Mapped(map) => map,
+            Data::Mapped(file) => file,
             Data::Static(bytes) => bytes,
         }
     }
@@ -256,18 +252,25 @@ impl Checkpoint {
     /// Releases the resident pages of a tensor (`madvise(MADV_DONTNEED)`); a later read loads them
     /// from disk again.
     pub fn release_pages(&self, tensor: &Tensor) {
-        #[cfg(unix)]
-        if let Data::Mapped(map) = &self.files[tensor.file].data
-            && !tensor.range.is_empty()
-        {
-            // SAFETY: the mapping is read-only and file-backed, so released pages are reloaded with
-            // the same bytes. If the call fails, the pages stay resident, which is harmless.
-            let _ = unsafe {
-                map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, tensor.range.start, tensor.range.len())
-            };
+        if let Some(file) = self.mapped(tensor) {
+            file.release_pages(tensor.range.clone());
         }
-        #[cfg(not(unix))]
-        let _ = tensor;
+    }
+
+    /// The mapped file of a tensor; `None` if its bytes are in the program.
+    pub(crate) fn mapped(&self, tensor: &Tensor) -> Option<&Arc<MappedFile>> {
+        match &self.files[tensor.file].data {
+            Data::Mapped(file) => Some(file),
+            Data::Static(_) => None,
+        }
+    }
+
+    /// Checks that no file has changed since it was opened.
+    pub(crate) fn check_unchanged(&self) -> Result<()> {
+        self.files.iter().try_for_each(|file| match &file.data {
+            Data::Mapped(file) => file.check_loading(),
+            Data::Static(_) => Ok(()),
+        })
     }
 }
 

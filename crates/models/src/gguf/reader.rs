@@ -3,13 +3,13 @@
 use std::collections::HashMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use memmap2::Mmap;
 use pellucid_kernels::encoding::Encoding;
 
 use super::header::{DAMAGED, GgufFault, Header};
 use super::value::{Value, ValueKind};
-use crate::files::open_regular;
+use crate::mapped::MappedFile;
 use crate::{Error, Result};
 
 /// An open GGUF file: metadata, and tensors whose bytes stay in the mapped file.
@@ -35,7 +35,7 @@ pub struct GgufFile {
 /// The bytes of the file.
 #[derive(Debug)]
 enum Bytes {
-    Mapped(Mmap),
+    Mapped(Arc<MappedFile>),
     Owned(Vec<u8>),
 }
 
@@ -43,7 +43,7 @@ impl std::ops::Deref for Bytes {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
         match self {
-            Bytes::Mapped(map) => map,
+            Bytes::Mapped(file) => file,
             Bytes::Owned(bytes) => bytes,
         }
     }
@@ -70,12 +70,7 @@ impl GgufFile {
     /// in it is wrong.
     pub fn open(path: impl AsRef<Path>) -> Result<GgufFile> {
         let path = path.as_ref();
-        let file = open_regular(path)?;
-        // SAFETY: the map is read-only. If another process truncates the file while it is mapped,
-        // reading it raises SIGBUS, as in every program that maps files. Contents are validated
-        // below.
-        let map = unsafe { Mmap::map(&file) }.map_err(Error::io(path))?;
-        Self::read(Bytes::Mapped(map), path)
+        Self::read(Bytes::Mapped(Arc::new(MappedFile::open(path)?)), path)
     }
 
     /// Like [`open`](Self::open), from bytes in memory; `path` only names the file in errors.
@@ -119,18 +114,17 @@ impl GgufFile {
     /// Releases the resident pages of a tensor (`madvise(MADV_DONTNEED)`); a later read loads them
     /// from disk again.
     pub fn release_pages(&self, tensor: &Tensor) {
-        #[cfg(unix)]
-        if let Bytes::Mapped(map) = &self.bytes
-            && !tensor.range.is_empty()
-        {
-            // SAFETY: the mapping is read-only and file-backed, so released pages are reloaded with
-            // the same bytes. If the call fails, the pages stay resident, which is harmless.
-            let _ = unsafe {
-                map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, tensor.range.start, tensor.range.len())
-            };
+        if let Bytes::Mapped(file) = &self.bytes {
+            file.release_pages(tensor.range.clone());
         }
-        #[cfg(not(unix))]
-        let _ = tensor;
+    }
+
+    /// The mapped file; `None` if the bytes are in memory.
+    pub(crate) fn mapped(&self) -> Option<&Arc<MappedFile>> {
+        match &self.bytes {
+            Bytes::Mapped(file) => Some(file),
+            Bytes::Owned(_) => None,
+        }
     }
 
     /// All metadata.

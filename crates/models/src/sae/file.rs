@@ -11,12 +11,11 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use memmap2::Mmap;
-
 use super::npz::{self, NpyData};
 use super::view::{Element, MatrixView};
 use crate::checkpoint::{Checkpoint, StoredType, Tensor};
-use crate::files::{FETCH_LFS, LFS_POINTER, open_regular};
+use crate::files::{FETCH_LFS, LFS_POINTER};
+use crate::mapped::MappedFile;
 use crate::{Error, Result};
 
 /// Weights whose shapes are checked as they are read.
@@ -44,7 +43,7 @@ pub(super) struct Bytes {
 
 enum Source {
     Checkpoint(Checkpoint),
-    Archive { map: Mmap, inflated: Vec<Vec<u8>> },
+    Archive { map: Arc<MappedFile>, inflated: Vec<Vec<u8>> },
 }
 
 #[derive(Clone)]
@@ -61,6 +60,15 @@ impl Bytes {
             (Source::Archive { map, .. }, Part::Range(range)) => &map[range.clone()],
             (Source::Archive { inflated, .. }, Part::Inflated(index)) => &inflated[*index],
             _ => &[],
+        }
+    }
+
+    /// The mapped file that holds them; `None` if they are in memory.
+    pub fn mapped(&self) -> Option<&Arc<MappedFile>> {
+        match (&*self.source, &self.part) {
+            (Source::Checkpoint(checkpoint), Part::Tensor(tensor)) => checkpoint.mapped(tensor),
+            (Source::Archive { map, .. }, Part::Range(_)) => Some(map),
+            _ => None,
         }
     }
 
@@ -285,13 +293,10 @@ fn open_checkpoint(path: &Path) -> Result<BTreeMap<String, StoredArray>> {
 }
 
 fn open_archive(path: &Path) -> Result<BTreeMap<String, StoredArray>> {
-    let file = open_regular(path)?;
-    if file.metadata().map_err(Error::io(path))?.len() == 0 {
+    let map = Arc::new(MappedFile::open(path)?);
+    if map.is_empty() {
         return Err(Error::invalid(path, "the file is empty", "download it again"));
     }
-    // SAFETY: the map is read-only. If another process truncates the file while it is mapped,
-    // reading it raises SIGBUS; this cannot be ruled out for mapped files.
-    let map = unsafe { Mmap::map(&file) }.map_err(Error::io(path))?;
     if map.starts_with(LFS_POINTER) {
         return Err(Error::invalid(path, "this is a Git LFS pointer, not the weights", FETCH_LFS));
     }

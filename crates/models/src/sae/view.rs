@@ -7,9 +7,10 @@
 
 use super::file::Bytes;
 use pellucid_kernels::encoding::{self, Encoding};
-use pellucid_kernels::matrix::RowBytes;
+use pellucid_kernels::matrix::{BackingFile, RowBytes};
 use pellucid_kernels::memory::DisjointMut;
 use pellucid_kernels::{DType, Matrix, Pool};
+use std::sync::Arc;
 
 /// A matrix `[rows, cols]` in stored bytes.
 #[derive(Clone)]
@@ -158,6 +159,10 @@ impl RowBytes for MappedRows {
     fn row(&self, row: usize) -> &[u8] {
         let MatrixView { bytes, element, cols, offset, row_stride, .. } = &self.0;
         &bytes.get()[(offset + row * row_stride) * element.size()..][..cols * element.size()]
+    }
+
+    fn file(&self) -> Option<Arc<dyn BackingFile>> {
+        self.0.bytes.mapped().map(|file| file.clone() as Arc<dyn BackingFile>)
     }
 }
 

@@ -16,6 +16,20 @@ pub fn llama(layers: u32, missing: usize) -> Vec<u8> {
 
 /// Like [`llama`], with another `general.architecture`.
 pub fn with_architecture(architecture: &str, layers: u32, missing: usize) -> Vec<u8> {
+    // Rows of 32 values are one block of Q8_0 (34 bytes), type 8.
+    write(architecture, layers, missing, (32, 8, 34))
+}
+
+/// A one-layer Llama in Q2_K, which has no packed form: its matrices are read from the file while
+/// the model runs.
+pub fn in_place_llama() -> Vec<u8> {
+    // Rows of 256 values are one block of Q2_K (84 bytes), type 10.
+    write("llama", 1, 0, (256, 10, 84))
+}
+
+/// `format`: width of the rows, type and bytes of a row of matrices.
+fn write(architecture: &str, layers: u32, missing: usize, format: (u64, u32, u64)) -> Vec<u8> {
+    let (width, matrix_type, row_bytes) = format;
     let number = |key: &str, number: u32| value(&format!("llama.{key}"), 4, &number.to_le_bytes());
     let tokens: Vec<u8> = ["<s>", "a", "b", "c"].iter().flat_map(|token| text(token)).collect();
     let list = |kind: u32, bytes: &[u8]| [&kind.to_le_bytes(), &4u64.to_le_bytes()[..], bytes].concat();
@@ -24,8 +38,8 @@ pub fn with_architecture(architecture: &str, layers: u32, missing: usize) -> Vec
         value("general.license", 8, &text("mit")),
         number("block_count", layers),
         number("context_length", 64),
-        number("embedding_length", 32),
-        number("feed_forward_length", 32),
+        number("embedding_length", width as u32),
+        number("feed_forward_length", width as u32),
         number("attention.head_count", 4),
         number("attention.head_count_kv", 2),
         value("llama.attention.layer_norm_rms_epsilon", 6, &1e-5f32.to_le_bytes()),
@@ -34,20 +48,21 @@ pub fn with_architecture(architecture: &str, layers: u32, missing: usize) -> Vec
         value("tokenizer.ggml.tokens", 9, &list(8, &tokens)),
         value("tokenizer.ggml.scores", 9, &list(6, &[0; 16])),
     ];
-    // Rows of 32 values are one block of Q8_0 (34 bytes), type 8; norms are F32, type 0.
-    let mut tensors: Vec<(&str, Vec<u64>)> = vec![("token_embd.weight", vec![32, 4]), ("output_norm.weight", vec![32])];
+    // Norms are F32, type 0.
+    let mut tensors: Vec<(&str, Vec<u64>)> =
+        vec![("token_embd.weight", vec![width, 4]), ("output_norm.weight", vec![width])];
     for (name, rows) in [
-        ("attn_q", 32),
-        ("attn_k", 16),
-        ("attn_v", 16),
-        ("attn_output", 32),
-        ("ffn_gate", 32),
-        ("ffn_up", 32),
-        ("ffn_down", 32),
+        ("attn_q", width),
+        ("attn_k", width / 2),
+        ("attn_v", width / 2),
+        ("attn_output", width),
+        ("ffn_gate", width),
+        ("ffn_up", width),
+        ("ffn_down", width),
     ] {
-        tensors.push((name, vec![32, rows]));
+        tensors.push((name, vec![width, rows]));
     }
-    tensors.extend([("attn_norm", vec![32]), ("ffn_norm", vec![32])]);
+    tensors.extend([("attn_norm", vec![width]), ("ffn_norm", vec![width])]);
     tensors.truncate(tensors.len() - missing);
     let mut out =
         [b"GGUF", &3u32.to_le_bytes()[..], &(tensors.len() as u64).to_le_bytes(), &(values.len() as u64).to_le_bytes()]
@@ -56,7 +71,7 @@ pub fn with_architecture(architecture: &str, layers: u32, missing: usize) -> Vec
     let mut at = 0u64;
     for (name, dims) in tensors {
         let name = if name.contains('.') { name.to_owned() } else { format!("blk.0.{name}.weight") };
-        let (kind, bytes) = if dims.len() == 2 { (8u32, dims[1] * 34) } else { (0, 128) };
+        let (kind, bytes) = if dims.len() == 2 { (matrix_type, dims[1] * row_bytes) } else { (0, width * 4) };
         out.extend(
             [
                 text(&name),

@@ -20,6 +20,7 @@ mod batch;
 mod branches;
 mod calls;
 mod captures;
+mod changed_files;
 mod conditions;
 mod deferred;
 mod docs;
