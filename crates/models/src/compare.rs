@@ -105,6 +105,9 @@ pub(crate) fn compare(program: &Program, names: &Names, tensors: &Tensors, try_v
         }
         found.push(source);
     }
+    // Weights that are parts of one stored tensor share its name.
+    let mut named = BTreeSet::new();
+    missing.retain(|name| named.insert(name.clone()));
     let name_variants = resolver.map(NameResolver::name_variants).unwrap_or_default();
     let unexpected = unexpected(&stored, &found, !name_variants.is_empty(), program, names, prefix);
     Comparison { found, name_variants, missing, ambiguous, misshaped, unexpected }

@@ -4,8 +4,8 @@
 //! ([`Tokenizer::token_text`]), decoding of bytes that arrive in pieces (`partial_character`), the
 //! token of a string
 //! ([`Tokenizer::find`]), the special tokens, which Hugging Face spreads over five files
-//! (`special`), limits on what a file can make of a text (`stages`), and the conversion of older
-//! tokenizer files (`convert`).
+//! (`special`), limits on what a file can make of a text (`stages`) and on its vocabulary
+//! (`vocabulary`), and the conversion of older tokenizer files (`convert`).
 
 mod convert;
 pub(crate) mod merges;
@@ -16,11 +16,11 @@ pub(crate) mod stages;
 pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
+pub(crate) mod vocabulary;
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use serde::de::IgnoredAny;
 use tokenizers::{DecoderWrapper, Model as _};
 
 use crate::files::{FETCH_LFS, LFS_POINTER, MAX_SETTINGS_BYTES, MAX_VOCABULARY_BYTES, read_small_if_exists};
@@ -270,6 +270,11 @@ impl Tokenizer {
         self.adds_bos
     }
 
+    /// The text of the first token that [`Tokenizer::encode`] with `add_special` prepends.
+    pub(crate) fn prepends(&self) -> Option<String> {
+        encode(&self.inner, "", true).ok()?.first().map(|&id| self.token_text(id))
+    }
+
     /// Checks that all token ids are below `vocab_rows`, the rows of the embedding.
     ///
     /// Returns the added tokens that are not: some real models have a few (image markers in a
@@ -322,7 +327,7 @@ const INCONSISTENT: &str = "its parts are inconsistent";
 /// Parses `tokenizer.json`.
 fn parse(json: &[u8]) -> std::result::Result<Pipeline, String> {
     // The library panics on some truncated JSON, so the syntax is checked first.
-    serde_json::from_slice::<IgnoredAny>(json).map_err(|error| error.to_string())?;
+    vocabulary::check(json)?;
     // It also panics on some well-formed but inconsistent files; that becomes an error.
     catch_quietly(|| Pipeline::from_bytes(json)).ok_or(INCONSISTENT)?.map_err(|error| error.to_string())
 }

@@ -266,6 +266,24 @@ fn f4_templates_that_would_take_the_machine_are_refused() {
     }
 }
 
+/// Found by the fuzz target `template`: each `tojson` escapes the quotes and backslashes of the one
+/// before, which doubles the text. Its bytes count against the limit of one value and that of all.
+#[test]
+fn a_filter_that_doubles_its_text_each_time_is_refused_at_once() {
+    let all =
+        "{% set ns=namespace(s=messages) %}{% for i in range(2000) %}{% set ns.s=ns.s|tojson %}{% endfor %}".to_owned();
+    let reset = "{% for j in range(2000) %}{% set ns=namespace(s='\"') %}{% for i in range(20) %}\
+                 {% set ns.s=ns.s|tojson %}{% endfor %}{% endfor %}";
+    let chain = |start: &str, count: usize| format!("{{{{ {start}{} }}}}", "|tojson".repeat(count));
+    let once = format!("{{% set x = messages{} %}}", "|tojson".repeat(480));
+    for source in [all, reset.to_owned(), chain("messages", 480), chain("'\\\\'", 480), chain("messages", 2000), once] {
+        let start = std::time::Instant::now();
+        let error = refused(&source, &[("user", "\"x\"")]);
+        assert!(error.contains("exceeds a limit") || error.contains("more than 1000 tokens"), "{source:.60}: {error}");
+        assert!(start.elapsed().as_secs() < 20, "{source:.60}: {:?}", start.elapsed());
+    }
+}
+
 #[test]
 fn f2_operator_chains_that_would_overflow_the_stack_are_refused() {
     let chain = |start: &str, link: &str, end: &str| format!("{{{{ {start}{}{end} }}}}", link.repeat(20_000));

@@ -198,7 +198,10 @@ impl Report {
             TokenizerState::Damaged => "damaged",
         };
         let vocab = tokenizer.vocab.map(|vocab| format!("{vocab} tokens"));
-        let bos = tokenizer.adds_bos.map(|adds| if adds { "adds bos" } else { "does not add bos" }.to_owned());
+        let bos = match (tokenizer.adds_bos, &tokenizer.prepends) {
+            (Some(false), Some(other)) => Some(format!("adds {other}")),
+            (adds, _) => adds.map(|adds| if adds { "adds bos" } else { "does not add bos" }.to_owned()),
+        };
         let pad = (tokenizer.pad_from_eos == Some(true)).then(|| "pads with eos".to_owned());
         let parts = [Some(state.to_owned()), vocab, bos, pad, tokenizer.note.clone()];
         // No line for categories that have no tokenizer.

@@ -90,7 +90,9 @@ pub(super) fn describe(opened: &OpenedModel, config: &Value, listing: &Listing, 
     let by_type = family_of_type(model_type, None);
     // Encoders and ASR models have no similar native family.
     if by_type.is_none() && report.category == Category::Transformers {
-        report.nearest = shape::nearest(config, model_type);
+        // The problem names the one whose tensors are nearest, if they could be compared.
+        let compared = opened.partial.nearest.map(str::to_owned);
+        report.nearest = compared.or_else(|| shape::nearest(config, model_type));
     }
     report.registered_as =
         by_type.filter(|(strategy, _)| *strategy == Strategy::Mapped).map(|(_, family)| family.to_owned());

@@ -177,6 +177,9 @@ pub struct TokenizerReport {
     pub vocab: Option<usize>,
     /// Whether encoding prepends bos.
     pub adds_bos: Option<bool>,
+    /// The special token that encoding prepends, such as `<s>` or `[CLS]`; `None` if it prepends
+    /// none or the file does not say.
+    pub prepends: Option<String>,
     /// Whether eos is used for padding because no padding token is named.
     pub pad_from_eos: Option<bool>,
     /// Details about the state.
@@ -186,7 +189,7 @@ pub struct TokenizerReport {
 impl TokenizerReport {
     /// A report with only a state.
     pub(super) fn with_state(state: TokenizerState, note: Option<String>) -> TokenizerReport {
-        TokenizerReport { state, vocab: None, adds_bos: None, pad_from_eos: None, note }
+        TokenizerReport { state, vocab: None, adds_bos: None, prepends: None, pad_from_eos: None, note }
     }
 }
 

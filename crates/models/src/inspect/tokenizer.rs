@@ -13,7 +13,7 @@ use crate::chat::ChatTemplate;
 use crate::gguf::{self, GgufFile};
 use crate::listing::Listing;
 use crate::source::gguf_tokenizer;
-use crate::tokenizer::{Sidecars, Tokenizer, special};
+use crate::tokenizer::{Sidecars, Tokenizer, special, vocabulary};
 
 const TOKENIZER_JSON: &str = "tokenizer.json";
 
@@ -96,6 +96,7 @@ fn describe_built(tokenizer: &Tokenizer, rows: Option<usize>, note: String) -> T
         state: if misfit.is_some() { TokenizerState::DoesNotFit } else { TokenizerState::Rebuilt },
         vocab: Some(tokenizer.vocab_size()),
         adds_bos: Some(tokenizer.adds_bos()),
+        prepends: tokenizer.prepends(),
         pad_from_eos: Some(tokenizer.special().pad_from_eos),
         note: Some(misfit.map_or(note, |error| error.to_string())),
     }
@@ -120,6 +121,7 @@ fn read(json: &[u8]) -> serde_json::Result<(TokenizerFile, Vec<u32>)> {
     {
         return Ok((file, scanned.ids));
     }
+    vocabulary::check(json).map_err(serde_json::Error::custom)?;
     let mut file: TokenizerFile = serde_json::from_slice(json)?;
     let model = file.model.take().ok_or_else(|| serde_json::Error::custom("it has no model"))?;
     Ok((file, model.vocab.0))
@@ -185,12 +187,15 @@ fn scan(
     // Added tokens beyond the embedding are image markers and the like; an ordinary one means a
     // wrong tokenizer.
     let beyond = rows.and_then(|rows| ids.iter().find(|id| **id as usize >= rows && added.binary_search(id).is_err()));
-    let adds_bos = Some(adds_bos(file.post_processor.as_ref().unwrap_or(&Value::Null), sidecars));
+    let post_processor = file.post_processor.as_ref().unwrap_or(&Value::Null);
+    let adds_bos = Some(adds_bos(post_processor, sidecars));
+    let prepends = first_token(post_processor).map(|(text, _)| text.to_owned());
     let beyond = beyond.zip(rows);
     Ok(TokenizerReport {
         state: if beyond.is_some() { TokenizerState::DoesNotFit } else { TokenizerState::Present },
         vocab: Some(vocab),
         adds_bos,
+        prepends,
         pad_from_eos: Some(special::pads_with_eos(sidecars)),
         note: beyond.map(|(id, rows)| {
             format!("{TOKENIZER_JSON}: token {id} is beyond the model's embedding, which has {rows} rows")
@@ -253,6 +258,7 @@ pub(super) fn inspect_gguf(file: &GgufFile, report: &mut Report) {
         state: TokenizerState::Rebuilt,
         vocab: tokens,
         adds_bos: Some(special.add_bos && special.bos.is_some()),
+        prepends: None,
         pad_from_eos: Some(special.pad.is_none() && special.eos.is_some()),
         note: None,
     };

@@ -4,6 +4,8 @@
 //! tokens. The scan supports only the usual form of these files and returns `None` for anything
 //! else; the caller then uses a JSON parser.
 
+use crate::tokenizer::vocabulary::MAX_UNIGRAM_BYTES;
+
 /// The result of the scan.
 pub(super) struct ScannedVocabulary {
     /// The keys before `model`, as a JSON object.
@@ -135,7 +137,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// `[["token", score], …]`
+    /// `[["token", score], …]`; `None` also for a token that may be too long.
     fn list(&mut self) -> Option<Vec<u32>> {
         self.eat(b'[')?;
         let mut ids = Vec::new();
@@ -143,7 +145,12 @@ impl<'a> Cursor<'a> {
             return Some(ids);
         }
         loop {
+            self.peek()?;
+            let start = self.at;
             self.skip_value()?;
+            if self.at - start > MAX_UNIGRAM_BYTES {
+                return None;
+            }
             ids.push(u32::try_from(ids.len()).ok()?);
             match self.peek()? {
                 b',' => self.at += 1,

@@ -62,6 +62,8 @@ pub(crate) struct PartialModel {
     pub tensors: Option<Arc<Tensors>>,
     /// A native family that fits a model of a non-native type.
     pub suggestion: Option<Suggestion>,
+    /// The native family with the fewest misfits, if none fits.
+    pub nearest: Option<&'static str>,
 }
 
 /// Selects the family of a directory, GGUF file, adapter or (if `path` is absent) the built-in
@@ -180,8 +182,9 @@ fn refuse_type(
     let Some((Ok(tensors), partial)) = opened else { return fit::refusal(config, &unknown, None) };
     let fit = fit::find_fit(config, partial.tensors.insert(Arc::new(tensors)));
     let error = fit::refusal(config, &unknown, Some(&fit));
-    if let Fit::Fits(suggestion) = fit {
-        partial.suggestion = Some(suggestion);
+    match fit {
+        Fit::Fits(suggestion) => partial.suggestion = Some(suggestion),
+        Fit::Nothing { nearest, .. } => partial.nearest = Some(nearest),
     }
     error
 }

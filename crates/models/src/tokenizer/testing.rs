@@ -95,6 +95,21 @@ pub fn word_suffix() -> Tokenizer {
     build(&json, &Sidecars::default()).expect("a valid tokenizer")
 }
 
+/// SentencePiece's Unigram as in T5 and XLM-R: the metaspace comes from the pre-tokenizer and goes
+/// in the decoder.
+pub fn unigram() -> Tokenizer {
+    let pieces = ["<unk>", "</s>", "▁", "▁the", "▁a", "the", "t", "h", "e", "a", ".", "é", "€", "th"];
+    let vocab: Vec<_> = pieces.iter().zip(0..).map(|(piece, rank)| json!([piece, -f64::from(rank)])).collect();
+    let metaspace = json!({"type": "Metaspace", "replacement": METASPACE, "prepend_scheme": "always", "split": true});
+    let json = json!({
+        "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "post_processor": null,
+        "added_tokens": [added(0, "<unk>"), added(1, "</s>")],
+        "pre_tokenizer": metaspace, "decoder": metaspace,
+        "model": {"type": "Unigram", "unk_id": 0, "byte_fallback": false, "vocab": vocab},
+    });
+    build(&json, &Sidecars::default()).expect("a valid tokenizer")
+}
+
 /// A special token of `added_tokens`.
 pub fn added(id: u32, content: &str) -> serde_json::Value {
     json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,

@@ -4,6 +4,7 @@
 use super::testing::{build, byte_level, llama, llama_json};
 use super::*;
 use proptest::prelude::*;
+use serde_json::json;
 
 #[test]
 fn round_trips_and_never_truncates() {
@@ -103,6 +104,59 @@ fn a_directory_is_read_with_its_sidecar_files() {
     assert!(error.to_string().contains("tokenizer.json: not a valid tokenizer"), "{error}");
     put("tokenizer.json", "version https://git-lfs.github.com/spec/v1");
     assert!(Tokenizer::from_dir(dir.path()).expect_err("a pointer").to_string().contains("Git LFS pointer"));
+}
+
+/// Found by the fuzz target `tokenizer`: dropping the library's trie overflows the stack.
+#[test]
+fn a_unigram_token_of_29_kb_is_refused_instead_of_overflowing_the_stack() {
+    let json = |length: usize| {
+        json!({"version": "1.0", "added_tokens": [],
+            "model": {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["a".repeat(length), -1.0]]}})
+    };
+    let read = move |length| build(&json(length), &Sidecars::default()).map(drop);
+    // A quarter of the usual stack is enough for the longest token.
+    let thread = std::thread::Builder::new().stack_size(512 << 10);
+    let (longest, longer) =
+        thread.spawn(move || (read(1024), read(29_000))).expect("a thread").join().expect("no panic");
+    longest.expect("an ordinary token");
+    assert!(longer.expect_err("too long").to_string().contains("token 1 is 29000 bytes long"));
+}
+
+/// Siblings of the above: what the library reads recursively.
+#[test]
+fn nested_stages_are_errors_or_tokenizers_in_reasonable_time() {
+    let keys = [
+        ("normalizer", "normalizers", json!({"type": "Lowercase"})),
+        ("pre_tokenizer", "pretokenizers", json!({"type": "Whitespace"})),
+        ("decoder", "decoders", json!({"type": "Fuse"})),
+        (
+            "post_processor",
+            "processors",
+            json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true}),
+        ),
+    ];
+    for (stage, list, innermost) in keys {
+        for (depth, typed, width) in [(20, true, 1), (60, true, 1), (60, false, 1), (5000, true, 1), (10, true, 2)] {
+            let kind = if typed { r#""type":"Sequence","# } else { "" };
+            let open = format!(r#"{{{kind}"{list}":["#);
+            let mut text = innermost.to_string();
+            for _ in 0..depth {
+                text = match width {
+                    1 => format!("{open}{text}]}}"),
+                    _ => format!("{open}{text},{text}]}}"),
+                };
+            }
+            let mut file = llama_json().to_string();
+            let value = file.find(&format!("\"{stage}\":")).expect("the stage") + stage.len() + 3;
+            file.insert_str(value, &format!(r#"{text},"x{stage}":"#));
+            let start = std::time::Instant::now();
+            if let Ok(tokenizer) = Tokenizer::from_bytes(Path::new("dir"), file.as_bytes(), &Sidecars::default()) {
+                let tokens = tokenizer.encode("the €", true).unwrap_or_default();
+                let _ = tokenizer.decode(&tokens, false);
+            }
+            assert!(start.elapsed().as_secs() < 10, "{stage} {depth}");
+        }
+    }
 }
 
 proptest! {

@@ -1,7 +1,7 @@
 //! `inspect` on the golden models, on directories that are not models, and on malicious files.
 
 use crate::directories::{dir_with, golden};
-use golden::temp_models::copy;
+use golden::temp_models::{changed, copy};
 use pellucid_models::inspect::{Category, Format, Report, Support, TokenizerState};
 use pellucid_models::tokenizer::Tokenizer;
 use pellucid_models::{LoadOptions, LoadedModel, inspect};
@@ -380,6 +380,73 @@ fn an_index_with_paths_outside_the_directory_is_not_followed() {
     let report = inspect_checked(dir_with(&[("config.json", &llama), ("model.safetensors.index.json", index)]).path());
     assert_eq!(report.shards.missing, ["x.safetensors"]);
     assert!(report.problems[0].what.contains("not the plain name"), "{report:#?}");
+}
+
+/// A blob of a hub's cache and a file that was renamed have no suffix.
+#[test]
+fn r3_a_gguf_file_needs_no_suffix() {
+    for name in ["model", "sha256-0123", "model.bin"] {
+        let dir = dir_with(&[(name, &crate::gguf_files::llama(1, 0))]);
+        let path = dir.path().join(name);
+        assert!(inspect_checked(&path).runs(), "{name}");
+        let loaded = LoadedModel::open(&path, &LoadOptions::default(), &mut |_| {}).expect("a model");
+        assert_eq!(loaded.model.program().architecture().layers.len(), 1);
+    }
+}
+
+#[test]
+fn r9_a_start_token_that_is_not_bos_is_reported() {
+    let with = |post_processor: Value| {
+        let dir = copy("llama");
+        let file = json!({"added_tokens": [], "post_processor": post_processor,
+            "model": {"type": "WordPiece", "unk_token": "a", "continuing_subword_prefix": "##",
+                "max_input_chars_per_word": 100, "vocab": {"a": 0, "[CLS]": 1, "[SEP]": 2}}});
+        fs::write(dir.path().join("tokenizer.json"), file.to_string()).expect("written");
+        // This model's config.json names a bos token.
+        fs::write(dir.path().join("tokenizer_config.json"), r#"{"bos_token": "<s>"}"#).expect("written");
+        inspect_checked(dir.path())
+    };
+    let bert = with(json!({"type": "BertProcessing", "sep": ["[SEP]", 2], "cls": ["[CLS]", 1]}));
+    assert_eq!((bert.tokenizer.adds_bos, bert.tokenizer.prepends.as_deref()), (Some(false), Some("[CLS]")));
+    assert!(bert.card().contains("adds [CLS]"), "{}", bert.card());
+    let none = with(Value::Null);
+    assert!(none.tokenizer.prepends.is_none() && none.card().contains("does not add bos"));
+}
+
+#[test]
+fn r9_a_report_names_one_nearest_family_and_each_tensor_once() {
+    // By its name Llama is nearest, by its tensors it is not.
+    let dir = changed(
+        "phi3",
+        |config| {
+            config["model_type"] = "llama_twist".into();
+            config["architectures"] = json!(["LlamaTwistForCausalLM"]);
+        },
+        |tensors| drop(tensors.remove("model.layers.0.self_attn.qkv_proj.weight")),
+    );
+    fs::write(dir.path().join("__init__.py"), "").expect("written");
+    let report = inspect_checked(dir.path());
+    assert!(report.custom_code.is_empty(), "a package marker is no code: {:?}", report.custom_code);
+    let card = report.card();
+    let nearest = report.nearest.as_deref().expect("a family");
+    let problem = report.problems.iter().find(|problem| problem.what.contains("the nearest is")).expect("a problem");
+    assert!(problem.what.contains(&format!("the nearest is `{nearest}`")), "{card}");
+    let name = "model.layers.0.self_attn.qkv_proj.weight";
+    assert!(problem.what.matches(name).count() <= 1, "{card}");
+    fs::write(dir.path().join("modeling_twist.py"), "").expect("written");
+    assert_eq!(inspect_checked(dir.path()).custom_code, ["modeling_twist.py"]);
+}
+
+#[test]
+fn a_unigram_token_that_is_too_long_is_reported() {
+    let dir = copy("llama");
+    let vocab = json!([["a", 0.0], ["b".repeat(29_000), -1.0]]);
+    let file =
+        json!({"added_tokens": [], "model": {"type": "Unigram", "unk_id": 0, "vocab": vocab}, "post_processor": null});
+    fs::write(dir.path().join("tokenizer.json"), file.to_string()).expect("written");
+    let report = inspect_checked(dir.path());
+    assert_eq!((report.tokenizer.state, report.runs()), (TokenizerState::Damaged, false));
+    assert!(report.reason.expect("a reason").contains("token 1 is 29000 bytes long"));
 }
 
 #[test]
