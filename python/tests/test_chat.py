@@ -115,3 +115,21 @@ def test_r1_pieces_concatenate_to_the_text(model, stop):
             whole = model.to_string(result.tokens, skip_special=True)
             assert whole.startswith(result.text)
             assert (result.finish == "stop") == any(text in whole for text in stop)
+
+
+def test_r13_a_conversation_has_a_system_prompt_turns_variables_and_a_start_of_the_answer(model):
+    template = TEMPLATE.replace("assistant:", "{{ name | default('assistant') }}:")
+    turns = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Tom saw a dog."},
+        {"role": "assistant", "content": "The dog"},
+    ]
+    asked = model.chat(turns[:2], chat_template=template, name="Lily")
+    continued = model.chat(turns, chat_template=template, continue_final_message=True)
+    assert model.to_string(list(asked)) == "system: Be brief.\nuser: Tom saw a dog.\nLily:"
+    assert model.to_string(list(continued)) == "system: Be brief.\nuser: Tom saw a dog.\nassistant: The dog"
+    # Several conversations and prompts are rows of one call.
+    prompts = [asked, continued, "Tom saw a dog. The"]
+    together = model.generate(prompts, max_new=4).result
+    for prompt, row in zip(prompts, together, strict=True):
+        assert list(row.tokens) == list(model.generate(prompt, max_new=4).result.tokens)

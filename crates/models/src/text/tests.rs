@@ -1,13 +1,13 @@
 //! Pieces, whole text and stop strings on every kind of tokenizer.
 
 use super::*;
-use crate::tokenizer::testing::{byte_level, llama, word_suffix, wordpiece};
+use crate::tokenizer::testing::{byte_level, llama, unigram, word_suffix, wordpiece};
 use proptest::prelude::*;
 
-/// One tokenizer of each kind: byte-level BPE, SentencePiece with byte fallback, WordPiece, and BPE
-/// with a suffix at the end of words.
-fn kinds() -> [Arc<Tokenizer>; 4] {
-    [byte_level(), llama(), wordpiece(), word_suffix()].map(Arc::new)
+/// One tokenizer of each kind: byte-level BPE, SentencePiece's BPE with byte fallback and its
+/// Unigram, WordPiece, and BPE with a suffix at the end of words.
+fn kinds() -> [Arc<Tokenizer>; 5] {
+    [byte_level(), llama(), unigram(), wordpiece(), word_suffix()].map(Arc::new)
 }
 
 fn stops(strings: &[&str]) -> StopStrings {
@@ -142,10 +142,31 @@ proptest! {
         }
     }
 
+    /// Nothing is lost or added: the text of random tokens is what the tokenizer's own decoder
+    /// makes of them after other tokens.
+    #[test]
+    fn the_text_of_random_tokens_is_what_the_decoder_adds(
+        picks in prop::collection::vec(any::<prop::sample::Index>(), 0..24),
+    ) {
+        for tokenizer in kinds() {
+            let all: Vec<u32> = picks.iter().map(|pick| pick.index(tokenizer.vocab_size()) as u32).collect();
+            let tokens: Vec<u32> = all.into_iter().filter(|&token| !tokenizer.is_special(token)).collect();
+            // A word of its own, so that the decoder has nothing to strip or join.
+            let before = tokenizer.encode("a", false).expect("encodes");
+            let both = tokenizer.decode(&[&before[..], &tokens].concat(), true);
+            let before = tokenizer.decode(&before, true);
+            let row = decode(&tokenizer, &tokens, &StopStrings::default()).1;
+            // For invalid UTF-8 the library writes another number of `\u{FFFD}` than Rust and Python.
+            if !row.text().contains(char::REPLACEMENT_CHARACTER) {
+                prop_assert_eq!(row.text(), both.strip_prefix(before.as_str()).expect("the prompt"), "{:?}", tokens);
+            }
+        }
+    }
+
     /// The text is the end of the decoded row: prompt and new tokens, without the prompt.
     #[test]
     fn a_rows_text_is_what_decoding_the_whole_row_adds(text in "[the €日é\n.]{0,20}") {
-        for tokenizer in [byte_level(), llama()].map(Arc::new) {
+        for tokenizer in [byte_level(), llama(), unigram()].map(Arc::new) {
             let prompt = tokenizer.encode("a", false).expect("encodes");
             let tokens = tokenizer.encode(&text, false).expect("encodes");
             let row = decode(&tokenizer, &tokens, &StopStrings::default()).1;

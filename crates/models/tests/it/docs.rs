@@ -1,10 +1,13 @@
 //! Tests of the documentation: its plans run on the built-in model, and its tables agree with the
 //! code.
 
+use crate::gguf_files;
 use golden::models_page;
 use pellucid_engine::point::Scope;
 use pellucid_engine::{Action, Control, GenerateOptions, Phase, Plan, Point, Positions, RunOptions};
+use pellucid_kernels::Matrix;
 use pellucid_kernels::encoding::Encoding;
+use pellucid_models::gguf::{GgufFile, hf_config};
 use pellucid_models::tokenizer::TOKENIZER_FILES;
 use pellucid_models::{LoadOptions, LoadedModel, StopStrings, Strategy, families, prepare, strategies};
 use std::path::{Path, PathBuf};
@@ -194,6 +197,42 @@ fn the_guide_to_loading_names_every_strategy_and_form_and_shows_the_example() {
     for attempt in explained {
         assert!(guide.contains(&format!("\n  {attempt}\n")), "docs/loading.md does not show this attempt: {attempt}");
     }
+}
+
+/// The table of GGUF architectures and the list of fast formats were once behind the code.
+#[test]
+fn r11_the_page_of_models_lists_gguf_architectures_and_fast_formats_as_they_are() {
+    let page = read("docs/models.md");
+    let section =
+        page.split("\n## GGUF files\n").nth(1).and_then(|rest| rest.split("\n## ").next()).expect("a section");
+    let ticked = |text: &str| text.split('`').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>();
+    let rows = section.lines().skip_while(|line| !line.starts_with("| GGUF architecture")).skip(2);
+    let listed: Vec<String> = rows
+        .take_while(|line| line.starts_with('|'))
+        .flat_map(|line| ticked(line.split('|').nth(1).unwrap_or("")))
+        .collect();
+    assert!(listed.len() >= 14, "{listed:?}");
+    let is_known = |architecture: &str| {
+        let file = gguf_files::with_architecture(architecture, 1, 0);
+        let file = GgufFile::parse(file, "m.gguf").expect("a GGUF file");
+        let problem = hf_config(&file).err().map(|error| error.to_string()).unwrap_or_default();
+        !problem.contains("is not known to this build")
+    };
+    for architecture in &listed {
+        assert!(is_known(architecture), "{architecture} does not run");
+    }
+    // Those of llama.cpp that are most likely to be next.
+    for architecture in ["mamba", "falcon", "bert", "stablelm", "command-r", "deepseek2", "glm4", "olmo2", "starcoder2"]
+    {
+        assert_eq!(is_known(architecture), listed.iter().any(|known| known == architecture), "{architecture}");
+    }
+    let fast = section.split("\nQuantized matrices stay quantized. ").nth(1).expect("a paragraph");
+    let mut fast = ticked(fast.split("\nare repacked").next().expect("a sentence"));
+    fast.sort();
+    let packed = |encoding: &&Encoding| encoding.is_quantized() && Matrix::encoded_bytes(256, 256, **encoding) > 0;
+    let mut formats: Vec<String> = Encoding::ALL.iter().filter(packed).map(Encoding::to_string).collect();
+    formats.sort();
+    assert_eq!(fast, formats);
 }
 
 #[test]
