@@ -19,6 +19,15 @@ enum Line {
     NamedTokens { tokens: Vec<u32> },
 }
 
+impl Line {
+    /// Parses a line; `None` if it is neither a text nor tokens, or both.
+    fn parse(line: &str) -> Option<Line> {
+        let value: serde_json::Value = serde_json::from_str(line).ok()?;
+        let is_both = value.get("text").is_some() && value.get("tokens").is_some();
+        serde_json::from_value(value).ok().filter(|_| !is_both)
+    }
+}
+
 /// The rows of a call.
 pub struct Prompts {
     /// Tokens of each row.
@@ -33,6 +42,15 @@ impl Prompts {
         self.chats.push(None);
     }
 
+    /// Adds a text, in `chat` as a user message.
+    fn push_text(&mut self, loaded: &LoadedModel, text: &str, chat: bool) -> pellucid_models::Result<()> {
+        match chat {
+            true => self.push_chat(loaded.chat_prompt(&vec![Message::new("user", text)].into())?),
+            false => self.push(loaded.encode(text)?),
+        }
+        Ok(())
+    }
+
     fn push_chat(&mut self, chat: ChatPrompt) {
         self.rows.push(chat.tokens.clone());
         self.chats.push(Some(chat));
@@ -42,11 +60,16 @@ impl Prompts {
 /// Returns the input rows: prompts, then conversations, then token lists, then the file's lines.
 pub fn prompts(loaded: &LoadedModel, input: &InputArgs, file: Option<&Path>) -> Result<Prompts, Failure> {
     let mut prompts = Prompts { rows: Vec::new(), chats: Vec::new() };
+    if input.chat
+        && input.prompts.is_empty()
+        && file.is_none()
+        && !(input.messages.is_empty() && input.tokens.is_empty())
+    {
+        let hint = "leave it out: --messages uses the chat template anyway, and --tokens are used as they are";
+        return Err(Failure::usage("--chat wraps prompts that are texts, and there are none", hint));
+    }
     for prompt in &input.prompts {
-        match input.chat {
-            true => prompts.push_chat(loaded.chat_prompt(&vec![Message::new("user", prompt)].into())?),
-            false => prompts.push(loaded.encode(prompt)?),
-        }
+        prompts.push_text(loaded, prompt, input.chat)?;
     }
     for path in &input.messages {
         let text = std::fs::read_to_string(path)
@@ -66,21 +89,24 @@ pub fn prompts(loaded: &LoadedModel, input: &InputArgs, file: Option<&Path>) -> 
         let text = std::fs::read_to_string(path)
             .map_err(|error| Failure::usage(format!("{}: {error}", path.display()), "check --input"))?;
         for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
-            let line: Line = serde_json::from_str(line).map_err(|_| {
+            let line = Line::parse(line).ok_or_else(|| {
                 Failure::usage(
-                    format!("{}, line {}: neither text nor tokens", path.display(), number + 1),
+                    format!("{}, line {}: neither text nor tokens, or both", path.display(), number + 1),
                     "each line is \"text\", {\"text\": \"…\"}, [1,2,3] or {\"tokens\": [1,2,3]}",
                 )
             })?;
-            let tokens = match line {
-                Line::Text(text) | Line::Named { text } => loaded.encode(&text),
+            let pushed = match line {
+                Line::Text(text) | Line::Named { text } => prompts.push_text(loaded, &text, input.chat),
                 Line::Tokens(tokens) | Line::NamedTokens { tokens } if tokens.is_empty() => {
                     Err(pellucid_models::Error::usage("the row has no tokens", "give at least one token"))
                 }
-                Line::Tokens(tokens) | Line::NamedTokens { tokens } => Ok(tokens),
+                Line::Tokens(tokens) | Line::NamedTokens { tokens } => {
+                    prompts.push(tokens);
+                    Ok(())
+                }
             };
             let at = || format!("{}, line {}", path.display(), number + 1);
-            prompts.push(tokens.map_err(|error| Failure::from(error).in_context(&at()))?);
+            pushed.map_err(|error| Failure::from(error).in_context(&at()))?;
         }
     }
     if prompts.rows.is_empty() {
@@ -110,6 +136,28 @@ impl PlanFile {
     /// The autoencoders that the plan names, each with the directory to which its path is relative.
     pub fn saes(&self) -> Vec<(&str, &Path)> {
         self.plan.saes.iter().map(|text| (text.as_str(), self.directory.as_path())).collect()
+    }
+}
+
+/// Endings of other formats that may hold arrays.
+const OTHER_FORMATS: [&str; 8] = ["npz", "npy", "json", "jsonl", "csv", "parquet", "pt", "pth"];
+
+/// Rejects flags of captures that would have no effect, and a name of `--out` that promises another
+/// format.
+pub fn check_captures(args: &PlanArgs) -> Result<(), Failure> {
+    if args.capture.is_empty() && args.positions != "all" {
+        return Err(Failure::usage(
+            "--positions selects positions of --capture, which is missing",
+            "give --capture SITE; the taps of a plan have `positions` of their own",
+        ));
+    }
+    let ending = args.out.as_deref().and_then(|path| path.extension()?.to_str());
+    match (ending.filter(|ending| OTHER_FORMATS.contains(ending)), &args.out) {
+        (Some(ending), Some(path)) => Err(Failure::usage(
+            format!("--out {}: captures are written as safetensors, not as {ending}", path.display()),
+            "give a name that ends in .safetensors; `safetensors.numpy.load_file` reads it",
+        )),
+        _ => Ok(()),
     }
 }
 

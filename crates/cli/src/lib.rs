@@ -21,6 +21,7 @@ use args::{Arguments, Command};
 use clap::Parser;
 use failure::Failure;
 use pellucid_kernels::simd::InstructionSet;
+use pellucid_models::escape::for_terminal;
 use std::ffi::OsString;
 use std::io::Write;
 use std::path::PathBuf;
@@ -46,8 +47,10 @@ pub fn main(program: Option<PathBuf>, arguments: Vec<OsString>) -> u8 {
         Ok(Err(failure)) => failure,
         Err(_) => Failure::internal("internal error (see above); please report it with the command and the model"),
     };
+    // Messages quote names from files and plans, which may contain escape sequences.
+    let message = for_terminal(&failure.to_string()).into_owned();
     // stderr may be closed; the exit code still reports the failure.
-    let _ = writeln!(std::io::stderr(), "{failure}");
+    let _ = writeln!(std::io::stderr(), "{message}");
     failure.code()
 }
 

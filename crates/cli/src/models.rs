@@ -9,7 +9,8 @@ use pellucid_kernels::attention::KvFormat;
 use pellucid_kernels::{DType, Pool};
 use pellucid_models::attach::{AdapterRecord, SaeCheck, SaeRecord};
 use pellucid_models::{LoadOptions, LoadedModel, Storage, locate, program_of};
-use std::path::Path;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
 
 /// Loads a model, with a progress bar if it takes a while. The model is leaked: the exit of the
 /// process frees its memory faster than dropping it.
@@ -51,7 +52,7 @@ pub fn load_with_saes(args: &ModelArgs, saes: &[(&str, &Path)]) -> Result<&'stat
 }
 
 fn open(args: &ModelArgs, options: &LoadOptions) -> Result<LoadedModel, Failure> {
-    match locate(args.model.as_deref())? {
+    match locate_model(args)? {
         None => Ok(LoadedModel::builtin(options)?),
         Some(path) => {
             let bar = progress::DelayedProgressBar::new("loading weights");
@@ -61,7 +62,7 @@ fn open(args: &ModelArgs, options: &LoadOptions) -> Result<LoadedModel, Failure>
             if let Some(name) = &args.model
                 && !Path::new(name).exists()
             {
-                loaded.name = name.clone();
+                loaded.name = name.to_string_lossy().into_owned();
             }
             Ok(loaded)
         }
@@ -76,11 +77,20 @@ pub fn describe(args: &ModelArgs) -> Result<(String, Program), Failure> {
         let loaded = load(args)?;
         return Ok((loaded.name.clone(), loaded.model.program().clone()));
     }
-    let path = locate(args.model.as_deref())?;
-    let name = args.model.clone().unwrap_or_else(|| pellucid_models::builtin::NAME.into());
+    let path = locate_model(args)?;
+    let name = args.model.as_ref().map_or(pellucid_models::builtin::NAME.into(), |name| name.to_string_lossy());
     let (program, warnings) = program_of(path.as_deref(), args.assume.assume.as_deref())?;
     warn(&warnings);
-    Ok((name, program))
+    Ok((name.into_owned(), program))
+}
+
+/// Resolves the model's name or path; `None` for the built-in model.
+fn locate_model(args: &ModelArgs) -> Result<Option<PathBuf>, Failure> {
+    match args.model.as_deref() {
+        // Names are UTF-8, paths need not be.
+        Some(path) if path.to_str().is_none() && Path::new(path).exists() => Ok(Some(path.into())),
+        name => Ok(locate(name.map(OsStr::to_string_lossy).as_deref())?),
+    }
 }
 
 /// Prints warnings to stderr.

@@ -1,6 +1,5 @@
 //! The value of `--adapter`.
 
-use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -14,10 +13,13 @@ pub enum AdapterArg {
 }
 
 impl FromStr for AdapterArg {
-    type Err = Infallible;
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<AdapterArg, Infallible> {
+    fn from_str(text: &str) -> Result<AdapterArg, String> {
         Ok(match text.split_once('=') {
+            Some((name, directory)) if name.is_empty() || directory.is_empty() => {
+                return Err("write DIR or NAME=DIR, such as german=lora/de".into());
+            }
             // A directory's own name may contain `=`.
             Some((name, directory)) if !name.contains('/') && !Path::new(text).exists() => {
                 AdapterArg::Attach { name: name.into(), directory: directory.into() }
@@ -52,14 +54,14 @@ mod tests {
 
     #[test]
     fn a_name_attaches_and_a_directory_alone_merges() {
-        let parse = |text: &str| text.parse::<AdapterArg>().unwrap_or_else(|never| match never {});
+        let parse = |text: &str| text.parse::<AdapterArg>().expect("an adapter");
         let attach =
             |name: &str, directory: &str| AdapterArg::Attach { name: name.into(), directory: directory.into() };
         assert_eq!(parse("lora/a"), AdapterArg::Merge("lora/a".into()));
         assert_eq!(parse("german=lora/a"), attach("german", "lora/a"));
         assert_eq!(parse("a=runs/lr=1e-4"), attach("a", "runs/lr=1e-4"));
         assert_eq!(parse("runs/lr=1e-4"), AdapterArg::Merge("runs/lr=1e-4".into()));
-        assert_eq!(parse("=lora"), attach("", "lora"));
+        assert!("=lora".parse::<AdapterArg>().is_err() && "german=".parse::<AdapterArg>().is_err());
         let dir = tempfile::tempdir().expect("a directory");
         let existing = dir.path().join("lr=2");
         std::fs::create_dir(&existing).expect("a directory");

@@ -22,6 +22,7 @@ pub use lab_sessions::LabSessionsArgs;
 use pellucid_engine::MemoryLimit;
 pub use sae::*;
 pub use serve::{LogArg, ServeArgs};
+use std::ffi::OsString;
 use std::path::PathBuf;
 pub use steer::*;
 
@@ -98,7 +99,7 @@ pub enum Command {
 pub struct ModelArgs {
     /// Model directory, GGUF file, Hugging Face id or pulled name [default: the built-in model]
     #[arg(long, short, value_name = "M")]
-    pub model: Option<String>,
+    pub model: Option<OsString>,
     /// LoRA adapter (a PEFT directory). DIR alone merges it into the weights; NAME=DIR attaches it
     /// unmerged, for --use-adapter NAME and for requests that name it; may be repeated
     #[arg(long, value_name = "[NAME=]DIR")]

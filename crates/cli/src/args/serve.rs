@@ -95,7 +95,7 @@ impl ServeArgs {
     /// The arguments of each model to load.
     pub fn models(&self) -> Vec<ModelArgs> {
         let of = |model: Option<String>| ModelArgs {
-            model,
+            model: model.map(Into::into),
             adapter: Vec::new(),
             use_adapter: None,
             sae: self.sae.clone(),

@@ -6,9 +6,11 @@ use crate::failure::{Failure, output};
 use crate::files::Results;
 use crate::{files, inputs, models};
 use pellucid_engine::{Finish, GenerateOptions, GeneratedRow, Mark, Sampling};
+use pellucid_models::escape::for_terminal;
 use pellucid_models::{LoadedModel, StopStrings};
 use serde_json::{Value, json};
-use std::io::Write;
+use std::borrow::Cow;
+use std::io::{IsTerminal, Write};
 use std::time::Instant;
 
 /// Default number of new tokens.
@@ -21,6 +23,8 @@ pub fn run(args: GenerateArgs) -> Result<(), Failure> {
     if let Some(flag) = args.batch.flag_without_batch() {
         return Err(Failure::usage(format!("{flag} belongs to --batch"), "give --batch F.jsonl, or leave it out"));
     }
+    inputs::check_captures(&args.plan)?;
+    say_ignored(&args);
     files::check(args.plan.out.as_deref())?;
     let started = Instant::now();
     let file = inputs::plan_file(&args.plan)?;
@@ -42,8 +46,9 @@ pub fn run(args: GenerateArgs) -> Result<(), Failure> {
     };
 
     let stops = StopStrings::new(args.stop)?;
+    let terminal = std::io::stdout().is_terminal();
     // The text of one row is shown as it arrives, that of several rows when all have ended.
-    let mut stream = Stream { on: !args.json && rows.len() == 1, fault: None };
+    let mut stream = Stream { on: !args.json && rows.len() == 1, terminal, fault: None };
     let generation = loaded.generate(&rows, &plan, &options, &stops, &mut |piece| stream.write(piece.text))?;
     let results = Results::of_generation(loaded, &plan, &generation);
     if let Some(path) = &args.plan.out {
@@ -69,7 +74,7 @@ pub fn run(args: GenerateArgs) -> Result<(), Failure> {
         for (index, (row, text)) in generation.rows.iter().zip(texts).enumerate() {
             let ids = || row.tokens.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
             let heading = if rows.len() > 1 { format!("row {index}:") } else { String::new() };
-            print(&format!("{heading}{}\n", text.unwrap_or_else(ids)))?;
+            print(&format!("{heading}{}\n", shown(&text.unwrap_or_else(ids), terminal)))?;
         }
     }
     if !args.json && !generation.marks.is_empty() {
@@ -88,6 +93,18 @@ pub fn run(args: GenerateArgs) -> Result<(), Failure> {
         None => {}
     }
     Ok(())
+}
+
+/// Reports flags that have no effect on this call.
+fn say_ignored(args: &GenerateArgs) {
+    let set = [("--top-k", args.top_k > 0), ("--top-p", args.top_p != 1.0), ("--min-p", args.min_p != 0.0)];
+    let set: Vec<&str> = set.iter().filter(|(_, set)| *set).map(|(flag, _)| *flag).collect();
+    if args.temperature == 0.0 && !set.is_empty() {
+        say(&format!("note: greedy decoding ignores {}; give --temperature to sample", set.join(" and ")));
+    }
+    if let Some(stop) = args.stop.iter().find(|stop| ["\\n", "\\t"].iter().any(|escape| stop.contains(escape))) {
+        say(&format!("note: --stop {stop} has a backslash and a letter; a shell writes a newline as $'\\n'"));
+    }
 }
 
 /// The sampling settings of the flags.
@@ -132,9 +149,16 @@ fn json_of(prompt: &[u32], row: &GeneratedRow, text: &Option<String>, marks: &[&
     })
 }
 
+/// Generated text as it is shown: a terminal gets no escape sequences, other readers every
+/// character.
+fn shown(text: &str, terminal: bool) -> Cow<'_, str> {
+    if terminal { for_terminal(text) } else { text.into() }
+}
+
 /// Writes generated text to stdout as it arrives, and remembers the first error.
 struct Stream {
     on: bool,
+    terminal: bool,
     fault: Option<std::io::Error>,
 }
 
@@ -142,7 +166,7 @@ impl Stream {
     fn write(&mut self, piece: &str) {
         if self.on && self.fault.is_none() && !piece.is_empty() {
             let mut out = std::io::stdout();
-            self.fault = out.write_all(piece.as_bytes()).and_then(|()| out.flush()).err();
+            self.fault = out.write_all(shown(piece, self.terminal).as_bytes()).and_then(|()| out.flush()).err();
         }
     }
 
@@ -151,5 +175,17 @@ impl Stream {
             Some(error) => Err(output(error)),
             None => print("\n"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn f24_generated_escape_sequences_do_not_reach_a_terminal() {
+        let text = "a\u{1b}]0;title\u{7}\n\u{9b}31m\u{202e}é";
+        assert_eq!(shown(text, false), text, "a pipe gets the text");
+        assert_eq!(shown(text, true), "a\\u{1b}]0;title\\u{7}\n\\u{9b}31m\\u{202e}é");
     }
 }

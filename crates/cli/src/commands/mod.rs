@@ -20,6 +20,7 @@ pub mod tokens;
 
 use crate::failure::{Failure, output};
 use pellucid_models::LoadedModel;
+use pellucid_models::escape::for_terminal;
 use std::io::Write;
 use terminal::{color_depth, terminal_width};
 
@@ -45,10 +46,10 @@ fn print_result(loaded: &LoadedModel, result: &impl serde::Serialize) -> Result<
     print_json(&object)
 }
 
-/// Prints a message to stderr.
+/// Prints a message to stderr, without the escape sequences that names of files may contain.
 pub fn say(text: &str) {
     // stderr may be closed; a failed write is ignored.
-    let _ = writeln!(std::io::stderr(), "{text}");
+    let _ = writeln!(std::io::stderr(), "{}", for_terminal(text));
 }
 
 /// Reports the sites of a pattern that the model does not have.

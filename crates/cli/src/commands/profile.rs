@@ -28,6 +28,13 @@ struct Line {
 }
 
 pub fn run(args: ProfileArgs) -> Result<(), Failure> {
+    inputs::check_captures(&args.plan)?;
+    if args.plan.out.is_some() {
+        return Err(Failure::usage("`profile` writes no captures, so --out has no effect", "use `run` or `generate`"));
+    }
+    if args.trace.is_some() && args.trace == args.flame {
+        return Err(Failure::usage("--trace and --flame name the same file", "give two names"));
+    }
     [&args.trace, &args.flame].into_iter().try_for_each(|path| files::check(path.as_deref()))?;
     let file = inputs::plan_file(&args.plan)?;
     let loaded = models::load_with_saes(&args.model, &file.saes())?;

@@ -16,6 +16,10 @@ const TOP_TOKENS: usize = 5;
 const MAX_LISTED_VALUES: usize = 8;
 
 pub fn run(args: RunArgs) -> Result<(), Failure> {
+    inputs::check_captures(&args.plan)?;
+    if args.explain && args.plan.out.is_some() {
+        return Err(Failure::usage("--explain runs nothing, so --out would stay empty", "leave out one of the two"));
+    }
     files::check(args.plan.out.as_deref())?;
     let started = Instant::now();
     let file = inputs::plan_file(&args.plan)?;

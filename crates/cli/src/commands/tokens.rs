@@ -11,6 +11,13 @@ use serde_json::{Value, json};
 pub fn run(args: TokensArgs) -> Result<(), Failure> {
     let loaded = models::load(&args.model)?;
     let prompts = inputs::prompts(loaded, &args.input, None)?;
+    let vocab = loaded.model.program().architecture().vocab;
+    if let Some(token) = prompts.rows.iter().flatten().find(|&&token| token as usize >= vocab) {
+        return Err(Failure::usage(
+            format!("token {token} does not exist: the model has {vocab}"),
+            "use the tokenizer that came with this model",
+        ));
+    }
     let rows: Vec<Row> =
         prompts.rows.iter().zip(&prompts.chats).map(|(tokens, chat)| Row::new(loaded, tokens, chat)).collect();
     if args.json {

@@ -445,6 +445,38 @@ fn bad_input_is_rejected_with_a_message_and_a_hint() {
     refused(&["pull", "nosuch"], 2, "nosuch", "");
 }
 
+/// Found by trying plausible wrong arguments: each was ignored without a word.
+#[test]
+fn flags_without_effect_are_refused_or_reported() {
+    for command in ["run", "generate", "profile"] {
+        refused(&[command, "hi", "--positions", "last"], 2, "--positions selects positions of --capture", "--capture");
+    }
+    for name in ["x.npz", "x.json", "x.pt"] {
+        refused(&["run", "hi", "--capture", "embed", "--out", name], 2, "written as safetensors", ".safetensors");
+        assert!(!Path::new(name).exists());
+    }
+    refused(&["run", "hi", "--explain", "--out", "x.safetensors"], 2, "--explain runs nothing", "leave out");
+    refused(&["profile", "hi", "--capture", "embed", "--out", "x.safetensors"], 2, "writes no captures", "`run`");
+    refused(&["profile", "hi", "--trace", "t.json", "--flame", "t.json"], 2, "name the same file", "two names");
+    refused(&["run", "hi", "--adapter", "german="], 2, "NAME=DIR", "");
+    refused(&["generate", "--tokens", "1,2", "--chat"], 2, "--chat wraps prompts", "--tokens");
+    refused(&["tokens", "--tokens", "5000"], 2, "token 5000 does not exist: the model has 2048", "tokenizer");
+    refused(&["inspect", "no/such/model"], 2, "no such file, directory or pulled model", "pellucid pull");
+    refused(&["inspect", "builtin"], 2, "no such file", "pellucid sites");
+    let stderr = |args: &[&str]| String::from_utf8_lossy(&pellucid(args).stderr).into_owned();
+    let greedy = ["generate", "Tom", "--max-new", "2", "--top-k", "5", "--top-p", "0.9"];
+    assert!(stderr(&greedy).contains("greedy decoding ignores --top-k and --top-p"), "{}", stderr(&greedy));
+    assert!(!stderr(&[&greedy[..], &["--temperature", "1"]].concat()).contains("note:"));
+    assert!(stderr(&["generate", "Tom", "--max-new", "2", "--stop", "\\n"]).contains("$'\\n'"));
+    let rows = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(rows.path(), "{\"text\": \"Tom\", \"tokens\": [1]}\n").expect("written");
+    let path = rows.path().to_str().expect("text");
+    refused(&["run", "--input", path], 2, "line 1: neither text nor tokens, or both", "");
+    // The lines of a file are prompts, too.
+    std::fs::write(rows.path(), "\"Tom\"\n").expect("written");
+    refused(&["run", "--input", path, "--chat"], 2, "line 1: builtin has no chat template", "--chat");
+}
+
 /// AVX-512 processes more columns at once but sums in the same order as AVX2, so the bits are
 /// equal.
 #[test]

@@ -12,6 +12,7 @@ mod saes;
 mod sessions;
 mod steering;
 mod trust;
+mod untrusted;
 
 /// The directory of a golden model, as an argument.
 fn golden_path(name: &str) -> String {
