@@ -3,10 +3,11 @@
 use pellucid_kernels::softmax::softmax;
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
+use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
 
 /// Sampling settings.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sampling {
     /// Softmax temperature; 0 is greedy (argmax).
     pub temperature: f32,

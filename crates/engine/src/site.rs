@@ -7,7 +7,10 @@ use crate::error::{Error, Result};
 use crate::point::{Point, Scope};
 use crate::program::Program;
 use crate::remedy::Remedy;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::collections::HashSet;
+use std::str::FromStr;
 
 /// Sites that a pattern matches, and those that it passes over because their layer lacks the point.
 #[derive(Clone, Debug, PartialEq)]
@@ -174,6 +177,32 @@ fn canonical(text: &str) -> Option<Site> {
             let point = Point::named(name).filter(|point| point.info().scope == Scope::Layer)?;
             Some(Site::layer(layer.parse().ok()?, point))
         }
+    }
+}
+
+impl FromStr for Site {
+    type Err = String;
+
+    /// Parses an address as [`Site`] displays it; patterns and aliases are not addresses.
+    fn from_str(text: &str) -> std::result::Result<Site, String> {
+        let unknown = || format!("{text:?} is not the address of a site");
+        let (address, part) = match text.split_once("/sae.") {
+            Some((address, name)) => (address, Some(SaePart::named(name).ok_or_else(unknown)?)),
+            None => (text, None),
+        };
+        Ok(Site { sae: part, ..canonical(address).ok_or_else(unknown)? })
+    }
+}
+
+impl Serialize for Site {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Site {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Site, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
     }
 }
 

@@ -115,6 +115,11 @@ impl Weights {
         self
     }
 
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Returns the size of all weights in bytes.
     pub fn bytes(&self) -> usize {
         let size = |weight: &Arc<Weight>| match weight.as_ref() {

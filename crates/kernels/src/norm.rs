@@ -5,7 +5,7 @@ use crate::dispatch;
 use crate::simd::{LANES, Simd};
 
 /// Kind of norm.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub enum NormKind {
     /// Subtract the mean, divide by the standard deviation.
     Layer,

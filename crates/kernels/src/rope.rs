@@ -1,7 +1,7 @@
 //! Rotary position embedding (RoPE).
 
 /// Which channels form a rotated pair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub enum RopeStyle {
     /// Channels `i` and `i + n/2` (rotate-half: Llama, GPT-NeoX).
     Halves,

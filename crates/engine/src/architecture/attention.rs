@@ -3,10 +3,11 @@
 use super::Norm;
 use pellucid_kernels::activation::Activation;
 use pellucid_kernels::rope::RopeStyle;
+use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 
 /// An attention sublayer.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Attention {
     /// Query heads (`num_attention_heads`).
     pub heads: usize,
@@ -70,7 +71,7 @@ pub struct Attention {
 ///
 /// A query or key is `[nope, rope]`: a part without position and a rotated part. All heads share
 /// the rotated part of the key.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Latent {
     /// Rank of the query projection (`q_lora_rank`); full rank if absent.
     pub query_rank: Option<usize>,
@@ -89,7 +90,7 @@ pub struct Latent {
 }
 
 /// Attention whose query and output projections are experts (JetMoE).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttentionExperts {
     /// Number of experts.
     pub count: usize,
@@ -98,7 +99,7 @@ pub struct AttentionExperts {
 }
 
 /// Axis of the q/k norm.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum NormSpan {
     /// Per head; all heads share one gain `[head_dim]`.
     #[default]
@@ -111,7 +112,7 @@ pub enum NormSpan {
 
 /// Position-dependent scale `1 + scale · ln(1 + ⌊(position + offset) / span⌋)` (Llama 4's attention
 /// temperature tuning).
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PositionScale {
     /// Growth rate (`attn_scale`).
     pub scale: f32,
@@ -122,7 +123,7 @@ pub struct PositionScale {
 }
 
 /// ALiBi: linear position biases.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Alibi {
     /// Slope per head.
     pub slopes: Vec<f32>,
@@ -131,7 +132,7 @@ pub struct Alibi {
 }
 
 /// Dynamic mask (Doge): `exp(a · softplus(dt · values))` is added to a key's scores.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DynamicMask {
     /// Bias on the projection.
     pub bias: bool,
@@ -140,7 +141,7 @@ pub struct DynamicMask {
 }
 
 /// A gate on the heads' outputs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttentionGate {
     /// One gate per head instead of one per channel.
     pub per_head: bool,
@@ -151,7 +152,7 @@ pub struct AttentionGate {
 }
 
 /// A rotary embedding.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rope {
     /// Which channels form a pair.
     pub style: RopeStyle,
@@ -164,7 +165,7 @@ pub struct Rope {
 }
 
 /// Frequencies of rows longer than the model's original context.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum LongRope {
     /// LongRoPE: another set of frequencies beyond a length.
     Beyond {

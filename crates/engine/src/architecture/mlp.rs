@@ -2,9 +2,10 @@
 
 use super::Norm;
 use pellucid_kernels::activation::Activation;
+use serde::{Deserialize, Serialize};
 
 /// An MLP sublayer.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Mlp {
     /// One MLP for every token.
     Dense(Dense),
@@ -18,7 +19,7 @@ pub enum Mlp {
 }
 
 /// Dense MLP: up, activation, down. A gated MLP computes `down(activation(gate(x)) · up(x))`.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Dense {
     /// Number of neurons (`intermediate_size`).
     pub width: usize,
@@ -43,7 +44,7 @@ pub struct Dense {
 }
 
 /// Mixture of experts.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Experts {
     /// Number of experts.
     pub count: usize,
@@ -64,7 +65,7 @@ pub struct Experts {
 }
 
 /// Projections into and out of experts that work at another width than the residual stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LatentExperts {
     /// Input and output width of the experts.
     pub width: usize,
@@ -73,7 +74,7 @@ pub struct LatentExperts {
 }
 
 /// Shared expert.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Shared {
     /// The MLP.
     pub mlp: Dense,
@@ -82,7 +83,7 @@ pub struct Shared {
 }
 
 /// How a router selects experts and weights their outputs.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Routing {
     /// Bias on the router.
     pub bias: bool,
@@ -104,7 +105,7 @@ pub struct Routing {
 }
 
 /// Score function of a router, applied before the top-k selection.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Scores {
     /// The logits themselves.
     Raw,
@@ -121,7 +122,7 @@ pub enum Scores {
 }
 
 /// Groups of experts for group-limited routing (DeepSeek).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExpertGroups {
     /// Number of groups (`n_group`).
     pub count: usize,
@@ -132,7 +133,7 @@ pub struct ExpertGroups {
 }
 
 /// How the selected experts' scores become weights.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum ExpertWeights {
     /// The scores themselves.
     Scores,

@@ -16,8 +16,10 @@ pub use pellucid_kernels::norm::NormKind;
 pub use pellucid_kernels::rope::RopeStyle;
 pub use recurrence::{Decay, DeltaRule, GroupedNorm, LinearAttention, Lru, Mamba, Mamba2, Recurrence, ShortConv};
 
+use serde::{Deserialize, Serialize};
+
 /// Everything that determines a model's ops and the shapes of its weights.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Architecture {
     /// Family name (`model_type` in `config.json`).
     pub family: String,
@@ -42,7 +44,7 @@ pub struct Architecture {
 }
 
 /// Embeddings: from tokens to the residual stream.
-#[derive(Clone, Debug, PartialEq, Default)]
+#[derive(Clone, Debug, PartialEq, Default, Serialize, Deserialize)]
 pub struct Embedding {
     /// Width of the embedding table if it differs from the residual stream's; a projection follows.
     pub table_width: Option<usize>,
@@ -60,7 +62,7 @@ pub struct Embedding {
 }
 
 /// Absolute position embeddings.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum AbsolutePositions {
     /// A learned table.
     Learned {
@@ -79,7 +81,7 @@ pub enum AbsolutePositions {
 }
 
 /// One block.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Layer {
     /// Parallel block: attention and MLP both read the block's input.
     pub parallel: bool,
@@ -123,7 +125,7 @@ pub struct Layer {
 ///
 /// Its input is `[residual stream, embeddings]` concatenated. Attention and MLP run in sequence,
 /// without residual connections.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SharedBlock {
     /// Block id: the first layer that uses it.
     pub block: usize,
@@ -140,7 +142,7 @@ pub struct SharedBlock {
 }
 
 /// Residual connection: the term to which a sublayer's output is added.
-#[derive(Clone, Copy, Debug, PartialEq, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Default, Serialize, Deserialize)]
 pub enum Skip {
     /// The residual stream.
     #[default]
@@ -157,7 +159,7 @@ pub enum Skip {
 }
 
 /// A norm and its learned parameters.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Norm {
     /// RMS norm or layer norm.
     pub kind: NormKind,
@@ -170,7 +172,7 @@ pub struct Norm {
 }
 
 /// How a norm's gain is stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Gain {
     /// No gain.
     None,
@@ -181,7 +183,7 @@ pub enum Gain {
 }
 
 /// Unembedding: from the residual stream to logits.
-#[derive(Clone, Debug, PartialEq, Default)]
+#[derive(Clone, Debug, PartialEq, Default, Serialize, Deserialize)]
 pub struct Head {
     /// The unembedding shares the embedding table (`tie_word_embeddings`).
     pub tied: bool,
@@ -198,7 +200,7 @@ pub struct Head {
 }
 
 /// Layer before the unembedding (BERT's `cls.predictions.transform`), as wide as the unembedding.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HeadTransform {
     /// Bias on the projection.
     pub bias: bool,
@@ -210,7 +212,7 @@ pub struct HeadTransform {
 
 /// Hugging Face module names of a family, for site aliases. A name is set only if the module's
 /// tensor is exactly the site's.
-#[derive(Clone, Debug, PartialEq, Default)]
+#[derive(Clone, Debug, PartialEq, Default, Serialize, Deserialize)]
 pub struct Modules {
     /// The list of blocks, such as `model.layers`.
     pub layers: String,

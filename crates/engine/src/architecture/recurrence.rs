@@ -3,9 +3,10 @@
 
 use super::Norm;
 use pellucid_kernels::activation::Activation;
+use serde::{Deserialize, Serialize};
 
 /// A sublayer with a recurrent state.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Recurrence {
     /// Mamba: selective scan with a decay per channel and state element.
     Mamba(Mamba),
@@ -25,7 +26,7 @@ pub enum Recurrence {
 }
 
 /// Mamba.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Mamba {
     /// Number of channels (`d_inner`).
     pub inner_width: usize,
@@ -46,7 +47,7 @@ pub struct Mamba {
 }
 
 /// Mamba 2.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Mamba2 {
     /// Number of heads.
     pub heads: usize,
@@ -67,6 +68,7 @@ pub struct Mamba2 {
     /// Activation of the convolution.
     pub activation: Activation,
     /// Minimum and maximum of dt (`time_step_limit`).
+    #[serde(with = "limits")]
     pub dt_limits: (f32, f32),
     /// Norm of the scan's output.
     pub norm: Option<GroupedNorm>,
@@ -77,7 +79,7 @@ pub struct Mamba2 {
 }
 
 /// Gated group norm: a norm over groups of channels, before or after the gate.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GroupedNorm {
     /// The norm.
     pub norm: Norm,
@@ -88,7 +90,7 @@ pub struct GroupedNorm {
 }
 
 /// The gated delta rule.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DeltaRule {
     /// Query and key heads.
     pub key_heads: usize,
@@ -115,7 +117,7 @@ pub struct DeltaRule {
 }
 
 /// Granularity of a state's decay.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Decay {
     /// One decay per head.
     PerHead,
@@ -127,7 +129,7 @@ pub enum Decay {
 }
 
 /// Linear attention with a fixed decay.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LinearAttention {
     /// Number of heads.
     pub heads: usize,
@@ -142,7 +144,7 @@ pub struct LinearAttention {
 }
 
 /// Gated short convolution.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShortConv {
     /// Kernel size of the causal conv1d.
     pub conv_kernel: usize,
@@ -151,7 +153,7 @@ pub struct ShortConv {
 }
 
 /// Real-gated linear recurrent unit (RG-LRU).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lru {
     /// Number of channels (`lru_width`).
     pub inner_width: usize,
@@ -161,4 +163,18 @@ pub struct Lru {
     pub conv_kernel: usize,
     /// Activation of the gate.
     pub activation: Activation,
+}
+
+/// Limits in JSON, which has no infinity: an absent upper limit is infinite.
+mod limits {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub fn serialize<S: Serializer>(&(least, most): &(f32, f32), serializer: S) -> Result<S::Ok, S::Error> {
+        (least, most.is_finite().then_some(most)).serialize(serializer)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<(f32, f32), D::Error> {
+        let (least, most) = <(f32, Option<f32>)>::deserialize(deserializer)?;
+        Ok((least, most.unwrap_or(f32::INFINITY)))
+    }
 }

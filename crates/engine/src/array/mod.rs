@@ -61,6 +61,25 @@ impl Array {
         Array { shape, data: Data::Floats(Arc::new(data)), start: 0, integer: false }
     }
 
+    /// Returns an array of integers (indices), which owns its elements.
+    pub fn integers(shape: Vec<usize>, data: Vec<f32>) -> Array {
+        Array::new(shape, data).with_integer(true)
+    }
+
+    /// Returns an array that is stored as bf16, as a capture is; panics if the number of elements
+    /// does not match the shape.
+    pub fn from_bf16(shape: Vec<usize>, data: &[bf16]) -> Array {
+        assert_eq!(shape.iter().product::<usize>(), data.len(), "number of elements for shape {shape:?}");
+        let mut floats = vec![0.0; data.len()];
+        data.convert_to_f32_slice(&mut floats);
+        let storage = LineStorage::heap(data.len(), CaptureDtype::Bf16);
+        // SAFETY: nothing else has this memory, and it is written here only.
+        unsafe {
+            storage.write(0, &floats);
+            Array::finished_lines(shape, Arc::new(storage))
+        }
+    }
+
     /// Returns a view of part of a shared buffer.
     pub(crate) fn view(shape: Vec<usize>, data: Arc<Vec<f32>>, start: usize) -> Array {
         assert!(start + shape.iter().product::<usize>() <= data.len(), "a view past the end of its buffer");

@@ -40,6 +40,7 @@ pub(super) struct Decoder {
 impl Decoder {
     /// Checks inputs, plan and options, and reuses cached prefixes of the prompts.
     pub fn new(model: &Model, inputs: &[Vec<u32>], plan: &Plan, options: &GenerateOptions) -> Result<Decoder> {
+        model.check_weights()?;
         let CheckedGeneration { compiled, limits, adapters } = check(model, inputs, plan, options)?;
         let (chunk, cache, captures) = (options.chunk, CacheUse::Decode, &options.captures);
         check_call(model, &compiled, &CallShape { limits: &limits, chunk, cache, captures })?;
@@ -297,7 +298,7 @@ pub(crate) fn check(
     if options.max_new == 0 {
         return Err(Error::input("max_new is 0", "ask for at least one new token, or use run"));
     }
-    model.check_inputs(inputs, options.max_new - 1, options.chunk)?;
+    model.check_rows(inputs, options.max_new - 1, options.chunk)?;
     let prompts: Vec<usize> = inputs.iter().map(Vec::len).collect();
     // The last new token is not run through the model, so a row has at most
     // prompt + max_new - 1 positions.

@@ -158,6 +158,11 @@ impl Model {
         Ok(generation)
     }
 
+    /// Makes the checks of [`generate`](Self::generate) that need no weights.
+    pub fn check_generate(&self, inputs: &[Vec<u32>], plan: &Plan, options: &GenerateOptions) -> Result<()> {
+        check(self, inputs, plan, options).map(drop)
+    }
+
     /// Generates again to find the first activation that is NaN or infinite, for a generation whose
     /// logits or captures are; ends as soon as it is found.
     pub fn find_non_finite_generating(

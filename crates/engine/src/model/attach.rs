@@ -2,7 +2,7 @@
 
 use super::Model;
 use crate::error::{Error, Result};
-use crate::program::{Program, SaeAttachment};
+use crate::program::Program;
 use crate::sae::{AttachedSae, Sae};
 use crate::site::Site;
 use crate::weights::files_of;
@@ -69,11 +69,7 @@ impl Model {
     }
 
     fn attach_layer(&self, attached: AttachedSae, earlier: Vec<(Site, usize, usize)>) -> Result<Model> {
-        let AttachedSae { sae, read, write, .. } = &attached;
-        let (d_in, d_out, n_features) = (sae.d_in(), sae.d_out(), sae.n_features());
-        let (scales_tokens, max_active) = (sae.undoes_token_scales(), sae.kind.max_active());
-        let (read, write) = (*read, *write);
-        let at = SaeAttachment { read, write, d_in, d_out, n_features, scales_tokens, max_active, earlier };
+        let at = attached.attachment(earlier);
         let program = self.program.attach(&at, self.saes().len())?;
         let list: Vec<AttachedSae> = self.saes().iter().cloned().chain([attached]).collect();
         let files = files_of(list.iter().flat_map(|attached| attached.sae.matrices()));

@@ -2,6 +2,7 @@
 
 mod adapters;
 mod attach;
+mod outline;
 mod shared;
 mod unembed;
 mod weight_of;
@@ -135,6 +136,12 @@ impl Model {
     /// Checks inputs before anything runs; `more` is the number of further positions that a
     /// generation may add.
     pub(crate) fn check_inputs(&self, inputs: &[Vec<u32>], more: usize, chunk: Option<usize>) -> Result<()> {
+        self.check_weights()?;
+        self.check_rows(inputs, more, chunk)
+    }
+
+    /// The checks of [`check_inputs`](Self::check_inputs) that need no weights.
+    pub(crate) fn check_rows(&self, inputs: &[Vec<u32>], more: usize, chunk: Option<usize>) -> Result<()> {
         // Limit for models without a context length: more than any text, small enough not to
         // overflow.
         const MAX_POSITIONS: usize = 1 << 20;

@@ -6,6 +6,8 @@
 use super::{Across, Combine, Expr, Fold, Map, Pick, Plan, Value as PlanValue, ValueId};
 use crate::array::Array;
 use crate::ids::IdVec;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
 use pellucid_kernels::activation::Activation;
 use serde_json::{Map as Object, Value, json};
 use std::collections::HashMap;
@@ -291,8 +293,40 @@ fn take<T: serde::de::DeserializeOwned>(form: &mut Object<String, Value>, key: &
     form.remove(key).map(|value| serde_json::from_value(value).map_err(|error| format!("`{key}`: {error}"))).transpose()
 }
 
-/// Parses a number or nested lists of numbers with equal lengths.
+/// Arrays with more elements than this are written in base64.
+const MAX_LISTED: usize = 256;
+
+/// Parses an array in base64: `{"shape": [2, 3], "f32": "…"}`, little endian, in row-major order.
+fn packed(form: &Object<String, Value>) -> Result<Array, String> {
+    let wrong = || "an array in base64 is {\"shape\": [2, 3], \"f32\": \"…\"}".to_string();
+    let (Some(shape), Some(Value::String(text)), 2) = (form.get("shape"), form.get("f32"), form.len()) else {
+        return Err(wrong());
+    };
+    let shape: Vec<usize> = serde_json::from_value(shape.clone()).map_err(|_| wrong())?;
+    let bytes = BASE64.decode(text).map_err(|error| format!("`f32` is not base64: {error}"))?;
+    let len = shape.iter().try_fold(4usize, |len, &axis| len.checked_mul(axis));
+    if len != Some(bytes.len()) {
+        return Err(format!("`f32` has {} bytes, which are not the elements of the shape {shape:?}", bytes.len()));
+    }
+    let elements = bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
+    Ok(Array::new(shape, elements.collect()))
+}
+
+/// Writes an array as nested lists; in base64 if it is large, or if lists cannot express it.
+fn write_array(array: &Array) -> Value {
+    let (shape, values) = (array.shape(), array.values());
+    if !values.is_empty() && values.len() <= MAX_LISTED && values.iter().all(|x| x.is_finite()) {
+        return nested(shape, values);
+    }
+    let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+    json!({ "shape": shape, "f32": BASE64.encode(bytes) })
+}
+
+/// Parses a number, nested lists of numbers with equal lengths, or an array in base64.
 fn array(value: &Value) -> Result<Array, String> {
+    if let Value::Object(form) = value {
+        return packed(form);
+    }
     fn fill(value: &Value, depth: usize, shape: &mut Vec<usize>, out: &mut Vec<f32>) -> Result<(), String> {
         let Value::Array(list) = value else {
             out.push(value.as_f64().ok_or("a constant must be a number or nested lists of numbers")? as f32);
@@ -388,7 +422,7 @@ impl ValueWriter {
         let of = |id: &ValueId| self.name(*id);
         Ok(match expr {
             Expr::Read(_) => unreachable!("reads are written as taps"),
-            Expr::Constant(array) => ("constant", nested(array.shape(), array.values())),
+            Expr::Constant(array) => ("constant", write_array(array)),
             Expr::File(file) => ("file", json!(file)),
             Expr::Map(map, a) => {
                 let problem = || format!("the activation function has no JSON name: {map:?}");
@@ -453,6 +487,46 @@ fn nested(shape: &[usize], values: &[f32]) -> Value {
         Some((&length, rest)) => {
             let stride: usize = rest.iter().product();
             (0..length).map(|index| nested(rest, &values[index * stride..][..stride])).collect()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_constant_survives_json_with_its_shape_and_bits() {
+        let large: Vec<f32> = (0..300).map(|index| (index as f32).sin()).collect();
+        let arrays = [
+            Array::new(vec![], vec![-0.0]),
+            Array::new(vec![2, 2], vec![0.1, -1e-38, 3e38, f32::MIN_POSITIVE / 2.0]),
+            Array::new(vec![3], vec![f32::NAN, f32::INFINITY, f32::NEG_INFINITY]),
+            Array::new(vec![0, 5], vec![]),
+            Array::new(vec![3, 100], large),
+        ];
+        let bits = |array: &Array| array.values().iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        for constant in arrays {
+            let mut plan = Plan::default();
+            plan.value(Expr::Constant(constant.clone()));
+            let read = Plan::from_json(&plan.to_json().expect("JSON")).expect("a plan");
+            let Expr::Constant(read) = &read.values[ValueId::new(0)].expr else { panic!("{read:?}") };
+            assert_eq!((read.shape(), bits(read)), (constant.shape(), bits(&constant)));
+        }
+    }
+
+    #[test]
+    fn damaged_base64_is_an_error() {
+        for text in [
+            r#"{"shape": [2], "f32": "AAAA"}"#,
+            r#"{"shape": [1], "f32": "!"}"#,
+            r#"{"shape": [-1], "f32": ""}"#,
+            r#"{"shape": [18446744073709551615, 4], "f32": ""}"#,
+            r#"{"shape": [1]}"#,
+            r#"{"shape": [0], "f32": "", "f16": ""}"#,
+        ] {
+            let plan = format!(r#"{{"taps": [], "values": [{{"name": "x", "constant": {text}}}]}}"#);
+            assert!(Plan::from_json(&plan).is_err(), "{text}");
         }
     }
 }

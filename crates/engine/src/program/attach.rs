@@ -8,9 +8,10 @@ use super::build::lifetimes;
 use super::{EarlierFeatures, Edge, EdgeId, Layout, Op, OpKind, Program};
 use crate::error::{Error, Result};
 use crate::point::{Point, SaePart, Site};
+use serde::{Deserialize, Serialize};
 
 /// Where an autoencoder is attached, and its sizes.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SaeAttachment {
     /// The site that it reads.
     pub read: Site,

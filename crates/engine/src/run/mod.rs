@@ -16,7 +16,7 @@ use crate::memory::TransferStats;
 use crate::model::Model;
 use crate::needed_memory::{CallShape, check_call};
 use crate::non_finite::NonFinite;
-use crate::plan::{Capture, Lengths, Mark, Plan, ValueId};
+use crate::plan::{Capture, CompiledPlan, Lengths, Mark, Plan, ValueId};
 use crate::prefix::PrefixCache;
 use crate::site::Site;
 
@@ -81,6 +81,15 @@ impl Model {
         model.run_all(inputs, plan, options, &mut executor)
     }
 
+    /// Makes the checks of [`run`](Self::run) that need no weights.
+    pub fn check_run(&self, inputs: &[Vec<u32>], plan: &Plan, options: &RunOptions) -> Result<()> {
+        self.check_rows(inputs, 0, options.chunk)?;
+        let prompts: Vec<usize> = inputs.iter().map(Vec::len).collect();
+        let compiled = self.compile(plan, Lengths { prompts: &prompts, limits: &prompts }, false)?;
+        check_stop(&compiled)?;
+        self.check_op_ranges(&compiled, &self.row_adapters(&options.adapters, inputs.len())?)
+    }
+
     /// Runs rows again to find the first activation that is NaN or infinite, for a run whose result
     /// is. Returns `None` if all activations in host memory are finite: then the plan's values or
     /// gradients are not.
@@ -98,12 +107,7 @@ impl Model {
         self.check_inputs(inputs, 0, options.chunk)?;
         let prompts: Vec<usize> = inputs.iter().map(Vec::len).collect();
         let compiled = self.compile(plan, Lengths { prompts: &prompts, limits: &prompts }, false)?;
-        if compiled.can_stop() {
-            return Err(Error::input(
-                "`stop` ends a generation, and this is a run",
-                "use `mark`, which also runs report",
-            ));
-        }
+        check_stop(&compiled)?;
         let adapters = self.row_adapters(&options.adapters, inputs.len())?;
         self.check_op_ranges(&compiled, &adapters)?;
         let adds_prefixes = options.prefixes.as_ref().is_some_and(PrefixCache::adds_prefixes);
@@ -141,5 +145,13 @@ impl Model {
         captures.extend(gradients);
         captures.sort_by_key(|capture| capture.tap);
         Ok(Run { saved, captures, marks, passed_over: compiled.passed_over.clone(), reused, moved: executor.moved })
+    }
+}
+
+/// Refuses a plan that ends rows, which a run does not.
+fn check_stop(compiled: &CompiledPlan) -> Result<()> {
+    match compiled.can_stop() {
+        true => Err(Error::input("`stop` ends a generation, and this is a run", "use `mark`, which also runs report")),
+        false => Ok(()),
     }
 }

@@ -47,7 +47,7 @@ pub(crate) trait Derivative: Unary {
 macro_rules! activations {
     ($d:tt $($(#[$doc:meta])* $variant:ident: $formula:ident $(linear $linear:ident)?, [$($name:literal),*];)+) => {
         /// The activation functions that models use.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
         pub enum Activation {
             $($(#[$doc])* $variant,)+
         }
