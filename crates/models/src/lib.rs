@@ -16,6 +16,7 @@
 //! | [`tokenizer`], [`chat`] | text to tokens and back |
 //! | [`text`] | text of generated rows: pieces, stop strings |
 //! | [`model`] | [`LoadedModel`]: all of the above together |
+//! | [`outline`], [`wire`] | models that run on a server: everything but the weights; calls and results as bytes |
 //!
 //! Also: [`sae`], sparse autoencoders in every published format; [`steer`], steering vectors in
 //! files; [`builtin`], the built-in model; [`pull`], downloads by name; [`output`], files of
@@ -46,6 +47,7 @@ mod mapped;
 pub mod model;
 pub mod name_variants;
 pub mod names;
+pub mod outline;
 pub mod output;
 pub mod prepare;
 pub mod pull;
@@ -63,6 +65,7 @@ pub mod tensors;
 pub mod text;
 pub mod tokenizer;
 mod tuning;
+pub mod wire;
 
 #[doc(hidden)]
 pub use attempt::AttemptOutcome as Outcome;

@@ -47,6 +47,8 @@ pub struct LoadedModel {
     pub(crate) names: Option<Arc<Names>>,
     /// Adapters that are attached.
     pub(crate) adapter_records: Vec<AdapterRecord>,
+    /// The fingerprint of a model without weights, which cannot be computed here.
+    pub(crate) fingerprint: Option<String>,
 }
 
 impl LoadedModel {
@@ -65,6 +67,7 @@ impl LoadedModel {
             sae_records: Vec::new(),
             names: None,
             adapter_records: Vec::new(),
+            fingerprint: None,
         }
     }
 
@@ -168,12 +171,27 @@ impl LoadedModel {
         stops: &StopStrings,
         watch: &mut dyn FnMut(TextPiece<'_>),
     ) -> Result<Generation> {
+        self.watch_text(inputs.len(), options, stops, watch, |on_token| {
+            Ok(self.model.generate(inputs, plan, options, on_token)?)
+        })
+    }
+
+    /// Calls `watch` as [`generate`](Self::generate) does, for a generation that `run` runs: it
+    /// calls its argument with the row and each new token.
+    pub fn watch_text<T, E: From<Error>>(
+        &self,
+        rows: usize,
+        options: &GenerateOptions,
+        stops: &StopStrings,
+        watch: &mut dyn FnMut(TextPiece<'_>),
+        run: impl FnOnce(&mut dyn FnMut(usize, u32) -> Control) -> std::result::Result<T, E>,
+    ) -> std::result::Result<T, E> {
         let mut texts = match (&self.tokenizer, stops.is_empty()) {
             (None, true) => None,
-            _ => Some(self.request_text(inputs.len(), stops)?),
+            _ => Some(self.request_text(rows, stops)?),
         };
-        let mut counts = vec![0; inputs.len()];
-        let generation = self.model.generate(inputs, plan, options, &mut |row, token| {
+        let mut counts = vec![0; rows];
+        let generation = run(&mut |row, token| {
             let Some(texts) = &mut texts else {
                 watch(TextPiece { row, token: Some(token), text: "" });
                 return Control::Go;
@@ -188,7 +206,7 @@ impl LoadedModel {
             if texts.is_stopped(row) { Control::Stop } else { Control::Go }
         })?;
         // A row that ended for another reason, such as a condition of the plan, may have some left.
-        for row in 0..inputs.len() {
+        for row in 0..rows {
             let rest = texts.as_mut().map_or("", |texts| texts.finish(row));
             if !rest.is_empty() {
                 watch(TextPiece { row, token: None, text: rest });
@@ -265,6 +283,7 @@ fn load_selected(
         sae_records: Vec::new(),
         names: Some(Arc::new(family.names.clone())),
         adapter_records: Vec::new(),
+        fingerprint: None,
     })
 }
 

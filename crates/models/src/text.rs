@@ -31,6 +31,11 @@ impl StopStrings {
         }
     }
 
+    /// The strings.
+    pub fn as_slice(&self) -> &[String] {
+        &self.0
+    }
+
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()

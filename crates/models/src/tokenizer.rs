@@ -99,6 +99,21 @@ impl Tokenizer {
         Tokenizer::assemble(inner, special, origin)
     }
 
+    /// Returns it as the contents of a `tokenizer.json`; [`from_json`](Self::from_json) reads it.
+    pub fn to_json(&self) -> Result<String> {
+        self.inner.to_string(false).map_err(|error| {
+            Error::invalid(&self.origin, format!("the tokenizer cannot be written: {error}"), REDOWNLOAD)
+        })
+    }
+
+    /// Creates a tokenizer from the contents of a `tokenizer.json` and its special tokens; `origin`
+    /// is used in messages.
+    pub fn from_json(json: &str, special: SpecialTokens, origin: &Path) -> Result<Tokenizer> {
+        let inner = parse(json.as_bytes())
+            .map_err(|problem| Error::invalid(origin, format!("not a valid tokenizer: {problem}"), REDOWNLOAD))?;
+        Tokenizer::assemble(inner, special, origin.to_owned())
+    }
+
     /// Wraps a tokenizer built elsewhere, such as from the GGUF file `origin` (used in messages).
     pub(crate) fn from_parts(inner: Pipeline, special: SpecialTokens, origin: &Path) -> Result<Tokenizer> {
         Tokenizer::assemble(inner, special, origin.to_owned())

@@ -157,7 +157,7 @@ impl SteeringVectors {
             ));
         }
         let recorded = self.info.fingerprint.as_ref()?;
-        let own = fingerprint(&loaded.model);
+        let own = loaded.fingerprint.clone().unwrap_or_else(|| fingerprint(&loaded.model));
         (*recorded != own).then(|| {
             format!("the steering vectors were made with another model (fingerprint {recorded}; this one has {own})")
         })

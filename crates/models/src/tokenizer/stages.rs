@@ -7,7 +7,8 @@
 
 use fancy_regex::{Regex, RegexBuilder};
 use serde::de::{Deserialize, Deserializer, Error as _};
-use serde_json::Value;
+use serde::ser::{Serialize, Serializer};
+use serde_json::{Value, json};
 use std::sync::LazyLock;
 use tokenizers::normalizers::NormalizerWrapper;
 use tokenizers::pattern::{Invert, Pattern};
@@ -137,6 +138,26 @@ impl<'de> Deserialize<'de> for CheckedPreTokenizer {
     }
 }
 
+impl Serialize for CheckedPreTokenizer {
+    /// Writes it as `tokenizer.json` has it.
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        match self {
+            CheckedPreTokenizer::Sequence(steps) => {
+                json!({ "type": "Sequence", "pretokenizers": steps }).serialize(serializer)
+            }
+            CheckedPreTokenizer::Split { regex, behavior, invert } => {
+                let pattern = json!({ "Regex": regex.as_str() });
+                json!({ "type": "Split", "pattern": pattern, "behavior": behavior, "invert": invert })
+                    .serialize(serializer)
+            }
+            CheckedPreTokenizer::ByteLevel { add_prefix_space } => {
+                PreTokenizerWrapper::ByteLevel(ByteLevel::new(*add_prefix_space, true, true)).serialize(serializer)
+            }
+            CheckedPreTokenizer::Other(other) => other.serialize(serializer),
+        }
+    }
+}
+
 /// A normalizer of `tokenizer.json`.
 #[derive(Clone, Debug)]
 pub(crate) enum BoundedNormalizer {
@@ -205,6 +226,23 @@ impl Normalizer for BoundedNormalizer {
 impl<'de> Deserialize<'de> for BoundedNormalizer {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
         BoundedNormalizer::new(NormalizerWrapper::deserialize(deserializer)?).map_err(D::Error::custom)
+    }
+}
+
+impl Serialize for BoundedNormalizer {
+    /// Writes it as `tokenizer.json` has it.
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        match self {
+            BoundedNormalizer::Sequence(steps) => {
+                json!({ "type": "Sequence", "normalizers": steps }).serialize(serializer)
+            }
+            BoundedNormalizer::Replace { regex, content } => {
+                let pattern = json!({ "Regex": regex.as_str() });
+                json!({ "type": "Replace", "pattern": pattern, "content": content }).serialize(serializer)
+            }
+            BoundedNormalizer::Prepend(prefix) => json!({ "type": "Prepend", "prepend": prefix }).serialize(serializer),
+            BoundedNormalizer::Other(other) => other.serialize(serializer),
+        }
     }
 }
 

@@ -39,6 +39,7 @@ mod metrics;
 mod name_variants;
 mod names;
 mod non_finite;
+mod outline;
 mod parity;
 mod pickles;
 mod plans;
