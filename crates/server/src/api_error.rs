@@ -4,6 +4,7 @@ use crate::hints;
 use axum::http::header::{CONTENT_TYPE, RETRY_AFTER};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
+use pellucid_models::wire::Fault;
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -26,6 +27,10 @@ pub struct ErrorDetail {
     pub param: Option<String>,
     /// A short name of the problem, such as `model_not_found`.
     pub code: Option<&'static str>,
+    /// The error as data, in answers to clients of this project.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Object>)]
+    pub fault: Option<Fault>,
 }
 
 /// The body of an error.
@@ -47,7 +52,10 @@ impl ApiError {
             status if status.is_server_error() => "server_error",
             _ => "invalid_request_error",
         };
-        ApiError { status, detail: ErrorDetail { message: message.into(), r#type: kind, param: None, code: None } }
+        ApiError {
+            status,
+            detail: ErrorDetail { message: message.into(), r#type: kind, param: None, code: None, fault: None },
+        }
     }
 
     /// A field with a wrong value.

@@ -12,6 +12,6 @@ mod store;
 
 pub use arrays::{ArrayObject, CaptureLines};
 pub use outcome::{CaptureInfo, Inspection};
-pub use plan_fields::PlanFields;
+pub use plan_fields::{PlanFields, refuse_files};
 pub use standing::{StandingPlan, StandingPlans};
 pub use store::{CaptureStore, StoredCaptures};

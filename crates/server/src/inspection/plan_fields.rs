@@ -131,7 +131,7 @@ impl PlanFields {
 }
 
 /// Refuses a plan that names a file: it would be read from the server's disk.
-fn refuse_files(plan: &Plan, param: &str) -> ApiResult<()> {
+pub fn refuse_files(plan: &Plan, param: &str) -> ApiResult<()> {
     match file_reference(plan) {
         None => Ok(()),
         Some(file) => {

@@ -10,6 +10,7 @@ mod lens;
 mod models;
 mod operations;
 mod plans;
+mod remote;
 mod run;
 mod sites;
 mod tokenize;
@@ -58,6 +59,11 @@ fn table() -> OpenApiRouter<AppState> {
         .routes(routes!(captures::show, captures::delete))
         .routes(routes!(plans::create, plans::list))
         .routes(routes!(plans::show, plans::delete))
+        .routes(routes!(remote::outline))
+        .routes(routes!(remote::run))
+        .routes(routes!(remote::generate))
+        .routes(routes!(remote::branches))
+        .routes(routes!(remote::weights))
         .routes(routes!(operations::health))
         .routes(routes!(operations::ready))
         .routes(routes!(operations::metrics))
