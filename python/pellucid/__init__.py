@@ -32,6 +32,7 @@ from .errors import (
     NotCaptured,
     PlanError,
     RecordError,
+    ServerError,
     SiteError,
 )
 from .inspection import (
@@ -48,6 +49,7 @@ from .memory import set_memory_limit
 from .model import Model, load, pull
 from .network import Network, NetworkModel
 from .prefixes import Prefixes
+from .remote import connect
 from .results import Cache, Captures, Generated, Mark
 from .saes import Sae, load_sae
 from .sessions import Op, Session, op, session_schema
@@ -89,6 +91,7 @@ __all__ = [
     "Report",
     "Request",
     "Sae",
+    "ServerError",
     "Session",
     "SiteError",
     "SiteInfo",
@@ -99,6 +102,7 @@ __all__ = [
     "Token",
     "Tokenizer",
     "Value",
+    "connect",
     "fetch",
     "inspect",
     "inspect_schema",

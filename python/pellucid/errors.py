@@ -45,6 +45,10 @@ class LoadError(Error, OSError):
     """A model that cannot be found, read or supported."""
 
 
+class ServerError(Error, ConnectionError):
+    """A server that cannot be reached, refuses the call, stops, or is of another version."""
+
+
 class RecordError(Error, RuntimeError):
     """A block used wrongly: outside `with`, before it has run, or after it failed."""
 

@@ -91,6 +91,10 @@ def attribute_hint(name: str) -> str:
 
 def pickled(model: Model) -> tuple[Any, ...]:
     """The arguments of `unpickle`. Paths become absolute, so that another process finds them."""
+    if model._core.server is not None:
+        raise InputError(
+            f"{model!r} cannot be pickled: it is a connection", "call pellucid.connect in the other process"
+        )
     if model._source is None:
         raise InputError(
             f"{model!r} cannot be pickled: its weights are not those of its files",

@@ -278,9 +278,7 @@ class Model(SaeApi, TransformerLensApi):
             positions: Positions of `capture`: a list, a slice, `"last"`, messages of a chat
                 (`{"message": 2}`, `{"role": "user"}`), …; all by default.
             padded: As in `trace`.
-            chunk: As in `trace`.
-            threads: As in `trace`.
-            prefixes: As in `trace`.
+            chunk, threads, prefixes: As in `trace`.
             steer: As in `generate`; it applies before `plan`.
         """
         rows, single = convert.rows(self._core, prompts)
@@ -486,6 +484,11 @@ class Model(SaeApi, TransformerLensApi):
         return self._core.name
 
     @property
+    def server(self) -> str | None:
+        """The URL of the server that runs the model; `None` for a model of this process."""
+        return self._core.server
+
+    @property
     def strategy(self) -> str:
         """The loading strategy: `native family`, `mapped custom type`, `assumed family`,
         `adapter merge` or `GGUF`.
@@ -580,7 +583,8 @@ class Model(SaeApi, TransformerLensApi):
     def __repr__(self) -> str:
         count = len(self.edits)
         edits = f", {count} standing edit{'s' * (count != 1)}" if count else ""
-        return f"Model({self.name!r}: {self._core.describe()}{edits})"
+        server = f" at {self._core.server}" if self._core.server else ""
+        return f"Model({self.name!r}{server}: {self._core.describe()}{edits})"
 
     def _repr_html_(self) -> str:
         facts: list[tuple[str, object]] = [

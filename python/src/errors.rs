@@ -15,6 +15,7 @@ pub enum ErrorKind {
     Plan,
     Input,
     Load,
+    Server,
     Interrupted,
     Internal,
 }
@@ -26,6 +27,7 @@ impl ErrorKind {
             ErrorKind::Plan => "PlanError",
             ErrorKind::Input => "InputError",
             ErrorKind::Load => "LoadError",
+            ErrorKind::Server => "ServerError",
             ErrorKind::Interrupted => "Interrupted",
             ErrorKind::Internal => "InternalError",
         }

@@ -22,6 +22,7 @@
 //! | `network` | small networks built layer by layer |
 //! | `plan` | a recorded trace as a plan |
 //! | `prefix` | the prefix cache |
+//! | `remote` | calls to a server |
 //! | `results` | captures and saved values of a run |
 //! | `run` | runs and generations, with the GIL released and Ctrl-C handled |
 //! | `sae` | sparse autoencoders: files, arithmetic, attaching |
@@ -46,6 +47,7 @@ mod nan;
 mod network;
 mod plan;
 mod prefix;
+mod remote;
 mod results;
 mod run;
 mod sae;

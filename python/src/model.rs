@@ -5,7 +5,9 @@ use crate::chat::ChatPrompt;
 use crate::errors::{ErrorKind, error, extract_count, from_engine, from_models, guarded};
 use crate::hints;
 use crate::plan::Plan;
+use crate::remote::{from_client, run_remote};
 use numpy::{PyArray, PyArrayDyn, PyArrayMethods};
+use pellucid_client::{ConnectOptions, RemoteModel};
 use pellucid_engine::program::Layout;
 use pellucid_engine::{self as engine, Program, site};
 use pellucid_kernels::attention::KvFormat;
@@ -27,6 +29,8 @@ pub struct Model {
     /// Program and tokenizer of a lazily opened model; `None` if the weights were loaded at once.
     outline: Option<Outline>,
     loaded: OnceLock<LoadedModel>,
+    /// The model on a server that this is, instead of weights.
+    remote: Option<RemoteModel>,
     /// Held while loading the weights, so that two threads do not load them twice.
     loading: Mutex<()>,
 }
@@ -44,6 +48,12 @@ impl Model {
         if let Some(loaded) = self.loaded.get() {
             return Ok(loaded);
         }
+        if let Some(remote) = &self.remote {
+            let problem = format!("this needs the weights of {}, which are at {}", self.name, remote.address());
+            let hint = "trace, generate, run, sweep, scan and explain work on a model of a server; for this call, load \
+                        the model in this process: pellucid.load(…)";
+            return Err(error(py, ErrorKind::Input, &problem, Some(hint)));
+        }
         let load = || {
             let _guard = self.loading.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
             if let Some(loaded) = self.loaded.get() {
@@ -55,18 +65,34 @@ impl Model {
         guarded(py, load)?.map_err(|fault| from_models(py, &fault))
     }
 
+    /// The model on a server that this is.
+    pub fn remote(&self) -> Option<&RemoteModel> {
+        self.remote.as_ref()
+    }
+
+    /// The model for calls on text, plans and sites, which need no weights: without them if they
+    /// are on a server, otherwise as [`loaded`](Self::loaded).
+    pub fn parts(&self, py: Python<'_>) -> PyResult<&LoadedModel> {
+        self.remote.as_ref().map_or_else(|| self.loaded(py), |remote| Ok(remote.local()))
+    }
+
     /// The program. Does not load the weights.
     pub fn program(&self) -> &Program {
-        match (self.loaded.get(), &self.outline) {
+        match (self.present(), &self.outline) {
             (Some(loaded), _) => loaded.model.program(),
             (None, Some(outline)) => &outline.program,
             (None, None) => unreachable!("a model is opened with its weights or with its outline"),
         }
     }
 
+    /// The model if its weights are loaded, or if they are on a server.
+    fn present(&self) -> Option<&LoadedModel> {
+        self.remote.as_ref().map(RemoteModel::local).or_else(|| self.loaded.get())
+    }
+
     /// The tokenizer, if there is one. Does not load the weights.
     pub fn optional_tokenizer(&self) -> Option<&Tokenizer> {
-        match self.loaded.get() {
+        match self.present() {
             Some(loaded) => loaded.tokenizer.as_deref(),
             None => self.outline.as_ref().and_then(|outline| outline.tokenizer.as_ref()),
         }
@@ -91,7 +117,15 @@ impl Model {
     /// Wraps a model from the network builder; it has no files and no tokenizer.
     pub fn from_network(name: String, model: engine::Model) -> Model {
         let loaded = OnceLock::from(LoadedModel::without_files(name.clone(), model));
-        Model { name, path: None, options: LoadOptions::default(), outline: None, loaded, loading: Mutex::new(()) }
+        Model {
+            name,
+            path: None,
+            options: LoadOptions::default(),
+            outline: None,
+            loaded,
+            remote: None,
+            loading: Mutex::new(()),
+        }
     }
 
     /// A copy of this model around other contents.
@@ -102,6 +136,7 @@ impl Model {
             options: self.options.clone(),
             outline: None,
             loaded: OnceLock::from(loaded),
+            remote: None,
             loading: Mutex::new(()),
         }
     }
@@ -162,13 +197,35 @@ impl Model {
             let pool = threads.map(Pool::with_threads);
             let options = LoadOptions { storage, pool, kv, adapters, assume };
             let name = name.unwrap_or_else(|| builtin::NAME.into());
-            Ok(Model { name, path, options, outline, loaded: OnceLock::new(), loading: Mutex::new(()) })
+            Ok(Model { name, path, options, outline, loaded: OnceLock::new(), remote: None, loading: Mutex::new(()) })
         };
         let model = guarded(py, open)?.map_err(|fault| from_models(py, &fault))?;
         if !lazy {
             model.loaded(py)?;
         }
         Ok(model)
+    }
+
+    /// Connects to a model of a server.
+    #[staticmethod]
+    fn connect(py: Python<'_>, url: String, token: Option<String>, model: Option<String>) -> PyResult<Model> {
+        let connect = || RemoteModel::connect(&url, ConnectOptions { token, model });
+        let remote = guarded(py, connect)?.map_err(|fault| from_client(py, &fault))?;
+        Ok(Model {
+            name: remote.id().to_owned(),
+            path: None,
+            options: LoadOptions::default(),
+            outline: None,
+            loaded: OnceLock::new(),
+            remote: Some(remote),
+            loading: Mutex::new(()),
+        })
+    }
+
+    /// The URL of the server that runs it; `None` for a model of this process.
+    #[getter]
+    fn server(&self) -> Option<String> {
+        self.remote.as_ref().map(|remote| remote.address().to_string())
     }
 
     /// Loads the weights now.
@@ -204,7 +261,7 @@ impl Model {
     /// Warnings of the loader: reasons why results may differ from the original model.
     #[getter]
     fn warnings(&self) -> Vec<String> {
-        match (self.loaded.get(), &self.outline) {
+        match (self.present(), &self.outline) {
             (Some(loaded), _) => loaded.warnings.clone(),
             (None, outline) => outline.as_ref().map(|outline| outline.warnings.clone()).unwrap_or_default(),
         }
@@ -213,17 +270,23 @@ impl Model {
     /// The strategy that loaded it. Loads the weights.
     #[getter]
     fn strategy(&self, py: Python<'_>) -> PyResult<&'static str> {
-        Ok(self.loaded(py)?.strategy.name())
+        Ok(self.parts(py)?.strategy.name())
     }
 
     /// Known variants of tensor names under which weights were found, one sentence per rule.
     #[getter]
     fn name_variants(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        if let Some(remote) = &self.remote {
+            return Ok(remote.outline().name_variants.clone());
+        }
         Ok(self.loaded(py)?.name_variants.iter().map(ToString::to_string).collect())
     }
 
     /// Storage formats of the weights, with the bytes in each.
     fn storage(&self, py: Python<'_>) -> PyResult<Vec<(String, usize)>> {
+        if let Some(remote) = &self.remote {
+            return Ok(remote.outline().storage.clone());
+        }
         Ok(self.loaded(py)?.model.weights().formats())
     }
 
@@ -259,7 +322,7 @@ impl Model {
         let hint = "a message is {\"role\": \"user\", \"content\": \"text\"}";
         let conversation = Conversation::from_json(conversation)
             .map_err(|problem| error(py, ErrorKind::Input, &problem, Some(hint)))?;
-        let prompt = self.loaded(py)?.chat_prompt(&conversation);
+        let prompt = self.parts(py)?.chat_prompt(&conversation);
         prompt.map(ChatPrompt).map_err(|fault| from_models(py, &fault))
     }
 
@@ -281,7 +344,7 @@ impl Model {
     /// The end-of-text tokens.
     #[getter]
     fn eos(&self, py: Python<'_>) -> PyResult<Vec<u32>> {
-        Ok(self.loaded(py)?.eos.clone())
+        Ok(self.parts(py)?.eos.clone())
     }
 
     /// The beginning-of-text token, if the model has one.
@@ -298,7 +361,11 @@ impl Model {
 
     /// Final norm and unembedding: residual stream `[n, d_model]` → logits `[n, vocab_size]`.
     fn unembed(&self, py: Python<'_>, resid: &Bound<'_, PyAny>) -> PyResult<Array> {
-        let (loaded, resid) = (self.loaded(py)?, to_engine(resid)?);
+        let resid = to_engine(resid)?;
+        if let Some(remote) = &self.remote {
+            return run_remote(py, || remote.unembed(&resid)).map(Array);
+        }
+        let loaded = self.loaded(py)?;
         let logits = guarded(py, || loaded.model.unembed(resid.values()))?;
         let logits = logits.map_err(|fault| from_engine(py, &fault))?;
         let vocab = self.program().architecture().vocab;
@@ -316,6 +383,10 @@ impl Model {
                 Some("ask for one at a time"),
             ));
         };
+        if let Some(remote) = &self.remote {
+            let (weight, bias) = run_remote(py, || remote.weight_of(site))?;
+            return Ok((Array(weight), bias.map(Array)));
+        }
         let loaded = self.loaded(py)?;
         let (weight, bias) = guarded(py, || loaded.model.weight_of(site))?.map_err(|fault| from_engine(py, &fault))?;
         Ok((Array(weight), bias.map(Array)))
@@ -329,6 +400,10 @@ impl Model {
 
     /// Explains what a plan does and costs for prompts of these lengths, as text and as JSON.
     fn explain(&self, py: Python<'_>, plan: &Plan, lengths: Vec<usize>) -> PyResult<(String, String)> {
+        if let Some(remote) = &self.remote {
+            let explained = run_remote(py, || remote.explain(&plan.inner, &lengths))?;
+            return Ok((explained.text, explained.explanation.get().to_owned()));
+        }
         let loaded = self.loaded(py)?;
         let explanation = guarded(py, || plan.inner.explain(&loaded.model, &lengths))?;
         let explanation = explanation.map_err(|fault| from_engine(py, &fault))?;
@@ -364,8 +439,13 @@ impl Model {
             };
             return Err(error(py, ErrorKind::Input, &format!("there is no weight {name:?}"), Some(&hint)));
         };
-        let weights = self.loaded(py)?.model.weights();
-        let floats = guarded(py, || weights.floats(id))?;
+        let floats = match &self.remote {
+            Some(remote) => run_remote(py, || remote.weight(name))?.values().to_vec(),
+            None => {
+                let weights = self.loaded(py)?.model.weights();
+                guarded(py, || weights.floats(id))?
+            }
+        };
         let array = PyArray::from_vec(py, floats).reshape(program.weight(id).shape.clone())?;
         drop(array.try_readwrite()?.make_nonwriteable());
         Ok(array)
@@ -384,6 +464,9 @@ impl Model {
     /// Family, layers, width, storage formats and tuning; without the last two if the weights are
     /// not loaded.
     fn describe(&self) -> String {
+        if let Some(remote) = &self.remote {
+            return remote.outline().description.clone();
+        }
         match self.loaded.get() {
             Some(loaded) => loaded.describe(),
             None => {

@@ -6,12 +6,14 @@ use crate::model::Model;
 use crate::nan::{NanReport, NanTuple};
 use crate::plan::{Plan, SaveSource};
 use crate::prefix::Prefixes;
+use crate::remote::run_remote;
 use crate::results::{CaptureTuple, MarkTuple, RunResults};
 use crate::tracing::TraceValue;
+use pellucid_client::RemoteRun;
 use pellucid_engine::{self as engine, CaptureDtype, Finish, GenerateOptions, Interrupt, RunOptions, Sampling};
 use pellucid_models::attach::check_saes;
 use pellucid_models::chat::ChatPrompt;
-use pellucid_models::{StopStrings, prepare_chats};
+use pellucid_models::{StopStrings, TextPiece, prepare_chats};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyList, PyTuple};
@@ -162,8 +164,21 @@ pub fn run(
     prefixes: Option<Py<Prefixes>>,
 ) -> PyResult<Run> {
     let chats = extract_chats(rows);
-    let (loaded, rows, edits) = (model.loaded(py)?, extract_rows(py, rows)?, concat_edits(edits)?);
+    let (rows, edits) = (extract_rows(py, rows)?, concat_edits(edits)?);
     let prefixes = prefixes.map(|prefixes| prefixes.get().0.clone());
+    if let Some(remote) = model.remote() {
+        let (run, time, offset, nan) = run_remote(py, || {
+            let edited = EditedPlan::new(plan.get(), edits, &rows, &chats, model)?;
+            let interrupt = Some(signal_interrupt());
+            let options = RunOptions { chunk, recompute, threads, prefixes, interrupt, ..RunOptions::default() };
+            let RemoteRun { run, time, nan: origin } =
+                remote.run(&rows, &edited.plan, &options, !edited.plan.allow_nan)?;
+            let nan = NanReport::of_results(&run, &edited.plan).map(|report| NanReport { origin, ..report });
+            Ok((run, time, edited.offset, nan))
+        })?;
+        return Ok(Run { results: RunResults::from_run(run, plan, offset, rows.len() == 1), time, nan });
+    }
+    let loaded = model.loaded(py)?;
     let (run, time, offset, nan) = run_engine(py, || {
         let edited = EditedPlan::new(plan.get(), edits, &rows, &chats, model)?;
         let interrupt = Some(signal_interrupt());
@@ -195,21 +210,25 @@ pub fn generate(
     watch: Option<Py<PyAny>>,
 ) -> PyResult<Generation> {
     let chats = extract_chats(rows);
-    let (loaded, rows, edits) = (model.loaded(py)?, extract_rows(py, rows)?, concat_edits(edits)?);
+    let (loaded, rows, edits) = (model.parts(py)?, extract_rows(py, rows)?, concat_edits(edits)?);
     let mut settings = parse_generate_options(py, options)?;
     if settings.eos {
         settings.generate.eos = loaded.eos.clone();
     }
     settings.generate.interrupt = Some(signal_interrupt());
     let GenerateSettings { generate, stop, .. } = &settings;
-    let (generation, offset, nan) = run_engine(py, || {
+    let (generation, offset, nan) = run_remote(py, || {
         let edited = EditedPlan::new(plan.get(), edits, &rows, &chats, model)?;
-        let generation = loaded.generate(&rows, &edited.plan, generate, stop, &mut |piece| {
+        let mut call_watch = |piece: TextPiece<'_>| {
             if let Some(watch) = watch.as_ref().filter(|_| !raised::any()) {
                 let text = (!piece.text.is_empty()).then_some(piece.text);
                 Python::attach(|py| raised::store_error(watch.call1(py, (piece.row, piece.token, text))));
             }
-        })?;
+        };
+        let generation = match model.remote() {
+            Some(remote) => remote.generate(&rows, &edited.plan, generate, stop, false, &mut call_watch)?.generation,
+            None => loaded.generate(&rows, &edited.plan, generate, stop, &mut call_watch)?,
+        };
         // Captures in a file are not read back for this.
         let in_memory = generate.captures.memory_limit.is_none();
         let captures = if in_memory { &generation.captures[..] } else { &[] };
@@ -287,8 +306,11 @@ impl<'a> EditedPlan<'a> {
         chats: &[Option<ChatPrompt>],
         model: &Model,
     ) -> pellucid_models::Result<EditedPlan<'a>> {
-        check_saes(&model.saes(), &plan.inner, Path::new("."))?;
-        check_saes(&model.saes(), &edits, Path::new("."))?;
+        // A server checks the autoencoders that it has attached.
+        if model.remote().is_none() {
+            check_saes(&model.saes(), &plan.inner, Path::new("."))?;
+            check_saes(&model.saes(), &edits, Path::new("."))?;
+        }
         if edits == engine::Plan::default() {
             return Ok(EditedPlan { plan: Cow::Borrowed(&plan.inner), offset: PlanOffset::default() });
         }

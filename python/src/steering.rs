@@ -66,7 +66,7 @@ pub fn check_steering(
 ) -> PyResult<Option<String>> {
     let vectors = from_tuple(py, point, directions, info)?;
     vectors.check(model.program()).map_err(|fault| from_models(py, &fault))?;
-    Ok(vectors.warning(model.loaded(py)?))
+    Ok(vectors.warning(model.parts(py)?))
 }
 
 /// Extracts vectors from rows that alternate: positive, negative. Returns them with the
