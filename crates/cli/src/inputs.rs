@@ -206,12 +206,12 @@ pub fn splice_taps(loaded: &LoadedModel, args: &SpliceArgs) -> Result<Vec<Tap>, 
     if !args.splice {
         return Ok(Vec::new());
     }
-    if loaded.model.saes().is_empty() {
+    let sites: Vec<String> = loaded.model.program().saes().map(|site| site.to_string()).collect();
+    if sites.is_empty() {
         return Err(Failure::usage("--splice: no SAE is attached", "attach one with --sae PATH"));
     }
     let how = if args.error_term { Splice::ReconAndError } else { Splice::Recon };
-    let sites = loaded.model.saes().iter().map(|attached| attached.write.to_string());
-    Ok(sites.map(|site| Tap::new(site, Action::Splice(how))).collect())
+    Ok(sites.into_iter().map(|site| Tap::new(site, Action::Splice(how))).collect())
 }
 
 /// Returns how captures are stored.

@@ -16,6 +16,7 @@ mod inputs;
 mod interrupt;
 mod models;
 mod progress;
+mod remote;
 
 use args::{Arguments, Command};
 use clap::Parser;

@@ -1,14 +1,14 @@
 //! Result of the logit lens: layers × tokens, each cell with the top predictions for the next
 //! token.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// A logit lens over one prompt.
 ///
 /// Rows go from the model's input to its output. The last row is the model's actual output; the
 /// other rows are compared with it. A row may have fewer cells than the prompt has tokens; missing
 /// cells are drawn blank.
-#[derive(Debug, Clone, PartialEq, Default, Serialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct LensTable {
     /// The model's name, as shown in the title.
     pub model: String,
@@ -19,7 +19,7 @@ pub struct LensTable {
 }
 
 /// Predictions at one site.
-#[derive(Debug, Clone, PartialEq, Default, Serialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct LensRow {
     /// Name of the site: `layers.0.resid_pre`, `layers.0.resid_post`, …, `logits` (last row).
     pub site: String,
@@ -30,7 +30,7 @@ pub struct LensRow {
 }
 
 /// Summary of the next-token distribution at one site and position.
-#[derive(Debug, Clone, PartialEq, Default, Serialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct LensCell {
     /// Most probable next tokens, best first.
     #[serde(rename = "guesses")]
@@ -44,7 +44,7 @@ pub struct LensCell {
 }
 
 /// A predicted token.
-#[derive(Debug, Clone, PartialEq, Default, Serialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Prediction {
     /// The token's text, as the tokenizer decodes it.
     pub token: String,

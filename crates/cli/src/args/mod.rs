@@ -9,6 +9,7 @@ mod lab_capture;
 mod lab_sessions;
 mod sae;
 mod serve;
+mod server;
 mod steer;
 
 pub use adapter::AdapterArg;
@@ -23,6 +24,7 @@ use pellucid_engine::MemoryLimit;
 pub use sae::*;
 pub use serve::{LogArg, ServeArgs};
 use std::ffi::OsString;
+pub use server::ServerArgs;
 use std::path::PathBuf;
 pub use steer::*;
 
@@ -281,6 +283,8 @@ pub struct RunArgs {
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    pub server: ServerArgs,
 }
 
 #[derive(Args)]
@@ -340,6 +344,8 @@ pub struct GenerateArgs {
     pub json: bool,
     #[command(flatten)]
     pub batch: BatchArgs,
+    #[command(flatten)]
+    pub server: ServerArgs,
 }
 
 #[derive(Args)]
@@ -363,6 +369,8 @@ pub struct LensArgs {
     /// Predictions shown per cell
     #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=5))]
     pub top: u8,
+    #[command(flatten)]
+    pub server: ServerArgs,
 }
 
 #[derive(Args)]

@@ -4,10 +4,11 @@ use super::{list_marks, print, print_result, say, say_non_finite, say_passed_ove
 use crate::args::GenerateArgs;
 use crate::failure::{Failure, output};
 use crate::files::Results;
-use crate::{files, inputs, models};
+use crate::remote::FinishedGeneration;
+use crate::{files, inputs, models, remote};
 use pellucid_engine::{Finish, GenerateOptions, GeneratedRow, Mark, Sampling};
 use pellucid_models::escape::for_terminal;
-use pellucid_models::{LoadedModel, StopStrings};
+use pellucid_models::{LoadedModel, StopStrings, TextPiece};
 use serde_json::{Value, json};
 use std::borrow::Cow;
 use std::io::{IsTerminal, Write};
@@ -17,6 +18,12 @@ use std::time::Instant;
 const DEFAULT_LENGTH: usize = 64;
 
 pub fn run(args: GenerateArgs) -> Result<(), Failure> {
+    if args.server.server.is_some() && args.batch.batch.is_some() {
+        return Err(Failure::usage(
+            "--batch runs in this process, and --server elsewhere",
+            "leave out --server, or send each request with --server; the server runs them together",
+        ));
+    }
     if let Some(file) = &args.batch.batch {
         return super::batch::run(&args, file);
     }
@@ -26,9 +33,11 @@ pub fn run(args: GenerateArgs) -> Result<(), Failure> {
     inputs::check_captures(&args.plan)?;
     say_ignored(&args);
     files::check(args.plan.out.as_deref())?;
+    remote::check_plan(&args.plan, &args.server)?;
     let started = Instant::now();
     let file = inputs::plan_file(&args.plan)?;
-    let loaded = models::load_with_saes(&args.model, &file.saes())?;
+    let place = remote::open(&args.model, &args.server, &file.saes())?;
+    let loaded = place.parts();
     models::say_unused_adapters(&args.model);
     let load_s = started.elapsed().as_secs_f64();
     let prompts = inputs::prompts(loaded, &args.input, None)?;
@@ -49,7 +58,8 @@ pub fn run(args: GenerateArgs) -> Result<(), Failure> {
     let terminal = std::io::stdout().is_terminal();
     // The text of one row is shown as it arrives, that of several rows when all have ended.
     let mut stream = Stream { on: !args.json && rows.len() == 1, terminal, fault: None };
-    let generation = loaded.generate(&rows, &plan, &options, &stops, &mut |piece| stream.write(piece.text))?;
+    let mut watch = |piece: TextPiece<'_>| stream.write(piece.text);
+    let FinishedGeneration { generation, non_finite } = place.generate(&rows, &plan, &options, &stops, &mut watch)?;
     let results = Results::of_generation(loaded, &plan, &generation);
     if let Some(path) = &args.plan.out {
         files::write_results(path, &results)?;
@@ -82,7 +92,7 @@ pub fn run(args: GenerateArgs) -> Result<(), Failure> {
     }
     let has_nan = || results.named().iter().any(|result| result.array.values().iter().any(|x| x.is_nan()));
     if generation.rows.iter().any(|row| row.non_finite) || has_nan() {
-        say_non_finite(loaded.model.find_non_finite_generating(&rows, &plan, &options).ok().flatten());
+        say_non_finite(place.find_non_finite(&rows, &plan, &options, non_finite));
     }
     say_passed_over(&generation.passed_over);
     match &args.plan.out {

@@ -61,7 +61,7 @@ fn say_passed_over(sites: &[pellucid_engine::Site]) {
 }
 
 /// Reports that results are NaN, and where that began.
-fn say_non_finite(first: Option<pellucid_engine::NonFinite>) {
+fn say_non_finite(first: Option<String>) {
     match first {
         Some(first) => say(&format!("warning: some values are NaN or infinite: {first}")),
         None => say("warning: some values are NaN although every activation is finite: look at the plan's values"),

@@ -4,8 +4,10 @@ use super::{list_marks, print, print_json, print_result, say, say_passed_over, s
 use crate::args::RunArgs;
 use crate::failure::Failure;
 use crate::files::{NamedResult, Results};
-use crate::{files, inputs, models};
-use pellucid_engine::{Action, Array, NanOrigin, Positions, Run, RunOptions, SparseRows, Tap};
+use crate::remote::{FinishedRun, ModelPlace};
+use crate::{files, inputs, models, remote};
+use pellucid_client::Explained;
+use pellucid_engine::{Action, Array, NanOrigin, Plan, Positions, Run, RunOptions, SparseRows, Tap};
 use pellucid_models::LoadedModel;
 use serde_json::{Value, json};
 use std::time::Instant;
@@ -21,9 +23,11 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
         return Err(Failure::usage("--explain runs nothing, so --out would stay empty", "leave out one of the two"));
     }
     files::check(args.plan.out.as_deref())?;
+    remote::check_plan(&args.plan, &args.server)?;
     let started = Instant::now();
     let file = inputs::plan_file(&args.plan)?;
-    let loaded = models::load_with_saes(&args.model, &file.saes())?;
+    let place = remote::open(&args.model, &args.server, &file.saes())?;
+    let loaded = place.parts();
     models::say_unused_adapters(&args.model);
     let load_s = started.elapsed().as_secs_f64();
     let prompts = inputs::prompts(loaded, &args.input, args.input_file.as_deref())?;
@@ -38,13 +42,12 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
     }
     if args.explain {
         let lengths: Vec<usize> = rows.iter().map(Vec::len).collect();
-        let explanation = plan.explain(&loaded.model, &lengths)?;
-        return if args.json { print_json(&explanation) } else { print(&explanation.to_string()) };
+        return explain(&place, &plan, &lengths, args.json);
     }
     let started = Instant::now();
     let captures = inputs::capture_options(&args.plan);
     let options = RunOptions { chunk: args.chunk.map(|n| n as usize), captures, ..RunOptions::default() };
-    let run = loaded.model.run(&rows, &plan, &options)?;
+    let FinishedRun { run, nan } = place.run(&rows, &plan, &options)?;
     let run_s = started.elapsed().as_secs_f64();
     let results =
         Results { plan: &plan, captures: &run.captures, saved: &run.saved, rows: rows.len(), saes: loaded.saes() };
@@ -57,7 +60,7 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
         say("nothing was captured: the requested positions do not exist in these rows");
     }
     if results.named().iter().any(|result| result.array.values().iter().any(|x| x.is_nan())) {
-        say(&nan_warning(loaded.model.find_nan(&rows, &plan, &options).ok().flatten()));
+        say(&nan_warning(place.find_nan(&rows, &plan, &options, nan)));
     }
     if args.json {
         let shown = (!shows_next_tokens).then_some(&results);
@@ -75,6 +78,21 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
         say_written(path, &results);
     }
     Ok(())
+}
+
+/// Prints what a plan would do and cost.
+fn explain(place: &ModelPlace, plan: &Plan, lengths: &[usize], json: bool) -> Result<(), Failure> {
+    let model = match place {
+        ModelPlace::Server(model) => model,
+        ModelPlace::Here(loaded) => {
+            let explanation = plan.explain(&loaded.model, lengths)?;
+            return if json { print_json(&explanation) } else { print(&explanation.to_string()) };
+        }
+    };
+    let Explained { text, explanation } = model.explain(plan, lengths)?;
+    let explanation: Value =
+        serde_json::from_str(explanation.get()).map_err(|error| Failure::internal(error.to_string()))?;
+    if json { print_json(&explanation) } else { print(&text) }
 }
 
 /// Words the warning that results are NaN, with the site at which NaN first appears.

@@ -4,6 +4,7 @@ use super::{print, say};
 use crate::args::{LogArg, ServeArgs};
 use crate::failure::Failure;
 use crate::models;
+use crate::remote::read_token;
 use pellucid_models::chat::ChatTemplate;
 use pellucid_server::{LogFormat, ModelEntry, Server, ServerOptions};
 use std::io::Write;
@@ -47,13 +48,6 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     std::io::stdout().flush().map_err(crate::failure::output)?;
     say(&format!("serving {}; Ctrl-C stops", names.join(", ")));
     Ok(server.run()?)
-}
-
-/// Reads the token of a file: its first line.
-fn read_token(path: &Path) -> Result<String, Failure> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|error| Failure::usage(format!("{}: {error}", path.display()), "check --token-file"))?;
-    Ok(text.lines().next().unwrap_or_default().trim().to_owned())
 }
 
 fn read_template(path: &Path) -> Result<ChatTemplate, Failure> {
