@@ -12,6 +12,7 @@
 //! | [`tensors`], [`quantized`] | stored tensors under the names that Hugging Face uses; quantized layers presented as f32 tensors |
 //! | [`names`], [`name_variants`] | maps weights to stored tensors; known variants of names, each match counted and reported |
 //! | [`load`](mod@load), [`adapter`] | finds, checks and packs weights; merges adapters |
+//! | [`forecast`](mod@forecast) | what a load will give and take, from headers alone |
 //! | [`share`] | weight sharing between loads of one process |
 //! | [`tokenizer`], [`chat`] | text to tokens and back |
 //! | [`text`] | text of generated rows: pieces, stop strings |
@@ -36,6 +37,7 @@ mod error;
 pub mod escape;
 pub mod families;
 pub mod files;
+pub mod forecast;
 pub mod gguf;
 mod header;
 pub mod inspect;
@@ -71,6 +73,7 @@ pub mod wire;
 pub use attempt::AttemptOutcome as Outcome;
 pub use attempt::{Attempt, AttemptOutcome, Strategy};
 pub use error::{Error, Result};
+pub use forecast::{Forecast, forecast};
 pub use inspect::{Report, inspect, inspect_as, strategies};
 pub use load::{LoadOptions, Storage};
 pub use load_tokenizer::{load_tokenizer, tokenizer_of};

@@ -143,12 +143,13 @@ pub fn load(
     pool: &Pool,
     progress: &mut dyn FnMut(f32),
 ) -> Result<LoadedWeights> {
-    let WeightSources { program, sources, changes, name_variants } = find_weights(family, &tensors, adapters, origin)?;
+    let found = find_weights(family, &tensors, adapters, origin)?;
+    check_load(&found, &tensors, origin, storage)?;
+    let WeightSources { program, sources, changes, name_variants } = found;
     let mut pending: HashMap<&str, usize> = HashMap::new();
     sources.iter().for_each(|source| *pending.entry(source.tensor.as_str()).or_default() += 1);
     let unchanged = program.weights().iter().zip(&sources).zip(&changes).filter(|(_, changes)| changes.is_none());
     let bytes = unchanged.map(|((spec, source), _)| packed_bytes(spec, source, &tensors, storage)).sum();
-    check_load(&program, &sources, &changes, &tensors, origin, storage)?;
     // While this guard lives, `Matrix::pack` and `Matrix::encoded` on this thread allocate from one
     // slab.
     let slab_of_weights = SlabReservation::new(bytes);
@@ -180,24 +181,39 @@ pub fn load(
 }
 
 /// Refuses weights that would not fit into the memory that a call may take, from headers alone.
-fn check_load(
-    program: &Program,
-    sources: &[WeightSource],
-    changes: &[Changes],
-    tensors: &Tensors,
-    origin: &Path,
-    storage: Storage,
-) -> Result<()> {
-    let of = |((spec, source), changes): ((&WeightSpec, &WeightSource), &Changes)| {
-        let packed = if changes.is_none() { packed_bytes(spec, source, tensors, storage) } else { 0 };
-        let elements = spec.shape.iter().try_fold(4usize, |bytes, &length| bytes.checked_mul(length));
-        // Vectors, dequantized and adapted weights are f32, or smaller.
-        if packed > 0 { packed } else { elements.unwrap_or(usize::MAX) }
-    };
-    let weights = program.weights().iter().zip(sources).zip(changes).map(of);
-    let needed = weights.fold(0, usize::saturating_add);
-    check_memory(needed, || format!("{}: loading {} weights", origin.display(), sources.len()))?;
+fn check_load(found: &WeightSources, tensors: &Tensors, origin: &Path, storage: Storage) -> Result<()> {
+    let needed = found.sizes(tensors, storage).into_iter().fold(0, |sum: usize, (_, bytes)| sum.saturating_add(bytes));
+    check_memory(needed, || format!("{}: loading {} weights", origin.display(), found.sources.len()))?;
     Ok(())
+}
+
+impl WeightSources<'_> {
+    /// The format and the bytes of each weight in memory, from headers alone.
+    pub(crate) fn sizes(&self, tensors: &Tensors, storage: Storage) -> Vec<(String, usize)> {
+        let of = |((spec, source), changes): ((&WeightSpec, &WeightSource), &Changes)| {
+            let packed = if changes.is_none() { packed_bytes(spec, source, tensors, storage) } else { 0 };
+            let elements = spec.shape.iter().try_fold(4usize, |bytes, &length| bytes.checked_mul(length));
+            // Vectors, dequantized and adapted weights are f32, or smaller.
+            match packed {
+                0 => ("f32".into(), elements.unwrap_or(usize::MAX)),
+                packed => (packed_format(spec, source, tensors, storage), packed),
+            }
+        };
+        self.program.weights().iter().zip(&self.sources).zip(&self.changes).map(of).collect()
+    }
+}
+
+/// Name of the format of a packed matrix, as [`Matrix::format`] gives it.
+fn packed_format(spec: &WeightSpec, source: &WeightSource, tensors: &Tensors, storage: Storage) -> String {
+    let Some(stored) = tensors.get(&source.tensor) else { return String::new() };
+    let Ok(encoding) = stored.encoding else { return String::new() };
+    match WeightView::new(spec, source, &stored, encoding).matrix_form(storage, true, false) {
+        MatrixForm::Packed(DType::F32) => "f32".into(),
+        MatrixForm::Packed(DType::Bf16) => "bf16".into(),
+        MatrixForm::Packed(DType::F16) => "f16".into(),
+        MatrixForm::Packed(DType::Q8) => Encoding::Q8_0.to_string(),
+        MatrixForm::Encoded => encoding.to_string(),
+    }
 }
 
 /// Bytes of a packed matrix, from its header; 0 if they are not allocated from the slab.

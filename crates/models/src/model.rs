@@ -245,7 +245,7 @@ pub struct TextPiece<'a> {
 }
 
 /// Rejects invalid settings in the environment, which would otherwise be ignored.
-fn check_environment() -> Result<()> {
+pub(crate) fn check_environment() -> Result<()> {
     let threads = pellucid_kernels::pool::check_environment();
     let memory = pellucid_engine::memory_limit().map(drop);
     threads.and(memory).map_err(|problem| Error::usage(problem, "correct or unset the variable"))

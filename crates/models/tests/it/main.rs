@@ -27,6 +27,7 @@ mod docs;
 mod experts;
 mod explain;
 mod families_bad;
+mod forecast;
 mod generation;
 mod gradients;
 mod hostile_plans;
