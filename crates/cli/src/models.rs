@@ -21,21 +21,7 @@ pub fn load(args: &ModelArgs) -> Result<&'static LoadedModel, Failure> {
 /// Loads a model as [`load`] does, and attaches the autoencoders that plans name, each with the
 /// directory to which its path is relative.
 pub fn load_with_saes(args: &ModelArgs, saes: &[(&str, &Path)]) -> Result<&'static LoadedModel, Failure> {
-    let storage = match args.dtype {
-        DTypeArg::Auto => Storage::AsStored,
-        DTypeArg::F32 => Storage::As(DType::F32),
-        DTypeArg::Bf16 => Storage::As(DType::Bf16),
-        DTypeArg::F16 => Storage::As(DType::F16),
-        DTypeArg::Q8 => Storage::As(DType::Q8),
-    };
-    let pool = args.threads.map(|n| Pool::with_threads(n as usize));
-    let kv = match args.kv_dtype {
-        KvArg::F32 => KvFormat::F32,
-        KvArg::Bf16 => KvFormat::Bf16,
-    };
-    let (assume, adapters) = (args.assume.assume.clone(), AdapterArg::merged(&args.adapter));
-    let options = LoadOptions { storage, pool, kv, assume, adapters };
-    let mut loaded = open(args, &options)?;
+    let mut loaded = open(args, &load_options(args))?;
     warn(&loaded.warnings);
     let of_flags = args.sae.iter().map(|text| (text.as_str(), Path::new("")));
     attach_saes(&mut loaded, of_flags.chain(saes.iter().copied()), args.unchecked)?;
@@ -49,6 +35,24 @@ pub fn load_with_saes(args: &ModelArgs, saes: &[(&str, &Path)]) -> Result<&'stat
     attach_adapters(&mut loaded, args)?;
     loaded.name_variants.iter().for_each(|variant| say(&format!("note: {variant}")));
     Ok(Box::leak(Box::new(loaded)))
+}
+
+/// The options of a load that the arguments describe.
+pub fn load_options(args: &ModelArgs) -> LoadOptions {
+    let storage = match args.dtype {
+        DTypeArg::Auto => Storage::AsStored,
+        DTypeArg::F32 => Storage::As(DType::F32),
+        DTypeArg::Bf16 => Storage::As(DType::Bf16),
+        DTypeArg::F16 => Storage::As(DType::F16),
+        DTypeArg::Q8 => Storage::As(DType::Q8),
+    };
+    let pool = args.threads.map(|n| Pool::with_threads(n as usize));
+    let kv = match args.kv_dtype {
+        KvArg::F32 => KvFormat::F32,
+        KvArg::Bf16 => KvFormat::Bf16,
+    };
+    let (assume, adapters) = (args.assume.assume.clone(), AdapterArg::merged(&args.adapter));
+    LoadOptions { storage, pool, kv, assume, adapters }
 }
 
 fn open(args: &ModelArgs, options: &LoadOptions) -> Result<LoadedModel, Failure> {

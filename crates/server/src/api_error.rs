@@ -8,6 +8,9 @@ use pellucid_models::wire::Fault;
 use serde::Serialize;
 use utoipa::ToSchema;
 
+/// Code of a request for a model that waited in vain for the memory of models in use.
+pub const MODELS_BUSY: &str = "models_busy";
+
 /// An error of a request.
 #[derive(Clone, Debug)]
 pub struct ApiError {
@@ -68,6 +71,16 @@ impl ApiError {
         ApiError::field(param, format!("`{param}` is not supported: {why}")).with_code("unsupported_parameter")
     }
 
+    /// A fault of the server.
+    pub fn internal() -> ApiError {
+        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal error; the log of the server shows it")
+    }
+
+    /// Something that the server does not have now.
+    pub fn unavailable(message: impl Into<String>, code: &'static str) -> ApiError {
+        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code(code)
+    }
+
     /// Names the field, unless the error has one.
     pub fn with_param(mut self, param: impl Into<String>) -> ApiError {
         self.detail.param.get_or_insert(param.into());
@@ -107,7 +120,7 @@ impl IntoResponse for ApiError {
         let body = serde_json::to_vec(&self.body()).unwrap_or_default();
         let mut response = (self.status, body).into_response();
         response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        if self.status == StatusCode::TOO_MANY_REQUESTS {
+        if self.status == StatusCode::TOO_MANY_REQUESTS || self.detail.code == Some(MODELS_BUSY) {
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
         }
         if self.status == StatusCode::UNAUTHORIZED {

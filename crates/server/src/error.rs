@@ -30,6 +30,9 @@ pub enum Error {
     /// The runtime could not start.
     #[error("the server's threads did not start: {0}")]
     Runtime(std::io::Error),
+    /// The files of a model do not load.
+    #[error(transparent)]
+    Model(Box<pellucid_models::Error>),
     /// A scheduler could not start.
     #[error(transparent)]
     Engine(#[from] pellucid_engine::Error),
@@ -50,6 +53,7 @@ impl Error {
             }
             Error::Options { remedy, .. } => Some(remedy.clone()),
             Error::Runtime(_) => Some("free memory or raise the limit of processes".into()),
+            Error::Model(error) => error.remedy().map(crate::hints::word),
             Error::Engine(error) => error.remedy().map(crate::hints::word),
         }
     }

@@ -7,7 +7,7 @@
 //! | module | contents |
 //! |---|---|
 //! | `options` | addresses, limits, tokens |
-//! | `registry` | the served models, each with its scheduler; aliases |
+//! | `registry` | the models by name: loaded on demand, unloaded for others; adapters, aliases |
 //! | `server` | the listener: connections, timeouts, shutdown |
 //! | `security` | Host, Origin and token checks, before anything else |
 //! | `body` | request bodies: size, content type, unknown fields, errors that name the field |
@@ -45,6 +45,6 @@ mod state;
 pub use error::{Error, Result};
 pub use logging::{LogFormat, start_logging};
 pub use options::{Alias, Limits, ServerOptions};
-pub use registry::ModelEntry;
+pub use registry::{ModelEntry, ModelFiles, ModelSpec};
 pub use routes::openapi;
 pub use server::{Server, ShutdownHandle};

@@ -39,6 +39,29 @@ pub struct Metrics {
     prompt_tokens: Family<ModelLabels, Counter>,
     generated_tokens: Family<ModelLabels, Counter>,
     load: LoadGauges,
+    /// Loads of models.
+    pub residency: ResidencyMetrics,
+}
+
+/// Loads and unloads of models.
+#[derive(Clone)]
+pub struct ResidencyMetrics {
+    loads: Family<ModelLabels, Counter>,
+    unloads: Family<ModelLabels, Counter>,
+    seconds: Histogram,
+}
+
+impl ResidencyMetrics {
+    /// Counts a load with its duration.
+    pub fn count_load(&self, model: &str, seconds: f64) {
+        self.loads.get_or_create(&ModelLabels { model: model.into() }).inc();
+        self.seconds.observe(seconds);
+    }
+
+    /// Counts an unload.
+    pub fn count_unload(&self, model: &str) {
+        self.unloads.get_or_create(&ModelLabels { model: model.into() }).inc();
+    }
 }
 
 /// Gauges of the schedulers, set when the metrics are read.
@@ -49,11 +72,16 @@ struct LoadGauges {
     rows: Family<ModelLabels, Gauge>,
     kv_bytes: Family<ModelLabels, Gauge>,
     capture_bytes: Family<ModelLabels, Gauge>,
+    loaded: Family<ModelLabels, Gauge>,
+    model_bytes: Family<ModelLabels, Gauge>,
     stored_bytes: Gauge,
 }
 
 /// Upper bounds of latencies in seconds.
 const SECONDS: [f64; 14] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0];
+
+/// Upper bounds of the durations of loads in seconds.
+const LOAD_SECONDS: [f64; 10] = [0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0, 300.0];
 
 impl Metrics {
     pub fn new() -> Metrics {
@@ -68,6 +96,11 @@ impl Metrics {
             prompt_tokens: Family::default(),
             generated_tokens: Family::default(),
             load: LoadGauges::default(),
+            residency: ResidencyMetrics {
+                loads: Family::default(),
+                unloads: Family::default(),
+                seconds: Histogram::new(LOAD_SECONDS),
+            },
         };
         let mut all = MetricRegistry::with_prefix("pellucid");
         all.register("requests", "Finished requests", metrics.requests.clone());
@@ -83,6 +116,12 @@ impl Metrics {
         all.register("running_rows", "Rows in passes", load.rows.clone());
         all.register("kv_bytes", "Bytes reserved for KV caches of running requests", load.kv_bytes.clone());
         all.register("capture_bytes", "Bytes reserved for captures of running requests", load.capture_bytes.clone());
+        all.register("model_loaded", "1 if the model is in memory, else 0", load.loaded.clone());
+        all.register("model_bytes", "Bytes of the weights in memory", load.model_bytes.clone());
+        let residency = &metrics.residency;
+        all.register("model_loads", "Loads of models on demand", residency.loads.clone());
+        all.register("model_unloads", "Models that were unloaded for others", residency.unloads.clone());
+        all.register("model_load_seconds", "Duration of loads on demand", residency.seconds.clone());
         all.register("stored_capture_bytes", "Bytes of captures that wait to be fetched", load.stored_bytes.clone());
         Metrics { registry: Mutex::new(all), ..metrics }
     }
@@ -113,8 +152,9 @@ impl Metrics {
 
     /// Writes all metrics.
     pub fn encode(&self, models: &Registry, stored_bytes: usize) -> String {
-        for model in models.all() {
-            let (labels, load) = (ModelLabels { model: model.id.clone() }, model.scheduler.load());
+        for model in models.states() {
+            let (labels, is_loaded) = (ModelLabels { model: model.id }, model.load.is_some());
+            let load = model.load.unwrap_or_default();
             let set = |gauges: &Family<ModelLabels, Gauge>, value: usize| {
                 gauges.get_or_create(&labels).set(value as i64);
             };
@@ -123,6 +163,8 @@ impl Metrics {
             set(&self.load.rows, load.rows);
             set(&self.load.kv_bytes, load.kv_bytes);
             set(&self.load.capture_bytes, load.capture_bytes);
+            set(&self.load.loaded, usize::from(is_loaded));
+            set(&self.load.model_bytes, model.bytes);
         }
         self.load.stored_bytes.set(stored_bytes as i64);
         let mut text = String::new();

@@ -16,6 +16,8 @@ pub struct ServerOptions {
     pub allowed_hosts: Vec<String>,
     /// Other names of models, as clients write them.
     pub aliases: Vec<Alias>,
+    /// Bytes for the weights of all models in memory; what the process may take if absent.
+    pub model_memory: Option<usize>,
     /// Limits of requests.
     pub limits: Limits,
     /// Limits of each model's scheduler.
@@ -29,6 +31,7 @@ impl Default for ServerOptions {
             token: None,
             allowed_hosts: Vec::new(),
             aliases: Vec::new(),
+            model_memory: None,
             limits: Limits::default(),
             scheduler: SchedulerOptions { queue: 1024, ..SchedulerOptions::default() },
         }
@@ -96,6 +99,8 @@ pub struct Limits {
     pub connections: usize,
     /// Time for the headers of a request, and for its body.
     pub read_timeout: Duration,
+    /// Time that a request for an unloaded model waits for the memory of models in use.
+    pub load_wait: Duration,
     /// Time that running requests have to finish after a shutdown signal.
     pub shutdown_timeout: Duration,
 }
@@ -111,6 +116,7 @@ impl Default for Limits {
             stored_bytes: 1 << 30,
             connections: 1024,
             read_timeout: Duration::from_secs(30),
+            load_wait: Duration::from_secs(30),
             shutdown_timeout: Duration::from_secs(30),
         }
     }

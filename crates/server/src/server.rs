@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::inspection::{CaptureStore, StandingPlans};
 use crate::metrics::Metrics;
 use crate::options::ServerOptions;
-use crate::registry::{ModelEntry, Registry};
+use crate::registry::{ModelSpec, Registry};
 use crate::routes;
 use crate::state::{AppState, State};
 use axum::Router;
@@ -52,8 +52,11 @@ impl ShutdownHandle {
 }
 
 impl Server {
-    /// Checks the options, starts a scheduler for each model and listens.
-    pub fn bind(models: Vec<ModelEntry>, mut options: ServerOptions) -> Result<Server> {
+    /// Checks the options and all models, starts a scheduler for each loaded one and listens.
+    ///
+    /// Models are [`ModelEntry`](crate::ModelEntry)s, which are loaded, or
+    /// [`ModelFiles`](crate::ModelFiles), which are loaded on demand.
+    pub fn bind<M: Into<ModelSpec>>(models: Vec<M>, mut options: ServerOptions) -> Result<Server> {
         options.check()?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
@@ -67,9 +70,11 @@ impl Server {
         let address = listener.local_addr().map_err(|source| Error::Bind { address, source })?;
         options.address = address;
         options.scheduler.capture_bytes = options.scheduler.capture_bytes.min(options.limits.capture_bytes);
+        let metrics = Metrics::new();
+        let models = models.into_iter().map(Into::into).collect();
         let state = State {
-            models: Registry::new(models, &options.aliases, &options.scheduler)?,
-            metrics: Metrics::new(),
+            models: Registry::new(models, &options, metrics.residency.clone())?,
+            metrics,
             captures: CaptureStore::new(options.limits.stored_bytes),
             standing: StandingPlans::default(),
             direct: Arc::new(Semaphore::new(1)),
@@ -77,6 +82,12 @@ impl Server {
             options,
         };
         Ok(Server { runtime, listener, address, state: Arc::new(state), shutdown: ShutdownHandle::default() })
+    }
+
+    /// Loads the first model, which otherwise the first request that names it loads. `progress`
+    /// receives the fraction of weights loaded.
+    pub fn preload(&self, progress: &mut dyn FnMut(f32)) -> Result<()> {
+        self.state.models.preload(progress)
     }
 
     /// The address it listens on, with the actual port.

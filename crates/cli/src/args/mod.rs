@@ -22,9 +22,9 @@ pub use lab_capture::LabCaptureArgs;
 pub use lab_sessions::LabSessionsArgs;
 use pellucid_engine::MemoryLimit;
 pub use sae::*;
-pub use serve::{LogArg, ServeArgs};
-use std::ffi::OsString;
+pub use serve::{LogArg, ServeArgs, ServedAdapter};
 pub use server::ServerArgs;
+use std::ffi::OsString;
 use std::path::PathBuf;
 pub use steer::*;
 

@@ -6,6 +6,7 @@ use clap::{Args, ValueEnum};
 use pellucid_server::Alias;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 #[derive(Args)]
 #[command(
@@ -15,15 +16,32 @@ use std::path::PathBuf;
   -d '{\"prompt\": \"One day,\", \"max_tokens\": 20, \"capture\": [\"layers.*.resid_post\"]}'\n\n  \
   from openai import OpenAI\n  \
   client = OpenAI(base_url=\"http://127.0.0.1:7117/v1\", api_key=\"none\")\n\n\
+Several models are listed at once, and each is loaded by the first request that names it; requests choose LoRA \
+adapters by name:\n\n  \
+pellucid serve --model a --model b --model-memory 8G --adapter a:german=lora/german\n  \
+curl http://127.0.0.1:7117/v1/completions -H 'Content-Type: application/json' \\\n       \
+-d '{\"model\": \"a\", \"adapter\": \"german\", \"prompt\": \"Guten\"}'\n\n\
 The first line on stdout is the base URL. GET /openapi.json describes all routes and fields, docs/serving.md explains \
 them. PELLUCID_LOG sets the log level (error, warn, info, debug). Ctrl-C or SIGTERM finishes running requests; a second \
 one ends at once."
 )]
 pub struct ServeArgs {
-    /// Model directory, GGUF file, Hugging Face id or pulled name; may be repeated [default: the
+    /// Model directory, GGUF file, Hugging Face id or pulled name; may be repeated. The first one
+    /// is loaded at the start, the others by the first request that names them [default: the
     /// built-in model]
     #[arg(long, short, value_name = "M")]
     pub model: Vec<String>,
+    /// Load no model at the start, but each one with the first request that names it
+    #[arg(long)]
+    pub no_preload: bool,
+    /// Memory for the weights of all models, such as 8G. A model that does not fit waits until idle
+    /// ones are unloaded, least recently used first [default: what the process may take]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub model_memory: Option<usize>,
+    /// LoRA adapter (a PEFT directory) of MODEL, by default of the first one. Requests choose it by
+    /// `"adapter": "NAME"` or by the model name MODEL:NAME, each its own; may be repeated
+    #[arg(long, value_name = "[MODEL:]NAME=DIR")]
+    pub adapter: Vec<ServedAdapter>,
     /// Address to listen on; port 0 takes a free one. Any address but loopback needs --token-file
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:7117")]
     pub addr: SocketAddr,
@@ -63,6 +81,31 @@ pub struct ServeArgs {
     pub scheduler: SchedulerArgs,
 }
 
+/// `[MODEL:]NAME=DIR`: an adapter that requests choose by its name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServedAdapter {
+    /// The id of its model; the first one if `None`.
+    pub model: Option<String>,
+    pub name: String,
+    pub directory: PathBuf,
+}
+
+impl FromStr for ServedAdapter {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<ServedAdapter, String> {
+        let (name, directory) = text.split_once('=').ok_or("an adapter is [MODEL:]NAME=DIR")?;
+        let (model, name) = match name.rsplit_once(':') {
+            Some((model, name)) => (Some(model.to_owned()), name),
+            None => (None, name),
+        };
+        match name.is_empty() || directory.is_empty() || model.as_deref() == Some("") {
+            true => Err("an adapter is [MODEL:]NAME=DIR".into()),
+            false => Ok(ServedAdapter { model, name: name.into(), directory: directory.into() }),
+        }
+    }
+}
+
 /// Limits of requests.
 #[derive(Args)]
 #[command(next_help_heading = "Limits of requests")]
@@ -92,7 +135,7 @@ pub enum LogArg {
 }
 
 impl ServeArgs {
-    /// The arguments of each model to load.
+    /// The arguments of each model.
     pub fn models(&self) -> Vec<ModelArgs> {
         let of = |model: Option<String>| ModelArgs {
             model: model.map(Into::into),
@@ -108,6 +151,26 @@ impl ServeArgs {
         match self.model.is_empty() {
             true => vec![of(None)],
             false => self.model.iter().map(|model| of(Some(model.clone()))).collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_adapter_names_its_model_and_its_directory() {
+        let parse = |text: &str| text.parse::<ServedAdapter>();
+        let adapter = |model: Option<&str>, name: &str, directory: &str| ServedAdapter {
+            model: model.map(str::to_owned),
+            name: name.into(),
+            directory: directory.into(),
+        };
+        assert_eq!(parse("german=lora/a"), Ok(adapter(None, "german", "lora/a")));
+        assert_eq!(parse("org/base:german=lora/lr=2"), Ok(adapter(Some("org/base"), "german", "lora/lr=2")));
+        for wrong in ["lora/a", "=lora", "german=", ":german=lora", "base:=lora"] {
+            assert!(parse(wrong).is_err(), "{wrong}");
         }
     }
 }

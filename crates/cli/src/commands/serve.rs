@@ -1,12 +1,15 @@
 //! `pellucid serve`: the HTTP server.
 
 use super::{print, say};
-use crate::args::{LogArg, ServeArgs};
+use crate::args::{LogArg, ServeArgs, ServedAdapter};
 use crate::failure::Failure;
 use crate::models;
+use crate::progress::DelayedProgressBar;
 use crate::remote::read_token;
+use pellucid_models::builtin;
 use pellucid_models::chat::ChatTemplate;
-use pellucid_server::{LogFormat, ModelEntry, Server, ServerOptions};
+use pellucid_models::locate;
+use pellucid_server::{LogFormat, ModelFiles, Server, ServerOptions};
 use std::io::Write;
 use std::path::Path;
 
@@ -17,6 +20,7 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
         token: args.token_file.as_deref().map(read_token).transpose()?,
         allowed_hosts: args.allow_host.clone(),
         aliases: args.alias.clone(),
+        model_memory: args.model_memory,
         ..ServerOptions::default()
     };
     options.check()?;
@@ -29,25 +33,54 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     limits.capture_bytes = args.scheduler.capture_bytes.unwrap_or(limits.capture_bytes);
     options.scheduler.queue = args.limits.queue.map_or(options.scheduler.queue, |count| count as usize);
     let template = args.chat_template.as_deref().map(read_template).transpose()?;
-    let mut entries = Vec::new();
-    for model in args.models() {
-        let mut loaded = models::load(&model)?.clone();
-        if template.is_some() {
-            loaded.chat.clone_from(&template);
-        }
-        entries.push(ModelEntry { id: loaded.name.clone(), loaded });
-    }
-    let names: Vec<String> = entries.iter().map(|entry| entry.id.clone()).collect();
+    let files = model_files(&args, template.as_ref())?;
+    let names: Vec<String> = files.iter().map(|files| files.id.clone()).collect();
     pellucid_server::start_logging(match args.log {
         LogArg::Text => LogFormat::Text,
         LogArg::Json => LogFormat::Json,
     });
-    let server = Server::bind(entries, options)?;
+    let server = Server::bind(files, options)?;
+    if !args.no_preload {
+        let bar = DelayedProgressBar::new("loading weights");
+        server.preload(&mut |fraction| bar.set(fraction))?;
+        bar.finish();
+    }
     print(&format!("http://{}/v1\n", server.address()))?;
     // A program that waits for the line reads it now.
     std::io::stdout().flush().map_err(crate::failure::output)?;
     say(&format!("serving {}; Ctrl-C stops", names.join(", ")));
     Ok(server.run()?)
+}
+
+/// The files of each model with its adapters.
+fn model_files(args: &ServeArgs, chat: Option<&ChatTemplate>) -> Result<Vec<ModelFiles>, Failure> {
+    let mut all: Vec<ModelFiles> = Vec::new();
+    for model in args.models() {
+        let path = locate(model.model.as_deref())?;
+        // All models share one pool of threads.
+        let options = all.first().map_or_else(|| models::load_options(&model), |first| first.options.clone());
+        let id = id_of(model.model.as_deref(), path.as_deref());
+        all.push(ModelFiles { id, path, options, saes: model.sae, adapters: Vec::new(), chat: chat.cloned() });
+    }
+    for ServedAdapter { model, name, directory } in &args.adapter {
+        let index = model.as_ref().map_or(Some(0), |id| all.iter().position(|files| files.id == *id));
+        let Some(index) = index else {
+            let ids: Vec<&str> = all.iter().map(|files| files.id.as_str()).collect();
+            let problem = format!("the adapter {name} is for {}, which is not served", model.as_deref().unwrap_or(""));
+            return Err(Failure::usage(problem, format!("the models are {}", ids.join(", "))));
+        };
+        all[index].adapters.push((name.clone(), directory.clone()));
+    }
+    Ok(all)
+}
+
+/// The name of a model in requests: as it was pulled, or the last component of its path.
+fn id_of(name: Option<&str>, path: Option<&Path>) -> String {
+    let name = name.unwrap_or(builtin::NAME);
+    let Some(path) = path.filter(|_| Path::new(name).exists()) else { return name.to_owned() };
+    let whole = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let last = path.file_name().or(whole.file_name());
+    last.map_or_else(|| name.to_owned(), |last| last.to_string_lossy().into_owned())
 }
 
 fn read_template(path: &Path) -> Result<ChatTemplate, Failure> {
@@ -59,6 +92,9 @@ fn read_template(path: &Path) -> Result<ChatTemplate, Failure> {
 impl From<pellucid_server::Error> for Failure {
     fn from(error: pellucid_server::Error) -> Failure {
         let hint = error.remedy().unwrap_or_default();
-        Failure::usage(error.to_string(), hint)
+        match error {
+            pellucid_server::Error::Model(error) => Failure::from(*error),
+            error => Failure::usage(error.to_string(), hint),
+        }
     }
 }

@@ -92,8 +92,8 @@ impl PromptRun {
         if captures.is_empty() && saved.is_empty() {
             return;
         }
-        let (state, model) = (&self.context.state, self.context.model.clone());
         let plan = std::mem::take(&mut self.context.plan);
+        let (state, model) = (&self.context.state, &self.context.model);
         let stored = state.captures.add(StoredCaptures::new(model, plan, captures, saved, rows.len()));
         state.standing.add_captures(standing, &stored.id);
         inspection.captures.push(CaptureInfo::new(prompt, &stored));

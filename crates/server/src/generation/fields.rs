@@ -12,8 +12,12 @@ use utoipa::ToSchema;
 /// Sampling, stops and streaming.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub struct CommonFields {
-    /// The model, or an alias of it; the server's first model if absent.
+    /// The model, or an alias of it; the server's first model if absent. `MODEL:ADAPTER` names one
+    /// of its adapters, too.
     pub model: Option<String>,
+    /// The LoRA adapter that is applied, one of those that the server attached to the model.
+    #[schema(example = "german")]
+    pub adapter: Option<String>,
     /// Softmax temperature, 0 to 2; 0 is greedy.
     pub temperature: Option<f32>,
     /// Nucleus sampling: only the most likely tokens that together reach this probability.
@@ -58,8 +62,6 @@ pub struct CommonFields {
     #[serde(default)]
     response_format: Option<serde_json::Value>,
     #[serde(default)]
-    adapter: Option<serde_json::Value>,
-    #[serde(default)]
     min_tokens: Option<usize>,
 }
 
@@ -97,12 +99,6 @@ impl CommonFields {
             && format.get("type").is_none_or(|kind| kind != "text")
         {
             return Err(ApiError::refused("response_format", "only {\"type\": \"text\"} is"));
-        }
-        if !is_none(&self.adapter) {
-            return Err(ApiError::refused(
-                "adapter",
-                "the server merges adapters when it loads a model (--adapter DIR)",
-            ));
         }
         match self.min_tokens {
             Some(1..) => Err(ApiError::refused("min_tokens", "use `ignore_eos` or `logit_bias`")),

@@ -3,7 +3,7 @@
 use super::prompt::Prompt;
 use crate::api_error::{ApiError, ApiResult};
 use crate::inspection::CaptureLines;
-use crate::registry::ServedModel;
+use crate::registry::ModelUse;
 use crate::state::AppState;
 use axum::http::StatusCode;
 use pellucid_engine::{Capture, Finish, Generation, Plan, RequestHandle, RowToken, TokenLogprobs};
@@ -52,7 +52,7 @@ pub struct Piece {
 /// What a run needs to know about its request.
 pub struct RunContext {
     pub state: AppState,
-    pub model: Arc<ServedModel>,
+    pub model: ModelUse,
     pub prompt: Prompt,
     pub plan: Plan,
     /// The number of its first choice.

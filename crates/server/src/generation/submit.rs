@@ -4,14 +4,13 @@ use super::fields::GenerationFields;
 use super::prompt::Prompt;
 use super::run::{PromptRun, RunContext};
 use crate::api_error::{ApiError, ApiResult};
-use crate::registry::ServedModel;
+use crate::registry::ModelUse;
 use crate::state::AppState;
 use pellucid_engine::{GenerateOptions, LogprobOptions, Request};
-use std::sync::Arc;
 
 /// A submitted completion request.
 pub struct Call {
-    pub model: Arc<ServedModel>,
+    pub model: ModelUse,
     /// One for each prompt. Choices are numbered prompt by prompt.
     pub runs: Vec<PromptRun>,
     pub prompt_tokens: usize,
@@ -21,7 +20,7 @@ pub struct Call {
 /// encoding and checking, so callers run it on a blocking thread.
 pub fn submit(
     state: &AppState,
-    model: Arc<ServedModel>,
+    model: ModelUse,
     prompts: Vec<Prompt>,
     fields: &GenerationFields<'_>,
 ) -> ApiResult<Call> {
@@ -56,6 +55,7 @@ pub fn submit(
             eos: eos.clone(),
             lookup: common.prompt_lookup.unwrap_or(0),
             captures: fields.plan.capture_options(),
+            adapters: model.row_adapters(),
             logprobs: LogprobOptions { generated: fields.logprobs, prompt: echoed.max(common.prompt_logprobs) },
             ..GenerateOptions::default()
         };
@@ -99,7 +99,7 @@ fn no_tokenizer() -> pellucid_models::Error {
 }
 
 /// The number of new tokens: as asked for, or as many as context and server allow.
-fn max_tokens(model: &ServedModel, fields: &GenerationFields<'_>, prompt: usize, limit: usize) -> ApiResult<usize> {
+fn max_tokens(model: &ModelUse, fields: &GenerationFields<'_>, prompt: usize, limit: usize) -> ApiResult<usize> {
     // The last new token is not fed back, so a context of n leaves n + 1 − prompt new tokens.
     let left = model.context().map(|context| (context + 1).saturating_sub(prompt));
     let exceeded =

@@ -2,9 +2,10 @@
 
 use crate::api_error::{ApiError, ApiResult};
 use crate::ids;
-use crate::registry::ServedModel;
+use crate::registry::ModelUse;
 use axum::http::StatusCode;
 use pellucid_engine::{Capture, Plan, SavedValue};
+use pellucid_models::attach::SaeRecord;
 use pellucid_models::results::Results;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,28 +13,31 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// The captures of one request.
 pub struct StoredCaptures {
     pub id: String,
-    pub model: Arc<ServedModel>,
-    pub plan: Plan,
-    pub captures: Vec<Capture>,
-    pub saved: Vec<SavedValue>,
-    pub rows: usize,
+    /// The name of the model, which may be unloaded meanwhile.
+    pub model: String,
+    saes: Vec<SaeRecord>,
+    plan: Plan,
+    captures: Vec<Capture>,
+    saved: Vec<SavedValue>,
+    rows: usize,
 }
 
 impl StoredCaptures {
     pub fn new(
-        model: Arc<ServedModel>,
+        model: &ModelUse,
         plan: Plan,
         captures: Vec<Capture>,
         saved: Vec<SavedValue>,
         rows: usize,
     ) -> StoredCaptures {
-        StoredCaptures { id: ids::new("cap"), model, plan, captures, saved, rows }
+        let saes = model.loaded.saes().into_iter().cloned().collect();
+        StoredCaptures { id: ids::new("cap"), model: model.id.clone(), saes, plan, captures, saved, rows }
     }
 
     /// The arrays under their names.
     pub fn results(&self) -> Results<'_> {
-        let StoredCaptures { model, plan, captures, saved, rows, .. } = self;
-        Results { plan, captures, saved, rows: *rows, saes: model.loaded.saes() }
+        let StoredCaptures { saes, plan, captures, saved, rows, .. } = self;
+        Results { plan, captures, saved, rows: *rows, saes: saes.iter().collect() }
     }
 
     fn bytes(&self) -> usize {

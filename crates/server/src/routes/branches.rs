@@ -5,6 +5,7 @@ use super::direct::{InputFields, PreparedCall, run_alone};
 use crate::api_error::{ApiError, ApiResult, ErrorBody};
 use crate::body::{Json, RequestBody, Source};
 use crate::inspection::{ArrayObject, PlanFields, arrays};
+use crate::registry::ModelUse;
 use crate::sse;
 use crate::state::AppState;
 use axum::extract::State;
@@ -66,8 +67,8 @@ pub async fn create(
     State(state): State<AppState>,
     Json { value: request, .. }: Json<BranchesRequest>,
 ) -> ApiResult<Response> {
-    let own = state.clone();
-    let (base, plans) = super::blocking(move || prepare(&own, &request)).await?;
+    let (own, model) = (state.clone(), request.input.acquire(&state).await?);
+    let (base, plans) = super::blocking(move || prepare(&own, model, &request)).await?;
     let own = state.clone();
     Ok(sse::respond(state, move |to| async move {
         let sender = to.clone();
@@ -94,7 +95,7 @@ pub async fn create(
 }
 
 /// Makes and checks the plan of the base and those of the branches.
-fn prepare(state: &AppState, request: &BranchesRequest) -> ApiResult<(PreparedCall, Vec<Plan>)> {
+fn prepare(state: &AppState, model: ModelUse, request: &BranchesRequest) -> ApiResult<(PreparedCall, Vec<Plan>)> {
     let count = request.own.branches.len();
     if !(1..=MAX_BRANCHES).contains(&count) {
         let message = format!("`branches` has {count} plans; it must have from 1 to {MAX_BRANCHES}");
@@ -102,7 +103,7 @@ fn prepare(state: &AppState, request: &BranchesRequest) -> ApiResult<(PreparedCa
     }
     let captures = PlanFields { capture: request.plan.capture.clone(), ..PlanFields::default() };
     let edits = PlanFields { capture: None, ..request.plan.clone() };
-    let base = PreparedCall::new(state, &request.input, &edits)?;
+    let base = PreparedCall::new(state, model, &request.input, &edits)?;
     if base.rows.len() != 1 {
         return Err(ApiError::field(
             "prompt",

@@ -39,7 +39,7 @@ pub struct Deleted {
 pub async fn show(State(state): State<AppState>, PathParam(id): PathParam, headers: HeaderMap) -> ApiResult<Response> {
     let stored = state.captures.get(&id)?;
     super::blocking(move || {
-        let (id, model) = (stored.id.clone(), stored.model.id.clone());
+        let (id, model) = (stored.id.clone(), stored.model.clone());
         arrays::respond(&headers, &stored.results(), |tensors| CapturesObject { id, model, tensors })
     })
     .await

@@ -8,7 +8,7 @@ use crate::generation::{
     PieceToken, PromptLogprobs, Usage, encode_chat, events, finish, prompt_logprobs, submit,
 };
 use crate::inspection::{Inspection, PlanFields};
-use crate::registry::ServedModel;
+use crate::registry::ModelUse;
 use crate::state::AppState;
 use crate::{ids, sse};
 use axum::extract::State;
@@ -17,7 +17,6 @@ use futures_util::StreamExt;
 use pellucid_models::chat::ChatOptions;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use std::sync::Arc;
 use tokio::sync::mpsc::Sender;
 use utoipa::ToSchema;
 
@@ -109,9 +108,8 @@ impl ChatRequest {
         self.own.logprobs.unwrap_or(false).then_some(self.own.top_logprobs.unwrap_or(0))
     }
 
-    fn submit(&self, state: &AppState) -> ApiResult<Call> {
+    fn submit(&self, state: &AppState, model: ModelUse) -> ApiResult<Call> {
         self.check()?;
-        let model = state.models.find(self.common.model.as_deref())?;
         let fields = &self.own;
         let continues = fields.continue_final_message.unwrap_or(false);
         let options = ChatOptions {
@@ -214,7 +212,7 @@ pub struct Delta {
 struct Responder {
     id: String,
     created: u64,
-    model: Arc<ServedModel>,
+    model: ModelUse,
     logprobs: Option<usize>,
     returns_ids: bool,
     warnings: Vec<String>,
@@ -291,8 +289,9 @@ pub async fn create(
     let (streams, includes_usage) = (request.common.streams()?, request.common.includes_usage());
     let returns_ids = request.common.return_token_ids.unwrap_or(false);
     let (logprobs, standing) = (request.logprobs(), request.plan.plans.clone().unwrap_or_default());
+    let model = state.models.acquire(request.common.model.as_deref(), request.common.adapter.as_deref()).await?;
     let own = state.clone();
-    let call = blocking(move || request.submit(&own)).await?;
+    let call = blocking(move || request.submit(&own, model)).await?;
     let (id, created, model) = (ids::new("chatcmpl"), ids::unix_time(), call.model.clone());
     let responder = Responder { id, created, model, logprobs, returns_ids, warnings };
     if !streams {

@@ -8,14 +8,13 @@ use crate::generation::{
     PromptField, PromptLogprobs, Usage, events, finish, prompt_logprobs, submit,
 };
 use crate::inspection::{Inspection, PlanFields};
-use crate::registry::ServedModel;
+use crate::registry::ModelUse;
 use crate::state::AppState;
 use crate::{ids, sse};
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use futures_util::StreamExt;
 use serde::{Deserialize, Serialize};
-use std::sync::Arc;
 use tokio::sync::mpsc::Sender;
 use utoipa::ToSchema;
 
@@ -73,9 +72,8 @@ impl CompletionRequest {
         }
     }
 
-    fn submit(&self, state: &AppState) -> ApiResult<Call> {
+    fn submit(&self, state: &AppState, model: ModelUse) -> ApiResult<Call> {
         self.check()?;
-        let model = state.models.find(self.common.model.as_deref())?;
         let prompts = self.own.prompt.encode(&model.loaded, self.own.add_special_tokens.unwrap_or(true))?;
         let fields = GenerationFields {
             common: &self.common,
@@ -145,7 +143,7 @@ pub struct CompletionChoice {
 struct Responder {
     id: String,
     created: u64,
-    model: Arc<ServedModel>,
+    model: ModelUse,
     logprobs: Option<usize>,
     returns_ids: bool,
     warnings: Vec<String>,
@@ -221,8 +219,9 @@ pub async fn create(
     let (streams, includes_usage) = (request.common.streams()?, request.common.includes_usage());
     let returns_ids = request.common.return_token_ids.unwrap_or(false);
     let (logprobs, standing) = (request.own.logprobs, request.plan.plans.clone().unwrap_or_default());
+    let model = state.models.acquire(request.common.model.as_deref(), request.common.adapter.as_deref()).await?;
     let own = state.clone();
-    let call = blocking(move || request.submit(&own)).await?;
+    let call = blocking(move || request.submit(&own, model)).await?;
     let model = call.model.clone();
     let responder =
         Responder { id: ids::new("cmpl"), created: ids::unix_time(), model, logprobs, returns_ids, warnings };

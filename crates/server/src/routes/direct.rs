@@ -4,7 +4,7 @@ use super::blocking;
 use crate::api_error::{ApiError, ApiResult};
 use crate::generation::{ChatMessage, Prompt, PromptField, encode_chat};
 use crate::inspection::PlanFields;
-use crate::registry::ServedModel;
+use crate::registry::ModelUse;
 use crate::state::AppState;
 use axum::http::StatusCode;
 use pellucid_engine::{Interrupt, Plan};
@@ -19,8 +19,12 @@ use utoipa::ToSchema;
 /// The model and the input of a call: `prompt` or `messages`.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub struct InputFields {
-    /// The model, or an alias of it; the server's first model if absent.
+    /// The model, or an alias of it; the server's first model if absent. `MODEL:ADAPTER` names one
+    /// of its adapters, too.
     pub model: Option<String>,
+    /// The LoRA adapter that is applied, one of those that the server attached to the model.
+    #[schema(example = "german")]
+    pub adapter: Option<String>,
     /// A text, a list of texts, token ids, or a list of lists of token ids: one row each.
     pub prompt: Option<PromptField>,
     /// A conversation, instead of `prompt`.
@@ -31,8 +35,13 @@ pub struct InputFields {
 }
 
 impl InputFields {
+    /// Finds the model, and loads it if it is not in memory.
+    pub async fn acquire(&self, state: &AppState) -> ApiResult<ModelUse> {
+        state.models.acquire(self.model.as_deref(), self.adapter.as_deref()).await
+    }
+
     /// Encodes the input.
-    pub fn prompts(&self, state: &AppState, model: &ServedModel) -> ApiResult<Vec<Prompt>> {
+    pub fn prompts(&self, state: &AppState, model: &ModelUse) -> ApiResult<Vec<Prompt>> {
         let prompts = match (&self.prompt, &self.messages) {
             (Some(prompt), None) => prompt.encode(&model.loaded, self.add_special_tokens.unwrap_or(true))?,
             (None, Some(messages)) => vec![encode_chat(&model.loaded, messages, Default::default())?],
@@ -55,22 +64,21 @@ impl InputFields {
 
 /// The rows of a call with its plan, checked against the server's limits.
 pub struct PreparedCall {
-    pub model: Arc<ServedModel>,
+    pub model: ModelUse,
     pub rows: Vec<Vec<u32>>,
     pub plan: Plan,
 }
 
 impl PreparedCall {
     /// Encodes the input and makes the plan.
-    pub fn new(state: &AppState, input: &InputFields, fields: &PlanFields) -> ApiResult<PreparedCall> {
-        let model = state.models.find(input.model.as_deref())?;
+    pub fn new(state: &AppState, model: ModelUse, input: &InputFields, fields: &PlanFields) -> ApiResult<PreparedCall> {
         let prompts = input.prompts(state, &model)?;
         let plan = fields.plan(&state.standing, &model.loaded)?;
         PreparedCall::of(state, model, prompts, plan)
     }
 
     /// Resolves the positions of a plan and refuses calls that are too large.
-    pub fn of(state: &AppState, model: Arc<ServedModel>, prompts: Vec<Prompt>, plan: Plan) -> ApiResult<PreparedCall> {
+    pub fn of(state: &AppState, model: ModelUse, prompts: Vec<Prompt>, plan: Plan) -> ApiResult<PreparedCall> {
         let (rows, chats): (Vec<Vec<u32>>, Vec<Option<ChatPrompt>>) =
             prompts.into_iter().map(|prompt| (prompt.tokens, prompt.chat)).unzip();
         check_tokens(&model, &rows)?;
@@ -90,7 +98,7 @@ impl PreparedCall {
 }
 
 /// Refuses rows that the model cannot run, before their cost is computed.
-fn check_tokens(model: &ServedModel, rows: &[Vec<u32>]) -> ApiResult<()> {
+fn check_tokens(model: &ModelUse, rows: &[Vec<u32>]) -> ApiResult<()> {
     let vocab = model.loaded.model.program().architecture().vocab;
     for (index, row) in rows.iter().enumerate() {
         if let Some(token) = row.iter().find(|&&token| token as usize >= vocab) {

@@ -19,8 +19,11 @@ const DEFAULT_SITE: &str = "final_norm";
 /// A request of `/v1/embeddings`.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct EmbeddingsRequest {
-    /// The model, or an alias of it; the server's first model if absent.
+    /// The model, or an alias of it; the server's first model if absent. `MODEL:ADAPTER` names one
+    /// of its adapters, too.
     model: Option<String>,
+    /// The LoRA adapter that is applied, one of those that the server attached to the model.
+    adapter: Option<String>,
     /// A text, a list of texts, token ids, or a list of lists of token ids.
     input: PromptField,
     /// `float`, or `base64` of little-endian f32.
@@ -114,12 +117,12 @@ pub async fn create(
     State(state): State<AppState>,
     Json { value: request, warnings }: Json<EmbeddingsRequest>,
 ) -> ApiResult<Reply<EmbeddingList>> {
+    let model = state.models.acquire(request.model.as_deref(), request.adapter.as_deref()).await?;
     let own = state.clone();
     run_alone(&state, move |interrupt| {
         if request.dimensions.is_some() {
             return Err(ApiError::refused("dimensions", "an embedding has the width of its site"));
         }
-        let model = own.models.find(request.model.as_deref())?;
         let in_input = |error: ApiError| error.about("input");
         let prompts = request.input.encode(&model.loaded, true).map_err(in_input)?;
         if prompts.len() > own.options.limits.rows {

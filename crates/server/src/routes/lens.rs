@@ -51,9 +51,9 @@ pub async fn lens(
     State(state): State<AppState>,
     Json { value: request, warnings }: Json<LensRequest>,
 ) -> ApiResult<Reply<LensResult>> {
-    let own = state.clone();
+    let (own, model) = (state.clone(), request.input.acquire(&state).await?);
     run_alone(&state, move |_| {
-        let PreparedCall { model, rows, plan } = PreparedCall::new(&own, &request.input, &request.plan)?;
+        let PreparedCall { model, rows, plan } = PreparedCall::new(&own, model, &request.input, &request.plan)?;
         let [row] = &rows[..] else {
             return Err(ApiError::field(
                 "prompt",
@@ -121,7 +121,7 @@ pub async fn project(
     headers: HeaderMap,
     Json { value: request, warnings }: Json<ProjectRequest>,
 ) -> ApiResult<Response> {
-    let own = state.clone();
+    let (own, model) = (state.clone(), request.input.acquire(&state).await?);
     run_alone(&state, move |interrupt| {
         let ProjectFields { site, directions, bias, relu } = request.own;
         let count = directions.len();
@@ -131,7 +131,6 @@ pub async fn project(
         if bias.as_ref().is_some_and(|bias| bias.len() != count) {
             return Err(ApiError::field("bias", format!("`bias` must have {count} elements, one for each direction")));
         }
-        let model = own.models.find(request.input.model.as_deref())?;
         let prompts = request.input.prompts(&own, &model)?;
         let edits = request.plan.plan(&own.standing, &model.loaded)?;
         let first = edits.taps.len();

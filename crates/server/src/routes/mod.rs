@@ -110,14 +110,12 @@ async fn method_not_allowed(method: Method, uri: Uri) -> ApiError {
 
 /// A panic is a fault of the server; it ends only its own request.
 fn panicked(_: Box<dyn Any + Send>) -> Response {
-    ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal error; the log of the server shows it").into_response()
+    ApiError::internal().into_response()
 }
 
 /// Runs work that computes for more than a moment on a thread that may block.
 pub async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
-    let internal =
-        |_| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal error; the log of the server shows it");
-    tokio::task::spawn_blocking(work).await.map_err(internal)?
+    tokio::task::spawn_blocking(work).await.map_err(|_| ApiError::internal())?
 }

@@ -28,18 +28,30 @@ pub async fn health() -> Reply<Status> {
     Reply(OK)
 }
 
+/// Whether the server accepts requests, and which models are in memory.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Readiness {
+    #[serde(flatten)]
+    status: Status,
+    /// Number of models.
+    models: usize,
+    /// Number of models in memory; the others are loaded by the first request that names them.
+    loaded_models: usize,
+}
+
 /// Whether new requests are accepted: no shutdown has begun, and the queues are not full. Needs no
 /// token.
-#[utoipa::path(get, path = "/ready", responses((status = 200, body = Status), (status = 503, body = ErrorBody)))]
-pub async fn ready(State(state): State<AppState>) -> ApiResult<Reply<Status>> {
-    let is_full =
-        state.models.all().iter().any(|model| model.scheduler.load().waiting >= state.options.scheduler.queue);
+#[utoipa::path(get, path = "/ready", responses((status = 200, body = Readiness), (status = 503, body = ErrorBody)))]
+pub async fn ready(State(state): State<AppState>) -> ApiResult<Reply<Readiness>> {
+    let models = state.models.states();
+    let loads = models.iter().filter_map(|model| model.load);
+    let is_full = loads.clone().any(|load| load.waiting >= state.options.scheduler.queue);
     match () {
         () if state.closing.load(Ordering::Relaxed) => {
             Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "the server is shutting down").with_code("closing"))
         }
         () if is_full => Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "the queue is full").with_code("busy")),
-        () => Ok(Reply(OK)),
+        () => Ok(Reply(Readiness { status: OK, models: models.len(), loaded_models: loads.count() })),
     }
 }
 

@@ -60,7 +60,7 @@ pub async fn create(
     if plan.plans.is_some() {
         return Err(ApiError::field("plans", "a standing plan does not refer to others"));
     }
-    let model = state.models.find(own.model.as_deref())?;
+    let model = state.models.acquire(own.model.as_deref(), None).await?;
     let taps = plan.own_plan(&model.loaded)?;
     // Sites and vectors are checked now, not with the first request.
     if let Some(problem) = taps.check(model.loaded.model.program(), &[1]).into_iter().find(is_about_sites) {

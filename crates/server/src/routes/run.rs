@@ -59,9 +59,9 @@ pub async fn run(
     headers: HeaderMap,
     Json { value: request, warnings }: Json<RunRequest>,
 ) -> ApiResult<Response> {
-    let own = state.clone();
+    let (own, model) = (state.clone(), request.input.acquire(&state).await?);
     run_alone(&state, move |interrupt| {
-        let PreparedCall { model, rows, plan } = PreparedCall::new(&own, &request.input, &request.plan)?;
+        let PreparedCall { model, rows, plan } = PreparedCall::new(&own, model, &request.input, &request.plan)?;
         let captures = request.plan.capture_options();
         let options = RunOptions { interrupt: Some(interrupt), captures, ..RunOptions::default() };
         let run = model.loaded.model.run(&rows, &plan, &options)?;
@@ -103,8 +103,9 @@ pub async fn explain(
     State(state): State<AppState>,
     Json { value: request, warnings }: Json<RunRequest>,
 ) -> ApiResult<Reply<ExplainResult>> {
+    let model = request.input.acquire(&state).await?;
     super::blocking(move || {
-        let PreparedCall { model, rows, plan } = PreparedCall::new(&state, &request.input, &request.plan)?;
+        let PreparedCall { model, rows, plan } = PreparedCall::new(&state, model, &request.input, &request.plan)?;
         let lengths: Vec<usize> = rows.iter().map(Vec::len).collect();
         let explanation = plan.explain(&model.loaded.model, &lengths)?;
         let text = explanation.to_string();

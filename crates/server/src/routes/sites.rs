@@ -58,7 +58,7 @@ pub async fn list(
     State(state): State<AppState>,
     QueryParams(query): QueryParams<ModelQuery>,
 ) -> ApiResult<Reply<SiteList>> {
-    let model = state.models.find(query.model.as_deref())?;
+    let model = state.models.acquire(query.model.as_deref(), None).await?;
     let program = model.loaded.model.program();
     let object = |site: Site| SiteObject {
         site: site.to_string(),

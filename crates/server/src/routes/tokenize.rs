@@ -80,8 +80,8 @@ pub async fn tokenize(
     State(state): State<AppState>,
     Json { value: TokenizeRequest { input, options }, warnings }: Json<TokenizeRequest>,
 ) -> ApiResult<Reply<TokenizeResult>> {
+    let model = input.acquire(&state).await?;
     blocking(move || {
-        let model = state.models.find(input.model.as_deref())?;
         let (tokens, chat) = match (&input.prompt, &input.messages) {
             (None, Some(messages)) => {
                 let continues = options.continue_final_message.unwrap_or(false);
@@ -151,8 +151,8 @@ pub async fn detokenize(
     State(state): State<AppState>,
     Json { value: DetokenizeRequest { model, tokens }, .. }: Json<DetokenizeRequest>,
 ) -> ApiResult<Reply<DetokenizeResult>> {
+    let model = state.models.acquire(model.as_deref(), None).await?;
     blocking(move || {
-        let model = state.models.find(model.as_deref())?;
         let vocab = model.loaded.model.program().architecture().vocab;
         if let Some(token) = tokens.iter().find(|&&token| token as usize >= vocab) {
             return Err(ApiError::field("tokens", format!("token {token} is not among the {vocab} of the vocabulary")));
@@ -194,7 +194,7 @@ pub async fn info(
     State(state): State<AppState>,
     QueryParams(query): QueryParams<ModelQuery>,
 ) -> ApiResult<Reply<TokenizerInfo>> {
-    let model = state.models.find(query.model.as_deref())?;
+    let model = state.models.acquire(query.model.as_deref(), None).await?;
     let tokenizer = model.loaded.tokenizer()?;
     let special = tokenizer.special();
     let text = |id: Option<u32>| id.map(|id| tokenizer.token_text(id));

@@ -40,6 +40,7 @@ fn errors_name_the_field() {
         (json!({"prompt": "a", "capture": [5]}), "capture"),
         (json!({"prompt": "a", "plans": ["absent"]}), "plans"),
         (json!({"prompt": "a", "adapter": "lora"}), "adapter"),
+        (json!({"prompt": "a", "adapter": 5}), "adapter"),
     ];
     let chats = [
         (json!({}), "messages"),
@@ -54,7 +55,8 @@ fn errors_name_the_field() {
     let cases = completions.map(|case| ("/v1/completions", case)).into_iter();
     for (path, (request, param)) in cases.chain(chats.map(|case| ("/v1/chat/completions", case))) {
         let (status, answer) = server.post(path, &request);
-        let expected = if param == "plans" { 404 } else { 400 };
+        let is_absent = param == "plans" || request["adapter"].is_string();
+        let expected = if is_absent { 404 } else { 400 };
         assert_eq!((status, answer["error"]["param"].as_str()), (expected, Some(param)), "{request}: {answer}");
         assert_eq!(answer["error"]["type"], "invalid_request_error");
         assert!(!answer["error"]["message"].as_str().unwrap().is_empty());

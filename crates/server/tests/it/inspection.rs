@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 const PATH: &str = "/v1/completions";
 
 /// The floats of an array in JSON.
-fn floats(array: &Value) -> Vec<f32> {
+pub fn floats(array: &Value) -> Vec<f32> {
     let bytes = STANDARD.decode(array["data"].as_str().unwrap()).unwrap();
     assert_eq!(array["dtype"], "F32");
     bytes.chunks_exact(4).map(|x| f32::from_le_bytes(x.try_into().unwrap())).collect()

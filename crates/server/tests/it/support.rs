@@ -2,7 +2,7 @@
 
 use pellucid_models::LoadedModel;
 use pellucid_models::chat::ChatTemplate;
-use pellucid_server::{ModelEntry, Server, ServerOptions, ShutdownHandle};
+use pellucid_server::{ModelEntry, ModelSpec, Server, ServerOptions, ShutdownHandle};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -36,9 +36,13 @@ pub struct TestServer {
 impl TestServer {
     /// Serves the built-in model as `stories`.
     pub fn start(options: ServerOptions) -> TestServer {
+        TestServer::of(vec![ModelEntry { id: "stories".into(), loaded: model() }], options)
+    }
+
+    /// Serves other models.
+    pub fn of<M: Into<ModelSpec>>(models: Vec<M>, options: ServerOptions) -> TestServer {
         let options = ServerOptions { address: ([127, 0, 0, 1], 0).into(), ..options };
-        let entries = vec![ModelEntry { id: "stories".into(), loaded: model() }];
-        let server = Server::bind(entries, options).expect("the server");
+        let server = Server::bind(models, options).expect("the server");
         let (address, shutdown) = (server.address(), server.shutdown_handle());
         TestServer { address, shutdown, thread: Some(std::thread::spawn(move || server.run())) }
     }
