@@ -117,7 +117,7 @@ impl Weights {
 
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.by_id.is_empty()
     }
 
     /// Returns the size of all weights in bytes.

@@ -6,6 +6,7 @@
 
 use crate::api_error::{ApiError, ApiResult};
 use crate::state::AppState;
+use crate::unique_keys;
 use axum::body::Body as HttpBody;
 use axum::extract::{FromRequest, Request};
 use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
@@ -135,6 +136,7 @@ impl<T> Json<T> {
     where
         T: RequestBody,
     {
+        unique_keys::check(&bytes)?;
         let source = Source::new(bytes);
         let value = T::read(&source)?;
         Ok(Json { value, warnings: source.warnings() })

@@ -11,6 +11,7 @@
 //! | `server` | the listener: connections, timeouts, shutdown |
 //! | `security` | Host, Origin and token checks, before anything else |
 //! | `body` | request bodies: size, content type, unknown fields, errors that name the field |
+//! | `unique_keys` | refuses repeated keys in JSON |
 //! | `extract` | parameters in paths and queries |
 //! | `api_error` | errors in the shape of the OpenAI API |
 //! | `generation` | completion requests: prompts → the scheduler's requests → pieces of text |
@@ -41,6 +42,7 @@ mod security;
 mod server;
 mod sse;
 mod state;
+mod unique_keys;
 
 pub use error::{Error, Result};
 pub use logging::{LogFormat, start_logging};

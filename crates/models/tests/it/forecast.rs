@@ -7,7 +7,11 @@ use std::path::Path;
 
 #[test]
 fn a_forecast_has_the_bytes_and_formats_of_the_load() {
-    let quantized: Vec<_> = ["gptq-4", "awq", "bnb-nf4", "fp8-blocks"].map(golden::quantized).into_iter().filter(|path| path.is_dir()).collect();
+    let quantized: Vec<_> = ["gptq-4", "awq", "bnb-nf4", "fp8-blocks"]
+        .map(golden::quantized)
+        .into_iter()
+        .filter(|path| path.is_dir())
+        .collect();
     let models = ["llama", "gpt2", "gemma2", "mixtral", "mamba"].map(golden::path);
     for path in models.iter().chain(&quantized).map(|path| Some(path.as_path())).chain([None]) {
         for storage in [Storage::AsStored, Storage::As(DType::Bf16), Storage::As(DType::Q8)] {

@@ -8,6 +8,9 @@ use crate::registry::ModelUse;
 use crate::state::AppState;
 use pellucid_engine::{GenerateOptions, LogprobOptions, Request};
 
+/// Most speculative tokens per pass.
+const MAX_LOOKUP: usize = 64;
+
 /// A submitted completion request.
 pub struct Call {
     pub model: ModelUse,
@@ -29,7 +32,20 @@ pub fn submit(
     let n = common.n(state.options.scheduler.max_rows)?;
     if prompts.len() * n > limits.rows {
         let message = format!("the request has {} prompts × {n} choices; the limit is {}", prompts.len(), limits.rows);
-        return Err(ApiError::field("n", message));
+        return Err(ApiError::field(if n == 1 { "prompt" } else { "n" }, message));
+    }
+    let (sampling, stops) = (common.sampling()?, common.stops()?);
+    let vocab = model.loaded.model.program().architecture().vocab;
+    let biased = sampling.logit_bias.iter().map(|(token, _)| ("logit_bias", *token));
+    let stopping = common.stop_token_ids.iter().flatten().map(|&token| ("stop_token_ids", token));
+    let input = prompts.iter().flat_map(|prompt| &prompt.tokens).map(|&token| ("prompt", token));
+    if let Some((field, token)) = biased.chain(stopping).chain(input).find(|(_, token)| *token as usize >= vocab) {
+        let message = format!("`{field}` has token {token}, but the vocabulary has {vocab} tokens");
+        return Err(ApiError::field(field, message));
+    }
+    if let Some(count) = common.prompt_lookup.filter(|count| *count > MAX_LOOKUP) {
+        let message = format!("`prompt_lookup` is {count}; it must be from 0 to {MAX_LOOKUP}");
+        return Err(ApiError::field("prompt_lookup", message));
     }
     for (name, count) in [("logprobs", fields.logprobs), ("prompt_logprobs", common.prompt_logprobs)] {
         if count.is_some_and(|count| count > limits.logprobs) {
@@ -37,7 +53,6 @@ pub fn submit(
             return Err(ApiError::field(name, message));
         }
     }
-    let (sampling, stops) = (common.sampling()?, common.stops()?);
     let loaded = &model.loaded;
     let mut eos = if common.ignore_eos.unwrap_or(false) { Vec::new() } else { loaded.eos.clone() };
     eos.extend(common.stop_token_ids.iter().flatten());

@@ -5,6 +5,7 @@
 //! as safetensors or as base64 in JSON, and `store.rs` keeps captures until they are fetched.
 
 pub mod arrays;
+pub mod examples;
 mod outcome;
 mod plan_fields;
 mod standing;

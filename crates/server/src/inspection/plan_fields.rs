@@ -21,7 +21,7 @@ pub struct PlanFields {
     #[schema(value_type = Option<Vec<Object>>, example = json!(["layers.*.resid_post", {"site": "logits", "positions": "last"}]))]
     pub capture: Option<Vec<Value>>,
     /// A steering spec, as in docs/plans.md#steering-specs.
-    #[schema(value_type = Option<Object>, example = json!({"layers": [2], "vector": [0.1, -0.2], "scale": 4.0}))]
+    #[schema(value_type = Option<Object>, example = json!({"layers": {"2": {"operations": [{"type": "add", "vector": [0.1, -0.2], "scale": 4.0}]}}}))]
     pub steer: Option<Value>,
     /// Dtype of captured arrays.
     pub capture_dtype: Option<DtypeField>,

@@ -16,6 +16,7 @@ mod sites;
 mod tokenize;
 
 use crate::api_error::{ApiError, ErrorBody};
+use crate::inspection::examples;
 use crate::logging;
 pub use crate::reply::Reply;
 use crate::security;
@@ -69,9 +70,10 @@ fn table() -> OpenApiRouter<AppState> {
         .routes(routes!(operations::metrics))
 }
 
-/// The routes and their description.
-fn described() -> (Router<AppState>, utoipa::openapi::OpenApi) {
+/// The routes with their description.
+fn describe() -> (Router<AppState>, utoipa::openapi::OpenApi) {
     let (router, mut api) = table().split_for_parts();
+    examples::add_to(&mut api);
     // A parameter that may contain slashes is `{*id}` for axum and `{id}` in OpenAPI.
     let paths = std::mem::take(&mut api.paths.paths);
     api.paths.paths = paths.into_iter().map(|(path, item)| (path.replace("{*", "{"), item)).collect();
@@ -80,12 +82,12 @@ fn described() -> (Router<AppState>, utoipa::openapi::OpenApi) {
 
 /// Returns the OpenAPI description of the server, as JSON.
 pub fn openapi() -> String {
-    described().1.to_pretty_json().unwrap_or_default()
+    describe().1.to_pretty_json().unwrap_or_default()
 }
 
 /// All routes with the layers around them. The last layer is the outermost.
 pub fn router(state: AppState) -> Router {
-    let (router, api) = described();
+    let (router, api) = describe();
     let description = api.to_json().unwrap_or_default();
     let show = move || std::future::ready(([(CONTENT_TYPE, "application/json")], description.clone()));
     router

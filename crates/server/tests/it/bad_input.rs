@@ -3,6 +3,7 @@
 use crate::support::TestServer;
 use pellucid_server::{Limits, ServerOptions};
 use serde_json::{Value, json};
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 #[test]
@@ -29,6 +30,15 @@ fn errors_name_the_field() {
         (json!({"prompt": "a", "stop": ""}), "stop"),
         (json!({"prompt": "a", "stop": 5}), "stop"),
         (json!({"prompt": "a", "suffix": "b"}), "suffix"),
+        (json!({"prompt": "a", "stop_token_ids": [4_000_000_000_u32]}), "stop_token_ids"),
+        (json!({"prompt": "a", "stop_token_ids": [-1]}), "stop_token_ids[0]"),
+        (json!({"prompt": "a", "logit_bias": {"4000000000": 1}}), "logit_bias"),
+        (json!({"prompt": "a", "prompt_lookup": 1_000_000}), "prompt_lookup"),
+        (json!({"prompt": "a", "seed": 1e30}), "seed"),
+        (json!({"prompt": "a", "top_k": -2}), "top_k"),
+        (json!({"prompt": "a", "min_p": 1.5}), "min_p"),
+        (json!({"prompt": "a", "repetition_penalty": 0}), "repetition_penalty"),
+        (json!({"prompt": vec!["a"; 1025]}), "prompt"),
         (json!({"prompt": "a", "prompt_logprobs": 1, "stream": true}), "prompt_logprobs"),
         (json!({"prompt": "a", "best_of": 3}), "best_of"),
         (json!({"prompt": "a", "stream_options": {"include_usage": true}}), "stream_options"),
@@ -64,8 +74,8 @@ fn errors_name_the_field() {
     let (status, answer) = server.post("/v1/completions", &json!({"model": "gpt-9", "prompt": "a"}));
     assert_eq!((status, &answer["error"]["code"]), (404, &json!("model_not_found")));
     // The built-in model has 4096 tokens at most, so this id is in no vocabulary.
-    let (status, _) = server.post("/v1/completions", &json!({"prompt": [4_000_000_000_u32]}));
-    assert_eq!(status, 400);
+    let (status, answer) = server.post("/v1/completions", &json!({"prompt": [4_000_000_000_u32]}));
+    assert_eq!((status, &answer["error"]["param"]), (400, &json!("prompt")));
     // The others are unharmed.
     server.ok("/v1/completions", &json!({"prompt": "a", "max_tokens": 1}));
 }
@@ -76,15 +86,18 @@ fn every_error_has_the_shape_of_the_api() {
     let json = [("Content-Type", "application/json")];
     /// Method, path, headers, body, and the status of the answer.
     type Case<'a> = (&'a str, &'a str, &'a [(&'a str, &'a str)], &'a [u8], u16);
-    let cases: [Case; 8] = [
+    let cases: [Case; 11] = [
         ("GET", "/v1/nothing", &[], b"", 404),
         ("GET", "/v1/../etc/passwd", &[], b"", 404),
+        ("GET", "/v1/captures/..%2f..%2fetc%2fpasswd", &[], b"", 404),
+        ("GET", "/v1/models/../../etc/passwd", &[], b"", 404),
         ("DELETE", "/v1/completions", &[], b"", 405),
         ("POST", "/health", &json, b"{}", 405),
         ("POST", "/v1/completions", &[("Content-Type", "text/plain")], b"{\"prompt\": \"a\"}", 415),
         ("POST", "/v1/completions", &[], b"{\"prompt\": \"a\"}", 415),
         ("POST", "/v1/completions", &json, b"{\"prompt\": ", 400),
         ("POST", "/v1/completions", &json, b"{\"prompt\": \"a\", \"prompt\": \"b\"}", 400),
+        ("POST", "/v1/run", &json, b"{\"prompt\": \"a\", \"plan\": {\"taps\": [], \"taps\": []}}", 400),
     ];
     for (method, path, headers, body, expected) in cases {
         let (status, answer) = server.send(method, path, headers, body);
@@ -118,6 +131,17 @@ fn slow_headers_and_bodies_end_in_time() {
     let answer = server.raw(format!("{head}Content-Length: 50\r\n\r\n{{\"prompt\"").as_bytes());
     assert!(answer.starts_with("HTTP/1.1 408") && answer.contains("body_timeout"), "{answer}");
     assert!(started.elapsed() < Duration::from_secs(20));
+}
+
+#[test]
+fn idle_connections_do_not_lock_others_out() {
+    let limits = Limits { read_timeout: Duration::from_millis(500), connections: 40, ..Limits::default() };
+    let server = TestServer::start(ServerOptions { limits, ..ServerOptions::default() });
+    // More than the server takes at once: the others wait until it closes the idle ones.
+    let idle: Vec<TcpStream> = (0..120).map(|_| TcpStream::connect(server.address).expect("a connection")).collect();
+    assert_eq!(server.get("/health").0, 200);
+    drop(idle);
+    server.ok("/v1/completions", &json!({"prompt": "a", "max_tokens": 1}));
 }
 
 #[test]

@@ -4,6 +4,7 @@ mod adapters;
 mod bad_input;
 mod chat;
 mod completions;
+mod examples;
 mod inspection;
 mod load;
 mod model_files;
