@@ -89,7 +89,7 @@ pub fn describe(args: &ModelArgs) -> Result<(String, Program), Failure> {
 }
 
 /// Resolves the model's name or path; `None` for the built-in model.
-fn locate_model(args: &ModelArgs) -> Result<Option<PathBuf>, Failure> {
+pub fn locate_model(args: &ModelArgs) -> Result<Option<PathBuf>, Failure> {
     match args.model.as_deref() {
         // Names are UTF-8, paths need not be.
         Some(path) if path.to_str().is_none() && Path::new(path).exists() => Ok(Some(path.into())),

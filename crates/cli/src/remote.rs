@@ -32,7 +32,8 @@ pub fn open(args: &ModelArgs, server: &ServerArgs, saes: &[(&str, &Path)]) -> Re
     let Some(url) = &server.server else { return Ok(ModelPlace::Here(models::load_with_saes(args, saes)?)) };
     refuse_local(args)?;
     let token = server.token_file.as_deref().map(read_token).transpose()?;
-    let model = RemoteModel::connect(url, ConnectOptions { token, model: args.model.clone() })?;
+    let model = args.model.as_ref().map(|name| name.to_string_lossy().into_owned());
+    let model = RemoteModel::connect(url, ConnectOptions { token, model })?;
     models::warn(&model.local().warnings);
     Ok(ModelPlace::Server(Box::new(model)))
 }

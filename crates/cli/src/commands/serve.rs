@@ -8,8 +8,8 @@ use crate::progress::DelayedProgressBar;
 use crate::remote::read_token;
 use pellucid_models::builtin;
 use pellucid_models::chat::ChatTemplate;
-use pellucid_models::locate;
 use pellucid_server::{LogFormat, ModelFiles, Server, ServerOptions};
+use std::ffi::OsStr;
 use std::io::Write;
 use std::path::Path;
 
@@ -56,7 +56,7 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
 fn model_files(args: &ServeArgs, chat: Option<&ChatTemplate>) -> Result<Vec<ModelFiles>, Failure> {
     let mut all: Vec<ModelFiles> = Vec::new();
     for model in args.models() {
-        let path = locate(model.model.as_deref())?;
+        let path = models::locate_model(&model)?;
         // All models share one pool of threads.
         let options = all.first().map_or_else(|| models::load_options(&model), |first| first.options.clone());
         let id = id_of(model.model.as_deref(), path.as_deref());
@@ -75,12 +75,12 @@ fn model_files(args: &ServeArgs, chat: Option<&ChatTemplate>) -> Result<Vec<Mode
 }
 
 /// The name of a model in requests: as it was pulled, or the last component of its path.
-fn id_of(name: Option<&str>, path: Option<&Path>) -> String {
-    let name = name.unwrap_or(builtin::NAME);
-    let Some(path) = path.filter(|_| Path::new(name).exists()) else { return name.to_owned() };
+fn id_of(name: Option<&OsStr>, path: Option<&Path>) -> String {
+    let name = name.unwrap_or(OsStr::new(builtin::NAME));
+    let in_words = |name: &OsStr| name.to_string_lossy().into_owned();
+    let Some(path) = path.filter(|_| Path::new(name).exists()) else { return in_words(name) };
     let whole = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-    let last = path.file_name().or(whole.file_name());
-    last.map_or_else(|| name.to_owned(), |last| last.to_string_lossy().into_owned())
+    in_words(path.file_name().or(whole.file_name()).unwrap_or(name))
 }
 
 fn read_template(path: &Path) -> Result<ChatTemplate, Failure> {

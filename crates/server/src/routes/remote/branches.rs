@@ -32,12 +32,12 @@ pub async fn branches(
     Json { value: call, .. }: Json<BranchesCall>,
 ) -> ApiResult<Response> {
     let own = state.clone();
+    let model = state.models.acquire(Some(&call.model), None).await?;
     let (model, call) = blocking(move || {
         if !(1..=MAX_BRANCHES).contains(&call.branches.len()) {
             let message = format!("the call has {} branches; it must have 1 to {MAX_BRANCHES}", call.branches.len());
             return Err(ApiError::field("branches", message));
         }
-        let model = own.models.find(Some(&call.model))?;
         let (loaded, rows) = (&model.loaded.model, std::slice::from_ref(&call.tokens));
         loaded.check_run(rows, &call.plan, &RunOptions::default()).map_err(fault)?;
         for plan in std::iter::once(&call.plan).chain(&call.branches) {

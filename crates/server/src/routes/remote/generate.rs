@@ -3,14 +3,14 @@
 use super::{check_plan, fault, respond_frames, results_frame};
 use crate::api_error::{ApiError, ApiResult, ErrorBody};
 use crate::body::{Json, whole_body};
-use crate::registry::ServedModel;
+use crate::registry::ModelUse;
 use crate::routes::blocking;
 use crate::routes::direct::run_alone;
 use crate::state::AppState;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
-use pellucid_engine::{Generation, Request, RequestHandle, RowToken};
+use pellucid_engine::{GenerateOptions, Generation, Request, RequestHandle, RowToken};
 use pellucid_models::StopStrings;
 use pellucid_models::wire::{Frame, GenerateCall, WireResults, encode_frame};
 use std::sync::Arc;
@@ -32,8 +32,8 @@ pub async fn generate(
     Json { value: call, .. }: Json<GenerateCall>,
 ) -> ApiResult<Response> {
     let own = state.clone();
+    let model = state.models.acquire(Some(&call.model), None).await?;
     let (model, call, handle) = blocking(move || {
-        let model = own.models.find(Some(&call.model))?;
         let handle = submit(&own, &model, &call)?;
         Ok((model, call, handle))
     })
@@ -60,7 +60,7 @@ pub async fn generate(
 }
 
 /// Checks a call and puts it into the queue of the scheduler.
-fn submit(state: &AppState, model: &ServedModel, call: &GenerateCall) -> ApiResult<RequestHandle> {
+fn submit(state: &AppState, model: &ModelUse, call: &GenerateCall) -> ApiResult<RequestHandle> {
     let (loaded, options) = (&model.loaded, call.options());
     loaded.model.check_generate(&call.rows, &call.plan, &options).map_err(fault)?;
     let limit = state.options.limits.max_tokens;
@@ -69,7 +69,13 @@ fn submit(state: &AppState, model: &ServedModel, call: &GenerateCall) -> ApiResu
         return Err(ApiError::field("max_new", message));
     }
     check_plan(state, model, &call.plan, call.rows.len())?;
-    let mut request = Request { inputs: call.rows.clone(), plan: call.plan.clone(), options, ..Request::default() };
+    let (inputs, plan) = (call.rows.clone(), call.plan.clone());
+    let mut request = Request {
+        inputs,
+        plan,
+        options: GenerateOptions { adapters: model.row_adapters(), ..options },
+        ..Request::default()
+    };
     let stops = StopStrings::new(call.stop.clone()).map_err(fault)?;
     if !stops.is_empty() {
         loaded.request_text(call.rows.len(), &stops).map_err(fault)?.end_rows_of(&mut request);
@@ -96,7 +102,7 @@ async fn next_token(handle: &RequestHandle) -> Option<RowToken> {
 /// Finds where a generation stops being finite, if the call asks for it and it does.
 async fn locate(
     state: &AppState,
-    model: Arc<ServedModel>,
+    model: ModelUse,
     call: GenerateCall,
     generation: Generation,
 ) -> ApiResult<WireResults> {

@@ -19,7 +19,7 @@ pub use weights::{__path_weights, weights};
 use crate::api_error::{ApiError, ApiResult};
 use crate::hints;
 use crate::inspection::refuse_files;
-use crate::registry::ServedModel;
+use crate::registry::ModelUse;
 use crate::state::AppState;
 use axum::body::{Body, Bytes};
 use axum::http::StatusCode;
@@ -49,7 +49,7 @@ fn fault(error: impl Into<Error>) -> ApiError {
 
 /// Refuses plans that name files or autoencoders that are not attached, and calls with too many
 /// rows.
-fn check_plan(state: &AppState, model: &ServedModel, plan: &Plan, rows: usize) -> ApiResult<()> {
+fn check_plan(state: &AppState, model: &ModelUse, plan: &Plan, rows: usize) -> ApiResult<()> {
     check_saes(&model.loaded.saes(), plan, Path::new("")).map_err(fault)?;
     refuse_files(plan, "plan")?;
     let limit = state.options.limits.rows;
@@ -61,7 +61,7 @@ fn check_plan(state: &AppState, model: &ServedModel, plan: &Plan, rows: usize) -
 
 /// Refuses a run whose captures are larger than the server permits. The scheduler checks those of
 /// generations.
-fn check_captures(state: &AppState, model: &ServedModel, plan: &Plan, lengths: &[usize]) -> ApiResult<()> {
+fn check_captures(state: &AppState, model: &ModelUse, plan: &Plan, lengths: &[usize]) -> ApiResult<()> {
     let needed = plan.explain(&model.loaded.model, lengths).map_err(fault)?.capture_bytes;
     let limit = state.options.limits.capture_bytes;
     match needed > limit {

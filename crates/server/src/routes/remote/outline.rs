@@ -27,8 +27,8 @@ pub async fn outline(
     State(state): State<AppState>,
     QueryParams(params): QueryParams<OutlineParams>,
 ) -> ApiResult<Reply<Hello>> {
+    let model = state.models.acquire(params.model.as_deref(), None).await?;
     super::super::blocking(move || {
-        let model = state.models.find(params.model.as_deref())?;
         let outline =
             (params.protocol == PROTOCOL).then(|| model.loaded.outline()).transpose().map_err(super::fault)?;
         let version = env!("CARGO_PKG_VERSION").to_owned();

@@ -22,9 +22,8 @@ whole_body!(RunCall);
     )
 )]
 pub async fn run(State(state): State<AppState>, Json { value: call, .. }: Json<RunCall>) -> ApiResult<Response> {
-    let own = state.clone();
+    let (own, model) = (state.clone(), state.models.acquire(Some(&call.model), None).await?);
     run_alone(&state, move |interrupt| {
-        let model = own.models.find(Some(&call.model))?;
         let loaded = &model.loaded.model;
         let options = RunOptions { interrupt: Some(interrupt), ..call.options() };
         loaded.check_run(&call.rows, &call.plan, &options).map_err(fault)?;

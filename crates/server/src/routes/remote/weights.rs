@@ -36,9 +36,8 @@ pub async fn weights(
     State(state): State<AppState>,
     QueryParams(params): QueryParams<WeightsParams>,
 ) -> ApiResult<Response> {
-    let own = state.clone();
+    let model = state.models.acquire(params.model.as_deref(), None).await?;
     run_alone(&state, move |_| {
-        let model = own.models.find(params.model.as_deref())?;
         let arrays = read_weights(&model.loaded.model, &params)?;
         let mut file = ArrayFile::default();
         arrays.iter().for_each(|array| _ = file.add(array));
