@@ -29,6 +29,7 @@ pub mod matmul;
 pub mod matrix;
 pub mod memory;
 pub mod norm;
+mod pack_columns;
 pub mod pool;
 mod quant_layout;
 mod quant_panels;

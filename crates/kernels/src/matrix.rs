@@ -9,6 +9,7 @@ use crate::dispatch;
 use crate::encoding::{self, Encoding};
 use crate::half_panels::{self, Bf16, F16, HalfFormat};
 use crate::memory::{AlignedBuffer, DisjointMut};
+use crate::pack_columns::pack_columns;
 use crate::pool::Pool;
 use crate::quant_panels::QuantPanels;
 use crate::simd::{LANES, Simd};
@@ -45,6 +46,14 @@ pub trait RowBytes: Send + Sync {
     fn file(&self) -> Option<Arc<dyn BackingFile>> {
         None
     }
+
+    /// Copies a row. Mapped rows are read from the file, so that its pages do not become resident.
+    fn copy_row(&self, row: usize, out: &mut [u8]) {
+        out.copy_from_slice(self.row(row));
+    }
+
+    /// Releases resident pages of the file, if the rows are mapped.
+    fn release_pages(&self) {}
 }
 
 /// A mapped file that must not change while a matrix reads it in place.
@@ -70,6 +79,8 @@ pub struct Matrix {
     rows: usize,
     cols: usize,
     storage: Storage,
+    /// Whether single rows in place are copied when they are used.
+    on_demand: bool,
 }
 
 impl Matrix {
@@ -97,7 +108,29 @@ impl Matrix {
             DType::F16 => Storage::F16(pack_panels(pool, rows, cols, size, fill, pack_half_panel::<F16>)),
             DType::Q8 => return Matrix::quantized_q8(pool, rows, cols, fill),
         };
-        Matrix { rows, cols, storage }
+        Matrix { rows, cols, storage, on_demand: false }
+    }
+
+    /// Packs a matrix whose transpose is stored; `fill(col, row, out)` writes the elements of a
+    /// column from `row` on as f32. The result is that of [`pack`](Self::pack), sooner.
+    pub fn pack_columns(
+        pool: &Pool,
+        rows: usize,
+        cols: usize,
+        dtype: DType,
+        fill: &(dyn Fn(usize, usize, &mut [f32]) + Sync),
+    ) -> Matrix {
+        let storage = match dtype {
+            DType::F32 => Storage::F32(pack_columns(pool, rows, cols, fill, |wide, out| out.copy_from_slice(wide))),
+            DType::Bf16 => Storage::Bf16(pack_columns(pool, rows, cols, fill, store_half_row::<Bf16>)),
+            DType::F16 => Storage::F16(pack_columns(pool, rows, cols, fill, store_half_row::<F16>)),
+            DType::Q8 => {
+                return Matrix::quantized_q8(pool, rows, cols, &|row, out| {
+                    out.chunks_exact_mut(1).enumerate().for_each(|(col, x)| fill(col, row, x));
+                });
+            }
+        };
+        Matrix { rows, cols, storage, on_demand: false }
     }
 
     /// Packs a matrix as Q8_0, or as bf16 if `cols` is not a multiple of 32.
@@ -108,7 +141,7 @@ impl Matrix {
             show(&encoding::to_q8_0(&values));
         };
         match fits_q8(cols).then(|| QuantPanels::pack(pool, rows, cols, Encoding::Q8_0, &encode)).flatten() {
-            Some(quant) => Matrix { rows, cols, storage: Storage::Quant(quant) },
+            Some(quant) => Matrix { rows, cols, storage: Storage::Quant(quant), on_demand: false },
             None => Matrix::pack(pool, rows, cols, DType::Bf16, fill),
         }
     }
@@ -123,7 +156,7 @@ impl Matrix {
             Some(quant) => Storage::Quant(quant),
             None => Storage::InPlace(encoding, bytes),
         };
-        Matrix { rows, cols, storage }
+        Matrix { rows, cols, storage, on_demand: false }
     }
 
     /// Bytes that [`Matrix::pack`] allocates.
@@ -185,8 +218,37 @@ impl Matrix {
             Storage::Bf16(data) => read_half_lane::<Bf16>(&data[steps], lane, out),
             Storage::F16(data) => read_half_lane::<F16>(&data[steps], lane, out),
             Storage::Quant(quant) => quant.row(row, out),
+            Storage::InPlace(Encoding::F32, bytes) if self.on_demand && cfg!(target_endian = "little") => {
+                // SAFETY: a float is four bytes, and every bit pattern is a float.
+                let out = unsafe { std::slice::from_raw_parts_mut(out.as_mut_ptr().cast(), size_of_val(out)) };
+                bytes.copy_row(row, out);
+            }
+            Storage::InPlace(encoding, bytes) if self.on_demand => {
+                let mut copy = vec![0; out.len() / encoding.block_len() * encoding.block_bytes()];
+                bytes.copy_row(row, &mut copy);
+                encoding::decode(*encoding, &copy, out);
+            }
             Storage::InPlace(encoding, bytes) => encoding::decode(*encoding, bytes.row(row), out),
         }
+    }
+
+    /// Reads single rows in place from their file when they are used, instead of through its
+    /// mapping: rows take no resident memory, and about a microsecond more. Results do not change.
+    pub fn read_on_demand(&mut self) {
+        self.on_demand = self.is_in_place();
+        self.release_pages();
+    }
+
+    /// Releases resident pages of rows in place.
+    pub fn release_pages(&self) {
+        if let Storage::InPlace(_, bytes) = &self.storage {
+            bytes.release_pages();
+        }
+    }
+
+    /// Whether rows are read when they are used.
+    pub fn is_on_demand(&self) -> bool {
+        self.on_demand
     }
 
     /// Computes `out += scale · row`; `scratch` holds a decoded row, `[cols]`.
@@ -214,7 +276,7 @@ impl Matrix {
     /// The bytes of a row if they are its floats.
     fn stored_floats(&self, row: usize) -> Option<sparse::Floats<'_>> {
         match &self.storage {
-            Storage::InPlace(Encoding::F32, bytes) => sparse::Floats::from_bytes(bytes.row(row)),
+            Storage::InPlace(Encoding::F32, bytes) if !self.on_demand => sparse::Floats::from_bytes(bytes.row(row)),
             _ => None,
         }
     }
@@ -388,8 +450,13 @@ fn pack_half_panel<N: HalfFormat>(rows: &[f32], len: usize, out: &mut [u16]) {
     let mut wide = vec![0.0; PANEL * len];
     interleave(rows, len, &mut wide);
     for (wide, out) in wide.chunks_exact(PANEL).zip(out.chunks_exact_mut(PANEL)) {
-        wide.iter().enumerate().for_each(|(lane, &x)| out[N::storage_index(lane)] = N::from_f32(x));
+        store_half_row::<N>(wide, out);
     }
+}
+
+/// Narrows one panel row.
+fn store_half_row<N: HalfFormat>(wide: &[f32], out: &mut [u16]) {
+    wide.iter().enumerate().for_each(|(lane, &x)| out[N::storage_index(lane)] = N::from_f32(x));
 }
 
 /// Reads one column of a panel of 16-bit floats.
@@ -420,6 +487,33 @@ mod tests {
             let bytes = Zeros(vec![0; encoding.bytes_for(512).unwrap()]);
             let matrix = Matrix::encoded(&pool, 40, 512, encoding, Box::new(bytes));
             assert_eq!(matrix.bytes(), Matrix::encoded_bytes(40, 512, encoding), "{encoding}");
+        }
+    }
+
+    #[test]
+    fn rows_read_on_demand_are_those_in_memory() {
+        struct Rows(Vec<u8>);
+        impl RowBytes for Rows {
+            fn row(&self, row: usize) -> &[u8] {
+                &self.0[row * 80..][..80]
+            }
+        }
+        let pool = Pool::new(1);
+        for (encoding, cols) in [(Encoding::F32, 20), (Encoding::BF16, 40)] {
+            let rows = Rows((0..240).map(|index| (index * 37 % 64) as u8).collect());
+            let mut matrix = Matrix::encoded(&pool, 3, cols, encoding, Box::new(rows));
+            let results = |matrix: &Matrix| {
+                let (mut row, mut scratch, x) = (vec![0.0; cols], vec![0.0; cols], vec![0.5; cols]);
+                matrix.row(2, &mut row);
+                let dot = matrix.dot_row(1, &x, &mut scratch);
+                let mut sum = vec![1.0; cols];
+                matrix.add_scaled_row(0, 2.0, &mut scratch, &mut sum);
+                (row, dot, sum)
+            };
+            let in_memory = results(&matrix);
+            matrix.read_on_demand();
+            assert!(matrix.is_on_demand());
+            assert_eq!(results(&matrix), in_memory, "{encoding}");
         }
     }
 
