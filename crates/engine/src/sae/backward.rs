@@ -9,7 +9,7 @@ use super::{ActiveFeatures, Sae, SaeKind, TokenScales, each_token_range};
 use pellucid_kernels::elementwise::scale;
 use pellucid_kernels::memory::DisjointMut;
 use pellucid_kernels::sparse::fused_dot;
-use pellucid_kernels::{Pool, matmul, matmul_transposed};
+use pellucid_kernels::{DType, Matrix, Pool, matmul, matmul_transposed};
 use std::sync::Mutex;
 
 /// A token with more gradients of pre-activations than one in so many features is multiplied with
@@ -17,6 +17,9 @@ use std::sync::Mutex;
 const DENSE_SHARE: usize = 16;
 /// Tokens of one such product, which bounds its scratch memory.
 const DENSE_TOKENS: usize = 64;
+
+/// Rows of a decoder that are in memory at a time.
+pub(super) const BLOCK_ROWS: usize = 4096;
 
 impl Sae {
     /// Computes `d_acts [tokens, n_features]` from `d_recon [tokens, d_out]` of decoder `index`.
@@ -43,7 +46,10 @@ impl Sae {
             for (token, d_recon) in scaled.chunks_exact_mut(width).enumerate() {
                 scale(d_recon, self.undo_factor(token, scales));
             }
-            return matmul(pool, &scaled, decoder, None, d_acts);
+            return match decoder.is_on_demand() {
+                true => matmul_in_blocks(pool, &scaled, decoder, d_acts),
+                false => matmul(pool, &scaled, decoder, None, d_acts),
+            };
         }
         let shared = DisjointMut::new(d_acts);
         each_token_range(pool, tokens, &|range| {
@@ -236,6 +242,21 @@ impl Sae {
                 let part = token * d..(token + 1) * d;
                 self.normalize_token_backward(token, &x[part.clone()], scales, d_u, &mut d_x[part]);
             }
+        }
+    }
+}
+
+/// Computes `x [tokens, width]` times all rows of a decoder that is read on demand, with the bits of
+/// `matmul`.
+pub(super) fn matmul_in_blocks(pool: &Pool, x: &[f32], decoder: &Matrix, out: &mut [f32]) {
+    let (rows, width) = (decoder.rows(), decoder.cols());
+    for first in (0..rows).step_by(BLOCK_ROWS) {
+        let count = BLOCK_ROWS.min(rows - first);
+        let block = Matrix::pack(pool, count, width, DType::F32, &|row, out| decoder.row(first + row, out));
+        let mut products = vec![0.0; x.len() / width * count];
+        matmul(pool, x, &block, None, &mut products);
+        for (out, products) in out.chunks_exact_mut(rows).zip(products.chunks_exact(count)) {
+            out[first..first + count].copy_from_slice(products);
         }
     }
 }

@@ -91,6 +91,12 @@ impl Sae {
         self.decoders.iter().chain([&self.encoder]).chain(&self.skip)
     }
 
+    /// Reads decoder rows from their file when a feature is active, instead of through its mapping:
+    /// decoders that are used in place take no resident memory. Results do not change.
+    pub fn read_decoders_on_demand(&mut self) {
+        self.decoders.iter_mut().for_each(Matrix::read_on_demand);
+    }
+
     /// Bytes of all weights, allocated or memory-mapped.
     pub fn bytes(&self) -> usize {
         let vectors = self.decoder_biases.iter().chain([&self.encoder_bias]).chain(self.kind.vectors());

@@ -1,11 +1,12 @@
 //! Every kind and normalization against double precision; gradients against finite differences;
 //! the same bits for a token alone, among others and on several threads.
 
+use super::backward::{BLOCK_ROWS, matmul_in_blocks};
 use super::fold::in_place_f32;
 use super::{InputNormalization, Sae, SaeKind};
 use pellucid_kernels::encoding::Encoding;
 use pellucid_kernels::matrix::RowBytes;
-use pellucid_kernels::{DType, Matrix, Pool};
+use pellucid_kernels::{DType, Matrix, Pool, matmul};
 
 const D: usize = 21;
 const N: usize = 150;
@@ -413,6 +414,30 @@ fn decoders_in_half_precision_are_decoded_row_by_row() {
         let x = noise(D, 48);
         close(&forward(&sae, &pool, &x, 0).2, &reference(&sae, &wide(&x), 0).2, 1e-6, &encoding.to_string());
     }
+}
+
+#[test]
+fn decoders_read_on_demand_change_no_bit() {
+    let pool = Pool::new(2);
+    let (tokens, weight) = (3, noise(3 * D, 50));
+    let x = noise(tokens * D, 49);
+    for mut sae in all(&pool) {
+        let results = |sae: &Sae| {
+            let gradients = [true, false].map(|active_only| input_gradient(sae, &pool, &x, &weight, 0, active_only));
+            (forward(sae, &pool, &x, 0), gradients)
+        };
+        let in_memory = results(&sae);
+        sae.read_decoders_on_demand();
+        assert!(sae.decoders[0].is_on_demand());
+        assert!(results(&sae) == in_memory, "{:?} {:?}", sae.kind, sae.normalization);
+    }
+    // A product in several blocks.
+    let decoder = rows(&pool, BLOCK_ROWS + 40, 5, 51);
+    let (x, mut whole) = (noise(10, 52), vec![0.0; 2 * decoder.rows()]);
+    let mut blocks = vec![1.0; whole.len()];
+    matmul(&pool, &x, &decoder, None, &mut whole);
+    matmul_in_blocks(&pool, &x, &decoder, &mut blocks);
+    assert_eq!(whole, blocks);
 }
 
 #[test]
