@@ -289,6 +289,15 @@ fn load_weight(
             });
             Weight::Matrix(Matrix::encoded(pool, view.rows, view.cols, encoding, Box::new(rows)))
         }
+        (_, MatrixForm::Packed(dtype)) if view.transposed && updates.is_empty() && stored.dequantized.is_none() => {
+            Weight::Matrix(Matrix::pack_columns(pool, view.rows, view.cols, dtype, &|col, row, out| {
+                view.column(stored.bytes, col, row, out);
+                if out.iter().fold(false, |bad, x| bad | !x.is_finite()) {
+                    let first = out.iter().position(|x| !x.is_finite()).unwrap_or(0);
+                    bad.fetch_min(row + first, Ordering::Relaxed);
+                }
+            }))
+        }
         (_, MatrixForm::Packed(dtype)) => {
             Weight::Matrix(Matrix::pack(pool, view.rows, view.cols, dtype, &|row, out| {
                 view.row(&stored, row, out);
@@ -418,6 +427,20 @@ impl WeightView {
                 &bytes[(first + input * self.stored_rows + column) * size..][..size],
                 std::slice::from_mut(x),
             );
+        }
+    }
+
+    /// Decodes elements of a column, from `row` on. Only for tensors that are transposed, which are
+    /// never quantized: their columns are contiguous.
+    fn column(&self, bytes: &[u8], col: usize, row: usize, out: &mut [f32]) {
+        let size = self.encoding.block_bytes();
+        let first = self.stack_offset() * self.cols + col * self.stored_rows;
+        let mut done = 0;
+        while done < out.len() {
+            let len = self.part.adjacent_rows(row + done).min(out.len() - done);
+            let at = (first + self.part.stored_row(row + done)) * size;
+            encoding::decode(self.encoding, &bytes[at..at + len * size], &mut out[done..done + len]);
+            done += len;
         }
     }
 

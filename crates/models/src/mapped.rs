@@ -80,6 +80,15 @@ impl MappedFile {
         let _ = range;
     }
 
+    /// Copies bytes from `at` on: read from the file, so that mapped pages do not become resident.
+    pub(crate) fn copy(&self, at: usize, out: &mut [u8]) {
+        #[cfg(unix)]
+        if std::os::unix::fs::FileExt::read_exact_at(&self.file, out, at as u64).is_ok() {
+            return;
+        }
+        out.copy_from_slice(&self.map[at..at + out.len()]);
+    }
+
     /// Like [`check`](BackingFile::check), while the file is loaded.
     pub(crate) fn check_loading(&self) -> Result<()> {
         let remedy = "wait until nothing writes to it, and load it again";

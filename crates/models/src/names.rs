@@ -351,6 +351,14 @@ impl StoredPart {
         }
     }
 
+    /// Number of rows of the weight from `row` on that are adjacent in the stored matrix.
+    pub fn adjacent_rows(self, row: usize) -> usize {
+        match self.rows {
+            Rows::All | Rows::From { .. } => usize::MAX,
+            Rows::Grouped { len, .. } => len - row % len,
+        }
+    }
+
     /// Number of rows of the stored matrix, for a weight with `rows` rows.
     pub fn stored_rows(self, rows: usize) -> usize {
         match self.rows {

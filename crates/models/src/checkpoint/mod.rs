@@ -234,6 +234,16 @@ impl Checkpoint {
         &self.files[tensor.file].bytes()[tensor.range.clone()]
     }
 
+    /// Copies part of a tensor's bytes, from byte `at` on: read from the file, so that mapped pages do
+    /// not become resident.
+    pub fn copy(&self, tensor: &Tensor, at: usize, out: &mut [u8]) {
+        let start = tensor.range.start + at;
+        match &self.files[tensor.file].data {
+            Data::Mapped(file) if start + out.len() <= tensor.range.end => file.copy(start, out),
+            _ => out.copy_from_slice(&self.files[tensor.file].bytes()[start..start + out.len()]),
+        }
+    }
+
     /// The file that holds a tensor of this checkpoint, for messages.
     pub fn path(&self, tensor: &Tensor) -> &Path {
         &self.files[tensor.file].path

@@ -72,6 +72,14 @@ impl Bytes {
         }
     }
 
+    /// Copies bytes from `at` on, without making the file's pages resident.
+    pub fn copy(&self, at: usize, out: &mut [u8]) {
+        match (&*self.source, &self.part) {
+            (Source::Checkpoint(checkpoint), Part::Tensor(tensor)) => checkpoint.copy(tensor, at, out),
+            _ => out.copy_from_slice(&self.get()[at..at + out.len()]),
+        }
+    }
+
     /// Releases the resident pages of the file, for a tensor that has been copied.
     pub fn release_pages(&self) {
         if let (Source::Checkpoint(checkpoint), Part::Tensor(tensor)) = (&*self.source, &self.part) {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use pellucid_engine::check_memory;
 use pellucid_engine::sae::{InputNormalization, Sae, SaeKind};
 use pellucid_kernels::Pool;
+use pellucid_kernels::memory::SlabReservation;
 
 use super::LoadedSae;
 use super::file::WeightFile;
@@ -89,12 +90,17 @@ impl Parts {
             return Err(bad("the skip path has a NaN or infinity".into()));
         }
         self.check_k(n).map_err(bad)?;
+        // The check has read the whole file.
+        self.decoders.iter().for_each(MatrixView::release_pages);
+        let slab = SlabReservation::new(self.encoder.packed_bytes());
+        let encoder = self.encoder.pack(pool);
+        drop(slab);
         let mut sae = Sae {
             kind: self.kind,
             normalization: self.normalization,
             undo_normalization: true,
             subtract_decoder_bias: self.subtract_decoder_bias,
-            encoder: self.encoder.pack(pool),
+            encoder,
             encoder_bias: self.encoder_bias,
             decoders: self.decoders.into_iter().map(|decoder| decoder.into_rows(pool)).collect(),
             decoder_biases: self.decoder_biases,

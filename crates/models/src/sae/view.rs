@@ -98,11 +98,32 @@ impl MatrixView {
         }
     }
 
+    /// Decodes elements of a column, from `row` on. Only for views with adjacent rows.
+    fn column(&self, col: usize, row: usize, out: &mut [f32]) {
+        let size = self.element.size();
+        let at = (self.offset + col * self.col_stride + row) * size;
+        self.element.decode(&self.bytes.get()[at..][..out.len() * size], out);
+    }
+
     /// Packs the matrix for products, in its stored dtype.
     pub fn pack(&self, pool: &Pool) -> Matrix {
-        let packed = Matrix::pack(pool, self.rows, self.cols, self.element.dtype(), &|row, out| self.row(row, out));
+        let (rows, cols, dtype) = (self.rows, self.cols, self.element.dtype());
+        let packed = match self.row_stride {
+            1 => Matrix::pack_columns(pool, rows, cols, dtype, &|col, row, out| self.column(col, row, out)),
+            _ => Matrix::pack(pool, rows, cols, dtype, &|row, out| self.row(row, out)),
+        };
         self.bytes.release_pages();
         packed
+    }
+
+    /// Bytes of the packed matrix.
+    pub fn packed_bytes(&self) -> usize {
+        Matrix::packed_bytes(self.rows, self.cols, self.element.dtype())
+    }
+
+    /// Releases resident pages of the file.
+    pub fn release_pages(&self) {
+        self.bytes.release_pages();
     }
 
     /// Keeps the matrix row by row: mapped in place if its rows are contiguous in the file, else
@@ -134,6 +155,12 @@ impl MatrixView {
 
     /// The first row with a NaN or infinity.
     pub fn find_non_finite(&self, pool: &Pool) -> Option<usize> {
+        // In storage order first: a row of a transposed tensor is scattered over the file.
+        let stored = if self.row_stride == 1 { self.clone().transposed() } else { self.clone() };
+        stored.find_non_finite_row(pool).and_then(|_| self.find_non_finite_row(pool))
+    }
+
+    fn find_non_finite_row(&self, pool: &Pool) -> Option<usize> {
         use std::sync::atomic::{AtomicUsize, Ordering};
         /// Rows of one task.
         const ROWS: usize = 64;
@@ -142,7 +169,8 @@ impl MatrixView {
             let mut values = vec![0.0; self.cols];
             for row in task * ROWS..self.rows.min((task + 1) * ROWS) {
                 self.row(row, &mut values);
-                if values.iter().any(|x| !x.is_finite()) {
+                // No early exit, so that the loop vectorizes.
+                if values.iter().fold(false, |bad, x| bad | !x.is_finite()) {
                     first.fetch_min(row, Ordering::Relaxed);
                     return;
                 }
@@ -163,6 +191,15 @@ impl RowBytes for MappedRows {
 
     fn file(&self) -> Option<Arc<dyn BackingFile>> {
         self.0.bytes.mapped().map(|file| file.clone() as Arc<dyn BackingFile>)
+    }
+
+    fn copy_row(&self, row: usize, out: &mut [u8]) {
+        let MatrixView { bytes, element, offset, row_stride, .. } = &self.0;
+        bytes.copy((offset + row * row_stride) * element.size(), out);
+    }
+
+    fn release_pages(&self) {
+        self.0.bytes.release_pages();
     }
 }
 
