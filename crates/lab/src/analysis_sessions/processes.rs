@@ -7,11 +7,10 @@ use super::sets::MeasuredSession;
 use crate::executor::{FailureKind, run_process};
 use pellucid_models::builtin;
 use pellucid_sessions::Store;
-use pellucid_sessions::ops::{Chain, Registry};
 use pellucid_sessions::phases::PhaseRecord;
 use serde::Deserialize;
 use serde_json::json;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -80,12 +79,15 @@ fn about(store: &Store) -> About {
     let config = &manifest.config;
     let model = &manifest.model.name;
     let is_real_model = model != builtin::NAME && !model.starts_with(crate::gpt2_shaped::NAME);
-    let ready = json!([config.model, config.saes, config.dataset]);
-    let parts: Vec<&str> = config.ops.as_ref().map(|ops| ops.parts()).unwrap_or_default();
-    let reads_latents = Chain::parse(&parts, &Registry::default()).map_or(true, |chain| {
-        let caches = |op: &dyn pellucid_sessions::ops::Op| op.spec().outputs.iter().any(|field| field.name == "cache");
-        chain.needs().saes || chain.ops().iter().any(|op| caches(op.as_ref()))
+    // The autoencoders of a session whose ops read none are not loaded.
+    let (read, unread) = match manifest.saes.is_empty() {
+        true => (&[][..], &config.saes[..]),
+        false => (&config.saes[..], &[][..]),
+    };
+    let ready = json!([config.model, read, config.dataset]);
+    let unread = unread.iter().map(|sae| {
+        let path = Path::new(&sae.path);
+        format!("SAE {}", path.file_name().map_or(sae.path.as_str().into(), |name| name.to_string_lossy()))
     });
-    let unread = manifest.saes.iter().filter(|_| !reads_latents).map(|sae| format!("SAE at {}", sae.site));
     About { model: model.clone(), is_real_model, ready_state: ready.to_string(), unread_saes: unread.collect() }
 }

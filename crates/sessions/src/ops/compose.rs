@@ -3,6 +3,7 @@
 use super::batch::DatasetColumns;
 use super::spec::{Field, Op, Place};
 use super::{COMPOSITES, Registry, normalize};
+use crate::config::SessionConfig;
 use crate::store::ColumnOrigin;
 use crate::table::DataType;
 use pellucid_models::{Error, Result};
@@ -43,6 +44,13 @@ impl Chain {
             saes: needs.saes || op.spec().needs.saes,
             gradients: needs.gradients || op.spec().needs.gradients,
         })
+    }
+
+    /// Whether an op may read the autoencoders of a session: by itself, or at sites that the options
+    /// of the session name.
+    pub(crate) fn reads_saes(&self, config: &SessionConfig) -> bool {
+        let options = serde_json::to_string(&(&config.concept, &config.intervention)).unwrap_or_default();
+        options.contains("sae") || self.ops.iter().any(|op| op.reads_saes())
     }
 
     /// Whether an op of this name is in the chain.

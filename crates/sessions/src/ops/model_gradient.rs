@@ -3,15 +3,18 @@
 use super::alive::store_alive;
 use super::answers::AnswerRow;
 use super::batch::{AnalysisBatch, OpContext};
-use super::forward::{by_hook, capture_latents, first_rows, mask_pads, splices, store_logits};
+use super::forward::{capture_latents, first_rows, mask_pads, splices, store_logits};
 use super::latent_correct_acts::store_correct_acts;
 use super::logit_diffs::store_scores;
 use super::spec::{BuiltinOp, Field, Needs, OpSpec};
 use crate::table::{Column, DataType};
 use pellucid_engine::plan::{Combine, Expr, ValueId};
-use pellucid_engine::{Plan, Tap};
+use pellucid_engine::{Capture, Plan, Run, Tap};
 use pellucid_models::Result;
 use std::borrow::Cow;
+
+/// Tokens of a pass: the backward pass keeps activations of all of them.
+const PASS_TOKENS: usize = 256;
 
 pub(super) static GRADIENT: BuiltinOp = BuiltinOp {
     spec: OpSpec {
@@ -62,38 +65,70 @@ pub(super) static ATTRIBUTION: BuiltinOp = BuiltinOp {
 
 fn run_gradient(context: &OpContext<'_>, batch: &mut AnalysisBatch) -> Result<()> {
     let (rows, labels) = (AnswerRow::of_batch(context), context.labels()?);
+    let mut logits = Vec::with_capacity(rows.len());
+    let mut cache: Vec<Vec<Vec<f32>>> = vec![Vec::new(); context.hooks.len()];
+    let mut grad_cache = cache.clone();
+    for rows in passes(&rows) {
+        let mut captures = differentiate(context, rows, &labels)?.captures.into_iter();
+        logits.extend(captures.by_ref().take(rows.len()));
+        let examples = first_rows(rows).count();
+        for own in &mut cache {
+            own.extend(captures.by_ref().take(examples).map(|capture| capture.array.values().to_vec()));
+        }
+        for own in &mut grad_cache {
+            let gradients: Vec<Capture> = captures.by_ref().take(rows.len()).collect();
+            own.extend(first_rows(rows).map(|(_, row)| sum_of_example(rows, &gradients, row.example)));
+        }
+    }
+    store_logits(batch, &rows, &logits)?;
+    (batch.memory.cache, batch.memory.grad_cache) = (cache, grad_cache);
+    store_scores(context, batch)
+}
+
+/// Splits the rows of a batch, between examples, into passes of at most [`PASS_TOKENS`] tokens.
+fn passes(rows: &[AnswerRow]) -> impl Iterator<Item = &[AnswerRow]> {
+    let mut rest = rows;
+    std::iter::from_fn(move || {
+        let (mut taken, mut tokens) = (0, 0);
+        for example in rest.chunk_by(|a, b| a.example == b.example) {
+            tokens += example.iter().map(|row| row.tokens.len()).sum::<usize>();
+            if taken > 0 && tokens > PASS_TOKENS {
+                break;
+            }
+            taken += example.len();
+        }
+        let (pass, others) = rest.split_at(taken);
+        rest = others;
+        (!pass.is_empty()).then_some(pass)
+    })
+}
+
+/// Runs rows forward and backward. Captures the logits of each row, the latents of each
+/// autoencoder and example, and the gradients of each autoencoder and row.
+fn differentiate(context: &OpContext<'_>, rows: &[AnswerRow], labels: &[usize]) -> Result<Run> {
     let mut plan = splices(context);
-    plan.taps.extend(mask_pads(&rows));
-    let own = plan.taps.len();
+    plan.taps.extend(mask_pads(rows));
     plan.taps.extend(rows.iter().enumerate().map(|(index, row)| row.capture_logits(index)));
-    plan.taps.extend(capture_latents(context, &rows));
-    let captured = plan.taps.len() - own;
+    plan.taps.extend(capture_latents(context, rows));
     for hook in context.hooks {
         for (index, row) in rows.iter().enumerate() {
             plan.taps.push(Tap::capture(hook.acts()).rows([index]).positions(row.first as i64).of_gradient(0));
         }
     }
-    add_metric(&mut plan, context, &rows, &labels);
+    add_metric(&mut plan, context, rows, labels);
     let tokens: Vec<Vec<u32>> = rows.iter().map(|row| row.tokens.clone()).collect();
-    let run = context.model.model.run(&tokens, &plan, &context.run_options())?;
-    let (values, gradients) = run.captures.split_at(captured);
-    let (logits, latents) = values.split_at(rows.len());
-    store_logits(batch, &rows, logits)?;
-    batch.memory.cache = by_hook(context, latents);
-    // An example may have several rows, which share the latents at its answer position.
-    let sum_of = |own: &[pellucid_engine::Capture], example: usize| {
-        let mut sum = Vec::new();
-        for (_, gradient) in rows.iter().zip(own).filter(|(row, _)| row.example == example) {
-            let values = gradient.array.values();
-            sum.resize(values.len(), 0.0);
-            sum.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
-        }
-        sum
-    };
-    let examples = || first_rows(&rows).map(|(_, row)| row.example);
-    batch.memory.grad_cache =
-        gradients.chunks(rows.len()).map(|own| examples().map(|example| sum_of(own, example)).collect()).collect();
-    store_scores(context, batch)
+    Ok(context.model.model.run(&tokens, &plan, &context.run_options())?)
+}
+
+/// Sums the gradients of an example's rows, which share the latents at its answer position.
+fn sum_of_example(rows: &[AnswerRow], gradients: &[Capture], example: usize) -> Vec<f32> {
+    let mut sum = Vec::new();
+    for (_, gradient) in rows.iter().zip(gradients).filter(|(row, _)| row.example == example) {
+        let values = gradient.array.values();
+        sum.resize(values.len(), 0.0);
+        sum.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
+    }
+    sum
 }
 
 /// Adds the sum of the logit differences of all examples as the metric of a plan.

@@ -83,6 +83,11 @@ pub trait Op: Send + Sync {
 
     /// Runs it on a batch.
     fn run(&self, context: &OpContext<'_>, batch: &mut AnalysisBatch) -> Result<()>;
+
+    /// Whether it may read the session's autoencoders. If no op does, they are not loaded.
+    fn reads_saes(&self) -> bool {
+        true
+    }
 }
 
 /// An op of the table in `ops/mod.rs`.
@@ -98,5 +103,10 @@ impl Op for &'static BuiltinOp {
 
     fn run(&self, context: &OpContext<'_>, batch: &mut AnalysisBatch) -> Result<()> {
         (self.run)(context, batch)
+    }
+
+    fn reads_saes(&self) -> bool {
+        // A cache holds latents, if there are any.
+        self.spec.needs.saes || self.spec.outputs.iter().any(|field| field.name == "cache")
     }
 }

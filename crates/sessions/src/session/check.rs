@@ -60,11 +60,12 @@ impl Session {
         }
         let tokens = self.examples.iter().map(|example| example.tokens.len());
         let all: usize = tokens.clone().sum();
-        let hooks = &self.parts.hooks;
+        let unread = self.parts.check_unread(&self.config)?;
+        let hooks = self.parts.hooks.iter().chain(&unread);
         Ok(CheckReport {
             name: self.config.config.name.clone().unwrap_or_else(|| "session".into()),
             model: self.parts.model.name.clone(),
-            saes: hooks.iter().map(|hook| (hook.name(), hook.n_latents)).collect(),
+            saes: hooks.map(|hook| (hook.name(), hook.n_latents)).collect(),
             ops: self.chain.name(),
             columns: self.chain.columns(self.dataset_columns()),
             examples: self.examples.len(),

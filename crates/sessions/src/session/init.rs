@@ -3,16 +3,16 @@
 use super::{Event, Observer};
 use crate::config::{Dtype, KvDtype, LoadedConfig, ModelConfig, SaeConfig};
 use crate::hash::{model_fingerprint, sae_fingerprint};
-use crate::ops::Hook;
+use crate::ops::{Chain, Hook};
 use crate::store::SaeRecord;
-use pellucid_engine::Splice;
+use pellucid_engine::{Remedy, Splice};
 use pellucid_kernels::attention::KvFormat;
 use pellucid_kernels::{DType, Pool};
 use pellucid_models::attach::{AttachOptions, SaeCheck};
-use pellucid_models::sae::{read_layers, read_named_sae};
+use pellucid_models::sae::{BUILTIN, LoadedSae, read_layers, read_named_sae};
 use pellucid_models::{Error, LoadOptions, LoadedModel, Result, Storage, locate};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 /// The model of a session, with its autoencoders.
@@ -21,6 +21,8 @@ pub(super) struct ModelParts {
     pub hooks: Vec<Hook>,
     /// The autoencoders; [`ModelParts::fingerprints`] has their hashes.
     saes: Vec<SaeRecord>,
+    /// Autoencoders that the session names and no op reads; they are not loaded.
+    unread: Vec<SaeConfig>,
     pub threads: usize,
     hashes: Mutex<Hashes>,
 }
@@ -54,7 +56,8 @@ impl ModelParts {
     }
 }
 
-pub(super) fn load_model(config: &LoadedConfig, observer: &mut Observer<'_>) -> Result<ModelParts> {
+/// Loads the model of a session, and its autoencoders if an op reads them.
+pub(super) fn load_model(config: &LoadedConfig, chain: &Chain, observer: &mut Observer<'_>) -> Result<ModelParts> {
     let settings = &config.config.model;
     let path = locate(settings.path.as_deref()).map_err(|error| at(config, &["model", "path"], error))?;
     let mut model = LoadedModel::load(path.as_deref(), &load_options(settings), &mut |fraction| {
@@ -66,7 +69,13 @@ pub(super) fn load_model(config: &LoadedConfig, observer: &mut Observer<'_>) -> 
     }
     model.warnings.iter().for_each(|warning| observer(Event::Note(format!("warning: {warning}"))));
     let (mut hooks, mut saes, mut files) = (Vec::new(), Vec::new(), Vec::new());
+    let reads_saes = chain.reads_saes(&config.config);
     for sae in &config.config.saes {
+        if !reads_saes {
+            check_exists(sae).map_err(|error| at(config, &["saes", "path"], error))?;
+            observer(Event::Note(format!("{}: not loaded, because no op of the chain reads it", sae.path)));
+            continue;
+        }
         let attached = attach(&mut model, sae, observer).map_err(|error| at(config, &["saes", "path"], error))?;
         for (hook, record, own) in attached {
             hooks.push(hook);
@@ -79,13 +88,52 @@ pub(super) fn load_model(config: &LoadedConfig, observer: &mut Observer<'_>) -> 
         let model = model_fingerprint(path.as_deref(), &adapters);
         std::iter::once(model).chain(files.iter().map(|files| sae_fingerprint(files))).collect()
     });
+    let unread = if reads_saes { Vec::new() } else { config.config.saes.clone() };
     let threads = settings.threads.filter(|&threads| threads > 0).map_or_else(|| Pool::global().threads(), usize::from);
-    Ok(ModelParts { model, hooks, saes, threads, hashes: Mutex::new(Hashes::Running(Some(hashes))) })
+    Ok(ModelParts { model, hooks, saes, unread, threads, hashes: Mutex::new(Hashes::Running(Some(hashes))) })
+}
+
+impl ModelParts {
+    /// Loads and attaches the autoencoders that no op reads, for a check of the session, to a copy
+    /// of the model; returns where they belong.
+    pub fn check_unread(&self, config: &LoadedConfig) -> Result<Vec<Hook>> {
+        let (mut model, mut hooks) = (self.model.clone(), Vec::new());
+        for sae in &self.unread {
+            let attached = attach(&mut model, sae, &mut |_| {});
+            let attached = attached.map_err(|error| at(config, &["saes", "path"], error))?;
+            hooks.extend(attached.into_iter().map(|(hook, ..)| hook));
+        }
+        Ok(hooks)
+    }
+}
+
+/// Checks the path of an autoencoder that is not loaded.
+fn check_exists(sae: &SaeConfig) -> Result<()> {
+    check_named(sae)?;
+    if sae.path == BUILTIN || Path::new(&sae.path).exists() {
+        return Ok(());
+    }
+    Err(Error::usage(
+        format!("{}: no such file or directory", sae.path),
+        "give the directory or the weights of an SAE, or `builtin`",
+    ))
+}
+
+fn check_named(sae: &SaeConfig) -> Result<()> {
+    match sae.path.is_empty() {
+        true => Err(Error::usage("an SAE has no `path`", "give its directory or file, or `builtin`")),
+        false => Ok(()),
+    }
 }
 
 /// Names the line of the setting that an error is about.
 fn at(config: &LoadedConfig, path: &[&str], error: Error) -> Error {
-    let remedy = error.remedy().cloned().unwrap_or_else(|| "check the path".into());
+    let remedy = match error.remedy() {
+        // Other front ends have a flag for it.
+        Some(Remedy::Unchecked) => "`unchecked = true` in its [[saes]] table attaches it all the same".into(),
+        Some(remedy) => remedy.clone(),
+        None => "check the path".into(),
+    };
     Error::usage(format!("{}: {error}", config.place(path)), remedy)
 }
 
@@ -112,18 +160,18 @@ fn attach(
     config: &SaeConfig,
     observer: &mut Observer<'_>,
 ) -> Result<Vec<(Hook, SaeRecord, Vec<PathBuf>)>> {
-    if config.path.is_empty() {
-        return Err(Error::usage("an SAE has no `path`", "give its directory or file, or `builtin`"));
-    }
+    check_named(config)?;
     let options = AttachOptions { site: config.site.clone(), unchecked: config.unchecked };
     let before = model.model.saes().len();
     let (layers, checks) = match read_layers(Path::new(&config.path))? {
-        Some(layers) => {
+        Some(mut layers) => {
+            layers.iter_mut().for_each(save_memory);
             let checks = model.attach_cross_layer(&layers, &options)?;
             (layers, checks)
         }
         None => {
-            let sae = read_named_sae(&config.path)?;
+            let mut sae = read_named_sae(&config.path)?;
+            save_memory(&mut sae);
             let check = model.attach_sae(&sae, &options)?;
             (vec![sae], check.into_iter().collect())
         }
@@ -148,6 +196,13 @@ fn attach(
         attached.push((Hook { site, n_latents, splice }, record, layer.info.files.clone()));
     }
     Ok(attached)
+}
+
+/// Few features are active at a time, so a session does not keep whole decoders in memory.
+fn save_memory(loaded: &mut LoadedSae) {
+    if let Some(sae) = Arc::get_mut(&mut loaded.sae) {
+        sae.read_decoders_on_demand();
+    }
 }
 
 fn describe(check: &SaeCheck) -> String {

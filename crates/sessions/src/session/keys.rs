@@ -5,8 +5,10 @@ use crate::dataset::Example;
 use crate::hash::Hasher;
 use pellucid_models::Result;
 
-/// Largest number of parts; larger sessions have larger parts.
+/// Number of parts up to which parts are small; larger sessions have larger parts.
 const MAX_PARTS: usize = 512;
+/// Largest number of examples of a part: it bounds the memory of a run.
+const MAX_PART_ROWS: usize = 4096;
 
 impl Session {
     /// Number of examples of a part: a multiple of the batch size.
@@ -14,7 +16,10 @@ impl Session {
         let config = &self.config.config;
         let batch = config.dataset.batch_size.unwrap_or(2).max(1);
         let mut rows = config.output.part_rows.unwrap_or(32).max(1);
-        while config.output.part_rows.is_none() && self.examples.len().div_ceil(rows) > MAX_PARTS {
+        while config.output.part_rows.is_none()
+            && rows < MAX_PART_ROWS
+            && self.examples.len().div_ceil(rows) > MAX_PARTS
+        {
             rows *= 2;
         }
         rows.div_ceil(batch) * batch

@@ -73,12 +73,12 @@ impl Session {
             Ok::<_, Error>((config, chain, output))
         })?;
         observer(Event::Phase("init"));
-        let parts = clock.measure("init", || load_model(&config, observer))?;
+        let parts = clock.measure("init", || load_model(&config, &chain, observer))?;
         observer(Event::Phase("prepare"));
         let prompts = clock.measure("prepare", || read_dataset(&config))?;
         observer(Event::Phase("setup"));
         let (examples, concept) = clock.measure("setup", || {
-            let examples = encode(&config, &parts.model, &prompts)?;
+            let examples = encode(&config, &parts.model, prompts)?;
             Ok::<_, Error>((examples, concept_of(&config, &chain, &parts)?))
         })?;
         let mut debugged = None;

@@ -53,7 +53,7 @@ pub fn replay(
     config.config.ops = Some(OpsConfig::List(manifest.ops.iter().map(|op| op.name.clone()).collect()));
     let chain = check_chain(&config, registry)?;
     observer(Event::Phase("init"));
-    let parts = load_model(&config, observer)?;
+    let parts = load_model(&config, &chain, observer)?;
     let (debug, clock, output) = (None, PhaseClock::default(), store.path().to_path_buf());
     let examples = recorded_examples(store)?;
     let starts_with_bos = manifest.dataset.starts_with_bos;

@@ -7,4 +7,5 @@ mod helpers;
 mod padding;
 mod resume;
 mod stores;
+mod unread_saes;
 mod workloads;
