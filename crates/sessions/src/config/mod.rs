@@ -233,7 +233,7 @@ pub enum Padding {
 
 /// A chain of ops.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "`ops` is neither a chain, such as \"a.b\", nor a list of names")]
 pub enum OpsConfig {
     /// One name, or names joined by dots.
     Chain(String),

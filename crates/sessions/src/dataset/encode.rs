@@ -25,7 +25,7 @@ pub struct Example {
 }
 
 /// Encodes prompts and labels with a model's tokenizer.
-pub fn encode(loaded: &LoadedConfig, model: &LoadedModel, prompts: &[PromptExample]) -> Result<Vec<Example>> {
+pub fn encode(loaded: &LoadedConfig, model: &LoadedModel, prompts: Vec<PromptExample>) -> Result<Vec<Example>> {
     let config = &loaded.config.dataset;
     let batch_size = config.batch_size.unwrap_or(2);
     if batch_size == 0 {
@@ -34,10 +34,10 @@ pub fn encode(loaded: &LoadedConfig, model: &LoadedModel, prompts: &[PromptExamp
     let tokenizer = model.tokenizer()?;
     let architecture = model.model.program().architecture();
     let (context, vocab) = (architecture.context.unwrap_or(usize::MAX), architecture.vocab);
-    let encoded = prompts.iter().enumerate().map(|(index, example)| {
-        let tokens = encode_prompt(tokenizer, &example.prompt, config.bos).map_err(|error| at(example, error))?;
+    let encoded = prompts.into_iter().enumerate().map(|(index, example)| {
+        let tokens = encode_prompt(tokenizer, &example.prompt, config.bos).map_err(|error| at(&example, error))?;
         let labels = example.labels.iter().map(|label| encode_label(tokenizer, config, &example.prompt, label));
-        let labels = labels.collect::<Result<Vec<_>>>().map_err(|error| at(example, error))?;
+        let labels = labels.collect::<Result<Vec<_>>>().map_err(|error| at(&example, error))?;
         if let Some(&token) = labels.iter().flatten().find(|&&token| token as usize >= vocab) {
             return Err(Error::usage(
                 format!("{}: a label has token {token}, but the model has logits for {vocab} tokens", example.place),
@@ -45,13 +45,19 @@ pub fn encode(loaded: &LoadedConfig, model: &LoadedModel, prompts: &[PromptExamp
             ));
         }
         let longest = labels.iter().map(Vec::len).max().unwrap_or(0).saturating_sub(1);
-        if tokens.is_empty() || tokens.len() + longest > context {
+        if tokens.is_empty() {
+            return Err(Error::usage(
+                format!("{}: the prompt is empty", example.place),
+                "give it a text, let it start with BOS (`dataset.bos = true`), or leave the example out",
+            ));
+        }
+        if tokens.len() + longest > context {
             return Err(Error::usage(
                 format!("{}: the prompt has {} tokens; this model takes 1 to {context}", example.place, tokens.len()),
                 "shorten the prompt or its template, or leave the example out with `offset` and `limit`",
             ));
         }
-        let (prompt, label) = (example.prompt.clone(), example.label);
+        let (prompt, label) = (example.prompt, example.label);
         Ok(Example { index, batch: index / batch_size, prompt, tokens, pads: 0, labels, label })
     });
     let mut examples = encoded.collect::<Result<Vec<Example>>>()?;

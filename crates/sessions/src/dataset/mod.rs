@@ -45,7 +45,8 @@ pub fn read_dataset(loaded: &LoadedConfig) -> Result<Vec<PromptExample>> {
         let problem = format!("{} has no examples after split, offset and limit", path.display());
         return Err(loaded.error(&["dataset"], problem, "check `split`, `offset` and `limit`"));
     }
-    records.iter().map(|record| prompt_of(record, &template, &loaded.config)).collect()
+    // Each record is freed once its prompt is there.
+    records.into_iter().map(|record| prompt_of(&record, &template, &loaded.config)).collect()
 }
 
 /// Applies `shuffle`, `offset` and `limit`.

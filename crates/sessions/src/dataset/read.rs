@@ -134,7 +134,8 @@ fn read_jsonl(path: &Path) -> Result<Vec<Record>> {
                 "each line is a JSON object such as {\"prompt\": \"…\", \"label\": 0}",
             )),
             Err(error) => Err(Error::usage(
-                format!("{}: {error}", place(path, index)),
+                // serde_json counts lines within this one.
+                format!("{}: {}", place(path, index), error.to_string().replace(" at line 1 column", ", column")),
                 "each line is one JSON value; check quotes and commas",
             )),
         })

@@ -33,6 +33,8 @@ fn files_report_the_line_of_an_unknown_key_and_of_a_wrong_type() {
     assert!(problem.contains("s.toml, line 1"), "{problem}");
     let (problem, _) = read("s.yaml", "seed: 1\ndataset:\n  limt: 4\n");
     assert!(problem.contains("s.yaml, line 3") && problem.contains("limt"), "{problem}");
+    let (problem, _) = read("s.yaml", "name: x\nops: [1]\n");
+    assert!(problem.contains("s.yaml, line 2: `ops` is neither a chain"), "{problem}");
     let (problem, _) = read("s.yaml", "dataset:\n  padding: other\n");
     assert!(problem.contains("s.yaml, line 2"), "{problem}");
     let (problem, remedy) = read("s.json", "{}");
@@ -91,7 +93,9 @@ fn rows_without_a_field_or_with_other_labels_are_named() {
     let (problem, remedy) = dataset("{\"text\": \"a\", \"pronoun\": \" They\"}\n");
     assert!(problem.contains("which is not a label") && remedy.contains(" She"), "{problem} {remedy}");
     let (problem, _) = dataset("{\"text\": \"a\"\n");
-    assert!(problem.contains("d.jsonl, line 1"), "{problem}");
+    assert!(problem.contains("d.jsonl, line 1") && !problem.contains("at line 1"), "{problem}");
+    let (problem, remedy) = dataset("{\"text\": \"\", \"pronoun\": \" He\"}\n");
+    assert!(problem.contains("line 1: the prompt is empty") && remedy.contains("bos"), "{problem} {remedy}");
     let (problem, _) = dataset("[1]\n");
     assert!(problem.contains("neither an object nor a string"), "{problem}");
     assert!(dataset("\n").0.contains("has no examples"));
@@ -134,7 +138,7 @@ fn chains_and_columns_are_checked_before_the_model_is_loaded() {
 fn autoencoders_and_models_that_do_not_fit_are_named_with_their_line() {
     let (problem, remedy) = refused("sae.toml", json!({"saes": [{"path": "builtin", "site": "layers.3.mlp_out"}]}));
     assert!(problem.contains("sae.toml, line") && problem.contains("explained variance -0.39"), "{problem}");
-    assert!(remedy.contains("unchecked"), "{remedy}");
+    assert!(remedy.contains("`unchecked = true` in its [[saes]] table"), "{remedy}");
     let (problem, _) = refused("sae.toml", json!({"saes": [{"path": "no/such/sae"}]}));
     assert!(problem.contains("no/such/sae"), "{problem}");
     let (problem, _) = refused("sae.toml", json!({"saes": [{"site": "layers.3.mlp_out"}]}));
