@@ -101,7 +101,7 @@ class Table(Mapping[str, Any]):
         from .display import table
 
         shown = min(self.num_rows, 10)
-        columns = {name: self[name][:shown] for name in self}
+        columns = {name: to_values(self._core.head(self.name, name, shown)) for name in self}
         rows = [[_cell(values[row]) for values in columns.values()] for row in range(shown)]
         return f"<div><b>{self.name}</b>, {self.num_rows} rows</div>" + table(list(columns), rows)
 

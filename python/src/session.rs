@@ -11,7 +11,7 @@ use pellucid_sessions::store::{self, ExportFormat};
 use pellucid_sessions::table::{Column, DataType};
 use pellucid_sessions::{RunOptions, Session as Inner, Store as InnerStore};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList, PyTuple};
+use pyo3::types::{PyDict, PyList, PyString, PyTuple};
 use std::borrow::Cow;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -176,6 +176,12 @@ impl Store {
         column_tuple(py, column)
     }
 
+    /// Reads the first rows of a column, in the form of `column`.
+    fn head<'py>(&self, py: Python<'py>, table: &str, name: &str, rows: usize) -> PyResult<Bound<'py, PyTuple>> {
+        let column = guarded(py, || self.0.head(table, name, rows))?.map_err(|fault| from_models(py, &fault))?;
+        column_tuple(py, column)
+    }
+
     /// Statistics as JSON.
     fn summary(&self, py: Python<'_>) -> PyResult<String> {
         let summary = guarded(py, || store::summarize(&self.0))?.map_err(|fault| from_models(py, &fault))?;
@@ -231,7 +237,7 @@ fn column_tuple(py: Python<'_>, column: Column) -> PyResult<Bound<'_, PyTuple>> 
             let values: Vec<f32> = values.into_iter().map(|value| value.unwrap_or(f32::NAN)).collect();
             (name, values.into_pyarray(py)).into_pyobject(py)
         }
-        Column::Text(values) => (name, PyList::new(py, values)?).into_pyobject(py),
+        Column::Text(values) => (name, texts(py, &values)?).into_pyobject(py),
         Column::Int64List(lists) => {
             let offsets = offsets(&lists).into_pyarray(py);
             (name, lists.concat().into_pyarray(py), offsets).into_pyobject(py)
@@ -241,6 +247,16 @@ fn column_tuple(py: Python<'_>, column: Column) -> PyResult<Bound<'_, PyTuple>> 
             (name, lists.concat().into_pyarray(py), offsets).into_pyobject(py)
         }
     }
+}
+
+/// A list of texts. Equal neighbors, such as the sites of latents, are one object.
+fn texts<'py>(py: Python<'py>, values: &[String]) -> PyResult<Bound<'py, PyList>> {
+    let mut last: Option<(&str, Bound<'py, PyString>)> = None;
+    let objects = values.iter().map(|value| match &last {
+        Some((text, object)) if *text == value.as_str() => object.clone(),
+        _ => last.insert((value.as_str(), PyString::new(py, value))).1.clone(),
+    });
+    PyList::new(py, objects.collect::<Vec<_>>())
 }
 
 /// An op that a Python function computes.
@@ -311,6 +327,11 @@ impl Op for PythonOp {
                 Err(Error::usage(text, "correct the function"))
             }
         })
+    }
+
+    fn reads_saes(&self) -> bool {
+        // The function sees columns only.
+        self.spec.needs.saes
     }
 }
 

@@ -22,8 +22,48 @@ const DAMAGED: &str = "copy the store again, or run its session again";
 
 /// Writes a table as a Parquet file with one row group: complete, or not at all.
 pub fn write_table(path: &Path, table: &Table) -> Result<()> {
-    let fill = |file: &mut (dyn Write + Send)| write(file, table).map_err(io::Error::other);
-    output::write_with(path, fill).map_err(|error| {
+    let columns: Vec<(&str, DataType)> = table.columns().map(|(name, column)| (name, column.dtype())).collect();
+    let mut writes = |writer: &mut Writer<'_>| Ok(write_row_group(writer, table)?);
+    write_file(path, &columns, &mut writes)
+}
+
+/// Writes a Parquet file with one row group for each table that `next` returns. All have these
+/// columns; only one at a time is in memory.
+pub(super) fn write_row_groups(
+    path: &Path,
+    columns: &[(&str, DataType)],
+    next: &mut (dyn FnMut() -> Option<Result<Table>> + Send),
+) -> Result<()> {
+    let mut writes = |writer: &mut Writer<'_>| {
+        while let Some(table) = next() {
+            let table = table.map_err(|error| ParquetError::External(Box::new(error)))?;
+            // A part without latents has no rows to write.
+            if !table.is_empty() {
+                write_row_group(writer, &table)?;
+            }
+        }
+        Ok(())
+    };
+    write_file(path, columns, &mut writes)
+}
+
+type Writer<'a> = SerializedFileWriter<&'a mut (dyn Write + Send)>;
+
+fn write_file(
+    path: &Path,
+    columns: &[(&str, DataType)],
+    writes: &mut (dyn FnMut(&mut Writer<'_>) -> ParquetResult<()> + Send),
+) -> Result<()> {
+    let mut fill = |file: &mut (dyn Write + Send)| -> ParquetResult<()> {
+        let fields: String = columns.iter().map(|(name, dtype)| field(name, *dtype)).collect();
+        let schema = parse_message_type(&format!("message table {{ {fields} }}"))?;
+        let properties = WriterProperties::builder().set_compression(Compression::SNAPPY).build();
+        let mut writer = SerializedFileWriter::new(file, Arc::new(schema), Arc::new(properties))?;
+        writes(&mut writer)?;
+        writer.into_inner()?;
+        Ok(())
+    };
+    output::write_with(path, |file: &mut (dyn Write + Send)| fill(file).map_err(io::Error::other)).map_err(|error| {
         Error::usage(
             format!("cannot write {}: {error}", path.display()),
             "check that the directory exists and the disk is not full; finished parts are kept, run again to resume",
@@ -31,11 +71,7 @@ pub fn write_table(path: &Path, table: &Table) -> Result<()> {
     })
 }
 
-fn write(file: &mut (dyn Write + Send), table: &Table) -> ParquetResult<()> {
-    let fields: String = table.columns().map(|(name, column)| field(name, column.dtype())).collect();
-    let schema = parse_message_type(&format!("message table {{ {fields} }}"))?;
-    let properties = WriterProperties::builder().set_compression(Compression::SNAPPY).build();
-    let mut writer = SerializedFileWriter::new(file, Arc::new(schema), Arc::new(properties))?;
+fn write_row_group(writer: &mut Writer<'_>, table: &Table) -> ParquetResult<()> {
     let mut group = writer.next_row_group()?;
     for (_, column) in table.columns() {
         let Some(mut target) = group.next_column()? else {
@@ -45,7 +81,6 @@ fn write(file: &mut (dyn Write + Send), table: &Table) -> ParquetResult<()> {
         target.close()?;
     }
     group.close()?;
-    writer.into_inner()?;
     Ok(())
 }
 

@@ -1,7 +1,7 @@
 //! Converts a store to other formats.
 
 use super::dense::{dense_arrays, write_arrays};
-use super::{Store, TABLES};
+use super::{Store, TABLES, write_row_groups};
 use crate::table::{Column, Table};
 use pellucid_models::{Result, output};
 use serde_json::{Map, Value, json};
@@ -15,7 +15,7 @@ pub enum ExportFormat {
     Csv,
     /// One JSONL file per table.
     Jsonl,
-    /// One Parquet file per table, with all parts joined.
+    /// One Parquet file per table, with a row group for each part.
     Parquet,
     /// Dense arrays `[examples, latents]` as one safetensors file.
     Safetensors,
@@ -31,36 +31,47 @@ pub fn export(store: &Store, format: ExportFormat, directory: &Path) -> Result<V
     }
     let mut written = Vec::new();
     for name in TABLES.into_iter().filter(|table| !store.column_names(table).is_empty()) {
-        let table = store.table(name)?;
         let path = directory.join(match format {
             ExportFormat::Csv => format!("{name}.csv"),
             ExportFormat::Jsonl => format!("{name}.jsonl"),
             _ => format!("{name}.parquet"),
         });
-        let filled = match format {
-            ExportFormat::Csv => output::write_with(&path, |file| write_csv(file, &table)),
-            ExportFormat::Jsonl => output::write_with(&path, |file| write_jsonl(file, &table)),
-            _ => super::write_table(&path, &table).map(Ok)?,
-        };
-        filled.map_err(|error| output::error(&path, &error))?;
+        // One part at a time is in memory.
+        let mut parts = (0..store.parts()).map(|part| store.part_table(name, part));
+        match format {
+            ExportFormat::Parquet => write_row_groups(&path, &store.column_types(name), &mut || parts.next())?,
+            _ => {
+                let fill = |file: &mut (dyn Write + Send)| match format {
+                    ExportFormat::Csv => write_csv(file, &store.column_names(name), &mut parts),
+                    _ => write_jsonl(file, &mut parts),
+                };
+                output::write_with(&path, fill).map_err(|error| output::error(&path, &error))?;
+            }
+        }
         written.push(path);
     }
     Ok(written)
 }
 
-fn write_csv(file: &mut dyn Write, table: &Table) -> io::Result<()> {
+fn write_csv(file: &mut dyn Write, names: &[&str], parts: &mut dyn Iterator<Item = Result<Table>>) -> io::Result<()> {
     let mut writer = csv::Writer::from_writer(file);
-    writer.write_record(table.columns().map(|(name, _)| name))?;
-    for row in 0..table.len() {
-        writer.write_record(table.columns().map(|(_, column)| column.show(row)))?;
+    writer.write_record(names)?;
+    for table in parts {
+        let table = table.map_err(io::Error::other)?;
+        for row in 0..table.len() {
+            writer.write_record(table.columns().map(|(_, column)| column.show(row)))?;
+        }
     }
     writer.flush()
 }
 
-fn write_jsonl(file: &mut dyn Write, table: &Table) -> io::Result<()> {
-    for row in 0..table.len() {
-        let fields = table.columns().map(|(name, column)| (name.to_string(), to_json(column, row)));
-        writeln!(file, "{}", Value::Object(fields.collect::<Map<_, _>>()))?;
+fn write_jsonl(file: &mut dyn Write, parts: &mut dyn Iterator<Item = Result<Table>>) -> io::Result<()> {
+    for table in parts {
+        let table = table.map_err(io::Error::other)?;
+        for row in 0..table.len() {
+            let fields = table.columns().map(|(name, column)| (name.to_string(), to_json(column, row)));
+            writeln!(file, "{}", Value::Object(fields.collect::<Map<_, _>>()))?;
+        }
     }
     Ok(())
 }

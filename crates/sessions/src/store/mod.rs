@@ -22,6 +22,7 @@ mod summary;
 mod text;
 mod writer;
 
+use columns::write_row_groups;
 pub use columns::{read_column, read_table, write_table};
 pub use dense::{DenseArray, dense_arrays};
 pub(crate) use diff::compare;
@@ -36,7 +37,7 @@ pub use text::{diff_text, phases_text, summary_text};
 pub(crate) use writer::{Found, StoreWriter, content_hash};
 
 use crate::hash::file_hash;
-use crate::table::{Column, Table};
+use crate::table::{Column, DataType, Table};
 use pellucid_models::{Error, Result};
 use std::path::{Path, PathBuf};
 
@@ -82,6 +83,12 @@ impl Store {
         own.map(|column| column.name.as_str()).collect()
     }
 
+    /// The columns of a table with their types, in order.
+    fn column_types(&self, table: &str) -> Vec<(&str, DataType)> {
+        let own = self.manifest.columns.iter().filter(|column| column.table == table);
+        own.map(|column| (column.name.as_str(), column.dtype)).collect()
+    }
+
     /// Returns the number of rows of a table.
     pub fn rows(&self, table: &str) -> usize {
         self.manifest.parts.iter().filter_map(|part| part.files.get(table)).map(|file| file.rows).sum()
@@ -109,6 +116,11 @@ impl Store {
         Ok(whole)
     }
 
+    /// The number of parts.
+    pub fn parts(&self) -> usize {
+        self.manifest.parts.len()
+    }
+
     /// Reads one column of one part.
     pub fn part_column(&self, table: &str, name: &str, part: usize) -> Result<Column> {
         let dtype = self.manifest.columns.iter().find(|column| column.table == table && column.name == name);
@@ -128,6 +140,28 @@ impl Store {
             whole.set(name, column).map_err(|problem| Error::invalid(&self.path, problem, "run the session again"))?;
         }
         Ok(whole)
+    }
+
+    /// Reads one part of a table.
+    pub(crate) fn part_table(&self, table: &str, part: usize) -> Result<Table> {
+        let mut whole = Table::default();
+        for name in self.column_names(table) {
+            let column = self.part_column(table, name, part)?;
+            whole.set(name, column).map_err(|problem| Error::invalid(&self.path, problem, "run the session again"))?;
+        }
+        Ok(whole)
+    }
+
+    /// The first rows of a column.
+    pub fn head(&self, table: &str, name: &str, rows: usize) -> Result<Column> {
+        let mut head = self.part_column(table, name, 0)?;
+        for part in 1..self.parts() {
+            if head.len() >= rows {
+                break;
+            }
+            head.append(self.part_column(table, name, part)?);
+        }
+        Ok(head.slice(0, rows.min(head.len())))
     }
 
     /// Whether a table has a column.

@@ -63,98 +63,136 @@ pub struct LatentSummary {
     pub clean_diff: Option<f64>,
 }
 
-/// Computes the statistics of a store.
+/// Computes the statistics of a store, part by part: memory follows the number of examples, not
+/// that of latents.
 pub fn summarize(store: &Store) -> Result<Summary> {
-    let integers = |table: &str, name: &str| optional(store, table, name);
-    let floats = |table: &str, name: &str| -> Result<Option<Vec<f32>>> {
-        Ok(optional(store, table, name)?.and_then(|column| column.floats().map(<[f32]>::to_vec)))
-    };
-    let examples = store.rows("examples");
-    let batches = integers("examples", "batch")?;
-    let batches =
-        batches.and_then(|column| column.integers().and_then(|all| all.last().map(|&last| last as usize + 1)));
-    let (losses, differences) = (floats("examples", "loss")?, floats("examples", "logit_diffs")?);
-    let correct = correct(store, differences.as_deref())?;
-    let mean = |values: &Option<Vec<f32>>| values.as_deref().map(mean_of);
+    let answers = Answers::read(store)?;
     let manifest = store.manifest();
     Ok(Summary {
         name: manifest.name.clone(),
         model: manifest.model.name.clone(),
         ops: manifest.ops.iter().map(|op| op.name.as_str()).collect::<Vec<_>>().join("."),
-        examples,
-        batches: batches.unwrap_or(0),
-        correct: correct.as_ref().map(|correct| correct.iter().filter(|&&correct| correct).count()),
-        mean_loss: mean(&losses),
-        mean_logit_diff: mean(&differences),
-        hooks: hooks(store, correct.as_deref(), differences.as_deref())?,
+        examples: store.rows("examples"),
+        batches: answers.batches,
+        correct: answers.correct.as_ref().map(|correct| correct.iter().filter(|&&correct| correct).count()),
+        mean_loss: answers.losses.as_deref().map(mean_of),
+        mean_logit_diff: answers.differences.as_deref().map(mean_of),
+        hooks: hooks(store, answers.correct.as_deref(), answers.differences.as_deref())?,
     })
-}
-
-fn optional(store: &Store, table: &str, name: &str) -> Result<Option<Column>> {
-    if store.has(table, name) { store.column(table, name).map(Some) } else { Ok(None) }
 }
 
 fn mean_of(values: &[f32]) -> f64 {
     values.iter().map(|&value| f64::from(value)).sum::<f64>() / values.len().max(1) as f64
 }
 
-/// Whether each example is answered correctly.
-fn correct(store: &Store, differences: Option<&[f32]>) -> Result<Option<Vec<bool>>> {
-    let Some(differences) = differences else { return Ok(None) };
-    let mut correct: Vec<bool> = differences.iter().map(|&difference| difference > 0.0).collect();
-    let (labels, ablated) = (optional(store, "examples", "orig_labels")?, optional(store, "latents", "preds")?);
-    let (Some(Column::Int64(labels)), Some(Column::Int64(ablated))) = (labels, ablated) else {
-        return Ok(Some(correct));
-    };
-    let of = store.column("latents", "example")?;
-    let own = optional(store, "examples", "preds")?;
-    let mut votes: BTreeMap<i64, BTreeMap<i64, usize>> = BTreeMap::new();
-    for (example, prediction) in of.integers().unwrap_or_default().iter().zip(&ablated) {
-        *votes.entry(*example).or_default().entry(*prediction).or_default() += 1;
+/// One value per example; `None` if the store does not have the column.
+#[derive(Default)]
+struct Answers {
+    losses: Option<Vec<f32>>,
+    differences: Option<Vec<f32>>,
+    /// Whether the example is answered correctly.
+    correct: Option<Vec<bool>>,
+    /// Number of batches.
+    batches: usize,
+}
+
+impl Answers {
+    fn read(store: &Store) -> Result<Answers> {
+        let mut answers = Answers::default();
+        let has_votes = store.has("examples", "orig_labels") && store.has("latents", "preds");
+        for part in 0..store.parts() {
+            let integers = |table: &str, name: &str| -> Result<Option<Vec<i64>>> {
+                Ok(optional(store, table, name, part)?.and_then(|column| column.integers().map(<[i64]>::to_vec)))
+            };
+            let floats = |name: &str| -> Result<Option<Vec<f32>>> {
+                let column = optional(store, "examples", name, part)?;
+                Ok(column.and_then(|column| column.floats().map(<[f32]>::to_vec)))
+            };
+            if let Some(&last) = integers("examples", "batch")?.as_deref().and_then(<[i64]>::last) {
+                answers.batches = last as usize + 1;
+            }
+            if let Some(losses) = floats("loss")? {
+                answers.losses.get_or_insert_default().extend(losses);
+            }
+            let Some(differences) = floats("logit_diffs")? else { continue };
+            let mut correct: Vec<bool> = differences.iter().map(|&difference| difference > 0.0).collect();
+            if let (true, Some(labels)) = (has_votes, integers("examples", "orig_labels")?) {
+                let first = answers.differences.as_ref().map_or(0, Vec::len);
+                let votes = Votes::count(integers("latents", "example")?, integers("latents", "preds")?);
+                let own = integers("examples", "preds")?;
+                for (row, correct) in correct.iter_mut().enumerate() {
+                    let own = own.as_ref().and_then(|own| own.get(row)).copied();
+                    *correct = votes.winner(first + row, own) == labels.get(row).copied();
+                }
+            }
+            answers.correct.get_or_insert_default().extend(correct);
+            answers.differences.get_or_insert_default().extend(differences);
+        }
+        Ok(answers)
     }
-    for (index, correct) in correct.iter_mut().enumerate() {
-        let own = own.as_ref().and_then(Column::integers).and_then(|own| own.get(index)).copied();
-        let votes = votes.get(&(index as i64));
-        // The prediction without an ablation decides between equal counts.
-        let mode = votes.and_then(|votes| votes.iter().max_by_key(|&(&p, &count)| (count, Some(p) == own)));
-        *correct = mode.map(|(&prediction, _)| prediction).or(own) == labels.get(index).copied();
+}
+
+/// Reads a column of a part, if the store has it.
+fn optional(store: &Store, table: &str, name: &str, part: usize) -> Result<Option<Column>> {
+    if store.has(table, name) { store.part_column(table, name, part).map(Some) } else { Ok(None) }
+}
+
+/// Predictions after ablations: for each example, how often each label is predicted.
+struct Votes(BTreeMap<i64, BTreeMap<i64, usize>>);
+
+impl Votes {
+    fn count(examples: Option<Vec<i64>>, predictions: Option<Vec<i64>>) -> Votes {
+        let mut votes = Votes(BTreeMap::new());
+        for (example, prediction) in examples.into_iter().flatten().zip(predictions.into_iter().flatten()) {
+            *votes.0.entry(example).or_default().entry(prediction).or_default() += 1;
+        }
+        votes
     }
-    Ok(Some(correct))
+
+    /// The most frequent prediction of an example. The one without an ablation, `own`, decides
+    /// between equal counts, and stands alone for an example without ablations.
+    fn winner(&self, example: usize, own: Option<i64>) -> Option<i64> {
+        let votes = self.0.get(&(example as i64));
+        let most = votes.and_then(|votes| votes.iter().max_by_key(|&(&p, &count)| (count, Some(p) == own)));
+        most.map(|(&prediction, _)| prediction).or(own)
+    }
 }
 
 fn hooks(store: &Store, correct: Option<&[bool]>, differences: Option<&[f32]>) -> Result<Vec<HookSummary>> {
     if store.rows("latents") == 0 && !store.has("latents", "hook") {
         return Ok(Vec::new());
     }
-    let column = |name: &str| store.column("latents", name);
-    let (examples, names, latents, values) =
-        (column("example")?, column("hook")?, column("latent")?, column("activation")?);
-    let effects = optional(store, "latents", "attribution_values")?;
-    let effects = effects.as_ref().and_then(Column::floats);
     let all = store.rows("examples").max(1) as f64;
     let n_correct = correct.map_or(0, |correct| correct.iter().filter(|&&correct| correct).count()).max(1) as f64;
     let order: Vec<String> = store.manifest().saes.iter().map(|sae| sae.site.clone()).collect();
     let mut found: BTreeMap<(usize, usize), (LatentSummary, f64)> = BTreeMap::new();
-    let rows = examples.integers().unwrap_or_default().iter().zip(names.texts().unwrap_or_default());
-    let rows = rows.zip(latents.integers().unwrap_or_default()).zip(values.floats().unwrap_or_default()).enumerate();
-    for (row, (((&example, name), &latent), &value)) in rows {
-        let hook = order.iter().position(|own| own == name).unwrap_or(order.len());
-        let (own, clean) = found.entry((hook, latent as usize)).or_default();
-        own.latent = latent as usize;
-        own.active += 1;
-        let is_correct = correct.is_none_or(|correct| correct.get(example as usize) == Some(&true));
-        if is_correct {
-            own.proportion_active += 1.0 / n_correct;
-            own.mean_activation += f64::from(value) / n_correct;
-            if let Some(effects) = effects {
-                *own.total_effect.get_or_insert(0.0) += effects.get(row).map_or(0.0, |&effect| f64::from(effect));
+    for part in 0..store.parts() {
+        let column = |name: &str| store.part_column("latents", name, part);
+        let (examples, names, latents, values) =
+            (column("example")?, column("hook")?, column("latent")?, column("activation")?);
+        let effects = optional(store, "latents", "attribution_values", part)?;
+        let effects = effects.as_ref().and_then(Column::floats);
+        let rows = examples.integers().unwrap_or_default().iter().zip(names.texts().unwrap_or_default());
+        let rows = rows.zip(latents.integers().unwrap_or_default()).zip(values.floats().unwrap_or_default());
+        for (row, (((&example, name), &latent), &value)) in rows.enumerate() {
+            let hook = order.iter().position(|own| own == name).unwrap_or(order.len());
+            let (own, clean) = found.entry((hook, latent as usize)).or_default();
+            own.latent = latent as usize;
+            own.active += 1;
+            let is_correct = correct.is_none_or(|correct| correct.get(example as usize) == Some(&true));
+            if is_correct {
+                own.proportion_active += 1.0 / n_correct;
+                own.mean_activation += f64::from(value) / n_correct;
+                if let Some(effects) = effects {
+                    *own.total_effect.get_or_insert(0.0) += effects.get(row).map_or(0.0, |&effect| f64::from(effect));
+                }
             }
+            if effects.is_some() {
+                own.total_effect.get_or_insert(0.0);
+            }
+            *clean +=
+                differences.and_then(|all| all.get(example as usize)).map_or(0.0, |&difference| f64::from(difference));
         }
-        if effects.is_some() {
-            own.total_effect.get_or_insert(0.0);
-        }
-        *clean +=
-            differences.and_then(|all| all.get(example as usize)).map_or(0.0, |&difference| f64::from(difference));
     }
     let mut summaries: Vec<HookSummary> = order
         .iter()
