@@ -3,7 +3,7 @@
 //! none.
 
 use super::{Item, Task, Variant};
-use pellucid_engine::{Action, Callback, LogSoftmax, Plan, Positions, RunOptions, SelectedRow, Tap};
+use pellucid_engine::{Action, Callback, Interrupt, LogSoftmax, Plan, Positions, RunOptions, SelectedRow, Tap};
 use pellucid_models::{Error, LoadedModel, Result, prepare};
 use serde::Serialize;
 use std::sync::{Arc, Mutex};
@@ -41,6 +41,7 @@ pub(super) fn score_items(
     task: &Task,
     variant: &Variant,
     prefix: bool,
+    interrupt: Option<&Interrupt>,
     progress: &mut dyn FnMut(f32),
 ) -> Result<Vec<Vec<Score>>> {
     if variant.plan.taps.iter().any(|tap| tap.rows.is_some()) {
@@ -76,7 +77,7 @@ pub(super) fn score_items(
             tokens <= TOKENS_PER_RUN
         };
         let count = scored[done..].iter().take_while(fits).count().max(1);
-        run(loaded, variant, &scored[done..done + count], &mut scores)?;
+        run(loaded, variant, &scored[done..done + count], interrupt, &mut scores)?;
         done += count;
         progress(done as f32 / scored.len() as f32);
     }
@@ -159,7 +160,17 @@ fn windows(first: u32, tokens: &[u32], longest: usize, text: usize) -> Vec<Score
 }
 
 /// Runs rows and adds their log-likelihoods to the scores of their texts.
-fn run(loaded: &LoadedModel, variant: &Variant, batch: &[Scored], scores: &mut [Score]) -> Result<()> {
+fn run(
+    loaded: &LoadedModel,
+    variant: &Variant,
+    batch: &[Scored],
+    interrupt: Option<&Interrupt>,
+    scores: &mut [Score],
+) -> Result<()> {
+    // The engine polls during long runs only.
+    if interrupt.is_some_and(|interrupt| interrupt.0()) {
+        return Err(Error::from(pellucid_engine::Error::Interrupted));
+    }
     let rows: Vec<Vec<u32>> = batch.iter().map(|scored| scored.row.clone()).collect();
     let edits = prepare(variant.plan.clone(), &variant.directory, &rows, loaded.tokenizer.as_deref())?;
     let targets: Vec<(usize, Vec<u32>)> =
@@ -183,7 +194,8 @@ fn run(loaded: &LoadedModel, variant: &Variant, batch: &[Scored], scores: &mut [
         Tap::new("logits", Action::Call(callback.clone())).rows([row]).positions(Positions::List(positions))
     };
     let plan = edits.then(Plan::of(batch.iter().enumerate().map(tap)));
-    loaded.model.run(&rows, &plan, &RunOptions { chunk: Some(CHUNK), ..RunOptions::default() })?;
+    let options = RunOptions { chunk: Some(CHUNK), interrupt: interrupt.cloned(), ..RunOptions::default() };
+    loaded.model.run(&rows, &plan, &options)?;
     let found = found.lock().map(|found| found.clone()).unwrap_or_default();
     for (row, log_likelihood, greedy) in found {
         let score = &mut scores[batch[row].text];

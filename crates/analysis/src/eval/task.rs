@@ -1,6 +1,8 @@
 //! Tasks, and their files: JSONL, plain text, and the task files of lm-eval.
 
+use super::fewshot::{DELIMITER, Fewshot, Sampler};
 use super::lm_eval;
+use super::python_random::PythonRandom;
 use crate::sae::read_texts;
 use pellucid_models::{Error, Result};
 use serde::Serialize;
@@ -16,6 +18,17 @@ pub struct Task {
     pub kind: TaskKind,
     /// The items.
     pub items: Vec<Item>,
+    /// Number of examples in the prompt of each item.
+    pub num_fewshot: usize,
+}
+
+/// How a task is read.
+#[derive(Clone, Debug, Default)]
+pub struct TaskOptions {
+    /// Maximum number of items.
+    pub limit: Option<usize>,
+    /// Examples in the prompt.
+    pub fewshot: Fewshot,
 }
 
 /// The kind of likelihood that a task compares.
@@ -73,31 +86,92 @@ impl Choice {
 
 impl Task {
     /// Reads a task: `.yaml` is a task file of lm-eval, `.jsonl` has one item per line, everything
-    /// else is text. At most `limit` items.
-    pub fn read(path: &Path, limit: usize) -> Result<Task> {
+    /// else is text.
+    pub fn read(path: &Path, options: &TaskOptions) -> Result<Task> {
         let name = path.file_stem().map_or_else(|| "task".into(), |stem| stem.to_string_lossy().into_owned());
-        let mut task = match path.extension().and_then(|extension| extension.to_str()) {
-            Some("yaml" | "yml") => lm_eval::read(path)?,
-            Some("jsonl") => read_jsonl(path, name)?,
+        match path.extension().and_then(|extension| extension.to_str()) {
+            Some("yaml" | "yml") => lm_eval::read(path, options)?,
+            Some("jsonl") => Task::from_documents(name, &path.display().to_string(), documents(path)?, options)?,
             _ => {
                 let items = read_texts(path)?.into_iter().map(Item::Text).collect();
-                Task { name, kind: TaskKind::Text, items }
+                Task { name, kind: TaskKind::Text, items, num_fewshot: 0 }.with_examples(options)?
+            }
+        }
+        .checked(&path.display().to_string(), options)
+    }
+
+    /// Makes a task of items in the form of JSONL lines, numbered for messages; `origin` is their
+    /// file or another name for messages.
+    pub fn from_documents(
+        name: String,
+        origin: &str,
+        documents: Vec<(usize, Map<String, Value>)>,
+        options: &TaskOptions,
+    ) -> Result<Task> {
+        let (kind, items) = read_items(origin, documents)?;
+        Task { name, kind, items, num_fewshot: 0 }.with_examples(options)?.checked(origin, options)
+    }
+
+    /// Puts examples before the prompt of each item: from a file of examples, or the other items.
+    fn with_examples(mut self, options: &TaskOptions) -> Result<Task> {
+        let Fewshot { count, file, seed } = &options.fewshot;
+        let Some(count) = count.filter(|&count| count > 0) else { return Ok(self) };
+        let fail = |problem: String| Error::usage(problem, "give fewer examples, or a file with more of them");
+        if !matches!(self.kind, TaskKind::Choices | TaskKind::Target) {
+            let problem = format!("{}: `num_fewshot` is {count}, but its items have no prompt", self.name);
+            return Err(Error::usage(problem, "examples are put before the `prompt` of choices or targets"));
+        }
+        let pool = match file {
+            None => self.items.clone(),
+            Some(file) => {
+                let (kind, items) = read_items(&file.display().to_string(), documents(file)?)?;
+                if kind != self.kind {
+                    return Err(fail(format!("{}: another kind of item than the task's", file.display())));
+                }
+                items
             }
         };
-        if task.items.is_empty() {
-            return Err(Error::usage(format!("{} has no item", path.display()), "give a file with items"));
+        let mut sampler = Sampler::Random(Box::new(PythonRandom::new(*seed)));
+        for item in self.items.iter_mut().take(options.limit.unwrap_or(usize::MAX)) {
+            let own = file.is_none().then(|| item.clone());
+            let chosen = sampler.choose(&pool, count, own.as_ref());
+            let chosen = chosen.map_err(|problem| fail(format!("{}: {problem}", self.name)))?;
+            let examples: String = chosen.into_iter().map(Item::as_example).collect();
+            if let Item::Choices { context, .. } | Item::Target { context, .. } = item {
+                context.insert_str(0, &examples);
+            }
         }
-        task.items.truncate(limit);
-        Ok(task)
+        self.num_fewshot = count;
+        Ok(self)
+    }
+
+    /// Refuses an empty task, and applies the limit.
+    fn checked(mut self, origin: &str, options: &TaskOptions) -> Result<Task> {
+        if self.items.is_empty() {
+            return Err(Error::usage(format!("{origin} has no item"), "give a file with items"));
+        }
+        self.items.truncate(options.limit.unwrap_or(usize::MAX));
+        Ok(self)
     }
 }
 
-fn read_jsonl(path: &Path, name: String) -> Result<Task> {
+impl Item {
+    /// The item with its answer, as it stands in the prompts of others.
+    fn as_example(&self) -> String {
+        match self {
+            Item::Choices { context, choices, answer } => format!("{context}{}{DELIMITER}", choices[*answer].text),
+            Item::Target { context, target } => format!("{context}{target}{DELIMITER}"),
+            Item::Text(text) => format!("{text}{DELIMITER}"),
+        }
+    }
+}
+
+fn read_items(origin: &str, documents: Vec<(usize, Map<String, Value>)>) -> Result<(TaskKind, Vec<Item>)> {
     let (mut kind, mut items) = (None, Vec::new());
-    for (number, doc) in documents(path)? {
+    for (number, doc) in documents {
         let at = |problem: String| {
             Error::usage(
-                format!("{}, line {number}: {problem}", path.display()),
+                format!("{origin}, line {number}: {problem}"),
                 "a line has `prompt`, `choices` and `answer`; `good` and `bad`; `prompt` and `target`; or `text`",
             )
         };
@@ -108,7 +182,7 @@ fn read_jsonl(path: &Path, name: String) -> Result<Task> {
         }
         items.push(item);
     }
-    Ok(Task { name, kind: kind.unwrap_or(TaskKind::Text), items })
+    Ok((kind.unwrap_or(TaskKind::Text), items))
 }
 
 /// Reads the objects of a JSONL file, with their line numbers.
@@ -122,7 +196,8 @@ pub(super) fn documents(path: &Path) -> Result<Vec<(usize, Map<String, Value>)>>
                 Ok(Value::Object(doc)) => Ok((index + 1, doc)),
                 Ok(Value::String(text)) => Ok((index + 1, Map::from_iter([("text".into(), Value::String(text))]))),
                 Ok(_) => Err("a line is an object".to_string()),
-                Err(error) => Err(error.to_string()),
+                // serde_json counts lines within this one.
+                Err(error) => Err(error.to_string().replace(" at line 1 column", ", column")),
             }
             .map_err(|problem| {
                 Error::usage(

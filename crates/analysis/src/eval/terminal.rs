@@ -5,7 +5,12 @@ use super::{Evaluation, Metric};
 /// The metrics of each variant with their intervals, and the changes against the plain model.
 pub fn eval_text(evaluation: &Evaluation) -> String {
     let items = if evaluation.items == 1 { "item" } else { "items" };
-    let mut text = format!("{}, {}: {} {items}\n\n", evaluation.model, evaluation.task, evaluation.items);
+    let examples = match evaluation.num_fewshot {
+        0 => String::new(),
+        1 => ", 1 example in the prompt".into(),
+        count => format!(", {count} examples in the prompt"),
+    };
+    let mut text = format!("{}, {}: {} {items}{examples}\n\n", evaluation.model, evaluation.task, evaluation.items);
     let width = evaluation.variants.iter().map(|variant| variant.name.chars().count()).max().unwrap_or(0).max(7);
     text += &format!("{:width$}  {:<17} {:>9}  {:<20}  against clean\n", "variant", "metric", "value", "95 % interval");
     for variant in &evaluation.variants {

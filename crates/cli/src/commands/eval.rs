@@ -5,19 +5,23 @@ use crate::args::EvalArgs;
 use crate::failure::Failure;
 use crate::inputs::{PlanFile, read_plan_file, steering_taps};
 use crate::{models, progress};
-use pellucid_analysis::eval::{EvalOptions, Task, Variant, eval_text, evaluate};
+use pellucid_analysis::eval::{EvalOptions, Fewshot, Task, TaskOptions, Variant, eval_text, evaluate};
 use pellucid_engine::Plan;
-use pellucid_models::builtin;
 use serde_json::json;
 use std::path::Path;
 
 pub fn run(args: EvalArgs) -> Result<(), Failure> {
-    let limit = args.limit.map_or(usize::MAX, |limit| limit as usize);
-    let tasks = args.tasks.iter().map(|path| Task::read(path, limit)).collect::<Result<Vec<_>, _>>()?;
+    let fewshot = Fewshot {
+        count: args.num_fewshot.map(|count| count as usize),
+        file: args.fewshot_file.clone(),
+        seed: args.fewshot_seed,
+    };
+    let options = TaskOptions { limit: args.limit.map(|limit| limit as usize), fewshot };
+    let tasks = args.tasks.iter().map(|path| Task::read(path, &options)).collect::<Result<Vec<_>, _>>()?;
     let files = args.plan.iter().map(|path| read_plan_file(path)).collect::<Result<Vec<_>, Failure>>()?;
     let saes: Vec<(&str, &Path)> = files.iter().flat_map(PlanFile::saes).collect();
     let loaded = models::load_with_saes(&args.model, &saes)?;
-    let mut variants = Vec::new();
+    let mut variants = vec![Variant::clean()];
     for (path, PlanFile { plan, directory }) in args.plan.iter().zip(files.clone()) {
         variants.push(Variant { name: stem(path), plan, directory });
     }
@@ -25,12 +29,11 @@ pub fn run(args: EvalArgs) -> Result<(), Failure> {
         let plan = Plan::of(steering_taps(loaded, std::slice::from_ref(text))?);
         variants.push(Variant { name: text.clone(), plan, ..Variant::default() });
     }
-    // The built-in model was trained without a start token and cannot read one.
-    let options = EvalOptions { seed: args.seed, prefix: !args.no_prefix && loaded.name != builtin::NAME };
+    let options = EvalOptions { seed: args.seed, no_prefix: args.no_prefix, interrupt: None };
     let mut results = Vec::new();
     for task in &tasks {
         let bar = progress::DelayedProgressBar::new("evaluating");
-        let evaluation = evaluate(loaded, task, &variants, options, &mut |done| bar.set(done))?;
+        let evaluation = evaluate(loaded, task, &variants, &options, &mut |done| bar.set(done))?;
         bar.finish();
         if !args.json {
             print(&eval_text(&evaluation))?;

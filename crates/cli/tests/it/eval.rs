@@ -84,7 +84,9 @@ fn bad_tasks_are_refused_before_the_model_is_loaded() {
         ),
         (file(&dir, "b.jsonl", "{\"text\": \"x\"}\n{\"good\": \"a\", \"bad\": \"b\"}\n"), "line 2: another kind"),
         (file(&dir, "c.jsonl", "{\"text\": \"x\"}\n{\"tex\n"), "line 2"),
-        (yaml("few.yaml", "num_fewshot: 3\n"), "`num_fewshot`"),
+        (yaml("few.yaml", "num_fewshot: 9\n"), "`num_fewshot` is 9, but there are 8 examples"),
+        (yaml("split.yaml", "num_fewshot: 1\nfewshot_split: train\n"), "no split `train`"),
+        (yaml("sampler.yaml", "fewshot_config:\n  sampler: balanced\n"), "`balanced`"),
         (yaml("code.yaml", "process_docs: !function utils.process\n"), "unknown field `process_docs`"),
         ("nosuch.jsonl".into(), "nosuch.jsonl"),
     ] {
@@ -93,4 +95,41 @@ fn bad_tasks_are_refused_before_the_model_is_loaded() {
     let rows = file(&dir, "rows.json", "{\"taps\": [{\"site\": \"layers.0.z\", \"rows\": [0], \"zero\": true}]}");
     refused(&["eval", &example("eval/pairs.jsonl"), "--plan", &rows], 2, "selects `rows`", "leave out");
     refused(&["eval", &example("eval/pairs.jsonl"), "--limit", "0"], 2, "0 is not in 1..", "");
+}
+
+/// The scores of the first item of the first variant.
+fn first_item(args: &[&str]) -> Value {
+    variants(&json(&[&["eval"], args, &["--json"]].concat()))[0]["scores"][0].clone()
+}
+
+#[test]
+fn examples_are_put_before_the_prompt() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let items = "{\"prompt\": \"One\", \"target\": \"dog\"}\n{\"prompt\": \"Two\", \"target\": \"cats\"}\n";
+    let task = file(&dir, "targets.jsonl", items);
+    let with_example = file(&dir, "long.jsonl", "{\"prompt\": \"Two cats\\n\\nOne\", \"target\": \"dog\"}\n");
+    let expected = first_item(&[&with_example]);
+    // The other item of the task, a file of examples, and a task file of lm-eval.
+    assert_eq!(first_item(&[&task, "--num-fewshot", "1"]), expected);
+    assert_ne!(first_item(&[&task]), expected);
+    let examples = file(&dir, "examples.jsonl", "{\"prompt\": \"Two\", \"target\": \"cats\"}\n");
+    assert_eq!(first_item(&[&task, "--num-fewshot", "1", "--fewshot-file", &examples]), expected);
+    let yaml = "task: t\ndataset_path: json\ndataset_kwargs:\n  data_files:\n    test: targets.jsonl\n    train: \
+                examples.jsonl\ntest_split: test\nfewshot_split: train\noutput_type: loglikelihood\ndoc_to_text: \
+                prompt\ndoc_to_target: target\nnum_fewshot: 1\n";
+    let path = file(&dir, "t.yaml", yaml);
+    assert_eq!(first_item(&[&path]), expected);
+    assert_eq!(first_item(&[&path, "--num-fewshot", "0"]), first_item(&[&task]));
+    // Other delimiters, and the first examples instead of random ones.
+    let other = file(
+        &dir,
+        "other.yaml",
+        &(yaml.to_string()
+            + "fewshot_delimiter: \" | \"\nfewshot_config:\n  sampler: first_n\n  target_delimiter: \"=\"\n"),
+    );
+    let written = file(&dir, "written.jsonl", "{\"prompt\": \"Two=cats | One\", \"target\": \"dog\"}\n");
+    assert_eq!(first_item(&[&other]), first_item(&[&written]));
+    let result = json(&["eval", &path, "--json"]);
+    assert_eq!(result["tasks"][0]["num_fewshot"], 1);
+    refused(&["eval", &example("eval/pairs.jsonl"), "--num-fewshot", "1"], 2, "its items have no prompt", "");
 }
