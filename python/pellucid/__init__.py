@@ -35,6 +35,7 @@ from .errors import (
     ServerError,
     SiteError,
 )
+from .evaluation import Evaluation, Metric
 from .inspection import (
     Report,
     inspect,
@@ -71,6 +72,7 @@ __all__ = [
     "Engine",
     "EngineLoad",
     "Error",
+    "Evaluation",
     "Generated",
     "InputError",
     "InternalError",
@@ -78,6 +80,7 @@ __all__ = [
     "LoadError",
     "Mark",
     "MessageSpan",
+    "Metric",
     "MissingAttribute",
     "Model",
     "Network",

@@ -15,6 +15,7 @@ from .branches import Base
 from .chat import Chat
 from .engine import Engine
 from .errors import InputError, MissingAttribute
+from .evaluation import EvalApi
 from .plans import Explanation, as_plan, capture_plan
 from .prefixes import Prefixes
 from .reports import warn_nan
@@ -70,7 +71,7 @@ def pull(name: str) -> str:
     return fspath(_core.pull(convert.text(name, "the model's name")))
 
 
-class Model(SaeApi, TransformerLensApi):
+class Model(SaeApi, EvalApi, TransformerLensApi):
     """A model. Edited copies share its weights. Thread-safe."""
 
     def __init__(

@@ -15,6 +15,7 @@ import numpy as np
 
 from . import _core
 from .errors import InputError
+from .progress import Progress
 from .stores import Store, to_values
 
 _DTYPES = {"int64": np.int64, "float32": np.float32}
@@ -149,7 +150,7 @@ class Session:
             own += [member for member in chain if isinstance(member, Op)]
             settings["ops"] = [member.name if isinstance(member, Op) else member for member in chain]
         self._ops = own
-        self._progress = _Progress(sys.stderr.isatty() if progress is None else progress)
+        self._progress = Progress(sys.stderr.isatty() if progress is None else progress)
         self._core = _core.open_session(_sources(config, settings), own, self._progress.watch)
         self._progress.end()
         self._store: Store | None = None
@@ -231,31 +232,3 @@ def _sources(config: Any, settings: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _dumps(settings: Mapping[str, Any]) -> str:
     return json.dumps(settings, default=fspath)
-
-
-class _Progress:
-    """Shows phases and progress on one line of stderr."""
-
-    def __init__(self, shown: bool) -> None:
-        self.shown = shown
-        self.notes: list[str] = []
-        self._phase = ""
-
-    def watch(self, kind: str, value: Any) -> None:
-        """Receives an event of the session."""
-        if kind == "note":
-            self.notes.append(value)
-            return
-        if kind == "phase":
-            self._phase = value
-            value = 0.0
-        if self.shown:
-            filled = int(30 * value)
-            sys.stderr.write(f"\r{self._phase:8} [{'━' * filled}{' ' * (30 - filled)}] {100 * value:3.0f}%")
-            sys.stderr.flush()
-
-    def end(self) -> None:
-        """Clears the line."""
-        if self.shown:
-            sys.stderr.write("\r" + " " * 60 + "\r")
-            sys.stderr.flush()

@@ -14,6 +14,7 @@
 //! | `command` | the `pellucid` command, for the script of the package |
 //! | `engine` | the scheduler: many requests at once |
 //! | `errors` | engine errors and panics as exceptions of the package |
+//! | `eval` | evaluation on tasks |
 //! | `expression` | recorded values as expressions of a plan |
 //! | `hints` | remedies of errors, worded for Python |
 //! | `identify` | inspection of a directory or file |
@@ -39,6 +40,7 @@ mod chat;
 mod command;
 mod engine;
 mod errors;
+mod eval;
 mod expression;
 mod hints;
 mod identify;
@@ -72,6 +74,8 @@ mod _core {
     use super::command::run_command;
     #[pymodule_export]
     use super::engine::{Engine, EngineRequest};
+    #[pymodule_export]
+    use super::eval::{EvalTask, evaluate_task};
     #[pymodule_export]
     use super::identify::{
         identify_path, inspect_path, inspect_schema, register_architecture, register_file, registered_architectures,
