@@ -61,7 +61,8 @@ pub async fn list(
     Ok(Reply(SiteList { model: model.id.clone(), sites: program.sites().map(object).collect() }))
 }
 
-fn shape(program: &Program, site: Site) -> Vec<Value> {
+/// The shape of a site, with `tokens` for the number of positions.
+pub fn shape(program: &Program, site: Site) -> Vec<Value> {
     let Some(edge) = program.edge_of(site) else { return Vec::new() };
     let edge = program.edge(edge);
     match edge.layout {
