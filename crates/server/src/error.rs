@@ -30,6 +30,9 @@ pub enum Error {
     /// The runtime could not start.
     #[error("the server's threads did not start: {0}")]
     Runtime(std::io::Error),
+    /// The client at stdin does not speak the protocol.
+    #[error("the client at stdin does not speak MCP: {0}")]
+    Protocol(String),
     /// A scheduler could not start.
     #[error(transparent)]
     Engine(#[from] pellucid_engine::Error),
@@ -50,6 +53,9 @@ impl Error {
             }
             Error::Options { remedy, .. } => Some(remedy.clone()),
             Error::Runtime(_) => Some("free memory or raise the limit of processes".into()),
+            Error::Protocol(_) => {
+                Some("`pellucid mcp` is started by an agent; `pellucid mcp --help` shows its config".into())
+            }
             Error::Engine(error) => error.remedy().map(crate::hints::word),
         }
     }

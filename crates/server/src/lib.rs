@@ -16,6 +16,7 @@
 //! | `generation` | completion requests: prompts → the scheduler's requests → pieces of text |
 //! | `inspection` | plans of requests, captured arrays on the wire, stored captures |
 //! | `routes` | one file per route |
+//! | `mcp` | MCP: tools for coding agents, over stdio and `/mcp` |
 //! | `reply` | responses with a JSON body |
 //! | `metrics` | counters for `/metrics` |
 //!
@@ -32,6 +33,7 @@ mod hints;
 mod ids;
 mod inspection;
 mod logging;
+mod mcp;
 mod metrics;
 mod options;
 mod registry;
@@ -44,6 +46,7 @@ mod state;
 
 pub use error::{Error, Result};
 pub use logging::{LogFormat, start_logging};
+pub use mcp::serve_stdio;
 pub use options::{Alias, Limits, ServerOptions};
 pub use registry::ModelEntry;
 pub use routes::openapi;

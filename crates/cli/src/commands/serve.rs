@@ -37,10 +37,7 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
         entries.push(ModelEntry { id: loaded.name.clone(), loaded });
     }
     let names: Vec<String> = entries.iter().map(|entry| entry.id.clone()).collect();
-    pellucid_server::start_logging(match args.log {
-        LogArg::Text => LogFormat::Text,
-        LogArg::Json => LogFormat::Json,
-    });
+    start_logging(args.log);
     let server = Server::bind(entries, options)?;
     print(&format!("http://{}/v1\n", server.address()))?;
     // A program that waits for the line reads it now.
@@ -56,7 +53,16 @@ fn read_token(path: &Path) -> Result<String, Failure> {
     Ok(text.lines().next().unwrap_or_default().trim().to_owned())
 }
 
-fn read_template(path: &Path) -> Result<ChatTemplate, Failure> {
+/// Starts the log on stderr.
+pub fn start_logging(form: LogArg) {
+    pellucid_server::start_logging(match form {
+        LogArg::Text => LogFormat::Text,
+        LogArg::Json => LogFormat::Json,
+    });
+}
+
+/// Reads a chat template.
+pub fn read_template(path: &Path) -> Result<ChatTemplate, Failure> {
     let source = std::fs::read_to_string(path)
         .map_err(|error| Failure::usage(format!("{}: {error}", path.display()), "check --chat-template"))?;
     Ok(ChatTemplate::new(&source, path))

@@ -8,6 +8,7 @@ mod faults;
 mod guide;
 mod lab;
 mod lab_capture;
+mod mcp;
 mod saes;
 mod sessions;
 mod steering;

@@ -5,5 +5,6 @@ mod chat;
 mod completions;
 mod inspection;
 mod load;
+mod mcp;
 mod security;
 mod support;
