@@ -18,6 +18,7 @@
 //! | `routes` | one file per route |
 //! | `mcp` | MCP: tools for coding agents, over stdio and `/mcp` |
 //! | `reply` | responses with a JSON body |
+//! | `in_process` | the routes without a listener, for fuzzing |
 //! | `metrics` | counters for `/metrics` |
 //!
 //! A request runs on the model's [`Scheduler`](pellucid_engine::Scheduler), so it has the same bits
@@ -31,6 +32,7 @@ mod extract;
 mod generation;
 mod hints;
 mod ids;
+mod in_process;
 mod inspection;
 mod logging;
 mod mcp;
@@ -45,6 +47,8 @@ mod sse;
 mod state;
 
 pub use error::{Error, Result};
+#[doc(hidden)]
+pub use in_process::{Answer, InProcess};
 pub use logging::{LogFormat, start_logging};
 pub use mcp::serve_stdio;
 pub use options::{Alias, Limits, ServerOptions};

@@ -322,3 +322,18 @@ fn a_closed_connection_interrupts_the_engine() {
     server.ok("/v1/run", &json!({"prompt": "a", "capture": ["embed"]}));
     assert!(started.elapsed().as_secs() < 10, "the sweep went on for {:?}", started.elapsed());
 }
+
+#[test]
+fn the_calls_of_the_guide_work() {
+    let page = include_str!("../../../../docs/mcp.md");
+    let blocks = page.split("```json\n").skip(1).filter_map(|rest| rest.split("```").next());
+    let calls: Vec<Value> = blocks.map(|block| serde_json::from_str(block).expect("JSON")).collect();
+    let calls: Vec<&Value> = calls.iter().filter(|call| call["arguments"].is_object()).collect();
+    for tool in TOOLS {
+        assert!(calls.iter().any(|call| call["name"] == tool), "the guide has no call of {tool}");
+    }
+    for call in calls {
+        let result = result("tools/call", call.clone());
+        assert_ne!(result["isError"], true, "{call}: {result}");
+    }
+}
