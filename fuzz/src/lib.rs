@@ -1,10 +1,10 @@
 //! Fuzz targets: functions of bytes that must return, whatever the bytes are.
 //!
 //! A target may not panic, abort, hang or take more memory than its limits, and what it accepts
-//! must be consistent. `readers` has the targets of files, `plans` those of plans, `requests` that of
-//! HTTP requests. The same functions run under libFuzzer (`libfuzzer/`, nightly, guided by coverage)
-//! and under the runner of this crate (stable, blind mutations of the seeds), which continuous
-//! integration uses.
+//! must be consistent. `readers` has the targets of files, `plans` those of plans, `requests` that
+//! of HTTP requests. The same functions run under libFuzzer (`libfuzzer/`, nightly, guided by
+//! coverage) and under the runner of this crate (stable, blind mutations of the seeds), which
+//! continuous integration uses.
 
 pub mod mutate;
 mod plans;

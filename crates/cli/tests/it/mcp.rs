@@ -122,7 +122,8 @@ fn a_long_call_leaves_pings_answered_and_can_be_cancelled() {
     std::thread::sleep(Duration::from_millis(500));
     assert_eq!(session.request("ping", json!({}))["result"], json!({}));
     session.send(&json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": call}}));
-    // Calls that run the model directly run one at a time, so this one waits for the end of the other.
+    // Calls that run the model directly run one at a time, so this one waits for the end of the
+    // other.
     let started = Instant::now();
     let result = session.call("run", &json!({"prompt": "a"}));
     assert_ne!(result["isError"], true, "{result}");

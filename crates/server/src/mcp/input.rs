@@ -66,17 +66,17 @@ impl PromptInput {
 /// What a call changes inside the model.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 pub struct EditInput {
-    /// A plan: `{"taps": [TAP, …]}`. A tap has a `site` (see the tool `sites`), an optional selection
-    /// (`positions`: 3, [0, -1], "last", "-4:", a token's text such as " dog"; `rows`, `heads`, `units`:
-    /// lists of indices) and one action: `"zero": true`, `"scale": 0.5`, `"add": [numbers]`, `"set":
-    /// [numbers]`, `"add": {"vector": [numbers], "scale": 2}`, `"set": {"from": {"rows": [0]}}` (patch from
-    /// another row), `"project_out": {"vector": [numbers]}`, `"skip": true` (site `layers.N`: the whole
-    /// layer), `"capture": true` or `"capture": {"reduce": "mean" | "norm" | {"topk": 5}}`. A plan names
-    /// no files.
+    /// A plan: `{"taps": [TAP, …]}`. A tap has a `site` (see the tool `sites`), an optional
+    /// selection (`positions`: 3, [0, -1], "last", "-4:", a token's text such as " dog"; `rows`,
+    /// `heads`, `units`: lists of indices) and one action: `"zero": true`, `"scale": 0.5`, `"add":
+    /// [numbers]`, `"set": [numbers]`, `"add": {"vector": [numbers], "scale": 2}`, `"set": {"from":
+    /// {"rows": [0]}}` (patch from another row), `"project_out": {"vector": [numbers]}`, `"skip":
+    /// true` (site `layers.N`: the whole layer), `"capture": true` or `"capture": {"reduce": "mean"
+    /// | "norm" | {"topk": 5}}`. A plan names no files.
     #[schemars(with = "Option<Map<String, Value>>")]
     pub plan: Option<Value>,
-    /// A steering spec, a short form of a plan that adds a vector at layers, such as `{"layers": [2],
-    /// "vector": [d_model numbers], "scale": 4}`.
+    /// A steering spec, a short form of a plan that adds a vector at layers, such as `{"layers":
+    /// [2], "vector": [d_model numbers], "scale": 4}`.
     #[schemars(with = "Option<Map<String, Value>>")]
     pub steer: Option<Value>,
 }
@@ -84,9 +84,9 @@ pub struct EditInput {
 /// What a call returns of the model's activations.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 pub struct CaptureInput {
-    /// Sites to read: patterns such as "layers.*.resid_post", or taps such as {"site": "layers.2.z",
-    /// "positions": "last", "heads": [0]}. They see the edits of the plan. Results are summaries; select
-    /// few positions or units to get all values.
+    /// Sites to read: patterns such as "layers.*.resid_post", or taps such as {"site":
+    /// "layers.2.z", "positions": "last", "heads": [0]}. They see the edits of the plan. Results
+    /// are summaries; select few positions or units to get all values.
     #[schemars(with = "Option<Vec<PatternOrTap>>")]
     pub capture: Option<Vec<Value>>,
     /// The number of elements of largest magnitude listed for each result [default: 5, at most 20].

@@ -1,10 +1,10 @@
 //! MCP: tools with which coding agents look into models, over stdio (`pellucid mcp`) and over HTTP
 //! (`/mcp` of `pellucid serve`).
 //!
-//! Each tool is one file in `tools/` and one row of [`tools::table`]; its schemas come from the types
-//! of its arguments and answer, whose docs are written for agents. The tools call the same functions
-//! as the routes, so they have the same limits, errors and bits. `handler.rs` speaks the protocol
-//! (the crate `rmcp`), `http.rs` and `stdio.rs` connect it.
+//! Each tool is one file in `tools/` and one row of [`tools::table`]; its schemas come from the
+//! types of its arguments and answer, whose docs are written for agents. The tools call the same
+//! functions as the routes, so they have the same limits, errors and bits. `handler.rs` speaks the
+//! protocol (the crate `rmcp`), `http.rs` and `stdio.rs` connect it.
 //!
 //! | module | contents |
 //! |---|---|

@@ -11,8 +11,8 @@ use rmcp::service::ServerInitializeError;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Serves models to the client at stdin and stdout, until stdin is closed. Nothing else may write to
-/// stdout.
+/// Serves models to the client at stdin and stdout, until stdin is closed. Nothing else may write
+/// to stdout.
 pub fn serve_stdio(models: Vec<ModelEntry>, options: ServerOptions) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -24,7 +24,7 @@ pub fn serve_stdio(models: Vec<ModelEntry>, options: ServerOptions) -> Result<()
     let served = runtime.block_on(async {
         match Handler::new(state).serve(rmcp::transport::stdio()).await {
             Ok(running) => {
-                // However the client left, there is nobody to tell.
+                // However the client left, it reads no more answers.
                 let _ = running.waiting().await;
                 Ok(())
             }

@@ -22,8 +22,8 @@ pub struct ArraySummary {
     pub name: String,
     /// The shape. A whole site is `[positions, width]` or `[positions, heads, width]`.
     pub shape: Vec<usize>,
-    /// Of a sparse capture of SAE features the number of nonzero elements. Statistics are then those of
-    /// the nonzero elements.
+    /// Of a sparse capture of SAE features the number of nonzero elements. Statistics are then
+    /// those of the nonzero elements.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nonzero: Option<usize>,
     /// Mean of the finite elements; absent if there are none.
@@ -38,8 +38,8 @@ pub struct ArraySummary {
     pub norm: f64,
     /// The number of elements that are NaN or infinite, which should be 0.
     pub non_finite: usize,
-    /// L2 norm of each line along the first axis (of a site: of each position); empty if there is one
-    /// line or too many.
+    /// L2 norm of each line along the first axis (of a site: of each position); empty if there is
+    /// one line or too many.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub line_norms: Vec<f32>,
     /// The elements of largest magnitude, largest first.
@@ -170,7 +170,8 @@ fn unravel(mut at: usize, shape: &[usize]) -> Vec<usize> {
     index
 }
 
-/// Norms of the lines of an array with several axes and from 2 to `most` lines, unless they are NaN.
+/// Norms of the lines of an array with several axes and from 2 to `most` lines, unless they are
+/// NaN.
 fn line_norms(array: &Array, most: usize) -> Vec<f32> {
     let (&[lines, _, ..], values) = (array.shape(), array.values()) else { return Vec::new() };
     if lines < 2 || lines > most || values.is_empty() {

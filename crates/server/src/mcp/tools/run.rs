@@ -37,8 +37,8 @@ pub struct RunInput {
 
 #[derive(Debug, Deserialize, JsonSchema)]
 struct RunFields {
-    /// The number of most likely next tokens of each row [default: 5, at most 50]. 0 computes no logits:
-    /// layers after the last captured site do not run.
+    /// The number of most likely next tokens of each row [default: 5, at most 50]. 0 computes no
+    /// logits: layers after the last captured site do not run.
     next_tokens: Option<usize>,
 }
 

@@ -23,8 +23,9 @@ pub struct SitesInput {
     /// Name of the model; the default model if absent.
     model: Option<String>,
     /// Only sites that this names: an address (`layers.3.z`, `logits`), a pattern (`layers.*.z`,
-    /// `layers.2-4.mlp_out`), an alias of TransformerLens or Hugging Face (`blocks.3.hook_resid_pre`), or a
-    /// part of a name or of a meaning (`resid`, `attention`). All sites if absent.
+    /// `layers.2-4.mlp_out`), an alias of TransformerLens or Hugging Face
+    /// (`blocks.3.hook_resid_pre`), or a part of a name or of a meaning (`resid`, `attention`). All
+    /// sites if absent.
     pattern: Option<String>,
 }
 

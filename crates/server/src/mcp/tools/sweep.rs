@@ -58,7 +58,8 @@ struct Metric {
     minus: Option<TokenName>,
     /// What the value of a token is [default: logprob].
     of: Option<Quantity>,
-    /// The position whose next token is measured: an index, negative from the end [default: the last].
+    /// The position whose next token is measured: an index, negative from the end [default: the
+    /// last].
     position: Option<i64>,
 }
 

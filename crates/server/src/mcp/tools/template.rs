@@ -13,8 +13,8 @@ pub struct Template {
     /// ["{head}"]`. A text that is only a placeholder becomes the number.
     #[schemars(with = "Map<String, Value>")]
     pub plan: Value,
-    /// The values of each placeholder: `{"layer": [0, 1, 2], "head": [0, 1]}`. There is one plan for
-    /// each combination.
+    /// The values of each placeholder: `{"layer": [0, 1, 2], "head": [0, 1]}`. There is one plan
+    /// for each combination.
     pub over: BTreeMap<String, Vec<i64>>,
 }
 
