@@ -51,21 +51,22 @@ pub struct Entry {
 
 impl Entry {
     pub fn of<T: Tool>() -> Entry {
-        let mut input = schema::<T::Input>();
+        let settings = SchemaSettings::draft2020_12();
+        let mut input = schema::<T::Input>(settings.clone());
         // A misspelled argument is an error, as `parse` treats it.
         input.insert("additionalProperties".into(), false.into());
         input.insert("examples".into(), Value::Array(vec![T::example()]));
         let annotations = ToolAnnotations::new().read_only(true).destructive(false).open_world(false);
         let description = Description::new(T::NAME, T::DESCRIPTION, input)
             .with_title(T::TITLE)
-            .with_raw_output_schema(Arc::new(schema::<T::Output>()))
+            .with_raw_output_schema(Arc::new(schema::<T::Output>(settings.for_serialize())))
             .with_annotations(annotations);
         Entry { description, call: |state, arguments, progress| call::<T>(state, arguments, progress).boxed() }
     }
 }
 
-fn schema<T: JsonSchema>() -> JsonObject {
-    let schema = SchemaSettings::draft2020_12().into_generator().into_root_schema_for::<T>();
+fn schema<T: JsonSchema>(settings: SchemaSettings) -> JsonObject {
+    let schema = settings.into_generator().into_root_schema_for::<T>();
     match schema.to_value() {
         Value::Object(object) => object,
         // The schema of a struct is an object.

@@ -131,7 +131,7 @@ fn run_summarizes_what_the_route_returns_whole() {
 fn answers_are_bounded_and_say_what_was_cut() {
     let run = ok(
         "run",
-        json!({"prompt": "Tom saw a dog. The", "capture": ["layers.*.*_out", "layers.*.q"], "next_tokens": 0}),
+        json!({"prompt": "Tom saw a dog. The", "capture": ["layers.*.mlp_out", "layers.*.q"], "next_tokens": 0}),
     );
     assert!(run["cut"].as_array().is_some_and(|notes| !notes.is_empty()), "{run}");
     assert!(run["results"].as_array().expect("results").iter().all(|result| result["values"].is_null()));
@@ -173,7 +173,7 @@ fn a_sweep_measures_what_separate_runs_measure() {
         let next = run["rows"][0]["next"].as_array().expect("tokens").clone();
         next.iter().find(|token| token["token"] == " dog").and_then(|token| token["probability"].as_f64())
     };
-    assert_eq!(sweep["baseline"].as_f64(), run(json!({})));
+    assert_eq!(sweep["baseline"].as_f64(), run(json!({"taps": []})));
     for layer in [0, 5] {
         let plan = json!({"taps": [{"site": format!("layers.{layer}.mlp_out"), "zero": true}]});
         if let Some(probability) = run(plan) {

@@ -162,7 +162,7 @@ fn sweep(state: &AppState, input: &SweepInput, progress: &Progress, interrupt: I
     let count = plans.len();
     let (labels, mut plans): (Vec<String>, Vec<Value>) = plans.into_iter().map(|plan| (plan.label, plan.plan)).unzip();
     // The baseline comes last, so that errors of plans have the indices of the call.
-    plans.push(json!({}));
+    plans.push(json!({ "taps": [] }));
     let metric = &input.own.metric;
     let position = metric.position.map_or_else(|| json!("last"), |position| json!([position]));
     let fields = input.edits.fields(Some(vec![json!({ "site": "logits", "positions": position })]));
