@@ -1,13 +1,15 @@
 //! Fuzz targets: functions of bytes that must return, whatever the bytes are.
 //!
 //! A target may not panic, abort, hang or take more memory than its limits, and what it accepts
-//! must be consistent. `readers` has the targets of files, `plans` those of plans. The same
-//! functions run under libFuzzer (`libfuzzer/`, nightly, guided by coverage) and under the runner
-//! of this crate (stable, blind mutations of the seeds), which continuous integration uses.
+//! must be consistent. `readers` has the targets of files, `plans` those of plans, `requests` that
+//! of HTTP requests. The same functions run under libFuzzer (`libfuzzer/`, nightly, guided by
+//! coverage) and under the runner of this crate (stable, blind mutations of the seeds), which
+//! continuous integration uses.
 
 pub mod mutate;
 mod plans;
 mod readers;
+mod requests;
 mod seeds;
 
 use mutate::Kind;
@@ -43,6 +45,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "template", run: readers::template, seeds: seeds::template, kind: Kind::Text, short: 1000 },
     Target { name: "adapter", run: readers::adapter, seeds: seeds::adapter, kind: Kind::Json, short: 2000 },
     Target { name: "plan", run: plans::json, seeds: seeds::plan, kind: Kind::Json, short: 2000 },
+    Target { name: "requests", run: requests::post, seeds: requests::seeds, kind: Kind::Json, short: 1500 },
     Target { name: "edits", run: plans::edits, seeds: seeds::edits, kind: Kind::Binary, short: 500 },
 ];
 

@@ -92,6 +92,7 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Tokens(tokens) => commands::tokens::run(tokens),
         Command::Generate(generate) => commands::generate::run(generate),
         Command::Serve(serve) => commands::serve::run(serve),
+        Command::Mcp(mcp) => commands::mcp::run(mcp),
         Command::Lens(lens) => commands::lens::run(lens),
         Command::Steer(steer) => commands::steer::run(steer),
         Command::Eval(eval) => commands::eval::run(eval),

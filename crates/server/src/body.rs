@@ -147,11 +147,15 @@ impl<T: RequestBody> FromRequest<AppState> for Json<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &AppState) -> ApiResult<Json<T>> {
-        let limits = &state.options.limits;
-        check_content_type(request.headers())?;
-        let bytes = read_body(request, limits.body_bytes, limits.read_timeout).await?;
-        Json::parse(bytes)
+        Json::parse(read_json(request, state).await?)
     }
+}
+
+/// Reads the bytes of a JSON body, within the server's limits of size and time.
+pub async fn read_json(request: Request, state: &AppState) -> ApiResult<Vec<u8>> {
+    let limits = &state.options.limits;
+    check_content_type(request.headers())?;
+    read_body(request, limits.body_bytes, limits.read_timeout).await
 }
 
 fn check_content_type(headers: &HeaderMap) -> ApiResult<()> {

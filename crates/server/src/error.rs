@@ -33,6 +33,9 @@ pub enum Error {
     /// The files of a model do not load.
     #[error(transparent)]
     Model(Box<pellucid_models::Error>),
+    /// The client at stdin does not speak the protocol.
+    #[error("the client at stdin does not speak MCP: {0}")]
+    Protocol(String),
     /// A scheduler could not start.
     #[error(transparent)]
     Engine(#[from] pellucid_engine::Error),
@@ -54,6 +57,9 @@ impl Error {
             Error::Options { remedy, .. } => Some(remedy.clone()),
             Error::Runtime(_) => Some("free memory or raise the limit of processes".into()),
             Error::Model(error) => error.remedy().map(crate::hints::word),
+            Error::Protocol(_) => {
+                Some("`pellucid mcp` is started by an agent; `pellucid mcp --help` shows its config".into())
+            }
             Error::Engine(error) => error.remedy().map(crate::hints::word),
         }
     }

@@ -17,7 +17,9 @@
 //! | `generation` | completion requests: prompts → the scheduler's requests → pieces of text |
 //! | `inspection` | plans of requests, captured arrays on the wire, stored captures |
 //! | `routes` | one file per route |
+//! | `mcp` | MCP: tools for coding agents, over stdio and `/mcp` |
 //! | `reply` | responses with a JSON body |
+//! | `in_process` | the routes without a listener, for fuzzing |
 //! | `metrics` | counters for `/metrics` |
 //!
 //! A request runs on the model's [`Scheduler`](pellucid_engine::Scheduler), so it has the same bits
@@ -31,8 +33,10 @@ mod extract;
 mod generation;
 mod hints;
 mod ids;
+mod in_process;
 mod inspection;
 mod logging;
+mod mcp;
 mod metrics;
 mod options;
 mod registry;
@@ -45,7 +49,10 @@ mod state;
 mod unique_keys;
 
 pub use error::{Error, Result};
+#[doc(hidden)]
+pub use in_process::{Answer, InProcess};
 pub use logging::{LogFormat, start_logging};
+pub use mcp::serve_stdio;
 pub use options::{Alias, Limits, ServerOptions};
 pub use registry::{ModelEntry, ModelFiles, ModelSpec};
 pub use routes::openapi;

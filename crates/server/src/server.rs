@@ -1,10 +1,9 @@
 //! The listener: connections, timeouts, shutdown.
 
 use crate::error::{Error, Result};
-use crate::inspection::{CaptureStore, StandingPlans};
-use crate::metrics::Metrics;
+use crate::mcp;
 use crate::options::ServerOptions;
-use crate::registry::{ModelSpec, Registry};
+use crate::registry::ModelSpec;
 use crate::routes;
 use crate::state::{AppState, State};
 use axum::Router;
@@ -13,7 +12,7 @@ use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Runtime;
@@ -69,18 +68,8 @@ impl Server {
             runtime.block_on(TcpListener::bind(address)).map_err(|source| Error::Bind { address, source })?;
         let address = listener.local_addr().map_err(|source| Error::Bind { address, source })?;
         options.address = address;
-        options.scheduler.capture_bytes = options.scheduler.capture_bytes.min(options.limits.capture_bytes);
-        let metrics = Metrics::new();
         let models = models.into_iter().map(Into::into).collect();
-        let state = State {
-            models: Registry::new(models, &options, metrics.residency.clone())?,
-            metrics,
-            captures: CaptureStore::new(options.limits.stored_bytes),
-            standing: StandingPlans::default(),
-            direct: Arc::new(Semaphore::new(1)),
-            closing: AtomicBool::new(false),
-            options,
-        };
+        let state = State::new(models, options)?;
         Ok(Server { runtime, listener, address, state: Arc::new(state), shutdown: ShutdownHandle::default() })
     }
 
@@ -139,7 +128,7 @@ async fn wait_for_signal() -> std::io::Result<()> {
 
 /// Accepts connections until the shutdown, then waits for the open ones.
 async fn serve(listener: TcpListener, state: AppState, shutdown: ShutdownHandle) {
-    let router = routes::router(state.clone());
+    let router = routes::router(state.clone(), mcp::router(&state));
     let connections = Arc::new(Semaphore::new(state.options.limits.connections));
     let graceful = GracefulShutdown::new();
     loop {

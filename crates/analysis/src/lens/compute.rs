@@ -5,7 +5,7 @@
 //! 3. Each distribution is compared with the last row's, the model's output.
 
 use super::{LensCell, LensRow, LensTable, Prediction};
-use pellucid_engine::{Plan, RunOptions, Site};
+use pellucid_engine::{Interrupt, Plan, RunOptions, Site};
 use pellucid_models::{LoadedModel, Result};
 
 /// Predictions kept per distribution.
@@ -13,9 +13,21 @@ const TOP_TOKENS: usize = 5;
 
 /// Computes the logit lens of a prompt at every layer and position, under the edits of a plan.
 pub fn compute(loaded: &LoadedModel, tokens: &[u32], edits: &Plan) -> Result<LensTable> {
+    compute_with(loaded, tokens, edits, None)
+}
+
+/// Like [`compute`], polling `interrupt`.
+pub fn compute_with(
+    loaded: &LoadedModel,
+    tokens: &[u32],
+    edits: &Plan,
+    interrupt: Option<Interrupt>,
+) -> Result<LensTable> {
+    let is_interrupted = interrupt.clone();
+    let is_interrupted = || is_interrupted.as_ref().is_some_and(|interrupt| (interrupt.0)());
     let model = &loaded.model;
     let plan = edits.clone().then(Plan::capture(["layers.0.resid_pre", "layers.*.resid_post"]));
-    let run = model.run(&[tokens.to_vec()], &plan, &RunOptions::default())?;
+    let run = model.run(&[tokens.to_vec()], &plan, &RunOptions { interrupt, ..RunOptions::default() })?;
     let text = |id: u32| loaded.tokenizer.as_ref().map_or_else(|| id.to_string(), |tokenizer| tokenizer.token_text(id));
     let vocab = model.program().architecture().vocab;
 
@@ -23,6 +35,9 @@ pub fn compute(loaded: &LoadedModel, tokens: &[u32], edits: &Plan) -> Result<Len
     let mut rows = Vec::new();
     // The last layer first; the others are compared with it.
     for (depth, capture) in run.captures.iter().enumerate().rev() {
+        if is_interrupted() {
+            return Err(pellucid_engine::Error::Interrupted.into());
+        }
         let logits = model.unembed(capture.array.values())?;
         let distributions: Vec<Vec<f32>> = logits.chunks_exact(vocab).map(log_softmax).collect();
         if final_rows.is_empty() {

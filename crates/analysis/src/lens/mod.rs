@@ -15,7 +15,7 @@ mod html;
 mod table;
 mod terminal;
 
-pub use compute::compute;
+pub use compute::{compute, compute_with};
 pub use html::html;
 pub use table::{LensCell, LensRow, LensTable, Prediction};
 pub use terminal::{ColorDepth, TerminalOptions, terminal};

@@ -7,6 +7,7 @@ mod eval;
 mod lab;
 mod lab_capture;
 mod lab_sessions;
+mod mcp;
 mod sae;
 mod serve;
 mod server;
@@ -20,6 +21,7 @@ pub use eval::EvalArgs;
 pub use lab::*;
 pub use lab_capture::LabCaptureArgs;
 pub use lab_sessions::LabSessionsArgs;
+pub use mcp::McpArgs;
 use pellucid_engine::MemoryLimit;
 pub use sae::*;
 pub use serve::{LogArg, ServeArgs, ServedAdapter};
@@ -70,6 +72,8 @@ pub enum Command {
     Generate(GenerateArgs),
     /// Serve models over HTTP: the OpenAI API, with plans, captures and steering on every request.
     Serve(ServeArgs),
+    /// Offer tools for coding agents over stdio (MCP): run, capture, edit, steer, sweep.
+    Mcp(McpArgs),
     /// Logit lens: the model's next-token prediction after each layer.
     Lens(LensArgs),
     /// Steering vectors: extract them from pairs of prompts, show files of them.

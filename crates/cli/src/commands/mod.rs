@@ -7,6 +7,7 @@ pub mod generate;
 pub mod inspect;
 pub mod lab;
 pub mod lens;
+pub mod mcp;
 pub mod profile;
 pub mod pull;
 pub mod run;

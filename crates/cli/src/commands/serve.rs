@@ -35,10 +35,7 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let template = args.chat_template.as_deref().map(read_template).transpose()?;
     let files = model_files(&args, template.as_ref())?;
     let names: Vec<String> = files.iter().map(|files| files.id.clone()).collect();
-    pellucid_server::start_logging(match args.log {
-        LogArg::Text => LogFormat::Text,
-        LogArg::Json => LogFormat::Json,
-    });
+    start_logging(args.log);
     let server = Server::bind(files, options)?;
     if !args.no_preload {
         let bar = DelayedProgressBar::new("loading weights");
@@ -83,7 +80,16 @@ fn id_of(name: Option<&OsStr>, path: Option<&Path>) -> String {
     in_words(path.file_name().or(whole.file_name()).unwrap_or(name))
 }
 
-fn read_template(path: &Path) -> Result<ChatTemplate, Failure> {
+/// Starts the log on stderr.
+pub fn start_logging(form: LogArg) {
+    pellucid_server::start_logging(match form {
+        LogArg::Text => LogFormat::Text,
+        LogArg::Json => LogFormat::Json,
+    });
+}
+
+/// Reads a chat template.
+pub fn read_template(path: &Path) -> Result<ChatTemplate, Failure> {
     let source = std::fs::read_to_string(path)
         .map_err(|error| Failure::usage(format!("{}: {error}", path.display()), "check --chat-template"))?;
     Ok(ChatTemplate::new(&source, path))

@@ -8,6 +8,7 @@ mod faults;
 mod guide;
 mod lab;
 mod lab_capture;
+mod mcp;
 mod remote;
 mod saes;
 mod sessions;

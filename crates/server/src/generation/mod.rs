@@ -14,8 +14,8 @@ mod prompt;
 mod run;
 mod submit;
 
-pub use collect::{Event, FinishedCall, events, finish};
-pub use fields::{CommonFields, GenerationFields};
+pub use collect::{Choice, Event, FinishedCall, events, finish};
+pub use fields::{CommonFields, GenerationFields, StopField};
 pub use logprobs::{ChatLogprobs, CompletionLogprobs, PromptLogprobs, prompt_logprobs, token_text};
 pub use prompt::{ChatMessage, Prompt, PromptField, encode_chat};
 pub use run::{FinishReason, Piece, PieceToken};

@@ -25,6 +25,16 @@ pub enum FinishReason {
     Length,
 }
 
+impl FinishReason {
+    /// Its name in answers.
+    pub fn name(self) -> &'static str {
+        match self {
+            FinishReason::Stop => "stop",
+            FinishReason::Length => "length",
+        }
+    }
+}
+
 /// A token of a piece.
 #[derive(Clone, Debug)]
 pub struct PieceToken {

@@ -10,7 +10,7 @@ use crate::sse;
 use crate::state::AppState;
 use axum::extract::State;
 use axum::response::Response;
-use pellucid_engine::Plan;
+use pellucid_engine::{Interrupt, Plan, Run};
 use pellucid_models::results::Results;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -68,25 +68,19 @@ pub async fn create(
     Json { value: request, .. }: Json<BranchesRequest>,
 ) -> ApiResult<Response> {
     let (own, model) = (state.clone(), request.input.acquire(&state).await?);
-    let (base, plans) = super::blocking(move || prepare(&own, model, &request)).await?;
+    let BranchesRequest { own: BranchesFields { branches }, input, plan } = request;
+    let sweep = super::blocking(move || Sweep::new(&own, model, &input, &plan, &branches, "branches")).await?;
     let own = state.clone();
     Ok(sse::respond(state, move |to| async move {
         let sender = to.clone();
         let result = run_alone(&own, move |interrupt| {
-            let PreparedCall { model, rows, plan } = base;
-            let base = model.loaded.model.base_with(&rows[0], &plan, Some(interrupt))?;
-            for (index, chunk) in plans.chunks(TOGETHER).enumerate() {
-                let runs = base.branches(chunk)?;
-                for (place, (run, plan)) in runs.iter().zip(chunk).enumerate() {
-                    let (captures, saved, saes) = (&run.captures, &run.saved, model.loaded.saes());
-                    let results = Results { plan, captures, saved, rows: 1, saes };
-                    let result = BranchResult { branch: index * TOGETHER + place, tensors: arrays::objects(&results) };
-                    if sender.blocking_send(Ok(result)).is_err() {
-                        return Ok(());
-                    }
-                }
-            }
-            Ok(())
+            let saes = sweep.base.model.loaded.saes();
+            sweep.run(interrupt, |branch, plan, run| {
+                let (captures, saved, saes) = (&run.captures, &run.saved, saes.clone());
+                let results = Results { plan, captures, saved, rows: 1, saes };
+                let result = BranchResult { branch, tensors: arrays::objects(&results) };
+                sender.blocking_send(Ok(result)).is_ok()
+            })
         });
         if let Err(error) = result.await {
             let _ = Sender::send(&to, Err(error)).await;
@@ -94,39 +88,70 @@ pub async fn create(
     }))
 }
 
-/// Makes and checks the plan of the base and those of the branches.
-fn prepare(state: &AppState, model: ModelUse, request: &BranchesRequest) -> ApiResult<(PreparedCall, Vec<Plan>)> {
-    let count = request.own.branches.len();
-    if !(1..=MAX_BRANCHES).contains(&count) {
-        let message = format!("`branches` has {count} plans; it must have from 1 to {MAX_BRANCHES}");
-        return Err(ApiError::field("branches", message));
+/// Many plans on one prompt, checked.
+pub struct Sweep {
+    pub base: PreparedCall,
+    plans: Vec<Plan>,
+}
+
+impl Sweep {
+    /// Makes and checks the plan of the base and those of the branches. Errors of branches name
+    /// `field`, the list that has them.
+    pub fn new(
+        state: &AppState,
+        model: ModelUse,
+        input: &InputFields,
+        fields: &PlanFields,
+        branches: &[Value],
+        field: &str,
+    ) -> ApiResult<Sweep> {
+        let count = branches.len();
+        if !(1..=MAX_BRANCHES).contains(&count) {
+            let message = format!("`{field}` has {count} plans; it must have from 1 to {MAX_BRANCHES}");
+            return Err(ApiError::field(field, message));
+        }
+        let captures = PlanFields { capture: fields.capture.clone(), ..PlanFields::default() };
+        let edits = PlanFields { capture: None, ..fields.clone() };
+        let base = PreparedCall::new(state, model, input, &edits)?;
+        if base.rows.len() != 1 {
+            return Err(ApiError::field(
+                "prompt",
+                format!("branches have one prompt; the request has {}", base.rows.len()),
+            ));
+        }
+        let loaded = &base.model.loaded;
+        let captures = captures.own_plan(loaded)?;
+        let mut capture_bytes = 0;
+        let plan = |(index, plan): (usize, &Value)| {
+            let in_branch = |error: ApiError| error.about(format!("{field}[{index}]"));
+            let fields = PlanFields { plan: Some(plan.clone()), ..PlanFields::default() };
+            let plan = fields.own_plan(loaded).map_err(in_branch)?.then(captures.clone());
+            let plan = fields.prepare(plan, loaded, &base.rows, None).map_err(in_branch)?;
+            let cost = plan.explain(&loaded.model, &[base.rows[0].len()]).map_err(|error| in_branch(error.into()))?;
+            capture_bytes = cost.capture_bytes.max(capture_bytes);
+            Ok(plan)
+        };
+        let plans = branches.iter().enumerate().map(plan).collect::<ApiResult<Vec<Plan>>>()?;
+        let (together, limit) = (capture_bytes * count.min(TOGETHER), state.options.limits.capture_bytes);
+        if together > limit {
+            let message = format!("the captures of {TOGETHER} branches need {together} bytes; the limit is {limit}");
+            return Err(ApiError::field("capture", message).with_code("captures_too_large"));
+        }
+        Ok(Sweep { base, plans })
     }
-    let captures = PlanFields { capture: request.plan.capture.clone(), ..PlanFields::default() };
-    let edits = PlanFields { capture: None, ..request.plan.clone() };
-    let base = PreparedCall::new(state, model, &request.input, &edits)?;
-    if base.rows.len() != 1 {
-        return Err(ApiError::field(
-            "prompt",
-            format!("branches have one prompt; the request has {}", base.rows.len()),
-        ));
+
+    /// Runs the branches and passes each with its number to `each`, until that returns false.
+    pub fn run(&self, interrupt: Interrupt, mut each: impl FnMut(usize, &Plan, &Run) -> bool) -> ApiResult<()> {
+        let PreparedCall { model, rows, plan } = &self.base;
+        let base = model.loaded.model.base_with(&rows[0], plan, Some(interrupt))?;
+        for (index, chunk) in self.plans.chunks(TOGETHER).enumerate() {
+            let runs = base.branches(chunk)?;
+            for (place, (run, plan)) in runs.iter().zip(chunk).enumerate() {
+                if !each(index * TOGETHER + place, plan, run) {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
     }
-    let loaded = &base.model.loaded;
-    let captures = captures.own_plan(loaded)?;
-    let mut capture_bytes = 0;
-    let plan = |(index, plan): (usize, &Value)| {
-        let in_branch = |error: ApiError| error.about(format!("branches[{index}]"));
-        let fields = PlanFields { plan: Some(plan.clone()), ..PlanFields::default() };
-        let plan = fields.own_plan(loaded).map_err(in_branch)?.then(captures.clone());
-        let plan = fields.prepare(plan, loaded, &base.rows, None).map_err(in_branch)?;
-        let cost = plan.explain(&loaded.model, &[base.rows[0].len()]).map_err(|error| in_branch(error.into()))?;
-        capture_bytes = cost.capture_bytes.max(capture_bytes);
-        Ok(plan)
-    };
-    let plans = request.own.branches.iter().enumerate().map(plan).collect::<ApiResult<Vec<Plan>>>()?;
-    let (together, limit) = (capture_bytes * count.min(TOGETHER), state.options.limits.capture_bytes);
-    if together > limit {
-        let message = format!("the captures of {TOGETHER} branches need {together} bytes; the limit is {limit}");
-        return Err(ApiError::field("capture", message).with_code("captures_too_large"));
-    }
-    Ok((base, plans))
 }

@@ -9,7 +9,7 @@ use crate::state::AppState;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::Response;
-use pellucid_analysis::lens::{LensTable, compute};
+use pellucid_analysis::lens::{LensTable, compute_with};
 use pellucid_engine::{Action, Operand, Plan, Reduce, RunOptions, Tap};
 use pellucid_models::results::Results;
 use serde::{Deserialize, Serialize};
@@ -52,7 +52,7 @@ pub async fn lens(
     Json { value: request, warnings }: Json<LensRequest>,
 ) -> ApiResult<Reply<LensResult>> {
     let (own, model) = (state.clone(), request.input.acquire(&state).await?);
-    run_alone(&state, move |_| {
+    run_alone(&state, move |interrupt| {
         let PreparedCall { model, rows, plan } = PreparedCall::new(&own, model, &request.input, &request.plan)?;
         let [row] = &rows[..] else {
             return Err(ApiError::field(
@@ -60,7 +60,7 @@ pub async fn lens(
                 format!("the lens takes one prompt; the request has {}", rows.len()),
             ));
         };
-        let table = compute(&model.loaded, row, &plan)?;
+        let table = compute_with(&model.loaded, row, &plan, Some(interrupt))?;
         Ok(Reply(LensResult { table: LensTable { model: model.id.clone(), ..table }, warnings }))
     })
     .await

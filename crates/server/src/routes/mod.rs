@@ -1,10 +1,10 @@
 //! The routes: one file and one row of the table each.
 
-mod branches;
+pub mod branches;
 mod captures;
 mod chat;
 mod completions;
-mod direct;
+pub mod direct;
 mod embeddings;
 mod lens;
 mod models;
@@ -12,7 +12,7 @@ mod operations;
 mod plans;
 mod remote;
 mod run;
-mod sites;
+pub mod sites;
 mod tokenize;
 
 use crate::api_error::{ApiError, ErrorBody};
@@ -85,12 +85,13 @@ pub fn openapi() -> String {
     describe().1.to_pretty_json().unwrap_or_default()
 }
 
-/// All routes with the layers around them. The last layer is the outermost.
-pub fn router(state: AppState) -> Router {
+/// All routes, `more` ones included, with the layers around them. The last layer is the outermost.
+pub fn router(state: AppState, more: Router<AppState>) -> Router {
     let (router, api) = describe();
     let description = api.to_json().unwrap_or_default();
     let show = move || std::future::ready(([(CONTENT_TYPE, "application/json")], description.clone()));
     router
+        .merge(more)
         .route("/openapi.json", get(show))
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)

@@ -7,7 +7,9 @@ use crate::state::AppState;
 use axum::extract::State;
 use pellucid_engine::program::Layout;
 use pellucid_engine::{Program, Site, site};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::fmt;
 use utoipa::{IntoParams, ToSchema};
 
 /// Which model to describe.
@@ -40,13 +42,22 @@ pub struct SiteObject {
 }
 
 /// The size of an axis.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema, JsonSchema)]
 #[serde(untagged)]
 pub enum Axis {
     /// A number.
     Size(usize),
     /// `tokens`: the number of positions.
     Tokens(&'static str),
+}
+
+impl fmt::Display for Axis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Axis::Size(size) => size.fmt(f),
+            Axis::Tokens(name) => name.fmt(f),
+        }
+    }
 }
 
 /// List the sites of a model.
@@ -69,7 +80,8 @@ pub async fn list(
     Ok(Reply(SiteList { model: model.id.clone(), sites: program.sites().map(object).collect() }))
 }
 
-fn shape(program: &Program, site: Site) -> Vec<Axis> {
+/// The shape of a site.
+pub fn shape(program: &Program, site: Site) -> Vec<Axis> {
     let tokens = || Axis::Tokens("tokens");
     let Some(edge) = program.edge_of(site) else { return Vec::new() };
     let edge = program.edge(edge);

@@ -7,6 +7,7 @@ mod completions;
 mod examples;
 mod inspection;
 mod load;
+mod mcp;
 mod model_files;
 mod residency;
 mod security;
