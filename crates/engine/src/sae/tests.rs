@@ -419,9 +419,10 @@ fn decoders_in_half_precision_are_decoded_row_by_row() {
 #[test]
 fn decoders_read_on_demand_change_no_bit() {
     let pool = Pool::new(2);
-    let (tokens, weight) = (3, noise(3 * D, 50));
+    let tokens = 3;
     let x = noise(tokens * D, 49);
     for mut sae in all(&pool) {
+        let weight = noise(tokens * sae.d_out(), 50);
         let results = |sae: &Sae| {
             let gradients = [true, false].map(|active_only| input_gradient(sae, &pool, &x, &weight, 0, active_only));
             (forward(sae, &pool, &x, 0), gradients)
