@@ -53,7 +53,8 @@ pub struct SchedulerArgs {
     /// Memory for the prefix cache; 0 disables it [default: 256M]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub prefix_bytes: Option<usize>,
-    /// Tokens of one pass; longer prompts are computed in chunks [default: 512]
+    /// Tokens of one pass; longer prompts are computed in chunks, and smaller passes give first
+    /// tokens sooner [default: 512; of `serve` 64]
     #[arg(
         long,
         value_name = "N",
