@@ -32,7 +32,7 @@ pub fn for_terminal(text: &str) -> std::borrow::Cow<'_, str> {
 }
 
 /// C0 and C1 controls, and characters that reorder the text around them.
-fn is_control(character: char) -> bool {
+pub(crate) fn is_control(character: char) -> bool {
     character.is_control()
         || matches!(character, '\u{200E}' | '\u{200F}' | '\u{202A}'..='\u{202E}' | '\u{2066}'..='\u{2069}')
 }

@@ -33,7 +33,7 @@ pub struct ErrorDetail {
     /// The error as data, in answers to clients of this project.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Object>)]
-    pub fault: Option<Fault>,
+    pub fault: Option<Box<Fault>>,
 }
 
 /// The body of an error.

@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use super::parts::{ModelPart, PartialLoad};
 use super::report::{Quantization, Report, Support, TokenizerState};
+use crate::escape::is_control;
 use pellucid_engine::Remedy;
 
 /// Width of the label column.
@@ -227,11 +228,12 @@ fn first_names(names: &[String]) -> String {
     if names.len() > MAX_SHOWN { format!("{shown} and {} more", names.len() - MAX_SHOWN) } else { shown }
 }
 
-/// Sanitizes text from untrusted files: control characters become `�`, and long text is cut.
+/// Sanitizes text from untrusted files: control characters and those that reorder text become `�`,
+/// and long text is cut.
 pub(super) fn clean(text: &str) -> String {
     const MAX_CHARS: usize = 400;
     let mut clean: String =
-        text.chars().take(MAX_CHARS).map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect();
+        text.chars().take(MAX_CHARS).map(|c| if is_control(c) { char::REPLACEMENT_CHARACTER } else { c }).collect();
     if text.chars().nth(MAX_CHARS).is_some() {
         clean.push('…');
     }

@@ -43,7 +43,7 @@ fn fault(error: impl Into<Error>) -> ApiError {
     let error = error.into();
     let fault = Fault::new(&error, hints::word);
     let mut error = ApiError::from(error);
-    error.detail.fault = Some(fault);
+    error.detail.fault = Some(Box::new(fault));
     error
 }
 
@@ -103,7 +103,7 @@ where
                     Err(error) => {
                         state.metrics.count_error(error.kind());
                         tracing::warn!(message = error.detail.message, "a stream ended with an error");
-                        Frame::Failed { message: error.detail.message, fault: error.detail.fault }
+                        Frame::Failed { message: error.detail.message, fault: error.detail.fault.map(|fault| *fault) }
                     }
                 };
                 let _ = to.send(encode_frame(&last)).await;
