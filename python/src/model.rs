@@ -50,8 +50,8 @@ impl Model {
         }
         if let Some(remote) = &self.remote {
             let problem = format!("this needs the weights of {}, which are at {}", self.name, remote.address());
-            let hint = "trace, generate, run, sweep, scan and explain work on a model of a server; for this call, load \
-                        the model in this process: pellucid.load(…)";
+            let hint = "trace, generate, run, sweep, scan and explain work on a model of a server, which attaches SAEs \
+                        itself (--sae); for this call, load the model in this process: pellucid.load(…)";
             return Err(error(py, ErrorKind::Input, &problem, Some(hint)));
         }
         let load = || {

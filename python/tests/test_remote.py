@@ -53,7 +53,10 @@ def remote(url):
 def assert_same_bits(a, b, where=""):
     """Compares results recursively; arrays by dtype, shape and bytes."""
     if isinstance(a, pellucid.Value):
-        a, b = a.value, b.value
+        try:
+            a, b = a.value, b.value
+        except pellucid.RecordError:  # of a scan, which computes shapes
+            a, b = a.shape, b.shape
     if isinstance(a, (list, tuple)):
         assert type(a) is type(b), where
         assert len(a) == len(b), where
@@ -105,7 +108,9 @@ def test_the_blocks_of_a_guide_give_the_same_bits_on_a_server(page, url, monkeyp
     blocks = re.findall(r"```python\n(.*?)```", (REPOSITORY / page).read_text(encoding="utf-8"), flags=re.DOTALL)
     load, refused = pellucid.load, []
 
-    def connect(name=None):
+    def connect(name=None, **options):
+        if options:  # of another model, which no server has
+            return load(name, **options)
         if name is None:
             return pellucid.connect(url)
         return pellucid.connect(url, model=Path(name).name)
@@ -127,9 +132,11 @@ def test_the_blocks_of_a_guide_give_the_same_bits_on_a_server(page, url, monkeyp
             continue
         exec(code, there)
         own, other = results_of(here), results_of(there)
-        compared |= own.keys() & other.keys()
-        assert all(re.search(rf"\b{name}\b", lost) for name in own.keys() - other.keys())
-        for name in own.keys() & other.keys():
+        # What a refused block computes is known here only.
+        common = {name for name in own if not re.search(rf"^ *(\w+, )*{name}(, \w+)* \+?= ", lost, re.MULTILINE)}
+        assert common <= other.keys()
+        compared |= common
+        for name in common:
             assert_same_bits(own[name], other[name], f"{page}, block {number}, {name}")
     assert len(compared) >= (20 if page == "docs/python.md" else 4), compared
     expected = {"docs/python.md": 4, "docs/generation.md": 3}

@@ -148,7 +148,7 @@ fn functions_are_refused_before_anything_is_sent() {
     let remote = server.connect("llama");
     drop(server);
     // The server is gone, so an answer could not come from it.
-    let plan = Plan::of([Tap::new("layers.0.z", Action::Call(Callback(Arc::new(|_| Ok(())))))]);
+    let plan = Plan::of([Tap::new("layers.0.z", Action::Call(Callback(Arc::new(|_| {}))))]);
     let error = remote.run(&[vec![1, 2]], &plan, &RunOptions::default(), false).err().expect("an error");
     assert!(matches!(&error, Error::Usage { hint, .. } if hint.contains("functions")), "{error}");
     let options = RunOptions { threads: Some(1), ..RunOptions::default() };
