@@ -23,7 +23,7 @@ const DAMAGED: &str = "copy the store again, or run its session again";
 /// Writes a table as a Parquet file with one row group: complete, or not at all.
 pub fn write_table(path: &Path, table: &Table) -> Result<()> {
     let columns: Vec<(&str, DataType)> = table.columns().map(|(name, column)| (name, column.dtype())).collect();
-    let mut writes = |writer: &mut Writer<'_>| Ok(write_row_group(writer, table)?);
+    let mut writes = |writer: &mut Writer<'_>| write_row_group(writer, table);
     write_file(path, &columns, &mut writes)
 }
 
