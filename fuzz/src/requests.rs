@@ -95,7 +95,8 @@ pub fn seeds() -> Vec<Vec<u8>> {
         {"site": "layers.1.mlp_out", "positions": "last", "scale": 0.5},
         {"when": {"site": "layers.0.resid_post", "direction": vec![0.1; 128], "above": 0.5}, "mark": "m"},
         {"site": "layers.*.z", "heads": [0, 1], "capture": {"reduce": "norm"}}]});
-    let steer = json!({"layers": [2], "vector": vec![0.1; 128], "scale": 4.0});
+    let add = json!({"type": "add", "vector": vec![0.1; 128], "scale": 4.0});
+    let steer = json!({"layers": {"2": {"operations": [add]}}});
     let capture = json!(["layers.0-1.resid_post", {"site": "logits", "positions": "last"}]);
     let messages = json!([{"role": "system", "content": "Be brief."},
         {"role": "user", "name": "Tom", "content": [{"type": "text", "text": "Hi"}]}]);

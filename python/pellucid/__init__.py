@@ -44,10 +44,10 @@ from .inspection import (
     register_architectures,
     registered_architectures,
 )
-from .loading import Attempt, Tokenizer, load_tokenizer, strategies
+from .loading import Attempt, Tokenizer, load_tokenizer, pull, strategies
 from .loading import load_with_strategies as load_with_strategies  # deprecated, not in __all__
 from .memory import set_memory_limit
-from .model import Model, load, pull
+from .model import Model, load
 from .network import Network, NetworkModel
 from .prefixes import Prefixes
 from .remote import connect

@@ -1,4 +1,4 @@
-"""Loading strategies, and tokenizers without a model."""
+"""Downloads, loading strategies, and tokenizers without a model."""
 
 from __future__ import annotations
 
@@ -11,6 +11,13 @@ from typing import Any
 from . import _core, convert
 from .errors import InputError
 from .model import Model, load
+
+
+def pull(name: str) -> str:
+    """Downloads a model by name (`smollm2-135m`, or a Hugging Face id) unless cached; returns its
+    path for `load`.
+    """
+    return fspath(_core.pull(convert.text(name, "the model's name")))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from os import PathLike, fspath
+from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -62,13 +62,6 @@ def load(
     for warning in core.warnings + (core.name_variants if core.is_loaded else []):
         warnings.warn(warning, stacklevel=2)
     return Model(core, source=source)
-
-
-def pull(name: str) -> str:
-    """Downloads a model by name (`smollm2-135m`, or a Hugging Face id) unless cached; returns its
-    path for `load`.
-    """
-    return fspath(_core.pull(convert.text(name, "the model's name")))
 
 
 class Model(SaeApi, EvalApi, TransformerLensApi):

@@ -48,7 +48,7 @@ def choices():
 
 
 def best(docs, scores):
-    """The index of the likeliest choice of each document."""
+    """The index of the most likely choice of each document."""
     scores, picks = iter(scores), []
     for doc in docs:
         own = [next(scores)[0] for _ in doc["choices"]]

@@ -207,7 +207,10 @@ impl WeightSources<'_> {
 fn packed_format(spec: &WeightSpec, source: &WeightSource, tensors: &Tensors, storage: Storage) -> String {
     let Some(stored) = tensors.get(&source.tensor) else { return String::new() };
     let Ok(encoding) = stored.encoding else { return String::new() };
-    match WeightView::new(spec, source, &stored, encoding).matrix_form(storage, true, false) {
+    let view = WeightView::new(spec, source, &stored, encoding);
+    match view.matrix_form(storage, true, false) {
+        // Blocks of 32 elements do not fit into such rows.
+        MatrixForm::Packed(DType::Q8) if !view.cols.is_multiple_of(32) => "bf16".into(),
         MatrixForm::Packed(DType::F32) => "f32".into(),
         MatrixForm::Packed(DType::Bf16) => "bf16".into(),
         MatrixForm::Packed(DType::F16) => "f16".into(),

@@ -1,6 +1,6 @@
 //! Counters and histograms for `/metrics`, in the Prometheus text format.
 
-use crate::registry::Registry;
+use crate::registry::{ModelLabels, Registry, ResidencyMetrics};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -23,11 +23,6 @@ struct ErrorLabels {
     kind: String,
 }
 
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct ModelLabels {
-    model: String,
-}
-
 /// The metrics of a server.
 pub struct Metrics {
     registry: Mutex<MetricRegistry>,
@@ -41,27 +36,6 @@ pub struct Metrics {
     load: LoadGauges,
     /// Loads of models.
     pub residency: ResidencyMetrics,
-}
-
-/// Loads and unloads of models.
-#[derive(Clone)]
-pub struct ResidencyMetrics {
-    loads: Family<ModelLabels, Counter>,
-    unloads: Family<ModelLabels, Counter>,
-    seconds: Histogram,
-}
-
-impl ResidencyMetrics {
-    /// Counts a load with its duration.
-    pub fn count_load(&self, model: &str, seconds: f64) {
-        self.loads.get_or_create(&ModelLabels { model: model.into() }).inc();
-        self.seconds.observe(seconds);
-    }
-
-    /// Counts an unload.
-    pub fn count_unload(&self, model: &str) {
-        self.unloads.get_or_create(&ModelLabels { model: model.into() }).inc();
-    }
 }
 
 /// Gauges of the schedulers, set when the metrics are read.
@@ -80,12 +54,10 @@ struct LoadGauges {
 /// Upper bounds of latencies in seconds.
 const SECONDS: [f64; 14] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0];
 
-/// Upper bounds of the durations of loads in seconds.
-const LOAD_SECONDS: [f64; 10] = [0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0, 300.0];
-
 impl Metrics {
     pub fn new() -> Metrics {
         let latency = || Histogram::new(SECONDS);
+        let mut all = MetricRegistry::with_prefix("pellucid");
         let metrics = Metrics {
             registry: Mutex::default(),
             requests: Family::default(),
@@ -96,13 +68,8 @@ impl Metrics {
             prompt_tokens: Family::default(),
             generated_tokens: Family::default(),
             load: LoadGauges::default(),
-            residency: ResidencyMetrics {
-                loads: Family::default(),
-                unloads: Family::default(),
-                seconds: Histogram::new(LOAD_SECONDS),
-            },
+            residency: ResidencyMetrics::register(&mut all),
         };
-        let mut all = MetricRegistry::with_prefix("pellucid");
         all.register("requests", "Finished requests", metrics.requests.clone());
         all.register("errors", "Errors by kind", metrics.errors.clone());
         all.register("request_seconds", "Time to the response's headers", metrics.durations.clone());
@@ -118,10 +85,6 @@ impl Metrics {
         all.register("capture_bytes", "Bytes reserved for captures of running requests", load.capture_bytes.clone());
         all.register("model_loaded", "1 if the model is in memory, else 0", load.loaded.clone());
         all.register("model_bytes", "Bytes of the weights in memory", load.model_bytes.clone());
-        let residency = &metrics.residency;
-        all.register("model_loads", "Loads of models on demand", residency.loads.clone());
-        all.register("model_unloads", "Models that were unloaded for others", residency.unloads.clone());
-        all.register("model_load_seconds", "Duration of loads on demand", residency.seconds.clone());
         all.register("stored_capture_bytes", "Bytes of captures that wait to be fetched", load.stored_bytes.clone());
         Metrics { registry: Mutex::new(all), ..metrics }
     }

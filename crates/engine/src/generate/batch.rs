@@ -50,8 +50,8 @@ pub struct Batch {
     passes: u64,
 }
 
-/// In every such pass the oldest prompt comes first, so that no number of short prompts can stop a
-/// long one.
+/// In every such pass the oldest prompt comes first, so that a stream of short prompts does not
+/// stop a long one.
 const OLDEST_FIRST: u64 = 4;
 
 impl Batch {
@@ -108,8 +108,8 @@ impl Batch {
 
     /// Runs one pass of all generations: the next token of each decoding row, and prompt tokens,
     /// together about `tokens`. The prompt with the fewest tokens left comes first, so that a short
-    /// one does not wait for a long one; in every fourth pass it is the oldest. Prompts advance by at
-    /// least one token.
+    /// one does not wait for a long one; in every fourth pass it is the oldest. Prompts advance by
+    /// at least one token.
     /// `watch` is called with each new token of each row. Returns the generations in the pass.
     pub fn pass(
         &mut self,

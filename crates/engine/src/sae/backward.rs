@@ -246,8 +246,8 @@ impl Sae {
     }
 }
 
-/// Computes `x [tokens, width]` times all rows of a decoder that is read on demand, with the bits of
-/// `matmul`.
+/// Computes `x [tokens, width]` times all rows of a decoder that is read on demand, with the bits
+/// of `matmul`.
 pub(super) fn matmul_in_blocks(pool: &Pool, x: &[f32], decoder: &Matrix, out: &mut [f32]) {
     let (rows, width) = (decoder.rows(), decoder.cols());
     for first in (0..rows).step_by(BLOCK_ROWS) {

@@ -234,8 +234,8 @@ impl Checkpoint {
         &self.files[tensor.file].bytes()[tensor.range.clone()]
     }
 
-    /// Copies part of a tensor's bytes, from byte `at` on: read from the file, so that mapped pages do
-    /// not become resident.
+    /// Copies part of a tensor's bytes, from byte `at` on: read from the file, so that mapped pages
+    /// do not become resident.
     pub fn copy(&self, tensor: &Tensor, at: usize, out: &mut [u8]) {
         let start = tensor.range.start + at;
         match &self.files[tensor.file].data {

@@ -156,7 +156,7 @@ proptest! {
             let both = tokenizer.decode(&[&before[..], &tokens].concat(), true);
             let before = tokenizer.decode(&before, true);
             let row = decode(&tokenizer, &tokens, &StopStrings::default()).1;
-            // For invalid UTF-8 the library writes another number of `\u{FFFD}` than Rust and Python.
+            // For invalid UTF-8 the library writes another number of `\u{FFFD}` than Rust.
             if !row.text().contains(char::REPLACEMENT_CHARACTER) {
                 prop_assert_eq!(row.text(), both.strip_prefix(before.as_str()).expect("the prompt"), "{:?}", tokens);
             }

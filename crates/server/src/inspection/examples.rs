@@ -5,13 +5,15 @@
 use serde_json::{Value, json};
 use utoipa::openapi::example::ExampleBuilder;
 use utoipa::openapi::path::Operation;
-use utoipa::openapi::{OpenApi, RefOr};
+use utoipa::openapi::{OpenApi, RefOr, Schema};
 
 /// The routes whose requests have the examples, with the field that holds their input.
 const ROUTES: [&str; 2] = ["/v1/completions", "/v1/run"];
 
-/// Adds the examples to the requests of completions and runs.
+/// Adds the examples to the requests of completions and runs, and one each to the fields `plan` and
+/// `steer`, whose own ones utoipa leaves out because they are objects or null.
 pub fn add_to(api: &mut OpenApi) {
+    add_to_fields(api);
     for route in ROUTES {
         let operation: Option<&mut Operation> = api.paths.paths.get_mut(route).and_then(|item| item.post.as_mut());
         let Some(RefOr::T(body)) = operation.and_then(|operation| operation.request_body.as_mut()) else { continue };
@@ -23,6 +25,17 @@ pub fn add_to(api: &mut OpenApi) {
             }
             let example = ExampleBuilder::new().summary(summary).value(Some(request)).build();
             content.examples.insert(name.to_owned(), example.into());
+        }
+    }
+}
+
+fn add_to_fields(api: &mut OpenApi) {
+    let schema = api.components.as_mut().and_then(|components| components.schemas.get_mut("PlanFields"));
+    let Some(RefOr::T(Schema::Object(plan_fields))) = schema else { return };
+    for name in ["plan", "steer"] {
+        let example = all().into_iter().find_map(|(_, _, fields)| fields.get(name).cloned());
+        if let Some(RefOr::T(Schema::Object(field))) = plan_fields.properties.get_mut(name) {
+            field.example = example;
         }
     }
 }

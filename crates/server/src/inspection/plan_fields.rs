@@ -15,13 +15,13 @@ use utoipa::ToSchema;
 #[derive(Clone, Debug, Default, Deserialize, Serialize, ToSchema)]
 pub struct PlanFields {
     /// A plan: taps that read or change activations, as in docs/plans.md. It names no files.
-    #[schema(value_type = Option<Object>, example = json!({"taps": [{"site": "layers.2.resid_post", "scale": 0.3}]}))]
+    #[schema(value_type = Option<Object>)]
     pub plan: Option<Value>,
     /// Sites to capture, as patterns or as taps.
     #[schema(value_type = Option<Vec<Object>>, example = json!(["layers.*.resid_post", {"site": "logits", "positions": "last"}]))]
     pub capture: Option<Vec<Value>>,
     /// A steering spec, as in docs/plans.md#steering-specs.
-    #[schema(value_type = Option<Object>, example = json!({"layers": {"2": {"operations": [{"type": "add", "vector": [0.1, -0.2], "scale": 4.0}]}}}))]
+    #[schema(value_type = Option<Object>)]
     pub steer: Option<Value>,
     /// Dtype of captured arrays.
     pub capture_dtype: Option<DtypeField>,

@@ -82,8 +82,9 @@ pub struct EditInput {
     /// | "norm" | {"topk": 5}}`. A plan names no files.
     #[schemars(with = "Option<Map<String, Value>>")]
     pub plan: Option<Value>,
-    /// A steering spec, a short form of a plan that adds a vector at layers, such as `{"layers":
-    /// [2], "vector": [d_model numbers], "scale": 4}`.
+    /// A steering spec, a short form of a plan that edits the residual stream by layer, such as
+    /// `{"layers": {"2": {"operations": [{"type": "add", "vector": [d_model numbers], "scale":
+    /// 4}]}}}`. Types are `add`, `cap` and `ablation`.
     #[schemars(with = "Option<Map<String, Value>>")]
     pub steer: Option<Value>,
 }

@@ -7,18 +7,19 @@
 //! that wait for it.
 
 mod loading;
+mod metrics;
 mod names;
 mod residency;
 mod served;
 mod spec;
 
+pub use metrics::{ModelLabels, ResidencyMetrics};
 pub use served::ModelUse;
 pub use spec::{Description, ModelEntry, ModelFiles, ModelSpec};
 
 use crate::api_error::{ApiError, ApiResult};
 use crate::error::{Error, Result};
 use crate::ids::unix_time;
-use crate::metrics::ResidencyMetrics;
 use crate::options::ServerOptions;
 use axum::http::StatusCode;
 use names::{Names, Target};

@@ -5,12 +5,12 @@
 //! until idle ones are unloaded, least recently used first. Models that have no files to load them
 //! from stay loaded.
 
+use super::metrics::ResidencyMetrics;
 use super::served::{ModelUse, ServedModel};
 use super::spec::{Description, ModelFiles, ModelSpec, bytes_of};
 use super::{ModelState, loading};
 use crate::api_error::{ApiError, ApiResult, MODELS_BUSY};
 use crate::error::{Error, Result};
-use crate::metrics::ResidencyMetrics;
 use crate::options::ServerOptions;
 use pellucid_engine::SchedulerOptions;
 use pellucid_engine::memory_limit::{allowed_memory, format_bytes};

@@ -46,8 +46,8 @@ impl Chain {
         })
     }
 
-    /// Whether an op may read the autoencoders of a session: by itself, or at sites that the options
-    /// of the session name.
+    /// Whether an op may read the autoencoders of a session: by itself, or at sites that the
+    /// options of the session name.
     pub(crate) fn reads_saes(&self, config: &SessionConfig) -> bool {
         let options = serde_json::to_string(&(&config.concept, &config.intervention)).unwrap_or_default();
         options.contains("sae") || self.ops.iter().any(|op| op.reads_saes())
