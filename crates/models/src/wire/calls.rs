@@ -103,7 +103,7 @@ fn captures(bf16: bool) -> CaptureOptions {
 }
 
 /// Returns a plan whose values have their ids as names. In JSON the values of reading taps come
-/// first, so that ids change on the way; [`value_id`] recovers them from the names.
+/// first, so that ids change on the way; `value_id` recovers them from the names.
 pub fn plan_for_wire(plan: &Plan) -> Plan {
     let mut plan = plan.clone();
     for id in plan.values.ids() {
