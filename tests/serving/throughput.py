@@ -6,7 +6,7 @@ Rounds alternate between the servers in fresh processes; results are medians and
 - Throughput: 16 equal prompts of about 60 tokens with 64 new tokens each, 8 clients at a time. llama.cpp's server has 8 slots
   and the same number of threads.
 - HTTP: the share of the process's CPU time in threads that serve HTTP, at 16 streams.
-- First token: a short request alone, and one that arrives while 2,000 tokens of another request are prefilled.
+- First token: a request of 60 tokens alone, and one that arrives while 2,000 tokens of another request are prefilled.
 - Captures: 16 requests that capture the residual stream of all layers as bf16 and fetch it as safetensors, over the same
   requests without captures.
 """
@@ -143,12 +143,12 @@ def main():
             together(16, 16, lambda number: server.complete(prompt=f"{number}. {PROMPT}"))
             after = server.cpu()
             shares.append((after[0] - before[0]) / (after[1] - before[1]))
-            alone.append(server.complete(prompt="Tom saw", max_tokens=1)[0])
+            alone.append(server.complete(prompt=f"Alone. {PROMPT}", max_tokens=1)[0])
             tokens = list(range(1000, 3000))
             long = threading.Thread(target=lambda: server.complete(prompt=tokens, max_tokens=1))
             long.start()
             time.sleep(0.2)
-            beside.append(server.complete(prompt="Lily saw", max_tokens=1)[0])
+            beside.append(server.complete(prompt=f"Beside. {PROMPT}", max_tokens=1)[0])
             long.join()
             plain, with_captures = captures(server, None)[0], captures(server, "layers.*.resid_post")
             plain = statistics.mean([plain, captures(server, None)[0]])
@@ -164,7 +164,7 @@ def main():
     show("tokens per second, llama.cpp's server", rates["llama.cpp"])
     show("ratio", both, "x")
     show("CPU time of HTTP at 16 streams", shares, " %", 100)
-    show("first token alone", alone, " ms", 1000)
+    show("first token of 60 tokens alone", alone, " ms", 1000)
     show("first token beside a prefill of 2,000 tokens", beside, " ms", 1000)
     show("ratio", [b / a for a, b in zip(alone, beside)], "x")
     show("CPU time with captures of all layers", ratios, "x")
