@@ -113,7 +113,7 @@ fn f15_outputs_keep_devices_links_and_modes() {
     assert_eq!(fs::metadata(&file).expect("there").permissions().mode() & 0o777, 0o600);
     // A FIFO has a reader; stdout is a pipe.
     let output = shell(
-        "mkfifo fifo && (cat fifo > copy &) && $0 run Once --capture embed --out fifo && cmp copy file",
+        "mkfifo fifo && { cat fifo > copy & } && $0 run Once --capture embed --out fifo && wait && cmp copy file",
         dir.path(),
     );
     assert!(output.status.success(), "{}", stderr(&output));
