@@ -13,20 +13,23 @@ const TUNINGS: [(&str, &str); 3] = [("instruct", "Instruct"), ("chat", "Chat"), 
 /// Longest text of a file that is shown.
 const MAX_LEN: usize = 32;
 
-/// Returns the tuning: `general.finetune` of a GGUF file, or a word of the model's name in its
-/// files; `None` if neither says one.
+/// Returns the tuning: a word of `general.finetune` of a GGUF file, of the model's name in its files
+/// or of the file's own name; without one the text of `general.finetune`.
 pub(crate) fn of(source: &ModelSource, config: &Config) -> Option<String> {
     let gguf = |key: &str| match source {
         ModelSource::Gguf(file) => file.text(key).ok().flatten(),
         ModelSource::Builtin | ModelSource::Directory(_) => None,
     };
     let declared = gguf("general.finetune").map(str::trim).filter(|text| is_shown(text));
-    if let Some(text) = declared {
-        return Some(in_name(text).map_or_else(|| text.to_owned(), str::to_owned));
-    }
     let name = gguf("general.name").or_else(|| config.get("_name_or_path")?.as_str());
     let file = source.path().and_then(Path::file_name).and_then(|name| name.to_str());
-    name.and_then(in_name).or_else(|| file.and_then(in_name)).map(str::to_owned)
+    of_texts(declared, name, file)
+}
+
+/// Chooses from what a file declares, the model's name and the name of its file.
+fn of_texts(declared: Option<&str>, name: Option<&str>, file: Option<&str>) -> Option<String> {
+    let known = [declared, name, file].into_iter().flatten().find_map(in_name);
+    known.or(declared).map(str::to_owned)
 }
 
 fn is_shown(text: &str) -> bool {
@@ -51,6 +54,15 @@ mod tests {
         assert_eq!(in_name("TinyLlama_v1.1_chat"), Some("Chat"));
         assert_eq!(in_name("Qwen2.5-0.5B"), None);
         assert_eq!(in_name("Chatty-Itinerary-7B"), None, "only whole words count");
+    }
+
+    #[test]
+    fn a_known_word_comes_before_the_name_of_a_training_run() {
+        let file = Some("SmolLM2-135M-Instruct.Q4_1.gguf");
+        assert_eq!(of_texts(Some("8k-lc100k-mix1-ep2"), Some("Smollm2 135M"), file).as_deref(), Some("Instruct"));
+        assert_eq!(of_texts(Some("8k-lc100k-mix1-ep2"), None, None).as_deref(), Some("8k-lc100k-mix1-ep2"));
+        assert_eq!(of_texts(None, Some("gemma-3-270m-it"), None).as_deref(), Some("Instruct"));
+        assert_eq!(of_texts(None, Some("gemma-3-270m"), None), None);
     }
 
     #[test]
