@@ -13,8 +13,8 @@ const TUNINGS: [(&str, &str); 3] = [("instruct", "Instruct"), ("chat", "Chat"), 
 /// Longest text of a file that is shown.
 const MAX_LEN: usize = 32;
 
-/// Returns the tuning: a word of `general.finetune` of a GGUF file, of the model's name in its files
-/// or of the file's own name; without one the text of `general.finetune`.
+/// Returns the tuning: a word of `general.finetune` of a GGUF file, of the model's name in its
+/// files or of the file's own name; without one the text of `general.finetune`.
 pub(crate) fn of(source: &ModelSource, config: &Config) -> Option<String> {
     let gguf = |key: &str| match source {
         ModelSource::Gguf(file) => file.text(key).ok().flatten(),
