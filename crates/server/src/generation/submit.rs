@@ -58,6 +58,10 @@ pub fn submit(
     eos.extend(common.stop_token_ids.iter().flatten());
     let echoed = fields.logprobs.filter(|_| fields.echo);
     let plan = fields.plan.plan(&state.standing, loaded)?;
+    let streams_captures = fields.plan.stream_captures.unwrap_or(false);
+    if streams_captures && !common.streams()? {
+        return Err(ApiError::field("stream_captures", "`stream_captures` needs `stream: true`"));
+    }
     let mut runs = Vec::with_capacity(prompts.len());
     let mut prompt_tokens = 0;
     let prompts_count = prompts.len();
@@ -101,7 +105,7 @@ pub fn submit(
             echo: fields.echo,
             logprobs: fields.logprobs,
             prompt_logprobs: common.prompt_logprobs,
-            streams_captures: fields.plan.stream_captures.unwrap_or(false) && common.streams()?,
+            streams_captures,
         };
         runs.push(PromptRun::new(context, handle, texts, n));
     }

@@ -62,18 +62,13 @@ pub async fn create(
     }
     let model = state.models.acquire(own.model.as_deref(), None).await?;
     let taps = plan.own_plan(&model.loaded)?;
-    // Sites and vectors are checked now, not with the first request.
-    if let Some(problem) = taps.check(model.loaded.model.program(), &[1]).into_iter().find(is_about_sites) {
-        return Err(ApiError::from(problem).with_param("plan"));
+    // A wrong site is reported now, not by every later request. The rest depends on its prompt.
+    for tap in &taps.taps {
+        model.loaded.model.find(&tap.site).map_err(|error| plan.locate(error))?;
     }
     let standing = StandingPlan { name: own.name, all: own.all.unwrap_or(false), fields: plan, captures: Vec::new() };
     state.standing.register(standing.clone())?;
     Ok(Reply(standing))
-}
-
-/// Whether an error does not depend on the prompt.
-fn is_about_sites(error: &pellucid_engine::Error) -> bool {
-    matches!(error, pellucid_engine::Error::Site { .. })
 }
 
 /// List the standing plans and the captures that they collected.

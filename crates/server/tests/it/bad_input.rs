@@ -30,6 +30,7 @@ fn errors_name_the_field() {
         (json!({"prompt": "a", "stop": ""}), "stop"),
         (json!({"prompt": "a", "stop": 5}), "stop"),
         (json!({"prompt": "a", "suffix": "b"}), "suffix"),
+        (json!({"prompt": "a", "capture": ["embed"], "stream_captures": true}), "stream_captures"),
         (json!({"prompt": "a", "stop_token_ids": [4_000_000_000_u32]}), "stop_token_ids"),
         (json!({"prompt": "a", "stop_token_ids": [-1]}), "stop_token_ids[0]"),
         (json!({"prompt": "a", "logit_bias": {"4000000000": 1}}), "logit_bias"),

@@ -96,6 +96,8 @@ fn plans_and_steering_change_the_answer_of_their_own_request() {
     let edited = text(edit.clone());
     assert_ne!(edited, plain);
     assert_eq!(text(json!({})), plain);
+    let (status, error) = server.post("/v1/plans", &json!({"name": "wrong", "capture": ["layers.9.z"]}));
+    assert_eq!((status, &error["error"]["param"]), (400, &json!("capture")), "{error}");
     server.ok("/v1/plans", &json!({"name": "weak", "plan": edit["plan"], "capture": ["layers.3.resid_post"]}));
     assert_eq!(text(json!({"plans": ["weak"]})), edited);
     assert_eq!(text(json!({})), plain);
