@@ -115,6 +115,11 @@ impl Plan {
         Plan { taps: taps.into_iter().collect(), ..Plan::default() }
     }
 
+    /// Whether a run under it returns captures, gradients or saved values.
+    pub fn returns_tensors(&self) -> bool {
+        !self.save.is_empty() || self.taps.iter().any(|tap| tap.action.captures())
+    }
+
     /// Appends a tap.
     pub fn with(mut self, tap: Tap) -> Plan {
         self.taps.push(tap);

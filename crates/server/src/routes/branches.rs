@@ -10,7 +10,7 @@ use crate::sse;
 use crate::state::AppState;
 use axum::extract::State;
 use axum::response::Response;
-use pellucid_engine::{Action, Interrupt, Plan, Run, Tap};
+use pellucid_engine::{Interrupt, Plan, Run};
 use pellucid_models::results::Results;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -132,8 +132,7 @@ impl Sweep {
             Ok(plan)
         };
         let plans = branches.iter().enumerate().map(plan).collect::<ApiResult<Vec<Plan>>>()?;
-        let returns = |tap: &Tap| matches!(tap.action, Action::Capture(_) | Action::Grad { .. });
-        if plans.iter().all(|plan| plan.save.is_empty() && !plan.taps.iter().any(returns)) {
+        if !plans.iter().any(Plan::returns_tensors) {
             return Err(ApiError::field("capture", "no branch returns anything; name sites in `capture`"));
         }
         let (together, limit) = (capture_bytes * count.min(TOGETHER), state.options.limits.capture_bytes);

@@ -5,7 +5,7 @@ use crate::args::GenerateArgs;
 use crate::commands::generate::{max_new, sampling};
 use crate::failure::Failure;
 use crate::inputs::{self, PlanFile};
-use pellucid_engine::{Action, GenerateOptions, Plan, RowAdapters, Sampling, SteeringSpec, Tap};
+use pellucid_engine::{GenerateOptions, Plan, RowAdapters, Sampling, SteeringSpec, Tap};
 use pellucid_models::attach::check_saes;
 use pellucid_models::chat::{ChatPrompt, Message};
 use pellucid_models::{LoadedModel, StopStrings, capture_taps, prepare_chats};
@@ -67,7 +67,7 @@ impl<'a> Preparer<'a> {
         let PlanFile { plan, directory } = self.plan(&line)?;
         let rows = std::slice::from_ref(&prompt);
         let plan = prepare_chats(plan, &directory, rows, &[chat], self.loaded.tokenizer.as_deref())?;
-        if self.args.batch.captures.is_none() && returns_tensors(&plan) {
+        if self.args.batch.captures.is_none() && plan.returns_tensors() {
             return Err(Failure::usage(
                 "the request captures activations, and there is no directory for them",
                 "give --captures DIR",
@@ -169,9 +169,4 @@ impl<'a> Preparer<'a> {
         self.plan_files.insert(path.to_owned(), plan.clone());
         Ok(PlanFile { plan, directory })
     }
-}
-
-/// Whether a plan returns captures or saved values.
-fn returns_tensors(plan: &Plan) -> bool {
-    !plan.save.is_empty() || plan.taps.iter().any(|tap| matches!(tap.action, Action::Capture(_)))
 }
