@@ -2,7 +2,7 @@
 
 use pellucid_models::Error as ModelsError;
 
-/// What can go wrong in a remote call. Errors that the call would also have on this machine are
+/// Errors of remote calls. Errors that the call would also have on this machine are
 /// [`Error::Call`].
 #[derive(Debug, thiserror::Error)]
 pub enum Error {

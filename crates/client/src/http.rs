@@ -30,7 +30,7 @@ pub struct Connection {
     token: Option<String>,
 }
 
-/// What the thread sends.
+/// A message of the thread.
 enum Event {
     Status(u16, Option<String>),
     Bytes(Vec<u8>),

@@ -44,7 +44,7 @@ pub struct RemoteModel {
 
 /// The result of a run.
 pub struct RemoteRun {
-    /// What the engine returned.
+    /// The result of the engine.
     pub run: Run,
     /// Time in the engine of the server.
     pub time: Duration,
@@ -54,13 +54,13 @@ pub struct RemoteRun {
 
 /// The result of a generation.
 pub struct RemoteGeneration {
-    /// What the engine returned.
+    /// The result of the engine.
     pub generation: Generation,
     /// The first activation that is not finite, in words, if it was looked for and found.
     pub non_finite: Option<String>,
 }
 
-/// What a plan would do and cost on the server.
+/// The effects and the cost of a plan on the server.
 #[derive(Debug, Deserialize)]
 pub struct Explained {
     /// As text.

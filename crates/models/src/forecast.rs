@@ -1,4 +1,4 @@
-//! What a load will give and take, from configuration and headers alone.
+//! Forecast of a load, from configuration and headers alone.
 //!
 //! A server that loads models on demand lists them before they are loaded, and frees memory for
 //! one that does not fit.

@@ -1,4 +1,4 @@
-//! What a server and the clients of its models exchange, with both directions of each format.
+//! The messages between a server and clients of its models: each format is written and read here.
 //!
 //! A client has the [outline](crate::outline) of a model and sends rows of tokens with a plan; the
 //! server computes what [`Model::run`](pellucid_engine::Model::run),

@@ -18,7 +18,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// What an agent reads before it chooses a tool.
+/// The description by which an agent chooses a tool.
 const INSTRUCTIONS: &str = "\
 Pellucid runs a language model on this machine and reads or changes any activation. Start with `describe` (which \
 model, which sizes) and `sites` (names of activations). `run` computes prompts once and summarizes activations; \

@@ -70,7 +70,7 @@ impl PromptInput {
     }
 }
 
-/// What a call changes inside the model.
+/// The edits of a call.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 pub struct EditInput {
     /// A plan: `{"taps": [TAP, …]}`. A tap has a `site` (see the tool `sites`), an optional
@@ -89,7 +89,7 @@ pub struct EditInput {
     pub steer: Option<Value>,
 }
 
-/// What a call returns of the model's activations.
+/// The activations that a call returns.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 pub struct CaptureInput {
     /// Sites to read: patterns such as "layers.*.resid_post", or taps such as {"site":

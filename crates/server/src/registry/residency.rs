@@ -30,7 +30,7 @@ pub struct Slot {
     pub files: Option<Arc<ModelFiles>>,
 }
 
-/// What changes while the server runs.
+/// The state that changes while the server runs.
 struct SlotState {
     description: Description,
     served: Option<Arc<ServedModel>>,

@@ -127,7 +127,7 @@ fn weight_bytes(path: &Path) -> u64 {
     }
 }
 
-/// What is known of a model before it is loaded.
+/// The properties of a model that are known before it is loaded.
 #[derive(Clone, Debug)]
 pub struct Description {
     pub family: String,

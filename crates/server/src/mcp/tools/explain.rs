@@ -40,7 +40,7 @@ impl RequestBody for ExplainInput {
     }
 }
 
-/// What a run would do and cost.
+/// The effects and the cost of a run.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct ExplainOutput {
     /// The model.
@@ -69,7 +69,7 @@ pub struct ExplainOutput {
     gradients: bool,
     /// The taps at the sites that they match, in the order of the plan.
     taps: Vec<TapOutput>,
-    /// What was left out of the answer.
+    /// The parts left out of the answer.
     cut: Vec<String>,
     /// The same as text.
     text: String,

@@ -81,7 +81,7 @@ pub struct GenerateOutput {
     /// Sites of a pattern that the model does not have.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     skipped_sites: Vec<String>,
-    /// What was left out of the answer, and how to see it.
+    /// The parts left out of the answer, and how to see them.
     cut: Vec<String>,
 }
 

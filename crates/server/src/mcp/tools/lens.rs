@@ -56,7 +56,7 @@ pub struct LensOutput {
     tokens: Vec<String>,
     /// From the embedding to the model's output.
     layers: Vec<LayerOutput>,
-    /// What was left out of the answer.
+    /// The parts left out of the answer.
     cut: Vec<String>,
 }
 

@@ -49,7 +49,7 @@ impl RequestBody for RunInput {
     }
 }
 
-/// What a run computed.
+/// The result of a run.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct RunOutput {
     /// The model.
@@ -64,7 +64,7 @@ pub struct RunOutput {
     /// Sites of a pattern that the model does not have.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     skipped_sites: Vec<String>,
-    /// What was left out of the answer, and how to see it.
+    /// The parts left out of the answer, and how to see them.
     cut: Vec<String>,
 }
 

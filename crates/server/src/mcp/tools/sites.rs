@@ -38,7 +38,7 @@ pub struct SiteTable {
     model: String,
     /// The sites in the order of computation, one row for all layers that share point and shape.
     sites: Vec<SiteRow>,
-    /// What was left out of the answer.
+    /// The parts left out of the answer.
     cut: Vec<String>,
 }
 

@@ -103,7 +103,7 @@ pub struct SweepOutput {
     results: Vec<SweepResult>,
     /// The results with the largest change in magnitude, largest first.
     largest: Vec<SweepResult>,
-    /// What was left out of the answer.
+    /// The parts left out of the answer.
     cut: Vec<String>,
 }
 
